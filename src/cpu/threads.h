@@ -1,0 +1,41 @@
+// Threads: run tasks at once, on the context's own pool or on the caller's parallel_for.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "tandem/tandem.h"
+
+namespace tandem::cpu {
+
+class Pool;
+
+class Threads {
+ public:
+  // count 0: one per core this process may run on. Own threads start at the first call that needs them, sleep between
+  // calls, and are started anew in a forked child.
+  Threads(int count, tandem_parallel_for parallel_for, void* parallel_for_data);
+  ~Threads();
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+  int count() const { return count_; }
+
+  // Calls body(data, task) for every task in [0, tasks); returns when all are done. Several threads may call at once.
+  // body must not throw.
+  void run(int32_t tasks, void (*body)(void* data, int32_t task), void* data);
+
+  template <class F>
+  void run(int32_t tasks, F&& f) {
+    run(tasks, [](void* data, int32_t task) { (*static_cast<std::remove_reference_t<F>*>(data))(task); },
+        const_cast<void*>(static_cast<const void*>(&f)));
+  }
+
+ private:
+  int count_;
+  tandem_parallel_for parallel_for_;
+  void* parallel_for_data_;
+  std::unique_ptr<Pool> pool_;
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,163 @@
+// Problem: one attention call after its only check, in the form every engine reads.
+//
+// make_problem() turns the arguments of the C interface into a Problem or says why it cannot. What comes out obeys every
+// rule of tandem.h that the host can see, so engines check nothing again: they read lengths, strides and flags.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "problem/status.h"
+#include "tandem/tandem.h"
+
+namespace tandem {
+
+enum class DType : uint8_t { f64, f32, bf16, f16, boolean, i32 };
+
+constexpr int64_t size_of(DType t) {
+  switch (t) {
+    case DType::f64: return 8;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::bf16:
+    case DType::f16: return 2;
+    case DType::boolean: return 1;
+  }
+  return 0;
+}
+
+const char* name_of(DType t);  // "float32", "bfloat16", ...
+
+// A (batch, row, head[, dim]) tensor whose dim is contiguous; strides in elements. Serves q, k, v, out, their gradients
+// and, with dim 1, lse. Packed tensors have batch stride 0: their rows are counted over all sequences.
+struct View {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t batch = 0, row = 0, head = 0;
+
+  explicit operator bool() const { return present; }
+  bool present = false;  // data may be null in a problem that is only checked or planned
+
+  std::byte* at(int64_t b, int64_t r, int64_t h) const {
+    return data + (b * batch + r * row + h * head) * size_of(dtype);
+  }
+};
+
+// (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); a stride of a broadcast dimension is 0.
+struct BiasView {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t shape[4] = {1, 1, 1, 1};
+  int64_t stride[4] = {0, 0, 0, 0};
+  bool present = false;
+
+  explicit operator bool() const { return present; }
+  bool boolean() const { return present && dtype == DType::boolean; }
+  std::byte* at(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return data + (b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]) * size_of(dtype);
+  }
+};
+
+// One value per head, or per (batch, head): sink, dsink, alibi_slopes.
+struct HeadView {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t batch = 0, head = 0;
+  bool present = false;
+
+  explicit operator bool() const { return present; }
+  std::byte* at(int64_t b, int64_t h) const { return data + (b * batch + h * head) * size_of(dtype); }
+};
+
+// int32 indices along one dimension: cu_seqlens_*, seqused_*.
+struct IndexView {
+  const int32_t* data = nullptr;
+  int64_t stride = 1;
+  bool present = false;
+
+  explicit operator bool() const { return present; }
+  int64_t operator[](int64_t i) const { return data[i * stride]; }
+};
+
+struct PageTable {
+  const int32_t* data = nullptr;
+  int64_t batch = 0, column = 1;  // strides
+  int64_t pages = 0, page_size = 0, max_pages = 0;
+  bool present = false;
+
+  explicit operator bool() const { return present; }
+};
+
+struct Dropout {
+  double p = 0;
+  uint64_t seed = 0, offset = 0;  // already read through their pointers where the device is the CPU
+
+  explicit operator bool() const { return p > 0; }
+};
+
+struct Problem {
+  tandem_pass pass = TANDEM_FORWARD;
+  DType dtype = DType::f32;
+
+  int64_t batch = 0, heads_q = 0, heads_k = 0;
+  int64_t seqlen_q = 0, seqlen_k = 0;  // dense: the dimension; packed: the longest sequence (or a bound on it)
+  int64_t total_q = 0, total_k = 0;    // rows of q and of k over the whole batch
+  int64_t head_dim = 0, head_dim_v = 0;
+
+  View q, k, v, out, lse;
+  View dout, dlse, dq, dk, dv;
+  BiasView bias, dbias;
+  HeadView sink, dsink, alibi_slopes;
+  IndexView cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  PageTable page_table;
+
+  double softmax_scale = 1;  // resolved: 1/sqrt(head_dim) when the caller gave 0
+  double softcap = 0;        // 0: off
+  bool bottom_right = true;
+  int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;  // causal is already window_right = 0
+  Dropout dropout;
+
+  int32_t num_splits = 0;
+  bool deterministic = false, batch_invariant = false, validate = false;
+
+  int64_t group() const { return heads_k > 0 ? heads_q / heads_k : 1; }
+  bool packed_q() const { return cu_seqlens_q.present; }
+  bool packed_k() const { return cu_seqlens_k.present; }
+  bool banded() const { return window_left != TANDEM_UNBOUNDED || window_right != TANDEM_UNBOUNDED; }
+};
+
+// Checks everything the host can see and fills *problem. with_data: the data pointers are to be used (forward,
+// backward), so null pointers, alignment, overlap of outputs, and the values of index tensors on the CPU are checked
+// too. Otherwise (check, workspace_size, prepare) data pointers are ignored. Never writes through a tensor.
+Status make_problem(tandem_pass pass, const tandem_attention_args* args, tandem_device device, bool with_data,
+                    Problem* problem);
+
+// One sequence of the batch. Its row i of q is q.at(batch_index, q_begin + i, head); likewise keys.
+struct Sequence {
+  int64_t batch_index = 0;        // index for View::at (strides are 0 when packed) and for bias
+  int64_t q_begin = 0, k_begin = 0;  // first row in a packed tensor; 0 when dense
+  int64_t q_len = 0, k_len = 0;   // the used lengths: what takes part
+  int64_t q_rows = 0, k_rows = 0;  // rows the tensors have for it: gradients and outputs beyond the used ones are zero
+  int64_t diagonal = 0;           // the offset of tandem.h: k_len - q_len, or 0
+};
+
+// Reads cu_seqlens and seqused from host memory: for the CPU engine and the oracle only.
+Sequence sequence_of(const Problem& problem, int64_t b);
+
+struct KeyRange {
+  int64_t begin = 0, end = 0;  // begin <= end, within [0, k_len]
+};
+
+// Keys that query row i sees through causal and window (a boolean bias may hide more).
+inline KeyRange visible_keys(const Problem& p, const Sequence& s, int64_t i) {
+  const int64_t at = i + s.diagonal;
+  int64_t begin = 0, end = s.k_len;
+  // |at| < 2^62 and bounds are clamped to +-2^62 by make_problem, so nothing overflows.
+  if (p.window_left != TANDEM_UNBOUNDED && at - p.window_left > begin) begin = at - p.window_left;
+  if (p.window_right != TANDEM_UNBOUNDED && at + p.window_right + 1 < end) end = at + p.window_right + 1;
+  if (begin > s.k_len) begin = s.k_len;
+  if (end < begin) end = begin;
+  return {begin, end};
+}
+
+}  // namespace tandem

@@ -1,0 +1,262 @@
+#include "oracle/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "problem/convert.h"
+#include "problem/philox.h"
+
+// For one query row i of one sequence and query head, over the keys j it sees:
+//
+//   t_j  = softmax_scale * q_i . k_j
+//   s_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
+//   lse  = log(exp(sink) + sum_j exp(s_j))
+//   p_j  = exp(s_j - lse)
+//   out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
+//
+//   delta   = dout_i . out
+//   ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          dbias_ij += ds_j
+//   dsink  += exp(sink - lse) (dlse - delta)
+//   dt_j    = ds_j (1 - tanh^2(t_j / softcap))  (or ds_j)
+//   dq_i    = softmax_scale * sum_j dt_j k_j
+//   dk_j   += softmax_scale * dt_j q_i
+//   dv_j   += z_j p_j dout_i
+//
+// A key that the row does not see, or whose score is -inf, is skipped and never multiplied by zero, so that nothing
+// that it holds can reach a result.
+
+namespace tandem::oracle {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Matrix {
+  int64_t columns = 0;
+  std::vector<double> values;
+
+  Matrix(int64_t rows, int64_t width) : columns(width), values(static_cast<size_t>(rows * width)) {}
+  double* row(int64_t i) { return values.data() + i * columns; }
+  const double* row(int64_t i) const { return values.data() + i * columns; }
+};
+
+double dot(const double* a, const double* b, int64_t n) {
+  double sum = 0;
+  for (int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+void add_scaled(double* to, double factor, const double* from, int64_t n) {
+  for (int64_t c = 0; c < n; ++c) to[c] += factor * from[c];
+}
+
+void load_row(const View& view, const std::byte* from, int64_t n, double* to) {
+  for (int64_t c = 0; c < n; ++c) to[c] = load(view.dtype, from + c * size_of(view.dtype));
+}
+
+void store_row(const View& view, std::byte* to, int64_t n, const double* from) {
+  for (int64_t c = 0; c < n; ++c) store(view.dtype, to + c * size_of(view.dtype), from ? from[c] : 0.0);
+}
+
+const std::byte* key_at(const Problem& p, const Sequence& s, const View& view, int64_t j, int64_t head) {
+  if (!p.page_table) return view.at(s.batch_index, s.k_begin + j, head);
+  const PageTable& t = p.page_table;
+  const int64_t page = t.data[s.batch_index * t.batch + j / t.page_size * t.column];
+  return view.at(page, j % t.page_size, head);
+}
+
+// What one query head of one sequence reads, in float64.
+struct Head {
+  const Problem& p;
+  Sequence s;
+  int64_t head;
+  Matrix q, k, v, dout;
+
+  Head(const Problem& problem, int64_t b, int64_t query_head, bool backward)
+      : p(problem),
+        s(sequence_of(problem, b)),
+        head(query_head),
+        q(s.q_len, p.head_dim),
+        k(s.k_len, p.head_dim),
+        v(s.k_len, p.head_dim_v),
+        dout(backward ? s.q_len : 0, p.head_dim_v) {
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      load_row(p.q, p.q.at(b, s.q_begin + i, head), p.head_dim, q.row(i));
+      if (backward) load_row(p.dout, p.dout.at(b, s.q_begin + i, head), p.head_dim_v, dout.row(i));
+    }
+    for (int64_t j = 0; j < s.k_len; ++j) {
+      load_row(p.k, key_at(p, s, p.k, j, head / p.group()), p.head_dim, k.row(j));
+      load_row(p.v, key_at(p, s, p.v, j, head / p.group()), p.head_dim_v, v.row(j));
+    }
+  }
+
+  double dlse(int64_t i) const {
+    return p.dlse ? load(p.dlse.dtype, p.dlse.at(s.batch_index, s.q_begin + i, head)) : 0;
+  }
+};
+
+// One key that a row sees.
+struct Entry {
+  int64_t j;
+  double capped;  // tanh(t / softcap) when there is a softcap
+  double s;
+  double p;
+  double z;
+};
+
+struct Row {
+  std::vector<Entry> entries;
+  double lse = -kInfinity;
+  double p_sink = 0;
+};
+
+double keep_factor(const Problem& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
+  if (!p.dropout) return 1;
+  const auto sequence_head = static_cast<uint64_t>(s.batch_index * p.heads_q + head);
+  const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, sequence_head, static_cast<uint64_t>(i),
+                                      static_cast<uint64_t>(j / 4));
+  return words.word[j % 4] < dropout_threshold(p.dropout.p) ? 0 : 1 / (1 - p.dropout.p);
+}
+
+Row make_row(const Head& h, int64_t i) {
+  const Problem& p = h.p;
+  const int64_t b = h.s.batch_index;
+  const double sink = p.sink ? load(p.sink.dtype, p.sink.at(b, h.head)) : -kInfinity;
+  const double slope = p.alibi_slopes ? load(p.alibi_slopes.dtype, p.alibi_slopes.at(b, h.head)) : 0;
+  const KeyRange visible = visible_keys(p, h.s, i);
+
+  Row row;
+  double largest = sink;
+  for (int64_t j = visible.begin; j < visible.end; ++j) {
+    const double bias = p.bias ? load(p.bias.dtype, p.bias.at(b, h.head, i, j)) : 0;
+    if (p.bias.boolean() && bias == 0) continue;
+    const double t = p.softmax_scale * dot(h.q.row(i), h.k.row(j), p.head_dim);
+    const double capped = p.softcap > 0 ? std::tanh(t / p.softcap) : 0;
+    double s = p.softcap > 0 ? p.softcap * capped : t;
+    if (!p.bias.boolean()) s += bias;
+    if (p.alibi_slopes) s -= slope * std::fabs(static_cast<double>(i + h.s.diagonal - j));
+    if (s == -kInfinity) continue;
+    row.entries.push_back({j, capped, s, 0, keep_factor(p, h.s, h.head, i, j)});
+    largest = std::fmax(largest, s);
+  }
+  if (row.entries.empty() && sink == -kInfinity) return row;
+
+  double sum = p.sink ? std::exp(sink - largest) : 0;
+  for (const Entry& e : row.entries) sum += std::exp(e.s - largest);
+  row.lse = largest + std::log(sum);
+  for (Entry& e : row.entries) e.p = std::exp(e.s - largest) / sum;
+  if (p.sink) row.p_sink = std::exp(sink - largest) / sum;
+  return row;
+}
+
+// ds_j of every entry of a row, and delta.
+struct ScoreGradients {
+  std::vector<double> ds;
+  double delta = 0;
+
+  ScoreGradients(const Head& h, int64_t i, const Row& row) : ds(row.entries.size()) {
+    for (size_t n = 0; n < ds.size(); ++n) {
+      const Entry& e = row.entries[n];
+      ds[n] = e.z == 0 ? 0 : e.z * dot(h.dout.row(i), h.v.row(e.j), h.p.head_dim_v);
+      delta += e.p * ds[n];
+    }
+    for (size_t n = 0; n < ds.size(); ++n) ds[n] = row.entries[n].p * (ds[n] - delta + h.dlse(i));
+  }
+};
+
+void forward_head(const Problem& p, int64_t b, int64_t head) {
+  const Head h(p, b, head, false);
+  std::vector<double> out(static_cast<size_t>(p.head_dim_v));
+  for (int64_t i = 0; i < h.s.q_rows; ++i) {
+    const Row row = i < h.s.q_len ? make_row(h, i) : Row{};
+    std::fill(out.begin(), out.end(), 0.0);
+    for (const Entry& e : row.entries) {
+      if (e.z != 0) add_scaled(out.data(), e.z * e.p, h.v.row(e.j), p.head_dim_v);
+    }
+    store_row(p.out, p.out.at(b, h.s.q_begin + i, head), p.head_dim_v, out.data());
+    if (p.lse) store(p.lse.dtype, p.lse.at(b, h.s.q_begin + i, head), row.lse);
+  }
+}
+
+// dq of the query heads that share a key head, its dk and dv, and this sequence's part of their dsink.
+void backward_group(const Problem& p, int64_t b, int64_t head_k, double* dsink) {
+  const Sequence s = sequence_of(p, b);
+  Matrix dk(s.k_rows, p.head_dim), dv(s.k_rows, p.head_dim_v), dq(1, p.head_dim);
+  for (int64_t head = head_k * p.group(); head < (head_k + 1) * p.group(); ++head) {
+    const Head h(p, b, head, true);
+    for (int64_t i = 0; i < s.q_rows; ++i) {
+      std::fill(dq.values.begin(), dq.values.end(), 0.0);
+      if (i < s.q_len) {
+        const Row row = make_row(h, i);
+        const ScoreGradients g(h, i, row);
+        for (size_t n = 0; n < row.entries.size(); ++n) {
+          const Entry& e = row.entries[n];
+          const double dt = p.softmax_scale * (p.softcap > 0 ? g.ds[n] * (1 - e.capped * e.capped) : g.ds[n]);
+          add_scaled(dq.row(0), dt, h.k.row(e.j), p.head_dim);
+          add_scaled(dk.row(e.j), dt, h.q.row(i), p.head_dim);
+          if (e.z != 0) add_scaled(dv.row(e.j), e.z * e.p, h.dout.row(i), p.head_dim_v);
+        }
+        if (p.sink && row.p_sink > 0) dsink[head] += row.p_sink * (h.dlse(i) - g.delta);
+      }
+      if (p.dq) store_row(p.dq, p.dq.at(b, s.q_begin + i, head), p.head_dim, dq.row(0));
+    }
+  }
+  for (int64_t j = 0; j < s.k_rows; ++j) {
+    if (p.dk) store_row(p.dk, p.dk.at(b, s.k_begin + j, head_k), p.head_dim, dk.row(j));
+    if (p.dv) store_row(p.dv, p.dv.at(b, s.k_begin + j, head_k), p.head_dim_v, dv.row(j));
+  }
+}
+
+// One (batch, head) plane of dbias: the sum of ds over all that read that plane of bias.
+void backward_bias(const Problem& p, int64_t plane_b, int64_t plane_h) {
+  const int64_t* shape = p.dbias.shape;
+  Matrix sum(shape[2], shape[3]);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t head = 0; head < p.heads_q; ++head) {
+      if ((shape[0] > 1 && b != plane_b) || (shape[1] > 1 && head != plane_h)) continue;
+      const Head h(p, b, head, true);
+      for (int64_t i = 0; i < h.s.q_len; ++i) {
+        const Row row = make_row(h, i);
+        const ScoreGradients g(h, i, row);
+        for (size_t n = 0; n < row.entries.size(); ++n) {
+          sum.row(shape[2] > 1 ? i : 0)[shape[3] > 1 ? row.entries[n].j : 0] += g.ds[n];
+        }
+      }
+    }
+  }
+  for (int64_t i = 0; i < shape[2]; ++i) {
+    for (int64_t j = 0; j < shape[3]; ++j) store(p.dbias.dtype, p.dbias.at(plane_b, plane_h, i, j), sum.row(i)[j]);
+  }
+}
+
+}  // namespace
+
+void serial(int64_t tasks, const std::function<void(int64_t)>& body) {
+  for (int64_t task = 0; task < tasks; ++task) body(task);
+}
+
+void forward(const Problem& p, const ParallelFor& parallel_for) {
+  parallel_for(p.batch * p.heads_q, [&p](int64_t task) { forward_head(p, task / p.heads_q, task % p.heads_q); });
+}
+
+void backward(const Problem& p, const ParallelFor& parallel_for) {
+  Matrix dsink(p.batch, p.heads_q);  // one row per sequence, summed in order below
+  parallel_for(p.batch * p.heads_k, [&](int64_t task) {
+    const int64_t b = task / p.heads_k;
+    backward_group(p, b, task % p.heads_k, dsink.row(b));
+  });
+  if (p.dsink) {
+    for (int64_t head = 0; head < p.heads_q; ++head) {
+      double sum = 0;
+      for (int64_t b = 0; b < p.batch; ++b) sum += dsink.row(b)[head];
+      store(p.dsink.dtype, p.dsink.at(0, head), sum);
+    }
+  }
+  if (p.dbias) {
+    const int64_t planes = p.dbias.shape[0] * p.dbias.shape[1];
+    parallel_for(planes, [&p](int64_t task) { backward_bias(p, task / p.dbias.shape[1], task % p.dbias.shape[1]); });
+  }
+}
+
+}  // namespace tandem::oracle

@@ -1,0 +1,86 @@
+// Numbers of every dtype to and from float64, each rounded once, to nearest, ties to even. Obvious rather than fast:
+// for the oracle, tools and tests.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "problem/problem.h"
+
+namespace tandem {
+
+// 16-bit binary formats differ in their fraction bits only: 10 is float16, 7 is bfloat16.
+template <int kFractionBits>
+uint16_t narrow(double x) {
+  constexpr int bias = (1 << (14 - kFractionBits)) - 1;
+  const uint64_t bits = std::bit_cast<uint64_t>(x);
+  const auto sign = static_cast<uint32_t>(bits >> 48 & 0x8000);
+  constexpr uint32_t infinity = uint32_t{2 * bias + 1} << kFractionBits;
+  if (std::isnan(x)) return static_cast<uint16_t>(sign | infinity | 1u << (kFractionBits - 1));
+  // Subnormals share the least exponent, and so its step.
+  const int exponent = std::max(static_cast<int>(bits >> 52 & 0x7ff) - 1023, 1 - bias);
+  if (exponent > bias) return static_cast<uint16_t>(sign | infinity);
+  const double steps = std::nearbyint(std::ldexp(std::fabs(x), kFractionBits - exponent));
+  // A normal number has its leading bit in steps, which so adds one to the exponent field; a carry adds one more, up to
+  // infinity.
+  const uint32_t magnitude =
+      (static_cast<uint32_t>(exponent + bias - 1) << kFractionBits) + static_cast<uint32_t>(steps);
+  return static_cast<uint16_t>(sign | magnitude);
+}
+
+template <int kFractionBits>
+double widen(uint16_t bits) {
+  constexpr int bias = (1 << (14 - kFractionBits)) - 1;
+  const int exponent = bits >> kFractionBits & (2 * bias + 1);
+  const int fraction = bits & ((1 << kFractionBits) - 1);
+  double x;
+  if (exponent == 2 * bias + 1) {
+    x = fraction ? NAN : INFINITY;
+  } else if (exponent == 0) {
+    x = std::ldexp(fraction, 1 - bias - kFractionBits);
+  } else {
+    x = std::ldexp(fraction + (1 << kFractionBits), exponent - bias - kFractionBits);
+  }
+  return bits & 0x8000 ? -x : x;
+}
+
+template <class T>
+T read_as(const std::byte* at) {
+  T x;
+  std::memcpy(&x, at, sizeof x);
+  return x;
+}
+
+inline double load(DType type, const std::byte* at) {
+  switch (type) {
+    case DType::f64: return read_as<double>(at);
+    case DType::f32: return read_as<float>(at);
+    case DType::bf16: return widen<7>(read_as<uint16_t>(at));
+    case DType::f16: return widen<10>(read_as<uint16_t>(at));
+    case DType::boolean: return read_as<uint8_t>(at) != 0;
+    case DType::i32: return read_as<int32_t>(at);
+  }
+  return 0;
+}
+
+template <class T>
+void write_as(std::byte* at, T x) {
+  std::memcpy(at, &x, sizeof x);
+}
+
+inline void store(DType type, std::byte* at, double x) {
+  switch (type) {
+    case DType::f64: return write_as(at, x);
+    case DType::f32: return write_as(at, static_cast<float>(x));
+    case DType::bf16: return write_as(at, narrow<7>(x));
+    case DType::f16: return write_as(at, narrow<10>(x));
+    case DType::boolean: return write_as(at, static_cast<uint8_t>(x != 0));
+    case DType::i32: return write_as(at, static_cast<int32_t>(x));
+  }
+}
+
+}  // namespace tandem

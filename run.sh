@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The first command: installs what is missing, builds Tandem and runs its main job: attention over the tensors of a real
+# model, checked against float64 and timed.
+#
+#   ./run.sh [arguments of `tandem demo`]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+. scripts/setup.sh
+
+install_packages "$BUILD_PACKAGES"
+build release tandem_command || exit 1
+exec build/release/tandem demo "$@"

@@ -1,0 +1,141 @@
+# shellcheck shell=bash disable=SC2034  # the lists are for the scripts that source this
+# Installing, configuring and building, shared by run.sh, test.sh, lint.sh and .ci/run. Source it from the top folder.
+
+# Each line: package, the program that shows it is there ("-": ask dpkg), what it is for.
+BUILD_PACKAGES='
+g++                 g++         compiles the C++20 code
+cmake               cmake       configures the build
+ninja-build         ninja       runs the build
+libhwy-dev          -           headers of Google Highway: SIMD for the CPU engine
+libcli11-dev        -           headers: command line of the tandem command
+nlohmann-json3-dev  -           headers: .safetensors files and --json
+libopenblas-dev     -           matrix products of the plain formula that Tandem is compared with
+libgtest-dev        -           GoogleTest
+pkg-config          pkg-config  a test builds the examples against the installed library
+'
+LINT_PACKAGES='
+clang-16            clang++-16       second compiler
+clang-format-16     clang-format-16  layout of the code
+clang-tidy-16       clang-tidy-16    defects that can be seen without running
+shellcheck          shellcheck       defects in shell scripts
+'
+CI_PACKAGES='
+ccache                 ccache                 compiles equal files once
+libclang-rt-16-dev     -                      sanitizers and libFuzzer
+llvm-16                llvm-symbolizer-16     readable reports of the sanitizers
+gcovr                  gcovr                  line coverage
+g++-aarch64-linux-gnu  aarch64-linux-gnu-g++  compiles for 64-bit ARM
+qemu-user              qemu-aarch64           runs what was compiled for 64-bit ARM
+googletest             -                      sources of GoogleTest, to compile for 64-bit ARM
+'
+
+say() { printf '%s\n' "$*"; }
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# quietly <what> <command...>: shows one moving line on a terminal, else one line now and then; the whole output goes to
+# a log, whose end is shown when the command fails.
+quietly() {
+  local what=$1 log start=$SECONDS
+  shift
+  mkdir -p build
+  log=build/$(tr -cs 'a-z0-9' '-' <<<"${what,,}").log
+  log=${log/-.log/.log}
+  if ! "$@" 2>&1 </dev/null | show_progress "$what" "$log"; then
+    printf 'error: %s failed; the end of %s:\n' "$what" "$log" >&2
+    tail -n 40 "$log" >&2
+    return 1
+  fi
+  say "$what: done in $((SECONDS - start)) s"
+}
+
+show_progress() {
+  local what=$1 log=$2 line width shown=$SECONDS
+  : >"$log"
+  if [ ! -t 1 ]; then
+    say "$what ..."
+  else
+    width=$(($(stty size 2>/dev/null </dev/tty | cut -d ' ' -f 2 || true) - 1))
+    [ "$width" -gt 20 ] || width=79
+  fi
+  while IFS= read -r line; do
+    printf '%s\n' "$line" >>"$log"
+    if [ -t 1 ]; then
+      line="$what: $line"
+      printf '\r\033[K%s' "${line:0:width}"
+    elif ((SECONDS - shown >= 20)); then
+      say "$what: $line"
+      shown=$SECONDS
+    fi
+  done
+  [ ! -t 1 ] || printf '\r\033[K'
+}
+
+is_installed() { # <package> <program>
+  if [ "$2" != - ] && command -v "$2" >/dev/null; then return 0; fi
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# install_packages <list>...: installs with apt what is not there, after saying so.
+install_packages() {
+  local package program reason missing=() lines=()
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    say "Without apt nothing is installed here. Needed are, by their Debian names:"
+    awk 'NF { print "  " $1 }' <<<"$*"
+    return 0
+  fi
+  while read -r package program reason; do
+    if [ -z "$package" ] || is_installed "$package" "$program"; then continue; fi
+    missing+=("$package")
+    lines+=("$(printf '  %-22s %s' "$package" "$reason")")
+  done <<<"$*"
+  [ ${#missing[@]} -gt 0 ] || return 0
+
+  local as_root=()
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null ||
+      die "these packages are missing: ${missing[*]}. Installing them needs root, and there is no sudo here: run" \
+        "'apt-get install ${missing[*]}' as root, then this script again."
+    as_root=(sudo)
+  fi
+  say "These packages are missing and will now be installed with apt${as_root:+ (through sudo)}:"
+  printf '%s\n' "${lines[@]}"
+  if [ ${#as_root[@]} -gt 0 ]; then
+    sudo -n true 2>/dev/null || sudo -v ||
+      die "sudo did not let $(id -un) become root. As root run 'apt-get install ${missing[*]}', then this script again."
+  fi
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
+  quietly "Reading package lists" "${apt[@]}" update || say "Going on with the package lists at hand."
+  for package in "${missing[@]}"; do
+    apt-cache show "$package" >/dev/null 2>&1 ||
+      die "apt does not know the package '$package'. On Ubuntu enable 'universe'" \
+        "(sudo add-apt-repository universe); needed is Debian 12, Ubuntu 24.04 or newer."
+  done
+  quietly "Installing packages" "${apt[@]}" install --no-install-recommends "${missing[@]}" ||
+    die "apt could not install all of: ${missing[*]}"
+}
+
+# Compilers that may run at once: one per core, and 1.5 GB of memory for each.
+jobs_at_once() {
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/^MemAvailable/ { print int($2 / 1500000) }' /proc/meminfo)
+  if [ "$memory" -lt "$cores" ]; then cores=$memory; fi
+  if [ "$cores" -lt 1 ]; then cores=1; fi
+  echo "$cores"
+}
+
+# build <preset> [target...]: configures when that is needed, then builds. Warnings are errors where CI is set.
+build() {
+  local preset=$1 werror=OFF
+  local dir=build/$preset
+  shift
+  if [ "${CI:-}" = true ]; then werror=ON; fi
+  if [ ! -f "$dir/build.ninja" ] || ! grep -q "^TANDEM_WERROR:BOOL=$werror$" "$dir/CMakeCache.txt"; then
+    if [ ! -f "$dir/build.ninja" ]; then rm -rf "$dir/CMakeCache.txt" "$dir/CMakeFiles"; fi # a failed attempt
+    quietly "Configuring $preset" cmake --preset "$preset" "-DTANDEM_WERROR=$werror" || return 1
+  fi
+  quietly "Building $preset" cmake --build --preset "$preset" -j "$(jobs_at_once)" ${1:+--target "$@"}
+}

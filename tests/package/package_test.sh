@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Installs a build into a temporary folder, then uses it from outside the build tree as a user would.
+#   package_test.sh <source folder> <build folder> <C compiler> <C++ compiler>
+set -euo pipefail
+source=$1 build=$2 cc=$3 cxx=$4
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+cmake --install "$build" --prefix "$work/first" >"$work/install.log"
+mv "$work/first" "$work/prefix" # an installed folder may be moved
+prefix=$work/prefix
+for file in lib/libtandem.so lib/libtandem.so.0 lib/libtandem.so.0.1.0 lib/pkgconfig/tandem.pc \
+  lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp bin/tandem; do
+  found=$(find "$prefix" -path "$prefix/${file%%/*}*/${file##*/}" | head -n 1)
+  [ -n "$found" ] || fail "$file was not installed"
+done
+library=$(find "$prefix" -name libtandem.so.0.1.0)
+export PKG_CONFIG_PATH="${library%/*}/pkgconfig"
+
+others=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -v '^tandem_' || true)
+[ -z "$others" ] || fail "the library exports more than tandem_*: $others"
+declared=$(grep -oE '^TANDEM_API [^;(]*\(' "$source/include/tandem/tandem.h" | grep -oE 'tandem_[a-z_]+\($' | tr -d '(' | sort)
+exported=$(nm -D --defined-only "$library" | awk '{ print $3 }' | sort)
+[ "$declared" = "$exported" ] || fail "declared and exported differ: $(diff <(echo "$declared") <(echo "$exported"))"
+objdump -p "$library" | grep -q 'SONAME *libtandem.so.0$' || fail "the soname is not libtandem.so.0"
+
+# The C header stands alone in C11 and C++, free of warnings.
+echo '#include "tandem/tandem.h"' >"$work/alone.c"
+strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include")
+"$cc" -std=c11 "${strict[@]}" "$work/alone.c"
+"$cxx" -std=c++11 "${strict[@]}" -x c++ "$work/alone.c"
+
+for language in c cpp; do
+  cp -r "$source/examples/$language" "$work/$language"
+  cmake -S "$work/$language" -B "$work/$language/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+    -DCMAKE_CXX_COMPILER="$cxx" >"$work/$language.log" || fail "configuring the $language example: $(cat "$work/$language.log")"
+  cmake --build "$work/$language/build" >"$work/$language.log" 2>&1 || fail "building it: $(cat "$work/$language.log")"
+  "$work/$language/build/tandem_example_$language" || fail "running the $language example built with find_package"
+done
+
+export LD_LIBRARY_PATH="${library%/*}"
+read -ra flags < <(pkg-config --cflags --libs tandem)
+"$cc" -std=c11 -D_GNU_SOURCE "$work"/c/*.c "${flags[@]}" -lm -o "$work/with_pkg_config_c"
+"$cxx" -std=c++20 "$work"/cpp/*.cpp "${flags[@]}" -o "$work/with_pkg_config_cpp"
+[ "$(pkg-config --modversion tandem)" = 0.1.0 ] || fail "pkg-config tells another version"
+"$work/with_pkg_config_c" >"$work/c.out" || fail "running the C example built with pkg-config"
+"$work/with_pkg_config_cpp" >"$work/cpp.out" || fail "running the C++ example built with pkg-config"
+(cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -qF 0.1.0) || fail "bin/tandem --version"
+echo "The package installs, moves, and serves CMake and pkg-config."

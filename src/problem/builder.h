@@ -1,0 +1,67 @@
+// Builder: reads one call into a Problem, step by step. Each step relies on the ones before it.
+#pragma once
+
+#include <initializer_list>
+
+#include "problem/operands.h"
+#include "problem/problem.h"
+
+namespace tandem {
+
+class Builder {
+ public:
+  Builder(const tandem_attention_args& args, const ReadMode& mode, Problem* problem)
+      : args_(args), mode_(mode), p_(*problem) {}
+
+  Status build();
+
+ private:
+  // options.cpp: what is no tensor.
+  Status read_options();
+  Status read_window();
+  Status read_scale();
+  Status read_dropout();
+
+  // tensors.cpp: shapes and types, and how they depend on each other.
+  Status read_queries();
+  Status read_keys();
+  Status read_page_table();
+  Status read_results();
+  Status read_gradients();
+  Status read_bias();
+  Status read_per_head();
+  Status read_used_lengths();
+  Status read_longest();
+
+  // values.cpp: what needs the data.
+  Status check_offsets() const;
+  Status check_used_lengths() const;
+  Status check_pages() const;
+  Status check_sharing() const;
+
+  // Reads the tensor args.*field, which must be present, into operand(field).
+  Status read(Field field, DTypes dtypes, const char* dtype_why, std::span<const Dim> dims, const char* dims_why,
+              bool contiguous_last);
+  Status read(Field field, DTypes dtypes, const char* dtype_why, std::initializer_list<Dim> dims) {
+    return read(field, dtypes, dtype_why, {dims.begin(), dims.size()}, "", false);
+  }
+  // A gradient: shape and dtype of its tensor.
+  Status read_like(Field field, Field model, bool contiguous_last);
+  Status read_lse(Field field, View* view);
+  Status read_index(Field field, const Dim& length, IndexView* view);
+
+  const Operand& operand(Field field) const;
+
+  bool given(Field field) const { return args_.*field != nullptr; }
+  bool on_cpu() const { return mode_.device.type == TANDEM_CPU; }
+  bool backward() const { return mode_.pass == TANDEM_BACKWARD; }
+  bool paged() const { return given(&Args::page_table); }
+  bool packed() const { return given(&Args::cu_seqlens_q); }
+
+  const tandem_attention_args& args_;
+  const ReadMode mode_;
+  Problem& p_;
+  Operand operands_[kOperandCount];
+};
+
+}  // namespace tandem

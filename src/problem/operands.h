@@ -1,0 +1,113 @@
+// Operands: the tensors of a call, each checked on its own and read into one plain form.
+//
+// One table names them and says which pass reads and which writes them; read_operand() holds the rules that every
+// tensor obeys. What ties tensors to each other is in problem.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "problem/problem.h"
+#include "problem/status.h"
+
+namespace tandem {
+
+enum class Use : uint8_t { none, read, write };
+
+using Args = tandem_attention_args;
+using Field = const tandem_tensor* Args::*;
+
+struct OperandInfo {
+  const char* name;
+  Field field;
+  Use forward, backward;
+
+  Use in(tandem_pass pass) const { return pass == TANDEM_FORWARD ? forward : backward; }
+};
+
+inline constexpr OperandInfo kOperands[] = {
+    {"q", &Args::q, Use::read, Use::read},
+    {"k", &Args::k, Use::read, Use::read},
+    {"v", &Args::v, Use::read, Use::read},
+    {"out", &Args::out, Use::write, Use::read},
+    {"lse", &Args::lse, Use::write, Use::read},
+    {"dout", &Args::dout, Use::none, Use::read},
+    {"dlse", &Args::dlse, Use::none, Use::read},
+    {"dq", &Args::dq, Use::none, Use::write},
+    {"dk", &Args::dk, Use::none, Use::write},
+    {"dv", &Args::dv, Use::none, Use::write},
+    {"bias", &Args::bias, Use::read, Use::read},
+    {"dbias", &Args::dbias, Use::none, Use::write},
+    {"sink", &Args::sink, Use::read, Use::read},
+    {"dsink", &Args::dsink, Use::none, Use::write},
+    {"alibi_slopes", &Args::alibi_slopes, Use::read, Use::read},
+    {"cu_seqlens_q", &Args::cu_seqlens_q, Use::read, Use::read},
+    {"cu_seqlens_k", &Args::cu_seqlens_k, Use::read, Use::read},
+    {"seqused_q", &Args::seqused_q, Use::read, Use::read},
+    {"seqused_k", &Args::seqused_k, Use::read, Use::read},
+    {"page_table", &Args::page_table, Use::read, Use::read},
+};
+inline constexpr int kOperandCount = sizeof kOperands / sizeof kOperands[0];
+inline constexpr int kMaxRank = 4;
+
+struct Operand {
+  const char* name = nullptr;
+  bool present = false, empty = false;
+  DType dtype = DType::f32;
+  int rank = 0;
+  const char* dim_name[kMaxRank] = {};
+  int64_t shape[kMaxRank] = {};
+  int64_t stride[kMaxRank] = {};  // elements; 0 where the size is 0 or 1
+  std::byte* data = nullptr;      // NULL in a call without data
+  int64_t bytes = 0;              // from the first byte to the end of the last element
+};
+
+struct Step {
+  int64_t stride = 0, count = 0;
+};
+
+// The dimensions of more than one element, falling in stride; returns how many there are.
+int steps_of(const Operand& operand, Step (&steps)[kMaxRank]);
+
+// A set of DType.
+using DTypes = uint32_t;
+constexpr DTypes only(DType t) { return 1u << static_cast<uint32_t>(t); }
+inline constexpr DTypes kFloats = only(DType::f64) | only(DType::f32) | only(DType::bf16) | only(DType::f16);
+
+// What one dimension is called and, where it is given, its size, the tensor whose dimension of that name gives it (or
+// NULL), and why.
+struct Dim {
+  const char* name;
+  int64_t size = -1;  // -1: any
+  const char* owner = nullptr;
+  const char* why = "";
+};
+
+struct OperandRule {
+  const OperandInfo& info;
+  DTypes dtypes;
+  const char* dtype_why;
+  std::span<const Dim> dims;
+  const char* dims_why;  // follows the list of dimensions when the rank is wrong
+  bool contiguous_last;  // the last stride must be 1
+};
+
+struct ReadMode {
+  tandem_pass pass;
+  tandem_device device;
+  bool with_data;
+};
+
+// Checks tensor against the rule and everything that holds for all tensors: device, sizes, strides, overflow and, with
+// data, null and misaligned pointers. Elements of a written tensor must not overlap each other.
+Status read_operand(const tandem_tensor& tensor, const OperandRule& rule, const ReadMode& mode, Operand* operand);
+
+// Whether a byte belongs to elements of both. Exact for views whose strides nest, such as q, k and v interleaved in one
+// buffer; for wilder ones it may answer yes too often, never no.
+bool overlap(const Operand& a, const Operand& b);
+
+// The name of a tensor of a valid call whose range of memory meets [begin, begin + bytes), or NULL.
+const char* operand_in_range(tandem_pass pass, const tandem_attention_args& args, const void* begin, size_t bytes);
+
+}  // namespace tandem

@@ -1,0 +1,100 @@
+#include "problem/problem.h"
+
+#include <cstring>
+
+#include "problem/builder.h"
+#include "problem/text.h"
+
+namespace tandem {
+namespace {
+
+Status check_struct(const tandem_attention_args* args) {
+  if (args == nullptr) return Status::invalid("args (NULL) must point to a tandem_attention_args");
+  constexpr int64_t known = sizeof(tandem_attention_args);
+  constexpr int64_t wild = 1 << 16;  // a size that no version will reach
+  if (args->size < known || args->size > wild) {
+    return Status::invalid(say("args.size (", args->size, ") must be sizeof(tandem_attention_args), ", known,
+                               " in this version: set it first; it tells which struct the caller was compiled with"));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(args);
+  for (int64_t i = known; i < args->size; ++i) {
+    if (bytes[i] == 0) continue;
+    return Status::unsupported(say("args byte ", i, " (", bytes[i], ") must be 0: it is an option beyond the ", known,
+                                   " bytes this version knows; zero it or use a newer library"));
+  }
+  if (args->reserved != 0) {
+    return Status::invalid(say("reserved (", args->reserved, ") must be 0: zero the struct before filling it in"));
+  }
+  return {};
+}
+
+}  // namespace
+
+const char* name_of(DType t) {
+  switch (t) {
+    case DType::f64: return "float64";
+    case DType::f32: return "float32";
+    case DType::bf16: return "bfloat16";
+    case DType::f16: return "float16";
+    case DType::boolean: return "bool";
+    case DType::i32: return "int32";
+  }
+  return "unknown";
+}
+
+Status Builder::build() {
+  p_.pass = mode_.pass;
+  TANDEM_TRY(read_options());
+  TANDEM_TRY(read_window());
+  TANDEM_TRY(read_queries());
+  TANDEM_TRY(read_keys());
+  TANDEM_TRY(read_scale());
+  TANDEM_TRY(read_results());
+  if (backward()) TANDEM_TRY(read_gradients());
+  TANDEM_TRY(read_bias());
+  TANDEM_TRY(read_per_head());
+  TANDEM_TRY(read_used_lengths());
+  TANDEM_TRY(read_longest());
+  TANDEM_TRY(read_dropout());
+  if (!mode_.with_data) return {};
+  if (on_cpu()) {
+    TANDEM_TRY(check_offsets());
+    TANDEM_TRY(check_used_lengths());
+    TANDEM_TRY(check_pages());
+  }
+  return check_sharing();
+}
+
+Status make_problem(tandem_pass pass, const tandem_attention_args* args, tandem_device device, bool with_data,
+                    Problem* problem) {
+  int32_t pass_value;  // a C caller may have put any integer into the enum
+  static_assert(sizeof pass == sizeof pass_value);
+  std::memcpy(&pass_value, &pass, sizeof pass);
+  if (pass_value != TANDEM_FORWARD && pass_value != TANDEM_BACKWARD) {
+    return Status::invalid(say("pass (", pass_value, ") must be TANDEM_FORWARD (0) or TANDEM_BACKWARD (1)"));
+  }
+  TANDEM_TRY(check_struct(args));
+  *problem = {};
+  return Builder(*args, {.pass = pass, .device = device, .with_data = with_data}, problem).build();
+}
+
+Sequence sequence_of(const Problem& p, int64_t b) {
+  Sequence s;
+  s.batch_index = b;
+  s.q_rows = p.seqlen_q;
+  s.k_rows = p.seqlen_k;
+  if (p.packed_q()) {
+    s.q_begin = p.cu_seqlens_q[b];
+    s.q_rows = p.cu_seqlens_q[b + 1] - s.q_begin;
+  }
+  if (p.packed_k()) {
+    s.k_begin = p.cu_seqlens_k[b];
+    s.k_rows = p.cu_seqlens_k[b + 1] - s.k_begin;
+  }
+  s.q_len = p.seqused_q ? p.seqused_q[b] : s.q_rows;
+  s.k_len = p.seqused_k ? p.seqused_k[b] : s.k_rows;
+  s.diagonal = p.bottom_right ? s.k_len - s.q_len : 0;
+  return s;
+}
+
+}  // namespace tandem

@@ -1,0 +1,343 @@
+// The tensors of a call: their shapes and types, and how these depend on each other.
+#include <algorithm>
+
+#include "problem/builder.h"
+#include "problem/text.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 512;
+
+constexpr int position_of(Field field) {
+  int i = 0;
+  while (kOperands[i].field != field) ++i;
+  return i;
+}
+
+// (batch, row, head, dim), or packed (row, head, dim).
+View view_of(const Operand& o) {
+  const int row = o.rank == 4 ? 1 : 0;
+  return {.data = o.data,
+          .dtype = o.dtype,
+          .batch = row == 1 ? o.stride[0] : 0,
+          .row = o.stride[row],
+          .head = o.stride[row + 1],
+          .present = o.present};
+}
+
+// (head), or (batch, head).
+HeadView head_view_of(const Operand& o) {
+  return {.data = o.data,
+          .dtype = o.dtype,
+          .batch = o.rank == 2 ? o.stride[0] : 0,
+          .head = o.stride[o.rank - 1],
+          .present = o.present};
+}
+
+BiasView bias_view_of(const Operand& o) {
+  BiasView view{.data = o.data, .dtype = o.dtype, .present = o.present};
+  std::copy_n(o.shape, 4, view.shape);
+  std::copy_n(o.stride, 4, view.stride);
+  return view;
+}
+
+Status check_head_dim(const char* tensor, int64_t size) {
+  if (size >= 1 && size <= kMaxHeadDim) return {};
+  return Status::invalid(
+      say(tensor, ".head_dim (", size, ") must be 1 to ", kMaxHeadDim, ": a longer vector is no head; split it"));
+}
+
+}  // namespace
+
+const Operand& Builder::operand(Field field) const { return operands_[position_of(field)]; }
+
+Status Builder::read(Field field, DTypes dtypes, const char* dtype_why, std::span<const Dim> dims, const char* dims_why,
+                     bool contiguous_last) {
+  const int i = position_of(field);
+  if (!given(field)) {
+    return Status::invalid(say(kOperands[i].name, " (NULL) must be a tensor: the ", backward() ? "backward" : "forward",
+                               " pass needs it"));
+  }
+  return read_operand(*(args_.*field),
+                      {.info = kOperands[i],
+                       .dtypes = dtypes,
+                       .dtype_why = dtype_why,
+                       .dims = dims,
+                       .dims_why = dims_why,
+                       .contiguous_last = contiguous_last},
+                      mode_, &operands_[i]);
+}
+
+Status Builder::read_like(Field field, Field model, bool contiguous_last) {
+  const Operand& m = operand(model);
+  Dim dims[kMaxRank];
+  for (int i = 0; i < m.rank; ++i) dims[i] = {m.dim_name[i], m.shape[i], m.name, "a gradient has its tensor's shape"};
+  return read(field, only(m.dtype), "a gradient has its tensor's type", {dims, static_cast<size_t>(m.rank)}, "",
+              contiguous_last);
+}
+
+Status Builder::read_index(Field field, const Dim& length, IndexView* view) {
+  TANDEM_TRY(read(field, only(DType::i32), "indices and lengths are int32; convert it", {length}));
+  const Operand& o = operand(field);
+  *view = {.data = reinterpret_cast<const int32_t*>(o.data), .stride = o.stride[0], .present = true};
+  return {};
+}
+
+Status Builder::read_queries() {
+  constexpr Dim dense[] = {{"batch"}, {"seqlen"}, {"heads"}, {"head_dim"}};
+  constexpr Dim rows[] = {{"total"}, {"heads"}, {"head_dim"}};
+  const std::span<const Dim> dims = packed() ? std::span<const Dim>(rows) : dense;
+  TANDEM_TRY(read(&Args::q, kFloats, "attention is computed in these types; convert q, k and v", dims,
+                  packed() ? " where cu_seqlens_q is given" : " unless cu_seqlens_q is given", true));
+  const Operand& q = operand(&Args::q);
+  p_.q = view_of(q);
+  p_.dtype = q.dtype;
+  p_.heads_q = q.shape[q.rank - 2];
+  p_.head_dim = q.shape[q.rank - 1];
+  TANDEM_TRY(check_head_dim("q", p_.head_dim));
+  if (!packed()) {
+    p_.batch = q.shape[0];
+    p_.seqlen_q = q.shape[1];
+    p_.total_q = p_.batch * p_.seqlen_q;
+    return {};
+  }
+  TANDEM_TRY(read_index(&Args::cu_seqlens_q, {"length"}, &p_.cu_seqlens_q));
+  const int64_t entries = operand(&Args::cu_seqlens_q).shape[0];
+  if (entries == 0) {
+    return Status::invalid("cu_seqlens_q.length (0) must be at least 1: it has batch + 1 entries and begins with 0");
+  }
+  p_.batch = entries - 1;
+  p_.total_q = p_.seqlen_q = q.shape[0];
+  return {};
+}
+
+Status Builder::read_keys() {
+  const bool packed_k = given(&Args::cu_seqlens_k);
+  if (packed() && !packed_k && !paged()) {
+    return Status::invalid(
+        "cu_seqlens_k (NULL) must be given with cu_seqlens_q: a packed call packs q, k and v; or "
+        "give page_table");
+  }
+  if (packed_k && !packed()) {
+    return Status::invalid("cu_seqlens_q (NULL) must be given with cu_seqlens_k: a packed call packs q, k and v");
+  }
+  if (packed_k && paged()) {
+    return Status::invalid(
+        "cu_seqlens_k must be NULL with page_table: pages hold the keys of each sequence apart; give "
+        "their lengths in seqused_k");
+  }
+
+  const Dim heads{"heads"};
+  const Dim head_dim{"head_dim", p_.head_dim, "q", "q k^T contracts over head_dim; pad or slice one of them"};
+  const Dim dense[] = {
+      {"batch", p_.batch, "q", "each sequence has its own keys; expand k and v by a stride of 0 to share them"},
+      {"seqlen"},
+      heads,
+      head_dim};
+  const Dim pages[] = {{"pages"}, {"page_size"}, heads, head_dim};
+  const Dim rows[] = {{"total"}, heads, head_dim};
+  const std::span<const Dim> dims = packed_k ? std::span<const Dim>(rows) : paged() ? pages : dense;
+  const char* dims_why = packed_k  ? " where cu_seqlens_k is given"
+                         : paged() ? " where page_table is given"
+                                   : " unless cu_seqlens_k is given";
+  const char* dtype_why = "q, k and v share one type; convert one of them";
+  TANDEM_TRY(read(&Args::k, only(p_.dtype), dtype_why, dims, dims_why, true));
+
+  const Operand& k = operand(&Args::k);
+  Dim v_dims[kMaxRank];
+  for (int i = 0; i < k.rank - 1; ++i) {
+    v_dims[i] = {k.dim_name[i], k.shape[i], "k", "each key has one value; only head_dim may differ"};
+  }
+  v_dims[k.rank - 1] = {"head_dim"};
+  TANDEM_TRY(read(&Args::v, only(p_.dtype), dtype_why, {v_dims, dims.size()}, dims_why, true));
+  const Operand& v = operand(&Args::v);
+  p_.k = view_of(k);
+  p_.v = view_of(v);
+  p_.heads_k = k.shape[k.rank - 2];
+  p_.head_dim_v = v.shape[v.rank - 1];
+  TANDEM_TRY(check_head_dim("v", p_.head_dim_v));
+  if (p_.heads_k == 0 ? p_.heads_q != 0 : p_.heads_q % p_.heads_k != 0) {
+    return Status::invalid(
+        say("q.heads (", p_.heads_q, ") must be a multiple of k.heads (", p_.heads_k,
+            "): every key head serves the same number of query heads; repeat or drop heads of k and v"));
+  }
+
+  if (packed_k) {
+    TANDEM_TRY(read_index(&Args::cu_seqlens_k, {"length", p_.batch + 1, "cu_seqlens_q", "both have batch + 1 entries"},
+                          &p_.cu_seqlens_k));
+    p_.total_k = p_.seqlen_k = k.shape[0];
+    return {};
+  }
+  if (paged()) return read_page_table();
+  p_.seqlen_k = k.shape[1];
+  p_.total_k = p_.batch * p_.seqlen_k;
+  return {};
+}
+
+Status Builder::read_page_table() {
+  TANDEM_TRY(read(&Args::page_table, only(DType::i32), "it holds page numbers; convert it",
+                  {{"batch", p_.batch, packed() ? nullptr : "q", "one row of pages per sequence"}, {"max_pages"}}));
+  const Operand& k = operand(&Args::k);
+  const Operand& table = operand(&Args::page_table);
+  if (k.shape[1] < 1) {
+    return Status::invalid(say("k.page_size (", k.shape[1], ") must be at least 1: keys are divided into pages of it"));
+  }
+  p_.page_table = {.data = reinterpret_cast<const int32_t*>(table.data),
+                   .batch = table.stride[0],
+                   .column = table.stride[1],
+                   .pages = k.shape[0],
+                   .page_size = k.shape[1],
+                   .max_pages = table.shape[1],
+                   .present = true};
+  p_.seqlen_k = p_.page_table.max_pages * p_.page_table.page_size;
+  p_.total_k = p_.page_table.pages * p_.page_table.page_size;
+  if (p_.seqlen_k > INT32_MAX) {
+    return Status::invalid(say("page_table.max_pages (", p_.page_table.max_pages, ") * k.page_size (",
+                               p_.page_table.page_size, ") must be at most ", INT32_MAX,
+                               ": it is the longest sequence that the table can hold; drop columns of it"));
+  }
+  return {};
+}
+
+Status Builder::read_results() {
+  const Operand& q = operand(&Args::q);
+  Dim dims[kMaxRank];
+  for (int i = 0; i < q.rank - 1; ++i) dims[i] = {q.dim_name[i], q.shape[i], "q", "out has one vector per query"};
+  dims[q.rank - 1] = {"head_dim", p_.head_dim_v, "v", "out is a mean of values"};
+  TANDEM_TRY(read(&Args::out, only(p_.dtype), "out has the type of q", {dims, static_cast<size_t>(q.rank)}, "", true));
+  p_.out = view_of(operand(&Args::out));
+  if (!given(&Args::lse) && !backward()) return {};
+  return read_lse(&Args::lse, &p_.lse);
+}
+
+Status Builder::read_lse(Field field, View* view) {
+  const char* why = "there is one value per query and head";
+  const DTypes dtypes = only(DType::f32) | (p_.dtype == DType::f64 ? only(DType::f64) : 0);
+  const char* dtype_why = "log-sum-exp needs more digits than 16-bit types have; allocate it so";
+  if (packed()) {
+    TANDEM_TRY(read(field, dtypes, dtype_why, {{"heads", p_.heads_q, "q", why}, {"total", p_.total_q, "q", why}}));
+  } else {
+    TANDEM_TRY(
+        read(field, dtypes, dtype_why,
+             {{"batch", p_.batch, "q", why}, {"heads", p_.heads_q, "q", why}, {"seqlen", p_.seqlen_q, "q", why}}));
+  }
+  const Operand& o = operand(field);
+  *view = {.data = o.data,
+           .dtype = o.dtype,
+           .batch = o.rank == 3 ? o.stride[0] : 0,
+           .row = o.stride[o.rank - 1],
+           .head = o.stride[o.rank - 2],
+           .present = true};
+  return {};
+}
+
+Status Builder::read_gradients() {
+  TANDEM_TRY(read_like(&Args::dout, &Args::out, true));
+  p_.dout = view_of(operand(&Args::dout));
+  if (given(&Args::dlse)) TANDEM_TRY(read_lse(&Args::dlse, &p_.dlse));
+  const struct {
+    Field field, model;
+    View* view;
+  } wanted[] = {{&Args::dq, &Args::q, &p_.dq}, {&Args::dk, &Args::k, &p_.dk}, {&Args::dv, &Args::v, &p_.dv}};
+  for (const auto& gradient : wanted) {
+    if (!given(gradient.field)) continue;
+    TANDEM_TRY(read_like(gradient.field, gradient.model, true));
+    *gradient.view = view_of(operand(gradient.field));
+  }
+  return {};
+}
+
+Status Builder::read_bias() {
+  if (!given(&Args::bias)) {
+    if (!backward() || !given(&Args::dbias)) return {};
+    return Status::invalid("dbias must be NULL without bias: there is nothing it would be the gradient of");
+  }
+  if (packed()) {
+    return Status::invalid(
+        "bias must be NULL with cu_seqlens_q: packed sequences differ in length; use dense tensors "
+        "with seqused_q and seqused_k");
+  }
+  const DTypes dtypes = only(DType::f32) | only(p_.dtype) | only(DType::boolean);
+  TANDEM_TRY(read(&Args::bias, dtypes, "a bias is added in float32 or q's type, a boolean one says what is visible",
+                  {{"batch"}, {"heads"}, {"seqlen_q"}, {"seqlen_k"}}));
+  const Operand& bias = operand(&Args::bias);
+  const struct {
+    const char* name;
+    int64_t size;
+  } full[] = {{"q.batch", p_.batch}, {"q.heads", p_.heads_q}, {"q.seqlen", p_.seqlen_q}, {"k.seqlen", p_.seqlen_k}};
+  for (int i = 0; i < 4; ++i) {
+    if (bias.shape[i] == 1 || bias.shape[i] == full[i].size) continue;
+    return Status::invalid(say("bias.", bias.dim_name[i], " (", bias.shape[i], ") must be 1 or equal ", full[i].name,
+                               " (", full[i].size,
+                               "): a dimension of bias is either broadcast or complete; slice or expand it"));
+  }
+  p_.bias = bias_view_of(bias);
+  if (!backward() || !given(&Args::dbias)) return {};
+  if (p_.bias.boolean()) {
+    return Status::invalid("dbias must be NULL when bias.dtype is bool: a mask has no gradient");
+  }
+  TANDEM_TRY(read_like(&Args::dbias, &Args::bias, false));
+  p_.dbias = bias_view_of(operand(&Args::dbias));
+  return {};
+}
+
+Status Builder::read_per_head() {
+  const char* why = "there is one value per query head";
+  if (given(&Args::sink)) {
+    TANDEM_TRY(read(&Args::sink, only(DType::f32) | only(p_.dtype), "a sink is float32 or has the type of q",
+                    {{"heads", p_.heads_q, "q", why}}));
+    p_.sink = head_view_of(operand(&Args::sink));
+  }
+  if (backward() && given(&Args::dsink)) {
+    if (!given(&Args::sink)) {
+      return Status::invalid("dsink must be NULL without sink: there is nothing it would be the gradient of");
+    }
+    TANDEM_TRY(read_like(&Args::dsink, &Args::sink, false));
+    p_.dsink = head_view_of(operand(&Args::dsink));
+  }
+  if (!given(&Args::alibi_slopes)) return {};
+  const Dim dims[] = {{"batch", p_.batch, packed() ? nullptr : "q", "there is one row per sequence"},
+                      {"heads", p_.heads_q, "q", why}};
+  const bool per_batch = args_.alibi_slopes->ndim == 2;
+  TANDEM_TRY(read(&Args::alibi_slopes, only(DType::f32), "slopes are float32; convert them",
+                  std::span<const Dim>(dims).subspan(per_batch ? 0 : 1), ", or (batch, heads)", false));
+  p_.alibi_slopes = head_view_of(operand(&Args::alibi_slopes));
+  return {};
+}
+
+Status Builder::read_used_lengths() {
+  const Dim length{"length", p_.batch, nullptr, "there is one length per sequence of the batch"};
+  if (given(&Args::seqused_q)) TANDEM_TRY(read_index(&Args::seqused_q, length, &p_.seqused_q));
+  if (given(&Args::seqused_k)) TANDEM_TRY(read_index(&Args::seqused_k, length, &p_.seqused_k));
+  return {};
+}
+
+// In a packed call the longest sequence, as the caller gave it, tightens the bound that the total is. The values of
+// cu_seqlens do not, so that a call and its workspace_size see the same Problem.
+Status Builder::read_longest() {
+  const struct {
+    const char* name;
+    int64_t given;
+    bool packed;
+    int64_t* longest;
+  } sides[] = {{"max_seqlen_q", args_.max_seqlen_q, p_.packed_q(), &p_.seqlen_q},
+               {"max_seqlen_k", args_.max_seqlen_k, p_.packed_k(), &p_.seqlen_k}};
+  for (const auto& side : sides) {
+    if (side.given < 0) {
+      return Status::invalid(say(side.name, " (", side.given, ") must be 0 (unknown) or the longest sequence"));
+    }
+    if (!side.packed && side.given != 0 && side.given < *side.longest) {
+      return Status::invalid(say(side.name, " (", side.given, ") must be at least seqlen (", *side.longest,
+                                 "), or 0: it bounds every sequence; in a dense call leave it 0"));
+    }
+    if (side.packed && side.given == 0 && !on_cpu()) {
+      return Status::invalid(say(side.name, " (0) must be given for packed tensors on a device: ",
+                                 "the host does not read cu_seqlens there; pass the longest sequence"));
+    }
+    if (side.packed && side.given != 0) *side.longest = std::min(*side.longest, side.given);
+  }
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,93 @@
+// The rules that need the data: values of index tensors on the CPU, and memory that tensors share.
+#include "problem/builder.h"
+#include "problem/text.h"
+
+namespace tandem {
+namespace {
+
+Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batch, const char* tensor, int64_t total,
+                        const char* bound_name, int64_t bound) {
+  if (offsets[0] != 0) {
+    return Status::invalid(say(name, "[0] (", offsets[0], ") must be 0: the first sequence begins at row 0"));
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t begin = offsets[b], end = offsets[b + 1];
+    if (end < begin) {
+      return Status::invalid(say(name, "[", b + 1, "] (", end, ") must be at least ", name, "[", b, "] (", begin,
+                                 "): sequences follow each other; give running sums of the lengths"));
+    }
+    if (end > total) {
+      return Status::invalid(say(name, "[", b + 1, "] (", end, ") must be at most ", tensor, ".total (", total,
+                                 "): sequences lie within the tensor; check the sums"));
+    }
+    if (bound != 0 && end - begin > bound) {
+      return Status::invalid(say(bound_name, " (", bound, ") must be at least ", end - begin,
+                                 ", the length of sequence ", b, ": it bounds every sequence; give the longest, or 0"));
+    }
+  }
+  if (offsets[batch] != total) {
+    return Status::invalid(say(name, "[", batch, "] (", offsets[batch], ") must equal ", tensor, ".total (", total,
+                               "): the last sequence ends with the tensor; slice the tensor or extend the sums"));
+  }
+  return {};
+}
+
+Status check_used(const char* name, int64_t b, int64_t used, int64_t rows) {
+  if (used >= 0 && used <= rows) return {};
+  return Status::invalid(say(name, "[", b, "] (", used, ") must be 0 to ", rows, ", the length of sequence ", b,
+                             ": it counts the rows in use"));
+}
+
+}  // namespace
+
+Status Builder::check_offsets() const {
+  if (p_.cu_seqlens_q) {
+    TANDEM_TRY(check_cu_seqlens("cu_seqlens_q", p_.cu_seqlens_q, p_.batch, "q", p_.total_q, "max_seqlen_q",
+                                args_.max_seqlen_q));
+  }
+  if (!p_.cu_seqlens_k) return {};
+  return check_cu_seqlens("cu_seqlens_k", p_.cu_seqlens_k, p_.batch, "k", p_.total_k, "max_seqlen_k",
+                          args_.max_seqlen_k);
+}
+
+Status Builder::check_used_lengths() const {
+  if (!p_.seqused_q && !p_.seqused_k) return {};
+  for (int64_t b = 0; b < p_.batch; ++b) {
+    const Sequence s = sequence_of(p_, b);
+    TANDEM_TRY(check_used("seqused_q", b, s.q_len, s.q_rows));
+    TANDEM_TRY(check_used("seqused_k", b, s.k_len, s.k_rows));
+  }
+  return {};
+}
+
+// Entries beyond the used keys may be anything.
+Status Builder::check_pages() const {
+  const PageTable& table = p_.page_table;
+  if (!table) return {};
+  for (int64_t b = 0; b < p_.batch; ++b) {
+    const int64_t used = (sequence_of(p_, b).k_len + table.page_size - 1) / table.page_size;
+    for (int64_t i = 0; i < used; ++i) {
+      const int64_t page = table.data[b * table.batch + i * table.column];
+      if (page >= 0 && page < table.pages) continue;
+      return Status::invalid(say("page_table[", b, ", ", i, "] (", page, ") must be at least 0 and below k.pages (",
+                                 table.pages, "): it holds keys in use; if it does not, lower seqused_k"));
+    }
+  }
+  return {};
+}
+
+Status Builder::check_sharing() const {
+  for (int i = 0; i < kOperandCount; ++i) {
+    if (!operands_[i].present || kOperands[i].in(mode_.pass) != Use::write) continue;
+    for (int j = 0; j < kOperandCount; ++j) {
+      const bool seen = j <= i && kOperands[j].in(mode_.pass) == Use::write;  // outputs: each pair once
+      if (seen || !overlap(operands_[i], operands_[j])) continue;
+      return Status::invalid(say(kOperands[i].name, ".data (byte ", operands_[i].data - operands_[j].data, " from ",
+                                 kOperands[j].name, ".data) overlaps ", kOperands[j].name, ": ", kOperands[i].name,
+                                 " is written while the other is in use; give it memory of its own"));
+    }
+  }
+  return {};
+}
+
+}  // namespace tandem

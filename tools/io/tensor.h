@@ -1,0 +1,62 @@
+// What the file formats share: a named tensor in memory, and the one exception for input that is refused.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem::io {
+
+// Element types of both formats. raw16 is .npy's "<V2": two bytes without meaning, which is how numpy stores bfloat16.
+enum class Element : uint8_t {
+  boolean,
+  u8,
+  i8,
+  f8_e4m3,
+  f8_e5m2,
+  u16,
+  i16,
+  f16,
+  bf16,
+  raw16,
+  u32,
+  i32,
+  f32,
+  u64,
+  i64,
+  f64
+};
+
+int64_t size_of(Element element);
+const char* name_of(Element element);  // as safetensors spells it: "F32", "BF16", ...
+
+// One tensor in row-major order; data belongs to someone else and need not be aligned.
+struct TensorView {
+  std::string name;
+  Element element = Element::f32;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
+};
+
+// Input that cannot be used. what() is one sentence for the user: file, field, value, rule.
+class InputError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// "text" in quotes, cut when long, with control characters escaped: safe to print whatever a file contains.
+std::string in_quotes(std::string_view text);
+
+std::string shape_text(std::span<const int64_t> shape);  // "(2, 3)", "(5,)", "()"
+
+// Bytes of a tensor of that shape, or nothing when the product does not fit into 63 bits.
+std::optional<int64_t> byte_size(std::span<const int64_t> shape, Element element);
+
+inline constexpr size_t max_dimensions = 64;  // numpy's limit, used for both formats
+
+}  // namespace tandem::io

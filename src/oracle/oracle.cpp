@@ -56,14 +56,18 @@ void load_row(const View& view, const std::byte* from, int64_t n, double* to) {
 }
 
 void store_row(const View& view, std::byte* to, int64_t n, const double* from) {
-  for (int64_t c = 0; c < n; ++c) store(view.dtype, to + c * size_of(view.dtype), from ? from[c] : 0.0);
+  for (int64_t c = 0; c < n; ++c) store(view.dtype, to + c * size_of(view.dtype), from[c]);
 }
 
-const std::byte* key_at(const Problem& p, const Sequence& s, const View& view, int64_t j, int64_t head) {
-  if (!p.page_table) return view.at(s.batch_index, s.k_begin + j, head);
+// Where key j of a sequence is: an index pair for View::at. Packed or dense it is (sequence, row), else (page, row).
+struct Place {
+  int64_t first, row;
+};
+
+Place place_of_key(const Problem& p, const Sequence& s, int64_t j) {
   const PageTable& t = p.page_table;
-  const int64_t page = t.data[s.batch_index * t.batch + j / t.page_size * t.column];
-  return view.at(page, j % t.page_size, head);
+  if (!t) return {s.batch_index, s.k_begin + j};
+  return {t.data[s.batch_index * t.batch + j / t.page_size * t.column], j % t.page_size};
 }
 
 // What one query head of one sequence reads, in float64.
@@ -86,8 +90,9 @@ struct Head {
       if (backward) load_row(p.dout, p.dout.at(b, s.q_begin + i, head), p.head_dim_v, dout.row(i));
     }
     for (int64_t j = 0; j < s.k_len; ++j) {
-      load_row(p.k, key_at(p, s, p.k, j, head / p.group()), p.head_dim, k.row(j));
-      load_row(p.v, key_at(p, s, p.v, j, head / p.group()), p.head_dim_v, v.row(j));
+      const Place at = place_of_key(p, s, j);
+      load_row(p.k, p.k.at(at.first, at.row, head / p.group()), p.head_dim, k.row(j));
+      load_row(p.v, p.v.at(at.first, at.row, head / p.group()), p.head_dim_v, v.row(j));
     }
   }
 
@@ -179,32 +184,49 @@ void forward_head(const Problem& p, int64_t b, int64_t head) {
   }
 }
 
-// dq of the query heads that share a key head, its dk and dv, and this sequence's part of their dsink.
-void backward_group(const Problem& p, int64_t b, int64_t head_k, double* dsink) {
-  const Sequence s = sequence_of(p, b);
-  Matrix dk(s.k_rows, p.head_dim), dv(s.k_rows, p.head_dim_v), dq(1, p.head_dim);
+// dq of the query heads that share a key head, and this sequence's part of dsink. Adds to dk and dv, which have one row
+// per key of the sequence, or per row of all pages.
+void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix& dk, Matrix& dv, double* dsink) {
+  const int64_t b = s.batch_index;
+  std::vector<double> dq(static_cast<size_t>(p.head_dim));
   for (int64_t head = head_k * p.group(); head < (head_k + 1) * p.group(); ++head) {
     const Head h(p, b, head, true);
     for (int64_t i = 0; i < s.q_rows; ++i) {
-      std::fill(dq.values.begin(), dq.values.end(), 0.0);
+      std::fill(dq.begin(), dq.end(), 0.0);
       if (i < s.q_len) {
         const Row row = make_row(h, i);
         const ScoreGradients g(h, i, row);
         for (size_t n = 0; n < row.entries.size(); ++n) {
           const Entry& e = row.entries[n];
           const double dt = p.softmax_scale * (p.softcap > 0 ? g.ds[n] * (1 - e.capped * e.capped) : g.ds[n]);
-          add_scaled(dq.row(0), dt, h.k.row(e.j), p.head_dim);
-          add_scaled(dk.row(e.j), dt, h.q.row(i), p.head_dim);
-          if (e.z != 0) add_scaled(dv.row(e.j), e.z * e.p, h.dout.row(i), p.head_dim_v);
+          const Place at = place_of_key(p, s, e.j);
+          const int64_t key = p.page_table ? at.first * p.page_table.page_size + at.row : e.j;
+          add_scaled(dq.data(), dt, h.k.row(e.j), p.head_dim);
+          add_scaled(dk.row(key), dt, h.q.row(i), p.head_dim);
+          if (e.z != 0) add_scaled(dv.row(key), e.z * e.p, h.dout.row(i), p.head_dim_v);
         }
-        if (p.sink && row.p_sink > 0) dsink[head] += row.p_sink * (h.dlse(i) - g.delta);
+        if (row.p_sink > 0) dsink[head] += row.p_sink * (h.dlse(i) - g.delta);
       }
-      if (p.dq) store_row(p.dq, p.dq.at(b, s.q_begin + i, head), p.head_dim, dq.row(0));
+      if (p.dq) store_row(p.dq, p.dq.at(b, s.q_begin + i, head), p.head_dim, dq.data());
     }
   }
-  for (int64_t j = 0; j < s.k_rows; ++j) {
-    if (p.dk) store_row(p.dk, p.dk.at(b, s.k_begin + j, head_k), p.head_dim, dk.row(j));
-    if (p.dv) store_row(p.dv, p.dv.at(b, s.k_begin + j, head_k), p.head_dim_v, dv.row(j));
+}
+
+void store_keys(const Problem& p, int64_t first, int64_t begin, int64_t rows, int64_t head_k, const double* dk,
+                const double* dv) {
+  for (int64_t j = 0; j < rows; ++j, dk += p.head_dim, dv += p.head_dim_v) {
+    if (p.dk) store_row(p.dk, p.dk.at(first, begin + j, head_k), p.head_dim, dk);
+    if (p.dv) store_row(p.dv, p.dv.at(first, begin + j, head_k), p.head_dim_v, dv);
+  }
+}
+
+// Pages may be shared, so their sequences are added up in order.
+void backward_pages(const Problem& p, int64_t head_k, Matrix& dsink) {
+  const PageTable& t = p.page_table;
+  Matrix dk(t.pages * t.page_size, p.head_dim), dv(t.pages * t.page_size, p.head_dim_v);
+  for (int64_t b = 0; b < p.batch; ++b) backward_group(p, sequence_of(p, b), head_k, dk, dv, dsink.row(b));
+  for (int64_t page = 0; page < t.pages; ++page) {
+    store_keys(p, page, 0, t.page_size, head_k, dk.row(page * t.page_size), dv.row(page * t.page_size));
   }
 }
 
@@ -242,10 +264,17 @@ void forward(const Problem& p, const ParallelFor& parallel_for) {
 
 void backward(const Problem& p, const ParallelFor& parallel_for) {
   Matrix dsink(p.batch, p.heads_q);  // one row per sequence, summed in order below
-  parallel_for(p.batch * p.heads_k, [&](int64_t task) {
-    const int64_t b = task / p.heads_k;
-    backward_group(p, b, task % p.heads_k, dsink.row(b));
-  });
+  if (p.page_table) {
+    parallel_for(p.heads_k, [&](int64_t head_k) { backward_pages(p, head_k, dsink); });
+  } else {
+    parallel_for(p.batch * p.heads_k, [&](int64_t task) {
+      const Sequence s = sequence_of(p, task / p.heads_k);
+      const int64_t head_k = task % p.heads_k;
+      Matrix dk(s.k_rows, p.head_dim), dv(s.k_rows, p.head_dim_v);
+      backward_group(p, s, head_k, dk, dv, dsink.row(s.batch_index));
+      store_keys(p, s.batch_index, s.k_begin, s.k_rows, head_k, dk.row(0), dv.row(0));
+    });
+  }
   if (p.dsink) {
     for (int64_t head = 0; head < p.heads_q; ++head) {
       double sum = 0;

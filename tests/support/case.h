@@ -1,0 +1,59 @@
+// A Case describes one attention problem completely: shapes, options, layouts and the seed of its values. It prints as
+// one line of flags and is read back from it, so that every failure can be repeated.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "problem/problem.h"
+
+namespace tandem::test {
+
+struct Case {
+  std::string dtype = "f32";  // f64, f32, bf16, f16
+  int64_t batch = 1, heads_q = 1, heads_k = 1, seqlen_q = 4, seqlen_k = 4, head_dim = 8, head_dim_v = 8;
+
+  // Packed: the lengths of the sequences, and the batch is their number. One of them with page_size: only queries.
+  bool packed = false;
+  std::vector<int64_t> lengths_q, lengths_k;
+  std::vector<int64_t> used_q, used_k;  // seqused, one per sequence; empty: absent
+  int64_t page_size = 0;                // > 0: keys and values in shuffled pages of this many rows
+
+  double scale = 0, softcap = 0;
+  bool causal = false, top_left = false;
+  int64_t left = TANDEM_UNBOUNDED, right = TANDEM_UNBOUNDED;
+  std::string alibi;                // "", "head" or "batch"
+  std::string bias;                 // "", "f32", "same" (as q), or "bool"
+  std::string bias_shape = "bhij";  // "1" in place of a letter: broadcast there
+  bool bias_inf = false;            // some entries are -inf
+  std::string sink;                 // "", "f32" or "same"
+  double dropout = 0;
+  bool dropout_pointers = false;
+
+  bool lse = true, dlse = false;    // forward writes lse; backward reads dlse
+  std::string gradients = "qkvbs";  // those asked for: dq, dk, dv, dbias, dsink
+  int64_t splits = 0;
+  bool invariant = false;
+  std::string values = "normal";  // "large": scores times 30; "integer": q = 0 and v of small integers
+  int64_t layout = 0;             // two bits per tensor, see Layout
+  int64_t seed = 1;
+
+  bool operator==(const Case&) const = default;
+
+  int64_t sequences() const { return packed ? static_cast<int64_t>(lengths_q.size()) : batch; }
+  int64_t length_q(int64_t b) const { return packed ? lengths_q[static_cast<size_t>(b)] : seqlen_q; }
+  int64_t length_k(int64_t b) const { return packed && !page_size ? lengths_k[static_cast<size_t>(b)] : seqlen_k; }
+  DType type() const;
+};
+
+// "--dtype bf16 --seqlen-q 5 --causal ...": the fields that differ from their defaults.
+std::string to_flags(const Case& c);
+
+// The reverse. Throws std::invalid_argument with a sentence about the first flag that it does not know.
+Case from_flags(const std::string& flags);
+
+// A random valid case: every option and their combinations, mostly small.
+Case random_case(uint64_t seed);
+
+}  // namespace tandem::test

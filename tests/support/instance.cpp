@@ -1,0 +1,329 @@
+#include "support/instance.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include "support/random.h"
+
+namespace tandem::test {
+namespace {
+
+// Positions in Case::layout.
+enum Which { kQ, kK, kV, kOut, kDout, kDq, kDk, kDv, kBias, kDbias, kLse };
+
+View view_of(Tensor& t) {
+  const std::vector<int64_t>& s = t.strides();
+  const bool packed = s.size() == 3;
+  return {t.element(0), t.dtype(), packed ? 0 : s[0], s[packed ? 0 : 1], s[packed ? 1 : 2], true};
+}
+
+View lse_view_of(Tensor& t) {
+  const std::vector<int64_t>& s = t.strides();
+  const bool packed = s.size() == 2;
+  return {t.element(0), t.dtype(), packed ? 0 : s[0], s[packed ? 1 : 2], s[packed ? 0 : 1], true};
+}
+
+Tensor index_tensor(const std::vector<int64_t>& values) {
+  Tensor t(DType::i32, {static_cast<int64_t>(values.size())});
+  for (size_t n = 0; n < values.size(); ++n) t.set(static_cast<int64_t>(n), static_cast<double>(values[n]));
+  return t;
+}
+
+std::vector<int64_t> prefix_sums(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> sums(lengths.size() + 1, 0);
+  std::partial_sum(lengths.begin(), lengths.end(), sums.begin() + 1);
+  return sums;
+}
+
+int64_t total(const std::vector<int64_t>& lengths) { return prefix_sums(lengths).back(); }
+
+DType dtype_named(const std::string& name, DType same) { return name == "f32" ? DType::f32 : same; }
+
+// Calls f(element) for row i < rows(b) of every sequence, head and column of a query- or key-like tensor.
+template <class Rows, class Begin, class F>
+void each_used(Tensor& t, View view, const Case& c, int64_t heads, int64_t dim, Rows rows, Begin begin, F f) {
+  for (int64_t b = 0; b < c.sequences(); ++b) {
+    for (int64_t i = 0; i < rows(b); ++i) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t d = 0; d < dim; ++d) {
+          store(t.dtype(), view.at(b, begin(b) + i, h) + d * size_of(t.dtype()), f());
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t used_q(const Case& c, int64_t b) { return c.used_q.empty() ? c.length_q(b) : c.used_q[static_cast<size_t>(b)]; }
+int64_t used_k(const Case& c, int64_t b) { return c.used_k.empty() ? c.length_k(b) : c.used_k[static_cast<size_t>(b)]; }
+
+int64_t Instance::layout_of(int tensor) const { return c.layout >> 2 * tensor & 3; }
+int64_t Instance::margin_of(int tensor) const { return 16 + (c.layout == 0 ? 0 : (c.seed + tensor) % 17); }
+
+std::vector<int64_t> Instance::shape_q(int64_t dim) const {
+  if (c.packed) return {total(c.lengths_q), c.heads_q, dim};
+  return {c.batch, c.seqlen_q, c.heads_q, dim};
+}
+
+std::vector<int64_t> Instance::shape_k(int64_t dim) const {
+  if (c.page_size) return {c.sequences() * (c.seqlen_k / c.page_size) + 2, c.page_size, c.heads_k, dim};
+  if (c.packed) return {total(c.lengths_k), c.heads_k, dim};
+  return {c.batch, c.seqlen_k, c.heads_k, dim};
+}
+
+std::vector<int64_t> Instance::shape_lse() const {
+  if (c.packed) return {c.heads_q, total(c.lengths_q)};
+  return {c.batch, c.heads_q, c.seqlen_q};
+}
+
+DType Instance::lse_type() const { return c.type() == DType::f64 ? DType::f64 : DType::f32; }
+
+std::vector<int64_t> Instance::shape_bias() const {
+  std::vector<int64_t> shape = {c.batch, c.heads_q, c.seqlen_q, c.seqlen_k};
+  for (size_t n = 0; n < 4; ++n) {
+    if (c.bias_shape[n] == '1') shape[n] = 1;
+  }
+  return shape;
+}
+
+Instance::Instance(const Case& wanted) : c(wanted) {
+  const DType t = c.type();
+  q = Tensor(t, shape_q(c.head_dim), layout_of(kQ), margin_of(kQ));
+  k = Tensor(t, shape_k(c.head_dim), layout_of(kK), margin_of(kK));
+  v = Tensor(t, shape_k(c.head_dim_v), layout_of(kV), margin_of(kV));
+  dout = Tensor(t, shape_q(c.head_dim_v), layout_of(kDout), margin_of(kDout));
+  given_out = Tensor(t, shape_q(c.head_dim_v), layout_of(kOut), margin_of(kOut));
+  given_lse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
+  if (c.dlse) dlse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
+  if (c.packed) cu_seqlens_q = index_tensor(prefix_sums(c.lengths_q));
+  if (c.packed && !c.page_size) cu_seqlens_k = index_tensor(prefix_sums(c.lengths_k));
+  if (!c.used_q.empty()) seqused_q = index_tensor(c.used_q);
+  if (!c.used_k.empty()) seqused_k = index_tensor(c.used_k);
+  if (c.alibi == "head") alibi_slopes = Tensor(DType::f32, {c.heads_q});
+  if (c.alibi == "batch") alibi_slopes = Tensor(DType::f32, {c.sequences(), c.heads_q});
+  if (!c.sink.empty()) sink = Tensor(dtype_named(c.sink, t), {c.heads_q});
+  if (!c.bias.empty()) {
+    bias = Tensor(c.bias == "bool" ? DType::boolean : dtype_named(c.bias, t), shape_bias(), layout_of(kBias),
+                  margin_of(kBias));
+  }
+  fill();
+}
+
+void Instance::fill() {
+  Random r(static_cast<uint64_t>(c.seed));
+  const auto rows_q = [&](int64_t b) { return used_q(c, b); };
+  const auto rows_k = [&](int64_t b) { return used_k(c, b); };
+  const auto begin_q = [&](int64_t b) { return c.packed ? prefix_sums(c.lengths_q)[static_cast<size_t>(b)] : 0; };
+  const auto begin_k = [&](int64_t b) { return c.packed ? prefix_sums(c.lengths_k)[static_cast<size_t>(b)] : 0; };
+  const auto normal = [&] { return r.normal(); };
+  const auto small_integer = [&] { return static_cast<double>(r.between(-4, 4)); };
+  const double q_size = c.values == "large" ? 30 : c.values == "integer" ? 0 : 1;
+  each_used(q, view_of(q), c, c.heads_q, c.head_dim, rows_q, begin_q, [&] { return q_size * r.normal(); });
+  each_used(dout, view_of(dout), c, c.heads_q, c.head_dim_v, rows_q, begin_q, normal);
+  if (dlse) each_used(dlse, lse_view_of(dlse), c, c.heads_q, 1, rows_q, begin_q, normal);
+  if (c.page_size) {
+    fill_pages();
+  } else {
+    each_used(k, view_of(k), c, c.heads_k, c.head_dim, rows_k, begin_k, normal);
+    if (c.values == "integer") {
+      each_used(v, view_of(v), c, c.heads_k, c.head_dim_v, rows_k, begin_k, small_integer);
+    } else {
+      each_used(v, view_of(v), c, c.heads_k, c.head_dim_v, rows_k, begin_k, normal);
+    }
+  }
+  for (int64_t n = 0; alibi_slopes && n < alibi_slopes.size(); ++n) alibi_slopes.set(n, 0.6 * r.uniform() - 0.1);
+  for (int64_t n = 0; sink && n < sink.size(); ++n) sink.set(n, 2 * r.normal());
+  if (bias) fill_bias();
+  dropout_seed_ = r.next();
+  dropout_offset_ = r.next();
+}
+
+// Every sequence gets its pages from a shuffled deck; table entries and rows past its length stay poison.
+void Instance::fill_pages() {
+  Random r(static_cast<uint64_t>(c.seed) + 7);
+  const int64_t columns = c.seqlen_k / c.page_size;
+  std::vector<int64_t> deck(static_cast<size_t>(k.shape()[0]));
+  std::iota(deck.begin(), deck.end(), 0);
+  for (size_t n = deck.size(); n > 1; --n)
+    std::swap(deck[n - 1], deck[static_cast<size_t>(r.between(0, static_cast<int64_t>(n) - 1))]);
+  page_table = Tensor(DType::i32, {c.sequences(), columns});
+  for (int64_t b = 0; b < c.sequences(); ++b) {
+    for (int64_t j = 0; j < used_k(c, b); ++j) {
+      if (j % c.page_size == 0) {
+        page_table.set(b * columns + j / c.page_size, static_cast<double>(deck.back()));
+        deck.pop_back();
+      }
+      const auto page = static_cast<int64_t>(page_table.get(b * columns + j / c.page_size));
+      for (Tensor* t : {&k, &v}) {
+        const int64_t row_size = t->shape()[2] * t->shape()[3];
+        for (int64_t n = 0; n < row_size; ++n) {
+          const bool integer = c.values == "integer" && t == &v;
+          t->set((page * c.page_size + j % c.page_size) * row_size + n,
+                 integer ? static_cast<double>(r.between(-4, 4)) : r.normal());
+        }
+      }
+    }
+  }
+}
+
+void Instance::fill_bias() {
+  Random r(static_cast<uint64_t>(c.seed) + 11);
+  const std::vector<int64_t> shape = bias.shape();
+  std::vector<bool> filled(static_cast<size_t>(bias.size()), false);
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t h = 0; h < c.heads_q; ++h) {
+      for (int64_t i = 0; i < used_q(c, b); ++i) {
+        for (int64_t j = 0; j < used_k(c, b); ++j) {
+          const int64_t n =
+              ((b % shape[0] * shape[1] + h % shape[1]) * shape[2] + i % shape[2]) * shape[3] + j % shape[3];
+          if (filled[static_cast<size_t>(n)]) continue;
+          filled[static_cast<size_t>(n)] = true;
+          if (bias.dtype() == DType::boolean) {
+            bias.set(n, r.chance(0.7));
+          } else {
+            bias.set(n, c.bias_inf && r.chance(0.3) ? -std::numeric_limits<double>::infinity() : 2 * r.normal());
+          }
+        }
+      }
+    }
+  }
+}
+
+Outputs Instance::outputs(tandem_pass pass) const {
+  const DType t = c.type();
+  const auto wanted = [&](char gradient) {
+    return pass == TANDEM_BACKWARD && c.gradients.find(gradient) != std::string::npos;
+  };
+  Outputs o;
+  if (pass == TANDEM_FORWARD) {
+    o.out = Tensor(t, shape_q(c.head_dim_v), layout_of(kOut), margin_of(kOut));
+    if (c.lse) o.lse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
+  }
+  if (wanted('q')) o.dq = Tensor(t, shape_q(c.head_dim), layout_of(kDq), margin_of(kDq));
+  if (wanted('k')) o.dk = Tensor(t, shape_k(c.head_dim), layout_of(kDk), margin_of(kDk));
+  if (wanted('v')) o.dv = Tensor(t, shape_k(c.head_dim_v), layout_of(kDv), margin_of(kDv));
+  if (wanted('b') && bias && bias.dtype() != DType::boolean) {
+    o.dbias = Tensor(bias.dtype(), shape_bias(), layout_of(kDbias), margin_of(kDbias));
+  }
+  if (wanted('s') && sink) o.dsink = Tensor(sink.dtype(), {c.heads_q});
+  return o;
+}
+
+Outputs Instance::exact_outputs(tandem_pass pass) const {
+  Outputs o = outputs(pass);
+  if (pass == TANDEM_FORWARD) o.lse = Tensor(DType::f64, shape_lse());
+  for (Tensor* t : {&o.out, &o.dq, &o.dk, &o.dv, &o.dbias, &o.dsink}) {
+    if (*t) *t = Tensor(DType::f64, t->shape());
+  }
+  return o;
+}
+
+tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
+  tandem_attention_args a = {};
+  a.size = sizeof a;
+  a.q = q.describe();
+  a.k = k.describe();
+  a.v = v.describe();
+  if (pass == TANDEM_FORWARD) {
+    a.out = o->out.describe();
+    a.lse = o->lse.describe();
+  } else {
+    a.out = given_out.describe();
+    a.lse = given_lse.describe();
+    a.dout = dout.describe();
+    a.dlse = dlse.describe();
+    a.dq = o->dq.describe();
+    a.dk = o->dk.describe();
+    a.dv = o->dv.describe();
+    a.dbias = o->dbias.describe();
+    a.dsink = o->dsink.describe();
+  }
+  a.bias = bias.describe();
+  a.sink = sink.describe();
+  a.alibi_slopes = alibi_slopes.describe();
+  a.cu_seqlens_q = cu_seqlens_q.describe();
+  a.cu_seqlens_k = cu_seqlens_k.describe();
+  a.seqused_q = seqused_q.describe();
+  a.seqused_k = seqused_k.describe();
+  a.page_table = page_table.describe();
+  a.softmax_scale = c.scale;
+  a.softcap = c.softcap;
+  a.causal = c.causal;
+  a.alignment = c.top_left ? TANDEM_TOP_LEFT : TANDEM_BOTTOM_RIGHT;
+  if (c.left != TANDEM_UNBOUNDED) {
+    a.window |= TANDEM_WINDOW_LEFT;
+    a.window_left = c.left;
+  }
+  if (c.right != TANDEM_UNBOUNDED) {
+    a.window |= TANDEM_WINDOW_RIGHT;
+    a.window_right = c.right;
+  }
+  a.dropout_p = c.dropout;
+  if (c.dropout_pointers) {
+    a.dropout_seed_ptr = &dropout_seed_;
+    a.dropout_offset_ptr = &dropout_offset_;
+  } else {
+    a.dropout_seed = dropout_seed_;
+    a.dropout_offset = dropout_offset_;
+  }
+  a.num_splits = static_cast<int32_t>(c.splits);
+  a.batch_invariant = c.invariant;
+  return a;
+}
+
+Problem Instance::problem(tandem_pass pass, Outputs* o) {
+  const tandem_attention_args a = args(pass, o);
+  Problem p;
+  const Status status = make_problem(pass, &a, {TANDEM_CPU, 0}, true, &p);
+  if (!status.ok()) throw std::runtime_error(status.message);
+  return p;
+}
+
+Problem with_outputs(Problem p, Outputs* o) {
+  const auto replace = [](Tensor& t, View* view) {
+    if (t) *view = view_of(t);
+  };
+  replace(o->out, &p.out);
+  replace(o->dq, &p.dq);
+  replace(o->dk, &p.dk);
+  replace(o->dv, &p.dv);
+  if (o->lse) p.lse = lse_view_of(o->lse);
+  if (o->dsink) p.dsink = {o->dsink.element(0), o->dsink.dtype(), 0, 1, true};
+  if (o->dbias) {
+    p.dbias.data = o->dbias.element(0);
+    p.dbias.dtype = o->dbias.dtype();
+    for (size_t n = 0; n < 4; ++n) p.dbias.stride[n] = p.dbias.shape[n] == 1 ? 0 : o->dbias.strides()[n];
+  }
+  return p;
+}
+
+void Instance::give_results(Outputs* exact) {
+  const View from = view_of(exact->out), to = view_of(given_out);
+  const View lse_from = lse_view_of(exact->lse), lse_to = lse_view_of(given_lse);
+  const std::vector<int64_t> begins = c.packed ? prefix_sums(c.lengths_q) : std::vector<int64_t>();
+  for (int64_t b = 0; b < c.sequences(); ++b) {
+    const int64_t begin = c.packed ? begins[static_cast<size_t>(b)] : 0;
+    for (int64_t i = begin; i < begin + used_q(c, b); ++i) {
+      for (int64_t h = 0; h < c.heads_q; ++h) {
+        for (int64_t d = 0; d < c.head_dim_v; ++d) {
+          store(to.dtype, to.at(b, i, h) + d * size_of(to.dtype), load(DType::f64, from.at(b, i, h) + d * 8));
+        }
+        store(lse_to.dtype, lse_to.at(b, i, h), load(DType::f64, lse_from.at(b, i, h)));
+      }
+    }
+  }
+}
+
+uint64_t Instance::fingerprint() const {
+  uint64_t sum = 0;
+  for (const Tensor* t : {&q, &k, &v, &bias, &sink, &alibi_slopes, &cu_seqlens_q, &cu_seqlens_k, &seqused_q, &seqused_k,
+                          &page_table, &dout, &dlse, &given_out, &given_lse}) {
+    sum = sum * 31 + t->fingerprint();
+  }
+  return sum;
+}
+
+}  // namespace tandem::test

@@ -1,0 +1,63 @@
+// The tensors of a Case: filled inputs, poisoned wherever nothing may look, and outputs that begin as NaN.
+#pragma once
+
+#include <functional>
+
+#include "problem/problem.h"
+#include "support/case.h"
+#include "support/tensor.h"
+
+namespace tandem::test {
+
+struct Outputs {
+  Tensor out, lse;                  // of forward
+  Tensor dq, dk, dv, dbias, dsink;  // of backward
+};
+
+class Instance {
+ public:
+  explicit Instance(const Case& c);
+  Instance(const Instance&) = delete;
+
+  // The outputs that the case asks for, in its dtypes and layouts.
+  Outputs outputs(tandem_pass pass) const;
+  // All outputs as compact float64, for the oracle and the plain formula.
+  Outputs exact_outputs(tandem_pass pass) const;
+
+  // Arguments of the C interface; they point into *this and into *outputs, which must stay where they are.
+  tandem_attention_args args(tandem_pass pass, Outputs* outputs);
+  // The same through make_problem(). Throws std::runtime_error with its sentence when the case is refused.
+  Problem problem(tandem_pass pass, Outputs* outputs);
+
+  // What backward reads: the oracle's out and lse, rounded. Poison where forward would write only padding.
+  void give_results(Outputs* exact);
+
+  uint64_t fingerprint() const;  // of all inputs
+
+  const Case c;
+  Tensor q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table;
+  Tensor dout, dlse, given_out, given_lse;
+
+ private:
+  void fill();
+  void fill_bias();
+  void fill_pages();
+  int64_t layout_of(int tensor) const;
+  int64_t margin_of(int tensor) const;
+  std::vector<int64_t> shape_q(int64_t dim) const;
+  std::vector<int64_t> shape_k(int64_t dim) const;
+  std::vector<int64_t> shape_lse() const;
+  std::vector<int64_t> shape_bias() const;
+  DType lse_type() const;
+
+  uint64_t dropout_seed_ = 0, dropout_offset_ = 0;
+};
+
+// The same problem with its outputs elsewhere: those present in *outputs replace its own.
+Problem with_outputs(Problem problem, Outputs* outputs);
+
+// Rows of sequence b that take part.
+int64_t used_q(const Case& c, int64_t b);
+int64_t used_k(const Case& c, int64_t b);
+
+}  // namespace tandem::test

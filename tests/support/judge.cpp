@@ -1,0 +1,267 @@
+#include "support/judge.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+#include "oracle/oracle.h"
+#include "problem/convert.h"
+#include "support/instance.h"
+#include "support/plain.h"
+
+namespace tandem::test {
+namespace {
+
+double rounded(DType t, double x) {
+  std::byte bytes[8];
+  store(t, bytes, x);
+  return load(t, bytes);
+}
+
+// Where the numbers of one head of one result are, in any of the problems that are compared.
+struct Part {
+  std::string name;
+  std::function<void(const Problem&, const std::function<void(DType, const std::byte*)>&)> each;
+
+  std::vector<double> values(const Problem& p) const {
+    std::vector<double> all;
+    each(p, [&](DType t, const std::byte* at) { all.push_back(load(t, at)); });
+    return all;
+  }
+};
+
+std::string head_name(const char* tensor, int64_t b, int64_t h) {
+  return std::string(tensor) + " of sequence " + std::to_string(b) + ", head " + std::to_string(h);
+}
+
+void add_view(std::vector<Part>& parts, const char* tensor, const Problem& p, View Problem::*view, int64_t heads,
+              bool keys, int64_t dim) {
+  if (!(p.*view)) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_of(p, b);
+    const int64_t begin = keys ? s.k_begin : s.q_begin, rows = keys ? s.k_rows : s.q_rows;
+    for (int64_t h = 0; h < heads; ++h) {
+      parts.push_back({head_name(tensor, b, h), [=](const Problem& any, const auto& f) {
+                         const View& at = any.*view;
+                         for (int64_t i = begin; i < begin + rows; ++i) {
+                           for (int64_t c = 0; c < dim; ++c) f(at.dtype, at.at(b, i, h) + c * size_of(at.dtype));
+                         }
+                       }});
+    }
+  }
+}
+
+void add_pages(std::vector<Part>& parts, const char* tensor, const Problem& p, View Problem::*view, int64_t dim) {
+  if (!(p.*view)) return;
+  for (int64_t h = 0; h < p.heads_k; ++h) {
+    parts.push_back({std::string(tensor) + " of head " + std::to_string(h), [=](const Problem& any, const auto& f) {
+                       const View& at = any.*view;
+                       for (int64_t page = 0; page < any.page_table.pages; ++page) {
+                         for (int64_t j = 0; j < any.page_table.page_size; ++j) {
+                           for (int64_t c = 0; c < dim; ++c) f(at.dtype, at.at(page, j, h) + c * size_of(at.dtype));
+                         }
+                       }
+                     }});
+  }
+}
+
+std::vector<Part> parts_of(const Problem& p) {
+  std::vector<Part> parts;
+  if (p.pass == TANDEM_FORWARD) {
+    add_view(parts, "out", p, &Problem::out, p.heads_q, false, p.head_dim_v);
+    add_view(parts, "lse", p, &Problem::lse, p.heads_q, false, 1);
+    return parts;
+  }
+  add_view(parts, "dq", p, &Problem::dq, p.heads_q, false, p.head_dim);
+  if (p.page_table) {
+    add_pages(parts, "dk", p, &Problem::dk, p.head_dim);
+    add_pages(parts, "dv", p, &Problem::dv, p.head_dim_v);
+  } else {
+    add_view(parts, "dk", p, &Problem::dk, p.heads_k, true, p.head_dim);
+    add_view(parts, "dv", p, &Problem::dv, p.heads_k, true, p.head_dim_v);
+  }
+  for (int64_t h = 0; p.dsink && h < p.heads_q; ++h) {
+    parts.push_back({"dsink of head " + std::to_string(h),
+                     [=](const Problem& any, const auto& f) { f(any.dsink.dtype, any.dsink.at(0, h)); }});
+  }
+  for (int64_t b = 0; p.dbias && b < p.dbias.shape[0]; ++b) {
+    for (int64_t h = 0; h < p.dbias.shape[1]; ++h) {
+      parts.push_back({head_name("dbias", b, h), [=](const Problem& any, const auto& f) {
+                         for (int64_t i = 0; i < any.dbias.shape[2]; ++i) {
+                           for (int64_t j = 0; j < any.dbias.shape[3]; ++j)
+                             f(any.dbias.dtype, any.dbias.at(b, h, i, j));
+                         }
+                       }});
+    }
+  }
+  return parts;
+}
+
+DType dtype_of(const Part& part, const Problem& p) {
+  DType type = DType::f32;
+  part.each(p, [&](DType t, const std::byte*) { type = t; });
+  return type;
+}
+
+struct Errors {
+  double largest = 0, mean = 0;
+  size_t where = 0;
+};
+
+Errors errors(const std::vector<double>& got, const std::vector<double>& reference) {
+  Errors e;
+  size_t finite = 0;
+  for (size_t n = 0; n < got.size(); ++n) {
+    if (!std::isfinite(reference[n])) continue;
+    ++finite;
+    const double error = std::fabs(got[n] - reference[n]);
+    e.mean += error;
+    if (error > e.largest) {
+      e.largest = error;
+      e.where = n;
+    }
+  }
+  if (finite) e.mean /= static_cast<double>(finite);
+  return e;
+}
+
+std::string describe(const std::string& what, size_t n, double got, double reference) {
+  std::ostringstream text;
+  text.precision(9);
+  text << what << " at element " << n << ": " << got << ", expected " << reference;
+  return text.str();
+}
+
+// Infinities, NaN and structural zeros. A number that overflows the result's type is an infinity there.
+std::string compare_special(const std::vector<double>& got, const std::vector<double>& reference,
+                            const std::vector<std::vector<double>>& plain, DType type) {
+  for (size_t n = 0; n < got.size(); ++n) {
+    const double expected = rounded(type, reference[n]);
+    if (std::isnan(expected) != std::isnan(got[n])) return describe("NaN", n, got[n], expected);
+    if ((std::isinf(expected) || std::isinf(got[n])) && expected != got[n]) {
+      return describe("infinity", n, got[n], expected);
+    }
+    const bool zero =
+        reference[n] == 0 && std::all_of(plain.begin(), plain.end(), [n](const auto& run) { return run[n] == 0; });
+    if (zero && got[n] != 0) return describe("not exactly zero", n, got[n], 0);
+  }
+  return "";
+}
+
+void compare(const Part& part, const Problem& got_problem, const Problem& reference_problem,
+             const std::vector<Problem>& plain_problems, Verdict& verdict) {
+  const std::vector<double> got = part.values(got_problem), reference = part.values(reference_problem);
+  if (got.empty()) return;
+  const DType type = dtype_of(part, got_problem);
+  std::vector<std::vector<double>> plain_runs;
+  for (const Problem& p : plain_problems) plain_runs.push_back(part.values(p));
+  if (std::string special = compare_special(got, reference, plain_runs, type); !special.empty()) {
+    verdict.failure = part.name + ": " + special;
+    return;
+  }
+  Errors plain;
+  for (const std::vector<double>& run : plain_runs) {
+    const Errors one = errors(run, reference);
+    plain.largest = std::max(plain.largest, one.largest);
+    plain.mean = std::max(plain.mean, one.mean);
+  }
+  // What the result's type loses around the values.
+  double slack = 0, mean_slack = 0;
+  for (const double exact : reference) {
+    const double x = rounded(type, exact);
+    if (!std::isfinite(x)) continue;
+    const double lost = std::fabs(rounded(type, rounded(type, rounded(type, x + 0.3) - 0.3) - x));
+    slack = std::max(slack, 2 * lost);
+    mean_slack += lost / static_cast<double>(reference.size());
+  }
+  const Errors own = errors(got, reference);
+  const double allowed = 2 * plain.largest + slack, allowed_mean = 1.5 * plain.mean + mean_slack;
+  if (own.largest > 0) verdict.worst = std::max(verdict.worst, own.largest / allowed);
+  if (own.mean > 0) verdict.worst = std::max(verdict.worst, own.mean / allowed_mean);
+  if (own.largest <= allowed && own.mean <= allowed_mean) return;
+  std::ostringstream text;
+  text << part.name << ": max error " << own.largest << " (allowed " << allowed << "; plain formula " << plain.largest
+       << "), mean error " << own.mean << " (allowed " << allowed_mean << "; plain formula " << plain.mean << "); "
+       << describe("worst", own.where, got[own.where], reference[own.where]);
+  verdict.failure = text.str();
+}
+
+// Small problems are repeated more often: with few numbers, luck decides the largest error of a single run.
+int plain_runs(const Problem& p) {
+  const int64_t work = p.total_q * p.seqlen_k * p.heads_q * (p.head_dim + p.head_dim_v) + 1;
+  return static_cast<int>(std::clamp<int64_t>(1'000'000 / work, 2, 32));
+}
+
+std::string check_memory(Instance& instance, uint64_t before, Outputs& outputs) {
+  if (instance.fingerprint() != before) return "an input was written to";
+  const struct {
+    const char* name;
+    const Tensor& tensor;
+  } all[] = {{"out", outputs.out}, {"lse", outputs.lse},     {"dq", outputs.dq},      {"dk", outputs.dk},
+             {"dv", outputs.dv},   {"dbias", outputs.dbias}, {"dsink", outputs.dsink}};
+  for (const auto& one : all) {
+    if (one.tensor && !one.tensor.guards_intact())
+      return std::string(one.name) + " was written to outside its elements";
+  }
+  return "";
+}
+
+// One pass. Leaves the oracle's results in *exact.
+void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const Supports& supports, Outputs* exact,
+              Verdict& verdict) {
+  Outputs outputs = instance.outputs(pass);
+  Problem p;
+  try {
+    p = instance.problem(pass, &outputs);
+  } catch (const std::runtime_error& error) {
+    verdict.refusal = error.what();
+    return;
+  }
+  if (supports) verdict.refusal = supports(p);
+  if (!verdict.refusal.empty()) return;
+
+  const uint64_t before = instance.fingerprint();
+  engine(p);
+  verdict.failure = check_memory(instance, before, outputs);
+  if (!verdict.failure.empty()) return;
+
+  *exact = instance.exact_outputs(pass);
+  const Problem reference = with_outputs(p, exact);
+  if (pass == TANDEM_FORWARD) {
+    oracle::forward(reference);
+  } else {
+    oracle::backward(reference);
+  }
+  const int runs = plain_runs(p);
+  std::vector<Outputs> plain_outputs(static_cast<size_t>(runs));
+  std::vector<Problem> plain_problems;
+  for (int run = 0; run < runs; ++run) {
+    plain_outputs[static_cast<size_t>(run)] = instance.exact_outputs(pass);
+    plain_problems.push_back(with_outputs(p, &plain_outputs[static_cast<size_t>(run)]));
+    plain(plain_problems.back(), static_cast<uint64_t>(run));
+  }
+  for (const Part& part : parts_of(p)) {
+    compare(part, p, reference, plain_problems, verdict);
+    if (!verdict.failure.empty()) return;
+  }
+}
+
+}  // namespace
+
+Verdict run_case(const Case& c, const Engine& engine, const Supports& supports) {
+  Verdict verdict;
+  Instance instance(c);
+  Outputs exact;
+  run_pass(instance, TANDEM_FORWARD, engine, supports, &exact, verdict);
+  if (verdict.failure.empty() && verdict.refusal.empty() && !c.gradients.empty()) {
+    instance.give_results(&exact);
+    Outputs gradients;
+    run_pass(instance, TANDEM_BACKWARD, engine, supports, &gradients, verdict);
+  }
+  if (!verdict.failure.empty()) verdict.failure += "\n  repeat: tandem_fuzz --case '" + to_flags(c) + "'";
+  return verdict;
+}
+
+}  // namespace tandem::test

@@ -1,0 +1,35 @@
+// The judge: whether an engine's result is as exact as it must be.
+//
+//   max error  <= 2   * max error of the plain formula  + 2 * max |ref + 0.3 - 0.3 - ref|
+//   mean error <= 1.5 * mean error of the plain formula + the mean of the same
+//
+// both against the oracle in float64, for every head of every sequence on its own; the last term is computed in the
+// type of the result. Infinities must stand where the oracle's stand, what is exactly zero by structure must be zero,
+// and nothing may be NaN that is not NaN in the oracle.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "problem/problem.h"
+#include "support/case.h"
+
+namespace tandem::test {
+
+// Runs forward or backward by problem.pass, on the outputs of the problem.
+using Engine = std::function<void(const Problem& problem)>;
+
+struct Verdict {
+  std::string failure;  // empty: good. Otherwise what was wrong and the flags that repeat it
+  std::string refusal;  // why the engine or make_problem does not serve the case; nothing was run
+  double worst = 0;     // the largest error seen, in units of the allowed one
+};
+
+// Why an engine cannot serve a problem; empty when it can.
+using Supports = std::function<std::string(const Problem& problem)>;
+
+// Runs the case through make_problem and the engine, forward and backward, and compares with the oracle. Checks the
+// guards of all outputs and that no input has changed. Backward is given the oracle's out and lse, rounded.
+Verdict run_case(const Case& c, const Engine& engine, const Supports& supports = nullptr);
+
+}  // namespace tandem::test

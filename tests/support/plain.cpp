@@ -1,0 +1,288 @@
+#include "support/plain.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "problem/convert.h"
+#include "problem/philox.h"
+#include "support/random.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Format {
+  int fraction_bits, least_exponent;
+};
+
+constexpr Format format_of(DType t) {
+  switch (t) {
+    case DType::f64: return {52, -1022};
+    case DType::bf16: return {7, -126};
+    case DType::f16: return {10, -14};
+    default: return {23, -126};
+  }
+}
+
+class Arithmetic {
+ public:
+  Arithmetic(DType input, uint64_t noise)
+      : work_(input == DType::f64 ? DType::f64 : DType::f32), noisy_(noise != 0), random_(noise) {}
+
+  // x as the result of one operation of the working precision, and as a number of type t.
+  double operator()(double x) { return round(work_, x); }
+  double round(DType t, double x) {
+    if (noisy_ && std::fabs(x) < 65504) return disturb(format_of(t), x);
+    switch (t) {
+      case DType::f32: return static_cast<float>(x);
+      case DType::bf16: return widen<7>(narrow<7>(x));
+      case DType::f16: return widen<10>(narrow<10>(x));
+      default: return x;
+    }
+  }
+
+  double dot(const double* a, const double* b, int64_t n) {
+    double sum = 0;
+    for (int64_t c = 0; c < n; ++c) sum = (*this)(sum + a[c] * b[c]);
+    return sum;
+  }
+  void add_scaled(double* to, double factor, const double* from, int64_t n) {
+    for (int64_t c = 0; c < n; ++c) to[c] = (*this)(to[c] + factor * from[c]);
+  }
+
+ private:
+  double disturb(Format f, double x) {
+    if (x == 0) return x;
+    const int exponent = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff) - 1023;
+    const int64_t half_unit = std::max(exponent, f.least_exponent) - f.fraction_bits - 1;
+    const double scale = half_unit < -1022 ? 0 : std::bit_cast<double>(static_cast<uint64_t>(half_unit + 1023) << 52);
+    return x + scale * (2 * random_.uniform() - 1);
+  }
+
+  DType work_;
+  bool noisy_;
+  Random random_;
+};
+
+using Rows = std::vector<std::vector<double>>;
+
+struct Score {
+  int64_t j;
+  double s, capped, z;
+};
+
+class Plain {
+ public:
+  Plain(const Problem& problem, uint64_t noise) : p(problem), fl(problem.dtype, noise) {}
+
+  void forward() {
+    for (int64_t b = 0; b < p.batch; ++b) {
+      for (int64_t h = 0; h < p.heads_q; ++h) forward_head(b, h);
+    }
+  }
+
+  void backward() {
+    if (p.dbias) dbias_.assign(static_cast<size_t>(planes() * p.dbias.shape[2] * p.dbias.shape[3]), 0);
+    dsink_.assign(static_cast<size_t>(p.heads_q), 0);
+    for (int64_t h = 0; h < p.heads_k; ++h) {
+      dk_.clear();
+      dv_.clear();
+      for (int64_t b = 0; b < p.batch; ++b) backward_group(b, h);
+      if (p.page_table) store_keys(h, 0, p.page_table.pages * p.page_table.page_size);
+    }
+    for (int64_t h = 0; p.dsink && h < p.heads_q; ++h)
+      put(p.dsink.at(0, h), p.sink.dtype, dsink_[static_cast<size_t>(h)]);
+    if (p.dbias) store_dbias();
+  }
+
+ private:
+  int64_t planes() const { return p.dbias.shape[0] * p.dbias.shape[1]; }
+
+  void put(std::byte* at, DType rounded_to, double x) { write_as<double>(at, fl.round(rounded_to, x)); }
+
+  std::vector<double> read(const View& view, const std::byte* at, int64_t n) {
+    std::vector<double> row(static_cast<size_t>(n));
+    for (int64_t c = 0; c < n; ++c) row[static_cast<size_t>(c)] = load(view.dtype, at + c * size_of(view.dtype));
+    return row;
+  }
+
+  void read_head(int64_t b, int64_t h) {
+    s_ = sequence_of(p, b);
+    q_.clear();
+    k_.clear();
+    v_.clear();
+    for (int64_t i = 0; i < s_.q_len; ++i) q_.push_back(read(p.q, p.q.at(b, s_.q_begin + i, h), p.head_dim));
+    for (int64_t j = 0; j < s_.k_len; ++j) {
+      const PageTable& t = p.page_table;
+      const int64_t page = t ? t.data[b * t.batch + j / t.page_size * t.column] : b;
+      const int64_t row = t ? j % t.page_size : s_.k_begin + j;
+      k_.push_back(read(p.k, p.k.at(page, row, h / p.group()), p.head_dim));
+      v_.push_back(read(p.v, p.v.at(page, row, h / p.group()), p.head_dim_v));
+    }
+  }
+
+  double keep(int64_t b, int64_t h, int64_t i, int64_t j) {
+    if (!p.dropout) return 1;
+    const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, static_cast<uint64_t>(b * p.heads_q + h),
+                                        static_cast<uint64_t>(i), static_cast<uint64_t>(j / 4));
+    return words.word[j % 4] < dropout_threshold(p.dropout.p) ? 0 : fl(1 / (1 - p.dropout.p));
+  }
+
+  std::vector<Score> scores(int64_t b, int64_t h, int64_t i) {
+    const KeyRange range = visible_keys(p, s_, i);
+    const double scale = fl(p.softmax_scale), cap = fl(p.softcap);
+    std::vector<Score> row;
+    for (int64_t j = range.begin; j < range.end; ++j) {
+      if (p.bias.boolean() && load(DType::boolean, p.bias.at(b, h, i, j)) == 0) continue;
+      double s = fl(scale * fl.dot(q_[static_cast<size_t>(i)].data(), k_[static_cast<size_t>(j)].data(), p.head_dim));
+      double capped = 0;
+      if (p.softcap > 0) {
+        capped = fl(std::tanh(fl(s / cap)));
+        s = fl(cap * capped);
+      }
+      if (p.bias && !p.bias.boolean()) s = fl(s + load(p.bias.dtype, p.bias.at(b, h, i, j)));
+      if (p.alibi_slopes) {
+        const double distance = std::fabs(static_cast<double>(i + s_.diagonal - j));
+        s = fl(s - fl(load(p.alibi_slopes.dtype, p.alibi_slopes.at(b, h)) * distance));
+      }
+      if (s != -kInfinity) row.push_back({j, s, capped, keep(b, h, i, j)});
+    }
+    return row;
+  }
+
+  void forward_head(int64_t b, int64_t h) {
+    read_head(b, h);
+    for (int64_t i = 0; i < s_.q_rows; ++i) {
+      std::vector<double> out(static_cast<size_t>(p.head_dim_v), 0);
+      double lse = -kInfinity;
+      if (i < s_.q_len) {
+        const std::vector<Score> row = scores(b, h, i);
+        const double sink = p.sink ? load(p.sink.dtype, p.sink.at(b, h)) : -kInfinity;
+        double largest = sink, sum = 0;
+        for (const Score& e : row) largest = std::max(largest, e.s);
+        if (sink != -kInfinity) sum = fl(std::exp(fl(sink - largest)));
+        std::vector<double> probability;
+        for (const Score& e : row) {
+          probability.push_back(fl(std::exp(fl(e.s - largest))));
+          sum = fl(sum + probability.back());
+        }
+        if (largest != -kInfinity) lse = fl(largest + fl(std::log(sum)));
+        for (size_t n = 0; n < row.size(); ++n) {
+          const double weight = fl.round(p.dtype, fl(row[n].z * fl(probability[n] / sum)));
+          fl.add_scaled(out.data(), weight, v_[static_cast<size_t>(row[n].j)].data(), p.head_dim_v);
+        }
+      }
+      for (int64_t c = 0; c < p.head_dim_v; ++c) {
+        put(p.out.at(b, s_.q_begin + i, h) + c * 8, p.dtype, out[static_cast<size_t>(c)]);
+      }
+      if (p.lse) put(p.lse.at(b, s_.q_begin + i, h), p.dtype == DType::f64 ? DType::f64 : DType::f32, lse);
+    }
+  }
+
+  void backward_group(int64_t b, int64_t head_k) {
+    s_ = sequence_of(p, b);
+    const int64_t rows = p.page_table ? p.page_table.pages * p.page_table.page_size : s_.k_rows;
+    if (!p.page_table) dk_.clear(), dv_.clear();
+    dk_.resize(static_cast<size_t>(rows), std::vector<double>(static_cast<size_t>(p.head_dim)));
+    dv_.resize(static_cast<size_t>(rows), std::vector<double>(static_cast<size_t>(p.head_dim_v)));
+    for (int64_t h = head_k * p.group(); h < (head_k + 1) * p.group(); ++h) {
+      read_head(b, h);
+      for (int64_t i = 0; i < s_.q_rows; ++i) {
+        std::vector<double> dq(static_cast<size_t>(p.head_dim), 0);
+        if (i < s_.q_len) backward_row(b, h, i, dq);
+        for (int64_t c = 0; p.dq && c < p.head_dim; ++c) {
+          put(p.dq.at(b, s_.q_begin + i, h) + c * 8, p.dtype, fl(fl(p.softmax_scale) * dq[static_cast<size_t>(c)]));
+        }
+      }
+    }
+    if (!p.page_table) store_keys(head_k, s_.k_begin, rows);
+  }
+
+  void store_keys(int64_t head_k, int64_t begin, int64_t rows) {
+    for (int64_t j = 0; j < rows; ++j) {
+      const int64_t first = p.page_table ? j / p.page_table.page_size : s_.batch_index;
+      const int64_t row = p.page_table ? j % p.page_table.page_size : begin + j;
+      for (int64_t c = 0; p.dk && c < p.head_dim; ++c) {
+        put(p.dk.at(first, row, head_k) + c * 8, p.dtype,
+            fl(fl(p.softmax_scale) * dk_[static_cast<size_t>(j)][static_cast<size_t>(c)]));
+      }
+      for (int64_t c = 0; p.dv && c < p.head_dim_v; ++c) {
+        put(p.dv.at(first, row, head_k) + c * 8, p.dtype, dv_[static_cast<size_t>(j)][static_cast<size_t>(c)]);
+      }
+    }
+  }
+
+  void backward_row(int64_t b, int64_t h, int64_t i, std::vector<double>& dq) {
+    const std::vector<double> out = read(p.out, p.out.at(b, s_.q_begin + i, h), p.head_dim_v);
+    const std::vector<double> dout = read(p.dout, p.dout.at(b, s_.q_begin + i, h), p.head_dim_v);
+    const double lse = load(p.lse.dtype, p.lse.at(b, s_.q_begin + i, h));
+    const double dlse = p.dlse ? load(p.dlse.dtype, p.dlse.at(b, s_.q_begin + i, h)) : 0;
+    const double delta = fl(fl.dot(dout.data(), out.data(), p.head_dim_v) - dlse);
+    const std::vector<double>& q = q_[static_cast<size_t>(i)];
+    for (const Score& e : scores(b, h, i)) {
+      const auto j = static_cast<size_t>(e.j);
+      const PageTable& t = p.page_table;
+      const auto key =
+          t ? static_cast<size_t>(t.data[b * t.batch + e.j / t.page_size * t.column] * t.page_size + e.j % t.page_size)
+            : j;
+      const double probability = fl(std::exp(fl(e.s - lse)));
+      const double dp = fl(e.z * fl.dot(dout.data(), v_[j].data(), p.head_dim_v));
+      const double ds = fl(probability * fl(dp - delta));
+      const double dt = p.softcap > 0 ? fl(ds * fl(1 - e.capped * e.capped)) : ds;
+      const double rounded = fl.round(p.dtype, dt);
+      fl.add_scaled(dq.data(), rounded, k_[j].data(), p.head_dim);
+      fl.add_scaled(dk_[key].data(), rounded, q.data(), p.head_dim);
+      fl.add_scaled(dv_[key].data(), fl.round(p.dtype, fl(e.z * probability)), dout.data(), p.head_dim_v);
+      if (p.dbias) {
+        double& sum = dbias_[static_cast<size_t>(bias_index(b, h, i, e.j))];
+        sum = fl(sum + ds);
+      }
+    }
+    if (p.sink && lse != -kInfinity) {
+      const double probability = fl(std::exp(fl(load(p.sink.dtype, p.sink.at(b, h)) - lse)));
+      double& sum = dsink_[static_cast<size_t>(h)];
+      sum = fl(sum - probability * delta);
+    }
+  }
+
+  int64_t bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    const int64_t* n = p.dbias.shape;
+    return ((b % n[0] * n[1] + h % n[1]) * n[2] + i % n[2]) * n[3] + j % n[3];
+  }
+
+  void store_dbias() {
+    const int64_t* n = p.dbias.shape;
+    for (int64_t b = 0; b < n[0]; ++b) {
+      for (int64_t h = 0; h < n[1]; ++h) {
+        for (int64_t i = 0; i < n[2]; ++i) {
+          for (int64_t j = 0; j < n[3]; ++j) {
+            put(p.dbias.at(b, h, i, j), p.bias.dtype, dbias_[static_cast<size_t>(bias_index(b, h, i, j))]);
+          }
+        }
+      }
+    }
+  }
+
+  const Problem& p;
+  Arithmetic fl;
+  Sequence s_;
+  Rows q_, k_, v_, dk_, dv_;
+  std::vector<double> dbias_, dsink_;
+};
+
+}  // namespace
+
+void plain(const Problem& p, uint64_t noise) {
+  Plain formula(p, noise);
+  if (p.pass == TANDEM_FORWARD) {
+    formula.forward();
+  } else {
+    formula.backward();
+  }
+}
+
+}  // namespace tandem::test

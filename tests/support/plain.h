@@ -1,0 +1,19 @@
+// The plain formula: attention as a textbook computes it in the input precision. Scores, softmax and sums are float32
+// (float64 for float64 inputs), P and dS are rounded to the input type, and so are the results. Its error is the
+// measure of every engine's.
+#pragma once
+
+#include <cstdint>
+
+#include "problem/problem.h"
+
+namespace tandem::test {
+
+// Forward or backward by p.pass, into float64 outputs that hold the rounded results.
+//
+// noise 0: every operation rounds to nearest. Otherwise every operation is off by a random amount of at most half a
+// unit in the last place instead, seeded by noise (Monte Carlo arithmetic): on a small problem a single run may be
+// right by luck, several show what the formula's error is.
+void plain(const Problem& p, uint64_t noise);
+
+}  // namespace tandem::test

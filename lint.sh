@@ -16,18 +16,21 @@ for argument in "$@"; do
 done
 install_packages "$BUILD_PACKAGES" "$LINT_PACKAGES"
 
-mapfile -t sources < <(find include src tools tests bench examples -name '*.[ch]' -o -name '*.[ch]pp' | sort)
+files() { # <pattern of names>: all of them outside of build folders
+  find . \( -path './build*' -o -path ./out -o -path ./.git \) -prune -o -type f -regextype egrep -regex "$1" -print | sort
+}
+mapfile -t sources < <(files '.*\.(c|h|cpp|hpp)')
+mapfile -t scripts < <(files '.*\.sh|./\.ci/run')
 if $fix; then
   clang-format-16 -i "${sources[@]}"
 else
   clang-format-16 --dry-run --Werror "${sources[@]}" || die "the layout of these files is not the agreed one: ./lint.sh --fix"
 fi
-mapfile -t scripts < <(find . -path ./build -prune -o -name '*.sh' -print)
-shellcheck -x "${scripts[@]}" .ci/run
+shellcheck -x "${scripts[@]}"
 
 if $tidy; then
   [ -f build/clang/compile_commands.json ] || quietly "Configuring clang" cmake --preset clang
-  find src tools -name '*.cpp' | sort |
+  files '\./(src|tools)/.*\.cpp' |
     xargs -P "$(jobs_at_once)" -n 1 clang-tidy-16 --quiet -p build/clang 2> >(grep -v 'warnings generated' >&2 || true)
 fi
 say "Nothing to complain about in ${#sources[@]} files."

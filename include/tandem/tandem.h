@@ -142,9 +142,9 @@ typedef struct tandem_attention_args {
   const tandem_tensor* k;
   const tandem_tensor* v;
 
-  /* Outputs of forward, inputs of backward. out like q with head_dim_v, T. lse float32, natural logarithm,
-   * (batch, heads_q, seqlen_q) or packed (heads_q, total_q); includes the sink; -inf for a row that sees no key.
-   * forward: lse is optional. backward: both are required. */
+  /* Outputs of forward, inputs of backward. out like q with head_dim_v, T. lse float32 (or float64 where T is), natural
+   * logarithm, (batch, heads_q, seqlen_q) or packed (heads_q, total_q), any strides; includes the sink; -inf for a row
+   * that sees no key. forward: lse is optional. backward: both are required. */
   const tandem_tensor* out;
   const tandem_tensor* lse;
 
@@ -177,14 +177,14 @@ typedef struct tandem_attention_args {
   const tandem_tensor* seqused_k;
   /* (batch, max_pages), int32: the page that holds keys [p * page_size, (p + 1) * page_size) of a sequence. */
   const tandem_tensor* page_table;
-  /* Packed calls: at least the longest sequence. 0: computed on the CPU, refused on other devices. */
+  /* At least the longest sequence. Packed calls: 0 is taken as total on the CPU and refused on other devices. */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 
   double softmax_scale; /* 0: 1 / sqrt(head_dim) */
   double softcap;       /* 0: off; else scores become softcap * tanh(score / softcap); > 0 */
 
-  int32_t causal;       /* nonzero: window_right is 0 */
+  int32_t causal;       /* nonzero: window_right is 0, or its own value where that is less */
   int32_t alignment;    /* TANDEM_BOTTOM_RIGHT or TANDEM_TOP_LEFT */
   int32_t window;       /* TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT: which of the two bounds below hold */
   int32_t reserved;     /* zero */

@@ -1,0 +1,112 @@
+#include "engine/context.h"
+
+#include <cstdio>
+#include <memory>
+#include <string_view>
+
+#include "cpu/cpu.h"
+#include "engine/guard.h"
+#include "problem/text.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kMaxThreads = 1024;
+
+thread_local char last_error[1024];  // no allocation, so that it cannot fail
+
+Status check_device(const char* name) {
+  const std::string_view device = name == nullptr ? "cpu" : name;
+  if (device == "cpu" || device == "cpu:0") return {};
+  if (device == "cuda" || device.starts_with("cuda:") || device.starts_with("vgpu:")) {
+    return Status::unsupported(
+        say("options.device (\"", device, "\") must be \"cpu\" in this version: GPUs are not served yet"));
+  }
+  return Status::invalid(say("options.device (\"", device, "\") must be \"cpu\": no device has this name"));
+}
+
+Status check_options(const tandem_context_options& options) {
+  constexpr int64_t known = sizeof(tandem_context_options);
+  constexpr int64_t wild = 1 << 16;  // a size that no version will reach
+  if (options.size < known || options.size > wild) {
+    return Status::invalid(say("options.size (", options.size, ") must be sizeof(tandem_context_options), ", known,
+                               " in this version: set it first; it tells which struct the caller was compiled with"));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&options);
+  for (int64_t i = known; i < options.size; ++i) {
+    if (bytes[i] == 0) continue;
+    return Status::unsupported(say("options byte ", i, " (", bytes[i], ") must be 0: it is an option beyond the ",
+                                   known, " bytes this version knows; zero it or use a newer library"));
+  }
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    return Status::invalid(say("options.threads (", options.threads, ") must be 0 to ", kMaxThreads,
+                               ": 0 takes one per core this process may run on"));
+  }
+  return check_device(options.device);
+}
+
+tandem_context_options default_options() {
+  tandem_context_options options{};
+  options.size = sizeof options;
+  return options;
+}
+
+}  // namespace
+
+tandem_status report(tandem_status code, const char* sentence) noexcept {
+  std::snprintf(last_error, sizeof last_error, "%s", sentence);
+  return code;
+}
+
+// Never destroyed: a call may come as late as another library's static destructor.
+tandem_context& context_or_default(tandem_context* context) {
+  if (context != nullptr) return *context;
+  static tandem_context& process_default = *new tandem_context(default_options());
+  return process_default;
+}
+
+}  // namespace tandem
+
+tandem_context::tandem_context(const tandem_context_options& options)
+    : threads(options.threads, options.parallel_for, options.parallel_for_data) {
+  const int count = threads.count();
+  description = tandem::say("cpu, ", count, count == 1 ? " thread, " : " threads, ", tandem::cpu::target_description());
+}
+
+extern "C" {
+
+const char* tandem_last_error(void) { return tandem::last_error; }
+
+tandem_status tandem_context_create(const tandem_context_options* options, tandem_context** context) {
+  return tandem::guarded([&]() -> tandem::Status {
+    if (context == nullptr) {
+      return tandem::Status::invalid("context (NULL) must point to where the new context shall be put");
+    }
+    *context = nullptr;
+    if (options != nullptr) TANDEM_TRY(tandem::check_options(*options));
+    *context = new tandem_context(options != nullptr ? *options : tandem::default_options());
+    return {};
+  });
+}
+
+void tandem_context_destroy(tandem_context* context) { delete context; }
+
+const char* tandem_context_description(tandem_context* context) {
+  const char* description = "";
+  (void)tandem::guarded([&]() -> tandem::Status {
+    description = tandem::context_or_default(context).description.c_str();
+    return {};
+  });
+  return description;
+}
+
+int32_t tandem_context_threads(tandem_context* context) {
+  int32_t count = 0;
+  (void)tandem::guarded([&]() -> tandem::Status {
+    count = tandem::context_or_default(context).threads.count();
+    return {};
+  });
+  return count;
+}
+
+}  // extern "C"

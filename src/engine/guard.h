@@ -1,0 +1,29 @@
+// The edge of the library: what happens inside becomes a code and this thread's last sentence; nothing is thrown out.
+#pragma once
+
+#include <exception>
+#include <new>
+
+#include "problem/status.h"
+
+namespace tandem {
+
+// Keeps the sentence for tandem_last_error() and returns the code.
+tandem_status report(tandem_status code, const char* sentence) noexcept;
+
+// body() returns a Status.
+template <class Body>
+tandem_status guarded(Body&& body) noexcept {
+  try {
+    const Status status = body();
+    return status.ok() ? TANDEM_OK : report(status.code, status.message.c_str());
+  } catch (const std::bad_alloc&) {
+    return report(TANDEM_INTERNAL_ERROR, "the host is out of memory: free some or attend to fewer heads at once");
+  } catch (const std::exception& error) {
+    return report(TANDEM_INTERNAL_ERROR, error.what());
+  } catch (...) {
+    return report(TANDEM_INTERNAL_ERROR, "an unknown exception: please report it");
+  }
+}
+
+}  // namespace tandem

@@ -29,6 +29,9 @@ class Instance {
   // The same through make_problem(). Throws std::runtime_error with its sentence when the case is refused.
   Problem problem(tandem_pass pass, Outputs* outputs);
 
+  // The same with all its outputs in *exact.
+  Problem exact_problem(tandem_pass pass, Outputs* exact);
+
   // What backward reads: the oracle's out and lse, rounded. Poison where forward would write only padding.
   void give_results(Outputs* exact);
 
@@ -53,7 +56,7 @@ class Instance {
   uint64_t dropout_seed_ = 0, dropout_offset_ = 0;
 };
 
-// The same problem with its outputs elsewhere: those present in *outputs replace its own.
+// The problem with its outputs elsewhere: those present in *outputs replace its own.
 Problem with_outputs(Problem problem, Outputs* outputs);
 
 // Rows of sequence b that take part.

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""A second source for the oracle: the same attention written separately, in vectorised numpy, from tandem.h alone.
+
+Usage: numpy_reference.py path/to/oracle_dump [count]
+"""
+
+import json
+import subprocess
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: python3 has no numpy")
+    sys.exit(77)
+
+np.seterr(all="ignore")
+
+
+def philox(counter, key):
+    """Philox4x32-10 on arrays: counter is four uint64 arrays of 32-bit words, key two integers."""
+    mask = np.uint64(0xFFFFFFFF)
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (
+            (b >> np.uint64(32)) ^ c1 ^ np.uint64(k0),
+            b & mask,
+            (a >> np.uint64(32)) ^ c3 ^ np.uint64(k1),
+            a & mask,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3])
+
+
+def kept(case, sequence, heads, rows, columns):
+    """1 / (1 - p) where dropout keeps an entry, 0 where it drops it: (heads, rows, columns)."""
+    p, seed, offset = case["dropout"], case["seed"], case["offset"]
+    if p == 0:
+        return np.ones((heads, rows, columns))
+    h, i, j = np.meshgrid(np.arange(heads), np.arange(rows), np.arange(columns), indexing="ij")
+    low = np.full(h.shape, offset & 0xFFFFFFFF)
+    counter = [x.astype(np.uint64) for x in (j // 4, i, sequence * heads + h, low)]
+    key = (seed & 0xFFFFFFFF, ((seed >> 32) + (offset >> 32)) & 0xFFFFFFFF)
+    words = np.take_along_axis(philox(counter, key), (j % 4)[None], axis=0)[0]
+    return np.where(words < int(p * 2**32), 0.0, 1 / (1 - p))
+
+
+def attend(case, t, b, q, k, v):
+    """One sequence: q (heads, rows, dim), k and v (heads, keys, dim), only what is in use. Returns out and lse."""
+    heads, rows, dim = q.shape
+    keys = k.shape[1]
+    scores = np.einsum("hid,hjd->hij", q, k) * (case["scale"] or dim**-0.5)
+    if case["softcap"]:
+        scores = case["softcap"] * np.tanh(scores / case["softcap"])
+    distance = np.arange(rows)[:, None] + (0 if case["top_left"] else keys - rows) - np.arange(keys)[None, :]
+    if "alibi_slopes" in t:
+        slopes = t["alibi_slopes"] if t["alibi_slopes"].ndim == 1 else t["alibi_slopes"][b]
+        scores = scores - slopes[:, None, None] * np.abs(distance)
+    visible = np.ones(scores.shape, dtype=bool)
+    if case["causal"]:
+        visible &= distance >= 0
+    if case["left"] is not None:
+        visible &= distance <= case["left"]
+    if case["right"] is not None:
+        visible &= -distance <= case["right"]
+    if "bias" in t:
+        whole = np.broadcast_to(t["bias"], case["bias_shape"])[b][:, :rows, :keys]
+        if case["boolean_bias"]:
+            visible &= whole != 0
+        else:
+            scores = scores + whole
+    scores = np.where(visible, scores, -np.inf)
+    logits = scores if "sink" not in t else np.concatenate([scores, np.broadcast_to(t["sink"][:, None, None], (heads, rows, 1))], -1)
+    top = logits.max(-1, initial=-np.inf)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    lse = np.log(np.exp(logits - safe[..., None]).sum(-1)) + safe
+    weights = np.where(scores == -np.inf, 0.0, np.exp(scores - lse[..., None]))
+    return np.einsum("hij,hjd->hid", weights * kept(case, b, heads, rows, keys), v), lse
+
+
+def reference(case, t):
+    """out and lse of a whole case, in the shapes of the dump."""
+    out, lse = np.zeros_like(t["out"]), np.full_like(t["lse"], -np.inf)
+    q = t["q"]
+    packed = "cu_seqlens_q" in t
+    group = q.shape[-2] // max(t["k"].shape[-2], 1)
+    sequences = len(t["cu_seqlens_q"]) - 1 if packed else q.shape[0]
+    if "bias" in t:
+        keys = t["k"].shape[1] if "page_table" not in t else t["page_table"].shape[1] * t["k"].shape[1]
+        case["bias_shape"] = (q.shape[0], q.shape[2], q.shape[1], keys)
+    for b in range(sequences):
+        rows = slice(*t["cu_seqlens_q"][b : b + 2].astype(int)) if packed else slice(0, q.shape[1])
+        q_b = (q if packed else q[b])[rows]
+        if "page_table" in t:
+            used = int(t["seqused_k"][b])
+            pages = t["page_table"][b][: -(-used // t["k"].shape[1])].astype(int)
+            k_b, v_b = (t[x][pages].reshape(-1, *t[x].shape[2:]) for x in "kv")
+        elif packed:
+            k_b, v_b = (t[x][slice(*t["cu_seqlens_k"][b : b + 2].astype(int))] for x in "kv")
+        else:
+            k_b, v_b = t["k"][b], t["v"][b]
+        used_q = int(t["seqused_q"][b]) if "seqused_q" in t else q_b.shape[0]
+        used_k = int(t["seqused_k"][b]) if "seqused_k" in t else k_b.shape[0]
+        heads_first = [x.transpose(1, 0, 2) for x in (q_b[:used_q], k_b[:used_k], v_b[:used_k])]
+        o, l = attend(case, t, b, heads_first[0], *(x.repeat(group, axis=0) for x in heads_first[1:]))
+        (out if packed else out[b])[rows][:used_q] = o.transpose(1, 0, 2)
+        (lse if packed else lse[b])[:, rows][:, :used_q] = l
+    return out, lse
+
+
+def differs(got, expected):
+    """float64 both: equal but for the last digits. NaN fails, infinities must match."""
+    close = np.abs(got - expected) <= 1e-11 * (1 + np.abs(expected))
+    return not np.all(close | (got == expected))
+
+
+def main():
+    dump, count = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "600"
+    stream = subprocess.Popen([dump, count], stdout=subprocess.PIPE)
+    cases = failures = 0
+    for line in stream.stdout:
+        case = json.loads(line)
+        t = {}
+        for name, shape in case["tensors"]:
+            size = int(np.prod(shape))
+            t[name] = np.frombuffer(stream.stdout.read(8 * size), dtype=np.float64).reshape(shape)
+        cases += 1
+        for name, expected in zip(("out", "lse"), reference(case, t)):
+            if differs(t[name], expected):
+                failures += 1
+                print(f"{name} differs by {np.nanmax(np.abs(t[name] - expected))}: {case['flags']}")
+    print(f"{cases} problems, {failures} failures")
+    sys.exit(stream.wait() != 0 or cases != int(count) or failures > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "cpu/threads.h"
 #include "problem/problem.h"
@@ -19,7 +20,11 @@ size_t workspace_size(const Problem& problem, int threads);
 void forward(const Problem& problem, Threads& threads, void* workspace);
 void backward(const Problem& problem, Threads& threads, void* workspace);
 
-// "AVX3 with bf16 dot products": the instruction set chosen for this machine (TANDEM_CPU_TARGET may name a lesser one).
+// "avx512_bf16 with bfloat16 dot products": the instruction set chosen for this machine.
 std::string target_description();
+
+// Instruction sets this machine can run, best first. The environment variable TANDEM_CPU_TARGET, read once, may name
+// one of them; another name is ignored.
+std::vector<std::string> available_targets();
 
 }  // namespace tandem::cpu

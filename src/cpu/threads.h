@@ -1,8 +1,9 @@
 // Threads: run tasks at once, on the context's own pool or on the caller's parallel_for.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <memory>
+#include <type_traits>
 
 #include "tandem/tandem.h"
 
@@ -27,15 +28,18 @@ class Threads {
 
   template <class F>
   void run(int32_t tasks, F&& f) {
-    run(tasks, [](void* data, int32_t task) { (*static_cast<std::remove_reference_t<F>*>(data))(task); },
+    run(
+        tasks, [](void* data, int32_t task) { (*static_cast<std::remove_reference_t<F>*>(data))(task); },
         const_cast<void*>(static_cast<const void*>(&f)));
   }
 
  private:
+  Pool* pool();
+
   int count_;
   tandem_parallel_for parallel_for_;
-  void* parallel_for_data_;
-  std::unique_ptr<Pool> pool_;
+  void* data_;
+  std::atomic<Pool*> pool_{nullptr};
 };
 
 }  // namespace tandem::cpu

@@ -1,0 +1,203 @@
+// Forward for a few queries over many keys: memory-bound, so keys and values are read once, where they lie.
+//
+// Lanes run along head_dim. Scores go into the same [keys][panel] tile as the tiled forward's, so options, masks and
+// softmax are the same code. Long key ranges are cut into parts by the scheduler; combine() joins them in order.
+#pragma once
+
+#include "cpu/forward.h"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+template <class T>
+inline VF widen_tail(const T* p, int64_t n) {
+  T tail[kLanes] = {};
+  std::memcpy(static_cast<void*>(tail), p, static_cast<size_t>(n) * sizeof(T));
+  return widen(tail);
+}
+
+// How far ahead of the arithmetic rows are asked for: rows of one head need not be neighbours, and then no hardware
+// prefetcher follows them.
+constexpr int64_t kPrefetchRows = 16;
+
+template <class T>
+inline void prefetch_row(const T* row, int64_t n) {
+  for (int64_t byte = 0; byte < n * static_cast<int64_t>(sizeof(T)); byte += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(row) + byte);
+}
+
+// scores[key][row] = q[row] . k[key] for R rows and up to 4 keys.
+template <class T, int R>
+inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int count, int64_t n, float* scores) {
+  VF acc[R][4];
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 4; ++j) acc[r][j] = hn::Zero(FTag());
+  const T* k[4];
+  for (int j = 0; j < 4; ++j) k[j] = keys[j < count ? j : 0];
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    for (int j = 0; j < 4; ++j) {
+      const VF x = widen(k[j] + c);
+      for (int r = 0; r < R; ++r) acc[r][j] = hn::MulAdd(x, load(q + r * q_stride + c), acc[r][j]);
+    }
+  }
+  if (c < n) {
+    for (int j = 0; j < 4; ++j) {
+      const VF x = widen_tail(k[j] + c, n - c);
+      for (int r = 0; r < R; ++r) acc[r][j] = hn::MulAdd(x, load(q + r * q_stride + c), acc[r][j]);
+    }
+  }
+  for (int j = 0; j < count; ++j)
+    for (int r = 0; r < R; ++r) scores[j * kPanel + r] = hn::GetLane(hn::SumOfLanes(FTag(), acc[r][j]));
+}
+
+// o[0, V * kLanes) += sum over keys of p[key] * v[key][...]; the last vector may be partial.
+template <class T, int V>
+inline void add_values(const float* p, const T* const* values, int64_t count, int64_t first, int64_t n, float* o) {
+  VF acc[V];
+  for (int i = 0; i < V; ++i) acc[i] = load(o + first + i * kLanes);
+  const bool whole = first + V * kLanes <= n;
+  for (int64_t j = 0; j < count; ++j) {
+    const VF x = set(p[j * kPanel]);
+    const T* v = values[j] + first;
+    if (whole) {
+      for (int i = 0; i < V; ++i) acc[i] = hn::MulAdd(widen(v + i * kLanes), x, acc[i]);
+    } else {
+      for (int i = 0; i < V; ++i) {
+        const int64_t left = n - first - i * kLanes;
+        const VF y = left >= kLanes ? widen(v + i * kLanes) : widen_tail(v + i * kLanes, left);
+        acc[i] = hn::MulAdd(y, x, acc[i]);
+      }
+    }
+  }
+  for (int i = 0; i < V; ++i) store(acc[i], o + first + i * kLanes);
+}
+
+template <class T, int Degree>
+struct Decode {
+  struct Scratch {
+    PanelRows* rows;
+    SoftmaxState* softmax;
+    float *q, *o, *scores, *bias, *dropout;
+    int64_t q_stride, o_stride;
+    size_t bytes;
+
+    Scratch(const Problem& p, int64_t row_count, void* base) {
+      Arena a(base);
+      q_stride = round_up(p.head_dim, kLanes);
+      o_stride = round_up(p.head_dim_v, kLanes);
+      rows = a.take<PanelRows>(1);
+      softmax = a.take<SoftmaxState>(1);
+      q = a.take<float>(row_count * q_stride);
+      o = a.take<float>(row_count * o_stride);
+      scores = a.take<float>(kForwardKeys * kPanel);
+      bias = a.take<float>(p.bias.present ? kBiasWords : 0);
+      dropout = a.take<float>(p.dropout.p > 0 ? kForwardKeys * kPanel : 0);
+      bytes = a.used();
+    }
+  };
+
+  static size_t scratch(const Problem& p, int64_t rows) { return Scratch(p, rows, nullptr).bytes; }
+
+  static void tile_scores(const Scratch& s, const T* const* keys, int64_t count, int64_t ahead, int64_t n, int rows) {
+    for (int64_t j = 0; j < count; j += 4) {
+      const int block = static_cast<int>(minimum(4, count - j));
+      for (int64_t i = j + kPrefetchRows; i < minimum(j + kPrefetchRows + 4, ahead); ++i) prefetch_row(keys[i], n);
+      float* scores = s.scores + j * kPanel;
+      int r = 0;
+      for (; r + 4 <= rows; r += 4) dot_rows<T, 4>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, scores + r);
+      for (; r + 2 <= rows; r += 2) dot_rows<T, 2>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, scores + r);
+      for (; r < rows; ++r) dot_rows<T, 1>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, scores + r);
+    }
+  }
+
+  static void tile_values(const Scratch& s, const T* const* values, int64_t count, int64_t n, int rows) {
+    for (int r = 0; r < rows; ++r) {
+      float* o = s.o + r * s.o_stride;
+      int64_t c = 0;
+      for (; c + 8 * kLanes <= s.o_stride; c += 8 * kLanes) add_values<T, 8>(s.scores + r, values, count, c, n, o);
+      for (; c + 4 * kLanes <= s.o_stride; c += 4 * kLanes) add_values<T, 4>(s.scores + r, values, count, c, n, o);
+      for (; c < s.o_stride; c += kLanes) add_values<T, 1>(s.scores + r, values, count, c, n, o);
+    }
+  }
+
+  static void run(const Piece& piece, const Partial* partial, void* base) {
+    const Problem& p = *piece.problem;
+    const Sequence& q = piece.sequence;
+    const int rows = static_cast<int>(piece.row_end - piece.row_begin);
+    Scratch s(p, rows, base);
+    fill_rows(piece, piece.row_begin, s.rows);
+    s.softmax->clear();
+    std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
+    std::memset(s.o, 0, static_cast<size_t>(rows * s.o_stride) * sizeof(float));
+    for (int r = 0; r < rows; ++r) {
+      load_row(row_of<T>(p.q, q, q.q_begin, s.rows->query[r], s.rows->head[r]), p.head_dim, s.q_stride,
+               s.q + r * s.q_stride);
+      scale_row(s.q + r * s.q_stride, s.q_stride, score_scale(p));
+    }
+
+    const int64_t begin = s.rows->begin_min / kForwardKeys * kForwardKeys, end = s.rows->end_max;
+    const T *keys[kForwardKeys + kPrefetchRows + 4], *values[kForwardKeys];
+    for (int64_t key = begin; key < end; key += kForwardKeys) {
+      const int64_t count = minimum(kForwardKeys, piece.key_end - key);
+      const int64_t ahead = minimum(kForwardKeys + kPrefetchRows, piece.key_end - key);
+      for (int64_t j = 0; j < ahead; ++j) keys[j] = row_of<T>(p.k, q, q.k_begin, key + j, piece.head_k);
+      for (int64_t j = 0; j < count; ++j) values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
+      tile_scores(s, keys, count, ahead, p.head_dim, rows);
+      const float factor = finish_scores(piece, *s.rows, key, count, 1.0f, s.scores, kPanel, nullptr, s.bias);
+      if (update_max(s.scores, kPanel, count, factor, s.softmax)) {
+        for (int r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < s.o_stride; c += kLanes)
+            store(hn::Mul(load(s.o + r * s.o_stride + c), set(s.softmax->alpha[r])), s.o + r * s.o_stride + c);
+      }
+      exponentiate<Degree>(s.scores, kPanel, count, factor, s.softmax);
+      if (p.dropout.p > 0) {
+        dropout_factors(piece, *s.rows, key, count, s.dropout, kPanel);
+        multiply_tile(s.scores, s.dropout, kPanel, count);
+      }
+      tile_values(s, values, count, p.head_dim_v, rows);
+    }
+
+    if (partial == nullptr) {
+      write_rows<T>(piece, *s.rows, s.o, s.o_stride, s.softmax->max, s.softmax->sum);
+      return;
+    }
+    for (int r = 0; r < rows; ++r) {
+      std::memcpy(partial->out + r * partial->stride, s.o + r * s.o_stride,
+                  static_cast<size_t>(p.head_dim_v) * sizeof(float));
+      partial->max[r] = s.softmax->max[r];
+      partial->sum[r] = s.softmax->sum[r];
+    }
+  }
+};
+
+// Partials of consecutive key ranges, joined from the first to the last: kernels.h has their layout. scratch: kPanel *
+// stride floats.
+template <class T>
+inline void combine(const Piece& piece, const float* parts, int64_t count, int64_t stride, void* scratch) {
+  const int64_t row_count = piece.row_end - piece.row_begin, part = row_count * (stride + 2);
+  auto* out = static_cast<float*>(scratch);
+  for (int64_t first = 0; first < row_count; first += kPanel) {
+    PanelRows rows;
+    fill_rows(piece, piece.row_begin + first, &rows);
+    float max[kPanel], sum[kPanel];
+    for (int i = 0; i < rows.count; ++i) {
+      const int64_t r = first + i;
+      const float* maxima = parts + row_count * stride + r;
+      const float* sums = maxima + row_count;
+      max[i] = -kInfinity;
+      for (int64_t j = 0; j < count; ++j) max[i] = maxima[j * part] > max[i] ? maxima[j * part] : max[i];
+      sum[i] = 0;
+      float* o = out + i * stride;
+      std::memset(o, 0, static_cast<size_t>(stride) * sizeof(float));
+      for (int64_t j = 0; j < count; ++j) {
+        const float weight = maxima[j * part] == -kInfinity ? 0.0f : exp2f(maxima[j * part] - max[i]);
+        sum[i] += sums[j * part] * weight;
+        const float* from = parts + j * part + r * stride;
+        for (int64_t c = 0; c < stride; c += kLanes) store(hn::MulAdd(load(from + c), set(weight), load(o + c)), o + c);
+      }
+    }
+    write_rows<T>(piece, rows, out, stride, max, sum);
+  }
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET

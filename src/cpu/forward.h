@@ -1,0 +1,246 @@
+// Forward of one piece: rows of queries that share a key head, against a range of keys.
+//
+//   for each tile of keys:                      pack K, V (converted, contiguous)
+//     for each panel of queries that sees it:   S = K Q^T        [keys][panel]   product over head_dim
+//                                               P = softmax step [keys][panel]   in place, O rescaled if it must be
+//                                               O += V^T P       [dim_v][panel]  product over keys
+//
+// Everything is stored with queries in lanes: maxima, sums and factors are vectors, and no step crosses lanes.
+// decode() is the same loop for a few queries: it reads K and V once, where they lie, with head_dim in lanes.
+#pragma once
+
+#include "cpu/scores.h"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+constexpr int64_t kForwardKeys = 64;
+constexpr int64_t kBiasWords = 2 * kPanel * kForwardKeys;
+
+extern "C" double log(double);
+extern "C" float exp2f(float);
+
+// Hands out parts of the scratch memory; with a null base it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  template <class T>
+  T* take(int64_t count) {
+    const size_t at = used_;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+template <class T>
+inline const T* row_of(const View& v, const Sequence& s, int64_t begin, int64_t row, int64_t head) {
+  return reinterpret_cast<const T*>(v.data) + s.batch_index * v.batch + (begin + row) * v.row + head * v.head;
+}
+template <class T>
+inline T* mutable_row_of(const View& v, const Sequence& s, int64_t begin, int64_t row, int64_t head) {
+  return reinterpret_cast<T*>(v.data) + s.batch_index * v.batch + (begin + row) * v.row + head * v.head;
+}
+
+// What a row leaves behind: sum and maximum with the sink taken in, from which out's factor and lse follow.
+struct RowResult {
+  float out_factor, lse;
+};
+
+inline RowResult finish_row(const Problem& p, int64_t head, float max, float sum) {
+  float factor = 1.0f;
+  if (p.sink.present) {
+    const float sink = [&] {
+      const int64_t at = head * p.sink.head;
+      float x[kLanes];
+      if (p.sink.dtype == DType::f32) return reinterpret_cast<const float*>(p.sink.data)[at];
+      if (p.sink.dtype == DType::bf16) {
+        load_row(reinterpret_cast<const BF16*>(p.sink.data) + at, 1, kLanes, x);
+      } else {
+        load_row(reinterpret_cast<const F16*>(p.sink.data) + at, 1, kLanes, x);
+      }
+      return x[0];
+    }() * kLog2e;
+    const float top = max > sink ? max : sink;
+    if (top != -kInfinity) {
+      factor = exp2f(max - top);
+      sum = sum * factor + exp2f(sink - top);
+      max = top;
+    }
+  }
+  if (sum == 0) return {0.0f, max == -kInfinity ? -kInfinity : max * static_cast<float>(kLn2)};
+  return {factor / sum, static_cast<float>(max * kLn2 + log(sum))};
+}
+
+// Writes out and lse of a panel's rows from O in rows (padded to kLanes) and the softmax state.
+template <class T>
+inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o, int64_t stride, const float* max,
+                       const float* sum) {
+  const Problem& p = *piece.problem;
+  const Sequence& s = piece.sequence;
+  for (int i = 0; i < rows.count; ++i) {
+    const RowResult result = finish_row(p, rows.head[i], max[i], sum[i]);
+    T* out = mutable_row_of<T>(p.out, s, s.q_begin, rows.query[i], rows.head[i]);
+    if (sum[i] == 0) {
+      std::memset(static_cast<void*>(out), 0, static_cast<size_t>(p.head_dim_v) * sizeof(T));
+    } else {
+      store_row(o + i * stride, p.head_dim_v, result.out_factor, out);
+    }
+    if (p.lse.present) *mutable_row_of<float>(p.lse, s, s.q_begin, rows.query[i], rows.head[i]) = result.lse;
+  }
+}
+
+// What finish_scores() is told: queries packed as floats carry the scale already.
+template <class Mma>
+inline float pending_factor(const Problem& p) {
+  return Mma::kPair == 1 ? 1.0f : static_cast<float>(score_scale(p));
+}
+
+template <class Mma, class T, int Degree>
+struct Forward {
+  using Word = typename Mma::Word;
+
+  // One panel: its packed queries, its running softmax, its output [head_dim_v][kPanel].
+  struct Panel {
+    PanelRows rows;
+    SoftmaxState softmax;
+    bool started;
+  };
+
+  struct Scratch {
+    Panel* panels;
+    Word *q, *k, *v, *row, *pairs;
+    float *o, *scores, *bias, *dropout, *out_rows;
+    int64_t q_words, k_stride, v_stride, o_rows, out_stride;
+    size_t bytes;
+
+    Scratch(const Problem& p, int64_t panel_count, void* base) {
+      Arena a(base);
+      const int64_t w = words<Mma>(p.head_dim), row_words_count = round_up(w, kLanes < 4 ? 4 : kLanes);
+      q_words = round_up(w, 4);
+      k_stride = round_up(w, kLanes);
+      v_stride = round_up(p.head_dim_v, kLanes);
+      o_rows = round_up(p.head_dim_v, 4);
+      out_stride = round_up(o_rows, kLanes);
+      panels = a.take<Panel>(panel_count);
+      q = a.take<Word>(panel_count * q_words * kPanel);
+      o = a.take<float>(panel_count * o_rows * kPanel);
+      k = a.take<Word>(kForwardKeys * k_stride);
+      v = a.take<Word>(kForwardKeys / Mma::kPair * v_stride);
+      scores = a.take<float>(kForwardKeys * kPanel);
+      pairs = a.take<Word>(Mma::kPair == 2 ? kForwardKeys / 2 * kPanel : 0);
+      row = a.take<Word>(kPanel * row_words_count);
+      out_rows = a.take<float>(kPanel * out_stride);
+      bias = a.take<float>(p.bias.present ? kBiasWords : 0);
+      dropout = a.take<float>(p.dropout.p > 0 ? kForwardKeys * kPanel : 0);
+      bytes = a.used();
+    }
+  };
+
+  static size_t scratch(const Problem& p, int64_t rows) {
+    return Scratch(p, (rows + kPanel - 1) / kPanel, nullptr).bytes;
+  }
+
+  static void pack_queries(const Piece& piece, Panel* panel, Scratch& s, int64_t index) {
+    const Problem& p = *piece.problem;
+    const T* source[kPanel];
+    for (int i = 0; i < panel->rows.count; ++i)
+      source[i] = row_of<T>(p.q, piece.sequence, piece.sequence.q_begin, panel->rows.query[i], panel->rows.head[i]);
+    pack_panel<Mma, T>({source, panel->rows.count}, p.head_dim, score_scale(p), s.row,
+                       s.q + index * s.q_words * kPanel);
+    panel->softmax.clear();
+    panel->started = false;
+  }
+
+  static void pack_keys(const Piece& piece, int64_t key, int64_t count, Scratch& s) {
+    const Problem& p = *piece.problem;
+    const Sequence& q = piece.sequence;
+    const T* values[kForwardKeys];
+    for (int64_t j = 0; j < count; ++j) {
+      row_words(row_of<T>(p.k, q, q.k_begin, key + j, piece.head_k), p.head_dim, s.k_stride, s.k + j * s.k_stride);
+      values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
+    }
+    pack_columns<Mma, T>({values, count}, p.head_dim_v, s.v);
+  }
+
+  static void softmax_step(const Piece& piece, Panel* panel, int64_t key, int64_t count, Scratch& s, float* o,
+                           int64_t o_rows) {
+    const float factor = finish_scores(piece, panel->rows, key, count, pending_factor<Mma>(*piece.problem), s.scores,
+                                       kPanel, nullptr, s.bias);
+    if (update_max(s.scores, kPanel, count, factor, &panel->softmax) && panel->started) {
+      const VF a0 = load(panel->softmax.alpha), a1 = load(panel->softmax.alpha + kLanes);
+      for (int64_t c = 0; c < o_rows; ++c) {
+        store(hn::Mul(load(o + c * kPanel), a0), o + c * kPanel);
+        store(hn::Mul(load(o + c * kPanel + kLanes), a1), o + c * kPanel + kLanes);
+      }
+    }
+    exponentiate<Degree>(s.scores, kPanel, count, factor, &panel->softmax);
+    if (piece.problem->dropout.p > 0) {
+      dropout_factors(piece, panel->rows, key, count, s.dropout, kPanel);
+      multiply_tile(s.scores, s.dropout, kPanel, count);
+    }
+  }
+
+  static void panel_step(const Piece& piece, Panel* panel, int64_t index, int64_t key, int64_t count, Scratch& s) {
+    const Problem& p = *piece.problem;
+    float* o = s.o + index * s.o_rows * kPanel;
+    gemm<Mma>(count, {s.k, s.k_stride, 1}, s.q + index * s.q_words * kPanel, words<Mma>(p.head_dim), s.scores, kPanel,
+              false);
+    softmax_step(piece, panel, key, count, s, o, p.head_dim_v);
+    const Word* probabilities;
+    if constexpr (Mma::kPair == 1) {
+      probabilities = s.scores;
+    } else {
+      pair_keys(s.scores, kPanel, count, s.pairs, kPanel);
+      probabilities = s.pairs;
+    }
+    gemm<Mma>(p.head_dim_v, {s.v, 1, s.v_stride}, probabilities, words<Mma>(count), o, kPanel, panel->started);
+    panel->started = true;
+  }
+
+  static void write(const Piece& piece, const Partial* partial, Panel* panel, int64_t index, Scratch& s) {
+    const int64_t dv = piece.problem->head_dim_v;
+    float* o = s.o + index * s.o_rows * kPanel;
+    if (!panel->started) std::memset(o, 0, static_cast<size_t>(s.o_rows * kPanel) * sizeof(float));
+    for (int64_t c = dv; c < s.o_rows; ++c) std::memset(o + c * kPanel, 0, kPanel * sizeof(float));
+    if (partial == nullptr) {
+      transpose(o, kPanel, static_cast<int>(s.o_rows), kPanel, s.out_rows, s.out_stride);
+      write_rows<T>(piece, panel->rows, s.out_rows, s.out_stride, panel->softmax.max, panel->softmax.sum);
+      return;
+    }
+    transpose(o, kPanel, static_cast<int>(s.o_rows), kPanel, s.out_rows, s.out_stride);
+    const int64_t row = index * kPanel;
+    for (int i = 0; i < panel->rows.count; ++i) {
+      std::memcpy(partial->out + (row + i) * partial->stride, s.out_rows + i * s.out_stride,
+                  static_cast<size_t>(dv) * sizeof(float));
+      partial->max[row + i] = panel->softmax.max[i];
+      partial->sum[row + i] = panel->softmax.sum[i];
+    }
+  }
+
+  static void run(const Piece& piece, const Partial* partial, void* base) {
+    const int64_t panel_count = (piece.row_end - piece.row_begin + kPanel - 1) / kPanel;
+    Scratch s(*piece.problem, panel_count, base);
+    int64_t begin = piece.key_end, end = piece.key_begin;
+    for (int64_t i = 0; i < panel_count; ++i) {
+      Panel* panel = s.panels + i;
+      fill_rows(piece, piece.row_begin + i * kPanel, &panel->rows);
+      pack_queries(piece, panel, s, i);
+      begin = minimum(begin, panel->rows.begin_min);
+      end = maximum(end, panel->rows.end_max);
+    }
+    // Tiles start at multiples of the tile size, so a query meets the same tiles whatever piece it is in.
+    for (int64_t key = begin / kForwardKeys * kForwardKeys; key < end; key += kForwardKeys) {
+      const int64_t count = minimum(kForwardKeys, piece.key_end - key);
+      pack_keys(piece, key, count, s);
+      for (int64_t i = 0; i < panel_count; ++i)
+        if (!s.panels[i].rows.hides(key, key + count)) panel_step(piece, s.panels + i, i, key, count, s);
+    }
+    for (int64_t i = 0; i < panel_count; ++i) write(piece, partial, s.panels + i, i, s);
+  }
+};
+
+}  // namespace tandem::cpu::TANDEM_TARGET

@@ -1,0 +1,129 @@
+// One target's table of kernels. Compiled once per instruction set, with TANDEM_TARGET its name and the flags that
+// allow it (src/CMakeLists.txt).
+#include "cpu/kernels.h"
+
+#include "cpu/backward.h"
+#include "cpu/decode.h"
+
+#define TANDEM_TEXT_(x) #x
+#define TANDEM_TEXT(x) TANDEM_TEXT_(x)
+
+namespace tandem::cpu {
+namespace TANDEM_TARGET {
+
+namespace {
+
+#if TANDEM_HAS_BF16_DOT
+using MmaOfBF16 = MmaBF16;
+#else
+using MmaOfBF16 = MmaF32;
+#endif
+
+// Calls f with the kernels of a dtype. The degree of exp2's polynomial keeps its error below the rounding of P in that
+// type (docs/numerics.md).
+template <class Type, class Mma, int Degree>
+struct Engine {
+  using T = Type;
+  using Tiles = Forward<Mma, T, Degree>;
+  using Stream = Decode<T, Degree>;
+  using Gradients = Backward<Mma, T, Degree>;
+};
+
+template <class F>
+auto by_dtype(DType dtype, F&& f) {
+  if (dtype == DType::bf16) return f(Engine<BF16, MmaOfBF16, 3>());
+  if (dtype == DType::f16) return f(Engine<F16, MmaF32, 4>());
+  return f(Engine<float, MmaF32, 6>());
+}
+
+size_t forward_scratch(const Problem& p, int64_t rows) {
+  return by_dtype(p.dtype, [&](auto e) { return decltype(e)::Tiles::scratch(p, rows); });
+}
+void forward(const Piece& piece, const Partial* partial, void* s) {
+  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Tiles::run(piece, partial, s); });
+}
+size_t decode_scratch(const Problem& p, int64_t rows) {
+  return by_dtype(p.dtype, [&](auto e) { return decltype(e)::Stream::scratch(p, rows); });
+}
+void decode(const Piece& piece, const Partial* partial, void* s) {
+  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Stream::run(piece, partial, s); });
+}
+void combine_parts(const Piece& piece, const float* parts, int64_t count, int64_t stride, void* s) {
+  by_dtype(piece.problem->dtype, [&](auto e) { combine<typename decltype(e)::T>(piece, parts, count, stride, s); });
+}
+void delta(const Piece& piece, float* to, int64_t query_stride, int64_t head_stride) {
+  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::delta(piece, to, query_stride, head_stride); });
+}
+size_t backward_scratch(const Problem& p) {
+  return by_dtype(p.dtype, [&](auto e) { return decltype(e)::Gradients::scratch(p); });
+}
+void backward_keys(const Piece& piece, bool want_dkv, bool want_dq, void* s) {
+  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::keys(piece, want_dkv, want_dq, s); });
+}
+void backward_tile(const Piece& piece, const float* deltas, int64_t query_stride, int64_t head_stride, bool want_dkv,
+                   bool want_dq, void* s) {
+  by_dtype(piece.problem->dtype, [&](auto e) {
+    decltype(e)::Gradients::tile(piece, deltas, query_stride, head_stride, want_dkv, want_dq, s);
+  });
+}
+void backward_add_dq(const Piece& piece, RowAccumulator dq, void* s) {
+  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::add_dq(piece, dq, s); });
+}
+void backward_store_dkv(const Piece& piece, void* s) {
+  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::store_dkv(piece, s); });
+}
+void backward_add_dbias(const Piece& piece, float* sum, int64_t query_stride, int64_t key_stride, void* s) {
+  by_dtype(piece.problem->dtype,
+           [&](auto e) { decltype(e)::Gradients::add_dbias(piece, sum, query_stride, key_stride, s); });
+}
+void load_row_as(DType dtype, const void* src, int64_t n, float* dst) {
+  by_dtype(dtype, [&](auto e) {
+    const auto* from = static_cast<const typename decltype(e)::T*>(src);
+    const int64_t whole = n / kLanes * kLanes;
+    float tail[kLanes];
+    load_row(from, whole, whole, dst);
+    load_row(from + whole, n - whole, kLanes, tail);
+    std::memcpy(dst + whole, tail, static_cast<size_t>(n - whole) * sizeof(float));
+  });
+}
+void store_row_as(DType dtype, const float* src, int64_t n, void* dst) {
+  // The source need not be padded: whole vectors in place, the rest through a buffer.
+  const int64_t whole = n / kLanes * kLanes;
+  float tail[kLanes] = {};
+  std::memcpy(tail, src + whole, static_cast<size_t>(n - whole) * sizeof(float));
+  by_dtype(dtype, [&](auto e) {
+    auto* to = static_cast<typename decltype(e)::T*>(dst);
+    store_row(src, whole, 1.0f, to);
+    store_row(tail, n - whole, 1.0f, to + whole);
+  });
+}
+
+}  // namespace
+}  // namespace TANDEM_TARGET
+
+#define TANDEM_TABLE_(target) kernels_##target
+#define TANDEM_TABLE(target) TANDEM_TABLE_(target)
+
+extern const Kernels TANDEM_TABLE(TANDEM_TARGET);
+const Kernels TANDEM_TABLE(TANDEM_TARGET) = {
+    .name = TANDEM_TEXT(TANDEM_TARGET),
+    .bf16_dot = TANDEM_HAS_BF16_DOT != 0,
+    .panel = TANDEM_TARGET::kPanel,
+    .key_tile = TANDEM_TARGET::kForwardKeys,
+    .forward_scratch = TANDEM_TARGET::forward_scratch,
+    .forward = TANDEM_TARGET::forward,
+    .decode_scratch = TANDEM_TARGET::decode_scratch,
+    .decode = TANDEM_TARGET::decode,
+    .combine = TANDEM_TARGET::combine_parts,
+    .delta = TANDEM_TARGET::delta,
+    .backward_scratch = TANDEM_TARGET::backward_scratch,
+    .backward_keys = TANDEM_TARGET::backward_keys,
+    .backward_tile = TANDEM_TARGET::backward_tile,
+    .backward_add_dq = TANDEM_TARGET::backward_add_dq,
+    .backward_store_dkv = TANDEM_TARGET::backward_store_dkv,
+    .backward_add_dbias = TANDEM_TARGET::backward_add_dbias,
+    .load_row = TANDEM_TARGET::load_row_as,
+    .store_row = TANDEM_TARGET::store_row_as,
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,82 @@
+// What a target (an instruction set) offers the scheduler: plain functions on plain structs, one table per target.
+//
+// The scheduler (forward.cpp, backward.cpp) decides who computes which rows and keys and where scratch lies; a kernel
+// computes one piece on one thread. Kernels call no inline function of a shared header: compiled with wider
+// instructions than the machine may have, it could be linked into code that runs everywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "problem/problem.h"
+
+namespace tandem::cpu {
+
+// The query rows of one (sequence, key head): row r is query r / group of head head_k * group + r % group, so all query
+// heads that share keys are neighbours and one tile serves them (GQA packing).
+struct Piece {
+  const Problem* problem;
+  Sequence sequence;
+  int64_t sequence_number;  // its index in the batch, packed or not
+  int64_t head_k;
+  int64_t head_first, heads;  // query heads of the rows: row r is query r / heads of head head_first + r % heads
+  int64_t row_begin, row_end;
+  int64_t key_begin, key_end;  // only these keys take part; key_begin is a multiple of the key tile
+};
+
+// Unnormalised results of a part of the keys: out[row][head_dim_v padded], running maximum (log2 units) and sum.
+struct Partial {
+  float* out;
+  float* max;
+  float* sum;
+  int64_t stride;  // floats between rows of out
+};
+
+// A float32 accumulator of dq: row r of a piece lies at data[r / heads * query + r % heads * head - origin].
+struct RowAccumulator {
+  float* data;
+  int64_t query, head, origin;
+};
+
+struct Kernels {
+  const char* name;
+  bool bf16_dot;
+  int panel;         // queries that fill one panel: rows per piece are best a multiple
+  int64_t key_tile;  // keys per step of the forward
+
+  // Forward on tiles of queries; partial: NULL writes out and lse, otherwise fills the partial of rows [0, rows).
+  size_t (*forward_scratch)(const Problem&, int64_t rows);
+  void (*forward)(const Piece&, const Partial* partial, void* scratch);
+  // The same for few queries and many keys: streams the keys once, in place.
+  size_t (*decode_scratch)(const Problem&, int64_t rows);
+  void (*decode)(const Piece&, const Partial* partial, void* scratch);
+  // Joins the partials of consecutive key ranges, in order, into out and lse. A part is rows x stride floats of out,
+  // then rows of max, then rows of sum.
+  void (*combine)(const Piece&, const float* parts, int64_t count, int64_t stride, void* scratch);
+
+  // Backward. delta[row] = sum(dout * out) - dlse for the rows of a piece.
+  void (*delta)(const Piece&, float* delta, int64_t query_stride, int64_t head_stride);
+  size_t (*backward_scratch)(const Problem&);
+  // Packs keys [key_begin, key_end) (at most kBackwardKeys) and clears their gradients.
+  void (*backward_keys)(const Piece&, bool want_dkv, bool want_dq, void* scratch);
+  // One tile of rows (at most kBackwardRows) against the packed keys: adds to dk and dv, leaves the tile of dq.
+  void (*backward_tile)(const Piece&, const float* delta, int64_t query_stride, int64_t head_stride, bool want_dkv,
+                        bool want_dq, void* scratch);
+  void (*backward_add_dq)(const Piece&, RowAccumulator dq, void* scratch);
+  void (*backward_store_dkv)(const Piece&, void* scratch);
+  // After backward_tile with neither gradient wanted: adds the tile of dscore (keys along rows) to sum, which has
+  // `stride` floats between queries.
+  void (*backward_add_dbias)(const Piece&, float* sum, int64_t query_stride, int64_t key_stride, void* scratch);
+  // Between float32 and float32, bfloat16 or float16: dst[0, n) = src.
+  void (*load_row)(DType, const void* src, int64_t n, float* dst);
+  void (*store_row)(DType, const float* src, int64_t n, void* dst);
+};
+
+constexpr int64_t kBackwardKeys = 128;
+constexpr int64_t kBackwardRows = 64;
+
+// The best table this machine can run (TANDEM_CPU_TARGET names a lesser one: "generic", "avx2", "avx512",
+// "avx512_bf16"; on other machines "generic" alone).
+const Kernels& kernels();
+
+}  // namespace tandem::cpu

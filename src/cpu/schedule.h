@@ -1,0 +1,76 @@
+// What forward.cpp and backward.cpp share: carving the caller's workspace, and threads that take items in order.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#include "cpu/kernels.h"
+#include "cpu/threads.h"
+
+namespace tandem::cpu {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Hands out 64-byte aligned parts of the workspace; with a null base it only counts.
+class Workspace {
+ public:
+  explicit Workspace(void* base) : base_(base == nullptr ? nullptr : aligned(base)) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    const size_t at = used_;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+
+  // Bytes to ask for: what was taken, and room to align an arbitrary pointer.
+  size_t bytes() const { return used_ + 64; }
+
+ private:
+  static std::byte* aligned(void* p) {
+    return reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(p) + 63) / 64 * 64);
+  }
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+// body(item, scratch) for every item in [0, count). Items are started in order, which both longest-first schedules and
+// the ordered sums of the backward rely on. scratch: one part of scratch_bytes per thread.
+template <class F>
+void for_each_item(Threads& threads, int64_t count, std::byte* scratch, size_t scratch_bytes, F&& body) {
+  if (count == 0) return;
+  std::atomic<int64_t> next{0};
+  const auto tasks = static_cast<int32_t>(count < threads.count() ? count : threads.count());
+  threads.run(tasks, [&](int32_t task) {
+    std::byte* mine = scratch + static_cast<size_t>(task) * scratch_bytes;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i, mine);
+  });
+}
+
+inline size_t scratch_stride(size_t bytes) { return (bytes + 127) / 64 * 64; }
+
+// The keys that rows [begin, end) of a sequence may see, all query heads of a key head being neighbours.
+inline KeyRange keys_of_rows(const Problem& p, const Sequence& s, int64_t heads, int64_t begin, int64_t end) {
+  const KeyRange first = visible_keys(p, s, begin / heads), last = visible_keys(p, s, (end - 1) / heads);
+  return {first.begin, last.end > first.begin ? last.end : first.begin};
+}
+
+inline Piece whole_piece(const Problem& p, const Sequence& s, int64_t number, int64_t head_k) {
+  return {.problem = &p,
+          .sequence = s,
+          .sequence_number = number,
+          .head_k = head_k,
+          .head_first = head_k * p.group(),
+          .heads = p.group(),
+          .row_begin = 0,
+          .row_end = s.q_len * p.group(),
+          .key_begin = 0,
+          .key_end = s.k_len};
+}
+
+// Rows of a (batch, row, head) output beyond the used lengths become zero bytes (or -inf: lse).
+void clear_unused_rows(const Problem& p, const View& view, bool queries, int64_t heads, int64_t dim, bool lse = false);
+
+}  // namespace tandem::cpu

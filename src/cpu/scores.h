@@ -1,0 +1,313 @@
+// From raw scores to probabilities on one tile of up to key_tile keys x kPanel queries: options, masks, online softmax.
+//
+// A tile is stored key by key, queries in lanes: a lane owns a query, so no step crosses lanes and a query's result
+// does not depend on its neighbours. Scores are kept in log2 units (times log2 e), as exp2 wants them.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/pack.h"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+// What each lane of a panel is. Lanes beyond the last row repeat it: they cost nothing and are never stored.
+struct PanelRows {
+  int count;                                       // lanes that are rows
+  int64_t query[kPanel], head[kPanel];             // row index within the sequence, query head
+  int32_t key_begin[kPanel], key_end[kPanel];      // the keys that causal, window and the piece leave visible
+  int32_t begin_min, begin_max, end_min, end_max;  // over the lanes
+  float position[kPanel];                          // query + diagonal
+  float slope[kPanel];                             // ALiBi, times log2 e
+
+  // No lane sees any of keys [begin, end) / every lane sees all of them.
+  bool hides(int64_t begin, int64_t end) const { return end <= begin_min || begin >= end_max; }
+  bool shows(int64_t begin, int64_t end) const { return begin >= begin_max && end <= end_min; }
+};
+
+inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
+  const Problem& p = *piece.problem;
+  const Sequence& s = piece.sequence;
+  rows->count = static_cast<int>(minimum(kPanel, piece.row_end - row));
+  rows->begin_min = rows->end_min = INT32_MAX;
+  rows->begin_max = rows->end_max = 0;
+  for (int i = 0; i < kPanel; ++i) {
+    const int64_t r = row + (i < rows->count ? i : rows->count - 1);
+    const int64_t query = r / piece.heads, head = piece.head_first + r % piece.heads;
+    const int64_t at = query + s.diagonal;
+    int64_t begin = piece.key_begin, end = piece.key_end;
+    if (p.window_left != TANDEM_UNBOUNDED) begin = maximum(begin, at - p.window_left);
+    if (p.window_right != TANDEM_UNBOUNDED) end = minimum(end, at + p.window_right + 1);
+    begin = minimum(begin, piece.key_end);
+    end = maximum(end, begin);
+    rows->query[i] = query;
+    rows->head[i] = head;
+    rows->key_begin[i] = static_cast<int32_t>(begin);
+    rows->key_end[i] = static_cast<int32_t>(end);
+    rows->begin_max = static_cast<int32_t>(maximum(rows->begin_max, begin));
+    rows->end_min = static_cast<int32_t>(minimum(rows->end_min, end));
+    if (begin < end) {  // a lane that sees nothing hides nothing from the others
+      rows->begin_min = static_cast<int32_t>(minimum(rows->begin_min, begin));
+      rows->end_max = static_cast<int32_t>(maximum(rows->end_max, end));
+    }
+    rows->position[i] = static_cast<float>(at);
+    if (p.alibi_slopes.present) {
+      const HeadView& a = p.alibi_slopes;
+      const auto* slope = reinterpret_cast<const float*>(a.data) + s.batch_index * a.batch + head * a.head;
+      rows->slope[i] = *slope * kLog2e;
+    }
+  }
+}
+
+// Scores are the product times a positive number and nothing else.
+inline bool plain_scores(const Problem& p) {
+  return p.softcap == 0 && p.softmax_scale > 0 && !p.bias.present && !p.alibi_slopes.present;
+}
+
+// ---- Bias -------------------------------------------------------------------------------------------------------
+
+inline float bias_value(const BiasView& b, int64_t offset) {
+  switch (b.dtype) {
+    case DType::boolean: return reinterpret_cast<const uint8_t*>(b.data)[offset] != 0 ? 0.0f : -kInfinity;
+    case DType::f32: return reinterpret_cast<const float*>(b.data)[offset];
+    default: break;
+  }
+  // One 16-bit value: through the row converters, which handle every target alike.
+  float out[kLanes];
+  if (b.dtype == DType::bf16) {
+    load_row(reinterpret_cast<const BF16*>(b.data) + offset, 1, kLanes, out);
+  } else {
+    load_row(reinterpret_cast<const F16*>(b.data) + offset, 1, kLanes, out);
+  }
+  return out[0];
+}
+
+template <class T>
+inline void bias_row(const BiasView& b, int64_t offset, int64_t count, int64_t padded, float* dst) {
+  load_row(reinterpret_cast<const T*>(b.data) + offset, count, padded, dst);
+}
+
+// scores += bias * log2 e. scratch: 2 * kPanel * padded floats, padded = round_up(keys, max(kLanes, 4)).
+inline void add_bias(const BiasView& b, int64_t batch, const PanelRows& rows, int64_t key, int64_t count, float* scores,
+                     int64_t stride, float* scratch) {
+  const int64_t padded = round_up(count, kLanes < 4 ? 4 : kLanes);
+  for (int i = 0; i < kPanel; ++i) {
+    float* dst = scratch + i * padded;
+    const int64_t at =
+        batch * b.stride[0] + rows.head[i] * b.stride[1] + rows.query[i] * b.stride[2] + key * b.stride[3];
+    if (b.stride[3] == 1 && b.dtype == DType::f32) {
+      bias_row<float>(b, at, count, padded, dst);
+    } else if (b.stride[3] == 1 && b.dtype == DType::bf16) {
+      bias_row<BF16>(b, at, count, padded, dst);
+    } else if (b.stride[3] == 1 && b.dtype == DType::f16) {
+      bias_row<F16>(b, at, count, padded, dst);
+    } else {
+      for (int64_t j = 0; j < count; ++j) dst[j] = bias_value(b, at + j * b.stride[3]);
+    }
+  }
+  float* across = scratch + kPanel * padded;
+  transpose(scratch, padded, kPanel, round_up(count, 4), across, kPanel);
+  const VF log2e = set(kLog2e);
+  for (int64_t j = 0; j < count; ++j) {
+    for (int h = 0; h < kPanel; h += kLanes) {
+      float* s = scores + j * stride + h;
+      store(hn::MulAdd(load(across + j * kPanel + h), log2e, load(s)), s);
+    }
+  }
+}
+
+// ---- Scores -----------------------------------------------------------------------------------------------------
+
+// What turns a product of queries and keys into log2 units. With float words it is multiplied into the packed queries,
+// exactly rounded there (as a factor of the scores, its own rounding would be an error common to all of them); bfloat16
+// words cannot take it, there it is a factor of the scores.
+inline double score_scale(const Problem& p) { return p.softmax_scale * 1.44269504088896340736; }
+
+// Turns products of keys [key, key + count) into masked scores, up to a positive factor, which it returns. pending: the
+// factor that the products still lack to be in log2 units. slope: where not null, receives d score / d (scaled
+// product), for softcap.
+inline float finish_scores(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float pending,
+                           float* scores, int64_t stride, float* slope, float* scratch) {
+  const Problem& p = *piece.problem;
+  if (!plain_scores(p)) {
+    const VF cap = set(static_cast<float>(p.softcap * 1.44269504088896340736));
+    const VF scale = set(p.softcap == 0 ? pending : static_cast<float>(pending / (p.softcap * 1.44269504088896340736)));
+    for (int64_t j = 0; j < count; ++j) {
+      const VF column = set(static_cast<float>(key + j));
+      for (int h = 0; h < kPanel; h += kLanes) {
+        float* at = scores + j * stride + h;
+        VF s = hn::Mul(load(at), scale);
+        if (p.softcap != 0) {
+          const VF t = tanh(s);
+          s = hn::Mul(t, cap);
+          if (slope != nullptr) store(hn::NegMulAdd(t, t, set(1.0f)), slope + j * stride + h);
+        }
+        if (p.alibi_slopes.present)
+          s = hn::NegMulAdd(load(rows.slope + h), hn::Abs(hn::Sub(load(rows.position + h), column)), s);
+        store(s, at);
+      }
+    }
+    if (p.bias.present) add_bias(p.bias, piece.sequence.batch_index, rows, key, count, scores, stride, scratch);
+    pending = 1.0f;
+  }
+  if (!rows.shows(key, key + count)) {
+    const VF hidden = set(-kInfinity);
+    for (int64_t j = 0; j < count; ++j) {
+      const VI column = hn::Set(ITag(), static_cast<int32_t>(key + j));
+      for (int h = 0; h < kPanel; h += kLanes) {
+        const auto before = hn::Lt(column, load(rows.key_begin + h));
+        const auto inside = hn::AndNot(before, hn::Lt(column, load(rows.key_end + h)));
+        float* at = scores + j * stride + h;
+        store(select(hn::RebindMask(FTag(), inside), load(at), hidden), at);
+      }
+    }
+  }
+  return pending;
+}
+
+// ---- Dropout ----------------------------------------------------------------------------------------------------
+
+// factors[key][lane] = 0 or 1 / (1 - p) for keys [key, key + count): Philox4x32-10 as tandem.h states it. The loops
+// over lanes are for the compiler to vectorise.
+inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* factors,
+                            int64_t stride) {
+  const Problem& p = *piece.problem;
+  const double exact = p.dropout.p * 4294967296.0;
+  const auto threshold = static_cast<uint64_t>(exact);
+  const auto keep = static_cast<float>(1.0 / (1.0 - p.dropout.p));
+  const auto high = static_cast<uint32_t>(p.dropout.offset >> 32);
+  for (int64_t quad = key / 4; quad * 4 < key + count; ++quad) {
+    uint32_t w[4][kPanel];
+    for (int i = 0; i < kPanel; ++i) {
+      w[0][i] = static_cast<uint32_t>(quad);
+      w[1][i] = static_cast<uint32_t>(rows.query[i]);
+      w[2][i] = static_cast<uint32_t>(piece.sequence_number * p.heads_q + rows.head[i]);
+      w[3][i] = static_cast<uint32_t>(p.dropout.offset);
+    }
+    auto key0 = static_cast<uint32_t>(p.dropout.seed), key1 = static_cast<uint32_t>(p.dropout.seed >> 32) + high;
+    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
+      for (int i = 0; i < kPanel; ++i) {
+        const uint64_t a = uint64_t{0xD2511F53u} * w[0][i], b = uint64_t{0xCD9E8D57u} * w[2][i];
+        w[0][i] = static_cast<uint32_t>(b >> 32) ^ w[1][i] ^ key0;
+        w[1][i] = static_cast<uint32_t>(b);
+        w[2][i] = static_cast<uint32_t>(a >> 32) ^ w[3][i] ^ key1;
+        w[3][i] = static_cast<uint32_t>(a);
+      }
+    }
+    for (int64_t j = maximum(key, quad * 4); j < minimum(key + count, quad * 4 + 4); ++j) {
+      float* at = factors + (j - key) * stride;
+      for (int i = 0; i < kPanel; ++i) at[i] = w[j - quad * 4][i] < threshold ? 0.0f : keep;
+    }
+  }
+}
+
+// ---- Online softmax -----------------------------------------------------------------------------------------------
+
+// Running state of a panel (Milakov and Gimelshein 2018), with FlashAttention-4's conditional rescaling: the reference
+// maximum follows the true one only when it has grown by more than 8 (a factor 2^8), since float32 has the room. Each
+// lane decides for itself; when none has, nothing is rescaled.
+struct SoftmaxState {
+  float max[kPanel];    // reference maximum, log2 units; -inf before the first visible key
+  float sum[kPanel];    // of 2^(score - max)
+  float alpha[kPanel];  // the factor for what was accumulated so far, valid when rescale() said true
+
+  void clear() {
+    for (int i = 0; i < kPanel; ++i) max[i] = -kInfinity, sum[i] = 0;
+  }
+};
+
+constexpr float kRescaleThreshold = 8.0f;
+
+// Takes a tile's scores (times factor: log2 units) into the maximum. True when alpha must be applied to the output.
+inline bool update_max(const float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
+  VF m0 = set(-kInfinity), m1 = m0, m2 = m0, m3 = m0;
+  int64_t j = 0;
+  for (; j + 2 <= count; j += 2) {
+    m0 = hn::Max(m0, load(scores + j * stride));
+    m1 = hn::Max(m1, load(scores + j * stride + kLanes));
+    m2 = hn::Max(m2, load(scores + (j + 1) * stride));
+    m3 = hn::Max(m3, load(scores + (j + 1) * stride + kLanes));
+  }
+  for (; j < count; ++j) {
+    m0 = hn::Max(m0, load(scores + j * stride));
+    m1 = hn::Max(m1, load(scores + j * stride + kLanes));
+  }
+  bool rescale = false;
+  for (int h = 0; h < kPanel; h += kLanes) {
+    const VF tile = hn::Mul(h == 0 ? hn::Max(m0, m2) : hn::Max(m1, m3), set(factor));
+    const VF old = load(state->max + h);
+    const auto grown = hn::Gt(tile, hn::Add(old, set(kRescaleThreshold)));
+    if (hn::AllFalse(FTag(), grown)) {
+      store(set(1.0f), state->alpha + h);
+      continue;
+    }
+    rescale = true;
+    const VF alpha = select(grown, exp2<6>(hn::Sub(old, tile)), set(1.0f));
+    store(select(grown, tile, old), state->max + h);
+    store(alpha, state->alpha + h);
+    store(hn::Mul(load(state->sum + h), alpha), state->sum + h);
+  }
+  return rescale;
+}
+
+// The maximum as exp2 may subtract it: 0 for a lane that has seen nothing (-inf - -inf would be NaN).
+inline VF finite_max(VF m) { return select(hn::Eq(m, set(-kInfinity)), hn::Zero(FTag()), m); }
+
+// scores -> 2^(factor * score - max) in place, sums them into the state.
+template <int Degree>
+inline void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
+  const VF f = set(factor);
+  const VF max0 = finite_max(load(state->max)), max1 = finite_max(load(state->max + kLanes));
+  const auto probability = [&](const float* s, VF max) HWY_ATTR { return exp2<Degree>(hn::MulSub(load(s), f, max)); };
+  VF s0 = load(state->sum), s1 = load(state->sum + kLanes), s2 = hn::Zero(FTag()), s3 = s2;
+  int64_t j = 0;
+  for (; j + 2 <= count; j += 2) {
+    float* a = scores + j * stride;
+    float* b = a + stride;
+    const VF p0 = probability(a, max0), p1 = probability(a + kLanes, max1);
+    const VF p2 = probability(b, max0), p3 = probability(b + kLanes, max1);
+    store(p0, a), store(p1, a + kLanes), store(p2, b), store(p3, b + kLanes);
+    s0 = hn::Add(s0, p0), s1 = hn::Add(s1, p1), s2 = hn::Add(s2, p2), s3 = hn::Add(s3, p3);
+  }
+  for (; j < count; ++j) {
+    float* a = scores + j * stride;
+    const VF p0 = probability(a, max0), p1 = probability(a + kLanes, max1);
+    store(p0, a), store(p1, a + kLanes);
+    s0 = hn::Add(s0, p0), s1 = hn::Add(s1, p1);
+  }
+  store(hn::Add(s0, s2), state->sum), store(hn::Add(s1, s3), state->sum + kLanes);
+}
+
+inline void multiply_tile(float* tile, const float* by, int64_t stride, int64_t count) {
+  for (int64_t j = 0; j < count; ++j)
+    for (int h = 0; h < kPanel; h += kLanes)
+      store(hn::Mul(load(tile + j * stride + h), load(by + j * stride + h)), tile + j * stride + h);
+}
+
+#if TANDEM_HAS_BF16_DOT
+// (a, b) rounded to bfloat16, interleaved: word i is (a[i], b[i]).
+inline VU pair_bf16(VF a, VF b) {
+  static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  __m512i packed;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(packed) : "v"(a.raw), "v"(b.raw));
+  return VU{_mm512_permutexvar_epi16(_mm512_loadu_si512(order), packed)};
+}
+
+// The 2 * kLanes values (a, b) rounded to bfloat16, in order.
+inline VU join_bf16(VF a, VF b) {
+  __m512i packed;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(packed) : "v"(a.raw), "v"(b.raw));
+  return VU{packed};
+}
+
+// Words of two keys for the product over keys: dst[count / 2][dst_stride].
+inline void pair_keys(const float* tile, int64_t stride, int64_t count, uint32_t* dst, int64_t dst_stride) {
+  for (int64_t j = 0; j < count; j += 2) {
+    for (int h = 0; h < kPanel; h += kLanes) {
+      const float* a = tile + j * stride + h;
+      store(pair_bf16(load(a), j + 1 < count ? load(a + stride) : hn::Zero(FTag())), dst + j / 2 * dst_stride + h);
+    }
+  }
+}
+#endif
+
+}  // namespace tandem::cpu::TANDEM_TARGET

@@ -81,7 +81,7 @@ void execute(tandem_context& context, const Problem& p, void* workspace) {
 
 // Calls without data: use(context, problem) when the problem is valid and served.
 template <class Use>
-tandem_status inspect(tandem_context* handle, tandem_pass pass, const tandem_attention_args* args, Use&& use) {
+tandem_status inspect(tandem_context* handle, const tandem_pass& pass, const tandem_attention_args* args, Use&& use) {
   return guarded([&]() -> Status {
     const tandem_context& context = context_or_default(handle);
     Problem problem;

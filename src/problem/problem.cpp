@@ -65,9 +65,9 @@ Status Builder::build() {
   return check_sharing();
 }
 
-Status make_problem(tandem_pass pass, const tandem_attention_args* args, tandem_device device, bool with_data,
+Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, tandem_device device, bool with_data,
                     Problem* problem) {
-  int32_t pass_value;  // a C caller may have put any integer into the enum
+  int32_t pass_value;
   static_assert(sizeof pass == sizeof pass_value);
   std::memcpy(&pass_value, &pass, sizeof pass);
   if (pass_value != TANDEM_FORWARD && pass_value != TANDEM_BACKWARD) {

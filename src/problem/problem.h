@@ -128,8 +128,9 @@ struct Problem {
 
 // Checks everything the host can see and fills *problem. with_data: the data pointers are to be used (forward,
 // backward), so null pointers, alignment, overlap of outputs, and the values of index tensors on the CPU are checked
-// too. Otherwise (check, workspace_size, prepare) data pointers are ignored. Never writes through a tensor.
-Status make_problem(tandem_pass pass, const tandem_attention_args* args, tandem_device device, bool with_data,
+// too. Otherwise (check, workspace_size, prepare) data pointers are ignored. Never writes through a tensor. pass is a
+// reference because a C caller may have put any integer into it, which C++ may look at only as bytes.
+Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, tandem_device device, bool with_data,
                     Problem* problem);
 
 // One sequence of the batch. Its row i of q is q.at(batch_index, q_begin + i, head); likewise keys.

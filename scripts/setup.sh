@@ -12,6 +12,7 @@ nlohmann-json3-dev  -           headers: .safetensors files and --json
 libopenblas-dev     -           matrix products of the plain formula that Tandem is compared with
 libgtest-dev        -           GoogleTest
 pkg-config          pkg-config  a test builds the examples against the installed library
+python3-numpy       -           a test holds float64 attention to a second source
 '
 LINT_PACKAGES='
 clang-16            clang++-16       second compiler

@@ -60,7 +60,10 @@ std::string print(double x) {
 }
 std::string print(const std::vector<int64_t>& list) {
   std::string text;
-  for (int64_t x : list) text += (text.empty() ? "" : ",") + print(x);
+  for (int64_t x : list) {
+    if (!text.empty()) text += ',';
+    text += print(x);
+  }
   return text.empty() ? "none" : text;
 }
 

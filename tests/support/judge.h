@@ -1,10 +1,12 @@
 // The judge: whether an engine's result is as exact as it must be.
 //
 //   max error  <= 2   * max error of the plain formula  + 2 * max |ref + 0.3 - 0.3 - ref|
-//   mean error <= 1.5 * mean error of the plain formula + the mean of the same
+//   mean error <= 1.5 * mean error of the plain formula + mean |ref + 0.3 - 0.3 - ref| + half a unit of float32
 //
-// both against the oracle in float64, for every head of every sequence on its own; the last term is computed in the
-// type of the result. Infinities must stand where the oracle's stand, what is exactly zero by structure must be zero,
+// both against the oracle in float64, for every head of every sequence on its own; ref + 0.3 - 0.3 is computed in the
+// type of the result. The plain formula is run several times with random rounding (plain.h): its max error is the
+// largest of all, or three times their root mean square where that is more; its mean error is the mean of the runs plus
+// three times their spread. Infinities must stand where the oracle's stand, what is exactly zero by structure must be zero,
 // and nothing may be NaN that is not NaN in the oracle.
 #pragma once
 

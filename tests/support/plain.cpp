@@ -162,15 +162,19 @@ class Plain {
       if (i < s_.q_len) {
         const std::vector<Score> row = scores(b, h, i);
         const double sink = p.sink ? load(p.sink.dtype, p.sink.at(b, h)) : -kInfinity;
-        double largest = sink, sum = 0;
+        double largest = sink, sum = 0, rounded_sum = 0;
         for (const Score& e : row) largest = std::max(largest, e.s);
-        if (sink != -kInfinity) sum = fl(std::exp(fl(sink - largest)));
+        if (sink != -kInfinity) {
+          sum = fl(std::exp(fl(sink - largest)));
+          rounded_sum = fl.round(p.dtype, sum);
+        }
         std::vector<double> probability;
         for (const Score& e : row) {
           probability.push_back(fl(std::exp(fl(e.s - largest))));
           sum = fl(sum + probability.back());
+          rounded_sum = fl(rounded_sum + fl.round(p.dtype, probability.back()));
         }
-        if (largest != -kInfinity) lse = fl(largest + fl(std::log(sum)));
+        if (largest != -kInfinity) lse = fl(largest + fl(std::log(rounded_sum)));
         for (size_t n = 0; n < row.size(); ++n) {
           const double weight = fl.round(p.dtype, fl(row[n].z * fl(probability[n] / sum)));
           fl.add_scaled(out.data(), weight, v_[static_cast<size_t>(row[n].j)].data(), p.head_dim_v);
@@ -229,7 +233,7 @@ class Plain {
       const auto key =
           t ? static_cast<size_t>(t.data[b * t.batch + e.j / t.page_size * t.column] * t.page_size + e.j % t.page_size)
             : j;
-      const double probability = fl(std::exp(fl(e.s - lse)));
+      const double probability = fl.round(p.dtype, fl(std::exp(fl(e.s - lse))));
       const double dp = fl(e.z * fl.dot(dout.data(), v_[j].data(), p.head_dim_v));
       const double ds = fl(probability * fl(dp - delta));
       const double dt = p.softcap > 0 ? fl(ds * fl(1 - e.capped * e.capped)) : ds;
@@ -243,7 +247,7 @@ class Plain {
       }
     }
     if (p.sink && lse != -kInfinity) {
-      const double probability = fl(std::exp(fl(load(p.sink.dtype, p.sink.at(b, h)) - lse)));
+      const double probability = fl.round(p.dtype, fl(std::exp(fl(load(p.sink.dtype, p.sink.at(b, h)) - lse))));
       double& sum = dsink_[static_cast<size_t>(h)];
       sum = fl(sum - probability * delta);
     }

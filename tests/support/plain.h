@@ -1,6 +1,7 @@
 // The plain formula: attention as a textbook computes it in the input precision. Scores, softmax and sums are float32
-// (float64 for float64 inputs), P and dS are rounded to the input type, and so are the results. Its error is the
-// measure of every engine's.
+// (float64 for float64 inputs), P and dS are rounded to the input type, and so are the results. The
+// log-sum-exp sums rounded exponentials: none need be more exact than P is. The error of all this is the measure of
+// every engine's.
 #pragma once
 
 #include <cstdint>

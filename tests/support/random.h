@@ -9,7 +9,7 @@ namespace tandem::test {
 struct Random {
   uint64_t state;
 
-  explicit Random(uint64_t seed) : state(seed * 0x9E3779B97F4A7C15u + 0x2545F4914F6CDD1Du) {}
+  explicit Random(uint64_t seed) : state(seed) { state = next(); }  // so that neighbouring seeds share nothing
 
   // splitmix64
   uint64_t next() {

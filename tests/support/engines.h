@@ -1,0 +1,21 @@
+// The engines that the judge can be asked about.
+#pragma once
+
+#include <string>
+
+#include "support/judge.h"
+
+namespace tandem::test {
+
+struct NamedEngine {
+  Engine run;
+  Supports supports;
+};
+
+// "cpu", or "oracle" (the oracle itself, in the dtypes of the problem). Throws std::invalid_argument for others.
+NamedEngine engine_named(const std::string& device);
+
+// The CPU engine on a number of threads, with a workspace of exactly the bytes it asks for, poisoned and guarded.
+NamedEngine cpu_engine(int threads);
+
+}  // namespace tandem::test

@@ -3,16 +3,16 @@
 
 # Each line: package, the program that shows it is there ("-": ask dpkg), what it is for.
 BUILD_PACKAGES='
-g++                 g++         compiles the C++20 code
-cmake               cmake       configures the build
-ninja-build         ninja       runs the build
-libhwy-dev          -           headers of Google Highway: SIMD for the CPU engine
-libcli11-dev        -           headers: command line of the tandem command
-nlohmann-json3-dev  -           headers: .safetensors files and --json
-libopenblas-dev     -           matrix products of the plain formula that Tandem is compared with
-libgtest-dev        -           GoogleTest
-pkg-config          pkg-config  a test builds the examples against the installed library
-python3-numpy       -           a test holds float64 attention to a second source
+g++                   g++         compiles the C++20 code
+cmake                 cmake       configures the build
+ninja-build           ninja       runs the build
+libhwy-dev            -           headers of Google Highway: SIMD for the CPU engine
+libcli11-dev          -           headers: command line of the tandem command
+nlohmann-json3-dev    -           headers: .safetensors files and --json
+libopenblas0-pthread  -           matrix products of the plain formula that Tandem is compared with
+libgtest-dev          -           GoogleTest
+pkg-config            pkg-config  a test builds the examples against the installed library
+python3-numpy         -           a test holds float64 attention to a second source
 '
 LINT_PACKAGES='
 clang-16            clang++-16       second compiler

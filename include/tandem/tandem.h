@@ -69,7 +69,7 @@ typedef enum tandem_status {
   TANDEM_INVALID_ARGUMENT = 1,    /* the call contradicts itself or these semantics */
   TANDEM_UNSUPPORTED = 2,         /* a meaningful call that this device or version does not serve */
   TANDEM_WORKSPACE_TOO_SMALL = 3, /* give at least tandem_workspace_size() bytes */
-  TANDEM_COLD_KERNEL = 4,         /* a kernel would have to be compiled during graph capture: call tandem_prepare first */
+  TANDEM_COLD_KERNEL = 4,         /* a kernel would be compiled during graph capture: call tandem_prepare first */
   TANDEM_NO_COMPILER = 5,         /* a kernel must be compiled and no NVRTC was found */
   TANDEM_DEVICE_ERROR = 6,        /* the device or its driver reported an error */
   TANDEM_INTERNAL_ERROR = 7       /* a defect of Tandem: please report it */

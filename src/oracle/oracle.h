@@ -18,8 +18,8 @@ void serial(int64_t tasks, const std::function<void(int64_t)>& body);
 // problem.out and, where present, problem.lse. One task is one (sequence, query head).
 void forward(const Problem& problem, const ParallelFor& parallel_for = serial);
 
-// The gradients that are present. Uses problem.out and problem.lse only for their shapes: it recomputes both in float64.
-// Results do not depend on parallel_for.
+// The gradients that are present. Uses problem.out and problem.lse only for their shapes: it recomputes both in
+// float64. Results do not depend on parallel_for.
 void backward(const Problem& problem, const ParallelFor& parallel_for = serial);
 
 }  // namespace tandem::oracle

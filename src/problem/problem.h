@@ -1,7 +1,7 @@
 // Problem: one attention call after its only check, in the form every engine reads.
 //
-// make_problem() turns the arguments of the C interface into a Problem or says why it cannot. What comes out obeys every
-// rule of tandem.h that the host can see, so engines check nothing again: they read lengths, strides and flags.
+// make_problem() turns the arguments of the C interface into a Problem or says why it cannot. What comes out obeys
+// every rule of tandem.h that the host can see, so engines check nothing again: they read lengths, strides and flags.
 #pragma once
 
 #include <cstddef>
@@ -135,11 +135,11 @@ Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, 
 
 // One sequence of the batch. Its row i of q is q.at(batch_index, q_begin + i, head); likewise keys.
 struct Sequence {
-  int64_t batch_index = 0;        // index for View::at (strides are 0 when packed) and for bias
+  int64_t batch_index = 0;           // index for View::at (strides are 0 when packed) and for bias
   int64_t q_begin = 0, k_begin = 0;  // first row in a packed tensor; 0 when dense
-  int64_t q_len = 0, k_len = 0;   // the used lengths: what takes part
+  int64_t q_len = 0, k_len = 0;      // the used lengths: what takes part
   int64_t q_rows = 0, k_rows = 0;  // rows the tensors have for it: gradients and outputs beyond the used ones are zero
-  int64_t diagonal = 0;           // the offset of tandem.h: k_len - q_len, or 0
+  int64_t diagonal = 0;            // the offset of tandem.h: k_len - q_len, or 0
 };
 
 // Reads cu_seqlens and seqused from host memory: for the CPU engine and the oracle only.

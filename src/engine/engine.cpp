@@ -26,8 +26,14 @@ Status check_served(const Problem& p) {
   return served_by_oracle(p) ? Status{} : cpu::check(p);
 }
 
+bool nothing_to_write(const Problem& p) {
+  const bool no_queries = p.total_q == 0 || p.heads_q == 0, no_keys = p.total_k == 0 || p.heads_k == 0;
+  if (p.pass == TANDEM_FORWARD) return no_queries;
+  return (!p.dq || no_queries) && ((!p.dk && !p.dv) || no_keys) && !p.dbias && !p.dsink;
+}
+
 size_t workspace_needed(const tandem_context& context, const Problem& p) {
-  return served_by_oracle(p) ? 0 : cpu::workspace_size(p, context.threads.count());
+  return served_by_oracle(p) || nothing_to_write(p) ? 0 : cpu::workspace_size(p, context.threads.count());
 }
 
 Status check_workspace(const Problem& p, const tandem_attention_args& args, size_t needed, const void* workspace,
@@ -46,12 +52,6 @@ Status check_workspace(const Problem& p, const tandem_attention_args& args, size
                                ": it is written while the tensor is in use; give it memory of its own"));
   }
   return {};
-}
-
-bool nothing_to_write(const Problem& p) {
-  const bool no_queries = p.total_q == 0 || p.heads_q == 0, no_keys = p.total_k == 0 || p.heads_k == 0;
-  if (p.pass == TANDEM_FORWARD) return no_queries;
-  return (!p.dq || no_queries) && ((!p.dk && !p.dv) || no_keys) && !p.dbias && !p.dsink;
 }
 
 // The oracle's tasks on the context's threads. An exception of a task surfaces on the calling thread.

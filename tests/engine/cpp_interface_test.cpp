@@ -1,0 +1,251 @@
+// tandem.hpp: what it builds for the C interface, and what it throws.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tandem/tandem.hpp"
+
+namespace {
+
+using tandem::Attention;
+using tandem::Tensor;
+
+// One query head over two keys of equal score: the mean of the values.
+struct Small {
+  std::vector<float> q = {0, 0}, k = {1, 2, 3, 4}, v = {2, 4, 6, 10}, out = {-1, -1}, lse = {-1};
+  std::vector<float> dout = {1, 1}, dv = {-1, -1, -1, -1};
+
+  Attention attention() {
+    return {.q = Tensor(q, {1, 1, 1, 2}),
+            .k = Tensor(k, {1, 2, 1, 2}),
+            .v = Tensor(v, {1, 2, 1, 2}),
+            .out = Tensor(out, {1, 1, 1, 2}),
+            .lse = Tensor(lse, {1, 1, 1})};
+  }
+};
+
+std::string thrown(const std::function<void()>& call, tandem_status code = TANDEM_INVALID_ARGUMENT) {
+  try {
+    call();
+  } catch (const tandem::Error& error) {
+    EXPECT_EQ(error.code(), code);
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+TEST(CppInterface, ForwardAndBackward) {
+  Small s;
+  Attention a = s.attention();
+  tandem::forward(a);
+  EXPECT_EQ(s.out, (std::vector<float>{4, 7}));
+  a.dout = Tensor(s.dout, {1, 1, 1, 2});
+  a.dv = Tensor(s.dv, {1, 2, 1, 2});
+  tandem::backward(a);
+  EXPECT_EQ(s.dv, (std::vector<float>{0.5f, 0.5f, 0.5f, 0.5f}));
+}
+
+TEST(CppInterface, OwnContextAndWorkspace) {
+  Small s;
+  const tandem::Context context({.threads = 2});
+  EXPECT_EQ(context.threads(), 2);
+  EXPECT_TRUE(contains(context.description(), "cpu, 2 threads"));
+  std::vector<std::byte> workspace(tandem::workspace_size(s.attention(), TANDEM_FORWARD, context));
+  tandem::prepare(s.attention(), TANDEM_FORWARD, context);
+  tandem::forward(s.attention(), context, workspace);
+  EXPECT_EQ(s.out, (std::vector<float>{4, 7}));
+}
+
+TEST(CppInterface, ContextMoves) {
+  tandem::Context a({.threads = 3});
+  tandem::Context b(std::move(a));
+  EXPECT_EQ(b.threads(), 3);
+  tandem::Context c;
+  c = std::move(b);
+  EXPECT_EQ(c.threads(), 3);
+  static_assert(!std::is_copy_constructible_v<tandem::Context> && !std::is_copy_assignable_v<tandem::Context>);
+  EXPECT_TRUE(contains(thrown([] { tandem::Context({.device = "cuda:0"}); }, TANDEM_UNSUPPORTED), "cuda:0"));
+}
+
+TEST(CppInterface, CheckTells) {
+  Small s;
+  Attention a = s.attention();
+  EXPECT_FALSE(tandem::check(a).has_value());
+  a.softcap = -1;
+  const auto refusal = tandem::check(a);
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_EQ(refusal->code(), TANDEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(contains(refusal->what(), "softcap (-1)"));
+  EXPECT_TRUE(contains(thrown([&] { tandem::forward(a); }), "softcap (-1)"));
+  EXPECT_EQ(s.out, (std::vector<float>{-1, -1}));
+  EXPECT_TRUE(contains(tandem::check(s.attention(), TANDEM_BACKWARD)->what(), "dout (NULL)"));
+}
+
+TEST(CppInterface, ConstIsNotWritten) {
+  Small s;
+  const std::vector<float> k = s.k, out = s.out;
+  Attention a = s.attention();
+  a.k = Tensor(k, {1, 2, 1, 2});
+  tandem::forward(a);  // an input may be const
+  a.out = Tensor(out, {1, 1, 1, 2});
+  EXPECT_TRUE(a.out.read_only());
+  EXPECT_TRUE(contains(thrown([&] { tandem::forward(a); }), "out (read only)"));
+  EXPECT_TRUE(contains(tandem::check(a)->what(), "out (read only)"));
+}
+
+TEST(CppInterface, TensorsFromMemory) {
+  std::vector<float> x(24);
+  const size_t heads = 3;
+  Tensor from_vector(x, {1, 4, heads, 2u});
+  const tandem_tensor* t = from_vector.get();
+  EXPECT_EQ(t->data, x.data());
+  EXPECT_EQ(t->ndim, 4);
+  EXPECT_EQ(t->shape[2], 3);
+  EXPECT_EQ(t->strides, nullptr);
+  EXPECT_EQ(t->dtype.code, TANDEM_FLOAT);
+  EXPECT_EQ(t->dtype.bits, 32);
+
+  Tensor from_pointer(x.data(), {1, 2, 3, 2}, {0, 12, 4, 1});
+  EXPECT_EQ(from_pointer.get()->strides[1], 12);
+  EXPECT_EQ(thrown([&] {
+              Tensor(x.data(), {1, 2, 3, 2}, {12, 4, 1});
+            }),
+            "strides (3 of them) must be 4, as many as sizes, or none");
+
+  Tensor copy = from_pointer;  // a copy points into itself
+  EXPECT_NE(copy.get()->shape, from_pointer.get()->shape);
+  EXPECT_EQ(copy.get()->shape[2], 3);
+
+  std::array<uint16_t, 8> half{};
+  Tensor brain(tandem::bfloat16, half.data(), {2, 4});
+  EXPECT_EQ(brain.get()->dtype.code, TANDEM_BFLOAT);
+  EXPECT_EQ(brain.get()->dtype.bits, 16);
+
+  std::array<int32_t, 3> offsets = {0, 1, 2};
+  EXPECT_EQ(Tensor(offsets, {3}).get()->dtype.code, TANDEM_INT);
+  EXPECT_EQ(Tensor(std::span<const int32_t>(offsets), {3}).get()->data, offsets.data());
+  EXPECT_EQ(Tensor().get(), nullptr);
+
+  EXPECT_TRUE(contains(thrown([&] { Tensor(x, {5, 5}); }), "more elements than the range (24)"));
+  EXPECT_TRUE(contains(thrown([&] { Tensor(x, {INT64_MAX, INT64_MAX}); }), "more elements"));
+  EXPECT_NO_THROW(Tensor(x, {4, 6}));
+  EXPECT_NO_THROW(Tensor(x, {4, 0, 600}));
+}
+
+TEST(CppInterface, TensorsFromDlpack) {
+  float x[6] = {};
+  int64_t shape[] = {2, 3}, strides[] = {3, 1};
+  tandem_tensor foreign{x, {TANDEM_CPU, 0}, 2, tandem::float32, shape, strides, 4};
+  Tensor tensor(foreign);
+  shape[0] = 99;  // copied
+  EXPECT_EQ(tensor.get()->shape[0], 2);
+  EXPECT_EQ(tensor.get()->strides[0], 3);
+  EXPECT_EQ(tensor.get()->byte_offset, 4u);
+  std::array<int64_t, 9> nine{};
+  foreign.ndim = 9;
+  foreign.shape = nine.data();
+  foreign.strides = nullptr;
+  EXPECT_TRUE(contains(thrown([&] { Tensor{foreign}; }), "ndim (9) must be at most 8"));
+}
+
+// Every field reaches its place in the C struct.
+TEST(CppInterface, EveryFieldIsPassed) {
+  const uint64_t seed = 1, offset = 2;
+  Attention a;
+  Tensor* const tensors[] = {&a.q,
+                             &a.k,
+                             &a.v,
+                             &a.out,
+                             &a.lse,
+                             &a.dout,
+                             &a.dlse,
+                             &a.dq,
+                             &a.dk,
+                             &a.dv,
+                             &a.bias,
+                             &a.dbias,
+                             &a.sink,
+                             &a.dsink,
+                             &a.alibi_slopes,
+                             &a.cu_seqlens_q,
+                             &a.cu_seqlens_k,
+                             &a.seqused_q,
+                             &a.seqused_k,
+                             &a.page_table};
+  for (size_t i = 0; i < std::size(tensors); ++i)
+    *tensors[i] = Tensor(tandem::float32, reinterpret_cast<void*>(i + 1), {1});
+  a.max_seqlen_q = 3;
+  a.max_seqlen_k = 4;
+  a.softmax_scale = 5;
+  a.softcap = 6;
+  a.causal = true;
+  a.alignment = tandem::Alignment::top_left;
+  a.window_left = 7;
+  a.window_right = 0;
+  a.dropout_p = 0.5;
+  a.dropout_seed = 8;
+  a.dropout_offset = 9;
+  a.dropout_seed_ptr = &seed;
+  a.dropout_offset_ptr = &offset;
+  a.num_splits = 10;
+  a.deterministic = a.batch_invariant = a.validate = true;
+  const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
+  const tandem_attention_args& args = *c_args.get();
+  EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
+  const tandem_tensor* const handles[] = {args.q,
+                                          args.k,
+                                          args.v,
+                                          args.out,
+                                          args.lse,
+                                          args.dout,
+                                          args.dlse,
+                                          args.dq,
+                                          args.dk,
+                                          args.dv,
+                                          args.bias,
+                                          args.dbias,
+                                          args.sink,
+                                          args.dsink,
+                                          args.alibi_slopes,
+                                          args.cu_seqlens_q,
+                                          args.cu_seqlens_k,
+                                          args.seqused_q,
+                                          args.seqused_k,
+                                          args.page_table};
+  for (size_t i = 0; i < std::size(handles); ++i) {
+    ASSERT_NE(handles[i], nullptr) << i;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(handles[i]->data), i + 1);
+  }
+  EXPECT_EQ(args.max_seqlen_q, 3);
+  EXPECT_EQ(args.max_seqlen_k, 4);
+  EXPECT_EQ(args.softmax_scale, 5);
+  EXPECT_EQ(args.softcap, 6);
+  EXPECT_EQ(args.causal, 1);
+  EXPECT_EQ(args.alignment, TANDEM_TOP_LEFT);
+  EXPECT_EQ(args.window, TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT);
+  EXPECT_EQ(args.window_left, 7);
+  EXPECT_EQ(args.window_right, 0);
+  EXPECT_EQ(args.dropout_p, 0.5);
+  EXPECT_EQ(args.dropout_seed, 8u);
+  EXPECT_EQ(args.dropout_offset, 9u);
+  EXPECT_EQ(args.dropout_seed_ptr, &seed);
+  EXPECT_EQ(args.dropout_offset_ptr, &offset);
+  EXPECT_EQ(args.num_splits, 10);
+  EXPECT_EQ(args.deterministic, 1);
+  EXPECT_EQ(args.batch_invariant, 1);
+  EXPECT_EQ(args.validate, 1);
+
+  const Attention nothing;
+  const tandem::detail::CArgs c_nothing(nothing, TANDEM_FORWARD);
+  tandem_attention_args zero{};
+  zero.size = sizeof zero;
+  EXPECT_EQ(std::memcmp(c_nothing.get(), &zero, sizeof zero), 0);  // zero bytes are the defaults
+}
+
+}  // namespace

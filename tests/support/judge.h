@@ -4,10 +4,11 @@
 //   mean error <= 1.5 * mean error of the plain formula + mean |ref + 0.3 - 0.3 - ref| + half a unit of float32
 //
 // both against the oracle in float64, for every head of every sequence on its own; ref + 0.3 - 0.3 is computed in the
-// type of the result. The plain formula is run several times with random rounding (plain.h): its max error is the
-// largest of all, or three times their root mean square where that is more; its mean error is the mean of the runs plus
-// three times their spread. Infinities must stand where the oracle's stand, what is exactly zero by structure must be zero,
-// and nothing may be NaN that is not NaN in the oracle.
+// type of the result. The plain formula is run several times with random rounding (plain.h), because luck decides what
+// one run does to few numbers: its max error is the largest of all runs, or 3 times the root mean square of all, or
+// twice that of one number, whichever is most; its mean error is the mean of the runs plus 3 times their spread, and is
+// asked for from 16 numbers on. Infinities must stand where the oracle's stand, what is exactly zero by structure must
+// be zero, and nothing may be NaN that is not NaN in the oracle.
 #pragma once
 
 #include <functional>
@@ -15,6 +16,7 @@
 
 #include "problem/problem.h"
 #include "support/case.h"
+#include "support/instance.h"
 
 namespace tandem::test {
 
@@ -32,6 +34,8 @@ using Supports = std::function<std::string(const Problem& problem)>;
 
 // Runs the case through make_problem and the engine, forward and backward, and compares with the oracle. Checks the
 // guards of all outputs and that no input has changed. Backward is given the oracle's out and lse, rounded.
-Verdict run_case(const Case& c, const Engine& engine, const Supports& supports = nullptr);
+// adjust may change the inputs before they are used; the flags of a failure do not repeat what it did.
+Verdict run_case(const Case& c, const Engine& engine, const Supports& supports = nullptr,
+                 const std::function<void(Instance&)>& adjust = nullptr);
 
 }  // namespace tandem::test

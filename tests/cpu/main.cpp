@@ -1,0 +1,22 @@
+// Skips everything (exit code 77) where TANDEM_CPU_TARGET names what this machine cannot run, or runs by default
+// anyway.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "cpu/cpu.h"
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (const char* wanted = std::getenv("TANDEM_CPU_TARGET")) {
+    const std::vector<std::string> targets = tandem::cpu::available_targets();
+    const auto found = std::find(targets.begin(), targets.end(), wanted);
+    if (found == targets.end() || found == targets.begin()) {
+      std::printf("skipped: %s is %s\n", wanted, found == targets.end() ? "not available here" : "the default");
+      return 77;
+    }
+  }
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,41 @@
+// Canvas: collects the shapes of one SVG picture that is legible on light and on dark pages.
+//
+// Colours are classes (see canvas.cpp): "paper", "ink", "soft" (secondary text), "rule" (thin lines), "first", "second"
+// (data). Text is set in the reader's sans-serif font; widths are estimated generously, so that nothing overlaps.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace tandem::svg {
+
+std::string escape(std::string_view text);  // for text and attributes; bytes that are no valid UTF-8 become '?'
+
+double text_width(std::string_view text, double size);  // an estimate, in pixels
+
+class Canvas {
+ public:
+  Canvas(double width, double height, std::string_view title);
+
+  enum class Anchor { start, middle, end };
+  struct TextStyle {
+    double size = 13;
+    const char* color = "ink";
+    Anchor anchor = Anchor::start;
+    bool bold = false;
+    double degrees = 0;  // turned about (x, y), clockwise
+  };
+  void text(double x, double y, std::string_view text, const TextStyle& style);
+
+  // opacity mixes the class's colour with the paper. hint, when not empty, appears under the mouse.
+  void rectangle(double x, double y, double width, double height, const char* color, double opacity = 1,
+                 double radius = 0, std::string_view hint = {});
+  void line(double x1, double y1, double x2, double y2, const char* color);
+
+  std::string finish() const { return body_ + "</svg>\n"; }
+
+ private:
+  std::string body_;
+};
+
+}  // namespace tandem::svg

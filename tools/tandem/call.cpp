@@ -1,0 +1,133 @@
+#include "tandem/call.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "oracle/oracle.h"
+
+namespace tandem::tool {
+
+Attention Inputs::attention(const Attention& options) const {
+  Attention a = options;
+  a.q = q.tensor();
+  a.k = k.tensor();
+  a.v = v.tensor();
+  a.dout = dout.tensor();
+  a.dlse = dlse.tensor();
+  a.bias = bias.tensor();
+  a.sink = sink.tensor();
+  a.alibi_slopes = alibi_slopes.tensor();
+  a.cu_seqlens_q = cu_seqlens_q.tensor();
+  a.cu_seqlens_k = cu_seqlens_k.tensor();
+  a.seqused_q = seqused_q.tensor();
+  a.seqused_k = seqused_k.tensor();
+  return a;
+}
+
+Results::Results(const Inputs& in, bool backward, bool exact) {
+  const auto type = [exact](DType dtype) { return exact ? DType::f64 : dtype; };
+  const DType dtype = type(in.q.dtype());
+  std::vector<int64_t> shape = in.q.shape();
+  // Shapes that make no sense are left to the engine's own check, which explains them.
+  if (!shape.empty() && !in.v.shape().empty()) shape.back() = in.v.shape().back();
+  out = Buffer(dtype, shape);
+  const auto& q = in.q.shape();
+  if (q.size() == 4) shape = {q[0], q[2], q[1]};
+  if (q.size() == 3) shape = {q[1], q[0]};
+  lse = Buffer(type(DType::f32), shape);
+  if (!backward) return;
+  dq = Buffer(dtype, in.q.shape());
+  dk = Buffer(dtype, in.k.shape());
+  dv = Buffer(dtype, in.v.shape());
+  if (in.bias && in.bias.dtype() != DType::boolean) dbias = Buffer(type(in.bias.dtype()), in.bias.shape());
+  if (in.sink) dsink = Buffer(type(in.sink.dtype()), in.sink.shape());
+}
+
+std::vector<Results::Named> Results::all(tandem_pass pass) const {
+  const bool packed = out.shape().size() == 3;
+  const size_t head = packed ? 1 : 2;
+  std::vector<Named> named;
+  if (pass == TANDEM_FORWARD) {
+    named = {{"out", &out, head}, {"lse", &lse, packed ? 0u : 1u}};
+  } else {
+    named = {{"dq", &dq, head}, {"dk", &dk, head}, {"dv", &dv, head}, {"dbias", &dbias, 1}, {"dsink", &dsink, 0}};
+  }
+  std::erase_if(named, [](const Named& one) { return !*one.buffer; });
+  return named;
+}
+
+Attention with_results(Attention a, const Results& results) {
+  a.out = results.out.tensor();
+  a.lse = results.lse.tensor();
+  a.dq = results.dq.tensor();
+  a.dk = results.dk.tensor();
+  a.dv = results.dv.tensor();
+  a.dbias = results.dbias.tensor();
+  a.dsink = results.dsink.tensor();
+  return a;
+}
+
+Problem problem_of(const Attention& attention, const Results& results, tandem_pass pass) {
+  const detail::CArgs args(attention, pass);
+  Problem p;
+  if (const Status status = make_problem(pass, args.get(), {TANDEM_CPU, 0}, true, &p); !status.ok())
+    throw Error(status.code, status.message);
+  const auto place = [](auto& view, const Buffer& buffer) {
+    if (!view) return;
+    view.data = buffer.data();
+    view.dtype = buffer.dtype();
+  };
+  place(p.out, results.out);
+  place(p.lse, results.lse);
+  place(p.dq, results.dq);
+  place(p.dk, results.dk);
+  place(p.dv, results.dv);
+  place(p.dbias, results.dbias);
+  place(p.dsink, results.dsink);
+  return p;
+}
+
+Engine::Engine(const std::string& device, int threads)
+    : context_(Context::Options{.device = device, .threads = threads}) {}
+
+std::span<std::byte> Engine::workspace(const Attention& attention, tandem_pass pass) {
+  const size_t needed = std::max<size_t>(1, workspace_size(attention, pass, context_));
+  if (needed > workspace_.size()) workspace_ = std::vector<std::byte>(needed);
+  return workspace_;
+}
+
+void Engine::forward(const Attention& attention) {
+  tandem::forward(attention, context_, workspace(attention, TANDEM_FORWARD));
+}
+
+void Engine::backward(const Attention& attention) {
+  tandem::backward(attention, context_, workspace(attention, TANDEM_BACKWARD));
+}
+
+void truth(const Attention& attention, const Results& exact, bool backward, cpu::Threads& threads,
+           const std::function<void(double)>& on_progress) {
+  std::mutex mutex;
+  const auto parallel = [&](int64_t tasks, const std::function<void(int64_t)>& body) {
+    threads.run(static_cast<int32_t>(tasks), [&](int32_t task) {
+      body(task);
+      const std::lock_guard lock(mutex);
+      if (on_progress) on_progress(1.0 / static_cast<double>(tasks));
+    });
+  };
+  oracle::forward(problem_of(attention, exact, TANDEM_FORWARD), parallel);
+  if (backward) oracle::backward(problem_of(attention, exact, TANDEM_BACKWARD), parallel);
+}
+
+double forward_flops(const Problem& p) {
+  double pairs = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_of(p, b);
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      const KeyRange keys = visible_keys(p, s, i);
+      pairs += static_cast<double>(keys.end - keys.begin);
+    }
+  }
+  return 2.0 * pairs * static_cast<double>(p.heads_q * (p.head_dim + p.head_dim_v));
+}
+
+}  // namespace tandem::tool

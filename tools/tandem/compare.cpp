@@ -1,0 +1,99 @@
+#include "tandem/compare.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "tandem/measure.h"
+
+namespace tandem::tool {
+namespace {
+
+// Small problems are repeated more often: with few numbers, luck decides the largest error of a run.
+uint32_t plain_runs(const Problem& p) {
+  const int64_t work = p.total_q * p.seqlen_k * p.heads_q * (p.head_dim + p.head_dim_v) + 1;
+  return static_cast<uint32_t>(std::clamp<int64_t>(10'000'000 / work, 3, 32));
+}
+
+}  // namespace
+
+std::vector<Judgement> check_exactness(Machine& machine, const Inputs& inputs, const Attention& options, bool backward,
+                                       Results& results, Progress& progress) {
+  const Attention call = inputs.attention(options);
+  const Attention engine_call = with_results(call, results);
+  machine.engine.forward(engine_call);
+  if (backward) machine.engine.backward(engine_call);
+
+  const Results exact(inputs, backward, true);
+  const double passes = backward ? 2 : 1;
+  // The shapes of the engine's results make the Problem; the results of others are then put in their place.
+  const auto problem = [&](const Results& to, tandem_pass pass) { return problem_of(engine_call, to, pass); };
+  std::vector<Results> formula;
+  const uint32_t runs = plain_runs(problem(results, TANDEM_FORWARD));
+  for (uint32_t noise = 0; noise < runs; ++noise) {
+    formula.emplace_back(inputs, backward, false);
+    plain::Plain plain(machine.threads, plain::Blas::best(), plain::Rounding::intermediates, noise);
+    plain.forward(problem(formula.back(), TANDEM_FORWARD));
+    if (backward) plain.backward(problem(formula.back(), TANDEM_BACKWARD));
+  }
+  truth(engine_call, exact, backward, machine.threads, [&](double share) { progress.advance(share / passes); });
+
+  std::vector<Judgement> judgements = judge(TANDEM_FORWARD, results, formula, exact);
+  if (backward) {
+    for (Judgement& one : judge(TANDEM_BACKWARD, results, formula, exact)) judgements.push_back(std::move(one));
+  }
+  return judgements;
+}
+
+Speed measure_speed(Machine& machine, const Inputs& inputs, const Attention& options, bool backward, bool plain,
+                    double seconds) {
+  const Results results(inputs, backward, false);
+  const Attention call = with_results(inputs.attention(options), results);
+  const Problem forward_problem = problem_of(call, results, TANDEM_FORWARD);
+  std::optional<Problem> backward_problem;
+  if (backward) backward_problem = problem_of(call, results, TANDEM_BACKWARD);
+
+  Speed speed;
+  speed.flops_forward = forward_flops(forward_problem);
+  speed.flops_backward = backward_flops(forward_problem);
+  std::fill_n(results.out.data(), results.out.bytes(), std::byte{0});  // so that their pages are there already
+  for (const auto& one : results.all(TANDEM_BACKWARD))
+    std::fill_n(one.buffer->data(), one.buffer->bytes(), std::byte{0});
+  machine.engine.release_workspace();
+  const int64_t growth = peak_growth([&] {
+    machine.engine.forward(call);
+    if (backward) machine.engine.backward(call);
+  });
+  speed.memory = static_cast<double>(std::max(growth, static_cast<int64_t>(machine.engine.workspace_bytes())));
+  speed.forward = median_seconds([&] { machine.engine.forward(call); }, seconds);
+  if (backward) speed.backward = median_seconds([&] { machine.engine.backward(call); }, seconds);
+  if (!plain) return speed;
+
+  plain::Plain formula(machine.threads, plain::Blas::best(), plain::Rounding::none);
+  speed.plain_forward = median_seconds([&] { formula.forward(forward_problem); }, seconds);
+  if (backward) speed.plain_backward = median_seconds([&] { formula.backward(*backward_problem); }, seconds);
+  speed.plain_memory = static_cast<double>(formula.scratch_bytes());
+  // A BLAS may keep its threads spinning for a moment: they must not slow what is measured next.
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return speed;
+}
+
+std::string exactness_table(const std::vector<Judgement>& judgements) {
+  Table table({"", "largest error", "plain formula", "mean error", "plain formula", "of allowed", ""});
+  for (const Judgement& one : judgements) {
+    table.add({one.name, number(one.engine.largest), number(one.plain.largest), number(one.engine.mean),
+               number(one.plain.mean), fixed(100 * one.worst, 0) + " %", one.good() ? good("exact") : bad("FAIL")});
+  }
+  std::string text = table.text();
+  for (const Judgement& one : judgements) {
+    if (!one.good()) text += bad(one.name + ": " + one.why) + "\n";
+  }
+  return text;
+}
+
+bool all_good(const std::vector<Judgement>& judgements) {
+  return std::all_of(judgements.begin(), judgements.end(), [](const Judgement& one) { return one.good(); });
+}
+
+}  // namespace tandem::tool

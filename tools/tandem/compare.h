@@ -1,0 +1,41 @@
+// What verify, attend, bench and demo have in common: one call beside float64 and beside the plain formula.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tandem/call.h"
+#include "tandem/judge.h"
+#include "tandem/terminal.h"
+
+namespace tandem::tool {
+
+// What a command works with: the engine asked for, and threads for the formula and the truth.
+struct Machine {
+  Machine(const std::string& device, int thread_count)
+      : engine(device, thread_count), threads(thread_count, nullptr, nullptr) {}
+
+  Engine engine;
+  cpu::Threads threads;
+};
+
+// The engine's and the plain formula's results against float64: out, lse and, with backward, every gradient.
+// results receives the engine's.
+std::vector<Judgement> check_exactness(Machine& machine, const Inputs& inputs, const Attention& options, bool backward,
+                                       Results& results, Progress& progress);
+
+struct Speed {
+  double forward = 0, backward = 0;              // seconds
+  double plain_forward = 0, plain_backward = 0;  // 0: not measured
+  double flops_forward = 0, flops_backward = 0;
+  double memory = 0, plain_memory = 0;  // bytes beyond inputs and results, the most at any time
+};
+
+// seconds: about how long each of the four is repeated.
+Speed measure_speed(Machine& machine, const Inputs& inputs, const Attention& options, bool backward, bool plain,
+                    double seconds);
+
+std::string exactness_table(const std::vector<Judgement>& judgements);
+bool all_good(const std::vector<Judgement>& judgements);
+
+}  // namespace tandem::tool

@@ -1,0 +1,242 @@
+// tandem demo: attention as a real model asks for it, layer by layer: exact? fast? small? And what does it look at?
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "io/safetensors.h"
+#include "svg/heatmap.h"
+#include "tandem/compare.h"
+#include "tandem/flags.h"
+
+namespace tandem::tool {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::vector<std::string>>;  // of each sequence
+
+struct Layer {
+  std::string file, name;  // "sentences", "layer0"
+  Inputs inputs;
+  Buffer model_out;  // what the model itself computed; may be absent
+  Results results;
+};
+
+struct Demo {
+  MachineFlags machine;
+  std::string folder, picture = "attention.svg";
+  int64_t sentence = 0, layer = 5, head = 11;
+  double seconds = 0.1;
+
+  int run();
+  std::vector<Layer> load(std::vector<Words>& words) const;
+  bool report(Machine& on, std::vector<Layer>& layers) const;
+  void draw(const Layer& from, const Words& words) const;
+};
+
+std::string default_folder() {
+  return fs::is_directory("examples/minilm") ? "examples/minilm" : TANDEM_EXAMPLES "/minilm";
+}
+
+Words words_of(const io::Safetensors& file, const std::string& path) {
+  const auto found = file.metadata.find("tokens");
+  if (found == file.metadata.end()) return {};
+  try {
+    return nlohmann::json::parse(found->second).get<Words>();
+  } catch (const nlohmann::json::exception&) {
+    throw io::InputError(path + ": __metadata__: \"tokens\" must be JSON, a list of words for each sequence");
+  }
+}
+
+// Every NAME.q with its NAME.k and NAME.v, in the order of their names.
+void load_file(const std::string& path, std::vector<Layer>& layers, std::vector<Words>& words) {
+  const io::MappedFile mapped(path);
+  const io::Safetensors file = io::parse_safetensors(mapped.bytes(), path);
+  std::vector<std::string> names;
+  for (const auto& tensor : file.tensors) {
+    if (tensor.name.ends_with(".q")) names.push_back(tensor.name.substr(0, tensor.name.size() - 2));
+  }
+  std::sort(names.begin(), names.end(),
+            [](const auto& a, const auto& b) { return std::pair(a.size(), a) < std::pair(b.size(), b); });
+  const auto get = [&](const std::string& name) {
+    const io::TensorView* tensor = file.find(name);
+    if (!tensor) throw io::InputError(path + ": has no tensor " + io::in_quotes(name));
+    return buffer_from(*tensor, path + ": tensor " + io::in_quotes(name), false);
+  };
+  Random random(1);
+  for (const std::string& name : names) {
+    Inputs in;
+    in.q = get(name + ".q");
+    in.k = get(name + ".k");
+    in.v = get(name + ".v");
+    if (in.q.shape().size() != 4 || in.v.shape().size() != 4)
+      throw io::InputError(path + ": tensor " + io::in_quotes(name + ".q") +
+                           ": must be (batch, seqlen, heads, head_dim)");
+    if (file.find("seqused")) in.seqused_q = get("seqused"), in.seqused_k = get("seqused");
+    std::vector<int64_t> shape = in.q.shape();
+    shape.back() = in.v.shape().back();
+    in.dout = random_buffer(random, in.q.dtype(), shape);
+    Results results(in, true, false);
+    layers.push_back({fs::path(path).stem().string(), name, std::move(in),
+                      file.find(name + ".out") ? get(name + ".out") : Buffer(), std::move(results)});
+    words.push_back(words_of(file, path));
+  }
+}
+
+std::vector<Layer> Demo::load(std::vector<Words>& words) const {
+  const std::string from = folder.empty() ? default_folder() : folder;
+  std::vector<std::string> files;
+  std::error_code failure;
+  for (const auto& entry : fs::directory_iterator(from, failure)) {
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
+  }
+  if (files.empty()) throw io::InputError(from + ": is no folder with .safetensors files; see examples/minilm");
+  std::sort(files.rbegin(), files.rend());  // the short sentences before the long passage
+  std::vector<Layer> layers;
+  for (const std::string& file : files) load_file(file, layers, words);
+  if (layers.empty()) throw io::InputError(from + ": its files have no tensors named NAME.q, NAME.k and NAME.v");
+  return layers;
+}
+
+// The largest difference to what the model computed itself, over the rows that are in use.
+double difference_to_model(const Layer& layer) {
+  const auto& shape = layer.results.out.shape();
+  double most = 0;
+  const int64_t row = shape[2] * shape[3];
+  for (int64_t b = 0; b < shape[0]; ++b) {
+    const auto used = layer.inputs.seqused_q ? static_cast<int64_t>(layer.inputs.seqused_q.get(b)) : shape[1];
+    for (int64_t n = b * shape[1] * row; n < (b * shape[1] + used) * row; ++n)
+      most = std::max(most, std::fabs(layer.results.out.get(n) - layer.model_out.get(n)));
+  }
+  return most;
+}
+
+double worst_error(const std::vector<Judgement>& judgements, Errors Judgement::*whose, bool gradients) {
+  double worst = 0;
+  for (const Judgement& one : judgements) {
+    if ((one.name[0] == 'd') == gradients && one.name != "lse") worst = std::max(worst, (one.*whose).largest);
+  }
+  return worst;
+}
+
+bool Demo::report(Machine& on, std::vector<Layer>& layers) const {
+  Table exactness({"", "shape", "out", "plain formula", "gradients", "plain formula", "of allowed", ""});
+  Table speed({"", "forward", "plain formula", "", "backward", "plain formula", "", "extra memory", "plain formula"});
+  bool good_so_far = true;
+  std::string remarks;
+  {
+    Progress progress("attending", 1.5 * static_cast<double>(layers.size()));
+    for (Layer& one : layers) {
+      const auto judgements = check_exactness(on, one.inputs, {}, true, one.results, progress);
+      const Speed s = measure_speed(on, one.inputs, {}, true, true, seconds);
+      progress.advance(0.5);
+      const std::string name = one.file + " " + one.name;
+      double worst = 0;
+      for (const Judgement& judged : judgements) {
+        worst = std::max(worst, judged.worst);
+        if (!judged.good()) remarks += bad(name + ": " + judged.name + ": " + judged.why) + "\n";
+      }
+      good_so_far = good_so_far && all_good(judgements);
+      exactness.add({name, io::shape_text(one.inputs.q.shape()) + " " + short_name(one.inputs.q.dtype()),
+                     number(worst_error(judgements, &Judgement::engine, false), 2),
+                     dim(number(worst_error(judgements, &Judgement::plain, false), 2)),
+                     number(worst_error(judgements, &Judgement::engine, true), 2),
+                     dim(number(worst_error(judgements, &Judgement::plain, true), 2)), fixed(100 * worst, 0) + " %",
+                     all_good(judgements) ? good("exact") : bad("FAIL")});
+      speed.add({name, seconds_text(s.forward), dim(seconds_text(s.plain_forward)),
+                 fixed(s.plain_forward / s.forward, 1) + "x", seconds_text(s.backward),
+                 dim(seconds_text(s.plain_backward)), fixed(s.plain_backward / s.backward, 1) + "x",
+                 bytes_text(s.memory), dim(bytes_text(s.plain_memory))});
+      if (one.model_out)
+        remarks +=
+            name + ": differs from the model's own output by at most " + number(difference_to_model(one), 2) + "\n";
+    }
+  }
+  std::printf("%s\n%s\n", bold("Largest error against float64").c_str(), exactness.text().c_str());
+  std::printf("%s\n%s\n%s\n", bold("Time, and memory beyond inputs and results").c_str(), speed.text().c_str(),
+              remarks.c_str());
+  return good_so_far;
+}
+
+// exp(score - lse) is the weight of a key, from the lse that the engine returned.
+void Demo::draw(const Layer& from, const Words& words) const {
+  const auto& shape = from.inputs.q.shape();
+  const auto limit = [](int64_t value, int64_t count) { return std::clamp<int64_t>(value, 0, count - 1); };
+  const int64_t b = limit(sentence, std::min<int64_t>(shape[0], static_cast<int64_t>(words.size()))),
+                h = limit(head, shape[2]);
+  const std::vector<std::string>& sequence = words[static_cast<size_t>(b)];
+  const auto n = std::min<int64_t>(static_cast<int64_t>(sequence.size()), shape[1]);
+  const int64_t heads_k = from.inputs.k.shape()[2], d = shape[3];
+  svg::Heatmap map;
+  map.title = "What each word looks at: " + from.name + ", head " + std::to_string(h);
+  map.subtitle = "softmax(q k / sqrt(" + std::to_string(d) +
+                 ")) in percent, from the lse that Tandem returned; rows add up to 100";
+  map.rows = map.columns = std::vector<std::string>(sequence.begin(), sequence.begin() + n);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double score = 0;
+      for (int64_t c = 0; c < d; ++c) {
+        score += from.inputs.q.get(((b * shape[1] + i) * shape[2] + h) * d + c) *
+                 from.inputs.k.get(((b * shape[1] + j) * heads_k + h * heads_k / shape[2]) * d + c);
+      }
+      const double lse = from.results.lse.get((b * shape[2] + h) * shape[1] + i);
+      map.values.push_back(std::exp(score / std::sqrt(static_cast<double>(d)) - lse));
+    }
+  }
+  io::AtomicFile file(picture);
+  file.write(svg::draw(map));
+  file.commit();
+  std::printf("The picture of %s, head %lld (open it in a browser):\n  %s\n\n", from.name.c_str(),
+              static_cast<long long>(h), bold(fs::absolute(picture).lexically_normal().string()).c_str());
+}
+
+int Demo::run() {
+  Machine on(machine.device, machine.threads);
+  std::vector<Words> words;
+  std::vector<Layer> layers = load(words);
+  std::printf("%s on %s\nPlain formula: whole score matrices; products by %s\n\n",
+              bold(std::string("Tandem ") + tandem_version()).c_str(), on.engine.context().description().c_str(),
+              plain::Blas::best().name().c_str());
+  const bool exact = report(on, layers);
+  const auto chosen = static_cast<size_t>(std::clamp<int64_t>(layer, 0, static_cast<int64_t>(layers.size()) - 1));
+  if (!words[chosen].empty()) draw(layers[chosen], words[chosen]);
+  std::printf(
+      "Next:\n"
+      "  tandem demo --layer 0 --head 7 --sentence 1     another picture\n"
+      "  tandem attend examples/minilm/sentences.safetensors --names layer0.q,layer0.k,layer0.v --grad --out "
+      "result.safetensors\n"
+      "  tandem verify --dtype bf16 --seqlen-q 2048 --causal\n"
+      "  tandem bench --svg bench.svg\n"
+      "  tandem --help\n");
+  return exact ? 0 : 1;
+}
+
+}  // namespace
+
+void add_demo(CLI::App& app, int* exit_code) {
+  auto demo = std::make_shared<Demo>();
+  CLI::App* command = app.add_subcommand("demo", "Attend to every layer of a real model; check, time and draw it");
+  command->footer(R"(Examples:
+  tandem demo                                   MiniLM, from examples/minilm
+  tandem demo --layer 5 --head 2 --picture head.svg
+  tandem demo folder/                           your own: tensors NAME.q, NAME.k, NAME.v, perhaps seqused, and the words
+                                                as "tokens" in the metadata; see examples/minilm/README.md
+
+Exit code: 0 when every result is exact enough, 1 when not, 2 when the input cannot be used.)");
+  command->add_option("folder", demo->folder, "Folder of .safetensors files [examples/minilm]");
+  command->add_option("--layer", demo->layer, "Of the picture: which layer, in the order of the table")
+      ->capture_default_str();
+  command->add_option("--head", demo->head, "Of the picture: which head")->capture_default_str();
+  command->add_option("--sentence", demo->sentence, "Of the picture: which sequence")->capture_default_str();
+  command->add_option("--picture", demo->picture, "Where the picture goes")->capture_default_str();
+  command->add_option("--seconds", demo->seconds, "About how long each measurement lasts")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  demo->machine.add_to(*command);
+  command->callback([demo, exit_code] { *exit_code = guarded([&] { return demo->run(); }); });
+}
+
+}  // namespace tandem::tool

@@ -1,0 +1,35 @@
+// The tandem command.
+#include <cstdio>
+
+#include "tandem/flags.h"
+
+int main(int argc, char** argv) {
+  using namespace tandem::tool;
+  CLI::App app("Exact attention, forward and backward.", "tandem");
+  app.footer(R"(Start here:
+  tandem demo                                        a real model's attention, checked, timed, drawn
+  tandem attend qkv.safetensors --causal --grad --out result.safetensors
+  tandem attend q.npy k.npy v.npy --out result/      the same from numpy
+  tandem verify --dtype bf16 --seqlen-q 2048         how exact is it?
+  tandem bench --svg bench.svg                       how fast is it?
+  tandem <command> --help                            more examples of each)");
+  app.set_version_flag("--version", std::string("tandem ") + tandem_version());
+  app.require_subcommand(1);
+  int exit_code = 0;
+  add_demo(app, &exit_code);
+  add_attend(app, &exit_code);
+  add_verify(app, &exit_code);
+  add_bench(app, &exit_code);
+  add_info(app, &exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    std::string command = "tandem";
+    for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
+    std::fprintf(stderr, "tandem: %s; see %s --help\n", error.what(), command.c_str());
+    return 2;
+  }
+  return exit_code;
+}

@@ -1,0 +1,52 @@
+// What the command says and how: colours on a terminal only, progress on long work, numbers with units.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tandem::tool {
+
+// Text for standard output; plain when that is no terminal or NO_COLOR is set.
+std::string bold(const std::string& text);
+std::string dim(const std::string& text);
+std::string good(const std::string& text);
+std::string bad(const std::string& text);
+
+std::string number(double value, int digits = 3);  // "0.00123", "1.23e-07", "1230"
+std::string fixed(double value, int decimals);
+std::string seconds_text(double seconds);  // "123 us", "4.56 ms", "12.3 s", "3 min 20 s"
+std::string bytes_text(double bytes);      // "512 B", "1.5 MiB"
+
+// Columns that line up: the first to the left, the others to the right. Cells may carry colours.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// One line on standard error that appears when work takes more than two seconds, says how much is done and about how
+// long the rest takes, and goes away at the end. Shown on a terminal only.
+class Progress {
+ public:
+  Progress(std::string what, double total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void advance(double done);  // by this much; from one thread at a time
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string what_;
+  double total_, done_ = 0;
+  Clock::time_point start_ = Clock::now(), shown_at_ = start_;
+  bool terminal_, shown_ = false;
+};
+
+}  // namespace tandem::tool

@@ -31,6 +31,6 @@ shellcheck -x "${scripts[@]}"
 if $tidy; then
   [ -f build/clang/compile_commands.json ] || quietly "Configuring clang" cmake --preset clang
   files '\./(src|tools)/.*\.cpp' |
-    xargs -P "$(jobs_at_once)" -n 1 clang-tidy-16 --quiet -p build/clang 2> >(grep -v 'warnings generated' >&2 || true)
+    xargs -P "$(jobs_at_once)" -n 1 clang-tidy-16 --quiet -p build/clang 2>&1 | { grep -v "warnings\? generated" || true; }
 fi
 say "Nothing to complain about in ${#sources[@]} files."

@@ -119,10 +119,11 @@ std::string draw(const Bars& bars) {
   canvas.text(margin, margin + 42, bars.subtitle, {.size = 13, .color = "soft"});
   draw_legend(canvas, bars, margin + 70);
   for (size_t n = 0; n < bars.panels.size(); ++n) {
-    const double x = left + static_cast<double>(n % columns) * (panel + panel_gap);
-    const double y = top + static_cast<double>(n / columns) * row_height;
-    draw_panel(canvas, bars, bars.panels[n], x, y, panel, scale, n % columns == 0);
-    if (n % columns == 0)
+    const size_t row = n / columns, column = n % columns;
+    const double x = left + static_cast<double>(column) * (panel + panel_gap);
+    const double y = top + static_cast<double>(row) * row_height;
+    draw_panel(canvas, bars, bars.panels[n], x, y, panel, scale, column == 0);
+    if (column == 0)
       canvas.text(margin + 10, y + 26 + plot_height / 2, bars.value_label,
                   {.size = 12, .color = "soft", .anchor = Anchor::middle, .degrees = -90});
   }

@@ -13,6 +13,9 @@
 
 namespace tandem {
 
+// 2^exponent, exponent from -1022 to 1023.
+inline double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
+
 // 16-bit binary formats differ in their fraction bits only: 10 is float16, 7 is bfloat16.
 template <int kFractionBits>
 uint16_t narrow(double x) {
@@ -24,7 +27,7 @@ uint16_t narrow(double x) {
   // Subnormals share the least exponent, and so its step.
   const int exponent = std::max(static_cast<int>(bits >> 52 & 0x7ff) - 1023, 1 - bias);
   if (exponent > bias) return static_cast<uint16_t>(sign | infinity);
-  const double steps = std::nearbyint(std::ldexp(std::fabs(x), kFractionBits - exponent));
+  const double steps = std::nearbyint(std::fabs(x) * power_of_two(kFractionBits - exponent));
   // A normal number has its leading bit in steps, which so adds one to the exponent field; a carry adds one more, up to
   // infinity.
   const uint32_t magnitude =
@@ -41,9 +44,9 @@ double widen(uint16_t bits) {
   if (exponent == 2 * bias + 1) {
     x = fraction ? NAN : INFINITY;
   } else if (exponent == 0) {
-    x = std::ldexp(fraction, 1 - bias - kFractionBits);
+    x = fraction * power_of_two(1 - bias - kFractionBits);
   } else {
-    x = std::ldexp(fraction + (1 << kFractionBits), exponent - bias - kFractionBits);
+    x = (fraction + (1 << kFractionBits)) * power_of_two(exponent - bias - kFractionBits);
   }
   return bits & 0x8000 ? -x : x;
 }

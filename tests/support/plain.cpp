@@ -31,7 +31,7 @@ constexpr Format format_of(DType t) {
 class Arithmetic {
  public:
   Arithmetic(DType input, uint64_t noise)
-      : work_(input == DType::f64 ? DType::f64 : DType::f32), noisy_(noise != 0), random_(noise) {}
+      : work_(input == DType::f64 ? DType::f64 : DType::f32), noisy_(noise != 0), state_(Random(noise).next()) {}
 
   // x as the result of one operation of the working precision, and as a number of type t.
   double operator()(double x) { return round(work_, x); }
@@ -47,8 +47,17 @@ class Arithmetic {
 
   double dot(const double* a, const double* b, int64_t n) {
     double sum = 0;
-    for (int64_t c = 0; c < n; ++c) sum = (*this)(sum + a[c] * b[c]);
-    return sum;
+    if (!noisy_) {
+      for (int64_t c = 0; c < n; ++c) sum = (*this)(sum + a[c] * b[c]);
+      return sum;
+    }
+    // The errors of all additions at once, as one of their variance: half a unit of x is 0.74 |x| 2^-24 on the average.
+    double squares = 0;
+    for (int64_t c = 0; c < n; ++c) {
+      sum += a[c] * b[c];
+      squares += sum * sum;
+    }
+    return sum + std::sqrt(squares) * (work_ == DType::f64 ? 0.74 * 0x1p-53 : 0.74 * 0x1p-24) * signed_unit();
   }
   void add_scaled(double* to, double factor, const double* from, int64_t n) {
     for (int64_t c = 0; c < n; ++c) to[c] = (*this)(to[c] + factor * from[c]);
@@ -58,14 +67,18 @@ class Arithmetic {
   double disturb(Format f, double x) {
     if (x == 0) return x;
     const int exponent = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff) - 1023;
-    const int64_t half_unit = std::max(exponent, f.least_exponent) - f.fraction_bits - 1;
-    const double scale = half_unit < -1022 ? 0 : std::bit_cast<double>(static_cast<uint64_t>(half_unit + 1023) << 52);
-    return x + scale * (2 * random_.uniform() - 1);
+    return x + power_of_two(std::max({exponent - f.fraction_bits - 1, f.least_exponent - f.fraction_bits - 1, -1022})) *
+                   signed_unit();
+  }
+  // [-1, 1), from a linear congruential generator: the plain formula asks for millions.
+  double signed_unit() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return 2 * std::bit_cast<double>(state_ >> 12 | uint64_t{1023} << 52) - 3;
   }
 
   DType work_;
   bool noisy_;
-  Random random_;
+  uint64_t state_;
 };
 
 using Rows = std::vector<std::vector<double>>;

@@ -10,7 +10,7 @@ namespace tandem {
 namespace {
 
 constexpr int32_t kMaxSplits = 1024;
-constexpr int64_t kFar = int64_t{1} << 62;  // a window bound beyond is as good as this, and sums stay in int64
+constexpr int64_t kFar = int64_t{1} << 61;  // a window bound beyond is as good as this, and sums stay in int64
 
 // A bound counts when its bit is set; a value without its bit is taken for a mistake.
 Status read_bound(const char* name, const char* bit_name, bool set, int64_t value, int64_t* bound) {

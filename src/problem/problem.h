@@ -153,7 +153,7 @@ struct KeyRange {
 inline KeyRange visible_keys(const Problem& p, const Sequence& s, int64_t i) {
   const int64_t at = i + s.diagonal;
   int64_t begin = 0, end = s.k_len;
-  // |at| < 2^62 and bounds are clamped to +-2^62 by make_problem, so nothing overflows.
+  // |at| < 2^32 and bounds are clamped to +-2^61 by make_problem, so nothing overflows.
   if (p.window_left != TANDEM_UNBOUNDED && at - p.window_left > begin) begin = at - p.window_left;
   if (p.window_right != TANDEM_UNBOUNDED && at + p.window_right + 1 < end) end = at + p.window_right + 1;
   if (begin > s.k_len) begin = s.k_len;

@@ -121,6 +121,11 @@ TEST(Accepted, Window) {
   ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
   keys = visible_keys(p, sequence_of(p, 0), 2);
   EXPECT_EQ(keys.begin, keys.end);
+  call.args.window_left = INT64_MAX - 1;
+  ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
+  keys = visible_keys(p, sequence_of(p, 0), 2);
+  EXPECT_EQ(keys.begin, 0);
+  EXPECT_EQ(keys.end, 5);
 }
 
 TEST(Accepted, Options) {

@@ -72,8 +72,8 @@ struct Kernels {
   void (*store_row)(DType, const float* src, int64_t n, void* dst);
 };
 
-constexpr int64_t kBackwardKeys = 128;
-constexpr int64_t kBackwardRows = 64;
+constexpr int64_t kBackwardKeys = 192;
+constexpr int64_t kBackwardRows = 192;
 
 // The best table this machine can run (TANDEM_CPU_TARGET names a lesser one: "generic", "avx2", "avx512",
 // "avx512_bf16"; on other machines "generic" alone).

@@ -206,6 +206,7 @@ void add_bias_gradient(const Problem& p, const Sequence& s, int64_t h, const flo
 // dS of one row, in place of dP. delta: dout . out - dlse of the row.
 void score_gradient_row(const Setting& c, int64_t sequence_head, int64_t i, int64_t n, const float* p, float delta,
                         float* gradient) {
+  disturb(c, static_cast<uint32_t>(4 * (sequence_head + i) + 1), c.p.head_dim_v, gradient, n);
   if (c.p.dropout) drop_row(c.p, sequence_head, i, n, gradient, gradient);
   for (int64_t j = 0; j < n; ++j) gradient[j] = p[j] == 0 ? 0 : p[j] * (gradient[j] - delta);
 }
@@ -343,8 +344,8 @@ Scratch::Loan::~Loan() {
 
 void Plain::forward(const Problem& p) {
   const int64_t heads = p.batch * p.heads_q, kept = heads * p.seqlen_q * p.seqlen_k;
-  const bool keep =
-      p.lse && !p.dropout && p.softcap == 0 && kept * static_cast<int64_t>(sizeof(float)) <= most_kept_bytes;
+  const bool keep = rounding_ == Rounding::none && !p.dropout && p.softcap == 0 &&
+                    kept * static_cast<int64_t>(sizeof(float)) <= most_kept_bytes;
   kept_.resize(keep ? static_cast<size_t>(kept) : 0);
   const Setting c = setting_of(p, threads_, blas_, scratch_, rounding_, heads, noise_);
   c.each_head(heads, [&](int64_t n) {

@@ -75,6 +75,8 @@ void draw_panel(Canvas& canvas, const Bars& bars, const Bars::Panel& panel, doub
       const double value = panel.values[s][c];
       if (value <= 0) continue;
       const double bar_x = x + static_cast<double>(s) * (bar_width + bar_gap);
+      if (bars.series[s].pale)  // no lines shine through
+        canvas.rectangle(bar_x, base - height_of(value), bar_width, height_of(value), "paper", 1, 2);
       canvas.rectangle(bar_x, base - height_of(value), bar_width, height_of(value), bars.series[s].color,
                        bars.series[s].pale ? 0.35 : 1, 2,
                        bars.series[s].name + ", " + panel.categories[c] + ": " + short_number(value));

@@ -1,0 +1,87 @@
+#!/bin/sh
+# Runs the command end to end on small files: results, exit codes, messages, and what an interruption leaves.
+#
+#   command_test.sh <tandem> <examples folder>
+set -eu
+tandem=$1 examples=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+failures=0
+
+fail() {
+  echo "FAILED: $*" >&2
+  failures=$((failures + 1))
+}
+
+# expect <exit code> <text that standard output and error together must contain> <arguments...>
+expect() {
+  code=$1 text=$2
+  shift 2
+  got=0
+  "$tandem" "$@" >output 2>errors || got=$?
+  cat errors >>output
+  [ "$got" = "$code" ] || { fail "tandem $*: exit code $got, not $code"; cat output >&2; }
+  grep -qF -- "$text" output || { fail "tandem $*: does not say: $text"; cat output >&2; }
+  if [ "$code" = 2 ] && [ "$(wc -l <errors)" != 1 ]; then
+    fail "tandem $*: says more than one sentence"
+    cat output >&2
+  fi
+}
+
+minilm=$examples/minilm/sentences.safetensors
+names=layer0.q,layer0.k,layer0.v
+
+# Every command does its job, and colours stay away from pipes.
+expect 0 "Exact attention" --help
+expect 0 "tandem 0." --version
+expect 0 "Examples:" attend --help
+expect 0 "memory reads" info
+expect 0 "PASS" verify --dtype bf16 --seqlen-q 70 --causal --heads-q 4 --heads-k 2
+expect 0 "PASS" verify --lengths-q 5,0,30 --lengths-k 9,7,30 --window '*,3' --sink --dropout 0.1
+expect 0 "wrote bench.svg" bench --seqlens 64 --head-dims 32 --dtypes f32 --seconds 0.01 --json bench.json --svg bench.svg
+expect 0 "head_dim" bench --seqlens 64 --head-dims 32 --dtypes f16 --seconds 0.01 --no-plain --causal-only
+expect 0 "exact" attend "$minilm" --names $names --seqused 13,11,7,11 --grad --verify --out result.safetensors
+expect 0 "result/dv.npy" attend "$minilm" --names $names --grad --out result
+expect 0 "exact" attend result/out.npy result/dq.npy result/dv.npy --verify --dtype f32 --out again
+expect 0 "attention.svg" demo "$examples/minilm" --seconds 0.01
+if grep -q "$(printf '\033')" output; then fail "colours in a pipe"; fi
+for file in result.safetensors result/out.npy result/lse.npy result/dq.npy again/lse.npy bench.json bench.svg attention.svg; do
+  [ -s "$file" ] || fail "$file is missing"
+done
+if command -v xmllint >/dev/null; then xmllint --noout attention.svg bench.svg || fail "pictures are no XML"; fi
+
+# What cannot be used is refused in one sentence.
+head -c 1000 "$minilm" >cut.safetensors
+printf '\223NUMPY\001\000v\000' >cut.npy
+expect 2 "missing.safetensors: cannot be opened: No such file or directory" attend missing.safetensors
+expect 2 "cut.safetensors: header length" attend cut.safetensors
+expect 2 "cut.npy: header length 118 is more than the 0 bytes that follow it" attend cut.npy cut.npy cut.npy
+expect 2 'has no tensor "q"' attend "$minilm"
+expect 2 "attend takes one .safetensors file" attend a.npy b.npy
+expect 2 'must be f32, bf16, f16 or f64' verify --dtype f12
+expect 2 "must be float16: q, k and v share one type" attend result/out.npy result/dq.npy result/lse.npy
+expect 2 "--window 3: must be LEFT,RIGHT" verify --window 3
+expect 2 "inverted window" verify --window=-5,3 --seqlen-q 8
+expect 2 "softmax_scale" verify --scale nan --seqlen-q 8
+expect 2 "must be a multiple of k.heads (2)" verify --heads-q 3 --heads-k 2 --seqlen-q 8
+expect 2 "device" verify --device toaster
+expect 2 "see tandem verify --help" verify --no-such-flag
+expect 2 "see tandem --help" nonsense
+expect 2 "must be a .safetensors file or a folder" attend "$minilm" --names $names --out x.npy
+expect 2 "cannot be written" attend "$minilm" --names $names --out /no/such/folder/x.safetensors
+expect 2 "is no folder with .safetensors files" demo "$work/result"
+
+# An interruption ends the command and leaves nothing behind. (io/file.h has tests of its own for one in mid-write.)
+mkdir interrupted
+"$tandem" bench --seqlens 8192 --head-dims 128 --dtypes f32 --svg interrupted/bench.svg --json interrupted/bench.json >/dev/null 2>&1 &
+pid=$!
+sleep 0.5
+kill -TERM $pid
+got=0
+wait $pid 2>/dev/null || got=$?
+[ "$got" = 143 ] || fail "SIGTERM did not end bench (exit code $got)"
+[ -z "$(ls -A interrupted)" ] || fail "an interruption left $(ls -A interrupted)"
+
+[ "$failures" = 0 ] || exit 1
+echo "the command behaves"

@@ -24,6 +24,7 @@ using MmaOfBF16 = MmaF32;
 template <class Type, class Mma, int Degree>
 struct Engine {
   using T = Type;
+  static constexpr int kDegree = Degree;
   using Tiles = Forward<Mma, T, Degree>;
   using Stream = Decode<T, Degree>;
   using Gradients = Backward<Mma, T, Degree>;
@@ -76,6 +77,17 @@ void backward_add_dbias(const Piece& piece, float* sum, int64_t query_stride, in
   by_dtype(piece.problem->dtype,
            [&](auto e) { decltype(e)::Gradients::add_dbias(piece, sum, query_stride, key_stride, s); });
 }
+void exp2_as(DType dtype, const float* src, int64_t n, float* dst) {
+  by_dtype(dtype, [&](auto e) {
+    float block[kLanes] = {};
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const auto bytes = static_cast<size_t>(minimum(kLanes, n - i)) * sizeof(float);
+      std::memcpy(block, src + i, bytes);
+      store(exp2<decltype(e)::kDegree>(load(block)), block);
+      std::memcpy(dst + i, block, bytes);
+    }
+  });
+}
 void load_row_as(DType dtype, const void* src, int64_t n, float* dst) {
   by_dtype(dtype, [&](auto e) {
     const auto* from = static_cast<const typename decltype(e)::T*>(src);
@@ -122,6 +134,7 @@ const Kernels TANDEM_TABLE(TANDEM_TARGET) = {
     .backward_add_dq = TANDEM_TARGET::backward_add_dq,
     .backward_store_dkv = TANDEM_TARGET::backward_store_dkv,
     .backward_add_dbias = TANDEM_TARGET::backward_add_dbias,
+    .exp2 = TANDEM_TARGET::exp2_as,
     .load_row = TANDEM_TARGET::load_row_as,
     .store_row = TANDEM_TARGET::store_row_as,
 };

@@ -67,6 +67,8 @@ struct Kernels {
   // After backward_tile with neither gradient wanted: adds the tile of dscore (keys along rows) to sum, which has
   // `stride` floats between queries.
   void (*backward_add_dbias)(const Piece&, float* sum, int64_t query_stride, int64_t key_stride, void* scratch);
+  // 2^src as the softmax of this dtype computes it: for tests and the error table of docs/numerics.md.
+  void (*exp2)(DType, const float* src, int64_t n, float* dst);
   // Between float32 and float32, bfloat16 or float16: dst[0, n) = src.
   void (*load_row)(DType, const void* src, int64_t n, float* dst);
   void (*store_row)(DType, const float* src, int64_t n, void* dst);

@@ -1,7 +1,7 @@
 // The judge: whether an engine's result is as exact as it must be.
 //
 //   max error  <= 2   * max error of the plain formula  + 2 * max |ref + 0.3 - 0.3 - ref|
-//   mean error <= 1.5 * mean error of the plain formula + mean |ref + 0.3 - 0.3 - ref| + half a unit of float32
+//   mean error <= 1.5 * mean error of the plain formula + half a unit of float32
 //
 // both against the oracle in float64, for every head of every sequence on its own; ref + 0.3 - 0.3 is computed in the
 // type of the result. The plain formula is run several times with random rounding (plain.h), because luck decides what

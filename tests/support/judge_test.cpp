@@ -1,0 +1,136 @@
+// The judge must pass what is right and refuse what is wrong, or it proves nothing.
+#include "support/judge.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "problem/convert.h"
+#include "support/engines.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr const char* kFlags =
+    "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 20 --seqlen-k 24 --causal 1 --bias f32 --sink f32 --dlse 1 --dtype ";
+
+// The failure of an engine that runs the oracle on a problem changed by `before`, and changes its results by `after`.
+std::string judged(const std::string& dtype, const std::function<void(Problem&)>& before,
+                   const std::function<void(const Problem&)>& after) {
+  const NamedEngine oracle = engine_named("oracle");
+  const Engine engine = [&](const Problem& p) {
+    Problem changed = p;
+    if (before) before(changed);
+    oracle.run(changed);
+    if (after) after(p);
+  };
+  return run_case(from_flags(kFlags + dtype), engine).failure;
+}
+
+void expect_refused(const char* word, const std::function<void(Problem&)>& before,
+                    const std::function<void(const Problem&)>& after = nullptr) {
+  for (const char* dtype : {"f32", "bf16", "f16"}) {
+    const std::string failure = judged(dtype, before, after);
+    EXPECT_NE(failure.find(word), std::string::npos) << dtype << ": " << failure;
+    EXPECT_NE(failure.find("repeat: tandem_fuzz --case '"), std::string::npos) << failure;
+  }
+}
+
+TEST(Judge, PassesTheOracle) {
+  for (const char* dtype : {"f64", "f32", "bf16", "f16"}) EXPECT_EQ(judged(dtype, nullptr, nullptr), "");
+}
+
+TEST(Judge, RefusesAnotherFormula) {
+  expect_refused("max error", [](Problem& p) { p.window_right = 1; });
+  expect_refused("max error", [](Problem& p) { p.softmax_scale *= 1.02; });
+  expect_refused("max error", [](Problem& p) { p.softcap = 10; });
+  expect_refused("max error", [](Problem& p) { p.bias.present = false; });
+  expect_refused("max error", [](Problem& p) { p.sink.present = false; });
+  expect_refused("dq", [](Problem& p) { p.dlse.present = false; });
+  expect_refused("max error", [](Problem& p) { p.dropout = {.p = 0.05, .seed = 1, .offset = 1}; });
+}
+
+// One number of out, off by a few units of its type.
+TEST(Judge, RefusesOneWrongNumber) {
+  expect_refused("out of sequence 1, head 3", nullptr, [](const Problem& p) {
+    if (p.pass != TANDEM_FORWARD) return;
+    std::byte* at = p.out.at(1, 19, 3);
+    const double unit = p.dtype == DType::f32 ? 0x1p-21 : p.dtype == DType::bf16 ? 0x1p-7 : 0x1p-10;
+    store(p.dtype, at, load(p.dtype, at) + 8 * unit);
+  });
+}
+
+TEST(Judge, RefusesACoarserResult) {
+  // Every number half a unit off: no single one is far, their mean is.
+  for (const char* name : {"out", "dv"}) {
+    const View Problem::*view = name == std::string("out") ? &Problem::out : &Problem::dv;
+    expect_refused(name, nullptr, [=](const Problem& p) {
+      const View& v = p.*view;
+      if (!v || (p.pass == TANDEM_FORWARD) != (view == &Problem::out)) return;
+      const bool keys = view == &Problem::dv;
+      for (int64_t i = 0; i < (keys ? p.seqlen_k : p.seqlen_q); ++i) {
+        for (int64_t h = 0; h < (keys ? p.heads_k : p.heads_q); ++h) {
+          for (int64_t c = 0; c < p.head_dim_v; ++c) {
+            std::byte* at = v.at(0, i, h) + c * size_of(v.dtype);
+            const double unit = p.dtype == DType::f32 ? 0x1p-20 : p.dtype == DType::bf16 ? 0x1.8p-8 : 0x1.8p-11;
+            store(v.dtype, at, load(v.dtype, at) * (1 + unit));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(Judge, RefusesNanAndWhatWasNotWritten) {
+  expect_refused("NaN", nullptr, [](const Problem& p) {
+    if (p.pass == TANDEM_FORWARD) store(p.dtype, p.out.at(0, 3, 1), NAN);
+  });
+  const std::string failure = run_case(from_flags("--seqlen-q 3"), [](const Problem&) {}).failure;
+  EXPECT_NE(failure.find("NaN"), std::string::npos) << failure;
+}
+
+TEST(Judge, RefusesAlmostZeroWhereZeroMustBe) {
+  const NamedEngine oracle = engine_named("oracle");
+  const Engine engine = [&](const Problem& p) {
+    oracle.run(p);
+    if (p.pass == TANDEM_FORWARD) store(p.dtype, p.out.at(0, 0, 0), 1e-7);  // a row that sees no key
+  };
+  const std::string failure = run_case(from_flags("--seqlen-q 5 --seqlen-k 3 --causal 1"), engine).failure;
+  EXPECT_NE(failure.find("not exactly zero"), std::string::npos) << failure;
+}
+
+TEST(Judge, RefusesAFiniteLogSumExpOfNothing) {
+  const NamedEngine oracle = engine_named("oracle");
+  const Engine engine = [&](const Problem& p) {
+    oracle.run(p);
+    if (p.pass == TANDEM_FORWARD) store(p.lse.dtype, p.lse.at(0, 0, 0), -1e30);  // a row that sees no key
+  };
+  const std::string failure = run_case(from_flags("--seqlen-q 5 --seqlen-k 3 --causal 1"), engine).failure;
+  EXPECT_NE(failure.find("infinity"), std::string::npos) << failure;
+}
+
+TEST(Judge, RefusesStrayWrites) {
+  expect_refused("outside its elements", nullptr, [](const Problem& p) {
+    if (p.pass == TANDEM_FORWARD) store(p.dtype, p.out.at(0, 0, 0) - size_of(p.dtype), 1);
+  });
+  expect_refused("an input was written to", nullptr, [](const Problem& p) { store(p.dtype, p.k.at(0, 0, 0), 0.123); });
+}
+
+TEST(Judge, SaysWhyACaseIsRefused) {
+  const Verdict verdict = run_case(from_flags("--left 3 --right -9"), engine_named("oracle").run);
+  EXPECT_EQ(verdict.failure, "");
+  EXPECT_NE(verdict.refusal.find("window_left"), std::string::npos) << verdict.refusal;
+}
+
+TEST(Case, ReadsBackWhatItPrints) {
+  for (uint64_t seed = 1; seed <= 500; ++seed) {
+    const Case c = random_case(seed);
+    EXPECT_EQ(from_flags(to_flags(c)), c) << to_flags(c);
+  }
+  EXPECT_THROW(from_flags("--sequlen 3"), std::invalid_argument);
+  EXPECT_THROW(from_flags("--batch"), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
@@ -196,8 +197,9 @@ void compare(const Part& part, const Problem& got_problem, const Problem& refere
     if (std::isinf(rounded(type, x))) x = rounded(type, x);  // has no error to measure
   }
   const PlainErrors plain(plain_runs, reference);
-  // What the result's type loses around the values, and half a unit of float32, in which every sum is made.
-  double slack = 0, mean_slack = 0;
+  // What the result's type loses around the values, and half a unit of float32, in which every sum is made and whose
+  // subnormal numbers may be flushed to zero.
+  double slack = 0, mean_slack = std::numeric_limits<float>::min();
   for (const double exact : reference) {
     const double x = rounded(type, exact);
     if (!std::isfinite(x)) continue;

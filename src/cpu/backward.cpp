@@ -144,6 +144,7 @@ class Backward {
   // Heads in order of falling cost, so that the longest sequences of a packed batch are not the last to start.
   void plan_heads() {
     count_ = 0;
+    work_ = 0;
     int64_t tile_count = 0;
     for (int64_t b = 0; b < p_.batch; ++b) {
       const Sequence s = sequence_of(p_, b);
@@ -154,6 +155,8 @@ class Backward {
         head->blocks_left.store(static_cast<int32_t>(blocks(whole)), std::memory_order_relaxed);
         for (int64_t t = 0; t < tiles(whole); ++t)
           new (layout_.turns + tile_count++) std::atomic<int32_t>(static_cast<int32_t>(blocks_of_tile(whole, t).begin));
+        work_ += 2.5 * static_cast<double>(s.q_len * p_.group()) * static_cast<double>(s.k_len + 16) *
+                 static_cast<double>(p_.head_dim + p_.head_dim_v);
         layout_.order[count_] = static_cast<int32_t>(count_);
         ++count_;
       }
@@ -169,7 +172,7 @@ class Backward {
     for (int64_t h = 0; h < count_; ++h)
       for (int64_t t = 0; t < tiles(piece(layout_.heads[h])); ++t)
         layout_.items[n++] = {static_cast<int32_t>(h), static_cast<int32_t>(t)};
-    for_each_item(threads_, n, layout_.scratch, layout_.scratch_bytes, [&](int64_t i, std::byte*) {
+    for_each_item(threads_, n, work_ / 8, layout_.scratch, layout_.scratch_bytes, [&](int64_t i, std::byte*) {
       const Piece whole = piece(layout_.heads[layout_.items[i].head]);
       Piece x = whole;
       set_tile(&x, whole, layout_.items[i].index);
@@ -195,7 +198,7 @@ class Backward {
       for (int64_t j = 0; j < all; ++j) layout_.items[n++] = {layout_.order[i], static_cast<int32_t>(j)};
       if (all > 0) head.cost = turn++;  // the order is settled: cost now holds the turn
     }
-    for_each_item(threads_, n, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, n, work_, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t i, std::byte* scratch) { keys_item(layout_.items[i], scratch); });
   }
 
@@ -253,7 +256,7 @@ class Backward {
       // The last rows see most keys under a causal mask: they go first.
       for (int64_t t = all - 1; t >= 0; --t) layout_.items[n++] = {layout_.order[i], static_cast<int32_t>(t)};
     }
-    for_each_item(threads_, n, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, n, work_, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t i, std::byte* scratch) { queries_item(layout_.items[i], scratch); });
   }
 
@@ -283,7 +286,7 @@ class Backward {
     const int64_t query_tiles = shape[2] == 1 ? 1 : ceil_div(shape[2], kBackwardRows);
     const int64_t key_blocks = shape[3] == 1 ? 1 : ceil_div(shape[3], kBackwardKeys);
     const int64_t items = shape[0] * shape[1] * query_tiles * key_blocks;
-    for_each_item(threads_, items, layout_.scratch, layout_.scratch_bytes, [&](int64_t i, std::byte* scratch) {
+    for_each_item(threads_, items, work_, layout_.scratch, layout_.scratch_bytes, [&](int64_t i, std::byte* scratch) {
       const int64_t block = i % key_blocks, tile = i / key_blocks % query_tiles;
       const int64_t h = i / (key_blocks * query_tiles) % shape[1], b = i / (key_blocks * query_tiles * shape[1]);
       bias_item(b, h, tile, block, scratch);
@@ -325,7 +328,7 @@ class Backward {
   // ---- dsink = -sum over rows of P_sink * delta ----
 
   void sink_phase() {
-    for_each_item(threads_, p_.heads_q, layout_.scratch, layout_.scratch_bytes, [&](int64_t h, std::byte*) {
+    for_each_item(threads_, p_.heads_q, work_ / 8, layout_.scratch, layout_.scratch_bytes, [&](int64_t h, std::byte*) {
       float sink = 0;
       kernels().load_row(p_.sink.dtype, p_.sink.at(0, h), 1, &sink);
       double sum = 0;
@@ -346,7 +349,8 @@ class Backward {
   const Problem& p_;
   Threads& threads_;
   const Layout layout_;
-  int64_t count_ = 0;
+  int64_t count_ = 0;  // heads
+  double work_ = 0;    // multiply-adds of the five products
 };
 
 }  // namespace

@@ -167,7 +167,10 @@ void forward(const Problem& p, Threads& threads, void* workspace) {
            : a.head_k != b.head_k     ? a.head_k < b.head_k
                                       : a.row_tile + a.part < b.row_tile + b.part;
   });
-  for_each_item(threads, plan.items, layout.scratch, layout.scratch_bytes,
+  double work = 0;
+  for (int64_t i = 0; i < plan.items; ++i)
+    work += static_cast<double>(layout.items[i].cost) * static_cast<double>(p.head_dim + p.head_dim_v);
+  for_each_item(threads, plan.items, work, layout.scratch, layout.scratch_bytes,
                 [&](int64_t i, std::byte* scratch) { run_item(p, layout.items[i], layout, scratch); });
   clear_unused_rows(p, p.out, true, p.heads_q, p.head_dim_v);
   clear_unused_rows(p, p.lse, true, p.heads_q, 1, true);

@@ -28,6 +28,7 @@ int available_cores() {
 class Pool {
  public:
   explicit Pool(int workers) : process_(getpid()) {
+    workers_.reserve(static_cast<size_t>(workers));  // nothing below may throw once a worker runs
     // Fewer workers than asked for (a limit of the system) is slower, not wrong.
     try {
       for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { work(); });

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Usage: symbols_test.sh NAMESPACE NM OBJECT
+# A kernel object is compiled with instructions that the machine may lack. Any function in it that the linker may merge
+# with another object's of the same name (weak) must be in the target's own namespace, or it could run everywhere.
+set -eu
+if ! "$2" -C "$3" | grep -q "kernels_$1"; then
+  echo "$3 has no table kernels_$1: is this the right object?"
+  exit 1
+fi
+strays=$("$2" -C "$3" | grep -E '^[0-9a-f]+ [WVu] ' | grep -v "tandem::cpu::$1::" || true)
+if [ -n "$strays" ]; then
+  echo "weak symbols of $1 outside of tandem::cpu::$1:"
+  echo "$strays"
+  exit 1
+fi

@@ -96,7 +96,7 @@ def reference(case, t):
         if "page_table" in t:
             used = int(t["seqused_k"][b])
             pages = t["page_table"][b][: -(-used // t["k"].shape[1])].astype(int)
-            k_b, v_b = (t[x][pages].reshape(-1, *t[x].shape[2:]) for x in "kv")
+            k_b, v_b = (t[x][pages].reshape(len(pages) * t[x].shape[1], *t[x].shape[2:]) for x in "kv")
         elif packed:
             k_b, v_b = (t[x][slice(*t["cu_seqlens_k"][b : b + 2].astype(int))] for x in "kv")
         else:

@@ -9,4 +9,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 install_packages "$BUILD_PACKAGES"
 build release tandem_command || exit 1
-exec build/release/tandem demo "$@"
+build/release/tandem demo "$@"
+say "" "(Here tandem is build/release/tandem; 'cmake --install build/release --prefix ~/.local' installs it.)"

@@ -30,7 +30,7 @@ qemu-user              qemu-aarch64           runs what was compiled for 64-bit 
 googletest             -                      sources of GoogleTest, to compile for 64-bit ARM
 '
 
-say() { printf '%s\n' "$*"; }
+say() { printf '%s\n' "$@"; }
 die() {
   printf 'error: %s\n' "$*" >&2
   exit 1

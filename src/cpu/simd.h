@@ -105,11 +105,6 @@ inline VF widen(const BF16* p) {
   const auto v = hn::LoadU(half, reinterpret_cast<const uint16_t*>(p));
   return hn::BitCast(FTag(), hn::ShiftLeft<16>(hn::PromoteTo(UTag(), v)));
 }
-inline VF widen(const F16* p) {
-  const hn::Rebind<hwy::float16_t, FTag> half;
-  return hn::PromoteTo(FTag(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
-}
-
 // The upper 16 bits of each lane after rounding to nearest even; NaN stays NaN.
 inline VU bf16_bits(VF v) {
   const VU u = hn::BitCast(UTag(), v);
@@ -119,18 +114,54 @@ inline VU bf16_bits(VF v) {
   return hn::IfThenElse(hn::RebindMask(UTag(), hn::Ne(v, v)), nan, rounded);
 }
 
-inline void narrow(VF v, float* p) { store(v, p); }
-inline void narrow(VF v, BF16* p) {
-  const hn::Rebind<uint16_t, FTag> half;
-  const hn::Rebind<int16_t, FTag> signed_half;
+// Stores the lower 16 bits of each lane.
+inline void store_halves(VU bits, void* p) {
+  const hn::Rebind<int16_t, FTag> half;
   // Sign-extended, the signed saturating demotion is exact; the unsigned one is missing on some targets.
-  const VI extended = hn::ShiftRight<16>(hn::ShiftLeft<16>(hn::BitCast(ITag(), bf16_bits(v))));
-  hn::StoreU(hn::BitCast(half, hn::DemoteTo(signed_half, extended)), half, reinterpret_cast<uint16_t*>(p));
+  const VI extended = hn::ShiftRight<16>(hn::BitCast(ITag(), hn::ShiftLeft<16>(bits)));
+  hn::StoreU(hn::DemoteTo(half, extended), half, static_cast<int16_t*>(p));
+}
+
+inline void narrow(VF v, float* p) { store(v, p); }
+inline void narrow(VF v, BF16* p) { store_halves(bf16_bits(v), p); }
+
+#if defined(__F16C__) || HWY_ARCH_ARM_A64
+inline VF widen(const F16* p) {
+  const hn::Rebind<hwy::float16_t, FTag> half;
+  return hn::PromoteTo(FTag(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 inline void narrow(VF v, F16* p) {
   const hn::Rebind<hwy::float16_t, FTag> half;
   hn::StoreU(hn::DemoteTo(half, v), half, reinterpret_cast<hwy::float16_t*>(p));
 }
+#else
+// Where no instruction converts. (Highway's stand-in of 1.0 truncates, and takes infinity for a number.)
+inline VF widen(const F16* p) {
+  const hn::Rebind<uint16_t, FTag> half;
+  const VU bits = hn::PromoteTo(UTag(), hn::LoadU(half, reinterpret_cast<const uint16_t*>(p)));
+  const VU magnitude = hn::And(bits, hn::Set(UTag(), 0x7FFF));
+  // In a float's fields, 112 short in the exponent; from 2^16 on it is infinity or NaN.
+  const VF value = hn::Mul(hn::BitCast(FTag(), hn::ShiftLeft<13>(magnitude)), set(0x1p112f));
+  const VU special = hn::And(hn::BitCast(UTag(), hn::VecFromMask(FTag(), hn::Ge(value, set(0x1p16f)))),
+                             hn::Set(UTag(), 0x7F800000));
+  const VU sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
+  return hn::BitCast(FTag(), hn::Or(hn::Or(hn::BitCast(UTag(), value), special), sign));
+}
+inline void narrow(VF v, F16* p) {
+  const VF magnitude = hn::Abs(v);
+  // Overflows to infinity from 2^16 on. Adding 2^15 times the power of two below it (2^-14 at least) leaves 11 bits,
+  // rounded to nearest even, at the end of the word.
+  const VF value = hn::Mul(hn::Mul(magnitude, set(0x1p112f)), set(0x1p-110f));
+  const VI exponent = hn::And(hn::BitCast(ITag(), magnitude), hn::Set(ITag(), 0x7F800000));
+  const VI above = hn::Add(hn::Max(exponent, hn::Set(ITag(), 0x38800000)), hn::Set(ITag(), 0x07800000));
+  const VU sum = hn::BitCast(UTag(), hn::Add(value, hn::BitCast(FTag(), above)));
+  const VU number = hn::Add(hn::And(hn::ShiftRight<13>(sum), hn::Set(UTag(), 0x7C00)),
+                            hn::And(sum, hn::Set(UTag(), 0x0FFF)));
+  const VU sign = hn::ShiftRight<16>(hn::Xor(hn::BitCast(UTag(), v), hn::BitCast(UTag(), magnitude)));
+  const VU nan = hn::Set(UTag(), 0x7E00);
+  store_halves(hn::Or(hn::IfThenElse(hn::RebindMask(UTag(), hn::Ne(v, v)), nan, number), sign), p);
+}
+#endif
 
 // dst[0, n) = src, dst[n, padded) = 0; padded is a multiple of kLanes.
 template <class T>

@@ -217,7 +217,9 @@ TEST(Interface, InspectionNeedsNoData) {
 
 TEST(Interface, SameBitsFromEveryContext) {
   Call call;
-  call.dense();
+  call.dense(200, 300);  // enough work for several threads, all of it used
+  call.drop(&tandem_attention_args::seqused_q);
+  call.drop(&tandem_attention_args::seqused_k);
   fill(call);
   const std::vector<uint64_t> expected = run(nullptr, call);
   EXPECT_FALSE(untouched(call));

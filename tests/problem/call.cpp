@@ -51,23 +51,23 @@ void Call::per_head(int64_t batch, int64_t heads) {
   args.alibi_slopes = &alibi_slopes.handle;
 }
 
-void Call::dense() {
-  q.make({2, 3, 4, 8}, kF32);
-  k.make({2, 5, 2, 8}, kF32);
-  v.make({2, 5, 2, 6}, kF32);
-  out.make({2, 3, 4, 6}, kF32);
-  lse.make({2, 4, 3}, kF32);
-  dout.make({2, 3, 4, 6}, kF32);
-  dlse.make({2, 4, 3}, kF32);
-  dq.make({2, 3, 4, 8}, kF32);
-  dk.make({2, 5, 2, 8}, kF32);
-  dv.make({2, 5, 2, 6}, kF32);
-  bias.make({1, 4, 3, 5}, kF32);
-  dbias.make({1, 4, 3, 5}, kF32);
+void Call::dense(int32_t seqlen_q, int32_t seqlen_k) {
+  q.make({2, seqlen_q, 4, 8}, kF32);
+  k.make({2, seqlen_k, 2, 8}, kF32);
+  v.make({2, seqlen_k, 2, 6}, kF32);
+  out.make({2, seqlen_q, 4, 6}, kF32);
+  lse.make({2, 4, seqlen_q}, kF32);
+  dout.make({2, seqlen_q, 4, 6}, kF32);
+  dlse.make({2, 4, seqlen_q}, kF32);
+  dq.make({2, seqlen_q, 4, 8}, kF32);
+  dk.make({2, seqlen_k, 2, 8}, kF32);
+  dv.make({2, seqlen_k, 2, 6}, kF32);
+  bias.make({1, 4, seqlen_q, seqlen_k}, kF32);
+  dbias.make({1, 4, seqlen_q, seqlen_k}, kF32);
   args.bias = &bias.handle;
   args.dbias = &dbias.handle;
-  seqused_q.make({3, 2});
-  seqused_k.make({0, 5});
+  seqused_q.make({seqlen_q, 2});
+  seqused_k.make({0, seqlen_k});
   per_head(2, 4);
 }
 

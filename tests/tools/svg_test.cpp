@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <regex>
+#include <string>
+#include <vector>
 
 #include "svg/bars.h"
 #include "svg/canvas.h"
@@ -8,6 +9,14 @@
 
 namespace tandem::svg {
 namespace {
+
+// What follows each place where word stands.
+std::vector<std::string> parts_after(const std::string& text, const std::string& word) {
+  std::vector<std::string> parts;
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1))
+    parts.push_back(text.substr(at + word.size(), 40));
+  return parts;
+}
 
 TEST(SvgTest, EscapesMarkup) {
   EXPECT_EQ(escape("a<b>&\"c\""), "a&lt;b&gt;&amp;&quot;c&quot;");
@@ -47,10 +56,9 @@ TEST(SvgTest, HeatmapOfNothingAndOfMuch) {
   large.rows = large.columns = std::vector<std::string>(200, "word");
   large.values.assign(200 * 200, 1.0 / 200);
   const std::string text = draw(large);
-  const std::regex word(">word</text>");
-  const auto words = std::distance(std::sregex_iterator(text.begin(), text.end(), word), std::sregex_iterator());
-  EXPECT_LT(words, 200) << "words that would overlap are left out";
-  EXPECT_GT(words, 50);
+  const size_t words = parts_after(text, ">word</text>").size();
+  EXPECT_LT(words, 200u) << "words that would overlap are left out";
+  EXPECT_GT(words, 50u);
 }
 
 TEST(SvgTest, BarsAreAsHighAsTheirValues) {
@@ -59,9 +67,7 @@ TEST(SvgTest, BarsAreAsHighAsTheirValues) {
   bars.panels = {{"panel", {"512"}, {{100}, {50}}}};
   const std::string text = draw(bars);
   std::vector<double> heights;
-  const std::regex bar("width=\"20\" height=\"([0-9.]+)\"");
-  for (std::sregex_iterator at(text.begin(), text.end(), bar), end; at != end; ++at)
-    heights.push_back(std::stod((*at)[1]));
+  for (const std::string& part : parts_after(text, "width=\"20\" height=\"")) heights.push_back(std::stod(part));
   ASSERT_EQ(heights.size(), 3u) << "two bars, and paper under the pale one";
   EXPECT_NEAR(heights[0], 2 * heights[1], 0.02);
   EXPECT_EQ(heights[1], heights[2]);

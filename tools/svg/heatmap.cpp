@@ -81,7 +81,7 @@ void draw_cells(Canvas& canvas, const Heatmap& map, const Layout& at, double end
                        map.rows[r] + " looks at " + map.columns[c] + ": " + percent(value));
       if (at.cell < 30 || value < 0.095) continue;
       canvas.text(x + at.cell / 2, y + at.cell / 2 + 4, std::to_string(std::lround(100 * value)),
-                  {.size = 11, .color = strength > 0.5 ? "on" : "ink", .anchor = Anchor::middle});
+                  {.size = 11, .color = strength > 0.68 ? "on" : "ink", .anchor = Anchor::middle});
     }
   }
 }

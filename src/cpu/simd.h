@@ -142,8 +142,8 @@ inline VF widen(const F16* p) {
   const VU magnitude = hn::And(bits, hn::Set(UTag(), 0x7FFF));
   // In a float's fields, 112 short in the exponent; from 2^16 on it is infinity or NaN.
   const VF value = hn::Mul(hn::BitCast(FTag(), hn::ShiftLeft<13>(magnitude)), set(0x1p112f));
-  const VU special = hn::And(hn::BitCast(UTag(), hn::VecFromMask(FTag(), hn::Ge(value, set(0x1p16f)))),
-                             hn::Set(UTag(), 0x7F800000));
+  const VU special =
+      hn::And(hn::BitCast(UTag(), hn::VecFromMask(FTag(), hn::Ge(value, set(0x1p16f)))), hn::Set(UTag(), 0x7F800000));
   const VU sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
   return hn::BitCast(FTag(), hn::Or(hn::Or(hn::BitCast(UTag(), value), special), sign));
 }
@@ -155,8 +155,8 @@ inline void narrow(VF v, F16* p) {
   const VI exponent = hn::And(hn::BitCast(ITag(), magnitude), hn::Set(ITag(), 0x7F800000));
   const VI above = hn::Add(hn::Max(exponent, hn::Set(ITag(), 0x38800000)), hn::Set(ITag(), 0x07800000));
   const VU sum = hn::BitCast(UTag(), hn::Add(value, hn::BitCast(FTag(), above)));
-  const VU number = hn::Add(hn::And(hn::ShiftRight<13>(sum), hn::Set(UTag(), 0x7C00)),
-                            hn::And(sum, hn::Set(UTag(), 0x0FFF)));
+  const VU number =
+      hn::Add(hn::And(hn::ShiftRight<13>(sum), hn::Set(UTag(), 0x7C00)), hn::And(sum, hn::Set(UTag(), 0x0FFF)));
   const VU sign = hn::ShiftRight<16>(hn::Xor(hn::BitCast(UTag(), v), hn::BitCast(UTag(), magnitude)));
   const VU nan = hn::Set(UTag(), 0x7E00);
   store_halves(hn::Or(hn::IfThenElse(hn::RebindMask(UTag(), hn::Ne(v, v)), nan, number), sign), p);

@@ -217,7 +217,7 @@ TEST(Interface, InspectionNeedsNoData) {
 
 TEST(Interface, SameBitsFromEveryContext) {
   Call call;
-  call.dense(200, 300);  // enough work for several threads, all of it used
+  call.dense_of(200, 300);  // enough work for several threads, all of it used
   call.drop(&tandem_attention_args::seqused_q);
   call.drop(&tandem_attention_args::seqused_k);
   fill(call);

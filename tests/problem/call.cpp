@@ -51,7 +51,7 @@ void Call::per_head(int64_t batch, int64_t heads) {
   args.alibi_slopes = &alibi_slopes.handle;
 }
 
-void Call::dense(int32_t seqlen_q, int32_t seqlen_k) {
+void Call::dense_of(int32_t seqlen_q, int32_t seqlen_k) {
   q.make({2, seqlen_q, 4, 8}, kF32);
   k.make({2, seqlen_k, 2, 8}, kF32);
   v.make({2, seqlen_k, 2, 6}, kF32);

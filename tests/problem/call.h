@@ -42,7 +42,8 @@ struct Call {
   Call& operator=(const Call&) = delete;
 
   // batch 2, heads 4 and 2, head_dim 8 and 6, float32, with every option that dense calls have.
-  void dense(int32_t seqlen_q = 3, int32_t seqlen_k = 5);
+  void dense() { dense_of(3, 5); }
+  void dense_of(int32_t seqlen_q, int32_t seqlen_k);
   // Sequences of 2 and 3 queries and of 3 and 4 keys, with every option that packed calls have.
   void packed();
   // dense() with k and v in 6 pages of 4 rows, up to 3 pages per sequence.

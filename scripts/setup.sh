@@ -23,8 +23,7 @@ shellcheck          shellcheck       defects in shell scripts
 CI_PACKAGES='
 ccache                 ccache                 compiles equal files once
 libclang-rt-16-dev     -                      sanitizers and libFuzzer
-llvm-16                llvm-symbolizer-16     readable reports of the sanitizers
-gcovr                  gcovr                  line coverage
+llvm-16                llvm-cov-16            line coverage, readable reports of the sanitizers
 g++-aarch64-linux-gnu  aarch64-linux-gnu-g++  compiles for 64-bit ARM
 qemu-user              qemu-aarch64           runs what was compiled for 64-bit ARM
 googletest             -                      sources of GoogleTest, to compile for 64-bit ARM

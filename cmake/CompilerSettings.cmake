@@ -40,8 +40,7 @@ if(TANDEM_COVERAGE)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
     message(FATAL_ERROR "TANDEM_COVERAGE uses Clang's source-based coverage: cmake --preset coverage.")
   endif()
-  # Threads count at once, so the counters have to be atomic.
-  add_compile_options(-fprofile-instr-generate -fcoverage-mapping -fprofile-update=atomic)
+  add_compile_options(-fprofile-instr-generate -fcoverage-mapping)
   add_link_options(-fprofile-instr-generate)
 endif()
 

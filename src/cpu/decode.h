@@ -18,21 +18,19 @@ inline VF widen_tail(const T* p, int64_t n) {
 // Rows of keys or values in memory, read in order: asking for the row that lies about 8 KB further on keeps as many
 // reads under way as the memory takes. (The hardware's own prefetching reaches two thirds of that.)
 struct Stream {
-  uintptr_t ahead;  // bytes, possibly past the end: a prefetch touches nothing
-  int64_t row_bytes;
+  uintptr_t row_bytes, ahead;  // possibly past the end: a prefetch touches nothing
 
   Stream(const View& view, int64_t n) {
-    const int64_t size = view.dtype == DType::f32 ? 4 : 2, rows = (kAheadBytes - 1) / (n * size) + 1;
-    row_bytes = n * size;
-    ahead = static_cast<uintptr_t>(rows * view.row * size);
+    constexpr uintptr_t kAheadBytes = 8192;
+    const uintptr_t size = view.dtype == DType::f32 ? 4 : 2;
+    row_bytes = static_cast<uintptr_t>(n) * size;
+    ahead = ((kAheadBytes - 1) / row_bytes + 1) * static_cast<uintptr_t>(view.row) * size;
   }
   void prefetch(const void* row) const {
-    for (int64_t byte = 0; byte < row_bytes; byte += 64)
-      __builtin_prefetch(
-          reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(row) + ahead + static_cast<uintptr_t>(byte)), 0, 2);
+    const uintptr_t address = reinterpret_cast<uintptr_t>(row) + ahead;
+    for (uintptr_t byte = 0; byte < row_bytes; byte += 64)
+      __builtin_prefetch(reinterpret_cast<const void*>(address + byte), 0, 2);
   }
-
-  static constexpr int64_t kAheadBytes = 8192;
 };
 
 // scores[key][row] = q[row] . k[key] for R rows and up to 4 keys.

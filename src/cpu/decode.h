@@ -33,41 +33,42 @@ struct Stream {
   }
 };
 
+// Where the score of a key and a row is.
+struct Layout {
+  int64_t key, row;
+};
+constexpr Layout kQueriesInLanes{kPanel, 1}, kKeysInLanes{1, kForwardKeys};
+
 // scores[key][row] = q[row] . k[key] for R rows and up to 4 keys.
 template <class T, int R>
-inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int count, int64_t n, float* scores) {
-  VF acc[R][4];
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < 4; ++j) acc[r][j] = hn::Zero(FTag());
-  const T* k[4];
-  for (int j = 0; j < 4; ++j) k[j] = keys[j < count ? j : 0];
-  int64_t c = 0;
-  for (; c + kLanes <= n; c += kLanes) {
-    for (int j = 0; j < 4; ++j) {
-      const VF x = widen(k[j] + c);
-      for (int r = 0; r < R; ++r) acc[r][j] = hn::MulAdd(x, load(q + r * q_stride + c), acc[r][j]);
+inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int count, int64_t n, Layout at,
+                     float* scores) {
+  for (int j = 0; j < count; ++j) {
+    VF acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = hn::Zero(FTag());
+    int64_t c = 0;
+    for (; c + kLanes <= n; c += kLanes) {
+      const VF x = widen(keys[j] + c);
+      for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(x, load(q + r * q_stride + c), acc[r]);
     }
-  }
-  if (c < n) {
-    for (int j = 0; j < 4; ++j) {
-      const VF x = widen_tail(k[j] + c, n - c);
-      for (int r = 0; r < R; ++r) acc[r][j] = hn::MulAdd(x, load(q + r * q_stride + c), acc[r][j]);
+    if (c < n) {
+      const VF x = widen_tail(keys[j] + c, n - c);
+      for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(x, load(q + r * q_stride + c), acc[r]);
     }
+    for (int r = 0; r < R; ++r) scores[j * at.key + r * at.row] = hn::GetLane(hn::SumOfLanes(FTag(), acc[r]));
   }
-  for (int j = 0; j < count; ++j)
-    for (int r = 0; r < R; ++r) scores[j * kPanel + r] = hn::GetLane(hn::SumOfLanes(FTag(), acc[r][j]));
 }
 
 // o[first, first + V * kLanes) += sum over keys of p[key] * v[key][...], n values in all. stream: null, or of the
 // values.
 template <class T, int V>
-inline void add_values(const float* p, const T* const* values, const Stream* stream, int64_t count, int64_t first,
-                       int64_t n, float* o) {
+inline void add_values(const float* p, int64_t p_stride, const T* const* values, const Stream* stream, int64_t count,
+                       int64_t first, int64_t n, float* o) {
   VF acc[V];
   for (int i = 0; i < V; ++i) acc[i] = load(o + first + i * kLanes);
   const bool whole = first + V * kLanes <= n;
   for (int64_t j = 0; j < count; ++j) {
-    const VF x = set(p[j * kPanel]);
+    const VF x = set(p[j * p_stride]);
     const T* v = values[j] + first;
     if (stream != nullptr) stream->prefetch(values[j]);
     if (whole) {
@@ -81,6 +82,27 @@ inline void add_values(const float* p, const T* const* values, const Stream* str
     }
   }
   for (int i = 0; i < V; ++i) store(acc[i], o + first + i * kLanes);
+}
+
+// update_max and exponentiate for the row of one lane, over keys side by side.
+template <int Degree>
+inline bool softmax_of_row(float* scores, int64_t count, int lane, SoftmaxState* state) {
+  for (int64_t j = count; j < round_up(count, kLanes); ++j) scores[j] = -kInfinity;
+  VF m = set(-kInfinity);
+  for (int64_t j = 0; j < count; j += kLanes) m = hn::Max(m, load(scores + j));
+  const float tile = hn::GetLane(hn::MaxOfLanes(FTag(), m)), old = state->max[lane];
+  const bool grown = tile > old + kRescaleThreshold;
+  state->alpha[lane] = grown ? exp2f(old - tile) : 1.0f;
+  state->max[lane] = grown ? tile : old;
+  const VF max = finite_max(set(state->max[lane]));
+  VF sum = hn::Zero(FTag());
+  for (int64_t j = 0; j < count; j += kLanes) {
+    const VF p = exp2<Degree>(hn::Sub(load(scores + j), max));
+    store(p, scores + j);
+    sum = hn::Add(sum, p);
+  }
+  state->sum[lane] = state->sum[lane] * state->alpha[lane] + hn::GetLane(hn::SumOfLanes(FTag(), sum));
+  return grown;
 }
 
 template <class T, int Degree>
@@ -110,32 +132,35 @@ struct Decode {
   static size_t scratch(const Problem& p, int64_t rows) { return Scratch(p, rows, nullptr).bytes; }
 
   static void tile_scores(const Scratch& s, const T* const* keys, const Stream& stream, int64_t count, int64_t n,
-                          int rows) {
+                          int rows, Layout at) {
     for (int64_t j = 0; j < count; j += 4) {
       const int block = static_cast<int>(minimum(4, count - j));
       for (int i = 0; i < block; ++i) stream.prefetch(keys[j + i]);
-      float* scores = s.scores + j * kPanel;
+      float* scores = s.scores + j * at.key;
       int r = 0;
-      for (; r + 4 <= rows; r += 4) dot_rows<T, 4>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, scores + r);
-      for (; r + 2 <= rows; r += 2) dot_rows<T, 2>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, scores + r);
-      for (; r < rows; ++r) dot_rows<T, 1>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, scores + r);
+      for (; r + 4 <= rows; r += 4)
+        dot_rows<T, 4>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, at, scores + r * at.row);
+      for (; r + 2 <= rows; r += 2)
+        dot_rows<T, 2>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, at, scores + r * at.row);
+      for (; r < rows; ++r)
+        dot_rows<T, 1>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, at, scores + r * at.row);
     }
   }
 
   static void tile_values(const Scratch& s, const T* const* values, const Stream* stream, int64_t count, int64_t n,
-                          int rows) {
+                          int rows, Layout at) {
     for (int r = 0; r < rows; ++r) {
       float* o = s.o + r * s.o_stride;
-      const float* p = s.scores + r;
+      const float* p = s.scores + r * at.row;
       for (int64_t c = 0; c < s.o_stride; stream = nullptr) {  // once is enough
         if (c + 8 * kLanes <= s.o_stride) {
-          add_values<T, 8>(p, values, stream, count, c, n, o);
+          add_values<T, 8>(p, at.key, values, stream, count, c, n, o);
           c += 8 * kLanes;
         } else if (c + 4 * kLanes <= s.o_stride) {
-          add_values<T, 4>(p, values, stream, count, c, n, o);
+          add_values<T, 4>(p, at.key, values, stream, count, c, n, o);
           c += 4 * kLanes;
         } else {
-          add_values<T, 1>(p, values, stream, count, c, n, o);
+          add_values<T, 1>(p, at.key, values, stream, count, c, n, o);
           c += kLanes;
         }
       }
@@ -166,19 +191,28 @@ struct Decode {
         keys[j] = row_of<T>(p.k, q, q.k_begin, key + j, piece.head_k);
         values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
       }
-      tile_scores(s, keys, key_stream, count, p.head_dim, rows);
-      const float factor = finish_scores(piece, *s.rows, key, count, 1.0f, s.scores, kPanel, nullptr, s.bias);
-      if (update_max(s.scores, kPanel, count, factor, s.softmax)) {
+      // A tile that needs no more than a softmax has its keys in lanes: few queries would leave most lanes idle.
+      const bool plain = plain_scores(p) && p.dropout.p == 0 && s.rows->shows(key, key + count);
+      const Layout at = plain ? kKeysInLanes : kQueriesInLanes;
+      tile_scores(s, keys, key_stream, count, p.head_dim, rows, at);
+      bool rescale = false;
+      if (plain) {
+        for (int r = 0; r < rows; ++r) rescale |= softmax_of_row<Degree>(s.scores + r * at.row, count, r, s.softmax);
+      } else {
+        const float factor = finish_scores(piece, *s.rows, key, count, 1.0f, s.scores, kPanel, nullptr, s.bias);
+        rescale = update_max(s.scores, kPanel, count, factor, s.softmax);
+        exponentiate<Degree>(s.scores, kPanel, count, factor, s.softmax);
+        if (p.dropout.p > 0) {
+          dropout_factors(piece, *s.rows, key, count, s.dropout, kPanel);
+          multiply_tile(s.scores, s.dropout, kPanel, count);
+        }
+      }
+      if (rescale) {
         for (int r = 0; r < rows; ++r)
           for (int64_t c = 0; c < s.o_stride; c += kLanes)
             store(hn::Mul(load(s.o + r * s.o_stride + c), set(s.softmax->alpha[r])), s.o + r * s.o_stride + c);
       }
-      exponentiate<Degree>(s.scores, kPanel, count, factor, s.softmax);
-      if (p.dropout.p > 0) {
-        dropout_factors(piece, *s.rows, key, count, s.dropout, kPanel);
-        multiply_tile(s.scores, s.dropout, kPanel, count);
-      }
-      tile_values(s, values, &value_stream, count, p.head_dim_v, rows);
+      tile_values(s, values, &value_stream, count, p.head_dim_v, rows, at);
     }
 
     if (partial == nullptr) {

@@ -17,16 +17,16 @@ inline VF widen_tail(const T* p, int64_t n) {
 
 // Rows of keys or values in memory, read in order: asking for the row that lies about 8 KB further on keeps as many
 // reads under way as the memory takes. (The hardware's own prefetching reaches two thirds of that.)
+template <class T>
 struct Stream {
   uintptr_t row_bytes, ahead;  // possibly past the end: a prefetch touches nothing
 
   Stream(const View& view, int64_t n) {
     constexpr uintptr_t kAheadBytes = 8192;
-    const uintptr_t size = view.dtype == DType::f32 ? 4 : 2;
-    row_bytes = static_cast<uintptr_t>(n) * size;
-    ahead = ((kAheadBytes - 1) / row_bytes + 1) * static_cast<uintptr_t>(view.row) * size;
+    row_bytes = static_cast<uintptr_t>(n) * sizeof(T);
+    ahead = ((kAheadBytes - 1) / row_bytes + 1) * static_cast<uintptr_t>(view.row) * sizeof(T);
   }
-  void prefetch(const void* row) const {
+  void prefetch(const T* row) const {
     const uintptr_t address = reinterpret_cast<uintptr_t>(row) + ahead;
     for (uintptr_t byte = 0; byte < row_bytes; byte += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(address + byte), 0, 2);
@@ -62,7 +62,7 @@ inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int
 // o[first, first + V * kLanes) += sum over keys of p[key] * v[key][...], n values in all. stream: null, or of the
 // values.
 template <class T, int V>
-inline void add_values(const float* p, int64_t p_stride, const T* const* values, const Stream* stream, int64_t count,
+inline void add_values(const float* p, int64_t p_stride, const T* const* values, const Stream<T>* stream, int64_t count,
                        int64_t first, int64_t n, float* o) {
   VF acc[V];
   for (int i = 0; i < V; ++i) acc[i] = load(o + first + i * kLanes);
@@ -131,7 +131,7 @@ struct Decode {
 
   static size_t scratch(const Problem& p, int64_t rows) { return Scratch(p, rows, nullptr).bytes; }
 
-  static void tile_scores(const Scratch& s, const T* const* keys, const Stream& stream, int64_t count, int64_t n,
+  static void tile_scores(const Scratch& s, const T* const* keys, const Stream<T>& stream, int64_t count, int64_t n,
                           int rows, Layout at) {
     for (int64_t j = 0; j < count; j += 4) {
       const int block = static_cast<int>(minimum(4, count - j));
@@ -147,7 +147,7 @@ struct Decode {
     }
   }
 
-  static void tile_values(const Scratch& s, const T* const* values, const Stream* stream, int64_t count, int64_t n,
+  static void tile_values(const Scratch& s, const T* const* values, const Stream<T>* stream, int64_t count, int64_t n,
                           int rows, Layout at) {
     for (int r = 0; r < rows; ++r) {
       float* o = s.o + r * s.o_stride;
@@ -184,7 +184,7 @@ struct Decode {
 
     const int64_t begin = s.rows->begin_min / kForwardKeys * kForwardKeys, end = s.rows->end_max;
     const T *keys[kForwardKeys], *values[kForwardKeys];
-    const Stream key_stream(p.k, p.head_dim), value_stream(p.v, p.head_dim_v);
+    const Stream<T> key_stream(p.k, p.head_dim), value_stream(p.v, p.head_dim_v);
     for (int64_t key = begin; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
       for (int64_t j = 0; j < count; ++j) {

@@ -36,7 +36,7 @@ strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include")
 
 for language in c cpp; do
   cp -r "$source/examples/$language" "$work/$language"
-  cmake -S "$work/$language" -B "$work/$language/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+  cmake -G Ninja -S "$work/$language" -B "$work/$language/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
     -DCMAKE_CXX_COMPILER="$cxx" >"$work/$language.log" || fail "configuring the $language example: $(cat "$work/$language.log")"
   cmake --build "$work/$language/build" >"$work/$language.log" 2>&1 || fail "building it: $(cat "$work/$language.log")"
   "$work/$language/build/tandem_example_$language" || fail "running the $language example built with find_package"

@@ -61,11 +61,11 @@ inline VF exp2(VF x) {
   const VF f{_mm512_reduce_ps(x.raw, 0x09)};  // x - floor(x)
   return VF{_mm512_scalef_ps(exp2_fraction<Degree>(f).raw, x.raw)};
 #else
-  const VF magic = set(12582912.0f + 127.0f);  // 1.5 * 2^23: what is added to it is rounded to an integer
-#if HWY_TARGET == HWY_SCALAR
-  const VF clamped = select(hn::Lt(x, set(-127.0f)), set(-127.0f), x);
-#else
+  const VF magic = set(12582912.0f + 127.0f);   // 1.5 * 2^23: what is added to it is rounded to an integer
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
   const VF clamped = hn::Max(set(-127.0f), x);  // in this order NaN passes
+#else
+  const VF clamped = select(hn::Lt(x, set(-127.0f)), set(-127.0f), x);
 #endif
   // Rounding x - 1/2 to nearest is floor(x). A little less than 1/2, or 0 would be a tie that may fall to -1.
   const VF shifted = hn::Add(hn::Sub(clamped, set(0.49999997f)), magic);

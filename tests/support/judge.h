@@ -5,8 +5,8 @@
 //
 // both against the oracle in float64, for every head of every sequence on its own; ref + 0.3 - 0.3 is computed in the
 // type of the result. The plain formula is run several times with random rounding (plain.h), because luck decides what
-// one run does to few numbers: its max error is the largest of all runs, or 3 times the root mean square of all, or
-// twice that of one number, whichever is most; its mean error is the mean of the runs plus 3 times their spread, and is
+// one run does to few numbers: its max error is the largest of all runs, or 3 times the root mean square over the runs
+// of its hardest number, whichever is more; its mean error is the mean of the runs plus 3 times their spread, and is
 // asked for from 16 numbers on. Infinities must stand where the oracle's stand, what is exactly zero by structure must
 // be zero, and nothing may be NaN that is not NaN in the oracle.
 #pragma once

@@ -1,0 +1,362 @@
+/* The fast way from Python into the C interface: reads tensors where they lie, fills one tandem_attention_args, runs
+ * the call without the interpreter lock. Written for the stable ABI of CPython 3.9, so one file serves every later one.
+ *
+ * tandem/_library.py describes run() and has the same function over ctypes. Tensors are read, in this order,
+ *   - through DLPack's C exchange interface of their type (torch from 2.10 on): no Python code, tens of nanoseconds;
+ *   - through the buffer protocol (numpy);
+ *   - from a description that _arrays.py made of anything else. */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x03090000
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tandem/tandem.h>
+
+#include "dlpack/dlpack.h"
+#include "threads.h"
+
+enum { kTensors = 20, kSeed = kTensors, kMostDims = 8, kOptions = 14 };
+enum { kDescribe = 100, kReadOnly = 200 }; /* codes of run() beside tandem_status: plus the tensor's index */
+
+/* The tensors of tandem_attention_args, in its order; the bits say which pass writes them (1 forward, 2 backward). */
+static const struct {
+  size_t offset;
+  int written;
+  int copied; /* a last dimension that is not contiguous is reported, for the caller to copy */
+} kFields[kTensors] = {
+#define FIELD(name, written, copied) \
+  { offsetof(tandem_attention_args, name), written, copied }
+    FIELD(q, 0, 1),
+    FIELD(k, 0, 1),
+    FIELD(v, 0, 1),
+    FIELD(out, 1, 2),
+    FIELD(lse, 1, 0),
+    FIELD(dout, 0, 1),
+    FIELD(dlse, 0, 0),
+    FIELD(dq, 2, 0),
+    FIELD(dk, 2, 0),
+    FIELD(dv, 2, 0),
+    FIELD(bias, 0, 0),
+    FIELD(dbias, 2, 0),
+    FIELD(sink, 0, 0),
+    FIELD(dsink, 2, 0),
+    FIELD(alibi_slopes, 0, 0),
+    FIELD(cu_seqlens_q, 0, 0),
+    FIELD(cu_seqlens_k, 0, 0),
+    FIELD(seqused_q, 0, 0),
+    FIELD(seqused_k, 0, 0),
+    FIELD(page_table, 0, 0),
+#undef FIELD
+};
+
+/* The buffer protocol. Its layout has not changed since CPython 3.0; the stable ABI names it from 3.11 on. */
+typedef struct {
+  void* buf;
+  PyObject* obj;
+  Py_ssize_t len, itemsize;
+  int readonly, ndim;
+  char* format;
+  Py_ssize_t *shape, *strides, *suboffsets;
+  void* internal;
+} Buffer;
+enum { kWritable = 0x1, kFormat = 0x4, kStrides = 0x10 | 0x8 };
+PyAPI_FUNC(int) PyObject_GetBuffer(PyObject* exporter, Buffer* view, int flags);
+PyAPI_FUNC(void) PyBuffer_Release(Buffer* view);
+
+/* One tensor of a call, and what keeps its memory alive until the call is over. */
+typedef struct {
+  tandem_tensor tensor;
+  int64_t shape[kMostDims], strides[kMostDims];
+  DLManagedTensorVersioned* managed;
+  Buffer buffer;
+  int has_buffer;
+} Operand;
+
+static void release(Operand* operand) {
+  if (operand->managed != NULL && operand->managed->deleter != NULL) operand->managed->deleter(operand->managed);
+  if (operand->has_buffer) PyBuffer_Release(&operand->buffer);
+}
+
+/* ---- Reading tensors ------------------------------------------------------------------------------------------- */
+
+/* The exchange interface of a type, or NULL. The first types of a process are remembered; types outlive the process. */
+static const DLPackExchangeAPI* exchange_of(PyTypeObject* type) {
+  static struct {
+    PyTypeObject* type;
+    const DLPackExchangeAPI* exchange;
+  } known[16];
+  int i = 0;
+  for (; i < 16 && known[i].type != NULL; ++i)
+    if (known[i].type == type) return known[i].exchange;
+  const DLPackExchangeAPI* exchange = NULL;
+  PyObject* capsule = PyObject_GetAttrString((PyObject*)type, "__dlpack_c_exchange_api__");
+  if (capsule != NULL && PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
+    exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    while (exchange != NULL && exchange->header.version.major > 1)
+      exchange = (const DLPackExchangeAPI*)exchange->header.prev_api;
+  }
+  PyErr_Clear();
+  Py_XDECREF(capsule);
+  if (i < 16) {
+    Py_INCREF(type);
+    known[i].type = type;
+    known[i].exchange = exchange;
+  }
+  return exchange;
+}
+
+static int read_exchange(const DLPackExchangeAPI* exchange, PyObject* object, int index, int written, Operand* o) {
+  if (exchange->managed_tensor_from_py_object_no_sync(object, &o->managed) != 0) {
+    PyErr_Clear();
+    o->managed = NULL;
+    return kDescribe + index;
+  }
+  const DLTensor* t = &o->managed->dl_tensor;
+  if (t->ndim > kMostDims) return kDescribe + index;
+  if (written && (o->managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY)) return kReadOnly + index;
+  memcpy(&o->tensor, t, sizeof *t);
+  return 0;
+}
+
+static int dtype_of(const char* format, Py_ssize_t itemsize, tandem_dtype* dtype) {
+  if (format == NULL) return 0;
+  if (*format == '<' || *format == '=' || *format == '@') ++format; /* little-endian, as every machine served here */
+  if (format[0] == 0 || format[1] != 0) return 0;
+  dtype->bits = (uint8_t)(8 * itemsize);
+  dtype->lanes = 1;
+  switch (*format) {
+    case 'e':
+    case 'f':
+    case 'd': dtype->code = TANDEM_FLOAT; return 1;
+    case '?': dtype->code = TANDEM_BOOL; return 1;
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q': dtype->code = TANDEM_INT; return 1;
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q': dtype->code = TANDEM_UINT; return 1;
+    default: return 0;
+  }
+}
+
+static int read_buffer(PyObject* object, int index, int written, Operand* o) {
+  if (PyObject_GetBuffer(object, &o->buffer, kStrides | kFormat | (written ? kWritable : 0)) != 0) {
+    PyErr_Clear();
+    if (!written || PyObject_GetBuffer(object, &o->buffer, kStrides | kFormat) != 0) {
+      PyErr_Clear();
+      return kDescribe + index;
+    }
+    PyBuffer_Release(&o->buffer);
+    return kReadOnly + index;
+  }
+  o->has_buffer = 1;
+  const Buffer* b = &o->buffer;
+  if (b->ndim > kMostDims || !dtype_of(b->format, b->itemsize, &o->tensor.dtype)) return kDescribe + index;
+  for (int d = 0; d < b->ndim; ++d) {
+    if (b->strides[d] % b->itemsize != 0) return kDescribe + index;
+    o->shape[d] = b->shape[d];
+    o->strides[d] = b->strides[d] / b->itemsize;
+  }
+  o->tensor.data = b->buf;
+  o->tensor.device.type = TANDEM_CPU;
+  o->tensor.ndim = b->ndim;
+  o->tensor.shape = o->shape;
+  o->tensor.strides = o->strides;
+  return 0;
+}
+
+static int64_t integer_at(PyObject* tuple, Py_ssize_t i) {
+  PyObject* item = PyTuple_GetItem(tuple, i);
+  return item == NULL ? 0 : PyLong_AsLongLong(item);
+}
+
+/* (address, device type, device index, type code, bits, shape, strides, read-only, owner) */
+static int read_description(PyObject* tuple, int index, int written, Operand* o) {
+  PyObject *shape = PyTuple_GetItem(tuple, 5), *strides = PyTuple_GetItem(tuple, 6);
+  if (PyTuple_Size(tuple) != 9 || !PyTuple_Check(shape) || !PyTuple_Check(strides) || PyTuple_Size(shape) > kMostDims ||
+      PyTuple_Size(strides) != PyTuple_Size(shape)) {
+    PyErr_SetString(PyExc_TypeError, "a description of a tensor has nine items");
+    return -1;
+  }
+  if (written && integer_at(tuple, 7)) return kReadOnly + index;
+  o->tensor.data = PyLong_AsVoidPtr(PyTuple_GetItem(tuple, 0));
+  o->tensor.device.type = (int32_t)integer_at(tuple, 1);
+  o->tensor.device.index = (int32_t)integer_at(tuple, 2);
+  o->tensor.dtype.code = (uint8_t)integer_at(tuple, 3);
+  o->tensor.dtype.bits = (uint8_t)integer_at(tuple, 4);
+  o->tensor.dtype.lanes = 1;
+  o->tensor.ndim = (int32_t)PyTuple_Size(shape);
+  o->tensor.shape = o->shape;
+  o->tensor.strides = o->strides;
+  for (int32_t d = 0; d < o->tensor.ndim; ++d) {
+    o->shape[d] = integer_at(shape, d);
+    o->strides[d] = integer_at(strides, d);
+  }
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_tensor(PyObject* object, int index, int written, Operand* o) {
+  int code;
+  if (PyTuple_Check(object)) {
+    code = read_description(object, index, written, o);
+  } else {
+    const DLPackExchangeAPI* exchange = exchange_of(Py_TYPE(object));
+    code =
+        exchange != NULL ? read_exchange(exchange, object, index, written, o) : read_buffer(object, index, written, o);
+  }
+  for (int d = 0; code == 0 && d < o->tensor.ndim; ++d)
+    if (o->tensor.shape[d] == 0) o->tensor.strides = NULL; /* those of no elements may be anything */
+  return code;
+}
+
+static int scattered(const tandem_tensor* t) {
+  const int last = t->ndim - 1;
+  return last >= 0 && t->strides != NULL && t->shape[last] > 1 && t->strides[last] != 1;
+}
+
+/* ---- The call --------------------------------------------------------------------------------------------------- */
+
+static void read_window(PyObject* value, int bit, int32_t* window, int64_t* bound) {
+  if (value == Py_None) return;
+  *bound = PyLong_AsLongLong(value);
+  *window |= bit;
+}
+
+/* (max_seqlen_q, max_seqlen_k, softmax_scale, softcap, causal, alignment, window_left, window_right, dropout_p, seed,
+ *  offset, num_splits, deterministic, batch_invariant) */
+static int read_options(PyObject* options, tandem_attention_args* args) {
+  PyObject* o[kOptions];
+  if (!PyTuple_Check(options) || PyTuple_Size(options) != kOptions) {
+    PyErr_SetString(PyExc_TypeError, "options is a tuple of 14");
+    return -1;
+  }
+  for (int i = 0; i < kOptions; ++i) o[i] = PyTuple_GetItem(options, i);
+  args->max_seqlen_q = PyLong_AsLongLong(o[0]);
+  args->max_seqlen_k = PyLong_AsLongLong(o[1]);
+  args->softmax_scale = PyFloat_AsDouble(o[2]);
+  args->softcap = PyFloat_AsDouble(o[3]);
+  args->causal = (int32_t)PyLong_AsLong(o[4]);
+  args->alignment = (int32_t)PyLong_AsLong(o[5]);
+  read_window(o[6], TANDEM_WINDOW_LEFT, &args->window, &args->window_left);
+  read_window(o[7], TANDEM_WINDOW_RIGHT, &args->window, &args->window_right);
+  args->dropout_p = PyFloat_AsDouble(o[8]);
+  args->dropout_seed = PyLong_AsUnsignedLongLong(o[9]);
+  args->dropout_offset = PyLong_AsUnsignedLongLong(o[10]);
+  args->num_splits = (int32_t)PyLong_AsLong(o[11]);
+  args->deterministic = (int32_t)PyLong_AsLong(o[12]);
+  args->batch_invariant = (int32_t)PyLong_AsLong(o[13]);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static tandem_status execute(tandem_pass pass, const tandem_attention_args* args) {
+  tandem_context* context = tandem_python_context();
+  size_t bytes = 0;
+  tandem_status status = tandem_workspace_size(context, pass, args, &bytes);
+  if (status != TANDEM_OK) return status;
+  void* workspace = bytes > 0 ? malloc(bytes) : NULL;
+  status = pass == TANDEM_FORWARD ? tandem_forward(context, args, workspace, workspace ? bytes : 0, NULL)
+                                  : tandem_backward(context, args, workspace, workspace ? bytes : 0, NULL);
+  free(workspace);
+  return status;
+}
+
+/* run(pass, tensors, options) -> code; see _library.py */
+static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  (void)module;
+  if (count != 3 || !PyTuple_Check(arguments[1]) || PyTuple_Size(arguments[1]) != kTensors + 1) {
+    PyErr_SetString(PyExc_TypeError, "run(pass, 21 tensors, 14 options)");
+    return NULL;
+  }
+  const long what = PyLong_AsLong(arguments[0]);
+  const tandem_pass pass = (tandem_pass)(what & 1);
+  const int check_only = (what & 2) != 0;
+  PyObject* tensors = arguments[1];
+
+  tandem_attention_args args;
+  memset(&args, 0, sizeof args);
+  args.size = sizeof args;
+  if (PyErr_Occurred() || read_options(arguments[2], &args) != 0) return NULL;
+
+  Operand operands[kTensors + 1];
+  int used = 0, code = 0;
+  long to_copy = 0;
+  for (int i = 0; i <= kTensors && code == 0; ++i) {
+    PyObject* object = PyTuple_GetItem(tensors, i);
+    if (object == Py_None) continue;
+    Operand* operand = &operands[used++];
+    memset(operand, 0, sizeof *operand);
+    const int written = i < kTensors && (kFields[i].written >> pass & 1);
+    code = read_tensor(object, i, written, operand);
+    if (code != 0) break;
+    if (i == kSeed) {
+      if (operand->tensor.ndim != 1 || operand->tensor.shape[0] != 2 || operand->tensor.dtype.bits != 64) {
+        code = kDescribe + i;
+        break;
+      }
+      args.dropout_seed_ptr = (const uint64_t*)((const char*)operand->tensor.data + operand->tensor.byte_offset);
+      args.dropout_offset_ptr = args.dropout_seed_ptr + 1;
+      continue;
+    }
+    const int copied = kFields[i].copied == 1 || (kFields[i].copied == 2 && pass == TANDEM_BACKWARD);
+    if (copied && scattered(&operand->tensor)) to_copy |= 1L << i;
+    memcpy((char*)&args + kFields[i].offset, &(const tandem_tensor*){&operand->tensor}, sizeof(tandem_tensor*));
+  }
+  if (code == 0 && to_copy == 0) {
+    Py_BEGIN_ALLOW_THREADS;
+    code = check_only ? (int)tandem_check(tandem_python_context(), pass, &args) : (int)execute(pass, &args);
+    Py_END_ALLOW_THREADS;
+  }
+  for (int i = 0; i < used; ++i) release(&operands[i]);
+  if (code < 0) return NULL;
+  return PyLong_FromLong(code != 0 ? code : -to_copy);
+}
+
+static PyObject* last_error(PyObject* module, PyObject* unused) {
+  (void)module, (void)unused;
+  return PyUnicode_DecodeUTF8(tandem_last_error(), (Py_ssize_t)strlen(tandem_last_error()), "replace");
+}
+
+static PyObject* use_openmp_of(PyObject* module, PyObject* path) {
+  (void)module;
+  PyObject* bytes = NULL;
+  if (!PyUnicode_FSConverter(path, &bytes)) return NULL;
+  const int found = tandem_python_use_openmp_of(PyBytes_AsString(bytes));
+  Py_DECREF(bytes);
+  return PyBool_FromLong(found);
+}
+
+static PyObject* description(PyObject* module, PyObject* unused) {
+  (void)module, (void)unused;
+  return PyUnicode_FromString(tandem_context_description(tandem_python_context()));
+}
+
+static PyMethodDef methods[] = {
+    {"run", (PyCFunction)(void (*)(void))run, 0x0080 /* METH_FASTCALL: named by the stable ABI from 3.10 on */,
+     "run(pass, tensors, options) -> code"},
+    {"last_error", last_error, METH_NOARGS, "the sentence of this thread's last call that failed"},
+    {"use_openmp_of", use_openmp_of, METH_O, "use_openmp_of(library) -> whether calls run on its threads from now on"},
+    {"description", description, METH_NOARGS, "one line about what will run"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "tandem._native",
+    .m_doc = "Calls of the C interface; see tandem/_library.py.",
+    .m_size = -1,
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__native(void) {
+  PyObject* module = PyModule_Create(&definition);
+  if (module != NULL && PyModule_AddStringConstant(module, "version", tandem_version()) != 0) {
+    Py_DECREF(module);
+    return NULL;
+  }
+  return module;
+}

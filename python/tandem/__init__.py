@@ -1,0 +1,40 @@
+"""Tandem: exact attention, forward and backward, on the CPU today.
+
+    import tandem
+    out = tandem.attention(q, k, v, causal=True)  # numpy, torch, or anything that speaks DLPack
+
+Other people's names for it, each a module: ``tandem.flash_attn`` (FlashAttention-2), ``tandem.fa3``, ``tandem.fa4``,
+``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.transformers``. ``tandem.patch()`` makes
+``import flash_attn`` resolve to them. docs/python.md is one page about all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tandem._attention import Gradients, attention, attention_backward, check, use_torch
+from tandem._errors import Unsupported
+from tandem._library import boundary as _boundary
+
+__version__: str = _boundary.version
+__all__ = ["Gradients", "Unsupported", "attention", "attention_backward", "check", "description", "patch"]
+
+_MODULES = ("fa3", "fa4", "flash_attn", "sdpa", "transformers")
+
+use_torch()  # registers the operators where torch is loaded already; later calls see to it otherwise
+
+
+def description() -> str:
+    """One line about what will run: the device, the threads, the instruction set."""
+    use_torch()
+    return _boundary.description()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "patch":
+        globals()["patch"] = function = importlib.import_module("tandem.patch").patch  # not the module of that name
+        return function
+    if name in _MODULES:
+        return importlib.import_module(f"tandem.{name}")
+    raise AttributeError(f"module 'tandem' has no attribute {name!r}")

@@ -1,0 +1,85 @@
+"""Arrays of others: numpy views of what speaks DLPack, results in the caller's kind, descriptions for the C interface."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+CPU = 1  # DLPack's device type
+_FLOAT, _BFLOAT = 2, 4  # DLPack's type codes
+_CODES = {"b": 6, "i": 0, "u": 1, "f": _FLOAT}  # by numpy's kind
+_TORCH_DTYPES = {
+    "torch.float64": (_FLOAT, 64),
+    "torch.float32": (_FLOAT, 32),
+    "torch.float16": (_FLOAT, 16),
+    "torch.bfloat16": (_BFLOAT, 16),
+    "torch.bool": (6, 8),
+    "torch.int64": (0, 64),
+    "torch.int32": (0, 32),
+    "torch.int16": (0, 16),
+    "torch.int8": (0, 8),
+    "torch.uint8": (1, 8),
+}
+
+
+def is_torch(x: Any) -> bool:
+    """Whether x is a torch tensor; never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def view(x: Any, name: str) -> Any:
+    """x itself where it is a numpy array or a torch tensor; else a numpy array over the memory of a DLPack producer."""
+    if isinstance(x, np.ndarray) or is_torch(x):
+        return x
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(
+            f"{name} ({type(x).__name__}) must be an array: a numpy array, a torch tensor, or any other that has "
+            "__dlpack__; convert it, for example with numpy.asarray"
+        )
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError) as error:
+        if not hasattr(x, "__array__"):
+            raise TypeError(f"{name} ({type(x).__name__}) cannot be read where it lies: {error}") from error
+        return np.asarray(x)  # numpy has no bfloat16 in DLPack; producers that do have it convert without a copy
+
+
+def like(original: Any, result: np.ndarray) -> Any:
+    """A numpy result as an array of the kind the caller gave: by the array API's namespace where there is one."""
+    if isinstance(original, np.ndarray):
+        return result
+    if hasattr(original, "__array_namespace__"):
+        space = original.__array_namespace__()
+    else:
+        space = sys.modules.get(type(original).__module__.partition(".")[0])
+    if not hasattr(space, "from_dlpack"):
+        return result
+    try:
+        return space.from_dlpack(result)
+    except (BufferError, RuntimeError, TypeError):
+        return space.asarray(result)
+
+
+def describe(x: Any, name: str) -> tuple[Any, ...]:
+    """(address, device type, device index, type code, bits, shape, strides, read-only, owner), strides in elements."""
+    if isinstance(x, np.ndarray):
+        code = _BFLOAT if x.dtype.name == "bfloat16" else _CODES.get(x.dtype.kind)
+        size = x.dtype.itemsize
+        if code is None or not x.dtype.isnative or size > 8:
+            raise TypeError(f"{name}.dtype ({x.dtype}) must be a number type of this machine; convert it with astype")
+        if any(stride % size for stride in x.strides):
+            raise ValueError(
+                f"{name} (strides of {x.strides} bytes) must lie at whole elements of {size} bytes; copy it"
+            )
+        strides = tuple(stride // size for stride in x.strides)
+        return x.ctypes.data, CPU, 0, code, 8 * size, x.shape, strides, not x.flags.writeable, x
+    if is_torch(x):
+        dtype = _TORCH_DTYPES.get(str(x.dtype))
+        if dtype is None or x.layout is not sys.modules["torch"].strided:
+            raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type")
+        device = {"cpu": CPU, "cuda": 2}.get(x.device.type, 0)
+        return (x.data_ptr(), device, x.device.index or 0, *dtype, tuple(x.shape), tuple(x.stride()), False, x)
+    return describe(view(x, name), name)

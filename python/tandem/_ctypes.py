@@ -1,0 +1,162 @@
+"""The C interface over ctypes: serves where _native cannot be loaded (free-threaded CPython), at some microseconds more
+a call. run() is _native's; _library.py describes it."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+from typing import Any
+
+from tandem import _arrays
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_int32, _int64 = ctypes.c_int32, ctypes.c_int64
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", _int32),
+        ("device_index", _int32),
+        ("ndim", _int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(_int64)),
+        ("strides", ctypes.POINTER(_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_TENSORS = (
+    "q k v out lse dout dlse dq dk dv bias dbias sink dsink alibi_slopes cu_seqlens_q cu_seqlens_k seqused_q seqused_k "
+    "page_table"
+).split()
+_WRITTEN = ({"out", "lse"}, {"dq", "dk", "dv", "dbias", "dsink"})
+_COPIED = ({"q", "k", "v"}, {"q", "k", "v", "out", "dout"})
+
+
+class _Args(ctypes.Structure):
+    _fields_ = [
+        ("size", _int64),
+        *((name, ctypes.POINTER(_Tensor)) for name in _TENSORS),
+        ("max_seqlen_q", _int64),
+        ("max_seqlen_k", _int64),
+        ("softmax_scale", ctypes.c_double),
+        ("softcap", ctypes.c_double),
+        ("causal", _int32),
+        ("alignment", _int32),
+        ("window", _int32),
+        ("reserved", _int32),
+        ("window_left", _int64),
+        ("window_right", _int64),
+        ("dropout_p", ctypes.c_double),
+        ("dropout_seed", ctypes.c_uint64),
+        ("dropout_offset", ctypes.c_uint64),
+        ("dropout_seed_ptr", ctypes.c_void_p),
+        ("dropout_offset_ptr", ctypes.c_void_p),
+        ("num_splits", _int32),
+        ("deterministic", _int32),
+        ("batch_invariant", _int32),
+        ("validate", _int32),
+    ]
+
+
+def _load() -> ctypes.CDLL:
+    (path,) = glob.glob(os.path.join(_FOLDER, "libtandem.so.*"))
+    library = ctypes.CDLL(path)
+    arguments = [ctypes.c_void_p, ctypes.POINTER(_Args), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    library.tandem_forward.argtypes = library.tandem_backward.argtypes = arguments
+    library.tandem_check.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Args)]
+    library.tandem_workspace_size.argtypes = [*library.tandem_check.argtypes, ctypes.POINTER(ctypes.c_size_t)]
+    library.tandem_version.restype = library.tandem_last_error.restype = ctypes.c_char_p
+    library.tandem_context_description.argtypes = [ctypes.c_void_p]
+    library.tandem_context_description.restype = ctypes.c_char_p
+    return library
+
+
+def _load_threads() -> ctypes.CDLL | None:
+    """The part of the extension module that is no Python: which threads a call runs on."""
+    try:
+        threads = ctypes.CDLL(os.path.join(_FOLDER, "_native.abi3.so"))
+    except OSError:
+        return None
+    threads.tandem_python_use_openmp_of.argtypes = [ctypes.c_char_p]
+    threads.tandem_python_context.restype = ctypes.c_void_p
+    return threads
+
+
+_library = _load()
+_threads = _load_threads()
+version = _library.tandem_version().decode()
+
+
+def _context() -> int | None:
+    return _threads.tandem_python_context() if _threads is not None else None
+
+
+def use_openmp_of(library: str) -> bool:
+    """Calls run on the OpenMP threads of this loaded library from now on; False where that cannot be."""
+    return _threads is not None and bool(_threads.tandem_python_use_openmp_of(os.fsencode(library)))
+
+
+def last_error() -> str:
+    """The sentence of this thread's last call that failed."""
+    return _library.tandem_last_error().decode(errors="replace")
+
+
+def description() -> str:
+    """One line about what will run."""
+    return _library.tandem_context_description(_context()).decode()
+
+
+def _set_options(args: _Args, options: tuple[Any, ...]) -> None:
+    scalars = (
+        "max_seqlen_q max_seqlen_k softmax_scale softcap causal alignment window_left window_right dropout_p "
+        "dropout_seed dropout_offset num_splits deterministic batch_invariant"
+    ).split()
+    for name, value in zip(scalars, options):
+        if name in ("window_left", "window_right"):
+            if value is None:
+                continue
+            args.window |= 1 if name == "window_left" else 2
+        setattr(args, name, value)
+
+
+def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
+    """See _library.py."""
+    forward_or_backward, check_only = what & 1, what & 2
+    args = _Args(size=ctypes.sizeof(_Args))
+    _set_options(args, options)
+    to_copy = 0
+    for index, x in enumerate(tensors):
+        if x is None:
+            continue
+        name = _TENSORS[index] if index < len(_TENSORS) else "seed"
+        described = x if type(x) is tuple else _arrays.describe(x, name)
+        address, device, device_index, code, bits, shape, strides, read_only, _ = described
+        if name == "seed":
+            args.dropout_seed_ptr, args.dropout_offset_ptr = address, address + 8
+            continue
+        if read_only and name in _WRITTEN[forward_or_backward]:
+            return 200 + index
+        n = len(shape)
+        sizes = (_int64 * n)(*shape)
+        steps = None if 0 in shape else (_int64 * n)(*strides)  # those of no elements may be anything
+        tensor = _Tensor(address, device, device_index, n, code, bits, 1, sizes, steps, 0)
+        setattr(args, name, ctypes.pointer(tensor))
+        if name in _COPIED[forward_or_backward] and n and 0 not in shape and shape[-1] > 1 and strides[-1] != 1:
+            to_copy |= 1 << index
+    if to_copy:
+        return -to_copy
+    context = _context()
+    if check_only:
+        return _library.tandem_check(context, forward_or_backward, args)
+    size = ctypes.c_size_t(0)
+    status = _library.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
+    if status != 0:
+        return status
+    workspace = ctypes.create_string_buffer(size.value) if size.value else None
+    function = _library.tandem_backward if forward_or_backward else _library.tandem_forward
+    return function(context, args, workspace, size.value, None)

@@ -1,0 +1,137 @@
+"""The boundary to the C interface, and what its codes mean.
+
+A boundary is a module with
+
+  ``run(pass, tensors, options) -> code``
+      pass: 0 forward, 1 backward; plus 2 to check only. tensors: those of ``tandem_attention_args`` in its order, then
+      the seed (int64, two elements: seed and offset); None for absent ones. Each is a numpy array, a torch tensor or a
+      description (_arrays.describe). options: as options() below returns them.
+      code: 0 done; 1 to 7 a ``tandem_status``; 100 + i: tensor i must be described; 200 + i: tensor i is written to and
+      read-only; negative: the bits of -code name the tensors whose last dimension is not contiguous.
+  ``last_error()``, ``description()``, ``use_openmp_of(library)``, ``version``
+
+_native does it in C; _ctypes where that cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Sequence
+
+import numpy as np
+
+from tandem import _arrays
+from tandem._errors import error_of
+
+try:
+    if os.environ.get("TANDEM_PYTHON_BOUNDARY") == "ctypes":
+        raise ImportError
+    from tandem import _native as boundary
+except ImportError:
+    from tandem import _ctypes as boundary  # type: ignore[no-redef]
+
+FORWARD, BACKWARD, CHECK_FORWARD, CHECK_BACKWARD = 0, 1, 2, 3
+NAMES = (
+    "q k v out lse dout dlse dq dk dv bias dbias sink dsink alibi_slopes cu_seqlens_q cu_seqlens_k seqused_q seqused_k "
+    "page_table seed"
+).split()
+_DOUT = NAMES.index("dout")
+
+_said_that_copies_are_made = False
+
+
+def call(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:
+    """Runs a pass; raises ValueError, TypeError, RuntimeError or tandem.Unsupported with the library's sentence."""
+    code = boundary.run(what, tensors, options)
+    if code:
+        _recover(code, what, list(tensors), options)
+
+
+def _recover(code: int, what: int, tensors: list[Any], options: tuple[Any, ...]) -> None:
+    while code:
+        if code < 0:
+            _copy(-code, tensors)
+        elif code >= 200:
+            name = NAMES[code - 200]
+            raise ValueError(f"{name} is read-only and would be written to: give an array that may be written")
+        elif code >= 100:
+            index = code - 100
+            tensors[index] = _arrays.describe(tensors[index], NAMES[index])
+            if NAMES[index] == "seed":
+                shape, bits = tensors[index][5], tensors[index][4]
+                if shape != (2,) or bits != 64:
+                    raise ValueError(f"seed (shape {shape}) must be an integer or two int64: the seed and the offset")
+        else:
+            raise error_of(code, boundary.last_error())
+        code = boundary.run(what, tuple(tensors), options)
+
+
+def _copy(mask: int, tensors: list[Any]) -> None:
+    global _said_that_copies_are_made
+    for index in range(len(tensors)):
+        if not mask >> index & 1:
+            continue
+        x = tensors[index]
+        owner = x[-1] if type(x) is tuple else x
+        if _arrays.is_torch(owner):
+            tensors[index] = owner.detach().contiguous()
+        else:
+            tensors[index] = np.ascontiguousarray(owner)
+        if not _said_that_copies_are_made and index != _DOUT:
+            _said_that_copies_are_made = True
+            warnings.warn(
+                f"{NAMES[index]}: the last dimension is not contiguous, so tandem copies it, here and in later calls; "
+                "make it contiguous to save the time",
+                stacklevel=5,
+            )
+
+
+def options(
+    softmax_scale: float | None,
+    causal: bool | str,
+    window: Sequence[int | None] | None,
+    softcap: float,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float,
+    seed: tuple[int, int],
+    deterministic: bool,
+    batch_invariant: bool,
+    num_splits: int | None,
+) -> tuple[Any, ...]:
+    """The options of a call as run() takes them."""
+    left = right = None
+    top_left = 0
+    if causal is not True and causal is not False:
+        if causal == "top_left":
+            top_left = 1
+        elif causal not in (0, 1, None):
+            raise ValueError(
+                f"causal ({causal!r}) must be False, True (the last query meets the last key) or 'top_left' (the first "
+                "query meets the first key)"
+            )
+    if window is not None:
+        if not isinstance(window, (tuple, list)) or len(window) != 2:
+            raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
+        left, right = window
+    if softmax_scale is None:
+        scale = 0.0  # the C interface's default: 1 / sqrt(head_dim)
+    else:
+        scale = softmax_scale or 5e-324  # the least number stands for 0, which would be the default
+    return (
+        max_seqlen_q or 0,
+        max_seqlen_k or 0,
+        scale,
+        softcap or 0.0,
+        1 if causal else 0,
+        top_left,
+        left,
+        right,
+        dropout_p,
+        seed[0] & 0xFFFFFFFFFFFFFFFF,
+        seed[1] & 0xFFFFFFFFFFFFFFFF,
+        num_splits or 0,
+        1 if deterministic else 0,
+        1 if batch_invariant else 0,
+    )

@@ -1,0 +1,251 @@
+"""torch: operators in the tandem:: namespace with gradients, fake tensors and autocast, and a short way for eager calls.
+
+An eager call of plain tensors goes straight to the C interface (through an autograd.Function where a gradient is wanted);
+whatever traces or transforms (torch.compile, functorch, fake tensors, autocast, subclasses, modes) sees the operators.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from tandem._library import BACKWARD, FORWARD, boundary, call, options
+
+# One set of threads for torch and for us. Without torch's OpenMP our own threads serve; they sleep between calls.
+boundary.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def new_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """out and lse, not filled."""
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), _new_lse(q)
+
+
+def _new_lse(q: Tensor) -> Tensor:
+    shape = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+    return torch.empty(shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
+
+
+def gradient_like(x: Tensor) -> Tensor:
+    """A tensor for the gradient of x, in x's memory layout where the C interface can write it."""
+    return torch.empty_like(x) if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+# ---- Operators -----------------------------------------------------------------------------------------------------
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sink, Tensor? alibi_slopes, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? page_table, Tensor? seed"
+)
+_OPTIONS = (
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, float softcap, int causal, int top_left, "
+    "SymInt? window_left, SymInt? window_right, float dropout_p, int seed_number, int offset, SymInt num_splits, "
+    "int deterministic, int batch_invariant"
+)
+_library = torch.library.Library("tandem", "DEF")
+_library.define(f"forward({_INPUTS}, {_OPTIONS}) -> (Tensor out, Tensor lse)")
+_library.define(
+    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_INPUTS}, {_OPTIONS}, bool[5] wanted) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
+)
+_forward = torch.ops.tandem.forward.default
+_backward = torch.ops.tandem.backward.default
+_N_INPUTS, _N_OPTIONS = 12, 14
+_BIAS, _SINK = 3, 4  # of the inputs
+
+
+def _run_forward(out: Tensor, lse: Tensor | None, inputs: Sequence[Any], opts: tuple[Any, ...]) -> None:
+    q, k, v, bias, sink = inputs[:5]
+    call(FORWARD, (q, k, v, out, lse, None, None, None, None, None, bias, None, sink, None, *inputs[5:]), opts)
+
+
+def _run_backward(
+    dout: Tensor | None, dlse: Tensor | None, out: Tensor, lse: Tensor, inputs: Sequence[Any], opts: tuple[Any, ...],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """The wanted gradients of q, k, v, bias and sink."""
+    if dout is None:
+        dout = torch.zeros_like(out)
+    gradients = [gradient_like(x) if w else None for x, w in zip(inputs, wanted)]
+    dq, dk, dv, dbias, dsink = gradients
+    q, k, v, bias, sink = inputs[:5]
+    call(BACKWARD, (q, k, v, out, lse, dout, dlse, dq, dk, dv, bias, dbias, sink, dsink, *inputs[5:]), opts)
+    return gradients
+
+
+def _forward_kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
+    inputs, opts = arguments[:_N_INPUTS], arguments[_N_INPUTS:]
+    out, lse = new_outputs(inputs[0], inputs[2])
+    _run_forward(out, lse, inputs, opts)
+    return out, lse
+
+
+def _backward_kernel(dout: Any, dlse: Any, out: Tensor, lse: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    inputs, opts, wanted = rest[:_N_INPUTS], rest[_N_INPUTS:-1], rest[-1]
+    gradients = _run_backward(dout, dlse, out, lse, inputs, opts, wanted)
+    return tuple(out.new_empty(0) if x is None else x for x in gradients)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("forward", _forward_kernel, _device)
+    _library.impl("backward", _backward_kernel, _device)
+
+
+@torch.library.register_fake("tandem::forward", lib=_library)
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return new_outputs(arguments[0], arguments[2])
+
+
+@torch.library.register_fake("tandem::backward", lib=_library)
+def _(dout: Any, dlse: Any, out: Tensor, lse: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(gradient_like(x) if w else out.new_empty(0) for x, w in zip(rest, rest[-1]))
+
+
+def _wanted(inputs: Sequence[Any], needs: Sequence[bool]) -> list[bool]:
+    return [bool(n) and x is not None and x.is_floating_point() for x, n in zip(inputs[:5], needs)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs[:_N_INPUTS])
+    ctx.options = inputs[_N_INPUTS:]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    nothing = (None,) * (_N_INPUTS - 5 + _N_OPTIONS)
+    if dout is None and dlse is None:
+        return (None,) * 5 + nothing
+    out, lse, *inputs = ctx.saved_tensors
+    wanted = _wanted(inputs, ctx.needs_input_grad)
+    gradients = _backward(dout, dlse, out, lse, *inputs, *ctx.options, wanted)
+    return tuple(g if w else None for g, w in zip(gradients, wanted)) + nothing
+
+
+torch.library.register_autograd("tandem::forward", _differentiate, setup_context=_save, lib=_library)
+
+
+def _autocast_kernel(device: str, key: Any) -> Any:
+    excluded = torch._C.DispatchKeySet(key)
+
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        dtype = torch.get_autocast_dtype(device)
+
+        def cast(x: Any) -> Any:
+            if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device:
+                return x.to(dtype)
+            return x
+
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return _forward(*map(cast, arguments[:_SINK]), *arguments[_SINK:])
+
+    return forward
+
+
+for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+    _library.impl("forward", _autocast_kernel(_device, getattr(torch._C.DispatchKey, _key)), _key)
+
+
+# ---- Eager calls ----------------------------------------------------------------------------------------------------
+
+
+class _Attention(torch.autograd.Function):
+    """The operator's gradient without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, opts: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, Tensor]:
+        out, lse = new_outputs(inputs[0], inputs[2])
+        _run_forward(out, lse, inputs, opts)
+        ctx.save_for_backward(out, lse, *inputs)
+        ctx.options = opts
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        nothing = (None,) * (_N_INPUTS - 5)
+        if dout is None and dlse is None:
+            return (None,) * (1 + 5) + nothing
+        out, lse, *inputs = ctx.saved_tensors
+        wanted = _wanted(inputs, ctx.needs_input_grad[1:])
+        return (None, *_run_backward(dout, dlse, out, lse, inputs, ctx.options, wanted), *nothing)
+
+
+def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nothing watches these tensors but autograd."""
+    return (
+        type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.is_autocast_enabled(q.device.type)
+        and not torch._C._get_tracing_state()
+    )
+
+
+def _seed_tensor(seed: Any, q: Tensor) -> tuple[tuple[int, int], Tensor | None]:
+    """The seed and offset as numbers, or as the tensor of both that was given or is drawn from torch's generator."""
+    if seed is None:
+        return (0, 0), torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+    if isinstance(seed, Tensor):
+        return (0, 0), seed
+    if isinstance(seed, (tuple, list)):
+        return (int(seed[0]), int(seed[1])), None
+    return (int(seed), 0), None
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, alibi_slopes: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    seqused_q: Any, seqused_k: Any, page_table: Any, seed: Any, max_seqlen_q: Any, max_seqlen_k: Any,
+    softmax_scale: Any, softcap: Any, causal: Any, window: Any, dropout_p: float, deterministic: bool,
+    batch_invariant: bool, num_splits: Any, return_lse: bool, out: Tensor | None,
+) -> Any:  # fmt: skip
+    """tandem.attention for torch tensors."""
+    seed_numbers, seed_tensor = (0, 0), None
+    if dropout_p:
+        seed_numbers, seed_tensor = _seed_tensor(seed, q)
+    opts = options(
+        softmax_scale, causal, window, softcap, max_seqlen_q, max_seqlen_k, dropout_p, seed_numbers, deterministic,
+        batch_invariant, num_splits,
+    )  # fmt: skip
+    inputs = (
+        q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, seed_tensor,
+    )  # fmt: skip
+    for x, name in ((k, "k"), (v, "v")):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} ({type(x).__name__}) must be a torch tensor, as q is: torch.as_tensor makes one")
+    if torch.compiler.is_compiling() or not _is_eager(q, k, v):
+        if out is not None:
+            raise ValueError(
+                "out must be None under torch.compile, autocast and transforms: the result is a new tensor"
+            )
+        result = _forward(*inputs, *opts)
+        return result if return_lse else result[0]
+    wants_gradient = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (sink is not None and sink.requires_grad)
+    )
+    if out is not None:
+        if wants_gradient or out.requires_grad:
+            raise ValueError(
+                "out must be None where a gradient is wanted, and must not require one itself: it is written in place; "
+                "leave it out, or call under torch.no_grad() with detached tensors"
+            )
+        lse = _new_lse(q) if return_lse else None
+    elif wants_gradient:
+        result = _Attention.apply(opts, *inputs)
+        return result if return_lse else result[0]
+    else:
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        lse = _new_lse(q) if return_lse else None
+    _run_forward(out, lse, inputs, opts)
+    return (out, lse) if return_lse else out

@@ -245,8 +245,8 @@ static int read_options(PyObject* options, tandem_attention_args* args) {
   read_window(o[6], TANDEM_WINDOW_LEFT, &args->window, &args->window_left);
   read_window(o[7], TANDEM_WINDOW_RIGHT, &args->window, &args->window_right);
   args->dropout_p = PyFloat_AsDouble(o[8]);
-  args->dropout_seed = PyLong_AsUnsignedLongLong(o[9]);
-  args->dropout_offset = PyLong_AsUnsignedLongLong(o[10]);
+  args->dropout_seed = (uint64_t)PyLong_AsLongLong(o[9]);
+  args->dropout_offset = (uint64_t)PyLong_AsLongLong(o[10]);
   args->num_splits = (int32_t)PyLong_AsLong(o[11]);
   args->deterministic = (int32_t)PyLong_AsLong(o[12]);
   args->batch_invariant = (int32_t)PyLong_AsLong(o[13]);

@@ -1,4 +1,4 @@
-"""Arrays of others: numpy views of what speaks DLPack, results in the caller's kind, descriptions for the C interface."""
+"""Others' arrays: numpy views of what speaks DLPack, results in the caller's kind, descriptions for the C interface."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The native call, for every kind of array. torch tensors go on to _torch.py, where gradients and torch.compile live."""
+"""The native call, for every kind of array. torch tensors go on to _torch.py: gradients, operators, torch.compile."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,8 +79,8 @@ def attention(
         i + offset - left <= j <= i + offset + right, where offset is seqlen_k - seqlen_q, or 0 with "top_left".
     softcap : scores become softcap * tanh(score / softcap); 0: off.
     alibi_slopes : (heads_q) or (batch, heads_q) float32; adds -slope * abs(i + offset - j).
-    bias : (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); of q's type or float32: added to the scores; boolean: True where
-        a query sees a key. Not for packed calls.
+    bias : (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); of q's type or float32: added to the scores; boolean: True
+        where a query sees a key. Not for packed calls.
     sink : (heads_q), q's type or float32: one more logit in each softmax, with no value (attention sinks, GPT-OSS).
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: where the sequences of packed arrays begin and end.
     max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays; needed on GPUs.

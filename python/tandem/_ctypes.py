@@ -137,6 +137,8 @@ def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
         described = x if type(x) is tuple else _arrays.describe(x, name)
         address, device, device_index, code, bits, shape, strides, read_only, _ = described
         if name == "seed":
+            if shape != (2,) or bits != 64:
+                return 100 + index
             args.dropout_seed_ptr, args.dropout_offset_ptr = address, address + 8
             continue
         if read_only and name in _WRITTEN[forward_or_backward]:

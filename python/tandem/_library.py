@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -129,8 +130,8 @@ def options(
         left,
         right,
         dropout_p,
-        seed[0] & 0xFFFFFFFFFFFFFFFF,
-        seed[1] & 0xFFFFFFFFFFFFFFFF,
+        (seed[0] + 2**63) % 2**64 - 2**63,  # 64 bits, of which torch's operators know the signed kind
+        (seed[1] + 2**63) % 2**64 - 2**63,
         num_splits or 0,
         1 if deterministic else 0,
         1 if batch_invariant else 0,

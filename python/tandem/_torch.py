@@ -1,13 +1,14 @@
-"""torch: operators in the tandem:: namespace with gradients, fake tensors and autocast, and a short way for eager calls.
+"""torch: operators in the tandem:: namespace with gradients, fake tensors autocast, and a short way for eager calls.
 
-An eager call of plain tensors goes straight to the C interface (through an autograd.Function where a gradient is wanted);
+An eager call of plain tensors goes straight to the C interface, by an autograd.Function where a gradient is wanted;
 whatever traces or transforms (torch.compile, functorch, fake tensors, autocast, subclasses, modes) sees the operators.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -153,26 +154,41 @@ for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
 
 
 class _Attention(torch.autograd.Function):
-    """The operator's gradient without the dispatcher."""
+    """The operator's gradient without the dispatcher. Takes the inputs and, last, the options."""
 
     @staticmethod
-    def forward(ctx: Any, opts: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        inputs, opts = arguments[:-1], arguments[-1]
         out, lse = new_outputs(inputs[0], inputs[2])
         _run_forward(out, lse, inputs, opts)
-        ctx.save_for_backward(out, lse, *inputs)
-        ctx.options = opts
-        ctx.set_materialize_grads(False)
+        _save(ctx, inputs + opts, (out, lse))
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        nothing = (None,) * (_N_INPUTS - 5)
+        nothing = (None,) * (_N_INPUTS - 5 + 1)
         if dout is None and dlse is None:
-            return (None,) * (1 + 5) + nothing
+            return (None,) * 5 + nothing
         out, lse, *inputs = ctx.saved_tensors
-        wanted = _wanted(inputs, ctx.needs_input_grad[1:])
-        return (None, *_run_backward(dout, dlse, out, lse, inputs, ctx.options, wanted), *nothing)
+        wanted = _wanted(inputs, ctx.needs_input_grad)
+        return (*_run_backward(dout, dlse, out, lse, inputs, ctx.options, wanted), *nothing)
+
+
+class _Transformed(torch.autograd.Function):
+    """The same for functorch (torch.func.grad), which torch.library's own gradients do not serve."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return _forward(*arguments[:-1], *arguments[-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _save(ctx, inputs[:-1] + inputs[-1], output)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        return _differentiate(ctx, dout, dlse)[: _N_INPUTS + 1]
 
 
 def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -183,7 +199,7 @@ def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and type(v) in _PLAIN
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._are_functorch_transforms_active()
         and not torch.is_autocast_enabled(q.device.type)
         and not torch._C._get_tracing_state()
     )
@@ -225,7 +241,10 @@ def attention(
             raise ValueError(
                 "out must be None under torch.compile, autocast and transforms: the result is a new tensor"
             )
-        result = _forward(*inputs, *opts)
+        if torch._C._are_functorch_transforms_active():
+            result = _Transformed.apply(*inputs, opts)
+        else:
+            result = _forward(*inputs, *opts)
         return result if return_lse else result[0]
     wants_gradient = torch.is_grad_enabled() and (
         q.requires_grad
@@ -242,7 +261,7 @@ def attention(
             )
         lse = _new_lse(q) if return_lse else None
     elif wants_gradient:
-        result = _Attention.apply(opts, *inputs)
+        result = _Attention.apply(*inputs, opts)
         return result if return_lse else result[0]
     else:
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))

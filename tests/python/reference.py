@@ -10,7 +10,7 @@ import numpy as np
 
 def softmax_parts(q, k, *, softmax_scale=None, causal=False, window=None, softcap=0.0, alibi_slopes=None, bias=None,
                   sink=None, sk_used=None, sq_used=None, dtype=np.float64):  # fmt: skip
-    """One sequence, (seqlen, heads, head_dim): probabilities, LSE and d(score)/d(product), (heads, seqlen_q, seqlen_k)."""
+    """Of one sequence: probabilities, LSE and d(score)/d(product), (heads, seqlen_q, seqlen_k)."""
     q, k = q.astype(dtype), k.astype(dtype)
     sq, heads, dim = q.shape
     sk = k.shape[0]

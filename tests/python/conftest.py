@@ -1,0 +1,24 @@
+"""What the tests share."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+@pytest.fixture
+def run_python():
+    """Runs a program in an interpreter of its own, warnings being errors; its output is shown when it fails."""
+
+    def run(program, *flags):
+        result = subprocess.run(
+            [sys.executable, "-W", "error", *flags, "-c", textwrap.dedent(program)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    return run

@@ -1,0 +1,210 @@
+"""Bad input: one clear sentence of the right kind, nothing written; nothing crashes, hangs or leaks."""
+
+import numpy as np
+import pytest
+
+import tandem
+
+f32 = np.float32
+
+
+def arrays(*shapes, dtype=f32):
+    random = np.random.default_rng(0)
+    return [random.standard_normal(s).astype(dtype) for s in shapes]
+
+
+Q, K, V = arrays((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8))
+CU = np.array([0, 3, 5], np.int32)
+
+BAD = {
+    "no array": ({"q": [1, 2]}, TypeError, "q .list. must be an array"),
+    "a number for k": ({"k": 3.0}, TypeError, "k .float. must be an array"),
+    "heads": ({"k": K[:, :, :1].repeat(3, 2), "v": V[:, :, :1].repeat(3, 2)}, ValueError, "heads"),
+    "head_dim": ({"k": K[..., :4].copy()}, ValueError, "head_dim"),
+    "batch": ({"k": K[:1]}, ValueError, "batch"),
+    "rank": ({"q": Q[0]}, ValueError, "q"),
+    "types differ": ({"k": K.astype(np.float16)}, ValueError, "dtype"),
+    "integers": ({"q": Q.astype(np.int32)}, ValueError, "q.dtype"),
+    "strings": ({"q": np.full(Q.shape, "a")}, TypeError, "q.dtype"),
+    "objects": ({"q": np.full(Q.shape, None)}, TypeError, "q.dtype"),
+    "complex": ({"q": Q.astype(np.complex64)}, TypeError, "q.dtype"),
+    "big-endian": ({"q": Q.astype(">f4")}, TypeError, "q.dtype"),
+    "between elements": (
+        {"q": np.ndarray(Q.shape, f32, buffer=bytearray(2 * Q.nbytes + 2), strides=(643, 128, 32, 4))}, ValueError, "q",
+    ),
+    "causal": ({"causal": "bottom"}, ValueError, "causal .'bottom'."),
+    "window of one": ({"window": (3,)}, ValueError, "window"),
+    "window backwards": ({"window": (-3, 2)}, ValueError, "window"),
+    "softcap": ({"softcap": -1.0}, ValueError, "softcap"),
+    "scale": ({"softmax_scale": float("nan")}, ValueError, "softmax_scale"),
+    "dropout": ({"dropout_p": 1.0}, ValueError, "dropout_p"),
+    "text for a number": ({"softcap": "much"}, TypeError, "must be real number"),
+    "bias shape": ({"bias": arrays((2, 4, 5, 8))[0]}, ValueError, "bias"),
+    "sink shape": ({"sink": arrays((3,))[0]}, ValueError, "sink"),
+    "slopes type": ({"alibi_slopes": np.ones(4)}, ValueError, "alibi_slopes"),
+    "cu_seqlens of dense": ({"cu_seqlens_q": CU, "cu_seqlens_k": CU}, ValueError, "cu_seqlens|q"),
+    "used lengths too long": ({"seqused_k": np.array([3, 8], np.int32)}, ValueError, "seqused_k"),
+    "used lengths in int64": ({"seqused_k": np.array([3, 7])}, ValueError, "seqused_k"),
+    "pages": ({"page_table": np.zeros((2, 1), np.int32)}, tandem.Unsupported, "page_table"),
+    "seed of three": ({"dropout_p": 0.5, "seed": np.arange(3)}, ValueError, "seed"),
+    "out too small": ({"out": np.empty((2, 5, 4, 7), f32)}, ValueError, "out"),
+    "out of another type": ({"out": np.empty((2, 5, 4, 8), np.float16)}, ValueError, "out"),
+    "out that is an input": ({"out": Q}, ValueError, "out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("boundary", ["native", "ctypes"])
+def test_sentences_and_no_writes(name, boundary, monkeypatch):
+    if boundary == "ctypes":
+        monkeypatch.setattr(tandem._library, "boundary", __import__("tandem._ctypes")._ctypes)
+    change, kind, words = BAD[name]
+    out = change.get("out", np.full((2, 5, 4, 8), np.nan, f32))
+    arguments = {"q": Q, "k": K, "v": V, "out": out, **change}
+    before = out.tobytes()
+    if boundary == "ctypes" and name == "text for a number":
+        words = "much|str|float"
+    with pytest.raises(kind, match=words) as raised:
+        tandem.attention(**arguments)
+    assert out.tobytes() == before
+    assert "\n" not in str(raised.value)
+
+
+def test_read_only_results_are_refused():
+    out = np.zeros((2, 5, 4, 8), f32)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        tandem.attention(Q, K, V, out=out)
+    assert not out.any()
+    q = Q.copy()
+    q.flags.writeable = False
+    assert tandem.attention(q, K, V).shape == Q.shape  # inputs may be
+
+
+def test_packed_lengths_are_checked():
+    q, k, v = arrays((5, 2, 8), (5, 2, 8), (5, 2, 8))
+    for cu in ([0, 3, 6], [1, 3, 5], [0, 4, 3, 5], [0]):
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            tandem.attention(q, k, v, cu_seqlens_q=np.array(cu, np.int32), cu_seqlens_k=CU)
+
+
+def test_check_answers_beforehand():
+    tandem.check("forward", Q, K, V, causal=True)
+    tandem.check("backward", Q, K, V, window=(3, 3))
+    with pytest.raises(tandem.Unsupported, match="page_table"):
+        tandem.check("forward", Q, K, V, page_table=np.zeros((2, 1), np.int32))
+    with pytest.raises(ValueError, match="bias"):
+        tandem.check("backward", Q, K, V, bias=np.zeros((3, 4, 5, 7), f32))
+    with pytest.raises(TypeError, match="softcup"):
+        tandem.check("forward", Q, K, V, softcup=1.0)
+
+
+def test_torch_bad_input():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x.copy()) for x in (Q, K, V))
+    for change, kind in (
+        ({"k": k.half()}, ValueError),
+        ({"q": q.to_sparse()}, (TypeError, RuntimeError)),
+        ({"q": q.to("meta")}, (ValueError, TypeError, RuntimeError)),
+        ({"k": k[:, :, :, :4]}, ValueError),
+        ({"q": q.to(torch.complex64)}, (TypeError, ValueError)),
+        ({"page_table": torch.zeros(2, 1, dtype=torch.int32)}, tandem.Unsupported),
+    ):
+        with pytest.raises(kind):
+            tandem.attention(**{"q": q, "k": k, "v": v, **change})
+
+
+def test_memory_freed_while_a_call_runs(run_python):
+    """The call itself holds what it works on."""
+    pytest.importorskip("torch")
+    run_python("""
+        import threading, time, torch, tandem
+        torch.set_num_threads(1)
+        q, k, v = (torch.randn(1, 1500, 2, 64) for _ in range(3))
+        want = tandem.attention(q, k, v)
+        whole = 0
+        for _ in range(5):
+            tensors = [q.clone(), k.clone(), v.clone()]
+            result = []
+
+            def work():
+                try:
+                    result.append(tandem.attention(*tensors))
+                except ValueError:  # emptied before it began
+                    pass
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            time.sleep(0.002)
+            for x in tensors:
+                x.set_(torch.empty(0))  # lets go of the storage
+            while thread.is_alive():
+                torch.randn(1500 * 128 * 3)
+            thread.join()
+            if result and result[0].numel():
+                whole += 1
+                assert torch.equal(result[0], want)
+        assert whole
+    """)
+
+
+def test_forked_process_without_torch(run_python):
+    run_python("""
+        import os, signal, sys
+        import numpy as np, tandem
+        assert "torch" not in sys.modules
+        q = np.random.default_rng(0).standard_normal((1, 1024, 4, 32), np.float32)
+        want = tandem.attention(q, q, q)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(0 if np.array_equal(tandem.attention(q, q, q), want) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
+def test_clean_in_development_mode(run_python):
+    run_python(
+        """
+        import numpy as np, tandem
+        q = np.ones((1, 4, 2, 8), np.float32)
+        out, lse = tandem.attention(q, q, q, return_lse=True)
+        tandem.attention_backward(out, q, q, q, out, lse)
+        try:
+            tandem.attention(q, q, q, softcap=-1)
+        except ValueError:
+            pass
+        """,
+        "-X",
+        "dev",
+    )
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_hundred_thousand_calls_grow_no_memory(kind, run_python):
+    if kind == "torch":
+        pytest.importorskip("torch")
+    run_python(f"""
+        import resource, numpy as np
+        if {kind == "torch"}:
+            import torch
+            torch.set_num_threads(1)
+        import tandem
+        q = np.ones((1, 2, 1, 8), np.float32)
+        bad = q[..., :4]
+        if {kind == "torch"}:
+            q, bad = torch.from_numpy(q), torch.from_numpy(bad)
+        def calls(n):
+            for i in range(n):
+                tandem.attention(q, q, q, return_lse=True)
+                if i % 10 == 0:
+                    try:
+                        tandem.attention(q, bad, q)
+                    except ValueError:
+                        pass
+        calls(5000)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        calls(100_000)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 1024, f"{{grown}} KiB more"
+    """)

@@ -1,0 +1,291 @@
+"""torch tensors: gradients of everything, the operators, torch.compile, autocast, devices' threads."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import reference
+import tandem
+
+torch = pytest.importorskip("torch")
+
+NO_OPTIONS = tandem._library.options(None, False, None, 0.0, None, None, 0.0, (0, 0), False, False, None)
+
+
+def tensors(*shapes, dtype=torch.float32, seed=0, grad=True):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_(grad) for s in shapes]
+
+
+def inputs_of(q, k, v, bias=None, sink=None, slopes=None, cu_q=None, cu_k=None, used_q=None, used_k=None, seed=None):
+    return q, k, v, bias, sink, slopes, cu_q, cu_k, used_q, used_k, None, seed
+
+
+CASES = {
+    "plain": ((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 5), {}),
+    "causal": ((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), {"causal": True}),
+    "top-left, window, softcap": ((1, 6, 2, 4), (1, 9, 1, 4), (1, 9, 1, 4), {"causal": "top_left", "window": (3, 0), "softcap": 1.0}),
+    "packed": (
+        (8, 2, 4), (11, 2, 4), (11, 2, 4),
+        {"cu_seqlens_q": torch.tensor([0, 3, 8], dtype=torch.int32), "cu_seqlens_k": torch.tensor([0, 6, 11], dtype=torch.int32),
+         "max_seqlen_q": 5, "max_seqlen_k": 6, "causal": True},
+    ),
+    "used": ((2, 4, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4), {"seqused_k": torch.tensor([3, 5], dtype=torch.int32)}),
+    "alibi": ((1, 4, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4), {"alibi_slopes": torch.tensor([0.5, 0.1])}),
+    "dropout": ((1, 4, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4), {"dropout_p": 0.3, "seed": 5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("extra", ["", "bias", "sink"])
+def test_gradcheck(name, extra):
+    *shapes, options = CASES[name]
+    arguments = tensors(*shapes, dtype=torch.float64)
+    names = []
+    if extra == "sink":
+        arguments += tensors((shapes[0][-2],), dtype=torch.float64)
+        names = ["sink"]
+    if extra == "bias":
+        if name == "packed":
+            pytest.skip("a bias is for dense calls")
+        arguments += tensors((1, shapes[0][-2], shapes[0][1], 1), dtype=torch.float64)
+        names = ["bias"]
+
+    def function(q, k, v, *rest):
+        return tandem.attention(q, k, v, return_lse=True, **dict(zip(names, rest)), **options)
+
+    assert torch.autograd.gradcheck(function, arguments)
+
+
+def test_gradients_are_those_of_the_numpy_call():
+    q, k, v, bias, sink = tensors((2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 16), (1, 4, 9, 12), (4,))
+    out, lse = tandem.attention(q, k, v, bias=bias, sink=sink, causal=True, return_lse=True)
+    dout, dlse = tensors(out.shape, lse.shape, seed=1, grad=False)
+    torch.autograd.backward((out, lse), (dout, dlse))
+    n = [x.detach().numpy() for x in (dout, q, k, v, out, lse)]
+    options = {"bias": bias.detach().numpy(), "sink": sink.detach().numpy(), "causal": True}
+    wanted = tandem.attention_backward(*n, dlse=dlse.numpy(), **options)
+    for x, want in zip((q, k, v, bias, sink), wanted):
+        np.testing.assert_allclose(x.grad.numpy(), want, rtol=0, atol=0)
+
+
+def test_only_wanted_gradients_are_computed():
+    q, k, v = tensors(*[(1, 5, 2, 8)] * 3)
+    (dk,) = torch.autograd.grad(tandem.attention(q, k, v).sum(), k)
+    out = tandem.attention(q.detach(), k, v.detach())
+    out.sum().backward()
+    assert torch.equal(k.grad, dk) and q.grad is None
+    assert not tandem.attention(q.detach(), k.detach(), v.detach()).requires_grad
+    with torch.no_grad():
+        assert not tandem.attention(q, k, v).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(tandem.attention(q, k, v), tandem.attention(q.clone(), k, v))
+
+
+def test_the_lse_alone_has_a_gradient():
+    q, k, v = tensors((1, 5, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8))
+    _, lse = tandem.attention(q, k, v, return_lse=True)
+    dq, dk = torch.autograd.grad(lse.sum(), (q, k))
+    s = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * 8**-0.5
+    want = torch.autograd.grad(s.logsumexp(-1).sum(), (q, k))
+    torch.testing.assert_close(dq, want[0])
+    torch.testing.assert_close(dk, want[1])
+
+
+def test_second_derivatives_are_refused():
+    q, k, v = tensors(*[(1, 3, 1, 4)] * 3, dtype=torch.float64)
+    (dq,) = torch.autograd.grad(tandem.attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_types_and_layouts(dtype):
+    q, k, v, dout = tensors(*[(2, 3, 20, 16)] * 4, dtype=dtype)
+    turned = [x.transpose(1, 2) for x in (q, k, v)]  # (batch, heads, seqlen, dim) in memory
+    out = tandem.attention(*turned, causal=True)
+    assert out.dtype == dtype and out.is_contiguous() and out.shape == (2, 20, 3, 16)
+    out.backward(dout.transpose(1, 2))
+    assert q.grad.dtype == dtype and q.grad.shape == q.shape
+    n = [x.detach().float().numpy()[0].transpose(1, 0, 2) for x in (dout, q, k, v)]
+    low = {torch.float32: np.float32}.get(dtype, np.float32)
+    exact, plain = (reference.backward(*n, causal=True, dtype=t)[0] for t in (np.float64, low))
+    plain = torch.from_numpy(plain).to(dtype).double().numpy()
+    # 16-bit: P and the gradient of the scores are rounded too, to 2^-9 or 2^-12 of their size.
+    slack = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 0}[dtype] * np.abs(exact).max()
+    got = q.grad[0].double().numpy().transpose(1, 0, 2)
+    assert np.abs(got - exact).max() <= 2 * np.abs(plain - exact).max() + slack + 2**-19
+
+
+def test_a_gradient_of_any_strides():
+    q, k, v = tensors(*[(1, 5, 2, 8)] * 3)
+    tandem.attention(q, k, v).sum().backward()  # an expanded scalar: strides of 0
+    expanded = q.grad.clone()
+    q.grad = None
+    out = tandem.attention(q, k, v)
+    out.backward(torch.ones_like(out))
+    assert torch.equal(q.grad, expanded)
+
+
+def sample_calls():
+    q, k, v, bias, sink = tensors((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), (2, 1, 6, 7), (4,))
+    causal = tandem._library.options(None, True, (4, None), 2.0, None, None, 0.0, (0, 0), True, False, None)
+    dropout = tandem._library.options(None, False, None, 0.0, None, None, 0.5, (0, 0), False, False, None)
+    cu = torch.tensor([0, 2, 6], dtype=torch.int32)
+    yield inputs_of(q, k, v) + NO_OPTIONS
+    yield inputs_of(q, k, v, bias, sink) + causal
+    yield inputs_of(q, k, v, bias > 0, slopes=torch.rand(4)) + causal
+    yield inputs_of(q, k, v, seed=torch.tensor([3, 4])) + dropout
+    yield inputs_of(*tensors(*[(6, 2, 8)] * 3), cu_q=cu, cu_k=cu) + NO_OPTIONS
+    yield inputs_of(*tensors(*[(2, 5, 2, 8)] * 3), used_k=torch.tensor([5, 2], dtype=torch.int32)) + causal
+    yield inputs_of(*(x.detach() for x in (q, k, v))) + NO_OPTIONS
+
+
+@pytest.mark.parametrize("n", range(7))
+def test_opcheck_of_forward(n):
+    torch.library.opcheck(torch.ops.tandem.forward.default, list(sample_calls())[n])
+
+
+@pytest.mark.parametrize("n", range(7))
+def test_opcheck_of_backward(n):
+    arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in list(sample_calls())[n]]
+    out, lse = torch.ops.tandem.forward(*arguments)
+    bias, sink = arguments[3], arguments[4]
+    wanted = [True, n % 2 == 0, True, bias is not None and bias.is_floating_point(), sink is not None]
+    for dlse in (None, torch.randn_like(lse)):
+        torch.library.opcheck(
+            torch.ops.tandem.backward.default, (torch.randn_like(out), dlse, out, lse, *arguments, wanted)
+        )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_compile_whole(name, dynamic):
+    *shapes, options = CASES[name]
+    arguments = tensors(*shapes)
+
+    def function(q, k, v):
+        out, lse = tandem.attention(q * 1.0, k, v, return_lse=True, **options)
+        return (out * 2).sum() + lse.tanh().sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    got = torch.autograd.grad(compiled(*arguments), arguments)
+    want = torch.autograd.grad(function(*arguments), arguments)
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b)
+
+
+def test_compile_where_tandem_is_loaded_first(run_python):
+    run_python("""
+        import tandem, torch
+        q = torch.randn(1, 5, 2, 8)
+        f = torch.compile(lambda q: tandem.attention(q, q, q, causal=True) + 1, fullgraph=True, backend="aot_eager")
+        assert torch.equal(f(q), tandem.attention(q, q, q, causal=True) + 1)
+    """)
+
+
+def test_compiled_dropout_draws_anew_and_by_seed():
+    (q,) = tensors((1, 16, 2, 8))
+    torch._dynamo.reset()
+    f = torch.compile(lambda q: tandem.attention(q, q, q, dropout_p=0.5), fullgraph=True, backend="aot_eager")
+    torch.manual_seed(1)
+    first, second = f(q), f(q)
+    torch.manual_seed(1)
+    assert not torch.equal(first, second) and torch.equal(first, f(q))
+    torch.manual_seed(1)
+    one = tandem.attention(q, q, q, dropout_p=0.5)
+    torch.manual_seed(1)
+    assert torch.equal(one, tandem.attention(q, q, q, dropout_p=0.5))
+
+
+def test_autocast():
+    q, k, v = tensors(*[(1, 9, 2, 8)] * 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = tandem.attention(q, k, v)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, tandem.attention(*(x.bfloat16() for x in (q, k, v))))
+    out.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        double = q.detach().double()
+        assert tandem.attention(double, double, double).dtype == torch.float64
+
+
+def test_transforms_see_the_operator():
+    q, k, v = tensors(*[(1, 4, 2, 8)] * 3)
+    want = torch.autograd.grad(tandem.attention(q, k, v).pow(2).sum(), q)[0]
+    got = torch.func.grad(lambda q: tandem.attention(q, k, v).pow(2).sum())(q)
+    assert torch.equal(got, want)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    detached = [x.detach() for x in (q, k, v)]
+    with FakeTensorMode() as mode:
+        out, lse = tandem.attention(*(mode.from_tensor(x) for x in detached), return_lse=True)
+        assert out.shape == (1, 4, 2, 8) and lse.shape == (1, 2, 4)
+
+
+def test_out_and_mixed_kinds():
+    q, k, v = tensors(*[(1, 4, 2, 8)] * 3, grad=False)
+    out = torch.empty_like(q)
+    assert tandem.attention(q, k, v, out=out) is out and torch.equal(out, tandem.attention(q, k, v))
+    with pytest.raises(TypeError, match="k .ndarray. must be a torch tensor"):
+        tandem.attention(q, k.numpy(), v)
+    before = out.clone()
+    for bad in ({"q": q.clone().requires_grad_()}, {"out": out.clone().requires_grad_()}):
+        with pytest.raises(ValueError, match="out must be None where a gradient is wanted"):
+            tandem.attention(**{"q": q, "k": k, "v": v, "out": out, **bad})
+    assert torch.equal(before, out)
+
+
+def test_calls_from_many_threads():
+    q, k, v = tensors(*[(1, 64, 2, 16)] * 3, grad=False)
+    want, wrong = tandem.attention(q, k, v), []
+
+    def work():
+        for _ in range(50):
+            a, b, c = q.clone(), k.clone(), v.clone()
+            if not torch.equal(tandem.attention(a, b, c), want):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_runs_on_torchs_threads(run_python):
+    """No second set of threads on the same cores, and torch.set_num_threads is obeyed."""
+    run_python("""
+        import torch, tandem, os
+        torch.set_num_threads(2)
+        a = torch.randn(512, 512)
+        a @ a
+        before = len(os.listdir("/proc/self/task"))
+        q = torch.randn(1, 2048, 4, 32)
+        tandem.attention(q, q, q)
+        tandem.attention(*[q.numpy()] * 3)
+        assert len(os.listdir("/proc/self/task")) <= max(before, 2), "more threads than torch's"
+        assert "2 threads" in tandem.description(), tandem.description()
+        torch.set_num_threads(1)
+        assert "1 thread," in tandem.description(), tandem.description()
+    """)
+
+
+def test_forked_processes(run_python):
+    run_python("""
+        import os, signal, torch, tandem
+        torch.set_num_threads(2)
+        q = torch.randn(1, 1024, 4, 32)
+        want = tandem.attention(q, q, q)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            ours = tandem.attention(q, q, q).numpy()  # torch's own parallel loops hang in such a child
+            os._exit(0 if ours.tobytes() == want.numpy().tobytes() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(tandem.attention(q, q, q), want)
+    """)

@@ -64,17 +64,15 @@ enum { kWritable = 0x1, kFormat = 0x4, kStrides = 0x10 | 0x8 };
 PyAPI_FUNC(int) PyObject_GetBuffer(PyObject* exporter, Buffer* view, int flags);
 PyAPI_FUNC(void) PyBuffer_Release(Buffer* view);
 
-/* One tensor of a call, and what keeps its memory alive until the call is over. */
+/* One tensor of a call. */
 typedef struct {
   tandem_tensor tensor;
   int64_t shape[kMostDims], strides[kMostDims];
-  DLManagedTensorVersioned* managed;
   Buffer buffer;
   int has_buffer;
 } Operand;
 
 static void release(Operand* operand) {
-  if (operand->managed != NULL && operand->managed->deleter != NULL) operand->managed->deleter(operand->managed);
   if (operand->has_buffer) PyBuffer_Release(&operand->buffer);
 }
 
@@ -95,6 +93,7 @@ static const DLPackExchangeAPI* exchange_of(PyTypeObject* type) {
     exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     while (exchange != NULL && exchange->header.version.major > 1)
       exchange = (const DLPackExchangeAPI*)exchange->header.prev_api;
+    if (exchange != NULL && exchange->dltensor_from_py_object_no_sync == NULL) exchange = NULL;
   }
   PyErr_Clear();
   Py_XDECREF(capsule);
@@ -106,16 +105,18 @@ static const DLPackExchangeAPI* exchange_of(PyTypeObject* type) {
   return exchange;
 }
 
-static int read_exchange(const DLPackExchangeAPI* exchange, PyObject* object, int index, int written, Operand* o) {
-  if (exchange->managed_tensor_from_py_object_no_sync(object, &o->managed) != 0) {
+/* The caller's references keep the tensor alive; its sizes are copied, lest another thread resize it meanwhile. */
+static int read_exchange(const DLPackExchangeAPI* exchange, PyObject* object, int index, Operand* o) {
+  DLTensor* t = (DLTensor*)&o->tensor; /* bit for bit; a test of the C interface holds it to that */
+  if (exchange->dltensor_from_py_object_no_sync(object, t) != 0) {
     PyErr_Clear();
-    o->managed = NULL;
     return kDescribe + index;
   }
-  const DLTensor* t = &o->managed->dl_tensor;
   if (t->ndim > kMostDims) return kDescribe + index;
-  if (written && (o->managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY)) return kReadOnly + index;
-  memcpy(&o->tensor, t, sizeof *t);
+  for (int32_t d = 0; d < t->ndim; ++d) o->shape[d] = t->shape[d];
+  for (int32_t d = 0; t->strides != NULL && d < t->ndim; ++d) o->strides[d] = t->strides[d];
+  t->shape = o->shape;
+  if (t->strides != NULL) t->strides = o->strides;
   return 0;
 }
 
@@ -206,8 +207,7 @@ static int read_tensor(PyObject* object, int index, int written, Operand* o) {
     code = read_description(object, index, written, o);
   } else {
     const DLPackExchangeAPI* exchange = exchange_of(Py_TYPE(object));
-    code =
-        exchange != NULL ? read_exchange(exchange, object, index, written, o) : read_buffer(object, index, written, o);
+    code = exchange != NULL ? read_exchange(exchange, object, index, o) : read_buffer(object, index, written, o);
   }
   for (int d = 0; code == 0 && d < o->tensor.ndim; ++d)
     if (o->tensor.shape[d] == 0) o->tensor.strides = NULL; /* those of no elements may be anything */

@@ -1,13 +1,21 @@
 #!/usr/bin/env bash
 # The second command: installs what is missing, builds everything and runs every test.
 #
-#   ./test.sh [arguments of ctest, such as -R decode]
+#   ./test.sh [arguments of ctest, such as -R decode, or -L python]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . scripts/setup.sh
+. scripts/python.sh
 
-install_packages "$BUILD_PACKAGES"
+install_packages "$BUILD_PACKAGES" "$PYTHON_PACKAGES"
 build release || exit 1
+if ! python_environment; then
+  [ "${CI:-}" != true ] || die "the Python tests' environment could not be made"
+  rm -rf build/venv
+  printf '\n%s\n' "************************************************************************************" \
+    "**  $TORCH and its companions could not be installed: THE PYTHON TESTS ARE SKIPPED  **" \
+    "************************************************************************************" ""
+fi
 progress=()
 if [ -t 1 ]; then progress=(--progress); fi
 exec ctest --preset release -j "$(nproc)" "${progress[@]}" "$@"

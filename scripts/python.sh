@@ -1,0 +1,39 @@
+# shellcheck shell=bash
+# The environment of the Python tests: build/venv with torch, what tests/python/requirements.txt names, and the wheel of
+# this checkout. Source it after scripts/setup.sh.
+
+# shellcheck disable=SC2034  # the list is for the scripts that source this
+PYTHON_PACKAGES='
+python3-dev           -           headers: the compiled part of the Python package
+python3-venv          -           a virtual environment for the Python tests
+'
+TORCH='torch==2.13.0'
+
+# Leaves alone what is there already; 1 where the environment cannot be made.
+python_environment() {
+  local venv=build/venv wanted
+  wanted=$(cat tests/python/requirements.txt - <<<"$TORCH")
+  if [ "$(cat $venv/requirements 2>/dev/null)" != "$wanted" ]; then
+    rm -rf $venv
+    quietly "Making build/venv" python3 -m venv $venv || return 1
+    quietly "Installing torch" $venv/bin/pip install "$TORCH" || return 1 # first: others take what is there
+    quietly "Installing the Python tests' packages" $venv/bin/pip install -r tests/python/requirements.txt || return 1
+    printf '%s\n' "$wanted" >$venv/requirements
+  fi
+  python_package || die "the Python package could not be built"
+}
+
+# Builds the wheel and installs it, when a source is newer than the wheel.
+python_package() {
+  local venv=build/venv wheel sources=(CMakeLists.txt README.md cmake include pyproject.toml python src third_party)
+  wheel=$(find build/wheel -name '*.whl' 2>/dev/null | head -n 1)
+  if [ -n "$wheel" ] && [ -f $venv/installed ] && [ $venv/installed -nt "$wheel" ] &&
+    [ -z "$(find "${sources[@]}" -newer "$wheel" -not -name __pycache__ -not -name '*.pyc' -print -quit)" ]; then
+    return 0
+  fi
+  rm -rf build/wheel $venv/installed
+  CMAKE_BUILD_PARALLEL_LEVEL=$(jobs_at_once) quietly "Building the Python package" \
+    $venv/bin/pip wheel --no-deps --no-build-isolation -w build/wheel . || return 1
+  quietly "Installing the Python package" $venv/bin/pip install --force-reinstall --no-deps build/wheel/*.whl || return 1
+  touch $venv/installed
+}

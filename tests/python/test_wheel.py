@@ -1,0 +1,74 @@
+"""The wheel: one for every CPython, nothing to compile, torch left alone; and the boundary that needs no extension."""
+
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def wheel():
+    wheels = list((ROOT / "build" / "wheel").glob("*.whl"))
+    if not wheels:
+        pytest.skip("no wheel in build/wheel")
+    return wheels[0]
+
+
+def test_is_tied_to_no_python_and_holds_what_it_needs(wheel):
+    assert wheel.name.startswith("tandem_attention-") and "-py3-none-linux_" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
+    assert {"tandem/py.typed", "tandem/_native.abi3.so", "tandem/libtandem.so.0", "tandem/flash_attn/__init__.py"} <= names
+    assert not [n for n in names if n.endswith((".c", ".h", ".cmake", ".a", ".pyc"))]
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
+    assert required == ["Requires-Dist: numpy>=1.22"]
+    assert "Requires-Python: >=3.9" in metadata
+    assert 'Requires-Dist: nvidia-cuda-nvrtc; extra == "cuda"' in metadata.replace("'", '"')
+
+
+def test_auditwheel_accepts_it(wheel):
+    pytest.importorskip("auditwheel")
+    shown = subprocess.run([sys.executable, "-m", "auditwheel", "show", str(wheel)], capture_output=True, text=True)
+    text = " ".join(shown.stdout.split())
+    assert 'following platform tag: "manylinux_2_' in text, shown.stdout + shown.stderr
+    minor = int(text.split('platform tag: "manylinux_2_')[1].split("_")[0])
+    assert minor <= 34, shown.stdout
+
+
+def test_imports_neither_torch_nor_others(run_python):
+    run_python("""
+        import sys, tandem
+        loaded = {name.partition(".")[0] for name in sys.modules}
+        assert not loaded & {"torch", "transformers", "jax", "scipy"}, loaded
+        import numpy as np
+        q = np.ones((1, 2, 1, 8), np.float32)
+        assert (tandem.attention(q, q, q) == 1).all()
+        assert not {"torch"} & set(sys.modules)
+    """)
+
+
+def test_the_boundary_over_ctypes(monkeypatch):
+    """What free-threaded builds run: the numpy tests again, without the extension module."""
+    monkeypatch.setenv("TANDEM_PYTHON_BOUNDARY", "ctypes")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/python/test_numpy.py")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0 and "passed" in result.stdout, result.stdout + result.stderr
+
+
+def test_the_boundary_over_ctypes_under_torch(run_python, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("TANDEM_PYTHON_BOUNDARY", "ctypes")
+    run_python("""
+        import torch, tandem, tandem._library as library
+        assert library.boundary.__name__ == "tandem._ctypes"
+        torch.set_num_threads(2)
+        q, k, v = (torch.randn(1, 40, 2, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        out = tandem.attention(q, k, v, causal=True)
+        out.float().sum().backward()
+        assert out.dtype == torch.bfloat16 and q.grad.abs().sum() >= 0 and "2 threads" in tandem.description()
+    """)

@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . scripts/setup.sh
+. scripts/python.sh
 
 fix=false tidy=true
 for argument in "$@"; do
@@ -14,11 +15,26 @@ for argument in "$@"; do
     *) die "unknown argument '$argument'; usage: ./lint.sh [--fix] [--no-tidy]" ;;
   esac
 done
-install_packages "$BUILD_PACKAGES" "$LINT_PACKAGES"
+install_packages "$BUILD_PACKAGES" "$PYTHON_PACKAGES" "$LINT_PACKAGES"
 
 files() { # <pattern of names>: all of them outside of build folders
   find . \( -path './build*' -o -path ./out -o -path ./.git \) -prune -o -type f -regextype egrep -regex "$1" -print | sort
 }
+# ruff is no package of Debian's: that of the Python tests' environment, or one of its own.
+lint_python() {
+  local ruff=build/venv/bin/ruff folders=(bench examples python scripts tests)
+  if [ ! -x $ruff ]; then
+    ruff=build/ruff/bin/ruff
+    [ -x $ruff ] || quietly "Installing ruff" bash -c "python3 -m venv build/ruff && build/ruff/bin/pip install ruff"
+  fi
+  if $fix; then
+    $ruff check --quiet --fix "${folders[@]}" && $ruff format --quiet "${folders[@]}"
+  else
+    $ruff check --quiet "${folders[@]}"
+    $ruff format --quiet --check "${folders[@]}" || die "the layout of Python files is not the agreed one: ./lint.sh --fix"
+  fi
+}
+
 mapfile -t sources < <(files '.*\.(c|h|cpp|hpp)')
 mapfile -t scripts < <(files '.*\.sh|./\.ci/run')
 if $fix; then
@@ -27,6 +43,7 @@ else
   clang-format-16 --dry-run --Werror "${sources[@]}" || die "the layout of these files is not the agreed one: ./lint.sh --fix"
 fi
 shellcheck -x "${scripts[@]}"
+lint_python
 
 if $tidy; then
   [ -f build/clang/compile_commands.json ] || quietly "Configuring clang" cmake --preset clang

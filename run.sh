@@ -10,4 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 install_packages "$BUILD_PACKAGES"
 build release tandem_command || exit 1
 build/release/tandem demo "$@"
+say "" "From Python it is a change of one import (docs/python.md has every way in):" "" \
+  "  pip install .                                 # one wheel for every CPython from 3.9" \
+  "  python -c 'import tandem; help(tandem)'" \
+  "  from tandem.flash_attn import flash_attn_func # instead of: from flash_attn import flash_attn_func"
 say "" "(Here tandem is build/release/tandem; 'cmake --install build/release --prefix ~/.local' installs it.)"

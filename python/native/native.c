@@ -8,6 +8,8 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x03090000
 #include <Python.h>
+#include <pthread.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -253,15 +255,38 @@ static int read_options(PyObject* options, tandem_attention_args* args) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
+/* What a thread keeps from one call to the next, since asking for the size is as long as a small call. */
+typedef struct {
+  size_t bytes;
+  max_align_t memory[];
+} Workspace;
+enum { kMostKept = 4 << 20 };
+static pthread_key_t kept_workspace;
+
+static tandem_status execute_in(const Workspace* w, tandem_context* context, tandem_pass pass,
+                                const tandem_attention_args* args) {
+  void* memory = w != NULL ? (void*)w->memory : NULL;
+  const size_t bytes = w != NULL ? w->bytes : 0;
+  return pass == TANDEM_FORWARD ? tandem_forward(context, args, memory, bytes, NULL)
+                                : tandem_backward(context, args, memory, bytes, NULL);
+}
+
 static tandem_status execute(tandem_pass pass, const tandem_attention_args* args) {
   tandem_context* context = tandem_python_context();
+  Workspace* kept = pthread_getspecific(kept_workspace);
+  tandem_status status = execute_in(kept, context, pass, args);
+  if (status != TANDEM_WORKSPACE_TOO_SMALL) return status;
   size_t bytes = 0;
-  tandem_status status = tandem_workspace_size(context, pass, args, &bytes);
+  status = tandem_workspace_size(context, pass, args, &bytes);
   if (status != TANDEM_OK) return status;
-  void* workspace = bytes > 0 ? malloc(bytes) : NULL;
-  status = pass == TANDEM_FORWARD ? tandem_forward(context, args, workspace, workspace ? bytes : 0, NULL)
-                                  : tandem_backward(context, args, workspace, workspace ? bytes : 0, NULL);
-  free(workspace);
+  Workspace* larger = malloc(sizeof *larger + bytes);
+  if (larger != NULL) larger->bytes = bytes;
+  status = execute_in(larger, context, pass, args);
+  if (larger != NULL && bytes <= kMostKept && pthread_setspecific(kept_workspace, larger) == 0) {
+    free(kept);
+  } else {
+    free(larger);
+  }
   return status;
 }
 
@@ -353,6 +378,7 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__native(void) {
+  if (pthread_key_create(&kept_workspace, free) != 0) return PyErr_NoMemory();
   PyObject* module = PyModule_Create(&definition);
   if (module != NULL && PyModule_AddStringConstant(module, "version", tandem_version()) != 0) {
     Py_DECREF(module);

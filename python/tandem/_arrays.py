@@ -66,7 +66,9 @@ def like(original: Any, result: np.ndarray) -> Any:
 def describe(x: Any, name: str) -> tuple[Any, ...]:
     """(address, device type, device index, type code, bits, shape, strides, read-only, owner), strides in elements."""
     if isinstance(x, np.ndarray):
-        code = _BFLOAT if x.dtype.name == "bfloat16" else _CODES.get(x.dtype.kind)
+        code = _CODES.get(x.dtype.kind)
+        if code is None and x.dtype.name == "bfloat16":  # numpy makes the name anew each time
+            code = _BFLOAT
         size = x.dtype.itemsize
         if code is None or not x.dtype.isnative or size > 8:
             raise TypeError(f"{name}.dtype ({x.dtype}) must be a number type of this machine; convert it with astype")

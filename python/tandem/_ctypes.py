@@ -8,6 +8,8 @@ import glob
 import os
 from typing import Any
 
+import numpy as np
+
 from tandem import _arrays
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -159,6 +161,6 @@ def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
     status = _library.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
     if status != 0:
         return status
-    workspace = ctypes.create_string_buffer(size.value) if size.value else None
+    workspace = np.empty(size.value, np.uint8)  # ctypes' own buffers are zeroed
     function = _library.tandem_backward if forward_or_backward else _library.tandem_forward
-    return function(context, args, workspace, size.value, None)
+    return function(context, args, workspace.ctypes.data, size.value, None)

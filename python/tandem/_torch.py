@@ -23,12 +23,22 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def new_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """out and lse, not filled."""
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), _new_lse(q)
+    return _new_out(q, v), _new_lse(q)
+
+
+def _new_out(q: Tensor, v: Tensor) -> Tensor:
+    shape = q.shape
+    if shape[-1] == v.shape[-1]:
+        return torch.empty_like(q, memory_format=torch.contiguous_format)  # two thirds of new_empty's time
+    return q.new_empty((*shape[:-1], v.shape[-1]))
 
 
 def _new_lse(q: Tensor) -> Tensor:
-    shape = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
-    return torch.empty(shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
+    shape = q.shape
+    shape = (shape[0], shape[2], shape[1]) if len(shape) == 4 else (shape[1], shape[0])
+    if q.dtype is torch.float32 or q.dtype is torch.float64:
+        return q.new_empty(shape)
+    return torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
 def gradient_like(x: Tensor) -> Tensor:
@@ -71,7 +81,7 @@ def _run_backward(
     """The wanted gradients of q, k, v, bias and sink."""
     if dout is None:
         dout = torch.zeros_like(out)
-    gradients = [gradient_like(x) if w else None for x, w in zip(inputs, wanted)]
+    gradients = [gradient_like(x) if w else None for x, w in zip(inputs[:5], wanted)]
     dq, dk, dv, dbias, dsink = gradients
     q, k, v, bias, sink = inputs[:5]
     call(BACKWARD, (q, k, v, out, lse, dout, dlse, dq, dk, dv, bias, dbias, sink, dsink, *inputs[5:]), opts)
@@ -106,10 +116,6 @@ def _(dout: Any, dlse: Any, out: Tensor, lse: Tensor, *rest: Any) -> tuple[Tenso
     return tuple(gradient_like(x) if w else out.new_empty(0) for x, w in zip(rest, rest[-1]))
 
 
-def _wanted(inputs: Sequence[Any], needs: Sequence[bool]) -> list[bool]:
-    return [bool(n) and x is not None and x.is_floating_point() for x, n in zip(inputs[:5], needs)]
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*output, *inputs[:_N_INPUTS])
     ctx.options = inputs[_N_INPUTS:]
@@ -121,12 +127,38 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     if dout is None and dlse is None:
         return (None,) * 5 + nothing
     out, lse, *inputs = ctx.saved_tensors
-    wanted = _wanted(inputs, ctx.needs_input_grad)
+    wanted = list(ctx.needs_input_grad[:5])
     gradients = _backward(dout, dlse, out, lse, *inputs, *ctx.options, wanted)
     return tuple(g if w else None for g, w in zip(gradients, wanted)) + nothing
 
 
-torch.library.register_autograd("tandem::forward", _differentiate, setup_context=_save, lib=_library)
+def _below_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    with torch._C._AutoDispatchBelowAutograd():
+        return _forward.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+class _Operator(torch.autograd.Function):
+    """The operator's gradient. torch.library.register_autograd would do, at 160 us more a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        inputs, (rest, keyset) = arguments[:5], arguments[5:]
+        result = _below_autograd(keyset, *inputs, *rest)
+        _save(ctx, inputs + rest, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        return _differentiate(ctx, dout, dlse)[: 5 + 2]
+
+
+def _autograd_kernel(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments[:5]):
+        return _Operator.apply(*arguments[:5], arguments[5:], keyset)
+    return _below_autograd(keyset, *arguments)
+
+
+_library.impl("forward", _autograd_kernel, "Autograd", with_keyset=True)
 
 
 def _autocast_kernel(device: str, key: Any) -> Any:
@@ -154,25 +186,34 @@ for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
 
 
 class _Attention(torch.autograd.Function):
-    """The operator's gradient without the dispatcher. Takes the inputs and, last, the options."""
+    """The operator's gradient without the dispatcher. Takes q, k, v, bias, sink, then the others as one: each argument
+    costs time."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        inputs, opts = arguments[:-1], arguments[-1]
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        inputs, (others, opts, return_lse) = arguments[:5], arguments[5:]
+        inputs += others
         out, lse = new_outputs(inputs[0], inputs[2])
         _run_forward(out, lse, inputs, opts)
         _save(ctx, inputs + opts, (out, lse))
-        return out, lse
+        return (out, lse) if return_lse else out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        nothing = (None,) * (_N_INPUTS - 5 + 1)
-        if dout is None and dlse is None:
-            return (None,) * 5 + nothing
-        out, lse, *inputs = ctx.saved_tensors
-        wanted = _wanted(inputs, ctx.needs_input_grad)
-        return (*_run_backward(dout, dlse, out, lse, inputs, ctx.options, wanted), *nothing)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        # In grad mode (create_graph) a second derivative must be refused; otherwise there is none to refuse.
+        return _gradients_once(ctx, *gradients) if torch.is_grad_enabled() else _gradients(ctx, *gradients)
+
+
+def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
+    nothing = (None,) * 3
+    if dout is None and dlse is None:
+        return (None,) * 5 + nothing
+    out, lse, *inputs = ctx.saved_tensors
+    return (*_run_backward(dout, dlse, out, lse, inputs, ctx.options, ctx.needs_input_grad), *nothing)
+
+
+_gradients_once = torch.autograd.function.once_differentiable(_gradients)
+_apply = super(torch.autograd.Function, _Attention).apply  # without functorch's share, which is ruled out before
 
 
 class _Transformed(torch.autograd.Function):
@@ -200,7 +241,7 @@ def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and not torch._C._are_functorch_transforms_active()
-        and not torch.is_autocast_enabled(q.device.type)
+        and not torch._C._is_any_autocast_enabled()
         and not torch._C._get_tracing_state()
     )
 
@@ -261,10 +302,9 @@ def attention(
             )
         lse = _new_lse(q) if return_lse else None
     elif wants_gradient:
-        result = _Attention.apply(*inputs, opts)
-        return result if return_lse else result[0]
+        return _apply(*inputs[:5], inputs[5:], opts, return_lse)
     else:
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        out = _new_out(q, v)
         lse = _new_lse(q) if return_lse else None
     _run_forward(out, lse, inputs, opts)
     return (out, lse) if return_lse else out

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Writes docs/support.md: what is served where, asked of tandem_check, the library's own answer before a call.
+
+build/venv/bin/python scripts/support_matrix.py [--check]     --check: only compare, exit code 1 when it differs
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import ml_dtypes
+import numpy as np
+
+import tandem
+
+PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "support.md"
+TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float64": np.float64}
+INT = np.int32
+CU_Q, CU_K = np.array([0, 4, 12], INT), np.array([0, 10, 16], INT)
+
+OF_Q = object()  # a bias of q's type
+
+# What a call has beside plain q, k and v: its name, its shapes where they matter, its options.
+FEATURES = [
+    ("dense", {}, {}),
+    ("grouped and multi-query heads", {"heads_k": 1}, {}),
+    ("head_dim 1", {"dim": 1}, {}),
+    ("head_dim 80", {"dim": 80}, {}),
+    ("head_dim 128", {"dim": 128}, {}),
+    ("head_dim 192, head_dim_v 128", {"dim": 192, "dim_v": 128}, {}),
+    ("head_dim 256", {"dim": 256}, {}),
+    ("head_dim 512", {"dim": 512}, {}),
+    ("head_dim over 512", {"dim": 520}, {}),
+    ("packed, cu_seqlens", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K}),
+    ("seqused_q, seqused_k", {}, {"seqused_q": np.array([3, 8], INT), "seqused_k": np.array([8, 1], INT)}),
+    ("page_table", {"pages": True}, {"page_table": np.zeros((2, 2), INT), "seqused_k": np.array([8, 1], INT)}),
+    ("causal, bottom-right", {}, {"causal": True}),
+    ("causal, top-left", {}, {"causal": "top_left"}),
+    ("window", {}, {"window": (3, 1)}),
+    ("softcap", {}, {"softcap": 2.0}),
+    ("alibi_slopes", {}, {"alibi_slopes": np.ones(2, np.float32)}),
+    ("bias, float32", {}, {"bias": np.zeros((1, 2, 8, 8), np.float32)}),
+    ("bias, type of q", {}, {"bias": OF_Q}),
+    ("bias, boolean", {}, {"bias": np.ones((2, 1, 1, 8), bool)}),
+    ("bias of a packed call", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "bias": OF_Q}),
+    ("sink", {}, {"sink": np.zeros(2, np.float32)}),
+    ("dropout", {}, {"dropout_p": 0.1, "seed": 1}),
+    ("num_splits", {}, {"num_splits": 2}),
+    ("deterministic", {}, {"deterministic": True}),
+    ("batch_invariant", {}, {"batch_invariant": True}),
+]  # fmt: skip
+
+
+def answer(what: str, dtype: object, shape: dict, options: dict) -> str:
+    """ "yes", or the library's sentence."""
+    dim, heads_k = shape.get("dim", 64), shape.get("heads_k", 2)
+    dim_v = shape.get("dim_v", dim)
+    lead_q, lead_k = ((12,), (16,)) if shape.get("packed") else ((2, 8), (2, 8))
+    q = np.zeros((*lead_q, 2, dim), dtype)
+    k, v = np.zeros((*lead_k, heads_k, dim), dtype), np.zeros((*lead_k, heads_k, dim_v), dtype)
+    options = {n: np.zeros((1, 1, 8, 8), dtype) if x is OF_Q else x for n, x in options.items()}
+    try:
+        tandem.check(what, q, k, v, **options)
+    except (tandem.Unsupported, ValueError) as refusal:
+        return str(refusal)
+    return "yes"
+
+
+def page() -> str:
+    reasons: list[str] = []
+    lines = [
+        "# What is served where",
+        "",
+        "The library's own answers (`tandem_check`, which each call begins with), written by",
+        "`scripts/support_matrix.py`; a test holds this page to them. What says yes, the tests run on every commit,",
+        "on the instruction sets of the machine at hand. fwd and bwd: forward and backward.",
+        "",
+        "| on `cpu` | " + " | ".join(f"{t} fwd | bwd" for t in TYPES) + " |",
+        "|---|" + "---|" * (2 * len(TYPES)),
+    ]
+    for name, shape, options in FEATURES:
+        cells = []
+        for dtype in TYPES.values():
+            for what in ("forward", "backward"):
+                said = answer(what, dtype, shape, options)
+                if said != "yes":
+                    if said not in reasons:
+                        reasons.append(said)
+                    said = f"no ({reasons.index(said) + 1})"
+                cells.append(said)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", "The sentences of the refusals:", ""]
+    lines += [f"{n}. {reason}" for n, reason in enumerate(reasons, 1)]
+    lines += ["", "`cuda:N` and `vgpu:<name>` are not served yet; contexts on them are refused with a sentence.", ""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(page())
+        return 0
+    if PAGE.read_text() == page():
+        return 0
+    print("docs/support.md is not what the library says: run scripts/support_matrix.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

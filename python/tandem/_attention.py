@@ -193,7 +193,7 @@ def attention_backward(
     sink = None if sink is None else _arrays.view(sink, "sink")
     with_gradient = (*views[:3], bias if _is_floating(bias) else None, sink)
     given = (dq, dk, dv, dbias, dsink)
-    results = []
+    results: list[Any] = []
     for x, target, name in zip(with_gradient, given, Gradients._fields):
         if x is None or target is False:
             results.append(None)
@@ -218,7 +218,7 @@ def attention_backward(
 def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
     """Raises what :func:`attention` ("forward") or :func:`attention_backward` ("backward") would raise for these arrays
     and options, and computes nothing. arguments: attention's."""
-    known = attention.__kwdefaults__
+    known: dict[str, Any] = dict(attention.__kwdefaults__ or {})
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward'")
     if unknown := set(arguments) - set(known):

@@ -25,12 +25,17 @@ import numpy as np
 from tandem import _arrays
 from tandem._errors import error_of
 
+boundary: Any
 try:
     if os.environ.get("TANDEM_PYTHON_BOUNDARY") == "ctypes":
         raise ImportError
-    from tandem import _native as boundary
+    from tandem import _native
+
+    boundary = _native
 except ImportError:
-    from tandem import _ctypes as boundary  # type: ignore[no-redef]
+    from tandem import _ctypes
+
+    boundary = _ctypes
 
 FORWARD, BACKWARD, CHECK_FORWARD, CHECK_BACKWARD = 0, 1, 2, 3
 NAMES = (

@@ -34,8 +34,8 @@ def _new_out(q: Tensor, v: Tensor) -> Tensor:
 
 
 def _new_lse(q: Tensor) -> Tensor:
-    shape = q.shape
-    shape = (shape[0], shape[2], shape[1]) if len(shape) == 4 else (shape[1], shape[0])
+    sizes = q.shape
+    shape = (sizes[0], sizes[2], sizes[1]) if len(sizes) == 4 else (sizes[1], sizes[0])
     if q.dtype is torch.float32 or q.dtype is torch.float64:
         return q.new_empty(shape)
     return torch.empty(shape, dtype=torch.float32, device=q.device)

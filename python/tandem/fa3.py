@@ -1,0 +1,294 @@
+"""The functions of FlashAttention-3's module flash_attn_interface, on tandem.attention.
+
+Shapes and rules are those of tandem.flash_attn; v may have a head_dim of its own, and the LSE of a row that sees no key
+is -inf. num_splits, pack_gqa, sm_margin and scheduler_metadata tune FlashAttention-3's kernels: they are accepted and
+change no result. 8-bit inputs (q_descale, k_descale, v_descale), qv and attention_chunk are refused.
+
+J. Shah et al. FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision. arXiv 2407.08608.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+import tandem
+from tandem.flash_attn import _kvcache, _packed
+from tandem.flash_attn._arguments import bounds, splits, unit_stride
+
+__version__ = "3.0.0"
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+    return_attn_probs=False,
+):
+    """Attention of q (batch, seqlen_q, heads, head_dim) to k and v (batch, seqlen_k, heads_k, head_dim or head_dim_v).
+
+    Returns out, or with return_attn_probs (out, softmax_lse): (batch, heads, seqlen_q), without a gradient.
+    """
+    _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    options = _options(softmax_scale, causal, window_size, softcap, deterministic)
+    return _attend(q, k, v, {**options, "num_splits": splits(num_splits)}, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(
+    qkv,
+    softmax_scale=None,
+    causal=False,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    deterministic=False,
+    num_heads_q=None,
+    sm_margin=0,
+    return_attn_probs=False,
+):
+    """Self-attention of qkv (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, num_heads_q + 2 heads_k, head_dim)
+    with num_heads_q. The gradient is one tensor of that shape.
+
+    Returns out (batch, seqlen, heads, head_dim), or with return_attn_probs (out, softmax_lse).
+    """
+    _refuse(None, q_descale, k_descale, v_descale, attention_chunk)
+    if qkv.dim() == 5 and qkv.shape[2] == 3:
+        unpack = _unbind
+    elif qkv.dim() == 4 and num_heads_q is not None and qkv.shape[2] >= num_heads_q + 2:
+        num_heads_k, rest = divmod(qkv.shape[2] - num_heads_q, 2)
+        if rest:
+            raise ValueError(
+                f"qkv has {qkv.shape[2]} heads; beside num_heads_q ({num_heads_q}) their number must be even"
+            )
+        sizes = (num_heads_q, num_heads_k, num_heads_k)
+
+        def unpack(x):
+            return x.split(sizes, dim=-2)
+
+    else:
+        raise ValueError(
+            f"qkv (shape {tuple(qkv.shape)}) must be (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, "
+            f"num_heads_q + 2 heads_k, head_dim) with num_heads_q ({num_heads_q})"
+        )
+    options = _options(softmax_scale, causal, window_size, softcap, deterministic)
+    out, lse = _packed.attention(None, qkv, unpack, options)
+    return (out, lse) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    seqused_q=None,
+    seqused_k=None,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+    return_attn_probs=False,
+):
+    """Attention of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim or head_dim_v).
+
+    Sequence b holds the rows from cu_seqlens[b] to cu_seqlens[b + 1] (int32), of which seqused[b] are used; the rest of
+    the result is 0. Returns out, or with return_attn_probs (out, softmax_lse): (heads, total_q), without a gradient.
+    """
+    _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    options = _options(softmax_scale, causal, window_size, softcap, deterministic)
+    options.update(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        num_splits=splits(num_splits),
+    )
+    return _attend(q, k, v, options, return_attn_probs)
+
+
+def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
+    """The attention to all keys, from those to parts of them, computed in float32.
+
+    out_partial (parts, batch, seqlen, heads, head_dim) and lse_partial (parts, batch, seqlen, heads), a natural
+    logarithm, -inf for a row that saw no key of its part. out: a tensor to write to; out_dtype: the result's type,
+    out_partial's unless given. Returns (out, lse): (batch, seqlen, heads, head_dim) and (batch, seqlen, heads).
+    """
+    if out_partial.shape[:-1] != lse_partial.shape:
+        raise ValueError(
+            f"lse_partial (shape {tuple(lse_partial.shape)}) must be out_partial's shape {tuple(out_partial.shape)} "
+            "without head_dim"
+        )
+    wide = torch.promote_types(out_partial.dtype, torch.float32)
+    lse_partial = lse_partial.to(wide)
+    lse = lse_partial.logsumexp(0)
+    seen = lse_partial > float("-inf")
+    weight = torch.where(seen, lse_partial - lse, float("-inf")).exp()[..., None]
+    result = torch.where(seen[..., None], out_partial.to(wide) * weight, 0.0).sum(0)
+    if out is None:
+        return result.to(out_partial.dtype if out_dtype is None else out_dtype), lse
+    if out.shape != result.shape or out_dtype not in (None, out.dtype):
+        raise ValueError(
+            f"out ({out.dtype}, shape {tuple(out.shape)}) must have the shape {tuple(result.shape)} and the type "
+            f"out_dtype ({out_dtype}), where that is given"
+        )
+    return out.copy_(result), lse
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    qv=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    page_table=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    max_seqlen_q=None,
+    rotary_seqlens=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    rotary_interleaved=True,
+    scheduler_metadata=None,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+    return_softmax_lse=False,
+):
+    """tandem.flash_attn.flash_attn_with_kvcache, also for packed q and packed new keys. No gradient.
+
+    q (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q; k and v (batch, seqlen_new,
+    heads_k, head_dim), or (total_new, ...) with cu_seqlens_k_new. rotary_seqlens (batch, int32) takes the place of
+    cache_seqlens for the rotation. page_table is refused. Nothing is written when a call is refused.
+    Returns out, like q, or (out, softmax_lse, out_accum, softmax_lse_accum); the last two, which hold the parts of a
+    split call in FlashAttention-3, are empty.
+    """
+    _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    if page_table is not None:
+        raise tandem.Unsupported(
+            "page_table is given, but a cache in pages is not served: give k_cache and v_cache as "
+            "(batch, seqlen, heads_k, head_dim) without it"
+        )
+    options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
+    options.update(alibi_slopes=None, num_splits=splits(num_splits))
+    # A window that hides nothing is none, and then every query stands at the same place.
+    seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
+    left, right = window_size
+    local = 0 <= left < k_cache.shape[1] - 1 or 0 <= right < seqlen_q - 1
+    out, lse = _kvcache.append_and_attend(
+        _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad),
+        q,
+        k,
+        v,
+        _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, bool(causal) or local, rotary_seqlens),
+        options,
+        cu_seqlens_q,
+        cu_seqlens_k_new,
+    )
+    return (out, lse, lse.new_empty(0), lse.new_empty(0)) if return_softmax_lse else out
+
+
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads_q,
+    num_heads_kv,
+    headdim,
+    cache_seqlens,
+    qkv_dtype=torch.bfloat16,
+    headdim_v=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    cache_leftpad=None,
+    page_size=None,
+    max_seqlen_k_new=0,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    has_softcap=False,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+):
+    """What flash_attn_with_kvcache takes as scheduler_metadata: an empty int32 tensor; nothing is planned ahead."""
+    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+
+
+def _options(softmax_scale, causal, window_size, softcap, deterministic):
+    return {
+        "softmax_scale": softmax_scale,
+        "causal": bool(causal),
+        "window": bounds(window_size),
+        "softcap": max(softcap, 0.0),
+        "deterministic": deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0") == "1",
+    }
+
+
+def _attend(q, k, v, options, return_attn_probs):
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    if not return_attn_probs:
+        return tandem.attention(q, k, v, **options)
+    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    return out, lse.detach()
+
+
+def _unbind(packed):
+    return packed.unbind(-3)
+
+
+def _refuse(qv, q_descale, k_descale, v_descale, attention_chunk):
+    if qv is not None:
+        raise tandem.Unsupported(
+            "qv is given, but a second product of queries and values is not served: join q with qv and k with v along "
+            "head_dim, and pass them without qv"
+        )
+    for name, descale in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
+        if descale is not None:
+            raise tandem.Unsupported(f"{name} is given, but 8-bit inputs are not served: convert them to bfloat16")
+    if attention_chunk:
+        raise tandem.Unsupported(
+            f"attention_chunk ({attention_chunk}) is not served: pass 0, and each chunk as a sequence of its own with "
+            "cu_seqlens"
+        )

@@ -1,0 +1,182 @@
+"""The functions of FlashAttention-4's module flash_attn.cute, on tandem.attention.
+
+Shapes and rules are those of tandem.flash_attn, with these differences: the result is always (out, lse); a bound of
+window_size may be None, and a negative one is a bound like any other, but where both leave no key to see (left + right
+< 0) there is no window; learnable_sink (heads) is one more logit in every softmax, with a gradient. num_splits,
+pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's kernels: they are
+accepted and change no result. score_mod, mask_mod, block sparsity, gather_kv_indices and qv are refused.
+
+lse, natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None unless return_lse or an input requires a
+gradient. It is differentiable where return_lse asked for it; -inf for a row that sees no key.
+
+T. Zadouri et al. FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for Asymmetric Hardware Scaling.
+arXiv 2603.05451.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import tandem
+from tandem.flash_attn._arguments import splits, unit_stride
+
+__version__ = "4.0.0"
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    qv=None,
+    gather_kv_indices=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    learnable_sink=None,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    score_mod=None,
+    score_mod_bwd=None,
+    mask_mod=None,
+    aux_tensors=None,
+    aux_scalars=None,
+    block_sparse_tensors=None,
+    block_sparse_tensors_bwd=None,
+    return_lse=False,
+):
+    """Attention of q (batch, seqlen_q, heads, head_dim) to k and v (batch, seqlen_k, heads_k, head_dim or head_dim_v).
+
+    Returns (out, lse).
+    """
+    _refuse(
+        qv=qv,
+        gather_kv_indices=gather_kv_indices,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        block_sparse_tensors=block_sparse_tensors,
+        block_sparse_tensors_bwd=block_sparse_tensors_bwd,
+    )
+    options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, deterministic)
+    return _attend(q, k, v, options, return_lse)
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    qv=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    min_seqlen_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    gather_kv_indices=None,
+    page_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    learnable_sink=None,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    score_mod=None,
+    score_mod_bwd=None,
+    mask_mod=None,
+    block_sparse_tensors=None,
+    aux_tensors=None,
+    aux_scalars=None,
+    return_lse=False,
+    scheduler_metadata=None,
+    seqlen_k_per_split=None,
+    disable_scheduler_metadata=False,
+):
+    """Attention of sequences of different lengths; each side is packed or dense.
+
+    q (total_q, heads, head_dim) with cu_seqlens_q (batch + 1, int32), or (batch, seqlen_q, heads, head_dim); k and v
+    alike. seqused_q and seqused_k (batch, int32) are how much of each sequence is used. seqlen_k_per_split asks for
+    results that do not depend on the rest of the batch. page_table (batch, pages, int32): k and v are (pages,
+    page_size, heads_k, head_dim). Returns (out, lse), shaped by q.
+    """
+    _refuse(
+        qv=qv,
+        gather_kv_indices=gather_kv_indices,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        block_sparse_tensors=block_sparse_tensors,
+    )
+    options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, deterministic)
+    options.update(
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        page_table=page_table,
+        batch_invariant=seqlen_k_per_split is not None,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+    )
+    dense_q = None
+    if page_table is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):  # tandem.attention takes both or none
+        if cu_seqlens_q is None:
+            dense_q = q.shape[:2]
+            q, cu_seqlens_q, options["max_seqlen_q"] = *_pack(q), q.shape[1]
+        else:
+            v, _ = _pack(v)
+            k, cu_seqlens_k, options["max_seqlen_k"] = *_pack(k), k.shape[1]
+    options.update(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    out, lse = _attend(q, k, v, options, return_lse)
+    if dense_q is not None:
+        out = out.unflatten(0, dense_q)
+        lse = None if lse is None else lse.unflatten(1, dense_q).transpose(0, 1)
+    return out, lse
+
+
+def _pack(x):
+    """x (batch, seqlen, ...) as one packed tensor, and where its sequences begin and end."""
+    batch, seqlen = x.shape[:2]
+    return x.flatten(0, 1), seqlen * torch.arange(batch + 1, dtype=torch.int32, device=x.device)
+
+
+def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, deterministic):
+    left, right = window_size
+    if causal:
+        right = 0
+    if left is not None and right is not None and left + right < 0:
+        left = right = None
+    return {
+        "softmax_scale": softmax_scale,
+        "causal": bool(causal),
+        "window": None if left is None and right is None else (left, right),
+        "softcap": softcap,
+        "sink": learnable_sink,
+        "num_splits": splits(num_splits),
+        "deterministic": deterministic,
+    }
+
+
+def _attend(q, k, v, options, return_lse):
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    if return_lse:
+        return out, lse
+    inputs = (q, k, v, options["sink"])
+    return out, lse.detach() if any(x is not None and x.requires_grad for x in inputs) else None
+
+
+_WAYS_OUT = {
+    "qv": "join q with qv and k with v along head_dim, and pass them without qv",
+    "gather_kv_indices": "gather the keys and values beforehand",
+    "score_mod": "softcap, window_size, learnable_sink and tandem.attention's alibi_slopes and bias are served",
+    "mask_mod": "causal, window_size and tandem.attention's boolean bias are served",
+    "block_sparse_tensors": "leave it out with mask_mod; tandem.attention's boolean bias is served",
+    "block_sparse_tensors_bwd": "leave it out with mask_mod; tandem.attention's boolean bias is served",
+}
+
+
+def _refuse(**arguments):
+    for name, value in arguments.items():
+        if value is not None:
+            raise tandem.Unsupported(f"{name} ({type(value).__name__}) is not served: {_WAYS_OUT[name]}")

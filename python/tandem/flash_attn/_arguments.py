@@ -1,0 +1,33 @@
+"""What the FlashAttention interfaces say in their own way, as tandem.attention takes it."""
+
+from __future__ import annotations
+
+import torch
+
+
+def unit_stride(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy of it where its last dimension is not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def bounds(window_size) -> tuple[int | None, int | None] | None:
+    """(left, right) with negative numbers for "unbounded", as tandem.attention's window."""
+    left, right = window_size
+    left = None if left is None or left < 0 else left
+    right = None if right is None or right < 0 else right
+    return None if left is None and right is None else (left, right)
+
+
+def splits(num_splits: int) -> int | None:
+    """Less than 1 leaves the number of splits to the device."""
+    return num_splits if num_splits >= 1 else None
+
+
+def places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequence of each of x's rows and the row's place in it: (batch, 1) and (1, seqlen), or twice (total)."""
+    if cu_seqlens is None:
+        batch, seqlen = x.shape[:2]
+        return torch.arange(batch, device=x.device)[:, None], torch.arange(seqlen, device=x.device)[None]
+    starts = cu_seqlens.long()
+    sequence = torch.repeat_interleave(torch.arange(starts.numel() - 1, device=x.device), starts.diff())
+    return sequence, torch.arange(sequence.numel(), device=x.device) - starts[sequence]

@@ -1,0 +1,242 @@
+"""Appending keys and values to a cache and attending to it: the work of the flash_attn_with_kvcache functions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+import tandem
+from tandem.flash_attn._arguments import places, unit_stride
+from tandem.flash_attn.layers.rotary import rotate
+
+
+class Cache(NamedTuple):
+    """Keys and values, (batch_cache, seqlen_cache, heads_k, head_dim), and what of them a call is about."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    seqlens: Any = None  # an int, or (batch) int32: the keys in the cache; None: all of them
+    batch_idx: torch.Tensor | None = None  # (batch) int32: the row of the cache; None: row b
+    leftpad: torch.Tensor | None = None  # (batch) int32: the place of the first key; None: 0
+
+
+class Rotary(NamedTuple):
+    """The rotation of new keys by their place in the cache, and of queries."""
+
+    cos: torch.Tensor | None  # (places, rotary_dim / 2)
+    sin: torch.Tensor | None
+    interleaved: bool
+    each_query: bool  # queries stand at the places of the new keys; else all of a sequence at the first of them
+    seqlens: torch.Tensor | None = None  # (batch) int32: the place of the first new key; None: as in the cache
+
+
+@torch.no_grad()
+def append_and_attend(
+    cache: Cache,
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    rotary: Rotary,
+    options: dict[str, Any],
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse), after k and v were written into the cache. What it refuses, it refuses before it writes.
+
+    q (batch, seqlen_q, heads, head_dim), or (total_q, ...) with cu_seqlens_q; k and v (batch, seqlen_new, heads_k,
+    head_dim), or (total_new, ...) with cu_seqlens_k_new. options: those of tandem.attention that are not about lengths.
+    """
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
+    cache = _checked(cache, q, batch, cu_seqlens_q)
+    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, batch)
+    used = cache.seqlens
+    if k is not None or v is not None:
+        _check_new(cache, k, v, batch, cu_seqlens_k_new)
+        used = used + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff())
+    _check_values(cache, used)
+    if rotary.cos is not None or rotary.sin is not None:
+        q, k = _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new)
+    q = unit_stride(q)
+
+    tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
+    if k is not None:
+        tandem.check("forward", *tensors, **arguments)
+        sequence, place = places(k, cu_seqlens_k_new)
+        row = sequence if cache.batch_idx is None else cache.batch_idx.long()[sequence]
+        place = place + cache.seqlens.long()[sequence]
+        cache.k[row, place], cache.v[row, place] = k, v
+        if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # copies of what there was before
+            tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
+    return unsort(*tandem.attention(*tensors, return_lse=True, **arguments))
+
+
+def _call(cache, q, used, cu_seqlens_q, options):
+    """(q, k, v), the other arguments of tandem.attention, and what puts its results into the order of q.
+
+    Where sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor: each
+    sequence begins at its first key and has its used length. That takes sequences in the order of the cache's rows.
+    """
+    if cache.batch_idx is None and cache.leftpad is None and cu_seqlens_q is None:
+        batch = q.shape[0]
+        return (q, cache.k[:batch], cache.v[:batch]), {**options, "seqused_k": used}, lambda out, lse: (out, lse)
+    batch = used.numel()
+    k_cache, v_cache = cache.k, cache.v
+    row = torch.arange(batch, device=q.device) if cache.batch_idx is None else cache.batch_idx.long()
+    if row.unique().numel() < batch:  # sequences that share a row would overlap
+        k_cache, v_cache = k_cache[row], v_cache[row]
+        row = torch.arange(batch, device=q.device)
+    spacing = _spacing(k_cache, v_cache)
+    if spacing is None:
+        k_cache, v_cache, spacing = k_cache.contiguous(), v_cache.contiguous(), k_cache.shape[1]
+
+    order = row.argsort()
+    leftpad = torch.zeros_like(used) if cache.leftpad is None else cache.leftpad
+    begin = (row * spacing + leftpad)[order]
+    first = int(begin[0])
+    k, v = _rows(k_cache, spacing)[first:], _rows(v_cache, spacing)[first:]
+
+    sequence = places(q, cu_seqlens_q)[0].expand(q.shape[:-2]).flatten()
+    sort = order.argsort()[sequence].argsort(stable=True)
+    lengths = sequence.bincount(minlength=batch)[order]
+    slopes = options["alibi_slopes"]
+    arguments = {
+        **options,
+        "alibi_slopes": slopes[order] if slopes is not None and slopes.shape[:-1] == (batch,) else slopes,
+        "cu_seqlens_q": F.pad(lengths.cumsum(0), (1, 0)).int(),
+        "cu_seqlens_k": F.pad(begin - first, (0, 1), value=k.shape[0]).int(),
+        "max_seqlen_q": int(lengths.max()),
+        "max_seqlen_k": k.shape[0],
+        "seqused_k": (used - leftpad)[order],
+    }
+
+    def unsort(out, lse):
+        back = sort.argsort()
+        out, lse = out[back].reshape(*q.shape[:-1], v.shape[-1]), lse[:, back]
+        return out, lse if cu_seqlens_q is not None else lse.unflatten(1, q.shape[:2]).transpose(0, 1)
+
+    return (q.flatten(0, -3)[sort], k, v), arguments, unsort
+
+
+def _address(x):
+    return x.untyped_storage().data_ptr()
+
+
+def _spacing(*caches):
+    """The distance between the rows of the caches' batches, counted in places; None where it is no such number."""
+    found = set()
+    for x in caches:
+        spacing = x.shape[1] if x.shape[0] == 1 else x.stride(0) // max(x.stride(1), 1)
+        whole = x.shape[0] == 1 or spacing * x.stride(1) == x.stride(0)
+        fits = whole and x.shape[1] <= spacing and x.shape[0] * spacing < 2**31
+        found.add(spacing if fits else None)
+    return found.pop() if len(found) == 1 else None
+
+
+def _rows(x, spacing):
+    """A view of all of the cache's places, and of what lies between its batches: (places, heads_k, head_dim)."""
+    return x.as_strided(((x.shape[0] - 1) * spacing + x.shape[1], *x.shape[2:]), x.stride()[1:])
+
+
+def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
+    """q and k, turned."""
+    cos, sin = rotary.cos, rotary.sin
+    if cos is None or sin is None or cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[-1]:
+        raise ValueError(
+            "rotary_cos and rotary_sin must both be (places, rotary_dim / 2), rotary_dim at most head_dim "
+            f"({q.shape[-1]})"
+        )
+    if k is None:
+        raise ValueError("rotary_cos is given without k: it turns new keys, and queries to match; give k and v as well")
+    if rotary.seqlens is not None:
+        _check_index("rotary_seqlens", rotary.seqlens, cache.seqlens.numel())
+    start = (cache.seqlens if rotary.seqlens is None else rotary.seqlens).long()
+    turned = []
+    for x, cu_seqlens, by_place in ((q, cu_seqlens_q, rotary.each_query), (k, cu_seqlens_k_new, True)):
+        sequence, place = places(x, cu_seqlens)
+        place = start[sequence] + (place if by_place else 0)
+        if place.numel() and not 0 <= int(place.min()) <= int(place.max()) < cos.shape[0]:
+            raise ValueError(
+                f"rotary_cos has {cos.shape[0]} places, but {int(place.min())} to {int(place.max())} are asked for: "
+                "compute it for all places of the cache"
+            )
+        turned.append(rotate(x, cos, sin, place, rotary.interleaved))
+    return turned
+
+
+def _checked(cache, q, batch, cu_seqlens_q):
+    """cache, with its lengths as a tensor."""
+    k, v = cache.k, cache.v
+    if q.dim() != (4 if cu_seqlens_q is None else 3):
+        raise ValueError(
+            f"q (shape {tuple(q.shape)}) must be (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with "
+            "cu_seqlens_q"
+        )
+    if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"k_cache and v_cache (shapes {tuple(k.shape)} and {tuple(v.shape)}) must be (batch, seqlen, heads_k, "
+            "head_dim)"
+        )
+    for name, x in (("k_cache", k), ("v_cache", v)):
+        if x.stride(-1) != 1:
+            raise ValueError(f"{name} (strides {x.stride()}) is used in place: its last dimension must be contiguous")
+    if batch < 1 or (cache.batch_idx is None and batch > k.shape[0]):
+        raise ValueError(
+            f"q has a batch of {batch}, which must be at least 1 and at most k_cache's ({k.shape[0]}); by "
+            "cache_batch_idx several sequences may share a row"
+        )
+    seqlens = k.shape[1] if cache.seqlens is None else cache.seqlens
+    if not isinstance(seqlens, torch.Tensor):
+        seqlens = torch.full((batch,), seqlens, dtype=torch.int32, device=q.device)
+    for name, x in (
+        ("cache_seqlens", seqlens),
+        ("cache_batch_idx", cache.batch_idx),
+        ("cache_leftpad", cache.leftpad),
+    ):
+        if x is not None:
+            _check_index(name, x, batch)
+    return cache._replace(seqlens=seqlens)
+
+
+def _check_index(name, x, length):
+    if x.dtype != torch.int32 or tuple(x.shape) != (length,):
+        raise ValueError(f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be int32, of shape ({length},)")
+
+
+def _check_cu_seqlens(name, cu_seqlens, x, batch):
+    if cu_seqlens is None:
+        return
+    _check_index(name, cu_seqlens, batch + 1)
+    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or int(cu_seqlens.diff().min()) < 0:
+        raise ValueError(f"{name} ({cu_seqlens.tolist()}) must begin with 0, never decrease, and end with {x.shape[0]}")
+
+
+def _check_new(cache, k, v, batch, cu_seqlens_k_new):
+    if k is None or v is None:
+        raise ValueError("k and v must be given together: both are appended to the cache")
+    _check_cu_seqlens("cu_seqlens_k_new", cu_seqlens_k_new, k, batch)
+    lead = (batch, k.shape[1]) if cu_seqlens_k_new is None else (k.shape[0],)
+    for name, x, into in (("k", k, cache.k), ("v", v, cache.v)):
+        if tuple(x.shape) != (*lead, *into.shape[2:]) or x.dtype != into.dtype:
+            raise ValueError(
+                f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be {into.dtype} and {(*lead, *into.shape[2:])}, to "
+                f"be appended to {name}_cache of shape {tuple(into.shape)}"
+            )
+
+
+def _check_values(cache, used):
+    """Lengths and indices that lead out of the cache would be written there."""
+    rows, seqlen = cache.k.shape[:2]
+    if int(cache.seqlens.min()) < 0 or int(used.max()) > seqlen:
+        raise ValueError(
+            f"cache_seqlens ({int(cache.seqlens.min())} to {int(cache.seqlens.max())}) must be at least 0 and, with "
+            f"the new keys ({int(used.max())} in all), at most the cache's {seqlen} places: make the cache longer"
+        )
+    if cache.leftpad is not None and bool(((cache.leftpad < 0) | (cache.leftpad > cache.seqlens)).any()):
+        raise ValueError("cache_leftpad must be at least 0 and at most cache_seqlens: the keys begin there")
+    if cache.batch_idx is not None and not 0 <= int(cache.batch_idx.min()) <= int(cache.batch_idx.max()) < rows:
+        raise ValueError(
+            f"cache_batch_idx ({int(cache.batch_idx.min())} to {int(cache.batch_idx.max())}) must name rows of the "
+            f"cache, 0 to {rows - 1}"
+        )

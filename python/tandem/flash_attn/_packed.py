@@ -1,0 +1,59 @@
+"""Attention over tensors that hold several of q, k and v, with their gradients written into one tensor as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+from torch.autograd.function import once_differentiable
+
+import tandem
+from tandem import _torch
+from tandem.flash_attn._arguments import unit_stride
+
+Unpack = Callable[[torch.Tensor], Sequence[torch.Tensor]]
+
+
+def attention(
+    q: torch.Tensor | None, packed: torch.Tensor, unpack: Unpack, options: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of the tensors unpack(packed): q, k and v, or k and v where q comes apart.
+
+    unpack returns views and is applied to the gradient too, so that no gradients have to be concatenated. lse has no
+    gradient.
+    """
+    packed = unit_stride(packed)
+    q = None if q is None else unit_stride(q)
+    # What traces or transforms the call sees its parts, and joins their gradients in its own way.
+    if torch.compiler.is_compiling() or not _torch._is_eager(packed, packed, packed if q is None else q):
+        parts = unpack(packed) if q is None else (q, *unpack(packed))
+        out, lse = tandem.attention(*parts, return_lse=True, **options)
+        return out, lse.detach()
+    return _PackedAttention.apply(q, packed, unpack, options)
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, packed, unpack, options):
+        parts = unpack(packed) if q is None else (q, *unpack(packed))
+        out, lse = tandem.attention(*parts, return_lse=True, **options)
+        ctx.save_for_backward(q, packed, out, lse)
+        ctx.unpack, ctx.options = unpack, options
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, _):
+        q, packed, out, lse = ctx.saved_tensors
+        wants_q, wants_packed = ctx.needs_input_grad[:2]
+        parts = list(ctx.unpack(packed))
+        dpacked = torch.empty_like(packed) if wants_packed else None
+        gradients = list(ctx.unpack(dpacked)) if wants_packed else [False] * len(parts)
+        if q is not None:
+            parts.insert(0, q)
+            gradients.insert(0, None if wants_q else False)
+        dq, dk, dv = gradients
+        result = tandem.attention_backward(dout, *parts, out, lse, **ctx.options, dq=dq, dk=dk, dv=dv)
+        return result.dq if q is not None else None, dpacked, None, None

@@ -1,0 +1,311 @@
+"""The functions of flash_attn.flash_attn_interface (FlashAttention-2), on tandem.attention.
+
+Shapes: q (batch, seqlen_q, heads, head_dim), k and v (batch, seqlen_k, heads_k, head_dim), or packed (total, heads,
+head_dim) with cu_seqlens (batch + 1, int32). Any head_dim up to 512; heads is a multiple of heads_k. softmax_scale is
+1 / sqrt(head_dim) unless given; causal and window_size (left, right) measure from the bottom right corner, a negative
+bound is no bound; softcap of 0 or less is off; alibi_slopes (heads) or (batch, heads) is float32.
+
+With return_attn_probs the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
+total_q), is float32, has no gradient, and is +inf for a row that sees no key (tandem.attention says -inf there).
+S_dmask is empty without dropout; with it, it holds the probabilities, (batch, heads, seqlen_q, seqlen_k), negative
+where dropout dropped them: a testing aid, as large as the array that attention avoids.
+
+Setting the environment variable FLASH_ATTENTION_DETERMINISTIC=1 is the same as deterministic=True everywhere.
+
+T. Dao. FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning. arXiv 2307.08691.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+import tandem
+from tandem.flash_attn import _kvcache, _packed
+from tandem.flash_attn._arguments import bounds, places, splits, unit_stride
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Attention of q (batch, seqlen_q, heads, head_dim) to k and v (batch, seqlen_k, heads_k, head_dim).
+
+    Returns out, like q, or (out, softmax_lse, S_dmask); the module's text has the rules.
+    """
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q.device)
+    return _attend(q, k, v, options, return_attn_probs)
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+):
+    """Attention of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim).
+
+    Sequence b holds the rows from cu_seqlens[b] to cu_seqlens[b + 1]; max_seqlen_* are at least the longest. With
+    block_table (batch, pages, int32) k and v are (pages, page_size, heads_k, head_dim).
+    Returns out, like q, or (out, softmax_lse, S_dmask).
+    """
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q.device)
+    options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    if block_table is None:
+        options.update(cu_seqlens_k=cu_seqlens_k)
+    else:  # pages have no place in a packed tensor: cu_seqlens_k only tells the lengths
+        options.update(page_table=block_table, seqused_k=torch.diff(cu_seqlens_k))
+    return _attend(q, k, v, options, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(
+    qkv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Self-attention of qkv (batch, seqlen, 3, heads, head_dim), whose gradient is one tensor of that shape.
+
+    Returns out (batch, seqlen, heads, head_dim) or (out, softmax_lse, S_dmask).
+    """
+    _check_packed("qkv", qkv, "(batch, seqlen, 3, heads, head_dim)")
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, qkv.device)
+    return _attend_packed(None, qkv, options, return_attn_probs)
+
+
+def flash_attn_kvpacked_func(
+    q,
+    kv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Attention of q (batch, seqlen_q, heads, head_dim) to kv (batch, seqlen_k, 2, heads_k, head_dim).
+
+    Returns out, like q, or (out, softmax_lse, S_dmask). The gradient of kv is one tensor.
+    """
+    _check_packed("kv", kv, "(batch, seqlen_k, 2, heads_k, head_dim)")
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q.device)
+    return _attend_packed(q, kv, options, return_attn_probs)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Self-attention of packed sequences: qkv (total, 3, heads, head_dim), whose gradient is one tensor of that shape.
+
+    Returns out (total, heads, head_dim) or (out, softmax_lse, S_dmask).
+    """
+    _check_packed("qkv", qkv, "(total, 3, heads, head_dim)")
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, qkv.device)
+    options.update(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen)
+    return _attend_packed(None, qkv, options, return_attn_probs)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Attention of packed sequences: q (total_q, heads, head_dim) to kv (total_k, 2, heads_k, head_dim).
+
+    Returns out, like q, or (out, softmax_lse, S_dmask). The gradient of kv is one tensor.
+    """
+    _check_packed("kv", kv, "(total_k, 2, heads_k, head_dim)")
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q.device)
+    options.update(
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k
+    )
+    return _attend_packed(q, kv, options, return_attn_probs)
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+):
+    """Appends k and v to a cache, in place, then attends to it. No gradient.
+
+    q (batch, seqlen_q, heads, head_dim); k_cache, v_cache (batch_cache, seqlen_cache, heads_k, head_dim); k and v
+    (batch, seqlen_new, heads_k, head_dim) go to the places from cache_seqlens (an int, or (batch) int32) on.
+    cache_batch_idx (batch, int32): which of the cache's rows belongs to each row of q. cache_leftpad (batch, int32):
+    where the keys of a row begin. rotary_cos, rotary_sin (places, rotary_dim / 2): k is rotated by its place in the
+    cache; q by cache_seqlens + i when causal or windowed, else by cache_seqlens.
+    block_table is refused. Nothing is written when a call is refused.
+    Returns out, like q, or (out, softmax_lse).
+    """
+    if block_table is not None:
+        raise tandem.Unsupported(
+            "block_table is given, but a cache in pages is not served: give k_cache and v_cache as "
+            "(batch, seqlen, heads_k, head_dim) without it"
+        )
+    options = {
+        "softmax_scale": softmax_scale,
+        "causal": bool(causal),
+        "window": bounds(window_size),
+        "softcap": max(softcap, 0.0),
+        "alibi_slopes": alibi_slopes,
+        "num_splits": splits(num_splits),
+    }
+    # A window that covers the whole cache is none, and then every query stands at the same place.
+    local = any(0 <= bound < k_cache.shape[1] for bound in window_size)
+    out, lse = _kvcache.append_and_attend(
+        _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad),
+        q,
+        k,
+        v,
+        _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, each_query=bool(causal) or local),
+        options,
+    )
+    return (out, _lse(lse)) if return_softmax_lse else out
+
+
+def _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, device):
+    """The arguments that all forms share, as tandem.attention's."""
+    return {
+        "softmax_scale": softmax_scale,
+        "causal": bool(causal),
+        "window": bounds(window_size),
+        "softcap": max(softcap, 0.0),
+        "alibi_slopes": alibi_slopes,
+        "dropout_p": dropout_p,
+        # Drawn here, since S_dmask and the backward pass of packed forms need it again.
+        "seed": torch.randint(2**63 - 1, (2,), device=device) if dropout_p > 0 else None,
+        "deterministic": deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0") == "1",
+    }
+
+
+def _attend(q, k, v, options, return_attn_probs):
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    if not return_attn_probs:
+        return tandem.attention(q, k, v, **options)
+    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    return out, _lse(lse), _probabilities(q, k, options)
+
+
+def _attend_packed(q, packed, options, return_attn_probs):
+    out, lse = _packed.attention(q, packed, _unbind, options)
+    if not return_attn_probs:
+        return out
+    q, k = (q, _unbind(packed)[0]) if q is not None else _unbind(packed)[:2]
+    return out, _lse(lse), _probabilities(q, k, options)
+
+
+def _unbind(packed):
+    return packed.unbind(-3)
+
+
+def _check_packed(name, x, shape):
+    ndim, parts = shape.count(",") + 1, 3 if name == "qkv" else 2
+    if x.dim() != ndim or x.shape[-3] != parts:
+        raise ValueError(f"{name} (shape {tuple(x.shape)}) must be {shape}; stack its parts along that dimension")
+
+
+def _lse(lse):
+    """flash_attn marks a row that sees no key by +inf."""
+    lse = lse.detach()
+    return lse.masked_fill(lse == float("-inf"), float("inf"))
+
+
+@torch.no_grad()
+def _probabilities(q, k, options):
+    """The probabilities, (batch, heads, seqlen_q, seqlen_k) in q's type, negative where dropout drops the entry.
+
+    To attend to the rows of an identity matrix returns the probabilities themselves, or with dropout what is left of
+    them.
+    """
+    if not options["dropout_p"] > 0:
+        return q.new_empty(0)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q_wide, k_wide = q.detach().to(wide), k.detach().to(wide)
+    plain = {**options, "dropout_p": 0.0, "seed": None}
+
+    _, place = places(k, options.get("cu_seqlens_k"))
+    place = place.flatten()
+    seqlen_k = int(place.max()) + 1 if place.numel() else 0
+    chunks = []
+    for columns in torch.arange(seqlen_k, device=q.device).split(512):  # the widest head_dim_v
+        identity = (place[:, None, None] == columns).to(wide)
+        identity = identity.expand(*k.shape[:-1], -1)
+        p = tandem.attention(q_wide, k_wide, identity, **plain)
+        kept = tandem.attention(q_wide, k_wide, identity, **options) > 0
+        chunks.append(torch.where(kept, p, -p).to(q.dtype))
+    signed = torch.cat(chunks, dim=-1) if chunks else q.new_empty(*q.shape[:-1], 0)
+
+    cu_seqlens_q = options.get("cu_seqlens_q")
+    if cu_seqlens_q is not None:  # packed rows go to a rectangle that the longest sequence fills
+        sequence, place = places(q, cu_seqlens_q)
+        seqlen_q = int(place.max()) + 1 if place.numel() else 0
+        dense = signed.new_zeros(cu_seqlens_q.numel() - 1, seqlen_q, *signed.shape[1:])
+        dense[sequence, place] = signed
+        signed = dense
+    return signed.transpose(1, 2)

@@ -18,7 +18,7 @@ done
 install_packages "$BUILD_PACKAGES" "$PYTHON_PACKAGES" "$LINT_PACKAGES"
 
 files() { # <pattern of names>: all of them outside of build folders
-  find . \( -path './build*' -o -path ./out -o -path ./.git \) -prune -o -type f -regextype egrep -regex "$1" -print | sort
+  find . \( -path './build*' -o -path ./out -o -path './.[!c]*' \) -prune -o -type f -regextype egrep -regex "$1" -print | sort
 }
 # ruff is no package of Debian's: that of the Python tests' environment, or one of its own.
 lint_python() {

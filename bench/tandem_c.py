@@ -1,4 +1,5 @@
 """The C interface through ctypes, for torch tensors on the CPU: what the benchmarks need of it and no more."""
+
 import ctypes as c
 import os
 import pathlib
@@ -11,8 +12,10 @@ def _library():
     for path in (os.environ.get("TANDEM_LIBRARY"), root / "build/release/src/libtandem.so.0"):
         if path and os.path.exists(path):
             return c.CDLL(str(path))
-    raise SystemExit("libtandem.so.0 was not found: build it (./test.sh or cmake --build --preset release), "
-                     "or name it in TANDEM_LIBRARY")
+    raise SystemExit(
+        "libtandem.so.0 was not found: build it (./test.sh or cmake --build --preset release), "
+        "or name it in TANDEM_LIBRARY"
+    )
 
 
 class _Device(c.Structure):
@@ -24,22 +27,49 @@ class _DType(c.Structure):
 
 
 class _Tensor(c.Structure):
-    _fields_ = [("data", c.c_void_p), ("device", _Device), ("ndim", c.c_int32), ("dtype", _DType),
-                ("shape", c.POINTER(c.c_int64)), ("strides", c.POINTER(c.c_int64)), ("byte_offset", c.c_uint64)]
+    _fields_ = [
+        ("data", c.c_void_p),
+        ("device", _Device),
+        ("ndim", c.c_int32),
+        ("dtype", _DType),
+        ("shape", c.POINTER(c.c_int64)),
+        ("strides", c.POINTER(c.c_int64)),
+        ("byte_offset", c.c_uint64),
+    ]
 
 
-_TENSORS = ("q k v out lse dout dlse dq dk dv bias dbias sink dsink alibi_slopes cu_seqlens_q cu_seqlens_k seqused_q "
-            "seqused_k page_table").split()
+_TENSORS = (
+    "q k v out lse dout dlse dq dk dv bias dbias sink dsink alibi_slopes cu_seqlens_q cu_seqlens_k seqused_q "
+    "seqused_k page_table"
+).split()
 
 
 class _Args(c.Structure):
-    _fields_ = ([("size", c.c_int64)] + [(name, c.POINTER(_Tensor)) for name in _TENSORS] +
-                [("max_seqlen_q", c.c_int64), ("max_seqlen_k", c.c_int64), ("softmax_scale", c.c_double),
-                 ("softcap", c.c_double), ("causal", c.c_int32), ("alignment", c.c_int32), ("window", c.c_int32),
-                 ("reserved", c.c_int32), ("window_left", c.c_int64), ("window_right", c.c_int64),
-                 ("dropout_p", c.c_double), ("dropout_seed", c.c_uint64), ("dropout_offset", c.c_uint64),
-                 ("dropout_seed_ptr", c.c_void_p), ("dropout_offset_ptr", c.c_void_p), ("num_splits", c.c_int32),
-                 ("deterministic", c.c_int32), ("batch_invariant", c.c_int32), ("validate", c.c_int32)])
+    _fields_ = (
+        [("size", c.c_int64)]
+        + [(name, c.POINTER(_Tensor)) for name in _TENSORS]
+        + [
+            ("max_seqlen_q", c.c_int64),
+            ("max_seqlen_k", c.c_int64),
+            ("softmax_scale", c.c_double),
+            ("softcap", c.c_double),
+            ("causal", c.c_int32),
+            ("alignment", c.c_int32),
+            ("window", c.c_int32),
+            ("reserved", c.c_int32),
+            ("window_left", c.c_int64),
+            ("window_right", c.c_int64),
+            ("dropout_p", c.c_double),
+            ("dropout_seed", c.c_uint64),
+            ("dropout_offset", c.c_uint64),
+            ("dropout_seed_ptr", c.c_void_p),
+            ("dropout_offset_ptr", c.c_void_p),
+            ("num_splits", c.c_int32),
+            ("deterministic", c.c_int32),
+            ("batch_invariant", c.c_int32),
+            ("validate", c.c_int32),
+        ]
+    )
 
 
 _lib = _library()
@@ -86,17 +116,35 @@ class Call:
         _check(self._run(None, c.byref(self._args), self._workspace.data_ptr(), self.workspace_bytes, None))
 
 
+def _rows(x):
+    return x.transpose(1, 2)
+
+
 def forward(q, k, v, **options):
     """(call, out, lse) for tensors in torch's order (batch, heads, seqlen, head_dim)."""
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32)
-    t = lambda x: x.transpose(1, 2)
-    return Call(False, q=t(q), k=t(k), v=t(v), out=t(out), lse=lse, **options), out, lse
+    return Call(False, q=_rows(q), k=_rows(k), v=_rows(v), out=_rows(out), lse=lse, **options), out, lse
 
 
 def backward(q, k, v, out, lse, dout, **options):
     """(call, dq, dk, dv) for tensors in torch's order."""
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-    t = lambda x: x.transpose(1, 2)
-    return Call(True, q=t(q), k=t(k), v=t(v), out=t(out), lse=lse, dout=t(dout), dq=t(dq), dk=t(dk), dv=t(dv),
-                **options), dq, dk, dv
+    return (
+        Call(
+            True,
+            q=_rows(q),
+            k=_rows(k),
+            v=_rows(v),
+            out=_rows(out),
+            lse=lse,
+            dout=_rows(dout),
+            dq=_rows(dq),
+            dk=_rows(dk),
+            dv=_rows(dv),
+            **options,
+        ),
+        dq,
+        dk,
+        dv,
+    )

@@ -1,3 +1,4 @@
+# ruff: noqa: B023, the closures are called before the loop goes on
 """Tandem's CPU engine beside torch's CPU scaled_dot_product_attention: same inputs, one run, all cores.
 
     pip install torch numpy
@@ -9,6 +10,7 @@ Rates count 4 * batch * heads * seqlen_q * seqlen_k * head_dim operations for a 
 backward, half of both when causal. Each figure is the fastest call of several rounds in which the two take turns; for
 decode it is the median call.
 """
+
 import argparse
 import json
 import math
@@ -18,10 +20,9 @@ import subprocess
 import sys
 import time
 
+import tandem_c
 import torch
 import torch.nn.functional as F
-
-import tandem_c
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -75,7 +76,8 @@ def machine(report, seconds):
     product = gflops(2 * 4096**3, take_turns([lambda: a @ a], 2 * seconds)[0])
     names = ["torch's BLAS"]
     try:
-        import numpy
+        import numpy  # noqa: F401, torch's numpy() needs it
+
         b = a.numpy()
         other = gflops(2 * 4096**3, take_turns([lambda: b @ b], 2 * seconds)[0])
         names.append("numpy's BLAS")
@@ -84,8 +86,10 @@ def machine(report, seconds):
     except ImportError:
         pass
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
-    report.say(f"{cpu}, {len(os.sched_getaffinity(0))} cores; torch {torch.__version__} "
-               f"({torch.backends.cpu.get_cpu_capability()}); Tandem: {tandem_c.description()}.")
+    report.say(
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores; torch {torch.__version__} "
+        f"({torch.backends.cpu.get_cpu_capability()}); Tandem: {tandem_c.description()}."
+    )
     report.say(f"float32 product of 4096 x 4096 matrices: {product:.0f} GF/s ({names[0]}).")
     report.figures["machine"] = {"product_gflops": product}
     return product
@@ -94,8 +98,10 @@ def machine(report, seconds):
 def grid(report, dtypes, seconds, product):
     for name in dtypes:
         dtype, ratios = DTYPES[name], {"forward": [], "backward": []}
-        report.table(f"{name}, batch 1 (GF/s; ratio: torch's time / ours)",
-                     ["head_dim", "seqlen", "heads", "causal", "forward", "torch", "ratio", "backward", "torch", "ratio"])
+        report.table(
+            f"{name}, batch 1 (GF/s; ratio: torch's time / ours)",
+            ["head_dim", "seqlen", "heads", "causal", "forward", "torch", "ratio", "backward", "torch", "ratio"],
+        )
         for head_dim in (64, 128):
             for seqlen in (512, 2048, 8192):
                 heads = 4 if seqlen == 8192 else 8
@@ -103,8 +109,18 @@ def grid(report, dtypes, seconds, product):
                     row = cell(dtype, head_dim, seqlen, heads, causal, seconds)
                     ratios["forward"].append(row[2])
                     ratios["backward"].append(row[5])
-                    report.row(head_dim, seqlen, heads, "yes" if causal else "no", f"{row[0]:.0f}", f"{row[1]:.0f}",
-                               f"{row[2]:.2f}", f"{row[3]:.0f}", f"{row[4]:.0f}", f"{row[5]:.2f}")
+                    report.row(
+                        head_dim,
+                        seqlen,
+                        heads,
+                        "yes" if causal else "no",
+                        f"{row[0]:.0f}",
+                        f"{row[1]:.0f}",
+                        f"{row[2]:.2f}",
+                        f"{row[3]:.0f}",
+                        f"{row[4]:.0f}",
+                        f"{row[5]:.2f}",
+                    )
                     report.figures[f"{name}/d{head_dim}/s{seqlen}/{'causal' if causal else 'full'}"] = row
                     if name == "f32" and product and (head_dim, seqlen, causal) == (128, 8192, False):
                         report.figures["f32 forward / product"] = row[0] / product
@@ -114,7 +130,9 @@ def grid(report, dtypes, seconds, product):
             report.figures[f"{name} {direction}"] = {"geometric_mean": geometric_mean(r), "least": min(r)}
     share = report.figures.get("f32 forward / product")
     if share:
-        report.say(f"float32 forward at head_dim 128, seqlen 8192: {100 * share:.0f} % of the rate of the product above.")
+        report.say(
+            f"float32 forward at head_dim 128, seqlen 8192: {100 * share:.0f} % of the rate of the product above."
+        )
 
 
 def cell(dtype, head_dim, seqlen, heads, causal, seconds):
@@ -131,8 +149,10 @@ def cell(dtype, head_dim, seqlen, heads, causal, seconds):
 
 
 def decode(report, dtypes, seconds):
-    report.table("Decode: 1 query, 8192 keys, 8 heads, head_dim 128 (GB/s of keys and values)",
-                 ["dtype", "Tandem", "torch", "ratio", "their sum", "share of that"])
+    report.table(
+        "Decode: 1 query, 8192 keys, 8 heads, head_dim 128 (GB/s of keys and values)",
+        ["dtype", "Tandem", "torch", "ratio", "their sum", "share of that"],
+    )
     for name in dtypes:
         q = torch.randn(1, 8, 1, 128).to(DTYPES[name])
         # Several sets, so that none stays in the cache.
@@ -158,7 +178,9 @@ def decode(report, dtypes, seconds):
         with torch.no_grad():
             a, b, c = take_turns([ours, theirs, read], 2 * seconds, statistics.median)
         size = len(sets) * 2 * sets[0][0].numel() * sets[0][0].element_size() / 1e9
-        report.row(name, f"{size / a:.1f}", f"{size / b:.1f}", f"{b / a:.2f}", f"{size / c:.1f}", f"{100 * c / a:.0f} %")
+        report.row(
+            name, f"{size / a:.1f}", f"{size / b:.1f}", f"{b / a:.2f}", f"{size / c:.1f}", f"{100 * c / a:.0f} %"
+        )
         report.figures[f"{name} decode"] = {"gbytes": size / a, "torch": size / b, "ratio": b / a, "read": size / c}
 
 
@@ -186,11 +208,14 @@ def memory_child(name, seqlen):
 
 
 def memory(report, dtypes, seqlen=65536):
-    report.table(f"Peak extra memory, seqlen {seqlen}, head_dim 128, one head (MB beyond inputs and outputs)",
-                 ["dtype", "forward", "backward", "S x S in float32 would be"])
+    report.table(
+        f"Peak extra memory, seqlen {seqlen}, head_dim 128, one head (MB beyond inputs and outputs)",
+        ["dtype", "forward", "backward", "S x S in float32 would be"],
+    )
     for name in dtypes:
-        output = subprocess.run([sys.executable, __file__, "--memory-child", name, str(seqlen)], check=True,
-                                capture_output=True, text=True).stdout
+        output = subprocess.run(
+            [sys.executable, __file__, "--memory-child", name, str(seqlen)], check=True, capture_output=True, text=True
+        ).stdout
         forward, backward = (x / 1e6 for x in json.loads(output))
         report.row(name, f"{forward:.1f}", f"{backward:.1f}", f"{4 * seqlen**2 / 1e6:.0f}")
         report.figures[f"{name} memory"] = {"forward_mb": forward, "backward_mb": backward}

@@ -72,7 +72,11 @@ def attend(case, t, b, q, k, v):
         else:
             scores = scores + whole
     scores = np.where(visible, scores, -np.inf)
-    logits = scores if "sink" not in t else np.concatenate([scores, np.broadcast_to(t["sink"][:, None, None], (heads, rows, 1))], -1)
+    logits = (
+        scores
+        if "sink" not in t
+        else np.concatenate([scores, np.broadcast_to(t["sink"][:, None, None], (heads, rows, 1))], -1)
+    )
     top = logits.max(-1, initial=-np.inf)
     safe = np.where(np.isfinite(top), top, 0.0)
     lse = np.log(np.exp(logits - safe[..., None]).sum(-1)) + safe
@@ -104,9 +108,9 @@ def reference(case, t):
         used_q = int(t["seqused_q"][b]) if "seqused_q" in t else q_b.shape[0]
         used_k = int(t["seqused_k"][b]) if "seqused_k" in t else k_b.shape[0]
         heads_first = [x.transpose(1, 0, 2) for x in (q_b[:used_q], k_b[:used_k], v_b[:used_k])]
-        o, l = attend(case, t, b, heads_first[0], *(x.repeat(group, axis=0) for x in heads_first[1:]))
+        o, row_lse = attend(case, t, b, heads_first[0], *(x.repeat(group, axis=0) for x in heads_first[1:]))
         (out if packed else out[b])[rows][:used_q] = o.transpose(1, 0, 2)
-        (lse if packed else lse[b])[:, rows][:, :used_q] = l
+        (lse if packed else lse[b])[:, rows][:, :used_q] = row_lse
     return out, lse
 
 

@@ -22,15 +22,14 @@ def inputs_of(q, k, v, bias=None, sink=None, slopes=None, cu_q=None, cu_k=None, 
     return q, k, v, bias, sink, slopes, cu_q, cu_k, used_q, used_k, None, seed
 
 
+LENGTHS = [torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 8], [0, 6, 11])]
+PACKED = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), (*LENGTHS, 5, 6)))
+MASKED = {"causal": "top_left", "window": (3, 0), "softcap": 1.0}
 CASES = {
     "plain": ((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 5), {}),
     "causal": ((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), {"causal": True}),
-    "top-left, window, softcap": ((1, 6, 2, 4), (1, 9, 1, 4), (1, 9, 1, 4), {"causal": "top_left", "window": (3, 0), "softcap": 1.0}),
-    "packed": (
-        (8, 2, 4), (11, 2, 4), (11, 2, 4),
-        {"cu_seqlens_q": torch.tensor([0, 3, 8], dtype=torch.int32), "cu_seqlens_k": torch.tensor([0, 6, 11], dtype=torch.int32),
-         "max_seqlen_q": 5, "max_seqlen_k": 6, "causal": True},
-    ),
+    "top-left, window, softcap": ((1, 6, 2, 4), (1, 9, 1, 4), (1, 9, 1, 4), MASKED),
+    "packed": ((8, 2, 4), (11, 2, 4), (11, 2, 4), {"causal": True, **PACKED}),
     "used": ((2, 4, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4), {"seqused_k": torch.tensor([3, 5], dtype=torch.int32)}),
     "alibi": ((1, 4, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4), {"alibi_slopes": torch.tensor([0.5, 0.1])}),
     "dropout": ((1, 4, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4), {"dropout_p": 0.3, "seed": 5}),

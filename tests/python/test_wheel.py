@@ -23,7 +23,12 @@ def test_is_tied_to_no_python_and_holds_what_it_needs(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
-    assert {"tandem/py.typed", "tandem/_native.abi3.so", "tandem/libtandem.so.0", "tandem/flash_attn/__init__.py"} <= names
+    assert {
+        "tandem/py.typed",
+        "tandem/_native.abi3.so",
+        "tandem/libtandem.so.0",
+        "tandem/flash_attn/__init__.py",
+    } <= names
     assert not [n for n in names if n.endswith((".c", ".h", ".cmake", ".a", ".pyc"))]
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
     assert required == ["Requires-Dist: numpy>=1.22"]
@@ -72,3 +77,10 @@ def test_the_boundary_over_ctypes_under_torch(run_python, monkeypatch):
         out.float().sum().backward()
         assert out.dtype == torch.bfloat16 and q.grad.abs().sum() >= 0 and "2 threads" in tandem.description()
     """)
+
+
+def test_the_support_matrix_is_what_the_library_says():
+    pytest.importorskip("ml_dtypes")
+    script = ROOT / "scripts" / "support_matrix.py"
+    result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,326 @@
+"""Tandem as an attention implementation of Hugging Face transformers.
+
+    import tandem.transformers
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="tandem")
+
+Importing this module registers the name "tandem" with transformers' AttentionInterface and AttentionMaskInterface; it
+then also works wherever transformers is used underneath, as in sentence-transformers
+(``model_kwargs={"attn_implementation": "tandem"}``).
+
+A mask made of causality, a window, padding and packed sequences is never built: once per forward pass it becomes a few
+options of `tandem.attention`, which every layer then uses. Any other mask (prefix-LM, image tokens that see each other,
+chunks) is served as the boolean array that transformers builds for scaled_dot_product_attention.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import torch
+import transformers
+from torch.utils._pytree import tree_map_only
+from transformers import AttentionInterface, masking_utils
+from transformers.utils import logging
+
+import tandem
+
+__all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
+
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4):
+    raise ImportError(
+        f"transformers is {transformers.__version__} and must be 5.4 or later, which tells mask functions where the "
+        "queries begin: pip install -U transformers"
+    )
+
+logger = logging.get_logger(__name__)
+
+Options = dict[str, Any]  # keyword arguments of tandem.attention
+
+
+class CompactMask(torch.Tensor):
+    """A (batch, 1, seqlen_q, seqlen_k) boolean mask kept as options of `tandem.attention` instead of an array.
+
+    To everything but `tandem_attention` it is the array it stands for: the first torch operation on it builds that
+    array, and from then on the array is all there is.
+    """
+
+    options: Optional[Options]
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, shape, device, options: Options, build: Callable[[], torch.Tensor]):
+        mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        mask.options, mask._build, mask._whole = options, build, None
+        return mask
+
+    def whole(self) -> torch.Tensor:
+        """The array, built at the first call."""
+        if self._whole is None:
+            # Whoever asked may write into the array, so the options no longer speak for it.
+            self._whole, self.options = self._build(), None
+        return self._whole
+
+    @classmethod
+    def __torch_dispatch__(cls, func, _types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(cls, cls.whole, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def __repr__(self):
+        return f"CompactMask({tuple(self.shape)}, {self.options})"
+
+
+class _Pattern(NamedTuple):
+    """Query i sees key j when i - left <= j <= i + right (None: no bound) and both are of one segment, if any."""
+
+    left: Optional[int] = None
+    right: Optional[int] = None
+    segments: Optional[torch.Tensor] = None  # (batch, seqlen): tokens of one packed sequence have the same number
+
+
+def _intersection(a: Optional[_Pattern], b: Optional[_Pattern]) -> Optional[_Pattern]:
+    if a is None or b is None or (a.segments is not None and b.segments is not None):
+        return None
+    left = min((x for x in (a.left, b.left) if x is not None), default=None)
+    right = min((x for x in (a.right, b.right) if x is not None), default=None)
+    return _Pattern(left, right, b.segments if a.segments is None else a.segments)
+
+
+def _pattern(mask_function: Callable) -> Optional[_Pattern]:
+    """The pattern of a mask function that transformers composed of its own parts; None for any other.
+
+    A mask function is a closure over indices with no description beside it, so its parts are recognised by their names
+    and by what they captured. One that is not recognised costs an array; it is never misread.
+    """
+    if not isinstance(mask_function, types.FunctionType) or mask_function.__module__ != masking_utils.__name__:
+        return None
+    if mask_function is masking_utils.causal_mask_function:
+        return _Pattern(right=0)
+    if mask_function is masking_utils.bidirectional_mask_function:
+        return _Pattern()
+    part = mask_function.__qualname__.split(".")[0]
+    cells = mask_function.__closure__ or ()
+    captured = {name: cell.cell_contents for name, cell in zip(mask_function.__code__.co_freevars, cells)}
+    try:
+        if part == "and_masks":
+            return functools.reduce(_intersection, map(_pattern, captured["mask_functions"]))
+        if part == "sliding_window_overlay":
+            return _Pattern(left=captured["sliding_window"] - 1)
+        if part == "sliding_window_bidirectional_overlay":
+            return _Pattern(left=captured["sliding_window"], right=captured["sliding_window"])
+        if part == "packed_sequence_mask_function":
+            return _Pattern(segments=captured["packed_sequence_mask"])
+        if part == "remap_positions_for_packed_sequence":
+            # Positions grow by one within a segment, so distances are those of the indices.
+            return _pattern(captured["mask_function"])
+    except KeyError:  # a part that no longer captures what it did
+        pass
+    return None
+
+
+def _packed(segments: torch.Tensor) -> Options:
+    """The lengths of the packed sequences, the (batch, seqlen) tokens laid end to end. Reads from the device."""
+    first = torch.ones_like(segments, dtype=torch.bool)
+    first[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    starts = first.flatten().nonzero().flatten()
+    cu_seqlens = torch.cat([starts, starts.new_tensor([segments.numel()])]).to(torch.int32)
+    longest = int(cu_seqlens.diff().max())
+    return {
+        "cu_seqlens_q": cu_seqlens,
+        "cu_seqlens_k": cu_seqlens,
+        "max_seqlen_q": longest,
+        "max_seqlen_k": longest,
+    }
+
+
+def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, device) -> Optional[Options]:
+    """The options of `tandem.attention` that amount to a mask; None where none do."""
+    left, right, segments = pattern
+    shift = q_offset - kv_offset  # query i is at the place of key i + shift
+    used = q_length + shift  # keys up to the last query's own
+    # A bound as wide as the longest distance hides nothing.
+    left = None if left is not None and left >= used - 1 else left
+    right = None if right is not None and right >= kv_length - 1 - shift else right
+
+    options: Options = {}
+    if right == 0:
+        options["causal"] = True
+    if left is not None or right not in (None, 0):
+        options["window"] = (left, right)
+    if options and used != kv_length:
+        # A static cache is longer than what it holds; the diagonal ends at the used length.
+        if right != 0 or used > kv_length:
+            return None
+        options["seqused_k"] = torch.full((batch,), used, dtype=torch.int32, device=device)
+    if segments is not None:
+        if padding is not None or q_length != kv_length:
+            return None
+        options.update(_packed(segments))
+    if padding is None:
+        return options
+
+    visible = padding
+    if padding.shape[1] != kv_length or kv_offset:
+        visible = masking_utils.prepare_padding_mask(padding, kv_length, kv_offset)
+        visible = visible[:, kv_offset : kv_offset + kv_length]
+    reachable = visible[:, :used] if "seqused_k" in options else visible
+    if reachable.all():
+        return options
+    at_the_end = bool((reachable[:, :-1] >= reachable[:, 1:]).all())
+    if at_the_end and not options:
+        options["seqused_k"] = visible.sum(-1, dtype=torch.int32)
+    elif at_the_end and right == 0 and shift == 0 and q_length == kv_length:
+        options["seqused_q"] = options["seqused_k"] = visible.sum(-1, dtype=torch.int32)
+    else:
+        options["bias"] = visible[:, None, None, :]
+    return options
+
+
+def tandem_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Union[int, torch.Tensor] = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = masking_utils.causal_mask_function,
+    attention_mask: Optional[torch.Tensor] = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: Union[torch.device, str] = "cpu",
+    **kwargs,
+) -> Optional[torch.Tensor]:
+    """The mask function of "tandem": transformers calls it once per forward pass for each kind of layer.
+
+    The arguments are those of ``transformers.masking_utils.sdpa_mask``. Returns, as that function does, None (only the
+    layer's own causality hides anything) or a (batch_size, 1, q_length, kv_length) boolean mask, True where visible:
+    a `CompactMask` where causality, a window, padding or packed sequences make the whole of it.
+
+    The outputs of padded queries mean nothing, but are finite.
+    """
+    build = functools.partial(
+        masking_utils.sdpa_mask,
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        device=device,
+        **kwargs,
+    )
+    # A graph that is being traced may neither read from the device nor look into closures.
+    pattern = None if masking_utils.is_tracing(attention_mask) else _pattern(mask_function)
+    if pattern is None:
+        return build(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
+    build = functools.partial(build, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    # A static cache counts its tokens on the device: that count is read here, not in every layer.
+    options = _options(
+        pattern, batch_size, q_length, kv_length, int(q_offset), kv_offset, attention_mask, torch.device(device)
+    )
+    if options is None:
+        return build()
+    if not options and (allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == 1)):
+        return None
+    if options == {"causal": True} and allow_is_causal_skip and q_length == kv_length:
+        return None
+    return CompactMask((batch_size, 1, q_length, kv_length), torch.device(device), options, build)
+
+
+def _with_position_bias(options: Options, mask: Optional[torch.Tensor], position_bias: torch.Tensor) -> Options:
+    """Adds a float bias (batch|1, heads|1, seqlen_q, seqlen_k), as T5 has, to what the mask hides."""
+    if "cu_seqlens_q" in options:  # a packed call takes no bias
+        options = {"bias": mask.whole()}
+    bias = options.get("bias")
+    if bias is None:
+        bias = position_bias
+    elif bias.dtype == torch.bool:
+        bias = torch.where(bias, position_bias, -torch.inf)
+    else:
+        bias = bias + position_bias
+    return {**options, "bias": bias.contiguous()}
+
+
+def tandem_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Optional[torch.Tensor],
+    dropout: float = 0.0,
+    scaling: Optional[float] = None,
+    softcap: Optional[float] = None,
+    s_aux: Optional[torch.Tensor] = None,
+    is_causal: Optional[bool] = None,
+    position_bias: Optional[torch.Tensor] = None,
+    cu_seq_lens_q: Optional[torch.Tensor] = None,
+    cu_seq_lens_k: Optional[torch.Tensor] = None,
+    max_length_q: Optional[int] = None,
+    max_length_k: Optional[int] = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of "tandem": `tandem.attention` with transformers' arguments.
+
+    query (batch, heads_q, seqlen_q, head_dim), key and value (batch, heads_k, seqlen_k, ...), not repeated.
+    attention_mask is what `tandem_mask` returned, or an array (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), boolean
+    (True: visible) or additive; it speaks for the window too, so ``sliding_window`` is not looked at. Without one
+    is_causal decides, else the module's. s_aux (heads_q) is the sink. cu_seq_lens_* (sequences + 1) cut the tokens of
+    one row into sequences where the mask does not already.
+
+    Returns (batch, seqlen_q, heads_q, head_dim_v), and None in place of the weights, which are never held.
+    """
+    if kwargs.get("cache") is not None:
+        raise tandem.Unsupported(
+            'cache is paged, which attn_implementation="tandem" does not serve yet: '
+            'generate without continuous batching, or use attn_implementation="sdpa"'
+        )
+    if kwargs.get("output_attentions"):
+        logger.warning_once(
+            '`attn_implementation="tandem"` holds no attention weights, so `output_attentions=True` has no effect; '
+            'set it to "eager" for them.'
+        )
+
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        # As for scaled_dot_product_attention: one query sees all keys, the first of several meets the first key.
+        options: Options = {"causal": "top_left"} if causal and query.shape[2] > 1 else {}
+    elif (
+        isinstance(attention_mask, CompactMask)
+        and attention_mask.options is not None
+        and attention_mask.shape[2:] == (query.shape[2], key.shape[2])
+    ):
+        options = attention_mask.options
+    else:
+        whole = attention_mask.whole() if isinstance(attention_mask, CompactMask) else attention_mask
+        options = {"bias": whole}
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None and options.keys() <= {"causal", "window"}:
+        options = {
+            **options,
+            "cu_seqlens_q": cu_seq_lens_q.to(torch.int32),
+            "cu_seqlens_k": cu_seq_lens_k.to(torch.int32),
+            "max_seqlen_q": None if max_length_q is None else int(max_length_q),
+            "max_seqlen_k": None if max_length_k is None else int(max_length_k),
+        }
+        if position_bias is not None:
+            raise tandem.Unsupported(
+                "position_bias cannot be combined with cu_seq_lens_q, as packed calls take no bias: pass position_ids "
+                "or an attention_mask instead"
+            )
+    if position_bias is not None:
+        options = _with_position_bias(options, attention_mask, position_bias)
+
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    packed = "cu_seqlens_q" in options
+    if packed:
+        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    out = tandem.attention(
+        q, k, v, softmax_scale=scaling, softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, **options
+    )
+    if packed:
+        out = out.unflatten(0, (query.shape[0], query.shape[2]))
+    return out, None
+
+
+AttentionInterface.register("tandem", tandem_attention)
+masking_utils.AttentionMaskInterface.register("tandem", tandem_mask)

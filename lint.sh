@@ -22,7 +22,7 @@ files() { # <pattern of names>: all of them outside of build folders
 }
 # ruff is no package of Debian's: that of the Python tests' environment, or one of its own.
 lint_python() {
-  local ruff=build/venv/bin/ruff folders=(bench examples python scripts tests)
+  local ruff=build/venv/bin/ruff folders=(bench examples python scripts tests tools)
   if [ ! -x $ruff ]; then
     ruff=build/ruff/bin/ruff
     [ -x $ruff ] || quietly "Installing ruff" bash -c "python3 -m venv build/ruff && build/ruff/bin/pip install ruff"

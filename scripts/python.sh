@@ -25,7 +25,7 @@ python_environment() {
 
 # Builds the wheel and installs it, when a source is newer than the wheel.
 python_package() {
-  local venv=build/venv wheel sources=(CMakeLists.txt README.md cmake include pyproject.toml python src third_party)
+  local venv=build/venv wheel sources=(CMakeLists.txt README.md cmake include kernels pyproject.toml python src third_party)
   wheel=$(find build/wheel -name '*.whl' 2>/dev/null | head -n 1)
   if [ -n "$wheel" ] && [ -f $venv/installed ] && [ $venv/installed -nt "$wheel" ] &&
     [ -z "$(find "${sources[@]}" -newer "$wheel" -not -name __pycache__ -not -name '*.pyc' -print -quit)" ]; then

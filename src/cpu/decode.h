@@ -59,29 +59,26 @@ inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int
   }
 }
 
-// o[first, first + V * kLanes) += sum over keys of p[key] * v[key][...], n values in all. stream: null, or of the
-// values.
-template <class T, int V>
-inline void add_values(const float* p, int64_t p_stride, const T* const* values, const Stream<T>* stream, int64_t count,
-                       int64_t first, int64_t n, float* o) {
-  VF acc[V];
-  for (int i = 0; i < V; ++i) acc[i] = load(o + first + i * kLanes);
+// Columns [first, first + V * kLanes) of R rows of o += sum over keys of p[key] * v[key][...], n columns in all.
+// stream: null, or of the values.
+template <class T, int R, int V>
+inline void add_values(const float* p, Layout at, const T* const* values, const Stream<T>* stream, int64_t count,
+                       int64_t first, int64_t n, float* o, int64_t o_stride) {
+  VF acc[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < V; ++i) acc[r][i] = load(o + r * o_stride + first + i * kLanes);
   const bool whole = first + V * kLanes <= n;
   for (int64_t j = 0; j < count; ++j) {
-    const VF x = set(p[j * p_stride]);
     const T* v = values[j] + first;
     if (stream != nullptr) stream->prefetch(values[j]);
-    if (whole) {
-      for (int i = 0; i < V; ++i) acc[i] = hn::MulAdd(widen(v + i * kLanes), x, acc[i]);
-    } else {
-      for (int i = 0; i < V; ++i) {
-        const int64_t left = n - first - i * kLanes;
-        const VF y = left >= kLanes ? widen(v + i * kLanes) : widen_tail(v + i * kLanes, left);
-        acc[i] = hn::MulAdd(y, x, acc[i]);
-      }
+    for (int i = 0; i < V; ++i) {
+      const int64_t left = n - first - i * kLanes;
+      const VF y = whole || left >= kLanes ? widen(v + i * kLanes) : widen_tail(v + i * kLanes, left);
+      for (int r = 0; r < R; ++r) acc[r][i] = hn::MulAdd(y, set(p[j * at.key + r * at.row]), acc[r][i]);
     }
   }
-  for (int i = 0; i < V; ++i) store(acc[i], o + first + i * kLanes);
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < V; ++i) store(acc[r][i], o + r * o_stride + first + i * kLanes);
 }
 
 // update_max and exponentiate for the row of one lane, over keys side by side.
@@ -149,21 +146,27 @@ struct Decode {
 
   static void tile_values(const Scratch& s, const T* const* values, const Stream<T>* stream, int64_t count, int64_t n,
                           int rows, Layout at) {
+    const int64_t narrow = s.o_stride / (4 * kLanes) * 4 * kLanes;
     for (int r = 0; r < rows; ++r) {
-      float* o = s.o + r * s.o_stride;
       const float* p = s.scores + r * at.row;
-      for (int64_t c = 0; c < s.o_stride; stream = nullptr) {  // once is enough
-        if (c + 8 * kLanes <= s.o_stride) {
-          add_values<T, 8>(p, at.key, values, stream, count, c, n, o);
+      float* o = s.o + r * s.o_stride;
+      for (int64_t c = 0; c < narrow; stream = nullptr) {  // once is enough
+        if (c + 8 * kLanes <= narrow) {
+          add_values<T, 1, 8>(p, at, values, stream, count, c, n, o, s.o_stride);
           c += 8 * kLanes;
-        } else if (c + 4 * kLanes <= s.o_stride) {
-          add_values<T, 4>(p, at.key, values, stream, count, c, n, o);
-          c += 4 * kLanes;
         } else {
-          add_values<T, 1>(p, at.key, values, stream, count, c, n, o);
-          c += kLanes;
+          add_values<T, 1, 4>(p, at, values, stream, count, c, n, o, s.o_stride);
+          c += 4 * kLanes;
         }
       }
+    }
+    // The one to three vectors left of a row would wait for each other's sums: four rows at once.
+    for (int64_t c = narrow; c < s.o_stride; c += kLanes) {
+      int r = 0;
+      for (; r + 4 <= rows; r += 4, stream = nullptr)
+        add_values<T, 4, 1>(s.scores + r * at.row, at, values, stream, count, c, n, s.o + r * s.o_stride, s.o_stride);
+      for (; r < rows; ++r, stream = nullptr)
+        add_values<T, 1, 1>(s.scores + r * at.row, at, values, stream, count, c, n, s.o + r * s.o_stride, s.o_stride);
     }
   }
 
@@ -174,7 +177,6 @@ struct Decode {
     Scratch s(p, rows, base);
     fill_rows(piece, piece.row_begin, s.rows);
     s.softmax->clear();
-    std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
     std::memset(s.o, 0, static_cast<size_t>(rows * s.o_stride) * sizeof(float));
     for (int r = 0; r < rows; ++r) {
       load_row(row_of<T>(p.q, q, q.q_begin, s.rows->query[r], s.rows->head[r]), p.head_dim, s.q_stride,
@@ -194,6 +196,7 @@ struct Decode {
       // A tile that needs no more than a softmax has its keys in lanes: few queries would leave most lanes idle.
       const bool plain = plain_scores(p) && p.dropout.p == 0 && s.rows->shows(key, key + count);
       const Layout at = plain ? kKeysInLanes : kQueriesInLanes;
+      if (!plain) std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
       tile_scores(s, keys, key_stream, count, p.head_dim, rows, at);
       bool rescale = false;
       if (plain) {

@@ -72,7 +72,7 @@ inline RowResult finish_row(const Problem& p, int64_t head, float max, float sum
     }
   }
   if (sum == 0) return {0.0f, max == -kInfinity ? -kInfinity : max * static_cast<float>(kLn2)};
-  return {factor / sum, static_cast<float>(max * kLn2 + log(sum))};
+  return {factor / sum, p.lse.present ? static_cast<float>(max * kLn2 + log(sum)) : 0.0f};
 }
 
 // Writes out and lse of a panel's rows from O in rows (padded to kLanes) and the softmax state.

@@ -29,9 +29,13 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   rows->count = static_cast<int>(minimum(kPanel, piece.row_end - row));
   rows->begin_min = rows->end_min = INT32_MAX;
   rows->begin_max = rows->end_max = 0;
+  int64_t query = row / piece.heads, of_group = row % piece.heads;
   for (int i = 0; i < kPanel; ++i) {
-    const int64_t r = row + (i < rows->count ? i : rows->count - 1);
-    const int64_t query = r / piece.heads, head = piece.head_first + r % piece.heads;
+    if (i > 0 && i < rows->count && ++of_group == piece.heads) {  // beyond count the last row stands again
+      of_group = 0;
+      ++query;
+    }
+    const int64_t head = piece.head_first + of_group;
     const int64_t at = query + s.diagonal;
     int64_t begin = piece.key_begin, end = piece.key_end;
     if (p.window_left != TANDEM_UNBOUNDED) begin = maximum(begin, at - p.window_left);

@@ -3,7 +3,7 @@
 # A kernel object is compiled with instructions that the machine may lack. Any function in it that the linker may merge
 # with another object's of the same name (weak) must be in the target's own namespace, or it could run everywhere.
 set -eu
-if ! "$2" -C "$3" | grep -q "kernels_$1"; then
+if ! "$2" -C "$3" | grep "kernels_$1" >/dev/null; then
   echo "$3 has no table kernels_$1: is this the right object?"
   exit 1
 fi

@@ -8,4 +8,5 @@ if others=$(grep -v '^tandem_[a-z_]*$' <<<"$exported"); then
   echo "exported beside the C interface: $others" >&2
   exit 1
 fi
-"$3" -p "$1" | grep -qE "SONAME +$4\$" || { echo "the soname is not $4" >&2; exit 1; }
+headers=$("$3" -p "$1")
+grep -qE "SONAME +$4\$" <<<"$headers" || { echo "the soname is not $4" >&2; exit 1; }

@@ -26,7 +26,7 @@ others=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -v '^tandem
 declared=$(grep -oE '^TANDEM_API [^;(]*\(' "$source/include/tandem/tandem.h" | grep -oE 'tandem_[a-z_]+\($' | tr -d '(' | sort)
 exported=$(nm -D --defined-only "$library" | awk '{ print $3 }' | sort)
 [ "$declared" = "$exported" ] || fail "declared and exported differ: $(diff <(echo "$declared") <(echo "$exported"))"
-objdump -p "$library" | grep -q 'SONAME *libtandem.so.0$' || fail "the soname is not libtandem.so.0"
+objdump -p "$library" | grep 'SONAME *libtandem.so.0$' >/dev/null || fail "the soname is not libtandem.so.0"
 
 # The C header stands alone in C11 and C++, free of warnings.
 echo '#include "tandem/tandem.h"' >"$work/alone.c"
@@ -49,5 +49,5 @@ read -ra flags < <(pkg-config --cflags --libs tandem)
 [ "$(pkg-config --modversion tandem)" = 0.1.0 ] || fail "pkg-config tells another version"
 "$work/with_pkg_config_c" >"$work/c.out" || fail "running the C example built with pkg-config"
 "$work/with_pkg_config_cpp" >"$work/cpp.out" || fail "running the C++ example built with pkg-config"
-(cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -qF 0.1.0) || fail "bin/tandem --version"
+(cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -F 0.1.0 >/dev/null) || fail "bin/tandem --version"
 echo "The package installs, moves, and serves CMake and pkg-config."

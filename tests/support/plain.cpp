@@ -51,12 +51,14 @@ class Arithmetic {
       for (int64_t c = 0; c < n; ++c) sum = (*this)(sum + a[c] * b[c]);
       return sum;
     }
-    // The errors of all additions at once, as one of their variance: half a unit of x is 0.74 |x| 2^-24 on the average.
-    // A sum of many errors is close to normal; that of three of the same variance has its tails, up to 3 deviations.
+    // The errors of all products and additions at once, as one of their variance: half a unit of x is 0.74 |x| 2^-24
+    // on the average. A sum of many errors is close to normal; that of three of the same variance has its tails, up to
+    // 3 deviations.
     double squares = 0;
     for (int64_t c = 0; c < n; ++c) {
-      sum += a[c] * b[c];
-      squares += sum * sum;
+      const double product = a[c] * b[c];
+      sum += product;
+      squares += product * product + sum * sum;
     }
     return sum + std::sqrt(squares) * (work_ == DType::f64 ? 0.43 * 0x1p-53 : 0.43 * 0x1p-24) *
                      (signed_unit() + signed_unit() + signed_unit());

@@ -1,0 +1,25 @@
+// Types and qualifiers of device code. Device headers include nothing but each other: NVRTC compiles a kernel in the
+// time that foreign headers alone would take.
+#pragma once
+
+using u16 = unsigned short;
+using u32 = unsigned;
+using u64 = unsigned long long;
+using i64 = long long;
+
+#define TANDEM_DEVICE __device__ __forceinline__
+
+// Where in shared memory, for instructions that take a 32-bit address.
+TANDEM_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+constexpr float kInfinity = __builtin_huge_valf();
+
+// One lane of a converged warp, always the same. PTX ISA "elect.sync".
+TANDEM_DEVICE bool elect_one() {
+  u32 elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
+}
+
+// The same value in all lanes, in a way that the compiler sees: what is computed from it stays in uniform registers.
+TANDEM_DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }

@@ -1,0 +1,30 @@
+// mbarrier objects in shared memory (PTX ISA "Parallel Synchronization: mbarrier"). A phase completes when the arrivals
+// it expects have come and the bytes it expects have landed.
+#pragma once
+#include "ptx/base.cuh"
+
+// One thread, before any use; then fence_mbarrier_init and a CTA barrier.
+TANDEM_DEVICE void mbarrier_init(u64* barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the async proxy (TMA).
+TANDEM_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+TANDEM_DEVICE void mbarrier_arrive(u64* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives, and makes the phase wait for this many bytes too.
+TANDEM_DEVICE void mbarrier_expect_tx(u64* barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+// Returns when the phase of this parity has completed: at once for parity 1 of a fresh barrier.
+TANDEM_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra done;\n"
+      "bra again;\n"
+      "done:}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}

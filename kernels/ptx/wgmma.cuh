@@ -1,0 +1,96 @@
+// Matrix products of a warpgroup: 64 x N += 64 x 16 * 16 x N, float32 sums of bf16 or f16 products (PTX ISA
+// "wgmma.mma_async"). All 128 threads execute each of these. A thread t holds of the sum, in register r, row
+// 16 (t / 32) + t % 32 / 4 + 8 (r / 2 % 2) and column 8 (r / 4) + 2 (t % 4) + r % 2.
+//
+// A product is asynchronous: its registers may not be touched between issue and the wait that covers it.
+#pragma once
+#include "ptx/base.cuh"
+
+// Before the first product, and whenever ordinary instructions have written its registers.
+TANDEM_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TANDEM_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most `pending` of the groups committed last are under way.
+template <int pending>
+TANDEM_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+// Keeps the compiler from moving uses of these registers over a wait or an issue.
+template <int n>
+TANDEM_DEVICE void hold(float (&x)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+// Shared-memory matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them. stride: bytes
+// between groups of 8 rows; lead: between columns of 64 where the matrix is read along them (the values), unused
+// otherwise.
+TANDEM_DEVICE u64 wgmma_matrix(u32 address, u32 lead, u32 stride) {
+  return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(lead >> 4) << 16 |
+         static_cast<u64>(stride >> 4) << 32 | u64{1} << 62;
+}
+
+#define TANDEM_O8(d, i)                                                                                       \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define TANDEM_O16(d, i) TANDEM_O8(d, i), TANDEM_O8(d, i + 8)
+#define TANDEM_O32(d, i) TANDEM_O16(d, i), TANDEM_O16(d, i + 16)
+#define TANDEM_O64(d, i) TANDEM_O32(d, i), TANDEM_O32(d, i + 32)
+
+#define TANDEM_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define TANDEM_R32 TANDEM_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define TANDEM_R40 TANDEM_R32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define TANDEM_R48 TANDEM_R40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define TANDEM_R56 TANDEM_R48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define TANDEM_R64 TANDEM_R56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define TANDEM_R80 TANDEM_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define TANDEM_R88 TANDEM_R80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define TANDEM_R96 TANDEM_R88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define TANDEM_R128                                                              \
+  TANDEM_R96                                                                     \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// scores: a from shared memory or registers, b by rows (keys x head_dim). values: a from registers, b by columns.
+// add false: d = a b, whatever d held.
+template <class Element, int N>
+struct Wgmma;
+
+#define TANDEM_WGMMA(ELEMENT, TYPE, N, REGISTERS, OUTPUTS, A, B, C, D, E, F)                                        \
+  template <>                                                                                                       \
+  struct Wgmma<ELEMENT, N> {                                                                                        \
+    static TANDEM_DEVICE void scores(float (&d)[N / 2], u64 a, u64 b, bool add) {                                   \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
+                   "." TYPE " {" REGISTERS "}, %" #A ", %" #B ", p, 1, 1, 0, 0;}"                                   \
+                   : OUTPUTS                                                                                        \
+                   : "l"(a), "l"(b), "r"(static_cast<u32>(add)));                                                   \
+    }                                                                                                               \
+    static TANDEM_DEVICE void scores(float (&d)[N / 2], const u32* a, u64 b, bool add) {                            \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
+                   "." TYPE " {" REGISTERS "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 0;}"         \
+                   : OUTPUTS                                                                                        \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));               \
+    }                                                                                                               \
+    static TANDEM_DEVICE void values(float (&d)[N / 2], const u32* a, u64 b, bool add) {                            \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
+                   "." TYPE " {" REGISTERS "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 1;}"         \
+                   : OUTPUTS                                                                                        \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));               \
+    }                                                                                                               \
+  };
+#define TANDEM_WGMMAS(ELEMENT, TYPE)                                                                                 \
+  TANDEM_WGMMA(ELEMENT, TYPE, 64, TANDEM_R32, TANDEM_O32(d, 0), 32, 33, 34, 35, 36, 37)                              \
+  TANDEM_WGMMA(ELEMENT, TYPE, 80, TANDEM_R40, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O8(d, 32), 40, 41, 42, 43, 44, 45)  \
+  TANDEM_WGMMA(ELEMENT, TYPE, 96, TANDEM_R48, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O16(d, 32), 48, 49, 50, 51, 52, 53) \
+  TANDEM_WGMMA(ELEMENT, TYPE, 112, TANDEM_R56,                                                                       \
+               TANDEM_O32(d, 0) TANDEM_AND TANDEM_O16(d, 32) TANDEM_AND TANDEM_O8(d, 48), 56, 57, 58, 59, 60, 61)    \
+  TANDEM_WGMMA(ELEMENT, TYPE, 128, TANDEM_R64, TANDEM_O64(d, 0), 64, 65, 66, 67, 68, 69)                             \
+  TANDEM_WGMMA(ELEMENT, TYPE, 192, TANDEM_R96, TANDEM_O64(d, 0) TANDEM_AND TANDEM_O32(d, 64), 96, 97, 98, 99, 100,   \
+               101)                                                                                                  \
+  TANDEM_WGMMA(ELEMENT, TYPE, 256, TANDEM_R128, TANDEM_O64(d, 0) TANDEM_AND TANDEM_O64(d, 64), 128, 129, 130, 131,   \
+               132, 133)
+#define TANDEM_AND ,
+
+struct BFloat16 {};
+struct Float16 {};
+TANDEM_WGMMAS(BFloat16, "bf16")
+TANDEM_WGMMAS(Float16, "f16")

@@ -1,0 +1,112 @@
+#include "jit/builder.h"
+
+#include <optional>
+#include <utility>
+
+#include "problem/text.h"
+
+namespace tandem::jit {
+namespace {
+
+// Part of every key: to be raised when equal inputs shall give other code than before.
+constexpr std::string_view kKeyVersion = "tandem-1";
+
+// Lengths are part of it: no two lists of texts give the same bytes.
+class KeyHash {
+ public:
+  void add(std::string_view text) {
+    const uint64_t bytes = text.size();
+    char length[8];
+    for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(bytes >> (8 * i));
+    hash_.add({length, sizeof length});
+    hash_.add(text);
+  }
+  Digest finish() { return hash_.finish(); }
+
+ private:
+  Sha256 hash_;
+};
+
+std::string_view name_of(Output output) { return output == Output::cubin ? "cubin" : "ptx"; }
+
+// The request's name is read too: it is the file name in line information.
+Digest key_of(const Compiler& compiler, const Request& request, const std::vector<Text>& headers) {
+  KeyHash hash;
+  for (const std::string_view text : {kKeyVersion, std::string_view(compiler.identity()), name_of(request.output),
+                                      std::string_view(request.arch), std::string_view(request.name)}) {
+    hash.add(text);
+  }
+  hash.add(std::to_string(request.options.size()));
+  for (const std::string& option : request.options) hash.add(option);
+  hash.add(request.source);
+  for (const Text& header : headers) {
+    hash.add(header.name);
+    hash.add(header.text);
+  }
+  return hash.finish();
+}
+
+}  // namespace
+
+Builder::Builder(Search search, Env env, Cache::Options cache, Sources sources)
+    : search_(std::move(search)), env_(std::move(env)), cache_(std::move(cache)), sources_(sources) {}
+
+Status Builder::compiler(const Compiler** compiler) {
+  const std::lock_guard lock(mutex_);
+  if (compiler_ == nullptr) {
+    std::unique_ptr<Compiler> found;
+    TANDEM_TRY(Compiler::open(search_, env_, &found));
+    compiler_ = std::move(found);
+  }
+  *compiler = compiler_.get();
+  return {};
+}
+
+Status Builder::build(const Request& request, std::shared_ptr<const Code>* code) {
+  const Compiler* with = nullptr;
+  TANDEM_TRY(compiler(&with));
+  const std::vector<Text> headers = included_by(request.source, sources_);
+  const Digest key = key_of(*with, request, headers);
+
+  std::shared_ptr<Slot> slot;
+  {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Slot>& place = slots_[key];
+    if (place == nullptr) place = std::make_shared<Slot>();
+    slot = place;
+  }
+  const std::lock_guard lock(slot->mutex);
+  if (slot->code != nullptr) {
+    ++from_memory_;
+  } else {
+    std::string bytes;
+    TANDEM_TRY(fill(*with, request, headers, key, &bytes));
+    slot->code = std::make_shared<const Code>(Code{key, std::move(bytes)});
+  }
+  *code = slot->code;
+  return {};
+}
+
+Status Builder::fill(const Compiler& compiler, const Request& request, const std::vector<Text>& headers,
+                     const Digest& key, std::string* bytes) {
+  std::optional<std::string> found = cache_.lookup(key);
+  std::optional<Cache::Lock> lock;
+  if (!found) {
+    lock.emplace(cache_.lock(key));
+    found = cache_.lookup(key);  // another process may have been first
+  }
+  if (found) {
+    ++from_disk_;
+    *bytes = std::move(*found);
+    return {};
+  }
+  std::string warnings;
+  TANDEM_TRY(compiler.compile(request, headers, bytes, &warnings));
+  ++compiled_;
+  const std::string description = say(request.name, ", ", request.arch, ", ", name_of(request.output), ", NVRTC ",
+                                      compiler.major(), ".", compiler.minor());
+  (void)cache_.publish(key, description, *bytes);  // what cannot be kept is compiled again next time
+  return {};
+}
+
+}  // namespace tandem::jit

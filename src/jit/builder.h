@@ -1,0 +1,63 @@
+// Kernels on demand: from memory, else from disk, else compiled.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "jit/cache.h"
+#include "jit/compiler.h"
+#include "jit/sources.h"
+#include "problem/status.h"
+
+namespace tandem::jit {
+
+struct Code {
+  Digest key;         // SHA-256 over every byte the compiler reads
+  std::string bytes;  // a cubin, or PTX text
+};
+
+// May be used by several threads at once.
+class Builder {
+ public:
+  // sources: what kernels may include, kernels() but in tests; must outlive the builder.
+  Builder(Search search, Env env, Cache::Options cache, Sources sources = kernels());
+
+  // Finding code that is there already costs hashing what the compiler would read: callers keep what they got. Code is
+  // compiled once, whoever asks for it at the same time, in this process or another.
+  Status build(const Request& request, std::shared_ptr<const Code>* code);
+
+  struct Counters {
+    int64_t from_memory = 0, from_disk = 0, compiled = 0;
+  };
+  Counters counters() const { return {from_memory_, from_disk_, compiled_}; }
+
+  const Cache& cache() const { return cache_; }
+
+ private:
+  // One kernel; its mutex is held while it is looked up and compiled.
+  struct Slot {
+    std::mutex mutex;
+    std::shared_ptr<const Code> code;
+  };
+
+  Status compiler(const Compiler** compiler);
+  Status fill(const Compiler& compiler, const Request& request, const std::vector<Text>& headers, const Digest& key,
+              std::string* bytes);
+
+  const Search search_;
+  const Env env_;
+  const Cache cache_;
+  const Sources sources_;
+
+  std::mutex mutex_;  // of what follows
+  std::unique_ptr<const Compiler> compiler_;
+  std::map<Digest, std::shared_ptr<Slot>> slots_;
+
+  std::atomic<int64_t> from_memory_{0}, from_disk_{0}, compiled_{0};
+};
+
+}  // namespace tandem::jit

@@ -1,0 +1,53 @@
+// CUDA C++ -> machine code or PTX, by NVRTC, which is found at run time.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "jit/env.h"
+#include "jit/nvrtc.h"
+#include "jit/sources.h"
+#include "problem/status.h"
+
+namespace tandem::jit {
+
+enum class Output { cubin, ptx };
+
+struct Request {
+  std::string name;    // what messages and cache listings call it
+  std::string source;  // a translation unit
+  std::string arch;    // "sm_90a"
+  std::vector<std::string> options;
+  Output output = Output::cubin;
+};
+
+class Compiler {
+ public:
+  // TANDEM_NO_COMPILER when there is none, with what to install.
+  static Status open(const Search& search, const Env& env, std::unique_ptr<Compiler>* compiler);
+
+  // headers: all that the source may include; no folder is searched. code: a cubin, or PTX text. log: warnings. A
+  // source that does not compile gives the first error in the sentence and the rest in a file that the sentence names.
+  // From any thread.
+  Status compile(const Request& request, std::span<const Text> headers, std::string* code, std::string* log) const;
+
+  const std::string& path() const { return path_; }
+  int major() const { return major_; }
+  int minor() const { return minor_; }
+  // Differs between compilers that may differ in what they emit.
+  const std::string& identity() const { return identity_; }
+
+ private:
+  Compiler() = default;
+  Status check_arch(const Request& request, int* number) const;
+  Status failure(const Request& request, nvrtcResult result, const std::string& log) const;
+
+  Nvrtc nvrtc_;
+  std::string path_, temporary_, identity_;
+  int major_ = 0, minor_ = 0;
+  std::vector<int> archs_;  // 90, 100, ...
+};
+
+}  // namespace tandem::jit

@@ -1,0 +1,55 @@
+// The part of NVRTC's interface that Tandem uses, declared here so that a build needs no CUDA, and where on a machine
+// the library may lie.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "jit/env.h"
+
+namespace tandem::jit {
+
+using nvrtcProgram = struct _nvrtcProgram*;
+
+enum nvrtcResult : int { kNvrtcSuccess = 0, kNvrtcInvalidOption = 5, kNvrtcCompilation = 6 };
+
+// Each is a member of Nvrtc below, with the signature of nvrtc.h. The error text is apart: it returns no result.
+#define TANDEM_NVRTC_FUNCTIONS(F)                                                                        \
+  F(nvrtcVersion, (int* major, int* minor))                                                              \
+  F(nvrtcGetNumSupportedArchs, (int* count))                                                             \
+  F(nvrtcGetSupportedArchs, (int* archs))                                                                \
+  F(nvrtcCreateProgram, (nvrtcProgram * program, const char* source, const char* name, int header_count, \
+                         const char* const* headers, const char* const* header_names))                   \
+  F(nvrtcDestroyProgram, (nvrtcProgram * program))                                                       \
+  F(nvrtcCompileProgram, (nvrtcProgram program, int option_count, const char* const* options))           \
+  F(nvrtcGetProgramLogSize, (nvrtcProgram program, size_t * bytes))                                      \
+  F(nvrtcGetProgramLog, (nvrtcProgram program, char* log))                                               \
+  F(nvrtcGetCUBINSize, (nvrtcProgram program, size_t * bytes))                                           \
+  F(nvrtcGetCUBIN, (nvrtcProgram program, char* cubin))                                                  \
+  F(nvrtcGetPTXSize, (nvrtcProgram program, size_t * bytes))                                             \
+  F(nvrtcGetPTX, (nvrtcProgram program, char* ptx))
+
+struct Nvrtc {
+#define TANDEM_DECLARE(name, parameters) nvrtcResult(*name) parameters = nullptr;  // NOLINT(*-macro-parentheses)
+  TANDEM_NVRTC_FUNCTIONS(TANDEM_DECLARE)
+#undef TANDEM_DECLARE
+  const char* (*nvrtcGetErrorString)(nvrtcResult result) = nullptr;
+};
+
+inline constexpr int kOldestNvrtc = 12;  // the first that knows sm_90a and C++20
+
+// Where NVRTC is looked for besides the environment.
+struct Search {
+  std::vector<std::string> site_packages;  // of a Python environment: pip's wheels put the library there
+  int newest_major = 0;                    // the driver's CUDA version: newer compilers are passed over; 0: any
+};
+
+// Paths to try, the best first: TANDEM_NVRTC alone when it is set; site-packages; the virtual environment; CUDA_HOME;
+// the loader's path; /usr/local/cuda. Within a folder the newest comes first.
+std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env);
+
+// Loads the library at path and what it opens itself later. Fills nvrtc, or returns why not. It is never unloaded.
+std::string load_nvrtc(const std::string& path, Nvrtc* nvrtc);
+
+}  // namespace tandem::jit

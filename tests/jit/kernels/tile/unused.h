@@ -1,0 +1,1 @@
+// "Quotes", back\slashes, ${variables}, @AT@, ; semicolons, [brackets] and )" survive embedding.

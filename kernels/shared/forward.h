@@ -17,7 +17,7 @@ struct ForwardTile {
   // A place of its own for the result lets the next tile's queries come in early; at head_dim 256 there is no room.
   constexpr bool result_apart() const { return head_dim_v <= 128; }
   // Queries in registers spare the tensor core reads of shared memory, where registers suffice.
-  constexpr bool queries_in_registers() const { return head_dim <= 128; }
+  constexpr bool queries_in_registers() const { return head_dim <= 64 || (head_dim <= 128 && warpgroups == 2); }
   constexpr int shared_bytes() const {
     return 2 * (queries() * (head_dim + (result_apart() ? head_dim_v : 0)) + stages * keys * (head_dim + head_dim_v)) +
            1024;

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(kTile.threads(), 1) forward(const _
 # head_dim: (warpgroups, keys, stages, turns), the best known and the next best
 TILES = {
     64: [(3, 112, 2, False), (3, 96, 2, False)],
-    128: [(2, 128, 2, True), (2, 128, 2, False)],
+    128: [(2, 128, 2, True), (3, 80, 2, False)],
     256: [(2, 64, 2, True), (2, 80, 2, True)],
 }
 

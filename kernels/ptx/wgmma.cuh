@@ -52,12 +52,12 @@ TANDEM_DEVICE u64 wgmma_matrix(u32 address, u32 lead, u32 stride) {
 
 // scores: a from shared memory or registers, b by rows (keys x head_dim). values: a from registers, b by columns.
 // add false: d = a b, whatever d held.
-template <class Element, int N>
+template <bool f16, int N>
 struct Wgmma;
 
-#define TANDEM_WGMMA(ELEMENT, TYPE, N, REGISTERS, OUTPUTS, A, B, C, D, E, F)                                        \
+#define TANDEM_WGMMA(F16, TYPE, N, REGISTERS, OUTPUTS, A, B, C, D, E, F)                                            \
   template <>                                                                                                       \
-  struct Wgmma<ELEMENT, N> {                                                                                        \
+  struct Wgmma<F16, N> {                                                                                            \
     static TANDEM_DEVICE void scores(float (&d)[N / 2], u64 a, u64 b, bool add) {                                   \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
                    "." TYPE " {" REGISTERS "}, %" #A ", %" #B ", p, 1, 1, 0, 0;}"                                   \
@@ -77,20 +77,16 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));               \
     }                                                                                                               \
   };
-#define TANDEM_WGMMAS(ELEMENT, TYPE)                                                                                 \
-  TANDEM_WGMMA(ELEMENT, TYPE, 64, TANDEM_R32, TANDEM_O32(d, 0), 32, 33, 34, 35, 36, 37)                              \
-  TANDEM_WGMMA(ELEMENT, TYPE, 80, TANDEM_R40, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O8(d, 32), 40, 41, 42, 43, 44, 45)  \
-  TANDEM_WGMMA(ELEMENT, TYPE, 96, TANDEM_R48, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O16(d, 32), 48, 49, 50, 51, 52, 53) \
-  TANDEM_WGMMA(ELEMENT, TYPE, 112, TANDEM_R56,                                                                       \
-               TANDEM_O32(d, 0) TANDEM_AND TANDEM_O16(d, 32) TANDEM_AND TANDEM_O8(d, 48), 56, 57, 58, 59, 60, 61)    \
-  TANDEM_WGMMA(ELEMENT, TYPE, 128, TANDEM_R64, TANDEM_O64(d, 0), 64, 65, 66, 67, 68, 69)                             \
-  TANDEM_WGMMA(ELEMENT, TYPE, 192, TANDEM_R96, TANDEM_O64(d, 0) TANDEM_AND TANDEM_O32(d, 64), 96, 97, 98, 99, 100,   \
-               101)                                                                                                  \
-  TANDEM_WGMMA(ELEMENT, TYPE, 256, TANDEM_R128, TANDEM_O64(d, 0) TANDEM_AND TANDEM_O64(d, 64), 128, 129, 130, 131,   \
-               132, 133)
+#define TANDEM_WGMMAS(F16, TYPE)                                                                                      \
+  TANDEM_WGMMA(F16, TYPE, 64, TANDEM_R32, TANDEM_O32(d, 0), 32, 33, 34, 35, 36, 37)                                   \
+  TANDEM_WGMMA(F16, TYPE, 80, TANDEM_R40, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O8(d, 32), 40, 41, 42, 43, 44, 45)       \
+  TANDEM_WGMMA(F16, TYPE, 96, TANDEM_R48, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O16(d, 32), 48, 49, 50, 51, 52, 53)      \
+  TANDEM_WGMMA(F16, TYPE, 112, TANDEM_R56, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O16(d, 32) TANDEM_AND TANDEM_O8(d, 48), \
+               56, 57, 58, 59, 60, 61)                                                                                \
+  TANDEM_WGMMA(F16, TYPE, 128, TANDEM_R64, TANDEM_O64(d, 0), 64, 65, 66, 67, 68, 69)                                  \
+  TANDEM_WGMMA(F16, TYPE, 192, TANDEM_R96, TANDEM_O64(d, 0) TANDEM_AND TANDEM_O32(d, 64), 96, 97, 98, 99, 100, 101)   \
+  TANDEM_WGMMA(F16, TYPE, 256, TANDEM_R128, TANDEM_O64(d, 0) TANDEM_AND TANDEM_O64(d, 64), 128, 129, 130, 131, 132, 133)
 #define TANDEM_AND ,
 
-struct BFloat16 {};
-struct Float16 {};
-TANDEM_WGMMAS(BFloat16, "bf16")
-TANDEM_WGMMAS(Float16, "f16")
+TANDEM_WGMMAS(false, "bf16")
+TANDEM_WGMMAS(true, "f16")

@@ -108,7 +108,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   mbarrier_arrive(&s.q_full);
 }
 
-template <ForwardTile T, class Element>
+template <ForwardTile T>
 TANDEM_DEVICE u32 pack(float low, float high) {
   u32 both;
   if constexpr (T.f16) {
@@ -120,10 +120,10 @@ TANDEM_DEVICE u32 pack(float low, float high) {
 }
 
 // A computing warpgroup.
-template <ForwardTile T, class Element>
+template <ForwardTile T>
 TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warpgroup) {
-  using Scores = Wgmma<Element, T.keys>;
-  using Values = Wgmma<Element, T.head_dim_v>;
+  using Scores = Wgmma<T.f16, T.keys>;
+  using Values = Wgmma<T.f16, T.head_dim_v>;
   constexpr int kTurn = 1, kTogether = 8;                             // named barriers: one of each per warpgroup
   constexpr u32 q_block = T.queries() * 128, k_block = T.keys * 128;  // bytes of 64 columns
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -216,7 +216,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     };
     auto to_probabilities = [&] {
 #pragma unroll
-      for (int r = 0; r < T.keys / 4; ++r) probabilities[r] = pack<T, Element>(scores[2 * r], scores[2 * r + 1]);
+      for (int r = 0; r < T.keys / 4; ++r) probabilities[r] = pack<T>(scores[2 * r], scores[2 * r + 1]);
     };
 
     int step = steps - 1;
@@ -292,7 +292,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       u32 w[4];
 #pragma unroll
       for (int x = 0; x < 4; ++x)
-        w[x] = pack<T, Element>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
+        w[x] = pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
       stmatrix(fragment(out_address, q_block, c), w);
     }
     fence_proxy_async();
@@ -311,7 +311,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
   tma_store_wait();
 }
 
-template <ForwardTile T, class Element>
+template <ForwardTile T>
 TANDEM_DEVICE void forward(const ForwardParams& p) {
   extern __shared__ __align__(1024) char memory[];
   auto& s = *reinterpret_cast<ForwardShared<T>*>(memory);
@@ -335,6 +335,6 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     if (threadIdx.x < 32 && elect_one()) load<T>(p, s);
   } else {
     registers_up<T.warpgroups == 3 ? 160 : 240>();
-    compute<T, Element>(p, s, warpgroup - 1);
+    compute<T>(p, s, warpgroup - 1);
   }
 }

@@ -7,6 +7,12 @@ from typing import Any
 
 import numpy as np
 
+# The tensors of tandem_attention_args, in its order.
+TENSORS = (
+    "q k v out lse dout dlse dq dk dv bias dbias sink dsink alibi_slopes cu_seqlens_q cu_seqlens_k seqused_q seqused_k "
+    "page_table"
+).split()
+
 CPU = 1  # DLPack's device type
 _FLOAT, _BFLOAT = 2, 4  # DLPack's type codes
 _CODES = {"b": 6, "i": 0, "u": 1, "f": _FLOAT}  # by numpy's kind

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem import _arrays
-from tandem._library import BACKWARD, CHECK_BACKWARD, CHECK_FORWARD, FORWARD, call, options
+from tandem._library import BACKWARD, CHECK_BACKWARD, CHECK_FORWARD, FORWARD, call, options, seed_parts
 
 _ndarray = np.ndarray
 _torch_front: Any = None  # tandem._torch, once torch is loaded
@@ -116,7 +116,7 @@ def attention(
         q, k, v = _arrays.view(q, "q"), _arrays.view(k, "k"), _arrays.view(v, "v")
     if dropout_p and seed is None:
         seed = int.from_bytes(os.urandom(8), "little")
-    seed_numbers, seed_array = _seed(seed)
+    seed_numbers, seed_array = seed_parts(seed)
     result = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype) if out is None else _arrays.view(out, "out")
     lse = _new_lse(q) if return_lse else None
     call(
@@ -185,7 +185,7 @@ def attention_backward(
         raise ValueError(
             "seed (None) must be that of the forward call: its dropout decides which entries have gradients"
         )
-    seed_numbers, seed_array = _seed(seed)
+    seed_numbers, seed_array = seed_parts(seed)
     on_torch = _arrays.is_torch(q)
     new = use_torch().gradient_like if on_torch else _new_gradient
     views = [_arrays.view(x, n) for x, n in zip((q, k, v, out, lse, dout), ("q", "k", "v", "out", "lse", "dout"))]
@@ -229,7 +229,7 @@ def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
     new = use_torch().new_outputs if _arrays.is_torch(q) else _new_outputs
     out, lse = new(q, v)
     gradients = (out, None, q, k, v) if backward else (None,) * 5
-    seed_numbers, seed_array = _seed(a["seed"])
+    seed_numbers, seed_array = seed_parts(a["seed"])
     call(
         CHECK_BACKWARD if backward else CHECK_FORWARD,
         (
@@ -241,19 +241,6 @@ def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
             a["dropout_p"], seed_numbers, a["deterministic"], a["batch_invariant"], a["num_splits"],
         ),
     )  # fmt: skip
-
-
-def _seed(seed: Any) -> tuple[tuple[int, int], Any]:
-    """The seed and offset as numbers, or as an array of both that is read where the call runs."""
-    if seed is None:
-        return (0, 0), None
-    if isinstance(seed, (int, np.integer)):
-        return (int(seed), 0), None
-    if isinstance(seed, (tuple, list)):
-        if len(seed) != 2:
-            raise ValueError(f"seed ({seed!r}) must be an integer or two: the seed and the offset")
-        return (int(seed[0]), int(seed[1])), None
-    return (0, 0), _arrays.view(seed, "seed")
 
 
 def _new_lse(q: np.ndarray) -> np.ndarray:

@@ -31,10 +31,6 @@ class _Tensor(ctypes.Structure):
     ]
 
 
-_TENSORS = (
-    "q k v out lse dout dlse dq dk dv bias dbias sink dsink alibi_slopes cu_seqlens_q cu_seqlens_k seqused_q seqused_k "
-    "page_table"
-).split()
 _WRITTEN = ({"out", "lse"}, {"dq", "dk", "dv", "dbias", "dsink"})
 _COPIED = ({"q", "k", "v"}, {"q", "k", "v", "out", "dout"})
 
@@ -42,7 +38,7 @@ _COPIED = ({"q", "k", "v"}, {"q", "k", "v", "out", "dout"})
 class _Args(ctypes.Structure):
     _fields_ = [
         ("size", _int64),
-        *((name, ctypes.POINTER(_Tensor)) for name in _TENSORS),
+        *((name, ctypes.POINTER(_Tensor)) for name in _arrays.TENSORS),
         ("max_seqlen_q", _int64),
         ("max_seqlen_k", _int64),
         ("softmax_scale", ctypes.c_double),
@@ -135,7 +131,7 @@ def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
     for index, x in enumerate(tensors):
         if x is None:
             continue
-        name = _TENSORS[index] if index < len(_TENSORS) else "seed"
+        name = _arrays.TENSORS[index] if index < len(_arrays.TENSORS) else "seed"
         described = x if type(x) is tuple else _arrays.describe(x, name)
         address, device, device_index, code, bits, shape, strides, read_only, _ = described
         if name == "seed":

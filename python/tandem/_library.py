@@ -38,10 +38,7 @@ except ImportError:
     boundary = _ctypes
 
 FORWARD, BACKWARD, CHECK_FORWARD, CHECK_BACKWARD = 0, 1, 2, 3
-NAMES = (
-    "q k v out lse dout dlse dq dk dv bias dbias sink dsink alibi_slopes cu_seqlens_q cu_seqlens_k seqused_q seqused_k "
-    "page_table seed"
-).split()
+NAMES = (*_arrays.TENSORS, "seed")
 _DOUT = NAMES.index("dout")
 
 _said_that_copies_are_made = False
@@ -141,3 +138,16 @@ def options(
         1 if deterministic else 0,
         1 if batch_invariant else 0,
     )
+
+
+def seed_parts(seed: Any) -> tuple[tuple[int, int], Any]:
+    """The seed and offset as numbers, or as an array of both that is read where the call runs."""
+    if seed is None:
+        return (0, 0), None
+    if isinstance(seed, (int, np.integer)):
+        return (int(seed), 0), None
+    if isinstance(seed, (tuple, list)):
+        if len(seed) != 2:
+            raise ValueError(f"seed ({seed!r}) must be an integer or two: the seed and the offset")
+        return (int(seed[0]), int(seed[1])), None
+    return (0, 0), _arrays.view(seed, "seed")

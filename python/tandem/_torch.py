@@ -1,4 +1,4 @@
-"""torch: operators in the tandem:: namespace with gradients, fake tensors autocast, and a short way for eager calls.
+"""torch: operators in the tandem:: namespace with gradients, fake tensors, autocast, and a short way for eager calls.
 
 An eager call of plain tensors goes straight to the C interface, by an autograd.Function where a gradient is wanted;
 whatever traces or transforms (torch.compile, functorch, fake tensors, autocast, subclasses, modes) sees the operators.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem._library import BACKWARD, FORWARD, boundary, call, options
+from tandem._library import BACKWARD, FORWARD, boundary, call, options, seed_parts
 
 # One set of threads for torch and for us. Without torch's OpenMP our own threads serve; they sleep between calls.
 boundary.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
@@ -65,8 +65,8 @@ _library.define(
 )
 _forward = torch.ops.tandem.forward.default
 _backward = torch.ops.tandem.backward.default
-_N_INPUTS, _N_OPTIONS = 12, 14
-_BIAS, _SINK = 3, 4  # of the inputs
+_N_INPUTS = 12
+_SINK = 4  # of the inputs; those before it are cast by autocast
 
 
 def _run_forward(out: Tensor, lse: Tensor | None, inputs: Sequence[Any], opts: tuple[Any, ...]) -> None:
@@ -122,14 +122,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-    nothing = (None,) * (_N_INPUTS - 5 + _N_OPTIONS)
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v, bias and sink, by the operator."""
     if dout is None and dlse is None:
-        return (None,) * 5 + nothing
+        return (None,) * 5
     out, lse, *inputs = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:5])
     gradients = _backward(dout, dlse, out, lse, *inputs, *ctx.options, wanted)
-    return tuple(g if w else None for g, w in zip(gradients, wanted)) + nothing
+    return tuple(g if w else None for g, w in zip(gradients, wanted))
 
 
 def _below_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ class _Operator(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return _differentiate(ctx, dout, dlse)[: 5 + 2]
+        return (*_differentiate(ctx, dout, dlse), None, None)
 
 
 def _autograd_kernel(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -229,7 +229,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return _differentiate(ctx, dout, dlse)[: _N_INPUTS + 1]
+        return (*_differentiate(ctx, dout, dlse), *(None,) * (_N_INPUTS - 5 + 1))
 
 
 def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -247,14 +247,10 @@ def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _seed_tensor(seed: Any, q: Tensor) -> tuple[tuple[int, int], Tensor | None]:
-    """The seed and offset as numbers, or as the tensor of both that was given or is drawn from torch's generator."""
+    """As seed_parts; None draws from torch's generator."""
     if seed is None:
-        return (0, 0), torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
-    if isinstance(seed, Tensor):
-        return (0, 0), seed
-    if isinstance(seed, (tuple, list)):
-        return (int(seed[0]), int(seed[1])), None
-    return (int(seed), 0), None
+        seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+    return ((0, 0), seed) if isinstance(seed, Tensor) else seed_parts(seed)
 
 
 def attention(

@@ -9,13 +9,11 @@ J. Shah et al. FlashAttention-3: Fast and Accurate Attention with Asynchrony and
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 import tandem
 from tandem.flash_attn import _kvcache, _packed
-from tandem.flash_attn._arguments import bounds, splits, unit_stride
+from tandem.flash_attn._arguments import bounds, is_deterministic, splits, unit_stride
 
 __version__ = "3.0.0"
 
@@ -205,11 +203,7 @@ def flash_attn_with_kvcache(
     split call in FlashAttention-3, are empty.
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
-    if page_table is not None:
-        raise tandem.Unsupported(
-            "page_table is given, but a cache in pages is not served: give k_cache and v_cache as "
-            "(batch, seqlen, heads_k, head_dim) without it"
-        )
+    _kvcache.refuse_pages("page_table", page_table)
     options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
     options.update(alibi_slopes=None, num_splits=splits(num_splits))
     # A window that hides nothing is none, and then every query stands at the same place.
@@ -262,7 +256,7 @@ def _options(softmax_scale, causal, window_size, softcap, deterministic):
         "causal": bool(causal),
         "window": bounds(window_size),
         "softcap": max(softcap, 0.0),
-        "deterministic": deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0") == "1",
+        "deterministic": is_deterministic(deterministic),
     }
 
 

@@ -22,3 +22,18 @@ def run_python():
         return result.stdout
 
     return run
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The options of every call of tandem.attention made through the package."""
+    import tandem
+
+    made = []
+
+    def counted(*tensors, _attention=tandem.attention, **options):
+        made.append(options)
+        return _attention(*tensors, **options)
+
+    monkeypatch.setattr(tandem, "attention", counted)
+    return made

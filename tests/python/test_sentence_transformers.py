@@ -26,19 +26,6 @@ SENTENCES = [
 ]
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """The options of every call of tandem.attention."""
-    made = []
-
-    def counted(*tensors, _attention=tandem.attention, **options):
-        made.append(options)
-        return _attention(*tensors, **options)
-
-    monkeypatch.setattr(tandem, "attention", counted)
-    return made
-
-
 def embed(implementation, sentences):
     """Mean-pooled, normalised embeddings, as the model's card computes them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm.MODEL_DIR)

@@ -98,19 +98,6 @@ def one_thread():
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """The options of every call of tandem.attention that the adapter makes."""
-    made = []
-
-    def counted(*tensors, _attention=tandem.attention, **options):
-        made.append(options)
-        return _attention(*tensors, **options)
-
-    monkeypatch.setattr(tandem, "attention", counted)
-    return made
-
-
-@pytest.fixture
 def no_whole_mask(monkeypatch):
     """Fails the test where the whole (batch, 1, seqlen_q, seqlen_k) mask is built."""
 

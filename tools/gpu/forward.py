@@ -24,7 +24,7 @@ UNIT = """#include "sm90/forward.cuh"
 constexpr ForwardTile kTile{{.head_dim = {d}, .head_dim_v = {d}, .warpgroups = {warpgroups}, .keys = {keys},
                             .stages = {stages}, .turns = {turns}, .f16 = false, .causal = {causal}}};
 extern "C" __global__ void __launch_bounds__(kTile.threads(), 1) forward(const __grid_constant__ ForwardParams p) {{
-  forward<kTile, BFloat16>(p);
+  forward<kTile>(p);
 }}
 """
 # head_dim: (warpgroups, keys, stages, turns), the best known and the next best
@@ -246,7 +246,7 @@ def main() -> None:
     kernels = []
     for name, tile in json.loads((arguments.folder / "variants.json").read_text()).items():
         kernel = Kernel(driver, arguments.folder, name, tile)
-        print(f"{name}: largest error of out {errors(kernel)[0]:.1e}, of lse {errors(kernel)[1]:.1e}", flush=True)
+        print("{}: largest error of out {:.1e}, of lse {:.1e}".format(name, *errors(kernel)), flush=True)
         kernels.append(kernel)
     for d in TILES:
         for causal in (0, 1):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 
 def unit_stride(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy of it where its last dimension is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def is_deterministic(deterministic: bool) -> bool:
+    """The argument, or what the environment asks of all calls."""
+    return deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0") == "1"
 
 
 def bounds(window_size) -> tuple[int | None, int | None] | None:

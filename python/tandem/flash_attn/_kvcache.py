@@ -32,6 +32,15 @@ class Rotary(NamedTuple):
     seqlens: torch.Tensor | None = None  # (batch) int32: the place of the first new key; None: as in the cache
 
 
+def refuse_pages(name: str, table: torch.Tensor | None) -> None:
+    """Refuses a cache in pages, before anything is written."""
+    if table is not None:
+        raise tandem.Unsupported(
+            f"{name} is given, but a cache in pages is not served: give k_cache and v_cache as "
+            "(batch, seqlen, heads_k, head_dim) without it"
+        )
+
+
 @torch.no_grad()
 def append_and_attend(
     cache: Cache,

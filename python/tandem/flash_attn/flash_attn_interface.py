@@ -17,13 +17,11 @@ T. Dao. FlashAttention-2: Faster Attention with Better Parallelism and Work Part
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 import tandem
 from tandem.flash_attn import _kvcache, _packed
-from tandem.flash_attn._arguments import bounds, places, splits, unit_stride
+from tandem.flash_attn._arguments import bounds, is_deterministic, places, splits, unit_stride
 
 
 def flash_attn_func(
@@ -203,11 +201,7 @@ def flash_attn_with_kvcache(
     block_table is refused. Nothing is written when a call is refused.
     Returns out, like q, or (out, softmax_lse).
     """
-    if block_table is not None:
-        raise tandem.Unsupported(
-            "block_table is given, but a cache in pages is not served: give k_cache and v_cache as "
-            "(batch, seqlen, heads_k, head_dim) without it"
-        )
+    _kvcache.refuse_pages("block_table", block_table)
     options = {
         "softmax_scale": softmax_scale,
         "causal": bool(causal),
@@ -240,7 +234,7 @@ def _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slope
         "dropout_p": dropout_p,
         # Drawn here, since S_dmask and the backward pass of packed forms need it again.
         "seed": torch.randint(2**63 - 1, (2,), device=device) if dropout_p > 0 else None,
-        "deterministic": deterministic or os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0") == "1",
+        "deterministic": is_deterministic(deterministic),
     }
 
 

@@ -115,10 +115,14 @@ static int read_exchange(const DLPackExchangeAPI* exchange, PyObject* object, in
     return kDescribe + index;
   }
   if (t->ndim > kMostDims) return kDescribe + index;
-  for (int32_t d = 0; d < t->ndim; ++d) o->shape[d] = t->shape[d];
-  for (int32_t d = 0; t->strides != NULL && d < t->ndim; ++d) o->strides[d] = t->strides[d];
+  int64_t compact = 1;
+  for (int32_t d = t->ndim; d-- > 0;) {
+    o->shape[d] = t->shape[d];
+    o->strides[d] = t->strides != NULL ? t->strides[d] : compact;
+    compact *= t->shape[d];
+  }
   t->shape = o->shape;
-  if (t->strides != NULL) t->strides = o->strides;
+  t->strides = o->strides;
   return 0;
 }
 
@@ -216,6 +220,19 @@ static int read_tensor(PyObject* object, int index, int written, Operand* o) {
   return code;
 }
 
+static void swap(int64_t* a, int64_t* b) {
+  const int64_t x = *a;
+  *a = *b;
+  *b = x;
+}
+
+/* (batch, heads, seqlen, head_dim) becomes (batch, seqlen, heads, head_dim). */
+static void swap_heads(Operand* o) {
+  if (o->tensor.ndim != 4) return;
+  swap(&o->shape[1], &o->shape[2]);
+  swap(&o->strides[1], &o->strides[2]);
+}
+
 static int scattered(const tandem_tensor* t) {
   const int last = t->ndim - 1;
   return last >= 0 && t->strides != NULL && t->shape[last] > 1 && t->strides[last] != 1;
@@ -299,7 +316,7 @@ static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t co
   }
   const long what = PyLong_AsLong(arguments[0]);
   const tandem_pass pass = (tandem_pass)(what & 1);
-  const int check_only = (what & 2) != 0;
+  const int check_only = (what & 2) != 0, heads_first = (what & 4) != 0;
   PyObject* tensors = arguments[1];
 
   tandem_attention_args args;
@@ -318,6 +335,7 @@ static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t co
     const int written = i < kTensors && (kFields[i].written >> pass & 1);
     code = read_tensor(object, i, written, operand);
     if (code != 0) break;
+    if (heads_first && i < 3) swap_heads(operand);
     if (i == kSeed) {
       if (operand->tensor.ndim != 1 || operand->tensor.shape[0] != 2 || operand->tensor.dtype.bits != 64) {
         code = kDescribe + i;

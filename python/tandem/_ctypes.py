@@ -124,7 +124,7 @@ def _set_options(args: _Args, options: tuple[Any, ...]) -> None:
 
 def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
     """See _library.py."""
-    forward_or_backward, check_only = what & 1, what & 2
+    forward_or_backward, check_only, heads_first = what & 1, what & 2, what & 4
     args = _Args(size=ctypes.sizeof(_Args))
     _set_options(args, options)
     to_copy = 0
@@ -142,6 +142,8 @@ def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
         if read_only and name in _WRITTEN[forward_or_backward]:
             return 200 + index
         n = len(shape)
+        if heads_first and index < 3 and n == 4:
+            shape, strides = ((x[0], x[2], x[1], x[3]) for x in (shape, strides))
         sizes = (_int64 * n)(*shape)
         steps = None if 0 in shape else (_int64 * n)(*strides)  # those of no elements may be anything
         tensor = _Tensor(address, device, device_index, n, code, bits, 1, sizes, steps, 0)

@@ -3,7 +3,8 @@
 A boundary is a module with
 
   ``run(pass, tensors, options) -> code``
-      pass: 0 forward, 1 backward; plus 2 to check only. tensors: those of ``tandem_attention_args`` in its order, then
+      pass: 0 forward, 1 backward; plus 2 to check only; plus 4 where q, k and v are (batch, heads, seqlen, head_dim).
+      tensors: those of ``tandem_attention_args`` in its order, then
       the seed (int64, two elements: seed and offset); None for absent ones. Each is a numpy array, a torch tensor or a
       description (_arrays.describe). options: as options() below returns them.
       code: 0 done; 1 to 7 a ``tandem_status``; 100 + i: tensor i must be described; 200 + i: tensor i is written to and
@@ -37,7 +38,7 @@ except ImportError:
 
     boundary = _ctypes
 
-FORWARD, BACKWARD, CHECK_FORWARD, CHECK_BACKWARD = 0, 1, 2, 3
+FORWARD, BACKWARD, CHECK_FORWARD, CHECK_BACKWARD, FORWARD_HEADS_FIRST = 0, 1, 2, 3, 4
 NAMES = (*_arrays.TENSORS, "seed")
 _DOUT = NAMES.index("dout")
 
@@ -122,6 +123,9 @@ def options(
         scale = 0.0  # the C interface's default: 1 / sqrt(head_dim)
     else:
         scale = softmax_scale or 5e-324  # the least number stands for 0, which would be the default
+    seed_number, offset = seed
+    if seed_number or offset:  # 64 bits, of which torch's operators know the signed kind
+        seed_number, offset = (seed_number + 2**63) % 2**64 - 2**63, (offset + 2**63) % 2**64 - 2**63
     return (
         max_seqlen_q or 0,
         max_seqlen_k or 0,
@@ -132,8 +136,8 @@ def options(
         left,
         right,
         dropout_p,
-        (seed[0] + 2**63) % 2**64 - 2**63,  # 64 bits, of which torch's operators know the signed kind
-        (seed[1] + 2**63) % 2**64 - 2**63,
+        seed_number,
+        offset,
         num_splits or 0,
         1 if deterministic else 0,
         1 if batch_invariant else 0,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem._library import BACKWARD, FORWARD, boundary, call, options, seed_parts
+from tandem._library import BACKWARD, FORWARD, FORWARD_HEADS_FIRST, boundary, call, options, seed_parts
 
 # One set of threads for torch and for us. Without torch's OpenMP our own threads serve; they sleep between calls.
 boundary.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
@@ -304,3 +304,26 @@ def attention(
         lse = _new_lse(q) if return_lse else None
     _run_forward(out, lse, inputs, opts)
     return (out, lse) if return_lse else out
+
+
+def attention_heads_first(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None, softcap: float = 0.0, sink: Tensor | None = None,
+    causal: bool | str = False, window: Any = None, bias: Tensor | None = None, seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """attention() of q, k, v (batch, heads, seqlen, head_dim), as models have them; out is (batch, seqlen_q, heads_q,
+    head_dim_v). Three transposes, which take as long as all the rest of a small call, are had for nothing here."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v):
+        return attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, sink, None, None, None, seqused_q, seqused_k,
+            None, None, None, None, softmax_scale, softcap, causal, window, 0.0, False, False, None, False, None,
+        )  # fmt: skip
+    opts = options(softmax_scale, causal, window, softcap, None, None, 0.0, (0, 0), False, False, None)
+    batch, heads, seqlen, _ = q.shape
+    out = q.new_empty((batch, seqlen, heads, v.shape[3]))
+    tensors = (
+        q, k, v, out, None, None, None, None, None, None, bias, None, sink, None, None, None, None, seqused_q,
+        seqused_k, None, None,
+    )  # fmt: skip
+    call(FORWARD_HEADS_FIRST, tensors, opts)
+    return out

@@ -25,6 +25,7 @@ from transformers import AttentionInterface, masking_utils
 from transformers.utils import logging
 
 import tandem
+from tandem._torch import attention_heads_first
 
 __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
 
@@ -177,6 +178,13 @@ def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, 
     return options
 
 
+def _is_traced(mask: Optional[torch.Tensor], device: Union[torch.device, str]) -> bool:
+    if (mask is None or type(mask) is torch.Tensor) and torch.device(device).type == "cpu":
+        # A third of masking_utils.is_tracing, which takes as long as all the rest of a small mask.
+        return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return masking_utils.is_tracing(mask)
+
+
 def tandem_mask(
     batch_size: int,
     q_length: int,
@@ -211,7 +219,7 @@ def tandem_mask(
         **kwargs,
     )
     # A graph that is being traced may neither read from the device nor look into closures.
-    pattern = None if masking_utils.is_tracing(attention_mask) else _pattern(mask_function)
+    pattern = None if _is_traced(attention_mask, device) else _pattern(mask_function)
     if pattern is None:
         return build(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
     build = functools.partial(build, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
@@ -310,16 +318,16 @@ def tandem_attention(
     if position_bias is not None:
         options = _with_position_bias(options, attention_mask, position_bias)
 
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    packed = "cu_seqlens_q" in options
-    if packed:
-        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    out = tandem.attention(
-        q, k, v, softmax_scale=scaling, softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, **options
-    )
-    if packed:
-        out = out.unflatten(0, (query.shape[0], query.shape[2]))
-    return out, None
+    if dropout or "cu_seqlens_q" in options:
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        packed = "cu_seqlens_q" in options
+        if packed:
+            q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        out = tandem.attention(
+            q, k, v, softmax_scale=scaling, softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, **options
+        )
+        return out.unflatten(0, (query.shape[0], query.shape[2])) if packed else out, None
+    return attention_heads_first(query, key, value, scaling, softcap or 0.0, s_aux, **options), None
 
 
 AttentionInterface.register("tandem", tandem_attention)

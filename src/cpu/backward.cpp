@@ -172,16 +172,17 @@ class Backward {
     for (int64_t h = 0; h < count_; ++h)
       for (int64_t t = 0; t < tiles(piece(layout_.heads[h])); ++t)
         layout_.items[n++] = {static_cast<int32_t>(h), static_cast<int32_t>(t)};
-    for_each_item(threads_, n, work_ / 8, layout_.scratch, layout_.scratch_bytes, [&](int64_t i, std::byte*) {
-      const Piece whole = piece(layout_.heads[layout_.items[i].head]);
-      Piece x = whole;
-      set_tile(&x, whole, layout_.items[i].index);
-      kernels().delta(x, const_cast<float*>(delta_of(x)), p_.heads_q, 1);
-      if (!p_.dq) return;
-      for (int64_t r = x.row_begin; r < x.row_end; ++r)
-        std::memset(p_.dq.at(x.sequence.batch_index, x.sequence.q_begin + r / x.heads, x.head_first + r % x.heads), 0,
-                    static_cast<size_t>(p_.head_dim * size_of(p_.dq.dtype)));
-    });
+    for_each_item(
+        threads_, Take::kInOrder, n, work_ / 8, layout_.scratch, layout_.scratch_bytes, [&](int64_t i, std::byte*) {
+          const Piece whole = piece(layout_.heads[layout_.items[i].head]);
+          Piece x = whole;
+          set_tile(&x, whole, layout_.items[i].index);
+          kernels().delta(x, const_cast<float*>(delta_of(x)), p_.heads_q, 1);
+          if (!p_.dq) return;
+          for (int64_t r = x.row_begin; r < x.row_end; ++r)
+            std::memset(p_.dq.at(x.sequence.batch_index, x.sequence.q_begin + r / x.heads, x.head_first + r % x.heads),
+                        0, static_cast<size_t>(p_.head_dim * size_of(p_.dq.dtype)));
+        });
   }
 
   // ---- dK, dV and, in passing, dQ ----
@@ -198,7 +199,7 @@ class Backward {
       for (int64_t j = 0; j < all; ++j) layout_.items[n++] = {layout_.order[i], static_cast<int32_t>(j)};
       if (all > 0) head.cost = turn++;  // the order is settled: cost now holds the turn
     }
-    for_each_item(threads_, n, work_, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, Take::kInOrder, n, work_, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t i, std::byte* scratch) { keys_item(layout_.items[i], scratch); });
   }
 
@@ -256,7 +257,7 @@ class Backward {
       // The last rows see most keys under a causal mask: they go first.
       for (int64_t t = all - 1; t >= 0; --t) layout_.items[n++] = {layout_.order[i], static_cast<int32_t>(t)};
     }
-    for_each_item(threads_, n, work_, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, Take::kInOrder, n, work_, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t i, std::byte* scratch) { queries_item(layout_.items[i], scratch); });
   }
 
@@ -286,11 +287,13 @@ class Backward {
     const int64_t query_tiles = shape[2] == 1 ? 1 : ceil_div(shape[2], kBackwardRows);
     const int64_t key_blocks = shape[3] == 1 ? 1 : ceil_div(shape[3], kBackwardKeys);
     const int64_t items = shape[0] * shape[1] * query_tiles * key_blocks;
-    for_each_item(threads_, items, work_, layout_.scratch, layout_.scratch_bytes, [&](int64_t i, std::byte* scratch) {
-      const int64_t block = i % key_blocks, tile = i / key_blocks % query_tiles;
-      const int64_t h = i / (key_blocks * query_tiles) % shape[1], b = i / (key_blocks * query_tiles * shape[1]);
-      bias_item(b, h, tile, block, scratch);
-    });
+    for_each_item(threads_, Take::kInOrder, items, work_, layout_.scratch, layout_.scratch_bytes,
+                  [&](int64_t i, std::byte* scratch) {
+                    const int64_t block = i % key_blocks, tile = i / key_blocks % query_tiles;
+                    const int64_t h = i / (key_blocks * query_tiles) % shape[1],
+                                  b = i / (key_blocks * query_tiles * shape[1]);
+                    bias_item(b, h, tile, block, scratch);
+                  });
   }
 
   void bias_item(int64_t b, int64_t h, int64_t tile, int64_t block, std::byte* scratch) {
@@ -328,22 +331,23 @@ class Backward {
   // ---- dsink = -sum over rows of P_sink * delta ----
 
   void sink_phase() {
-    for_each_item(threads_, p_.heads_q, work_ / 8, layout_.scratch, layout_.scratch_bytes, [&](int64_t h, std::byte*) {
-      float sink = 0;
-      kernels().load_row(p_.sink.dtype, p_.sink.at(0, h), 1, &sink);
-      double sum = 0;
-      for (int64_t b = 0; b < p_.batch; ++b) {
-        const Sequence s = sequence_of(p_, b);
-        for (int64_t i = 0; i < s.q_len; ++i) {
-          const float lse = *reinterpret_cast<const float*>(p_.lse.at(s.batch_index, s.q_begin + i, h));
-          if (std::isinf(lse) && lse < 0) continue;  // the sink itself is -inf
-          const float delta = layout_.delta[(row_of(s, p_) + i) * p_.heads_q + h];
-          sum -= std::exp(static_cast<double>(sink) - lse) * delta;
-        }
-      }
-      const auto value = static_cast<float>(sum);
-      kernels().store_row(p_.dsink.dtype, &value, 1, p_.dsink.at(0, h));
-    });
+    for_each_item(threads_, Take::kInOrder, p_.heads_q, work_ / 8, layout_.scratch, layout_.scratch_bytes,
+                  [&](int64_t h, std::byte*) {
+                    float sink = 0;
+                    kernels().load_row(p_.sink.dtype, p_.sink.at(0, h), 1, &sink);
+                    double sum = 0;
+                    for (int64_t b = 0; b < p_.batch; ++b) {
+                      const Sequence s = sequence_of(p_, b);
+                      for (int64_t i = 0; i < s.q_len; ++i) {
+                        const float lse = *reinterpret_cast<const float*>(p_.lse.at(s.batch_index, s.q_begin + i, h));
+                        if (std::isinf(lse) && lse < 0) continue;  // the sink itself is -inf
+                        const float delta = layout_.delta[(row_of(s, p_) + i) * p_.heads_q + h];
+                        sum -= std::exp(static_cast<double>(sink) - lse) * delta;
+                      }
+                    }
+                    const auto value = static_cast<float>(sum);
+                    kernels().store_row(p_.dsink.dtype, &value, 1, p_.dsink.at(0, h));
+                  });
   }
 
   const Problem& p_;

@@ -59,6 +59,18 @@ inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int
   }
 }
 
+// scores[row][key] = q[row] . key for R rows and kLanes keys side by side: keys is [n][kLanes].
+template <int R>
+inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t n, float* scores) {
+  VF acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = hn::Zero(FTag());
+  for (int64_t c = 0; c < n; ++c) {
+    const VF x = load(keys + c * kLanes);
+    for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(x, set(q[r * q_stride + c]), acc[r]);
+  }
+  for (int r = 0; r < R; ++r) store(acc[r], scores + r * kForwardKeys);
+}
+
 // Columns [first, first + V * kLanes) of R rows of o += sum over keys of p[key] * v[key][...], n columns in all.
 // stream: null, or of the values.
 template <class T, int R, int V>
@@ -107,7 +119,7 @@ struct Decode {
   struct Scratch {
     PanelRows* rows;
     SoftmaxState* softmax;
-    float *q, *o, *scores, *bias, *dropout;
+    float *q, *o, *scores, *bias, *dropout, *key_rows, *keys;
     int64_t q_stride, o_stride;
     size_t bytes;
 
@@ -122,6 +134,8 @@ struct Decode {
       scores = a.take<float>(kForwardKeys * kPanel);
       bias = a.take<float>(p.bias.present ? kBiasWords : 0);
       dropout = a.take<float>(p.dropout.p > 0 ? kForwardKeys * kPanel : 0);
+      key_rows = a.take<float>(kLanes * q_stride);
+      keys = a.take<float>(kLanes * q_stride);
       bytes = a.used();
     }
   };
@@ -141,6 +155,29 @@ struct Decode {
         dot_rows<T, 2>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, at, scores + r * at.row);
       for (; r < rows; ++r)
         dot_rows<T, 1>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, at, scores + r * at.row);
+    }
+  }
+
+  // The same with keys in lanes, for more than a few rows: turning the keys costs less than a sum over lanes for each
+  // score.
+  static void tile_scores_across(const Scratch& s, const T* const* keys, const Stream<T>& stream, int64_t count,
+                                 int64_t n, int rows) {
+    for (int64_t j = 0; j < count; j += kLanes) {
+      const int64_t block = minimum(kLanes, count - j);
+      for (int64_t i = 0; i < block; ++i) {
+        stream.prefetch(keys[j + i]);
+        load_row(keys[j + i], n, s.q_stride, s.key_rows + i * s.q_stride);
+      }
+      std::memset(s.key_rows + block * s.q_stride, 0,
+                  static_cast<size_t>((kLanes - block) * s.q_stride) * sizeof(float));
+      transpose(s.key_rows, s.q_stride, kLanes, s.q_stride, s.keys, kLanes);
+      int r = 0;
+      for (; r + 8 <= rows; r += 8)
+        score_block<8>(s.q + r * s.q_stride, s.q_stride, s.keys, n, s.scores + r * kForwardKeys + j);
+      for (; r + 4 <= rows; r += 4)
+        score_block<4>(s.q + r * s.q_stride, s.q_stride, s.keys, n, s.scores + r * kForwardKeys + j);
+      for (; r < rows; ++r)
+        score_block<1>(s.q + r * s.q_stride, s.q_stride, s.keys, n, s.scores + r * kForwardKeys + j);
     }
   }
 
@@ -197,7 +234,11 @@ struct Decode {
       const bool plain = plain_scores(p) && p.dropout.p == 0 && s.rows->shows(key, key + count);
       const Layout at = plain ? kKeysInLanes : kQueriesInLanes;
       if (!plain) std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
-      tile_scores(s, keys, key_stream, count, p.head_dim, rows, at);
+      if (plain && kLanes >= 4 && rows >= 4 && rows * kLanes >= p.head_dim) {
+        tile_scores_across(s, keys, key_stream, count, p.head_dim, rows);
+      } else {
+        tile_scores(s, keys, key_stream, count, p.head_dim, rows, at);
+      }
       bool rescale = false;
       if (plain) {
         for (int r = 0; r < rows; ++r) rescale |= softmax_of_row<Degree>(s.scores + r * at.row, count, r, s.softmax);

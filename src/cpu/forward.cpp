@@ -161,16 +161,21 @@ void forward(const Problem& p, Threads& threads, void* workspace) {
   const Layout layout(p, threads.count(), workspace);
   Plan plan;
   for (int64_t b = 0; b < p.batch; ++b) add_sequence(p, static_cast<int32_t>(b), layout, &plan);
-  std::sort(layout.items, layout.items + plan.items, [](const Item& a, const Item& b) {
-    return a.cost != b.cost           ? a.cost > b.cost
-           : a.sequence != b.sequence ? a.sequence < b.sequence
-           : a.head_k != b.head_k     ? a.head_k < b.head_k
-                                      : a.row_tile + a.part < b.row_tile + b.part;
-  });
+  Item *const first = layout.items, *const end = first + plan.items;
+  const bool alike = std::all_of(first, end, [&](const Item& i) { return i.cost == first->cost && i.group < 0; });
+  if (!alike) {
+    std::sort(first, end, [](const Item& a, const Item& b) {
+      return a.cost != b.cost           ? a.cost > b.cost
+             : a.sequence != b.sequence ? a.sequence < b.sequence
+             : a.head_k != b.head_k     ? a.head_k < b.head_k
+                                        : a.row_tile + a.part < b.row_tile + b.part;
+    });
+  }
   double work = 0;
   for (int64_t i = 0; i < plan.items; ++i)
     work += static_cast<double>(layout.items[i].cost) * static_cast<double>(p.head_dim + p.head_dim_v);
-  for_each_item(threads, plan.items, work, layout.scratch, layout.scratch_bytes,
+  for_each_item(threads, alike ? Take::kInSections : Take::kInOrder, plan.items, work, layout.scratch,
+                layout.scratch_bytes,
                 [&](int64_t i, std::byte* scratch) { run_item(p, layout.items[i], layout, scratch); });
   clear_unused_rows(p, p.out, true, p.heads_q, p.head_dim_v);
   clear_unused_rows(p, p.lse, true, p.heads_q, 1, true);

@@ -1,6 +1,7 @@
 // What forward.cpp and backward.cpp share: carving the caller's workspace, and threads that take items in order.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -37,20 +38,45 @@ class Workspace {
 };
 
 // Multiply-adds (about 20 microseconds of a small problem) that are worth waking one more thread for.
-constexpr double kWorkPerThread = 5e5;
+constexpr double kWorkPerThread = 1e5;
 
-// body(item, scratch) for every item in [0, count), work multiply-adds in all. Items are started in order, which both
-// longest-first schedules and the ordered sums of the backward rely on. scratch: one part of scratch_bytes per thread.
+// Multiply-adds that are taken at once: small items go in runs, which lie side by side in memory.
+constexpr double kWorkPerGrab = 2.5e5;
+
+// Who takes which item. In order: items are started in order, which longest-first schedules and the ordered sums of the
+// backward rely on. In sections: items alike, of which each thread begins with a share of its own, as the layers before
+// and after an attention do, so that it finds its part in its cache; then it helps the others.
+enum class Take { kInOrder, kInSections };
+
+// body(item, scratch) for every item in [0, count), work multiply-adds in all. scratch: one part of scratch_bytes per
+// thread.
 template <class F>
-void for_each_item(Threads& threads, int64_t count, double work, std::byte* scratch, size_t scratch_bytes, F&& body) {
+void for_each_item(Threads& threads, Take take, int64_t count, double work, std::byte* scratch, size_t scratch_bytes,
+                   F&& body) {
   if (count == 0) return;
-  std::atomic<int64_t> next{0};
-  const int64_t most = count < threads.count() ? count : threads.count();
-  const auto tasks = static_cast<int32_t>(
-      1 + work / kWorkPerThread < static_cast<double>(most) ? 1 + work / kWorkPerThread : static_cast<double>(most));
+  const int64_t most = std::min<int64_t>(count, threads.count());
+  const auto tasks = static_cast<int32_t>(std::min(1 + work / kWorkPerThread, static_cast<double>(most)));
+
+  constexpr int32_t kMostSections = 64;
+  struct alignas(64) Section {
+    std::atomic<int64_t> next;
+    int64_t end;
+  } sections[kMostSections];
+  const int32_t parts = take == Take::kInSections ? std::min(tasks, kMostSections) : 1;
+  for (int32_t i = 0; i < parts; ++i) {
+    sections[i].next.store(count * i / parts, std::memory_order_relaxed);
+    sections[i].end = count * (i + 1) / parts;
+  }
+  const int64_t small = static_cast<int64_t>(static_cast<double>(count) * kWorkPerGrab / (work + 1));
+  const int64_t grab = std::max<int64_t>(1, std::min(count / (4 * tasks), small));
+
   threads.run(tasks, [&](int32_t task) {
     std::byte* mine = scratch + static_cast<size_t>(task) * scratch_bytes;
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i, mine);
+    for (int32_t s = 0; s < parts; ++s) {
+      Section& section = sections[(task + s) % parts];
+      for (int64_t i; (i = section.next.fetch_add(grab, std::memory_order_relaxed)) < section.end;)
+        for (const int64_t end = std::min(section.end, i + grab); i < end; ++i) body(i, mine);
+    }
   });
 }
 

@@ -26,14 +26,19 @@ def run_python():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The options of every call of tandem.attention made through the package."""
-    import tandem
+    """The options of every call of attention made through the adapter to transformers."""
+    import tandem.transformers
 
     made = []
 
-    def counted(*tensors, _attention=tandem.attention, **options):
-        made.append(options)
-        return _attention(*tensors, **options)
+    def counted(function):
+        def call(*arguments, **options):
+            made.append(options)
+            return function(*arguments, **options)
 
-    monkeypatch.setattr(tandem, "attention", counted)
+        return call
+
+    monkeypatch.setattr(tandem, "attention", counted(tandem.attention))
+    heads_first = counted(tandem.transformers.attention_heads_first)
+    monkeypatch.setattr(tandem.transformers, "attention_heads_first", heads_first)
     return made

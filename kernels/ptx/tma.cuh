@@ -1,11 +1,7 @@
 // The tensor memory accelerator: bulk copies of boxes of a tensor (PTX ISA "cp.async.bulk.tensor").
 #pragma once
 #include "ptx/base.cuh"
-
-// CUtensorMap: encoded by the host, opaque here; a __grid_constant__ kernel parameter.
-struct alignas(64) TensorMap {
-  u64 opaque[16];
-};
+#include "shared/forward.h"
 
 // One thread. The box at these coordinates goes to shared memory; its bytes count on the barrier. What lies outside the
 // tensor arrives as zeros.
@@ -16,10 +12,17 @@ TANDEM_DEVICE void tma_load(void* to, const TensorMap* map, u64* barrier, int c0
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+TANDEM_DEVICE void tma_load(void* to, const TensorMap* map, u64* barrier, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "[%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
 // One thread, after fence_proxy_async by the writers and a barrier. What lies outside the tensor is not written.
-TANDEM_DEVICE void tma_store(const TensorMap* map, const void* from, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-               "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+TANDEM_DEVICE void tma_store(const TensorMap* map, const void* from, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+               "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                : "memory");
 }
 TANDEM_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -32,61 +32,85 @@ TANDEM_DEVICE u64 wgmma_matrix(u32 address, u32 lead, u32 stride) {
 #define TANDEM_O8(d, i)                                                                                       \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-#define TANDEM_O16(d, i) TANDEM_O8(d, i), TANDEM_O8(d, i + 8)
-#define TANDEM_O32(d, i) TANDEM_O16(d, i), TANDEM_O16(d, i + 16)
-#define TANDEM_O64(d, i) TANDEM_O32(d, i), TANDEM_O32(d, i + 32)
-
-#define TANDEM_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define TANDEM_R32 TANDEM_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+// The first n registers of d: as operands, and as the instruction lists them.
+#define TANDEM_OUT8 TANDEM_O8(d, 0)
+#define TANDEM_OUT16 TANDEM_OUT8, TANDEM_O8(d, 8)
+#define TANDEM_OUT24 TANDEM_OUT16, TANDEM_O8(d, 16)
+#define TANDEM_OUT32 TANDEM_OUT24, TANDEM_O8(d, 24)
+#define TANDEM_OUT40 TANDEM_OUT32, TANDEM_O8(d, 32)
+#define TANDEM_OUT48 TANDEM_OUT40, TANDEM_O8(d, 40)
+#define TANDEM_OUT56 TANDEM_OUT48, TANDEM_O8(d, 48)
+#define TANDEM_OUT64 TANDEM_OUT56, TANDEM_O8(d, 56)
+#define TANDEM_OUT72 TANDEM_OUT64, TANDEM_O8(d, 64)
+#define TANDEM_OUT80 TANDEM_OUT72, TANDEM_O8(d, 72)
+#define TANDEM_OUT88 TANDEM_OUT80, TANDEM_O8(d, 80)
+#define TANDEM_OUT96 TANDEM_OUT88, TANDEM_O8(d, 88)
+#define TANDEM_OUT104 TANDEM_OUT96, TANDEM_O8(d, 96)
+#define TANDEM_OUT112 TANDEM_OUT104, TANDEM_O8(d, 104)
+#define TANDEM_OUT120 TANDEM_OUT112, TANDEM_O8(d, 112)
+#define TANDEM_OUT128 TANDEM_OUT120, TANDEM_O8(d, 120)
+#define TANDEM_R8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define TANDEM_R16 TANDEM_R8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define TANDEM_R24 TANDEM_R16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define TANDEM_R32 TANDEM_R24 ",%24,%25,%26,%27,%28,%29,%30,%31"
 #define TANDEM_R40 TANDEM_R32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define TANDEM_R48 TANDEM_R40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define TANDEM_R56 TANDEM_R48 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define TANDEM_R64 TANDEM_R56 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define TANDEM_R80 TANDEM_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define TANDEM_R72 TANDEM_R64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define TANDEM_R80 TANDEM_R72 ",%72,%73,%74,%75,%76,%77,%78,%79"
 #define TANDEM_R88 TANDEM_R80 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define TANDEM_R96 TANDEM_R88 ",%88,%89,%90,%91,%92,%93,%94,%95"
-#define TANDEM_R128                                                              \
-  TANDEM_R96                                                                     \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
-  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define TANDEM_R104 TANDEM_R96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define TANDEM_R112 TANDEM_R104 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define TANDEM_R120 TANDEM_R112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define TANDEM_R128 TANDEM_R120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
 // scores: a from shared memory or registers, b by rows (keys x head_dim). values: a from registers, b by columns.
 // add false: d = a b, whatever d held.
 template <bool f16, int N>
 struct Wgmma;
 
-#define TANDEM_WGMMA(F16, TYPE, N, REGISTERS, OUTPUTS, A, B, C, D, E, F)                                            \
+// R: N / 2 registers; A to F: R, R + 1, ...
+#define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F)                                            \
   template <>                                                                                                       \
   struct Wgmma<F16, N> {                                                                                            \
     static TANDEM_DEVICE void scores(float (&d)[N / 2], u64 a, u64 b, bool add) {                                   \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
-                   "." TYPE " {" REGISTERS "}, %" #A ", %" #B ", p, 1, 1, 0, 0;}"                                   \
-                   : OUTPUTS                                                                                        \
+                   "." TYPE " {" TANDEM_R##R "}, %" #A ", %" #B ", p, 1, 1, 0, 0;}"                                   \
+                   : TANDEM_OUT##R                                                                                        \
                    : "l"(a), "l"(b), "r"(static_cast<u32>(add)));                                                   \
     }                                                                                                               \
     static TANDEM_DEVICE void scores(float (&d)[N / 2], const u32* a, u64 b, bool add) {                            \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
-                   "." TYPE " {" REGISTERS "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 0;}"         \
-                   : OUTPUTS                                                                                        \
+                   "." TYPE " {" TANDEM_R##R "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 0;}"         \
+                   : TANDEM_OUT##R                                                                                        \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));               \
     }                                                                                                               \
     static TANDEM_DEVICE void values(float (&d)[N / 2], const u32* a, u64 b, bool add) {                            \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
-                   "." TYPE " {" REGISTERS "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 1;}"         \
-                   : OUTPUTS                                                                                        \
+                   "." TYPE " {" TANDEM_R##R "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 1;}"         \
+                   : TANDEM_OUT##R                                                                                        \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));               \
     }                                                                                                               \
   };
-#define TANDEM_WGMMAS(F16, TYPE)                                                                                      \
-  TANDEM_WGMMA(F16, TYPE, 64, TANDEM_R32, TANDEM_O32(d, 0), 32, 33, 34, 35, 36, 37)                                   \
-  TANDEM_WGMMA(F16, TYPE, 80, TANDEM_R40, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O8(d, 32), 40, 41, 42, 43, 44, 45)       \
-  TANDEM_WGMMA(F16, TYPE, 96, TANDEM_R48, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O16(d, 32), 48, 49, 50, 51, 52, 53)      \
-  TANDEM_WGMMA(F16, TYPE, 112, TANDEM_R56, TANDEM_O32(d, 0) TANDEM_AND TANDEM_O16(d, 32) TANDEM_AND TANDEM_O8(d, 48), \
-               56, 57, 58, 59, 60, 61)                                                                                \
-  TANDEM_WGMMA(F16, TYPE, 128, TANDEM_R64, TANDEM_O64(d, 0), 64, 65, 66, 67, 68, 69)                                  \
-  TANDEM_WGMMA(F16, TYPE, 192, TANDEM_R96, TANDEM_O64(d, 0) TANDEM_AND TANDEM_O32(d, 64), 96, 97, 98, 99, 100, 101)   \
-  TANDEM_WGMMA(F16, TYPE, 256, TANDEM_R128, TANDEM_O64(d, 0) TANDEM_AND TANDEM_O64(d, 64), 128, 129, 130, 131, 132, 133)
-#define TANDEM_AND ,
+#define TANDEM_WGMMAS(F16, TYPE) \
+  TANDEM_WGMMA(F16, TYPE, 16, 8, 8, 9, 10, 11, 12, 13) \
+  TANDEM_WGMMA(F16, TYPE, 32, 16, 16, 17, 18, 19, 20, 21) \
+  TANDEM_WGMMA(F16, TYPE, 48, 24, 24, 25, 26, 27, 28, 29) \
+  TANDEM_WGMMA(F16, TYPE, 64, 32, 32, 33, 34, 35, 36, 37) \
+  TANDEM_WGMMA(F16, TYPE, 80, 40, 40, 41, 42, 43, 44, 45) \
+  TANDEM_WGMMA(F16, TYPE, 96, 48, 48, 49, 50, 51, 52, 53) \
+  TANDEM_WGMMA(F16, TYPE, 112, 56, 56, 57, 58, 59, 60, 61) \
+  TANDEM_WGMMA(F16, TYPE, 128, 64, 64, 65, 66, 67, 68, 69) \
+  TANDEM_WGMMA(F16, TYPE, 144, 72, 72, 73, 74, 75, 76, 77) \
+  TANDEM_WGMMA(F16, TYPE, 160, 80, 80, 81, 82, 83, 84, 85) \
+  TANDEM_WGMMA(F16, TYPE, 176, 88, 88, 89, 90, 91, 92, 93) \
+  TANDEM_WGMMA(F16, TYPE, 192, 96, 96, 97, 98, 99, 100, 101) \
+  TANDEM_WGMMA(F16, TYPE, 208, 104, 104, 105, 106, 107, 108, 109) \
+  TANDEM_WGMMA(F16, TYPE, 224, 112, 112, 113, 114, 115, 116, 117) \
+  TANDEM_WGMMA(F16, TYPE, 240, 120, 120, 121, 122, 123, 124, 125) \
+  TANDEM_WGMMA(F16, TYPE, 256, 128, 128, 129, 130, 131, 132, 133)
 
 TANDEM_WGMMAS(false, "bf16")
 TANDEM_WGMMAS(true, "f16")

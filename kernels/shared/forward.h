@@ -2,24 +2,96 @@
 // it.
 #pragma once
 
-// How a kernel cuts the problem. A value of this type is the kernel's only template parameter.
-struct ForwardTile {
-  int head_dim, head_dim_v;
-  int warpgroups;  // that compute; each has 64 queries
-  int keys;        // of one step
-  int stages;      // steps of keys, and of values, that are in shared memory at once
-  bool turns;      // warpgroups issue their products in turns (ping-pong)
-  bool f16;        // elements are float16, else bfloat16
-  bool causal;
+enum class Bias { none, boolean, f32, element };  // element: of the type of q
 
-  constexpr int queries() const { return 64 * warpgroups; }
+// How a kernel cuts the problem, and which of its options it is compiled for. A value of this type is the kernel's only
+// template parameter.
+struct ForwardTile {
+  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16: at most 256
+  int warpgroups = 2;                    // that compute; each has 64 rows. A row is a query of one head
+  int keys = 128;                        // of one step, a multiple of 16
+  int stages = 2;                        // steps of keys, and of values, that are in shared memory at once
+  bool turns = true;                     // warpgroups issue their products in turns (ping-pong)
+  bool f16 = false;                      // elements are float16, else bfloat16
+  bool left = false, right = false;      // a query may not see all keys before, after it (causal: right)
+  bool ragged = false;                   // lengths are read on the device: cu_seqlens or seqused
+  bool unscaled = false;                 // scale <= 0: the largest product is not the largest score
+  bool softcap = false, alibi = false;
+  Bias bias = Bias::none;
+
+  constexpr int rows() const { return 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  // A place of its own for the result lets the next tile's queries come in early; at head_dim 256 there is no room.
-  constexpr bool result_apart() const { return head_dim_v <= 128; }
-  // Queries in registers spare the tensor core reads of shared memory, where registers suffice.
-  constexpr bool queries_in_registers() const { return head_dim <= 64 || (head_dim <= 128 && warpgroups == 2); }
-  constexpr int shared_bytes() const {
-    return 2 * (queries() * (head_dim + (result_apart() ? head_dim_v : 0)) + stages * keys * (head_dim + head_dim_v)) +
-           1024;
+  // Scores are more than scaled products.
+  constexpr bool changed() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  // Columns in shared memory come in blocks of 64, the width of the swizzle.
+  static constexpr int blocks(int columns) { return (columns + 63) / 64; }
+  constexpr int columns_k() const { return blocks(head_dim) * 64; }
+  constexpr int columns_v() const { return blocks(head_dim_v) * 64; }
+  // A place of its own for the result lets the next tile's queries come in early, where there is room.
+  constexpr bool result_apart() const { return bytes(columns_k() + columns_v()) <= kMostShared; }
+  // Queries in registers spare the tensor core reads of shared memory, where registers suffice: beside them a thread
+  // has the result, the scores and the probabilities.
+  constexpr bool queries_in_registers() const {
+    return head_dim / 4 + head_dim_v / 2 + keys / 2 + keys / 4 <= (warpgroups == 3 ? 132 : 200);
   }
+  constexpr int shared_bytes() const {
+    const int together = columns_k() + columns_v();
+    return bytes(result_apart() ? together : columns_k() > columns_v() ? columns_k() : columns_v());
+  }
+
+  static constexpr int kMostShared = 232448;  // of a block
+  // Columns of queries and result, keys and values, barriers.
+  constexpr int bytes(int columns) const {
+    return 2 * (rows() * columns + stages * keys * (columns_k() + columns_v())) + 1024;
+  }
+};
+
+// CUtensorMap: encoded by the host, opaque here.
+struct alignas(64) TensorMap {
+  unsigned long long opaque[16];
+};
+
+// One step of the work list of a ragged problem.
+struct ForwardWork {
+  int sequence, tile;  // rows [tile * rows, ...) of the sequence
+};
+
+// The parameter of the kernels. Strides are in elements. Packed tensors have one batch and all rows in it.
+struct ForwardParams {
+  // q, out: (head_dim, together, seqlen_q, heads_q / together, batch), boxes of 64 columns and a tile's rows (out: 64).
+  // k, v: (head_dim, seqlen_k, heads_k, batch), boxes of 64 columns and a step's keys. Swizzled by 128 bytes.
+  TensorMap q, k, v, out;
+
+  void* out_data;  // for tiles that a sequence ends in: ragged only
+  long long out_batch, out_row, out_head;
+  float* lse;  // or null
+  long long lse_batch, lse_row, lse_head;
+
+  const int *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k;  // or null; ragged only
+  int cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_q_stride, seqused_k_stride;
+
+  const void* bias;
+  long long bias_batch, bias_head, bias_row, bias_column;  // 0: broadcast
+  const float* alibi_slopes;
+  long long alibi_batch, alibi_head;
+  const void* sink;  // or null
+  long long sink_head;
+  int sink_is_f32;  // else of the type of q
+
+  int batch, heads_q, heads_k;
+  int seqlen_q, seqlen_k;  // dense: the dimension; packed: the bound that the caller gave
+  int total_q, total_k;    // packed: rows of the tensors
+  int together;            // query heads of a key head whose rows are neighbours in a tile: 1, 2, 4, ... 64
+  int tiles_m;             // of one head (together: one group of heads) and sequence; ragged: the most there can be of all
+                           // sequences
+  int tiles;               // of all; ragged: 0, as only the device knows
+  int group;               // heads whose tiles are taken together: their keys and values share the L2 cache
+  int* counter;            // tiles are taken from it, and it must be 0; null: each block takes every gridDim.x-th tile
+  ForwardWork* work;       // ragged: tiles in order, counted by counter[1]
+
+  int bottom_right;               // the diagonal ends at the last query and key, else it begins at the first
+  int window_left, window_right;  // query i sees keys i + offset - left to i + offset + right; within +-2^30
+  float scale, scale_log2;        // scale_log2: times log2(e)
+  float softcap;
+  int head_dim_v;  // the problem's own
 };

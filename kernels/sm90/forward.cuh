@@ -20,91 +20,80 @@
 #include "ptx/wgmma.cuh"
 #include "shared/forward.h"
 #include "tile/ring.cuh"
+#include "tile/scores.cuh"
 #include "tile/softmax.cuh"
+#include "tile/work.cuh"
 
-struct ForwardParams {
-  TensorMap q, k, v, out;  // (head_dim, seqlen, heads, batch); boxes of 64 columns
-  float* lse;              // (batch, heads_q, seqlen_q)
-  u32* counter;            // 0 before the first launch, and after each
-  int batch, heads_q, heads_k, seqlen_q, seqlen_k;
-  int tiles_m, tiles;  // of a head, of all
-  int group;           // heads whose tiles are taken together: their keys and values share the L2 cache
-  float scale, scale_log2;
-};
+constexpr int kSharedPlace(int a, int b) { return a > b ? a : b; }
 
 template <ForwardTile T>
 struct ForwardShared {
-  alignas(1024) u16 q[T.queries() * T.head_dim];
-  alignas(1024) u16 k[T.stages][T.keys * T.head_dim];
-  alignas(1024) u16 v[T.stages][T.keys * T.head_dim_v];
-  alignas(1024) u16 out[T.result_apart() ? T.queries() * T.head_dim_v : 64];
+  alignas(1024) u16 q[T.rows() * (T.result_apart() ? T.columns_k() : kSharedPlace(T.columns_k(), T.columns_v()))];
+  alignas(1024) u16 k[T.stages][T.keys * T.columns_k()];
+  alignas(1024) u16 v[T.stages][T.keys * T.columns_v()];
+  alignas(1024) u16 out[T.result_apart() ? T.rows() * T.columns_v() : 64];
   alignas(8) u64 q_full, q_empty, k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
-  int tile[2];  // of q: the one in use and the next
+  int unit[2];  // of q: the one in use and the next; beyond the last: -1
+  Tile tile[2];  // ragged: what load() found out about them
 
   TANDEM_DEVICE u16* result() { return T.result_apart() ? out : q; }
 };
-
-struct Tile {
-  int m, head, batch;
-};
-
-// Tiles in the order they are taken: heads in groups, in a group by length, the longest first.
-template <ForwardTile T>
-TANDEM_DEVICE Tile tile_at(const ForwardParams& p, int n) {
-  const int per_group = p.group * p.tiles_m, group = n / per_group, rest = n - group * per_group;
-  const int width = min(p.batch * p.heads_q - group * p.group, p.group);
-  const int m = rest / width, head = group * p.group + rest % width;
-  return {T.causal ? p.tiles_m - 1 - m : m, head % p.heads_q, head / p.heads_q};
-}
-
-// At least one step: rows that see nothing come out of a hidden one.
-template <ForwardTile T>
-TANDEM_DEVICE int steps_of(const ForwardParams& p, const Tile& tile) {
-  const int end = T.causal ? min(p.seqlen_k, (tile.m + 1) * T.queries() + p.seqlen_k - p.seqlen_q) : p.seqlen_k;
-  return max(1, (end + T.keys - 1) / T.keys);
-}
 
 // One thread: for every tile its queries, and its keys and values from the last to the first.
 template <ForwardTile T>
 TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   Ring<T.stages> k_ring, v_ring;
   u32 q_parity = 0, place = 0;
-  for (int n = blockIdx.x; n < p.tiles;) {
-    const Tile tile = tile_at<T>(p, n);
-    const int head_k = tile.head / (p.heads_q / p.heads_k);
+  const int together = log2_of(p.together), heads = p.heads_q >> together;
+  const int listed = T.ragged ? p.counter[1] : 0, units = T.ragged ? listed * heads : p.tiles;
+  for (int n = blockIdx.x; n < units;) {
+    Tile tile;
+    if constexpr (T.ragged) {
+      const Unit unit = unit_at(p, n, listed, heads);
+      const ForwardWork work = p.work[unit.tile];
+      tile = ragged_sequence(p, work.sequence);
+      tile.m = work.tile;
+      tile.head = unit.head;
+    } else {
+      tile = dense_tile<T>(p, n);
+    }
+    const int head_k = (tile.head << together) / (p.heads_q / p.heads_k);
     auto load_keys = [&](int step) {
       mbarrier_wait(&s.k_empty[k_ring.slot], k_ring.parity ^ 1);
-      mbarrier_expect_tx(&s.k_full[k_ring.slot], T.keys * T.head_dim * 2);
+      mbarrier_expect_tx(&s.k_full[k_ring.slot], T.keys * T.columns_k() * 2);
       for (int c = 0; c < T.head_dim; c += 64)
-        tma_load(s.k[k_ring.slot] + c * T.keys, &p.k, &s.k_full[k_ring.slot], c, step * T.keys, head_k, tile.batch);
+        tma_load(s.k[k_ring.slot] + c * T.keys, &p.k, &s.k_full[k_ring.slot], c, tile.k_begin + step * T.keys, head_k,
+                 tile.batch);
       k_ring.advance();
     };
     auto load_values = [&](int step) {
       mbarrier_wait(&s.v_empty[v_ring.slot], v_ring.parity ^ 1);
-      mbarrier_expect_tx(&s.v_full[v_ring.slot], T.keys * T.head_dim_v * 2);
+      mbarrier_expect_tx(&s.v_full[v_ring.slot], T.keys * T.columns_v() * 2);
       for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_load(s.v[v_ring.slot] + c * T.keys, &p.v, &s.v_full[v_ring.slot], c, step * T.keys, head_k, tile.batch);
+        tma_load(s.v[v_ring.slot] + c * T.keys, &p.v, &s.v_full[v_ring.slot], c, tile.k_begin + step * T.keys, head_k,
+                 tile.batch);
       v_ring.advance();
     };
-    const int steps = steps_of<T>(p, tile);
-    load_keys(steps - 1);
+    const Steps steps = steps_of<T>(p, tile);
+    load_keys(steps.end - 1);
     mbarrier_wait(&s.q_empty, q_parity ^ 1);
     q_parity ^= 1;
-    s.tile[place] = n;
+    s.unit[place] = n;
+    if constexpr (T.ragged) s.tile[place] = tile;
     place ^= 1;
-    mbarrier_expect_tx(&s.q_full, T.queries() * T.head_dim * 2);
+    mbarrier_expect_tx(&s.q_full, T.rows() * T.columns_k() * 2);
     for (int c = 0; c < T.head_dim; c += 64)
-      tma_load(s.q + c * T.queries(), &p.q, &s.q_full, c, tile.m * T.queries(), tile.head, tile.batch);
-    // Wraps to 0 with the last take of the launch.
-    const int next = static_cast<int>(atomicInc(p.counter, p.tiles - 1)) + gridDim.x;
-    for (int step = steps - 1; step >= 0; --step) {
-      if (step > 0) load_keys(step - 1);
+      tma_load(s.q + c * T.rows(), &p.q, &s.q_full, c, 0, tile.q_begin + (tile.m * T.rows() >> together), tile.head,
+               tile.batch);
+    const int next = (p.counter ? atomicAdd(p.counter, 1) : n) + gridDim.x;
+    for (int step = steps.end - 1; step >= steps.begin; --step) {
+      if (step > steps.begin) load_keys(step - 1);
       load_values(step);
     }
     n = next;
   }
   mbarrier_wait(&s.q_empty, q_parity ^ 1);
-  s.tile[place] = p.tiles;
+  s.unit[place] = -1;
   mbarrier_arrive(&s.q_full);
 }
 
@@ -119,17 +108,49 @@ TANDEM_DEVICE u32 pack(float low, float high) {
   return both;
 }
 
+// Rows [begin, T.keys) of the values become zeros. thread: among all that compute.
+template <ForwardTile T>
+TANDEM_DEVICE void clear_rows(u16* values, int begin, int thread) {
+  struct alignas(16) Chunk {
+    u32 x[4];
+  };
+  constexpr int kChunks = 8;  // of 16 bytes, in a row of 64 columns
+  auto* chunks = reinterpret_cast<Chunk*>(values);
+  const int count = (T.keys - begin) * kChunks;
+  for (int block = 0; block < T.columns_v() / 64; ++block)
+    for (int i = thread; i < count; i += 128 * T.warpgroups)
+      chunks[(block * T.keys + begin) * kChunks + i] = {0, 0, 0, 0};
+}
+
+// Ordinary stores, where the 64 rows of a warpgroup go beyond the sequence: count of them belong to it.
+template <ForwardTile T>
+TANDEM_DEVICE void store_rows(const ForwardParams& p, const Tile& t, const u16* from, int first_row, int count) {
+  struct alignas(16) Chunk {
+    u32 x[4];
+  };
+  const int together = log2_of(p.together), chunks = p.head_dim_v / 8;
+  for (int i = threadIdx.x % 128; i < count * chunks; i += 128) {
+    const int row = i / chunks, chunk = i % chunks, at = first_row + row;
+    const int swizzled = chunk / 8 * T.rows() * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
+    u16* to = static_cast<u16*>(p.out_data) + t.batch * p.out_batch + (t.q_begin + (at >> together)) * p.out_row +
+              ((t.head << together) + (at & (p.together - 1))) * p.out_head + chunk * 8;
+    *reinterpret_cast<Chunk*>(to) = reinterpret_cast<const Chunk*>(from)[swizzled];
+  }
+}
+
 // A computing warpgroup.
 template <ForwardTile T>
 TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warpgroup) {
   using Scores = Wgmma<T.f16, T.keys>;
   using Values = Wgmma<T.f16, T.head_dim_v>;
-  constexpr int kTurn = 1, kTogether = 8;                             // named barriers: one of each per warpgroup
-  constexpr u32 q_block = T.queries() * 128, k_block = T.keys * 128;  // bytes of 64 columns
+  constexpr int kTurn = 1, kTogether = 8, kAll = 12;               // named barriers: one of each per warpgroup, but kAll
+  constexpr u32 q_block = T.rows() * 128, k_block = T.keys * 128;  // bytes of 64 columns
+  constexpr bool kChanged = T.changed();
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const u32 q_address = shared_address(s.q) + warpgroup * 64 * 128;
   const u32 out_address = shared_address(s.result()) + warpgroup * 64 * 128;
-  const float threshold = 8.0f / p.scale_log2;
+  const float scale_log2 = kChanged ? 1.0f : p.scale_log2, threshold = 8.0f / scale_log2;
+  const int together = log2_of(p.together);
   Ring<T.stages> k_ring, v_ring;
   u32 q_parity = 0, place = 0;
 
@@ -149,14 +170,16 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
   auto take = [&] {  // the next tile: its queries are here
     mbarrier_wait(&s.q_full, q_parity);
     q_parity ^= 1;
-    const int n = uniform(s.tile[place]);
+    const int n = uniform(s.unit[place]);
     place ^= 1;
     return n;
   };
-  for (int n = take(); n < p.tiles; n = take()) {
-    const Tile tile = tile_at<T>(p, n);
-    const int steps = steps_of<T>(p, tile), diagonal = p.seqlen_k - p.seqlen_q;
-    const int row0 = tile.m * T.queries() + warpgroup * 64 + warp * 16 + lane / 4;
+  for (int n = take(); n >= 0; n = take()) {
+    const Tile dense = T.ragged ? Tile() : dense_tile<T>(p, n);
+    const Tile& tile = T.ragged ? s.tile[place ^ 1] : dense;  // stays there until the next tile is done
+    const Steps steps = T.ragged ? uniform(steps_of<T>(p, tile)) : steps_of<T>(p, tile);
+    const int first_row = (T.ragged ? uniform(tile.m) : tile.m) * T.rows() + warpgroup * 64;  // of the warpgroup
+    const Rows rows(p, tile, first_row + warp * 16 + lane / 4);
 
     float scores[T.keys / 2], out[T.head_dim_v / 2];
     u32 probabilities[T.keys / 4], queries[T.queries_in_registers() ? T.head_dim / 16 : 1][4];
@@ -202,24 +225,19 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       if (lane == 0) mbarrier_arrive(&s.v_empty[v_ring.slot]);
       v_ring.advance();
     };
-    // Hides what lies beyond the keys, or beyond the diagonal.
-    auto mask = [&](int step) {
-      const int end = (step + 1) * T.keys;
-      if (end <= p.seqlen_k && (!T.causal || end <= tile.m * T.queries() + warpgroup * 64 + diagonal + 1)) return;
-      int limit[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) limit[i] = T.causal ? min(p.seqlen_k, row0 + 8 * i + diagonal + 1) : p.seqlen_k;
+    // To scores. masked: some rows may not see some of the keys.
+    auto finish_scores = [&](int step, bool masked) {
       const int column0 = step * T.keys + 2 * (lane & 3);
-#pragma unroll
-      for (int r = 0; r < T.keys / 2; ++r)
-        if (column0 + 8 * (r >> 2) + (r & 1) >= limit[row_of(r)]) scores[r] = -kInfinity;
+      if constexpr (kChanged) change<T>(scores, p, tile, rows, column0);
+      if (masked && (step >= steps.whole_end || (T.left && step < steps.whole_begin)))
+        hide<T>(scores, p, tile, rows, column0);
     };
     auto to_probabilities = [&] {
 #pragma unroll
       for (int r = 0; r < T.keys / 4; ++r) probabilities[r] = pack<T>(scores[2 * r], scores[2 * r + 1]);
     };
 
-    int step = steps - 1;
+    int step = steps.end - 1;
     mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
     take_turn();
     multiply_keys();
@@ -227,9 +245,19 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     wgmma_wait<0>();
     hold(scores);
     free_keys();
-    mask(step);
-    softmax.step(scores, p.scale_log2, threshold);
+    finish_scores(step, true);
+    softmax.step(scores, scale_log2, threshold);
     to_probabilities();
+    if constexpr (T.ragged) {
+      // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN.
+      const int left = uniform(tile.k_len) - step * T.keys;
+      if (left < T.keys) {
+        mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
+        clear_rows<T>(s.v[v_ring.slot], max(0, left), warpgroup * 128 + threadIdx.x % 128);
+        fence_proxy_async();
+        named_sync(kAll, 128 * T.warpgroups);
+      }
+    }
 
     auto steady = [&](bool masked) __attribute__((always_inline)) {
       mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
@@ -241,8 +269,8 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       wgmma_wait<1>();
       hold(scores);
       free_keys();
-      if (masked) mask(step);
-      softmax.step(scores, p.scale_log2, threshold);
+      finish_scores(step, masked);
+      softmax.step(scores, scale_log2, threshold);
       // ptxas would wait for p v before the exponentials, which are to run under it: a branch that depends on them
       // (and is never taken) keeps it from that.
       hold(scores);
@@ -257,13 +285,16 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       to_probabilities();
     };
     --step;
-    if constexpr (T.causal) {
-      const int whole = max(0, (tile.m * T.queries() + diagonal + 1) / T.keys);  // steps below it hide nothing
+    if constexpr (T.right) {
 #pragma unroll 1
-      for (; step >= whole; --step) steady(true);
+      for (; step >= max(steps.whole_end, steps.begin); --step) steady(true);
     }
 #pragma unroll 1
-    for (; step >= 0; --step) steady(false);
+    for (; step >= max(steps.whole_begin, steps.begin); --step) steady(false);
+    if constexpr (T.left) {
+#pragma unroll 1
+      for (; step >= steps.begin; --step) steady(true);
+    }
 
     if (T.result_apart() && lane == 0) mbarrier_arrive(&s.q_empty);
     mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
@@ -276,12 +307,21 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     float inverse[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float sum = softmax.sum[i];
-      const int row = row0 + 8 * i;
-      inverse[i] = sum > 0 ? 1.0f / sum : 0.0f;
-      if ((lane & 3) == 0 && row < p.seqlen_q) {
-        p.lse[(static_cast<i64>(tile.batch) * p.heads_q + tile.head) * p.seqlen_q + row] =
-            sum > 0 ? softmax.max[i] * p.scale + __logf(sum) : -kInfinity;
+      float top = softmax.max[i] * scale_log2, sum = softmax.sum[i], factor = 1;
+      if (p.sink) {
+        const float sink = kLog2e * load_element<T.f16>(p.sink, rows.head[i] * p.sink_head, p.sink_is_f32);
+        const float higher = fmaxf(top, sink);
+        if (higher > -kInfinity) {
+          factor = exp2_approx(top - higher);
+          sum = sum * factor + exp2_approx(sink - higher);
+          top = higher;
+        }
+      }
+      const bool used = !T.ragged || rows.query[i] < tile.q_len;
+      inverse[i] = used && softmax.sum[i] != 0 ? factor / sum : 0.0f;
+      if (p.lse && (lane & 3) == 0 && rows.query[i] < tile.q_rows) {
+        p.lse[tile.batch * p.lse_batch + rows.head[i] * p.lse_head + (tile.q_begin + rows.query[i]) * p.lse_row] =
+            used && sum != 0 ? kLn2 * (top + __log2f(sum)) : -kInfinity;
       }
     }
     // The group's rows of the result, once its last store has read them (or, in Q's place, all its warps have).
@@ -292,20 +332,25 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       u32 w[4];
 #pragma unroll
       for (int x = 0; x < 4; ++x)
-        w[x] = pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
+        w[x] = inverse[x & 1] == 0 ? 0  // of rows that see nothing, whatever they met
+                                   : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
       stmatrix(fragment(out_address, q_block, c), w);
     }
     fence_proxy_async();
     named_sync(kTogether + warpgroup, 128);
-    if (warp == 0 && elect_one()) {
+    const int rows_left = ((T.ragged ? uniform(tile.q_rows) : tile.q_rows) << together) - first_row;  // of the sequence, from the warpgroup's first
+    if (T.ragged && rows_left < 64) {
+      store_rows<T>(p, tile, s.result() + warpgroup * 64 * 64, first_row, rows_left);
+      named_sync(kTogether + warpgroup, 128);
+    } else if (warp == 0 && elect_one()) {
       for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_store(&p.out, s.result() + c * T.queries() + warpgroup * 64 * 64, c, tile.m * T.queries() + warpgroup * 64,
+        tma_store(&p.out, s.result() + c * T.rows() + warpgroup * 64 * 64, c, 0, tile.q_begin + (first_row >> together),
                   tile.head, tile.batch);
       tma_store_commit();
-      if (!T.result_apart()) {
-        tma_store_wait_read();
-        for (int i = 0; i < 4; ++i) mbarrier_arrive(&s.q_empty);
-      }
+      if (!T.result_apart()) tma_store_wait_read();
+    }
+    if (!T.result_apart() && warp == 0 && elect_one()) {
+      for (int i = 0; i < 4; ++i) mbarrier_arrive(&s.q_empty);
     }
   }
   tma_store_wait();

@@ -12,7 +12,7 @@ using i64 = long long;
 // Where in shared memory, for instructions that take a 32-bit address.
 TANDEM_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 
 // One lane of a converged warp, always the same. PTX ISA "elect.sync".
 TANDEM_DEVICE bool elect_one() {

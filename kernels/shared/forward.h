@@ -32,13 +32,20 @@ struct ForwardTile {
   // Queries in registers spare the tensor core reads of shared memory, where registers suffice: beside them a thread
   // has the result, the scores and the probabilities.
   constexpr bool queries_in_registers() const {
-    return head_dim / 4 + head_dim_v / 2 + keys / 2 + keys / 4 <= (warpgroups == 3 ? 132 : 200);
+    return head_dim / 4 + head_dim_v / 2 + keys / 2 + keys / 4 <= registers() - (registers() > 160 ? 40 : 28);
+  }
+  // Of a computing thread, after the loading warpgroup has given its own away.
+  constexpr int registers() const {
+    const int at_launch = 65536 / threads() / 8 * 8;
+    const int most = (threads() * at_launch - 128 * kLoaderRegisters) / (128 * warpgroups) / 8 * 8;
+    return most < 240 ? most : 240;
   }
   constexpr int shared_bytes() const {
     const int together = columns_k() + columns_v();
     return bytes(result_apart() ? together : columns_k() > columns_v() ? columns_k() : columns_v());
   }
 
+  static constexpr int kLoaderRegisters = 24;
   static constexpr int kMostShared = 232448;  // of a block
   // Columns of queries and result, keys and values, barriers.
   constexpr int bytes(int columns) const {

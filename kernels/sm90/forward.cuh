@@ -141,7 +141,6 @@ TANDEM_DEVICE void store_rows(const ForwardParams& p, const Tile& t, const u16* 
 // A computing warpgroup.
 template <ForwardTile T>
 TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warpgroup) {
-  using Scores = Wgmma<T.f16, T.keys>;
   using Values = Wgmma<T.f16, T.head_dim_v>;
   constexpr int kTurn = 1, kTogether = 8, kAll = 12;               // named barriers: one of each per warpgroup, but kAll
   constexpr u32 q_block = T.rows() * 128, k_block = T.keys * 128;  // bytes of 64 columns
@@ -177,9 +176,59 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
   for (int n = take(); n >= 0; n = take()) {
     const Tile dense = T.ragged ? Tile() : dense_tile<T>(p, n);
     const Tile& tile = T.ragged ? s.tile[place ^ 1] : dense;  // stays there until the next tile is done
-    const Steps steps = T.ragged ? uniform(steps_of<T>(p, tile)) : steps_of<T>(p, tile);
+    Steps steps = steps_of<T>(p, tile);
+    if constexpr (T.ragged) steps = uniform(steps);
     const int first_row = (T.ragged ? uniform(tile.m) : tile.m) * T.rows() + warpgroup * 64;  // of the warpgroup
+    const int rows_left = ((T.ragged ? uniform(tile.q_rows) : tile.q_rows) << together) - first_row;
     const Rows rows(p, tile, first_row + warp * 16 + lane / 4);
+
+    auto free_keys = [&] {
+      if (lane == 0) mbarrier_arrive(&s.k_empty[k_ring.slot]);
+      k_ring.advance();
+    };
+    auto free_values = [&] {
+      if (lane == 0) mbarrier_arrive(&s.v_empty[v_ring.slot]);
+      v_ring.advance();
+    };
+    // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN. They are in the tile's last step,
+    // which all warpgroups clear together, whether they need it or not.
+    auto clear_values = [&](int step) {
+      if constexpr (T.ragged) {
+        const int left = uniform(tile.k_len) - step * T.keys;
+        if (step == steps.end - 1 && left < T.keys) {
+          mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
+          clear_rows<T>(s.v[v_ring.slot], max(0, left), warpgroup * 128 + threadIdx.x % 128);
+          fence_proxy_async();
+          named_sync(kAll, 128 * T.warpgroups);
+        }
+      }
+    };
+    // A step that none of this warpgroup's rows needs.
+    auto pass_step = [&](int step) {
+      mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
+      take_turn();
+      pass_turn();
+      free_keys();
+      clear_values(step);
+      mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
+      free_values();
+    };
+    int step = steps.end - 1;
+    if (rows_left <= 0) {  // the sequence ended in the warpgroups before
+      for (; step >= steps.begin; --step) pass_step(step);
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&s.q_empty);
+      continue;
+    }
+    Steps own = steps;
+    if constexpr (T.left || T.right) {
+      own = steps_of<T>(p, tile, first_row, 64);
+      if constexpr (T.ragged) own = uniform(own);
+      own.begin = max(own.begin, steps.begin);
+      own.end = max(own.end, own.begin + 1);
+#pragma unroll 1
+      for (; step >= own.end; --step) pass_step(step);
+    }
 
     float scores[T.keys / 2], out[T.head_dim_v / 2];
     u32 probabilities[T.keys / 4], queries[T.queries_in_registers() ? T.head_dim / 16 : 1][4];
@@ -191,7 +240,9 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_address, q_block, c));
     }
 
-    auto multiply_keys = [&] {
+    // The first `width` keys of a step.
+    auto multiply_keys = [&](auto& scores) {
+      using Scores = Wgmma<T.f16, 2 * static_cast<int>(sizeof scores / sizeof scores[0])>;
       const u64 k = wgmma_matrix(shared_address(s.k[k_ring.slot]), 16, 1024);
       const u64 q = wgmma_matrix(q_address, 16, 1024);
       hold(scores);
@@ -217,19 +268,11 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       wgmma_commit();
       hold(out);
     };
-    auto free_keys = [&] {
-      if (lane == 0) mbarrier_arrive(&s.k_empty[k_ring.slot]);
-      k_ring.advance();
-    };
-    auto free_values = [&] {
-      if (lane == 0) mbarrier_arrive(&s.v_empty[v_ring.slot]);
-      v_ring.advance();
-    };
     // To scores. masked: some rows may not see some of the keys.
-    auto finish_scores = [&](int step, bool masked) {
+    auto finish_scores = [&](auto& scores, int step, bool masked) {
       const int column0 = step * T.keys + 2 * (lane & 3);
       if constexpr (kChanged) change<T>(scores, p, tile, rows, column0);
-      if (masked && (step >= steps.whole_end || (T.left && step < steps.whole_begin)))
+      if (masked && (step >= own.whole_end || (T.left && step < own.whole_begin)))
         hide<T>(scores, p, tile, rows, column0);
     };
     auto to_probabilities = [&] {
@@ -237,39 +280,39 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       for (int r = 0; r < T.keys / 4; ++r) probabilities[r] = pack<T>(scores[2 * r], scores[2 * r + 1]);
     };
 
-    int step = steps.end - 1;
     mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
     take_turn();
-    multiply_keys();
-    pass_turn();
-    wgmma_wait<0>();
-    hold(scores);
-    free_keys();
-    finish_scores(step, true);
-    softmax.step(scores, scale_log2, threshold);
-    to_probabilities();
-    if constexpr (T.ragged) {
-      // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN.
-      const int left = uniform(tile.k_len) - step * T.keys;
-      if (left < T.keys) {
-        mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
-        clear_rows<T>(s.v[v_ring.slot], max(0, left), warpgroup * 128 + threadIdx.x % 128);
-        fence_proxy_async();
-        named_sync(kAll, 128 * T.warpgroups);
-      }
+    auto first_step = [&](auto& scores) {
+      multiply_keys(scores);
+      pass_turn();
+      wgmma_wait<0>();
+      hold(scores);
+      free_keys();
+      finish_scores(scores, step, true);
+      softmax.step(scores, scale_log2, threshold);
+    };
+    // Of the step at the diagonal the upper warpgroup may need the first half only.
+    if (T.right && T.keys == 128 && own.end_key <= step * T.keys + T.keys / 2) {
+      if constexpr (T.keys == 128) first_step(reinterpret_cast<float(&)[32]>(scores));
+#pragma unroll
+      for (int r = T.keys / 4; r < T.keys / 2; ++r) scores[r] = 0;
+    } else {
+      first_step(scores);
     }
+    to_probabilities();
+    clear_values(step);
 
     auto steady = [&](bool masked) __attribute__((always_inline)) {
       mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
       take_turn();
-      multiply_keys();
+      multiply_keys(scores);
       mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
       multiply_values();
       pass_turn();
       wgmma_wait<1>();
       hold(scores);
       free_keys();
-      finish_scores(step, masked);
+      finish_scores(scores, step, masked);
       softmax.step(scores, scale_log2, threshold);
       // ptxas would wait for p v before the exponentials, which are to run under it: a branch that depends on them
       // (and is never taken) keeps it from that.
@@ -287,13 +330,13 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     --step;
     if constexpr (T.right) {
 #pragma unroll 1
-      for (; step >= max(steps.whole_end, steps.begin); --step) steady(true);
+      for (; step >= max(own.whole_end, own.begin); --step) steady(true);
     }
 #pragma unroll 1
-    for (; step >= max(steps.whole_begin, steps.begin); --step) steady(false);
+    for (; step >= max(own.whole_begin, own.begin); --step) steady(false);
     if constexpr (T.left) {
 #pragma unroll 1
-      for (; step >= steps.begin; --step) steady(true);
+      for (; step >= own.begin; --step) steady(true);
     }
 
     if (T.result_apart() && lane == 0) mbarrier_arrive(&s.q_empty);
@@ -302,6 +345,11 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     wgmma_wait<0>();
     hold(out);
     free_values();
+
+    if constexpr (T.left) {
+#pragma unroll 1
+      for (; step >= steps.begin; --step) pass_step(step);
+    }
 
     softmax.total();
     float inverse[2];
@@ -338,7 +386,6 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     }
     fence_proxy_async();
     named_sync(kTogether + warpgroup, 128);
-    const int rows_left = ((T.ragged ? uniform(tile.q_rows) : tile.q_rows) << together) - first_row;  // of the sequence, from the warpgroup's first
     if (T.ragged && rows_left < 64) {
       store_rows<T>(p, tile, s.result() + warpgroup * 64 * 64, first_row, rows_left);
       named_sync(kTogether + warpgroup, 128);
@@ -350,7 +397,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       if (!T.result_apart()) tma_store_wait_read();
     }
     if (!T.result_apart() && warp == 0 && elect_one()) {
-      for (int i = 0; i < 4; ++i) mbarrier_arrive(&s.q_empty);
+      for (int i = 0; i < 4; ++i) mbarrier_arrive(&s.q_empty);  // for all warps: their rows have been read
     }
   }
   tma_store_wait();
@@ -376,10 +423,10 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
   __syncthreads();
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
-    registers_down<T.warpgroups == 3 ? 32 : 24>();
+    registers_down<T.kLoaderRegisters>();
     if (threadIdx.x < 32 && elect_one()) load<T>(p, s);
   } else {
-    registers_up<T.warpgroups == 3 ? 160 : 240>();
+    registers_up<T.registers()>();
     compute<T>(p, s, warpgroup - 1);
   }
 }

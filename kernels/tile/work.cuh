@@ -59,19 +59,20 @@ TANDEM_DEVICE Tile ragged_sequence(const ForwardParams& p, int sequence) {
 // Key j is at distance i + diagonal - j from query i.
 TANDEM_DEVICE int diagonal_of(const ForwardParams& p, const Tile& t) { return p.bottom_right ? t.k_len - t.q_len : 0; }
 
-// Steps of keys: those a tile needs, from the last to the first, and those of them that hide nothing from any row.
+// Steps of keys: those that some rows need, from the last to the first, and those of them that hide nothing from any.
 struct Steps {
   int begin, end, whole_begin, whole_end;
+  int end_key;  // beyond the last that is seen
 };
-
 TANDEM_DEVICE Steps uniform(const Steps& s) {
-  return {uniform(s.begin), uniform(s.end), uniform(s.whole_begin), uniform(s.whole_end)};
+  return {uniform(s.begin), uniform(s.end), uniform(s.whole_begin), uniform(s.whole_end), uniform(s.end_key)};
 }
 
+// Of rows [row, row + rows) of a sequence. At least one step: rows that see nothing come out of a hidden one.
 template <ForwardTile T>
-TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t) {
+TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t, int row, int rows) {
   const int shift = log2_of(p.together), diagonal = diagonal_of(p, t);
-  const int first = t.m * T.rows() >> shift, last = min(((t.m + 1) * T.rows() >> shift), t.q_len) - 1;
+  const int first = row >> shift, last = min((row + rows) >> shift, t.q_len) - 1;
   int end = t.k_len, whole_end = t.k_len, begin = 0, whole_begin = 0;
   if constexpr (T.right) {
     end = min(end, last + diagonal + p.window_right + 1);
@@ -81,13 +82,17 @@ TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t) {
     begin = max(0, first + diagonal - p.window_left);
     whole_begin = max(0, last + diagonal - p.window_left);
   }
-  // At least one step: rows that see nothing come out of a hidden one.
   Steps s;
+  s.end_key = end;
   s.end = max(1, (end + T.keys - 1) / T.keys);
   s.begin = T.left ? min(begin / T.keys, s.end - 1) : 0;
   s.whole_end = whole_end / T.keys;
   s.whole_begin = T.left ? (whole_begin + T.keys - 1) / T.keys : 0;
   return s;
+}
+template <ForwardTile T>
+TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t) {
+  return steps_of<T>(p, t, t.m * T.rows(), T.rows());
 }
 
 // Ragged: writes the list of all tiles of one head, the longest first, and its length. One block of 1024 threads.

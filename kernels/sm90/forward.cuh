@@ -291,9 +291,11 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       finish_scores(scores, step, true);
       softmax.step(scores, scale_log2, threshold);
     };
-    // Of the step at the diagonal the upper warpgroup may need the first half only.
-    if (T.right && T.keys == 128 && own.end_key <= step * T.keys + T.keys / 2) {
-      if constexpr (T.keys == 128) first_step(reinterpret_cast<float(&)[32]>(scores));
+    // Of the step at the diagonal the upper warpgroup may need the first half only. (At other head dims ptxas then
+    // finds no room for products under way.)
+    constexpr bool kHalf = T.right && T.keys == 128 && T.head_dim == 128 && T.head_dim_v == 128;
+    if (kHalf && own.end_key <= step * T.keys + T.keys / 2) {
+      if constexpr (kHalf) first_step(reinterpret_cast<float(&)[32]>(scores));
 #pragma unroll
       for (int r = T.keys / 4; r < T.keys / 2; ++r) scores[r] = 0;
     } else {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The first command: installs what is missing, builds Tandem and runs its main job: attention over the tensors of a real
-# model, checked against float64 and timed.
+# model, checked against float64 and timed, on the GPU where there is one that is served.
 #
 #   ./run.sh [arguments of `tandem demo`]
 set -euo pipefail
@@ -9,6 +9,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 install_packages "$BUILD_PACKAGES"
 build release tandem_command || exit 1
+if has_gpu && ! nvrtc_environment; then
+  loudly "$NVRTC could not be installed: there is nothing to compile GPU kernels with"
+fi
 build/release/tandem demo "$@"
 say "" "From Python it is a change of one import (docs/python.md has every way in):" "" \
   "  pip install .                                 # one wheel for every CPython from 3.9" \

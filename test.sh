@@ -12,9 +12,11 @@ build release || exit 1
 if ! python_environment; then
   [ "${CI:-}" != true ] || die "the Python tests' environment could not be made"
   rm -rf build/venv
-  printf '\n%s\n' "************************************************************************************" \
-    "**  $TORCH and its companions could not be installed: THE PYTHON TESTS ARE SKIPPED  **" \
-    "************************************************************************************" ""
+  loudly "$TORCH and its companions could not be installed: THE PYTHON TESTS ARE SKIPPED"
+fi
+if ! nvrtc_environment; then
+  [ "${CI:-}" != true ] || die "NVRTC, which the tests compile GPU kernels with, could not be installed"
+  loudly "$NVRTC could not be installed: THE TESTS THAT COMPILE GPU KERNELS ARE SKIPPED"
 fi
 progress=()
 if [ -t 1 ]; then progress=(--progress); fi

@@ -14,6 +14,9 @@ libgtest-dev          -           GoogleTest
 pkg-config            pkg-config  a test builds the examples against the installed library
 python3-numpy         -           a test holds float64 attention to a second source
 '
+NVRTC_PACKAGES='
+python3-venv          -           a virtual environment for NVRTC, which compiles GPU kernels
+'
 LINT_PACKAGES='
 clang-16            clang++-16       second compiler
 clang-format-16     clang-format-16  layout of the code
@@ -138,4 +141,37 @@ build() {
     quietly "Configuring $preset" cmake --preset "$preset" "-DTANDEM_WERROR=$werror" || return 1
   fi
   quietly "Building $preset" cmake --build --preset "$preset" -j "$(jobs_at_once)" ${1:+--target "$@"}
+}
+
+# ---- NVRTC, which compiles the GPU kernels when they are first used ----
+NVRTC='nvidia-cuda-nvrtc==13.0.88' NVRTC_CUDA_12='nvidia-cuda-nvrtc-cu12==12.9.86'
+
+has_gpu() { [ -e /dev/nvidiactl ]; }
+
+# Whether the engine finds one by itself (src/jit/nvrtc.h).
+has_nvrtc() {
+  [ -z "${TANDEM_NVRTC:-}" ] || return 0
+  compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.1[2-9]" >/dev/null ||
+    compgen -G "${CONDA_PREFIX:-/nowhere}/lib/libnvrtc.so.1[2-9]" >/dev/null ||
+    compgen -G "${CUDA_HOME:-/usr/local/cuda}/lib64/libnvrtc.so.1[2-9]" >/dev/null
+}
+
+# Where there is none: its wheel in build/nvrtc, which VIRTUAL_ENV then names. 1 where that cannot be had.
+nvrtc_environment() {
+  local venv=$PWD/build/nvrtc wheel=$NVRTC
+  has_nvrtc && return 0
+  if nvidia-smi 2>/dev/null | grep -q 'CUDA Version: 12'; then wheel=$NVRTC_CUDA_12; fi
+  if [ "$(cat "$venv/wheel" 2>/dev/null)" != "$wheel" ]; then
+    rm -rf "$venv"
+    (install_packages "$NVRTC_PACKAGES") || return 1
+    quietly "Installing NVRTC" bash -c "python3 -m venv '$venv' && '$venv/bin/pip' install '$wheel'" || return 1
+    printf '%s\n' "$wheel" >"$venv/wheel"
+  fi
+  export VIRTUAL_ENV=$venv
+}
+
+loudly() { # <sentence>
+  local line
+  line=$(printf '%*s' $((${#1} + 8)) '' | tr ' ' '*')
+  printf '\n%s\n**  %s  **\n%s\n\n' "$line" "$1" "$line"
 }

@@ -7,8 +7,16 @@
  *
  * A call: fill one tandem_attention_args, ask tandem_workspace_size once per shape, then tandem_forward and
  * tandem_backward as often as wanted. Nothing is written before the whole call has been checked. No function throws,
- * aborts or prints. A failed call returns a code; tandem_last_error() has one sentence that names the argument, its
+ * aborts or prints (but for the environment variable TANDEM_LOG=1: a line to stderr for every call on a GPU, saying
+ * which kernel runs). A failed call returns a code; tandem_last_error() has one sentence that names the argument, its
  * value, the rule and the way out.
+ *
+ * GPUs. A context of device "cuda:N" works on tensors of device {TANDEM_CUDA, N}, through the device's primary context,
+ * which it shares with torch and others. tandem_forward puts the work on the caller's stream and returns; it neither
+ * allocates nor waits, so it can be captured into a graph. A kernel that was not used before is compiled first, by
+ * NVRTC or from the cache on disk: tandem_prepare does that ahead. The host reads no device memory (but see validate):
+ * indices that lie there are clamped to the tensors by the kernels. Errors of the device itself may surface in a later
+ * call.
  *
  * Threads. Every function may be called from any thread. One context may serve several threads at once; each call needs
  * its own workspace.
@@ -97,8 +105,8 @@ typedef void (*tandem_parallel_for)(void* user_data, int32_t tasks, void (*body)
 
 typedef struct tandem_context_options {
   int64_t size;                     /* sizeof(tandem_context_options) */
-  const char* device;               /* "cpu" (NULL means "cpu"); later "cuda:0", "vgpu:b200" */
-  int32_t threads;                  /* most threads a call may use, 1..1024; 0: one per available core */
+  const char* device;               /* "cpu" (NULL means "cpu"), "cuda" (the first GPU) or "cuda:N" */
+  int32_t threads;                  /* most threads a call may use, 1..1024; 0: one per available core. GPUs: ignored */
   tandem_parallel_for parallel_for; /* the caller's threads; NULL: the context starts its own, asleep between calls */
   void* parallel_for_data;
 } tandem_context_options;
@@ -107,9 +115,10 @@ typedef struct tandem_context_options {
 TANDEM_API tandem_status tandem_context_create(const tandem_context_options* options, tandem_context** context);
 /* NULL is ignored. No call may be under way on the context. */
 TANDEM_API void tandem_context_destroy(tandem_context* context);
-/* One line about what will run: "cpu, 2 threads, AVX3_ZEN4 with bf16 dot products". Valid while the context lives. */
+/* One line about what will run: "cpu, 2 threads, AVX3_ZEN4 with bf16 dot products", or "cuda:0, NVIDIA H200, 132 SMs,
+ * driver 13.0, kernels compiled by NVRTC 13.0". Valid while the context lives. */
 TANDEM_API const char* tandem_context_description(tandem_context* context);
-/* The number of threads a call may use. */
+/* The number of threads a call may use; 1 on a GPU. */
 TANDEM_API int32_t tandem_context_threads(tandem_context* context);
 
 /* ---- Attention -------------------------------------------------------------------------------------------------- */
@@ -217,11 +226,13 @@ TANDEM_API tandem_status tandem_check(tandem_context* context, tandem_pass pass,
 TANDEM_API tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass,
                                                const tandem_attention_args* args, size_t* bytes);
 
-/* Compiles ahead what the call needs (nothing on the CPU). Ignores data pointers. */
+/* Compiles ahead what the call needs (nothing on the CPU), so that the call itself only launches. Ignores data
+ * pointers. */
 TANDEM_API tandem_status tandem_prepare(tandem_context* context, tandem_pass pass, const tandem_attention_args* args);
 
 /* out and lse. workspace: workspace_bytes of the device's memory, any alignment; NULL when 0 are needed.
- * stream: a CUstream of the context's device; NULL on the CPU, where the call returns when the work is done. */
+ * stream: a CUstream (cudaStream_t) of the context's device, NULL for its default stream; NULL on the CPU, where the
+ * call returns when the work is done. */
 TANDEM_API tandem_status tandem_forward(tandem_context* context, const tandem_attention_args* args, void* workspace,
                                         size_t workspace_bytes, void* stream);
 

@@ -23,3 +23,6 @@ TANDEM_DEVICE bool elect_one() {
 
 // The same value in all lanes, in a way that the compiler sees: what is computed from it stays in uniform registers.
 TANDEM_DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+// A condition that is the same in all lanes, likewise: ring slots and descriptors of a loop that ends by it stay in
+// uniform registers.
+TANDEM_DEVICE bool agreed(bool x) { return __any_sync(0xffffffffu, x); }

@@ -89,12 +89,12 @@ struct ForwardParams {
   int seqlen_q, seqlen_k;  // dense: the dimension; packed: the bound that the caller gave
   int total_q, total_k;    // packed: rows of the tensors
   int together;            // query heads of a key head whose rows are neighbours in a tile: 1, 2, 4, ... 64
-  int tiles_m;             // of one head (together: one group of heads) and sequence; ragged: the most there can be of all
-                           // sequences
-  int tiles;               // of all; ragged: 0, as only the device knows
-  int group;               // heads whose tiles are taken together: their keys and values share the L2 cache
-  int* counter;            // tiles are taken from it, and it must be 0; null: each block takes every gridDim.x-th tile
-  ForwardWork* work;       // ragged: tiles in order, counted by counter[1]
+  int tiles_m;        // of one head (together: one group of heads) and sequence; ragged: the most there can be of all
+                      // sequences
+  int tiles;          // of all; ragged: 0, as only the device knows
+  int group;          // heads whose tiles are taken together: their keys and values share the L2 cache
+  int* counter;       // tiles are taken from it, and it must be 0; null: each block takes every gridDim.x-th tile
+  ForwardWork* work;  // ragged: tiles in order, counted by counter[1]
 
   int bottom_right;               // the diagonal ends at the last query and key, else it begins at the first
   int window_left, window_right;  // query i sees keys i + offset - left to i + offset + right; within +-2^30

@@ -176,10 +176,9 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
   for (int n = take(); n >= 0; n = take()) {
     const Tile dense = T.ragged ? Tile() : dense_tile<T>(p, n);
     const Tile& tile = T.ragged ? s.tile[place ^ 1] : dense;  // stays there until the next tile is done
-    Steps steps = steps_of<T>(p, tile);
-    if constexpr (T.ragged) steps = uniform(steps);
-    const int first_row = (T.ragged ? uniform(tile.m) : tile.m) * T.rows() + warpgroup * 64;  // of the warpgroup
-    const int rows_left = ((T.ragged ? uniform(tile.q_rows) : tile.q_rows) << together) - first_row;
+    const Steps steps = steps_of<T>(p, tile);
+    const int first_row = tile.m * T.rows() + warpgroup * 64;  // of the warpgroup
+    const int rows_left = (tile.q_rows << together) - first_row;
     const Rows rows(p, tile, first_row + warp * 16 + lane / 4);
 
     auto free_keys = [&] {
@@ -194,8 +193,8 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     // which all warpgroups clear together, whether they need it or not.
     auto clear_values = [&](int step) {
       if constexpr (T.ragged) {
-        const int left = uniform(tile.k_len) - step * T.keys;
-        if (step == steps.end - 1 && left < T.keys) {
+        const int left = tile.k_len - step * T.keys;
+        if (agreed(step == steps.end - 1 && left < T.keys)) {
           mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
           clear_rows<T>(s.v[v_ring.slot], max(0, left), warpgroup * 128 + threadIdx.x % 128);
           fence_proxy_async();
@@ -214,8 +213,8 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       free_values();
     };
     int step = steps.end - 1;
-    if (rows_left <= 0) {  // the sequence ended in the warpgroups before
-      for (; step >= steps.begin; --step) pass_step(step);
+    if (agreed(rows_left <= 0)) {  // the sequence ended in the warpgroups before
+      for (; agreed(step >= steps.begin); --step) pass_step(step);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&s.q_empty);
       continue;
@@ -223,11 +222,10 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     Steps own = steps;
     if constexpr (T.left || T.right) {
       own = steps_of<T>(p, tile, first_row, 64);
-      if constexpr (T.ragged) own = uniform(own);
       own.begin = max(own.begin, steps.begin);
       own.end = max(own.end, own.begin + 1);
 #pragma unroll 1
-      for (; step >= own.end; --step) pass_step(step);
+      for (; agreed(step >= own.end); --step) pass_step(step);
     }
 
     float scores[T.keys / 2], out[T.head_dim_v / 2];
@@ -291,10 +289,11 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       finish_scores(scores, step, true);
       softmax.step(scores, scale_log2, threshold);
     };
-    // Of the step at the diagonal the upper warpgroup may need the first half only. (At other head dims ptxas then
-    // finds no room for products under way.)
-    constexpr bool kHalf = T.right && T.keys == 128 && T.head_dim == 128 && T.head_dim_v == 128;
-    if (kHalf && own.end_key <= step * T.keys + T.keys / 2) {
+    // Of the step at the diagonal the upper warpgroup may need the first half only. (In other kernels ptxas then finds
+    // no registers for products under way.)
+    constexpr bool kHalf =
+        T.right && T.keys == 128 && T.head_dim == 128 && T.head_dim_v == 128 && !T.left && !T.ragged && !T.changed();
+    if (kHalf && agreed(own.end_key <= step * T.keys + T.keys / 2)) {
       if constexpr (kHalf) first_step(reinterpret_cast<float(&)[32]>(scores));
 #pragma unroll
       for (int r = T.keys / 4; r < T.keys / 2; ++r) scores[r] = 0;
@@ -332,13 +331,13 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     --step;
     if constexpr (T.right) {
 #pragma unroll 1
-      for (; step >= max(own.whole_end, own.begin); --step) steady(true);
+      for (; agreed(step >= max(own.whole_end, own.begin)); --step) steady(true);
     }
 #pragma unroll 1
-    for (; step >= max(own.whole_begin, own.begin); --step) steady(false);
+    for (; agreed(step >= max(own.whole_begin, own.begin)); --step) steady(false);
     if constexpr (T.left) {
 #pragma unroll 1
-      for (; step >= own.begin; --step) steady(true);
+      for (; agreed(step >= own.begin); --step) steady(true);
     }
 
     if (T.result_apart() && lane == 0) mbarrier_arrive(&s.q_empty);
@@ -350,7 +349,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
 
     if constexpr (T.left) {
 #pragma unroll 1
-      for (; step >= steps.begin; --step) pass_step(step);
+      for (; agreed(step >= steps.begin); --step) pass_step(step);
     }
 
     softmax.total();

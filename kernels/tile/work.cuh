@@ -64,9 +64,6 @@ struct Steps {
   int begin, end, whole_begin, whole_end;
   int end_key;  // beyond the last that is seen
 };
-TANDEM_DEVICE Steps uniform(const Steps& s) {
-  return {uniform(s.begin), uniform(s.end), uniform(s.whole_begin), uniform(s.whole_end), uniform(s.end_key)};
-}
 
 // Of rows [row, row + rows) of a sequence. At least one step: rows that see nothing come out of a hidden one.
 template <ForwardTile T>

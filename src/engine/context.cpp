@@ -1,11 +1,13 @@
 #include "engine/context.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string_view>
 
 #include "cpu/cpu.h"
 #include "engine/guard.h"
+#include "gpu/driver/driver.h"
 #include "problem/text.h"
 
 namespace tandem {
@@ -15,14 +17,19 @@ constexpr int32_t kMaxThreads = 1024;
 
 thread_local char last_error[1024];  // no allocation, so that it cannot fail
 
-Status check_device(const char* name) {
-  const std::string_view device = name == nullptr ? "cpu" : name;
-  if (device == "cpu" || device == "cpu:0") return {};
-  if (device == "cuda" || device.starts_with("cuda:") || device.starts_with("vgpu:")) {
-    return Status::unsupported(
-        say("options.device (\"", device, "\") must be \"cpu\" in this version: GPUs are not served yet"));
+std::string_view device_name(const tandem_context_options& options) {
+  return options.device == nullptr ? "cpu" : options.device;
+}
+
+Status check_device(std::string_view device) {
+  if (device == "cpu" || device == "cpu:0" || gpu::cuda::is_cuda(device)) return {};
+  if (device.starts_with("vgpu:")) {
+    return Status::unsupported(say("options.device (\"", device,
+                                   "\") must be \"cpu\", \"cuda\" or \"cuda:N\" in this version: virtual GPUs are not "
+                                   "served yet"));
   }
-  return Status::invalid(say("options.device (\"", device, "\") must be \"cpu\": no device has this name"));
+  return Status::invalid(
+      say("options.device (\"", device, "\") must be \"cpu\", \"cuda\" or \"cuda:N\": no device has this name"));
 }
 
 Status check_options(const tandem_context_options& options) {
@@ -42,7 +49,22 @@ Status check_options(const tandem_context_options& options) {
     return Status::invalid(say("options.threads (", options.threads, ") must be 0 to ", kMaxThreads,
                                ": 0 takes one per core this process may run on"));
   }
-  return check_device(options.device);
+  return check_device(device_name(options));
+}
+
+Status make_context(const tandem_context_options& options, std::unique_ptr<tandem_context>* context) {
+  const std::string_view name = device_name(options);
+  if (!gpu::cuda::is_cuda(name)) {
+    *context = std::make_unique<tandem_context>(options);
+    return {};
+  }
+  std::unique_ptr<gpu::Device> device;
+  TANDEM_TRY(gpu::cuda::open(name, &device));
+  const int32_t index = name == "cuda" ? 0 : std::atoi(options.device + std::string_view("cuda:").size());
+  const jit::Env& env = jit::Env::get();
+  auto engine = std::make_unique<GpuEngine>(say("cuda:", index), std::move(device), env, jit::Cache::options(env));
+  *context = std::make_unique<tandem_context>(std::move(engine), index);
+  return {};
 }
 
 tandem_context_options default_options() {
@@ -65,6 +87,8 @@ tandem_context& context_or_default(tandem_context* context) {
   return process_default;
 }
 
+gpu::Device& device_of(tandem_context& context) { return context.gpu->device(); }
+
 }  // namespace tandem
 
 tandem_context::tandem_context(const tandem_context_options& options)
@@ -72,6 +96,12 @@ tandem_context::tandem_context(const tandem_context_options& options)
   const int count = threads.count();
   description = tandem::say("cpu, ", count, count == 1 ? " thread, " : " threads, ", tandem::cpu::target_description());
 }
+
+tandem_context::tandem_context(std::unique_ptr<tandem::GpuEngine> engine, int32_t index)
+    : device{TANDEM_CUDA, index},
+      threads(1, nullptr, nullptr),
+      description(engine->description()),
+      gpu(std::move(engine)) {}
 
 extern "C" {
 
@@ -84,7 +114,9 @@ tandem_status tandem_context_create(const tandem_context_options* options, tande
     }
     *context = nullptr;
     if (options != nullptr) TANDEM_TRY(tandem::check_options(*options));
-    *context = new tandem_context(options != nullptr ? *options : tandem::default_options());
+    std::unique_ptr<tandem_context> made;
+    TANDEM_TRY(tandem::make_context(options != nullptr ? *options : tandem::default_options(), &made));
+    *context = made.release();
     return {};
   });
 }

@@ -17,7 +17,8 @@ namespace {
 // float64 is not worth fast loops: it is what others are judged by.
 bool served_by_oracle(const Problem& p) { return p.dtype == DType::f64; }
 
-Status check_served(const Problem& p) {
+Status check_served(const tandem_context& context, const Problem& p) {
+  if (context.gpu) return context.gpu->check(p);
   if (p.page_table) {
     return Status::unsupported(
         "page_table must be NULL on the CPU: pages are not served there; gather each sequence's keys and values into "
@@ -33,7 +34,9 @@ bool nothing_to_write(const Problem& p) {
 }
 
 size_t workspace_needed(const tandem_context& context, const Problem& p) {
-  return served_by_oracle(p) || nothing_to_write(p) ? 0 : cpu::workspace_size(p, context.threads.count());
+  if (nothing_to_write(p)) return 0;
+  if (context.gpu) return context.gpu->workspace_size(p);
+  return served_by_oracle(p) ? 0 : cpu::workspace_size(p, context.threads.count());
 }
 
 Status check_workspace(const Problem& p, const tandem_attention_args& args, size_t needed, const void* workspace,
@@ -72,7 +75,7 @@ oracle::ParallelFor on(cpu::Threads& threads) {
   };
 }
 
-void execute(tandem_context& context, const Problem& p, void* workspace) {
+void execute_on_cpu(tandem_context& context, const Problem& p, void* workspace) {
   const bool forward = p.pass == TANDEM_FORWARD;
   if (served_by_oracle(p))
     return forward ? oracle::forward(p, on(context.threads)) : oracle::backward(p, on(context.threads));
@@ -83,10 +86,10 @@ void execute(tandem_context& context, const Problem& p, void* workspace) {
 template <class Use>
 tandem_status inspect(tandem_context* handle, const tandem_pass& pass, const tandem_attention_args* args, Use&& use) {
   return guarded([&]() -> Status {
-    const tandem_context& context = context_or_default(handle);
+    tandem_context& context = context_or_default(handle);
     Problem problem;
     TANDEM_TRY(make_problem(pass, args, context.device, false, &problem));
-    TANDEM_TRY(check_served(problem));
+    TANDEM_TRY(check_served(context, problem));
     return use(context, problem);
   });
 }
@@ -97,13 +100,15 @@ tandem_status run(tandem_context* handle, tandem_pass pass, const tandem_attenti
     tandem_context& context = context_or_default(handle);
     Problem problem;
     TANDEM_TRY(make_problem(pass, args, context.device, true, &problem));
-    if (stream != nullptr) {
+    if (stream != nullptr && !context.gpu) {
       return Status::invalid("stream (not NULL) must be NULL on the CPU: the call returns when its work is done");
     }
-    TANDEM_TRY(check_served(problem));
+    TANDEM_TRY(check_served(context, problem));
     const size_t needed = workspace_needed(context, problem);
     TANDEM_TRY(check_workspace(problem, *args, needed, workspace, workspace_bytes));
-    if (!nothing_to_write(problem)) execute(context, problem, workspace);
+    if (nothing_to_write(problem)) return {};
+    if (context.gpu) return context.gpu->run(problem, workspace, stream);
+    execute_on_cpu(context, problem, workspace);
     return {};
   });
 }
@@ -135,8 +140,7 @@ const char* tandem_status_name(int32_t status) {
 }
 
 tandem_status tandem_check(tandem_context* context, tandem_pass pass, const tandem_attention_args* args) {
-  return tandem::inspect(context, pass, args,
-                         [](const tandem_context&, const tandem::Problem&) { return tandem::Status{}; });
+  return tandem::inspect(context, pass, args, [](tandem_context&, const tandem::Problem&) { return tandem::Status{}; });
 }
 
 tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass, const tandem_attention_args* args,
@@ -144,14 +148,17 @@ tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass, c
   if (bytes == nullptr) {
     return tandem::report(TANDEM_INVALID_ARGUMENT, "bytes (NULL) must point to where the size shall be put");
   }
-  return tandem::inspect(context, pass, args, [&](const tandem_context& c, const tandem::Problem& problem) {
+  return tandem::inspect(context, pass, args, [&](tandem_context& c, const tandem::Problem& problem) {
     *bytes = tandem::workspace_needed(c, problem);
     return tandem::Status{};
   });
 }
 
 tandem_status tandem_prepare(tandem_context* context, tandem_pass pass, const tandem_attention_args* args) {
-  return tandem_check(context, pass, args);  // the CPU engine is compiled already
+  return tandem::inspect(context, pass, args, [](tandem_context& c, const tandem::Problem& problem) {
+    // The CPU engine is compiled already.
+    return c.gpu && !tandem::nothing_to_write(problem) ? c.gpu->prepare(problem) : tandem::Status{};
+  });
 }
 
 tandem_status tandem_forward(tandem_context* context, const tandem_attention_args* args, void* workspace,

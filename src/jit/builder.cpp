@@ -62,6 +62,11 @@ Status Builder::compiler(const Compiler** compiler) {
   return {};
 }
 
+std::string Builder::compiler_name() {
+  const Compiler* found = nullptr;
+  return compiler(&found).ok() ? say("NVRTC ", found->major(), ".", found->minor()) : "";
+}
+
 Status Builder::build(const Request& request, std::shared_ptr<const Code>* code) {
   const Compiler* with = nullptr;
   TANDEM_TRY(compiler(&with));

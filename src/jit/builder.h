@@ -30,6 +30,9 @@ class Builder {
   // compiled once, whoever asks for it at the same time, in this process or another.
   Status build(const Request& request, std::shared_ptr<const Code>* code);
 
+  // "NVRTC 13.0", or "" when there is none.
+  std::string compiler_name();
+
   struct Counters {
     int64_t from_memory = 0, from_disk = 0, compiled = 0;
   };

@@ -112,8 +112,10 @@ Status Compiler::open(const Search& search, const Env& env, std::unique_ptr<Comp
   if (!env.nvrtc.empty()) {
     return no_compiler(say("TANDEM_NVRTC (\"", env.nvrtc, "\") must name NVRTC 12.0 or newer, libnvrtc.so: ", why));
   }
-  return no_compiler(
-      say("GPU kernels are compiled by NVRTC, which was not found (last tried: ", why, "): ", kWhatToInstall));
+  const std::string version =
+      search.newest_major == 0 ? "" : say(" for CUDA ", search.newest_major, ", the driver's version, or older");
+  return no_compiler(say("GPU kernels are compiled by NVRTC, which was not found", version, " (last tried: ", why,
+                         "): ", kWhatToInstall));
 }
 
 Status Compiler::check_arch(const Request& request, int* number) const {

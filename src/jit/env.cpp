@@ -14,6 +14,7 @@ Env load() {
   Env env;
   env.nvrtc = variable("TANDEM_NVRTC");
   env.virtual_env = variable("VIRTUAL_ENV");
+  env.conda_prefix = variable("CONDA_PREFIX");
   env.cuda_home = variable("CUDA_HOME");
   env.cache = variable("TANDEM_CACHE");
   env.cache_dir = variable("TANDEM_CACHE_DIR");

@@ -8,6 +8,7 @@ namespace tandem::jit {
 struct Env {
   std::string nvrtc;           // TANDEM_NVRTC: the path of libnvrtc.so; no other is tried
   std::string virtual_env;     // VIRTUAL_ENV
+  std::string conda_prefix;    // CONDA_PREFIX
   std::string cuda_home;       // CUDA_HOME
   std::string cache;           // TANDEM_CACHE: "off" keeps compiled kernels in memory only
   std::string cache_dir;       // TANDEM_CACHE_DIR: the folder of compiled kernels itself

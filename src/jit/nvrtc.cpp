@@ -89,6 +89,10 @@ std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env) 
   Candidates candidates(search.newest_major);
   for (const std::string& folder : search.site_packages) candidates.add_site_packages(folder);
   if (!env.virtual_env.empty()) candidates.add_virtual_env(env.virtual_env);
+  if (!env.conda_prefix.empty()) {
+    candidates.add_virtual_env(env.conda_prefix);
+    candidates.add_folders({fs::path(env.conda_prefix) / "lib"});
+  }
   if (!env.cuda_home.empty()) candidates.add_folders({fs::path(env.cuda_home) / "lib64"});
   candidates.add_loader_path();
   candidates.add_folders({"/usr/local/cuda/lib64"});

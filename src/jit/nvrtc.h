@@ -45,8 +45,8 @@ struct Search {
   int newest_major = 0;                    // the driver's CUDA version: newer compilers are passed over; 0: any
 };
 
-// Paths to try, the best first: TANDEM_NVRTC alone when it is set; site-packages; the virtual environment; CUDA_HOME;
-// the loader's path; /usr/local/cuda. Within a folder the newest comes first.
+// Paths to try, the best first: TANDEM_NVRTC alone when it is set; site-packages; the virtual environment; conda's, its
+// packages and its own library; CUDA_HOME; the loader's path; /usr/local/cuda. Within a folder the newest comes first.
 std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env);
 
 // Loads the library at path and what it opens itself later. Fills nvrtc, or returns why not. It is never unloaded.

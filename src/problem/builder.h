@@ -34,9 +34,6 @@ class Builder {
   Status read_longest();
 
   // values.cpp: what needs the data.
-  Status check_offsets() const;
-  Status check_used_lengths() const;
-  Status check_pages() const;
   Status check_sharing() const;
 
   // Reads the tensor args.*field, which must be present, into operand(field).

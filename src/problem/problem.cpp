@@ -57,11 +57,7 @@ Status Builder::build() {
   TANDEM_TRY(read_longest());
   TANDEM_TRY(read_dropout());
   if (!mode_.with_data) return {};
-  if (on_cpu()) {
-    TANDEM_TRY(check_offsets());
-    TANDEM_TRY(check_used_lengths());
-    TANDEM_TRY(check_pages());
-  }
+  if (on_cpu()) TANDEM_TRY(check_values(p_));
   return check_sharing();
 }
 

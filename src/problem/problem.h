@@ -133,6 +133,9 @@ struct Problem {
 Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, tandem_device device, bool with_data,
                     Problem* problem);
 
+// Holds the values of index tensors, which are in host memory, to their rules.
+Status check_values(const Problem& problem);
+
 // One sequence of the batch. Its row i of q is q.at(batch_index, q_begin + i, head); likewise keys.
 struct Sequence {
   int64_t batch_index = 0;           // index for View::at (strides are 0 when packed) and for bias

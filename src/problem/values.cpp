@@ -20,7 +20,7 @@ Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batc
       return Status::invalid(say(name, "[", b + 1, "] (", end, ") must be at most ", tensor, ".total (", total,
                                  "): sequences lie within the tensor; check the sums"));
     }
-    if (bound != 0 && end - begin > bound) {
+    if (end - begin > bound) {
       return Status::invalid(say(bound_name, " (", bound, ") must be at least ", end - begin,
                                  ", the length of sequence ", b, ": it bounds every sequence; give the longest, or 0"));
     }
@@ -38,22 +38,18 @@ Status check_used(const char* name, int64_t b, int64_t used, int64_t rows) {
                              ": it counts the rows in use"));
 }
 
-}  // namespace
-
-Status Builder::check_offsets() const {
-  if (p_.cu_seqlens_q) {
-    TANDEM_TRY(check_cu_seqlens("cu_seqlens_q", p_.cu_seqlens_q, p_.batch, "q", p_.total_q, "max_seqlen_q",
-                                args_.max_seqlen_q));
+Status check_offsets(const Problem& p) {
+  if (p.cu_seqlens_q) {
+    TANDEM_TRY(check_cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, p.batch, "q", p.total_q, "max_seqlen_q", p.seqlen_q));
   }
-  if (!p_.cu_seqlens_k) return {};
-  return check_cu_seqlens("cu_seqlens_k", p_.cu_seqlens_k, p_.batch, "k", p_.total_k, "max_seqlen_k",
-                          args_.max_seqlen_k);
+  if (!p.cu_seqlens_k) return {};
+  return check_cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, p.batch, "k", p.total_k, "max_seqlen_k", p.seqlen_k);
 }
 
-Status Builder::check_used_lengths() const {
-  if (!p_.seqused_q && !p_.seqused_k) return {};
-  for (int64_t b = 0; b < p_.batch; ++b) {
-    const Sequence s = sequence_of(p_, b);
+Status check_used_lengths(const Problem& p) {
+  if (!p.seqused_q && !p.seqused_k) return {};
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_of(p, b);
     TANDEM_TRY(check_used("seqused_q", b, s.q_len, s.q_rows));
     TANDEM_TRY(check_used("seqused_k", b, s.k_len, s.k_rows));
   }
@@ -61,11 +57,11 @@ Status Builder::check_used_lengths() const {
 }
 
 // Entries beyond the used keys may be anything.
-Status Builder::check_pages() const {
-  const PageTable& table = p_.page_table;
+Status check_pages(const Problem& p) {
+  const PageTable& table = p.page_table;
   if (!table) return {};
-  for (int64_t b = 0; b < p_.batch; ++b) {
-    const int64_t used = (sequence_of(p_, b).k_len + table.page_size - 1) / table.page_size;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t used = (sequence_of(p, b).k_len + table.page_size - 1) / table.page_size;
     for (int64_t i = 0; i < used; ++i) {
       const int64_t page = table.data[b * table.batch + i * table.column];
       if (page >= 0 && page < table.pages) continue;
@@ -74,6 +70,14 @@ Status Builder::check_pages() const {
     }
   }
   return {};
+}
+
+}  // namespace
+
+Status check_values(const Problem& problem) {
+  TANDEM_TRY(check_offsets(problem));
+  TANDEM_TRY(check_used_lengths(problem));
+  return check_pages(problem);
 }
 
 Status Builder::check_sharing() const {

@@ -36,12 +36,15 @@ TEST_F(NvrtcSearch, TheVariableAloneCounts) {
 TEST_F(NvrtcSearch, OrderOfPlaces) {
   const std::string given = library("site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
   const std::string virtual_env = library("venv/lib/python3.11/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+  const std::string conda_pip = library("conda/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+  const std::string conda = library("conda/lib/libnvrtc.so.12");
   const std::string toolkit = library("cuda/lib64/libnvrtc.so.12");
   jit::Env env;
   env.virtual_env = folder / "venv";
+  env.conda_prefix = folder / "conda";
   env.cuda_home = folder / "cuda";
   EXPECT_EQ(found({{folder / "site"}, 0}, env),
-            (Paths{given, virtual_env, toolkit, "libnvrtc.so.13", "libnvrtc.so.12"}));
+            (Paths{given, virtual_env, conda_pip, conda, toolkit, "libnvrtc.so.13", "libnvrtc.so.12"}));
 }
 
 TEST_F(NvrtcSearch, NewestFirstAndOnlyLibraries) {
@@ -60,6 +63,7 @@ TEST_F(NvrtcSearch, NewestFirstAndOnlyLibraries) {
 TEST_F(NvrtcSearch, AbsentFoldersAreNothing) {
   jit::Env env;
   env.virtual_env = folder / "absent";
+  env.conda_prefix = folder / "absent";
   env.cuda_home = folder / "absent";
   EXPECT_EQ(found({{folder / "absent"}, 0}, env), (Paths{"libnvrtc.so.13", "libnvrtc.so.12"}));
 }

@@ -1,0 +1,30 @@
+// A plan in words and figures: why it is so, and the least that any kernel would take. For `tandem explain`; no part of
+// a call.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gpu/device.h"
+#include "plan/forward.h"
+#include "problem/problem.h"
+
+namespace tandem::plan {
+
+// Query-key pairs of one head that a dense problem computes: those that causal and window show.
+double visible_pairs(int64_t seqlen_q, int64_t seqlen_k, bool bottom_right, int64_t window_left, int64_t window_right);
+
+// What each unit of the device has to do at least, spread over all SMs. Packed and used lengths, which only the device
+// knows, are taken at their bounds.
+struct ForwardFloor {
+  double pairs = 0, flops = 0;
+  double mma_clocks = 0, exp_clocks = 0, shared_clocks = 0;  // 4096 FLOP, 16 exponentials, 128 bytes a clock per SM
+  double l2_bytes = 0, hbm_bytes = 0;
+  const char* binds = "";  // the unit with the most clocks: "tensor core", "exponential", "shared memory"
+};
+ForwardFloor forward_floor(const Problem& problem, const ForwardPlan& plan, const gpu::Properties& device);
+
+// Short sentences, one per choice.
+std::vector<std::string> reasons(const Problem& problem, const ForwardPlan& plan, const gpu::Properties& device);
+
+}  // namespace tandem::plan

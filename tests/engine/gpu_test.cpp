@@ -1,0 +1,441 @@
+// Calls on a GPU as far as the host makes them: what is compiled when, what reaches the kernels, what is refused. The
+// device is a fake that records, the compiler a fake that counts.
+#include "engine/gpu.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "engine/context.h"
+#include "engine/fake_device.h"
+#include "jit/temporary.h"
+#include "problem/call.h"
+
+namespace tandem::test {
+namespace {
+
+bool says(const std::string& fragment) { return std::string(tandem_last_error()).find(fragment) != std::string::npos; }
+
+// bf16 tensors that claim to be the device's. Each row begins at a multiple of 16 bytes.
+struct GpuCall : Call {
+  GpuCall() {
+    device = {TANDEM_CUDA, 3};
+    args.dout = args.dlse = args.dq = args.dk = args.dv = args.seqused_q = args.seqused_k = nullptr;
+  }
+  void make_on_gpu(Held& held, std::vector<int64_t> sizes, tandem_dtype dtype) {
+    held.make(std::move(sizes), dtype);
+    held.memory.resize(held.memory.size() + 2);
+    held.handle.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(held.memory.data()) + 15) & ~uintptr_t{15});
+    held.handle.device = device;
+  }
+  void dense_on_gpu(const Sizes& s) {
+    make_on_gpu(q, {s.batch, s.seqlen_q, s.heads_q, s.head_dim}, kBf16);
+    make_on_gpu(k, {s.batch, s.seqlen_k, s.heads_k, s.head_dim}, kBf16);
+    make_on_gpu(v, {s.batch, s.seqlen_k, s.heads_k, s.head_dim_v}, kBf16);
+    make_on_gpu(out, {s.batch, s.seqlen_q, s.heads_q, s.head_dim_v}, kBf16);
+    make_on_gpu(lse, {s.batch, s.heads_q, s.seqlen_q}, kF32);
+  }
+  void indices(Held& held, const tandem_tensor* tandem_attention_args::*field, const std::vector<int32_t>& values) {
+    held.make(values);
+    held.handle.device = device;
+    args.*field = &held.handle;
+  }
+  void packed_on_gpu(const std::vector<int32_t>& q_offsets, const std::vector<int32_t>& k_offsets, const Sizes& s) {
+    make_on_gpu(q, {q_offsets.back(), s.heads_q, s.head_dim}, kBf16);
+    make_on_gpu(k, {k_offsets.back(), s.heads_k, s.head_dim}, kBf16);
+    make_on_gpu(v, {k_offsets.back(), s.heads_k, s.head_dim_v}, kBf16);
+    make_on_gpu(out, {q_offsets.back(), s.heads_q, s.head_dim_v}, kBf16);
+    make_on_gpu(lse, {s.heads_q, q_offsets.back()}, kF32);
+    indices(cu_seqlens_q, &tandem_attention_args::cu_seqlens_q, q_offsets);
+    indices(cu_seqlens_k, &tandem_attention_args::cu_seqlens_k, k_offsets);
+    args.max_seqlen_q = s.seqlen_q;
+    args.max_seqlen_k = s.seqlen_k;
+  }
+};
+
+class GpuCalls : public testing::Test {
+ protected:
+  void SetUp() override { context = make_context(FAKE_NVRTC); }
+
+  std::unique_ptr<tandem_context> make_context(const std::string& nvrtc) {
+    jit::Env env;
+    env.nvrtc = nvrtc;
+    env.temporary = folder.path();
+    auto engine = std::make_unique<GpuEngine>("cuda:3", std::make_unique<FakeDevice>(&gpu), env,
+                                              jit::Cache::Options{.folder = ""});
+    return std::make_unique<tandem_context>(std::move(engine), 3);
+  }
+  // The call with a workspace of the size asked for, poisoned; the workspace lies at an odd address.
+  tandem_status run(GpuCall& call) {
+    size_t bytes = 0;
+    const tandem_status status = tandem_workspace_size(context.get(), TANDEM_FORWARD, &call.args, &bytes);
+    if (status != TANDEM_OK) return status;
+    workspace.assign(bytes + 1, 0x5a);
+    return tandem_forward(context.get(), &call.args, workspace.data() + 1, bytes, stream);
+  }
+  void runs(GpuCall& call) { ASSERT_EQ(run(call), TANDEM_OK) << tandem_last_error(); }
+  const ForwardParams& params() const { return gpu.launched.back().params; }
+  // As the table of tiles has it.
+  static plan::ForwardPlan plan_of(const GpuCall& call) {
+    Problem problem;
+    EXPECT_TRUE(call.make(&problem).ok());
+    return plan::plan_forward(problem, hopper());
+  }
+  static uint32_t keys_of(const GpuCall& call) { return static_cast<uint32_t>(plan_of(call).tile.keys); }
+  static uint32_t rows_of(const GpuCall& call) { return static_cast<uint32_t>(plan_of(call).tile.rows()); }
+
+  TemporaryFolder folder;
+  FakeGpu gpu;
+  std::unique_ptr<tandem_context> context;
+  std::vector<unsigned char> workspace;
+  gpu::Stream stream = &workspace;
+};
+
+// Three query heads to a key head: no two of them share a tile.
+constexpr Sizes kSmall{
+    .batch = 2, .seqlen_q = 100, .seqlen_k = 200, .heads_q = 6, .heads_k = 2, .head_dim = 72, .head_dim_v = 40};
+
+void map_is(const gpu::TensorMapSpec& map, const void* address, const std::vector<uint64_t>& dims,
+            const std::vector<uint64_t>& byte_strides, const std::vector<uint32_t>& box) {
+  EXPECT_EQ(map.address, address);
+  ASSERT_EQ(map.rank, static_cast<int>(dims.size()));
+  for (size_t i = 0; i < dims.size(); ++i) {
+    EXPECT_EQ(map.dims[i], dims[i]) << "dimension " << i;
+    EXPECT_EQ(map.box[i], box[i]) << "dimension " << i;
+    if (i > 0) {
+      EXPECT_EQ(map.byte_strides[i], byte_strides[i - 1]) << "dimension " << i;
+    }
+    EXPECT_EQ(map.element_strides[i], 1u);
+  }
+  EXPECT_EQ(map.swizzle, gpu::Swizzle::b128);
+  EXPECT_EQ(map.oob_fill, gpu::OobFill::zero);
+}
+
+TEST_F(GpuCalls, DescribeThemselves) {
+  EXPECT_STREQ(tandem_context_description(context.get()),
+               "cuda:3, NVIDIA H200, 132 SMs, driver 13.0, kernels compiled by NVRTC 13.7");
+  EXPECT_EQ(tandem_context_threads(context.get()), 1);
+  EXPECT_EQ(device_of(*context).properties().sm_count, 132);
+  EXPECT_NE(make_context("/nowhere/libnvrtc.so")->description.find("no NVRTC"), std::string::npos);
+}
+
+TEST_F(GpuCalls, WarmCallsOnlyLaunch) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  for (int i = 0; i < 5; ++i) runs(call);
+  EXPECT_EQ(gpu.loads, 1);
+  EXPECT_EQ(gpu.allocations, 0);
+  EXPECT_EQ(gpu.synchronisations, 0);
+  EXPECT_EQ(gpu.captures_asked, 1);  // the cold call
+  EXPECT_EQ(gpu.launched.size(), 5u);
+  for (const FakeGpu::Launched& each : gpu.launched) {
+    EXPECT_EQ(each.kernel, "forward");
+    EXPECT_EQ(each.launch.stream, stream);
+    EXPECT_EQ(each.launch.grid.x, static_cast<uint32_t>(plan_of(call).tiles));
+    EXPECT_EQ(each.launch.block.x, static_cast<uint32_t>(plan_of(call).tile.threads()));
+    EXPECT_EQ(each.launch.dynamic_smem_bytes, static_cast<uint32_t>(plan_of(call).tile.shared_bytes()));
+  }
+  Sizes more = kSmall;
+  more.batch = 5;
+  call.dense_on_gpu(more);
+  runs(call);
+  EXPECT_EQ(gpu.loads, 1);  // the same kernel
+  call.args.causal = 1;
+  runs(call);
+  EXPECT_EQ(gpu.loads, 2);
+}
+
+TEST_F(GpuCalls, PrepareCompilesAhead) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  ASSERT_EQ(tandem_prepare(context.get(), TANDEM_FORWARD, &call.args), TANDEM_OK) << tandem_last_error();
+  EXPECT_EQ(gpu.loads, 1);
+  EXPECT_TRUE(gpu.launched.empty());
+  gpu.capturing = true;
+  runs(call);
+  EXPECT_EQ(gpu.loads, 1);
+}
+
+TEST_F(GpuCalls, ColdKernelIsRefusedDuringCapture) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  gpu.capturing = true;
+  EXPECT_EQ(run(call), TANDEM_COLD_KERNEL);
+  EXPECT_TRUE(says(plan::name_of(plan_of(call).tile) + " is not loaded yet: call tandem_prepare"))
+      << tandem_last_error();
+  EXPECT_EQ(gpu.loads, 0);
+  EXPECT_TRUE(gpu.launched.empty());
+}
+
+TEST_F(GpuCalls, NoCompilerIsASentence) {
+  context = make_context("/nowhere/libnvrtc.so");
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  EXPECT_EQ(run(call), TANDEM_NO_COMPILER);
+  EXPECT_TRUE(says("/nowhere/libnvrtc.so")) << tandem_last_error();
+  EXPECT_TRUE(gpu.launched.empty());
+}
+
+TEST_F(GpuCalls, ManyThreadsLoadOnce) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      GpuCall call;
+      call.dense_on_gpu(kSmall);
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        call.args.causal = repeat % 2;
+        size_t bytes = 0;
+        EXPECT_EQ(tandem_workspace_size(context.get(), TANDEM_FORWARD, &call.args, &bytes), TANDEM_OK);
+        std::vector<char> own(bytes + 1);
+        EXPECT_EQ(tandem_forward(context.get(), &call.args, own.data(), bytes, nullptr), TANDEM_OK);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(gpu.loads, 2);
+  EXPECT_EQ(gpu.launched.size(), 160u);
+}
+
+TEST_F(GpuCalls, DenseMapsAndParameters) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  call.lse.set_strides({6 * 300, 300, 2});
+  call.lse.memory.resize(2000);
+  call.lse.handle.data = call.lse.memory.data();
+  call.args.causal = 1;
+  call.args.softmax_scale = 0.5;
+  call.args.alignment = TANDEM_TOP_LEFT;
+  runs(call);
+  ASSERT_EQ(gpu.maps.size(), 4u);
+  map_is(gpu.maps[0], call.q.handle.data, {72, 1, 100, 6, 2}, {16, 864, 144, 86400}, {64, 1, rows_of(call), 1, 1});
+  map_is(gpu.maps[1], call.k.handle.data, {72, 200, 2, 2}, {288, 144, 57600}, {64, keys_of(call), 1, 1});
+  map_is(gpu.maps[2], call.v.handle.data, {40, 200, 2, 2}, {160, 80, 32000}, {64, keys_of(call), 1, 1});
+  map_is(gpu.maps[3], call.out.handle.data, {40, 1, 100, 6, 2}, {16, 480, 80, 48000}, {64, 1, 64, 1, 1});
+  const ForwardParams& p = params();
+  EXPECT_EQ(p.q.opaque[0], 0x0101010101010101u);
+  EXPECT_EQ(p.out.opaque[15], 0x0404040404040404u);
+  EXPECT_EQ(p.lse, call.lse.handle.data);
+  EXPECT_EQ(p.lse_batch, 1800);
+  EXPECT_EQ(p.lse_head, 300);
+  EXPECT_EQ(p.lse_row, 2);
+  EXPECT_EQ(p.batch, 2);
+  EXPECT_EQ(p.heads_q, 6);
+  EXPECT_EQ(p.heads_k, 2);
+  EXPECT_EQ(p.seqlen_q, 100);
+  EXPECT_EQ(p.seqlen_k, 200);
+  EXPECT_EQ(p.head_dim_v, 40);
+  EXPECT_EQ(p.together, 1);
+  EXPECT_EQ(p.tiles_m, plan_of(call).tiles_m);
+  EXPECT_EQ(p.tiles, 12 * p.tiles_m);
+  EXPECT_EQ(p.counter, nullptr);
+  EXPECT_EQ(p.work, nullptr);
+  EXPECT_EQ(p.bottom_right, 0);
+  EXPECT_EQ(p.window_right, 0);
+  EXPECT_EQ(p.window_left, plan::kFarWindow);
+  EXPECT_FLOAT_EQ(p.scale, 0.5f);
+  EXPECT_FLOAT_EQ(p.scale_log2, 0.72134752f);
+  EXPECT_EQ(p.cu_seqlens_q, nullptr);
+  EXPECT_EQ(p.bias, nullptr);
+  EXPECT_EQ(p.sink, nullptr);
+  EXPECT_TRUE(gpu.fills.empty());
+}
+
+TEST_F(GpuCalls, HeadsTogether) {
+  GpuCall call;
+  call.dense_on_gpu(
+      {.batch = 3, .seqlen_q = 5, .seqlen_k = 40, .heads_q = 16, .heads_k = 2, .head_dim = 128, .head_dim_v = 128});
+  call.args.lse = nullptr;
+  runs(call);
+  map_is(gpu.maps[0], call.q.handle.data, {128, 8, 5, 2, 3}, {256, 4096, 2048, 20480},
+         {64, 8, rows_of(call) / 8, 1, 1});
+  map_is(gpu.maps[3], call.out.handle.data, {128, 8, 5, 2, 3}, {256, 4096, 2048, 20480}, {64, 8, 8, 1, 1});
+  EXPECT_EQ(params().together, 8);
+  EXPECT_EQ(params().tiles_m, 1);
+  EXPECT_EQ(params().tiles, 6);
+  EXPECT_EQ(params().lse, nullptr);
+}
+
+TEST_F(GpuCalls, ExpandedKeys) {
+  GpuCall call;
+  call.dense_on_gpu(
+      {.batch = 2, .seqlen_q = 5, .seqlen_k = 40, .heads_q = 2, .heads_k = 2, .head_dim = 64, .head_dim_v = 64});
+  call.k.set_strides({0, 128, 0, 1});
+  runs(call);
+  map_is(gpu.maps[1], call.k.handle.data, {64, 40, 2, 2}, {256, 0, 0}, {64, keys_of(call), 1, 1});
+}
+
+TEST_F(GpuCalls, CounterIsCleared) {
+  GpuCall call;
+  call.dense_on_gpu(
+      {.batch = 20, .seqlen_q = 300, .seqlen_k = 300, .heads_q = 8, .heads_k = 8, .head_dim = 16, .head_dim_v = 16});
+  call.args.causal = 1;
+  runs(call);
+  ASSERT_NE(params().counter, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(params().counter) % 16, 0u);
+  EXPECT_EQ(*params().counter, 0);
+  EXPECT_GE(reinterpret_cast<unsigned char*>(params().counter), workspace.data());
+  EXPECT_EQ(gpu.launched.size(), 1u);
+}
+
+TEST_F(GpuCalls, PackedCallsMakeTheirScheduleFirst) {
+  GpuCall call;
+  call.packed_on_gpu({0, 30, 30, 330}, {0, 10, 50, 400},
+                     {.seqlen_q = 300, .seqlen_k = 350, .heads_q = 8, .heads_k = 2, .head_dim = 128, .head_dim_v = 64});
+  call.indices(call.seqused_k, &tandem_attention_args::seqused_k, {10, 0, 7});
+  runs(call);
+  ASSERT_EQ(gpu.launched.size(), 2u);
+  EXPECT_EQ(gpu.launched[0].kernel, "schedule");
+  EXPECT_EQ(gpu.launched[0].launch.block.x, 1024u);
+  EXPECT_EQ(gpu.launched[0].launch.grid.x, 1u);
+  EXPECT_EQ(gpu.launched[1].kernel, "forward");
+  map_is(gpu.maps[0], call.q.handle.data, {128, 4, 330, 2, 1}, {256, 2048, 1024, 16}, {64, 4, rows_of(call) / 4, 1, 1});
+  map_is(gpu.maps[1], call.k.handle.data, {128, 400, 2, 1}, {512, 256, 16}, {64, keys_of(call), 1, 1});
+  map_is(gpu.maps[2], call.v.handle.data, {64, 400, 2, 1}, {256, 128, 16}, {64, keys_of(call), 1, 1});
+  for (const FakeGpu::Launched& each : gpu.launched) {
+    const ForwardParams& p = each.params;
+    EXPECT_EQ(p.cu_seqlens_q, call.cu_seqlens_q.handle.data);
+    EXPECT_EQ(p.cu_seqlens_k, call.cu_seqlens_k.handle.data);
+    EXPECT_EQ(p.cu_seqlens_k_stride, 1);
+    EXPECT_EQ(p.seqused_q, nullptr);
+    EXPECT_EQ(p.seqused_k, call.seqused_k.handle.data);
+    EXPECT_EQ(p.batch, 3);
+    EXPECT_EQ(p.total_q, 330);
+    EXPECT_EQ(p.total_k, 400);
+    EXPECT_EQ(p.seqlen_q, 300);
+    EXPECT_EQ(p.seqlen_k, 350);
+    EXPECT_EQ(p.lse_head, 330);
+    EXPECT_EQ(p.lse_batch, 0);
+    EXPECT_EQ(p.tiles, 0);
+    EXPECT_EQ(p.tiles_m, plan_of(call).tiles_m);
+    ASSERT_NE(p.work, nullptr);
+    EXPECT_LE(reinterpret_cast<unsigned char*>(p.work + p.tiles_m), workspace.data() + workspace.size());
+    EXPECT_EQ(reinterpret_cast<std::byte*>(p.work) - reinterpret_cast<std::byte*>(p.counter), 32);
+  }
+  EXPECT_TRUE(gpu.fills.empty());  // the schedule sets the counter
+}
+
+TEST_F(GpuCalls, OptionsReachTheKernel) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  call.make_on_gpu(call.bias, {1, 6, 1, 200}, kBf16);
+  call.make_on_gpu(call.sink, {6}, kBf16);
+  call.make_on_gpu(call.alibi_slopes, {2, 6}, kF32);
+  call.args.bias = &call.bias.handle;
+  call.args.sink = &call.sink.handle;
+  call.args.alibi_slopes = &call.alibi_slopes.handle;
+  call.args.softcap = 20;
+  call.args.window = TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT;
+  call.args.window_left = 30;
+  call.args.window_right = -4;
+  runs(call);
+  const ForwardParams& p = params();
+  EXPECT_EQ(p.bias, call.bias.handle.data);
+  EXPECT_EQ(p.bias_batch, 0);
+  EXPECT_EQ(p.bias_head, 200);
+  EXPECT_EQ(p.bias_row, 0);
+  EXPECT_EQ(p.bias_column, 1);
+  EXPECT_EQ(p.sink, call.sink.handle.data);
+  EXPECT_EQ(p.sink_is_f32, 0);
+  EXPECT_EQ(p.sink_head, 1);
+  EXPECT_EQ(p.alibi_slopes, call.alibi_slopes.handle.data);
+  EXPECT_EQ(p.alibi_batch, 6);
+  EXPECT_EQ(p.alibi_head, 1);
+  EXPECT_EQ(p.softcap, 20);
+  EXPECT_EQ(p.window_left, 30);
+  EXPECT_EQ(p.window_right, -4);
+  EXPECT_EQ(p.bottom_right, 1);
+}
+
+// Keys and values that are not there are zeros in the workspace.
+TEST_F(GpuCalls, NoKeys) {
+  GpuCall call;
+  call.dense_on_gpu({.batch = 2, .seqlen_q = 5, .seqlen_k = 0, .heads_q = 2, .heads_k = 2});
+  call.k.handle.data = call.v.handle.data = nullptr;
+  runs(call);
+  ASSERT_EQ(gpu.maps.size(), 4u);
+  for (const int i : {1, 2}) {
+    const auto* zeros = static_cast<const unsigned char*>(gpu.maps[static_cast<size_t>(i)].address);
+    map_is(gpu.maps[static_cast<size_t>(i)], zeros, {8, 1, 1, 1}, {16, 16, 16}, {64, keys_of(call), 1, 1});
+    EXPECT_GT(zeros, workspace.data());
+    EXPECT_LE(zeros + 16, workspace.data() + workspace.size());
+    for (int byte = 0; byte < 16; ++byte) EXPECT_EQ(zeros[byte], 0);
+  }
+  EXPECT_EQ(params().seqlen_k, 0);
+
+  call.packed_on_gpu({0, 3, 5}, {0, 0, 0}, {.seqlen_q = 3, .seqlen_k = 1, .heads_q = 2, .heads_k = 2});
+  call.k.handle.data = call.v.handle.data = nullptr;
+  runs(call);
+  EXPECT_EQ(gpu.launched.back().params.total_k, 0);
+  EXPECT_EQ(gpu.fills.size(), 2u);
+}
+
+TEST_F(GpuCalls, NothingToWrite) {
+  for (const Sizes& sizes :
+       {Sizes{.batch = 0}, Sizes{.seqlen_q = 0, .seqlen_k = 7}, Sizes{.heads_q = 0, .heads_k = 0}}) {
+    GpuCall call;
+    call.dense_on_gpu(sizes);
+    runs(call);
+    EXPECT_EQ(tandem_prepare(context.get(), TANDEM_FORWARD, &call.args), TANDEM_OK) << tandem_last_error();
+  }
+  EXPECT_EQ(gpu.loads, 0);
+  EXPECT_TRUE(gpu.launched.empty());
+}
+
+TEST_F(GpuCalls, Refusals) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  for (Held* held : {&call.dout, &call.dlse, &call.dq}) held->handle = {};
+  call.make_on_gpu(call.dout, call.out.shape, kBf16);
+  call.args.dout = &call.dout.handle;
+  EXPECT_EQ(tandem_check(context.get(), TANDEM_BACKWARD, &call.args), TANDEM_UNSUPPORTED);
+  EXPECT_TRUE(says("pass (backward)")) << tandem_last_error();
+
+  call.args.dropout_p = 0.1;
+  EXPECT_EQ(run(call), TANDEM_UNSUPPORTED);
+  EXPECT_EQ(tandem_prepare(context.get(), TANDEM_FORWARD, &call.args), TANDEM_UNSUPPORTED);
+  call.args.dropout_p = 0;
+
+  call.q.handle.byte_offset = 8;
+  EXPECT_EQ(tandem_check(context.get(), TANDEM_FORWARD, &call.args), TANDEM_OK);  // data is ignored
+  EXPECT_EQ(tandem_forward(context.get(), &call.args, nullptr, 0, nullptr), TANDEM_UNSUPPORTED);
+  EXPECT_TRUE(says("q.data + byte_offset")) << tandem_last_error();
+  call.q.handle.byte_offset = 0;
+
+  call.k.handle.device.index = 0;
+  EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("k.device (type 2, index 0) must be the context's (type 2, index 3)")) << tandem_last_error();
+  call.k.handle.device.index = 3;
+
+  call.indices(call.seqused_k, &tandem_attention_args::seqused_k, {200, 3});
+  EXPECT_EQ(tandem_forward(context.get(), &call.args, nullptr, 0, nullptr), TANDEM_WORKSPACE_TOO_SMALL);
+  EXPECT_TRUE(gpu.launched.empty());
+
+  call.drop(&tandem_attention_args::seqused_k);
+  call.packed_on_gpu({0, 30}, {0, 40}, {.seqlen_q = 0, .seqlen_k = 40});
+  EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("max_seqlen_q (0) must be given")) << tandem_last_error();
+}
+
+TEST_F(GpuCalls, ValidateReadsIndicesOnRequest) {
+  GpuCall call;
+  call.packed_on_gpu({0, 30, 20, 330}, {0, 10, 50, 400}, {.seqlen_q = 300, .seqlen_k = 350});
+  runs(call);  // the kernels clamp
+  EXPECT_EQ(gpu.synchronisations, 0);
+  call.args.validate = 1;
+  EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("cu_seqlens_q[2] (20) must be at least cu_seqlens_q[1] (30)")) << tandem_last_error();
+  EXPECT_EQ(gpu.synchronisations, 1);
+  call.cu_seqlens_q.ints()[2] = 40;
+  runs(call);
+  call.indices(call.seqused_q, &tandem_attention_args::seqused_q, {30, 0, 11, 0, 290});
+  call.seqused_q.shape[0] = 3;
+  call.seqused_q.set_strides({2});
+  EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("seqused_q[1] (11) must be 0 to 10")) << tandem_last_error();
+  call.seqused_q.ints()[2] = 10;
+  runs(call);
+  EXPECT_EQ(gpu.launched.size(), 6u);
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,122 @@
+// Every call that a Hopper does not serve, and why it says so.
+#include <gtest/gtest.h>
+
+#include "plan/forward.h"
+#include "plan/problems.h"
+
+namespace tandem::test {
+namespace {
+
+Problem served() { return dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 200, .heads_q = 8, .heads_k = 2}); }
+
+void refused(const Problem& p, const std::string& beginning, const gpu::Properties& device = hopper()) {
+  const Status status = plan::check_forward(p, device);
+  EXPECT_EQ(status.code, TANDEM_UNSUPPORTED) << beginning;
+  EXPECT_EQ(status.message.rfind(beginning, 0), 0u) << status.message;
+  EXPECT_NE(status.message.find(": "), std::string::npos) << status.message;  // the rule, then the reason and way out
+}
+void accepted(const Problem& p) {
+  const Status status = plan::check_forward(p, hopper());
+  EXPECT_TRUE(status.ok()) << status.message;
+}
+
+TEST(PlanCheck, ServesTheUsual) {
+  accepted(served());
+  accepted(causal(served()));
+  Problem p = served();
+  p.dtype = DType::f16;
+  p.softcap = 30;
+  p.num_splits = 1;
+  accepted(p);
+  accepted(packed({.batch = 5, .seqlen_q = 100, .seqlen_k = 100}, 300, 400));
+  accepted(dense({.batch = 0}));
+  for (int64_t dim = 8; dim <= 256; dim += 8) {
+    accepted(dense({.seqlen_q = 5, .seqlen_k = 5, .head_dim = dim, .head_dim_v = 264 - dim}));
+  }
+}
+
+TEST(PlanCheck, OtherDevices) {
+  gpu::Properties device = hopper();
+  device.name = "Other";
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {9, 1}, {10, 0}, {12, 0}}) {
+    device.compute_major = major;
+    device.compute_minor = minor;
+    refused(served(),
+            "device (Other, compute capability " + std::to_string(major) + "." + std::to_string(minor) + ") must",
+            device);
+  }
+}
+
+TEST(PlanCheck, Options) {
+  const auto spoilt = [](void (*spoil)(Problem&)) {
+    Problem p = served();
+    spoil(p);
+    return p;
+  };
+  refused(spoilt([](Problem& p) { p.pass = TANDEM_BACKWARD; }), "pass (backward) must be forward");
+  refused(spoilt([](Problem& p) { p.dtype = DType::f32; }), "q.dtype (float32) must be bfloat16 or float16");
+  refused(spoilt([](Problem& p) { p.dtype = DType::f64; }), "q.dtype (float64) must be bfloat16 or float16");
+  refused(spoilt([](Problem& p) { p.dropout.p = 0.5; }), "dropout_p (0.5) must be 0");
+  refused(spoilt([](Problem& p) { p.page_table.present = true; }), "page_table must be NULL");
+  refused(spoilt([](Problem& p) { p.num_splits = 2; }), "num_splits (2) must be 0 or 1");
+}
+
+TEST(PlanCheck, HeadDims) {
+  for (const int64_t dim : {1, 4, 20, 100, 255, 257, 264, 512}) {
+    refused(dense({.head_dim = dim}), "q.head_dim (" + std::to_string(dim) + ") must be a multiple of 8 up to 256");
+    refused(dense({.head_dim_v = dim}), "v.head_dim (" + std::to_string(dim) + ") must be a multiple of 8 up to 256");
+  }
+}
+
+TEST(PlanCheck, StridesAndAddresses) {
+  const struct {
+    View Problem::*view;
+    std::string name;
+  } tensors[] = {{&Problem::q, "q"}, {&Problem::k, "k"}, {&Problem::v, "v"}, {&Problem::out, "out"}};
+  for (const auto& tensor : tensors) {
+    Problem p = served();
+    View& view = p.*tensor.view;
+    int i = 0;
+    for (int64_t View::*stride : {&View::batch, &View::row, &View::head}) {
+      const int64_t good = view.*stride;
+      view.*stride = good + 4;
+      const std::string place = tensor.name + ".strides[" + std::to_string(i++) + "] (";
+      refused(p, place + std::to_string(good + 4) + ") must be a multiple of 8");
+      view.*stride = int64_t{1} << 39;
+      refused(p, place + "549755813888) must be");
+      view.*stride = 0;
+      accepted(p);  // an expanded tensor
+      view.*stride = good;
+    }
+    view.data = reinterpret_cast<std::byte*>(uintptr_t{0x1008});
+    refused(p, tensor.name + ".data + byte_offset (address 8 modulo 64) must be a multiple of 16");
+    view.data = reinterpret_cast<std::byte*>(uintptr_t{0x1010});
+    accepted(p);
+  }
+  Problem p = packed({.batch = 2, .seqlen_q = 10, .seqlen_k = 10}, 20, 20);
+  p.q.row = 12;
+  refused(p, "q.strides[0] (12)");
+  p.q.row = 16;
+  p.v.head = 12;
+  refused(p, "v.strides[1] (12)");
+  p.v.head = 16;
+  p.cu_seqlens_k.stride = int64_t{1} << 31;
+  refused(p, "cu_seqlens_k.strides[0] (2147483648) must be below 2^31");
+
+  Problem no_keys = dense({.seqlen_q = 5, .seqlen_k = 0});
+  no_keys.k.data = no_keys.v.data = reinterpret_cast<std::byte*>(uintptr_t{0x1002});
+  accepted(no_keys);
+}
+
+TEST(PlanCheck, Sizes) {
+  accepted(dense({.seqlen_q = int64_t{1} << 28}));
+  refused(dense({.seqlen_q = (int64_t{1} << 28) + 1}), "q.seqlen (268435457) times the query heads of a key head (1)");
+  accepted(dense({.seqlen_q = int64_t{1} << 25, .heads_q = 8}));
+  refused(dense({.seqlen_q = (int64_t{1} << 25) + 1, .heads_q = 8}), "q.seqlen (33554433) times the query heads of a");
+  refused(dense({.seqlen_k = (int64_t{1} << 28) + 1}), "k.seqlen (268435457) must be at most 2^28");
+  refused(dense({.batch = 1 << 20, .heads_q = 1 << 11}), "batch (1048576) and q.heads (2048) give 2^31 tiles");
+  accepted(dense({.batch = 1 << 20, .heads_q = 1 << 10}));
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,93 @@
+// The floor of a plan against counting, and its reasons.
+#include "plan/explain.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/problems.h"
+
+namespace tandem::test {
+namespace {
+
+using plan::ForwardFloor;
+
+ForwardFloor floor_of(const Problem& p) { return plan::forward_floor(p, plan::plan_forward(p, hopper()), hopper()); }
+
+std::string reasons_of(const Problem& p) {
+  std::string text;
+  for (const std::string& line : plan::reasons(p, plan::plan_forward(p, hopper()), hopper())) text += line + "\n";
+  return text;
+}
+
+TEST(PlanFloor, VisiblePairsAgainstCounting) {
+  const int64_t far = TANDEM_UNBOUNDED;
+  for (int64_t sq = 0; sq <= 6; ++sq) {
+    for (int64_t sk = 0; sk <= 6; ++sk) {
+      for (const int64_t left : {int64_t{-3}, int64_t{0}, int64_t{2}, int64_t{9}, far}) {
+        for (const int64_t right : {int64_t{-2}, int64_t{0}, int64_t{3}, int64_t{9}, far}) {
+          if (left != far && right != far && left + right < 0) continue;
+          for (const bool bottom_right : {false, true}) {
+            Problem p = dense({.seqlen_q = sq, .seqlen_k = sk});
+            p.bottom_right = bottom_right;
+            p.window_left = left;
+            p.window_right = right;
+            const Sequence s = sequence_of(p, 0);
+            int64_t count = 0;
+            for (int64_t i = 0; i < sq; ++i) count += visible_keys(p, s, i).end - visible_keys(p, s, i).begin;
+            EXPECT_EQ(plan::visible_pairs(sq, sk, bottom_right, left, right), static_cast<double>(count))
+                << sq << " " << sk << " " << left << " " << right << " " << bottom_right;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Figures one can do in the head: 132 heads of 128 queries and 128 keys give each SM one tile of 128 x 128.
+TEST(PlanFloor, OneTilePerSm) {
+  plan::ForwardPlan plan;
+  plan.tile = {.warpgroups = 2, .keys = 128};
+  const Problem p = dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 132, .heads_k = 132});
+  const ForwardFloor f = plan::forward_floor(p, plan, hopper());
+  EXPECT_EQ(f.flops, 132.0 * 4 * 128 * 128 * 128);
+  EXPECT_EQ(f.mma_clocks, 2048);
+  EXPECT_EQ(f.exp_clocks, 1024);
+  // Both warpgroups read 64 KB of keys and values, which TMA writes once; queries are in registers.
+  EXPECT_EQ(f.shared_clocks, 3 * 65536 / 128);
+  EXPECT_EQ(f.hbm_bytes, 132.0 * 4 * 128 * 128 * 2);
+  EXPECT_EQ(f.l2_bytes, f.hbm_bytes);
+  EXPECT_STREQ(f.binds, "tensor core");
+}
+
+TEST(PlanFloor, WhatBinds) {
+  const Sizes d64{
+      .batch = 4, .seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 32, .heads_k = 32, .head_dim = 64, .head_dim_v = 64};
+  const ForwardFloor f = floor_of(dense(d64));
+  EXPECT_DOUBLE_EQ(f.exp_clocks, f.mma_clocks);
+  Sizes d32 = d64;
+  d32.head_dim = d32.head_dim_v = 32;
+  EXPECT_STREQ(floor_of(dense(d32)).binds, "exponential");
+  EXPECT_NEAR(floor_of(causal(dense(d64))).flops / f.flops, 0.5, 1e-3);
+}
+
+TEST(PlanReasons, SayWhatWasChosen) {
+  const Problem grouped = causal(dense({.batch = 64, .seqlen_q = 100, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8}));
+  const ForwardTile tile = plan::plan_forward(grouped, hopper()).tile;
+  const std::string gqa = reasons_of(grouped);
+  EXPECT_NE(gqa.find("tile: " + std::to_string(tile.rows()) + " rows x " + std::to_string(tile.keys) + " keys, " +
+                     std::to_string(tile.warpgroups) + " computing warpgroups"),
+            std::string::npos)
+      << gqa;
+  EXPECT_NE(gqa.find("heads: rows of 8 query heads"), std::string::npos) << gqa;
+  EXPECT_NE(gqa.find("order: tiles differ in length"), std::string::npos) << gqa;
+  EXPECT_NE(gqa.find("cache: "), std::string::npos) << gqa;
+  EXPECT_NE(gqa.find("grid: 132 blocks on 132 SMs"), std::string::npos) << gqa;
+  const std::string decode = reasons_of(causal(dense({.seqlen_q = 1, .seqlen_k = 4096, .heads_q = 8, .heads_k = 8})));
+  EXPECT_NE(decode.find("mask: no bound hides a key"), std::string::npos) << decode;
+  EXPECT_NE(decode.find("order: each block has one tile"), std::string::npos) << decode;
+  const std::string documents = reasons_of(packed({.batch = 9, .seqlen_q = 500, .seqlen_k = 500}, 3000, 3000));
+  EXPECT_NE(documents.find("made on the device"), std::string::npos) << documents;
+  EXPECT_NE(documents.find("for up to "), std::string::npos) << documents;
+}
+
+}  // namespace
+}  // namespace tandem::test

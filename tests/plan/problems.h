@@ -1,0 +1,71 @@
+// Problems and devices for tests of plans: no tensor is behind them.
+#pragma once
+
+#include <string>
+
+#include "gpu/device.h"
+#include "problem/problem.h"
+
+namespace tandem::test {
+
+struct Sizes {
+  int64_t batch = 1, seqlen_q = 1, seqlen_k = 1, heads_q = 1, heads_k = 1, head_dim = 128, head_dim_v = 128;
+};
+
+inline View compact(int64_t seqlen, int64_t heads, int64_t dim, bool packed = false) {
+  View view;
+  view.dtype = DType::bf16;
+  view.head = dim;
+  view.row = heads * dim;
+  view.batch = packed ? 0 : seqlen * heads * dim;
+  view.present = true;
+  return view;
+}
+
+inline Problem dense(const Sizes& s) {
+  Problem p;
+  p.dtype = DType::bf16;
+  p.batch = s.batch;
+  p.heads_q = s.heads_q;
+  p.heads_k = s.heads_k;
+  p.seqlen_q = s.seqlen_q;
+  p.seqlen_k = s.seqlen_k;
+  p.total_q = s.batch * s.seqlen_q;
+  p.total_k = s.batch * s.seqlen_k;
+  p.head_dim = s.head_dim;
+  p.head_dim_v = s.head_dim_v;
+  p.q = compact(s.seqlen_q, s.heads_q, s.head_dim);
+  p.k = compact(s.seqlen_k, s.heads_k, s.head_dim);
+  p.v = compact(s.seqlen_k, s.heads_k, s.head_dim_v);
+  p.out = compact(s.seqlen_q, s.heads_q, s.head_dim_v);
+  p.softmax_scale = 0.125;
+  return p;
+}
+
+// seqlen_q, seqlen_k: the longest.
+inline Problem packed(const Sizes& s, int64_t total_q, int64_t total_k) {
+  Problem p = dense(s);
+  p.total_q = total_q;
+  p.total_k = total_k;
+  for (View* view : {&p.q, &p.k, &p.v, &p.out}) view->batch = 0;
+  p.cu_seqlens_q.present = p.cu_seqlens_k.present = true;
+  return p;
+}
+
+inline Problem causal(Problem p) {
+  p.window_right = 0;
+  return p;
+}
+
+inline gpu::Properties hopper() {
+  gpu::Properties p;
+  p.name = "NVIDIA H200";
+  p.compute_major = 9;
+  p.sm_count = 132;
+  p.max_dynamic_smem_bytes = 232448;
+  p.driver_version = 13000;
+  p.l2_bytes = int64_t{50} << 20;
+  return p;
+}
+
+}  // namespace tandem::test

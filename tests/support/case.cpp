@@ -48,6 +48,8 @@ void visit(C& c, F&& field) {
   field("invariant", c.invariant);
   field("values", c.values);
   field("layout", c.layout);
+  field("align", c.align);
+  field("max-seqlen", c.max_seqlen);
   field("seed", c.seed);
 }
 

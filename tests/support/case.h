@@ -37,6 +37,8 @@ struct Case {
   bool invariant = false;
   std::string values = "normal";  // "large": scores times 30; "integer": q = 0 and v of small integers
   int64_t layout = 0;             // two bits per tensor, see Layout
+  int64_t align = 1;              // > 1: gaps and margins are multiples of as many elements; GPUs ask for 16 bytes
+  int64_t max_seqlen = -1;        // packed, >= 0: max_seqlen_* are the longest sequences and this many more
   int64_t seed = 1;
 
   bool operator==(const Case&) const = default;
@@ -55,5 +57,9 @@ Case from_flags(const std::string& flags);
 
 // A random valid case: every option and their combinations, mostly small.
 Case random_case(uint64_t seed);
+
+// The same for GPUs: 16-bit types, head dims up to 256 in multiples of 8, lengths around the edges of tiles and up to
+// 2000, forward only, aligned but for a few.
+Case random_gpu_case(uint64_t seed);
 
 }  // namespace tandem::test

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "cpu/cpu.h"
+#include "gpu/driver/driver.h"
 #include "oracle/oracle.h"
+#include "support/cuda.h"
 
 namespace tandem::test {
 
@@ -48,6 +50,7 @@ NamedEngine engine_named(const std::string& device) {
                 },
             .supports = nullptr};
   }
+  if (gpu::cuda::is_cuda(device)) return cuda_engine(std::make_shared<const Gpu>(device));
   throw std::invalid_argument("unknown device: " + device);
 }
 

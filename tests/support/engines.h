@@ -12,7 +12,8 @@ struct NamedEngine {
   Supports supports;
 };
 
-// "cpu", or "oracle" (the oracle itself, in the dtypes of the problem). Throws std::invalid_argument for others.
+// "cpu", "oracle" (the oracle itself, in the dtypes of the problem), "cuda" or "cuda:N" (see cuda.h). Throws
+// std::invalid_argument for others, std::runtime_error for a GPU that is not there.
 NamedEngine engine_named(const std::string& device);
 
 // The CPU engine on a number of threads, with a workspace of exactly the bytes it asks for, poisoned and guarded.

@@ -1,11 +1,16 @@
 // tandem_fuzz: random problems through an engine and the judge. Prints one line per failure that repeats it.
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "support/engines.h"
 #include "support/judge.h"
@@ -13,14 +18,21 @@
 namespace {
 
 constexpr const char* kUsage =
-    "tandem_fuzz [--device cpu|oracle] [--seed S] [--count N] [--seconds T] [--case 'FLAGS'] [--verbose]\n"
-    "  Runs N random problems from seed S on, for T seconds at most, or one problem given by its flags.\n";
+    "tandem_fuzz [--device cpu|oracle|cuda|cuda:N] [--cases cpu|gpu] [--seed S] [--count N] [--seconds T]\n"
+    "            [--threads N] [--case 'FLAGS'] [--verbose]\n"
+    "  Runs N random problems from seed S on, for T seconds at most, or one problem given by its flags. A GPU is "
+    "asked\n"
+    "  GPU cases, judged by all cores. Stops at the 20th failure.\n";
+
+constexpr uint64_t kMostFailures = 20;  // a GPU that has failed may fail ever after
 
 struct Options {
-  std::string device = "cpu", flags;
-  uint64_t seed = 1, count = 1000;
+  std::string device = "cpu", cases, flags;
+  uint64_t seed = 1, count = 1000, threads = 0;
   double seconds = 1e9;
   bool verbose = false;
+
+  bool gpu() const { return device.starts_with("cuda"); }
 };
 
 Options read_options(int argc, char** argv) {
@@ -35,10 +47,15 @@ Options read_options(int argc, char** argv) {
     const std::string value = argv[++n];
     if (flag == "--device") {
       o.device = value;
+    } else if (flag == "--cases") {
+      if (value != "cpu" && value != "gpu") throw std::invalid_argument("--cases must be cpu or gpu");
+      o.cases = value;
     } else if (flag == "--seed") {
       o.seed = std::stoull(value);
     } else if (flag == "--count") {
       o.count = std::stoull(value);
+    } else if (flag == "--threads") {
+      o.threads = std::stoull(value);
     } else if (flag == "--seconds") {
       o.seconds = std::stod(value);
     } else if (flag == "--case") {
@@ -47,48 +64,79 @@ Options read_options(int argc, char** argv) {
       throw std::invalid_argument("unknown flag: " + flag);
     }
   }
+  if (o.cases.empty()) o.cases = o.gpu() ? "gpu" : "cpu";
+  if (o.threads == 0) o.threads = o.gpu() ? std::max(1u, std::thread::hardware_concurrency()) : 1;
+  if (!o.flags.empty()) o.count = o.threads = 1;
   return o;
 }
 
-int run(const Options& o) {
-  using namespace tandem::test;
-  const NamedEngine engine = engine_named(o.device);
-  const auto start = std::chrono::steady_clock::now();
-  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
-  const uint64_t count = o.flags.empty() ? o.count : 1;
-  uint64_t failures = 0, refused = 0, done = 0;
-  double worst = 0;
-  for (; done < count && elapsed() < o.seconds; ++done) {
-    const Case c = o.flags.empty() ? random_case(o.seed + done) : from_flags(o.flags);
-    if (o.verbose) {
-      std::printf("%s\n", to_flags(c).c_str());
-      std::fflush(stdout);
-    }
-    const Verdict verdict = run_case(c, engine.run, engine.supports);
-    worst = std::max(worst, verdict.worst);
-    if (!verdict.failure.empty()) {
-      ++failures;
-      std::printf("FAILED (seed %llu) %s\n", static_cast<unsigned long long>(o.seed + done), verdict.failure.c_str());
-      std::fflush(stdout);
-    }
-    if (!verdict.refusal.empty()) {
-      ++refused;
-      if (o.verbose || !o.flags.empty()) std::printf("refused: %s\n", verdict.refusal.c_str());
+class Fuzzer {
+ public:
+  explicit Fuzzer(const Options& options) : o_(options), engine_(tandem::test::engine_named(options.device)) {}
+
+  int run() {
+    std::vector<std::thread> threads;
+    for (uint64_t n = 0; n < o_.threads; ++n) threads.emplace_back([this] { work(); });
+    for (std::thread& thread : threads) thread.join();
+    std::printf("%s: %llu problems, %llu refused, %llu failed; largest error %.2f of the allowed one\n",
+                o_.device.c_str(), number(done_), number(refused_), number(failures_), worst_);
+    return failures_ == 0 ? 0 : 1;
+  }
+
+ private:
+  static unsigned long long number(uint64_t n) { return n; }
+  double elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+  void work() {
+    using namespace tandem::test;
+    for (uint64_t n = next_++; n < o_.count && elapsed() < o_.seconds && failures_ < kMostFailures; n = next_++) {
+      const uint64_t seed = o_.seed + n;
+      const Case c = !o_.flags.empty()   ? from_flags(o_.flags)
+                     : o_.cases == "gpu" ? random_gpu_case(seed)
+                                         : random_case(seed);
+      if (o_.verbose) say(to_flags(c));
+      judge(seed, run_case(c, engine_.run, engine_.supports));
     }
   }
-  std::printf("%s: %llu problems, %llu refused, %llu failed; largest error %.2f of the allowed one\n", o.device.c_str(),
-              static_cast<unsigned long long>(done), static_cast<unsigned long long>(refused),
-              static_cast<unsigned long long>(failures), worst);
-  return failures == 0 ? 0 : 1;
-}
+
+  void judge(uint64_t seed, const tandem::test::Verdict& verdict) {
+    const std::lock_guard lock(mutex_);
+    ++done_;
+    worst_ = std::max(worst_, verdict.worst);
+    if (!verdict.failure.empty()) {
+      ++failures_;
+      say("FAILED (seed " + std::to_string(seed) + ") " + verdict.failure);
+    }
+    if (!verdict.refusal.empty()) {
+      ++refused_;
+      if (o_.verbose || !o_.flags.empty()) say("refused: " + verdict.refusal);
+    }
+  }
+
+  static void say(const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  }
+
+  const Options o_;
+  const tandem::test::NamedEngine engine_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::atomic<uint64_t> next_{0}, failures_{0};
+  std::mutex mutex_;  // of what follows
+  uint64_t done_ = 0, refused_ = 0;
+  double worst_ = 0;
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    return run(read_options(argc, argv));
-  } catch (const std::exception& error) {
+    return Fuzzer(read_options(argc, argv)).run();
+  } catch (const std::invalid_argument& error) {
     std::fprintf(stderr, "%s\n%s", error.what(), kUsage);
     return 2;
+  } catch (const std::exception& error) {
+    std::printf("NOT RUN: %s\n", error.what());
+    return 77;
   }
 }

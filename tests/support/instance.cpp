@@ -39,6 +39,12 @@ std::vector<int64_t> prefix_sums(const std::vector<int64_t>& lengths) {
 
 int64_t total(const std::vector<int64_t>& lengths) { return prefix_sums(lengths).back(); }
 
+// 0 would mean that it is unknown.
+int64_t max_seqlen(const std::vector<int64_t>& lengths, int64_t more) {
+  const auto longest = std::max_element(lengths.begin(), lengths.end());
+  return std::max<int64_t>((longest == lengths.end() ? 0 : *longest) + more, 1);
+}
+
 DType dtype_named(const std::string& name, DType same) { return name == "f32" ? DType::f32 : same; }
 
 // Calls f(element) for row i < rows(b) of every sequence, head and column of a query- or key-like tensor.
@@ -61,7 +67,14 @@ int64_t used_q(const Case& c, int64_t b) { return c.used_q.empty() ? c.length_q(
 int64_t used_k(const Case& c, int64_t b) { return c.used_k.empty() ? c.length_k(b) : c.used_k[static_cast<size_t>(b)]; }
 
 int64_t Instance::layout_of(int tensor) const { return c.layout >> 2 * tensor & 3; }
-int64_t Instance::margin_of(int tensor) const { return 16 + (c.layout == 0 ? 0 : (c.seed + tensor) % 17); }
+int64_t Instance::margin_of(int tensor) const {
+  const int64_t margin = 16 + (c.layout == 0 ? 0 : (c.seed + tensor) % 17);
+  return (margin + c.align - 1) / c.align * c.align;
+}
+
+Tensor Instance::tensor(DType dtype, std::vector<int64_t> shape, int which) const {
+  return {dtype, std::move(shape), layout_of(which), margin_of(which), c.align > 1 ? c.align : 3};
+}
 
 std::vector<int64_t> Instance::shape_q(int64_t dim) const {
   if (c.packed) return {total(c.lengths_q), c.heads_q, dim};
@@ -91,11 +104,11 @@ std::vector<int64_t> Instance::shape_bias() const {
 
 Instance::Instance(const Case& wanted) : c(wanted) {
   const DType t = c.type();
-  q = Tensor(t, shape_q(c.head_dim), layout_of(kQ), margin_of(kQ));
-  k = Tensor(t, shape_k(c.head_dim), layout_of(kK), margin_of(kK));
-  v = Tensor(t, shape_k(c.head_dim_v), layout_of(kV), margin_of(kV));
-  dout = Tensor(t, shape_q(c.head_dim_v), layout_of(kDout), margin_of(kDout));
-  given_out = Tensor(t, shape_q(c.head_dim_v), layout_of(kOut), margin_of(kOut));
+  q = tensor(t, shape_q(c.head_dim), kQ);
+  k = tensor(t, shape_k(c.head_dim), kK);
+  v = tensor(t, shape_k(c.head_dim_v), kV);
+  dout = tensor(t, shape_q(c.head_dim_v), kDout);
+  given_out = tensor(t, shape_q(c.head_dim_v), kOut);
   given_lse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
   if (c.dlse) dlse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
   if (c.packed) cu_seqlens_q = index_tensor(prefix_sums(c.lengths_q));
@@ -106,8 +119,7 @@ Instance::Instance(const Case& wanted) : c(wanted) {
   if (c.alibi == "batch") alibi_slopes = Tensor(DType::f32, {c.sequences(), c.heads_q});
   if (!c.sink.empty()) sink = Tensor(dtype_named(c.sink, t), {c.heads_q});
   if (!c.bias.empty()) {
-    bias = Tensor(c.bias == "bool" ? DType::boolean : dtype_named(c.bias, t), shape_bias(), layout_of(kBias),
-                  margin_of(kBias));
+    bias = tensor(c.bias == "bool" ? DType::boolean : dtype_named(c.bias, t), shape_bias(), kBias);
   }
   fill();
 }
@@ -199,14 +211,14 @@ Outputs Instance::outputs(tandem_pass pass) const {
   };
   Outputs o;
   if (pass == TANDEM_FORWARD) {
-    o.out = Tensor(t, shape_q(c.head_dim_v), layout_of(kOut), margin_of(kOut));
+    o.out = tensor(t, shape_q(c.head_dim_v), kOut);
     if (c.lse) o.lse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
   }
-  if (wanted('q')) o.dq = Tensor(t, shape_q(c.head_dim), layout_of(kDq), margin_of(kDq));
-  if (wanted('k')) o.dk = Tensor(t, shape_k(c.head_dim), layout_of(kDk), margin_of(kDk));
-  if (wanted('v')) o.dv = Tensor(t, shape_k(c.head_dim_v), layout_of(kDv), margin_of(kDv));
+  if (wanted('q')) o.dq = tensor(t, shape_q(c.head_dim), kDq);
+  if (wanted('k')) o.dk = tensor(t, shape_k(c.head_dim), kDk);
+  if (wanted('v')) o.dv = tensor(t, shape_k(c.head_dim_v), kDv);
   if (wanted('b') && bias && bias.dtype() != DType::boolean) {
-    o.dbias = Tensor(bias.dtype(), shape_bias(), layout_of(kDbias), margin_of(kDbias));
+    o.dbias = tensor(bias.dtype(), shape_bias(), kDbias);
   }
   if (wanted('s') && sink) o.dsink = Tensor(sink.dtype(), {c.heads_q});
   return o;
@@ -249,6 +261,10 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
   a.seqused_q = seqused_q.describe();
   a.seqused_k = seqused_k.describe();
   a.page_table = page_table.describe();
+  if (c.packed && c.max_seqlen >= 0) {
+    a.max_seqlen_q = max_seqlen(c.lengths_q, c.max_seqlen);
+    if (!c.page_size) a.max_seqlen_k = max_seqlen(c.lengths_k, c.max_seqlen);
+  }
   a.softmax_scale = c.scale;
   a.softcap = c.softcap;
   a.causal = c.causal;
@@ -322,12 +338,14 @@ void Instance::give_results(Outputs* exact) {
   }
 }
 
+std::vector<Tensor*> Instance::inputs() {
+  return {&q,         &k,         &v,          &bias, &sink, &alibi_slopes, &cu_seqlens_q, &cu_seqlens_k,
+          &seqused_q, &seqused_k, &page_table, &dout, &dlse, &given_out,    &given_lse};
+}
+
 uint64_t Instance::fingerprint() const {
   uint64_t sum = 0;
-  for (const Tensor* t : {&q, &k, &v, &bias, &sink, &alibi_slopes, &cu_seqlens_q, &cu_seqlens_k, &seqused_q, &seqused_k,
-                          &page_table, &dout, &dlse, &given_out, &given_lse}) {
-    sum = sum * 31 + t->fingerprint();
-  }
+  for (const Tensor* t : const_cast<Instance*>(this)->inputs()) sum = sum * 31 + t->fingerprint();
   return sum;
 }
 

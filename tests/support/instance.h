@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "problem/problem.h"
 #include "support/case.h"
@@ -12,6 +13,8 @@ namespace tandem::test {
 struct Outputs {
   Tensor out, lse;                  // of forward
   Tensor dq, dk, dv, dbias, dsink;  // of backward
+
+  std::vector<Tensor*> all() { return {&out, &lse, &dq, &dk, &dv, &dbias, &dsink}; }
 };
 
 class Instance {
@@ -36,6 +39,7 @@ class Instance {
   void give_results(Outputs* exact);
 
   uint64_t fingerprint() const;  // of all inputs
+  std::vector<Tensor*> inputs();
 
   const Case c;
   Tensor q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table;
@@ -47,6 +51,7 @@ class Instance {
   void fill_pages();
   int64_t layout_of(int tensor) const;
   int64_t margin_of(int tensor) const;
+  Tensor tensor(DType dtype, std::vector<int64_t> shape, int which) const;
   std::vector<int64_t> shape_q(int64_t dim) const;
   std::vector<int64_t> shape_k(int64_t dim) const;
   std::vector<int64_t> shape_lse() const;

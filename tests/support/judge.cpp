@@ -237,6 +237,24 @@ std::string check_memory(Instance& instance, uint64_t before, Outputs& outputs) 
   return "";
 }
 
+void run_engine(const Call& call, const Engine& engine, Verdict& verdict) {
+  const auto fingerprint = [&] {
+    uint64_t sum = 0;
+    for (const Tensor* t : call.outputs->all()) sum = sum * 31 + t->fingerprint();
+    return sum;
+  };
+  const uint64_t before = call.instance->fingerprint(), outputs_before = fingerprint();
+  try {
+    engine(call);
+  } catch (const Refused& refused) {
+    verdict.refusal = refused.what();
+    if (fingerprint() != outputs_before) verdict.failure = "written to before it was refused: " + verdict.refusal;
+  } catch (const std::exception& error) {
+    verdict.failure = error.what();
+  }
+  if (verdict.failure.empty()) verdict.failure = check_memory(*call.instance, before, *call.outputs);
+}
+
 // One pass. Leaves the oracle's results in *exact.
 void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const Supports& supports, Outputs* exact,
               Verdict& verdict) {
@@ -248,13 +266,10 @@ void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const 
     verdict.refusal = error.what();
     return;
   }
-  if (supports) verdict.refusal = supports(p);
-  if (!verdict.refusal.empty()) return;
-
-  const uint64_t before = instance.fingerprint();
-  engine(p);
-  verdict.failure = check_memory(instance, before, outputs);
-  if (!verdict.failure.empty()) return;
+  const Call call(p, &instance, &outputs);
+  if (supports) verdict.refusal = supports(call);
+  if (verdict.refusal.empty()) run_engine(call, engine, verdict);
+  if (!verdict.refusal.empty() || !verdict.failure.empty()) return;
 
   *exact = instance.exact_outputs(pass);
   const Problem reference = with_outputs(p, exact);

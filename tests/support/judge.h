@@ -12,6 +12,7 @@
 #pragma once
 
 #include <functional>
+#include <stdexcept>
 #include <string>
 
 #include "problem/problem.h"
@@ -20,8 +21,21 @@
 
 namespace tandem::test {
 
-// Runs forward or backward by problem.pass, on the outputs of the problem.
-using Engine = std::function<void(const Problem& problem)>;
+// A problem in host memory and, for engines that compute elsewhere and copy them whole, the tensors that it views.
+struct Call : Problem {
+  Call(const Problem& problem, Instance* its_instance = nullptr, Outputs* its_outputs = nullptr)
+      : Problem(problem), instance(its_instance), outputs(its_outputs) {}
+
+  Instance* instance;
+  Outputs* outputs;
+};
+
+// Runs forward or backward by call.pass, on the outputs of the call. An exception is a failure of the case, but for
+// Refused: the engine sees only now that it cannot serve the call, and has written nothing.
+using Engine = std::function<void(const Call& call)>;
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 struct Verdict {
   std::string failure;  // empty: good. Otherwise what was wrong and the flags that repeat it
@@ -29,8 +43,8 @@ struct Verdict {
   double worst = 0;     // the largest error seen, in units of the allowed one
 };
 
-// Why an engine cannot serve a problem; empty when it can.
-using Supports = std::function<std::string(const Problem& problem)>;
+// Why an engine cannot serve a call; empty when it can.
+using Supports = std::function<std::string(const Call& call)>;
 
 // Runs the case through make_problem and the engine, forward and backward, and compares with the oracle. Checks the
 // guards of all outputs and that no input has changed. Backward is given the oracle's out and lse, rounded.

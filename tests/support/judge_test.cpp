@@ -123,13 +123,48 @@ TEST(Judge, SaysWhyACaseIsRefused) {
   EXPECT_NE(verdict.refusal.find("window_left"), std::string::npos) << verdict.refusal;
 }
 
+TEST(Judge, RefusesACaseThatIsWrittenToAndThenRefused) {
+  for (const bool writes : {false, true}) {
+    const Verdict verdict = run_case(from_flags("--seqlen-q 3"), [=](const Call& call) {
+      if (writes) call.outputs->out.set(0, 1);
+      throw Refused("no");
+    });
+    EXPECT_EQ(verdict.refusal, "no");
+    EXPECT_EQ(verdict.failure.empty(), !writes) << verdict.failure;
+  }
+  const Verdict verdict = run_case(from_flags("--seqlen-q 3"), [](const Call&) { throw std::logic_error("lost"); });
+  EXPECT_EQ(verdict.refusal, "");
+  EXPECT_TRUE(verdict.failure.starts_with("lost\n  repeat: tandem_fuzz --case '")) << verdict.failure;
+}
+
 TEST(Case, ReadsBackWhatItPrints) {
   for (uint64_t seed = 1; seed <= 500; ++seed) {
-    const Case c = random_case(seed);
-    EXPECT_EQ(from_flags(to_flags(c)), c) << to_flags(c);
+    for (const Case& c : {random_case(seed), random_gpu_case(seed)})
+      EXPECT_EQ(from_flags(to_flags(c)), c) << to_flags(c);
   }
   EXPECT_THROW(from_flags("--sequlen 3"), std::invalid_argument);
   EXPECT_THROW(from_flags("--batch"), std::invalid_argument);
+}
+
+// Valid for a device, and nearly all of them as GPUs want them: bases and strides in multiples of 16 bytes.
+TEST(Case, RandomGpuCasesAreForGpus) {
+  int aligned = 0;
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    Instance in(random_gpu_case(seed));
+    Outputs out = in.outputs(TANDEM_FORWARD);
+    tandem_attention_args a = in.args(TANDEM_FORWARD, &out);
+    bool all = in.c.head_dim % 8 == 0 && in.c.head_dim_v % 8 == 0;
+    for (const tandem_tensor* t : {a.q, a.k, a.v, a.out}) {
+      all &= t->byte_offset % 16 == 0;
+      for (int dim = 0; t->strides != nullptr && dim + 1 < t->ndim; ++dim) all &= t->strides[dim] % 8 == 0;
+    }
+    aligned += all;
+    Problem p;
+    const Status status = make_problem(TANDEM_FORWARD, &a, {TANDEM_CPU, 0}, true, &p);
+    EXPECT_TRUE(status.ok()) << status.message << ": " << to_flags(in.c);
+    EXPECT_EQ(in.c.packed, a.max_seqlen_q * a.max_seqlen_k > 0);
+  }
+  EXPECT_GE(aligned, 90);
 }
 
 }  // namespace

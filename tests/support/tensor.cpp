@@ -5,7 +5,7 @@
 
 namespace tandem::test {
 
-Tensor::Tensor(DType dtype, std::vector<int64_t> shape, int64_t layout, int64_t margin)
+Tensor::Tensor(DType dtype, std::vector<int64_t> shape, int64_t layout, int64_t margin, int64_t gap)
     : present_(true),
       compact_(layout == kCompact),
       dtype_(dtype),
@@ -20,7 +20,7 @@ Tensor::Tensor(DType dtype, std::vector<int64_t> shape, int64_t layout, int64_t 
   for (size_t n = 0; n < rank; ++n) {
     strides_[inner_first[n]] = step;
     step *= std::max<int64_t>(shape_[inner_first[n]], 1);
-    if (n == 0 && (layout & kGaps) && rank > 1) step += 3;
+    if (n == 0 && (layout & kGaps) && rank > 1) step += gap;
   }
   storage_.resize(static_cast<size_t>((step + 2 * margin_) * size_of(dtype_)));
   fill_nan();

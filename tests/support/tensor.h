@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,14 +16,14 @@ namespace tandem::test {
 // How a tensor lies in memory. Bits may be combined.
 enum Layout : int64_t {
   kCompact = 0,
-  kGaps = 1,        // unused elements after each run of the last dimension
+  kGaps = 1,        // unused elements, 3 or as many as said, after each run of the last dimension
   kHeadsFirst = 2,  // the last but one dimension outside the one before it: (batch, heads, seqlen, head_dim)
 };
 
 class Tensor {
  public:
   Tensor() = default;  // absent
-  Tensor(DType dtype, std::vector<int64_t> shape, int64_t layout = kCompact, int64_t margin = 32);
+  Tensor(DType dtype, std::vector<int64_t> shape, int64_t layout = kCompact, int64_t margin = 32, int64_t gap = 3);
 
   explicit operator bool() const { return present_; }
   DType dtype() const { return dtype_; }
@@ -36,6 +37,8 @@ class Tensor {
   double get(int64_t n) const { return load(dtype_, element(n)); }
   void set(int64_t n, double x) { store(dtype_, element(n), x); }
   std::vector<double> values() const;
+
+  std::span<std::byte> storage() { return storage_; }  // guards included; its offset of element 0 is in describe()
 
   void fill_nan();                  // every byte 0xff, guards included: NaN in every float format
   bool guards_intact() const;       // no byte outside the elements has changed since fill_nan

@@ -1,0 +1,233 @@
+// NVRTC compiles the kernels that plans ask for, for sm_90a, and must keep everything in registers. Needs no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "jit/compiler.h"
+#include "plan/forward.h"
+#include "support/random.h"
+
+namespace tandem::test {
+namespace {
+
+// ---- What there is to combine ----
+
+struct Shape {
+  int64_t head_dim, head_dim_v, seqlen_q, seqlen_k;
+};
+constexpr Shape kShapes[] = {{64, 64, 4096, 4096},     {64, 64, 64, 4096},     {128, 128, 512, 512},
+                             {128, 128, 16384, 16384}, {256, 256, 4096, 4096}, {192, 128, 4096, 4096},
+                             {80, 80, 512, 512},       {72, 136, 512, 512},    {64, 128, 512, 512},
+                             {128, 64, 512, 512},      {16, 16, 512, 512},     {64, 256, 512, 512}};
+
+// A choice of every option, each by number.
+enum Option { kShape, kType, kMask, kRagged, kScale, kSoftcap, kAlibi, kBias, kOptions };
+constexpr int kChoices[kOptions] = {static_cast<int>(std::size(kShapes)), 2, 4, 2, 2, 2, 2, 4};
+using Choice = std::array<int, kOptions>;
+
+Problem problem_of(const Choice& choice) {
+  const Shape& shape = kShapes[choice[kShape]];
+  Problem p;
+  p.dtype = choice[kType] == 0 ? DType::bf16 : DType::f16;
+  p.batch = 1;
+  p.heads_q = p.heads_k = 2;
+  p.seqlen_q = p.total_q = shape.seqlen_q;
+  p.seqlen_k = p.total_k = shape.seqlen_k;
+  p.head_dim = shape.head_dim;
+  p.head_dim_v = shape.head_dim_v;
+  for (View* view : {&p.q, &p.k, &p.v, &p.out}) *view = {.dtype = p.dtype, .present = true};
+  if (choice[kMask] & 1) p.window_right = 0;
+  if (choice[kMask] & 2) p.window_left = 100;
+  p.seqused_k.present = choice[kRagged] == 1;
+  p.softmax_scale = choice[kScale] == 0 ? 0.1 : -0.1;
+  p.softcap = choice[kSoftcap] == 0 ? 0 : 20;
+  p.alibi_slopes.present = choice[kAlibi] == 1;
+  constexpr DType kBiases[] = {DType::f32, DType::boolean, DType::f32, DType::bf16};
+  p.bias.present = choice[kBias] > 0;
+  p.bias.dtype = choice[kBias] == 3 ? p.dtype : kBiases[choice[kBias]];
+  return p;
+}
+
+gpu::Properties hopper() {
+  gpu::Properties p;
+  p.name = "a Hopper GPU";
+  p.compute_major = 9;
+  p.sm_count = 132;
+  p.max_dynamic_smem_bytes = 232448;
+  p.l2_bytes = 50 << 20;
+  return p;
+}
+
+std::vector<Choice> all_choices() {
+  std::vector<Choice> all;
+  Choice c{};
+  for (;;) {
+    all.push_back(c);
+    int option = 0;
+    while (option < kOptions && ++c[static_cast<size_t>(option)] == kChoices[option])
+      c[static_cast<size_t>(option++)] = 0;
+    if (option == kOptions) return all;
+  }
+}
+
+// Choices such that any two options take every pair of values in one of them: greedily, the best of some random ones.
+std::vector<Choice> pairwise_choices() {
+  struct Pair {
+    size_t a, b;
+    int x, y;
+    auto operator<=>(const Pair&) const = default;
+  };
+  std::map<Pair, bool> open;
+  for (size_t b = 1; b < kOptions; ++b) {
+    for (size_t a = 0; a < b; ++a) {
+      for (int x = 0; x < kChoices[a]; ++x) {
+        for (int y = 0; y < kChoices[b]; ++y) open[{a, b, x, y}] = true;
+      }
+    }
+  }
+  const auto each_pair = [](const Choice& c, const auto& f) {
+    for (size_t b = 1; b < kOptions; ++b) {
+      for (size_t a = 0; a < b; ++a) f(Pair{a, b, c[a], c[b]});
+    }
+  };
+  Random random(1);
+  std::vector<Choice> chosen;
+  while (!open.empty()) {
+    Choice best{};
+    int most = -1;
+    for (int n = 0; n < 200; ++n) {
+      Choice c;
+      for (size_t option = 0; option < kOptions; ++option)
+        c[option] = static_cast<int>(random.between(0, kChoices[option] - 1));
+      const Pair& first = open.begin()->first;  // so that every choice closes one
+      c[first.a] = first.x, c[first.b] = first.y;
+      int closed = 0;
+      each_pair(c, [&](const Pair& pair) { closed += open.contains(pair); });
+      if (closed > most) most = closed, best = c;
+    }
+    each_pair(best, [&](const Pair& pair) { open.erase(pair); });
+    chosen.push_back(best);
+  }
+  return chosen;
+}
+
+// The distinct kernels that the plans of these problems ask for.
+std::vector<ForwardTile> tiles_of(const std::vector<Choice>& choices) {
+  std::map<std::string, ForwardTile> tiles;
+  for (const Choice& choice : choices) {
+    const ForwardTile tile = plan::plan_forward(problem_of(choice), hopper()).tile;
+    tiles.emplace(plan::name_of(tile), tile);
+  }
+  std::vector<ForwardTile> list;
+  for (const auto& [name, tile] : tiles) list.push_back(tile);
+  return list;
+}
+
+// ---- Compiling ----
+
+// What ptxas says against a kernel in the log of -v, or "".
+std::string complaint(const std::string& log) {
+  size_t functions = 0;
+  for (size_t at = 0; (at = log.find(" bytes stack frame, ", at)) != std::string::npos; ++at) {
+    ++functions;
+    const size_t line = log.rfind('\n', at) + 1, end = log.find('\n', at);
+    if (log.find(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", line) > end) {
+      return log.substr(line, end - line);
+    }
+  }
+  if (functions == 0) return "the log says nothing about stack and spills";
+  if (const size_t at = log.find("(C75"); at != std::string::npos) return log.substr(at, log.find('\n', at) - at);
+  return "";
+}
+
+class KernelsCompile : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status status = jit::Compiler::open({}, jit::Env::get(), &compiler_); !status.ok()) {
+      GTEST_SKIP() << "NOT RUN, no compiler: " << status.message;
+    }
+  }
+
+  std::string compile(const std::string& name, const std::string& source,
+                      const std::vector<std::string>& more = {}) const {
+    // The engine's, and a report.
+    jit::Request request{name,
+                         source,
+                         "sm_90a",
+                         {"--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v"},
+                         jit::Output::cubin};
+    request.options.insert(request.options.end(), more.begin(), more.end());
+    std::string code, log;
+    const Status status = compiler_->compile(request, jit::included_by(source, jit::kernels()), &code, &log);
+    return status.ok() ? complaint(log) : status.message;
+  }
+
+  void compile_all(const std::vector<ForwardTile>& tiles) const {
+    std::atomic<size_t> next = 0;
+    std::mutex mutex;
+    double total = 0, longest = 0;
+    std::vector<std::string> bad;
+    const auto work = [&] {
+      for (size_t n = next++; n < tiles.size(); n = next++) {
+        const auto start = std::chrono::steady_clock::now();
+        const std::string wrong = compile(plan::name_of(tiles[n]), plan::translation_unit(tiles[n]));
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        const std::lock_guard lock(mutex);
+        std::printf("%5.2f s  %s%s%s\n", seconds, plan::name_of(tiles[n]).c_str(), wrong.empty() ? "" : ": ",
+                    wrong.c_str());
+        std::fflush(stdout);
+        total += seconds;
+        longest = std::max(longest, seconds);
+        if (!wrong.empty()) bad.push_back(plan::name_of(tiles[n]) + ": " + wrong);
+      }
+    };
+    std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
+    for (std::thread& thread : threads) thread = std::thread(work);
+    for (std::thread& thread : threads) thread.join();
+    std::printf("%zu kernels by NVRTC %d.%d, %.2f s each, %.2f s the longest\n", tiles.size(), compiler_->major(),
+                compiler_->minor(), total / static_cast<double>(tiles.size()), longest);
+    for (const std::string& one : bad) ADD_FAILURE() << one;
+  }
+
+ private:
+  std::unique_ptr<jit::Compiler> compiler_;
+};
+
+TEST_F(KernelsCompile, EveryPairOfOptions) { compile_all(tiles_of(pairwise_choices())); }
+
+TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(tiles_of(all_choices())); }
+
+// The judge of the two above can say no.
+TEST_F(KernelsCompile, SpillsAreSeen) {
+  const std::string source =
+      "extern \"C\" __global__ void sum(const float* from, float* to) {\n"
+      "  float x[64];\n"
+      "  for (int i = 0; i < 64; ++i) x[i] = from[threadIdx.x * 64 + i];\n"
+      "  __syncthreads();\n"
+      "  for (int i = 0; i < 64; ++i) to[threadIdx.x * 64 + i] = x[i] * x[63 - i];\n"
+      "}\n";
+  EXPECT_EQ(compile("sum", source), "");
+  const std::string spilt = compile("sum", source, {"--maxrregcount=24"});
+  EXPECT_NE(spilt.find("bytes spill stores"), std::string::npos) << spilt;
+}
+
+TEST(Pairwise, HasEveryPair) {
+  const std::vector<Choice> choices = pairwise_choices();
+  EXPECT_LT(choices.size(), 80u);
+  for (size_t b = 1; b < kOptions; ++b) {
+    for (size_t a = 0; a < b; ++a) {
+      for (int pair = 0; pair < kChoices[a] * kChoices[b]; ++pair) {
+        EXPECT_TRUE(std::ranges::any_of(choices, [&](const Choice& c) { return c[a] + kChoices[a] * c[b] == pair; }));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,86 @@
+#include "kernels/on_gpu.h"
+
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+namespace tandem::test {
+namespace {
+
+std::shared_ptr<const Gpu> opened;
+
+}  // namespace
+
+const std::shared_ptr<const Gpu>& the_gpu() { return opened; }
+
+void expect_all_good(const std::vector<Judged>& cases) {
+  const NamedEngine engine = cuda_engine(the_gpu());
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  std::vector<std::string> bad;
+  const auto work = [&] {
+    for (size_t n = next++; n < cases.size(); n = next++) {
+      const std::string flags = kServed + cases[n].flags;
+      const Verdict verdict = run_case(from_flags(flags), engine.run, engine.supports, cases[n].adjust);
+      if (verdict.failure.empty() && verdict.refusal.empty()) continue;
+      const std::lock_guard lock(mutex);
+      bad.push_back(verdict.failure.empty() ? "refused: " + verdict.refusal + "\n  case: " + flags : verdict.failure);
+    }
+  };
+  std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
+  for (std::thread& thread : threads) thread = std::thread(work);
+  for (std::thread& thread : threads) thread.join();
+  for (size_t n = 0; n < bad.size() && n < 20; ++n) ADD_FAILURE() << bad[n];
+  EXPECT_EQ(bad.size(), 0u) << "of " << cases.size() << " cases";
+}
+
+std::vector<std::byte> bytes_of(const Tensor& t) {
+  std::vector<std::byte> bytes;
+  for (int64_t n = 0; t && n < t.size(); ++n)
+    bytes.insert(bytes.end(), t.element(n), t.element(n) + size_of(t.dtype()));
+  return bytes;
+}
+
+Repeated::Repeated(const std::string& flags, const Gpu& its_gpu)
+    : Repeated(std::make_unique<Instance>(from_flags(kServed + flags)), its_gpu) {}
+
+Repeated::Repeated(std::unique_ptr<Instance> its_instance, const Gpu& its_gpu)
+    : gpu(its_gpu),
+      instance(std::move(its_instance)),
+      outputs(instance->outputs(TANDEM_FORWARD)),
+      call(gpu, *instance, TANDEM_FORWARD, outputs) {
+  call.allocate_workspace();
+}
+
+std::vector<std::byte> Repeated::run() {
+  call.poison_outputs();
+  call.forward(gpu.stream());
+  return fetch(gpu.stream());
+}
+
+std::vector<std::byte> Repeated::fetch(gpu::Stream stream) {
+  call.fetch(stream);
+  std::vector<std::byte> bytes = bytes_of(outputs.out);
+  const std::vector<std::byte> lse = bytes_of(outputs.lse);
+  bytes.insert(bytes.end(), lse.begin(), lse.end());
+  return bytes;
+}
+
+}  // namespace tandem::test
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (!testing::GTEST_FLAG(list_tests)) {
+    try {
+      tandem::test::opened = std::make_shared<const tandem::test::Gpu>("cuda:0");
+    } catch (const std::runtime_error& error) {
+      std::printf("**** THE KERNELS ARE NOT TESTED: %s ****\n", error.what());
+      return 77;
+    }
+    std::printf("%s\n", tandem_context_description(tandem::test::the_gpu()->context()));
+  }
+  const int result = RUN_ALL_TESTS();
+  tandem::test::opened.reset();
+  return result;
+}

@@ -1,0 +1,50 @@
+// Tests on a GPU: main() opens it, and skips them all where there is none.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/cuda.h"
+#include "support/judge.h"
+
+namespace tandem::test {
+
+const std::shared_ptr<const Gpu>& the_gpu();
+
+// What every case here has, so that a GPU serves it: forward alone, in multiples of 16 bytes.
+inline const std::string kServed = "--gradients none --align 8 ";
+
+struct Judged {
+  Judged(std::string its_flags, std::function<void(Instance&)> adjusted = nullptr)
+      : flags(std::move(its_flags)), adjust(std::move(adjusted)) {}
+
+  std::string flags;  // those of kServed go before
+  std::function<void(Instance&)> adjust;
+};
+
+// By the judge, on all cores. A case that is refused is not good.
+void expect_all_good(const std::vector<Judged>& cases);
+
+// The bytes of all elements, in order.
+std::vector<std::byte> bytes_of(const Tensor& t);
+
+// A call on a GPU, ready to be made again and again.
+struct Repeated {
+  explicit Repeated(const std::string& flags, const Gpu& gpu = *the_gpu());
+  explicit Repeated(std::unique_ptr<Instance> instance, const Gpu& gpu = *the_gpu());
+
+  // Makes the call on poisoned outputs and waits; the bytes of out and lse.
+  std::vector<std::byte> run();
+  std::vector<std::byte> fetch(gpu::Stream stream);
+
+  const Gpu& gpu;
+  std::unique_ptr<Instance> instance;
+  Outputs outputs;
+  DeviceCall call;
+};
+
+}  // namespace tandem::test

@@ -3,31 +3,13 @@
 #
 #   command_test.sh <tandem> <examples folder>
 set -eu
-tandem=$1 examples=$2
+tandem=$1 examples=$2 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-failures=0
-
-fail() {
-  echo "FAILED: $*" >&2
-  failures=$((failures + 1))
-}
-
-# expect <exit code> <text that standard output and error together must contain> <arguments...>
-expect() {
-  code=$1 text=$2
-  shift 2
-  got=0
-  "$tandem" "$@" >output 2>errors || got=$?
-  cat errors >>output
-  [ "$got" = "$code" ] || { fail "tandem $*: exit code $got, not $code"; cat output >&2; }
-  grep -qF -- "$text" output || { fail "tandem $*: does not say: $text"; cat output >&2; }
-  if [ "$code" = 2 ] && [ "$(wc -l <errors)" != 1 ]; then
-    fail "tandem $*: says more than one sentence"
-    cat output >&2
-  fi
-}
+# shellcheck source=tests/tools/expect.sh
+. "$here/expect.sh"
+export TANDEM_DEVICE=cpu
 
 minilm=$examples/minilm/sentences.safetensors
 names=layer0.q,layer0.k,layer0.v

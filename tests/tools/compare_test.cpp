@@ -47,10 +47,11 @@ TEST(JudgeTest, InfinitiesMustMatch) {
 
 TEST(JudgeTest, OneBadHeadIsSeen) {
   Machine machine("cpu", 1);
-  const Inputs in = inputs_of(DType::f32, {1, 33, 4, 16}, {1, 33, 4, 16});
+  const Given given(inputs_of(DType::f32, {1, 33, 4, 16}, {1, 33, 4, 16}), false);
+  const Inputs& in = given.original;
   Results results(in, true, false);
   Progress progress("test", 1);
-  EXPECT_TRUE(all_good(check_exactness(machine, in, {}, true, results, progress)));
+  EXPECT_TRUE(all_good(check_exactness(machine, given, {}, true, results, progress)));
 
   const Results exact(in, true, true);
   const Attention call = with_results(in.attention({}), results);

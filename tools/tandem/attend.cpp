@@ -118,28 +118,30 @@ void Attend::save(const Results& results) const {
 int Attend::run() {
   if (out.ends_with(".npy"))
     throw io::InputError("--out " + out + ": must be a .safetensors file or a folder for .npy files");
-  const Inputs in = load_inputs();
   const Attention options = mask.options();
-  Machine on(machine.device, machine.threads);
+  const auto [on, given, remarks] = machine.open(load_inputs(), options, grad ? TANDEM_BACKWARD : TANDEM_FORWARD);
+  const Inputs& in = given.used();
   Results results(in, grad, false);
   std::vector<Judgement> judgements;
   if (verify) {
     Progress progress("float64", 1);
-    judgements = check_exactness(on, in, options, grad, results, progress);
+    judgements = check_exactness(*on, given, options, grad, results, progress);
   } else {
-    const Attention call = with_results(in.attention(options), results);
-    on.engine.forward(call);
-    if (grad) on.engine.backward(call);
+    Call call(on->engine, in, options, results);
+    call.forward();
+    if (grad) call.backward();
+    call.fetch();
   }
   std::printf("q %s  k %s  v %s  %s  on %s\n", io::shape_text(in.q.shape()).c_str(),
               io::shape_text(in.k.shape()).c_str(), io::shape_text(in.v.shape()).c_str(),
-              short_name(in.q.dtype()).c_str(), on.engine.context().description().c_str());
-  const Speed speed = measure_speed(on, in, options, grad, false, 0.1);
-  std::printf("forward %s, %s GF/s", seconds_text(speed.forward).c_str(),
-              fixed(speed.flops_forward / speed.forward / 1e9, 1).c_str());
+              short_name(in.q.dtype()).c_str(), on->engine.context().description().c_str());
+  print(remarks);
+  const Speed speed = measure_speed(*on, given, options, grad, false, 0.1);
+  std::printf("forward %s, %s", seconds_text(speed.forward).c_str(),
+              rate_text(speed.flops_forward, speed.forward).c_str());
   if (grad) {
-    std::printf("; backward %s, %s GF/s", seconds_text(speed.backward).c_str(),
-                fixed(speed.flops_backward / speed.backward / 1e9, 1).c_str());
+    std::printf("; backward %s, %s", seconds_text(speed.backward).c_str(),
+                rate_text(speed.flops_backward, speed.backward).c_str());
   }
   std::printf("; %s beyond inputs and results\n", bytes_text(speed.memory).c_str());
   if (verify) std::printf("\n%s", exactness_table(judgements).c_str());

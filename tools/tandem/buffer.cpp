@@ -39,11 +39,24 @@ double uniform(Random& random) { return (static_cast<double>(random() >> 11) + 0
 
 void Buffer::Free::operator()(std::byte* memory) const { ::operator delete[](memory, alignment); }
 
-Buffer::Buffer(DType dtype, std::vector<int64_t> shape) : dtype_(dtype), shape_(std::move(shape)), count_(1) {
+void Buffer::set_shape(DType dtype, std::vector<int64_t> shape) {
+  dtype_ = dtype;
+  shape_ = std::move(shape);
+  count_ = 1;
   for (const int64_t extent : shape_) {
     if (extent < 0 || __builtin_mul_overflow(count_, extent, &count_) || count_ > INT64_MAX / 8)
       throw io::InputError("a tensor of shape " + io::shape_text(shape_) + " is too large");
   }
+}
+
+Buffer Buffer::without_memory(DType dtype, std::vector<int64_t> shape) {
+  Buffer buffer;
+  buffer.set_shape(dtype, std::move(shape));
+  return buffer;
+}
+
+Buffer::Buffer(DType dtype, std::vector<int64_t> shape) {
+  set_shape(dtype, std::move(shape));
   const size_t size = std::max<size_t>(1, static_cast<size_t>(bytes()));
   data_.reset(static_cast<std::byte*>(::operator new[](size, alignment)));
 }
@@ -52,7 +65,7 @@ double Buffer::get(int64_t i) const { return load(dtype_, data_.get() + i * size
 void Buffer::set(int64_t i, double value) const { store(dtype_, data_.get() + i * size_of(dtype_), value); }
 
 Tensor Buffer::tensor() const {
-  return data_ ? Tensor(dtype_code(dtype_), static_cast<void*>(data_.get()), Sizes(std::span(shape_))) : Tensor();
+  return *this ? Tensor(dtype_code(dtype_), static_cast<void*>(data_.get()), Sizes(std::span(shape_))) : Tensor();
 }
 
 io::TensorView Buffer::view(const std::string& name) const {

@@ -19,7 +19,10 @@ class Buffer {
   // Its elements are not initialised.
   Buffer(DType dtype, std::vector<int64_t> shape);
 
-  explicit operator bool() const { return data_ != nullptr; }
+  // Only its type and shape: for calls that are checked or planned, not run.
+  static Buffer without_memory(DType dtype, std::vector<int64_t> shape);
+
+  explicit operator bool() const { return !shape_.empty(); }
   DType dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
   int64_t count() const { return count_; }
@@ -34,6 +37,8 @@ class Buffer {
   Buffer converted(DType dtype) const;
 
  private:
+  void set_shape(DType dtype, std::vector<int64_t> shape);
+
   struct Free {
     void operator()(std::byte* memory) const;
   };

@@ -7,40 +7,56 @@
 
 namespace tandem::tool {
 
-Attention Inputs::attention(const Attention& options) const {
+namespace {
+
+// The longest sequence by what is on the host; 0 when it is not packed.
+int64_t longest(const Buffer& cu_seqlens) {
+  double most = 0;
+  for (int64_t b = 1; b < cu_seqlens.count(); ++b) most = std::max(most, cu_seqlens.get(b) - cu_seqlens.get(b - 1));
+  return static_cast<int64_t>(most);
+}
+
+}  // namespace
+
+Attention Inputs::attention(const Attention& options, const Place& place) const {
   Attention a = options;
-  a.q = q.tensor();
-  a.k = k.tensor();
-  a.v = v.tensor();
-  a.dout = dout.tensor();
-  a.dlse = dlse.tensor();
-  a.bias = bias.tensor();
-  a.sink = sink.tensor();
-  a.alibi_slopes = alibi_slopes.tensor();
-  a.cu_seqlens_q = cu_seqlens_q.tensor();
-  a.cu_seqlens_k = cu_seqlens_k.tensor();
-  a.seqused_q = seqused_q.tensor();
-  a.seqused_k = seqused_k.tensor();
+  a.q = place(q);
+  a.k = place(k);
+  a.v = place(v);
+  a.dout = place(dout);
+  a.dlse = place(dlse);
+  a.bias = place(bias);
+  a.sink = place(sink);
+  a.alibi_slopes = place(alibi_slopes);
+  a.cu_seqlens_q = place(cu_seqlens_q);
+  a.cu_seqlens_k = place(cu_seqlens_k);
+  a.seqused_q = place(seqused_q);
+  a.seqused_k = place(seqused_k);
+  a.max_seqlen_q = longest(cu_seqlens_q);
+  a.max_seqlen_k = longest(cu_seqlens_k);
   return a;
 }
 
 Results::Results(const Inputs& in, bool backward, bool exact) {
+  const auto room = [&](DType dtype, const std::vector<int64_t>& shape) {
+    return in.q.data() == nullptr ? Buffer::without_memory(dtype, shape) : Buffer(dtype, shape);
+  };
   const auto type = [exact](DType dtype) { return exact ? DType::f64 : dtype; };
   const DType dtype = type(in.q.dtype());
   std::vector<int64_t> shape = in.q.shape();
   // Shapes that make no sense are left to the engine's own check, which explains them.
   if (!shape.empty() && !in.v.shape().empty()) shape.back() = in.v.shape().back();
-  out = Buffer(dtype, shape);
+  out = room(dtype, shape);
   const auto& q = in.q.shape();
   if (q.size() == 4) shape = {q[0], q[2], q[1]};
   if (q.size() == 3) shape = {q[1], q[0]};
-  lse = Buffer(type(DType::f32), shape);
+  lse = room(type(DType::f32), shape);
   if (!backward) return;
-  dq = Buffer(dtype, in.q.shape());
-  dk = Buffer(dtype, in.k.shape());
-  dv = Buffer(dtype, in.v.shape());
-  if (in.bias && in.bias.dtype() != DType::boolean) dbias = Buffer(type(in.bias.dtype()), in.bias.shape());
-  if (in.sink) dsink = Buffer(type(in.sink.dtype()), in.sink.shape());
+  dq = room(dtype, in.q.shape());
+  dk = room(dtype, in.k.shape());
+  dv = room(dtype, in.v.shape());
+  if (in.bias && in.bias.dtype() != DType::boolean) dbias = room(type(in.bias.dtype()), in.bias.shape());
+  if (in.sink) dsink = room(type(in.sink.dtype()), in.sink.shape());
 }
 
 std::vector<Results::Named> Results::all(tandem_pass pass) const {
@@ -56,14 +72,14 @@ std::vector<Results::Named> Results::all(tandem_pass pass) const {
   return named;
 }
 
-Attention with_results(Attention a, const Results& results) {
-  a.out = results.out.tensor();
-  a.lse = results.lse.tensor();
-  a.dq = results.dq.tensor();
-  a.dk = results.dk.tensor();
-  a.dv = results.dv.tensor();
-  a.dbias = results.dbias.tensor();
-  a.dsink = results.dsink.tensor();
+Attention with_results(Attention a, const Results& results, const Inputs::Place& place) {
+  a.out = place(results.out);
+  a.lse = place(results.lse);
+  a.dq = place(results.dq);
+  a.dk = place(results.dk);
+  a.dv = place(results.dv);
+  a.dbias = place(results.dbias);
+  a.dsink = place(results.dsink);
   return a;
 }
 
@@ -85,23 +101,6 @@ Problem problem_of(const Attention& attention, const Results& results, tandem_pa
   place(p.dbias, results.dbias);
   place(p.dsink, results.dsink);
   return p;
-}
-
-Engine::Engine(const std::string& device, int threads)
-    : context_(Context::Options{.device = device, .threads = threads}) {}
-
-std::span<std::byte> Engine::workspace(const Attention& attention, tandem_pass pass) {
-  const size_t needed = std::max<size_t>(1, workspace_size(attention, pass, context_));
-  if (needed > workspace_.size()) workspace_ = std::vector<std::byte>(needed);
-  return workspace_;
-}
-
-void Engine::forward(const Attention& attention) {
-  tandem::forward(attention, context_, workspace(attention, TANDEM_FORWARD));
-}
-
-void Engine::backward(const Attention& attention) {
-  tandem::backward(attention, context_, workspace(attention, TANDEM_BACKWARD));
 }
 
 void truth(const Attention& attention, const Results& exact, bool backward, cpu::Threads& threads,

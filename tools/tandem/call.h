@@ -16,14 +16,17 @@ struct Inputs {
   Buffer bias, sink, alibi_slopes;
   Buffer cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
 
+  // Says where the engine finds a buffer's elements.
+  using Place = std::function<Tensor(const Buffer&)>;
   // The options, and the inputs as tensors. Results are absent.
-  Attention attention(const Attention& options) const;
+  Attention attention(const Attention& options, const Place& place = &Buffer::tensor) const;
 };
 
 struct Results {
   Buffer out, lse, dq, dk, dv, dbias, dsink;
 
-  // Room for the results of a call. exact: everything in float64; otherwise as the engine writes them.
+  // Room for the results of a call, or none where the inputs have no memory. exact: everything in float64; otherwise as
+  // the engine writes them.
   Results(const Inputs& inputs, bool backward, bool exact);
 
   struct Named {
@@ -35,29 +38,10 @@ struct Results {
 };
 
 // The call with its tensors in place: what the engine gets.
-Attention with_results(Attention attention, const Results& results);
+Attention with_results(Attention attention, const Results& results, const Inputs::Place& place = &Buffer::tensor);
 
 // The same call as a checked Problem for the oracle and the plain formula. Throws tandem::Error.
 Problem problem_of(const Attention& attention, const Results& results, tandem_pass pass);
-
-// The engine behind the public interface, with a workspace that is kept from call to call.
-class Engine {
- public:
-  Engine(const std::string& device, int threads);
-
-  void forward(const Attention& attention);
-  void backward(const Attention& attention);
-
-  const Context& context() const { return context_; }
-  size_t workspace_bytes() const { return workspace_.size(); }
-  void release_workspace() { workspace_ = {}; }
-
- private:
-  std::span<std::byte> workspace(const Attention& attention, tandem_pass pass);
-
-  Context context_;
-  std::vector<std::byte> workspace_;
-};
 
 // float64 truth: results must be exact ones. on_task is told the share of the work that was done since the last call.
 void truth(const Attention& attention, const Results& exact, bool backward, cpu::Threads& threads,

@@ -18,26 +18,38 @@ uint32_t plain_runs(const Problem& p) {
 
 }  // namespace
 
-std::vector<Judgement> check_exactness(Machine& machine, const Inputs& inputs, const Attention& options, bool backward,
-                                       Results& results, Progress& progress) {
-  const Attention call = inputs.attention(options);
-  const Attention engine_call = with_results(call, results);
-  machine.engine.forward(engine_call);
-  if (backward) machine.engine.backward(engine_call);
+bool Machine::serves_gradients(const Inputs& inputs, const Attention& options,
+                               std::vector<std::string>* remarks) const {
+  if (!engine.on_gpu()) return true;
+  const std::optional<Error> refusal = engine.refusal(inputs, options, TANDEM_BACKWARD);
+  if (!refusal || refusal->code() != TANDEM_UNSUPPORTED) return true;
+  remarks->push_back(std::string("no gradients: ") + refusal->what());
+  return false;
+}
 
-  const Results exact(inputs, backward, true);
-  const double passes = backward ? 2 : 1;
+std::vector<Judgement> check_exactness(Machine& machine, const Given& given, const Attention& options, bool backward,
+                                       Results& results, Progress& progress) {
+  const Inputs& used = given.used();
+  Call engine_call(machine.engine, used, options, results);
+  engine_call.forward();
+  if (backward) engine_call.backward();
+  engine_call.fetch();
+
   // The shapes of the engine's results make the Problem; the results of others are then put in their place.
-  const auto problem = [&](const Results& to, tandem_pass pass) { return problem_of(engine_call, to, pass); };
+  const Attention call = with_results(used.attention(options), results);
+  const auto problem = [&](const Results& to, tandem_pass pass) { return problem_of(call, to, pass); };
   std::vector<Results> formula;
   const uint32_t runs = plain_runs(problem(results, TANDEM_FORWARD));
   for (uint32_t noise = 0; noise < runs; ++noise) {
-    formula.emplace_back(inputs, backward, false);
+    formula.emplace_back(used, backward, false);
     plain::Plain plain(machine.threads, plain::Blas::best(), plain::Rounding::intermediates, noise);
     plain.forward(problem(formula.back(), TANDEM_FORWARD));
     if (backward) plain.backward(problem(formula.back(), TANDEM_BACKWARD));
   }
-  truth(engine_call, exact, backward, machine.threads, [&](double share) { progress.advance(share / passes); });
+  const Results exact(given.original, backward, true), shapes(given.original, backward, false);
+  const double passes = backward ? 2 : 1;
+  truth(with_results(given.original.attention(options), shapes), exact, backward, machine.threads,
+        [&](double share) { progress.advance(share / passes); });
 
   std::vector<Judgement> judgements = judge(TANDEM_FORWARD, results, formula, exact);
   if (backward) {
@@ -46,33 +58,40 @@ std::vector<Judgement> check_exactness(Machine& machine, const Inputs& inputs, c
   return judgements;
 }
 
-Speed measure_speed(Machine& machine, const Inputs& inputs, const Attention& options, bool backward, bool plain,
+Speed measure_speed(Machine& machine, const Given& given, const Attention& options, bool backward, bool plain,
                     double seconds) {
-  const Results results(inputs, backward, false);
-  const Attention call = with_results(inputs.attention(options), results);
-  const Problem forward_problem = problem_of(call, results, TANDEM_FORWARD);
-  std::optional<Problem> backward_problem;
-  if (backward) backward_problem = problem_of(call, results, TANDEM_BACKWARD);
-
-  Speed speed;
-  speed.flops_forward = forward_flops(forward_problem);
-  speed.flops_backward = backward_flops(forward_problem);
+  Engine& engine = machine.engine;
+  const Results results(given.used(), backward, false);
   std::fill_n(results.out.data(), results.out.bytes(), std::byte{0});  // so that their pages are there already
   for (const auto& one : results.all(TANDEM_BACKWARD))
     std::fill_n(one.buffer->data(), one.buffer->bytes(), std::byte{0});
-  machine.engine.release_workspace();
+  Speed speed;
+  engine.release_workspace();
+  Call call(engine, given.used(), options, results);
   const int64_t growth = peak_growth([&] {
-    machine.engine.forward(call);
-    if (backward) machine.engine.backward(call);
+    call.forward();
+    if (backward) call.backward();
   });
-  speed.memory = static_cast<double>(std::max(growth, static_cast<int64_t>(machine.engine.workspace_bytes())));
-  speed.forward = median_seconds([&] { machine.engine.forward(call); }, seconds);
-  if (backward) speed.backward = median_seconds([&] { machine.engine.backward(call); }, seconds);
+  speed.memory = static_cast<double>(engine.workspace_bytes());
+  if (!engine.on_gpu()) speed.memory = std::max(speed.memory, static_cast<double>(growth));
+  speed.forward = call.median_seconds(TANDEM_FORWARD, seconds);
+  if (backward) speed.backward = call.median_seconds(TANDEM_BACKWARD, seconds);
+
+  std::optional<Results> apart;  // where the types differ
+  if (given.converted) apart.emplace(given.original, backward, false);
+  const Results& plain_results = apart ? *apart : results;
+  const Attention plain_call = with_results(given.original.attention(options), plain_results);
+  const Problem forward_problem = problem_of(plain_call, plain_results, TANDEM_FORWARD);
+  speed.flops_forward = forward_flops(forward_problem);
+  speed.flops_backward = backward_flops(forward_problem);
   if (!plain) return speed;
 
   plain::Plain formula(machine.threads, plain::Blas::best(), plain::Rounding::none);
-  speed.plain_forward = median_seconds([&] { formula.forward(forward_problem); }, seconds);
-  if (backward) speed.plain_backward = median_seconds([&] { formula.backward(*backward_problem); }, seconds);
+  speed.plain_forward = tool::median_seconds([&] { formula.forward(forward_problem); }, seconds);
+  if (backward) {
+    const Problem backward_problem = problem_of(plain_call, plain_results, TANDEM_BACKWARD);
+    speed.plain_backward = tool::median_seconds([&] { formula.backward(backward_problem); }, seconds);
+  }
   speed.plain_memory = static_cast<double>(formula.scratch_bytes());
   // A BLAS may keep its threads spinning for a moment: they must not slow what is measured next.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -4,24 +4,28 @@
 #include <string>
 #include <vector>
 
-#include "tandem/call.h"
+#include "tandem/engine.h"
 #include "tandem/judge.h"
 #include "tandem/terminal.h"
 
 namespace tandem::tool {
 
-// What a command works with: the engine asked for, and threads for the formula and the truth.
+// What a command works with: the engine, and threads for the formula and the truth.
 struct Machine {
   Machine(const std::string& device, int thread_count)
       : engine(device, thread_count), threads(thread_count, nullptr, nullptr) {}
+
+  // Whether gradients are served, of inputs whose forward is. A GPU may have no kernels for them yet: then the
+  // remarks say why. On the CPU the call itself says what is wrong with it.
+  bool serves_gradients(const Inputs& inputs, const Attention& options, std::vector<std::string>* remarks) const;
 
   Engine engine;
   cpu::Threads threads;
 };
 
-// The engine's and the plain formula's results against float64: out, lse and, with backward, every gradient.
-// results receives the engine's.
-std::vector<Judgement> check_exactness(Machine& machine, const Inputs& inputs, const Attention& options, bool backward,
+// The engine's and the plain formula's results against float64 of the original inputs: out, lse and, with backward,
+// every gradient. The formula gets the inputs that the engine gets. results, made for these, receives the engine's.
+std::vector<Judgement> check_exactness(Machine& machine, const Given& given, const Attention& options, bool backward,
                                        Results& results, Progress& progress);
 
 struct Speed {
@@ -31,8 +35,8 @@ struct Speed {
   double memory = 0, plain_memory = 0;  // bytes beyond inputs and results, the most at any time
 };
 
-// seconds: about how long each of the four is repeated.
-Speed measure_speed(Machine& machine, const Inputs& inputs, const Attention& options, bool backward, bool plain,
+// seconds: about how long each of the four is repeated. The formula runs on the CPU, on the original inputs.
+Speed measure_speed(Machine& machine, const Given& given, const Attention& options, bool backward, bool plain,
                     double seconds);
 
 std::string exactness_table(const std::vector<Judgement>& judgements);

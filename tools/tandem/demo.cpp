@@ -20,9 +20,11 @@ using Words = std::vector<std::vector<std::string>>;  // of each sequence
 
 struct Layer {
   std::string file, name;  // "sentences", "layer0"
-  Inputs inputs;
+  Given given;
   Buffer model_out;  // what the model itself computed; may be absent
   Results results;
+
+  std::string title() const { return file + " " + name; }
 };
 
 struct Demo {
@@ -32,8 +34,8 @@ struct Demo {
   double seconds = 0.1;
 
   int run();
-  std::vector<Layer> load(std::vector<Words>& words) const;
-  bool report(Machine& on, std::vector<Layer>& layers) const;
+  std::vector<Layer> load(const Engine& engine, std::vector<Words>& words) const;
+  bool report(Machine& on, std::vector<Layer>& layers, bool gradients) const;
   void draw(const Layer& from, const Words& words) const;
 };
 
@@ -52,7 +54,7 @@ Words words_of(const io::Safetensors& file, const std::string& path) {
 }
 
 // Every NAME.q with its NAME.k and NAME.v, in the order of their names.
-void load_file(const std::string& path, std::vector<Layer>& layers, std::vector<Words>& words) {
+void load_file(const std::string& path, const Engine& engine, std::vector<Layer>& layers, std::vector<Words>& words) {
   const io::MappedFile mapped(path);
   const io::Safetensors file = io::parse_safetensors(mapped.bytes(), path);
   std::vector<std::string> names;
@@ -79,14 +81,15 @@ void load_file(const std::string& path, std::vector<Layer>& layers, std::vector<
     std::vector<int64_t> shape = in.q.shape();
     shape.back() = in.v.shape().back();
     in.dout = random_buffer(random, in.q.dtype(), shape);
-    Results results(in, true, false);
-    layers.push_back({fs::path(path).stem().string(), name, std::move(in),
+    Given given(std::move(in), engine.on_gpu());
+    Results results(given.used(), true, false);
+    layers.push_back({fs::path(path).stem().string(), name, std::move(given),
                       file.find(name + ".out") ? get(name + ".out") : Buffer(), std::move(results)});
     words.push_back(words_of(file, path));
   }
 }
 
-std::vector<Layer> Demo::load(std::vector<Words>& words) const {
+std::vector<Layer> Demo::load(const Engine& engine, std::vector<Words>& words) const {
   const std::string from = folder.empty() ? default_folder() : folder;
   std::vector<std::string> files;
   std::error_code failure;
@@ -96,10 +99,12 @@ std::vector<Layer> Demo::load(std::vector<Words>& words) const {
   if (files.empty()) throw io::InputError(from + ": is no folder with .safetensors files; see examples/minilm");
   std::sort(files.rbegin(), files.rend());  // the short sentences before the long passage
   std::vector<Layer> layers;
-  for (const std::string& file : files) load_file(file, layers, words);
+  for (const std::string& file : files) load_file(file, engine, layers, words);
   if (layers.empty()) throw io::InputError(from + ": its files have no tensors named NAME.q, NAME.k and NAME.v");
   return layers;
 }
+
+double difference(double a, double b) { return std::isnan(a) ? INFINITY : std::fabs(a - b); }
 
 // The largest difference to what the model computed itself, over the rows that are in use.
 double difference_to_model(const Layer& layer) {
@@ -107,9 +112,10 @@ double difference_to_model(const Layer& layer) {
   double most = 0;
   const int64_t row = shape[2] * shape[3];
   for (int64_t b = 0; b < shape[0]; ++b) {
-    const auto used = layer.inputs.seqused_q ? static_cast<int64_t>(layer.inputs.seqused_q.get(b)) : shape[1];
+    const auto used =
+        layer.given.original.seqused_q ? static_cast<int64_t>(layer.given.original.seqused_q.get(b)) : shape[1];
     for (int64_t n = b * shape[1] * row; n < (b * shape[1] + used) * row; ++n)
-      most = std::max(most, std::fabs(layer.results.out.get(n) - layer.model_out.get(n)));
+      most = std::fmax(most, difference(layer.results.out.get(n), layer.model_out.get(n)));
   }
   return most;
 }
@@ -122,37 +128,70 @@ double worst_error(const std::vector<Judgement>& judgements, Errors Judgement::*
   return worst;
 }
 
-bool Demo::report(Machine& on, std::vector<Layer>& layers) const {
-  Table exactness({"", "shape", "out", "plain formula", "gradients", "plain formula", "of allowed", ""});
-  Table speed({"", "forward", "plain formula", "", "backward", "plain formula", "", "extra memory", "plain formula"});
+std::vector<std::string> exactness_row(const Layer& layer, const std::vector<Judgement>& judgements, bool gradients) {
+  const Buffer& q = layer.given.original.q;
+  std::vector<std::string> row = {layer.title(), io::shape_text(q.shape()) + " " + short_name(q.dtype())};
+  for (const bool gradient : {false, true}) {
+    if (gradient && !gradients) continue;
+    row.push_back(number(worst_error(judgements, &Judgement::engine, gradient), 2));
+    row.push_back(dim(number(worst_error(judgements, &Judgement::plain, gradient), 2)));
+  }
+  double worst = 0;
+  for (const Judgement& judged : judgements) worst = std::max(worst, judged.worst);
+  row.push_back(fixed(100 * worst, 0) + " %");
+  row.push_back(all_good(judgements) ? good("exact") : bad("FAIL"));
+  return row;
+}
+
+// How many times faster is said of one machine only: the formula runs on the CPU.
+std::vector<std::string> speed_row(const Layer& layer, const Speed& s, bool gradients, bool ratios) {
+  std::vector<std::string> row = {layer.title()};
+  const auto add = [&](double engine, double plain) {
+    row.push_back(seconds_text(engine));
+    row.push_back(dim(seconds_text(plain)));
+    if (ratios) row.push_back(fixed(plain / engine, 1) + "x");
+  };
+  add(s.forward, s.plain_forward);
+  if (gradients) add(s.backward, s.plain_backward);
+  row.push_back(bytes_text(s.memory));
+  row.push_back(dim(bytes_text(s.plain_memory)));
+  return row;
+}
+
+std::vector<std::string> speed_header(bool gradients, bool ratios) {
+  std::vector<std::string> header = {""};
+  for (const char* pass : {"forward", "backward"}) {
+    if (!gradients && pass[0] == 'b') continue;
+    header.insert(header.end(), {pass, "plain formula"});
+    if (ratios) header.emplace_back("");
+  }
+  header.insert(header.end(), {"extra memory", "plain formula"});
+  return header;
+}
+
+bool Demo::report(Machine& on, std::vector<Layer>& layers, bool gradients) const {
+  const bool ratios = !on.engine.on_gpu();
+  std::vector<std::string> header = {"", "shape", "out", "plain formula"};
+  if (gradients) header.insert(header.end(), {"gradients", "plain formula"});
+  header.insert(header.end(), {"of allowed", ""});
+  Table exactness(header), speed(speed_header(gradients, ratios));
   bool good_so_far = true;
   std::string remarks;
   {
     Progress progress("attending", 1.5 * static_cast<double>(layers.size()));
     for (Layer& one : layers) {
-      const auto judgements = check_exactness(on, one.inputs, {}, true, one.results, progress);
-      const Speed s = measure_speed(on, one.inputs, {}, true, true, seconds);
+      const auto judgements = check_exactness(on, one.given, {}, gradients, one.results, progress);
+      speed.add(speed_row(one, measure_speed(on, one.given, {}, gradients, true, seconds), gradients, ratios));
+      exactness.add(exactness_row(one, judgements, gradients));
       progress.advance(0.5);
-      const std::string name = one.file + " " + one.name;
-      double worst = 0;
       for (const Judgement& judged : judgements) {
-        worst = std::max(worst, judged.worst);
-        if (!judged.good()) remarks += bad(name + ": " + judged.name + ": " + judged.why) + "\n";
+        if (!judged.good()) remarks += bad(one.title() + ": " + judged.name + ": " + judged.why) + "\n";
       }
       good_so_far = good_so_far && all_good(judgements);
-      exactness.add({name, io::shape_text(one.inputs.q.shape()) + " " + short_name(one.inputs.q.dtype()),
-                     number(worst_error(judgements, &Judgement::engine, false), 2),
-                     dim(number(worst_error(judgements, &Judgement::plain, false), 2)),
-                     number(worst_error(judgements, &Judgement::engine, true), 2),
-                     dim(number(worst_error(judgements, &Judgement::plain, true), 2)), fixed(100 * worst, 0) + " %",
-                     all_good(judgements) ? good("exact") : bad("FAIL")});
-      speed.add({name, seconds_text(s.forward), dim(seconds_text(s.plain_forward)),
-                 fixed(s.plain_forward / s.forward, 1) + "x", seconds_text(s.backward),
-                 dim(seconds_text(s.plain_backward)), fixed(s.plain_backward / s.backward, 1) + "x",
-                 bytes_text(s.memory), dim(bytes_text(s.plain_memory))});
-      if (one.model_out)
-        remarks +=
-            name + ": differs from the model's own output by at most " + number(difference_to_model(one), 2) + "\n";
+      if (one.model_out) {
+        remarks += one.title() + ": differs from the model's own output by at most " +
+                   number(difference_to_model(one), 2) + "\n";
+      }
     }
   }
   std::printf("%s\n%s\n", bold("Largest error against float64").c_str(), exactness.text().c_str());
@@ -163,13 +202,13 @@ bool Demo::report(Machine& on, std::vector<Layer>& layers) const {
 
 // exp(score - lse) is the weight of a key, from the lse that the engine returned.
 void Demo::draw(const Layer& from, const Words& words) const {
-  const auto& shape = from.inputs.q.shape();
+  const auto& shape = from.given.original.q.shape();
   const auto limit = [](int64_t value, int64_t count) { return std::clamp<int64_t>(value, 0, count - 1); };
   const int64_t b = limit(sentence, std::min<int64_t>(shape[0], static_cast<int64_t>(words.size()))),
                 h = limit(head, shape[2]);
   const std::vector<std::string>& sequence = words[static_cast<size_t>(b)];
   const auto n = std::min<int64_t>(static_cast<int64_t>(sequence.size()), shape[1]);
-  const int64_t heads_k = from.inputs.k.shape()[2], d = shape[3];
+  const int64_t heads_k = from.given.original.k.shape()[2], d = shape[3];
   svg::Heatmap map;
   map.title = "What each word looks at: " + from.name + ", head " + std::to_string(h);
   map.subtitle = "softmax(q k / sqrt(" + std::to_string(d) +
@@ -179,8 +218,8 @@ void Demo::draw(const Layer& from, const Words& words) const {
     for (int64_t j = 0; j < n; ++j) {
       double score = 0;
       for (int64_t c = 0; c < d; ++c) {
-        score += from.inputs.q.get(((b * shape[1] + i) * shape[2] + h) * d + c) *
-                 from.inputs.k.get(((b * shape[1] + j) * heads_k + h * heads_k / shape[2]) * d + c);
+        score += from.given.original.q.get(((b * shape[1] + i) * shape[2] + h) * d + c) *
+                 from.given.original.k.get(((b * shape[1] + j) * heads_k + h * heads_k / shape[2]) * d + c);
       }
       const double lse = from.results.lse.get((b * shape[2] + h) * shape[1] + i);
       map.values.push_back(std::exp(score / std::sqrt(static_cast<double>(d)) - lse));
@@ -194,13 +233,19 @@ void Demo::draw(const Layer& from, const Words& words) const {
 }
 
 int Demo::run() {
-  Machine on(machine.device, machine.threads);
+  std::vector<std::string> remarks;
+  const std::unique_ptr<Machine> on = machine.open(&remarks);
   std::vector<Words> words;
-  std::vector<Layer> layers = load(words);
-  std::printf("%s on %s\nPlain formula: whole score matrices; products by %s\n\n",
-              bold(std::string("Tandem ") + tandem_version()).c_str(), on.engine.context().description().c_str(),
-              plain::Blas::best().name().c_str());
-  const bool exact = report(on, layers);
+  std::vector<Layer> layers = load(on->engine, words);
+  const Given& first = layers.front().given;
+  const bool gradients = on->serves_gradients(first.used(), {}, &remarks);
+  if (first.converted) remarks.push_back(first.note());
+  std::printf("%s on %s\n", bold(std::string("Tandem ") + tandem_version()).c_str(),
+              on->engine.context().description().c_str());
+  print(remarks);
+  std::printf("Plain formula: whole score matrices; products by %s%s\n\n", plain::Blas::best().name().c_str(),
+              on->engine.on_gpu() ? ", on the CPU" : "");
+  const bool exact = report(*on, layers, gradients);
   const auto chosen = static_cast<size_t>(std::clamp<int64_t>(layer, 0, static_cast<int64_t>(layers.size()) - 1));
   if (!words[chosen].empty()) draw(layers[chosen], words[chosen]);
   std::printf(

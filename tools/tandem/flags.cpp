@@ -6,6 +6,8 @@
 namespace tandem::tool {
 namespace {
 
+const std::string not_on_the_gpu = "not on the GPU: ";
+
 // "255", "-3", or "*": unbounded.
 std::optional<int64_t> window_bound(const std::string& text, const std::string& window) {
   if (text == "*") return std::nullopt;
@@ -24,8 +26,31 @@ std::optional<int64_t> window_bound(const std::string& text, const std::string& 
 }  // namespace
 
 void MachineFlags::add_to(CLI::App& app) {
-  app.add_option("--device", device, "Where to run: cpu")->capture_default_str();
+  app.add_option("--device", device, "cpu, cuda or cuda:N [a GPU that there are kernels for, else cpu]")
+      ->envname("TANDEM_DEVICE");
   app.add_option("--threads", threads, "Most threads to use; 0: one per core")->check(CLI::Range(0, 1024));
+}
+
+std::unique_ptr<Machine> MachineFlags::open(std::vector<std::string>* remarks) const {
+  const DeviceChoice choice = choose_device(device);
+  if (!choice.why.empty()) remarks->push_back(not_on_the_gpu + choice.why);
+  return std::make_unique<Machine>(choice.name, threads);
+}
+
+Opened MachineFlags::open(Inputs inputs, const Attention& options, tandem_pass pass) const {
+  std::vector<std::string> remarks;
+  std::unique_ptr<Machine> machine = open(&remarks);
+  Given given(std::move(inputs), machine->engine.on_gpu());
+  if (device.empty() && machine->engine.on_gpu()) {
+    const std::optional<Error> refusal = machine->engine.refusal(given.used(), options, pass);
+    if (refusal && refusal->code() == TANDEM_UNSUPPORTED) {
+      remarks.push_back(not_on_the_gpu + refusal->what());
+      machine = std::make_unique<Machine>("cpu", threads);
+      given = Given(std::move(given.original), false);
+    }
+  }
+  if (given.converted) remarks.push_back(given.note());
+  return {std::move(machine), std::move(given), std::move(remarks)};
 }
 
 void MaskFlags::add_to(CLI::App& app) {

@@ -3,6 +3,9 @@
 #include <fstream>
 #include <memory>
 
+#include "jit/cache.h"
+#include "jit/compiler.h"
+#include "problem/text.h"
 #include "tandem/flags.h"
 #include "tandem/measure.h"
 #include "tandem/terminal.h"
@@ -10,28 +13,61 @@
 namespace tandem::tool {
 namespace {
 
+void line(const std::string& name, const std::string& value) { std::printf("%s", entry(name, value, 14).c_str()); }
+
 std::string processor() {
   std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  for (std::string text; std::getline(info, text);) {
+    const size_t colon = text.find(": ");
+    if (text.starts_with("model name") && colon != std::string::npos) return text.substr(colon + 2);
   }
   return "unknown";
 }
 
+std::string compiler(const GpusSeen& seen) {
+  std::unique_ptr<jit::Compiler> found;
+  const jit::Search search{.site_packages = {}, .newest_major = seen.driver_version / 1000};
+  if (const Status status = jit::Compiler::open(search, jit::Env::get(), &found); !status.ok())
+    return "none: " + status.message;
+  return say(found->major(), ".", found->minor(), ", ", found->path());
+}
+
+std::string kernel_cache() {
+  const jit::Cache::Options options = jit::Cache::options(jit::Env::get());
+  const jit::Cache cache(options);
+  if (const Status status = cache.usable(); !status.ok()) return status.message;
+  int64_t bytes = 0;
+  const auto kernels = cache.list();
+  for (const auto& kernel : kernels) bytes += kernel.bytes;
+  return say(options.folder, ", ", kernels.size(), kernels.size() == 1 ? " kernel, " : " kernels, ",
+             bytes_text(static_cast<double>(bytes)), " of ", bytes_text(static_cast<double>(options.max_bytes)));
+}
+
+void print_gpus(const GpusSeen& seen) {
+  if (!seen.why_none.empty()) return line("GPUs", "none: " + seen.why_none);
+  for (size_t n = 0; n < seen.gpus.size(); ++n) {
+    const GpuSeen& gpu = seen.gpus[n];
+    line(say("cuda:", n), say(gpu.name, ", compute capability ", gpu.major, ".", gpu.minor, ", ", gpu.sm_count,
+                              " SMs, ", bytes_text(static_cast<double>(gpu.memory_bytes)),
+                              gpu.served() ? "" : "; no kernels for it, only for 9.0"));
+  }
+  line("driver", say("for CUDA ", seen.driver_version / 1000, ".", seen.driver_version % 1000 / 10));
+}
+
 int run(const MachineFlags& flags) {
-  const Engine engine(flags.device, flags.threads);
-  const int threads = engine.context().threads();
-  const auto line = [](const char* name, const std::string& value) {
-    std::printf("%s%s\n", bold(std::string(name) + std::string(14 - std::string(name).size(), ' ')).c_str(),
-                value.c_str());
-  };
+  std::vector<std::string> remarks;
+  const std::unique_ptr<Machine> on = flags.open(&remarks);
+  const GpusSeen seen = gpus_seen();
   line("version", tandem_version());
-  line("device", engine.context().description());
-  line("threads", std::to_string(threads));
+  line("device", on->engine.context().description());
+  for (const std::string& remark : remarks) line("", remark);
+  print_gpus(seen);
+  line("NVRTC", compiler(seen));
+  line("kernel cache", kernel_cache());
+  line("threads", std::to_string(on->threads.count()));
   line("processor", processor());
   line("BLAS", plain::Blas::best().name());
-  line("memory reads", fixed(read_bandwidth(threads) / 1e9, 1) + " GB/s");
+  line("memory reads", fixed(read_bandwidth(on->threads.count()) / 1e9, 1) + " GB/s");
   return 0;
 }
 
@@ -39,7 +75,8 @@ int run(const MachineFlags& flags) {
 
 void add_info(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<MachineFlags>();
-  CLI::App* command = app.add_subcommand("info", "Version, device, threads, BLAS and memory speed of this machine");
+  CLI::App* command =
+      app.add_subcommand("info", "What is here: GPUs, NVRTC, kernel cache, threads, BLAS, memory speed");
   flags->add_to(*command);
   command->callback([flags, exit_code] { *exit_code = guarded([&] { return run(*flags); }); });
 }

@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   tandem attend q.npy k.npy v.npy --out result/      the same from numpy
   tandem verify --dtype bf16 --seqlen-q 2048         how exact is it?
   tandem bench --svg bench.svg                       how fast is it?
+  tandem explain --preset llama                      what would a GPU do, and how fast at best?
   tandem <command> --help                            more examples of each)");
   app.set_version_flag("--version", std::string("tandem ") + tandem_version());
   app.require_subcommand(1);
@@ -20,6 +21,8 @@ int main(int argc, char** argv) {
   add_attend(app, &exit_code);
   add_verify(app, &exit_code);
   add_bench(app, &exit_code);
+  add_explain(app, &exit_code);
+  add_cache(app, &exit_code);
   add_info(app, &exit_code);
   try {
     app.parse(argc, argv);

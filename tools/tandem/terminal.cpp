@@ -53,7 +53,16 @@ std::string number(double value, int digits) { return format("%.*g", digits, val
 
 std::string fixed(double value, int decimals) { return format("%.*f", decimals, value); }
 
+std::string si_text(double value, const char* unit) {
+  const char* prefixes[] = {"", "k", "M", "G", "T", "P"};
+  int at = 0;
+  for (; value >= 999.5 && at < 5; ++at) value /= 1000;
+  return format("%.3g %s%s", value, prefixes[at], unit);
+}
+
 std::string seconds_text(double seconds) {
+  if (seconds < 1e-6) return format("%.0f ns", seconds * 1e9);
+  if (seconds < 1e-5) return format("%.1f us", seconds * 1e6);
   if (seconds < 1e-3) return format("%.0f us", seconds * 1e6);
   if (seconds < 1) return format("%.*f ms", seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0, seconds * 1e3);
   if (seconds < 90) return format("%.1f s", seconds);
@@ -69,6 +78,28 @@ std::string bytes_text(double bytes) {
     ++unit;
   } while (bytes >= 1024 && unit < 3);
   return format(bytes < 10 ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+}
+
+std::string rate_text(double flops, double seconds) {
+  const double rate = seconds > 0 ? flops / seconds : 0;
+  return rate < 1e13 ? format("%.1f GF/s", rate / 1e9) : format("%.0f TF/s", rate / 1e12);
+}
+
+std::string entry(const std::string& name, std::string text, size_t indent) {
+  constexpr size_t columns = 98;
+  std::string lines = bold(name) + std::string(indent - std::min(indent, name.size()), ' ');
+  const size_t width = columns - indent;
+  while (text.size() > width) {
+    const size_t space = text.find_last_of(' ', width);
+    if (space == std::string::npos || space == 0) break;
+    lines += text.substr(0, space) + "\n" + std::string(indent, ' ');
+    text.erase(0, space + 1);
+  }
+  return lines + text + "\n";
+}
+
+void print(const std::vector<std::string>& remarks) {
+  for (const std::string& remark : remarks) std::printf("%s", entry("", remark, 0).c_str());
 }
 
 std::string Table::text() const {

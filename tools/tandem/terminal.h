@@ -16,8 +16,15 @@ std::string bad(const std::string& text);
 
 std::string number(double value, int digits = 3);  // "0.00123", "1.23e-07", "1230"
 std::string fixed(double value, int decimals);
-std::string seconds_text(double seconds);  // "123 us", "4.56 ms", "12.3 s", "3 min 20 s"
-std::string bytes_text(double bytes);      // "512 B", "1.5 MiB"
+std::string si_text(double value, const char* unit);  // "68.7 GFLOP"
+std::string seconds_text(double seconds);             // "85 ns", "5.6 us", "123 us", "4.56 ms", "12.3 s", "3 min 20 s"
+std::string bytes_text(double bytes);                 // "512 B", "1.5 MiB"
+std::string rate_text(double flops, double seconds);  // "98.7 GF/s", "651 TF/s"
+
+// A name and what it stands for, over several lines where it is long.
+std::string entry(const std::string& name, std::string text, size_t indent);
+
+void print(const std::vector<std::string>& remarks);  // each on a line of its own, or several
 
 // Columns that line up: the first to the left, the others to the right. Cells may carry colours.
 class Table {

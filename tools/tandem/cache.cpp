@@ -1,0 +1,118 @@
+// tandem cache: the compiled kernels on disk.
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <set>
+
+#include "engine/gpu.h"
+#include "jit/builder.h"
+#include "problem/text.h"
+#include "tandem/cards.h"
+#include "tandem/terminal.h"
+
+namespace tandem::tool {
+namespace {
+
+jit::Cache::Options usable_options() {
+  jit::Cache::Options options = jit::Cache::options(jit::Env::get());
+  throw_if_failed(jit::Cache(options).usable());
+  return options;
+}
+
+std::string age_text(std::chrono::seconds age) {
+  const auto hours = age.count() / 3600;
+  if (hours < 1) return "within the hour";
+  return hours < 48 ? say(hours, hours == 1 ? " hour ago" : " hours ago") : say(hours / 24, " days ago");
+}
+
+std::string count_text(int64_t kernels) { return say(kernels, kernels == 1 ? " kernel" : " kernels"); }
+
+int list() {
+  const jit::Cache::Options options = usable_options();
+  Table table({"kernel", "size", "last used"});
+  double bytes = 0;
+  const auto kernels = jit::Cache(options).list();
+  for (const auto& kernel : kernels) {
+    table.add({kernel.description, bytes_text(static_cast<double>(kernel.bytes)), age_text(kernel.age)});
+    bytes += static_cast<double>(kernel.bytes);
+  }
+  if (!kernels.empty()) std::printf("%s\n", table.text().c_str());
+  std::printf("%s in %s, %s of %s\n", count_text(static_cast<int64_t>(kernels.size())).c_str(), options.folder.c_str(),
+              bytes_text(bytes).c_str(), bytes_text(static_cast<double>(options.max_bytes)).c_str());
+  return 0;
+}
+
+int clear() {
+  const jit::Cache::Options options = usable_options();
+  std::printf("removed %s from %s\n", count_text(jit::Cache(options).clear()).c_str(), options.folder.c_str());
+  return 0;
+}
+
+struct Warm {
+  ProblemFlags problem;
+  CardFlags card;
+  bool all_presets = false;
+  Warm() { problem.dtype = "bf16"; }
+
+  int run() const;
+};
+
+int Warm::run() const {
+  const gpu::Properties device = card.properties();
+  std::vector<ProblemFlags> problems;
+  if (all_presets) {
+    for (const Preset& preset : presets()) {
+      ProblemFlags& flags = problems.emplace_back();
+      flags.dtype = problem.dtype;
+      preset.apply(flags);
+    }
+  } else {
+    problems.push_back(problem);
+  }
+  jit::Builder builder({.site_packages = {}, .newest_major = device.driver_version / 1000}, jit::Env::get(),
+                       usable_options());
+  std::set<std::string> done;
+  for (const ProblemFlags& flags : problems) {
+    const Planned planned(flags, device);
+    if (!planned.plan) continue;
+    const jit::Request request = request_of(planned.plan->tile);
+    if (!done.insert(request.name).second) continue;
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t compiled = builder.counters().compiled;
+    std::shared_ptr<const jit::Code> code;
+    throw_if_failed(builder.build(request, &code));
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::printf("%s: %s in %s\n", request.name.c_str(),
+                builder.counters().compiled > compiled ? "compiled" : "was there, read", seconds_text(seconds).c_str());
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_cache(CLI::App& app, int* exit_code) {
+  CLI::App* command = app.add_subcommand("cache", "The compiled kernels on disk: list, clear, warm");
+  command->require_subcommand(1);
+  command->footer(R"(Examples:
+  tandem cache list
+  tandem cache clear
+  tandem cache warm --presets                             kernels of well-known models
+  tandem cache warm --preset llama --dtype f16 --card h100
+  tandem cache warm --head-dim 128 --seqlen 4096 --heads 16 --causal
+
+The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. TANDEM_CACHE=off does without.)");
+  CLI::App* lister = command->add_subcommand("list", "Kernels, their sizes, when they were last used");
+  lister->callback([exit_code] { *exit_code = guarded(list); });
+  CLI::App* cleaner = command->add_subcommand("clear", "Removes all of them");
+  cleaner->callback([exit_code] { *exit_code = guarded(clear); });
+  auto warm = std::make_shared<Warm>();
+  CLI::App* warmer = command->add_subcommand("warm", "Compiles what a problem needs; no GPU is needed");
+  warmer->add_flag("--presets", warm->all_presets, "The kernels of all presets of `tandem explain`");
+  warm->card.add_to(*warmer);
+  warm->problem.add_presets_to(*warmer);
+  warm->problem.add_to(*warmer);
+  warmer->callback([warm, exit_code] { *exit_code = guarded([&] { return warm->run(); }); });
+}
+
+}  // namespace tandem::tool

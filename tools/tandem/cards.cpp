@@ -1,0 +1,78 @@
+#include "tandem/cards.h"
+
+#include <algorithm>
+
+#include "gpu/driver/driver.h"
+#include "io/tensor.h"
+#include "problem/text.h"
+#include "tandem/gpu.h"
+
+namespace tandem::tool {
+namespace {
+
+struct Card {
+  const char *key, *name;
+  int32_t sm_count, clock_khz, memory_clock_khz, memory_bus_bits;
+  int64_t l2_bytes, memory_bytes;
+};
+
+constexpr int64_t MiB = int64_t{1} << 20, GiB = int64_t{1} << 30;
+constexpr Card cards[] = {
+    {"h200", "NVIDIA H200", 132, 1'980'000, 3'201'000, 6144, 60 * MiB, 141 * GiB},
+    {"h100", "NVIDIA H100 80GB HBM3", 132, 1'980'000, 2'619'000, 5120, 50 * MiB, 80 * GiB},
+    {"h100-pcie", "NVIDIA H100 PCIe", 114, 1'755'000, 1'593'000, 5120, 50 * MiB, 80 * GiB},
+};
+
+gpu::Properties properties_of(const Card& card) {
+  gpu::Properties p;
+  p.name = card.name;
+  p.compute_major = 9;
+  p.sm_count = card.sm_count;
+  p.clock_khz = card.clock_khz;
+  p.memory_clock_khz = card.memory_clock_khz;
+  p.memory_bus_bits = card.memory_bus_bits;
+  p.max_dynamic_smem_bytes = 232448;
+  p.l2_bytes = card.l2_bytes;
+  p.memory_bytes = card.memory_bytes;
+  return p;
+}
+
+gpu::Properties properties_of(const std::string& device) {
+  std::unique_ptr<gpu::Device> opened;
+  throw_if_failed(gpu::cuda::open(device, &opened));
+  return opened->properties();
+}
+
+}  // namespace
+
+void CardFlags::add_to(CLI::App& app) {
+  std::vector<std::string> keys;
+  for (const Card& known : cards) keys.emplace_back(known.key);
+  auto* by_name = app.add_option("--card", card, "A card that need not be here")->check(CLI::IsMember(keys));
+  app.add_option("--device", device, "cuda or cuda:N [the GPU that is here, else --card h200]")->excludes(by_name);
+}
+
+gpu::Properties CardFlags::properties() const {
+  if (!device.empty()) {
+    if (gpu::cuda::is_cuda(device)) return properties_of(device);
+    throw io::InputError("--device " + device +
+                         ": must be cuda or cuda:N, as only GPUs have a plan; without one name a card: --card h200");
+  }
+  if (!card.empty()) return properties_of(*std::ranges::find(cards, card, &Card::key));
+  const GpusSeen seen = gpus_seen();
+  const auto served = std::ranges::find_if(seen.gpus, &GpuSeen::served);
+  return served == seen.gpus.end() ? properties_of(cards[0]) : properties_of(say("cuda:", served - seen.gpus.begin()));
+}
+
+Planned::Planned(const ProblemFlags& flags, const gpu::Properties& device)
+    : inputs(flags.inputs([](DType dtype, const std::vector<int64_t>& shape, double) {
+        return Buffer::without_memory(dtype, shape);
+      })) {
+  const Results results(inputs, false, false);
+  const detail::CArgs args(with_results(inputs.attention(flags.mask.options()), results), TANDEM_FORWARD);
+  throw_if_failed(make_problem(TANDEM_FORWARD, args.get(), {TANDEM_CPU, 0}, false, &problem));
+  throw_if_failed(plan::check_forward(problem, device));
+  if (problem.total_q > 0 && problem.heads_q > 0) plan = plan::plan_forward(problem, device);
+}
+
+}  // namespace tandem::tool

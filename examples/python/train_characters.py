@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Trains a small character-level transformer on this repository's own documentation, and lets it write.
 
-    python examples/python/train_characters.py               # one minute on the CPU
+    python examples/python/train_characters.py               # one minute, on the GPU where there is one
+    python examples/python/train_characters.py --device cpu
     python examples/python/train_characters.py --seconds 600 --text some.txt
 
-Attention, forward and backward, is `tandem.attention`; everything else is plain torch. The loss is in nats per
-character: it starts near ln(number of different characters), where all are equally likely.
+Attention, forward and backward, is `tandem.attention`; everything else is plain torch. On a GPU the products are of
+bfloat16 numbers (torch.autocast), and attention's gradients come from torch's operator on Tandem's result. The loss is
+in nats per character: it starts near ln(number of different characters), where all are equally likely.
 """
 
 import argparse
@@ -55,7 +57,7 @@ class Characters(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-def train(model, data, seconds, steps):
+def train(model, data, seconds, steps, device):
     """Trains for so many seconds or steps, whichever end first; prints the mean loss since the last line."""
     warm_up, rate = 20, 2e-3
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.05)
@@ -65,8 +67,9 @@ def train(model, data, seconds, steps):
         scale = min(1, (step + 1) / warm_up) * (0.05 + 0.475 * (1 + math.cos(math.pi * done)))
         optimizer.param_groups[0]["lr"] = rate * scale
         begin = torch.randint(len(data) - CONTEXT, (BATCH, 1))
-        window = data[begin + torch.arange(CONTEXT + 1)]
-        loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+        window = data[begin + torch.arange(CONTEXT + 1)].to(device)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device != "cpu"):
+            loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -84,7 +87,8 @@ def train(model, data, seconds, steps):
 def write(model, numbers, length, temperature=0.7):
     """Continues (1, n) character numbers by so many."""
     for _ in range(length):
-        logits = model(numbers[:, -CONTEXT:])[:, -1] / temperature
+        with torch.autocast(numbers.device.type, dtype=torch.bfloat16, enabled=numbers.is_cuda):
+            logits = model(numbers[:, -CONTEXT:])[:, -1].float() / temperature
         numbers = torch.cat([numbers, torch.multinomial(logits.softmax(-1), 1)], 1)
     return numbers
 
@@ -97,6 +101,7 @@ def main():
         "--text", type=pathlib.Path, help="what to learn (default: the Markdown files of the repository)"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
 
@@ -105,13 +110,13 @@ def main():
     text = "\n".join(line for line in lines if not line.startswith("|"))  # tables teach little but tables
     characters = sorted(set(text))
     data = torch.tensor([characters.index(c) for c in text])
-    model = Characters(len(characters))
+    model = Characters(len(characters)).to(arguments.device)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{len(text)} characters, {len(characters)} different: ln {math.log(len(characters)):.3f}")
-    print(f"{parameters} parameters; attention: {tandem.description()}")
+    print(f"{parameters} parameters, on {arguments.device}; attention: {tandem.description()}")
 
-    train(model, data, arguments.seconds, arguments.steps)
-    start = torch.tensor([[characters.index("\n")]])
+    train(model, data, arguments.seconds, arguments.steps, arguments.device)
+    start = torch.tensor([[characters.index("\n")]], device=arguments.device)
     print("".join(characters[i] for i in write(model, start, 400)[0]))
 
 

@@ -15,11 +15,14 @@
 #include <string.h>
 #include <tandem/tandem.h>
 
+#include "devices.h"
 #include "dlpack/dlpack.h"
 #include "threads.h"
 
 enum { kTensors = 20, kSeed = kTensors, kMostDims = 8, kOptions = 14 };
-enum { kDescribe = 100, kReadOnly = 200 }; /* codes of run() beside tandem_status: plus the tensor's index */
+/* Codes of run() beside tandem_status: plus the tensor's index, the GPU's, or the bytes of workspace that are wanted.
+ */
+enum { kDescribe = 100, kReadOnly = 200, kOpen = 300, kWorkspace = 1000 };
 
 /* The tensors of tandem_attention_args, in its order; the bits say which pass writes them (1 forward, 2 backward). */
 static const struct {
@@ -238,6 +241,15 @@ static int scattered(const tandem_tensor* t) {
   return last >= 0 && t->strides != NULL && t->shape[last] > 1 && t->strides[last] != 1;
 }
 
+/* A GPU reads rows in pieces of 16 bytes. A row that is not made of these must be padded, which a copy does not do. */
+static int off_16_bytes(const tandem_tensor* t) {
+  const int last = t->ndim - 1, bytes = t->dtype.bits / 8;
+  if (t->device.type != TANDEM_CUDA || last < 0 || t->strides == NULL || t->shape[last] * bytes % 16 != 0) return 0;
+  int64_t off = (int64_t)(((uintptr_t)t->data + t->byte_offset) % 16);
+  for (int d = 0; d < last; ++d) off |= t->strides[d] * bytes % 16;
+  return off != 0;
+}
+
 /* ---- The call --------------------------------------------------------------------------------------------------- */
 
 static void read_window(PyObject* value, int bit, int32_t* window, int64_t* bound) {
@@ -307,17 +319,85 @@ static tandem_status execute(tandem_pass pass, const tandem_attention_args* args
   return status;
 }
 
-/* run(pass, tensors, options) -> code; see _library.py */
+/* ---- The call on a GPU ------------------------------------------------------------------------------------------ */
+
+typedef struct {
+  void* workspace; /* the device's, from the caller; NULL: none yet */
+  size_t bytes;
+  void* stream;
+} Gpu;
+
+/* The stream that the library of this tensor works on. */
+static int find_stream(PyObject* tensor, int32_t device, void** stream) {
+  if (PyTuple_Check(tensor)) tensor = PyTuple_GetItem(tensor, 8);
+  const DLPackExchangeAPI* exchange = exchange_of(Py_TYPE(tensor));
+  if (exchange == NULL || exchange->current_work_stream == NULL) {
+    PyErr_SetString(PyExc_TypeError,
+                    "q lies on a GPU, but its type does not tell the current stream (DLPack's C "
+                    "exchange interface): use tensors of torch 2.10 or newer");
+    return -1;
+  }
+  return exchange->current_work_stream(kDLCUDA, device, stream) == 0 ? 0 : -1;
+}
+
+/* A small workspace is asked for before the call: its memory then is there at once. */
+static long long execute_on_gpu(tandem_pass pass, const tandem_attention_args* args, const Gpu* gpu) {
+  const int32_t index = args->q->device.index;
+  const size_t known = tandem_python_gpu_workspace(index);
+  if (gpu->workspace == NULL && known != 0) return kWorkspace + (long long)known;
+  tandem_context* context = tandem_python_gpu(index);
+  tandem_status status = pass == TANDEM_FORWARD
+                             ? tandem_forward(context, args, gpu->workspace, gpu->bytes, gpu->stream)
+                             : tandem_backward(context, args, gpu->workspace, gpu->bytes, gpu->stream);
+  if (status != TANDEM_WORKSPACE_TOO_SMALL) return status;
+  size_t wanted = 0;
+  status = tandem_workspace_size(context, pass, args, &wanted);
+  if (status != TANDEM_OK) return status;
+  if (wanted <= kMostKept) tandem_python_gpu_wants(index, wanted);
+  return kWorkspace + (long long)wanted;
+}
+
+/* ---- From Python ------------------------------------------------------------------------------------------------ */
+
+enum { kCheck = 2, kHeadsFirst = 4, kPrepare = 8 }; /* beside the pass */
+
+/* The code of a call whose tensors have been read, or -1 with an exception. */
+static long long serve(long what, const tandem_attention_args* args, PyObject* q, Gpu* gpu) {
+  const tandem_pass pass = (tandem_pass)(what & 1);
+  const int on_gpu = args->q != NULL && args->q->device.type == TANDEM_CUDA;
+  const int32_t index = on_gpu ? args->q->device.index : 0;
+  if (on_gpu && (index < 0 || index >= kMostDevices)) {
+    PyErr_Format(PyExc_ValueError, "q's device (cuda:%d) must be one of the first %d", (int)index, (int)kMostDevices);
+    return -1;
+  }
+  if (on_gpu && tandem_python_gpu(index) == NULL) return kOpen + index;
+  if (on_gpu && find_stream(q, index, &gpu->stream) != 0) return -1;
+  long long code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  tandem_context* context = on_gpu ? tandem_python_gpu(index) : tandem_python_context();
+  if (what & kCheck) {
+    code = tandem_check(context, pass, args);
+  } else if (what & kPrepare) {
+    code = tandem_prepare(context, pass, args);
+  } else {
+    code = on_gpu ? execute_on_gpu(pass, args, gpu) : (long long)execute(pass, args);
+  }
+  Py_END_ALLOW_THREADS;
+  return code;
+}
+
+/* run(what, tensors, options, workspace = 0, bytes = 0) -> code; see _library.py */
 static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   (void)module;
-  if (count != 3 || !PyTuple_Check(arguments[1]) || PyTuple_Size(arguments[1]) != kTensors + 1) {
-    PyErr_SetString(PyExc_TypeError, "run(pass, 21 tensors, 14 options)");
+  if ((count != 3 && count != 5) || !PyTuple_Check(arguments[1]) || PyTuple_Size(arguments[1]) != kTensors + 1) {
+    PyErr_SetString(PyExc_TypeError, "run(what, 21 tensors, 14 options), or with workspace, bytes");
     return NULL;
   }
   const long what = PyLong_AsLong(arguments[0]);
   const tandem_pass pass = (tandem_pass)(what & 1);
-  const int check_only = (what & 2) != 0, heads_first = (what & 4) != 0;
   PyObject* tensors = arguments[1];
+  Gpu gpu = {0};
+  if (count == 5) gpu = (Gpu){.workspace = PyLong_AsVoidPtr(arguments[3]), .bytes = PyLong_AsSize_t(arguments[4])};
 
   tandem_attention_args args;
   memset(&args, 0, sizeof args);
@@ -325,7 +405,8 @@ static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t co
   if (PyErr_Occurred() || read_options(arguments[2], &args) != 0) return NULL;
 
   Operand operands[kTensors + 1];
-  int used = 0, code = 0;
+  int used = 0;
+  long long code = 0;
   long to_copy = 0;
   for (int i = 0; i <= kTensors && code == 0; ++i) {
     PyObject* object = PyTuple_GetItem(tensors, i);
@@ -335,7 +416,7 @@ static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t co
     const int written = i < kTensors && (kFields[i].written >> pass & 1);
     code = read_tensor(object, i, written, operand);
     if (code != 0) break;
-    if (heads_first && i < 3) swap_heads(operand);
+    if ((what & kHeadsFirst) && i < 3) swap_heads(operand);
     if (i == kSeed) {
       if (operand->tensor.ndim != 1 || operand->tensor.shape[0] != 2 || operand->tensor.dtype.bits != 64) {
         code = kDescribe + i;
@@ -346,17 +427,40 @@ static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t co
       continue;
     }
     const int copied = kFields[i].copied == 1 || (kFields[i].copied == 2 && pass == TANDEM_BACKWARD);
-    if (copied && scattered(&operand->tensor)) to_copy |= 1L << i;
+    if (copied && (scattered(&operand->tensor) || off_16_bytes(&operand->tensor))) to_copy |= 1L << i;
     memcpy((char*)&args + kFields[i].offset, &(const tandem_tensor*){&operand->tensor}, sizeof(tandem_tensor*));
   }
-  if (code == 0 && to_copy == 0) {
-    Py_BEGIN_ALLOW_THREADS;
-    code = check_only ? (int)tandem_check(tandem_python_context(), pass, &args) : (int)execute(pass, &args);
-    Py_END_ALLOW_THREADS;
-  }
+  if (code == 0 && to_copy == 0) code = serve(what, &args, PyTuple_GetItem(tensors, 0), &gpu);
   for (int i = 0; i < used; ++i) release(&operands[i]);
   if (code < 0) return NULL;
-  return PyLong_FromLong(code != 0 ? code : -to_copy);
+  return PyLong_FromLongLong(code != 0 ? code : -to_copy);
+}
+
+static int32_t gpu_index(PyObject* number) {
+  const long index = PyLong_AsLong(number);
+  if (!PyErr_Occurred() && (index < 0 || index >= kMostDevices))
+    PyErr_Format(PyExc_ValueError, "a GPU's index (%ld) must be at least 0 and below %d", index, (int)kMostDevices);
+  return PyErr_Occurred() ? -1 : (int32_t)index;
+}
+
+static PyObject* open_gpu(PyObject* module, PyObject* number) {
+  (void)module;
+  const int32_t index = gpu_index(number);
+  if (index < 0) return NULL;
+  tandem_status status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = tandem_python_open_gpu(index);
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromLong(status);
+}
+
+static PyObject* gpu_description(PyObject* module, PyObject* number) {
+  (void)module;
+  const int32_t index = gpu_index(number);
+  if (index < 0) return NULL;
+  tandem_context* context = tandem_python_gpu(index);
+  if (context == NULL) Py_RETURN_NONE;
+  return PyUnicode_FromString(tandem_context_description(context));
 }
 
 static PyObject* last_error(PyObject* module, PyObject* unused) {
@@ -380,10 +484,12 @@ static PyObject* description(PyObject* module, PyObject* unused) {
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, 0x0080 /* METH_FASTCALL: named by the stable ABI from 3.10 on */,
-     "run(pass, tensors, options) -> code"},
+     "run(what, tensors, options, workspace = 0, bytes = 0) -> code"},
     {"last_error", last_error, METH_NOARGS, "the sentence of this thread's last call that failed"},
     {"use_openmp_of", use_openmp_of, METH_O, "use_openmp_of(library) -> whether calls run on its threads from now on"},
-    {"description", description, METH_NOARGS, "one line about what will run"},
+    {"description", description, METH_NOARGS, "one line about what will run on the CPU"},
+    {"open_gpu", open_gpu, METH_O, "open_gpu(index) -> a tandem_status: makes what calls on that GPU need"},
+    {"gpu_description", gpu_description, METH_O, "one line about what will run there; None before it has been opened"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,11 +1,12 @@
-"""Tandem: exact attention, forward and backward, on the CPU today.
+"""Tandem: exact attention, forward and backward, on CPUs, and forward on Hopper GPUs.
 
     import tandem
     out = tandem.attention(q, k, v, causal=True)  # numpy, torch, or anything that speaks DLPack
 
 Other people's names for it, each a module: ``tandem.flash_attn`` (FlashAttention-2), ``tandem.fa3``, ``tandem.fa4``,
-``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.transformers``. ``tandem.patch()`` makes
-``import flash_attn`` resolve to them. docs/python.md is one page about all.
+``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.transformers``. ``tandem.torch_sdpa`` puts Tandem below
+torch's own function on GPUs. ``tandem.patch()`` makes ``import flash_attn`` resolve to Tandem. docs/python.md is one
+page about all.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tandem._attention import Gradients, attention, attention_backward, check, use_torch
+from tandem._attention import Gradients, attention, attention_backward, check, prepare, use_torch
 from tandem._errors import Unsupported
 from tandem._library import boundary as _boundary
 
 __version__: str = _boundary.version
-__all__ = ["Gradients", "Unsupported", "attention", "attention_backward", "check", "description", "patch"]
+__all__ = ["Gradients", "Unsupported", "attention", "attention_backward", "check", "description", "patch", "prepare"]
 
-_MODULES = ("fa3", "fa4", "flash_attn", "sdpa", "transformers")
+_MODULES = ("fa3", "fa4", "flash_attn", "sdpa", "torch_sdpa", "transformers")
 
 use_torch()  # registers the operators where torch is loaded already; later calls see to it otherwise
 
 
 def description() -> str:
-    """One line about what will run: the device, the threads, the instruction set."""
-    use_torch()
-    return _boundary.description()
+    """What will run, a line for each device: the CPU's threads and instruction set, then the GPUs in use or, where none
+    is yet, torch's current one."""
+    front = use_torch()
+    return "\n".join((_boundary.description(), *(front.describe_gpus() if front is not None else ())))
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ TENSORS = (
     "page_table"
 ).split()
 
-CPU = 1  # DLPack's device type
+CPU, CUDA = 1, 2  # DLPack's device types
 _FLOAT, _BFLOAT = 2, 4  # DLPack's type codes
 _CODES = {"b": 6, "i": 0, "u": 1, "f": _FLOAT}  # by numpy's kind
 _TORCH_DTYPES = {
@@ -44,6 +44,11 @@ def view(x: Any, name: str) -> Any:
         raise TypeError(
             f"{name} ({type(x).__name__}) must be an array: a numpy array, a torch tensor, or any other that has "
             "__dlpack__; convert it, for example with numpy.asarray"
+        )
+    if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) == CUDA:
+        raise TypeError(
+            f"{name} ({type(x).__name__}) lies on a GPU, where torch tensors are served: torch.from_dlpack makes one "
+            "without a copy"
         )
     try:
         return np.from_dlpack(x)
@@ -88,6 +93,6 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
         dtype = _TORCH_DTYPES.get(str(x.dtype))
         if dtype is None or x.layout is not sys.modules["torch"].strided:
             raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type")
-        device = {"cpu": CPU, "cuda": 2}.get(x.device.type, 0)
+        device = {"cpu": CPU, "cuda": CUDA}.get(x.device.type, 0)
         return (x.data_ptr(), device, x.device.index or 0, *dtype, tuple(x.shape), tuple(x.stride()), False, x)
     return describe(view(x, name), name)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem import _arrays
-from tandem._library import BACKWARD, CHECK_BACKWARD, CHECK_FORWARD, FORWARD, call, options, seed_parts
+from tandem._library import BACKWARD, CHECK, FORWARD, PREPARE, call, options, seed_parts
 
 _ndarray = np.ndarray
 _torch_front: Any = None  # tandem._torch, once torch is loaded
@@ -66,11 +66,13 @@ def attention(
     """Exact attention: ``softmax(mask(bias + softcap(softmax_scale * q k^T))) v``, never holding all scores.
 
     Arrays are numpy arrays, torch tensors, or of any kind that speaks DLPack; they are read where they lie, and the
-    result is of q's kind. torch tensors have gradients (q, k, v, bias, sink, also through the LSE) and may be traced by
-    torch.compile; numpy's are had from :func:`attention_backward`.
+    result is of q's kind. torch tensors may lie on a GPU, and the call then runs there, on torch's current stream
+    (docs/python.md says what is served). torch tensors have gradients (q, k, v, bias, sink, also through the LSE) and
+    may be traced by torch.compile; numpy's are had from :func:`attention_backward`.
 
     q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens. float32, bfloat16,
-        float16 or float64; any strides with a contiguous last dimension (another is copied, which is said once).
+        float16 or float64, on a GPU bfloat16 or float16; any strides with a contiguous last dimension (another is
+        copied, which is said once).
     k, v : (batch, seqlen_k, heads_k, head_dim) and (batch, seqlen_k, heads_k, head_dim_v), or packed. heads_k divides
         heads_q: query head h reads key head h // (heads_q // heads_k).
     softmax_scale : what the products are multiplied by; None: 1 / sqrt(head_dim).
@@ -85,7 +87,7 @@ def attention(
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: where the sequences of packed arrays begin and end.
     max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays; needed on GPUs.
     seqused_q, seqused_k : (batch) int32: how much of each sequence is used; rows beyond give 0.
-    page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, ...). Not on the CPU.
+    page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, ...). Not served yet.
     dropout_p : probability that an entry of the softmax is dropped, in [0, 1).
     seed : of the dropout: an integer, or for torch an int64 tensor (seed, offset). None: torch's generator, or the
         system's. Give it when you call attention_backward yourself.
@@ -193,6 +195,16 @@ def attention_backward(
     sink = None if sink is None else _arrays.view(sink, "sink")
     with_gradient = (*views[:3], bias if _is_floating(bias) else None, sink)
     given = (dq, dk, dv, dbias, dsink)
+    rest = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, seed_array)
+    opts = options(
+        softmax_scale, causal, window, softcap, max_seqlen_q, max_seqlen_k, dropout_p, seed_numbers, deterministic,
+        batch_invariant, None,
+    )  # fmt: skip
+    if on_torch and q.is_cuda:
+        wanted = [x is not None and target is not False for x, target in zip(with_gradient, given)]
+        found = use_torch().gradients_on_gpu(dout, dlse, out, lse, (q, k, v, bias, sink, *rest), opts, wanted)
+        pairs = zip(found, given)
+        return Gradients(*(x if target is None or x is None else target.copy_(x) for x, target in pairs))
     results: list[Any] = []
     for x, target, name in zip(with_gradient, given, Gradients._fields):
         if x is None or target is False:
@@ -201,15 +213,9 @@ def attention_backward(
             results.append(new(x) if target is None else _arrays.view(target, name))
     call(
         BACKWARD,
-        (
-            *views, dlse, results[0], results[1], results[2], bias, results[3], sink, results[4], alibi_slopes,
-            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, seed_array,
-        ),
-        options(
-            softmax_scale, causal, window, softcap, max_seqlen_q, max_seqlen_k, dropout_p, seed_numbers, deterministic,
-            batch_invariant, None,
-        ),
-    )  # fmt: skip
+        (*views, dlse, results[0], results[1], results[2], bias, results[3], sink, results[4], *rest),
+        opts,
+    )
     if not on_torch:
         results = [_arrays.like(q, x) if x is not None and target is None else x for x, target in zip(results, given)]
     return Gradients(*(r if target is None or target is False else target for r, target in zip(results, given)))
@@ -218,6 +224,16 @@ def attention_backward(
 def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
     """Raises what :func:`attention` ("forward") or :func:`attention_backward` ("backward") would raise for these arrays
     and options, and computes nothing. arguments: attention's."""
+    _inspect(CHECK, pass_, q, k, v, arguments)
+
+
+def prepare(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
+    """Compiles ahead what such a call needs, so that it may come first inside a CUDA graph; nothing on the CPU. Takes
+    what :func:`check` takes, and raises what it raises."""
+    _inspect(PREPARE, pass_, q, k, v, arguments)
+
+
+def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None:
     known: dict[str, Any] = dict(attention.__kwdefaults__ or {})
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward'")
@@ -226,21 +242,31 @@ def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
     a = {**known, **arguments}
     q, k, v = _arrays.view(q, "q"), _arrays.view(k, "k"), _arrays.view(v, "v")
     backward = pass_ == "backward"
-    new = use_torch().new_outputs if _arrays.is_torch(q) else _new_outputs
+    seed_numbers, seed_array = seed_parts(a["seed"])
+    rest = (
+        a["alibi_slopes"], a["cu_seqlens_q"], a["cu_seqlens_k"], a["seqused_q"], a["seqused_k"], a["page_table"],
+        seed_array,
+    )  # fmt: skip
+    opts = options(
+        a["softmax_scale"], a["causal"], a["window"], a["softcap"], a["max_seqlen_q"], a["max_seqlen_k"],
+        a["dropout_p"], seed_numbers, a["deterministic"], a["batch_invariant"], a["num_splits"],
+    )  # fmt: skip
+    new = _new_outputs
+    if _arrays.is_torch(q):
+        front = use_torch()
+        new = front.new_outputs
+        if q.is_cuda:
+            if backward:  # served by another, where it is
+                front.refuse_gradients_on_gpu((q, k, v, a["bias"], a["sink"], *rest), opts)
+                backward = False
+            q, k, v = front.padded(q, k, v)
     out, lse = new(q, v)
     gradients = (out, None, q, k, v) if backward else (None,) * 5
-    seed_numbers, seed_array = seed_parts(a["seed"])
     call(
-        CHECK_BACKWARD if backward else CHECK_FORWARD,
-        (
-            q, k, v, out, lse, *gradients, a["bias"], None, a["sink"], None, a["alibi_slopes"], a["cu_seqlens_q"],
-            a["cu_seqlens_k"], a["seqused_q"], a["seqused_k"], a["page_table"], seed_array,
-        ),
-        options(
-            a["softmax_scale"], a["causal"], a["window"], a["softcap"], a["max_seqlen_q"], a["max_seqlen_k"],
-            a["dropout_p"], seed_numbers, a["deterministic"], a["batch_invariant"], a["num_splits"],
-        ),
-    )  # fmt: skip
+        what + (BACKWARD if backward else FORWARD),
+        (q, k, v, out, lse, *gradients, a["bias"], None, a["sink"], None, *rest),
+        opts,
+    )
 
 
 def _new_lse(q: np.ndarray) -> np.ndarray:

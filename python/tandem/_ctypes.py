@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,16 @@ class _Tensor(ctypes.Structure):
         ("shape", ctypes.POINTER(_int64)),
         ("strides", ctypes.POINTER(_int64)),
         ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _ContextOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", _int64),
+        ("device", ctypes.c_char_p),
+        ("threads", _int32),
+        ("parallel_for", ctypes.c_void_p),
+        ("parallel_for_data", ctypes.c_void_p),
     ]
 
 
@@ -67,6 +79,8 @@ def _load() -> ctypes.CDLL:
     arguments = [ctypes.c_void_p, ctypes.POINTER(_Args), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     library.tandem_forward.argtypes = library.tandem_backward.argtypes = arguments
     library.tandem_check.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Args)]
+    library.tandem_prepare.argtypes = library.tandem_check.argtypes
+    library.tandem_context_create.argtypes = [ctypes.POINTER(_ContextOptions), ctypes.POINTER(ctypes.c_void_p)]
     library.tandem_workspace_size.argtypes = [*library.tandem_check.argtypes, ctypes.POINTER(ctypes.c_size_t)]
     library.tandem_version.restype = library.tandem_last_error.restype = ctypes.c_char_p
     library.tandem_context_description.argtypes = [ctypes.c_void_p]
@@ -87,6 +101,8 @@ def _load_threads() -> ctypes.CDLL | None:
 
 _library = _load()
 _threads = _load_threads()
+_gpus: dict[int, ctypes.c_void_p] = {}
+_opening = threading.Lock()
 version = _library.tandem_version().decode()
 
 
@@ -105,8 +121,26 @@ def last_error() -> str:
 
 
 def description() -> str:
-    """One line about what will run."""
+    """One line about what will run on the CPU."""
     return _library.tandem_context_description(_context()).decode()
+
+
+def open_gpu(index: int) -> int:
+    """Makes what calls on that GPU need; a tandem_status."""
+    with _opening:
+        if index in _gpus:
+            return 0
+        options = _ContextOptions(size=ctypes.sizeof(_ContextOptions), device=f"cuda:{index}".encode())
+        context = ctypes.c_void_p()
+        status = _library.tandem_context_create(options, ctypes.byref(context))
+        if status == 0:
+            _gpus[index] = context
+        return status
+
+
+def gpu_description(index: int) -> str | None:
+    """One line about what will run there; None before it has been opened."""
+    return _library.tandem_context_description(_gpus[index]).decode() if index in _gpus else None
 
 
 def _set_options(args: _Args, options: tuple[Any, ...]) -> None:
@@ -122,12 +156,15 @@ def _set_options(args: _Args, options: tuple[Any, ...]) -> None:
         setattr(args, name, value)
 
 
-def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
+def run(
+    what: int, tensors: tuple[Any, ...], options: tuple[Any, ...], workspace: int = 0, workspace_bytes: int = 0
+) -> int:
     """See _library.py."""
-    forward_or_backward, check_only, heads_first = what & 1, what & 2, what & 4
+    forward_or_backward, heads_first = what & 1, what & 4
     args = _Args(size=ctypes.sizeof(_Args))
     _set_options(args, options)
     to_copy = 0
+    gpu = None
     for index, x in enumerate(tensors):
         if x is None:
             continue
@@ -141,6 +178,8 @@ def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
             continue
         if read_only and name in _WRITTEN[forward_or_backward]:
             return 200 + index
+        if name == "q" and device == _arrays.CUDA:
+            gpu = device_index
         n = len(shape)
         if heads_first and index < 3 and n == 4:
             shape, strides = ((x[0], x[2], x[1], x[3]) for x in (shape, strides))
@@ -148,17 +187,41 @@ def run(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> int:
         steps = None if 0 in shape else (_int64 * n)(*strides)  # those of no elements may be anything
         tensor = _Tensor(address, device, device_index, n, code, bits, 1, sizes, steps, 0)
         setattr(args, name, ctypes.pointer(tensor))
-        if name in _COPIED[forward_or_backward] and n and 0 not in shape and shape[-1] > 1 and strides[-1] != 1:
-            to_copy |= 1 << index
+        if name in _COPIED[forward_or_backward] and n and 0 not in shape:
+            scattered = shape[-1] > 1 and strides[-1] != 1
+            if scattered or (device == _arrays.CUDA and _is_off_16_bytes(address, shape, strides, bits // 8)):
+                to_copy |= 1 << index
     if to_copy:
         return -to_copy
-    context = _context()
-    if check_only:
+    if gpu is not None and gpu not in _gpus:
+        return 300 + gpu
+    return _serve(what, args, gpu, workspace, workspace_bytes)
+
+
+def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    """A GPU reads rows in pieces of 16 bytes. A row not made of these must be padded, which a copy does not do."""
+    pieces = shape[-1] * size % 16 == 0
+    return pieces and (address % 16 != 0 or any(stride * size % 16 for stride in strides[:-1]))
+
+
+def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_bytes: int) -> int:
+    context = _context() if gpu is None else _gpus[gpu]
+    forward_or_backward = what & 1
+    if what & 2:
         return _library.tandem_check(context, forward_or_backward, args)
+    if what & 8:
+        return _library.tandem_prepare(context, forward_or_backward, args)
     size = ctypes.c_size_t(0)
     status = _library.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
     if status != 0:
         return status
-    workspace = np.empty(size.value, np.uint8)  # ctypes' own buffers are zeroed
+    stream = None
+    if gpu is None:
+        memory = np.empty(size.value, np.uint8)  # ctypes' own buffers are zeroed
+        workspace, workspace_bytes = memory.ctypes.data, size.value
+    else:
+        if size.value > workspace_bytes:
+            return 1000 + size.value
+        stream = sys.modules["torch"].cuda.current_stream(gpu).cuda_stream
     function = _library.tandem_backward if forward_or_backward else _library.tandem_forward
-    return function(context, args, workspace.ctypes.data, size.value, None)
+    return function(context, args, workspace, workspace_bytes, stream)

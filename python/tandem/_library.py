@@ -2,14 +2,21 @@
 
 A boundary is a module with
 
-  ``run(pass, tensors, options) -> code``
-      pass: 0 forward, 1 backward; plus 2 to check only; plus 4 where q, k and v are (batch, heads, seqlen, head_dim).
+  ``run(what, tensors, options, workspace=0, bytes=0) -> code``
+      what: 0 forward, 1 backward; plus 2 to check only, or 8 to prepare only; plus 4 where q, k and v are (batch,
+      heads, seqlen, head_dim).
       tensors: those of ``tandem_attention_args`` in its order, then
       the seed (int64, two elements: seed and offset); None for absent ones. Each is a numpy array, a torch tensor or a
       description (_arrays.describe). options: as options() below returns them.
+      workspace, bytes: on a GPU the address and size of the device's memory that the call may use.
       code: 0 done; 1 to 7 a ``tandem_status``; 100 + i: tensor i must be described; 200 + i: tensor i is written to and
-      read-only; negative: the bits of -code name the tensors whose last dimension is not contiguous.
+      read-only; 300 + i: GPU i must be opened; 1000 + n: a workspace of n bytes is wanted; negative: the bits of -code
+      name the tensors to copy, whose last dimension is not contiguous or, on a GPU, whose rows are not pieces of 16
+      bytes.
+  ``open_gpu(index) -> tandem_status``, ``gpu_description(index)``: None before it has been opened
   ``last_error()``, ``description()``, ``use_openmp_of(library)``, ``version``
+
+A call on a GPU runs on the stream that the tensors' library works on, and returns when it has been put there.
 
 _native does it in C; _ctypes where that cannot be loaded.
 """
@@ -17,13 +24,14 @@ _native does it in C; _ctypes where that cannot be loaded.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tandem import _arrays
+from tandem import _arrays, _gpu
 from tandem._errors import error_of
 
 boundary: Any
@@ -38,7 +46,7 @@ except ImportError:
 
     boundary = _ctypes
 
-FORWARD, BACKWARD, CHECK_FORWARD, CHECK_BACKWARD, FORWARD_HEADS_FIRST = 0, 1, 2, 3, 4
+FORWARD, BACKWARD, CHECK, FORWARD_HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
 NAMES = (*_arrays.TENSORS, "seed")
 _DOUT = NAMES.index("dout")
 
@@ -53,9 +61,16 @@ def call(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:
 
 
 def _recover(code: int, what: int, tensors: list[Any], options: tuple[Any, ...]) -> None:
+    memory, size = 0, 0
     while code:
         if code < 0:
             _copy(-code, tensors)
+        elif code >= 1000:
+            size = code - 1000
+            workspace = _gpu.workspace(_owner(tensors[0]), size)
+            memory = workspace.data_ptr()
+        elif code >= 300:
+            _gpu.open_gpu(boundary, code - 300)
         elif code >= 200:
             name = NAMES[code - 200]
             raise ValueError(f"{name} is read-only and would be written to: give an array that may be written")
@@ -68,7 +83,12 @@ def _recover(code: int, what: int, tensors: list[Any], options: tuple[Any, ...])
                     raise ValueError(f"seed (shape {shape}) must be an integer or two int64: the seed and the offset")
         else:
             raise error_of(code, boundary.last_error())
-        code = boundary.run(what, tuple(tensors), options)
+        code = boundary.run(what, tuple(tensors), options, memory, size)
+
+
+def _owner(x: Any) -> Any:
+    """The array itself, also of a description."""
+    return x[-1] if type(x) is tuple else x
 
 
 def _copy(mask: int, tensors: list[Any]) -> None:
@@ -76,13 +96,14 @@ def _copy(mask: int, tensors: list[Any]) -> None:
     for index in range(len(tensors)):
         if not mask >> index & 1:
             continue
-        x = tensors[index]
-        owner = x[-1] if type(x) is tuple else x
+        owner = _owner(tensors[index])
         if _arrays.is_torch(owner):
-            tensors[index] = owner.detach().contiguous()
+            scattered = owner.stride(-1) != 1
+            tensors[index] = owner.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
         else:
+            scattered = True
             tensors[index] = np.ascontiguousarray(owner)
-        if not _said_that_copies_are_made and index != _DOUT:
+        if scattered and not _said_that_copies_are_made and index != _DOUT:
             _said_that_copies_are_made = True
             warnings.warn(
                 f"{NAMES[index]}: the last dimension is not contiguous, so tandem copies it, here and in later calls; "

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem import _gpu
+from tandem._flash_backward import gradients as gradients_on_gpu
+from tandem._flash_backward import refuse as refuse_gradients_on_gpu
 from tandem._library import BACKWARD, FORWARD, FORWARD_HEADS_FIRST, boundary, call, options, seed_parts
 
 # One set of threads for torch and for us. Without torch's OpenMP our own threads serve; they sleep between calls.
@@ -23,7 +26,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def new_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """out and lse, not filled."""
-    return _new_out(q, v), _new_lse(q)
+    return _new_out(q, v), new_lse(q)
 
 
 def _new_out(q: Tensor, v: Tensor) -> Tensor:
@@ -33,7 +36,7 @@ def _new_out(q: Tensor, v: Tensor) -> Tensor:
     return q.new_empty((*shape[:-1], v.shape[-1]))
 
 
-def _new_lse(q: Tensor) -> Tensor:
+def new_lse(q: Tensor) -> Tensor:
     sizes = q.shape
     shape = (sizes[0], sizes[2], sizes[1]) if len(sizes) == 4 else (sizes[1], sizes[0])
     if q.dtype is torch.float32 or q.dtype is torch.float64:
@@ -44,6 +47,36 @@ def _new_lse(q: Tensor) -> Tensor:
 def gradient_like(x: Tensor) -> Tensor:
     """A tensor for the gradient of x, in x's memory layout where the C interface can write it."""
     return torch.empty_like(x) if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _needs_padding(q: Tensor, v: Tensor) -> bool:
+    """GPUs serve multiples of 8."""
+    return q.is_cuda and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
+
+
+def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with zeros up to a head_dim that is a multiple of 8, which changes no score and adds columns of zeros
+    to the result. As they are where q and k do not belong together: what is wrong is then said of them."""
+    if q.shape[-1] != k.shape[-1]:
+        return q, k, v
+    q, k, v = (torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in (q, k, v))
+    return q, k, v
+
+
+def describe_gpus() -> list[str]:
+    """One line for each GPU in use, or for torch's current one where none is yet."""
+    if not torch.cuda.is_available():
+        return []
+    gpus = range(torch.cuda.device_count())
+    lines = [line for line in map(boundary.gpu_description, gpus) if line is not None]
+    if lines:
+        return lines
+    index = torch.cuda.current_device()
+    try:
+        _gpu.open_gpu(boundary, index)
+    except RuntimeError as error:
+        return [f"cuda:{index} is not served: {error}"]
+    return [boundary.gpu_description(index)]
 
 
 # ---- Operators -----------------------------------------------------------------------------------------------------
@@ -79,6 +112,8 @@ def _run_backward(
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     """The wanted gradients of q, k, v, bias and sink."""
+    if out.is_cuda:
+        return gradients_on_gpu(dout, dlse, out, lse, inputs, opts, wanted)
     if dout is None:
         dout = torch.zeros_like(out)
     gradients = [gradient_like(x) if w else None for x, w in zip(inputs[:5], wanted)]
@@ -98,7 +133,14 @@ def _forward_kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _backward_kernel(dout: Any, dlse: Any, out: Tensor, lse: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     inputs, opts, wanted = rest[:_N_INPUTS], rest[_N_INPUTS:-1], rest[-1]
     gradients = _run_backward(dout, dlse, out, lse, inputs, opts, wanted)
-    return tuple(out.new_empty(0) if x is None else x for x in gradients)
+    return tuple(out.new_empty(0) if g is None else _laid_out(g, x) for g, x in zip(gradients, inputs))
+
+
+def _laid_out(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x in the layout that the operator promises, which others' results need not have."""
+    if not gradient.is_cuda or gradient.stride() == gradient_like(x.detach().to("meta")).stride():
+        return gradient
+    return gradient_like(x).copy_(gradient)
 
 
 for _device in ("CPU", "CUDA"):
@@ -154,6 +196,8 @@ class _Operator(torch.autograd.Function):
 
 def _autograd_kernel(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments[:5]):
+        if arguments[0].is_cuda:
+            refuse_gradients_on_gpu(arguments[:_N_INPUTS], arguments[_N_INPUTS:])
         return _Operator.apply(*arguments[:5], arguments[5:], keyset)
     return _below_autograd(keyset, *arguments)
 
@@ -260,6 +304,20 @@ def attention(
     batch_invariant: bool, num_splits: Any, return_lse: bool, out: Tensor | None,
 ) -> Any:  # fmt: skip
     """tandem.attention for torch tensors."""
+    for x, name in ((k, "k"), (v, "v")):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} ({type(x).__name__}) must be a torch tensor, as q is: torch.as_tensor makes one")
+    if _needs_padding(q, v) and q.shape[-1] == k.shape[-1]:
+        dim = v.shape[-1]
+        result = attention(
+            *padded(q, k, v), bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table,
+            seed, max_seqlen_q, max_seqlen_k, q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, softcap,
+            causal, window, dropout_p, deterministic, batch_invariant, num_splits, return_lse,
+            None if out is None else out.new_empty((*out.shape[:-1], out.shape[-1] + -dim % 8)),
+        )  # fmt: skip
+        whole, *lse = result if return_lse else (result,)
+        whole = whole[..., :dim] if out is None else out.copy_(whole[..., :dim])
+        return (whole, *lse) if return_lse else whole
     seed_numbers, seed_tensor = (0, 0), None
     if dropout_p:
         seed_numbers, seed_tensor = _seed_tensor(seed, q)
@@ -270,9 +328,6 @@ def attention(
     inputs = (
         q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, seed_tensor,
     )  # fmt: skip
-    for x, name in ((k, "k"), (v, "v")):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} ({type(x).__name__}) must be a torch tensor, as q is: torch.as_tensor makes one")
     if torch.compiler.is_compiling() or not _is_eager(q, k, v):
         if out is not None:
             raise ValueError(
@@ -296,12 +351,14 @@ def attention(
                 "out must be None where a gradient is wanted, and must not require one itself: it is written in place; "
                 "leave it out, or call under torch.no_grad() with detached tensors"
             )
-        lse = _new_lse(q) if return_lse else None
+        lse = new_lse(q) if return_lse else None
     elif wants_gradient:
+        if q.is_cuda:
+            refuse_gradients_on_gpu(inputs, opts)
         return _apply(*inputs[:5], inputs[5:], opts, return_lse)
     else:
         out = _new_out(q, v)
-        lse = _new_lse(q) if return_lse else None
+        lse = new_lse(q) if return_lse else None
     _run_forward(out, lse, inputs, opts)
     return (out, lse) if return_lse else out
 
@@ -313,7 +370,7 @@ def attention_heads_first(
 ) -> Tensor:  # fmt: skip
     """attention() of q, k, v (batch, heads, seqlen, head_dim), as models have them; out is (batch, seqlen_q, heads_q,
     head_dim_v). Three transposes, which take as long as all the rest of a small call, are had for nothing here."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v):
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v) or _needs_padding(q, v):
         return attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, sink, None, None, None, seqused_q, seqused_k,
             None, None, None, None, softmax_scale, softcap, causal, window, 0.0, False, False, None, False, None,

@@ -43,7 +43,7 @@ def flash_attn_func(
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     options = _options(softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, {**options, "num_splits": splits(num_splits)}, return_attn_probs)
+    return _attend(q, k, v, {**options, "num_splits": splits(num_splits, q)}, return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -129,7 +129,7 @@ def flash_attn_varlen_func(
         max_seqlen_k=max_seqlen_k,
         seqused_q=seqused_q,
         seqused_k=seqused_k,
-        num_splits=splits(num_splits),
+        num_splits=splits(num_splits, q),
     )
     return _attend(q, k, v, options, return_attn_probs)
 
@@ -205,7 +205,7 @@ def flash_attn_with_kvcache(
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     _kvcache.refuse_pages("page_table", page_table)
     options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
-    options.update(alibi_slopes=None, num_splits=splits(num_splits))
+    options.update(alibi_slopes=None, num_splits=splits(num_splits, q))
     # A window that hides nothing is none, and then every query stands at the same place.
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
     left, right = window_size

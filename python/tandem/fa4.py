@@ -58,7 +58,9 @@ def flash_attn_func(
         block_sparse_tensors=block_sparse_tensors,
         block_sparse_tensors_bwd=block_sparse_tensors_bwd,
     )
-    options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, deterministic)
+    options = _options(
+        softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits, q), deterministic
+    )
     return _attend(q, k, v, options, return_lse)
 
 
@@ -109,14 +111,16 @@ def flash_attn_varlen_func(
         mask_mod=mask_mod,
         block_sparse_tensors=block_sparse_tensors,
     )
-    options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, deterministic)
+    options = _options(
+        softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits, q), deterministic
+    )
     options.update(
         seqused_q=seqused_q,
         seqused_k=seqused_k,
         page_table=page_table,
         batch_invariant=seqlen_k_per_split is not None,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
+        max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
+        max_seqlen_k=_longest(k, cu_seqlens_k, max_seqlen_k),
     )
     dense_q = None
     if page_table is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):  # tandem.attention takes both or none
@@ -132,6 +136,11 @@ def flash_attn_varlen_func(
         out = out.unflatten(0, dense_q)
         lse = None if lse is None else lse.unflatten(1, dense_q).transpose(0, 1)
     return out, lse
+
+
+def _longest(x, cu_seqlens, max_seqlen):
+    """max_seqlen, or what no sequence of a packed x can exceed."""
+    return x.shape[0] if max_seqlen is None and cu_seqlens is not None else max_seqlen
 
 
 def _pack(x):
@@ -152,7 +161,7 @@ def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_sp
         "window": None if left is None and right is None else (left, right),
         "softcap": softcap,
         "sink": learnable_sink,
-        "num_splits": splits(num_splits),
+        "num_splits": num_splits,
         "deterministic": deterministic,
     }
 

@@ -307,8 +307,8 @@ def tandem_attention(
             **options,
             "cu_seqlens_q": cu_seq_lens_q.to(torch.int32),
             "cu_seqlens_k": cu_seq_lens_k.to(torch.int32),
-            "max_seqlen_q": None if max_length_q is None else int(max_length_q),
-            "max_seqlen_k": None if max_length_k is None else int(max_length_k),
+            "max_seqlen_q": query.shape[0] * query.shape[2] if max_length_q is None else int(max_length_q),
+            "max_seqlen_k": key.shape[0] * key.shape[2] if max_length_k is None else int(max_length_k),
         }
         if position_bias is not None:
             raise tandem.Unsupported(

@@ -7,21 +7,27 @@ import torch
 import reference
 
 
-def attend(q, k, v, *, scale=None, causal=False, window=(None, None), softcap=0.0, slopes=None, sink=None, kept=None):
-    """One sequence, (seqlen, heads, head_dim): out and lse (heads, seqlen_q). Diagonals are bottom-right.
+def attend(q, k, v, *, scale=None, causal=False, window=(None, None), softcap=0.0, slopes=None, sink=None, kept=None,
+           bias=None, top_left=False):  # fmt: skip
+    """One sequence, (seqlen, heads, head_dim): out and lse (heads, seqlen_q). Diagonals are bottom-right or top_left.
 
-    kept (heads, seqlen_q, seqlen_k): what dropout multiplies the probabilities by.
+    kept (heads, seqlen_q, seqlen_k): what dropout multiplies the probabilities by. bias: (heads|1, seqlen_q, seqlen_k),
+    boolean (True: visible) or added.
     """
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = torch.einsum("ihd,jhd->hij", q, k) * (q.shape[2] ** -0.5 if scale is None else scale)
     if softcap > 0:
         s = softcap * torch.tanh(s / softcap)
-    i, j = torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0], torch.arange(k.shape[0])[None]
+    offset = 0 if top_left else k.shape[0] - q.shape[0]
+    i = torch.arange(q.shape[0], device=q.device)[:, None] + offset
+    j = torch.arange(k.shape[0], device=q.device)[None]
+    if bias is not None:
+        s = s.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else s + bias.to(s.dtype)
     if slopes is not None:
         s = s - slopes.to(s.dtype)[:, None, None] * (i - j).abs()
     left, right = window
-    hidden = torch.zeros(q.shape[0], k.shape[0], dtype=torch.bool)
+    hidden = torch.zeros(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device)
     if left is not None:
         hidden |= j < i - left
     if right is not None:
@@ -39,7 +45,7 @@ def attend(q, k, v, *, scale=None, causal=False, window=(None, None), softcap=0.
     return torch.einsum("hij,jhd->ihd", p, v), lse
 
 
-def dense(q, k, v, *, slopes=None, kept=None, **options):
+def dense(q, k, v, *, slopes=None, kept=None, bias=None, **options):
     """A batch: out (batch, seqlen_q, heads, head_dim_v) and lse (batch, heads, seqlen_q)."""
     results = [
         attend(
@@ -48,6 +54,7 @@ def dense(q, k, v, *, slopes=None, kept=None, **options):
             v[b],
             slopes=slopes[b] if slopes is not None and slopes.dim() == 2 else slopes,
             kept=None if kept is None else kept[b],
+            bias=None if bias is None else bias[b if bias.shape[0] > 1 else 0],
             **options,
         )
         for b in range(q.shape[0])
@@ -84,14 +91,14 @@ def hold(ours, plain, inputs, outputs=1, seed=0):
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = [y.shape for y in _tuple(plain(*inputs))][:outputs]
-    weights = [torch.randn(shape, generator=generator).double() for shape in shapes]
+    weights = [torch.randn(shape, generator=generator).double().to(inputs[0].device) for shape in shapes]
     results = (
         run(function, inputs, weights, dtype)
         for function, dtype in ((ours, None), (_first(plain, outputs), torch.float64), (_first(plain, outputs), None))
     )
     names = [f"result {n}" for n in range(outputs)] + [f"gradient {n}" for n in range(len(inputs))]
     for name, *values in zip(names, *results):
-        reference.hold(*(x.double().numpy() for x in values), name)
+        reference.hold(*(x.double().cpu().numpy() for x in values), name)
 
 
 def _tuple(x):

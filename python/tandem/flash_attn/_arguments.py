@@ -25,9 +25,9 @@ def bounds(window_size) -> tuple[int | None, int | None] | None:
     return None if left is None and right is None else (left, right)
 
 
-def splits(num_splits: int) -> int | None:
-    """Less than 1 leaves the number of splits to the device."""
-    return num_splits if num_splits >= 1 else None
+def splits(num_splits: int, q: torch.Tensor) -> int | None:
+    """Less than 1 leaves the number of splits to the device, which a GPU has no choice of: its keys are not split."""
+    return num_splits if num_splits >= 1 and not q.is_cuda else None
 
 
 def places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,5 +36,7 @@ def places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tens
         batch, seqlen = x.shape[:2]
         return torch.arange(batch, device=x.device)[:, None], torch.arange(seqlen, device=x.device)[None]
     starts = cu_seqlens.long()
-    sequence = torch.repeat_interleave(torch.arange(starts.numel() - 1, device=x.device), starts.diff())
+    sequence = torch.arange(starts.numel() - 1, device=x.device)
+    total = x.shape[0] if x.is_cuda else None  # told, a GPU need not be waited for
+    sequence = torch.repeat_interleave(sequence, starts.diff(), output_size=total)
     return sequence, torch.arange(sequence.numel(), device=x.device) - starts[sequence]

@@ -165,7 +165,7 @@ def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
     for x, cu_seqlens, by_place in ((q, cu_seqlens_q, rotary.each_query), (k, cu_seqlens_k_new, True)):
         sequence, place = places(x, cu_seqlens)
         place = start[sequence] + (place if by_place else 0)
-        if place.numel() and not 0 <= int(place.min()) <= int(place.max()) < cos.shape[0]:
+        if place.numel() and not place.is_cuda and not 0 <= int(place.min()) <= int(place.max()) < cos.shape[0]:
             raise ValueError(
                 f"rotary_cos has {cos.shape[0]} places, but {int(place.min())} to {int(place.max())} are asked for: "
                 "compute it for all places of the cache"
@@ -217,6 +217,8 @@ def _check_cu_seqlens(name, cu_seqlens, x, batch):
     if cu_seqlens is None:
         return
     _check_index(name, cu_seqlens, batch + 1)
+    if cu_seqlens.is_cuda:
+        return
     if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or int(cu_seqlens.diff().min()) < 0:
         raise ValueError(f"{name} ({cu_seqlens.tolist()}) must begin with 0, never decrease, and end with {x.shape[0]}")
 
@@ -235,7 +237,10 @@ def _check_new(cache, k, v, batch, cu_seqlens_k_new):
 
 
 def _check_values(cache, used):
-    """Lengths and indices that lead out of the cache would be written there."""
+    """Lengths and indices that lead out of the cache would be written there. Not on a GPU: to read them is to wait for
+    it, and nothing may do that in a CUDA graph."""
+    if used.is_cuda:
+        return
     rows, seqlen = cache.k.shape[:2]
     if int(cache.seqlens.min()) < 0 or int(used.max()) > seqlen:
         raise ValueError(

@@ -25,8 +25,13 @@ def attention(
     """
     packed = unit_stride(packed)
     q = None if q is None else unit_stride(q)
-    # What traces or transforms the call sees its parts, and joins their gradients in its own way.
-    if torch.compiler.is_compiling() or not _torch._is_eager(packed, packed, packed if q is None else q):
+    # What traces or transforms the call sees its parts, and joins their gradients in its own way. On a GPU they come
+    # from torch's operator, in tensors of its own.
+    if (
+        packed.is_cuda
+        or torch.compiler.is_compiling()
+        or not _torch._is_eager(packed, packed, packed if q is None else q)
+    ):
         parts = unpack(packed) if q is None else (q, *unpack(packed))
         out, lse = tandem.attention(*parts, return_lse=True, **options)
         return out, lse.detach()

@@ -208,7 +208,7 @@ def flash_attn_with_kvcache(
         "window": bounds(window_size),
         "softcap": max(softcap, 0.0),
         "alibi_slopes": alibi_slopes,
-        "num_splits": splits(num_splits),
+        "num_splits": splits(num_splits, q),
     }
     # A window that covers the whole cache is none, and then every query stands at the same place.
     local = any(0 <= bound < k_cache.shape[1] for bound in window_size)

@@ -1,0 +1,44 @@
+"""What calls on GPUs take beside the C interface: contexts, a compiler for the kernels, and workspaces."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tandem._errors import error_of
+
+
+def open_gpu(boundary: Any, index: int) -> None:
+    """Makes the context of GPU number index; raises with the library's sentence where there is none."""
+    if not os.environ.get("TANDEM_NVRTC") and (compiler := find_compiler(sys.path)):
+        os.environ["TANDEM_NVRTC"] = compiler  # the engine reads it once, when the first GPU is opened
+    code = boundary.open_gpu(index)
+    if code:
+        raise error_of(code, boundary.last_error())
+
+
+def find_compiler(folders: Sequence[str]) -> str | None:
+    """NVRTC as pip installs it, for torch or by itself: nvidia/*/lib/libnvrtc.so.<major> in one of Python's folders.
+
+    The engine looks into an active virtual environment, but cannot know where else this interpreter finds packages.
+    Of several it is the one of torch's CUDA version, which the driver serves, else the newest.
+    """
+    found = {}
+    for folder in reversed(folders):
+        for path in glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib", "libnvrtc.so.*")):
+            major = path.rpartition(".so.")[2]
+            if major.isdigit():
+                found[int(major)] = path
+    torch = sys.modules.get("torch")
+    wanted = (getattr(getattr(torch, "version", None), "cuda", None) or "").partition(".")[0]
+    if wanted.isdigit() and int(wanted) in found:
+        return found[int(wanted)]
+    return found[max(found)] if found else None
+
+
+def workspace(like: Any, size: int) -> Any:
+    """size bytes on the device of like, a torch tensor, by torch's allocator: which knows about streams and graphs."""
+    return like.new_empty((size,), dtype=sys.modules["torch"].uint8)

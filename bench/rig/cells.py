@@ -1,0 +1,168 @@
+"""The problems of the GPU benchmark: what each is, how many operations it counts, and its random inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+DEVICE = "cuda"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One problem. Queries and keys have the same lengths."""
+
+    row: str  # the row and the column of the table it stands in
+    column: str
+    seqlen: int  # packed: of the longest sequence
+    heads: int
+    head_dim: int
+    head_dim_v: int = 0  # 0: as head_dim
+    heads_k: int = 0  # 0: as heads
+    batch: int = 1
+    causal: bool = False
+    window: int = 0  # keys a query sees, its own and those before it; 0: no such bound
+    sink: bool = False
+    softcap: float = 0.0
+    lengths: tuple[int, ...] = ()  # of packed sequences
+    sustained: bool = False  # long windows: the card reaches its power limit
+    target: float = 1.0  # the ratio to the best peer that the project holds itself to
+    microseconds: bool = False  # too small for a rate: time is shown instead
+
+    @property
+    def dim_v(self) -> int:
+        return self.head_dim_v or self.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads_k or self.heads
+
+    @property
+    def name(self) -> str:
+        return f"{self.row} {self.column}" + (" sustained" if self.sustained else "")
+
+    def words(self) -> set[str]:
+        """What --cells may ask for."""
+        dims = f"d{self.head_dim}" if self.dim_v == self.head_dim else f"d{self.head_dim}/{self.dim_v}"
+        words = {dims, "causal" if self.causal else "full", "sustained" if self.sustained else "burst"}
+        return words | set(self.row.lower().split()) | {self.column}
+
+    def sequences(self) -> list[int]:
+        return list(self.lengths) or [self.seqlen] * self.batch
+
+    def flops(self) -> float:
+        """Of the two products. Causal counts half of the square, a window exactly what it shows."""
+        return 2.0 * sum(map(self._pairs, self.sequences())) * self.heads * (self.head_dim + self.dim_v)
+
+    def _pairs(self, n: int) -> float:
+        if self.window:
+            w = min(self.window, n)
+            return w * (w + 1) / 2 + (n - w) * w
+        return n * n / 2 if self.causal else n * n
+
+
+def short(n: int) -> str:
+    return f"{n // 1024}k" if n % 1024 == 0 else str(n)
+
+
+def documents(count: int = 54, tokens: int = 65536) -> tuple[int, ...]:
+    """Lengths of documents as they are packed into a batch: log-normal, the longest of 12.7k, the same every time."""
+    draw = random.Random(149)
+    sizes = [draw.lognormvariate(0, 1.1) for _ in range(count)]
+    lengths = [int(tokens * size / sum(sizes)) for size in sizes]
+    lengths[0] += tokens - sum(lengths)
+    return tuple(lengths)
+
+
+def dense(head_dim, head_dim_v, causal, seqlen, sustained=False) -> Cell:
+    """A cell of the main table: heads * head_dim is 2048, batch * seqlen 16384, for long windows 32768."""
+    dims = f"d{head_dim}" if head_dim_v == head_dim else f"d{head_dim}/{head_dim_v}"
+    return Cell(
+        row=f"{dims} {'causal' if causal else 'full'}",
+        column=short(seqlen),
+        seqlen=seqlen,
+        heads=2048 // head_dim_v,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        batch=max(1, (32768 if sustained else 16384) // seqlen),
+        causal=causal,
+        sustained=sustained,
+        target=1.05 if head_dim == 64 and seqlen >= 4096 else 1.0,
+    )
+
+
+def presets() -> list[Cell]:
+    """Layers of models by name, in the shapes that they are trained and prefilled in."""
+    cells = []
+    for seqlen in (2048, 8192, 32768):
+        cells.append(Cell("Llama 3.1", short(seqlen), seqlen, 64, 128, heads_k=8, causal=True))
+    gpt = Cell("GPT-OSS", "", 8192, 64, 64, heads_k=8, batch=2, causal=True, sink=True)
+    for window in (128, 1024, 0):
+        column = f"window-{window}" if window else "unbounded"
+        cells.append(dataclasses.replace(gpt, column=column, window=window))
+    for seqlen in (4096, 16384):
+        cells.append(Cell("Qwen 3.5", short(seqlen), seqlen, 32, 256, heads_k=2, causal=True))
+    cells.append(Cell("DeepSeek V3", "4k", 4096, 128, 192, 128, causal=True))
+    cells.append(Cell("Gemma 2", "8k", 8192, 32, 128, heads_k=16, causal=True, window=4096, softcap=50.0))
+    cells.append(Cell("Video", "32760", 32760, 40, 128))
+    return cells
+
+
+def grid() -> list[Cell]:
+    dims, both = ((64, 64), (128, 128), (256, 256), (192, 128)), (False, True)
+    sizes = (512, 1024, 4096, 16384, 32768)
+    cells = [dense(*d, causal, n) for d in dims for causal in both for n in sizes]
+    packed = documents()
+    for d in (128, 64):
+        cells.append(
+            Cell(f"packed d{d}", "causal", max(packed), 2048 // d, d, causal=True, lengths=packed, target=1.05)
+        )
+    cells += presets()
+    cells.append(Cell("smallest", "128", 128, 8, 128, microseconds=True))
+    return cells + [dense(*d, causal, n, sustained=True) for d in dims for causal in both for n in (8192, 32768)]
+
+
+def quick() -> list[Cell]:
+    """The main table in short."""
+    return [dense(d, d, causal, n) for d in (64, 128, 256) for causal in (False, True) for n in (1024, 4096, 16384)]
+
+
+def chosen(cells: list[Cell], filters: list[str]) -> list[Cell]:
+    """Those that have all the comma-separated words of one of the filters; of no filter: all."""
+    asked = [set(f.lower().split(",")) for f in filters]
+    known = set().union(*(c.words() for c in cells))
+    for word in sorted(set().union(*asked) - known):
+        raise SystemExit(f"--cells: no cell has the word '{word}'; they have {', '.join(sorted(known))}")
+    return [c for c in cells if not asked or any(words <= c.words() for words in asked)]
+
+
+class Inputs:
+    """Normal random tensors of a cell, the same every time: (batch, seqlen, heads, head_dim), packed (total, ...)."""
+
+    def __init__(self, cell: Cell):
+        import torch
+
+        self.cell = cell
+        make = torch.Generator(DEVICE).manual_seed(0)
+
+        def normal(*shape):
+            return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16, generator=make)
+
+        rows = (sum(cell.lengths),) if cell.lengths else (cell.batch, cell.seqlen)
+        self.q = normal(*rows, cell.heads, cell.head_dim)
+        self.k = normal(*rows, cell.kv_heads, cell.head_dim)
+        self.v = normal(*rows, cell.kv_heads, cell.dim_v)
+        self.sink = normal(cell.heads) if cell.sink else None
+        self.scale = 1 / math.sqrt(cell.head_dim)
+        self.cu_seqlens = None
+        if cell.lengths:
+            ends = torch.tensor((0, *cell.lengths), dtype=torch.int32, device=DEVICE)
+            self.cu_seqlens = ends.cumsum(0, dtype=torch.int32)
+
+    def sequence(self, x, n):
+        """The n-th sequence of a tensor of q's, k's, v's or out's kind."""
+        if self.cu_seqlens is None:
+            return x[n]
+        begin = sum(self.cell.lengths[:n])
+        return x[begin : begin + self.cell.lengths[n]]

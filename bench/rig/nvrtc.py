@@ -1,0 +1,67 @@
+"""Compiles kernels with NVRTC, for programs that try what the library would not choose."""
+
+from __future__ import annotations
+
+import ctypes as c
+import functools
+import glob
+import os
+import pathlib
+import site
+
+KERNELS = pathlib.Path(__file__).resolve().parents[2] / "kernels"
+
+
+class CompileError(Exception):
+    pass
+
+
+def candidates() -> list[str]:
+    """Where the library may be, the likeliest first: as src/jit looks for it."""
+    if os.environ.get("TANDEM_NVRTC"):
+        return [os.environ["TANDEM_NVRTC"]]
+    found = []
+    for folder in [*site.getsitepackages(), site.getusersitepackages()]:
+        for inside in ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib"):
+            found += sorted(glob.glob(f"{folder}/{inside}/libnvrtc.so.1[0-9]"), reverse=True)
+    for home in filter(None, (os.environ.get("CUDA_HOME"), "/usr/local/cuda")):
+        found += sorted(glob.glob(f"{home}/lib64/libnvrtc.so.1[0-9]"), reverse=True)
+    return [*found, "libnvrtc.so.13", "libnvrtc.so.12"]
+
+
+@functools.lru_cache(None)
+def library() -> tuple[c.CDLL, str]:
+    for path in candidates():
+        try:
+            nvrtc = c.CDLL(path)
+        except OSError:
+            continue
+        for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.*")):
+            c.CDLL(builtins)  # it would look for them on the loader's path only
+        major, minor = c.c_int(), c.c_int()
+        nvrtc.nvrtcVersion(c.byref(major), c.byref(minor))
+        return nvrtc, f"{path} ({major.value}.{minor.value})"
+    raise SystemExit("NVRTC was not found: pip install nvidia-cuda-nvrtc, or name libnvrtc.so in TANDEM_NVRTC")
+
+
+def compile(source: str, name: str, arch: str = "sm_90a") -> bytes:
+    """A cubin. The source may include what is in kernels/."""
+    nvrtc, _ = library()
+    program = c.c_void_p()
+    arguments = [f"-arch={arch}", "-std=c++20", "--device-as-default-execution-space", f"-I{KERNELS}"]
+    array = (c.c_char_p * len(arguments))(*(a.encode() for a in arguments))
+    nvrtc.nvrtcCreateProgram(c.byref(program), source.encode(), name.encode(), 0, None, None)
+    try:
+        failed = nvrtc.nvrtcCompileProgram(program, len(arguments), array)
+        size = c.c_size_t()
+        if failed:
+            nvrtc.nvrtcGetProgramLogSize(program, c.byref(size))
+            log = c.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise CompileError(log.value.decode(errors="replace"))
+        nvrtc.nvrtcGetCUBINSize(program, c.byref(size))
+        cubin = c.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+        return cubin.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(c.byref(program))

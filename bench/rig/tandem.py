@@ -1,0 +1,84 @@
+"""Our side: the C interface through ctypes, for tensors on a GPU and the current stream."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import tandem_c as api
+import torch
+
+CUDA = 2
+
+
+class _Options(c.Structure):
+    _fields_ = [
+        ("size", c.c_int64),
+        ("device", c.c_char_p),
+        ("threads", c.c_int32),
+        ("parallel_for", c.c_void_p),
+        ("parallel_for_data", c.c_void_p),
+    ]
+
+
+class Context:
+    def __init__(self, device: str = "cuda:0"):
+        library = api._lib
+        library.tandem_context_create.argtypes = [c.POINTER(_Options), c.POINTER(c.c_void_p)]
+        library.tandem_context_description.argtypes = [c.c_void_p]
+        library.tandem_prepare.argtypes = [c.c_void_p, c.c_int, c.POINTER(api._Args)]
+        self.handle = c.c_void_p()
+        options = _Options(size=c.sizeof(_Options), device=device.encode())
+        api._check(library.tandem_context_create(c.byref(options), c.byref(self.handle)))
+        self.description = library.tandem_context_description(self.handle).decode()
+
+
+class Forward:
+    """A forward of a cell's inputs, with its LSE; out is the same tensor every time, not a number at first."""
+
+    def __init__(self, context: Context, x):
+        cell = x.cell
+        self._alive = [context]
+        rows = x.q.shape[:-2]
+        self.out = torch.full((*rows, cell.heads, cell.dim_v), float("nan"), dtype=x.q.dtype, device=x.q.device)
+        lse = (cell.heads, rows[0]) if cell.lengths else (rows[0], cell.heads, rows[1])
+        self.lse = torch.full(lse, float("nan"), device=x.q.device)
+        self.args = api._Args(size=c.sizeof(api._Args), causal=int(cell.causal), softcap=cell.softcap)
+        if cell.window:
+            self.args.window, self.args.window_left = 1, cell.window - 1
+        tensors = dict(q=x.q, k=x.k, v=x.v, out=self.out, lse=self.lse, sink=x.sink)
+        if cell.lengths:
+            tensors.update(cu_seqlens_q=x.cu_seqlens, cu_seqlens_k=x.cu_seqlens)
+            self.args.max_seqlen_q = self.args.max_seqlen_k = cell.seqlen
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                setattr(self.args, name, self._view(tensor))
+        size = c.c_size_t()
+        api._check(api._lib.tandem_workspace_size(context.handle, 0, c.byref(self.args), c.byref(size)))
+        self.workspace = torch.empty(size.value, dtype=torch.uint8, device=x.q.device)
+        # All that the call itself needs but the stream.
+        self.call = (context.handle, c.byref(self.args), c.c_void_p(self.workspace.data_ptr()), size)
+
+    def _view(self, t):
+        shape, strides = (c.c_int64 * t.dim())(*t.shape), (c.c_int64 * t.dim())(*t.stride())
+        code, bits = api._DTYPES[t.dtype]
+        device = api._Device(CUDA if t.is_cuda else 1, t.device.index or 0)
+        view = api._Tensor(t.data_ptr(), device, t.dim(), api._DType(code, bits, 1), shape, strides, 0)
+        self._alive += [t, shape, strides, view]
+        return c.pointer(view)
+
+    def prepare(self):
+        """Compiles, or loads, what the call needs."""
+        api._check(api._lib.tandem_prepare(self.call[0], 0, self.call[1]))
+
+    def __call__(self):
+        api._check(api._lib.tandem_forward(*self.call, c.c_void_p(torch.cuda.current_stream().cuda_stream)))
+        return self.out
+
+
+def host_calls(forward: Forward):
+    """(a call of tandem_forward, a call of a C function that does nothing), both through ctypes alike."""
+    stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
+    run, arguments = api._lib.tandem_forward, (*forward.call, stream)
+    nothing = c.CDLL(None)["abs"]  # looks at its first argument, if that
+    nothing.argtypes = run.argtypes
+    return lambda: run(*arguments), lambda: nothing(*arguments)

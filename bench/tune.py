@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""Finds the best tiles of the forward kernel on this GPU, and writes the table that src/plan reads.
+
+    python bench/tune.py cubins/ --build                        # compiles ahead, on any machine with NVRTC and g++
+    python bench/tune.py cubins/ --write src/plan/tiles.h       # the rest; compiles what is missing
+    python bench/tune.py cubins/ --dims 128 --only 128x128x2_turns --seqlens 1024,16384 --fa3 libfa3_sm90.so
+
+Tries every number of warpgroups, keys of a step, stages, with and without turns, for each head_dim, full and causal,
+by length. Kernels that spill registers or miss float64 by more than twice the plain formula's error are left out. All
+others are timed once, the best few then in interleaved rounds. A table keeps a tile from one length to the next unless
+another is more than half a percent faster. Afterwards build the library and compare: bench/gpu.py.
+
+While a kernel is being written, --only shows what a change does to a few of its tiles, with --fa3 beside
+FlashAttention-3 and cuDNN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import time
+
+from rig import cells, tiles
+
+DIMS = [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)]
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+FINALISTS = 6
+WORTH = 1.005  # what another tile must bring to be worth an entry
+PATIENCE = 10  # seconds for a kernel that is tried the first time
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, help="where the cubins are kept")
+    parser.add_argument("--build", action="store_true", help="compile, and stop")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once (default: all cores)")
+    parser.add_argument("--dims", help="only these: 128 or 192/128, comma-separated")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only tiles whose names match: 192x80, turns, ...")
+    parser.add_argument(
+        "--fa3", metavar="LIBRARY", help="shared library of FlashAttention-3, to time it and cuDNN beside"
+    )
+    parser.add_argument("--seqlens", default=",".join(map(str, SEQLENS)), help="lengths to tell apart")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ms", type=float, default=15, help="a window's milliseconds")
+    parser.add_argument("--write", type=pathlib.Path, metavar="tiles.h", help="put the choices into this table")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all rates here")
+    options = parser.parse_args(arguments)
+    try:
+        options.seqlens = sorted(int(n) for n in options.seqlens.split(","))
+        asked = [tuple(map(int, d.split("/"))) for d in options.dims.split(",")] if options.dims else DIMS
+        options.dims = [d * 2 if len(d) == 1 else d for d in asked]
+        options.only = re.compile(options.only)
+    except ValueError:
+        parser.error("--seqlens and --dims are numbers, comma-separated")
+    except re.error as why:
+        parser.error(f"--only: {why}")
+    for d in options.dims:
+        if d not in DIMS:
+            parser.error(f"--dims: {d[0]}/{d[1]} is none of {', '.join(f'{a}/{b}' for a, b in DIMS)}")
+    if options.rounds < 1 or options.jobs < 1 or options.ms <= 0 or options.seqlens[0] < 1:
+        parser.error("--rounds, --jobs, --ms and --seqlens must be above 0")
+    for name in ("write", "fa3"):
+        path = getattr(options, name)
+        if path and not pathlib.Path(path).exists():
+            parser.error(f"--{name}: there is no {path}")
+    if options.write and options.only.pattern:
+        parser.error("--write with --only would leave tiles out of the table that are better")
+    return options
+
+
+def candidates(dims, only: re.Pattern) -> list[tiles.Tile]:
+    every = [
+        tiles.Tile(*d, warpgroups, keys, stages, turns)
+        for d in dims
+        for warpgroups in (2, 3)
+        for keys in range(48, 193, 16)
+        for stages in (2, 3)
+        for turns in (False, True)
+    ]
+    return [tile for tile in every if only.search(tile.name(False))]
+
+
+def settle(name: str) -> None:
+    """Waits for the GPU; a kernel that never ends ends the program, since nothing else can run beside it."""
+    import torch
+
+    event, begin = torch.cuda.Event(), time.monotonic()
+    event.record()
+    while not event.query():
+        if time.monotonic() - begin > PATIENCE:
+            print(f"{name} has been running for {PATIENCE} s: it hangs. Leave it out of candidates().", flush=True)
+            os._exit(3)
+        time.sleep(0.0005)
+
+
+def sound(kernel: tiles.Kernel, judges: list) -> bool:
+    if kernel.spilled:
+        print(f"{kernel.name}: spills {kernel.spilled} bytes")
+        return False
+    for judge in judges:
+        out = kernel.bind(judge.x)()
+        settle(kernel.name)
+        error = judge.error(out)
+        if not judge.right(error):
+            print(f"{kernel.name}: error {error:.1e}, the plain formula's {judge.plain:.1e}", flush=True)
+            return False
+    return True
+
+
+def load(folder, layout, d, causal) -> list[tiles.Kernel]:
+    from rig.judge import Judge
+
+    # batch, seqlen, heads, heads_k: nothing divides evenly, and the last has more tiles than the GPU has SMs
+    shapes = ((2, 300, 4, 2), (1, 1111, 2, 1), (2, 2500, 16, 4))
+    judges = [
+        Judge(cells.Inputs(cells.Cell("check", str(n), n, h, *d, heads_k=k, batch=b, causal=causal)))
+        for b, n, h, k in shapes
+    ]
+    of_d = [t for t in layout.tiles if (t.head_dim, t.head_dim_v) == d]
+    there = [t for t in of_d if (folder / f"{t.name(causal)}.cubin").exists()]
+    return [k for k in (tiles.Kernel(folder, layout, t, causal) for t in there) if sound(k, judges)]
+
+
+def peers_of(options) -> dict:
+    if not options.fa3:
+        return {}
+    from rig import peers
+
+    return {"cuDNN": peers.cudnn, "FA3": peers.fa3(options.fa3)}
+
+
+def race(kernels: list, x, options, kept) -> tuple[dict, dict]:
+    """TFLOP/s of the best few, and of the tile that the next longer sequences have, by tile; of peers, by name."""
+    import torch
+    from rig import clock
+
+    def timed(bind, ms):
+        return clock.Timed(bind(x), ms)
+
+    first = {k: timed(k.bind, 4).window() for k in kernels}
+    finalists = sorted(kernels, key=first.get)[:FINALISTS]
+    finalists += [k for k in kernels if k.tile == kept and k not in finalists]
+    binds = {k.name: k.bind for k in finalists}
+    if x.cell.dim_v == x.cell.head_dim:
+        binds.update(peers_of(options))
+    times = clock.interleaved({name: timed(bind, options.ms) for name, bind in binds.items()}, options.rounds)
+    torch.cuda.empty_cache()
+    rates = {name: x.cell.flops() / statistics.median(t) / 1e12 for name, t in times.items()}
+    return {k.tile: rates.pop(k.name) for k in finalists}, rates
+
+
+def choose(folder, layout, d, causal, options) -> tuple[list, dict]:
+    """[(least length, tile), ...], the longest first, ending with one of two warpgroups for any length; all rates."""
+    kernels = load(folder, layout, d, causal)
+    if not kernels:
+        raise SystemExit(f"no kernel for {d} passes")
+    choices, rates, kept = [], {}, None
+    for seqlen in reversed(options.seqlens):
+        x = cells.Inputs(cells.dense(*d, causal, seqlen))
+        found, of_peers = race(kernels, x, options, kept)
+        best = max(found, key=found.get)
+        if kept is None or found[best] > WORTH * found[kept]:
+            kept = best
+            choices.append([seqlen, kept])
+        choices[-1][0] = seqlen
+        rates[seqlen] = {t.name(causal): rate for t, rate in found.items()}
+        ranked = sorted(found, key=found.get, reverse=True)[:4]
+        shown = [f"{t.name(causal)} {found[t]:.0f}" for t in ranked] + [f"{n} {r:.0f}" for n, r in of_peers.items()]
+        print(f"{seqlen}: {kept.name(causal)} ({', '.join(shown)})", flush=True)
+    choices[-1][0] = 0
+    if choices[-1][1].warpgroups > 2:  # a few rows would leave warpgroups idle
+        small = [k for k in kernels if k.tile.warpgroups == 2]
+        if small:
+            found, _ = race(small, cells.Inputs(cells.dense(*d, causal, options.seqlens[0])), options, None)
+            choices.append([0, max(found, key=found.get)])
+    return choices, rates
+
+
+def entries(d, by_mask: dict) -> list[str]:
+    """Lines of kHopperTiles."""
+    if by_mask["full"] == by_mask["bounded"]:
+        by_mask = {"any": by_mask["full"]}
+    lines = []
+    for mask, choices in by_mask.items():
+        for keys, tile in choices:
+            rows = 64 * (tile.warpgroups - 1) + 1 if tile.warpgroups > 2 else 0
+            shape = f"{tile.warpgroups}, {tile.keys}, {tile.stages}, {str(tile.turns).lower()}"
+            lines.append(f"{{{d[0]}, {d[1]}, {rows}, {keys}, Mask::{mask}, {shape}}}")
+    return lines
+
+
+def rewrite(text: str, found: dict) -> str:
+    """The table's text with the entries of these dims replaced."""
+    match = re.search(r"(kHopperTiles\[\] = \{)(.*?)(\n\};)", text, re.S)
+    if not match:
+        raise SystemExit("--write: the file has no kHopperTiles[]")
+    table: dict = {}
+    for entry in re.findall(r"\{[^{}]*\}", match[2]):
+        d = tuple(int(n) for n in re.findall(r"\d+", entry)[:2])
+        table.setdefault(d, []).append(entry)
+    table.update(found)
+    lines = [entry for d in sorted(table) for entry in table[d]]
+    body = "".join(f"\n    {entry}," for entry in lines)
+    return text[: match.start(2)] + body + text[match.end(2) :]
+
+
+def main() -> None:
+    options = parse()
+    layout = tiles.Layout(candidates(options.dims, options.only))
+    for d in options.dims:
+        if not any((t.head_dim, t.head_dim_v) == d for t in layout.tiles):
+            raise SystemExit(f"no tile of head_dim {d[0]}/{d[1]} fits and matches --only '{options.only.pattern}'")
+    folder = tiles.build(options.folder, layout, options.jobs)
+    if options.build:
+        return
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        raise SystemExit("torch finds no Hopper GPU (compute capability 9.0) here: --build stops before one is needed")
+    torch.set_grad_enabled(False)
+    found, rates = {}, {}
+    for d in options.dims:
+        by_mask = {}
+        for mask, causal in (("bounded", True), ("full", False)):
+            print(f"head_dim {d[0]}/{d[1]}, {'causal' if causal else 'full'}", flush=True)
+            by_mask[mask], rates[f"{d[0]}/{d[1]} {mask}"] = choose(folder, layout, d, causal, options)
+        found[d] = entries(d, by_mask)
+    print("\n" + "\n".join(f"    {line}," for lines in found.values() for line in lines))
+    if options.json:
+        options.json.write_text(json.dumps(dict(device=torch.cuda.get_device_name(), rates=rates), indent=1) + "\n")
+    if options.write:
+        options.write.write_text(rewrite(options.write.read_text(), found))
+        formatter = shutil.which("clang-format-16")
+        if formatter:
+            subprocess.run([formatter, "-i", str(options.write)], check=True)
+
+
+if __name__ == "__main__":
+    main()

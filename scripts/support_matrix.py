@@ -92,8 +92,18 @@ def page() -> str:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", "The sentences of the refusals:", ""]
     lines += [f"{n}. {reason}" for n, reason in enumerate(reasons, 1)]
-    lines += ["", "`cuda:N` and `vgpu:<name>` are not served yet; contexts on them are refused with a sentence.", ""]
+    lines += ["", ON_GPUS, ""]
     return "\n".join(lines)
+
+
+ON_GPUS = """\
+`cuda:N`, Hopper (compute capability 9.0), run on hardware by `tools/gpu/prove.sh` ([results](results/README.md)): the
+forward in bfloat16 and float16, head_dim and head_dim_v each a multiple of 8 up to 256, with all of the above but
+dropout, page_table and num_splits. `tandem explain` answers for any call, also where there is no GPU: the kernel and
+its plan, or the sentence of the refusal. The backward is refused there; from Python, torch's own takes over where it
+can.
+
+`vgpu:<name>` is not served yet; a context on it is refused with a sentence."""
 
 
 def main() -> int:

@@ -356,7 +356,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     float inverse[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float top = softmax.max[i] * scale_log2, sum = softmax.sum[i], factor = 1;
+      float sum = softmax.sum[i], top = sum != 0 ? softmax.shift[i] : -kInfinity, factor = 1;
       if (p.sink) {
         const float sink = kLog2e * load_element<T.f16>(p.sink, rows.head[i] * p.sink_head, p.sink_is_f32);
         const float higher = fmaxf(top, sink);

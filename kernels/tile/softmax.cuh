@@ -6,14 +6,14 @@
 TANDEM_DEVICE constexpr int row_of(int r) { return r >> 1 & 1; }
 
 struct Softmax {
-  float max[2] = {-kInfinity, -kInfinity};  // what the exponentials are taken against: the largest score, or up to 8
-                                            // powers of two less
-  float sum[2] = {0, 0};                    // of this thread's columns
-  float factor[2];                          // by which earlier sums shrink, where rescale
-  bool rescale;                             // the same in the whole warp
+  // What the exponentials are taken against: scale times the largest score, or up to 8 less; 0 before anything is seen.
+  float shift[2] = {0, 0};
+  float limit[2] = {-kInfinity, -kInfinity};  // scores beyond it move the shift
+  float sum[2] = {0, 0};                      // of this thread's columns
+  float factor[2];                            // by which earlier sums shrink, where rescale
+  bool rescale;                               // the same in the whole warp
 
-  // Scores become exponentials 2^(scale * (score - max)). The maximum moves only when a row outgrows it by more than
-  // 2^8: the result stays exact, since the last step divides by the same sum, and most steps leave the accumulator
+  // Scores become exponentials 2^(scale * score - shift). The shift moves only when a row outgrows it by more than 8: the result stays exact, since the last step divides by the same sum, and most steps leave the accumulator
   // alone (conditional rescaling, FlashAttention-4).
   template <int n>
   TANDEM_DEVICE void step(float (&s)[n], float scale, float threshold) {
@@ -32,19 +32,20 @@ struct Softmax {
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 1));
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 2));
     }
-    rescale = __any_sync(~0u, largest[0] > max[0] + threshold || largest[1] > max[1] + threshold);
+    rescale = __any_sync(~0u, largest[0] > limit[0] || largest[1] > limit[1]);
     if (rescale) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float now = fmaxf(max[i], largest[i]);
-        factor[i] = exp2_approx((max[i] - (now == -kInfinity ? 0.0f : now)) * scale);
-        max[i] = now;
+        const float from = limit[i] == -kInfinity ? -kInfinity : shift[i];
+        if (largest[i] > limit[i]) {
+          shift[i] = largest[i] * scale;
+          limit[i] = largest[i] + threshold;
+        }
+        factor[i] = exp2_approx(from - shift[i]);
         sum[i] *= factor[i];
       }
     }
-    float shift[2], more[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) shift[i] = max[i] == -kInfinity ? 0.0f : max[i] * scale;
+    float more[2] = {0, 0};
 #pragma unroll
     for (int r = 0; r < n; ++r) {
       s[r] = exp2_approx(fmaf(s[r], scale, -shift[row_of(r)]));

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,7 +11,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <random>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -171,9 +171,11 @@ std::optional<std::string> Cache::lookup(const Digest& key) const {
 Status Cache::publish(const Digest& key, std::string_view description, std::string_view payload) const {
   File folder;
   TANDEM_TRY(open_folder(&folder));
-  std::random_device random;
+  // Not std::random_device: linked statically it asks for a newer C library than all else does.
+  uint32_t random = 0;
+  (void)!getrandom(&random, sizeof random, GRND_NONBLOCK);
   const std::string name = entry_name(key);
-  const std::string temporary = say(hex(key), ".", getpid(), ".", random()).append(kTemporarySuffix);
+  const std::string temporary = say(hex(key), ".", getpid(), ".", random).append(kTemporarySuffix);
   const auto failed = [&](int error) {
     remove_in(folder, temporary);
     return without(say("a kernel could not be written to \"", options_.folder, "\": ", text_of(error)));

@@ -35,7 +35,7 @@ struct TileChoice {
 
 // The first that serves a problem is taken.
 inline constexpr TileChoice kHopperTiles[] = {
-    {64, 64, 129, 8192, Mask::any, Scores::plain, 3, 112, 2, false},
+    {64, 64, 129, 8192, Mask::any, Scores::plain, 3, 128, 2, false},
     {64, 64, 129, 0, Mask::any, Scores::plain, 4, 64, 2, false},
     {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, false},
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 96, 2, false},

@@ -65,8 +65,8 @@ expect 0 "0 kernels in $work/kernels" cache list
 TANDEM_NVRTC=$work/missing.so expect 1 "must name NVRTC 12.0 or newer" cache warm
 export TANDEM_NVRTC="$nvrtc"
 expect 0 "$nvrtc" info
-expect 0 ": compiled in " cache warm --seqlen 4096 --heads 16 --head-dim 128 --causal
-expect 0 ": was there, read in " cache warm --seqlen 4096 --heads 16 --head-dim 128 --causal
+expect 0 ": compiled in " cache warm --seqlen 4096 --heads 16 --head-dim 96 --causal
+expect 0 ": was there, read in " cache warm --seqlen 4096 --heads 16 --head-dim 96 --causal
 expect 0 "1 kernel in $work/kernels" cache list
 expect 0 "forward_f16_d64_" cache warm --dtype f16 --card h100
 expect 0 ": compiled in " cache warm --presets

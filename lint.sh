@@ -46,7 +46,7 @@ shellcheck -x "${scripts[@]}"
 lint_python
 
 if $tidy; then
-  [ -f build/clang/compile_commands.json ] || quietly "Configuring clang" cmake --preset clang
+  quietly "Configuring clang" cmake --preset clang
   files '\./(src|tools)/.*\.cpp' |
     xargs -P "$(jobs_at_once)" -n 1 clang-tidy-16 --quiet -p build/clang 2>&1 | { grep -v "warnings\? generated" || true; }
 fi

@@ -30,12 +30,9 @@ def _dims_differ(cell) -> bool:
 
 
 def cudnn(x):
-    """Through torch: SDPA's backend, for packed sequences the operator below it."""
+    """Through torch: SDPA's backend. (Its operator for packed sequences ends the process when a graph captures it.)"""
     cell = x.cell
-    _refuse("torch's cuDNN", window=cell.window, sink=cell.sink, softcap=cell.softcap)
-    if cell.lengths:
-        arguments = (x.q, x.k, x.v, None, x.cu_seqlens, x.cu_seqlens, cell.seqlen, cell.seqlen, True, 0.0, cell.causal)
-        return lambda: torch.ops.aten._cudnn_attention_forward(*arguments, scale=x.scale)[0]
+    _refuse("torch's cuDNN", window=cell.window, sink=cell.sink, softcap=cell.softcap, packed=bool(cell.lengths))
     turned = [t.transpose(1, 2) for t in (x.q, x.k, x.v)]
     options = dict(is_causal=cell.causal, scale=x.scale)
     if cell.kv_heads != cell.heads:

@@ -177,9 +177,15 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     const Tile dense = T.ragged ? Tile() : dense_tile<T>(p, n);
     const Tile& tile = T.ragged ? s.tile[place ^ 1] : dense;  // stays there until the next tile is done
     const Steps steps = steps_of<T>(p, tile);
-    const int first_row = tile.m * T.rows() + warpgroup * 64;  // of the warpgroup
-    const int rows_left = (tile.q_rows << together) - first_row;
-    const Rows rows(p, tile, first_row + warp * 16 + lane / 4);
+    // Of the warpgroup: its first row, and how many of the sequence there are from it on. Worked out where they are
+    // needed, as the rows of this thread are: they are not worth registers through the main loop.
+    auto first_row = [&] { return tile.m * T.rows() + warpgroup * 64; };
+    auto rows_left = [&] { return (tile.q_rows << together) - first_row(); };
+    auto own_rows = [&] {
+      int row = first_row() + warp * 16 + lane / 4;
+      asm volatile("" : "+r"(row));
+      return Rows(p, tile, row);
+    };
 
     auto free_keys = [&] {
       if (lane == 0) mbarrier_arrive(&s.k_empty[k_ring.slot]);
@@ -213,7 +219,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       free_values();
     };
     int step = steps.end - 1;
-    if (agreed(rows_left <= 0)) {  // the sequence ended in the warpgroups before
+    if (agreed(rows_left() <= 0)) {  // the sequence ended in the warpgroups before
       for (; agreed(step >= steps.begin); --step) pass_step(step);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&s.q_empty);
@@ -221,7 +227,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     }
     Steps own = steps;
     if constexpr (T.left || T.right) {
-      own = steps_of<T>(p, tile, first_row, 64);
+      own = steps_of<T>(p, tile, first_row(), 64);
       own.begin = max(own.begin, steps.begin);
       own.end = max(own.end, own.begin + 1);
 #pragma unroll 1
@@ -269,9 +275,9 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     // To scores. masked: some rows may not see some of the keys.
     auto finish_scores = [&](auto& scores, int step, bool masked) {
       const int column0 = step * T.keys + 2 * (lane & 3);
-      if constexpr (kChanged) change<T>(scores, p, tile, rows, column0);
+      if constexpr (kChanged) change<T>(scores, p, tile, own_rows(), column0);
       if (masked && (step >= own.whole_end || (T.left && step < own.whole_begin)))
-        hide<T>(scores, p, tile, rows, column0);
+        hide<T>(scores, p, tile, own_rows(), column0);
     };
     auto to_probabilities = [&] {
 #pragma unroll
@@ -353,6 +359,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     }
 
     softmax.total();
+    const Rows rows = own_rows();
     float inverse[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -387,12 +394,12 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     }
     fence_proxy_async();
     named_sync(kTogether + warpgroup, 128);
-    if (T.ragged && rows_left < 64) {
-      store_rows<T>(p, tile, s.result() + warpgroup * 64 * 64, first_row, rows_left);
+    if (T.ragged && rows_left() < 64) {
+      store_rows<T>(p, tile, s.result() + warpgroup * 64 * 64, first_row(), rows_left());
       named_sync(kTogether + warpgroup, 128);
     } else if (warp == 0 && elect_one()) {
       for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_store(&p.out, s.result() + c * T.rows() + warpgroup * 64 * 64, c, 0, tile.q_begin + (first_row >> together),
+        tma_store(&p.out, s.result() + c * T.rows() + warpgroup * 64 * 64, c, 0, tile.q_begin + (first_row() >> together),
                   tile.head, tile.batch);
       tma_store_commit();
       if (!T.result_apart()) tma_store_wait_read();

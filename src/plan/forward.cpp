@@ -101,7 +101,8 @@ ForwardPlan plan_forward(const Problem& p, const gpu::Properties& device) {
   plan.tile = options_of(p);
   plan.together = most_together(p);
   cut(p, p.seqlen_q * plan.together, &plan.tile);
-  if (plan.together > 1 && !plan.tile.ragged && !p.batch_invariant) {
+  // Under a window few queries of many heads see fewer keys than many queries of one.
+  if (plan.together > 1 && !plan.tile.ragged && !plan.tile.left && !p.batch_invariant) {
     const int64_t rows = plan.tile.rows();
     const int64_t apart = ceil_div(p.seqlen_q, rows) * plan.together,
                   joined = ceil_div(p.seqlen_q * plan.together, rows);

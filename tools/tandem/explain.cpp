@@ -2,6 +2,7 @@
 #include "plan/explain.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -40,7 +41,7 @@ void print_floor(const plan::ForwardFloor& floor, const gpu::Properties& device,
   Table table({"floor", "work", "clocks", "time", ""});
   for (const Unit& unit : units) {
     constexpr double widest = 32;
-    const auto length = static_cast<size_t>(widest * unit.clocks / most.clocks + 0.5);
+    const auto length = static_cast<size_t>(std::lround(widest * unit.clocks / most.clocks));
     std::string bar = std::string(length, '#') + std::string(static_cast<size_t>(widest) - length, ' ');
     table.add({unit.name, unit.work, fixed(unit.clocks, 0), seconds_text(unit.clocks / hertz), std::move(bar)});
   }

@@ -27,6 +27,7 @@ struct ForwardTile {
   static constexpr int blocks(int columns) { return (columns + 63) / 64; }
   constexpr int columns_k() const { return blocks(head_dim) * 64; }
   constexpr int columns_v() const { return blocks(head_dim_v) * 64; }
+  constexpr int wider_columns() const { return columns_k() > columns_v() ? columns_k() : columns_v(); }
   // A place of its own for the result lets the next tile's queries come in early, where there is room.
   constexpr bool result_apart() const { return bytes(columns_k() + columns_v()) <= kMostShared; }
   // Queries in registers spare the tensor core reads of shared memory, where registers suffice: beside them a thread
@@ -40,10 +41,7 @@ struct ForwardTile {
     const int most = (threads() * at_launch - 128 * kLoaderRegisters) / (128 * warpgroups) / 8 * 8;
     return most < 240 ? most : 240;
   }
-  constexpr int shared_bytes() const {
-    const int together = columns_k() + columns_v();
-    return bytes(result_apart() ? together : columns_k() > columns_v() ? columns_k() : columns_v());
-  }
+  constexpr int shared_bytes() const { return bytes(result_apart() ? columns_k() + columns_v() : wider_columns()); }
 
   static constexpr int kLoaderRegisters = 24;
   static constexpr int kMostShared = 232448;  // of a block

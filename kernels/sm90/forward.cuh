@@ -1,7 +1,8 @@
 // Attention forward for Hopper: out = softmax(scale q k^T) v and its log-sum-exp.
 //
-// One CTA per SM takes tiles of 64 queries per computing warpgroup, the longest first, from a counter. One warp loads
-// with TMA; the warpgroups may take turns on the tensor core ("->": passes the turn), so that the softmax of one runs
+// One CTA per SM takes tiles of 64 rows per computing warpgroup, the longest first, from a counter (ragged sequences: from
+// a list that schedule() has made). A warpgroup leaves out the steps of its tile that its own rows do not see. One warp
+// loads with TMA; the warpgroups may take turns on the tensor core ("->": passes the turn), so that the softmax of one runs
 // under the products of the others, and each issues the next q k^T before it waits for p v:
 //
 //    load        | warpgroup 0              | warpgroup 1
@@ -24,16 +25,14 @@
 #include "tile/softmax.cuh"
 #include "tile/work.cuh"
 
-constexpr int kSharedPlace(int a, int b) { return a > b ? a : b; }
-
 template <ForwardTile T>
 struct ForwardShared {
-  alignas(1024) u16 q[T.rows() * (T.result_apart() ? T.columns_k() : kSharedPlace(T.columns_k(), T.columns_v()))];
+  alignas(1024) u16 q[T.rows() * (T.result_apart() ? T.columns_k() : T.wider_columns())];
   alignas(1024) u16 k[T.stages][T.keys * T.columns_k()];
   alignas(1024) u16 v[T.stages][T.keys * T.columns_v()];
   alignas(1024) u16 out[T.result_apart() ? T.rows() * T.columns_v() : 64];
   alignas(8) u64 q_full, q_empty, k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
-  int unit[2];  // of q: the one in use and the next; beyond the last: -1
+  int unit[2];   // of q: the one in use and the next; beyond the last: -1
   Tile tile[2];  // ragged: what load() found out about them
 
   TANDEM_DEVICE u16* result() { return T.result_apart() ? out : q; }

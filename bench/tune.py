@@ -78,7 +78,7 @@ def candidates(dims, only: re.Pattern) -> list[tiles.Tile]:
     every = [
         tiles.Tile(*d, warpgroups, keys, stages, turns)
         for d in dims
-        for warpgroups in (2, 3)
+        for warpgroups in (2, 3, 4)
         for keys in range(48, 193, 16)
         for stages in (2, 3)
         for turns in (False, True)
@@ -191,12 +191,13 @@ def entries(d, by_mask: dict) -> list[str]:
         for keys, tile in choices:
             rows = 64 * (tile.warpgroups - 1) + 1 if tile.warpgroups > 2 else 0
             shape = f"{tile.warpgroups}, {tile.keys}, {tile.stages}, {str(tile.turns).lower()}"
-            lines.append(f"{{{d[0]}, {d[1]}, {rows}, {keys}, Mask::{mask}, {shape}}}")
+            lines.append(f"{{{d[0]}, {d[1]}, {rows}, {keys}, Mask::{mask}, Scores::plain, {shape}}}")
     return lines
 
 
 def rewrite(text: str, found: dict) -> str:
-    """The table's text with the entries of these dims replaced."""
+    """The table's text with what was measured of these dims replaced: entries for windows and for scores that are more
+    than products stay."""
     match = re.search(r"(kHopperTiles\[\] = \{)(.*?)(\n\};)", text, re.S)
     if not match:
         raise SystemExit("--write: the file has no kHopperTiles[]")
@@ -204,7 +205,10 @@ def rewrite(text: str, found: dict) -> str:
     for entry in re.findall(r"\{[^{}]*\}", match[2]):
         d = tuple(int(n) for n in re.findall(r"\d+", entry)[:2])
         table.setdefault(d, []).append(entry)
-    table.update(found)
+    for d, entries_of_d in found.items():
+        old = table.get(d, [])
+        windows, others = [e for e in old if "Mask::left" in e], [e for e in old if "Scores::any" in e]
+        table[d] = windows + entries_of_d + others
     lines = [entry for d in sorted(table) for entry in table[d]]
     body = "".join(f"\n    {entry}," for entry in lines)
     return text[: match.start(2)] + body + text[match.end(2) :]

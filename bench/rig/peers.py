@@ -30,7 +30,8 @@ def _dims_differ(cell) -> bool:
 
 
 def cudnn(x):
-    """Through torch: SDPA's backend. (Its operator for packed sequences ends the process when a graph captures it.)"""
+    """Through torch: SDPA's backend. (Its operator for packed sequences is left out: a
+    process died where a graph captured the packed cells.)"""
     cell = x.cell
     _refuse("torch's cuDNN", window=cell.window, sink=cell.sink, softcap=cell.softcap, packed=bool(cell.lengths))
     turned = [t.transpose(1, 2) for t in (x.q, x.k, x.v)]

@@ -72,27 +72,25 @@ template <bool f16, int N>
 struct Wgmma;
 
 // R: N / 2 registers; A to F: R, R + 1, ...
-#define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F)                                            \
-  template <>                                                                                                       \
-  struct Wgmma<F16, N> {                                                                                            \
-    static TANDEM_DEVICE void scores(float (&d)[N / 2], u64 a, u64 b, bool add) {                                   \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
-                   "." TYPE " {" TANDEM_R##R "}, %" #A ", %" #B ", p, 1, 1, 0, 0;}"                                   \
-                   : TANDEM_OUT##R                                                                                        \
-                   : "l"(a), "l"(b), "r"(static_cast<u32>(add)));                                                   \
-    }                                                                                                               \
-    static TANDEM_DEVICE void scores(float (&d)[N / 2], const u32* a, u64 b, bool add) {                            \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
-                   "." TYPE " {" TANDEM_R##R "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 0;}"         \
-                   : TANDEM_OUT##R                                                                                        \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));               \
-    }                                                                                                               \
-    static TANDEM_DEVICE void values(float (&d)[N / 2], const u32* a, u64 b, bool add) {                            \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
-                   "." TYPE " {" TANDEM_R##R "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 1;}"         \
-                   : TANDEM_OUT##R                                                                                        \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));               \
-    }                                                                                                               \
+#define TANDEM_WGMMA_OF_REGISTERS(NAME, BY_COLUMNS, TYPE, N, R, A, B, C, D, E, F)                                      \
+    static TANDEM_DEVICE void NAME(float (&d)[N / 2], const u32* a, u64 b, bool add) {                                 \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE    \
+                   "." TYPE " {" TANDEM_R##R "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, "             \
+                   BY_COLUMNS ";}"                                                                                     \
+                   : TANDEM_OUT##R                                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));                  \
+    }
+#define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F)                                                                \
+  template <>                                                                                                          \
+  struct Wgmma<F16, N> {                                                                                               \
+    static TANDEM_DEVICE void scores(float (&d)[N / 2], u64 a, u64 b, bool add) {                                      \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE    \
+                   "." TYPE " {" TANDEM_R##R "}, %" #A ", %" #B ", p, 1, 1, 0, 0;}"                                    \
+                   : TANDEM_OUT##R                                                                                     \
+                   : "l"(a), "l"(b), "r"(static_cast<u32>(add)));                                                      \
+    }                                                                                                                  \
+    TANDEM_WGMMA_OF_REGISTERS(scores, "0", TYPE, N, R, A, B, C, D, E, F)                                               \
+    TANDEM_WGMMA_OF_REGISTERS(values, "1", TYPE, N, R, A, B, C, D, E, F)                                               \
   };
 #define TANDEM_WGMMAS(F16, TYPE) \
   TANDEM_WGMMA(F16, TYPE, 16, 8, 8, 9, 10, 11, 12, 13) \

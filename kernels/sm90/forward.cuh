@@ -1,9 +1,9 @@
 // Attention forward for Hopper: out = softmax(scale q k^T) v and its log-sum-exp.
 //
-// One CTA per SM takes tiles of 64 rows per computing warpgroup, the longest first, from a counter (ragged sequences: from
-// a list that schedule() has made). A warpgroup leaves out the steps of its tile that its own rows do not see. One warp
-// loads with TMA; the warpgroups may take turns on the tensor core ("->": passes the turn), so that the softmax of one runs
-// under the products of the others, and each issues the next q k^T before it waits for p v:
+// One CTA per SM takes tiles of 64 rows per computing warpgroup, the longest first, from a counter (ragged sequences:
+// from a list that schedule() has made). A warpgroup leaves out the steps of its tile that its own rows do not see. One
+// warp loads with TMA; the warpgroups may take turns on the tensor core ("->": passes the turn), so that the softmax of
+// one runs under the products of the others, and each issues the next q k^T before it waits for p v:
 //
 //    load        | warpgroup 0              | warpgroup 1
 //    K1, Q, K0   | S = Q K1              -> |
@@ -141,7 +141,7 @@ TANDEM_DEVICE void store_rows(const ForwardParams& p, const Tile& t, const u16* 
 template <ForwardTile T>
 TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warpgroup) {
   using Values = Wgmma<T.f16, T.head_dim_v>;
-  constexpr int kTurn = 1, kTogether = 8, kAll = 12;               // named barriers: one of each per warpgroup, but kAll
+  constexpr int kTurn = 1, kTogether = 8, kAll = 12;               // named barriers: one per warpgroup; kAll: one
   constexpr u32 q_block = T.rows() * 128, k_block = T.keys * 128;  // bytes of 64 columns
   constexpr bool kChanged = T.changed();
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -243,7 +243,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_address, q_block, c));
     }
 
-    // The first `width` keys of a step.
+    // The first keys of a step, as many as there are scores.
     auto multiply_keys = [&](auto& scores) {
       using Scores = Wgmma<T.f16, 2 * static_cast<int>(sizeof scores / sizeof scores[0])>;
       const u64 k = wgmma_matrix(shared_address(s.k[k_ring.slot]), 16, 1024);
@@ -387,8 +387,9 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       u32 w[4];
 #pragma unroll
       for (int x = 0; x < 4; ++x)
-        w[x] = inverse[x & 1] == 0 ? 0  // of rows that see nothing, whatever they met
-                                   : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
+        w[x] = inverse[x & 1] == 0  // a row that sees nothing, whatever it met
+                   ? 0
+                   : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
       stmatrix(fragment(out_address, q_block, c), w);
     }
     fence_proxy_async();
@@ -398,8 +399,8 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       named_sync(kTogether + warpgroup, 128);
     } else if (warp == 0 && elect_one()) {
       for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_store(&p.out, s.result() + c * T.rows() + warpgroup * 64 * 64, c, 0, tile.q_begin + (first_row() >> together),
-                  tile.head, tile.batch);
+        tma_store(&p.out, s.result() + c * T.rows() + warpgroup * 64 * 64, c, 0,
+                  tile.q_begin + (first_row() >> together), tile.head, tile.batch);
       tma_store_commit();
       if (!T.result_apart()) tma_store_wait_read();
     }

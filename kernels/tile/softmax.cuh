@@ -13,8 +13,9 @@ struct Softmax {
   float factor[2];                            // by which earlier sums shrink, where rescale
   bool rescale;                               // the same in the whole warp
 
-  // Scores become exponentials 2^(scale * score - shift). The shift moves only when a row outgrows it by more than 8: the result stays exact, since the last step divides by the same sum, and most steps leave the accumulator
-  // alone (conditional rescaling, FlashAttention-4).
+  // Scores become exponentials 2^(scale * score - shift). The shift moves only when a row outgrows it by more than 8: the
+  // result stays exact, since the last step divides by the same sum, and most steps leave the accumulator alone
+  // (conditional rescaling, FlashAttention-4).
   template <int n>
   TANDEM_DEVICE void step(float (&s)[n], float scale, float threshold) {
     float part[2][4];  // four chains a row, or the latency of max would bind

@@ -92,6 +92,16 @@ TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t) {
   return steps_of<T>(p, t, t.m * T.rows(), T.rows());
 }
 
+// Over the lanes of a warp, up to and with one's own.
+TANDEM_DEVICE int running_sum(int x) {
+  const int lane = threadIdx.x % 32;
+  for (int d = 1; d < 32; d *= 2) {
+    const int below = __shfl_up_sync(~0u, x, d);
+    if (lane >= d) x += below;
+  }
+  return x;
+}
+
 // Ragged: writes the list of all tiles of one head, the longest first, and its length. One block of 1024 threads.
 template <ForwardTile T>
 TANDEM_DEVICE void schedule(const ForwardParams& p) {
@@ -107,7 +117,8 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
       for (t.m = lane; t.m < tiles; t.m += 32) {
         const Steps s = steps_of<T>(p, t);
         const int shorter = max(0, most - (s.end - s.begin));  // than the longest
-        f(b, t.m, min(kBuckets - 1, most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most)));
+        const int bucket = most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most);
+        f(b, t.m, min(kBuckets - 1, bucket));
       }
     }
   };
@@ -116,21 +127,10 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
   for_each_tile([&](int, int, int bucket) { atomicAdd(&first[bucket], 1); });
   __syncthreads();
   const int mine = first[threadIdx.x];
-  int before = mine;  // running sum
-  for (int d = 1; d < 32; d *= 2) {
-    const int x = __shfl_up_sync(~0u, before, d);
-    if (lane >= d) before += x;
-  }
+  const int before = running_sum(mine);
   if (lane == 31) sums[warp] = before;
   __syncthreads();
-  if (warp == 0) {
-    int x = sums[lane];
-    for (int d = 1; d < 32; d *= 2) {
-      const int y = __shfl_up_sync(~0u, x, d);
-      if (lane >= d) x += y;
-    }
-    sums[lane] = x;
-  }
+  if (warp == 0) sums[lane] = running_sum(sums[lane]);
   __syncthreads();
   first[threadIdx.x] = before - mine + (warp > 0 ? sums[warp - 1] : 0);
   __syncthreads();

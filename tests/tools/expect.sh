@@ -1,5 +1,8 @@
 # shellcheck shell=sh disable=SC2154
-# Sourced by the tests of the command, which set $tandem and stand in a folder of their own.
+# Sourced by the tests of the command, which set $tandem: from here on they stand in $work, a folder of their own.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit
 failures=0
 
 fail() {

@@ -4,9 +4,6 @@
 #   gpu_test.sh <tandem> <examples folder>
 set -eu
 tandem=$1 examples=$2 here=$(cd "$(dirname "$0")" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work"
 # shellcheck source=tests/tools/expect.sh
 . "$here/expect.sh"
 unset TANDEM_DEVICE

@@ -4,9 +4,6 @@
 #   kernels_test.sh <tandem> <fake driver> <fake NVRTC>
 set -eu
 tandem=$1 driver=$2 nvrtc=$3 here=$(cd "$(dirname "$0")" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work"
 # shellcheck source=tests/tools/expect.sh
 . "$here/expect.sh"
 export TANDEM_CACHE_DIR="$work/kernels"

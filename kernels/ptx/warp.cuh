@@ -33,6 +33,11 @@ TANDEM_DEVICE void stmatrix(u32 address, const u32 (&from)[4]) {
                : "memory");
 }
 
+// To shared memory, where other threads may write the same.
+TANDEM_DEVICE void store_relaxed(int* to, int value) {
+  asm volatile("st.relaxed.cta.shared::cta.b32 [%0], %1;" ::"r"(shared_address(to)), "r"(value) : "memory");
+}
+
 TANDEM_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -23,6 +23,15 @@ struct ForwardTile {
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // Scores are more than scaled products.
   constexpr bool changed() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  // Steps that hide nothing take exponentials without a look at the scores (Softmax::step_unchecked). Where that goes
+  // wrong, the tile is done again with that look.
+  constexpr bool unchecked() const { return !f16 && !changed(); }
+  // Exponentials of a thread and step that are taken before the product with the values of the step before is waited
+  // for: where that product is short, none; measured.
+  constexpr int exponentials_under_values() const {
+    if (head_dim_v <= 64) return 0;
+    return keys == 128 ? keys / 4 : keys / 2;
+  }
   // Columns in shared memory come in blocks of 64, the width of the swizzle.
   static constexpr int blocks(int columns) { return (columns + 63) / 64; }
   constexpr int columns_k() const { return blocks(head_dim) * 64; }

@@ -32,20 +32,41 @@ struct ForwardShared {
   alignas(1024) u16 v[T.stages][T.keys * T.columns_v()];
   alignas(1024) u16 out[T.result_apart() ? T.rows() * T.columns_v() : 64];
   alignas(8) u64 q_full, q_empty, k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
-  int unit[2];   // of q: the one in use and the next; beyond the last: -1
-  Tile tile[2];  // ragged: what load() found out about them
+  int unit[2];      // of q: the one in use and the next; beyond the last: -1
+  bool careful[2];  // of them: whether all steps are checked, because it is done again
+  int lost;         // whether the one in use has to be done again
+  Tile tile[2];     // ragged: what load() found out about them
 
   TANDEM_DEVICE u16* result() { return T.result_apart() ? out : q; }
 };
 
-// One thread: for every tile its queries, and its keys and values from the last to the first.
+// One thread: for every tile its queries, and its keys and values from the last to the first. A tile that comes out
+// lost is taken again after the one that has been begun by then.
 template <ForwardTile T>
 TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   Ring<T.stages> k_ring, v_ring;
   u32 q_parity = 0, place = 0;
   const int together = log2_of(p.together), heads = p.heads_q >> together;
   const int listed = T.ragged ? p.counter[1] : 0, units = T.ragged ? listed * heads : p.tiles;
-  for (int n = blockIdx.x; n < units;) {
+  int last = -1, lost = -1;  // units
+  bool waited = false;
+  auto wait_for_queries = [&] {  // of the tile before: nobody reads them any more, and it is known how it came out
+    mbarrier_wait(&s.q_empty, q_parity ^ 1);
+    q_parity ^= 1;
+    if constexpr (T.unchecked()) {
+      if (s.lost) lost = last;
+      s.lost = 0;
+    }
+  };
+  for (int fresh = blockIdx.x;;) {
+    if (fresh >= units && lost < 0) {
+      if (!waited) wait_for_queries();
+      waited = true;
+      if (lost < 0) break;
+    }
+    const bool careful = lost >= 0;
+    const int n = careful ? lost : fresh;
+    lost = -1;
     Tile tile;
     if constexpr (T.ragged) {
       const Unit unit = unit_at(p, n, listed, heads);
@@ -75,23 +96,23 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     };
     const Steps steps = steps_of<T>(p, tile);
     load_keys(steps.end - 1);
-    mbarrier_wait(&s.q_empty, q_parity ^ 1);
-    q_parity ^= 1;
+    if (!waited) wait_for_queries();
+    waited = false;
+    last = n;
     s.unit[place] = n;
+    s.careful[place] = careful;
     if constexpr (T.ragged) s.tile[place] = tile;
     place ^= 1;
     mbarrier_expect_tx(&s.q_full, T.rows() * T.columns_k() * 2);
     for (int c = 0; c < T.head_dim; c += 64)
       tma_load(s.q + c * T.rows(), &p.q, &s.q_full, c, 0, tile.q_begin + (tile.m * T.rows() >> together), tile.head,
                tile.batch);
-    const int next = (p.counter ? atomicAdd(p.counter, 1) : n) + gridDim.x;
+    if (!careful) fresh = (p.counter ? atomicAdd(p.counter, 1) : fresh) + gridDim.x;
     for (int step = steps.end - 1; step >= steps.begin; --step) {
       if (step > steps.begin) load_keys(step - 1);
       load_values(step);
     }
-    n = next;
   }
-  mbarrier_wait(&s.q_empty, q_parity ^ 1);
   s.unit[place] = -1;
   mbarrier_arrive(&s.q_full);
 }
@@ -141,7 +162,7 @@ TANDEM_DEVICE void store_rows(const ForwardParams& p, const Tile& t, const u16* 
 template <ForwardTile T>
 TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warpgroup) {
   using Values = Wgmma<T.f16, T.head_dim_v>;
-  constexpr int kTurn = 1, kTogether = 8, kAll = 12;               // named barriers: one per warpgroup; kAll: one
+  constexpr int kTurn = 1, kTogether = 8, kEverybody = 12;         // named barriers: one per warpgroup; kEverybody: one
   constexpr u32 q_block = T.rows() * 128, k_block = T.keys * 128;  // bytes of 64 columns
   constexpr bool kChanged = T.changed();
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -186,6 +207,8 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       return Rows(p, tile, row);
     };
 
+    const bool& careful = s.careful[place ^ 1];
+
     auto free_keys = [&] {
       if (lane == 0) mbarrier_arrive(&s.k_empty[k_ring.slot]);
       k_ring.advance();
@@ -196,14 +219,18 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     };
     // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN. They are in the tile's last step,
     // which all warpgroups clear together, whether they need it or not.
-    auto clear_values = [&](int step) {
+    auto clear_values = [&](int step, bool needed) __attribute__((always_inline)) {
       if constexpr (T.ragged) {
         const int left = tile.k_len - step * T.keys;
         if (agreed(step == steps.end - 1 && left < T.keys)) {
           mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
           clear_rows<T>(s.v[v_ring.slot], max(0, left), warpgroup * 128 + threadIdx.x % 128);
           fence_proxy_async();
-          named_sync(kAll, 128 * T.warpgroups);
+          if (needed) {
+            named_sync(kEverybody, 128 * T.warpgroups);
+          } else {
+            named_arrive(kEverybody, 128 * T.warpgroups);
+          }
         }
       }
     };
@@ -213,7 +240,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       take_turn();
       pass_turn();
       free_keys();
-      clear_values(step);
+      clear_values(step, false);
       mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
       free_values();
     };
@@ -271,11 +298,14 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       wgmma_commit();
       hold(out);
     };
-    // To scores. masked: some rows may not see some of the keys.
-    auto finish_scores = [&](auto& scores, int step, bool masked) {
+    auto give_up = [&] {  // the tile is done again
+      if (lane == 0) store_relaxed(&s.lost, 1);
+    };
+    // To scores. hides: some rows may not see some of the keys.
+    auto finish_scores = [&](auto& scores, int step, bool hides) {
       const int column0 = step * T.keys + 2 * (lane & 3);
       if constexpr (kChanged) change<T>(scores, p, tile, own_rows(), column0);
-      if (masked && (step >= own.whole_end || (T.left && step < own.whole_begin)))
+      if (hides && (step >= own.whole_end || (T.left && step < own.whole_begin)))
         hide<T>(scores, p, tile, own_rows(), column0);
     };
     auto to_probabilities = [&] {
@@ -292,7 +322,10 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       hold(scores);
       free_keys();
       finish_scores(scores, step, true);
-      softmax.step(scores, scale_log2, threshold);
+      softmax.look_at_scores(scores, scale_log2, threshold);
+      float more[2] = {0, 0};
+      softmax.exponentials<0, sizeof scores / sizeof scores[0]>(scores, scale_log2, more);
+      softmax.add(more);
     };
     // Of the step at the diagonal the upper warpgroup may need the first half only. (In other kernels ptxas then finds
     // no registers for products under way.)
@@ -306,24 +339,28 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       first_step(scores);
     }
     to_probabilities();
-    clear_values(step);
+    clear_values(step, true);
 
-    auto steady = [&](bool masked) __attribute__((always_inline)) {
+    auto steady = [&](bool hides, bool checked) __attribute__((always_inline)) {
       mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
       take_turn();
       multiply_keys(scores);
       mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
       multiply_values();
       pass_turn();
+      if (!checked && softmax.look_at_sums(scale_log2, threshold)) give_up();
       wgmma_wait<1>();
       hold(scores);
       free_keys();
-      finish_scores(scores, step, masked);
-      softmax.step(scores, scale_log2, threshold);
-      // ptxas would wait for p v before the exponentials, which are to run under it: a branch that depends on them
-      // (and is never taken) keeps it from that.
+      finish_scores(scores, step, hides);
+      if (checked) softmax.look_at_scores(scores, scale_log2, threshold);
+      // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
+      // branch (that is never taken) keeps it from that.
+      constexpr int kAll = T.keys / 2, kUnder = T.exponentials_under_values();
+      float more[2] = {0, 0};
+      softmax.exponentials<0, kUnder>(scores, scale_log2, more);
       hold(scores);
-      if (softmax.sum[0] + softmax.sum[1] < 0.0f) asm volatile("nanosleep.u32 0;" ::: "memory");
+      if (kUnder > 0 && threshold < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
       wgmma_wait<0>();
       hold(out);
       free_values();
@@ -331,20 +368,27 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
 #pragma unroll
         for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] *= softmax.factor[row_of(i)];
       }
+      softmax.exponentials<kUnder, kAll>(scores, scale_log2, more);
+      softmax.add(more);
       to_probabilities();
     };
     --step;
-    if constexpr (T.right) {
+    // The first step that hides nothing may be the first in which a row sees a key.
+    int checked_end = own.begin;
+    if (!T.unchecked() || !agreed(careful))
+      checked_end = max(checked_end, T.right ? own.whole_end - T.unchecked() : step + 1);
+    if constexpr (T.right || T.unchecked()) {
 #pragma unroll 1
-      for (; agreed(step >= max(own.whole_end, own.begin)); --step) steady(true);
+      for (; agreed(step >= checked_end); --step) steady(T.left || T.right, true);
     }
 #pragma unroll 1
-    for (; agreed(step >= max(own.whole_begin, own.begin)); --step) steady(false);
+    for (; agreed(step >= max(own.whole_begin, own.begin)); --step) steady(false, !T.unchecked());
     if constexpr (T.left) {
 #pragma unroll 1
-      for (; agreed(step >= own.begin); --step) steady(true);
+      for (; agreed(step >= own.begin); --step) steady(true, true);
     }
 
+    if (T.unchecked() && softmax.lost()) give_up();
     if (T.result_apart() && lane == 0) mbarrier_arrive(&s.q_empty);
     mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
     multiply_values();
@@ -398,6 +442,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       store_rows<T>(p, tile, s.result() + warpgroup * 64 * 64, first_row(), rows_left());
       named_sync(kTogether + warpgroup, 128);
     } else if (warp == 0 && elect_one()) {
+      if (T.unchecked() && careful) tma_store_wait();  // for the result that was no good
       for (int c = 0; c < T.head_dim_v; c += 64)
         tma_store(&p.out, s.result() + c * T.rows() + warpgroup * 64 * 64, c, 0,
                   tile.q_begin + (first_row() >> together), tile.head, tile.batch);
@@ -417,6 +462,7 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
   auto& s = *reinterpret_cast<ForwardShared<T>*>(memory);
   static_assert(sizeof(ForwardShared<T>) <= T.shared_bytes());
   if (threadIdx.x == 0) {
+    s.lost = 0;
     mbarrier_init(&s.q_full, 1);
     mbarrier_init(&s.q_empty, 4 * T.warpgroups);  // one of each warp
     for (int i = 0; i < T.stages; ++i) {

@@ -9,49 +9,63 @@ struct Softmax {
   // What the exponentials are taken against: scale times the largest score, or up to 8 less; 0 before anything is seen.
   float shift[2] = {0, 0};
   float limit[2] = {-kInfinity, -kInfinity};  // scores beyond it move the shift
+  int bound = kNever;                         // of both rows, by their bits: see may_exceed()
   float sum[2] = {0, 0};                      // of this thread's columns
   float factor[2];                            // by which earlier sums shrink, where rescale
   bool rescale;                               // the same in the whole warp
 
-  // Scores become exponentials 2^(scale * score - shift). The shift moves only when a row outgrows it by more than 8: the
-  // result stays exact, since the last step divides by the same sum, and most steps leave the accumulator alone
-  // (conditional rescaling, FlashAttention-4).
+  // Of a step, before its exponentials: moves the shift of a row that outgrows it by more than 8. The result stays
+  // exact, since the last step divides by the same sum, and most steps leave the accumulator alone (conditional
+  // rescaling, FlashAttention-4).
   template <int n>
-  TANDEM_DEVICE void step(float (&s)[n], float scale, float threshold) {
-    float part[2][4];  // four chains a row, or the latency of max would bind
-#pragma unroll
-    for (int r = 0; r < 8; ++r) part[row_of(r)][(r >> 2 & 1) * 2 + (r & 1)] = s[r];
-#pragma unroll
-    for (int r = 8; r < n; ++r) {
-      float& m = part[row_of(r)][(r >> 2 & 1) * 2 + (r & 1)];
-      m = fmaxf(m, s[r]);
-    }
-    float largest[2];
+  TANDEM_DEVICE void look_at_scores(const float (&s)[n], float scale, float threshold) {
+    rescale = __any_sync(~0u, may_exceed(s));
+    if (!rescale) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      largest[i] = fmaxf(fmaxf(part[i][0], part[i][1]), fmaxf(part[i][2], part[i][3]));
-      largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 1));
-      largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 2));
-    }
-    rescale = __any_sync(~0u, largest[0] > limit[0] || largest[1] > limit[1]);
-    if (rescale) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float from = limit[i] == -kInfinity ? -kInfinity : shift[i];
-        if (largest[i] > limit[i]) {
-          shift[i] = largest[i] * scale;
-          limit[i] = largest[i] + threshold;
-        }
-        factor[i] = exp2_approx(from - shift[i]);
-        sum[i] *= factor[i];
+      const float largest = largest_of_row(s, i), from = limit[i] == -kInfinity ? -kInfinity : shift[i];
+      if (largest > limit[i]) {
+        shift[i] = largest * scale;
+        limit[i] = largest + threshold;
       }
+      shrink(i, from);
     }
-    float more[2] = {0, 0};
+    bound = bound_of(limit);
+  }
+
+  // The same by what the sums have become, for rows that have seen a key, without a look at the scores: bfloat16 has
+  // float's range, so a shift that is too small costs nothing until sums come near the end of it. True: they have, by
+  // scores so much larger than all before that the result cannot be trusted.
+  TANDEM_DEVICE bool look_at_sums(float scale, float threshold) {
+    rescale = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLarge);
+    if (!rescale) return false;
+    const bool is_lost = lost();
 #pragma unroll
-    for (int r = 0; r < n; ++r) {
+    for (int i = 0; i < 2; ++i) {
+      float largest = fmaxf(sum[i], __shfl_xor_sync(~0u, sum[i], 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      const float from = shift[i];
+      if (largest > kLarge) {
+        shift[i] += static_cast<float>((__float_as_int(largest) >> 23) - 127);  // its exponent
+        limit[i] = shift[i] / scale + threshold;
+      }
+      shrink(i, from);
+    }
+    bound = bound_of(limit);
+    return is_lost;
+  }
+  TANDEM_DEVICE bool lost() const { return __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLost); }
+
+  // Scores [begin, end) of a step become 2^(scale * score - shift).
+  template <int begin, int end, int n>
+  TANDEM_DEVICE void exponentials(float (&s)[n], float scale, float (&more)[2]) const {
+#pragma unroll
+    for (int r = begin; r < end; ++r) {
       s[r] = exp2_approx(fmaf(s[r], scale, -shift[row_of(r)]));
       more[row_of(r)] += s[r];
     }
+  }
+  TANDEM_DEVICE void add(const float (&more)[2]) {
     sum[0] += more[0];
     sum[1] += more[1];
   }
@@ -63,5 +77,45 @@ struct Softmax {
       sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
       sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
     }
+  }
+
+ private:
+  static constexpr int kNever = 0x80000000;  // less than any
+  static constexpr float kLarge = 0x1p16f, kLost = 0x1p64f;
+
+  TANDEM_DEVICE static int bound_of(const float (&limit)[2]) {
+    const float lower = fminf(limit[0], limit[1]);
+    return lower >= 0 ? __float_as_int(lower) : kNever;
+  }
+
+  // Whether a score may be beyond its row's limit: exact unless a limit is negative, when it says yes. Floats that are
+  // not negative are ordered as their bits are, and the integer unit compares three at once, the float unit two.
+  template <int n>
+  TANDEM_DEVICE bool may_exceed(const float (&s)[n]) const {
+    int largest[2] = {kNever, kNever};  // two chains: one would wait for its own results
+#pragma unroll
+    for (int r = 0; r < n; r += 4) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        largest[i] = max(max(__float_as_int(s[r + 2 * i]), __float_as_int(s[r + 2 * i + 1])), largest[i]);
+    }
+    return max(largest[0], largest[1]) >= bound;
+  }
+
+  // Over its four lanes.
+  template <int n>
+  TANDEM_DEVICE static float largest_of_row(const float (&s)[n], int row) {
+    float largest = -kInfinity;
+#pragma unroll
+    for (int r = 0; r < n; ++r)
+      if (row_of(r) == row) largest = fmaxf(largest, s[r]);
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+  }
+
+  // What was summed against shift `from` is brought to the shift of now.
+  TANDEM_DEVICE void shrink(int row, float from) {
+    factor[row] = exp2_approx(from - shift[row]);
+    sum[row] *= factor[row];
   }
 };

@@ -35,20 +35,16 @@ struct TileChoice {
 
 // The first that serves a problem is taken.
 inline constexpr TileChoice kHopperTiles[] = {
-    {64, 64, 129, 0, Mask::left, Scores::plain, 4, 64, 2, false},
-    {64, 64, 129, 2048, Mask::bounded, Scores::plain, 3, 128, 2, true},
-    {64, 64, 129, 8192, Mask::full, Scores::plain, 3, 112, 2, true},
-    {64, 64, 129, 0, Mask::any, Scores::plain, 4, 64, 2, false},
-    {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, false},
+    {64, 64, 129, 0, Mask::any, Scores::plain, 4, 64, 2, true},
+    {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 96, 2, false},
-    {128, 128, 129, 2048, Mask::bounded, Scores::plain, 3, 80, 2, true},
-    {128, 128, 129, 2048, Mask::full, Scores::plain, 3, 80, 2, false},
     {128, 128, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
-    {192, 128, 129, 8192, Mask::any, Scores::plain, 3, 64, 2, false},
-    {192, 128, 0, 0, Mask::any, Scores::plain, 2, 112, 2, true},
+    {192, 128, 129, 24576, Mask::full, Scores::plain, 3, 64, 2, true},
+    {192, 128, 0, 2048, Mask::any, Scores::plain, 2, 96, 2, true},
+    {192, 128, 129, 0, Mask::any, Scores::plain, 3, 64, 2, false},
+    {192, 128, 0, 0, Mask::any, Scores::plain, 2, 96, 2, true},
     {192, 192, 0, 0, Mask::any, Scores::plain, 2, 96, 2, true},
-    {256, 256, 0, 8192, Mask::any, Scores::plain, 2, 80, 2, true},
     {256, 256, 0, 0, Mask::any, Scores::plain, 2, 64, 2, true},
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };

@@ -89,6 +89,28 @@ TEST_F(KernelsHostile, ScoresThatRise) {
   }
 }
 
+// The same of the products alone. Kernels begin with the last keys: the first ones outweigh all before by so much at
+// once that some of the sums on the way are still numbers and others are not, with one query or many, in one tile of
+// many.
+TEST_F(KernelsHostile, FirstKeysOutweighTheLast) {
+  for (const double jump : {5.0, 10.0, 15.0, 30.0, 50.0, 100.0}) {
+    for (const char* more : {"--seqlen-q 300", "--seqlen-q 700 --causal 1", "--seqlen-q 1", "--seqlen-q 90 --sink f32",
+                             "--seqlen-q 700 --left 400 --right 0", "--seqlen-q 700 --left 300",
+                             "--seqlen-q 64 --head-dim 128 --head-dim-v 128"}) {
+      add("--seqlen-k 700 --heads-q 4 --heads-k 4 " + std::string(more), [=](Instance& in) {
+        const int64_t row = in.k.size() / (in.c.batch * 700);  // of all heads
+        for (int64_t n = 0; n < in.k.size(); ++n) {
+          const int64_t key = n / row % 700, head = n / in.c.head_dim % 4;
+          if (head == 1) continue;
+          const double level = key < 5 ? 2 * jump : key < 260 && head > 1 ? jump : 0;
+          in.k.set(n, level / std::sqrt(static_cast<double>(in.c.head_dim)) + in.k.get(n) / 16);
+        }
+        for (int64_t n = 0; n < in.q.size(); ++n) in.q.set(n, 1 + in.q.get(n) / 16);
+      });
+    }
+  }
+}
+
 TEST_F(KernelsHostile, OneKeyOutweighsAll) {
   add("--seqlen-q 20 --seqlen-k 300 --bias f32 --bias-shape 111j", [](Instance& in) { in.bias.set(150, 500); });
   for (const double sink : {200.0, -200.0, -kInfinity}) {

@@ -49,7 +49,8 @@ def main() -> None:
 def measured() -> dict[str, dict[str, float]]:
     """{"compile": {variant: seconds}, "load": ...}, each in a process of its own, on a cache that begins empty."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ, TANDEM_CACHE_DIR=os.path.join(folder, "cache"))
+        # NVRTC keeps a cache of its own, with the driver's.
+        environment = dict(os.environ, TANDEM_CACHE_DIR=os.path.join(folder, "cache"), CUDA_CACHE_DISABLE="1")
         environment.pop("TANDEM_CACHE", None)  # "off" would leave nothing to load
         found = {}
         for what in ("compile", "load"):

@@ -74,8 +74,11 @@ class _Args(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL:
-    (path,) = glob.glob(os.path.join(_FOLDER, "libtandem.so.*"))
-    library = ctypes.CDLL(path)
+    libraries = glob.glob(os.path.join(_FOLDER, "libtandem.so.*"))
+    if len(libraries) != 1:
+        has = f"{_FOLDER} has {len(libraries)} libtandem.so.*, not 1"
+        raise ImportError(f"tandem is not built: {has}; pip install . builds it")
+    library = ctypes.CDLL(libraries[0])
     arguments = [ctypes.c_void_p, ctypes.POINTER(_Args), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     library.tandem_forward.argtypes = library.tandem_backward.argtypes = arguments
     library.tandem_check.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Args)]

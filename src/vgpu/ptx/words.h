@@ -1,0 +1,13 @@
+// The words that PTX defines: instructions and special registers.
+#pragma once
+
+#include <string_view>
+
+namespace tandem::vgpu::ptx {
+
+bool is_opcode(std::string_view word);  // the first part of an instruction's name: "mov", "cp", "tcgen05"
+// "%laneid"; of those with components ("%tid.x") the name without.
+bool is_special_register(std::string_view word);
+bool has_components(std::string_view special_register);
+
+}  // namespace tandem::vgpu::ptx

@@ -1,0 +1,92 @@
+// Who touched memory: a site is a place in the program as one warp or one asynchronous operation came by there, and an
+// epoch is one time that it did. Shadow memory holds epochs.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "vgpu/check/clock.h"
+#include "vgpu/check/observer.h"
+
+namespace tandem::vgpu::check {
+
+enum class SiteKind : uint8_t { thread, async };
+
+// Where a clock tells that an asynchronous operation is complete. time 0: nothing can tell yet.
+struct Token {
+  uint16_t row = 0;
+  uint16_t lane = 0;  // or kTogether: each of the site's lanes, as each has a group of its own
+  int32_t time = 0;
+};
+
+// For a lane: all of a site's at once.
+inline constexpr int kTogether = 32;
+
+struct Site {
+  int32_t cluster = 0, cta = 0, instruction = -1;
+  uint32_t lanes = 0;  // that did it together
+  uint16_t warp = 0;   // of the block
+  uint16_t row = 0;    // of the warp
+  SiteKind kind = SiteKind::thread;
+  AsyncKind async = AsyncKind::bulk_load;
+  std::atomic<Token> done = Token{};
+
+  void set(const Site& x) {
+    cluster = x.cluster, cta = x.cta, instruction = x.instruction, lanes = x.lanes, warp = x.warp, row = x.row;
+    kind = x.kind, async = x.async;
+    done.store(x.done.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+};
+
+// The scope of an atomic access; weak ones have none.
+inline constexpr int kWeak = 0;
+inline constexpr int scope_code(Scope scope) { return 1 + static_cast<int>(scope); }
+
+// 0: nobody.
+class Epoch {
+ public:
+  static constexpr int32_t kLatest = (1 << 24) - 1;  // times stay there
+
+  Epoch() = default;
+  Epoch(uint32_t site, int32_t time, int lane, int scope, bool wrote)
+      : bits_(uint64_t{site} << 34 | static_cast<uint64_t>(time) << 10 | static_cast<uint64_t>(lane) << 4 |
+              static_cast<uint64_t>(scope) << 1 | static_cast<uint64_t>(wrote)) {}
+  explicit operator bool() const { return bits_ != 0; }
+  friend bool operator==(Epoch a, Epoch b) = default;
+
+  uint32_t site() const { return static_cast<uint32_t>(bits_ >> 34); }
+  int32_t time() const { return static_cast<int32_t>(bits_ >> 10 & 0xffffff); }
+  int lane() const { return static_cast<int>(bits_ >> 4 & 63); }
+  int scope() const { return static_cast<int>(bits_ >> 1 & 7); }
+  bool wrote() const { return bits_ & 1; }
+
+ private:
+  uint64_t bits_ = 0;
+};
+
+// Sites by number, from 1 on. One thread at a time adds and removes; others may read sites whose numbers they got
+// through a lock.
+class Sites {
+ public:
+  // At most `most` at once; beyond, new ones share the last.
+  explicit Sites(uint32_t most);
+  uint32_t add();
+  // Forgets all sites but those marked.
+  void keep(const std::vector<bool>& marked);
+  Site& operator[](uint32_t site) { return chunks_[site / kChunk][site % kChunk]; }
+  const Site& operator[](uint32_t site) const { return chunks_[site / kChunk][site % kChunk]; }
+  uint32_t count() const { return count_ - static_cast<uint32_t>(free_.size()); }
+  uint32_t end() const { return count_; }  // beyond the highest number that was ever given
+
+ private:
+  static constexpr uint32_t kChunk = 1024;
+  std::vector<std::unique_ptr<Site[]>> chunks_;  // all of them there from the beginning, but empty
+  std::vector<uint32_t> free_;
+  uint32_t count_ = 1;
+};
+
+}  // namespace tandem::vgpu::check

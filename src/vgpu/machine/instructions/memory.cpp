@@ -1,0 +1,259 @@
+// ld and st in all spaces, and what only hints about memory. PTX ISA, "Data Movement and Conversion Instructions".
+#include "vgpu/machine/instructions/memory.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "vgpu/machine/run/execute.h"
+#include "vgpu/machine/run/resolve.h"
+
+namespace tandem::vgpu::machine {
+namespace {
+
+using ptx::Instruction;
+using ptx::Operand;
+using ptx::Space;
+using ptx::Type;
+
+struct AccessDetail : Detail {  // in: address, then values of a store; out: values of a load
+  AccessForm form;
+  uint32_t element = 4;  // bytes
+  bool sign = false;     // shorter than the register: extended by its sign
+  bool wide_address = true;
+  int64_t offset = 0;
+  std::vector<uint8_t> widths;  // of the registers
+};
+
+// Whole naturally aligned words are read and written at once: other host threads may do so too.
+template <class T>
+T load_word(const std::byte* at) {
+  T value;
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0)
+    std::memcpy(&value, at, sizeof(T));
+  else
+    value = __atomic_load_n(reinterpret_cast<const T*>(at), __ATOMIC_RELAXED);
+  return value;
+}
+template <class T>
+void store_word(std::byte* at, T value) {
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0)
+    std::memcpy(at, &value, sizeof(T));
+  else
+    __atomic_store_n(reinterpret_cast<T*>(at), value, __ATOMIC_RELAXED);
+}
+
+uint64_t load_element(const std::byte* at, uint32_t bytes, bool sign) {
+  switch (bytes) {
+    case 1: return sign ? static_cast<uint64_t>(static_cast<int8_t>(load_word<uint8_t>(at))) : load_word<uint8_t>(at);
+    case 2:
+      return sign ? static_cast<uint64_t>(static_cast<int16_t>(load_word<uint16_t>(at))) : load_word<uint16_t>(at);
+    case 4:
+      return sign ? static_cast<uint64_t>(static_cast<int32_t>(load_word<uint32_t>(at))) : load_word<uint32_t>(at);
+    default: return load_word<uint64_t>(at);
+  }
+}
+
+void put(Context& context, int32_t row, int width, uint32_t lane, uint64_t value) {
+  if (width == 8)
+    context.row<uint64_t>(row)[lane] = value;
+  else
+    context.row(row)[lane] = width == 2 ? static_cast<uint16_t>(value) : static_cast<uint32_t>(value);
+}
+
+void load_lanes(Context& context, const AccessDetail& detail, const Places& places) {
+  for (size_t n = 0; n < detail.out.size(); ++n) {
+    const int32_t row = detail.out[n];
+    const uint32_t skip = static_cast<uint32_t>(n) * detail.element;
+    if (row < 0) continue;
+    if (detail.element == 4 && detail.widths[n] == 4) {
+      uint32_t* d = context.row(row);
+      TANDEM_EACH_LANE(lane, context.mask & ~places.nothing) d[lane] = load_word<uint32_t>(places.at[lane] + skip);
+    } else if (detail.element == 16) {
+      TANDEM_EACH_LANE(lane, context.mask & ~places.nothing)
+      std::memcpy(context.row<std::byte>(row) + 16 * lane, places.at[lane] + skip, 16);
+    } else {
+      TANDEM_EACH_LANE(lane, context.mask & ~places.nothing)
+      put(context, row, detail.widths[n], lane, load_element(places.at[lane] + skip, detail.element, detail.sign));
+    }
+    TANDEM_EACH_LANE(lane, context.mask & places.nothing) put(context, row, detail.widths[n], lane, 0);
+  }
+}
+
+Step load_op(Context& context, const Op& op) {
+  const auto& detail = op.as<AccessDetail>();
+  Places places;
+  if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
+  load_lanes(context, detail, places);
+  if (detail.form.atomic && places.global != 0) std::atomic_thread_fence(std::memory_order_acquire);
+  return Step::next;
+}
+
+Step store_op(Context& context, const Op& op) {
+  const auto& detail = op.as<AccessDetail>();
+  Places places;
+  if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
+  if (detail.form.atomic && places.global != 0) std::atomic_thread_fence(std::memory_order_release);
+  ++context.cluster.events;
+  for (size_t n = 1; n < detail.in.size(); ++n) {
+    const auto skip = static_cast<uint32_t>(n - 1) * detail.element;
+    const int32_t row = detail.in[n];
+    const uint32_t lanes = context.mask & ~places.nothing;
+    switch (detail.element) {
+      case 1:
+        TANDEM_EACH_LANE(lane, lanes) store_word(places.at[lane] + skip, static_cast<uint8_t>(context.row(row)[lane]));
+        break;
+      case 2:
+        TANDEM_EACH_LANE(lane, lanes) store_word(places.at[lane] + skip, static_cast<uint16_t>(context.row(row)[lane]));
+        break;
+      case 4: TANDEM_EACH_LANE(lane, lanes) store_word(places.at[lane] + skip, context.row(row)[lane]); break;
+      case 8: TANDEM_EACH_LANE(lane, lanes) store_word(places.at[lane] + skip, context.row<uint64_t>(row)[lane]); break;
+      default:
+        TANDEM_EACH_LANE(lane, lanes) std::memcpy(places.at[lane] + skip, context.row<std::byte>(row) + 16 * lane, 16);
+    }
+  }
+  return Step::next;
+}
+
+// Of ld, st, atom and red; what remains in words is the caller's.
+Status address_and_type(Builder& b, const Instruction& i, Words& words, const Operand& operand, AccessDetail* detail,
+                        Type* type) {
+  take_order(words, &detail->form);
+  take_space(words, &detail->form);
+  take_cache_hints(words);
+  *type = words.take_type();
+  if (*type == Type::none) return b.refuse(i, "its type is missing");
+  if (operand.kind != Operand::Kind::address) return b.refuse(i, "the address is missing");
+  // Variables of the parameter space of calls lie in local memory.
+  const Operand& base = operand.parts[0];
+  if (base.kind == Operand::Kind::symbol && detail->form.space == Space::param) {
+    const Place& place = b.place(base.symbol);
+    if (place.in_register) return b.refuse(i, "the parameter is a register");
+    if (place.space == Space::local) detail->form.space = Space::local;
+  }
+  const int32_t address = b.address(operand, &detail->offset);
+  if (b.failed()) return b.fail(i);
+  detail->in.push_back(address);
+  detail->wide_address = b.width(address) == 8;
+  detail->element = static_cast<uint32_t>(ptx::bits_of(*type)) / 8;
+  detail->sign = is_signed(*type);
+  return {};
+}
+
+int register_width(Builder& b, const Operand& operand) {
+  if (operand.kind != Operand::Kind::reg) return 4;
+  const Type declared = b.frame()->function->registers[static_cast<size_t>(operand.reg)].type;
+  return std::max(ptx::bits_of(declared) / 8, 1);
+}
+
+Status ld(Builder& b, const Instruction& i) {
+  Words words(i);
+  auto detail = std::make_unique<AccessDetail>();
+  const uint32_t count = take_vector(words);
+  words.take("nc");
+  Type type = Type::none;
+  if (i.operands.size() < 2) return b.refuse(i, "it has a number of operands that is not known here");
+  TANDEM_TRY(address_and_type(b, i, words, i.operands[1], detail.get(), &type));
+  TANDEM_TRY(b.unknown(i, words));
+  const bool vector = i.operands[0].kind == Operand::Kind::vector;
+  if ((vector ? i.operands[0].parts.size() : 1) != count) return b.refuse(i, "the number of registers does not fit");
+  for (size_t n = 0; n < count; ++n) {
+    const Operand& d = vector ? i.operands[0].parts[n] : i.operands[0];
+    const int width = register_width(b, d);
+    if (d.kind == Operand::Kind::sink) {
+      detail->out.push_back(-1);
+    } else if (d.kind != Operand::Kind::reg || static_cast<uint32_t>(width) < detail->element) {
+      return b.refuse(i, "a destination register is too narrow");
+    } else {
+      detail->out.push_back(b.frame()->registers + d.reg);
+    }
+    detail->widths.push_back(static_cast<uint8_t>(width));
+  }
+  detail->form.reads = true;
+  detail->form.bytes = detail->form.alignment = detail->element * count;
+  b.emit(load_op, std::move(detail));
+  return {};
+}
+
+Status st(Builder& b, const Instruction& i) {
+  Words words(i);
+  auto detail = std::make_unique<AccessDetail>();
+  if (i.has("async") || i.has("bulk")) return decode_st_async(b, i);
+  const uint32_t count = take_vector(words);
+  Type type = Type::none;
+  if (i.operands.size() < 2) return b.refuse(i, "it has a number of operands that is not known here");
+  TANDEM_TRY(address_and_type(b, i, words, i.operands[0], detail.get(), &type));
+  TANDEM_TRY(b.unknown(i, words));
+  const bool vector = i.operands[1].kind == Operand::Kind::vector;
+  if ((vector ? i.operands[1].parts.size() : 1) != count) return b.refuse(i, "the number of registers does not fit");
+  for (size_t n = 0; n < count; ++n)
+    detail->in.push_back(b.source(vector ? i.operands[1].parts[n] : i.operands[1], type));
+  if (b.failed()) return b.fail(i);
+  detail->form.writes = true;
+  detail->form.bytes = detail->form.alignment = detail->element * count;
+  b.emit(store_op, std::move(detail));
+  return {};
+}
+
+Status hint(Builder& b, const Instruction& i) {
+  (void)b;
+  (void)i;
+  return {};
+}
+
+// createpolicy: any value will do.
+Status createpolicy(Builder& b, const Instruction& i) {
+  const int32_t d = b.destination(i.operands[0], Type::b64);
+  if (b.failed()) return b.fail(i);
+  b.copy(d, b.constant(8, 0x1000000000000000));
+  return {};
+}
+
+constexpr Family kFamilies[] = {
+    {"ld", ld},         {"ldu", ld},         {"st", st},        {"atom", decode_atomic}, {"red", decode_atomic},
+    {"prefetch", hint}, {"prefetchu", hint}, {"discard", hint}, {"applypriority", hint}, {"createpolicy", createpolicy},
+};
+
+}  // namespace
+
+void take_order(Words& words, AccessForm* form) {
+  const std::string order = words.take_of({"weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"});
+  if (order == "mmio") words.take("relaxed");
+  const std::string scope = words.take_of({"cta", "cluster", "gpu", "sys"});
+  form->scope = scope == "cta"                                             ? Scope::cta
+                : scope == "cluster"                                       ? Scope::cluster
+                : scope == "sys" || order == "volatile" || order == "mmio" ? Scope::system
+                                                                           : Scope::gpu;
+  form->order = order == "acquire"                 ? Order::acquire
+                : order == "release"               ? Order::release
+                : order == "acq_rel"               ? Order::acquire_release
+                : order.empty() || order == "weak" ? Order::weak
+                                                   : Order::relaxed;
+  form->atomic = form->order != Order::weak;
+}
+
+void take_space(Words& words, AccessForm* form) {
+  const std::string space = words.take_of(
+      {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry", "param::func"});
+  form->cluster = space == "shared::cluster";
+  form->space = space == "global"             ? Space::global
+                : space.starts_with("shared") ? Space::shared
+                : space == "local"            ? Space::local
+                : space == "const"            ? Space::constant
+                : space.starts_with("param")  ? Space::param
+                                              : Space::generic;
+}
+
+void take_cache_hints(Words& words) {
+  words.take_of({"ca", "cg", "cs", "lu", "cv", "wb", "wt"});
+  while (!words.take_prefix("L1::").empty() || !words.take_prefix("L2::").empty()) {
+  }
+}
+
+uint32_t take_vector(Words& words) {
+  const std::string vector = words.take_of({"v2", "v4", "v8"});
+  return vector.empty() ? 1 : static_cast<uint32_t>(vector[1] - '0');
+}
+
+std::span<const Family> memory_families() { return kFamilies; }
+
+}  // namespace tandem::vgpu::machine

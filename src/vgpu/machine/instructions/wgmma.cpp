@@ -1,0 +1,321 @@
+// wgmma. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+//
+// Each warp issues its quarter when it comes to the instruction; the product may be made once all four have, and after
+// those that the warpgroup issued before.
+#include "vgpu/machine/instructions/wgmma.h"
+
+#include "vgpu/machine/run/execute.h"
+#include "vgpu/machine/run/resolve.h"
+
+namespace tandem::vgpu::machine {
+namespace {
+
+using ptx::Instruction;
+using ptx::Operand;
+using ptx::Type;
+
+constexpr int kWarps = 4;
+
+size_t row_of(int32_t at) { return static_cast<size_t>(at) / (4 * kLanes); }
+
+Step fence_op(Context& context, const Op& op) {
+  if (!is_whole(context, op)) return Step::end;
+  ++context.warp.fences;
+  if (context.grid.observer != nullptr) context.grid.observer->wgmma_fence(context.actor(op));
+  return Step::next;
+}
+
+Step commit_op(Context& context, const Op& op) {
+  if (!is_whole(context, op)) return Step::end;
+  ++context.warp.groups_committed;
+  context.warp.commit_marks.push_back(context.warp.mma_issued);
+  if (context.grid.observer != nullptr) context.grid.observer->group_commits(context.actor(op), AsyncKind::wgmma);
+  return Step::next;
+}
+
+struct WaitDetail : Detail {
+  uint32_t pending = 0;
+};
+
+Step wait_op(Context& context, const Op& op) {
+  Warp& warp = context.warp;
+  if (!context.fragment.tried && !is_whole(context, op)) return Step::end;
+  const uint32_t pending = op.as<WaitDetail>().pending;
+  const uint32_t group = warp.groups_committed > pending ? warp.groups_committed - pending : 0;
+  const uint64_t needed = group == 0 ? 0 : warp.commit_marks[group - 1];
+  const Warpgroup& warpgroup = *context.block.warpgroups[static_cast<size_t>(warp.index / kWarps)];
+  if (warpgroup.completed < needed) return context.wait(WaitKind::wgmma, needed);
+  warp.groups_waited = std::max(warp.groups_waited, group);
+  warp.holds = needed < warp.mma_issued || warp.loads_waited < warp.loads_issued;
+  if (context.grid.observer != nullptr)
+    context.grid.observer->group_waits(context.actor(op), AsyncKind::wgmma, pending, false);
+  return Step::next;
+}
+
+// Registers of a wgmma must not have been touched since the last wgmma.fence, but for sums that the one before wrote.
+bool check_registers(Context& context, const Op& op, const WgmmaDetail& detail) {
+  const Warp& warp = context.warp;
+  const auto touched = [&](int32_t at) { return warp.touched[row_of(at)] >= warp.fences; };
+  bool missing = warp.fences == 0;
+  for (const int32_t at : detail.held) missing = missing || touched(at);
+  if (missing &&
+      !context.finds(Rule::missing_wgmma_fence, op, "",
+                     "a register of the product has been touched since the last wgmma.fence (or there was none)"))
+    return false;
+  for (size_t n = 0; n < detail.a_count && detail.form.a_in_registers; ++n) {
+    if (warp.mma_writes[row_of(detail.in[n])] <= warp.groups_waited) continue;
+    if (!context.finds(Rule::pending_register, op, "",
+                       "a register of A is written by a wgmma under way: no wgmma.wait_group covers it yet"))
+      return false;
+  }
+  return true;
+}
+
+void hold_registers(Warp& warp, const WgmmaDetail& detail) {
+  const uint32_t group = warp.groups_committed + 1;
+  for (const int32_t at : detail.out) warp.mma_writes[row_of(at)] = group;
+  if (detail.form.a_in_registers)
+    for (size_t n = 0; n < detail.a_count; ++n) warp.mma_reads[row_of(detail.in[n])] = group;
+  warp.holds = true;
+}
+
+// Makes the product of the oldest wgmma of a warpgroup.
+void complete(Block& block, size_t group, AsyncOp* self) {
+  Warpgroup& warpgroup = *block.warpgroups[group];
+  Wgmma wgmma = std::move(warpgroup.under_way.front());
+  warpgroup.under_way.pop_front();
+  ++warpgroup.completed;
+  Grid& grid = *block.cluster->grid;
+  const WgmmaDetail& detail = *wgmma.detail;
+  uint32_t* d[kWarps][128];
+  const uint32_t* a[kWarps][units::kWgmmaARegisters];
+  uint32_t** const d_lists[kWarps] = {d[0], d[1], d[2], d[3]};
+  const uint32_t** const a_lists[kWarps] = {a[0], a[1], a[2], a[3]};
+  for (size_t w = 0; w < kWarps; ++w) {
+    std::byte* const registers = block.warps[group * kWarps + w].registers;
+    for (size_t n = 0; n < detail.out.size(); ++n) d[w][n] = reinterpret_cast<uint32_t*>(registers + detail.out[n]);
+    for (size_t n = 0; n < detail.a_count; ++n) a[w][n] = reinterpret_cast<const uint32_t*>(registers + detail.in[n]);
+  }
+  if (self->moves_data)
+    units::wgmma(detail.form, wgmma.a_tile, detail.form.a_in_registers ? a_lists : nullptr, wgmma.b_tile,
+                 block.shared.data(), wgmma.accumulate, d_lists);
+  for (const LateCopy& copy : wgmma.copies) {
+    std::byte* const registers = block.warps[group * kWarps + static_cast<size_t>(copy.warp)].registers;
+    const auto* from = reinterpret_cast<const uint32_t*>(registers + copy.from);
+    auto* to = reinterpret_cast<uint32_t*>(registers + copy.to);
+    TANDEM_EACH_LANE(lane, copy.lanes) to[lane] = from[lane];
+  }
+  if (grid.observer != nullptr && self->announced) grid.observer->async_completes(self->id);
+}
+
+// The instruction as the first of the four warps has it.
+bool begin(Context& context, const Op& op, const WgmmaDetail& detail, Warpgroup& warpgroup) {
+  const auto lane = static_cast<uint32_t>(first_lane(context.mask));
+  const size_t group = static_cast<size_t>(context.warp.index / kWarps);
+  Wgmma wgmma;
+  wgmma.detail = &detail;
+  const auto descriptor = [&](int32_t n) { return context.row<uint64_t>(detail.in[static_cast<size_t>(n)])[lane]; };
+  wgmma.b = descriptor(detail.b_at);
+  wgmma.accumulate = (*context.row(detail.in[static_cast<size_t>(detail.accumulate_at)]) >> lane & 1) != 0;
+  Status status = units::b_tile(detail.form, wgmma.b, context.grid.window_bytes, &wgmma.b_tile);
+  if (status.ok() && !detail.form.a_in_registers) {
+    wgmma.a = descriptor(0);
+    status = units::a_tile(detail.form, wgmma.a, context.grid.window_bytes, &wgmma.a_tile);
+  }
+  if (!status.ok()) {
+    context.finds(Rule::invalid_descriptor, op, "", status.message, true);
+    return false;
+  }
+  std::vector<AsyncRef> after;
+  if (!warpgroup.under_way.empty()) after.push_back(warpgroup.under_way.back().op);
+  wgmma.op = context.cluster.async.issue(context.actor(op), nullptr, after, kWarps);
+  wgmma.op->blocks = 1u << context.block.rank;
+  Block* const block = &context.block;
+  wgmma.op->complete = [block, group, self = wgmma.op.get()] { complete(*block, group, self); };
+  warpgroup.under_way.push_back(std::move(wgmma));
+  return true;
+}
+
+// Each warp says that it issues its quarter; the last of the four, what all of them read.
+void announce(Context& context, const Op& op, const WgmmaDetail& detail, const Wgmma& wgmma) {
+  if (context.grid.observer == nullptr) return;
+  std::vector<Span> reads;
+  const auto add = [&](const units::MatrixTile& tile, int32_t warp) {
+    std::vector<units::Range> ranges;
+    units::list_ranges(tile, &ranges);
+    for (const units::Range& r : ranges)
+      reads.push_back({Memory::shared, context.block.cta, r.address, r.bytes, 1, warp});
+  };
+  const bool last = wgmma.issued_by == (1u << kWarps) - 1;
+  if (last) {
+    add(wgmma.b_tile, -1);
+    if (!detail.form.a_in_registers && wgmma.a_tile.mn_major) add(wgmma.a_tile, -1);
+    if (!detail.form.a_in_registers && !wgmma.a_tile.mn_major) {
+      const int32_t first = context.warp.index / kWarps * kWarps;
+      for (int32_t w = 0; w < kWarps; ++w) {  // 16 rows each
+        units::MatrixTile rows = wgmma.a_tile;
+        rows.mn = 16;
+        rows.descriptor.start += 2 * static_cast<uint32_t>(w) * rows.descriptor.stride;
+        add(rows, first + w);
+      }
+    }
+  }
+  wgmma.op->announced = true;
+  const bool moves = context.grid.observer->async_issues(context.actor(op), AsyncKind::wgmma, wgmma.op->id, reads, {});
+  if (last) wgmma.op->moves_data = moves;
+}
+
+Step mma_op(Context& context, const Op& op) {
+  const auto& detail = op.as<WgmmaDetail>();
+  Warp& warp = context.warp;
+  if (!is_whole(context, op)) return Step::end;
+  const int group = warp.index / kWarps, member = warp.index % kWarps;
+  if ((group + 1) * kWarps > context.grid.warps) {
+    context.finds(
+        Rule::divergent_aligned, op, "",
+        "the last " + std::to_string(context.grid.warps % kWarps) + " warps of the block are no whole warpgroup", true);
+    return Step::end;
+  }
+  if (!check_registers(context, op, detail)) return Step::end;
+  Warpgroup& warpgroup = *context.block.warpgroups[static_cast<size_t>(group)];
+  const uint64_t place = warp.mma_issued++ - warpgroup.completed;
+  if (place == warpgroup.under_way.size() && !begin(context, op, detail, warpgroup)) return Step::end;
+  Wgmma& wgmma = warpgroup.under_way[place];
+  if (wgmma.detail != &detail) {
+    context.finds(Rule::divergent_aligned, op, "", "the warps of a warpgroup execute different wgmma instructions",
+                  true);
+    return Step::end;
+  }
+  wgmma.issued_by |= 1u << member;
+  hold_registers(warp, detail);
+  announce(context, op, detail, wgmma);
+  const AsyncRef async = wgmma.op;  // completing ends the entry
+  context.cluster.async.unblock(async);
+  ++context.cluster.events;
+  context.cluster.async.advance(&context.cluster.random);
+  return Step::next;
+}
+
+units::Format format_of(Type type) {
+  switch (type) {
+    case Type::f16: return units::Format::f16;
+    case Type::bf16: return units::Format::bf16;
+    case Type::tf32: return units::Format::tf32;
+    case Type::e4m3: return units::Format::e4m3;
+    case Type::e5m2: return units::Format::e5m2;
+    case Type::s8: return units::Format::s8;
+    case Type::u8: return units::Format::u8;
+    default: return units::Format::f32;
+  }
+}
+
+// ".m64n128k16" to n and k.
+bool take_shape(const std::string& word, units::WgmmaForm* form) {
+  int m = 0;
+  return std::sscanf(word.c_str(), "m%dn%dk%d", &m, &form->n, &form->k) == 3 && m == 64;
+}
+
+// Behind the operands: scale-d, then for floating point the signs of A and B, then for 16 bits whether each is
+// transposed.
+Status take_flags(Builder& b, const Instruction& i, WgmmaDetail* detail) {
+  const auto flag = [&](size_t n) { return static_cast<int64_t>(i.operands[n].bits); };
+  units::WgmmaForm& form = detail->form;
+  const size_t count = i.operands.size();
+  for (size_t n = 4; n < count; ++n)
+    if (i.operands[n].kind != Operand::Kind::integer) return b.refuse(i, "its last operands are no constants");
+  if (count > 4) {
+    if (count < 6) return b.refuse(i, "it has a number of operands that is not known here");
+    for (size_t n = 4; n < 6; ++n)
+      if (flag(n) != 1 && flag(n) != -1) return b.refuse(i, "the scales of A and B are 1 or -1");
+    form.negate_a = flag(4) == -1;
+    form.negate_b = flag(5) == -1;
+  }
+  const size_t transposed = form.a_in_registers ? 1 : 2;
+  if (count > 6) {
+    if (count != 6 + transposed) return b.refuse(i, "it has a number of operands that is not known here");
+    if (transposed == 2) form.transpose_a = flag(6) != 0;
+    form.transpose_b = flag(count - 1) != 0;
+  }
+  return {};
+}
+
+Status mma_async(Builder& b, const Instruction& i, Words& words) {
+  auto detail = std::make_unique<WgmmaDetail>();
+  units::WgmmaForm& form = detail->form;
+  if (words.take("sp")) return b.refuse(i, "sparse products are not executed");
+  const std::string shape = words.take_prefix("m64");
+  form.saturate = words.take("satfinite");
+  const Type d = words.take_type(), a = words.take_type(), bt = words.take_type();
+  TANDEM_TRY(b.unknown(i, words));
+  if (bt == Type::none || !take_shape(shape, &form) || i.operands.size() < 4)
+    return b.refuse(i, "this form is not known here");
+  form.d = d == Type::f16 ? units::Sum::f16 : d == Type::s32 ? units::Sum::s32 : units::Sum::f32;
+  form.a = format_of(a);
+  form.b = format_of(bt);
+  form.a_in_registers = i.operands[1].kind == Operand::Kind::vector;
+  TANDEM_TRY(take_flags(b, i, detail.get()));
+  const Status status = units::check(form);
+  if (!status.ok()) return b.refuse(i, status.message);
+  if (i.operands[0].kind != Operand::Kind::vector ||
+      i.operands[0].parts.size() != static_cast<size_t>(units::d_registers(form)))
+    return b.refuse(i, "D has " + std::to_string(units::d_registers(form)) + " registers");
+  if (form.a_in_registers) {
+    if (i.operands[1].parts.size() != units::kWgmmaARegisters) return b.refuse(i, "A has 4 registers");
+    for (const Operand& r : i.operands[1].parts) detail->in.push_back(b.source(r, Type::b32));
+    detail->a_count = detail->in.size();
+  } else {
+    detail->in.push_back(b.source(i.operands[1], Type::b64));
+  }
+  detail->b_at = static_cast<int32_t>(detail->in.size());
+  detail->in.push_back(b.source(i.operands[2], Type::b64));
+  detail->accumulate_at = static_cast<int32_t>(detail->in.size());
+  detail->in.push_back(b.predicate(i.operands[3]));
+  for (const Operand& r : i.operands[0].parts) {
+    const int32_t reg = b.destination(r, Type::b32);
+    detail->in.push_back(reg);  // what it adds to
+    detail->out.push_back(reg);
+    detail->held.push_back(reg);
+  }
+  for (size_t n = 0; n < detail->a_count; ++n) detail->held.push_back(detail->in[n]);
+  if (b.failed()) return b.fail(i);
+  detail->holds = Hold::mma;
+  b.emit(mma_op, std::move(detail));
+  return {};
+}
+
+Status wgmma_family(Builder& b, const Instruction& i) {
+  if (!b.model().wgmma) return b.refuse(i, std::string(b.model().name) + " has no wgmma");
+  Words words(i);
+  const std::string what = words.take_of({"mma_async", "fence", "commit_group", "wait_group"});
+  words.take("sync");
+  words.take("aligned");
+  b.code().uses_wgmma = true;
+  if (what == "mma_async") return mma_async(b, i, words);
+  TANDEM_TRY(b.unknown(i, words));
+  if (what == "fence") {
+    b.emit(fence_op, nullptr);
+  } else if (what == "commit_group") {
+    auto detail = std::make_unique<Detail>();
+    detail->commits = true;
+    b.emit(commit_op, std::move(detail));
+  } else if (what == "wait_group" && i.operands.size() == 1 && i.operands[0].kind == Operand::Kind::integer) {
+    auto detail = std::make_unique<WaitDetail>();
+    detail->pending = static_cast<uint32_t>(i.operands[0].bits);
+    if (detail->pending == 0) detail->releases = Hold::mma;
+    b.emit(wait_op, std::move(detail));
+  } else {
+    return b.refuse(i, "this form is not known here");
+  }
+  return {};
+}
+
+}  // namespace
+
+bool writes_register(const Wgmma& wgmma, int32_t at) {
+  const auto& out = wgmma.detail->out;
+  return std::find(out.begin(), out.end(), at) != out.end();
+}
+
+Status decode_wgmma(Builder& b, const Instruction& i) { return wgmma_family(b, i); }
+
+}  // namespace tandem::vgpu::machine

@@ -1,0 +1,41 @@
+// Four warps and the wgmmas that they have issued.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "vgpu/machine/run/async.h"
+#include "vgpu/units/matrix.h"
+
+namespace tandem::vgpu::machine {
+
+struct WgmmaDetail;
+
+// A copy of a register that a wgmma will write, made while it was under way: done once it is complete.
+struct LateCopy {
+  int warp = 0;  // in the warpgroup
+  int32_t from = 0, to = 0;
+  uint32_t lanes = 0;
+};
+
+struct Wgmma {
+  const WgmmaDetail* detail = nullptr;
+  int32_t source = 0;
+  uint64_t a = 0, b = 0;  // descriptors
+  units::MatrixTile a_tile, b_tile;
+  bool accumulate = false;
+  uint32_t issued_by = 0;  // warps of the warpgroup
+  std::vector<LateCopy> copies;
+  AsyncRef op;
+};
+
+struct Warpgroup {
+  std::deque<Wgmma> under_way;  // not complete, in order
+  uint64_t completed = 0;       // of all that were ever issued
+};
+
+bool writes_register(const Wgmma& wgmma, int32_t at);  // in the register file
+
+}  // namespace tandem::vgpu::machine

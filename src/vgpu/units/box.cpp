@@ -1,0 +1,210 @@
+#include "vgpu/units/box.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "problem/text.h"
+#include "vgpu/units/tensor_map.h"
+
+namespace tandem::vgpu::units {
+namespace {
+
+constexpr uint32_t kChunk = 16;
+
+// A row of the box: dimension 0, contiguous on both sides.
+struct BoxRow {
+  uint64_t global = 0;           // address of its first element, inside the tensor or not
+  uint32_t image = 0;            // offset in the image
+  uint32_t first = 0, last = 0;  // bytes of the row inside the tensor: [first, last)
+};
+
+// Calls f(row) for all rows in the order of the image.
+template <class F>
+void for_each_row(const BoxCopy& copy, F&& f) {
+  const gpu::TensorMapSpec& map = copy.map;
+  const auto element = static_cast<uint32_t>(bytes_of(map.type));
+  const uint32_t row_bytes = map.box[0] * element;
+  const int64_t c0 = copy.coordinates[0], end0 = static_cast<int64_t>(map.dims[0]);
+  BoxRow inside;
+  inside.first = static_cast<uint32_t>(std::clamp<int64_t>(-c0, 0, map.box[0])) * element;
+  inside.last = static_cast<uint32_t>(std::clamp<int64_t>(end0 - c0, 0, map.box[0])) * element;
+  if (inside.first >= inside.last) inside.first = inside.last = 0;
+  const uint64_t base = std::bit_cast<uintptr_t>(map.address) + static_cast<uint64_t>(c0 * element);
+
+  const bool rows4 = copy.mode == BoxMode::rows4;
+  uint32_t counts[gpu::kMaxTensorRank] = {1, 1, 1, 1, 1}, index[gpu::kMaxTensorRank] = {};
+  for (int32_t i = 1; i < map.rank; ++i)
+    counts[i] = rows4 ? 4 : (map.box[i] + map.element_strides[i] - 1) / map.element_strides[i];
+  for (uint32_t image = 0;; image += row_bytes) {
+    BoxRow row = inside;
+    row.global = base;
+    row.image = image;
+    for (int32_t i = 1; i < map.rank; ++i) {
+      const int64_t c = rows4 ? copy.coordinates[1 + index[1]]
+                              : copy.coordinates[i] + int64_t{index[i]} * int64_t{map.element_strides[i]};
+      if (c < 0 || c >= static_cast<int64_t>(map.dims[i])) row.first = row.last = 0;
+      row.global += static_cast<uint64_t>(c) * map.byte_strides[i];
+    }
+    f(row);
+    int32_t i = 1;
+    while (i < map.rank && ++index[i] == counts[i]) index[i++] = 0;
+    if (i >= map.rank) return;
+  }
+}
+
+std::byte* global_at(uint64_t address) { return std::bit_cast<std::byte*>(static_cast<uintptr_t>(address)); }
+
+// What elements beyond the tensor become, repeated over 16 bytes.
+void fill_chunk(const gpu::TensorMapSpec& map, std::byte* chunk) {
+  std::memset(chunk, 0, kChunk);
+  if (map.oob_fill == gpu::OobFill::zero) return;
+  const auto element = static_cast<uint32_t>(bytes_of(map.type));
+  std::memset(chunk, 0xff, kChunk);
+  for (uint32_t i = element - 1; i < kChunk; i += element) chunk[i] = std::byte{0x7f};
+}
+
+// Between a plain chunk and its place in the image: 16 bytes, in two halves if the swizzle parts them.
+void to_image(gpu::Swizzle swizzle, const std::byte* chunk, uint32_t address, std::byte* window) {
+  const uint32_t place = swizzled(swizzle, address);
+  if (place % kChunk == 0) {
+    std::memcpy(window + place, chunk, kChunk);
+  } else {
+    std::memcpy(window + place, chunk, kChunk / 2);
+    std::memcpy(window + (place ^ 8), chunk + 8, kChunk / 2);
+  }
+}
+void from_image(gpu::Swizzle swizzle, const std::byte* window, uint32_t address, std::byte* chunk) {
+  const uint32_t place = swizzled(swizzle, address);
+  if (place % kChunk == 0) {
+    std::memcpy(chunk, window + place, kChunk);
+  } else {
+    std::memcpy(chunk, window + place, kChunk / 2);
+    std::memcpy(chunk + 8, window + (place ^ 8), kChunk / 2);
+  }
+}
+
+// Calls f(global address, plain bytes, count) for what a store or reduction writes.
+template <class F>
+void for_each_written(const BoxCopy& copy, const std::byte* window, F&& f) {
+  for_each_row(copy, [&](const BoxRow& row) {
+    for (uint32_t at = row.first / kChunk * kChunk; at < row.last; at += kChunk) {
+      std::byte chunk[kChunk];
+      from_image(copy.map.swizzle, window, copy.shared + row.image + at, chunk);
+      const uint32_t first = std::max(at, row.first), last = std::min(at + kChunk, row.last);
+      f(row.global + first, chunk + (first - at), last - first);
+    }
+  });
+}
+
+}  // namespace
+
+uint32_t swizzled(gpu::Swizzle swizzle, uint32_t address) {
+  switch (swizzle) {
+    case gpu::Swizzle::none: return address;
+    case gpu::Swizzle::b32: return address ^ (address >> 3 & 0x10);
+    case gpu::Swizzle::b64: return address ^ (address >> 3 & 0x30);
+    case gpu::Swizzle::b128: return address ^ (address >> 3 & 0x70);
+    case gpu::Swizzle::b128_atom_32b: return address ^ (address >> 2 & 0x60);
+    case gpu::Swizzle::b128_atom_32b_flip_8b: return address ^ (address >> 2 & 0x60) ^ (address >> 4 & 0x08);
+    case gpu::Swizzle::b128_atom_64b: break;
+  }
+  return address ^ (address >> 1 & 0x40);
+}
+
+Status check(const BoxCopy& copy, int32_t rank) {
+  const gpu::TensorMapSpec& map = copy.map;
+  if (map.rank != rank) return Status::invalid(say("the tensor map has rank ", map.rank, ", the instruction ", rank));
+  if (copy.mode == BoxMode::rows4 && (rank != 2 || map.box[1] != 1))
+    return Status::invalid(say("gather4 and scatter4 need a tensor map of rank 2 (", map.rank,
+                               ") whose box has one row (", map.box[1], ")"));
+  // A repeat of the pattern may begin anywhere on 128 bytes: it follows the address.
+  if (copy.shared % 128 != 0)
+    return Status::invalid(say("the shared address of a tensor copy (", copy.shared, ") must be a multiple of 128"));
+  return {};
+}
+
+Status check_reduction(Reduction reduction, gpu::TensorType type) {
+  using enum gpu::TensorType;
+  constexpr const char* names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor"};
+  const bool floating = type == f16 || type == bf16 || type == f32 || type == f64 || type == f32_ftz;
+  const bool wide = type == u32 || type == s32 || type == u64 || type == s64;
+  bool exists = false;
+  switch (reduction) {
+    case Reduction::add: exists = floating || wide; break;
+    case Reduction::min:
+    case Reduction::max: exists = wide || type == f16 || type == bf16; break;
+    case Reduction::inc:
+    case Reduction::dec: exists = type == u32; break;
+    default: exists = wide; break;
+  }
+  if (!exists)
+    return Status::invalid(
+        say("no reduction .", names[static_cast<int>(reduction)], " of elements of ", name_of(type)));
+  return {};
+}
+
+uint32_t image_bytes(const BoxCopy& copy) {
+  const gpu::TensorMapSpec& map = copy.map;
+  uint32_t bytes = map.box[0] * static_cast<uint32_t>(bytes_of(map.type));
+  if (copy.mode == BoxMode::rows4) return bytes * 4;
+  for (int32_t i = 1; i < map.rank; ++i) bytes *= (map.box[i] + map.element_strides[i] - 1) / map.element_strides[i];
+  return bytes;
+}
+
+void load_box(const BoxCopy& copy, std::byte* window) {
+  const gpu::Swizzle swizzle = copy.map.swizzle;
+  const uint32_t row_bytes = copy.map.box[0] * static_cast<uint32_t>(bytes_of(copy.map.type));
+  std::byte fill[kChunk];
+  fill_chunk(copy.map, fill);
+  for_each_row(copy, [&](const BoxRow& row) {
+    const uint32_t shared = copy.shared + row.image;
+    for (uint32_t at = 0; at < row_bytes; at += kChunk) {
+      if (row.first <= at && at + kChunk <= row.last) {
+        to_image(swizzle, global_at(row.global + at), shared + at, window);
+        continue;
+      }
+      std::byte chunk[kChunk];
+      std::memcpy(chunk, fill, kChunk);
+      const uint32_t first = std::max(at, row.first), last = std::min(at + kChunk, row.last);
+      if (first < last) std::memcpy(chunk + (first - at), global_at(row.global + first), last - first);
+      to_image(swizzle, chunk, shared + at, window);
+    }
+  });
+}
+
+void store_box(const BoxCopy& copy, const std::byte* window) {
+  for_each_written(copy, window,
+                   [](uint64_t to, const std::byte* from, uint32_t bytes) { std::memcpy(global_at(to), from, bytes); });
+}
+
+void reduce_box(const BoxCopy& copy, Reduction reduction, const std::byte* window) {
+  for_each_written(copy, window, [&](uint64_t to, const std::byte* from, uint32_t bytes) {
+    reduce_elements(reduction, copy.map.type, global_at(to), from, bytes);
+  });
+}
+
+void list_ranges(const BoxCopy& copy, bool is_load, std::vector<Range>* global, std::vector<Range>* shared) {
+  if (global != nullptr) {
+    for_each_row(copy, [&](const BoxRow& row) {
+      if (row.first < row.last) append(global, row.global + row.first, row.last - row.first);
+    });
+  }
+  if (shared == nullptr) return;
+  // A swizzle stays inside lines of 128 bytes.
+  if (is_load && (copy.map.swizzle == gpu::Swizzle::none || image_bytes(copy) % 128 == 0)) {
+    append(shared, copy.shared, image_bytes(copy));
+    return;
+  }
+  const uint32_t row_bytes = copy.map.box[0] * static_cast<uint32_t>(bytes_of(copy.map.type));
+  std::vector<uint32_t> chunks;
+  for_each_row(copy, [&](const BoxRow& row) {
+    const uint32_t first = is_load ? 0 : row.first / kChunk * kChunk, last = is_load ? row_bytes : row.last;
+    for (uint32_t at = first; at < last; at += kChunk)
+      chunks.push_back(swizzled(copy.map.swizzle, copy.shared + row.image + at) / kChunk * kChunk);
+  });
+  std::sort(chunks.begin(), chunks.end());
+  for (const uint32_t chunk : chunks) append(shared, chunk, kChunk);
+}
+
+}  // namespace tandem::vgpu::units

@@ -1,0 +1,199 @@
+#include "vgpu/units/matrix.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "problem/text.h"
+#include "vgpu/units/product.h"
+
+namespace tandem::vgpu::units {
+namespace {
+
+constexpr uint32_t kChunk = 16;
+constexpr int kMaxChunks = 256;  // in one direction of a tile
+
+uint32_t span_of(MatrixSwizzle swizzle) {
+  switch (swizzle) {
+    case MatrixSwizzle::none: return 16;
+    case MatrixSwizzle::b32: return 32;
+    case MatrixSwizzle::b64: return 64;
+    default: return 128;
+  }
+}
+
+const char* name_of(MatrixSwizzle swizzle) {
+  constexpr const char* names[] = {"no swizzle", "32-byte swizzle", "64-byte swizzle", "128-byte swizzle",
+                                   "128-byte swizzle of 32-byte atoms"};
+  return names[static_cast<int>(swizzle)];
+}
+
+// Chunks of the tile: `along` of them follow each other in the direction in which elements are contiguous, `across` in
+// the other.
+struct Chunks {
+  int elements;  // per chunk
+  int along, across;
+  uint32_t bytes;  // of a chunk that hold data
+};
+Chunks chunks_of(const MatrixTile& tile) {
+  Chunks c;
+  const int bits = bits_of(tile.format);
+  c.elements = tile.packed4 ? 32 : bits < 8 ? 16 : 128 / bits;
+  c.along = (tile.mn_major ? tile.mn : tile.k) / c.elements;
+  c.across = tile.mn_major ? tile.k : tile.mn;
+  c.bytes = static_cast<uint32_t>(c.elements * bits / 8);
+  return c;
+}
+
+// Before the swizzle.
+uint32_t chunk_address(const MatrixDescriptor& d, bool mn_major, int along, int across) {
+  const auto i = static_cast<uint32_t>(along), j = static_cast<uint32_t>(across);
+  const uint32_t span = span_of(d.swizzle), chunks = span / kChunk;
+  const uint32_t group = d.swizzle == MatrixSwizzle::b128_atom_32b && mn_major ? 4 : 8;
+  const uint32_t line = j % group * span;
+  if (!mn_major) {
+    // Groups of 8 rows; without a swizzle the next chunk of a row lies in the next column of groups.
+    const uint32_t step = d.swizzle == MatrixSwizzle::none ? d.leading : kChunk;
+    return d.start + j / group * d.stride + line + i * step;
+  }
+  if (d.swizzle == MatrixSwizzle::none) return d.start + i * d.stride + j / group * d.leading + line;
+  return d.start + i / chunks * d.leading + i % chunks * kChunk + j / group * d.stride + line;
+}
+
+// By bits of the absolute address, less the phase in which the pattern begins.
+uint32_t swizzled(const MatrixDescriptor& d, uint32_t address) {
+  const uint32_t line = (address >> 7) - d.base_offset;
+  switch (d.swizzle) {
+    case MatrixSwizzle::none: return address;
+    case MatrixSwizzle::b32: return address ^ (line & 1) << 4;
+    case MatrixSwizzle::b64: return address ^ (line & 3) << 4;
+    case MatrixSwizzle::b128: return address ^ (line & 7) << 4;
+    case MatrixSwizzle::b128_atom_32b: break;
+  }
+  return address ^ (line & 3) << 5;
+}
+
+uint32_t field(uint64_t bits, int from) { return static_cast<uint32_t>(bits >> from & 0x3fff) << 4; }
+
+Status decode_common(uint64_t bits, uint64_t reserved, uint64_t constant, const char* what, MatrixDescriptor* d) {
+  if ((bits & reserved) != constant) {
+    const int bit = std::countr_zero((bits & reserved) ^ constant);
+    return Status::invalid(say("bit ", bit, " of a ", what, " shared memory descriptor must be ", constant >> bit & 1,
+                               ": it belongs to no field"));
+  }
+  d->start = field(bits, 0);
+  d->leading = field(bits, 16);
+  d->stride = field(bits, 32);
+  d->base_offset = static_cast<uint32_t>(bits >> 49 & 7);
+  return {};
+}
+
+// Offsets of all chunks at one place along the contiguous direction.
+void line_offsets(const MatrixTile& tile, int along, int count, uint32_t* offsets) {
+  for (int j = 0; j < count; ++j)
+    offsets[j] = swizzled(tile.descriptor, chunk_address(tile.descriptor, tile.mn_major, along, j));
+}
+
+template <class T, class Unpack>
+void gather_as(const MatrixTile& tile, bool k_rows, int64_t pitch, T* to, Unpack&& unpack) {
+  const Chunks chunks = chunks_of(tile);
+  // Chunks become rows of the result where its rows run as the chunks do, columns otherwise.
+  const bool across = tile.mn_major != k_rows;
+  const int64_t step = across ? pitch : 1;
+  uint32_t offsets[kMaxChunks];
+  for (int i = 0; i < chunks.along; ++i) {
+    line_offsets(tile, i, chunks.across, offsets);
+    unpack(offsets, chunks.across, across, to + i * chunks.elements * step);
+    if (!tile.packed4) continue;
+    for (int j = 0; j < chunks.across; ++j) offsets[j] += kChunk / 2;  // the other 16 elements
+    unpack(offsets, chunks.across, across, to + (i * chunks.elements + 16) * step);
+  }
+}
+
+}  // namespace
+
+Status decode_wgmma(uint64_t bits, MatrixDescriptor* descriptor) {
+  TANDEM_TRY(decode_common(bits, 0x3ff1c000c000c000, 0, "wgmma", descriptor));
+  constexpr MatrixSwizzle swizzles[] = {MatrixSwizzle::none, MatrixSwizzle::b128, MatrixSwizzle::b64,
+                                        MatrixSwizzle::b32};
+  descriptor->swizzle = swizzles[bits >> 62];
+  return {};
+}
+
+Status decode_tcgen05(uint64_t bits, MatrixDescriptor* descriptor) {
+  if ((bits >> 52 & 1) != 0)
+    return Status::unsupported("bit 52 of a tcgen05 shared memory descriptor (absolute leading address) needs sm_103a");
+  TANDEM_TRY(decode_common(bits, 0x1fe1c000c000c000, uint64_t{1} << 46, "tcgen05", descriptor));
+  switch (bits >> 61) {
+    case 0: descriptor->swizzle = MatrixSwizzle::none; return {};
+    case 1: descriptor->swizzle = MatrixSwizzle::b128_atom_32b; return {};
+    case 2: descriptor->swizzle = MatrixSwizzle::b128; return {};
+    case 4: descriptor->swizzle = MatrixSwizzle::b64; return {};
+    case 6: descriptor->swizzle = MatrixSwizzle::b32; return {};
+    default:
+      return Status::invalid(say("swizzle mode ", bits >> 61,
+                                 " of a tcgen05 shared memory descriptor does not exist: it is 0, "
+                                 "1, 2, 4 or 6"));
+  }
+}
+
+Status check(const MatrixTile& tile, uint32_t window_bytes) {
+  const MatrixDescriptor& d = tile.descriptor;
+  const int bits = bits_of(tile.format);
+  const bool atoms_of_32 = d.swizzle == MatrixSwizzle::b128_atom_32b;
+  if (tile.mn_major && bits < 8)
+    return Status::invalid(say("a matrix of ", name_of(tile.format), " in shared memory must be K-major"));
+  if (tile.mn_major && (bits == 32) != atoms_of_32)
+    return Status::invalid(say("an MN-major matrix of ", name_of(tile.format), " cannot have the ", name_of(d.swizzle),
+                               bits == 32 ? ": elements of 32 bits need the one of 32-byte atoms" : ""));
+  const Chunks chunks = chunks_of(tile);
+  // A swizzle stays inside lines of 128 bytes.
+  const uint32_t last = chunk_address(d, tile.mn_major, chunks.along - 1, chunks.across - 1);
+  if ((last | 127) < window_bytes) return {};
+  uint32_t end = 0;
+  for (int i = 0; i < chunks.along; ++i)
+    for (int j = 0; j < chunks.across; ++j)
+      end = std::max(end, swizzled(d, chunk_address(d, tile.mn_major, i, j)) + chunks.bytes);
+  if (end > window_bytes)
+    return Status::invalid(say("a matrix of ", tile.mn, " x ", tile.k, " ", name_of(tile.format),
+                               " that begins at shared ", d.start, " (leading offset ", d.leading, ", stride ",
+                               d.stride, ", ", name_of(d.swizzle), ") ends at ", end,
+                               ", beyond the block's shared memory (", window_bytes, ")"));
+  return {};
+}
+
+uint32_t element_address(const MatrixTile& tile, int32_t mn, int32_t k, int32_t* bit) {
+  const Chunks chunks = chunks_of(tile);
+  const int i = tile.mn_major ? mn : k, j = tile.mn_major ? k : mn;
+  const int within = i % chunks.elements * bits_of(tile.format);
+  if (bit != nullptr) *bit = within % 8;
+  const uint32_t chunk = chunk_address(tile.descriptor, tile.mn_major, i / chunks.elements, j);
+  return swizzled(tile.descriptor, chunk) + static_cast<uint32_t>(within / 8);
+}
+
+void gather(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, float* to) {
+  gather_as(tile, k_rows, pitch, to, [&](const uint32_t* offsets, int count, bool across, float* part) {
+    products().unpack_f32(tile.format, window, offsets, count, across, pitch, part);
+  });
+}
+
+void gather_s32(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, int32_t* to) {
+  gather_as(tile, k_rows, pitch, to, [&](const uint32_t* offsets, int count, bool across, int32_t* part) {
+    products().unpack_s32(tile.format, window, offsets, count, across, pitch, part);
+  });
+}
+
+void list_ranges(const MatrixTile& tile, std::vector<Range>* shared) {
+  const Chunks chunks = chunks_of(tile);
+  std::vector<uint32_t> offsets;
+  offsets.reserve(static_cast<size_t>(chunks.along * chunks.across));
+  for (int j = 0; j < chunks.across; ++j) {
+    for (int i = 0; i < chunks.along; ++i)
+      offsets.push_back(swizzled(tile.descriptor, chunk_address(tile.descriptor, tile.mn_major, i, j)));
+    std::sort(offsets.end() - chunks.along, offsets.end());
+  }
+  if (!std::is_sorted(offsets.begin(), offsets.end())) std::sort(offsets.begin(), offsets.end());
+  for (size_t i = 0; i < offsets.size(); ++i)
+    if (i == 0 || offsets[i] != offsets[i - 1]) append(shared, offsets[i], chunks.bytes);
+}
+
+}  // namespace tandem::vgpu::units

@@ -25,6 +25,15 @@ def run_python():
 
 
 @pytest.fixture
+def random():
+    """Seeded tensors by their shape, normally distributed."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape, dtype=torch.float32: torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.fixture
 def calls(monkeypatch):
     """The options of every call of attention made through the adapter to transformers."""
     import tandem.transformers

@@ -4,19 +4,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from flash_attn_cases import int32  # noqa: E402
+
 import reference  # noqa: E402
 from tandem.flash_attn import bert_padding  # noqa: E402
 from tandem.flash_attn.layers import rotary  # noqa: E402
-
-
-@pytest.fixture
-def random():
-    generator = torch.Generator().manual_seed(0)
-    return lambda *shape, dtype=torch.float32: torch.randn(shape, generator=generator).to(dtype)
-
-
-def int32(*values):
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def turned(x, cos, sin, places, interleaved):

@@ -1,0 +1,113 @@
+"""The FlashAttention-4 interface (tandem.fa4): results and gradients against the plain formula in float64."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_reference  # noqa: E402
+from flash_attn_cases import CU_K, CU_Q, INF, VARLEN, int32  # noqa: E402
+
+import tandem  # noqa: E402
+import tandem.fa4 as fa4  # noqa: E402
+
+FA4_OPTIONS = {
+    "plain": ({}, {}),
+    "causal": ({"causal": True}, {"causal": True}),
+    "window": ({"window_size": (3, 2)}, {"window": (3, 2)}),
+    "window left": ({"window_size": (4, None)}, {"window": (4, None)}),
+    "window right": ({"window_size": (None, -2)}, {"window": (None, -2)}),
+    "window away": ({"window_size": (5, -2)}, {"window": (5, -2)}),
+    "no window": ({"window_size": (-1, -1)}, {}),
+    "no window, causal": ({"window_size": (-1, -1), "causal": True}, {"causal": True}),
+    "causal window": ({"window_size": (3, -2), "causal": True}, {"window": (3, None), "causal": True}),
+    "softcap": ({"softcap": 1.5, "softmax_scale": 0.4}, {"softcap": 1.5, "scale": 0.4}),
+}
+
+
+@pytest.mark.parametrize(("options", "plain"), FA4_OPTIONS.values(), ids=FA4_OPTIONS)
+def test_fa4(random, options, plain):
+    """out and lse, with gradients through both, and of a sink."""
+
+    def ours(*x):
+        return fa4.flash_attn_func(*x[:3], **options, learnable_sink=x[3], return_lse=True)
+
+    inputs = [random(2, 9, 4, 16), random(2, 13, 2, 16), random(2, 13, 2, 24), random(4)]
+    torch_reference.hold(ours, lambda *x: torch_reference.dense(*x[:3], **plain, sink=x[3]), inputs, outputs=2)
+    torch_reference.hold(
+        lambda *x: fa4.flash_attn_varlen_func(*x, **VARLEN, **options, num_splits=3, return_lse=True),
+        lambda *x: torch_reference.packed(*x, CU_Q, CU_K, **plain),
+        [random(14, 4, 16), random(19, 2, 16), random(19, 2, 24)],
+        outputs=2,
+    )
+
+
+def test_fa4_returns_the_lse_when_it_is_needed(random):
+    q, k = random(1, 5, 4, 8), random(1, 2, 2, 8)
+    cu = {"cu_seqlens_q": int32(0, 5), "cu_seqlens_k": int32(0, 2)}
+    for function, inputs, more in (
+        (fa4.flash_attn_func, (q, k, k), {}),
+        (fa4.flash_attn_varlen_func, (q[0], k[0], k[0]), cu),
+    ):
+        out, lse = function(*inputs, **more)
+        assert lse is None and out.shape == inputs[0].shape
+        out, lse = function(*inputs, **more, causal=True, return_lse=True)
+        assert torch.equal(lse[..., :3], torch.full_like(lse[..., :3], -INF)) and lse[..., 3:].isfinite().all()
+        needing = inputs[0].clone().requires_grad_()
+        out, lse = function(needing, *inputs[1:], **more)
+        assert out.requires_grad and lse is not None and not lse.requires_grad
+        out, lse = function(needing, *inputs[1:], **more, return_lse=True)
+        assert out.requires_grad and lse.requires_grad
+
+
+@pytest.mark.parametrize("packed", ["neither", "q", "k"])
+def test_fa4_varlen_of_dense_sides(random, packed):
+    """Each side is dense with used lengths, or packed; the result has q's shape."""
+    lengths_q, lengths_k = (6, 4), (3, 7)
+    q, k, v = random(2, 6, 4, 16), random(2, 7, 2, 16), random(2, 7, 2, 16)
+    used = {"seqused_q": int32(*lengths_q), "seqused_k": int32(*lengths_k)}
+    if packed == "neither":
+        arguments, inputs = used, [q, k, v]
+    elif packed == "q":
+        arguments = {"cu_seqlens_q": int32(0, 6, 10), "max_seqlen_q": 6, "seqused_k": used["seqused_k"]}
+        inputs = [torch.cat([q[0], q[1, :4]]), k, v]
+    else:
+        arguments = {"cu_seqlens_k": int32(0, 3, 10), "max_seqlen_k": 7, "seqused_q": used["seqused_q"]}
+        inputs = [q, torch.cat([k[0, :3], k[1]]), torch.cat([v[0, :3], v[1]])]
+
+    def plain(q, k, v):
+        sides = {"q": int32(0, 6, 10), "k": int32(0, 3, 10)}
+        rows = [q[slice(*sides["q"][b : b + 2])] if packed == "q" else q[b, : lengths_q[b]] for b in range(2)]
+        keys = [
+            [x[slice(*sides["k"][b : b + 2])] if packed == "k" else x[b, : lengths_k[b]] for x in (k, v)]
+            for b in range(2)
+        ]
+        results = [torch_reference.attend(rows[b], *keys[b], causal=True) for b in range(2)]
+        if packed == "q":
+            return torch.cat([o for o, _ in results]), torch.cat([lse for _, lse in results], 1)
+        pad = torch.nn.functional.pad
+        return (
+            torch.stack([pad(o, (0, 0, 0, 0, 0, 6 - o.shape[0])) for o, _ in results]),
+            torch.stack([pad(lse, (0, 6 - lse.shape[1]), value=-INF) for _, lse in results]),
+        )
+
+    torch_reference.hold(
+        lambda *x: fa4.flash_attn_varlen_func(*x, **arguments, causal=True, seqlen_k_per_split=64, return_lse=True),
+        plain,
+        inputs,
+        outputs=2,
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["qv", "gather_kv_indices", "score_mod", "mask_mod", "block_sparse_tensors", "block_sparse_tensors_bwd"]
+)
+def test_refusals_of_flash_attention_4(random, name):
+    q = random(1, 3, 2, 8)
+    value = torch.ones(1) if name in ("qv", "gather_kv_indices") else (lambda *x: x[0])
+    with pytest.raises(tandem.Unsupported, match=name):
+        fa4.flash_attn_func(q, q, q, **{name: value})
+    if name != "block_sparse_tensors_bwd":
+        with pytest.raises(tandem.Unsupported, match=name):
+            fa4.flash_attn_varlen_func(q, q, q, **{name: value})
+    with pytest.raises(tandem.Unsupported, match="page_table"):
+        fa4.flash_attn_varlen_func(q[0], q, q, cu_seqlens_q=int32(0, 3), page_table=int32(0)[None], seqused_k=int32(3))

@@ -18,6 +18,10 @@ if ! nvrtc_environment; then
   [ "${CI:-}" != true ] || die "NVRTC, which the tests compile GPU kernels with, could not be installed"
   loudly "$NVRTC could not be installed: THE TESTS THAT COMPILE GPU KERNELS ARE SKIPPED"
 fi
+if ! nvdisasm_program; then
+  [ "${CI:-}" != true ] || die "nvdisasm, which the tests read compiled kernels with, could not be installed"
+  loudly "$NVDISASM could not be installed: THE TESTS THAT READ COMPILED KERNELS ARE SKIPPED"
+fi
 progress=()
 if [ -t 1 ]; then progress=(--progress); fi
 exec ctest --preset release -j "$(nproc)" "${progress[@]}" "$@"

@@ -15,7 +15,7 @@ pkg-config            pkg-config  a test builds the examples against the install
 python3-numpy         -           a test holds float64 attention to a second source
 '
 NVRTC_PACKAGES='
-python3-venv          -           a virtual environment for NVRTC, which compiles GPU kernels
+python3-venv          -           a virtual environment for NVRTC, which compiles GPU kernels, and for nvdisasm
 '
 LINT_PACKAGES='
 clang-16            clang++-16       second compiler
@@ -168,6 +168,29 @@ nvrtc_environment() {
     printf '%s\n' "$wheel" >"$venv/wheel"
   fi
   export VIRTUAL_ENV=$venv
+}
+
+# ---- nvdisasm, which takes compiled kernels apart ----
+NVDISASM='nvidia-cuda-nvdisasm==13.5.37'
+
+# Where there is none (src/machine_code/nvdisasm.h): its wheel in build/nvdisasm, which TANDEM_NVDISASM then names. 1 where
+# that cannot be had.
+nvdisasm_program() {
+  local venv=$PWD/build/nvdisasm
+  [ -z "${TANDEM_NVDISASM:-}" ] || return 0
+  if command -v nvdisasm >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvdisasm" ] ||
+    compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null ||
+    compgen -G "${CONDA_PREFIX:-/nowhere}/lib/python*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null; then
+    return 0
+  fi
+  if [ "$(cat "$venv/wheel" 2>/dev/null)" != "$NVDISASM" ]; then
+    rm -rf "$venv"
+    (install_packages "$NVRTC_PACKAGES") || return 1
+    quietly "Installing nvdisasm" bash -c "python3 -m venv '$venv' && '$venv/bin/pip' install '$NVDISASM'" || return 1
+    printf '%s\n' "$NVDISASM" >"$venv/wheel"
+  fi
+  TANDEM_NVDISASM=$(compgen -G "$venv/lib/python*/site-packages/nvidia/*/bin/nvdisasm") || return 1
+  export TANDEM_NVDISASM
 }
 
 loudly() { # <sentence>

@@ -102,7 +102,8 @@ float16, head_dim and head_dim_v each a multiple of 8 up to 256, with all of the
 num_splits. `tandem explain` answers for any call, also where there is no GPU: the kernel and its plan, or the sentence
 of the refusal. The backward is refused there; from Python, torch's own takes over where it can.
 
-`vgpu:<name>` is not served yet; a context on it is refused with a sentence."""
+`vgpu:h200`, `vgpu:h100` and `vgpu:b200` execute the kernels of that GPU on the CPU and serve what it is served, on
+tensors in host memory ([virtual-gpu.md](virtual-gpu.md))."""
 
 
 def main() -> int:

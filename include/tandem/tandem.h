@@ -16,7 +16,8 @@
  * allocates nor waits, so it can be captured into a graph. A kernel that was not used before is compiled first, by
  * NVRTC or from the cache on disk: tandem_prepare does that ahead. The host reads no device memory (but see validate):
  * indices that lie there are clamped to the tensors by the kernels. Errors of the device itself may surface in a later
- * call.
+ * call. "vgpu:h200", "vgpu:h100" and "vgpu:b200" run the same kernels on a virtual GPU, which checks them: tensors are
+ * in host memory, calls return when their work is done, and streams are ignored (docs/virtual-gpu.md).
  *
  * Threads. Every function may be called from any thread. One context may serve several threads at once; each call needs
  * its own workspace.
@@ -105,7 +106,7 @@ typedef void (*tandem_parallel_for)(void* user_data, int32_t tasks, void (*body)
 
 typedef struct tandem_context_options {
   int64_t size;                     /* sizeof(tandem_context_options) */
-  const char* device;               /* "cpu" (NULL means "cpu"), "cuda" (the first GPU) or "cuda:N" */
+  const char* device;               /* "cpu" (NULL means "cpu"), "cuda" (the first GPU), "cuda:N", "vgpu:MODEL" */
   int32_t threads;                  /* most threads a call may use, 1..1024; 0: one per available core. GPUs: ignored */
   tandem_parallel_for parallel_for; /* the caller's threads; NULL: the context starts its own, asleep between calls */
   void* parallel_for_data;

@@ -26,8 +26,11 @@ TANDEM_DEVICE void tma_store(const TensorMap* map, const void* from, int c0, int
                : "memory");
 }
 TANDEM_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the stores of this thread have read their source.
-TANDEM_DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until the stores of this thread have read their source, but for those of the last `pending` groups.
+template <int pending = 0>
+TANDEM_DEVICE void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
 TANDEM_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 TANDEM_DEVICE void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 

@@ -14,13 +14,6 @@ template <int pending>
 TANDEM_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// Keeps the compiler from moving uses of these registers over a wait or an issue.
-template <int n>
-TANDEM_DEVICE void hold(float (&x)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
-}
-
 // Shared-memory matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them. stride: bytes
 // between groups of 8 rows; lead: between columns of 64 where the matrix is read along them (the values), unused
 // otherwise.

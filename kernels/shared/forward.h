@@ -4,8 +4,8 @@
 
 enum class Bias { none, boolean, f32, element };  // element: of the type of q
 
-// How a kernel cuts the problem, and which of its options it is compiled for. A value of this type is the kernel's only
-// template parameter.
+// How a Hopper kernel cuts the problem, and which of its options it is compiled for. A value of this type is the
+// kernel's only template parameter.
 struct ForwardTile {
   int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16: at most 256
   int warpgroups = 2;                    // that compute; each has 64 rows. A row is a query of one head
@@ -60,6 +60,56 @@ struct ForwardTile {
   }
 };
 
+// The same for Blackwell: two tiles of 128 rows, whose scores, probabilities and results are in tensor memory, and
+// steps of 128 keys.
+struct BlackwellTile {
+  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16: at most 192 and 128
+  int fma_pairs = 4;                     // of 16 pairs of exponentials, so many are taken on the FMA units
+  bool f16 = false;                      // elements are float16, else bfloat16
+  bool left = false, right = false;      // a query may not see all keys before, after it (causal: right)
+  bool ragged = false;                   // lengths are read on the device: cu_seqlens or seqused
+  bool unscaled = false;                 // scale <= 0: the largest product is not the largest score
+  bool softcap = false, alibi = false;
+  Bias bias = Bias::none;
+
+  static constexpr int kTiles = 2, kTileRows = 128;
+  static constexpr int keys = 128;
+  static constexpr int rows() { return kTiles * kTileRows; }
+  static constexpr int threads() { return 512; }
+  constexpr bool changed() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  constexpr bool unchecked() const { return !f16 && !changed(); }  // as Hopper
+
+  // Shared memory is cut into blocks of 16 KB: of queries, of the result, and the ring of keys and values. A block of
+  // keys has 64 columns of a step; one of values 64 keys, or all 128 where they have 64 columns.
+  static constexpr int kBlock = 16384, kMostBlocks = 14;
+  static constexpr int blocks(int columns) { return (columns + 63) / 64; }
+  constexpr int blocks_k() const { return blocks(head_dim); }
+  constexpr int blocks_v() const { return blocks(head_dim_v); }
+  constexpr int blocks_out() const { return head_dim <= 128 ? 2 : 1; }
+  constexpr int ring() const { return kMostBlocks - kTiles * blocks_k() - blocks_out(); }
+  constexpr int keys_of_values() const { return keys / blocks_v(); }
+  // Beside the blocks: row sums and shifts, tiles under way, barriers.
+  static constexpr int kSmall = 3072;
+  constexpr int shared_bytes() const { return kMostBlocks * kBlock + kSmall; }
+  // Products of a step want the keys while those of the step before want the values.
+  constexpr bool ring_suffices() const { return ring() >= blocks_k() + blocks_v(); }
+
+  // Columns of tensor memory: scores of both tiles, then results. Probabilities, two in a column, take the place of
+  // scores from the left, as these are used up.
+  static constexpr int kColumns = 512;
+  static constexpr unsigned scores_at(int tile) { return tile * keys; }
+  static constexpr unsigned probabilities_at(int tile) { return scores_at(tile); }
+  constexpr unsigned result_at(int tile) const { return kTiles * keys + tile * head_dim_v; }
+  constexpr bool columns_suffice() const { return result_at(kTiles) <= kColumns; }
+
+  // Keys of a step whose probabilities are handed over first.
+  static constexpr int kFirstPart = 96;
+
+  // Registers of a thread, by role: there are 512 for four warpgroups.
+  static constexpr int kSoftmaxRegisters = 192, kCorrectionRegisters = 72, kOtherRegisters = 56;
+  static_assert(2 * kSoftmaxRegisters + kCorrectionRegisters + kOtherRegisters <= 65536 / 128);
+};
+
 // CUtensorMap: encoded by the host, opaque here.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
@@ -72,8 +122,9 @@ struct ForwardWork {
 
 // The parameter of the kernels. Strides are in elements. Packed tensors have one batch and all rows in it.
 struct ForwardParams {
-  // q, out: (head_dim, together, seqlen_q, heads_q / together, batch), boxes of 64 columns and a tile's rows (out: 64).
-  // k, v: (head_dim, seqlen_k, heads_k, batch), boxes of 64 columns and a step's keys. Swizzled by 128 bytes.
+  // q, out: (head_dim, together, seqlen_q, heads_q / together, batch), boxes of 64 columns and a tile's rows (Hopper:
+  // out 64; Blackwell: 128). k, v: (head_dim, seqlen_k, heads_k, batch), boxes of 64 columns and a step's keys
+  // (Blackwell: v keys_of_values()). Swizzled by 128 bytes.
   TensorMap q, k, v, out;
 
   void* out_data;  // for tiles that a sequence ends in: ragged only

@@ -67,16 +67,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     const bool careful = lost >= 0;
     const int n = careful ? lost : fresh;
     lost = -1;
-    Tile tile;
-    if constexpr (T.ragged) {
-      const Unit unit = unit_at(p, n, listed, heads);
-      const ForwardWork work = p.work[unit.tile];
-      tile = ragged_sequence(p, work.sequence);
-      tile.m = work.tile;
-      tile.head = unit.head;
-    } else {
-      tile = dense_tile<T>(p, n);
-    }
+    const Tile tile = tile_at<T>(p, n, listed);
     const int head_k = (tile.head << together) / (p.heads_q / p.heads_k);
     auto load_keys = [&](int step) {
       mbarrier_wait(&s.k_empty[k_ring.slot], k_ring.parity ^ 1);
@@ -115,6 +106,28 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   }
   s.unit[place] = -1;
   mbarrier_arrive(&s.q_full);
+}
+
+// A thread has two rows of a fragment, and in each every register r at this column from its first.
+TANDEM_DEVICE constexpr int column_of(int r) { return 8 * (r >> 2) + (r & 1); }
+
+// Scores in log2 units from products.
+template <ForwardTile T, int n>
+TANDEM_DEVICE void change(float (&s)[n], const ForwardParams& p, const Tile& t, const Row (&rows)[2], int column0) {
+  const Change<T> changes[2] = {{p, t, rows[0]}, {p, t, rows[1]}};
+#pragma unroll
+  for (int r = 0; r < n; ++r) s[r] = changes[row_of(r)](s[r], p, t, column0 + column_of(r));
+}
+
+// Hides what lies beyond the keys or outside the window.
+template <ForwardTile T, int n>
+TANDEM_DEVICE void hide(float (&s)[n], const ForwardParams& p, const Tile& t, const Row (&rows)[2], int column0) {
+  const Seen seen[2] = {seen_by<T>(p, t, rows[0]), seen_by<T>(p, t, rows[1])};
+#pragma unroll
+  for (int r = 0; r < n; ++r) {
+    const int i = row_of(r), column = column0 + column_of(r);
+    if (column >= seen[i].end || (T.left && column < seen[i].begin)) s[r] = -kInfinity;
+  }
 }
 
 template <ForwardTile T>
@@ -201,10 +214,10 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     // needed, as the rows of this thread are: they are not worth registers through the main loop.
     auto first_row = [&] { return tile.m * T.rows() + warpgroup * 64; };
     auto rows_left = [&] { return (tile.q_rows << together) - first_row(); };
-    auto own_rows = [&] {
-      int row = first_row() + warp * 16 + lane / 4;
+    auto own_row = [&](int i) {
+      int row = first_row() + warp * 16 + lane / 4 + 8 * i;
       asm volatile("" : "+r"(row));
-      return Rows(p, tile, row);
+      return Row(p, tile, row);
     };
 
     const bool& careful = s.careful[place ^ 1];
@@ -304,9 +317,9 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     // To scores. hides: some rows may not see some of the keys.
     auto finish_scores = [&](auto& scores, int step, bool hides) {
       const int column0 = step * T.keys + 2 * (lane & 3);
-      if constexpr (kChanged) change<T>(scores, p, tile, own_rows(), column0);
+      if constexpr (kChanged) change<T>(scores, p, tile, {own_row(0), own_row(1)}, column0);
       if (hides && (step >= own.whole_end || (T.left && step < own.whole_begin)))
-        hide<T>(scores, p, tile, own_rows(), column0);
+        hide<T>(scores, p, tile, {own_row(0), own_row(1)}, column0);
     };
     auto to_probabilities = [&] {
 #pragma unroll
@@ -402,26 +415,14 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
     }
 
     softmax.total();
-    const Rows rows = own_rows();
     float inverse[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float sum = softmax.sum[i], top = sum != 0 ? softmax.shift[i] : -kInfinity, factor = 1;
-      if (p.sink) {
-        const float sink = kLog2e * load_element<T.f16>(p.sink, rows.head[i] * p.sink_head, p.sink_is_f32);
-        const float higher = fmaxf(top, sink);
-        if (higher > -kInfinity) {
-          factor = exp2_approx(top - higher);
-          sum = sum * factor + exp2_approx(sink - higher);
-          top = higher;
-        }
-      }
-      const bool used = !T.ragged || rows.query[i] < tile.q_len;
-      inverse[i] = used && softmax.sum[i] != 0 ? factor / sum : 0.0f;
-      if (p.lse && (lane & 3) == 0 && rows.query[i] < tile.q_rows) {
-        p.lse[tile.batch * p.lse_batch + rows.head[i] * p.lse_head + (tile.q_begin + rows.query[i]) * p.lse_row] =
-            used && sum != 0 ? kLn2 * (top + __log2f(sum)) : -kInfinity;
-      }
+      const Row row = own_row(i);
+      const RowEnd end = end_of_row<T>(p, row, !T.ragged || row.query < tile.q_len, softmax.sum[i], softmax.shift[i]);
+      inverse[i] = end.inverse;
+      if (p.lse && (lane & 3) == 0 && row.query < tile.q_rows)
+        p.lse[tile.batch * p.lse_batch + row.head * p.lse_head + (tile.q_begin + row.query) * p.lse_row] = end.lse;
     }
     // The group's rows of the result, once its last store has read them (or, in Q's place, all its warps have).
     if (T.result_apart()) tma_store_wait_read();

@@ -1,14 +1,10 @@
-// What becomes of a product before the softmax: softcap, ALiBi, bias, and what a query may not see.
-//
-// A thread has two rows of a fragment, and in each every register r at column 8 (r / 4) + r % 2 from its first.
+// What becomes of a product before the softmax: softcap, ALiBi, bias, and what a query may not see; and what becomes of a
+// row's sum after the last step. By rows; how a thread's registers lie in them is the kernel's.
 #pragma once
 #include "ptx/warp.cuh"
-#include "tile/softmax.cuh"
 #include "tile/work.cuh"
 
 constexpr float kLog2e = 1.44269504088896340736f, kLn2 = 0.693147180559945309417f;
-
-TANDEM_DEVICE constexpr int column_of(int r) { return 8 * (r >> 2) + (r & 1); }
 
 template <bool f16>
 TANDEM_DEVICE float to_float(u16 x) {
@@ -25,46 +21,44 @@ TANDEM_DEVICE float load_element(const void* base, i64 offset, bool is_f32) {
 // tanh to float's precision, where tanh.approx has eleven bits.
 TANDEM_DEVICE float tanh_of(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_approx(2.0f * kLog2e * x)); }
 
-// The two rows of a thread: which query of the sequence each is, of which head.
-struct Rows {
-  int query[2], head[2];
+// Which query of the sequence a row of a tile is, of which head.
+struct Row {
+  int query, head;
 
-  TANDEM_DEVICE Rows(const ForwardParams& p, const Tile& t, int row) {
+  Row() = default;
+  TANDEM_DEVICE Row(const ForwardParams& p, const Tile& t, int row) {
     const int shift = log2_of(p.together);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      query[i] = (row + 8 * i) >> shift;
-      head[i] = (t.head << shift) + ((row + 8 * i) & (p.together - 1));
-    }
+    query = row >> shift;
+    head = (t.head << shift) + (row & (p.together - 1));
   }
 };
 
-// Scores in log2 units from products.
-template <ForwardTile T, int n>
-TANDEM_DEVICE void change(float (&s)[n], const ForwardParams& p, const Tile& t, const Rows& rows, int column0) {
-  float slope[2], position[2];
-  i64 bias[2];
-  const int diagonal = diagonal_of(p, t);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    position[i] = static_cast<float>(rows.query[i] + diagonal);
-    if constexpr (T.alibi) slope[i] = kLog2e * p.alibi_slopes[t.sequence * p.alibi_batch + rows.head[i] * p.alibi_head];
-    if constexpr (T.bias != Bias::none)
-      bias[i] = t.batch * p.bias_batch + rows.head[i] * p.bias_head + rows.query[i] * p.bias_row;
+// A row's scores in log2 units, from products.
+template <auto T>
+struct Change {
+  float slope, position;
+  i64 bias;
+  bool used;
+
+  Change() = default;
+  TANDEM_DEVICE Change(const ForwardParams& p, const Tile& t, const Row& row) {
+    position = static_cast<float>(row.query + diagonal_of(p, t));
+    if constexpr (T.alibi) slope = kLog2e * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
+    if constexpr (T.bias != Bias::none) {
+      bias = t.batch * p.bias_batch + row.head * p.bias_head + row.query * p.bias_row;
+      used = row.query < t.q_len;
+    }
   }
-#pragma unroll
-  for (int r = 0; r < n; ++r) {
-    const int i = row_of(r), column = column0 + column_of(r);
-    float x = s[r];
+  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, const Tile& t, int column) const {
     if constexpr (T.softcap) {
       x = p.softcap * kLog2e * tanh_of(x * (p.scale / p.softcap));
     } else {
       x *= p.scale_log2;
     }
-    if constexpr (T.alibi) x -= slope[i] * fabsf(position[i] - static_cast<float>(column));
+    if constexpr (T.alibi) x -= slope * fabsf(position - static_cast<float>(column));
     if constexpr (T.bias != Bias::none) {
-      if (rows.query[i] < t.q_len && column < t.k_len) {
-        const i64 at = bias[i] + column * p.bias_column;
+      if (used && column < t.k_len) {
+        const i64 at = bias + column * p.bias_column;
         if constexpr (T.bias == Bias::boolean) {
           if (static_cast<const unsigned char*>(p.bias)[at] == 0) x = -kInfinity;
         } else {
@@ -72,23 +66,50 @@ TANDEM_DEVICE void change(float (&s)[n], const ForwardParams& p, const Tile& t, 
         }
       }
     }
-    s[r] = x;
+    return x;
   }
+};
+
+// The keys that a row sees: neither beyond the sequence nor outside the window.
+struct Seen {
+  int begin, end;
+};
+template <auto T>
+TANDEM_DEVICE Seen seen_by(const ForwardParams& p, const Tile& t, const Row& row) {
+  const int diagonal = diagonal_of(p, t);
+  Seen seen;
+  seen.end = T.right ? min(t.k_len, row.query + diagonal + p.window_right + 1) : t.k_len;
+  seen.begin = T.left ? row.query + diagonal - p.window_left : 0;
+  return seen;
 }
 
-// Hides what lies beyond the keys or outside the window.
-template <ForwardTile T, int n>
-TANDEM_DEVICE void hide(float (&s)[n], const ForwardParams& p, const Tile& t, const Rows& rows, int column0) {
-  const int diagonal = diagonal_of(p, t);
-  int begin[2], end[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    end[i] = T.right ? min(t.k_len, rows.query[i] + diagonal + p.window_right + 1) : t.k_len;
-    begin[i] = T.left ? rows.query[i] + diagonal - p.window_left : 0;
+// Of 32 columns, a bit for each that lies within [from, to).
+TANDEM_DEVICE u32 columns_within(int from, int to) {
+  auto from_on = [](int column) {
+    u32 bits;
+    asm("shl.b32 %0, 0xffffffff, %1;" : "=r"(bits) : "r"(max(column, 0)));  // 0 from 32 on
+    return bits;
+  };
+  return from_on(from) & ~from_on(to);
+}
+
+// Of a row whose exponentials, against shift, have this sum: what its result is multiplied by, 0 where it sees nothing,
+// and its log-sum-exp.
+struct RowEnd {
+  float inverse, lse;
+};
+template <auto T>
+TANDEM_DEVICE RowEnd end_of_row(const ForwardParams& p, const Row& row, bool used, float sum, float shift) {
+  const bool nothing = sum == 0;
+  float top = nothing ? -kInfinity : shift, factor = 1;
+  if (p.sink) {
+    const float sink = kLog2e * load_element<T.f16>(p.sink, row.head * p.sink_head, p.sink_is_f32);
+    const float higher = fmaxf(top, sink);
+    if (higher > -kInfinity) {
+      factor = exp2_approx(top - higher);
+      sum = sum * factor + exp2_approx(sink - higher);
+      top = higher;
+    }
   }
-#pragma unroll
-  for (int r = 0; r < n; ++r) {
-    const int i = row_of(r), column = column0 + column_of(r);
-    if (column >= end[i] || (T.left && column < begin[i])) s[r] = -kInfinity;
-  }
+  return {used && !nothing ? factor / sum : 0.0f, used && sum != 0 ? kLn2 * (top + __log2f(sum)) : -kInfinity};
 }

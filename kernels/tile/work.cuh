@@ -26,7 +26,7 @@ TANDEM_DEVICE Unit unit_at(const ForwardParams& p, int n, int tiles_m, int heads
 }
 
 // Dense: the longest tiles first.
-template <ForwardTile T>
+template <auto T>
 TANDEM_DEVICE Tile dense_tile(const ForwardParams& p, int n) {
   const int heads = p.heads_q >> log2_of(p.together);
   const Unit unit = unit_at(p, n, p.tiles_m, p.batch * heads);
@@ -66,7 +66,7 @@ struct Steps {
 };
 
 // Of rows [row, row + rows) of a sequence. At least one step: rows that see nothing come out of a hidden one.
-template <ForwardTile T>
+template <auto T>
 TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t, int row, int rows) {
   const int shift = log2_of(p.together), diagonal = diagonal_of(p, t);
   const int first = row >> shift, last = min((row + rows) >> shift, t.q_len) - 1;
@@ -87,9 +87,24 @@ TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t, int row, int
   s.whole_begin = T.left ? (whole_begin + T.keys - 1) / T.keys : 0;
   return s;
 }
-template <ForwardTile T>
+template <auto T>
 TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t) {
   return steps_of<T>(p, t, t.m * T.rows(), T.rows());
+}
+
+// The n-th unit of work. listed: tiles of one head in the list of a ragged problem.
+template <auto T>
+TANDEM_DEVICE Tile tile_at(const ForwardParams& p, int n, int listed) {
+  if constexpr (T.ragged) {
+    const Unit unit = unit_at(p, n, listed, p.heads_q >> log2_of(p.together));
+    const ForwardWork work = p.work[unit.tile];
+    Tile tile = ragged_sequence(p, work.sequence);
+    tile.m = work.tile;
+    tile.head = unit.head;
+    return tile;
+  } else {
+    return dense_tile<T>(p, n);
+  }
 }
 
 // Over the lanes of a warp, up to and with one's own.
@@ -103,7 +118,7 @@ TANDEM_DEVICE int running_sum(int x) {
 }
 
 // Ragged: writes the list of all tiles of one head, the longest first, and its length. One block of 1024 threads.
-template <ForwardTile T>
+template <auto T>
 TANDEM_DEVICE void schedule(const ForwardParams& p) {
   constexpr int kBuckets = 1024;
   __shared__ int first[kBuckets];  // by falling number of steps: how many tiles, then where the next one goes

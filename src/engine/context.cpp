@@ -9,6 +9,7 @@
 #include "engine/guard.h"
 #include "gpu/driver/driver.h"
 #include "problem/text.h"
+#include "vgpu/device.h"
 
 namespace tandem {
 namespace {
@@ -22,14 +23,10 @@ std::string_view device_name(const tandem_context_options& options) {
 }
 
 Status check_device(std::string_view device) {
-  if (device == "cpu" || device == "cpu:0" || gpu::cuda::is_cuda(device)) return {};
-  if (device.starts_with("vgpu:")) {
-    return Status::unsupported(say("options.device (\"", device,
-                                   "\") must be \"cpu\", \"cuda\" or \"cuda:N\" in this version: virtual GPUs are not "
-                                   "served yet"));
-  }
-  return Status::invalid(
-      say("options.device (\"", device, "\") must be \"cpu\", \"cuda\" or \"cuda:N\": no device has this name"));
+  if (device == "cpu" || device == "cpu:0" || gpu::cuda::is_cuda(device) || vgpu::is_vgpu(device)) return {};
+  return Status::invalid(say("options.device (\"", device,
+                             "\") must be \"cpu\", \"cuda\", \"cuda:N\" or "
+                             "\"vgpu:MODEL\": no device has this name"));
 }
 
 Status check_options(const tandem_context_options& options) {
@@ -52,18 +49,37 @@ Status check_options(const tandem_context_options& options) {
   return check_device(device_name(options));
 }
 
+// A device with its full name, and where the tensors of its calls are: those of a virtual GPU in the host's memory.
+Status open_device(std::string_view name, std::unique_ptr<gpu::Device>* device, std::string* full_name,
+                   tandem_device* place) {
+  if (vgpu::is_vgpu(name)) {
+    const vgpu::Model* model = nullptr;
+    TANDEM_TRY(vgpu::find_model(name, &model));
+    *full_name = say("vgpu:", model->name);
+    *place = {TANDEM_CPU, 0};
+    return vgpu::open(name, device);
+  }
+  TANDEM_TRY(gpu::cuda::open(name, device));
+  const size_t colon = name.find(':');
+  const int32_t index = colon == std::string_view::npos ? 0 : std::atoi(name.data() + colon + 1);  // opened: a number
+  *full_name = say("cuda:", index);
+  *place = {TANDEM_CUDA, index};
+  return {};
+}
+
 Status make_context(const tandem_context_options& options, std::unique_ptr<tandem_context>* context) {
   const std::string_view name = device_name(options);
-  if (!gpu::cuda::is_cuda(name)) {
+  if (!gpu::cuda::is_cuda(name) && !vgpu::is_vgpu(name)) {
     *context = std::make_unique<tandem_context>(options);
     return {};
   }
   std::unique_ptr<gpu::Device> device;
-  TANDEM_TRY(gpu::cuda::open(name, &device));
-  const int32_t index = name == "cuda" ? 0 : std::atoi(options.device + std::string_view("cuda:").size());
+  std::string full_name;
+  tandem_device place;
+  TANDEM_TRY(open_device(name, &device, &full_name, &place));
   const jit::Env& env = jit::Env::get();
-  auto engine = std::make_unique<GpuEngine>(say("cuda:", index), std::move(device), env, jit::Cache::options(env));
-  *context = std::make_unique<tandem_context>(std::move(engine), index);
+  auto engine = std::make_unique<GpuEngine>(full_name, std::move(device), env, jit::Cache::options(env));
+  *context = std::make_unique<tandem_context>(std::move(engine), place);
   return {};
 }
 
@@ -97,11 +113,8 @@ tandem_context::tandem_context(const tandem_context_options& options)
   description = tandem::say("cpu, ", count, count == 1 ? " thread, " : " threads, ", tandem::cpu::target_description());
 }
 
-tandem_context::tandem_context(std::unique_ptr<tandem::GpuEngine> engine, int32_t index)
-    : device{TANDEM_CUDA, index},
-      threads(1, nullptr, nullptr),
-      description(engine->description()),
-      gpu(std::move(engine)) {}
+tandem_context::tandem_context(std::unique_ptr<tandem::GpuEngine> engine, tandem_device place)
+    : device(place), threads(1, nullptr, nullptr), description(engine->description()), gpu(std::move(engine)) {}
 
 extern "C" {
 

@@ -11,8 +11,8 @@
 struct tandem_context {
   // On the CPU.
   explicit tandem_context(const tandem_context_options& options);
-  // On a GPU, which tensors name by index. Nothing is computed on the host.
-  tandem_context(std::unique_ptr<tandem::GpuEngine> engine, int32_t index);
+  // On a GPU, real or virtual, whose tensors are at that place. The host computes nothing for a call.
+  tandem_context(std::unique_ptr<tandem::GpuEngine> engine, tandem_device place);
 
   tandem_device device{TANDEM_CPU, 0};
   tandem::cpu::Threads threads;

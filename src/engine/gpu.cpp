@@ -25,15 +25,22 @@ jit::Search search_for(const gpu::Properties& device) {
   return {.site_packages = {}, .newest_major = device.driver_version / 1000};
 }
 
-std::string version_text(int32_t version) { return say(version / 1000, ".", version % 1000 / 10); }
+std::string driver_text(int32_t version) {
+  return version == 0 ? "" : say("driver ", version / 1000, ".", version % 1000 / 10, ", ");
+}
 
 }  // namespace
 
-jit::Request request_of(const ForwardTile& tile) {
-  return {.name = plan::name_of(tile),
-          .source = plan::translation_unit(tile),
-          .arch = "sm_90a",
-          .options = {"--std=c++20", "--device-as-default-execution-space"}};
+jit::Request request_of(const plan::Tile& tile, const gpu::Properties& device) {
+  jit::Request request{.name = plan::name_of(tile),
+                       .source = plan::translation_unit(tile),
+                       .arch = device.arch(),
+                       .options = {"--std=c++20", "--device-as-default-execution-space"}};
+  if (device.image == gpu::Image::ptx) {
+    request.output = jit::Output::ptx;
+    request.options.emplace_back("--generate-line-info");
+  }
+  return request;
 }
 
 GpuEngine::GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, jit::Env env, jit::Cache::Options cache)
@@ -46,7 +53,7 @@ GpuEngine::GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, jit:
       }()) {
   const gpu::Properties& p = device_->properties();
   const std::string compiler = builder_.compiler_name();
-  description_ = say(name_, ", ", p.name, ", ", p.sm_count, " SMs, driver ", version_text(p.driver_version), ", ",
+  description_ = say(name_, ", ", p.name, ", ", p.sm_count, " SMs, ", driver_text(p.driver_version),
                      compiler.empty() ? "no NVRTC to compile kernels" : "kernels compiled by " + compiler);
 }
 
@@ -58,7 +65,7 @@ size_t GpuEngine::workspace_size(const Problem& problem) const {
   return plan::plan_forward(problem, device_->properties()).workspace_bytes;
 }
 
-const GpuEngine::Compiled* GpuEngine::find(const ForwardTile& tile) const {
+const GpuEngine::Compiled* GpuEngine::find(const plan::Tile& tile) const {
   const uint64_t id = plan::id_of(tile);
   const Compiled* at = kernels_[bucket_of(id, kBuckets)].load(std::memory_order_acquire);
   while (at != nullptr && at->id != id) at = at->next;
@@ -66,9 +73,9 @@ const GpuEngine::Compiled* GpuEngine::find(const ForwardTile& tile) const {
 }
 
 // Threads that want one kernel at the same time share its compilation, in builder_; each loads it, one adds it.
-Status GpuEngine::compile(const ForwardTile& tile, const Compiled** compiled) {
+Status GpuEngine::compile(const plan::Tile& tile, const Compiled** compiled) {
   std::shared_ptr<const jit::Code> code;
-  TANDEM_TRY(builder_.build(request_of(tile), &code));
+  TANDEM_TRY(builder_.build(request_of(tile, device_->properties()), &code));
   const std::lock_guard lock(adding_);
   if ((*compiled = find(tile)) != nullptr) return {};
   auto made = std::make_unique<Compiled>();

@@ -17,8 +17,8 @@
 
 namespace tandem {
 
-// What is compiled for a tile.
-jit::Request request_of(const ForwardTile& tile);
+// What is compiled of a tile for a device.
+jit::Request request_of(const plan::Tile& tile, const gpu::Properties& device);
 
 // May be used by several threads at once.
 class GpuEngine {
@@ -41,8 +41,8 @@ class GpuEngine {
  private:
   struct Compiled;
 
-  const Compiled* find(const ForwardTile& tile) const;
-  Status compile(const ForwardTile& tile, const Compiled** compiled);
+  const Compiled* find(const plan::Tile& tile) const;
+  Status compile(const plan::Tile& tile, const Compiled** compiled);
   Status check_values(const Problem& problem, gpu::Stream stream);
   void log(const Problem& problem, const plan::ForwardPlan& plan, const Compiled& compiled) const;
 

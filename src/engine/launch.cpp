@@ -3,6 +3,7 @@
 #include <bit>
 #include <numbers>
 
+#include "engine/buffers.h"
 #include "problem/text.h"
 
 namespace tandem {
@@ -58,15 +59,15 @@ Map map_of_rows(const Problem& p, const plan::ForwardPlan& plan, const View& vie
 }
 
 // k and v. Where there is no key, all that is copied is zeros: a hidden value still meets a probability of 0.
-Map map_of_keys(const Problem& p, const plan::ForwardPlan& plan, const View& view, int64_t head_dim,
+Map map_of_keys(const Problem& p, const plan::ForwardPlan& plan, const View& view, int64_t head_dim, int box,
                 const std::byte* workspace) {
   Map map(plan.keyless ? workspace + plan::kZerosOffset : view.data, p.dtype);
   if (plan.keyless) {
-    map.add(8, 1, kBoxColumns).add(1, 0, plan.tile.keys).add(1, 0, 1).add(1, 0, 1);
+    map.add(8, 1, kBoxColumns).add(1, 0, box).add(1, 0, 1).add(1, 0, 1);
     return map;
   }
   map.add(head_dim, 1, kBoxColumns)
-      .add(p.packed_k() ? p.total_k : p.seqlen_k, view.row, plan.tile.keys)
+      .add(p.packed_k() ? p.total_k : p.seqlen_k, view.row, box)
       .add(p.heads_k, view.head, 1)
       .add(p.packed_k() ? 1 : p.batch, view.batch, 1);
   return map;
@@ -138,10 +139,11 @@ ForwardParams forward_params(const Problem& p, const plan::ForwardPlan& plan, vo
 Status encode_maps(gpu::Device& device, const Problem& p, const plan::ForwardPlan& plan, void* workspace,
                    ForwardParams* params) {
   const std::byte* const memory = aligned(workspace);
-  TANDEM_TRY(map_of_rows(p, plan, p.q, p.head_dim, plan.tile.rows()).encode(device, &params->q));
-  TANDEM_TRY(map_of_keys(p, plan, p.k, p.head_dim, memory).encode(device, &params->k));
-  TANDEM_TRY(map_of_keys(p, plan, p.v, p.head_dim_v, memory).encode(device, &params->v));
-  return map_of_rows(p, plan, p.out, p.head_dim_v, 64).encode(device, &params->out);
+  const plan::Tile& tile = plan.tile;
+  TANDEM_TRY(map_of_rows(p, plan, p.q, p.head_dim, tile.box_q).encode(device, &params->q));
+  TANDEM_TRY(map_of_keys(p, plan, p.k, p.head_dim, tile.keys, memory).encode(device, &params->k));
+  TANDEM_TRY(map_of_keys(p, plan, p.v, p.head_dim_v, tile.box_v, memory).encode(device, &params->v));
+  return map_of_rows(p, plan, p.out, p.head_dim_v, tile.box_out).encode(device, &params->out);
 }
 
 Status launch_forward(gpu::Device& device, const Problem& p, const plan::ForwardPlan& plan,
@@ -155,11 +157,15 @@ Status launch_forward(gpu::Device& device, const Problem& p, const plan::Forward
   gpu::Launch launch;
   launch.args = args;
   launch.stream = stream;
+  std::vector<gpu::NamedBuffer> buffers;
+  const bool named = device.wants_buffers();
   if (plan.tile.ragged) {
     launch.kernel = kernels.schedule;
     launch.block.x = plan::kScheduleThreads;
+    if (named) launch.buffers = buffers = buffers_of_schedule(p, plan, aligned(workspace));
     TANDEM_TRY(device.launch(launch));
   }
+  if (named) launch.buffers = buffers = buffers_of_forward(p, plan, aligned(workspace));
   launch.kernel = kernels.forward;
   launch.grid.x = static_cast<uint32_t>(plan.grid);
   launch.block.x = static_cast<uint32_t>(plan.tile.threads());

@@ -24,17 +24,26 @@ struct Dim3 {
   uint32_t x = 1, y = 1, z = 1;
 };
 
+// What load() takes: a cubin, or the text that it would be made from, with the lines of the source in it.
+enum class Image : uint8_t { machine_code, ptx };
+
 struct Properties {
   std::string name;
   int32_t compute_major = 0, compute_minor = 0;
+  Image image = Image::machine_code;
   int32_t sm_count = 0;
   int32_t clock_khz = 0;
   int32_t memory_clock_khz = 0;
   int32_t memory_bus_bits = 0;
   int32_t max_dynamic_smem_bytes = 0;  // per block, once a kernel has asked for it
-  int32_t driver_version = 0;          // 1000 * major + 10 * minor: 13000 is 13.0
+  int32_t driver_version = 0;          // 1000 * major + 10 * minor: 13000 is 13.0; 0: there is no driver
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
+
+  // What kernels are compiled for: "sm_90a". From Hopper on with all of the chip's own instructions.
+  std::string arch() const {
+    return "sm_" + std::to_string(10 * compute_major + compute_minor) + (compute_major >= 9 ? "a" : "");
+  }
 };
 
 struct KernelAttributes {
@@ -71,6 +80,15 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
+// Memory that a kernel may touch, by the name that messages use for it.
+struct NamedBuffer {
+  const char* name = "";
+  void* address = nullptr;
+  size_t bytes = 0;
+  bool writable = false;
+  bool initialised = true;  // false: the kernel is to write before it reads
+};
+
 struct Launch {
   Kernel kernel = nullptr;
   Dim3 grid, block;
@@ -79,6 +97,7 @@ struct Launch {
   bool overlap_previous = false;  // may start before the stream's previous kernel ends; the kernel waits where it must
   void** args = nullptr;          // the address of each parameter
   Stream stream = nullptr;
+  std::span<const NamedBuffer> buffers;  // all of it, where the device wants to know
 };
 
 // Code on a device. Keeps what it needs of the device alive; no launch of its kernels may be under way when it dies.
@@ -125,9 +144,11 @@ class Device {
   virtual Status synchronize_event(Event event) = 0;
   virtual Status elapsed_ms(Event start, Event stop, float* milliseconds) = 0;
 
-  // Kernels. image is machine code for this very device: a cubin for the CUDA driver.
+  // Kernels. image: of the kind and for the architecture that the properties name.
   virtual Status load(std::span<const std::byte> image, std::unique_ptr<Module>* module) = 0;
-  // These two are on the way of every call: they neither allocate nor lock.
+  // Whether launches are to say what memory they may touch: for devices that watch every access.
+  virtual bool wants_buffers() const { return false; }
+  // These two are on the way of every call: on real GPUs they neither allocate nor lock.
   virtual Status encode(const TensorMapSpec& spec, TensorMap* map) = 0;
   virtual Status launch(const Launch& launch) = 0;
 };

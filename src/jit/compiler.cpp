@@ -56,6 +56,23 @@ void drop_trailing_nul(std::string* text) {
   if (!text->empty() && text->back() == '\0') text->pop_back();
 }
 
+// Line information names files by where NVRTC believes them, in the working folder of the moment. They become what they
+// are in the source tree: "kernels/tile/exp2.h".
+void name_files(const std::string& unit, std::string* ptx) {
+  constexpr std::string_view directive = "\t.file\t";
+  const size_t end = ptx->find(say("/", unit, "\"\n"));
+  const size_t begin = end == std::string::npos ? end : ptx->rfind('"', end);
+  if (begin == std::string::npos) return;
+  const std::string folder = ptx->substr(begin + 1, end - begin);
+  const std::string of_unit = say(folder, unit, "\"");
+  for (size_t at = ptx->find(directive); at != std::string::npos; at = ptx->find(directive, at + 1)) {
+    const size_t path = ptx->find('"', at) + 1;
+    if (ptx->compare(path, folder.size(), folder) != 0) continue;
+    const bool is_unit = ptx->compare(path, of_unit.size(), of_unit) == 0;
+    ptx->replace(path, folder.size(), is_unit ? "" : "kernels/");
+  }
+}
+
 // The line to put into a sentence: the first that speaks of an error, else the first at all.
 std::string first_error(std::string_view log) {
   std::string_view first;
@@ -177,6 +194,7 @@ Status Compiler::compile(const Request& request, std::span<const Text> headers, 
   } else {
     result = read(program.handle, nvrtc_.nvrtcGetPTXSize, nvrtc_.nvrtcGetPTX, code);
     drop_trailing_nul(code);
+    name_files(request.name, code);
   }
   return result == kNvrtcSuccess ? Status{} : failure(request, result, *log);
 }

@@ -7,8 +7,9 @@
 namespace tandem::plan {
 namespace {
 
-constexpr double kFlopsPerClock = 4096, kExpPerClock = 16, kSharedPerClock = 128;  // of an SM
-constexpr double kElement = 2;                                                     // bytes
+constexpr double kExpPerClock = 16, kSharedPerClock = 128;  // of an SM
+constexpr double kElement = 2;                              // bytes
+double flops_per_clock(const gpu::Properties& device) { return device.compute_major == 10 ? 8192 : 4096; }
 
 // The sum of clamp(x, 0, most) over all integers x < end; doubles, as it may pass 2^63.
 double clamped_sum(int64_t end, int64_t most) {
@@ -29,13 +30,34 @@ Work work_of(const Problem& p) {
   return {static_cast<double>(p.total_q), static_cast<double>(p.total_k), one * sequences * heads};
 }
 
-std::string why_tile(const Problem& p, const ForwardTile& t) {
-  std::string text = say("tile: ", t.rows(), " rows x ", t.keys, " keys, ", t.warpgroups, " computing warpgroups");
-  text += t.turns ? " that take turns on the tensor core" : " that run freely";
-  text += say(", ", t.stages, " stages, ", t.shared_bytes(), " bytes of shared memory: measured best at head_dim ",
-              p.head_dim);
+std::string why_tile(const Problem& p, const Tile& tile) {
+  std::string text;
+  if (tile.blackwell()) {
+    const BlackwellTile& t = tile.for_blackwell();
+    text = say("tile: ", BlackwellTile::kTiles, " x ", BlackwellTile::kTileRows, " rows x ", t.keys,
+               " keys, which take turns on the tensor core, keys and values in a ring of ", t.ring(), " blocks of ",
+               BlackwellTile::kBlock, " bytes, ", t.fma_pairs,
+               " of 16 exponentials on the FMA units: counted, not measured, at head_dim ", p.head_dim);
+  } else {
+    const ForwardTile& t = tile.for_hopper();
+    text = say("tile: ", t.rows(), " rows x ", t.keys, " keys, ", t.warpgroups, " computing warpgroups");
+    text += t.turns ? " that take turns on the tensor core" : " that run freely";
+    text += say(", ", t.stages, " stages, ", t.shared_bytes(), " bytes of shared memory: measured best at head_dim ",
+                p.head_dim);
+  }
   if (p.head_dim_v != p.head_dim) text += say(" and ", p.head_dim_v);
   return text;
+}
+
+// Bytes of shared memory that products read and TMA writes, of a query-key pair.
+double shared_bytes_of_pair(const Tile& tile) {
+  const double written = static_cast<double>(tile.head_dim + tile.head_dim_v) / tile.rows();
+  if (tile.blackwell()) {  // probabilities are in tensor memory
+    return kElement * (static_cast<double>(2 * tile.head_dim + tile.head_dim_v) / BlackwellTile::kTileRows + written);
+  }
+  // 64 rows read a step's keys and values once, and the queries unless registers have them.
+  const double queries = tile.for_hopper().queries_in_registers() ? 0 : static_cast<double>(tile.head_dim) / tile.keys;
+  return kElement * (static_cast<double>(tile.head_dim + tile.head_dim_v) / 64 + written + queries);
 }
 
 std::string why_order(const ForwardPlan& plan) {
@@ -57,18 +79,15 @@ double visible_pairs(int64_t seqlen_q, int64_t seqlen_k, bool bottom_right, int6
 }
 
 ForwardFloor forward_floor(const Problem& p, const ForwardPlan& plan, const gpu::Properties& device) {
-  const ForwardTile& t = plan.tile;
+  const Tile& t = plan.tile;
   const Work work = work_of(p);
   const double dims = t.head_dim + t.head_dim_v, sms = device.sm_count;
   ForwardFloor f;
   f.pairs = work.pairs;
   f.flops = 2 * work.pairs * dims;
-  f.mma_clocks = f.flops / kFlopsPerClock / sms;
+  f.mma_clocks = f.flops / flops_per_clock(device) / sms;
   f.exp_clocks = work.pairs / kExpPerClock / sms;
-  // 64 rows read a step's keys and values once, and the queries unless registers have them; TMA writes what all the
-  // block's rows read.
-  const double queries = t.queries_in_registers() ? 0 : static_cast<double>(t.head_dim) / t.keys;
-  f.shared_clocks = work.pairs * kElement * (dims / 64 + dims / t.rows() + queries) / kSharedPerClock / sms;
+  f.shared_clocks = work.pairs * shared_bytes_of_pair(t) / kSharedPerClock / sms;
   const double rows = work.rows * static_cast<double>(p.heads_q), keys = work.keys * static_cast<double>(p.heads_k);
   const double own = rows * (static_cast<double>(p.head_dim + p.head_dim_v) * kElement + (p.lse ? 4 : 0));
   f.l2_bytes = own + work.pairs / t.rows() * dims * kElement;

@@ -18,7 +18,8 @@ double visible_pairs(int64_t seqlen_q, int64_t seqlen_k, bool bottom_right, int6
 // knows, are taken at their bounds.
 struct ForwardFloor {
   double pairs = 0, flops = 0;
-  double mma_clocks = 0, exp_clocks = 0, shared_clocks = 0;  // 4096 FLOP, 16 exponentials, 128 bytes a clock per SM
+  // A clock of an SM does 4096 FLOP (Blackwell: 8192), 16 exponentials, 128 bytes of shared memory.
+  double mma_clocks = 0, exp_clocks = 0, shared_clocks = 0;
   double l2_bytes = 0, hbm_bytes = 0;
   const char* binds = "";  // the unit with the most clocks: "tensor core", "exponential", "shared memory"
 };

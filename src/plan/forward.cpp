@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "plan/blackwell_tiles.h"
 #include "plan/tiles.h"
 #include "problem/text.h"
 
@@ -29,8 +30,9 @@ Bias bias_of(const Problem& p) {
 }
 
 // What the problem asks of a kernel, however it is cut.
-ForwardTile options_of(const Problem& p) {
-  ForwardTile t;
+template <class Kernel>
+Kernel options_of(const Problem& p) {
+  Kernel t;
   t.head_dim = rounded(p.head_dim);
   t.head_dim_v = rounded(p.head_dim_v);
   t.f16 = p.dtype == DType::f16;
@@ -46,17 +48,35 @@ ForwardTile options_of(const Problem& p) {
 
 // The choice depends on lengths for speed only. A batch-invariant call does without: in a packed or padded batch they
 // are those of other sequences.
-void cut(const Problem& p, int64_t rows, ForwardTile* t) {
+Tile cut_for_hopper(const Problem& p, int64_t rows) {
+  auto t = options_of<ForwardTile>(p);
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const TileChoice& c : kHopperTiles) {
-    if (!c.serves(t->head_dim, t->head_dim_v, rows, keys, t->left, t->right, !t->changed())) continue;
-    t->warpgroups = c.warpgroups;
-    t->keys = c.step;
-    t->stages = c.stages;
-    t->turns = c.turns;
-    return;
+    if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, !t.changed())) continue;
+    t.warpgroups = c.warpgroups;
+    t.keys = c.step;
+    t.stages = c.stages;
+    t.turns = c.turns;
+    break;
   }
+  return t;
+}
+
+Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device) {
+  auto t = options_of<BlackwellTile>(p);
+  for (const BlackwellChoice& c : kBlackwellTiles) {
+    if (t.head_dim > c.head_dim || t.head_dim_v > c.head_dim_v) continue;
+    const bool fast_exponentials = device.compute_minor > 0;  // twice as many a clock from B300 on
+    t.fma_pairs = t.changed() || fast_exponentials ? 0 : t.f16 ? c.fma_pairs_f16 : c.fma_pairs_bf16;
+    break;
+  }
+  return t;
+}
+
+// rows: of one sequence, of the query heads that are taken together.
+Tile cut(const Problem& p, const gpu::Properties& device, int64_t rows) {
+  return device.compute_major == 10 ? cut_for_blackwell(p, device) : cut_for_hopper(p, rows);
 }
 
 // Tiles of a unit; where only the device knows the lengths, a bound on those of all sequences together.
@@ -98,9 +118,8 @@ bool binds_left(const Problem& p) {
 
 ForwardPlan plan_forward(const Problem& p, const gpu::Properties& device) {
   ForwardPlan plan;
-  plan.tile = options_of(p);
   plan.together = most_together(p);
-  cut(p, p.seqlen_q * plan.together, &plan.tile);
+  plan.tile = cut(p, device, p.seqlen_q * plan.together);
   // Under a window few queries of many heads see fewer keys than many queries of one.
   if (plan.together > 1 && !plan.tile.ragged && !plan.tile.left && !p.batch_invariant) {
     const int64_t rows = plan.tile.rows();
@@ -108,7 +127,7 @@ ForwardPlan plan_forward(const Problem& p, const gpu::Properties& device) {
                   joined = ceil_div(p.seqlen_q * plan.together, rows);
     if (joined >= apart) {
       plan.together = 1;
-      cut(p, p.seqlen_q, &plan.tile);
+      plan.tile = cut(p, device, p.seqlen_q);
     }
   }
   const bool is_ragged = plan.tile.ragged;
@@ -129,28 +148,27 @@ ForwardPlan plan_forward(const Problem& p, const gpu::Properties& device) {
   return plan;
 }
 
-uint64_t id_of(const ForwardTile& t) {
-  uint64_t id = 0;
-  const auto add = [&id](int value, int bits) { id = id << bits | static_cast<uint64_t>(value); };
+namespace {
+
+// Text or bits of what both kinds of tiles have.
+template <class Kernel>
+void add_options(const Kernel& t, uint64_t* id) {
+  const auto add = [id](int value, int bits) { *id = *id << bits | static_cast<uint64_t>(value); };
   add(t.head_dim / 16, 5);
   add(t.head_dim_v / 16, 5);
-  add(t.warpgroups, 3);
-  add(t.keys / 16, 5);
-  add(t.stages, 4);
-  for (const bool option : {t.turns, t.f16, t.left, t.right, t.ragged, t.unscaled, t.softcap, t.alibi}) add(option, 1);
+  for (const bool option : {t.f16, t.left, t.right, t.ragged, t.unscaled, t.softcap, t.alibi}) add(option, 1);
   add(static_cast<int>(t.bias), 2);
-  return id;
 }
 
-std::string name_of(const ForwardTile& t) {
+template <class Kernel>
+std::string name_of(const Kernel& t, const std::string& cut) {
   std::string name = say("forward_", t.f16 ? "f16" : "bf16", "_d", t.head_dim);
   if (t.head_dim_v != t.head_dim) name += say("v", t.head_dim_v);
-  name += say("_", t.rows(), "x", t.keys, "x", t.stages);
+  name += cut;
   const struct {
     bool on;
     const char* name;
-  } options[] = {{t.turns, "_turns"},
-                 {t.left, "_left"},
+  } options[] = {{t.left, "_left"},
                  {t.right, "_right"},
                  {t.ragged, "_ragged"},
                  {t.unscaled, "_unscaled"},
@@ -165,16 +183,16 @@ std::string name_of(const ForwardTile& t) {
   return name;
 }
 
-std::string translation_unit(const ForwardTile& t) {
-  const auto flag = [](bool on) { return on ? "true" : "false"; };
+const char* flag(bool on) { return on ? "true" : "false"; }
+
+template <class Kernel>
+std::string translation_unit(const Kernel& t, const char* header, const char* type, const std::string& cut) {
   const char* biases[] = {"none", "boolean", "f32", "element"};
-  std::string text =
-      say("#include \"sm90/forward.cuh\"\n\nconstexpr ForwardTile kTile{\n", "    .head_dim = ", t.head_dim,
-          ", .head_dim_v = ", t.head_dim_v, ", .warpgroups = ", t.warpgroups, ", .keys = ", t.keys,
-          ", .stages = ", t.stages, ", .turns = ", flag(t.turns), ",\n    .f16 = ", flag(t.f16),
-          ", .left = ", flag(t.left), ", .right = ", flag(t.right), ", .ragged = ", flag(t.ragged),
-          ", .unscaled = ", flag(t.unscaled), ",\n    .softcap = ", flag(t.softcap), ", .alibi = ", flag(t.alibi),
-          ", .bias = Bias::", biases[static_cast<int>(t.bias)], "};\n\n");
+  std::string text = say("#include \"", header, "\"\n\nconstexpr ", type, " kTile{\n", "    .head_dim = ", t.head_dim,
+                         ", .head_dim_v = ", t.head_dim_v, cut, ",\n    .f16 = ", flag(t.f16),
+                         ", .left = ", flag(t.left), ", .right = ", flag(t.right), ", .ragged = ", flag(t.ragged),
+                         ", .unscaled = ", flag(t.unscaled), ",\n    .softcap = ", flag(t.softcap),
+                         ", .alibi = ", flag(t.alibi), ", .bias = Bias::", biases[static_cast<int>(t.bias)], "};\n\n");
   text +=
       "extern \"C\" __global__ void __launch_bounds__(kTile.threads(), 1) forward(const __grid_constant__ "
       "ForwardParams p) {\n  forward<kTile>(p);\n}\n";
@@ -183,6 +201,46 @@ std::string translation_unit(const ForwardTile& t) {
                 ", 1) schedule(const __grid_constant__ ForwardParams p) {\n  schedule<kTile>(p);\n}\n");
   }
   return text;
+}
+
+}  // namespace
+
+uint64_t id_of(const Tile& tile) {
+  uint64_t id = 0;
+  const auto add = [&id](int value, int bits) { id = id << bits | static_cast<uint64_t>(value); };
+  add(tile.blackwell(), 1);
+  if (tile.blackwell()) {
+    add_options(tile.for_blackwell(), &id);
+    add(tile.for_blackwell().fma_pairs, 5);
+    return id;
+  }
+  const ForwardTile& t = tile.for_hopper();
+  add_options(t, &id);
+  add(t.warpgroups, 3);
+  add(t.keys / 16, 5);
+  add(t.stages, 4);
+  add(t.turns, 1);
+  return id;
+}
+
+std::string name_of(const Tile& tile) {
+  if (tile.blackwell()) {
+    const BlackwellTile& t = tile.for_blackwell();
+    return name_of(t, say("_2x", BlackwellTile::kTileRows, "x", BlackwellTile::keys, "_fma", t.fma_pairs));
+  }
+  const ForwardTile& t = tile.for_hopper();
+  return name_of(t, say("_", t.rows(), "x", t.keys, "x", t.stages, t.turns ? "_turns" : ""));
+}
+
+std::string translation_unit(const Tile& tile) {
+  if (tile.blackwell()) {
+    const BlackwellTile& t = tile.for_blackwell();
+    return translation_unit(t, "sm100/forward.cuh", "BlackwellTile", say(", .fma_pairs = ", t.fma_pairs));
+  }
+  const ForwardTile& t = tile.for_hopper();
+  return translation_unit(t, "sm90/forward.cuh", "ForwardTile",
+                          say(", .warpgroups = ", t.warpgroups, ", .keys = ", t.keys, ", .stages = ", t.stages,
+                              ", .turns = ", flag(t.turns)));
 }
 
 }  // namespace tandem::plan

@@ -7,13 +7,14 @@
 #include <string>
 
 #include "gpu/device.h"
+#include "plan/tile.h"
 #include "problem/problem.h"
 #include "shared/forward.h"
 
 namespace tandem::plan {
 
 struct ForwardPlan {
-  ForwardTile tile;
+  Tile tile;
   int together = 1;      // query heads of a key head whose rows are neighbours in a tile
   int units = 0;         // heads of a sequence, counted together
   int tiles_m = 0;       // of a unit; ragged: of a unit over all sequences, at most
@@ -49,12 +50,12 @@ bool binds_right(const Problem& problem);
 inline bool ragged(const Problem& p) { return p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k; }
 
 // All of a tile in one number, and in one word: "forward_bf16_d128_128x128x2_turns_right".
-uint64_t id_of(const ForwardTile& tile);
-std::string name_of(const ForwardTile& tile);
+uint64_t id_of(const Tile& tile);
+std::string name_of(const Tile& tile);
 
 // The kernel's source: entry points "forward" and, where the tile is ragged, "schedule", one block of
 // kScheduleThreads threads that makes the work list and comes first.
-std::string translation_unit(const ForwardTile& tile);
+std::string translation_unit(const Tile& tile);
 inline constexpr uint32_t kScheduleThreads = 1024;
 
 }  // namespace tandem::plan

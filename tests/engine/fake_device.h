@@ -19,9 +19,10 @@ struct FakeGpu {
     std::string kernel;
     gpu::Launch launch;
     ForwardParams params;
+    std::vector<gpu::NamedBuffer> buffers;
   };
 
-  std::atomic<bool> capturing{false};
+  std::atomic<bool> capturing{false}, wants_buffers{false};
   std::atomic<int> loads{0}, allocations{0}, synchronisations{0}, captures_asked{0};
   std::mutex mutex;  // of what follows
   std::vector<Launched> launched;
@@ -86,6 +87,7 @@ class FakeDevice final : public gpu::Device {
     *module = std::make_unique<FakeModule>();
     return {};
   }
+  bool wants_buffers() const override { return record_.wants_buffers; }
   Status encode(const gpu::TensorMapSpec& spec, gpu::TensorMap* map) override {
     const std::lock_guard lock(record_.mutex);
     std::memset(map, static_cast<int>(record_.maps.size() + 1), sizeof *map);
@@ -94,8 +96,10 @@ class FakeDevice final : public gpu::Device {
   }
   Status launch(const gpu::Launch& launch) override {
     const std::lock_guard lock(record_.mutex);
-    record_.launched.push_back(
-        {*reinterpret_cast<std::string*>(launch.kernel), launch, *static_cast<const ForwardParams*>(launch.args[0])});
+    record_.launched.push_back({*reinterpret_cast<std::string*>(launch.kernel),
+                                launch,
+                                *static_cast<const ForwardParams*>(launch.args[0]),
+                                {launch.buffers.begin(), launch.buffers.end()}});
     return {};
   }
 

@@ -63,7 +63,7 @@ class GpuCalls : public testing::Test {
     env.temporary = folder.path();
     auto engine = std::make_unique<GpuEngine>("cuda:3", std::make_unique<FakeDevice>(&gpu), env,
                                               jit::Cache::Options{.folder = ""});
-    return std::make_unique<tandem_context>(std::move(engine), 3);
+    return std::make_unique<tandem_context>(std::move(engine), tandem_device{TANDEM_CUDA, 3});
   }
   // The call with a workspace of the size asked for, poisoned; the workspace lies at an odd address.
   tandem_status run(GpuCall& call) {
@@ -367,6 +367,59 @@ TEST_F(GpuCalls, NoKeys) {
   runs(call);
   EXPECT_EQ(gpu.launched.back().params.total_k, 0);
   EXPECT_EQ(gpu.fills.size(), 2u);
+}
+
+// "name + offset of its tensor, bytes", and w: it may be written, u: nobody has written it yet.
+std::vector<std::string> described(const std::vector<gpu::NamedBuffer>& buffers, const void* base) {
+  std::vector<std::string> texts;
+  for (const gpu::NamedBuffer& b : buffers) {
+    const bool scratch = std::string(b.name).starts_with("workspace.");
+    const auto offset = static_cast<const char*>(b.address) - static_cast<const char*>(base);
+    texts.push_back(std::string(b.name) + (scratch ? " at " + std::to_string(offset) : "") + " " +
+                    std::to_string(b.bytes) + (b.writable ? " w" : "") + (b.initialised ? "" : "u"));
+  }
+  return texts;
+}
+using Texts = std::vector<std::string>;
+
+TEST_F(GpuCalls, BuffersAreNamedForWhoAsks) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  runs(call);
+  EXPECT_TRUE(gpu.launched.back().buffers.empty());
+
+  gpu.wants_buffers = true;
+  call.make_on_gpu(call.bias, {1, 6, 1, 200}, kBf16);
+  call.make_on_gpu(call.sink, {6}, kBf16);
+  call.make_on_gpu(call.alibi_slopes, {2, 6}, kF32);
+  call.args.bias = &call.bias.handle;
+  call.args.sink = &call.sink.handle;
+  call.args.alibi_slopes = &call.alibi_slopes.handle;
+  call.k.set_strides({0, 2 * 80, 80, 1});  // the batches share their keys, rows have gaps
+  runs(call);
+  EXPECT_EQ(described(gpu.launched.back().buffers, nullptr),
+            (Texts{"q 172800", "k 63984", "v 64000", "out 96000 wu", "lse 4800 wu", "bias 2400", "alibi_slopes 48",
+                   "sink 12"}));
+  EXPECT_EQ(gpu.launched.back().buffers[1].address, call.k.handle.data);
+}
+
+TEST_F(GpuCalls, BuffersOfPackedCalls) {
+  gpu.wants_buffers = true;
+  GpuCall call;
+  call.packed_on_gpu({0, 30, 30, 330}, {0, 0, 0, 0},
+                     {.seqlen_q = 300, .seqlen_k = 1, .heads_q = 8, .heads_k = 2, .head_dim = 128, .head_dim_v = 64});
+  call.indices(call.seqused_k, &tandem_attention_args::seqused_k, {0, 0, 0});
+  call.args.lse = nullptr;
+  runs(call);
+  ASSERT_EQ(gpu.launched.size(), 2u);
+  const int* const counter = params().counter;
+  const std::string work = std::to_string(8 * params().tiles_m);
+  EXPECT_EQ(described(gpu.launched[0].buffers, counter),
+            (Texts{"cu_seqlens_q 16", "cu_seqlens_k 16", "seqused_k 12", "workspace.counter at 0 8 wu",
+                   "workspace.zeros at 16 16 w", "workspace.work at 32 " + work + " wu"}));
+  EXPECT_EQ(described(gpu.launched[1].buffers, counter),
+            (Texts{"q 675840", "out 337920 wu", "cu_seqlens_q 16", "cu_seqlens_k 16", "seqused_k 12",
+                   "workspace.counter at 0 8 w", "workspace.zeros at 16 16 w", "workspace.work at 32 " + work + " w"}));
 }
 
 TEST_F(GpuCalls, NothingToWrite) {

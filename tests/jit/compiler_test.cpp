@@ -111,9 +111,11 @@ class RealCompiler : public testing::Test {
     }
   }
 
-  Status compile(const std::string& source, const std::string& arch, Output output) {
+  Status compile(const std::string& source, const std::string& arch, Output output,
+                 const std::vector<std::string>& more = {}) {
     const jit::Sources sources = jit::fake_kernels();
-    const Request request{"add.cu", source, arch, {"--std=c++20", "-default-device"}, output};
+    Request request{"add.cu", source, arch, {"--std=c++20", "-default-device"}, output};
+    request.options.insert(request.options.end(), more.begin(), more.end());
     return compiler->compile(request, jit::included_by(source, sources), &code, &log);
   }
 
@@ -136,6 +138,16 @@ TEST_F(RealCompiler, PtxAndCubinForBothArchitectures) {
     ASSERT_TRUE(status.ok()) << status.message;
     EXPECT_EQ(code.substr(0, 4), "\177ELF");
   }
+}
+
+// Wherever this process stands.
+TEST_F(RealCompiler, LinesAreOfFilesInTheSourceTree) {
+  const std::string source(jit::fake_kernels()[0].text);
+  const Status status = compile(source, "sm_90a", Output::ptx, {"--generate-line-info"});
+  ASSERT_TRUE(status.ok()) << status.message;
+  EXPECT_NE(code.find(".file\t1 \"add.cu\""), std::string::npos) << code;
+  EXPECT_NE(code.find("\"kernels/tile/add.h\""), std::string::npos) << code;
+  EXPECT_EQ(code.find("\"/"), std::string::npos) << code;
 }
 
 TEST_F(RealCompiler, ErrorsNameTheLine) {

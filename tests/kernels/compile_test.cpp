@@ -1,4 +1,5 @@
-// NVRTC compiles the kernels that plans ask for, for sm_90a, and must keep everything in registers. Needs no GPU.
+// NVRTC compiles the kernels that plans ask for, for Hopper and Blackwell, and must keep everything in registers. Needs
+// no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +12,8 @@
 
 #include "jit/compiler.h"
 #include "plan/forward.h"
-#include "support/random.h"
+#include "plan/problems.h"
+#include "support/pairwise.h"
 
 namespace tandem::test {
 namespace {
@@ -54,16 +56,6 @@ Problem problem_of(const Choice& choice) {
   return p;
 }
 
-gpu::Properties hopper() {
-  gpu::Properties p;
-  p.name = "a Hopper GPU";
-  p.compute_major = 9;
-  p.sm_count = 132;
-  p.max_dynamic_smem_bytes = 232448;
-  p.l2_bytes = 50 << 20;
-  return p;
-}
-
 std::vector<Choice> all_choices() {
   std::vector<Choice> all;
   Choice c{};
@@ -76,55 +68,23 @@ std::vector<Choice> all_choices() {
   }
 }
 
-// Choices such that any two options take every pair of values in one of them: greedily, the best of some random ones.
 std::vector<Choice> pairwise_choices() {
-  struct Pair {
-    size_t a, b;
-    int x, y;
-    auto operator<=>(const Pair&) const = default;
-  };
-  std::map<Pair, bool> open;
-  for (size_t b = 1; b < kOptions; ++b) {
-    for (size_t a = 0; a < b; ++a) {
-      for (int x = 0; x < kChoices[a]; ++x) {
-        for (int y = 0; y < kChoices[b]; ++y) open[{a, b, x, y}] = true;
-      }
-    }
-  }
-  const auto each_pair = [](const Choice& c, const auto& f) {
-    for (size_t b = 1; b < kOptions; ++b) {
-      for (size_t a = 0; a < b; ++a) f(Pair{a, b, c[a], c[b]});
-    }
-  };
-  Random random(1);
   std::vector<Choice> chosen;
-  while (!open.empty()) {
-    Choice best{};
-    int most = -1;
-    for (int n = 0; n < 200; ++n) {
-      Choice c;
-      for (size_t option = 0; option < kOptions; ++option)
-        c[option] = static_cast<int>(random.between(0, kChoices[option] - 1));
-      const Pair& first = open.begin()->first;  // so that every choice closes one
-      c[first.a] = first.x, c[first.b] = first.y;
-      int closed = 0;
-      each_pair(c, [&](const Pair& pair) { closed += open.contains(pair); });
-      if (closed > most) most = closed, best = c;
-    }
-    each_pair(best, [&](const Pair& pair) { open.erase(pair); });
-    chosen.push_back(best);
-  }
+  for (const std::vector<int>& combination : pairwise(kChoices))
+    std::ranges::copy(combination, chosen.emplace_back().begin());
   return chosen;
 }
 
 // The distinct kernels that the plans of these problems ask for.
-std::vector<ForwardTile> tiles_of(const std::vector<Choice>& choices) {
-  std::map<std::string, ForwardTile> tiles;
+std::vector<plan::Tile> tiles_of(const std::vector<Choice>& choices, const gpu::Properties& device) {
+  std::map<std::string, plan::Tile> tiles;
   for (const Choice& choice : choices) {
-    const ForwardTile tile = plan::plan_forward(problem_of(choice), hopper()).tile;
+    const Problem problem = problem_of(choice);
+    if (!plan::check_forward(problem, device).ok()) continue;
+    const plan::Tile tile = plan::plan_forward(problem, device).tile;
     tiles.emplace(plan::name_of(tile), tile);
   }
-  std::vector<ForwardTile> list;
+  std::vector<plan::Tile> list;
   for (const auto& [name, tile] : tiles) list.push_back(tile);
   return list;
 }
@@ -154,12 +114,12 @@ class KernelsCompile : public testing::Test {
     }
   }
 
-  std::string compile(const std::string& name, const std::string& source,
+  std::string compile(const std::string& name, const std::string& source, const gpu::Properties& device = hopper(),
                       const std::vector<std::string>& more = {}) const {
     // The engine's, and a report.
     jit::Request request{name,
                          source,
-                         "sm_90a",
+                         device.arch(),
                          {"--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v"},
                          jit::Output::cubin};
     request.options.insert(request.options.end(), more.begin(), more.end());
@@ -168,7 +128,8 @@ class KernelsCompile : public testing::Test {
     return status.ok() ? complaint(log) : status.message;
   }
 
-  void compile_all(const std::vector<ForwardTile>& tiles) const {
+  void compile_all(const std::vector<Choice>& choices, const gpu::Properties& device) const {
+    const std::vector<plan::Tile> tiles = tiles_of(choices, device);
     std::atomic<size_t> next = 0;
     std::mutex mutex;
     double total = 0, longest = 0;
@@ -176,7 +137,7 @@ class KernelsCompile : public testing::Test {
     const auto work = [&] {
       for (size_t n = next++; n < tiles.size(); n = next++) {
         const auto start = std::chrono::steady_clock::now();
-        const std::string wrong = compile(plan::name_of(tiles[n]), plan::translation_unit(tiles[n]));
+        const std::string wrong = compile(plan::name_of(tiles[n]), plan::translation_unit(tiles[n]), device);
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         const std::lock_guard lock(mutex);
         std::printf("%5.2f s  %s%s%s\n", seconds, plan::name_of(tiles[n]).c_str(), wrong.empty() ? "" : ": ",
@@ -199,11 +160,13 @@ class KernelsCompile : public testing::Test {
   std::unique_ptr<jit::Compiler> compiler_;
 };
 
-TEST_F(KernelsCompile, EveryPairOfOptions) { compile_all(tiles_of(pairwise_choices())); }
+TEST_F(KernelsCompile, EveryPairOfOptions) { compile_all(pairwise_choices(), hopper()); }
+TEST_F(KernelsCompile, EveryPairOfOptionsForBlackwell) { compile_all(pairwise_choices(), blackwell()); }
 
-TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(tiles_of(all_choices())); }
+TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(all_choices(), hopper()); }
+TEST_F(KernelsCompile, DISABLED_EveryCombinationForBlackwell) { compile_all(all_choices(), blackwell()); }
 
-// The judge of the two above can say no.
+// The judge of those above can say no.
 TEST_F(KernelsCompile, SpillsAreSeen) {
   const std::string source =
       "extern \"C\" __global__ void sum(const float* from, float* to) {\n"
@@ -213,20 +176,8 @@ TEST_F(KernelsCompile, SpillsAreSeen) {
       "  for (int i = 0; i < 64; ++i) to[threadIdx.x * 64 + i] = x[i] * x[63 - i];\n"
       "}\n";
   EXPECT_EQ(compile("sum", source), "");
-  const std::string spilt = compile("sum", source, {"--maxrregcount=24"});
+  const std::string spilt = compile("sum", source, hopper(), {"--maxrregcount=24"});
   EXPECT_NE(spilt.find("bytes spill stores"), std::string::npos) << spilt;
-}
-
-TEST(Pairwise, HasEveryPair) {
-  const std::vector<Choice> choices = pairwise_choices();
-  EXPECT_LT(choices.size(), 80u);
-  for (size_t b = 1; b < kOptions; ++b) {
-    for (size_t a = 0; a < b; ++a) {
-      for (int pair = 0; pair < kChoices[a] * kChoices[b]; ++pair) {
-        EXPECT_TRUE(std::ranges::any_of(choices, [&](const Choice& c) { return c[a] + kChoices[a] * c[b] == pair; }));
-      }
-    }
-  }
 }
 
 }  // namespace

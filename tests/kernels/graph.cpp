@@ -6,7 +6,7 @@
 #include <string>
 
 #include "gpu/driver/api.h"
-#include "support/cuda.h"
+#include "support/gpu.h"
 
 namespace tandem::test {
 namespace {

@@ -2,20 +2,21 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 
 namespace tandem::test {
 namespace {
 
-std::shared_ptr<const Gpu> opened;
+Gpus opened;
 
 }  // namespace
 
-const std::shared_ptr<const Gpu>& the_gpu() { return opened; }
+const Gpus& the_gpus() { return opened; }
 
 void expect_all_good(const std::vector<Judged>& cases) {
-  const NamedEngine engine = cuda_engine(the_gpu());
+  const NamedEngine engine = gpu_engine(the_gpus());
   std::atomic<size_t> next = 0;
   std::mutex mutex;
   std::vector<std::string> bad;
@@ -69,18 +70,43 @@ std::vector<std::byte> Repeated::fetch(gpu::Stream stream) {
 
 }  // namespace tandem::test
 
+namespace {
+
+// What is about speed, graphs, streams or the size of a GPU's memory, and devices' own refusals.
+constexpr const char* kNotVirtual = "-KernelsGraph.*:KernelsRepeat.*:KernelsLarge.*:KernelsRefusal.*";
+
+struct Flags {
+  std::string device = "cuda:0";
+  int schedules = 1;
+};
+
+Flags read_flags(int argc, char** argv) {
+  Flags flags;
+  for (int n = 1; n + 1 < argc; n += 2) {
+    const std::string flag = argv[n];
+    if (flag == "--device") flags.device = argv[n + 1];
+    if (flag == "--schedules") flags.schedules = std::max(1, std::atoi(argv[n + 1]));
+  }
+  return flags;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  const Flags flags = read_flags(argc, argv);
   if (!testing::GTEST_FLAG(list_tests)) {
     try {
-      tandem::test::opened = std::make_shared<const tandem::test::Gpu>("cuda:0");
+      tandem::test::opened = tandem::test::open_gpus(flags.device, flags.schedules);
     } catch (const std::runtime_error& error) {
       std::printf("**** THE KERNELS ARE NOT TESTED: %s ****\n", error.what());
       return 77;
     }
     std::printf("%s\n", tandem_context_description(tandem::test::the_gpu()->context()));
+    if (tandem::test::the_gpu()->is_virtual() && testing::GTEST_FLAG(filter) == "*")
+      testing::GTEST_FLAG(filter) = kNotVirtual;
   }
   const int result = RUN_ALL_TESTS();
-  tandem::test::opened.reset();
+  tandem::test::opened.clear();
   return result;
 }

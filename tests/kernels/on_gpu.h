@@ -1,4 +1,5 @@
-// Tests on a GPU: main() opens it, and skips them all where there is none.
+// Tests on a GPU: main() opens the one of --device, and skips them all where there is none. A virtual one runs each
+// case under --schedules N schedules.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,12 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "support/cuda.h"
+#include "support/gpu.h"
 #include "support/judge.h"
 
 namespace tandem::test {
 
-const std::shared_ptr<const Gpu>& the_gpu();
+const Gpus& the_gpus();
+inline const std::shared_ptr<const Gpu>& the_gpu() { return the_gpus().front(); }
 
 // What every case here has, so that a GPU serves it: forward alone, in multiples of 16 bytes.
 inline const std::string kServed = "--gradients none --align 8 ";

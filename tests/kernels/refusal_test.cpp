@@ -50,7 +50,7 @@ TEST(KernelsRefusal, TensorsElsewhere) {
 }
 
 TEST(KernelsRefusal, TensorsThatAreNotInMultiplesOf16Bytes) {
-  const NamedEngine engine = cuda_engine(the_gpu());
+  const NamedEngine engine = gpu_engine({the_gpu()});
   const struct {
     const tandem_tensor* tandem_attention_args::*field;
     const char *layout, *word;  // 3 elements between the rows of this tensor alone
@@ -91,7 +91,7 @@ TEST(KernelsRefusal, WhatIsNotServed) {
   splits.args.num_splits = 3;
   splits.expect(TANDEM_UNSUPPORTED, "num_splits");
 
-  const NamedEngine engine = cuda_engine(the_gpu());
+  const NamedEngine engine = gpu_engine({the_gpu()});
   const struct {
     const char *flags, *word;
   } refused[] = {{"--dtype f32", "float32"},

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "support/cuda.h"
+#include "support/gpu.h"
 
 namespace {
 

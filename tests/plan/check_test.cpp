@@ -1,5 +1,7 @@
-// Every call that a Hopper does not serve, and why it says so.
+// Every call that a GPU does not serve, and why it says so.
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "plan/forward.h"
 #include "plan/problems.h"
@@ -15,8 +17,8 @@ void refused(const Problem& p, const std::string& beginning, const gpu::Properti
   EXPECT_EQ(status.message.rfind(beginning, 0), 0u) << status.message;
   EXPECT_NE(status.message.find(": "), std::string::npos) << status.message;  // the rule, then the reason and way out
 }
-void accepted(const Problem& p) {
-  const Status status = plan::check_forward(p, hopper());
+void accepted(const Problem& p, const gpu::Properties& device = hopper()) {
+  const Status status = plan::check_forward(p, device);
   EXPECT_TRUE(status.ok()) << status.message;
 }
 
@@ -38,13 +40,20 @@ TEST(PlanCheck, ServesTheUsual) {
 TEST(PlanCheck, OtherDevices) {
   gpu::Properties device = hopper();
   device.name = "Other";
-  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {9, 1}, {10, 0}, {12, 0}}) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {9, 1}, {10, 1}, {11, 0}, {12, 0}}) {
     device.compute_major = major;
     device.compute_minor = minor;
     refused(served(),
             "device (Other, compute capability " + std::to_string(major) + "." + std::to_string(minor) + ") must",
             device);
   }
+}
+
+TEST(PlanCheck, Blackwells) {
+  gpu::Properties device = blackwell();
+  accepted(served(), device);
+  device.compute_minor = 3;
+  accepted(served(), device);
 }
 
 TEST(PlanCheck, Options) {
@@ -66,6 +75,16 @@ TEST(PlanCheck, HeadDims) {
     refused(dense({.head_dim = dim}), "q.head_dim (" + std::to_string(dim) + ") must be a multiple of 8 up to 256");
     refused(dense({.head_dim_v = dim}), "v.head_dim (" + std::to_string(dim) + ") must be a multiple of 8 up to 256");
   }
+}
+
+// Two tiles' results fill tensor memory at 128 columns each.
+TEST(PlanCheck, HeadDimsOfBlackwell) {
+  for (int64_t dim = 8; dim <= 192; dim += 8)
+    accepted(dense({.seqlen_q = 5, .seqlen_k = 5, .head_dim = dim, .head_dim_v = std::min<int64_t>(dim, 128)}),
+             blackwell());
+  refused(dense({.head_dim = 200}), "q.head_dim (200) must be a multiple of 8 up to 192 on this GPU", blackwell());
+  refused(dense({.head_dim_v = 136}), "v.head_dim (136) must be a multiple of 8 up to 128 on this GPU", blackwell());
+  refused(dense({.head_dim = 20}), "q.head_dim (20) must be a multiple of 8 up to 192 on this GPU", blackwell());
 }
 
 TEST(PlanCheck, StridesAndAddresses) {

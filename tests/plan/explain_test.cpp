@@ -45,7 +45,7 @@ TEST(PlanFloor, VisiblePairsAgainstCounting) {
 // Figures one can do in the head: 132 heads of 128 queries and 128 keys give each SM one tile of 128 x 128.
 TEST(PlanFloor, OneTilePerSm) {
   plan::ForwardPlan plan;
-  plan.tile = {.warpgroups = 2, .keys = 128};
+  plan.tile = ForwardTile{.warpgroups = 2, .keys = 128};
   const Problem p = dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 132, .heads_k = 132});
   const ForwardFloor f = plan::forward_floor(p, plan, hopper());
   EXPECT_EQ(f.flops, 132.0 * 4 * 128 * 128 * 128);
@@ -56,6 +56,21 @@ TEST(PlanFloor, OneTilePerSm) {
   EXPECT_EQ(f.hbm_bytes, 132.0 * 4 * 128 * 128 * 2);
   EXPECT_EQ(f.l2_bytes, f.hbm_bytes);
   EXPECT_STREQ(f.binds, "tensor core");
+}
+
+// The same of a Blackwell: 148 heads of 256 queries and 128 keys give each SM its two tiles of 128 x 128.
+TEST(PlanFloor, TwoTilesPerSmOfBlackwell) {
+  const Problem p = dense({.seqlen_q = 256, .seqlen_k = 128, .heads_q = 148, .heads_k = 148});
+  const plan::ForwardPlan plan = plan::plan_forward(p, blackwell());
+  EXPECT_EQ(plan.grid, 148);
+  const ForwardFloor f = plan::forward_floor(p, plan, blackwell());
+  EXPECT_EQ(f.mma_clocks, 2048);
+  EXPECT_EQ(f.exp_clocks, 2048);
+  // Each tile's products read 32 KB of queries and 64 KB of keys and values; TMA writes the latter once.
+  EXPECT_EQ(f.shared_clocks, (2 * 3 + 2) * 32768 / 128);
+  std::string text;
+  for (const std::string& line : plan::reasons(p, plan, blackwell())) text += line + "\n";
+  EXPECT_NE(text.find("tile: 2 x 128 rows x 128 keys, which take turns on the tensor core"), std::string::npos) << text;
 }
 
 TEST(PlanFloor, WhatBinds) {
@@ -71,7 +86,7 @@ TEST(PlanFloor, WhatBinds) {
 
 TEST(PlanReasons, SayWhatWasChosen) {
   const Problem grouped = causal(dense({.batch = 64, .seqlen_q = 100, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8}));
-  const ForwardTile tile = plan::plan_forward(grouped, hopper()).tile;
+  const ForwardTile tile = plan::plan_forward(grouped, hopper()).tile.for_hopper();
   const std::string gqa = reasons_of(grouped);
   EXPECT_NE(gqa.find("tile: " + std::to_string(tile.rows()) + " rows x " + std::to_string(tile.keys) + " keys, " +
                      std::to_string(tile.warpgroups) + " computing warpgroups"),

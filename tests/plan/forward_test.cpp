@@ -7,6 +7,7 @@
 #include <climits>
 #include <set>
 
+#include "plan/blackwell_tiles.h"
 #include "plan/problems.h"
 #include "plan/tiles.h"
 #include "support/random.h"
@@ -18,6 +19,9 @@ using plan::ForwardPlan;
 using plan::plan_forward;
 
 ForwardPlan plan_of(const Problem& p) { return plan_forward(p, hopper()); }
+BlackwellTile blackwell_tile_of(const Problem& p, const gpu::Properties& device = blackwell()) {
+  return plan_forward(p, device).tile.for_blackwell();
+}
 
 // Which problems an entry of the table serves; the entries themselves are measured and may be any.
 TEST(TileTable, EntriesServeWhatTheySay) {
@@ -59,7 +63,7 @@ TEST(ForwardPlan, FirstEntryThatServes) {
           if (options & 1) p.window_right = 0;
           if (options & 2) p.window_left = 10;
           if (options & 4) p.softcap = 30;
-          const ForwardTile t = plan_of(p).tile;
+          const ForwardTile t = plan_of(p).tile.for_hopper();
           EXPECT_EQ(t.head_dim, (dim + 15) / 16 * 16);
           EXPECT_EQ(t.head_dim_v, (dim_v + 15) / 16 * 16);
           const auto* entry = std::find_if(
@@ -109,7 +113,7 @@ TEST(ForwardPlan, EveryTileFits) {
       for (const int64_t seqlen : {1, 130, 1000, 10000}) {
         const Problem p = dense({.seqlen_q = seqlen, .seqlen_k = seqlen, .head_dim = d, .head_dim_v = dv});
         for (const Problem& each : {p, causal(p)}) {
-          const ForwardTile t = plan_of(each).tile;
+          const ForwardTile t = plan_of(each).tile.for_hopper();
           EXPECT_TRUE(plan::fits(t)) << plan::name_of(t);
           EXPECT_GE(t.head_dim, d);
           EXPECT_GE(t.head_dim_v, dv);
@@ -119,13 +123,41 @@ TEST(ForwardPlan, EveryTileFits) {
   }
 }
 
-TEST(ForwardPlan, OptionsReachTheTile) {
-  const auto tile_with = [](void (*change)(Problem&)) {
+TEST(ForwardPlan, EveryBlackwellTileFits) {
+  for (int64_t d = 8; d <= 192; d += 8) {
+    for (int64_t dv = 8; dv <= 128; dv += 8) {
+      const BlackwellTile t = blackwell_tile_of(dense({.seqlen_q = 9, .seqlen_k = 9, .head_dim = d, .head_dim_v = dv}));
+      EXPECT_TRUE(t.ring_suffices() && t.columns_suffice()) << plan::name_of(t);
+      EXPECT_LE(t.shared_bytes(), ForwardTile::kMostShared) << plan::name_of(t);
+      EXPECT_EQ(t.head_dim, (d + 15) / 16 * 16);
+      EXPECT_EQ(t.head_dim_v, (dv + 15) / 16 * 16);
+    }
+  }
+}
+
+// The share of exponentials on the FMA units is for cards where the exponential unit is short, and for scores that are
+// products alone.
+TEST(ForwardPlan, ExponentialsOnFmaUnits) {
+  const Problem p = dense({.seqlen_q = 100, .seqlen_k = 100});
+  EXPECT_EQ(blackwell_tile_of(p).fma_pairs, 4);
+  Problem f16 = p, softcap = p;
+  f16.dtype = DType::f16;
+  EXPECT_LT(blackwell_tile_of(f16).fma_pairs, 4);
+  softcap.softcap = 3;
+  EXPECT_EQ(blackwell_tile_of(softcap).fma_pairs, 0);
+  gpu::Properties b300 = blackwell();
+  b300.compute_minor = 3;
+  EXPECT_EQ(blackwell_tile_of(p, b300).fma_pairs, 0);
+}
+
+template <class Kernel>
+void expect_options_to_reach(Kernel (*tile_of)(const Problem&)) {
+  const auto tile_with = [&](void (*change)(Problem&)) {
     Problem p = dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 100});
     change(p);
-    return plan_of(p).tile;
+    return tile_of(p);
   };
-  const ForwardTile plain = tile_with([](Problem&) {});
+  const Kernel plain = tile_with([](Problem&) {});
   EXPECT_FALSE(plain.f16 || plain.left || plain.right || plain.ragged || plain.changed());
   EXPECT_TRUE(tile_with([](Problem& p) { p.dtype = DType::f16; }).f16);
   EXPECT_TRUE(tile_with([](Problem& p) { p.window_left = 5; }).left);
@@ -137,15 +169,20 @@ TEST(ForwardPlan, OptionsReachTheTile) {
   EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = 1e-60; }).unscaled);  // 0 in float32
   EXPECT_TRUE(tile_with([](Problem& p) { p.softcap = 1; }).softcap);
   EXPECT_TRUE(tile_with([](Problem& p) { p.alibi_slopes.present = true; }).alibi);
-  const auto bias_of = [](DType dtype) {
+  const auto bias_of = [&](DType dtype) {
     Problem p = dense({});
     p.bias.present = true;
     p.bias.dtype = dtype;
-    return plan_of(p).tile.bias;
+    return tile_of(p).bias;
   };
   EXPECT_EQ(bias_of(DType::boolean), Bias::boolean);
   EXPECT_EQ(bias_of(DType::f32), Bias::f32);
   EXPECT_EQ(bias_of(DType::bf16), Bias::element);
+}
+
+TEST(ForwardPlan, OptionsReachTheTile) {
+  expect_options_to_reach<ForwardTile>([](const Problem& p) { return plan_of(p).tile.for_hopper(); });
+  expect_options_to_reach<BlackwellTile>([](const Problem& p) { return blackwell_tile_of(p); });
 }
 
 // A bound is dropped exactly when it hides nothing: for dense lengths, and for all lengths up to them.
@@ -311,22 +348,32 @@ TEST(ForwardPlan, GroupsOfHeads) {
   EXPECT_LE(plan_of(documents).group, 6);  // all sequences are in one list: units are heads
 }
 
-std::vector<ForwardTile> many_tiles() {
-  std::vector<ForwardTile> tiles;
+template <class Kernel>
+void add_with_all_options(Kernel t, std::vector<plan::Tile>* tiles) {
+  for (int options = 0; options < 1 << 9; ++options) {
+    t.f16 = options & 1;
+    t.left = options & 2;
+    t.right = options & 4;
+    t.ragged = options & 8;
+    t.unscaled = options & 16;
+    t.softcap = options & 32;
+    t.alibi = options & 64;
+    t.bias = static_cast<Bias>(options >> 7);
+    tiles->emplace_back(t);
+  }
+}
+
+std::vector<plan::Tile> many_tiles() {
+  std::vector<plan::Tile> tiles;
   for (const plan::TileChoice& choice : plan::kHopperTiles) {
-    for (int dim = 16; dim <= choice.head_dim; dim += 16) {
-      for (int options = 0; options < 1 << 9; ++options) {
-        ForwardTile t = plan::tile_of(choice, dim, choice.head_dim_v);
-        t.f16 = options & 1;
-        t.left = options & 2;
-        t.right = options & 4;
-        t.ragged = options & 8;
-        t.unscaled = options & 16;
-        t.softcap = options & 32;
-        t.alibi = options & 64;
-        t.bias = static_cast<Bias>(options >> 7);
-        tiles.push_back(t);
-      }
+    for (int dim = 16; dim <= choice.head_dim; dim += 16)
+      add_with_all_options(plan::tile_of(choice, dim, choice.head_dim_v), &tiles);
+  }
+  for (const plan::BlackwellChoice& choice : plan::kBlackwellTiles) {
+    for (const int fma_pairs : {0, choice.fma_pairs_bf16, choice.fma_pairs_f16}) {
+      for (int dim = 16; dim <= choice.head_dim; dim += 16)
+        add_with_all_options(BlackwellTile{.head_dim = dim, .head_dim_v = choice.head_dim_v, .fma_pairs = fma_pairs},
+                             &tiles);
     }
   }
   return tiles;
@@ -336,15 +383,15 @@ std::vector<ForwardTile> many_tiles() {
 TEST(ForwardPlan, TilesAreToldApart) {
   std::set<uint64_t> ids;
   std::set<std::string> names, sources;
-  const std::vector<ForwardTile> tiles = many_tiles();
-  for (const ForwardTile& t : tiles) {
+  const std::vector<plan::Tile> tiles = many_tiles();
+  for (const plan::Tile& t : tiles) {
     ids.insert(plan::id_of(t));
     names.insert(plan::name_of(t));
     sources.insert(plan::translation_unit(t));
   }
   EXPECT_EQ(names.size(), sources.size());
   EXPECT_EQ(ids.size(), sources.size());
-  EXPECT_GT(sources.size(), tiles.size() / 3);  // the table repeats some
+  EXPECT_GT(sources.size(), tiles.size() / 3);  // the tables repeat some
 }
 
 TEST(ForwardPlan, TranslationUnit) {
@@ -358,6 +405,16 @@ TEST(ForwardPlan, TranslationUnit) {
   EXPECT_EQ(dense_unit.find("schedule"), std::string::npos);
   t.ragged = true;
   EXPECT_NE(plan::translation_unit(t).find("schedule<kTile>(p)"), std::string::npos);
+}
+
+TEST(ForwardPlan, TranslationUnitOfBlackwell) {
+  const BlackwellTile t{.head_dim = 192, .head_dim_v = 128, .fma_pairs = 3, .f16 = true, .right = true};
+  EXPECT_EQ(plan::name_of(t), "forward_f16_d192v128_2x128x128_fma3_right");
+  const std::string unit = plan::translation_unit(t);
+  for (const char* part : {"#include \"sm100/forward.cuh\"", "constexpr BlackwellTile kTile{", ".head_dim = 192",
+                           ".fma_pairs = 3", ".f16 = true", "forward<kTile>(p)"}) {
+    EXPECT_NE(unit.find(part), std::string::npos) << part;
+  }
 }
 
 }  // namespace

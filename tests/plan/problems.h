@@ -68,4 +68,13 @@ inline gpu::Properties hopper() {
   return p;
 }
 
+inline gpu::Properties blackwell() {
+  gpu::Properties p = hopper();
+  p.name = "NVIDIA B200";
+  p.compute_major = 10;
+  p.sm_count = 148;
+  p.l2_bytes = int64_t{126} << 20;
+  return p;
+}
+
 }  // namespace tandem::test

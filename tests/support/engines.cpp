@@ -8,7 +8,8 @@
 #include "cpu/cpu.h"
 #include "gpu/driver/driver.h"
 #include "oracle/oracle.h"
-#include "support/cuda.h"
+#include "support/gpu.h"
+#include "vgpu/device.h"
 
 namespace tandem::test {
 
@@ -37,7 +38,7 @@ NamedEngine cpu_engine(int threads) {
           [](const Problem& p) { return p.dtype == DType::f64 ? "float64 is the oracle's" : cpu::check(p).message; }};
 }
 
-NamedEngine engine_named(const std::string& device) {
+NamedEngine engine_named(const std::string& device, int schedules) {
   if (device == "cpu") return cpu_engine(2);
   if (device == "oracle") {
     return {.run =
@@ -50,7 +51,7 @@ NamedEngine engine_named(const std::string& device) {
                 },
             .supports = nullptr};
   }
-  if (gpu::cuda::is_cuda(device)) return cuda_engine(std::make_shared<const Gpu>(device));
+  if (gpu::cuda::is_cuda(device) || vgpu::is_vgpu(device)) return gpu_engine(open_gpus(device, schedules));
   throw std::invalid_argument("unknown device: " + device);
 }
 

@@ -12,9 +12,10 @@ struct NamedEngine {
   Supports supports;
 };
 
-// "cpu", "oracle" (the oracle itself, in the dtypes of the problem), "cuda" or "cuda:N" (see cuda.h). Throws
-// std::invalid_argument for others, std::runtime_error for a GPU that is not there.
-NamedEngine engine_named(const std::string& device);
+// "cpu", "oracle" (the oracle itself, in the dtypes of the problem), "cuda", "cuda:N" or "vgpu:MODEL" (see gpu.h),
+// which runs every call under so many schedules. Throws std::invalid_argument for others, std::runtime_error for a GPU
+// that is not there.
+NamedEngine engine_named(const std::string& device, int schedules = 1);
 
 // The CPU engine on a number of threads, with a workspace of exactly the bytes it asks for, poisoned and guarded.
 NamedEngine cpu_engine(int threads);

@@ -18,21 +18,22 @@
 namespace {
 
 constexpr const char* kUsage =
-    "tandem_fuzz [--device cpu|oracle|cuda|cuda:N] [--cases cpu|gpu] [--seed S] [--count N] [--seconds T]\n"
-    "            [--threads N] [--case 'FLAGS'] [--verbose]\n"
+    "tandem_fuzz [--device cpu|oracle|cuda|cuda:N|vgpu:MODEL] [--cases cpu|gpu] [--seed S] [--count N] [--seconds T]\n"
+    "            [--threads N] [--schedules N] [--case 'FLAGS'] [--verbose]\n"
     "  Runs N random problems from seed S on, for T seconds at most, or one problem given by its flags. A GPU is "
     "asked\n"
-    "  GPU cases, judged by all cores. Stops at the 20th failure.\n";
+    "  GPU cases, judged by all cores; a virtual one runs each under N schedules. Stops at the 20th failure.\n";
 
 constexpr uint64_t kMostFailures = 20;  // a GPU that has failed may fail ever after
 
 struct Options {
   std::string device = "cpu", cases, flags;
   uint64_t seed = 1, count = 1000, threads = 0;
+  int schedules = 1;
   double seconds = 1e9;
   bool verbose = false;
 
-  bool gpu() const { return device.starts_with("cuda"); }
+  bool gpu() const { return device.starts_with("cuda") || device.starts_with("vgpu"); }
 };
 
 Options read_options(int argc, char** argv) {
@@ -56,6 +57,8 @@ Options read_options(int argc, char** argv) {
       o.count = std::stoull(value);
     } else if (flag == "--threads") {
       o.threads = std::stoull(value);
+    } else if (flag == "--schedules") {
+      o.schedules = std::stoi(value);
     } else if (flag == "--seconds") {
       o.seconds = std::stod(value);
     } else if (flag == "--case") {
@@ -72,7 +75,8 @@ Options read_options(int argc, char** argv) {
 
 class Fuzzer {
  public:
-  explicit Fuzzer(const Options& options) : o_(options), engine_(tandem::test::engine_named(options.device)) {}
+  explicit Fuzzer(const Options& options)
+      : o_(options), engine_(tandem::test::engine_named(options.device, options.schedules)) {}
 
   int run() {
     std::vector<std::thread> threads;

@@ -1,5 +1,7 @@
 #include "svg/canvas.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace tandem::svg {
@@ -34,10 +36,12 @@ size_t utf8_length(std::string_view text) {
 constexpr const char* style = R"(<style>
 text { font-family: -apple-system, "Segoe UI", Roboto, "DejaVu Sans", Helvetica, Arial, sans-serif; }
 .paper { fill: #ffffff; } .ink { fill: #1f2328; } .soft { fill: #59636e; } .rule { stroke: #d1d9e0; stroke-width: 1; }
-.first { fill: #0b5cad; } .second { fill: #c2570c; } .on { fill: #ffffff; }
+.first { fill: #0b5cad; } .second { fill: #c2570c; } .third { fill: #1a7f5a; } .on { fill: #ffffff; }
+.arrow { stroke: #59636e; stroke-width: 0.7; } .head { fill: #59636e; }
 @media (prefers-color-scheme: dark) {
 .paper { fill: #0d1117; } .ink { fill: #e6edf3; } .soft { fill: #9198a1; } .rule { stroke: #3d444d; }
-.first { fill: #58a6ff; } .second { fill: #f0883e; } .on { fill: #0d1117; }
+.first { fill: #58a6ff; } .second { fill: #f0883e; } .third { fill: #3fb98a; } .on { fill: #0d1117; }
+.arrow { stroke: #9198a1; } .head { fill: #9198a1; }
 }
 </style>
 )";
@@ -113,6 +117,17 @@ void Canvas::rectangle(double x, double y, double width, double height, const ch
 void Canvas::line(double x1, double y1, double x2, double y2, const char* color) {
   body_ += "<line" + attribute("x1", x1) + attribute("y1", y1) + attribute("x2", x2) + attribute("y2", y2) +
            " class=\"" + color + "\"/>\n";
+}
+
+void Canvas::arrow(double x1, double y1, double x2, double y2) {
+  constexpr double length = 5, half_width = 2;
+  line(x1, y1, x2, y2, "arrow");
+  const double whole = std::max(1e-6, std::hypot(x2 - x1, y2 - y1)), dx = (x2 - x1) / whole, dy = (y2 - y1) / whole;
+  const auto point = [&](double back, double side) {
+    return px(x2 - back * dx - side * dy) + " " + px(y2 - back * dy + side * dx);
+  };
+  body_ += "<path class=\"head\" d=\"M" + point(0, 0) + "L" + point(length, half_width) + "L" +
+           point(length, -half_width) + "z\"/>\n";
 }
 
 }  // namespace tandem::svg

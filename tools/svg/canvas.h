@@ -1,7 +1,8 @@
 // Canvas: collects the shapes of one SVG picture that is legible on light and on dark pages.
 //
-// Colours are classes (see canvas.cpp): "paper", "ink", "soft" (secondary text), "rule" (thin lines), "first", "second"
-// (data). Text is set in the reader's sans-serif font; widths are estimated generously, so that nothing overlaps.
+// Colours are classes (see canvas.cpp): "paper", "ink", "soft" (secondary text), "rule" (thin lines), "arrow"
+// and "head" (of it), "first", "second", "third" (data). Text is set in the reader's sans-serif font; widths are
+// estimated generously, so that nothing overlaps.
 #pragma once
 
 #include <string>
@@ -31,6 +32,7 @@ class Canvas {
   void rectangle(double x, double y, double width, double height, const char* color, double opacity = 1,
                  double radius = 0, std::string_view hint = {});
   void line(double x1, double y1, double x2, double y2, const char* color);
+  void arrow(double x1, double y1, double x2, double y2);  // to (x2, y2)
 
   std::string finish() const { return body_ + "</svg>\n"; }
 

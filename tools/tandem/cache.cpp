@@ -75,7 +75,7 @@ int Warm::run() const {
   for (const ProblemFlags& flags : problems) {
     const Planned planned(flags, device);
     if (!planned.plan) continue;
-    const jit::Request request = request_of(planned.plan->tile);
+    const jit::Request request = request_of(planned.plan->tile, device);
     if (!done.insert(request.name).second) continue;
     const auto start = std::chrono::steady_clock::now();
     const int64_t compiled = builder.counters().compiled;

@@ -6,6 +6,7 @@
 #include "io/tensor.h"
 #include "problem/text.h"
 #include "tandem/gpu.h"
+#include "vgpu/device.h"
 
 namespace tandem::tool {
 namespace {
@@ -39,7 +40,7 @@ gpu::Properties properties_of(const Card& card) {
 
 gpu::Properties properties_of(const std::string& device) {
   std::unique_ptr<gpu::Device> opened;
-  throw_if_failed(gpu::cuda::open(device, &opened));
+  throw_if_failed(vgpu::is_vgpu(device) ? vgpu::open(device, &opened) : gpu::cuda::open(device, &opened));
   return opened->properties();
 }
 
@@ -49,14 +50,15 @@ void CardFlags::add_to(CLI::App& app) {
   std::vector<std::string> keys;
   for (const Card& known : cards) keys.emplace_back(known.key);
   auto* by_name = app.add_option("--card", card, "A card that need not be here")->check(CLI::IsMember(keys));
-  app.add_option("--device", device, "cuda or cuda:N [the GPU that is here, else --card h200]")->excludes(by_name);
+  app.add_option("--device", device, "cuda, cuda:N or vgpu:MODEL [the GPU that is here, else --card h200]")
+      ->excludes(by_name);
 }
 
 gpu::Properties CardFlags::properties() const {
   if (!device.empty()) {
-    if (gpu::cuda::is_cuda(device)) return properties_of(device);
-    throw io::InputError("--device " + device +
-                         ": must be cuda or cuda:N, as only GPUs have a plan; without one name a card: --card h200");
+    if (gpu::cuda::is_cuda(device) || vgpu::is_vgpu(device)) return properties_of(device);
+    throw io::InputError("--device " + device + ": must be cuda, cuda:N or vgpu:MODEL, as only GPUs have a plan; " +
+                         "without one name a card: --card h200");
   }
   if (!card.empty()) return properties_of(*std::ranges::find(cards, card, &Card::key));
   const GpusSeen seen = gpus_seen();

@@ -10,6 +10,7 @@
 #include "io/safetensors.h"
 #include "svg/heatmap.h"
 #include "tandem/compare.h"
+#include "tandem/emulate.h"
 #include "tandem/flags.h"
 
 namespace tandem::tool {
@@ -29,7 +30,7 @@ struct Layer {
 
 struct Demo {
   MachineFlags machine;
-  std::string folder, picture = "attention.svg";
+  std::string folder, picture = "attention.svg", timeline = "timeline.svg";
   int64_t sentence = 0, layer = 5, head = 11;
   double seconds = 0.1;
 
@@ -37,6 +38,7 @@ struct Demo {
   std::vector<Layer> load(const Engine& engine, std::vector<Words>& words) const;
   bool report(Machine& on, std::vector<Layer>& layers, bool gradients) const;
   void draw(const Layer& from, const Words& words) const;
+  bool emulate(const std::vector<Layer>& layers) const;
 };
 
 std::string default_folder() {
@@ -232,6 +234,31 @@ void Demo::draw(const Layer& from, const Words& words) const {
               static_cast<long long>(h), bold(fs::absolute(picture).lexically_normal().string()).c_str());
 }
 
+// A head of a sequence, as a tensor of its own.
+Buffer head_of(const Buffer& from, int64_t head) {
+  const auto& shape = from.shape();
+  Buffer to(from.dtype(), {1, shape[1], 1, shape[3]});
+  for (int64_t n = 0; n < shape[1]; ++n)
+    for (int64_t c = 0; c < shape[3]; ++c) to.set(n * shape[3] + c, from.get((n * shape[2] + head) * shape[3] + c));
+  return to;
+}
+
+// The longest layer's head, where no GPU is.
+bool Demo::emulate(const std::vector<Layer>& layers) const {
+  const Layer& longest = *std::max_element(layers.begin(), layers.end(), [](const Layer& a, const Layer& b) {
+    return a.given.original.q.shape()[1] < b.given.original.q.shape()[1];
+  });
+  const Inputs& all = longest.given.original;
+  const int64_t heads = all.q.shape()[2], h = std::clamp<int64_t>(head, 0, heads - 1);
+  const int64_t head_k = h * all.k.shape()[2] / heads;
+  Inputs one;
+  one.q = head_of(all.q, h);
+  one.k = head_of(all.k, head_k);
+  one.v = head_of(all.v, head_k);
+  return show_on_virtual_gpu(std::move(one), longest.title() + ", head " + std::to_string(h), machine.threads,
+                             timeline);
+}
+
 int Demo::run() {
   std::vector<std::string> remarks;
   const std::unique_ptr<Machine> on = machine.open(&remarks);
@@ -245,9 +272,10 @@ int Demo::run() {
   print(remarks);
   std::printf("Plain formula: whole score matrices; products by %s%s\n\n", plain::Blas::best().name().c_str(),
               on->engine.on_gpu() ? ", on the CPU" : "");
-  const bool exact = report(*on, layers, gradients);
+  bool exact = report(*on, layers, gradients);
   const auto chosen = static_cast<size_t>(std::clamp<int64_t>(layer, 0, static_cast<int64_t>(layers.size()) - 1));
   if (!words[chosen].empty()) draw(layers[chosen], words[chosen]);
+  if (!on->engine.on_gpu()) exact = emulate(layers) && exact;
   std::printf(
       "Next:\n"
       "  tandem demo --layer 0 --head 7 --sentence 1     another picture\n"
@@ -277,6 +305,8 @@ Exit code: 0 when every result is exact enough, 1 when not, 2 when the input can
   command->add_option("--head", demo->head, "Of the picture: which head")->capture_default_str();
   command->add_option("--sentence", demo->sentence, "Of the picture: which sequence")->capture_default_str();
   command->add_option("--picture", demo->picture, "Where the picture goes")->capture_default_str();
+  command->add_option("--timeline", demo->timeline, "Where the picture of the virtual GPU's warps goes")
+      ->capture_default_str();
   command->add_option("--seconds", demo->seconds, "About how long each measurement lasts")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

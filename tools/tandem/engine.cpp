@@ -4,12 +4,13 @@
 
 #include "gpu/driver/driver.h"
 #include "tandem/measure.h"
+#include "vgpu/device.h"
 
 namespace tandem::tool {
 namespace {
 
 std::unique_ptr<Gpu> gpu_of(const std::string& device) {
-  return gpu::cuda::is_cuda(device) ? std::make_unique<Gpu>(device) : nullptr;
+  return gpu::cuda::is_cuda(device) || vgpu::is_vgpu(device) ? std::make_unique<Gpu>(device) : nullptr;
 }
 
 // The same tensor with its elements elsewhere.

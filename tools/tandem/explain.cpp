@@ -8,6 +8,7 @@
 
 #include "problem/text.h"
 #include "tandem/cards.h"
+#include "tandem/machine_code.h"
 #include "tandem/terminal.h"
 
 namespace tandem::tool {
@@ -54,12 +55,14 @@ void print_floor(const plan::ForwardFloor& floor, const gpu::Properties& device,
 struct Explain {
   ProblemFlags problem;
   CardFlags card;
+  MachineCodeFlags machine_code;
   Explain() { problem.dtype = "bf16"; }
 
   int run() const;
 };
 
 int Explain::run() const {
+  if (machine_code.asked()) return machine_code.run(problem, card);
   const gpu::Properties device = card.properties();
   const Planned planned(problem, device);
   const Inputs& in = planned.inputs;
@@ -92,6 +95,9 @@ void add_explain(CLI::App& app, int* exit_code) {
   tandem explain --seqlen 4096 --heads 16 --head-dim 128 --causal
   tandem explain --preset llama --card h100               no GPU is needed
   tandem explain --lengths-q 300,4000,12 --heads 32 --heads-k 8 --head-dim 128 --causal
+  tandem explain --machine-code --preset llama            what its instructions cost each unit
+  tandem explain --cubin other.cubin                      the same of any attention kernel
+  tandem explain --preset llama --beside other.cubin      both side by side
 
 Presets:
 )";
@@ -99,10 +105,12 @@ Presets:
     footer += say("  ", preset.name, std::string(16 - std::string(preset.name).size(), ' '), preset.what, "\n");
   footer += R"(
 The floor is what each unit of the card must do at least, as clocks of every SM. Units work side by side, so the largest
-is the least time. It counts visible keys only, as if tiles had no edges.
+is the least time. It counts visible keys only, as if tiles had no edges. Machine code is read by nvdisasm (pip install
+nvidia-cuda-nvdisasm); docs/machine-code.md says what its figures mean.
 Exit code: 0, 2 when the card would not serve the problem.)";
   command->footer(footer);
   explain->card.add_to(*command);
+  explain->machine_code.add_to(*command);
   explain->problem.add_presets_to(*command);
   explain->problem.add_to(*command);
   command->callback([explain, exit_code] { *exit_code = guarded([&] { return explain->run(); }); });

@@ -26,7 +26,7 @@ std::optional<int64_t> window_bound(const std::string& text, const std::string& 
 }  // namespace
 
 void MachineFlags::add_to(CLI::App& app) {
-  app.add_option("--device", device, "cpu, cuda or cuda:N [a GPU that there are kernels for, else cpu]")
+  app.add_option("--device", device, "cpu, cuda, cuda:N or vgpu:MODEL [a GPU that there are kernels for, else cpu]")
       ->envname("TANDEM_DEVICE");
   app.add_option("--threads", threads, "Most threads to use; 0: one per core")->check(CLI::Range(0, 1024));
 }

@@ -54,6 +54,8 @@ struct ProblemFlags {
   // make fills in a tensor: q, k, v, dout, sink and bias, in this order. magnitude: of q.
   using Make = std::function<Buffer(DType dtype, const std::vector<int64_t>& shape, double magnitude)>;
   Inputs inputs(const Make& make, double magnitude = 1) const;
+  // Filled with normal numbers; a boolean bias shows most keys.
+  Inputs random_inputs(Random& random, double magnitude = 1) const;
 };
 
 // Problems as models pose them.
@@ -77,5 +79,7 @@ void add_explain(CLI::App& app, int* exit_code);
 void add_cache(CLI::App& app, int* exit_code);
 void add_info(CLI::App& app, int* exit_code);
 void add_demo(CLI::App& app, int* exit_code);
+// arguments: the command line, for the one that repeats a failure.
+void add_vgpu(CLI::App& app, const std::vector<std::string>& arguments, int* exit_code);
 
 }  // namespace tandem::tool

@@ -7,6 +7,7 @@
 #include "gpu/driver/driver.h"
 #include "jit/compiler.h"
 #include "problem/text.h"
+#include "vgpu/device.h"
 
 namespace tandem::tool {
 namespace {
@@ -81,9 +82,14 @@ void throw_if_failed(const Status& status) {
 }
 
 Gpu::Gpu(const std::string& name, const std::string& library) {
-  throw_if_failed(gpu::cuda::open(name, &device_, library));
-  if (const size_t colon = name.find(':'); colon != std::string::npos)
-    place_.index = std::atoi(name.c_str() + colon + 1);  // opened: it is a number
+  if (vgpu::is_vgpu(name)) {
+    throw_if_failed(vgpu::open(name, &device_));
+    place_ = {TANDEM_CPU, 0};
+  } else {
+    throw_if_failed(gpu::cuda::open(name, &device_, library));
+    if (const size_t colon = name.find(':'); colon != std::string::npos)
+      place_.index = std::atoi(name.c_str() + colon + 1);  // opened: it is a number
+  }
   throw_if_failed(device_->create_stream(&stream_));
   throw_if_failed(device_->create_event(&start_));
   throw_if_failed(device_->create_event(&stop_));

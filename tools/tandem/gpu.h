@@ -1,4 +1,5 @@
-// The GPUs of this machine, and one of them at work: a stream on it, memory that frees itself, and its clock.
+// The GPUs of this machine, and one of them, or a virtual one, at work: a stream on it, memory that frees itself, and
+// its clock.
 #pragma once
 
 #include <cstdint>

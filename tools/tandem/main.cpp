@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   tandem verify --dtype bf16 --seqlen-q 2048         how exact is it?
   tandem bench --svg bench.svg                       how fast is it?
   tandem explain --preset llama                      what would a GPU do, and how fast at best?
+  tandem vgpu check --seqlen 300 --causal            is the GPU's kernel free of races? (no GPU needed)
   tandem <command> --help                            more examples of each)");
   app.set_version_flag("--version", std::string("tandem ") + tandem_version());
   app.require_subcommand(1);
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
   add_explain(app, &exit_code);
   add_cache(app, &exit_code);
   add_info(app, &exit_code);
+  add_vgpu(app, std::vector<std::string>(argv, argv + argc), &exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {

@@ -102,6 +102,17 @@ void ProblemFlags::add_to(CLI::App& app) {
   app.add_flag("--sink", sink, "A sink per head")->group(scores_group);
 }
 
+Inputs ProblemFlags::random_inputs(Random& random, double magnitude) const {
+  const auto make = [&](DType type, const std::vector<int64_t>& shape, double scale) {
+    if (type != DType::boolean) return random_buffer(random, type, shape, scale);
+    const Buffer numbers = random_buffer(random, DType::f32, shape);
+    Buffer shown(type, shape);
+    for (int64_t i = 0; i < numbers.count(); ++i) shown.set(i, numbers.get(i) > -0.5);
+    return shown;
+  };
+  return inputs(make, magnitude);
+}
+
 Inputs ProblemFlags::inputs(const Make& make, double magnitude) const {
   const DType type = dtype_from(dtype);
   const bool packed = !lengths_q.empty();

@@ -21,14 +21,7 @@ struct Verify {
 
 Inputs Verify::inputs() const {
   Random random(seed);
-  const auto make = [&](DType dtype, const std::vector<int64_t>& shape, double scale) {
-    if (dtype != DType::boolean) return random_buffer(random, dtype, shape, scale);
-    const Buffer numbers = random_buffer(random, DType::f32, shape);
-    Buffer mask(dtype, shape);
-    for (int64_t i = 0; i < numbers.count(); ++i) mask.set(i, numbers.get(i) > -0.5);
-    return mask;
-  };
-  Inputs in = problem.inputs(make, magnitude);
+  Inputs in = problem.random_inputs(random, magnitude);
   if (dlse) {
     const auto& q = in.q.shape();
     in.dlse =

@@ -54,7 +54,7 @@ Touch::Verdict Access::decide(Epoch x) {
     const Token done = site.done.load(std::memory_order_acquire);
     const uint32_t lanes =
         done.lane == kTogether ? x.lane() == kTogether ? site.lanes : 1u << x.lane() : 1u << done.lane;
-    if (in_order(site)) return Verdict::ordered;
+    if (in_order(site) || same_copy(site)) return Verdict::ordered;
     if (done.time && seen(site, done.row, lanes, done.time)) {
       if (async_ && on_tensor_memory(kind_) && on_tensor_memory(site.async)) note_past(x.site());
       return Verdict::ordered;
@@ -99,6 +99,16 @@ bool Access::same_store(Epoch x) const {
   if (x.lane() == kTogether || !(instruction_lanes_ >> x.lane() & 1)) return false;
   const uint64_t a = instruction_->address[x.lane()], b = instruction_->address[epoch.lane()];
   return (a < b ? b - a : a - b) < instruction_->bytes;
+}
+
+// The lanes of one instruction may copy to the same bytes, as they may store there: whole warps issue a copy where the
+// compiler is trusted to make it one.
+bool Access::same_copy(const Site& site) const {
+  if (!async_ || kind_ != AsyncKind::bulk_store || site.async != kind_) return false;
+  const Site& own = sites_[epoch.site()];
+  return own.cta == site.cta && own.warp == site.warp && own.instruction == site.instruction &&
+         own.lanes != site.lanes &&
+         own.done.load(std::memory_order_relaxed).time == site.done.load(std::memory_order_relaxed).time;
 }
 
 // The tensor core executes what one thread issues for tensor memory in its order.

@@ -55,6 +55,7 @@ class Access : public Touch {
   bool proxied(const Site& site, uint32_t lanes, int32_t time) const;
   bool both_atomic(const Site& site, Epoch x) const;
   bool same_store(Epoch x) const;
+  bool same_copy(const Site& site) const;
   bool in_order(const Site& site) const;
 
   const Sites& sites_;

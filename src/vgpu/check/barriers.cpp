@@ -1,4 +1,5 @@
 // What threads tell each other: barriers and fences.
+#include "problem/text.h"
 #include "vgpu/check/names.h"
 #include "vgpu/check/watch.h"
 
@@ -152,16 +153,16 @@ void Watch::check_barrier_visible(Cluster& cluster, const Operation& operation, 
   const Actor& actor = operation.actor;
   Rule rule = Rule::data_race;
   std::string message =
-      "the " + std::string(name_of(operation.kind)) + " signals a barrier that nothing makes it see initialised";
+      say("the ", name_of(operation.kind), " signals a barrier that nothing makes it see initialised");
   if (knows(operation.told.seen, site.row, lanes, barrier.init.time())) {
     if (barrier.fenced || knows(operation.told.proxied, site.row, lanes, barrier.init.time())) return;
     rule = Rule::missing_proxy_fence;
-    message = "the " + std::string(name_of(operation.kind)) +
-              " signals a barrier, but neither fence.mbarrier_init nor fence.proxy.async came behind its init";
+    message = say("the ", name_of(operation.kind),
+                  " signals a barrier, but neither fence.mbarrier_init nor fence.proxy.async came behind its init");
   }
   if (!findings_.wants(rule, actor.instruction, site.instruction)) return;
   findings_.add(rule, party_of(actor, first_of(actor.lanes), "signals the barrier"), party_of(site, barrier.init),
-                "barrier " + subject_of(Memory::shared, id.address), std::move(message));
+                say("barrier ", subject_of(Memory::shared, id.address)), std::move(message));
 }
 
 void Watch::fence(const Actor& actor, Order order, Scope scope) {

@@ -1,15 +1,19 @@
 // Blocks begin and end.
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 
+#include "problem/text.h"
 #include "vgpu/check/names.h"
 #include "vgpu/check/watch.h"
 
 namespace tandem::vgpu {
 
-std::unique_ptr<Checker> Checker::create(const LaunchDescription& launch, const Model&, std::span<const Buffer> buffers,
-                                         Options options) {
-  return std::make_unique<check::Watch>(launch, buffers, options);
+std::unique_ptr<Checker> Checker::create(const LaunchDescription& launch, const Model& model,
+                                         std::span<const Buffer> buffers, Options options) {
+  std::vector<Buffer> all(buffers.begin(), buffers.end());
+  if (!all.empty()) std::ranges::copy(launch.program->variables(), std::back_inserter(all));
+  return std::make_unique<check::Watch>(launch, model, all, options);
 }
 
 namespace check {
@@ -19,12 +23,14 @@ size_t count(gpu::Dim3 size) { return size_t{size.x} * size.y * size.z; }
 
 }  // namespace
 
-Watch::Watch(const LaunchDescription& launch, std::span<const Buffer> buffers, Options options)
+Watch::Watch(const LaunchDescription& launch, const Model& model, std::span<const Buffer> buffers, Options options)
     : launch_(launch),
       global_(buffers),
       findings_(options.max_findings),
       alone_(count(launch.cluster) == count(launch.grid)),
-      clusters_(std::make_unique<std::atomic<Cluster*>[]>(count(launch.grid))) {}
+      clusters_(std::make_unique<std::atomic<Cluster*>[]>(count(launch.grid))) {
+  check_limits(model);
+}
 
 Watch::~Watch() = default;
 
@@ -104,7 +110,7 @@ void Watch::check_groups_at_exit(const Scene& scene, const Actor& actor) {
     if (!findings_.wants(rule, by, actor.instruction)) return;
     Finding finding;
     finding.rule = rule;
-    finding.party = {actor.cta, actor.warp, lane, by, std::string(source_of(by).opcode) + " is issued"};
+    finding.party = {actor.cta, actor.warp, lane, by, say(source_of(by).opcode, " is issued")};
     finding.other = {actor.cta, actor.warp, lane, actor.instruction, "thread exits"};
     finding.message = std::move(message);
     findings_.add(std::move(finding));
@@ -163,7 +169,7 @@ void Watch::check_left_under_way(Cluster& cluster, Block& block) {
     finding.other = {block.cta, -1, -1, -1, "block ends"};
     finding.message =
         site.kind == SiteKind::async
-            ? "the block ends, but none of its threads has seen the " + std::string(name_of(site.async)) + " complete"
+            ? say("the block ends, but none of its threads has seen the ", name_of(site.async), " complete")
             : "the block ends, but nothing makes it wait until another block has used its memory";
     findings_.add(std::move(finding));
   });

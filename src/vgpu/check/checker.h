@@ -14,7 +14,7 @@ namespace tandem::vgpu {
 class Checker : public Observer {
  public:
   struct Options {
-    size_t max_findings = 20;  // one of a kind at a place: (rule, instruction, other's instruction)
+    size_t max_findings = 20;  // errors, and as many warnings; one of a kind at a place: (rule, both instructions)
   };
   // buffers: all global memory the kernel may touch. Empty: global memory is not checked for bounds.
   static std::unique_ptr<Checker> create(const LaunchDescription& launch, const Model& model,

@@ -4,8 +4,9 @@ namespace tandem::vgpu::check {
 
 bool Findings::wants(Rule rule, int32_t instruction, int32_t other) {
   const std::lock_guard lock(mutex_);
-  if (known_.size() >= most_) return false;
-  return known_.emplace(rule, instruction, other).second;
+  auto& known = known_[is_warning(rule) ? 1 : 0];
+  if (known.size() >= most_) return false;
+  return known.emplace(rule, instruction, other).second;
 }
 
 void Findings::add(Finding finding) {

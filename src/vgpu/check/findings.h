@@ -1,6 +1,7 @@
 // Collects findings: one of a kind at a place.
 #pragma once
 
+#include <array>
 #include <mutex>
 #include <set>
 #include <tuple>
@@ -24,7 +25,7 @@ class Findings {
  private:
   const size_t most_;
   mutable std::mutex mutex_;
-  std::set<std::tuple<Rule, int32_t, int32_t>> known_;
+  std::array<std::set<std::tuple<Rule, int32_t, int32_t>>, 2> known_;  // errors, warnings: neither crowds out the other
   std::vector<Finding> findings_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "problem/text.h"
 #include "vgpu/check/cluster.h"
 
 namespace tandem::vgpu::check {
@@ -17,7 +18,7 @@ std::string hex(uint64_t x) {
   return "0x" + text;
 }
 
-std::string with_offset(std::string name, uint64_t offset) { return offset ? name + " + " + hex(offset) : name; }
+std::string with_offset(std::string name, uint64_t offset) { return offset ? say(name, " + ", hex(offset)) : name; }
 
 uint64_t aligned(uint64_t at, int32_t alignment) {
   const auto to = static_cast<uint64_t>(std::max(1, alignment));
@@ -52,22 +53,22 @@ std::string shared_name(const Program& program, uint64_t offset) {
       at = begin;
     }
   });
-  if (!symbol) return "shared memory at " + hex(offset);
-  return with_offset(symbol->name, offset - at) + " (shared " + hex(offset) + ")";
+  if (!symbol) return say("shared memory at ", hex(offset));
+  return say(with_offset(symbol->name, offset - at), " (shared ", hex(offset), ")");
 }
 
 std::string global_name(const GlobalMemory& memory, uint64_t address) {
   const Buffer* const buffer = memory.nearest(address);
-  if (!buffer) return "global " + hex(address);
+  if (!buffer) return say("global ", hex(address));
   const auto begin = reinterpret_cast<uint64_t>(buffer->address), end = begin + buffer->bytes;
-  if (address < begin)
-    return "global " + hex(address) + ", " + std::to_string(begin - address) + " bytes before " + buffer->name;
+  if (address < begin) return say("global ", hex(address), ", ", begin - address, " bytes before ", buffer->name);
   if (address < end) return with_offset(buffer->name, address - begin);
-  return "global " + hex(address) + ", " + std::to_string(address - end) + " bytes behind the end of " + buffer->name;
+  if (address == end) return say("global ", hex(address), ", the end of ", buffer->name);
+  return say("global ", hex(address), ", ", address - end, " bytes behind the end of ", buffer->name);
 }
 
 std::string tensor_name(uint64_t lane, uint64_t column) {
-  return "tensor memory, lane " + std::to_string(lane) + ", column " + std::to_string(column);
+  return say("tensor memory, lane ", lane, ", column ", column);
 }
 
 std::string_view name_of(AsyncKind kind) {
@@ -89,9 +90,9 @@ std::string_view name_of(AsyncKind kind) {
 
 std::string name_of(const Party& party, int32_t from) {
   std::string name;
-  if (party.cta != from && party.cta >= 0) name = "block " + std::to_string(party.cta) + " ";
-  if (party.warp >= 0) name += "warp " + std::to_string(party.warp);
-  if (party.lane >= 0) name += " lane " + std::to_string(party.lane);
+  if (party.cta != from && party.cta >= 0) name = say("block ", party.cta, " ");
+  if (party.warp >= 0) name += say("warp ", party.warp);
+  if (party.lane >= 0) name += say(" lane ", party.lane);
   return name;
 }
 

@@ -1,4 +1,5 @@
 // A finding for people.
+#include "problem/text.h"
 #include "vgpu/check/checker.h"
 #include "vgpu/ptx/inlining.h"
 
@@ -9,7 +10,7 @@ std::string who(const Party& party) {
   std::string text;
   const auto add = [&](const char* name, int32_t x) {
     if (x < 0) return;
-    text += (text.empty() ? "" : ", ") + std::string(name) + " " + std::to_string(x);
+    text += say(text.empty() ? "" : ", ", name, " ", x);
   };
   add("block", party.cta);
   add("warp", party.warp);
@@ -24,18 +25,18 @@ std::string lines_of(const Program& program, const Party& party) {
   text += "\n";
   if (party.instruction < 0) return text;
   const ptx::Instruction& source = program.source(party.instruction);
-  return text + "      " + source.full_name() + "\n      " + ptx::place_text(program.module(), source.location) + "\n";
+  return say(text, "      ", source.full_name(), "\n      ", ptx::place_text(program.module(), source.location), "\n");
 }
 
 }  // namespace
 
 std::string report(const Program& program, const Finding& finding) {
-  std::string text = std::string(is_warning(finding.rule) ? "warning: " : "") + std::string(name_of(finding.rule));
-  text += " in " + program.function().name;
-  if (!finding.subject.empty()) text += ": " + finding.subject;
-  text += "\n  " + finding.message + "\n  by  " + lines_of(program, finding.party);
-  if (finding.other.instruction >= 0 || finding.other.cta >= 0) text += "  and " + lines_of(program, finding.other);
-  return text + "  " + std::string(advice_of(finding.rule)) + "\n";
+  std::string text =
+      say(is_warning(finding.rule) ? "warning: " : "", name_of(finding.rule), " in ", program.function().name);
+  if (!finding.subject.empty()) text += say(": ", finding.subject);
+  text += say("\n  ", finding.message, "\n  by  ", lines_of(program, finding.party));
+  if (finding.other.instruction >= 0 || finding.other.cta >= 0) text += say("  and ", lines_of(program, finding.other));
+  return say(text, "  ", advice_of(finding.rule), "\n");
 }
 
 }  // namespace tandem::vgpu

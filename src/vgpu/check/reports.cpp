@@ -1,4 +1,5 @@
 // Findings about memory, in words.
+#include "problem/text.h"
 #include "vgpu/check/names.h"
 #include "vgpu/check/watch.h"
 
@@ -16,13 +17,13 @@ Words words_of(const Party& party, const Access::Conflict& conflict, const Party
   const bool wrote = conflict.other.wrote();
   if (conflict.verdict == Touch::Verdict::unfenced) {
     return {Rule::missing_proxy_fence,
-            "it reaches what " + who + " wrote by ordinary stores, but no fence.proxy.async lies between"};
+            say("it reaches what ", who, " wrote by ordinary stores, but no fence.proxy.async lies between")};
   }
   if (site.kind == SiteKind::async) {
-    return {Rule::missing_wait, "the " + std::string(name_of(site.async)) + " issued by " + who + " may still be " +
-                                    (wrote ? "writing" : "reading") + " there: no wait covers it"};
+    return {Rule::missing_wait, say("the ", name_of(site.async), " issued by ", who, " may still be ",
+                                    wrote ? "writing" : "reading", " there: no wait covers it")};
   }
-  std::string message = "nothing orders it behind what " + who + (wrote ? " wrote" : " read") + " there";
+  std::string message = say("nothing orders it behind what ", who, wrote ? " wrote" : " read", " there");
   if (async) message += " before it was issued";
   return {Rule::data_race, std::move(message)};
 }
@@ -36,7 +37,7 @@ Party Watch::party_of(const Actor& actor, int lane, std::string_view does) const
 Party Watch::party_of(const Site& site, Epoch epoch) const {
   Party party{site.cta, site.warp, -1, site.instruction, epoch.wrote() ? "writes" : "reads"};
   if (site.kind == SiteKind::async) {
-    party.what = std::string(name_of(site.async)) + " " + party.what;
+    party.what = say(name_of(site.async), " ", party.what);
     if (site.lanes && !(site.lanes & (site.lanes - 1))) party.lane = first_of(site.lanes);
   }
   if (epoch.lane() != kTogether) party.lane = epoch.lane();
@@ -48,7 +49,7 @@ std::string Watch::subject_of(Memory memory, uint64_t address) const {
     case Memory::global: return global_name(global_, address);
     case Memory::shared: return shared_name(*launch_.program, address);
     case Memory::tensor: return tensor_name(address % kTensorLanes, address / kTensorLanes);
-    case Memory::local: return "local memory + " + std::to_string(address);
+    case Memory::local: return say("local memory + ", address);
   }
   return "";
 }
@@ -72,7 +73,7 @@ void Watch::report_uninitialised(const Party& party, Memory memory, uint64_t add
 void Watch::report_bounds(const Actor& actor, int lane, std::string_view does, Memory memory, uint64_t address,
                           uint64_t bytes, bool writes) {
   if (!findings_.wants(Rule::out_of_bounds, actor.instruction, -1)) return;
-  std::string message = "the " + std::to_string(bytes) + " bytes ";
+  std::string message = say("the ", bytes, " bytes ");
   if (memory == Memory::global && writes && global_.contains(address, bytes, false)) {
     message += "belong to a buffer that is only to be read";
   } else if (memory == Memory::global) {

@@ -1,6 +1,7 @@
 // Tensor memory: its columns, and operations of the tensor core on it.
 #include <algorithm>
 
+#include "problem/text.h"
 #include "vgpu/check/names.h"
 #include "vgpu/check/watch.h"
 
@@ -102,9 +103,8 @@ void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Pa
   if (!findings_.wants(Rule::missing_tcgen05_fence, actor.instruction, past.instruction)) return;
   findings_.add(Rule::missing_tcgen05_fence, party,
                 {past.cta, past.warp, -1, past.instruction, std::string(name_of(past.async))}, "",
-                std::string("no tcgen05.fence::") + (after ? "after" : "before") +
-                    "_thread_sync lies between it and the " + std::string(name_of(past.async)) +
-                    " that a barrier orders before it");
+                say("no tcgen05.fence::", after ? "after" : "before", "_thread_sync lies between it and the ",
+                    name_of(past.async), " that a barrier orders before it"));
 }
 
 void Watch::tmem_allocates(const Actor& actor, uint32_t column, uint32_t columns) {
@@ -136,7 +136,7 @@ void Watch::check_columns_at_end(const Block& block) {
     if (!findings_.wants(Rule::tmem_leak, left.by.instruction, -1)) continue;
     findings_.add(Rule::tmem_leak, party_of(left.by, -1, "allocates"), {block.cta, -1, -1, -1, "block ends"},
                   subject_of(Memory::tensor, uint64_t{left.column} * kTensorLanes),
-                  std::to_string(left.columns) + " columns are never freed");
+                  say(left.columns, " columns are never freed"));
   }
 }
 

@@ -23,7 +23,7 @@ uint64_t shadow_address(const Span& span);
 
 class Watch : public Checker {
  public:
-  Watch(const LaunchDescription& launch, std::span<const Buffer> buffers, Options options);
+  Watch(const LaunchDescription& launch, const Model& model, std::span<const Buffer> buffers, Options options);
   ~Watch() override;
 
   std::vector<Finding> findings() const override;
@@ -80,6 +80,9 @@ class Watch : public Checker {
   // blocks.cpp
   void check_left_under_way(Cluster& cluster, Block& block);
   void check_groups_at_exit(const Scene& scene, const Actor& actor);
+
+  // limits.cpp
+  void check_limits(const Model& model);
 
   // accesses.cpp
   uint32_t find_out_of_bounds(const Scene& scene, const Actor& actor, const LaneAccess& access);

@@ -68,6 +68,7 @@ struct Initial {
 struct ModuleMemory {
   std::shared_ptr<const ptx::Module> module;
   std::unique_ptr<std::byte[]> bytes;
+  size_t size = 0;
   std::vector<std::byte*> address;  // by index of Module::variables; null: not in global or constant memory
 };
 std::shared_ptr<ModuleMemory> memory_of(const std::shared_ptr<const ptx::Module>& module);

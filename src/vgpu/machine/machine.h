@@ -48,6 +48,15 @@ struct RunOptions {
   uint64_t max_instructions = 0;  // of warps, per block; 0: no bound. A kernel that runs on is a finding (deadlock).
 };
 
+// Global memory that a launch may touch, with the name that findings use for it.
+struct Buffer {
+  std::string name;
+  void* address = nullptr;
+  size_t bytes = 0;
+  bool writable = true;
+  bool initialised = true;  // false: reads before writes are a finding
+};
+
 // Decoded once per kernel, read by any number of runs at once.
 class Program {
  public:
@@ -63,16 +72,8 @@ class Program {
   virtual int32_t parameter_bytes() const = 0;
   virtual int32_t parameter_offset(int index) const = 0;  // of the index-th parameter in the parameter block
   virtual int32_t static_shared_bytes() const = 0;
-  virtual int32_t registers_needed() const = 0;  // an estimate: how many 32-bit registers live at once
-};
-
-// Global memory that a launch may touch, with the name that findings use for it.
-struct Buffer {
-  std::string name;
-  void* address = nullptr;
-  size_t bytes = 0;
-  bool writable = true;
-  bool initialised = true;  // false: reads before writes are a finding
+  virtual int32_t registers_needed() const = 0;                 // an estimate: how many 32-bit registers live at once
+  virtual std::vector<Buffer> variables() const { return {}; }  // of the module, in global and constant memory
 };
 
 struct LaunchDescription {

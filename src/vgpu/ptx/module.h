@@ -117,6 +117,14 @@ struct RegisterName {
   Type type = Type::none;
 };
 
+// An initial value of 64 bits that is a place in memory: so many bytes behind the beginning of a variable of the
+// module.
+struct AddressValue {
+  int64_t at = 0;  // byte of the variable that it is a value of
+  int32_t variable = -1;
+  uint64_t offset = 0;
+};
+
 // A variable: of the module, of a function, or a parameter.
 struct Symbol {
   std::string name;
@@ -126,6 +134,7 @@ struct Symbol {
   int32_t alignment = 0;   // in bytes, never 0 in what parse() returns
   bool is_extern = false;
   std::vector<std::byte> initial;  // the first bytes, at most bytes(); the others: zeros (global, const) or unspecified
+  std::vector<AddressValue> addresses;  // those of them that are addresses: zeros there
   int64_t bytes() const;
 };
 

@@ -120,6 +120,13 @@ class ModuleReader {
   // A variable may be declared again if it was .extern.
   void declare(Variable variable) {
     const Token& name = variable.name;
+    for (const AddressValue& value : variable.symbol.addresses) {
+      const Symbol& of = module_.variables[value.variable];
+      if (of.space == Space::shared) {
+        unsupported(name.line, "an initial value of " + quote(name.text) + " is the address of " + quote(of.name) +
+                                   ", which is in .shared memory: each block has its own");
+      }
+    }
     if (names_.declare(name.text, Entity::Kind::symbol, static_cast<int32_t>(module_.variables.size()))) {
       module_.variables.push_back(std::move(variable.symbol));
       return;

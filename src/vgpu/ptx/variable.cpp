@@ -53,21 +53,37 @@ class InitialValues {
 
   void put(int64_t element) {
     const int32_t line = lexer_.peek().line;
-    if (!at_constant(lexer_)) {
-      if (lexer_.peek().kind == Token::Kind::word) {
-        unsupported(line, "an initial value of " + quote(symbol_->name) + " is the address of " +
-                              quote(lexer_.peek().text) + ": only numbers are supported");
-      }
-      lexer_.unexpected("a number");
-    }
     const size_t bytes = static_cast<size_t>(bits_of(symbol_->type) / 8), at = static_cast<size_t>(element) * bytes;
-    const uint64_t value = bits(line, read_constant(lexer_));
+    uint64_t value = 0;
+    if (at_constant(lexer_)) {
+      value = bits(line, read_constant(lexer_));
+    } else {
+      symbol_->addresses.push_back(read_address(static_cast<int64_t>(at)));
+    }
     std::vector<std::byte>& initial = symbol_->initial;
     if (initial.size() < at + bytes) {
       reading_.budget.spend(line, static_cast<int64_t>(at + bytes - initial.size()), "initial values");
       initial.resize(at + bytes);
     }
     for (size_t i = 0; i < bytes && i < 8; ++i) initial[at + i] = static_cast<std::byte>(value >> (8 * i));
+  }
+
+  // "x+8", "generic(x)+8": the two are the same, as the variables that have initial values keep their addresses.
+  AddressValue read_address(int64_t at) {
+    Token name = lexer_.expect(Token::Kind::word, "a number");
+    if (name.text == "generic" && lexer_.accept('(')) {
+      name = lexer_.expect(Token::Kind::word, "the name of a variable");
+      lexer_.expect(')');
+    }
+    const std::string what = "an initial value of " + quote(symbol_->name) + " is the address of " + quote(name.text);
+    const Entity entity = reading_.names.find(name.text);
+    if (entity.kind != Entity::Kind::symbol) {
+      unsupported(name.line, what + ": only those of variables declared before are supported");
+    }
+    if (bits_of(symbol_->type) != 64 || symbol_->type >= Type::f16) {
+      unsupported(name.line, what + ", which takes a .u64; its type is ." + name_of(symbol_->type));
+    }
+    return {at, entity.index, read_offset(lexer_)};
   }
 
   // As the variable's type has them.

@@ -43,7 +43,7 @@ inline void store(Vector<T, Width> v, T* to) {
 // Sums that are NaN become the GPU's; integers have none.
 template <int Width>
 inline Vector<float, Width> finished(Vector<float, Width> sum) {
-  const auto number = sum == sum;
+  const auto number = sum == sum;  // NOLINT(misc-redundant-expression): not NaN
   Vector<int32_t, Width> u = __builtin_bit_cast(decltype(u), sum);
   u = (u & number) | (static_cast<int32_t>(kNaN) & ~number);
   return __builtin_bit_cast(decltype(sum), u);

@@ -185,7 +185,7 @@ void gather_s32(const MatrixTile& tile, const std::byte* window, bool k_rows, in
 void list_ranges(const MatrixTile& tile, std::vector<Range>* shared) {
   const Chunks chunks = chunks_of(tile);
   std::vector<uint32_t> offsets;
-  offsets.reserve(static_cast<size_t>(chunks.along * chunks.across));
+  offsets.reserve(static_cast<size_t>(chunks.along) * static_cast<size_t>(chunks.across));
   for (int j = 0; j < chunks.across; ++j) {
     for (int i = 0; i < chunks.along; ++i)
       offsets.push_back(swizzled(tile.descriptor, chunk_address(tile.descriptor, tile.mn_major, i, j)));

@@ -112,7 +112,8 @@ Status decode_zero_columns(uint64_t word, Tmma* mma) {
     int left = (zero ? zeros : used) - static_cast<int>(word >> (8 * part) & 0xff);
     for (int column = 0; column < mma->n / parts; ++column) {
       for (; left <= 0; left += zero ? zeros : used) zero = !zero;
-      mma->b_zero[static_cast<size_t>(part * mma->n / parts + column)] = zero;
+      const int at = part * mma->n / parts + column;
+      mma->b_zero[static_cast<size_t>(at)] = zero;
       --left;
     }
   }

@@ -81,6 +81,22 @@ TEST(PtxModule, Variables) {
   EXPECT_EQ(named("wide").bytes(), 16);
 }
 
+TEST(PtxModule, InitialValuesThatAreAddresses) {
+  const Module module = parsed(with_preamble(
+      ".global .b32 x[4]; .const .b64 y; .global .u64 list[4] = {generic(x)+8, 5, y, x-4}; .const .b64 one = x;"));
+  const Symbol& list = module.variables.at(2);
+  EXPECT_EQ(list.initial.size(), 32u);
+  EXPECT_EQ(std::to_integer<int>(list.initial.at(8)), 5);
+  ASSERT_EQ(list.addresses.size(), 3u);
+  EXPECT_EQ(list.addresses[0].variable, 0);
+  EXPECT_EQ(list.addresses[0].offset, 8u);
+  EXPECT_EQ(list.addresses[1].at, 16);
+  EXPECT_EQ(list.addresses[1].variable, 1);
+  EXPECT_EQ(list.addresses[2].at, 24);
+  EXPECT_EQ(list.addresses[2].offset, ~uint64_t{3});
+  EXPECT_EQ(module.variables.at(3).addresses.size(), 1u);
+}
+
 TEST(PtxModule, ExternVariablesMayBeDeclaredAgain) {
   const Module module = parsed(with_preamble(
       ".extern .global .b32 a[]; .extern .shared .b8 s[]; .extern .shared .b8 s[];\n"

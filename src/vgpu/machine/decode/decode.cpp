@@ -253,6 +253,16 @@ class DecodedProgram : public Program {
   int32_t parameter_offset(int index) const override { return code.parameter_offsets[static_cast<size_t>(index)]; }
   int32_t static_shared_bytes() const override { return code.static_shared; }
   int32_t registers_needed() const override { return code.registers_needed; }
+  std::vector<Buffer> variables() const override {
+    std::vector<Buffer> list;
+    for (size_t i = 0; i < code.module->variables.size(); ++i) {
+      const ptx::Symbol& v = code.module->variables[i];
+      if (code.memory->address[i] == nullptr) continue;
+      list.push_back(
+          {v.name, code.memory->address[i], static_cast<size_t>(v.bytes()), v.space == ptx::Space::global, true});
+    }
+    return list;
+  }
 
   Code code;
 };

@@ -25,7 +25,8 @@ std::shared_ptr<ModuleMemory> memory_of(const std::shared_ptr<const ptx::Module>
     offsets.push_back(bytes);
     if (v.space == ptx::Space::global || v.space == ptx::Space::constant) bytes += static_cast<size_t>(v.bytes());
   }
-  made->bytes = std::make_unique<std::byte[]>(bytes + kAlignment);
+  made->size = bytes + kAlignment;
+  made->bytes = std::make_unique<std::byte[]>(made->size);
   const auto begin = reinterpret_cast<uintptr_t>(made->bytes.get());
   std::byte* const base = made->bytes.get() + ((begin + kAlignment - 1) / kAlignment * kAlignment - begin);
   for (size_t i = 0; i < offsets.size(); ++i) {
@@ -34,6 +35,12 @@ std::shared_ptr<ModuleMemory> memory_of(const std::shared_ptr<const ptx::Module>
     made->address.push_back(here ? base + offsets[i] : nullptr);
     if (here && !v.initial.empty()) std::memcpy(base + offsets[i], v.initial.data(), v.initial.size());
   }
+  for (size_t i = 0; i < offsets.size(); ++i)
+    for (const ptx::AddressValue& value : module->variables[i].addresses) {
+      const auto of = static_cast<size_t>(value.variable);
+      const uint64_t address = reinterpret_cast<uintptr_t>(made->address[of]) + value.offset;
+      std::memcpy(base + offsets[i] + value.at, &address, sizeof address);
+    }
   all[module.get()] = made;
   return made;
 }

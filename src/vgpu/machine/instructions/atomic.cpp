@@ -35,13 +35,14 @@ T bits(uint64_t x) {
     return std::bit_cast<T>(x);
 }
 
-uint64_t add_real(Type type, uint64_t a, uint64_t b) {
+// flushes: subnormal float32 counts as zero, as it does in global memory alone.
+uint64_t add_real(Type type, uint64_t a, uint64_t b, bool flushes) {
   using units::Format;
   const auto half = [](Format f, uint64_t x, uint64_t y) -> uint64_t {
     return units::encode(
         units::decode(static_cast<uint32_t>(x & 0xffff), f) + units::decode(static_cast<uint32_t>(y & 0xffff), f), f);
   };
-  const auto flush = [](float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; };
+  const auto flush = [&](float x) { return flushes && std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; };
   const auto image = [](float x) -> uint64_t { return x == x ? std::bit_cast<uint32_t>(x) : 0x7fffffffu; };
   switch (type) {
     case Type::f32: return image(flush(flush(bits<float>(a)) + flush(bits<float>(b))));
@@ -76,10 +77,10 @@ bool less(Type type, uint64_t a, uint64_t b) {
 bool is_half(Type t) { return t == Type::f16 || t == Type::bf16 || t == Type::f16x2 || t == Type::bf16x2; }
 
 // What memory holds afterwards. c: of cas.
-uint64_t result_of(const AtomicDetail& d, uint64_t old, uint64_t b, uint64_t c) {
+uint64_t result_of(const AtomicDetail& d, uint64_t old, uint64_t b, uint64_t c, bool global) {
   switch (d.operation) {
     case Atomic::add:
-      return is_half(d.type) || d.type == Type::f32 || d.type == Type::f64 ? add_real(d.type, old, b) : old + b;
+      return is_half(d.type) || d.type == Type::f32 || d.type == Type::f64 ? add_real(d.type, old, b, global) : old + b;
     case Atomic::min: return is_half(d.type) ? extreme_half(d.type, true, old, b) : less(d.type, b, old) ? b : old;
     case Atomic::max: return is_half(d.type) ? extreme_half(d.type, false, old, b) : less(d.type, old, b) ? b : old;
     case Atomic::inc: return static_cast<uint32_t>(old) >= static_cast<uint32_t>(b) ? 0 : old + 1;
@@ -95,11 +96,11 @@ uint64_t result_of(const AtomicDetail& d, uint64_t old, uint64_t b, uint64_t c) 
 }
 
 template <class T>
-uint64_t update(const AtomicDetail& d, std::byte* at, uint64_t b, uint64_t c, bool* changed) {
+uint64_t update(const AtomicDetail& d, std::byte* at, uint64_t b, uint64_t c, bool global, bool* changed) {
   auto* word = reinterpret_cast<T*>(at);
   T old = __atomic_load_n(word, __ATOMIC_SEQ_CST);
   for (;;) {
-    const T made = static_cast<T>(result_of(d, old, b, c));
+    const T made = static_cast<T>(result_of(d, old, b, c, global));
     if (__atomic_compare_exchange_n(word, &old, made, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
       *changed = *changed || made != old;
       return old;
@@ -134,12 +135,13 @@ void one(Context& context, const AtomicDetail& d, const Places& places, uint32_t
     if (!d.out.empty() && d.out[0] >= 0) std::memcpy(context.row<std::byte>(d.out[0]) + 16 * lane, old, 16);
     return;
   }
+  const bool global = (places.global >> lane & 1) != 0;
   for (uint32_t n = 0; n < d.count; ++n) {
     std::byte* const at = places.at[lane] + n * d.element;
     const uint64_t b = element(context, d, d.in[1 + n], lane), c = cas ? element(context, d, d.in[2], lane) : 0;
-    const uint64_t old = d.element == 2   ? update<uint16_t>(d, at, b, c, changed)
-                         : d.element == 4 ? update<uint32_t>(d, at, b, c, changed)
-                                          : update<uint64_t>(d, at, b, c, changed);
+    const uint64_t old = d.element == 2   ? update<uint16_t>(d, at, b, c, global, changed)
+                         : d.element == 4 ? update<uint32_t>(d, at, b, c, global, changed)
+                                          : update<uint64_t>(d, at, b, c, global, changed);
     if (d.out.empty() || d.out[n] < 0) continue;
     if (d.element == 8)
       context.row<uint64_t>(d.out[n])[lane] = old;

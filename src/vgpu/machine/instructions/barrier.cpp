@@ -206,7 +206,8 @@ struct FenceDetail : Detail {
 
 Step fence_op(Context& context, const Op& op) {
   const auto& detail = op.as<FenceDetail>();
-  if (detail.scope != Scope::cta) std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Of two fences one comes later: it, and what follows, sees all that precedes the other.
+  if (detail.scope != Scope::cta) context.grid.fences.fetch_add(1, std::memory_order_acq_rel);
   if (context.grid.observer != nullptr) context.grid.observer->fence(context.actor(op), detail.order, detail.scope);
   return Step::next;
 }

@@ -1,8 +1,8 @@
 // ld and st in all spaces, and what only hints about memory. PTX ISA, "Data Movement and Conversion Instructions".
 #include "vgpu/machine/instructions/memory.h"
 
-#include <atomic>
 #include <cstring>
+#include <type_traits>
 
 #include "vgpu/machine/run/execute.h"
 #include "vgpu/machine/run/resolve.h"
@@ -24,32 +24,39 @@ struct AccessDetail : Detail {  // in: address, then values of a store; out: val
   std::vector<uint8_t> widths;  // of the registers
 };
 
-// Whole naturally aligned words are read and written at once: other host threads may do so too.
-template <class T>
+// Whole naturally aligned words are read and written at once: other host threads may do so too. kOrder: what the host
+// is to order by it, __ATOMIC_RELAXED but for strong accesses.
+template <int kOrder, class T>
 T load_word(const std::byte* at) {
   T value;
   if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0)
     std::memcpy(&value, at, sizeof(T));
   else
-    value = __atomic_load_n(reinterpret_cast<const T*>(at), __ATOMIC_RELAXED);
+    value = __atomic_load_n(reinterpret_cast<const T*>(at), kOrder);
   return value;
 }
-template <class T>
+template <int kOrder, class T>
 void store_word(std::byte* at, T value) {
   if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0)
     std::memcpy(at, &value, sizeof(T));
   else
-    __atomic_store_n(reinterpret_cast<T*>(at), value, __ATOMIC_RELAXED);
+    __atomic_store_n(reinterpret_cast<T*>(at), value, kOrder);
 }
 
+// sign: extended by its sign.
+template <int kOrder, class T>
+uint64_t load_integer(const std::byte* at, bool sign) {
+  const T value = load_word<kOrder, T>(at);
+  return sign ? static_cast<uint64_t>(static_cast<std::make_signed_t<T>>(value)) : value;
+}
+
+template <int kOrder>
 uint64_t load_element(const std::byte* at, uint32_t bytes, bool sign) {
   switch (bytes) {
-    case 1: return sign ? static_cast<uint64_t>(static_cast<int8_t>(load_word<uint8_t>(at))) : load_word<uint8_t>(at);
-    case 2:
-      return sign ? static_cast<uint64_t>(static_cast<int16_t>(load_word<uint16_t>(at))) : load_word<uint16_t>(at);
-    case 4:
-      return sign ? static_cast<uint64_t>(static_cast<int32_t>(load_word<uint32_t>(at))) : load_word<uint32_t>(at);
-    default: return load_word<uint64_t>(at);
+    case 1: return load_integer<kOrder, uint8_t>(at, sign);
+    case 2: return load_integer<kOrder, uint16_t>(at, sign);
+    case 4: return load_integer<kOrder, uint32_t>(at, sign);
+    default: return load_word<kOrder, uint64_t>(at);
   }
 }
 
@@ -60,20 +67,24 @@ void put(Context& context, int32_t row, int width, uint32_t lane, uint64_t value
     context.row(row)[lane] = width == 2 ? static_cast<uint16_t>(value) : static_cast<uint32_t>(value);
 }
 
+template <int kOrder>
 void load_lanes(Context& context, const AccessDetail& detail, const Places& places) {
+  const uint32_t lanes = context.mask & ~places.nothing;
   for (size_t n = 0; n < detail.out.size(); ++n) {
     const int32_t row = detail.out[n];
     const uint32_t skip = static_cast<uint32_t>(n) * detail.element;
     if (row < 0) continue;
     if (detail.element == 4 && detail.widths[n] == 4) {
       uint32_t* d = context.row(row);
-      TANDEM_EACH_LANE(lane, context.mask & ~places.nothing) d[lane] = load_word<uint32_t>(places.at[lane] + skip);
+      TANDEM_EACH_LANE(lane, lanes) d[lane] = load_word<kOrder, uint32_t>(places.at[lane] + skip);
     } else if (detail.element == 16) {
-      TANDEM_EACH_LANE(lane, context.mask & ~places.nothing)
-      std::memcpy(context.row<std::byte>(row) + 16 * lane, places.at[lane] + skip, 16);
+      TANDEM_EACH_LANE(lane, lanes)
+      for (uint32_t half = 0; half < 2; ++half)
+        context.row<uint64_t>(row)[2 * lane + half] = load_word<kOrder, uint64_t>(places.at[lane] + skip + 8 * half);
     } else {
-      TANDEM_EACH_LANE(lane, context.mask & ~places.nothing)
-      put(context, row, detail.widths[n], lane, load_element(places.at[lane] + skip, detail.element, detail.sign));
+      TANDEM_EACH_LANE(lane, lanes)
+      put(context, row, detail.widths[n], lane,
+          load_element<kOrder>(places.at[lane] + skip, detail.element, detail.sign));
     }
     TANDEM_EACH_LANE(lane, context.mask & places.nothing) put(context, row, detail.widths[n], lane, 0);
   }
@@ -83,34 +94,44 @@ Step load_op(Context& context, const Op& op) {
   const auto& detail = op.as<AccessDetail>();
   Places places;
   if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
-  load_lanes(context, detail, places);
-  if (detail.form.atomic && places.global != 0) std::atomic_thread_fence(std::memory_order_acquire);
+  if (detail.form.atomic && places.global != 0)
+    load_lanes<__ATOMIC_ACQUIRE>(context, detail, places);
+  else
+    load_lanes<__ATOMIC_RELAXED>(context, detail, places);
   return Step::next;
+}
+
+template <int kOrder>
+void store_lanes(Context& context, const AccessDetail& detail, const Places& places) {
+  const uint32_t lanes = context.mask & ~places.nothing;
+  for (size_t n = 1; n < detail.in.size(); ++n) {
+    const auto skip = static_cast<uint32_t>(n - 1) * detail.element;
+    const int32_t row = detail.in[n];
+    TANDEM_EACH_LANE(lane, lanes) {
+      std::byte* const at = places.at[lane] + skip;
+      const uint32_t narrow = context.row(row)[lane];
+      switch (detail.element) {
+        case 1: store_word<kOrder>(at, static_cast<uint8_t>(narrow)); break;
+        case 2: store_word<kOrder>(at, static_cast<uint16_t>(narrow)); break;
+        case 4: store_word<kOrder>(at, narrow); break;
+        case 8: store_word<kOrder>(at, context.row<uint64_t>(row)[lane]); break;
+        default:
+          for (uint32_t half = 0; half < 2; ++half)
+            store_word<kOrder>(at + 8 * half, context.row<uint64_t>(row)[2 * lane + half]);
+      }
+    }
+  }
 }
 
 Step store_op(Context& context, const Op& op) {
   const auto& detail = op.as<AccessDetail>();
   Places places;
   if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
-  if (detail.form.atomic && places.global != 0) std::atomic_thread_fence(std::memory_order_release);
   ++context.cluster.events;
-  for (size_t n = 1; n < detail.in.size(); ++n) {
-    const auto skip = static_cast<uint32_t>(n - 1) * detail.element;
-    const int32_t row = detail.in[n];
-    const uint32_t lanes = context.mask & ~places.nothing;
-    switch (detail.element) {
-      case 1:
-        TANDEM_EACH_LANE(lane, lanes) store_word(places.at[lane] + skip, static_cast<uint8_t>(context.row(row)[lane]));
-        break;
-      case 2:
-        TANDEM_EACH_LANE(lane, lanes) store_word(places.at[lane] + skip, static_cast<uint16_t>(context.row(row)[lane]));
-        break;
-      case 4: TANDEM_EACH_LANE(lane, lanes) store_word(places.at[lane] + skip, context.row(row)[lane]); break;
-      case 8: TANDEM_EACH_LANE(lane, lanes) store_word(places.at[lane] + skip, context.row<uint64_t>(row)[lane]); break;
-      default:
-        TANDEM_EACH_LANE(lane, lanes) std::memcpy(places.at[lane] + skip, context.row<std::byte>(row) + 16 * lane, 16);
-    }
-  }
+  if (detail.form.atomic && places.global != 0)
+    store_lanes<__ATOMIC_RELEASE>(context, detail, places);
+  else
+    store_lanes<__ATOMIC_RELAXED>(context, detail, places);
   return Step::next;
 }
 

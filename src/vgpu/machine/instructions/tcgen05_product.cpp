@@ -123,8 +123,7 @@ bool issue_shift(Context& context, const Op& op, const ShiftDetail& detail, uint
   units::list_shift_ranges(address, &cells);
   for (const Block* block : work.blocks) {
     if (!check_cells(context, op, *block, cells)) return false;
-    add_cells(*block, cells, &work.reads);
-    add_cells(*block, cells, &work.writes);
+    add_cells(*block, cells, &work.writes);  // which it reads, too
   }
   auto& ops = tensor_ops(work.blocks);
   for (const TensorOp& before : ops)

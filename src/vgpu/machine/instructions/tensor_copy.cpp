@@ -125,8 +125,8 @@ bool issue_lane(Context& context, const Op& op, const TensorDetail& detail, uint
   }
   box.mode = detail.mode;
   for (int32_t n = 0; n < detail.coordinate_count; ++n)
-    box.coordinates[n] =
-        static_cast<int32_t>(context.row(detail.in[static_cast<size_t>(detail.coordinates + n)])[lane]);
+    box.coordinates[n] = static_cast<int32_t>(
+        context.row(detail.in[static_cast<size_t>(detail.coordinates) + static_cast<size_t>(n)])[lane]);
   SharedPlace place;
   if (!resolve_shared(context, op, value_of(context, detail, detail.shared, lane), detail.cluster, 1, &place))
     return false;

@@ -137,32 +137,43 @@ bool begin(Context& context, const Op& op, const WgmmaDetail& detail, Warpgroup&
 }
 
 // Each warp says that it issues its quarter; the last of the four, what all of them read.
+// The 16 rows of A that one of the four warps multiplies.
+units::MatrixTile rows_of(const units::MatrixTile& a, uint32_t warp) {
+  units::MatrixTile rows = a;
+  rows.mn = 16;
+  units::MatrixDescriptor& d = rows.descriptor;
+  if (!a.mn_major) {
+    d.start += 2 * warp * d.stride;  // groups of 8 rows
+    return rows;
+  }
+  // Chunks of 8 rows, so many of them side by side in the span of the swizzle.
+  const uint32_t chunks = d.swizzle == units::MatrixSwizzle::b32 ? 2 : d.swizzle == units::MatrixSwizzle::b64 ? 4 : 8;
+  if (d.swizzle == units::MatrixSwizzle::none)
+    d.start += 2 * warp * d.stride;
+  else
+    d.start += 2 * warp / chunks * d.leading + 2 * warp % chunks * 16;
+  return rows;
+}
+
+void add_spans(const units::MatrixTile& tile, int32_t cta, int32_t warp, std::vector<Span>* spans) {
+  std::vector<units::Range> ranges;
+  units::list_ranges(tile, &ranges);
+  for (const units::Range& r : ranges) spans->push_back({Memory::shared, cta, r.address, r.bytes, 1, warp});
+}
+
+// An event for each warp; the last one says what all read.
 void announce(Context& context, const Op& op, const WgmmaDetail& detail, const Wgmma& wgmma) {
   if (context.grid.observer == nullptr) return;
   std::vector<Span> reads;
-  const auto add = [&](const units::MatrixTile& tile, int32_t warp) {
-    std::vector<units::Range> ranges;
-    units::list_ranges(tile, &ranges);
-    for (const units::Range& r : ranges)
-      reads.push_back({Memory::shared, context.block.cta, r.address, r.bytes, 1, warp});
-  };
-  const bool last = wgmma.issued_by == (1u << kWarps) - 1;
-  if (last) {
-    add(wgmma.b_tile, -1);
-    if (!detail.form.a_in_registers && wgmma.a_tile.mn_major) add(wgmma.a_tile, -1);
-    if (!detail.form.a_in_registers && !wgmma.a_tile.mn_major) {
-      const int32_t first = context.warp.index / kWarps * kWarps;
-      for (int32_t w = 0; w < kWarps; ++w) {  // 16 rows each
-        units::MatrixTile rows = wgmma.a_tile;
-        rows.mn = 16;
-        rows.descriptor.start += 2 * static_cast<uint32_t>(w) * rows.descriptor.stride;
-        add(rows, first + w);
-      }
-    }
+  if (wgmma.issued_by == (1u << kWarps) - 1) {
+    const int32_t first = context.warp.index / kWarps * kWarps;
+    add_spans(wgmma.b_tile, context.block.cta, -1, &reads);
+    for (int32_t w = 0; w < kWarps && !detail.form.a_in_registers; ++w)
+      add_spans(rows_of(wgmma.a_tile, static_cast<uint32_t>(w)), context.block.cta, first + w, &reads);
   }
   wgmma.op->announced = true;
   const bool moves = context.grid.observer->async_issues(context.actor(op), AsyncKind::wgmma, wgmma.op->id, reads, {});
-  if (last) wgmma.op->moves_data = moves;
+  wgmma.op->moves_data = wgmma.op->moves_data && moves;
 }
 
 Step mma_op(Context& context, const Op& op) {

@@ -83,13 +83,13 @@ struct GeOr {
 struct Num {
   template <class T>
   static bool of(T a, T b) {
-    return a == a && b == b;
+    return !__builtin_isnan(a) && !__builtin_isnan(b);
   }
 };
 struct Nan {
   template <class T>
   static bool of(T a, T b) {
-    return a != a || b != b;
+    return __builtin_isnan(a) || __builtin_isnan(b);
   }
 };
 
@@ -103,44 +103,45 @@ struct Flushed {
 struct IsFinite {
   template <class T>
   static bool of(T a) {
-    return a - a == 0;
+    return __builtin_isfinite(a);
   }
 };
 struct IsInfinite {
   template <class T>
   static bool of(T a) {
-    return a == a && a - a != 0;
+    return __builtin_isinf(a);
   }
 };
 struct IsNumber {
   template <class T>
   static bool of(T a) {
-    return a == a;
+    return !__builtin_isnan(a);
   }
 };
 struct IsNan {
   template <class T>
   static bool of(T a) {
-    return a != a;
+    return __builtin_isnan(a);
   }
 };
+// Zeros count among the normal numbers, as PTX has it.
 struct IsNormal32 {
   static bool of(u32 a) {
     const u32 e = a >> 23 & 0xff;
-    return e != 0 && e != 0xff;
+    return (e != 0 && e != 0xff) || a << 1 == 0;
   }
 };
 struct IsSubnormal32 {
-  static bool of(u32 a) { return (a & 0x7f800000u) == 0; }
-};  // zero too, as PTX has it
+  static bool of(u32 a) { return (a & 0x7f800000u) == 0 && a << 1 != 0; }
+};
 struct IsNormal64 {
   static bool of(u64 a) {
     const u64 e = a >> 52 & 0x7ff;
-    return e != 0 && e != 0x7ff;
+    return (e != 0 && e != 0x7ff) || a << 1 == 0;
   }
 };
 struct IsSubnormal64 {
-  static bool of(u64 a) { return (a & 0x7ff0000000000000u) == 0; }
+  static bool of(u64 a) { return (a & 0x7ff0000000000000u) == 0 && a << 1 != 0; }
 };
 
 #define TANDEM_TEST(F, name, T)                   \

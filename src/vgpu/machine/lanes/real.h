@@ -48,7 +48,8 @@ struct ToInteger {
   template <class A>
   static D of(A a) {
     if constexpr (sizeof(A) == 4 && Ftz) a = flush(a);
-    if (a != a) return sizeof(A) == 8 || sizeof(D) == 8 ? static_cast<D>(Unsigned<D>{1} << (8 * sizeof(D) - 1)) : D{0};
+    if (__builtin_isnan(a))
+      return sizeof(A) == 8 || sizeof(D) == 8 ? static_cast<D>(Unsigned<D>{1} << (8 * sizeof(D) - 1)) : D{0};
     const f64 x = integral<Mode>(static_cast<f64>(a));
     constexpr f64 kEnd = static_cast<f64>(Unsigned<D>{1} << (8 * sizeof(D) - 1)) * (is_signed<D> ? 1.0 : 2.0);
     if (x >= kEnd) return largest<D>;
@@ -59,7 +60,7 @@ struct ToInteger {
 template <Integral Mode, bool Ftz>
 struct RoundReal {
   static f32 of(f32 a) {
-    if (a != a) return __builtin_bit_cast(f32, 0x7fffffffu);
+    if (__builtin_isnan(a)) return __builtin_bit_cast(f32, 0x7fffffffu);
     if (Ftz) a = flush(a);
     return static_cast<f32>(integral<Mode>(a));
   }

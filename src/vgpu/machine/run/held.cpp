@@ -40,6 +40,7 @@ void check(Context& context, const Op& op, int32_t at, bool writes) {
   context.finds(Rule::pending_load, op, "",
                 writes ? "a register is written that a tcgen05.ld before its wait::ld writes too"
                        : "the result of a tcgen05.ld is read before its wait::ld");
+  if (context.grid.observer != nullptr) context.grid.observer->tcgen05_waits(context.actor(op), true, false);
 }
 
 bool is_row(const Op& op) {

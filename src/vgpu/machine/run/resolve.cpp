@@ -81,12 +81,21 @@ class Resolver {
         places_->at[lane] = context_.grid.parameters.data() + at;
         return true;
       }
+      case ptx::Space::constant: {
+        const ModuleMemory& memory = *context_.grid.code->memory;
+        const uint64_t at = address - reinterpret_cast<uintptr_t>(memory.bytes.get());
+        if (at > memory.size || at + form_.bytes > memory.size)
+          return outside(context_, op_, "constant", at, form_.bytes, memory.size);
+        places_->constant |= bit;
+        places_->at[lane] = memory.bytes.get() + at;
+        return true;
+      }
       default:
         if (address < kLowestGlobal || address >= kSharedWindow) {
           context_.finds(Rule::wrong_space, op_, hex(address), hex(address) + " is no address of global memory", true);
           return false;
         }
-        (space == ptx::Space::constant ? places_->constant : places_->global) |= bit;
+        places_->global |= bit;
         places_->at[lane] = reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address));
         return true;
     }

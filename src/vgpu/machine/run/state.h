@@ -178,6 +178,7 @@ struct Grid {
   std::atomic<int32_t> next_cluster{0};
   std::atomic<bool> stopped{false};
   std::atomic<AsyncId> next_async{1};
+  std::atomic<uint32_t> fences{0};  // executed by fences between host threads
   std::mutex mutex;
   Status status;
 
@@ -215,9 +216,11 @@ bool report(Grid& grid, const Actor& actor, Rule rule, std::string subject, std:
 
 // Lowest lane of a mask.
 inline int first_lane(uint32_t mask) { return __builtin_ctz(mask); }
+// NOLINTBEGIN(bugprone-macro-parentheses): lane is a name to declare
 #define TANDEM_EACH_LANE(lane, mask)                                                       \
   for (uint32_t lanes_left = (mask), lane = 0;                                             \
        lanes_left != 0 && (lane = static_cast<uint32_t>(__builtin_ctz(lanes_left)), true); \
        lanes_left &= lanes_left - 1)
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace tandem::vgpu::machine

@@ -1,15 +1,18 @@
-#include "support/cuda.h"
+#include "support/gpu.h"
 
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
 #include "gpu/driver/driver.h"
+#include "jit/compiler.h"
 #include "problem/operands.h"
+#include "vgpu/device.h"
 
 namespace tandem::test {
 namespace {
@@ -18,11 +21,6 @@ constexpr size_t kGuard = 256;
 
 void require(tandem_status status) {
   if (status != TANDEM_OK) throw std::runtime_error(tandem_last_error());
-}
-
-int32_t ordinal_of(const std::string& name) {
-  const size_t colon = name.find(':');
-  return colon == std::string::npos ? 0 : std::stoi(name.substr(colon + 1));
 }
 
 // Ends the process when it lives too long: nothing stops a kernel that waits for ever.
@@ -72,14 +70,31 @@ DeviceMemory::~DeviceMemory() {
   if (address_ != nullptr) (void)device_.free(address_);  // it fails where an earlier error, reported already, stays
 }
 
-Gpu::Gpu(const std::string& name) : name_(name) {
+Gpu::Gpu(const std::string& name, int schedule) : name_(name), virtual_(vgpu::is_vgpu(name)) {
+  if (virtual_) {
+    open_virtual(schedule);
+    return;
+  }
   test::require(gpu::cuda::open(name, &device_));
-  where_.index = ordinal_of(name);
   tandem_context_options options{};
   options.size = sizeof options;
   options.device = name.c_str();
   require(tandem_context_create(&options, &context_));
   test::require(device_->create_stream(&stream_));
+}
+
+// One thread for each call: the judge has many at once.
+void Gpu::open_virtual(int schedule) {
+  const vgpu::Options options{.run = {.schedule = vgpu::Schedule::nth(schedule), .threads = 1, .max_instructions = 0},
+                              .check = true,
+                              .observe = nullptr,
+                              .report = [](const vgpu::Outcome&) {}};  // the sentence of the failed call is enough
+  std::unique_ptr<gpu::Device> working;
+  test::require(vgpu::open(name_, options, &device_));
+  test::require(vgpu::open(name_, options, &working));
+  const jit::Env& env = jit::Env::get();
+  auto engine = std::make_unique<GpuEngine>(name_, std::move(working), env, jit::Cache::options(env));
+  context_ = new tandem_context(std::move(engine), {TANDEM_CPU, 0});
 }
 
 Gpu::~Gpu() {
@@ -157,27 +172,67 @@ void DeviceCall::fetch(gpu::Stream stream) {
   }
 }
 
-NamedEngine cuda_engine(const std::shared_ptr<const Gpu>& gpu) {
+Gpus open_gpus(const std::string& name, int schedules) {
+  if (!vgpu::is_vgpu(name)) return {std::make_shared<const Gpu>(name)};
+  vgpu::Options options;
+  std::unique_ptr<jit::Compiler> compiler;
+  test::require(vgpu::options_from_environment(&options));
+  test::require(jit::Compiler::open({}, jit::Env::get(), &compiler));
+  const int first = std::stoi(options.run.schedule.text());
+  Gpus gpus;
+  for (int n = 0; n < schedules; ++n) gpus.push_back(std::make_shared<const Gpu>(name, first + n));
+  return gpus;
+}
+
+namespace {
+
+// Outputs as the call found them, for the first GPU; poisoned for the others.
+void run_on(const Gpu& gpu, const Call& call, bool first, std::mutex& one_at_a_time) {
+  DeviceCall there(gpu, *call.instance, call.pass, *call.outputs);
+  there.prepare();
+  there.allocate_workspace();
+  if (!first) there.poison_outputs();
+  std::optional<std::lock_guard<std::mutex>> alone;
+  std::optional<Watchdog> watchdog;
+  if (!gpu.is_virtual()) {
+    alone.emplace(one_at_a_time);
+    watchdog.emplace("tandem_fuzz --device " + gpu.name() + " --case '" + to_flags(call.instance->c) + "'");
+  }
+  try {
+    there.forward(gpu.stream());
+  } catch (const Refused&) {
+    there.fetch(gpu.stream());  // for the judge to see that nothing was written
+    throw;
+  }
+  there.fetch(gpu.stream());
+}
+
+std::vector<std::byte> bytes_of(Outputs& outputs) {
+  std::vector<std::byte> bytes;
+  for (Tensor* tensor : outputs.all()) bytes.insert(bytes.end(), tensor->storage().begin(), tensor->storage().end());
+  return bytes;
+}
+
+}  // namespace
+
+NamedEngine gpu_engine(const Gpus& gpus) {
   const auto one_at_a_time = std::make_shared<std::mutex>();
   return {.run =
               [=](const Call& call) {
-                DeviceCall there(*gpu, *call.instance, call.pass, *call.outputs);
-                there.prepare();
-                there.allocate_workspace();
-                const std::lock_guard lock(*one_at_a_time);
-                const Watchdog watchdog("tandem_fuzz --device " + gpu->name() + " --case '" +
-                                        to_flags(call.instance->c) + "'");
-                try {
-                  there.forward(gpu->stream());
-                } catch (const Refused&) {
-                  there.fetch(gpu->stream());  // for the judge to see that nothing was written
-                  throw;
+                std::vector<std::byte> expected;
+                for (size_t n = 0; n < gpus.size(); ++n) {
+                  run_on(*gpus[n], call, n == 0, *one_at_a_time);
+                  if (n == 0 && gpus.size() > 1) expected = bytes_of(*call.outputs);
+                  if (n > 0 && bytes_of(*call.outputs) != expected) {
+                    throw std::logic_error("the result depends on the schedule: the first one and the one " +
+                                           std::to_string(n) + " after it give other bits");
+                  }
                 }
-                there.fetch(gpu->stream());
               },
           .supports = [=](const Call& call) -> std::string {
-            const DeviceCall there(*gpu, *call.instance, call.pass, *call.outputs, DeviceCall::Data::none);
-            return tandem_check(gpu->context(), call.pass, &there.args) == TANDEM_OK ? "" : tandem_last_error();
+            const Gpu& gpu = *gpus.front();
+            const DeviceCall there(gpu, *call.instance, call.pass, *call.outputs, DeviceCall::Data::none);
+            return tandem_check(gpu.context(), call.pass, &there.args) == TANDEM_OK ? "" : tandem_last_error();
           }};
 }
 

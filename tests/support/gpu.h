@@ -1,5 +1,5 @@
-// Calls of the C interface on a GPU, with tensors that lie in its memory as they lie on the host: whole buffers, with
-// their guards and poison.
+// Calls of the C interface on a GPU, real or virtual, with tensors that lie in its memory as they lie on the host:
+// whole buffers, with their guards and poison.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/context.h"
 #include "gpu/device.h"
 #include "support/engines.h"
 #include "support/instance.h"
@@ -36,8 +37,9 @@ class DeviceMemory {
 // A GPU, a context of ours on it, and a stream.
 class Gpu {
  public:
-  // name: "cuda" or "cuda:N". Throws std::runtime_error with the sentence when there is none.
-  explicit Gpu(const std::string& name);
+  // name: "cuda", "cuda:N" or "vgpu:MODEL". schedule: in which order a virtual one executes, with its checker on.
+  // Throws std::runtime_error with the sentence when there is none.
+  explicit Gpu(const std::string& name, int schedule = 0);
   Gpu(const Gpu&) = delete;
   ~Gpu();
 
@@ -45,15 +47,23 @@ class Gpu {
   tandem_context* context() const { return context_; }
   gpu::Stream stream() const { return stream_; }
   const std::string& name() const { return name_; }
-  tandem_device where() const { return where_; }
+  tandem_device where() const { return context_->device; }
+  bool is_virtual() const { return virtual_; }
 
  private:
+  void open_virtual(int schedule);
+
   const std::string name_;
+  const bool virtual_;
   std::unique_ptr<gpu::Device> device_;
   tandem_context* context_ = nullptr;
   gpu::Stream stream_ = nullptr;
-  tandem_device where_{TANDEM_CUDA, 0};
 };
+using Gpus = std::vector<std::shared_ptr<const Gpu>>;
+
+// The GPU of that name; several virtual ones, with the schedules from TANDEM_VGPU_SCHEDULE on, where that is asked for.
+// Throws std::runtime_error where there is none, or no compiler for a virtual one's kernels.
+Gpus open_gpus(const std::string& name, int schedules = 1);
 
 // The arguments of a call with tensors of the GPU. Copies of the host's when they are to be used; without, a check's.
 class DeviceCall {
@@ -90,8 +100,9 @@ class DeviceCall {
   size_t workspace_bytes_ = 0;
 };
 
-// The GPU as an engine for the judge, which may ask from several threads: kernels are then compiled at once and run one
-// after the other. One that does not end within two minutes ends the process with the flags of its case.
-NamedEngine cuda_engine(const std::shared_ptr<const Gpu>& gpu);
+// GPUs as an engine for the judge, which may ask from several threads: all of them get each call and must give the same
+// bits. On real ones kernels are compiled at once and run one after the other; one that does not end within two minutes
+// ends the process with the flags of its case.
+NamedEngine gpu_engine(const Gpus& gpus);
 
 }  // namespace tandem::test

@@ -1,0 +1,117 @@
+// The tensor core of Blackwell and its memory: 128 lanes of 512 columns of 32 bits (PTX ISA "TensorCore 5th Generation
+// Family Instructions"). An address is lane << 16 | column. A warp reaches lanes 32 * (warp % 4) to + 31, its thread t
+// the t-th of them.
+//
+// Products and accesses are asynchronous. Between threads they are ordered by a barrier with tcgen05_fence_before on its
+// one side and tcgen05_fence_after on its other.
+#pragma once
+#include "ptx/base.cuh"
+
+// A whole warp; blocks until there are so many columns (a power of two, 32 to 512), and writes the address of the first.
+// "tcgen05.alloc", "tcgen05.relinquish_alloc_permit".
+TANDEM_DEVICE void tmem_alloc(u32* address, u32 columns) {
+  asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared_address(address)),
+               "r"(columns)
+               : "memory");
+  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
+}
+// The same warp, before the block ends. "tcgen05.dealloc".
+TANDEM_DEVICE void tmem_free(u32 address, u32 columns) {
+  asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(columns) : "memory");
+}
+
+// "tcgen05.fence"
+TANDEM_DEVICE void tcgen05_fence_before() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
+TANDEM_DEVICE void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
+
+#define TANDEM_T8(how, x, i)                                                                                         \
+  how(x[i]), how(x[i + 1]), how(x[i + 2]), how(x[i + 3]), how(x[i + 4]), how(x[i + 5]), how(x[i + 6]), how(x[i + 7])
+#define TANDEM_T16(how, x, i) TANDEM_T8(how, x, i), TANDEM_T8(how, x, i + 8)
+#define TANDEM_T32(how, x, i) TANDEM_T16(how, x, i), TANDEM_T16(how, x, i + 16)
+
+// The columns [address, address + n) of this warp's lanes, a lane's to its thread. A whole warp. The registers hold them
+// after tmem_wait_load, which covers all loads before. "tcgen05.ld", "tcgen05.wait".
+TANDEM_DEVICE void tmem_load(float (&x)[16], u32 address) {
+  asm volatile(
+      "tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "[%16];"
+      : TANDEM_T16("=f", x, 0)
+      : "r"(address)
+      : "memory");
+}
+TANDEM_DEVICE void tmem_load(float (&x)[32], u32 address) {
+  asm volatile(
+      "tcgen05.ld.sync.aligned.32x32b.x32.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, [%32];"
+      : TANDEM_T32("=f", x, 0)
+      : "r"(address)
+      : "memory");
+}
+template <int n>
+TANDEM_DEVICE void tmem_wait_load(float (&x)[n]) {
+  asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+  hold(x);
+}
+
+// The other way round; done after tmem_wait_store. "tcgen05.st", "tcgen05.wait".
+TANDEM_DEVICE void tmem_store(u32 address, const u32 (&x)[16]) {
+  asm volatile(
+      "tcgen05.st.sync.aligned.32x32b.x16.b32 [%16], {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
+      "%15};" ::TANDEM_T16("r", x, 0),
+      "r"(address)
+      : "memory");
+}
+TANDEM_DEVICE void tmem_store(u32 address, const float (&x)[16]) {
+  asm volatile(
+      "tcgen05.st.sync.aligned.32x32b.x16.b32 [%16], {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
+      "%15};" ::TANDEM_T16("f", x, 0),
+      "r"(address)
+      : "memory");
+}
+TANDEM_DEVICE void tmem_store(u32 address, const float (&x)[32]) {
+  asm volatile(
+      "tcgen05.st.sync.aligned.32x32b.x32.b32 [%32], {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
+      "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31};" ::TANDEM_T32("f", x, 0),
+      "r"(address)
+      : "memory");
+}
+TANDEM_DEVICE void tmem_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
+
+// Shared-memory matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them. stride: bytes between
+// groups of 8 rows; lead: between columns of 64 where the matrix is read along them (the values), unused otherwise.
+// "Shared memory descriptor".
+TANDEM_DEVICE u64 tcgen05_matrix(u32 address, u32 lead, u32 stride) {
+  return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(lead >> 4) << 16 |
+         static_cast<u64>(stride >> 4) << 32 | u64{1} << 46 | u64{2} << 61;
+}
+// 128 x columns products of f16 or bfloat16 in float32; b by columns (values) or by rows (keys). "Instruction
+// descriptor".
+constexpr u32 tcgen05_product(bool f16, int columns, bool by_columns) {
+  const u32 type = f16 ? 0 : 1, rows = 128;
+  return 1u << 4 | type << 7 | type << 10 | (by_columns ? 1u << 16 : 0) | static_cast<u32>(columns) / 8 << 17 |
+         rows / 16 << 24;
+}
+
+// d += a b, or d = a b where not add; 128 rows, 16 elements of each row of a. A whole warp, one lane of which issues: the
+// same as for tcgen05_commit. a in shared memory, or in tensor memory, two elements in a column. "tcgen05.mma".
+TANDEM_DEVICE void tcgen05_mma(u32 d, u64 a, u64 b, u32 product, bool add) {
+  asm volatile(
+      "{.reg .pred one, add; elect.sync _|one, 0xffffffff; setp.ne.b32 add, %4, 0;\n"
+      "@one tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, add;}" ::"r"(d),
+      "l"(a), "l"(b), "r"(product), "r"(static_cast<u32>(add))
+      : "memory");
+}
+TANDEM_DEVICE void tcgen05_mma(u32 d, u32 a, u64 b, u32 product, bool add) {
+  asm volatile(
+      "{.reg .pred one, add; elect.sync _|one, 0xffffffff; setp.ne.b32 add, %4, 0;\n"
+      "@one tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, add;}" ::"r"(d),
+      "r"(a), "l"(b), "r"(product), "r"(static_cast<u32>(add))
+      : "memory");
+}
+// The barrier gets an arrival when all products issued before are done. A whole warp. "tcgen05.commit".
+TANDEM_DEVICE void tcgen05_commit(u64* barrier) {
+  asm volatile(
+      "{.reg .pred one; elect.sync _|one, 0xffffffff;\n"
+      "@one tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];}" ::"r"(shared_address(barrier))
+      : "memory");
+}

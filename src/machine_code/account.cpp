@@ -1,0 +1,360 @@
+#include "machine_code/account.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "machine_code/graph.h"
+#include "machine_code/path.h"
+#include "problem/text.h"
+
+namespace tandem::machine_code {
+namespace {
+
+constexpr double kTile = 128 * 128;
+constexpr int kLanes = 32, kWarpsOfGroup = 4;
+constexpr double kDepth = 32;  // bytes of a row that one product sums up
+constexpr Role kRoles[] = {Role::load,       Role::mma,       Role::softmax, Role::computing,
+                           Role::correction, Role::reduction, Role::epilogue};
+
+int hex(std::string_view text) {
+  int value = 0;
+  if (text.starts_with("0x")) std::from_chars(text.data() + 2, text.data() + text.size(), value, 16);
+  return value;
+}
+
+// tcgen05.alloc takes the number of columns, in units of 32, from a register that was filled shortly before.
+int columns_allocated_at(const std::vector<Instruction>& code, size_t at) {
+  constexpr int unit = 32;
+  const std::string& from = code[at].operands.back();
+  for (size_t i = at; i-- > 0;) {
+    if (code[i].base() == "UMOV" && code[i].operands[0] == from) return unit * hex(code[i].operands.back());
+  }
+  return 0;
+}
+
+class Accountant {
+ public:
+  Accountant(const Kernel& kernel, const Rates& rates, bool whole, Account* account)
+      : kernel_(kernel),
+        code_(kernel.code),
+        graph_(graph_of(kernel.code)),
+        rates_(rates),
+        whole_(whole),
+        account_(*account) {}
+
+  void run() {
+    look_at_all();
+    find_loops();
+    find_shape();
+    for (LoopCost& loop : account_.loops) spread(&loop);
+    account_.plain = tile(false);
+    account_.masked = tile(true);
+  }
+
+ private:
+  void look_at_all() {
+    std::set<std::string> unknown;
+    for (size_t i = 0; i < code_.size(); ++i) {
+      const std::string_view base = code_[i].base();
+      account_.spills += base == "LDL" || base == "STL";
+      account_.pair |= is_product(code_[i]) && by_a_pair(code_[i]);
+      if (!known(code_[i])) unknown.emplace(base);
+      if (base == "UTCATOMSWS" && code_[i].has("FIND_AND_SET"))
+        account_.tensor_columns = std::max(account_.tensor_columns, columns_allocated_at(code_, i));
+    }
+    account_.unknown.assign(unknown.begin(), unknown.end());
+  }
+
+  // A role's loop over steps: it does the role's work and waits for others; loops that do not wait are parts of it that
+  // were not unrolled. Of nested ones the innermost.
+  void find_loops() {
+    struct Found {
+      const Loop* loop;
+      Role role;
+    };
+    std::vector<Found> found;
+    for (const Loop& loop : graph_.loops) {
+      const Work work = work_of(code_, whole_loop(graph_, loop));
+      if (work.role() && work.synchronised) found.push_back({&loop, *work.role()});
+    }
+    std::vector<const Loop*> steps;
+    for (const Found& outer : found) {
+      if (std::ranges::none_of(
+              found, [&](const Found& inner) { return inner.role == outer.role && outer.loop->contains(*inner.loop); }))
+        steps.push_back(outer.loop);
+    }
+    for (const Loop* loop : steps) add(*loop);
+    for (const Found& outer : found) {
+      const bool around = std::ranges::find(steps, outer.loop) == steps.end();
+      if (around && (outer.role == Role::softmax || outer.role == Role::computing)) add_once(*outer.loop, steps);
+    }
+    std::ranges::stable_sort(account_.loops, {}, &LoopCost::address);
+  }
+
+  // Code around the loops over steps may hold a step too: the first, which has nothing to rescale, or one with masks.
+  void add_once(const Loop& around, const std::vector<const Loop*>& steps) {
+    const auto outside = [&](const std::vector<int32_t>& path) {
+      std::vector<int32_t> rest;
+      for (const int32_t i : path) {
+        if (std::ranges::none_of(steps, [&](const Loop* loop) { return holds(*loop, i); })) rest.push_back(i);
+      }
+      return rest;
+    };
+    const std::vector<int32_t> all = outside(whole_loop(graph_, around));
+    add(around, all, whole_ ? all : outside(likely_path(code_, graph_, around, true)));
+    account_.loops.back().once = true;
+  }
+
+  bool holds(const Loop& loop, int32_t instruction) const {
+    return std::ranges::any_of(loop.blocks, [&](int32_t block) {
+      const Block& b = graph_.blocks[static_cast<size_t>(block)];
+      return instruction >= b.begin && instruction < b.end;
+    });
+  }
+
+  void add(const Loop& loop) {
+    const std::vector<int32_t> all = whole_loop(graph_, loop);
+    const std::vector<int32_t> plain = whole_ ? all : likely_path(code_, graph_, loop, false);
+    const std::vector<int32_t> masked = whole_ ? all : likely_path(code_, graph_, loop, true);
+    add(loop, all, plain);
+    if (masked == plain) return;
+    add(loop, all, masked);
+    for (auto way = account_.loops.end() - 2; way != account_.loops.end(); ++way) way->choice = true;
+  }
+
+  void add(const Loop& loop, const std::vector<int32_t>& all, const std::vector<int32_t>& path) {
+    LoopCost cost;
+    const Work rare = work_of(code_, all);
+    cost.role = rare.role().value_or(Role::softmax);
+    cost.address = code_[static_cast<size_t>(graph_.blocks[static_cast<size_t>(loop.head)].begin)].address;
+    cost.registers = registers_at(loop.head);
+    cost.instructions = static_cast<int>(path.size());
+    cost.left_out = static_cast<int>(all.size() - path.size());
+    cost.work = work_of(code_, path);
+    cost.masked = cost.work.scores() > 0 && 2 * selects_in(code_, path) >= cost.work.scores();
+    for (const int32_t i : path) weigh(code_[static_cast<size_t>(i)], &cost);
+    if (cost.role == Role::correction && rare.votes > 0)
+      rescaled_ = std::max(rescaled_, rare.columns_read / rare.votes);
+    account_.loops.push_back(std::move(cost));
+  }
+
+  // Of a thread in the role: what the last setmaxnreg before its loop leaves it.
+  int registers_at(int32_t block) const {
+    for (;;) {
+      const Block& b = graph_.blocks[static_cast<size_t>(block)];
+      for (int32_t i = b.end; i-- > b.begin;) {
+        const Instruction& instruction = code_[static_cast<size_t>(i)];
+        if (instruction.base() == "USETMAXREG") return hex(instruction.operands.back());
+      }
+      const int32_t above = graph_.dominators[static_cast<size_t>(block)];
+      if (above == block) return kernel_.registers;
+      block = above;
+    }
+  }
+
+  void weigh(const Instruction& i, LoopCost* cost) {
+    const Unit unit = unit_of(i);
+    ++cost->units[static_cast<size_t>(unit)];
+    ++cost->opcodes[i.opcode];
+    switch (unit) {
+      case Unit::mma: multiply(i, cost); break;
+      case Unit::exponential: cost->exponential_lanes += lanes_of(i); break;
+      case Unit::fma: cost->fma_lanes += lanes_of(i); break;
+      case Unit::alu:
+      case Unit::conversion: cost->alu_lanes += lanes_of(i); break;
+      case Unit::tensor_memory: cost->tensor_bytes += bytes_of(i); break;
+      case Unit::shared_memory: cost->shared_bytes += bytes_of(i); break;
+      default: break;
+    }
+  }
+
+  // One product of a warpgroup, of 64 rows.
+  void multiply(const Instruction& product, LoopCost* cost) {
+    element_depth_ = depth_of(product);
+    const double columns = columns_of(product);
+    if (columns <= 0) return;
+    cost->mma_clocks += columns / rates_.mma_columns / kWarpsOfGroup;
+    cost->shared_bytes += kDepth * (columns + (left_in_shared_memory(product) ? 64 : 0)) / kWarpsOfGroup;
+  }
+
+  static bool computes(const LoopCost& loop) { return loop.role == Role::computing || loop.role == Role::softmax; }
+
+  void find_shape() {
+    Shape& shape = account_.shape;
+    bool apart = false;  // products in tensor memory, by another role
+    int scores = 0;
+    for (const LoopCost& loop : account_.loops) {
+      if (!computes(loop) || loop.once) continue;
+      scores = std::max(scores, loop.work.scores());
+      account_.backward |= loop.work.backward();
+      apart |= loop.role == Role::softmax;
+    }
+    // A thread has a row of the tile in tensor memory, or an eighth of 16 rows.
+    scores_ = shape.keys == 0 ? scores : apart ? shape.keys : shape.keys / 2;
+    const int warps = apart ? 2 * kWarpsOfGroup : std::max(kernel_.threads / kLanes - kWarpsOfGroup, kWarpsOfGroup);
+    block_ =
+        shape.keys > 0 && shape.rows > 0 ? double{1} * shape.rows * shape.keys : double{1} * warps * kLanes * scores_;
+    if (account_.backward) return;
+    if (shape.keys == 0) shape.keys = apart ? scores_ : 2 * scores_;
+    if (shape.rows == 0 && shape.keys > 0) shape.rows = static_cast<int>(block_) / shape.keys;
+    for (const LoopCost& loop : account_.loops) {
+      const Work& w = loop.work;
+      if (w.sums == 0 || loop.once) continue;
+      if (shape.head_dim == 0) shape.head_dim = w.of_scores / w.sums * w.depth;
+      if (shape.head_dim_v == 0) shape.head_dim_v = std::max(w.value_columns, rescaled_);
+    }
+    if (shape.head_dim_v == 0) shape.head_dim_v = shape.head_dim;
+  }
+
+  // How often a tile of 128 x 128 scores takes this loop, and what its products cost.
+  void spread(LoopCost* loop) const {
+    const Work& w = loop->work;
+    const auto of = [](double scores) { return scores > 0 ? kTile / scores : 0; };
+    if (loop->once) return;
+    loop->warps = 1;
+    switch (loop->role) {
+      case Role::computing:
+      case Role::softmax: loop->turns = of(kLanes * scores_of_turn(w)); break;
+      case Role::mma:
+        loop->turns = of(account_.backward ? block_ : 128.0 * account_.shape.keys * sums_of(w));
+        if (account_.pair) loop->warps = 0.5;  // one block of two issues for both
+        break;
+      case Role::load: loop->turns = of(block_ * std::max(1, w.waits / account_.shape.load_waits)); break;
+      case Role::correction:
+        loop->turns = of(w.votes > 0 ? 128.0 * account_.shape.keys * w.votes : block_);
+        loop->warps = kWarpsOfGroup;
+        break;
+      case Role::reduction:
+        loop->turns = of(block_);
+        loop->warps = kWarpsOfGroup;
+        break;
+      case Role::epilogue: break;
+    }
+    if (w.products > 0 && loop->mma_clocks == 0) multiply(loop);
+  }
+
+  // A loop may hold several turns of the source's.
+  int scores_of_turn(const Work& w) const { return scores_ == 0 ? 0 : std::max(1, w.scores() / scores_) * scores_; }
+
+  int sums_of(const Work& w) const {
+    const int products = account_.shape.head_dim / std::max(1, w.depth);
+    return std::max(1, products > 0 ? w.of_scores / products : w.sums);
+  }
+
+  // Products whose columns the code does not say: as many as there are keys or head_dim_v, in a backward pass 128. Each
+  // block of a pair has half of them in its shared memory.
+  void multiply(LoopCost* loop) const {
+    const Work& w = loop->work;
+    const double keys = account_.backward ? 128 : account_.shape.keys;
+    const double values = account_.backward ? 128 : account_.shape.head_dim_v;
+    const double of_scores = w.of_scores, of_values = w.products - w.of_scores, share = account_.pair ? 0.5 : 1;
+    loop->mma_clocks = (of_scores * keys + of_values * values) / rates_.mma_columns;
+    loop->shared_bytes += kDepth * (of_scores * (128 + share * keys) + of_values * share * values);
+  }
+
+  std::optional<TileCost> tile(bool masked) const {
+    if (account_.steady_softmax(masked) == nullptr) return std::nullopt;
+    TileCost tile;
+    double mma = 0, tensor = 0, shared = copied_bytes(), exponential = 0, fma = 0, alu = 0;
+    for (const Role role : kRoles) {
+      const LoopCost* loop = account_.steady(role, masked);
+      if (loop == nullptr) continue;
+      for (size_t u = 0; u < kUnits; ++u) tile.instructions[u] += loop->units[u] * loop->per_tile();
+      tile.issued += loop->instructions * loop->per_tile();
+      mma += loop->mma_clocks * loop->turns;  // on both multiprocessors of a pair
+      shared += loop->shared_bytes * (role == Role::mma ? loop->turns : loop->per_tile());
+      tensor += loop->tensor_bytes * loop->per_tile();
+      exponential += loop->exponential_lanes * loop->per_tile();
+      fma += loop->fma_lanes * loop->per_tile();
+      alu += loop->alu_lanes * loop->per_tile();
+    }
+    const auto set = [&](Unit unit, double clocks) { tile.clocks[static_cast<size_t>(unit)] = clocks; };
+    set(Unit::mma, mma);
+    set(Unit::exponential, exponential / rates_.exponentials);
+    set(Unit::fma, fma / rates_.fma);
+    set(Unit::alu, alu / rates_.alu);
+    set(Unit::shared_memory, shared / rates_.shared_bytes);
+    if (rates_.tensor_bytes > 0) set(Unit::tensor_memory, tensor / rates_.tensor_bytes);
+    tile.issue_clocks = tile.issued / rates_.issue;
+    tile.binds = binds(tile);
+    return tile;
+  }
+
+  // What needs the most clocks; all of it where several need as many.
+  static std::string binds(const TileCost& tile) {
+    constexpr double as_many = 0.999;
+    const double most = std::max(*std::ranges::max_element(tile.clocks), tile.issue_clocks);
+    std::string names;
+    const auto add = [&](double clocks, std::string_view name) {
+      if (clocks >= as_many * most) names += say(names.empty() ? "" : ", ", name);
+    };
+    for (size_t u = 0; u < kUnits; ++u) add(tile.clocks[u], name_of(static_cast<Unit>(u)));
+    add(tile.issue_clocks, "issue");
+    return names;
+  }
+
+  // Keys and values of a step, which copies write to shared memory once for all rows of a block.
+  double copied_bytes() const {
+    if (account_.backward || block_ <= 0) return 0;
+    const Shape& shape = account_.shape;
+    const double bytes = 1.0 * shape.keys * (shape.head_dim + shape.head_dim_v) * kDepth / element_depth_;
+    return bytes / (account_.pair ? 2 : 1) * kTile / block_;
+  }
+
+  const Kernel& kernel_;
+  const std::vector<Instruction>& code_;
+  const Graph graph_;
+  const Rates& rates_;
+  const bool whole_;
+  Account& account_;
+
+  int scores_ = 0;          // of a thread and turn
+  double block_ = 0;        // scores of a block between two steps of keys
+  int rescaled_ = 0;        // columns of tensor memory that one vote of a correction decides about
+  int element_depth_ = 16;  // elements in 32 bytes
+};
+
+}  // namespace
+
+const LoopCost* Account::steady(Role role, bool with_mask) const {
+  const bool scores = role == Role::softmax || role == Role::computing;
+  const auto better = [&](const LoopCost& a, const LoopCost& b) {
+    if (!scores) return a.work.loads + a.work.products > b.work.loads + b.work.products;
+    if (!with_mask && a.choice != b.choice) return b.choice;
+    return a.instructions * a.turns < b.instructions * b.turns;
+  };
+  const LoopCost* best = nullptr;
+  for (const LoopCost& loop : loops) {
+    if (loop.role != role || loop.once || (scores && (loop.masked != with_mask || loop.turns <= 0))) continue;
+    if (best == nullptr || better(loop, *best)) best = &loop;
+  }
+  return best;
+}
+
+const LoopCost* Account::steady_softmax(bool with_mask) const {
+  const LoopCost* apart = steady(Role::softmax, with_mask);
+  return apart != nullptr ? apart : steady(Role::computing, with_mask);
+}
+
+Status account(const Cubin& cubin, const Shape& known, bool whole, Account* account) {
+  const Rates* rates = rates_of(cubin.arch);
+  if (rates == nullptr) {
+    return Status::unsupported(say("this is code for ", cubin.arch, ": rates are known for sm_90, sm_100 and sm_103"));
+  }
+  const auto products = [](const Kernel& kernel) { return std::ranges::count_if(kernel.code, is_product); };
+  const Kernel& kernel = *std::ranges::max_element(cubin.kernels, {}, products);
+  account->arch = cubin.arch;
+  account->kernel = kernel.name;
+  account->registers = kernel.registers;
+  account->threads = kernel.threads;
+  account->stack_bytes = kernel.stack_bytes;
+  account->shared_bytes = kernel.shared_bytes;
+  account->shape = known;
+  Accountant(kernel, *rates, whole, account).run();
+  if (account->plain || account->masked) return {};
+  return Status::unsupported(
+      say("the machine code of ", kernel.name, " has no loop with exponentials of scores: it is no attention kernel"));
+}
+
+}  // namespace tandem::machine_code

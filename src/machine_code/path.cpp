@@ -1,0 +1,214 @@
+#include "machine_code/path.h"
+
+#include <algorithm>
+#include <string>
+
+#include "machine_code/units.h"
+#include "machine_code/work.h"
+
+namespace tandem::machine_code {
+namespace {
+
+constexpr int kSelectsOfMask = 8, kProductsOfRescale = 16;
+
+bool is_select(const Instruction& i) {
+  return (i.base() == "SEL" || i.base() == "FSEL") && !i.operands.empty() && i.operands.back() != "PT";
+}
+
+bool starts_with_register(const std::string& operand) {
+  return operand.size() > 1 && (operand[0] == 'R' || operand.starts_with("UR")) && !operand.starts_with("RZ");
+}
+
+// "R4", "UR4" of "R4.reuse", "-R4", "|UR4|".
+std::string register_in(std::string operand) {
+  std::erase_if(operand, [](char c) { return c == '-' || c == '|' || c == '!' || c == '~'; });
+  return operand.substr(0, operand.find_first_of(".["));
+}
+
+bool sets_predicates(const Instruction& i) {
+  const std::string_view base = i.base();
+  return base.ends_with("SETP") || base.ends_with("PLOP3") || base == "VOTE";
+}
+
+// What an instruction sets: its first operand, and its second where both may be predicates.
+bool sets(const Instruction& i, const std::string& name) {
+  if (i.operands.empty()) return false;
+  if (i.operands[0] == name) return true;
+  return i.operands.size() > 1 && i.operands[1] == name && sets_predicates(i);
+}
+
+// Whether a value goes back to a vote, or to a look at a barrier. path: what was executed before, the youngest last.
+bool decides_exceptions(const std::vector<Instruction>& code, const std::vector<int32_t>& path, size_t length,
+                        const std::string& name, int depth) {
+  constexpr int deepest = 4;
+  if (depth > deepest) return false;
+  for (size_t at = length; at-- > 0;) {
+    const Instruction& i = code[static_cast<size_t>(path[at])];
+    if (!sets(i, name)) continue;
+    if (i.base() == "VOTE" || i.base() == "SYNCS") return true;
+    const bool carries = sets_predicates(i) || i.base() == "R2UR" || i.base() == "MOV" || i.base() == "UMOV";
+    if (!carries) return false;
+    return std::any_of(i.operands.begin() + 1, i.operands.end(), [&](const std::string& operand) {
+      const std::string from = register_in(operand);
+      const bool is_predicate = from.starts_with("P") || from.starts_with("UP");
+      if (from == name || from == "PT" || from == "UPT") return false;
+      return (is_predicate || starts_with_register(from)) && decides_exceptions(code, path, at, from, depth + 1);
+    });
+  }
+  return false;
+}
+
+// One side of a branch: what would be executed of it before both sides meet again.
+struct Side {
+  int32_t first = 0;
+  int instructions = 0, selects = 0, products = 0;
+  bool waits = false, multiplies_matrices = false;
+
+  bool masks() const { return selects >= kSelectsOfMask; }
+  bool rescales() const {
+    return products >= kProductsOfRescale && 2 * products >= instructions && !multiplies_matrices;
+  }
+};
+
+void add(const Instruction& i, Side* side) {
+  const std::string_view base = i.base();
+  ++side->instructions;
+  side->selects += is_select(i);
+  side->products += base == "FMUL" || base == "FMUL2";
+  side->waits |= base == "NANOSLEEP" || base == "CALL" || base == "BPT";
+  side->multiplies_matrices |= is_product(i);
+}
+
+class Walk {
+ public:
+  Walk(const std::vector<Instruction>& code, const Graph& graph, const Loop& loop, bool through_masks)
+      : code_(code),
+        graph_(graph),
+        loop_(loop),
+        has_scores_(work_of(code, whole_loop(graph, loop)).scores() > 0),
+        through_masks_(through_masks),
+        chosen_(graph.blocks.size(), kOpen) {
+    find_meetings();
+    for (const Loop& other : graph.loops) {
+      if (loop.contains(other) && waits(other)) waiting_heads_.push_back(other.head);
+    }
+  }
+
+  std::vector<int32_t> path() {
+    for (int32_t block = loop_.head; block >= 0; block = choose(block)) append(block);
+    return std::move(path_);
+  }
+
+ private:
+  static constexpr int32_t kOpen = -2;
+
+  // It polls a barrier. Other loops are work that was not unrolled, of which one turn is taken.
+  bool waits(const Loop& inner) const {
+    const std::vector<int32_t> all = whole_loop(graph_, inner);
+    const bool polls = std::ranges::any_of(all, [&](int32_t i) {
+      const Instruction& instruction = code_[static_cast<size_t>(i)];
+      return instruction.base() == "SYNCS" || instruction.base() == "NANOSLEEP";
+    });
+    return polls && !work_of(code_, all).role();
+  }
+
+  void append(int32_t block) {
+    const Block& b = graph_.blocks[static_cast<size_t>(block)];
+    for (int32_t i = b.begin; i < b.end; ++i) path_.push_back(i);
+  }
+
+  // Within the loop and forwards: the way back to its head is the end of the turn, those to other heads are not taken.
+  std::vector<int32_t> next_of(int32_t block) const {
+    std::vector<int32_t> next;
+    for (const int32_t to : graph_.blocks[static_cast<size_t>(block)].next) {
+      if (loop_.contains(to) && !graph_.dominates(to, block)) next.push_back(to);
+    }
+    return next;
+  }
+
+  // For each block the first one after it that is on every way to the end of the turn: dominators, backwards.
+  void find_meetings() {
+    const auto end = static_cast<int32_t>(graph_.blocks.size());
+    std::vector<std::vector<int32_t>> previous(graph_.blocks.size() + 1);
+    for (const int32_t block : loop_.blocks) {
+      for (const int32_t to : graph_.blocks[static_cast<size_t>(block)].next) {
+        if (to == loop_.head) previous[static_cast<size_t>(end)].push_back(block);
+      }
+      for (const int32_t to : next_of(block)) previous[static_cast<size_t>(to)].push_back(block);
+    }
+    meetings_ = dominators_of(previous, end);
+  }
+
+  Side side_of(int32_t first, int32_t meeting) {
+    Side side{.first = first};
+    const size_t before = path_.size();
+    for (int32_t block = first; block >= 0 && block != meeting; block = choose(block)) {
+      side.waits |= std::ranges::find(waiting_heads_, block) != waiting_heads_.end();
+      append(block);
+    }
+    for (size_t i = before; i < path_.size(); ++i) add(code_[static_cast<size_t>(path_[i])], &side);
+    path_.resize(before);
+    return side;
+  }
+
+  bool decides_exception(const Instruction& branch) const {
+    return std::ranges::any_of(conditions_of(branch), [&](const std::string& condition) {
+      return decides_exceptions(code_, path_, path_.size(), condition, 0);
+    });
+  }
+
+  // The block after this one, which ends the path so far; -1 at the end of the turn.
+  int32_t choose(int32_t block) {
+    int32_t& chosen = chosen_[static_cast<size_t>(block)];
+    if (chosen != kOpen) return chosen;
+    const std::vector<int32_t> next = next_of(block);
+    const Instruction& last = code_[static_cast<size_t>(graph_.blocks[static_cast<size_t>(block)].end) - 1];
+    if (next.size() < 2) return chosen = next.empty() ? -1 : next.front();
+    if (last.has("DIV")) return chosen = next.front();  // lanes that have parted go elsewhere
+    std::vector<Side> sides;
+    for (const int32_t to : next) sides.push_back(side_of(to, meetings_[static_cast<size_t>(block)]));
+    const bool exception = decides_exception(last);
+    return chosen =
+               std::ranges::min(sides, [&](const Side& a, const Side& b) { return better(a, b, exception); }).first;
+  }
+
+  bool better(const Side& a, const Side& b, bool exception) const {
+    if (a.waits != b.waits) return b.waits;
+    if (a.waits) return a.instructions < b.instructions;
+    if (has_scores_ && a.masks() != b.masks()) return a.masks() == through_masks_;
+    if (exception) return a.instructions < b.instructions;
+    if (a.rescales() != b.rescales()) return b.rescales();
+    return a.instructions > b.instructions;
+  }
+
+  const std::vector<Instruction>& code_;
+  const Graph& graph_;
+  const Loop& loop_;
+  const bool has_scores_, through_masks_;
+  std::vector<int32_t> meetings_, waiting_heads_;
+  std::vector<int32_t> chosen_;  // after each block, once that is known
+  std::vector<int32_t> path_;
+};
+
+}  // namespace
+
+std::vector<int32_t> likely_path(const std::vector<Instruction>& code, const Graph& graph, const Loop& loop,
+                                 bool through_masks) {
+  return Walk(code, graph, loop, through_masks).path();
+}
+
+std::vector<int32_t> whole_loop(const Graph& graph, const Loop& loop) {
+  std::vector<int32_t> all;
+  for (const int32_t block : loop.blocks) {
+    const Block& b = graph.blocks[static_cast<size_t>(block)];
+    for (int32_t i = b.begin; i < b.end; ++i) all.push_back(i);
+  }
+  return all;
+}
+
+int selects_in(const std::vector<Instruction>& code, const std::vector<int32_t>& path) {
+  return static_cast<int>(
+      std::ranges::count_if(path, [&](int32_t i) { return is_select(code[static_cast<size_t>(i)]); }));
+}
+
+}  // namespace tandem::machine_code

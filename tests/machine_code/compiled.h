@@ -1,0 +1,62 @@
+// Kernels of plans, compiled by NVRTC and read back by nvdisasm. Needs both, and no GPU.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "jit/compiler.h"
+#include "machine_code/account.h"
+#include "machine_code/nvdisasm.h"
+#include "plan/forward.h"
+
+namespace tandem::machine_code {
+
+class Compiled : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status status = jit::Compiler::open({}, jit::Env::get(), &compiler_); !status.ok())
+      GTEST_SKIP() << "NOT RUN, no compiler: " << status.message;
+    if (nvdisasm_candidates(Places::get()).empty())
+      GTEST_SKIP() << "NOT RUN, no disassembler: pip install nvidia-cuda-nvdisasm";
+  }
+
+  Account account_of(const plan::Tile& tile, const std::string& arch, const Shape& known) const {
+    const std::string source = plan::translation_unit(tile);
+    const jit::Request request{.name = plan::name_of(tile),
+                               .source = source,
+                               .arch = arch,
+                               .options = {"--std=c++20", "--device-as-default-execution-space"}};
+    std::string code, log, text;
+    Account result;
+    Cubin cubin;
+    Status status = compiler_->compile(request, jit::included_by(source, jit::kernels()), &code, &log);
+    if (status.ok()) status = disassemble_bytes(code, Places::get(), &text);
+    if (status.ok()) status = parse(text, &cubin);
+    if (status.ok()) status = account(cubin, known, false, &result);
+    EXPECT_TRUE(status.ok()) << request.name << ": " << status.message;
+    return result;
+  }
+
+  static Shape shape_of(const plan::Tile& t) {
+    return {.head_dim = t.head_dim, .head_dim_v = t.head_dim_v, .rows = t.rows() / t.ctas(), .keys = t.keys};
+  }
+
+  // All of it is understood, and all is in registers.
+  static void expect_read(const Account& a, const std::string& arch, const plan::Tile& tile) {
+    EXPECT_EQ(a.arch, arch);
+    EXPECT_EQ(a.threads, tile.threads());
+    EXPECT_TRUE(a.unknown.empty()) << a.unknown.front();
+    EXPECT_EQ(a.spills, 0);
+    EXPECT_EQ(a.stack_bytes, 0);
+    EXPECT_FALSE(a.backward);
+  }
+
+  static double clocks(const TileCost& cost, Unit unit) { return cost.clocks[static_cast<size_t>(unit)]; }
+
+ private:
+  std::unique_ptr<jit::Compiler> compiler_;
+};
+
+}  // namespace tandem::machine_code

@@ -1,0 +1,78 @@
+#include <nlohmann/json.hpp>
+
+#include "machine_code/report.h"
+
+namespace tandem::tool {
+namespace {
+
+using json = nlohmann::ordered_json;
+using machine_code::Account;
+using machine_code::kUnits;
+using machine_code::LoopCost;
+using machine_code::name_of;
+using machine_code::TileCost;
+using machine_code::Unit;
+
+// {"MMA": 16, "exponential": 66, ...}
+template <class Values>
+json by_unit(const Values& values) {
+  json all;
+  for (size_t u = 0; u < kUnits; ++u) all[std::string(name_of(static_cast<Unit>(u)))] = values[u];
+  return all;
+}
+
+json of(const LoopCost& loop) {
+  return {{"role", name_of(loop.role)},    {"masked", loop.masked},
+          {"around_the_loops", loop.once}, {"address", loop.address},
+          {"registers", loop.registers},   {"instructions", loop.instructions},
+          {"left_out", loop.left_out},     {"scores_of_a_thread", loop.work.scores()},
+          {"turns_of_a_tile", loop.turns}, {"warps_of_a_turn", loop.warps},
+          {"units", by_unit(loop.units)},  {"opcodes", loop.opcodes}};
+}
+
+json of(const std::optional<TileCost>& tile) {
+  if (!tile) return nullptr;
+  json clocks = by_unit(tile->clocks);
+  clocks["issue"] = tile->issue_clocks;
+  return {{"instructions", by_unit(tile->instructions)},
+          {"issued", tile->issued},
+          {"clocks", clocks},
+          {"binds", tile->binds}};
+}
+
+json of(const Examined& e) {
+  const Account& a = e.account;
+  json loops = json::array();
+  for (const LoopCost& loop : a.loops) loops.push_back(of(loop));
+  json all = {{"name", e.name},
+              {"arch", a.arch},
+              {"kernel", a.kernel},
+              {"registers", a.registers},
+              {"threads", a.threads},
+              {"spills", a.spills},
+              {"stack_bytes", a.stack_bytes},
+              {"shared_bytes", e.shared_bytes},
+              {"tensor_columns", a.tensor_columns},
+              {"backward", a.backward},
+              {"pair", a.pair},
+              {"rows", a.shape.rows},
+              {"keys", a.shape.keys},
+              {"head_dim", a.shape.head_dim},
+              {"head_dim_v", a.shape.head_dim_v},
+              {"unknown_opcodes", a.unknown}};
+  if (!e.compiler.empty()) all["compiler"] = e.compiler;
+  if (!e.compiler.empty()) all["compile_seconds"] = e.compile_seconds;
+  all["loops"] = loops;
+  all["tile"] = {{"unmasked", of(a.plain)}, {"masked", of(a.masked)}};
+  return all;
+}
+
+}  // namespace
+
+std::string json_of(const std::vector<Examined>& all) {
+  json kernels = json::array();
+  for (const Examined& examined : all) kernels.push_back(of(examined));
+  return json{{"kernels", kernels}}.dump(1) + "\n";
+}
+
+}  // namespace tandem::tool

@@ -1,0 +1,18 @@
+// What one block of a kernel did, as a picture: a row for each warp and unit, arrows from what a warp waited for.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "vgpu/trace/timeline.h"
+
+namespace tandem::svg {
+
+struct TimelineStyle {
+  double width = 1500;  // of the steps, in pixels
+  std::string subtitle;
+};
+
+std::string draw(const vgpu::Timeline& timeline, const TimelineStyle& style);
+
+}  // namespace tandem::svg

@@ -1,0 +1,61 @@
+#include "tandem/emulate.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include "io/file.h"
+#include "svg/timeline.h"
+#include "tandem/compare.h"
+#include "vgpu/job.h"
+#include "vgpu/trace/recorder.h"
+
+namespace tandem::tool {
+namespace {
+
+constexpr const char* kDevice = "vgpu:b200";
+
+// Of block 0, in a run of its own: the checker watches the other one.
+vgpu::Timeline timeline_of(Inputs head) {
+  const std::unique_ptr<Job> job = attention_job(std::move(head), {});
+  std::shared_ptr<vgpu::Recorder> recorder;
+  vgpu::Timeline timeline;
+  vgpu::Options options;
+  options.observe = [&](const vgpu::LaunchDescription& launch, const vgpu::Model&) {
+    return recorder = vgpu::Recorder::create(launch, 0);
+  };
+  options.report = [&](const vgpu::Outcome&) { timeline = recorder->timeline(); };
+  throw_if_failed(job->run(kDevice, options));
+  return timeline;
+}
+
+}  // namespace
+
+bool show_on_virtual_gpu(Inputs head, const std::string& what, int threads, const std::string& picture) {
+  std::printf("%s\n", bold("Without a GPU: " + what + " by the kernel of a GPU, on a virtual one").c_str());
+  Machine on(kDevice, threads);
+  Given given(std::move(head), true);
+  Results results(given.used(), false, false);
+  std::vector<Judgement> judgements;
+  try {
+    Progress progress("emulating", 1);
+    judgements = check_exactness(on, given, {}, false, results, progress);
+  } catch (const Error& error) {
+    if (error.code() != TANDEM_NO_COMPILER) throw;
+    std::printf("left out: %s\n\n", error.what());
+    return true;
+  }
+  std::printf("%s\n%s\n%s", on.engine.context().description().c_str(), given.note().c_str(),
+              exactness_table(judgements).c_str());
+  std::printf("the checker found no race, no missing fence or wait: docs/virtual-gpu.md\n");
+  const bool converted = given.converted.has_value();
+  io::AtomicFile file(picture);
+  file.write(svg::draw(
+      timeline_of(std::move(converted ? *given.converted : given.original)),
+      {.subtitle = "A step is an instruction of a warp; waits, copies and products are counted, not measured."}));
+  file.commit();
+  std::printf("What the warps of its first block did, and who waited for whom (open it in a browser):\n  %s\n\n",
+              bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());
+  return all_good(judgements);
+}
+
+}  // namespace tandem::tool

@@ -1,0 +1,15 @@
+// One head of a layer by the kernel of a GPU that is not there.
+#pragma once
+
+#include <string>
+
+#include "tandem/call.h"
+
+namespace tandem::tool {
+
+// Runs the forward of a head (batch 1, one head) on a virtual GPU: is it exact, does the checker find anything? Draws
+// what the warps of one block did. Prints as it goes. False when something is wrong; what keeps it from being tried at
+// all, such as no NVRTC, is a line.
+bool show_on_virtual_gpu(Inputs head, const std::string& what, int threads, const std::string& picture);
+
+}  // namespace tandem::tool

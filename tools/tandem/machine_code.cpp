@@ -1,0 +1,112 @@
+#include "tandem/machine_code.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+
+#include "engine/gpu.h"
+#include "io/file.h"
+#include "jit/compiler.h"
+#include "machine_code/nvdisasm.h"
+#include "machine_code/report.h"
+#include "problem/text.h"
+#include "tandem/terminal.h"
+
+namespace tandem::tool {
+namespace {
+
+using machine_code::Account;
+using machine_code::Cubin;
+using machine_code::Shape;
+
+Account account_of(const std::string& text, const Shape& known, bool whole) {
+  Cubin cubin;
+  throw_if_failed(machine_code::parse(text, &cubin));
+  Account account;
+  throw_if_failed(machine_code::account(cubin, known, whole, &account));
+  return account;
+}
+
+Examined examine(const std::string& file, bool whole) {
+  std::string text;
+  throw_if_failed(machine_code::disassemble(file, machine_code::Places::get(), &text));
+  Examined examined;
+  examined.name = std::filesystem::path(file).stem().string();
+  examined.account = account_of(text, {}, whole);
+  return examined;
+}
+
+// What each block works on; two that multiply together have twice the rows.
+Shape shape_of(const plan::Tile& tile) {
+  const int rows = tile.rows() / tile.ctas();
+  Shape shape{.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v, .rows = rows, .keys = tile.keys};
+  // Blackwell's ring has blocks of keys' columns and of values' rows.
+  if (tile.blackwell()) shape.load_waits = tile.for_blackwell().blocks_k() + tile.for_blackwell().blocks_v();
+  return shape;
+}
+
+// The kernel of a problem, compiled anew: what a first call waits for is among the figures.
+Examined examine(const plan::Tile& tile, gpu::Properties device, bool whole) {
+  setenv("CUDA_CACHE_DISABLE", "1", 1);     // NVRTC has a cache of its own
+  device.image = gpu::Image::machine_code;  // of a virtual device too
+  const jit::Request request = request_of(tile, device);
+  const std::clock_t start = std::clock();
+  std::unique_ptr<jit::Compiler> compiler;
+  throw_if_failed(jit::Compiler::open({.site_packages = {}, .newest_major = device.driver_version / 1000},
+                                      jit::Env::get(), &compiler));
+  const std::vector<jit::Text> headers = jit::included_by(request.source, jit::kernels());
+  std::string cubin, log, text;
+  throw_if_failed(compiler->compile(request, headers, &cubin, &log));
+  Examined examined;
+  examined.compile_seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  examined.compiler = say("NVRTC ", compiler->major(), ".", compiler->minor());
+  throw_if_failed(machine_code::disassemble_bytes(cubin, machine_code::Places::get(), &text));
+  examined.name = request.name;
+  examined.shared_bytes = tile.shared_bytes();
+  examined.account = account_of(text, shape_of(tile), whole);
+  return examined;
+}
+
+}  // namespace
+
+void MachineCodeFlags::add_to(CLI::App& app) {
+  constexpr const char* group = "Machine code";
+  app.add_flag("--machine-code", wanted, "What the kernel's machine code costs, a unit at a time")->group(group);
+  app.add_option("--cubin", cubin, "The same for this file, instead of a problem's kernel")->group(group);
+  app.add_option("--beside", beside, "Its figures beside those of these files")->group(group);
+  app.add_option("--path", path, "likely: what a turn of a loop executes; all: everything in it")
+      ->check(CLI::IsMember({"likely", "all"}))
+      ->group(group);
+  app.add_option("--json", json, "Write what was found to this file; -: print it instead of tables")->group(group);
+}
+
+int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card) const {
+  const bool whole = path == "all";
+  std::vector<Examined> all;
+  if (!cubin.empty()) {
+    all.push_back(examine(cubin, whole));
+  } else {
+    const gpu::Properties device = card.properties();
+    const Planned planned(problem, device);
+    if (!planned.plan) {
+      std::printf("There is no query: nothing is launched.\n");
+      return 0;
+    }
+    all.push_back(examine(planned.plan->tile, device, whole));
+  }
+  for (const std::string& file : beside) all.push_back(examine(file, whole));
+  if (json == "-") {
+    std::printf("%s", json_of(all).c_str());
+    return 0;
+  }
+  std::printf("%s", beside.empty() ? report_of(all.front()).c_str() : comparison_of(all).c_str());
+  if (json.empty()) return 0;
+  io::AtomicFile file(json);
+  file.write(json_of(all));
+  file.commit();
+  std::printf("\nwrote %s\n", json.c_str());
+  return 0;
+}
+
+}  // namespace tandem::tool

@@ -1,0 +1,322 @@
+// tandem vgpu: attention problems and PTX files on a virtual GPU.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <tuple>
+
+#include "io/file.h"
+#include "io/npy.h"
+#include "problem/text.h"
+#include "svg/timeline.h"
+#include "tandem/flags.h"
+#include "tandem/terminal.h"
+#include "vgpu/check/checker.h"
+#include "vgpu/count.h"
+#include "vgpu/element.h"
+#include "vgpu/job.h"
+#include "vgpu/ptx/inlining.h"
+#include "vgpu/trace/recorder.h"
+
+namespace tandem::tool {
+namespace {
+
+using vgpu::Outcome;
+
+struct Vgpu {
+  ProblemFlags problem;
+  std::string ptx, launch, device = "vgpu:h200", out, json = "trace.json", svg = "trace.svg";
+  std::vector<std::string> command;  // as it was typed, for the line that repeats it
+  int schedule = 0, schedules = 1, threads = 0, block = 0;
+  uint64_t seed = 1;
+  Vgpu() { problem.dtype = "bf16"; }
+
+  int run() const;
+  int check() const;
+  int trace() const;
+
+ private:
+  std::unique_ptr<Job> job() const;
+  vgpu::Options options(int schedule) const;
+  std::string repeated_with(int schedule) const;
+  void save(const Job& job) const;
+};
+
+std::unique_ptr<Job> Vgpu::job() const {
+  const vgpu::Model* model = nullptr;
+  if (!vgpu::is_vgpu(device)) throw io::InputError("--device " + device + ": must be a virtual GPU, like vgpu:h200");
+  throw_if_failed(vgpu::find_model(device, &model));
+  if (ptx.empty()) {
+    Random random(seed);
+    return attention_job(problem.random_inputs(random), problem.mask.options());
+  }
+  if (launch.empty()) throw io::InputError(ptx + ": needs --launch FILE, which says how its kernel is launched");
+  return ptx_job(ptx, launch);
+}
+
+vgpu::Options Vgpu::options(int number) const {
+  vgpu::Options options;
+  options.run.schedule = vgpu::Schedule::nth(number);
+  options.run.threads = threads;
+  return options;
+}
+
+std::string Vgpu::repeated_with(int number) const {
+  std::string text;
+  for (size_t n = 0; n < command.size(); ++n) {
+    const std::string& word = command[n];
+    if (word == "--schedule" || word == "--schedules") {
+      ++n;
+    } else if (!word.starts_with("--schedule=") && !word.starts_with("--schedules=")) {
+      const bool plain = word.find_first_of(" '\"*$\\;&|<>()") == std::string::npos && !word.empty();
+      text += plain ? word + " " : "'" + word + "' ";
+    }
+  }
+  return say(text, "--schedule ", number);
+}
+
+void Vgpu::save(const Job& job) const {
+  if (out.empty()) return;
+  std::filesystem::create_directories(out);
+  for (const io::TensorView& result : job.results()) {
+    const std::string path = (std::filesystem::path(out) / (result.name + ".npy")).string();
+    io::write_npy(path, result);
+    std::printf("wrote %s\n", path.c_str());
+  }
+}
+
+// ---- run ----
+
+std::vector<std::string> statistics_of(const io::TensorView& result) {
+  const auto size = static_cast<size_t>(io::size_of(result.element));
+  const size_t count = result.data.size() / size;
+  double least = INFINITY, most = -INFINITY, sum = 0;
+  size_t nans = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double value = get_element(result.element, result.data.data() + i * size);
+    if (std::isnan(value)) {
+      ++nans;
+      continue;
+    }
+    least = std::min(least, value);
+    most = std::max(most, value);
+    sum += value;
+  }
+  const bool any = nans < count;
+  const auto shown = [&](double value) { return any ? number(value) : std::string("-"); };
+  return {result.name,
+          io::name_of(result.element),
+          io::shape_text(result.shape),
+          shown(least),
+          shown(sum / static_cast<double>(count - nans)),
+          shown(most),
+          std::to_string(nans)};
+}
+
+int Vgpu::run() const {
+  const std::unique_ptr<Job> subject = job();
+  vgpu::Options how = options(schedule);
+  how.check = false;
+  // The instructions are counted in a run of its own: counting takes longer than executing.
+  const auto counter = std::make_shared<Counter>();
+  how.observe = [&](const vgpu::LaunchDescription&, const vgpu::Model&) { return counter; };
+  throw_if_failed(subject->run(device, how));
+  double seconds = 0;
+  how.observe = nullptr;
+  how.report = [&](const Outcome& outcome) { seconds += outcome.seconds; };
+  throw_if_failed(subject->run(device, how));
+
+  Table table({"result", "type", "shape", "least", "mean", "most", "NaN"});
+  for (const io::TensorView& result : subject->results()) table.add(statistics_of(result));
+  std::printf("%s\n", table.text().c_str());
+  const auto instructions = static_cast<double>(counter->of_threads());
+  std::printf("%s: %s thread-instructions in %s, %s\n", device.c_str(), si_text(instructions, "").c_str(),
+              seconds_text(seconds).c_str(), (si_text(instructions / seconds, "") + "/s").c_str());
+  save(*subject);
+  const std::vector<std::string> complaints = subject->complaints();
+  print(complaints.empty() ? subject->remarks() : complaints);
+  return complaints.empty() ? 0 : 1;
+}
+
+// ---- check ----
+
+// What the checker has found under all schedules: each kind at a place once.
+class Reports {
+ public:
+  // Prints the errors that are new. Returns how many there are, new or not.
+  size_t add(const Outcome& outcome) {
+    size_t errors = 0;
+    for (const vgpu::Finding& finding : outcome.findings) {
+      const bool warning = vgpu::is_warning(finding.rule);
+      if (!warning) ++errors;
+      if (!seen_.emplace(finding.rule, finding.party.instruction, finding.other.instruction).second) continue;
+      const std::string text = vgpu::report(outcome.program, finding);
+      if (warning) {
+        warnings_[finding.rule].push_back({text, place_of(outcome.program, finding.party.instruction)});
+      } else {
+        std::printf("%s\n", text.c_str());
+      }
+    }
+    return errors;
+  }
+
+  // The first of each rule, and where the others are.
+  void print_warnings() const {
+    for (const auto& [rule, all] : warnings_) {
+      std::printf("%s", all.front().text.c_str());
+      std::set<std::string> places;
+      for (const Warning& one : all) places.insert(one.place);
+      if (all.size() > 1) {
+        std::printf("  %zu of this rule in all, at ", all.size());
+        for (const std::string& place : places)
+          std::printf("%s%s", place == *places.begin() ? "" : "; ", place.c_str());
+        std::printf("\n");
+      }
+      std::printf("\n");
+    }
+  }
+  size_t warnings() const {
+    size_t count = 0;
+    for (const auto& [rule, all] : warnings_) count += all.size();
+    return count;
+  }
+
+ private:
+  struct Warning {
+    std::string text, place;
+  };
+  static std::string place_of(const vgpu::Program& program, int32_t instruction) {
+    if (instruction < 0) return "no place";
+    return vgpu::ptx::place_text(program.module(), program.source(instruction).location);
+  }
+
+  std::set<std::tuple<vgpu::Rule, int32_t, int32_t>> seen_;
+  std::map<vgpu::Rule, std::vector<Warning>> warnings_;
+};
+
+std::string count_text(size_t count, const char* what) { return say(count, " ", what, count == 1 ? "" : "s"); }
+
+int Vgpu::check() const {
+  const std::unique_ptr<Job> subject = job();
+  Reports reports;
+  const auto start = std::chrono::steady_clock::now();
+  for (int n = schedule; n < schedule + schedules; ++n) {
+    size_t errors = 0;
+    vgpu::Options how = options(n);
+    how.report = [&](const Outcome& outcome) { errors += reports.add(outcome); };
+    const Status status = subject->run(device, how);
+    if (errors == 0) throw_if_failed(status);
+    std::vector<std::string> complaints;
+    if (status.ok()) complaints = subject->complaints();
+    if (errors == 0 && complaints.empty()) continue;
+    reports.print_warnings();
+    print(complaints);
+    std::printf("%s  schedule %d: %s, %s\nrepeat: %s\n", bad("FAIL").c_str(), n, count_text(errors, "finding").c_str(),
+                count_text(reports.warnings(), "warning").c_str(), repeated_with(n).c_str());
+    return 1;
+  }
+  reports.print_warnings();
+  print(subject->remarks());
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%s  %s: no findings, %s under %s, %s\n", good("PASS").c_str(), device.c_str(),
+              count_text(reports.warnings(), "warning").c_str(),
+              count_text(static_cast<size_t>(schedules), "schedule").c_str(), seconds_text(seconds).c_str());
+  save(*subject);
+  return 0;
+}
+
+// ---- trace ----
+
+int Vgpu::trace() const {
+  const std::unique_ptr<Job> subject = job();
+  std::shared_ptr<vgpu::Recorder> recorder;
+  int64_t blocks = 0;
+  vgpu::Timeline timeline;  // of the last launch: where there are several, those before prepare it
+  vgpu::Options how = options(schedule);
+  how.observe = [&](const vgpu::LaunchDescription& description, const vgpu::Model&) {
+    const gpu::Dim3 grid = description.grid;
+    blocks = int64_t{grid.x} * grid.y * grid.z;
+    return recorder = vgpu::Recorder::create(description, block);
+  };
+  how.report = [&](const Outcome&) { timeline = recorder->timeline(); };
+  const Status status = subject->run(device, how);
+  if (blocks == 0) throw_if_failed(status);  // nothing was launched; what a kernel did before it failed is drawn
+  if (block >= blocks)
+    throw io::InputError(say("--block ", block, ": must be less than the kernel's ", blocks, " blocks"));
+  const auto write = [](const std::string& path, const std::string& text) {
+    io::AtomicFile file(path);
+    file.write(text);
+    file.commit();
+    std::printf("wrote %s\n", path.c_str());
+  };
+  const std::string subtitle =
+      say(device, ", schedule ", schedule,
+          ". A step is an instruction of a warp; waits, copies and products are counted, not measured.");
+  if (!json.empty()) write(json, vgpu::perfetto_json(timeline));
+  if (timeline.title.size() > 100)
+    timeline.title = timeline.title.substr(0, 60) + "..., block " + std::to_string(block);
+  if (!svg.empty()) write(svg, svg::draw(timeline, {.subtitle = subtitle}));
+  std::printf("%s: %lld steps, %zu rows; open %s in https://ui.perfetto.dev\n", timeline.title.c_str(),
+              static_cast<long long>(timeline.steps), timeline.rows.size(), json.c_str());
+  throw_if_failed(status);
+  return 0;
+}
+
+void add_flags(CLI::App& app, Vgpu& vgpu, bool many) {
+  app.add_option("ptx", vgpu.ptx, "A PTX file; without one the problem of the flags below");
+  app.add_option("--launch", vgpu.launch, "How the file's kernel is launched: JSON, see docs/virtual-gpu.md");
+  app.add_option("--device", vgpu.device, "vgpu:h200, vgpu:h100 or vgpu:b200")->capture_default_str();
+  app.add_option("--schedule", vgpu.schedule, "In which order warps run and copies complete; 0: early, 1: late")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  if (many) {
+    app.add_option("--schedules", vgpu.schedules, "So many, from --schedule on")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+  }
+  app.add_option("--threads", vgpu.threads, "Of the host; 0: one per core")->check(CLI::Range(0, 1024));
+  app.add_option("--seed", vgpu.seed, "Of the problem's random inputs [1]");
+  app.add_option("--out", vgpu.out, "Write the results into this folder, as .npy");
+  vgpu.problem.add_presets_to(app);
+  vgpu.problem.add_to(app);
+}
+
+}  // namespace
+
+void add_vgpu(CLI::App& app, const std::vector<std::string>& arguments, int* exit_code) {
+  CLI::App* command = app.add_subcommand("vgpu", "Kernels on a virtual GPU: run, check, trace");
+  command->require_subcommand(1);
+  command->footer(R"(Examples:
+  tandem vgpu run --seqlen 512 --head-dim 128 --causal          results and speed, unchecked
+  tandem vgpu check --seqlen 300 --window '64,0' --schedules 20 races, missing fences and waits, deadlocks, ...
+  tandem vgpu check kernel.ptx --launch kernel.json             the same for any PTX
+  tandem vgpu trace --seqlen 512 --head-dim 128 --svg forward.svg
+
+No GPU is needed; problems need NVRTC (pip install nvidia-cuda-nvrtc). docs/virtual-gpu.md says what is modelled.
+Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when it cannot be run.)");
+  const struct {
+    const char *name, *what;
+    int (Vgpu::*verb)() const;
+    bool many;
+  } verbs[] = {{"run", "Results, and how fast", &Vgpu::run, false},
+               {"check", "What is wrong with a kernel, under one schedule or many", &Vgpu::check, true},
+               {"trace", "One block as a Perfetto trace and as a picture", &Vgpu::trace, false}};
+  for (const auto& one : verbs) {
+    auto vgpu = std::make_shared<Vgpu>();
+    vgpu->command = arguments;
+    CLI::App* verb = command->add_subcommand(one.name, one.what);
+    add_flags(*verb, *vgpu, one.many);
+    if (one.verb == &Vgpu::trace) {
+      verb->add_option("--block", vgpu->block, "Which block, counted through the grid [0]")
+          ->check(CLI::NonNegativeNumber);
+      verb->add_option("--json", vgpu->json, "The trace for Perfetto; \"\": none")->capture_default_str();
+      verb->add_option("--svg", vgpu->svg, "The picture; \"\": none")->capture_default_str();
+    }
+    verb->callback([vgpu, run = one.verb, exit_code] { *exit_code = guarded([&] { return (*vgpu.*run)(); }); });
+  }
+}
+
+}  // namespace tandem::tool

@@ -1,0 +1,35 @@
+// Something that a virtual GPU can run again and again: an attention problem, or a kernel of a PTX file.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/tensor.h"
+#include "problem/status.h"
+#include "tandem/call.h"
+#include "vgpu/device.h"
+#include "vgpu/launch.h"
+
+namespace tandem::tool {
+
+class Job {
+ public:
+  virtual ~Job() = default;
+  // Once, on a device of its own: the same inputs each time, results that begin as nobody's bytes.
+  virtual Status run(const std::string& device, const vgpu::Options& options) = 0;
+  // Of the last run.
+  virtual std::vector<io::TensorView> results() const = 0;
+  // What is wrong with them, a sentence each.
+  virtual std::vector<std::string> complaints() const { return {}; }
+  // What is right with them, where somebody knows.
+  virtual std::vector<std::string> remarks() const { return {}; }
+};
+
+// The forward of an attention call.
+std::unique_ptr<Job> attention_job(Inputs inputs, const Attention& options);
+
+// Throws io::InputError when the files cannot be used.
+std::unique_ptr<Job> ptx_job(const std::string& ptx, const std::string& launch);
+
+}  // namespace tandem::tool

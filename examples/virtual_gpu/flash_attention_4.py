@@ -50,6 +50,7 @@ class Shape:
     heads_k: int
     head_dim: int
     causal: bool
+    distance: bool  # a score_mod adds abs(i - j) to each score
 
     @property
     def scale(self):
@@ -64,8 +65,10 @@ def attention(q, k, v, shape, round_p=False):
     """Of (batch, seqlen, heads, head_dim), in the type of the inputs; with P and the output in bfloat16 if asked."""
     k, v = (np.repeat(x, shape.group, axis=2) for x in (k, v))
     scores = np.einsum("bihd,bjhd->bhij", q, k) * np.asarray(shape.scale, q.dtype)
+    rows, columns = np.arange(shape.seqlen_q)[:, None], np.arange(shape.seqlen_k)[None, :]
+    if shape.distance:
+        scores = scores + np.abs(rows - columns).astype(q.dtype)
     if shape.causal:  # aligned at the bottom right
-        rows, columns = np.arange(shape.seqlen_q)[:, None], np.arange(shape.seqlen_k)[None, :]
         scores = np.where(columns <= rows + shape.seqlen_k - shape.seqlen_q, scores, -np.inf)
     largest = scores.max(axis=-1, keepdims=True)
     p = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
@@ -89,8 +92,11 @@ def fast_divisor(n):
     """What CuTe passes to divide by n: n, a multiplier and two shifts, in 12 bytes."""
     log = max(0, (n - 1).bit_length())
     multiplier = ((1 << 32) * ((1 << log) - n)) // n + 1
-    return {"hex": (n.to_bytes(4, "little") + multiplier.to_bytes(4, "little") +
-                    bytes([min(log, 1), max(log - 1, 0), 0, 0])).hex()}  # fmt: skip
+    return {
+        "hex": (
+            n.to_bytes(4, "little") + multiplier.to_bytes(4, "little") + bytes([min(log, 1), max(log - 1, 0), 0, 0])
+        ).hex()
+    }
 
 
 def tensor_map(buffer, dims, strides, box):
@@ -156,7 +162,9 @@ def launch_of(shape, arch, entry):
     keys = map_of("k", shape, shape.seqlen_k, shape.heads_k, 64 if paired else 128)
     values = map_of("v", shape, shape.seqlen_k, shape.heads_k, 128)
     parameters += [rows("q"), keys, values, rows("out")]
-    parameters.append({"f32": float(np.float32(shape.scale) * np.float32(LOG2_E))})
+    scale = np.float32(shape.scale)
+    scales = [LOG2_E, scale] if shape.distance else [scale * np.float32(LOG2_E)]
+    parameters += [{"f32": float(x)} for x in scales]
     products = 1 if hopper else 64 if paired else 32  # bytes of what says which products there are: all zero
     parameters += [{"hex": "00" * products}] * 2
 
@@ -189,20 +197,32 @@ def write_launch(arguments):
     ptx = pathlib.Path(arguments.ptx)
     text = ptx.read_text(errors="replace")
     arch = re.search(r"^\.target (\w+)", text, re.MULTILINE)[1]
-    known = re.fullmatch(r"fwd_d(64|128)(_gqa)?(_causal)?", ptx.stem)
+    known = re.fullmatch(r"fwd_d(64|128)(_gqa)?(_causal|_scoremod)?", ptx.stem)
     if known is None or arch not in MULTIPROCESSORS:
-        sys.exit(f"{ptx}: must be fwd_d64, fwd_d64_causal, fwd_d128, fwd_d128_causal or fwd_d128_gqa_causal "
-                 "for sm_90a or sm_100a: the launches of the others are not known here")  # fmt: skip
+        sys.exit(f"{ptx}: must be {', '.join(CASES)} for sm_90a or sm_100a: the launches of others are not known here")
     heads_k = arguments.heads // 4 if known[2] else arguments.heads
-    shape = Shape(arguments.batch, arguments.seqlen_q, arguments.seqlen_k, arguments.heads, heads_k, int(known[1]),
-                  known[3] is not None)  # fmt: skip
+    shape = Shape(
+        arguments.batch,
+        arguments.seqlen_q,
+        arguments.seqlen_k,
+        arguments.heads,
+        heads_k,
+        int(known[1]),
+        known[3] == "_causal",
+        known[3] == "_scoremod",
+    )
     if shape.heads_k * (4 if known[2] else 1) != shape.heads_q:
         sys.exit(f"--heads {arguments.heads}: must be a multiple of 4, as this kernel's queries share keys by four")
 
     random = np.random.default_rng(arguments.seed)
-    q, k, v = (to_bf16(random.standard_normal((shape.batch, seqlen, heads, shape.head_dim), np.float32))
-               for seqlen, heads in ((shape.seqlen_q, shape.heads_q), (shape.seqlen_k, shape.heads_k),
-                                     (shape.seqlen_k, shape.heads_k)))  # fmt: skip
+    q, k, v = (
+        to_bf16(random.standard_normal((shape.batch, seqlen, heads, shape.head_dim), np.float32))
+        for seqlen, heads in (
+            (shape.seqlen_q, shape.heads_q),
+            (shape.seqlen_k, shape.heads_k),
+            (shape.seqlen_k, shape.heads_k),
+        )
+    )
     exact = attention(*(x.astype(np.float64) for x in (q, k, v)), shape)
     plain = attention(q, k, v, shape, round_p=True)
 
@@ -214,8 +234,15 @@ def write_launch(arguments):
     launch = launch_of(shape, arch, re.search(r"\.entry\s+(\w+)", text)[1])
     launch["buffers"] = [
         {"name": name, "type": "bf16", "file": f"{name}.npy", "read_only": True} for name in ("q", "k", "v")
-    ] + [{"name": "out", "type": "bf16", "shape": list(q.shape), "expected": "expected.npy",
-          "tolerance": allowed_error(plain, exact)}]  # fmt: skip
+    ] + [
+        {
+            "name": "out",
+            "type": "bf16",
+            "shape": list(q.shape),
+            "expected": "expected.npy",
+            "tolerance": allowed_error(plain, exact),
+        }
+    ]
     (out / "launch.json").write_text(json.dumps(launch, indent=1) + "\n")
     device = "vgpu:h200" if arch == "sm_90a" else "vgpu:b200"
     print(f"tandem vgpu check {ptx} --launch {out / 'launch.json'} --device {device}")
@@ -229,14 +256,18 @@ CASES = {  # name: head_dim, heads of keys for 16 of queries, causal
     "fwd_d128": (128, 16, False),
     "fwd_d128_causal": (128, 16, True),
     "fwd_d128_gqa_causal": (128, 4, True),
+    "fwd_d128_scoremod": (128, 16, False),
 }
 
 
 def compile_case(case, arch):
     """In a process of its own, with CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR set: nothing is launched, tensors are fakes."""
+    import cutlass
     import cutlass.utils
     import cutlass.utils.hardware_info
     import torch
+    from cutlass import cute
+    from cutlass._mlir.dialects import math as mlir_math
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     class Hardware:  # there is no driver to ask
@@ -252,11 +283,19 @@ def compile_case(case, arch):
     cutlass.utils.HardwareInfo = cutlass.utils.hardware_info.HardwareInfo = Hardware
     from flash_attn.cute.interface import flash_attn_func
 
+    @cute.jit
+    def add_distance(score, b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):
+        distance = q_idx - kv_idx
+        return score + cute.TensorSSA(mlir_math.absi(distance), distance.shape, distance.dtype).to(cutlass.Float32)
+
     head_dim, heads_k, causal = CASES[case]
+    options = {"score_mod": add_distance} if case.endswith("scoremod") else {}
     with FakeTensorMode():
-        q, k, v = (torch.empty(2, 4096, heads, head_dim, dtype=torch.bfloat16, device="cuda")
-                   for heads in (16, heads_k, heads_k))  # fmt: skip
-        flash_attn_func(q, k, v, causal=causal)
+        q, k, v = (
+            torch.empty(2, 4096, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+            for heads in (16, heads_k, heads_k)
+        )
+        flash_attn_func(q, k, v, causal=causal, **options)
 
 
 def dump(arguments):
@@ -273,6 +312,7 @@ def dump(arguments):
                 "FLASH_ATTENTION_ARCH": arch.rstrip("a"),
                 "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0",
                 "FLASH_ATTENTION_NUM_SMS": str(MULTIPROCESSORS[arch]),
+                "PYTHONWARNINGS": "ignore",
             }
             subprocess.run([sys.executable, __file__, "compile", case, arch], env=os.environ | variables, check=True)
             (text,) = kept.glob("*.ptx")

@@ -26,9 +26,9 @@ int hex(std::string_view text) {
 // tcgen05.alloc takes the number of columns, in units of 32, from a register that was filled shortly before.
 int columns_allocated_at(const std::vector<Instruction>& code, size_t at) {
   constexpr int unit = 32;
-  const std::string& from = code[at].operands.back();
+  const std::string from = code[at].last();
   for (size_t i = at; i-- > 0;) {
-    if (code[i].base() == "UMOV" && code[i].operands[0] == from) return unit * hex(code[i].operands.back());
+    if (code[i].base() == "UMOV" && code[i].first() == from) return unit * hex(code[i].last());
   }
   return 0;
 }
@@ -145,7 +145,7 @@ class Accountant {
       const Block& b = graph_.blocks[static_cast<size_t>(block)];
       for (int32_t i = b.end; i-- > b.begin;) {
         const Instruction& instruction = code_[static_cast<size_t>(i)];
-        if (instruction.base() == "USETMAXREG") return hex(instruction.operands.back());
+        if (instruction.base() == "USETMAXREG") return hex(instruction.last());
       }
       const int32_t above = graph_.dominators[static_cast<size_t>(block)];
       if (above == block) return kernel_.registers;

@@ -11,9 +11,7 @@ namespace {
 
 constexpr int kSelectsOfMask = 8, kProductsOfRescale = 16;
 
-bool is_select(const Instruction& i) {
-  return (i.base() == "SEL" || i.base() == "FSEL") && !i.operands.empty() && i.operands.back() != "PT";
-}
+bool is_select(const Instruction& i) { return (i.base() == "SEL" || i.base() == "FSEL") && i.last() != "PT"; }
 
 bool starts_with_register(const std::string& operand) {
   return operand.size() > 1 && (operand[0] == 'R' || operand.starts_with("UR")) && !operand.starts_with("RZ");
@@ -87,7 +85,9 @@ class Walk {
         loop_(loop),
         has_scores_(work_of(code, whole_loop(graph, loop)).scores() > 0),
         through_masks_(through_masks),
+        numbers_(graph.blocks.size()),
         chosen_(graph.blocks.size(), kOpen) {
+    number_blocks();
     find_meetings();
     for (const Loop& other : graph.loops) {
       if (loop.contains(other) && waits(other)) waiting_heads_.push_back(other.head);
@@ -117,11 +117,31 @@ class Walk {
     for (int32_t i = b.begin; i < b.end; ++i) path_.push_back(i);
   }
 
+  // Numbers the blocks of the loop so that ways forwards lead to smaller numbers: in the order in which a search in
+  // depth leaves them.
+  void number_blocks() {
+    std::vector<std::pair<int32_t, size_t>> open{{loop_.head, 0}};
+    std::vector<bool> seen(graph_.blocks.size());
+    seen[static_cast<size_t>(loop_.head)] = true;
+    for (int32_t left = 0; !open.empty();) {
+      const int32_t block = open.back().first;
+      const std::vector<int32_t>& next = graph_.blocks[static_cast<size_t>(block)].next;
+      if (open.back().second == next.size()) {
+        numbers_[static_cast<size_t>(block)] = left++;
+        open.pop_back();
+      } else if (const int32_t to = next[open.back().second++]; loop_.contains(to) && !seen[static_cast<size_t>(to)]) {
+        seen[static_cast<size_t>(to)] = true;
+        open.emplace_back(to, 0);
+      }
+    }
+  }
+
   // Within the loop and forwards: the way back to its head is the end of the turn, those to other heads are not taken.
   std::vector<int32_t> next_of(int32_t block) const {
     std::vector<int32_t> next;
     for (const int32_t to : graph_.blocks[static_cast<size_t>(block)].next) {
-      if (loop_.contains(to) && !graph_.dominates(to, block)) next.push_back(to);
+      if (loop_.contains(to) && numbers_[static_cast<size_t>(to)] < numbers_[static_cast<size_t>(block)])
+        next.push_back(to);
     }
     return next;
   }
@@ -185,7 +205,7 @@ class Walk {
   const Graph& graph_;
   const Loop& loop_;
   const bool has_scores_, through_masks_;
-  std::vector<int32_t> meetings_, waiting_heads_;
+  std::vector<int32_t> numbers_, meetings_, waiting_heads_;
   std::vector<int32_t> chosen_;  // after each block, once that is known
   std::vector<int32_t> path_;
 };

@@ -118,7 +118,7 @@ class Reader {
     } else if (take(&name, ".nv.info")) {
       in_info_ = true;
       of_one_ = take(&name, ".");
-      if (of_one_) kernel_ = &kernel(name);
+      kernel_ = of_one_ ? &kernel(name) : nullptr;
     } else if (take(&name, ".nv.shared.") && !name.starts_with("reserved")) {
       shared_ = &kernel(name);
     }
@@ -137,7 +137,7 @@ class Reader {
       return;
     }
     uint32_t value = 0;
-    if (!take(&text, "0x") || !number(text, 16, &value)) return;
+    if (kernel_ == nullptr || !take(&text, "0x") || !number(text, 16, &value)) return;
     words_.push_back(value);
     const auto last = static_cast<int>(value);
     if (attribute_ == "EIATTR_REGCOUNT") kernel_->registers = last;

@@ -19,6 +19,8 @@ struct Instruction {
 
   std::string_view base() const { return std::string_view(opcode).substr(0, opcode.find('.')); }  // "FADD2"
   bool has(std::string_view modifier) const;                                                      // "RM"
+  std::string first() const { return operands.empty() ? std::string() : operands.front(); }
+  std::string last() const { return operands.empty() ? std::string() : operands.back(); }
 };
 
 struct Kernel {

@@ -58,14 +58,13 @@ Work work_of(const std::vector<Instruction>& code, const std::vector<int32_t>& p
   std::set<std::string> fresh;  // registers of sums that are begun here
   for (const int32_t i : path) {
     const Instruction& instruction = code[static_cast<size_t>(i)];
-    if (is_product(instruction) && begins_sum(instruction)) fresh.insert(instruction.operands[0]);
+    if (is_product(instruction) && begins_sum(instruction)) fresh.insert(instruction.first());
     add(instruction, &work);
   }
   for (const int32_t i : path) {
     const Instruction& product = code[static_cast<size_t>(i)];
     if (!is_product(product)) continue;
-    const bool of_scores =
-        in_tensor_memory(product) ? left_in_shared_memory(product) : fresh.contains(product.operands[0]);
+    const bool of_scores = in_tensor_memory(product) ? left_in_shared_memory(product) : fresh.contains(product.first());
     ++work.products;
     work.sums += begins_sum(product);
     work.of_scores += of_scores;

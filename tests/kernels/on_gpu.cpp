@@ -23,7 +23,7 @@ void expect_all_good(const std::vector<Judged>& cases) {
   const auto work = [&] {
     for (size_t n = next++; n < cases.size(); n = next++) {
       const std::string flags = kServed + cases[n].flags;
-      const Verdict verdict = run_case(from_flags(flags), engine.run, engine.supports, cases[n].adjust);
+      const Verdict verdict = run_case(from_flags(flags), engine.run, engine.supports, cases[n].adjust, engine.flags);
       if (verdict.failure.empty() && verdict.refusal.empty()) continue;
       const std::lock_guard lock(mutex);
       bad.push_back(verdict.failure.empty() ? "refused: " + verdict.refusal + "\n  case: " + flags : verdict.failure);
@@ -80,21 +80,28 @@ struct Flags {
   int schedules = 1;
 };
 
-Flags read_flags(int argc, char** argv) {
-  Flags flags;
-  for (int n = 1; n + 1 < argc; n += 2) {
-    const std::string flag = argv[n];
-    if (flag == "--device") flags.device = argv[n + 1];
-    if (flag == "--schedules") flags.schedules = std::max(1, std::atoi(argv[n + 1]));
+// False when they are none of ours.
+bool read_flags(int argc, char** argv, Flags* flags) {
+  for (int n = 1; n < argc; n += 2) {
+    const std::string flag = argv[n], value = n + 1 < argc ? argv[n + 1] : "";
+    if (flag == "--device" && !value.empty()) {
+      flags->device = value;
+    } else if (flag == "--schedules" && std::atoi(value.c_str()) > 0) {
+      flags->schedules = std::atoi(value.c_str());
+    } else {
+      std::fprintf(stderr, "kernels_test [--device cuda|cuda:N|vgpu:MODEL] [--schedules N] [--gtest_...]\n");
+      return false;
+    }
   }
-  return flags;
+  return true;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  const Flags flags = read_flags(argc, argv);
+  Flags flags;
+  if (!read_flags(argc, argv, &flags)) return 2;
   if (!testing::GTEST_FLAG(list_tests)) {
     try {
       tandem::test::opened = tandem::test::open_gpus(flags.device, flags.schedules);

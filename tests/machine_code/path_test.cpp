@@ -102,5 +102,13 @@ TEST(MachineCodePath, WaysOutAreNotTakenAndInnerLoopsTurnOnce) {
             (Opcodes{"BRA", "FADD", "BRA", "BRA"}));
 }
 
+// A circle with two ways in is no natural loop.
+TEST(MachineCodePath, EndsInCirclesToo) {
+  const Lines body{"@P0 BRA `(.L_second)", ".L_first:",       "FADD R1, R1, R2",
+                   ".L_second:",           "FMUL R1, R1, R2", "@P1 BRA `(.L_first)"};
+  EXPECT_EQ(turn(body + kAgain).back(), "BRA");
+  EXPECT_LE(turn(body + kAgain).size(), 5u);
+}
+
 }  // namespace
 }  // namespace tandem::machine_code

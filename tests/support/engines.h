@@ -10,6 +10,7 @@ namespace tandem::test {
 struct NamedEngine {
   Engine run;
   Supports supports;
+  std::string flags = "";  // of tandem_fuzz, which choose it
 };
 
 // "cpu", "oracle" (the oracle itself, in the dtypes of the problem), "cuda", "cuda:N" or "vgpu:MODEL" (see gpu.h),

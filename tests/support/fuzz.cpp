@@ -99,7 +99,7 @@ class Fuzzer {
                      : o_.cases == "gpu" ? random_gpu_case(seed)
                                          : random_case(seed);
       if (o_.verbose) say(to_flags(c));
-      judge(seed, run_case(c, engine_.run, engine_.supports));
+      judge(seed, run_case(c, engine_.run, engine_.supports, nullptr, engine_.flags));
     }
   }
 

@@ -233,7 +233,9 @@ NamedEngine gpu_engine(const Gpus& gpus) {
             const Gpu& gpu = *gpus.front();
             const DeviceCall there(gpu, *call.instance, call.pass, *call.outputs, DeviceCall::Data::none);
             return tandem_check(gpu.context(), call.pass, &there.args) == TANDEM_OK ? "" : tandem_last_error();
-          }};
+          },
+          .flags = "--device " + gpus.front()->name() + " " +
+                   (gpus.size() > 1 ? "--schedules " + std::to_string(gpus.size()) + " " : "")};
 }
 
 }  // namespace tandem::test

@@ -295,7 +295,7 @@ void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const 
 }  // namespace
 
 Verdict run_case(const Case& c, const Engine& engine, const Supports& supports,
-                 const std::function<void(Instance&)>& adjust) {
+                 const std::function<void(Instance&)>& adjust, const std::string& flags) {
   Verdict verdict;
   Instance instance(c);
   if (adjust) adjust(instance);
@@ -306,7 +306,7 @@ Verdict run_case(const Case& c, const Engine& engine, const Supports& supports,
     Outputs gradients;
     run_pass(instance, TANDEM_BACKWARD, engine, supports, &gradients, verdict);
   }
-  if (!verdict.failure.empty()) verdict.failure += "\n  repeat: tandem_fuzz --case '" + to_flags(c) + "'";
+  if (!verdict.failure.empty()) verdict.failure += "\n  repeat: tandem_fuzz " + flags + "--case '" + to_flags(c) + "'";
   return verdict;
 }
 

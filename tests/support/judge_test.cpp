@@ -135,6 +135,9 @@ TEST(Judge, RefusesACaseThatIsWrittenToAndThenRefused) {
   const Verdict verdict = run_case(from_flags("--seqlen-q 3"), [](const Call&) { throw std::logic_error("lost"); });
   EXPECT_EQ(verdict.refusal, "");
   EXPECT_TRUE(verdict.failure.starts_with("lost\n  repeat: tandem_fuzz --case '")) << verdict.failure;
+  const auto lose = [](const Call&) { throw std::logic_error("lost"); };
+  const std::string elsewhere = run_case(from_flags("--seqlen-q 3"), lose, nullptr, nullptr, "--device d ").failure;
+  EXPECT_TRUE(elsewhere.starts_with("lost\n  repeat: tandem_fuzz --device d --case '")) << elsewhere;
 }
 
 TEST(Case, ReadsBackWhatItPrints) {

@@ -25,6 +25,10 @@ expect 0 "result/dv.npy" attend "$minilm" --names $names --grad --out result
 expect 0 "exact" attend result/out.npy result/dq.npy result/dv.npy --verify --dtype f32 --out again
 expect 0 "attention.svg" demo "$examples/minilm" --seconds 0.01
 if grep -q "$(printf '\033')" output; then fail "colours in a pipe"; fi
+if ! grep -q "left out: GPU kernels are compiled by NVRTC" output; then
+  grep -q "the checker found no race" output || fail "the demo did not run on the virtual GPU"
+  [ -s timeline.svg ] || fail "timeline.svg is missing"
+fi
 for file in result.safetensors result/out.npy result/lse.npy result/dq.npy again/lse.npy bench.json bench.svg attention.svg; do
   [ -s "$file" ] || fail "$file is missing"
 done

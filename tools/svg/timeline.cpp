@@ -81,8 +81,9 @@ struct Plot {
       const double begin = left + static_cast<double>(slice.begin),
                    width = static_cast<double>(slice.end - slice.begin);
       const std::string place = slice.instruction < 0 ? "" : timeline.places[static_cast<size_t>(slice.instruction)];
+      const bool can_be_pointed_at = width > 2;
       canvas.rectangle(begin, y(row), width, bar_height, color_of(slice.activity), opacity_of(slice), 0,
-                       say(name, place.empty() ? "" : ": ", place));
+                       can_be_pointed_at ? say(name, place.empty() ? "" : ": ", place) : "");
       if (slice.activity != Activity::wait && text_width(name, label_size) + 4 < width) {
         canvas.text(begin + width / 2, y(row) + bar_height - 4, name,
                     {.size = label_size, .color = "on", .anchor = Canvas::Anchor::middle});

@@ -259,8 +259,8 @@ int Vgpu::trace() const {
   if (timeline.title.size() > 100)
     timeline.title = timeline.title.substr(0, 60) + "..., block " + std::to_string(block);
   if (!svg.empty()) write(svg, svg::draw(timeline, {.subtitle = subtitle}));
-  std::printf("%s: %lld steps, %zu rows; open %s in https://ui.perfetto.dev\n", timeline.title.c_str(),
-              static_cast<long long>(timeline.steps), timeline.rows.size(), json.c_str());
+  std::printf("%s: %lld steps, %zu rows%s\n", timeline.title.c_str(), static_cast<long long>(timeline.steps),
+              timeline.rows.size(), json.empty() ? "" : say("; open ", json, " in https://ui.perfetto.dev").c_str());
   throw_if_failed(status);
   return 0;
 }

@@ -91,7 +91,7 @@ struct Code {
   bool uses_wgmma = false, uses_tcgen05 = false;
   bool uses_cp_async_arrive = false;  // cp.async.mbarrier.arrive
 
-  // "forward.cuh:123", or by line of the PTX text.
+  // Of an instruction, with the calls that led there (ptx::place_text).
   std::string place(int32_t source) const;
 };
 

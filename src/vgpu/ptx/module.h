@@ -117,8 +117,7 @@ struct RegisterName {
   Type type = Type::none;
 };
 
-// An initial value of 64 bits that is a place in memory: so many bytes behind the beginning of a variable of the
-// module.
+// An initial value of 64 bits that is a place in memory: so many bytes behind the beginning of a variable.
 struct AddressValue {
   int64_t at = 0;  // byte of the variable that it is a value of
   int32_t variable = -1;

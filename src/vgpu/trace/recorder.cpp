@@ -1,21 +1,17 @@
 #include "vgpu/trace/recorder.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <map>
-#include <optional>
 #include <unordered_map>
 
 #include "problem/text.h"
-#include "vgpu/ptx/inlining.h"
-#include "vgpu/trace/roles.h"
+#include "vgpu/trace/drawing.h"
+#include "vgpu/trace/record.h"
 
 namespace tandem::vgpu {
+namespace trace {
 namespace {
-
-enum Unit : int32_t { kCopiesIn, kCopiesOut, kThreadCopies, kTensorCore, kTensorMemory, kUnits };
-constexpr const char* kUnitNames[kUnits] = {"copies in", "copies out", "cp.async", "tensor core", "tensor memory"};
 
 Unit unit_of(AsyncKind kind) {
   switch (kind) {
@@ -30,30 +26,9 @@ Unit unit_of(AsyncKind kind) {
   }
 }
 
-// Something that others wait for: from which step on they may go on, the row it happened in, and when.
-struct Mark {
-  int64_t step = 0;
-  int32_t row = -1;
-  int64_t happened = 0;
-};
 void raise(Mark& mark, const Mark& other) {
   if (other.step >= mark.step) mark = other;
 }
-
-struct Wait {
-  size_t at = 0;  // after so many instructions
-  int64_t begin = 0;
-  Mark end;
-};
-
-struct Operation {
-  Unit unit = kCopiesIn;
-  int warps = 0;               // that have issued it
-  int64_t issued = 0;          // by the last of them
-  int64_t begin = 0, end = 0;  // of the unit's work
-  int64_t seen = 0;            // by waiters
-  int32_t instruction = -1;
-};
 
 // When a unit is busy. Blocks execute their warps in any order, so that what is issued early may come up late: it gets
 // the first gap that is long enough.
@@ -78,27 +53,6 @@ class Busy {
 
  private:
   std::map<int64_t, int64_t> spans_;  // begins and ends; those that touch are one
-};
-
-constexpr int64_t kNone = -1;  // in place of an operation's number
-
-// Asynchronous operations in groups, as a warp commits them: the latest that each group or one before it has.
-struct Groups {
-  int64_t latest = kNone;
-  std::vector<int64_t> committed;
-};
-
-struct Warp {
-  std::vector<int32_t> executed;  // instructions, one a step between waits
-  std::vector<Wait> waits;
-  int64_t waited = 0;
-  int32_t trying = -1;  // the instruction that tries to pass a barrier, again and again, from `tried_at` on
-  size_t tried_at = 0;
-  std::map<AsyncKind, Groups> groups;
-  int64_t matrices = kNone, loads = kNone, stores = kNone;  // tcgen05: the latest of each
-  std::map<uint32_t, size_t> arrived;                       // at named barriers: in which generation
-
-  int64_t clock() const { return static_cast<int64_t>(executed.size()) + waited; }
 };
 
 // A barrier that counts generations: named ones, the cluster's.
@@ -155,6 +109,11 @@ class BlockRecorder final : public Recorder {
                     std::span<const Span> writes) override {
     Warp* warp = warp_of(actor);
     if (warp == nullptr) return true;
+    if (!reads.empty() && !writes.empty()) {
+      const Copy copy{actor.instruction, warp->clock(), reads.front().address, writes.front().address};
+      if (copy == warp->copy) return true;
+      warp->copy = copy;
+    }
     const auto [entry, is_new] = under_way_.try_emplace(id, static_cast<int64_t>(operations_.size()));
     if (is_new) operations_.push_back({.unit = unit_of(kind), .instruction = actor.instruction});
     Operation& operation = operations_[static_cast<size_t>(entry->second)];
@@ -310,112 +269,17 @@ class BlockRecorder final : public Recorder {
   std::map<uint32_t, Generations> generations_;       // by number
 };
 
-// Turns what was recorded into rows.
-class Drawing {
- public:
-  Drawing(const Program& program, const std::vector<Warp>& warps) : program_(program), roles_(program) {
-    size_t instructions = 0;
-    for (const Warp& warp : warps) {
-      for (const int32_t i : warp.executed) instructions = std::max(instructions, static_cast<size_t>(i) + 1);
-    }
-    std::vector<std::vector<uint32_t>> counts(warps.size(), std::vector<uint32_t>(instructions));
-    for (size_t w = 0; w < warps.size(); ++w) {
-      for (const int32_t i : warps[w].executed) ++counts[w][static_cast<size_t>(i)];
-    }
-    const std::vector<std::string> names = roles_.of_warps(counts);
-    for (size_t w = 0; w < warps.size(); ++w)
-      timeline.rows.push_back(names[w].empty() ? say("warp ", w) : say(names[w], ", warp ", w));
-    for (size_t i = 0; i < instructions; ++i) {
-      const ptx::Instruction& source = program_.source(static_cast<int32_t>(i));
-      timeline.places.push_back(say(source.full_name(), ", ", place_text(program_.module(), source.location)));
-      name_of_instruction_.push_back(-1);
-    }
-  }
-
-  // Runs of instructions of the same name, and the waits between them.
-  void draw_warp(int32_t row, const Warp& warp) {
-    int64_t step = 0;
-    auto wait = warp.waits.begin();
-    for (size_t n = 0; n < warp.executed.size() || wait != warp.waits.end(); ++n) {
-      for (; wait != warp.waits.end() && wait->at == n; ++wait) {
-        add({row, Activity::wait, wait->begin, wait->end.step, name("wait"), n > 0 ? warp.executed[n - 1] : -1});
-        if (wait->end.row >= 0)
-          timeline.arrows.push_back(
-              {wait->end.row, row, wait->end.happened, wait->end.step, wait->end.step - wait->begin});
-        step = wait->end.step;
-      }
-      if (n == warp.executed.size()) break;
-      const int32_t instruction = warp.executed[n], called = name_of(instruction);
-      std::vector<Slice>& slices = timeline.slices;
-      const bool goes_on = !slices.empty() && slices.back().row == row && slices.back().name == called &&
-                           slices.back().end == step && slices.back().activity != Activity::wait;
-      if (goes_on) {
-        ++slices.back().end;
-      } else {
-        add({row, Activity::compute, step, step + 1, called, instruction});
-      }
-      ++step;
-    }
-    timeline.steps = std::max(timeline.steps, step);
-  }
-
-  void draw_operations(const std::vector<Operation>& operations, size_t warps) {
-    std::array<int32_t, kUnits> rows{};
-    rows.fill(-1);
-    for (const Operation& operation : operations) {
-      int32_t& row = rows[operation.unit];
-      if (row < 0) row = 0;
-    }
-    for (int32_t unit = 0; unit < kUnits; ++unit) {
-      if (rows[static_cast<size_t>(unit)] < 0) continue;
-      rows[static_cast<size_t>(unit)] = static_cast<int32_t>(timeline.rows.size());
-      timeline.rows.emplace_back(kUnitNames[unit]);
-    }
-    for (const Operation& o : operations) {
-      const Activity activity = o.unit == kTensorCore ? Activity::matrix : Activity::copy;
-      add({rows[o.unit], activity, o.begin, o.end, name_of(o.instruction), o.instruction});
-      timeline.steps = std::max(timeline.steps, o.end);
-    }
-    for (Arrow& arrow : timeline.arrows) {
-      const auto unit = static_cast<size_t>(arrow.from_row) - warps;
-      if (static_cast<size_t>(arrow.from_row) >= warps) arrow.from_row = rows[unit];
-    }
-  }
-
-  Timeline timeline;
-
- private:
-  void add(const Slice& slice) { timeline.slices.push_back(slice); }
-
-  int32_t name(const std::string& text) {
-    const auto [entry, is_new] = numbers_.try_emplace(text, static_cast<int32_t>(timeline.names.size()));
-    if (is_new) timeline.names.push_back(text);
-    return entry->second;
-  }
-  int32_t name_of(int32_t instruction) {
-    int32_t& known = name_of_instruction_[static_cast<size_t>(instruction)];
-    if (known < 0) known = name(roles_.activity_at(instruction));
-    return known;
-  }
-
-  const Program& program_;
-  Roles roles_;
-  std::map<std::string, int32_t> numbers_;
-  std::vector<int32_t> name_of_instruction_;
-};
-
 Timeline BlockRecorder::timeline() const {
-  Drawing drawing(program_, warps_);
-  for (size_t w = 0; w < warps_.size(); ++w) drawing.draw_warp(static_cast<int32_t>(w), warps_[w]);
-  drawing.draw_operations(operations_, warps_.size());
-  drawing.timeline.title = say(program_.function().name, ", block ", block_);
-  return std::move(drawing.timeline);
+  Timeline timeline = draw(program_, warps_, operations_);
+  timeline.title = say(program_.function().name, ", block ", block_);
+  return timeline;
 }
 
 }  // namespace
+}  // namespace trace
 
 std::unique_ptr<Recorder> Recorder::create(const LaunchDescription& launch, int32_t block, const Costs& costs) {
-  return std::make_unique<BlockRecorder>(launch, block, costs);
+  return std::make_unique<trace::BlockRecorder>(launch, block, costs);
 }
 
 }  // namespace tandem::vgpu

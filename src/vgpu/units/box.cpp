@@ -152,6 +152,23 @@ uint32_t image_bytes(const BoxCopy& copy) {
   return bytes;
 }
 
+namespace {
+
+// A row that lies inside the tensor, on both sides in whole chunks: what the swizzle flips is the same for all of a
+// line. False: the swizzle parts chunks.
+bool load_whole_row(gpu::Swizzle swizzle, const std::byte* from, uint32_t bytes, uint32_t shared, std::byte* window) {
+  constexpr uint32_t kLine = 128;
+  if (swizzle == gpu::Swizzle::b128_atom_32b_flip_8b) return false;
+  for (uint32_t at = 0; at < bytes;) {
+    const uint32_t line = (shared + at) / kLine * kLine, flip = swizzled(swizzle, line) ^ line;
+    const uint32_t end = std::min(bytes, line + kLine - shared);
+    for (; at < end; at += kChunk) std::memcpy(window + ((shared + at) ^ flip), from + at, kChunk);
+  }
+  return true;
+}
+
+}  // namespace
+
 void load_box(const BoxCopy& copy, std::byte* window) {
   const gpu::Swizzle swizzle = copy.map.swizzle;
   const uint32_t row_bytes = copy.map.box[0] * static_cast<uint32_t>(bytes_of(copy.map.type));
@@ -159,6 +176,9 @@ void load_box(const BoxCopy& copy, std::byte* window) {
   fill_chunk(copy.map, fill);
   for_each_row(copy, [&](const BoxRow& row) {
     const uint32_t shared = copy.shared + row.image;
+    if (row.first == 0 && row.last == row_bytes && row_bytes % kChunk == 0 &&
+        load_whole_row(swizzle, global_at(row.global), row_bytes, shared, window))
+      return;
     for (uint32_t at = 0; at < row_bytes; at += kChunk) {
       if (row.first <= at && at + kChunk <= row.last) {
         to_image(swizzle, global_at(row.global + at), shared + at, window);

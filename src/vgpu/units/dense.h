@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "vgpu/units/formats.h"
 
@@ -176,6 +177,23 @@ inline T element_value(uint32_t x) {
   return static_cast<T>(decode_one<F>(x));
 }
 
+// Eight chunks of eight elements of 16 bits: to[j][c] is element j of chunk c.
+inline void transpose(const unsigned char* bytes, const uint32_t* offsets, uint16_t (*to)[8]) {
+  using Eight = Vector<uint16_t, 8>;
+  Eight x[8], y[8];
+  for (int i = 0; i < 8; ++i) std::memcpy(&x[i], bytes + offsets[i], sizeof x[i]);
+  const auto merge = [](const Eight* from, Eight* merged) {
+    for (int i = 0; i < 4; ++i) {
+      merged[2 * i] = __builtin_shufflevector(from[i], from[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+      merged[2 * i + 1] = __builtin_shufflevector(from[i], from[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+  };
+  merge(x, y);
+  merge(y, x);
+  merge(x, y);
+  std::memcpy(to, y, sizeof y);
+}
+
 template <Format F, class T>
 inline void unpack_as(const std::byte* window, const uint32_t* offsets, int count, bool across, int64_t pitch, T* to) {
   constexpr int elements = kElements<F>;
@@ -188,9 +206,13 @@ inline void unpack_as(const std::byte* window, const uint32_t* offsets, int coun
   // Eight chunks at a time: what one pass leaves in the cache is written in rows of 8.
   int i = 0;
   for (; i + 8 <= count; i += 8) {
-    uint32_t raw[elements][8];
-    for (int c = 0; c < 8; ++c)
-      for (int j = 0; j < elements; ++j) raw[j][c] = element<F>(bytes + offsets[i + c], j);
+    std::conditional_t<elements == 8, uint16_t, uint32_t> raw[elements][8];
+    if constexpr (elements == 8) {
+      transpose(bytes, offsets + i, raw);
+    } else {
+      for (int c = 0; c < 8; ++c)
+        for (int j = 0; j < elements; ++j) raw[j][c] = element<F>(bytes + offsets[i + c], j);
+    }
     for (int j = 0; j < elements; ++j)
       for (int c = 0; c < 8; ++c) to[j * pitch + i + c] = element_value<F, T>(raw[j][c]);
   }

@@ -44,11 +44,16 @@ Chunks chunks_of(const MatrixTile& tile) {
   return c;
 }
 
+// Lines that follow each other closely.
+uint32_t group_of(MatrixSwizzle swizzle, bool mn_major) {
+  return swizzle == MatrixSwizzle::b128_atom_32b && mn_major ? 4 : 8;
+}
+
 // Before the swizzle.
 uint32_t chunk_address(const MatrixDescriptor& d, bool mn_major, int along, int across) {
   const auto i = static_cast<uint32_t>(along), j = static_cast<uint32_t>(across);
   const uint32_t span = span_of(d.swizzle), chunks = span / kChunk;
-  const uint32_t group = d.swizzle == MatrixSwizzle::b128_atom_32b && mn_major ? 4 : 8;
+  const uint32_t group = group_of(d.swizzle, mn_major);
   const uint32_t line = j % group * span;
   if (!mn_major) {
     // Groups of 8 rows; without a swizzle the next chunk of a row lies in the next column of groups.
@@ -59,17 +64,24 @@ uint32_t chunk_address(const MatrixDescriptor& d, bool mn_major, int along, int 
   return d.start + i / chunks * d.leading + i % chunks * kChunk + j / group * d.stride + line;
 }
 
-// By bits of the absolute address, less the phase in which the pattern begins.
-uint32_t swizzled(const MatrixDescriptor& d, uint32_t address) {
-  const uint32_t line = (address >> 7) - d.base_offset;
-  switch (d.swizzle) {
-    case MatrixSwizzle::none: return address;
-    case MatrixSwizzle::b32: return address ^ (line & 1) << 4;
-    case MatrixSwizzle::b64: return address ^ (line & 3) << 4;
-    case MatrixSwizzle::b128: return address ^ (line & 7) << 4;
+// By bits of the absolute address, less the phase in which the pattern begins: bits of the line of 128 bytes flip
+// those from `shift` on.
+struct Swizzling {
+  uint32_t lines, shift;
+};
+Swizzling swizzling_of(MatrixSwizzle swizzle) {
+  switch (swizzle) {
+    case MatrixSwizzle::none: return {0, 4};
+    case MatrixSwizzle::b32: return {1, 4};
+    case MatrixSwizzle::b64: return {3, 4};
+    case MatrixSwizzle::b128: return {7, 4};
     case MatrixSwizzle::b128_atom_32b: break;
   }
-  return address ^ (line & 3) << 5;
+  return {3, 5};
+}
+uint32_t swizzled(const MatrixDescriptor& d, uint32_t address) {
+  const Swizzling s = swizzling_of(d.swizzle);
+  return address ^ (((address >> 7) - d.base_offset) & s.lines) << s.shift;
 }
 
 uint32_t field(uint64_t bits, int from) { return static_cast<uint32_t>(bits >> from & 0x3fff) << 4; }
@@ -89,8 +101,16 @@ Status decode_common(uint64_t bits, uint64_t reserved, uint64_t constant, const 
 
 // Offsets of all chunks at one place along the contiguous direction.
 void line_offsets(const MatrixTile& tile, int along, int count, uint32_t* offsets) {
-  for (int j = 0; j < count; ++j)
-    offsets[j] = swizzled(tile.descriptor, chunk_address(tile.descriptor, tile.mn_major, along, j));
+  const MatrixDescriptor d = tile.descriptor;
+  const uint32_t first = chunk_address(d, tile.mn_major, along, 0), span = span_of(d.swizzle);
+  const uint32_t group = group_of(d.swizzle, tile.mn_major);
+  const uint32_t next_group = chunk_address(d, tile.mn_major, along, static_cast<int>(group)) - first;
+  const int shift = std::countr_zero(group);
+  const Swizzling s = swizzling_of(d.swizzle);
+  for (uint32_t j = 0; j < static_cast<uint32_t>(count); ++j) {
+    const uint32_t address = first + (j >> shift) * next_group + (j & (group - 1)) * span;
+    offsets[j] = address ^ (((address >> 7) - d.base_offset) & s.lines) << s.shift;
+  }
 }
 
 template <class T, class Unpack>

@@ -109,18 +109,28 @@ Status b_tile(const WgmmaForm& form, uint64_t descriptor, uint32_t window_bytes,
 void wgmma(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
            const std::byte* window, bool accumulate, Row* const* d) {
   if (form.d == Sum::s32) return wgmma_s32(form, a, a_registers, b, window, accumulate, d);
+  float sums[kWgmmaSums];
+  if (accumulate) load_sums(form, d, sums);
+  wgmma_sums(form, a, a_registers, b, window, accumulate, sums);
+  store_sums(form, sums, d);
+}
+
+void load_sums(const WgmmaForm& form, Row* const* d, float* sums) {
+  for (int warp = 0; warp < 4; ++warp) sums_from_fragment(form.d, form.n, d[warp], sums + warp * kRowsOfWarp * form.n);
+}
+
+void store_sums(const WgmmaForm& form, const float* sums, Row* const* d) {
+  for (int warp = 0; warp < 4; ++warp) sums_to_fragment(form.d, form.n, sums + warp * kRowsOfWarp * form.n, d[warp]);
+}
+
+void wgmma_sums(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
+                const std::byte* window, bool accumulate, float* sums) {
   Operands<float> operands;
   read_operands(
       form, a, a_registers, b,
       [&](const MatrixTile& tile, bool k_rows, int64_t pitch, float* to) { gather(tile, window, k_rows, pitch, to); },
       &operands);
-  float sums[kRowsOfWarp * kMaxN];
-  for (int warp = 0; warp < 4; ++warp) {
-    if (accumulate) sums_from_fragment(form.d, form.n, d[warp], sums);
-    products().f32(kRowsOfWarp, form.n, form.k, operands.a + warp * kRowsOfWarp * form.k, form.k, operands.b, form.n,
-                   sums, form.n, accumulate);
-    sums_to_fragment(form.d, form.n, sums, d[warp]);
-  }
+  products().f32(4 * kRowsOfWarp, form.n, form.k, operands.a, form.k, operands.b, form.n, sums, form.n, accumulate);
 }
 
 }  // namespace tandem::vgpu::units

@@ -45,6 +45,13 @@ Status b_tile(const WgmmaForm& form, uint64_t descriptor, uint32_t window_bytes,
 void wgmma(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
            const std::byte* window, bool accumulate, Row* const* d);
 
+// The same for sums in float32 that stay outside of registers between products: sums[row * n + column] of 64 rows.
+inline constexpr int kWgmmaSums = 64 * 256;
+void load_sums(const WgmmaForm& form, Row* const* d, float* sums);
+void store_sums(const WgmmaForm& form, const float* sums, Row* const* d);
+void wgmma_sums(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
+                const std::byte* window, bool accumulate, float* sums);
+
 // mma.sync.aligned: dense forms. D = A B + C.
 struct MmaForm {
   int32_t m = 16, n = 8, k = 0;

@@ -139,6 +139,22 @@ TEST_F(RecorderTest, WhatAllWarpsDoIsNoRole) {
   EXPECT_EQ(timeline.rows[2], "warp 2");
 }
 
+TEST_F(RecorderTest, TheSameCopyOfAllLanesIsDrawnOnce) {
+  const int32_t copy = program.place("cp", {"async", "bulk"});
+  Span from{.memory = Memory::shared, .cta = 1, .address = 0x1000, .bytes = 640};
+  Span to{.memory = Memory::global, .address = 0x100000, .bytes = 640};
+  AsyncId id = 0;
+  for (const uint64_t apart : {0, 640}) {
+    executes(0, copy);
+    for (int lane = 0; lane < 3; ++lane) {
+      recorder->async_issues(at(0, copy), AsyncKind::bulk_store, ++id, {&from, 1}, {&to, 1});
+      from.address += apart, to.address += apart;
+    }
+  }
+  EXPECT_EQ(row(recorder->timeline(), "copies out"),
+            (Texts{"cp.async 1-11", "cp.async 11-21", "cp.async 21-31", "cp.async 31-41"}));
+}
+
 // Machines execute one warp for long, then another: that must not show.
 TEST_F(RecorderTest, WhatIsIssuedEarlierFindsItsGap) {
   const int32_t copy = program.place("cp", {"async", "bulk"});

@@ -152,5 +152,6 @@ std::span<const Family> barrier_families();
 std::span<const Family> bulk_families();
 std::span<const Family> matrix_families();
 std::span<const Family> tcgen05_families();
+std::vector<std::span<const Family>> all_families();
 
 }  // namespace tandem::vgpu::machine

@@ -7,6 +7,7 @@
 #include "vgpu/machine/decode/builder.h"
 #include "vgpu/machine/decode/calls.h"
 #include "vgpu/machine/decode/flow.h"
+#include "vgpu/ptx/inlining.h"
 
 namespace tandem::vgpu {
 namespace machine {
@@ -26,9 +27,7 @@ int64_t aligned(int64_t at, int64_t alignment) { return (at + alignment - 1) / a
 const std::unordered_map<std::string_view, Decoder>& decoders() {
   static const auto all = [] {
     std::unordered_map<std::string_view, Decoder> map;
-    for (const auto& families :
-         {arithmetic_families(), real_families(), move_families(), memory_families(), control_families(),
-          warp_families(), barrier_families(), bulk_families(), matrix_families(), tcgen05_families()})
+    for (const auto& families : all_families())
       for (const Family& family : families) map[family.opcode] = family.decode;
     return map;
   }();
@@ -269,15 +268,16 @@ class DecodedProgram : public Program {
 
 }  // namespace
 
+std::vector<std::span<const Family>> all_families() {
+  return {arithmetic_families(), real_families(),    move_families(), memory_families(), control_families(),
+          warp_families(),       barrier_families(), bulk_families(), matrix_families(), tcgen05_families()};
+}
+
 const Code& code_of(const Program& program) { return static_cast<const DecodedProgram&>(program).code; }
 
 std::string Code::place(int32_t source) const {
   if (source < 0 || static_cast<size_t>(source) >= sources.size()) return "?";
-  const ptx::Location& at = sources[static_cast<size_t>(source)]->location;
-  if (at.file < 0 || static_cast<size_t>(at.file) >= module->files.size())
-    return "PTX line " + std::to_string(at.ptx_line);
-  const std::string& path = module->files[static_cast<size_t>(at.file)];
-  return path.substr(path.rfind('/') + 1) + ":" + std::to_string(at.line);
+  return ptx::place_text(*module, sources[static_cast<size_t>(source)]->location);
 }
 
 }  // namespace machine

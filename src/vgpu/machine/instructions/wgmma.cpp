@@ -33,6 +33,54 @@ Step commit_op(Context& context, const Op& op) {
   return Step::next;
 }
 
+// The registers of D, by warp.
+struct SumRegisters {
+  uint32_t* rows[kWarps][128];
+  uint32_t** lists[kWarps];
+
+  SumRegisters(const Block& block, size_t group, const WgmmaDetail& detail) {
+    for (size_t w = 0; w < kWarps; ++w) {
+      std::byte* const registers = block.warps[group * kWarps + w].registers;
+      lists[w] = rows[w];
+      for (size_t n = 0; n < detail.out.size(); ++n)
+        rows[w][n] = reinterpret_cast<uint32_t*>(registers + detail.out[n]);
+    }
+  }
+};
+
+void write_sums(Block& block, size_t group) {
+  Warpgroup& warpgroup = *block.warpgroups[group];
+  if (warpgroup.unwritten == nullptr) return;
+  const WgmmaDetail& detail = *std::exchange(warpgroup.unwritten, nullptr);
+  units::store_sums(detail.form, warpgroup.sums.data(), SumRegisters(block, group, detail).lists);
+}
+
+void multiply(Block& block, size_t group, const Wgmma& wgmma) {
+  Warpgroup& warpgroup = *block.warpgroups[group];
+  const WgmmaDetail& detail = *wgmma.detail;
+  const uint32_t* a[kWarps][units::kWgmmaARegisters];
+  const uint32_t** const a_lists[kWarps] = {a[0], a[1], a[2], a[3]};
+  for (size_t w = 0; w < kWarps; ++w)
+    for (size_t n = 0; n < detail.a_count; ++n)
+      a[w][n] = reinterpret_cast<const uint32_t*>(block.warps[group * kWarps + w].registers + detail.in[n]);
+  const auto* const a_rows = detail.form.a_in_registers ? a_lists : nullptr;
+  const std::byte* const window = block.shared.data();
+  const bool same = warpgroup.unwritten != nullptr && warpgroup.unwritten->form.n == detail.form.n &&
+                    warpgroup.unwritten->out == detail.out;
+  if (!same) write_sums(block, group);
+  if (detail.form.d != units::Sum::f32) {
+    write_sums(block, group);
+    const SumRegisters d(block, group, detail);
+    units::wgmma(detail.form, wgmma.a_tile, a_rows, wgmma.b_tile, window, wgmma.accumulate, d.lists);
+    return;
+  }
+  warpgroup.sums.resize(units::kWgmmaSums);
+  float* const sums = warpgroup.sums.data();
+  if (!same && wgmma.accumulate) units::load_sums(detail.form, SumRegisters(block, group, detail).lists, sums);
+  units::wgmma_sums(detail.form, wgmma.a_tile, a_rows, wgmma.b_tile, window, wgmma.accumulate, sums);
+  warpgroup.unwritten = &detail;
+}
+
 struct WaitDetail : Detail {
   uint32_t pending = 0;
 };
@@ -43,8 +91,9 @@ Step wait_op(Context& context, const Op& op) {
   const uint32_t pending = op.as<WaitDetail>().pending;
   const uint32_t group = warp.groups_committed > pending ? warp.groups_committed - pending : 0;
   const uint64_t needed = group == 0 ? 0 : warp.commit_marks[group - 1];
-  const Warpgroup& warpgroup = *context.block.warpgroups[static_cast<size_t>(warp.index / kWarps)];
-  if (warpgroup.completed < needed) return context.wait(WaitKind::wgmma, needed);
+  const auto number = static_cast<size_t>(warp.index / kWarps);
+  if (context.block.warpgroups[number]->completed < needed) return context.wait(WaitKind::wgmma, needed);
+  write_sums(context.block, number);
   warp.groups_waited = std::max(warp.groups_waited, group);
   warp.holds = needed < warp.mma_issued || warp.loads_waited < warp.loads_issued;
   if (context.grid.observer != nullptr)
@@ -86,19 +135,8 @@ void complete(Block& block, size_t group, AsyncOp* self) {
   warpgroup.under_way.pop_front();
   ++warpgroup.completed;
   Grid& grid = *block.cluster->grid;
-  const WgmmaDetail& detail = *wgmma.detail;
-  uint32_t* d[kWarps][128];
-  const uint32_t* a[kWarps][units::kWgmmaARegisters];
-  uint32_t** const d_lists[kWarps] = {d[0], d[1], d[2], d[3]};
-  const uint32_t** const a_lists[kWarps] = {a[0], a[1], a[2], a[3]};
-  for (size_t w = 0; w < kWarps; ++w) {
-    std::byte* const registers = block.warps[group * kWarps + w].registers;
-    for (size_t n = 0; n < detail.out.size(); ++n) d[w][n] = reinterpret_cast<uint32_t*>(registers + detail.out[n]);
-    for (size_t n = 0; n < detail.a_count; ++n) a[w][n] = reinterpret_cast<const uint32_t*>(registers + detail.in[n]);
-  }
-  if (self->moves_data)
-    units::wgmma(detail.form, wgmma.a_tile, detail.form.a_in_registers ? a_lists : nullptr, wgmma.b_tile,
-                 block.shared.data(), wgmma.accumulate, d_lists);
+  if (self->moves_data) multiply(block, group, wgmma);
+  if (!wgmma.copies.empty()) write_sums(block, group);
   for (const LateCopy& copy : wgmma.copies) {
     std::byte* const registers = block.warps[group * kWarps + static_cast<size_t>(copy.warp)].registers;
     const auto* from = reinterpret_cast<const uint32_t*>(registers + copy.from);
@@ -136,7 +174,6 @@ bool begin(Context& context, const Op& op, const WgmmaDetail& detail, Warpgroup&
   return true;
 }
 
-// Each warp says that it issues its quarter; the last of the four, what all of them read.
 // The 16 rows of A that one of the four warps multiplies.
 units::MatrixTile rows_of(const units::MatrixTile& a, uint32_t warp) {
   units::MatrixTile rows = a;

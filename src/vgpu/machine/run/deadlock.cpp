@@ -61,8 +61,8 @@ std::string stuck_table(const Cluster& cluster) {
       const Op& op = cluster.grid->code->ops[static_cast<size_t>(fragment.pc)];
       char lanes[32] = "";
       if (fragment.mask != warp->alive) std::snprintf(lanes, sizeof lanes, " lanes 0x%08x", fragment.mask);
-      table += "\n  block " + std::to_string(warp->block->cta) + " warp " + std::to_string(warp->index) + lanes +
-               " at " + cluster.grid->code->place(op.source) + " " + text_of(*warp->block, fragment);
+      table += "\n  block " + std::to_string(warp->block->cta) + " warp " + std::to_string(warp->index) + lanes + " " +
+               text_of(*warp->block, fragment) + "\n    at " + cluster.grid->code->place(op.source);
     }
     for (const Join& join : warp->joins) {
       if (join.lanes == 0 || join.arrived == 0) continue;
@@ -70,7 +70,8 @@ std::string stuck_table(const Cluster& cluster) {
       std::snprintf(lanes, sizeof lanes, " lanes 0x%08x wait for lanes 0x%08x", join.arrived,
                     join.lanes & ~join.arrived);
       table += "\n  block " + std::to_string(warp->block->cta) + " warp " + std::to_string(warp->index) + lanes +
-               " to meet at " + cluster.grid->code->place(cluster.grid->code->ops[static_cast<size_t>(join.pc)].source);
+               "\n    to meet at " +
+               cluster.grid->code->place(cluster.grid->code->ops[static_cast<size_t>(join.pc)].source);
     }
   }
   return table;

@@ -34,6 +34,11 @@ struct Wgmma {
 struct Warpgroup {
   std::deque<Wgmma> under_way;  // not complete, in order
   uint64_t completed = 0;       // of all that were ever issued
+
+  // Products that follow each other mostly add to the same sums. Nobody may read these registers before a wait, which
+  // is when they are written.
+  const WgmmaDetail* unwritten = nullptr;  // whose sums are here only
+  std::vector<float> sums;
 };
 
 bool writes_register(const Wgmma& wgmma, int32_t at);  // in the register file

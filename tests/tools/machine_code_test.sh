@@ -18,7 +18,7 @@ forward() {
     print "\t.section\t.text.forward,\"ax\",@progbits\n.text.forward:"
     one("@P1 BRA `(.L_load)", 1)
     print ".L_step:"
-    one("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4], RZ", 1)
+    one("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R5", 1)
     one("HGMMA.64x128x16.F32.BF16 R88, gdesc[UR8], RZ, !UPT", 1)
     one("HGMMA.64x128x16.F32.BF16 R88, gdesc[UR8], R88", 3)
     one("HGMMA.64x64x16.F32.BF16 R24, R180, gdesc[UR8].tnspB, R24", 8)
@@ -72,6 +72,7 @@ expect 0 "Instructions are those of a warp for 16 rows x 128 keys" explain --cub
 grep -qE '^instructions of a warp, unmasked +110 +110$' output || fail "--beside: other instructions"
 grep -qE '^ +exponential +2048 +2048$' output || fail "--beside: other clocks"
 expect 0 '"binds": "MMA, exponential"' explain --cubin other.cubin --json -
+[ "$(grep -c '"steady": true' output)" = 2 ] || fail "--json: other loops stand for their roles"
 expect 0 "wrote cost.json" explain --cubin other.cubin --beside other.cubin --json cost.json
 [ "$(grep -c '"kernel": "forward"' cost.json)" = 2 ] || fail "cost.json does not name both"
 expect 0 "other for sm_90a" explain --cubin other.cubin --path all

@@ -21,13 +21,21 @@ json by_unit(const Values& values) {
   return all;
 }
 
-json of(const LoopCost& loop) {
-  return {{"role", name_of(loop.role)},    {"masked", loop.masked},
-          {"around_the_loops", loop.once}, {"address", loop.address},
-          {"registers", loop.registers},   {"instructions", loop.instructions},
-          {"left_out", loop.left_out},     {"scores_of_a_thread", loop.work.scores()},
-          {"turns_of_a_tile", loop.turns}, {"warps_of_a_turn", loop.warps},
-          {"units", by_unit(loop.units)},  {"opcodes", loop.opcodes}};
+// steady: it stands for its role in a tile.
+json of(const LoopCost& loop, bool steady) {
+  return {{"role", name_of(loop.role)},
+          {"masked", loop.masked},
+          {"around_the_loops", loop.once},
+          {"steady", steady},
+          {"address", loop.address},
+          {"registers", loop.registers},
+          {"instructions", loop.instructions},
+          {"left_out", loop.left_out},
+          {"scores_of_a_thread", loop.work.scores()},
+          {"turns_of_a_tile", loop.turns},
+          {"warps_of_a_turn", loop.warps},
+          {"units", by_unit(loop.units)},
+          {"opcodes", loop.opcodes}};
 }
 
 json of(const std::optional<TileCost>& tile) {
@@ -43,7 +51,10 @@ json of(const std::optional<TileCost>& tile) {
 json of(const Examined& e) {
   const Account& a = e.account;
   json loops = json::array();
-  for (const LoopCost& loop : a.loops) loops.push_back(of(loop));
+  for (const LoopCost& loop : a.loops) {
+    const bool steady = &loop == a.steady(loop.role, false) || &loop == a.steady(loop.role, true);
+    loops.push_back(of(loop, steady && loop.turns > 0));
+  }
   json all = {{"name", e.name},
               {"arch", a.arch},
               {"kernel", a.kernel},

@@ -306,6 +306,33 @@ TEST_F(DeviceTest, WarningsFailNothing) {
   }
 }
 
+TEST_F(DeviceTest, AWholeWarpMayInitialiseABarrier) {
+  const std::string begin = R"(
+.version 9.0
+.target sm_90a
+.address_size 64
+.shared .align 8 .b64 bar;
+.visible .entry kernel()
+{
+  .reg .b32 at, count;
+  mov.u32 at, bar;
+  mov.u32 count, %laneid;
+  )";
+  const std::string end = "  mbarrier.init.shared::cta.b64 [at], count;\n  ret;\n}\n";
+  for (const bool alike : {true, false}) {
+    const std::string kernel_text = begin + (alike ? "mov.u32 count, 3;\n" : "add.u32 count, count, 3;\n") + end;
+    good(device->load(std::as_bytes(std::span(kernel_text)), &module));
+    gpu::Kernel kernel = nullptr;
+    good(module->find("kernel", 0, &kernel));
+    const Status status =
+        device->launch({.kernel = kernel, .grid = {1}, .block = {32}, .cluster = {}, .args = nullptr, .buffers = {}});
+    EXPECT_EQ(status.ok(), alike) << status.message;
+    if (!alike) {
+      says(status, "invalid-barrier");
+    }
+  }
+}
+
 class Count : public Observer {
  public:
   bool wants_instructions() const override { return true; }

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <span>
 
 #include "vgpu/machine/instructions/memory.h"
 #include "vgpu/machine/run/execute.h"
@@ -63,6 +64,16 @@ bool init(Context& context, const Op& op, const SharedPlace& place, uint32_t cou
   if (context.grid.observer != nullptr)
     context.grid.observer->mbarrier_inits(context.actor(op), {block.cta, place.offset}, count);
   return true;
+}
+
+// Lanes of one instruction may initialise the same barrier alike: whole warps do it where a compiler elects nobody.
+bool lane_before_did(uint32_t mask, uint32_t lane, std::span<const SharedPlace> places, const uint32_t* counts) {
+  for (uint32_t before = 0; before < lane; ++before) {
+    if ((mask >> before & 1) != 0 && places[before].block == places[lane].block &&
+        places[before].offset == places[lane].offset && counts[before] == counts[lane])
+      return true;
+  }
+  return false;
 }
 
 // One thread's (or several threads') arrive.
@@ -188,6 +199,7 @@ Step mbarrier_op(Context& context, const Op& op) {
     Step step = Step::next;
     switch (detail.use) {
       case Use::init:
+        if (lane_before_did(context.mask, lane, places, context.row(detail.in[1]))) break;
         if (!init(context, op, places[lane], context.row(detail.in[1])[lane])) return Step::end;
         break;
       case Use::inval: {

@@ -1,0 +1,116 @@
+// Small PTX kernels on every device there is: the virtual GPUs always, the CUDA driver's when the machine has one,
+// which then judges the tables of this folder.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gpu/device.h"
+
+namespace tandem::test {
+
+// What an instruction asks of a device.
+enum class Needs : uint8_t {
+  any,        // every device of ours: sm_90 and later
+  hopper,     // sm_90a alone: wgmma
+  blackwell,  // sm_100a alone: tcgen05 and its kin
+};
+
+struct Bench {
+  std::string name;  // "vgpu:h200", "cuda"
+  std::unique_ptr<gpu::Device> device;
+
+  bool has(Needs needs) const;
+  const char* target() const;  // of PTX: "sm_90a"
+  bool is_virtual() const { return name != "cuda"; }
+};
+
+// All of them, opened once.
+const std::vector<Bench>& benches();
+
+// Memory of a device that a kernel gets as a parameter.
+struct Memory {
+  std::vector<std::byte> bytes;  // before the launch, afterwards what the kernel left
+  bool output = false;           // else it is only read
+
+  Memory() = default;
+  template <class T>
+  static Memory in(const std::vector<T>& values) {
+    Memory m;
+    m.bytes.resize(values.size() * sizeof(T));
+    std::memcpy(m.bytes.data(), values.data(), m.bytes.size());
+    return m;
+  }
+  static Memory out(size_t bytes) {
+    Memory m;
+    m.bytes.assign(bytes, std::byte{0xa5});
+    m.output = true;
+    return m;
+  }
+  // Read and written.
+  template <class T>
+  static Memory inout(const std::vector<T>& values) {
+    Memory m = in(values);
+    m.output = true;
+    return m;
+  }
+  template <class T>
+  T at(size_t index) const {
+    T value;
+    std::memcpy(&value, bytes.data() + index * sizeof(T), sizeof(T));
+    return value;
+  }
+};
+
+// A tensor map parameter: spec.address is that of memory[of] plus offset.
+struct MapParameter {
+  gpu::TensorMapSpec spec;
+  size_t of = 0;
+  size_t offset = 0;
+};
+
+// A kernel "test" whose parameters are the memories' addresses (.u64 p0, p1, ...), then the tensor maps (map0, ...),
+// with these shared arrays of the module and dynamic shared memory "smem".
+struct Kernel {
+  std::string declarations;  // outside of the entry: variables, functions
+  std::string directives;    // of the entry: ".reqnctapercluster 2"
+  std::string body;          // without the braces
+  gpu::Dim3 grid, block{32, 1, 1}, cluster;
+  uint32_t dynamic_smem_bytes = 0;
+  std::vector<Memory> memory;
+  std::vector<MapParameter> maps;
+  Needs needs = Needs::any;
+};
+
+// The module's text for a device.
+std::string text_of(const Kernel& kernel, const Bench& bench);
+
+// A form of an instruction, "cp.async.bulk...", its qualifiers sorted: their order is free.
+std::string in_order(const std::string& form);
+
+// Names a file: launches do nothing then but to add the forms of all instructions to it.
+inline constexpr const char* kListVariable = "TANDEM_LIST_INSTRUCTIONS";
+
+// Loads and launches it; the memories are then what the kernel left. What goes wrong is a failure of the test, with the
+// text.
+bool launch(const Bench& bench, Kernel* kernel);
+
+// body(bench, kernel after the launch) on each device that has what the kernel needs.
+template <class F>
+void on_each(const Kernel& kernel, F&& body) {
+  for (const Bench& bench : benches()) {
+    if (!bench.has(kernel.needs)) continue;
+    SCOPED_TRACE(bench.name);
+    Kernel copy = kernel;
+    if (launch(bench, &copy)) body(bench, copy);
+  }
+}
+
+}  // namespace tandem::test

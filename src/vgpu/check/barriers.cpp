@@ -1,4 +1,6 @@
 // What threads tell each other: barriers and fences.
+#include <algorithm>
+
 #include "problem/text.h"
 #include "vgpu/check/names.h"
 #include "vgpu/check/watch.h"
@@ -15,7 +17,13 @@ bool releases(Order order) { return order == Order::release || order == Order::a
 
 // The lanes of a warp execute an .aligned instruction together.
 void Watch::order_lanes(const Scene& scene, const Actor& actor) {
-  if (source_of(actor.instruction).has("aligned")) scene.warp.sync(actor.lanes);
+  using Lanes = Cluster::Lanes;
+  const auto instruction = static_cast<size_t>(actor.instruction);
+  std::vector<Lanes>& known = scene.cluster.lanes_of;
+  if (instruction >= known.size()) known.resize(std::max(instruction + 1, 2 * known.size()));
+  Lanes& lanes = known[instruction];
+  if (lanes == Lanes::unknown) lanes = source_of(actor.instruction).has("aligned") ? Lanes::aligned : Lanes::apart;
+  if (lanes == Lanes::aligned) scene.warp.sync(actor.lanes);
 }
 
 void Watch::passes(const Scene& scene, const Actor& actor, const Knowledge& told, Order order) {

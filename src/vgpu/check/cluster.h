@@ -141,6 +141,9 @@ struct Cluster {
   std::unordered_map<uint64_t, Knowledge> shared_syncs, global_syncs;  // told through atomics
   std::set<uint32_t> reported;                                         // sites that were left under way
 
+  enum class Lanes : uint8_t { unknown, apart, aligned };
+  std::vector<Lanes> lanes_of;  // by instruction: whether it is .aligned
+
   uint32_t sites_kept = 0;  // when those not in use were last removed
 
   Block* find(int32_t cta) {

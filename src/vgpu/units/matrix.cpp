@@ -204,16 +204,19 @@ void gather_s32(const MatrixTile& tile, const std::byte* window, bool k_rows, in
 
 void list_ranges(const MatrixTile& tile, std::vector<Range>* shared) {
   const Chunks chunks = chunks_of(tile);
-  std::vector<uint32_t> offsets;
-  offsets.reserve(static_cast<size_t>(chunks.along) * static_cast<size_t>(chunks.across));
-  for (int j = 0; j < chunks.across; ++j) {
-    for (int i = 0; i < chunks.along; ++i)
-      offsets.push_back(swizzled(tile.descriptor, chunk_address(tile.descriptor, tile.mn_major, i, j)));
-    std::sort(offsets.end() - chunks.along, offsets.end());
+  const auto across = static_cast<size_t>(chunks.across);
+  std::vector<uint32_t> offsets(static_cast<size_t>(chunks.along) * across);
+  for (int i = 0; i < chunks.along; ++i)
+    line_offsets(tile, i, chunks.across, offsets.data() + static_cast<size_t>(i) * across);
+  const auto [least, most] = std::ranges::minmax(offsets);
+  std::vector<uint64_t> there((most - least) / kChunk / 64 + 1);  // a bit for each chunk
+  for (const uint32_t offset : offsets) {
+    const uint32_t chunk = (offset - least) / kChunk;
+    there[chunk / 64] |= uint64_t{1} << chunk % 64;
   }
-  if (!std::is_sorted(offsets.begin(), offsets.end())) std::sort(offsets.begin(), offsets.end());
-  for (size_t i = 0; i < offsets.size(); ++i)
-    if (i == 0 || offsets[i] != offsets[i - 1]) append(shared, offsets[i], chunks.bytes);
+  for (size_t word = 0; word < there.size(); ++word)
+    for (uint64_t bits = there[word]; bits != 0; bits &= bits - 1)
+      append(shared, least + kChunk * (64 * word + static_cast<size_t>(std::countr_zero(bits))), chunks.bytes);
 }
 
 }  // namespace tandem::vgpu::units

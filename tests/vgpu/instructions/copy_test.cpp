@@ -68,8 +68,8 @@ TEST(CpAsync, EverySize) {
        {"cp.async.ca.shared.global [to], [wide], 16;", "cp.async.cg.shared.global [to], [wide], 16;",
         "cp.async.ca.shared::cta.global.L2::128B [to], [wide], 16;",
         "cp.async.ca.shared.global.L2::128B [to], [wide], 16;", "cp.async.cg.shared.global.L2::256B [to], [wide], 16;",
-        "cp.async.ca.shared.global [to], [wide], 4;\ncp.async.ca.shared.global [to+4], [wide+4], "
-        "4;\ncp.async.ca.shared.global [to+8], [wide+8], 8;"})
+        ("cp.async.ca.shared.global [to], [wide], 4;\ncp.async.ca.shared.global [to+4], [wide+4], 4;\n"
+         "cp.async.ca.shared.global [to+8], [wide+8], 8;")})
     for (const char* finish : {"cp.async.wait_all;", "cp.async.commit_group;\ncp.async.wait_group 0;"})
       on_each(kernel_of("mad.lo.s32 to, t, 16, at;\nmad.wide.u32 wide, t, 16, in;\n" + std::string(operation) + finish +
                             "\nbar.sync 0;\n" + words_out("at", 4),

@@ -1,5 +1,7 @@
 // Whether each instruction has a test in this folder: all opcodes that the machine executes, and all forms that known
 // kernels use (forms.txt). What the tests launch is listed by a process of its own.
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -13,7 +15,7 @@ namespace tandem::test {
 namespace {
 
 std::set<std::string> launched_forms() {
-  const std::string list = testing::TempDir() + "tandem_instructions.txt";
+  const std::string list = say(testing::TempDir(), "tandem_instructions_", getpid(), ".txt");
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   std::filesystem::remove(list);
   const std::string command =

@@ -14,6 +14,8 @@
 namespace tandem::test {
 namespace {
 
+size_t wide(int x) { return static_cast<size_t>(x); }
+
 using namespace vgpu::units;
 using u32 = uint32_t;
 using u64 = uint64_t;
@@ -54,7 +56,7 @@ Kernel kernel_of(const WarpCase& c, const std::vector<u32>& in) {
   kernel.body += c.body + "\n";
   for (int r = 0; r < c.out; ++r)
     kernel.body += "st.global." + type + " [out+" + std::to_string(row * r) + "], d" + std::to_string(r) + ";\n";
-  kernel.memory = {Memory::in(in), Memory::out(static_cast<size_t>(row * std::max(c.out, 1)))};
+  kernel.memory = {Memory::in(in), Memory::out(wide(row * std::max(c.out, 1)))};
   return kernel;
 }
 
@@ -240,7 +242,7 @@ TEST(Matrix, MmaSync) {
     std::vector<u32> in(words * static_cast<size_t>(c.in));
     for (size_t r = 0; r < static_cast<size_t>(c.in); ++r)
       for (size_t t = 0; t < 32; ++t) {
-        const bool is_a = r < static_cast<size_t>(na), is_c = r >= static_cast<size_t>(na + nb);
+        const bool is_a = r < static_cast<size_t>(na), is_c = r >= static_cast<size_t>(na) + static_cast<size_t>(nb);
         const Format sums = form.c == Sum::f16 ? Format::f16 : Format::f32;
         if (c.wide) {
           const auto x = static_cast<double>(random.between(-9, 9));
@@ -306,7 +308,7 @@ void try_wgmma(Random& random, const WgmmaCase& c) {
   const int nd = d_registers(form), na = form.a_in_registers ? kWgmmaARegisters : 0;
   std::vector<u32> in(static_cast<size_t>(128 * (nd + na)));
   for (size_t i = 0; i < in.size(); ++i) {
-    const bool is_d = i < static_cast<size_t>(128 * nd);
+    const bool is_d = i < wide(128 * nd);
     const Format sums = form.d == Sum::f16 ? Format::f16 : Format::f32;
     in[i] = is_d && form.d == Sum::s32 ? static_cast<u32>(random.between(-60, 60))
                                        : small_word(random, is_d ? sums : form.a);
@@ -375,9 +377,9 @@ void try_wgmma(Random& random, const WgmmaCase& c) {
   kernel.block = {128, 1, 1};
   kernel.dynamic_smem_bytes = kImage;
   kernel.memory = {Memory::in(std::vector<u32>(window.begin() + kBase / 4, window.end())), Memory::in(in),
-                   Memory::out(static_cast<size_t>(512 * nd))};
+                   Memory::out(wide(512 * nd))};
   on_each(kernel, [&](const Bench&, const Kernel& done) {
-    for (size_t i = 0; i < static_cast<size_t>(128 * nd); ++i)
+    for (size_t i = 0; i < wide(128 * nd); ++i)
       ASSERT_EQ(done.memory[2].at<u32>(i), want[i]) << "register " << i / 128 << " of thread " << i % 128;
   });
 }

@@ -7,6 +7,8 @@
 namespace tandem::vgpu {
 namespace {
 
+size_t wide(int x) { return static_cast<size_t>(x); }
+
 // A tensor map as two kernel parameters of 64 bytes' alignment would have it: in global memory here.
 struct alignas(64) Map {
   gpu::TensorMap map;
@@ -74,7 +76,7 @@ TEST(TensorCopy, LoadsABoxSwizzled) {
     for (int row = 0; row < 8; ++row)
       for (int column = 0; column < 16; ++column) {
         const bool inside = x + column < 20 && y + row >= 0;
-        const float expected = inside ? tensor[static_cast<size_t>((y + row) * 20 + x + column)] : 0;
+        const float expected = inside ? tensor[wide((y + row) * 20 + x + column)] : 0;
         const int bytes = row * 64 + column * 4, swizzled = bytes ^ (bytes >> 3 & 0x30);
         EXPECT_EQ(out[static_cast<size_t>(swizzled / 4)], expected) << row << ", " << column;
       }

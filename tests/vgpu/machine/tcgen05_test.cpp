@@ -7,6 +7,8 @@
 namespace tandem::vgpu {
 namespace {
 
+size_t wide(int x) { return static_cast<size_t>(x); }
+
 std::string blackwell_kernel(const std::string& body, int parameters) {
   return kernel(body, parameters, "", "", "sm_100a");
 }
@@ -98,8 +100,8 @@ std::vector<uint16_t> image_of(const std::vector<float>& x, int rows) {
   std::vector<uint16_t> image(x.size());
   for (int m = 0; m < rows; ++m)
     for (int k = 0; k < 16; ++k)
-      image[static_cast<size_t>(m / 8 * 64 + m % 8 * 8 + k / 8 * rows * 8 + k % 8)] =
-          static_cast<uint16_t>(std::bit_cast<uint32_t>(x[static_cast<size_t>(m * 16 + k)]) >> 16);
+      image[wide(m / 8 * 64 + m % 8 * 8 + k / 8 * rows * 8 + k % 8)] =
+          static_cast<uint16_t>(std::bit_cast<uint32_t>(x[wide(m * 16 + k)]) >> 16);
   return image;
 }
 std::vector<float> small_numbers(int count, unsigned seed) {
@@ -211,7 +213,7 @@ void check_product(int group) {
     for (int m = 0; m < rows; ++m)
       for (int n = 0; n < 64; ++n) {
         float sum = 0;
-        for (int x = 0; x < 16; ++x) sum += a[static_cast<size_t>(m * 16 + x)] * b[static_cast<size_t>(n * 16 + x)];
+        for (int x = 0; x < 16; ++x) sum += a[wide(m * 16 + x)] * b[wide(n * 16 + x)];
         ASSERT_EQ(out[static_cast<size_t>(m * 64 + n)], 2 * sum) << m << ", " << n;
       }
   });

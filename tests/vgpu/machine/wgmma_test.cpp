@@ -140,6 +140,21 @@ TEST(Wgmma, CopiesOfPendingRegistersAreRenamings) {
   });
 }
 
+// A product may be made before a copy of its sums is.
+TEST(Wgmma, CopiesAfterTheProduct) {
+  const Operands operands;
+  const Kernel k = kernel_of(kFence + product(names(10), 0) + kCommit + "bar.sync 0;\n" + move(0, 10) + kWaitAll);
+  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+  under_schedules(10, [&](RunOptions options) {
+    std::vector<float> out(1024, -1);
+    Findings findings;
+    const Status s = k.run({address(operands.image), address(out.data())}, {1}, {128}, options, &findings);
+    ASSERT_TRUE(s.ok()) << s.message;
+    EXPECT_TRUE(findings.all.empty()) << findings.all[0].message;
+    expect_product(out, operands, 1);
+  });
+}
+
 // The older of two groups is complete, the younger one may not be.
 TEST(Wgmma, GroupsCompleteInOrder) {
   const Operands operands;

@@ -44,12 +44,11 @@ TEST(PtxInstruction, IsReadAsWritten) {
            "st.shared::cluster.f32 [%r1], %f1",
            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], %r2",
            "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], %r2, 10000000",
-           "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_"
-           "hint "
-           "[%r1], [%rd1, {%r2, %r3, %r4, %r5}], [%r6], %rs1, %rd2",
+           ("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+            ".L2::cache_hint [%r1], [%rd1, {%r2, %r3, %r4, %r5}], [%r6], %rs1, %rd2"),
            "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd1, {%r1, %r2}], [%r3]",
-           "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], "
-           "[%rd1, {%r2, %r3, %r4}], [%r5], {%rs1}",
+           ("cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], "
+            "[%rd1, {%r2, %r3, %r4}], [%r5], {%rs1}"),
            "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, {%r3, %r4, %r5, %r6}, %p1",
            "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r3]",
            "tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r1}, [%r3], 2",

@@ -8,6 +8,8 @@
 namespace tandem::test {
 namespace {
 
+using namespace std::literals;
+
 using namespace vgpu::ptx;
 
 TEST(PtxModule, Preamble) {
@@ -19,7 +21,7 @@ TEST(PtxModule, Preamble) {
 }
 
 TEST(PtxModule, TextMayEndWithItsTerminator) {
-  EXPECT_TRUE(parsed(std::string_view(".version 9.0 .target sm_90a .entry f() { ret; }\n\0\0", 51)).find("f"));
+  EXPECT_TRUE(parsed(".version 9.0 .target sm_90a .entry f() { ret; }\n\0\0"sv).find("f"));
 }
 
 TEST(PtxModule, DebugInformationAndHintsAreLeftOut) {
@@ -72,7 +74,7 @@ TEST(PtxModule, Variables) {
   EXPECT_EQ(f32("a"), 1.5f);
   EXPECT_EQ(f32("b"), 1.0f);
   EXPECT_TRUE(named("c").initial.empty());
-  const double doubles[2] = {1.0, 2.0};
+  const uint64_t doubles[2] = {0x3ff0000000000000, 0x4000000000000000};
   EXPECT_EQ(named("d").elements, 2);
   ASSERT_EQ(named("d").initial.size(), 16u);
   EXPECT_EQ(std::memcmp(named("d").initial.data(), doubles, 16), 0);

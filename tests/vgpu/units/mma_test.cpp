@@ -10,6 +10,8 @@
 namespace tandem::vgpu::units {
 namespace {
 
+size_t wide(int x) { return static_cast<size_t>(x); }
+
 using test::Random;
 
 // Registers of one warp, of 4 or 8 bytes per lane.
@@ -118,7 +120,7 @@ TEST(Mma, EveryForm) {
     for (int t = 0; t < 32; ++t)
       for (int i = 0; i < sums; ++i) {
         const auto x = static_cast<double>(random.between(-9, 9));
-        c[static_cast<size_t>(t * sums + i)] = x;
+        c[wide(t * sums + i)] = x;
         if (form.c == Sum::f64) {
           c_warp.set_real(i, t, x);
         } else if (form.c == Sum::f16) {
@@ -136,7 +138,7 @@ TEST(Mma, EveryForm) {
     for (int t = 0; t < 32; ++t)
       for (int i = 0; i < sums; ++i) {
         const Place place = c_place(t, i);
-        double want = c[static_cast<size_t>(t * sums + i)];
+        double want = c[wide(t * sums + i)];
         for (int k = 0; k < form.k; ++k) want += a.at(place.row, k) * b.at(place.column, k);
         double got = 0;
         switch (form.d) {

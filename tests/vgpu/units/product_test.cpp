@@ -10,6 +10,8 @@
 namespace tandem::vgpu::units {
 namespace {
 
+size_t wide(int x) { return static_cast<size_t>(x); }
+
 using test::Random;
 
 struct Shape {
@@ -81,9 +83,8 @@ TEST(Product, IntegersWrapOrSaturate) {
           products->s32(s.m, s.n, s.k, a.data(), s.k, b.data(), s.n, d.data(), s.n, accumulate, saturate);
           for (int i = 0; i < s.m; ++i)
             for (int j = 0; j < s.n; ++j) {
-              int64_t sum = accumulate ? before[static_cast<size_t>(i * s.n + j)] : 0;
-              for (int k = 0; k < s.k; ++k)
-                sum += int64_t{a[static_cast<size_t>(i * s.k + k)]} * b[static_cast<size_t>(k * s.n + j)];
+              int64_t sum = accumulate ? before[wide(i * s.n + j)] : 0;
+              for (int k = 0; k < s.k; ++k) sum += int64_t{a[wide(i * s.k + k)]} * b[wide(k * s.n + j)];
               const auto clamped = std::min<int64_t>(std::max<int64_t>(sum, INT32_MIN), INT32_MAX);
               const auto want =
                   saturate ? static_cast<int32_t>(clamped) : static_cast<int32_t>(static_cast<uint32_t>(sum));

@@ -14,6 +14,8 @@
 namespace tandem::vgpu::units {
 namespace {
 
+size_t wide(int x) { return static_cast<size_t>(x); }
+
 using test::Random;
 
 // An instruction to try; what is not said is plain.
@@ -182,7 +184,7 @@ std::vector<bool> zero_columns(const Trial& t) {
     const int skip = static_cast<int>(t.zero_columns >> (8 * part) & 0xff);
     for (int i = 0; i < t.n / parts; ++i) {
       const int at = (i + skip + (first ? 0 : ones)) % (ones + zeros);  // ones lead the cycle
-      mask[static_cast<size_t>(part * t.n / parts + i)] = at < ones;
+      mask[wide(part * t.n / parts + i)] = at < ones;
     }
   }
   return mask;
@@ -284,8 +286,7 @@ void run(Random& random, const Trial& t) {
       for (int k = 0; k < t.k() && !zero[static_cast<size_t>(n)]; ++k) {
         double x = a.at(a_row, k) * b.at(n + b_shift, k) * (t.negate_a ? -1 : 1) * (t.negate_b ? -1 : 1);
         if (t.scaled())
-          x *= scales.a[static_cast<size_t>(m * scales.per_row + k / t.block())] *
-               scales.b[static_cast<size_t>(n * scales.per_row + k / t.block())];
+          x *= scales.a[wide(m * scales.per_row + k / t.block())] * scales.b[wide(n * scales.per_row + k / t.block())];
         sum += x;
       }
       if (t.d == Sum::f16) sum = decode(encode(static_cast<float>(sum), Format::f16), Format::f16);
@@ -482,7 +483,7 @@ TEST(Tcgen05, ZeroColumns) {
   ASSERT_TRUE(decode(p.form, p.operands, kWindowBytes, &mma).ok());
   const auto bits = [&](int part) {
     std::string text;
-    for (int i = 13; i >= 0; --i) text += mma.b_zero[static_cast<size_t>(32 * part + i)] ? '1' : '0';
+    for (int i = 13; i >= 0; --i) text += mma.b_zero[wide(32 * part + i)] ? '1' : '0';
     return text;
   };
   EXPECT_EQ(bits(0), "00001110000111");

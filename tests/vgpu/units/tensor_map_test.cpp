@@ -10,6 +10,8 @@
 namespace tandem::vgpu::units {
 namespace {
 
+size_t wide(int x) { return static_cast<size_t>(x); }
+
 alignas(64) std::byte memory[4096];
 
 gpu::TensorMapSpec good() {
@@ -18,8 +20,8 @@ gpu::TensorMapSpec good() {
   spec.type = gpu::TensorType::bf16;
   spec.rank = 4;
   for (int i = 0; i < 4; ++i) {
-    spec.dims[i] = static_cast<uint64_t>(64 + i);
-    spec.byte_strides[i] = static_cast<uint64_t>(128 * (i + 1));
+    spec.dims[i] = uint64_t{64} + wide(i);
+    spec.byte_strides[i] = wide(128 * (i + 1));
     spec.box[i] = i == 0 ? 64 : 4;
     spec.element_strides[i] = static_cast<uint32_t>(1 + i);
   }

@@ -10,6 +10,8 @@
 namespace tandem::vgpu::units {
 namespace {
 
+size_t wide(int x) { return static_cast<size_t>(x); }
+
 using test::Random;
 
 // Registers of the four warps of a warpgroup.
@@ -31,7 +33,7 @@ struct Registers {
     }
   }
   // Register r of thread t (0..127) of the warpgroup.
-  uint32_t& at(int t, int r) { return rows[static_cast<size_t>(t / 32 * each + r)][static_cast<size_t>(t % 32)]; }
+  uint32_t& at(int t, int r) { return rows[wide(t / 32 * each + r)][static_cast<size_t>(t % 32)]; }
 };
 
 double sum_of(uint32_t x, Sum sum) {
@@ -107,7 +109,7 @@ void run(Random& random, const WgmmaForm& form, MatrixSwizzle swizzle_a, MatrixS
     double sum = accumulate ? before : 0;
     const double sign = (form.negate_a ? -1 : 1) * (form.negate_b ? -1 : 1);
     for (int k = 0; k < form.k; ++k) sum += sign * a.at(row, k) * b.at(column, k);
-    want[static_cast<size_t>(row * form.n + column)] =
+    want[wide(row * form.n + column)] =
         form.d == Sum::f16 ? decode(encode(static_cast<float>(sum), Format::f16), Format::f16) : sum;
   });
   wgmma(form, a_matrix, form.a_in_registers ? a_registers.const_warps.data() : nullptr, b_matrix, window.data(),

@@ -48,13 +48,6 @@ struct SumRegisters {
   }
 };
 
-void write_sums(Block& block, size_t group) {
-  Warpgroup& warpgroup = *block.warpgroups[group];
-  if (warpgroup.unwritten == nullptr) return;
-  const WgmmaDetail& detail = *std::exchange(warpgroup.unwritten, nullptr);
-  units::store_sums(detail.form, warpgroup.sums.data(), SumRegisters(block, group, detail).lists);
-}
-
 void multiply(Block& block, size_t group, const Wgmma& wgmma) {
   Warpgroup& warpgroup = *block.warpgroups[group];
   const WgmmaDetail& detail = *wgmma.detail;
@@ -104,9 +97,10 @@ Step wait_op(Context& context, const Op& op) {
 // Registers of a wgmma must not have been touched since the last wgmma.fence, but for sums that the one before wrote.
 bool check_registers(Context& context, const Op& op, const WgmmaDetail& detail) {
   const Warp& warp = context.warp;
-  const auto touched = [&](int32_t at) { return warp.touched[row_of(at)] >= warp.fences; };
-  bool missing = warp.fences == 0;
-  for (const int32_t at : detail.held) missing = missing || touched(at);
+  const uint32_t* const touched = warp.touched.data();
+  uint32_t latest = 0;
+  for (const int32_t at : detail.held) latest = std::max(latest, touched[row_of(at)]);
+  const bool missing = latest >= warp.fences;
   if (missing &&
       !context.finds(Rule::missing_wgmma_fence, op, "",
                      "a register of the product has been touched since the last wgmma.fence (or there was none)"))
@@ -122,7 +116,8 @@ bool check_registers(Context& context, const Op& op, const WgmmaDetail& detail) 
 
 void hold_registers(Warp& warp, const WgmmaDetail& detail) {
   const uint32_t group = warp.groups_committed + 1;
-  for (const int32_t at : detail.out) warp.mma_writes[row_of(at)] = group;
+  uint32_t* const writes = warp.mma_writes.data();
+  for (const int32_t at : detail.out) writes[row_of(at)] = group;
   if (detail.form.a_in_registers)
     for (size_t n = 0; n < detail.a_count; ++n) warp.mma_reads[row_of(detail.in[n])] = group;
   warp.holds = true;
@@ -358,6 +353,13 @@ Status wgmma_family(Builder& b, const Instruction& i) {
 }
 
 }  // namespace
+
+void write_sums(Block& block, size_t group) {
+  Warpgroup& warpgroup = *block.warpgroups[group];
+  if (warpgroup.unwritten == nullptr) return;
+  const WgmmaDetail& detail = *std::exchange(warpgroup.unwritten, nullptr);
+  units::store_sums(detail.form, warpgroup.sums.data(), SumRegisters(block, group, detail).lists);
+}
 
 bool writes_register(const Wgmma& wgmma, int32_t at) {
   const auto& out = wgmma.detail->out;

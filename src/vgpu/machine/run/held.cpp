@@ -26,6 +26,7 @@ Holder holder_of(const Warp& warp, int32_t at) {
 void check(Context& context, const Op& op, int32_t at, bool writes) {
   if (at < 0) return;
   const Holder h = holder_of(context.warp, at);
+  if (h.mma_write) write_sums(context.block, static_cast<size_t>(context.warp.index / 4));
   if (h.mma_write || (writes && h.mma_read)) {
     context.finds(Rule::pending_register, op, "",
                   std::string(writes ? "the instruction writes a register that a wgmma under way "
@@ -78,7 +79,9 @@ bool rename_held(Context& context, const Op& op) {
     at->copies.push_back({member, op.a, op.d, context.mask});
     return true;
   }
-  const uint32_t* a = context.row(op.a);  // its data is there already
+  // Its product is made already.
+  write_sums(*warp.block, static_cast<size_t>(warp.index / 4));
+  const uint32_t* a = context.row(op.a);
   uint32_t* d = context.row(op.d);
   TANDEM_EACH_LANE(lane, context.mask) d[lane] = a[lane];
   return true;

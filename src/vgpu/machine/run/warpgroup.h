@@ -11,6 +11,7 @@
 
 namespace tandem::vgpu::machine {
 
+struct Block;
 struct WgmmaDetail;
 
 // A copy of a register that a wgmma will write, made while it was under way: done once it is complete.
@@ -36,11 +37,12 @@ struct Warpgroup {
   uint64_t completed = 0;       // of all that were ever issued
 
   // Products that follow each other mostly add to the same sums. Nobody may read these registers before a wait, which
-  // is when they are written.
+  // is when they are written; those who do all the same call write_sums() first.
   const WgmmaDetail* unwritten = nullptr;  // whose sums are here only
   std::vector<float> sums;
 };
 
 bool writes_register(const Wgmma& wgmma, int32_t at);  // in the register file
+void write_sums(Block& block, size_t group);
 
 }  // namespace tandem::vgpu::machine

@@ -1,5 +1,5 @@
-// Two floats in one instruction (PTX ISA "fma", "add", "mul" of .f32x2; Blackwell). Half the instructions; the FMA units
-// take as long.
+// Two floats in one instruction (PTX ISA "fma", "add", "mul" of .f32x2; Blackwell). Half the instructions; the FMA
+// units take as long.
 #pragma once
 #include "ptx/base.cuh"
 

@@ -2,35 +2,39 @@
 // Family Instructions"). An address is lane << 16 | column. A warp reaches lanes 32 * (warp % 4) to + 31, its thread t
 // the t-th of them.
 //
-// Products and accesses are asynchronous. Between threads they are ordered by a barrier with tcgen05_fence_before on its
-// one side and tcgen05_fence_after on its other.
+// Products and accesses are asynchronous. Between threads they are ordered by a barrier with tcgen05_fence_before on
+// its one side and tcgen05_fence_after on its other.
 #pragma once
 #include "ptx/base.cuh"
 
-// A whole warp; blocks until there are so many columns (a power of two, 32 to 512), and writes the address of the first.
-// "tcgen05.alloc", "tcgen05.relinquish_alloc_permit".
+// A whole warp, of each CTA of a pair (ctas: 2); blocks until there are so many columns (a power of two, 32 to 512),
+// and writes the address of the first. "tcgen05.alloc", "tcgen05.relinquish_alloc_permit".
+template <int ctas>
 TANDEM_DEVICE void tmem_alloc(u32* address, u32 columns) {
-  asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared_address(address)),
-               "r"(columns)
-               : "memory");
-  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
+  asm volatile(
+      "tcgen05.alloc.cta_group::%2.sync.aligned.shared::cta.b32 [%0], %1;\n"
+      "tcgen05.relinquish_alloc_permit.cta_group::%2.sync.aligned;" ::"r"(shared_address(address)),
+      "r"(columns), "n"(ctas)
+      : "memory");
 }
-// The same warp, before the block ends. "tcgen05.dealloc".
+// The same warps, before their blocks end. "tcgen05.dealloc".
+template <int ctas>
 TANDEM_DEVICE void tmem_free(u32 address, u32 columns) {
-  asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(columns) : "memory");
+  asm volatile("tcgen05.dealloc.cta_group::%2.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(columns), "n"(ctas)
+               : "memory");
 }
 
 // "tcgen05.fence"
 TANDEM_DEVICE void tcgen05_fence_before() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 TANDEM_DEVICE void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
-#define TANDEM_T8(how, x, i)                                                                                         \
+#define TANDEM_T8(how, x, i) \
   how(x[i]), how(x[i + 1]), how(x[i + 2]), how(x[i + 3]), how(x[i + 4]), how(x[i + 5]), how(x[i + 6]), how(x[i + 7])
 #define TANDEM_T16(how, x, i) TANDEM_T8(how, x, i), TANDEM_T8(how, x, i + 8)
 #define TANDEM_T32(how, x, i) TANDEM_T16(how, x, i), TANDEM_T16(how, x, i + 16)
 
-// The columns [address, address + n) of this warp's lanes, a lane's to its thread. A whole warp. The registers hold them
-// after tmem_wait_load, which covers all loads before. "tcgen05.ld", "tcgen05.wait".
+// The columns [address, address + n) of this warp's lanes, a lane's to its thread. A whole warp. The registers hold
+// them after tmem_wait_load, which covers all loads before. "tcgen05.ld", "tcgen05.wait".
 TANDEM_DEVICE void tmem_load(float (&x)[16], u32 address) {
   asm volatile(
       "tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
@@ -51,6 +55,12 @@ template <int n>
 TANDEM_DEVICE void tmem_wait_load(float (&x)[n]) {
   asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
   hold(x);
+}
+template <int n, int chunks>
+TANDEM_DEVICE void tmem_wait_load(float (&x)[chunks][n]) {
+  asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) hold(x[c]);
 }
 
 // The other way round; done after tmem_wait_store. "tcgen05.st", "tcgen05.wait".
@@ -77,41 +87,54 @@ TANDEM_DEVICE void tmem_store(u32 address, const float (&x)[32]) {
 }
 TANDEM_DEVICE void tmem_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
 
-// Shared-memory matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them. stride: bytes between
-// groups of 8 rows; lead: between columns of 64 where the matrix is read along them (the values), unused otherwise.
-// "Shared memory descriptor".
+// Shared-memory matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them. stride: bytes
+// between groups of 8 rows; lead: between columns of 64 where the matrix is read along them (the values), unused
+// otherwise. "Shared memory descriptor".
 TANDEM_DEVICE u64 tcgen05_matrix(u32 address, u32 lead, u32 stride) {
   return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(lead >> 4) << 16 |
          static_cast<u64>(stride >> 4) << 32 | u64{1} << 46 | u64{2} << 61;
 }
-// 128 x columns products of f16 or bfloat16 in float32; b by columns (values) or by rows (keys). "Instruction
+// rows x columns products of f16 or bfloat16 in float32; b by columns (values) or by rows (keys). "Instruction
 // descriptor".
-constexpr u32 tcgen05_product(bool f16, int columns, bool by_columns) {
-  const u32 type = f16 ? 0 : 1, rows = 128;
+constexpr u32 tcgen05_product(bool f16, int rows, int columns, bool by_columns) {
+  const u32 type = f16 ? 0 : 1;
   return 1u << 4 | type << 7 | type << 10 | (by_columns ? 1u << 16 : 0) | static_cast<u32>(columns) / 8 << 17 |
-         rows / 16 << 24;
+         static_cast<u32>(rows) / 16 << 24;
 }
 
-// d += a b, or d = a b where not add; 128 rows, 16 elements of each row of a. A whole warp, one lane of which issues: the
-// same as for tcgen05_commit. a in shared memory, or in tensor memory, two elements in a column. "tcgen05.mma".
+// d += a b, or d = a b where not add; 128 rows of each CTA, 16 elements of each row of a. One thread, the same as for
+// tcgen05_commit. a in shared memory, or in tensor memory, two elements in a column. Of a pair of CTAs (ctas: 2) the
+// leader issues for both; a, b and d lie in both at these addresses, half of the rows of a and of the columns of the
+// product from b in each. "tcgen05.mma".
+template <int ctas>
 TANDEM_DEVICE void tcgen05_mma(u32 d, u64 a, u64 b, u32 product, bool add) {
   asm volatile(
-      "{.reg .pred one, add; elect.sync _|one, 0xffffffff; setp.ne.b32 add, %4, 0;\n"
-      "@one tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, add;}" ::"r"(d),
-      "l"(a), "l"(b), "r"(product), "r"(static_cast<u32>(add))
+      "{.reg .pred add; setp.ne.b32 add, %4, 0;\n"
+      "tcgen05.mma.cta_group::%5.kind::f16 [%0], %1, %2, %3, add;}" ::"r"(d),
+      "l"(a), "l"(b), "r"(product), "r"(static_cast<u32>(add)), "n"(ctas)
       : "memory");
 }
+template <int ctas>
 TANDEM_DEVICE void tcgen05_mma(u32 d, u32 a, u64 b, u32 product, bool add) {
   asm volatile(
-      "{.reg .pred one, add; elect.sync _|one, 0xffffffff; setp.ne.b32 add, %4, 0;\n"
-      "@one tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, add;}" ::"r"(d),
-      "r"(a), "l"(b), "r"(product), "r"(static_cast<u32>(add))
+      "{.reg .pred add; setp.ne.b32 add, %4, 0;\n"
+      "tcgen05.mma.cta_group::%5.kind::f16 [%0], [%1], %2, %3, add;}" ::"r"(d),
+      "r"(a), "l"(b), "r"(product), "r"(static_cast<u32>(add)), "n"(ctas)
       : "memory");
 }
-// The barrier gets an arrival when all products issued before are done. A whole warp. "tcgen05.commit".
+// The barrier, of a pair those of both CTAs, gets an arrival when all products issued before are done. One thread.
+// "tcgen05.commit".
+template <int ctas>
 TANDEM_DEVICE void tcgen05_commit(u64* barrier) {
-  asm volatile(
-      "{.reg .pred one; elect.sync _|one, 0xffffffff;\n"
-      "@one tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];}" ::"r"(shared_address(barrier))
-      : "memory");
+  if constexpr (ctas == 1) {
+    asm volatile(
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(shared_address(barrier))
+        : "memory");
+  } else {
+    asm volatile(
+        "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
+            shared_address(barrier)),
+        "h"(static_cast<u16>(0b11))
+        : "memory");
+  }
 }

@@ -60,11 +60,14 @@ struct ForwardTile {
   }
 };
 
-// The same for Blackwell: two tiles of 128 rows, whose scores, probabilities and results are in tensor memory, and
-// steps of 128 keys.
+// The same for Blackwell: tiles of 128 rows, whose scores, probabilities and results are in tensor memory, and steps of
+// 128 keys. One CTA has two tiles, or one with two places for scores where results are wide. Of a pair of CTAs each has
+// its own rows, and half of the keys and values for both.
 struct BlackwellTile {
-  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16: at most 192 and 128
+  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16: at most 256
   int fma_pairs = 4;                     // of 16 pairs of exponentials, so many are taken on the FMA units
+  bool pair = false;                     // two CTAs multiply together
+  bool takes_over = false;               // a block for every unit of work; those that run take over the others' (CLC)
   bool f16 = false;                      // elements are float16, else bfloat16
   bool left = false, right = false;      // a query may not see all keys before, after it (causal: right)
   bool ragged = false;                   // lengths are read on the device: cu_seqlens or seqused
@@ -72,42 +75,68 @@ struct BlackwellTile {
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
 
-  static constexpr int kTiles = 2, kTileRows = 128;
-  static constexpr int keys = 128;
-  static constexpr int rows() { return kTiles * kTileRows; }
-  static constexpr int threads() { return 512; }
+  static constexpr int kTileRows = 128, keys = 128;
+  constexpr int tiles() const { return head_dim <= 192 && head_dim_v <= 128 ? 2 : 1; }
+  constexpr int ctas() const { return pair ? 2 : 1; }
+  // Rows that are multiplied together, and all rows of a unit of work.
+  constexpr int rows_together() const { return ctas() * kTileRows; }
+  constexpr int rows() const { return tiles() * rows_together(); }
+  constexpr int threads() const { return 128 * (tiles() + 2); }
   constexpr bool changed() const { return unscaled || softcap || alibi || bias != Bias::none; }
-  constexpr bool unchecked() const { return !f16 && !changed(); }  // as Hopper
+  // As Hopper; where a CTA is on its own and keeps to its work, and the softmax is short of time.
+  constexpr bool unchecked() const { return !f16 && !changed() && !pair && !takes_over && tiles() == 2; }
 
-  // Shared memory is cut into blocks of 16 KB: of queries, of the result, and the ring of keys and values. A block of
-  // keys has 64 columns of a step; one of values 64 keys, or all 128 where they have 64 columns.
-  static constexpr int kBlock = 16384, kMostBlocks = 14;
+  // Shared memory: queries and the result in blocks of 16 KB (64 columns of a tile), then a ring of blocks of keys and
+  // values. A block of keys has 64 columns of the CTA's keys of a step; one of values has all of its columns, and as
+  // many keys as fit.
+  static constexpr int kTileBlock = 16384, kMostBytes = 14 * kTileBlock, kMostRing = 16;
   static constexpr int blocks(int columns) { return (columns + 63) / 64; }
+  constexpr int keys_of_block() const { return keys / ctas(); }
+  constexpr int block() const { return keys_of_block() * 128; }
   constexpr int blocks_k() const { return blocks(head_dim); }
-  constexpr int blocks_v() const { return blocks(head_dim_v); }
-  constexpr int blocks_out() const { return head_dim <= 128 ? 2 : 1; }
-  constexpr int ring() const { return kMostBlocks - kTiles * blocks_k() - blocks_out(); }
-  constexpr int keys_of_values() const { return keys / blocks_v(); }
+  // Columns of values and result, in tensor memory and of one CTA. (A pair's product has a multiple of 32 of them.)
+  constexpr int result_columns() const { return pair ? (head_dim_v + 31) / 32 * 32 : head_dim_v; }
+  constexpr int columns_v() const { return result_columns() / ctas(); }
+  constexpr int keys_of_values() const {
+    return keys_of_block() / (blocks(columns_v()) == 3 ? 4 : blocks(columns_v()));
+  }
+  constexpr int blocks_v() const { return keys / keys_of_values(); }
+  constexpr int blocks_out() const { return head_dim <= 128 && tiles() == 2 ? 2 : 1; }
+  constexpr int ring() const {
+    const int most = (kMostBytes - (tiles() * blocks_k() + blocks_out()) * kTileBlock) / block();
+    return most < kMostRing ? most : kMostRing;
+  }
   // Beside the blocks: row sums and shifts, tiles under way, barriers.
   static constexpr int kSmall = 3072;
-  constexpr int shared_bytes() const { return kMostBlocks * kBlock + kSmall; }
+  static constexpr int shared_bytes() { return kMostBytes + kSmall; }
   // Products of a step want the keys while those of the step before want the values.
   constexpr bool ring_suffices() const { return ring() >= blocks_k() + blocks_v(); }
 
-  // Columns of tensor memory: scores of both tiles, then results. Probabilities, two in a column, take the place of
+  // Columns of tensor memory: two places for scores, then results. Probabilities, two in a column, take the place of
   // scores from the left, as these are used up.
-  static constexpr int kColumns = 512;
-  static constexpr unsigned scores_at(int tile) { return tile * keys; }
-  static constexpr unsigned probabilities_at(int tile) { return scores_at(tile); }
-  constexpr unsigned result_at(int tile) const { return kTiles * keys + tile * head_dim_v; }
-  constexpr bool columns_suffice() const { return result_at(kTiles) <= kColumns; }
+  static constexpr int kColumns = 512, kScores = 2;
+  constexpr int scores_of_tile() const { return kScores / tiles(); }
+  static constexpr unsigned scores_at(int place) { return place * keys; }
+  static constexpr unsigned probabilities_at(int place) { return scores_at(place); }
+  constexpr unsigned result_at(int tile) const { return kScores * keys + tile * result_columns(); }
+  constexpr bool columns_suffice() const { return result_at(tiles()) <= kColumns; }
 
   // Keys of a step whose probabilities are handed over first.
   static constexpr int kFirstPart = 96;
 
-  // Registers of a thread, by role: there are 512 for four warpgroups.
-  static constexpr int kSoftmaxRegisters = 192, kCorrectionRegisters = 72, kOtherRegisters = 56;
-  static_assert(2 * kSoftmaxRegisters + kCorrectionRegisters + kOtherRegisters <= 65536 / 128);
+  // Blocks of keys and values need a word of their CTA before the products may read them: to the other CTA of a pair,
+  // or since values beyond a sequence have to be cleared.
+  constexpr bool relays() const { return pair || ragged; }
+
+  // Registers of a thread, by role.
+  constexpr int softmax_registers() const { return tiles() == 2 ? 192 : 240; }
+  constexpr int correction_registers() const { return tiles() == 2 ? 72 : 152; }
+  constexpr int other_registers() const { return tiles() == 2 ? 56 : 104; }
+  constexpr bool registers_suffice() const {
+    const int at_launch = 65536 / threads() / 8 * 8;
+    return tiles() * softmax_registers() + correction_registers() + other_registers() <= at_launch * (tiles() + 2);
+  }
+  constexpr bool fits() const { return ring_suffices() && columns_suffice() && registers_suffice(); }
 };
 
 // CUtensorMap: encoded by the host, opaque here.
@@ -124,7 +153,7 @@ struct ForwardWork {
 struct ForwardParams {
   // q, out: (head_dim, together, seqlen_q, heads_q / together, batch), boxes of 64 columns and a tile's rows (Hopper:
   // out 64; Blackwell: 128). k, v: (head_dim, seqlen_k, heads_k, batch), boxes of 64 columns and a step's keys
-  // (Blackwell: v keys_of_values()). Swizzled by 128 bytes.
+  // (Blackwell: keys_of_block() and keys_of_values()). Swizzled by 128 bytes.
   TensorMap q, k, v, out;
 
   void* out_data;  // for tiles that a sequence ends in: ragged only

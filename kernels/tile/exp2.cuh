@@ -1,5 +1,5 @@
-// 2^x for scores x = scale * score - shift, two at a time: on the exponential unit, which takes 16 a clock and SM, or on
-// the FMA units, which have room beside it (FlashAttention-4, "software emulation of the exponential").
+// 2^x for scores x = scale * score - shift, two at a time: on the exponential unit, which takes 16 a clock and SM, or
+// on the FMA units, which have room beside it (FlashAttention-4, "software emulation of the exponential").
 #pragma once
 #include "ptx/pair.cuh"
 #include "ptx/warp.cuh"
@@ -42,8 +42,8 @@ TANDEM_DEVICE Pair exp2_of_exponential_unit(Pair scores, const Exponents& e) {
 
 // 2^x = 2^floor(x) * 2^fraction (Cody and Waite), where the first factor is added to the exponent of the second, a
 // polynomial: within 8.6e-5 of it, and bfloat16 has 3.9e-3. The fraction is that of scale * score, so that floors are
-// sums with whole numbers; what the shift's own fraction makes of it is in the polynomial. NaN becomes the largest float:
-// sums show it. x below -125 gives some 2^-125, not 0.
+// sums with whole numbers; what the shift's own fraction makes of it is in the polynomial. NaN becomes the largest
+// float: sums show it. x below -125 gives some 2^-125, not 0.
 TANDEM_DEVICE Pair exp2_of_fma_units(Pair scores, const Exponents& e) {
   float low, high;
   split(scores, &low, &high);

@@ -1,5 +1,5 @@
-// What becomes of a product before the softmax: softcap, ALiBi, bias, and what a query may not see; and what becomes of a
-// row's sum after the last step. By rows; how a thread's registers lie in them is the kernel's.
+// What becomes of a product before the softmax: softcap, ALiBi, bias, and what a query may not see; and what becomes of
+// a row's sum after the last step. By rows; how a thread's registers lie in them is the kernel's.
 #pragma once
 #include "ptx/warp.cuh"
 #include "tile/work.cuh"
@@ -83,14 +83,11 @@ TANDEM_DEVICE Seen seen_by(const ForwardParams& p, const Tile& t, const Row& row
   return seen;
 }
 
-// Of 32 columns, a bit for each that lies within [from, to).
-TANDEM_DEVICE u32 columns_within(int from, int to) {
-  auto from_on = [](int column) {
-    u32 bits;
-    asm("shl.b32 %0, 0xffffffff, %1;" : "=r"(bits) : "r"(max(column, 0)));  // 0 from 32 on
-    return bits;
-  };
-  return from_on(from) & ~from_on(to);
+// Of 32 columns, a bit for each from this one on.
+TANDEM_DEVICE u32 columns_from(int column) {
+  u32 bits;
+  asm("shl.b32 %0, 0xffffffff, %1;" : "=r"(bits) : "r"(max(column, 0)));  // 0 from 32 on
+  return bits;
 }
 
 // Of a row whose exponentials, against shift, have this sum: what its result is multiplied by, 0 where it sees nothing,

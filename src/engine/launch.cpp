@@ -140,10 +140,10 @@ Status encode_maps(gpu::Device& device, const Problem& p, const plan::ForwardPla
                    ForwardParams* params) {
   const std::byte* const memory = aligned(workspace);
   const plan::Tile& tile = plan.tile;
-  TANDEM_TRY(map_of_rows(p, plan, p.q, p.head_dim, tile.box_q).encode(device, &params->q));
-  TANDEM_TRY(map_of_keys(p, plan, p.k, p.head_dim, tile.keys, memory).encode(device, &params->k));
-  TANDEM_TRY(map_of_keys(p, plan, p.v, p.head_dim_v, tile.box_v, memory).encode(device, &params->v));
-  return map_of_rows(p, plan, p.out, p.head_dim_v, tile.box_out).encode(device, &params->out);
+  TANDEM_TRY(map_of_rows(p, plan, p.q, p.head_dim, tile.boxes.q).encode(device, &params->q));
+  TANDEM_TRY(map_of_keys(p, plan, p.k, p.head_dim, tile.boxes.k, memory).encode(device, &params->k));
+  TANDEM_TRY(map_of_keys(p, plan, p.v, p.head_dim_v, tile.boxes.v, memory).encode(device, &params->v));
+  return map_of_rows(p, plan, p.out, p.head_dim_v, tile.boxes.out).encode(device, &params->out);
 }
 
 Status launch_forward(gpu::Device& device, const Problem& p, const plan::ForwardPlan& plan,

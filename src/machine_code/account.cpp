@@ -129,14 +129,33 @@ class Accountant {
     cost.role = rare.role().value_or(Role::softmax);
     cost.address = code_[static_cast<size_t>(graph_.blocks[static_cast<size_t>(loop.head)].begin)].address;
     cost.registers = registers_at(loop.head);
-    cost.instructions = static_cast<int>(path.size());
+    const std::vector<int32_t> executed = repeated(path, loop, cost.role);
+    cost.instructions = static_cast<int>(executed.size());
     cost.left_out = static_cast<int>(all.size() - path.size());
-    cost.work = work_of(code_, path);
-    cost.masked = cost.work.scores() > 0 && 2 * selects_in(code_, path) >= cost.work.scores();
-    for (const int32_t i : path) weigh(code_[static_cast<size_t>(i)], &cost);
+    cost.work = work_of(code_, executed);
+    cost.masked = cost.work.scores() > 0 && 2 * selects_in(code_, executed) >= cost.work.scores();
+    for (const int32_t i : executed) weigh(code_[static_cast<size_t>(i)], &cost);
     if (cost.role == Role::correction && rare.votes > 0)
       rescaled_ = std::max(rescaled_, rare.columns_read / rare.votes);
     account_.loops.push_back(std::move(cost));
+  }
+
+  // The path with its loops over some of a step's scores as often as all of them need, where the step's size is known.
+  std::vector<int32_t> repeated(const std::vector<int32_t>& path, const Loop& loop, Role role) const {
+    const int scores = role == Role::softmax ? account_.shape.keys : account_.shape.keys / 2;
+    std::vector<std::pair<const Loop*, int>> parts;
+    for (const Loop& part : graph_.loops) {
+      const Work work = work_of(code_, whole_loop(graph_, part));
+      const int columns = std::max(work.scores(), work.columns_read);
+      if (loop.contains(part) && !work.synchronised && columns > 0) parts.emplace_back(&part, scores / columns);
+    }
+    std::vector<int32_t> all;
+    for (const int32_t i : path) {
+      int times = 1;
+      for (const auto& [part, turns] : parts) times = holds(*part, i) ? std::max(times, turns) : times;
+      all.insert(all.end(), static_cast<size_t>(times), i);
+    }
+    return all;
   }
 
   // Of a thread in the role: what the last setmaxnreg before its loop leaves it.

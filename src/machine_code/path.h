@@ -7,8 +7,8 @@
 //     second look);
 //   - past what rescales: sixteen or more multiplications that are at least half of a side without matrix product;
 //   - else through the longer side, so that the count is no less than what is executed.
-// Branches out of the loop are not taken, and loops within it make one turn. Instructions under a predicate count: they
-// are issued all the same.
+// Branches out of the loop are not taken, and loops within it make one turn here. Instructions under a predicate count:
+// they are issued all the same.
 #pragma once
 
 #include <cstdint>

@@ -29,8 +29,9 @@ void add(const Instruction& i, Work* work) {
   if (base == "LDTM") work->columns_read += tensor_columns_of(i);
   if (base == "STTM") work->columns_written += tensor_columns_of(i);
   work->votes += base == "VOTE";
-  work->synchronised |= base == "SYNCS" || base == "BAR" || base == "DEPBAR" || base == "LDGDEPBAR";
-  work->waits += base == "SYNCS" && i.has("PHASECHK");
+  const bool looks = base == "SYNCS" && i.has("PHASECHK");
+  work->waits += looks;
+  work->synchronised |= looks || (base == "BAR" && i.has("SYNC")) || base == "DEPBAR" || base == "LDGDEPBAR";
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct Work {
   int loads = 0, stores = 0, reductions = 0;
   int columns_read = 0, columns_written = 0;  // of tensor memory, by a warp
   int votes = 0, waits = 0;
-  bool synchronised = false;  // with other warps or with copies
+  bool synchronised = false;  // it waits for other warps or for copies
 
   // Scores that a thread turns into exponentials. Rescaling and softcap take exponentials too, and a backward pass
   // packs two matrices: the scores are the lesser of both.

@@ -2,31 +2,40 @@
 // not yet measured. This table is all that tuning changes.
 #pragma once
 
+#include <cstdint>
+
 #include "shared/forward.h"
 
 namespace tandem::plan {
 
-// Serves what has these sizes at most. Pairs of exponentials, of 16, that the FMA units take: of bfloat16, whose steps
-// do not look for the largest score, and of float16, whose steps do.
+enum class Cluster : uint8_t { one, pair_if_full, pair };  // pair_if_full: where nothing is hidden and rows fill pairs
+
+// Serves what has these sizes at most. Pairs of exponentials, of 16, that the FMA units take: of steps that do not look
+// for the largest score (BlackwellTile::unchecked), and of steps that do.
 struct BlackwellChoice {
   int head_dim, head_dim_v;
-  int fma_pairs_bf16, fma_pairs_f16;
+  Cluster cluster;
+  int fma_pairs_unchecked, fma_pairs_checked;
 };
 
 // The first that serves a problem is taken.
 inline constexpr BlackwellChoice kBlackwellTiles[] = {
-    {64, 64, 6, 5},
-    {128, 128, 4, 3},
-    {192, 128, 3, 2},
+    {64, 64, Cluster::one, 6, 5},
+    {128, 128, Cluster::pair_if_full, 4, 3},
+    {192, 128, Cluster::pair_if_full, 3, 2},
+    {256, 256, Cluster::pair, 0, 0},
 };
 
 constexpr bool blackwell_tiles_fit() {
   for (const BlackwellChoice& c : kBlackwellTiles) {
-    const BlackwellTile t{.head_dim = c.head_dim, .head_dim_v = c.head_dim_v};
-    if (!t.ring_suffices() || !t.columns_suffice() || t.shared_bytes() > ForwardTile::kMostShared) return false;
+    for (const bool pair : {false, true}) {
+      const BlackwellTile t{.head_dim = c.head_dim, .head_dim_v = c.head_dim_v, .pair = pair};
+      if (!t.fits() || BlackwellTile::shared_bytes() > ForwardTile::kMostShared) return false;
+    }
   }
   return true;
 }
-static_assert(blackwell_tiles_fit(), "a tile of the table needs more shared or tensor memory than there is");
+static_assert(blackwell_tiles_fit(),
+              "a tile of the table needs more registers, shared or tensor memory than there are");
 
 }  // namespace tandem::plan

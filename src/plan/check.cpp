@@ -7,7 +7,7 @@ namespace tandem::plan {
 namespace {
 
 constexpr int64_t kLongest = int64_t{1} << 28;
-constexpr int64_t kMostHeadDim = 256, kMostBlackwellHeadDim = 192, kMostBlackwellHeadDimV = 128;
+constexpr int64_t kMostHeadDim = 256;
 constexpr int64_t kMaxStride = int64_t{1} << 39;  // of tensor maps: below 2^40 bytes
 
 // Blackwell of data centres: B200, B300.
@@ -51,18 +51,12 @@ Status check_options(const Problem& p) {
   return {};
 }
 
-Status check_head_dim(const char* tensor, int64_t head_dim, int64_t most) {
-  if (head_dim % 8 == 0 && head_dim <= most) return {};
-  return Status::unsupported(say(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", most,
-                                 " on this GPU: ",
-                                 head_dim > most ? "there is no kernel for a longer one; choose device \"cpu\""
-                                                 : "rows are copied in pieces of 16 bytes; pad it with zeros"));
-}
-
-Status check_head_dims(const Problem& p, const gpu::Properties& device) {
-  const bool blackwell = is_blackwell(device);
-  TANDEM_TRY(check_head_dim("q", p.head_dim, blackwell ? kMostBlackwellHeadDim : kMostHeadDim));
-  return check_head_dim("v", p.head_dim_v, blackwell ? kMostBlackwellHeadDimV : kMostHeadDim);
+Status check_head_dim(const char* tensor, int64_t head_dim) {
+  if (head_dim % 8 == 0 && head_dim <= kMostHeadDim) return {};
+  return Status::unsupported(say(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMostHeadDim,
+                                 " on a GPU: ",
+                                 head_dim > kMostHeadDim ? "there is no kernel for a longer one; choose device \"cpu\""
+                                                         : "rows are copied in pieces of 16 bytes; pad it with zeros"));
 }
 
 // Each tensor is seen by the bulk copy engine.
@@ -112,7 +106,8 @@ Status check_sizes(const Problem& p) {
 Status check_forward(const Problem& p, const gpu::Properties& device) {
   TANDEM_TRY(check_device(device));
   TANDEM_TRY(check_options(p));
-  TANDEM_TRY(check_head_dims(p, device));
+  TANDEM_TRY(check_head_dim("q", p.head_dim));
+  TANDEM_TRY(check_head_dim("v", p.head_dim_v));
   TANDEM_TRY(check_tensor("q", p.q, p.packed_q(), p.total_q == 0));
   TANDEM_TRY(check_tensor("k", p.k, p.packed_k(), p.total_k == 0));
   TANDEM_TRY(check_tensor("v", p.v, p.packed_k(), p.total_k == 0));

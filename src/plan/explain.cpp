@@ -34,9 +34,10 @@ std::string why_tile(const Problem& p, const Tile& tile) {
   std::string text;
   if (tile.blackwell()) {
     const BlackwellTile& t = tile.for_blackwell();
-    text = say("tile: ", BlackwellTile::kTiles, " x ", BlackwellTile::kTileRows, " rows x ", t.keys,
-               " keys, which take turns on the tensor core, keys and values in a ring of ", t.ring(), " blocks of ",
-               BlackwellTile::kBlock, " bytes, ", t.fma_pairs,
+    text = say("tile: ", t.tiles(), " x ", t.rows_together(), " rows x ", t.keys, " keys",
+               t.tiles() > 1 ? ", which take turns on the tensor core" : ", two steps of scores at once",
+               t.pair ? ", two blocks multiply together" : "", ", keys and values in a ring of ", t.ring(),
+               " pieces of ", t.block(), " bytes, ", t.fma_pairs,
                " of 16 exponentials on the FMA units: counted, not measured, at head_dim ", p.head_dim);
   } else {
     const ForwardTile& t = tile.for_hopper();
@@ -52,8 +53,9 @@ std::string why_tile(const Problem& p, const Tile& tile) {
 // Bytes of shared memory that products read and TMA writes, of a query-key pair.
 double shared_bytes_of_pair(const Tile& tile) {
   const double written = static_cast<double>(tile.head_dim + tile.head_dim_v) / tile.rows();
-  if (tile.blackwell()) {  // probabilities are in tensor memory
-    return kElement * (static_cast<double>(2 * tile.head_dim + tile.head_dim_v) / BlackwellTile::kTileRows + written);
+  if (tile.blackwell()) {  // probabilities are in tensor memory; of a pair each block reads half of keys and values
+    const double keys_and_values = tile.head_dim + tile.head_dim_v;
+    return kElement * ((tile.head_dim + keys_and_values / tile.ctas()) / BlackwellTile::kTileRows + written);
   }
   // 64 rows read a step's keys and values once, and the queries unless registers have them.
   const double queries = tile.for_hopper().queries_in_registers() ? 0 : static_cast<double>(tile.head_dim) / tile.keys;
@@ -61,6 +63,12 @@ double shared_bytes_of_pair(const Tile& tile) {
 }
 
 std::string why_order(const ForwardPlan& plan) {
+  if (plan.tile.takes_over()) {
+    return plan.tile.ragged ? "order: a list of tiles made on the device, the longest first; blocks that run take over "
+                              "those that have not begun"
+                            : "order: tiles differ in length, the longest first; blocks that run take over those that "
+                              "have not begun";
+  }
   if (plan.tile.ragged) return "order: a list of tiles made on the device, the longest first, taken from a counter";
   if (plan.counted) return "order: tiles differ in length, so blocks take them from a counter, the longest first";
   if (plan.grid == plan.tiles) return "order: each block has one tile";

@@ -63,12 +63,27 @@ Tile cut_for_hopper(const Problem& p, int64_t rows) {
   return t;
 }
 
-Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device) {
+// Where rows fill the tiles of two CTAs as well as those of one.
+bool fills_pairs(const BlackwellTile& t, int64_t rows) {
+  BlackwellTile alone = t;
+  alone.pair = false;
+  return 2 * ceil_div(rows, 2 * alone.rows()) <= ceil_div(rows, alone.rows());
+}
+
+Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t rows) {
   auto t = options_of<BlackwellTile>(p);
   for (const BlackwellChoice& c : kBlackwellTiles) {
     if (t.head_dim > c.head_dim || t.head_dim_v > c.head_dim_v) continue;
+    const bool full = !t.left && !t.right && !t.ragged && !t.changed();
+    t.pair = c.cluster == Cluster::pair ||
+             (c.cluster == Cluster::pair_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
+    t.takes_over = t.pair && (t.left || t.right || t.ragged);
     const bool fast_exponentials = device.compute_minor > 0;  // twice as many a clock from B300 on
-    t.fma_pairs = t.changed() || fast_exponentials ? 0 : t.f16 ? c.fma_pairs_f16 : c.fma_pairs_bf16;
+    if (t.changed() || fast_exponentials) {
+      t.fma_pairs = 0;
+    } else {
+      t.fma_pairs = t.unchecked() ? c.fma_pairs_unchecked : c.fma_pairs_checked;
+    }
     break;
   }
   return t;
@@ -76,7 +91,7 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device) {
 
 // rows: of one sequence, of the query heads that are taken together.
 Tile cut(const Problem& p, const gpu::Properties& device, int64_t rows) {
-  return device.compute_major == 10 ? cut_for_blackwell(p, device) : cut_for_hopper(p, rows);
+  return device.compute_major == 10 ? cut_for_blackwell(p, device, rows) : cut_for_hopper(p, rows);
 }
 
 // Tiles of a unit; where only the device knows the lengths, a bound on those of all sequences together.
@@ -137,8 +152,11 @@ ForwardPlan plan_forward(const Problem& p, const gpu::Properties& device) {
   plan.tiles_m = static_cast<int>(tiles_m);
   plan.tiles = static_cast<int>(tiles);
   plan.group = choose_group(p, plan, device.sm_count);
-  plan.grid = static_cast<int>(std::min<int64_t>(device.sm_count, tiles));
-  plan.counted = is_ragged || (tiles > device.sm_count && (plan.tile.left || plan.tile.right));
+  const int ctas = plan.tile.ctas();
+  plan.grid =
+      ctas * static_cast<int>(plan.tile.takes_over() ? tiles : std::min<int64_t>(device.sm_count / ctas, tiles));
+  plan.counted =
+      is_ragged || (!plan.tile.takes_over() && tiles > device.sm_count && (plan.tile.left || plan.tile.right));
   plan.keyless = p.total_k == 0;
   plan.window_left = clamped(p.window_left);
   plan.window_right = clamped(p.window_right);
@@ -186,16 +204,16 @@ std::string name_of(const Kernel& t, const std::string& cut) {
 const char* flag(bool on) { return on ? "true" : "false"; }
 
 template <class Kernel>
-std::string translation_unit(const Kernel& t, const char* header, const char* type, const std::string& cut) {
+std::string translation_unit(const Kernel& t, const char* header, const char* type, const std::string& cut, int ctas) {
   const char* biases[] = {"none", "boolean", "f32", "element"};
   std::string text = say("#include \"", header, "\"\n\nconstexpr ", type, " kTile{\n", "    .head_dim = ", t.head_dim,
                          ", .head_dim_v = ", t.head_dim_v, cut, ",\n    .f16 = ", flag(t.f16),
                          ", .left = ", flag(t.left), ", .right = ", flag(t.right), ", .ragged = ", flag(t.ragged),
                          ", .unscaled = ", flag(t.unscaled), ",\n    .softcap = ", flag(t.softcap),
                          ", .alibi = ", flag(t.alibi), ", .bias = Bias::", biases[static_cast<int>(t.bias)], "};\n\n");
-  text +=
-      "extern \"C\" __global__ void __launch_bounds__(kTile.threads(), 1) forward(const __grid_constant__ "
-      "ForwardParams p) {\n  forward<kTile>(p);\n}\n";
+  text += say("extern \"C\" __global__ void ", ctas > 1 ? say("__cluster_dims__(", ctas, ", 1, 1) ") : "",
+              "__launch_bounds__(kTile.threads(), 1) forward(const __grid_constant__ ForwardParams p) {\n"
+              "  forward<kTile>(p);\n}\n");
   if (t.ragged) {
     text += say("extern \"C\" __global__ void __launch_bounds__(", kScheduleThreads,
                 ", 1) schedule(const __grid_constant__ ForwardParams p) {\n  schedule<kTile>(p);\n}\n");
@@ -212,6 +230,8 @@ uint64_t id_of(const Tile& tile) {
   if (tile.blackwell()) {
     add_options(tile.for_blackwell(), &id);
     add(tile.for_blackwell().fma_pairs, 5);
+    add(tile.for_blackwell().pair, 1);
+    add(tile.for_blackwell().takes_over, 1);
     return id;
   }
   const ForwardTile& t = tile.for_hopper();
@@ -226,7 +246,8 @@ uint64_t id_of(const Tile& tile) {
 std::string name_of(const Tile& tile) {
   if (tile.blackwell()) {
     const BlackwellTile& t = tile.for_blackwell();
-    return name_of(t, say("_2x", BlackwellTile::kTileRows, "x", BlackwellTile::keys, "_fma", t.fma_pairs));
+    return name_of(t, say("_", t.tiles(), "x", t.rows_together(), "x", BlackwellTile::keys, "_fma", t.fma_pairs,
+                          t.takes_over ? "_takeover" : ""));
   }
   const ForwardTile& t = tile.for_hopper();
   return name_of(t, say("_", t.rows(), "x", t.keys, "x", t.stages, t.turns ? "_turns" : ""));
@@ -235,12 +256,16 @@ std::string name_of(const Tile& tile) {
 std::string translation_unit(const Tile& tile) {
   if (tile.blackwell()) {
     const BlackwellTile& t = tile.for_blackwell();
-    return translation_unit(t, "sm100/forward.cuh", "BlackwellTile", say(", .fma_pairs = ", t.fma_pairs));
+    return translation_unit(
+        t, "sm100/forward.cuh", "BlackwellTile",
+        say(", .fma_pairs = ", t.fma_pairs, ", .pair = ", flag(t.pair), ", .takes_over = ", flag(t.takes_over)),
+        t.ctas());
   }
   const ForwardTile& t = tile.for_hopper();
   return translation_unit(t, "sm90/forward.cuh", "ForwardTile",
                           say(", .warpgroups = ", t.warpgroups, ", .keys = ", t.keys, ", .stages = ", t.stages,
-                              ", .turns = ", flag(t.turns)));
+                              ", .turns = ", flag(t.turns)),
+                          1);
 }
 
 }  // namespace tandem::plan

@@ -212,6 +212,31 @@ TEST(MachineCodeAccount, TwoBlocksShareOneIssuer) {
   EXPECT_EQ(two.steady(Role::mma, false)->per_tile(), one.steady(Role::mma, false)->per_tile() / 2);
 }
 
+// Parts of a step that were not unrolled, such as 32 columns of 128, are executed as often as the step needs.
+TEST(MachineCodeAccount, PartsOfAStepAreRepeated) {
+  const Lines lines = Lines{"@P1 BRA `(.L_mma)", ".L_step:"} + wait(".L_s") +
+                      Lines{".L_change:", "LDTM.x32 R4, tmem[UR4]"} + times(32, {"FADD R4, R4, R5"}) +
+                      Lines{"STTM.x32 tmem[UR4], R4", "@P2 BRA `(.L_change)", ".L_part:"} +
+                      Lines{"LDTM.x32 R4, tmem[UR4]"} + times(32, {"MUFU.EX2 R4, R4"}) +
+                      times(16, {"F2FP.BF16.F32.PACK_AB R4, R4, R5"}) +
+                      Lines{"STTM.x16 tmem[UR4], R4", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4], RZ", "@P2 BRA `(.L_part)",
+                            "BRA.U UP1, `(.L_step)", "EXIT"} +
+                      poll(".L_s") + Lines{".L_mma:"} + wait(".L_p") +
+                      Lines{"UTCHMMA gdesc[UR6], gdesc[UR4], tmem[UR8], tmem[UR10], idesc[UR11], !UPT",
+                            "BRA.U UP1, `(.L_mma)", "EXIT"} +
+                      poll(".L_p");
+  const Shape known{.head_dim = 64, .head_dim_v = 64, .rows = 256, .keys = 128};
+  const Account a = account_of("sm_100a", 512, lines, known);
+  const LoopCost* softmax = a.steady_softmax(false);
+  ASSERT_NE(softmax, nullptr);
+  EXPECT_EQ(softmax->work.scores(), 128);
+  EXPECT_EQ(softmax->work.columns_read, 2 * 128);
+  EXPECT_EQ(softmax->instructions, 2 + 4 * (35 + 52) + 1);
+  EXPECT_EQ(softmax->per_tile(), 4);
+  // Nothing says how often, where the size of a step is not known.
+  EXPECT_EQ(account_of("sm_100a", 512, lines).steady_softmax(false)->instructions, 2 + 35 + 52 + 1);
+}
+
 TEST(MachineCodeAccount, BackwardPassesAreSeen) {
   // Each score is packed twice: as a probability and as its gradient.
   Lines lines;

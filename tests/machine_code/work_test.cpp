@@ -83,7 +83,8 @@ TEST(MachineCodeWork, WaitsVotesAndTensorMemory) {
   EXPECT_EQ(w.columns_read, 32);
   EXPECT_EQ(w.columns_written, 24);
   EXPECT_TRUE(w.synchronised);
-  EXPECT_FALSE(work({"FADD R4, R4, R5"}).synchronised);
+  EXPECT_FALSE(work({"SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4], RZ", "BAR.ARV R3, 0x100"}).synchronised);
+  EXPECT_TRUE(work({"BAR.SYNC.DEFER_BLOCKING R2, 0x100"}).synchronised);
 }
 
 }  // namespace

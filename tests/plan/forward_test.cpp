@@ -124,15 +124,44 @@ TEST(ForwardPlan, EveryTileFits) {
 }
 
 TEST(ForwardPlan, EveryBlackwellTileFits) {
-  for (int64_t d = 8; d <= 192; d += 8) {
-    for (int64_t dv = 8; dv <= 128; dv += 8) {
-      const BlackwellTile t = blackwell_tile_of(dense({.seqlen_q = 9, .seqlen_k = 9, .head_dim = d, .head_dim_v = dv}));
-      EXPECT_TRUE(t.ring_suffices() && t.columns_suffice()) << plan::name_of(t);
-      EXPECT_LE(t.shared_bytes(), ForwardTile::kMostShared) << plan::name_of(t);
-      EXPECT_EQ(t.head_dim, (d + 15) / 16 * 16);
-      EXPECT_EQ(t.head_dim_v, (dv + 15) / 16 * 16);
+  for (int64_t d = 8; d <= 256; d += 8) {
+    for (int64_t dv = 8; dv <= 256; dv += 8) {
+      for (const int64_t seqlen : {9, 1024}) {
+        const Problem p = dense({.seqlen_q = seqlen, .seqlen_k = seqlen, .head_dim = d, .head_dim_v = dv});
+        const BlackwellTile t = blackwell_tile_of(p);
+        EXPECT_TRUE(t.fits()) << plan::name_of(t);
+        EXPECT_EQ(t.head_dim, (d + 15) / 16 * 16);
+        EXPECT_EQ(t.head_dim_v, (dv + 15) / 16 * 16);
+      }
     }
   }
+}
+
+// Two CTAs multiply together where there is nothing to skip and they are full; wide heads always.
+TEST(ForwardPlan, PairsOfBlackwell) {
+  const auto pair = [](const Sizes& sizes, bool is_causal = false) {
+    const Problem p = dense(sizes);
+    return blackwell_tile_of(is_causal ? causal(p) : p).pair;
+  };
+  EXPECT_TRUE(pair({.seqlen_q = 4096, .seqlen_k = 4096}));
+  EXPECT_TRUE(pair({.seqlen_q = 400, .seqlen_k = 4096, .head_dim = 192}));
+  EXPECT_FALSE(pair({.seqlen_q = 4096, .seqlen_k = 4096}, true));
+  EXPECT_FALSE(pair({.seqlen_q = 4096, .seqlen_k = 4096, .head_dim = 64, .head_dim_v = 64}));
+  EXPECT_FALSE(pair({.seqlen_q = 256, .seqlen_k = 4096}));  // one tile of one CTA
+  EXPECT_FALSE(pair({.seqlen_q = 700, .seqlen_k = 4096}));  // three
+  EXPECT_TRUE(pair({.seqlen_q = 1, .seqlen_k = 4096, .head_dim = 256, .head_dim_v = 256}, true));
+  const ForwardPlan unequal = plan_forward(
+      causal(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 512, .head_dim = 256, .head_dim_v = 256})), blackwell());
+  EXPECT_TRUE(unequal.tile.takes_over());
+  EXPECT_EQ(unequal.tiles, 200);
+  EXPECT_EQ(unequal.grid, 400);  // all of them, for those that run to take over
+  EXPECT_EQ(unequal.workspace_bytes, 0u);
+  const ForwardPlan plan = plan_forward(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 64}), blackwell());
+  EXPECT_FALSE(plan.tile.takes_over());
+  EXPECT_EQ(plan.tile.rows(), 512);
+  EXPECT_EQ(plan.tiles, 100);
+  EXPECT_EQ(plan.grid, 148);
+  EXPECT_FALSE(plan.counted);
 }
 
 // The share of exponentials on the FMA units is for cards where the exponential unit is short, and for scores that are
@@ -370,10 +399,17 @@ std::vector<plan::Tile> many_tiles() {
       add_with_all_options(plan::tile_of(choice, dim, choice.head_dim_v), &tiles);
   }
   for (const plan::BlackwellChoice& choice : plan::kBlackwellTiles) {
-    for (const int fma_pairs : {0, choice.fma_pairs_bf16, choice.fma_pairs_f16}) {
-      for (int dim = 16; dim <= choice.head_dim; dim += 16)
-        add_with_all_options(BlackwellTile{.head_dim = dim, .head_dim_v = choice.head_dim_v, .fma_pairs = fma_pairs},
-                             &tiles);
+    for (const int fma_pairs : {0, choice.fma_pairs_unchecked, choice.fma_pairs_checked}) {
+      for (const int clusters : {0, 1, 2, 3}) {
+        for (const int dim : {16, choice.head_dim}) {
+          add_with_all_options(BlackwellTile{.head_dim = dim,
+                                             .head_dim_v = choice.head_dim_v,
+                                             .fma_pairs = fma_pairs,
+                                             .pair = (clusters & 1) != 0,
+                                             .takes_over = (clusters & 2) != 0},
+                               &tiles);
+        }
+      }
     }
   }
   return tiles;
@@ -415,6 +451,10 @@ TEST(ForwardPlan, TranslationUnitOfBlackwell) {
                            ".fma_pairs = 3", ".f16 = true", "forward<kTile>(p)"}) {
     EXPECT_NE(unit.find(part), std::string::npos) << part;
   }
+  EXPECT_EQ(unit.find("__cluster_dims__"), std::string::npos);
+  const BlackwellTile pair{.pair = true};
+  EXPECT_EQ(plan::name_of(pair), "forward_bf16_d128_2x256x128_fma4");
+  EXPECT_NE(plan::translation_unit(pair).find("__cluster_dims__(2, 1, 1)"), std::string::npos);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 and nothing is launched.
 
   python3 -m venv fa4 && . fa4/bin/activate
-  pip install torch --index-url https://download.pytorch.org/whl/cpu
+  pip install torch   # that for CPUs suffices
   pip install --no-deps flash-attn-4==4.0.0b36 quack-kernels==0.6.5 nvidia-cutlass-dsl==4.8.1 \\
     nvidia-cutlass-dsl-libs-base==4.8.1 nvidia-cutlass-dsl-libs-core==4.8.1 nvidia-cutlass-dsl-libs-cu13==4.8.1 \\
     apache-tvm-ffi==0.1.15.post2 torch-c-dlpack-ext==0.1.5 einops==0.8.2 triton==3.9.0

@@ -1,0 +1,56 @@
+// The Hopper kernels' machine code, as NVRTC makes it: facts that hold for every tile, by what is computed.
+#include "machine_code/compiled.h"
+
+namespace tandem::machine_code {
+namespace {
+
+class MachineCodeHopper : public Compiled {
+ protected:
+  Account sound_account_of(const ForwardTile& tile, const Shape& known) const {
+    const Account a = account_of(tile, "sm_90a", known);
+    expect_read(a, "sm_90a", tile);
+    const LoopCost *computing = a.steady_softmax(!a.plain), *load = a.steady(Role::load, false);
+    if (computing == nullptr || load == nullptr) {
+      ADD_FAILURE() << "a role is not found";
+      return a;
+    }
+    EXPECT_EQ(computing->role, Role::computing);
+    EXPECT_EQ(computing->registers, tile.registers());
+    EXPECT_EQ(load->registers, ForwardTile::kLoaderRegisters);
+    const TileCost& cost = a.plain ? *a.plain : *a.masked;
+    EXPECT_DOUBLE_EQ(clocks(cost, Unit::mma), 2.0 * 128 * 128 * (tile.head_dim + tile.head_dim_v) / 4096);
+    // One exponential for each score: those of rescaling are not on the way.
+    EXPECT_DOUBLE_EQ(clocks(cost, Unit::exponential), 128 * 128 / 16.0);
+    return a;
+  }
+};
+
+TEST_F(MachineCodeHopper, IsUnderstood) {
+  for (const int dim : {64, 128, 256}) {
+    for (const bool causal : {false, true}) {
+      ForwardTile tile{.head_dim = dim, .head_dim_v = dim};
+      tile.warpgroups = dim == 64 ? 3 : 2;
+      tile.keys = dim == 256 ? 80 : 128;
+      tile.right = causal;
+      SCOPED_TRACE(plan::name_of(tile));
+      const Account a = sound_account_of(tile, shape_of(tile));
+      ASSERT_TRUE(a.plain.has_value());
+      ASSERT_EQ(a.masked.has_value(), causal);
+      if (causal) {
+        EXPECT_GT(a.masked->issued, a.plain->issued);
+      }
+    }
+  }
+}
+
+// The code says the same as the tile does.
+TEST_F(MachineCodeHopper, ShapesAreFoundInTheCode) {
+  const Account a = sound_account_of({.head_dim = 192, .head_dim_v = 128, .keys = 112, .right = true}, {});
+  EXPECT_EQ(a.shape.head_dim, 192);
+  EXPECT_EQ(a.shape.head_dim_v, 128);
+  EXPECT_EQ(a.shape.rows, 128);
+  EXPECT_EQ(a.shape.keys, 112);
+}
+
+}  // namespace
+}  // namespace tandem::machine_code

@@ -1,0 +1,79 @@
+// A kernel of ours under test: compiled from sources that may have been changed, run on the virtual GPU for a small
+// problem.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "jit/sources.h"
+#include "plan/forward.h"
+#include "support/case.h"
+#include "vgpu/device.h"
+
+namespace tandem::test {
+
+// One thing the checker, or the machine, said.
+struct Found {
+  std::string rule;
+  std::string text;                          // the whole report
+  std::set<std::pair<std::string, int>> at;  // source lines of all that take part and of the calls that led there
+  bool warning = false;
+};
+
+struct Trial {
+  std::vector<Found> found;
+  std::string failure;  // why the call failed, or what the judge has against the result; empty: it is good
+};
+
+class Subject {
+ public:
+  // flags: of a Case; blocks: of the grid, at most: few of them take several tiles each.
+  Subject(std::string flags, int blocks, std::string device = "vgpu:h200");
+
+  // PTX of the kernel as these sources have it.
+  Status compile(jit::Sources sources, std::string* ptx) const;
+  // judges: compares the result with the oracle's, where the call has gone through.
+  Trial run(const std::string& ptx, const vgpu::Schedule& schedule, bool judges) const;
+
+  // Lines of the PTX whose instructions some thread executes.
+  std::set<int> executed(const std::string& ptx) const;
+
+ private:
+  std::unique_ptr<gpu::Device> open(vgpu::Options options) const;
+  Status launch(const Problem& problem, const std::string& ptx, vgpu::Options options) const;
+
+  const std::string device_;
+  const Case case_;
+  const int blocks_;
+  plan::ForwardPlan plan_;
+};
+
+// The sources in use, with one text in the place of another.
+class Changed {
+ public:
+  explicit Changed(jit::Sources sources) : texts_(sources.begin(), sources.end()) {}
+  // Replaces `from`, the first one behind `behind` (anywhere if that is empty); a sentence if there is none, or if it
+  // is not the only one.
+  std::string replace(const std::string& file, const std::string& behind, const std::string& from,
+                      const std::string& to);
+  jit::Sources sources() const { return texts_; }
+  // Text of a line; file as the compiler calls it.
+  std::string line(const std::string& file, int number) const;
+
+ private:
+  std::vector<jit::Text> texts_;
+  std::map<std::string, std::string> changed_;  // what texts_ points to
+};
+
+// Skipped where nothing compiles kernels.
+class CompilerTest : public testing::Test {
+ protected:
+  void SetUp() override;
+};
+
+}  // namespace tandem::test

@@ -244,8 +244,7 @@ def write_launch(arguments):
         }
     ]
     (out / "launch.json").write_text(json.dumps(launch, indent=1) + "\n")
-    device = "vgpu:h200" if arch == "sm_90a" else "vgpu:b200"
-    print(f"tandem vgpu check {ptx} --launch {out / 'launch.json'} --device {device}")
+    print(f"tandem vgpu check {ptx} --launch {out / 'launch.json'}")
 
 
 # ---- The kernels ----

@@ -45,7 +45,7 @@ TEST_F(LaunchTest, ReadsEverything) {
       {"i32": -2}, {"u64": "0xffffffffffffffff"}, {"f32": 0.5}, {"pointer": "out", "offset": 16}, {"hex": "00 ff_0A"},
       {"tensor_map": {"buffer": "q", "offset": 128, "dims": [64, 16], "byte_strides": [128], "box": [64, 8],
                       "swizzle": "128B", "out_of_bounds": "nan"}},
-      {"at": 256, "i8": -1}, {"i32": [5, "0x10"]}, {"struct": [{"u8": 1}, {"pointer": "q"}, {"at": 40, "i16": -3}]}
+      {"at": 256, "i8": -1}, {"i32": [5, "0x10"]}, {"struct": [{"u8": 1}, {"pointer": "q", "offset": -64}, {"at": 40, "i16": -3}]}
     ]
   })");
   EXPECT_EQ(file.entry, "kernel");
@@ -76,11 +76,11 @@ TEST_F(LaunchTest, ReadsEverything) {
   EXPECT_EQ(value(1, uint64_t{}), UINT64_MAX);
   EXPECT_EQ(value(2, float{}), 0.5f);
   EXPECT_EQ(file.parameters[3].buffer, 1);
-  EXPECT_EQ(file.parameters[3].offset, 16u);
+  EXPECT_EQ(file.parameters[3].offset, 16);
   EXPECT_EQ(file.parameters[4].bytes, (std::vector{std::byte{0}, std::byte{0xff}, std::byte{0x0a}}));
   ASSERT_TRUE(file.parameters[5].map);
   const gpu::TensorMapSpec& map = *file.parameters[5].map;
-  EXPECT_EQ(file.parameters[5].offset, 128u);
+  EXPECT_EQ(file.parameters[5].offset, 128);
   EXPECT_EQ(map.type, gpu::TensorType::bf16) << "the buffer's";
   EXPECT_EQ(map.rank, 2);
   EXPECT_EQ(map.dims[1], 16u);
@@ -96,6 +96,7 @@ TEST_F(LaunchTest, ReadsEverything) {
   ASSERT_EQ(parts.size(), 3u);
   EXPECT_EQ(parts[1].alignment, 8u);
   EXPECT_EQ(parts[1].buffer, 0);
+  EXPECT_EQ(parts[1].offset, -64);
   EXPECT_EQ(parts[2].at, 40u);
   EXPECT_EQ(parts[2].alignment, 2u);
 }

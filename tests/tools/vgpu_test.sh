@@ -91,6 +91,9 @@ expect 2 "must be one of scale" vgpu check scale.ptx --launch entry.json
 expect 2 "needs --launch FILE" vgpu check scale.ptx
 expect 2 "must be a virtual GPU" vgpu check scale.ptx --launch good.json --device cuda
 expect 2 "must be \"vgpu:h200\", " vgpu check scale.ptx --launch good.json --device vgpu:h300
+sed 's/sm_90a/sm_100a/' scale.ptx >scale100.ptx
+expect 0 "PASS  vgpu:b200" vgpu check scale100.ptx --launch good.json
+expect 0 "PASS  vgpu:h100" vgpu check scale.ptx --launch good.json --device vgpu:h100
 printf 'no PTX' >none.ptx
 expect 2 "line 1" vgpu check none.ptx --launch good.json
 expect 2 "see tandem vgpu --help" vgpu

@@ -28,7 +28,7 @@ using vgpu::Outcome;
 
 struct Vgpu {
   ProblemFlags problem;
-  std::string ptx, launch, device = "vgpu:h200", out, json = "trace.json", svg = "trace.svg";
+  std::string ptx, launch, device, out, json = "trace.json", svg = "trace.svg";
   std::vector<std::string> command;  // as it was typed, for the line that repeats it
   int schedule = 0, schedules = 1, threads = 0, block = 0;
   uint64_t seed = 1;
@@ -47,8 +47,10 @@ struct Vgpu {
 
 std::unique_ptr<Job> Vgpu::job() const {
   const vgpu::Model* model = nullptr;
-  if (!vgpu::is_vgpu(device)) throw io::InputError("--device " + device + ": must be a virtual GPU, like vgpu:h200");
-  throw_if_failed(vgpu::find_model(device, &model));
+  if (!device.empty()) {
+    if (!vgpu::is_vgpu(device)) throw io::InputError("--device " + device + ": must be a virtual GPU, like vgpu:h200");
+    throw_if_failed(vgpu::find_model(device, &model));
+  }
   if (ptx.empty()) {
     Random random(seed);
     return attention_job(problem.random_inputs(random), problem.mask.options());
@@ -118,22 +120,23 @@ std::vector<std::string> statistics_of(const io::TensorView& result) {
 
 int Vgpu::run() const {
   const std::unique_ptr<Job> subject = job();
+  const std::string where = device.empty() ? subject->device() : device;
   vgpu::Options how = options(schedule);
   how.check = false;
   // The instructions are counted in a run of its own: counting takes longer than executing.
   const auto counter = std::make_shared<Counter>();
   how.observe = [&](const vgpu::LaunchDescription&, const vgpu::Model&) { return counter; };
-  throw_if_failed(subject->run(device, how));
+  throw_if_failed(subject->run(where, how));
   double seconds = 0;
   how.observe = nullptr;
   how.report = [&](const Outcome& outcome) { seconds += outcome.seconds; };
-  throw_if_failed(subject->run(device, how));
+  throw_if_failed(subject->run(where, how));
 
   Table table({"result", "type", "shape", "least", "mean", "most", "NaN"});
   for (const io::TensorView& result : subject->results()) table.add(statistics_of(result));
   std::printf("%s\n", table.text().c_str());
   const auto instructions = static_cast<double>(counter->of_threads());
-  std::printf("%s: %s thread-instructions in %s, %s\n", device.c_str(), si_text(instructions, "").c_str(),
+  std::printf("%s: %s thread-instructions in %s, %s\n", where.c_str(), si_text(instructions, "").c_str(),
               seconds_text(seconds).c_str(), (si_text(instructions / seconds, "") + "/s").c_str());
   save(*subject);
   const std::vector<std::string> complaints = subject->complaints();
@@ -201,13 +204,14 @@ std::string count_text(size_t count, const char* what) { return say(count, " ", 
 
 int Vgpu::check() const {
   const std::unique_ptr<Job> subject = job();
+  const std::string where = device.empty() ? subject->device() : device;
   Reports reports;
   const auto start = std::chrono::steady_clock::now();
   for (int n = schedule; n < schedule + schedules; ++n) {
     size_t errors = 0;
     vgpu::Options how = options(n);
     how.report = [&](const Outcome& outcome) { errors += reports.add(outcome); };
-    const Status status = subject->run(device, how);
+    const Status status = subject->run(where, how);
     if (errors == 0) throw_if_failed(status);
     std::vector<std::string> complaints;
     if (status.ok()) complaints = subject->complaints();
@@ -221,7 +225,7 @@ int Vgpu::check() const {
   reports.print_warnings();
   print(subject->remarks());
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::printf("%s  %s: no findings, %s under %s, %s\n", good("PASS").c_str(), device.c_str(),
+  std::printf("%s  %s: no findings, %s under %s, %s\n", good("PASS").c_str(), where.c_str(),
               count_text(reports.warnings(), "warning").c_str(),
               count_text(static_cast<size_t>(schedules), "schedule").c_str(), seconds_text(seconds).c_str());
   save(*subject);
@@ -232,6 +236,7 @@ int Vgpu::check() const {
 
 int Vgpu::trace() const {
   const std::unique_ptr<Job> subject = job();
+  const std::string where = device.empty() ? subject->device() : device;
   std::shared_ptr<vgpu::Recorder> recorder;
   int64_t blocks = 0;
   vgpu::Timeline timeline;  // of the last launch: where there are several, those before prepare it
@@ -242,7 +247,7 @@ int Vgpu::trace() const {
     return recorder = vgpu::Recorder::create(description, block);
   };
   how.report = [&](const Outcome&) { timeline = recorder->timeline(); };
-  const Status status = subject->run(device, how);
+  const Status status = subject->run(where, how);
   if (blocks == 0) throw_if_failed(status);  // nothing was launched; what a kernel did before it failed is drawn
   if (block >= blocks)
     throw io::InputError(say("--block ", block, ": must be less than the kernel's ", blocks, " blocks"));
@@ -253,7 +258,7 @@ int Vgpu::trace() const {
     std::printf("wrote %s\n", path.c_str());
   };
   const std::string subtitle =
-      say(device, ", schedule ", schedule,
+      say(where, ", schedule ", schedule,
           ". A step is an instruction of a warp; waits, copies and products are counted, not measured.");
   if (!json.empty()) write(json, vgpu::perfetto_json(timeline));
   if (timeline.title.size() > 100)
@@ -268,7 +273,7 @@ int Vgpu::trace() const {
 void add_flags(CLI::App& app, Vgpu& vgpu, bool many) {
   app.add_option("ptx", vgpu.ptx, "A PTX file; without one the problem of the flags below");
   app.add_option("--launch", vgpu.launch, "How the file's kernel is launched: JSON, see docs/virtual-gpu.md");
-  app.add_option("--device", vgpu.device, "vgpu:h200, vgpu:h100 or vgpu:b200")->capture_default_str();
+  app.add_option("--device", vgpu.device, "vgpu:h200, vgpu:h100 or vgpu:b200 [vgpu:h200; a PTX file's own]");
   app.add_option("--schedule", vgpu.schedule, "In which order warps run and copies complete; 0: early, 1: late")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();

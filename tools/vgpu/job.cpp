@@ -78,8 +78,11 @@ class PtxJob final : public Job {
     vgpu::ptx::Module module;
     throw_if_failed(vgpu::ptx::parse({reinterpret_cast<const char*>(text.data()), text.size()}, &module));
     choose_entry(module);
+    blackwell_ = module.target.starts_with("sm_10");
     for (const LaunchBuffer& buffer : launch_.buffers) contents_.push_back(content_of(buffer));
   }
+
+  std::string device() const override { return blackwell_ ? "vgpu:b200" : Job::device(); }
 
   Status run(const std::string& name, const vgpu::Options& options) override {
     std::unique_ptr<gpu::Device> device;
@@ -132,6 +135,7 @@ class PtxJob final : public Job {
 
   const io::MappedFile ptx_;
   LaunchFile launch_;
+  bool blackwell_ = false;
   std::vector<std::vector<std::byte>> contents_;  // of each buffer before the launch; empty: nobody has written it
   std::vector<std::vector<std::byte>> results_;
 };
@@ -181,19 +185,20 @@ std::vector<std::byte> PtxJob::content_of(const LaunchBuffer& buffer) const {
 Status PtxJob::bytes_of(const LaunchParameter& parameter, gpu::Device& device, const std::vector<DeviceBuffer>& memory,
                         std::vector<std::byte>* bytes) const {
   *bytes = parameter.bytes;
-  std::byte* const data = parameter.buffer < 0 ? nullptr : memory[static_cast<size_t>(parameter.buffer)].data();
+  uintptr_t address = static_cast<uintptr_t>(parameter.offset);
+  if (parameter.buffer >= 0)
+    address += reinterpret_cast<uintptr_t>(memory[static_cast<size_t>(parameter.buffer)].data());
   const auto take = [&](const auto& value) {
     bytes->resize(sizeof value);
     std::memcpy(bytes->data(), &value, sizeof value);
   };
   if (parameter.map) {
     gpu::TensorMapSpec spec = *parameter.map;
-    spec.address = data + parameter.offset;
+    spec.address = reinterpret_cast<void*>(address);
     gpu::TensorMap map;
     TANDEM_TRY(device.encode(spec, &map));
     take(map);
-  } else if (data != nullptr) {
-    const std::byte* const address = data + parameter.offset;
+  } else if (parameter.buffer >= 0) {
     take(address);
   }
   for (const LaunchParameter& part : parameter.parts) {

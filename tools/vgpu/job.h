@@ -16,6 +16,8 @@ namespace tandem::tool {
 class Job {
  public:
   virtual ~Job() = default;
+  // The device that it is for, where nobody says another.
+  virtual std::string device() const { return "vgpu:h200"; }
   // Once, on a device of its own: the same inputs each time, results that begin as nobody's bytes.
   virtual Status run(const std::string& device, const vgpu::Options& options) = 0;
   // Of the last run.

@@ -204,7 +204,7 @@ gpu::TensorMapSpec read_map(Fields& fields, const LaunchFile& file, LaunchParame
   constexpr FillName fills[] = {{"zero", gpu::OobFill::zero}, {"nan", gpu::OobFill::nan}};
   gpu::TensorMapSpec spec;
   parameter->buffer = buffer_named(fields.get<std::string>("buffer"), file, fields, "buffer");
-  parameter->offset = fields.count("offset", 0);
+  parameter->offset = static_cast<int64_t>(fields.count("offset", 0));
   spec.type = fields.has("type") ? fields.choice("type", types).map
                                  : std::ranges::find(types, file.buffers[static_cast<size_t>(parameter->buffer)].type,
                                                      &TypeName::element)
@@ -264,7 +264,7 @@ LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const s
     ++values;
     parameter.alignment = sizeof(void*);
     parameter.buffer = buffer_named(fields.get<std::string>("pointer"), file, fields, "pointer");
-    parameter.offset = fields.count("offset", 0);
+    parameter.offset = static_cast<int64_t>(fields.count("offset", 0));
   }
   if (fields.has("tensor_map")) {
     ++values;

@@ -35,7 +35,7 @@ struct LaunchParameter {
   size_t alignment = 1;          // of a part
   std::vector<std::byte> bytes;  // a value; filled in for pointers and tensor maps when the buffers are there
   int buffer = -1;               // of a pointer or a tensor map
-  size_t offset = 0;             // in that buffer
+  int64_t offset = 0;            // from the begin of that buffer; negative for maps that begin in front of it
   std::optional<gpu::TensorMapSpec> map;
   std::vector<LaunchParameter> parts;  // of a struct
 };

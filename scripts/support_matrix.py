@@ -97,8 +97,8 @@ def page() -> str:
 
 
 ON_GPUS = """\
-`cuda:N`, Hopper (compute capability 9.0), run on an H200 by the tests of `tests/kernels`, and Blackwell (10.0, 10.3), run
-by their pairs of features and random problems on the virtual GPU, not yet on hardware: the forward in bfloat16 and
+`cuda:N`, Hopper (compute capability 9.0), run on an H200 by the tests of `tests/kernels`, and Blackwell (10.0, 10.3),
+run by their pairs of features and random problems on the virtual GPU, not yet on hardware: the forward in bfloat16 and
 float16, head_dim and head_dim_v each a multiple of 8 up to 256, with all of the above but dropout, page_table and
 num_splits. `tandem explain` answers for any call, also where there is no GPU: the kernel and its plan, or the sentence
 of the refusal. The backward is refused there; from Python, torch's own takes over where it can.

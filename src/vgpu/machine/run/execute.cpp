@@ -109,7 +109,10 @@ Step execute_ops(Context& context, int64_t* budget) {
         ++pc;
         continue;
       default:
-        if (m == 0) break;
+        if (m == 0) {  // no lane executes it
+          ++pc, --left;
+          continue;
+        }
         context.mask = m;
         fragment.pc = pc;
         step = op.action.exec(context, op);

@@ -10,6 +10,11 @@ TANDEM_DEVICE void named_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// For a kernel that may begin before the one in front of it in the stream has ended (PTX ISA "griddepcontrol"): until
+// that one's writes are there; and that the next one may begin, which waits in the same way.
+TANDEM_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+TANDEM_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Registers of a warpgroup's threads: fewer, so that others may have more (PTX ISA "setmaxnreg").
 template <int n>
 TANDEM_DEVICE void registers_down() {

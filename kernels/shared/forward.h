@@ -39,6 +39,10 @@ struct ForwardTile {
   constexpr int wider_columns() const { return columns_k() > columns_v() ? columns_k() : columns_v(); }
   // A place of its own for the result lets the next tile's queries come in early, where there is room.
   constexpr bool result_apart() const { return bytes(columns_k() + columns_v()) <= kMostShared; }
+  // Queries come in together; or, where the result takes their place, for each warpgroup on its own as soon as that
+  // one's result has left.
+  constexpr int query_parts() const { return result_apart() ? 1 : warpgroups; }
+  constexpr int query_rows() const { return rows() / query_parts(); }
   // Queries in registers spare the tensor core reads of shared memory, where registers suffice: beside them a thread
   // has the result, the scores and the probabilities.
   constexpr bool queries_in_registers() const {

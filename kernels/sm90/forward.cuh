@@ -31,11 +31,12 @@ struct ForwardShared {
   alignas(1024) u16 k[T.stages][T.keys * T.columns_k()];
   alignas(1024) u16 v[T.stages][T.keys * T.columns_v()];
   alignas(1024) u16 out[T.result_apart() ? T.rows() * T.columns_v() : 64];
-  alignas(8) u64 q_full, q_empty, k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
-  int unit[2];      // of q: the one in use and the next; beyond the last: -1
-  bool careful[2];  // of them: whether all steps are checked, because it is done again
-  int lost;         // whether the one in use has to be done again
-  Tile tile[2];     // ragged: what load() found out about them
+  alignas(8) u64 q_full[T.query_parts()], q_empty[T.query_parts()];
+  u64 k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
+  int unit[2];                // of q: the one in use and the next; beyond the last: -1
+  bool careful[2];            // of them: whether all steps are checked, because it is done again
+  int lost[T.query_parts()];  // whether the one in use has to be done again
+  Tile tile[2];               // ragged: what load() found out about them
 
   TANDEM_DEVICE u16* result() { return T.result_apart() ? out : q; }
 };
@@ -50,17 +51,17 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   const int listed = T.ragged ? p.counter[1] : 0, units = T.ragged ? listed * heads : p.tiles;
   int last = -1, lost = -1;  // units
   bool waited = false;
-  auto wait_for_queries = [&] {  // of the tile before: nobody reads them any more, and it is known how it came out
-    mbarrier_wait(&s.q_empty, q_parity ^ 1);
-    q_parity ^= 1;
+  // Of the tile before: nobody reads this part any more, and it is known how it came out.
+  auto wait_for_queries = [&](int part) {
+    mbarrier_wait(&s.q_empty[part], q_parity ^ 1);
     if constexpr (T.unchecked()) {
-      if (s.lost) lost = last;
-      s.lost = 0;
+      if (s.lost[part]) lost = last;
+      s.lost[part] = 0;
     }
   };
   for (int fresh = blockIdx.x;;) {
     if (fresh >= units && lost < 0) {
-      if (!waited) wait_for_queries();
+      for (int part = 0; !waited && part < T.query_parts(); ++part) wait_for_queries(part);
       waited = true;
       if (lost < 0) break;
     }
@@ -69,35 +70,36 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     lost = -1;
     const Tile tile = tile_at<T>(p, n, listed);
     const int head_k = (tile.head << together) / (p.heads_q / p.heads_k);
-    auto load_keys = [&](int step) {
-      mbarrier_wait(&s.k_empty[k_ring.slot], k_ring.parity ^ 1);
-      mbarrier_expect_tx(&s.k_full[k_ring.slot], T.keys * T.columns_k() * 2);
-      for (int c = 0; c < T.head_dim; c += 64)
-        tma_load(s.k[k_ring.slot] + c * T.keys, &p.k, &s.k_full[k_ring.slot], c, tile.k_begin + step * T.keys, head_k,
+    auto load_step = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
+                         int step) {
+      mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
+      mbarrier_expect_tx(&full[ring.slot], sizeof slots[0]);
+      for (int c = 0; c < columns; c += 64)
+        tma_load(slots[ring.slot] + c * T.keys, &map, &full[ring.slot], c, tile.k_begin + step * T.keys, head_k,
                  tile.batch);
-      k_ring.advance();
+      ring.advance();
     };
-    auto load_values = [&](int step) {
-      mbarrier_wait(&s.v_empty[v_ring.slot], v_ring.parity ^ 1);
-      mbarrier_expect_tx(&s.v_full[v_ring.slot], T.keys * T.columns_v() * 2);
-      for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_load(s.v[v_ring.slot] + c * T.keys, &p.v, &s.v_full[v_ring.slot], c, tile.k_begin + step * T.keys, head_k,
-                 tile.batch);
-      v_ring.advance();
-    };
+    auto load_keys = [&](int step) { load_step(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, step); };
+    auto load_values = [&](int step) { load_step(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, step); };
     const Steps steps = steps_of<T>(p, tile);
     load_keys(steps.end - 1);
-    if (!waited) wait_for_queries();
+    for (int part = 0; part < T.query_parts(); ++part) {
+      if (!waited) wait_for_queries(part);
+      if (part == 0) {
+        s.unit[place] = n;
+        s.careful[place] = careful;
+        if constexpr (T.ragged) s.tile[place] = tile;
+      }
+      const int first = part * T.query_rows();
+      mbarrier_expect_tx(&s.q_full[part], T.query_rows() * T.columns_k() * 2);
+      for (int c = 0; c < T.head_dim; c += 64)
+        tma_load(s.q + c * T.rows() + first * 64, &p.q, &s.q_full[part], c, 0,
+                 tile.q_begin + (tile.m * T.rows() + first >> together), tile.head, tile.batch);
+    }
     waited = false;
+    q_parity ^= 1;
     last = n;
-    s.unit[place] = n;
-    s.careful[place] = careful;
-    if constexpr (T.ragged) s.tile[place] = tile;
     place ^= 1;
-    mbarrier_expect_tx(&s.q_full, T.rows() * T.columns_k() * 2);
-    for (int c = 0; c < T.head_dim; c += 64)
-      tma_load(s.q + c * T.rows(), &p.q, &s.q_full, c, 0, tile.q_begin + (tile.m * T.rows() >> together), tile.head,
-               tile.batch);
     if (!careful) fresh = (p.counter ? atomicAdd(p.counter, 1) : fresh) + gridDim.x;
     for (int step = steps.end - 1; step >= steps.begin; --step) {
       if (step > steps.begin) load_keys(step - 1);
@@ -105,7 +107,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     }
   }
   s.unit[place] = -1;
-  mbarrier_arrive(&s.q_full);
+  for (u64& full : s.q_full) mbarrier_arrive(&full);
 }
 
 // A thread has two rows of a fragment, and in each every register r at this column from its first.
@@ -171,97 +173,193 @@ TANDEM_DEVICE void store_rows(const ForwardParams& p, const Tile& t, const u16* 
   }
 }
 
-// A computing warpgroup.
+// A computing warpgroup: where it is in the rings, its turns on the tensor core, its products.
 template <ForwardTile T>
-TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warpgroup) {
+struct Warpgroup {
   using Values = Wgmma<T.f16, T.head_dim_v>;
-  constexpr int kTurn = 1, kTogether = 8, kEverybody = 12;         // named barriers: one per warpgroup; kEverybody: one
-  constexpr u32 q_block = T.rows() * 128, k_block = T.keys * 128;  // bytes of 64 columns
-  constexpr bool kChanged = T.changed();
-  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const u32 q_address = shared_address(s.q) + warpgroup * 64 * 128;
-  const u32 out_address = shared_address(s.result()) + warpgroup * 64 * 128;
-  const float scale_log2 = kChanged ? 1.0f : p.scale_log2, threshold = 8.0f / scale_log2;
-  const int together = log2_of(p.together);
+  using Queries = u32[T.queries_in_registers() ? T.head_dim / 16 : 1][4];
+  static constexpr int kTurn = 1, kTogether = 8, kEverybody = 12;  // named barriers: one per warpgroup; kEverybody: one
+  static constexpr u32 kQueryBlock = T.rows() * 128, kKeyBlock = T.keys * 128;  // bytes of 64 columns
+
+  const ForwardParams& p;
+  ForwardShared<T>& s;
+  const int index, part;  // part: of the queries
+  const int warp, lane;
+  const u32 q_address, out_address;
   Ring<T.stages> k_ring, v_ring;
   u32 q_parity = 0, place = 0;
 
-  // Where this lane's 16 bytes of a 16 x 16 fragment lie, in a block of 64 columns.
-  auto fragment = [&](u32 base, u32 block, int n) {
-    const int row = warp * 16 + (lane & 15), chunk = n % 4 * 2 + (lane >> 4);
-    return base + n / 4 * block + row * 128 + ((chunk ^ (row & 7)) << 4);
-  };
-  auto take_turn = [&] {
-    if (T.turns) named_sync(kTurn + warpgroup, 256);
-  };
-  auto pass_turn = [&] {
-    if (T.turns) named_arrive(kTurn + (warpgroup + 1) % T.warpgroups, 256);
-  };
-  if (warpgroup == T.warpgroups - 1) pass_turn();
+  TANDEM_DEVICE Warpgroup(const ForwardParams& params, ForwardShared<T>& shared, int warpgroup)
+      : p(params),
+        s(shared),
+        index(warpgroup),
+        part(T.query_parts() == 1 ? 0 : warpgroup),
+        warp(threadIdx.x % 128 / 32),
+        lane(threadIdx.x % 32),
+        q_address(shared_address(s.q) + warpgroup * 64 * 128),
+        out_address(shared_address(s.result()) + warpgroup * 64 * 128) {}
 
-  auto take = [&] {  // the next tile: its queries are here
-    mbarrier_wait(&s.q_full, q_parity);
+  TANDEM_DEVICE void take_turn() const {
+    if (T.turns) named_sync(kTurn + index, 256);
+  }
+  TANDEM_DEVICE void pass_turn() const {
+    if (T.turns) named_arrive(kTurn + (index + 1) % T.warpgroups, 256);
+  }
+  TANDEM_DEVICE void wait_for_keys() const { mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity); }
+  TANDEM_DEVICE void wait_for_values() const { mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity); }
+  TANDEM_DEVICE void free_keys() {
+    if (lane == 0) mbarrier_arrive(&s.k_empty[k_ring.slot]);
+    k_ring.advance();
+  }
+  TANDEM_DEVICE void free_values() {
+    if (lane == 0) mbarrier_arrive(&s.v_empty[v_ring.slot]);
+    v_ring.advance();
+  }
+  TANDEM_DEVICE void free_queries() const {
+    if (lane == 0) mbarrier_arrive(&s.q_empty[part]);
+  }
+  // The next tile, whose queries are here then.
+  TANDEM_DEVICE int take() {
+    mbarrier_wait(&s.q_full[part], q_parity);
     q_parity ^= 1;
     const int n = uniform(s.unit[place]);
     place ^= 1;
     return n;
-  };
-  for (int n = take(); n >= 0; n = take()) {
+  }
+  TANDEM_DEVICE void give_up() const {  // the tile is done again
+    if (lane == 0) store_relaxed(&s.lost[part], 1);
+  }
+
+  // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN. They are in the tile's last step,
+  // which all warpgroups clear together, whether they need it or not.
+  TANDEM_DEVICE void clear_values(const Tile& tile, const Steps& steps, int step, bool needed) const {
+    if constexpr (T.ragged) {
+      const int left = tile.k_len - step * T.keys;
+      if (agreed(step == steps.end - 1 && left < T.keys)) {
+        wait_for_values();
+        clear_rows<T>(s.v[v_ring.slot], max(0, left), index * 128 + threadIdx.x % 128);
+        fence_proxy_async();
+        if (needed) {
+          named_sync(kEverybody, 128 * T.warpgroups);
+        } else {
+          named_arrive(kEverybody, 128 * T.warpgroups);
+        }
+      }
+    }
+  }
+  // A step that none of this warpgroup's rows needs.
+  TANDEM_DEVICE void pass_step(const Tile& tile, const Steps& steps, int step) {
+    wait_for_keys();
+    take_turn();
+    pass_turn();
+    free_keys();
+    clear_values(tile, steps, step, false);
+    wait_for_values();
+    free_values();
+  }
+
+  // Where this lane's 16 bytes of a 16 x 16 fragment lie, in a block of 64 columns.
+  TANDEM_DEVICE u32 fragment(u32 base, int n) const {
+    const int row = warp * 16 + (lane & 15), chunk = n % 4 * 2 + (lane >> 4);
+    return base + n / 4 * kQueryBlock + row * 128 + ((chunk ^ (row & 7)) << 4);
+  }
+  TANDEM_DEVICE void load_queries(Queries& queries) const {
+    if constexpr (T.queries_in_registers()) {
+#pragma unroll
+      for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_address, c));
+    }
+  }
+  // The first keys of a step, as many as there are scores.
+  template <int n>
+  TANDEM_DEVICE void multiply_keys(float (&scores)[n], const Queries& queries) const {
+    using Scores = Wgmma<T.f16, 2 * n>;
+    const u64 k = wgmma_matrix(shared_address(s.k[k_ring.slot]), 16, 1024);
+    const u64 q = wgmma_matrix(q_address, 16, 1024);
+    hold(scores);
+    wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < T.head_dim / 16; ++c) {
+      const u64 k_c = k + c / 4 * (kKeyBlock >> 4) + c % 4 * 2;
+      if constexpr (T.queries_in_registers()) {
+        Scores::scores(scores, queries[c], k_c, c > 0);
+      } else {
+        Scores::scores(scores, q + c / 4 * (kQueryBlock >> 4) + c % 4 * 2, k_c, c > 0);
+      }
+    }
+    wgmma_commit();
+    hold(scores);
+  }
+  TANDEM_DEVICE void multiply_values(float (&out)[T.head_dim_v / 2], const u32 (&probabilities)[T.keys / 4]) const {
+    const u64 v = wgmma_matrix(shared_address(s.v[v_ring.slot]), kKeyBlock, 1024);
+    hold(out);
+    wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < T.keys / 16; ++c) Values::values(out, probabilities + 4 * c, v + c * (2048 >> 4), true);
+    wgmma_commit();
+    hold(out);
+  }
+
+  // The group's rows of the result, once its last store has read them (or, in Q's place, all its warps have). left: as
+  // many of them as there are of the sequence from first_row on.
+  TANDEM_DEVICE void store(const float (&out)[T.head_dim_v / 2], const float (&inverse)[2], const Tile& tile,
+                           int first_row, int left, bool again) const {
+    if (T.result_apart()) tma_store_wait_read();
+    named_sync(kTogether + index, 128);
+#pragma unroll
+    for (int c = 0; c < T.head_dim_v / 16; ++c) {
+      u32 w[4];
+#pragma unroll
+      for (int x = 0; x < 4; ++x)
+        w[x] = inverse[x & 1] == 0  // a row that sees nothing, whatever it met
+                   ? 0
+                   : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
+      stmatrix(fragment(out_address, c), w);
+    }
+    fence_proxy_async();
+    named_sync(kTogether + index, 128);
+    if (T.ragged && left < 64) {
+      store_rows<T>(p, tile, s.result() + index * 64 * 64, first_row, left);
+      named_sync(kTogether + index, 128);
+    } else if (warp == 0 && elect_one()) {
+      if (T.unchecked() && again) tma_store_wait();  // for the result that was no good
+      for (int c = 0; c < T.head_dim_v; c += 64)
+        tma_store(&p.out, s.result() + c * T.rows() + index * 64 * 64, c, 0,
+                  tile.q_begin + (first_row >> log2_of(p.together)), tile.head, tile.batch);
+      tma_store_commit();
+      if (!T.result_apart()) tma_store_wait_read();
+    }
+    if (!T.result_apart() && warp == 0 && elect_one()) {
+      for (int i = 0; i < 4; ++i) mbarrier_arrive(&s.q_empty[part]);  // for all warps: their rows have been read
+    }
+  }
+};
+
+template <ForwardTile T>
+TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int index) {
+  const float scale_log2 = T.changed() ? 1.0f : p.scale_log2, threshold = 8.0f / scale_log2;
+  Warpgroup<T> w(p, s, index);
+  if (index == T.warpgroups - 1) w.pass_turn();
+
+  for (int n = w.take(); n >= 0; n = w.take()) {
     const Tile dense = T.ragged ? Tile() : dense_tile<T>(p, n);
-    const Tile& tile = T.ragged ? s.tile[place ^ 1] : dense;  // stays there until the next tile is done
+    const Tile& tile = T.ragged ? s.tile[w.place ^ 1] : dense;  // stays there until the next tile is done
+    const bool& careful = s.careful[w.place ^ 1];
     const Steps steps = steps_of<T>(p, tile);
     // Of the warpgroup: its first row, and how many of the sequence there are from it on. Worked out where they are
     // needed, as the rows of this thread are: they are not worth registers through the main loop.
-    auto first_row = [&] { return tile.m * T.rows() + warpgroup * 64; };
-    auto rows_left = [&] { return (tile.q_rows << together) - first_row(); };
+    auto first_row = [&] { return tile.m * T.rows() + index * 64; };
+    auto rows_left = [&] { return (tile.q_rows << log2_of(p.together)) - first_row(); };
     auto own_row = [&](int i) {
-      int row = first_row() + warp * 16 + lane / 4 + 8 * i;
+      int row = first_row() + w.warp * 16 + w.lane / 4 + 8 * i;
       asm volatile("" : "+r"(row));
       return Row(p, tile, row);
     };
 
-    const bool& careful = s.careful[place ^ 1];
-
-    auto free_keys = [&] {
-      if (lane == 0) mbarrier_arrive(&s.k_empty[k_ring.slot]);
-      k_ring.advance();
-    };
-    auto free_values = [&] {
-      if (lane == 0) mbarrier_arrive(&s.v_empty[v_ring.slot]);
-      v_ring.advance();
-    };
-    // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN. They are in the tile's last step,
-    // which all warpgroups clear together, whether they need it or not.
-    auto clear_values = [&](int step, bool needed) __attribute__((always_inline)) {
-      if constexpr (T.ragged) {
-        const int left = tile.k_len - step * T.keys;
-        if (agreed(step == steps.end - 1 && left < T.keys)) {
-          mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
-          clear_rows<T>(s.v[v_ring.slot], max(0, left), warpgroup * 128 + threadIdx.x % 128);
-          fence_proxy_async();
-          if (needed) {
-            named_sync(kEverybody, 128 * T.warpgroups);
-          } else {
-            named_arrive(kEverybody, 128 * T.warpgroups);
-          }
-        }
-      }
-    };
-    // A step that none of this warpgroup's rows needs.
-    auto pass_step = [&](int step) {
-      mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
-      take_turn();
-      pass_turn();
-      free_keys();
-      clear_values(step, false);
-      mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
-      free_values();
-    };
     int step = steps.end - 1;
     if (agreed(rows_left() <= 0)) {  // the sequence ended in the warpgroups before
-      for (; agreed(step >= steps.begin); --step) pass_step(step);
+      for (; agreed(step >= steps.begin); --step) w.pass_step(tile, steps, step);
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(&s.q_empty);
+      w.free_queries();
       continue;
     }
     Steps own = steps;
@@ -270,54 +368,21 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       own.begin = max(own.begin, steps.begin);
       own.end = max(own.end, own.begin + 1);
 #pragma unroll 1
-      for (; agreed(step >= own.end); --step) pass_step(step);
+      for (; agreed(step >= own.end); --step) w.pass_step(tile, steps, step);
     }
 
     float scores[T.keys / 2], out[T.head_dim_v / 2];
-    u32 probabilities[T.keys / 4], queries[T.queries_in_registers() ? T.head_dim / 16 : 1][4];
+    u32 probabilities[T.keys / 4];
+    typename Warpgroup<T>::Queries queries;
     Softmax softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
-    if constexpr (T.queries_in_registers()) {
-#pragma unroll
-      for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_address, q_block, c));
-    }
+    w.load_queries(queries);
 
-    // The first keys of a step, as many as there are scores.
-    auto multiply_keys = [&](auto& scores) {
-      using Scores = Wgmma<T.f16, 2 * static_cast<int>(sizeof scores / sizeof scores[0])>;
-      const u64 k = wgmma_matrix(shared_address(s.k[k_ring.slot]), 16, 1024);
-      const u64 q = wgmma_matrix(q_address, 16, 1024);
-      hold(scores);
-      wgmma_fence();
-#pragma unroll
-      for (int c = 0; c < T.head_dim / 16; ++c) {
-        const u64 k_c = k + c / 4 * (k_block >> 4) + c % 4 * 2;
-        if constexpr (T.queries_in_registers()) {
-          Scores::scores(scores, queries[c], k_c, c > 0);
-        } else {
-          Scores::scores(scores, q + c / 4 * (q_block >> 4) + c % 4 * 2, k_c, c > 0);
-        }
-      }
-      wgmma_commit();
-      hold(scores);
-    };
-    auto multiply_values = [&] {
-      const u64 v = wgmma_matrix(shared_address(s.v[v_ring.slot]), k_block, 1024);
-      hold(out);
-      wgmma_fence();
-#pragma unroll
-      for (int c = 0; c < T.keys / 16; ++c) Values::values(out, probabilities + 4 * c, v + c * (2048 >> 4), true);
-      wgmma_commit();
-      hold(out);
-    };
-    auto give_up = [&] {  // the tile is done again
-      if (lane == 0) store_relaxed(&s.lost, 1);
-    };
     // To scores. hides: some rows may not see some of the keys.
     auto finish_scores = [&](auto& scores, int step, bool hides) {
-      const int column0 = step * T.keys + 2 * (lane & 3);
-      if constexpr (kChanged) change<T>(scores, p, tile, {own_row(0), own_row(1)}, column0);
+      const int column0 = step * T.keys + 2 * (w.lane & 3);
+      if constexpr (T.changed()) change<T>(scores, p, tile, {own_row(0), own_row(1)}, column0);
       if (hides && (step >= own.whole_end || (T.left && step < own.whole_begin)))
         hide<T>(scores, p, tile, {own_row(0), own_row(1)}, column0);
     };
@@ -326,14 +391,14 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       for (int r = 0; r < T.keys / 4; ++r) probabilities[r] = pack<T>(scores[2 * r], scores[2 * r + 1]);
     };
 
-    mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
-    take_turn();
+    w.wait_for_keys();
+    w.take_turn();
     auto first_step = [&](auto& scores) {
-      multiply_keys(scores);
-      pass_turn();
+      w.multiply_keys(scores, queries);
+      w.pass_turn();
       wgmma_wait<0>();
       hold(scores);
-      free_keys();
+      w.free_keys();
       finish_scores(scores, step, true);
       softmax.look_at_scores(scores, scale_log2, threshold);
       float more[2] = {0, 0};
@@ -352,19 +417,19 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       first_step(scores);
     }
     to_probabilities();
-    clear_values(step, true);
+    w.clear_values(tile, steps, step, true);
 
     auto steady = [&](bool hides, bool checked) __attribute__((always_inline)) {
-      mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity);
-      take_turn();
-      multiply_keys(scores);
-      mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
-      multiply_values();
-      pass_turn();
-      if (!checked && softmax.look_at_sums(scale_log2, threshold)) give_up();
+      w.wait_for_keys();
+      w.take_turn();
+      w.multiply_keys(scores, queries);
+      w.wait_for_values();
+      w.multiply_values(out, probabilities);
+      w.pass_turn();
+      if (!checked && softmax.look_at_sums(scale_log2, threshold)) w.give_up();
       wgmma_wait<1>();
       hold(scores);
-      free_keys();
+      w.free_keys();
       finish_scores(scores, step, hides);
       if (checked) softmax.look_at_scores(scores, scale_log2, threshold);
       // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
@@ -376,7 +441,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       if (kUnder > 0 && threshold < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
       wgmma_wait<0>();
       hold(out);
-      free_values();
+      w.free_values();
       if (softmax.rescale) {
 #pragma unroll
         for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] *= softmax.factor[row_of(i)];
@@ -401,17 +466,17 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       for (; agreed(step >= own.begin); --step) steady(true, true);
     }
 
-    if (T.unchecked() && softmax.lost()) give_up();
-    if (T.result_apart() && lane == 0) mbarrier_arrive(&s.q_empty);
-    mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity);
-    multiply_values();
+    if (T.unchecked() && softmax.lost()) w.give_up();
+    if (T.result_apart()) w.free_queries();
+    w.wait_for_values();
+    w.multiply_values(out, probabilities);
     wgmma_wait<0>();
     hold(out);
-    free_values();
+    w.free_values();
 
     if constexpr (T.left) {
 #pragma unroll 1
-      for (; agreed(step >= steps.begin); --step) pass_step(step);
+      for (; agreed(step >= steps.begin); --step) w.pass_step(tile, steps, step);
     }
 
     softmax.total();
@@ -421,38 +486,10 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int warp
       const Row row = own_row(i);
       const RowEnd end = end_of_row<T>(p, row, !T.ragged || row.query < tile.q_len, softmax.sum[i], softmax.shift[i]);
       inverse[i] = end.inverse;
-      if (p.lse && (lane & 3) == 0 && row.query < tile.q_rows)
+      if (p.lse && (w.lane & 3) == 0 && row.query < tile.q_rows)
         p.lse[tile.batch * p.lse_batch + row.head * p.lse_head + (tile.q_begin + row.query) * p.lse_row] = end.lse;
     }
-    // The group's rows of the result, once its last store has read them (or, in Q's place, all its warps have).
-    if (T.result_apart()) tma_store_wait_read();
-    named_sync(kTogether + warpgroup, 128);
-#pragma unroll
-    for (int c = 0; c < T.head_dim_v / 16; ++c) {
-      u32 w[4];
-#pragma unroll
-      for (int x = 0; x < 4; ++x)
-        w[x] = inverse[x & 1] == 0  // a row that sees nothing, whatever it met
-                   ? 0
-                   : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
-      stmatrix(fragment(out_address, q_block, c), w);
-    }
-    fence_proxy_async();
-    named_sync(kTogether + warpgroup, 128);
-    if (T.ragged && rows_left() < 64) {
-      store_rows<T>(p, tile, s.result() + warpgroup * 64 * 64, first_row(), rows_left());
-      named_sync(kTogether + warpgroup, 128);
-    } else if (warp == 0 && elect_one()) {
-      if (T.unchecked() && careful) tma_store_wait();  // for the result that was no good
-      for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_store(&p.out, s.result() + c * T.rows() + warpgroup * 64 * 64, c, 0,
-                  tile.q_begin + (first_row() >> together), tile.head, tile.batch);
-      tma_store_commit();
-      if (!T.result_apart()) tma_store_wait_read();
-    }
-    if (!T.result_apart() && warp == 0 && elect_one()) {
-      for (int i = 0; i < 4; ++i) mbarrier_arrive(&s.q_empty);  // for all warps: their rows have been read
-    }
+    w.store(out, inverse, tile, first_row(), rows_left(), careful);
   }
   tma_store_wait();
 }
@@ -463,9 +500,12 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
   auto& s = *reinterpret_cast<ForwardShared<T>*>(memory);
   static_assert(sizeof(ForwardShared<T>) <= T.shared_bytes());
   if (threadIdx.x == 0) {
-    s.lost = 0;
-    mbarrier_init(&s.q_full, 1);
-    mbarrier_init(&s.q_empty, 4 * T.warpgroups);  // one of each warp
+    for (const TensorMap* map : {&p.k, &p.q, &p.v, &p.out}) prefetch(map);
+    for (int i = 0; i < T.query_parts(); ++i) {
+      s.lost[i] = 0;
+      mbarrier_init(&s.q_full[i], 1);
+      mbarrier_init(&s.q_empty[i], 4 * T.warpgroups / T.query_parts());  // one of each warp
+    }
     for (int i = 0; i < T.stages; ++i) {
       mbarrier_init(&s.k_full[i], 1);
       mbarrier_init(&s.v_full[i], 1);
@@ -475,7 +515,9 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     fence_mbarrier_init();
     fence_proxy_async();
   }
+  launch_dependents();
   __syncthreads();
+  grid_dependency_wait();
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     registers_down<T.kLoaderRegisters>();

@@ -170,6 +170,7 @@ Status launch_forward(gpu::Device& device, const Problem& p, const plan::Forward
   launch.grid.x = static_cast<uint32_t>(plan.grid);
   launch.block.x = static_cast<uint32_t>(plan.tile.threads());
   launch.dynamic_smem_bytes = static_cast<uint32_t>(plan.tile.shared_bytes());
+  launch.overlap_previous = !plan.tile.blackwell();
   return device.launch(launch);
 }
 

@@ -62,7 +62,7 @@ class VirtualModule final : public gpu::Module {
 
  private:
   const std::shared_ptr<const ptx::Module> module_;
-  const Model& model_;
+  const Model model_;
   std::mutex mutex_;                      // of the entries, which are decoded when they are first asked for
   std::map<std::string, Entry> entries_;  // their addresses stay
 };
@@ -90,10 +90,18 @@ gpu::Properties properties_of(const Model& model) {
   return p;
 }
 
+Model with_sms(Model model, int32_t sm_count) {
+  if (sm_count > 0) model.sm_count = sm_count;
+  return model;
+}
+
 class VirtualDevice final : public gpu::Device {
  public:
   VirtualDevice(const Model& model, Options options)
-      : model_(model), options_(std::move(options)), properties_(properties_of(model)), memory_(model.memory_bytes) {}
+      : model_(with_sms(model, options.sm_count)),
+        options_(std::move(options)),
+        properties_(properties_of(model_)),
+        memory_(model.memory_bytes) {}
 
   const gpu::Properties& properties() const override { return properties_; }
 
@@ -153,7 +161,7 @@ class VirtualDevice final : public gpu::Device {
   std::vector<Buffer> buffers_of(const gpu::Launch& launch);
   Status verdict(const Outcome& outcome) const;
 
-  const Model& model_;
+  const Model model_;
   const Options options_;
   const gpu::Properties properties_;
   Allocator memory_;

@@ -25,6 +25,7 @@ struct Outcome {
 
 struct Options {
   RunOptions run = {};
+  int32_t sm_count = 0;  // other than the model's
   bool check = true;
   // Makes what observes a launch in the checker's place, or nothing: a trace, a timing model.
   std::function<std::shared_ptr<Observer>(const LaunchDescription&, const Model&)> observe = {};

@@ -28,6 +28,9 @@ if grep -q "$(printf '\033')" output; then fail "colours in a pipe"; fi
 if ! grep -q "left out: GPU kernels are compiled by NVRTC" output; then
   grep -q "the checker found no race" output || fail "the demo did not run on the virtual GPU"
   [ -s timeline.svg ] || fail "timeline.svg is missing"
+  TANDEM_VGPU_CHECK=off "$tandem" demo "$examples/minilm" --seconds 0.01 >output
+  grep -q "the checker was off" output || fail "the demo did not say that the checker was off"
+  if grep -q "the checker found" output; then fail "the demo tells of a checker that was off"; fi
 fi
 for file in result.safetensors result/out.npy result/lse.npy result/dq.npy again/lse.npy bench.json bench.svg attention.svg; do
   [ -s "$file" ] || fail "$file is missing"

@@ -41,9 +41,9 @@ TEST(TimelineTest, PerfettoReadsIt) {
 }
 
 TEST(TimelineTest, ThePictureHasRowsSlicesAndArrows) {
-  const std::string text = draw(two_rows(), {.width = 1000, .subtitle = "on vgpu:h200"});
+  const std::string text = draw(two_rows(), {.width = 1000, .where = "on vgpu:h200"});
   for (const char* part : {"kernel &quot;&lt;1&gt;&quot;, block 0", "compute, warp 0", "copies in", ">step</text>",
-                           "<title>cp: cp.async.bulk, b.cuh:2</title>", "on vgpu:h200", "class=\"arrow\"",
+                           "<title>cp: cp.async.bulk, b.cuh:2</title>", ">on vgpu:h200. A step is", "class=\"arrow\"",
                            "class=\"head\"", ">what ended a wait</text>"})
     EXPECT_NE(text.find(part), std::string::npos) << part;
   EXPECT_TRUE(text.ends_with("</svg>\n"));
@@ -56,7 +56,7 @@ TEST(TimelineTest, ManySlicesBecomeFewShapes) {
     t.slices.push_back(
         {0, n % 3 == 0 ? vgpu::Activity::wait : vgpu::Activity::compute, n, n + 1, n % 3 == 0 ? 1 : 0, 0});
   t.steps = 100'000;
-  EXPECT_LT(draw(t, {.width = 500, .subtitle = ""}).size(), 200'000u);
+  EXPECT_LT(draw(t, {.width = 500}).size(), 200'000u);
   EXPECT_TRUE(draw(vgpu::Timeline{}, {}).ends_with("</svg>\n"));
 }
 

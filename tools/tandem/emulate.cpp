@@ -6,8 +6,7 @@
 #include "io/file.h"
 #include "svg/timeline.h"
 #include "tandem/compare.h"
-#include "vgpu/job.h"
-#include "vgpu/trace/recorder.h"
+#include "vgpu/trace.h"
 
 namespace tandem::tool {
 namespace {
@@ -16,16 +15,17 @@ constexpr const char* kDevice = "vgpu:b200";
 
 // Of block 0, in a run of its own: the checker watches the other one.
 vgpu::Timeline timeline_of(Inputs head) {
-  const std::unique_ptr<Job> job = attention_job(std::move(head), {});
-  std::shared_ptr<vgpu::Recorder> recorder;
-  vgpu::Timeline timeline;
+  Trace trace = trace_of(*attention_job(std::move(head), {}), kDevice, {}, 0);
+  throw_if_failed(trace.status);
+  return std::move(trace.timeline);
+}
+
+// Of the run before: a kernel in which the checker finds something does not get here.
+const char* what_the_checker_says() {
   vgpu::Options options;
-  options.observe = [&](const vgpu::LaunchDescription& launch, const vgpu::Model&) {
-    return recorder = vgpu::Recorder::create(launch, 0);
-  };
-  options.report = [&](const vgpu::Outcome&) { timeline = recorder->timeline(); };
-  throw_if_failed(job->run(kDevice, options));
-  return timeline;
+  throw_if_failed(vgpu::options_from_environment(&options));
+  return options.check ? "the checker found no race, no missing fence or wait: docs/virtual-gpu.md"
+                       : "the checker was off: TANDEM_VGPU_CHECK=off";
 }
 
 }  // namespace
@@ -46,12 +46,10 @@ bool show_on_virtual_gpu(Inputs head, const std::string& what, int threads, cons
   }
   std::printf("%s\n%s\n%s", on.engine.context().description().c_str(), given.note().c_str(),
               exactness_table(judgements).c_str());
-  std::printf("the checker found no race, no missing fence or wait: docs/virtual-gpu.md\n");
+  std::printf("%s\n", what_the_checker_says());
   const bool converted = given.converted.has_value();
   io::AtomicFile file(picture);
-  file.write(svg::draw(
-      timeline_of(std::move(converted ? *given.converted : given.original)),
-      {.subtitle = "A step is an instruction of a warp; waits, copies and products are counted, not measured."}));
+  file.write(svg::draw(timeline_of(std::move(converted ? *given.converted : given.original)), {}));
   file.commit();
   std::printf("What the warps of its first block did, and who waited for whom (open it in a browser):\n  %s\n\n",
               bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());

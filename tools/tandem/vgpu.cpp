@@ -19,7 +19,7 @@
 #include "vgpu/element.h"
 #include "vgpu/job.h"
 #include "vgpu/ptx/inlining.h"
-#include "vgpu/trace/recorder.h"
+#include "vgpu/trace.h"
 
 namespace tandem::tool {
 namespace {
@@ -237,17 +237,7 @@ int Vgpu::check() const {
 int Vgpu::trace() const {
   const std::unique_ptr<Job> subject = job();
   const std::string where = device.empty() ? subject->device() : device;
-  std::shared_ptr<vgpu::Recorder> recorder;
-  int64_t blocks = 0;
-  vgpu::Timeline timeline;  // of the last launch: where there are several, those before prepare it
-  vgpu::Options how = options(schedule);
-  how.observe = [&](const vgpu::LaunchDescription& description, const vgpu::Model&) {
-    const gpu::Dim3 grid = description.grid;
-    blocks = int64_t{grid.x} * grid.y * grid.z;
-    return recorder = vgpu::Recorder::create(description, block);
-  };
-  how.report = [&](const Outcome&) { timeline = recorder->timeline(); };
-  const Status status = subject->run(where, how);
+  auto [timeline, blocks, status] = trace_of(*subject, where, options(schedule), block);
   if (blocks == 0) throw_if_failed(status);  // nothing was launched; what a kernel did before it failed is drawn
   if (block >= blocks)
     throw io::InputError(say("--block ", block, ": must be less than the kernel's ", blocks, " blocks"));
@@ -257,13 +247,10 @@ int Vgpu::trace() const {
     file.commit();
     std::printf("wrote %s\n", path.c_str());
   };
-  const std::string subtitle =
-      say(where, ", schedule ", schedule,
-          ". A step is an instruction of a warp; waits, copies and products are counted, not measured.");
   if (!json.empty()) write(json, vgpu::perfetto_json(timeline));
   if (timeline.title.size() > 100)
     timeline.title = timeline.title.substr(0, 60) + "..., block " + std::to_string(block);
-  if (!svg.empty()) write(svg, svg::draw(timeline, {.subtitle = subtitle}));
+  if (!svg.empty()) write(svg, svg::draw(timeline, {.where = say(where, ", schedule ", schedule)}));
   std::printf("%s: %lld steps, %zu rows%s\n", timeline.title.c_str(), static_cast<long long>(timeline.steps),
               timeline.rows.size(), json.empty() ? "" : say("; open ", json, " in https://ui.perfetto.dev").c_str());
   throw_if_failed(status);

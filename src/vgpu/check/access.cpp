@@ -101,14 +101,10 @@ bool Access::same_store(Epoch x) const {
   return (a < b ? b - a : a - b) < instruction_->bytes;
 }
 
-// The lanes of one instruction may copy to the same bytes, as they may store there: whole warps issue a copy where the
-// compiler is trusted to make it one.
+// Whole warps issue a copy where the compiler is trusted to make it one.
 bool Access::same_copy(const Site& site) const {
-  if (!async_ || kind_ != AsyncKind::bulk_store || site.async != kind_) return false;
   const Site& own = sites_[epoch.site()];
-  return own.cta == site.cta && own.warp == site.warp && own.instruction == site.instruction &&
-         own.lanes != site.lanes &&
-         own.done.load(std::memory_order_relaxed).time == site.done.load(std::memory_order_relaxed).time;
+  return own.copy != 0 && own.copy == site.copy && own.warp == site.warp && own.cta == site.cta;
 }
 
 // The tensor core executes what one thread issues for tensor memory in its order.

@@ -95,6 +95,7 @@ Watch::Scene Watch::enter(const Actor& actor) {
       warp.acquire_relaxed(read.lanes, told);
     }
   }
+  ++warp.events;
   return {cluster, block, warp};
 }
 

@@ -86,7 +86,8 @@ struct Operation {
   uint64_t id = 0;
   AsyncKind kind = AsyncKind::bulk_load;
   Actor actor;
-  Knowledge told;  // by those who issued it, at issue: passed on to whoever sees it complete
+  Knowledge told;     // by those who issued it, at issue: passed on to whoever sees it complete
+  uint32_t copy = 0;  // of a bulk store: its number
   struct Part {
     int32_t cta = 0;  // whose memory it touches, unless it is global
     uint32_t by = 0;  // lanes

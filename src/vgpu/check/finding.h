@@ -22,7 +22,8 @@ enum class Rule : uint8_t {
   pending_register,   // a register of a matrix product under way is read or written
   pending_load,       // tcgen05.ld's result is read before its wait (a warning: ptxas orders it)
   divergent_aligned,  // .aligned or warpgroup-wide, but not all of its threads are there
-  register_budget,    // setmaxnreg beyond what the block has, or not a whole warpgroup
+  register_budget,    // setmaxnreg beyond what the block has
+  uneven_registers,   // setmaxnreg that the warps of a warpgroup do not all execute (a warning: each has its own)
   // Barriers.
   wrong_parity,     // waits for a phase that passed two completions ago, or was never begun
   over_arrival,     // more arrivals than the phase expects, or bytes beyond the counter

@@ -31,6 +31,7 @@ struct Span {
   uint32_t bytes = 0;
   uint32_t rows = 1;
   int32_t warp = -1;  // of a wgmma: the only one of the four warps that reads these (rows of A); -1: all do
+  friend bool operator==(const Span&, const Span&) = default;
 };
 
 // An ordinary access of a warp: lane i (if in the actor's mask) touches `bytes` bytes at address[i] of memory (shared:

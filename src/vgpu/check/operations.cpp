@@ -41,6 +41,7 @@ bool Watch::async_issues(const Actor& actor, AsyncKind kind, AsyncId id, std::sp
   operation.id = id;
   operation.kind = kind;
   operation.actor = actor;
+  if (kind == AsyncKind::bulk_store) operation.copy = number_of_copy(scene, actor, reads, writes);
   touch_spans(scene, &operation, reads, false);
   touch_spans(scene, &operation, writes, true);
   if (kind == AsyncKind::wgmma) scene.cluster.quarters.erase(id);
@@ -53,6 +54,24 @@ bool Watch::async_issues(const Actor& actor, AsyncKind kind, AsyncId id, std::sp
     scene.cluster.operation_order.pop_front();
   }
   return true;
+}
+
+uint32_t Watch::number_of_copy(const Scene& scene, const Actor& actor, std::span<const Span> reads,
+                               std::span<const Span> writes) {
+  LastCopy& last = scene.warp.last_copy;
+  const bool again = last.event + 1 == scene.warp.events && last.instruction == actor.instruction &&
+                     (last.lanes & actor.lanes) == 0 && std::ranges::equal(last.reads, reads) &&
+                     std::ranges::equal(last.writes, writes);
+  last.event = scene.warp.events;
+  if (again) {
+    last.lanes |= actor.lanes;
+    return last.number;
+  }
+  last.instruction = actor.instruction;
+  last.lanes = actor.lanes;
+  last.reads.assign(reads.begin(), reads.end());
+  last.writes.assign(writes.begin(), writes.end());
+  return ++last.number;
 }
 
 bool Watch::in_bounds(const Scene& scene, const Actor& actor, AsyncKind kind, const Span& span, bool writes) {
@@ -156,6 +175,7 @@ uint32_t Watch::site_of(const Scene& scene, Operation* operation, const Span& sp
   like.row = scene.warp.row;
   like.kind = SiteKind::async;
   like.async = operation->kind;
+  like.copy = operation->copy;
   like.done.store(token_of(scene, *operation, writes, by));
   const uint32_t site = add_site(scene.cluster, like, global);
   operation->parts.push_back({span.cta, by, site, global, writes});

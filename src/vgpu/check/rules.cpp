@@ -31,7 +31,8 @@ constexpr std::array<About, static_cast<size_t>(Rule::count)> kRules{{
     {"divergent-aligned",
      "Let all threads of the warp (the warpgroup) reach the instruction, or reconverge them first."},
     {"register-budget",
-     "Let setmaxnreg.dec free registers before .inc asks for them; the sum over warpgroups is what the launch gave."},
+     "Let setmaxnreg.dec free registers before .inc asks for them; the sum over warps is what the launch gave."},
+    {"uneven-registers", "Let all four warps of the warpgroup execute setmaxnreg, with the same number."},
     {"wrong-parity",
      "Flip the parity with each completed phase, and wait for each phase before the next one can complete."},
     {"over-arrival", "Make the count of mbarrier.init the number of arrivals of a phase, and expect_tx its bytes."},
@@ -63,6 +64,8 @@ const About& about(Rule rule) { return kRules[static_cast<size_t>(rule)]; }
 
 std::string_view name_of(Rule rule) { return about(rule).name; }
 std::string_view advice_of(Rule rule) { return about(rule).advice; }
-bool is_warning(Rule rule) { return rule == Rule::pending_load || rule == Rule::missing_tcgen05_fence; }
+bool is_warning(Rule rule) {
+  return rule == Rule::pending_load || rule == Rule::uneven_registers || rule == Rule::missing_tcgen05_fence;
+}
 
 }  // namespace tandem::vgpu

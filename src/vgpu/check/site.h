@@ -33,11 +33,12 @@ struct Site {
   uint16_t row = 0;    // of the warp
   SiteKind kind = SiteKind::thread;
   AsyncKind async = AsyncKind::bulk_load;
+  uint32_t copy = 0;  // of a bulk store: its number in the warp, see LastCopy
   std::atomic<Token> done = Token{};
 
   void set(const Site& x) {
     cluster = x.cluster, cta = x.cta, instruction = x.instruction, lanes = x.lanes, warp = x.warp, row = x.row;
-    kind = x.kind, async = x.async;
+    kind = x.kind, async = x.async, copy = x.copy;
     done.store(x.done.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 };

@@ -19,6 +19,16 @@ struct Groups {
   std::array<int32_t, kLanes> last{};       // instruction of each lane's last operation
 };
 
+// Bulk stores are numbered, all those alike that lanes issue together: right behind each other, by one instruction, of
+// the same bytes to the same place.
+struct LastCopy {
+  uint32_t number = 0;
+  uint64_t event = 0;  // of the warp
+  int32_t instruction = -1;
+  uint32_t lanes = 0;
+  std::vector<Span> reads, writes;
+};
+
 // Threads with the same knowledge.
 struct Share {
   uint32_t lanes = 0;
@@ -33,7 +43,9 @@ class Warp {
   uint16_t row = 0;
   uint32_t lanes = kAllLanes;  // those that exist
 
+  uint64_t events = 0;  // so far
   std::unique_ptr<Groups> cp_async, bulk;
+  LastCopy last_copy;
   int32_t wgmma_committed = 0, wgmma_done = 0;  // groups
   int32_t wgmma_open = -1, wgmma_last = -1;     // instruction of the last product since the last commit; before it
   uint16_t wgmma_row = 0;                       // where clocks tell of the warpgroup's groups; 0: it has none yet

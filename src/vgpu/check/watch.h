@@ -102,6 +102,8 @@ class Watch : public Checker {
                      uint64_t bytes, bool writes);
 
   // operations.cpp
+  uint32_t number_of_copy(const Scene& scene, const Actor& actor, std::span<const Span> reads,
+                          std::span<const Span> writes);
   bool in_bounds(const Scene& scene, const Actor& actor, AsyncKind kind, const Span& span, bool writes);
   void touch_spans(const Scene& scene, Operation* operation, std::span<const Span> spans, bool writes);
   void touch_alike(const Scene& scene, Operation* operation, std::span<const Span> spans, bool writes, uint32_t by);

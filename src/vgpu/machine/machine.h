@@ -46,6 +46,10 @@ struct RunOptions {
   Schedule schedule;
   int32_t threads = 0;            // of the host; 0: all cores
   uint64_t max_instructions = 0;  // of warps, per block; 0: no bound. A kernel that runs on is a finding (deadlock).
+  // Of the order in which clusters begin, and of how many a thread of the host runs side by side, in turns of any
+  // length: which block is given which work by a counter or by cluster launch control. 0: in order, and the next one
+  // only when those that have begun end or wait for it.
+  uint64_t placement = 0;
 };
 
 // Global memory that a launch may touch, with the name that findings use for it.

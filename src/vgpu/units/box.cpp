@@ -118,6 +118,10 @@ Status check(const BoxCopy& copy, int32_t rank) {
   if (copy.mode == BoxMode::rows4 && (rank != 2 || map.box[1] != 1))
     return Status::invalid(say("gather4 and scatter4 need a tensor map of rank 2 (", map.rank,
                                ") whose box has one row (", map.box[1], ")"));
+  const int64_t first = int64_t{copy.coordinates[0]} * bytes_of(map.type);
+  if (first % 16 != 0)
+    return Status::invalid(say("the first coordinate of a tensor copy (", copy.coordinates[0], ", ", first,
+                               " bytes) must be a multiple of 16 bytes: a GPU calls it an illegal instruction"));
   // A repeat of the pattern may begin anywhere on 128 bytes: it follows the address.
   if (copy.shared % 128 != 0)
     return Status::invalid(say("the shared address of a tensor copy (", copy.shared, ") must be a multiple of 128"));

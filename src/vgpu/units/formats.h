@@ -13,6 +13,7 @@ namespace {
 inline constexpr uint32_t kNaN = 0x7fffffff;
 inline constexpr uint32_t kInfinity = 0x7f800000;
 inline constexpr uint32_t kSign = 0x80000000;
+inline constexpr uint32_t kTf32 = 0xffffe000;  // the bits of a float32 that are tf32's
 
 inline uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float value(uint32_t x) { return __builtin_bit_cast(float, x); }
@@ -91,7 +92,11 @@ inline uint32_t finish(uint32_t kept, uint32_t magnitude, uint32_t negative, uin
   uint32_t result = pick(kept > s.max, pick(overflows, infinity, s.max), kept);
   result |= negative & (1u << (s.exponent + s.mantissa));
   result &= ~(negative & fit.relu);
-  if constexpr (F == Format::tf32) return pick(magnitude > kInfinity, kNaN, result << 13);
+  if constexpr (F == Format::tf32) {
+    // .rna is no instruction: the assembler adds to the bits and cuts, NaN is only cut, .satfinite takes one off.
+    const uint32_t cut = ((magnitude | (negative & kSign)) & kTf32) - (fit.saturate & (1u << 13));
+    return pick(magnitude > kInfinity, pick(fit.away, cut, kNaN & kTf32), result << 13);
+  }
   return pick(magnitude > kInfinity, s.nan, result);
 }
 
@@ -123,7 +128,7 @@ inline uint32_t encode_one(float x, const FitMasks& fit) {
 template <Format F>
 inline float decode_one(uint32_t x) {
   if constexpr (F == Format::f32) return value(x);
-  if constexpr (F == Format::tf32) return value(x & 0xffffe000);
+  if constexpr (F == Format::tf32) return value(x & kTf32);
   if constexpr (F == Format::bf16) return value(x << 16);
   if constexpr (F == Format::s8) return static_cast<float>(static_cast<int8_t>(x));
   if constexpr (F == Format::u8) return static_cast<float>(x & 0xff);

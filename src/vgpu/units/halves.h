@@ -62,9 +62,10 @@ inline float half_input(uint32_t x, uint32_t flush) {
 }
 template <Format F>
 inline uint32_t half_output(float x, const FitMasks& fit, uint32_t flush, uint32_t saturates) {
-  constexpr uint32_t exponent = F == Format::f16 ? 0x7c00 : 0x7f80;
+  // What is not smaller than this rounds to a normal number.
+  const float limit = F == Format::f16 ? 0x1.ffep-15f : 0x1.ffp-127f;
   uint32_t u = encode_one<F>(x, fit);
-  u &= ~(flush & mask((u & exponent) == 0) & 0x7fff);
+  u &= ~(flush & mask((x < 0 ? -x : x) < limit) & 0x7fff);
   constexpr uint32_t one = F == Format::f16 ? 0x3c00 : 0x3f80;
   return pick(saturates, mask(x > 0) & pick(u > one, one, u), u);
 }

@@ -1,7 +1,8 @@
 // Number formats, and arithmetic as the GPU rounds it. Every function gives the same bits on every CPU.
 //
 // Rows hold one value per lane, 32 of them, contiguous. Destination and sources may be the same row. NaN results are
-// 0x7fffffff (f32), 0x7fff (f16, bf16), as the GPU makes them. PTX ISA, "Floating Point Instructions", "cvt".
+// 0x7fffffff (f32), 0x7fff (f16, bf16), 0x7fffe000 (tf32, but for .rna), as the GPU makes them. PTX ISA, "Floating
+// Point Instructions", "cvt".
 #pragma once
 
 #include <cstdint>

@@ -50,9 +50,12 @@ float flush(float x) {
   return (u & 0x7f800000) != 0 ? x : std::bit_cast<float>(u & 0x80000000);
 }
 
+// Subnormal numbers stay, unless the tensor map's type says otherwise: the ISA has them flushed, an H200 does not.
+template <bool Ftz>
 uint32_t add_f32(uint32_t a, uint32_t b) {
-  const float sum = flush(std::bit_cast<float>(a)) + flush(std::bit_cast<float>(b));
-  return sum != sum ? 0x7fffffff : std::bit_cast<uint32_t>(flush(sum));
+  const auto x = std::bit_cast<float>(a), y = std::bit_cast<float>(b);
+  const float sum = Ftz ? flush(flush(x) + flush(y)) : x + y;
+  return sum != sum ? 0x7fffffff : std::bit_cast<uint32_t>(sum);
 }
 
 // f16 and bf16: a sum in float32 is exact enough to be rounded once more.
@@ -85,7 +88,8 @@ void reduce_elements(Reduction reduction, gpu::TensorType type, void* to, const 
       return for_each<uint64_t>(to, from, bytes, [](uint64_t a, uint64_t b) {
         return std::bit_cast<uint64_t>(std::bit_cast<double>(a) + std::bit_cast<double>(b));
       });
-    default: return for_each<uint32_t>(to, from, bytes, add_f32);
+    case gpu::TensorType::f32_ftz: return for_each<uint32_t>(to, from, bytes, add_f32<true>);
+    default: return for_each<uint32_t>(to, from, bytes, add_f32<false>);
   }
 }
 

@@ -91,23 +91,40 @@ inline float narrow_to_odd(double x) {
   return value(bits(f) | (mask(back < x || back > x) & 1));
 }
 
-// A sum of exactly zero is -0 when rounding down, unless both terms are +0.
+// Flushed is what remains below the smallest normal number when rounded to 24 bits whatever its exponent, not to the
+// fewer of a subnormal number: of two doubles that narrow to the smallest normal number, one can be.
 template <Rounding R>
+inline uint32_t tiny(double x) {
+  const bool outward = R == (x < 0 ? Rounding::rm : Rounding::rp);
+  const double limit = R == Rounding::rn ? 0x1.ffffffp-127 : outward ? 0x1.fffffep-127 : 0x1p-126;
+  const double magnitude = x < 0 ? -x : x;
+  return mask(outward ? magnitude <= limit : magnitude < limit);
+}
+template <Rounding R, bool Ftz>
+inline float output(double x) {
+  const uint32_t u = canonical(bits(narrow<R>(x)));
+  return value(Ftz ? u & (kSign | ~tiny<R>(x)) : u);
+}
+
+// A sum of exactly zero is -0 when rounding down, unless both terms are +0.
+template <Rounding R, bool Ftz>
 inline float sum(double a, double b) {
-  const float f = narrow<R>(add_to_odd(a, b));
+  const float f = output<R, Ftz>(add_to_odd(a, b));
   if constexpr (R == Rounding::rm) {
     const auto sign = static_cast<uint32_t>((bits(a) | bits(b)) >> 32) & kSign;
     return value(bits(f) | (mask(a + b == 0) & sign));
   }
   return f;
 }
+template <Rounding R, bool Ftz>
+inline float product_sum(float a, float b, float c) {
+  return sum<R, Ftz>(static_cast<double>(a) * static_cast<double>(b), static_cast<double>(c));
+}
 
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-inline float fused(float a, float b, float c) {
-  return sum<Rounding::rn>(static_cast<double>(a) * static_cast<double>(b), static_cast<double>(c));
-}
+inline float fused(float a, float b, float c) { return product_sum<Rounding::rn, false>(a, b, c); }
 #endif
 
 template <Rounding R, bool Ftz>
@@ -115,39 +132,45 @@ void add(const float* a, const float* b, float* d) {
   map(a, b, d, [](float x, float y) {
     x = input<Ftz>(x), y = input<Ftz>(y);
     if constexpr (R == Rounding::rn) return output<Ftz>(x + y);
-    return output<Ftz>(sum<R>(static_cast<double>(x), static_cast<double>(y)));
+    return sum<R, Ftz>(static_cast<double>(x), static_cast<double>(y));
   });
+}
+// To nearest, in float32: the same result, found higher, has no smallest exponent near.
+inline constexpr float kLift = 0x1p64f;
+inline float flushed_if_tiny(float result, float lifted) {
+  const float magnitude = lifted < 0 ? -lifted : lifted;
+  return value(canonical(bits(result)) & (kSign | ~mask(magnitude < 0x1p-62f)));
 }
 template <Rounding R, bool Ftz>
 void mul(const float* a, const float* b, float* d) {
   map(a, b, d, [](float x, float y) {
     x = input<Ftz>(x), y = input<Ftz>(y);
-    if constexpr (R == Rounding::rn) return output<Ftz>(x * y);
-    return output<Ftz>(narrow<R>(static_cast<double>(x) * static_cast<double>(y)));
+    if constexpr (R != Rounding::rn) return output<R, Ftz>(static_cast<double>(x) * static_cast<double>(y));
+    return Ftz ? flushed_if_tiny(x * y, x * kLift * y) : output<false>(x * y);
   });
 }
 template <Rounding R, bool Ftz>
 void fma(const float* a, const float* b, const float* c, float* d) {
   map(a, b, c, d, [](float x, float y, float z) {
     x = input<Ftz>(x), y = input<Ftz>(y), z = input<Ftz>(z);
-    if constexpr (R == Rounding::rn) return output<Ftz>(fused(x, y, z));
-    return output<Ftz>(sum<R>(static_cast<double>(x) * static_cast<double>(y), static_cast<double>(z)));
+    if constexpr (R != Rounding::rn) return product_sum<R, Ftz>(x, y, z);
+    return Ftz ? flushed_if_tiny(fused(x, y, z), fused(x * kLift, y, z * kLift)) : output<false>(fused(x, y, z));
   });
 }
 template <Rounding R, bool Ftz>
 void div(const float* a, const float* b, float* d) {
   map(a, b, d, [](float x, float y) {
     x = input<Ftz>(x), y = input<Ftz>(y);
-    return output<Ftz>(narrow<R>(div_to_odd(static_cast<double>(x), static_cast<double>(y))));
+    return output<R, Ftz>(div_to_odd(static_cast<double>(x), static_cast<double>(y)));
   });
 }
 template <Rounding R, bool Ftz>
 void rcp(const float* a, float* d) {
-  map(a, d, [](float x) { return output<Ftz>(narrow<R>(div_to_odd(1.0, static_cast<double>(input<Ftz>(x))))); });
+  map(a, d, [](float x) { return output<R, Ftz>(div_to_odd(1.0, static_cast<double>(input<Ftz>(x)))); });
 }
 template <Rounding R, bool Ftz>
 void sqrt(const float* a, float* d) {
-  map(a, d, [](float x) { return output<Ftz>(narrow<R>(sqrt_to_odd(static_cast<double>(input<Ftz>(x))))); });
+  map(a, d, [](float x) { return output<R, Ftz>(sqrt_to_odd(static_cast<double>(input<Ftz>(x)))); });
 }
 
 inline void saturate(const float* a, float* d) {

@@ -357,32 +357,42 @@ TEST(BulkStore, SourceWrittenAgain) {
   }
 }
 
-// All lanes of a warp issue the same copy: one of them wins. Not so where one comes by again, or two warps do.
-TEST(BulkStore, LanesOfOneInstructionMayWriteTheSame) {
-  struct Case {
-    int32_t second_warp;
-    uint32_t second_lane;
-    bool commits_between;
+// All lanes of a warp issue the same copy. Not so where one comes by again, where two warps do, where something lies
+// between (a later iteration), where the bytes come from elsewhere, or go elsewhere in part.
+TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
+  enum class Between { nothing, commit, reads_are_done, store };
+  struct Second {
+    int32_t warp;
+    uint32_t lane;
+    Between between;
+    uint32_t from, to;  // bytes behind the first one's
     std::string rules;
   };
-  for (const Case& c : {Case{0, 2, false, ""}, Case{0, 1, false, "missing-wait"}, Case{0, 2, true, "missing-wait"},
-                        Case{1, 2, false, "missing-wait"}}) {
+  for (const Second& c :
+       {Second{0, 2, Between::nothing, 0, 0, ""}, Second{0, 1, Between::nothing, 0, 0, "missing-wait"},
+        Second{1, 2, Between::nothing, 0, 0, "missing-wait"}, Second{0, 2, Between::commit, 0, 0, "missing-wait"},
+        Second{0, 2, Between::reads_are_done, 0, 0, "missing-wait"}, Second{0, 2, Between::store, 0, 0, "missing-wait"},
+        Second{0, 2, Between::nothing, 32, 0, "missing-wait"}, Second{0, 2, Between::nothing, 0, 16, "missing-wait"}}) {
     std::vector<uint32_t> out(1024);
     Play play({}, {{"out", out.data(), 4096, true, true}});
     play.store(play.at(0, kAll, "st.shared"), kAt, 16, 16);
     play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"));
     play.barrier({0, 1});
     Actor issuer = play.at(0, 1, "cp.async.bulk");
-    const auto copy = [&] {
-      play.issue(issuer, AsyncKind::bulk_store, {Play::shared(kAt, 16)}, {Play::global(out.data(), 16)});
+    const auto copy = [&](uint32_t from, uint32_t to) {
+      play.issue(issuer, AsyncKind::bulk_store, {Play::shared(kAt + from, 32)}, {Play::global(&out[to / 4], 32)});
     };
-    copy();
-    if (c.commits_between)
-      play.checker->group_commits(play.at(0, kAll, "cp.async.bulk.commit_group"), AsyncKind::bulk_store);
-    issuer.warp = c.second_warp;
-    issuer.lanes = c.second_lane;
-    copy();
-    EXPECT_EQ(play.rules(), c.rules);
+    copy(0, 0);
+    // Of the first lane only: the second one counts its groups by itself.
+    if (c.between == Between::commit || c.between == Between::reads_are_done)
+      play.checker->group_commits(play.at(0, 1, "cp.async.bulk.commit_group"), AsyncKind::bulk_store);
+    if (c.between == Between::reads_are_done)
+      play.checker->group_waits(play.at(0, 1, "cp.async.bulk.wait_group.read"), AsyncKind::bulk_store, 0, true);
+    if (c.between == Between::store) play.store(play.at(0, 1, "st.shared"), kAt + 0x1000);
+    issuer.warp = c.warp;
+    issuer.lanes = c.lane;
+    copy(c.from, c.to);
+    EXPECT_EQ(play.rules(), c.rules) << play.text();
   }
 }
 

@@ -9,6 +9,7 @@
 #include "gpu/driver/driver.h"
 #include "problem/text.h"
 #include "vgpu/device.h"
+#include "vgpu/instructions/recording.h"
 #include "vgpu/ptx/parser.h"
 
 namespace tandem::test {
@@ -109,6 +110,19 @@ void add_forms(const std::string& text, const char* path) {
       if (added.insert(instruction.full_name()).second) file << in_order(instruction.full_name()) << "\n";
 }
 
+void add_key(const Kernel& kernel, const std::string& text, const char* path) {
+  char line[32];
+  std::snprintf(line, sizeof line, "key %016llx\n", static_cast<unsigned long long>(key_of(kernel, text)));
+  std::ofstream(path, std::ios::app) << line;
+}
+
+// After an error of one kernel a GPU refuses all further work of the process.
+bool works(gpu::Device& device) {
+  void* address = nullptr;
+  if (!device.allocate(256, &address).ok()) return false;
+  return device.free(address).ok() && device.synchronize(nullptr).ok();
+}
+
 }  // namespace
 
 bool Bench::has(Needs needs) const {
@@ -151,11 +165,23 @@ bool launch(const Bench& bench, Kernel* kernel) {
   const std::string text = text_of(*kernel, bench);
   if (const char* path = std::getenv(kListVariable)) {
     add_forms(text, path);
+    if (bench.name == "vgpu:h200" && kernel->settled) add_key(*kernel, text, path);
     return false;
   }
+  if (!bench.lost.empty()) {
+    ADD_FAILURE() << bench.name << " is lost to this process since another kernel failed: " << bench.lost
+                  << "\nctest runs each test in a process of its own";
+    return false;
+  }
+  const uint64_t key = kernel->settled ? key_of(*kernel, text) : 0;
   const Status status = run(bench, text, kernel);
-  if (!status.ok()) ADD_FAILURE() << bench.name << ": " << status.message << "\n" << text;
-  return status.ok();
+  if (!status.ok()) {
+    ADD_FAILURE() << bench.name << ": " << status.message << "\n" << text;
+    if (!works(*bench.device)) bench.lost = status.message;
+    return false;
+  }
+  if (kernel->settled) recorded_launch(bench, key, *kernel, text);
+  return true;
 }
 
 }  // namespace tandem::test

@@ -26,6 +26,7 @@ enum class Needs : uint8_t {
 struct Bench {
   std::string name;  // "vgpu:h200", "cuda"
   std::unique_ptr<gpu::Device> device;
+  mutable std::string lost;  // what a kernel did after which the device does nothing more for this process
 
   bool has(Needs needs) const;
   const char* target() const;  // of PTX: "sm_90a"
@@ -39,6 +40,7 @@ const std::vector<Bench>& benches();
 struct Memory {
   std::vector<std::byte> bytes;  // before the launch, afterwards what the kernel left
   bool output = false;           // else it is only read
+  bool scratch = false;          // what it leaves there is no result: addresses, say
 
   Memory() = default;
   template <class T>
@@ -87,6 +89,7 @@ struct Kernel {
   std::vector<Memory> memory;
   std::vector<MapParameter> maps;
   Needs needs = Needs::any;
+  bool settled = true;  // false: what it leaves is in part the device's choice, and not compared with a recording
 };
 
 // The module's text for a device.
@@ -95,7 +98,8 @@ std::string text_of(const Kernel& kernel, const Bench& bench);
 // A form of an instruction, "cp.async.bulk...", its qualifiers sorted: their order is free.
 std::string in_order(const std::string& form);
 
-// Names a file: launches do nothing then but to add the forms of all instructions to it.
+// Names a file: launches do nothing then but to add the forms of all instructions to it, and of those that a recording
+// should have (recording.h) "key" and the key.
 inline constexpr const char* kListVariable = "TANDEM_LIST_INSTRUCTIONS";
 
 // Loads and launches it; the memories are then what the kernel left. What goes wrong is a failure of the test, with the

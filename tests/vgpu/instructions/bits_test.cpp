@@ -180,10 +180,17 @@ TEST(Bits, CountAndFind) {
   });
 }
 
+// The ISA takes position and length from low bytes. No GPU has the instructions of 64 bits: what the assembler makes of
+// them takes all 32 bits.
+template <class T>
+void cut(u32* position, u32* length) {
+  if (sizeof(T) == 4) *position &= 0xff, *length &= 0xff;
+  *position = std::min(*position, 255u), *length = std::min(*length, 255u);
+}
 template <class T>
 T extract(T a, u32 position, u32 length) {
   constexpr u32 most = 8 * sizeof(T) - 1;
-  position &= 0xff, length &= 0xff;
+  cut<T>(&position, &length);
   const bool is_signed = static_cast<T>(-1) < 0;
   const u32 sign_at = std::min(position + length - 1, most);
   const bool sign = is_signed && length != 0 && (static_cast<u64>(a) >> sign_at & 1) != 0;
@@ -197,7 +204,7 @@ T extract(T a, u32 position, u32 length) {
 template <class T>
 T insert(T a, T b, u32 position, u32 length) {
   constexpr u32 most = 8 * sizeof(T) - 1;
-  position &= 0xff, length &= 0xff;
+  cut<T>(&position, &length);
   for (u32 i = 0; i < length && position + i <= most; ++i) {
     const T one = static_cast<T>(T{1} << (position + i));
     b = (a >> i & 1) != 0 ? b | one : b & ~one;

@@ -165,7 +165,10 @@ TEST(Convert, BetweenFloats) {
                     }).within(nan_or_same<double>));
     for (const Mode& mode : kModes)
       forms.push_back(form(std::string("cvt.") + mode.name + f + ".f32.f64 d, a;", [=](double a) {
-                        return flush32(rounded<float>(mode, a), ftz);
+                        // Tiny is what it would be without a smallest exponent.
+                        const auto higher = rounded<float>(mode, std::fabs(a) < 1 ? a * 0x1p64 : a);
+                        if (ftz && std::fabs(higher) < 0x1p-62f) return std::copysign(0.0f, higher);
+                        return rounded<float>(mode, a);
                       }).within(nan_or_same<float>));
     for (const std::string how : {"rni", "rzi", "rmi", "rpi"})
       forms.push_back(form("cvt." + how + f + ".f32.f32 d, a;", [=](float a) {
@@ -191,13 +194,41 @@ TEST(Convert, BetweenFloats) {
   forms.push_back(form("cvt.f64.bf16 d, a;", [](Half a) {
                     return static_cast<double>(decode(a.bits, Format::bf16));
                   }).within(nan_or_same<double>));
-  forms.push_back(form("cvt.rn.f16.f64 d, a;", [](double a) { return half_of(a, Format::f16); }));
-  forms.push_back(form("cvt.rn.bf16.f64 d, a;", [](double a) { return half_of(a, Format::bf16); }));
+  // Of float64 a NaN keeps its sign and the upper bits of its mantissa; other halves become one NaN.
+  const auto of_double = [](Format format, int mantissa) {
+    return [=](double a) {
+      if (!std::isnan(a)) return half_of(a, format);
+      const u64 image = bits_of(a);
+      return Half{
+          static_cast<u16>((image >> 48 & 0x8000) | (image >> (52 - mantissa) & 0x7fff) | 1u << (mantissa - 1))};
+    };
+  };
+  forms.push_back(form("cvt.rn.f16.f64 d, a;", of_double(Format::f16, 10)));
+  forms.push_back(form("cvt.rn.bf16.f64 d, a;", of_double(Format::bf16, 7)));
   forms.push_back(
       form("cvt.rn.bf16.f16 d, a;", [](Half a) { return half_of(decode(a.bits, Format::f16), Format::bf16); }));
   forms.push_back(
       form("cvt.rn.f16.bf16 d, a;", [](Half a) { return half_of(decode(a.bits, Format::bf16), Format::f16); }));
   try_all(forms);
+}
+
+TEST(Convert, NaNOfDouble) {
+  const auto nan = value_of<double>(0xfff4000020000001);
+  const auto half = [](u32 quiet) {
+    return [=](const Values&, uint64_t got, uint64_t) { return (got & 0x7fff & quiet) == quiet; };
+  };
+  try_all({form("cvt.rn.f32.f64 d, a;", [](double) { return std::nanf(""); }).of(nan).within(nan_or_same<float>),
+           form("cvt.rn.f16.f64 d, a;", [](double) { return Half{0x7e00}; }).of(nan).within(half(0x7c00)),
+           form("cvt.rn.bf16.f64 d, a;", [](double) { return Half{0x7fc0}; }).of(nan).within(half(0x7f80))});
+}
+
+// A number just below the smallest normal one of float32, which it rounds to.
+TEST(Convert, FlushesWhatIsTinyWhenRounded) {
+  const double a = 0x1.ffffffcp-127;
+  try_all({form("cvt.rn.ftz.f32.f64 d, a;", [](double) { return 0x1p-126f; }).of(a),
+           form("cvt.rz.ftz.f32.f64 d, a;", [](double) { return 0.0f; }).of(a),
+           form("cvt.rp.ftz.f32.f64 d, a;", [](double) { return 0x1p-126f; }).of(a),
+           form("cvt.rm.ftz.f32.f64 d, a;", [](double) { return -0x1p-126f; }).of(-a)});
 }
 
 TEST(Convert, ToHalves) {
@@ -223,24 +254,22 @@ TEST(Convert, ToHalves) {
 }
 
 TEST(Convert, ToTf32) {
+  // What the assembler makes of .rna: half of the last bit is added, the rest cut; .satfinite then goes back by one bit
+  // from what is no number, NaN too.
+  const auto away = [](float a, bool satfinite) {
+    const u32 bits = value_of<u32>(bits_of(a)), magnitude = bits & 0x7fffffff;
+    const u32 cut = (magnitude < 0x7f800000 ? bits + 0x1000 : bits) & 0xffffe000;
+    return satfinite && (cut & 0x7fffffff) >= 0x7f800000 ? cut - 0x2000 : cut;
+  };
   std::vector<Form> forms = {
-      form("cvt.rna.tf32.f32 d, a;",
-           [](float a) {
-             return encode(a, Format::tf32, {Rounding::rna, false, false, false});
-           }),
-      form("cvt.rna.satfinite.tf32.f32 d, a;",
-           [](float a) {
-             return encode(a, Format::tf32, {Rounding::rna, true, false, false});
-           }),
+      form("cvt.rna.tf32.f32 d, a;", [=](float a) { return away(a, false); }),
+      form("cvt.rna.satfinite.tf32.f32 d, a;", [=](float a) { return away(a, true); }),
   };
   for (const Mode& mode : {kModes[0], kModes[1]})
     for (const bool relu : {false, true})
       forms.push_back(form(std::string("cvt.") + mode.name + (relu ? ".relu" : "") + ".tf32.f32 d, a;", [=](float a) {
-        return encode(a, Format::tf32, {mode.rounding, false, relu, false});
+        return std::isnan(a) ? 0x7fffe000 : encode(a, Format::tf32, {mode.rounding, false, relu, false});
       }));
-  // The bits below the mantissa are not said to be zero.
-  for (Form& form : forms)
-    form.within([](const Values&, uint64_t got, uint64_t want) { return (got & 0xffffe000) == (want & 0xffffe000); });
   try_all(forms);
 }
 

@@ -65,6 +65,21 @@ TEST(Double, RoundedExactly) {
   try_all(forms);
 }
 
+TEST(Double, NaNOfEitherSign) {
+  const auto nan = value_of<double>(0xfff0000000000123), other = value_of<double>(0x7ff8000000000456);
+  std::vector<Form> forms = {
+      form("neg.f64 d, a;", [](double a) { return a; }).of(nan),
+      form("abs.f64 d, a;", [](double a) { return a; }).of(nan),
+      form("add.f64 d, a, b;", [](double, double b) { return b; }).of(other, nan),
+      form("sub.f64 d, a, b;", [](double, double b) { return b; }).of(1.0, nan),
+      form("mul.f64 d, a, b;", [](double a, double) { return a; }).of(nan, -1.0),
+      form("fma.rn.f64 d, a, b, c;", [](double, double, double c) { return c; }).of(other, 1.0, nan),
+      form("min.f64 d, a, b;", [](double, double b) { return b; }).of(other, nan),
+  };
+  for (Form& form : forms) form.within(same);
+  try_all(forms);
+}
+
 TEST(Double, SignsAndChoices) {
   std::vector<Form> forms = {
       form("neg.f64 d, a;", [](double a) { return -a; }),

@@ -34,6 +34,20 @@ float rounded(int mode, F&& f) {
   return result;
 }
 
+// op(a, b, c, lift), which is linear in lift. A GPU flushes what is tiny when rounded to 24 bits, whatever its
+// exponent; the CPU rounds a subnormal number to fewer. So what it would have been is looked up higher.
+template <class Op>
+float computed(const Mode& mode, bool ftz, float x, float y, float z, Op op) {
+  volatile float a = flushed(x, ftz), b = flushed(y, ftz), c = flushed(z, ftz);
+  const float result = rounded(mode.fenv, [&] { return op(a, b, c, 1.0f); });
+  if (ftz && std::fabs(result) <= 0x1p-126f &&
+      std::fabs(rounded(mode.fenv, [&] { return op(a, b, c, 0x1p64f); })) < 0x1p-62f)
+    return std::copysign(0.0f, result);
+  return finished(result, ftz);
+}
+float product_of(float a, float b, float, float lift) { return a * lift * b; }
+float fused(float a, float b, float c, float lift) { return std::fma(a * lift, b, c * lift); }
+
 // f(operation, mode, ftz, suffix) for all that the operations have in common.
 template <class F>
 std::vector<Form> for_modes(F&& f) {
@@ -45,15 +59,10 @@ std::vector<Form> for_modes(F&& f) {
 
 TEST(Float, AddSubMul) {
   try_all(for_modes([](const Mode& mode, bool ftz, const std::string& suffix, std::vector<Form>* forms) {
-    const auto two = [=](auto op) {
-      return [=](float x, float y) {
-        volatile float a = flushed(x, ftz), b = flushed(y, ftz);
-        return finished(rounded(mode.fenv, [&] { return op(a, b); }), ftz);
-      };
-    };
-    const auto add = two([](float a, float b) { return a + b; });
-    const auto sub = two([](float a, float b) { return a - b; });
-    const auto mul = two([](float a, float b) { return a * b; });
+    const auto two = [=](auto op) { return [=](float a, float b) { return computed(mode, ftz, a, b, 0, op); }; };
+    const auto add = two([](float a, float b, float, float lift) { return a * lift + b * lift; });
+    const auto sub = two([](float a, float b, float, float lift) { return a * lift - b * lift; });
+    const auto mul = two(product_of);
     forms->push_back(form("add" + suffix + ".f32 d, a, b;", add));
     forms->push_back(form("sub" + suffix + ".f32 d, a, b;", sub));
     forms->push_back(form("mul" + suffix + ".f32 d, a, b;", mul));
@@ -75,10 +84,7 @@ TEST(Float, AddSubMul) {
 
 TEST(Float, Fma) {
   try_all(for_modes([](const Mode& mode, bool ftz, const std::string& suffix, std::vector<Form>* forms) {
-    const auto fma = [=](float x, float y, float z) {
-      volatile float a = flushed(x, ftz), b = flushed(y, ftz), c = flushed(z, ftz);
-      return finished(rounded(mode.fenv, [&] { return std::fma(a, b, c); }), ftz);
-    };
+    const auto fma = [=](float a, float b, float c) { return computed(mode, ftz, a, b, c, fused); };
     forms->push_back(form("fma" + suffix + ".f32 d, a, b, c;", fma));
     forms->push_back(form("mad" + suffix + ".f32 d, a, b, c;", fma));
     forms->push_back(form("fma" + suffix + ".sat.f32 d, a, b, c;",
@@ -88,14 +94,11 @@ TEST(Float, Fma) {
 
 TEST(Float, DivideAndRoot) {
   try_all(for_modes([](const Mode& mode, bool ftz, const std::string& suffix, std::vector<Form>* forms) {
-    forms->push_back(form("div" + suffix + ".f32 d, a, b;", [=](float x, float y) {
-      volatile float a = flushed(x, ftz), b = flushed(y, ftz);
-      return finished(rounded(mode.fenv, [&] { return a / b; }), ftz);
-    }));
-    forms->push_back(form("rcp" + suffix + ".f32 d, a;", [=](float x) {
-      volatile float a = flushed(x, ftz), one = 1;
-      return finished(rounded(mode.fenv, [&] { return one / a; }), ftz);
-    }));
+    const auto quotient = [](float a, float b, float, float lift) { return a * lift / b; };
+    forms->push_back(form("div" + suffix + ".f32 d, a, b;",
+                          [=](float a, float b) { return computed(mode, ftz, a, b, 0, quotient); }));
+    forms->push_back(
+        form("rcp" + suffix + ".f32 d, a;", [=](float a) { return computed(mode, ftz, 1, a, 0, quotient); }));
     forms->push_back(form("sqrt" + suffix + ".f32 d, a;", [=](float x) {
       volatile float a = flushed(x, ftz);
       return finished(rounded(mode.fenv, [&] { return std::sqrt(a); }), ftz);
@@ -223,6 +226,17 @@ TEST(Float, Approximations) {
   try_all(forms);
 }
 
+// The largest product that is smaller than the smallest normal number and rounds to it: that is not flushed.
+TEST(Float, FlushesWhatIsTinyWhenRounded) {
+  const auto a = value_of<float>(0x20000001), b = value_of<float>(0x1ffffffe);  // (1 - 2^-46) 2^-126
+  for (const bool down : {false, true}) {
+    const float want = down ? 0.0f : 0x1p-126f;
+    const std::string mode = down ? "rz" : "rn";
+    try_all({form("mul." + mode + ".ftz.f32 d, a, b;", [=](float, float) { return want; }).of(a, b),
+             form("fma." + mode + ".ftz.f32 d, a, b, c;", [=](float, float, float) { return want; }).of(a, b, 0.0f)});
+  }
+}
+
 // The ends of their ranges exactly.
 TEST(Float, ApproximationsOfSpecialValues) {
   const float inf = INFINITY;
@@ -256,16 +270,12 @@ TEST(Float, PairsOfFloat32) {
   std::vector<Form> forms =
       for_modes([](const Mode& mode, bool ftz, const std::string& suffix, std::vector<Form>* list) {
         const auto three = [=](auto op) {
-          return both([=](float x, float y, float z) {
-            volatile float a = flushed(x, ftz), b = flushed(y, ftz), c = flushed(z, ftz);
-            return finished(rounded(mode.fenv, [&] { return op(a, b, c); }), ftz);
-          });
+          return both([=](float a, float b, float c) { return computed(mode, ftz, a, b, c, op); });
         };
-        list->push_back(form("fma" + suffix + ".f32x2 d, a, b, c;",
-                             three([](float a, float b, float c) { return std::fma(a, b, c); })));
-        const auto add = three([](float a, float b, float) { return a + b; });
-        const auto sub = three([](float a, float b, float) { return a - b; });
-        const auto mul = three([](float a, float b, float) { return a * b; });
+        list->push_back(form("fma" + suffix + ".f32x2 d, a, b, c;", three(fused)));
+        const auto add = three([](float a, float b, float, float lift) { return a * lift + b * lift; });
+        const auto sub = three([](float a, float b, float, float lift) { return a * lift - b * lift; });
+        const auto mul = three(product_of);
         list->push_back(form("add" + suffix + ".f32x2 d, a, b;", [=](uint64_t a, uint64_t b) { return add(a, b, 0); }));
         list->push_back(form("sub" + suffix + ".f32x2 d, a, b;", [=](uint64_t a, uint64_t b) { return sub(a, b, 0); }));
         list->push_back(form("mul" + suffix + ".f32x2 d, a, b;", [=](uint64_t a, uint64_t b) { return mul(a, b, 0); }));

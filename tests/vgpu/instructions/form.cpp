@@ -72,17 +72,27 @@ uint64_t random_value(Random& random, Operand operand) {
     case Operand::half: return bits & 0xffff;
     case Operand::integer32: return (bits & 0xffffffff) >> (random.chance(0.3) ? random.between(0, 31) : 0);
     case Operand::integer64: return bits >> (random.chance(0.3) ? random.between(0, 63) : 0);
-    case Operand::f32:  // half of them of ordinary size
-      return random.chance(0.5) ? bits & 0xffffffff
-                                : bits_of(static_cast<float>(random.normal() * std::exp2(random.between(-6, 6))));
-    case Operand::f64: return random.chance(0.5) ? bits : bits_of(random.normal());
+    case Operand::f32: {  // half of them of ordinary size
+      if (random.chance(0.5)) return bits & 0xffffffff;
+      const double x = random.normal();
+      return bits_of(static_cast<float>(x * std::exp2(random.between(-6, 6))));
+    }
+    case Operand::f64:  // and so of these: the mathematics of the host would decide the last bits of normal()
+      return random.chance(0.5) ? bits : (bits & 0x800fffffffffffff) | (0x3ff + random.next() % 13 - 6) << 52;
     default: return bits & 0xffffffff;
   }
 }
 
+// FNV-1a: the operands are the same with every compiler.
+uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
 // All pairs of hostile values of the first two operands, hostile and random others; then random ones.
 std::vector<Values> operands_of(const Form& form) {
-  Random random(std::hash<std::string>()(form.text));
+  Random random(hash_of(form.text));
   std::vector<Values> list;
   const size_t count = form.from.size();
   const auto special = [&](size_t i) {

@@ -34,7 +34,9 @@ uint16_t rounded(double x, const Options& o) {
     f = value_of<float>(bits_of(f) | 1);
   }
   if (std::isinf(f) && std::isfinite(x)) f = std::copysign(0x1.fffffep127f, f);
-  uint32_t h = flushed(encode(f, o.format), o);
+  uint32_t h = encode(f, o.format);
+  // Flushed is what rounds to less than the smallest normal number with 11 bits, not with a subnormal number's fewer.
+  if (o.ftz && o.format == Format::f16 && std::fabs(x) < 0x1.ffep-15) h &= 0x8000;
   if (o.relu && !std::isnan(x) && std::signbit(x)) h = 0;
   if (o.sat) h = std::isnan(x) || !(x > 0) ? 0 : std::min(h, o.format == Format::f16 ? 0x3c00u : 0x3f80u);
   return static_cast<uint16_t>(h);

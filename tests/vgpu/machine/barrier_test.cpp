@@ -316,5 +316,50 @@ TEST(SetMaxNReg, TheBlockHasSoManyRegisters) {
   EXPECT_TRUE(wrong.has(Rule::register_budget));
 }
 
+// Warp 3 keeps 24 registers, its neighbours `less`, whichever of them comes first; the other warpgroup asks for `more`.
+TEST(SetMaxNReg, EachWarpHasItsOwn) {
+  const auto run = [](const std::string& less, const std::string& more, Observer* observer) {
+    const Kernel k(kernel(R"(
+    .reg .b32 %r<4>; .reg .b64 %rd<2>; .reg .pred %p<4>;
+    ld.param.u64 %rd1, [p0];
+    mov.u32 %r1, %tid.x;
+    shr.u32 %r2, %r1, 5;
+    setp.ge.u32 %p1, %r2, 4;
+    setp.eq.u32 %p2, %r2, 3;
+    @%p1 bra MORE;
+    @%p2 bra LEAST;
+    )" + less + R"(
+    ret;
+  LEAST:
+    setmaxnreg.dec.sync.aligned.u32 24;
+    ret;
+  MORE:
+    setmaxnreg.inc.sync.aligned.u32 )" +
+                              more + R"(;
+    red.global.add.u32 [%rd1], 1;
+    ret;)",
+                          1, ".maxntid 256, 1, 1 .minnctapersm 2"));
+    EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
+    uint32_t ran = 0;
+    under_schedules(6, [&](const RunOptions& options) { (void)k.run({address(&ran)}, {1}, {256}, options, observer); });
+    return ran;
+  };
+  const std::string dec = "setmaxnreg.dec.sync.aligned.u32 104;";
+  // 128 of each thread at launch: 3 * 24 + 104 come free, a fourth for each warp of the other group.
+  EXPECT_EQ(run(dec, "168", nullptr), 6 * 128);
+  Findings uneven, even, stuck, alone;
+  EXPECT_EQ(run(dec, "168", &uneven), 6 * 128);
+  EXPECT_GE(uneven.all.size(), 6);
+  for (const Finding& f : uneven.all) EXPECT_EQ(f.rule, Rule::uneven_registers) << f.message;
+  run(dec, "176", &stuck);
+  EXPECT_TRUE(stuck.has(Rule::deadlock));
+  EXPECT_EQ(run("setmaxnreg.dec.sync.aligned.u32 24;", "232", &even), 6 * 128);
+  EXPECT_TRUE(even.all.empty());
+  EXPECT_EQ(run("", "152", &alone), 6 * 128);
+  ASSERT_EQ(alone.all.size(), 6);
+  EXPECT_EQ(alone.all[0].rule, Rule::uneven_registers);
+  EXPECT_NE(alone.all[0].message.find("1 of the 4 warps"), std::string::npos) << alone.all[0].message;
+}
+
 }  // namespace
 }  // namespace tandem::vgpu

@@ -111,64 +111,43 @@ Rule rule_of(const std::string& body, int schedules = 4) {
   return findings.all.empty() ? Rule::count : findings.all[0].rule;
 }
 
-TEST(Wgmma, SumsOfChainedProducts) {
+// The body stores so many times the product, watched or not, and nothing is found.
+void expect_times(float times, const std::string& body) {
   const Operands operands;
-  const Kernel k =
-      kernel_of(kFence + product(names(0), 0) + product(names(0), 1) + product(names(0), 1) + kCommit + kWaitAll);
+  const Kernel k = kernel_of(body);
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
-  under_schedules(10, [&](RunOptions options) {
-    std::vector<float> out(1024, -1);
-    const Status s = k.run({address(operands.image), address(out.data())}, {1}, {128}, options);
-    ASSERT_TRUE(s.ok()) << s.message;
-    expect_product(out, operands, 3);
-  });
+  for (const bool watched : {false, true}) {
+    under_schedules(10, [&](RunOptions options) {
+      std::vector<float> out(1024, -1);
+      Findings findings;
+      const Status s =
+          k.run({address(operands.image), address(out.data())}, {1}, {128}, options, watched ? &findings : nullptr);
+      ASSERT_TRUE(s.ok()) << s.message;
+      EXPECT_TRUE(findings.all.empty()) << findings.all[0].message;
+      expect_product(out, operands, times);
+    });
+  }
+}
+
+TEST(Wgmma, SumsOfChainedProducts) {
+  expect_times(3, kFence + product(names(0), 0) + product(names(0), 1) + product(names(0), 1) + kCommit + kWaitAll);
 }
 
 // Compilers put copies between products that belong together: the copy is made when the product is.
 TEST(Wgmma, CopiesOfPendingRegistersAreRenamings) {
-  const Operands operands;
-  const Kernel k = kernel_of(kFence + product(names(10), 0) + move(20, 10) + product(names(20), 1) + kCommit +
-                             move(0, 20) + kWaitAll);
-  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
-  under_schedules(10, [&](RunOptions options) {
-    std::vector<float> out(1024, -1);
-    Findings findings;
-    const Status s = k.run({address(operands.image), address(out.data())}, {1}, {128}, options, &findings);
-    ASSERT_TRUE(s.ok()) << s.message;
-    EXPECT_TRUE(findings.all.empty()) << findings.all[0].message;
-    expect_product(out, operands, 2);
-  });
+  expect_times(
+      2, kFence + product(names(10), 0) + move(20, 10) + product(names(20), 1) + kCommit + move(0, 20) + kWaitAll);
 }
 
 // A product may be made before a copy of its sums is.
 TEST(Wgmma, CopiesAfterTheProduct) {
-  const Operands operands;
-  const Kernel k = kernel_of(kFence + product(names(10), 0) + kCommit + "bar.sync 0;\n" + move(0, 10) + kWaitAll);
-  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
-  under_schedules(10, [&](RunOptions options) {
-    std::vector<float> out(1024, -1);
-    Findings findings;
-    const Status s = k.run({address(operands.image), address(out.data())}, {1}, {128}, options, &findings);
-    ASSERT_TRUE(s.ok()) << s.message;
-    EXPECT_TRUE(findings.all.empty()) << findings.all[0].message;
-    expect_product(out, operands, 1);
-  });
+  expect_times(1, kFence + product(names(10), 0) + kCommit + "bar.sync 0;\n" + move(0, 10) + kWaitAll);
 }
 
 // The older of two groups is complete, the younger one may not be.
 TEST(Wgmma, GroupsCompleteInOrder) {
-  const Operands operands;
-  const Kernel k = kernel_of(kFence + product(names(0), 0) + kCommit + product(names(10), 0) + kCommit +
-                             "wgmma.wait_group.sync.aligned 1;\n" + move(20, 0) + kWaitAll);
-  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
-  under_schedules(6, [&](RunOptions options) {
-    std::vector<float> out(1024, -1);
-    Findings findings;
-    const Status s = k.run({address(operands.image), address(out.data())}, {1}, {128}, options, &findings);
-    ASSERT_TRUE(s.ok()) << s.message;
-    EXPECT_TRUE(findings.all.empty()) << findings.all[0].message;
-    expect_product(out, operands, 1);
-  });
+  expect_times(1, kFence + product(names(0), 0) + kCommit + product(names(10), 0) + kCommit +
+                      "wgmma.wait_group.sync.aligned 1;\n" + move(20, 0) + kWaitAll);
 }
 
 TEST(Wgmma, MisuseIsFound) {

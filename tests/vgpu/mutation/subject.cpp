@@ -108,10 +108,11 @@ Status Subject::launch(const Problem& problem, const std::string& ptx, vgpu::Opt
   return launch_forward(*device, problem, plan_, kernels, workspace.at(0), nullptr);
 }
 
-Trial Subject::run(const std::string& ptx, const vgpu::Schedule& schedule, bool judges) const {
+Trial Subject::run(const std::string& ptx, const vgpu::Schedule& schedule, bool judges, int threads) const {
   Trial trial;
   vgpu::Options options;
   options.run.schedule = schedule;
+  options.run.threads = threads;
   options.report = [&](const vgpu::Outcome& outcome) {
     for (const vgpu::Finding& finding : outcome.findings) trial.found.push_back(found_of(outcome.program, finding));
   };

@@ -99,6 +99,7 @@ Sample sample(Random& random, gpu::TensorType type) {
       stride = map.byte_strides[i] * map.dims[i];
     }
     s.copy.coordinates[i] = static_cast<int32_t>(random.between(-12, static_cast<int64_t>(map.dims[i]) + 3));
+    if (i == 0) s.copy.coordinates[i] -= s.copy.coordinates[i] % static_cast<int32_t>(16 / bytes);
   }
   if (s.copy.mode == BoxMode::rows4) {
     map.box[1] = 1;
@@ -146,6 +147,19 @@ TEST(Box, LoadsElementByElement) {
     load_box(s.copy, window.data());
     ASSERT_EQ(image_bytes(s.copy), total);
     ASSERT_TRUE(window == want) << "sample " << i;
+  }
+}
+
+// As hardware has it: the other coordinates may be anything.
+TEST(Box, TakesOnlyAFirstCoordinateOfWholeChunks) {
+  Random random(9);
+  for (const gpu::TensorType type : kTypes) {
+    Sample s = sample(random, type);
+    const int32_t step = 16 / bytes_of(type);
+    for (int32_t c = -2 * step; c <= 2 * step; ++c) {
+      s.copy.coordinates[0] = c;
+      EXPECT_EQ(check(s.copy, s.copy.map.rank).ok(), c % step == 0) << c;
+    }
   }
 }
 

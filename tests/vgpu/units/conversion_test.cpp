@@ -40,7 +40,9 @@ std::vector<double> magnitudes(const Kind& kind) {
 uint32_t expected(const Kind& kind, const std::vector<double>& table, float x, Fit fit) {
   const uint32_t place = kind.format == Format::tf32 ? 13 : 0;
   const uint32_t sign_bit = kind.format == Format::tf32 ? 0x80000000u : 1u << (kind.exponent + kind.mantissa);
-  if (std::isnan(x)) return kind.format == Format::tf32 ? 0x7fffffff : kind.nan;
+  if (std::isnan(x) && kind.format != Format::tf32) return kind.nan;
+  if (std::isnan(x) && fit.rounding != Rounding::rna) return 0x7fffe000;
+  if (std::isnan(x)) return (as_bits(x) & 0xffffe000) - (fit.saturate_finite ? 0x2000 : 0);
   const bool negative = std::signbit(x);
   if (negative && fit.relu) return 0;
   const uint32_t sign = negative ? sign_bit : 0;

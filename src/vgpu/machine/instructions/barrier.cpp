@@ -253,32 +253,42 @@ Status fence(Builder& b, const Instruction& i) {
   return {};
 }
 
-// setmaxnreg: in: the number; the block has a pool of what warpgroups have given back. state: arrived warps.
+// setmaxnreg. Hardware counts by warp: each takes from the block's pool, or gives to it, for its own 32 threads.
 struct RegistersDetail : Detail {
   bool more = false;
   int32_t count = 0;
 };
 
+// That the warps of a warpgroup execute the same ones, as PTX wants it.
+void compare_with_group(Context& context, const Op& op, int32_t count) {
+  auto& before = context.block.warpgroups[static_cast<size_t>(context.warp.index / 4)]->reallocations;
+  const size_t nth = context.warp.reallocations++;
+  if (nth == before.size()) before.push_back({count, op.source, 0});
+  before[nth].warps |= 1u << context.warp.index % 4;
+  if (before[nth].count == count) return;
+  context.finds(Rule::uneven_registers, op, "",
+                "it asks for " + std::to_string(count) + " registers a thread, but another warp of the warpgroup for " +
+                    std::to_string(before[nth].count) + " at " + context.grid.code->place(before[nth].source));
+}
+
 Step registers_op(Context& context, const Op& op) {
   const auto& detail = op.as<RegistersDetail>();
-  Block& block = context.block;
-  const auto group = static_cast<size_t>(context.warp.index / 4);
-  int32_t& own = block.warpgroup_registers[group];
-  if (!context.fragment.tried && !is_whole(context, op)) return Step::end;
-  // The first warp of the warpgroup to come acts for all four.
-  if (own == detail.count) return Step::next;
-  if (detail.more == (detail.count < own)) {
-    if (!context.finds(Rule::register_budget, op, "",
-                       "the warpgroup has " + std::to_string(own) + " registers a thread, and asks for " +
-                           std::to_string(detail.count) + (detail.more ? " by .inc" : " by .dec")))
-      return Step::end;
-    return Step::next;
+  int32_t &own = context.warp.thread_registers, &pool = context.block.register_pool;
+  if (!context.fragment.tried) {
+    if (!is_whole(context, op)) return Step::end;
+    compare_with_group(context, op, detail.count);
   }
-  const int32_t difference = (detail.count - own) * 4 * kLanes;
-  if (difference > block.register_pool)
-    return context.wait(WaitKind::registers, static_cast<uint64_t>(detail.count),
-                        static_cast<uint64_t>(block.register_pool));
-  block.register_pool -= difference;
+  if (own != detail.count && detail.more == (detail.count < own)) {
+    return context.finds(Rule::register_budget, op, "",
+                         "the warp has " + std::to_string(own) + " registers a thread, and asks for " +
+                             std::to_string(detail.count) + (detail.more ? " by .inc" : " by .dec"))
+               ? Step::next
+               : Step::end;
+  }
+  const int32_t difference = (detail.count - own) * kLanes;
+  if (difference > pool)
+    return context.wait(WaitKind::registers, static_cast<uint64_t>(detail.count), static_cast<uint64_t>(pool));
+  pool -= difference;
   own = detail.count;
   ++context.cluster.events;
   return Step::next;

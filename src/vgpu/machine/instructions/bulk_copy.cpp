@@ -151,7 +151,7 @@ bool tensor_type(Type type, gpu::TensorType* to) {
     case Type::s64: *to = gpu::TensorType::s64; return true;
     case Type::f16: *to = gpu::TensorType::f16; return true;
     case Type::bf16: *to = gpu::TensorType::bf16; return true;
-    case Type::f32: *to = gpu::TensorType::f32_ftz; return true;
+    case Type::f32: *to = gpu::TensorType::f32; return true;
     case Type::f64: *to = gpu::TensorType::f64; return true;
     default: return false;
   }

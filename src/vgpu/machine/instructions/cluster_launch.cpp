@@ -21,11 +21,8 @@ struct CancelDetail : Detail {  // in: address of the answer, barrier
 
 // The next cluster that nobody has begun: its first block; false: there is none.
 bool take_cluster(Grid& grid, uint32_t answer[4]) {
-  const int32_t index = grid.next_cluster.fetch_add(1);
-  if (index >= grid.cluster_count) {
-    grid.next_cluster.store(grid.cluster_count);
-    return false;
-  }
+  const int32_t index = grid.take_cluster();
+  if (index < 0) return false;
   const auto n = static_cast<uint32_t>(index), across = grid.grid.x / grid.cluster.x,
              down = grid.grid.y / grid.cluster.y;
   answer[0] = n % across * grid.cluster.x;

@@ -159,6 +159,7 @@ Status convert_real(Builder& b, const Instruction& i, const Conversion& c) {
   const bool integral = c.rounding.size() == 3 && c.rounding.ends_with('i');
   const int32_t d = b.destination(i.operands[0], c.to == Type::tf32 ? Type::b32 : c.to);
   int32_t a = b.source(i.operands[1], c.from);
+  const int32_t wide = a;
   if (b.failed()) return b.fail(i);
   const std::string ftz = c.ftz ? ".ftz" : "";
   if (c.from == Type::f64 && c.to == Type::f64) {
@@ -169,6 +170,11 @@ Status convert_real(Builder& b, const Instruction& i, const Conversion& c) {
     return {};
   }
   if (is_narrow(c.from)) a = to_f32(b, a, c.from);
+  if (c.from == Type::f16 && c.to == Type::f32) {
+    const int32_t plain = b.new_register(4);
+    b.emit_lanes("canonical.f32", plain, {a});
+    a = plain;
+  }
   if (c.to == Type::f64) {
     b.emit_lanes("cvt" + ftz + ".f64.f32", d, {a});
     return {};
@@ -177,6 +183,8 @@ Status convert_real(Builder& b, const Instruction& i, const Conversion& c) {
     const int32_t single = b.new_register(4);
     if (c.to != Type::f32)
       b.emit_lanes("odd.f32.f64", single, {a});
+    else if (c.ftz)
+      emit_rounded(b, c.fit.rounding, lane_function("cvt." + c.rounding + ".ftz.f32.f64"), single, {a});
     else
       emit_rounded(b, c.fit.rounding, lane_function("cvt.f32.f64"), single, {a});
     a = single;
@@ -199,6 +207,8 @@ Status convert_real(Builder& b, const Instruction& i, const Conversion& c) {
     b.copy(d, a);
   else
     encode(b, format_of(c.to), c.fit, d, a);
+  if (c.from == Type::f64 && c.to != Type::f32 && !c.sat)
+    b.emit_lanes(std::string("nan.") + ptx::name_of(c.to) + ".f64", d, {d, wide});
   return {};
 }
 

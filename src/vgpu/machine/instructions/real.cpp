@@ -156,8 +156,8 @@ Status extreme_f32(Builder& b, const Form& f, int32_t d, std::vector<int32_t> s)
   }
   const int32_t sign = b.new_register(4), x = b.new_register(4), y = b.new_register(4), t = b.new_register(4);
   if (f.xorsign) b.emit_lanes("xorsign.32", sign, {s[0], s[1]});
-  b.emit_lanes("abs.f32", x, {s[0]});
-  b.emit_lanes("abs.f32", y, {s[1]});
+  b.emit_lanes("magnitude.32", x, {s[0]});
+  b.emit_lanes("magnitude.32", y, {s[1]});
   b.emit(action, t, {x, y});
   if (!f.xorsign) {
     b.copy(d, t);
@@ -174,7 +174,7 @@ Status real_f32(Builder& b, const Instruction& i, const Form& f, int32_t d, std:
   if (f.opcode == "min" || f.opcode == "max") return extreme_f32(b, f, d, std::move(s));
   if (f.opcode == "sub") {
     const int32_t negative = b.new_register(4);
-    b.emit_lanes("neg.f32", negative, {s[1]});
+    b.emit_lanes("sign.32", negative, {s[1]});
     s[1] = negative;
   }
   if ((f.opcode == "neg" || f.opcode == "abs") && f.ftz) {
@@ -197,7 +197,7 @@ Status real_f32x2(Builder& b, const Instruction& i, const Form& f, int32_t d, st
     return b.refuse(i, "this form is not known here");
   if (f.opcode == "sub") {
     const int32_t negative = b.new_register(8);
-    with_detail<InnerDetail>(b, both_halves, negative, {s[1]})->action = lane_function("neg.f32");
+    with_detail<InnerDetail>(b, both_halves, negative, {s[1]})->action = lane_function("sign.32");
     s[1] = negative;
   }
   const Action action = f32_action(f);

@@ -110,27 +110,28 @@ struct Fns {  // the n-th set bit from base on: n > 0 upwards, n < 0 downwards, 
     return ~0u;
   }
 };
+// Of 32 bits: position and length are their low bytes, as the ISA says. Of 64 there is no such instruction: the
+// assembler makes shifts of it, which take the whole numbers.
 struct Bfe {
   template <class T>
   static T of(T a, u32 b, u32 c) {
-    const u32 most = 8 * sizeof(T) - 1, at = b & 0xff, length = c & 0xff;
-    const u32 top = at + length - 1 < most ? at + length - 1 : most;
-    const bool sign = is_signed<T> && length != 0 && (a >> (length == 0 ? 0 : top) & 1) != 0;
-    Unsigned<T> d = at <= most ? static_cast<Unsigned<T>>(static_cast<Unsigned<T>>(a) >> at) : Unsigned<T>{0};
-    const u32 kept_bits = at > most ? 0 : length < most - at + 1 ? length : most - at + 1;
-    if (kept_bits <= most) {
-      const auto mask = static_cast<Unsigned<T>>((Unsigned<T>{1} << kept_bits) - 1);
-      d = static_cast<Unsigned<T>>((d & mask) | (sign ? static_cast<Unsigned<T>>(~mask) : Unsigned<T>{0}));
-    }
-    return static_cast<T>(d);
+    constexpr u32 kWidth = 8 * sizeof(T);
+    const u32 at = kWidth == 32 ? b & 0xff : b, length = kWidth == 32 ? c & 0xff : c;
+    const Unsigned<T> past = is_signed<T> && a < T{0} ? static_cast<Unsigned<T>>(~Unsigned<T>{0}) : Unsigned<T>{0};
+    const auto all = at < kWidth ? static_cast<Unsigned<T>>(a >> at) : past;
+    if (length >= kWidth) return static_cast<T>(all);
+    const auto mask = static_cast<Unsigned<T>>((Unsigned<T>{1} << length) - 1);
+    const bool sign = is_signed<T> && length != 0 && (all >> (length - 1) & 1) != 0;
+    return static_cast<T>((all & mask) | (sign ? static_cast<Unsigned<T>>(~mask) : Unsigned<T>{0}));
   }
 };
 struct Bfi {
   template <class T>
   static T of(T a, T b, u32 c, u32 d) {
-    const u32 width = 8 * sizeof(T), at = c & 0xff, length = d & 0xff;
-    if (at >= width || length == 0) return b;
-    const T ones = length >= width ? static_cast<T>(~T{0}) : static_cast<T>((T{1} << length) - 1);
+    constexpr u32 kWidth = 8 * sizeof(T);
+    const u32 at = kWidth == 32 ? c & 0xff : c, length = kWidth == 32 ? d & 0xff : d;
+    if (at >= kWidth || length == 0) return b;
+    const T ones = length >= kWidth ? static_cast<T>(~T{0}) : static_cast<T>((T{1} << length) - 1);
     const T mask = static_cast<T>(ones << at);
     return static_cast<T>((b & ~mask) | ((a << at) & mask));
   }

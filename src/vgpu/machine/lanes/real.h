@@ -67,50 +67,93 @@ struct RoundReal {
   static f64 of(f64 a) { return integral<Mode>(a); }
 };
 
+// A float64 NaN stays the one it was, made quiet: of two the second operand's, in a fused product the second factor's
+// before the addend's before the first factor's, in a division the dividend's. Where there was none it is the negative
+// one.
+inline f64 quiet(f64 a) { return __builtin_bit_cast(f64, __builtin_bit_cast(u64, a) | 0x0008000000000000u); }
+inline f64 with_nan(f64 result, f64 first, f64 second) {
+  if (result == result) return result;
+  if (first != first) return quiet(first);
+  return second != second ? quiet(second) : __builtin_bit_cast(f64, u64{0xfff8000000000000u});
+}
 struct RealAdd {
-  static f64 of(f64 a, f64 b) { return a + b; }
+  static f64 of(f64 a, f64 b) { return with_nan(a + b, b, a); }
 };
 struct RealSub {
-  static f64 of(f64 a, f64 b) { return a - b; }
+  static f64 of(f64 a, f64 b) { return with_nan(a - b, b, a); }
 };
 struct RealMul {
-  static f64 of(f64 a, f64 b) { return a * b; }
+  static f64 of(f64 a, f64 b) { return with_nan(a * b, b, a); }
 };
 struct RealDiv {
-  static f64 of(f64 a, f64 b) { return a / b; }
+  static f64 of(f64 a, f64 b) { return with_nan(a / b, a, b); }
 };
 struct RealFma {
-  static f64 of(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
+  static f64 of(f64 a, f64 b, f64 c) { return b != b ? quiet(b) : with_nan(__builtin_fma(a, b, c), c, a); }
 };
 struct RealSqrt {
-  static f64 of(f64 a) { return __builtin_sqrt(a); }
+  static f64 of(f64 a) { return with_nan(__builtin_sqrt(a), a, a); }
 };
 struct RealRcp {
-  static f64 of(f64 a) { return 1.0 / a; }
+  static f64 of(f64 a) { return with_nan(1.0 / a, a, a); }
 };
 struct RealRsqrt {
-  static f64 of(f64 a) { return 1.0 / __builtin_sqrt(a); }
+  static f64 of(f64 a) { return with_nan(1.0 / __builtin_sqrt(a), a, a); }
 };
-struct RealMin {
-  static f64 of(f64 a, f64 b) { return a != a ? b : b != b ? a : a < b || (a == b && __builtin_signbit(a)) ? a : b; }
+template <bool Max>
+struct RealChoice {
+  static f64 of(f64 a, f64 b) {
+    if (b != b) return a != a ? quiet(b) : a;
+    if (a != a) return b;
+    if (a == b) return (__builtin_signbit(a) != 0) == Max ? b : a;
+    return (a < b) == Max ? b : a;
+  }
 };
-struct RealMax {
-  static f64 of(f64 a, f64 b) { return a != a ? b : b != b ? a : a > b || (a == b && !__builtin_signbit(a)) ? a : b; }
+// The sign of a NaN does not change.
+struct RealNeg {
+  static f64 of(f64 a) { return a != a ? quiet(a) : -a; }
 };
+struct RealAbs {
+  static f64 of(f64 a) { return a != a ? quiet(a) : __builtin_fabs(a); }
+};
+
+inline f32 plain(f32 a) { return a != a ? __builtin_bit_cast(f32, 0x7fffffffu) : a; }
+inline u32 upper_of_nan(f64 a, int bits) { return static_cast<u32>(__builtin_bit_cast(u64, quiet(a)) >> (52 - bits)); }
+
+// A NaN of float64 keeps its sign and the upper bits of its mantissa.
 struct Narrow {
-  static f32 of(f64 a) { return a != a ? __builtin_bit_cast(f32, 0x7fffffffu) : static_cast<f32>(a); }
+  static f32 of(f64 a) {
+    if (a == a) return static_cast<f32>(a);
+    return __builtin_bit_cast(f32, (upper_of_nan(a, 23) & 0x7fffffffu) | (__builtin_signbit(a) != 0 ? 0x80000000u : 0));
+  }
+};
+template <int Mantissa>
+struct NarrowNan {  // the 16-bit number, unless a is NaN
+  static u32 of(u32 number, f64 a) {
+    return a == a ? number : (upper_of_nan(a, Mantissa) & 0x7fffu) | (__builtin_signbit(a) != 0 ? 0x8000u : 0);
+  }
+};
+// Flushed is what remains below the smallest normal number when rounded to 24 bits, whatever its exponent.
+enum class Towards { nearest, zero, down, up };
+template <Towards Direction>
+struct NarrowFlushed {
+  static f32 of(f64 a) {
+    const bool outward = Direction == (__builtin_signbit(a) != 0 ? Towards::down : Towards::up);
+    const f64 limit = Direction == Towards::nearest ? 0x1.ffffffp-127 : outward ? 0x1.fffffep-127 : 0x1p-126;
+    return __builtin_fabs(a) < limit ? (__builtin_signbit(a) != 0 ? -0.0f : 0.0f) : Narrow::of(a);
+  }
 };
 struct Widen {
   static f64 of(f32 a) { return a; }
 };
 struct WidenFlushed {
-  static f64 of(f32 a) { return flush(a); }
+  static f64 of(f32 a) { return flush(plain(a)); }
 };
 struct FlushOnly {
   static f32 of(f32 a) { return flush(a); }
 };
 struct NanOnly {
-  static f32 of(f32 a) { return a != a ? __builtin_bit_cast(f32, 0x7fffffffu) : a; }
+  static f32 of(f32 a) { return plain(a); }
 };
 struct SaturateReal {
   static f64 of(f64 a) { return a > 0 ? (a < 1 ? a : 1.0) : 0.0; }
@@ -153,11 +196,12 @@ struct Neg32 {
 struct Abs32 {
   static u32 of(u32 a) { return a & 0x7fffffffu; }
 };
-struct Neg64 {
-  static u64 of(u64 a) { return a ^ 0x8000000000000000u; }
+// The instructions add zero, which makes a NaN the GPU's.
+struct RealNeg32 {
+  static f32 of(f32 a) { return plain(-a); }
 };
-struct Abs64 {
-  static u64 of(u64 a) { return a & 0x7fffffffffffffffu; }
+struct RealAbs32 {
+  static f32 of(f32 a) { return plain(__builtin_fabsf(a)); }
 };
 template <u32 Sign>
 struct NegBits {
@@ -234,6 +278,12 @@ constexpr LaneEntry kConvert[] = {
     {"odd.f32.s64", R1{one<ToOdd, f32, s64>}},
     {"odd.f32.f64", R1{one<ToOdd, f32, f64>}},
     {"cvt.f32.f64", R1{one<Narrow, f32, f64>}},
+    {"cvt.rn.ftz.f32.f64", R1{one<NarrowFlushed<Towards::nearest>, f32, f64>}},
+    {"cvt.rz.ftz.f32.f64", R1{one<NarrowFlushed<Towards::zero>, f32, f64>}},
+    {"cvt.rm.ftz.f32.f64", R1{one<NarrowFlushed<Towards::down>, f32, f64>}},
+    {"cvt.rp.ftz.f32.f64", R1{one<NarrowFlushed<Towards::up>, f32, f64>}},
+    {"nan.f16.f64", R2{two<NarrowNan<10>, u32, u32, f64>}},
+    {"nan.bf16.f64", R2{two<NarrowNan<7>, u32, u32, f64>}},
     {"cvt.f64.f32", R1{one<Widen, f64, f32>}},
     {"cvt.ftz.f64.f32", R1{one<WidenFlushed, f64, f32>}},
     {"flush.f32", R1{one<FlushOnly, f32, f32>}},
@@ -248,16 +298,18 @@ constexpr LaneEntry kReal[] = {
     {"mul.f64", R2{two<RealMul, f64, f64, f64>}},
     {"div.f64", R2{two<RealDiv, f64, f64, f64>}},
     {"fma.f64", R3{three<RealFma, f64, f64, f64, f64>}},
-    {"min.f64", R2{two<RealMin, f64, f64, f64>}},
-    {"max.f64", R2{two<RealMax, f64, f64, f64>}},
+    {"min.f64", R2{two<RealChoice<false>, f64, f64, f64>}},
+    {"max.f64", R2{two<RealChoice<true>, f64, f64, f64>}},
     {"sqrt.f64", R1{one<RealSqrt, f64, f64>}},
     {"rcp.f64", R1{one<RealRcp, f64, f64>}},
     {"rsqrt.f64", R1{one<RealRsqrt, f64, f64>}},
     {"saturate.f64", R1{one<SaturateReal, f64, f64>}},
-    {"neg.f32", R1{one<Neg32, u32, u32>}},
-    {"abs.f32", R1{one<Abs32, u32, u32>}},
-    {"neg.f64", R1{one<Neg64, u64, u64>}},
-    {"abs.f64", R1{one<Abs64, u64, u64>}},
+    {"sign.32", R1{one<Neg32, u32, u32>}},
+    {"magnitude.32", R1{one<Abs32, u32, u32>}},
+    {"neg.f32", R1{one<RealNeg32, f32, f32>}},
+    {"abs.f32", R1{one<RealAbs32, f32, f32>}},
+    {"neg.f64", R1{one<RealNeg, f64, f64>}},
+    {"abs.f64", R1{one<RealAbs, f64, f64>}},
     {"neg.16", R1{one<NegBits<0x8000>, u32, u32>}},
     {"abs.16", R1{one<AbsBits<0x8000>, u32, u32>}},
     {"neg.16x2", R1{one<NegBits<0x80008000>, u32, u32>}},

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "vgpu/machine/lanes/lanes.h"
 
@@ -30,57 +31,16 @@ using s64 = int64_t;
 using f32 = float;
 using f64 = double;
 
+// How a value is kept in a row, and its unsigned twin.
+template <class T, bool kReal = std::is_floating_point_v<T>>
+struct TypeOf {
+  using Place = std::conditional_t<sizeof(T) == 8, u64, u32>;
+  using Unsigned = std::make_unsigned_t<T>;
+};
 template <class T>
-struct TypeOf;  // how a value is kept in a row, and its unsigned twin
-template <>
-struct TypeOf<u8> {
-  using Place = u32;
-  using Unsigned = u8;
-};
-template <>
-struct TypeOf<s8> {
-  using Place = u32;
-  using Unsigned = u8;
-};
-template <>
-struct TypeOf<u16> {
-  using Place = u32;
-  using Unsigned = u16;
-};
-template <>
-struct TypeOf<s16> {
-  using Place = u32;
-  using Unsigned = u16;
-};
-template <>
-struct TypeOf<u32> {
-  using Place = u32;
-  using Unsigned = u32;
-};
-template <>
-struct TypeOf<s32> {
-  using Place = u32;
-  using Unsigned = u32;
-};
-template <>
-struct TypeOf<u64> {
-  using Place = u64;
-  using Unsigned = u64;
-};
-template <>
-struct TypeOf<s64> {
-  using Place = u64;
-  using Unsigned = u64;
-};
-template <>
-struct TypeOf<f32> {
-  using Place = f32;
-  using Unsigned = f32;
-};
-template <>
-struct TypeOf<f64> {
-  using Place = f64;
-  using Unsigned = f64;
+struct TypeOf<T, true> {
+  using Place = T;
+  using Unsigned = T;
 };
 
 template <class T>

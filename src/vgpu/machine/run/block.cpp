@@ -110,6 +110,7 @@ void begin_warp(Block& block, Warp& warp, int32_t index, std::byte* registers) {
   const int32_t threads = std::min(grid.threads - index * kLanes, kLanes);
   warp.alive = threads == kLanes ? kAllLanes : (1u << threads) - 1;
   warp.registers = registers;
+  warp.thread_registers = grid.launch_registers;
   warp.local.assign(static_cast<size_t>(grid.code->local_bytes) * kLanes, kNobodysData);
   new_fragment(warp, warp.alive, 0, -1);
   const auto rows = static_cast<size_t>(grid.code->register_bytes) / (4 * kLanes) + 1;
@@ -131,7 +132,6 @@ void begin_block(Block& block) {
   block.warpgroups.clear();
   for (int32_t i = 0; i < (grid.warps + 3) / 4; ++i) block.warpgroups.push_back(std::make_unique<Warpgroup>());
   block.register_pool = 0;
-  block.warpgroup_registers.assign(block.warpgroups.size(), grid.launch_registers);
   block.tmem_used = {};
   block.tmem_relinquished = false;
   block.cta_group = 0;
@@ -149,6 +149,21 @@ void begin_block(Block& block) {
   block.warps.resize(static_cast<size_t>(grid.warps));
   for (int32_t w = 0; w < grid.warps; ++w, registers += bytes)
     begin_warp(block, block.warps[static_cast<size_t>(w)], w, registers);
+}
+
+// setmaxnreg is an instruction of a warpgroup: some of its warps went without.
+void report_uneven_registers(Block& block) {
+  for (size_t group = 0; group < block.warpgroups.size(); ++group) {
+    const auto first = static_cast<int32_t>(4 * group);
+    const uint32_t all = (1u << std::min<size_t>(4, block.warps.size() - 4 * group)) - 1;
+    for (const Reallocation& r : block.warpgroups[group]->reallocations) {
+      if (r.warps == all) continue;
+      const Actor actor{block.cta, first + first_lane(r.warps), 0, r.source};
+      report(*block.cluster->grid, actor, Rule::uneven_registers, "",
+             "it was executed by " + std::to_string(__builtin_popcount(r.warps)) + " of the " +
+                 std::to_string(__builtin_popcount(all)) + " warps of the warpgroup");
+    }
+  }
 }
 
 void place_block(Block& block, const Grid& g, int32_t cluster, int32_t rank) {
@@ -202,6 +217,7 @@ void end_block(Block& block) {
            "block " + std::to_string(block.cta) + " ended with " + std::to_string(columns) +
                " columns of tensor memory allocated");
   }
+  report_uneven_registers(block);
   if (grid.observer != nullptr) grid.observer->block_ends(block.cta);
 }
 

@@ -13,6 +13,8 @@ namespace machine {
 namespace {
 
 constexpr int64_t kTurn = 400'000;  // ops that a cluster executes before another that is resident has its turn
+// Where the placement is random: short ones, for clusters that begin together.
+constexpr uint32_t kShortTurn = 40'000, kBeside = 8;
 
 int64_t product(const gpu::Dim3& d) { return int64_t{d.x} * d.y * d.z; }
 
@@ -77,20 +79,27 @@ int32_t launch_registers(const ptx::Function& f, const Model& model, int64_t thr
   return static_cast<int32_t>(std::min<int64_t>(255, model.registers_per_sm / rounded / 8 * 8));
 }
 
-// One host thread: its resident clusters take turns. More than one is resident only when those that are wait for
-// others.
+// One host thread: its resident clusters take turns. More than the placement asks for are resident only when those that
+// are wait for others.
 class Worker {
  public:
-  Worker(Grid* grid, int32_t most) : grid_(grid), most_(most) {}
+  Worker(Grid* grid, int32_t most, int32_t index)
+      : grid_(grid),
+        most_(most),
+        random_(grid->options.placement, static_cast<uint64_t>(index)),
+        wanted_(grid->options.placement == 0 ? 1 : std::min(most, 1 + static_cast<int32_t>(random_.below(kBeside)))) {}
 
   void run() {
     for (;;) {
       if (grid_->stopped.load()) return;
-      if (wants_more_ && static_cast<int32_t>(resident_.size()) < most_) wants_more_ = start();
+      if (wants_more_ && static_cast<int32_t>(resident_.size()) < most_) start();
+      while (static_cast<int32_t>(resident_.size()) < wanted_ && start()) {
+      }
+      wants_more_ = false;
       if (resident_.empty()) return;
       bool all_idle = true;
       for (auto at = resident_.begin(); at != resident_.end();) {
-        const Turn turn = take_turn(**at, kTurn);
+        const Turn turn = take_turn(**at, turn_length());
         if (turn == Turn::stopped) return;
         all_idle = all_idle && turn == Turn::idle;
         if (turn != Turn::done) {
@@ -98,7 +107,6 @@ class Worker {
           continue;
         }
         spare_.splice(spare_.end(), resident_, at++);
-        wants_more_ = true;
       }
       if (!all_idle) continue;
       wants_more_ = true;
@@ -107,27 +115,49 @@ class Worker {
   }
 
  private:
-  bool more_left() const { return grid_->next_cluster.load() < grid_->cluster_count; }
+  bool more_left() const { return grid_->begun.load() < grid_->cluster_count; }
+  int64_t turn_length() { return grid_->options.placement == 0 ? kTurn : 1 + random_.below(kShortTurn); }
 
+  // False: there is none left.
   bool start() {
-    const int32_t index = grid_->next_cluster.fetch_add(1);
-    if (index >= grid_->cluster_count) {
-      grid_->next_cluster.store(grid_->cluster_count);
-      return false;
-    }
+    const int32_t index = grid_->take_cluster();
+    if (index < 0) return false;
     if (spare_.empty()) spare_.push_back(std::make_unique<Cluster>());
     resident_.splice(resident_.end(), spare_, spare_.begin());
     begin_cluster(*resident_.back(), *grid_, index);
-    return false;
+    return true;
   }
 
   Grid* grid_;
   int32_t most_;
-  bool wants_more_ = true;
+  Random random_;
+  int32_t wanted_;  // clusters that run side by side though none waits for another
+  bool wants_more_ = false;
   std::list<std::unique_ptr<Cluster>> resident_, spare_;
 };
 
+// Every order is as likely.
+std::vector<int32_t> order_of(int32_t clusters, uint64_t placement) {
+  std::vector<int32_t> order;
+  if (placement == 0) return order;
+  Random random(placement, UINT64_MAX);
+  for (int32_t n = 0; n < clusters; ++n) {
+    const auto at = random.below(static_cast<uint32_t>(n) + 1);
+    order.push_back(n);
+    std::swap(order.back(), order[at]);
+  }
+  return order;
+}
+
 }  // namespace
+
+int32_t Grid::take_cluster() {
+  const int32_t n = begun.fetch_add(1);
+  if (n < cluster_count) return order.empty() ? n : order[static_cast<size_t>(n)];
+  begun.store(cluster_count);
+  return -1;
+}
+
 }  // namespace machine
 
 Status run(const LaunchDescription& launch, const Model& model, const RunOptions& options, Observer* observer) {
@@ -160,13 +190,15 @@ Status run(const LaunchDescription& launch, const Model& model, const RunOptions
   grid.cluster_blocks = static_cast<int32_t>(product(cluster));
   grid.cluster_count = static_cast<int32_t>(product(launch.grid) / grid.cluster_blocks);
 
+  grid.order = order_of(grid.cluster_count, options.placement);
+
   const int32_t cores =
       options.threads > 0 ? options.threads : static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   const int32_t count = std::min(cores, grid.cluster_count);
   const int32_t most = std::max(1, model.sm_count / grid.cluster_blocks / count);
   std::vector<std::thread> threads;
-  for (int32_t n = 1; n < count; ++n) threads.emplace_back([&grid, most] { Worker(&grid, most).run(); });
-  Worker(&grid, most).run();
+  for (int32_t n = 1; n < count; ++n) threads.emplace_back([&grid, most, n] { Worker(&grid, most, n).run(); });
+  Worker(&grid, most, 0).run();
   for (std::thread& thread : threads) thread.join();
   return grid.status;
 }

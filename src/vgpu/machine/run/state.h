@@ -79,6 +79,8 @@ struct Warp {
   int32_t fragment_count = 0;
   uint64_t executed = 0;  // ops
   int64_t clock_reads = 0;
+  int32_t thread_registers = 0;  // of each of its threads: setmaxnreg
+  size_t reallocations = 0;      // setmaxnregs that it has executed
 
   // Registers that asynchronous operations hold, by row of 32 * 4 bytes: the group or number after which they are free.
   std::vector<uint32_t> mma_writes, mma_reads, tmem_loads;
@@ -132,8 +134,7 @@ struct Block {
   std::array<NamedBarrier, 16> named;
   std::vector<Mbarrier> mbarriers;
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;
-  int32_t register_pool = 0;                 // setmaxnreg: registers that nobody has
-  std::vector<int32_t> warpgroup_registers;  // of a thread
+  int32_t register_pool = 0;  // setmaxnreg: registers that nobody has
 
   std::unique_ptr<units::TensorMemory> tensor_memory;
   std::array<bool, 16> tmem_used{};  // by 32 columns
@@ -175,7 +176,8 @@ struct Grid {
   int32_t launch_registers = 0;    // of a thread
 
   int32_t cluster_count = 0, cluster_blocks = 1;
-  std::atomic<int32_t> next_cluster{0};
+  std::atomic<int32_t> begun{0};  // clusters that have begun, or been taken over
+  std::vector<int32_t> order;     // in which they begin; empty: by index
   std::atomic<bool> stopped{false};
   std::atomic<AsyncId> next_async{1};
   std::atomic<uint32_t> fences{0};  // executed by fences between host threads
@@ -183,6 +185,8 @@ struct Grid {
   Status status;
 
   void stop(std::string sentence);
+  // The next cluster that has not begun; -1: there is none.
+  int32_t take_cluster();
 };
 
 // Where an op is executed.

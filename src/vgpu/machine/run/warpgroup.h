@@ -32,6 +32,13 @@ struct Wgmma {
   AsyncRef op;
 };
 
+// A setmaxnreg as the first warp to come to it has it. PTX wants the others to execute the same.
+struct Reallocation {
+  int32_t count = 0;   // registers of a thread
+  int32_t source = 0;  // of the op
+  uint32_t warps = 0;  // that have executed it
+};
+
 struct Warpgroup {
   std::deque<Wgmma> under_way;  // not complete, in order
   uint64_t completed = 0;       // of all that were ever issued
@@ -40,6 +47,8 @@ struct Warpgroup {
   // is when they are written; those who do all the same call write_sums() first.
   const WgmmaDetail* unwritten = nullptr;  // whose sums are here only
   std::vector<float> sums;
+
+  std::vector<Reallocation> reallocations;
 };
 
 bool writes_register(const Wgmma& wgmma, int32_t at);  // in the register file

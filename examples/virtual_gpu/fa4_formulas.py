@@ -1,0 +1,81 @@
+"""What FlashAttention-4's kernels must compute: attention and its gradients, and how far a kernel may be from them."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+
+def to_bf16(x):
+    """float32 values rounded to bfloat16, to the nearest, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def bf16_bits(x):
+    return (to_bf16(x).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_k: int
+    head_dim: int
+    causal: bool = False
+    distance: bool = False  # a score_mod adds abs(i - j) to each score
+
+    @property
+    def scale(self):
+        return 1 / math.sqrt(self.head_dim)
+
+    @property
+    def group(self):
+        return self.heads_q // self.heads_k
+
+
+def softmax(q, k, shape):
+    """exp(score - largest) of (batch, heads, i, j), and of each query the sum of them and the largest score."""
+    scores = np.einsum("bihd,bjhd->bhij", q, k) * np.asarray(shape.scale, q.dtype)
+    rows, columns = np.arange(shape.seqlen_q)[:, None], np.arange(shape.seqlen_k)[None, :]
+    if shape.distance:
+        scores = scores + np.abs(rows - columns).astype(q.dtype)
+    if shape.causal:  # aligned at the bottom right
+        scores = np.where(columns <= rows + shape.seqlen_k - shape.seqlen_q, scores, -np.inf)
+    largest = scores.max(axis=-1, initial=-np.inf)
+    p = np.exp(scores - np.where(np.isfinite(largest), largest, 0)[..., None])
+    return p, p.sum(axis=-1), largest
+
+
+def attention(q, k, v, shape, round_p=False):
+    """Of (batch, seqlen, heads, head_dim), in the type of the inputs; with P and the output in bfloat16 if asked."""
+    k, v = (np.repeat(x, shape.group, axis=2) for x in (k, v))
+    p, total, _ = softmax(q, k, shape)
+    p = to_bf16(p) if round_p else p
+    out = np.einsum("bhij,bjhd->bihd", p, v)
+    out = out / np.where(total == 0, 1, total).swapaxes(1, 2)[..., None]
+    return to_bf16(out) if round_p else out
+
+
+def gradients(q, k, v, dout, shape, round_p=False):
+    """The output, the logarithm of the sums, dq, dk, dv; with P, dS and the results in bfloat16 if asked."""
+    rounded = to_bf16 if round_p else lambda x: x
+    p, total, largest = softmax(q, k, shape)
+    lse = largest + np.log(np.where(total == 0, 1, total))  # of a query without keys -inf
+    p = p / np.where(total == 0, 1, total)[..., None]
+    out = rounded(np.einsum("bhij,bjhd->bihd", rounded(p), v))
+    delta = np.einsum("bihd,bihd->bhi", out, dout)[..., None]
+    ds = rounded(p * (np.einsum("bihd,bjhd->bhij", dout, v) - delta))
+    scale = np.asarray(shape.scale, q.dtype)
+    dq, dk = np.einsum("bhij,bjhd->bihd", ds, k) * scale, np.einsum("bhij,bihd->bjhd", ds, q) * scale
+    dv = np.einsum("bhij,bihd->bjhd", rounded(p), dout)
+    return out, lse, rounded(dq), rounded(dk), rounded(dv)
+
+
+def allowed_error(plain, exact):
+    """Twice the plain formula's error in bfloat16, and what rounding to float32 may add."""
+    slack = 2 * np.abs((exact + 0.3 - 0.3) - exact).max()
+    return float(2 * np.abs(plain - exact).max() + slack)

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# What a Hopper GPU makes of the tests' kernels and of a dozen problems, on this machine, recorded for machines that have
+# none: there the virtual GPU must make the same of them.
+#
+#   tools/gpu/record.sh <build folder> [<root>]
+#
+# Writes tests/vgpu/instructions/recorded/hopper.txt and tests/kernels/recorded/hopper.txt under the root, which is this
+# checkout if not given. The build folder may come from another machine: tests/vgpu/instructions/vgpu_instructions_test
+# and tests/kernels/kernels_test are all that is read of it. Every test runs in a process of its own, so that a kernel
+# that fails takes no other down. Environment:
+#   TANDEM_NVRTC  the compiler, see nvrtc.sh
+#   COMMIT        what was built, where this is no checkout
+#   LOG           a file for what the tests print; the failures, and how vgpu:h200 differs, are shown in any case
+#   DEVICE        what is recorded: cuda, or vgpu:h200 to try this script without a GPU
+#   JOBS          tests at once (8)
+set -uo pipefail
+die() {
+  printf '%s\n' "$*" >&2
+  exit 2
+}
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+[ $# = 1 ] || [ $# = 2 ] || die "usage: tools/gpu/record.sh <build folder> [<root>]"
+build=$1 root=${2:-$here} device=${DEVICE:-cuda}
+instructions=$build/tests/vgpu/instructions/vgpu_instructions_test kernels=$build/tests/kernels/kernels_test
+for file in "$instructions" "$kernels"; do
+  [ -x "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
+done
+. "$here/tools/gpu/nvrtc.sh"
+
+export TANDEM_VGPU_THREADS=${TANDEM_VGPU_THREADS:-2}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+name=$(nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+if [ "$device" != cuda ]; then
+  name="$device, none, none"
+elif [[ "$name" != *", 9.0, "* ]]; then
+  die "no Hopper GPU: nvidia-smi says \"$name\""
+fi
+commit=${COMMIT:-$(git -C "$here" describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null || echo unknown)}
+head_of_file() {
+  echo "# By tools/gpu/record.sh; the format is explained in $1."
+  echo "device ${name%%, *}"
+  echo "driver ${name##*, }"
+  echo "date $(date -u +%F)"
+  echo "commit $commit"
+}
+
+# Each test into a file of its own: <program> <Suite.Name> <flags...>
+record() {
+  local program=$1 test=$2 code=0
+  shift 2
+  TANDEM_RECORD=$scratch/$test.part TANDEM_RECORD_DEVICE=$device timeout 120 "$program" \
+    --gtest_filter="$test" "$@" > "$scratch/$test.log" 2>&1 || code=$?
+  grep -q "Running 1 test" "$scratch/$test.log" || code="not run"
+  [ "$code" = 0 ] || printf 'FAILED (%s): %s\n' "$code" "$test" | tee "$scratch/$test.failed"
+}
+export -f record
+export scratch device
+
+mapfile -t tests < <("$instructions" --gtest_list_tests --gtest_filter='-Coverage.*:Recorded.*' |
+  awk '/^[^ ].*\.$/ { suite = $1; next } /^  / { print suite $1 }')
+[ ${#tests[@]} -gt 50 ] || die "$instructions lists ${#tests[@]} tests only"
+printf '%s\n' "${tests[@]}" | xargs -P "${JOBS:-8}" -I{} bash -c "record '$instructions' {}"
+compiled=KernelsRecorded.SameAsARealHopper
+record "$kernels" $compiled --device "$device"
+
+gather() { # <file under the root> <where its format is explained> <tests...>
+  local to=$root/$1 explained=$2
+  shift 2
+  mkdir -p "$(dirname "$to")"
+  head_of_file "$explained" > "$to"
+  for test in "$@"; do
+    [ ! -e "$scratch/$test.part" ] || cat "$scratch/$test.part" >> "$to"
+  done
+  wc -lc "$to"
+}
+gather tests/vgpu/instructions/recorded/hopper.txt tests/vgpu/instructions/recording.h "${tests[@]}"
+gather tests/kernels/recorded/hopper.txt tests/kernels/recorded_test.cpp $compiled
+
+[ -z "${LOG:-}" ] || for test in "${tests[@]}" $compiled; do
+  printf '==== %s\n' "$test"
+  cat "$scratch/$test.log"
+done > "$LOG"
+for test in "${tests[@]}" $compiled; do
+  [ ! -e "$scratch/$test.failed" ] || head -c 2000 "$scratch/$test.log"
+done
+grep -h '^DIFFERS' "$scratch"/*.log
+printf '%s tests, %s failed, %s launches left something else than vgpu:h200\n' $((${#tests[@]} + 1)) \
+  "$(find "$scratch" -name '*.failed' | wc -l)" "$(cat "$scratch"/*.log | grep -c '^DIFFERS')"
+[ "$(find "$scratch" -name '*.failed' | wc -l)" = 0 ]

@@ -65,8 +65,8 @@ struct ForwardTile {
 };
 
 // The same for Blackwell: tiles of 128 rows, whose scores, probabilities and results are in tensor memory, and steps of
-// 128 keys. One CTA has two tiles, or one with two places for scores where results are wide. Of a pair of CTAs each has
-// its own rows, and half of the keys and values for both.
+// 128 keys. One CTA has two tiles, or, where results are wide, one with two places for scores. Of a pair of CTAs each
+// has its own rows, and half of the keys and values for both; wide results are always a pair's.
 struct BlackwellTile {
   int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16: at most 256
   int fma_pairs = 4;                     // of 16 pairs of exponentials, so many are taken on the FMA units
@@ -87,8 +87,8 @@ struct BlackwellTile {
   constexpr int rows() const { return tiles() * rows_together(); }
   constexpr int threads() const { return 128 * (tiles() + 2); }
   constexpr bool changed() const { return unscaled || softcap || alibi || bias != Bias::none; }
-  // As Hopper; where a CTA is on its own and keeps to its work, and the softmax is short of time.
-  constexpr bool unchecked() const { return !f16 && !changed() && !pair && !takes_over && tiles() == 2; }
+  // As Hopper; where a CTA is on its own.
+  constexpr bool unchecked() const { return !f16 && !changed() && !pair; }
 
   // Shared memory: queries and the result in blocks of 16 KB (64 columns of a tile), then a ring of blocks of keys and
   // values. A block of keys has 64 columns of the CTA's keys of a step; one of values has all of its columns, and as
@@ -140,7 +140,9 @@ struct BlackwellTile {
     const int at_launch = 65536 / threads() / 8 * 8;
     return tiles() * softmax_registers() + correction_registers() + other_registers() <= at_launch * (tiles() + 2);
   }
-  constexpr bool fits() const { return ring_suffices() && columns_suffice() && registers_suffice(); }
+  constexpr bool fits() const {
+    return (pair || (tiles() == 2 && !takes_over)) && ring_suffices() && columns_suffice() && registers_suffice();
+  }
 };
 
 // CUtensorMap: encoded by the host, opaque here.

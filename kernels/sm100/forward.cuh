@@ -22,7 +22,7 @@
 //
 // Tensor memory, 512 columns. P takes the place of the S it is made from, from the left, two elements in a column:
 //
-//    two tiles                       | one tile, head_dim_v over 128 or head_dim over 192
+//    two tiles                       | one tile (of a pair), head_dim_v over 128 or head_dim over 192
 //    0    S0, P0                     | 0    S, P of even steps
 //    128  S1, P1                     | 128  S, P of odd steps
 //    256  O0 [head_dim_v <= 128]     | 256  O [head_dim_v <= 256]
@@ -457,14 +457,16 @@ constexpr bool on_fma_units(int n) {
   return (n + 1) * T.fma_pairs / 16 > n * T.fma_pairs / 16;
 }
 
-// A chunk of scores becomes probabilities. plain: all on the exponential unit.
+// A chunk of scores becomes probabilities. plain: all on the exponential unit. Else, where nobody has looked at them,
+// largest becomes the largest of those scores that are not.
 template <BlackwellTile T, bool plain>
-TANDEM_DEVICE void exponentials(const float (&x)[kChunk], const Exponents& e, Pair* sum, u32 to) {
+TANDEM_DEVICE void exponentials(const float (&x)[kChunk], const Exponents& e, Pair* sum, u32 to, float* largest) {
   u32 packed[kChunk / 2];
 #pragma unroll
   for (int n = 0; n < kChunk / 2; ++n) {
     const Pair scores = pair_of(x[2 * n], x[2 * n + 1]);
-    const Pair y = !plain && on_fma_units<T>(n) ? exp2_of_fma_units(scores, e) : exp2_of_exponential_unit(scores, e);
+    const Pair y = !plain && on_fma_units<T>(n) ? exp2_of_fma_units(scores, e, T.unchecked() ? largest : nullptr)
+                                                : exp2_of_exponential_unit(scores, e);
     *sum = *sum + y;
     float low, high;
     split(y, &low, &high);
@@ -539,21 +541,22 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
           tmem_store(result + c, x);
         }
       };
-      // Chunks of which some rows of the warp see some columns, [some_begin, some_end), and of those that all rows see
-      // whole, [all_begin, all_end), all or all but one. From one row to the next a bound moves by one at most.
+      // Chunks of which some rows of the warp see some columns, [some_begin, some_end), and, without a left bound,
+      // those that all rows see whole, [0, all_end): all or all but one. From one row to the next a bound moves by one
+      // at most.
       struct Chunks {
-        int some_begin, some_end, all_begin, all_end;
+        int some_begin, some_end, all_end;
         TANDEM_DEVICE bool some(int c) const { return (c == 0 || c < some_end) && (!T.left || c >= some_begin); }
         TANDEM_DEVICE bool all(int c) const {
-          // Where steps that hide nothing come here as well, or hide at their begin only; else the end is hidden.
-          if (c == kChunks - 1 && !T.unchecked() && !T.left) return false;
-          return c < all_end && (!T.left || c >= all_begin);
+          // Where steps that hide nothing come here as well; else the end is hidden.
+          if (c == kChunks - 1 && !T.unchecked()) return false;
+          return !T.left && c < all_end;  // with both bounds the question costs more than it saves
         }
       };
       auto chunks_of = [&](int step) {
         const int least_begin = uniform(seen.begin - step * T.keys);
         const int most_end = __shfl_sync(~0u, seen.end - step * T.keys, 31);
-        return Chunks{least_begin >> 5, (most_end + 31) >> 5, (least_begin + 31 + 31) >> 5, (most_end - 31) >> 5};
+        return Chunks{least_begin >> 5, (most_end + 31) >> 5, (most_end - 31) >> 5};
       };
       auto hide = [&](float(&x)[kChunk], int column0) __attribute__((always_inline)) {
         u32 bits = ~columns_from(seen.end - column0);
@@ -591,7 +594,7 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) {
           if (chunks.some(c)) {
-            exponentials<T, true>(x[c], e, &softmax.sum, probabilities + c * (kChunk / 2));
+            exponentials<T, true>(x[c], e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
           } else {
             const u32 zeros[kChunk / 2] = {};
             tmem_store(probabilities + c * (kChunk / 2), zeros);
@@ -616,7 +619,7 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
         for (int c = 0; c < kChunks; ++c) {
           if (c >= kChunks / 2) tmem_wait_load(x[c]);
           if (c >= kChunks / 2 - 1 && c < kChunks - 1) tmem_load(x[c + 1], scores + (c + 1) * kChunk);
-          exponentials<T, false>(x[c], e, &softmax.sum, probabilities + c * (kChunk / 2));
+          exponentials<T, false>(x[c], e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
           hand_over_after(c);
         }
       };
@@ -642,7 +645,7 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
         for (int c = 0; c < kChunks; ++c) {
           tmem_load(x, scores + c * kChunk);
           tmem_wait_load(x);
-          exponentials<T, true>(x, e, &softmax.sum, probabilities + c * (kChunk / 2));
+          exponentials<T, true>(x, e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
           hand_over_after(c);
         }
       };
@@ -654,15 +657,16 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
           e = Exponents(scale, softmax.shift);
           rescale_result();
         }
-        float x[2][kChunk];
+        float x[2][kChunk], largest = -kInfinity;
         tmem_load(x[0], scores);
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) {
           tmem_wait_load(x[c % 2]);
           if (c < kChunks - 1) tmem_load(x[(c + 1) % 2], scores + (c + 1) * kChunk);
-          exponentials<T, false>(x[c % 2], e, &softmax.sum, probabilities + c * (kChunk / 2));
+          exponentials<T, false>(x[c % 2], e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
           hand_over_after(c);
         }
+        lost |= softmax.outgrown_by(largest, scale);  // its exponential may be anything, and the sum look well
       };
       int step = end - 1;
       if constexpr (T.changed()) {

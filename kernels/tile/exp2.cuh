@@ -43,11 +43,15 @@ TANDEM_DEVICE Pair exp2_of_exponential_unit(Pair scores, const Exponents& e) {
 // 2^x = 2^floor(x) * 2^fraction (Cody and Waite), where the first factor is added to the exponent of the second, a
 // polynomial: within 8.6e-5 of it, and bfloat16 has 3.9e-3. The fraction is that of scale * score, so that floors are
 // sums with whole numbers; what the shift's own fraction makes of it is in the polynomial. NaN becomes the largest
-// float: sums show it. x below -125 gives some 2^-125, not 0.
-TANDEM_DEVICE Pair exp2_of_fma_units(Pair scores, const Exponents& e) {
+// float: sums show it. x below -125 gives some 2^-125, not 0; from 128 on float's exponent has no room for it, and it
+// gives anything: largest, where it is not null, becomes the largest score.
+TANDEM_DEVICE Pair exp2_of_fma_units(Pair scores, const Exponents& e, float* largest) {
   float low, high;
   split(scores, &low, &high);
-  scores = pair_of(max_or_nan(low, e.lowest), max_or_nan(high, e.lowest));
+  low = max_or_nan(low, e.lowest);
+  high = max_or_nan(high, e.lowest);
+  if (largest) *largest = fmaxf(fmaxf(*largest, low), high);
+  scores = pair_of(low, high);
   const Pair whole = fma_down(scores, e.scale, e.floor_bias);        // kRound + floor(x)
   const Pair fraction = fma(scores, e.scale, e.floor_bias - whole);  // x - floor(x)
   Pair y = fma(fraction, e.coefficient[3], e.coefficient[2]);

@@ -38,7 +38,11 @@ struct RowSoftmax {
     shrink(from);
     return all > kLost;
   }
-  TANDEM_DEVICE bool lost() const { return total() > kLost; }
+  // Whether the exponential of a score is beyond float's range, or about to be.
+  TANDEM_DEVICE bool outgrown_by(float score, const ScoreScale& scale) const {
+    return (score - limit) * scale.factor > 126 - kThreshold;
+  }
+  TANDEM_DEVICE bool lost() const { return !(total() <= kLost); }  // NaN, too: shrink() may have met a lost sum
 
   // After the last step. Where every score was looked at, a sum is 0 or at least 1/2, and below kLost: the rest stands
   // for a NaN (exp2_of_fma_units) or for scores of -infinity alone.

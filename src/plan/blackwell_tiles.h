@@ -29,6 +29,7 @@ inline constexpr BlackwellChoice kBlackwellTiles[] = {
 constexpr bool blackwell_tiles_fit() {
   for (const BlackwellChoice& c : kBlackwellTiles) {
     for (const bool pair : {false, true}) {
+      if (c.cluster == Cluster::pair && !pair) continue;
       const BlackwellTile t{.head_dim = c.head_dim, .head_dim_v = c.head_dim_v, .pair = pair};
       if (!t.fits() || BlackwellTile::shared_bytes() > ForwardTile::kMostShared) return false;
     }

@@ -111,6 +111,22 @@ TEST_F(KernelsHostile, FirstKeysOutweighTheLast) {
   }
 }
 
+// One alone, whose exponential may be taken on either unit, by more than float's exponents have room for.
+TEST_F(KernelsHostile, OneProductOutweighsAll) {
+  for (const double jump : {40.0, 100.0, 150.0, 220.0, 400.0}) {
+    for (const char* more : {"", "--causal 1"}) {
+      for (const int64_t key : {130, 133, 135, 140, 159}) {
+        add("--seqlen-q 300 --seqlen-k 400 " + std::string(more), [=](Instance& in) {
+          const int64_t d = in.c.head_dim;
+          for (int64_t n = 0; n < in.k.size(); ++n)
+            in.k.set(n, (n / d == key ? jump / std::sqrt(static_cast<double>(d)) : 0) + in.k.get(n) / 16);
+          for (int64_t n = 0; n < in.q.size(); ++n) in.q.set(n, 1 + in.q.get(n) / 16);
+        });
+      }
+    }
+  }
+}
+
 TEST_F(KernelsHostile, OneKeyOutweighsAll) {
   add("--seqlen-q 20 --seqlen-k 300 --bias f32 --bias-shape 111j", [](Instance& in) { in.bias.set(150, 500); });
   for (const double sink : {200.0, -200.0, -kInfinity}) {

@@ -35,7 +35,7 @@ bool nothing_to_write(const Problem& p) {
 
 size_t workspace_needed(const tandem_context& context, const Problem& p) {
   if (nothing_to_write(p)) return 0;
-  if (context.gpu) return context.gpu->workspace_size(p);
+  if (context.gpu) return context.gpu->plan(p).workspace_bytes;
   return served_by_oracle(p) ? 0 : cpu::workspace_size(p, context.threads.count());
 }
 
@@ -104,10 +104,16 @@ tandem_status run(tandem_context* handle, tandem_pass pass, const tandem_attenti
       return Status::invalid("stream (not NULL) must be NULL on the CPU: the call returns when its work is done");
     }
     TANDEM_TRY(check_served(context, problem));
-    const size_t needed = workspace_needed(context, problem);
-    TANDEM_TRY(check_workspace(problem, *args, needed, workspace, workspace_bytes));
     if (nothing_to_write(problem)) return {};
-    if (context.gpu) return context.gpu->run(problem, workspace, stream);
+    const auto enough = [&](size_t needed) {
+      return check_workspace(problem, *args, needed, workspace, workspace_bytes);
+    };
+    if (context.gpu) {
+      const plan::ForwardPlan plan = context.gpu->plan(problem);
+      TANDEM_TRY(enough(plan.workspace_bytes));
+      return context.gpu->run(problem, plan, workspace, stream);
+    }
+    TANDEM_TRY(enough(workspace_needed(context, problem)));
     execute_on_cpu(context, problem, workspace);
     return {};
   });

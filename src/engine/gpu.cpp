@@ -50,7 +50,8 @@ GpuEngine::GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, jit:
       logging_([] {
         const char* log = std::getenv("TANDEM_LOG");
         return log != nullptr && *log != '\0' && *log != '0';
-      }()) {
+      }()),
+      watching_(nvtx::tool()) {
   const gpu::Properties& p = device_->properties();
   const std::string compiler = builder_.compiler_name();
   description_ = say(name_, ", ", p.name, ", ", p.sm_count, " SMs, ", driver_text(p.driver_version),
@@ -61,8 +62,8 @@ GpuEngine::~GpuEngine() = default;
 
 Status GpuEngine::check(const Problem& problem) const { return plan::check_forward(problem, device_->properties()); }
 
-size_t GpuEngine::workspace_size(const Problem& problem) const {
-  return plan::plan_forward(problem, device_->properties()).workspace_bytes;
+plan::ForwardPlan GpuEngine::plan(const Problem& problem) const {
+  return plan::plan_forward(problem, device_->properties());
 }
 
 const GpuEngine::Compiled* GpuEngine::find(const plan::Tile& tile) const {
@@ -93,14 +94,13 @@ Status GpuEngine::compile(const plan::Tile& tile, const Compiled** compiled) {
 }
 
 Status GpuEngine::prepare(const Problem& problem) {
-  const plan::ForwardPlan plan = plan::plan_forward(problem, device_->properties());
-  const Compiled* compiled = find(plan.tile);
-  return compiled != nullptr ? Status{} : compile(plan.tile, &compiled);
+  const plan::Tile tile = plan(problem).tile;
+  const Compiled* compiled = find(tile);
+  return compiled != nullptr ? Status{} : compile(tile, &compiled);
 }
 
-Status GpuEngine::run(const Problem& problem, void* workspace, gpu::Stream stream) {
+Status GpuEngine::run(const Problem& problem, const plan::ForwardPlan& plan, void* workspace, gpu::Stream stream) {
   if (problem.validate) TANDEM_TRY(check_values(problem, stream));
-  const plan::ForwardPlan plan = plan::plan_forward(problem, device_->properties());
   const Compiled* compiled = find(plan.tile);
   if (compiled == nullptr) [[unlikely]] {
     bool capturing = false;
@@ -114,6 +114,7 @@ Status GpuEngine::run(const Problem& problem, void* workspace, gpu::Stream strea
   }
   if (logging_) [[unlikely]]
     log(problem, plan, *compiled);
+  const nvtx::Range range(watching_, compiled->name);
   return launch_forward(*device_, problem, plan, {compiled->forward, compiled->schedule}, workspace, stream);
 }
 

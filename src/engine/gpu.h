@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/nvtx.h"
 #include "gpu/device.h"
 #include "jit/builder.h"
 #include "plan/forward.h"
@@ -32,11 +33,11 @@ class GpuEngine {
 
   Status check(const Problem& problem) const;
   // The problem is checked, and has something to write, in what follows.
-  size_t workspace_size(const Problem& problem) const;
+  plan::ForwardPlan plan(const Problem& problem) const;
   Status prepare(const Problem& problem);
-  // workspace: workspace_size() bytes. No allocation, no lock and no synchronisation once the kernel is there (but for
-  // Problem::validate, which synchronises).
-  Status run(const Problem& problem, void* workspace, gpu::Stream stream);
+  // workspace: as many bytes as the plan says. No allocation, no lock and no synchronisation once the kernel is there
+  // (but for Problem::validate, which synchronises).
+  Status run(const Problem& problem, const plan::ForwardPlan& plan, void* workspace, gpu::Stream stream);
 
  private:
   struct Compiled;
@@ -50,6 +51,7 @@ class GpuEngine {
   const std::unique_ptr<gpu::Device> device_;
   jit::Builder builder_;
   const bool logging_;
+  const nvtx::Tool* const watching_;
   std::string description_;
 
   // Kernels are added and never removed: a list of each bucket is read without a lock.

@@ -73,6 +73,8 @@ struct TensorMapSpec {
   Swizzle swizzle = Swizzle::none;
   L2Promotion l2_promotion = L2Promotion::none;
   OobFill oob_fill = OobFill::zero;
+
+  bool operator==(const TensorMapSpec&) const = default;
 };
 
 // Opaque; passed to a kernel as a __grid_constant__ parameter.

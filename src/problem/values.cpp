@@ -84,6 +84,7 @@ Status Builder::check_sharing() const {
   for (int i = 0; i < kOperandCount; ++i) {
     if (!operands_[i].present || kOperands[i].in(mode_.pass) != Use::write) continue;
     for (int j = 0; j < kOperandCount; ++j) {
+      if (!operands_[j].present) continue;
       const bool seen = j <= i && kOperands[j].in(mode_.pass) == Use::write;  // outputs: each pair once
       if (seen || !overlap(operands_[i], operands_[j])) continue;
       return Status::invalid(say(kOperands[i].name, ".data (byte ", operands_[i].data - operands_[j].data, " from ",

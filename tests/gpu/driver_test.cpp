@@ -5,7 +5,10 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
+#include <functional>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -31,6 +34,7 @@ class Driver : public testing::Test {
     fake->devices = 2;
     fake->init_result = 0;
     fake->capture_state = 0;
+    fake->encoded = 0;
     fake->missing = fake->failing = "";
     make_current(0);
   }
@@ -282,9 +286,91 @@ TEST_F(Driver, EncodesTensorMaps) {
   EXPECT_TRUE(std::equal(box, box + 3, fake->map_box));
   fake->failing = "cuTensorMapEncodeTiled";
   fake->failure = 1;
+  spec.address = reinterpret_cast<void*>(uintptr_t{0x2008});  // that of 0x1008 is known
   fails(device->encode(spec, &map),
         "encoding a tensor map failed: CUDA error 1: type 9, rank 3, swizzle 3, address modulo 16 8; dimension 0: size "
         "128, box 64; dimension 1: size 16, box 1, byte stride 256; dimension 2: size 4096, box 128, byte stride 4096");
+}
+
+gpu::TensorMapSpec spec_at(uint64_t address, uint64_t rows) {
+  gpu::TensorMapSpec spec;
+  spec.address = reinterpret_cast<void*>(address);
+  spec.rank = 3;
+  std::copy_n(std::array{uint64_t{128}, uint64_t{8}, rows}.begin(), 3, spec.dims);
+  std::copy_n(std::array{uint64_t{0}, uint64_t{256}, uint64_t{2048}}.begin(), 3, spec.byte_strides);
+  std::copy_n(std::array{64u, 1u, 128u}.begin(), 3, spec.box);
+  return spec;
+}
+
+TEST_F(Driver, EncodesATensorMapOnce) {
+  const auto device = open();
+  const gpu::TensorMapSpec spec = spec_at(0x1000, 100);
+  gpu::TensorMap first{}, again{};
+  ASSERT_TRUE(device->encode(spec, &first).ok());
+  ASSERT_TRUE(device->encode(spec, &again).ok());
+  EXPECT_EQ(fake->encoded, 1);
+  EXPECT_EQ(std::memcmp(&first, &again, sizeof first), 0);
+  std::thread([&] { EXPECT_TRUE(device->encode(spec, &again).ok()); }).join();
+  EXPECT_EQ(fake->encoded, 2);  // each thread has its own
+  const auto other = open("cuda:1"), reopened = open();
+  ASSERT_TRUE(other->encode(spec, &again).ok());
+  ASSERT_TRUE(reopened->encode(spec, &again).ok());
+  EXPECT_EQ(fake->encoded, 4);  // as has each device
+}
+
+TEST_F(Driver, EncodesATensorMapThatDiffersInAnything) {
+  const auto device = open();
+  const gpu::TensorMapSpec spec = spec_at(0x1000, 100);
+  std::vector<gpu::TensorMapSpec> others;
+  const auto differs = [&](const std::function<void(gpu::TensorMapSpec&)>& change) {
+    change(others.emplace_back(spec));
+  };
+  differs([](auto& s) { s.address = reinterpret_cast<void*>(uintptr_t{0x1010}); });
+  differs([](auto& s) { s.type = gpu::TensorType::f16; });
+  differs([](auto& s) { s.rank = 4; });
+  for (int n = 0; n < 3; ++n) {
+    differs([n](auto& s) { ++s.dims[n]; });
+    differs([n](auto& s) { s.byte_strides[n] += 16; });
+    differs([n](auto& s) { ++s.box[n]; });
+    differs([n](auto& s) { ++s.element_strides[n]; });
+  }
+  differs([](auto& s) { s.swizzle = gpu::Swizzle::b64; });
+  differs([](auto& s) { s.l2_promotion = gpu::L2Promotion::b128; });
+  differs([](auto& s) { s.oob_fill = gpu::OobFill::nan; });
+  gpu::TensorMap map{};
+  for (const gpu::TensorMapSpec& other : others) {
+    ASSERT_TRUE(device->encode(spec, &map).ok());
+    const int before = fake->encoded;
+    ASSERT_TRUE(device->encode(other, &map).ok());
+    EXPECT_EQ(fake->encoded, before + 1) << &other - others.data();
+  }
+}
+
+TEST_F(Driver, NeverMistakesOneTensorMapForAnother) {
+  const auto device = open();
+  std::mt19937 random(7);
+  for (int n = 0; n < 20000; ++n) {
+    const uint64_t address = 0x1000 + 16 * (random() % 20), rows = 1 + random() % 20;
+    gpu::TensorMap map{};
+    ASSERT_TRUE(device->encode(spec_at(address, rows), &map).ok());
+    uint64_t words[2];
+    std::memcpy(words, &map, sizeof words);
+    ASSERT_EQ(words[0], address);
+    ASSERT_EQ(words[1], rows);
+  }
+  EXPECT_LT(fake->encoded, 20000);  // some were still there
+}
+
+TEST_F(Driver, AFailedTensorMapIsNotKept) {
+  const auto device = open();
+  gpu::TensorMap map{};
+  fake->failing = "cuTensorMapEncodeTiled";
+  fake->failure = 1;
+  EXPECT_FALSE(device->encode(spec_at(0x1000, 100), &map).ok());
+  EXPECT_FALSE(device->encode(spec_at(0x1000, 100), &map).ok());
+  fake->failing = "";
+  EXPECT_TRUE(device->encode(spec_at(0x1000, 100), &map).ok());
+  EXPECT_EQ(fake->encoded, 3);
 }
 
 TEST_F(Driver, LeavesTheCallersContextAlone) {

@@ -136,12 +136,15 @@ CUresult cuFuncSetAttribute(CUfunction, FunctionAttribute attribute, int value) 
   const bool served = attribute == kMaxDynamicSharedSizeBytes && value <= 232448;
   return served ? begin("cuFuncSetAttribute") : static_cast<CUresult>(1);
 }
-CUresult cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void*, const uint64_t* dims,
+CUresult cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, const uint64_t* dims,
                                 const uint64_t* byte_strides, const uint32_t* box, const uint32_t*, int, int swizzle,
                                 int promotion, int fill) {
   if (rank < 1 || rank > 5) return static_cast<CUresult>(1);
   const std::lock_guard lock(state.mutex);
+  ++state.encoded;
   std::memset(map, 7, 128);
+  std::memcpy(map, &address, sizeof address);  // for tests to tell maps apart
+  std::memcpy(static_cast<char*>(map) + 8, &dims[rank - 1], sizeof *dims);
   state.map_type = type, state.map_rank = rank, state.map_swizzle = swizzle;
   state.map_promotion = promotion, state.map_fill = fill;
   std::copy_n(dims, rank, state.map_dims);

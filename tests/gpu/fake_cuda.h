@@ -23,6 +23,7 @@ struct FakeCuda {
   // Read by tests.
   std::atomic<int> asked_version{0};  // of cuGetProcAddress_v2
   std::atomic<int> retained[2] = {0, 0};
+  std::atomic<int> encoded{0};
   std::atomic<int> pushes{0}, pops{0}, launches[2] = {0, 0}, unloads{0}, wrong_context{0}, allocated{0};
   std::mutex mutex;  // of what follows: the last launch and the last tensor map
   gpu::cuda::LaunchConfig config{};

@@ -1,8 +1,10 @@
 #include "gpu/driver/driver.h"
 
+#include <atomic>
 #include <charconv>
 
 #include "gpu/driver/api.h"
+#include "gpu/driver/map_cache.h"
 #include "problem/text.h"
 
 namespace tandem::gpu::cuda {
@@ -211,8 +213,14 @@ class CudaDevice final : public Device {
   Status launch(const Launch& launch) override;
 
  private:
+  static uint64_t next_number() {
+    static std::atomic<uint64_t> last = 0;
+    return ++last;
+  }
+
   const std::shared_ptr<const Owner> owner_;
   const Properties properties_;
+  const uint64_t number_ = next_number();  // of the devices opened in this process
 };
 
 Status CudaDevice::load(std::span<const std::byte> image, std::unique_ptr<Module>* module) {
@@ -241,14 +249,23 @@ std::string text_of(const TensorMapSpec& spec) {
 
 Status CudaDevice::encode(const TensorMapSpec& spec, TensorMap* map) {
   constexpr int no_interleave = 0;
+  thread_local MapCache cache;
+  MapCache::Entry& cached = cache.place(number_, spec);
+  if (cached.holds(number_, spec)) {
+    *map = cached.map;
+    return {};
+  }
   Status status = in_context(*owner_, "encoding a tensor map", [&](const Api& api) {
     return api.cuTensorMapEncodeTiled(map, static_cast<int>(spec.type), static_cast<uint32_t>(spec.rank), spec.address,
                                       spec.dims, spec.byte_strides + 1, spec.box, spec.element_strides, no_interleave,
                                       static_cast<int>(spec.swizzle), static_cast<int>(spec.l2_promotion),
                                       static_cast<int>(spec.oob_fill));
   });
-  if (!status.ok()) [[unlikely]]
+  if (!status.ok()) [[unlikely]] {
     status.message += say(": ", text_of(spec));
+  } else {
+    cached = {number_, spec, *map};
+  }
   return status;
 }
 

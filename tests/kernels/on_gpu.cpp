@@ -11,25 +11,37 @@ namespace {
 
 Gpus opened;
 
+// Cases that this process judges: every one whose number leaves `index` when divided by `count`.
+struct Part {
+  size_t index = 0, count = 1;
+} part;
+
+// The number of cases there are at once: other processes judge theirs beside this one.
+unsigned threads_to_judge() { return part.count > 1 ? 1 : std::max(1u, std::thread::hardware_concurrency()); }
+
 }  // namespace
 
 const Gpus& the_gpus() { return opened; }
 
 void expect_all_good(const std::vector<Judged>& cases) {
   const NamedEngine engine = gpu_engine(the_gpus());
-  std::atomic<size_t> next = 0;
+  std::atomic<size_t> next = part.index;
   std::mutex mutex;
   std::vector<std::string> bad;
   const auto work = [&] {
-    for (size_t n = next++; n < cases.size(); n = next++) {
+    for (size_t n = next.fetch_add(part.count); n < cases.size(); n = next.fetch_add(part.count)) {
       const std::string flags = kServed + cases[n].flags;
+      if (part.count > 1) {
+        std::printf("case: %s\n", flags.c_str());  // the last one, where a process dies
+        std::fflush(stdout);
+      }
       const Verdict verdict = run_case(from_flags(flags), engine.run, engine.supports, cases[n].adjust, engine.flags);
       if (verdict.failure.empty() && verdict.refusal.empty()) continue;
       const std::lock_guard lock(mutex);
       bad.push_back(verdict.failure.empty() ? "refused: " + verdict.refusal + "\n  case: " + flags : verdict.failure);
     }
   };
-  std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
+  std::vector<std::thread> threads(threads_to_judge());
   for (std::thread& thread : threads) thread = std::thread(work);
   for (std::thread& thread : threads) thread.join();
   for (size_t n = 0; n < bad.size() && n < 20; ++n) ADD_FAILURE() << bad[n];
@@ -72,12 +84,16 @@ std::vector<std::byte> Repeated::fetch(gpu::Stream stream) {
 
 namespace {
 
-// What is about speed, graphs, streams or the size of a GPU's memory, and devices' own refusals.
-constexpr const char* kNotVirtual = "-KernelsGraph.*:KernelsRepeat.*:KernelsLarge.*:KernelsRefusal.*";
+// What is about several GPUs, speed, graphs, streams or the size of a GPU's memory, and devices' own refusals.
+constexpr const char* kNotVirtual = "-KernelsDevices.*:KernelsGraph.*:KernelsRepeat.*:KernelsLarge.*:KernelsRefusal.*";
+
+// What is not by cases: the first part has it.
+constexpr const char* kWhole = ":KernelsExact.*:KernelsPlacement.*:KernelsPoison.*:KernelsRecorded.*";
 
 struct Flags {
   std::string device = "cuda:0";
   int schedules = 1;
+  tandem::test::Part part;
 };
 
 // False when they are none of ours.
@@ -88,8 +104,13 @@ bool read_flags(int argc, char** argv, Flags* flags) {
       flags->device = value;
     } else if (flag == "--schedules" && std::atoi(value.c_str()) > 0) {
       flags->schedules = std::atoi(value.c_str());
+    } else if (flag == "--part" && std::sscanf(value.c_str(), "%zu/%zu", &flags->part.index, &flags->part.count) == 2 &&
+               flags->part.index < flags->part.count) {
     } else {
-      std::fprintf(stderr, "kernels_test [--device cuda|cuda:N|vgpu:MODEL] [--schedules N] [--gtest_...]\n");
+      std::fprintf(stderr,
+                   "kernels_test [--device cuda|cuda:N|vgpu:MODEL] [--schedules N] [--part I/N] [--gtest_...]\n"
+                   "  --part I/N: of N processes that share the cases this is number I, from 0 on; each judges one "
+                   "case at a time\n");
       return false;
     }
   }
@@ -110,8 +131,9 @@ int main(int argc, char** argv) {
       return 77;
     }
     std::printf("%s\n", tandem_context_description(tandem::test::the_gpu()->context()));
+    tandem::test::part = flags.part;
     if (tandem::test::the_gpu()->is_virtual() && testing::GTEST_FLAG(filter) == "*")
-      testing::GTEST_FLAG(filter) = kNotVirtual;
+      testing::GTEST_FLAG(filter) = std::string(kNotVirtual) + (flags.part.index > 0 ? kWhole : "");
   }
   const int result = RUN_ALL_TESTS();
   tandem::test::opened.clear();

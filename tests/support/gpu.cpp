@@ -70,9 +70,10 @@ DeviceMemory::~DeviceMemory() {
   if (address_ != nullptr) (void)device_.free(address_);  // it fails where an earlier error, reported already, stays
 }
 
-Gpu::Gpu(const std::string& name, int schedule) : name_(name), virtual_(vgpu::is_vgpu(name)) {
+Gpu::Gpu(const std::string& name, int schedule, const Placement& placement)
+    : name_(name), virtual_(vgpu::is_vgpu(name)) {
   if (virtual_) {
-    open_virtual(schedule);
+    open_virtual(schedule, placement);
     return;
   }
   test::require(gpu::cuda::open(name, &device_));
@@ -84,8 +85,12 @@ Gpu::Gpu(const std::string& name, int schedule) : name_(name), virtual_(vgpu::is
 }
 
 // One thread for each call: the judge has many at once.
-void Gpu::open_virtual(int schedule) {
-  const vgpu::Options options{.run = {.schedule = vgpu::Schedule::nth(schedule), .threads = 1, .max_instructions = 0},
+void Gpu::open_virtual(int schedule, const Placement& placement) {
+  const vgpu::Options options{.run = {.schedule = vgpu::Schedule::nth(schedule),
+                                      .threads = 1,
+                                      .max_instructions = 0,
+                                      .placement = placement.seed},
+                              .sm_count = placement.sm_count,
                               .check = true,
                               .observe = nullptr,
                               .report = [](const vgpu::Outcome&) {}};  // the sentence of the failed call is enough

@@ -37,9 +37,16 @@ class DeviceMemory {
 // A GPU, a context of ours on it, and a stream.
 class Gpu {
  public:
+  // Of a virtual one: where its blocks run (vgpu::RunOptions), and how many multiprocessors it has; 0: as the model.
+  struct Placement {
+    uint64_t seed = 0;
+    int sm_count = 0;
+  };
+
   // name: "cuda", "cuda:N" or "vgpu:MODEL". schedule: in which order a virtual one executes, with its checker on.
   // Throws std::runtime_error with the sentence when there is none.
-  explicit Gpu(const std::string& name, int schedule = 0);
+  explicit Gpu(const std::string& name, int schedule = 0) : Gpu(name, schedule, {}) {}
+  Gpu(const std::string& name, int schedule, const Placement& placement);
   Gpu(const Gpu&) = delete;
   ~Gpu();
 
@@ -51,7 +58,7 @@ class Gpu {
   bool is_virtual() const { return virtual_; }
 
  private:
-  void open_virtual(int schedule);
+  void open_virtual(int schedule, const Placement& placement);
 
   const std::string name_;
   const bool virtual_;

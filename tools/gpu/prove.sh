@@ -11,12 +11,8 @@
 #   COMMIT            what was built, where this is no checkout
 #   FUZZ, SECONDS_EACH  random problems (2000); the most that a step may take (900)
 set -uo pipefail
-die() {
-  printf '%s\n' "$*" >&2
-  exit 2
-}
-
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+. "$here/tools/gpu/proof.sh"
 build=${BUILD:-} json=$here/docs/results/hopper-forward-proof.json only=''
 places=()
 while [ $# -gt 0 ]; do
@@ -39,42 +35,8 @@ for file in "$tests" "$fuzz" "$worker" "$counting"; do
 done
 counting=$(realpath "$counting")
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-
-find_nvrtc() {
-  {
-    python3 -c 'import site, sys; print(*site.getsitepackages(), site.getusersitepackages(), *sys.path, sep="/nvidia\n")'
-    printf '%s\n' "${CUDA_HOME:-/usr/local/cuda}/lib64" /usr/local/cuda/lib64
-  } 2>/dev/null | while read -r folder; do
-    [ ! -d "$folder" ] || find -L "$folder" -maxdepth 3 -name 'libnvrtc.so.1[0-9]' 2>/dev/null
-  done | awk -F. '{ print $NF, NR, $0 }' | sort -k1,1nr -k2,2n | head -n 1 | cut -d' ' -f3-
-}
-export TANDEM_NVRTC=${TANDEM_NVRTC:-$(find_nvrtc)}
-[ -n "$TANDEM_NVRTC" ] || die "no NVRTC found: pip install nvidia-cuda-nvrtc, or set TANDEM_NVRTC to libnvrtc.so"
+. "$here/tools/gpu/nvrtc.sh"
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache}
-
-steps=() failures=0
-record() { steps+=("$@"); } # <name> <command> <verdict> <seconds> <summary>
-
-# Runs a command, shows what it prints where it fails, and keeps its last line of the pattern.
-step() { # <name> <pattern of the summary> <command...>
-  local name=$1 pattern=$2 start=$SECONDS verdict=ok code=0 summary
-  shift 2
-  printf '\n==== %s: %s\n' "$name" "$*"
-  timeout "${SECONDS_EACH:-900}" "$@" > "$scratch/log" 2>&1 || code=$?
-  if [ "$code" = 77 ]; then
-    verdict='not run'
-  elif [ "$code" != 0 ]; then
-    verdict=FAILED
-    failures=$((failures + 1))
-  fi
-  [ "$verdict" = ok ] || grep -vE '^\[ +(RUN|OK) +\]' "$scratch/log" | head -n 60
-  summary=$(grep -E "$pattern" "$scratch/log" | tail -n 1)
-  [ "$code" != 124 ] || summary="stopped after ${SECONDS_EACH:-900} s"
-  printf '%s, %d s: %s\n' "$verdict" $((SECONDS - start)) "$summary"
-  record "$name" "$*" "$verdict" $((SECONDS - start)) "$summary"
-}
 
 # Processes that start at once with no kernel compiled; good when one of them compiles and the others take it from there.
 cold() { # <processes> <threads of each>
@@ -138,31 +100,6 @@ for name in tests fuzz threads processes memcheck racecheck synccheck; do
   esac
 done
 
-commit=${COMMIT:-$(git -C "$here" describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null || echo unknown)}
 device=$(nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
-python3 - "$json" "$commit" "$device" "$TANDEM_NVRTC" "$failures" "${steps[@]}" << 'PYTHON'
-import ctypes, datetime, json, pathlib, sys
-
-path, commit, device, nvrtc, failures, *flat = sys.argv[1:]
-name, capability, driver = [x.strip() for x in device.split(",")] if device else ["none", "none", "none"]
-major, minor = ctypes.c_int(), ctypes.c_int()
-ctypes.CDLL(nvrtc).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-fields = ("name", "command", "verdict", "seconds", "summary")
-steps = [dict(zip(fields, flat[n : n + 5])) for n in range(0, len(flat), 5)]
-for step in steps:
-    step["seconds"] = int(step["seconds"])
-proof = {
-    "commit": commit,
-    "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    "device": f"{name}, compute capability {capability}",
-    "driver": driver,
-    "nvrtc": f"{major.value}.{minor.value}",
-    "steps": steps,
-    "false_alarms": [],
-    "failures": int(failures),
-}
-pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-pathlib.Path(path).write_text(json.dumps(proof, indent=2) + "\n")
-PYTHON
-printf '\n%d of %d steps failed; written to %s\n' "$failures" $((${#steps[@]} / 5)) "$json"
-[ "$failures" = 0 ]
+IFS=, read -r name capability driver <<< "${device:-none,none,none}"
+finish "$json" "$name, compute capability ${capability# }" "${driver# }"

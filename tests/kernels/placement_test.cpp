@@ -1,0 +1,38 @@
+// The same bits wherever blocks run: on few multiprocessors or many, begun in any order and running side by side, so
+// that counters and cluster launch control hand each block other work. On a virtual GPU, which can place them.
+#include "kernels/on_gpu.h"
+
+namespace tandem::test {
+namespace {
+
+const char* const kProblems[] = {
+    "--dtype bf16 --batch 2 --heads-q 3 --heads-k 3 --seqlen-q 500 --seqlen-k 300 --head-dim 128 --head-dim-v 128",
+    "--dtype f16 --heads-q 4 --heads-k 2 --seqlen-q 700 --seqlen-k 333 --head-dim 64 --head-dim-v 64 --causal 1",
+    "--dtype bf16 --heads-q 2 --heads-k 1 --seqlen-q 600 --seqlen-k 400 --head-dim 64 --head-dim-v 256 --causal 1",
+    "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 300 --seqlen-k 200 --head-dim 256 --head-dim-v 256",
+    "--dtype f16 --packed 1 --max-seqlen 0 --lengths-q 300,5,0,129,270 --lengths-k 300,90,7,129,1 --heads-q 4 "
+    "--heads-k 2 "
+    "--head-dim 128 --head-dim-v 128 --causal 1",
+    "--dtype bf16 --packed 1 --max-seqlen 0 --lengths-q 300,5,0,129,270 --lengths-k 300,90,7,129,1 --heads-q 2 "
+    "--heads-k 1 "
+    "--head-dim 192 --head-dim-v 192 --left 100 --causal 1"};
+
+// 2: one block of a pair each.
+constexpr int kMultiprocessors[] = {0, 132, 8, 3, 2};
+
+TEST(KernelsPlacement, SameBitsWhereverBlocksRun) {
+  if (!the_gpu()->is_virtual()) GTEST_SKIP() << "A real GPU places its blocks itself.";
+  for (const char* flags : kProblems) {
+    const std::vector<std::byte> expected = Repeated(flags).run();
+    for (int seed = 1; seed <= 2; ++seed) {
+      for (const int sms : kMultiprocessors) {
+        const Gpu other(the_gpu()->name(), 2 + seed, {.seed = static_cast<uint64_t>(10 * seed + sms), .sm_count = sms});
+        EXPECT_TRUE(Repeated(flags, other).run() == expected)
+            << "placement " << 10 * seed + sms << " on " << sms << " multiprocessors: " << flags;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,63 @@
+# To be sourced: a proof in steps, and its JSON file, whose fields docs/results/README.md explains. Of the caller: `here`,
+# the folder of the project. Environment: COMMIT, SECONDS_EACH (tools/gpu/prove.sh).
+# shellcheck shell=bash
+die() {
+  printf '%s\n' "$*" >&2
+  exit 2
+}
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+steps=() failures=0
+record() { steps+=("$@"); } # <name> <command> <verdict> <seconds> <summary>
+
+# Runs a command, shows what it prints where it fails, and keeps its last line of the pattern.
+step() { # <name> <pattern of the summary> <command...>
+  local name=$1 pattern=$2 start=$SECONDS verdict=ok code=0 summary
+  shift 2
+  printf '\n==== %s: %s\n' "$name" "$*"
+  timeout "${SECONDS_EACH:-900}" "$@" > "$scratch/log" 2>&1 || code=$?
+  if [ "$code" = 77 ]; then
+    verdict='not run'
+  elif [ "$code" != 0 ]; then
+    verdict=FAILED
+    failures=$((failures + 1))
+  fi
+  [ "$verdict" = ok ] || grep -vE '^\[ +(RUN|OK) +\]' "$scratch/log" | head -n 60
+  summary=$(grep -E "$pattern" "$scratch/log" | tail -n 1)
+  [ "$code" != 124 ] || summary="stopped after ${SECONDS_EACH:-900} s${summary:+: $summary}"
+  printf '%s, %d s: %s\n' "$verdict" $((SECONDS - start)) "$summary"
+  record "$name" "$*" "$verdict" $((SECONDS - start)) "$summary"
+}
+
+# Writes the file and ends with the verdict.
+finish() { # <file.json> <device> <driver>
+  local commit
+  commit=${COMMIT:-$(git -C "$here" describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null || echo unknown)}
+  python3 - "$1" "$commit" "$2" "$3" "$TANDEM_NVRTC" "$failures" "${steps[@]}" << 'PYTHON'
+import ctypes, datetime, json, pathlib, sys
+
+path, commit, device, driver, nvrtc, failures, *flat = sys.argv[1:]
+major, minor = ctypes.c_int(), ctypes.c_int()
+ctypes.CDLL(nvrtc).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+fields = ("name", "command", "verdict", "seconds", "summary")
+steps = [dict(zip(fields, flat[n : n + 5])) for n in range(0, len(flat), 5)]
+for step in steps:
+    step["seconds"] = int(step["seconds"])
+proof = {
+    "commit": commit,
+    "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    "device": device,
+    "driver": driver,
+    "nvrtc": f"{major.value}.{minor.value}",
+    "steps": steps,
+    "false_alarms": [],
+    "failures": int(failures),
+}
+pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+pathlib.Path(path).write_text(json.dumps(proof, indent=2) + "\n")
+PYTHON
+  printf '\n%d of %d steps failed; written to %s\n' "$failures" $((${#steps[@]} / 5)) "$1"
+  [ "$failures" = 0 ]
+}

@@ -4,6 +4,7 @@
     python bench/gpu.py --quick            # head_dim 64, 128, 256, full and causal, 1k to 16k: half a minute
     python bench/gpu.py --fa3 libfa3_sm90.so --fa4 packages/ --limits limits.json --json gpu.json --svg gpu.svg
     python bench/gpu.py --cells d128,causal --cells packed --flex
+    python bench/gpu.py --costs            # of the host for a call, and of compiling: half a minute
 
 Torch brings cuDNN, FlashAttention-2 and FlexAttention. FlashAttention-3 is a library behind the C function fa3_fwd,
 FlashAttention-4 a folder with its Python packages. A peer that is not there, or does not serve a cell, is a line that
@@ -42,6 +43,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cells", action="append", default=[], metavar="WORDS",
                         help="only cells with all of these comma-separated words: d128, causal, 4k, sustained, packed, "
                         "llama, ... (several times: any of them)")  # fmt: skip
+    parser.add_argument("--costs", action="store_true", help="only what a call costs besides the GPU's time")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, help="a window's milliseconds (default: 20, sustained 150)")
     parser.add_argument("--device", type=int, default=0, help="of the GPUs (default: 0)")
@@ -49,6 +51,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all figures here")
     parser.add_argument("--svg", type=pathlib.Path, metavar="FILE", help="draw the bursts here")
     chosen = parser.parse_args(arguments)
+    if chosen.costs and chosen.quick:
+        parser.error("--costs and --quick leave nothing to do: --quick is without costs")
     if chosen.rounds < 1:
         parser.error(f"--rounds ({chosen.rounds}) must be at least 1")
     if chosen.ms is not None and not 0 < chosen.ms <= 5000:
@@ -246,8 +250,11 @@ def costs(bench: Bench) -> dict:
     try:
         found["first_call_s"] = compiling.measured()
         for what, seconds in found["first_call_s"].items():
-            said = ", ".join(f"{name} {s * 1e3:.0f}" for name, s in seconds.items())
-            print(f"{what} (ms, 2 cores): {said}")
+            slowest = max(seconds, key=seconds.get)
+            print(
+                f"{what} (ms, 2 cores): median {statistics.median(seconds.values()) * 1e3:.1f}, longest "
+                f"{seconds[slowest] * 1e3:.1f} ({slowest}) of {len(seconds)} kernels"
+            )
     except Exception as why:
         print(f"compile times absent: {bench.first_line(why)}")
     return found
@@ -277,28 +284,15 @@ def draw(results: list[dict], about: dict) -> str:
     return chart.draw(title, f"{about['device']}, torch {about['torch']}, {about['date']}; median of rounds", rows)
 
 
-def main() -> None:
-    begin = time.perf_counter()
-    options = parse()
+def table(bench: Bench) -> list[dict]:
+    """Every cell's result, printed as it comes, and what the rows amount to."""
     import torch
 
-    if not torch.cuda.is_available():
-        raise SystemExit(
-            "torch finds no CUDA device here: this benchmark needs one (bench/versus_torch.py runs on CPUs)"
-        )
-    torch.cuda.set_device(options.device)
-    torch.set_grad_enabled(False)
-    about = machine()
-    print(f"{about['device']}, driver {about['driver']}, torch {about['torch']}, cuDNN {about['cudnn']}")
-    bench = Bench(options)
-    print(f"Tandem: {bench.context.description}")
-    about["cublas"] = cublas(options.rounds)
-    print("cuBLAS 8192^3: " + ", ".join(f"{rate:.0f} {what}" for what, rate in about["cublas"].items()))
     results, row = [], None
     print(
         "\nTFLOP/s, ratio to the best peer, share of the ceiling, error of ours / of the plain formula; *: host-bound"
     )
-    for cell in options.cells:
+    for cell in bench.options.cells:
         if (cell.row, cell.sustained) != row:
             row = (cell.row, cell.sustained)
             print(cell.row + (" sustained" if cell.sustained else ""), flush=True)
@@ -314,6 +308,29 @@ def main() -> None:
     summary(results)
     for (name, why), where in bench.absent.items():
         print(f"{name} absent in {len(where)} ({where[0]}{', ...' if len(where) > 1 else ''}): {why}")
+    return results
+
+
+def main() -> None:
+    begin = time.perf_counter()
+    options = parse()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "torch finds no CUDA device here: this benchmark needs one (bench/versus_torch.py runs on CPUs)"
+        )
+    torch.cuda.set_device(options.device)
+    torch.set_grad_enabled(False)
+    about = machine()
+    print(f"{about['device']}, driver {about['driver']}, torch {about['torch']}, cuDNN {about['cudnn']}")
+    bench = Bench(options)
+    print(f"Tandem: {bench.context.description}")
+    results = []
+    if not options.costs:
+        about["cublas"] = cublas(options.rounds)
+        print("cuBLAS 8192^3: " + ", ".join(f"{rate:.0f} {what}" for what, rate in about["cublas"].items()))
+        results = table(bench)
     about.update({} if options.quick else costs(bench))
     if options.json:
         options.json.write_text(json.dumps(dict(machine=about, cells=results), indent=1) + "\n")

@@ -1,5 +1,5 @@
 """What the package does for GPUs, held to on a machine without one: which gradients it hands to torch's operator and
-how, padding, opening a GPU and giving it workspace, finding the compiler. test_cuda.py needs a GPU."""
+how, padding, opening a GPU and giving it workspace, finding the compiler. test_cuda*.py need a GPU."""
 
 import types
 

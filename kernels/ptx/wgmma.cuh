@@ -60,48 +60,76 @@ TANDEM_DEVICE u64 wgmma_matrix(u32 address, u32 lead, u32 stride) {
 #define TANDEM_R128 TANDEM_R120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
 // scores: a from shared memory or registers, b by rows (keys x head_dim). values: a from registers, b by columns.
-// add false: d = a b, whatever d held.
+// add false: d = a b, whatever d held. of_4: four products whose matrices lie one behind the other (in shared memory: in
+// the same 64 columns), in one statement: the compiler then has a quarter of the operands to think about.
 template <bool f16, int N>
 struct Wgmma;
 
-// R: N / 2 registers; A to F: R, R + 1, ...
-#define TANDEM_WGMMA_OF_REGISTERS(NAME, BY_COLUMNS, TYPE, N, R, A, B, C, D, E, F)                                      \
-    static TANDEM_DEVICE void NAME(float (&d)[N / 2], const u32* a, u64 b, bool add) {                                 \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE    \
-                   "." TYPE " {" TANDEM_R##R "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, "             \
-                   BY_COLUMNS ";}"                                                                                     \
-                   : TANDEM_OUT##R                                                                                     \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(add)));                  \
-    }
-#define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F)                                                                \
-  template <>                                                                                                          \
-  struct Wgmma<F16, N> {                                                                                               \
+// Operands, by their numbers: behind the n registers of d, R of them, come A, B, ...
+#define TANDEM_MMA(TYPE, N, R, LEFT, RIGHT, ADD, ORDER)                                                                \
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TANDEM_R##R "}, " LEFT ", " RIGHT ", " ADD ", 1, 1, "\
+  ORDER ";"
+#define TANDEM_4(A, B, C, D) "{%" #A ", %" #B ", %" #C ", %" #D "}"
+#define TANDEM_WGMMA_OF_SHARED(TYPE, N, R, A, B, C)                                                                    \
     static TANDEM_DEVICE void scores(float (&d)[N / 2], u64 a, u64 b, bool add) {                                      \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE    \
-                   "." TYPE " {" TANDEM_R##R "}, %" #A ", %" #B ", p, 1, 1, 0, 0;}"                                    \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0;"                                                         \
+                   TANDEM_MMA(TYPE, N, R, "%" #A, "%" #B, "p", "0, 0") "}"                                             \
                    : TANDEM_OUT##R                                                                                     \
                    : "l"(a), "l"(b), "r"(static_cast<u32>(add)));                                                      \
     }                                                                                                                  \
-    TANDEM_WGMMA_OF_REGISTERS(scores, "0", TYPE, N, R, A, B, C, D, E, F)                                               \
-    TANDEM_WGMMA_OF_REGISTERS(values, "1", TYPE, N, R, A, B, C, D, E, F)                                               \
+    static TANDEM_DEVICE void scores_of_4(float (&d)[N / 2], u64 a, u64 b, bool add) {                                 \
+      asm volatile("{.reg .pred p, q; .reg .b64 a1, a2, a3, b1, b2, b3; setp.ne.b32 p, %" #C ", 0; setp.ne.b32 q, 1, 0;"\
+                   "add.s64 a1, %" #A ", 2; add.s64 a2, %" #A ", 4; add.s64 a3, %" #A ", 6;"                           \
+                   "add.s64 b1, %" #B ", 2; add.s64 b2, %" #B ", 4; add.s64 b3, %" #B ", 6;"                           \
+                   TANDEM_MMA(TYPE, N, R, "%" #A, "%" #B, "p", "0, 0") TANDEM_MMA(TYPE, N, R, "a1", "b1", "q", "0, 0") \
+                   TANDEM_MMA(TYPE, N, R, "a2", "b2", "q", "0, 0") TANDEM_MMA(TYPE, N, R, "a3", "b3", "q", "0, 0") "}" \
+                   : TANDEM_OUT##R                                                                                     \
+                   : "l"(a), "l"(b), "r"(static_cast<u32>(add)));                                                      \
+    }
+// NEXT: from one matrix b to the next, in units of 16 bytes.
+#define TANDEM_WGMMA_OF_REGISTERS(NAME, ORDER, NEXT, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T) \
+    static TANDEM_DEVICE void NAME(float (&d)[N / 2], const u32* a, u64 b, bool add) {                                 \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #B ", 0;"                                                         \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(C, D, E, F), "%" #A, "p", ORDER) "}"                                \
+                   : TANDEM_OUT##R                                                                                     \
+                   : "l"(b), "r"(static_cast<u32>(add)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                  \
+    }                                                                                                                  \
+    static TANDEM_DEVICE void NAME##_of_4(float (&d)[N / 2], const u32* a, u64 b, bool add) {                          \
+      asm volatile("{.reg .pred p, q; .reg .b64 b1, b2, b3; setp.ne.b32 p, %" #B ", 0; setp.ne.b32 q, 1, 0;"           \
+                   "add.s64 b1, %" #A ", " #NEXT "; add.s64 b2, b1, " #NEXT "; add.s64 b3, b2, " #NEXT ";"             \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(C, D, E, F), "%" #A, "p", ORDER)                                    \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(G, H, I, J), "b1", "q", ORDER)                                      \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(K, L, M, O), "b2", "q", ORDER)                                      \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(P, Q, S, T), "b3", "q", ORDER) "}"                                  \
+                   : TANDEM_OUT##R                                                                                     \
+                   : "l"(b), "r"(static_cast<u32>(add)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]),        \
+                     "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]),        \
+                     "r"(a[13]), "r"(a[14]), "r"(a[15]));                                                              \
+    }
+#define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T)                            \
+  template <>                                                                                                          \
+  struct Wgmma<F16, N> {                                                                                               \
+    TANDEM_WGMMA_OF_SHARED(TYPE, N, R, A, B, C)                                                                        \
+    TANDEM_WGMMA_OF_REGISTERS(scores, "0", 2, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T)        \
+    TANDEM_WGMMA_OF_REGISTERS(values, "1", 128, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T)      \
   };
 #define TANDEM_WGMMAS(F16, TYPE) \
-  TANDEM_WGMMA(F16, TYPE, 16, 8, 8, 9, 10, 11, 12, 13) \
-  TANDEM_WGMMA(F16, TYPE, 32, 16, 16, 17, 18, 19, 20, 21) \
-  TANDEM_WGMMA(F16, TYPE, 48, 24, 24, 25, 26, 27, 28, 29) \
-  TANDEM_WGMMA(F16, TYPE, 64, 32, 32, 33, 34, 35, 36, 37) \
-  TANDEM_WGMMA(F16, TYPE, 80, 40, 40, 41, 42, 43, 44, 45) \
-  TANDEM_WGMMA(F16, TYPE, 96, 48, 48, 49, 50, 51, 52, 53) \
-  TANDEM_WGMMA(F16, TYPE, 112, 56, 56, 57, 58, 59, 60, 61) \
-  TANDEM_WGMMA(F16, TYPE, 128, 64, 64, 65, 66, 67, 68, 69) \
-  TANDEM_WGMMA(F16, TYPE, 144, 72, 72, 73, 74, 75, 76, 77) \
-  TANDEM_WGMMA(F16, TYPE, 160, 80, 80, 81, 82, 83, 84, 85) \
-  TANDEM_WGMMA(F16, TYPE, 176, 88, 88, 89, 90, 91, 92, 93) \
-  TANDEM_WGMMA(F16, TYPE, 192, 96, 96, 97, 98, 99, 100, 101) \
-  TANDEM_WGMMA(F16, TYPE, 208, 104, 104, 105, 106, 107, 108, 109) \
-  TANDEM_WGMMA(F16, TYPE, 224, 112, 112, 113, 114, 115, 116, 117) \
-  TANDEM_WGMMA(F16, TYPE, 240, 120, 120, 121, 122, 123, 124, 125) \
-  TANDEM_WGMMA(F16, TYPE, 256, 128, 128, 129, 130, 131, 132, 133)
+  TANDEM_WGMMA(F16, TYPE, 16, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25) \
+  TANDEM_WGMMA(F16, TYPE, 32, 16, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33) \
+  TANDEM_WGMMA(F16, TYPE, 48, 24, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41) \
+  TANDEM_WGMMA(F16, TYPE, 64, 32, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49) \
+  TANDEM_WGMMA(F16, TYPE, 80, 40, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57) \
+  TANDEM_WGMMA(F16, TYPE, 96, 48, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65) \
+  TANDEM_WGMMA(F16, TYPE, 112, 56, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73) \
+  TANDEM_WGMMA(F16, TYPE, 128, 64, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81) \
+  TANDEM_WGMMA(F16, TYPE, 144, 72, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89) \
+  TANDEM_WGMMA(F16, TYPE, 160, 80, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97) \
+  TANDEM_WGMMA(F16, TYPE, 176, 88, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105) \
+  TANDEM_WGMMA(F16, TYPE, 192, 96, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113) \
+  TANDEM_WGMMA(F16, TYPE, 208, 104, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121) \
+  TANDEM_WGMMA(F16, TYPE, 224, 112, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129) \
+  TANDEM_WGMMA(F16, TYPE, 240, 120, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137) \
+  TANDEM_WGMMA(F16, TYPE, 256, 128, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145)
 
 TANDEM_WGMMAS(false, "bf16")
 TANDEM_WGMMAS(true, "f16")

@@ -9,10 +9,10 @@ namespace tandem::test {
 namespace {
 
 const std::string kCases[] = {
-    "--dtype bf16 --heads-q 32 --heads-k 8 --seqlen-q 400 --seqlen-k 437 --head-dim 128 --head-dim-v 128 --causal 1",
-    "--dtype f16 --packed 1 --lengths-q 300,5,0,129,700,64 --lengths-k 300,90,7,129,700,1 --max-seqlen 0 "
-    "--heads-q 16 --heads-k 4 --head-dim 64 --head-dim-v 64 --causal 1",
-    "--dtype f16 --heads-q 8 --heads-k 8 --seqlen-q 333 --seqlen-k 600 --head-dim 256 --head-dim-v 256"};
+    "--dtype bf16 --heads-q 4 --heads-k 2 --seqlen-q 200 --seqlen-k 237 --head-dim 128 --head-dim-v 128 --causal 1",
+    "--dtype f16 --packed 1 --lengths-q 130,5,0,129,64 --lengths-k 130,90,7,129,1 --max-seqlen 0 "
+    "--heads-q 4 --heads-k 1 --head-dim 64 --head-dim-v 64 --causal 1",
+    "--dtype f16 --heads-q 1 --heads-k 1 --seqlen-q 133 --seqlen-k 300 --head-dim 256 --head-dim-v 256"};
 
 class KernelsDevices : public testing::Test {
  protected:

@@ -55,13 +55,11 @@ void for_each_row(const BoxCopy& copy, F&& f) {
 
 std::byte* global_at(uint64_t address) { return std::bit_cast<std::byte*>(static_cast<uintptr_t>(address)); }
 
-// What elements beyond the tensor become, repeated over 16 bytes.
+// What elements beyond the tensor become, in 16 bytes. A GPU's NaN is this one, whatever the type's size.
 void fill_chunk(const gpu::TensorMapSpec& map, std::byte* chunk) {
   std::memset(chunk, 0, kChunk);
   if (map.oob_fill == gpu::OobFill::zero) return;
-  const auto element = static_cast<uint32_t>(bytes_of(map.type));
-  std::memset(chunk, 0xff, kChunk);
-  for (uint32_t i = element - 1; i < kChunk; i += element) chunk[i] = std::byte{0x7f};
+  for (uint32_t i = 0; i < kChunk; i += 2) chunk[i] = std::byte{0xf7}, chunk[i + 1] = std::byte{0x7f};
 }
 
 // Between a plain chunk and its place in the image: 16 bytes, in two halves if the swizzle parts them.
@@ -112,7 +110,7 @@ uint32_t swizzled(gpu::Swizzle swizzle, uint32_t address) {
   return address ^ (address >> 1 & 0x40);
 }
 
-Status check(const BoxCopy& copy, int32_t rank) {
+Status check(const BoxCopy& copy, int32_t rank, bool is_load) {
   const gpu::TensorMapSpec& map = copy.map;
   if (map.rank != rank) return Status::invalid(say("the tensor map has rank ", map.rank, ", the instruction ", rank));
   if (copy.mode == BoxMode::rows4 && (rank != 2 || map.box[1] != 1))
@@ -122,6 +120,9 @@ Status check(const BoxCopy& copy, int32_t rank) {
   if (first % 16 != 0)
     return Status::invalid(say("the first coordinate of a tensor copy (", copy.coordinates[0], ", ", first,
                                " bytes) must be a multiple of 16 bytes: a GPU calls it an illegal instruction"));
+  if (!is_load && first < 0)
+    return Status::invalid(say("the first coordinate of a tensor store (", copy.coordinates[0],
+                               ") must not be negative: a GPU calls it an illegal instruction"));
   // A repeat of the pattern may begin anywhere on 128 bytes: it follows the address.
   if (copy.shared % 128 != 0)
     return Status::invalid(say("the shared address of a tensor copy (", copy.shared, ") must be a multiple of 128"));

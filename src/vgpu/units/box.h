@@ -30,7 +30,7 @@ struct BoxCopy {
 enum class Reduction : uint8_t { add, min, max, inc, dec, bit_and, bit_or, bit_xor };
 
 // Whether the instruction can be executed: rank (of the instruction) and mode fit the map, the image is aligned.
-Status check(const BoxCopy& copy, int32_t rank);
+Status check(const BoxCopy& copy, int32_t rank, bool is_load);
 Status check_reduction(Reduction reduction, gpu::TensorType type);
 
 // Of the image; what a load completes on its mbarrier, elements beyond the tensor included.

@@ -47,7 +47,8 @@ Tensor tensor_of(int rank, gpu::TensorType type, gpu::Swizzle swizzle, const std
 }
 
 // The first coordinate of a copy must be a multiple of 16 bytes, below zero too; the others need not be.
-constexpr int kInside[5] = {8, 3, 2, 1, 1}, kOutside[5] = {-4, -2, 3, -1, 2};  // of four bytes an element
+// Of four bytes an element. A store may not begin before a row.
+constexpr int kInside[5] = {8, 3, 2, 1, 1}, kOutside[5] = {-4, -2, 3, -1, 2}, kBeyond[5] = {28, 7, 3, 3, 2};
 
 // f(byte offset in the tensor or -1 outside, byte offset in the box) of every byte.
 template <class F>
@@ -311,20 +312,27 @@ TEST(TensorCopy, StoresEveryRank) {
   const std::vector<u64> dims = {37, 9, 5, 4, 3};
   const std::vector<u32> box = {16, 5, 4, 3, 2};
   for (int rank = 1; rank <= 5; ++rank)
-    for (const int* coordinates : {kInside, kOutside})
+    for (const int* coordinates : {kInside, kBeyond})
       try_store(tensor_of(rank, gpu::TensorType::f32, gpu::Swizzle::none, dims, box), coordinates, store_text(rank));
   try_store(tensor_of(5, gpu::TensorType::f32, gpu::Swizzle::none, dims, box), kInside,
             "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group.L2::cache_hint " + coordinates_operand(5) +
                 ", [at], policy;");
   for (const int rank : {4, 5})
-    try_store(tensor_of(rank, gpu::TensorType::u32, gpu::Swizzle::none, dims, box), kOutside,
+    try_store(tensor_of(rank, gpu::TensorType::u32, gpu::Swizzle::none, dims, box), kBeyond,
               say("cp.reduce.async.bulk.tensor.", rank, "d.global.shared::cta.add.bulk_group ",
                   coordinates_operand(rank), ", [at];"),
               [](u32 a, u32 b) { return a + b; });
 }
 
+TEST(TensorCopy, StoresBeforeTheFirstRow) {
+  const int coordinates[5] = {8, -2, 3, -1, 2};
+  for (int rank = 2; rank <= 5; ++rank)
+    try_store(tensor_of(rank, gpu::TensorType::f32, gpu::Swizzle::none, {37, 9, 5, 4, 3}, {16, 5, 4, 3, 2}),
+              coordinates, store_text(rank));
+}
+
 TEST(TensorCopy, StoresEverySwizzle) {
-  const int coordinates[2] = {-8, 4};
+  const int coordinates[2] = {72, 4};
   for (int s = 0; s < 4; ++s) {
     const u32 row = s == 1 ? 32 : s == 2 ? 64 : 128;
     try_store(tensor_of(2, gpu::TensorType::bf16, static_cast<gpu::Swizzle>(s), {100, 50}, {row / 2, 40}), coordinates,
@@ -335,7 +343,7 @@ TEST(TensorCopy, StoresEverySwizzle) {
 }
 
 TEST(TensorCopy, Reduces) {
-  const int coordinates[3] = {-4, 4, 1};
+  const int coordinates[3] = {40, 4, 1};
   struct Case {
     const char* name;
     u32 (*f)(u32, u32);

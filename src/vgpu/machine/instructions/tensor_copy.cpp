@@ -25,7 +25,7 @@ struct TensorDetail : Detail {
 };
 
 Status check_copy(const TensorDetail& detail, const units::BoxCopy& copy) {
-  TANDEM_TRY(units::check(copy, detail.rank));
+  TANDEM_TRY(units::check(copy, detail.rank, detail.direction == Direction::load));
   return detail.reduces ? units::check_reduction(detail.reduction, copy.map.type) : Status();
 }
 

@@ -19,9 +19,10 @@ struct BoxRow {
   uint32_t first = 0, last = 0;  // bytes of the row inside the tensor: [first, last)
 };
 
-// Calls f(row) for all rows in the order of the image.
+// Calls f(row) for all rows in the order of the image. Of a store, as a GPU has it, the rest of a row's last chunk
+// counts as inside.
 template <class F>
-void for_each_row(const BoxCopy& copy, F&& f) {
+void for_each_row(const BoxCopy& copy, bool is_load, F&& f) {
   const gpu::TensorMapSpec& map = copy.map;
   const auto element = static_cast<uint32_t>(bytes_of(map.type));
   const uint32_t row_bytes = map.box[0] * element;
@@ -29,6 +30,7 @@ void for_each_row(const BoxCopy& copy, F&& f) {
   BoxRow inside;
   inside.first = static_cast<uint32_t>(std::clamp<int64_t>(-c0, 0, map.box[0])) * element;
   inside.last = static_cast<uint32_t>(std::clamp<int64_t>(end0 - c0, 0, map.box[0])) * element;
+  if (!is_load) inside.last = std::min((inside.last + kChunk - 1) / kChunk * kChunk, row_bytes);
   if (inside.first >= inside.last) inside.first = inside.last = 0;
   const uint64_t base = std::bit_cast<uintptr_t>(map.address) + static_cast<uint64_t>(c0 * element);
 
@@ -85,7 +87,7 @@ void from_image(gpu::Swizzle swizzle, const std::byte* window, uint32_t address,
 // Calls f(global address, plain bytes, count) for what a store or reduction writes.
 template <class F>
 void for_each_written(const BoxCopy& copy, const std::byte* window, F&& f) {
-  for_each_row(copy, [&](const BoxRow& row) {
+  for_each_row(copy, false, [&](const BoxRow& row) {
     for (uint32_t at = row.first / kChunk * kChunk; at < row.last; at += kChunk) {
       std::byte chunk[kChunk];
       from_image(copy.map.swizzle, window, copy.shared + row.image + at, chunk);
@@ -120,9 +122,11 @@ Status check(const BoxCopy& copy, int32_t rank, bool is_load) {
   if (first % 16 != 0)
     return Status::invalid(say("the first coordinate of a tensor copy (", copy.coordinates[0], ", ", first,
                                " bytes) must be a multiple of 16 bytes: a GPU calls it an illegal instruction"));
-  if (!is_load && first < 0)
-    return Status::invalid(say("the first coordinate of a tensor store (", copy.coordinates[0],
-                               ") must not be negative: a GPU calls it an illegal instruction"));
+  for (int32_t i = 0; !is_load && i < rank && copy.mode == BoxMode::tile; ++i) {
+    if (copy.coordinates[i] < 0)
+      return Status::invalid(say("coordinate ", i, " of a tensor store (", copy.coordinates[i],
+                                 ") must not be negative: a GPU calls it an illegal instruction"));
+  }
   // A repeat of the pattern may begin anywhere on 128 bytes: it follows the address.
   if (copy.shared % 128 != 0)
     return Status::invalid(say("the shared address of a tensor copy (", copy.shared, ") must be a multiple of 128"));
@@ -179,7 +183,7 @@ void load_box(const BoxCopy& copy, std::byte* window) {
   const uint32_t row_bytes = copy.map.box[0] * static_cast<uint32_t>(bytes_of(copy.map.type));
   std::byte fill[kChunk];
   fill_chunk(copy.map, fill);
-  for_each_row(copy, [&](const BoxRow& row) {
+  for_each_row(copy, true, [&](const BoxRow& row) {
     const uint32_t shared = copy.shared + row.image;
     if (row.first == 0 && row.last == row_bytes && row_bytes % kChunk == 0 &&
         load_whole_row(swizzle, global_at(row.global), row_bytes, shared, window))
@@ -211,7 +215,7 @@ void reduce_box(const BoxCopy& copy, Reduction reduction, const std::byte* windo
 
 void list_ranges(const BoxCopy& copy, bool is_load, std::vector<Range>* global, std::vector<Range>* shared) {
   if (global != nullptr) {
-    for_each_row(copy, [&](const BoxRow& row) {
+    for_each_row(copy, is_load, [&](const BoxRow& row) {
       if (row.first < row.last) append(global, row.global + row.first, row.last - row.first);
     });
   }
@@ -223,7 +227,7 @@ void list_ranges(const BoxCopy& copy, bool is_load, std::vector<Range>* global, 
   }
   const uint32_t row_bytes = copy.map.box[0] * static_cast<uint32_t>(bytes_of(copy.map.type));
   std::vector<uint32_t> chunks;
-  for_each_row(copy, [&](const BoxRow& row) {
+  for_each_row(copy, is_load, [&](const BoxRow& row) {
     const uint32_t first = is_load ? 0 : row.first / kChunk * kChunk, last = is_load ? row_bytes : row.last;
     for (uint32_t at = first; at < last; at += kChunk)
       chunks.push_back(swizzled(copy.map.swizzle, copy.shared + row.image + at) / kChunk * kChunk);

@@ -36,8 +36,9 @@ Status check_reduction(Reduction reduction, gpu::TensorType type);
 // Of the image; what a load completes on its mbarrier, elements beyond the tensor included.
 uint32_t image_bytes(const BoxCopy& copy);
 
-void load_box(const BoxCopy& copy, std::byte* window);         // elements beyond the tensor become the map's fill
-void store_box(const BoxCopy& copy, const std::byte* window);  // elements beyond the tensor are not written
+void load_box(const BoxCopy& copy, std::byte* window);  // elements beyond the tensor become the map's fill
+// Chunks of 16 bytes that lie beyond the tensor are not written; the rest of a chunk that begins in it is.
+void store_box(const BoxCopy& copy, const std::byte* window);
 void reduce_box(const BoxCopy& copy, Reduction reduction, const std::byte* window);  // atomic, element by element
 
 // What the copy touches: global bytes inside the tensor, and the image (whole for a load; for a store, the chunks it

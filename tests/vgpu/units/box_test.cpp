@@ -39,9 +39,10 @@ uint32_t exchanged(gpu::Swizzle swizzle, uint32_t address) {
   return result;
 }
 
-// Calls f(coordinates inside the tensor or not, address of the element or 0 outside, image address of byte 0).
+// Calls f(address of the element or 0 outside the tensor, image address of byte 0). A store has 16 bytes inside where
+// the first of them are.
 template <class F>
-void for_each_element(const BoxCopy& copy, F&& f) {
+void for_each_element(const BoxCopy& copy, bool is_load, F&& f) {
   const gpu::TensorMapSpec& map = copy.map;
   const auto bytes = static_cast<uint32_t>(bytes_of(map.type));
   uint32_t linear = 0;
@@ -61,7 +62,8 @@ void for_each_element(const BoxCopy& copy, F&& f) {
             for (int i = 0; i < map.rank; ++i) {
               int64_t c = copy.coordinates[i] + index[i] * (i == 0 ? 1 : map.element_strides[i]);
               if (copy.mode == BoxMode::rows4 && i == 1) c = copy.coordinates[1 + i1];
-              inside = inside && c >= 0 && c < static_cast<int64_t>(map.dims[i]);
+              const int64_t first = i == 0 && !is_load ? c * bytes / 16 * 16 / bytes : c;
+              inside = inside && c >= 0 && first < static_cast<int64_t>(map.dims[i]);
               address += static_cast<uint64_t>(c) * (i == 0 ? bytes : map.byte_strides[i]);
             }
             f(inside ? address : 0, copy.shared + linear);
@@ -131,7 +133,7 @@ TEST(Box, LoadsElementByElement) {
     const auto bytes = static_cast<uint32_t>(bytes_of(s.copy.map.type));
     std::vector<std::byte> window = random_window(random), want = window;
     uint32_t total = 0;
-    for_each_element(s.copy, [&](uint64_t address, uint32_t image) {
+    for_each_element(s.copy, true, [&](uint64_t address, uint32_t image) {
       total += bytes;
       for (uint32_t b = 0; b < bytes; ++b) {
         std::byte& to = want[exchanged(s.copy.map.swizzle, image + b)];
@@ -159,7 +161,10 @@ TEST(Box, TakesOnlyAFirstCoordinateOfWholeChunks) {
     for (int32_t c = -2 * step; c <= 2 * step; ++c) {
       s.copy.coordinates[0] = c;
       EXPECT_EQ(check(s.copy, s.copy.map.rank, true).ok(), c % step == 0) << c;
-      EXPECT_EQ(check(s.copy, s.copy.map.rank, false).ok(), c % step == 0 && c >= 0) << c;
+      const bool before =
+          s.copy.mode == BoxMode::tile &&
+          std::any_of(s.copy.coordinates, s.copy.coordinates + s.copy.map.rank, [](int32_t x) { return x < 0; });
+      EXPECT_EQ(check(s.copy, s.copy.map.rank, false).ok(), c % step == 0 && !before) << c;
     }
   }
 }
@@ -172,7 +177,7 @@ TEST(Box, StoresElementByElement) {
     const std::vector<std::byte> window = random_window(random);
     std::vector<std::byte> want = s.tensor;
     const auto origin = reinterpret_cast<uint64_t>(s.tensor.data());
-    for_each_element(s.copy, [&](uint64_t address, uint32_t image) {
+    for_each_element(s.copy, false, [&](uint64_t address, uint32_t image) {
       for (uint32_t b = 0; address != 0 && b < bytes; ++b)
         want[address - origin + b] = window[exchanged(s.copy.map.swizzle, image + b)];
     });
@@ -199,21 +204,25 @@ TEST(Box, ListsWhatItTouches) {
   for (int i = 0; i < 300; ++i) {
     const Sample s = sample(random, kTypes[i % 6]);
     const auto bytes = static_cast<uint32_t>(bytes_of(s.copy.map.type));
-    std::vector<uint64_t> global, image, stored;
-    for_each_element(s.copy, [&](uint64_t address, uint32_t at) {
+    std::vector<uint64_t> global, image, written, stored;
+    for_each_element(s.copy, true, [&](uint64_t address, uint32_t at) {
       for (uint32_t b = 0; b < bytes; ++b) {
+        image.push_back(exchanged(s.copy.map.swizzle, at + b));
+        if (address != 0) global.push_back(address + b);
+      }
+    });
+    for_each_element(s.copy, false, [&](uint64_t address, uint32_t at) {
+      for (uint32_t b = 0; address != 0 && b < bytes; ++b) {
         const uint32_t place = exchanged(s.copy.map.swizzle, at + b);
-        image.push_back(place);
-        if (address == 0) continue;
-        global.push_back(address + b);
+        written.push_back(address + b);
         for (uint32_t other = 0; other < 16; ++other) stored.push_back(place / 16 * 16 + other);  // whole chunks
       }
     });
-    for (auto* list : {&global, &image, &stored}) {
+    for (auto* list : {&global, &image, &written, &stored}) {
       std::sort(list->begin(), list->end());
       list->erase(std::unique(list->begin(), list->end()), list->end());
     }
-    std::vector<Range> global_ranges, shared_ranges, stored_ranges;
+    std::vector<Range> global_ranges, shared_ranges, written_ranges, stored_ranges;
     list_ranges(s.copy, true, &global_ranges, nullptr);
     ASSERT_EQ(bytes_in(global_ranges), global);
     list_ranges(s.copy, true, nullptr, &shared_ranges);
@@ -221,6 +230,8 @@ TEST(Box, ListsWhatItTouches) {
     ASSERT_TRUE(image_bytes(s.copy) % 128 != 0 || shared_ranges.size() == 1);
     list_ranges(s.copy, false, nullptr, &stored_ranges);
     ASSERT_EQ(bytes_in(stored_ranges), stored);
+    list_ranges(s.copy, false, &written_ranges, nullptr);
+    ASSERT_EQ(bytes_in(written_ranges), written);
   }
 }
 
@@ -293,7 +304,7 @@ TEST(Box, ReducesElementByElement) {
         const auto bytes = static_cast<uint32_t>(bytes_of(type));
         std::vector<std::byte> window = random_window(random), want = s.tensor;
         const auto origin = reinterpret_cast<uint64_t>(s.tensor.data());
-        for_each_element(s.copy, [&](uint64_t address, uint32_t image) {
+        for_each_element(s.copy, false, [&](uint64_t address, uint32_t image) {
           if (address == 0) return;
           uint64_t old = 0, x = 0;
           std::memcpy(&old, want.data() + (address - origin), bytes);

@@ -6,12 +6,10 @@
 
 namespace tandem::nvtx {
 
-struct Attributes;
-
 // What a tool that watches this process wants to be told.
 struct Tool {
   void* domain = nullptr;  // "tandem"
-  int (*push)(void* domain, const Attributes* attributes) = nullptr;
+  int (*push)(void* domain, const void* attributes) = nullptr;
   int (*pop)(void* domain) = nullptr;
 };
 

@@ -19,9 +19,10 @@ struct Attributes {
   int32_t message_type;
   const char* message;
 };
+using Function = void (*)();
 struct Callbacks {
   size_t bytes;
-  int (*module_table)(int module, void**** table, unsigned* size);
+  int (*module_table)(int module, Function*** table, unsigned* size);
 };
 
 std::mutex mutex;
@@ -37,7 +38,8 @@ void line(const char* what, const void* domain, const char* name) {
 
 // A domain is its name.
 void* create(const char* name) { return strdup(name); }
-int push(void* domain, const Attributes* a) {
+int push(void* domain, const void* attributes) {
+  const auto* a = static_cast<const Attributes*>(attributes);
   const bool known = a->version == 3 && a->size == sizeof(Attributes) && a->message_type == 1;
   line("push", domain, known ? a->message : "(no text)");
   return 0;
@@ -50,13 +52,13 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(c
   constexpr int domains = 5;
   const char* path = std::getenv("TANDEM_TEST_NVTX");
   const auto* callbacks = static_cast<const Callbacks*>(export_table(1));
-  void*** table = nullptr;
+  Function** table = nullptr;
   unsigned size = 0;
   if (path == nullptr || std::strcmp(path, "refuse") == 0) return 0;
   if (callbacks == nullptr || callbacks->bytes < sizeof(Callbacks)) return 0;
   if (callbacks->module_table(domains, &table, &size) == 0 || size != 16 || table[size] != nullptr) return 0;
-  *table[4] = reinterpret_cast<void*>(push);
-  *table[5] = reinterpret_cast<void*>(pop);
-  *table[12] = reinterpret_cast<void*>(create);
+  *table[4] = reinterpret_cast<Function>(push);
+  *table[5] = reinterpret_cast<Function>(pop);
+  *table[12] = reinterpret_cast<Function>(create);
   return 1;
 }

@@ -164,11 +164,6 @@ def race(workers: dict[str, Worker], n: int, cell: cells.Cell, rounds: int) -> d
     return {version: cell.flops() / statistics.median(t) / 1e12 for version, t in times.items()}
 
 
-def mean(values) -> float:
-    values = list(values)
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def summary(workers: dict[str, Worker], rates: dict[str, dict[str, float]]) -> dict:
     """By version: the geometric mean of its shares of the cells' best, and the times it took to compile."""
     complete = [r for r in rates.values() if len(r) == len(workers)]
@@ -177,7 +172,7 @@ def summary(workers: dict[str, Worker], rates: dict[str, dict[str, float]]) -> d
         shares = [r[version] / max(r.values()) for r in complete]
         seconds = worker.compile_seconds or [math.nan]
         found[version] = dict(
-            of_best=mean(shares) if shares else math.nan, least=min(shares, default=math.nan),
+            of_best=statistics.geometric_mean(shares) if shares else math.nan, least=min(shares, default=math.nan),
             median_compile=statistics.median(seconds), longest_compile=max(seconds), kernels=len(seconds),
         )  # fmt: skip
     return found

@@ -13,7 +13,6 @@ decode it is the median call.
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -44,10 +43,6 @@ def take_turns(functions, seconds, pick=min, turn=0.05):
                 f()
                 mine.append(time.perf_counter() - start)
     return [pick(mine) for mine in times]
-
-
-def geometric_mean(values):
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 class Report:
@@ -126,8 +121,8 @@ def grid(report, dtypes, seconds, product):
                         report.figures["f32 forward / product"] = row[0] / product
         report.say()
         for direction, r in ratios.items():
-            report.say(f"{name} {direction}: geometric mean {geometric_mean(r):.2f}, least {min(r):.2f}.  ")
-            report.figures[f"{name} {direction}"] = {"geometric_mean": geometric_mean(r), "least": min(r)}
+            report.say(f"{name} {direction}: geometric mean {statistics.geometric_mean(r):.2f}, least {min(r):.2f}.  ")
+            report.figures[f"{name} {direction}"] = {"geometric_mean": statistics.geometric_mean(r), "least": min(r)}
     share = report.figures.get("f32 forward / product")
     if share:
         report.say(

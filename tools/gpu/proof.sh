@@ -1,13 +1,8 @@
-# To be sourced: a proof in steps, and its JSON file, whose fields docs/results/README.md explains. Of the caller: `here`,
-# the folder of the project. Environment: COMMIT, SECONDS_EACH (tools/gpu/prove.sh).
+# To be sourced: a proof in steps, and its JSON file, whose fields docs/results/README.md explains. Environment: COMMIT,
+# SECONDS_EACH (tools/gpu/prove.sh).
 # shellcheck shell=bash
-die() {
-  printf '%s\n' "$*" >&2
-  exit 2
-}
-
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+# shellcheck source=tools/gpu/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 steps=() failures=0
 record() { steps+=("$@"); } # <name> <command> <verdict> <seconds> <summary>
@@ -33,9 +28,7 @@ step() { # <name> <pattern of the summary> <command...>
 
 # Writes the file and ends with the verdict.
 finish() { # <file.json> <device> <driver>
-  local commit
-  commit=${COMMIT:-$(git -C "$here" describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null || echo unknown)}
-  python3 - "$1" "$commit" "$2" "$3" "$TANDEM_NVRTC" "$failures" "${steps[@]}" << 'PYTHON'
+  python3 - "$1" "$(commit_of_build)" "$2" "$3" "$TANDEM_NVRTC" "$failures" "${steps[@]}" << 'PYTHON'
 import ctypes, datetime, json, pathlib, sys
 
 path, commit, device, driver, nvrtc, failures, *flat = sys.argv[1:]

@@ -35,7 +35,7 @@ for file in "$tests" "$fuzz" "$worker" "$counting"; do
 done
 counting=$(realpath "$counting")
 
-. "$here/tools/gpu/nvrtc.sh"
+use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache}
 
 # Processes that start at once with no kernel compiled; good when one of them compiles and the others take it from there.

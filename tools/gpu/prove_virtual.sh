@@ -40,7 +40,7 @@ tests=$build/tests/kernels/kernels_test fuzz=$build/tests/support/tandem_fuzz
 for file in "$tests" "$fuzz"; do
   [ -e "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
 done
-. "$here/tools/gpu/nvrtc.sh"
+use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache}
 export SECONDS_EACH=${SECONDS_EACH:-1800}
 jobs=${JOBS:-$(nproc)} schedules=${SCHEDULES:-3} problems=${FUZZ:-2000}

@@ -8,42 +8,35 @@
 # checkout if not given. The build folder may come from another machine: tests/vgpu/instructions/vgpu_instructions_test
 # and tests/kernels/kernels_test are all that is read of it. Every test runs in a process of its own, so that a kernel
 # that fails takes no other down. Environment:
-#   TANDEM_NVRTC  the compiler, see nvrtc.sh
+#   TANDEM_NVRTC  the compiler, see common.sh
 #   COMMIT        what was built, where this is no checkout
 #   LOG           a file for what the tests print; the failures, and how vgpu:h200 differs, are shown in any case
 #   DEVICE        what is recorded: cuda, or vgpu:h200 to try this script without a GPU
 #   JOBS          tests at once (8)
 set -uo pipefail
-die() {
-  printf '%s\n' "$*" >&2
-  exit 2
-}
-
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+. "$here/tools/gpu/common.sh"
 [ $# = 1 ] || [ $# = 2 ] || die "usage: tools/gpu/record.sh <build folder> [<root>]"
 build=$1 root=${2:-$here} device=${DEVICE:-cuda}
 instructions=$build/tests/vgpu/instructions/vgpu_instructions_test kernels=$build/tests/kernels/kernels_test
 for file in "$instructions" "$kernels"; do
   [ -x "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
 done
-. "$here/tools/gpu/nvrtc.sh"
+use_nvrtc
 
 export TANDEM_VGPU_THREADS=${TANDEM_VGPU_THREADS:-2}
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
 name=$(nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
 if [ "$device" != cuda ]; then
   name="$device, none, none"
 elif [[ "$name" != *", 9.0, "* ]]; then
   die "no Hopper GPU: nvidia-smi says \"$name\""
 fi
-commit=${COMMIT:-$(git -C "$here" describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null || echo unknown)}
 head_of_file() {
   echo "# By tools/gpu/record.sh; the format is explained in $1."
   echo "device ${name%%, *}"
   echo "driver ${name##*, }"
   echo "date $(date -u +%F)"
-  echo "commit $commit"
+  echo "commit $(commit_of_build)"
 }
 
 # Each test into a file of its own: <program> <Suite.Name> <flags...>

@@ -48,6 +48,11 @@ TANDEM_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+TANDEM_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // The larger, or NaN where there is one. PTX ISA "max".
 TANDEM_DEVICE float max_or_nan(float x, float y) {
   float larger;

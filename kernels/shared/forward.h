@@ -192,6 +192,6 @@ struct ForwardParams {
   int bottom_right;               // the diagonal ends at the last query and key, else it begins at the first
   int window_left, window_right;  // query i sees keys i + offset - left to i + offset + right; within +-2^30
   float scale, scale_log2;        // scale_log2: times log2(e)
-  float softcap;
+  float softcap_log2, scale_softcap;  // softcap times log2(e); 2 log2(e) scale / softcap
   int head_dim_v;  // the problem's own
 };

@@ -170,7 +170,7 @@ template <BlackwellTile T>
 TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   Ring<T.ring()> ring;
   Ring<kWorkSlots> slot;
-  u32 q_parity[2] = {1, 1};
+  u32 q_parity = 3;  // a bit for each tile
   const int together = log2_of(p.together), heads = p.heads_q >> together, rank = rank_of_cta<T>();
   const int listed = T.ragged ? p.counter[1] : 0, units = T.ragged ? listed * heads : p.tiles;
   const int stride = gridDim.x / T.ctas();
@@ -201,7 +201,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     work.lost = 0;
     set_steps<T>(p, work);
     const int begin = work.begin, end = work.end;
-    const bool has[2] = {work.has(0), T.tiles() > 1 && work.has(1)};
+    const int has = work.has(0) | (T.tiles() > 1 && work.has(1)) << 1;
     mbarrier_arrive(&s.work_full[slot.slot]);
 
     const int head_k = (tile.head << together) / (p.heads_q / p.heads_k);
@@ -212,9 +212,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
         tma_load(s.ring[ring.slot] + c * rows, map, &s.ring_here[ring.slot], column + c, row, head_k, tile.batch);
       ring.advance();
     };
-    auto load_keys = [&](int step) {
+    auto load_keys = [&](int step, int c) {
       const int row = tile.k_begin + step * T.keys + rank * T.keys_of_block();
-      for (int c = 0; c < T.blocks_k(); ++c) load_block(&p.k, 64 * c, 64, row, T.keys_of_block());
+      load_block(&p.k, 64 * c, 64, row, T.keys_of_block());
     };
     auto load_values = [&](int step) {
       constexpr int columns = 64 * T.blocks(T.columns_v());
@@ -222,24 +222,30 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
         load_block(&p.v, rank * T.columns_v(), columns, tile.k_begin + step * T.keys + r, T.keys_of_values());
     };
     auto load_queries = [&](int i) {
-      if (!has[i]) return;
-      mbarrier_wait(&s.q_empty[i], q_parity[i]);
-      q_parity[i] ^= 1;
+      if (!(has >> i & 1)) return;
+      mbarrier_wait(&s.q_empty[i], q_parity >> i & 1);
+      q_parity ^= 1 << i;
       mbarrier_expect_tx(&s.q_here[i], T.blocks_k() * T.kTileBlock);
+#pragma unroll 1
       for (int c = 0; c < T.blocks_k(); ++c)
         tma_load(s.q[i] + c * T.kTileBlock / 2, &p.q, &s.q_here[i], 64 * c, 0,
                  tile.q_begin + (first_row_of<T>(tile, i) >> together), tile.head, tile.batch);
     };
-    load_keys(end - 1);
+#pragma unroll 1
+    for (int c = 0; c < T.blocks_k(); ++c) load_keys(end - 1, c);
+#pragma unroll 1
     for (int i = 0; i < T.tiles(); ++i) load_queries(i);
     if constexpr (T.takes_over) {
       takeover.ask();
     } else {
       if (!careful) fresh = (p.counter && !T.pair ? atomicAdd(p.counter, 1) : fresh) + stride;
     }
+#pragma unroll 1
     for (int step = end - 1; step >= begin; --step) {
       load_values(step);
-      if (step > begin) load_keys(step - 1);
+      if (step == begin) break;
+#pragma unroll
+      for (int c = 0; c < T.blocks_k(); ++c) load_keys(step - 1, c);
     }
   }
 }
@@ -269,13 +275,14 @@ TANDEM_DEVICE void relay(ForwardShared<T>& s) {
   const int lane = threadIdx.x % 32;
   Ring<T.ring()> ring;
   Ring<kWorkSlots> slot;
-  u32 q_parity[2] = {};
+  u32 q_parity = 0;  // a bit for each tile
   auto pass = [&](u64* here, u64* relayed, u32 parity) {
     mbarrier_wait(here, parity);
     __syncwarp();
     if (lane == 0) arrive_at_leader<T>(relayed);
   };
   auto pass_blocks = [&](int blocks) {
+#pragma unroll 1
     for (int b = 0; b < blocks; ++b, ring.advance())
       pass(&s.ring_here[ring.slot], &s.ring_relayed[ring.slot], ring.parity);
   };
@@ -290,15 +297,15 @@ TANDEM_DEVICE void relay(ForwardShared<T>& s) {
       continue;
     }
     const int begin = work.begin, end = work.end, k_len = work.tile.k_len;
-    const bool has[2] = {work.has(0), T.tiles() > 1 && work.has(1)};
+    const int has = work.has(0) | (T.tiles() > 1 && work.has(1)) << 1;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.work_empty[slot.slot]);
     for (int step = end - 1; step >= begin; --step) {
       pass_blocks(T.blocks_k());
       for (int i = 0; i < T.tiles() && step == end - 1; ++i) {
-        if (!has[i]) continue;
-        pass(&s.q_here[i], &s.q_relayed[i], q_parity[i]);
-        q_parity[i] ^= 1;
+        if (!(has >> i & 1)) continue;
+        pass(&s.q_here[i], &s.q_relayed[i], q_parity >> i & 1);
+        q_parity ^= 1 << i;
       }
       const int left = k_len - step * T.keys;
       if (T.ragged && step == end - 1 && left < T.keys) clear_values<T>(s, ring, max(0, left));
@@ -390,30 +397,24 @@ TANDEM_DEVICE void mma(ForwardShared<T>& s) {
     }
   };
 
-  for (;; slot.advance()) {
+  for (bool over = false; !over; slot.advance()) {
     mbarrier_wait(&s.work_full[slot.slot], slot.parity);
     const Work& work = s.work[slot.slot];
-    const Work::Kind kind = work.kind;
-    if (kind == Work::Kind::over) break;
-    if (kind == Work::Kind::nothing) {  // load() wants to know how the last one comes out
-      mbarrier_arrive(&s.work_empty[slot.slot]);
-      turn([](int) { return Pending<T>(); });
-      any_pending = false;
-      continue;
-    }
-    const int begin = work.begin, end = work.end;
+    const bool tiles = work.kind == Work::Kind::tiles;
+    over = work.kind == Work::Kind::over;
+    // Without tiles one turn is left, in which the last values are multiplied: if it is not over, load() wants to know
+    // how they come out.
+    const int begin = tiles ? work.begin : 0, end = tiles ? work.end : 1;
     int begins[kTiles], ends[kTiles];
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      begins[i] = work.begins[i];
-      ends[i] = work.ends[i];
+      begins[i] = tiles ? work.begins[i] : 0;
+      ends[i] = tiles ? work.ends[i] : 0;
     }
-    mbarrier_arrive(&s.work_empty[slot.slot]);
+    if (!over) mbarrier_arrive(&s.work_empty[slot.slot]);
 #pragma unroll 1
     for (int step = end - 1; step >= begin; --step) {
       const Ring<T.ring()> keys = ring;
-#pragma unroll
-      for (int b = 0; b < T.blocks_k(); ++b) ring.advance();
       turn([&](int i) {
         if (step < begins[i] || step >= ends[i]) return Pending<T>();
         if (step == ends[i] - 1) {
@@ -426,14 +427,16 @@ TANDEM_DEVICE void mma(ForwardShared<T>& s) {
         place[i].advance();
         return now;
       });
+      any_pending = tiles;
+      if (!tiles) break;
       release(keys, T.blocks_k());
+#pragma unroll
+      for (int b = 0; b < T.blocks_k(); ++b) ring.advance();
       values = ring;
-      any_pending = true;
 #pragma unroll
       for (int b = 0; b < T.blocks_v(); ++b) ring.advance();
     }
   }
-  turn([](int) { return Pending<T>(); });
 }
 
 // ---- Softmax: a warpgroup for each tile ----
@@ -475,9 +478,29 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], const Exponents& e, Pa
   tmem_store(to, packed);
 }
 
+// Of 32 columns, a bit for each of these. PTX ISA "bmsk".
+TANDEM_DEVICE u32 columns_of(int begin, int count) {
+  u32 bits;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(begin), "r"(count));
+  return bits;
+}
+// x, or -infinity where bit n is not set. In PTX, since the compiler would ask for bit 0 in another way than for the
+// others, for which there is one instruction to seven bits.
+TANDEM_DEVICE float score_where(u32 bits, int n, float x) {
+  float y;
+  asm("{.reg .pred p; .reg .b32 bit;\n"
+      "and.b32 bit, %2, %3; setp.ne.b32 p, bit, 0; selp.f32 %0, %1, %4, p;}"
+      : "=f"(y)
+      : "f"(x), "r"(bits), "r"(1u << n), "f"(-kInfinity));
+  return y;
+}
+
 template <BlackwellTile T>
 TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
   constexpr int kChunks = T.keys / kChunk;
+  // Whether steps that hide and others are of the same code: all scores are looked at, and all exponentials are taken
+  // on the exponential unit.
+  constexpr bool kOneKind = !T.unchecked() && T.fma_pairs == 0;
   const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   const ScoreScale scale(T.changed() ? 1.0f : p.scale_log2);
@@ -503,9 +526,8 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
     __syncwarp();
     if (lane == 0) arrive_at_leader<T>(&s.p_ready[place][part]);
   };
-  auto hand_over_after = [&](int chunk) {
+  auto hand_over_first_after = [&](int chunk) {
     if (chunk == T.kFirstPart / kChunk - 1) hand_over(0);
-    if (chunk == kChunks - 1) hand_over(1);
   };
 
   for (;; slot.advance()) {
@@ -541,29 +563,35 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
           tmem_store(result + c, x);
         }
       };
-      // Chunks of which some rows of the warp see some columns, [some_begin, some_end), and, without a left bound,
-      // those that all rows see whole, [0, all_end): all or all but one. From one row to the next a bound moves by one
-      // at most.
+      // Chunks of which some rows of the warp see some columns, and those that all rows see whole, [0, all_end): all or
+      // all but one. From one row to the next a bound moves by one at most.
       struct Chunks {
-        int some_begin, some_end, all_end;
-        TANDEM_DEVICE bool some(int c) const { return (c == 0 || c < some_end) && (!T.left || c >= some_begin); }
-        TANDEM_DEVICE bool all(int c) const {
-          // Where steps that hide nothing come here as well; else the end is hidden.
-          if (c == kChunks - 1 && !T.unchecked()) return false;
-          return !T.left && c < all_end;  // with both bounds the question costs more than it saves
-        }
+        int some_end, all_end;
+        u32 some_bits;  // a bit for each, where there is a left bound
+        TANDEM_DEVICE bool some(int c) const { return T.left ? some_bits >> c & 1 : c == 0 || c < some_end; }
+        // With both bounds the question costs more than it saves.
+        TANDEM_DEVICE bool all(int c) const { return !T.left && c < all_end; }
       };
       auto chunks_of = [&](int step) {
-        const int least_begin = uniform(seen.begin - step * T.keys);
         const int most_end = __shfl_sync(~0u, seen.end - step * T.keys, 31);
-        return Chunks{least_begin >> 5, (most_end + 31) >> 5, (most_end - 31) >> 5};
+        Chunks chunks{(most_end + 31) >> 5, (most_end - 31) >> 5, 0};
+        if constexpr (T.left) {
+          const int least = max(uniform(seen.begin - step * T.keys), 0) >> 5;
+          chunks.some_bits = columns_of(least, max(chunks.some_end - least, 0));
+        }
+        return chunks;
       };
-      auto hide = [&](float(&x)[kChunk], int column0) __attribute__((always_inline)) {
-        u32 bits = ~columns_from(seen.end - column0);
-        if (T.left) bits &= columns_from(seen.begin - column0);
+      auto hide = [&](float(&x)[kChunk], int step, int c) __attribute__((always_inline)) {
+        const int first = c * kChunk, end = seen.end - step * T.keys;
+        u32 visible;
+        if constexpr (T.left) {
+          const int begin = max(seen.begin - step * T.keys, first);
+          visible = columns_of(begin - first, max(end - begin, 0));
+        } else {
+          visible = columns_of(0, max(end - first, 0));
+        }
 #pragma unroll
-        for (int n = 0; n < kChunk; ++n)
-          if (!(bits >> n & 1)) x[n] = -kInfinity;
+        for (int n = 0; n < kChunk; ++n) x[n] = score_where(visible, n, x[n]);
       };
       auto largest_of = [](const float(&x)[kChunk], float largest) {
 #pragma unroll
@@ -576,18 +604,24 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
         if (softmax.rescale && step < end - 1) rescale_result();
         return Exponents(scale, softmax.shift);
       };
-      // A step that looks at its scores, and hides some of them.
-      auto hiding = [&](int step) __attribute__((always_inline)) {
+      // A step that looks at its scores, and hides some of them; where there is one kind of steps, if it must.
+      auto looking = [&](int step) __attribute__((always_inline)) {
         float x[kChunks][kChunk], largest = -kInfinity;
         const Chunks chunks = chunks_of(step);
         wait_for_scores();
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) tmem_load(x[c], scores + c * kChunk);
         tmem_wait_load(x);
+        if (kOneKind && agreed(step >= whole_end || step < whole_begin)) {
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            if (chunks.some(c) && !chunks.all(c)) hide(x[c], step, c);
+          }
+        }
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) {
           if (!chunks.some(c)) continue;
-          if (!chunks.all(c)) hide(x[c], step * T.keys + c * kChunk);
+          if (!kOneKind && !chunks.all(c)) hide(x[c], step, c);
           largest = largest_of(x[c], largest);
         }
         const Exponents e = look_at(largest, step);
@@ -599,8 +633,9 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
             const u32 zeros[kChunk / 2] = {};
             tmem_store(probabilities + c * (kChunk / 2), zeros);
           }
-          hand_over_after(c);
+          hand_over_first_after(c);
         }
+        hand_over(1);
       };
       // One that hides nothing. Half of the scores are loaded twice: registers for all would leave none to take
       // exponentials of one chunk while another is stored.
@@ -620,8 +655,9 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
           if (c >= kChunks / 2) tmem_wait_load(x[c]);
           if (c >= kChunks / 2 - 1 && c < kChunks - 1) tmem_load(x[c + 1], scores + (c + 1) * kChunk);
           exponentials<T, false>(x[c], e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
-          hand_over_after(c);
+          hand_over_first_after(c);
         }
+        hand_over(1);
       };
       // The same of scores that are more than products: they are changed where they lie.
       auto changed = [&](int step) __attribute__((always_inline)) {
@@ -634,8 +670,8 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
           tmem_load(x, scores + c * kChunk);
           tmem_wait_load(x);
 #pragma unroll
-          for (int n = 0; n < kChunk; ++n) x[n] = change(x[n], p, tile, column0 + n);
-          hide(x, column0);
+          for (int n = 0; n < kChunk; ++n) x[n] = change(x[n], p, column0 + n);
+          hide(x, step, c);
           largest = largest_of(x, largest);
           tmem_store(scores + c * kChunk, x);
         }
@@ -646,8 +682,9 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
           tmem_load(x, scores + c * kChunk);
           tmem_wait_load(x);
           exponentials<T, true>(x, e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
-          hand_over_after(c);
+          hand_over_first_after(c);
         }
+        hand_over(1);
       };
       auto unchecked = [&](Exponents & e) __attribute__((always_inline)) {
         softmax.look_at_sums();
@@ -664,8 +701,9 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
           tmem_wait_load(x[c % 2]);
           if (c < kChunks - 1) tmem_load(x[(c + 1) % 2], scores + (c + 1) * kChunk);
           exponentials<T, false>(x[c % 2], e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
-          hand_over_after(c);
+          hand_over_first_after(c);
         }
+        hand_over(1);
         lost |= softmax.outgrown_by(largest, scale);  // its exponential may be anything, and the sum look well
       };
       int step = end - 1;
@@ -676,19 +714,38 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
         // The first step that hides nothing may be the first in which a row sees a key.
         int checked_end = T.right ? min(step, whole_end - T.unchecked()) : step;
         if (T.unchecked() && careful) checked_end = begin;
-#pragma unroll 1
-        for (; agreed(step >= max(checked_end, begin)); --step) hiding(step);
         [[maybe_unused]] Exponents e(scale, softmax.shift);
-#pragma unroll 1
-        for (; agreed(step >= max(whole_begin, begin)); --step) {
-          if constexpr (T.unchecked())
+        auto plain = [&](int step) __attribute__((always_inline)) {
+          if constexpr (T.unchecked()) {
             unchecked(e);
-          else
+          } else {
             checked(step);
-        }
-        if constexpr (T.left) {
+          }
+        };
+        if constexpr (kOneKind) {
 #pragma unroll 1
-          for (; agreed(step >= begin); --step) hiding(step);
+          for (; agreed(step >= begin); --step) looking(step);
+        } else if constexpr (T.left) {
+          // A window hides at both ends: loops one after the other would have the step that hides twice, and compile
+          // longer.
+          [[maybe_unused]] bool moved = false;  // the shift, since e was made
+#pragma unroll 1
+          for (; agreed(step >= begin); --step) {
+            if (agreed(step >= checked_end || step < whole_begin)) {
+              looking(step);
+              moved = true;
+            } else {
+              if (T.unchecked() && agreed(moved)) e = Exponents(scale, softmax.shift);
+              moved = false;
+              plain(step);
+            }
+          }
+        } else {
+#pragma unroll 1
+          for (; agreed(step >= max(checked_end, begin)); --step) looking(step);
+          e = Exponents(scale, softmax.shift);
+#pragma unroll 1
+          for (; agreed(step >= begin); --step) plain(step);
         }
       }
 
@@ -752,7 +809,7 @@ TANDEM_DEVICE void correction(const ForwardParams& p, ForwardShared<T>& s) {
       named_sync(kTogether, 128);
       tcgen05_fence_after();
       auto* to = reinterpret_cast<Chunk*>(s.out[out.slot]) + thread * 8;
-#pragma unroll
+#pragma unroll 1
       for (int c = 0; c < 8; c += 2) {  // chunks of 8 columns
         const int column = 64 * block + 8 * c;
         if (column >= T.head_dim_v) break;
@@ -830,22 +887,26 @@ TANDEM_DEVICE void begin(ForwardShared<T>& s, int warp) {
   const int warps = 4 * (T.tiles() + 1) + (rank_of_cta<T>() == 0) + T.relays();
   constexpr int ctas = T.ctas();
   if (threadIdx.x == 0) {
+#pragma unroll 1
     for (int i = 0; i < kWorkSlots; ++i) {
       s.work[i].lost = 0;
       mbarrier_init(&s.work_full[i], 1);
       mbarrier_init(&s.work_empty[i], warps);
     }
+#pragma unroll 1
     for (int i = 0; i < T.ring(); ++i) {
       mbarrier_init(&s.ring_here[i], 1);
       mbarrier_init(&s.ring_empty[i], 1);
       if (T.relays()) mbarrier_init(&s.ring_relayed[i], ctas);
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(&s.taken_full[i], 1);
+#pragma unroll 1
     for (int i = 0; i < T.kScores; ++i) {
       mbarrier_init(&s.s_ready[i], 1);
       mbarrier_init(&s.p_ready[i][0], 4 * ctas);
       mbarrier_init(&s.p_ready[i][1], 4 * ctas);
     }
+#pragma unroll 1
     for (int i = 0; i < T.tiles(); ++i) {
       mbarrier_init(&s.q_here[i], 1);
       mbarrier_init(&s.q_empty[i], 1);

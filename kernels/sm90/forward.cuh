@@ -74,6 +74,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
                          int step) {
       mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
       mbarrier_expect_tx(&full[ring.slot], sizeof slots[0]);
+#pragma unroll 1
       for (int c = 0; c < columns; c += 64)
         tma_load(slots[ring.slot] + c * T.keys, &map, &full[ring.slot], c, tile.k_begin + step * T.keys, head_k,
                  tile.batch);
@@ -92,6 +93,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
       }
       const int first = part * T.query_rows();
       mbarrier_expect_tx(&s.q_full[part], T.query_rows() * T.columns_k() * 2);
+#pragma unroll 1
       for (int c = 0; c < T.head_dim; c += 64)
         tma_load(s.q + c * T.rows() + first * 64, &p.q, &s.q_full[part], c, 0,
                  tile.q_begin + (tile.m * T.rows() + first >> together), tile.head, tile.batch);
@@ -118,17 +120,19 @@ template <ForwardTile T, int n>
 TANDEM_DEVICE void change(float (&s)[n], const ForwardParams& p, const Tile& t, const Row (&rows)[2], int column0) {
   const Change<T> changes[2] = {{p, t, rows[0]}, {p, t, rows[1]}};
 #pragma unroll
-  for (int r = 0; r < n; ++r) s[r] = changes[row_of(r)](s[r], p, t, column0 + column_of(r));
+  for (int r = 0; r < n; ++r) s[r] = changes[row_of(r)](s[r], p, column0 + column_of(r));
 }
 
 // Hides what lies beyond the keys or outside the window.
 template <ForwardTile T, int n>
 TANDEM_DEVICE void hide(float (&s)[n], const ForwardParams& p, const Tile& t, const Row (&rows)[2], int column0) {
   const Seen seen[2] = {seen_by<T>(p, t, rows[0]), seen_by<T>(p, t, rows[1])};
+  const u32 count[2] = {static_cast<u32>(max(0, seen[0].end - seen[0].begin)),
+                        static_cast<u32>(max(0, seen[1].end - seen[1].begin))};
 #pragma unroll
   for (int r = 0; r < n; ++r) {
     const int i = row_of(r), column = column0 + column_of(r);
-    if (column >= seen[i].end || (T.left && column < seen[i].begin)) s[r] = -kInfinity;
+    if (T.left ? static_cast<u32>(column - seen[i].begin) >= count[i] : column >= seen[i].end) s[r] = -kInfinity;
   }
 }
 
@@ -152,7 +156,9 @@ TANDEM_DEVICE void clear_rows(u16* values, int begin, int thread) {
   constexpr int kChunks = 8;  // of 16 bytes, in a row of 64 columns
   auto* chunks = reinterpret_cast<Chunk*>(values);
   const int count = (T.keys - begin) * kChunks;
+#pragma unroll 1
   for (int block = 0; block < T.columns_v() / 64; ++block)
+#pragma unroll 1
     for (int i = thread; i < count; i += 128 * T.warpgroups)
       chunks[(block * T.keys + begin) * kChunks + i] = {0, 0, 0, 0};
 }
@@ -164,6 +170,7 @@ TANDEM_DEVICE void store_rows(const ForwardParams& p, const Tile& t, const u16* 
     u32 x[4];
   };
   const int together = log2_of(p.together), chunks = p.head_dim_v / 8;
+#pragma unroll 1
   for (int i = threadIdx.x % 128; i < count * chunks; i += 128) {
     const int row = i / chunks, chunk = i % chunks, at = first_row + row;
     const int swizzled = chunk / 8 * T.rows() * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
@@ -293,7 +300,6 @@ struct Warpgroup {
 #pragma unroll
     for (int c = by_fours(kProducts); c < kProducts; ++c) Scores::scores(scores, left(c), keys(c), c > 0);
     wgmma_commit();
-    hold(scores);
   }
   TANDEM_DEVICE void multiply_values(float (&out)[T.head_dim_v / 2], const u32 (&probabilities)[T.keys / 4]) const {
     const u64 v = wgmma_matrix(shared_address(s.v[v_ring.slot]), kKeyBlock, 1024);
@@ -306,7 +312,6 @@ struct Warpgroup {
 #pragma unroll
     for (int c = by_fours(kProducts); c < kProducts; ++c) Values::values(out, probabilities + 4 * c, values(c), true);
     wgmma_commit();
-    hold(out);
   }
 
   // The group's rows of the result, once its last store has read them (or, in Q's place, all its warps have). left: as
@@ -332,6 +337,7 @@ struct Warpgroup {
       named_sync(kTogether + index, 128);
     } else if (warp == 0 && elect_one()) {
       if (T.unchecked() && again) tma_store_wait();  // for the result that was no good
+#pragma unroll 1
       for (int c = 0; c < T.head_dim_v; c += 64)
         tma_store(&p.out, s.result() + c * T.rows() + index * 64 * 64, c, 0,
                   tile.q_begin + (first_row >> log2_of(p.together)), tile.head, tile.batch);
@@ -466,20 +472,19 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     int checked_end = own.begin;
     if (!T.unchecked() || !agreed(careful))
       checked_end = max(checked_end, T.right ? own.whole_end - T.unchecked() : step + 1);
-    // Steps that may hide something, steps that hide nothing, and with a left bound steps that may hide something again,
-    // by the same code: a step is long, and so is its compilation.
-    const int whole_begin = max(own.whole_begin, own.begin);
-    do {
-      if constexpr (T.left || T.right) {
+    // A step is long, and so is its compilation: one copy asks what it has to do. Only where results are narrow does
+    // asking cost 2 %.
+    constexpr bool kMasked = T.left || T.right, kTwoLoops = T.unchecked() && T.right && !T.left && T.head_dim_v <= 64;
+    auto is_checked = [&] {
+      if (!T.unchecked()) return true;
+      return kMasked ? !kTwoLoops && agreed(step >= checked_end) : agreed(careful);
+    };
+    if constexpr (kTwoLoops) {
 #pragma unroll 1
-        for (; agreed(step >= checked_end); --step) steady(true, true);
-      }
-      if (T.left && checked_end == own.begin) break;
+      for (; agreed(step >= checked_end); --step) steady(true, true);
+    }
 #pragma unroll 1
-      for (; agreed(step >= whole_begin); --step)
-        steady(false, !T.unchecked() || (!T.right && !T.left && agreed(careful)));
-      checked_end = own.begin;
-    } while (T.left && agreed(step >= own.begin));
+    for (; agreed(step >= own.begin); --step) steady(kMasked && !kTwoLoops, is_checked());
 
     if (T.unchecked() && softmax.lost()) w.give_up();
     if (T.result_apart()) w.free_queries();

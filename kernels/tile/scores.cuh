@@ -18,9 +18,6 @@ TANDEM_DEVICE float load_element(const void* base, i64 offset, bool is_f32) {
   return is_f32 ? static_cast<const float*>(base)[offset] : to_float<f16>(static_cast<const u16*>(base)[offset]);
 }
 
-// tanh to float's precision, where tanh.approx has eleven bits.
-TANDEM_DEVICE float tanh_of(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_approx(2.0f * kLog2e * x)); }
-
 // Which query of the sequence a row of a tile is, of which head.
 struct Row {
   int query, head;
@@ -33,37 +30,40 @@ struct Row {
   }
 };
 
-// A row's scores in log2 units, from products.
+// A row's scores in log2 units, from products. Beyond the tensor, where all is hidden, stands its last bias: a load
+// that depends on nothing needs no branch, and branches for each element are what takes long to compile.
 template <auto T>
 struct Change {
+  static constexpr int kBiasBytes = T.bias == Bias::boolean ? 1 : T.bias == Bias::f32 ? 4 : 2;
   float slope, position;
-  i64 bias;
-  bool used;
+  const char* bias;  // the row's
+  i64 step;          // bytes from one column of it to the next
 
   Change() = default;
   TANDEM_DEVICE Change(const ForwardParams& p, const Tile& t, const Row& row) {
-    position = static_cast<float>(row.query + diagonal_of(p, t));
-    if constexpr (T.alibi) slope = kLog2e * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
+    if constexpr (T.alibi) {
+      slope = kLog2e * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
+      position = static_cast<float>(row.query + diagonal_of(p, t));
+    }
     if constexpr (T.bias != Bias::none) {
-      bias = t.batch * p.bias_batch + row.head * p.bias_head + row.query * p.bias_row;
-      used = row.query < t.q_len;
+      const i64 at = t.batch * p.bias_batch + row.head * p.bias_head + min(row.query, p.seqlen_q - 1) * p.bias_row;
+      bias = static_cast<const char*>(p.bias) + at * kBiasBytes;
+      step = p.bias_column * kBiasBytes;
     }
   }
-  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, const Tile& t, int column) const {
-    if constexpr (T.softcap) {
-      x = p.softcap * kLog2e * tanh_of(x * (p.scale / p.softcap));
+  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column) const {
+    if constexpr (T.softcap) {  // tanh to float's precision, where tanh.approx has eleven bits
+      x = fmaf(-2 * p.softcap_log2, reciprocal(1.0f + exp2_approx(x * p.scale_softcap)), p.softcap_log2);
     } else {
       x *= p.scale_log2;
     }
     if constexpr (T.alibi) x -= slope * fabsf(position - static_cast<float>(column));
     if constexpr (T.bias != Bias::none) {
-      if (used && column < t.k_len) {
-        const i64 at = bias + column * p.bias_column;
-        if constexpr (T.bias == Bias::boolean) {
-          if (static_cast<const unsigned char*>(p.bias)[at] == 0) x = -kInfinity;
-        } else {
-          x += kLog2e * load_element<T.f16>(p.bias, at, T.bias == Bias::f32);
-        }
+      const char* at = bias + min(column, p.seqlen_k - 1) * step;
+      if constexpr (T.bias == Bias::boolean) {
+        if (*at == 0) x = -kInfinity;
+      } else {
+        x += kLog2e * load_element<T.f16>(at, 0, T.bias == Bias::f32);
       }
     }
     return x;
@@ -81,13 +81,6 @@ TANDEM_DEVICE Seen seen_by(const ForwardParams& p, const Tile& t, const Row& row
   seen.end = T.right ? min(t.k_len, row.query + diagonal + p.window_right + 1) : t.k_len;
   seen.begin = T.left ? row.query + diagonal - p.window_left : 0;
   return seen;
-}
-
-// Of 32 columns, a bit for each from this one on.
-TANDEM_DEVICE u32 columns_from(int column) {
-  u32 bits;
-  asm("shl.b32 %0, 0xffffffff, %1;" : "=r"(bits) : "r"(max(column, 0)));  // 0 from 32 on
-  return bits;
 }
 
 // Of a row whose exponentials, against shift, have this sum: what its result is multiplied by, 0 where it sees nothing,

@@ -47,7 +47,7 @@ struct Softmax {
       const float from = shift[i];
       if (largest > kLarge) {
         shift[i] += static_cast<float>((__float_as_int(largest) >> 23) - 127);  // its exponent
-        limit[i] = shift[i] / scale + threshold;
+        limit[i] = __fdividef(shift[i], scale) + threshold;
       }
       shrink(i, from);
     }

@@ -110,6 +110,7 @@ TANDEM_DEVICE Tile tile_at(const ForwardParams& p, int n, int listed) {
 // Over the lanes of a warp, up to and with one's own.
 TANDEM_DEVICE int running_sum(int x) {
   const int lane = threadIdx.x % 32;
+#pragma unroll 1
   for (int d = 1; d < 32; d *= 2) {
     const int below = __shfl_up_sync(~0u, x, d);
     if (lane >= d) x += below;
@@ -125,37 +126,38 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
   __shared__ int sums[32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, shift = log2_of(p.together);
   const int most = (p.seqlen_k + T.keys - 1) / T.keys;
-  auto for_each_tile = [&](auto&& f) {
+  first[threadIdx.x] = 0;
+  __syncthreads();
+  // Counts the tiles of each bucket, then gives them their places.
+#pragma unroll 1
+  for (int placing = 0;; ++placing) {
+#pragma unroll 1
     for (int b = warp; b < p.batch; b += 32) {
       Tile t = ragged_sequence(p, b);
       const int tiles = static_cast<int>(((static_cast<i64>(t.q_rows) << shift) + T.rows() - 1) / T.rows());
+#pragma unroll 1
       for (t.m = lane; t.m < tiles; t.m += 32) {
         const Steps s = steps_of<T>(p, t);
         const int shorter = max(0, most - (s.end - s.begin));  // than the longest
         const int bucket = most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most);
-        f(b, t.m, min(kBuckets - 1, bucket));
+        const int at = atomicAdd(&first[min(kBuckets - 1, bucket)], 1);
+        // The list has room for tiles_m entries, more than honest lengths need.
+        if (placing && at < p.tiles_m) p.work[at] = {b, t.m};
       }
     }
-  };
-  first[threadIdx.x] = 0;
-  __syncthreads();
-  for_each_tile([&](int, int, int bucket) { atomicAdd(&first[bucket], 1); });
-  __syncthreads();
-  const int mine = first[threadIdx.x];
-  const int before = running_sum(mine);
-  if (lane == 31) sums[warp] = before;
-  __syncthreads();
-  if (warp == 0) sums[lane] = running_sum(sums[lane]);
-  __syncthreads();
-  first[threadIdx.x] = before - mine + (warp > 0 ? sums[warp - 1] : 0);
-  __syncthreads();
-  // The list has room for tiles_m entries, more than honest lengths need.
-  if (threadIdx.x == 0) {
-    p.counter[0] = 0;
-    p.counter[1] = min(sums[31], p.tiles_m);
+    if (placing) break;
+    __syncthreads();
+    const int mine = first[threadIdx.x];
+    const int before = running_sum(mine);
+    if (lane == 31) sums[warp] = before;
+    __syncthreads();
+    if (warp == 0) sums[lane] = running_sum(sums[lane]);
+    __syncthreads();
+    first[threadIdx.x] = before - mine + (warp > 0 ? sums[warp - 1] : 0);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      p.counter[0] = 0;
+      p.counter[1] = min(sums[31], p.tiles_m);
+    }
   }
-  for_each_tile([&](int sequence, int m, int bucket) {
-    const int at = atomicAdd(&first[bucket], 1);
-    if (at < p.tiles_m) p.work[at] = {sequence, m};
-  });
 }

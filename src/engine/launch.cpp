@@ -88,12 +88,21 @@ void set_lengths(const Problem& p, ForwardParams* params) {
   params->total_k = p.packed_k() ? static_cast<int>(p.total_k) : 0;
 }
 
-void set_scores(const Problem& p, const plan::ForwardPlan& plan, ForwardParams* params) {
-  params->bias = p.bias ? p.bias.data : nullptr;
+// Where there is no key, a bias may have no element: the kernel reads a zero for it.
+void set_bias(const Problem& p, const plan::ForwardPlan& plan, const std::byte* workspace, ForwardParams* params) {
+  if (!p.bias) return;
+  if (plan.keyless) {
+    params->bias = workspace + plan::kZerosOffset;
+    return;
+  }
+  params->bias = p.bias.data;
   params->bias_batch = p.bias.stride[0];
   params->bias_head = p.bias.stride[1];
   params->bias_row = p.bias.stride[2];
   params->bias_column = p.bias.stride[3];
+}
+
+void set_scores(const Problem& p, const plan::ForwardPlan& plan, ForwardParams* params) {
   params->alibi_slopes = reinterpret_cast<const float*>(p.alibi_slopes.data);
   params->alibi_batch = p.alibi_slopes.batch;
   params->alibi_head = p.alibi_slopes.head;
@@ -105,7 +114,10 @@ void set_scores(const Problem& p, const plan::ForwardPlan& plan, ForwardParams* 
   params->window_right = plan.window_right;
   params->scale = static_cast<float>(p.softmax_scale);
   params->scale_log2 = static_cast<float>(p.softmax_scale * std::numbers::log2e);
-  params->softcap = static_cast<float>(p.softcap);
+  if (p.softcap > 0) {
+    params->softcap_log2 = static_cast<float>(p.softcap * std::numbers::log2e);
+    params->scale_softcap = static_cast<float>(2 * std::numbers::log2e * p.softmax_scale / p.softcap);
+  }
 }
 
 }  // namespace
@@ -131,6 +143,7 @@ ForwardParams forward_params(const Problem& p, const plan::ForwardPlan& plan, vo
   params.tiles = plan.tile.ragged ? 0 : plan.tiles;
   params.group = plan.group;
   std::byte* const memory = aligned(workspace);
+  set_bias(p, plan, memory, &params);
   if (plan.counted) params.counter = reinterpret_cast<int*>(memory + plan::kCounterOffset);
   if (plan.tile.ragged) params.work = reinterpret_cast<ForwardWork*>(memory + plan::kWorkOffset);
   return params;

@@ -9,7 +9,7 @@
 namespace tandem::machine_code {
 namespace {
 
-constexpr int kSelectsOfMask = 8, kProductsOfRescale = 16;
+constexpr int kSelectsOfMask = 8, kProductsOfRescale = 16, kExponentialsOfStep = 8;
 
 bool is_select(const Instruction& i) { return (i.base() == "SEL" || i.base() == "FSEL") && i.last() != "PT"; }
 
@@ -59,10 +59,12 @@ bool decides_exceptions(const std::vector<Instruction>& code, const std::vector<
 // One side of a branch: what would be executed of it before both sides meet again.
 struct Side {
   int32_t first = 0;
-  int instructions = 0, selects = 0, products = 0;
+  int instructions = 0, selects = 0, products = 0, exponentials = 0;
   bool waits = false, multiplies_matrices = false;
+  bool may_mask = false;  // one of its ways masks
 
   bool masks() const { return selects >= kSelectsOfMask; }
+  bool is_step() const { return exponentials >= kExponentialsOfStep; }
   bool rescales() const {
     return products >= kProductsOfRescale && 2 * products >= instructions && !multiplies_matrices;
   }
@@ -73,6 +75,7 @@ void add(const Instruction& i, Side* side) {
   ++side->instructions;
   side->selects += is_select(i);
   side->products += base == "FMUL" || base == "FMUL2";
+  side->exponentials += base == "MUFU" && i.has("EX2");
   side->waits |= base == "NANOSLEEP" || base == "CALL" || base == "BPT";
   side->multiplies_matrices |= is_product(i);
 }
@@ -86,7 +89,7 @@ class Walk {
         has_scores_(work_of(code, whole_loop(graph, loop)).scores() > 0),
         through_masks_(through_masks),
         numbers_(graph.blocks.size()),
-        chosen_(graph.blocks.size(), kOpen) {
+        chosen_{std::vector<int32_t>(graph.blocks.size(), kOpen), std::vector<int32_t>(graph.blocks.size(), kOpen)} {
     number_blocks();
     find_meetings();
     for (const Loop& other : graph.loops) {
@@ -95,7 +98,7 @@ class Walk {
   }
 
   std::vector<int32_t> path() {
-    for (int32_t block = loop_.head; block >= 0; block = choose(block)) append(block);
+    for (int32_t block = loop_.head; block >= 0; block = choose(block, through_masks_)) append(block);
     return std::move(path_);
   }
 
@@ -159,15 +162,16 @@ class Walk {
     meetings_ = dominators_of(previous, end);
   }
 
-  Side side_of(int32_t first, int32_t meeting) {
+  Side side_of(int32_t first, int32_t meeting, bool through_masks) {
     Side side{.first = first};
     const size_t before = path_.size();
-    for (int32_t block = first; block >= 0 && block != meeting; block = choose(block)) {
+    for (int32_t block = first; block >= 0 && block != meeting; block = choose(block, through_masks)) {
       side.waits |= std::ranges::find(waiting_heads_, block) != waiting_heads_.end();
       append(block);
     }
     for (size_t i = before; i < path_.size(); ++i) add(code_[static_cast<size_t>(path_[i])], &side);
     path_.resize(before);
+    side.may_mask = side.masks() || (!through_masks && has_scores_ && side_of(first, meeting, true).masks());
     return side;
   }
 
@@ -178,24 +182,25 @@ class Walk {
   }
 
   // The block after this one, which ends the path so far; -1 at the end of the turn.
-  int32_t choose(int32_t block) {
-    int32_t& chosen = chosen_[static_cast<size_t>(block)];
+  int32_t choose(int32_t block, bool through_masks) {
+    int32_t& chosen = chosen_[through_masks ? 1 : 0][static_cast<size_t>(block)];
     if (chosen != kOpen) return chosen;
     const std::vector<int32_t> next = next_of(block);
     const Instruction& last = code_[static_cast<size_t>(graph_.blocks[static_cast<size_t>(block)].end) - 1];
     if (next.size() < 2) return chosen = next.empty() ? -1 : next.front();
     if (last.has("DIV")) return chosen = next.front();  // lanes that have parted go elsewhere
     std::vector<Side> sides;
-    for (const int32_t to : next) sides.push_back(side_of(to, meetings_[static_cast<size_t>(block)]));
+    for (const int32_t to : next) sides.push_back(side_of(to, meetings_[static_cast<size_t>(block)], through_masks));
     const bool exception = decides_exception(last);
-    return chosen =
-               std::ranges::min(sides, [&](const Side& a, const Side& b) { return better(a, b, exception); }).first;
+    const auto first = [&](const Side& a, const Side& b) { return better(a, b, exception, through_masks); };
+    return chosen = std::ranges::min(sides, first).first;
   }
 
-  bool better(const Side& a, const Side& b, bool exception) const {
+  bool better(const Side& a, const Side& b, bool exception, bool through_masks) const {
     if (a.waits != b.waits) return b.waits;
     if (a.waits) return a.instructions < b.instructions;
-    if (has_scores_ && a.masks() != b.masks()) return a.masks() == through_masks_;
+    if (has_scores_ && a.masks() != b.masks()) return a.masks() == through_masks;
+    if (!through_masks && a.is_step() && b.is_step() && a.may_mask != b.may_mask) return b.may_mask;
     if (exception) return a.instructions < b.instructions;
     if (a.rescales() != b.rescales()) return b.rescales();
     return a.instructions > b.instructions;
@@ -206,7 +211,7 @@ class Walk {
   const Loop& loop_;
   const bool has_scores_, through_masks_;
   std::vector<int32_t> numbers_, meetings_, waiting_heads_;
-  std::vector<int32_t> chosen_;  // after each block, once that is known
+  std::vector<int32_t> chosen_[2];  // after each block, once that is known; [1]: of ways through masks
   std::vector<int32_t> path_;
 };
 

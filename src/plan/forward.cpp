@@ -157,7 +157,7 @@ ForwardPlan plan_forward(const Problem& p, const gpu::Properties& device) {
       ctas * static_cast<int>(plan.tile.takes_over() ? tiles : std::min<int64_t>(device.sm_count / ctas, tiles));
   plan.counted =
       is_ragged || (!plan.tile.takes_over() && tiles > device.sm_count && (plan.tile.left || plan.tile.right));
-  plan.keyless = p.total_k == 0;
+  plan.keyless = p.total_k == 0 || p.seqlen_k == 0;
   plan.window_left = clamped(p.window_left);
   plan.window_right = clamped(p.window_right);
   if (plan.counted || plan.keyless) {
@@ -262,10 +262,11 @@ std::string translation_unit(const Tile& tile) {
         t.ctas());
   }
   const ForwardTile& t = tile.for_hopper();
-  return translation_unit(t, "sm90/forward.cuh", "ForwardTile",
-                          say(", .warpgroups = ", t.warpgroups, ", .keys = ", t.keys, ", .stages = ", t.stages,
-                              ", .turns = ", flag(t.turns)),
-                          1);
+  const std::string needed = say("#define TANDEM_KEYS ", t.keys, "\n#define TANDEM_COLUMNS ", t.head_dim_v, "\n");
+  return needed + translation_unit(t, "sm90/forward.cuh", "ForwardTile",
+                                   say(", .warpgroups = ", t.warpgroups, ", .keys = ", t.keys, ", .stages = ", t.stages,
+                                       ", .turns = ", flag(t.turns)),
+                                   1);
 }
 
 }  // namespace tandem::plan

@@ -82,6 +82,23 @@ TEST(MachineCodePath, MasksAreTakenWhenAskedFor) {
   EXPECT_EQ(turn(mask + kAgain).size(), 10u);
 }
 
+// A step that hides, chunk by chunk, and one that does not, in a loop that asks which. Neither length nor a vote sends
+// the unmasked way through what is left of the first without its masks.
+TEST(MachineCodePath, StepsThatMayMaskAreNoneWithoutMasks) {
+  const Lines chunk = Lines{"@!P1 BRA `(.L_whole)"} + times(8, {"FSEL R4, R4, -INF , P2"}) + Lines{".L_whole:"};
+  const auto body = [&](int hiding, int plain) {
+    return Lines{"@!P0 BRA `(.L_plain)"} + chunk + times(hiding, {"MUFU.EX2 R4, R4"}) +
+           Lines{"BRA `(.L_on)", ".L_plain:"} + times(plain, {"MUFU.EX2 R5, R5"}) + Lines{".L_on:"} + kAgain;
+  };
+  EXPECT_EQ(turn(body(20, 8)).size(), 10u);
+  EXPECT_EQ(turn(body(8, 20)).size(), 22u);
+  EXPECT_EQ(turn(body(20, 8), true).size(), 32u);
+  EXPECT_EQ(turn(body(8, 20), true).size(), 20u);
+  const Lines vote{"VOTE.ANY P0, P0"};
+  EXPECT_EQ(turn(vote + body(8, 20)).size(), 23u);
+  EXPECT_EQ(turn(vote + body(20, 8), true).size(), 33u);
+}
+
 TEST(MachineCodePath, OtherwiseTheLongerSide) {
   const Lines body{"@P0 BRA `(.L_else)", "FADD R1, R1, R2", "BRA `(.L_on)",    ".L_else:",
                    "FMUL R1, R1, R2",    "FMUL R3, R1, R2", "FMUL R4, R1, R2", ".L_on:"};

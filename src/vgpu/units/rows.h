@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "vgpu/units/formats.h"
+#include "vgpu/units/tiny.h"
 
 namespace tandem::vgpu::units {
 namespace {
@@ -91,19 +92,10 @@ inline float narrow_to_odd(double x) {
   return value(bits(f) | (mask(back < x || back > x) & 1));
 }
 
-// Flushed is what remains below the smallest normal number when rounded to 24 bits whatever its exponent, not to the
-// fewer of a subnormal number: of two doubles that narrow to the smallest normal number, one can be.
-template <Rounding R>
-inline uint32_t tiny(double x) {
-  const bool outward = R == (x < 0 ? Rounding::rm : Rounding::rp);
-  const double limit = R == Rounding::rn ? 0x1.ffffffp-127 : outward ? 0x1.fffffep-127 : 0x1p-126;
-  const double magnitude = x < 0 ? -x : x;
-  return mask(outward ? magnitude <= limit : magnitude < limit);
-}
 template <Rounding R, bool Ftz>
 inline float output(double x) {
   const uint32_t u = canonical(bits(narrow<R>(x)));
-  return value(Ftz ? u & (kSign | ~tiny<R>(x)) : u);
+  return value(Ftz ? u & (kSign | ~mask(is_tiny<R>(x))) : u);
 }
 
 // A sum of exactly zero is -0 when rounding down, unless both terms are +0.

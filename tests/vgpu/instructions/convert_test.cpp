@@ -155,6 +155,13 @@ bool nan_or_same(const Values&, uint64_t got, uint64_t want) {
   return got == want || (std::isnan(value_of<T>(got)) && std::isnan(value_of<T>(want)));
 }
 
+// Tiny is what it would be without a smallest exponent.
+float narrowed(const Mode& mode, bool ftz, double a) {
+  const auto higher = rounded<float>(mode, std::fabs(a) < 1 ? a * 0x1p64 : a);
+  if (ftz && std::fabs(higher) < 0x1p-62f) return std::copysign(0.0f, higher);
+  return rounded<float>(mode, a);
+}
+
 TEST(Convert, BetweenFloats) {
   std::vector<Form> forms;
   const auto flush32 = [](float x, bool ftz) { return static_cast<float>(flushed(static_cast<double>(x), ftz)); };
@@ -165,10 +172,7 @@ TEST(Convert, BetweenFloats) {
                     }).within(nan_or_same<double>));
     for (const Mode& mode : kModes)
       forms.push_back(form(std::string("cvt.") + mode.name + f + ".f32.f64 d, a;", [=](double a) {
-                        // Tiny is what it would be without a smallest exponent.
-                        const auto higher = rounded<float>(mode, std::fabs(a) < 1 ? a * 0x1p64 : a);
-                        if (ftz && std::fabs(higher) < 0x1p-62f) return std::copysign(0.0f, higher);
-                        return rounded<float>(mode, a);
+                        return narrowed(mode, ftz, a);
                       }).within(nan_or_same<float>));
     for (const std::string how : {"rni", "rzi", "rmi", "rpi"})
       forms.push_back(form("cvt." + how + f + ".f32.f32 d, a;", [=](float a) {
@@ -229,6 +233,21 @@ TEST(Convert, FlushesWhatIsTinyWhenRounded) {
            form("cvt.rz.ftz.f32.f64 d, a;", [](double) { return 0.0f; }).of(a),
            form("cvt.rp.ftz.f32.f64 d, a;", [](double) { return 0x1p-126f; }).of(a),
            form("cvt.rm.ftz.f32.f64 d, a;", [](double) { return -0x1p-126f; }).of(-a)});
+}
+
+// The largest number of 24 bits below the smallest normal one, and what lies between the two.
+TEST(Convert, FlushesTheLargestTinyNumber) {
+  const double largest = 0x1.fffffep-127, smallest_normal = 0x1p-126, middle = 0x1.ffffffp-127;
+  std::vector<Values> sets;
+  for (const double a : {largest, std::nextafter(largest, 1), std::nextafter(middle, 0), middle,
+                         std::nextafter(middle, 1), std::nextafter(smallest_normal, 0)})
+    sets.push_back({bits_of(a)}), sets.push_back({bits_of(-a)});
+  std::vector<Form> forms;
+  for (const Mode& mode : kModes)
+    forms.push_back(form(std::string("cvt.") + mode.name + ".ftz.f32.f64 d, a;", [=](double a) {
+                      return narrowed(mode, true, a);
+                    }).of_each(sets));
+  try_all(forms);
 }
 
 TEST(Convert, ToHalves) {

@@ -46,6 +46,7 @@ float computed(const Mode& mode, bool ftz, float x, float y, float z, Op op) {
   return finished(result, ftz);
 }
 float product_of(float a, float b, float, float lift) { return a * lift * b; }
+float quotient_of(float a, float b, float, float lift) { return a * lift / b; }
 float fused(float a, float b, float c, float lift) { return std::fma(a * lift, b, c * lift); }
 
 // f(operation, mode, ftz, suffix) for all that the operations have in common.
@@ -94,11 +95,10 @@ TEST(Float, Fma) {
 
 TEST(Float, DivideAndRoot) {
   try_all(for_modes([](const Mode& mode, bool ftz, const std::string& suffix, std::vector<Form>* forms) {
-    const auto quotient = [](float a, float b, float, float lift) { return a * lift / b; };
     forms->push_back(form("div" + suffix + ".f32 d, a, b;",
-                          [=](float a, float b) { return computed(mode, ftz, a, b, 0, quotient); }));
+                          [=](float a, float b) { return computed(mode, ftz, a, b, 0, quotient_of); }));
     forms->push_back(
-        form("rcp" + suffix + ".f32 d, a;", [=](float a) { return computed(mode, ftz, 1, a, 0, quotient); }));
+        form("rcp" + suffix + ".f32 d, a;", [=](float a) { return computed(mode, ftz, 1, a, 0, quotient_of); }));
     forms->push_back(form("sqrt" + suffix + ".f32 d, a;", [=](float x) {
       volatile float a = flushed(x, ftz);
       return finished(rounded(mode.fenv, [&] { return std::sqrt(a); }), ftz);
@@ -235,6 +235,38 @@ TEST(Float, FlushesWhatIsTinyWhenRounded) {
     try_all({form("mul." + mode + ".ftz.f32 d, a, b;", [=](float, float) { return want; }).of(a, b),
              form("fma." + mode + ".ftz.f32 d, a, b, c;", [=](float, float, float) { return want; }).of(a, b, 0.0f)});
   }
+}
+
+// Just below the smallest normal number. The largest number of 24 bits there is tiny without any rounding, and flushed,
+// though rounded outwards to a subnormal number's bits it would be that number. No sum can be it: they are multiples of
+// 2^-149.
+TEST(Float, FlushesTheLargestTinyNumber) {
+  std::vector<Form> forms;
+  for (const Mode& mode : kModes) {
+    const std::string suffix = std::string(".") + mode.name + ".ftz.f32 d, a, b";
+    // Results of magnitude 2^-126 less 2^-150, 2^-151 (half way), a bit more than that, and 2^-172.
+    std::vector<Values> products, sums, quotients;
+    for (const float sign : {1.0f, -1.0f}) {
+      for (const auto& [a, b] :
+           {std::pair(16777215 * 0x1p-75f, 0x1p-75f), std::pair(31 * 0x1p-75f, 1082401 * 0x1p-76f),
+            std::pair(4134360 * 0x1p-85f, 4255117 * 0x1p-85f), std::pair(8388609 * 0x1p-86f, 16777214 * 0x1p-87f)}) {
+        products.push_back({bits_of(sign * a), bits_of(b)});
+        sums.push_back({bits_of(sign * a), bits_of(b), bits_of(sign * 0.0f)});
+      }
+      sums.push_back({bits_of(sign * -97 * 0x1p-75f), bits_of(172961 * 0x1p-75f), bits_of(sign * 0x1p-125f)});
+      quotients.push_back({bits_of(sign * 16777215 * 0x1p-75f), bits_of(0x1p75f)});
+    }
+    forms.push_back(form("mul" + suffix + ";", [=](float a, float b) {
+                      return computed(mode, true, a, b, 0, product_of);
+                    }).of_each(products));
+    forms.push_back(form("fma" + suffix + ", c;", [=](float a, float b, float c) {
+                      return computed(mode, true, a, b, c, fused);
+                    }).of_each(sums));
+    forms.push_back(form("div" + suffix + ";", [=](float a, float b) {
+                      return computed(mode, true, a, b, 0, quotient_of);
+                    }).of_each(quotients));
+  }
+  try_all(forms);
 }
 
 // The ends of their ranges exactly.

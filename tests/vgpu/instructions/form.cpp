@@ -103,7 +103,10 @@ std::vector<Values> operands_of(const Form& form) {
     if (!form.defined || form.defined(v)) list.push_back(v);
   };
   if (count == 0) return std::vector<Values>(64, Values{});
-  if (!form.only.empty()) return std::vector<Values>(64, form.only.front());
+  if (!form.only.empty()) {
+    for (size_t i = 0; i < 64; ++i) list.push_back(form.only[i % form.only.size()]);
+    return list;
+  }
   for (const uint64_t a : hostile(form.from[0]))
     for (const uint64_t b : count > 1 ? hostile(form.from[1]) : std::vector<uint64_t>{0}) {
       Values v{a, b};

@@ -54,7 +54,7 @@ struct Form {
   std::function<bool(const Values&, uint64_t got, uint64_t want)> accepts;
   // Operands that the instruction leaves undefined are passed over.
   std::function<bool(const Values&)> defined;
-  std::vector<Values> only;  // tried instead of all others
+  std::vector<Values> only;  // tried instead of all others, in turns
   Needs needs = Needs::any;
 
   Form& on(Needs n) { return needs = n, *this; }
@@ -72,6 +72,7 @@ struct Form {
     only = {Values{bits_of(operands)...}};
     return *this;
   }
+  Form& of_each(std::vector<Values> sets) { return only = std::move(sets), *this; }
 };
 
 // A family of forms, each tried on every device.

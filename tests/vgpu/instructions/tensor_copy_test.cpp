@@ -224,6 +224,25 @@ TEST(TensorCopy, LoadsEveryTypeAndFill) {
   }
 }
 
+// Rows whose last 16 bytes are the tensor's only in part: zeros begin at the very element that is beyond it. A store
+// treats such 16 bytes as one; what lies between the rows is random here, so that a load that does so too is seen.
+TEST(TensorCopy, LoadsRowsThatEndInsideAChunk) {
+  for (const gpu::TensorType type : {gpu::TensorType::u8, gpu::TensorType::bf16, gpu::TensorType::f32}) {
+    const auto bytes = static_cast<u32>(vgpu::units::bytes_of(type)), chunk = 16 / bytes;
+    struct Case {
+      u32 end;    // of the tensor's rows
+      int first;  // of the box
+    };
+    for (const Case& c : {Case{chunk + chunk / 2, 0}, Case{chunk + 1, static_cast<int>(chunk)},
+                          Case{2 * chunk - 1, -static_cast<int>(chunk)}})
+      for (const gpu::Swizzle swizzle : {gpu::Swizzle::none, gpu::Swizzle::b128})
+        for (int rank = 1; rank <= 3; ++rank) {
+          const int coordinates[3] = {c.first, 2, -1};
+          try_load(tensor_of(rank, type, swizzle, {c.end, 6, 3}, {128 / bytes, 5, 3}), coordinates);
+        }
+  }
+}
+
 TEST(TensorCopy, SkipsElements) {
   const int coordinates[3] = {8, -3, 1};
   Tensor t = tensor_of(3, gpu::TensorType::bf16, gpu::Swizzle::none, {64, 30, 9}, {32, 16, 5});

@@ -187,5 +187,15 @@ TEST_F(Deletion, OfARaggedKernel) {
   expect_survivors("ragged", subjects, TANDEM_SURVIVORS "/ragged.txt");
 }
 
+// The last unit of the first problem has one step.
+TEST_F(Deletion, OfABlackwellKernel) {
+  const std::vector<Subject> subjects =
+      subjects_of("--dtype bf16 --head-dim 128 --head-dim-v 128 --causal 1 --heads-q 2 --heads-k 1 ",
+                  {"--seqlen-q 280 --seqlen-k 280", "--seqlen-q 280 --seqlen-k 600",
+                   "--seqlen-q 280 --seqlen-k 500 --values large"},
+                  "vgpu:b200");
+  expect_survivors("blackwell", subjects, TANDEM_SURVIVORS "/blackwell.txt");
+}
+
 }  // namespace
 }  // namespace tandem::test

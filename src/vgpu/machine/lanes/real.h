@@ -3,6 +3,7 @@
 #pragma once
 
 #include "vgpu/machine/lanes/compare.h"
+#include "vgpu/units/tiny.h"
 
 namespace tandem::vgpu::machine {
 namespace TANDEM_TARGET {
@@ -133,15 +134,9 @@ struct NarrowNan {  // the 16-bit number, unless a is NaN
     return a == a ? number : (upper_of_nan(a, Mantissa) & 0x7fffu) | (__builtin_signbit(a) != 0 ? 0x8000u : 0);
   }
 };
-// Flushed is what remains below the smallest normal number when rounded to 24 bits, whatever its exponent.
-enum class Towards { nearest, zero, down, up };
-template <Towards Direction>
+template <units::Rounding R>
 struct NarrowFlushed {
-  static f32 of(f64 a) {
-    const bool outward = Direction == (__builtin_signbit(a) != 0 ? Towards::down : Towards::up);
-    const f64 limit = Direction == Towards::nearest ? 0x1.ffffffp-127 : outward ? 0x1.fffffep-127 : 0x1p-126;
-    return __builtin_fabs(a) < limit ? (__builtin_signbit(a) != 0 ? -0.0f : 0.0f) : Narrow::of(a);
-  }
+  static f32 of(f64 a) { return units::is_tiny<R>(a) ? (__builtin_signbit(a) != 0 ? -0.0f : 0.0f) : Narrow::of(a); }
 };
 struct Widen {
   static f64 of(f32 a) { return a; }
@@ -278,10 +273,10 @@ constexpr LaneEntry kConvert[] = {
     {"odd.f32.s64", R1{one<ToOdd, f32, s64>}},
     {"odd.f32.f64", R1{one<ToOdd, f32, f64>}},
     {"cvt.f32.f64", R1{one<Narrow, f32, f64>}},
-    {"cvt.rn.ftz.f32.f64", R1{one<NarrowFlushed<Towards::nearest>, f32, f64>}},
-    {"cvt.rz.ftz.f32.f64", R1{one<NarrowFlushed<Towards::zero>, f32, f64>}},
-    {"cvt.rm.ftz.f32.f64", R1{one<NarrowFlushed<Towards::down>, f32, f64>}},
-    {"cvt.rp.ftz.f32.f64", R1{one<NarrowFlushed<Towards::up>, f32, f64>}},
+    {"cvt.rn.ftz.f32.f64", R1{one<NarrowFlushed<units::Rounding::rn>, f32, f64>}},
+    {"cvt.rz.ftz.f32.f64", R1{one<NarrowFlushed<units::Rounding::rz>, f32, f64>}},
+    {"cvt.rm.ftz.f32.f64", R1{one<NarrowFlushed<units::Rounding::rm>, f32, f64>}},
+    {"cvt.rp.ftz.f32.f64", R1{one<NarrowFlushed<units::Rounding::rp>, f32, f64>}},
     {"nan.f16.f64", R2{two<NarrowNan<10>, u32, u32, f64>}},
     {"nan.bf16.f64", R2{two<NarrowNan<7>, u32, u32, f64>}},
     {"cvt.f64.f32", R1{one<Widen, f64, f32>}},

@@ -33,3 +33,10 @@ TANDEM_DEVICE void hold(float (&x)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
+
+// Registers that a product overwrites whatever they hold: what they held need not be kept until then.
+template <int n>
+TANDEM_DEVICE void discard(float (&x)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "=f"(x[i])::"memory");
+}

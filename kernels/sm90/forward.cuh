@@ -284,7 +284,7 @@ struct Warpgroup {
     using Scores = Wgmma<T.f16, 2 * n>;
     const u64 k = wgmma_matrix(shared_address(s.k[k_ring.slot]), 16, 1024);
     const u64 q = wgmma_matrix(q_address, 16, 1024);
-    hold(scores);
+    discard(scores);
     wgmma_fence();
     constexpr int kProducts = T.head_dim / 16;
     auto keys = [&](int c) { return k + c / 4 * (kKeyBlock >> 4) + c % 4 * 2; };

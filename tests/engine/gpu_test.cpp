@@ -1,5 +1,6 @@
 // Calls on a GPU as far as the host makes them: what is compiled when, what reaches the kernels, what is refused. The
 // device is a fake that records, the compiler a fake that counts.
+#include <numbers>
 #include <thread>
 
 #include "engine/gpu_call.h"
@@ -254,17 +255,20 @@ TEST_F(GpuCalls, OptionsReachTheKernel) {
   EXPECT_EQ(p.alibi_slopes, call.alibi_slopes.handle.data);
   EXPECT_EQ(p.alibi_batch, 6);
   EXPECT_EQ(p.alibi_head, 1);
-  EXPECT_EQ(p.softcap, 20);
+  EXPECT_FLOAT_EQ(p.softcap_log2, 20 / std::numbers::ln2_v<float>);
+  EXPECT_FLOAT_EQ(p.scale_softcap, p.scale_log2 / 10);
   EXPECT_EQ(p.window_left, 30);
   EXPECT_EQ(p.window_right, -4);
   EXPECT_EQ(p.bottom_right, 1);
 }
 
-// Keys and values that are not there are zeros in the workspace.
+// Keys, values and a bias that are not there are zeros in the workspace.
 TEST_F(GpuCalls, NoKeys) {
   GpuCall call;
   call.dense_on_gpu({.batch = 2, .seqlen_q = 5, .seqlen_k = 0, .heads_q = 2, .heads_k = 2});
   call.k.handle.data = call.v.handle.data = nullptr;
+  call.make_on_gpu(call.bias, {2, 2, 5, 0}, kF32);
+  call.args.bias = &call.bias.handle;
   runs(call);
   ASSERT_EQ(gpu.maps.size(), 4u);
   for (const int i : {1, 2}) {
@@ -274,8 +278,12 @@ TEST_F(GpuCalls, NoKeys) {
     EXPECT_LE(zeros + 16, workspace.data() + workspace.size());
     for (int byte = 0; byte < 16; ++byte) EXPECT_EQ(zeros[byte], 0);
   }
-  EXPECT_EQ(params().seqlen_k, 0);
+  const ForwardParams& p = params();
+  EXPECT_EQ(p.seqlen_k, 0);
+  EXPECT_EQ(p.bias, gpu.maps[1].address);
+  for (const int64_t stride : {p.bias_batch, p.bias_head, p.bias_row, p.bias_column}) EXPECT_EQ(stride, 0);
 
+  call.args.bias = nullptr;
   call.packed_on_gpu({0, 3, 5}, {0, 0, 0}, {.seqlen_q = 3, .seqlen_k = 1, .heads_q = 2, .heads_k = 2});
   call.k.handle.data = call.v.handle.data = nullptr;
   runs(call);

@@ -46,6 +46,13 @@ Digest key_of(const Compiler& compiler, const Request& request, const std::vecto
   return hash.finish();
 }
 
+// ptxas says that it waits for each matrix product before the next: half as long again. Its choices depend on more than
+// what it reads; run again it may find registers for products under way.
+bool is_serialised(const std::string& log) {
+  return log.find("instructions are serialized due to") != std::string::npos;
+}
+constexpr int kRuns = 3;
+
 }  // namespace
 
 Builder::Builder(Search search, Env env, Cache::Options cache, Sources sources)
@@ -105,9 +112,12 @@ Status Builder::fill(const Compiler& compiler, const Request& request, const std
     *bytes = std::move(*found);
     return {};
   }
-  std::string warnings;
-  TANDEM_TRY(compiler.compile(request, headers, bytes, &warnings));
-  ++compiled_;
+  std::string log;
+  for (int run = 0; run < kRuns && (run == 0 || is_serialised(log)); ++run) {
+    TANDEM_TRY(compiler.compile(request, headers, bytes, &log));
+    ++compiled_;
+  }
+  if (is_serialised(log)) return {};  // slow, but right: another process may have more luck
   const std::string description = say(request.name, ", ", request.arch, ", ", name_of(request.output), ", NVRTC ",
                                       compiler.major(), ".", compiler.minor());
   (void)cache_.publish(key, description, *bytes);  // what cannot be kept is compiled again next time

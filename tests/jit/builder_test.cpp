@@ -76,6 +76,25 @@ class Build : public testing::Test {
   Request request{"kernel", "", "sm_90a", {"-x"}, Output::cubin};
 };
 
+TEST_F(Build, CompilesAgainWhereProductsAreSerialised) {
+  request.source = counting("//serialised:2\n");
+  (void)build(*builder(cache), request);
+  EXPECT_EQ(counted(), 3u);
+  (void)build(*builder(cache), request);
+  EXPECT_EQ(counted(), 3u);  // from disk
+}
+
+TEST_F(Build, SerialisedProductsAreUsedButNotKept) {
+  request.source = counting("//serialised:100\n");
+  const auto first = builder(cache);
+  EXPECT_NE(build(*first, request), nullptr);
+  EXPECT_EQ(counted(), 3u);
+  (void)build(*first, request);
+  EXPECT_EQ(counted(), 3u);  // from memory
+  (void)build(*builder(cache), request);
+  EXPECT_EQ(counted(), 6u);
+}
+
 TEST_F(Build, CompilesThenFindsInMemoryThenOnDisk) {
   request.source = counting();
   const auto first = builder(cache);

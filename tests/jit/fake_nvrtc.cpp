@@ -3,6 +3,7 @@
 //   //sleep_ms:<n>      compiling takes so long
 //   //wait_for:<file>   compiling ends when the file exists
 //   //fail:<text>       compiling fails, with this in the log
+//   //serialised:<n>    while at most n compilations have been counted, the log says that products are serialised
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -58,11 +59,19 @@ EXPORTED nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const 
   for (int i = 0; i < count; ++i) program->code += std::string(" ") + options[i];
   std::istringstream lines(program->source);
   nvrtcResult result = kNvrtcSuccess;
+  off_t counted = 0;
   for (std::string line, value; std::getline(lines, line);) {
     if (directive(line, "count:", &value)) {
       const int file = open(value.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
       if (write(file, ".", 1) != 1) result = kNvrtcInvalidOption;
+      counted = lseek(file, 0, SEEK_CUR);
       close(file);
+    } else if (directive(line, "serialised:", &value)) {
+      if (counted <= std::stoi(value)) {
+        program->log =
+            "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to";
+        program->log += '\0';
+      }
     } else if (directive(line, "sleep_ms:", &value)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(std::stoi(value)));
     } else if (directive(line, "wait_for:", &value)) {

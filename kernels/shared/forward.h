@@ -189,9 +189,9 @@ struct ForwardParams {
   int* counter;       // tiles are taken from it, and it must be 0; null: each block takes every gridDim.x-th tile
   ForwardWork* work;  // ragged: tiles in order, counted by counter[1]
 
-  int bottom_right;               // the diagonal ends at the last query and key, else it begins at the first
-  int window_left, window_right;  // query i sees keys i + offset - left to i + offset + right; within +-2^30
-  float scale, scale_log2;        // scale_log2: times log2(e)
+  int bottom_right;                   // the diagonal ends at the last query and key, else it begins at the first
+  int window_left, window_right;      // query i sees keys i + offset - left to i + offset + right; within +-2^30
+  float scale, scale_log2;            // scale_log2: times log2(e)
   float softcap_log2, scale_softcap;  // softcap times log2(e); 2 log2(e) scale / softcap
-  int head_dim_v;  // the problem's own
+  int head_dim_v;                     // the problem's own
 };

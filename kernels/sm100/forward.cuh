@@ -478,23 +478,6 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], const Exponents& e, Pa
   tmem_store(to, packed);
 }
 
-// Of 32 columns, a bit for each of these. PTX ISA "bmsk".
-TANDEM_DEVICE u32 columns_of(int begin, int count) {
-  u32 bits;
-  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(begin), "r"(count));
-  return bits;
-}
-// x, or -infinity where bit n is not set. In PTX, since the compiler would ask for bit 0 in another way than for the
-// others, for which there is one instruction to seven bits.
-TANDEM_DEVICE float score_where(u32 bits, int n, float x) {
-  float y;
-  asm("{.reg .pred p; .reg .b32 bit;\n"
-      "and.b32 bit, %2, %3; setp.ne.b32 p, bit, 0; selp.f32 %0, %1, %4, p;}"
-      : "=f"(y)
-      : "f"(x), "r"(bits), "r"(1u << n), "f"(-kInfinity));
-  return y;
-}
-
 template <BlackwellTile T>
 TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
   constexpr int kChunks = T.keys / kChunk;

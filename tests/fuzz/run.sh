@@ -19,6 +19,8 @@ if ! { cmake --preset asan -B "$build" && cmake --build "$build" --target fuzzer
   exit 1
 fi
 
+export LLVM_PROFILE_FILE="$work/%p.lines" # counted, but not asked for here
+
 # All at once; on few cores they share.
 for corpus in tests/fuzz/corpus/*/; do
   name=$(basename "$corpus")

@@ -14,17 +14,19 @@ namespace tandem::test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kLargestHalf = 65504;  // beyond it, rounding may make infinity: no noise there
 
+// Half a unit in the last place: of 1, and of the smallest numbers.
 struct Format {
-  int fraction_bits, least_exponent;
+  double half_unit, least;
 };
 
 constexpr Format format_of(DType t) {
   switch (t) {
-    case DType::f64: return {52, -1022};
-    case DType::bf16: return {7, -126};
-    case DType::f16: return {10, -14};
-    default: return {23, -126};
+    case DType::f64: return {0x1p-53, 0x1p-1022};
+    case DType::bf16: return {0x1p-8, 0x1p-134};
+    case DType::f16: return {0x1p-11, 0x1p-25};
+    default: return {0x1p-24, 0x1p-150};
   }
 }
 
@@ -36,7 +38,7 @@ class Arithmetic {
   // x as the result of one operation of the working precision, and as a number of type t.
   double operator()(double x) { return round(work_, x); }
   double round(DType t, double x) {
-    if (noisy_ && std::fabs(x) < 65504) return disturb(format_of(t), x);
+    if (noisy_ && std::fabs(x) < kLargestHalf) return disturb(format_of(t), x);
     switch (t) {
       case DType::f32: return static_cast<float>(x);
       case DType::bf16: return widen<7>(narrow<7>(x));
@@ -64,15 +66,23 @@ class Arithmetic {
                      (signed_unit() + signed_unit() + signed_unit());
   }
   void add_scaled(double* to, double factor, const double* from, int64_t n) {
-    for (int64_t c = 0; c < n; ++c) to[c] = (*this)(to[c] + factor * from[c]);
+    if (!noisy_) {
+      for (int64_t c = 0; c < n; ++c) to[c] = (*this)(to[c] + factor * from[c]);
+      return;
+    }
+    const Format format = format_of(work_);  // the innermost loop of all: what is always the same, once
+    for (int64_t c = 0; c < n; ++c) {
+      const double x = to[c] + factor * from[c];
+      to[c] = std::fabs(x) < kLargestHalf ? disturb(format, x) : round(work_, x);
+    }
   }
 
  private:
   double disturb(Format f, double x) {
     if (x == 0) return x;
-    const int exponent = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff) - 1023;
-    return x + power_of_two(std::max({exponent - f.fraction_bits - 1, f.least_exponent - f.fraction_bits - 1, -1022})) *
-                   signed_unit();
+    const double power =
+        std::bit_cast<double>(std::bit_cast<uint64_t>(x) & uint64_t{0x7ff} << 52);  // the one below |x|
+    return x + std::max(power * f.half_unit, f.least) * signed_unit();
   }
   // [-1, 1), from a linear congruential generator: the plain formula asks for millions.
   double signed_unit() {

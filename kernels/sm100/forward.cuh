@@ -478,23 +478,63 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], const Exponents& e, Pa
   tmem_store(to, packed);
 }
 
+// Chunks of a step of which some rows of the warp see some columns, and those that all rows see whole, [0, all_end): all
+// or all but one. From one row to the next a bound moves by one at most.
 template <BlackwellTile T>
-TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
-  constexpr int kChunks = T.keys / kChunk;
-  // Whether steps that hide and others are of the same code: all scores are looked at, and all exponentials are taken
-  // on the exponential unit.
-  constexpr bool kOneKind = !T.unchecked() && T.fma_pairs == 0;
-  const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
-  const u32 lanes = static_cast<u32>(warp) * 32 << 16;
-  const ScoreScale scale(T.changed() ? 1.0f : p.scale_log2);
-  u32 sum_parity = 1;
-  Ring<T.scores_of_tile()> turn;
-  Ring<kWorkSlots> slot;
+struct SeenChunks {
+  int some_end, all_end;
+  u32 some_bits;  // a bit for each, where there is a left bound
 
-  // Of the step: which scores, and where.
-  int place = i;
-  u32 scores = lanes + T.scores_at(i), probabilities = scores;
-  auto wait_for_scores = [&] {
+  TANDEM_DEVICE SeenChunks(const Seen& seen, int step) {
+    const int most_end = __shfl_sync(~0u, seen.end - step * T.keys, 31);
+    some_end = (most_end + 31) >> 5;
+    all_end = (most_end - 31) >> 5;
+    if constexpr (T.left) {
+      const int least = max(uniform(seen.begin - step * T.keys), 0) >> 5;
+      some_bits = columns_of(least, max(some_end - least, 0));
+    }
+  }
+  TANDEM_DEVICE bool some(int c) const { return T.left ? some_bits >> c & 1 : c == 0 || c < some_end; }
+  // With both bounds the question costs more than it saves.
+  TANDEM_DEVICE bool all(int c) const { return !T.left && c < all_end; }
+};
+
+// Scores of chunk c of a step that the row does not see become -infinity.
+template <BlackwellTile T>
+TANDEM_DEVICE void hide(float (&x)[kChunk], const Seen& seen, int step, int c) {
+  const int first = c * kChunk, end = seen.end - step * T.keys;
+  u32 visible;
+  if constexpr (T.left) {
+    const int begin = max(seen.begin - step * T.keys, first);
+    visible = columns_of(begin - first, max(end - begin, 0));
+  } else {
+    visible = columns_of(0, max(end - first, 0));
+  }
+#pragma unroll
+  for (int n = 0; n < kChunk; ++n) x[n] = score_where(visible, n, x[n]);
+}
+
+TANDEM_DEVICE float largest_of(const float (&x)[kChunk], float largest) {
+#pragma unroll
+  for (int n = 0; n < kChunk; ++n) largest = fmaxf(largest, x[n]);
+  return largest;
+}
+
+// A warp's rows of tile i in tensor memory, from one step to the next.
+template <BlackwellTile T>
+struct TensorRows {
+  ForwardShared<T>& s;
+  const int i, lane;
+  const u32 lanes;
+  Ring<T.scores_of_tile()> turn;
+  int place;  // of this step's scores
+  u32 scores, probabilities;
+
+  TANDEM_DEVICE TensorRows(ForwardShared<T>& s, int i, int warp, int lane)
+      : s(s), i(i), lane(lane), lanes(static_cast<u32>(warp) * 32 << 16), place(i) {
+    scores = probabilities = lanes + T.scores_at(i);
+  }
+  TANDEM_DEVICE void wait_for_scores() {
     if (T.tiles() == 1) {
       place = turn.slot;
       scores = probabilities = lanes + T.scores_at(place);
@@ -502,17 +542,223 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
     mbarrier_wait(&s.s_ready[place], turn.parity);
     turn.advance();
     tcgen05_fence_after();
-  };
-  auto hand_over = [&](int part) {
+  }
+  TANDEM_DEVICE void hand_over(int part) {
     tmem_wait_store();
     tcgen05_fence_before();
     __syncwarp();
     if (lane == 0) arrive_at_leader<T>(&s.p_ready[place][part]);
-  };
-  auto hand_over_first_after = [&](int chunk) {
+  }
+  TANDEM_DEVICE void hand_over_first_after(int chunk) {
     if (chunk == T.kFirstPart / kChunk - 1) hand_over(0);
-  };
+  }
+  TANDEM_DEVICE void scale_result(float by) {
+    const Pair factor = pair_of(by);
+    const u32 result = lanes + T.result_at(0) + i * T.result_columns();
+    if (T.tiles() == 1) {  // the values of the step before may still be under way
+      mbarrier_wait(&s.o_added[i], place ^ 1);
+      tcgen05_fence_after();
+    }
+#pragma unroll 1
+    for (int c = 0; c < T.head_dim_v; c += 16) {
+      float x[16];
+      tmem_load(x, result + c);
+      tmem_wait_load(x);
+#pragma unroll
+      for (int n = 0; n < 16; n += 2) split(pair_of(x[n], x[n + 1]) * factor, &x[n], &x[n + 1]);
+      tmem_store(result + c, x);
+    }
+  }
+};
 
+// The steps of one unit of work, for a warp's rows of one of its tiles.
+template <BlackwellTile T>
+struct SoftmaxSteps {
+  static constexpr int kChunks = T.keys / kChunk;
+  // Whether steps that hide and others are of the same code: all scores are looked at, and all exponentials are taken
+  // on the exponential unit.
+  static constexpr bool kOneKind = !T.unchecked() && T.fma_pairs == 0;
+
+  const ForwardParams& p;
+  const Tile& tile;
+  const ScoreScale& scale;
+  TensorRows<T>& rows;
+  const Row row;
+  const Seen seen;
+  const int begin, end, whole_begin, whole_end;
+  RowSoftmax softmax;
+  bool lost = false;
+
+  // From the last step to the first.
+  TANDEM_DEVICE void take(bool careful) {
+    int step = end - 1;
+    if constexpr (T.changed()) {
+#pragma unroll 1
+      for (; agreed(step >= begin); --step) changed(step);
+    } else {
+      // The first step that hides nothing may be the first in which a row sees a key.
+      int checked_end = T.right ? min(step, whole_end - T.unchecked()) : step;
+      if (T.unchecked() && careful) checked_end = begin;
+      [[maybe_unused]] Exponents e(scale, softmax.shift);
+      if constexpr (kOneKind) {
+#pragma unroll 1
+        for (; agreed(step >= begin); --step) looking(step);
+      } else if constexpr (T.left) {
+        // A window hides at both ends: loops one after the other would have the step that hides twice, and compile
+        // longer.
+        [[maybe_unused]] bool moved = false;  // the shift, since e was made
+#pragma unroll 1
+        for (; agreed(step >= begin); --step) {
+          if (agreed(step >= checked_end || step < whole_begin)) {
+            looking(step);
+            moved = true;
+          } else {
+            if (T.unchecked() && agreed(moved)) e = Exponents(scale, softmax.shift);
+            moved = false;
+            plain(step, e);
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (; agreed(step >= max(checked_end, begin)); --step) looking(step);
+        e = Exponents(scale, softmax.shift);
+#pragma unroll 1
+        for (; agreed(step >= begin); --step) plain(step, e);
+      }
+    }
+  }
+
+ private:
+  // Moves this row's shift where a score is too far beyond it.
+  TANDEM_DEVICE Exponents look_at(float largest, int step) {
+    softmax.look_at_scores(largest, scale);
+    if (softmax.rescale && step < end - 1) rows.scale_result(softmax.factor);
+    return Exponents(scale, softmax.shift);
+  }
+
+  // A step that looks at its scores, and hides some of them; where there is one kind of steps, if it must.
+  TANDEM_DEVICE void looking(int step) {
+    float x[kChunks][kChunk], largest = -kInfinity;
+    const SeenChunks<T> chunks(seen, step);
+    rows.wait_for_scores();
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) tmem_load(x[c], rows.scores + c * kChunk);
+    tmem_wait_load(x);
+    if (kOneKind && agreed(step >= whole_end || step < whole_begin)) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if (chunks.some(c) && !chunks.all(c)) hide<T>(x[c], seen, step, c);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (!chunks.some(c)) continue;
+      if (!kOneKind && !chunks.all(c)) hide<T>(x[c], seen, step, c);
+      largest = largest_of(x[c], largest);
+    }
+    const Exponents e = look_at(largest, step);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (chunks.some(c)) {
+        exponentials<T, true>(x[c], e, &softmax.sum, rows.probabilities + c * (kChunk / 2), &largest);
+      } else {
+        const u32 zeros[kChunk / 2] = {};
+        tmem_store(rows.probabilities + c * (kChunk / 2), zeros);
+      }
+      rows.hand_over_first_after(c);
+    }
+    rows.hand_over(1);
+  }
+
+  // One that hides nothing. Half of the scores are loaded twice: registers for all would leave none to take
+  // exponentials of one chunk while another is stored.
+  TANDEM_DEVICE void checked(int step) {
+    float x[kChunks][kChunk], largest = -kInfinity;
+    rows.wait_for_scores();
+#pragma unroll
+    for (int c = kChunks - 1; c >= 0; --c) tmem_load(x[c], rows.scores + c * kChunk);
+#pragma unroll
+    for (int c = kChunks - 1; c >= 0; --c) {
+      tmem_wait_load(x[c]);
+      largest = largest_of(x[c], largest);
+    }
+    const Exponents e = look_at(largest, step);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (c >= kChunks / 2) tmem_wait_load(x[c]);
+      if (c >= kChunks / 2 - 1 && c < kChunks - 1) tmem_load(x[c + 1], rows.scores + (c + 1) * kChunk);
+      exponentials<T, false>(x[c], e, &softmax.sum, rows.probabilities + c * (kChunk / 2), &largest);
+      rows.hand_over_first_after(c);
+    }
+    rows.hand_over(1);
+  }
+
+  // The same of scores that are more than products: they are changed where they lie.
+  TANDEM_DEVICE void changed(int step) {
+    const Change<T> change(p, tile, row);
+    float x[kChunk], largest = -kInfinity;
+    rows.wait_for_scores();
+#pragma unroll 1
+    for (int c = 0; c < kChunks; ++c) {
+      const int column0 = step * T.keys + c * kChunk;
+      tmem_load(x, rows.scores + c * kChunk);
+      tmem_wait_load(x);
+#pragma unroll
+      for (int n = 0; n < kChunk; ++n) x[n] = change(x[n], p, column0 + n);
+      hide<T>(x, seen, step, c);
+      largest = largest_of(x, largest);
+      tmem_store(rows.scores + c * kChunk, x);
+    }
+    tmem_wait_store();
+    const Exponents e = look_at(largest, step);
+#pragma unroll 1
+    for (int c = 0; c < kChunks; ++c) {
+      tmem_load(x, rows.scores + c * kChunk);
+      tmem_wait_load(x);
+      exponentials<T, true>(x, e, &softmax.sum, rows.probabilities + c * (kChunk / 2), &largest);
+      rows.hand_over_first_after(c);
+    }
+    rows.hand_over(1);
+  }
+
+  // One that hides nothing and does not look before: the sums of the steps before say whether the shift must move.
+  TANDEM_DEVICE void unchecked(Exponents& e) {
+    softmax.look_at_sums();
+    rows.wait_for_scores();
+    if (softmax.rescale) {
+      lost |= softmax.move_by_sums(scale);
+      e = Exponents(scale, softmax.shift);
+      rows.scale_result(softmax.factor);
+    }
+    float x[2][kChunk], largest = -kInfinity;
+    tmem_load(x[0], rows.scores);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      tmem_wait_load(x[c % 2]);
+      if (c < kChunks - 1) tmem_load(x[(c + 1) % 2], rows.scores + (c + 1) * kChunk);
+      exponentials<T, false>(x[c % 2], e, &softmax.sum, rows.probabilities + c * (kChunk / 2), &largest);
+      rows.hand_over_first_after(c);
+    }
+    rows.hand_over(1);
+    lost |= softmax.outgrown_by(largest, scale);  // its exponential may be anything, and the sum look well
+  }
+
+  TANDEM_DEVICE void plain(int step, Exponents& e) {
+    if constexpr (T.unchecked()) {
+      unchecked(e);
+    } else {
+      checked(step);
+    }
+  }
+};
+
+template <BlackwellTile T>
+TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
+  const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
+  const ScoreScale scale(T.changed() ? 1.0f : p.scale_log2);
+  TensorRows<T> rows(s, i, warp, lane);
+  u32 sum_parity = 1;
+  Ring<kWorkSlots> slot;
   for (;; slot.advance()) {
     mbarrier_wait(&s.work_full[slot.slot], slot.parity);
     Work& work = s.work[slot.slot];
@@ -524,220 +770,15 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
       const int whole_begin = uniform(work.whole_begins[i]), whole_end = uniform(work.whole_ends[i]);
       const bool careful = agreed(work.careful);
       const Row row(p, tile, first_row_of<T>(tile, i) + warp * 32 + lane);
-      const Seen seen = seen_by<T>(p, tile, row);
       const bool used = row.query < tile.q_len;
-      RowSoftmax softmax;
-      bool lost = false;
-
-      auto rescale_result = [&] {
-        const Pair factor = pair_of(softmax.factor);
-        const u32 result = lanes + T.result_at(0) + i * T.result_columns();
-        if (T.tiles() == 1) {  // the values of the step before may still be under way
-          mbarrier_wait(&s.o_added[i], place ^ 1);
-          tcgen05_fence_after();
-        }
-#pragma unroll 1
-        for (int c = 0; c < T.head_dim_v; c += 16) {
-          float x[16];
-          tmem_load(x, result + c);
-          tmem_wait_load(x);
-#pragma unroll
-          for (int n = 0; n < 16; n += 2) split(pair_of(x[n], x[n + 1]) * factor, &x[n], &x[n + 1]);
-          tmem_store(result + c, x);
-        }
-      };
-      // Chunks of which some rows of the warp see some columns, and those that all rows see whole, [0, all_end): all or
-      // all but one. From one row to the next a bound moves by one at most.
-      struct Chunks {
-        int some_end, all_end;
-        u32 some_bits;  // a bit for each, where there is a left bound
-        TANDEM_DEVICE bool some(int c) const { return T.left ? some_bits >> c & 1 : c == 0 || c < some_end; }
-        // With both bounds the question costs more than it saves.
-        TANDEM_DEVICE bool all(int c) const { return !T.left && c < all_end; }
-      };
-      auto chunks_of = [&](int step) {
-        const int most_end = __shfl_sync(~0u, seen.end - step * T.keys, 31);
-        Chunks chunks{(most_end + 31) >> 5, (most_end - 31) >> 5, 0};
-        if constexpr (T.left) {
-          const int least = max(uniform(seen.begin - step * T.keys), 0) >> 5;
-          chunks.some_bits = columns_of(least, max(chunks.some_end - least, 0));
-        }
-        return chunks;
-      };
-      auto hide = [&](float(&x)[kChunk], int step, int c) __attribute__((always_inline)) {
-        const int first = c * kChunk, end = seen.end - step * T.keys;
-        u32 visible;
-        if constexpr (T.left) {
-          const int begin = max(seen.begin - step * T.keys, first);
-          visible = columns_of(begin - first, max(end - begin, 0));
-        } else {
-          visible = columns_of(0, max(end - first, 0));
-        }
-#pragma unroll
-        for (int n = 0; n < kChunk; ++n) x[n] = score_where(visible, n, x[n]);
-      };
-      auto largest_of = [](const float(&x)[kChunk], float largest) {
-#pragma unroll
-        for (int n = 0; n < kChunk; ++n) largest = fmaxf(largest, x[n]);
-        return largest;
-      };
-      // Moves this row's shift where a score is too far beyond it.
-      auto look_at = [&](float largest, int step) {
-        softmax.look_at_scores(largest, scale);
-        if (softmax.rescale && step < end - 1) rescale_result();
-        return Exponents(scale, softmax.shift);
-      };
-      // A step that looks at its scores, and hides some of them; where there is one kind of steps, if it must.
-      auto looking = [&](int step) __attribute__((always_inline)) {
-        float x[kChunks][kChunk], largest = -kInfinity;
-        const Chunks chunks = chunks_of(step);
-        wait_for_scores();
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) tmem_load(x[c], scores + c * kChunk);
-        tmem_wait_load(x);
-        if (kOneKind && agreed(step >= whole_end || step < whole_begin)) {
-#pragma unroll
-          for (int c = 0; c < kChunks; ++c) {
-            if (chunks.some(c) && !chunks.all(c)) hide(x[c], step, c);
-          }
-        }
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          if (!chunks.some(c)) continue;
-          if (!kOneKind && !chunks.all(c)) hide(x[c], step, c);
-          largest = largest_of(x[c], largest);
-        }
-        const Exponents e = look_at(largest, step);
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          if (chunks.some(c)) {
-            exponentials<T, true>(x[c], e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
-          } else {
-            const u32 zeros[kChunk / 2] = {};
-            tmem_store(probabilities + c * (kChunk / 2), zeros);
-          }
-          hand_over_first_after(c);
-        }
-        hand_over(1);
-      };
-      // One that hides nothing. Half of the scores are loaded twice: registers for all would leave none to take
-      // exponentials of one chunk while another is stored.
-      auto checked = [&](int step) __attribute__((always_inline)) {
-        float x[kChunks][kChunk], largest = -kInfinity;
-        wait_for_scores();
-#pragma unroll
-        for (int c = kChunks - 1; c >= 0; --c) tmem_load(x[c], scores + c * kChunk);
-#pragma unroll
-        for (int c = kChunks - 1; c >= 0; --c) {
-          tmem_wait_load(x[c]);
-          largest = largest_of(x[c], largest);
-        }
-        const Exponents e = look_at(largest, step);
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          if (c >= kChunks / 2) tmem_wait_load(x[c]);
-          if (c >= kChunks / 2 - 1 && c < kChunks - 1) tmem_load(x[c + 1], scores + (c + 1) * kChunk);
-          exponentials<T, false>(x[c], e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
-          hand_over_first_after(c);
-        }
-        hand_over(1);
-      };
-      // The same of scores that are more than products: they are changed where they lie.
-      auto changed = [&](int step) __attribute__((always_inline)) {
-        const Change<T> change(p, tile, row);
-        float x[kChunk], largest = -kInfinity;
-        wait_for_scores();
-#pragma unroll 1
-        for (int c = 0; c < kChunks; ++c) {
-          const int column0 = step * T.keys + c * kChunk;
-          tmem_load(x, scores + c * kChunk);
-          tmem_wait_load(x);
-#pragma unroll
-          for (int n = 0; n < kChunk; ++n) x[n] = change(x[n], p, column0 + n);
-          hide(x, step, c);
-          largest = largest_of(x, largest);
-          tmem_store(scores + c * kChunk, x);
-        }
-        tmem_wait_store();
-        const Exponents e = look_at(largest, step);
-#pragma unroll 1
-        for (int c = 0; c < kChunks; ++c) {
-          tmem_load(x, scores + c * kChunk);
-          tmem_wait_load(x);
-          exponentials<T, true>(x, e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
-          hand_over_first_after(c);
-        }
-        hand_over(1);
-      };
-      auto unchecked = [&](Exponents & e) __attribute__((always_inline)) {
-        softmax.look_at_sums();
-        wait_for_scores();
-        if (softmax.rescale) {
-          lost |= softmax.move_by_sums(scale);
-          e = Exponents(scale, softmax.shift);
-          rescale_result();
-        }
-        float x[2][kChunk], largest = -kInfinity;
-        tmem_load(x[0], scores);
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          tmem_wait_load(x[c % 2]);
-          if (c < kChunks - 1) tmem_load(x[(c + 1) % 2], scores + (c + 1) * kChunk);
-          exponentials<T, false>(x[c % 2], e, &softmax.sum, probabilities + c * (kChunk / 2), &largest);
-          hand_over_first_after(c);
-        }
-        hand_over(1);
-        lost |= softmax.outgrown_by(largest, scale);  // its exponential may be anything, and the sum look well
-      };
-      int step = end - 1;
-      if constexpr (T.changed()) {
-#pragma unroll 1
-        for (; agreed(step >= begin); --step) changed(step);
-      } else {
-        // The first step that hides nothing may be the first in which a row sees a key.
-        int checked_end = T.right ? min(step, whole_end - T.unchecked()) : step;
-        if (T.unchecked() && careful) checked_end = begin;
-        [[maybe_unused]] Exponents e(scale, softmax.shift);
-        auto plain = [&](int step) __attribute__((always_inline)) {
-          if constexpr (T.unchecked()) {
-            unchecked(e);
-          } else {
-            checked(step);
-          }
-        };
-        if constexpr (kOneKind) {
-#pragma unroll 1
-          for (; agreed(step >= begin); --step) looking(step);
-        } else if constexpr (T.left) {
-          // A window hides at both ends: loops one after the other would have the step that hides twice, and compile
-          // longer.
-          [[maybe_unused]] bool moved = false;  // the shift, since e was made
-#pragma unroll 1
-          for (; agreed(step >= begin); --step) {
-            if (agreed(step >= checked_end || step < whole_begin)) {
-              looking(step);
-              moved = true;
-            } else {
-              if (T.unchecked() && agreed(moved)) e = Exponents(scale, softmax.shift);
-              moved = false;
-              plain(step);
-            }
-          }
-        } else {
-#pragma unroll 1
-          for (; agreed(step >= max(checked_end, begin)); --step) looking(step);
-          e = Exponents(scale, softmax.shift);
-#pragma unroll 1
-          for (; agreed(step >= begin); --step) plain(step);
-        }
-      }
-
-      if (T.unchecked() && !careful && __any_sync(~0u, used && (lost || softmax.lost())) && lane == 0)
+      SoftmaxSteps<T> steps{p, tile, scale, rows, row, seen_by<T>(p, tile, row), begin, end, whole_begin, whole_end};
+      steps.take(careful);
+      if (T.unchecked() && !careful && __any_sync(~0u, used && (steps.lost || steps.softmax.lost())) && lane == 0)
         store_relaxed(&work.lost, 1);
       mbarrier_wait(&s.sum_empty[i], sum_parity);
       sum_parity ^= 1;
-      s.sum[i][warp * 32 + lane] = softmax.final_sum();
-      s.shift[i][warp * 32 + lane] = softmax.shift;
+      s.sum[i][warp * 32 + lane] = steps.softmax.final_sum();
+      s.shift[i][warp * 32 + lane] = steps.softmax.shift;
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&s.sum_ready[i]);
     }

@@ -10,13 +10,14 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-void* operator new(size_t bytes) {
+// Not inlined: GCC would see one of a pair without the other, and warn.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace tandem::test {
 namespace {

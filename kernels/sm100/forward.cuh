@@ -478,8 +478,8 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], const Exponents& e, Pa
   tmem_store(to, packed);
 }
 
-// Chunks of a step of which some rows of the warp see some columns, and those that all rows see whole, [0, all_end): all
-// or all but one. From one row to the next a bound moves by one at most.
+// Chunks of a step of which some rows of the warp see some columns, and those that all rows see whole, [0, all_end):
+// all or all but one. From one row to the next a bound moves by one at most.
 template <BlackwellTile T>
 struct SeenChunks {
   int some_end, all_end;
@@ -573,7 +573,7 @@ struct TensorRows {
 
 // The steps of one unit of work, for a warp's rows of one of its tiles.
 template <BlackwellTile T>
-struct SoftmaxSteps {
+struct Softmax {
   static constexpr int kChunks = T.keys / kChunk;
   // Whether steps that hide and others are of the same code: all scores are looked at, and all exponentials are taken
   // on the exponential unit.
@@ -585,50 +585,10 @@ struct SoftmaxSteps {
   TensorRows<T>& rows;
   const Row row;
   const Seen seen;
-  const int begin, end, whole_begin, whole_end;
+  const int end, whole_begin, whole_end;
   RowSoftmax softmax;
   bool lost = false;
 
-  // From the last step to the first.
-  TANDEM_DEVICE void take(bool careful) {
-    int step = end - 1;
-    if constexpr (T.changed()) {
-#pragma unroll 1
-      for (; agreed(step >= begin); --step) changed(step);
-    } else {
-      // The first step that hides nothing may be the first in which a row sees a key.
-      int checked_end = T.right ? min(step, whole_end - T.unchecked()) : step;
-      if (T.unchecked() && careful) checked_end = begin;
-      [[maybe_unused]] Exponents e(scale, softmax.shift);
-      if constexpr (kOneKind) {
-#pragma unroll 1
-        for (; agreed(step >= begin); --step) looking(step);
-      } else if constexpr (T.left) {
-        // A window hides at both ends: loops one after the other would have the step that hides twice, and compile
-        // longer.
-        [[maybe_unused]] bool moved = false;  // the shift, since e was made
-#pragma unroll 1
-        for (; agreed(step >= begin); --step) {
-          if (agreed(step >= checked_end || step < whole_begin)) {
-            looking(step);
-            moved = true;
-          } else {
-            if (T.unchecked() && agreed(moved)) e = Exponents(scale, softmax.shift);
-            moved = false;
-            plain(step, e);
-          }
-        }
-      } else {
-#pragma unroll 1
-        for (; agreed(step >= max(checked_end, begin)); --step) looking(step);
-        e = Exponents(scale, softmax.shift);
-#pragma unroll 1
-        for (; agreed(step >= begin); --step) plain(step, e);
-      }
-    }
-  }
-
- private:
   // Moves this row's shift where a score is too far beyond it.
   TANDEM_DEVICE Exponents look_at(float largest, int step) {
     softmax.look_at_scores(largest, scale);
@@ -637,7 +597,7 @@ struct SoftmaxSteps {
   }
 
   // A step that looks at its scores, and hides some of them; where there is one kind of steps, if it must.
-  TANDEM_DEVICE void looking(int step) {
+  TANDEM_DEVICE void masked(int step) {
     float x[kChunks][kChunk], largest = -kInfinity;
     const SeenChunks<T> chunks(seen, step);
     rows.wait_for_scores();
@@ -771,8 +731,42 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
       const bool careful = agreed(work.careful);
       const Row row(p, tile, first_row_of<T>(tile, i) + warp * 32 + lane);
       const bool used = row.query < tile.q_len;
-      SoftmaxSteps<T> steps{p, tile, scale, rows, row, seen_by<T>(p, tile, row), begin, end, whole_begin, whole_end};
-      steps.take(careful);
+      Softmax<T> steps{p, tile, scale, rows, row, seen_by<T>(p, tile, row), end, whole_begin, whole_end};
+      int step = end - 1;
+      if constexpr (T.changed()) {
+#pragma unroll 1
+        for (; agreed(step >= begin); --step) steps.changed(step);
+      } else {
+        // The first step that hides nothing may be the first in which a row sees a key.
+        int checked_end = T.right ? min(step, whole_end - T.unchecked()) : step;
+        if (T.unchecked() && careful) checked_end = begin;
+        [[maybe_unused]] Exponents e(scale, steps.softmax.shift);
+        if constexpr (Softmax<T>::kOneKind) {
+#pragma unroll 1
+          for (; agreed(step >= begin); --step) steps.masked(step);
+        } else if constexpr (T.left) {
+          // A window hides at both ends: loops one after the other would have the step that hides twice, and compile
+          // longer.
+          [[maybe_unused]] bool moved = false;  // the shift, since e was made
+#pragma unroll 1
+          for (; agreed(step >= begin); --step) {
+            if (agreed(step >= checked_end || step < whole_begin)) {
+              steps.masked(step);
+              moved = true;
+            } else {
+              if (T.unchecked() && agreed(moved)) e = Exponents(scale, steps.softmax.shift);
+              moved = false;
+              steps.plain(step, e);
+            }
+          }
+        } else {
+#pragma unroll 1
+          for (; agreed(step >= max(checked_end, begin)); --step) steps.masked(step);
+          e = Exponents(scale, steps.softmax.shift);
+#pragma unroll 1
+          for (; agreed(step >= begin); --step) steps.plain(step, e);
+        }
+      }
       if (T.unchecked() && !careful && __any_sync(~0u, used && (steps.lost || steps.softmax.lost())) && lane == 0)
         store_relaxed(&work.lost, 1);
       mbarrier_wait(&s.sum_empty[i], sum_parity);

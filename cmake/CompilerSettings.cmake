@@ -29,6 +29,13 @@ if(TANDEM_WERROR)
   add_compile_options(-Werror)
 endif()
 
+# For code of which each line runs once or so: hardly optimised, and with sanitizers, which take long to optimise, not at
+# all. Unoptimised builds stay so.
+set(TANDEM_RUNS_ONCE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+if(TANDEM_SANITIZE)
+  set(TANDEM_RUNS_ONCE -O0)
+endif()
+
 if(TANDEM_SANITIZE)
   add_compile_options(-fsanitize=${TANDEM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   add_link_options(-fsanitize=${TANDEM_SANITIZE})

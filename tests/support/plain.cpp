@@ -18,15 +18,16 @@ constexpr double kLargestHalf = 65504;  // beyond it, rounding may make infinity
 
 // Half a unit in the last place: of 1, and of the smallest numbers.
 struct Format {
+  DType type;
   double half_unit, least;
 };
 
 constexpr Format format_of(DType t) {
   switch (t) {
-    case DType::f64: return {0x1p-53, 0x1p-1022};
-    case DType::bf16: return {0x1p-8, 0x1p-134};
-    case DType::f16: return {0x1p-11, 0x1p-25};
-    default: return {0x1p-24, 0x1p-150};
+    case DType::f64: return {t, 0x1p-53, 0x1p-1022};
+    case DType::bf16: return {t, 0x1p-8, 0x1p-134};
+    case DType::f16: return {t, 0x1p-11, 0x1p-25};
+    default: return {t, 0x1p-24, 0x1p-150};
   }
 }
 
@@ -37,15 +38,7 @@ class Arithmetic {
 
   // x as the result of one operation of the working precision, and as a number of type t.
   double operator()(double x) { return round(work_, x); }
-  double round(DType t, double x) {
-    if (noisy_ && std::fabs(x) < kLargestHalf) return disturb(format_of(t), x);
-    switch (t) {
-      case DType::f32: return static_cast<float>(x);
-      case DType::bf16: return widen<7>(narrow<7>(x));
-      case DType::f16: return widen<10>(narrow<10>(x));
-      default: return x;
-    }
-  }
+  double round(DType t, double x) { return noisy_ ? disturb(format_of(t), x) : nearest(t, x); }
 
   double dot(const double* a, const double* b, int64_t n) {
     double sum = 0;
@@ -71,15 +64,21 @@ class Arithmetic {
       return;
     }
     const Format format = format_of(work_);  // the innermost loop of all: what is always the same, once
-    for (int64_t c = 0; c < n; ++c) {
-      const double x = to[c] + factor * from[c];
-      to[c] = std::fabs(x) < kLargestHalf ? disturb(format, x) : round(work_, x);
-    }
+    for (int64_t c = 0; c < n; ++c) to[c] = disturb(format, to[c] + factor * from[c]);
   }
 
  private:
-  double disturb(Format f, double x) {
+  static double nearest(DType t, double x) {
+    switch (t) {
+      case DType::f32: return static_cast<float>(x);
+      case DType::bf16: return widen<7>(narrow<7>(x));
+      case DType::f16: return widen<10>(narrow<10>(x));
+      default: return x;
+    }
+  }
+  double disturb(const Format& f, double x) {
     if (x == 0) return x;
+    if (!(std::fabs(x) < kLargestHalf)) return nearest(f.type, x);
     const double power =
         std::bit_cast<double>(std::bit_cast<uint64_t>(x) & uint64_t{0x7ff} << 52);  // the one below |x|
     return x + std::max(power * f.half_unit, f.least) * signed_unit();

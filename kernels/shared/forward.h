@@ -36,13 +36,10 @@ struct ForwardTile {
   static constexpr int blocks(int columns) { return (columns + 63) / 64; }
   constexpr int columns_k() const { return blocks(head_dim) * 64; }
   constexpr int columns_v() const { return blocks(head_dim_v) * 64; }
-  constexpr int wider_columns() const { return columns_k() > columns_v() ? columns_k() : columns_v(); }
-  // A place of its own for the result lets the next tile's queries come in early, where there is room.
-  constexpr bool result_apart() const { return bytes(columns_k() + columns_v()) <= kMostShared; }
-  // Queries come in together; or, where the result takes their place, for each warpgroup on its own as soon as that
-  // one's result has left.
-  constexpr int query_parts() const { return result_apart() ? 1 : warpgroups; }
-  constexpr int query_rows() const { return rows() / query_parts(); }
+  // Rows of the result that have a place in shared memory: all of a tile, or where there is no room for them those of
+  // one warpgroup, which it leaves to the next.
+  constexpr int result_rows() const { return bytes(rows()) <= kMostShared ? rows() : 64; }
+  constexpr bool result_in_turns() const { return result_rows() < rows(); }
   // Queries in registers spare the tensor core reads of shared memory, where registers suffice: beside them a thread
   // has the result, the scores and the probabilities.
   constexpr bool queries_in_registers() const {
@@ -54,13 +51,13 @@ struct ForwardTile {
     const int most = (threads() * at_launch - 128 * kLoaderRegisters) / (128 * warpgroups) / 8 * 8;
     return most < 240 ? most : 240;
   }
-  constexpr int shared_bytes() const { return bytes(result_apart() ? columns_k() + columns_v() : wider_columns()); }
+  constexpr int shared_bytes() const { return bytes(result_rows()); }
 
   static constexpr int kLoaderRegisters = 24;
   static constexpr int kMostShared = 232448;  // of a block
-  // Columns of queries and result, keys and values, barriers.
-  constexpr int bytes(int columns) const {
-    return 2 * (rows() * columns + stages * keys * (columns_k() + columns_v())) + 1024;
+  // Queries, so many rows of the result, keys and values, barriers.
+  constexpr int bytes(int of_result) const {
+    return 2 * (rows() * columns_k() + of_result * columns_v() + stages * keys * (columns_k() + columns_v())) + 1024;
   }
 };
 
@@ -157,8 +154,8 @@ struct ForwardWork {
 
 // The parameter of the kernels. Strides are in elements. Packed tensors have one batch and all rows in it.
 struct ForwardParams {
-  // q, out: (head_dim, together, seqlen_q, heads_q / together, batch), boxes of 64 columns and a tile's rows (Hopper:
-  // out 64; Blackwell: 128). k, v: (head_dim, seqlen_k, heads_k, batch), boxes of 64 columns and a step's keys
+  // q, out: (head_dim, together, seqlen_q, heads_q / together, batch), boxes of 64 columns and 64 rows (Blackwell:
+  // 128). k, v: (head_dim, seqlen_k, heads_k, batch), boxes of 64 columns and a step's keys
   // (Blackwell: keys_of_block() and keys_of_values()). Swizzled by 128 bytes.
   TensorMap q, k, v, out;
 

@@ -12,8 +12,9 @@
 //                | softmax of S' under P V1 | S' = Q K0, O += P V1  ->
 //                | (O *= factor), P = S'    | softmax of S' under P V1
 //
-// Shared memory: Q [queries][head_dim] in blocks of 64 columns, K and V rings alike, O in a place of its own or in Q's,
-// all swizzled by 128 bytes. Registers of a computing thread at head_dim 128: S 64, O 64, P 32, Q 32.
+// Shared memory: Q [queries][head_dim] in blocks of 64 columns, K and V rings and O alike, all swizzled by 128 bytes.
+// Each warpgroup has its own part of Q and of O (or, where there is no room, all have one in turn), so that the queries
+// of the next tile come in while it computes. Registers of a computing thread at head_dim 128: S 64, O 64, P 32, Q 32.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -27,47 +28,50 @@
 
 template <ForwardTile T>
 struct ForwardShared {
-  alignas(1024) u16 q[T.rows() * (T.result_apart() ? T.columns_k() : T.wider_columns())];
+  alignas(1024) u16 q[T.rows() * T.columns_k()];
   alignas(1024) u16 k[T.stages][T.keys * T.columns_k()];
   alignas(1024) u16 v[T.stages][T.keys * T.columns_v()];
-  alignas(1024) u16 out[T.result_apart() ? T.rows() * T.columns_v() : 64];
-  alignas(8) u64 q_full[T.query_parts()], q_empty[T.query_parts()];
+  alignas(1024) u16 out[T.result_rows() * T.columns_v()];
+  alignas(8) u64 q_full[T.warpgroups], q_empty[T.warpgroups];
   u64 k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
-  int unit[2];                // of q: the one in use and the next; beyond the last: -1
-  bool careful[2];            // of them: whether all steps are checked, because it is done again
-  int lost[T.query_parts()];  // whether the one in use has to be done again
-  Tile tile[2];               // ragged: what load() found out about them
-
-  TANDEM_DEVICE u16* result() { return T.result_apart() ? out : q; }
+  // Of tiles under way: a warpgroup may be at the end of one when the queries of the next but one come in.
+  static constexpr int kTiles = 4;
+  int unit[kTiles];      // beyond the last: -1
+  bool careful[kTiles];  // whether all steps are checked, because it is done again
+  int lost[kTiles];      // whether it has to be done again
+  Tile tile[kTiles];     // ragged: what load() found out about it
 };
 
 // One thread: for every tile its queries, and its keys and values from the last to the first. A tile that comes out
-// lost is taken again after the one that has been begun by then.
+// lost is taken again when its slot is wanted, or when there are no others.
 template <ForwardTile T>
 TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
+  constexpr int kTiles = ForwardShared<T>::kTiles;
   Ring<T.stages> k_ring, v_ring;
-  u32 q_parity = 0, place = 0;
+  u32 begun = 0;  // tiles
   const int together = log2_of(p.together), heads = p.heads_q >> together;
   const int listed = T.ragged ? p.counter[1] : 0, units = T.ragged ? listed * heads : p.tiles;
-  int last = -1, lost = -1;  // units
-  bool waited = false;
-  // Of the tile before: nobody reads this part any more, and it is known how it came out.
-  auto wait_for_queries = [&](int part) {
-    mbarrier_wait(&s.q_empty[part], q_parity ^ 1);
-    if constexpr (T.unchecked()) {
-      if (s.lost[part]) lost = last;
-      s.lost[part] = 0;
-    }
+  // Until all values have been given up, and with them all tiles are done.
+  auto wait_for_tiles = [&] {
+    Ring<T.stages> ring = v_ring;
+#pragma unroll 1
+    for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.slot], ring.parity ^ 1);
   };
   for (int fresh = blockIdx.x;;) {
-    if (fresh >= units && lost < 0) {
-      for (int part = 0; !waited && part < T.query_parts(); ++part) wait_for_queries(part);
-      waited = true;
-      if (lost < 0) break;
+    int n = fresh;
+    bool careful = false;
+    auto take_lost = [&](int at) {
+      if (careful || !s.lost[at]) return;
+      careful = true;
+      n = s.unit[at];
+      s.lost[at] = 0;
+    };
+    if constexpr (T.unchecked()) take_lost(begun % kTiles);
+    if (!careful && fresh >= units) {
+      wait_for_tiles();
+      for (int at = 0; T.unchecked() && at < kTiles; ++at) take_lost(at);
+      if (!careful) break;
     }
-    const bool careful = lost >= 0;
-    const int n = careful ? lost : fresh;
-    lost = -1;
     const Tile tile = tile_at<T>(p, n, listed);
     const int head_k = (tile.head << together) / (p.heads_q / p.heads_k);
     auto load_step = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
@@ -84,31 +88,29 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     auto load_values = [&](int step) { load_step(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, step); };
     const Steps steps = steps_of<T>(p, tile);
     load_keys(steps.end - 1);
-    for (int part = 0; part < T.query_parts(); ++part) {
-      if (!waited) wait_for_queries(part);
-      if (part == 0) {
-        s.unit[place] = n;
-        s.careful[place] = careful;
-        if constexpr (T.ragged) s.tile[place] = tile;
+    const u32 slot = begun % kTiles;
+#pragma unroll 1
+    for (int i = 0; i < T.warpgroups; ++i) {
+      mbarrier_wait(&s.q_empty[i], begun & 1 ^ 1);
+      if (i == 0) {
+        s.unit[slot] = n;
+        s.careful[slot] = careful;
+        if constexpr (T.ragged) s.tile[slot] = tile;
       }
-      const int first = part * T.query_rows();
-      mbarrier_expect_tx(&s.q_full[part], T.query_rows() * T.columns_k() * 2);
+      mbarrier_expect_tx(&s.q_full[i], 64 * T.columns_k() * 2);
 #pragma unroll 1
       for (int c = 0; c < T.head_dim; c += 64)
-        tma_load(s.q + c * T.rows() + first * 64, &p.q, &s.q_full[part], c, 0,
-                 tile.q_begin + (tile.m * T.rows() + first >> together), tile.head, tile.batch);
+        tma_load(s.q + c * T.rows() + i * 64 * 64, &p.q, &s.q_full[i], c, 0,
+                 tile.q_begin + (tile.m * T.rows() + i * 64 >> together), tile.head, tile.batch);
     }
-    waited = false;
-    q_parity ^= 1;
-    last = n;
-    place ^= 1;
+    ++begun;
     if (!careful) fresh = (p.counter ? atomicAdd(p.counter, 1) : fresh) + gridDim.x;
     for (int step = steps.end - 1; step >= steps.begin; --step) {
       if (step > steps.begin) load_keys(step - 1);
       load_values(step);
     }
   }
-  s.unit[place] = -1;
+  s.unit[begun % kTiles] = -1;
   for (u64& full : s.q_full) mbarrier_arrive(&full);
 }
 
@@ -173,7 +175,7 @@ TANDEM_DEVICE void store_rows(const ForwardParams& p, const Tile& t, const u16* 
 #pragma unroll 1
   for (int i = threadIdx.x % 128; i < count * chunks; i += 128) {
     const int row = i / chunks, chunk = i % chunks, at = first_row + row;
-    const int swizzled = chunk / 8 * T.rows() * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
+    const int swizzled = chunk / 8 * T.result_rows() * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
     u16* to = static_cast<u16*>(p.out_data) + t.batch * p.out_batch + (t.q_begin + (at >> together)) * p.out_row +
               ((t.head << together) + (at & (p.together - 1))) * p.out_head + chunk * 8;
     *reinterpret_cast<Chunk*>(to) = reinterpret_cast<const Chunk*>(from)[swizzled];
@@ -185,32 +187,39 @@ template <ForwardTile T>
 struct Warpgroup {
   using Values = Wgmma<T.f16, T.head_dim_v>;
   using Queries = u32[T.queries_in_registers() ? T.head_dim / 16 : 1][4];
-  static constexpr int kTurn = 1, kTogether = 8, kEverybody = 12;  // named barriers: one per warpgroup; kEverybody: one
-  static constexpr u32 kQueryBlock = T.rows() * 128, kKeyBlock = T.keys * 128;  // bytes of 64 columns
+  // Named barriers: one per warpgroup; kEverybody: one.
+  static constexpr int kTurn = 1, kTogether = 8, kPlace = 12, kEverybody = 15;
+  static constexpr u32 kQueryBlock = T.rows() * 128, kResultBlock = T.result_rows() * 128,
+                       kKeyBlock = T.keys * 128;  // bytes of 64 columns
 
   const ForwardParams& p;
   ForwardShared<T>& s;
-  const int index, part;  // part: of the queries
+  const int index;
   const int warp, lane;
-  const u32 q_address, out_address;
+  const u32 q_address;
   Ring<T.stages> k_ring, v_ring;
-  u32 q_parity = 0, place = 0;
+  u32 taken = 0;  // tiles
 
   TANDEM_DEVICE Warpgroup(const ForwardParams& params, ForwardShared<T>& shared, int warpgroup)
       : p(params),
         s(shared),
         index(warpgroup),
-        part(T.query_parts() == 1 ? 0 : warpgroup),
         warp(threadIdx.x % 128 / 32),
         lane(threadIdx.x % 32),
-        q_address(shared_address(s.q) + warpgroup * 64 * 128),
-        out_address(shared_address(s.result()) + warpgroup * 64 * 128) {}
+        q_address(shared_address(s.q) + warpgroup * 64 * 128) {}
 
   TANDEM_DEVICE void take_turn() const {
     if (T.turns) named_sync(kTurn + index, 256);
   }
   TANDEM_DEVICE void pass_turn() const {
     if (T.turns) named_arrive(kTurn + (index + 1) % T.warpgroups, 256);
+  }
+  // The place of the result, where all have but one.
+  TANDEM_DEVICE void take_place() const {
+    if (T.result_in_turns()) named_sync(kPlace + index, 256);
+  }
+  TANDEM_DEVICE void pass_place() const {
+    if (T.result_in_turns()) named_arrive(kPlace + (index + 1) % T.warpgroups, 256);
   }
   TANDEM_DEVICE void wait_for_keys() const { mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity); }
   TANDEM_DEVICE void wait_for_values() const { mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity); }
@@ -223,18 +232,16 @@ struct Warpgroup {
     v_ring.advance();
   }
   TANDEM_DEVICE void free_queries() const {
-    if (lane == 0) mbarrier_arrive(&s.q_empty[part]);
+    if (lane == 0) mbarrier_arrive(&s.q_empty[index]);
   }
   // The next tile, whose queries are here then.
   TANDEM_DEVICE int take() {
-    mbarrier_wait(&s.q_full[part], q_parity);
-    q_parity ^= 1;
-    const int n = uniform(s.unit[place]);
-    place ^= 1;
-    return n;
+    mbarrier_wait(&s.q_full[index], taken++ & 1);
+    return uniform(s.unit[slot()]);
   }
+  TANDEM_DEVICE u32 slot() const { return (taken - 1) % ForwardShared<T>::kTiles; }
   TANDEM_DEVICE void give_up() const {  // the tile is done again
-    if (lane == 0) store_relaxed(&s.lost[part], 1);
+    if (lane == 0) store_relaxed(&s.lost[slot()], 1);
   }
 
   // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN. They are in the tile's last step,
@@ -266,15 +273,13 @@ struct Warpgroup {
   }
 
   // Where this lane's 16 bytes of a 16 x 16 fragment lie, in a block of 64 columns.
-  TANDEM_DEVICE u32 fragment(u32 base, int n) const {
+  TANDEM_DEVICE u32 fragment(u32 base, u32 block, int n) const {
     const int row = warp * 16 + (lane & 15), chunk = n % 4 * 2 + (lane >> 4);
-    return base + n / 4 * kQueryBlock + row * 128 + ((chunk ^ (row & 7)) << 4);
+    return base + n / 4 * block + row * 128 + ((chunk ^ (row & 7)) << 4);
   }
   TANDEM_DEVICE void load_queries(Queries& queries) const {
-    if constexpr (T.queries_in_registers()) {
 #pragma unroll
-      for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_address, c));
-    }
+    for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_address, kQueryBlock, c));
   }
   // Of so many products those that are issued by fours. At head_dim 64 single ones are 2 % faster: measured.
   static constexpr int by_fours(int products) { return T.head_dim > 64 ? products / 4 * 4 : 0; }
@@ -314,12 +319,17 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // The group's rows of the result, once its last store has read them (or, in Q's place, all its warps have). left: as
-  // many of them as there are of the sequence from first_row on.
+  // The warpgroup's rows of the result, once their place is free. left: as many of them as there are of the sequence
+  // from first_row on.
   TANDEM_DEVICE void store(const float (&out)[T.head_dim_v / 2], const float (&inverse)[2], const Tile& tile,
                            int first_row, int left, bool again) const {
-    if (T.result_apart()) tma_store_wait_read();
-    named_sync(kTogether + index, 128);
+    if (T.result_in_turns()) {
+      take_place();
+    } else {
+      tma_store_wait_read();
+      named_sync(kTogether + index, 128);
+    }
+    u16* const own_out = s.out + (T.result_in_turns() ? 0 : index * 64 * 64);
 #pragma unroll
     for (int c = 0; c < T.head_dim_v / 16; ++c) {
       u32 w[4];
@@ -328,25 +338,23 @@ struct Warpgroup {
         w[x] = inverse[x & 1] == 0  // a row that sees nothing, whatever it met
                    ? 0
                    : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
-      stmatrix(fragment(out_address, c), w);
+      stmatrix(fragment(shared_address(own_out), kResultBlock, c), w);
     }
     fence_proxy_async();
     named_sync(kTogether + index, 128);
     if (T.ragged && left < 64) {
-      store_rows<T>(p, tile, s.result() + index * 64 * 64, first_row, left);
+      store_rows<T>(p, tile, own_out, first_row, left);
       named_sync(kTogether + index, 128);
     } else if (warp == 0 && elect_one()) {
       if (T.unchecked() && again) tma_store_wait();  // for the result that was no good
 #pragma unroll 1
       for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_store(&p.out, s.result() + c * T.rows() + index * 64 * 64, c, 0,
-                  tile.q_begin + (first_row >> log2_of(p.together)), tile.head, tile.batch);
+        tma_store(&p.out, own_out + c * T.result_rows(), c, 0, tile.q_begin + (first_row >> log2_of(p.together)),
+                  tile.head, tile.batch);
       tma_store_commit();
-      if (!T.result_apart()) tma_store_wait_read();
+      if (T.result_in_turns()) tma_store_wait_read();
     }
-    if (!T.result_apart() && warp == 0 && elect_one()) {
-      for (int i = 0; i < 4; ++i) mbarrier_arrive(&s.q_empty[part]);  // for all warps: their rows have been read
-    }
+    pass_place();
   }
 };
 
@@ -354,12 +362,15 @@ template <ForwardTile T>
 TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int index) {
   const float scale_log2 = T.changed() ? 1.0f : p.scale_log2, threshold = 8.0f / scale_log2;
   Warpgroup<T> w(p, s, index);
-  if (index == T.warpgroups - 1) w.pass_turn();
+  if (index == T.warpgroups - 1) {
+    w.pass_turn();
+    w.pass_place();
+  }
 
   for (int n = w.take(); n >= 0; n = w.take()) {
     const Tile dense = T.ragged ? Tile() : dense_tile<T>(p, n);
-    const Tile& tile = T.ragged ? s.tile[w.place ^ 1] : dense;  // stays there until the next tile is done
-    const bool& careful = s.careful[w.place ^ 1];
+    const Tile& tile = T.ragged ? s.tile[w.slot()] : dense;  // stays there until the next tile is done
+    const bool& careful = s.careful[w.slot()];
     const Steps steps = steps_of<T>(p, tile);
     // Of the warpgroup: its first row, and how many of the sequence there are from it on. Worked out where they are
     // needed, as the rows of this thread are: they are not worth registers through the main loop.
@@ -385,6 +396,8 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     if (nothing) {
       __syncwarp();
       w.free_queries();
+      w.take_place();
+      w.pass_place();
       continue;
     }
 
@@ -394,7 +407,11 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     Softmax softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
-    w.load_queries(queries);
+    if constexpr (T.queries_in_registers()) {
+      w.load_queries(queries);
+      __syncwarp();
+      w.free_queries();
+    }
 
     // To scores. hides: some rows may not see some of the keys.
     auto finish_scores = [&](auto& scores, int step, bool hides) {
@@ -443,7 +460,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       w.wait_for_values();
       w.multiply_values(out, probabilities);
       w.pass_turn();
-      if (!checked && softmax.look_at_sums(scale_log2, threshold)) w.give_up();
+      if (!checked) softmax.look_at_sums(scale_log2, threshold, [&] { w.give_up(); });
       wgmma_wait<1>();
       hold(scores);
       w.free_keys();
@@ -487,7 +504,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     for (; agreed(step >= own.begin); --step) steady(kMasked && !kTwoLoops, is_checked());
 
     if (T.unchecked() && softmax.lost()) w.give_up();
-    if (T.result_apart()) w.free_queries();
+    if (!T.queries_in_registers()) w.free_queries();
     w.wait_for_values();
     w.multiply_values(out, probabilities);
     wgmma_wait<0>();
@@ -521,10 +538,10 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
   static_assert(sizeof(ForwardShared<T>) <= T.shared_bytes());
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.q, &p.v, &p.out}) prefetch(map);
-    for (int i = 0; i < T.query_parts(); ++i) {
-      s.lost[i] = 0;
+    for (int& lost : s.lost) lost = 0;
+    for (int i = 0; i < T.warpgroups; ++i) {
       mbarrier_init(&s.q_full[i], 1);
-      mbarrier_init(&s.q_empty[i], 4 * T.warpgroups / T.query_parts());  // one of each warp
+      mbarrier_init(&s.q_empty[i], 4);  // one of each warp
     }
     for (int i = 0; i < T.stages; ++i) {
       mbarrier_init(&s.k_full[i], 1);

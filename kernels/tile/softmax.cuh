@@ -36,10 +36,11 @@ struct Softmax {
   // The same by what the sums have become, for rows that have seen a key, without a look at the scores: bfloat16 has
   // float's range, so a shift that is too small costs nothing until sums come near the end of it. True: they have, by
   // scores so much larger than all before that the result cannot be trusted.
-  TANDEM_DEVICE bool look_at_sums(float scale, float threshold) {
+  template <class GiveUp>
+  TANDEM_DEVICE void look_at_sums(float scale, float threshold, const GiveUp& give_up) {
     rescale = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLarge);
-    if (!rescale) return false;
-    const bool is_lost = lost();
+    if (!rescale) return;
+    if (lost()) give_up();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = fmaxf(sum[i], __shfl_xor_sync(~0u, sum[i], 1));
@@ -52,7 +53,6 @@ struct Softmax {
       shrink(i, from);
     }
     bound = bound_of(limit);
-    return is_lost;
   }
   TANDEM_DEVICE bool lost() const { return __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLost); }
 

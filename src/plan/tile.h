@@ -15,7 +15,7 @@ struct Tile {
 
   Tile() : Tile(ForwardTile{}) {}
   Tile(const ForwardTile& t)  // NOLINT(google-explicit-constructor): it is one
-      : Tile(t, t.keys, t.rows(), {.q = t.query_rows(), .k = t.keys, .v = t.keys, .out = 64}) {}
+      : Tile(t, t.keys, t.rows(), {.q = 64, .k = t.keys, .v = t.keys, .out = 64}) {}
   Tile(const BlackwellTile& t)  // NOLINT(google-explicit-constructor): it is one
       : Tile(t, BlackwellTile::keys, t.rows(),
              {.q = BlackwellTile::kTileRows,

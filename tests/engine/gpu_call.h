@@ -85,7 +85,6 @@ class GpuCalls : public testing::Test {
     return plan::plan_forward(problem, hopper());
   }
   static uint32_t keys_of(const GpuCall& call) { return static_cast<uint32_t>(plan_of(call).tile.keys); }
-  static uint32_t rows_of(const GpuCall& call) { return static_cast<uint32_t>(plan_of(call).tile.rows()); }
 
   TemporaryFolder folder;
   FakeGpu gpu;

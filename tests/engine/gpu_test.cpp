@@ -122,7 +122,7 @@ TEST_F(GpuCalls, DenseMapsAndParameters) {
   call.args.alignment = TANDEM_TOP_LEFT;
   runs(call);
   ASSERT_EQ(gpu.maps.size(), 4u);
-  map_is(gpu.maps[0], call.q.handle.data, {72, 1, 100, 6, 2}, {16, 864, 144, 86400}, {64, 1, rows_of(call), 1, 1});
+  map_is(gpu.maps[0], call.q.handle.data, {72, 1, 100, 6, 2}, {16, 864, 144, 86400}, {64, 1, 64, 1, 1});
   map_is(gpu.maps[1], call.k.handle.data, {72, 200, 2, 2}, {288, 144, 57600}, {64, keys_of(call), 1, 1});
   map_is(gpu.maps[2], call.v.handle.data, {40, 200, 2, 2}, {160, 80, 32000}, {64, keys_of(call), 1, 1});
   map_is(gpu.maps[3], call.out.handle.data, {40, 1, 100, 6, 2}, {16, 480, 80, 48000}, {64, 1, 64, 1, 1});
@@ -161,8 +161,7 @@ TEST_F(GpuCalls, HeadsTogether) {
       {.batch = 3, .seqlen_q = 5, .seqlen_k = 40, .heads_q = 16, .heads_k = 2, .head_dim = 128, .head_dim_v = 128});
   call.args.lse = nullptr;
   runs(call);
-  map_is(gpu.maps[0], call.q.handle.data, {128, 8, 5, 2, 3}, {256, 4096, 2048, 20480},
-         {64, 8, rows_of(call) / 8, 1, 1});
+  map_is(gpu.maps[0], call.q.handle.data, {128, 8, 5, 2, 3}, {256, 4096, 2048, 20480}, {64, 8, 8, 1, 1});
   map_is(gpu.maps[3], call.out.handle.data, {128, 8, 5, 2, 3}, {256, 4096, 2048, 20480}, {64, 8, 8, 1, 1});
   EXPECT_EQ(params().together, 8);
   EXPECT_EQ(params().tiles_m, 1);
@@ -203,7 +202,7 @@ TEST_F(GpuCalls, PackedCallsMakeTheirScheduleFirst) {
   EXPECT_EQ(gpu.launched[0].launch.block.x, 1024u);
   EXPECT_EQ(gpu.launched[0].launch.grid.x, 1u);
   EXPECT_EQ(gpu.launched[1].kernel, "forward");
-  map_is(gpu.maps[0], call.q.handle.data, {128, 4, 330, 2, 1}, {256, 2048, 1024, 16}, {64, 4, rows_of(call) / 4, 1, 1});
+  map_is(gpu.maps[0], call.q.handle.data, {128, 4, 330, 2, 1}, {256, 2048, 1024, 16}, {64, 4, 16, 1, 1});
   map_is(gpu.maps[1], call.k.handle.data, {128, 400, 2, 1}, {512, 256, 16}, {64, keys_of(call), 1, 1});
   map_is(gpu.maps[2], call.v.handle.data, {64, 400, 2, 1}, {256, 128, 16}, {64, keys_of(call), 1, 1});
   for (const FakeGpu::Launched& each : gpu.launched) {

@@ -30,7 +30,7 @@ struct ForwardTile {
   // for: where that product is short, none; measured.
   constexpr int exponentials_under_values() const {
     if (head_dim_v <= 64) return 0;
-    return keys == 128 ? keys / 4 : keys / 2;
+    return keys > 64 ? keys / 4 : keys / 2;
   }
   // Columns in shared memory come in blocks of 64, the width of the swizzle.
   static constexpr int blocks(int columns) { return (columns + 63) / 64; }

@@ -90,9 +90,10 @@ std::string demangled(const std::string& name) {
   return text ? text.get() : name;
 }
 
-// "void Softmax::step<64>(float (&) [64], float)" -> "Softmax::step"; a lambda is called after what it is in:
+// "void Softmax::step<64>(float (&) [64], float) const" -> "Softmax::step"; a lambda is called after what it is in:
 // "compute::lambda".
 std::string without_arguments(std::string_view full) {
+  constexpr std::string_view kConst = " const";
   std::string name;
   int depth = 0;
   for (size_t i = 0; i < full.size(); ++i) {
@@ -105,6 +106,7 @@ std::string without_arguments(std::string_view full) {
     if (depth == 0) name += c;
     if (depth == 0 && c == ' ') name.clear();  // the type of the result
     if (c == '>' || c == ')') --depth;
+    if (depth == 0 && c == ')' && full.substr(i + 1).starts_with(kConst)) i += kConst.size();
   }
   return name.substr(0, name.find_last_not_of(' ') + 1);
 }

@@ -180,5 +180,24 @@ TEST(PtxInstruction, LocationIsTheLastLocAndTheLineOfTheText) {
   expect(module.find("h")->instructions.at(0), 13, -1, 1);  // of no file that is named
 }
 
+TEST(PtxInstruction, InlinedFunctionsAreCalledByTheirNames) {
+  const std::pair<std::string, std::string> names[] = {
+      {"_Z4loadi", "load"},
+      {"_ZNK1W5storeEv", "W::store"},                       // W::store() const
+      {"_ZNK1WILi3EE5storeILi2EEEvRf", "W::store"},         // void W<3>::store<2>(float&) const
+      {"_ZZNK1W5storeEvENKUliE_clEi", "W::store::lambda"},  // W::store() const::{lambda(int)#1}::operator()(int) const
+  };
+  for (const auto& [mangled, name] : names) {
+    std::string bytes;
+    for (const char c : mangled) bytes += std::to_string(static_cast<int>(c)) + ",";
+    const Module module = parsed(with_preamble(
+        ".entry f() {\n .loc 1 1 0\n ret;\n .loc 1 5 0, function_name $L__info_string0, inlined_at 1 1 0\n ret;\n}\n"
+        ".file 1 \"a.cu\"\n.section .debug_str\n{\n$L__info_string0:\n.b8 " +
+        bytes + "0\n}"));
+    ASSERT_EQ(module.inlinings.size(), 1u);
+    EXPECT_EQ(module.inlinings[0].function, name) << mangled;
+  }
+}
+
 }  // namespace
 }  // namespace tandem::test

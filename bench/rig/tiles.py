@@ -83,11 +83,12 @@ def _facts_program(tiles: list[Tile]) -> str:
     values = ",\n".join(tile.fields(False) for tile in tiles)
     return f"""#include <cstddef>
 #include <cstdio>
+#include "plan/tile.h"
 #include "plan/tiles.h"
 int main() {{
   const struct {{ const char* name; size_t offset, size; }} fields[] = {{{", ".join(fields)}}};
   const ForwardTile tiles[] = {{{values}}};
-  std::printf("{{\\"bytes\\": %zu, \\"keys_in_l2\\": %.0f", sizeof(ForwardParams), tandem::plan::kHeadsTogether);
+  std::printf("{{\\"bytes\\": %zu, \\"heads_together\\": %.0f", sizeof(ForwardParams), tandem::plan::kHeadsTogether);
   const char* separator = ", \\"fields\\": {{";
   for (const auto& f : fields) {{
     std::printf("%s\\"%s\\": [%zu, %zu]", separator, f.name, f.offset, f.size);
@@ -95,8 +96,10 @@ int main() {{
   }}
   separator = "}}, \\"tiles\\": [";
   for (const ForwardTile& t : tiles) {{
-    std::printf("%s{{\\"fits\\": %d, \\"shared\\": %d, \\"threads\\": %d, \\"rows\\": %d}}", separator,
+    const auto [q, k, v, out] = tandem::plan::Tile(t).boxes;
+    std::printf("%s{{\\"fits\\": %d, \\"shared\\": %d, \\"threads\\": %d, \\"rows\\": %d, ", separator,
                 tandem::plan::fits(t), t.shared_bytes(), t.threads(), t.rows());
+    std::printf("\\"boxes\\": [%d, %d, %d, %d]}}", q, k, v, out);
     separator = ", ";
   }}
   std::printf("]}}");
@@ -183,10 +186,8 @@ class Kernel:
         memory = c.create_string_buffer(self.layout.bytes + 64)
         address = -(-c.addressof(memory) // 64) * 64
         offsets = self.layout.offsets
-        self._map(address + offsets["q"], x.q, rows, True)
-        self._map(address + offsets["k"], x.k, self.tile.keys, False)
-        self._map(address + offsets["v"], x.v, self.tile.keys, False)
-        self._map(address + offsets["out"], out, 64, True)
+        for name, tensor, box_rows in zip(MAPS, (x.q, x.k, x.v, out), self.facts["boxes"]):
+            self._map(address + offsets[name], tensor, box_rows, name in ("q", "out"))
         heads = cell.batch * cell.heads
         tiles_m = -(-cell.seqlen // rows)
         sms = torch.cuda.get_device_properties(0).multi_processor_count

@@ -34,8 +34,8 @@ struct Softmax {
   }
 
   // The same by what the sums have become, for rows that have seen a key, without a look at the scores: bfloat16 has
-  // float's range, so a shift that is too small costs nothing until sums come near the end of it. True: they have, by
-  // scores so much larger than all before that the result cannot be trusted.
+  // float's range, so a shift that is too small costs nothing until sums come near the end of it. give_up() is called
+  // where they have, by scores so much larger than all before that the result cannot be trusted.
   template <class GiveUp>
   TANDEM_DEVICE void look_at_sums(float scale, float threshold, const GiveUp& give_up) {
     rescale = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLarge);

@@ -26,91 +26,123 @@
 #include "tile/softmax.cuh"
 #include "tile/work.cuh"
 
+// A tile that has been taken, for all who work on it.
+struct Job {
+  Tile tile;
+  int unit;      // of work; -1: there are no more
+  int head_k;    // of keys
+  bool careful;  // whether all steps are checked, because it is done again
+  int lost;      // whether it has to be done again
+
+  // No more is read than what is not known anyway.
+  template <ForwardTile T>
+  TANDEM_DEVICE Tile tile_of(const ForwardParams& p) const {
+    if constexpr (T.ragged) return tile;
+    return {tile.m, tile.head, tile.batch, tile.batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
+  }
+};
+
 template <ForwardTile T>
 struct ForwardShared {
+  static constexpr int kJobs = 4;  // the next is taken when a warpgroup may be at the end of the last but one
   alignas(1024) u16 q[T.rows() * T.columns_k()];
   alignas(1024) u16 k[T.stages][T.keys * T.columns_k()];
   alignas(1024) u16 v[T.stages][T.keys * T.columns_v()];
   alignas(1024) u16 out[T.result_rows() * T.columns_v()];
   alignas(8) u64 q_full[T.warpgroups], q_empty[T.warpgroups];
   u64 k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
-  // Of tiles under way: a warpgroup may be at the end of one when the queries of the next but one come in.
-  static constexpr int kTiles = 4;
-  int unit[kTiles];      // beyond the last: -1
-  bool careful[kTiles];  // whether all steps are checked, because it is done again
-  int lost[kTiles];      // whether it has to be done again
-  Tile tile[kTiles];     // ragged: what load() found out about it
+  Job jobs[kJobs];
 };
 
-// One thread: for every tile its queries, and its keys and values from the last to the first. A tile that comes out
-// lost is taken again when its slot is wanted, or when there are no others.
+// One thread: for every tile its queries, and its keys and values from the last to the first. While the first of them
+// are on their way it takes the next tile, and loads that one's queries where this one's are in registers by then. A
+// tile that comes out lost is taken again when its place is wanted, or when there are no others.
+//
+// The warps that compute beside it feel every instruction of a step; no other role stands in its branch, or the
+// compiler keeps nothing of it in uniform registers.
 template <ForwardTile T>
 TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
-  constexpr int kTiles = ForwardShared<T>::kTiles;
+  constexpr int kJobs = ForwardShared<T>::kJobs;
   Ring<T.stages> k_ring, v_ring;
-  u32 begun = 0;  // tiles
+  u32 taken = 0;  // tiles
   const int together = log2_of(p.together), heads = p.heads_q >> together;
   const int listed = T.ragged ? p.counter[1] : 0, units = T.ragged ? listed * heads : p.tiles;
-  // Until all values have been given up, and with them all tiles are done.
-  auto wait_for_tiles = [&] {
-    Ring<T.stages> ring = v_ring;
+  // The next unit of work, less gridDim.x: that is added where it is used, as until then nobody waits for the counter.
+  int counted = blockIdx.x - gridDim.x;
+
+  // The next tile, if there is one. idle: all that were taken are done.
+  auto take = [&](bool idle) {
+    u32 lost = taken % kJobs;
+    if (idle) {
+      lost = 0;
 #pragma unroll 1
-    for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.slot], ring.parity ^ 1);
-  };
-  for (int fresh = blockIdx.x;;) {
-    int n = fresh;
-    bool careful = false;
-    auto take_lost = [&](int at) {
-      if (careful || !s.lost[at]) return;
-      careful = true;
-      n = s.unit[at];
-      s.lost[at] = 0;
-    };
-    if constexpr (T.unchecked()) take_lost(begun % kTiles);
-    if (!careful && fresh >= units) {
-      wait_for_tiles();
-      for (int at = 0; T.unchecked() && at < kTiles; ++at) take_lost(at);
-      if (!careful) break;
+      while (lost < kJobs - 1 && !s.jobs[lost].lost) ++lost;
     }
+    int n = counted + gridDim.x;
+    const bool careful = T.unchecked() && s.jobs[lost].lost;
+    if (careful) {
+      n = s.jobs[lost].unit;
+      s.jobs[lost].lost = 0;
+    }
+    if (n >= units) return false;
     const Tile tile = tile_at<T>(p, n, listed);
-    const int head_k = (tile.head << together) / (p.heads_q / p.heads_k);
-    auto load_step = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
-                         int step) {
-      mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
-      mbarrier_expect_tx(&full[ring.slot], sizeof slots[0]);
-#pragma unroll 1
-      for (int c = 0; c < columns; c += 64)
-        tma_load(slots[ring.slot] + c * T.keys, &map, &full[ring.slot], c, tile.k_begin + step * T.keys, head_k,
-                 tile.batch);
-      ring.advance();
-    };
-    auto load_keys = [&](int step) { load_step(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, step); };
-    auto load_values = [&](int step) { load_step(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, step); };
-    const Steps steps = steps_of<T>(p, tile);
-    load_keys(steps.end - 1);
-    const u32 slot = begun % kTiles;
+    s.jobs[taken++ % kJobs] = {tile, n, (tile.head << together) / (p.heads_q / p.heads_k), careful, 0};
+    return true;
+  };
+  auto load_queries = [&] {
+    const u32 parity = taken & 1;
+    const Job& job = s.jobs[(taken - 1) % kJobs];
 #pragma unroll 1
     for (int i = 0; i < T.warpgroups; ++i) {
-      mbarrier_wait(&s.q_empty[i], begun & 1 ^ 1);
-      if (i == 0) {
-        s.unit[slot] = n;
-        s.careful[slot] = careful;
-        if constexpr (T.ragged) s.tile[slot] = tile;
-      }
+      mbarrier_wait(&s.q_empty[i], parity);
       mbarrier_expect_tx(&s.q_full[i], 64 * T.columns_k() * 2);
 #pragma unroll 1
       for (int c = 0; c < T.head_dim; c += 64)
         tma_load(s.q + c * T.rows() + i * 64 * 64, &p.q, &s.q_full[i], c, 0,
-                 tile.q_begin + (tile.m * T.rows() + i * 64 >> together), tile.head, tile.batch);
+                 job.tile.q_begin + (job.tile.m * T.rows() + i * 64 >> together), job.tile.head, job.tile.batch);
     }
-    ++begun;
-    if (!careful) fresh = (p.counter ? atomicAdd(p.counter, 1) : fresh) + gridDim.x;
-    for (int step = steps.end - 1; step >= steps.begin; --step) {
-      if (step > steps.begin) load_keys(step - 1);
+  };
+  // Of the tile at hand: steps that are still to load, and where its keys are.
+  int step = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
+  auto load_step = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
+                       int step) {
+    mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
+    mbarrier_expect_tx(&full[ring.slot], sizeof slots[0]);
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64)
+      tma_load(slots[ring.slot] + c * T.keys, &map, &full[ring.slot], c, k_begin + step * T.keys, head_k, batch);
+    ring.advance();
+  };
+  auto load_keys = [&](int step) { load_step(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, step); };
+  auto load_values = [&](int step) { load_step(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, step); };
+
+  for (bool idle = false;;) {
+    const bool more = take(idle);
+    if (idle && !more) break;
+    if (more && T.queries_in_registers()) load_queries();
+#pragma unroll 1
+    for (; step >= begin; --step) {
+      if (step > begin) load_keys(step - 1);
       load_values(step);
     }
+    idle = !more;
+    if (idle) {
+      Ring<T.stages> ring = v_ring;  // when all values have been given up, all tiles are done
+#pragma unroll 1
+      for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.slot], ring.parity ^ 1);
+      continue;
+    }
+    const Job& job = s.jobs[(taken - 1) % kJobs];
+    const Steps steps = steps_of<T>(p, job.tile);
+    k_begin = T.ragged ? job.tile.k_begin : 0, head_k = job.head_k, batch = job.tile.batch;
+    step = steps.end - 1, begin = steps.begin;
+    load_keys(step);
+    if (!job.careful) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
+    if (!T.queries_in_registers()) load_queries();
+    if (step > begin) load_keys(step - 1);
+    load_values(step--);
   }
-  s.unit[begun % kTiles] = -1;
+  s.jobs[taken % kJobs].unit = -1;
   for (u64& full : s.q_full) mbarrier_arrive(&full);
 }
 
@@ -198,7 +230,7 @@ struct Warpgroup {
   const int warp, lane;
   const u32 q_address;
   Ring<T.stages> k_ring, v_ring;
-  u32 taken = 0;  // tiles
+  u32 tile = ~0u;  // at hand: so many were before
 
   TANDEM_DEVICE Warpgroup(const ForwardParams& params, ForwardShared<T>& shared, int warpgroup)
       : p(params),
@@ -234,14 +266,15 @@ struct Warpgroup {
   TANDEM_DEVICE void free_queries() const {
     if (lane == 0) mbarrier_arrive(&s.q_empty[index]);
   }
-  // The next tile, whose queries are here then.
+  // The next tile's unit of work, when its queries are here.
   TANDEM_DEVICE int take() {
-    mbarrier_wait(&s.q_full[index], taken++ & 1);
-    return uniform(s.unit[slot()]);
+    ++tile;
+    mbarrier_wait(&s.q_full[index], tile & 1);
+    return uniform(job().unit);
   }
-  TANDEM_DEVICE u32 slot() const { return (taken - 1) % ForwardShared<T>::kTiles; }
+  TANDEM_DEVICE Job& job() const { return s.jobs[tile % ForwardShared<T>::kJobs]; }
   TANDEM_DEVICE void give_up() const {  // the tile is done again
-    if (lane == 0) store_relaxed(&s.lost[slot()], 1);
+    if (lane == 0) store_relaxed(&job().lost, 1);
   }
 
   // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN. They are in the tile's last step,
@@ -272,14 +305,21 @@ struct Warpgroup {
     free_values();
   }
 
-  // Where this lane's 16 bytes of a 16 x 16 fragment lie, in a block of 64 columns.
-  TANDEM_DEVICE u32 fragment(u32 base, u32 block, int n) const {
-    const int row = warp * 16 + (lane & 15), chunk = n % 4 * 2 + (lane >> 4);
+  // Where this lane's 16 bytes of a 16 x 16 fragment lie, in a block of 64 columns; of which row. The row is worked out
+  // anew at both ends of a tile: between them it is not worth registers.
+  TANDEM_DEVICE int fragment_row() const {
+    int row = warp * 16 + (lane & 15);
+    asm volatile("" : "+r"(row));
+    return row;
+  }
+  TANDEM_DEVICE u32 fragment(u32 base, u32 block, int row, int n) const {
+    const int chunk = n % 4 * 2 + (lane >> 4);
     return base + n / 4 * block + row * 128 + ((chunk ^ (row & 7)) << 4);
   }
   TANDEM_DEVICE void load_queries(Queries& queries) const {
+    const int row = fragment_row();
 #pragma unroll
-    for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_address, kQueryBlock, c));
+    for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_address, kQueryBlock, row, c));
   }
   // Of so many products those that are issued by fours. At head_dim 64 single ones are 2 % faster: measured.
   static constexpr int by_fours(int products) { return T.head_dim > 64 ? products / 4 * 4 : 0; }
@@ -325,10 +365,11 @@ struct Warpgroup {
                            int first_row, int left, bool again) const {
     if (T.result_in_turns()) {
       take_place();
-    } else {
+    } else if (!T.turns) {  // else compute() has waited
       tma_store_wait_read();
       named_sync(kTogether + index, 128);
     }
+    const int row = fragment_row();
     u16* const own_out = s.out + (T.result_in_turns() ? 0 : index * 64 * 64);
 #pragma unroll
     for (int c = 0; c < T.head_dim_v / 16; ++c) {
@@ -338,13 +379,12 @@ struct Warpgroup {
         w[x] = inverse[x & 1] == 0  // a row that sees nothing, whatever it met
                    ? 0
                    : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
-      stmatrix(fragment(shared_address(own_out), kResultBlock, c), w);
+      stmatrix(fragment(shared_address(own_out), kResultBlock, row, c), w);
     }
     fence_proxy_async();
     named_sync(kTogether + index, 128);
     if (T.ragged && left < 64) {
       store_rows<T>(p, tile, own_out, first_row, left);
-      named_sync(kTogether + index, 128);
     } else if (warp == 0 && elect_one()) {
       if (T.unchecked() && again) tma_store_wait();  // for the result that was no good
 #pragma unroll 1
@@ -368,23 +408,31 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
   }
 
   for (int n = w.take(); n >= 0; n = w.take()) {
-    const Tile dense = T.ragged ? Tile() : dense_tile<T>(p, n);
-    const Tile& tile = T.ragged ? s.tile[w.slot()] : dense;  // stays there until the next tile is done
-    const bool& careful = s.careful[w.slot()];
-    const Steps steps = steps_of<T>(p, tile);
+    const Job& job = w.job();
+    // Read when it is needed, but where registers abound: then at once, which is 2 % where tiles are short.
+    constexpr bool kAtOnce = !T.ragged && T.registers() > 160;
+    const Tile known = kAtOnce ? job.tile_of<T>(p) : Tile();
+    auto tile = [&] { return kAtOnce ? known : job.tile_of<T>(p); };
+    typename Warpgroup<T>::Queries queries;
+    if constexpr (T.queries_in_registers()) {
+      w.load_queries(queries);
+      __syncwarp();
+      w.free_queries();
+    }
+    const Steps steps = steps_of<T>(p, tile());
     // Of the warpgroup: its first row, and how many of the sequence there are from it on. Worked out where they are
     // needed, as the rows of this thread are: they are not worth registers through the main loop.
-    auto first_row = [&] { return tile.m * T.rows() + index * 64; };
-    auto rows_left = [&] { return (tile.q_rows << log2_of(p.together)) - first_row(); };
+    auto first_row = [&] { return tile().m * T.rows() + index * 64; };
+    auto rows_left = [&] { return (tile().q_rows << log2_of(p.together)) - first_row(); };
     auto own_row = [&](int i) {
       int row = first_row() + w.warp * 16 + w.lane / 4 + 8 * i;
       asm volatile("" : "+r"(row));
-      return Row(p, tile, row);
+      return Row(p, tile(), row);
     };
 
     Steps own = steps;
     if constexpr (T.left || T.right) {
-      own = steps_of<T>(p, tile, first_row(), 64);
+      own = steps_of<T>(p, tile(), first_row(), 64);
       own.begin = max(own.begin, steps.begin);
       own.end = max(own.end, own.begin + 1);
     }
@@ -392,10 +440,12 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     const int seen_end = nothing ? steps.begin : own.end;
     int step = steps.end - 1;
 #pragma unroll 1
-    for (; agreed(step >= seen_end); --step) w.pass_step(tile, steps, step);
+    for (; agreed(step >= seen_end); --step) w.pass_step(tile(), steps, step);
     if (nothing) {
-      __syncwarp();
-      w.free_queries();
+      if constexpr (!T.queries_in_registers()) {
+        __syncwarp();
+        w.free_queries();
+      }
       w.take_place();
       w.pass_place();
       continue;
@@ -403,22 +453,16 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
 
     float scores[T.keys / 2], out[T.head_dim_v / 2];
     u32 probabilities[T.keys / 4];
-    typename Warpgroup<T>::Queries queries;
     Softmax softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
-    if constexpr (T.queries_in_registers()) {
-      w.load_queries(queries);
-      __syncwarp();
-      w.free_queries();
-    }
 
     // To scores. hides: some rows may not see some of the keys.
     auto finish_scores = [&](auto& scores, int step, bool hides) {
       const int column0 = step * T.keys + 2 * (w.lane & 3);
-      if constexpr (T.changed()) change<T>(scores, p, tile, {own_row(0), own_row(1)}, column0);
-      if (hides && (step >= own.whole_end || (T.left && step < own.whole_begin)))
-        hide<T>(scores, p, tile, {own_row(0), own_row(1)}, column0);
+      if constexpr (T.changed()) change<T>(scores, p, tile(), {own_row(0), own_row(1)}, column0);
+      if (hides && agreed(step >= own.whole_end || (T.left && step < own.whole_begin)))
+        hide<T>(scores, p, tile(), {own_row(0), own_row(1)}, column0);
     };
     auto to_probabilities = [&] {
 #pragma unroll
@@ -426,6 +470,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     };
 
     w.wait_for_keys();
+    if (T.turns) tma_store_wait_read();  // of the last result; all know of it by the turn
     w.take_turn();
     auto first_step = [&](auto& scores) {
       w.multiply_keys(scores, queries);
@@ -451,7 +496,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       first_step(scores);
     }
     to_probabilities();
-    w.clear_values(tile, steps, step, true);
+    w.clear_values(tile(), steps, step, true);
 
     auto steady = [&](bool hides, bool checked) __attribute__((always_inline)) {
       w.wait_for_keys();
@@ -467,12 +512,12 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       finish_scores(scores, step, hides);
       if (checked) softmax.look_at_scores(scores, scale_log2, threshold);
       // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
-      // branch (that is never taken) keeps it from that.
+      // branch that asks for their sums (and is never taken) keeps it from that.
       constexpr int kAll = T.keys / 2, kUnder = T.exponentials_under_values();
       float more[2] = {0, 0};
       softmax.exponentials<0, kUnder>(scores, scale_log2, more);
       hold(scores);
-      if (kUnder > 0 && threshold < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
+      if (kUnder > 0 && more[0] + more[1] < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
       wgmma_wait<0>();
       hold(out);
       w.free_values();
@@ -487,14 +532,14 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     --step;
     // The first step that hides nothing may be the first in which a row sees a key.
     int checked_end = own.begin;
-    if (!T.unchecked() || !agreed(careful))
+    if (!T.unchecked() || !agreed(job.careful))
       checked_end = max(checked_end, T.right ? own.whole_end - T.unchecked() : step + 1);
     // A step is long, and so is its compilation: one copy asks what it has to do. Only where results are narrow does
     // asking cost 2 %.
     constexpr bool kMasked = T.left || T.right, kTwoLoops = T.unchecked() && T.right && !T.left && T.head_dim_v <= 64;
     auto is_checked = [&] {
       if (!T.unchecked()) return true;
-      return kMasked ? !kTwoLoops && agreed(step >= checked_end) : agreed(careful);
+      return kMasked ? !kTwoLoops && agreed(step >= checked_end) : agreed(job.careful);
     };
     if constexpr (kTwoLoops) {
 #pragma unroll 1
@@ -513,7 +558,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
 
     if constexpr (T.left) {
 #pragma unroll 1
-      for (; agreed(step >= steps.begin); --step) w.pass_step(tile, steps, step);
+      for (; agreed(step >= steps.begin); --step) w.pass_step(tile(), steps, step);
     }
 
     softmax.total();
@@ -521,12 +566,12 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Row row = own_row(i);
-      const RowEnd end = end_of_row<T>(p, row, !T.ragged || row.query < tile.q_len, softmax.sum[i], softmax.shift[i]);
+      const RowEnd end = end_of_row<T>(p, row, !T.ragged || row.query < tile().q_len, softmax.sum[i], softmax.shift[i]);
       inverse[i] = end.inverse;
-      if (p.lse && (w.lane & 3) == 0 && row.query < tile.q_rows)
-        p.lse[tile.batch * p.lse_batch + row.head * p.lse_head + (tile.q_begin + row.query) * p.lse_row] = end.lse;
+      if (p.lse && (w.lane & 3) == 0 && row.query < tile().q_rows)
+        p.lse[tile().batch * p.lse_batch + row.head * p.lse_head + (tile().q_begin + row.query) * p.lse_row] = end.lse;
     }
-    w.store(out, inverse, tile, first_row(), rows_left(), careful);
+    w.store(out, inverse, tile(), first_row(), rows_left(), job.careful);
   }
   tma_store_wait();
 }
@@ -538,7 +583,7 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
   static_assert(sizeof(ForwardShared<T>) <= T.shared_bytes());
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.q, &p.v, &p.out}) prefetch(map);
-    for (int& lost : s.lost) lost = 0;
+    for (Job& job : s.jobs) job.lost = 0;
     for (int i = 0; i < T.warpgroups; ++i) {
       mbarrier_init(&s.q_full[i], 1);
       mbarrier_init(&s.q_empty[i], 4);  // one of each warp

@@ -23,7 +23,7 @@ struct ForwardTile {
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // Scores are more than scaled products.
   constexpr bool changed() const { return unscaled || softcap || alibi || bias != Bias::none; }
-  // Steps that hide nothing take exponentials without a look at the scores (Softmax::step_unchecked). Where that goes
+  // Steps that hide nothing take exponentials without a look at the scores (Softmax::look_at_sums). Where that goes
   // wrong, the tile is done again with that look.
   constexpr bool unchecked() const { return !f16 && !changed(); }
   // Exponentials of a thread and step that are taken before the product with the values of the step before is waited

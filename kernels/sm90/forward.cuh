@@ -44,7 +44,7 @@ struct Job {
 
 template <ForwardTile T>
 struct ForwardShared {
-  static constexpr int kJobs = 4;  // the next is taken when a warpgroup may be at the end of the last but one
+  static constexpr int kJobs = 4;  // the next is taken when a warpgroup may be at the end of the last but one: three do
   alignas(1024) u16 q[T.rows() * T.columns_k()];
   alignas(1024) u16 k[T.stages][T.keys * T.columns_k()];
   alignas(1024) u16 v[T.stages][T.keys * T.columns_v()];
@@ -133,8 +133,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
       continue;
     }
     const Job& job = s.jobs[(taken - 1) % kJobs];
-    const Steps steps = steps_of<T>(p, job.tile);
-    k_begin = T.ragged ? job.tile.k_begin : 0, head_k = job.head_k, batch = job.tile.batch;
+    const Tile tile = job.tile_of<T>(p);
+    const Steps steps = steps_of<T>(p, tile);
+    k_begin = tile.k_begin, head_k = job.head_k, batch = tile.batch;
     step = steps.end - 1, begin = steps.begin;
     load_keys(step);
     if (!job.careful) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
@@ -407,6 +408,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     w.pass_place();
   }
 
+  // (With another form of loop ring slots leave the uniform registers.)
   for (int n = w.take(); n >= 0; n = w.take()) {
     const Job& job = w.job();
     // Read when it is needed, but where registers abound: then at once, which is 2 % where tiles are short.

@@ -116,9 +116,9 @@ struct Wgmma;
 #define TANDEM_WGMMAS(...) TANDEM_WGMMA(false, "bf16", __VA_ARGS__) TANDEM_WGMMA(true, "f16", __VA_ARGS__)
 
 // Reading all of them takes a tenth as long as compiling a kernel: a translation unit may say beforehand which it needs,
-// by the keys of a step (all or half of them are multiplied) and the columns of values.
+// by the keys of a step and the columns of values.
 #ifdef TANDEM_KEYS
-#define TANDEM_IS_NEEDED(N) (N == TANDEM_KEYS || 2 * N == TANDEM_KEYS || N == TANDEM_COLUMNS)
+#define TANDEM_IS_NEEDED(N) (N == TANDEM_KEYS || N == TANDEM_COLUMNS)
 #else
 #define TANDEM_IS_NEEDED(N) 1
 #endif

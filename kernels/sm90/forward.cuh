@@ -218,6 +218,7 @@ TANDEM_DEVICE void store_rows(const ForwardParams& p, const Tile& t, const u16* 
 // A computing warpgroup: where it is in the rings, its turns on the tensor core, its products.
 template <ForwardTile T>
 struct Warpgroup {
+  using Scores = Wgmma<T.f16, T.keys>;
   using Values = Wgmma<T.f16, T.head_dim_v>;
   using Queries = u32[T.queries_in_registers() ? T.head_dim / 16 : 1][4];
   // Named barriers: one per warpgroup; kEverybody: one.
@@ -324,10 +325,7 @@ struct Warpgroup {
   }
   // Of so many products those that are issued by fours. At head_dim 64 single ones are 2 % faster: measured.
   static constexpr int by_fours(int products) { return T.head_dim > 64 ? products / 4 * 4 : 0; }
-  // The first keys of a step, as many as there are scores.
-  template <int n>
-  TANDEM_DEVICE void multiply_keys(float (&scores)[n], const Queries& queries) const {
-    using Scores = Wgmma<T.f16, 2 * n>;
+  TANDEM_DEVICE void multiply_keys(float (&scores)[T.keys / 2], const Queries& queries) const {
     const u64 k = wgmma_matrix(shared_address(s.k[k_ring.slot]), 16, 1024);
     const u64 q = wgmma_matrix(q_address, 16, 1024);
     discard(scores);
@@ -460,7 +458,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
 
     // To scores. hides: some rows may not see some of the keys.
-    auto finish_scores = [&](auto& scores, int step, bool hides) {
+    auto finish_scores = [&](bool hides) {
       const int column0 = step * T.keys + 2 * (w.lane & 3);
       if constexpr (T.changed()) change<T>(scores, p, tile(), {own_row(0), own_row(1)}, column0);
       if (hides && agreed(step >= own.whole_end || (T.left && step < own.whole_begin)))
@@ -474,29 +472,16 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     w.wait_for_keys();
     if (T.turns) tma_store_wait_read();  // of the last result; all know of it by the turn
     w.take_turn();
-    auto first_step = [&](auto& scores) {
-      w.multiply_keys(scores, queries);
-      w.pass_turn();
-      wgmma_wait<0>();
-      hold(scores);
-      w.free_keys();
-      finish_scores(scores, step, true);
-      softmax.look_at_scores(scores, scale_log2, threshold);
-      float more[2] = {0, 0};
-      softmax.exponentials<0, sizeof scores / sizeof scores[0]>(scores, scale_log2, more);
-      softmax.add(more);
-    };
-    // Of the step at the diagonal the upper warpgroup may need the first half only. (In other kernels ptxas then finds
-    // no registers for products under way.)
-    constexpr bool kHalf =
-        T.right && T.keys == 128 && T.head_dim == 128 && T.head_dim_v == 128 && !T.left && !T.ragged && !T.changed();
-    if (kHalf && agreed(own.end_key <= step * T.keys + T.keys / 2)) {
-      if constexpr (kHalf) first_step(reinterpret_cast<float(&)[32]>(scores));
-#pragma unroll
-      for (int r = T.keys / 4; r < T.keys / 2; ++r) scores[r] = 0;
-    } else {
-      first_step(scores);
-    }
+    w.multiply_keys(scores, queries);
+    w.pass_turn();
+    wgmma_wait<0>();
+    hold(scores);
+    w.free_keys();
+    finish_scores(true);
+    softmax.look_at_scores(scores, scale_log2, threshold);
+    float first[2] = {0, 0};
+    softmax.exponentials<0, T.keys / 2>(scores, scale_log2, first);
+    softmax.add(first);
     to_probabilities();
     w.clear_values(tile(), steps, step, true);
 
@@ -511,7 +496,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       wgmma_wait<1>();
       hold(scores);
       w.free_keys();
-      finish_scores(scores, step, hides);
+      finish_scores(hides);
       if (checked) softmax.look_at_scores(scores, scale_log2, threshold);
       // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
       // branch that asks for their sums (and is never taken) keeps it from that.

@@ -62,7 +62,6 @@ TANDEM_DEVICE int diagonal_of(const ForwardParams& p, const Tile& t) { return p.
 // Steps of keys: those that some rows need, from the last to the first, and those of them that hide nothing from any.
 struct Steps {
   int begin, end, whole_begin, whole_end;
-  int end_key;  // beyond the last that is seen
 };
 
 // Of rows [row, row + rows) of a sequence. At least one step: rows that see nothing come out of a hidden one.
@@ -80,7 +79,6 @@ TANDEM_DEVICE Steps steps_of(const ForwardParams& p, const Tile& t, int row, int
     whole_begin = max(0, last + diagonal - p.window_left);
   }
   Steps s;
-  s.end_key = end;
   s.end = max(1, (end + T.keys - 1) / T.keys);
   s.begin = T.left ? min(begin / T.keys, s.end - 1) : 0;
   s.whole_end = whole_end / T.keys;

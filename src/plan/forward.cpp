@@ -113,7 +113,7 @@ int choose_group(const Problem& p, const ForwardPlan& plan, int sm_count) {
     if (!plan.tile.left && !plan.tile.right) return 1;
     units *= static_cast<double>(p.batch);
     wanted = kHeadsTogether * (plan.tile.head_dim <= 64 ? 2 : 1) *
-             std::sqrt(16384.0 / static_cast<double>(std::max<int64_t>(p.seqlen_k, 1)));
+             std::sqrt(16384.0 / (static_cast<double>(std::max<int64_t>(p.seqlen_k, 1)) * plan.together));
   }
   const double groups = std::clamp(std::round(units / std::max(wanted, 1.0)), 1.0, std::max(units, 1.0));
   return static_cast<int>(std::ceil(units / groups));
@@ -135,8 +135,8 @@ ForwardPlan plan_forward(const Problem& p, const gpu::Properties& device) {
   ForwardPlan plan;
   plan.together = most_together(p);
   plan.tile = cut(p, device, p.seqlen_q * plan.together);
-  // Under a window few queries of many heads see fewer keys than many queries of one.
-  if (plan.together > 1 && !plan.tile.ragged && !plan.tile.left && !p.batch_invariant) {
+  // Under a mask few queries of many heads see fewer keys than many queries of one.
+  if (plan.together > 1 && !plan.tile.ragged && !plan.tile.left && !plan.tile.right && !p.batch_invariant) {
     const int64_t rows = plan.tile.rows();
     const int64_t apart = ceil_div(p.seqlen_q, rows) * plan.together,
                   joined = ceil_div(p.seqlen_q * plan.together, rows);

@@ -46,8 +46,9 @@ inline constexpr TileChoice kHopperTiles[] = {
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };
 
-// Heads whose tiles are taken together under a mask, for 16384 keys; as the square root of the keys, and twice at
-// head_dim 64. More of them share the L2 cache, fewer balance worse: measured.
+// Heads whose tiles are taken together under a mask, for 16384 keys; falls as the square root of the keys and of the
+// query heads that share a tile, and is twice that at head_dim 64. More of them share the L2 cache, fewer balance
+// worse: measured.
 inline constexpr double kHeadsTogether = 8;
 // Of ragged sequences, whose tiles are listed for all of them: tiles per SM.
 inline constexpr double kWavesTogether = 6;

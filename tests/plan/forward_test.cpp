@@ -269,6 +269,8 @@ TEST(ForwardPlan, HeadsTogether) {
   p.seqused_q.present = true;
   EXPECT_EQ(plan_of(p).together, 8);  // lengths are the device's: half a tile is lost once, not eight times
   p.seqused_q.present = false;
+  EXPECT_EQ(plan_of(p).together, 1);
+  EXPECT_EQ(plan_of(causal(p)).together, 8);  // 16 queries see fewer keys than 128
   p.batch_invariant = true;
   EXPECT_EQ(plan_of(p).together, 8);
 }

@@ -380,16 +380,17 @@ struct Warpgroup {
                    : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
       stmatrix(fragment(shared_address(own_out), kResultBlock, row, c), w);
     }
+    int first_query = tile.q_begin + (first_row >> log2_of(p.together));
+    asm volatile("" : "+r"(first_query));  // behind the barrier all would wait for it
     fence_proxy_async();
     named_sync(kTogether + index, 128);
     if (T.ragged && left < 64) {
       store_rows<T>(p, tile, own_out, first_row, left);
     } else if (warp == 0 && elect_one()) {
       if (T.unchecked() && again) tma_store_wait();  // for the result that was no good
-#pragma unroll 1
+#pragma unroll
       for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_store(&p.out, own_out + c * T.result_rows(), c, 0, tile.q_begin + (first_row >> log2_of(p.together)),
-                  tile.head, tile.batch);
+        tma_store(&p.out, own_out + c * T.result_rows(), c, 0, first_query, tile.head, tile.batch);
       tma_store_commit();
       if (T.result_in_turns()) tma_store_wait_read();
     }
@@ -539,15 +540,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     if (!T.queries_in_registers()) w.free_queries();
     w.wait_for_values();
     w.multiply_values(out, probabilities);
-    wgmma_wait<0>();
-    hold(out);
-    w.free_values();
-
-    if constexpr (T.left) {
-#pragma unroll 1
-      for (; agreed(step >= steps.begin); --step) w.pass_step(tile(), steps, step);
-    }
-
+    // What the sums come to is worked out under that product.
     softmax.total();
     float inverse[2];
 #pragma unroll
@@ -558,6 +551,15 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       if (p.lse && (w.lane & 3) == 0 && row.query < tile().q_rows)
         p.lse[tile().batch * p.lse_batch + row.head * p.lse_head + (tile().q_begin + row.query) * p.lse_row] = end.lse;
     }
+    wgmma_wait<0>();
+    hold(out);
+    w.free_values();
+
+    if constexpr (T.left) {
+#pragma unroll 1
+      for (; agreed(step >= steps.begin); --step) w.pass_step(tile(), steps, step);
+    }
+
     w.store(out, inverse, tile(), first_row(), rows_left(), job.careful);
   }
   tma_store_wait();

@@ -522,9 +522,10 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     int checked_end = own.begin;
     if (!T.unchecked() || !agreed(job.careful))
       checked_end = max(checked_end, T.right ? own.whole_end - T.unchecked() : step + 1);
-    // A step is long, and so is its compilation: one copy asks what it has to do. Only where results are narrow does
-    // asking cost 2 %.
-    constexpr bool kMasked = T.left || T.right, kTwoLoops = T.unchecked() && T.right && !T.left && T.head_dim_v <= 64;
+    // A step is long, and so is its compilation: one copy asks what it has to do. Only where results are narrow
+    // and steps short does asking cost 2 %.
+    constexpr bool kMasked = T.left || T.right,
+                   kTwoLoops = T.unchecked() && T.right && !T.left && T.head_dim_v <= 64 && T.keys <= 64;
     auto is_checked = [&] {
       if (!T.unchecked()) return true;
       return kMasked ? !kTwoLoops && agreed(step >= checked_end) : agreed(job.careful);

@@ -35,13 +35,19 @@ struct TileChoice {
 
 // The first that serves a problem is taken.
 inline constexpr TileChoice kHopperTiles[] = {
-    {64, 64, 129, 0, Mask::any, Scores::plain, 4, 64, 2, true},
+    {64, 64, 129, 0, Mask::full, Scores::plain, 4, 64, 2, true},
+    {64, 64, 129, 0, Mask::bounded, Scores::plain, 4, 64, 3, true},
     {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 96, 2, false},
     {128, 128, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
     {192, 128, 129, 24576, Mask::full, Scores::plain, 3, 64, 2, true},
-    {192, 192, 0, 0, Mask::any, Scores::plain, 2, 96, 2, true},
+    {192, 128, 0, 513, Mask::full, Scores::plain, 2, 96, 2, true},
+    {192, 128, 0, 0, Mask::full, Scores::plain, 2, 128, 2, false},
+    {192, 128, 0, 2048, Mask::bounded, Scores::plain, 2, 96, 2, true},
+    {192, 128, 0, 512, Mask::bounded, Scores::plain, 2, 64, 3, true},
+    {192, 128, 0, 0, Mask::bounded, Scores::plain, 2, 96, 2, true},
+    {192, 192, 0, 0, Mask::any, Scores::plain, 2, 64, 2, true},
     {256, 256, 0, 0, Mask::any, Scores::plain, 2, 64, 2, true},
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };

@@ -54,6 +54,8 @@ expect 2 "must be a multiple of k.heads (2)" verify --heads-q 3 --heads-k 2 --se
 expect 2 "device" verify --device toaster
 expect 2 "see tandem verify --help" verify --no-such-flag
 expect 2 "see tandem --help" nonsense
+expect 2 '--heads-q: "8/1" must be a number of at least 0; see tandem verify --help' verify --heads-q 8/1
+expect 2 '--seconds: "0" must be a number above 0; see tandem bench --help' bench --seconds 0
 expect 2 "must be a .safetensors file or a folder" attend "$minilm" --names $names --out x.npy
 expect 2 "cannot be written" attend "$minilm" --names $names --out /no/such/folder/x.safetensors
 expect 2 "is no folder with .safetensors files" demo "$work/result"

@@ -263,14 +263,11 @@ It runs on the CPU and is left out on a GPU, whose figures are TF/s, by the GPU'
   command->add_option("--dtypes", bench->dtypes, "f32, bf16, f16 [f32,bf16; GPU: bf16]")->delimiter(',');
   command->add_option("--seqlens", bench->seqlens, "Queries and keys of a sequence [512,2048; GPU: 1024,4096,16384]")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  command->add_option("--head-dims", bench->head_dims, "Sizes of a head [64,128]")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  command->add_option("--batch", bench->batch, "Sequences [1; GPU: 16384/seqlen]")->check(CLI::PositiveNumber);
-  command->add_option("--heads", bench->heads, "Heads [8; GPU: 2048/head_dim]")->check(CLI::PositiveNumber);
-  command->add_option("--seconds", bench->seconds, "About how long each measurement lasts [0.3]")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
+  command->add_option("--head-dims", bench->head_dims, "Sizes of a head [64,128]")->delimiter(',')->check(positive());
+  command->add_option("--batch", bench->batch, "Sequences [1; GPU: 16384/seqlen]")->check(positive());
+  command->add_option("--heads", bench->heads, "Heads [8; GPU: 2048/head_dim]")->check(positive());
+  command->add_option("--seconds", bench->seconds, "About how long each measurement lasts [0.3]")->check(positive());
   auto* causal = command->add_flag("--causal-only", bench->causal_only, "Only causal problems");
   command->add_flag("--full-only", bench->full_only, "Only problems without a mask")->excludes(causal);
   command->add_flag("--no-plain", bench->no_plain, "Leave the plain formula out");

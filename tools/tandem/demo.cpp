@@ -309,7 +309,7 @@ Exit code: 0 when every result is exact enough, 1 when not, 2 when the input can
       ->capture_default_str();
   command->add_option("--seconds", demo->seconds, "About how long each measurement lasts")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   demo->machine.add_to(*command);
   command->callback([demo, exit_code] { *exit_code = guarded([&] { return demo->run(); }); });
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 namespace tandem::tool {
 namespace {
@@ -23,7 +24,20 @@ std::optional<int64_t> window_bound(const std::string& text, const std::string& 
   return value;
 }
 
+CLI::Validator number(bool zero, const char* name) {
+  const auto check = [zero](const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    const bool fits = end != text.c_str() && *end == '\0' && std::isfinite(value) && (zero ? value >= 0 : value > 0);
+    return fits ? std::string() : "\"" + text + "\" must be a number " + (zero ? "of at least 0" : "above 0");
+  };
+  return {check, name};
+}
+
 }  // namespace
+
+CLI::Validator positive() { return number(false, "POSITIVE"); }
+CLI::Validator not_negative() { return number(true, "NONNEGATIVE"); }
 
 void MachineFlags::add_to(CLI::App& app) {
   app.add_option("--device", device, "cpu, cuda, cuda:N or vgpu:MODEL [a GPU that there are kernels for, else cpu]")

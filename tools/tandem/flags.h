@@ -11,6 +11,10 @@
 
 namespace tandem::tool {
 
+// What a flag's number must be. (CLI11's own of these names answer with the largest double there is, in 309 digits.)
+CLI::Validator positive();
+CLI::Validator not_negative();
+
 struct Opened {
   std::unique_ptr<Machine> machine;
   Given given;

@@ -77,7 +77,7 @@ void ProblemFlags::add_presets_to(CLI::App& app) {
 void ProblemFlags::add_to(CLI::App& app) {
   app.add_option("--dtype", dtype, "f32, bf16, f16 or f64")->capture_default_str();
   const auto size = [&](const char* flag, int64_t& value, const char* text) {
-    app.add_option(flag, value, text)->check(CLI::NonNegativeNumber)->group("Shape");
+    app.add_option(flag, value, text)->check(not_negative())->group("Shape");
   };
   size("--batch", batch, "Sequences [1]");
   size("--heads-q,--heads", heads_q, "Query heads [8]");
@@ -88,11 +88,11 @@ void ProblemFlags::add_to(CLI::App& app) {
   size("--head-dim-v", head_dim_v, "Size of a value [as --head-dim]");
   app.add_option("--lengths-q", lengths_q, "Packed: queries of each sequence")
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group("Shape");
   app.add_option("--lengths-k", lengths_k, "Packed: keys of each sequence [as --lengths-q]")
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group("Shape")
       ->needs("--lengths-q");
   mask.add_to(app);

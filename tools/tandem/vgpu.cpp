@@ -262,11 +262,11 @@ void add_flags(CLI::App& app, Vgpu& vgpu, bool many) {
   app.add_option("--launch", vgpu.launch, "How the file's kernel is launched: JSON, see docs/virtual-gpu.md");
   app.add_option("--device", vgpu.device, "vgpu:h200, vgpu:h100 or vgpu:b200 [vgpu:h200; a PTX file's own]");
   app.add_option("--schedule", vgpu.schedule, "In which order warps run and copies complete; 0: early, 1: late")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str();
   if (many) {
     app.add_option("--schedules", vgpu.schedules, "So many, from --schedule on")
-        ->check(CLI::PositiveNumber)
+        ->check(positive())
         ->capture_default_str();
   }
   app.add_option("--threads", vgpu.threads, "Of the host; 0: one per core")->check(CLI::Range(0, 1024));
@@ -302,8 +302,7 @@ Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when i
     CLI::App* verb = command->add_subcommand(one.name, one.what);
     add_flags(*verb, *vgpu, one.many);
     if (one.verb == &Vgpu::trace) {
-      verb->add_option("--block", vgpu->block, "Which block, counted through the grid [0]")
-          ->check(CLI::NonNegativeNumber);
+      verb->add_option("--block", vgpu->block, "Which block, counted through the grid [0]")->check(not_negative());
       verb->add_option("--json", vgpu->json, "The trace for Perfetto; \"\": none")->capture_default_str();
       verb->add_option("--svg", vgpu->svg, "The picture; \"\": none")->capture_default_str();
     }

@@ -107,15 +107,15 @@ ForwardFloor forward_floor(const Problem& p, const ForwardPlan& plan, const gpu:
 }
 
 std::vector<std::string> reasons(const Problem& p, const ForwardPlan& plan, const gpu::Properties& device) {
+  const bool masked = plan.tile.left || plan.tile.right;
   std::vector<std::string> lines{why_tile(p, plan.tile)};
   if (p.group() > 1) {
-    const bool masked = plan.tile.left || plan.tile.right;
     lines.push_back(plan.together > 1
                         ? say("heads: rows of ", plan.together, " query heads of a key head share tiles, which ",
                               masked ? "then have fewer queries, that see fewer keys" : "fills them")
                         : std::string("heads: one in a tile, as several would not need fewer tiles"));
   }
-  if (p.banded() && !plan.tile.left && !plan.tile.right) {
+  if (p.banded() && !masked) {
     lines.emplace_back("mask: no bound hides a key at these lengths, so the kernel has none");
   }
   lines.push_back(why_order(plan));

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Checks the layout of the code, C++ defects that clang-tidy sees, and the shell scripts.
+# Checks the layout of the code, C++ defects that clang-tidy sees, the shell scripts, and the links of the pages.
 #
-#   ./lint.sh [--fix] [--no-tidy]     --fix: put the layout right in place; --no-tidy: leave out the slow part
+#   ./lint.sh [--fix] [--no-tidy | --tidy]     --fix: put the layout right in place; --no-tidy: leave out the slow part,
+#                                              --tidy: nothing but that
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . scripts/setup.sh
 . scripts/python.sh
 
-fix=false tidy=true
+fix=false tidy=true layout=true
 for argument in "$@"; do
   case $argument in
     --fix) fix=true ;;
     --no-tidy) tidy=false ;;
-    *) die "unknown argument '$argument'; usage: ./lint.sh [--fix] [--no-tidy]" ;;
+    --tidy) layout=false ;;
+    *) die "unknown argument '$argument'; usage: ./lint.sh [--fix] [--no-tidy | --tidy]" ;;
   esac
 done
 install_packages "$BUILD_PACKAGES" "$PYTHON_PACKAGES" "$LINT_PACKAGES"
@@ -35,19 +37,23 @@ lint_python() {
   fi
 }
 
-mapfile -t sources < <(files '.*\.(c|h|cpp|hpp)')
-mapfile -t scripts < <(files '.*\.sh|./\.ci/run')
-if $fix; then
-  clang-format-16 -i "${sources[@]}"
-else
-  clang-format-16 --dry-run --Werror "${sources[@]}" || die "the layout of these files is not the agreed one: ./lint.sh --fix"
+if $layout; then
+  mapfile -t sources < <(files '.*\.(c|h|cpp|hpp|cuh)')
+  mapfile -t scripts < <(files '.*\.sh|./\.ci/run')
+  mapfile -t pages < <(files '.*\.md')
+  if $fix; then
+    clang-format-16 -i "${sources[@]}"
+  else
+    clang-format-16 --dry-run --Werror "${sources[@]}" || die "the layout of these files is not the agreed one: ./lint.sh --fix"
+  fi
+  shellcheck -x "${scripts[@]}"
+  lint_python
+  scripts/links.py "${pages[@]}"
+  say "Nothing to complain about in ${#sources[@]} C++ files and ${#scripts[@]} shell scripts."
 fi
-shellcheck -x "${scripts[@]}"
-lint_python
 
 if $tidy; then
-  quietly "Configuring clang" cmake --preset clang
-  files '\./(src|tools)/.*\.cpp' |
-    xargs -P "$(jobs_at_once)" -n 1 clang-tidy-16 --quiet -p build/clang 2>&1 | { grep -v "warnings\? generated" || true; }
+  [ -f build/clang/build.ninja ] || quietly "Configuring clang" cmake --preset clang
+  mapfile -t sources < <(files '\./(src|tools|vgpu)/.*\.cpp')
+  scripts/tidy.py build/clang "$(jobs_at_once)" "${sources[@]}"
 fi
-say "Nothing to complain about in ${#sources[@]} files."

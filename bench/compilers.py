@@ -79,8 +79,7 @@ def work(options: argparse.Namespace) -> None:
                 begin = time.perf_counter()
                 forward.prepare()
                 answer = {"prepared": time.perf_counter() - begin}
-                judge = Judge(x)
-                answer["right"] = judge.right(judge.error(forward()))
+                answer["right"] = Judge(x)(forward()).right
                 timed = clock.Timed(forward, options.ms)
             else:
                 answer = {"seconds": timed.window()}

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from boundary.compare import c_call, least, timed
 
 import tandem
-from tandem import _library
 from tandem.flash_attn import flash_attn_func, flash_attn_varlen_func
 from tandem.sdpa import scaled_dot_product_attention
 
@@ -36,17 +35,17 @@ TORCH = (
     ("flash_attn_func", "flash_attn_func(q, k, v)", "forward"),
     ("flash_attn_varlen_func", "flash_attn_varlen_func(*packed, cu, cu, 1, 1)", "forward"),
     ("tandem.sdpa", "sdpa(q, k, v)", "forward"),
-    ("torch.ops.tandem.forward", "operator(q, k, v, *(None,) * 9, *options)", "forward"),
+    ("torch.ops.tandem.forward", "operator(q, k, v)", "forward"),
     ("torch's scaled_dot_product_attention", "F.scaled_dot_product_attention(q, k, v)", None),
 )
 GRADIENT = (
     ("tandem.attention, torch, with gradient: forward", "tandem.attention(q, k, v)", "forward"),
     ("flash_attn_func, with gradient: forward", "flash_attn_func(q, k, v)", "forward"),
-    ("torch.ops.tandem.forward, with gradient: forward", "operator(q, k, v, *(None,) * 9, *options)", "forward"),
+    ("torch.ops.tandem.forward, with gradient: forward", "operator(q, k, v)", "forward"),
     ("torch's, with gradient: forward", "F.scaled_dot_product_attention(q, k, v)", None),
     ("tandem.attention, torch: forward and backward", "grad(tandem.attention(q, k, v), (q, k, v), dout)", "both"),
     ("torch.ops.tandem.forward: forward and backward",
-     "grad(operator(q, k, v, *(None,) * 9, *options)[0], (q, k, v), dout)", "both"),
+     "grad(operator(q, k, v)[0], (q, k, v), dout)", "both"),
     ("torch's: forward and backward", "grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), dout)", None),
 )  # fmt: skip
 
@@ -56,10 +55,9 @@ def measure() -> list:
     arrays = dict(zip(("q", "k", "v", "out"), (np.random.rand(*SHAPE).astype(np.float32) for _ in range(4))))
     tensors = {name: torch.tensor(x) for name, x in arrays.items()}
     leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
-    options = _library.options(None, False, None, 0.0, None, None, 0.0, (0, 0), False, False, None)
     common = {
         "tandem": tandem, "flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func, "F": F,
-        "sdpa": scaled_dot_product_attention, "operator": torch.ops.tandem.forward, "options": options,
+        "sdpa": scaled_dot_product_attention, "operator": torch.ops.tandem.forward,
         "cu": torch.tensor([0, 1], dtype=torch.int32), "grad": torch.autograd.grad, "dout": torch.ones(SHAPE),
         "packed": [x[0] for x in tensors.values()][:3],
     }  # fmt: skip

@@ -11,7 +11,7 @@ def _library():
     root = pathlib.Path(__file__).resolve().parent.parent
     for path in (os.environ.get("TANDEM_LIBRARY"), root / "build/release/src/libtandem.so.0"):
         if path and os.path.exists(path):
-            return c.CDLL(str(path))
+            return load(path)
     raise SystemExit(
         "libtandem.so.0 was not found: build it (./test.sh or cmake --build --preset release), "
         "or name it in TANDEM_LIBRARY"
@@ -72,12 +72,19 @@ class _Args(c.Structure):
     )
 
 
+def load(path):
+    """A libtandem with its functions declared. Several builds may be loaded side by side, each from a file of its
+    own."""
+    library = c.CDLL(os.path.abspath(path))
+    library.tandem_last_error.restype = c.c_char_p
+    library.tandem_context_description.restype = c.c_char_p
+    library.tandem_workspace_size.argtypes = [c.c_void_p, c.c_int, c.POINTER(_Args), c.POINTER(c.c_size_t)]
+    for function in (library.tandem_forward, library.tandem_backward):
+        function.argtypes = [c.c_void_p, c.POINTER(_Args), c.c_void_p, c.c_size_t, c.c_void_p]
+    return library
+
+
 _lib = _library()
-_lib.tandem_last_error.restype = c.c_char_p
-_lib.tandem_context_description.restype = c.c_char_p
-_lib.tandem_workspace_size.argtypes = [c.c_void_p, c.c_int, c.POINTER(_Args), c.POINTER(c.c_size_t)]
-for _f in (_lib.tandem_forward, _lib.tandem_backward):
-    _f.argtypes = [c.c_void_p, c.POINTER(_Args), c.c_void_p, c.c_size_t, c.c_void_p]
 
 _DTYPES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.int32: (0, 32)}
 
@@ -86,9 +93,9 @@ def description():
     return _lib.tandem_context_description(None).decode()
 
 
-def _check(status):
+def _check(status, library=_lib):
     if status:
-        raise RuntimeError(_lib.tandem_last_error().decode())
+        raise RuntimeError(library.tandem_last_error().decode())
 
 
 class Call:

@@ -3,12 +3,12 @@
 
     python bench/tune.py cubins/ --build                        # compiles ahead, on any machine with NVRTC and g++
     python bench/tune.py cubins/ --write src/plan/tiles.h       # the rest; compiles what is missing
-    python bench/tune.py cubins/ --dims 128 --only 128x128x2_turns --seqlens 1024,16384 --fa3 libfa3_sm90.so
+    python bench/tune.py cubins/ --dims 128 --only 128x128x2_pingpong --seqlens 1024,16384 --fa3 libfa3_sm90.so
 
-Tries every number of warpgroups, keys of a step, stages, with and without turns, for each head_dim, full and causal,
-by length. Kernels that spill registers or miss float64 by more than twice the plain formula's error are left out. All
-others are timed once, the best few then in interleaved rounds. A table keeps a tile from one length to the next unless
-another is more than half a percent faster. Afterwards build the library and compare: bench/gpu.py.
+Tries every number of warpgroups, keys of a block and stages, with and without ping-pong, for each head_dim, full and
+causal, by length. Kernels that spill registers or miss float64 by more than twice the plain formula's error are left
+out. All others are timed once, the best few then in interleaved rounds. A table keeps a tile from one length to the
+next unless another is more than half a percent faster. Afterwards build the library and compare: bench/gpu.py.
 
 While a kernel is being written, --only shows what a change does to a few of its tiles, with --fa3 beside
 FlashAttention-3 and cuDNN.
@@ -30,6 +30,8 @@ from rig import cells, tiles
 
 DIMS = [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)]
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+# What is tried of each way in which a kernel can be cut.
+TRIED = {"warpgroups": (2, 3, 4), "tile_n": range(48, 193, 16), "stages": (2, 3), "pingpong": (False, True)}
 FINALISTS = 6
 WORTH = 1.005  # what another tile must bring to be worth an entry
 PATIENCE = 10  # seconds for a kernel that is tried the first time
@@ -41,7 +43,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--build", action="store_true", help="compile, and stop")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once (default: all cores)")
     parser.add_argument("--dims", help="only these: 128 or 192/128, comma-separated")
-    parser.add_argument("--only", default="", metavar="REGEX", help="only tiles whose names match: 192x80, turns, ...")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="only tiles whose names match: 192x80, pingpong, ..."
+    )
     parser.add_argument(
         "--fa3", metavar="LIBRARY", help="shared library of FlashAttention-3, to time it and cuDNN beside"
     )
@@ -74,18 +78,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def candidates(dims, only: re.Pattern) -> list[tiles.Tile]:
-    every = [
-        tiles.Tile(*d, warpgroups, keys, stages, turns)
-        for d in dims
-        for warpgroups in (2, 3, 4)
-        for keys in range(48, 193, 16)
-        for stages in (2, 3)
-        for turns in (False, True)
-    ]
-    return [tile for tile in every if only.search(tile.name(False))]
-
-
 def settle(name: str) -> None:
     """Waits for the GPU; a kernel that never ends ends the program, since nothing else can run beside it."""
     import torch
@@ -106,9 +98,9 @@ def sound(kernel: tiles.Kernel, judges: list) -> bool:
     for judge in judges:
         out = kernel.bind(judge.x)()
         settle(kernel.name)
-        error = judge.error(out)
-        if not judge.right(error):
-            print(f"{kernel.name}: error {error:.1e}, the plain formula's {judge.plain:.1e}", flush=True)
+        verdict = judge(out)
+        if not verdict.right:
+            print(f"{kernel.name}: {verdict.why()}", flush=True)
             return False
     return True
 
@@ -122,8 +114,7 @@ def load(folder, layout, d, causal) -> list[tiles.Kernel]:
         Judge(cells.Inputs(cells.Cell("check", str(n), n, h, *d, heads_k=k, batch=b, causal=causal)))
         for b, n, h, k in shapes
     ]
-    of_d = [t for t in layout.tiles if (t.head_dim, t.head_dim_v) == d]
-    there = [t for t in of_d if (folder / f"{t.name(causal)}.cubin").exists()]
+    there = [t for t in layout.tiles if t.dims == d and (folder / f"{t.kernel(causal)}.cubin").exists()]
     return [k for k in (tiles.Kernel(folder, layout, t, causal) for t in there) if sound(k, judges)]
 
 
@@ -169,13 +160,13 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict]:
             kept = best
             choices.append([seqlen, kept])
         choices[-1][0] = seqlen
-        rates[seqlen] = {t.name(causal): rate for t, rate in found.items()}
+        rates[seqlen] = {t.kernel(causal): rate for t, rate in found.items()}
         ranked = sorted(found, key=found.get, reverse=True)[:4]
-        shown = [f"{t.name(causal)} {found[t]:.0f}" for t in ranked] + [f"{n} {r:.0f}" for n, r in of_peers.items()]
-        print(f"{seqlen}: {kept.name(causal)} ({', '.join(shown)})", flush=True)
+        shown = [f"{t.kernel(causal)} {found[t]:.0f}" for t in ranked] + [f"{n} {r:.0f}" for n, r in of_peers.items()]
+        print(f"{seqlen}: {kept.kernel(causal)} ({', '.join(shown)})", flush=True)
     choices[-1][0] = 0
-    if choices[-1][1].warpgroups > 2:  # a few rows would leave warpgroups idle
-        small = [k for k in kernels if k.tile.warpgroups == 2]
+    if choices[-1][1].fields["warpgroups"] > 2:  # a few rows would leave warpgroups idle
+        small = [k for k in kernels if k.tile.fields["warpgroups"] == 2]
         if small:
             found, _ = race(small, cells.Inputs(cells.dense(*d, causal, options.seqlens[0])), options, None)
             choices.append([0, max(found, key=found.get)])
@@ -183,24 +174,24 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict]:
 
 
 def entries(d, by_mask: dict) -> list[str]:
-    """Lines of kHopperTiles."""
+    """Lines of kSm90Choices."""
     if by_mask["full"] == by_mask["bounded"]:
         by_mask = {"any": by_mask["full"]}
     lines = []
     for mask, choices in by_mask.items():
         for keys, tile in choices:
-            rows = 64 * (tile.warpgroups - 1) + 1 if tile.warpgroups > 2 else 0
-            shape = f"{tile.warpgroups}, {tile.keys}, {tile.stages}, {str(tile.turns).lower()}"
-            lines.append(f"{{{d[0]}, {d[1]}, {rows}, {keys}, Mask::{mask}, Scores::plain, {shape}}}")
+            warpgroups = tile.fields["warpgroups"]
+            rows = 64 * (warpgroups - 1) + 1 if warpgroups > 2 else 0
+            lines.append(f"{{{d[0]}, {d[1]}, {rows}, {keys}, Mask::{mask}, Scores::plain, {tile.columns}}}")
     return lines
 
 
 def rewrite(text: str, found: dict) -> str:
     """The table's text with what was measured of these dims replaced: entries for windows and for scores that are more
     than products stay."""
-    match = re.search(r"(kHopperTiles\[\] = \{)(.*?)(\n\};)", text, re.S)
+    match = re.search(r"(kSm90Choices\[\] = \{)(.*?)(\n\};)", text, re.S)
     if not match:
-        raise SystemExit("--write: the file has no kHopperTiles[]")
+        raise SystemExit("--write: the file has no kSm90Choices[]")
     table: dict = {}
     for entry in re.findall(r"\{[^{}]*\}", match[2]):
         d = tuple(int(n) for n in re.findall(r"\d+", entry)[:2])
@@ -216,9 +207,9 @@ def rewrite(text: str, found: dict) -> str:
 
 def main() -> None:
     options = parse()
-    layout = tiles.Layout(candidates(options.dims, options.only))
+    layout = tiles.Layout(options.dims, TRIED, options.only)
     for d in options.dims:
-        if not any((t.head_dim, t.head_dim_v) == d for t in layout.tiles):
+        if not any(t.dims == d for t in layout.tiles):
             raise SystemExit(f"no tile of head_dim {d[0]}/{d[1]} fits and matches --only '{options.only.pattern}'")
     folder = tiles.build(options.folder, layout, options.jobs)
     if options.build:

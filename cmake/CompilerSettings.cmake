@@ -37,8 +37,10 @@ if(TANDEM_SANITIZE)
 endif()
 
 if(TANDEM_SANITIZE)
-  add_compile_options(-fsanitize=${TANDEM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  add_compile_options(-fsanitize=${TANDEM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)  # lines, for reports
   add_link_options(-fsanitize=${TANDEM_SANITIZE})
+  add_library(tandem_sanitizer_options OBJECT ${CMAKE_CURRENT_LIST_DIR}/sanitizer_options.c)
+  link_libraries($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:$<TARGET_OBJECTS:tandem_sanitizer_options>>)
 endif()
 if(TANDEM_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   message(FATAL_ERROR "The fuzz targets use libFuzzer, which comes with Clang: cmake --preset asan.")
@@ -50,6 +52,20 @@ if(TANDEM_COVERAGE)
   add_compile_options(-fprofile-instr-generate -fcoverage-mapping)
   add_link_options(-fprofile-instr-generate)
 endif()
+
+# How our shared libraries are linked: the map says what they export.
+function(tandem_shared_library name map)
+  target_link_options(${name} PRIVATE -Wl,--version-script=${map})
+  if(NOT TANDEM_SANITIZE)  # Clang resolves its sanitizers only in the program
+    target_link_options(${name} PRIVATE -Wl,--no-undefined)
+  endif()
+  if(TANDEM_BUILD_PYTHON)
+    # Whoever installs the wheel may have an older C++ library; what is not used of ours needs no newer C library.
+    target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--gc-sections)
+  endif()
+  set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+                                           LINKER_LANGUAGE CXX LINK_DEPENDS ${map})
+endfunction()
 
 find_program(CCACHE ccache)
 mark_as_advanced(CCACHE)

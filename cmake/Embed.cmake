@@ -1,19 +1,22 @@
-# tandem_embed(<target> <folder> <function>): compiles the text of every file of a folder (which may not exist yet) into
-# a target. tandem::jit::<function>() returns them by name; src/jit/sources.h has the type.
+# tandem_embed(<target> <folder> <namespace> <function> <ending>...): compiles the text of every file of a folder (which
+# may not exist yet) whose name ends so into a target. std::span<const Text> tandem::<namespace>::<function>() returns
+# them, ordered by name (src/base/embedded.h).
 #
 # This file is also the script that writes that source when a text has changed:
-#   cmake -DFOLDER=<folder> -DNAMES=<name,name,...> -DFUNCTION=<function> -DOUTPUT=<file> -P Embed.cmake
-function(tandem_embed target folder function)
+#   cmake -DFOLDER=<folder> -DNAMES=<name,name,...> -DNAMESPACE=<namespace> -DFUNCTION=<function> -DOUTPUT=<file>
+#         -P Embed.cmake
+function(tandem_embed target folder namespace function)
   get_filename_component(folder ${folder} ABSOLUTE)
   set(output ${CMAKE_CURRENT_BINARY_DIR}/embedded/${function}.cpp)
-  file(GLOB_RECURSE names CONFIGURE_DEPENDS RELATIVE ${folder} ${folder}/*.h ${folder}/*.cuh ${folder}/*.cu)
+  list(TRANSFORM ARGN PREPEND ${folder}/* OUTPUT_VARIABLE patterns)
+  file(GLOB_RECURSE names CONFIGURE_DEPENDS RELATIVE ${folder} ${patterns})
   list(SORT names)
   list(TRANSFORM names PREPEND ${folder}/ OUTPUT_VARIABLE files)
   list(JOIN names "," names)  # in the command, so that a removed file changes it
   add_custom_command(
     OUTPUT ${output}
-    COMMAND ${CMAKE_COMMAND} -DFOLDER=${folder} -DNAMES=${names} -DFUNCTION=${function} -DOUTPUT=${output}
-            -P ${TANDEM_EMBED_SCRIPT}
+    COMMAND ${CMAKE_COMMAND} -DFOLDER=${folder} -DNAMES=${names} -DNAMESPACE=${namespace} -DFUNCTION=${function}
+            -DOUTPUT=${output} -P ${TANDEM_EMBED_SCRIPT}
     DEPENDS ${TANDEM_EMBED_SCRIPT} ${files}
     COMMENT "Embedding ${folder}"
     VERBATIM)
@@ -41,16 +44,16 @@ else()
   set(body "  return {};\n")
 endif()
 file(WRITE ${OUTPUT} "// Written by cmake/Embed.cmake.
-#include \"jit/sources.h\"
+#include \"base/embedded.h\"
 
-namespace tandem::jit {
+namespace tandem::${NAMESPACE} {
 
 using namespace std::string_view_literals;
 
-Sources ${FUNCTION}();  // of a test's own texts, no header declares it
+std::span<const Text> ${FUNCTION}();
 
-Sources ${FUNCTION}() {
+std::span<const Text> ${FUNCTION}() {
 ${body}}
 
-}  // namespace tandem::jit
+}  // namespace tandem::${NAMESPACE}
 ")

@@ -1,5 +1,4 @@
 # What `cmake --install` puts where: the shared library, its headers, and how others find them.
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
@@ -7,9 +6,13 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 install(TARGETS tandem EXPORT tandemTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# Nobody links with it: libtandem loads it by its soname, from its own folder.
+install(TARGETS tandem_vgpu LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
 if(TARGET tandem_command)
   install(TARGETS tandem_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
+# `tandem vgpu exec` looks for it there.
+install(TARGETS tandem_virtual_cuda tandem_virtual_cudart LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem/virtual_cuda)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tandem DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT tandemTargets NAMESPACE tandem:: DESTINATION ${package_dir})
 

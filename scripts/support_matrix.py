@@ -6,16 +6,24 @@ build/venv/bin/python scripts/support_matrix.py [--check]     --check: only comp
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import pathlib
 import sys
+from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
 
-import tandem
+os.environ["TANDEM_PYTHON_BOUNDARY"] = "ctypes"  # where the context of a call can be chosen
+
+import tandem  # noqa: E402
+from tandem import _ctypes  # noqa: E402
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "support.md"
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float64": np.float64}
+ON_GPU = {name: TYPES[name] for name in ("bfloat16", "float16", "float32")}
 INT = np.int32
 CU_Q, CU_K = np.array([0, 4, 12], INT), np.array([0, 10, 16], INT)
 
@@ -36,7 +44,9 @@ FEATURES = [
     ("seqused_q, seqused_k", {}, {"seqused_q": np.array([3, 8], INT), "seqused_k": np.array([8, 1], INT)}),
     ("page_table", {"pages": True}, {"page_table": np.zeros((2, 2), INT), "seqused_k": np.array([8, 1], INT)}),
     ("causal, bottom-right", {}, {"causal": True}),
-    ("causal, top-left", {}, {"causal": "top_left"}),
+    ("causal, top-left", {}, {"causal": True, "alignment": "top_left"}),
+    ("causal, explicit diagonal", {}, {"causal": True, "diagonal_offset": 3}),
+    ("causal, a diagonal for each sequence", {}, {"causal": True, "diagonal_offset": np.array([3, -1], INT)}),
     ("window", {}, {"window": (3, 1)}),
     ("softcap", {}, {"softcap": 2.0}),
     ("alibi_slopes", {}, {"alibi_slopes": np.ones(2, np.float32)}),
@@ -46,6 +56,7 @@ FEATURES = [
     ("bias of a packed call", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "bias": OF_Q}),
     ("sink", {}, {"sink": np.zeros(2, np.float32)}),
     ("dropout", {}, {"dropout_p": 0.1, "seed": 1}),
+    ("result of float32", {}, {"out_dtype": np.float32}),
     ("num_splits", {}, {"num_splits": 2}),
     ("deterministic", {}, {"deterministic": True}),
     ("batch_invariant", {}, {"batch_invariant": True}),
@@ -67,21 +78,25 @@ def answer(what: str, dtype: object, shape: dict, options: dict) -> str:
     return "yes"
 
 
-def page() -> str:
-    reasons: list[str] = []
-    lines = [
-        "# What is served where",
-        "",
-        "The library's own answers (`tandem_check`, which each call begins with), written by",
-        "`scripts/support_matrix.py`; a test holds this page to them. What says yes, the tests run on every commit,",
-        "on the instruction sets of the machine at hand. fwd and bwd: forward and backward.",
-        "",
-        "| on `cpu` | " + " | ".join(f"{t} fwd | bwd" for t in TYPES) + " |",
-        "|---|" + "---|" * (2 * len(TYPES)),
-    ]
+@contextlib.contextmanager
+def on(device: str) -> Iterator[None]:
+    """Calls are asked of that device."""
+    context = ctypes.c_void_p()
+    options = _ctypes._ContextOptions(size=ctypes.sizeof(_ctypes._ContextOptions), device=device.encode())
+    if _ctypes._library.tandem_context_create(options, ctypes.byref(context)) != 0:
+        raise RuntimeError(_ctypes.last_error())
+    before, _ctypes._context = _ctypes._context, lambda: context
+    yield
+    _ctypes._context = before
+    _ctypes._library.tandem_context_destroy(context)
+
+
+def table(types: dict[str, object], reasons: list[str]) -> list[str]:
+    """What the device says, but for the table's first cell; new sentences are added to the reasons."""
+    lines = [" | ".join(f"{t} fwd | bwd" for t in types) + " |", "|---|" + "---|" * (2 * len(types))]
     for name, shape, options in FEATURES:
         cells = []
-        for dtype in TYPES.values():
+        for dtype in types.values():
             for what in ("forward", "backward"):
                 said = answer(what, dtype, shape, options)
                 if said != "yes":
@@ -90,21 +105,42 @@ def page() -> str:
                     said = f"no ({reasons.index(said) + 1})"
                 cells.append(said)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", "The sentences of the refusals:", ""]
+    return [*lines, ""]
+
+
+def page() -> str:
+    reasons: list[str] = []
+    answers = {"`cpu`": table(TYPES, reasons)}
+    for device in ("vgpu:h200", "vgpu:b200"):
+        with on(device):
+            answers[f"`{device}` (virtual GPU)"] = table(ON_GPU, reasons)
+    lines = [HEAD]
+    while answers:  # devices that say the same have one table
+        first, *rest = answers[next(iter(answers))]
+        same = [device for device, said in answers.items() if said == [first, *rest]]
+        lines += [f"| on {', '.join(same)} | {first}", *rest]
+        answers = {device: said for device, said in answers.items() if device not in same}
+    lines += ["The sentences of the refusals:", ""]
     lines += [f"{n}. {reason}" for n, reason in enumerate(reasons, 1)]
-    lines += ["", ON_GPUS, ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", TAIL])
 
 
-ON_GPUS = """\
-`cuda:N`, Hopper (compute capability 9.0), run on an H200 by the tests of `tests/kernels`, and Blackwell (10.0, 10.3),
-run by their pairs of features and random problems on the virtual GPU, not yet on hardware: the forward in bfloat16 and
-float16, head_dim and head_dim_v each a multiple of 8 up to 256, with all of the above but dropout, page_table and
-num_splits. `tandem explain` answers for any call, also where there is no GPU: the kernel and its plan, or the sentence
-of the refusal. The backward is refused there; from Python, torch's own takes over where it can.
+HEAD = """\
+# What is served where
 
-`vgpu:h200`, `vgpu:h100` and `vgpu:b200` execute the kernels of that GPU on the CPU and serve what it is served, on
-tensors in host memory ([virtual-gpu.md](virtual-gpu.md))."""
+The library's own answers (`tandem_check`, which each call begins with), written by
+`scripts/support_matrix.py`; a test holds this page to them. What says yes, the tests run on every commit,
+on the instruction sets of the machine at hand. fwd and bwd: forward and backward.
+"""
+
+TAIL = """\
+A [virtual GPU](virtual-gpu.md) executes on the CPU, on tensors in host memory, the kernels of the GPU that it is
+called after, and serves what that is served: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as `vgpu:b200`. On hardware,
+`cuda:N`, the kernels for Hopper (compute capability 9.0) have been run by the tests of `tests/kernels`, on an H200;
+those for Blackwell (10.0, 10.3) not yet. `tandem explain` answers for any call, also where there is no GPU: the
+kernel and its plan, or the sentence of the refusal. Where the backward is refused, torch's own takes over from Python
+where it can.
+"""
 
 
 def main() -> int:

@@ -110,10 +110,9 @@ def with_ctypes():
 
 
 def through(run):
-    """The package's own boundary: room for every tensor and option there is, and the workspace its own affair."""
-    absent = (None,) * 17
-    options = _library.options(None, False, None, 0.0, None, None, 0.0, (0, 0), False, False, None)
-    return lambda q, k, v, out, *_: run(0, (q, k, v, out, *absent), options)
+    """The package's own boundary: a record with every tensor and option there is, and the workspace its own affair."""
+    absent = dict.fromkeys((*_library.TENSORS[3:], *_library.OPTIONS))
+    return lambda q, k, v, out, *_: run(0, {"q": q, "k": k, "v": v, **absent, "out": out})
 
 
 # way; what makes it; what is shipped beside libtandem; needed at run time; one wheel for every CPython from 3.9 on?

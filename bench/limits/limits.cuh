@@ -77,7 +77,7 @@ TANDEM_DEVICE void multiply(const Args& a, u32 shared, Barriers& b, int group) {
   using Scores = Wgmma<false, S::keys>;
   using Values = Wgmma<false, S::dim>;
   constexpr u32 q_block = S::groups * 64 * 128, k_block = S::keys * 128;  // bytes of 64 columns
-  const u64 q = wgmma_matrix(shared + group * 64 * 128, 16, 1024);
+  const u64 q = wgmma_smem_desc(shared + group * 64 * 128, 16, 1024);
   const bool keep = a.zero != 0;
   float scores[S::keys / 2], out[S::dim / 2];
   u32 probabilities[S::keys / 4], queries[S::registers ? S::dim / 4 : 4];
@@ -97,23 +97,23 @@ TANDEM_DEVICE void multiply(const Args& a, u32 shared, Barriers& b, int group) {
 #pragma unroll
     for (int stage = 0; stage < 2; ++stage) {
       const u32 k_address = shared + S::q_bytes + 2 * stage * S::tile_bytes;
-      const u64 k = wgmma_matrix(k_address, 16, 1024), v = wgmma_matrix(k_address + S::tile_bytes, k_block, 1024);
+      const u64 k = wgmma_smem_desc(k_address, 16, 1024), v = wgmma_smem_desc(k_address + S::tile_bytes, k_block, 1024);
       if constexpr (streamed) mbarrier_wait(&b.full[2 * stage], turn & 1);
       wgmma_fence();
 #pragma unroll
       for (int c = 0; c < S::dim / 16; ++c) {
         const u64 k_c = k + c / 4 * (k_block >> 4) + c % 4 * 2;
         if constexpr (S::registers) {
-          Scores::scores(scores, queries + 4 * c, k_c, c > 0 || keep);
+          Scores::rs_nt(scores, queries + 4 * c, k_c, c > 0 || keep);
         } else {
-          Scores::scores(scores, q + c / 4 * (q_block >> 4) + c % 4 * 2, k_c, c > 0 || keep);
+          Scores::ss_nt(scores, q + c / 4 * (q_block >> 4) + c % 4 * 2, k_c, c > 0 || keep);
         }
       }
       wgmma_commit();
       if constexpr (streamed) mbarrier_wait(&b.full[2 * stage + 1], turn & 1);
 #pragma unroll
       for (int c = 0; c < S::keys / 16; ++c)  // O begins anew every 32 tiles, as a real one does
-        Values::values(out, probabilities + 4 * c, v + c * (2048 >> 4), c > 0 || stage > 0 || turn % 16 > 0);
+        Values::rs_nn(out, probabilities + 4 * c, v + c * (2048 >> 4), c > 0 || stage > 0 || turn % 16 > 0);
       wgmma_commit();
       wgmma_wait<1>();  // S, and O of the tile before
       if (streamed && threadIdx.x % 32 == 0) {
@@ -124,8 +124,8 @@ TANDEM_DEVICE void multiply(const Args& a, u32 shared, Barriers& b, int group) {
     }
   }
   wgmma_wait<0>();
-  hold(scores);
-  hold(out);
+  fence_operand(scores);
+  fence_operand(out);
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < S::keys / 2; ++i) sum += scores[i];
@@ -155,10 +155,10 @@ TANDEM_DEVICE void tensor_core(const Args& a) {
   const Record begin = now();
   const int group = uniform(threadIdx.x / 128);
   if (group == 0) {
-    registers_down<S::groups == 3 ? 32 : 24>();
+    setmaxnreg_dec<S::groups == 3 ? 32 : 24>();
     if (streamed && threadIdx.x == 0) stream<S>(a, shared, b);
   } else {
-    registers_up<S::groups == 3 ? 160 : 240>();
+    setmaxnreg_inc<S::groups == 3 ? 160 : 240>();
     multiply<S, streamed>(a, shared, b, group - 1);
     named_sync(1, 128 * S::groups);
     if (threadIdx.x == 128) write_record(a, begin);

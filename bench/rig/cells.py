@@ -1,4 +1,4 @@
-"""The problems of the GPU benchmark: what each is, how many operations it counts, and its random inputs."""
+"""The problems of the GPU benchmark: what each is, how many operations it counts, and its inputs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ import math
 import random
 
 DEVICE = "cuda"
+# What a cell's tensors may hold. The numbers are nats.
+DATA = {
+    "normal": "logits of sigma 1",
+    "sigma10": "logits of sigma 10",
+    "sink20": "the first key 20 above the others, for every row",
+    "sink50": "the first key 50 above the others, for every row",
+    "needle": "a key in the middle 50 above the others, for every row",
+    "copy": "the key before a row's own about 30 above the others",
+    "model": "a model's own queries, keys and values, from --activations",
+}
+SUSTAINED = 5  # times as long as in bursts, a cell with long windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +40,9 @@ class Cell:
     sustained: bool = False  # long windows: the card reaches its power limit
     target: float = 1.0  # the ratio to the best peer that the project holds itself to
     microseconds: bool = False  # too small for a rate: time is shown instead
+    between: bool = False  # another kernel runs between any two calls; its time is taken off
+    dtype: str = "bf16"  # or f16
+    data: str = "normal"  # of DATA
 
     @property
     def dim_v(self) -> int:
@@ -39,14 +53,19 @@ class Cell:
         return self.heads_k or self.heads
 
     @property
+    def title(self) -> str:
+        """Of the part of the table it stands in."""
+        return self.row + (" sustained" if self.sustained else "") + ("" if self.data == "normal" else f", {self.data}")
+
+    @property
     def name(self) -> str:
-        return f"{self.row} {self.column}" + (" sustained" if self.sustained else "")
+        return f"{self.title} {self.column}"
 
     def words(self) -> set[str]:
         """What --cells may ask for."""
         dims = f"d{self.head_dim}" if self.dim_v == self.head_dim else f"d{self.head_dim}/{self.dim_v}"
         words = {dims, "causal" if self.causal else "full", "sustained" if self.sustained else "burst"}
-        return words | set(self.row.lower().split()) | {self.column}
+        return words | set(self.row.lower().split()) | {self.column, self.dtype}
 
     def sequences(self) -> list[int]:
         return list(self.lengths) or [self.seqlen] * self.batch
@@ -75,11 +94,15 @@ def documents(count: int = 54, tokens: int = 65536) -> tuple[int, ...]:
     return tuple(lengths)
 
 
+def row(head_dim, head_dim_v, causal) -> str:
+    dims = f"d{head_dim}" if head_dim_v == head_dim else f"d{head_dim}/{head_dim_v}"
+    return f"{dims} {'causal' if causal else 'full'}"
+
+
 def dense(head_dim, head_dim_v, causal, seqlen, sustained=False) -> Cell:
     """A cell of the main table: heads * head_dim is 2048, batch * seqlen 16384, for long windows 32768."""
-    dims = f"d{head_dim}" if head_dim_v == head_dim else f"d{head_dim}/{head_dim_v}"
     return Cell(
-        row=f"{dims} {'causal' if causal else 'full'}",
+        row=row(head_dim, head_dim_v, causal),
         column=short(seqlen),
         seqlen=seqlen,
         heads=2048 // head_dim_v,
@@ -109,7 +132,15 @@ def presets() -> list[Cell]:
     return cells
 
 
+def untuned(head_dim, head_dim_v, causal, seqlen) -> Cell:
+    """A shape that no choice of tiles has seen: tokens that tiles do not divide, an odd number of heads in all."""
+    heads, batch = 2048 // head_dim_v - 3, {768: 21, 1536: 11, 3000: 5}[seqlen]
+    name = f"untuned {row(head_dim, head_dim_v, causal)}"
+    return Cell(name, short(seqlen), seqlen, heads, head_dim, head_dim_v, batch=batch, causal=causal)
+
+
 def grid() -> list[Cell]:
+    """All cells, those of a row side by side: what a peer compiles for one serves the next."""
     dims, both = ((64, 64), (128, 128), (256, 256), (192, 128)), (False, True)
     sizes = (512, 1024, 4096, 16384, 32768)
     cells = [dense(*d, causal, n) for d in dims for causal in both for n in sizes]
@@ -119,7 +150,14 @@ def grid() -> list[Cell]:
             Cell(f"packed d{d}", "causal", max(packed), 2048 // d, d, causal=True, lengths=packed, target=1.05)
         )
     cells += presets()
-    cells.append(Cell("smallest", "128", 128, 8, 128, microseconds=True))
+    for between in (False, True):
+        column = "128 apart" if between else "128"
+        cells.append(Cell("smallest", column, 128, 8, 128, microseconds=True, between=between))
+    cells += [untuned(*d, causal, n) for d in dims for causal in both for n in (768, 1536, 3000)]
+    for d in (64, 128, 256):
+        for causal in both:
+            half = [dense(d, d, causal, n) for n in (1024, 4096, 16384)]
+            cells += [dataclasses.replace(c, row=f"f16 {c.row}", dtype="f16") for c in half]
     return cells + [dense(*d, causal, n, sustained=True) for d in dims for causal in both for n in (8192, 32768)]
 
 
@@ -137,28 +175,42 @@ def chosen(cells: list[Cell], filters: list[str]) -> list[Cell]:
     return [c for c in cells if not asked or any(words <= c.words() for words in asked)]
 
 
-class Inputs:
-    """Normal random tensors of a cell, the same every time: (batch, seqlen, heads, head_dim), packed (total, ...)."""
+def part(cells: list[Cell], number: int, count: int) -> list[Cell]:
+    """The number-th (from 1) of count stretches that take about as long."""
+    weights = [SUSTAINED if c.sustained else 1 for c in cells]
+    total, before, taken = sum(weights), 0, []
+    for cell, weight in zip(cells, weights):
+        if (number - 1) * total <= before * count < number * total:
+            taken.append(cell)
+        before += weight
+    return taken
 
-    def __init__(self, cell: Cell):
+
+class Inputs:
+    """Tensors of a cell, the same every time: (batch, seqlen, heads, head_dim), packed (total, ...)."""
+
+    def __init__(self, cell: Cell, activations: str | None = None):
         import torch
 
+        from rig import data
+
         self.cell = cell
+        self.scale = 1 / math.sqrt(cell.head_dim)
+        self.cu_seqlens = None
+        if cell.lengths:
+            ends = torch.tensor((0, *cell.lengths), dtype=torch.int32, device=DEVICE)
+            self.cu_seqlens = ends.cumsum(0, dtype=torch.int32)
         make = torch.Generator(DEVICE).manual_seed(0)
 
         def normal(*shape):
-            return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16, generator=make)
+            return torch.randn(*shape, device=DEVICE, dtype=data.DTYPES[cell.dtype], generator=make)
 
         rows = (sum(cell.lengths),) if cell.lengths else (cell.batch, cell.seqlen)
         self.q = normal(*rows, cell.heads, cell.head_dim)
         self.k = normal(*rows, cell.kv_heads, cell.head_dim)
         self.v = normal(*rows, cell.kv_heads, cell.dim_v)
         self.sink = normal(cell.heads) if cell.sink else None
-        self.scale = 1 / math.sqrt(cell.head_dim)
-        self.cu_seqlens = None
-        if cell.lengths:
-            ends = torch.tensor((0, *cell.lengths), dtype=torch.int32, device=DEVICE)
-            self.cu_seqlens = ends.cumsum(0, dtype=torch.int32)
+        data.shape(self, activations)
 
     def sequence(self, x, n):
         """The n-th sequence of a tensor of q's, k's, v's or out's kind."""
@@ -166,3 +218,13 @@ class Inputs:
             return x[n]
         begin = sum(self.cell.lengths[:n])
         return x[begin : begin + self.cell.lengths[n]]
+
+    def rows_of_lse(self, lse, n, head):
+        """The n-th sequence's of a head, of (batch, heads, seqlen) or packed (heads, total)."""
+        if self.cu_seqlens is None:
+            return lse[n, head]
+        begin = sum(self.cell.lengths[:n])
+        return lse[head, begin : begin + self.cell.lengths[n]]
+
+    def kv_head(self, head: int) -> int:
+        return head * self.cell.kv_heads // self.cell.heads

@@ -1,7 +1,8 @@
-"""Errors against float64, on a sample of rows, beside those of the same formula computed plainly in bfloat16."""
+"""Errors against float64, on a sample of rows, beside those of a plain formula that rounds where it must."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -10,11 +11,13 @@ import torch
 from rig.cells import Inputs
 
 ROWS = 256  # of each sampled head
-HEADS = 3
+TOGETHER = 32  # rows that are held to the same bound
+HEADS = 4
+TINY = 1e-30  # an exact zero is held to no more than this
 
 
-def attend(q, k, v, rows, cell, scale, sink, dtype):
-    """Attention of the queries at these rows of a sequence, one head, every step in dtype."""
+def visible_scores(q, k, rows, cell, scale, dtype):
+    """Scores of the queries at these rows of a sequence, one head, -inf where a key is hidden."""
     s = (q[rows].to(dtype) @ k.to(dtype).T) * scale
     if cell.softcap:
         s = cell.softcap * torch.tanh(s / cell.softcap)
@@ -23,44 +26,93 @@ def attend(q, k, v, rows, cell, scale, sink, dtype):
         s.masked_fill_(key > rows[:, None], -math.inf)
     if cell.window:
         s.masked_fill_(key <= rows[:, None] - cell.window, -math.inf)
+    return s
+
+
+def attend(q, k, v, rows, cell, scale, sink, dtype, rounded=None):
+    """(out, lse) of these rows, every step in dtype. rounded: the type that exponentials, against the largest score,
+    and results are rounded to, as they are where a tensor core multiplies."""
+    s = visible_scores(q, k, rows, cell, scale, dtype)
+    largest = s.amax(1, keepdim=True)
     if sink is not None:
-        s = torch.cat([s, sink.to(dtype).expand(len(rows), 1)], 1)
-    return s.softmax(-1)[:, : len(k)] @ v.to(dtype)
+        largest = largest.clamp_min(sink.to(dtype))
+    p = (s - largest).exp()
+    total = p.sum(1, keepdim=True)
+    if sink is not None:
+        total += (sink.to(dtype) - largest).exp()
+    if rounded:
+        p = p.to(rounded).to(dtype)
+    out = p @ v.to(dtype) / total
+    return (out.to(rounded).to(dtype) if rounded else out), (largest + total.log())[:, 0]
+
+
+@dataclasses.dataclass
+class Verdict:
+    error: float  # of the output, the largest on the sample; infinite where it is not a number
+    share: float  # of what it may be
+    lse_error: float | None  # None: not given
+    lse_share: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        return self.share <= 1 and self.lse_share <= 1
+
+    def why(self) -> str:
+        of_lse = f"; of its LSE {self.lse_error:.1e}, {self.lse_share:.1f} times" if self.lse_share > 1 else ""
+        return f"its error is {self.error:.1e}, {self.share:.1f} times what it may be{of_lse}"
 
 
 class Judge:
+    """An output may err by twice what the plain formula does, and by what its type loses around the values; rows that
+    are near each other are held to a bound of their own. An LSE may err by half of what a probability is rounded by."""
+
     def __init__(self, x: Inputs):
-        self.x, self.samples = x, []
-        self.plain, self.slack = 0.0, 0.0
+        self.x, self.samples, self.plain = x, [], 0.0
         cell, draw = x.cell, random.Random(1)
+        self.lse_bound = torch.finfo(x.q.dtype).eps / 4
         sequences = cell.sequences()
-        picked = {0, sequences.index(max(sequences)), sequences.index(min(sequences))}
+        picked = {0, sequences.index(max(sequences)), sequences.index(min(sequences)), len(sequences) - 1}
         for n in range(HEADS):
             b, head = sorted(picked)[n % len(picked)], draw.randrange(cell.heads)
             length = sequences[b]
             # The first rows see the fewest keys, the last ones the most.
-            ends = [*range(min(32, length)), *range(max(0, length - 32), length)]
-            rows = sorted({*ends, *draw.sample(range(length), min(length, ROWS - 64))})
+            ends = [*range(min(TOGETHER, length)), *range(max(0, length - TOGETHER), length)]
+            rows = sorted({*ends, *draw.sample(range(length), min(length, ROWS - 2 * TOGETHER))})
             rows = torch.tensor(rows, device=x.q.device)
-            q, k, v = (
-                x.sequence(t, b)[:, h]
-                for t, h in zip((x.q, x.k, x.v), (head, *[head * cell.kv_heads // cell.heads] * 2))
+            of_kv = x.kv_head(head)
+            q, k, v = (x.sequence(t, b)[:, h] for t, h in zip((x.q, x.k, x.v), (head, of_kv, of_kv)))
+            given = (q, k, v, rows, cell, x.scale, None if x.sink is None else x.sink[head])
+            want, lse = attend(*given, torch.float64)
+            plain, _ = attend(*given, torch.float32, rounded=x.q.dtype)
+            plain_error = (plain.double() - want).abs()
+            self.plain = max(self.plain, plain_error.max().item())
+            near = want.to(x.q.dtype)
+            lost = (near + 0.3 - 0.3 - near).abs().double()
+            bound = torch.cat(
+                [
+                    (2 * (e.max() + slack.max())).expand(len(e), 1)
+                    for e, slack in zip(plain_error.split(TOGETHER), lost.split(TOGETHER))
+                ]
             )
-            sink = None if x.sink is None else x.sink[head]
-            want = attend(q, k, v, rows, cell, x.scale, sink, torch.float64)
-            plain = attend(q, k, v, rows, cell, x.scale, sink, torch.bfloat16)
-            self.plain = max(self.plain, (plain.double() - want).abs().max().item())
-            near = want.to(torch.bfloat16)
-            self.slack = max(self.slack, 2 * (near + 0.3 - 0.3 - near).abs().max().item())
-            self.samples.append((b, head, rows, want))
+            self.samples.append((b, head, rows, want, bound.clamp_min(TINY), lse))
 
-    def error(self, out) -> float:
-        """The largest on the sample; infinite where out is not a number."""
-        worst = 0.0
-        for b, head, rows, want in self.samples:
-            difference = self.x.sequence(out, b)[rows, head].double() - want
-            worst = max(worst, difference.abs().nan_to_num(math.inf).max().item())
-        return worst
+    def __call__(self, result) -> Verdict:
+        """result: what a call returns, the output or (output, LSE)."""
+        out, lse = result if isinstance(result, tuple) else (result, None)
+        error = share = lse_error = 0.0
+        for b, head, rows, want, bound, want_lse in self.samples:
+            difference = (self.x.sequence(out, b)[rows, head].double() - want).abs().nan_to_num(math.inf)
+            error = max(error, difference.max().item())
+            share = max(share, (difference / bound).max().item())
+            if lse is not None:
+                got = self.x.rows_of_lse(lse, b, head)[rows].double()
+                lse_error = max(lse_error, (got - want_lse).abs().nan_to_num(math.inf).max().item())
+        if lse is None:
+            return Verdict(error, share, None)
+        return Verdict(error, share, lse_error, lse_error / self.lse_bound)
 
-    def right(self, error: float) -> bool:
-        return error <= 2 * self.plain + self.slack
+    def hardness(self) -> dict:
+        from rig import data
+
+        x = self.x
+        return data.hardness(x, lambda q, k, rows, head: visible_scores(q, k, rows, x.cell, x.scale, torch.float32))

@@ -44,11 +44,12 @@ def library() -> tuple[c.CDLL, str]:
     raise SystemExit("NVRTC was not found: pip install nvidia-cuda-nvrtc, or name libnvrtc.so in TANDEM_NVRTC")
 
 
-def compile(source: str, name: str, arch: str = "sm_90a") -> bytes:
-    """A cubin. The source may include what is in kernels/."""
+def compile(source: str, name: str, arch: str = "sm_90a", include: str | pathlib.Path = KERNELS) -> bytes:
+    """A cubin; for an arch like compute_90a, PTX. The source may include what is in kernels/, or in another folder."""
     nvrtc, _ = library()
+    form = "PTX" if arch.startswith("compute_") else "CUBIN"
     program = c.c_void_p()
-    arguments = [f"-arch={arch}", "-std=c++20", "--device-as-default-execution-space", f"-I{KERNELS}"]
+    arguments = [f"-arch={arch}", "-std=c++20", "--device-as-default-execution-space", f"-I{include}"]
     array = (c.c_char_p * len(arguments))(*(a.encode() for a in arguments))
     nvrtc.nvrtcCreateProgram(c.byref(program), source.encode(), name.encode(), 0, None, None)
     try:
@@ -59,9 +60,9 @@ def compile(source: str, name: str, arch: str = "sm_90a") -> bytes:
             log = c.create_string_buffer(size.value)
             nvrtc.nvrtcGetProgramLog(program, log)
             raise CompileError(log.value.decode(errors="replace"))
-        nvrtc.nvrtcGetCUBINSize(program, c.byref(size))
-        cubin = c.create_string_buffer(size.value)
-        nvrtc.nvrtcGetCUBIN(program, cubin)
-        return cubin.raw
+        getattr(nvrtc, f"nvrtcGet{form}Size")(program, c.byref(size))
+        code = c.create_string_buffer(size.value)
+        getattr(nvrtc, f"nvrtcGet{form}")(program, code)
+        return code.raw
     finally:
         nvrtc.nvrtcDestroyProgram(c.byref(program))

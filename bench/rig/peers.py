@@ -1,6 +1,6 @@
 """What else computes attention on this machine. Each peer takes a cell's inputs and returns a call, or says why not.
 
-A call returns the output, laid out as q is. What a peer can do but torch's interface to it cannot is counted as absent.
+A call returns the output, laid out as q is, or (output, LSE) where the LSE comes with it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ def _dims_differ(cell) -> bool:
 
 
 def cudnn(x):
-    """Through torch: SDPA's backend. (Its operator for packed sequences is left out: a
-    process died where a graph captured the packed cells.)"""
+    """Through torch, SDPA's backend, or through cuDNN's own frontend, where torch's interface cannot say it."""
     cell = x.cell
-    _refuse("torch's cuDNN", window=cell.window, sink=cell.sink, softcap=cell.softcap, packed=bool(cell.lengths))
+    _refuse("cuDNN", softcap=cell.softcap)
+    if cell.window or cell.sink or cell.lengths:
+        from rig import cudnn_graph
+
+        return cudnn_graph.forward(x)
     turned = [t.transpose(1, 2) for t in (x.q, x.k, x.v)]
     options = dict(is_causal=cell.causal, scale=x.scale)
     if cell.kv_heads != cell.heads:
@@ -109,35 +112,46 @@ def flex(x):
     return call
 
 
+class _Fa3Forward(c.Structure):
+    """FlashAttention-3's forward, by its own names; total_q and total_k count where cu_q and cu_k are not null. A
+    window of -1 is none. metadata: room for the scheduler."""
+
+    _fields_ = (
+        [(name, c.c_void_p) for name in "q k v o lse cu_q cu_k metadata".split()]
+        + [(name, c.c_int) for name in "b max_q max_k total_q total_k h hk d dv".split()]
+        + [(name, c.c_int) for name in "causal window_left window_right f16 num_sm".split()]
+        + [(name, c.c_float) for name in "scale softcap".split()]
+    )
+
+
 def fa3(library: str):
-    """FlashAttention-3 behind a C function: fa3_fwd(q, k, v, out, lse, batch, seqlen_q, seqlen_k, heads, heads_k,
-    head_dim, causal, scale, SMs, counter, e4m3, descale, stream), dense tensors."""
-    run = c.CDLL(os.path.abspath(library)).fa3_fwd
-    run.argtypes = [c.c_void_p] * 5 + [c.c_int] * 7 + [c.c_float, c.c_int, c.c_void_p, c.c_int] + [c.c_void_p] * 2
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    """FlashAttention-3 behind a C function: int fa3_forward(const Fa3Forward*, cudaStream_t)."""
+    run = c.CDLL(os.path.abspath(library)).fa3_forward
+    run.argtypes = [c.POINTER(_Fa3Forward), c.c_void_p]
+    sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
     def bind(x):
         cell = x.cell
-        _refuse(
-            "the library of FA3",
-            window=cell.window,
-            sink=cell.sink,
-            softcap=cell.softcap,
-            packed_form=bool(cell.lengths),
-            head_dim_v_of_its_own=_dims_differ(cell),
-        )
-        out = torch.empty_like(x.q)
-        lse = torch.empty(cell.batch, cell.heads, cell.seqlen, device=x.q.device)
-        counter = torch.zeros(8, dtype=torch.int32, device=x.q.device)
-        pointers = [t.data_ptr() for t in (x.q, x.k, x.v, out, lse)]
-        sizes = [cell.batch, cell.seqlen, cell.seqlen, cell.heads, cell.kv_heads, cell.head_dim, int(cell.causal)]
+        _refuse("FA3", sink=cell.sink)
+        new = functools.partial(torch.empty, device=x.q.device)
+        out = new(*x.q.shape[:-1], cell.dim_v, dtype=x.q.dtype)
+        total = len(x.q) if cell.lengths else cell.batch * cell.seqlen
+        lse = new((cell.heads, total) if cell.lengths else (cell.batch, cell.heads, cell.seqlen))
+        batch = len(cell.sequences())
+        metadata = new(4 * (batch + 4), dtype=torch.int32)
+        tensors = dict(q=x.q, k=x.k, v=x.v, o=out, lse=lse, metadata=metadata, cu_q=x.cu_seqlens, cu_k=x.cu_seqlens)
+        arguments = _Fa3Forward(
+            b=batch, max_q=cell.seqlen, max_k=cell.seqlen, total_q=total, total_k=total, h=cell.heads, hk=cell.kv_heads,
+            d=cell.head_dim, dv=cell.dim_v, causal=cell.causal, window_left=cell.window - 1,
+            window_right=0 if cell.window else -1, f16=cell.dtype == "f16", num_sm=sms, scale=x.scale,
+            softcap=cell.softcap, **{name: t.data_ptr() for name, t in tensors.items() if t is not None},
+        )  # fmt: skip
 
-        def call(_alive=(lse, counter)):
-            stream = torch.cuda.current_stream().cuda_stream
-            code = run(*pointers, *sizes, x.scale, sms, counter.data_ptr(), 0, None, stream)
+        def call(_alive=tensors):
+            code = run(c.byref(arguments), torch.cuda.current_stream().cuda_stream)
             if code:
-                raise RuntimeError(f"fa3_fwd returned {code}")
-            return out
+                raise RuntimeError(f"fa3_forward returned {code}: this library has no such kernel")
+            return out, lse
 
         return call
 
@@ -168,24 +182,26 @@ def fa4(folder: str):
     return bind
 
 
-def found(fa3_library: str, fa4_folder: str, with_flex: bool, with_fa2: bool) -> tuple[dict, dict]:
-    """(name -> bind, name -> why it is absent), in the order that tables have them."""
+def found(names: list[str], fa3_library: str | None, fa4_folder: str | None) -> tuple[dict, dict]:
+    """(name -> bind, name -> why it is absent) of those that are asked for."""
     optional = {
         "FA3": (fa3_library, lambda: fa3(fa3_library), "--fa3 does not say where its library is"),
         "FA4": (fa4_folder, lambda: fa4(fa4_folder), "--fa4 does not say where its packages are"),
         "cuDNN": (True, lambda: cudnn, ""),
-        "FA2": (with_fa2, lambda: fa2, "left out of --quick"),
-        "Flex": (with_flex, lambda: flex, "it compiles for long: --flex runs it"),
+        "FA2": (True, lambda: fa2, ""),
+        "Flex": (True, lambda: flex, ""),
     }
     there, absent = {}, {}
-    for name, (asked, make, otherwise) in optional.items():
-        if not asked:
+    for name, (given, make, otherwise) in optional.items():
+        if name not in names:
+            absent[name] = "left out by --peers"
+        elif not given:
             absent[name] = otherwise
-            continue
-        try:
-            there[name] = make()
-        except Exception as why:  # a package that does not import fails in ways of its own
-            absent[name] = first_line(why)
+        else:
+            try:
+                there[name] = make()
+            except Exception as why:  # a package that does not import fails in ways of its own
+                absent[name] = first_line(why)
     return there, absent
 
 

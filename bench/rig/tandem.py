@@ -21,23 +21,32 @@ class _Options(c.Structure):
 
 
 class Context:
-    def __init__(self, device: str = "cuda:0"):
-        library = api._lib
+    """Of the library that is tested, or of another build of it."""
+
+    def __init__(self, device: str = "cuda:0", library: c.CDLL = api._lib):
+        self.library = library
         library.tandem_context_create.argtypes = [c.POINTER(_Options), c.POINTER(c.c_void_p)]
         library.tandem_context_description.argtypes = [c.c_void_p]
         library.tandem_prepare.argtypes = [c.c_void_p, c.c_int, c.POINTER(api._Args)]
         self.handle = c.c_void_p()
         options = _Options(size=c.sizeof(_Options), device=device.encode())
-        api._check(library.tandem_context_create(c.byref(options), c.byref(self.handle)))
+        self.check(library.tandem_context_create(c.byref(options), c.byref(self.handle)))
         self.description = library.tandem_context_description(self.handle).decode()
+
+    def check(self, status: int) -> None:
+        api._check(status, self.library)
+
+
+def other_build(path: str, device: str) -> Context:
+    return Context(device, api.load(path))
 
 
 class Forward:
-    """A forward of a cell's inputs, with its LSE; out is the same tensor every time, not a number at first."""
+    """A forward of a cell's inputs. A call returns (out, lse), the same tensors every time, not numbers at first."""
 
     def __init__(self, context: Context, x):
         cell = x.cell
-        self._alive = [context]
+        self.context, self._alive = context, []
         rows = x.q.shape[:-2]
         self.out = torch.full((*rows, cell.heads, cell.dim_v), float("nan"), dtype=x.q.dtype, device=x.q.device)
         lse = (cell.heads, rows[0]) if cell.lengths else (rows[0], cell.heads, rows[1])
@@ -53,7 +62,7 @@ class Forward:
             if tensor is not None:
                 setattr(self.args, name, self._view(tensor))
         size = c.c_size_t()
-        api._check(api._lib.tandem_workspace_size(context.handle, 0, c.byref(self.args), c.byref(size)))
+        context.check(context.library.tandem_workspace_size(context.handle, 0, c.byref(self.args), c.byref(size)))
         self.workspace = torch.empty(size.value, dtype=torch.uint8, device=x.q.device)
         # All that the call itself needs but the stream.
         self.call = (context.handle, c.byref(self.args), c.c_void_p(self.workspace.data_ptr()), size)
@@ -68,17 +77,18 @@ class Forward:
 
     def prepare(self):
         """Compiles, or loads, what the call needs."""
-        api._check(api._lib.tandem_prepare(self.call[0], 0, self.call[1]))
+        self.context.check(self.context.library.tandem_prepare(self.call[0], 0, self.call[1]))
 
     def __call__(self):
-        api._check(api._lib.tandem_forward(*self.call, c.c_void_p(torch.cuda.current_stream().cuda_stream)))
-        return self.out
+        stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self.context.check(self.context.library.tandem_forward(*self.call, stream))
+        return self.out, self.lse
 
 
 def host_calls(forward: Forward):
     """(a call of tandem_forward, a call of a C function that does nothing), both through ctypes alike."""
     stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
-    run, arguments = api._lib.tandem_forward, (*forward.call, stream)
+    run, arguments = forward.context.library.tandem_forward, (*forward.call, stream)
     nothing = c.CDLL(None)["abs"]  # looks at its first argument, if that
     nothing.argtypes = run.argtypes
     return lambda: run(*arguments), lambda: nothing(*arguments)

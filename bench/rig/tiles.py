@@ -14,9 +14,11 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 
 from rig import nvrtc
 
@@ -25,100 +27,61 @@ ROOT = nvrtc.KERNELS.parent
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    head_dim: int
-    head_dim_v: int
-    warpgroups: int
-    keys: int
-    stages: int
-    turns: bool
+    """A kernel's configuration without options, as src/plan/fields.h has it."""
 
-    def name(self, causal: bool) -> str:
-        dims = f"d{self.head_dim}" + (f"v{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
-        shape = f"{64 * self.warpgroups}x{self.keys}x{self.stages}{'_turns' if self.turns else ''}"
-        return f"{dims}_{shape}_{'causal' if causal else 'full'}"
+    name: str
+    fields: dict[str, int] = dataclasses.field(compare=False)
+    columns: str = dataclasses.field(compare=False)  # of the table of choices
+    kernels: dict[bool, tuple[str, str]] = dataclasses.field(compare=False)  # by causal: name and source
+    facts: dict = dataclasses.field(compare=False)
 
-    def fields(self, causal: bool) -> str:
-        members = {**dataclasses.asdict(self), "turns": str(self.turns).lower()}
-        text = ", ".join(f".{name} = {value}" for name, value in members.items())
-        return f"{{{text}{', .right = true' if causal else ''}}}"
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.fields["head_dim"], self.fields["head_dim_v"]
+
+    def kernel(self, causal: bool) -> str:
+        return self.kernels[causal][0]
 
 
-# What is set of ForwardParams; the rest stays zero.
-FIELDS = {
-    **{name: c.c_void_p for name in ("lse", "counter")},
-    **{name: c.c_longlong for name in ("lse_batch", "lse_row", "lse_head")},
-    **{name: c.c_int for name in "batch heads_q heads_k seqlen_q seqlen_k together tiles_m tiles group".split()},
-    **{name: c.c_int for name in ("bottom_right", "window_left", "window_right", "head_dim_v")},
-    **{name: c.c_float for name in ("scale", "scale_log2")},
-}
 MAPS = ("q", "k", "v", "out")
-MAP_BYTES = 128
 FAR = 1 << 30  # a window's bound that bounds nothing
 
 
 class Layout:
-    """What the shared headers say: offsets of ForwardParams, sizes of tiles and whether they fit."""
+    """What the shared headers say: offsets of ForwardParams, and all tiles that fit and whose names match."""
 
-    def __init__(self, tiles: list[Tile]):
-        said = json.loads(_run_cpp(_facts_program(tiles)))
-        self.bytes, self.heads_together = said["bytes"], said["heads_together"]
-        self.offsets = {name: offset for name, (offset, _) in said["fields"].items()}
-        for name, (_, size) in said["fields"].items():
-            expected = MAP_BYTES if name in MAPS else c.sizeof(FIELDS[name])
-            if size != expected:
-                raise SystemExit(f"ForwardParams.{name} has {size} bytes, not {expected}: mend FIELDS in {__file__}")
-        self.tiles = {tile: facts for tile, facts in zip(tiles, said["tiles"]) if facts["fits"]}
-
-    def unit(self, tile: Tile, causal: bool) -> str:
-        return (
-            f'#include "sm90/forward.cuh"\nstatic_assert(sizeof(ForwardParams) == {self.bytes});\n'
-            f"constexpr ForwardTile kTile{tile.fields(causal)};\n"
-            'extern "C" __global__ void __launch_bounds__(kTile.threads(), 1) '
-            "forward(const __grid_constant__ ForwardParams p) { forward<kTile>(p); }\n"
-        )
+    def __init__(self, dims: list[tuple[int, int]], tried: dict[str, Iterable[int]], only: re.Pattern):
+        arguments = [",".join(f"{d}/{v}" for d, v in dims)]
+        arguments += [f"{name}={','.join(map(str, map(int, values)))}" for name, values in tried.items()]
+        said = json.loads(_facts(arguments))
+        self.bytes, self.l2_heads = said["bytes"], said["l2_heads"]
+        self.offsets = {name: offset for name, (offset, _) in said["parameters"].items()}
+        self.types = {name: getattr(c, kind) for name, (_, kind) in said["parameters"].items() if kind != "map"}
+        every = [
+            Tile(
+                t["full"][0], t["fields"], t["columns"], {False: tuple(t["full"]), True: tuple(t["causal"])},
+                {name: t[name] for name in ("shared", "threads", "rows", "boxes")},
+            )
+            for t in said["tiles"]
+        ]  # fmt: skip
+        self.tiles = [tile for tile in every if only.search(tile.name)]
 
 
-def _facts_program(tiles: list[Tile]) -> str:
-    fields = [f'{{"{n}", offsetof(ForwardParams, {n}), sizeof(ForwardParams::{n})}}' for n in (*MAPS, *FIELDS)]
-    values = ",\n".join(tile.fields(False) for tile in tiles)
-    return f"""#include <cstddef>
-#include <cstdio>
-#include "plan/tile.h"
-#include "plan/tiles.h"
-int main() {{
-  const struct {{ const char* name; size_t offset, size; }} fields[] = {{{", ".join(fields)}}};
-  const ForwardTile tiles[] = {{{values}}};
-  std::printf("{{\\"bytes\\": %zu, \\"heads_together\\": %.0f", sizeof(ForwardParams), tandem::plan::kHeadsTogether);
-  const char* separator = ", \\"fields\\": {{";
-  for (const auto& f : fields) {{
-    std::printf("%s\\"%s\\": [%zu, %zu]", separator, f.name, f.offset, f.size);
-    separator = ", ";
-  }}
-  separator = "}}, \\"tiles\\": [";
-  for (const ForwardTile& t : tiles) {{
-    const auto [q, k, v, out] = tandem::plan::Tile(t).boxes;
-    std::printf("%s{{\\"fits\\": %d, \\"shared\\": %d, \\"threads\\": %d, \\"rows\\": %d, ", separator,
-                tandem::plan::fits(t), t.shared_bytes(), t.threads(), t.rows());
-    std::printf("\\"boxes\\": [%d, %d, %d, %d]}}", q, k, v, out);
-    separator = ", ";
-  }}
-  std::printf("]}}");
-}}
-"""
-
-
-def _run_cpp(program: str) -> str:
+def _facts(arguments: list[str]) -> str:
+    """The answer of tiles.cpp."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
-        raise SystemExit("a C++20 compiler is needed to read kernels/shared/forward.h: install g++, or name one in CXX")
+        raise SystemExit("a C++20 compiler is needed to read kernels/shared/: install g++, or name one in CXX")
     with tempfile.TemporaryDirectory() as folder:
-        source = pathlib.Path(folder, "facts.cpp")
-        source.write_text(program)
-        command = [compiler, "-std=c++20", f"-I{ROOT}/src", f"-I{nvrtc.KERNELS}", "-o", f"{folder}/facts", source]
+        sources = [pathlib.Path(__file__).with_suffix(".cpp"), ROOT / "src/plan/kernel.cpp"]
+        command = [compiler, "-std=c++20", f"-I{ROOT}/src", f"-I{nvrtc.KERNELS}", "-o", f"{folder}/facts", *sources]
         built = subprocess.run(command, capture_output=True, text=True)
         if built.returncode:
-            raise SystemExit(f"the shared headers and {__file__} disagree:\n{built.stderr}")
-        return subprocess.run([f"{folder}/facts"], capture_output=True, text=True, check=True).stdout
+            raise SystemExit(f"the shared headers and {sources[0]} disagree:\n{built.stderr}")
+        said = subprocess.run([f"{folder}/facts", *arguments], capture_output=True, text=True)
+        if said.returncode:
+            raise SystemExit(f"{sources[0]}: {said.stderr}")
+        return said.stdout
 
 
 def _build_one(job: tuple[str, str, str]) -> tuple[str, str]:
@@ -140,9 +103,10 @@ def build(folder: pathlib.Path, layout: Layout, jobs: int) -> pathlib.Path:
     wanted = []
     for tile in layout.tiles:
         for causal in (False, True):
-            path = folder / f"{tile.name(causal)}.cubin"
+            name, source = tile.kernels[causal]
+            path = folder / f"{name}.cubin"
             if not path.exists():
-                wanted.append((tile.name(causal), layout.unit(tile, causal), str(path)))
+                wanted.append((name, source, str(path)))
     print(f"{len(wanted)} of {2 * len(layout.tiles)} kernels to compile, by {nvrtc.library()[1]}", flush=True)
     failed = {}
     with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
@@ -163,7 +127,7 @@ class Kernel:
         from rig import driver
 
         self.layout, self.tile, self.causal, self.driver = layout, tile, causal, driver
-        self.name, self.facts = tile.name(causal), layout.tiles[tile]
+        self.name, self.facts = tile.kernel(causal), tile.facts
         cubin = (folder / f"{self.name}.cubin").read_bytes()
         self.function = driver.Function(cubin, "forward", self.facts["shared"])
         self.spilled = self.function.attribute(driver.LOCAL_BYTES)
@@ -189,22 +153,22 @@ class Kernel:
         for name, tensor, box_rows in zip(MAPS, (x.q, x.k, x.v, out), self.facts["boxes"]):
             self._map(address + offsets[name], tensor, box_rows, name in ("q", "out"))
         heads = cell.batch * cell.heads
-        tiles_m = -(-cell.seqlen // rows)
+        m_blocks = -(-cell.seqlen // rows)
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-        counted = self.causal and tiles_m * heads > sms
-        together = self.layout.heads_together * (2 if cell.head_dim <= 64 else 1) * math.sqrt(16384 / cell.seqlen)
-        groups = min(max(1, round(heads / together)), heads) if self.causal else heads
+        counted = self.causal and m_blocks * heads > sms
+        l2_heads = self.layout.l2_heads * (2 if cell.head_dim <= 64 else 1) * math.sqrt(16384 / cell.seqlen)
+        groups = min(max(1, round(heads / l2_heads)), heads) if self.causal else heads
         values = dict(
             lse=lse.data_ptr(), lse_batch=lse.stride(0), lse_head=lse.stride(1), lse_row=1,
             counter=counter.data_ptr() if counted else None, batch=cell.batch, heads_q=cell.heads,
-            heads_k=cell.kv_heads, seqlen_q=cell.seqlen, seqlen_k=cell.seqlen, together=1, tiles_m=tiles_m,
-            tiles=tiles_m * heads, group=-(-heads // groups), bottom_right=1, window_left=FAR,
+            heads_k=cell.kv_heads, seqlen_q=cell.seqlen, seqlen_k=cell.seqlen, pack_gqa=1, m_blocks=m_blocks,
+            tiles=m_blocks * heads, l2_heads=-(-heads // groups), bottom_right=1, window_left=FAR,
             window_right=0 if self.causal else FAR, head_dim_v=cell.dim_v, scale=x.scale,
             scale_log2=x.scale * math.log2(math.e),
         )  # fmt: skip
         for name, value in values.items():
-            FIELDS[name].from_address(address + offsets[name]).value = value
-        grid = min(sms, tiles_m * heads)
+            self.layout.types[name].from_address(address + offsets[name]).value = value
+        grid = min(sms, m_blocks * heads)
 
         def call(_alive=(x, memory, lse)):
             if counted:

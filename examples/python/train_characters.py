@@ -6,8 +6,8 @@
     python examples/python/train_characters.py --seconds 600 --text some.txt
 
 Attention, forward and backward, is `tandem.attention`; everything else is plain torch. On a GPU the products are of
-bfloat16 numbers (torch.autocast), and attention's gradients come from torch's operator on Tandem's result. The loss is
-in nats per character: it starts near ln(number of different characters), where all are equally likely.
+bfloat16 numbers (torch.autocast). The loss is in nats per character: it starts near ln(number of different
+characters), where all are equally likely.
 """
 
 import argparse

@@ -16,8 +16,8 @@
  * allocates nor waits, so it can be captured into a graph. A kernel that was not used before is compiled first, by
  * NVRTC or from the cache on disk: tandem_prepare does that ahead. The host reads no device memory (but see validate):
  * indices that lie there are clamped to the tensors by the kernels. Errors of the device itself may surface in a later
- * call. "vgpu:h200", "vgpu:h100" and "vgpu:b200" run the same kernels on a virtual GPU, which checks them: tensors are
- * in host memory, calls return when their work is done, and streams are ignored (docs/virtual-gpu.md).
+ * call. "vgpu:h200" and others of its kind run the same kernels on a virtual GPU, which checks them: tensors are in
+ * host memory, calls return when their work is done, and streams are ignored (docs/virtual-gpu.md).
  *
  * Threads. Every function may be called from any thread. One context may serve several threads at once; each call needs
  * its own workspace.
@@ -29,7 +29,7 @@
 #include <stdint.h>
 
 #define TANDEM_VERSION_MAJOR 0
-#define TANDEM_VERSION_MINOR 1
+#define TANDEM_VERSION_MINOR 2
 #define TANDEM_VERSION_PATCH 0
 
 #if defined(__GNUC__)
@@ -84,7 +84,7 @@ typedef enum tandem_status {
   TANDEM_INTERNAL_ERROR = 7       /* a defect of Tandem: please report it */
 } tandem_status;
 
-/* "0.1.0"; static storage. */
+/* "0.2.0"; static storage. */
 TANDEM_API const char* tandem_version(void);
 
 /* The sentence for the last call of this thread that failed, or "". Valid until this thread's next failing call. */
@@ -127,7 +127,8 @@ TANDEM_API int32_t tandem_context_threads(tandem_context* context);
 /* Where the diagonal of causal, window and ALiBi lies: key j is at distance i + offset - j from query i. */
 enum {
   TANDEM_BOTTOM_RIGHT = 0, /* offset = seqlen_k - seqlen_q (the used lengths): the last query meets the last key */
-  TANDEM_TOP_LEFT = 1      /* offset = 0: the first query meets the first key */
+  TANDEM_TOP_LEFT = 1,     /* offset = 0: the first query meets the first key */
+  TANDEM_EXPLICIT = 2      /* offset = diagonal_offset + diagonal_offsets[sequence] */
 };
 
 /* A window bound that bounds nothing. */
@@ -137,11 +138,12 @@ enum {
 enum { TANDEM_WINDOW_LEFT = 1, TANDEM_WINDOW_RIGHT = 2 };
 
 /* One struct for every function below. Set size, zero the rest, fill in what the problem has: zero bytes are the
- * defaults, a NULL tensor is an absent one. A longer struct of a later version is accepted when its unknown tail is
- * zero.
+ * defaults, a NULL tensor is an absent one. The struct of an older version, which is shorter, is accepted as if it
+ * ended with zeros; that of a later one, when what this version does not know of it is zero (docs/abi.md).
  *
- * dtype T below: float32, bfloat16 or float16 (float64 is served on the CPU by the reference loops). q, k, v, out and
- * their gradients share it. */
+ * dtype T below: float32, bfloat16 or float16 (float64 is served on the CPU by the reference loops). q, k and v share
+ * it. A result (out and every gradient), and what backward reads of one (out, dout), is of T or float32, each for
+ * itself: float32 has what T would lose where parts are merged or gradients added up. float64 goes with float64. */
 typedef struct tandem_attention_args {
   int64_t size; /* sizeof(tandem_attention_args) */
 
@@ -152,13 +154,14 @@ typedef struct tandem_attention_args {
   const tandem_tensor* k;
   const tandem_tensor* v;
 
-  /* Outputs of forward, inputs of backward. out like q with head_dim_v, T. lse float32 (or float64 where T is), natural
-   * logarithm, (batch, heads_q, seqlen_q) or packed (heads_q, total_q), any strides; includes the sink; -inf for a row
-   * that sees no key. forward: lse is optional. backward: both are required. */
+  /* Outputs of forward, inputs of backward. out like q with head_dim_v, T or float32. lse float32 (or float64 where T
+   * is), natural logarithm, (batch, heads_q, seqlen_q) or packed (heads_q, total_q), any strides; includes the sink;
+   * -inf for a row that sees no key. forward: lse is optional. backward: both are required. */
   const tandem_tensor* out;
   const tandem_tensor* lse;
 
-  /* backward: the gradient of out (required) and of lse (optional), then the wanted gradients: each may be NULL. */
+  /* backward: the gradient of out (required) and of lse (optional), then the wanted gradients: each may be NULL, and is
+   * of T or float32. Of a float32 dout products take what T has of it. */
   const tandem_tensor* dout;
   const tandem_tensor* dlse;
   const tandem_tensor* dq;
@@ -166,12 +169,13 @@ typedef struct tandem_attention_args {
   const tandem_tensor* dv;
 
   /* Added to the scores after softcap: (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), float32 or T, with gradient dbias
-   * (same shape and dtype, summed over broadcast dimensions); or boolean, true = visible. Not for packed calls. */
+   * (same shape, its dtype or float32, summed over broadcast dimensions); or boolean, true = visible. Not for packed
+   * calls. */
   const tandem_tensor* bias;
   const tandem_tensor* dbias;
 
   /* One extra logit per query head that takes part in the softmax and has no value: (heads_q), float32 or T, with
-   * gradient dsink. */
+   * gradient dsink (its dtype or float32). Of parts that are to be merged one alone has it: see tandem_merge. */
   const tandem_tensor* sink;
   const tandem_tensor* dsink;
 
@@ -195,7 +199,7 @@ typedef struct tandem_attention_args {
   double softcap;       /* 0: off; else scores become softcap * tanh(score / softcap); > 0 */
 
   int32_t causal;       /* nonzero: window_right is 0, or its own value where that is less */
-  int32_t alignment;    /* TANDEM_BOTTOM_RIGHT or TANDEM_TOP_LEFT */
+  int32_t alignment;    /* TANDEM_BOTTOM_RIGHT, TANDEM_TOP_LEFT or TANDEM_EXPLICIT */
   int32_t window;       /* TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT: which of the two bounds below hold */
   int32_t reserved;     /* zero */
   int64_t window_left;  /* key j is visible when i + offset - window_left <= j <= i + offset + window_right; */
@@ -214,6 +218,22 @@ typedef struct tandem_attention_args {
   int32_t deterministic;   /* nonzero: backward is bitwise reproducible (on the CPU it always is) */
   int32_t batch_invariant; /* nonzero: a sequence's result depends on nothing else in the batch and on no split */
   int32_t validate;        /* nonzero: synchronise and check index tensors that live on a device */
+
+  /* ---- From here on since 0.2 ---- */
+
+  /* With TANDEM_EXPLICIT, else 0 and NULL: the diagonal's offset, in keys, of either sign, is their sum, as when
+   * queries and keys are parts of longer sequences (offset = where the first query lies - where the first key lies).
+   * diagonal_offsets: (batch), int32, read on the device; NULL: zeros. A sum beyond +-2^29 counts as +-2^29. */
+  int64_t diagonal_offset;
+  const tandem_tensor* diagonal_offsets;
+
+  /* backward, nonzero: every gradient is added to what its tensor holds, in float32 (float64 where T is), and rounded
+   * once to the tensor's dtype. Rows beyond the used lengths stay as they are. The same bits in every run. */
+  int32_t accumulate;
+
+  /* At most so many of a GPU's multiprocessors are taken, for other work to run beside (a cluster of kernels that
+   * multiply in pairs takes two); 0: all. Changes no bits. Ignored on the CPU: see tandem_context_options.threads. */
+  int32_t sm_limit;
 } tandem_attention_args;
 
 /* What a check, a workspace or a preparation is for. */
@@ -240,6 +260,40 @@ TANDEM_API tandem_status tandem_forward(tandem_context* context, const tandem_at
 /* The gradients that are not NULL, from q, k, v, out, lse, dout and dlse. */
 TANDEM_API tandem_status tandem_backward(tandem_context* context, const tandem_attention_args* args, void* workspace,
                                          size_t workspace_bytes, void* stream);
+
+/* ---- Merging: since 0.2 ----------------------------------------------------------------------------------------- */
+
+/* What queries give over all keys, from what they give over parts of them, each the result of a tandem_forward:
+ *
+ *   lse = log(sum over parts of exp(part_lse)),   out = sum over parts of exp(part_lse - lse) * part_out
+ *
+ * A part whose lse is -inf (it shows the query no key) weighs nothing, and its out is not looked at; where all are, out
+ * is 0 and lse -inf. An lse that is NaN or +inf makes out and lse of that query and head NaN. Sums are of float32, in
+ * the order of the parts.
+ *
+ * A sink belongs to the whole softmax: give it to the forward of exactly one part, whichever, or it counts several
+ * times. The backward of every part takes the merged out and lse; sink and dsink belong in one of these calls. */
+typedef struct tandem_merge_args {
+  int64_t size;  /* sizeof(tandem_merge_args) */
+  int64_t parts; /* how many there are, at least 1; on a GPU more than 60 need a float32 out, and lse */
+
+  /* `parts` tensors each. out: (batch, seqlen, heads, head_dim) or (total, heads, head_dim), of float32, bfloat16 or
+   * float16, each for itself (float64 where all are, on the CPU). lse: (batch, heads, seqlen) or (heads, total),
+   * float32 (or float64 where out is). Any strides with a contiguous head_dim. */
+  const tandem_tensor* const* part_out;
+  const tandem_tensor* const* part_lse;
+
+  /* The result, of the same shapes; lse may be NULL. They may be a part's own tensors, in place; else they overlap
+   * none. */
+  const tandem_tensor* out;
+  const tandem_tensor* lse;
+} tandem_merge_args;
+
+/* stream: as for tandem_forward. Needs no workspace. */
+TANDEM_API tandem_status tandem_merge(tandem_context* context, const tandem_merge_args* args, void* stream);
+
+/* Compiles ahead what every merge on the context's GPU needs; nothing on the CPU. */
+TANDEM_API tandem_status tandem_prepare_merge(tandem_context* context);
 
 #ifdef __cplusplus
 }

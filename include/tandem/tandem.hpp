@@ -6,20 +6,31 @@
 //   tandem::Attention a{.q = q, .k = q, .v = q, .out = out, .causal = true};
 //   tandem::forward(a);
 //
+// On a GPU tensors say where they lie, and scratch memory is an object of its own:
+//
+//   tandem::Context gpu({.device = "cuda:0"});
+//   tandem::Workspace workspace(allocate, release);       // cudaMalloc and cudaFree, or whatever has the GPU's memory
+//   tandem::Tensor q = tandem::Tensor(tandem::bfloat16, pointer, {2, 128, 8, 64}).on(tandem::cuda(0));
+//   tandem::forward({.q = q, .k = q, .v = q, .out = out}, gpu, workspace, stream);
+//
 // tandem.h says what every field means, its shape and its rules; here are only the C++ forms of it.
 #pragma once
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <ranges>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "tandem/tandem.h"
 
@@ -44,6 +55,9 @@ inline void throw_if_failed(tandem_status status) {
 inline constexpr tandem_dtype float64{TANDEM_FLOAT, 64, 1}, float32{TANDEM_FLOAT, 32, 1};
 inline constexpr tandem_dtype float16{TANDEM_FLOAT, 16, 1}, bfloat16{TANDEM_BFLOAT, 16, 1};
 inline constexpr tandem_dtype int32{TANDEM_INT, 32, 1}, boolean{TANDEM_BOOL, 8, 1};
+
+constexpr tandem_device host() { return {TANDEM_CPU, 0}; }
+constexpr tandem_device cuda(int32_t index = 0) { return {TANDEM_CUDA, index}; }
 
 // The dtype of a C++ type. Specialise it for a 16-bit type of your own:
 //   template <> inline constexpr tandem_dtype tandem::dtype_of<my::bf16> = tandem::bfloat16;
@@ -133,6 +147,13 @@ class Tensor {
     if (tensor.strides != nullptr) strides_ = entries(tensor.strides, tensor.ndim);
   }
 
+  // The same in the memory of a device, where the pointer points.
+  Tensor on(tandem_device device) const {
+    Tensor there = *this;
+    there.tensor_.device = device;
+    return there;
+  }
+
   explicit operator bool() const { return present_; }
   bool read_only() const { return read_only_; }
 
@@ -175,10 +196,12 @@ class Context {
     o.parallel_for = options.parallel_for;
     o.parallel_for_data = options.parallel_for_data;
     throw_if_failed(tandem_context_create(&o, &handle_));
+    on_host_ = !std::string_view(options.device).starts_with("cuda");
   }
-  Context(Context&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Context(Context&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)), on_host_(other.on_host_) {}
   Context& operator=(Context&& other) noexcept {
     std::swap(handle_, other.handle_);
+    std::swap(on_host_, other.on_host_);
     return *this;
   }
   ~Context() { tandem_context_destroy(handle_); }
@@ -186,14 +209,75 @@ class Context {
   tandem_context* get() const { return handle_; }
   std::string description() const { return tandem_context_description(handle_); }  // "cpu, 2 threads, AVX2"
   int32_t threads() const { return tandem_context_threads(handle_); }
+  // Tensors and workspaces are in the host's memory: on the CPU, and on virtual GPUs.
+  bool on_host() const { return on_host_; }
 
  private:
   tandem_context* handle_ = nullptr;
+  bool on_host_ = true;
+};
+
+// ---- Workspace ------------------------------------------------------------------------------------------------------
+
+// Scratch memory of calls, grown to what they need and kept from one to the next. One call at a time: on a GPU, those
+// of one stream. Move only, which leaves an empty one.
+class Workspace {
+ public:
+  // bytes of memory, aligned as malloc's; throws when there are none.
+  using Allocate = std::function<void*(size_t bytes)>;
+  using Release = std::function<void(void* memory)>;
+
+  // In the host's memory.
+  Workspace()
+      : Workspace([](size_t bytes) { return ::operator new(bytes); }, [](void* memory) { ::operator delete(memory); }) {
+  }
+  // In memory of the context's device. release() may come while calls that use the memory are still under way: cudaFree
+  // and cuMemFree wait for them, a pool must order it behind them on the stream.
+  Workspace(Allocate allocate, Release release) : allocate_(std::move(allocate)), release_(std::move(release)) {}
+  Workspace(Workspace&& other) noexcept
+      : allocate_(std::move(other.allocate_)),
+        release_(std::move(other.release_)),
+        memory_(std::exchange(other.memory_, nullptr)),
+        bytes_(std::exchange(other.bytes_, 0)) {}
+  Workspace& operator=(Workspace&& other) noexcept {
+    std::swap(allocate_, other.allocate_);
+    std::swap(release_, other.release_);
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Workspace() { release(); }
+
+  // At least so many bytes; what was there before is gone where it had to grow.
+  std::span<std::byte> reserve(size_t bytes) {
+    if (bytes > bytes_) {
+      release();
+      memory_ = allocate_(bytes);
+      bytes_ = bytes;
+    }
+    return {static_cast<std::byte*>(memory_), bytes_};
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void release() {
+    if (memory_ != nullptr) release_(std::exchange(memory_, nullptr));
+    bytes_ = 0;
+  }
+
+  Allocate allocate_;
+  Release release_;
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
 };
 
 // ---- Attention ------------------------------------------------------------------------------------------------------
 
-enum class Alignment : int32_t { bottom_right = TANDEM_BOTTOM_RIGHT, top_left = TANDEM_TOP_LEFT };
+enum class Alignment : int32_t {
+  bottom_right = TANDEM_BOTTOM_RIGHT,
+  top_left = TANDEM_TOP_LEFT,
+  explicit_offset = TANDEM_EXPLICIT,
+};
 
 // One call. The fields are those of tandem_attention_args, in its order; what is not set is absent.
 struct Attention {
@@ -222,6 +306,11 @@ struct Attention {
 
   int32_t num_splits = 0;
   bool deterministic = false, batch_invariant = false, validate = false;
+
+  int64_t diagonal_offset = 0;   // with Alignment::explicit_offset
+  Tensor diagonal_offsets = {};  // (batch)
+  bool accumulate = false;       // backward: gradients are added to what their tensors hold
+  int32_t sm_limit = 0;          // 0: all multiprocessors of the GPU
 };
 
 namespace detail {
@@ -270,6 +359,10 @@ class CArgs {
     args_.deterministic = a_.deterministic;
     args_.batch_invariant = a_.batch_invariant;
     args_.validate = a_.validate;
+    args_.diagonal_offset = a_.diagonal_offset;
+    args_.diagonal_offsets = a_.diagonal_offsets.get();
+    args_.accumulate = a_.accumulate;
+    args_.sm_limit = a_.sm_limit;
   }
   CArgs(const CArgs&) = delete;
   CArgs& operator=(const CArgs&) = delete;
@@ -310,22 +403,32 @@ inline size_t workspace_size(const CArgs& args, tandem_pass pass, const Context&
 using Function = tandem_status (*)(tandem_context*, const tandem_attention_args*, void*, size_t, void*);
 
 inline void run(Function function, tandem_pass pass, const Attention& attention, const Context& context,
-                std::span<std::byte> workspace, void* stream) {
+                Workspace& workspace, void* stream) {
   const CArgs args(attention, pass);
-  std::unique_ptr<std::byte[]> own;
-  if (workspace.empty()) {
-    const size_t bytes = workspace_size(args, pass, context);
-    own.reset(new std::byte[bytes]);
-    workspace = {own.get(), bytes};
+  const std::span<std::byte> memory = workspace.reserve(workspace_size(args, pass, context));
+  throw_if_failed(function(context.get(), args.get(), memory.data(), memory.size(), stream));
+}
+
+inline void run(Function function, tandem_pass pass, const Attention& attention, const Context& context,
+                std::span<std::byte> workspace, void* stream) {
+  if (workspace.empty() && context.on_host()) {
+    Workspace own;
+    return run(function, pass, attention, context, own, stream);
   }
+  const CArgs args(attention, pass);
   throw_if_failed(function(context.get(), args.get(), workspace.data(), workspace.size(), stream));
 }
 
 }  // namespace detail
 
-// out, and lse where given. Without a workspace one is allocated for the call. Throws Error; then nothing was written.
+// out, and lse where given. workspace: memory of the context's device; or none, for which the host's is allocated for
+// the call, but on a GPU it is then refused where it is needed. stream: as in tandem.h. Throws Error; then nothing was
+// written.
 inline void forward(const Attention& attention, const Context& context = {}, std::span<std::byte> workspace = {},
                     void* stream = nullptr) {
+  detail::run(tandem_forward, TANDEM_FORWARD, attention, context, workspace, stream);
+}
+inline void forward(const Attention& attention, const Context& context, Workspace& workspace, void* stream = nullptr) {
   detail::run(tandem_forward, TANDEM_FORWARD, attention, context, workspace, stream);
 }
 
@@ -333,6 +436,37 @@ inline void forward(const Attention& attention, const Context& context = {}, std
 inline void backward(const Attention& attention, const Context& context = {}, std::span<std::byte> workspace = {},
                      void* stream = nullptr) {
   detail::run(tandem_backward, TANDEM_BACKWARD, attention, context, workspace, stream);
+}
+inline void backward(const Attention& attention, const Context& context, Workspace& workspace, void* stream = nullptr) {
+  detail::run(tandem_backward, TANDEM_BACKWARD, attention, context, workspace, stream);
+}
+
+// What attention gives over a part of the keys.
+struct Part {
+  Tensor out = {}, lse = {};
+};
+
+// out, and lse where given, over the keys of all parts: see tandem_merge. result may be one of the parts. Throws Error.
+inline void merge(std::vector<Part> parts, Part result, const Context& context = {}, void* stream = nullptr) {
+  std::vector<const tandem_tensor*> outs, lses;
+  for (Part& part : parts) {
+    outs.push_back(part.out.get());
+    lses.push_back(part.lse.get());
+  }
+  tandem_merge_args args{};
+  args.size = sizeof args;
+  args.parts = static_cast<int64_t>(parts.size());
+  args.part_out = outs.data();
+  args.part_lse = lses.data();
+  args.out = result.out.get();
+  args.lse = result.lse.get();
+  for (const Tensor* tensor : {&result.out, &result.lse}) {
+    if (*tensor && tensor->read_only()) {
+      throw Error(TANDEM_INVALID_ARGUMENT,
+                  "result (read only) must be writable: make it from memory that is not const");
+    }
+  }
+  throw_if_failed(tandem_merge(context.get(), &args, stream));
 }
 
 // Why the call would be refused, or nothing when it would be served. Ignores data pointers.

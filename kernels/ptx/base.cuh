@@ -25,11 +25,17 @@ TANDEM_DEVICE bool elect_one() {
 TANDEM_DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 // A condition that is the same in all lanes, likewise: ring slots and descriptors of a loop that ends by it stay in
 // uniform registers.
-TANDEM_DEVICE bool agreed(bool x) { return __any_sync(0xffffffffu, x); }
+TANDEM_DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
+
+// The same, but the compiler does not see it: what follows from it is not computed before a loop and kept in registers.
+TANDEM_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // Keeps the compiler from moving uses of these registers over a wait or an issue.
 template <int n>
-TANDEM_DEVICE void hold(float (&x)[n]) {
+TANDEM_DEVICE void fence_operand(float (&x)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }

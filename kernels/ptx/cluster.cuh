@@ -11,8 +11,7 @@ TANDEM_DEVICE void cluster_sync() {
 }
 
 // At the barrier of this place in the CTA of this rank. Orders tensor memory (with tcgen05_fence_before) and what TMA
-// has written; ordinary writes only after fence_cluster: an arrival that releases them costs a round trip to L2.
-// "mapa", "mbarrier.arrive".
+// has written, ordinary writes for threads of the own CTA alone. "mapa", "mbarrier.arrive".
 TANDEM_DEVICE void mbarrier_arrive_at(u64* barrier, u32 rank) {
   asm volatile(
       "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
@@ -20,14 +19,50 @@ TANDEM_DEVICE void mbarrier_arrive_at(u64* barrier, u32 rank) {
       "r"(rank)
       : "memory");
 }
-// What this thread has written is seen in the whole cluster before what it does next. "fence".
-TANDEM_DEVICE void fence_cluster() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
+// The same, ordering ordinary writes too, of this thread and of those it has synchronised with, for whoever waits by
+// mbarrier_wait_cluster: it costs a round trip to L2.
+TANDEM_DEVICE void mbarrier_release_at(u64* barrier, u32 rank) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+// A number to this place in the CTA of this rank; seen there behind mbarrier_release_at. "st".
+TANDEM_DEVICE void store_at(int* place, u32 rank, int value) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.b32 [there], %2;}" ::"r"(shared_address(place)),
+      "r"(rank), "r"(value)
+      : "memory");
+}
+// One thread, after fence_proxy_async by the writers. Bytes of the own shared memory, a multiple of 16, go to this
+// place in the CTA of this rank, and count on its barrier. "cp.async.bulk".
+TANDEM_DEVICE void bulk_send(void* to, const void* from, u32 bytes, u64* barrier, u32 rank) {
+  asm volatile(
+      "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 counts, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [counts];}" ::"r"(
+          shared_address(to)),
+      "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
+      : "memory");
+}
+// mbarrier_wait for a phase that other CTAs have released. "mbarrier.try_wait".
+TANDEM_DEVICE void mbarrier_wait_cluster(u64* barrier, u32 parity) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra done;\n"
+      "bra again;\n"
+      "done:}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
 
 // Cluster launch control: this cluster takes over the blocks of one that has not begun. One thread of one CTA asks; the
 // answer, 16 bytes, and its count on a barrier come to this place in all CTAs (ctas > 1; else in this one). Not again
 // after an answer was no. "clusterlaunchcontrol.try_cancel".
 template <int ctas>
-TANDEM_DEVICE void ask_for_blocks(void* answer, u64* barrier) {
+TANDEM_DEVICE void clc_try_cancel(void* answer, u64* barrier) {
   if constexpr (ctas > 1) {
     asm volatile(
         "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128 "
@@ -43,7 +78,7 @@ TANDEM_DEVICE void ask_for_blocks(void* answer, u64* barrier) {
   }
 }
 // The first of those blocks, by x; -1: no. "clusterlaunchcontrol.query_cancel".
-TANDEM_DEVICE int blocks_in(const void* answer) {
+TANDEM_DEVICE int clc_query_cancel(const void* answer) {
   int first;
   asm volatile(
       "{.reg .pred yes; .reg .b128 answer; .reg .b64 low, high;\n"

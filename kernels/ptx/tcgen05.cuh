@@ -54,13 +54,13 @@ TANDEM_DEVICE void tmem_load(float (&x)[32], u32 address) {
 template <int n>
 TANDEM_DEVICE void tmem_wait_load(float (&x)[n]) {
   asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
-  hold(x);
+  fence_operand(x);
 }
 template <int n, int chunks>
 TANDEM_DEVICE void tmem_wait_load(float (&x)[chunks][n]) {
   asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
 #pragma unroll
-  for (int c = 0; c < chunks; ++c) hold(x[c]);
+  for (int c = 0; c < chunks; ++c) fence_operand(x[c]);
 }
 
 // The other way round; done after tmem_wait_store. "tcgen05.st", "tcgen05.wait".
@@ -87,39 +87,44 @@ TANDEM_DEVICE void tmem_store(u32 address, const float (&x)[32]) {
 }
 TANDEM_DEVICE void tmem_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
 
-// Shared-memory matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them. stride: bytes
-// between groups of 8 rows; lead: between columns of 64 where the matrix is read along them (the values), unused
-// otherwise. "Shared memory descriptor".
-TANDEM_DEVICE u64 tcgen05_matrix(u32 address, u32 lead, u32 stride) {
-  return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(lead >> 4) << 16 |
-         static_cast<u64>(stride >> 4) << 32 | u64{1} << 46 | u64{2} << 61;
+// Shared memory descriptor of a matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them (PTX
+// ISA "Shared memory descriptor"). stride_bytes: from 8 rows to the next 8. leading_bytes: from 64 columns to the next
+// 64 where the operand is transposed in the sense of the hardware (its rows are along the inner dimension); else
+// unused.
+TANDEM_DEVICE u64 tcgen05_smem_desc(u32 address, u32 leading_bytes, u32 stride_bytes) {
+  return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+         static_cast<u64>(stride_bytes >> 4) << 32 | u64{1} << 46 | u64{2} << 61;
 }
-// rows x columns products of f16 or bfloat16 in float32; b by columns (values) or by rows (keys). "Instruction
-// descriptor".
-constexpr u32 tcgen05_product(bool f16, int rows, int columns, bool by_columns) {
+// How a and b lie, as BLAS has it for row-major matrices: n as written, rows x columns; t transposed. q k^T with keys
+// in rows is nt, p v with values in rows nn. a in tensor memory is never transposed.
+enum class Layout { nn, nt, tn, tt };
+// Instruction descriptor of m x n products of f16 or bfloat16 in float32. "Instruction descriptor".
+constexpr u32 tcgen05_instr_desc(Layout layout, bool f16, int m, int n) {
   const u32 type = f16 ? 0 : 1;
-  return 1u << 4 | type << 7 | type << 10 | (by_columns ? 1u << 16 : 0) | static_cast<u32>(columns) / 8 << 17 |
-         static_cast<u32>(rows) / 16 << 24;
+  const bool a_by_columns = layout == Layout::tn || layout == Layout::tt;
+  const bool b_by_columns = layout == Layout::nn || layout == Layout::tn;
+  return 1u << 4 | type << 7 | type << 10 | (a_by_columns ? 1u << 15 : 0) | (b_by_columns ? 1u << 16 : 0) |
+         static_cast<u32>(n) / 8 << 17 | static_cast<u32>(m) / 16 << 24;
 }
 
-// d += a b, or d = a b where not add; 128 rows of each CTA, 16 elements of each row of a. One thread, the same as for
-// tcgen05_commit. a in shared memory, or in tensor memory, two elements in a column. Of a pair of CTAs (ctas: 2) the
-// leader issues for both; a, b and d lie in both at these addresses, half of the rows of a and of the columns of the
-// product from b in each. "tcgen05.mma".
+// d += a b, or d = a b where not add; 128 rows of each CTA, 16 elements of the inner dimension. One thread, the same as
+// for tcgen05_commit. ss: a in shared memory; ts: in tensor memory, two elements in a column. Of a pair of CTAs (ctas:
+// 2) the leader issues for both; a, b and d lie in both at these addresses, half of the rows of a and of the columns of
+// b in each. "tcgen05.mma".
 template <int ctas>
-TANDEM_DEVICE void tcgen05_mma(u32 d, u64 a, u64 b, u32 product, bool add) {
+TANDEM_DEVICE void tcgen05_mma_ss(u32 d, u64 a, u64 b, u32 instr_desc, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.b32 add, %4, 0;\n"
       "tcgen05.mma.cta_group::%5.kind::f16 [%0], %1, %2, %3, add;}" ::"r"(d),
-      "l"(a), "l"(b), "r"(product), "r"(static_cast<u32>(add)), "n"(ctas)
+      "l"(a), "l"(b), "r"(instr_desc), "r"(static_cast<u32>(add)), "n"(ctas)
       : "memory");
 }
 template <int ctas>
-TANDEM_DEVICE void tcgen05_mma(u32 d, u32 a, u64 b, u32 product, bool add) {
+TANDEM_DEVICE void tcgen05_mma_ts(u32 d, u32 a, u64 b, u32 instr_desc, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.b32 add, %4, 0;\n"
       "tcgen05.mma.cta_group::%5.kind::f16 [%0], [%1], %2, %3, add;}" ::"r"(d),
-      "r"(a), "l"(b), "r"(product), "r"(static_cast<u32>(add)), "n"(ctas)
+      "r"(a), "l"(b), "r"(instr_desc), "r"(static_cast<u32>(add)), "n"(ctas)
       : "memory");
 }
 // The barrier, of a pair those of both CTAs, gets an arrival when all products issued before are done. One thread.

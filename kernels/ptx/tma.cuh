@@ -1,28 +1,52 @@
 // The tensor memory accelerator: bulk copies of boxes of a tensor (PTX ISA "cp.async.bulk.tensor").
+// tensor_map: the address of a CUtensorMap, which the host has encoded.
 #pragma once
 #include "ptx/base.cuh"
-#include "shared/forward.h"
 
 // One thread. The box at these coordinates goes to shared memory; its bytes count on the barrier. What lies outside the
 // tensor arrives as zeros.
-TANDEM_DEVICE void tma_load(void* to, const TensorMap* map, u64* barrier, int c0, int c1, int c2, int c3) {
+TANDEM_DEVICE void tma_load(void* to, const void* tensor_map, u64* barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      "l"(tensor_map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-TANDEM_DEVICE void tma_load(void* to, const TensorMap* map, u64* barrier, int c0, int c1, int c2, int c3, int c4) {
+TANDEM_DEVICE void tma_load(void* to, const void* tensor_map, u64* barrier, int c0, int c1, int c2, int c3, int c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
       "[%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      "l"(tensor_map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 // One thread, after fence_proxy_async by the writers and a barrier. What lies outside the tensor is not written.
-TANDEM_DEVICE void tma_store(const TensorMap* map, const void* from, int c0, int c1, int c2, int c3, int c4) {
-  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
-               "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+TANDEM_DEVICE void tma_store(const void* tensor_map, const void* from, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(tensor_map),
+      "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+TANDEM_DEVICE void tma_store(const void* tensor_map, const void* from, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(tensor_map),
+               "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+// One thread. Bytes that lie one behind the other, a multiple of 16, without a tensor map. "cp.async.bulk".
+TANDEM_DEVICE void bulk_load(void* to, const void* from, u32 bytes, u64* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+TANDEM_DEVICE void bulk_store(void* to, const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+               "r"(bytes)
+               : "memory");
+}
+// Adds float32 numbers to those there. "cp.reduce.async.bulk".
+TANDEM_DEVICE void bulk_add(float* to, const float* from, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
                : "memory");
 }
 TANDEM_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -32,7 +56,10 @@ TANDEM_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 TANDEM_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-TANDEM_DEVICE void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// "prefetch.tensormap"
+TANDEM_DEVICE void prefetch_tensor_map(const void* tensor_map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
+}
 
 // Orders ordinary writes to shared memory before what TMA and the tensor core read from it. By each writing thread,
 // then a barrier.

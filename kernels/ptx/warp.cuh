@@ -15,13 +15,21 @@ TANDEM_DEVICE void named_arrive(int barrier, int threads) {
 TANDEM_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 TANDEM_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// Of x over groups of `lanes` neighbouring lanes, in all of them; every lane of the warp takes part.
+template <int lanes>
+TANDEM_DEVICE float sum_over_lanes(float x) {
+#pragma unroll
+  for (int d = 1; d < lanes; d *= 2) x += __shfl_xor_sync(~0u, x, d);
+  return x;
+}
+
 // Registers of a warpgroup's threads: fewer, so that others may have more (PTX ISA "setmaxnreg").
 template <int n>
-TANDEM_DEVICE void registers_down() {
+TANDEM_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
 }
 template <int n>
-TANDEM_DEVICE void registers_up() {
+TANDEM_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
 }
 
@@ -46,6 +54,11 @@ TANDEM_DEVICE void store_relaxed(int* to, int value) {
 TANDEM_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TANDEM_DEVICE float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 TANDEM_DEVICE float reciprocal(float x) {

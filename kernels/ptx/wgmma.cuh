@@ -14,12 +14,12 @@ template <int pending>
 TANDEM_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// Shared-memory matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them. stride: bytes
-// between groups of 8 rows; lead: between columns of 64 where the matrix is read along them (the values), unused
-// otherwise.
-TANDEM_DEVICE u64 wgmma_matrix(u32 address, u32 lead, u32 stride) {
-  return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(lead >> 4) << 16 |
-         static_cast<u64>(stride >> 4) << 32 | u64{1} << 62;
+// Matrix descriptor of 16-bit elements in shared memory, in rows of 64 swizzled by 128 bytes as TMA writes them (PTX
+// ISA "Matrix Descriptor Format"). stride_bytes: from 8 rows to the next 8. leading_bytes: from 64 columns to the next
+// 64 where the rows are those of the sum (transposed operands); unused otherwise.
+TANDEM_DEVICE u64 wgmma_smem_desc(u32 address, u32 leading_bytes, u32 stride_bytes) {
+  return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+         static_cast<u64>(stride_bytes >> 4) << 32 | u64{1} << 62;
 }
 
 #define TANDEM_O8(d, i)                                                                                       \
@@ -59,114 +59,143 @@ TANDEM_DEVICE u64 wgmma_matrix(u32 address, u32 lead, u32 stride) {
 #define TANDEM_R120 TANDEM_R112 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define TANDEM_R128 TANDEM_R120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
-// scores: a from shared memory or registers, b by rows (keys x head_dim). values: a from registers, b by columns.
-// add false: d = a b, whatever d held. of_4: four products whose matrices lie one behind the other (in shared memory: in
-// the same 64 columns), in one statement: the compiler then has a quarter of the operands to think about.
+// d += a b, or d = a b where not add. Named by where a and b come from (s: shared memory, r: registers; b always s) and
+// by how each lies, as BLAS has it for row-major matrices: n as written, rows x columns; t transposed. So q k^T with
+// keys in rows is ss_nt, and p v with values in rows is rs_nn; a from registers is never transposed. ..._of_4: four
+// products along the inner dimension whose operands lie one behind the other (untransposed a and transposed b: in the
+// same 64 columns), in one statement, which gives the compiler a quarter of the operands to think about.
 template <bool f16, int N>
 struct Wgmma;
 
-// Operands, by their numbers: behind the n registers of d, R of them, come A, B, ...
+// clang-format off
+// Operands of the statement, by their numbers: behind the R registers of d come A, B, C, ... Transposition is an immediate.
 #define TANDEM_MMA(TYPE, N, R, LEFT, RIGHT, ADD, ORDER)                                                                \
   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TANDEM_R##R "}, " LEFT ", " RIGHT ", " ADD ", 1, 1, "\
   ORDER ";"
 #define TANDEM_4(A, B, C, D) "{%" #A ", %" #B ", %" #C ", %" #D "}"
-#define TANDEM_WGMMA_OF_SHARED(TYPE, N, R, A, B, C)                                                                    \
-    static TANDEM_DEVICE void scores(float (&d)[N / 2], u64 a, u64 b, bool add) {                                      \
+// From one operand to the next along the inner dimension, in units of 16 bytes: 16 elements of a row, or 16 rows.
+constexpr int wgmma_next(bool along_rows) { return along_rows ? 2 : 128; }
+#define TANDEM_WGMMA_SS(TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K)                                                   \
+    template <bool trans_a, bool trans_b>                                                                              \
+    static TANDEM_DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, bool add) {                                          \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0;"                                                         \
-                   TANDEM_MMA(TYPE, N, R, "%" #A, "%" #B, "p", "0, 0") "}"                                             \
+                   TANDEM_MMA(TYPE, N, R, "%" #A, "%" #B, "p", "%" #D ", %" #E) "}"                                    \
                    : TANDEM_OUT##R                                                                                     \
-                   : "l"(a), "l"(b), "r"(static_cast<u32>(add)));                                                      \
+                   : "l"(a), "l"(b), "r"(static_cast<u32>(add)), "n"(trans_a ? 1 : 0), "n"(trans_b ? 0 : 1));          \
     }                                                                                                                  \
-    static TANDEM_DEVICE void scores_of_4(float (&d)[N / 2], u64 a, u64 b, bool add) {                                 \
+    template <bool trans_a, bool trans_b>                                                                              \
+    static TANDEM_DEVICE void ss_of_4(float (&d)[N / 2], u64 a, u64 b, bool add) {                                     \
+      constexpr int kA = wgmma_next(!trans_a), kB = wgmma_next(trans_b);                                               \
       asm volatile("{.reg .pred p, q; .reg .b64 a1, a2, a3, b1, b2, b3; setp.ne.b32 p, %" #C ", 0; setp.ne.b32 q, 1, 0;"\
-                   "add.s64 a1, %" #A ", 2; add.s64 a2, %" #A ", 4; add.s64 a3, %" #A ", 6;"                           \
-                   "add.s64 b1, %" #B ", 2; add.s64 b2, %" #B ", 4; add.s64 b3, %" #B ", 6;"                           \
-                   TANDEM_MMA(TYPE, N, R, "%" #A, "%" #B, "p", "0, 0") TANDEM_MMA(TYPE, N, R, "a1", "b1", "q", "0, 0") \
-                   TANDEM_MMA(TYPE, N, R, "a2", "b2", "q", "0, 0") TANDEM_MMA(TYPE, N, R, "a3", "b3", "q", "0, 0") "}" \
+                   "add.s64 a1, %" #A ", %" #F "; add.s64 a2, %" #A ", %" #G "; add.s64 a3, %" #A ", %" #H ";"         \
+                   "add.s64 b1, %" #B ", %" #I "; add.s64 b2, %" #B ", %" #J "; add.s64 b3, %" #B ", %" #K ";"         \
+                   TANDEM_MMA(TYPE, N, R, "%" #A, "%" #B, "p", "%" #D ", %" #E)                                        \
+                   TANDEM_MMA(TYPE, N, R, "a1", "b1", "q", "%" #D ", %" #E)                                            \
+                   TANDEM_MMA(TYPE, N, R, "a2", "b2", "q", "%" #D ", %" #E)                                            \
+                   TANDEM_MMA(TYPE, N, R, "a3", "b3", "q", "%" #D ", %" #E) "}"                                        \
                    : TANDEM_OUT##R                                                                                     \
-                   : "l"(a), "l"(b), "r"(static_cast<u32>(add)));                                                      \
+                   : "l"(a), "l"(b), "r"(static_cast<u32>(add)), "n"(trans_a ? 1 : 0), "n"(trans_b ? 0 : 1),           \
+                     "n"(kA), "n"(2 * kA), "n"(3 * kA), "n"(kB), "n"(2 * kB), "n"(3 * kB));                            \
     }
-// NEXT: from one matrix b to the next, in units of 16 bytes.
-#define TANDEM_WGMMA_OF_REGISTERS(NAME, ORDER, NEXT, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T) \
-    static TANDEM_DEVICE void NAME(float (&d)[N / 2], const u32* a, u64 b, bool add) {                                 \
+#define TANDEM_WGMMA_RS(TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T, U, V)                        \
+    template <bool trans_b>                                                                                            \
+    static TANDEM_DEVICE void rs(float (&d)[N / 2], const u32* a, u64 b, bool add) {                                   \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #B ", 0;"                                                         \
-                   TANDEM_MMA(TYPE, N, R, TANDEM_4(C, D, E, F), "%" #A, "p", ORDER) "}"                                \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(C, D, E, F), "%" #A, "p", "%" #G) "}"                               \
                    : TANDEM_OUT##R                                                                                     \
-                   : "l"(b), "r"(static_cast<u32>(add)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                  \
+                   : "l"(b), "r"(static_cast<u32>(add)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),                   \
+                     "n"(trans_b ? 0 : 1));                                                                            \
     }                                                                                                                  \
-    static TANDEM_DEVICE void NAME##_of_4(float (&d)[N / 2], const u32* a, u64 b, bool add) {                          \
+    template <bool trans_b>                                                                                            \
+    static TANDEM_DEVICE void rs_of_4(float (&d)[N / 2], const u32* a, u64 b, bool add) {                              \
       asm volatile("{.reg .pred p, q; .reg .b64 b1, b2, b3; setp.ne.b32 p, %" #B ", 0; setp.ne.b32 q, 1, 0;"           \
-                   "add.s64 b1, %" #A ", " #NEXT "; add.s64 b2, b1, " #NEXT "; add.s64 b3, b2, " #NEXT ";"             \
-                   TANDEM_MMA(TYPE, N, R, TANDEM_4(C, D, E, F), "%" #A, "p", ORDER)                                    \
-                   TANDEM_MMA(TYPE, N, R, TANDEM_4(G, H, I, J), "b1", "q", ORDER)                                      \
-                   TANDEM_MMA(TYPE, N, R, TANDEM_4(K, L, M, O), "b2", "q", ORDER)                                      \
-                   TANDEM_MMA(TYPE, N, R, TANDEM_4(P, Q, S, T), "b3", "q", ORDER) "}"                                  \
+                   "add.s64 b1, %" #A ", %" #V "; add.s64 b2, b1, %" #V "; add.s64 b3, b2, %" #V ";"                   \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(C, D, E, F), "%" #A, "p", "%" #U)                                   \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(G, H, I, J), "b1", "q", "%" #U)                                     \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(K, L, M, O), "b2", "q", "%" #U)                                     \
+                   TANDEM_MMA(TYPE, N, R, TANDEM_4(P, Q, S, T), "b3", "q", "%" #U) "}"                                 \
                    : TANDEM_OUT##R                                                                                     \
                    : "l"(b), "r"(static_cast<u32>(add)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]),        \
                      "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]),        \
-                     "r"(a[13]), "r"(a[14]), "r"(a[15]));                                                              \
+                     "r"(a[13]), "r"(a[14]), "r"(a[15]), "n"(trans_b ? 0 : 1), "n"(wgmma_next(trans_b)));              \
     }
-#define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T)                            \
+// Each under its name.
+#define TANDEM_WGMMA_NAMED(N, NAME, A, FORM)                                                                           \
+    static TANDEM_DEVICE void NAME(float (&d)[N / 2], A a, u64 b, bool add) { FORM(d, a, b, add); }
+#define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T, U, V)                      \
   template <>                                                                                                          \
   struct Wgmma<F16, N> {                                                                                               \
-    TANDEM_WGMMA_OF_SHARED(TYPE, N, R, A, B, C)                                                                        \
-    TANDEM_WGMMA_OF_REGISTERS(scores, "0", 2, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T)        \
-    TANDEM_WGMMA_OF_REGISTERS(values, "1", 128, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T)      \
+    TANDEM_WGMMA_SS(TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K)                                                       \
+    TANDEM_WGMMA_RS(TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T, U, V)                            \
+    TANDEM_WGMMA_NAMED(N, ss_nn, u64, (ss<false, false>)) TANDEM_WGMMA_NAMED(N, ss_nn_of_4, u64, (ss_of_4<false, false>))\
+    TANDEM_WGMMA_NAMED(N, ss_nt, u64, (ss<false, true>)) TANDEM_WGMMA_NAMED(N, ss_nt_of_4, u64, (ss_of_4<false, true>))\
+    TANDEM_WGMMA_NAMED(N, ss_tn, u64, (ss<true, false>)) TANDEM_WGMMA_NAMED(N, ss_tn_of_4, u64, (ss_of_4<true, false>))\
+    TANDEM_WGMMA_NAMED(N, ss_tt, u64, (ss<true, true>)) TANDEM_WGMMA_NAMED(N, ss_tt_of_4, u64, (ss_of_4<true, true>))  \
+    TANDEM_WGMMA_NAMED(N, rs_nn, const u32*, rs<false>) TANDEM_WGMMA_NAMED(N, rs_nn_of_4, const u32*, rs_of_4<false>)  \
+    TANDEM_WGMMA_NAMED(N, rs_nt, const u32*, rs<true>) TANDEM_WGMMA_NAMED(N, rs_nt_of_4, const u32*, rs_of_4<true>)    \
   };
 #define TANDEM_WGMMAS(...) TANDEM_WGMMA(false, "bf16", __VA_ARGS__) TANDEM_WGMMA(true, "f16", __VA_ARGS__)
+// clang-format on
 
-// Reading all of them takes a tenth as long as compiling a kernel: a translation unit may say beforehand which it needs,
-// by the keys of a step and the columns of values.
-#ifdef TANDEM_KEYS
-#define TANDEM_IS_NEEDED(N) (N == TANDEM_KEYS || N == TANDEM_COLUMNS)
+// Reading all of them takes a tenth as long as compiling a kernel: a translation unit may say beforehand of which
+// widths, two or four, it needs products.
+#ifdef TANDEM_WGMMA_N2
+#define TANDEM_IS_NEEDED(N) \
+  (N == TANDEM_WGMMA_N0 || N == TANDEM_WGMMA_N1 || N == TANDEM_WGMMA_N2 || N == TANDEM_WGMMA_N3)
+#elif defined TANDEM_WGMMA_N0
+#define TANDEM_IS_NEEDED(N) (N == TANDEM_WGMMA_N0 || N == TANDEM_WGMMA_N1)
 #else
 #define TANDEM_IS_NEEDED(N) 1
 #endif
 #if TANDEM_IS_NEEDED(16)
-TANDEM_WGMMAS(16, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25)
+TANDEM_WGMMAS(16, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27)
 #endif
 #if TANDEM_IS_NEEDED(32)
-TANDEM_WGMMAS(32, 16, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33)
+TANDEM_WGMMAS(32, 16, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35)
 #endif
 #if TANDEM_IS_NEEDED(48)
-TANDEM_WGMMAS(48, 24, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41)
+TANDEM_WGMMAS(48, 24, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43)
 #endif
 #if TANDEM_IS_NEEDED(64)
-TANDEM_WGMMAS(64, 32, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49)
+TANDEM_WGMMAS(64, 32, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51)
 #endif
 #if TANDEM_IS_NEEDED(80)
-TANDEM_WGMMAS(80, 40, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57)
+TANDEM_WGMMAS(80, 40, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59)
 #endif
 #if TANDEM_IS_NEEDED(96)
-TANDEM_WGMMAS(96, 48, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65)
+TANDEM_WGMMAS(96, 48, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67)
 #endif
 #if TANDEM_IS_NEEDED(112)
-TANDEM_WGMMAS(112, 56, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73)
+TANDEM_WGMMAS(112, 56, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75)
 #endif
 #if TANDEM_IS_NEEDED(128)
-TANDEM_WGMMAS(128, 64, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81)
+TANDEM_WGMMAS(128, 64, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83)
 #endif
 #if TANDEM_IS_NEEDED(144)
-TANDEM_WGMMAS(144, 72, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89)
+TANDEM_WGMMAS(144, 72, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91)
 #endif
 #if TANDEM_IS_NEEDED(160)
-TANDEM_WGMMAS(160, 80, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97)
+TANDEM_WGMMAS(160, 80, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99)
 #endif
 #if TANDEM_IS_NEEDED(176)
-TANDEM_WGMMAS(176, 88, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105)
+TANDEM_WGMMAS(176, 88, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107)
 #endif
 #if TANDEM_IS_NEEDED(192)
-TANDEM_WGMMAS(192, 96, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113)
+TANDEM_WGMMAS(192, 96, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115)
 #endif
 #if TANDEM_IS_NEEDED(208)
-TANDEM_WGMMAS(208, 104, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121)
+TANDEM_WGMMAS(208, 104, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122,
+              123)
 #endif
 #if TANDEM_IS_NEEDED(224)
-TANDEM_WGMMAS(224, 112, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129)
+TANDEM_WGMMAS(224, 112, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130,
+              131)
 #endif
 #if TANDEM_IS_NEEDED(240)
-TANDEM_WGMMAS(240, 120, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137)
+TANDEM_WGMMAS(240, 120, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138,
+              139)
 #endif
 #if TANDEM_IS_NEEDED(256)
-TANDEM_WGMMAS(256, 128, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145)
+TANDEM_WGMMAS(256, 128, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145, 146,
+              147)
 #endif

@@ -1,68 +1,85 @@
 // Online softmax where a thread has a row, all of it.
 #pragma once
 #include "tile/exp2.cuh"
+#include "tile/rescale.cuh"
 
 struct RowSoftmax {
   // What the exponentials are taken against: scale times the largest score, or up to 8 less; 0 before anything is seen.
-  float shift = 0;
-  float limit = -kInfinity;  // scores beyond it move the shift
-  Pair sum = pair_of(0);     // of even and odd columns
-  float factor;              // by which earlier sums and results shrink, where rescale
-  bool rescale;              // the same in the whole warp
+  float row_max = 0;
+  float rescale_above = -kInfinity;  // scores beyond it move the row_max
+  Float2 sum = float2_of(0);         // of even and odd columns
+  float step_sum = 0;                // of the last step, where it did not look for its largest score
+  float rounding = 0;                // how much more the sum is that the result is divided by: see add_rounding()
+  float alpha;                       // by which earlier sums and results shrink, where rescale
+  bool rescale;                      // the same in the whole warp
 
-  // Of a step, before its exponentials: moves the shift of a row that outgrows it by more than 8. The result stays
+  // Of a step, before its exponentials: moves the row_max of a row that outgrows it by more than 8. The result stays
   // exact, since the last step divides by the same sum, and most steps leave it alone (conditional rescaling,
   // FlashAttention-4).
-  TANDEM_DEVICE void look_at_scores(float largest, const ScoreScale& scale) {
-    rescale = __any_sync(~0u, largest > limit);
+  TANDEM_DEVICE void update_max(float largest, const ScoreScale& scale) {
+    rescale = __any_sync(~0u, largest > rescale_above);
     if (!rescale) return;
-    const float from = limit == -kInfinity ? -kInfinity : shift;
-    if (largest > limit) {
-      shift = largest * scale.factor;
-      limit = largest + kThreshold * scale.inverse;
+    const float from = rescale_above == -kInfinity ? -kInfinity : row_max;
+    if (largest > rescale_above) {
+      row_max = largest * scale.value;
+      rescale_above = largest + kRescaleThreshold * scale.inverse;
     }
-    shrink(from);
+    rescale_sum(from);
   }
 
-  // The same by what the sums have become, for rows that have seen a key, without a look at the scores: bfloat16 has
-  // float's range, so a shift that is too small costs nothing until sums come near the end of it.
-  TANDEM_DEVICE void look_at_sums() { rescale = __any_sync(~0u, total() > kLarge); }
-  // Where rescale. True: this row's sum has come near the end, by scores so much larger than all before that the result
-  // cannot be trusted.
-  TANDEM_DEVICE bool move_by_sums(const ScoreScale& scale) {
-    const float all = total(), from = shift;
-    if (all > kLarge) {
-      shift += static_cast<float>((__float_as_int(all) >> 23) - 127);  // its exponent
-      limit = (shift + kThreshold) * scale.inverse;
+  // lazy_max: takes a step's sum into that of all. bfloat16 has float's range, so a row_max that is too small costs
+  // nothing until sums come near the end of it; but where a sum has outgrown all before, it must move.
+  TANDEM_DEVICE void add_step(Float2 step) {
+    step_sum = total_of(step);
+    sum = sum + step;
+  }
+  // Of a row of the warp: the row_max must move before the next step.
+  TANDEM_DEVICE bool outgrown() const { return __any_sync(~0u, step_sum > kOutgrownSum); }
+  // What has outgrown may be one key with all the weight of its row, which must give its own value: then the result is
+  // divided by the sum of probabilities as they were rounded for the product.
+  TANDEM_DEVICE void add_rounding(float rounded) {
+    if (step_sum > kOutgrownSum) rounding += rounded - step_sum;
+  }
+  // Where outgrown, before the next step: the row_max moves by the power of two that the sum has grown by. True: what
+  // came before may be lost.
+  TANDEM_DEVICE bool catch_up(const ScoreScale& scale) {
+    const float from = row_max;
+    if (step_sum > kOutgrownSum) {
+      row_max += static_cast<float>((__float_as_int(step_sum) >> 23) - 127);  // its exponent
+      rescale_above = (row_max + kRescaleThreshold) * scale.inverse;
     }
-    shrink(from);
-    return all > kLost;
+    rescale_sum(from);
+    return step_sum > kOverflowedSum;
   }
   // Whether the exponential of a score is beyond float's range, or about to be.
-  TANDEM_DEVICE bool outgrown_by(float score, const ScoreScale& scale) const {
-    return (score - limit) * scale.factor > 126 - kThreshold;
+  TANDEM_DEVICE bool overflows(float score, const ScoreScale& scale) const {
+    return (score - rescale_above) * scale.value > 126 - kRescaleThreshold;
   }
-  TANDEM_DEVICE bool lost() const { return !(total() <= kLost); }  // NaN, too: shrink() may have met a lost sum
+  TANDEM_DEVICE bool overflowed() const {
+    return !(total() <= kOverflowedSum);
+  }  // NaN, too: rescale_sum() may have met an overflowed sum
 
-  // After the last step. Where every score was looked at, a sum is 0 or at least 1/2, and below kLost: the rest stands
-  // for a NaN (exp2_of_fma_units) or for scores of -infinity alone.
-  TANDEM_DEVICE float final_sum() const {
-    const float all = total();
-    return all > kLost ? kNan : all < 0x1p-60f ? 0.0f : all;
+  // After the last step. Where every score was looked at, a sum is 0 or at least 1/2, and below kOverflowedSum: the
+  // rest stands for a NaN (exp2_fma) or for scores of -infinity alone.
+  TANDEM_DEVICE float final_sum() {
+    float all = total();
+    if (rounding != 0) use_rounded_sum(&all, &row_max, rounding);
+    return all > kOverflowedSum ? kNan : all < 0x1p-60f ? 0.0f : all;
   }
 
  private:
-  static constexpr float kThreshold = 8, kLarge = 0x1p16f, kLost = 0x1p64f;
   static constexpr float kNan = __builtin_bit_cast(float, 0x7fffffffu);
 
-  TANDEM_DEVICE float total() const {
+  TANDEM_DEVICE static float total_of(Float2 x) {
     float even, odd;
-    split(sum, &even, &odd);
+    split(x, &even, &odd);
     return even + odd;
   }
-  // What was summed against shift `from` is brought to the shift of now.
-  TANDEM_DEVICE void shrink(float from) {
-    factor = exp2_approx(from - shift);
-    sum = lost() ? pair_of(kNan) : sum * pair_of(factor);
+  TANDEM_DEVICE float total() const { return total_of(sum); }
+  // What was summed against row_max `from` is brought to the row_max of now.
+  TANDEM_DEVICE void rescale_sum(float from) {
+    alpha = exp2_approx(from - row_max);
+    sum = overflowed() ? float2_of(kNan) : sum * float2_of(alpha);
+    rounding *= alpha;
   }
 };

@@ -14,12 +14,23 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tandem._attention import Gradients, attention, attention_backward, check, prepare, use_torch
+from tandem import _gpu
+from tandem._attention import Gradients, attention, attention_backward, check, merge, prepare, use_torch
 from tandem._errors import Unsupported
 from tandem._library import boundary as _boundary
 
 __version__: str = _boundary.version
-__all__ = ["Gradients", "Unsupported", "attention", "attention_backward", "check", "description", "patch", "prepare"]
+__all__ = [
+    "Gradients",
+    "Unsupported",
+    "attention",
+    "attention_backward",
+    "check",
+    "description",
+    "merge",
+    "patch",
+    "prepare",
+]
 
 _MODULES = ("fa3", "fa4", "flash_attn", "sdpa", "torch_sdpa", "transformers")
 
@@ -30,7 +41,8 @@ def description() -> str:
     """What will run, a line for each device: the CPU's threads and instruction set, then the GPUs in use or, where none
     is yet, torch's current one."""
     front = use_torch()
-    return "\n".join((_boundary.description(), *(front.describe_gpus() if front is not None else ())))
+    gpus = _gpu.descriptions(_boundary, front.torch) if front is not None else []
+    return "\n".join((_boundary.description(), *gpus))
 
 
 def __getattr__(name: str) -> Any:

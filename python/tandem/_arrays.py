@@ -7,12 +7,6 @@ from typing import Any
 
 import numpy as np
 
-# The tensors of tandem_attention_args, in its order.
-TENSORS = (
-    "q k v out lse dout dlse dq dk dv bias dbias sink dsink alibi_slopes cu_seqlens_q cu_seqlens_k seqused_q seqused_k "
-    "page_table"
-).split()
-
 CPU, CUDA = 1, 2  # DLPack's device types
 _FLOAT, _BFLOAT = 2, 4  # DLPack's type codes
 _CODES = {"b": 6, "i": 0, "u": 1, "f": _FLOAT}  # by numpy's kind
@@ -87,12 +81,22 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
             raise ValueError(
                 f"{name} (strides of {x.strides} bytes) must lie at whole elements of {size} bytes; copy it"
             )
+        _check_dimensions(x.ndim, name)
         strides = tuple(stride // size for stride in x.strides)
         return x.ctypes.data, CPU, 0, code, 8 * size, x.shape, strides, not x.flags.writeable, x
     if is_torch(x):
+        device = {"cpu": CPU, "cuda": CUDA}.get(x.device.type)
+        if device is None:
+            without = ", where tensors have a shape and no numbers," if x.is_meta else ""
+            raise TypeError(f"{name} is on {x.device.type}{without} and must be on cpu or cuda: make or move it there")
         dtype = _TORCH_DTYPES.get(str(x.dtype))
         if dtype is None or x.layout is not sys.modules["torch"].strided:
             raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type")
-        device = {"cpu": CPU, "cuda": CUDA}.get(x.device.type, 0)
+        _check_dimensions(x.dim(), name)
         return (x.data_ptr(), device, x.device.index or 0, *dtype, tuple(x.shape), tuple(x.stride()), False, x)
     return describe(view(x, name), name)
+
+
+def _check_dimensions(count: int, name: str) -> None:
+    if count > 8:
+        raise ValueError(f"{name} ({count} dimensions) must have at most 8: no argument has more than 4")

@@ -10,7 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem import _arrays
-from tandem._library import BACKWARD, CHECK, FORWARD, PREPARE, call, options, seed_parts
+from tandem._library import (
+    BACKWARD,
+    CHECK,
+    FORWARD,
+    OPTIONS,
+    PREPARE,
+    TENSORS,
+    Record,
+    call,
+    check_mask,
+    diagonal_of,
+    is_float32,
+    seed_of,
+    window_of,
+)
+from tandem._library import merge as merge_into
 
 _ndarray = np.ndarray
 _torch_front: Any = None  # tandem._torch, once torch is loaded
@@ -42,7 +57,9 @@ def attention(
     v: Any,
     *,
     softmax_scale: float | None = None,
-    causal: bool | str = False,
+    causal: bool = False,
+    alignment: str = "bottom_right",
+    diagonal_offset: Any = None,
     window: Sequence[int | None] | None = None,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
@@ -62,6 +79,7 @@ def attention(
     num_splits: int | None = None,
     return_lse: bool = False,
     out: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """Exact attention: ``softmax(mask(bias + softcap(softmax_scale * q k^T))) v``, never holding all scores.
 
@@ -76,9 +94,14 @@ def attention(
     k, v : (batch, seqlen_k, heads_k, head_dim) and (batch, seqlen_k, heads_k, head_dim_v), or packed. heads_k divides
         heads_q: query head h reads key head h // (heads_q // heads_k).
     softmax_scale : what the products are multiplied by; None: 1 / sqrt(head_dim).
-    causal : False; True: the last query meets the last key (bottom-right); "top_left": the first meets the first.
+    causal : query i sees no key beyond its own place, i + offset.
+    alignment : where the diagonal of causal, window and alibi_slopes lies. "bottom_right": offset is seqlen_k -
+        seqlen_q (the used lengths), so that the last query meets the last key; "top_left": offset is 0, and the first
+        query meets the first key.
+    diagonal_offset : in place of alignment, offset itself: an integer, or int32 (batch) with one for each sequence. For
+        queries and keys that are parts of longer sequences: where the first query lies less where the first key lies.
     window : (left, right), numbers of keys or None for unbounded: query i sees key j when
-        i + offset - left <= j <= i + offset + right, where offset is seqlen_k - seqlen_q, or 0 with "top_left".
+        i + offset - left <= j <= i + offset + right.
     softcap : scores become softcap * tanh(score / softcap); 0: off.
     alibi_slopes : (heads_q) or (batch, heads_q) float32; adds -slope * abs(i + offset - j).
     bias : (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); of q's type or float32: added to the scores; boolean: True
@@ -95,7 +118,9 @@ def attention(
     batch_invariant : a sequence's result depends on nothing else in the batch.
     num_splits : of long keys for few queries; None: chosen for the device.
     return_lse : also return the logarithm of each softmax's sum.
-    out : array to write to, like the result.
+    out : array to write to, like the result; of q's type or float32.
+    out_dtype : float32: the result is, whatever q's type is, as it should be where results are merged
+        (:func:`merge`). None: q's type.
 
     Returns out, like q with head_dim_v; with return_lse (out, lse): lse is float32 (float64 for float64), natural
     logarithm, (batch, heads_q, seqlen_q) or packed (heads_q, total_q). A row that sees no key gives 0 and -inf.
@@ -105,38 +130,88 @@ def attention(
 
     Method: FlashAttention-4 (arXiv 2603.05451), with FlashAttention-2's interface (arXiv 2307.08691).
     """
+    if (causal is not True and causal is not False) or alignment != "bottom_right":
+        check_mask(causal, alignment)
+    record: Record = {"q": q, "k": k, "v": v}
+    # To write down all the rest each time would take half as long as a small call.
+    if softmax_scale is not None:
+        record["softmax_scale"] = softmax_scale
+    if causal:
+        record["causal"] = causal
+    if alignment != "bottom_right":
+        record["alignment"] = alignment
+    if diagonal_offset is not None:
+        record.update(diagonal_of(diagonal_offset, alignment))
+    if window is not None:
+        record["window"] = window_of(window)
+    if softcap:
+        record["softcap"] = softcap
+    if bias is not None:
+        record["bias"] = bias
+    if sink is not None:
+        record["sink"] = sink
+    if alibi_slopes is not None:
+        record["alibi_slopes"] = alibi_slopes
+    if cu_seqlens_q is not None:
+        record["cu_seqlens_q"] = cu_seqlens_q
+    if cu_seqlens_k is not None:
+        record["cu_seqlens_k"] = cu_seqlens_k
+    if seqused_q is not None:
+        record["seqused_q"] = seqused_q
+    if seqused_k is not None:
+        record["seqused_k"] = seqused_k
+    if page_table is not None:
+        record["page_table"] = page_table
+    if max_seqlen_q is not None:
+        record["max_seqlen_q"] = max_seqlen_q
+    if max_seqlen_k is not None:
+        record["max_seqlen_k"] = max_seqlen_k
+    if dropout_p:
+        record["dropout_p"] = dropout_p
+    if seed is not None:
+        record["seed"] = seed_of(seed)
+    if deterministic:
+        record["deterministic"] = deterministic
+    if batch_invariant:
+        record["batch_invariant"] = batch_invariant
+    if num_splits is not None:
+        record["num_splits"] = num_splits
+    if out is not None:
+        record["out"] = out
+    if out_dtype is not None and is_float32(out_dtype):
+        record["float32_out"] = True
     if type(q) is not _ndarray or _torch_front is None:
         front = use_torch()
         if front is not None and isinstance(q, front.Tensor):
-            return front.attention(
-                q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, seed,
-                max_seqlen_q, max_seqlen_k, softmax_scale, softcap, causal, window, dropout_p, deterministic,
-                batch_invariant, num_splits, return_lse, out,
-            )  # fmt: skip
-    original = q
+            return front.attention(record, return_lse)
+    return _of_arrays(record, return_lse)
+
+
+def _of_arrays(record: Record, return_lse: bool) -> Any:
+    """attention() of what is no torch tensor."""
+    given, out = record["q"], record.get("out")
+    q, k, v = given, record["k"], record["v"]
     if type(q) is not _ndarray or type(k) is not _ndarray or type(v) is not _ndarray:
-        q, k, v = _arrays.view(q, "q"), _arrays.view(k, "k"), _arrays.view(v, "v")
-    if dropout_p and seed is None:
-        seed = int.from_bytes(os.urandom(8), "little")
-    seed_numbers, seed_array = seed_parts(seed)
-    result = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype) if out is None else _arrays.view(out, "out")
-    lse = _new_lse(q) if return_lse else None
-    call(
-        FORWARD,
-        (
-            q, k, v, result, lse, None, None, None, None, None, bias, None, sink, None, alibi_slopes, cu_seqlens_q,
-            cu_seqlens_k, seqused_q, seqused_k, page_table, seed_array,
-        ),
-        options(
-            softmax_scale, causal, window, softcap, max_seqlen_q, max_seqlen_k, dropout_p, seed_numbers, deterministic,
-            batch_invariant, num_splits,
-        ),
-    )  # fmt: skip
-    if type(original) is not _ndarray:
-        result = out if out is not None else _arrays.like(original, result)
-        lse = None if lse is None else _arrays.like(original, lse)
-    elif out is not None:
+        q = record["q"] = _arrays.view(q, "q")
+        record["k"] = _arrays.view(k, "k")
+        v = record["v"] = _arrays.view(v, "v")
+    if "dropout_p" in record and "seed" not in record:
+        record["seed"] = int.from_bytes(os.urandom(8), "little")
+    if out is None:
+        result = record["out"] = np.empty(
+            q.shape[:-1] + v.shape[-1:], np.float32 if record.get("float32_out") else q.dtype
+        )
+    else:
         result = out
+        if type(out) is not _ndarray:
+            record["out"] = _arrays.view(out, "out")
+    lse = None
+    if return_lse:
+        lse = record["lse"] = _new_lse(q)
+    call(FORWARD, record)
+    if q is not given:
+        result = result if out is not None else _arrays.like(given, result)
+        lse = lse if lse is None else _arrays.like(given, lse)
     return (result, lse) if return_lse else result
 
 
@@ -149,7 +224,9 @@ def attention_backward(
     lse: Any,
     *,
     softmax_scale: float | None = None,
-    causal: bool | str = False,
+    causal: bool = False,
+    alignment: str = "bottom_right",
+    diagonal_offset: Any = None,
     window: Sequence[int | None] | None = None,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
@@ -172,53 +249,112 @@ def attention_backward(
     dv: Any = None,
     dbias: Any = None,
     dsink: Any = None,
+    accumulate: bool = False,
 ) -> Gradients:
     """The gradients of :func:`attention`, from its inputs, its out and lse, and the gradients of these.
 
     dout : like out. dlse : like lse; None: zero.
     dq, dk, dv, dbias, dsink : each an array like the input it belongs to, to write the gradient to; None: a new one;
-        False: not wanted. dbias and dsink are there for a floating-point bias and a sink only.
+        False: not wanted. dbias and dsink are there for a floating-point bias and a sink only. An array of yours may be
+        of its input's type or float32.
+    accumulate : gradients are added to what the arrays given for them hold, in float32, and rounded once.
     The other arguments are those of the forward call; with dropout, its seed.
 
     Returns Gradients(dq, dk, dv, dbias, dsink), of q's kind; None where there is nothing or it was not wanted.
     Raises as attention does. Deterministic on the CPU.
     """
+    check_mask(causal, alignment)
     if dropout_p and seed is None:
         raise ValueError(
             "seed (None) must be that of the forward call: its dropout decides which entries have gradients"
         )
-    seed_numbers, seed_array = seed_parts(seed)
     on_torch = _arrays.is_torch(q)
-    new = use_torch().gradient_like if on_torch else _new_gradient
-    views = [_arrays.view(x, n) for x, n in zip((q, k, v, out, lse, dout), ("q", "k", "v", "out", "lse", "dout"))]
-    bias = None if bias is None else _arrays.view(bias, "bias")
-    sink = None if sink is None else _arrays.view(sink, "sink")
-    with_gradient = (*views[:3], bias if _is_floating(bias) else None, sink)
-    given = (dq, dk, dv, dbias, dsink)
-    rest = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, seed_array)
-    opts = options(
-        softmax_scale, causal, window, softcap, max_seqlen_q, max_seqlen_k, dropout_p, seed_numbers, deterministic,
-        batch_invariant, None,
-    )  # fmt: skip
-    if on_torch and q.is_cuda:
-        wanted = [x is not None and target is not False for x, target in zip(with_gradient, given)]
-        found = use_torch().gradients_on_gpu(dout, dlse, out, lse, (q, k, v, bias, sink, *rest), opts, wanted)
-        pairs = zip(found, given)
-        return Gradients(*(x if target is None or x is None else target.copy_(x) for x, target in pairs))
-    results: list[Any] = []
-    for x, target, name in zip(with_gradient, given, Gradients._fields):
-        if x is None or target is False:
-            results.append(None)
-        else:
-            results.append(new(x) if target is None else _arrays.view(target, name))
-    call(
-        BACKWARD,
-        (*views, dlse, results[0], results[1], results[2], bias, results[3], sink, results[4], *rest),
-        opts,
-    )
-    if not on_torch:
-        results = [_arrays.like(q, x) if x is not None and target is None else x for x, target in zip(results, given)]
-    return Gradients(*(r if target is None or target is False else target for r, target in zip(results, given)))
+    ways = use_torch()._gradients if on_torch else None
+    new = ways.like if ways else _new_gradient
+    record: Record = {
+        "q": _arrays.view(q, "q"),
+        "k": _arrays.view(k, "k"),
+        "v": _arrays.view(v, "v"),
+        "bias": bias if bias is None else _arrays.view(bias, "bias"),
+        "sink": sink if sink is None else _arrays.view(sink, "sink"),
+        "alibi_slopes": alibi_slopes,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "page_table": page_table,
+        "seed": seed if seed is None else seed_of(seed),
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "softmax_scale": softmax_scale,
+        "softcap": softcap,
+        "causal": causal,
+        "alignment": alignment,
+        "window": window if window is None else window_of(window),
+        "dropout_p": dropout_p,
+        "deterministic": deterministic,
+        "batch_invariant": batch_invariant,
+        "out": _arrays.view(out, "out"),
+        "lse": _arrays.view(lse, "lse"),
+        "dout": _arrays.view(dout, "dout"),
+        "dlse": dlse,
+    }
+    if diagonal_offset is not None:
+        record.update(diagonal_of(diagonal_offset, alignment))
+    given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
+    # Of these there are gradients: a mask has none.
+    inputs = {name: record[name[1:]] for name in given}
+    if not _is_floating(inputs["dbias"]):
+        inputs["dbias"] = None
+    wanted = {name: x is not None and given[name] is not False for name, x in inputs.items()}
+    if ways and (not ways.is_own(q) or ways.needs_padding(q, v)):
+        found = ways.gradients(record, list(wanted.values()))
+        pairs = zip(found, given.values())
+        put = (lambda target, x: target.add_(x)) if accumulate else (lambda target, x: target.copy_(x))
+        return Gradients(*(x if target is None or x is None else put(target, x) for x, target in pairs))
+    for name, x in inputs.items():
+        if wanted[name]:
+            record[name] = new(x) if given[name] is None else _arrays.view(given[name], name)
+            if accumulate and given[name] is None:
+                record[name][...] = 0
+    record["accumulate"] = accumulate
+    call(BACKWARD, record)
+    return Gradients(*(_gradient(record.get(name), target, q) for name, target in given.items()))
+
+
+def _gradient(result: Any, target: Any, q: Any) -> Any:
+    """What attention_backward returns of a result: the caller's own array, or one of q's kind."""
+    if target is not None and target is not False:
+        return target
+    return result if result is None or _arrays.is_torch(result) else _arrays.like(q, result)
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) -> Any:
+    """Attention to all keys, from attention to parts of them: (out, lse) of what :func:`attention` with return_lse gave
+    for the same queries and each part.
+
+    outs : each (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim), of float32, bfloat16 or float16 (or
+        all of float64), best of float32 (out_dtype of :func:`attention`).
+    lses : each (batch, heads, seqlen) or packed (heads, total).
+    out_dtype : float32, or None for the type of the first of outs.
+
+    A part whose lse is -inf, where it shows a query no key, weighs nothing. A sink belongs to the whole softmax: give
+    it to the attention of one part only, or it counts several times. torch tensors have gradients.
+
+    Raises ValueError or TypeError for parts that do not belong together.
+    """
+    if len(outs) == 0 or len(outs) != len(lses):
+        raise ValueError(f"outs ({len(outs)}) and lses ({len(lses)}) must be as many, and at least one")
+    float32 = is_float32(out_dtype)
+    front = use_torch()
+    if front is not None and isinstance(outs[0], front.Tensor):
+        return front.merge(outs, lses, float32)
+    views = [_arrays.view(x, f"outs[{n}]") for n, x in enumerate(outs)]
+    lse_views = [_arrays.view(x, f"lses[{n}]") for n, x in enumerate(lses)]
+    out = np.empty(views[0].shape, np.float32 if float32 else views[0].dtype)
+    lse = _new_lse(views[0])
+    merge_into(views, lse_views, out, lse)
+    return _arrays.like(outs[0], out), _arrays.like(lses[0], lse)
 
 
 def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
@@ -234,39 +370,40 @@ def prepare(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
 
 
 def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None:
-    known: dict[str, Any] = dict(attention.__kwdefaults__ or {})
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward'")
+    known = dict(attention.__kwdefaults__ or {})
     if unknown := set(arguments) - set(known):
         raise TypeError(f"{sorted(unknown)} are no arguments of tandem.attention")
-    a = {**known, **arguments}
-    q, k, v = _arrays.view(q, "q"), _arrays.view(k, "k"), _arrays.view(v, "v")
+    given = {**known, **arguments, "q": _arrays.view(q, "q"), "k": _arrays.view(k, "k"), "v": _arrays.view(v, "v")}
+    offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
+    record: Record = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}
+    check_mask(record["causal"], record["alignment"])
+    if offset is not None:
+        record.update(diagonal_of(offset, record["alignment"]))
+    record["float32_out"] = is_float32(out_dtype)
+    if record["seed"] is not None:
+        record["seed"] = seed_of(record["seed"])
+    if record["window"] is not None:
+        record["window"] = window_of(record["window"])
     backward = pass_ == "backward"
-    seed_numbers, seed_array = seed_parts(a["seed"])
-    rest = (
-        a["alibi_slopes"], a["cu_seqlens_q"], a["cu_seqlens_k"], a["seqused_q"], a["seqused_k"], a["page_table"],
-        seed_array,
-    )  # fmt: skip
-    opts = options(
-        a["softmax_scale"], a["causal"], a["window"], a["softcap"], a["max_seqlen_q"], a["max_seqlen_k"],
-        a["dropout_p"], seed_numbers, a["deterministic"], a["batch_invariant"], a["num_splits"],
-    )  # fmt: skip
     new = _new_outputs
     if _arrays.is_torch(q):
         front = use_torch()
         new = front.new_outputs
         if q.is_cuda:
-            if backward:  # served by another, where it is
-                front.refuse_gradients_on_gpu((q, k, v, a["bias"], a["sink"], *rest), opts)
+            if backward and not front._gradients.is_own(q):  # served by another, where it is
+                front._gradients.refuse(record)
                 backward = False
-            q, k, v = front.padded(q, k, v)
-    out, lse = new(q, v)
-    gradients = (out, None, q, k, v) if backward else (None,) * 5
-    call(
-        what + (BACKWARD if backward else FORWARD),
-        (q, k, v, out, lse, *gradients, a["bias"], None, a["sink"], None, *rest),
-        opts,
-    )
+            record.update(zip(("q", "k", "v"), front.padded(q, k, v)))
+    record["out"], record["lse"] = new(record["q"], record["v"], record["float32_out"])
+    if backward:
+        record.update(dout=record["out"], dq=record["q"], dk=record["k"], dv=record["v"])
+        like = use_torch()._gradients.like if _arrays.is_torch(q) else _new_gradient
+        for name in ("bias", "sink"):
+            if _is_floating(record[name]):
+                record["d" + name] = like(_arrays.view(record[name], name))
+    call(what + (BACKWARD if backward else FORWARD), record)
 
 
 def _new_lse(q: np.ndarray) -> np.ndarray:
@@ -277,8 +414,8 @@ def _new_lse(q: np.ndarray) -> np.ndarray:
     return np.empty(shape[1::-1], dtype)
 
 
-def _new_outputs(q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.empty(q.shape[:-1] + v.shape[-1:], q.dtype), _new_lse(q)
+def _new_outputs(q: np.ndarray, v: np.ndarray, float32: bool) -> tuple[np.ndarray, np.ndarray]:
+    return np.empty(q.shape[:-1] + v.shape[-1:], np.float32 if float32 else q.dtype), _new_lse(q)
 
 
 def _new_gradient(x: np.ndarray) -> np.ndarray:

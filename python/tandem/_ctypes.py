@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import operator
 import os
 import sys
 import threading
@@ -43,14 +44,24 @@ class _ContextOptions(ctypes.Structure):
     ]
 
 
-_WRITTEN = ({"out", "lse"}, {"dq", "dk", "dv", "dbias", "dsink"})
-_COPIED = ({"q", "k", "v"}, {"q", "k", "v", "out", "dout"})
+_FIRST = ("q", "k", "v")
+_FORWARD_RESULTS, _GRADIENTS = ("out", "lse"), ("dq", "dk", "dv", "dbias", "dsink")
+# By pass: the tensors that are written, and those whose last dimension must be contiguous.
+_WRITTEN = (_FORWARD_RESULTS, _GRADIENTS)
+_COMPACTED = (_FIRST, (*_FIRST, "out", "dout"))
+
+# The tensors of tandem_attention_args, those of version 0.1 in its order.
+_TENSORS_0_1 = (
+    *_FIRST, "out", "lse", "dout", "dlse", "dq", "dk", "dv", "bias", "dbias", "sink", "dsink", "alibi_slopes",
+    "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",
+)  # fmt: skip
+_TENSORS = (*_TENSORS_0_1, "diagonal_offsets")
 
 
 class _Args(ctypes.Structure):
     _fields_ = [
         ("size", _int64),
-        *((name, ctypes.POINTER(_Tensor)) for name in _arrays.TENSORS),
+        *((name, ctypes.POINTER(_Tensor)) for name in _TENSORS_0_1),
         ("max_seqlen_q", _int64),
         ("max_seqlen_k", _int64),
         ("softmax_scale", ctypes.c_double),
@@ -70,6 +81,21 @@ class _Args(ctypes.Structure):
         ("deterministic", _int32),
         ("batch_invariant", _int32),
         ("validate", _int32),
+        ("diagonal_offset", _int64),
+        ("diagonal_offsets", ctypes.POINTER(_Tensor)),
+        ("accumulate", _int32),
+        ("sm_limit", _int32),
+    ]
+
+
+class _MergeArgs(ctypes.Structure):
+    _fields_ = [
+        ("size", _int64),
+        ("parts", _int64),
+        ("part_out", ctypes.POINTER(ctypes.POINTER(_Tensor))),
+        ("part_lse", ctypes.POINTER(ctypes.POINTER(_Tensor))),
+        ("out", ctypes.POINTER(_Tensor)),
+        ("lse", ctypes.POINTER(_Tensor)),
     ]
 
 
@@ -83,6 +109,7 @@ def _load() -> ctypes.CDLL:
     library.tandem_forward.argtypes = library.tandem_backward.argtypes = arguments
     library.tandem_check.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Args)]
     library.tandem_prepare.argtypes = library.tandem_check.argtypes
+    library.tandem_merge.argtypes = [ctypes.c_void_p, ctypes.POINTER(_MergeArgs), ctypes.c_void_p]
     library.tandem_context_create.argtypes = [ctypes.POINTER(_ContextOptions), ctypes.POINTER(ctypes.c_void_p)]
     library.tandem_workspace_size.argtypes = [*library.tandem_check.argtypes, ctypes.POINTER(ctypes.c_size_t)]
     library.tandem_version.restype = library.tandem_last_error.restype = ctypes.c_char_p
@@ -146,59 +173,150 @@ def gpu_description(index: int) -> str | None:
     return _library.tandem_context_description(_gpus[index]).decode() if index in _gpus else None
 
 
-def _set_options(args: _Args, options: tuple[Any, ...]) -> None:
-    scalars = (
-        "max_seqlen_q max_seqlen_k softmax_scale softcap causal alignment window_left window_right dropout_p "
-        "dropout_seed dropout_offset num_splits deterministic batch_invariant"
-    ).split()
-    for name, value in zip(scalars, options):
-        if name in ("window_left", "window_right"):
-            if value is None:
-                continue
-            args.window |= 1 if name == "window_left" else 2
-        setattr(args, name, value)
+_LENGTHS = ("max_seqlen_q", "max_seqlen_k", "diagonal_offset")
+_FLAGS = ("causal", "deterministic", "batch_invariant", "accumulate")
+_ALIGNMENTS = {"bottom_right": 0, "top_left": 1, "explicit": 2}
+_NOT_OF_THE_CALL = "float32_out"  # out's own type says it
+_LEAST = 5e-324  # serves for a softmax_scale of 0, which the C interface takes for "not given"
+_WINDOW_LEFT, _WINDOW_RIGHT = 1, 2
 
 
-def run(
-    what: int, tensors: tuple[Any, ...], options: tuple[Any, ...], workspace: int = 0, workspace_bytes: int = 0
-) -> int:
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
+
+
+def _integer(value: Any, name: str, bits: int = 64, otherwise: str = "") -> int:
+    rule = f"{name} ({_shown(value)}) must be an integer of at most {bits} bits{otherwise}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(rule) from None
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(rule)
+    return number
+
+
+def _real(value: Any, name: str) -> float:
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        kind = ValueError if isinstance(value, int) else TypeError
+        raise kind(f"{name} ({_shown(value)}) must be a number") from None
+
+
+def _flag(value: Any, name: str) -> bool:
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return bool(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} ({_shown(value)}) must be True or False") from None
+
+
+def _set_window(args: _Args, window: tuple[Any, Any]) -> None:
+    for index, (bound, bit, name) in enumerate(
+        zip(window, (_WINDOW_LEFT, _WINDOW_RIGHT), ("window_left", "window_right"))
+    ):
+        if bound is not None:
+            args.window |= bit
+            setattr(args, name, _integer(bound, f"window[{index}]", otherwise=", or None"))
+
+
+def _set_option(args: _Args, name: str, value: Any) -> None:
+    if name in _LENGTHS:
+        setattr(args, name, _integer(value, name))
+    elif name in _FLAGS:
+        setattr(args, name, _flag(value, name))
+    elif name == "num_splits":
+        args.num_splits = _integer(value, name, bits=32)
+    elif name == "softmax_scale":
+        args.softmax_scale = _real(value, name) or _LEAST
+    elif name in ("softcap", "dropout_p"):
+        setattr(args, name, _real(value, name))
+    elif name == "alignment":
+        args.alignment = _ALIGNMENTS[value]
+    elif name == "window":
+        _set_window(args, value)
+    elif name != _NOT_OF_THE_CALL:
+        raise TypeError(f"a call has no {name!r}")
+
+
+def _set_seed(args: _Args, seed: Any) -> bool:
+    """False where the seed is a tensor that must be described."""
+    if isinstance(seed, int) or (isinstance(seed, tuple) and len(seed) == 2):
+        number, offset = seed if isinstance(seed, tuple) else (seed, 0)
+        args.dropout_seed, args.dropout_offset = number % 2**64, offset % 2**64
+        return True
+    described = seed if isinstance(seed, tuple) else _arrays.describe(seed, "seed")
+    address, bits, shape = described[0], described[4], described[5]
+    if shape != (2,) or bits != 64:
+        return False
+    args.dropout_seed_ptr, args.dropout_offset_ptr = address, address + 8
+    return True
+
+
+def run(what: int, record: dict[str, Any], workspace: int = 0, workspace_bytes: int = 0) -> tuple[str, Any] | None:
     """See _library.py."""
     forward_or_backward, heads_first = what & 1, what & 4
     args = _Args(size=ctypes.sizeof(_Args))
-    _set_options(args, options)
-    to_copy = 0
+    to_copy = []
     gpu = None
-    for index, x in enumerate(tensors):
+    for name, x in record.items():
         if x is None:
             continue
-        name = _arrays.TENSORS[index] if index < len(_arrays.TENSORS) else "seed"
-        described = x if type(x) is tuple else _arrays.describe(x, name)
-        address, device, device_index, code, bits, shape, strides, read_only, _ = described
         if name == "seed":
-            if shape != (2,) or bits != 64:
-                return 100 + index
-            args.dropout_seed_ptr, args.dropout_offset_ptr = address, address + 8
+            if not _set_seed(args, x):
+                return "describe", name
             continue
+        if name not in _TENSORS:
+            _set_option(args, name, x)
+            continue
+        described = x if type(x) is tuple else _arrays.describe(x, name)
+        device, device_index, bits, shape, strides, read_only = described[1], described[2], *described[4:8]
+        address = described[0]
         if read_only and name in _WRITTEN[forward_or_backward]:
-            return 200 + index
+            return "read-only", name
         if name == "q" and device == _arrays.CUDA:
             gpu = device_index
         n = len(shape)
-        if heads_first and index < 3 and n == 4:
+        if heads_first and name in _FIRST and n == 4:
             shape, strides = ((x[0], x[2], x[1], x[3]) for x in (shape, strides))
-        sizes = (_int64 * n)(*shape)
-        steps = None if 0 in shape else (_int64 * n)(*strides)  # those of no elements may be anything
-        tensor = _Tensor(address, device, device_index, n, code, bits, 1, sizes, steps, 0)
-        setattr(args, name, ctypes.pointer(tensor))
-        if name in _COPIED[forward_or_backward] and n and 0 not in shape:
+            described = (*described[:5], shape, strides, *described[7:])
+        setattr(args, name, ctypes.pointer(_tensor_of(described)))
+        if name in _COMPACTED[forward_or_backward] and n and 0 not in shape:
             scattered = shape[-1] > 1 and strides[-1] != 1
             if scattered or (device == _arrays.CUDA and _is_off_16_bytes(address, shape, strides, bits // 8)):
-                to_copy |= 1 << index
+                to_copy.append(name)
     if to_copy:
-        return -to_copy
+        return "copy", to_copy
     if gpu is not None and gpu not in _gpus:
-        return 300 + gpu
+        return "open", gpu
     return _serve(what, args, gpu, workspace, workspace_bytes)
+
+
+def _tensor_of(described: tuple[Any, ...]) -> _Tensor:
+    address, device, device_index, code, bits, shape, strides = described[:7]
+    n = len(shape)
+    sizes = (_int64 * n)(*shape)
+    steps = None if 0 in shape else (_int64 * n)(*strides)  # those of no elements may be anything
+    return _Tensor(address, device, device_index, n, code, bits, 1, sizes, steps, 0)
+
+
+def merge(outs: tuple[Any, ...], lses: tuple[Any, ...], result: tuple[Any, Any]) -> tuple[str, Any] | None:
+    """See _library.py."""
+    pointer = ctypes.POINTER(_Tensor)
+    lists = [(pointer * len(tensors))(*(ctypes.pointer(_tensor_of(x)) for x in tensors)) for tensors in (outs, lses)]
+    out, lse = (ctypes.pointer(_tensor_of(x)) for x in result)
+    args = _MergeArgs(ctypes.sizeof(_MergeArgs), len(outs), *lists, out, lse)
+    device, index = result[0][1:3]
+    if device != _arrays.CUDA:
+        return _answer(_library.tandem_merge(_context(), args, None))
+    if index not in _gpus:
+        return "open", index
+    stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
+    return _answer(_library.tandem_merge(_gpus[index], args, stream))
 
 
 def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
@@ -207,24 +325,28 @@ def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, .
     return pieces and (address % 16 != 0 or any(stride * size % 16 for stride in strides[:-1]))
 
 
-def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_bytes: int) -> int:
+def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_bytes: int) -> tuple[str, Any] | None:
     context = _context() if gpu is None else _gpus[gpu]
     forward_or_backward = what & 1
     if what & 2:
-        return _library.tandem_check(context, forward_or_backward, args)
+        return _answer(_library.tandem_check(context, forward_or_backward, args))
     if what & 8:
-        return _library.tandem_prepare(context, forward_or_backward, args)
+        return _answer(_library.tandem_prepare(context, forward_or_backward, args))
     size = ctypes.c_size_t(0)
     status = _library.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
     if status != 0:
-        return status
+        return _answer(status)
     stream = None
     if gpu is None:
         memory = np.empty(size.value, np.uint8)  # ctypes' own buffers are zeroed
         workspace, workspace_bytes = memory.ctypes.data, size.value
     else:
         if size.value > workspace_bytes:
-            return 1000 + size.value
+            return "workspace", size.value
         stream = sys.modules["torch"].cuda.current_stream(gpu).cuda_stream
     function = _library.tandem_backward if forward_or_backward else _library.tandem_forward
-    return function(context, args, workspace, workspace_bytes, stream)
+    return _answer(function(context, args, workspace, workspace_bytes, stream))
+
+
+def _answer(status: int) -> tuple[str, Any] | None:
+    return None if status == 0 else ("refused", status)

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 
 class Unsupported(RuntimeError):
     """A meaningful call that this device or version does not serve. Nothing has been written."""
 
 
-def error_of(status: int, sentence: str) -> Exception:
-    """The exception for a ``tandem_status`` that is not 0."""
-    if status == 1:
-        return ValueError(sentence)
-    if status == 2:
-        return Unsupported(sentence)
-    return RuntimeError(sentence)
+def error_of(status: int, sentence: str, arrays: dict[str, Any]) -> Exception:
+    """The exception for a ``tandem_status`` that is not 0. arrays: the call's, by their names."""
+    kind = {1: ValueError, 2: Unsupported}.get(status, RuntimeError)
+    return kind(_in_python(sentence, arrays))
+
+
+def _in_python(sentence: str, arrays: dict[str, Any]) -> str:
+    """A sentence of the C interface with Python's words: None, and types by their names."""
+
+    def dtype(match: re.Match[str]) -> str:
+        x = arrays.get(match[1])
+        return f"{match[1]}.dtype ({str(x.dtype).rpartition('.')[2]})" if hasattr(x, "dtype") else match[0]
+
+    sentence = re.sub(r"(\w+)\.dtype \(code \d+, \d+ bits\)", dtype, sentence)
+    return sentence.replace("NULL", "None").replace("; 0 means 1/sqrt(head_dim)", "; None means 1/sqrt(head_dim)")
+
+
+def renamed(error: Exception, names: dict[str, str]) -> Exception:
+    """The same error in the words of another interface, whose arguments have these names."""
+
+    def name(match: re.Match[str]) -> str:
+        article = "an " if match[1] and names[match[2]][0] in "aeiou" else match[1] or ""
+        return article + names[match[2]]
+
+    sentence = re.sub(r"(\ba )?\b(" + "|".join(names) + r")\b", name, str(error))
+    return type(error)(re.sub(r"\b(\w+)(?:, \1)* and \1\b", r"\1", sentence))

@@ -1,4 +1,5 @@
-"""Gradients on GPUs, where Tandem's own kernels go forward only: torch's FlashAttention-2 backward on Tandem's results.
+"""Gradients on GPUs for which Tandem has no backward kernels (Blackwell): torch's FlashAttention-2 backward on Tandem's
+results.
 
 It serves a part of what the forward does. Beyond that a forward call that wants gradients is refused, before anything
 is computed.
@@ -7,15 +8,15 @@ is computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tandem._errors import Unsupported
+from tandem._library import Record
 
 _INFINITY = float("inf")
-_ALIBI, _CU_Q, _CU_K, _USED_Q, _USED_K, _PAGES = 5, 6, 7, 8, 9, 10  # of an operator's inputs, after q, k, v, bias, sink
 
 
 class _Mask(NamedTuple):
@@ -26,24 +27,25 @@ class _Mask(NamedTuple):
     right: int | None
 
 
-def refuse(inputs: Sequence[Any], options: Sequence[Any]) -> None:
-    """Raises Unsupported where torch's operator cannot compute the gradients. inputs, options: tandem::forward's."""
-    q, k, bias = inputs[0], inputs[1], inputs[3]
-    softcap, dropout_p, deterministic = options[3], options[8], options[12]
-    packed = inputs[_CU_Q] is not None
+def refuse(record: Record) -> None:
+    """Raises Unsupported where torch's operator cannot compute the gradients of this call."""
+    softcap, dropout_p = record.get("softcap"), record.get("dropout_p")
+    used = record.get("seqused_q") is not None or record.get("seqused_k") is not None
+    deterministic = record.get("deterministic") and not torch.are_deterministic_algorithms_enabled()
     reasons = (
-        (bias is not None, "bias is given", "mask with causal and window, or detach q, k, v and bias"),
-        (inputs[_ALIBI] is not None, "alibi_slopes is given", "leave it out"),
-        (bool(softcap), f"softcap ({softcap}) is given", "leave it out"),
+        (record.get("bias") is not None, "bias is given", "mask with causal and window, or detach q, k, v and bias"),
+        (record.get("alibi_slopes") is not None, "alibi_slopes is given", "leave it out"),
+        (softcap, f"softcap ({softcap}) is given", "leave it out"),
         (
-            inputs[_USED_Q] is not None or inputs[_USED_K] is not None,
+            used,
             "seqused_q or seqused_k is given",
             "pack what is used of each sequence, with cu_seqlens_q and cu_seqlens_k",
         ),
-        (inputs[_PAGES] is not None, "page_table is given", "give keys and values as dense or packed tensors"),
-        (bool(dropout_p), f"dropout_p ({dropout_p}) is given", "leave it out"),
+        (record.get("page_table") is not None, "page_table is given", "give keys and values dense or packed"),
+        (record.get("float32_out"), "out_dtype (float32) is given", "leave it out"),
+        (dropout_p, f"dropout_p ({dropout_p}) is given", "leave it out"),
         (
-            bool(deterministic) and not torch.are_deterministic_algorithms_enabled(),
+            deterministic,
             "deterministic (True) is asked of one call",
             "torch.use_deterministic_algorithms(True) asks it of all",
         ),
@@ -51,7 +53,7 @@ def refuse(inputs: Sequence[Any], options: Sequence[Any]) -> None:
     for refused, what, way_out in reasons:
         if refused:
             _raise(what, way_out)
-    _mask(options, *_lengths(q, k, packed, options), packed)
+    _mask(record)
 
 
 def _raise(what: str, way_out: str) -> None:
@@ -61,24 +63,35 @@ def _raise(what: str, way_out: str) -> None:
     )
 
 
-def _lengths(q: Tensor, k: Tensor, packed: bool, options: Sequence[Any]) -> tuple[int, int]:
+def _is_packed(record: Record) -> bool:
+    return record.get("cu_seqlens_q") is not None
+
+
+def _lengths(record: Record) -> tuple[int, int]:
     """The queries and keys of a sequence; packed: of the longest ones."""
-    return (options[0], options[1]) if packed else (q.shape[1], k.shape[1])
+    if _is_packed(record):
+        return record.get("max_seqlen_q") or 0, record.get("max_seqlen_k") or 0
+    return record["q"].shape[1], record["k"].shape[1]
 
 
-def _mask(options: Sequence[Any], seqlen_q: int, seqlen_k: int, packed: bool) -> _Mask:
+def _mask(record: Record) -> _Mask:
     """Tandem's causal, window and alignment as torch's operator means them, else Unsupported.
 
     That one has its diagonal bottom-right. It takes a bound of seqlen_k or more for none, and puts one of seqlen_k
     where only the other side has a bound: that matters where there are more queries than keys.
     """
-    causal, top_left, left, right = options[4:8]
-    if causal:
+    seqlen_q, seqlen_k = _lengths(record)
+    window = left, right = record.get("window") or (None, None)
+    if record.get("causal"):
         right = 0 if right is None else min(right, 0)
-    if top_left and (left is not None or right is not None):
-        if packed:
-            _raise("causal is 'top_left' with cu_seqlens_q", "where lengths are equal causal=True is the same")
-        shift = seqlen_k - seqlen_q
+    alignment = record.get("alignment")
+    if alignment in ("top_left", "explicit") and (left is not None or right is not None):
+        if record.get("diagonal_offsets") is not None:
+            _raise("diagonal_offset is an array", "call for each sequence with its own number")
+        if _is_packed(record):
+            which = "alignment is 'top_left'" if alignment == "top_left" else "diagonal_offset is given"
+            _raise(f"{which} with cu_seqlens_q", "where lengths are equal 'bottom_right' is the same")
+        shift = seqlen_k - seqlen_q - (record.get("diagonal_offset") or 0)
         left = None if left is None else left + shift
         right = None if right is None else right - shift
     # A bound that hides nothing is none.
@@ -90,56 +103,50 @@ def _mask(options: Sequence[Any], seqlen_q: int, seqlen_k: int, packed: bool) ->
     as_wide = right >= max(seqlen_k, 1) if right is not None else left is not None and seqlen_q > seqlen_k + 1
     if as_wide:
         _raise(
-            f"window ({options[6]}, {options[7]}) is as wide as the keys ({seqlen_k}), which are fewer than the "
-            f"queries ({seqlen_q})",
+            f"window {window} is as wide as the keys ({seqlen_k}), which are fewer than the queries ({seqlen_q})",
             "split off the queries that see no key",
         )
     return _Mask(left is None and right == 0, left, right)
 
 
-def gradients(
-    dout: Tensor | None, dlse: Tensor | None, out: Tensor, lse: Tensor, inputs: Sequence[Any], options: Sequence[Any],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:  # fmt: skip
-    """The wanted gradients of q, k, v, bias and sink; None for the others. The arguments are those of the operator."""
-    refuse(inputs, options)
-    if dlse is not None:
+def gradients(record: Record, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The wanted gradients of q, k, v, bias and sink; None for the others. record: the call's, with out, lse, dout and
+    dlse."""
+    refuse(record)
+    if record.get("dlse") is not None:
         _raise("lse has a gradient", "use lse.detach()")
-    q, k, v, bias, sink = inputs[:5]
-    dout = torch.zeros_like(out) if dout is None else dout
-    if q.numel() == 0 or k.numel() == 0:
-        return [torch.zeros_like(x) if w else None for x, w in zip(inputs[:5], wanted)]
+    inputs = [record.get(name) for name in ("q", "k", "v", "bias", "sink")]
+    out, sink = record["out"], record.get("sink")
+    dout = torch.zeros_like(out) if record["dout"] is None else record["dout"]
+    if record["q"].numel() == 0 or record["k"].numel() == 0:
+        return [torch.zeros_like(x) if w else None for x, w in zip(inputs, wanted)]
     # The operator wants +inf where a query sees no key.
-    lse = lse.masked_fill(lse == -_INFINITY, _INFINITY)
+    lse = record["lse"].masked_fill(record["lse"] == -_INFINITY, _INFINITY)
     result: list[Tensor | None] = [None] * 5
     if any(wanted[:3]):
-        found = _flash_backward(dout, out, lse, q, k, v, inputs[_CU_Q], inputs[_CU_K], options)
-        result[:3] = (x if w else None for x, w in zip(found, wanted))
+        result[:3] = (x if w else None for x, w in zip(_flash_backward(record, dout, lse), wanted))
     if sink is not None and wanted[4]:
         result[4] = _sink_gradient(dout, out, lse, sink)
     return result
 
 
-def _flash_backward(
-    dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None,
-    options: Sequence[Any],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _flash_backward(record: Record, dout: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv. A sink needs no word of its own: it is in the lse, which is all the operator knows of the softmax."""
-    lengths = _lengths(q, k, cu_q is not None, options)
-    mask = _mask(options, *lengths, cu_q is not None)
+    q, k, v, out = record["q"], record["k"], record["v"], record["out"]
+    mask = _mask(record)
     random = torch.empty(2, dtype=torch.uint64, device=q.device)  # for dropout
     dim, dim_v = q.shape[-1], v.shape[-1]  # the operator takes one: columns of zeros change nothing
+    scale = record.get("softmax_scale")
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
         *(_in_pieces(x, max(dim, dim_v)) for x in (dout, q, k, v, out)),
         lse.contiguous(),
-        None if cu_q is None else cu_q.contiguous(),
-        None if cu_k is None else cu_k.contiguous(),
-        *lengths,
+        *(record[name].contiguous() if _is_packed(record) else None for name in ("cu_seqlens_q", "cu_seqlens_k")),
+        *_lengths(record),
         0.0,
         mask.causal,
         random,
         random.new_empty(()),
-        scale=options[2] or dim**-0.5,
+        scale=dim**-0.5 if scale is None else scale,
         window_size_left=mask.left,
         window_size_right=mask.right,
     )

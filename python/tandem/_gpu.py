@@ -17,7 +17,7 @@ def open_gpu(boundary: Any, index: int) -> None:
         os.environ["TANDEM_NVRTC"] = compiler  # the engine reads it once, when the first GPU is opened
     code = boundary.open_gpu(index)
     if code:
-        raise error_of(code, boundary.last_error())
+        raise error_of(code, boundary.last_error(), {})
 
 
 def find_compiler(folders: Sequence[str]) -> str | None:
@@ -37,6 +37,22 @@ def find_compiler(folders: Sequence[str]) -> str | None:
     if wanted.isdigit() and int(wanted) in found:
         return found[int(wanted)]
     return found[max(found)] if found else None
+
+
+def descriptions(boundary: Any, torch: Any) -> list[str]:
+    """One line for each GPU in use, or for torch's current one where none is yet."""
+    if not torch.cuda.is_available():
+        return []
+    gpus = range(torch.cuda.device_count())
+    lines = [line for line in map(boundary.gpu_description, gpus) if line is not None]
+    if lines:
+        return lines
+    index = torch.cuda.current_device()
+    try:
+        open_gpu(boundary, index)
+    except RuntimeError as error:
+        return [f"cuda:{index} is not served: {error}"]
+    return [boundary.gpu_description(index)]
 
 
 def workspace(like: Any, size: int) -> Any:

@@ -1,18 +1,27 @@
-"""The boundary to the C interface, and what its codes mean.
+"""The boundary to the C interface: what a call is made of, and what comes back.
+
+A call is a record: a dict from names to values, where None and a missing name are the same. Its names are those of
+tandem.attention's arguments (TENSORS, OPTIONS and "seed") and of tandem_attention_args' results and gradients ("out",
+"lse", "dout", "dlse", "dq", ...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe); options
+are as tandem.attention takes them, but for where the diagonal lies: alignment is "explicit" where diagonal_offset (a
+number) or diagonal_offsets (a tensor) is there; float32_out has no meaning to a boundary. seed is an integer, two of
+them (seed, offset), or a tensor of two int64.
 
 A boundary is a module with
 
-  ``run(what, tensors, options, workspace=0, bytes=0) -> code``
-      what: 0 forward, 1 backward; plus 2 to check only, or 8 to prepare only; plus 4 where q, k and v are (batch,
-      heads, seqlen, head_dim).
-      tensors: those of ``tandem_attention_args`` in its order, then
-      the seed (int64, two elements: seed and offset); None for absent ones. Each is a numpy array, a torch tensor or a
-      description (_arrays.describe). options: as options() below returns them.
-      workspace, bytes: on a GPU the address and size of the device's memory that the call may use.
-      code: 0 done; 1 to 7 a ``tandem_status``; 100 + i: tensor i must be described; 200 + i: tensor i is written to and
-      read-only; 300 + i: GPU i must be opened; 1000 + n: a workspace of n bytes is wanted; negative: the bits of -code
-      name the tensors to copy, whose last dimension is not contiguous or, on a GPU, whose rows are not pieces of 16
-      bytes.
+  ``run(what, record, workspace=0, bytes=0)``
+      what: FORWARD or BACKWARD; plus CHECK to check only, PREPARE to prepare only, or HEADS_FIRST where q, k and v are
+      (batch, heads, seqlen, head_dim). workspace, bytes: address and size of a GPU's memory that the call may use.
+      Returns None when all is done, else what stands in the way:
+        ("refused", a tandem_status)
+        ("describe", name of a tensor that cannot be read as it is)
+        ("read-only", name of a tensor that would be written to)
+        ("copy", names of tensors whose last dimension is not contiguous or, on a GPU, whose rows are not pieces of 16
+        bytes)
+        ("open", index of a GPU)
+        ("workspace", bytes that it must have)
+  ``merge(outs, lses, (out, lse))``
+      tuples of descriptions; returns what run() returns.
   ``open_gpu(index) -> tandem_status``, ``gpu_description(index)``: None before it has been opened
   ``last_error()``, ``description()``, ``use_openmp_of(library)``, ``version``
 
@@ -32,147 +41,182 @@ from typing import Any
 import numpy as np
 
 from tandem import _arrays, _gpu
-from tandem._errors import error_of
+from tandem._errors import error_of, renamed
 
-boundary: Any
-try:
-    if os.environ.get("TANDEM_PYTHON_BOUNDARY") == "ctypes":
-        raise ImportError
-    from tandem import _native
+Record = dict[str, Any]
 
-    boundary = _native
-except ImportError:
+# The inputs that are tensors, those that have gradients first.
+TENSORS = (
+    "q", "k", "v", "bias", "sink", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
+    "page_table", "diagonal_offsets",
+)  # fmt: skip
+OPTIONS = (
+    "max_seqlen_q", "max_seqlen_k", "softmax_scale", "softcap", "causal", "alignment", "window", "dropout_p",
+    "num_splits", "deterministic", "batch_invariant", "diagonal_offset", "float32_out",
+)  # fmt: skip
+
+FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
+
+
+def _load(chosen: str) -> Any:
+    """The boundary that TANDEM_PYTHON_BOUNDARY chooses; none: the faster one of those that can be loaded."""
+    if chosen not in ("", "native", "ctypes"):
+        raise ImportError(
+            f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native' or 'ctypes', or not set: it is how Python reaches "
+            "the C interface"
+        )
+    try:
+        if chosen != "ctypes":
+            from tandem import _native
+
+            return _native
+    except ImportError:
+        if chosen == "native":
+            raise
     from tandem import _ctypes
 
-    boundary = _ctypes
+    return _ctypes
 
-FORWARD, BACKWARD, CHECK, FORWARD_HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
-NAMES = (*_arrays.TENSORS, "seed")
-_DOUT = NAMES.index("dout")
+
+boundary: Any = _load(os.environ.get("TANDEM_PYTHON_BOUNDARY", ""))
 
 _said_that_copies_are_made = False
 
 
-def call(what: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:
-    """Runs a pass; raises ValueError, TypeError, RuntimeError or tandem.Unsupported with the library's sentence."""
-    code = boundary.run(what, tensors, options)
-    if code:
-        _recover(code, what, list(tensors), options)
-
-
-def _recover(code: int, what: int, tensors: list[Any], options: tuple[Any, ...]) -> None:
-    memory, size = 0, 0
-    while code:
-        if code < 0:
-            _copy(-code, tensors)
-        elif code >= 1000:
-            size = code - 1000
-            workspace = _gpu.workspace(_owner(tensors[0]), size)
-            memory = workspace.data_ptr()
-        elif code >= 300:
-            _gpu.open_gpu(boundary, code - 300)
-        elif code >= 200:
-            name = NAMES[code - 200]
+def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
+    """Merges parts into out and lse; raises as call() does."""
+    arrays = {f"outs[{n}]": x for n, x in enumerate(outs)}
+    arrays.update((f"lses[{n}]", x) for n, x in enumerate(lses))
+    described = [_arrays.describe(x, name) for name, x in arrays.items()]
+    result = (_arrays.describe(out, "out"), _arrays.describe(lse, "lse"))
+    for name, x in zip(("out", "lse"), result):
+        if x[7]:
             raise ValueError(f"{name} is read-only and would be written to: give an array that may be written")
-        elif code >= 100:
-            index = code - 100
-            tensors[index] = _arrays.describe(tensors[index], NAMES[index])
-            if NAMES[index] == "seed":
-                shape, bits = tensors[index][5], tensors[index][4]
-                if shape != (2,) or bits != 64:
-                    raise ValueError(f"seed (shape {shape}) must be an integer or two int64: the seed and the offset")
+    parts = tuple(described[: len(outs)]), tuple(described[len(outs) :]), result
+    answer = boundary.merge(*parts)
+    if answer is not None and answer[0] == "open":
+        _gpu.open_gpu(boundary, answer[1])
+        answer = boundary.merge(*parts)
+    if answer is not None:
+        raise renamed(error_of(answer[1], boundary.last_error(), arrays), {"part_out": "outs", "part_lse": "lses"})
+
+
+def call(what: int, record: Record) -> None:
+    """Runs a pass; raises ValueError, TypeError, RuntimeError or tandem.Unsupported with the library's sentence."""
+    answer = boundary.run(what, record)
+    if answer is not None:
+        _recover(answer, what, dict(record))
+
+
+def _recover(answer: tuple[str, Any] | None, what: int, record: Record) -> None:
+    """Does what the boundary asks for and calls again, until all is done or an error is raised."""
+    arrays = dict(record)  # as they were before they were described
+    memory, size = 0, 0
+    while answer is not None:
+        wanted, detail = answer
+        if wanted == "copy":
+            for name in detail:
+                arrays[name] = record[name] = _copy(arrays[name], name)
+        elif wanted == "workspace":
+            size = detail
+            workspace = _gpu.workspace(arrays["q"], size)
+            memory = workspace.data_ptr()
+        elif wanted == "open":
+            _gpu.open_gpu(boundary, detail)
+        elif wanted == "read-only":
+            raise ValueError(f"{detail} is read-only and would be written to: give an array that may be written")
+        elif wanted == "describe":
+            record[detail] = described = _arrays.describe(arrays[detail], detail)
+            if detail == "seed":
+                _check_seed(described)
         else:
-            raise error_of(code, boundary.last_error())
-        code = boundary.run(what, tuple(tensors), options, memory, size)
+            raise error_of(detail, boundary.last_error(), arrays)
+        answer = boundary.run(what, record, memory, size)
 
 
-def _owner(x: Any) -> Any:
-    """The array itself, also of a description."""
-    return x[-1] if type(x) is tuple else x
-
-
-def _copy(mask: int, tensors: list[Any]) -> None:
+def _copy(x: Any, name: str) -> Any:
     global _said_that_copies_are_made
-    for index in range(len(tensors)):
-        if not mask >> index & 1:
-            continue
-        owner = _owner(tensors[index])
-        if _arrays.is_torch(owner):
-            scattered = owner.stride(-1) != 1
-            tensors[index] = owner.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
-        else:
-            scattered = True
-            tensors[index] = np.ascontiguousarray(owner)
-        if scattered and not _said_that_copies_are_made and index != _DOUT:
-            _said_that_copies_are_made = True
-            warnings.warn(
-                f"{NAMES[index]}: the last dimension is not contiguous, so tandem copies it, here and in later calls; "
-                "make it contiguous to save the time",
-                stacklevel=5,
-            )
-
-
-def options(
-    softmax_scale: float | None,
-    causal: bool | str,
-    window: Sequence[int | None] | None,
-    softcap: float,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    dropout_p: float,
-    seed: tuple[int, int],
-    deterministic: bool,
-    batch_invariant: bool,
-    num_splits: int | None,
-) -> tuple[Any, ...]:
-    """The options of a call as run() takes them."""
-    left = right = None
-    top_left = 0
-    if causal is not True and causal is not False:
-        if causal == "top_left":
-            top_left = 1
-        elif causal not in (0, 1, None):
-            raise ValueError(
-                f"causal ({causal!r}) must be False, True (the last query meets the last key) or 'top_left' (the first "
-                "query meets the first key)"
-            )
-    if window is not None:
-        if not isinstance(window, (tuple, list)) or len(window) != 2:
-            raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
-        left, right = window
-    if softmax_scale is None:
-        scale = 0.0  # the C interface's default: 1 / sqrt(head_dim)
+    if _arrays.is_torch(x):
+        scattered = x.stride(-1) != 1
+        copy = x.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
     else:
-        scale = softmax_scale or 5e-324  # the least number stands for 0, which would be the default
-    seed_number, offset = seed
-    if seed_number or offset:  # 64 bits, of which torch's operators know the signed kind
-        seed_number, offset = (seed_number + 2**63) % 2**64 - 2**63, (offset + 2**63) % 2**64 - 2**63
-    return (
-        max_seqlen_q or 0,
-        max_seqlen_k or 0,
-        scale,
-        softcap or 0.0,
-        1 if causal else 0,
-        top_left,
-        left,
-        right,
-        dropout_p,
-        seed_number,
-        offset,
-        num_splits or 0,
-        1 if deterministic else 0,
-        1 if batch_invariant else 0,
-    )
+        scattered = True
+        copy = np.ascontiguousarray(_arrays.view(x, name))
+    if scattered and not _said_that_copies_are_made and name != "dout":
+        _said_that_copies_are_made = True
+        warnings.warn(
+            f"{name}: the last dimension is not contiguous, so tandem copies it, here and in later calls; make it "
+            "contiguous to save the time",
+            stacklevel=5,
+        )
+    return copy
 
 
-def seed_parts(seed: Any) -> tuple[tuple[int, int], Any]:
-    """The seed and offset as numbers, or as an array of both that is read where the call runs."""
-    if seed is None:
-        return (0, 0), None
+def _check_seed(described: tuple[Any, ...]) -> None:
+    bits, shape = described[4], described[5]
+    if shape != (2,) or bits != 64:
+        raise ValueError(f"seed (shape {shape}) must be an integer or two int64: the seed and the offset")
+
+
+def check_mask(causal: Any, alignment: Any) -> None:
+    """Raises where one of these is nothing that tandem.attention knows."""
+    try:
+        is_flag = not isinstance(causal, str) and bool(causal) in (True, False)
+    except (RuntimeError, TypeError, ValueError):  # several values, or none
+        raise TypeError(f"causal ({type(causal).__name__}) must be True or False") from None
+    if not is_flag:
+        raise ValueError(
+            f"causal ({causal!r}) must be True or False"
+            + ("; where the diagonal lies is alignment" if causal in ("bottom_right", "top_left") else "")
+        )
+    if alignment not in ("bottom_right", "top_left"):
+        raise ValueError(
+            f"alignment ({alignment!r}) must be 'bottom_right' (the last query meets the last key) or 'top_left' (the "
+            "first query meets the first key)"
+        )
+
+
+def diagonal_of(diagonal_offset: Any, alignment: str) -> Record:
+    """What a record has of an explicit diagonal: a number for all sequences, or an array with one for each."""
+    if alignment != "bottom_right":
+        raise ValueError(
+            f"alignment ({alignment!r}) must be left out where diagonal_offset is given: that places the diagonal"
+        )
+    if isinstance(diagonal_offset, (bool, str, float)):
+        raise TypeError(f"diagonal_offset ({diagonal_offset!r}) must be an integer, or an array of int32 (batch)")
+    if getattr(diagonal_offset, "shape", ()) == () and hasattr(diagonal_offset, "__index__"):
+        return {"alignment": "explicit", "diagonal_offset": int(diagonal_offset)}
+    return {"alignment": "explicit", "diagonal_offsets": _arrays.view(diagonal_offset, "diagonal_offset")}
+
+
+def is_float32(out_dtype: Any) -> bool:
+    """Whether an out_dtype asks for float32 results; None asks for nothing."""
+    if out_dtype is None:
+        return False
+    name = getattr(out_dtype, "name", None) or getattr(out_dtype, "__name__", None) or str(out_dtype)
+    if name.rpartition(".")[2] != "float32":
+        raise ValueError(f"out_dtype ({name.rpartition('.')[2]}) must be None, for a result of q's type, or float32")
+    return True
+
+
+def window_of(window: Any) -> tuple[Any, Any]:
+    """A window as a record has it."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
+    left, right = window
+    return left, right
+
+
+def seed_of(seed: Any) -> Any:
+    """A seed as a record has it."""
     if isinstance(seed, (int, np.integer)):
-        return (int(seed), 0), None
+        return int(seed)
     if isinstance(seed, (tuple, list)):
         if len(seed) != 2:
             raise ValueError(f"seed ({seed!r}) must be an integer or two: the seed and the offset")
-        return (int(seed[0]), int(seed[1])), None
-    return (0, 0), _arrays.view(seed, "seed")
+        number, offset = seed
+        if hasattr(number, "__index__") and hasattr(offset, "__index__"):
+            return int(number), int(offset)
+    if isinstance(seed, (str, float, tuple, list)):
+        raise TypeError(f"seed ({seed!r}) must be an integer or two: the seed and the offset")
+    return _arrays.view(seed, "seed")

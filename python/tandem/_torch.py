@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _gpu
-from tandem._flash_backward import gradients as gradients_on_gpu
-from tandem._flash_backward import refuse as refuse_gradients_on_gpu
-from tandem._library import BACKWARD, FORWARD, FORWARD_HEADS_FIRST, boundary, call, options, seed_parts
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+    raise ImportError(
+        f"torch is {torch.__version__} and must be 2.10 or later, whose tensors tandem can read: pip install -U torch"
+    )
+
+from tandem import _attention, _gradients
+from tandem._library import FORWARD, HEADS_FIRST, OPTIONS, TENSORS, Record, boundary, call
+from tandem._library import merge as merge_into
 
 # One set of threads for torch and for us. Without torch's OpenMP our own threads serve; they sleep between calls.
 boundary.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
@@ -24,13 +28,17 @@ boundary.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "lib
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def new_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def new_outputs(q: Tensor, v: Tensor, float32: bool | None = False) -> tuple[Tensor, Tensor]:
     """out and lse, not filled."""
-    return _new_out(q, v), new_lse(q)
+    return _new_out(q, v, float32), new_lse(q)
 
 
-def _new_out(q: Tensor, v: Tensor) -> Tensor:
+def _new_out(q: Tensor, v: Tensor, float32: bool | None = False) -> Tensor:
     shape = q.shape
+    if float32 and shape and v.dim():
+        return torch.empty((*shape[:-1], v.shape[-1]), dtype=torch.float32, device=q.device)
+    if not shape or v.dim() == 0:
+        return q.new_empty(0)  # refused by the call
     if shape[-1] == v.shape[-1]:
         return torch.empty_like(q, memory_format=torch.contiguous_format)  # two thirds of new_empty's time
     return q.new_empty((*shape[:-1], v.shape[-1]))
@@ -38,109 +46,102 @@ def _new_out(q: Tensor, v: Tensor) -> Tensor:
 
 def new_lse(q: Tensor) -> Tensor:
     sizes = q.shape
-    shape = (sizes[0], sizes[2], sizes[1]) if len(sizes) == 4 else (sizes[1], sizes[0])
+    shape = (sizes[0], sizes[2], sizes[1]) if len(sizes) == 4 else sizes[1::-1]
     if q.dtype is torch.float32 or q.dtype is torch.float64:
         return q.new_empty(shape)
     return torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
-def gradient_like(x: Tensor) -> Tensor:
-    """A tensor for the gradient of x, in x's memory layout where the C interface can write it."""
-    return torch.empty_like(x) if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _needs_padding(q: Tensor, v: Tensor) -> bool:
-    """GPUs serve multiples of 8."""
-    return q.is_cuda and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
-
-
 def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with zeros up to a head_dim that is a multiple of 8, which changes no score and adds columns of zeros
-    to the result. As they are where q and k do not belong together: what is wrong is then said of them."""
+    """q, k and v with a head_dim that GPUs serve. As they are where q and k do not belong together: what is wrong is
+    then said of them."""
     if q.shape[-1] != k.shape[-1]:
         return q, k, v
-    q, k, v = (torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in (q, k, v))
-    return q, k, v
-
-
-def describe_gpus() -> list[str]:
-    """One line for each GPU in use, or for torch's current one where none is yet."""
-    if not torch.cuda.is_available():
-        return []
-    gpus = range(torch.cuda.device_count())
-    lines = [line for line in map(boundary.gpu_description, gpus) if line is not None]
-    if lines:
-        return lines
-    index = torch.cuda.current_device()
-    try:
-        _gpu.open_gpu(boundary, index)
-    except RuntimeError as error:
-        return [f"cuda:{index} is not served: {error}"]
-    return [boundary.gpu_description(index)]
+    return _gradients.padded(q), _gradients.padded(k), _gradients.padded(v)
 
 
 # ---- Operators -----------------------------------------------------------------------------------------------------
 
-_INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sink, Tensor? alibi_slopes, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? page_table, Tensor? seed"
-)
-_OPTIONS = (
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, float softcap, int causal, int top_left, "
-    "SymInt? window_left, SymInt? window_right, float dropout_p, int seed_number, int offset, SymInt num_splits, "
-    "int deterministic, int batch_invariant"
-)
+# An operator takes a record apart: its tensors, with the seed, by their place, and its options by their names. A tensor
+# of a later version goes to the end, so that others keep their places.
+_INPUTS = (*(name for name in TENSORS if name != "diagonal_offsets"), "seed", "diagonal_offsets")
+_SEED = _INPUTS.index("seed")
+_SINK = _INPUTS.index("sink")  # those before it are cast by autocast
+_DIFFERENTIABLE = _SINK + 1  # so many have gradients, the first
+_WITHOUT_GRADIENT = frozenset(TENSORS[_DIFFERENTIABLE:])
+_OPTIONS = {
+    "max_seqlen_q": "SymInt? max_seqlen_q=None",
+    "max_seqlen_k": "SymInt? max_seqlen_k=None",
+    "softmax_scale": "float? softmax_scale=None",
+    "softcap": "float softcap=0.0",
+    "causal": "bool causal=False",
+    "alignment": "str alignment='bottom_right'",
+    "window_left": "SymInt? window_left=None",
+    "window_right": "SymInt? window_right=None",
+    "dropout_p": "float dropout_p=0.0",
+    "num_splits": "SymInt? num_splits=None",
+    "deterministic": "bool deterministic=False",
+    "batch_invariant": "bool batch_invariant=False",
+    "diagonal_offset": "SymInt? diagonal_offset=None",
+    "float32_out": "bool float32_out=False",
+}
+_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out")
+_parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in _INPUTS[3:])))
+_parameters += ", *, " + ", ".join(_OPTIONS.values())
 _library = torch.library.Library("tandem", "DEF")
-_library.define(f"forward({_INPUTS}, {_OPTIONS}) -> (Tensor out, Tensor lse)")
+_library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
 _library.define(
-    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_INPUTS}, {_OPTIONS}, bool[5] wanted) "
+    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_parameters}, bool[5] wanted) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
 )
 _forward = torch.ops.tandem.forward.default
 _backward = torch.ops.tandem.backward.default
-_N_INPUTS = 12
-_SINK = 4  # of the inputs; those before it are cast by autocast
 
 
-def _run_forward(out: Tensor, lse: Tensor | None, inputs: Sequence[Any], opts: tuple[Any, ...]) -> None:
-    q, k, v, bias, sink = inputs[:5]
-    call(FORWARD, (q, k, v, out, lse, None, None, None, None, None, bias, None, sink, None, *inputs[5:]), opts)
+def _apart(record: Record) -> tuple[list[Any], dict[str, Any]]:
+    """A record as the operator's arguments."""
+    inputs = [record.get(name) for name in _INPUTS]
+    seed = inputs[_SEED]
+    if seed is not None and not isinstance(seed, Tensor):
+        pair = seed if isinstance(seed, tuple) else (seed, 0)
+        signed = [(x + 2**63) % 2**64 - 2**63 for x in pair]
+        inputs[_SEED] = torch.tensor(signed, dtype=torch.int64, device=record["q"].device)
+    options = {name: record[name] for name in OPTIONS if record.get(name) is not None}
+    options.update((name, bool(x)) for name, x in options.items() if name in _FLAGS)
+    if "window" in options:
+        options["window_left"], options["window_right"] = options.pop("window")
+    return inputs, options
 
 
-def _run_backward(
-    dout: Tensor | None, dlse: Tensor | None, out: Tensor, lse: Tensor, inputs: Sequence[Any], opts: tuple[Any, ...],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:  # fmt: skip
-    """The wanted gradients of q, k, v, bias and sink."""
-    if out.is_cuda:
-        return gradients_on_gpu(dout, dlse, out, lse, inputs, opts, wanted)
-    if dout is None:
-        dout = torch.zeros_like(out)
-    gradients = [gradient_like(x) if w else None for x, w in zip(inputs[:5], wanted)]
-    dq, dk, dv, dbias, dsink = gradients
-    q, k, v, bias, sink = inputs[:5]
-    call(BACKWARD, (q, k, v, out, lse, dout, dlse, dq, dk, dv, bias, dbias, sink, dsink, *inputs[5:]), opts)
-    return gradients
+def _together(inputs: Sequence[Any], options: dict[str, Any]) -> Record:
+    """The record of an operator's arguments; those that have their defaults may be missing."""
+    record = dict(zip(_INPUTS, inputs))
+    record.update(options)
+    record["window"] = (record.pop("window_left", None), record.pop("window_right", None))
+    return record
 
 
-def _forward_kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
-    inputs, opts = arguments[:_N_INPUTS], arguments[_N_INPUTS:]
-    out, lse = new_outputs(inputs[0], inputs[2])
-    _run_forward(out, lse, inputs, opts)
-    return out, lse
+def _forward_kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    record = _together(inputs, options)
+    record["out"], record["lse"] = result = new_outputs(record["q"], record["v"], record.get("float32_out"))
+    call(FORWARD, record)
+    return result
 
 
-def _backward_kernel(dout: Any, dlse: Any, out: Tensor, lse: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    inputs, opts, wanted = rest[:_N_INPUTS], rest[_N_INPUTS:-1], rest[-1]
-    gradients = _run_backward(dout, dlse, out, lse, inputs, opts, wanted)
-    return tuple(out.new_empty(0) if g is None else _laid_out(g, x) for g, x in zip(gradients, inputs))
+def _backward_kernel(
+    dout: Any, dlse: Any, out: Tensor, lse: Tensor, *inputs: Any, wanted: Sequence[bool], **options: Any
+) -> tuple[Tensor, ...]:
+    record = _together(inputs, options)
+    record.update(out=out, lse=lse, dout=dout, dlse=dlse)
+    gradients = _gradients.gradients(record, wanted)
+    return tuple(out.new_empty(0) if g is None else _laid_out(g, record[x]) for g, x in zip(gradients, _INPUTS))
 
 
 def _laid_out(gradient: Tensor, x: Tensor) -> Tensor:
     """The gradient of x in the layout that the operator promises, which others' results need not have."""
-    if not gradient.is_cuda or gradient.stride() == gradient_like(x.detach().to("meta")).stride():
+    if not gradient.is_cuda or gradient.stride() == _gradients.like(x.detach().to("meta")).stride():
         return gradient
-    return gradient_like(x).copy_(gradient)
+    return _gradients.like(x).copy_(gradient)
 
 
 for _device in ("CPU", "CUDA"):
@@ -149,34 +150,37 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("tandem::forward", lib=_library)
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return new_outputs(arguments[0], arguments[2])
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any, float32_out: bool = False, **__: Any) -> tuple[Tensor, Tensor]:
+    return new_outputs(q, v, float32_out)
 
 
 @torch.library.register_fake("tandem::backward", lib=_library)
-def _(dout: Any, dlse: Any, out: Tensor, lse: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(gradient_like(x) if w else out.new_empty(0) for x, w in zip(rest, rest[-1]))
+def _(
+    dout: Any, dlse: Any, out: Tensor, lse: Tensor, *inputs: Any, wanted: Sequence[bool], **_: Any
+) -> tuple[Tensor, ...]:
+    inputs += (None,) * (_DIFFERENTIABLE - len(inputs))
+    return tuple(_gradients.like(x) if w else out.new_empty(0) for x, w in zip(inputs, wanted))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:_N_INPUTS])
-    ctx.options = inputs[_N_INPUTS:]
+def _save(ctx: Any, inputs: Sequence[Any], options: dict[str, Any], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs)
+    ctx.options = options
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v, bias and sink, by the operator."""
     if dout is None and dlse is None:
-        return (None,) * 5
+        return (None,) * _DIFFERENTIABLE
     out, lse, *inputs = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:5])
-    gradients = _backward(dout, dlse, out, lse, *inputs, *ctx.options, wanted)
+    wanted = list(ctx.needs_input_grad[:_DIFFERENTIABLE])
+    gradients = _backward(dout, dlse, out, lse, *inputs, **ctx.options, wanted=wanted)
     return tuple(g if w else None for g, w in zip(gradients, wanted))
 
 
-def _below_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _below_autograd(keyset: Any, inputs: Sequence[Any], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     with torch._C._AutoDispatchBelowAutograd():
-        return _forward.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+        return _forward.redispatch(keyset & torch._C._after_autograd_keyset, *inputs, **options)
 
 
 class _Operator(torch.autograd.Function):
@@ -184,22 +188,27 @@ class _Operator(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        inputs, (rest, keyset) = arguments[:5], arguments[5:]
-        result = _below_autograd(keyset, *inputs, *rest)
-        _save(ctx, inputs + rest, result)
+        *differentiable, others, options, keyset = arguments
+        inputs = (*differentiable, *others)
+        result = _below_autograd(keyset, inputs, options)
+        _save(ctx, inputs, options, result)
         return result
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return (*_differentiate(ctx, dout, dlse), None, None)
+        return (*_differentiate(ctx, dout, dlse), None, None, None)
 
 
-def _autograd_kernel(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments[:5]):
-        if arguments[0].is_cuda:
-            refuse_gradients_on_gpu(arguments[:_N_INPUTS], arguments[_N_INPUTS:])
-        return _Operator.apply(*arguments[:5], arguments[5:], keyset)
-    return _below_autograd(keyset, *arguments)
+def _autograd_kernel(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    inputs += (None,) * (_DIFFERENTIABLE - len(inputs))
+    differentiable, others = inputs[:_DIFFERENTIABLE], inputs[_DIFFERENTIABLE:]
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*differentiable):
+        if inputs[0].is_cuda and type(inputs[0]) in _PLAIN:  # a fake tensor's shapes cannot be looked at from C
+            record = _together(inputs, options)
+            record["out"], record["lse"] = new_outputs(record["q"], record["v"], record.get("float32_out"))
+            _gradients.refuse(record)
+        return _Operator.apply(*differentiable, others, options, keyset)
+    return _below_autograd(keyset, inputs, options)
 
 
 _library.impl("forward", _autograd_kernel, "Autograd", with_keyset=True)
@@ -208,7 +217,7 @@ _library.impl("forward", _autograd_kernel, "Autograd", with_keyset=True)
 def _autocast_kernel(device: str, key: Any) -> Any:
     excluded = torch._C.DispatchKeySet(key)
 
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(device)
 
         def cast(x: Any) -> Any:
@@ -217,7 +226,7 @@ def _autocast_kernel(device: str, key: Any) -> Any:
             return x
 
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return _forward(*map(cast, arguments[:_SINK]), *arguments[_SINK:])
+            return _forward(*map(cast, inputs[:_SINK]), *inputs[_SINK:], **options)
 
     return forward
 
@@ -230,33 +239,38 @@ for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
 
 
 class _Attention(torch.autograd.Function):
-    """The operator's gradient without the dispatcher. Takes q, k, v, bias, sink, then the others as one: each argument
+    """The operator's gradient without the dispatcher. Takes q, k, v, bias, sink, then the whole record: each argument
     costs time."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        inputs, (others, opts, return_lse) = arguments[:5], arguments[5:]
-        inputs += others
-        out, lse = new_outputs(inputs[0], inputs[2])
-        _run_forward(out, lse, inputs, opts)
-        _save(ctx, inputs + opts, (out, lse))
-        return (out, lse) if return_lse else out
+        record, return_lse = arguments[_DIFFERENTIABLE:]
+        record["out"], record["lse"] = result = new_outputs(arguments[0], arguments[2], record.get("float32_out"))
+        if result[0].is_cuda:
+            _gradients.refuse(record)
+        call(FORWARD, record)
+        # Tensors are saved apart from the record, by what knows when they are changed and when no longer needed.
+        del record["out"], record["lse"]
+        kept = None if isinstance(record.get("seed"), Tensor) else "seed"
+        _save(ctx, [None if name == kept else record.pop(name, None) for name in _INPUTS], record, result)
+        return result if return_lse else result[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         # In grad mode (create_graph) a second derivative must be refused; otherwise there is none to refuse.
-        return _gradients_once(ctx, *gradients) if torch.is_grad_enabled() else _gradients(ctx, *gradients)
+        return _refusing_more(ctx, *gradients) if torch.is_grad_enabled() else _differentiate_now(ctx, *gradients)
 
 
-def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
-    nothing = (None,) * 3
+def _differentiate_now(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
+    nothing = (None, None)
     if dout is None and dlse is None:
-        return (None,) * 5 + nothing
+        return (None,) * _DIFFERENTIABLE + nothing
     out, lse, *inputs = ctx.saved_tensors
-    return (*_run_backward(dout, dlse, out, lse, inputs, ctx.options, ctx.needs_input_grad), *nothing)
+    record = {**dict(zip(_INPUTS, inputs)), **ctx.options, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+    return (*_gradients.gradients(record, ctx.needs_input_grad), *nothing)
 
 
-_gradients_once = torch.autograd.function.once_differentiable(_gradients)
+_refusing_more = torch.autograd.function.once_differentiable(_differentiate_now)
 _apply = super(torch.autograd.Function, _Attention).apply  # without functorch's share, which is ruled out before
 
 
@@ -265,15 +279,15 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        return _forward(*arguments[:-1], *arguments[-1])
+        return _forward(*arguments[:-1], **arguments[-1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _save(ctx, inputs[:-1] + inputs[-1], output)
+        _save(ctx, inputs[:-1], inputs[-1], output)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return (*_differentiate(ctx, dout, dlse), *(None,) * (_N_INPUTS - 5 + 1))
+        return (*_differentiate(ctx, dout, dlse), *(None,) * (len(_INPUTS) - _DIFFERENTIABLE + 1))
 
 
 def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -290,54 +304,24 @@ def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
-def _seed_tensor(seed: Any, q: Tensor) -> tuple[tuple[int, int], Tensor | None]:
-    """As seed_parts; None draws from torch's generator."""
-    if seed is None:
-        seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
-    return ((0, 0), seed) if isinstance(seed, Tensor) else seed_parts(seed)
+def _check_tensor(x: Any, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} ({type(x).__name__}) must be a torch tensor, as q is: torch.as_tensor makes one")
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, alibi_slopes: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
-    seqused_q: Any, seqused_k: Any, page_table: Any, seed: Any, max_seqlen_q: Any, max_seqlen_k: Any,
-    softmax_scale: Any, softcap: Any, causal: Any, window: Any, dropout_p: float, deterministic: bool,
-    batch_invariant: bool, num_splits: Any, return_lse: bool, out: Tensor | None,
-) -> Any:  # fmt: skip
-    """tandem.attention for torch tensors."""
-    for x, name in ((k, "k"), (v, "v")):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} ({type(x).__name__}) must be a torch tensor, as q is: torch.as_tensor makes one")
-    if _needs_padding(q, v) and q.shape[-1] == k.shape[-1]:
-        dim = v.shape[-1]
-        result = attention(
-            *padded(q, k, v), bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table,
-            seed, max_seqlen_q, max_seqlen_k, q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, softcap,
-            causal, window, dropout_p, deterministic, batch_invariant, num_splits, return_lse,
-            None if out is None else out.new_empty((*out.shape[:-1], out.shape[-1] + -dim % 8)),
-        )  # fmt: skip
-        whole, *lse = result if return_lse else (result,)
-        whole = whole[..., :dim] if out is None else out.copy_(whole[..., :dim])
-        return (whole, *lse) if return_lse else whole
-    seed_numbers, seed_tensor = (0, 0), None
-    if dropout_p:
-        seed_numbers, seed_tensor = _seed_tensor(seed, q)
-    opts = options(
-        softmax_scale, causal, window, softcap, max_seqlen_q, max_seqlen_k, dropout_p, seed_numbers, deterministic,
-        batch_invariant, num_splits,
-    )  # fmt: skip
-    inputs = (
-        q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, seed_tensor,
-    )  # fmt: skip
+def attention(record: Record, return_lse: bool) -> Any:
+    """tandem.attention for torch tensors. record: its arguments."""
+    q, k, v = record["q"], record["k"], record["v"]
+    bias, sink, out = record.get("bias"), record.get("sink"), record.get("out")
+    if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or bias is not None or sink is not None or out is not None:
+        for name in ("k", "v", "bias", "sink", "out"):
+            _check_tensor(record.get(name, q), name)
+    if _gradients.needs_padding(q, v) and q.shape[-1] == k.shape[-1]:
+        return _padded_attention(record, return_lse)
+    if "dropout_p" in record and "seed" not in record:
+        record["seed"] = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if torch.compiler.is_compiling() or not _is_eager(q, k, v):
-        if out is not None:
-            raise ValueError(
-                "out must be None under torch.compile, autocast and transforms: the result is a new tensor"
-            )
-        if torch._C._are_functorch_transforms_active():
-            result = _Transformed.apply(*inputs, opts)
-        else:
-            result = _forward(*inputs, *opts)
-        return result if return_lse else result[0]
+        return _traced(record, return_lse)
     wants_gradient = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -351,36 +335,108 @@ def attention(
                 "out must be None where a gradient is wanted, and must not require one itself: it is written in place; "
                 "leave it out, or call under torch.no_grad() with detached tensors"
             )
-        lse = new_lse(q) if return_lse else None
     elif wants_gradient:
-        if q.is_cuda:
-            refuse_gradients_on_gpu(inputs, opts)
-        return _apply(*inputs[:5], inputs[5:], opts, return_lse)
+        if not _WITHOUT_GRADIENT.isdisjoint(record):
+            for name in _WITHOUT_GRADIENT.intersection(record):
+                _check_tensor(record[name], name)
+        return _apply(q, k, v, bias, sink, record, return_lse)
     else:
-        out = _new_out(q, v)
-        lse = new_lse(q) if return_lse else None
-    _run_forward(out, lse, inputs, opts)
-    return (out, lse) if return_lse else out
+        out = record["out"] = _new_out(q, v, record.get("float32_out"))
+    if return_lse:
+        lse = record["lse"] = new_lse(q)
+        call(FORWARD, record)
+        return out, lse
+    call(FORWARD, record)
+    return out
 
 
-def attention_heads_first(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None, softcap: float = 0.0, sink: Tensor | None = None,
-    causal: bool | str = False, window: Any = None, bias: Tensor | None = None, seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """attention() of q, k, v (batch, heads, seqlen, head_dim), as models have them; out is (batch, seqlen_q, heads_q,
-    head_dim_v). Three transposes, which take as long as all the rest of a small call, are had for nothing here."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v) or _needs_padding(q, v):
-        return attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, sink, None, None, None, seqused_q, seqused_k,
-            None, None, None, None, softmax_scale, softcap, causal, window, 0.0, False, False, None, False, None,
-        )  # fmt: skip
-    opts = options(softmax_scale, causal, window, softcap, None, None, 0.0, (0, 0), False, False, None)
+def _traced(record: Record, return_lse: bool) -> Any:
+    """attention() as whatever traces or transforms it must see it: by the operator."""
+    if "out" in record:
+        raise ValueError("out must be None under torch.compile, autocast and transforms: the result is a new tensor")
+    inputs, options = _apart(record)
+    if torch._C._are_functorch_transforms_active():
+        result = _Transformed.apply(*inputs, options)
+    else:
+        result = _forward(*inputs, **options)
+    return result if return_lse else result[0]
+
+
+def _padded_attention(record: Record, return_lse: bool) -> Any:
+    """attention() with zeros up to a head_dim that a GPU serves."""
+    q, v, out = record["q"], record["v"], record.get("out")
+    dim = v.shape[-1]
+    padding = dict(zip(("q", "k", "v"), padded(q, record["k"], v)))
+    if "softmax_scale" not in record:
+        padding["softmax_scale"] = q.shape[-1] ** -0.5
+    if out is not None:
+        padding["out"] = out.new_empty((*out.shape[:-1], out.shape[-1] + -dim % 8))
+    result = attention({**record, **padding}, return_lse)
+    whole, *lse = result if return_lse else (result,)
+    whole = whole[..., :dim] if out is None else out.copy_(whole[..., :dim])
+    return (whole, *lse) if return_lse else whole
+
+
+def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """tandem.attention of q, k, v (batch, heads, seqlen, head_dim), as models have them, with neither packed sequences
+    nor dropout; out is (batch, seqlen_q, heads_q, head_dim_v). Three transposes, which take as long as all the rest of
+    a small call, are had for nothing here."""
+    padding = _gradients.needs_padding(q, v)
+    if padding or torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v):
+        return _attention.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
     batch, heads, seqlen, _ = q.shape
     out = q.new_empty((batch, seqlen, heads, v.shape[3]))
-    tensors = (
-        q, k, v, out, None, None, None, None, None, None, bias, None, sink, None, None, None, None, seqused_q,
-        seqused_k, None, None,
-    )  # fmt: skip
-    call(FORWARD_HEADS_FIRST, tensors, opts)
+    call(HEADS_FIRST, {"q": q, "k": k, "v": v, **options, "out": out})
     return out
+
+
+# ---- Merging --------------------------------------------------------------------------------------------------------
+
+
+def _merged(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> tuple[Tensor, Tensor]:
+    """out and lse of all parts, not filled."""
+    out = torch.empty(outs[0].shape, dtype=torch.float32 if float32 else outs[0].dtype, device=outs[0].device)
+    return out, new_lse(outs[0])
+
+
+def _merge_kernel(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> tuple[Tensor, Tensor]:
+    result = _merged(outs, lses, float32)
+    merge_into([x.detach() for x in outs], [x.detach() for x in lses], *result)
+    return result
+
+
+def _save_parts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    outs, lses, _ = inputs
+    ctx.save_for_backward(*output, *outs, *lses)
+    ctx.set_materialize_grads(False)
+
+
+def _part_gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[list[Tensor], list[Tensor], None]:
+    """Of out = sum exp(part_lse - lse) part_out and of lse. A part that weighs nothing may hold anything."""
+    out, lse, *parts = ctx.saved_tensors
+    count = len(parts) // 2
+    dout = (torch.zeros_like(out) if dout is None else dout).to(lse.dtype)
+    douts, dlses = [], []
+    for part, part_lse in zip(parts[:count], parts[count:]):
+        weight = torch.where(part_lse == -torch.inf, 0.0, torch.exp(part_lse - lse))
+        column = weight.transpose(-1, -2).unsqueeze(-1)  # (..., seqlen, heads, 1)
+        difference = torch.where(column == 0, 0.0, part.to(lse.dtype) - out.to(lse.dtype))
+        share = (dout * difference).sum(-1).transpose(-1, -2)
+        douts.append((column * dout).to(part.dtype))
+        dlses.append(weight * (share if dlse is None else share + dlse))
+    return douts, dlses, None
+
+
+_library.define("merge(Tensor[] outs, Tensor[] lses, bool float32) -> (Tensor out, Tensor lse)")
+for _device in ("CPU", "CUDA"):
+    _library.impl("merge", _merge_kernel, _device)
+torch.library.register_fake("tandem::merge", _merged, lib=_library)
+torch.library.register_autograd("tandem::merge", _part_gradients, setup_context=_save_parts, lib=_library)
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any], float32: bool) -> tuple[Tensor, Tensor]:
+    """tandem.merge for torch tensors."""
+    for name, tensors in (("outs", outs), ("lses", lses)):
+        for n, x in enumerate(tensors):
+            _check_tensor(x, f"{name}[{n}]")
+    return torch.ops.tandem.merge(list(outs), list(lses), float32)

@@ -13,9 +13,12 @@ import torch
 
 import tandem
 from tandem.flash_attn import _kvcache, _packed
-from tandem.flash_attn._arguments import bounds, is_deterministic, splits, unit_stride
+from tandem.flash_attn._arguments import bounds, cap, in_words, is_deterministic, is_tensor, splits, unit_stride
+from tandem.flash_attn._combine import combine
 
 __version__ = "3.0.0"
+
+_NAMES = {"window": "window_size"}  # our arguments' names here
 
 
 def flash_attn_func(
@@ -42,6 +45,7 @@ def flash_attn_func(
     Returns out, or with return_attn_probs (out, softmax_lse): (batch, heads, seqlen_q), without a gradient.
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    is_tensor(q, "q")
     options = _options(softmax_scale, causal, window_size, softcap, deterministic)
     return _attend(q, k, v, {**options, "num_splits": splits(num_splits, q)}, return_attn_probs)
 
@@ -67,6 +71,7 @@ def flash_attn_qkvpacked_func(
     Returns out (batch, seqlen, heads, head_dim), or with return_attn_probs (out, softmax_lse).
     """
     _refuse(None, q_descale, k_descale, v_descale, attention_chunk)
+    is_tensor(qkv, "qkv")
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         unpack = _unbind
     elif qkv.dim() == 4 and num_heads_q is not None and qkv.shape[2] >= num_heads_q + 2:
@@ -86,7 +91,8 @@ def flash_attn_qkvpacked_func(
             f"num_heads_q + 2 heads_k, head_dim) with num_heads_q ({num_heads_q})"
         )
     options = _options(softmax_scale, causal, window_size, softcap, deterministic)
-    out, lse = _packed.attention(None, qkv, unpack, options)
+    names = {**_NAMES, **dict.fromkeys("qkv", "qkv")}
+    out, lse = in_words(names, _packed.attention, None, qkv, unpack, options)
     return (out, lse) if return_attn_probs else out
 
 
@@ -121,6 +127,7 @@ def flash_attn_varlen_func(
     the result is 0. Returns out, or with return_attn_probs (out, softmax_lse): (heads, total_q), without a gradient.
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    is_tensor(q, "q")
     options = _options(softmax_scale, causal, window_size, softcap, deterministic)
     options.update(
         cu_seqlens_q=cu_seqlens_q,
@@ -135,31 +142,13 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
-    """The attention to all keys, from those to parts of them, computed in float32.
+    """The attention to all keys, from those to parts of them, computed in float32. No gradient.
 
     out_partial (parts, batch, seqlen, heads, head_dim) and lse_partial (parts, batch, seqlen, heads), a natural
     logarithm, -inf for a row that saw no key of its part. out: a tensor to write to; out_dtype: the result's type,
     out_partial's unless given. Returns (out, lse): (batch, seqlen, heads, head_dim) and (batch, seqlen, heads).
     """
-    if out_partial.shape[:-1] != lse_partial.shape:
-        raise ValueError(
-            f"lse_partial (shape {tuple(lse_partial.shape)}) must be out_partial's shape {tuple(out_partial.shape)} "
-            "without head_dim"
-        )
-    wide = torch.promote_types(out_partial.dtype, torch.float32)
-    lse_partial = lse_partial.to(wide)
-    lse = lse_partial.logsumexp(0)
-    seen = lse_partial > float("-inf")
-    weight = torch.where(seen, lse_partial - lse, float("-inf")).exp()[..., None]
-    result = torch.where(seen[..., None], out_partial.to(wide) * weight, 0.0).sum(0)
-    if out is None:
-        return result.to(out_partial.dtype if out_dtype is None else out_dtype), lse
-    if out.shape != result.shape or out_dtype not in (None, out.dtype):
-        raise ValueError(
-            f"out ({out.dtype}, shape {tuple(out.shape)}) must have the shape {tuple(result.shape)} and the type "
-            f"out_dtype ({out_dtype}), where that is given"
-        )
-    return out.copy_(result), lse
+    return combine(out_partial, lse_partial, out, out_dtype)
 
 
 def flash_attn_with_kvcache(
@@ -204,12 +193,14 @@ def flash_attn_with_kvcache(
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     _kvcache.refuse_pages("page_table", page_table)
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        is_tensor(x, name)
     options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
     options.update(alibi_slopes=None, num_splits=splits(num_splits, q))
     # A window that hides nothing is none, and then every query stands at the same place.
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
-    left, right = window_size
-    local = 0 <= left < k_cache.shape[1] - 1 or 0 <= right < seqlen_q - 1
+    left, right = options["window"] or (None, None)
+    local = (left is not None and left < k_cache.shape[1] - 1) or (right is not None and right < seqlen_q - 1)
     out, lse = _kvcache.append_and_attend(
         _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad),
         q,
@@ -247,24 +238,25 @@ def get_scheduler_metadata(
     sm_margin=0,
 ):
     """What flash_attn_with_kvcache takes as scheduler_metadata: an empty int32 tensor; nothing is planned ahead."""
+    is_tensor(cache_seqlens, "cache_seqlens")
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
 def _options(softmax_scale, causal, window_size, softcap, deterministic):
     return {
         "softmax_scale": softmax_scale,
-        "causal": bool(causal),
+        "causal": causal,
         "window": bounds(window_size),
-        "softcap": max(softcap, 0.0),
+        "softcap": cap(softcap),
         "deterministic": is_deterministic(deterministic),
     }
 
 
 def _attend(q, k, v, options, return_attn_probs):
-    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
     if not return_attn_probs:
-        return tandem.attention(q, k, v, **options)
-    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+        return in_words(_NAMES, tandem.attention, q, k, v, **options)
+    out, lse = in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
     return out, lse.detach()
 
 

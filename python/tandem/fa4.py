@@ -2,7 +2,8 @@
 
 Shapes and rules are those of tandem.flash_attn, with these differences: the result is always (out, lse); a bound of
 window_size may be None, and a negative one is a bound like any other, but where both leave no key to see (left + right
-< 0) there is no window; learnable_sink (heads) is one more logit in every softmax, with a gradient. num_splits,
+< 0) there is no window; learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a
+gradient. num_splits,
 pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's kernels: they are
 accepted and change no result. score_mod, mask_mod, block sparsity, gather_kv_indices and qv are refused.
 
@@ -15,12 +16,17 @@ arXiv 2603.05451.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 
 import tandem
-from tandem.flash_attn._arguments import splits, unit_stride
+from tandem.flash_attn._arguments import in_words, is_tensor, pair, sink_for, splits, unit_stride
+from tandem.flash_attn._combine import combine
 
 __version__ = "4.0.0"
+
+_NAMES = {"sink": "learnable_sink", "window": "window_size"}  # our arguments' names here
 
 
 def flash_attn_func(
@@ -58,6 +64,7 @@ def flash_attn_func(
         block_sparse_tensors=block_sparse_tensors,
         block_sparse_tensors_bwd=block_sparse_tensors_bwd,
     )
+    is_tensor(q, "q")
     options = _options(
         softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits, q), deterministic
     )
@@ -111,6 +118,7 @@ def flash_attn_varlen_func(
         mask_mod=mask_mod,
         block_sparse_tensors=block_sparse_tensors,
     )
+    is_tensor(q, "q")
     options = _options(
         softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits, q), deterministic
     )
@@ -138,6 +146,65 @@ def flash_attn_varlen_func(
     return out, lse
 
 
+def flash_attn_combine(
+    out_partial,
+    lse_partial,
+    out=None,
+    out_dtype=None,
+    cu_seqlens=None,
+    seqused=None,
+    virtual_batch_idx=None,
+    return_lse=True,
+):
+    """The attention to all keys, from those to parts of them, computed in float32. No gradient.
+
+    out_partial (parts, batch, seqlen, heads, head_dim) or packed (parts, total, heads, head_dim); lse_partial without
+    head_dim, a natural logarithm, -inf for a row that saw no key of its part. out: a tensor to write to; out_dtype: the
+    result's type, out_partial's unless given. cu_seqlens, seqused and virtual_batch_idx say which rows FlashAttention-4
+    need not look at; here all are combined. Returns (out, lse), lse None unless return_lse.
+    """
+    out, lse = combine(out_partial, lse_partial, out, out_dtype)
+    return out, lse if return_lse else None
+
+
+class SchedulerMetadata(NamedTuple):
+    """FlashAttention-4's plan of a call, by its names; there is none here."""
+
+    num_m_blocks_ptr: Any = None
+    num_splits_dynamic_ptr: Any = None
+    virtual_batch_idx_ptr: Any = None
+    num_nheads_in_l2_ptr: Any = None
+    tile_count_semaphore: Any = None
+    cu_total_m_blocks: Any = None
+    cu_total_splits_m_blocks: Any = None
+
+
+def get_scheduler_metadata(
+    max_seqlen_q,
+    max_seqlen_k,
+    nheads,
+    nheads_kv,
+    headdim,
+    num_splits,
+    headdim_v=None,
+    pack_gqa=None,
+    causal=False,
+    window_size_left=None,
+    window_size_right=None,
+    seqlen_k_new=0,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    cu_seqlens_k_new=None,
+    seqused_q=None,
+    seqused_k=None,
+    leftpad_k=None,
+    seqlen_k_per_split=None,
+    _arch=None,
+):
+    """What flash_attn_varlen_func takes as scheduler_metadata: nothing is planned ahead."""
+    return SchedulerMetadata()
+
+
 def _longest(x, cu_seqlens, max_seqlen):
     """max_seqlen, or what no sequence of a packed x can exceed."""
     return x.shape[0] if max_seqlen is None and cu_seqlens is not None else max_seqlen
@@ -150,14 +217,14 @@ def _pack(x):
 
 
 def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, deterministic):
-    left, right = window_size
+    left, right = pair(window_size)
     if causal:
         right = 0
     if left is not None and right is not None and left + right < 0:
         left = right = None
     return {
         "softmax_scale": softmax_scale,
-        "causal": bool(causal),
+        "causal": causal,
         "window": None if left is None and right is None else (left, right),
         "softcap": softcap,
         "sink": learnable_sink,
@@ -167,8 +234,9 @@ def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_sp
 
 
 def _attend(q, k, v, options, return_lse):
-    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
+    options["sink"] = sink_for(q, options["sink"], "learnable_sink")
+    out, lse = in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
     if return_lse:
         return out, lse
     inputs = (q, k, v, options["sink"])

@@ -14,7 +14,10 @@ import types
 import torch
 
 import tandem
-from tandem.flash_attn._arguments import unit_stride
+from tandem.flash_attn._arguments import in_words, is_tensor, unit_stride
+
+# Our arguments' names here.
+_NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "softmax_scale": "scale", "causal": "is_causal"}
 
 
 def scaled_dot_product_attention(
@@ -34,6 +37,8 @@ def scaled_dot_product_attention(
     """
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask must be None where is_causal is True: put the triangle into the mask instead")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        is_tensor(x, name)
     if query.is_nested or key.is_nested or value.is_nested:
         raise tandem.Unsupported(
             "nested tensors are not served: give their values to tandem.attention as packed tensors with cu_seqlens"
@@ -49,12 +54,15 @@ def scaled_dot_product_attention(
     bias = None
     if attn_mask is not None:
         bias = _bias(attn_mask, (*lead, query.shape[-2], key.shape[-2]), batch)
-    out = tandem.attention(
+    out = in_words(
+        _NAMES,
+        tandem.attention,
         _dense(query, batch, heads),
         _dense(key, batch, heads_k),
         _dense(value, batch, heads_k),
         softmax_scale=scale,
-        causal="top_left" if is_causal else False,
+        causal=is_causal,
+        alignment="top_left",
         bias=bias,
         dropout_p=dropout_p,
     )
@@ -98,11 +106,12 @@ def _dense(x, batch, heads):
         x = x.expand(*batch, heads, *x.shape[-2:])
     if x.dim() != 4:
         x = x.reshape(math.prod(batch), heads, *x.shape[-2:])
-    return unit_stride(x.transpose(1, 2))
+    return unit_stride(x.transpose(1, 2), "query, key or value")
 
 
 def _bias(mask, scores, batch):
     """mask as tandem.attention's bias: (batch|1, heads|1, L|1, S|1)."""
+    is_tensor(mask, "attn_mask")
     pairs = zip(reversed(mask.shape), reversed(scores))
     if not 2 <= mask.dim() <= len(scores) or any(size not in (1, wanted) for size, wanted in pairs):
         raise ValueError(
@@ -111,7 +120,7 @@ def _bias(mask, scores, batch):
     own = math.prod(mask.shape[:-3])
     if own != 1:
         mask, own = mask.expand(*batch, *mask.shape[-3:]), math.prod(batch)
-    return unit_stride(mask.reshape(own, math.prod(mask.shape[-3:-2]), *mask.shape[-2:]))
+    return unit_stride(mask.reshape(own, math.prod(mask.shape[-3:-2]), *mask.shape[-2:]), "attn_mask")
 
 
 class _Callable(types.ModuleType):

@@ -5,9 +5,9 @@
     torch.nn.attention.restore_flash_attention_impl()  # ends it
 
 From then on torch's flash attention (scaled_dot_product_attention where torch chooses its flash backend, varlen_attn)
-computes by Tandem what Tandem serves. All other calls, and every backward, which takes Tandem's out and logsumexp,
-reach torch's own kernels. Which backend torch chooses is not touched: where it prefers cuDNN,
-``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` asks for this one.
+computes by Tandem what Tandem serves, backward where there are kernels for it, too. All other calls reach torch's own
+kernels; either takes the other's out and logsumexp. Which backend torch chooses is not touched: where it prefers
+cuDNN, ``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` asks for this one.
 
 Importing this module registers the name "Tandem"; torch 2.11 is the first that has the registry.
 """
@@ -15,15 +15,14 @@ Importing this module registers the name "Tandem"; torch 2.11 is the first that 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tandem import _torch
+from tandem import _gradients, _torch
 from tandem._errors import Unsupported
-from tandem._library import FORWARD, call, options
-
-_OPERATOR = "_flash_attention_forward"
+from tandem._library import FORWARD, Record, call
 
 if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
     raise ImportError(
@@ -33,11 +32,12 @@ if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
 
 
 class _Registration:
-    """Tandem in the place of torch's forward operator, until remove()."""
+    """Tandem in the place of torch's operators, until remove()."""
 
     def __init__(self) -> None:
+        ours = {"_flash_attention_forward": _forward, "_flash_attention_backward": _backward}
         try:
-            self._own = torch.library.get_kernel(f"aten::{_OPERATOR}", "CUDA")
+            instead = {name: _or(own, torch.library.get_kernel(f"aten::{name}", "CUDA")) for name, own in ours.items()}
         except RuntimeError as error:
             raise Unsupported(
                 f"torch {torch.__version__} has no flash attention for GPUs: install one that was built with CUDA"
@@ -45,19 +45,63 @@ class _Registration:
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():  # that an operator is replaced is what was asked for
             warnings.simplefilter("ignore", UserWarning)
-            self._library.impl(_OPERATOR, self._forward, "CUDA", with_keyset=True)
+            for name, kernel in instead.items():
+                self._library.impl(name, kernel, "CUDA", with_keyset=True)
 
     def remove(self) -> None:
         """Brings torch's own back."""
         self._library._destroy()
 
-    def _forward(
-        self, keyset: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any, **named: Any
-    ) -> Any:
+
+def _or(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
+    """ours, or theirs for what ours refuses."""
+
+    def kernel(keyset: Any, *arguments: Any, **named: Any) -> Any:
         try:
-            return _forward(q, k, v, *arguments, **named)
+            return ours(*arguments, **named)
         except Unsupported:
-            return self._own.call_boxed(keyset, q, k, v, *arguments, **named)
+            return theirs.call_boxed(keyset, *arguments, **named)
+
+    return kernel
+
+
+def _record(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any, max_q: int, max_k: int,
+    is_causal: bool, scale: float | None, left: int | None, right: int | None,
+) -> Record:  # fmt: skip
+    """What both of torch's operators are told of a call; q (batch, seqlen, heads, head_dim), or packed."""
+    record: Record = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "softmax_scale": scale,
+        "causal": is_causal,
+        "window": tuple(None if x is None or x < 0 else x for x in (left, right)),
+    }
+    if cu_seqlens_q is not None:
+        record.update(max_seqlen_q=max_q, max_seqlen_k=max_k)
+    return record
+
+
+def _may_hide_all(record: Record, max_q: int, max_k: int) -> bool:
+    """Whether a query may see no key: torch's lse is then +inf and Tandem's -inf."""
+    named = ("cu_seqlens_q", "seqused_k")
+    return (
+        any(record.get(name) is not None for name in named)
+        or record["window"] != (None, None)
+        or (record["causal"] and max_q > max_k)
+    )
+
+
+def _forward(
+    self, keyset: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any, **named: Any
+) -> Any:
+    try:
+        return _forward(q, k, v, *arguments, **named)
+    except Unsupported:
+        return self._own.call_boxed(keyset, q, k, v, *arguments, **named)
 
 
 def _forward(
@@ -70,20 +114,34 @@ def _forward(
     for what torch shall compute. Returns out, logsumexp, two tensors about dropout, and an empty one."""
     if dropout_p or return_debug_mask or any(x is not None for x in newer.values()) or q.shape[-1] != v.shape[-1]:
         raise Unsupported("dropout, its mask, pages and splits are torch's")
-    left = None if window_size_left is None or window_size_left < 0 else window_size_left
-    right = None if window_size_right is None or window_size_right < 0 else window_size_right
-    packed = cu_seqlens_q is not None
+    record = _record(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
+    )
     out, lse = torch.empty_like(q), _torch.new_lse(q)  # out in q's layout, as torch's own
-    tensors = (
-        q, k, v, out, lse, None, None, None, None, None, None, None, None, None, alibi_slopes, cu_seqlens_q,
-        cu_seqlens_k, None, seqused_k, None, None,
-    )  # fmt: skip
-    lengths = (max_q, max_k) if packed else (None, None)
-    call(FORWARD, tensors, options(scale, is_causal, (left, right), 0.0, *lengths, 0.0, (0, 0), False, False, None))
-    if packed or left is not None or right is not None or seqused_k is not None or (is_causal and max_q > max_k):
-        lse.masked_fill_(lse == float("-inf"), float("inf"))  # as torch marks a query that sees no key
+    record.update(alibi_slopes=alibi_slopes, seqused_k=seqused_k, out=out, lse=lse)
+    call(FORWARD, record)
+    if _may_hide_all(record, max_q, max_k):
+        lse.masked_fill_(lse == float("-inf"), float("inf"))
     random = torch.empty(2, dtype=torch.uint64, device=q.device)
     return out, lse, random, random.new_empty(()), q.new_empty(0)
+
+
+def _backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    cu_seqlens_q: Any, cu_seqlens_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Any,
+    unused: Any, *, scale: float | None = None, window_size_left: int | None = None,
+    window_size_right: int | None = None, **newer: Any,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """aten::_flash_attention_backward. Returns dq, dk, dv."""
+    if dropout_p or any(x is not None for x in newer.values()) or not _gradients.is_own(q):
+        raise Unsupported("dropout and what is newer are torch's, and GPUs without a backward of ours")
+    record = _record(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
+    )
+    if _may_hide_all(record, max_q, max_k):
+        lse = lse.masked_fill(lse == float("inf"), float("-inf"))
+    record.update(out=out, lse=lse, dout=dout)
+    return tuple(_gradients.gradients(record, [True, True, True, False, False])[:3])
 
 
 torch.nn.attention.register_flash_attention_impl("Tandem", register_fn=_Registration)

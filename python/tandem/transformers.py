@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 import tandem
 from tandem._torch import attention_heads_first
+from tandem.flash_attn._arguments import in_words, sink_for
 
 __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
 
@@ -36,6 +37,21 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4)
     )
 
 logger = logging.get_logger(__name__)
+
+# Our arguments' names here.
+_NAMES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "bias": "attention_mask",
+    "sink": "s_aux",
+    "softmax_scale": "scaling",
+    "dropout_p": "dropout",
+    "cu_seqlens_q": "cu_seq_lens_q",
+    "cu_seqlens_k": "cu_seq_lens_k",
+    "max_seqlen_q": "max_length_q",
+    "max_seqlen_k": "max_length_k",
+}
 
 Options = dict[str, Any]  # keyword arguments of tandem.attention
 
@@ -292,7 +308,7 @@ def tandem_attention(
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         # As for scaled_dot_product_attention: one query sees all keys, the first of several meets the first key.
-        options: Options = {"causal": "top_left"} if causal and query.shape[2] > 1 else {}
+        options: Options = {"causal": True, "alignment": "top_left"} if causal and query.shape[2] > 1 else {}
     elif (
         isinstance(attention_mask, CompactMask)
         and attention_mask.options is not None
@@ -302,7 +318,7 @@ def tandem_attention(
     else:
         whole = attention_mask.whole() if isinstance(attention_mask, CompactMask) else attention_mask
         options = {"bias": whole}
-    if cu_seq_lens_q is not None and cu_seq_lens_k is not None and options.keys() <= {"causal", "window"}:
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None and options.keys() <= {"causal", "alignment", "window"}:
         options = {
             **options,
             "cu_seqlens_q": cu_seq_lens_q.to(torch.int32),
@@ -318,16 +334,16 @@ def tandem_attention(
     if position_bias is not None:
         options = _with_position_bias(options, attention_mask, position_bias)
 
+    sink = sink_for(query, s_aux, "s_aux")
+    options = {**options, "softmax_scale": scaling, "softcap": softcap or 0.0, "sink": sink}
     if dropout or "cu_seqlens_q" in options:
         q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         packed = "cu_seqlens_q" in options
         if packed:
             q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-        out = tandem.attention(
-            q, k, v, softmax_scale=scaling, softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, **options
-        )
+        out = in_words(_NAMES, tandem.attention, q, k, v, **options, dropout_p=dropout)
         return out.unflatten(0, (query.shape[0], query.shape[2])) if packed else out, None
-    return attention_heads_first(query, key, value, scaling, softcap or 0.0, s_aux, **options), None
+    return in_words(_NAMES, attention_heads_first, query, key, value, **options), None
 
 
 AttentionInterface.register("tandem", tandem_attention)

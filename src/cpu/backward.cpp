@@ -7,9 +7,10 @@
 //               same order, so whoever is waited for is already at work.
 //   3. bias     dbias and dsink, each element summed by one thread in a fixed order
 //
-// The accumulator of float32 gradients is dq itself. For 16-bit ones it is a slot of the workspace, converted when the
-// last block of its head is done; heads take turns on a few slots. Where not even one head's accumulator fits the
-// budget, dQ gets a loop of its own over queries, which costs seven products in place of five.
+// The accumulator of a float32 dq is dq itself, which for `accumulate` is not cleared. For a 16-bit one it is a slot of
+// the workspace, converted when the last block of its head is done; heads take turns on a few slots. Where not even one
+// head's accumulator fits the budget, dQ gets a loop of its own over queries, which costs seven products in place of
+// five.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -51,7 +52,7 @@ struct Layout {
   Layout(const Problem& p, int threads, void* base) {
     want_dq = p.dq.present;
     want_dkv = p.dk.present || p.dv.present;
-    slots_needed = want_dq && want_dkv && p.dtype != DType::f32;
+    slots_needed = want_dq && want_dkv && p.dq.dtype != DType::f32;
     slot_floats = std::min(p.seqlen_q, p.total_q) * p.group() * p.head_dim;
     const int64_t head_count = p.batch * p.heads_k;
     const auto slot_bytes = static_cast<size_t>(slot_floats) * sizeof(float);
@@ -110,6 +111,7 @@ class Backward {
     if (layout_.separate_dq) queries_phase();
     if (p_.dbias) bias_phase();
     if (p_.dsink) sink_phase();
+    if (p_.accumulate) return;  // zero is added to what is not used
     clear_unused_rows(p_, p_.dq, true, p_.heads_q, p_.head_dim);
     clear_unused_rows(p_, p_.dk, false, p_.heads_k, p_.head_dim);
     clear_unused_rows(p_, p_.dv, false, p_.heads_k, p_.head_dim_v);
@@ -140,6 +142,11 @@ class Backward {
   }
 
   const float* delta_of(const Piece& x) const { return layout_.delta + row_of(x.sequence, p_) * p_.heads_q; }
+
+  // A row of a gradient: in place of what is there, or added to it.
+  void put_row(DType type, const float* from, int64_t n, void* to) const {
+    (p_.accumulate ? kernels().add_row : kernels().store_row)(type, from, n, to);
+  }
 
   // Heads in order of falling cost, so that the longest sequences of a packed batch are not the last to start.
   void plan_heads() {
@@ -173,12 +180,13 @@ class Backward {
       for (int64_t t = 0; t < tiles(piece(layout_.heads[h])); ++t)
         layout_.items[n++] = {static_cast<int32_t>(h), static_cast<int32_t>(t)};
     for_each_item(
-        threads_, Take::kInOrder, n, work_ / 8, layout_.scratch, layout_.scratch_bytes, [&](int64_t i, std::byte*) {
+        threads_, Take::kInOrder, n, work_ / 8, layout_.scratch, layout_.scratch_bytes,
+        [&](int64_t i, std::byte* scratch) {
           const Piece whole = piece(layout_.heads[layout_.items[i].head]);
           Piece x = whole;
           set_tile(&x, whole, layout_.items[i].index);
-          kernels().delta(x, const_cast<float*>(delta_of(x)), p_.heads_q, 1);
-          if (!p_.dq) return;
+          kernels().delta(x, const_cast<float*>(delta_of(x)), p_.heads_q, 1, scratch);
+          if (!p_.dq || p_.accumulate) return;
           for (int64_t r = x.row_begin; r < x.row_end; ++r)
             std::memset(p_.dq.at(x.sequence.batch_index, x.sequence.q_begin + r / x.heads, x.head_first + r % x.heads),
                         0, static_cast<size_t>(p_.head_dim * size_of(p_.dq.dtype)));
@@ -241,9 +249,9 @@ class Backward {
   void release_slot(const Piece& whole, int32_t turn) {
     float* slot = layout_.accumulators + turn % layout_.slots * layout_.slot_floats;
     for (int64_t r = 0; r < whole.row_end; ++r)
-      kernels().store_row(p_.dtype, slot + r * p_.head_dim, p_.head_dim,
-                          p_.dq.at(whole.sequence.batch_index, whole.sequence.q_begin + r / whole.heads,
-                                   whole.head_first + r % whole.heads));
+      put_row(p_.dq.dtype, slot + r * p_.head_dim, p_.head_dim,
+              p_.dq.at(whole.sequence.batch_index, whole.sequence.q_begin + r / whole.heads,
+                       whole.head_first + r % whole.heads));
     std::memset(slot, 0, static_cast<size_t>(whole.row_end * p_.head_dim) * sizeof(float));
     announce(&layout_.slot_head[turn % layout_.slots], turn + static_cast<int32_t>(layout_.slots));
   }
@@ -275,9 +283,8 @@ class Backward {
       kernels().backward_add_dq(x, {dq, x.heads * p_.head_dim, p_.head_dim, x.row_begin * p_.head_dim}, scratch);
     }
     for (int64_t r = x.row_begin; r < x.row_end; ++r)
-      kernels().store_row(
-          p_.dtype, dq + (r - x.row_begin) * p_.head_dim, p_.head_dim,
-          p_.dq.at(x.sequence.batch_index, x.sequence.q_begin + r / x.heads, x.head_first + r % x.heads));
+      put_row(p_.dq.dtype, dq + (r - x.row_begin) * p_.head_dim, p_.head_dim,
+              p_.dq.at(x.sequence.batch_index, x.sequence.q_begin + r / x.heads, x.head_first + r % x.heads));
   }
 
   // ---- dbias: one item per block of its elements, which sums over the dimensions they are broadcast along ----
@@ -325,7 +332,7 @@ class Backward {
     const int64_t row = one_query ? 0 : tile * kBackwardRows, key = one_key ? 0 : block * kBackwardKeys;
     for (int64_t r = row; r < std::min(to.shape[2], row + kBackwardRows); ++r)
       for (int64_t j = key; j < std::min(to.shape[3], key + kBackwardKeys); ++j)
-        kernels().store_row(to.dtype, sum + (r - row) * kBackwardKeys + (j - key), 1, to.at(b, h, r, j));
+        put_row(to.dtype, sum + (r - row) * kBackwardKeys + (j - key), 1, to.at(b, h, r, j));
   }
 
   // ---- dsink = -sum over rows of P_sink * delta ----
@@ -346,7 +353,7 @@ class Backward {
                       }
                     }
                     const auto value = static_cast<float>(sum);
-                    kernels().store_row(p_.dsink.dtype, &value, 1, p_.dsink.at(0, h));
+                    put_row(p_.dsink.dtype, &value, 1, p_.dsink.at(0, h));
                   });
   }
 

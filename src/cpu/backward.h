@@ -32,6 +32,7 @@ struct Backward {
     Word *p_rows, *ds_rows, *ds_pairs;        // MmaBF16: P and dS rounded; [keys][kRowsPadded / 2], [keys / 2][rows]
     float* dq;                                // [queries][dim padded]
     float *slope, *dropout, *bias;            // options
+    T* dout_rows;                             // of a float32 dout, as products take it
     Word* row;
     int64_t k_stride, v_stride, q_words, v_words, k_columns, v_columns;  // columns: dim padded to kPanel
     size_t bytes;
@@ -65,12 +66,27 @@ struct Backward {
       slope = a.take<float>(p.softcap != 0 ? kBackwardKeys * kStride : 0);
       dropout = a.take<float>(p.dropout.p > 0 ? kBackwardKeys * kStride : 0);
       bias = a.take<float>(p.bias.present ? 2 * kPanel * kBackwardKeys : 0);
+      dout_rows = a.take<T>(rounds_dout(p) ? kRowsPadded * p.head_dim_v : 0);
       row = a.take<Word>(maximum(kPanel * maximum(round_up(kw, 16), round_up(vw, 16)), widest));
       bytes = a.used();
     }
   };
 
   static size_t scratch(const Problem& p) { return Scratch(p, nullptr).bytes; }
+
+  // Products take 16-bit rows: a float32 dout is rounded, wherever it is read.
+  static bool rounds_dout(const Problem& p) { return p.dout.dtype == DType::f32 && sizeof(T) != sizeof(float); }
+  static const T* dout_row(const Problem& p, const Sequence& s, int64_t query, int64_t head, T* rounded) {
+    if (!rounds_dout(p)) return row_of<T>(p.dout, s, s.q_begin, query, head);
+    const float* exact = row_of<float>(p.dout, s, s.q_begin, query, head);
+    for (int64_t c = 0; c < p.head_dim_v; c += kLanes) {
+      float lanes[kLanes];
+      const int64_t count = minimum(kLanes, p.head_dim_v - c);
+      load_row(exact + c, count, kLanes, lanes);
+      store_row(lanes, count, 1.0f, rounded + c);
+    }
+    return rounded;
+  }
 
   static void keys(const Piece& piece, bool want_dkv, bool want_dq, void* base) {
     const Problem& p = *piece.problem;
@@ -102,7 +118,7 @@ struct Backward {
       const int64_t first = count;
       for (int l = 0; l < rows->count; ++l, ++count) {
         queries[count] = row_of<T>(p.q, q, q.q_begin, rows->query[l], rows->head[l]);
-        gradients[count] = row_of<T>(p.dout, q, q.q_begin, rows->query[l], rows->head[l]);
+        gradients[count] = dout_row(p, q, rows->query[l], rows->head[l], s.dout_rows + count * p.head_dim_v);
       }
       pack_panel<Mma, T>({queries + first, rows->count}, p.head_dim, score_scale(p), s.row,
                          s.q + i * s.q_words * kPanel);
@@ -243,13 +259,17 @@ struct Backward {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
     Scratch s(p, base);
+    const auto put = [&](const View& to, int64_t key, const float* from, int64_t n, double scale) {
+      with_row_of<T>(to, q, q.k_begin, key, piece.head_k, [&](auto* row) {
+        const auto put_row = p.accumulate ? add_row<std::remove_pointer_t<decltype(row)>>
+                                          : store_row<std::remove_pointer_t<decltype(row)>>;
+        put_row(from, n, static_cast<float>(scale), row);
+      });
+    };
     for (int64_t j = 0; j < piece.key_end - piece.key_begin; ++j) {
       const int64_t key = piece.key_begin + j;
-      if (p.dk.present)
-        store_row(s.dk + j * s.k_columns, p.head_dim, static_cast<float>(p.softmax_scale),
-                  mutable_row_of<T>(p.dk, q, q.k_begin, key, piece.head_k));
-      if (p.dv.present)
-        store_row(s.dv + j * s.v_columns, p.head_dim_v, 1.0f, mutable_row_of<T>(p.dv, q, q.k_begin, key, piece.head_k));
+      if (p.dk.present) put(p.dk, key, s.dk + j * s.k_columns, p.head_dim, p.softmax_scale);
+      if (p.dv.present) put(p.dv, key, s.dv + j * s.v_columns, p.head_dim_v, 1.0);
     }
   }
 
@@ -262,20 +282,22 @@ struct Backward {
     }
   }
 
-  static void delta(const Piece& piece, float* delta, int64_t query_stride, int64_t head_stride) {
+  static void delta(const Piece& piece, float* delta, int64_t query_stride, int64_t head_stride, void* base) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
+    Scratch s(p, base);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
       const int64_t query = row / piece.heads, head = piece.head_first + row % piece.heads;
-      const T* o = row_of<T>(p.out, q, q.q_begin, query, head);
-      const T* g = row_of<T>(p.dout, q, q.q_begin, query, head);
+      const T* g = dout_row(p, q, query, head, s.dout_rows);
       VF sum = hn::Zero(FTag());
-      float a[kLanes], b[kLanes];
-      for (int64_t c = 0; c < p.head_dim_v; c += kLanes) {
-        load_row(o + c, minimum(kLanes, p.head_dim_v - c), kLanes, a);
-        load_row(g + c, minimum(kLanes, p.head_dim_v - c), kLanes, b);
-        sum = hn::MulAdd(load(a), load(b), sum);
-      }
+      with_row_of<T>(p.out, q, q.q_begin, query, head, [&](const auto* o) {
+        float a[kLanes], b[kLanes];
+        for (int64_t c = 0; c < p.head_dim_v; c += kLanes) {
+          load_row(o + c, minimum(kLanes, p.head_dim_v - c), kLanes, a);
+          load_row(g + c, minimum(kLanes, p.head_dim_v - c), kLanes, b);
+          sum = hn::MulAdd(load(a), load(b), sum);
+        }
+      });
       float value = hn::GetLane(hn::SumOfLanes(FTag(), sum));
       if (p.dlse.present) value -= *row_of<float>(p.dlse, q, q.q_begin, query, head);
       delta[query * query_stride + head * head_stride] = value;

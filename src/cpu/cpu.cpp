@@ -4,18 +4,14 @@
 #include <limits>
 
 #include "cpu/schedule.h"
+#include "problem/refusals.h"
 
 namespace tandem::cpu {
 
 size_t forward_workspace_size(const Problem& p, int threads);
 size_t backward_workspace_size(const Problem& p, int threads);
 
-Status check(const Problem& p) {
-  if (p.page_table)
-    return Status::unsupported(
-        "page_table is not served on device cpu: gather the pages into contiguous k and v, or pass packed k and v");
-  return {};
-}
+Status check(const Problem& p) { return p.page_table ? refuse_pages("the CPU") : Status{}; }
 
 size_t workspace_size(const Problem& p, int threads) {
   return p.pass == TANDEM_FORWARD ? forward_workspace_size(p, threads) : backward_workspace_size(p, threads);

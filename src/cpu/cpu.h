@@ -3,9 +3,9 @@
 
 #include <cstddef>
 #include <string>
-#include <vector>
 
 #include "cpu/threads.h"
+#include "problem/merge.h"
 #include "problem/problem.h"
 
 namespace tandem::cpu {
@@ -20,11 +20,10 @@ size_t workspace_size(const Problem& problem, int threads);
 void forward(const Problem& problem, Threads& threads, void* workspace);
 void backward(const Problem& problem, Threads& threads, void* workspace);
 
+// Of float32, bfloat16 and float16. The same bits for any number of threads.
+void merge(const MergeProblem& problem, Threads& threads);
+
 // "avx512_bf16 with bfloat16 dot products": the instruction set chosen for this machine.
 std::string target_description();
-
-// Instruction sets this machine can run, best first. The environment variable TANDEM_CPU_TARGET, read once, may name
-// one of them; another name is ignored.
-std::vector<std::string> available_targets();
 
 }  // namespace tandem::cpu

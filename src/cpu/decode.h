@@ -104,13 +104,13 @@ inline bool softmax_of_row(float* scores, int64_t count, int lane, SoftmaxState*
   state->alpha[lane] = grown ? exp2f(old - tile) : 1.0f;
   state->max[lane] = grown ? tile : old;
   const VF max = finite_max(set(state->max[lane]));
-  VF sum = hn::Zero(FTag());
+  ProbabilitySum<Degree> sum;
   for (int64_t j = 0; j < count; j += kLanes) {
     const VF p = exp2<Degree>(hn::Sub(load(scores + j), max));
     store(p, scores + j);
-    sum = hn::Add(sum, p);
+    sum.add(p);
   }
-  state->sum[lane] = state->sum[lane] * state->alpha[lane] + hn::GetLane(hn::SumOfLanes(FTag(), sum));
+  state->sum[lane] = state->sum[lane] * state->alpha[lane] + hn::GetLane(hn::SumOfLanes(FTag(), sum.sum()));
   return grown;
 }
 

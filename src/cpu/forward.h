@@ -45,6 +45,16 @@ inline T* mutable_row_of(const View& v, const Sequence& s, int64_t begin, int64_
   return reinterpret_cast<T*>(v.data) + s.batch_index * v.batch + (begin + row) * v.row + head * v.head;
 }
 
+// Calls f with the row of a tensor of T or float32: a result, or what the backward reads of one.
+template <class T, class F>
+inline void with_row_of(const View& v, const Sequence& s, int64_t begin, int64_t row, int64_t head, F&& f) {
+  if (v.dtype == DType::f32) {
+    f(mutable_row_of<float>(v, s, begin, row, head));
+  } else {
+    f(mutable_row_of<T>(v, s, begin, row, head));
+  }
+}
+
 // What a row leaves behind: sum and maximum with the sink taken in, from which out's factor and lse follow.
 struct RowResult {
   float out_factor, lse;
@@ -83,12 +93,13 @@ inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o
   const Sequence& s = piece.sequence;
   for (int i = 0; i < rows.count; ++i) {
     const RowResult result = finish_row(p, rows.head[i], max[i], sum[i]);
-    T* out = mutable_row_of<T>(p.out, s, s.q_begin, rows.query[i], rows.head[i]);
-    if (sum[i] == 0) {
-      std::memset(static_cast<void*>(out), 0, static_cast<size_t>(p.head_dim_v) * sizeof(T));
-    } else {
-      store_row(o + i * stride, p.head_dim_v, result.out_factor, out);
-    }
+    with_row_of<T>(p.out, s, s.q_begin, rows.query[i], rows.head[i], [&](auto* out) {
+      if (sum[i] == 0) {
+        std::memset(static_cast<void*>(out), 0, static_cast<size_t>(p.head_dim_v) * sizeof *out);
+      } else {
+        store_row(o + i * stride, p.head_dim_v, result.out_factor, out);
+      }
+    });
     if (p.lse.present) *mutable_row_of<float>(p.lse, s, s.q_begin, rows.query[i], rows.head[i]) = result.lse;
   }
 }

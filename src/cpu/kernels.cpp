@@ -52,8 +52,9 @@ void decode(const Piece& piece, const Partial* partial, void* s) {
 void combine_parts(const Piece& piece, const float* parts, int64_t count, int64_t stride, void* s) {
   by_dtype(piece.problem->dtype, [&](auto e) { combine<typename decltype(e)::T>(piece, parts, count, stride, s); });
 }
-void delta(const Piece& piece, float* to, int64_t query_stride, int64_t head_stride) {
-  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::delta(piece, to, query_stride, head_stride); });
+void delta(const Piece& piece, float* to, int64_t query_stride, int64_t head_stride, void* s) {
+  by_dtype(piece.problem->dtype,
+           [&](auto e) { decltype(e)::Gradients::delta(piece, to, query_stride, head_stride, s); });
 }
 size_t backward_scratch(const Problem& p) {
   return by_dtype(p.dtype, [&](auto e) { return decltype(e)::Gradients::scratch(p); });
@@ -98,16 +99,23 @@ void load_row_as(DType dtype, const void* src, int64_t n, float* dst) {
     std::memcpy(dst + whole, tail, static_cast<size_t>(n - whole) * sizeof(float));
   });
 }
-void store_row_as(DType dtype, const float* src, int64_t n, void* dst) {
-  // The source need not be padded: whole vectors in place, the rest through a buffer.
+// put(from, n, to): a row, whose source need not be padded: whole vectors in place, the rest through a buffer.
+template <class Put>
+void put_row_as(DType dtype, const float* src, int64_t n, void* dst, Put&& put) {
   const int64_t whole = n / kLanes * kLanes;
   float tail[kLanes] = {};
   std::memcpy(tail, src + whole, static_cast<size_t>(n - whole) * sizeof(float));
   by_dtype(dtype, [&](auto e) {
     auto* to = static_cast<typename decltype(e)::T*>(dst);
-    store_row(src, whole, 1.0f, to);
-    store_row(tail, n - whole, 1.0f, to + whole);
+    put(src, whole, to);
+    put(tail, n - whole, to + whole);
   });
+}
+void store_row_as(DType dtype, const float* src, int64_t n, void* dst) {
+  put_row_as(dtype, src, n, dst, [](const float* from, int64_t m, auto* to) { store_row(from, m, 1.0f, to); });
+}
+void add_row_as(DType dtype, const float* src, int64_t n, void* dst) {
+  put_row_as(dtype, src, n, dst, [](const float* from, int64_t m, auto* to) { add_row(from, m, 1.0f, to); });
 }
 
 }  // namespace
@@ -137,6 +145,7 @@ const Kernels TANDEM_TABLE(TANDEM_TARGET) = {
     .exp2 = TANDEM_TARGET::exp2_as,
     .load_row = TANDEM_TARGET::load_row_as,
     .store_row = TANDEM_TARGET::store_row_as,
+    .add_row = TANDEM_TARGET::add_row_as,
 };
 
 }  // namespace tandem::cpu

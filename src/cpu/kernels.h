@@ -55,7 +55,7 @@ struct Kernels {
   void (*combine)(const Piece&, const float* parts, int64_t count, int64_t stride, void* scratch);
 
   // Backward. delta[row] = sum(dout * out) - dlse for the rows of a piece.
-  void (*delta)(const Piece&, float* delta, int64_t query_stride, int64_t head_stride);
+  void (*delta)(const Piece&, float* delta, int64_t query_stride, int64_t head_stride, void* scratch);
   size_t (*backward_scratch)(const Problem&);
   // Packs keys [key_begin, key_end) (at most kBackwardKeys) and clears their gradients.
   void (*backward_keys)(const Piece&, bool want_dkv, bool want_dq, void* scratch);
@@ -69,16 +69,17 @@ struct Kernels {
   void (*backward_add_dbias)(const Piece&, float* sum, int64_t query_stride, int64_t key_stride, void* scratch);
   // 2^src as the softmax of this dtype computes it: for tests and the error table of docs/numerics.md.
   void (*exp2)(DType, const float* src, int64_t n, float* dst);
-  // Between float32 and float32, bfloat16 or float16: dst[0, n) = src.
+  // Between float32 and float32, bfloat16 or float16: dst[0, n) = src; add_row: += src.
   void (*load_row)(DType, const void* src, int64_t n, float* dst);
   void (*store_row)(DType, const float* src, int64_t n, void* dst);
+  void (*add_row)(DType, const float* src, int64_t n, void* dst);
 };
 
 constexpr int64_t kBackwardKeys = 192;
 constexpr int64_t kBackwardRows = 192;
 
-// The best table this machine can run (TANDEM_CPU_TARGET names a lesser one: "generic", "avx2", "avx512",
-// "avx512_bf16"; on other machines "generic" alone).
+// The best table that this machine can run, or the lesser one that the environment names: of instruction_set()
+// (base/instruction_set.h).
 const Kernels& kernels();
 
 }  // namespace tandem::cpu

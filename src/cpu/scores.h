@@ -255,13 +255,34 @@ inline bool update_max(const float* scores, int64_t stride, int64_t count, float
 // The maximum as exp2 may subtract it: 0 for a lane that has seen nothing (-inf - -inf would be NaN).
 inline VF finite_max(VF m) { return select(hn::Eq(m, set(-kInfinity)), hn::Zero(FTag()), m); }
 
+// Sums probabilities of keys, lane by lane. Those of float32 (degree 6) are compensated (Kahan 1965): beside one key
+// that takes nearly all of a row, each of the others may be less than half a unit of the sum, but not all of them
+// together.
+template <int Degree>
+class ProbabilitySum {
+ public:
+  void add(VF p) {
+    if constexpr (Degree < 6) {
+      sum_ = hn::Add(sum_, p);
+    } else {
+      const VF term = hn::Sub(p, excess_), sum = hn::Add(sum_, term);
+      excess_ = hn::Sub(hn::Sub(sum, sum_), term);
+      sum_ = sum;
+    }
+  }
+  VF sum() const { return sum_; }
+
+ private:
+  VF sum_ = hn::Zero(FTag()), excess_ = hn::Zero(FTag());
+};
+
 // scores -> 2^(factor * score - max) in place, sums them into the state.
 template <int Degree>
 inline void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
   const VF f = set(factor);
   const VF max0 = finite_max(load(state->max)), max1 = finite_max(load(state->max + kLanes));
   const auto probability = [&](const float* s, VF max) HWY_ATTR { return exp2<Degree>(hn::MulSub(load(s), f, max)); };
-  VF s0 = load(state->sum), s1 = load(state->sum + kLanes), s2 = hn::Zero(FTag()), s3 = s2;
+  ProbabilitySum<Degree> s0, s1, s2, s3;
   int64_t j = 0;
   for (; j + 2 <= count; j += 2) {
     float* a = scores + j * stride;
@@ -269,15 +290,16 @@ inline void exponentiate(float* scores, int64_t stride, int64_t count, float fac
     const VF p0 = probability(a, max0), p1 = probability(a + kLanes, max1);
     const VF p2 = probability(b, max0), p3 = probability(b + kLanes, max1);
     store(p0, a), store(p1, a + kLanes), store(p2, b), store(p3, b + kLanes);
-    s0 = hn::Add(s0, p0), s1 = hn::Add(s1, p1), s2 = hn::Add(s2, p2), s3 = hn::Add(s3, p3);
+    s0.add(p0), s1.add(p1), s2.add(p2), s3.add(p3);
   }
   for (; j < count; ++j) {
     float* a = scores + j * stride;
     const VF p0 = probability(a, max0), p1 = probability(a + kLanes, max1);
     store(p0, a), store(p1, a + kLanes);
-    s0 = hn::Add(s0, p0), s1 = hn::Add(s1, p1);
+    s0.add(p0), s1.add(p1);
   }
-  store(hn::Add(s0, s2), state->sum), store(hn::Add(s1, s3), state->sum + kLanes);
+  store(hn::Add(load(state->sum), hn::Add(s0.sum(), s2.sum())), state->sum);
+  store(hn::Add(load(state->sum + kLanes), hn::Add(s1.sum(), s3.sum())), state->sum + kLanes);
 }
 
 inline void multiply_tile(float* tile, const float* by, int64_t stride, int64_t count) {

@@ -189,6 +189,18 @@ inline void store_row(const float* src, int64_t n, float scale, T* dst) {
   }
 }
 
+// dst[0, n) += scale * src, in float32, rounded once; src as for store_row.
+template <class T>
+inline void add_row(const float* src, int64_t n, float scale, T* dst) {
+  float sum[kLanes];
+  for (int64_t c = 0; c < n; c += kLanes) {
+    const int64_t count = n - c < kLanes ? n - c : kLanes;
+    load_row(dst + c, count, kLanes, sum);
+    store(hn::MulAdd(load(src + c), set(scale), load(sum)), sum);
+    store_row(sum, count, 1.0f, dst + c);
+  }
+}
+
 // dst[c][r] = src[r][c] for r in [0, rows), c in [0, cols), both multiples of 4; words of 32 bits.
 template <class W>
 inline void transpose(const W* src, int64_t src_stride, int rows, int64_t cols, W* dst, int64_t dst_stride) {

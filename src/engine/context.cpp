@@ -5,11 +5,14 @@
 #include <memory>
 #include <string_view>
 
-#include "cpu/cpu.h"
+#include "base/env.h"
+#include "base/text.h"
+#include "engine/cpu.h"
+#include "engine/gpu.h"
 #include "engine/guard.h"
 #include "gpu/driver/driver.h"
-#include "problem/text.h"
-#include "vgpu/device.h"
+#include "gpu/virtual.h"
+#include "problem/struct_size.h"
 
 namespace tandem {
 namespace {
@@ -23,62 +26,45 @@ std::string_view device_name(const tandem_context_options& options) {
 }
 
 Status check_device(std::string_view device) {
-  if (device == "cpu" || device == "cpu:0" || gpu::cuda::is_cuda(device) || vgpu::is_vgpu(device)) return {};
-  return Status::invalid(say("options.device (\"", device,
-                             "\") must be \"cpu\", \"cuda\", \"cuda:N\" or "
-                             "\"vgpu:MODEL\": no device has this name"));
+  if (device == "cpu" || device == "cpu:0" || gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return {};
+  return Status::invalid(str_cat("options.device (\"", device,
+                                 "\") must be \"cpu\", \"cuda\", \"cuda:N\" or "
+                                 "\"vgpu:MODEL\": no device has this name"));
 }
 
-Status check_options(const tandem_context_options& options) {
-  constexpr int64_t known = sizeof(tandem_context_options);
-  constexpr int64_t wild = 1 << 16;  // a size that no version will reach
-  if (options.size < known || options.size > wild) {
-    return Status::invalid(say("options.size (", options.size, ") must be sizeof(tandem_context_options), ", known,
-                               " in this version: set it first; it tells which struct the caller was compiled with"));
+Status read_options(const tandem_context_options* from, tandem_context_options* options) {
+  TANDEM_TRY(read_struct("options", "tandem_context_options", from, sizeof(tandem_context_options), options));
+  if (options->threads < 0 || options->threads > kMaxThreads) {
+    return Status::invalid(str_cat("options.threads (", options->threads, ") must be 0 to ", kMaxThreads,
+                                   ": 0 takes one per core this process may run on"));
   }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(&options);
-  for (int64_t i = known; i < options.size; ++i) {
-    if (bytes[i] == 0) continue;
-    return Status::unsupported(say("options byte ", i, " (", bytes[i], ") must be 0: it is an option beyond the ",
-                                   known, " bytes this version knows; zero it or use a newer library"));
-  }
-  if (options.threads < 0 || options.threads > kMaxThreads) {
-    return Status::invalid(say("options.threads (", options.threads, ") must be 0 to ", kMaxThreads,
-                               ": 0 takes one per core this process may run on"));
-  }
-  return check_device(device_name(options));
+  return check_device(device_name(*options));
 }
 
-// A device with its full name, and where the tensors of its calls are: those of a virtual GPU in the host's memory.
-Status open_device(std::string_view name, std::unique_ptr<gpu::Device>* device, std::string* full_name,
-                   tandem_device* place) {
-  if (vgpu::is_vgpu(name)) {
-    const vgpu::Model* model = nullptr;
-    TANDEM_TRY(vgpu::find_model(name, &model));
-    *full_name = say("vgpu:", model->name);
-    *place = {TANDEM_CPU, 0};
-    return vgpu::open(name, device);
-  }
+// A device, and where the tensors of its calls are: those of a virtual GPU in the host's memory.
+Status open_device(std::string_view name, std::unique_ptr<gpu::Device>* device, tandem_device* place) {
+  *place = {TANDEM_CPU, 0};
+  if (gpu::is_virtual(name)) return gpu::open_virtual(name, device);
   TANDEM_TRY(gpu::cuda::open(name, device));
   const size_t colon = name.find(':');
   const int32_t index = colon == std::string_view::npos ? 0 : std::atoi(name.data() + colon + 1);  // opened: a number
-  *full_name = say("cuda:", index);
   *place = {TANDEM_CUDA, index};
   return {};
 }
 
 Status make_context(const tandem_context_options& options, std::unique_ptr<tandem_context>* context) {
+  TANDEM_TRY(check(Env::get()));
   const std::string_view name = device_name(options);
-  if (!gpu::cuda::is_cuda(name) && !vgpu::is_vgpu(name)) {
+  if (!gpu::cuda::is_cuda(name) && !gpu::is_virtual(name)) {
     *context = std::make_unique<tandem_context>(options);
     return {};
   }
   std::unique_ptr<gpu::Device> device;
-  std::string full_name;
   tandem_device place;
-  TANDEM_TRY(open_device(name, &device, &full_name, &place));
-  const jit::Env& env = jit::Env::get();
-  auto engine = std::make_unique<GpuEngine>(full_name, std::move(device), env, jit::Cache::options(env));
+  TANDEM_TRY(open_device(name, &device, &place));
+  const Env& env = Env::get();
+  auto engine =
+      std::make_unique<GpuEngine>(device->properties().opened_as, std::move(device), env, jit::Cache::options(env));
   *context = std::make_unique<tandem_context>(std::move(engine), place);
   return {};
 }
@@ -97,24 +83,29 @@ tandem_status report(tandem_status code, const char* sentence) noexcept {
 }
 
 // Never destroyed: a call may come as late as another library's static destructor.
-tandem_context& context_or_default(tandem_context* context) {
-  if (context != nullptr) return *context;
-  static tandem_context& process_default = *new tandem_context(default_options());
-  return process_default;
+Status context_or_default(tandem_context* handle, tandem_context** context) {
+  if (handle == nullptr) {
+    static const Status& sound = *new Status(check(Env::get()));
+    if (!sound.ok()) return sound;
+    static tandem_context& process_default = *new tandem_context(default_options());
+    handle = &process_default;
+  }
+  *context = handle;
+  return {};
 }
 
-gpu::Device& device_of(tandem_context& context) { return context.gpu->device(); }
+gpu::Device& device_of(tandem_context& context) { return *context.engine->device(); }
 
 }  // namespace tandem
 
 tandem_context::tandem_context(const tandem_context_options& options)
-    : threads(options.threads, options.parallel_for, options.parallel_for_data) {
-  const int count = threads.count();
-  description = tandem::say("cpu, ", count, count == 1 ? " thread, " : " threads, ", tandem::cpu::target_description());
-}
+    : threads(options.threads, options.parallel_for, options.parallel_for_data),
+      engine(std::make_unique<tandem::CpuEngine>(threads)),
+      float64(std::make_unique<tandem::OracleEngine>(threads)),
+      description(engine->description()) {}
 
-tandem_context::tandem_context(std::unique_ptr<tandem::GpuEngine> engine, tandem_device place)
-    : device(place), threads(1, nullptr, nullptr), description(engine->description()), gpu(std::move(engine)) {}
+tandem_context::tandem_context(std::unique_ptr<tandem::Engine> gpu, tandem_device place)
+    : device(place), threads(1, nullptr, nullptr), engine(std::move(gpu)), description(engine->description()) {}
 
 extern "C" {
 
@@ -126,9 +117,10 @@ tandem_status tandem_context_create(const tandem_context_options* options, tande
       return tandem::Status::invalid("context (NULL) must point to where the new context shall be put");
     }
     *context = nullptr;
-    if (options != nullptr) TANDEM_TRY(tandem::check_options(*options));
+    tandem_context_options read = tandem::default_options();
+    if (options != nullptr) TANDEM_TRY(tandem::read_options(options, &read));
     std::unique_ptr<tandem_context> made;
-    TANDEM_TRY(tandem::make_context(options != nullptr ? *options : tandem::default_options(), &made));
+    TANDEM_TRY(tandem::make_context(read, &made));
     *context = made.release();
     return {};
   });
@@ -139,7 +131,8 @@ void tandem_context_destroy(tandem_context* context) { delete context; }
 const char* tandem_context_description(tandem_context* context) {
   const char* description = "";
   (void)tandem::guarded([&]() -> tandem::Status {
-    description = tandem::context_or_default(context).description.c_str();
+    TANDEM_TRY(tandem::context_or_default(context, &context));
+    description = context->description.c_str();
     return {};
   });
   return description;
@@ -148,7 +141,8 @@ const char* tandem_context_description(tandem_context* context) {
 int32_t tandem_context_threads(tandem_context* context) {
   int32_t count = 0;
   (void)tandem::guarded([&]() -> tandem::Status {
-    count = tandem::context_or_default(context).threads.count();
+    TANDEM_TRY(tandem::context_or_default(context, &context));
+    count = context->threads.count();
     return {};
   });
   return count;

@@ -1,19 +1,18 @@
 #include "engine/gpu.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <span>
 
-#include "engine/launch.h"
-#include "problem/text.h"
+#include "base/text.h"
+#include "plan/check.h"
+#include "plan/merge.h"
 
 namespace tandem {
 
 struct GpuEngine::Compiled {
   uint64_t id = 0;
   std::string name;
-  std::unique_ptr<gpu::Module> module;
-  gpu::Kernel forward = nullptr, schedule = nullptr;
+  LoadedKernel loaded;
   const Compiled* next = nullptr;  // of the bucket
 };
 
@@ -26,14 +25,18 @@ jit::Search search_for(const gpu::Properties& device) {
 }
 
 std::string driver_text(int32_t version) {
-  return version == 0 ? "" : say("driver ", version / 1000, ".", version % 1000 / 10, ", ");
+  return version == 0 ? "" : str_cat("driver ", version / 1000, ".", version % 1000 / 10, ", ");
 }
 
 }  // namespace
 
-jit::Request request_of(const plan::Tile& tile, const gpu::Properties& device) {
-  jit::Request request{.name = plan::name_of(tile),
-                       .source = plan::translation_unit(tile),
+jit::Request request_of(const plan::Configuration& configuration, const gpu::Properties& device) {
+  return request_of(plan::name_of(configuration), plan::translation_unit(configuration), device);
+}
+
+jit::Request request_of(std::string name, std::string source, const gpu::Properties& device) {
+  jit::Request request{.name = std::move(name),
+                       .source = std::move(source),
                        .arch = device.arch(),
                        .options = {"--std=c++20", "--device-as-default-execution-space"}};
   if (device.image == gpu::Image::ptx) {
@@ -43,48 +46,43 @@ jit::Request request_of(const plan::Tile& tile, const gpu::Properties& device) {
   return request;
 }
 
-GpuEngine::GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, jit::Env env, jit::Cache::Options cache)
+GpuEngine::GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, Env env, jit::Cache::Options cache)
     : name_(std::move(name)),
       device_(std::move(device)),
+      logging_(env.logging()),
       builder_(search_for(device_->properties()), std::move(env), std::move(cache)),
-      logging_([] {
-        const char* log = std::getenv("TANDEM_LOG");
-        return log != nullptr && *log != '\0' && *log != '0';
-      }()),
       watching_(nvtx::tool()) {
   const gpu::Properties& p = device_->properties();
   const std::string compiler = builder_.compiler_name();
-  description_ = say(name_, ", ", p.name, ", ", p.sm_count, " SMs, ", driver_text(p.driver_version),
-                     compiler.empty() ? "no NVRTC to compile kernels" : "kernels compiled by " + compiler);
+  description_ = str_cat(name_, ", ", p.name, ", ", p.sm_count, " SMs, ", driver_text(p.driver_version),
+                         compiler.empty() ? "no NVRTC to compile kernels" : "kernels compiled by " + compiler);
 }
 
 GpuEngine::~GpuEngine() = default;
 
-Status GpuEngine::check(const Problem& problem) const { return plan::check_forward(problem, device_->properties()); }
+Status GpuEngine::check(const Problem& problem) const { return plan::check(problem, device_->properties()); }
 
-plan::ForwardPlan GpuEngine::plan(const Problem& problem) const {
-  return plan::plan_forward(problem, device_->properties());
+size_t GpuEngine::workspace_size(const Problem& problem) const {
+  return plan::make_plan(problem, device_->properties()).workspace_bytes;
 }
 
-const GpuEngine::Compiled* GpuEngine::find(const plan::Tile& tile) const {
-  const uint64_t id = plan::id_of(tile);
+const GpuEngine::Compiled* GpuEngine::find(uint64_t id) const {
   const Compiled* at = kernels_[bucket_of(id, kBuckets)].load(std::memory_order_acquire);
   while (at != nullptr && at->id != id) at = at->next;
   return at;
 }
 
 // Threads that want one kernel at the same time share its compilation, in builder_; each loads it, one adds it.
-Status GpuEngine::compile(const plan::Tile& tile, const Compiled** compiled) {
+Status GpuEngine::compile(const plan::Kernel& kernel, const Compiled** compiled) {
+  const jit::Request request = request_of(kernel.configuration, device_->properties());
   std::shared_ptr<const jit::Code> code;
-  TANDEM_TRY(builder_.build(request_of(tile, device_->properties()), &code));
+  TANDEM_TRY(builder_.build(request, &code));
   const std::lock_guard lock(adding_);
-  if ((*compiled = find(tile)) != nullptr) return {};
+  if ((*compiled = find(kernel.id)) != nullptr) return {};
   auto made = std::make_unique<Compiled>();
-  made->id = plan::id_of(tile);
-  made->name = plan::name_of(tile);
-  TANDEM_TRY(device_->load(std::as_bytes(std::span(code->bytes)), &made->module));
-  TANDEM_TRY(made->module->find("forward", tile.shared_bytes(), &made->forward));
-  if (tile.ragged) TANDEM_TRY(made->module->find("schedule", 0, &made->schedule));
+  made->id = kernel.id;
+  made->name = request.name;
+  TANDEM_TRY(load(*device_, kernel.configuration, std::as_bytes(std::span(code->bytes)), &made->loaded));
   std::atomic<const Compiled*>& bucket = kernels_[bucket_of(made->id, kBuckets)];
   made->next = bucket.load(std::memory_order_relaxed);
   bucket.store(made.get(), std::memory_order_release);
@@ -94,28 +92,95 @@ Status GpuEngine::compile(const plan::Tile& tile, const Compiled** compiled) {
 }
 
 Status GpuEngine::prepare(const Problem& problem) {
-  const plan::Tile tile = plan(problem).tile;
-  const Compiled* compiled = find(tile);
-  return compiled != nullptr ? Status{} : compile(tile, &compiled);
+  const plan::Plan plan = plan::make_plan(problem, device_->properties());
+  for (const plan::Kernel& kernel : plan.kernels) {
+    const Compiled* compiled = find(kernel.id);
+    if (compiled == nullptr) TANDEM_TRY(compile(kernel, &compiled));
+  }
+  return {};
 }
 
-Status GpuEngine::run(const Problem& problem, const plan::ForwardPlan& plan, void* workspace, gpu::Stream stream) {
-  if (problem.validate) TANDEM_TRY(check_values(problem, stream));
-  const Compiled* compiled = find(plan.tile);
-  if (compiled == nullptr) [[unlikely]] {
-    bool capturing = false;
-    TANDEM_TRY(device_->is_capturing(stream, &capturing));
-    if (capturing) {
-      return {TANDEM_COLD_KERNEL,
-              say("stream is being captured into a graph and kernel ", plan::name_of(plan.tile),
-                  " is not loaded yet: call tandem_prepare with these arguments before the capture")};
+Status GpuEngine::refuse_while_capturing(const std::string& kernel, const char* remedy, gpu::Stream stream) {
+  bool capturing = false;
+  TANDEM_TRY(device_->is_capturing(stream, &capturing));
+  if (!capturing) return {};
+  return {TANDEM_COLD_KERNEL, str_cat("stream is being captured into a graph and kernel ", kernel,
+                                      " is not loaded yet: call ", remedy, " before the capture")};
+}
+
+// Those of the plan, in its order.
+Status GpuEngine::find_or_compile(const plan::Plan& plan, gpu::Stream stream, Kernels* kernels) {
+  for (const plan::Kernel& kernel : plan.kernels) {
+    const Compiled* compiled = find(kernel.id);
+    if (compiled == nullptr) [[unlikely]] {
+      TANDEM_TRY(
+          refuse_while_capturing(plan::name_of(kernel.configuration), "tandem_prepare with these arguments", stream));
+      TANDEM_TRY(compile(kernel, &compiled));
     }
-    TANDEM_TRY(compile(plan.tile, &compiled));
+    kernels->push_back(compiled);
   }
+  return {};
+}
+
+Status GpuEngine::run(const Problem& problem, const CallWorkspace& workspace, void* stream) {
+  const plan::Plan plan = plan::make_plan(problem, device_->properties());
+  TANDEM_TRY(workspace.check(plan.workspace_bytes));
+  if (problem.validate) TANDEM_TRY(check_values(problem, stream));
+  Kernels kernels;
+  TANDEM_TRY(find_or_compile(plan, stream, &kernels));
   if (logging_) [[unlikely]]
-    log(problem, plan, *compiled);
-  const nvtx::Range range(watching_, compiled->name);
-  return launch_forward(*device_, problem, plan, {compiled->forward, compiled->schedule}, workspace, stream);
+    log(problem, plan, kernels[0]->name);
+  const nvtx::Range range(watching_, kernels[0]->name);
+  FixedVector<const LoadedKernel*, plan::kMostKernels> loaded;
+  for (const Compiled* kernel : kernels) loaded.push_back(&kernel->loaded);
+  return launch(*device_, problem, plan, loaded, workspace.data, stream);
+}
+
+// There is one kernel, whatever the parts are.
+Status GpuEngine::compile_merge(const LoadedKernel** kernel) {
+  std::shared_ptr<const jit::Code> code;
+  TANDEM_TRY(
+      builder_.build(request_of(plan::kMergeKernel, plan::merge_translation_unit(), device_->properties()), &code));
+  const std::lock_guard lock(adding_);
+  if ((*kernel = merge_.load(std::memory_order_acquire)) != nullptr) return {};
+  auto made = std::make_unique<LoadedKernel>();
+  TANDEM_TRY(device_->load(std::as_bytes(std::span(code->bytes)), &made->module));
+  gpu::Kernel found = nullptr;
+  TANDEM_TRY(made->module->find(plan::kMergeKernel, 0, &found));
+  made->entries.push_back(found);
+  *kernel = made.get();
+  owned_merge_ = std::move(made);
+  merge_.store(*kernel, std::memory_order_release);
+  return {};
+}
+
+Status GpuEngine::prepare_merge() {
+  TANDEM_TRY(plan::check_device(device_->properties()));
+  const LoadedKernel* kernel = merge_.load(std::memory_order_acquire);
+  return kernel != nullptr ? Status{} : compile_merge(&kernel);
+}
+
+Status GpuEngine::merge(const MergeProblem& problem, void* stream) {
+  TANDEM_TRY(plan::check_merge(problem, device_->properties()));
+  const LoadedKernel* kernel = merge_.load(std::memory_order_acquire);
+  if (kernel == nullptr) [[unlikely]] {
+    TANDEM_TRY(refuse_while_capturing(plan::kMergeKernel, "tandem_prepare_merge", stream));
+    TANDEM_TRY(compile_merge(&kernel));
+  }
+  plan::MergeLaunches launches(problem, device_->properties());
+  MergeParams params;
+  void* parameters[] = {&params};
+  gpu::Launch wanted;
+  wanted.kernel = kernel->entries[0];
+  wanted.block.x = MergeParams::kThreads;
+  wanted.args = parameters;
+  wanted.stream = stream;
+  while (launches.next(&params, &wanted.grid.x)) {
+    std::vector<gpu::NamedBuffer> buffers;
+    if (device_->wants_buffers()) wanted.buffers = buffers = launches.tensors(params);
+    TANDEM_TRY(device_->launch(wanted));
+  }
+  return {};
 }
 
 // Index tensors are copied to the host and held to the CPU's rules.
@@ -148,14 +213,11 @@ Status GpuEngine::check_values(const Problem& problem, gpu::Stream stream) {
   return tandem::check_values(copy);
 }
 
-void GpuEngine::log(const Problem& p, const plan::ForwardPlan& plan, const Compiled& compiled) const {
-  std::fprintf(stderr,
-               "tandem: %s: %s, batch %lld, heads %lld/%lld, seqlen %lld x %lld, %d blocks for %s%d tiles, %d heads "
-               "together, groups of %d\n",
-               name_.c_str(), compiled.name.c_str(), static_cast<long long>(p.batch), static_cast<long long>(p.heads_q),
+void GpuEngine::log(const Problem& p, const plan::Plan& plan, const std::string& kernel) const {
+  std::fprintf(stderr, "tandem: %s: %s, batch %lld, heads %lld/%lld, seqlen %lld x %lld, %s\n", name_.c_str(),
+               kernel.c_str(), static_cast<long long>(p.batch), static_cast<long long>(p.heads_q),
                static_cast<long long>(p.heads_k), static_cast<long long>(p.seqlen_q),
-               static_cast<long long>(p.seqlen_k), plan.grid, plan.tile.ragged ? "up to " : "", plan.tiles,
-               plan.together, plan.group);
+               static_cast<long long>(p.seqlen_k), plan.pass->summary(plan).c_str());
 }
 
 }  // namespace tandem

@@ -9,48 +9,57 @@
 #include <string>
 #include <vector>
 
+#include "base/env.h"
+#include "base/status.h"
+#include "engine/engine.h"
+#include "engine/launch.h"
 #include "engine/nvtx.h"
 #include "gpu/device.h"
 #include "jit/builder.h"
-#include "plan/forward.h"
+#include "plan/plan.h"
 #include "problem/problem.h"
-#include "problem/status.h"
 
 namespace tandem {
 
-// What is compiled of a tile for a device.
-jit::Request request_of(const plan::Tile& tile, const gpu::Properties& device);
+// What is compiled of a kernel for a device.
+jit::Request request_of(const plan::Configuration& configuration, const gpu::Properties& device);
+jit::Request request_of(std::string name, std::string source, const gpu::Properties& device);
 
-// May be used by several threads at once.
-class GpuEngine {
+class GpuEngine final : public Engine {
  public:
   // name: the device's, "cuda:0", for messages.
-  GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, jit::Env env, jit::Cache::Options cache);
-  ~GpuEngine();
+  GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, Env env, jit::Cache::Options cache);
+  ~GpuEngine() override;
 
-  gpu::Device& device() { return *device_; }
-  const std::string& description() const { return description_; }
+  std::string description() const override { return description_; }
+  gpu::Device* device() override { return device_.get(); }
 
-  Status check(const Problem& problem) const;
-  // The problem is checked, and has something to write, in what follows.
-  plan::ForwardPlan plan(const Problem& problem) const;
-  Status prepare(const Problem& problem);
-  // workspace: as many bytes as the plan says. No allocation, no lock and no synchronisation once the kernel is there
-  // (but for Problem::validate, which synchronises).
-  Status run(const Problem& problem, const plan::ForwardPlan& plan, void* workspace, gpu::Stream stream);
+  Status check(const Problem& problem) const override;
+  Status check_stream(void*) const override { return {}; }  // whatever it is, it is the device's
+  size_t workspace_size(const Problem& problem) const override;
+  Status prepare(const Problem& problem) override;
+  // No allocation, no lock and no synchronisation once the kernels are there (but for Problem::validate, which
+  // synchronises).
+  Status run(const Problem& problem, const CallWorkspace& workspace, void* stream) override;
+  Status merge(const MergeProblem& problem, void* stream) override;
+  Status prepare_merge() override;
 
  private:
   struct Compiled;
+  using Kernels = FixedVector<const Compiled*, plan::kMostKernels>;
 
-  const Compiled* find(const plan::Tile& tile) const;
-  Status compile(const plan::Tile& tile, const Compiled** compiled);
+  const Compiled* find(uint64_t id) const;
+  Status compile(const plan::Kernel& kernel, const Compiled** compiled);
+  Status compile_merge(const LoadedKernel** kernel);
+  Status refuse_while_capturing(const std::string& kernel, const char* remedy, gpu::Stream stream);
+  Status find_or_compile(const plan::Plan& plan, gpu::Stream stream, Kernels* kernels);
   Status check_values(const Problem& problem, gpu::Stream stream);
-  void log(const Problem& problem, const plan::ForwardPlan& plan, const Compiled& compiled) const;
+  void log(const Problem& problem, const plan::Plan& plan, const std::string& kernel) const;
 
   const std::string name_;
   const std::unique_ptr<gpu::Device> device_;
-  jit::Builder builder_;
   const bool logging_;
+  jit::Builder builder_;
   const nvtx::Tool* const watching_;
   std::string description_;
 
@@ -59,6 +68,9 @@ class GpuEngine {
   std::atomic<const Compiled*> kernels_[kBuckets] = {};
   std::mutex adding_;
   std::vector<std::unique_ptr<const Compiled>> owned_;
+
+  std::atomic<const LoadedKernel*> merge_ = nullptr;
+  std::unique_ptr<const LoadedKernel> owned_merge_;
 };
 
 }  // namespace tandem

@@ -4,7 +4,7 @@
 #include <exception>
 #include <new>
 
-#include "problem/status.h"
+#include "base/status.h"
 
 namespace tandem {
 

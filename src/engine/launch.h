@@ -1,25 +1,28 @@
-// A planned forward call -> what its kernels are given.
+// A planned call -> the device's stream.
 #pragma once
 
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "base/fixed_vector.h"
+#include "base/status.h"
 #include "gpu/device.h"
-#include "plan/forward.h"
+#include "plan/plan.h"
 #include "problem/problem.h"
-#include "problem/status.h"
 
 namespace tandem {
 
-struct ForwardKernels {
-  gpu::Kernel forward = nullptr, schedule = nullptr;  // schedule: where the tile is ragged
+// A kernel on a device: its code, and the entries that plan::entries_of() names.
+struct LoadedKernel {
+  std::unique_ptr<gpu::Module> module;
+  FixedVector<gpu::Kernel, plan::kMostEntries> entries;
 };
+Status load(gpu::Device& device, const plan::Configuration& configuration, std::span<const std::byte> image,
+            LoadedKernel* kernel);
 
-// Everything but the tensor maps. workspace: any alignment.
-ForwardParams forward_params(const Problem& problem, const plan::ForwardPlan& plan, void* workspace);
-
-// The four maps of params; params is filled.
-Status encode_maps(gpu::Device& device, const Problem& problem, const plan::ForwardPlan& plan, void* workspace,
-                   ForwardParams* params);
-
-Status launch_forward(gpu::Device& device, const Problem& problem, const plan::ForwardPlan& plan,
-                      const ForwardKernels& kernels, void* workspace, gpu::Stream stream);
+// kernels: those of the plan. workspace: any alignment.
+Status launch(gpu::Device& device, const Problem& problem, const plan::Plan& plan,
+              std::span<const LoadedKernel* const> kernels, void* workspace, gpu::Stream stream);
 
 }  // namespace tandem

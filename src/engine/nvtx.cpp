@@ -3,8 +3,9 @@
 #include <dlfcn.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <iterator>
+
+#include "base/env.h"
 
 namespace tandem::nvtx {
 
@@ -80,8 +81,8 @@ Tool attach(const std::string& library) {
 
 const Tool* tool() {
   static const Tool found = [] {
-    const char* library = std::getenv("NVTX_INJECTION64_PATH");
-    return library != nullptr && *library != '\0' ? attach(library) : Tool{};
+    const std::string& library = Env::get().nvtx;
+    return library.empty() ? Tool{} : attach(library);
   }();
   return found.push != nullptr && found.pop != nullptr ? &found : nullptr;
 }

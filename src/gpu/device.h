@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-#include "problem/status.h"
+#include "base/status.h"
 
 namespace tandem::gpu {
 
@@ -29,6 +29,7 @@ enum class Image : uint8_t { machine_code, ptx };
 
 struct Properties {
   std::string name;
+  std::string opened_as;  // "cuda:0", "vgpu:h200": the whole name that opens it
   int32_t compute_major = 0, compute_minor = 0;
   Image image = Image::machine_code;
   int32_t sm_count = 0;
@@ -54,7 +55,26 @@ struct KernelAttributes {
 };
 
 // How the bulk copy engine sees a tensor. The values are those of the CUDA driver's enumerations.
-enum class TensorType : int32_t { u8, u16, u32, s32, u64, s64, f16, f32, f64, bf16, f32_ftz, tf32, tf32_ftz };
+// The last three are sixteen numbers of 4 or 6 bits, packed in global memory; in shared memory sixteen of them take 8
+// or 16 bytes, the rest of which is padding. Sizes and boxes count single numbers.
+enum class TensorType : int32_t {
+  u8,
+  u16,
+  u32,
+  s32,
+  u64,
+  s64,
+  f16,
+  f32,
+  f64,
+  bf16,
+  f32_ftz,
+  tf32,
+  tf32_ftz,
+  u4_align8,
+  u4_align16,
+  u6_align16,
+};
 enum class Swizzle : int32_t { none, b32, b64, b128, b128_atom_32b, b128_atom_32b_flip_8b, b128_atom_64b };
 enum class L2Promotion : int32_t { none, b64, b128, b256 };
 enum class OobFill : int32_t { zero, nan };

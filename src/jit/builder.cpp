@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "problem/text.h"
+#include "base/text.h"
 
 namespace tandem::jit {
 namespace {
@@ -71,7 +71,7 @@ Status Builder::compiler(const Compiler** compiler) {
 
 std::string Builder::compiler_name() {
   const Compiler* found = nullptr;
-  return compiler(&found).ok() ? say("NVRTC ", found->major(), ".", found->minor()) : "";
+  return compiler(&found).ok() ? str_cat("NVRTC ", found->major(), ".", found->minor()) : "";
 }
 
 Status Builder::build(const Request& request, std::shared_ptr<const Code>* code) {
@@ -118,8 +118,8 @@ Status Builder::fill(const Compiler& compiler, const Request& request, const std
     ++compiled_;
   }
   if (is_serialised(log)) return {};  // slow, but right: another process may have more luck
-  const std::string description = say(request.name, ", ", request.arch, ", ", name_of(request.output), ", NVRTC ",
-                                      compiler.major(), ".", compiler.minor());
+  const std::string description = str_cat(request.name, ", ", request.arch, ", ", name_of(request.output), ", NVRTC ",
+                                          compiler.major(), ".", compiler.minor());
   (void)cache_.publish(key, description, *bytes);  // what cannot be kept is compiled again next time
   return {};
 }

@@ -8,10 +8,10 @@
 #include <mutex>
 #include <string>
 
+#include "base/status.h"
 #include "jit/cache.h"
 #include "jit/compiler.h"
 #include "jit/sources.h"
-#include "problem/status.h"
 
 namespace tandem::jit {
 

@@ -15,8 +15,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/text.h"
 #include "jit/entry.h"
-#include "problem/text.h"
 
 namespace tandem::jit {
 namespace {
@@ -127,18 +127,18 @@ Status Cache::open_folder(File* folder) const {
   (void)mkdir(path.c_str(), 0700);
   File opened(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!opened.open()) {
-    return without(say("\"", path, "\" cannot be opened as a folder, links not followed (", text_of(errno),
-                       "); set TANDEM_CACHE_DIR to one of yours"));
+    return without(str_cat("\"", path, "\" cannot be opened as a folder, links not followed (", text_of(errno),
+                           "); set TANDEM_CACHE_DIR to one of yours"));
   }
   struct stat state {};
-  if (fstat(opened.fd(), &state) != 0) return without(say("\"", path, "\": ", text_of(errno)));
+  if (fstat(opened.fd(), &state) != 0) return without(str_cat("\"", path, "\": ", text_of(errno)));
   if (state.st_uid != geteuid()) {
-    return without(say("\"", path, "\" belongs to user ", state.st_uid, " and this is user ", geteuid(),
-                       ", who would run what others put there; set TANDEM_CACHE_DIR to a folder of your own"));
+    return without(str_cat("\"", path, "\" belongs to user ", state.st_uid, " and this is user ", geteuid(),
+                           ", who would run what others put there; set TANDEM_CACHE_DIR to a folder of your own"));
   }
   if ((state.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return without(say("\"", path, "\" may be written by others, whose code would be run; chmod go-w it, or set ",
-                       "TANDEM_CACHE_DIR to a folder of your own"));
+    return without(str_cat("\"", path, "\" may be written by others, whose code would be run; chmod go-w it, or set ",
+                           "TANDEM_CACHE_DIR to a folder of your own"));
   }
   *folder = std::move(opened);
   return {};
@@ -175,10 +175,10 @@ Status Cache::publish(const Digest& key, std::string_view description, std::stri
   uint32_t random = 0;
   (void)!getrandom(&random, sizeof random, GRND_NONBLOCK);
   const std::string name = entry_name(key);
-  const std::string temporary = say(hex(key), ".", getpid(), ".", random).append(kTemporarySuffix);
+  const std::string temporary = str_cat(hex(key), ".", getpid(), ".", random).append(kTemporarySuffix);
   const auto failed = [&](int error) {
     remove_in(folder, temporary);
-    return without(say("a kernel could not be written to \"", options_.folder, "\": ", text_of(error)));
+    return without(str_cat("a kernel could not be written to \"", options_.folder, "\": ", text_of(error)));
   };
   const File file = open_in(folder, temporary, O_WRONLY | O_CREAT | O_EXCL);
   if (!file.open()) return failed(errno);

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "jit/env.h"
+#include "base/env.h"
+#include "base/status.h"
 #include "jit/sha256.h"
-#include "problem/status.h"
 
 namespace tandem::jit {
 

@@ -9,7 +9,7 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "problem/text.h"
+#include "base/text.h"
 
 namespace tandem::jit {
 namespace {
@@ -60,11 +60,11 @@ void drop_trailing_nul(std::string* text) {
 // are in the source tree: "kernels/tile/exp2.h".
 void name_files(const std::string& unit, std::string* ptx) {
   constexpr std::string_view directive = "\t.file\t";
-  const size_t end = ptx->find(say("/", unit, "\"\n"));
+  const size_t end = ptx->find(str_cat("/", unit, "\"\n"));
   const size_t begin = end == std::string::npos ? end : ptx->rfind('"', end);
   if (begin == std::string::npos) return;
   const std::string folder = ptx->substr(begin + 1, end - begin);
-  const std::string of_unit = say(folder, unit, "\"");
+  const std::string of_unit = str_cat(folder, unit, "\"");
   for (size_t at = ptx->find(directive); at != std::string::npos; at = ptx->find(directive, at + 1)) {
     const size_t path = ptx->find('"', at) + 1;
     if (ptx->compare(path, folder.size(), folder) != 0) continue;
@@ -90,7 +90,7 @@ std::string first_error(std::string_view log) {
 std::string write_log(const std::string& folder, std::string name, std::string_view text) {
   std::ranges::replace(name, '/', '_');
   constexpr std::string_view suffix = ".log";
-  std::string path = say(folder, "/tandem-", name, "-XXXXXX", suffix);
+  std::string path = str_cat(folder, "/tandem-", name, "-XXXXXX", suffix);
   const int file = mkostemps(path.data(), static_cast<int>(suffix.size()), O_CLOEXEC);
   if (file < 0) return "";
   while (!text.empty()) {
@@ -117,22 +117,22 @@ Status Compiler::open(const Search& search, const Env& env, std::unique_ptr<Comp
     found->archs_.resize(static_cast<size_t>(std::max(count, 0)));
     if (result == kNvrtcSuccess) result = nvrtc.nvrtcGetSupportedArchs(found->archs_.data());
     if (result != kNvrtcSuccess || found->major_ < kOldestNvrtc) {
-      why = say(path, " is NVRTC ", found->major_, ".", found->minor_, ", too old or broken");
+      why = str_cat(path, " is NVRTC ", found->major_, ".", found->minor_, ", too old or broken");
       continue;
     }
     found->path_ = path;
     found->temporary_ = env.temporary;
-    found->identity_ = say("NVRTC ", found->major_, ".", found->minor_, ", ", library_bytes(nvrtc), " bytes");
+    found->identity_ = str_cat("NVRTC ", found->major_, ".", found->minor_, ", ", library_bytes(nvrtc), " bytes");
     *compiler = std::move(found);
     return {};
   }
   if (!env.nvrtc.empty()) {
-    return no_compiler(say("TANDEM_NVRTC (\"", env.nvrtc, "\") must name NVRTC 12.0 or newer, libnvrtc.so: ", why));
+    return no_compiler(str_cat("TANDEM_NVRTC (\"", env.nvrtc, "\") must name NVRTC 12.0 or newer, libnvrtc.so: ", why));
   }
   const std::string version =
-      search.newest_major == 0 ? "" : say(" for CUDA ", search.newest_major, ", the driver's version, or older");
-  return no_compiler(say("GPU kernels are compiled by NVRTC, which was not found", version, " (last tried: ", why,
-                         "): ", kWhatToInstall));
+      search.newest_major == 0 ? "" : str_cat(" for CUDA ", search.newest_major, ", the driver's version, or older");
+  return no_compiler(str_cat("GPU kernels are compiled by NVRTC, which was not found", version, " (last tried: ", why,
+                             "): ", kWhatToInstall));
 }
 
 Status Compiler::check_arch(const Request& request, int* number) const {
@@ -141,23 +141,24 @@ Status Compiler::check_arch(const Request& request, int* number) const {
   const bool prefixed = arch.starts_with("sm_");
   if (!prefixed || std::from_chars(arch.data() + 3, last, *number).ec != std::errc()) {
     return {TANDEM_INTERNAL_ERROR,
-            say("arch (\"", arch, "\") of kernel \"", request.name, "\" must be like \"sm_90a\"")};
+            str_cat("arch (\"", arch, "\") of kernel \"", request.name, "\" must be like \"sm_90a\"")};
   }
   if (std::ranges::find(archs_, *number) != archs_.end()) return {};
-  return no_compiler(say("NVRTC ", major_, ".", minor_, " (", path_, ") does not know ", arch,
-                         ": install a newer one: ", kWhatToInstall));
+  return no_compiler(str_cat("NVRTC ", major_, ".", minor_, " (", path_, ") does not know ", arch,
+                             ": install a newer one: ", kWhatToInstall));
 }
 
 Status Compiler::failure(const Request& request, nvrtcResult result, const std::string& log) const {
   const char* reason = nvrtc_.nvrtcGetErrorString(result);
-  std::string text = say("NVRTC ", major_, ".", minor_, " (", path_, "), kernel ", request.name, ", ", request.arch);
-  for (const std::string& option : request.options) text += say(" ", option);
-  text += say("\n", reason, "\n\n", log, "\n---- source\n", request.source);
+  std::string text =
+      str_cat("NVRTC ", major_, ".", minor_, " (", path_, "), kernel ", request.name, ", ", request.arch);
+  for (const std::string& option : request.options) text += str_cat(" ", option);
+  text += str_cat("\n", reason, "\n\n", log, "\n---- source\n", request.source);
   const std::string file = write_log(temporary_, request.name, text);
   const std::string error = first_error(log);
-  return {TANDEM_INTERNAL_ERROR,
-          say("kernel \"", request.name, "\" does not compile for ", request.arch, " with NVRTC ", major_, ".", minor_,
-              ": ", error.empty() ? reason : error, file.empty() ? "" : say(" (the whole log: ", file, ")"))};
+  return {TANDEM_INTERNAL_ERROR, str_cat("kernel \"", request.name, "\" does not compile for ", request.arch,
+                                         " with NVRTC ", major_, ".", minor_, ": ", error.empty() ? reason : error,
+                                         file.empty() ? "" : str_cat(" (the whole log: ", file, ")"))};
 }
 
 Status Compiler::compile(const Request& request, std::span<const Text> headers, std::string* code,
@@ -166,8 +167,8 @@ Status Compiler::compile(const Request& request, std::span<const Text> headers, 
   TANDEM_TRY(check_arch(request, &number));
 
   // PTX is for the virtual architecture: compiling for a real one would assemble it too.
-  const std::string arch = request.output == Output::ptx ? say("compute_", request.arch.substr(3)) : request.arch;
-  const std::string arch_option = say("--gpu-architecture=", arch);
+  const std::string arch = request.output == Output::ptx ? str_cat("compute_", request.arch.substr(3)) : request.arch;
+  const std::string arch_option = str_cat("--gpu-architecture=", arch);
   std::vector<const char*> options{arch_option.c_str()};
   for (const std::string& option : request.options) options.push_back(option.c_str());
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "jit/env.h"
+#include "base/env.h"
+#include "base/status.h"
 #include "jit/nvrtc.h"
 #include "jit/sources.h"
-#include "problem/status.h"
 
 namespace tandem::jit {
 

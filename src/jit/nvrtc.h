@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "jit/env.h"
+#include "base/env.h"
 
 namespace tandem::jit {
 

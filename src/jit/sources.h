@@ -6,12 +6,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/embedded.h"
+
 namespace tandem::jit {
 
-// name: the path inside the embedded folder, as an #include writes it ("tile/exp2.h").
-struct Text {
-  std::string_view name, text;
-};
+using tandem::Text;  // its name is what an #include writes
 using Sources = std::span<const Text>;
 
 // Everything in kernels/, ordered by name.

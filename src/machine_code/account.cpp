@@ -4,9 +4,9 @@
 #include <charconv>
 #include <set>
 
+#include "base/text.h"
 #include "machine_code/graph.h"
 #include "machine_code/path.h"
-#include "problem/text.h"
 
 namespace tandem::machine_code {
 namespace {
@@ -75,9 +75,11 @@ class Accountant {
     };
     std::vector<Found> found;
     for (const Loop& loop : graph_.loops) {
-      const Work work = work_of(code_, whole_loop(graph_, loop));
+      const Work work = look_at(whole_loop(graph_, loop));
       if (work.role() && work.synchronised) found.push_back({&loop, *work.role()});
     }
+    // A forward adds nothing up in global memory. Softcap's exponentials would hide it: they are as many as the scores.
+    account_.backward = std::ranges::find(found, Role::reduction, &Found::role) != found.end();
     std::vector<const Loop*> steps;
     for (const Found& outer : found) {
       if (std::ranges::none_of(
@@ -106,6 +108,12 @@ class Accountant {
     account_.loops.back().once = true;
   }
 
+  Work look_at(const std::vector<int32_t>& path) const {
+    Work work = work_of(code_, path);
+    work.of_gradients = account_.backward;
+    return work;
+  }
+
   bool holds(const Loop& loop, int32_t instruction) const {
     return std::ranges::any_of(loop.blocks, [&](int32_t block) {
       const Block& b = graph_.blocks[static_cast<size_t>(block)];
@@ -125,14 +133,14 @@ class Accountant {
 
   void add(const Loop& loop, const std::vector<int32_t>& all, const std::vector<int32_t>& path) {
     LoopCost cost;
-    const Work rare = work_of(code_, all);
+    const Work rare = look_at(all);
     cost.role = rare.role().value_or(Role::softmax);
     cost.address = code_[static_cast<size_t>(graph_.blocks[static_cast<size_t>(loop.head)].begin)].address;
     cost.registers = registers_at(loop.head);
     const std::vector<int32_t> executed = repeated(path, loop, cost.role);
     cost.instructions = static_cast<int>(executed.size());
     cost.left_out = static_cast<int>(all.size() - path.size());
-    cost.work = work_of(code_, executed);
+    cost.work = look_at(executed);
     cost.masked = cost.work.scores() > 0 && 2 * selects_in(code_, executed) >= cost.work.scores();
     for (const int32_t i : executed) weigh(code_[static_cast<size_t>(i)], &cost);
     if (cost.role == Role::correction && rare.votes > 0)
@@ -145,7 +153,7 @@ class Accountant {
     const int scores = role == Role::softmax ? account_.shape.keys : account_.shape.keys / 2;
     std::vector<std::pair<const Loop*, int>> parts;
     for (const Loop& part : graph_.loops) {
-      const Work work = work_of(code_, whole_loop(graph_, part));
+      const Work work = look_at(whole_loop(graph_, part));
       const int columns = std::max(work.scores(), work.columns_read);
       if (loop.contains(part) && !work.synchronised && columns > 0) parts.emplace_back(&part, scores / columns);
     }
@@ -244,9 +252,9 @@ class Accountant {
         loop->turns = of(w.votes > 0 ? 128.0 * account_.shape.keys * w.votes : block_);
         loop->warps = kWarpsOfGroup;
         break;
-      case Role::reduction:
-        loop->turns = of(block_);
-        loop->warps = kWarpsOfGroup;
+      case Role::reduction:  // of all columns; by one warp, or by four that take them from tensor memory
+        loop->turns = of(block_) * (w.columns_read > 0 ? std::max(1, dq_columns() / w.columns_read) : 1);
+        loop->warps = w.columns_read > 0 ? kWarpsOfGroup : 1;
         break;
       case Role::epilogue: break;
     }
@@ -261,15 +269,30 @@ class Accountant {
     return std::max(1, products > 0 ? w.of_scores / products : w.sums);
   }
 
-  // Products whose columns the code does not say: as many as there are keys or head_dim_v, in a backward pass 128. Each
-  // block of a pair has half of them in its shared memory.
+  // Of a backward pass: 128 where nobody says.
+  int dq_columns() const { return account_.shape.head_dim > 0 ? account_.shape.head_dim : 128; }
+
+  // Products whose columns the code does not say: as many as there are keys or head_dim_v. Each block of a pair has
+  // half of them in its shared memory.
   void multiply(LoopCost* loop) const {
+    if (account_.backward) return multiply_backward(loop);
     const Work& w = loop->work;
-    const double keys = account_.backward ? 128 : account_.shape.keys;
-    const double values = account_.backward ? 128 : account_.shape.head_dim_v;
+    const double keys = account_.shape.keys, values = account_.shape.head_dim_v;
     const double of_scores = w.of_scores, of_values = w.products - w.of_scores, share = account_.pair ? 0.5 : 1;
     loop->mma_clocks = (of_scores * keys + of_values * values) / rates_.mma_columns;
     loop->shared_bytes += kDepth * (of_scores * (128 + share * keys) + of_values * share * values);
+  }
+
+  // S, dP and dQ have both operands in shared memory, dV and dK have P and dS in tensor memory. S and dP have 128
+  // columns; the others as many as a head.
+  void multiply_backward(LoopCost* loop) const {
+    const Work& w = loop->work;
+    const double dk = dq_columns(), dv = account_.shape.head_dim_v > 0 ? account_.shape.head_dim_v : dk;
+    const double scores = std::min<double>(w.of_scores, (dk + dv) / std::max(1, w.depth)), dq = w.of_scores - scores;
+    const double of_keys = w.products - w.of_scores, share = account_.pair ? 0.5 : 1;
+    loop->mma_clocks = (scores * 128 + dq * dk + of_keys * (dk + dv) / 2) / rates_.mma_columns;
+    loop->shared_bytes +=
+        kDepth * (scores * (128 + share * 128) + dq * (128 + share * dk) + of_keys * share * (dk + dv) / 2);
   }
 
   std::optional<TileCost> tile(bool masked) const {
@@ -306,7 +329,7 @@ class Accountant {
     const double most = std::max(*std::ranges::max_element(tile.clocks), tile.issue_clocks);
     std::string names;
     const auto add = [&](double clocks, std::string_view name) {
-      if (clocks >= as_many * most) names += say(names.empty() ? "" : ", ", name);
+      if (clocks >= as_many * most) names += str_cat(names.empty() ? "" : ", ", name);
     };
     for (size_t u = 0; u < kUnits; ++u) add(tile.clocks[u], name_of(static_cast<Unit>(u)));
     add(tile.issue_clocks, "issue");
@@ -359,7 +382,8 @@ const LoopCost* Account::steady_softmax(bool with_mask) const {
 Status account(const Cubin& cubin, const Shape& known, bool whole, Account* account) {
   const Rates* rates = rates_of(cubin.arch);
   if (rates == nullptr) {
-    return Status::unsupported(say("this is code for ", cubin.arch, ": rates are known for sm_90, sm_100 and sm_103"));
+    return Status::unsupported(
+        str_cat("this is code for ", cubin.arch, ": rates are known for sm_90, sm_100 and sm_103"));
   }
   const auto products = [](const Kernel& kernel) { return std::ranges::count_if(kernel.code, is_product); };
   const Kernel& kernel = *std::ranges::max_element(cubin.kernels, {}, products);
@@ -370,10 +394,15 @@ Status account(const Cubin& cubin, const Shape& known, bool whole, Account* acco
   account->stack_bytes = kernel.stack_bytes;
   account->shared_bytes = kernel.shared_bytes;
   account->shape = known;
+  for (const Kernel& other : cubin.kernels) {
+    if (&other != &kernel)
+      account->companions.push_back(
+          {other.name, other.registers, static_cast<int>(other.code.size()), other.stack_bytes});
+  }
   Accountant(kernel, *rates, whole, account).run();
   if (account->plain || account->masked) return {};
-  return Status::unsupported(
-      say("the machine code of ", kernel.name, " has no loop with exponentials of scores: it is no attention kernel"));
+  return Status::unsupported(str_cat("the machine code of ", kernel.name,
+                                     " has no loop with exponentials of scores: it is no attention kernel"));
 }
 
 }  // namespace tandem::machine_code

@@ -14,7 +14,8 @@
 
 namespace tandem::machine_code {
 
-// Sizes. What is 0 is taken from the code, and stays 0 where that does not say.
+// Sizes. What is 0 is taken from the code, and stays 0 where that does not say. Of a backward pass, whose tiles are the
+// other way round, rows and keys are to be 0.
 struct Shape {
   int head_dim = 0, head_dim_v = 0;
   int rows = 0, keys = 0;  // of what a block works on between two steps of keys
@@ -52,8 +53,15 @@ struct TileCost {
   std::string binds;  // what needs the most clocks: "MMA, exponential"
 };
 
+// A kernel in the same file, which comes before or after the one that is accounted for.
+struct Companion {
+  std::string name;
+  int registers = 0, instructions = 0, stack_bytes = 0;
+};
+
 struct Account {
   std::string arch, kernel;
+  std::vector<Companion> companions;
   int registers = 0, threads = 0, stack_bytes = 0, shared_bytes = 0;  // as in Kernel
   int spills = 0;          // instructions that move registers to and from local memory
   int tensor_columns = 0;  // allocated at once

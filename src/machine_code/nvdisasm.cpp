@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "problem/text.h"
+#include "base/text.h"
 
 extern char** environ;
 
@@ -102,7 +102,7 @@ int run(const std::string& program, const std::string& argument, std::string* ou
 // A file with these bytes that lives as long as this does.
 class Temporary {
  public:
-  Temporary(const std::string& folder, std::string_view bytes) : path_(say(folder, "/tandem-XXXXXX.cubin")) {
+  Temporary(const std::string& folder, std::string_view bytes) : path_(str_cat(folder, "/tandem-XXXXXX.cubin")) {
     constexpr int suffix = 6;
     Descriptor file;
     file.fd = mkostemps(path_.data(), suffix, O_CLOEXEC);
@@ -158,23 +158,25 @@ std::vector<std::string> nvdisasm_candidates(const Places& places) {
 }
 
 Status disassemble(const std::string& file, const Places& places, std::string* text) {
-  if (access(file.c_str(), R_OK) != 0) return Status::invalid(say(file, ": ", std::strerror(errno)));
+  if (access(file.c_str(), R_OK) != 0) return Status::invalid(str_cat(file, ": ", std::strerror(errno)));
   std::string why;
   for (const std::string& program : nvdisasm_candidates(places)) {
     const int code = run(program, file, text);
     if (code == 0) return {};
     const std::string said = text->substr(0, text->find('\n'));
-    why = say(program, code < 0 ? " does not run" : " cannot read it", said.empty() ? "" : ": ", said);
+    why = str_cat(program, code < 0 ? " does not run" : " cannot read it", said.empty() ? "" : ": ", said);
   }
   if (why.empty())
-    return {TANDEM_NO_COMPILER, say("machine code is read by nvdisasm, which was not found: ", kWhatToInstall)};
-  return Status::invalid(say(file, " must be a cubin that nvdisasm reads: ", why, "; a newer one: ", kWhatToInstall));
+    return {TANDEM_NO_COMPILER, str_cat("machine code is read by nvdisasm, which was not found: ", kWhatToInstall)};
+  return Status::invalid(
+      str_cat(file, " must be a cubin that nvdisasm reads: ", why, "; a newer one: ", kWhatToInstall));
 }
 
 Status disassemble_bytes(const std::string& cubin, const Places& places, std::string* text) {
   const Temporary file(places.temporary, cubin);
   if (!file.complete()) {
-    return Status::invalid(say("the machine code cannot be written to ", places.temporary, ": ", std::strerror(errno)));
+    return Status::invalid(
+        str_cat("the machine code cannot be written to ", places.temporary, ": ", std::strerror(errno)));
   }
   return disassemble(file.path(), places, text);
 }

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "problem/status.h"
+#include "base/status.h"
 
 namespace tandem::machine_code {
 

@@ -201,6 +201,7 @@ class Walk {
     if (a.waits) return a.instructions < b.instructions;
     if (has_scores_ && a.masks() != b.masks()) return a.masks() == through_masks;
     if (!through_masks && a.is_step() && b.is_step() && a.may_mask != b.may_mask) return b.may_mask;
+    if (exception && a.is_step() != b.is_step()) return b.is_step();
     if (exception) return a.instructions < b.instructions;
     if (a.rescales() != b.rescales()) return b.rescales();
     return a.instructions > b.instructions;

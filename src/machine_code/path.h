@@ -5,7 +5,7 @@
 //   - in a loop over scores through the mask (eight or more selects) when the masked path is asked for, else past it,
 //     and of two steps (eight or more exponentials each) past the one that has a mask in one of its ways;
 //   - past the longer side when a vote decides (what any lane needs, all do: an exception) or a look at a barrier (a
-//     second look);
+//     second look), and before that past the one with exponentials where the other does without;
 //   - past what rescales: sixteen or more multiplications that are at least half of a side without matrix product;
 //   - else through the longer side, so that the count is no less than what is executed.
 // Branches out of the loop are not taken, and loops within it make one turn here. Instructions under a predicate count:

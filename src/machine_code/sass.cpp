@@ -4,7 +4,7 @@
 #include <charconv>
 #include <map>
 
-#include "problem/text.h"
+#include "base/text.h"
 
 namespace tandem::machine_code {
 namespace {
@@ -170,8 +170,8 @@ class Reader {
       if (found != labels_.end() && found->second < branch.kernel->code.size()) {
         from.targets.push_back(static_cast<int32_t>(found->second));
       } else if (from.base().starts_with("BR") || from.base().starts_with("J")) {
-        return Status::invalid(
-            say("the code of ", branch.kernel->name, " branches to ", branch.label, ", which nvdisasm did not print"));
+        return Status::invalid(str_cat("the code of ", branch.kernel->name, " branches to ", branch.label,
+                                       ", which nvdisasm did not print"));
       }
     }
     return {};

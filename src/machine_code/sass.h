@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "problem/status.h"
+#include "base/status.h"
 
 namespace tandem::machine_code {
 

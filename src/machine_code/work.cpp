@@ -40,7 +40,7 @@ std::string_view name_of(Role role) { return kRoles[static_cast<size_t>(role)]; 
 
 int Work::scores() const {
   const int whole = exponentials / 8 * 8;  // columns come in multiples of 16, of which a thread may have half
-  return packs == 0 ? whole : std::min(whole, 2 * packs);
+  return packs == 0 ? whole : std::min(whole, of_gradients ? packs : 2 * packs);
 }
 
 std::optional<Role> Work::role() const {

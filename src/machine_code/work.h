@@ -33,11 +33,12 @@ struct Work {
   int columns_read = 0, columns_written = 0;  // of tensor memory, by a warp
   int votes = 0, waits = 0;
   bool synchronised = false;  // it waits for other warps or for copies
+  bool of_gradients = false;  // of a kernel that is known to be a backward pass
 
   // Scores that a thread turns into exponentials. Rescaling and softcap take exponentials too, and a backward pass
   // packs two matrices: the scores are the lesser of both.
   int scores() const;
-  bool backward() const { return scores() > 0 && packs >= scores(); }
+  bool backward() const { return scores() > 0 && (of_gradients || packs >= scores()); }
   std::optional<Role> role() const;  // none: it does nothing that a role would
 };
 

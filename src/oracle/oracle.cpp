@@ -59,6 +59,14 @@ void store_row(const View& view, std::byte* to, int64_t n, const double* from) {
   for (int64_t c = 0; c < n; ++c) store(view.dtype, to + c * size_of(view.dtype), from[c]);
 }
 
+// A gradient: in place of what is there, or added to it.
+void put(const Problem& p, DType type, std::byte* to, double gradient) {
+  store(type, to, p.accumulate ? load(type, to) + gradient : gradient);
+}
+void put_row(const Problem& p, const View& view, std::byte* to, int64_t n, const double* from) {
+  for (int64_t c = 0; c < n; ++c) put(p, view.dtype, to + c * size_of(view.dtype), from[c]);
+}
+
 // Where key j of a sequence is: an index pair for View::at. Packed or dense it is (sequence, row), else (page, row).
 struct Place {
   int64_t first, row;
@@ -207,7 +215,7 @@ void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix&
         }
         if (row.p_sink > 0) dsink[head] += row.p_sink * (h.dlse(i) - g.delta);
       }
-      if (p.dq) store_row(p.dq, p.dq.at(b, s.q_begin + i, head), p.head_dim, dq.data());
+      if (p.dq) put_row(p, p.dq, p.dq.at(b, s.q_begin + i, head), p.head_dim, dq.data());
     }
   }
 }
@@ -215,8 +223,8 @@ void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix&
 void store_keys(const Problem& p, int64_t first, int64_t begin, int64_t rows, int64_t head_k, const double* dk,
                 const double* dv) {
   for (int64_t j = 0; j < rows; ++j, dk += p.head_dim, dv += p.head_dim_v) {
-    if (p.dk) store_row(p.dk, p.dk.at(first, begin + j, head_k), p.head_dim, dk);
-    if (p.dv) store_row(p.dv, p.dv.at(first, begin + j, head_k), p.head_dim_v, dv);
+    if (p.dk) put_row(p, p.dk, p.dk.at(first, begin + j, head_k), p.head_dim, dk);
+    if (p.dv) put_row(p, p.dv, p.dv.at(first, begin + j, head_k), p.head_dim_v, dv);
   }
 }
 
@@ -248,7 +256,7 @@ void backward_bias(const Problem& p, int64_t plane_b, int64_t plane_h) {
     }
   }
   for (int64_t i = 0; i < shape[2]; ++i) {
-    for (int64_t j = 0; j < shape[3]; ++j) store(p.dbias.dtype, p.dbias.at(plane_b, plane_h, i, j), sum.row(i)[j]);
+    for (int64_t j = 0; j < shape[3]; ++j) put(p, p.dbias.dtype, p.dbias.at(plane_b, plane_h, i, j), sum.row(i)[j]);
   }
 }
 
@@ -279,7 +287,7 @@ void backward(const Problem& p, const ParallelFor& parallel_for) {
     for (int64_t head = 0; head < p.heads_q; ++head) {
       double sum = 0;
       for (int64_t b = 0; b < p.batch; ++b) sum += dsink.row(b)[head];
-      store(p.dsink.dtype, p.dsink.at(0, head), sum);
+      put(p, p.dsink.dtype, p.dsink.at(0, head), sum);
     }
   }
   if (p.dbias) {

@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "problem/merge.h"
 #include "problem/problem.h"
 
 namespace tandem::oracle {
@@ -21,5 +22,8 @@ void forward(const Problem& problem, const ParallelFor& parallel_for = serial);
 // The gradients that are present. Uses problem.out and problem.lse only for their shapes: it recomputes both in
 // float64. Results do not depend on parallel_for.
 void backward(const Problem& problem, const ParallelFor& parallel_for = serial);
+
+// problem.out and, where present, problem.lse, of parts of any types.
+void merge(const MergeProblem& problem, const ParallelFor& parallel_for = serial);
 
 }  // namespace tandem::oracle

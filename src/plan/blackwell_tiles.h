@@ -4,39 +4,46 @@
 
 #include <cstdint>
 
-#include "shared/forward.h"
+#include "plan/fields.h"
+#include "shared/sm100_forward.h"
+#include "shared/sm90_forward.h"
 
 namespace tandem::plan {
 
 enum class Cluster : uint8_t { one, pair_if_full, pair };  // pair_if_full: where nothing is hidden and rows fill pairs
 
 // Serves what has these sizes at most. Pairs of exponentials, of 16, that the FMA units take: of steps that do not look
-// for the largest score (BlackwellTile::unchecked), and of steps that do.
-struct BlackwellChoice {
+// for the largest score (Sm100ForwardConfig::lazy_max), and of steps that do.
+struct Sm100Choice {
   int head_dim, head_dim_v;
   Cluster cluster;
-  int fma_pairs_unchecked, fma_pairs_checked;
+  int fma_pairs_lazy, fma_pairs_strict;
 };
 
 // The first that serves a problem is taken.
-inline constexpr BlackwellChoice kBlackwellTiles[] = {
+inline constexpr Sm100Choice kSm100Choices[] = {
     {64, 64, Cluster::one, 6, 5},
     {128, 128, Cluster::pair_if_full, 4, 3},
     {192, 128, Cluster::pair_if_full, 3, 2},
     {256, 256, Cluster::pair, 0, 0},
 };
 
-constexpr bool blackwell_tiles_fit() {
-  for (const BlackwellChoice& c : kBlackwellTiles) {
+constexpr bool sm100_choices_fit() {
+  for (const Sm100Choice& c : kSm100Choices) {
     for (const bool pair : {false, true}) {
       if (c.cluster == Cluster::pair && !pair) continue;
-      const BlackwellTile t{.head_dim = c.head_dim, .head_dim_v = c.head_dim_v, .pair = pair};
-      if (!t.fits() || BlackwellTile::shared_bytes() > ForwardTile::kMostShared) return false;
+      const int most_fma_pairs = c.fma_pairs_lazy > c.fma_pairs_strict ? c.fma_pairs_lazy : c.fma_pairs_strict;
+      const Sm100ForwardConfig t{
+          .head_dim = c.head_dim, .head_dim_v = c.head_dim_v, .fma_pairs = most_fma_pairs, .pair = pair};
+      if (!t.fits() || !is_valid(t) || Sm100ForwardConfig::smem_bytes() > Sm90ForwardConfig::kMaxSmemBytes)
+        return false;
     }
   }
   return true;
 }
-static_assert(blackwell_tiles_fit(),
-              "a tile of the table needs more registers, shared or tensor memory than there are");
+static_assert(
+    sm100_choices_fit(),
+    "a tile of the table needs more registers, shared or tensor memory than there are, or plan/fields.h does not "
+    "know it");
 
 }  // namespace tandem::plan

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/text.h"
 #include "plan/blackwell_tiles.h"
+#include "plan/check.h"
 #include "plan/tiles.h"
-#include "problem/text.h"
+#include "shared/forward.h"
 
 namespace tandem::plan {
 namespace {
+
+constexpr int64_t kLongest = int64_t{1} << 28;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -16,17 +20,11 @@ int rounded(int64_t head_dim) { return static_cast<int>(ceil_div(head_dim, 16) *
 
 // The most query heads of a key head that can be neighbours: a power of two, at most 64, so that each warpgroup's 64
 // rows are whole queries.
-int most_together(const Problem& p) {
+int max_pack_gqa(const Problem& p) {
   const int64_t group = p.group();
-  int together = 1;
-  while (together < 64 && group % (2 * together) == 0) together *= 2;
-  return together;
-}
-
-Bias bias_of(const Problem& p) {
-  if (!p.bias) return Bias::none;
-  if (p.bias.boolean()) return Bias::boolean;
-  return p.bias.dtype == DType::f32 ? Bias::f32 : Bias::element;
+  int pack_gqa = 1;
+  while (pack_gqa < 64 && group % (2 * pack_gqa) == 0) pack_gqa *= 2;
+  return pack_gqa;
 }
 
 // What the problem asks of a kernel, however it is cut.
@@ -35,54 +33,47 @@ Kernel options_of(const Problem& p) {
   Kernel t;
   t.head_dim = rounded(p.head_dim);
   t.head_dim_v = rounded(p.head_dim_v);
-  t.f16 = p.dtype == DType::f16;
-  t.left = binds_left(p);
-  t.right = binds_right(p);
-  t.ragged = ragged(p);
-  t.unscaled = static_cast<float>(p.softmax_scale) <= 0;
-  t.softcap = p.softcap > 0;
-  t.alibi = p.alibi_slopes.present;
-  t.bias = bias_of(p);
+  t.f32_out = p.out.dtype == DType::f32;
+  t.dropout = static_cast<bool>(p.dropout);
+  set_options(p, &t);
   return t;
 }
 
 // The choice depends on lengths for speed only. A batch-invariant call does without: in a packed or padded batch they
 // are those of other sequences.
 Tile cut_for_hopper(const Problem& p, int64_t rows) {
-  auto t = options_of<ForwardTile>(p);
+  auto t = options_of<Sm90ForwardConfig>(p);
+  const bool plain = !t.has_score_mod() && !t.dropout;  // nothing but a mask takes registers
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
-  for (const TileChoice& c : kHopperTiles) {
-    if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, !t.changed())) continue;
-    t.warpgroups = c.warpgroups;
-    t.keys = c.step;
-    t.stages = c.stages;
-    t.turns = c.turns;
-    break;
+  for (const Sm90Choice& c : kSm90Choices) {
+    if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, plain)) continue;
+    return c.cut(t);
   }
   return t;
 }
 
 // Where rows fill the tiles of two CTAs as well as those of one.
-bool fills_pairs(const BlackwellTile& t, int64_t rows) {
-  BlackwellTile alone = t;
+bool fills_pairs(const Sm100ForwardConfig& t, int64_t rows) {
+  Sm100ForwardConfig alone = t;
   alone.pair = false;
-  return 2 * ceil_div(rows, 2 * alone.rows()) <= ceil_div(rows, alone.rows());
+  return 2 * ceil_div(rows, 2 * alone.tile_m()) <= ceil_div(rows, alone.tile_m());
 }
 
 Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t rows) {
-  auto t = options_of<BlackwellTile>(p);
-  for (const BlackwellChoice& c : kBlackwellTiles) {
+  auto t = options_of<Sm100ForwardConfig>(p);
+  for (const Sm100Choice& c : kSm100Choices) {
     if (t.head_dim > c.head_dim || t.head_dim_v > c.head_dim_v) continue;
-    const bool full = !t.left && !t.right && !t.ragged && !t.changed();
+    const bool full = !t.left && !t.right && !t.varlen && !t.has_score_mod();
     t.pair = c.cluster == Cluster::pair ||
              (c.cluster == Cluster::pair_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
-    t.takes_over = t.pair && (t.left || t.right || t.ragged);
+    // It takes as many blocks as there are tiles, which a limit does not allow.
+    t.clc = t.pair && (t.left || t.right || t.varlen) && p.sm_limit == 0;
     const bool fast_exponentials = device.compute_minor > 0;  // twice as many a clock from B300 on
-    if (t.changed() || fast_exponentials) {
+    if (t.has_score_mod() || t.dropout || fast_exponentials) {
       t.fma_pairs = 0;
     } else {
-      t.fma_pairs = t.unchecked() ? c.fma_pairs_unchecked : c.fma_pairs_checked;
+      t.fma_pairs = t.lazy_max() ? c.fma_pairs_lazy : c.fma_pairs_strict;
     }
     break;
   }
@@ -94,179 +85,146 @@ Tile cut(const Problem& p, const gpu::Properties& device, int64_t rows) {
   return device.compute_major == 10 ? cut_for_blackwell(p, device, rows) : cut_for_hopper(p, rows);
 }
 
-// Tiles of a unit; where only the device knows the lengths, a bound on those of all sequences together.
-int64_t count_tiles_m(const Problem& p, int rows, int together) {
-  const int64_t longest = ceil_div(p.seqlen_q * together, rows);
-  if (!ragged(p)) return longest;
+// Tiles of a packed head; where only the device knows the lengths, a bound on those of all sequences together.
+int64_t count_m_blocks(const Problem& p, int rows, int pack_gqa) {
+  const int64_t longest = ceil_div(p.seqlen_q * pack_gqa, rows);
+  if (!varlen(p)) return longest;
   if (!p.packed_q()) return p.batch * longest;
   // Of each sequence that has rows, the last tile may be filled in part.
   const int64_t partly = std::min(p.batch, p.total_q);
-  return std::min((p.total_q * together + partly * (rows - 1)) / rows, p.batch * longest);
+  return std::min((p.total_q * pack_gqa + partly * (rows - 1)) / rows, p.batch * longest);
 }
 
 // Without a mask one head after the other: its tiles read the same keys at the same time.
-int choose_group(const Problem& p, const ForwardPlan& plan, int sm_count) {
-  double wanted, units = plan.units;
-  if (plan.tile.ragged) {
-    wanted = kWavesTogether * sm_count / std::max(plan.tiles_m, 1);
+int choose_l2_heads(const Problem& p, const ForwardTiling& t, int sm_count) {
+  double wanted, packed_heads = t.packed_heads;
+  if (t.tile.varlen) {
+    wanted = kL2Waves * sm_count / std::max(t.m_blocks, 1);
   } else {
-    if (!plan.tile.left && !plan.tile.right) return 1;
-    units *= static_cast<double>(p.batch);
-    wanted = kHeadsTogether * (plan.tile.head_dim <= 64 ? 2 : 1) *
-             std::sqrt(16384.0 / (static_cast<double>(std::max<int64_t>(p.seqlen_k, 1)) * plan.together));
+    if (!t.tile.left && !t.tile.right) return 1;
+    packed_heads *= static_cast<double>(p.batch);
+    wanted = kL2Heads * (t.tile.head_dim <= 64 ? 2 : 1) *
+             std::sqrt(16384.0 / (static_cast<double>(std::max<int64_t>(p.seqlen_k, 1)) * t.pack_gqa));
   }
-  const double groups = std::clamp(std::round(units / std::max(wanted, 1.0)), 1.0, std::max(units, 1.0));
-  return static_cast<int>(std::ceil(units / groups));
+  const double groups = std::clamp(std::round(packed_heads / std::max(wanted, 1.0)), 1.0, std::max(packed_heads, 1.0));
+  return static_cast<int>(std::ceil(packed_heads / groups));
 }
 
-int clamped(int64_t bound) { return static_cast<int>(std::clamp<int64_t>(bound, -kFarWindow, kFarWindow)); }
-
-}  // namespace
-
-// The first query's last visible key is the last one, or not: for all lengths up to the problem's.
-bool binds_right(const Problem& p) {
-  return p.window_right != TANDEM_UNBOUNDED && p.window_right < (p.bottom_right ? p.seqlen_q : p.seqlen_k) - 1;
+Status check_sizes(const Problem& p) {
+  if (p.seqlen_q > kLongest || p.seqlen_q * p.group() > kLongest) {
+    return Status::unsupported(str_cat("q.seqlen (", p.seqlen_q, ") times the query heads of a key head (", p.group(),
+                                       ") must be at most 2^28 on a GPU: split the queries over several calls"));
+  }
+  if (p.seqlen_k > kLongest) {
+    return Status::unsupported(str_cat(
+        "k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys and merge the parts by their lse"));
+  }
+  // The most tiles there can be; each has 64 rows or more.
+  const int64_t heads = p.heads_q, m_blocks = p.packed_q() ? p.total_q / 64 + p.batch : p.batch * (p.seqlen_q / 64 + 1);
+  if (heads > 0 && m_blocks > INT32_MAX / heads) {
+    return Status::unsupported(str_cat("batch (", p.batch, ") and q.heads (", heads,
+                                       ") give 2^31 tiles of 64 queries or more: split the call over batch"));
+  }
+  return {};
 }
-bool binds_left(const Problem& p) {
-  return p.window_left != TANDEM_UNBOUNDED && p.window_left < (p.bottom_right ? p.seqlen_k : p.seqlen_q) - 1;
-}
 
-ForwardPlan plan_forward(const Problem& p, const gpu::Properties& device) {
-  ForwardPlan plan;
-  plan.together = most_together(p);
-  plan.tile = cut(p, device, p.seqlen_q * plan.together);
+void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) {
+  ForwardTiling& t = *plan;
+  t.pack_gqa = max_pack_gqa(p);
+  t.tile = cut(p, device, p.seqlen_q * t.pack_gqa);
   // Under a mask few queries of many heads see fewer keys than many queries of one.
-  if (plan.together > 1 && !plan.tile.ragged && !plan.tile.left && !plan.tile.right && !p.batch_invariant) {
-    const int64_t rows = plan.tile.rows();
-    const int64_t apart = ceil_div(p.seqlen_q, rows) * plan.together,
-                  joined = ceil_div(p.seqlen_q * plan.together, rows);
+  if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.left && !t.tile.right && !p.batch_invariant) {
+    const int64_t rows = t.tile.tile_m();
+    const int64_t apart = ceil_div(p.seqlen_q, rows) * t.pack_gqa, joined = ceil_div(p.seqlen_q * t.pack_gqa, rows);
     if (joined >= apart) {
-      plan.together = 1;
-      plan.tile = cut(p, device, p.seqlen_q);
+      t.pack_gqa = 1;
+      t.tile = cut(p, device, p.seqlen_q);
     }
   }
-  const bool is_ragged = plan.tile.ragged;
-  const int64_t units = p.heads_q / plan.together, tiles_m = count_tiles_m(p, plan.tile.rows(), plan.together);
-  const int64_t tiles = tiles_m * units * (is_ragged ? 1 : p.batch);
-  plan.units = static_cast<int>(units);
-  plan.tiles_m = static_cast<int>(tiles_m);
-  plan.tiles = static_cast<int>(tiles);
-  plan.group = choose_group(p, plan, device.sm_count);
-  const int ctas = plan.tile.ctas();
-  plan.grid =
-      ctas * static_cast<int>(plan.tile.takes_over() ? tiles : std::min<int64_t>(device.sm_count / ctas, tiles));
-  plan.counted =
-      is_ragged || (!plan.tile.takes_over() && tiles > device.sm_count && (plan.tile.left || plan.tile.right));
-  plan.keyless = p.total_k == 0 || p.seqlen_k == 0;
-  plan.window_left = clamped(p.window_left);
-  plan.window_right = clamped(p.window_right);
-  if (plan.counted || plan.keyless) {
-    plan.workspace_bytes = kWorkspaceAlignment - 1 + kWorkOffset + (is_ragged ? plan.tiles_m * sizeof(ForwardWork) : 0);
-  }
-  return plan;
+  const int64_t packed_heads = p.heads_q / t.pack_gqa, m_blocks = count_m_blocks(p, t.tile.tile_m(), t.pack_gqa);
+  const int64_t tiles = m_blocks * packed_heads * (t.tile.varlen ? 1 : p.batch);
+  t.packed_heads = static_cast<int>(packed_heads);
+  t.m_blocks = static_cast<int>(m_blocks);
+  t.tiles = static_cast<int>(tiles);
+  const int ctas = t.tile.ctas(), sms = sms_for(p, device, ctas);
+  t.l2_heads = choose_l2_heads(p, t, sms);
+  t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
+  t.counted = t.tile.varlen || (!t.tile.clc() && tiles > sms && (t.tile.left || t.tile.right));
+  t.keyless = p.total_k == 0 || p.seqlen_k == 0;
 }
 
-namespace {
-
-// Text or bits of what both kinds of tiles have.
-template <class Kernel>
-void add_options(const Kernel& t, uint64_t* id) {
-  const auto add = [id](int value, int bits) { *id = *id << bits | static_cast<uint64_t>(value); };
-  add(t.head_dim / 16, 5);
-  add(t.head_dim_v / 16, 5);
-  for (const bool option : {t.f16, t.left, t.right, t.ragged, t.unscaled, t.softcap, t.alibi}) add(option, 1);
-  add(static_cast<int>(t.bias), 2);
+// Tiles of varlen problems are listed first.
+void add_launches(const ForwardTiling& t, Plan* plan) {
+  if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
+  plan->launches.push_back({.entry = kMainEntry,
+                            .grid = static_cast<uint32_t>(t.grid),
+                            .block = static_cast<uint32_t>(t.tile.threads()),
+                            .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
+                            .overlap_previous = !t.tile.blackwell()});
 }
 
-template <class Kernel>
-std::string name_of(const Kernel& t, const std::string& cut) {
-  std::string name = say("forward_", t.f16 ? "f16" : "bf16", "_d", t.head_dim);
-  if (t.head_dim_v != t.head_dim) name += say("v", t.head_dim_v);
-  name += cut;
-  const struct {
-    bool on;
-    const char* name;
-  } options[] = {{t.left, "_left"},
-                 {t.right, "_right"},
-                 {t.ragged, "_ragged"},
-                 {t.unscaled, "_unscaled"},
-                 {t.softcap, "_softcap"},
-                 {t.alibi, "_alibi"},
-                 {t.bias == Bias::boolean, "_mask"},
-                 {t.bias == Bias::f32, "_bias32"},
-                 {t.bias == Bias::element, "_bias"}};
-  for (const auto& option : options) {
-    if (option.on) name += option.name;
-  }
-  return name;
-}
-
-const char* flag(bool on) { return on ? "true" : "false"; }
-
-template <class Kernel>
-std::string translation_unit(const Kernel& t, const char* header, const char* type, const std::string& cut, int ctas) {
-  const char* biases[] = {"none", "boolean", "f32", "element"};
-  std::string text = say("#include \"", header, "\"\n\nconstexpr ", type, " kTile{\n", "    .head_dim = ", t.head_dim,
-                         ", .head_dim_v = ", t.head_dim_v, cut, ",\n    .f16 = ", flag(t.f16),
-                         ", .left = ", flag(t.left), ", .right = ", flag(t.right), ", .ragged = ", flag(t.ragged),
-                         ", .unscaled = ", flag(t.unscaled), ",\n    .softcap = ", flag(t.softcap),
-                         ", .alibi = ", flag(t.alibi), ", .bias = Bias::", biases[static_cast<int>(t.bias)], "};\n\n");
-  text += say("extern \"C\" __global__ void ", ctas > 1 ? say("__cluster_dims__(", ctas, ", 1, 1) ") : "",
-              "__launch_bounds__(kTile.threads(), 1) forward(const __grid_constant__ ForwardParams p) {\n"
-              "  forward<kTile>(p);\n}\n");
-  if (t.ragged) {
-    text += say("extern \"C\" __global__ void __launch_bounds__(", kScheduleThreads,
-                ", 1) schedule(const __grid_constant__ ForwardParams p) {\n  schedule<kTile>(p);\n}\n");
-  }
-  return text;
+void add_workspace(const ForwardTiling& t, Plan* plan) {
+  if (!t.counted && !t.keyless) return;
+  const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work;
+  // The schedule sets the counter of the tiles that it lists.
+  const int schedule = 0, writer = t.tile.varlen ? schedule : kFilled;
+  if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
+  if (t.keyless) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kFilled});
+  if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
+  if (t.keyless || !t.tile.varlen) plan->fills.push_back({0, kTileListOffset});
 }
 
 }  // namespace
 
-uint64_t id_of(const Tile& tile) {
-  uint64_t id = 0;
-  const auto add = [&id](int value, int bits) { id = id << bits | static_cast<uint64_t>(value); };
-  add(tile.blackwell(), 1);
-  if (tile.blackwell()) {
-    add_options(tile.for_blackwell(), &id);
-    add(tile.for_blackwell().fma_pairs, 5);
-    add(tile.for_blackwell().pair, 1);
-    add(tile.for_blackwell().takes_over, 1);
-    return id;
-  }
-  const ForwardTile& t = tile.for_hopper();
-  add_options(t, &id);
-  add(t.warpgroups, 3);
-  add(t.keys / 16, 5);
-  add(t.stages, 4);
-  add(t.turns, 1);
-  return id;
+Bias bias_of(const Problem& p) {
+  if (!p.bias) return Bias::none;
+  if (p.bias.boolean()) return Bias::boolean;
+  return p.bias.dtype == DType::f32 ? Bias::f32 : Bias::element;
 }
 
-std::string name_of(const Tile& tile) {
-  if (tile.blackwell()) {
-    const BlackwellTile& t = tile.for_blackwell();
-    return name_of(t, say("_", t.tiles(), "x", t.rows_together(), "x", BlackwellTile::keys, "_fma", t.fma_pairs,
-                          t.takes_over ? "_takeover" : ""));
-  }
-  const ForwardTile& t = tile.for_hopper();
-  return name_of(t, say("_", t.rows(), "x", t.keys, "x", t.stages, t.turns ? "_turns" : ""));
+int clamped_bound(int64_t bound) { return static_cast<int>(std::clamp<int64_t>(bound, -kFarWindow, kFarWindow)); }
+
+int sms_for(const Problem& p, const gpu::Properties& device, int ctas) {
+  const int sms = p.sm_limit > 0 ? std::min(p.sm_limit, device.sm_count) : device.sm_count;
+  return std::max(sms, ctas);
 }
 
-std::string translation_unit(const Tile& tile) {
-  if (tile.blackwell()) {
-    const BlackwellTile& t = tile.for_blackwell();
-    return translation_unit(
-        t, "sm100/forward.cuh", "BlackwellTile",
-        say(", .fma_pairs = ", t.fma_pairs, ", .pair = ", flag(t.pair), ", .takes_over = ", flag(t.takes_over)),
-        t.ctas());
-  }
-  const ForwardTile& t = tile.for_hopper();
-  const std::string needed = say("#define TANDEM_KEYS ", t.keys, "\n#define TANDEM_COLUMNS ", t.head_dim_v, "\n");
-  return needed + translation_unit(t, "sm90/forward.cuh", "ForwardTile",
-                                   say(", .warpgroups = ", t.warpgroups, ", .keys = ", t.keys, ", .stages = ", t.stages,
-                                       ", .turns = ", flag(t.turns)),
-                                   1);
+// The first query's last visible key is the last one, or not: for all lengths up to the problem's. Where the device
+// alone knows the diagonal a bound may bind.
+bool binds_right(const Problem& p) {
+  if (p.window_right == TANDEM_UNBOUNDED) return false;
+  if (p.bottom_right) return p.window_right < p.seqlen_q - 1;
+  return p.diagonal_offsets || p.window_right + clamp_diagonal(p.diagonal_offset) < p.seqlen_k - 1;
+}
+bool binds_left(const Problem& p) {
+  if (p.window_left == TANDEM_UNBOUNDED) return false;
+  if (p.bottom_right) return p.window_left < p.seqlen_k - 1;
+  return p.diagonal_offsets || p.window_left - clamp_diagonal(p.diagonal_offset) < p.seqlen_q - 1;
+}
+
+Status ForwardPass::check(const Problem& p) const {
+  TANDEM_TRY(check_options(p));
+  TANDEM_TRY(check_head_dim("q", p.head_dim));
+  TANDEM_TRY(check_head_dim("v", p.head_dim_v));
+  TANDEM_TRY(check_tensor("q", p.q, p.packed_q(), p.total_q == 0));
+  TANDEM_TRY(check_tensor("k", p.k, p.packed_k(), p.total_k == 0));
+  TANDEM_TRY(check_tensor("v", p.v, p.packed_k(), p.total_k == 0));
+  TANDEM_TRY(check_tensor("out", p.out, p.packed_q(), p.total_q == 0));
+  TANDEM_TRY(check_index("cu_seqlens_q", p.cu_seqlens_q));
+  TANDEM_TRY(check_index("cu_seqlens_k", p.cu_seqlens_k));
+  TANDEM_TRY(check_index("seqused_q", p.seqused_q));
+  TANDEM_TRY(check_index("seqused_k", p.seqused_k));
+  TANDEM_TRY(check_index("diagonal_offsets", p.diagonal_offsets));
+  return check_sizes(p);
+}
+
+void ForwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
+  const ForwardTiling& t = plan->forward;
+  tile(p, device, &plan->forward);
+  plan->kernels.push_back({t.tile.kernel, id_of(t.tile.kernel)});
+  add_launches(t, plan);
+  add_workspace(t, plan);
 }
 
 }  // namespace tandem::plan

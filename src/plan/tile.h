@@ -1,9 +1,11 @@
-// The kernel of a plan: one of Hopper's or one of Blackwell's, and what the rest of the program asks of either.
+// The kernel of a forward plan, one of Hopper's or one of Blackwell's, and how it goes through the problem.
 #pragma once
 
 #include <variant>
 
-#include "shared/forward.h"
+#include "plan/kernel.h"
+#include "shared/sm100_forward.h"
+#include "shared/sm90_forward.h"
 
 namespace tandem::plan {
 
@@ -13,34 +15,36 @@ struct Tile {
     int q, k, v, out;
   };
 
-  Tile() : Tile(ForwardTile{}) {}
-  Tile(const ForwardTile& t)  // NOLINT(google-explicit-constructor): it is one
-      : Tile(t, t.keys, t.rows(), {.q = 64, .k = t.keys, .v = t.keys, .out = 64}) {}
-  Tile(const BlackwellTile& t)  // NOLINT(google-explicit-constructor): it is one
-      : Tile(t, BlackwellTile::keys, t.rows(),
-             {.q = BlackwellTile::kTileRows,
-              .k = t.keys_of_block(),
-              .v = t.keys_of_values(),
-              .out = BlackwellTile::kTileRows}) {}
+  Tile() : Tile(Sm90ForwardConfig{}) {}
+  Tile(const Sm90ForwardConfig& t)  // NOLINT(google-explicit-constructor): it is one
+      : Tile(t, t.tile_n, t.tile_m(), {.q = 64, .k = t.tile_n, .v = t.tile_n, .out = 64}) {}
+  Tile(const Sm100ForwardConfig& t)  // NOLINT(google-explicit-constructor): it is one
+      : Tile(t, Sm100ForwardConfig::tile_n, t.tile_m(),
+             {.q = Sm100ForwardConfig::kTileM,
+              .k = t.k_block_rows(),
+              .v = t.v_block_rows(),
+              .out = Sm100ForwardConfig::kTileM}) {}
 
-  bool blackwell() const { return std::holds_alternative<BlackwellTile>(kernel); }
-  const ForwardTile& for_hopper() const { return std::get<ForwardTile>(kernel); }
-  const BlackwellTile& for_blackwell() const { return std::get<BlackwellTile>(kernel); }
+  operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
 
-  int rows() const { return rows_; }
+  bool blackwell() const { return std::holds_alternative<Sm100ForwardConfig>(kernel); }
+  const Sm90ForwardConfig& for_hopper() const { return std::get<Sm90ForwardConfig>(kernel); }
+  const Sm100ForwardConfig& for_blackwell() const { return std::get<Sm100ForwardConfig>(kernel); }
+
+  int tile_m() const { return rows_; }
   // CTAs of a cluster.
   int ctas() const { return blackwell() ? for_blackwell().ctas() : 1; }
-  bool takes_over() const { return blackwell() && for_blackwell().takes_over; }
+  bool clc() const { return blackwell() && for_blackwell().clc; }
   int threads() const {
     return std::visit([](const auto& t) { return t.threads(); }, kernel);
   }
-  int shared_bytes() const {
-    return std::visit([](const auto& t) { return t.shared_bytes(); }, kernel);
+  int smem_bytes() const {
+    return std::visit([](const auto& t) { return t.smem_bytes(); }, kernel);
   }
 
-  std::variant<ForwardTile, BlackwellTile> kernel;
-  int head_dim, head_dim_v, keys;
-  bool left, right, ragged;
+  Configuration kernel;
+  int head_dim, head_dim_v, tile_n;
+  bool left, right, varlen;
   Boxes boxes;
 
  private:
@@ -49,14 +53,26 @@ struct Tile {
       : kernel(t),
         head_dim(t.head_dim),
         head_dim_v(t.head_dim_v),
-        keys(step),
+        tile_n(step),
         left(t.left),
         right(t.right),
-        ragged(t.ragged),
+        varlen(t.varlen),
         boxes(all_boxes),
         rows_(all_rows) {}
 
   int rows_;
+};
+
+struct ForwardTiling {
+  Tile tile;
+  int pack_gqa = 1;      // query heads of a key head whose rows are neighbours in a tile
+  int packed_heads = 0;  // heads of a sequence, counted together
+  int m_blocks = 0;      // of a packed head; varlen: of one over all sequences, at most
+  int tiles = 0;         // of all; varlen: at most
+  int l2_heads = 1;      // packed heads whose tiles are taken together (varlen: of each sequence)
+  bool counted = false;  // tiles are taken from a counter
+  bool keyless = false;  // there is no key at all: the kernel reads zeros in the workspace
+  int grid = 0;
 };
 
 }  // namespace tandem::plan

@@ -4,22 +4,31 @@
 
 #include <cstdint>
 
-#include "shared/forward.h"
+#include "plan/fields.h"
+#include "shared/sm90_forward.h"
 
 namespace tandem::plan {
 
 enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a window; left: a window
-enum class Scores : uint8_t { any, plain };              // plain: scaled products, nothing added
+enum class Scores : uint8_t { any, plain };              // plain: scaled products, nothing added or dropped
 
 // Serves what has these sizes at most, and at least so many rows and keys.
-struct TileChoice {
+struct Sm90Choice {
   int head_dim, head_dim_v;
   int64_t rows, keys;  // of one sequence; rows of the query heads that are taken together
   Mask mask;
   Scores scores;
-  int warpgroups, step, stages;  // step: keys of one
-  bool turns;
+  int warpgroups, tile_n, stages;  // tile_n: keys of an n_block
+  bool pingpong;
 
+  // A configuration that is cut so, and else as it was.
+  constexpr Sm90ForwardConfig cut(Sm90ForwardConfig t) const {
+    t.warpgroups = warpgroups;
+    t.tile_n = tile_n;
+    t.stages = stages;
+    t.pingpong = pingpong;
+    return t;
+  }
   constexpr bool serves(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, bool plain) const {
     if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys) return false;
     if (scores == Scores::plain && !plain) return false;
@@ -34,7 +43,7 @@ struct TileChoice {
 };
 
 // The first that serves a problem is taken.
-inline constexpr TileChoice kHopperTiles[] = {
+inline constexpr Sm90Choice kSm90Choices[] = {
     {64, 64, 129, 0, Mask::full, Scores::plain, 4, 64, 2, true},
     {64, 64, 129, 0, Mask::bounded, Scores::plain, 4, 64, 3, true},
     {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
@@ -55,32 +64,31 @@ inline constexpr TileChoice kHopperTiles[] = {
 // Heads whose tiles are taken together under a mask, for 16384 keys; falls as the square root of the keys and of the
 // query heads that share a tile, and is twice that at head_dim 64. More of them share the L2 cache, fewer balance
 // worse: measured.
-inline constexpr double kHeadsTogether = 8;
-// Of ragged sequences, whose tiles are listed for all of them: tiles per SM.
-inline constexpr double kWavesTogether = 6;
+inline constexpr double kL2Heads = 8;
+// Of varlen sequences, whose tiles are listed for all of them: tiles per SM.
+inline constexpr double kL2Waves = 6;
 
-constexpr ForwardTile tile_of(const TileChoice& c, int head_dim, int head_dim_v) {
-  return {.head_dim = head_dim,
-          .head_dim_v = head_dim_v,
-          .warpgroups = c.warpgroups,
-          .keys = c.step,
-          .stages = c.stages,
-          .turns = c.turns};
+constexpr Sm90ForwardConfig tile_of(const Sm90Choice& c, int head_dim, int head_dim_v) {
+  return c.cut({.head_dim = head_dim, .head_dim_v = head_dim_v});
 }
 
 // A computing thread's registers hold scores, result, probabilities and perhaps the queries, beside some 30 to 40 for
 // everything else.
-constexpr bool fits(const ForwardTile& t) {
-  const int queries = t.queries_in_registers() ? t.head_dim / 4 : 0;
-  const int registers = t.keys / 2 + t.head_dim_v / 2 + t.keys / 4 + queries;
-  return t.shared_bytes() <= ForwardTile::kMostShared && registers <= t.registers() - (t.registers() > 160 ? 40 : 28);
+constexpr bool fits(const Sm90ForwardConfig& t) {
+  const int queries = t.q_in_registers() ? t.head_dim / 4 : 0;
+  const int registers = t.tile_n / 2 + t.head_dim_v / 2 + t.tile_n / 4 + queries;
+  return t.smem_bytes() <= Sm90ForwardConfig::kMaxSmemBytes &&
+         registers <= t.registers() - (t.registers() > 160 ? 40 : 28);
 }
 constexpr bool all_fit() {
-  for (const TileChoice& c : kHopperTiles) {
-    if (!fits(tile_of(c, c.head_dim, c.head_dim_v))) return false;
+  for (const Sm90Choice& c : kSm90Choices) {
+    const Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
+    if (!fits(t) || !is_valid(t)) return false;
   }
   return true;
 }
-static_assert(all_fit(), "a tile of the table needs more shared memory or registers than there are");
+static_assert(
+    all_fit(),
+    "a tile of the table needs more shared memory or registers than there are, or plan/fields.h does not know it");
 
 }  // namespace tandem::plan

@@ -18,6 +18,7 @@ class Builder {
  private:
   // options.cpp: what is no tensor.
   Status read_options();
+  Status read_diagonal();
   Status read_window();
   Status read_scale();
   Status read_dropout();
@@ -42,8 +43,8 @@ class Builder {
   Status read(Field field, DTypes dtypes, const char* dtype_why, std::initializer_list<Dim> dims) {
     return read(field, dtypes, dtype_why, {dims.begin(), dims.size()}, "", false);
   }
-  // A gradient: shape and dtype of its tensor.
-  Status read_like(Field field, Field model, bool contiguous_last);
+  // A gradient: the shape of its tensor, and this type or float32.
+  Status read_like(Field field, Field model, DType type, bool contiguous_last);
   Status read_lse(Field field, View* view);
   Status read_index(Field field, const Dim& length, IndexView* view);
 

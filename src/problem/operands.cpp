@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "problem/text.h"
+#include "base/text.h"
 
 namespace tandem {
 namespace {
@@ -26,10 +26,10 @@ std::optional<DType> dtype_of(tandem_dtype t) {
 std::string describe(tandem_dtype t) {
   if (const std::optional<DType> known = dtype_of(t)) return name_of(*known);
   switch (t.code) {
-    case TANDEM_INT: return say("int", t.bits);
-    case TANDEM_UINT: return say("uint", t.bits);
-    case TANDEM_FLOAT: return say("float", t.bits);
-    default: return say("code ", t.code, ", ", t.bits, " bits");
+    case TANDEM_INT: return str_cat("int", t.bits);
+    case TANDEM_UINT: return str_cat("uint", t.bits);
+    case TANDEM_FLOAT: return str_cat("float", t.bits);
+    default: return str_cat("code ", t.code, ", ", t.bits, " bits");
   }
 }
 
@@ -46,7 +46,7 @@ std::string describe(DTypes set) {
 
 std::string describe_list(const int64_t* values, int count) {
   std::string text;
-  for (int i = 0; i < count; ++i) text += say(i == 0 ? "" : ", ", values[i]);
+  for (int i = 0; i < count; ++i) text += str_cat(i == 0 ? "" : ", ", values[i]);
   return text;
 }
 
@@ -54,12 +54,12 @@ Status check_rank(const tandem_tensor& tensor, const OperandRule& rule) {
   const int rank = static_cast<int>(rule.dims.size());
   if (tensor.ndim != rank) {
     std::string dims;
-    for (const Dim& dim : rule.dims) dims += say(dims.empty() ? "" : ", ", dim.name);
-    return Status::invalid(say(rule.info.name, ".ndim (", tensor.ndim, ") must be ", rank, ": ", rule.info.name,
-                               " is (", dims, ")", rule.dims_why));
+    for (const Dim& dim : rule.dims) dims += str_cat(dims.empty() ? "" : ", ", dim.name);
+    return Status::invalid(str_cat(rule.info.name, ".ndim (", tensor.ndim, ") must be ", rank, ": ", rule.info.name,
+                                   " is (", dims, ")", rule.dims_why));
   }
   if (tensor.shape == nullptr) {
-    return Status::invalid(say(rule.info.name, ".shape (NULL) must point to ndim (", rank, ") sizes"));
+    return Status::invalid(str_cat(rule.info.name, ".shape (NULL) must point to ndim (", rank, ") sizes"));
   }
   return {};
 }
@@ -67,12 +67,12 @@ Status check_rank(const tandem_tensor& tensor, const OperandRule& rule) {
 Status check_dtype(const tandem_tensor& tensor, const OperandRule& rule) {
   const std::optional<DType> dtype = dtype_of(tensor.dtype);
   if (!dtype || (rule.dtypes & only(*dtype)) == 0) {
-    return Status::invalid(say(rule.info.name, ".dtype (", describe(tensor.dtype), ") must be ", describe(rule.dtypes),
-                               ": ", rule.dtype_why));
+    return Status::invalid(str_cat(rule.info.name, ".dtype (", describe(tensor.dtype), ") must be ",
+                                   describe(rule.dtypes), ": ", rule.dtype_why));
   }
   if (tensor.dtype.lanes != 1) {
-    return Status::invalid(say(rule.info.name, ".dtype.lanes (", tensor.dtype.lanes,
-                               ") must be 1: vector types are not read; count the lanes in the shape"));
+    return Status::invalid(str_cat(rule.info.name, ".dtype.lanes (", tensor.dtype.lanes,
+                                   ") must be 1: vector types are not read; count the lanes in the shape"));
   }
   return {};
 }
@@ -81,9 +81,9 @@ Status check_dtype(const tandem_tensor& tensor, const OperandRule& rule) {
 Status check_device(const tandem_tensor& tensor, const OperandRule& rule, tandem_device device) {
   if (tensor.device.type == device.type && (device.type == TANDEM_CPU || tensor.device.index == device.index))
     return {};
-  return Status::invalid(say(rule.info.name, ".device (type ", tensor.device.type, ", index ", tensor.device.index,
-                             ") must be the context's (type ", device.type, ", index ", device.index,
-                             "): copy the tensor there, or make a context for its device"));
+  return Status::invalid(str_cat(rule.info.name, ".device (type ", tensor.device.type, ", index ", tensor.device.index,
+                                 ") must be the context's (type ", device.type, ", index ", device.index,
+                                 "): copy the tensor there, or make a context for its device"));
 }
 
 Status check_dims(const tandem_tensor& tensor, const OperandRule& rule) {
@@ -91,13 +91,13 @@ Status check_dims(const tandem_tensor& tensor, const OperandRule& rule) {
   for (const Dim& dim : rule.dims) {
     const int64_t size = tensor.shape[i++];
     if (size < 0 || size > INT32_MAX) {
-      return Status::invalid(say(rule.info.name, ".", dim.name, " (", size, ") must be 0 to ", INT32_MAX,
-                                 ": sizes are counts below 2^31"));
+      return Status::invalid(str_cat(rule.info.name, ".", dim.name, " (", size, ") must be 0 to ", INT32_MAX,
+                                     ": sizes are counts below 2^31"));
     }
     if (dim.size < 0 || size == dim.size) continue;
-    std::string must =
-        dim.owner ? say("must equal ", dim.owner, ".", dim.name, " (", dim.size, ")") : say("must be ", dim.size);
-    return Status::invalid(say(rule.info.name, ".", dim.name, " (", size, ") ", must, ": ", dim.why));
+    std::string must = dim.owner ? str_cat("must equal ", dim.owner, ".", dim.name, " (", dim.size, ")")
+                                 : str_cat("must be ", dim.size);
+    return Status::invalid(str_cat(rule.info.name, ".", dim.name, " (", size, ") ", must, ": ", dim.why));
   }
   return {};
 }
@@ -117,15 +117,15 @@ Status read_layout(const tandem_tensor& tensor, Operand* o) {
     o->stride[i] = o->shape[i] == 1 ? 0 : tensor.strides ? tensor.strides[i] : compact;
     too_big |= __builtin_mul_overflow(bytes, o->shape[i], &bytes);
     if (too_big) {
-      return Status::invalid(say(o->name, ".shape (", describe_list(o->shape, o->rank),
-                                 ") holds 2^63 bytes or more: ", "split the call over batch or heads"));
+      return Status::invalid(str_cat(o->name, ".shape (", describe_list(o->shape, o->rank),
+                                     ") holds 2^63 bytes or more: ", "split the call over batch or heads"));
     }
   }
   int64_t last = 0;
   for (int i = 0; i < o->rank; ++i) {
     if (o->stride[i] < 0) {
       return Status::invalid(
-          say(o->name, ".strides[", i, "] (", o->stride[i], ") must not be negative: flip the tensor into a copy"));
+          str_cat(o->name, ".strides[", i, "] (", o->stride[i], ") must not be negative: flip the tensor into a copy"));
     }
     int64_t step;
     too_big |= __builtin_mul_overflow(o->shape[i] - 1, o->stride[i], &step);
@@ -134,16 +134,18 @@ Status read_layout(const tandem_tensor& tensor, Operand* o) {
   too_big |= !too_big && __builtin_add_overflow(last, int64_t{1}, &last);
   too_big |= !too_big && __builtin_mul_overflow(last, size_of(o->dtype), &o->bytes);
   if (!too_big) return {};
-  return Status::invalid(say(o->name, ".strides (", describe_list(tensor.strides, o->rank), ") with shape (",
-                             describe_list(o->shape, o->rank), ") reach 2^63 bytes or more: give strides in elements"));
+  return Status::invalid(str_cat(o->name, ".strides (", describe_list(tensor.strides, o->rank), ") with shape (",
+                                 describe_list(o->shape, o->rank),
+                                 ") reach 2^63 bytes or more: give strides in elements"));
 }
 
 Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const ReadMode& mode, const Operand& o) {
   if (o.empty) return {};
   const int last = o.rank - 1;
   if (rule.contiguous_last && o.shape[last] > 1 && o.stride[last] != 1) {
-    return Status::invalid(say(o.name, ".strides[", last, "] (", o.stride[last], ") must be 1: the last dimension, ",
-                               o.dim_name[last], ", is read as contiguous; copy or transpose the tensor"));
+    return Status::invalid(str_cat(o.name, ".strides[", last, "] (", o.stride[last],
+                                   ") must be 1: the last dimension, ", o.dim_name[last],
+                                   ", is read as contiguous; copy or transpose the tensor"));
   }
   if (rule.info.in(mode.pass) != Use::write) return {};
   // From the smallest stride up, each dimension must step over all that lies inside it.
@@ -151,9 +153,9 @@ Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const
   int64_t extent = 1;
   for (int i = steps_of(o, steps) - 1; i >= 0; --i) {
     if (steps[i].stride < extent) {
-      return Status::invalid(say(o.name, ".strides (", describe_list(tensor.strides, o.rank), ") with shape (",
-                                 describe_list(o.shape, o.rank), ") make its elements overlap: ", o.name,
-                                 " is written; give each element its own place"));
+      return Status::invalid(str_cat(o.name, ".strides (", describe_list(tensor.strides, o.rank), ") with shape (",
+                                     describe_list(o.shape, o.rank), ") make its elements overlap: ", o.name,
+                                     " is written; give each element its own place"));
     }
     extent += (steps[i].count - 1) * steps[i].stride;
   }
@@ -168,19 +170,19 @@ Status check_data(const tandem_tensor& tensor, Operand* o) {
   }
   if (base == 0) {
     return Status::invalid(
-        say(o->name, ".data (NULL) must point to the elements of shape (", describe_list(o->shape, o->rank), ")"));
+        str_cat(o->name, ".data (NULL) must point to the elements of shape (", describe_list(o->shape, o->rank), ")"));
   }
   uintptr_t begin, end;
   if (__builtin_add_overflow(base, tensor.byte_offset, &begin) ||
       __builtin_add_overflow(begin, static_cast<uintptr_t>(o->bytes), &end) || end > kAddressSpace) {
-    return Status::invalid(say(o->name, ".byte_offset (", tensor.byte_offset, ") plus the tensor's ", o->bytes,
-                               " bytes leave the address space: give the offset in bytes from data"));
+    return Status::invalid(str_cat(o->name, ".byte_offset (", tensor.byte_offset, ") plus the tensor's ", o->bytes,
+                                   " bytes leave the address space: give the offset in bytes from data"));
   }
   const auto align = static_cast<uintptr_t>(size_of(o->dtype));
   if (begin % align != 0) {
-    return Status::invalid(say(o->name, ".data + byte_offset (address ", begin % 64,
-                               " modulo 64) must be a multiple of ", align, ": elements of ", name_of(o->dtype),
-                               " are aligned; copy the tensor"));
+    return Status::invalid(str_cat(o->name, ".data + byte_offset (address ", begin % 64,
+                                   " modulo 64) must be a multiple of ", align, ": elements of ", name_of(o->dtype),
+                                   " are aligned; copy the tensor"));
   }
   o->data = reinterpret_cast<std::byte*>(begin);
   return {};
@@ -215,17 +217,43 @@ Status read_operand(const tandem_tensor& tensor, const OperandRule& rule, const 
   return mode.with_data ? check_data(tensor, operand) : Status{};
 }
 
+Operand operand_of(const tandem_tensor& tensor) {
+  Operand o;
+  o.present = true;
+  o.dtype = *dtype_of(tensor.dtype);
+  o.rank = tensor.ndim;
+  (void)read_layout(tensor, &o);  // has been read before
+  o.data = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset);
+  return o;
+}
+
+View view_of(const Operand& o) {
+  const int row = o.rank == 4 ? 1 : 0;
+  return {.data = o.data,
+          .dtype = o.dtype,
+          .batch = row == 1 ? o.stride[0] : 0,
+          .row = o.stride[row],
+          .head = o.stride[row + 1],
+          .present = o.present};
+}
+
+View lse_view_of(const Operand& o) {
+  return {.data = o.data,
+          .dtype = o.dtype,
+          .batch = o.rank == 3 ? o.stride[0] : 0,
+          .row = o.stride[o.rank - 1],
+          .head = o.stride[o.rank - 2],
+          .present = o.present};
+}
+
 const char* operand_in_range(tandem_pass pass, const tandem_attention_args& args, const void* begin, size_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(begin);
   for (const OperandInfo& info : kOperands) {
     const tandem_tensor* tensor = args.*info.field;
     if (tensor == nullptr || info.in(pass) == Use::none) continue;
-    Operand o;
-    o.name = info.name;
-    o.dtype = *dtype_of(tensor->dtype);
-    o.rank = tensor->ndim;
-    if (!read_layout(*tensor, &o).ok() || o.empty) continue;
-    const uintptr_t data = reinterpret_cast<uintptr_t>(tensor->data) + tensor->byte_offset;
+    const Operand o = operand_of(*tensor);
+    if (o.empty) continue;
+    const auto data = reinterpret_cast<uintptr_t>(o.data);
     const bool apart = first >= data ? first - data >= static_cast<uintptr_t>(o.bytes) : data - first >= bytes;
     if (!apart) return info.name;
   }

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/status.h"
 #include "problem/problem.h"
-#include "problem/status.h"
 
 namespace tandem {
 
@@ -47,6 +47,7 @@ inline constexpr OperandInfo kOperands[] = {
     {"seqused_q", &Args::seqused_q, Use::read, Use::read},
     {"seqused_k", &Args::seqused_k, Use::read, Use::read},
     {"page_table", &Args::page_table, Use::read, Use::read},
+    {"diagonal_offsets", &Args::diagonal_offsets, Use::read, Use::read},
 };
 inline constexpr int kOperandCount = sizeof kOperands / sizeof kOperands[0];
 inline constexpr int kMaxRank = 4;
@@ -102,6 +103,14 @@ struct ReadMode {
 // Checks tensor against the rule and everything that holds for all tensors: device, sizes, strides, overflow and, with
 // data, null and misaligned pointers. Elements of a written tensor must not overlap each other.
 Status read_operand(const tandem_tensor& tensor, const OperandRule& rule, const ReadMode& mode, Operand* operand);
+
+// A tensor that read_operand() has accepted, without a name.
+Operand operand_of(const tandem_tensor& tensor);
+
+// (batch, row, head, dim), or packed (row, head, dim); and of one value per row (batch, head, row), or packed (head,
+// row).
+View view_of(const Operand& operand);
+View lse_view_of(const Operand& operand);
 
 // Whether a byte belongs to elements of both. Exact for views whose strides nest, such as q, k and v interleaved in one
 // buffer; for wilder ones it may answer yes too often, never no.

@@ -3,8 +3,8 @@
 #include <cfloat>
 #include <cmath>
 
+#include "base/text.h"
 #include "problem/builder.h"
-#include "problem/text.h"
 
 namespace tandem {
 namespace {
@@ -16,7 +16,7 @@ constexpr int64_t kFar = int64_t{1} << 61;  // a window bound beyond is as good 
 Status read_bound(const char* name, const char* bit_name, bool set, int64_t value, int64_t* bound) {
   if (!set && value != 0 && value != TANDEM_UNBOUNDED) {
     return Status::invalid(
-        say(name, " (", value, ") must be 0 while window lacks ", bit_name, ": set the bit, or zero the bound"));
+        str_cat(name, " (", value, ") must be 0 while window lacks ", bit_name, ": set the bit, or zero the bound"));
   }
   *bound = !set || value == TANDEM_UNBOUNDED ? TANDEM_UNBOUNDED : std::clamp(value, -kFar, kFar);
   return {};
@@ -26,8 +26,8 @@ Status read_pointer(const char* name, const uint64_t* from, uint64_t* to) {
   if (from == nullptr) return {};
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (address % alignof(uint64_t) != 0) {
-    return Status::invalid(say(name, " (address ", address % 64, " modulo 64) must be a multiple of ",
-                               alignof(uint64_t), ": it points to a uint64_t; align it"));
+    return Status::invalid(str_cat(name, " (address ", address % 64, " modulo 64) must be a multiple of ",
+                                   alignof(uint64_t), ": it points to a uint64_t; align it"));
   }
   *to = *from;
   return {};
@@ -36,27 +36,50 @@ Status read_pointer(const char* name, const uint64_t* from, uint64_t* to) {
 }  // namespace
 
 Status Builder::read_options() {
-  if (args_.alignment != TANDEM_BOTTOM_RIGHT && args_.alignment != TANDEM_TOP_LEFT) {
-    return Status::invalid(
-        say("alignment (", args_.alignment, ") must be TANDEM_BOTTOM_RIGHT (0) or TANDEM_TOP_LEFT (1)"));
-  }
   if (args_.num_splits < 0 || args_.num_splits > kMaxSplits) {
-    return Status::invalid(
-        say("num_splits (", args_.num_splits, ") must be 0 to ", kMaxSplits, ": 0 chooses the number for the device"));
+    return Status::invalid(str_cat("num_splits (", args_.num_splits, ") must be 0 to ", kMaxSplits,
+                                   ": 0 chooses the number for the device"));
   }
-  p_.bottom_right = args_.alignment == TANDEM_BOTTOM_RIGHT;
+  if (args_.sm_limit < 0) {
+    return Status::invalid(
+        str_cat("sm_limit (", args_.sm_limit, ") must be 0 (none) or the most multiprocessors that the call may take"));
+  }
   p_.num_splits = args_.num_splits;
   p_.deterministic = args_.deterministic != 0;
   p_.batch_invariant = args_.batch_invariant != 0;
   p_.validate = args_.validate != 0;
+  p_.accumulate = backward() && args_.accumulate != 0;
+  p_.sm_limit = args_.sm_limit;
   return {};
+}
+
+Status Builder::read_diagonal() {
+  const int32_t alignment = args_.alignment;
+  if (alignment < TANDEM_BOTTOM_RIGHT || alignment > TANDEM_EXPLICIT) {
+    return Status::invalid(str_cat("alignment (", alignment,
+                                   ") must be TANDEM_BOTTOM_RIGHT (0), TANDEM_TOP_LEFT (1) or TANDEM_EXPLICIT (2)"));
+  }
+  p_.bottom_right = alignment == TANDEM_BOTTOM_RIGHT;
+  if (alignment == TANDEM_EXPLICIT) {
+    // So far that no entry of diagonal_offsets brings the sum back, nor makes it overflow.
+    constexpr int64_t beyond = int64_t{1} << 33;
+    p_.diagonal_offset = std::clamp(args_.diagonal_offset, -beyond, beyond);
+    return {};
+  }
+  if (args_.diagonal_offset == 0 && args_.diagonal_offsets == nullptr) return {};
+  const std::string which = args_.diagonal_offset != 0
+                                ? str_cat("diagonal_offset (", args_.diagonal_offset, ") must be 0")
+                                : "diagonal_offsets must be NULL";
+  return Status::invalid(str_cat(which, " unless alignment (", alignment,
+                                 ") is TANDEM_EXPLICIT (2): elsewhere the lengths say where the diagonal lies"));
 }
 
 Status Builder::read_window() {
   const int32_t window = args_.window;
   if ((window & ~(TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT)) != 0) {
-    return Status::invalid(say("window (", window, ") must be a sum of TANDEM_WINDOW_LEFT (1) and TANDEM_WINDOW_RIGHT ",
-                               "(2): it says which of window_left and window_right hold"));
+    return Status::invalid(str_cat("window (", window,
+                                   ") must be a sum of TANDEM_WINDOW_LEFT (1) and TANDEM_WINDOW_RIGHT ",
+                                   "(2): it says which of window_left and window_right hold"));
   }
   TANDEM_TRY(read_bound("window_left", "TANDEM_WINDOW_LEFT", (window & TANDEM_WINDOW_LEFT) != 0, args_.window_left,
                         &p_.window_left));
@@ -65,9 +88,10 @@ Status Builder::read_window() {
   if (args_.causal != 0) p_.window_right = std::min<int64_t>(p_.window_right, 0);
   const bool both = p_.window_left != TANDEM_UNBOUNDED && p_.window_right != TANDEM_UNBOUNDED;
   if (both && p_.window_left + p_.window_right < 0) {
-    return Status::invalid(say("window_left (", p_.window_left, ") + window_right (", p_.window_right,
-                               args_.causal != 0 ? ", as causal is set" : "",
-                               ") must be at least 0: no key lies in an inverted window; swap or widen its bounds"));
+    return Status::invalid(
+        str_cat("window_left (", p_.window_left, ") + window_right (", p_.window_right,
+                args_.causal != 0 ? ", as causal is set" : "",
+                ") must be at least 0: no key lies in an inverted window; swap or widen its bounds"));
   }
   return {};
 }
@@ -78,12 +102,12 @@ Status Builder::read_scale() {
   const bool f64 = p_.dtype == DType::f64;
   const double largest = f64 ? DBL_MAX : FLT_MAX, least = f64 ? DBL_MIN : FLT_MIN;
   if (!(std::fabs(scale) <= largest)) {
-    return Status::invalid(say("softmax_scale (", scale, ") must be a finite ", f64 ? "float64" : "float32",
-                               ": every score is multiplied by it; 0 means 1/sqrt(head_dim)"));
+    return Status::invalid(str_cat("softmax_scale (", scale, ") must be a finite ", f64 ? "float64" : "float32",
+                                   ": every score is multiplied by it; 0 means 1/sqrt(head_dim)"));
   }
   if (cap != 0 && !(cap >= least && cap <= largest)) {
-    return Status::invalid(say("softcap (", cap, ") must be 0 (off) or a positive normal ", f64 ? "float64" : "float32",
-                               ": scores become softcap * tanh(score / softcap)"));
+    return Status::invalid(str_cat("softcap (", cap, ") must be 0 (off) or a positive normal ",
+                                   f64 ? "float64" : "float32", ": scores become softcap * tanh(score / softcap)"));
   }
   p_.softmax_scale = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(p_.head_dim));
   p_.softcap = cap;
@@ -94,15 +118,19 @@ Status Builder::read_dropout() {
   const double p = args_.dropout_p;
   if (!(p >= 0 && p < 1)) {
     return Status::invalid(
-        say("dropout_p (", p, ") must be at least 0 and below 1: kept entries are scaled by 1 / (1 - dropout_p)"));
+        str_cat("dropout_p (", p, ") must be at least 0 and below 1: kept entries are scaled by 1 / (1 - dropout_p)"));
   }
   if (p == 0) return {};
   if (p_.batch * p_.heads_q > int64_t{1} << 32) {
-    return Status::invalid(say(
+    return Status::invalid(str_cat(
         "batch (", p_.batch, ") * q.heads (", p_.heads_q,
         ") must be at most 2^32 with dropout: ", "the random counter has 32 bits for them; split the call over batch"));
   }
   p_.dropout = {.p = p, .seed = args_.dropout_seed, .offset = args_.dropout_offset};
+  if (!on_cpu()) {
+    p_.dropout.seed_ptr = args_.dropout_seed_ptr;
+    p_.dropout.offset_ptr = args_.dropout_offset_ptr;
+  }
   if (!mode_.with_data || !on_cpu()) return {};
   TANDEM_TRY(read_pointer("dropout_seed_ptr", args_.dropout_seed_ptr, &p_.dropout.seed));
   return read_pointer("dropout_offset_ptr", args_.dropout_offset_ptr, &p_.dropout.offset);

@@ -1,32 +1,17 @@
 #include "problem/problem.h"
 
+#include <cstddef>
 #include <cstring>
 
+#include "base/text.h"
 #include "problem/builder.h"
-#include "problem/text.h"
+#include "problem/struct_size.h"
 
 namespace tandem {
 namespace {
 
-Status check_struct(const tandem_attention_args* args) {
-  if (args == nullptr) return Status::invalid("args (NULL) must point to a tandem_attention_args");
-  constexpr int64_t known = sizeof(tandem_attention_args);
-  constexpr int64_t wild = 1 << 16;  // a size that no version will reach
-  if (args->size < known || args->size > wild) {
-    return Status::invalid(say("args.size (", args->size, ") must be sizeof(tandem_attention_args), ", known,
-                               " in this version: set it first; it tells which struct the caller was compiled with"));
-  }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(args);
-  for (int64_t i = known; i < args->size; ++i) {
-    if (bytes[i] == 0) continue;
-    return Status::unsupported(say("args byte ", i, " (", bytes[i], ") must be 0: it is an option beyond the ", known,
-                                   " bytes this version knows; zero it or use a newer library"));
-  }
-  if (args->reserved != 0) {
-    return Status::invalid(say("reserved (", args->reserved, ") must be 0: zero the struct before filling it in"));
-  }
-  return {};
-}
+// The struct of version 0.1, the first: what came behind it may be missing.
+constexpr int64_t kFirstSize = offsetof(tandem_attention_args, diagonal_offset);
 
 }  // namespace
 
@@ -45,6 +30,7 @@ const char* name_of(DType t) {
 Status Builder::build() {
   p_.pass = mode_.pass;
   TANDEM_TRY(read_options());
+  TANDEM_TRY(read_diagonal());
   TANDEM_TRY(read_window());
   TANDEM_TRY(read_queries());
   TANDEM_TRY(read_keys());
@@ -61,17 +47,26 @@ Status Builder::build() {
   return check_sharing();
 }
 
+Status read_args(const tandem_attention_args* from, tandem_attention_args* args) {
+  TANDEM_TRY(read_struct("args", "tandem_attention_args", from, kFirstSize, args));
+  if (args->reserved != 0) {
+    return Status::invalid(str_cat("reserved (", args->reserved, ") must be 0: zero the struct before filling it in"));
+  }
+  return {};
+}
+
 Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, tandem_device device, bool with_data,
                     Problem* problem) {
   int32_t pass_value;
   static_assert(sizeof pass == sizeof pass_value);
   std::memcpy(&pass_value, &pass, sizeof pass);
   if (pass_value != TANDEM_FORWARD && pass_value != TANDEM_BACKWARD) {
-    return Status::invalid(say("pass (", pass_value, ") must be TANDEM_FORWARD (0) or TANDEM_BACKWARD (1)"));
+    return Status::invalid(str_cat("pass (", pass_value, ") must be TANDEM_FORWARD (0) or TANDEM_BACKWARD (1)"));
   }
-  TANDEM_TRY(check_struct(args));
+  tandem_attention_args known;
+  TANDEM_TRY(read_args(args, &known));
   *problem = {};
-  return Builder(*args, {.pass = pass, .device = device, .with_data = with_data}, problem).build();
+  return Builder(known, {.pass = pass, .device = device, .with_data = with_data}, problem).build();
 }
 
 Sequence sequence_of(const Problem& p, int64_t b) {
@@ -89,7 +84,8 @@ Sequence sequence_of(const Problem& p, int64_t b) {
   }
   s.q_len = p.seqused_q ? p.seqused_q[b] : s.q_rows;
   s.k_len = p.seqused_k ? p.seqused_k[b] : s.k_rows;
-  s.diagonal = p.bottom_right ? s.k_len - s.q_len : 0;
+  const int64_t own = p.diagonal_offsets ? p.diagonal_offsets[b] : 0;
+  s.diagonal = p.bottom_right ? s.k_len - s.q_len : clamp_diagonal(p.diagonal_offset + own);
   return s;
 }
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "problem/status.h"
+#include "base/status.h"
 #include "tandem/tandem.h"
 
 namespace tandem {
@@ -91,6 +91,7 @@ struct PageTable {
 struct Dropout {
   double p = 0;
   uint64_t seed = 0, offset = 0;  // already read through their pointers where the device is the CPU
+  const uint64_t *seed_ptr = nullptr, *offset_ptr = nullptr;  // where it is not, and they are given
 
   explicit operator bool() const { return p > 0; }
 };
@@ -108,23 +109,38 @@ struct Problem {
   View dout, dlse, dq, dk, dv;
   BiasView bias, dbias;
   HeadView sink, dsink, alibi_slopes;
-  IndexView cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  IndexView cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, diagonal_offsets;
   PageTable page_table;
 
-  double softmax_scale = 1;  // resolved: 1/sqrt(head_dim) when the caller gave 0
-  double softcap = 0;        // 0: off
-  bool bottom_right = true;
+  double softmax_scale = 1;     // resolved: 1/sqrt(head_dim) when the caller gave 0
+  double softcap = 0;           // 0: off
+  bool bottom_right = true;     // else the diagonal's offset is explicit: 0, or this and diagonal_offsets
+  int64_t diagonal_offset = 0;  // within +-2^33
   int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;  // causal is already window_right = 0
   Dropout dropout;
 
   int32_t num_splits = 0;
   bool deterministic = false, batch_invariant = false, validate = false;
+  bool accumulate = false;
+  int32_t sm_limit = 0;  // 0: none
 
   int64_t group() const { return heads_k > 0 ? heads_q / heads_k : 1; }
   bool packed_q() const { return cu_seqlens_q.present; }
   bool packed_k() const { return cu_seqlens_k.present; }
   bool banded() const { return window_left != TANDEM_UNBOUNDED || window_right != TANDEM_UNBOUNDED; }
 };
+
+// A diagonal's offset beyond is as good as this: no sequence is longer, and with a window's bounds and lengths up to
+// 2^28 (those of GPUs) sums stay in int.
+inline constexpr int64_t kFarDiagonal = int64_t{1} << 29;
+
+constexpr int64_t clamp_diagonal(int64_t offset) {
+  return offset < -kFarDiagonal ? -kFarDiagonal : offset > kFarDiagonal ? kFarDiagonal : offset;
+}
+
+// The struct of a caller of this or any other version, in this one's form: what an older version lacks is zero. Refuses
+// a size that no version has, and what this version does not know where it is not zero.
+Status read_args(const tandem_attention_args* from, tandem_attention_args* args);
 
 // Checks everything the host can see and fills *problem. with_data: the data pointers are to be used (forward,
 // backward), so null pointers, alignment, overlap of outputs, and the values of index tensors on the CPU are checked
@@ -142,7 +158,7 @@ struct Sequence {
   int64_t q_begin = 0, k_begin = 0;  // first row in a packed tensor; 0 when dense
   int64_t q_len = 0, k_len = 0;      // the used lengths: what takes part
   int64_t q_rows = 0, k_rows = 0;  // rows the tensors have for it: gradients and outputs beyond the used ones are zero
-  int64_t diagonal = 0;            // the offset of tandem.h: k_len - q_len, or 0
+  int64_t diagonal = 0;            // the offset of tandem.h
 };
 
 // Reads cu_seqlens and seqused from host memory: for the CPU engine and the oracle only.

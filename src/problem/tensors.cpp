@@ -1,8 +1,8 @@
 // The tensors of a call: their shapes and types, and how these depend on each other.
 #include <algorithm>
 
+#include "base/text.h"
 #include "problem/builder.h"
-#include "problem/text.h"
 
 namespace tandem {
 namespace {
@@ -13,17 +13,6 @@ constexpr int position_of(Field field) {
   int i = 0;
   while (kOperands[i].field != field) ++i;
   return i;
-}
-
-// (batch, row, head, dim), or packed (row, head, dim).
-View view_of(const Operand& o) {
-  const int row = o.rank == 4 ? 1 : 0;
-  return {.data = o.data,
-          .dtype = o.dtype,
-          .batch = row == 1 ? o.stride[0] : 0,
-          .row = o.stride[row],
-          .head = o.stride[row + 1],
-          .present = o.present};
 }
 
 // (head), or (batch, head).
@@ -42,10 +31,13 @@ BiasView bias_view_of(const Operand& o) {
   return view;
 }
 
+// A result of a computation in t: wide enough for the digits that 16-bit types lose.
+DTypes or_f32(DType t) { return only(t) | (t == DType::f64 ? 0 : only(DType::f32)); }
+
 Status check_head_dim(const char* tensor, int64_t size) {
   if (size >= 1 && size <= kMaxHeadDim) return {};
-  return Status::invalid(
-      say(tensor, ".head_dim (", size, ") must be 1 to ", kMaxHeadDim, ": a longer vector is no head; split it"));
+  return Status::invalid(str_cat(tensor, ".head_dim (", size, ") must be 1 to ", kMaxHeadDim,
+                                 ": a head is so many numbers; split longer ones"));
 }
 
 }  // namespace
@@ -56,8 +48,8 @@ Status Builder::read(Field field, DTypes dtypes, const char* dtype_why, std::spa
                      bool contiguous_last) {
   const int i = position_of(field);
   if (!given(field)) {
-    return Status::invalid(say(kOperands[i].name, " (NULL) must be a tensor: the ", backward() ? "backward" : "forward",
-                               " pass needs it"));
+    return Status::invalid(str_cat(kOperands[i].name, " (NULL) must be a tensor: the ",
+                                   backward() ? "backward" : "forward", " pass needs it"));
   }
   return read_operand(*(args_.*field),
                       {.info = kOperands[i],
@@ -69,12 +61,12 @@ Status Builder::read(Field field, DTypes dtypes, const char* dtype_why, std::spa
                       mode_, &operands_[i]);
 }
 
-Status Builder::read_like(Field field, Field model, bool contiguous_last) {
+Status Builder::read_like(Field field, Field model, DType type, bool contiguous_last) {
   const Operand& m = operand(model);
   Dim dims[kMaxRank];
   for (int i = 0; i < m.rank; ++i) dims[i] = {m.dim_name[i], m.shape[i], m.name, "a gradient has its tensor's shape"};
-  return read(field, only(m.dtype), "a gradient has its tensor's type", {dims, static_cast<size_t>(m.rank)}, "",
-              contiguous_last);
+  return read(field, or_f32(type), "a gradient has its tensor's type, or more digits than 16-bit types",
+              {dims, static_cast<size_t>(m.rank)}, "", contiguous_last);
 }
 
 Status Builder::read_index(Field field, const Dim& length, IndexView* view) {
@@ -159,8 +151,8 @@ Status Builder::read_keys() {
   TANDEM_TRY(check_head_dim("v", p_.head_dim_v));
   if (p_.heads_k == 0 ? p_.heads_q != 0 : p_.heads_q % p_.heads_k != 0) {
     return Status::invalid(
-        say("q.heads (", p_.heads_q, ") must be a multiple of k.heads (", p_.heads_k,
-            "): every key head serves the same number of query heads; repeat or drop heads of k and v"));
+        str_cat("q.heads (", p_.heads_q, ") must be a multiple of k.heads (", p_.heads_k,
+                "): every key head serves the same number of query heads; repeat or drop heads of k and v"));
   }
 
   if (packed_k) {
@@ -181,7 +173,8 @@ Status Builder::read_page_table() {
   const Operand& k = operand(&Args::k);
   const Operand& table = operand(&Args::page_table);
   if (k.shape[1] < 1) {
-    return Status::invalid(say("k.page_size (", k.shape[1], ") must be at least 1: keys are divided into pages of it"));
+    return Status::invalid(
+        str_cat("k.page_size (", k.shape[1], ") must be at least 1: keys are divided into pages of it"));
   }
   p_.page_table = {.data = reinterpret_cast<const int32_t*>(table.data),
                    .batch = table.stride[0],
@@ -193,9 +186,9 @@ Status Builder::read_page_table() {
   p_.seqlen_k = p_.page_table.max_pages * p_.page_table.page_size;
   p_.total_k = p_.page_table.pages * p_.page_table.page_size;
   if (p_.seqlen_k > INT32_MAX) {
-    return Status::invalid(say("page_table.max_pages (", p_.page_table.max_pages, ") * k.page_size (",
-                               p_.page_table.page_size, ") must be at most ", INT32_MAX,
-                               ": it is the longest sequence that the table can hold; drop columns of it"));
+    return Status::invalid(str_cat("page_table.max_pages (", p_.page_table.max_pages, ") * k.page_size (",
+                                   p_.page_table.page_size, ") must be at most ", INT32_MAX,
+                                   ": it is the longest sequence that the table can hold; drop columns of it"));
   }
   return {};
 }
@@ -205,7 +198,8 @@ Status Builder::read_results() {
   Dim dims[kMaxRank];
   for (int i = 0; i < q.rank - 1; ++i) dims[i] = {q.dim_name[i], q.shape[i], "q", "out has one vector per query"};
   dims[q.rank - 1] = {"head_dim", p_.head_dim_v, "v", "out is a mean of values"};
-  TANDEM_TRY(read(&Args::out, only(p_.dtype), "out has the type of q", {dims, static_cast<size_t>(q.rank)}, "", true));
+  TANDEM_TRY(read(&Args::out, or_f32(p_.dtype), "out has the type of q, or more digits than 16-bit types",
+                  {dims, static_cast<size_t>(q.rank)}, "", true));
   p_.out = view_of(operand(&Args::out));
   if (!given(&Args::lse) && !backward()) return {};
   return read_lse(&Args::lse, &p_.lse);
@@ -222,18 +216,12 @@ Status Builder::read_lse(Field field, View* view) {
         read(field, dtypes, dtype_why,
              {{"batch", p_.batch, "q", why}, {"heads", p_.heads_q, "q", why}, {"seqlen", p_.seqlen_q, "q", why}}));
   }
-  const Operand& o = operand(field);
-  *view = {.data = o.data,
-           .dtype = o.dtype,
-           .batch = o.rank == 3 ? o.stride[0] : 0,
-           .row = o.stride[o.rank - 1],
-           .head = o.stride[o.rank - 2],
-           .present = true};
+  *view = lse_view_of(operand(field));
   return {};
 }
 
 Status Builder::read_gradients() {
-  TANDEM_TRY(read_like(&Args::dout, &Args::out, true));
+  TANDEM_TRY(read_like(&Args::dout, &Args::out, p_.dtype, true));
   p_.dout = view_of(operand(&Args::dout));
   if (given(&Args::dlse)) TANDEM_TRY(read_lse(&Args::dlse, &p_.dlse));
   const struct {
@@ -242,7 +230,7 @@ Status Builder::read_gradients() {
   } wanted[] = {{&Args::dq, &Args::q, &p_.dq}, {&Args::dk, &Args::k, &p_.dk}, {&Args::dv, &Args::v, &p_.dv}};
   for (const auto& gradient : wanted) {
     if (!given(gradient.field)) continue;
-    TANDEM_TRY(read_like(gradient.field, gradient.model, true));
+    TANDEM_TRY(read_like(gradient.field, gradient.model, p_.dtype, true));
     *gradient.view = view_of(operand(gradient.field));
   }
   return {};
@@ -268,16 +256,16 @@ Status Builder::read_bias() {
   } full[] = {{"q.batch", p_.batch}, {"q.heads", p_.heads_q}, {"q.seqlen", p_.seqlen_q}, {"k.seqlen", p_.seqlen_k}};
   for (int i = 0; i < 4; ++i) {
     if (bias.shape[i] == 1 || bias.shape[i] == full[i].size) continue;
-    return Status::invalid(say("bias.", bias.dim_name[i], " (", bias.shape[i], ") must be 1 or equal ", full[i].name,
-                               " (", full[i].size,
-                               "): a dimension of bias is either broadcast or complete; slice or expand it"));
+    return Status::invalid(str_cat("bias.", bias.dim_name[i], " (", bias.shape[i], ") must be 1 or equal ",
+                                   full[i].name, " (", full[i].size,
+                                   "): a dimension of bias is either broadcast or complete; slice or expand it"));
   }
   p_.bias = bias_view_of(bias);
   if (!backward() || !given(&Args::dbias)) return {};
   if (p_.bias.boolean()) {
     return Status::invalid("dbias must be NULL when bias.dtype is bool: a mask has no gradient");
   }
-  TANDEM_TRY(read_like(&Args::dbias, &Args::bias, false));
+  TANDEM_TRY(read_like(&Args::dbias, &Args::bias, p_.bias.dtype, false));
   p_.dbias = bias_view_of(operand(&Args::dbias));
   return {};
 }
@@ -293,7 +281,7 @@ Status Builder::read_per_head() {
     if (!given(&Args::sink)) {
       return Status::invalid("dsink must be NULL without sink: there is nothing it would be the gradient of");
     }
-    TANDEM_TRY(read_like(&Args::dsink, &Args::sink, false));
+    TANDEM_TRY(read_like(&Args::dsink, &Args::sink, p_.sink.dtype, false));
     p_.dsink = head_view_of(operand(&Args::dsink));
   }
   if (!given(&Args::alibi_slopes)) return {};
@@ -310,6 +298,8 @@ Status Builder::read_used_lengths() {
   const Dim length{"length", p_.batch, nullptr, "there is one length per sequence of the batch"};
   if (given(&Args::seqused_q)) TANDEM_TRY(read_index(&Args::seqused_q, length, &p_.seqused_q));
   if (given(&Args::seqused_k)) TANDEM_TRY(read_index(&Args::seqused_k, length, &p_.seqused_k));
+  const Dim offset{"length", p_.batch, nullptr, "there is one offset per sequence of the batch"};
+  if (given(&Args::diagonal_offsets)) TANDEM_TRY(read_index(&Args::diagonal_offsets, offset, &p_.diagonal_offsets));
   return {};
 }
 
@@ -325,15 +315,15 @@ Status Builder::read_longest() {
                {"max_seqlen_k", args_.max_seqlen_k, p_.packed_k(), &p_.seqlen_k}};
   for (const auto& side : sides) {
     if (side.given < 0) {
-      return Status::invalid(say(side.name, " (", side.given, ") must be 0 (unknown) or the longest sequence"));
+      return Status::invalid(str_cat(side.name, " (", side.given, ") must be 0 (unknown) or the longest sequence"));
     }
     if (!side.packed && side.given != 0 && side.given < *side.longest) {
-      return Status::invalid(say(side.name, " (", side.given, ") must be at least seqlen (", *side.longest,
-                                 "), or 0: it bounds every sequence; in a dense call leave it 0"));
+      return Status::invalid(str_cat(side.name, " (", side.given, ") must be at least seqlen (", *side.longest,
+                                     "), or 0: it bounds every sequence; in a dense call leave it 0"));
     }
     if (side.packed && side.given == 0 && !on_cpu()) {
-      return Status::invalid(say(side.name, " (0) must be given for packed tensors on a device: ",
-                                 "the host does not read cu_seqlens there; pass the longest sequence"));
+      return Status::invalid(str_cat(side.name, " (0) must be given for packed tensors on a device: ",
+                                     "the host does not read cu_seqlens there; pass the longest sequence"));
     }
     if (side.packed && side.given != 0) *side.longest = std::min(*side.longest, side.given);
   }

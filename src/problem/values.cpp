@@ -1,6 +1,6 @@
 // The rules that need the data: values of index tensors on the CPU, and memory that tensors share.
+#include "base/text.h"
 #include "problem/builder.h"
-#include "problem/text.h"
 
 namespace tandem {
 namespace {
@@ -8,34 +8,35 @@ namespace {
 Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batch, const char* tensor, int64_t total,
                         const char* bound_name, int64_t bound) {
   if (offsets[0] != 0) {
-    return Status::invalid(say(name, "[0] (", offsets[0], ") must be 0: the first sequence begins at row 0"));
+    return Status::invalid(str_cat(name, "[0] (", offsets[0], ") must be 0: the first sequence begins at row 0"));
   }
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t begin = offsets[b], end = offsets[b + 1];
     if (end < begin) {
-      return Status::invalid(say(name, "[", b + 1, "] (", end, ") must be at least ", name, "[", b, "] (", begin,
-                                 "): sequences follow each other; give running sums of the lengths"));
+      return Status::invalid(str_cat(name, "[", b + 1, "] (", end, ") must be at least ", name, "[", b, "] (", begin,
+                                     "): sequences follow each other; give running sums of the lengths"));
     }
     if (end > total) {
-      return Status::invalid(say(name, "[", b + 1, "] (", end, ") must be at most ", tensor, ".total (", total,
-                                 "): sequences lie within the tensor; check the sums"));
+      return Status::invalid(str_cat(name, "[", b + 1, "] (", end, ") must be at most ", tensor, ".total (", total,
+                                     "): sequences lie within the tensor; check the sums"));
     }
     if (end - begin > bound) {
-      return Status::invalid(say(bound_name, " (", bound, ") must be at least ", end - begin,
-                                 ", the length of sequence ", b, ": it bounds every sequence; give the longest, or 0"));
+      return Status::invalid(str_cat(bound_name, " (", bound, ") must be at least ", end - begin,
+                                     ", the length of sequence ", b,
+                                     ": it bounds every sequence; give the longest, or 0"));
     }
   }
   if (offsets[batch] != total) {
-    return Status::invalid(say(name, "[", batch, "] (", offsets[batch], ") must equal ", tensor, ".total (", total,
-                               "): the last sequence ends with the tensor; slice the tensor or extend the sums"));
+    return Status::invalid(str_cat(name, "[", batch, "] (", offsets[batch], ") must equal ", tensor, ".total (", total,
+                                   "): the last sequence ends with the tensor; slice the tensor or extend the sums"));
   }
   return {};
 }
 
 Status check_used(const char* name, int64_t b, int64_t used, int64_t rows) {
   if (used >= 0 && used <= rows) return {};
-  return Status::invalid(say(name, "[", b, "] (", used, ") must be 0 to ", rows, ", the length of sequence ", b,
-                             ": it counts the rows in use"));
+  return Status::invalid(str_cat(name, "[", b, "] (", used, ") must be 0 to ", rows, ", the length of sequence ", b,
+                                 ": it counts the rows in use"));
 }
 
 Status check_offsets(const Problem& p) {
@@ -65,8 +66,8 @@ Status check_pages(const Problem& p) {
     for (int64_t i = 0; i < used; ++i) {
       const int64_t page = table.data[b * table.batch + i * table.column];
       if (page >= 0 && page < table.pages) continue;
-      return Status::invalid(say("page_table[", b, ", ", i, "] (", page, ") must be at least 0 and below k.pages (",
-                                 table.pages, "): it holds keys in use; if it does not, lower seqused_k"));
+      return Status::invalid(str_cat("page_table[", b, ", ", i, "] (", page, ") must be at least 0 and below k.pages (",
+                                     table.pages, "): it holds keys in use; if it does not, lower seqused_k"));
     }
   }
   return {};
@@ -87,9 +88,9 @@ Status Builder::check_sharing() const {
       if (!operands_[j].present) continue;
       const bool seen = j <= i && kOperands[j].in(mode_.pass) == Use::write;  // outputs: each pair once
       if (seen || !overlap(operands_[i], operands_[j])) continue;
-      return Status::invalid(say(kOperands[i].name, ".data (byte ", operands_[i].data - operands_[j].data, " from ",
-                                 kOperands[j].name, ".data) overlaps ", kOperands[j].name, ": ", kOperands[i].name,
-                                 " is written while the other is in use; give it memory of its own"));
+      return Status::invalid(str_cat(kOperands[i].name, ".data (byte ", operands_[i].data - operands_[j].data, " from ",
+                                     kOperands[j].name, ".data) overlaps ", kOperands[j].name, ": ", kOperands[i].name,
+                                     " is written while the other is in use; give it memory of its own"));
     }
   }
   return {};

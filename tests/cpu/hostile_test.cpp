@@ -33,6 +33,20 @@ TEST(CpuHostile, NothingToDo) {
   expect_good_in_all("--seqlen-k 0 --bias f32 --bias-shape bhi1");
 }
 
+// Sinks, needles and heads that copy.
+TEST(CpuHostile, RowsThatOneKeyTakes) {
+  const std::string dims = "--seqlen-k 384 --head-dim 64 --head-dim-v 64 --values ";
+  for (const std::string values :
+       {"sink12", "sink16", "sink20", "sink50", "needle12", "needle16", "needle50", "copy"}) {
+    for (const std::string more : {"--seqlen-q 70", "--seqlen-q 1", "--seqlen-q 5 --splits 2"}) {
+      expect_good_in_all(dims + values + " --gradients none " + more);
+    }
+  }
+  for (const std::string values : {"sink16", "needle50", "copy"}) {
+    expect_good_in_all(dims + values + " --seqlen-q 90 --heads-q 2 --heads-k 1 --sink f32 --causal 1");
+  }
+}
+
 TEST(CpuHostile, RowsThatSeeNothing) {
   for (const char* mask : {"--right -300", "--right -90", "--causal 1 --seqlen-k 3", "--left -80", "--used-k 0",
                            "--top-left 1 --left 5 --right 5"}) {

@@ -6,13 +6,13 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cpu/cpu.h"
+#include "base/instruction_set.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (const char* wanted = std::getenv("TANDEM_CPU_TARGET")) {
-    const std::vector<std::string> targets = tandem::cpu::available_targets();
-    const auto found = std::find(targets.begin(), targets.end(), wanted);
+    const std::vector<std::string_view>& targets = tandem::instruction_sets();
+    const auto found = std::find(targets.begin(), targets.end(), std::string_view(wanted));
     if (found == targets.end() || found == targets.begin()) {
       std::printf("skipped: %s is %s\n", wanted, found == targets.end() ? "not available here" : "the default");
       return 77;

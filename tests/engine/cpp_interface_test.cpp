@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -154,6 +156,71 @@ TEST(CppInterface, TensorsFromDlpack) {
   EXPECT_TRUE(contains(thrown([&] { Tensor{foreign}; }), "ndim (9) must be at most 8"));
 }
 
+// Memory of another's, as a device has it: asked for when it is too small, and given back.
+TEST(CppInterface, WorkspaceGrowsAndIsKept) {
+  std::vector<size_t> allocated;
+  int alive = 0;
+  {
+    tandem::Workspace workspace(
+        [&](size_t bytes) {
+          allocated.push_back(bytes);
+          ++alive;
+          return std::malloc(bytes);
+        },
+        [&](void* memory) {
+          --alive;
+          std::free(memory);
+        });
+    EXPECT_EQ(workspace.bytes(), 0u);
+    Small s;
+    const tandem::Context context({.threads = 1});
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      s.out = {-1, -1};
+      tandem::forward(s.attention(), context, workspace);
+      EXPECT_EQ(s.out, (std::vector<float>{4, 7}));
+    }
+    ASSERT_EQ(allocated.size(), 1u);
+    EXPECT_EQ(allocated[0], tandem::workspace_size(s.attention(), TANDEM_FORWARD, context));
+    workspace.reserve(2 * allocated[0]);
+    EXPECT_EQ(allocated.size(), 2u);
+    EXPECT_EQ(alive, 1);
+    tandem::Workspace moved = std::move(workspace);
+    EXPECT_EQ(moved.bytes(), allocated[1]);
+    EXPECT_EQ(workspace.bytes(), 0u);  // NOLINT(bugprone-use-after-move): empty, as Workspace says
+    EXPECT_EQ(alive, 1);
+  }
+  EXPECT_EQ(alive, 0);
+}
+
+TEST(CppInterface, TensorsOnADevice) {
+  float x[2] = {0, 0};
+  Tensor there = Tensor(x, {1, 1, 1, 2}).on(tandem::cuda(3));
+  EXPECT_EQ(there.get()->device.type, TANDEM_CUDA);
+  EXPECT_EQ(there.get()->device.index, 3);
+  Small s;
+  Attention a = s.attention();
+  a.k = there;
+  EXPECT_TRUE(contains(thrown([&] { tandem::forward(a); }), "k.device (type 2, index 3) must be the context's"));
+  EXPECT_TRUE(tandem::Context().on_host());
+}
+
+TEST(CppInterface, MergesParts) {
+  std::vector<float> one = {1, 2}, two = {3, 6}, lse = {0.5f}, none = {-INFINITY}, out(2), out_lse(1);
+  const auto part = [](std::vector<float>& o, std::vector<float>& l) {
+    return tandem::Part{Tensor(o, {1, 1, 1, 2}), Tensor(l, {1, 1, 1})};
+  };
+  tandem::merge({part(one, lse), part(two, lse)}, part(out, out_lse));
+  EXPECT_FLOAT_EQ(out[0], 2);
+  EXPECT_FLOAT_EQ(out[1], 4);
+  EXPECT_FLOAT_EQ(out_lse[0], 0.5f + std::log(2.0f));
+  tandem::merge({part(one, none), part(two, lse)}, part(one, none));  // in place
+  EXPECT_EQ(one, two);
+  EXPECT_EQ(none, lse);
+  const std::vector<float> fixed(2);
+  EXPECT_TRUE(contains(thrown([&] { tandem::merge({part(one, lse)}, {Tensor(fixed, {1, 1, 1, 2})}); }), "read only"));
+  EXPECT_TRUE(contains(thrown([&] { tandem::merge({}, part(out, out_lse)); }), "parts (0) must be at least 1"));
+}
+
 // Every field reaches its place in the C struct.
 TEST(CppInterface, EveryFieldIsPassed) {
   const uint64_t seed = 1, offset = 2;
@@ -177,7 +244,8 @@ TEST(CppInterface, EveryFieldIsPassed) {
                              &a.cu_seqlens_k,
                              &a.seqused_q,
                              &a.seqused_k,
-                             &a.page_table};
+                             &a.page_table,
+                             &a.diagonal_offsets};
   for (size_t i = 0; i < std::size(tensors); ++i)
     *tensors[i] = Tensor(tandem::float32, reinterpret_cast<void*>(i + 1), {1});
   a.max_seqlen_q = 3;
@@ -194,7 +262,9 @@ TEST(CppInterface, EveryFieldIsPassed) {
   a.dropout_seed_ptr = &seed;
   a.dropout_offset_ptr = &offset;
   a.num_splits = 10;
-  a.deterministic = a.batch_invariant = a.validate = true;
+  a.deterministic = a.batch_invariant = a.validate = a.accumulate = true;
+  a.diagonal_offset = -11;
+  a.sm_limit = 12;
   const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
   const tandem_attention_args& args = *c_args.get();
   EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
@@ -217,7 +287,8 @@ TEST(CppInterface, EveryFieldIsPassed) {
                                           args.cu_seqlens_k,
                                           args.seqused_q,
                                           args.seqused_k,
-                                          args.page_table};
+                                          args.page_table,
+                                          args.diagonal_offsets};
   for (size_t i = 0; i < std::size(handles); ++i) {
     ASSERT_NE(handles[i], nullptr) << i;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(handles[i]->data), i + 1);
@@ -240,6 +311,9 @@ TEST(CppInterface, EveryFieldIsPassed) {
   EXPECT_EQ(args.deterministic, 1);
   EXPECT_EQ(args.batch_invariant, 1);
   EXPECT_EQ(args.validate, 1);
+  EXPECT_EQ(args.accumulate, 1);
+  EXPECT_EQ(args.diagonal_offset, -11);
+  EXPECT_EQ(args.sm_limit, 12);
 
   const Attention nothing;
   const tandem::detail::CArgs c_nothing(nothing, TANDEM_FORWARD);

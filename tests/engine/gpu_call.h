@@ -11,6 +11,7 @@
 #include "engine/fake_device.h"
 #include "engine/gpu.h"
 #include "jit/temporary.h"
+#include "plan/forward.h"
 #include "problem/call.h"
 
 namespace tandem::test {
@@ -61,7 +62,7 @@ class GpuCalls : public testing::Test {
   void SetUp() override { context = make_context(FAKE_NVRTC); }
 
   std::unique_ptr<tandem_context> make_context(const std::string& nvrtc) {
-    jit::Env env;
+    Env env;
     env.nvrtc = nvrtc;
     env.temporary = folder.path();
     auto engine = std::make_unique<GpuEngine>("cuda:3", std::make_unique<FakeDevice>(&gpu), env,
@@ -79,12 +80,12 @@ class GpuCalls : public testing::Test {
   void runs(GpuCall& call) { ASSERT_EQ(run(call), TANDEM_OK) << tandem_last_error(); }
   const ForwardParams& params() const { return gpu.launched.back().params; }
   // As the table of tiles has it.
-  static plan::ForwardPlan plan_of(const GpuCall& call) {
+  static plan::ForwardTiling plan_of(const GpuCall& call) {
     Problem problem;
     EXPECT_TRUE(call.make(&problem).ok());
-    return plan::plan_forward(problem, hopper());
+    return plan::make_plan(problem, hopper()).forward;
   }
-  static uint32_t keys_of(const GpuCall& call) { return static_cast<uint32_t>(plan_of(call).tile.keys); }
+  static uint32_t keys_of(const GpuCall& call) { return static_cast<uint32_t>(plan_of(call).tile.tile_n); }
 
   TemporaryFolder folder;
   FakeGpu gpu;

@@ -48,7 +48,7 @@ TEST_F(GpuCalls, WarmCallsOnlyLaunch) {
     EXPECT_EQ(each.launch.stream, stream);
     EXPECT_EQ(each.launch.grid.x, static_cast<uint32_t>(plan_of(call).tiles));
     EXPECT_EQ(each.launch.block.x, static_cast<uint32_t>(plan_of(call).tile.threads()));
-    EXPECT_EQ(each.launch.dynamic_smem_bytes, static_cast<uint32_t>(plan_of(call).tile.shared_bytes()));
+    EXPECT_EQ(each.launch.dynamic_smem_bytes, static_cast<uint32_t>(plan_of(call).tile.smem_bytes()));
   }
   Sizes more = kSmall;
   more.batch = 5;
@@ -139,11 +139,11 @@ TEST_F(GpuCalls, DenseMapsAndParameters) {
   EXPECT_EQ(p.seqlen_q, 100);
   EXPECT_EQ(p.seqlen_k, 200);
   EXPECT_EQ(p.head_dim_v, 40);
-  EXPECT_EQ(p.together, 1);
-  EXPECT_EQ(p.tiles_m, plan_of(call).tiles_m);
-  EXPECT_EQ(p.tiles, 12 * p.tiles_m);
+  EXPECT_EQ(p.pack_gqa, 1);
+  EXPECT_EQ(p.m_blocks, plan_of(call).m_blocks);
+  EXPECT_EQ(p.tiles, 12 * p.m_blocks);
   EXPECT_EQ(p.counter, nullptr);
-  EXPECT_EQ(p.work, nullptr);
+  EXPECT_EQ(p.tile_list, nullptr);
   EXPECT_EQ(p.bottom_right, 0);
   EXPECT_EQ(p.window_right, 0);
   EXPECT_EQ(p.window_left, plan::kFarWindow);
@@ -163,8 +163,8 @@ TEST_F(GpuCalls, HeadsTogether) {
   runs(call);
   map_is(gpu.maps[0], call.q.handle.data, {128, 8, 5, 2, 3}, {256, 4096, 2048, 20480}, {64, 8, 8, 1, 1});
   map_is(gpu.maps[3], call.out.handle.data, {128, 8, 5, 2, 3}, {256, 4096, 2048, 20480}, {64, 8, 8, 1, 1});
-  EXPECT_EQ(params().together, 8);
-  EXPECT_EQ(params().tiles_m, 1);
+  EXPECT_EQ(params().pack_gqa, 8);
+  EXPECT_EQ(params().m_blocks, 1);
   EXPECT_EQ(params().tiles, 6);
   EXPECT_EQ(params().lse, nullptr);
 }
@@ -220,10 +220,10 @@ TEST_F(GpuCalls, PackedCallsMakeTheirScheduleFirst) {
     EXPECT_EQ(p.lse_head, 330);
     EXPECT_EQ(p.lse_batch, 0);
     EXPECT_EQ(p.tiles, 0);
-    EXPECT_EQ(p.tiles_m, plan_of(call).tiles_m);
-    ASSERT_NE(p.work, nullptr);
-    EXPECT_LE(reinterpret_cast<unsigned char*>(p.work + p.tiles_m), workspace.data() + workspace.size());
-    EXPECT_EQ(reinterpret_cast<std::byte*>(p.work) - reinterpret_cast<std::byte*>(p.counter), 32);
+    EXPECT_EQ(p.m_blocks, plan_of(call).m_blocks);
+    ASSERT_NE(p.tile_list, nullptr);
+    EXPECT_LE(reinterpret_cast<unsigned char*>(p.tile_list + p.m_blocks), workspace.data() + workspace.size());
+    EXPECT_EQ(reinterpret_cast<std::byte*>(p.tile_list) - reinterpret_cast<std::byte*>(p.counter), 32);
   }
   EXPECT_TRUE(gpu.fills.empty());  // the schedule sets the counter
 }
@@ -259,6 +259,33 @@ TEST_F(GpuCalls, OptionsReachTheKernel) {
   EXPECT_EQ(p.window_left, 30);
   EXPECT_EQ(p.window_right, -4);
   EXPECT_EQ(p.bottom_right, 1);
+}
+
+TEST_F(GpuCalls, Float32OutAndExplicitDiagonal) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  call.make_on_gpu(call.out, {2, 100, 6, 40}, kF32);
+  call.args.causal = 1;
+  call.args.alignment = TANDEM_EXPLICIT;
+  call.args.diagonal_offset = -7;
+  runs(call);
+  ASSERT_EQ(gpu.maps.size(), 4u);
+  EXPECT_EQ(gpu.maps[0].type, gpu::TensorType::bf16);
+  EXPECT_EQ(gpu.maps[3].type, gpu::TensorType::f32);
+  map_is(gpu.maps[3], call.out.handle.data, {40, 1, 100, 6, 2}, {16, 960, 160, 96000}, {32, 1, 64, 1, 1});
+  EXPECT_EQ(params().out_data, call.out.handle.data);
+  EXPECT_EQ(params().bottom_right, 0);
+  EXPECT_EQ(params().diagonal_offset, -7);
+  EXPECT_EQ(params().diagonal_offsets, nullptr);
+  call.args.diagonal_offset = INT64_MAX;
+  runs(call);
+  EXPECT_EQ(params().diagonal_offset, kFarDiagonal);
+  call.indices(call.seqused_q, &tandem_attention_args::diagonal_offsets, {3, INT32_MIN});
+  runs(call);
+  EXPECT_EQ(params().diagonal_offset, int64_t{1} << 33);  // beyond what an entry could bring back
+  EXPECT_EQ(params().diagonal_offsets, call.seqused_q.ints());
+  call.args.alignment = TANDEM_BOTTOM_RIGHT;
+  EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
 }
 
 // Keys, values and a bias that are not there are zeros in the workspace.
@@ -334,13 +361,14 @@ TEST_F(GpuCalls, BuffersOfPackedCalls) {
   runs(call);
   ASSERT_EQ(gpu.launched.size(), 2u);
   const int* const counter = params().counter;
-  const std::string work = std::to_string(8 * params().tiles_m);
+  const std::string work = std::to_string(8 * params().m_blocks);
   EXPECT_EQ(described(gpu.launched[0].buffers, counter),
             (Texts{"cu_seqlens_q 16", "cu_seqlens_k 16", "seqused_k 12", "workspace.counter at 0 8 wu",
-                   "workspace.zeros at 16 16 w", "workspace.work at 32 " + work + " wu"}));
-  EXPECT_EQ(described(gpu.launched[1].buffers, counter),
-            (Texts{"q 675840", "out 337920 wu", "cu_seqlens_q 16", "cu_seqlens_k 16", "seqused_k 12",
-                   "workspace.counter at 0 8 w", "workspace.zeros at 16 16 w", "workspace.work at 32 " + work + " w"}));
+                   "workspace.zeros at 16 16 w", "workspace.tile_list at 32 " + work + " wu"}));
+  EXPECT_EQ(
+      described(gpu.launched[1].buffers, counter),
+      (Texts{"q 675840", "out 337920 wu", "cu_seqlens_q 16", "cu_seqlens_k 16", "seqused_k 12",
+             "workspace.counter at 0 8 w", "workspace.zeros at 16 16 w", "workspace.tile_list at 32 " + work + " w"}));
 }
 
 TEST_F(GpuCalls, NothingToWrite) {
@@ -361,13 +389,12 @@ TEST_F(GpuCalls, Refusals) {
   for (Held* held : {&call.dout, &call.dlse, &call.dq}) held->handle = {};
   call.make_on_gpu(call.dout, call.out.shape, kBf16);
   call.args.dout = &call.dout.handle;
+  call.args.num_splits = 2;
   EXPECT_EQ(tandem_check(context.get(), TANDEM_BACKWARD, &call.args), TANDEM_UNSUPPORTED);
-  EXPECT_TRUE(says("pass (backward)")) << tandem_last_error();
-
-  call.args.dropout_p = 0.1;
+  EXPECT_TRUE(says("num_splits (2)")) << tandem_last_error();
   EXPECT_EQ(run(call), TANDEM_UNSUPPORTED);
   EXPECT_EQ(tandem_prepare(context.get(), TANDEM_FORWARD, &call.args), TANDEM_UNSUPPORTED);
-  call.args.dropout_p = 0;
+  call.args.num_splits = 0;
 
   call.q.handle.byte_offset = 8;
   EXPECT_EQ(tandem_check(context.get(), TANDEM_FORWARD, &call.args), TANDEM_OK);  // data is ignored

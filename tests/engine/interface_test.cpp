@@ -153,8 +153,8 @@ TEST(Interface, ContextOptions) {
   options.size = INT64_MAX;
   refused(options, TANDEM_INVALID_ARGUMENT, "options.size (9223372036854775807)");
   options = options_of(1);
-  options.device = "vgpu:b300";
-  refused(options, TANDEM_INVALID_ARGUMENT, "device \"vgpu:b300\" must be \"vgpu:h200\", ");
+  options.device = "vgpu:h300";
+  refused(options, TANDEM_INVALID_ARGUMENT, "device \"vgpu:h300\" must be \"vgpu:b200\", ");
   options.device = "cuda:1000";  // more than there are, or no driver at all
   refused(options, TANDEM_UNSUPPORTED, "device \"cuda");
   options.device = "cuda:x";

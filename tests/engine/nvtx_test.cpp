@@ -50,7 +50,7 @@ TEST_F(Nvtx, EveryCallIsARangeNamedAfterItsKernel) {
 TEST_F(Nvtx, ACallThatIsRefusedIsNone) {
   GpuCall call;
   call.dense_on_gpu(kSmall);
-  call.args.dropout_p = 0.5;
+  call.args.num_splits = 2;
   EXPECT_EQ(run(call), TANDEM_UNSUPPORTED);
   EXPECT_TRUE(lines().empty());
 }

@@ -75,6 +75,8 @@ class Call {
     if (packed) set_index(16, batch + 1, i32, sq), set_index(17, batch + 1, i32, sk);
     if (flags & 512) set_index(18, batch, i32, 0), set_index(19, batch, i32, 0);
     if (flags & 1024) set(20, {batch, 2}, i32);
+    if (flags & 16384)
+      args_.alignment = TANDEM_EXPLICIT, set_index(21, batch, i32, 5), args_.diagonal_offset = in.number();
     args_.size = sizeof args_;
     args_.causal = (flags >> 11) & 1;
     if (flags & 4096) args_.window = 3, args_.window_left = in.number(), args_.window_right = in.number();
@@ -85,7 +87,7 @@ class Call {
   void spoil(Bytes& in) {
     const auto which = in.take<uint8_t>();
     if (which < 160) return spoil_tensor(tensors_[which % tensor_fields], in);
-    switch (which % 16) {
+    switch (which % 19) {
       case 0: args_.softmax_scale = in.take<double>(); break;
       case 1: args_.softcap = in.take<double>(); break;
       case 2: args_.causal = in.take<int32_t>(); break;
@@ -100,6 +102,9 @@ class Call {
       case 11: args_.max_seqlen_k = in.number(); break;
       case 12: args_.size = in.take<uint16_t>() % 1024; break;
       case 13: tensors_[in.take<uint8_t>() % tensor_fields].reset(); break;
+      case 15: args_.diagonal_offset = in.take<int64_t>(); break;
+      case 16: args_.sm_limit = in.take<int32_t>(); break;
+      case 17: args_.accumulate = in.take<int8_t>(); break;
       case 14: copy_tensor(in.take<uint8_t>() % tensor_fields, in.take<uint8_t>() % tensor_fields); break;
       default: tail_ = in.take<uint8_t>();
     }
@@ -127,7 +132,7 @@ class Call {
                                                    &args_.seqused_q,
                                                    &args_.seqused_k,
                                                    &args_.page_table,
-                                                   nullptr};
+                                                   &args_.diagonal_offsets};
     for (size_t i = 0; i < tensor_fields; ++i) {
       if (!fields[i]) continue;
       *fields[i] = tensors_[i] ? &tensors_[i]->handle : nullptr;
@@ -223,10 +228,11 @@ class Call {
     require(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0 && p.head_dim >= 1 && p.head_dim_v >= 1);
     require(p.heads_k == 0 ? p.heads_q == 0 : p.heads_q % p.heads_k == 0);
     require(p.softmax_scale == p.softmax_scale && p.softcap >= 0 && p.dropout.p >= 0 && p.dropout.p < 1);
-    if (!with_data && (p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k)) return;
+    if (!with_data && (p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k || p.diagonal_offsets)) return;
     for (int64_t b = 0; b < std::min<int64_t>(p.batch, 100); ++b) {
       const Sequence s = sequence_of(p, b);
       require(0 <= s.q_len && s.q_len <= s.q_rows && s.q_rows <= p.seqlen_q);
+      require(p.bottom_right || (-kFarDiagonal <= s.diagonal && s.diagonal <= kFarDiagonal));
       require(0 <= s.k_len && s.k_len <= s.k_rows && s.k_rows <= p.seqlen_k);
       require(s.q_begin >= 0 && s.q_begin + s.q_rows <= p.total_q);
       if (!p.page_table) require(s.k_begin >= 0 && s.k_begin + s.k_rows <= p.total_k);

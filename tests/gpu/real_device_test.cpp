@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
+#include "base/text.h"
 #include "gpu/driver/driver.h"
 #include "jit/compiler.h"
-#include "problem/text.h"
 
 namespace tandem::test {
 namespace {
@@ -109,10 +109,10 @@ TEST_F(RealDevice, CompilesLoadsAndLaunches) {
   if (properties.compute_major < 9) GTEST_SKIP() << "NOT RUN: tensor maps need compute capability 9.0";
   std::unique_ptr<jit::Compiler> compiler;
   const jit::Search search{{}, properties.driver_version / 1000};
-  if (const Status status = jit::Compiler::open(search, jit::Env::get(), &compiler); !status.ok()) {
+  if (const Status status = jit::Compiler::open(search, Env::get(), &compiler); !status.ok()) {
     GTEST_SKIP() << "NOT RUN: " << status.message;
   }
-  const std::string arch = say("sm_", properties.compute_major, properties.compute_minor, "a");
+  const std::string arch = str_cat("sm_", properties.compute_major, properties.compute_minor, "a");
   const jit::Request request{"copy_box", kSource, arch, {"--std=c++20"}, jit::Output::cubin};
   std::string cubin, log;
   ok(compiler->compile(request, {}, &cubin, &log));

@@ -28,8 +28,8 @@ using jit::Request;
 
 class Build : public testing::Test {
  protected:
-  jit::Env env() const {
-    jit::Env result;
+  Env env() const {
+    Env result;
     result.nvrtc = FAKE_NVRTC;
     result.temporary = folder.path();
     return result;
@@ -182,7 +182,7 @@ TEST_F(Build, ErrorsAreNotKept) {
   EXPECT_EQ(with->counters().compiled, 0);
   EXPECT_TRUE(with->cache().list().empty());
 
-  jit::Env absent;
+  Env absent;
   absent.nvrtc = "/nowhere";
   Builder none({}, absent, {.folder = cache}, {});
   EXPECT_EQ(none.build(request, &code).code, TANDEM_NO_COMPILER);

@@ -51,7 +51,7 @@ class DiskCache : public testing::Test {
 };
 
 TEST_F(DiskCache, FolderFromTheEnvironment) {
-  jit::Env env;
+  Env env;
   EXPECT_EQ(Cache::options(env).folder, "");
   env.home = "/home/u";
   EXPECT_EQ(Cache::options(env).folder, "/home/u/.cache/tandem");

@@ -19,7 +19,7 @@ using jit::Output;
 using jit::Request;
 
 std::unique_ptr<Compiler> fake_compiler(const std::string& temporary) {
-  jit::Env env;
+  Env env;
   env.nvrtc = FAKE_NVRTC;
   env.temporary = temporary;
   std::unique_ptr<Compiler> compiler;
@@ -50,7 +50,7 @@ TEST(Compiler, PassesEverythingOn) {
 }
 
 TEST(Compiler, AbsentIsASentence) {
-  jit::Env env;
+  Env env;
   env.nvrtc = "/nowhere/libnvrtc.so";
   std::unique_ptr<Compiler> compiler;
   const Status status = Compiler::open({}, env, &compiler);
@@ -104,7 +104,7 @@ TEST(Compiler, FirstErrorIsInTheSentenceAndTheRestInAFile) {
 class RealCompiler : public testing::Test {
  protected:
   void SetUp() override {
-    jit::Env env = jit::Env::get();
+    Env env = Env::get();
     env.temporary = folder.path();
     if (const Status status = Compiler::open({}, env, &compiler); !status.ok()) {
       GTEST_SKIP() << "NOT RUN, no compiler: " << status.message;

@@ -17,7 +17,7 @@ class NvrtcSearch : public testing::Test {
     return folder / path;
   }
   // Without what may lie in /usr/local/cuda of this machine.
-  static Paths found(const jit::Search& search, const jit::Env& env) {
+  static Paths found(const jit::Search& search, const Env& env) {
     Paths paths = jit::nvrtc_candidates(search, env);
     std::erase_if(paths, [](const std::string& path) { return path.starts_with("/usr/local/cuda"); });
     return paths;
@@ -28,7 +28,7 @@ class NvrtcSearch : public testing::Test {
 
 TEST_F(NvrtcSearch, TheVariableAloneCounts) {
   library("site/nvidia/cu13/lib/libnvrtc.so.13");
-  jit::Env env;
+  Env env;
   env.nvrtc = "/some/libnvrtc.so";
   EXPECT_EQ(jit::nvrtc_candidates({{folder / "site"}, 0}, env), Paths{"/some/libnvrtc.so"});
 }
@@ -39,7 +39,7 @@ TEST_F(NvrtcSearch, OrderOfPlaces) {
   const std::string conda_pip = library("conda/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
   const std::string conda = library("conda/lib/libnvrtc.so.12");
   const std::string toolkit = library("cuda/lib64/libnvrtc.so.12");
-  jit::Env env;
+  Env env;
   env.virtual_env = folder / "venv";
   env.conda_prefix = folder / "conda";
   env.cuda_home = folder / "cuda";
@@ -61,7 +61,7 @@ TEST_F(NvrtcSearch, NewestFirstAndOnlyLibraries) {
 }
 
 TEST_F(NvrtcSearch, AbsentFoldersAreNothing) {
-  jit::Env env;
+  Env env;
   env.virtual_env = folder / "absent";
   env.conda_prefix = folder / "absent";
   env.cuda_home = folder / "absent";

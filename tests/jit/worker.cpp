@@ -8,7 +8,7 @@
 
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
-  tandem::jit::Env env;
+  tandem::Env env;
   env.nvrtc = argv[1];
   tandem::jit::Builder builder({}, env, {.folder = argv[2]}, {});
   const tandem::jit::Request request{"worker", argv[4], "sm_90a", {}, tandem::jit::Output::cubin};

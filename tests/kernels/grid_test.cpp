@@ -36,6 +36,10 @@ const char* const kFeatures[] = {
     "--left 128 --causal 1",
     "--softcap 5",
     "--softcap 2 --causal 1",
+    "--softcap 1 --values large",
+    "--softcap 40 --values copy --causal 1",
+    "--softcap 1000000",
+    "--softcap 100000 --scale 30",
     "--scale 0.9",
     "--scale -0.2",
     "--scale -0.2 --causal 1 --softcap 3",
@@ -49,6 +53,13 @@ const char* const kFeatures[] = {
     "--values large",
     "--values large --causal 1 --sink f32",
     "--invariant 1 --causal 1",
+    "--causal 1 --explicit 1 --diagonal 30",
+    "--causal 1 --explicit 1 --diagonal -70",
+    "--left 40 --right 9 --explicit 1 --diagonal 100 --float32 o",
+    "--left 40 --explicit 1 --diagonal 1000000000000 --sink f32",
+    "--alibi head --causal 1 --explicit 1 --diagonal 12",
+    "--float32 o",
+    "--float32 o --causal 1 --sm-limit 2",
 };
 const char* const kDenseFeatures[] = {
     "--bias f32",
@@ -169,6 +180,20 @@ TEST_F(Kernels, ManyTiles) {
     for (int b = 0; b < 400; ++b) lengths.append(b > 0 ? "," : "").append(number(b * 7919 % 41));
     add("--packed 1 --max-seqlen 0 --heads-q 4 --heads-k 4 --head-dim 64 --head-dim-v 64 --lengths-q " + lengths +
         " --lengths-k " + lengths + " " + more);
+  }
+}
+
+// A CTA goes from tile to tile while its warpgroups are at different ends of them: with windows, those that see nothing
+// of a step pass it by.
+TEST_F(Kernels, TileAfterTile) {
+  for (const char* window : {"--top-left 1 --left 20 --right -4", "--left 40 --right 10", "--causal 1", "--left 30"}) {
+    for (const char* scores : {"", "--bias same", "--alibi head --softcap 20"}) {
+      for (const char* lengths : {"", "--used-k 150,85", "--used-q 100,250 --used-k 7,150"}) {
+        add("--batch 2 --heads-q 2 --heads-k 2 --seqlen-q 260 --seqlen-k 150 --head-dim 64 --head-dim-v 64 --sm-limit "
+            "2 " +
+            std::string(window) + " " + scores + " " + lengths);
+      }
+    }
   }
 }
 

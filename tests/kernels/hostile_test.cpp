@@ -78,6 +78,18 @@ TEST_F(KernelsHostile, LargeScores) {
   }
 }
 
+// Sinks, needles and heads that copy.
+TEST_F(KernelsHostile, RowsThatOneKeyTakes) {
+  for (const char* values : {"sink12", "sink20", "sink50", "needle12", "needle25", "needle50", "copy"}) {
+    for (const char* more : {"", "--causal 1", "--head-dim 128 --head-dim-v 128", "--left 250 --right 0", "--f32 1",
+                             "--packed 1 --lengths-q 384,200 --lengths-k 384,200 --used-q 300,200 --used-k 384,190",
+                             "--heads-q 4 --heads-k 2 --sink f32 --causal 1"}) {
+      const bool f32 = std::string(more) == "--f32 1";
+      add(std::string("--seqlen-q 384 --seqlen-k 384 --values ") + values + " " + (f32 ? "--float32 o" : more));
+    }
+  }
+}
+
 // The maximum grows with every tile, by less and by more than what delays a rescale, from either end.
 TEST_F(KernelsHostile, ScoresThatRise) {
   for (const double step : {0.01, 0.05, 0.2, 1.0, -0.01, -0.05, -0.2, -1.0}) {

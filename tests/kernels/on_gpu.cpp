@@ -23,6 +23,16 @@ unsigned threads_to_judge() { return part.count > 1 ? 1 : std::max(1u, std::thre
 
 const Gpus& the_gpus() { return opened; }
 
+std::string with_diagonals(const std::string& flags, bool far) {
+  const size_t at = flags.find("each");
+  if (at == std::string::npos) return flags;
+  static constexpr int64_t kFar[] = {60, -40, INT32_MAX, 3, INT32_MIN}, kNear[] = {60, -40, 300, 3, -300};
+  std::string list;
+  const int64_t count = from_flags(flags.substr(0, at) + "0" + flags.substr(at + 4)).sequences();
+  for (int64_t b = 0; b < count; ++b) list += (b == 0 ? "" : ",") + std::to_string((far ? kFar : kNear)[b % 5]);
+  return flags.substr(0, at) + list + flags.substr(at + 4);
+}
+
 void expect_all_good(const std::vector<Judged>& cases) {
   const NamedEngine engine = gpu_engine(the_gpus());
   std::atomic<size_t> next = part.index;

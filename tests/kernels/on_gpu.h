@@ -28,6 +28,9 @@ struct Judged {
   std::function<void(Instance&)> adjust;
 };
 
+// Where "each" stands, one number for each sequence: some among the keys, some, if wanted, far beyond.
+std::string with_diagonals(const std::string& flags, bool far = true);
+
 // By the judge, on all cores. A case that is refused is not good.
 void expect_all_good(const std::vector<Judged>& cases);
 

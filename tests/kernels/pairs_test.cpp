@@ -34,7 +34,12 @@ const Values kBias = {"", "--bias f32 --bias-shape bh1j", "--bias same --bias-in
 const Values kSinks = {"", "--sink f32", "--sink same"};
 const Values kTypes = {"--dtype bf16", "--dtype f16"};
 const Values kLayouts = {"", "--layout 349525", "--layout 1048575 --lse 0"};
-const Values kOptions[] = {kLengths, kDims, kHeads, kMasks, kScales, kAlibi, kBias, kSinks, kTypes, kLayouts};
+// each: an offset for every sequence.
+const Values kDiagonals = {"", "--explicit 1 --diagonal 17", "--explicit 1 --diagonal -30",
+                           "--explicit 1 --diagonal 5 --diagonals each"};
+const Values kResults = {"", "--float32 o", "--sm-limit 3"};
+const Values kOptions[] = {kLengths, kDims,  kHeads, kMasks,   kScales,    kAlibi,
+                           kBias,    kSinks, kTypes, kLayouts, kDiagonals, kResults};
 
 std::vector<Judged> pairs() {
   std::vector<int> choices;
@@ -47,7 +52,7 @@ std::vector<Judged> pairs() {
       const bool packed_bias = value.starts_with("--bias") && flags.find("--packed") != std::string::npos;
       if (!value.empty() && !packed_bias) flags += value + " ";
     }
-    cases.emplace_back(flags);
+    cases.emplace_back(with_diagonals(flags));
   }
   return cases;
 }

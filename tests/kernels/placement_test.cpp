@@ -34,5 +34,35 @@ TEST(KernelsPlacement, SameBitsWhereverBlocksRun) {
   }
 }
 
+// A limit changes who computes what, and no bits. Of a pair of blocks there are two at least.
+TEST(KernelsPlacement, SameBitsOnFewerMultiprocessors) {
+  for (const char* flags : kProblems) {
+    const std::vector<std::byte> expected = Repeated(flags).run();
+    for (const char* limit : {"1", "3", "100000"}) {
+      EXPECT_TRUE(Repeated(std::string(flags) + " --sm-limit " + limit).run() == expected)
+          << "at most " << limit << ": " << flags;
+    }
+  }
+}
+
+// The same of gradients: dq is added to by several blocks, each in its turn. The engine holds all GPUs to the same
+// bits.
+TEST(KernelsPlacement, SameGradientsWhereverBlocksRun) {
+  if (!the_gpu()->is_virtual()) GTEST_SKIP() << "A real GPU places its blocks itself.";
+  Gpus gpus = {the_gpu()};
+  for (const int sms : kMultiprocessors)
+    gpus.push_back(std::make_shared<const Gpu>(
+        the_gpu()->name(), 3, Gpu::Placement{.seed = static_cast<uint64_t>(10 + sms), .sm_count = sms}));
+  const NamedEngine engine = gpu_engine(gpus);
+  for (const char* flags :
+       {"--dtype bf16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 300 --seqlen-k 500 --head-dim 128 --head-dim-v 128",
+        "--dtype f16 --heads-q 3 --heads-k 3 --seqlen-q 400 --seqlen-k 433 --head-dim 64 --head-dim-v 64 --causal 1",
+        "--dtype bf16 --packed 1 --max-seqlen 0 --lengths-q 300,5,0,129 --lengths-k 300,90,7,329 --heads-q 4 "
+        "--heads-k 2 --head-dim 128 --head-dim-v 64 --left 100 --causal 1"}) {
+    const Verdict verdict = run_case(from_flags(std::string("--align 8 --gradients qkv ") + flags), engine.run);
+    EXPECT_EQ(verdict.failure + verdict.refusal, "") << flags;
+  }
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -23,9 +23,9 @@
 #include <map>
 #include <stdexcept>
 
+#include "base/text.h"
 #include "kernels/on_gpu.h"
 #include "oracle/oracle.h"
-#include "problem/text.h"
 #include "support/base64.h"
 
 namespace tandem::test {
@@ -40,7 +40,6 @@ const char* const kCases[] = {
     "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 190 --seqlen-k 260 --head-dim 192 --head-dim-v 128 --causal 1",
     "--dtype bf16 --heads-q 4 --heads-k 2 --seqlen-q 200 --seqlen-k 300 --head-dim 128 --head-dim-v 128 --left 70 "
     "--causal 1 --sink f32",
-    "--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 140 --seqlen-k 250 --head-dim 128 --head-dim-v 128 --softcap 5",
     "--dtype bf16 --heads-q 3 --heads-k 3 --seqlen-q 130 --seqlen-k 260 --head-dim 64 --head-dim-v 64 --alibi head",
     "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 130 --seqlen-k 200 --head-dim 128 --head-dim-v 128 --bias f32",
     "--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 99 --seqlen-k 201 --head-dim 64 --head-dim-v 64 --bias same "

@@ -84,9 +84,6 @@ TEST(KernelsRefusal, Workspaces) {
 }
 
 TEST(KernelsRefusal, WhatIsNotServed) {
-  Spoilt dropout(kFlags);
-  dropout.args.dropout_p = 0.5;
-  dropout.expect(TANDEM_UNSUPPORTED, "dropout");
   Spoilt splits(kFlags);
   splits.args.num_splits = 3;
   splits.expect(TANDEM_UNSUPPORTED, "num_splits");

@@ -247,6 +247,21 @@ TEST(MachineCodeAccount, BackwardPassesAreSeen) {
   EXPECT_EQ(a.steady_softmax(false)->work.scores(), 64);
 }
 
+// Softcap takes an exponential of its own for each score; a sum in global memory tells whose they are.
+TEST(MachineCodeAccount, BackwardPassesWithSoftcapAreSeen) {
+  Lines lines;
+  for (const std::string& line : kHopper)
+    lines = lines + Lines(line.starts_with("F2FP") || line.starts_with("MUFU") ? 2 : 1, line);
+  EXPECT_FALSE(account_of("sm_90a", 384, lines).backward);
+  const Lines reduction = Lines{"@P2 BRA `(.L_sum)"} + lines + Lines{".L_sum:"} + wait(".L_full") +
+                          Lines{"UBLKRED.S.G.ADD.F32 [UR4], [UR6], UR8", "@P1 BRA `(.L_sum)", "EXIT"} + poll(".L_full");
+  const Account a = account_of("sm_90a", 384, reduction, {.head_dim = 64, .head_dim_v = 64});
+  EXPECT_TRUE(a.backward);
+  EXPECT_EQ(a.steady_softmax(false)->work.scores(), 64);
+  ASSERT_NE(a.steady(Role::reduction, false), nullptr);
+  EXPECT_EQ(a.steady(Role::reduction, false)->warps, 1);
+}
+
 TEST(MachineCodeAccount, SpillsAndUnknownOpcodesAreSeen) {
   const Account a = account_of("sm_90a", 384, Lines{"STL [R1], R4", "LDL R4, [R1]", "FNOVEL R4"} + kHopper);
   EXPECT_EQ(a.spills, 2);

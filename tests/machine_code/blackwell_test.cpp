@@ -7,20 +7,21 @@ namespace {
 class MachineCodeBlackwell : public Compiled {};
 
 TEST_F(MachineCodeBlackwell, IsUnderstood) {
-  for (const BlackwellTile& sizes : {BlackwellTile{.head_dim = 64, .head_dim_v = 64, .fma_pairs = 6},
-                                     BlackwellTile{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 4},
-                                     BlackwellTile{.head_dim = 192, .head_dim_v = 128, .fma_pairs = 3, .f16 = true},
-                                     BlackwellTile{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 3, .pair = true}}) {
+  for (const Sm100ForwardConfig& sizes :
+       {Sm100ForwardConfig{.head_dim = 64, .head_dim_v = 64, .fma_pairs = 6},
+        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 4},
+        Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 128, .fma_pairs = 3, .f16 = true},
+        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 3, .pair = true}}) {
     for (const bool causal : {false, true}) {
-      BlackwellTile tile = sizes;
+      Sm100ForwardConfig tile = sizes;
       tile.right = causal;
       SCOPED_TRACE(plan::name_of(tile));
       Shape shape = shape_of(tile);
-      shape.load_waits = tile.blocks_k() + tile.blocks_v();
+      shape.load_waits = tile.k_blocks() + tile.v_blocks();
       const Account a = account_of(tile, "sm_100a", shape);
       expect_read(a, "sm_100a", tile);
       EXPECT_EQ(a.pair, tile.pair);
-      EXPECT_EQ(a.tensor_columns, BlackwellTile::kColumns);
+      EXPECT_EQ(a.tensor_columns, Sm100ForwardConfig::kTmemColumns);
       const LoopCost *softmax = a.steady(Role::softmax, false), *mma = a.steady(Role::mma, false),
                      *load = a.steady(Role::load, false);
       ASSERT_TRUE(softmax != nullptr && mma != nullptr && load != nullptr && a.plain);
@@ -33,7 +34,7 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
       // The others of a step's exponentials; and, where its scores are looked at, a factor of each row. No results:
       // these are rescaled in exceptions only.
       const double exponentials = 128 * 128 / 16.0 * (16 - tile.fma_pairs) / 16;
-      if (tile.unchecked()) {
+      if (tile.lazy_max()) {
         EXPECT_DOUBLE_EQ(clocks(*a.plain, Unit::exponential), exponentials);
         EXPECT_EQ(softmax->work.columns_read, 128);
       } else {

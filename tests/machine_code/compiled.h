@@ -16,7 +16,7 @@ namespace tandem::machine_code {
 class Compiled : public testing::Test {
  protected:
   void SetUp() override {
-    if (const Status status = jit::Compiler::open({}, jit::Env::get(), &compiler_); !status.ok())
+    if (const Status status = jit::Compiler::open({}, Env::get(), &compiler_); !status.ok())
       GTEST_SKIP() << "NOT RUN, no compiler: " << status.message;
     if (nvdisasm_candidates(Places::get()).empty())
       GTEST_SKIP() << "NOT RUN, no disassembler: pip install nvidia-cuda-nvdisasm";
@@ -40,7 +40,7 @@ class Compiled : public testing::Test {
   }
 
   static Shape shape_of(const plan::Tile& t) {
-    return {.head_dim = t.head_dim, .head_dim_v = t.head_dim_v, .rows = t.rows() / t.ctas(), .keys = t.keys};
+    return {.head_dim = t.head_dim, .head_dim_v = t.head_dim_v, .rows = t.tile_m() / t.ctas(), .keys = t.tile_n};
   }
 
   // All of it is understood, and all is in registers.

@@ -6,7 +6,7 @@ namespace {
 
 class MachineCodeHopper : public Compiled {
  protected:
-  Account sound_account_of(const ForwardTile& tile, const Shape& known) const {
+  Account sound_account_of(const Sm90ForwardConfig& tile, const Shape& known) const {
     const Account a = account_of(tile, "sm_90a", known);
     expect_read(a, "sm_90a", tile);
     const LoopCost *computing = a.steady_softmax(!a.plain), *load = a.steady(Role::load, false);
@@ -16,7 +16,7 @@ class MachineCodeHopper : public Compiled {
     }
     EXPECT_EQ(computing->role, Role::computing);
     EXPECT_EQ(computing->registers, tile.registers());
-    EXPECT_EQ(load->registers, ForwardTile::kLoaderRegisters);
+    EXPECT_EQ(load->registers, Sm90ForwardConfig::kLoadRegisters);
     const TileCost& cost = a.plain ? *a.plain : *a.masked;
     EXPECT_DOUBLE_EQ(clocks(cost, Unit::mma), 2.0 * 128 * 128 * (tile.head_dim + tile.head_dim_v) / 4096);
     // One exponential for each score: those of rescaling are not on the way.
@@ -28,9 +28,9 @@ class MachineCodeHopper : public Compiled {
 TEST_F(MachineCodeHopper, IsUnderstood) {
   for (const int dim : {64, 128, 256}) {
     for (const bool causal : {false, true}) {
-      ForwardTile tile{.head_dim = dim, .head_dim_v = dim};
+      Sm90ForwardConfig tile{.head_dim = dim, .head_dim_v = dim};
       tile.warpgroups = dim == 64 ? 3 : 2;
-      tile.keys = dim == 256 ? 80 : 128;
+      tile.tile_n = dim == 256 ? 80 : 128;
       tile.right = causal;
       SCOPED_TRACE(plan::name_of(tile));
       const Account a = sound_account_of(tile, shape_of(tile));
@@ -45,7 +45,7 @@ TEST_F(MachineCodeHopper, IsUnderstood) {
 
 // The code says the same as the tile does.
 TEST_F(MachineCodeHopper, ShapesAreFoundInTheCode) {
-  const Account a = sound_account_of({.head_dim = 192, .head_dim_v = 128, .keys = 112, .right = true}, {});
+  const Account a = sound_account_of({.head_dim = 192, .head_dim_v = 128, .tile_n = 112, .right = true}, {});
   EXPECT_EQ(a.shape.head_dim, 192);
   EXPECT_EQ(a.shape.head_dim_v, 128);
   EXPECT_EQ(a.shape.rows, 128);

@@ -61,6 +61,16 @@ TEST(MachineCodePath, WhatAVoteDecidesIsAnException) {
             5u);
 }
 
+TEST(MachineCodePath, ExponentialsThatAVoteDecidesAreAnException) {
+  const auto body = [](const char* condition, int fma, int exponentials) {
+    return Lines{condition, "@!P0 BRA `(.L_other)"} + times(fma, {"FFMA R4, R4, R20, R5"}) +
+           Lines{"BRA `(.L_on)", ".L_other:"} + times(exponentials, {"MUFU.EX2 R4, R4"}) + Lines{".L_on:"} + kAgain;
+  };
+  EXPECT_EQ(turn(body("VOTE.ANY P0, P0", 40, 8)).size(), 44u);
+  EXPECT_EQ(turn(body("VOTE.ANY P0, P0", 40, 4)).size(), 7u);
+  EXPECT_EQ(turn(body("ISETP.NE.U32.AND P0, PT, R4, RZ, PT", 4, 8)).size(), 11u);
+}
+
 TEST(MachineCodePath, RescalingIsAnException) {
   const Lines skip{"@!P0 BRA `(.L_on)"}, on{".L_on:", "FADD R1, R1, R2"};
   EXPECT_EQ(turn(skip + kRescale + on + kAgain).size(), 3u);

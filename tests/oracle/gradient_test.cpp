@@ -129,6 +129,7 @@ TEST(OracleGradients, RandomProblems) {
     c.head_dim_v = 1 + c.head_dim_v % 3;
     if (c.bias == "f32") c.bias = "same";  // differences need more digits
     if (c.sink == "f32") c.sink = "same";
+    c.accumulate = false;  // what is there already is no function of the inputs
     c.seqlen_q = std::min<int64_t>(c.seqlen_q, 5);
     c.page_size = std::min<int64_t>(c.page_size, 3);
     c.seqlen_k = std::min<int64_t>(c.seqlen_k, 6);

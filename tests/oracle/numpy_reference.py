@@ -47,6 +47,13 @@ def kept(case, sequence, heads, rows, columns):
     return np.where(words < int(p * 2**32), 0.0, 1 / (1 - p))
 
 
+def diagonal(case, t, b, rows, keys):
+    """The key that stands at the first query's place: 64-bit sums, whatever an offset is."""
+    if case["explicit"]:
+        return case["diagonal"] + (int(t["diagonal_offsets"][b]) if "diagonal_offsets" in t else 0)
+    return 0 if case["top_left"] else keys - rows
+
+
 def attend(case, t, b, q, k, v):
     """One sequence: q (heads, rows, dim), k and v (heads, keys, dim), only what is in use. Returns out and lse."""
     heads, rows, dim = q.shape
@@ -54,7 +61,7 @@ def attend(case, t, b, q, k, v):
     scores = np.einsum("hid,hjd->hij", q, k) * (case["scale"] or dim**-0.5)
     if case["softcap"]:
         scores = case["softcap"] * np.tanh(scores / case["softcap"])
-    distance = np.arange(rows)[:, None] + (0 if case["top_left"] else keys - rows) - np.arange(keys)[None, :]
+    distance = np.arange(rows)[:, None] + diagonal(case, t, b, rows, keys) - np.arange(keys)[None, :]
     if "alibi_slopes" in t:
         slopes = t["alibi_slopes"] if t["alibi_slopes"].ndim == 1 else t["alibi_slopes"][b]
         scores = scores - slopes[:, None, None] * np.abs(distance)

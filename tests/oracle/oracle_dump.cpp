@@ -37,15 +37,16 @@ void dump(const Case& c) {
                        {"seqused_q", in.seqused_q},
                        {"seqused_k", in.seqused_k},
                        {"page_table", in.page_table},
+                       {"diagonal_offsets", in.diagonal_offsets},
                        {"out", o.out},
                        {"lse", o.lse}};
   std::ostringstream line;
   line.precision(17);
   line << "{\"flags\": \"" << to_flags(c) << "\", \"scale\": " << c.scale << ", \"softcap\": " << c.softcap
-       << ", \"causal\": " << c.causal << ", \"top_left\": " << c.top_left << ", \"left\": " << bound(c.left)
-       << ", \"right\": " << bound(c.right) << ", \"boolean_bias\": " << (c.bias == "bool")
-       << ", \"dropout\": " << c.dropout << ", \"seed\": " << p.dropout.seed << ", \"offset\": " << p.dropout.offset
-       << ", \"tensors\": [";
+       << ", \"causal\": " << c.causal << ", \"top_left\": " << c.top_left << ", \"explicit\": " << c.explicit_diagonal
+       << ", \"diagonal\": " << c.diagonal << ", \"left\": " << bound(c.left) << ", \"right\": " << bound(c.right)
+       << ", \"boolean_bias\": " << (c.bias == "bool") << ", \"dropout\": " << c.dropout
+       << ", \"seed\": " << p.dropout.seed << ", \"offset\": " << p.dropout.offset << ", \"tensors\": [";
   const char* comma = "";
   for (const Named& one : all) {
     if (!one.tensor) continue;

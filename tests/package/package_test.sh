@@ -13,12 +13,12 @@ fail() {
 cmake --install "$build" --prefix "$work/first" >"$work/install.log"
 mv "$work/first" "$work/prefix" # an installed folder may be moved
 prefix=$work/prefix
-for file in lib/libtandem.so lib/libtandem.so.0 lib/libtandem.so.0.1.0 lib/pkgconfig/tandem.pc \
-  lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp bin/tandem; do
+for file in lib/libtandem.so lib/libtandem.so.0 lib/libtandem.so.0.2.0 lib/libtandem_vgpu.so.0 \
+  lib/libtandem_vgpu.so.0.2.0 lib/pkgconfig/tandem.pc lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp bin/tandem; do
   found=$(find "$prefix" -path "$prefix/${file%%/*}*/${file##*/}" | head -n 1)
   [ -n "$found" ] || fail "$file was not installed"
 done
-library=$(find "$prefix" -name libtandem.so.0.1.0)
+library=$(find "$prefix" -name libtandem.so.0.2.0)
 export PKG_CONFIG_PATH="${library%/*}/pkgconfig"
 
 others=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -v '^tandem_' || true)
@@ -42,12 +42,47 @@ for language in c cpp; do
   "$work/$language/build/tandem_example_$language" || fail "running the $language example built with find_package"
 done
 
+# The programs for GPUs, on virtual ones; 77: there is no NVRTC to compile their kernels.
+cp -r "$source/examples/cuda" "$work/cuda"
+cmake -G Ninja -S "$work/cuda" -B "$work/cuda/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+  -DCMAKE_CXX_COMPILER="$cxx" >"$work/cuda.log" || fail "configuring the CUDA examples: $(cat "$work/cuda.log")"
+cmake --build "$work/cuda/build" >"$work/cuda.log" 2>&1 || fail "building them: $(cat "$work/cuda.log")"
+for device in vgpu:h200 vgpu:b200; do
+  for language in c cpp; do
+    result=0
+    "$work/cuda/build/tandem_example_cuda_$language" "$device" || result=$?
+    [ "$result" != 77 ] || echo "skipped: $device compiles its kernels by NVRTC, which is not there"
+    [ "$result" = 0 ] || [ "$result" = 77 ] || fail "running the $language example for CUDA on $device"
+  done
+done
+
 export LD_LIBRARY_PATH="${library%/*}"
 read -ra flags < <(pkg-config --cflags --libs tandem)
 "$cc" -std=c11 -D_GNU_SOURCE "$work"/c/*.c "${flags[@]}" -lm -o "$work/with_pkg_config_c"
 "$cxx" -std=c++20 "$work"/cpp/*.cpp "${flags[@]}" -o "$work/with_pkg_config_cpp"
-[ "$(pkg-config --modversion tandem)" = 0.1.0 ] || fail "pkg-config tells another version"
+[ "$(pkg-config --modversion tandem)" = 0.2.0 ] || fail "pkg-config tells another version"
 "$work/with_pkg_config_c" >"$work/c.out" || fail "running the C example built with pkg-config"
 "$work/with_pkg_config_cpp" >"$work/cpp.out" || fail "running the C++ example built with pkg-config"
-(cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -F 0.1.0 >/dev/null) || fail "bin/tandem --version"
+(cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -F 0.2.0 >/dev/null) || fail "bin/tandem --version"
+
+# A virtual GPU: its library is loaded from beside libtandem, and a sentence says what is missing without it.
+cat >"$work/virtual.c" <<'EOC'
+#include <stdio.h>
+#include <tandem/tandem.h>
+int main(void) {
+  tandem_context_options options = {.size = sizeof options, .device = "vgpu:b200"};
+  tandem_context* context;
+  if (tandem_context_create(&options, &context) != TANDEM_OK) return puts(tandem_last_error()), 1;
+  puts(tandem_context_description(context));
+  tandem_context_destroy(context);
+}
+EOC
+"$cc" -std=c11 "$work/virtual.c" "${flags[@]}" -Wl,-rpath,"${library%/*}" -o "$work/virtual"
+virtual() { (cd / && env -u LD_LIBRARY_PATH "$work/virtual" 2>&1); }
+virtual | grep -F 'vgpu:b200, NVIDIA B200' >/dev/null || fail "a virtual GPU: $(virtual)"
+(cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" info) | tr -d '\n ' |
+  grep -F "load${library%/*}/libtandem_vgpu.so.0" >/dev/null || fail "tandem info does not say where the virtual GPU is"
+rm "${library%/*}"/libtandem_vgpu.so*
+if sentence=$(virtual); then fail "a virtual GPU without its library"; fi
+grep -F "neither ${library%/*}/libtandem_vgpu.so.0 nor" <<<"$sentence" >/dev/null || fail "without its library: $sentence"
 echo "The package installs, moves, and serves CMake and pkg-config."

@@ -1,7 +1,7 @@
 // Every call that a GPU does not serve, and why it says so.
 #include <gtest/gtest.h>
 
-#include "plan/forward.h"
+#include "plan/plan.h"
 #include "plan/problems.h"
 
 namespace tandem::test {
@@ -10,13 +10,13 @@ namespace {
 Problem served() { return dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 200, .heads_q = 8, .heads_k = 2}); }
 
 void refused(const Problem& p, const std::string& beginning, const gpu::Properties& device = hopper()) {
-  const Status status = plan::check_forward(p, device);
+  const Status status = plan::check(p, device);
   EXPECT_EQ(status.code, TANDEM_UNSUPPORTED) << beginning;
   EXPECT_EQ(status.message.rfind(beginning, 0), 0u) << status.message;
   EXPECT_NE(status.message.find(": "), std::string::npos) << status.message;  // the rule, then the reason and way out
 }
 void accepted(const Problem& p, const gpu::Properties& device = hopper()) {
-  const Status status = plan::check_forward(p, device);
+  const Status status = plan::check(p, device);
   EXPECT_TRUE(status.ok()) << status.message;
 }
 
@@ -53,6 +53,10 @@ TEST(PlanCheck, Blackwells) {
     accepted(dense({.seqlen_q = 5, .seqlen_k = 5, .head_dim = dim, .head_dim_v = 264 - dim}), device);
   device.compute_minor = 3;
   accepted(served(), device);
+  Problem p = served();
+  p.dropout.p = 0.5;
+  accepted(p);
+  accepted(p, device);
 }
 
 TEST(PlanCheck, Options) {
@@ -61,12 +65,41 @@ TEST(PlanCheck, Options) {
     spoil(p);
     return p;
   };
-  refused(spoilt([](Problem& p) { p.pass = TANDEM_BACKWARD; }), "pass (backward) must be forward");
   refused(spoilt([](Problem& p) { p.dtype = DType::f32; }), "q.dtype (float32) must be bfloat16 or float16");
   refused(spoilt([](Problem& p) { p.dtype = DType::f64; }), "q.dtype (float64) must be bfloat16 or float16");
-  refused(spoilt([](Problem& p) { p.dropout.p = 0.5; }), "dropout_p (0.5) must be 0");
   refused(spoilt([](Problem& p) { p.page_table.present = true; }), "page_table must be NULL");
   refused(spoilt([](Problem& p) { p.num_splits = 2; }), "num_splits (2) must be 0 or 1");
+}
+
+TEST(PlanCheck, Backward) {
+  const auto spoilt = [](void (*spoil)(Problem&)) {
+    Problem p = backward(served());
+    spoil(p);
+    return p;
+  };
+  accepted(backward(served()));
+  accepted(backward(causal(served())));
+  accepted(backward(served()), blackwell());
+  refused(backward(dense({.head_dim = 192})), "q.head_dim (192) must be at most 128 in a backward on a Blackwell GPU",
+          blackwell());
+  refused(backward(dense({.head_dim_v = 136})), "v.head_dim (136) must be at most 128 in a backward on a Blackwell GPU",
+          blackwell());
+  accepted(spoilt([](Problem& p) { p.accumulate = true; }));
+  accepted(spoilt([](Problem& p) { p.diagonal_offsets.present = true; }));
+  accepted(spoilt([](Problem& p) { p.out.dtype = p.dout.dtype = DType::f32; }));
+  accepted(spoilt([](Problem& p) { p.dk = p.k, p.dk.dtype = DType::f32; }));
+  accepted(spoilt([](Problem& p) { p.dropout.p = 0.5; }));
+  accepted(spoilt([](Problem& p) { p.diagonal_offsets.present = true; }), blackwell());
+  accepted(spoilt([](Problem& p) { p.out.dtype = p.dout.dtype = DType::f32; }), blackwell());
+  accepted(spoilt([](Problem& p) { p.accumulate = true; }), blackwell());
+  accepted(spoilt([](Problem& p) { p.dk = p.k, p.dk.dtype = DType::f32; }), blackwell());
+  refused(spoilt([](Problem& p) { p.dbias.present = true; }), "dbias must be NULL on a Blackwell", blackwell());
+  accepted(spoilt([](Problem& p) { p.dropout.p = 0.5; }), blackwell());
+  refused(
+      spoilt([](Problem& p) { p.dropout = {.p = 0.5, .seed_ptr = reinterpret_cast<const uint64_t*>(uintptr_t{4})}; }),
+      "dropout_seed_ptr (address 4 modulo 64) must be a multiple of 8");
+  refused(spoilt([](Problem& p) { p.dk.row = 12; }), "dk.strides[1] (12) must be a multiple of 8");
+  refused(spoilt([](Problem& p) { p.dout.head = 12; }), "dout.strides[2] (12) must be a multiple of 8");
 }
 
 TEST(PlanCheck, HeadDims) {

@@ -3,18 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/forward.h"
 #include "plan/problems.h"
 
 namespace tandem::test {
 namespace {
 
-using plan::ForwardFloor;
+using plan::Floor;
 
-ForwardFloor floor_of(const Problem& p) { return plan::forward_floor(p, plan::plan_forward(p, hopper()), hopper()); }
+Floor floor_of(const Problem& p) { return plan::forward_floor(p, plan::make_plan(p, hopper()), hopper()); }
 
 std::string reasons_of(const Problem& p) {
   std::string text;
-  for (const std::string& line : plan::reasons(p, plan::plan_forward(p, hopper()), hopper())) text += line + "\n";
+  for (const std::string& line : plan::reasons(p, plan::make_plan(p, hopper()), hopper())) text += line + "\n";
   return text;
 }
 
@@ -33,7 +34,7 @@ TEST(PlanFloor, VisiblePairsAgainstCounting) {
             const Sequence s = sequence_of(p, 0);
             int64_t count = 0;
             for (int64_t i = 0; i < sq; ++i) count += visible_keys(p, s, i).end - visible_keys(p, s, i).begin;
-            EXPECT_EQ(plan::visible_pairs(sq, sk, bottom_right, left, right), static_cast<double>(count))
+            EXPECT_EQ(plan::visible_pairs(sq, sk, bottom_right ? sk - sq : 0, left, right), static_cast<double>(count))
                 << sq << " " << sk << " " << left << " " << right << " " << bottom_right;
           }
         }
@@ -44,10 +45,10 @@ TEST(PlanFloor, VisiblePairsAgainstCounting) {
 
 // Figures one can do in the head: 132 heads of 128 queries and 128 keys give each SM one tile of 128 x 128.
 TEST(PlanFloor, OneTilePerSm) {
-  plan::ForwardPlan plan;
-  plan.tile = ForwardTile{.warpgroups = 2, .keys = 128};
+  plan::Plan plan;
+  plan.forward.tile = Sm90ForwardConfig{.warpgroups = 2, .tile_n = 128};
   const Problem p = dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 132, .heads_k = 132});
-  const ForwardFloor f = plan::forward_floor(p, plan, hopper());
+  const Floor f = plan::forward_floor(p, plan, hopper());
   EXPECT_EQ(f.flops, 132.0 * 4 * 128 * 128 * 128);
   EXPECT_EQ(f.mma_clocks, 2048);
   EXPECT_EQ(f.exp_clocks, 1024);
@@ -61,11 +62,14 @@ TEST(PlanFloor, OneTilePerSm) {
 // The same of a Blackwell: 148 heads of 256 queries and 128 keys give each SM its two tiles of 128 x 128.
 TEST(PlanFloor, TwoTilesPerSmOfBlackwell) {
   const Problem p = dense({.seqlen_q = 256, .seqlen_k = 128, .heads_q = 148, .heads_k = 148});
-  const plan::ForwardPlan plan = plan::plan_forward(p, blackwell());
-  EXPECT_EQ(plan.grid, 148);
-  const ForwardFloor f = plan::forward_floor(p, plan, blackwell());
+  const plan::Plan plan = plan::make_plan(p, blackwell());
+  EXPECT_EQ(plan.forward.grid, 148);
+  const Floor f = plan::forward_floor(p, plan, blackwell());
   EXPECT_EQ(f.mma_clocks, 2048);
   EXPECT_EQ(f.exp_clocks, 2048);
+  gpu::Properties b300 = blackwell();
+  b300.compute_minor = 3;
+  EXPECT_EQ(plan::forward_floor(p, plan, b300).exp_clocks, 1024);
   // Each tile's products read 32 KB of queries and 64 KB of keys and values; TMA writes the latter once.
   EXPECT_EQ(f.shared_clocks, (2 * 3 + 2) * 32768 / 128);
   std::string text;
@@ -73,10 +77,32 @@ TEST(PlanFloor, TwoTilesPerSmOfBlackwell) {
   EXPECT_NE(text.find("tile: 2 x 128 rows x 128 keys, which take turns on the tensor core"), std::string::npos) << text;
 }
 
+// 132 heads of 128 queries and 128 keys: each SM of a Hopper has two steps of 64 queries.
+TEST(PlanFloor, BackwardOfOneTilePerSm) {
+  const Problem p = backward(dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 132, .heads_k = 132}));
+  const Floor f = plan::floor_of(p, plan::make_plan(p, hopper()), hopper());
+  EXPECT_EQ(f.flops, 132.0 * 10 * 128 * 128 * 128);
+  EXPECT_EQ(f.mma_clocks, 5120);
+  EXPECT_EQ(f.exp_clocks, 1024);
+  // Products read 256 KB a step, 16 KB of dS are written, 32 KB of queries and dout.
+  EXPECT_EQ(f.shared_clocks, 2 * (262144 + 16384 + 32768) / 128);
+  // q, k, v, out, dout and their gradients, once each, and the lse.
+  EXPECT_EQ(f.hbm_bytes, 132.0 * 128 * (8 * 128 * 2 + 4));
+  EXPECT_STREQ(f.binds, "tensor core");
+}
+
+// One step of 128 queries on each SM of a Blackwell: docs/lab/blackwell-backward.md counts the same.
+TEST(PlanFloor, BackwardOfOneTilePerSmOfBlackwell) {
+  const Problem p = backward(dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 148, .heads_k = 148}));
+  const Floor f = plan::floor_of(p, plan::make_plan(p, blackwell()), blackwell());
+  EXPECT_EQ(f.mma_clocks, 2560);
+  EXPECT_EQ(f.shared_clocks, 3328 + 512);  // with the queries and dout that copies write
+}
+
 TEST(PlanFloor, WhatBinds) {
   const Sizes d64{
       .batch = 4, .seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 32, .heads_k = 32, .head_dim = 64, .head_dim_v = 64};
-  const ForwardFloor f = floor_of(dense(d64));
+  const Floor f = floor_of(dense(d64));
   EXPECT_DOUBLE_EQ(f.exp_clocks, f.mma_clocks);
   Sizes d32 = d64;
   d32.head_dim = d32.head_dim_v = 32;
@@ -86,9 +112,9 @@ TEST(PlanFloor, WhatBinds) {
 
 TEST(PlanReasons, SayWhatWasChosen) {
   const Problem grouped = causal(dense({.batch = 64, .seqlen_q = 100, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8}));
-  const ForwardTile tile = plan::plan_forward(grouped, hopper()).tile.for_hopper();
+  const Sm90ForwardConfig tile = plan::make_plan(grouped, hopper()).forward.tile.for_hopper();
   const std::string gqa = reasons_of(grouped);
-  EXPECT_NE(gqa.find("tile: " + std::to_string(tile.rows()) + " rows x " + std::to_string(tile.keys) + " keys, " +
+  EXPECT_NE(gqa.find("tile: " + std::to_string(tile.tile_m()) + " rows x " + std::to_string(tile.tile_n) + " keys, " +
                      std::to_string(tile.warpgroups) + " computing warpgroups"),
             std::string::npos)
       << gqa;
@@ -102,6 +128,21 @@ TEST(PlanReasons, SayWhatWasChosen) {
   const std::string documents = reasons_of(packed({.batch = 9, .seqlen_q = 500, .seqlen_k = 500}, 3000, 3000));
   EXPECT_NE(documents.find("made on the device"), std::string::npos) << documents;
   EXPECT_NE(documents.find("for up to "), std::string::npos) << documents;
+}
+
+TEST(PlanReasons, SayWhatABackwardDoes) {
+  const Problem p = backward(causal(dense({.seqlen_q = 300, .seqlen_k = 300, .heads_q = 8, .heads_k = 2})));
+  const plan::Plan plan = plan::make_plan(p, hopper());
+  const std::string text = reasons_of(p);
+  for (const char* said : {"tile: 128 keys, which go over the queries that see them in steps of 64",
+                           "heads: a block goes over the 4 query heads", "every run gives the same bits",
+                           "grid: 6 blocks on 132 SMs for 6 tiles"})
+    EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
+  const std::vector<std::string> launches = plan::launches(plan);
+  ASSERT_EQ(launches.size(), 3u);
+  EXPECT_EQ(launches[0], "delta: 40 blocks of 256 threads");
+  EXPECT_EQ(launches[1].find("backward: 6 blocks of 384 threads, "), 0u);
+  EXPECT_EQ(launches[2], "convert: 40 blocks of 256 threads, may begin before the one above has ended");
 }
 
 }  // namespace

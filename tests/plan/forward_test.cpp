@@ -10,32 +10,37 @@
 #include "plan/blackwell_tiles.h"
 #include "plan/problems.h"
 #include "plan/tiles.h"
+#include "shared/forward.h"
 #include "support/random.h"
 
 namespace tandem::test {
 namespace {
 
-using plan::ForwardPlan;
-using plan::plan_forward;
+using plan::ForwardTiling;
 
-ForwardPlan plan_of(const Problem& p) { return plan_forward(p, hopper()); }
-BlackwellTile blackwell_tile_of(const Problem& p, const gpu::Properties& device = blackwell()) {
-  return plan_forward(p, device).tile.for_blackwell();
+ForwardTiling plan_of(const Problem& p, const gpu::Properties& device = hopper()) {
+  return plan::make_plan(p, device).forward;
+}
+size_t workspace_of(const Problem& p, const gpu::Properties& device = hopper()) {
+  return plan::make_plan(p, device).workspace_bytes;
+}
+Sm100ForwardConfig blackwell_tile_of(const Problem& p, const gpu::Properties& device = blackwell()) {
+  return plan_of(p, device).tile.for_blackwell();
 }
 
 // Which problems an entry of the table serves; the entries themselves are measured and may be any.
 TEST(TileTable, EntriesServeWhatTheySay) {
-  const auto serves = [](const plan::TileChoice& c, int dim, int dim_v, int64_t rows, int64_t keys) {
+  const auto serves = [](const plan::Sm90Choice& c, int dim, int dim_v, int64_t rows, int64_t keys) {
     return c.serves(dim, dim_v, rows, keys, false, false, true);
   };
-  const plan::TileChoice sizes{128, 64, 10, 20, plan::Mask::any, plan::Scores::any, 2, 64, 2, true};
+  const plan::Sm90Choice sizes{128, 64, 10, 20, plan::Mask::any, plan::Scores::any, 2, 64, 2, true};
   EXPECT_TRUE(serves(sizes, 128, 64, 10, 20));
   EXPECT_FALSE(serves(sizes, 144, 64, 10, 20));
   EXPECT_FALSE(serves(sizes, 128, 80, 10, 20));
   EXPECT_FALSE(serves(sizes, 128, 64, 9, 20));
   EXPECT_FALSE(serves(sizes, 128, 64, 10, 19));
   const auto with = [&](plan::Mask mask, bool left, bool right) {
-    plan::TileChoice choice = sizes;
+    plan::Sm90Choice choice = sizes;
     choice.mask = mask;
     return choice.serves(64, 64, 100, 100, left, right, true);
   };
@@ -47,7 +52,7 @@ TEST(TileTable, EntriesServeWhatTheySay) {
       EXPECT_EQ(with(plan::Mask::left, left, right), left);
     }
   }
-  plan::TileChoice plain = sizes;
+  plan::Sm90Choice plain = sizes;
   plain.scores = plan::Scores::plain;
   EXPECT_TRUE(plain.serves(64, 64, 100, 100, false, false, true));
   EXPECT_FALSE(plain.serves(64, 64, 100, 100, false, false, false));
@@ -63,18 +68,18 @@ TEST(ForwardPlan, FirstEntryThatServes) {
           if (options & 1) p.window_right = 0;
           if (options & 2) p.window_left = 10;
           if (options & 4) p.softcap = 30;
-          const ForwardTile t = plan_of(p).tile.for_hopper();
+          const Sm90ForwardConfig t = plan_of(p).tile.for_hopper();
           EXPECT_EQ(t.head_dim, (dim + 15) / 16 * 16);
           EXPECT_EQ(t.head_dim_v, (dim_v + 15) / 16 * 16);
           const auto* entry = std::find_if(
-              std::begin(plan::kHopperTiles), std::end(plan::kHopperTiles), [&](const plan::TileChoice& c) {
+              std::begin(plan::kSm90Choices), std::end(plan::kSm90Choices), [&](const plan::Sm90Choice& c) {
                 return c.serves(t.head_dim, t.head_dim_v, seqlen, seqlen, t.left, t.right, (options & 4) == 0);
               });
-          ASSERT_NE(entry, std::end(plan::kHopperTiles)) << plan::name_of(t);
+          ASSERT_NE(entry, std::end(plan::kSm90Choices)) << plan::name_of(t);
           EXPECT_EQ(t.warpgroups, entry->warpgroups);
-          EXPECT_EQ(t.keys, entry->step);
+          EXPECT_EQ(t.tile_n, entry->tile_n);
           EXPECT_EQ(t.stages, entry->stages);
-          EXPECT_EQ(t.turns, entry->turns);
+          EXPECT_EQ(t.pingpong, entry->pingpong);
         }
       }
     }
@@ -85,7 +90,7 @@ TEST(ForwardPlan, FirstEntryThatServes) {
 TEST(ForwardPlan, BatchInvariantPlansIgnoreLengths) {
   for (const int64_t dim : {64, 128, 192, 256}) {
     std::set<uint64_t> ids;
-    std::set<int> together;
+    std::set<int> pack_gqa;
     for (const int64_t longest : {50, 200, 3000, 9000, 50000}) {
       for (const int64_t batch : {1, 40}) {
         Problem p = causal(packed({.batch = batch,
@@ -98,11 +103,11 @@ TEST(ForwardPlan, BatchInvariantPlansIgnoreLengths) {
                                   batch * longest, batch * longest));
         p.batch_invariant = true;
         ids.insert(plan::id_of(plan_of(p).tile));
-        together.insert(plan_of(p).together);
+        pack_gqa.insert(plan_of(p).pack_gqa);
       }
     }
     EXPECT_EQ(ids.size(), 1u);
-    EXPECT_EQ(together.size(), 1u);
+    EXPECT_EQ(pack_gqa.size(), 1u);
   }
 }
 
@@ -113,7 +118,7 @@ TEST(ForwardPlan, EveryTileFits) {
       for (const int64_t seqlen : {1, 130, 1000, 10000}) {
         const Problem p = dense({.seqlen_q = seqlen, .seqlen_k = seqlen, .head_dim = d, .head_dim_v = dv});
         for (const Problem& each : {p, causal(p)}) {
-          const ForwardTile t = plan_of(each).tile.for_hopper();
+          const Sm90ForwardConfig t = plan_of(each).tile.for_hopper();
           EXPECT_TRUE(plan::fits(t)) << plan::name_of(t);
           EXPECT_GE(t.head_dim, d);
           EXPECT_GE(t.head_dim_v, dv);
@@ -128,7 +133,7 @@ TEST(ForwardPlan, EveryBlackwellTileFits) {
     for (int64_t dv = 8; dv <= 256; dv += 8) {
       for (const int64_t seqlen : {9, 1024}) {
         const Problem p = dense({.seqlen_q = seqlen, .seqlen_k = seqlen, .head_dim = d, .head_dim_v = dv});
-        const BlackwellTile t = blackwell_tile_of(p);
+        const Sm100ForwardConfig t = blackwell_tile_of(p);
         EXPECT_TRUE(t.fits()) << plan::name_of(t);
         EXPECT_EQ(t.head_dim, (d + 15) / 16 * 16);
         EXPECT_EQ(t.head_dim_v, (dv + 15) / 16 * 16);
@@ -150,15 +155,16 @@ TEST(ForwardPlan, PairsOfBlackwell) {
   EXPECT_FALSE(pair({.seqlen_q = 256, .seqlen_k = 4096}));  // one tile of one CTA
   EXPECT_FALSE(pair({.seqlen_q = 700, .seqlen_k = 4096}));  // three
   EXPECT_TRUE(pair({.seqlen_q = 1, .seqlen_k = 4096, .head_dim = 256, .head_dim_v = 256}, true));
-  const ForwardPlan unequal = plan_forward(
-      causal(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 512, .head_dim = 256, .head_dim_v = 256})), blackwell());
-  EXPECT_TRUE(unequal.tile.takes_over());
+  const Problem causal_256 =
+      causal(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 512, .head_dim = 256, .head_dim_v = 256}));
+  const ForwardTiling unequal = plan_of(causal_256, blackwell());
+  EXPECT_TRUE(unequal.tile.clc());
   EXPECT_EQ(unequal.tiles, 200);
   EXPECT_EQ(unequal.grid, 400);  // all of them, for those that run to take over
-  EXPECT_EQ(unequal.workspace_bytes, 0u);
-  const ForwardPlan plan = plan_forward(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 64}), blackwell());
-  EXPECT_FALSE(plan.tile.takes_over());
-  EXPECT_EQ(plan.tile.rows(), 512);
+  EXPECT_EQ(workspace_of(causal_256, blackwell()), 0u);
+  const ForwardTiling plan = plan_of(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 64}), blackwell());
+  EXPECT_FALSE(plan.tile.clc());
+  EXPECT_EQ(plan.tile.tile_m(), 512);
   EXPECT_EQ(plan.tiles, 100);
   EXPECT_EQ(plan.grid, 148);
   EXPECT_FALSE(plan.counted);
@@ -187,13 +193,13 @@ void expect_options_to_reach(Kernel (*tile_of)(const Problem&)) {
     return tile_of(p);
   };
   const Kernel plain = tile_with([](Problem&) {});
-  EXPECT_FALSE(plain.f16 || plain.left || plain.right || plain.ragged || plain.changed());
+  EXPECT_FALSE(plain.f16 || plain.left || plain.right || plain.varlen || plain.has_score_mod());
   EXPECT_TRUE(tile_with([](Problem& p) { p.dtype = DType::f16; }).f16);
   EXPECT_TRUE(tile_with([](Problem& p) { p.window_left = 5; }).left);
   EXPECT_TRUE(tile_with([](Problem& p) { p.window_right = -3; }).right);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_q.present = true; }).ragged);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_k.present = true; }).ragged);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.cu_seqlens_q.present = p.cu_seqlens_k.present = true; }).ragged);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_q.present = true; }).varlen);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_k.present = true; }).varlen);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.cu_seqlens_q.present = p.cu_seqlens_k.present = true; }).varlen);
   EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = -1; }).unscaled);
   EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = 1e-60; }).unscaled);  // 0 in float32
   EXPECT_TRUE(tile_with([](Problem& p) { p.softcap = 1; }).softcap);
@@ -210,14 +216,14 @@ void expect_options_to_reach(Kernel (*tile_of)(const Problem&)) {
 }
 
 TEST(ForwardPlan, OptionsReachTheTile) {
-  expect_options_to_reach<ForwardTile>([](const Problem& p) { return plan_of(p).tile.for_hopper(); });
-  expect_options_to_reach<BlackwellTile>([](const Problem& p) { return blackwell_tile_of(p); });
+  expect_options_to_reach<Sm90ForwardConfig>([](const Problem& p) { return plan_of(p).tile.for_hopper(); });
+  expect_options_to_reach<Sm100ForwardConfig>([](const Problem& p) { return blackwell_tile_of(p); });
 }
 
 // A bound is dropped exactly when it hides nothing: for dense lengths, and for all lengths up to them.
 TEST(ForwardPlan, BoundsThatBindNothing) {
   const auto hides = [](const Problem& p, int64_t sq, int64_t sk, bool left) {
-    const int64_t diagonal = p.bottom_right ? sk - sq : 0;
+    const int64_t diagonal = p.bottom_right ? sk - sq : p.diagonal_offset;
     for (int64_t i = 0; i < sq; ++i) {
       for (int64_t j = 0; j < sk; ++j) {
         if (left ? j < i + diagonal - p.window_left : j > i + diagonal + p.window_right) return true;
@@ -242,58 +248,83 @@ TEST(ForwardPlan, BoundsThatBindNothing) {
             }
           }
         }
+        for (int64_t offset = -6; offset <= 6; ++offset) {
+          Problem p = dense({.seqlen_q = sq, .seqlen_k = sk});
+          p.bottom_right = false;
+          p.diagonal_offset = offset;
+          p.window_right = bound;
+          EXPECT_EQ(plan::binds_right(p), hides(p, sq, sk, false)) << sq << " " << sk << " " << bound << " " << offset;
+          p.window_left = bound;
+          EXPECT_EQ(plan::binds_left(p), hides(p, sq, sk, true)) << sq << " " << sk << " " << bound << " " << offset;
+          p.diagonal_offsets.present = true;  // wherever it lies
+          EXPECT_TRUE(plan::binds_left(p) && plan::binds_right(p));
+        }
       }
     }
   }
+}
+
+// Of the grid, and of nothing that a result depends on.
+TEST(ForwardPlan, LimitOfMultiprocessors) {
+  Problem p = causal(dense({.batch = 2, .seqlen_q = 4000, .seqlen_k = 4000, .heads_q = 16, .heads_k = 16}));
+  const ForwardTiling all = plan_of(p);
+  p.sm_limit = 20;
+  const ForwardTiling few = plan_of(p);
+  EXPECT_EQ(all.grid, 132);
+  EXPECT_EQ(few.grid, 20);
+  EXPECT_EQ(plan::id_of(few.tile), plan::id_of(all.tile));
+  p.sm_limit = 100000;
+  EXPECT_EQ(plan_of(p).grid, 132);
 }
 
 TEST(ForwardPlan, WindowsAreClamped) {
   Problem p = dense({.seqlen_q = 9, .seqlen_k = 9});
   p.window_left = -(int64_t{1} << 61);
   p.window_right = int64_t{1} << 61;
-  const ForwardPlan plan = plan_of(p);
-  EXPECT_EQ(plan.window_left, -plan::kFarWindow);
-  EXPECT_EQ(plan.window_right, plan::kFarWindow);
+  ForwardParams params{};
+  plan::set_scores(p, &params);
+  EXPECT_EQ(params.window_left, -plan::kFarWindow);
+  EXPECT_EQ(params.window_right, plan::kFarWindow);
 }
 
-TEST(ForwardPlan, HeadsTogether) {
-  const auto together = [](int64_t seqlen_q, int64_t heads_q, int64_t heads_k) {
-    return plan_of(dense({.seqlen_q = seqlen_q, .seqlen_k = 512, .heads_q = heads_q, .heads_k = heads_k})).together;
+TEST(ForwardPlan, PackGqa) {
+  const auto pack_gqa = [](int64_t seqlen_q, int64_t heads_q, int64_t heads_k) {
+    return plan_of(dense({.seqlen_q = seqlen_q, .seqlen_k = 512, .heads_q = heads_q, .heads_k = heads_k})).pack_gqa;
   };
-  EXPECT_EQ(together(1, 64, 8), 8);
-  EXPECT_EQ(together(1, 128, 1), 64);  // at most 64
-  EXPECT_EQ(together(1, 48, 4), 4);    // a power of two that divides 12
-  EXPECT_EQ(together(1, 28, 4), 1);    // 7 are none
-  EXPECT_EQ(together(1, 8, 8), 1);
+  EXPECT_EQ(pack_gqa(1, 64, 8), 8);
+  EXPECT_EQ(pack_gqa(1, 128, 1), 64);  // at most 64
+  EXPECT_EQ(pack_gqa(1, 48, 4), 4);    // a power of two that divides 12
+  EXPECT_EQ(pack_gqa(1, 28, 4), 1);    // 7 are none
+  EXPECT_EQ(pack_gqa(1, 8, 8), 1);
   Problem p = dense({.seqlen_q = 128, .seqlen_k = 512, .heads_q = 64, .heads_k = 8});
   p.seqused_q.present = true;
-  EXPECT_EQ(plan_of(p).together, 8);  // lengths are the device's: half a tile is lost once, not eight times
+  EXPECT_EQ(plan_of(p).pack_gqa, 8);  // lengths are the device's: half a tile is lost once, not eight times
   p.seqused_q.present = false;
-  EXPECT_EQ(plan_of(p).together, 1);
-  EXPECT_EQ(plan_of(causal(p)).together, 8);  // 16 queries see fewer keys than 128
+  EXPECT_EQ(plan_of(p).pack_gqa, 1);
+  EXPECT_EQ(plan_of(causal(p)).pack_gqa, 8);  // 16 queries see fewer keys than 128
   p.batch_invariant = true;
-  EXPECT_EQ(plan_of(p).together, 8);
+  EXPECT_EQ(plan_of(p).pack_gqa, 8);
 }
 
 // Tiles cover every row once, and never are more than they would be apart.
 TEST(ForwardPlan, TilesCoverTheRows) {
   for (int64_t seqlen = 1; seqlen < 700; seqlen += 13) {
     for (const int64_t group : {1, 2, 6, 8}) {
-      const ForwardPlan plan =
+      const ForwardTiling plan =
           plan_of(dense({.batch = 3, .seqlen_q = seqlen, .seqlen_k = 100, .heads_q = 4 * group, .heads_k = 4}));
-      const int64_t rows = plan.tile.rows();
-      EXPECT_EQ(plan.units * plan.together, 4 * group);
-      EXPECT_GE(plan.tiles_m * rows, seqlen * plan.together);
-      EXPECT_LT((plan.tiles_m - 1) * rows, seqlen * plan.together);
-      EXPECT_EQ(plan.tiles, plan.tiles_m * plan.units * 3);
+      const int64_t rows = plan.tile.tile_m();
+      EXPECT_EQ(plan.packed_heads * plan.pack_gqa, 4 * group);
+      EXPECT_GE(plan.m_blocks * rows, seqlen * plan.pack_gqa);
+      EXPECT_LT((plan.m_blocks - 1) * rows, seqlen * plan.pack_gqa);
+      EXPECT_EQ(plan.tiles, plan.m_blocks * plan.packed_heads * 3);
       EXPECT_LE(plan.tiles, (seqlen + rows - 1) / rows * 4 * group * 3);
-      EXPECT_EQ(64 % plan.together, 0);
+      EXPECT_EQ(64 % plan.pack_gqa, 0);
     }
   }
 }
 
 // The work list has room for any lengths that keep the caller's word.
-TEST(ForwardPlan, RaggedBoundHoldsForAllLengths) {
+TEST(ForwardPlan, VarlenBoundHoldsForAllLengths) {
   Random random(11);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random.next() % static_cast<uint64_t>(n)); };
   int tight = 0;
@@ -309,24 +340,25 @@ TEST(ForwardPlan, RaggedBoundHoldsForAllLengths) {
     }
     if (total == 0) continue;
     const Sizes sizes{.batch = batch, .seqlen_q = longest, .seqlen_k = 100, .heads_q = 2 * group, .heads_k = 2};
-    const ForwardPlan by_packing = plan_of(packed(sizes, total, 100));
+    const ForwardTiling by_packing = plan_of(packed(sizes, total, 100));
     Problem padded = dense(sizes);
     padded.seqused_q.present = true;
-    const ForwardPlan by_padding = plan_of(padded);
+    const ForwardTiling by_padding = plan_of(padded);
     int64_t needed = 0, needed_padded = 0;
     for (const int64_t length : lengths) {
-      needed += (length * by_packing.together + by_packing.tile.rows() - 1) / by_packing.tile.rows();
-      needed_padded += (longest * by_padding.together + by_padding.tile.rows() - 1) / by_padding.tile.rows();
+      needed += (length * by_packing.pack_gqa + by_packing.tile.tile_m() - 1) / by_packing.tile.tile_m();
+      needed_padded += (longest * by_padding.pack_gqa + by_padding.tile.tile_m() - 1) / by_padding.tile.tile_m();
     }
-    EXPECT_GE(by_packing.tiles_m, needed);
-    EXPECT_LT(by_packing.tiles_m, needed + batch);  // and not much more
-    EXPECT_EQ(by_padding.tiles_m, needed_padded);
-    tight += by_packing.tiles_m == needed;
-    for (const ForwardPlan& plan : {by_packing, by_padding}) {
-      EXPECT_EQ(plan.tiles, plan.tiles_m * plan.units);
+    EXPECT_GE(by_packing.m_blocks, needed);
+    EXPECT_LT(by_packing.m_blocks, needed + batch);  // and not much more
+    EXPECT_EQ(by_padding.m_blocks, needed_padded);
+    tight += by_packing.m_blocks == needed;
+    for (const Problem& p : {packed(sizes, total, 100), padded}) {
+      const ForwardTiling plan = plan_of(p);
+      EXPECT_EQ(plan.tiles, plan.m_blocks * plan.packed_heads);
       EXPECT_TRUE(plan.counted);
-      EXPECT_GE(plan.workspace_bytes, plan::kWorkspaceAlignment - 1 + plan::kWorkOffset +
-                                          static_cast<size_t>(plan.tiles_m) * sizeof(ForwardWork));
+      EXPECT_GE(workspace_of(p), plan::kWorkspaceAlignment - 1 + plan::kTileListOffset +
+                                     static_cast<size_t>(plan.m_blocks) * sizeof(ListedTile));
     }
   }
   EXPECT_GT(tight, 100);
@@ -335,24 +367,24 @@ TEST(ForwardPlan, RaggedBoundHoldsForAllLengths) {
 TEST(ForwardPlan, GridAndCounter) {
   // As many tiles as SMs, or equal ones: no counter, no workspace.
   for (const int64_t batch : {1, 132}) {
-    const ForwardPlan plan = plan_of(causal(dense({.batch = batch, .seqlen_q = 100, .seqlen_k = 100})));
-    EXPECT_EQ(plan.grid, batch);
-    EXPECT_FALSE(plan.counted);
-    EXPECT_EQ(plan.workspace_bytes, 0u);
+    const Problem p = causal(dense({.batch = batch, .seqlen_q = 100, .seqlen_k = 100}));
+    EXPECT_EQ(plan_of(p).grid, batch);
+    EXPECT_FALSE(plan_of(p).counted);
+    EXPECT_EQ(workspace_of(p), 0u);
   }
   const Problem many = dense({.batch = 133, .seqlen_q = 100, .seqlen_k = 100});
   EXPECT_FALSE(plan_of(many).counted);
   EXPECT_EQ(plan_of(many).grid, 132);
   EXPECT_TRUE(plan_of(causal(many)).counted);
-  EXPECT_EQ(plan_of(causal(many)).workspace_bytes, 47u);
-  const ForwardPlan decode = plan_of(causal(dense({.batch = 500, .seqlen_q = 1, .seqlen_k = 100})));
+  EXPECT_EQ(workspace_of(causal(many)), 47u);
+  const ForwardTiling decode = plan_of(causal(dense({.batch = 500, .seqlen_q = 1, .seqlen_k = 100})));
   EXPECT_FALSE(decode.counted);  // one query that sees all keys: no mask
 }
 
 TEST(ForwardPlan, NoKeysAtAll) {
-  const ForwardPlan plan = plan_of(dense({.batch = 2, .seqlen_q = 5, .seqlen_k = 0}));
-  EXPECT_TRUE(plan.keyless);
-  EXPECT_GE(plan.workspace_bytes, plan::kWorkspaceAlignment - 1 + plan::kWorkOffset);
+  const Problem p = dense({.batch = 2, .seqlen_q = 5, .seqlen_k = 0});
+  EXPECT_TRUE(plan_of(p).keyless);
+  EXPECT_GE(workspace_of(p), plan::kWorkspaceAlignment - 1 + plan::kTileListOffset);
   EXPECT_FALSE(plan_of(dense({})).keyless);
   EXPECT_TRUE(plan_of(packed({.batch = 2, .seqlen_q = 5, .seqlen_k = 0}, 8, 0)).keyless);
 }
@@ -365,8 +397,8 @@ TEST(ForwardPlan, GroupsOfHeads) {
       for (const int64_t seqlen : {2, 100, 500, 3000, 9000, 40000, 1 << 20}) {
         const Problem p =
             dense({.batch = batch, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads_q = heads, .heads_k = heads});
-        EXPECT_EQ(plan_of(p).group, 1);
-        const int group = plan_of(causal(p)).group;
+        EXPECT_EQ(plan_of(p).l2_heads, 1);
+        const int group = plan_of(causal(p)).l2_heads;
         EXPECT_GE(group, 1);
         EXPECT_LE(group, batch * heads);
         EXPECT_LE(group, before);
@@ -376,87 +408,54 @@ TEST(ForwardPlan, GroupsOfHeads) {
   }
   const Problem documents =
       packed({.batch = 9, .seqlen_q = 500, .seqlen_k = 500, .heads_q = 6, .heads_k = 6}, 900, 900);
-  EXPECT_LE(plan_of(documents).group, 6);  // all sequences are in one list: units are heads
+  EXPECT_LE(plan_of(documents).l2_heads, 6);  // all sequences are in one list: units are heads
 }
 
-template <class Kernel>
-void add_with_all_options(Kernel t, std::vector<plan::Tile>* tiles) {
-  for (int options = 0; options < 1 << 9; ++options) {
-    t.f16 = options & 1;
-    t.left = options & 2;
-    t.right = options & 4;
-    t.ragged = options & 8;
-    t.unscaled = options & 16;
-    t.softcap = options & 32;
-    t.alibi = options & 64;
-    t.bias = static_cast<Bias>(options >> 7);
-    tiles->emplace_back(t);
-  }
+// What is launched, in which order, and who fills which part of the workspace.
+TEST(ForwardPlan, Launches) {
+  const Problem equal = dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 100});
+  const plan::Plan one = plan::make_plan(equal, hopper());
+  ASSERT_EQ(one.kernels.size(), 1u);
+  EXPECT_EQ(one.kernels[0].id, plan::id_of(one.forward.tile));
+  ASSERT_EQ(one.launches.size(), 1u);
+  EXPECT_EQ(one.launches[0].entry, plan::kMainEntry);
+  EXPECT_EQ(one.launches[0].grid, 2u);
+  EXPECT_EQ(one.launches[0].block, static_cast<uint32_t>(one.forward.tile.threads()));
+  EXPECT_EQ(one.launches[0].shared_bytes, static_cast<uint32_t>(one.forward.tile.smem_bytes()));
+  EXPECT_TRUE(one.launches[0].overlap_previous);
+  EXPECT_FALSE(plan::make_plan(equal, blackwell()).launches[0].overlap_previous);
+  EXPECT_TRUE(one.fills.empty() && one.regions.empty());
+
+  const plan::Plan two = plan::make_plan(packed({.batch = 3, .seqlen_q = 100, .seqlen_k = 100}, 250, 250), hopper());
+  ASSERT_EQ(two.launches.size(), 2u);
+  EXPECT_EQ(two.launches[0].entry, plan::kScheduleEntry);
+  EXPECT_EQ(two.launches[0].grid, 1u);
+  EXPECT_EQ(two.launches[0].block, plan::kScheduleThreads);
+  EXPECT_FALSE(two.launches[0].overlap_previous);
+  EXPECT_EQ(two.launches[1].entry, plan::kMainEntry);
+  EXPECT_TRUE(two.fills.empty());  // the schedule writes the counter
 }
 
-std::vector<plan::Tile> many_tiles() {
-  std::vector<plan::Tile> tiles;
-  for (const plan::TileChoice& choice : plan::kHopperTiles) {
-    for (int dim = 16; dim <= choice.head_dim; dim += 16)
-      add_with_all_options(plan::tile_of(choice, dim, choice.head_dim_v), &tiles);
-  }
-  for (const plan::BlackwellChoice& choice : plan::kBlackwellTiles) {
-    for (const int fma_pairs : {0, choice.fma_pairs_unchecked, choice.fma_pairs_checked}) {
-      for (const int clusters : {0, 1, 2, 3}) {
-        for (const int dim : {16, choice.head_dim}) {
-          add_with_all_options(BlackwellTile{.head_dim = dim,
-                                             .head_dim_v = choice.head_dim_v,
-                                             .fma_pairs = fma_pairs,
-                                             .pair = (clusters & 1) != 0,
-                                             .takes_over = (clusters & 2) != 0},
-                               &tiles);
-        }
+// Parts of the workspace lie apart, within it and where they must, and each has somebody who writes it first.
+TEST(ForwardPlan, WorkspaceLayout) {
+  const Sizes sizes{.batch = 200, .seqlen_q = 300, .seqlen_k = 300}, keyless{.batch = 2, .seqlen_q = 5, .seqlen_k = 0};
+  for (const Problem& p : {causal(dense(sizes)), packed(sizes, 6000, 6000), dense(keyless), packed(keyless, 9, 0)}) {
+    for (const gpu::Properties& device : {hopper(), blackwell()}) {
+      const plan::Plan plan = plan::make_plan(p, device);
+      EXPECT_EQ(plan.workspace_bytes == 0, plan.regions.empty());
+      size_t end = 0;
+      for (const plan::Region& region : plan.regions) {
+        EXPECT_GE(region.offset, end) << region.name;
+        EXPECT_EQ(region.offset % alignof(ListedTile), 0u) << region.name;
+        end = region.offset + region.bytes;
+        const auto fills = [&](const plan::Fill& f) { return f.offset <= region.offset && end <= f.offset + f.bytes; };
+        const bool filled = std::any_of(plan.fills.begin(), plan.fills.end(), fills);
+        EXPECT_TRUE(filled || region.written_by >= 0) << region.name;
+        EXPECT_LT(region.written_by, static_cast<int>(plan.launches.size()) - 1) << region.name;
       }
+      EXPECT_LE(plan::kWorkspaceAlignment - 1 + end, plan.workspace_bytes + (end == 0 ? 15 : 0));
     }
   }
-  return tiles;
-}
-
-// Whatever makes two tiles differ makes their numbers, names and sources differ.
-TEST(ForwardPlan, TilesAreToldApart) {
-  std::set<uint64_t> ids;
-  std::set<std::string> names, sources;
-  const std::vector<plan::Tile> tiles = many_tiles();
-  for (const plan::Tile& t : tiles) {
-    ids.insert(plan::id_of(t));
-    names.insert(plan::name_of(t));
-    sources.insert(plan::translation_unit(t));
-  }
-  EXPECT_EQ(names.size(), sources.size());
-  EXPECT_EQ(ids.size(), sources.size());
-  EXPECT_GT(sources.size(), tiles.size() / 3);  // the tables repeat some
-}
-
-TEST(ForwardPlan, TranslationUnit) {
-  ForwardTile t{.head_dim = 64, .head_dim_v = 48, .warpgroups = 3, .keys = 112, .turns = false, .right = true};
-  EXPECT_EQ(plan::name_of(t), "forward_bf16_d64v48_192x112x2_right");
-  const std::string dense_unit = plan::translation_unit(t);
-  for (const char* part : {"#include \"sm90/forward.cuh\"", ".head_dim = 64", ".head_dim_v = 48", ".keys = 112",
-                           ".right = true", ".bias = Bias::none", "forward<kTile>(p)"}) {
-    EXPECT_NE(dense_unit.find(part), std::string::npos) << part;
-  }
-  EXPECT_EQ(dense_unit.find("schedule"), std::string::npos);
-  t.ragged = true;
-  EXPECT_NE(plan::translation_unit(t).find("schedule<kTile>(p)"), std::string::npos);
-}
-
-TEST(ForwardPlan, TranslationUnitOfBlackwell) {
-  const BlackwellTile t{.head_dim = 192, .head_dim_v = 128, .fma_pairs = 3, .f16 = true, .right = true};
-  EXPECT_EQ(plan::name_of(t), "forward_f16_d192v128_2x128x128_fma3_right");
-  const std::string unit = plan::translation_unit(t);
-  for (const char* part : {"#include \"sm100/forward.cuh\"", "constexpr BlackwellTile kTile{", ".head_dim = 192",
-                           ".fma_pairs = 3", ".f16 = true", "forward<kTile>(p)"}) {
-    EXPECT_NE(unit.find(part), std::string::npos) << part;
-  }
-  EXPECT_EQ(unit.find("__cluster_dims__"), std::string::npos);
-  const BlackwellTile pair{.pair = true};
-  EXPECT_EQ(plan::name_of(pair), "forward_bf16_d128_2x256x128_fma4");
-  EXPECT_NE(plan::translation_unit(pair).find("__cluster_dims__(2, 1, 1)"), std::string::npos);
 }
 
 }  // namespace

@@ -57,6 +57,17 @@ inline Problem causal(Problem p) {
   return p;
 }
 
+// All gradients of a dense problem.
+inline Problem backward(Problem p) {
+  p.pass = TANDEM_BACKWARD;
+  p.dout = p.out;
+  p.dq = p.q;
+  p.dk = p.k;
+  p.dv = p.v;
+  p.lse = {.dtype = DType::f32, .batch = p.heads_q * p.seqlen_q, .row = 1, .head = p.seqlen_q, .present = true};
+  return p;
+}
+
 inline gpu::Properties hopper() {
   gpu::Properties p;
   p.name = "NVIDIA H200";

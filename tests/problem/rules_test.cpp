@@ -1,6 +1,7 @@
 // Every rule of a call, broken once: one row breaks one rule and says what the sentence must name.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <ostream>
@@ -33,8 +34,20 @@ const Rule rules[] = {
     {"SizeSmall", dense, forward, [](Call& c) { c.args.size -= 1; }, {"args.size (", "must be sizeof"}},
     {"SizeNegative", dense, forward, [](Call& c) { c.args.size = -8; }, {"args.size (-8) must be"}},
     {"SizeWild", dense, forward, [](Call& c) { c.args.size = kHuge; }, {"args.size (4611686018427387904)"}},
+    {"SizeOlderThanTheFirst", dense, forward, [](Call& c) { c.args.size = 280; }, {"args.size (280) must be sizeof"}},
     {"Reserved", dense, forward, [](Call& c) { c.args.reserved = 3; }, {"reserved (3) must be 0"}},
-    {"Alignment", dense, forward, [](Call& c) { c.args.alignment = 2; }, {"alignment (2)", "TANDEM_TOP_LEFT"}},
+    {"Alignment", dense, forward, [](Call& c) { c.args.alignment = 3; }, {"alignment (3)", "TANDEM_EXPLICIT"}},
+    {"AlignmentNegative", dense, forward, [](Call& c) { c.args.alignment = -1; }, {"alignment (-1)"}},
+    {"DiagonalOffset", dense, forward, [](Call& c) { c.args.diagonal_offset = -4; },
+     {"diagonal_offset (-4) must be 0 unless alignment (0) is TANDEM_EXPLICIT"}},
+    {"DiagonalOffsets", dense, backward, [](Call& c) { c.args.alignment = 1, c.args.diagonal_offsets = &c.seqused_q.handle; },
+     {"diagonal_offsets must be NULL unless alignment (1) is TANDEM_EXPLICIT"}},
+    {"DiagonalOffsetsLength", packed, forward,
+     [](Call& c) { c.args.alignment = 2, c.args.diagonal_offsets = &c.cu_seqlens_q.handle; },
+     {"diagonal_offsets.length (3) must be 2: there is one offset per sequence"}},
+    {"DiagonalOffsetsType", dense, forward, [](Call& c) { c.args.alignment = 2, c.args.diagonal_offsets = &c.sink.handle; },
+     {"diagonal_offsets.dtype (float32) must be int32"}},
+    {"SmLimit", dense, forward, [](Call& c) { c.args.sm_limit = -1; }, {"sm_limit (-1) must be 0 (none)"}},
     {"Splits", dense, forward, [](Call& c) { c.args.num_splits = -1; }, {"num_splits (-1) must be 0 to 1024"}},
     {"SplitsMany", dense, forward, [](Call& c) { c.args.num_splits = 1025; }, {"num_splits (1025)"}},
 
@@ -341,6 +354,25 @@ TEST(Rules, NullArgs) {
   const Status status = make_problem(TANDEM_FORWARD, nullptr, {TANDEM_CPU, 0}, true, &problem);
   EXPECT_EQ(status.code, TANDEM_INVALID_ARGUMENT);
   EXPECT_NE(status.message.find("args (NULL)"), std::string::npos) << status.message;
+}
+
+// What version 0.1's struct ended with; whatever lies behind is not read.
+TEST(Rules, ShorterStruct) {
+  Call call;
+  call.dense();
+  call.args.size = offsetof(tandem_attention_args, diagonal_offset);
+  call.args.diagonal_offset = INT64_MIN;
+  call.args.diagonal_offsets = reinterpret_cast<const tandem_tensor*>(1);
+  call.args.accumulate = -1;
+  call.args.sm_limit = -1;
+  for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
+    call.pass = pass;
+    Problem problem;
+    const Status status = call.make(&problem);
+    EXPECT_TRUE(status.ok()) << status.message;
+    EXPECT_FALSE(problem.accumulate);
+    EXPECT_EQ(problem.sm_limit, 0);
+  }
 }
 
 // An unknown tail is an option of a later version.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 
-def softmax_parts(q, k, *, softmax_scale=None, causal=False, window=None, softcap=0.0, alibi_slopes=None, bias=None,
-                  sink=None, sk_used=None, sq_used=None, dtype=np.float64):  # fmt: skip
+def softmax_parts(q, k, *, softmax_scale=None, causal=False, alignment="bottom_right", window=None, softcap=0.0,
+                  alibi_slopes=None, bias=None, sink=None, sk_used=None, sq_used=None, diagonal_offset=None,
+                  dtype=np.float64):  # fmt: skip
     """Of one sequence: probabilities, LSE and d(score)/d(product), (heads, seqlen_q, seqlen_k)."""
     q, k = q.astype(dtype), k.astype(dtype)
     sq, heads, dim = q.shape
@@ -29,7 +30,9 @@ def softmax_parts(q, k, *, softmax_scale=None, causal=False, window=None, softca
         else:
             s = s + bias.astype(dtype)
     used_q, used_k = sq if sq_used is None else sq_used, sk if sk_used is None else sk_used
-    offset = 0 if causal == "top_left" else used_k - used_q
+    offset = 0 if alignment == "top_left" else used_k - used_q
+    if diagonal_offset is not None:
+        offset = diagonal_offset
     i, j = np.arange(sq)[:, None], np.arange(sk)[None, :]
     if alibi_slopes is not None:
         s = s - alibi_slopes.astype(dtype)[:, None, None] * np.abs(i + offset - j)

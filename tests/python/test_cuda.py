@@ -23,7 +23,7 @@ def test_options():
         ("plain", {}, {}),
         ("scale", {"softmax_scale": 0.3}, {"scale": 0.3}),
         ("causal", {"causal": True}, {"causal": True}),
-        ("top-left", {"causal": "top_left"}, {"causal": True, "top_left": True}),
+        ("top-left", {"causal": True, "alignment": "top_left"}, {"causal": True, "top_left": True}),
         ("window", {"window": (20, 30)}, {"window": (20, 30)}),
         ("softcap", {"softcap": 2.0}, {"softcap": 2.0}),
         ("alibi", {"alibi_slopes": slopes, "causal": True}, {"slopes": slopes, "causal": True}),
@@ -123,7 +123,6 @@ def test_refusals_and_nothing_written():
     cases = (
         ("float32", [x.float() for x in (q, k, v)], {}),
         ("float64", [x.double() for x in (q, k, v)], {}),
-        ("dropout_p", (q, k, v), {"dropout_p": 0.1}),
         ("page_table", (q, k.view(1, 20, 2, 64), v), {"page_table": int32(0)[None], "seqused_k": int32(20)}),
         ("num_splits", (q, k, v), {"num_splits": 4}),
         ("264", [F.pad(x, (0, 200)) for x in (q, k, v)], {}),

@@ -1,7 +1,7 @@
 """Gradients of CUDA tensors."""
 
 # Without a GPU, or torch, the file ends here.
-from cuda_cases import BF16, F32, GPU, int32, lengths, near, raises, run, tensors
+from cuda_cases import BF16, F32, GPU, captured, int32, lengths, near, raises, run, tensors
 
 # isort: split
 import sys
@@ -19,7 +19,7 @@ def test_gradients():
         ("causal", (1, 130, 4, 128), (1, 130, 4, 128), 128, {"causal": True}, {"causal": True}),
         ("causal, more keys", (1, 70, 4, 64), (1, 90, 2, 64), 64, {"causal": True}, {"causal": True}),
         ("causal, more queries", (1, 90, 4, 64), (1, 70, 2, 64), 64, {"causal": True}, {"causal": True}),
-        ("top-left", (1, 70, 4, 64), (1, 70, 4, 64), 64, {"causal": "top_left"}, {"causal": True}),
+        ("top-left", (1, 70, 4, 64), (1, 70, 4, 64), 64, {"causal": True, "alignment": "top_left"}, {"causal": True}),
         ("window", (1, 200, 2, 64), (1, 200, 2, 64), 64, {"window": (20, 30)}, {"window": (20, 30)}),
         ("left", (1, 200, 2, 64), (1, 200, 2, 64), 64, {"window": (20, 0)}, {"window": (20, 0)}),
         ("another head_dim_v", (1, 70, 2, 192), (1, 70, 2, 192), 128, {"causal": True}, {"causal": True}),
@@ -69,37 +69,104 @@ def test_the_backward_call():
     near(only.dv, want[2])
 
 
-def test_gradients_that_are_refused_before_anything_is_computed():
-    q, k, v, bias = (
-        x.requires_grad_() for x in tensors((1, 40, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), (1, 2, 40, 40))
-    )
-    slopes = torch.ones(2, device=GPU)
+def test_gradients_with_every_score_option():
+    slopes = torch.tensor([0.1, 0.02, 0.5, 0.003], device=GPU)
+    (bias,) = tensors((1, 4, 70, 90))
     cases = (
-        ("bias", {"bias": bias}),
-        ("bias", {"bias": bias.detach() > 0}),
-        ("alibi_slopes", {"alibi_slopes": slopes}),
-        ("softcap", {"softcap": 2.0}),
-        ("seqused_q", {"seqused_k": int32(30)}),
-        ("deterministic", {"deterministic": True}),
-        ("left below", {"window": (-3, 5)}),
+        ({"softcap": 2.0}, {"softcap": 2.0}),
+        ({"alibi_slopes": slopes}, {"slopes": slopes}),
+        ({"bias": bias}, {"bias": bias}),
+        ({"bias": bias > 0}, {"bias": bias > 0}),
+        ({"window": (-3, 30)}, {"window": (-3, 30)}),
     )
-    for words, given in cases:
-        raises(tandem.Unsupported, f"{words} gradient", tandem.attention, q, k, v, **given)
-        if "bias" not in given and "deterministic" not in given:
-            raises(tandem.Unsupported, words, tandem.check, "backward", q, k, v, **given)
-        with torch.no_grad():
-            assert tandem.attention(q, k, v, **given).isfinite().all()
+    inputs = tensors((2, 70, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64))
+    for given, plain in cases:
+        torch_reference.hold(
+            lambda q, k, v, given=given: tandem.attention(q, k, v, **given),
+            lambda q, k, v, plain=plain: torch_reference.dense(q, k, v, **plain),
+            inputs,
+        )
+
+
+def test_the_gradient_of_a_bias():
+    for shape in ((2, 4, 70, 90), (1, 4, 1, 90), (2, 1, 70, 1)):
+        torch_reference.hold(
+            lambda q, k, v, bias: tandem.attention(q, k, v, bias=bias),
+            lambda q, k, v, bias: torch_reference.dense(q, k, v, bias=bias.expand(2, 4, 70, 90)),
+            tensors((2, 70, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64), shape),
+        )
+
+
+def test_gradients_of_used_lengths():
+    q, k, v, dout = tensors((2, 70, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64), (2, 70, 4, 64))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    got = torch.autograd.grad(tandem.attention(*leaves, seqused_k=int32(30, 90), causal=True), leaves, dout)
+    for b, used in ((0, 30), (1, 90)):
+        part = [q[b : b + 1], k[b : b + 1, :used], v[b : b + 1, :used]]
+        part = [x.detach().requires_grad_() for x in part]
+        want = torch.autograd.grad(tandem.attention(*part, causal=True), part, dout[b : b + 1])
+        near(got[0][b : b + 1], want[0])
+        near(got[1][b : b + 1, :used], want[1])
+        near(got[2][b : b + 1, :used], want[2])
+        assert not got[1][b, used:].any() and not got[2][b, used:].any()
+
+
+def test_a_gradient_through_the_lse():
+    inputs = [x.requires_grad_() for x in tensors((2, 70, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64))]
+    out, lse = tandem.attention(*inputs, causal=True, return_lse=True)
+    got = torch.autograd.grad(out.float().square().sum() + lse.sin().sum(), inputs)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    want_out, want_lse = torch_reference.dense(*exact, causal=True)
+    want = torch.autograd.grad(want_out.square().sum() + want_lse.sin().sum(), exact)
+    for x, y in zip(got, want):
+        near(x, y.to(x.dtype))
+
+
+def test_dropout_is_that_of_the_cpu():
+    q, k, v, dout = tensors((2, 70, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64), (2, 70, 4, 64))
+    for seed in (7, torch.tensor([-5, 2**40 + 3])):
+        on_gpu = [x.requires_grad_() for x in (q, k, v)]
+        on_cpu = [x.detach().cpu().requires_grad_() for x in (q, k, v)]
+        its = seed.to(GPU) if isinstance(seed, torch.Tensor) else seed
+        out = tandem.attention(*on_gpu, causal=True, dropout_p=0.3, seed=its)
+        want = tandem.attention(*on_cpu, causal=True, dropout_p=0.3, seed=seed)
+        near(out.cpu(), want)
+        got = torch.autograd.grad(out, on_gpu, dout)
+        for x, y in zip(got, torch.autograd.grad(want, on_cpu, dout.cpu())):
+            near(x.cpu(), y)
+
+
+def test_the_same_bits_every_time():
+    q, k, v, sink, dout = tensors((4, 1030, 8, 128), (4, 1030, 2, 128), (4, 1030, 2, 128), (8,), (4, 1030, 8, 128))
+    leaves = [x.requires_grad_() for x in (q, k, v, sink)]
+
+    def gradients(**given):
+        out = tandem.attention(*leaves[:3], sink=leaves[3], causal=True, **given)
+        return torch.autograd.grad(out, leaves, dout)
+
+    first = gradients()
+    for given in ({}, {"deterministic": True}, {"batch_invariant": True}):
+        for _ in range(5):
+            assert all(torch.equal(x, y) for x, y in zip(first, gradients(**given)))
+
+
+def test_gradients_in_a_graph():
+    q, k, v, dout = tensors((2, 130, 4, 64), (2, 130, 4, 64), (2, 130, 4, 64), (2, 130, 4, 64))
     out, lse = tandem.attention(q, k, v, return_lse=True)
-    raises(tandem.Unsupported, "lse detach", torch.autograd.grad, lse.sum(), q)
-    torch.use_deterministic_algorithms(True)
-    try:
-        twice = [
-            torch.autograd.grad(tandem.attention(q, k, v, deterministic=True).float().square().sum(), (q, k, v))
-            for _ in range(2)
-        ]
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(x, y) for x, y in zip(*twice))
+    want = tandem.attention_backward(dout, q, k, v, out, lse)
+    graph, got = captured(tandem.attention_backward, dout, q, k, v, out, lse)
+    for _ in range(3):
+        for x in got[:3]:
+            x.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(x, y) for x, y in zip(got[:3], want[:3]))
+
+
+def test_gradients_that_are_refused_before_anything_is_computed():
+    q, k, v = (x.requires_grad_() for x in tensors((1, 40, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64)))
+    for words, given in (("page_table", {"page_table": int32(0)[None]}), ("num_splits", {"num_splits": 2})):
+        raises(tandem.Unsupported, words, tandem.attention, q, k, v, **given)
+        raises(tandem.Unsupported, words, tandem.check, "backward", q, k, v, **given)
 
 
 if __name__ == "__main__":

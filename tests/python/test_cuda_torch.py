@@ -40,15 +40,14 @@ def test_compile():
 
 def test_operators():
     q, k, v = tensors((1, 20, 2, 64), (1, 20, 2, 64), (1, 20, 2, 64))
-    options = tandem._library.options(None, True, None, 0.0, None, None, 0.0, (0, 0), False, False, None)
-    inputs = (q, k, v, *[None] * 9)
-    out, lse = torch.ops.tandem.forward(*inputs, *options)
+    options = {"causal": True}
+    out, lse = torch.ops.tandem.forward(q, k, v, **options)
     hold((out, lse), torch_reference.dense, q, k, v, causal=True)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.tandem.forward.default, (*inputs, *options), test_utils=tests)
+    torch.library.opcheck(torch.ops.tandem.forward.default, (q, k, v), options, test_utils=tests)
     wanted = [True, True, True, False, False]
-    arguments = (torch.ones_like(out), None, out, lse, *inputs, *options, wanted)
-    torch.library.opcheck(torch.ops.tandem.backward.default, arguments, test_utils=tests)
+    inputs = (torch.ones_like(out), None, out, lse, q, k, v)
+    torch.library.opcheck(torch.ops.tandem.backward.default, inputs, {**options, "wanted": wanted}, test_utils=tests)
 
 
 def test_autocast():

@@ -9,6 +9,7 @@ from flash_attn_cases import CU_K, CU_Q, DIM, HEADS, HEADS_K, INF, OPTIONS, VARL
 
 import tandem  # noqa: E402
 import tandem.fa3 as fa3  # noqa: E402
+import tandem.fa4 as fa4  # noqa: E402
 
 FA3_OPTIONS = {name: pair for name, pair in OPTIONS.items() if "alibi" not in name}
 
@@ -82,6 +83,25 @@ def test_fa3_combine(random):
         fa3.flash_attn_combine(outs, lses.transpose(2, 3)[..., :1])
     with pytest.raises(ValueError, match="out_dtype"):
         fa3.flash_attn_combine(outs, lses, out=given, out_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("module", [fa3, fa4])
+def test_combine_needs_memory_for_one_part(random, module, dtype):
+    parts = random(24, 1, 512, 4, 64, dtype=dtype)
+    lse = random(24, 1, 512, 4)
+    of_one_part = 4 * parts[0].numel()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        out, _ = module.flash_attn_combine(parts, lse)
+    in_use = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            in_use += event.nbytes()
+            most = max(most, in_use)
+    assert of_one_part <= most <= 3.5 * of_one_part, f"{most / of_one_part:.1f} parts"
+    weights = (lse.double() - lse.double().logsumexp(0)).exp()
+    exact = (parts.double() * weights[..., None]).sum(0)
+    torch.testing.assert_close(out, exact.to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

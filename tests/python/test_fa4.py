@@ -41,6 +41,42 @@ def test_fa4(random, options, plain):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sink_dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_fa4_takes_a_sink_of_any_type(random, dtype, sink_dtype):
+    """Its gradient has its own type."""
+    q, k, sink = random(1, 5, 4, 8, dtype=dtype), random(1, 7, 2, 8, dtype=dtype), random(4).to(sink_dtype)
+    sink.requires_grad_()
+    plain = sink.detach().float().requires_grad_()
+    got, want = fa4.flash_attn_func(q, k, k, learnable_sink=sink)[0], tandem.attention(q, k, k, sink=plain)
+    torch.testing.assert_close(got, want)
+    got.float().sum().backward()
+    want.float().sum().backward()
+    assert sink.grad.dtype == sink_dtype
+    torch.testing.assert_close(sink.grad.float(), plain.grad, rtol=2e-2, atol=1e-2)
+
+
+def test_fa4_combines_packed_parts(random):
+    q, k = random(5, 4, 8), random(9, 2, 8)
+    cu = [int32(0, 5), int32(0, 9), int32(0, 4), int32(0, 5)]
+    parts = [
+        fa4.flash_attn_varlen_func(q, x, x, cu_seqlens_q=cu[0], cu_seqlens_k=c, return_lse=True)
+        for x, c in ((k[:4], cu[2]), (k[4:], cu[3]))
+    ]
+    outs, lses = torch.stack([o for o, _ in parts]), torch.stack([lse.T for _, lse in parts])
+    out, lse = fa4.flash_attn_combine(outs, lses, cu_seqlens=cu[0])
+    want, want_lse = fa4.flash_attn_varlen_func(q, k, k, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1], return_lse=True)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(lse, want_lse.T)
+    assert fa4.flash_attn_combine(outs, lses, return_lse=False)[1] is None
+    plan = fa4.get_scheduler_metadata(5, 9, 4, 2, 8, 2, cu_seqlens_q=cu[0])
+    assert plan.num_splits_dynamic_ptr is None and plan.tile_count_semaphore is None
+    again, _ = fa4.flash_attn_varlen_func(
+        q, k, k, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1], scheduler_metadata=plan, num_splits=2
+    )
+    torch.testing.assert_close(again, want)
+
+
 def test_fa4_returns_the_lse_when_it_is_needed(random):
     q, k = random(1, 5, 4, 8), random(1, 2, 2, 8)
     cu = {"cu_seqlens_q": int32(0, 5), "cu_seqlens_k": int32(0, 2)}

@@ -235,7 +235,7 @@ def test_compiled(random):
 
 def test_refusals_of_flash_attention_2(random):
     q, pages = random(4, 2, 16), random(3, 8, 2, 16)
-    with pytest.raises(tandem.Unsupported, match="page_table"):
+    with pytest.raises(tandem.Unsupported, match="block_table"):
         fa2.flash_attn_varlen_func(
             q, pages, pages, int32(0, 2, 4), int32(0, 8, 16), 2, 8, block_table=int32(0, 1).reshape(2, 1)
         )

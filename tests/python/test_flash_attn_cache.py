@@ -165,7 +165,7 @@ REFUSED = {
         {"alibi_slopes": torch.zeros(4, HEADS), "cache_batch_idx": int32(2, 0, 1)}, ValueError, "alibi_slopes",
     ),
     "q of other heads": ({"q": torch.zeros(3, 2, HEADS_K + 1, DIM)}, ValueError, "heads"),
-    "q of another type": ({"q": torch.zeros(3, 2, HEADS, DIM).double()}, ValueError, "k.dtype"),
+    "q of another type": ({"q": torch.zeros(3, 2, HEADS, DIM).double()}, ValueError, "k_cache.dtype"),
     "q of more sequences": ({"q": torch.zeros(ROWS + 1, 2, HEADS, DIM)}, ValueError, "batch"),
     "packed q": ({"q": torch.zeros(6, HEADS, DIM)}, ValueError, "q "),
 }  # fmt: skip

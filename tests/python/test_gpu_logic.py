@@ -9,13 +9,7 @@ import tandem
 
 torch = pytest.importorskip("torch")
 
-from tandem import _flash_backward, _gpu, _library, _torch  # noqa: E402
-
-NOTHING = (None,) * 12
-
-
-def options(causal=False, window=None, softcap=0.0, lengths=(None, None), dropout_p=0.0, deterministic=False):
-    return _library.options(None, causal, window, softcap, *lengths, dropout_p, (0, 0), deterministic, False, None)
+from tandem import _flash_backward, _gpu, _gradients, _library, _torch  # noqa: E402
 
 
 def tensors(*shapes, seed=0, dtype=torch.float32):
@@ -45,13 +39,13 @@ def flash_visible(seqlen_q, seqlen_k, causal, left, right, longest_k=None):
     return (j >= i - left) & (j <= i + right)
 
 
-def visible(seqlen_q, seqlen_k, causal, window):
+def visible(seqlen_q, seqlen_k, causal, alignment, window):
     """What docs/semantics.md shows."""
     left, right = window
     if causal:
         right = 0 if right is None else min(right, 0)
     i, j = torch.arange(seqlen_q)[:, None], torch.arange(seqlen_k)[None]
-    i = i if causal == "top_left" else i + seqlen_k - seqlen_q
+    i = i if alignment == "top_left" else i + seqlen_k - seqlen_q
     seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
     if left is not None:
         seen &= j >= i - left
@@ -60,21 +54,25 @@ def visible(seqlen_q, seqlen_k, causal, window):
     return seen
 
 
-@pytest.mark.parametrize("causal", [False, True, "top_left"])
-def test_the_operator_sees_the_same_keys(causal):
+@pytest.mark.parametrize("alignment", ["bottom_right", "top_left"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_operator_sees_the_same_keys(causal, alignment):
     served = refused = 0
     bounds = [None, -1, 0, 1, 2, 3, 5, 8, 20]
     for seqlen_q in (1, 2, 3, 6, 11):
         for seqlen_k in (1, 2, 3, 6, 11):
+            q, k = (torch.empty(1, seqlen, 1, 8) for seqlen in (seqlen_q, seqlen_k))
             for window in ((left, right) for left in bounds for right in bounds):
                 try:
-                    mask = _flash_backward._mask(options(causal, window), seqlen_q, seqlen_k, False)
+                    mask = _flash_backward._mask(
+                        {"q": q, "k": k, "causal": causal, "alignment": alignment, "window": window}
+                    )
                 except tandem.Unsupported:
                     refused += 1
                     continue
                 served += 1
                 shown = flash_visible(seqlen_q, seqlen_k, *mask)
-                assert torch.equal(shown, visible(seqlen_q, seqlen_k, causal, window)), (seqlen_q, seqlen_k, window)
+                assert torch.equal(shown, visible(seqlen_q, seqlen_k, causal, alignment, window)), (shown, window)
     assert served > 500 and refused > 100
 
 
@@ -83,18 +81,15 @@ def test_the_operator_sees_the_same_keys_of_packed_sequences():
     lengths = [(q, k) for q in range(5) for k in range(5)]
     for window in ((left, right) for left in (None, 0, 1, 3) for right in (None, 0, 1, 3)):
         for causal in (False, True):
-            given = options(causal, window, lengths=(4, 4))
-            mask = _flash_backward._mask(given, 4, 4, True)
+            packed = {"cu_seqlens_q": CU[0], "max_seqlen_q": 4, "max_seqlen_k": 4}
+            mask = _flash_backward._mask({**packed, "causal": causal, "window": window})
             served += 1
             for q, k in lengths:
-                assert torch.equal(flash_visible(q, k, *mask, longest_k=4), visible(q, k, causal, window)), (
-                    q,
-                    k,
-                    window,
-                )
+                shown = flash_visible(q, k, *mask, longest_k=4)
+                assert torch.equal(shown, visible(q, k, causal, "bottom_right", window)), (q, k, window)
     assert served == 32
     with pytest.raises(tandem.Unsupported, match="top_left"):
-        _flash_backward._mask(options("top_left", lengths=(4, 4)), 4, 4, True)
+        _flash_backward._mask({**packed, "causal": True, "alignment": "top_left"})
 
 
 # ---- Gradients ------------------------------------------------------------------------------------------------------
@@ -150,7 +145,7 @@ CU = [torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 3, 8], [0, 4, 6, 11])]
 CASES = {
     "plain": ((2, 6, 4, 8), (2, 7, 2, 8), 8, {}),
     "causal": ((2, 6, 4, 8), (2, 4, 2, 8), 8, {"causal": True}),
-    "top-left": ((1, 7, 2, 8), (1, 9, 2, 8), 8, {"causal": "top_left", "window": (9, 0)}),
+    "top-left": ((1, 7, 2, 8), (1, 9, 2, 8), 8, {"causal": True, "alignment": "top_left", "window": (9, 0)}),
     "window": ((1, 9, 2, 8), (1, 9, 2, 8), 8, {"window": (2, 3), "softmax_scale": 0.7}),
     "another head_dim_v": ((1, 5, 2, 16), (1, 6, 2, 16), 8, {}),
     "packed": ((8, 4, 8), (11, 2, 8), 8, {
@@ -171,19 +166,14 @@ def test_gradients_by_the_operator(operator, name, with_sink):
         k, v = k[:, :7], v[:, :7]
     out, lse = tandem.attention(q, k, v, sink=sink, return_lse=True, **given)
     wanted = tandem.attention_backward(dout, q, k, v, out, lse, sink=sink, **given)
-    named = dict(given)
-    scale, causal, window = named.pop("softmax_scale", None), named.pop("causal", False), named.pop("window", None)
-    cu_q, cu_k = named.get("cu_seqlens_q"), named.get("cu_seqlens_k")
-    opts = list(options(causal, window, lengths=(named.get("max_seqlen_q"), named.get("max_seqlen_k"))))
-    opts[2] = scale or 0.0
-    inputs = (q, k, v, None, sink, None, cu_q, cu_k, *(None,) * 4)
-    got = _flash_backward.gradients(dout, None, out, lse, inputs, opts, [True, True, True, False, with_sink])
+    record = {**given, "q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse, "dout": dout}
+    got = _flash_backward.gradients(record, [True, True, True, False, with_sink])
     assert got[3] is None and (got[4] is not None) == with_sink
     for x, want in zip((*got[:3], got[4]), (*wanted[:3], wanted[4])):
         if want is not None:
             torch.testing.assert_close(x, want.to(x.dtype), rtol=1e-5, atol=1e-6)
     assert len(operator) == (name != "no keys")
-    only_k = _flash_backward.gradients(dout, None, out, lse, inputs, opts, [False, True, False, False, False])
+    only_k = _flash_backward.gradients(record, [False, True, False, False, False])
     assert [x is not None for x in only_k] == [False, True, False, False, False]
 
 
@@ -191,31 +181,29 @@ def test_what_the_operator_cannot_do_is_refused():
     q, k, v, bias, slopes = tensors((1, 4, 2, 8), (1, 4, 2, 8), (1, 4, 2, 8), (1, 1, 4, 4), (2,))
     used = torch.tensor([3], dtype=torch.int32)
 
-    def refused(words, opts=None, **named):
-        places = {"bias": 3, "alibi_slopes": 5, "seqused_q": 8, "seqused_k": 9, "page_table": 10}
-        inputs = [q, k, v, *NOTHING[3:]]
-        for name, x in named.items():
-            inputs[places[name]] = x
+    qkv = {"q": q, "k": k, "v": v}
+
+    def refused(words, **named):
         with pytest.raises(tandem.Unsupported, match=words):
-            _flash_backward.refuse(inputs, opts or options())
+            _flash_backward.refuse({**qkv, **named})
 
     refused("bias", bias=bias)
     refused("alibi_slopes", alibi_slopes=slopes)
     refused("seqused", seqused_k=used)
     refused("seqused", seqused_q=used)
     refused("page_table", page_table=used[None])
-    refused(r"softcap \(2.0\)", options(softcap=2.0))
-    refused(r"dropout_p \(0.5\)", options(dropout_p=0.5))
-    refused("deterministic", options(deterministic=True))
-    refused(r"left bound.*\(-1\)", options(window=(-1, 2)))
+    refused(r"softcap \(2.0\)", softcap=2.0)
+    refused(r"dropout_p \(0.5\)", dropout_p=0.5)
+    refused("deterministic", deterministic=True)
+    refused(r"left bound.*\(-1\)", window=(-1, 2))
     torch.use_deterministic_algorithms(True)
     try:
-        _flash_backward.refuse((q, k, v, *NOTHING[3:]), options(deterministic=True))
+        _flash_backward.refuse({**qkv, "deterministic": True})
     finally:
         torch.use_deterministic_algorithms(False)
     out, lse = _torch.new_outputs(q, v)
     with pytest.raises(tandem.Unsupported, match="lse has a gradient"):
-        _flash_backward.gradients(out, lse, out, lse, (q, k, v, *NOTHING[3:]), options(), [True] * 5)
+        _flash_backward.gradients({**qkv, "out": out, "lse": lse, "dout": out, "dlse": lse}, [True] * 5)
 
 
 # ---- Padding --------------------------------------------------------------------------------------------------------
@@ -224,7 +212,7 @@ def test_what_the_operator_cannot_do_is_refused():
 @pytest.fixture
 def padding(monkeypatch):
     """Makes the CPU pad as a GPU must."""
-    monkeypatch.setattr(_torch, "_needs_padding", lambda q, v: q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
+    monkeypatch.setattr(_gradients, "needs_padding", lambda q, v: q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
 
 
 @pytest.mark.parametrize("dims", [(20, 20), (16, 5), (3, 24)])
@@ -236,7 +224,7 @@ def test_padding_changes_nothing(padding, monkeypatch, dims):
         mine = torch.full_like(out, float("nan"))
         assert tandem.attention(q, k, v, causal=True, out=mine) is mine
     compiled = torch.compile(tandem.attention, backend="aot_eager", fullgraph=True)(q, k, v, causal=True)
-    heads_first = _torch.attention_heads_first(*(x.detach().transpose(1, 2) for x in (q, k, v)), None, causal=True)
+    heads_first = _torch.attention_heads_first(*(x.detach().transpose(1, 2) for x in (q, k, v)), causal=True)
     monkeypatch.undo()
     want, want_lse = tandem.attention(q, k, v, causal=True, return_lse=True)
     for x in (out, mine, compiled, heads_first):
@@ -258,14 +246,14 @@ def test_padding_hides_no_mistake(padding):
 
 
 class Boundary:
-    """A boundary whose calls answer with these codes."""
+    """A boundary whose calls answer like this."""
 
-    def __init__(self, *codes, opened=0):
-        self.codes, self.opened, self.calls, self.open = list(codes), opened, [], []
+    def __init__(self, *answers, opened=0):
+        self.answers, self.opened, self.calls, self.open = list(answers), opened, [], []
 
-    def run(self, what, tensors, options, workspace=0, size=0):
-        self.calls.append((what, tensors, workspace, size))
-        return self.codes.pop(0)
+    def run(self, what, record, workspace=0, size=0):
+        self.calls.append((what, dict(record), workspace, size))
+        return self.answers.pop(0)
 
     def open_gpu(self, index):
         self.open.append(index)
@@ -281,28 +269,28 @@ def no_compiler(monkeypatch):
 
 
 def test_a_call_opens_its_gpu_and_gets_workspace(monkeypatch, no_compiler):
-    boundary = Boundary(302, 1064, 1000 + 4096, 0)
+    boundary = Boundary(("open", 2), ("workspace", 64), ("workspace", 4096), None)
     monkeypatch.setattr(_library, "boundary", boundary)
     (q,) = tensors((1, 2, 1, 8))
-    _library.call(_library.FORWARD, (q, *[None] * 20), options())
+    _library.call(_library.FORWARD, {"q": q})
     assert boundary.open == [2]
     sizes = [size for *_, size in boundary.calls]
     assert sizes == [0, 0, 64, 4096] and [memory != 0 for _, _, memory, _ in boundary.calls] == [False] * 2 + [True] * 2
 
 
 def test_a_gpu_that_does_not_open(monkeypatch, no_compiler):
-    monkeypatch.setattr(_library, "boundary", Boundary(300, opened=2))
+    monkeypatch.setattr(_library, "boundary", Boundary(("open", 0), opened=2))
     with pytest.raises(tandem.Unsupported, match="the sentence"):
-        _library.call(_library.FORWARD, (tensors((1, 2, 1, 8))[0], *[None] * 20), options())
+        _library.call(_library.FORWARD, {"q": tensors((1, 2, 1, 8))[0]})
 
 
 def test_rows_that_are_not_pieces_of_16_bytes_are_copied_in_silence(monkeypatch, recwarn):
-    boundary = Boundary(-1, 0)
+    boundary = Boundary(("copy", ["q"]), None)
     monkeypatch.setattr(_library, "boundary", boundary)
     monkeypatch.setattr(_library, "_said_that_copies_are_made", False)
     q = torch.zeros(2 * 8 + 1)[1:].view(1, 2, 1, 8)
-    _library.call(_library.FORWARD, (q, *[None] * 20), options())
-    assert boundary.calls[1][1][0].data_ptr() % 16 == 0 and not recwarn.list
+    _library.call(_library.FORWARD, {"q": q})
+    assert boundary.calls[1][1]["q"].data_ptr() % 16 == 0 and not recwarn.list
 
 
 def test_the_compiler_of_torchs_version_is_found(tmp_path, monkeypatch):
@@ -332,17 +320,17 @@ def test_what_the_boundary_asks_for(boundary):
         return (address, 2, 77, 4, bits, (1, 2, 1, dim), (*strides, 1), False, None)
 
     def asked(*given, what=0):
-        return run(what, (*given, *[None] * (21 - len(given))), options())
+        return run(what, dict(zip(("q", "k", "v", "out"), given)))
 
     whole, off, wide = on_gpu(64, (16, 8, 8)), on_gpu(66, (16, 8, 8)), on_gpu(64, (18, 9, 9))
-    assert asked(whole, whole, whole, whole) == 377
-    assert asked(whole, whole, whole, whole, what=_library.CHECK) == 377
-    assert asked(whole, off, wide, off) == -0b110  # out is written where it lies
-    assert asked(off, on_gpu(64, (16, 8, 8), bits=32), whole, whole) == -1
+    assert asked(whole, whole, whole, whole) == ("open", 77)
+    assert asked(whole, whole, whole, whole, what=_library.CHECK) == ("open", 77)
+    assert asked(whole, off, wide, off) == ("copy", ["k", "v"])  # out is written where it lies
+    assert asked(off, on_gpu(64, (16, 8, 8), bits=32), whole, whole) == ("copy", ["q"])
     odd = on_gpu(64, (10, 5, 5), dim=5)  # a copy would not help
-    assert asked(odd, odd, odd, odd) == 377
+    assert asked(odd, odd, odd, odd) == ("open", 77)
     on_cpu = (66, 1, 0, 4, 16, (0, 2, 1, 8), (16, 8, 8, 1), False, None)
-    assert asked(on_cpu, on_cpu, on_cpu, on_cpu) == 0
+    assert asked(on_cpu, on_cpu, on_cpu, on_cpu) is None
 
 
 def test_what_lies_on_a_gpu_and_is_no_torch_tensor():
@@ -387,6 +375,69 @@ def test_the_registered_forward_is_torchs():
         named = {"dropout_p": 0.0, "is_causal": False, "return_debug_mask": False, **refused}
         with pytest.raises(tandem.Unsupported):
             torch_sdpa._forward(q, k, v, None, None, 8, 8, **named)
+
+
+def test_the_registered_backward_is_torchs():
+    torch_sdpa = pytest.importorskip("tandem.torch_sdpa")
+    q, k, v, dout = (x.transpose(1, 2) for x in tensors(*[(2, 3, 6, 8)] * 4))
+    for causal, window, rows in ((True, (-1, None), 6), (False, (2, 1), 6), (True, (None, None), 4)):
+        keys, values = k[:, :rows], v[:, :rows]  # fewer than queries: some see none
+        named = {"scale": 0.3, "window_size_left": window[0], "window_size_right": window[1]}
+        out, lse, random, unused, _ = torch_sdpa._forward(
+            q, keys, values, None, None, 6, rows, 0.0, causal, False, **named
+        )
+        got = torch_sdpa._backward(
+            dout, q, keys, values, out, lse, None, None, 6, rows, 0.0, causal, random, unused, **named
+        )
+        leaves = [x.detach().requires_grad_() for x in (q, keys, values)]
+        bounds = tuple(x if x is not None and x >= 0 else None for x in window)
+        mine = tandem.attention(*leaves, causal=causal, softmax_scale=0.3, window=bounds)
+        for x, want in zip(got, torch.autograd.grad(mine, leaves, dout)):
+            assert torch.equal(x, want)
+    with pytest.raises(tandem.Unsupported):
+        torch_sdpa._backward(dout, q, k, v, out, lse, None, None, 6, 6, 0.5, True, random, unused)
+
+
+# ---- Which backward --------------------------------------------------------------------------------------------------
+
+
+def test_hopper_has_a_backward_and_others_have_torchs(monkeypatch):
+    monkeypatch.setattr(_gradients, "_by_gpu", {})
+    asked = []
+
+    def capability(index):
+        asked.append(index)
+        return (9, 0) if index == 1 else (10, 0)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+
+    def on(index):
+        return types.SimpleNamespace(is_cuda=index is not None, device=types.SimpleNamespace(index=index))
+
+    assert [_gradients.is_own(on(i)) for i in (None, 1, 2, 1)] == [True, True, False, True] and asked == [1, 2]
+
+
+def test_gradients_are_padded_as_results_are(padding):
+    q, k, v, dout = tensors((2, 5, 4, 20), (2, 7, 2, 20), (2, 7, 2, 12), (2, 5, 4, 12))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, lse = tandem.attention(q, k, v, causal=True, return_lse=True)
+    want = torch.autograd.grad(tandem.attention(*leaves, causal=True), leaves, dout)
+    mine = torch.full_like(v, 2.0)
+    got = tandem.attention_backward(dout, q, k, v, out, lse, causal=True, dv=mine, accumulate=True)
+    assert got.dv is mine
+    for x, y in zip((got.dq, got.dk, got.dv - 2), want):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_a_call_whose_gradient_is_refused_is_refused_before(monkeypatch):
+    q, k, v = tensors((1, 4, 2, 8), (1, 4, 2, 8), (1, 4, 2, 8))
+    monkeypatch.setattr(_gradients, "is_own", lambda q: True)
+    out, lse = _torch.new_outputs(q, v)
+    _gradients.refuse({"q": q, "k": k, "v": v, "out": out, "lse": lse})
+    with pytest.raises(ValueError, match="dbias"):
+        bias = torch.zeros(1, 2, 4, 4, requires_grad=True)
+        monkeypatch.setattr(_gradients, "like", lambda x: x.detach()[..., :2])
+        _gradients.refuse({"q": q, "k": k, "v": v, "out": out, "lse": lse, "bias": bias})
 
 
 def test_a_torch_without_cuda_cannot_activate_it():

@@ -21,7 +21,7 @@ OPTIONS = {
     "scale": {"softmax_scale": 0.3},
     "no scale": {"softmax_scale": 0.0},
     "causal": {"causal": True},
-    "top-left": {"causal": "top_left"},
+    "top-left": {"causal": True, "alignment": "top_left"},
     "window": {"window": (5, 2)},
     "window left": {"window": (4, None)},
     "window right": {"window": (None, -1)},
@@ -29,7 +29,18 @@ OPTIONS = {
     "softcap": {"softcap": 1.5},
     "sink": {"sink": SINK},
     "alibi": {"alibi_slopes": SLOPES, "causal": True},
-    "all": {"causal": "top_left", "window": (9, None), "softcap": 2.0, "sink": SINK, "alibi_slopes": SLOPES},
+    "top-left window": {"alignment": "top_left", "window": (4, 2)},
+    "explicit": {"causal": True, "diagonal_offset": 4},
+    "explicit window": {"window": (4, 2), "diagonal_offset": -3, "alibi_slopes": SLOPES},
+    "top-left alibi": {"alignment": "top_left", "alibi_slopes": SLOPES},
+    "all": {
+        "causal": True,
+        "alignment": "top_left",
+        "window": (9, None),
+        "softcap": 2.0,
+        "sink": SINK,
+        "alibi_slopes": SLOPES,
+    },
 }
 
 

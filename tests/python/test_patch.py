@@ -61,6 +61,8 @@ def test_imports_find_tandem():
         assert flash_attn.layers.rotary.RotaryEmbedding is ours.layers.rotary.RotaryEmbedding
         assert cute.flash_attn_func is fa4_func is tandem.fa4.flash_attn_func
         assert flash_attn_interface.flash_attn_func is tandem.fa3.flash_attn_func
+        for module in (flash_attn_interface, cute, sys.modules["flash_attn.cute.interface"]):
+            assert callable(module.get_scheduler_metadata) and callable(module.flash_attn_combine)
         assert flash_attn.__version__ == "2.8.3"
         assert flash_attn.__name__ == "flash_attn" and ours.__name__ == "tandem.flash_attn"
         for name in NAMES:

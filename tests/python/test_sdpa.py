@@ -250,8 +250,8 @@ def test_refusals():
     refused(q, k, v, mask.expand(3, 2, 4, 5, 7), match="attn_mask")
     refused(q, k, v, mask[:, :6], match="attn_mask")
     refused(q[:1], k[:1], v[:1], mask.expand(2, 1, 5, 7), match="attn_mask")
-    refused(q, k, v, mask.int(), match=r"bias\.dtype")
-    refused(q.double(), k, v, match=r"k\.dtype")
+    refused(q, k, v, mask.int(), match=r"attn_mask\.dtype")
+    refused(q.double(), k, v, match=r"key\.dtype")
     nested = torch.nested.nested_tensor([q[0], q[1]], layout=torch.jagged)
     refused(nested, nested, nested, error=tandem.Unsupported, match="nested")
     with pytest.raises(TypeError):

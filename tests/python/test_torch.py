@@ -10,8 +10,6 @@ import tandem
 
 torch = pytest.importorskip("torch")
 
-NO_OPTIONS = tandem._library.options(None, False, None, 0.0, None, None, 0.0, (0, 0), False, False, None)
-
 
 def tensors(*shapes, dtype=torch.float32, seed=0, grad=True):
     generator = torch.Generator().manual_seed(seed)
@@ -24,7 +22,7 @@ def inputs_of(q, k, v, bias=None, sink=None, slopes=None, cu_q=None, cu_k=None, 
 
 LENGTHS = [torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 8], [0, 6, 11])]
 PACKED = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), (*LENGTHS, 5, 6)))
-MASKED = {"causal": "top_left", "window": (3, 0), "softcap": 1.0}
+MASKED = {"causal": True, "alignment": "top_left", "window": (3, 0), "softcap": 1.0}
 CASES = {
     "plain": ((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 5), {}),
     "causal": ((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), {"causal": True}),
@@ -129,32 +127,34 @@ def test_a_gradient_of_any_strides():
 
 def sample_calls():
     q, k, v, bias, sink = tensors((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), (2, 1, 6, 7), (4,))
-    causal = tandem._library.options(None, True, (4, None), 2.0, None, None, 0.0, (0, 0), True, False, None)
-    dropout = tandem._library.options(None, False, None, 0.0, None, None, 0.5, (0, 0), False, False, None)
+    causal = {"causal": True, "window_left": 4, "softcap": 2.0, "deterministic": True}
     cu = torch.tensor([0, 2, 6], dtype=torch.int32)
-    yield inputs_of(q, k, v) + NO_OPTIONS
-    yield inputs_of(q, k, v, bias, sink) + causal
-    yield inputs_of(q, k, v, bias > 0, slopes=torch.rand(4)) + causal
-    yield inputs_of(q, k, v, seed=torch.tensor([3, 4])) + dropout
-    yield inputs_of(*tensors(*[(6, 2, 8)] * 3), cu_q=cu, cu_k=cu) + NO_OPTIONS
-    yield inputs_of(*tensors(*[(2, 5, 2, 8)] * 3), used_k=torch.tensor([5, 2], dtype=torch.int32)) + causal
-    yield inputs_of(*(x.detach() for x in (q, k, v))) + NO_OPTIONS
+    yield inputs_of(q, k, v), {}
+    yield inputs_of(q, k, v, bias, sink), causal
+    yield inputs_of(q, k, v, bias > 0, slopes=torch.rand(4)), {**causal, "alignment": "top_left"}
+    yield inputs_of(q, k, v, seed=torch.tensor([3, 4])), {"dropout_p": 0.5}
+    yield inputs_of(*tensors(*[(6, 2, 8)] * 3), cu_q=cu, cu_k=cu), {"max_seqlen_q": 4, "max_seqlen_k": 4}
+    yield inputs_of(*tensors(*[(2, 5, 2, 8)] * 3), used_k=torch.tensor([5, 2], dtype=torch.int32)), causal
+    yield inputs_of(*(x.detach() for x in (q, k, v))), {}
 
 
 @pytest.mark.parametrize("n", range(7))
 def test_opcheck_of_forward(n):
-    torch.library.opcheck(torch.ops.tandem.forward.default, list(sample_calls())[n])
+    torch.library.opcheck(torch.ops.tandem.forward.default, *list(sample_calls())[n])
 
 
 @pytest.mark.parametrize("n", range(7))
 def test_opcheck_of_backward(n):
-    arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in list(sample_calls())[n]]
-    out, lse = torch.ops.tandem.forward(*arguments)
-    bias, sink = arguments[3], arguments[4]
+    inputs, options = list(sample_calls())[n]
+    inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+    out, lse = torch.ops.tandem.forward(*inputs, **options)
+    bias, sink = inputs[3], inputs[4]
     wanted = [True, n % 2 == 0, True, bias is not None and bias.is_floating_point(), sink is not None]
     for dlse in (None, torch.randn_like(lse)):
         torch.library.opcheck(
-            torch.ops.tandem.backward.default, (torch.randn_like(out), dlse, out, lse, *arguments, wanted)
+            torch.ops.tandem.backward.default,
+            (torch.randn_like(out), dlse, out, lse, *inputs),
+            {**options, "wanted": wanted},
         )
 
 

@@ -532,7 +532,7 @@ def test_mask_for_other_lengths_is_refused():
     mask = adapter.tandem_mask(batch_size=1, q_length=5, kv_length=5, mask_function=masking_utils.causal_mask_function,
                                allow_is_causal_skip=False)  # fmt: skip
     q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
-    with pytest.raises(ValueError, match="bias"):
+    with pytest.raises(ValueError, match="attention_mask.seqlen_k"):
         adapter.tandem_attention(torch.nn.Module(), q, k, k, mask)
 
 

@@ -27,6 +27,7 @@ def test_is_tied_to_no_python_and_holds_what_it_needs(wheel):
         "tandem/py.typed",
         "tandem/_native.abi3.so",
         "tandem/libtandem.so.0",
+        "tandem/libtandem_vgpu.so.0",
         "tandem/flash_attn/__init__.py",
     } <= names
     assert not [n for n in names if n.endswith((".c", ".h", ".cmake", ".a", ".pyc"))]

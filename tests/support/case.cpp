@@ -32,6 +32,9 @@ void visit(C& c, F&& field) {
   field("softcap", c.softcap);
   field("causal", c.causal);
   field("top-left", c.top_left);
+  field("explicit", c.explicit_diagonal);
+  field("diagonal", c.diagonal);
+  field("diagonals", c.diagonals);
   field("left", c.left);
   field("right", c.right);
   field("alibi", c.alibi);
@@ -44,7 +47,10 @@ void visit(C& c, F&& field) {
   field("lse", c.lse);
   field("dlse", c.dlse);
   field("gradients", c.gradients);
+  field("float32", c.float32);
+  field("accumulate", c.accumulate);
   field("splits", c.splits);
+  field("sm-limit", c.sm_limit);
   field("invariant", c.invariant);
   field("values", c.values);
   field("layout", c.layout);
@@ -144,7 +150,32 @@ void random_bias(Random& r, Case& c) {
   c.bias_inf = c.bias != "bool" && r.chance(0.2);
 }
 
+// Near the edges of the scores, and now and then beyond all of them; but with ALiBi, whose scores would be large
+// numbers of float32, in which what tells them apart is lost.
+void random_diagonal(Random& r, Case& c) {
+  if (!r.chance(0.15)) return;
+  const auto offset = [&] {
+    const bool far = r.chance(0.1) && c.alibi.empty();
+    return far ? r.between(-1, 1) * INT32_MAX : r.between(-c.length_q(0) - 3, c.length_k(0) + 3);
+  };
+  c.top_left = false;
+  c.explicit_diagonal = true;
+  c.diagonal = r.chance(0.7) && c.sequences() > 0 ? offset() : 0;
+  if (r.chance(0.5)) {
+    for (int64_t b = 0; b < c.sequences(); ++b) c.diagonals.push_back(offset());
+  }
+}
+
 }  // namespace
+
+void random_results(Random& r, Case& c) {
+  random_diagonal(r, c);
+  for (const char one : std::string("ogd")) {
+    if (r.chance(0.15)) c.float32 += one;
+  }
+  c.accumulate = r.chance(0.15);
+  if (r.chance(0.1)) c.sm_limit = r.between(1, 200);
+}
 
 DType Case::type() const {
   static const std::map<std::string, DType> kTypes = {
@@ -214,6 +245,7 @@ Case random_case(uint64_t seed) {
   if (r.chance(0.15)) c.values = "large";
   if (r.chance(0.05)) c.values = "integer";
   if (r.chance(0.4)) c.layout = r.between(0, (1 << 16) - 1);
+  random_results(r, c);
   return c;
 }
 

@@ -10,6 +10,8 @@
 
 namespace tandem::test {
 
+struct Random;
+
 struct Case {
   std::string dtype = "f32";  // f64, f32, bf16, f16
   int64_t batch = 1, heads_q = 1, heads_k = 1, seqlen_q = 4, seqlen_k = 4, head_dim = 8, head_dim_v = 8;
@@ -22,6 +24,9 @@ struct Case {
 
   double scale = 0, softcap = 0;
   bool causal = false, top_left = false;
+  bool explicit_diagonal = false;  // at diagonal + diagonals[sequence]; diagonals empty: absent
+  int64_t diagonal = 0;
+  std::vector<int64_t> diagonals;
   int64_t left = TANDEM_UNBOUNDED, right = TANDEM_UNBOUNDED;
   std::string alibi;                // "", "head" or "batch"
   std::string bias;                 // "", "f32", "same" (as q), or "bool"
@@ -33,16 +38,22 @@ struct Case {
 
   bool lse = true, dlse = false;    // forward writes lse; backward reads dlse
   std::string gradients = "qkvbs";  // those asked for: dq, dk, dv, dbias, dsink
-  int64_t splits = 0;
+  std::string float32;              // results of 16-bit cases that are float32: "o"ut, "g"radients; "d": dout, too
+  bool accumulate = false;          // gradients are added to normal numbers
+  int64_t splits = 0, sm_limit = 0;
   bool invariant = false;
-  std::string values = "normal";  // "large": scores times 30; "integer": q = 0 and v of small integers
-  int64_t layout = 0;             // two bits per tensor, see Layout
-  int64_t align = 1;              // > 1: gaps and margins are multiples of as many elements; GPUs ask for 16 bytes
-  int64_t max_seqlen = -1;        // packed, >= 0: max_seqlen_* are the longest sequences and this many more
+  // "large": scores times 30; "integer": q = 0 and v of small integers. Rows that one key takes, judged without noise:
+  // "sink20", "needle20": the first key, or one in the middle, 20 above the others; "copy": the key before a row's own
+  // 30 above the others.
+  std::string values = "normal";
+  int64_t layout = 0;       // two bits per tensor, see Layout
+  int64_t align = 1;        // > 1: gaps and margins are multiples of as many elements; GPUs ask for 16 bytes
+  int64_t max_seqlen = -1;  // packed, >= 0: max_seqlen_* are the longest sequences and this many more
   int64_t seed = 1;
 
   bool operator==(const Case&) const = default;
 
+  bool sharp() const { return !values.empty() && values != "normal" && values != "large" && values != "integer"; }
   int64_t sequences() const { return packed ? static_cast<int64_t>(lengths_q.size()) : batch; }
   int64_t length_q(int64_t b) const { return packed ? lengths_q[static_cast<size_t>(b)] : seqlen_q; }
   int64_t length_k(int64_t b) const { return packed && !page_size ? lengths_k[static_cast<size_t>(b)] : seqlen_k; }
@@ -58,8 +69,15 @@ Case from_flags(const std::string& flags);
 // A random valid case: every option and their combinations, mostly small.
 Case random_case(uint64_t seed);
 
+// What both kinds of random case have in common: where the diagonal lies, types of results, and whether these are
+// added. Behind all else, so that a seed's case keeps what it was.
+void random_results(Random& r, Case& c);
+
 // The same for GPUs: 16-bit types, head dims up to 256 in multiples of 8, lengths around the edges of tiles and up to
 // 2000, forward only, aligned but for a few.
 Case random_gpu_case(uint64_t seed);
+
+// Smaller ones with gradients, and with dropout.
+Case random_gpu_backward_case(uint64_t seed);
 
 }  // namespace tandem::test

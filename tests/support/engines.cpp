@@ -7,9 +7,9 @@
 
 #include "cpu/cpu.h"
 #include "gpu/driver/driver.h"
+#include "gpu/virtual.h"
 #include "oracle/oracle.h"
 #include "support/gpu.h"
-#include "vgpu/device.h"
 
 namespace tandem::test {
 
@@ -51,7 +51,7 @@ NamedEngine engine_named(const std::string& device, int schedules) {
                 },
             .supports = nullptr};
   }
-  if (gpu::cuda::is_cuda(device) || vgpu::is_vgpu(device)) return gpu_engine(open_gpus(device, schedules));
+  if (gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return gpu_engine(open_gpus(device, schedules));
   throw std::invalid_argument("unknown device: " + device);
 }
 

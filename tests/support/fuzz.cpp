@@ -18,7 +18,8 @@
 namespace {
 
 constexpr const char* kUsage =
-    "tandem_fuzz [--device cpu|oracle|cuda|cuda:N|vgpu:MODEL] [--cases cpu|gpu] [--seed S] [--count N] [--seconds T]\n"
+    "tandem_fuzz [--device cpu|oracle|cuda|cuda:N|vgpu:MODEL] [--cases cpu|gpu|backward] [--seed S] [--count N] "
+    "[--seconds T]\n"
     "            [--threads N] [--schedules N] [--case 'FLAGS'] [--verbose]\n"
     "  Runs N random problems from seed S on, for T seconds at most, or one problem given by its flags. A GPU is "
     "asked\n"
@@ -49,7 +50,8 @@ Options read_options(int argc, char** argv) {
     if (flag == "--device") {
       o.device = value;
     } else if (flag == "--cases") {
-      if (value != "cpu" && value != "gpu") throw std::invalid_argument("--cases must be cpu or gpu");
+      if (value != "cpu" && value != "gpu" && value != "backward")
+        throw std::invalid_argument("--cases must be cpu, gpu or backward (gpu's, with gradients)");
       o.cases = value;
     } else if (flag == "--seed") {
       o.seed = std::stoull(value);
@@ -95,9 +97,10 @@ class Fuzzer {
     using namespace tandem::test;
     for (uint64_t n = next_++; n < o_.count && elapsed() < o_.seconds && failures_ < kMostFailures; n = next_++) {
       const uint64_t seed = o_.seed + n;
-      const Case c = !o_.flags.empty()   ? from_flags(o_.flags)
-                     : o_.cases == "gpu" ? random_gpu_case(seed)
-                                         : random_case(seed);
+      const Case c = !o_.flags.empty()        ? from_flags(o_.flags)
+                     : o_.cases == "gpu"      ? random_gpu_case(seed)
+                     : o_.cases == "backward" ? random_gpu_backward_case(seed)
+                                              : random_case(seed);
       if (o_.verbose) say(to_flags(c));
       judge(seed, run_case(c, engine_.run, engine_.supports, nullptr, engine_.flags));
     }

@@ -9,7 +9,9 @@
 #include <stdexcept>
 #include <thread>
 
+#include "engine/gpu.h"
 #include "gpu/driver/driver.h"
+#include "gpu/virtual.h"
 #include "jit/compiler.h"
 #include "problem/operands.h"
 #include "vgpu/device.h"
@@ -71,7 +73,7 @@ DeviceMemory::~DeviceMemory() {
 }
 
 Gpu::Gpu(const std::string& name, int schedule, const Placement& placement)
-    : name_(name), virtual_(vgpu::is_vgpu(name)) {
+    : name_(name), virtual_(gpu::is_virtual(name)) {
   if (virtual_) {
     open_virtual(schedule, placement);
     return;
@@ -97,7 +99,7 @@ void Gpu::open_virtual(int schedule, const Placement& placement) {
   std::unique_ptr<gpu::Device> working;
   test::require(vgpu::open(name_, options, &device_));
   test::require(vgpu::open(name_, options, &working));
-  const jit::Env& env = jit::Env::get();
+  const Env& env = Env::get();
   auto engine = std::make_unique<GpuEngine>(name_, std::move(working), env, jit::Cache::options(env));
   context_ = new tandem_context(std::move(engine), {TANDEM_CPU, 0});
 }
@@ -127,6 +129,12 @@ DeviceCall::DeviceCall(const Gpu& gpu, Instance& instance, tandem_pass pass, Out
     }
     tensor = &there;
   }
+  for (const uint64_t** number : {&args.dropout_seed_ptr, &args.dropout_offset_ptr}) {
+    if (*number == nullptr || data != Data::copied) continue;
+    const DeviceMemory& there = numbers_.emplace_back(gpu.device(), sizeof **number);
+    test::require(gpu.device().copy_to_device(there.at(0), *number, sizeof **number, gpu.stream()));
+    *number = reinterpret_cast<const uint64_t*>(there.at(0));
+  }
   if (data == Data::copied) test::require(gpu.device().synchronize(gpu.stream()));
 }
 
@@ -142,7 +150,8 @@ void* DeviceCall::workspace() const { return workspace_->at(kGuard + 1); }
 void DeviceCall::prepare() { require(tandem_prepare(gpu_.context(), pass_, &args)); }
 
 void DeviceCall::forward(gpu::Stream stream) {
-  switch (tandem_forward(gpu_.context(), &args, workspace(), workspace_bytes_, stream)) {
+  const auto call = pass_ == TANDEM_FORWARD ? tandem_forward : tandem_backward;
+  switch (call(gpu_.context(), &args, workspace(), workspace_bytes_, stream)) {
     case TANDEM_OK: return;
     case TANDEM_INVALID_ARGUMENT:
     case TANDEM_UNSUPPORTED: throw Refused(tandem_last_error());
@@ -178,11 +187,11 @@ void DeviceCall::fetch(gpu::Stream stream) {
 }
 
 Gpus open_gpus(const std::string& name, int schedules) {
-  if (!vgpu::is_vgpu(name)) return {std::make_shared<const Gpu>(name)};
+  if (!gpu::is_virtual(name)) return {std::make_shared<const Gpu>(name)};
   vgpu::Options options;
   std::unique_ptr<jit::Compiler> compiler;
   test::require(vgpu::options_from_environment(&options));
-  test::require(jit::Compiler::open({}, jit::Env::get(), &compiler));
+  test::require(jit::Compiler::open({}, Env::get(), &compiler));
   const int first = std::stoi(options.run.schedule.text());
   Gpus gpus;
   for (int n = 0; n < schedules; ++n) gpus.push_back(std::make_shared<const Gpu>(name, first + n));
@@ -191,12 +200,12 @@ Gpus open_gpus(const std::string& name, int schedules) {
 
 namespace {
 
-// Outputs as the call found them, for the first GPU; poisoned for the others.
+// Outputs as the call found them, for the first GPU; poisoned for the others, where nothing is added to them.
 void run_on(const Gpu& gpu, const Call& call, bool first, std::mutex& one_at_a_time) {
   DeviceCall there(gpu, *call.instance, call.pass, *call.outputs);
   there.prepare();
   there.allocate_workspace();
-  if (!first) there.poison_outputs();
+  if (!first && !call.accumulate) there.poison_outputs();
   std::optional<std::lock_guard<std::mutex>> alone;
   std::optional<Watchdog> watchdog;
   if (!gpu.is_virtual()) {
@@ -218,14 +227,24 @@ std::vector<std::byte> bytes_of(Outputs& outputs) {
   return bytes;
 }
 
+void give_bytes(std::span<const std::byte> bytes, Outputs& outputs) {
+  for (Tensor* tensor : outputs.all()) {
+    const std::span<std::byte> to = tensor->storage();
+    std::ranges::copy(bytes.first(to.size()), to.begin());
+    bytes = bytes.subspan(to.size());
+  }
+}
+
 }  // namespace
 
 NamedEngine gpu_engine(const Gpus& gpus) {
   const auto one_at_a_time = std::make_shared<std::mutex>();
   return {.run =
               [=](const Call& call) {
-                std::vector<std::byte> expected;
+                std::vector<std::byte> expected, before;
+                if (call.accumulate && gpus.size() > 1) before = bytes_of(*call.outputs);
                 for (size_t n = 0; n < gpus.size(); ++n) {
+                  if (n > 0 && call.accumulate) give_bytes(before, *call.outputs);
                   run_on(*gpus[n], call, n == 0, *one_at_a_time);
                   if (n == 0 && gpus.size() > 1) expected = bytes_of(*call.outputs);
                   if (n > 0 && bytes_of(*call.outputs) != expected) {

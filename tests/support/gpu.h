@@ -84,7 +84,7 @@ class DeviceCall {
   // Each throws std::runtime_error with the sentence of a call that fails.
   void allocate_workspace();  // exactly the bytes asked for, poisoned, between guards, at an odd address
   void prepare();
-  void forward(gpu::Stream stream);  // launches; the workspace must be there
+  void forward(gpu::Stream stream);  // launches the pass; the workspace must be there
   void poison_outputs();             // as they were before the call
   // Waits, then copies all tensors to the host's. Throws std::logic_error when the workspace's guards have changed.
   void fetch(gpu::Stream stream);
@@ -102,6 +102,7 @@ class DeviceCall {
   const tandem_pass pass_;
   std::vector<tandem_tensor> tensors_;
   std::vector<Copy> copies_;
+  std::vector<DeviceMemory> numbers_;  // dropout's
   std::vector<Tensor*> outputs_;
   std::unique_ptr<DeviceMemory> workspace_;
   size_t workspace_bytes_ = 0;

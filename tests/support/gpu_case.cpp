@@ -143,6 +143,39 @@ Case random_gpu_case(uint64_t seed) {
   if (r.chance(0.15)) c.values = "large";
   if (r.chance(0.05)) c.values = "integer";
   if (r.chance(0.4)) c.layout = r.between(0, (1 << 22) - 1);
+  random_results(r, c);
+  return c;
+}
+
+// Of what a GPU's forward is asked, with gradients and what only they have. The plain formula is judged in many runs,
+// so problems are smaller.
+Case random_gpu_backward_case(uint64_t seed) {
+  Case c = random_gpu_case(seed);
+  Random r(seed + (uint64_t{1} << 40));
+  while (work(c) > 12'000'000 && c.sequences() > 0) {
+    if (c.packed) {
+      for (std::vector<int64_t>* lengths : {&c.lengths_q, &c.lengths_k})
+        for (int64_t& length : *lengths) length = (length + 1) / 2;
+    } else {
+      c.seqlen_q = (c.seqlen_q + 1) / 2;
+      c.seqlen_k = (c.seqlen_k + 1) / 2;
+    }
+  }
+  for (size_t b = 0; b < c.used_q.size(); ++b) c.used_q[b] = std::min(c.used_q[b], c.length_q(static_cast<int64_t>(b)));
+  for (size_t b = 0; b < c.used_k.size(); ++b) c.used_k[b] = std::min(c.used_k[b], c.length_k(static_cast<int64_t>(b)));
+  c.lse = true;
+  c.gradients = "qkvbs";
+  if (r.chance(0.3)) {
+    c.gradients.clear();
+    for (const char one : std::string("qkvbs")) {
+      if (r.chance(0.6)) c.gradients += one;
+    }
+  }
+  c.dlse = r.chance(0.2);
+  if (r.chance(0.25)) {
+    c.dropout = static_cast<double>(r.between(1, 15)) / 16;
+    c.dropout_pointers = r.chance(0.3);
+  }
   return c;
 }
 

@@ -1,10 +1,12 @@
 #include "support/instance.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
 
+#include "problem/convert.h"
 #include "support/random.h"
 
 namespace tandem::test {
@@ -92,6 +94,11 @@ std::vector<int64_t> Instance::shape_lse() const {
   return {c.batch, c.heads_q, c.seqlen_q};
 }
 
+DType Instance::result_type(char which, DType otherwise) const {
+  const bool wide = c.float32.find(which) != std::string::npos && c.type() != DType::f64;
+  return wide ? DType::f32 : otherwise;
+}
+
 DType Instance::lse_type() const { return c.type() == DType::f64 ? DType::f64 : DType::f32; }
 
 std::vector<int64_t> Instance::shape_bias() const {
@@ -107,14 +114,15 @@ Instance::Instance(const Case& wanted) : c(wanted) {
   q = tensor(t, shape_q(c.head_dim), kQ);
   k = tensor(t, shape_k(c.head_dim), kK);
   v = tensor(t, shape_k(c.head_dim_v), kV);
-  dout = tensor(t, shape_q(c.head_dim_v), kDout);
-  given_out = tensor(t, shape_q(c.head_dim_v), kOut);
+  dout = tensor(result_type('d', t), shape_q(c.head_dim_v), kDout);
+  given_out = tensor(result_type('o', t), shape_q(c.head_dim_v), kOut);
   given_lse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
   if (c.dlse) dlse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
   if (c.packed) cu_seqlens_q = index_tensor(prefix_sums(c.lengths_q));
   if (c.packed && !c.page_size) cu_seqlens_k = index_tensor(prefix_sums(c.lengths_k));
   if (!c.used_q.empty()) seqused_q = index_tensor(c.used_q);
   if (!c.used_k.empty()) seqused_k = index_tensor(c.used_k);
+  if (!c.diagonals.empty()) diagonal_offsets = index_tensor(c.diagonals);
   if (c.alibi == "head") alibi_slopes = Tensor(DType::f32, {c.heads_q});
   if (c.alibi == "batch") alibi_slopes = Tensor(DType::f32, {c.sequences(), c.heads_q});
   if (!c.sink.empty()) sink = Tensor(dtype_named(c.sink, t), {c.heads_q});
@@ -146,11 +154,55 @@ void Instance::fill() {
       each_used(v, view_of(v), c, c.heads_k, c.head_dim_v, rows_k, begin_k, normal);
     }
   }
+  if (c.sharp()) sharpen();
   for (int64_t n = 0; alibi_slopes && n < alibi_slopes.size(); ++n) alibi_slopes.set(n, 0.6 * r.uniform() - 0.1);
   for (int64_t n = 0; sink && n < sink.size(); ++n) sink.set(n, 2 * r.normal());
   if (bias) fill_bias();
   dropout_seed_ = r.next();
   dropout_offset_ = r.next();
+}
+
+// One key of every row takes nearly all of it. The first column is what singles out a sink or a needle, the same for
+// all queries; a row that copies is the key before its own, made longer.
+void Instance::sharpen() {
+  const bool copies = c.values == "copy", needle = c.values.starts_with("needle");
+  if (c.page_size || (!copies && !needle && !c.values.starts_with("sink"))) {
+    throw std::invalid_argument("no such --values as " + c.values + " here");
+  }
+  const auto dim = static_cast<double>(c.head_dim);
+  const double scale = c.scale != 0 ? c.scale : 1 / std::sqrt(dim);
+  const double above = copies ? 30 : std::stod(c.values.substr(needle ? 6 : 4));
+  const View queries = view_of(q), keys = view_of(k);
+  constexpr double kMark = 7.3;  // so that scores are no round numbers
+  int64_t q_begin = 0, k_begin = 0;
+  for (int64_t b = 0; b < c.sequences(); ++b) {
+    const int64_t q_rows = used_q(c, b), k_rows = used_k(c, b), marked = needle ? k_rows / 2 : 0;
+    const auto q_at = [&](int64_t i, int64_t h, int64_t d) {
+      return queries.at(b, q_begin + i, h) + d * size_of(q.dtype());
+    };
+    const auto k_at = [&](int64_t j, int64_t h, int64_t d) {
+      return keys.at(b, k_begin + j, h) + d * size_of(k.dtype());
+    };
+    for (int64_t h = 0; h < c.heads_k && !copies; ++h) {
+      for (int64_t j = 0; j < k_rows; ++j) {
+        // The others' scores deviate by 1, and the largest of some hundred is at 3.
+        store(k.dtype(), k_at(j, h, 0), j == marked ? (above + 3.07) / scale / kMark : 0);
+        for (int64_t d = 1; j == marked && d < c.head_dim; ++d) store(k.dtype(), k_at(j, h, d), 0);
+      }
+    }
+    for (int64_t h = 0; h < c.heads_q; ++h) {
+      for (int64_t i = 0; i < q_rows; ++i) {
+        if (!copies) store(q.dtype(), q_at(i, h, 0), kMark);
+        const int64_t before = i + k_rows - q_rows - 1;
+        if (!copies || before < 0 || before >= k_rows) continue;
+        for (int64_t d = 0; d < c.head_dim; ++d) {
+          store(q.dtype(), q_at(i, h, d),
+                33 / scale / dim * load(k.dtype(), k_at(before, h * c.heads_k / c.heads_q, d)));
+        }
+      }
+    }
+    if (c.packed) q_begin += c.length_q(b), k_begin += c.length_k(b);
+  }
 }
 
 // Every sequence gets its pages from a shuffled deck; table entries and rows past its length stay poison.
@@ -211,24 +263,37 @@ Outputs Instance::outputs(tandem_pass pass) const {
   };
   Outputs o;
   if (pass == TANDEM_FORWARD) {
-    o.out = tensor(t, shape_q(c.head_dim_v), kOut);
+    o.out = tensor(result_type('o', t), shape_q(c.head_dim_v), kOut);
     if (c.lse) o.lse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
   }
-  if (wanted('q')) o.dq = tensor(t, shape_q(c.head_dim), kDq);
-  if (wanted('k')) o.dk = tensor(t, shape_k(c.head_dim), kDk);
-  if (wanted('v')) o.dv = tensor(t, shape_k(c.head_dim_v), kDv);
+  const DType gradient = result_type('g', t);
+  if (wanted('q')) o.dq = tensor(gradient, shape_q(c.head_dim), kDq);
+  if (wanted('k')) o.dk = tensor(gradient, shape_k(c.head_dim), kDk);
+  if (wanted('v')) o.dv = tensor(gradient, shape_k(c.head_dim_v), kDv);
   if (wanted('b') && bias && bias.dtype() != DType::boolean) {
-    o.dbias = tensor(bias.dtype(), shape_bias(), kDbias);
+    o.dbias = tensor(result_type('g', bias.dtype()), shape_bias(), kDbias);
   }
-  if (wanted('s') && sink) o.dsink = Tensor(sink.dtype(), {c.heads_q});
+  if (wanted('s') && sink) o.dsink = Tensor(result_type('g', sink.dtype()), {c.heads_q});
+  if (c.accumulate) fill_gradients(&o);
   return o;
+}
+
+// The same numbers in each call.
+void Instance::fill_gradients(Outputs* o) const {
+  Random r(static_cast<uint64_t>(c.seed) + 11);
+  for (Tensor* t : {&o->dq, &o->dk, &o->dv, &o->dbias, &o->dsink}) {
+    for (int64_t n = 0; *t && n < t->size(); ++n) t->set(n, r.normal());
+  }
 }
 
 Outputs Instance::exact_outputs(tandem_pass pass) const {
   Outputs o = outputs(pass);
   if (pass == TANDEM_FORWARD) o.lse = Tensor(DType::f64, shape_lse());
   for (Tensor* t : {&o.out, &o.dq, &o.dk, &o.dv, &o.dbias, &o.dsink}) {
-    if (*t) *t = Tensor(DType::f64, t->shape());
+    if (!*t) continue;
+    Tensor exact(DType::f64, t->shape());
+    for (int64_t n = 0; c.accumulate && pass == TANDEM_BACKWARD && n < t->size(); ++n) exact.set(n, t->get(n));
+    *t = std::move(exact);
   }
   return o;
 }
@@ -268,7 +333,9 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
   a.softmax_scale = c.scale;
   a.softcap = c.softcap;
   a.causal = c.causal;
-  a.alignment = c.top_left ? TANDEM_TOP_LEFT : TANDEM_BOTTOM_RIGHT;
+  a.alignment = c.explicit_diagonal ? TANDEM_EXPLICIT : c.top_left ? TANDEM_TOP_LEFT : TANDEM_BOTTOM_RIGHT;
+  a.diagonal_offset = c.diagonal;
+  a.diagonal_offsets = diagonal_offsets.describe();
   if (c.left != TANDEM_UNBOUNDED) {
     a.window |= TANDEM_WINDOW_LEFT;
     a.window_left = c.left;
@@ -287,6 +354,8 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
   }
   a.num_splits = static_cast<int32_t>(c.splits);
   a.batch_invariant = c.invariant;
+  a.accumulate = c.accumulate;
+  a.sm_limit = static_cast<int32_t>(c.sm_limit);
   return a;
 }
 
@@ -340,12 +409,16 @@ void Instance::give_results(Outputs* exact) {
 
 std::vector<Tensor*> Instance::inputs() {
   return {&q,         &k,         &v,          &bias, &sink, &alibi_slopes, &cu_seqlens_q, &cu_seqlens_k,
-          &seqused_q, &seqused_k, &page_table, &dout, &dlse, &given_out,    &given_lse};
+          &seqused_q, &seqused_k, &page_table, &dout, &dlse, &given_out,    &given_lse,    &diagonal_offsets};
 }
 
 uint64_t Instance::fingerprint() const {
   uint64_t sum = 0;
-  for (const Tensor* t : const_cast<Instance*>(this)->inputs()) sum = sum * 31 + t->fingerprint();
+  for (const Tensor* t : const_cast<Instance*>(this)->inputs()) {
+    // Where it is absent, the inputs are those of recordings from before there was such a one.
+    if (t == &diagonal_offsets && !*t) continue;
+    sum = sum * 31 + t->fingerprint();
+  }
   return sum;
 }
 

@@ -42,13 +42,16 @@ class Instance {
   std::vector<Tensor*> inputs();
 
   const Case c;
-  Tensor q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table;
+  Tensor q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table,
+      diagonal_offsets;
   Tensor dout, dlse, given_out, given_lse;
 
  private:
   void fill();
   void fill_bias();
   void fill_pages();
+  void sharpen();
+  void fill_gradients(Outputs* outputs) const;
   int64_t layout_of(int tensor) const;
   int64_t margin_of(int tensor) const;
   Tensor tensor(DType dtype, std::vector<int64_t> shape, int which) const;
@@ -57,6 +60,8 @@ class Instance {
   std::vector<int64_t> shape_lse() const;
   std::vector<int64_t> shape_bias() const;
   DType lse_type() const;
+  // The type of a result, or of what backward reads of one: 'o', 'g' or 'd' of Case::float32.
+  DType result_type(char which, DType otherwise) const;
 
   uint64_t dropout_seed_ = 0, dropout_offset_ = 0;
 };

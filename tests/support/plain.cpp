@@ -103,7 +103,8 @@ struct Score {
 
 class Plain {
  public:
-  Plain(const Problem& problem, uint64_t noise) : p(problem), fl(problem.dtype, noise) {}
+  Plain(const Problem& problem, const Problem& rounded, uint64_t noise)
+      : p(problem), types(rounded), fl(problem.dtype, noise) {}
 
   void forward() {
     for (int64_t b = 0; b < p.batch; ++b) {
@@ -121,7 +122,7 @@ class Plain {
       if (p.page_table) store_keys(h, 0, p.page_table.pages * p.page_table.page_size);
     }
     for (int64_t h = 0; p.dsink && h < p.heads_q; ++h)
-      put(p.dsink.at(0, h), p.sink.dtype, dsink_[static_cast<size_t>(h)]);
+      put_gradient(p.dsink.at(0, h), types.dsink.dtype, dsink_[static_cast<size_t>(h)]);
     if (p.dbias) store_dbias();
   }
 
@@ -129,6 +130,10 @@ class Plain {
   int64_t planes() const { return p.dbias.shape[0] * p.dbias.shape[1]; }
 
   void put(std::byte* at, DType rounded_to, double x) { write_as<double>(at, fl.round(rounded_to, x)); }
+  // A gradient: in place of what is there, or added to it.
+  void put_gradient(std::byte* at, DType rounded_to, double x) {
+    put(at, rounded_to, p.accumulate ? fl(read_as<double>(at) + x) : x);
+  }
 
   std::vector<double> read(const View& view, const std::byte* at, int64_t n) {
     std::vector<double> row(static_cast<size_t>(n));
@@ -207,7 +212,7 @@ class Plain {
         }
       }
       for (int64_t c = 0; c < p.head_dim_v; ++c) {
-        put(p.out.at(b, s_.q_begin + i, h) + c * 8, p.dtype, out[static_cast<size_t>(c)]);
+        put(p.out.at(b, s_.q_begin + i, h) + c * 8, types.out.dtype, out[static_cast<size_t>(c)]);
       }
       if (p.lse) put(p.lse.at(b, s_.q_begin + i, h), p.dtype == DType::f64 ? DType::f64 : DType::f32, lse);
     }
@@ -225,7 +230,8 @@ class Plain {
         std::vector<double> dq(static_cast<size_t>(p.head_dim), 0);
         if (i < s_.q_len) backward_row(b, h, i, dq);
         for (int64_t c = 0; p.dq && c < p.head_dim; ++c) {
-          put(p.dq.at(b, s_.q_begin + i, h) + c * 8, p.dtype, fl(fl(p.softmax_scale) * dq[static_cast<size_t>(c)]));
+          put_gradient(p.dq.at(b, s_.q_begin + i, h) + c * 8, types.dq.dtype,
+                       fl(fl(p.softmax_scale) * dq[static_cast<size_t>(c)]));
         }
       }
     }
@@ -237,18 +243,22 @@ class Plain {
       const int64_t first = p.page_table ? j / p.page_table.page_size : s_.batch_index;
       const int64_t row = p.page_table ? j % p.page_table.page_size : begin + j;
       for (int64_t c = 0; p.dk && c < p.head_dim; ++c) {
-        put(p.dk.at(first, row, head_k) + c * 8, p.dtype,
-            fl(fl(p.softmax_scale) * dk_[static_cast<size_t>(j)][static_cast<size_t>(c)]));
+        put_gradient(p.dk.at(first, row, head_k) + c * 8, types.dk.dtype,
+                     fl(fl(p.softmax_scale) * dk_[static_cast<size_t>(j)][static_cast<size_t>(c)]));
       }
       for (int64_t c = 0; p.dv && c < p.head_dim_v; ++c) {
-        put(p.dv.at(first, row, head_k) + c * 8, p.dtype, dv_[static_cast<size_t>(j)][static_cast<size_t>(c)]);
+        put_gradient(p.dv.at(first, row, head_k) + c * 8, types.dv.dtype,
+                     dv_[static_cast<size_t>(j)][static_cast<size_t>(c)]);
       }
     }
   }
 
   void backward_row(int64_t b, int64_t h, int64_t i, std::vector<double>& dq) {
     const std::vector<double> out = read(p.out, p.out.at(b, s_.q_begin + i, h), p.head_dim_v);
-    const std::vector<double> dout = read(p.dout, p.dout.at(b, s_.q_begin + i, h), p.head_dim_v);
+    std::vector<double> dout = read(p.dout, p.dout.at(b, s_.q_begin + i, h), p.head_dim_v);
+    if (p.dout.dtype != p.dtype) {  // products take no float32 where inputs are 16-bit
+      for (double& x : dout) x = fl.round(p.dtype, x);
+    }
     const double lse = load(p.lse.dtype, p.lse.at(b, s_.q_begin + i, h));
     const double dlse = p.dlse ? load(p.dlse.dtype, p.dlse.at(b, s_.q_begin + i, h)) : 0;
     const double delta = fl(fl.dot(dout.data(), out.data(), p.head_dim_v) - dlse);
@@ -290,14 +300,15 @@ class Plain {
       for (int64_t h = 0; h < n[1]; ++h) {
         for (int64_t i = 0; i < n[2]; ++i) {
           for (int64_t j = 0; j < n[3]; ++j) {
-            put(p.dbias.at(b, h, i, j), p.bias.dtype, dbias_[static_cast<size_t>(bias_index(b, h, i, j))]);
+            put_gradient(p.dbias.at(b, h, i, j), types.dbias.dtype,
+                         dbias_[static_cast<size_t>(bias_index(b, h, i, j))]);
           }
         }
       }
     }
   }
 
-  const Problem& p;
+  const Problem &p, &types;
   Arithmetic fl;
   Sequence s_;
   Rows q_, k_, v_, dk_, dv_;
@@ -306,8 +317,8 @@ class Plain {
 
 }  // namespace
 
-void plain(const Problem& p, uint64_t noise) {
-  Plain formula(p, noise);
+void plain(const Problem& p, const Problem& rounded, uint64_t noise) {
+  Plain formula(p, rounded, noise);
   if (p.pass == TANDEM_FORWARD) {
     formula.forward();
   } else {

@@ -10,11 +10,12 @@
 
 namespace tandem::test {
 
-// Forward or backward by p.pass, into float64 outputs that hold the rounded results.
+// Forward or backward by p.pass, into float64 outputs that hold the results, rounded to the types of those of
+// `rounded`, the same problem.
 //
 // noise 0: every operation rounds to nearest. Otherwise every operation is off by a random amount of at most half a
 // unit in the last place instead, seeded by noise (Monte Carlo arithmetic): on a small problem a single run may be
 // right by luck, several show what the formula's error is.
-void plain(const Problem& p, uint64_t noise);
+void plain(const Problem& p, const Problem& rounded, uint64_t noise);
 
 }  // namespace tandem::test

@@ -27,6 +27,7 @@ expect 0 "attention.svg" demo "$examples/minilm" --seconds 0.01
 if grep -q "$(printf '\033')" output; then fail "colours in a pipe"; fi
 if ! grep -q "left out: GPU kernels are compiled by NVRTC" output; then
   grep -q "the checker found no race" output || fail "the demo did not run on the virtual GPU"
+  grep -q "^ran forward_f16_.* and backward_f16_" output || fail "the demo does not say which kernels ran"
   [ -s timeline.svg ] || fail "timeline.svg is missing"
   TANDEM_VGPU_CHECK=off "$tandem" demo "$examples/minilm" --seconds 0.01 >output
   grep -q "the checker was off" output || fail "the demo did not say that the checker was off"
@@ -40,6 +41,8 @@ if command -v xmllint >/dev/null; then xmllint --noout attention.svg bench.svg |
 # What cannot be used is refused in one sentence.
 head -c 1000 "$minilm" >cut.safetensors
 printf '\223NUMPY\001\000v\000' >cut.npy
+TANDEM_LOG=maybe expect 2 'TANDEM_LOG ("maybe") must be "1" or "0"' verify --seqlen-q 8
+TANDEM_CPU_TARGET=mmx expect 2 'TANDEM_CPU_TARGET ("mmx") must be one of "' verify --seqlen-q 8
 expect 2 "missing.safetensors: cannot be opened: No such file or directory" attend missing.safetensors
 expect 2 "cut.safetensors: header length" attend cut.safetensors
 expect 2 "cut.npy: header length 118 is more than the 0 bytes that follow it" attend cut.npy cut.npy cut.npy

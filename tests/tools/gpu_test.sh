@@ -24,11 +24,12 @@ expect 0 "PASS" verify --dtype bf16 --head-dim 192 --head-dim-v 128 --softcap 30
 expect 0 "PASS" verify --dtype bf16 --bias bool --seqlen 130 --magnitude 5 --forward-only
 expect 0 "on cpu, " verify --seqlen 20 --head-dim 12 --dtype bf16
 expect 0 "on cpu, " verify --seqlen 20 --device cpu
-expect 2 "must be 0 on a GPU" verify --seqlen 20 --dropout 0.1 --device cuda
+expect 0 "PASS" verify --dtype bf16 --heads 8 --heads-k 2 --seqlen 517 --head-dim 128 --causal --backward
+expect 0 "kernel     backward_" explain --device cuda --backward --preset llama
 expect 0 "exact" attend "$minilm" --names $names --seqused 13,11,7,11 --dtype f32 --verify --out result.safetensors
 expect 0 "result/lse.npy" attend "$minilm" --names $names --out result
 expect 0 "on cuda:" demo "$examples/minilm" --seconds 0.01
-expect 0 "TF/s" bench --seqlens 512,2048 --seconds 0.02 --json bench.json --svg bench.svg
+expect 0 "TF/s" bench --seqlens 512,2048 --seconds 0.02 --backward --json bench.json --svg bench.svg
 expect 0 "At least" explain --device cuda --preset llama
 expect 0 "forward_bf16_" cache warm --device cuda --seqlen 4096 --head-dim 128
 for file in result.safetensors result/out.npy bench.json bench.svg attention.svg; do

@@ -41,6 +41,16 @@ for preset in llama gpt-oss gpt-oss-window qwen deepseek video; do
   longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
   [ "$longest" -le 100 ] || fail "explain --preset $preset: a line of $longest columns"
 done
+expect 0 "kernel     backward_bf16_d128_" explain --backward --preset llama
+for text in "delta: " "backward: 132 blocks of 384 threads" "convert: " "workspace " "####" "At least"; do
+  grep -qF "$text" output || fail "explain --backward does not say: $text"
+done
+longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
+[ "$longest" -le 100 ] || fail "explain --backward: a line of $longest columns"
+expect 0 "dbias: " explain --backward --bias f32 --card h100
+expect 0 "kernel     backward_bf16_d64_128x128x" explain --backward --device vgpu:b200
+expect 0 "nothing is launched" explain --backward --batch 0
+expect 2 "must be at most 128 in a backward on a Blackwell GPU" explain --backward --preset qwen --device vgpu:b200
 expect 2 "must be a multiple of 8" explain --head-dim 20
 expect 2 "must be bfloat16 or float16" explain --dtype f32
 expect 2 "only GPUs have a plan" explain --device cpu
@@ -74,6 +84,11 @@ listed=$(grep -c sm_90a output)
 expect 0 ": was there, read in " cache warm --presets
 grep -q ": compiled" output && fail "the presets were compiled twice"
 expect 2 "must be bfloat16 or float16" cache warm --dtype f32
+expect 0 "backward_bf16_d64_128x128x3x2: compiled in " cache warm --backward
+grep -q "^forward_bf16_d64_" output || fail "cache warm --backward leaves the forward out"
+expect 0 "left out: qwen: q.head_dim (256) must be at most 128" cache warm --presets --backward --device vgpu:b200
+expect 0 "backward_bf16_d64_128x128x" cache list
+listed=$(grep -cE "sm_(90|100)a" output)
 expect 0 "removed $listed kernels" cache clear
 expect 0 "0 kernels" cache list
 chmod 777 kernels

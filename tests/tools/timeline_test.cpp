@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "vgpu/perfetto.h"
+
 namespace tandem::svg {
 namespace {
 
@@ -24,7 +26,7 @@ vgpu::Timeline two_rows() {
 }
 
 TEST(TimelineTest, PerfettoReadsIt) {
-  const auto json = nlohmann::json::parse(vgpu::perfetto_json(two_rows()));
+  const auto json = nlohmann::json::parse(tool::perfetto_json(two_rows()));
   std::map<std::string, int> phases;
   for (const auto& event : json.at("traceEvents")) ++phases[event.at("ph").get<std::string>()];
   EXPECT_EQ(phases["X"], 4);

@@ -6,7 +6,7 @@ set -eu
 tandem=$1 kernels=$2 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/tools/expect.sh
 . "$here/expect.sh"
-unset TANDEM_DEVICE TANDEM_VGPU_SCHEDULE TANDEM_VGPU_CHECK TANDEM_VGPU_THREADS
+unset TANDEM_DEVICE TANDEM_VGPU_SCHEDULE TANDEM_VGPU_CHECK TANDEM_VGPU_LETTER TANDEM_VGPU_THREADS
 
 # ---- PTX files ----
 cat >scale.ptx <<'PTX'
@@ -57,7 +57,7 @@ grep -q "49.5" output || fail "run does not say what the largest result is"
 grep -q "thread-instructions in" output || fail "run does not say how fast it was"
 [ -s result/to.npy ] || fail "no result was written"
 [ ! -e result/from.npy ] || fail "what is only read is no result"
-expect 0 "no findings, 0 warnings under 4 schedules" vgpu check scale.ptx --launch scale.json --schedules 4
+expect 0 "no errors, 0 findings by the letter under 4 schedules" vgpu check scale.ptx --launch scale.json --schedules 4
 launch good.json 400 ', "expected": "result/to.npy"'
 expect 0 "to: all 100 elements are as in result/to.npy; the largest error is 0, 0 is allowed" \
   vgpu check scale.ptx --launch good.json
@@ -66,8 +66,30 @@ expect 1 "to: 99 of 100 elements are not as in result/to.npy; the worst is 24.75
   vgpu check scale.ptx --launch bad.json
 launch short.json 396 ''
 expect 1 "out-of-bounds in scale" vgpu check scale.ptx --launch short.json --schedules 3 --schedule 5
-grep -q "schedule 5: 1 finding, 0 warnings" output || fail "check does not count the finding"
+grep -q "schedule 5: 1 error, 0 by the letter" output || fail "check does not count the error"
 grep -qF "repeat: $tandem vgpu check scale.ptx --launch short.json --schedule 5" output || fail "no command repeats it"
+expect 1 "out-of-bounds in scale" vgpu check scale.ptx --launch short.json --json findings.json
+for field in '"rule": "out-of-bounds"' '"grade": "error"' '"kernel": "scale"' '"times": 1' '"at": "PTX line 25"' \
+  '"schedule": 0' "\"repeat\": \"$tandem vgpu check scale.ptx"; do
+  grep -qF "$field" findings.json || fail "the findings' file has no $field"
+done
+expect 0 PASS vgpu check scale.ptx --launch scale.json --json findings.json
+grep -qF '"findings": []' findings.json || fail "there are findings in the file of a kernel that has none"
+
+# ---- The kernels of docs/sanitizer.md, and both grades ----
+bugs=$here/../../examples/virtual_gpu/bugs
+expect 1 "missing-proxy-fence" vgpu check "$bugs/proxy_fence.ptx" --launch "$bugs/proxy_fence.json"
+expect 1 "missing-wait" vgpu check "$bugs/overwritten_tile.ptx" --launch "$bugs/overwritten_tile.json"
+expect 1 "data-race" vgpu check "$bugs/relaxed_flag.ptx" --launch "$bugs/relaxed_flag.json"
+expect 1 "ignored-wait" vgpu check "$bugs/ignored_wait.ptx" --launch "$bugs/ignored_wait.json"
+expect 1 "live-at-exit" vgpu check "$bugs/early_exit.ptx" --launch "$bugs/early_exit.json"
+for bug in "$bugs"/*.ptx; do expect 0 thread-instructions vgpu run "$bug" --launch "${bug%.ptx}.json"; done
+sed '/fence.mbarrier_init/d' "$bugs/ignored_wait.ptx" |
+  sed 's/^  mbarrier.try_wait.*/WAIT: &\n  @!q bra WAIT;/' >letter.ptx
+expect 0 "by the letter: missing-init-fence" vgpu check letter.ptx --launch "$bugs/ignored_wait.json" --json findings.json
+grep -qF '"grade": "letter"' findings.json || fail "the findings' file has no grade"
+expect 0 "no errors, 0 findings by the letter" vgpu check letter.ptx --launch "$bugs/ignored_wait.json" --letter=off
+
 expect 2 "must be less than the kernel's 2 blocks" vgpu trace scale.ptx --launch scale.json --block 2 --json none.json
 [ ! -e none.json ] || fail "a trace of nothing was written"
 expect 0 "open trace.json" vgpu trace scale.ptx --launch scale.json --block 1
@@ -90,9 +112,12 @@ sed 's/"grid"/"entry": "absent", "grid"/' good.json >entry.json
 expect 2 "must be one of scale" vgpu check scale.ptx --launch entry.json
 expect 2 "needs --launch FILE" vgpu check scale.ptx
 expect 2 "must be a virtual GPU" vgpu check scale.ptx --launch good.json --device cuda
-expect 2 "must be \"vgpu:h200\", " vgpu check scale.ptx --launch good.json --device vgpu:h300
+expect 2 "\"vgpu:h100\" or \"vgpu:h200\": there is no" vgpu check scale.ptx --launch good.json --device vgpu:h300
 sed 's/sm_90a/sm_100a/' scale.ptx >scale100.ptx
 expect 0 "PASS  vgpu:b200" vgpu check scale100.ptx --launch good.json
+sed 's/sm_90a/sm_103a/' scale.ptx >scale103.ptx
+expect 0 "PASS  vgpu:b300" vgpu check scale103.ptx --launch good.json
+expect 0 "vgpu:b300" vgpu models
 expect 0 "PASS  vgpu:h100" vgpu check scale.ptx --launch good.json --device vgpu:h100
 printf 'no PTX' >none.ptx
 expect 2 "line 1" vgpu check none.ptx --launch good.json
@@ -112,6 +137,7 @@ expect 0 "PASS" vgpu check "$kernels/data_race_warps.ptx" --launch rule.json --s
 expect 0 "on NVIDIA H200 (virtual), 132 SMs" explain --device vgpu:h200
 expect 2 "must be bfloat16 or float16" vgpu check --dtype f32
 TANDEM_VGPU_SCHEDULE=x expect 2 "TANDEM_VGPU_SCHEDULE (\"x\") must be a whole number" verify --device vgpu:h200
+TANDEM_VGPU_LETTER=maybe expect 2 "TANDEM_VGPU_LETTER (\"maybe\") must be" verify --device vgpu:h200
 TANDEM_VGPU_CHECK=maybe expect 2 "TANDEM_VGPU_CHECK (\"maybe\") must be" verify --device vgpu:h200
 
 # ---- Problems ----
@@ -122,15 +148,22 @@ else
   small="--heads 1 --seqlen 70 --head-dim 64"
   # shellcheck disable=SC2086
   {
-    expect 0 "no findings, 0 warnings under 3 schedules" vgpu check $small --causal --schedules 3
+    expect 0 "no errors, 0 findings by the letter under 3 schedules" vgpu check $small --causal --schedules 3
     expect 0 "thread-instructions in" vgpu run $small
     expect 0 "forward, block 0" vgpu trace $small --json forward.json --svg forward.svg
-    expect 0 "PASS" verify --device vgpu:h200 --dtype bf16 $small
+    expect 0 "PASS" verify --device vgpu:h200 --dtype bf16 $small --backward
+    grep -q "^dv .*exact" output || fail "verify --backward does not judge gradients"
+    expect 0 "PASS" verify --device vgpu:b200 --dtype bf16 $small --causal --backward
+    expect 2 "must be at most 128 in a backward" verify --device vgpu:b200 --dtype bf16 --seqlen 20 --head-dim 192 --backward
+    expect 0 "no gradients: q.head_dim (192)" verify --device vgpu:b200 --dtype bf16 --seqlen 20 --heads 1 --head-dim 192
+    expect 0 "backward MF/s" bench --device vgpu:b200 --seqlens 64 --head-dims 64 --batch 1 --heads 1 --full-only \
+      --seconds 0.01 --backward
+    expect 2 "must be at most 128 in a backward" bench --device vgpu:b200 --seqlens 64 --head-dims 256 --backward
     TANDEM_VGPU_SCHEDULE=7 TANDEM_VGPU_THREADS=1 expect 0 "PASS" verify --device vgpu:h200 --dtype f16 $small --window '9,3'
     TANDEM_VGPU_CHECK=off expect 0 "PASS" verify --device vgpu:h100 --dtype bf16 $small
   }
   grep -q "compute, warp" forward.svg || fail "roles are not named after functions"
-  grep -q "kernels/sm90/forward.cuh" forward.json || fail "places are not those of the source tree"
+  grep -q "kernels/sm90/forward/kernel.cuh" forward.json || fail "places are not those of the source tree"
 fi
 
 [ "$failures" = 0 ] || exit 1

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can prove about the forward, on this machine; the outcome goes to a JSON file whose fields
+# Everything that only a GPU can prove about the kernels, on this machine; the outcome goes to a JSON file whose fields
 # docs/results/README.md explains.
 #
-#   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,threads,processes,memcheck,racecheck,synccheck]
+#   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,memcheck,racecheck,synccheck]
 #
 # The build folder may come from another machine: tests/kernels/{kernels_test,kernels_worker,libcounting_nvrtc.so} and
 # tests/support/tandem_fuzz are all that is read of it. Environment:
 #   TANDEM_NVRTC      the compiler; else the newest one of python3's site-packages, CUDA_HOME and /usr/local/cuda
 #   TANDEM_CACHE_DIR  where compiled kernels stay; else a new folder, so that all are compiled
 #   COMMIT            what was built, where this is no checkout
-#   FUZZ, SECONDS_EACH  random problems (2000); the most that a step may take (900)
+#   FUZZ, SECONDS_EACH  random problems of each pass (2000); the most that a step may take (900)
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$here/tools/gpu/proof.sh"
@@ -88,11 +88,14 @@ sanitize() { # <tool> <flags...>
     '--gtest_filter=*.Small'
 }
 
-for name in tests fuzz threads processes memcheck racecheck synccheck; do
+for name in tests fuzz gradients threads processes memcheck racecheck synccheck; do
   if [ -n "$only" ] && [[ ",$only," != *",$name,"* ]]; then continue; fi
   case $name in
     tests) step tests ' tests passed in |NOT TESTED' bash -c shards ;;
     fuzz) step fuzz ' problems, |NOT RUN' "$fuzz" --device cuda --seed 1 --count "${FUZZ:-2000}" ;;
+    gradients)
+      step gradients ' problems, |NOT RUN' "$fuzz" --device cuda --cases backward --seed 1 --count "${FUZZ:-2000}"
+      ;;
     threads) step threads ' compiled$' bash -c 'cold 1 64' ;;
     processes) step processes ' compiled$' bash -c 'cold 8 8' ;;
     memcheck) sanitize memcheck --leak-check no ;;

@@ -1,25 +1,29 @@
 #!/usr/bin/env bash
 # The whole proof of the forward that needs no GPU: on a virtual one, with its checker on and each problem under several
-# schedules. The outcome goes to a JSON file whose fields docs/results/README.md explains; what fails is printed with the
-# command that repeats it.
+# schedules. What fails is printed with the command that repeats it; the outcome goes to a JSON file whose fields
+# docs/results/README.md explains.
 #
-#   tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device vgpu:b200|vgpu:h200] [--only grid,product,fuzz]
+#   tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device vgpu:b200|vgpu:h200] [--in <folder>] [--share I/N]
+#                              [--only grid,product,fuzz,deletions,schedules]
 #
-# The build folder may come from another machine: tests/kernels/kernels_test and tests/support/tandem_fuzz are all that
-# is read of it. Environment:
+# Each step is cut into shares. --in keeps what became of them: a share that is done is not done again, so that the same
+# command goes on where the last one was stopped. --share does every N-th share, from I on: with the folders of N machines
+# put together, the command without it has nothing left to do but to count. The file is written when no share is missing.
+#
+# The build folder may come from another machine: tests/kernels/kernels_test, tests/support/tandem_fuzz and
+# tests/vgpu/mutation/vgpu_mutation_test are all that is read of it. Environment:
 #   TANDEM_NVRTC, TANDEM_CACHE_DIR, COMMIT  as of tools/gpu/prove.sh
 #   SCHEDULES, FUZZ  under which each problem runs (3: all early, all late, random); random problems (2000)
-#   JOBS, SECONDS_EACH  processes (one a core); the most that a step may take (1800)
-#   TAKE             of the shares that a step is cut into, 8 a process, so many are done: 1 to try it (all)
+#   JOBS, SECONDS_EACH  processes (one a core); the most that a share may take (1800)
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$here/tools/gpu/proof.sh"
 
-device=vgpu:b200 only=''
+device=vgpu:b200 only=grid,product,fuzz,deletions,schedules in='' share=0/1
 places=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --only | --device)
+    --only | --device | --in | --share)
       [ $# -gt 1 ] || die "$1 needs a value"
       declare "${1#--}=$2"
       shift
@@ -34,65 +38,120 @@ case $device in
   vgpu:h200) name=hopper-virtual ;;
   *) die "--device must be vgpu:b200 or vgpu:h200, not $device" ;;
 esac
+first=${share%/*} every=${share#*/}
+if ! [[ $share =~ ^[0-9]+/[0-9]+$ && $first -lt $every ]]; then die "--share must be I/N with I from 0 to N - 1, not $share"; fi
 build=${places[0]:-} json=${places[1]:-$here/docs/results/$name-forward-proof.json}
-[ -n "$build" ] || die "usage: tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device <model>] [--only <steps>]"
+[ -n "$build" ] || die "usage: tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device <model>] [--in <folder>]" \
+  "[--share I/N] [--only <steps>]"
 tests=$build/tests/kernels/kernels_test fuzz=$build/tests/support/tandem_fuzz
-for file in "$tests" "$fuzz"; do
+mutation=$build/tests/vgpu/mutation/vgpu_mutation_test
+for file in "$tests" "$fuzz" "$mutation"; do
   [ -e "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
 done
 use_nvrtc
-export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache}
-export SECONDS_EACH=${SECONDS_EACH:-1800}
+export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache} SECONDS_EACH=${SECONDS_EACH:-1800}
 jobs=${JOBS:-$(nproc)} schedules=${SCHEDULES:-3} problems=${FUZZ:-2000}
-shares=$((8 * jobs)) # of a step: more than processes, since some take longer
 
-# The step's share n, whose output shows the problem under way before the outcome.
-share() { # <step> <n>
-  local each=$(((problems + shares - 1) / shares)) first code=0 log=$scratch/$1.$2
-  first=$((each * $2))
-  local judge=("$tests" --device "$device" --schedules "$schedules" --part "$2/$shares" --gtest_brief=1)
+# What is kept of another proof would be counted as one of this.
+in=${in:-$scratch/shares}
+mkdir -p "$in"
+proof="$(commit_of_build), $device, $schedules schedules, $problems random problems"
+[ -e "$in/proof" ] || echo "$proof" > "$in/proof"
+[ "$(< "$in/proof")" = "$proof" ] || die "$in holds shares of another proof ($(< "$in/proof")), not of $proof: use another folder"
+
+# Of vgpu_mutation_test's long cases those of this device, whose names say so.
+cases() { # <suite>
+  local which=-v
+  [ "$device" != vgpu:b200 ] || which=-e
+  "$mutation" --gtest_list_tests --gtest_filter="*$1.DISABLED_*" | awk '/^[^ ]/ { suite = $1; next } { print suite $1 }' |
+    grep -i $which blackwell
+}
+shares_of() { # <step>: how many there are
+  case $1 in
+    deletions) cases Deletion | wc -l ;;
+    schedules) cases Clean | wc -l ;;
+    *) echo 64 ;;
+  esac
+}
+
+# The step's share n. Its output shows the problem under way before the outcome.
+run_share() { # <step> <n> <shares>
+  local each=$(((problems + $3 - 1) / $3)) from
+  local judge=("$tests" --device "$device" --schedules "$schedules" --part "$2/$3" --gtest_brief=1)
   case $1 in
     grid) "${judge[@]}" ;;
     product) "${judge[@]}" --gtest_also_run_disabled_tests '--gtest_filter=KernelsProduct.*' ;;
     fuzz)
-      [ "$first" -lt "$problems" ] || return 0
-      [ $((first + each)) -le "$problems" ] || each=$((problems - first))
-      "$fuzz" --device "$device" --schedules "$schedules" --seed $((1 + first)) --count "$each" --threads 1 --verbose
+      from=$((each * $2))
+      [ "$from" -lt "$problems" ] || return 0
+      [ $((from + each)) -le "$problems" ] || each=$((problems - from))
+      "$fuzz" --device "$device" --schedules "$schedules" --seed $((1 + from)) --count "$each" --threads 1 --verbose
       ;;
-  esac > "$log" 2>&1 || code=$?
-  [ "$code" = 0 ] || echo "$code" > "$log.code"
+    deletions | schedules)
+      local suite=Deletion
+      [ "$1" = deletions ] || suite=Clean
+      "$mutation" --gtest_also_run_disabled_tests --gtest_filter="$(cases $suite | sed -n "$(($2 + 1))p")"
+      ;;
+  esac
 }
+# Leaves <step>.<n>, its output, and <step>.<n>.done: exit code and seconds.
+share() { # <step> <n> <shares>
+  local log=$in/$1.$2 code=0 start=$SECONDS
+  [ ! -e "$log.done" ] || return 0
+  timeout "$SECONDS_EACH" bash -c 'run_share "$@"' share "$@" > "$log" 2>&1 || code=$?
+  echo "$code $((SECONDS - start))" > "$log.done"
+}
+export -f cases run_share share
+export in tests fuzz mutation device schedules problems
 
-# All shares in processes side by side, then what went wrong in any of them, and the counts.
-all_shares() { # <step>
-  local code=0 file
-  trap : TERM # the time is up: what there is is reported
-  seq 0 $((${TAKE:-shares} - 1)) | xargs -P "$jobs" -I{} bash -c 'share "$@"' share "$1" {}
-  for file in "$scratch/$1".*.code; do
-    [ -e "$file" ] || continue
-    code=$(< "$file")
-    [ "$code" != 77 ] || break
-    grep -vE '^case: |^--|^refused: |^\[|^Note: |^vgpu:|: Failure$|^Failed$' "${file%.code}"
-    [ "$code" -ge 124 ] || continue
-    echo "a process ended with $code; its last problem: $(grep -E '^(case: |--)' "${file%.code}" | tail -n 1)"
-  done
-  cat "$scratch/$1".*[0-9] | awk -v jobs="$jobs" -v schedules="$schedules" '
+# What the shares of a step came to.
+summary_of() { # <step>
+  cat "$in/$1".*[0-9] | awk -v step="$1" -v schedules="$schedules" '
     /^(case: |--)/ { cases++ }
     /^  repeat: / { failed++ }
     /problems, / { refused += $4 }
+    /instructions left out in turn/ { left_out += $2; unnoticed += $8 }
+    /^\[       OK \]/ { passed++ }
     /NOT TESTED|NOT RUN/ { why = $0 }
     END {
       if (why != "") print why
-      printf "%d problems, %d refused, %d failed, each under %d schedules, in %d processes\n", cases, refused, failed,
-        schedules, jobs
+      else if (step == "deletions") printf "%d instructions left out in turn, %d unnoticed, each with its reason; %d kernels\n",
+        left_out, unnoticed, passed
+      else if (step == "schedules") printf "%d problems, each right and nothing found under 100 schedules\n", passed
+      else printf "%d problems, %d refused, %d failed, each under %d schedules\n", cases, refused, failed, schedules
     }'
-  return "$code"
 }
-export -f share all_shares
-export scratch tests fuzz device schedules problems shares jobs
 
-for name in grid product fuzz; do
-  if [ -n "$only" ] && [[ ",$only," != *",$name,"* ]]; then continue; fi
-  step "$name" ' problems, |NOT TESTED|NOT RUN' bash -c "all_shares $name"
+missing=0
+for step in grid product fuzz deletions schedules; do
+  [[ ",$only," = *",$step,"* ]] || continue
+  shares=$(shares_of $step)
+  printf '\n==== %s: %d shares\n' $step "$shares"
+  seq "$first" "$every" $((shares - 1)) | xargs -P "$jobs" -I{} bash -c 'share "$@"' share $step {} "$shares"
+  verdict=ok seconds=0 left=0
+  for ((n = 0; n < shares; ++n)); do
+    log=$in/$step.$n
+    if ! read -r code took 2> /dev/null < "$log.done"; then
+      left=$((left + 1))
+      continue
+    fi
+    seconds=$((seconds + took))
+    case $code in
+      0) continue ;;
+      77) verdict='not run' ;;
+      *) verdict=FAILED ;;
+    esac
+    grep -vE '^case: |^--|^refused: |^\[|^Note: |^vgpu:|: Failure$|^Failed$' "$log" | head -n 60
+    [ "$code" -lt 124 ] || echo "share $n ended with $code; its last problem: $(grep -E '^(case: |--)' "$log" | tail -n 1)"
+  done
+  missing=$((missing + left))
+  printf '%s, %d s of all processes, %d shares missing: %s\n' "$verdict" $seconds $left "$(summary_of $step)"
+  [ "$verdict" != FAILED ] || failures=$((failures + 1))
+  record $step "tools/gpu/prove_virtual.sh --device $device --only $step" "$verdict" $seconds "$(summary_of $step)"
 done
+if [ $missing -gt 0 ]; then
+  printf '\n%d shares are not done yet; %s is written when none is missing.\n' $missing "$json"
+  [ $failures = 0 ]
+  exit
+fi
 finish "$json" "$device" none

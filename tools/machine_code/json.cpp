@@ -55,6 +55,13 @@ json of(const Examined& e) {
     const bool steady = &loop == a.steady(loop.role, false) || &loop == a.steady(loop.role, true);
     loops.push_back(of(loop, steady && loop.turns > 0));
   }
+  json companions = json::array();
+  for (const machine_code::Companion& other : a.companions) {
+    companions.push_back({{"name", other.name},
+                          {"registers", other.registers},
+                          {"instructions", other.instructions},
+                          {"stack_bytes", other.stack_bytes}});
+  }
   json all = {{"name", e.name},
               {"arch", a.arch},
               {"kernel", a.kernel},
@@ -65,6 +72,7 @@ json of(const Examined& e) {
               {"shared_bytes", e.shared_bytes},
               {"tensor_columns", a.tensor_columns},
               {"backward", a.backward},
+              {"companions", companions},
               {"pair", a.pair},
               {"rows", a.shape.rows},
               {"keys", a.shape.keys},

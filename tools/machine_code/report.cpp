@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "tandem/terminal.h"
 
 namespace tandem::tool {
@@ -37,34 +38,47 @@ std::string way_of(const LoopCost& loop) {
 
 std::string spills_of(const Account& a) {
   if (a.spills == 0 && a.stack_bytes == 0) return "none";
-  return say(a.spills, " moves to and from the stack, which has ", a.stack_bytes, " bytes");
+  return str_cat(a.spills, " moves to and from the stack, which has ", a.stack_bytes, " bytes");
 }
 
 std::string tile_of(const Account& a) {
-  if (a.backward) return "a backward pass: head_dim and tile are not told by its code";
-  std::string text = say(a.shape.rows, " rows x ", a.shape.keys, " keys, head_dim ", a.shape.head_dim);
-  if (a.shape.head_dim_v != a.shape.head_dim) text += say(" and ", a.shape.head_dim_v);
+  if (a.backward && a.shape.head_dim == 0) return "a backward pass: head_dim and tile are not told by its code";
+  if (a.backward) {
+    return str_cat("a backward pass, head_dim ", a.shape.head_dim,
+                   a.shape.head_dim_v != a.shape.head_dim ? str_cat(" and ", a.shape.head_dim_v) : "");
+  }
+  std::string text = str_cat(a.shape.rows, " rows x ", a.shape.keys, " keys, head_dim ", a.shape.head_dim);
+  if (a.shape.head_dim_v != a.shape.head_dim) text += str_cat(" and ", a.shape.head_dim_v);
   return a.pair ? text + ", two blocks multiply together" : text;
 }
 
 std::string facts_of(const Examined& e) {
   const Account& a = e.account;
-  std::string text = entry("kernel", say(e.name, " for ", a.arch), kIndent);
+  std::string text = entry("kernel", str_cat(e.name, " for ", a.arch), kIndent);
   if (!e.compiler.empty())
-    text += entry("compiler", say(e.compiler, ", ", seconds_text(e.compile_seconds), " of CPU time from a cold start"),
-                  kIndent);
+    text +=
+        entry("compiler", str_cat(e.compiler, ", ", seconds_text(e.compile_seconds), " of CPU time from a cold start"),
+              kIndent);
   text += entry("tile", tile_of(a), kIndent);
-  text += entry("registers",
-                say(a.registers, " of each thread at the start", a.threads > 0 ? say(", ", a.threads, " threads") : ""),
-                kIndent);
+  text += entry(
+      "registers",
+      str_cat(a.registers, " of each thread at the start", a.threads > 0 ? str_cat(", ", a.threads, " threads") : ""),
+      kIndent);
   text += entry("spilled", spills_of(a), kIndent);
   text += entry("shared",
-                e.shared_bytes > 0 ? say(e.shared_bytes, " bytes")
-                                   : say("chosen at launch; ", a.shared_bytes, " bytes before that"),
+                e.shared_bytes > 0 ? str_cat(e.shared_bytes, " bytes")
+                                   : str_cat("chosen at launch; ", a.shared_bytes, " bytes before that"),
                 kIndent);
-  if (a.tensor_columns > 0) text += entry("tensor", say(a.tensor_columns, " columns of tensor memory"), kIndent);
+  if (a.tensor_columns > 0) text += entry("tensor", str_cat(a.tensor_columns, " columns of tensor memory"), kIndent);
+  std::string name = "beside it";
+  for (const machine_code::Companion& other : a.companions) {
+    text += entry(std::exchange(name, ""),
+                  str_cat(other.name, ": ", other.registers, " registers, ", other.instructions, " instructions",
+                          other.stack_bytes > 0 ? str_cat(", ", other.stack_bytes, " bytes of stack") : ""),
+                  kIndent);
+  }
   for (const std::string& opcode : a.unknown)
-    text += entry("unknown", say(opcode, ": no unit is known for it, it is counted as control"), kIndent);
+    text += entry("unknown", str_cat(opcode, ": no unit is known for it, it is counted as control"), kIndent);
   return text;
 }
 
@@ -72,8 +86,9 @@ std::string loops_of(const Account& a) {
   Table table({"loop", "", "at", "registers", "instructions", "left out", "warps' turns a tile"});
   for (const LoopCost& loop : a.loops) {
     const bool counts = &loop == a.steady(loop.role, false) || &loop == a.steady(loop.role, true);
-    table.add({std::string(name_of(loop.role)), way_of(loop), hex(loop.address), say(loop.registers),
-               say(loop.instructions), say(loop.left_out), counts && loop.turns > 0 ? number(loop.per_tile()) : "-"});
+    table.add({std::string(name_of(loop.role)), way_of(loop), hex(loop.address), str_cat(loop.registers),
+               str_cat(loop.instructions), str_cat(loop.left_out),
+               counts && loop.turns > 0 ? number(loop.per_tile()) : "-"});
   }
   return table.text();
 }
@@ -114,7 +129,7 @@ std::string tile_table(const Account& a, const TileCost& tile, bool masked) {
   row.push_back(fixed(tile.issue_clocks, 0));
   row.push_back(bar_of(tile.issue_clocks, most));
   table.add(row);
-  return say(table.text(), "Bound by ", tile.binds, ": ", fixed(most, 0), " clocks.\n");
+  return str_cat(table.text(), "Bound by ", tile.binds, ": ", fixed(most, 0), " clocks.\n");
 }
 
 // ---- Side by side ----
@@ -132,7 +147,7 @@ std::string per_warp(const Examined& e, double warps, bool masked) {
   if (loop != nullptr) return fixed(loop->instructions * loop->per_tile() / warps, 0);
   // A step outside of the loops: with what else is done there.
   for (const LoopCost& around : e.account.loops) {
-    if (around.once && around.masked == masked && around.work.scores() > 0) return say("<= ", around.instructions);
+    if (around.once && around.masked == masked && around.work.scores() > 0) return str_cat("<= ", around.instructions);
   }
   return "-";
 }
@@ -158,13 +173,13 @@ std::string columns_beside_scores(const Examined& e, double) {
                  *correction = e.account.steady(Role::correction, false);
   if (softmax == nullptr) return "-";
   const int more = softmax->work.columns_read - softmax->work.scores();
-  return say(std::max(0, more) + (correction == nullptr ? 0 : correction->work.columns_read));
+  return str_cat(std::max(0, more) + (correction == nullptr ? 0 : correction->work.columns_read));
 }
 
 std::string registers_of(const Examined& e, double) {
   std::string text;
   for (const LoopCost* loop : steady_of(e.account, !e.account.plain))
-    text += say(text.empty() ? "" : "/", loop->registers);
+    text += str_cat(text.empty() ? "" : "/", loop->registers);
   return text;
 }
 
@@ -181,9 +196,9 @@ const Row kRows[] = {
     {"bound by", [](const Examined& e, double) { return main_tile(e)->binds; }},
     {"columns read beside the scores", columns_beside_scores},
     {"spills; bytes of stack",
-     [](const Examined& e, double) { return say(e.account.spills, "; ", e.account.stack_bytes); }},
+     [](const Examined& e, double) { return str_cat(e.account.spills, "; ", e.account.stack_bytes); }},
     {"registers, by role", registers_of},
-    {"columns of tensor memory", [](const Examined& e, double) { return say(e.account.tensor_columns); }},
+    {"columns of tensor memory", [](const Examined& e, double) { return str_cat(e.account.tensor_columns); }},
     {"cold compile, CPU time",
      [](const Examined& e, double) { return e.compiler.empty() ? std::string("-") : seconds_text(e.compile_seconds); }},
 };
@@ -192,9 +207,9 @@ const Row kRows[] = {
 
 std::string report_of(const Examined& examined) {
   const Account& a = examined.account;
-  std::string text = say(facts_of(examined), "\n", loops_of(a));
-  if (a.plain) text += say("\n", tile_table(a, *a.plain, false));
-  if (a.masked) text += say("\n", tile_table(a, *a.masked, true));
+  std::string text = str_cat(facts_of(examined), "\n", loops_of(a));
+  if (a.plain) text += str_cat("\n", tile_table(a, *a.plain, false));
+  if (a.masked) text += str_cat("\n", tile_table(a, *a.masked, true));
   return text;
 }
 
@@ -202,10 +217,10 @@ std::string comparison_of(const std::vector<Examined>& all) {
   const Account& first = all.front().account;
   const double warps = warps_of_tile(first);
   std::string names;
-  std::vector<std::string> header{say("steady loop, head_dim ", first.shape.head_dim)};
+  std::vector<std::string> header{str_cat("steady loop, head_dim ", first.shape.head_dim)};
   for (const Examined& e : all) {
     header.push_back(e.compiler.empty() ? e.name : "tandem");
-    if (!e.compiler.empty()) names += say("tandem: ", e.name, " for ", e.account.arch, "\n\n");
+    if (!e.compiler.empty()) names += str_cat("tandem: ", e.name, " for ", e.account.arch, "\n\n");
   }
   Table table(header);
   for (const Row& row : kRows) {
@@ -213,8 +228,8 @@ std::string comparison_of(const std::vector<Examined>& all) {
     for (const Examined& e : all) cells.push_back(row.value(e, warps));
     table.add(cells);
   }
-  return say(names, table.text(), "Instructions are those of a warp for ", 128 / static_cast<int>(warps),
-             " rows x 128 keys; a tile has 128 x 128 scores.\n");
+  return str_cat(names, table.text(), "Instructions are those of a warp for ", 128 / static_cast<int>(warps),
+                 " rows x 128 keys; a tile has 128 x 128 scores.\n");
 }
 
 }  // namespace tandem::tool

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <map>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "svg/canvas.h"
 
 namespace tandem::svg {
@@ -85,9 +85,11 @@ struct Plot {
       const std::string place = slice.instruction < 0 ? "" : timeline.places[static_cast<size_t>(slice.instruction)];
       const bool can_be_pointed_at = width > 2;
       canvas.rectangle(begin, y(row), width, bar_height, color_of(slice.activity), opacity_of(slice), 0,
-                       can_be_pointed_at ? say(name, place.empty() ? "" : ": ", place) : "");
-      if (slice.activity != Activity::wait && text_width(name, label_size) + 4 < width) {
-        canvas.text(begin + width / 2, y(row) + bar_height - 4, name,
+                       can_be_pointed_at ? str_cat(name, place.empty() ? "" : ": ", place) : "");
+      const auto fits = [&](const std::string& text) { return text_width(text, label_size) + 4 < width; };
+      const std::string label = fits(name) ? name : name.substr(name.rfind(':') + 1);  // without its class
+      if (slice.activity != Activity::wait && fits(label)) {
+        canvas.text(begin + width / 2, y(row) + bar_height - 4, label,
                     {.size = label_size, .color = "on", .anchor = Canvas::Anchor::middle});
       }
     }

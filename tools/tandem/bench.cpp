@@ -26,12 +26,12 @@ struct Bench {
   std::vector<std::string> dtypes;  // empty, and 0: as the device deserves
   std::vector<int64_t> seqlens, head_dims = {64, 128};
   int64_t batch = 0, heads = 0;
-  bool causal_only = false, full_only = false, no_plain = false;
+  bool causal_only = false, full_only = false, no_plain = false, backward = false;
   double seconds = 0.3;
   std::string json, svg;
 
   int run();
-  void choose_for(bool gpu);
+  void choose_for(const Engine& engine);
   std::vector<Cell> cells() const;
   Inputs inputs(const Cell& cell) const;
   void measure(Machine& on, Cell& cell) const;
@@ -59,7 +59,8 @@ Buffer varied(Random& random, DType dtype, const std::vector<int64_t>& shape) {
 }
 
 // What the user left open. On a GPU: the sizes that attention is usually compared at.
-void Bench::choose_for(bool gpu) {
+void Bench::choose_for(const Engine& engine) {
+  const bool gpu = engine.on_gpu();
   if (dtypes.empty()) dtypes = gpu ? std::vector<std::string>{"bf16"} : std::vector<std::string>{"f32", "bf16"};
   if (seqlens.empty()) seqlens = gpu ? std::vector<int64_t>{1024, 4096, 16384} : std::vector<int64_t>{512, 2048};
   if (!gpu) {
@@ -68,8 +69,8 @@ void Bench::choose_for(bool gpu) {
     return;
   }
   no_plain = true;
-  unit = 1e12;
-  unit_name = "TF/s";
+  unit = engine.emulated() ? 1e6 : 1e12;  // a virtual GPU's clock is this machine's
+  unit_name = engine.emulated() ? "MF/s" : "TF/s";
 }
 
 std::vector<Cell> Bench::cells() const {
@@ -151,10 +152,13 @@ int Bench::run() {
   std::vector<std::string> remarks;
   const std::unique_ptr<Machine> on = machine.open(&remarks);
   const bool gpu = on->engine.on_gpu();
-  choose_for(gpu);
+  choose_for(on->engine);
+  if (on->engine.emulated())
+    remarks.emplace_back("a virtual GPU's time is this machine's and says nothing of the card");
   std::vector<Cell> all = cells();
   {
     const Given given(inputs(all.front()), gpu);
+    if (backward) on->require_gradients(given.used(), {});
     gradients = on->serves_gradients(given.used(), {}, &remarks);
     if (given.converted) remarks.push_back(given.note());
   }
@@ -259,7 +263,8 @@ void add_bench(CLI::App& app, int* exit_code) {
 
 GF/s count 2 matrix products forward and 5 backward over the keys that a query sees. "vs plain" is how many times faster
 than the plain formula: whole score matrices, products by the machine's BLAS, its probabilities kept for the gradients.
-It runs on the CPU and is left out on a GPU, whose figures are TF/s, by the GPU's clock.)");
+It runs on the CPU and is left out on a GPU, whose figures are TF/s, by the GPU's clock. Gradients are measured where
+they are served.)");
   command->add_option("--dtypes", bench->dtypes, "f32, bf16, f16 [f32,bf16; GPU: bf16]")->delimiter(',');
   command->add_option("--seqlens", bench->seqlens, "Queries and keys of a sequence [512,2048; GPU: 1024,4096,16384]")
       ->delimiter(',')
@@ -270,6 +275,7 @@ It runs on the CPU and is left out on a GPU, whose figures are TF/s, by the GPU'
   command->add_option("--seconds", bench->seconds, "About how long each measurement lasts [0.3]")->check(positive());
   auto* causal = command->add_flag("--causal-only", bench->causal_only, "Only causal problems");
   command->add_flag("--full-only", bench->full_only, "Only problems without a mask")->excludes(causal);
+  command->add_flag("--backward", bench->backward, "Gradients, or exit code 2 where they are not served");
   command->add_flag("--no-plain", bench->no_plain, "Leave the plain formula out");
   command->add_option("--json", bench->json, "Write the measurements to this file");
   command->add_option("--svg", bench->svg, "Draw them into this file");

@@ -2,11 +2,15 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "base/text.h"
 #include "engine/gpu.h"
 #include "jit/builder.h"
-#include "problem/text.h"
 #include "tandem/cards.h"
 #include "tandem/terminal.h"
 
@@ -14,7 +18,7 @@ namespace tandem::tool {
 namespace {
 
 jit::Cache::Options usable_options() {
-  jit::Cache::Options options = jit::Cache::options(jit::Env::get());
+  jit::Cache::Options options = jit::Cache::options(Env::get());
   throw_if_failed(jit::Cache(options).usable());
   return options;
 }
@@ -22,10 +26,10 @@ jit::Cache::Options usable_options() {
 std::string age_text(std::chrono::seconds age) {
   const auto hours = age.count() / 3600;
   if (hours < 1) return "within the hour";
-  return hours < 48 ? say(hours, hours == 1 ? " hour ago" : " hours ago") : say(hours / 24, " days ago");
+  return hours < 48 ? str_cat(hours, hours == 1 ? " hour ago" : " hours ago") : str_cat(hours / 24, " days ago");
 }
 
-std::string count_text(int64_t kernels) { return say(kernels, kernels == 1 ? " kernel" : " kernels"); }
+std::string count_text(int64_t kernels) { return str_cat(kernels, kernels == 1 ? " kernel" : " kernels"); }
 
 int list() {
   const jit::Cache::Options options = usable_options();
@@ -51,40 +55,62 @@ int clear() {
 struct Warm {
   ProblemFlags problem;
   CardFlags card;
-  bool all_presets = false;
+  bool all_presets = false, backward = false;
   Warm() { problem.dtype = "bf16"; }
 
   int run() const;
+  std::vector<std::pair<std::string, ProblemFlags>> problems() const;  // with the presets' names
 };
+
+void compile(const jit::Request& request, jit::Builder& builder) {
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t compiled = builder.counters().compiled;
+  std::shared_ptr<const jit::Code> code;
+  throw_if_failed(builder.build(request, &code));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%s: %s in %s\n", request.name.c_str(),
+              builder.counters().compiled > compiled ? "compiled" : "was there, read", seconds_text(seconds).c_str());
+  std::fflush(stdout);
+}
+
+std::vector<std::pair<std::string, ProblemFlags>> Warm::problems() const {
+  if (!all_presets) return {{"", problem}};
+  std::vector<std::pair<std::string, ProblemFlags>> all;
+  for (const Preset& preset : presets()) {
+    ProblemFlags& flags = all.emplace_back(preset.name, ProblemFlags()).second;
+    flags.dtype = problem.dtype;
+    preset.apply(flags);
+  }
+  return all;
+}
+
+// A preset whose gradients the card does not serve has its forward all the same; whoever asks for one problem is told.
+std::optional<plan::Plan> plan_of(const std::string& preset, const ProblemFlags& flags, const gpu::Properties& device,
+                                  tandem_pass pass) {
+  try {
+    return Planned(flags, device, pass).plan;
+  } catch (const Error& error) {
+    if (preset.empty() || pass == TANDEM_FORWARD || error.code() != TANDEM_UNSUPPORTED) throw;
+    std::printf("left out: %s: %s\n", preset.c_str(), error.what());
+    return std::nullopt;
+  }
+}
 
 int Warm::run() const {
   const gpu::Properties device = card.properties();
-  std::vector<ProblemFlags> problems;
-  if (all_presets) {
-    for (const Preset& preset : presets()) {
-      ProblemFlags& flags = problems.emplace_back();
-      flags.dtype = problem.dtype;
-      preset.apply(flags);
-    }
-  } else {
-    problems.push_back(problem);
-  }
-  jit::Builder builder({.site_packages = {}, .newest_major = device.driver_version / 1000}, jit::Env::get(),
+  jit::Builder builder({.site_packages = {}, .newest_major = device.driver_version / 1000}, Env::get(),
                        usable_options());
   std::set<std::string> done;
-  for (const ProblemFlags& flags : problems) {
-    const Planned planned(flags, device);
-    if (!planned.plan) continue;
-    const jit::Request request = request_of(planned.plan->tile, device);
-    if (!done.insert(request.name).second) continue;
-    const auto start = std::chrono::steady_clock::now();
-    const int64_t compiled = builder.counters().compiled;
-    std::shared_ptr<const jit::Code> code;
-    throw_if_failed(builder.build(request, &code));
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::printf("%s: %s in %s\n", request.name.c_str(),
-                builder.counters().compiled > compiled ? "compiled" : "was there, read", seconds_text(seconds).c_str());
-    std::fflush(stdout);
+  for (const auto& [preset, flags] : problems()) {
+    for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
+      if (pass == TANDEM_BACKWARD && !backward) continue;
+      const std::optional<plan::Plan> plan = plan_of(preset, flags, device, pass);
+      if (!plan) continue;
+      for (const plan::Kernel& kernel : plan->kernels) {
+        const jit::Request request = request_of(kernel.configuration, device);
+        if (done.insert(request.name).second) compile(request, builder);
+      }
+    }
   }
   return 0;
 }
@@ -98,6 +124,7 @@ void add_cache(CLI::App& app, int* exit_code) {
   tandem cache list
   tandem cache clear
   tandem cache warm --presets                             kernels of well-known models
+  tandem cache warm --presets --backward                  those of their gradients too
   tandem cache warm --preset llama --dtype f16 --card h100
   tandem cache warm --head-dim 128 --seqlen 4096 --heads 16 --causal
 
@@ -109,6 +136,7 @@ The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/ta
   auto warm = std::make_shared<Warm>();
   CLI::App* warmer = command->add_subcommand("warm", "Compiles what a problem needs; no GPU is needed");
   warmer->add_flag("--presets", warm->all_presets, "The kernels of all presets of `tandem explain`");
+  warmer->add_flag("--backward", warm->backward, "Those of gradients too: for training");
   warm->card.add_to(*warmer);
   warm->problem.add_presets_to(*warmer);
   warm->problem.add_to(*warmer);

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "gpu/driver/driver.h"
+#include "gpu/virtual.h"
 #include "io/tensor.h"
-#include "problem/text.h"
 #include "tandem/gpu.h"
 #include "vgpu/device.h"
 
@@ -40,7 +41,7 @@ gpu::Properties properties_of(const Card& card) {
 
 gpu::Properties properties_of(const std::string& device) {
   std::unique_ptr<gpu::Device> opened;
-  throw_if_failed(vgpu::is_vgpu(device) ? vgpu::open(device, &opened) : gpu::cuda::open(device, &opened));
+  throw_if_failed(gpu::is_virtual(device) ? vgpu::open(device, &opened) : gpu::cuda::open(device, &opened));
   return opened->properties();
 }
 
@@ -56,25 +57,28 @@ void CardFlags::add_to(CLI::App& app) {
 
 gpu::Properties CardFlags::properties() const {
   if (!device.empty()) {
-    if (gpu::cuda::is_cuda(device) || vgpu::is_vgpu(device)) return properties_of(device);
+    if (gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return properties_of(device);
     throw io::InputError("--device " + device + ": must be cuda, cuda:N or vgpu:MODEL, as only GPUs have a plan; " +
                          "without one name a card: --card h200");
   }
   if (!card.empty()) return properties_of(*std::ranges::find(cards, card, &Card::key));
   const GpusSeen seen = gpus_seen();
   const auto served = std::ranges::find_if(seen.gpus, &GpuSeen::served);
-  return served == seen.gpus.end() ? properties_of(cards[0]) : properties_of(say("cuda:", served - seen.gpus.begin()));
+  return served == seen.gpus.end() ? properties_of(cards[0])
+                                   : properties_of(str_cat("cuda:", served - seen.gpus.begin()));
 }
 
-Planned::Planned(const ProblemFlags& flags, const gpu::Properties& device)
+Planned::Planned(const ProblemFlags& flags, const gpu::Properties& device, tandem_pass pass)
     : inputs(flags.inputs([](DType dtype, const std::vector<int64_t>& shape, double) {
         return Buffer::without_memory(dtype, shape);
       })) {
-  const Results results(inputs, false, false);
-  const detail::CArgs args(with_results(inputs.attention(flags.mask.options()), results), TANDEM_FORWARD);
-  throw_if_failed(make_problem(TANDEM_FORWARD, args.get(), {TANDEM_CPU, 0}, false, &problem));
-  throw_if_failed(plan::check_forward(problem, device));
-  if (problem.total_q > 0 && problem.heads_q > 0) plan = plan::plan_forward(problem, device);
+  const Results results(inputs, pass == TANDEM_BACKWARD, false);
+  const detail::CArgs args(with_results(inputs.attention(flags.mask.options()), results), pass);
+  throw_if_failed(make_problem(pass, args.get(), {TANDEM_CPU, 0}, false, &problem));
+  throw_if_failed(plan::check(problem, device));
+  const bool no_queries = problem.total_q == 0 || problem.heads_q == 0;
+  const bool no_keys = problem.total_k == 0 || problem.heads_k == 0;
+  if (!no_queries || (pass == TANDEM_BACKWARD && !no_keys)) plan = plan::make_plan(problem, device);
 }
 
 }  // namespace tandem::tool

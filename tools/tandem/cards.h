@@ -6,7 +6,7 @@
 #include <string>
 
 #include "gpu/device.h"
-#include "plan/forward.h"
+#include "plan/plan.h"
 #include "tandem/flags.h"
 
 namespace tandem::tool {
@@ -19,13 +19,16 @@ struct CardFlags {
   gpu::Properties properties() const;
 };
 
+inline constexpr const char* kNothingToDo = "There is no query: nothing is launched.\n";
+
 // A problem without memory, and what the card does for it.
 struct Planned {
-  Planned(const ProblemFlags& flags, const gpu::Properties& device);  // throws where the card does not serve it
+  // Throws where the card does not serve it.
+  Planned(const ProblemFlags& flags, const gpu::Properties& device, tandem_pass pass = TANDEM_FORWARD);
 
   Inputs inputs;
   Problem problem;
-  std::optional<plan::ForwardPlan> plan;  // nothing, when there is no query
+  std::optional<plan::Plan> plan;  // nothing, when there is no query; of a backward, when there is no key either
 };
 
 }  // namespace tandem::tool

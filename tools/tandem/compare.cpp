@@ -27,6 +27,10 @@ bool Machine::serves_gradients(const Inputs& inputs, const Attention& options,
   return false;
 }
 
+void Machine::require_gradients(const Inputs& inputs, const Attention& options) const {
+  if (const std::optional<Error> refusal = engine.refusal(inputs, options, TANDEM_BACKWARD)) throw *refusal;
+}
+
 std::vector<Judgement> check_exactness(Machine& machine, const Given& given, const Attention& options, bool backward,
                                        Results& results, Progress& progress) {
   const Inputs& used = given.used();
@@ -51,9 +55,10 @@ std::vector<Judgement> check_exactness(Machine& machine, const Given& given, con
   truth(with_results(given.original.attention(options), shapes), exact, backward, machine.threads,
         [&](double share) { progress.advance(share / passes); });
 
-  std::vector<Judgement> judgements = judge(TANDEM_FORWARD, results, formula, exact);
+  std::vector<Judgement> judgements = judge(used.q.dtype(), TANDEM_FORWARD, results, formula, exact);
   if (backward) {
-    for (Judgement& one : judge(TANDEM_BACKWARD, results, formula, exact)) judgements.push_back(std::move(one));
+    for (Judgement& one : judge(used.q.dtype(), TANDEM_BACKWARD, results, formula, exact))
+      judgements.push_back(std::move(one));
   }
   return judgements;
 }

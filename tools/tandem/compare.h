@@ -19,6 +19,9 @@ struct Machine {
   // remarks say why. On the CPU the call itself says what is wrong with it.
   bool serves_gradients(const Inputs& inputs, const Attention& options, std::vector<std::string>* remarks) const;
 
+  // Throws what serves_gradients() would remark on: for those who asked for gradients and nothing less.
+  void require_gradients(const Inputs& inputs, const Attention& options) const;
+
   Engine engine;
   cpu::Threads threads;
 };

@@ -4,7 +4,9 @@
 #include <filesystem>
 
 #include "io/file.h"
+#include "plan/plan.h"
 #include "svg/timeline.h"
+#include "tandem/cards.h"
 #include "tandem/compare.h"
 #include "vgpu/trace.h"
 
@@ -28,24 +30,46 @@ const char* what_the_checker_says() {
                        : "the checker was off: TANDEM_VGPU_CHECK=off";
 }
 
+// The kernels of the head's forward and backward.
+std::string what_ran(const Inputs& inputs, bool gradients) {
+  const gpu::Properties device = CardFlags{.device = kDevice, .card = {}}.properties();
+  std::string text = "ran ";
+  for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
+    if (pass == TANDEM_BACKWARD && !gradients) continue;
+    const Results results(inputs, gradients, false);
+    const Problem problem = problem_of(with_results(inputs.attention({}), results), results, pass);
+    const plan::Plan plan = plan::make_plan(problem, device);
+    for (const plan::Kernel& kernel : plan.kernels) text += plan::name_of(kernel.configuration);
+    text += pass == TANDEM_FORWARD && gradients ? " and " : "\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 bool show_on_virtual_gpu(Inputs head, const std::string& what, int threads, const std::string& picture) {
-  std::printf("%s\n", bold("Without a GPU: " + what + " by the kernel of a GPU, on a virtual one").c_str());
+  std::printf("%s\n", bold("Without a GPU: " + what + " by the kernels of a GPU, on a virtual one").c_str());
   Machine on(kDevice, threads);
+  Random random(1);
+  std::vector<int64_t> shape = head.q.shape();
+  shape.back() = head.v.shape().back();
+  head.dout = random_buffer(random, head.q.dtype(), shape);
   Given given(std::move(head), true);
-  Results results(given.used(), false, false);
+  std::vector<std::string> remarks;
+  const bool gradients = on.serves_gradients(given.used(), {}, &remarks);
+  Results results(given.used(), gradients, false);
   std::vector<Judgement> judgements;
   try {
     Progress progress("emulating", 1);
-    judgements = check_exactness(on, given, {}, false, results, progress);
+    judgements = check_exactness(on, given, {}, gradients, results, progress);
   } catch (const Error& error) {
     if (error.code() != TANDEM_NO_COMPILER) throw;
     std::printf("left out: %s\n\n", error.what());
     return true;
   }
-  std::printf("%s\n%s\n%s", on.engine.context().description().c_str(), given.note().c_str(),
-              exactness_table(judgements).c_str());
+  print(remarks);
+  std::printf("%s\n%s\n%s%s", on.engine.context().description().c_str(), given.note().c_str(),
+              what_ran(given.used(), gradients).c_str(), exactness_table(judgements).c_str());
   std::printf("%s\n", what_the_checker_says());
   const bool converted = given.converted.has_value();
   io::AtomicFile file(picture);

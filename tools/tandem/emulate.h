@@ -1,4 +1,4 @@
-// One head of a layer by the kernel of a GPU that is not there.
+// One head of a layer by the kernels of a GPU that is not there.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace tandem::tool {
 
-// Runs the forward of a head (batch 1, one head) on a virtual GPU: is it exact, does the checker find anything? Draws
-// what the warps of one block did. Prints as it goes. False when something is wrong; what keeps it from being tried at
-// all, such as no NVRTC, is a line.
+// Runs the forward and the backward of a head (batch 1, one head) on a virtual GPU: are they exact, does the checker
+// find anything? Draws what the warps of one block of the forward did. Prints as it goes. False when something is
+// wrong; what keeps it from being tried at all, such as no NVRTC, is a line.
 bool show_on_virtual_gpu(Inputs head, const std::string& what, int threads, const std::string& picture);
 
 }  // namespace tandem::tool

@@ -3,14 +3,14 @@
 #include <algorithm>
 
 #include "gpu/driver/driver.h"
+#include "gpu/virtual.h"
 #include "tandem/measure.h"
-#include "vgpu/device.h"
 
 namespace tandem::tool {
 namespace {
 
 std::unique_ptr<Gpu> gpu_of(const std::string& device) {
-  return gpu::cuda::is_cuda(device) || vgpu::is_vgpu(device) ? std::make_unique<Gpu>(device) : nullptr;
+  return gpu::cuda::is_cuda(device) || gpu::is_virtual(device) ? std::make_unique<Gpu>(device) : nullptr;
 }
 
 // The same tensor with its elements elsewhere.
@@ -32,7 +32,9 @@ Buffer narrowed(const Buffer& buffer) {
 }  // namespace
 
 Engine::Engine(const std::string& device, int threads)
-    : gpu_(gpu_of(device)), context_(Context::Options{.device = device, .threads = gpu_ ? 0 : threads}) {}
+    : emulated_(gpu::is_virtual(device)),
+      gpu_(gpu_of(device)),
+      context_(Context::Options{.device = device, .threads = gpu_ ? 0 : threads}) {}
 
 void Engine::release_workspace() {
   needed_ = 0;

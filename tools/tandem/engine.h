@@ -17,6 +17,7 @@ class Engine {
   Engine(const std::string& device, int threads);
 
   bool on_gpu() const { return gpu_ != nullptr; }
+  bool emulated() const { return emulated_; }  // a virtual GPU, whose clock is the CPU's
   const Context& context() const { return context_; }
   size_t workspace_bytes() const { return needed_; }  // the most that a call needed since the last release
   void release_workspace();
@@ -28,6 +29,7 @@ class Engine {
   friend class Call;
   std::span<std::byte> workspace(const Attention& attention, tandem_pass pass);
 
+  const bool emulated_;
   std::unique_ptr<Gpu> gpu_;  // first: it says best why there is none
   Context context_;
   size_t needed_ = 0;

@@ -5,8 +5,9 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <utility>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "tandem/cards.h"
 #include "tandem/machine_code.h"
 #include "tandem/terminal.h"
@@ -24,7 +25,7 @@ struct Unit {
   double clocks;
 };
 
-std::vector<Unit> units_of(const plan::ForwardFloor& floor, const gpu::Properties& device) {
+std::vector<Unit> units_of(const plan::Floor& floor, const gpu::Properties& device) {
   const double sms = device.sm_count, hertz = 1e3 * device.clock_khz;
   const double memory_rate = 2e3 * device.memory_clock_khz * device.memory_bus_bits / 8 * memory_share;
   return {{"tensor core", si_text(floor.flops, "FLOP"), floor.mma_clocks},
@@ -34,7 +35,7 @@ std::vector<Unit> units_of(const plan::ForwardFloor& floor, const gpu::Propertie
           {"HBM", bytes_text(floor.hbm_bytes), floor.hbm_bytes / memory_rate * hertz}};
 }
 
-void print_floor(const plan::ForwardFloor& floor, const gpu::Properties& device, bool bounds) {
+void print_floor(const plan::Floor& floor, const gpu::Properties& device) {
   const std::vector<Unit> units = units_of(floor, device);
   const Unit& most = *std::ranges::max_element(units, {}, &Unit::clocks);
   const double hertz = 1e3 * device.clock_khz;
@@ -49,40 +50,47 @@ void print_floor(const plan::ForwardFloor& floor, const gpu::Properties& device,
   std::printf("%s\nAt least %s at %d MHz, which is %s: %s binds.%s\n", table.text().c_str(),
               seconds_text(most.clocks / hertz).c_str(), device.clock_khz / 1000,
               rate_text(floor.flops, most.clocks / hertz).c_str(), most.name,
-              bounds ? " Lengths are taken at their bounds." : "");
+              floor.at_bounds ? " Lengths are taken at their bounds." : "");
 }
 
 struct Explain {
   ProblemFlags problem;
   CardFlags card;
   MachineCodeFlags machine_code;
+  bool backward = false;
   Explain() { problem.dtype = "bf16"; }
 
   int run() const;
 };
 
 int Explain::run() const {
-  if (machine_code.asked()) return machine_code.run(problem, card);
+  const tandem_pass pass = backward ? TANDEM_BACKWARD : TANDEM_FORWARD;
+  if (machine_code.asked()) return machine_code.run(problem, card, pass);
   const gpu::Properties device = card.properties();
-  const Planned planned(problem, device);
+  const Planned planned(problem, device, pass);
   const Inputs& in = planned.inputs;
   std::printf("q %s  k %s  v %s  %s\non %s, %d SMs, %d MHz\n\n", io::shape_text(in.q.shape()).c_str(),
               io::shape_text(in.k.shape()).c_str(), io::shape_text(in.v.shape()).c_str(), problem.dtype.c_str(),
               device.name.c_str(), device.sm_count, device.clock_khz / 1000);
   if (!planned.plan) {
-    std::printf("There is no query: nothing is launched.\n");
+    std::printf("%s", kNothingToDo);
     return 0;
   }
-  const plan::ForwardPlan& plan = *planned.plan;
+  const plan::Plan& plan = *planned.plan;
   constexpr size_t indent = 11;
-  std::string text = entry("kernel", plan::name_of(plan.tile), indent);
+  std::string text;
+  for (const plan::Kernel& kernel : plan.kernels) text += entry("kernel", plan::name_of(kernel.configuration), indent);
   for (const std::string& reason : plan::reasons(planned.problem, plan, device)) {
     const size_t colon = reason.find(": ");
     text += entry(reason.substr(0, colon), reason.substr(colon + 2), indent);
   }
+  if (plan.launches.size() > 1) {
+    std::string name = "launches";
+    for (const std::string& line : plan::launches(plan)) text += entry(std::exchange(name, ""), line, indent);
+  }
   text += entry("workspace", bytes_text(static_cast<double>(plan.workspace_bytes)), indent);
   std::printf("%s\n", text.c_str());
-  print_floor(plan::forward_floor(planned.problem, plan, device), device, plan.tile.ragged);
+  print_floor(plan::floor_of(planned.problem, plan, device), device);
   return 0;
 }
 
@@ -95,6 +103,7 @@ void add_explain(CLI::App& app, int* exit_code) {
   tandem explain --seqlen 4096 --heads 16 --head-dim 128 --causal
   tandem explain --preset llama --card h100               no GPU is needed
   tandem explain --lengths-q 300,4000,12 --heads 32 --heads-k 8 --head-dim 128 --causal
+  tandem explain --preset llama --backward                the gradients' kernels
   tandem explain --machine-code --preset llama            what its instructions cost each unit
   tandem explain --cubin other.cubin                      the same of any attention kernel
   tandem explain --preset llama --beside other.cubin      both side by side
@@ -102,13 +111,14 @@ void add_explain(CLI::App& app, int* exit_code) {
 Presets:
 )";
   for (const Preset& preset : presets())
-    footer += say("  ", preset.name, std::string(16 - std::string(preset.name).size(), ' '), preset.what, "\n");
+    footer += str_cat("  ", preset.name, std::string(16 - std::string(preset.name).size(), ' '), preset.what, "\n");
   footer += R"(
 The floor is what each unit of the card must do at least, as clocks of every SM. Units work side by side, so the largest
 is the least time. It counts visible keys only, as if tiles had no edges. Machine code is read by nvdisasm (pip install
 nvidia-cuda-nvdisasm); docs/machine-code.md says what its figures mean.
 Exit code: 0, 2 when the card would not serve the problem.)";
   command->footer(footer);
+  command->add_flag("--backward", explain->backward, "The gradients of q, k, v and of what else is given");
   explain->card.add_to(*command);
   explain->machine_code.add_to(*command);
   explain->problem.add_presets_to(*command);

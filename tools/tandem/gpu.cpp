@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/text.h"
 #include "gpu/driver/api.h"
 #include "gpu/driver/driver.h"
+#include "gpu/virtual.h"
 #include "jit/compiler.h"
-#include "problem/text.h"
 #include "vgpu/device.h"
 
 namespace tandem::tool {
@@ -61,16 +62,16 @@ DeviceChoice choose_device(const std::string& asked) {
   if (served == seen.gpus.end()) {
     if (!seen.gpus.empty()) {
       const GpuSeen& first = seen.gpus.front();
-      choice.why = say("the ", first.name, " has compute capability ", first.major, ".", first.minor,
-                       "; there are kernels for 9.0 (H100, H200)");
+      choice.why = str_cat("the ", first.name, " has compute capability ", first.major, ".", first.minor,
+                           "; there are kernels for 9.0 (H100, H200)");
     }
     return choice;
   }
   std::unique_ptr<jit::Compiler> compiler;
-  const Status status = jit::Compiler::open({.site_packages = {}, .newest_major = seen.driver_version / 1000},
-                                            jit::Env::get(), &compiler);
+  const Status status =
+      jit::Compiler::open({.site_packages = {}, .newest_major = seen.driver_version / 1000}, Env::get(), &compiler);
   if (status.ok()) {
-    choice.name = say("cuda:", served - seen.gpus.begin());
+    choice.name = str_cat("cuda:", served - seen.gpus.begin());
   } else {
     choice.why = status.message;
   }
@@ -82,7 +83,7 @@ void throw_if_failed(const Status& status) {
 }
 
 Gpu::Gpu(const std::string& name, const std::string& library) {
-  if (vgpu::is_vgpu(name)) {
+  if (gpu::is_virtual(name)) {
     throw_if_failed(vgpu::open(name, &device_));
     place_ = {TANDEM_CPU, 0};
   } else {

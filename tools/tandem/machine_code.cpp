@@ -5,12 +5,12 @@
 #include <ctime>
 #include <filesystem>
 
+#include "base/text.h"
 #include "engine/gpu.h"
 #include "io/file.h"
 #include "jit/compiler.h"
 #include "machine_code/nvdisasm.h"
 #include "machine_code/report.h"
-#include "problem/text.h"
 #include "tandem/terminal.h"
 
 namespace tandem::tool {
@@ -39,32 +39,45 @@ Examined examine(const std::string& file, bool whole) {
 
 // What each block works on; two that multiply together have twice the rows.
 Shape shape_of(const plan::Tile& tile) {
-  const int rows = tile.rows() / tile.ctas();
-  Shape shape{.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v, .rows = rows, .keys = tile.keys};
+  const int rows = tile.tile_m() / tile.ctas();
+  Shape shape{.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v, .rows = rows, .keys = tile.tile_n};
   // Blackwell's ring has blocks of keys' columns and of values' rows.
-  if (tile.blackwell()) shape.load_waits = tile.for_blackwell().blocks_k() + tile.for_blackwell().blocks_v();
+  if (tile.blackwell()) shape.load_waits = tile.for_blackwell().k_blocks() + tile.for_blackwell().v_blocks();
   return shape;
 }
 
-// The kernel of a problem, compiled anew: what a first call waits for is among the figures.
-Examined examine(const plan::Tile& tile, gpu::Properties device, bool whole) {
+Shape shape_of(const plan::BackwardTile& tile) { return {.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v}; }
+
+void write(const std::string& path, std::string_view text) {
+  io::AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+// The kernel of a problem, compiled anew: what a first call waits for is among the figures. save: a file for its cubin,
+// or "".
+Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties device, bool whole,
+                 const std::string& save) {
   setenv("CUDA_CACHE_DISABLE", "1", 1);     // NVRTC has a cache of its own
   device.image = gpu::Image::machine_code;  // of a virtual device too
-  const jit::Request request = request_of(tile, device);
+  const plan::Configuration& configuration = plan.kernels[0].configuration;
+  const jit::Request request = request_of(configuration, device);
   const std::clock_t start = std::clock();
   std::unique_ptr<jit::Compiler> compiler;
-  throw_if_failed(jit::Compiler::open({.site_packages = {}, .newest_major = device.driver_version / 1000},
-                                      jit::Env::get(), &compiler));
+  throw_if_failed(
+      jit::Compiler::open({.site_packages = {}, .newest_major = device.driver_version / 1000}, Env::get(), &compiler));
   const std::vector<jit::Text> headers = jit::included_by(request.source, jit::kernels());
   std::string cubin, log, text;
   throw_if_failed(compiler->compile(request, headers, &cubin, &log));
   Examined examined;
   examined.compile_seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-  examined.compiler = say("NVRTC ", compiler->major(), ".", compiler->minor());
+  examined.compiler = str_cat("NVRTC ", compiler->major(), ".", compiler->minor());
+  if (!save.empty()) write(save, cubin);
   throw_if_failed(machine_code::disassemble_bytes(cubin, machine_code::Places::get(), &text));
   examined.name = request.name;
-  examined.shared_bytes = tile.shared_bytes();
-  examined.account = account_of(text, shape_of(tile), whole);
+  examined.shared_bytes = plan::entries_of(configuration)[plan::kMainEntry].shared_bytes;
+  const Shape shape = pass == TANDEM_FORWARD ? shape_of(plan.forward.tile) : shape_of(plan.backward.tile);
+  examined.account = account_of(text, shape, whole);
   return examined;
 }
 
@@ -78,22 +91,23 @@ void MachineCodeFlags::add_to(CLI::App& app) {
   app.add_option("--path", path, "likely: what a turn of a loop executes; all: everything in it")
       ->check(CLI::IsMember({"likely", "all"}))
       ->group(group);
+  app.add_option("--save-cubin", save, "Write the problem's kernel to this file")->group(group);
   app.add_option("--json", json, "Write what was found to this file; -: print it instead of tables")->group(group);
 }
 
-int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card) const {
+int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const {
   const bool whole = path == "all";
   std::vector<Examined> all;
   if (!cubin.empty()) {
     all.push_back(examine(cubin, whole));
   } else {
     const gpu::Properties device = card.properties();
-    const Planned planned(problem, device);
+    const Planned planned(problem, device, pass);
     if (!planned.plan) {
-      std::printf("There is no query: nothing is launched.\n");
+      std::printf("%s", kNothingToDo);
       return 0;
     }
-    all.push_back(examine(planned.plan->tile, device, whole));
+    all.push_back(examine(*planned.plan, pass, device, whole, save));
   }
   for (const std::string& file : beside) all.push_back(examine(file, whole));
   if (json == "-") {
@@ -102,9 +116,7 @@ int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card) co
   }
   std::printf("%s", beside.empty() ? report_of(all.front()).c_str() : comparison_of(all).c_str());
   if (json.empty()) return 0;
-  io::AtomicFile file(json);
-  file.write(json_of(all));
-  file.commit();
+  write(json, json_of(all));
   std::printf("\nwrote %s\n", json.c_str());
   return 0;
 }

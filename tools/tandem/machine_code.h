@@ -11,13 +11,15 @@ namespace tandem::tool {
 
 struct MachineCodeFlags {
   bool wanted = false;
-  std::string cubin, path, json;
+  std::string cubin, path, json, save;
   std::vector<std::string> beside;
   void add_to(CLI::App& app);
 
-  bool asked() const { return wanted || !cubin.empty() || !beside.empty() || !path.empty() || !json.empty(); }
+  bool asked() const {
+    return wanted || !cubin.empty() || !beside.empty() || !path.empty() || !json.empty() || !save.empty();
+  }
   // Of the kernel for a problem, or of a cubin.
-  int run(const ProblemFlags& problem, const CardFlags& card) const;
+  int run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const;
 };
 
 }  // namespace tandem::tool

@@ -1,10 +1,14 @@
 // The tandem command.
 #include <cstdio>
 
+#include "gpu/virtual.h"
 #include "tandem/flags.h"
+#include "vgpu/device.h"
+#include "vgpu/exec.h"
 
 int main(int argc, char** argv) {
   using namespace tandem::tool;
+  tandem::gpu::use_linked_virtual(tandem::vgpu::open);
   CLI::App app("Exact attention, forward and backward.", "tandem");
   app.footer(R"(Start here:
   tandem demo                                        a real model's attention, checked, timed, drawn
@@ -25,9 +29,11 @@ int main(int argc, char** argv) {
   add_explain(app, &exit_code);
   add_cache(app, &exit_code);
   add_info(app, &exit_code);
-  add_vgpu(app, std::vector<std::string>(argv, argv + argc), &exit_code);
+  std::vector<std::string> words(argv, argv + argc);
+  add_vgpu(app, words, &exit_code);
+  words = without_mark(std::move(words));
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend() - 1));
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {

@@ -11,7 +11,7 @@ namespace {
 struct Verify {
   MachineFlags machine;
   ProblemFlags problem;
-  bool forward_only = false, dlse = false;
+  bool forward_only = false, gradients = false, dlse = false;
   double dropout = 0, magnitude = 1;
   uint64_t seed = 1;
 
@@ -34,9 +34,10 @@ int Verify::run() {
   Attention options = problem.mask.options();
   options.dropout_p = dropout;
   options.dropout_seed = seed;
-  auto [on, given, remarks] = machine.open(inputs(), options, TANDEM_FORWARD);
+  auto [on, given, remarks] = machine.open(inputs(), options, gradients ? TANDEM_BACKWARD : TANDEM_FORWARD);
   const Inputs& in = given.used();
-  const bool backward = !forward_only && on->serves_gradients(in, options, &remarks);
+  const bool backward = gradients || (!forward_only && on->serves_gradients(in, options, &remarks));
+  if (gradients) on->require_gradients(in, options);
   Results results(in, backward, false);
   Progress progress("float64", 1);
   const auto judgements = check_exactness(*on, given, options, backward, results, progress);
@@ -65,6 +66,7 @@ void add_verify(CLI::App& app, int* exit_code) {
   tandem verify --dtype bf16 --causal --head-dim 128
   tandem verify --heads-q 8 --heads-k 2 --seqlen-q 1 --seqlen-k 4096      decoding, grouped queries
   tandem verify --lengths-q 5,0,300 --lengths-k 9,7,300 --window '128,0'  packed sequences
+  tandem verify --dtype bf16 --backward --device vgpu:b200 --heads 1 --seqlen 70
   tandem verify --dtype f16 --softcap 30 --sink --bias f32 --dropout 0.1
 
 Exit code: 0 when every head of every result is exact enough, 1 when not, 2 when the problem cannot be served.)");
@@ -72,7 +74,9 @@ Exit code: 0 when every head of every result is exact enough, 1 when not, 2 when
   command->add_option("--dropout", verify->dropout, "Probability to drop an entry")->group("Scores and masks");
   command->add_option("--magnitude", verify->magnitude, "Standard deviation of q; large ones make sharp softmaxes [1]");
   command->add_option("--seed", verify->seed, "Of the random inputs and of dropout [1]");
-  command->add_flag("--forward-only", verify->forward_only, "No gradients");
+  auto* forward_only = command->add_flag("--forward-only", verify->forward_only, "No gradients");
+  command->add_flag("--backward", verify->gradients, "Gradients, or exit code 2 where they are not served")
+      ->excludes(forward_only);
   command->add_flag("--dlse", verify->dlse, "A random gradient of the lse too");
   verify->machine.add_to(*command);
   command->callback([verify, exit_code] { *exit_code = guarded([&] { return verify->run(); }); });

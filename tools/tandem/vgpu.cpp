@@ -1,24 +1,29 @@
 // tandem vgpu: attention problems and PTX files on a virtual GPU.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <set>
+#include <nlohmann/json.hpp>
 #include <tuple>
+#include <utility>
 
+#include "base/text.h"
+#include "gpu/virtual.h"
 #include "io/file.h"
 #include "io/npy.h"
-#include "problem/text.h"
 #include "svg/timeline.h"
 #include "tandem/flags.h"
 #include "tandem/terminal.h"
 #include "vgpu/check/checker.h"
 #include "vgpu/count.h"
 #include "vgpu/element.h"
+#include "vgpu/exec.h"
 #include "vgpu/job.h"
-#include "vgpu/ptx/inlining.h"
+#include "vgpu/models.h"
+#include "vgpu/perfetto.h"
 #include "vgpu/trace.h"
 
 namespace tandem::tool {
@@ -26,10 +31,13 @@ namespace {
 
 using vgpu::Outcome;
 
+class Reports;
+
 struct Vgpu {
   ProblemFlags problem;
   std::string ptx, launch, device, out, json = "trace.json", svg = "trace.svg";
-  std::vector<std::string> command;  // as it was typed, for the line that repeats it
+  std::string findings, letter = "on";  // of check
+  std::vector<std::string> command;     // as it was typed, for the line that repeats it
   int schedule = 0, schedules = 1, threads = 0, block = 0;
   uint64_t seed = 1;
   Vgpu() { problem.dtype = "bf16"; }
@@ -43,12 +51,14 @@ struct Vgpu {
   vgpu::Options options(int schedule) const;
   std::string repeated_with(int schedule) const;
   void save(const Job& job) const;
+  void write_findings(const Reports& reports, const std::vector<std::string>& complaints, int last) const;
 };
 
 std::unique_ptr<Job> Vgpu::job() const {
   const vgpu::Model* model = nullptr;
   if (!device.empty()) {
-    if (!vgpu::is_vgpu(device)) throw io::InputError("--device " + device + ": must be a virtual GPU, like vgpu:h200");
+    if (!gpu::is_virtual(device))
+      throw io::InputError("--device " + device + ": must be a virtual GPU, like vgpu:h200");
     throw_if_failed(vgpu::find_model(device, &model));
   }
   if (ptx.empty()) {
@@ -63,6 +73,7 @@ vgpu::Options Vgpu::options(int number) const {
   vgpu::Options options;
   options.run.schedule = vgpu::Schedule::nth(number);
   options.run.threads = threads;
+  options.letter = letter == "on";
   return options;
 }
 
@@ -77,7 +88,7 @@ std::string Vgpu::repeated_with(int number) const {
       text += plain ? word + " " : "'" + word + "' ";
     }
   }
-  return say(text, "--schedule ", number);
+  return str_cat(text, "--schedule ", number);
 }
 
 void Vgpu::save(const Job& job) const {
@@ -146,61 +157,101 @@ int Vgpu::run() const {
 
 // ---- check ----
 
-// What the checker has found under all schedules: each kind at a place once.
+// A finding, with the schedule that has it first.
+struct Reported {
+  vgpu::Finding finding;
+  std::string text;  // for people
+  std::string kernel;
+  std::string place, other;  // where both parties are; "": nowhere
+  int schedule = 0;
+};
+
+bool is_error(const vgpu::Finding& finding) { return vgpu::grade_of(finding.rule) == vgpu::Grade::error; }
+
+// What the checker has found under all schedules: one for each rule and line.
 class Reports {
  public:
-  // Prints the errors that are new. Returns how many there are, new or not.
-  size_t add(const Outcome& outcome) {
-    size_t errors = 0;
+  // Prints the errors that are new.
+  void add(const Outcome& outcome, int schedule) {
     for (const vgpu::Finding& finding : outcome.findings) {
-      const bool warning = vgpu::is_warning(finding.rule);
-      if (!warning) ++errors;
-      if (!seen_.emplace(finding.rule, finding.party.instruction, finding.other.instruction).second) continue;
-      const std::string text = vgpu::report(outcome.program, finding);
-      if (warning) {
-        warnings_[finding.rule].push_back({text, place_of(outcome.program, finding.party.instruction)});
-      } else {
-        std::printf("%s\n", text.c_str());
+      const std::string& kernel = outcome.program.function().name;
+      const std::string place = vgpu::place_of(outcome.program, finding.party.instruction);
+      const auto [at, fresh] =
+          known_.try_emplace({finding.rule, kernel, place, place.empty() ? finding.message : ""}, all_.size());
+      if (!fresh) {
+        all_[at->second].finding.times += finding.times;
+        continue;
       }
+      all_.push_back({finding, vgpu::report(outcome.program, finding), kernel, place,
+                      vgpu::place_of(outcome.program, finding.other.instruction), schedule});
+      if (is_error(finding)) std::printf("%s\n", all_.back().text.c_str());
     }
-    return errors;
   }
 
   // The first of each rule, and where the others are.
-  void print_warnings() const {
-    for (const auto& [rule, all] : warnings_) {
-      std::printf("%s", all.front().text.c_str());
-      std::set<std::string> places;
-      for (const Warning& one : all) places.insert(one.place);
-      if (all.size() > 1) {
-        std::printf("  %zu of this rule in all, at ", all.size());
-        for (const std::string& place : places)
-          std::printf("%s%s", place == *places.begin() ? "" : "; ", place.c_str());
-        std::printf("\n");
-      }
+  void print_letter() const {
+    std::map<vgpu::Rule, std::vector<const Reported*>> by_rule;
+    for (const Reported& one : all_)
+      if (!is_error(one.finding)) by_rule[one.finding.rule].push_back(&one);
+    for (const auto& [rule, list] : by_rule) {
+      std::printf("%s", list.front()->text.c_str());
+      for (size_t i = 1; i < list.size(); ++i)
+        std::printf("%s%s%s",
+                    i == 1 ? str_cat("  ", list.size(), " lines of this rule in all; the others: ").c_str() : "; ",
+                    list[i]->place.c_str(), i + 1 == list.size() ? "\n" : "");
       std::printf("\n");
     }
   }
-  size_t warnings() const {
-    size_t count = 0;
-    for (const auto& [rule, all] : warnings_) count += all.size();
-    return count;
+  size_t count(vgpu::Grade grade) const {
+    return static_cast<size_t>(
+        std::ranges::count_if(all_, [&](const Reported& one) { return vgpu::grade_of(one.finding.rule) == grade; }));
   }
+  const std::vector<Reported>& all() const { return all_; }
 
  private:
-  struct Warning {
-    std::string text, place;
-  };
-  static std::string place_of(const vgpu::Program& program, int32_t instruction) {
-    if (instruction < 0) return "no place";
-    return vgpu::ptx::place_text(program.module(), program.source(instruction).location);
-  }
-
-  std::set<std::tuple<vgpu::Rule, int32_t, int32_t>> seen_;
-  std::map<vgpu::Rule, std::vector<Warning>> warnings_;
+  std::map<std::tuple<vgpu::Rule, std::string, std::string, std::string>, size_t> known_;  // in all_
+  std::vector<Reported> all_;
 };
 
-std::string count_text(size_t count, const char* what) { return say(count, " ", what, count == 1 ? "" : "s"); }
+nlohmann::ordered_json json_of(const vgpu::Party& party, const std::string& place) {
+  nlohmann::ordered_json json;
+  const auto add = [&](const char* key, int32_t number) {
+    if (number >= 0) json[key] = number;
+  };
+  add("block", party.cta);
+  add("warp", party.warp);
+  add("lane", party.lane);
+  if (!party.what.empty()) json["does"] = party.what;
+  if (!place.empty()) json["at"] = place;
+  return json;
+}
+
+std::string count_text(size_t count, const char* what) { return str_cat(count, " ", what, count == 1 ? "" : "s"); }
+
+// docs/virtual-gpu.md says what the keys mean.
+void Vgpu::write_findings(const Reports& reports, const std::vector<std::string>& complaints, int last) const {
+  if (findings.empty()) return;
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const Reported& one : reports.all()) {
+    const vgpu::Finding& f = one.finding;
+    nlohmann::ordered_json entry{{"rule", vgpu::name_of(f.rule)}, {"grade", name_of(vgpu::grade_of(f.rule))},
+                                 {"kernel", one.kernel},          {"message", f.message},
+                                 {"subject", f.subject},          {"times", f.times},
+                                 {"addresses", f.places},         {"warps", f.warps}};
+    entry["by"] = json_of(f.party, one.place);
+    if (f.other.cta >= 0 || f.other.instruction >= 0) entry["and"] = json_of(f.other, one.other);
+    entry["advice"] = vgpu::advice_of(f.rule);
+    entry["schedule"] = one.schedule;
+    entry["repeat"] = repeated_with(one.schedule);
+    list.push_back(std::move(entry));
+  }
+  const nlohmann::ordered_json all{{"findings", std::move(list)},
+                                   {"wrong_results", complaints},
+                                   {"schedules", nlohmann::ordered_json::array({schedule, last})}};
+  io::AtomicFile file(findings);
+  file.write(all.dump(2) + "\n");
+  file.commit();
+}
 
 int Vgpu::check() const {
   const std::unique_ptr<Job> subject = job();
@@ -208,26 +259,28 @@ int Vgpu::check() const {
   Reports reports;
   const auto start = std::chrono::steady_clock::now();
   for (int n = schedule; n < schedule + schedules; ++n) {
-    size_t errors = 0;
     vgpu::Options how = options(n);
-    how.report = [&](const Outcome& outcome) { errors += reports.add(outcome); };
+    how.report = [&](const Outcome& outcome) { reports.add(outcome, n); };
     const Status status = subject->run(where, how);
+    const size_t errors = reports.count(vgpu::Grade::error);
     if (errors == 0) throw_if_failed(status);
     std::vector<std::string> complaints;
     if (status.ok()) complaints = subject->complaints();
     if (errors == 0 && complaints.empty()) continue;
-    reports.print_warnings();
+    reports.print_letter();
     print(complaints);
-    std::printf("%s  schedule %d: %s, %s\nrepeat: %s\n", bad("FAIL").c_str(), n, count_text(errors, "finding").c_str(),
-                count_text(reports.warnings(), "warning").c_str(), repeated_with(n).c_str());
+    write_findings(reports, complaints, n);
+    std::printf("%s  schedule %d: %s, %zu by the letter\nrepeat: %s\n", bad("FAIL").c_str(), n,
+                count_text(errors, "error").c_str(), reports.count(vgpu::Grade::letter), repeated_with(n).c_str());
     return 1;
   }
-  reports.print_warnings();
+  reports.print_letter();
   print(subject->remarks());
+  write_findings(reports, {}, schedule + schedules - 1);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::printf("%s  %s: no findings, %s under %s, %s\n", good("PASS").c_str(), where.c_str(),
-              count_text(reports.warnings(), "warning").c_str(),
-              count_text(static_cast<size_t>(schedules), "schedule").c_str(), seconds_text(seconds).c_str());
+  std::printf("%s  %s: no errors, %zu findings by the letter under %s, %s\n", good("PASS").c_str(), where.c_str(),
+              reports.count(vgpu::Grade::letter), count_text(static_cast<size_t>(schedules), "schedule").c_str(),
+              seconds_text(seconds).c_str());
   save(*subject);
   return 0;
 }
@@ -240,27 +293,36 @@ int Vgpu::trace() const {
   auto [timeline, blocks, status] = trace_of(*subject, where, options(schedule), block);
   if (blocks == 0) throw_if_failed(status);  // nothing was launched; what a kernel did before it failed is drawn
   if (block >= blocks)
-    throw io::InputError(say("--block ", block, ": must be less than the kernel's ", blocks, " blocks"));
+    throw io::InputError(str_cat("--block ", block, ": must be less than the kernel's ", blocks, " blocks"));
   const auto write = [](const std::string& path, const std::string& text) {
     io::AtomicFile file(path);
     file.write(text);
     file.commit();
     std::printf("wrote %s\n", path.c_str());
   };
-  if (!json.empty()) write(json, vgpu::perfetto_json(timeline));
+  if (!json.empty()) write(json, perfetto_json(timeline));
   if (timeline.title.size() > 100)
     timeline.title = timeline.title.substr(0, 60) + "..., block " + std::to_string(block);
-  if (!svg.empty()) write(svg, svg::draw(timeline, {.where = say(where, ", schedule ", schedule)}));
+  if (!svg.empty()) write(svg, svg::draw(timeline, {.where = str_cat(where, ", schedule ", schedule)}));
   std::printf("%s: %lld steps, %zu rows%s\n", timeline.title.c_str(), static_cast<long long>(timeline.steps),
-              timeline.rows.size(), json.empty() ? "" : say("; open ", json, " in https://ui.perfetto.dev").c_str());
+              timeline.rows.size(),
+              json.empty() ? "" : str_cat("; open ", json, " in https://ui.perfetto.dev").c_str());
   throw_if_failed(status);
   return 0;
 }
 
+constexpr char kAboutCheck[] =
+    R"(Findings have two grades. Errors: hardware can give another result, or hang, under some schedule that the
+architecture allows. By the letter: PTX does not promise it, but all hardware that there is does it; --letter=off
+leaves these out. A rule that is broken at a line is one finding, with how often.
+
+Exit code: 0 without errors, 1 with errors or wrong results, 2 when the kernel cannot be run (bad flags or files, PTX
+that is not known here). docs/sanitizer.md says what is checked, on five short kernels.)";
+
 void add_flags(CLI::App& app, Vgpu& vgpu, bool many) {
   app.add_option("ptx", vgpu.ptx, "A PTX file; without one the problem of the flags below");
   app.add_option("--launch", vgpu.launch, "How the file's kernel is launched: JSON, see docs/virtual-gpu.md");
-  app.add_option("--device", vgpu.device, "vgpu:h200, vgpu:h100 or vgpu:b200 [vgpu:h200; a PTX file's own]");
+  app.add_option("--device", vgpu.device, "vgpu:MODEL, see tandem vgpu models [vgpu:h200; a PTX file's own]");
   app.add_option("--schedule", vgpu.schedule, "In which order warps run and copies complete; 0: early, 1: late")
       ->check(not_negative())
       ->capture_default_str();
@@ -279,13 +341,15 @@ void add_flags(CLI::App& app, Vgpu& vgpu, bool many) {
 }  // namespace
 
 void add_vgpu(CLI::App& app, const std::vector<std::string>& arguments, int* exit_code) {
-  CLI::App* command = app.add_subcommand("vgpu", "Kernels on a virtual GPU: run, check, trace");
+  CLI::App* command = app.add_subcommand("vgpu", "Kernels on a virtual GPU: run, check, trace, exec, models");
   command->require_subcommand(1);
   command->footer(R"(Examples:
   tandem vgpu run --seqlen 512 --head-dim 128 --causal          results and speed, unchecked
   tandem vgpu check --seqlen 300 --window '64,0' --schedules 20 races, missing fences and waits, deadlocks, ...
   tandem vgpu check kernel.ptx --launch kernel.json             the same for any PTX
   tandem vgpu trace --seqlen 512 --head-dim 128 --svg forward.svg
+  tandem vgpu exec ./program                                    a program on the CUDA driver's interface
+  tandem vgpu models                                            which GPUs there are
 
 No GPU is needed; problems need NVRTC (pip install nvidia-cuda-nvrtc). docs/virtual-gpu.md says what is modelled.
 Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when it cannot be run.)");
@@ -301,6 +365,12 @@ Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when i
     vgpu->command = arguments;
     CLI::App* verb = command->add_subcommand(one.name, one.what);
     add_flags(*verb, *vgpu, one.many);
+    if (one.verb == &Vgpu::check) {
+      verb->add_option("--json", vgpu->findings, "Write the findings into this file, as JSON");
+      verb->add_option("--letter", vgpu->letter, "off: without what only breaks the letter of PTX [on]")
+          ->check(CLI::IsMember({"on", "off"}));
+      verb->footer(kAboutCheck);
+    }
     if (one.verb == &Vgpu::trace) {
       verb->add_option("--block", vgpu->block, "Which block, counted through the grid [0]")->check(not_negative());
       verb->add_option("--json", vgpu->json, "The trace for Perfetto; \"\": none")->capture_default_str();
@@ -308,6 +378,10 @@ Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when i
     }
     verb->callback([vgpu, run = one.verb, exit_code] { *exit_code = guarded([&] { return (*vgpu.*run)(); }); });
   }
+  add_exec(*command, exit_code);
+  command->add_subcommand("models", "The GPUs that there are, and what each has")->callback([exit_code] {
+    *exit_code = guarded([] { return std::printf("%s", models_table().c_str()), 0; });
+  });
 }
 
 }  // namespace tandem::tool

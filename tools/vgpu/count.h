@@ -5,7 +5,7 @@
 #include <atomic>
 #include <bit>
 
-#include "vgpu/check/observer.h"
+#include "vgpu/observer/observer.h"
 
 namespace tandem::tool {
 

@@ -4,10 +4,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/text.h"
 #include "engine/context.h"
+#include "engine/gpu.h"
 #include "io/file.h"
 #include "io/npy.h"
-#include "problem/text.h"
 #include "tandem/compare.h"
 #include "vgpu/element.h"
 #include "vgpu/ptx/parser.h"
@@ -25,7 +26,7 @@ class AttentionJob final : public Job {
   Status run(const std::string& device, const vgpu::Options& options) override {
     std::unique_ptr<gpu::Device> opened;
     TANDEM_TRY(vgpu::open(device, options, &opened));
-    const jit::Env& env = jit::Env::get();
+    const Env& env = Env::get();
     auto engine = std::make_unique<GpuEngine>(device, std::move(opened), env, jit::Cache::options(env));
     tandem_context context(std::move(engine), {TANDEM_CPU, 0});
     for (const Results::Named& one : results_.all(TANDEM_FORWARD))
@@ -78,11 +79,14 @@ class PtxJob final : public Job {
     vgpu::ptx::Module module;
     throw_if_failed(vgpu::ptx::parse({reinterpret_cast<const char*>(text.data()), text.size()}, &module));
     choose_entry(module);
-    blackwell_ = module.target.starts_with("sm_10");
+    target_ = module.target;
     for (const LaunchBuffer& buffer : launch_.buffers) contents_.push_back(content_of(buffer));
   }
 
-  std::string device() const override { return blackwell_ ? "vgpu:b200" : Job::device(); }
+  std::string device() const override {
+    if (target_.starts_with("sm_103")) return "vgpu:b300";
+    return target_.starts_with("sm_10") ? "vgpu:b200" : Job::device();
+  }
 
   Status run(const std::string& name, const vgpu::Options& options) override {
     std::unique_ptr<gpu::Device> device;
@@ -135,7 +139,7 @@ class PtxJob final : public Job {
 
   const io::MappedFile ptx_;
   LaunchFile launch_;
-  bool blackwell_ = false;
+  std::string target_;                            // "sm_90a"
   std::vector<std::vector<std::byte>> contents_;  // of each buffer before the launch; empty: nobody has written it
   std::vector<std::vector<std::byte>> results_;
 };
@@ -147,11 +151,11 @@ void PtxJob::choose_entry(const vgpu::ptx::Module& module) {
   for (const vgpu::ptx::Function& function : module.functions) {
     if (!function.is_entry) continue;
     if (function.name == launch_.entry) return;
-    known += say(known.empty() ? "" : ", ", function.name);
+    known += str_cat(known.empty() ? "" : ", ", function.name);
     ++entries;
   }
   if (!launch_.entry.empty() || entries != 1) {
-    throw io::InputError(say(launch_.path, ": entry (", io::in_quotes(launch_.entry), ") must be one of ", known));
+    throw io::InputError(str_cat(launch_.path, ": entry (", io::in_quotes(launch_.entry), ") must be one of ", known));
   }
   launch_.entry = known;
 }
@@ -163,8 +167,8 @@ std::vector<std::byte> PtxJob::content_of(const LaunchBuffer& buffer) const {
     const io::MappedFile mapped(launch_.beside(buffer.file));
     const io::TensorView view = io::parse_npy(mapped.bytes(), buffer.file);
     if (view.data.size() != buffer.bytes) {
-      throw io::InputError(say(launch_.path, ": buffer ", io::in_quotes(buffer.name), " has ", buffer.bytes,
-                               " bytes, and ", buffer.file, " holds ", view.data.size()));
+      throw io::InputError(str_cat(launch_.path, ": buffer ", io::in_quotes(buffer.name), " has ", buffer.bytes,
+                                   " bytes, and ", buffer.file, " holds ", view.data.size()));
     }
     return {view.data.begin(), view.data.end()};
   }
@@ -215,24 +219,24 @@ Status PtxJob::bytes_of(const LaunchParameter& parameter, gpu::Device& device, c
 // Where a parameter goes: next counts those that have no place of their own.
 Status PtxJob::place_of(size_t n, size_t bytes, const vgpu::Program& program, size_t* next, size_t* at) const {
   const LaunchParameter& parameter = launch_.parameters[n];
-  const std::string name = say(launch_.path, ": parameters[", n, "] (", bytes, " bytes)");
+  const std::string name = str_cat(launch_.path, ": parameters[", n, "] (", bytes, " bytes)");
   const vgpu::ptx::Function& function = program.function();
   if (parameter.at) {
     *at = *parameter.at;
     const auto size = static_cast<size_t>(program.parameter_bytes());
     if (*at <= size && bytes <= size - *at) return {};
-    return Status::invalid(say(name, " at ", *at, " must lie within the kernel's ", size, " bytes of parameters"));
+    return Status::invalid(str_cat(name, " at ", *at, " must lie within the kernel's ", size, " bytes of parameters"));
   }
   if (*next == function.parameters.size()) {
-    return Status::invalid(
-        say(name, " is one more than the ", *next, " of the kernel: leave it out, or say at which offset it is (at)"));
+    return Status::invalid(str_cat(name, " is one more than the ", *next,
+                                   " of the kernel: leave it out, or say at which offset it is (at)"));
   }
   *at = static_cast<size_t>(program.parameter_offset(static_cast<int>(*next)));
   const vgpu::ptx::Symbol& symbol = function.symbols[static_cast<size_t>(function.parameters[(*next)++])];
   const auto size = static_cast<size_t>(symbol.bytes());
   if (bytes == size || (!parameter.parts.empty() && bytes < size)) return {};
-  return Status::invalid(say(name, " must have the ", size, " bytes of the kernel's ", symbol.name,
-                             ": give it another type, or say at which offset it is (at)"));
+  return Status::invalid(str_cat(name, " must have the ", size, " bytes of the kernel's ", symbol.name,
+                                 ": give it another type, or say at which offset it is (at)"));
 }
 
 Status PtxJob::fill_block(gpu::Device& device, const vgpu::Program& program, const std::vector<DeviceBuffer>& memory,
@@ -250,8 +254,8 @@ Status PtxJob::fill_block(gpu::Device& device, const vgpu::Program& program, con
   }
   const size_t count = program.function().parameters.size();
   if (placed || next == count) return {};
-  return Status::invalid(say(launch_.path, ": parameters (", next, ") must be all ", count,
-                             " of the kernel, or be placed by their offsets (at)"));
+  return Status::invalid(str_cat(launch_.path, ": parameters (", next, ") must be all ", count,
+                                 " of the kernel, or be placed by their offsets (at)"));
 }
 
 Status PtxJob::start(gpu::Device& device, gpu::Kernel kernel, std::span<const gpu::NamedBuffer> buffers,
@@ -308,16 +312,16 @@ std::vector<std::string> PtxJob::verdicts(bool good) const {
     const size_t count = buffer.bytes / static_cast<size_t>(io::size_of(buffer.type));
     if (elements != count) {
       if (!good)
-        sentences.push_back(say(buffer.name, " has ", count, " elements, ", buffer.expected, " has ", elements));
+        sentences.push_back(str_cat(buffer.name, " has ", count, " elements, ", buffer.expected, " has ", elements));
       continue;
     }
     const Comparison c = compare(buffer, results_[n], expected);
     if (good != (c.wrong == 0)) continue;
-    sentences.push_back(good
-                            ? say(buffer.name, ": all ", c.count, " elements are as in ", buffer.expected,
-                                  "; the largest error is ", c.error, ", ", c.allowed, " is allowed")
-                            : say(buffer.name, ": ", c.wrong, " of ", c.count, " elements are not as in ",
-                                  buffer.expected, "; the worst is ", c.got, " at ", c.worst, ", expected ", c.wanted));
+    sentences.push_back(good ? str_cat(buffer.name, ": all ", c.count, " elements are as in ", buffer.expected,
+                                       "; the largest error is ", c.error, ", ", c.allowed, " is allowed")
+                             : str_cat(buffer.name, ": ", c.wrong, " of ", c.count, " elements are not as in ",
+                                       buffer.expected, "; the worst is ", c.got, " at ", c.worst, ", expected ",
+                                       c.wanted));
   }
   return sentences;
 }

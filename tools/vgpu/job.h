@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "io/tensor.h"
-#include "problem/status.h"
 #include "tandem/call.h"
 #include "vgpu/device.h"
 #include "vgpu/launch.h"

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/text.h"
 #include "io/file.h"
 #include "io/npy.h"
-#include "problem/text.h"
 
 namespace tandem::tool {
 namespace {
@@ -31,6 +31,13 @@ constexpr TypeName types[] = {
     {"i64", Element::i64, gpu::TensorType::s64},     {"f64", Element::f64, gpu::TensorType::f64},
 };
 
+// Of tensor maps alone.
+constexpr TypeName map_types[] = {
+    {"f32_ftz", Element::f32, gpu::TensorType::f32_ftz},      {"tf32", Element::f32, gpu::TensorType::tf32},
+    {"tf32_ftz", Element::f32, gpu::TensorType::tf32_ftz},    {"u4_align8", Element::u8, gpu::TensorType::u4_align8},
+    {"u4_align16", Element::u8, gpu::TensorType::u4_align16}, {"u6_align16", Element::u8, gpu::TensorType::u6_align16},
+};
+
 // An object of the file whose keys are asked for one by one; what nobody asked for is a mistake.
 class Fields {
  public:
@@ -51,7 +58,7 @@ class Fields {
     try {
       return at(key).get<T>();
     } catch (const Json::exception&) {
-      refuse(key, say("(", at(key).dump(), ") has not the type it must have"));
+      refuse(key, str_cat("(", at(key).dump(), ") has not the type it must have"));
     }
   }
   template <class T>
@@ -74,7 +81,7 @@ class Fields {
         used = 0;
       }
     }
-    refuse(key, say("(", value.dump(), ") must be a whole number, or one in quotes: \"0x1f\""));
+    refuse(key, str_cat("(", value.dump(), ") must be a whole number, or one in quotes: \"0x1f\""));
   }
   // The element of a list of names.
   template <class List>
@@ -83,9 +90,9 @@ class Fields {
     std::string known;
     for (const auto& one : list) {
       if (name == one.name) return one;
-      known += say(known.empty() ? "" : ", ", one.name);
+      known += str_cat(known.empty() ? "" : ", ", one.name);
     }
-    refuse(key, say("(", io::in_quotes(name), ") must be one of ", known));
+    refuse(key, str_cat("(", io::in_quotes(name), ") must be one of ", known));
   }
 
   void finish() const {
@@ -129,7 +136,8 @@ void read_size(Fields& fields, const LaunchFile& file, LaunchBuffer* buffer) {
   }
   const bool negative = std::ranges::any_of(buffer->shape, [](int64_t size) { return size < 0; });
   const std::optional<int64_t> bytes = negative ? std::nullopt : io::byte_size(buffer->shape, buffer->type);
-  if (!bytes) fields.refuse("shape", say(io::shape_text(buffer->shape), " must have a size from 0 to 2^63 - 1 bytes"));
+  if (!bytes)
+    fields.refuse("shape", str_cat(io::shape_text(buffer->shape), " must have a size from 0 to 2^63 - 1 bytes"));
   buffer->bytes = static_cast<size_t>(*bytes);
 }
 
@@ -163,7 +171,8 @@ LaunchBuffer read_buffer(const Json& json, const LaunchFile& file, const std::st
 
 int buffer_named(const std::string& name, const LaunchFile& file, const Fields& fields, const char* key) {
   const auto found = std::ranges::find(file.buffers, name, &LaunchBuffer::name);
-  if (found == file.buffers.end()) fields.refuse(key, say("(", io::in_quotes(name), ") must name one of the buffers"));
+  if (found == file.buffers.end())
+    fields.refuse(key, str_cat("(", io::in_quotes(name), ") must name one of the buffers"));
   return static_cast<int>(found - file.buffers.begin());
 }
 
@@ -202,10 +211,12 @@ gpu::TensorMapSpec read_map(Fields& fields, const LaunchFile& file, LaunchParame
     gpu::OobFill fill;
   };
   constexpr FillName fills[] = {{"zero", gpu::OobFill::zero}, {"nan", gpu::OobFill::nan}};
+  std::vector<TypeName> of_maps(std::begin(types), std::end(types));
+  of_maps.insert(of_maps.end(), std::begin(map_types), std::end(map_types));
   gpu::TensorMapSpec spec;
   parameter->buffer = buffer_named(fields.get<std::string>("buffer"), file, fields, "buffer");
   parameter->offset = static_cast<int64_t>(fields.count("offset", 0));
-  spec.type = fields.has("type") ? fields.choice("type", types).map
+  spec.type = fields.has("type") ? fields.choice("type", of_maps).map
                                  : std::ranges::find(types, file.buffers[static_cast<size_t>(parameter->buffer)].type,
                                                      &TypeName::element)
                                        ->map;
@@ -241,7 +252,7 @@ int read_numbers(Fields& fields, LaunchParameter* parameter) {
   };
   const auto integer = [&](const char* key, const Json& one) { return fields.integer(key, one); };
   const auto real = [&](const char* key, const Json& one) {
-    if (!one.is_number()) fields.refuse(key, say("(", one.dump(), ") must be a number"));
+    if (!one.is_number()) fields.refuse(key, str_cat("(", one.dump(), ") must be a number"));
     return one.get<double>();
   };
   numbers("i8", int8_t{}, integer), numbers("u8", uint8_t{}, integer);
@@ -257,7 +268,7 @@ LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const s
   LaunchParameter parameter;
   constexpr uint64_t most = 32764;  // PTX's own limit
   if (fields.has("at")) parameter.at = fields.count("at");
-  if (parameter.at > most) fields.refuse("at", say("(", *parameter.at, ") must be at most ", most));
+  if (parameter.at > most) fields.refuse("at", str_cat("(", *parameter.at, ") must be at most ", most));
   int values = read_numbers(fields, &parameter);
   if (fields.has("hex")) ++values, parameter.bytes = hex_bytes(fields);
   if (fields.has("pointer")) {
@@ -277,11 +288,11 @@ LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const s
     const Json& parts = fields.at("struct");
     if (!parts.is_array() || parts.empty()) fields.refuse("struct", "must be a list of its parts in [ ]");
     for (size_t n = 0; n < parts.size(); ++n)
-      parameter.parts.push_back(read_parameter(parts[n], file, say(fields.place("struct"), "[", n, "]")));
+      parameter.parts.push_back(read_parameter(parts[n], file, str_cat(fields.place("struct"), "[", n, "]")));
   }
   constexpr const char* kinds = "i32, u32, i64, u64, f32, f64, hex, pointer, tensor_map, struct, ...";
-  if (values == 0) fields.refuse("", say("has no value: one of ", kinds));
-  if (values > 1) fields.refuse("", say("has several values: it must be one of ", kinds));
+  if (values == 0) fields.refuse("", str_cat("has no value: one of ", kinds));
+  if (values > 1) fields.refuse("", str_cat("has several values: it must be one of ", kinds));
   fields.finish();
   return parameter;
 }
@@ -314,7 +325,7 @@ LaunchFile read_launch(const std::string& path) {
     if (!fields.has(key)) return;
     const Json& list = fields.at(key);
     if (!list.is_array()) fields.refuse(key, "must be a list in [ ]");
-    for (size_t n = 0; n < list.size(); ++n) read(list[n], say(fields.place(key), "[", n, "]"));
+    for (size_t n = 0; n < list.size(); ++n) read(list[n], str_cat(fields.place(key), "[", n, "]"));
   };
   each("buffers",
        [&](const Json& one, const std::string& where) { file.buffers.push_back(read_buffer(one, file, where)); });

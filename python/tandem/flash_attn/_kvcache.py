@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import tandem
-from tandem.flash_attn._arguments import places, unit_stride
+from tandem.flash_attn._arguments import in_words, is_tensor, places, unit_stride
 from tandem.flash_attn.layers.rotary import rotate
+
+_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens", "window": "window_size"}
 
 
 class Cache(NamedTuple):
@@ -67,18 +69,18 @@ def append_and_attend(
     _check_values(cache, used)
     if rotary.cos is not None or rotary.sin is not None:
         q, k = _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new)
-    q = unit_stride(q)
+    q = unit_stride(q, "q")
 
     tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
     if k is not None:
-        tandem.check("forward", *tensors, **arguments)
+        in_words(_NAMES, tandem.check, "forward", *tensors, **arguments)
         sequence, place = places(k, cu_seqlens_k_new)
         row = sequence if cache.batch_idx is None else cache.batch_idx.long()[sequence]
         place = place + cache.seqlens.long()[sequence]
         cache.k[row, place], cache.v[row, place] = k, v
         if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # copies of what there was before
             tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
-    return unsort(*tandem.attention(*tensors, return_lse=True, **arguments))
+    return unsort(*in_words(_NAMES, tandem.attention, *tensors, return_lse=True, **arguments))
 
 
 def _call(cache, q, used, cu_seqlens_q, options):
@@ -151,6 +153,9 @@ def _rows(x, spacing):
 def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
     """q and k, turned."""
     cos, sin = rotary.cos, rotary.sin
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        if x is not None:
+            is_tensor(x, name)
     if cos is None or sin is None or cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(
             "rotary_cos and rotary_sin must both be (places, rotary_dim / 2), rotary_dim at most head_dim "
@@ -196,7 +201,11 @@ def _checked(cache, q, batch, cu_seqlens_q):
             "cache_batch_idx several sequences may share a row"
         )
     seqlens = k.shape[1] if cache.seqlens is None else cache.seqlens
+    if k.device != q.device or v.device != q.device:
+        raise ValueError(f"q, k_cache and v_cache (on {q.device}, {k.device} and {v.device}) must be on one device")
     if not isinstance(seqlens, torch.Tensor):
+        if not isinstance(seqlens, int):
+            raise TypeError(f"cache_seqlens ({type(seqlens).__name__}) must be an int, or a tensor of int32 (batch)")
         seqlens = torch.full((batch,), seqlens, dtype=torch.int32, device=q.device)
     for name, x in (
         ("cache_seqlens", seqlens),
@@ -209,6 +218,7 @@ def _checked(cache, q, batch, cu_seqlens_q):
 
 
 def _check_index(name, x, length):
+    is_tensor(x, name)
     if x.dtype != torch.int32 or tuple(x.shape) != (length,):
         raise ValueError(f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be int32, of shape ({length},)")
 
@@ -226,6 +236,8 @@ def _check_cu_seqlens(name, cu_seqlens, x, batch):
 def _check_new(cache, k, v, batch, cu_seqlens_k_new):
     if k is None or v is None:
         raise ValueError("k and v must be given together: both are appended to the cache")
+    is_tensor(k, "k")
+    is_tensor(v, "v")
     _check_cu_seqlens("cu_seqlens_k_new", cu_seqlens_k_new, k, batch)
     lead = (batch, k.shape[1]) if cu_seqlens_k_new is None else (k.shape[0],)
     for name, x, into in (("k", k, cache.k), ("v", v, cache.v)):

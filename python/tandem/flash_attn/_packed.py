@@ -23,8 +23,8 @@ def attention(
     unpack returns views and is applied to the gradient too, so that no gradients have to be concatenated. lse has no
     gradient.
     """
-    packed = unit_stride(packed)
-    q = None if q is None else unit_stride(q)
+    packed = unit_stride(packed, "qkv" if q is None else "kv")
+    q = None if q is None else unit_stride(q, "q")
     # What traces or transforms the call sees its parts, and joins their gradients in its own way. On a GPU they come
     # from torch's operator, in tensors of its own.
     if (

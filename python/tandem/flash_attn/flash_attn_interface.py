@@ -21,7 +21,17 @@ import torch
 
 import tandem
 from tandem.flash_attn import _kvcache, _packed
-from tandem.flash_attn._arguments import bounds, is_deterministic, places, splits, unit_stride
+from tandem.flash_attn._arguments import bounds, cap, in_words, is_deterministic, is_tensor, places, splits, unit_stride
+
+# Our arguments' names here.
+_NAMES = {"window": "window_size", "page_table": "block_table"}
+_NAMES_KV = {**_NAMES, **dict.fromkeys("kv", "kv")}
+_NAMES_QKV = {
+    **_NAMES,
+    **dict.fromkeys("qkv", "qkv"),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "cu_seqlens"),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "max_seqlen"),
+}
 
 
 def flash_attn_func(
@@ -41,7 +51,7 @@ def flash_attn_func(
 
     Returns out, like q, or (out, softmax_lse, S_dmask); the module's text has the rules.
     """
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q.device)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q)
     return _attend(q, k, v, options, return_attn_probs)
 
 
@@ -69,7 +79,7 @@ def flash_attn_varlen_func(
     block_table (batch, pages, int32) k and v are (pages, page_size, heads_k, head_dim).
     Returns out, like q, or (out, softmax_lse, S_dmask).
     """
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q.device)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q)
     options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if block_table is None:
         options.update(cu_seqlens_k=cu_seqlens_k)
@@ -94,7 +104,7 @@ def flash_attn_qkvpacked_func(
     Returns out (batch, seqlen, heads, head_dim) or (out, softmax_lse, S_dmask).
     """
     _check_packed("qkv", qkv, "(batch, seqlen, 3, heads, head_dim)")
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, qkv.device)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, qkv)
     return _attend_packed(None, qkv, options, return_attn_probs)
 
 
@@ -115,7 +125,7 @@ def flash_attn_kvpacked_func(
     Returns out, like q, or (out, softmax_lse, S_dmask). The gradient of kv is one tensor.
     """
     _check_packed("kv", kv, "(batch, seqlen_k, 2, heads_k, head_dim)")
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q.device)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q)
     return _attend_packed(q, kv, options, return_attn_probs)
 
 
@@ -137,7 +147,7 @@ def flash_attn_varlen_qkvpacked_func(
     Returns out (total, heads, head_dim) or (out, softmax_lse, S_dmask).
     """
     _check_packed("qkv", qkv, "(total, 3, heads, head_dim)")
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, qkv.device)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, qkv)
     options.update(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen)
     return _attend_packed(None, qkv, options, return_attn_probs)
 
@@ -163,7 +173,7 @@ def flash_attn_varlen_kvpacked_func(
     Returns out, like q, or (out, softmax_lse, S_dmask). The gradient of kv is one tensor.
     """
     _check_packed("kv", kv, "(total_k, 2, heads_k, head_dim)")
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q.device)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q)
     options.update(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k
     )
@@ -202,16 +212,18 @@ def flash_attn_with_kvcache(
     Returns out, like q, or (out, softmax_lse).
     """
     _kvcache.refuse_pages("block_table", block_table)
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        is_tensor(x, name)
     options = {
         "softmax_scale": softmax_scale,
-        "causal": bool(causal),
+        "causal": causal,
         "window": bounds(window_size),
-        "softcap": max(softcap, 0.0),
+        "softcap": cap(softcap),
         "alibi_slopes": alibi_slopes,
         "num_splits": splits(num_splits, q),
     }
     # A window that covers the whole cache is none, and then every query stands at the same place.
-    local = any(0 <= bound < k_cache.shape[1] for bound in window_size)
+    local = any(bound is not None and bound < k_cache.shape[1] for bound in options["window"] or ())
     out, lse = _kvcache.append_and_attend(
         _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad),
         q,
@@ -223,31 +235,33 @@ def flash_attn_with_kvcache(
     return (out, _lse(lse)) if return_softmax_lse else out
 
 
-def _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, device):
+def _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q):
     """The arguments that all forms share, as tandem.attention's."""
+    is_tensor(q, "q")
     return {
         "softmax_scale": softmax_scale,
-        "causal": bool(causal),
+        "causal": causal,
         "window": bounds(window_size),
-        "softcap": max(softcap, 0.0),
+        "softcap": cap(softcap),
         "alibi_slopes": alibi_slopes,
         "dropout_p": dropout_p,
         # Drawn here, since S_dmask and the backward pass of packed forms need it again.
-        "seed": torch.randint(2**63 - 1, (2,), device=device) if dropout_p > 0 else None,
+        "seed": torch.randint(2**63 - 1, (2,), device=q.device) if dropout_p else None,
         "deterministic": is_deterministic(deterministic),
     }
 
 
 def _attend(q, k, v, options, return_attn_probs):
-    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
     if not return_attn_probs:
-        return tandem.attention(q, k, v, **options)
-    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+        return in_words(_NAMES, tandem.attention, q, k, v, **options)
+    out, lse = in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
     return out, _lse(lse), _probabilities(q, k, options)
 
 
 def _attend_packed(q, packed, options, return_attn_probs):
-    out, lse = _packed.attention(q, packed, _unbind, options)
+    names = _NAMES_KV if q is not None else _NAMES_QKV
+    out, lse = in_words(names, _packed.attention, q, packed, _unbind, options)
     if not return_attn_probs:
         return out
     q, k = (q, _unbind(packed)[0]) if q is not None else _unbind(packed)[:2]
@@ -259,6 +273,7 @@ def _unbind(packed):
 
 
 def _check_packed(name, x, shape):
+    is_tensor(x, name)
     ndim, parts = shape.count(",") + 1, 3 if name == "qkv" else 2
     if x.dim() != ndim or x.shape[-3] != parts:
         raise ValueError(f"{name} (shape {tuple(x.shape)}) must be {shape}; stack its parts along that dimension")
@@ -277,7 +292,7 @@ def _probabilities(q, k, options):
     To attend to the rows of an identity matrix returns the probabilities themselves, or with dropout what is left of
     them.
     """
-    if not options["dropout_p"] > 0:
+    if not options["dropout_p"]:
         return q.new_empty(0)
     wide = torch.promote_types(q.dtype, torch.float32)
     q_wide, k_wide = q.detach().to(wide), k.detach().to(wide)

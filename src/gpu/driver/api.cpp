@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "problem/text.h"
+#include "base/text.h"
 
 namespace tandem::gpu::cuda {
 namespace {
@@ -14,8 +14,8 @@ constexpr int kInterfaceVersion = 12000;
 using GetProcAddress = CUresult (*)(const char* name, void** function, int version, uint64_t flags, int* found);
 
 Status no_driver(const std::string& library, const std::string& why) {
-  return Status::unsupported(say("device \"cuda\" needs NVIDIA's driver, ", library, ", which cannot be loaded (", why,
-                                 "): install the driver, or choose device \"cpu\""));
+  return Status::unsupported(str_cat("device \"cuda\" needs NVIDIA's driver, ", library, ", which cannot be loaded (",
+                                     why, "): install the driver, or choose device \"cpu\""));
 }
 
 Status check_initialised(const Api& api, CUresult result) {
@@ -38,15 +38,16 @@ Status check_initialised(const Api& api, CUresult result) {
 
 std::string Api::text_of(CUresult result) const {
   const char *name = nullptr, *text = nullptr;
-  if (cuGetErrorName(result, &name) != kSuccess || name == nullptr) return say("CUDA error ", static_cast<int>(result));
+  if (cuGetErrorName(result, &name) != kSuccess || name == nullptr)
+    return str_cat("CUDA error ", static_cast<int>(result));
   if (cuGetErrorString(result, &text) != kSuccess || text == nullptr) return name;
-  return say(text, " (", name, ")");
+  return str_cat(text, " (", name, ")");
 }
 
 Status Api::check(CUresult result, const char* what) const {
   if (result == kSuccess) [[likely]]
     return {};
-  return {TANDEM_DEVICE_ERROR, say(what, " failed: ", text_of(result))};
+  return {TANDEM_DEVICE_ERROR, str_cat(what, " failed: ", text_of(result))};
 }
 
 Status load(const std::string& library, Api* api) {
@@ -57,8 +58,8 @@ Status load(const std::string& library, Api* api) {
   }
   const auto find = reinterpret_cast<GetProcAddress>(dlsym(handle, "cuGetProcAddress_v2"));
   if (find == nullptr) {
-    return Status::unsupported(say("device \"cuda\" needs NVIDIA's driver for CUDA 12.0 or newer, and ", library,
-                                   " is older: update it, or choose device \"cpu\""));
+    return Status::unsupported(str_cat("device \"cuda\" needs NVIDIA's driver for CUDA 12.0 or newer, and ", library,
+                                       " is older: update it, or choose device \"cpu\""));
   }
 #define TANDEM_FIND(name, parameters)                                                                        \
   {                                                                                                          \

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "problem/status.h"
+#include "base/status.h"
 
 namespace tandem::gpu::cuda {
 

@@ -3,9 +3,9 @@
 #include <atomic>
 #include <charconv>
 
+#include "base/text.h"
 #include "gpu/driver/api.h"
 #include "gpu/driver/map_cache.h"
-#include "problem/text.h"
 
 namespace tandem::gpu::cuda {
 namespace {
@@ -63,7 +63,7 @@ CUstream handle_of(Stream stream) { return static_cast<CUstream>(stream); }
 CUevent handle_of(Event event) { return reinterpret_cast<CUevent>(event); }
 CUfunction handle_of(Kernel kernel) { return reinterpret_cast<CUfunction>(kernel); }
 
-std::string text_of(const Dim3& dim) { return say(dim.x, "x", dim.y, "x", dim.z); }
+std::string text_of(const Dim3& dim) { return str_cat(dim.x, "x", dim.y, "x", dim.z); }
 
 class CudaModule final : public Module {
  public:
@@ -80,7 +80,7 @@ class CudaModule final : public Module {
       return api.cuFuncSetAttribute(function, kMaxDynamicSharedSizeBytes, dynamic_smem_bytes);
     });
     if (!status.ok()) {
-      status.message += say(": kernel \"", name, "\", ", dynamic_smem_bytes, " bytes of dynamic shared memory");
+      status.message += str_cat(": kernel \"", name, "\", ", dynamic_smem_bytes, " bytes of dynamic shared memory");
       return status;
     }
     *kernel = reinterpret_cast<Kernel>(function);
@@ -116,7 +116,7 @@ class CudaDevice final : public Device {
     CUdeviceptr pointer = 0;
     Status status = in_context(*owner_, "allocating device memory",
                                [&](const Api& api) { return api.cuMemAlloc(&pointer, bytes); });
-    if (!status.ok()) status.message += say(": ", bytes, " bytes");
+    if (!status.ok()) status.message += str_cat(": ", bytes, " bytes");
     *address = reinterpret_cast<void*>(pointer);
     return status;
   }
@@ -128,7 +128,7 @@ class CudaDevice final : public Device {
     *address = nullptr;
     Status status = in_context(*owner_, "allocating pinned host memory",
                                [&](const Api& api) { return api.cuMemAllocHost(address, bytes); });
-    if (!status.ok()) status.message += say(": ", bytes, " bytes");
+    if (!status.ok()) status.message += str_cat(": ", bytes, " bytes");
     return status;
   }
   Status free_pinned(void* address) override {
@@ -230,19 +230,19 @@ Status CudaDevice::load(std::span<const std::byte> image, std::unique_ptr<Module
                              [&](const Api& api) { return result = api.cuModuleLoadData(&handle, image.data()); });
   if (result == kInvalidImage || result == kNoBinaryForGpu || result == kUnsupportedPtx) {
     const int32_t version = properties_.driver_version;
-    status.message += say(": the driver, for CUDA ", version / 1000, ".", version % 1000 / 10,
-                          ", may be older than the compiler; update it or install an NVRTC of its version");
+    status.message += str_cat(": the driver, for CUDA ", version / 1000, ".", version % 1000 / 10,
+                              ", may be older than the compiler; update it or install an NVRTC of its version");
   }
   if (status.ok()) *module = std::make_unique<CudaModule>(owner_, handle);
   return status;
 }
 
 std::string text_of(const TensorMapSpec& spec) {
-  std::string text = say("type ", static_cast<int>(spec.type), ", rank ", spec.rank, ", swizzle ",
-                         static_cast<int>(spec.swizzle), ", address modulo 16 ", address_of(spec.address) % 16);
+  std::string text = str_cat("type ", static_cast<int>(spec.type), ", rank ", spec.rank, ", swizzle ",
+                             static_cast<int>(spec.swizzle), ", address modulo 16 ", address_of(spec.address) % 16);
   for (int32_t i = 0; i < spec.rank && i < kMaxTensorRank; ++i) {
-    text += say("; dimension ", i, ": size ", spec.dims[i], ", box ", spec.box[i]);
-    if (i > 0) text += say(", byte stride ", spec.byte_strides[i]);
+    text += str_cat("; dimension ", i, ": size ", spec.dims[i], ", box ", spec.box[i]);
+    if (i > 0) text += str_cat(", byte stride ", spec.byte_strides[i]);
   }
   return text;
 }
@@ -262,7 +262,7 @@ Status CudaDevice::encode(const TensorMapSpec& spec, TensorMap* map) {
                                       static_cast<int>(spec.oob_fill));
   });
   if (!status.ok()) [[unlikely]] {
-    status.message += say(": ", text_of(spec));
+    status.message += str_cat(": ", text_of(spec));
   } else {
     cached = {number_, spec, *map};
   }
@@ -288,8 +288,8 @@ Status CudaDevice::launch(const Launch& launch) {
     return api.cuLaunchKernelEx(&config, handle_of(launch.kernel), launch.args, nullptr);
   });
   if (!status.ok()) [[unlikely]] {
-    status.message += say(": grid ", text_of(grid), ", block ", text_of(block), ", cluster ", text_of(cluster), ", ",
-                          launch.dynamic_smem_bytes, " bytes of dynamic shared memory");
+    status.message += str_cat(": grid ", text_of(grid), ", block ", text_of(block), ", cluster ", text_of(cluster),
+                              ", ", launch.dynamic_smem_bytes, " bytes of dynamic shared memory");
   }
   return status;
 }
@@ -325,7 +325,7 @@ Status parse_ordinal(std::string_view name, int* ordinal) {
   const std::string_view digits = name.substr(name.find(':') + 1);
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), *ordinal);
   if (error == std::errc() && end == digits.data() + digits.size() && *ordinal >= 0) return {};
-  return Status::invalid(say("device \"", name, "\" must be \"cuda\" or \"cuda:N\" with N counted from 0"));
+  return Status::invalid(str_cat("device \"", name, "\" must be \"cuda\" or \"cuda:N\" with N counted from 0"));
 }
 
 }  // namespace
@@ -340,11 +340,12 @@ Status open(std::string_view name, std::unique_ptr<Device>* device, const std::s
   TANDEM_TRY(load(library, &owner->api));
   TANDEM_TRY(api.check(api.cuDeviceGetCount(&count), "counting GPUs"));
   if (ordinal >= count) {
-    return Status::unsupported(say("device \"", name, "\" must be below \"cuda:", count, "\": the driver sees ", count,
-                                   count == 1 ? " GPU" : " GPUs"));
+    return Status::unsupported(str_cat("device \"", name, "\" must be below \"cuda:", count, "\": the driver sees ",
+                                       count, count == 1 ? " GPU" : " GPUs"));
   }
   TANDEM_TRY(api.check(api.cuDeviceGet(&owner->device, ordinal), "finding the GPU"));
   Properties properties;
+  properties.opened_as = str_cat("cuda:", ordinal);
   TANDEM_TRY(read_properties(*owner, &properties));
   TANDEM_TRY(api.check(api.cuDevicePrimaryCtxRetain(&owner->context, owner->device), "retaining the GPU's context"));
   *device = std::make_unique<CudaDevice>(std::move(owner), std::move(properties));

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/status.h"
 #include "gpu/device.h"
-#include "problem/status.h"
 
 namespace tandem::gpu::cuda {
 

@@ -114,11 +114,19 @@ Result execute(const Kernel& kernel, const Schedule& schedule) {
   for (const Finding& finding : result.findings) {
     result.text += report(*program, finding);
     if (finding.party.instruction < 0) result.rules.emplace(name_of(finding.rule), 0);
-    for (const Party& party : {finding.party, finding.other})
+    std::vector<Party> parties{finding.party, finding.other};
+    for (const int32_t other : finding.others) parties.push_back({.instruction = other});
+    for (const Party& party : parties)
       if (party.instruction >= 0)
         result.rules.emplace(name_of(finding.rule), program->source(party.instruction).location.ptx_line);
   }
   return result;
+}
+
+bool is_by_the_letter(const std::string& name) {
+  for (size_t i = 0; i < static_cast<size_t>(Rule::count); ++i)
+    if (name == name_of(static_cast<Rule>(i))) return grade_of(static_cast<Rule>(i)) == Grade::letter;
+  return false;
 }
 
 class Rules : public testing::TestWithParam<std::filesystem::path> {};
@@ -135,6 +143,7 @@ TEST_P(Rules, AreBrokenByOneTwinOnly) {
     EXPECT_EQ(good.text, "") << "schedule " << schedule.text();
     const Result bad = execute(broken, schedule);
     EXPECT_FALSE(bad.findings.empty()) << bad.status.message << " schedule " << schedule.text();
+    EXPECT_TRUE(bad.status.ok() || !is_by_the_letter(broken.rule)) << bad.status.message;
     for (const auto& [rule, line] : bad.rules) found += rule == broken.rule && broken.lines.contains(line);
     others += bad.status.message + "\n" + bad.text;
   }

@@ -154,7 +154,7 @@ TEST(BulkLoad, BarrierInitialisedBehindNoFence) {
   play.checker->mbarrier_inits(play.at(0, kOne, "mbarrier.init"), id, 1);
   play.barrier({0, 1, 2, 3});
   play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), id, 0, kAt, kTile);
-  EXPECT_EQ(play.rules(), "missing-proxy-fence");
+  EXPECT_EQ(play.rules(), "missing-init-fence");
 
   Play fenced;
   fenced.checker->mbarrier_inits(fenced.at(0, kOne, "mbarrier.init"), id, 1);
@@ -425,7 +425,7 @@ TEST(BulkStore, AtExit) {
       if (waits)
         play.checker->group_waits(play.at(0, kOne, "cp.async.bulk.wait_group"), AsyncKind::bulk_store, 0, true);
       play.end();
-      EXPECT_EQ(play.rules(), commits ? waits ? "" : "live-at-exit" : "uncommitted");
+      EXPECT_EQ(play.rules(), commits && waits ? "" : "unwaited-store");
     }
   }
 }

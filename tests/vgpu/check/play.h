@@ -73,18 +73,20 @@ class Play {
     int32_t blocks = 1, cluster = 1, threads = 128;
   };
   Play() : Play(Shape()) {}
-  explicit Play(Shape shape, std::vector<Buffer> buffers = {}, size_t most = 20) : shape_(shape) {
+  explicit Play(Shape shape, std::vector<Buffer> buffers = {}, size_t most = 20, bool letter = true) : shape_(shape) {
     launch_.program = &program_;
     launch_.grid.x = static_cast<uint32_t>(shape.blocks);
     launch_.cluster.x = static_cast<uint32_t>(shape.cluster);
     launch_.block.x = static_cast<uint32_t>(shape.threads);
-    checker = Checker::create(launch_, model_, buffers, {.max_findings = most});
+    checker = Checker::create(launch_, model_, buffers, {.max_findings = most, .letter = letter});
     for (int32_t b = 0; b < shape.blocks; ++b) checker->block_begins(b, b / shape.cluster, shape.threads, kWindow);
   }
 
   Actor at(int32_t cta, int32_t warp, uint32_t lanes, const std::string& text) {
     return {cta, warp, lanes, program_.place(text)};
   }
+  // Once more at a place.
+  Actor at(int32_t warp, uint32_t lanes, int32_t place) { return {0, warp, lanes, place}; }
   // Of block 0.
   Actor at(int32_t warp, uint32_t lanes, const std::string& text) { return at(0, warp, lanes, text); }
 

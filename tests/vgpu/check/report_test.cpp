@@ -22,6 +22,7 @@ TEST(Report, SaysWhoWhereAndWhatToDo) {
             "  and block 0, warp 0, lane 0: bulk load writes\n"
             "      cp.async.bulk.tensor.2d\n"
             "      kernel.cu:4\n"
+            "  32 times at this line, at 32 addresses\n"
             "  " +
                 std::string(advice_of(Rule::missing_wait)) + "\n");
 }
@@ -45,7 +46,39 @@ TEST(Report, FindingsOfTheMachineAreAmongThem) {
   EXPECT_NE(play.text().find("barrier-count in kernel: barrier 3\n  counts differ\n"), std::string::npos);
 }
 
-TEST(Report, WarningsLeaveRoomForErrors) {
+// One habit is one finding, however many addresses it has.
+TEST(Report, CountsWhatIsAlike) {
+  Play play;
+  const Actor reads = play.at(2, kAll, "ld.shared.u32"), also = play.at(3, kAll, reads.instruction);
+  play.load(reads, kAt);
+  play.load(also, kAt);
+  const std::vector<Finding> findings = play.checker->findings();
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].times, 64u);
+  EXPECT_EQ(findings[0].places, 32u);
+  EXPECT_EQ(findings[0].warps, 2u);
+  EXPECT_NE(play.text().find("64 times at this line, by 2 warps, at 32 addresses"), std::string::npos) << play.text();
+}
+
+TEST(Report, NamesTheOtherLines) {
+  Play play;
+  play.store(play.at(0, kOne, "st.shared.u32"), kAt);
+  play.store(play.at(0, kOne, "st.shared.u32"), kAt + 64);
+  const Actor reads = play.at(1, kOne, "ld.shared.u32");
+  play.load(reads, kAt);
+  play.load(reads, kAt + 64);
+  ASSERT_EQ(play.rules(), "data-race");
+  EXPECT_NE(play.text().find("with others too, at kernel.cu:2"), std::string::npos) << play.text();
+}
+
+TEST(Report, WithoutTheLetter) {
+  Play play({}, {}, 20, false);
+  for (const Rule rule : {Rule::pending_load, Rule::trap})
+    play.checker->finds({rule, {0, 1, -1, play.at(0, kOne, "add.u32").instruction, "reads"}, {}, "", "a sentence"});
+  EXPECT_EQ(play.rules(), "trap");
+}
+
+TEST(Report, TheLetterLeavesRoomForErrors) {
   Play play({}, {}, 2);
   for (const Rule rule : {Rule::pending_load, Rule::trap}) {
     for (int i = 0; i < 3; ++i) {

@@ -133,11 +133,68 @@ TEST_F(Tensor, FencesAreWanted) {
   fence(kMmaWarp, false, kOne);
   multiply();
   EXPECT_EQ(play.rules(), "missing-tcgen05-fence");
-  EXPECT_NE(play.text().find("warning"), std::string::npos);
+  EXPECT_NE(play.text().find("by the letter"), std::string::npos);
   commit(0);
   wait(0, done, 0);
   load(0);
   EXPECT_EQ(play.rules(), "missing-tcgen05-fence missing-tcgen05-fence");
+}
+
+// Scales are copied over those of the product before, and over those that nobody has used.
+// One fence behind the wait for products is enough, whatever barriers the warps that load pass after it.
+TEST_F(Tensor, BarriersBehindAFenceTakeNothingFromIt) {
+  multiply();
+  commit(0);
+  for (int32_t w = 0; w < 4; ++w) {
+    play.wait(play.at(w, kAll, "mbarrier.try_wait"), done, 0);
+    fence(w, false);
+  }
+  play.barrier({0, 1, 2, 3}, 1);
+  for (int32_t w = 0; w < 4; ++w) load(w);
+  EXPECT_EQ(play.text(), "");
+}
+
+TEST_F(Tensor, CopiesOfOneThreadAreInOrder) {
+  const auto copy = [&] {
+    play.issue(play.at(kMmaWarp, kOne, "tcgen05.cp.cta_group::1"), AsyncKind::tcgen05_cp, {},
+               {Play::tensor(0, 0, 4, 128)});
+  };
+  copy();
+  copy();
+  multiply();
+  copy();
+  commit(0);
+  wait(0, done, 0);
+  free_and_end();
+  EXPECT_EQ(play.text(), "");
+}
+
+// dealloc wants only that all operations are done, which a relaxed cluster barrier tells.
+TEST_F(Tensor, FreedBehindARelaxedBarrier) {
+  multiply();
+  commit(0);
+  wait(1, done, 0);
+  const int32_t arrival = play.at(0, kAll, "barrier.cluster.arrive.relaxed.aligned").instruction,
+                passes = play.at(0, kAll, "barrier.cluster.wait.aligned").instruction;
+  for (int32_t w = 0; w < 5; ++w) play.checker->cluster_arrives({0, w, kAll, arrival}, Order::relaxed);
+  for (int32_t w = 0; w < 5; ++w) play.checker->cluster_passes({0, w, kAll, passes});
+  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128);
+  play.end();
+  EXPECT_EQ(play.text(), "");
+}
+
+// One block's product, which the other one waits for: both barriers are told of it, and of its use of them.
+TEST(TensorOfAPair, CommitToAPeerThatWaits) {
+  Play play({.blocks = 2, .cluster = 2, .threads = 32});
+  const BarrierId own = play.mbarrier(kBar, 0), peer = play.mbarrier(kBar, 1);
+  play.cluster_barrier();
+  const BarrierId both[] = {own, peer};
+  play.checker->tcgen05_commits(play.at(0, 0, kOne, "tcgen05.commit.multicast::cluster"), both);
+  for (const BarrierId id : both) play.checker->mbarrier_completes(id, 0);
+  play.wait(play.at(0, 0, kAll, "mbarrier.try_wait"), own, 0);
+  play.wait(play.at(1, 0, kAll, "mbarrier.try_wait"), peer, 0);
+  play.end();
+  EXPECT_EQ(play.text(), "");
 }
 
 TEST_F(Tensor, FreedTooEarly) {

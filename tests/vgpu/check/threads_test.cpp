@@ -187,11 +187,34 @@ TEST(Threads, StoresOfOneInstructionMayMeet) {
 TEST(Threads, DistributedSharedMemory) {
   for (const bool synced : {false, true}) {
     Play play({.blocks = 2, .cluster = 2});
+    play.cluster_barrier();
     play.store(play.at(0, 0, kAll, "st.shared"), kAt);
     if (synced) play.cluster_barrier();
     play.touch(play.at(1, 0, kAll, "ld.shared::cluster"), {.memory = Memory::shared, .reads = true, .bytes = 4}, kAt, 4,
                0);
     EXPECT_EQ(play.rules(), synced ? "" : "data-race");
+  }
+}
+
+// tcgen05.alloc of a pair waits for the peer by itself.
+TEST(Threads, APairAllocatesTogether) {
+  Play play({.blocks = 2, .cluster = 2});
+  play.checker->tmem_allocates(play.at(0, kAll, "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32"), 0, 32);
+  EXPECT_EQ(play.rules(), "");
+}
+
+// Whoever has passed a barrier of the cluster tells the threads of its block that the peers have begun.
+TEST(Threads, PeersHaveBegun) {
+  for (const bool told : {false, true}) {
+    Play play({.blocks = 2, .cluster = 2});
+    for (const int32_t cta : {0, 1})
+      for (int32_t w = 0; w < 4; ++w)
+        play.checker->cluster_arrives(play.at(cta, w, kAll, "barrier.cluster.arrive.relaxed"), Order::relaxed);
+    play.checker->cluster_passes(play.at(0, kAll, "barrier.cluster.wait"));
+    if (told) play.barrier({0, 1});
+    play.touch(play.at(1, kAll, "st.shared::cluster"), {.memory = Memory::shared, .writes = true, .bytes = 4}, kAt, 4,
+               1);
+    EXPECT_EQ(play.rules(), told ? "" : "unstarted-peer");
   }
 }
 

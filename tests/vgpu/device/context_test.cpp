@@ -33,7 +33,7 @@ bool says(const std::string& part) {
 }
 
 TEST(VirtualContexts, HaveNames) {
-  for (const char* name : {"vgpu:h200", "vgpu:h100", "vgpu:b200"}) {
+  for (const char* name : {"vgpu:h200", "vgpu:h100", "vgpu:b200", "vgpu:b300"}) {
     const Context context(name);
     ASSERT_EQ(context.status, TANDEM_OK) << tandem_last_error();
     const std::string description = tandem_context_description(context.handle);
@@ -44,7 +44,7 @@ TEST(VirtualContexts, HaveNames) {
   EXPECT_TRUE(std::string(tandem_context_description(first.handle)).starts_with("vgpu:h200, "));
   const Context unknown("vgpu:h300");
   EXPECT_EQ(unknown.status, TANDEM_INVALID_ARGUMENT);
-  says("device \"vgpu:h300\" must be \"vgpu:h200\"");
+  says("device \"vgpu:h300\" must be \"vgpu:b200\", \"vgpu:b300\", \"vgpu:h100\" or \"vgpu:h200\": there is no");
 }
 
 // The arguments of a small call on tensors of the host.
@@ -84,7 +84,7 @@ class VirtualCalls : public testing::Test {
  protected:
   void SetUp() override {
     std::unique_ptr<jit::Compiler> compiler;
-    if (const Status status = jit::Compiler::open({}, jit::Env::get(), &compiler); !status.ok())
+    if (const Status status = jit::Compiler::open({}, Env::get(), &compiler); !status.ok())
       GTEST_SKIP() << "NOT RUN, no compiler: " << status.message;
   }
 };

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <thread>
 
+#include "gpu/virtual.h"
+
 namespace tandem::vgpu {
 namespace {
 
@@ -112,12 +114,16 @@ TEST(VirtualGpus, HaveTheNamesOfRealOnes) {
   const struct {
     const char *name, *arch;
     int32_t sms;
-  } models[] = {{"vgpu:h200", "sm_90a", 132}, {"vgpu:h100", "sm_90a", 132}, {"vgpu:b200", "sm_100a", 148}};
+  } models[] = {{"vgpu:h200", "sm_90a", 132},
+                {"vgpu:h100", "sm_90a", 132},
+                {"vgpu:b200", "sm_100a", 148},
+                {"vgpu:b300", "sm_103a", 148}};
   for (const auto& model : models) {
-    EXPECT_TRUE(is_vgpu(model.name));
+    EXPECT_TRUE(gpu::is_virtual(model.name));
     std::unique_ptr<gpu::Device> device;
     ASSERT_TRUE(open(model.name, Options{}, &device).ok());
     const gpu::Properties& p = device->properties();
+    EXPECT_EQ(p.opened_as, model.name);
     EXPECT_EQ(p.arch(), model.arch);
     EXPECT_EQ(p.image, gpu::Image::ptx);
     EXPECT_EQ(p.sm_count, model.sms);
@@ -126,8 +132,8 @@ TEST(VirtualGpus, HaveTheNamesOfRealOnes) {
     EXPECT_GT(p.memory_bytes, int64_t{70} << 30);
     EXPECT_NE(p.name.find("virtual"), std::string::npos);
   }
-  EXPECT_FALSE(is_vgpu("cuda:0"));
-  EXPECT_FALSE(is_vgpu("vgpux"));
+  EXPECT_FALSE(gpu::is_virtual("cuda:0"));
+  EXPECT_FALSE(gpu::is_virtual("vgpux"));
   for (const char* name : {"vgpu:", "vgpu:h300", "vgpu:H200", "vgpu:h200 "}) {
     std::unique_ptr<gpu::Device> device;
     const Status status = open(name, Options{}, &device);

@@ -1,6 +1,6 @@
 // PTX ISA, "Parallel Synchronization and Communication Instructions": barriers of blocks and clusters, mbarriers,
 // fences.
-#include "problem/text.h"
+#include "base/text.h"
 #include "vgpu/instructions/bench.h"
 
 namespace tandem::test {
@@ -453,7 +453,7 @@ TEST(Cluster, StAsync) {
                              "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [z+4], t, [w];\n"
                              "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [z+8], {x, t}, [w];",
                              "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [z], {x, t, x, t}, [w];"})
-    try_kernel(kernel_of(say(R"(
+    try_kernel(kernel_of(str_cat(R"(
       .shared .align 16 .b32 words[128];
       .shared .align 8 .b64 barrier;
       mov.u32 at, words;
@@ -471,7 +471,7 @@ TEST(Cluster, StAsync) {
       mapa.shared::cluster.u32 w, bar, y;
       mad.lo.s32 x, x, 1000, t;
       )",
-                             stores, R"(
+                                 stores, R"(
       wait:
       mbarrier.try_wait.parity.shared::cta.b64 q, [bar], 0;
       @!q bra wait;

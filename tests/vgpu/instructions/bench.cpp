@@ -6,8 +6,9 @@
 #include <set>
 #include <sstream>
 
+#include "base/text.h"
 #include "gpu/driver/driver.h"
-#include "problem/text.h"
+#include "gpu/virtual.h"
 #include "vgpu/device.h"
 #include "vgpu/instructions/recording.h"
 #include "vgpu/ptx/parser.h"
@@ -20,7 +21,7 @@ std::vector<Bench> open_all() {
   for (const char* name : {"vgpu:h200", "vgpu:b200", "cuda"}) {
     Bench bench;
     bench.name = name;
-    const bool ours = vgpu::is_vgpu(name);
+    const bool ours = gpu::is_virtual(name);
     const Status status = ours ? vgpu::open(name, &bench.device) : gpu::cuda::open(name, &bench.device);
     if (status.ok()) {
       list.push_back(std::move(bench));
@@ -70,7 +71,7 @@ Status run(const Bench& bench, const std::string& text, Kernel* kernel) {
   std::vector<void*> arguments;
   for (size_t i = 0; i < kernel->memory.size(); ++i) {
     TANDEM_TRY(copies.add(kernel->memory[i]));
-    names.push_back(say("p", i));
+    names.push_back(str_cat("p", i));
   }
   for (size_t i = 0; i < kernel->memory.size(); ++i) {
     const Memory& memory = kernel->memory[i];
@@ -140,14 +141,15 @@ const std::vector<Bench>& benches() {
 
 std::string text_of(const Kernel& kernel, const Bench& bench) {
   const std::string target = bench.target();
-  std::string text = say(".version ", target == "sm_90a" ? "8.7" : "9.0", "\n.target ", target, "\n.address_size 64\n");
+  std::string text =
+      str_cat(".version ", target == "sm_90a" ? "8.7" : "9.0", "\n.target ", target, "\n.address_size 64\n");
   if (kernel.dynamic_smem_bytes > 0) text += ".extern .shared .align 1024 .b8 smem[];\n";
   text += kernel.declarations;
   text += ".visible .entry test(";
-  for (size_t i = 0; i < kernel.memory.size(); ++i) text += say(i == 0 ? "" : ", ", ".param .u64 p", i);
+  for (size_t i = 0; i < kernel.memory.size(); ++i) text += str_cat(i == 0 ? "" : ", ", ".param .u64 p", i);
   for (size_t i = 0; i < kernel.maps.size(); ++i)
-    text += say(kernel.memory.empty() && i == 0 ? "" : ", ", ".param .align 64 .b8 map", i, "[128]");
-  text += say(")\n", kernel.directives, "\n{\n", kernel.body, "\n}\n");
+    text += str_cat(kernel.memory.empty() && i == 0 ? "" : ", ", ".param .align 64 .b8 map", i, "[128]");
+  text += str_cat(")\n", kernel.directives, "\n{\n", kernel.body, "\n}\n");
   return text;
 }
 

@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "vgpu/instructions/bench.h"
 
 namespace tandem::test {
 
 // A file that ends with the object.
 struct TemporaryFile {
-  const std::string path = say(testing::TempDir(), "tandem_instructions_", getpid(), "_", number()++, ".txt");
+  const std::string path = str_cat(testing::TempDir(), "tandem_instructions_", getpid(), "_", number()++, ".txt");
 
   TemporaryFile() = default;
   TemporaryFile(const TemporaryFile&) = delete;
@@ -40,13 +40,14 @@ struct TemporaryFile {
 inline bool run_self(const std::string& variables, const std::string& filter) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   return std::system(
-             say(variables, " '", self, "' --gtest_brief=1 --gtest_filter='", filter, "' > /dev/null").c_str()) == 0;
+             str_cat(variables, " '", self, "' --gtest_brief=1 --gtest_filter='", filter, "' > /dev/null").c_str()) ==
+         0;
 }
 
 // What all tests launch: see kListVariable.
 inline std::vector<std::string> listed() {
   const TemporaryFile list;
-  EXPECT_TRUE(run_self(say(kListVariable, "='", list.path, "'"), "-Coverage.*:Recorded.*"));
+  EXPECT_TRUE(run_self(str_cat(kListVariable, "='", list.path, "'"), "-Coverage.*:Recorded.*"));
   return list.lines();
 }
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <set>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "support/random.h"
 
 namespace tandem::test {
@@ -142,26 +142,27 @@ std::string body_of(const Form& form) {
       "ld.param.u64 in_, [p0];\nld.param.u64 out_, [p1];\n"
       "mov.u32 tid_, %tid.x;\nmov.u32 block_, %ctaid.x;\nmov.u32 size_, %ntid.x;\nmad.lo.s32 tid_, block_, size_, "
       "tid_;\n";
-  text += say("mul.wide.u32 at_, tid_, ", 8 * form.from.size(), ";\nadd.s64 in_, in_, at_;\n");
-  text += say("mul.wide.u32 at_, tid_, ", 8 * form.to.size(), ";\nadd.s64 out_, out_, at_;\n");
+  text += str_cat("mul.wide.u32 at_, tid_, ", 8 * form.from.size(), ";\nadd.s64 in_, in_, at_;\n");
+  text += str_cat("mul.wide.u32 at_, tid_, ", 8 * form.to.size(), ";\nadd.s64 out_, out_, at_;\n");
   for (size_t i = 0; i < form.from.size(); ++i) {
     const std::string type = register_type(form.from[i]);
-    text += say(".reg .", type, " ", sources[i], ";\n");
+    text += str_cat(".reg .", type, " ", sources[i], ";\n");
     if (type == "pred") {
-      text += say("ld.global.b32 word_, [in_+", 8 * i, "];\nsetp.ne.s32 ", sources[i], ", word_, 0;\n");
+      text += str_cat("ld.global.b32 word_, [in_+", 8 * i, "];\nsetp.ne.s32 ", sources[i], ", word_, 0;\n");
     } else {
-      text += say("ld.global.", type, " ", sources[i], ", [in_+", 8 * i, "];\n");
+      text += str_cat("ld.global.", type, " ", sources[i], ", [in_+", 8 * i, "];\n");
     }
   }
-  for (size_t i = 0; i < form.to.size(); ++i) text += say(".reg .", register_type(form.to[i]), " ", results[i], ";\n");
+  for (size_t i = 0; i < form.to.size(); ++i)
+    text += str_cat(".reg .", register_type(form.to[i]), " ", results[i], ";\n");
   text += form.text + "\nmov.b64 at_, 0;\n";
   for (size_t i = 0; i < form.to.size(); ++i) {
     const std::string type = register_type(form.to[i]);
-    text += say("st.global.b64 [out_+", 8 * i, "], at_;\n");
+    text += str_cat("st.global.b64 [out_+", 8 * i, "], at_;\n");
     if (type == "pred") {
-      text += say("selp.b32 word_, 1, 0, ", results[i], ";\nst.global.b32 [out_+", 8 * i, "], word_;\n");
+      text += str_cat("selp.b32 word_, 1, 0, ", results[i], ";\nst.global.b32 [out_+", 8 * i, "], word_;\n");
     } else {
-      text += say("st.global.", type, " [out_+", 8 * i, "], ", results[i], ";\n");
+      text += str_cat("st.global.", type, " [out_+", 8 * i, "], ", results[i], ";\n");
     }
   }
   return text + "ret;";
@@ -183,7 +184,7 @@ void compare(const Form& form, const std::vector<Values>& operands, const Memory
       const bool good = form.accepts ? form.accepts(operands[i], got, want[j]) : got == want[j];
       if (good || ++wrong > 3) continue;
       std::string sources;
-      for (size_t k = 0; k < form.from.size(); ++k) sources += say(" ", hex(operands[i][k]));
+      for (size_t k = 0; k < form.from.size(); ++k) sources += str_cat(" ", hex(operands[i][k]));
       ADD_FAILURE() << form.text << " of" << sources << " gives " << hex(got) << ", not " << hex(want[j]);
     }
   }

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "vgpu/instructions/form.h"
 
 namespace tandem::test {
@@ -25,7 +25,7 @@ using u128 = unsigned __int128;
 // The name PTX has for T.
 template <class T>
 std::string name() {
-  return say(std::numeric_limits<T>::is_signed ? "s" : "u", 8 * sizeof(T));
+  return str_cat(std::numeric_limits<T>::is_signed ? "s" : "u", 8 * sizeof(T));
 }
 template <class T>
 T wrap(u128 x) {

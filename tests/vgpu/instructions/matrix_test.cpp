@@ -5,7 +5,7 @@
 #include <array>
 #include <cstring>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "support/random.h"
 #include "vgpu/instructions/bench.h"
 #include "vgpu/units/wgmma.h"
@@ -98,7 +98,7 @@ TEST(Matrix, StMatrix) {
   for (const auto& [trans, space] : {std::pair(false, ""), std::pair(false, "::cta"), std::pair(true, "")})
     for (const int count : {1, 2, 4}) {
       const std::string name =
-          say("stmatrix.sync.aligned.m8n8.x", count, trans ? ".trans" : "", ".shared", space, ".b16");
+          str_cat("stmatrix.sync.aligned.m8n8.x", count, trans ? ".trans" : "", ".shared", space, ".b16");
       std::vector<u32> in(32 * static_cast<size_t>(count));
       for (u32& x : in) x = static_cast<u32>(random.next());
       WarpCase c;

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <functional>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "support/random.h"
 #include "vgpu/instructions/bench.h"
 
@@ -99,12 +99,12 @@ class Writer {
     const Operation& o = kOperations[random_.next() % std::size(kOperations)];
     const u32 d = any(), a = any(), b = any(), c = any();
     const bool guarded = o.text[0] != '{' && random_.chance(0.3);
-    if (guarded) text_ += say("setp.lt.s32 p, r", a, ", r", c, ";\n@p ");
+    if (guarded) text_ += str_cat("setp.lt.s32 p, r", a, ", r", c, ";\n@p ");
     for (const char* at = o.text; *at != 0; ++at) {
       // An operand stands alone between separators.
       const bool alone = at != o.text && (at[-1] == ' ') && (at[1] == ',' || at[1] == ';');
       const u32 which = *at == 'd' ? d : *at == 'a' ? a : *at == 'b' ? b : c;
-      text_ += alone && *at >= 'a' && *at <= 'd' ? say("r", which) : std::string(1, *at);
+      text_ += alone && *at >= 'a' && *at <= 'd' ? str_cat("r", which) : std::string(1, *at);
     }
     text_ += "\n";
     return [=, f = o.f](Threads& threads, const Active& active) {
@@ -117,7 +117,8 @@ class Writer {
 
   Effect gather() {
     const u32 d = any(), a = any();
-    text_ += say("and.b32 x, r", a, ", ", kTable - 1, ";\nmad.wide.u32 at, x, 4, in;\nld.global.b32 r", d, ", [at];\n");
+    text_ +=
+        str_cat("and.b32 x, r", a, ", ", kTable - 1, ";\nmad.wide.u32 at, x, 4, in;\nld.global.b32 r", d, ", [at];\n");
     return [=, this](Threads& threads, const Active& active) {
       for (const u32 t : active) threads[t].r[d] = table_[threads[t].r[a] % kTable];
     };
@@ -126,11 +127,11 @@ class Writer {
   Effect branch(int depth) {
     const u32 a = any(), b = any();
     const int label = labels_++;
-    text_ += say("setp.gt.u32 p, r", a, ", r", b, ";\n@p bra then", label, ";\n");
+    text_ += str_cat("setp.gt.u32 p, r", a, ", r", b, ";\n@p bra then", label, ";\n");
     const Effect otherwise = block(depth + 1, static_cast<int>(random_.between(0, 4)));
-    text_ += say("bra join", label, ";\nthen", label, ":\n");
+    text_ += str_cat("bra join", label, ";\nthen", label, ":\n");
     const Effect then = block(depth + 1, static_cast<int>(random_.between(1, 5)));
-    text_ += say("join", label, ":\n");
+    text_ += str_cat("join", label, ":\n");
     return [=](Threads& threads, const Active& active) {
       Active taken, left;
       for (const u32 t : active) (threads[t].r[a] > threads[t].r[b] ? taken : left).push_back(t);
@@ -143,9 +144,10 @@ class Writer {
   Effect loop(int depth) {
     const u32 a = any();
     const int label = labels_++;
-    text_ += say("and.b32 n", depth, ", r", a, ", 3;\nloop", label, ":\n");
+    text_ += str_cat("and.b32 n", depth, ", r", a, ", 3;\nloop", label, ":\n");
     const Effect body = block(depth + 1, static_cast<int>(random_.between(1, 4)));
-    text_ += say("sub.s32 n", depth, ", n", depth, ", 1;\nsetp.ge.s32 p, n", depth, ", 0;\n@p bra loop", label, ";\n");
+    text_ +=
+        str_cat("sub.s32 n", depth, ", n", depth, ", 1;\nsetp.ge.s32 p, n", depth, ", 0;\n@p bra loop", label, ";\n");
     return [=](Threads& threads, const Active& active) {
       std::vector<u32> left(threads.size());
       for (const u32 t : active) left[t] = threads[t].r[a] % 4;
@@ -158,7 +160,7 @@ class Writer {
 
   Effect shuffle() {
     const u32 d = any(), a = any(), distance = static_cast<u32>(random_.between(0, 31));
-    text_ += say("shfl.sync.bfly.b32 r", d, ", r", a, ", ", distance, ", 31, -1;\n");
+    text_ += str_cat("shfl.sync.bfly.b32 r", d, ", r", a, ", ", distance, ", 31, -1;\n");
     return [=](Threads& threads, const Active& active) {
       const Threads before = threads;
       for (const u32 t : active) threads[t].r[d] = before[t ^ distance].r[a];
@@ -168,8 +170,8 @@ class Writer {
   // With another warp, through shared memory.
   Effect exchange() {
     const u32 d = any(), a = any(), distance = static_cast<u32>(random_.between(1, kThreads - 1));
-    text_ += say("bar.sync 0;\nst.shared.b32 [own], r", a, ";\nbar.sync 0;\nadd.u32 x, tid, ", distance,
-                 ";\nrem.u32 x, x, ", kThreads, ";\nmad.lo.u32 x, x, 4, words;\nld.shared.b32 r", d, ", [x];\n");
+    text_ += str_cat("bar.sync 0;\nst.shared.b32 [own], r", a, ";\nbar.sync 0;\nadd.u32 x, tid, ", distance,
+                     ";\nrem.u32 x, x, ", kThreads, ";\nmad.lo.u32 x, x, 4, words;\nld.shared.b32 r", d, ", [x];\n");
     return [=](Threads& threads, const Active& active) {
       const Threads before = threads;
       for (const u32 t : active) threads[t].r[d] = before[(t + distance) % kThreads].r[a];
@@ -219,9 +221,9 @@ TEST(Program, LeavesTheBitsOfAPlainInterpreter) {
     kernel.grid = {2, 1, 1}, kernel.block = {kThreads, 1, 1};
     kernel.body = kProlog;
     for (u32 i = 0; i < kRegisters; ++i)
-      kernel.body += say("mad.lo.u32 r", i, ", x, ", 2 * i + 1, ", ", table[i], ";\n");
+      kernel.body += str_cat("mad.lo.u32 r", i, ", x, ", 2 * i + 1, ", ", table[i], ";\n");
     kernel.body += writer.text();
-    for (u32 i = 0; i < kRegisters; ++i) kernel.body += say("st.global.b32 [out+", 4 * i, "], r", i, ";\n");
+    for (u32 i = 0; i < kRegisters; ++i) kernel.body += str_cat("st.global.b32 [out+", 4 * i, "], r", i, ";\n");
     kernel.memory = {Memory::in(table), Memory::out(2 * kThreads * sizeof(Thread))};
 
     std::vector<Threads> want(2, Threads(kThreads));

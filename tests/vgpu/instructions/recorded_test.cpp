@@ -4,7 +4,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "vgpu/instructions/child.h"
 #include "vgpu/instructions/recording.h"
 
@@ -97,8 +97,8 @@ TEST(Recorded, IsReadAsItWasWritten) {
 TEST(Recorded, AnotherResultFailsItsTest) {
   const TemporaryFile file;
   const std::string test = "Barrier.Reduces:Float.ApproximationsOfSpecialValues";
-  const std::string read = say(kRecordedVariable, "='", file.path, "'");
-  ASSERT_TRUE(run_self(say(kRecordVariable, "='", file.path, "' ", kRecordDeviceVariable, "=vgpu:h200"), test));
+  const std::string read = str_cat(kRecordedVariable, "='", file.path, "'");
+  ASSERT_TRUE(run_self(str_cat(kRecordVariable, "='", file.path, "' ", kRecordDeviceVariable, "=vgpu:h200"), test));
   EXPECT_GT(read_recording(file.path).records.size(), 10u);
   EXPECT_TRUE(run_self(read, test));
   std::vector<std::string> lines = file.lines();

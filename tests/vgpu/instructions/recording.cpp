@@ -10,7 +10,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "support/base64.h"
 #include "vgpu/ptx/parser.h"
 #include "vgpu/units/numbers.h"
@@ -196,7 +196,7 @@ Recording read_recording(const std::string& path) {
       Record record = read_line(line, &key);
       recording.records[key] = std::move(record);
     } catch (const std::runtime_error& error) {
-      throw std::runtime_error(say(path, ":", number, ": ", error.what()));
+      throw std::runtime_error(str_cat(path, ":", number, ": ", error.what()));
     }
   }
   return recording;
@@ -235,7 +235,7 @@ Record record_of(const Kernel& done, const std::string& text) {
 }
 
 std::string line_of(uint64_t key, const Record& record) {
-  return say(hex(key), " ", hex(record.digest), record.outputs.empty() ? "" : " ", to_base64(record.outputs));
+  return str_cat(hex(key), " ", hex(record.digest), record.outputs.empty() ? "" : " ", to_base64(record.outputs));
 }
 
 std::string difference(const Record& recorded, const Record& got, const std::string& text) {
@@ -243,13 +243,13 @@ std::string difference(const Record& recorded, const Record& got, const std::str
   const Approximation* a = approximation_of(text);
   if (a == nullptr) return "not the recorded bits, and the program has no approximate function";
   if (recorded.outputs.size() != got.outputs.size())
-    return say(recorded.outputs.size(), " bytes are recorded and ", got.outputs.size(), " are there");
+    return str_cat(recorded.outputs.size(), " bytes are recorded and ", got.outputs.size(), " are there");
   const size_t size = a->format == Format::f32 ? 4 : 2;
   for (size_t at = 0; at + size <= got.outputs.size(); at += size) {
     const uint32_t x = element(recorded.outputs, at, size), y = element(got.outputs, at, size);
     if (x != y && !close(*a, x, y))
-      return say("byte ", at, ": ", hex(x), " is recorded, ", hex(y), " is there, farther off than ", a->opcode,
-                 " allows both");
+      return str_cat("byte ", at, ": ", hex(x), " is recorded, ", hex(y), " is there, farther off than ", a->opcode,
+                     " allows both");
   }
   return "";
 }

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <memory>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "support/random.h"
 #include "vgpu/instructions/bench.h"
 #include "vgpu/units/window.h"
@@ -82,6 +82,8 @@ Kernel kernel_of(const std::string& body, const std::vector<u32>& image, const s
   @q mbarrier.init.shared::cta.b64 [bar2], 1;
   fence.mbarrier_init.release.cluster;
   mov.u32 y, allocated;
+  barrier.cluster.arrive.aligned;
+  barrier.cluster.wait.aligned;
   @!w0 bra allocated_;
   tcgen05.alloc.cta_group::)" +
                 g + R"(.sync.aligned.shared::cta.b32 [y], 512;
@@ -498,7 +500,7 @@ TEST(Tcgen05, Options) {
 Kernel block_takers(bool cluster) {
   Kernel kernel;
   kernel.needs = Needs::blackwell;
-  kernel.body = say(R"(
+  kernel.body = str_cat(R"(
   .reg .b32 t, x, y, z, bar, answer, parity;
   .reg .b64 out, wide;
   .reg .b128 response;
@@ -522,7 +524,7 @@ Kernel block_takers(bool cluster) {
   fence.proxy.async.shared::cta;
   mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 16;
   clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes)",
-                    cluster ? ".multicast::cluster::all" : "", R"(.b128 [answer], [bar];
+                        cluster ? ".multicast::cluster::all" : "", R"(.b128 [answer], [bar];
   wait:
   mbarrier.try_wait.parity.shared::cta.b64 q, [bar], parity;
   @!q bra wait;

@@ -1,7 +1,7 @@
 // PTX ISA, "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor": boxes of tensors of one to five dimensions.
 #include <cstring>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "support/random.h"
 #include "vgpu/instructions/bench.h"
 #include "vgpu/units/tensor_map.h"
@@ -271,14 +271,14 @@ TEST(TensorCopy, FourAndFiveDimensions) {
   const int coordinates[5] = {8, -3, 2, 1, 1};
   for (const int rank : {2, 4, 5}) {
     const Tensor t = tensor_of(rank, gpu::TensorType::f32, gpu::Swizzle::none, {37, 9, 5, 4, 3}, {16, 5, 4, 3, 2});
-    const std::string name = say("cp.async.bulk.tensor.", rank, "d"), at = " [at], " + coordinates_operand(rank);
+    const std::string name = str_cat("cp.async.bulk.tensor.", rank, "d"), at = " [at], " + coordinates_operand(rank);
     const std::string complete = ".mbarrier::complete_tx::bytes";
     const std::string mask = "{\n.reg .b16 mask;\nmov.b16 mask, 1;\n";
     try_load(t, coordinates, name + ".shared::cluster.global" + complete + ".L2::cache_hint" + at + ", [bar], policy;");
     try_load(t, coordinates,
-             say("cp.async.bulk.prefetch.tensor.", rank, "d.L2.global ", coordinates_operand(rank), ";\n", mask, name,
-                 ".shared::cluster.global", complete, ".multicast::cluster.L2::cache_hint", at,
-                 ", [bar], mask, policy;\n}"));
+             str_cat("cp.async.bulk.prefetch.tensor.", rank, "d.L2.global ", coordinates_operand(rank), ";\n", mask,
+                     name, ".shared::cluster.global", complete, ".multicast::cluster.L2::cache_hint", at,
+                     ", [bar], mask, policy;\n}"));
     try_load(t, coordinates,
              name + ".cta_group::2.shared::cluster.global" + complete + ".L2::cache_hint" + at + ", [bar], policy;",
              Needs::blackwell);
@@ -340,8 +340,8 @@ TEST(TensorCopy, StoresEveryRank) {
                 ", [at], policy;");
   for (const int rank : {4, 5})
     try_store(tensor_of(rank, gpu::TensorType::u32, gpu::Swizzle::none, dims, box), kBeyond,
-              say("cp.reduce.async.bulk.tensor.", rank, "d.global.shared::cta.add.bulk_group ",
-                  coordinates_operand(rank), ", [at];"),
+              str_cat("cp.reduce.async.bulk.tensor.", rank, "d.global.shared::cta.add.bulk_group ",
+                      coordinates_operand(rank), ", [at];"),
               [](u32 a, u32 b) { return a + b; });
 }
 

@@ -143,6 +143,50 @@ TEST(ClusterBarrier, BlocksReachEachOther) {
 }
 
 // A ring of two slots between a producing and a consuming warp, 50 values.
+// Threads that arrive and exit count once: the others wait for each other as before.
+TEST(ClusterBarrier, ThreadsArriveAndExit) {
+  const Kernel k(kernel(R"(
+    .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p<4>;
+    .shared .align 4 .b32 box;
+    ld.param.u64 %rd1, [p0];
+    mov.u32 %r1, %tid.x;
+    setp.ge.u32 %p1, %r1, 32;
+    @%p1 bra STAYS;
+    barrier.cluster.arrive.release.aligned;
+    ret;
+  STAYS:
+    mov.u32 %r2, %cluster_ctarank;
+    mov.u32 %r5, box;
+    xor.b32 %r4, %r2, 1;
+    mapa.shared::cluster.u32 %r7, %r5, %r4;
+    setp.eq.u32 %p2, %r2, 0;
+    @%p2 bra SEND;
+    mov.u32 %r8, 200;
+  LATER:
+    nanosleep.u32 20;
+    sub.u32 %r8, %r8, 1;
+    setp.ne.u32 %p3, %r8, 0;
+    @%p3 bra LATER;
+  SEND:
+    add.u32 %r9, %r2, 50;
+    st.shared::cluster.u32 [%r7], %r9;
+    barrier.cluster.arrive.release.aligned;
+    barrier.cluster.wait.acquire.aligned;
+    ld.shared.u32 %r10, [%r5];
+    mul.wide.u32 %rd2, %r2, 4; add.s64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], %r10;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    ret;)"));
+  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+  under_schedules(8, [&](RunOptions options) {
+    std::vector<uint32_t> out(2, 0);
+    const Status s = k.run({address(out.data())}, {2}, {64}, options, nullptr, 0, {2});
+    ASSERT_TRUE(s.ok()) << s.message;
+    EXPECT_EQ(out[0], 51u);
+    EXPECT_EQ(out[1], 50u);
+  });
+}
+
 TEST(Mbarrier, PhasesOfARing) {
   const Kernel k(kernel(R"(
     .reg .b32 %r<20>; .reg .b64 %rd<4>; .reg .pred %p<6>;

@@ -67,6 +67,40 @@ TEST(Control, LanesLeaveALoopOneByOne) {
   });
 }
 
+// Lane 0 exits out of a loop while the others wait for it behind the loop: they do not go on in it instead.
+TEST(Control, ALaneExitsFromItsLoop) {
+  const Kernel k(kernel(R"(
+    .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
+    ld.param.u64 %rd1, [p0];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    mov.u32 %r3, 0;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra OTHERS;
+  LOOP:
+    nanosleep.u32 20;
+    add.u32 %r3, %r3, 1;
+    st.global.u32 [%rd3], %r3;
+    setp.ge.u32 %p2, %r3, 3;
+    @%p2 bra END;
+    bra.uni LOOP;
+  OTHERS:
+    setp.eq.u32 %p3, %r1, 5;
+    @%p3 bra END;
+    add.u32 %r3, %r3, 7;
+    st.global.u32 [%rd3], %r3;
+  END:
+    ret;)"));
+  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+  under_schedules(4, [&](RunOptions options) {
+    std::vector<uint32_t> out(32, 0);
+    const Status s = k.run({address(out.data())}, {1}, {32}, options);
+    ASSERT_TRUE(s.ok()) << s.message;
+    for (uint32_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], i == 0 ? 3u : i == 5 ? 0u : 7u) << i;
+  });
+}
+
 // Lane 1 waits for what lane 0 does: neither may starve the other.
 TEST(Control, ALaneSpinsForAnother) {
   const Kernel k(kernel(R"(
@@ -205,6 +239,46 @@ TEST(Control, ATrapEndsTheRunWithItsPlace) {
   EXPECT_FALSE(s.ok());
   EXPECT_NE(s.message.find("trap"), std::string::npos) << s.message;
   EXPECT_NE(s.message.find("PTX line"), std::string::npos) << s.message;
+}
+
+// Lanes meet again where those paths meet that go on, however many others end on the way.
+TEST(Control, EarlyEndsAreNoMeetingPoints) {
+  const auto run = [](const std::string& middle) {
+    const Kernel k(kernel(R"(
+    .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<6>;
+    .shared .align 4 .b32 number;
+    ld.param.u64 %rd1, [p0];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    setp.lt.u32 %p1, %r1, 7; setp.gt.u32 %p2, %r1, 60; setp.eq.u32 %p3, %r1, 3;
+)" + middle + R"(
+  REST:
+    bar.sync 0;
+    st.global.u32 [%rd3], %r1;
+    bar.sync 0;
+  END:
+    ret;)"));
+    EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
+    under_schedules(8, [&](RunOptions options) {
+      std::vector<uint32_t> out(64, 99);
+      Findings findings;
+      const Status s = k.run({address(out.data())}, {1}, {64}, options, &findings);
+      EXPECT_TRUE(s.ok()) << s.message << middle;
+      for (const Finding& f : findings.all) ADD_FAILURE() << f.message << middle;
+      EXPECT_EQ(out[32], 32u);
+      EXPECT_EQ(out[5], 5u);
+    });
+  };
+  run("@!%p1 bra REST; @%p2 bra FAIL; st.shared.u32 [number], 1; bra REST; FAIL: trap;");
+  run("@!%p1 bra REST; @!%p2 bra ON; st.shared.u32 [number], 2; trap; ON: st.shared.u32 [number], 1;");
+  run("@!%p1 bra REST; @%p3 bra END; st.shared.u32 [number], 1;");
+  run("@%p3 bra END;");
+  run("@!%p1 bra REST; @!%p3 bra ON; st.shared.u32 [number], 2; exit; ON: st.shared.u32 [number], 1;");
+  run("@!%p3 bra REST; st.shared.u32 [number], 2; ret;");
+  run("@!%p1 bra REST; @%p3 exit; st.shared.u32 [number], 1;");
+  run("mov.u32 %r2, %r1; LOOP: setp.gt.u32 %p4, %r2, 70; @%p4 bra REST; setp.eq.u32 %p5, %r2, 1000; @%p5 bra FAIL; "
+      "add.u32 %r2, %r2, 9; bra LOOP; FAIL: st.shared.u32 [number], 2; trap;");
 }
 
 TEST(Control, UnknownFormsAreRefusedByNameAndLine) {

@@ -323,6 +323,32 @@ TEST(Schedules, LateCompletionShowsAMissingWait) {
   EXPECT_TRUE(live.has(Rule::live_at_exit));
 }
 
+// Hardware keeps the memory of a block that has ended until its stores have read it.
+TEST(BulkCopy, AStoreOutlivesItsBlock) {
+  const Kernel k(kernel(R"(
+    .reg .b32 %r<9>; .reg .b64 %rd<4>;
+    .shared .align 16 .b8 box[16];
+    ld.param.u64 %rd1, [p0];
+    mov.u32 %r1, box; mov.u32 %r2, %ctaid.x;
+    mul.wide.u32 %rd2, %r2, 16; add.s64 %rd3, %rd1, %rd2;
+    st.shared.v4.u32 [%r1], {%r2, 1, 2, 3};
+    fence.proxy.async.shared::cta;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd3], [%r1], 16;
+    cp.async.bulk.commit_group;
+    ret;)"));
+  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+  under_schedules(4, [&](RunOptions options) {
+    std::vector<uint32_t> out(4 * 6, 99);
+    Findings findings;
+    for (const bool watched : {false, true}) {
+      const Status s = k.run({address(out.data())}, {6}, {1}, options, watched ? &findings : nullptr);
+      ASSERT_TRUE(s.ok()) << s.message;
+      for (uint32_t n = 0; n < 6; ++n) EXPECT_EQ(out[4 * n], n);
+    }
+    EXPECT_TRUE(findings.all.empty()) << "that it was not waited for is the checker's to say";
+  });
+}
+
 TEST(Schedules, AreRepeatable) {
   for (int n = 0; n < 20; ++n)
     EXPECT_EQ(Schedule::nth(std::atoi(Schedule::nth(n).text().c_str())).seed, Schedule::nth(n).seed);

@@ -50,8 +50,8 @@ TEST(Tcgen05, StoresAndLoads) {
   });
 }
 
-// The result is there even if its wait is missing, as the compiler sees to it; but a warning says so.
-TEST(Tcgen05, AMissingWaitIsAWarning) {
+// The result is there even if its wait is missing, as the compiler sees to it; but by the letter it is wrong.
+TEST(Tcgen05, AMissingWaitIsFoundByTheLetter) {
   const Kernel k(blackwell_kernel(std::string(kAllocate) + R"(
     ld.param.u64 %rd1, [p0];
     tcgen05.st.sync.aligned.32x32b.x1.b32 [%r11], {%r3};
@@ -71,7 +71,31 @@ TEST(Tcgen05, AMissingWaitIsAWarning) {
     ASSERT_TRUE(s.ok()) << s.message;
     EXPECT_TRUE(findings.has(Rule::pending_load));
     for (uint32_t i = 0; i < 128; ++i) EXPECT_EQ(out[i], i + 5);
-    ASSERT_TRUE(k.run({address(out.data())}, {1}, {128}, options).ok()) << "a warning ends nothing";
+    ASSERT_TRUE(k.run({address(out.data())}, {1}, {128}, options).ok()) << "it ends nothing";
+  });
+}
+
+// Hardware does not look at the bits of an address that say whose lanes they are.
+TEST(Tcgen05, AWarpHasItsOwnLanes) {
+  const Kernel k(blackwell_kernel(std::string(kAllocate) + R"(
+    ld.param.u64 %rd1, [p0];
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r10], {%r3};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r22}, [%r11];
+    tcgen05.wait::ld.sync.aligned;
+    mul.wide.u32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], %r22;
+)" + kFree,
+                                  1),
+                 blackwell());
+  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+  under_schedules(4, [&](RunOptions options) {
+    std::vector<uint32_t> out(128, 0);
+    Findings findings;
+    const Status s = k.run({address(out.data())}, {1}, {128}, options, &findings);
+    ASSERT_TRUE(s.ok()) << s.message;
+    EXPECT_TRUE(findings.has(Rule::tmem_quadrant));
+    for (uint32_t i = 0; i < 128; ++i) EXPECT_EQ(out[i], i);
+    EXPECT_TRUE(k.run({address(out.data())}, {1}, {128}, options).ok());
   });
 }
 
@@ -256,6 +280,46 @@ TEST(ClusterLaunch, TakesOverWhatHasNotBegun) {
     ASSERT_TRUE(s.ok()) << s.message;
     for (const uint32_t times : out) EXPECT_EQ(times, 1u);
   });
+}
+
+// The answer as kernels read it that look at its words: x, y and z in halves of the next, and bit 0 of the third.
+TEST(ClusterLaunch, TheWordsOfItsAnswer) {
+  const Kernel k(blackwell_kernel(R"(
+    .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p<4>;
+    .shared .align 16 .b8 answer[16];
+    .shared .align 8 .b64 bar;
+    ld.param.u64 %rd1, [p0];
+    mov.u32 %r1, answer; mov.u32 %r2, bar; mov.u32 %r3, 0;
+    mbarrier.init.shared::cta.b64 [%r2], 1;
+    fence.mbarrier_init.release.cluster;
+  NEXT:
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;
+    clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];
+  WAIT:
+    mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], %r3;
+    @!%p1 bra WAIT;
+    xor.b32 %r3, %r3, 1;
+    ld.shared.v4.u32 {%r4, %r5, %r6, %r7}, [%r1];
+    and.b32 %r8, %r6, 1;
+    setp.eq.u32 %p2, %r8, 0;
+    @%p2 bra DONE;
+    st.global.v4.u32 [%rd1], {%r4, %r5, %r6, %r7};
+    add.s64 %rd1, %rd1, 16;
+    bra NEXT;
+  DONE:
+    ret;)",
+                                  1),
+                 blackwell());
+  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+  std::vector<uint32_t> out(4 * 11, 99);
+  const Status s = k.run({address(out.data())}, {3, 2, 2}, {1}, {{}, 1, 0});
+  ASSERT_TRUE(s.ok()) << s.message;
+  for (uint32_t n = 1; n < 12; ++n) {
+    const uint32_t* const words = out.data() + wide(4 * (static_cast<int>(n) - 1));
+    EXPECT_EQ(words[0], n % 3) << n;
+    EXPECT_EQ(words[1], n / 3 % 2 | n / 6 << 16) << n;
+    EXPECT_EQ(words[2] & 1, 1u) << n;
+  }
 }
 
 }  // namespace

@@ -166,7 +166,9 @@ TEST(Wgmma, MisuseIsFound) {
                     once + kWaitAll),
             Rule::invalid_descriptor)
       << "beyond the window";
-  EXPECT_EQ(rule_of("setp.lt.u32 %p3, %r3, 32;\n@!%p3 bra X;\n" + std::string(kFence) + once + "X:" + kWaitAll),
+  std::string zeros;
+  for (int n = 0; n < 8; ++n) zeros += "mov.f32 %f" + std::to_string(n) + ", 0f00000000;\n";
+  EXPECT_EQ(rule_of(zeros + "setp.lt.u32 %p3, %r3, 32;\n@!%p3 bra X;\n" + kFence + once + "X:" + kWaitAll),
             Rule::deadlock)
       << "one warp of four";
   EXPECT_EQ(

@@ -1,5 +1,6 @@
 // Each fence, wait, commit, arrive and expect_tx of a kernel's PTX left out in turn. What goes unnoticed is listed in
-// survivors/, with the reason.
+// survivors/, with the reason. Takes minutes a kernel, so it is run where a kernel changes
+// (tools/gpu/prove_virtual.sh).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include <future>
 #include <thread>
 
-#include "problem/text.h"
+#include "base/text.h"
 #include "vgpu/mutation/subject.h"
 #include "vgpu/ptx/parser.h"
 
@@ -171,7 +172,7 @@ std::vector<Subject> subjects_of(const std::string& kernel, const std::vector<co
   return subjects;
 }
 
-TEST_F(Deletion, OfAForwardKernel) {
+TEST_F(Deletion, DISABLED_OfAForwardKernel) {
   const std::vector<Subject> subjects =
       subjects_of("--dtype bf16 --head-dim 128 --head-dim-v 128 --causal 1 --heads-q 2 --heads-k 1 ",
                   {"--seqlen-q 280 --seqlen-k 300", "--seqlen-q 280 --seqlen-k 800",
@@ -179,16 +180,16 @@ TEST_F(Deletion, OfAForwardKernel) {
   expect_survivors("causal", subjects, TANDEM_SURVIVORS "/causal.txt");
 }
 
-TEST_F(Deletion, OfARaggedKernel) {
+TEST_F(Deletion, DISABLED_OfARaggedKernel) {
   const std::vector<Subject> subjects = subjects_of(
       "--dtype bf16 --packed 1 --head-dim 64 --head-dim-v 64 --heads-q 2 --heads-k 1 ",
       {"--lengths-q 70,200,0,10,40 --lengths-k 70,230,50,600,100", "--lengths-q 250,150 --lengths-k 900,1000",
        "--lengths-q 140,150 --lengths-k 300,500 --values large"});
-  expect_survivors("ragged", subjects, TANDEM_SURVIVORS "/ragged.txt");
+  expect_survivors("varlen", subjects, TANDEM_SURVIVORS "/varlen.txt");
 }
 
 // The last unit of the first problem has one step.
-TEST_F(Deletion, OfABlackwellKernel) {
+TEST_F(Deletion, DISABLED_OfABlackwellKernel) {
   const std::vector<Subject> subjects =
       subjects_of("--dtype bf16 --head-dim 128 --head-dim-v 128 --causal 1 --heads-q 2 --heads-k 1 ",
                   {"--seqlen-q 280 --seqlen-k 280", "--seqlen-q 280 --seqlen-k 600",

@@ -4,10 +4,11 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "base/text.h"
 #include "engine/gpu.h"
 #include "engine/launch.h"
 #include "jit/compiler.h"
-#include "problem/text.h"
+#include "oracle/oracle.h"
 #include "support/gpu.h"
 #include "support/instance.h"
 #include "support/judge.h"
@@ -31,9 +32,11 @@ void add_places(const vgpu::Program& program, const vgpu::Party& party, Found* f
 }
 
 Found found_of(const vgpu::Program& program, const vgpu::Finding& finding) {
-  Found found{std::string(name_of(finding.rule)), report(program, finding), {}, is_warning(finding.rule)};
+  Found found{
+      std::string(name_of(finding.rule)), report(program, finding), {}, grade_of(finding.rule) == vgpu::Grade::letter};
   add_places(program, finding.party, &found);
   add_places(program, finding.other, &found);
+  for (const int32_t other : finding.others) add_places(program, {.instruction = other, .what = {}}, &found);
   // A deadlock's table has places for each warp.
   std::istringstream words(finding.message);
   for (std::string word; words >> word;) {
@@ -46,7 +49,7 @@ Found found_of(const vgpu::Program& program, const vgpu::Finding& finding) {
 const std::pair<Status, std::unique_ptr<jit::Compiler>>& compiler() {
   static const auto opened = [] {
     std::pair<Status, std::unique_ptr<jit::Compiler>> made;
-    made.first = jit::Compiler::open({}, jit::Env::get(), &made.second);
+    made.first = jit::Compiler::open({}, Env::get(), &made.second);
     return made;
   }();
   return opened;
@@ -79,33 +82,48 @@ std::unique_ptr<gpu::Device> Subject::open(vgpu::Options options) const {
 }
 
 Subject::Subject(std::string flags, int blocks, std::string device)
-    : device_(std::move(device)), case_(from_flags("--gradients none --align 8 " + flags)), blocks_(blocks) {
-  Instance instance(case_);
-  Outputs outputs = instance.outputs(TANDEM_FORWARD);
+    : device_(std::move(device)),
+      case_(from_flags("--gradients none --align 8 " + flags)),
+      pass_(case_.gradients.empty() ? TANDEM_FORWARD : TANDEM_BACKWARD),
+      blocks_(blocks) {
+  Instance of_call(case_);
+  Outputs outputs = of_call.outputs(pass_);
   const std::unique_ptr<gpu::Device> opened = open({});
-  const Problem problem = instance.problem(TANDEM_FORWARD, &outputs);
-  require(plan::check_forward(problem, opened->properties()));
-  plan_ = plan::plan_forward(problem, opened->properties());
-  if (!plan_.tile.takes_over()) plan_.grid = std::min(plan_.grid, blocks);  // else there is one for every tile
+  const Problem problem = of_call.problem(pass_, &outputs);
+  require(plan::check(problem, opened->properties()));
+  plan_ = plan::make_plan(problem, opened->properties());
+  for (plan::Launch& launch : plan_.launches) {
+    // With cluster launch control there is one for every tile.
+    if (launch.entry == plan::kMainEntry && !(pass_ == TANDEM_FORWARD && plan_.forward.tile.clc()))
+      launch.grid = std::min(launch.grid, static_cast<uint32_t>(blocks));
+  }
+}
+
+// The call's tensors; those of a backward are given what the oracle makes of the forward.
+std::unique_ptr<Instance> Subject::instance() const {
+  auto made = std::make_unique<Instance>(case_);
+  if (pass_ == TANDEM_FORWARD) return made;
+  Outputs outputs = made->outputs(TANDEM_FORWARD), exact = made->exact_outputs(TANDEM_FORWARD);
+  oracle::forward(with_outputs(made->problem(TANDEM_FORWARD, &outputs), &exact));
+  made->give_results(&exact);
+  return made;
 }
 
 Status Subject::compile(jit::Sources sources, std::string* ptx) const {
   const std::unique_ptr<gpu::Device> device = open({});
-  const jit::Request request = request_of(plan_.tile, device->properties());
+  const jit::Request request = request_of(plan_.kernels[0].configuration, device->properties());
   std::string log;
-  return compiler().second->compile(request, included_by(request.source, sources), ptx, &log);
+  return compiler().second->compile(request, jit::included_by(request.source, sources), ptx, &log);
 }
 
 Status Subject::launch(const Problem& problem, const std::string& ptx, vgpu::Options options) const {
   options.run.max_instructions = kMostInstructions;
   const std::unique_ptr<gpu::Device> device = open(std::move(options));
-  std::unique_ptr<gpu::Module> module;
-  ForwardKernels kernels;
-  TANDEM_TRY(device->load(std::as_bytes(std::span(ptx)), &module));
-  TANDEM_TRY(module->find("forward", plan_.tile.shared_bytes(), &kernels.forward));
-  if (plan_.tile.ragged) TANDEM_TRY(module->find("schedule", 0, &kernels.schedule));
+  LoadedKernel kernel;
+  TANDEM_TRY(load(*device, plan_.kernels[0].configuration, std::as_bytes(std::span(ptx)), &kernel));
   const DeviceMemory workspace(*device, plan_.workspace_bytes + 256);
-  return launch_forward(*device, problem, plan_, kernels, workspace.at(0), nullptr);
+  const LoadedKernel* const kernels[] = {&kernel};
+  return tandem::launch(*device, problem, plan_, kernels, workspace.at(0), nullptr);
 }
 
 Trial Subject::run(const std::string& ptx, const vgpu::Schedule& schedule, bool judges, int threads) const {
@@ -117,13 +135,19 @@ Trial Subject::run(const std::string& ptx, const vgpu::Schedule& schedule, bool 
     for (const vgpu::Finding& finding : outcome.findings) trial.found.push_back(found_of(outcome.program, finding));
   };
   if (judges) {
-    const Verdict verdict = run_case(case_, [&](const Call& call) { require(launch(call, ptx, options)); });
+    const Verdict verdict = run_case(case_, [&](const Call& call) {
+      if (call.pass == pass_) {
+        require(launch(call, ptx, options));
+      } else {
+        oracle::forward(call);
+      }
+    });
     trial.failure = verdict.refusal.empty() ? verdict.failure : verdict.refusal;
     return trial;
   }
-  Instance instance(case_);
-  Outputs outputs = instance.outputs(TANDEM_FORWARD);
-  trial.failure = launch(instance.problem(TANDEM_FORWARD, &outputs), ptx, options).message;
+  const std::unique_ptr<Instance> of_call = instance();
+  Outputs outputs = of_call->outputs(pass_);
+  trial.failure = launch(of_call->problem(pass_, &outputs), ptx, options).message;
   return trial;
 }
 
@@ -134,9 +158,9 @@ std::set<int> Subject::executed(const std::string& ptx) const {
   options.observe = [&](const vgpu::LaunchDescription& launch, const vgpu::Model&) {
     return std::make_unique<Coverage>(*launch.program, &lines);
   };
-  Instance instance(case_);
-  Outputs outputs = instance.outputs(TANDEM_FORWARD);
-  require(launch(instance.problem(TANDEM_FORWARD, &outputs), ptx, std::move(options)));
+  const std::unique_ptr<Instance> of_call = instance();
+  Outputs outputs = of_call->outputs(pass_);
+  require(launch(of_call->problem(pass_, &outputs), ptx, std::move(options)));
   return lines;
 }
 

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "jit/sources.h"
-#include "plan/forward.h"
+#include "plan/plan.h"
 #include "support/case.h"
+#include "support/instance.h"
 #include "vgpu/device.h"
 
 namespace tandem::test {
@@ -32,7 +33,8 @@ struct Trial {
 
 class Subject {
  public:
-  // flags: of a Case; blocks: of the grid, at most: few of them take several tiles each.
+  // flags: of a Case, whose backward it is where that has gradients; blocks: of the main kernel's grid, at most: few of
+  // them take several tiles each.
   Subject(std::string flags, int blocks, std::string device = "vgpu:h200");
 
   // PTX of the kernel as these sources have it.
@@ -46,12 +48,14 @@ class Subject {
 
  private:
   std::unique_ptr<gpu::Device> open(vgpu::Options options) const;
+  std::unique_ptr<Instance> instance() const;
   Status launch(const Problem& problem, const std::string& ptx, vgpu::Options options) const;
 
   const std::string device_;
   const Case case_;
+  const tandem_pass pass_;
   const int blocks_;
-  plan::ForwardPlan plan_;
+  plan::Plan plan_;
 };
 
 // The sources in use, with one text in the place of another.

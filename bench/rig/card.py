@@ -1,0 +1,38 @@
+"""What a card is at: the clock of its SMs and its power, from NVML (pip install nvidia-ml-py)."""
+
+from __future__ import annotations
+
+
+class Card:
+    """Looks, and keeps what it saw by name. Without NVML it sees nothing, and absent says why."""
+
+    def __init__(self, uuid: str):
+        self.absent, self.mhz, self.watts = None, {}, {}
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self.look("")
+        except Exception as why:  # no package, no library, no permission
+            self.absent = f"{type(why).__name__}: {why}"
+        self.forget()
+
+    def forget(self) -> None:
+        self.mhz, self.watts = {}, {}
+
+    def look(self, name: str) -> None:
+        if self.absent:
+            return
+        nvml = self._nvml
+        self.mhz.setdefault(name, []).append(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM))
+        self.watts.setdefault(name, []).append(self._power())
+
+    def _power(self) -> float:
+        """Of this instant where the card says so, else its average over the last second."""
+        nvml = self._nvml
+        field = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
+        if field.nvmlReturn == nvml.NVML_SUCCESS:
+            return field.value.uiVal * 1e-3
+        return nvml.nvmlDeviceGetPowerUsage(self._handle) * 1e-3

@@ -1,0 +1,101 @@
+// What a backward needs of each query before its main kernel: -lse in log2 units and delta = sum of dout * out, less
+// dlse. Also zeros what the main kernel counts by, sums what makes dsink, and rounds a float32 dout.
+#pragma once
+#include "ptx/warp.cuh"
+#include "tile/chunk.cuh"
+#include "tile/pack.cuh"
+#include "tile/row.cuh"
+#include "tile/sequence.cuh"
+
+// Eight neighbours of a row: as one thread reads them, of float32 or of the kernel's type.
+struct Eight {
+  float x[8];
+};
+template <auto T>
+TANDEM_DEVICE Eight unpack(const Chunk& chunk) {
+  Eight eight;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) eight.x[i] = to_float<T.f16>(static_cast<u16>(chunk.x[i / 2] >> i % 2 * 16));
+  return eight;
+}
+template <auto T>
+TANDEM_DEVICE Chunk rounded(const Eight& eight) {
+  Chunk chunk;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) chunk.x[i] = pack<T>(eight.x[2 * i], eight.x[2 * i + 1]);
+  return chunk;
+}
+template <auto T>
+TANDEM_DEVICE Eight load_eight(const void* from, i64 at, bool is_f32) {
+  if (!is_f32) return unpack<T>(*reinterpret_cast<const Chunk*>(static_cast<const u16*>(from) + at));
+  const auto* const chunks = reinterpret_cast<const float4*>(static_cast<const float*>(from) + at);
+  const float4 low = chunks[0], high = chunks[1];
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+TANDEM_DEVICE float dot(const Eight& a, const Eight& b) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(a.x[i], b.x[i], sum);
+  return sum;
+}
+
+// One CTA for each (query head, m_block). Queries that there are not, or that see nothing, have probabilities of
+// 0: -lse is -infinity.
+template <auto T>
+TANDEM_DEVICE void delta(const BackwardParams& p) {
+  constexpr int kChunks = T.head_dim_v / 8;                           // of a row
+  constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // that share a row
+  constexpr int kRows = T.kDeltaThreads / kLanes;                     // at once
+  launch_dependents();
+  grid_dependency_wait();
+  const int block = blockIdx.x, head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
+  const SequenceCoords s = sequence_coords<T>(p, sequence);
+  const int m_block = block % p.m_blocks - s.first_m_block;
+  if (threadIdx.x < T.dq_tickets()) p.dq_tickets[T.dq_tickets() * block + threadIdx.x] = 0;
+  if (threadIdx.x == 0 && block == 0) *p.counter = 0;
+  float* const stats = p.stats + static_cast<i64>(block) * (2 * T.tile_m);
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll
+  for (int first = 0; first < T.tile_m; first += kRows) {
+    const int row = first + threadIdx.x / kLanes, query = m_block * T.tile_m + row;
+    const bool used = query < s.q_len;
+    const i64 at = s.q_begin + query;
+    float sum = 0;
+    if (query < s.q_rows && lane * 8 < p.head_dim_v) {
+      Eight out{}, dout{};
+      if (used) {
+        out = load_eight<T>(p.out_given, s.batch * p.out_batch + at * p.out_row + head * p.out_head + lane * 8,
+                            p.out_is_f32);
+        dout = load_eight<T>(p.dout_data, s.batch * p.dout_batch + at * p.dout_row + head * p.dout_head + lane * 8,
+                             p.dout_is_f32);
+      }
+      if (p.dout_rounded) {
+        const Chunk chunk = rounded<T>(dout);
+        const i64 row_at = (s.batch * static_cast<i64>(p.seqlen_q) + at) * p.heads_q + head;
+        reinterpret_cast<Chunk*>(p.dout_rounded)[row_at * (p.head_dim_v / 8) + lane] = chunk;
+        dout = unpack<T>(chunk);
+      }
+      sum = dot(out, dout);
+    }
+    sum = sum_over_lanes<kLanes>(sum);
+    if (lane != 0) continue;
+    const float lse = used ? p.lse[s.batch * p.lse_batch + at * p.lse_row + head * p.lse_head] : -kInfinity;
+    if (used && p.dlse) sum -= p.dlse[s.batch * p.dlse_batch + at * p.dlse_row + head * p.dlse_head];
+    const bool nothing = lse == -kInfinity;
+    stats[row] = nothing ? -kInfinity : -kLog2e * lse;
+    stats[T.tile_m + row] = nothing ? 0.0f : sum;
+  }
+  if (!p.dsink) return;
+  // The sink's probability in each row times the derivative, -delta, by one warp in a fixed order.
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  const float sink = kLog2e * load_element<T.f16>(p.sink, head * p.sink_head, p.sink_is_f32);
+  float sum = 0;
+#pragma unroll
+  for (int row = threadIdx.x; row < T.tile_m; row += 32) {
+    const float probability = sink == -kInfinity ? 0.0f : exp2_approx(sink + stats[row]);
+    sum = fmaf(-probability, stats[T.tile_m + row], sum);
+  }
+  sum = sum_over_lanes<32>(sum);
+  if (threadIdx.x == 0) p.dsink_of_m_block[block] = sum;
+}

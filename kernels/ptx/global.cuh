@@ -1,0 +1,20 @@
+// Numbers in global memory by which CTAs tell each other what they have done (PTX ISA "ld", "red").
+#pragma once
+#include "ptx/base.cuh"
+
+// What others wrote before they added to it is seen after.
+TANDEM_DEVICE int load_acquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+TANDEM_DEVICE void add_release(int* to, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+// Between waiting for another CTA's bulk copies and own ones to the same place, either way. "fence.proxy.async".
+TANDEM_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+TANDEM_DEVICE void global_add(float4* to, float4 x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w)
+               : "memory");
+}

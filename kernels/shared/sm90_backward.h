@@ -1,0 +1,79 @@
+// How a Hopper backward kernel is cut, and what follows from that: sizes, registers, shared memory.
+#pragma once
+#include "shared/dq_order.h"
+#include "shared/score_options.h"
+
+// A value of this type is the kernel's only template parameter. A CTA keeps the keys and values of an n_block, tile_n()
+// of them, and goes over the m_blocks that see them, tile_m queries each.
+struct Sm90BackwardConfig {
+  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 64
+  int warpgroups = 2;                    // that compute; each has 64 keys
+  int tile_m = 64;                       // queries of a step: 64, or 64 for each warpgroup
+  int q_stages = 3, dout_stages = 2;     // steps of queries, and of dout, that are in shared memory at once
+  bool dropout = false;
+  bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
+  bool f16 = false;                  // elements are float16, else bfloat16
+  bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
+  bool varlen = false;               // lengths are read on the device: cu_seqlens or seqused
+  bool unscaled = false;             // scale <= 0
+  bool softcap = false, alibi = false;
+  Bias bias = Bias::none;
+
+  // Wide heads leave no room for dk and dv of 64 keys in a warpgroup: all have the same 64, each has some of the
+  // queries of a step for scores, and some of the columns of dk and dv. P and dS then go through shared memory.
+  constexpr bool wide() const { return head_dim > 128 || head_dim_v > 128; }
+  constexpr int tile_n() const { return wide() ? 64 : 64 * warpgroups; }
+  constexpr int score_queries() const { return wide() ? tile_m / warpgroups : tile_m; }
+  constexpr int dk_columns() const { return wide() ? head_dim / warpgroups : head_dim; }
+  constexpr int dv_columns() const { return wide() ? head_dim_v / warpgroups : head_dim_v; }
+  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  constexpr bool has_score_mod() const { return unscaled || softcap || alibi || bias != Bias::none; }
+
+  // dq of a step: each warpgroup has 64 queries of it and some of the columns.
+  constexpr int dq_row_parts() const { return tile_m / 64; }
+  constexpr int dq_columns() const { return head_dim * dq_row_parts() / warpgroups; }
+  constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
+  // Each warpgroup's is added by itself.
+  constexpr int dq_tickets() const { return warpgroups; }
+  constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
+  // In the order of fragments: a thread has two rows.
+  constexpr int convert_threads() const { return 128 * warpgroups; }
+  constexpr int dq_pairs() const { return dq_columns() / 4; }
+  constexpr DqPair dq_pair(int thread, int n) const {
+    const int index = thread / 128, row = thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * (n & 1);
+    const int column = 8 * (n >> 1) + 2 * (thread & 3);
+    if (dq_row_parts() == 1) return {row, index * dq_columns() + column};
+    return {index * 64 + row, column};
+  }
+
+  // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step.
+  constexpr int ds_stages() const { return wide() ? 1 : 3; }
+
+  // Of a computing thread, after the loading warpgroup has given its own away.
+  constexpr int registers() const {
+    const int at_launch = 65536 / threads() / 8 * 8;
+    const int most = (threads() * at_launch - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
+    return most < 240 ? most : 240;
+  }
+  constexpr int smem_bytes() const {
+    const int keys = tile_n() * (head_dim + head_dim_v);
+    const int queries = tile_m * (q_stages * head_dim + dout_stages * head_dim_v);
+    return 2 * (keys + queries + ds_stages() * tile_n() * tile_m + (wide() ? tile_n() * tile_m : 1024)) +
+           8 * dout_stages * tile_m + 1024;
+  }
+  // Of the kernel that makes a bias's gradient: a tile's operands, and its sums.
+  constexpr int dbias_smem_bytes() const {
+    return 2 * (tile_n() + tile_m) * (head_dim + head_dim_v) + 4 * tile_n() * tile_m + 1024;
+  }
+  // A warpgroup's columns are blocks of 64, or half of one.
+  static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
+  constexpr bool fits() const {
+    return head_dim % 64 == 0 && head_dim_v % 64 == 0 && (tile_m == 64 || tile_m == 64 * warpgroups) &&
+           whole_blocks(dq_columns()) && whole_blocks(dk_columns()) && whole_blocks(dv_columns()) &&
+           smem_bytes() <= kMaxSmemBytes;
+  }
+
+  static constexpr int kLoadRegisters = 24;
+  static constexpr int kDeltaThreads = 256;     // of the kernel that comes before
+  static constexpr int kMaxSmemBytes = 232448;  // of a block
+};

@@ -1,0 +1,65 @@
+// How a Hopper forward kernel is cut, and what follows from that: sizes, registers, shared memory.
+#pragma once
+#include "shared/score_options.h"
+
+// A value of this type is the kernel's only template parameter. An n_block is a step of the loop over keys.
+struct Sm90ForwardConfig {
+  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16: at most 256
+  int warpgroups = 2;                    // that compute; each has 64 rows. A row is a query of one head
+  int tile_n = 128;                      // of one step, a multiple of 16
+  int stages = 2;                        // steps of keys, and of values, that are in shared memory at once
+  bool pingpong = true;                  // warpgroups issue their products in turns (ping-pong)
+  bool f32_out = false;                  // the result is float32, else of the type of elements
+  bool dropout = false;
+  bool f16 = false;                  // elements are float16, else bfloat16
+  bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
+  bool varlen = false;               // lengths are read on the device: cu_seqlens or seqused
+  bool unscaled = false;             // scale <= 0: the largest product is not the largest score
+  bool softcap = false, alibi = false;
+  Bias bias = Bias::none;
+
+  constexpr int tile_m() const { return 64 * warpgroups; }
+  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  // Scores are more than scaled products.
+  constexpr bool has_score_mod() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  // Steps that hide nothing take exponentials without a look at the scores (FragmentSoftmax::settle). Where that goes
+  // wrong, the tile is done again with that look. Not where a bias may hide a row's first keys or ALiBi grow without a
+  // bound; nor with dropout: sums are of what it drops too, so they cannot be made again of the probabilities that are
+  // multiplied.
+  constexpr bool lazy_max() const { return !f16 && !unscaled && !alibi && bias == Bias::none && !dropout; }
+  // Exponentials of a thread and step that are taken before the product with the values of the step before is waited
+  // for: where that product is short, none; measured.
+  constexpr int exps_under_pv() const {
+    if (head_dim_v <= 64) return 0;
+    return tile_n > 64 ? tile_n / 4 : tile_n / 2;
+  }
+  // Columns in shared memory come in blocks of 64, the width of the swizzle.
+  static constexpr int blocks(int columns) { return (columns + 63) / 64; }
+  constexpr int columns_k() const { return blocks(head_dim) * 64; }
+  constexpr int columns_v() const { return blocks(head_dim_v) * 64; }
+  // Rows of the result that have a place in shared memory: all of a tile, or where there is no room for them those of
+  // one warpgroup, which it leaves to the next.
+  constexpr int o_smem_rows() const { return bytes_with(tile_m()) <= kMaxSmemBytes ? tile_m() : 64; }
+  // A float32 result needs none of them: it is stored from registers.
+  constexpr bool o_smem_shared() const { return !f32_out && o_smem_rows() < tile_m(); }
+  // Queries in registers spare the tensor core reads of shared memory, where registers suffice: beside them a thread
+  // has the result, the scores and the probabilities. What changes scores and what drops them leave none together.
+  constexpr bool q_in_registers() const {
+    if (dropout && has_score_mod()) return false;
+    return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - (registers() > 160 ? 40 : 28);
+  }
+  // Of a computing thread, after the loading warpgroup has given its own away.
+  constexpr int registers() const {
+    const int at_launch = 65536 / threads() / 8 * 8;
+    const int most = (threads() * at_launch - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
+    return most < 240 ? most : 240;
+  }
+  constexpr int smem_bytes() const { return bytes_with(o_smem_rows()); }
+
+  static constexpr int kLoadRegisters = 24;
+  static constexpr int kMaxSmemBytes = 232448;  // of a block
+  // Queries, so many rows of the result, keys and values, barriers.
+  constexpr int bytes_with(int o_rows) const {
+    return 2 * (tile_m() * columns_k() + o_rows * columns_v() + stages * tile_n * (columns_k() + columns_v())) + 1024;
+  }
+};

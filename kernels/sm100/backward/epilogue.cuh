@@ -1,0 +1,123 @@
+// The end of a tile, in the Blackwell backward: dk and dv from tensor memory to the caller's tensors, by the warpgroups
+// that compute, half of the columns each.
+#pragma once
+#include "ptx/tcgen05.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "sm100/backward/shared_plan.cuh"
+#include "tile/chunk.cuh"
+#include "tile/gradient.cuh"
+#include "tile/pack.cuh"
+
+// A gradient of keys or values: the columns of tensor memory that it is in, and where it goes.
+struct KeyGradient {
+  u32 columns_at;
+  int columns;
+  u16* staging;  // of the keys, or values, that nobody needs any more
+  const TensorMap* map;
+  void* data;
+  bool is_f32;
+  i64 at, row;   // of data: the head's first element, and from one row to the next
+  int head_dim;  // the problem's own
+  float scale;
+};
+
+// A row of a thread, columns [column, column + 32). any: something has been summed.
+TANDEM_DEVICE void load_sums(float (&x)[32], const KeyGradient& g, u32 lanes, int column, bool any) {
+  if (any) {
+    tcgen05_fence_after();
+    tmem_load(x, lanes + g.columns_at + column);
+    tmem_wait_load(x);
+  } else {
+#pragma unroll
+    for (float& zero : x) zero = 0;
+  }
+#pragma unroll
+  for (float& sum : x) sum *= g.scale;
+}
+
+// Straight to memory. rows: that the tile has of the sequence, and where gradients are added that are used.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int rows, int first_row, bool accumulate) {
+  const int warp = uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
+  const u32 lanes = static_cast<u32>(warp) * 32 << 16;
+  const int half = g.columns / T.kComputing;
+  const i64 at = g.at + (first_row + thread) * g.row;
+#pragma unroll 1
+  for (int column = index * half; column < (index + 1) * half; column += 32) {
+    float x[32];
+    load_sums(x, g, lanes, column, any);
+    if (thread < rows) {
+#pragma unroll
+      for (int n = 0; n < 32; n += 2) {
+        if (column + n < g.head_dim) store_pair<T>(g.data, at + column + n, x[n], x[n + 1], g.is_f32, accumulate);
+      }
+    }
+    __syncwarp();  // the next load is by whole warps
+  }
+}
+
+// rows: that the tile has of the sequence. first_row: in the tensor.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int rows, int first_row, int head, int batch) {
+  constexpr int kStoreSync = 1;  // named barrier
+  const int warp = uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
+  const u32 lanes = static_cast<u32>(warp) * 32 << 16;
+  const bool tail = T.varlen && warp_any(rows < T.kCtaKeys);
+  const int half = g.columns / T.kComputing;
+#pragma unroll 1
+  for (int column = index * half; column < (index + 1) * half; column += 32) {
+    float x[32];
+    load_sums(x, g, lanes, column, any);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      Chunk chunk;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) chunk.x[n] = pack<T>(x[8 * c + 2 * n], x[8 * c + 2 * n + 1]);
+      if (tail) {
+        if (thread < rows && column + 8 * c < g.head_dim)
+          *reinterpret_cast<Chunk*>(static_cast<u16*>(g.data) + g.at + (first_row + thread) * g.row + column + 8 * c) =
+              chunk;
+      } else {
+        auto* const block = reinterpret_cast<Chunk*>(g.staging) + column / 64 * (T.kBlockBytes / 16) + thread * 8;
+        block[(column % 64 / 8 + c) ^ (thread & 7)] = chunk;
+      }
+    }
+  }
+  if (tail) return;
+  fence_proxy_async();
+  named_sync(kStoreSync, 128 * T.kComputing);
+  if (index > 0 || warp > 0 || !elect_one()) return;
+#pragma unroll 1
+  for (int c = 0; c < g.columns; c += 64) {
+#pragma unroll 1
+    for (int r = 0; r < T.kCtaKeys; r += 64)
+      tma_store(g.map, g.staging + c * T.kCtaKeys + r * 64, c, first_row + r, head, batch);
+  }
+  tma_store_commit();
+}
+
+// Reads the tile and its sequence again: kept until here they would take registers that the steps want.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void store_tile(const BackwardParams& p, BackwardShared<T>& s, int index, bool any) {
+  const KeyTile tile = s.tile;
+  const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+  const int row = first_key_of<T>(tile), batch = sequence.batch;
+  auto store = [&](const KeyGradient& g) {
+    if constexpr (T.direct) {
+      store_direct<T>(g, index, any, (p.accumulate ? sequence.k_len : sequence.k_rows) - row, sequence.k_begin + row,
+                      p.accumulate);
+    } else {
+      store_sums<T>(g, index, any, sequence.k_rows - row, sequence.k_begin + row, tile.head_k, batch);
+    }
+  };
+  if (p.has_dv) {
+    store({T.tmem_dv(), T.head_dim_v, s.v, &p.dv, p.dv_data, p.dv_is_f32 != 0,
+           batch * p.dv_batch + tile.head_k * p.dv_head, p.dv_row, p.head_dim_v, T.dropout ? p.dropout.scale : 1});
+  }
+  if (p.has_dk) {
+    store({T.tmem_dk(), T.head_dim, s.k, &p.dk, p.dk_data, p.dk_is_f32 != 0,
+           batch * p.dk_batch + tile.head_k * p.dk_head, p.dk_row, p.head_dim, p.scale});
+  }
+  tcgen05_fence_before();
+}

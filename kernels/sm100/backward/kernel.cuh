@@ -1,0 +1,133 @@
+// Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh). Run
+// on the virtual GPU, not yet on hardware.
+//
+// One CTA per SM takes n_blocks of a key head from a counter. It keeps their 128 keys and values, and goes over the
+// queries of all heads that share them, 128 at a time, from the last m_block that sees some of them to the first; dk
+// and dv stay in tensor memory. All scores are transposed, keys in the lanes: so P' and dS' lie as the tensor core
+// wants its operand of what is summed over queries. S of the next step is multiplied under dS of this one, and P under
+// dK and dQ:
+//
+//    load     | mma                 | two warpgroups, 64 queries each | dq
+//    Q, K     | S = K Q'            |                                 |
+//    V, dO    | dP = V dO'          | P = exp(S - lse)                |
+//    Q'       | dV += P dO          |                                 |
+//             | S' = K Q'' (next)   | dS = P (dP - delta)             |
+//    dO'      | dK += dS Q, dQ = .. | P' = exp(S' - lse)              |
+//             | dP' (dQ is taken)   |                                 | dQ to shared memory
+//    Q''      | dV += P' dO'        |                                 | added to memory
+//             | S'' ...             | dS' = P' (dP' - delta)          |
+//
+// dQ = dS' K is summed in float32 in memory, by bulk additions in the order of n_blocks (dq.cuh), in the order in which
+// threads hold it; common/convert.cuh rounds it. The map of tensor memory is with its proof in
+// shared/sm100_backward.h; P lies in the columns of S, dS and at head_dim 128 then dQ in those of dP.
+//
+// Two CTAs may multiply together (a pair): 256 keys in a product, 128 of them in each CTA, which gives half of the
+// other operand. dQ has half of the queries in each CTA, and all 256 keys, for which halves of dS are exchanged
+// (pair_load.cuh, pair_mma.cuh).
+//
+// Barriers between products of one thread are none, as in the forward: the tensor core executes them in the order of
+// their issue. What is committed behind a product says that all before it are done too: so dp_ready tells that dS of
+// the step before has been read, in tensor and in shared memory, and s_ready that P has.
+#pragma once
+#include "common/convert.cuh"
+#include "common/delta.cuh"
+#include "common/dsink.cuh"
+#include "sm100/backward/dq.cuh"
+#include "sm100/backward/load.cuh"
+#include "sm100/backward/mma.cuh"
+#include "sm100/backward/pair_load.cuh"
+#include "sm100/backward/pair_mma.cuh"
+#include "sm100/backward/relay.cuh"
+#include "sm100/backward/softmax.cuh"
+
+enum class Role { compute, dq, mma, load, relay, none };
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE Role role_of(int warp) {
+  constexpr int kOthers = 4 * (T.kComputing + 1);
+  if (warp < 4 * T.kComputing) return Role::compute;
+  if (warp < kOthers) return Role::dq;
+  if (warp == kOthers) return Role::mma;
+  if (warp == kOthers + 1) return Role::load;
+  return T.relays() && warp == kOthers + 2 ? Role::relay : Role::none;
+}
+
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void begin(const BackwardParams& p, BackwardShared<T>& s, int warp) {
+  if (threadIdx.x == 0) {
+    for (const TensorMap* map : {&p.k, &p.v, &p.q, &p.dout}) prefetch_tensor_map(map);
+    constexpr int kComputeWarps = 4 * T.kComputing;
+    constexpr int ctas = T.ctas();
+    for (u64* barrier : {&s.k_landed, &s.v_landed, &s.s_ready, &s.dp_ready, &s.dq_ready, &s.sums_ready})
+      mbarrier_init(barrier, 1);
+    for (u64* barrier : {&s.k_relayed, &s.v_relayed}) mbarrier_init(barrier, ctas);
+    for (int i = 0; i < T.q_stages; ++i) {
+      for (u64* barrier : {&s.q_landed[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);
+      mbarrier_init(&s.q_relayed[i], ctas);
+    }
+    for (int i = 0; i < T.dout_stages; ++i) {
+      for (u64* barrier : {&s.dout_landed[i], &s.dout_empty[i]}) mbarrier_init(barrier, 1);
+      mbarrier_init(&s.dout_relayed[i], ctas);
+    }
+    if constexpr (T.pair) {
+      for (u64* barrier : {&s.pair.kt_landed, &s.pair.qt_landed, &s.pair.doutt_landed, &s.pair.qt_empty,
+                           &s.pair.doutt_empty, &s.pair.ds_landed, &s.pair.ds_relayed, &s.pair.tile_told,
+                           &s.pair.tile_taken, &s.pair.stats_landed[0], &s.pair.stats_landed[1]})
+        mbarrier_init(barrier, 1);
+      for (u64* barrier : {&s.pair.kt_relayed, &s.pair.qt_relayed, &s.pair.doutt_relayed}) mbarrier_init(barrier, ctas);
+    }
+    mbarrier_init(&s.kv_empty, s.kTileWarps);
+    mbarrier_init(&s.p_ready, kComputeWarps * ctas);
+    mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
+    mbarrier_init(&s.dq_empty, 4 * ctas);
+    fence_mbarrier_init();
+    fence_proxy_async();
+  }
+  // Both CTAs of a pair run from here on: tensor memory is allocated for both at once, and each reaches for the
+  // other's barriers.
+  if constexpr (T.pair) cluster_sync();
+  if (warp == 0) tmem_alloc<T.ctas()>(&s.tensor_memory, T.kTmemColumns);  // all there are: they begin at 0
+  launch_dependents();
+  __syncthreads();
+  grid_dependency_wait();
+}
+
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void backward(const BackwardParams& p) {
+  extern __shared__ __align__(1024) char memory[];
+  auto& s = *reinterpret_cast<BackwardShared<T>*>(memory);
+  static_assert(sizeof(BackwardShared<T>) <= T.smem_bytes());
+  static_assert(T.fits());
+  const int warp = uniform(threadIdx.x / 32);
+  begin(p, s, warp);
+  const Role role = role_of<T>(warp);
+  switch (role) {
+    case Role::compute:
+      setmaxnreg_inc<T.kComputeRegisters>();
+      compute<T>(p, s, warp / 4);
+      break;
+    case Role::dq:
+      setmaxnreg_dec<T.kDqRegisters>();
+      add_dq<T>(p, s);
+      break;
+    default:
+      setmaxnreg_dec<T.kOtherRegisters>();
+      if constexpr (T.pair) {
+        if (role == Role::mma && elect_one()) rank_of_cta<T>() == 0 ? mma_pair<T>(p, s) : relay_ds<T>(p, s);
+        if (role == Role::load && elect_one()) load_pair<T>(p, s);
+        if (role == Role::relay) relay_pair<T>(p, s);
+      } else {
+        if (role == Role::mma && elect_one()) mma<T>(p, s);
+        if (role == Role::load && elect_one()) load<T>(p, s);
+        if constexpr (T.relays()) {
+          if (role == Role::relay) relay<T>(p, s);
+        }
+      }
+      __syncwarp();
+  }
+  if constexpr (T.pair) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  if (warp == 0) tmem_free<T.ctas()>(s.tensor_memory, T.kTmemColumns);
+}

@@ -1,0 +1,61 @@
+// Loading, in the Blackwell backward: one thread, by TMA. It also takes the tiles and tells the others.
+#pragma once
+#include "ptx/tma.cuh"
+#include "sm100/backward/shared_plan.cuh"
+
+// For every tile its keys and values, then for every step its queries with what belongs to them, and dout. The first
+// step's come before the keys: while the tile before is stored.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
+  Ring<T.q_stages> q_ring;
+  Ring<T.dout_stages> dout_ring;
+  auto load_blocks = [](u16* to, const TensorMap* map, u64* landed, int columns, int row, int head, int batch) {
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64) tma_load(to + c * T.tile_m, map, landed, c, row, head, batch);
+  };
+  auto load_step = [&](const SequenceCoords& sequence, const Steps& step) {
+    const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch;
+    mbarrier_wait(&s.q_empty[q_ring.slot], q_ring.parity ^ 1);
+    u64* const q_landed = &s.q_landed[q_ring.slot];
+    mbarrier_expect_tx(q_landed, sizeof s.q[0] + sizeof s.stats[0]);
+    load_blocks(s.q[q_ring.slot], &p.q, q_landed, T.head_dim, row, step.head, batch);
+    bulk_load(s.stats[q_ring.slot], p.stats + m_block_at(p, sequence, step.head, step.m_block) * (2 * T.tile_m),
+              sizeof s.stats[0], q_landed);
+    q_ring.advance();
+    mbarrier_wait(&s.dout_empty[dout_ring.slot], dout_ring.parity ^ 1);
+    u64* const dout_landed = &s.dout_landed[dout_ring.slot];
+    mbarrier_expect_tx(dout_landed, sizeof s.dout[0]);
+    load_blocks(s.dout[dout_ring.slot], &p.dout, dout_landed, T.head_dim_v, row, step.head, batch);
+    dout_ring.advance();
+  };
+  u32 taken = 0;
+  for (;; ++taken) {
+    const int n = atomicAdd(p.counter, 1);
+    if (n >= p.tiles) break;
+    const KeyTile tile = key_tile_at<T>(p, n);
+    const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    const int first_key = sequence.k_begin + tile.n_block * T.tile_n();
+    Steps step(p, tile);
+    const bool any = step.left > 0;
+    if (any) {
+      load_step(sequence, step);
+      step.advance();
+    }
+    mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
+    s.tile = tile;
+    if (!any) {  // what nobody sees need not come: its gradients are zeros
+      mbarrier_arrive(&s.k_landed);
+      mbarrier_arrive(&s.v_landed);
+      continue;
+    }
+    mbarrier_expect_tx(&s.k_landed, sizeof s.k);
+    load_blocks(s.k, &p.k, &s.k_landed, T.head_dim, first_key, tile.head_k, sequence.batch);
+    mbarrier_expect_tx(&s.v_landed, sizeof s.v);
+    load_blocks(s.v, &p.v, &s.v_landed, T.head_dim_v, first_key, tile.head_k, sequence.batch);
+#pragma unroll 1
+    for (; step.left > 0; step.advance()) load_step(sequence, step);
+  }
+  mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
+  s.tile = {-1, 0, 0, 0, 0};
+  mbarrier_arrive(&s.k_landed);
+}

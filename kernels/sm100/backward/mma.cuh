@@ -1,0 +1,101 @@
+// The products of the Blackwell backward: one thread.
+#pragma once
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "sm100/backward/shared_plan.cuh"
+
+// The order of issue is what keeps apart products that share columns of tensor memory: S of the next step goes over the
+// P that dV has read, dQ over the dS that dK has read, and dP of the next step over both.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
+  constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries or keys
+  constexpr u32 kBlock = T.kBlockBytes;
+  constexpr u32 kScoreProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.kCtaKeys, T.tile_m);
+  constexpr u32 kDkProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.kCtaKeys, T.head_dim);
+  constexpr u32 kDvProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.kCtaKeys, T.head_dim_v);
+  constexpr u32 kDqProduct = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.head_dim);
+  Ring<T.q_stages> q_next, q_ring;
+  Ring<T.dout_stages> dout_ring;
+  u32 steps = 0;  // of all tiles
+
+  auto wait = [](u64* barrier, u32 parity) {
+    mbarrier_wait(barrier, parity);
+    tcgen05_fence_after();
+  };
+  // The c-th 16 columns of an operand whose rows are those of the sum, in blocks of 64.
+  auto in_row = [](int c) { return static_cast<u64>(c / 4 * (kBlock >> 4) + c % 4 * 2); };
+  // The c-th 16 rows of one whose rows are along the inner dimension.
+  auto rows_16 = [](int c) { return static_cast<u64>(c * (2048 >> 4)); };
+  auto by_columns = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); };
+  auto by_rows = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); };
+
+  auto mma_s = [&] {
+    wait(s.q_full(q_next.slot), q_next.parity);
+    const u64 k = by_rows(s.k), q = by_rows(s.q[q_next.slot]);
+#pragma unroll
+    for (int c = 0; c < T.head_dim / 16; ++c)
+      tcgen05_mma_ss<1>(T.tmem_s(), k + in_row(c), q + in_row(c), kScoreProduct, c > 0);
+    tcgen05_commit<1>(&s.s_ready);
+    q_next.advance();
+  };
+  auto mma_dp = [&] {
+    wait(s.dout_full(dout_ring.slot), dout_ring.parity);
+    if (!T.dq_has_place()) wait(&s.dq_empty, (steps & 1) ^ 1);  // of the step before
+    const u64 v = by_rows(s.v), dout = by_rows(s.dout[dout_ring.slot]);
+#pragma unroll
+    for (int c = 0; c < T.head_dim_v / 16; ++c)
+      tcgen05_mma_ss<1>(T.tmem_dp(), v + in_row(c), dout + in_row(c), kScoreProduct, c > 0);
+    tcgen05_commit<1>(&s.dp_ready);
+  };
+  auto mma_dv = [&](bool first) {
+    wait(&s.p_ready, steps & 1);
+    const u64 dout = by_columns(s.dout[dout_ring.slot]);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c)
+      tcgen05_mma_ts<1>(T.tmem_dv(), T.tmem_operand(T.tmem_s(), c), dout + rows_16(c), kDvProduct, !first || c > 0);
+    tcgen05_commit<1>(&s.dout_empty[dout_ring.slot]);
+    dout_ring.advance();
+  };
+  auto mma_dk = [&](bool first) {
+    const u64 q = by_columns(s.q[q_ring.slot]);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c)
+      tcgen05_mma_ts<1>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
+    tcgen05_commit<1>(&s.q_empty[q_ring.slot]);
+    q_ring.advance();
+  };
+  auto mma_dq = [&] {
+    if (T.dq_has_place()) wait(&s.dq_empty, (steps & 1) ^ 1);
+    const u64 ds = by_columns(s.ds), k = by_columns(s.k);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c) tcgen05_mma_ss<1>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
+    tcgen05_commit<1>(&s.dq_ready);
+  };
+
+  for (u32 taken = 0;; ++taken) {
+    wait(s.k_full(), taken & 1);
+    const KeyTile tile = s.tile;
+    if (tile.n_block < 0) break;
+    const int count = Steps(p, tile).left;
+    if (count > 0) {
+      mma_s();
+      wait(s.v_full(), taken & 1);
+      mma_dp();
+      mma_dv(true);
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        const bool more = i + 1 < count;
+        if (more) mma_s();
+        wait(&s.ds_ready, steps & 1);
+        mma_dk(i == 0);
+        mma_dq();
+        ++steps;
+        if (!more) break;
+        mma_dp();
+        mma_dv(false);
+      }
+      tcgen05_commit<1>(&s.sums_ready);
+    }
+    mbarrier_arrive(&s.kv_empty);
+  }
+}

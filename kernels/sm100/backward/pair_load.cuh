@@ -1,0 +1,146 @@
+// Loading, in a pair of CTAs of the Blackwell backward, and the relay, which tells the leader what has come.
+#pragma once
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "sm100/backward/shared_plan.cuh"
+#include "tile/chunk.cuh"
+
+// The leader takes a tile from the counter and tells the other CTA its number: both begin the tiles of a pair in the
+// order of the counter, as tickets want it, whatever clusters run.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE int next_tile_of_pair(const BackwardParams& p, BackwardShared<T>& s, u32 taken) {
+  if (rank_of_cta<T>() == 0) {
+    const int n = atomicAdd(p.counter, 1);
+    mbarrier_wait_cluster(&s.pair.tile_taken, (taken & 1) ^ 1);
+    store_at(&s.pair.next_tile, 1, n);
+    mbarrier_release_at(&s.pair.tile_told, 1);
+    return n;
+  }
+  mbarrier_wait_cluster(&s.pair.tile_told, taken & 1);
+  const int n = s.pair.next_tile;
+  mbarrier_release_at(&s.pair.tile_taken, 0);
+  return n;
+}
+
+// A step's operands have one place each, and each is free when its own product is done: S, dP, dV, dK, in the order in
+// which they are loaded. -lse and delta have two places: that of a step is free when dK of it is done, which was
+// waited for one step before it is written again.
+template <Sm100BackwardConfig T>
+struct PairSteps {
+  const BackwardParams& p;
+  BackwardShared<T>& s;
+  const int rank = rank_of_cta<T>();
+  u32 steps = 0;  // of all tiles
+
+  // rows: of each box. Boxes of 64 columns lie one behind the other, the first at this column.
+  TANDEM_DEVICE static void load_boxes(u16* to, const TensorMap* map, u64* landed, int rows, int columns, int column,
+                                       int row, int head, int batch) {
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64) tma_load(to + c * rows, map, landed, column + c, row, head, batch);
+  }
+  // Half of the rows, all columns.
+  TANDEM_DEVICE void load_rows(u16* to, const TensorMap* map, u64* landed, u64* empty, int row, int head, int batch) {
+    mbarrier_wait(empty, (steps & 1) ^ 1);
+    mbarrier_expect_tx(landed, T.kBlockBytes);
+    load_boxes(to, map, landed, 64, 128, 0, row + 64 * rank, head, batch);
+  }
+  // All rows, half of the columns.
+  TANDEM_DEVICE void load_columns(u16* to, const TensorMap* map, u64* landed, u64* empty, int row, int head,
+                                  int batch) {
+    mbarrier_wait(empty, (steps & 1) ^ 1);
+    mbarrier_expect_tx(landed, T.kBlockBytes);
+#pragma unroll 1
+    for (int r = 0; r < T.tile_m; r += 64) tma_load(to + r * 64, map, landed, 64 * rank, row + r, head, batch);
+  }
+  TANDEM_DEVICE void load(const SequenceCoords& sequence, const Steps& step) {
+    const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch, head = step.head;
+    load_rows(s.q[0], &p.q, &s.q_landed[0], &s.q_empty[0], row, head, batch);
+    u64* const stats_landed = &s.pair.stats_landed[steps & 1];
+    mbarrier_expect_tx(stats_landed, sizeof s.stats[0]);
+    bulk_load(s.stats[steps & 1], p.stats + m_block_at(p, sequence, head, step.m_block) * (2 * T.tile_m),
+              sizeof s.stats[0], stats_landed);
+    load_rows(s.dout[0], &p.dout, &s.dout_landed[0], &s.dout_empty[0], row, head, batch);
+    load_columns(s.doutt, &p.dout, &s.pair.doutt_landed, &s.pair.doutt_empty, row, head, batch);
+    load_columns(s.qt, &p.q, &s.pair.qt_landed, &s.pair.qt_empty, row, head, batch);
+    ++steps;
+  }
+};
+
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void load_pair(const BackwardParams& p, BackwardShared<T>& s) {
+  const int rank = rank_of_cta<T>();
+  PairSteps<T> steps{p, s};
+  u32 taken = 0;
+  for (;; ++taken) {
+    const int n = next_tile_of_pair<T>(p, s, taken);
+    if (n >= p.tiles) break;
+    const KeyTile tile = key_tile_at<T>(p, n);
+    const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    Steps step(p, tile);
+    mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
+    s.tile = tile;
+    if (step.left == 0) {  // what nobody sees need not come: its gradients are zeros
+      for (u64* barrier : {&s.k_landed, &s.v_landed, &s.pair.kt_landed}) mbarrier_arrive(barrier);
+      continue;
+    }
+    const int first = sequence.k_begin + tile.n_block * T.tile_n(), own = first + rank * T.kCtaKeys;
+    mbarrier_expect_tx(&s.k_landed, sizeof s.k);
+    steps.load_boxes(s.k, &p.k, &s.k_landed, T.kCtaKeys, T.head_dim, 0, own, tile.head_k, sequence.batch);
+    mbarrier_expect_tx(&s.v_landed, sizeof s.v);
+    steps.load_boxes(s.v, &p.v, &s.v_landed, T.kCtaKeys, T.head_dim_v, 0, own, tile.head_k, sequence.batch);
+    mbarrier_expect_tx(&s.pair.kt_landed, sizeof s.kt);
+    for (int r = 0; r < T.tile_n(); r += T.kCtaKeys)
+      tma_load(s.kt + r * 64, &p.k, &s.pair.kt_landed, 64 * rank, first + r, tile.head_k, sequence.batch);
+#pragma unroll 1
+    for (; step.left > 0; step.advance()) steps.load(sequence, step);
+  }
+  mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
+  s.tile = {-1, 0, 0, 0, 0};
+  mbarrier_arrive(&s.k_landed);
+  // The leader's products say when places are free: not to a CTA that has ended.
+  for (u64* empty : {&s.q_empty[0], &s.dout_empty[0], &s.pair.doutt_empty, &s.pair.qt_empty})
+    mbarrier_wait(empty, (steps.steps & 1) ^ 1);
+}
+
+// What has come is told to the leader; rows beyond a sequence become zeros before.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void relay_pair(const BackwardParams& p, BackwardShared<T>& s) {
+  const int lane = threadIdx.x % 32, own_queries = rank_of_cta<T>() * T.q_box_rows();
+  u32 steps = 0;
+  auto pass = [&](u64* landed, u64* relayed, u32 parity, u16* block, int rows, int columns, int used) {
+    mbarrier_wait(landed, parity);
+    const bool clears = T.varlen && warp_any(used < rows);
+    if (clears) {
+      zero_rows(block, rows, columns, max(0, used), lane, 32);
+      fence_proxy_async();
+    }
+    __syncwarp();
+    if (lane == 0) arrive_at_leader<T>(relayed, clears);
+  };
+  for (u32 taken = 0;; ++taken) {
+    mbarrier_wait(&s.k_landed, taken & 1);
+    const KeyTile tile = s.tile;
+    if (warp_any(tile.n_block < 0)) break;
+    const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    Steps step(p, tile);
+    const bool any = step.left > 0;
+    const int keys = any ? sequence.k_len - tile.n_block * T.tile_n() : T.tile_n();
+    const int own = any ? sequence.k_len - first_key_of<T>(tile) : T.kCtaKeys;
+    pass(&s.k_landed, &s.k_relayed, taken & 1, s.k, T.kCtaKeys, T.head_dim, own);
+    pass(&s.v_landed, &s.v_relayed, taken & 1, s.v, T.kCtaKeys, T.head_dim_v, own);
+    pass(&s.pair.kt_landed, &s.pair.kt_relayed, taken & 1, s.kt, T.tile_n(), 64, keys);
+#pragma unroll 1
+    for (; warp_any(step.left > 0); step.advance(), ++steps) {
+      const u32 parity = steps & 1;
+      const int queries = sequence.q_len - step.m_block * T.tile_m, rows = queries - own_queries;
+      pass(&s.q_landed[0], &s.q_relayed[0], parity, s.q[0], T.q_box_rows(), T.head_dim, rows);
+      pass(&s.dout_landed[0], &s.dout_relayed[0], parity, s.dout[0], T.q_box_rows(), T.head_dim_v, rows);
+      pass(&s.pair.doutt_landed, &s.pair.doutt_relayed, parity, s.doutt, T.tile_m, 64, queries);
+      pass(&s.pair.qt_landed, &s.pair.qt_relayed, parity, s.qt, T.tile_m, 64, queries);
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&s.kv_empty);
+  }
+  __syncwarp();
+  if (lane == 0) arrive_at_leader<T>(&s.k_relayed);
+}

@@ -1,0 +1,127 @@
+// The products of a pair of CTAs in the Blackwell backward: one thread of the leader.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "sm100/backward/shared_plan.cuh"
+
+// As mma(), in its order. S, dP, dV and dK have 256 rows, 128 keys in each CTA. dQ has 128, 64 queries in each CTA, and
+// sums over the keys of both: it waits until the halves of dS have been exchanged.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
+  constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries
+  constexpr u32 kBlock = T.kBlockBytes;
+  constexpr u32 kScoreProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.tile_n(), T.tile_m);
+  constexpr u32 kDkProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim);
+  constexpr u32 kDvProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim_v);
+  constexpr u32 kDqProduct = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.head_dim);
+  u32 scores = 0, steps = 0;  // of all tiles
+
+  auto wait = [](u64* barrier, u32 parity) {
+    mbarrier_wait(barrier, parity);
+    tcgen05_fence_after();
+  };
+  // For what the other CTA has written by ordinary stores, or sent.
+  auto wait_cluster = [](u64* barrier, u32 parity) {
+    mbarrier_wait_cluster(barrier, parity);
+    tcgen05_fence_after();
+  };
+  auto wait_relayed = [&](u64* barrier, u32 parity) {
+    T.varlen ? wait_cluster(barrier, parity) : wait(barrier, parity);
+  };
+  // The c-th 16 columns of an operand whose rows are those of the sum, in blocks of 64 columns of so many bytes.
+  auto in_row = [](int c, u32 block) { return static_cast<u64>(c / 4 * (block >> 4) + c % 4 * 2); };
+  // The c-th 16 rows of one whose rows are along the inner dimension.
+  auto rows_16 = [](int c) { return static_cast<u64>(c * (2048 >> 4)); };
+  auto by_columns = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); };
+  auto by_rows = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); };
+
+  auto mma_s = [&] {
+    wait_relayed(s.q_full(0), scores & 1);
+    const u64 k = by_rows(s.k), q = by_rows(s.q[0]);
+#pragma unroll
+    for (int c = 0; c < T.head_dim / 16; ++c)
+      tcgen05_mma_ss<2>(T.tmem_s(), k + in_row(c, kBlock), q + in_row(c, kBlock / 2), kScoreProduct, c > 0);
+    tcgen05_commit<2>(&s.s_ready);
+    tcgen05_commit<2>(&s.q_empty[0]);
+    ++scores;
+  };
+  auto mma_dp = [&] {
+    wait_relayed(s.dout_full(0), steps & 1);
+    wait(&s.dq_empty, (steps & 1) ^ 1);  // of the step before
+    const u64 v = by_rows(s.v), dout = by_rows(s.dout[0]);
+#pragma unroll
+    for (int c = 0; c < T.head_dim_v / 16; ++c)
+      tcgen05_mma_ss<2>(T.tmem_dp(), v + in_row(c, kBlock), dout + in_row(c, kBlock / 2), kScoreProduct, c > 0);
+    tcgen05_commit<2>(&s.dp_ready);
+    tcgen05_commit<2>(&s.dout_empty[0]);
+  };
+  auto mma_dv = [&](bool first) {
+    wait_relayed(&s.pair.doutt_relayed, steps & 1);
+    wait(&s.p_ready, steps & 1);
+    const u64 dout = by_columns(s.doutt);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c)
+      tcgen05_mma_ts<2>(T.tmem_dv(), T.tmem_operand(T.tmem_s(), c), dout + rows_16(c), kDvProduct, !first || c > 0);
+    tcgen05_commit<2>(&s.pair.doutt_empty);
+  };
+  auto mma_dk = [&](bool first) {
+    wait_relayed(&s.pair.qt_relayed, steps & 1);
+    wait_cluster(&s.ds_ready, steps & 1);
+    const u64 q = by_columns(s.qt);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c)
+      tcgen05_mma_ts<2>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
+    tcgen05_commit<2>(&s.pair.qt_empty);
+  };
+  auto mma_dq = [&] {
+    mbarrier_expect_tx(&s.pair.ds_landed, T.kBlockBytes);
+    wait_cluster(&s.pair.ds_landed, steps & 1);
+    wait(&s.pair.ds_relayed, steps & 1);
+    const u64 ds = by_columns(s.ds), k = by_columns(s.kt);
+#pragma unroll
+    for (int c = 0; c < T.tile_n() / 16; ++c)
+      tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
+    tcgen05_commit<2>(&s.dq_ready);
+  };
+
+  for (u32 taken = 0;; ++taken) {
+    wait_relayed(&s.k_relayed, taken & 1);
+    const KeyTile tile = s.tile;
+    if (tile.n_block < 0) break;
+    wait_relayed(&s.v_relayed, taken & 1);
+    wait_relayed(&s.pair.kt_relayed, taken & 1);
+    const int count = Steps(p, tile).left;
+    if (count > 0) mma_s();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      mma_dp();
+      mma_dv(i == 0);
+      if (i + 1 < count) mma_s();
+      mma_dk(i == 0);
+      mma_dq();
+      ++steps;
+    }
+    if (count > 0) tcgen05_commit<2>(&s.sums_ready);
+    mbarrier_arrive(&s.kv_empty);
+  }
+}
+
+// The other CTA's thread of this role: tells the leader that its half of dS has come.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void relay_ds(const BackwardParams& p, BackwardShared<T>& s) {
+  u32 steps = 0;
+  for (u32 taken = 0;; ++taken) {
+    mbarrier_wait(&s.k_landed, taken & 1);
+    const KeyTile tile = s.tile;
+    if (tile.n_block < 0) break;
+    const int count = Steps(p, tile).left;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, ++steps) {
+      mbarrier_expect_tx(&s.pair.ds_landed, T.kBlockBytes);
+      mbarrier_wait_cluster(&s.pair.ds_landed, steps & 1);
+      arrive_at_leader<T>(&s.pair.ds_relayed);
+    }
+    mbarrier_arrive(&s.kv_empty);
+  }
+}

@@ -1,0 +1,113 @@
+// What the warps of a CTA of the Blackwell backward share: the n_block at hand, shared memory, barriers.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "shared/backward.h"
+#include "shared/sm100_backward.h"
+#include "tile/key_tile.cuh"
+#include "tile/ring.cuh"
+
+// What a CTA of a pair has besides: it gives a product half of the rows of one operand, and half of the columns of the
+// other. So queries and dout come twice: 64 rows of all columns for S and dP, all rows of 64 columns for dK and dV.
+template <Sm100BackwardConfig T, bool = T.pair>
+struct PairShared {
+  static constexpr int kColumns = 64;
+  alignas(1024) u16 kt[T.tile_n() * kColumns];  // for dQ: all keys of the pair
+  alignas(1024) u16 qt[T.tile_m * kColumns], doutt[T.tile_m * kColumns];
+  alignas(1024) u16 ds_sent[T.kCtaKeys * kColumns];  // dS of the other CTA's queries, on its way there
+};
+template <Sm100BackwardConfig T>
+struct PairShared<T, false> {};
+template <Sm100BackwardConfig T>
+struct PairBarriers {
+  // Arrivals: 1; of those marked * one of each CTA, at the leader.
+  alignas(8) u64 kt_landed, qt_landed, doutt_landed;
+  u64 kt_relayed, qt_relayed, doutt_relayed;  // *
+  u64 qt_empty, doutt_empty;
+  u64 stats_landed[T.stats_slots()];
+  u64 ds_landed, ds_relayed;  // the other CTA's half of dS is here, and bytes; of the leader: is there too
+  u64 tile_told, tile_taken;  // the number of the next tile is here; of the leader: has been read there
+  int next_tile;
+};
+
+template <Sm100BackwardConfig T>
+struct BackwardShared : PairShared<T> {
+  alignas(1024) u16 k[T.kCtaKeys * T.head_dim];
+  alignas(1024) u16 v[T.kCtaKeys * T.head_dim_v];
+  alignas(1024) u16 q[T.q_stages][T.q_box_rows() * T.head_dim];
+  alignas(1024) u16 dout[T.dout_stages][T.q_box_rows() * T.head_dim_v];
+  alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];             // keys in rows; of a pair all keys, half of the queries
+  alignas(1024) float dq[T.dq_stages][T.kDqPartFloats];    // as threads hold it
+  alignas(16) float stats[T.stats_slots()][2 * T.tile_m];  // of the queries: -lse in log2 units, delta
+  // A barrier is named for what is true after waiting for it. Arrivals: 1, but where another number is said. "landed"
+  // ones count the bytes that TMA brings, those of "ready" ones without a number and of q_empty and dout_empty are
+  // commits of products. Of a pair the leader's alone say what products wait for, and get the arrivals of both CTAs.
+  alignas(8) u64 k_landed, v_landed;
+  u64 q_landed[T.q_stages], q_empty[T.q_stages], dout_landed[T.dout_stages], dout_empty[T.dout_stages];
+  u64 kv_empty;            // kTileWarps: nobody needs the tile, its keys or its values any more
+  u64 s_ready, dp_ready;   // in tensor memory. Behind dp_ready all products of the step before are done
+  u64 p_ready, ds_ready;   // 4 warps of each computing warpgroup
+  u64 dq_ready, dq_empty;  // empty: 4 warps
+  u64 sums_ready;          // dk and dv of the tile
+  // What has come and may be multiplied: cleared beyond the sequence.
+  u64 k_relayed, v_relayed, q_relayed[T.q_stages], dout_relayed[T.dout_stages];
+  PairBarriers<T> pair;
+  KeyTile tile;  // told by k_landed, and by k_full(); n_block -1: there are no more
+  u32 tensor_memory;
+
+  static constexpr int kTileWarps = 4 * T.kComputing + 4 + 1 + T.relays();
+
+  TANDEM_DEVICE u64* k_full() { return T.relays() ? &k_relayed : &k_landed; }
+  TANDEM_DEVICE u64* v_full() { return T.relays() ? &v_relayed : &v_landed; }
+  TANDEM_DEVICE u64* q_full(u32 slot) { return T.relays() ? &q_relayed[slot] : &q_landed[slot]; }
+  TANDEM_DEVICE u64* dout_full(u32 slot) { return T.relays() ? &dout_relayed[slot] : &dout_landed[slot]; }
+};
+
+// Of a pair: the CTA that multiplies for both is 0.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE int rank_of_cta() {
+  return T.pair ? blockIdx.x & 1 : 0;
+}
+// The first of the CTA's own keys.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE int first_key_of(const KeyTile& tile) {
+  return tile.n_block * T.tile_n() + rank_of_cta<T>() * T.kCtaKeys;
+}
+// written: what the other CTA's products read was written by ordinary stores.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void arrive_at_leader(u64* barrier, bool written = false) {
+  if constexpr (!T.pair) {
+    mbarrier_arrive(barrier);
+  } else if (written) {
+    mbarrier_release_at(barrier, 0);
+  } else {
+    mbarrier_arrive_at(barrier, 0);
+  }
+}
+
+// The steps of a tile: the m_blocks of each query head that shares its keys, from the last to the first.
+struct Steps {
+  int head, m_block, left;
+
+  TANDEM_DEVICE Steps(const BackwardParams& p, const KeyTile& tile)
+      : head(tile.head_k * (p.heads_q / p.heads_k)),
+        m_block(tile.m_end - 1),
+        left(p.heads_q / p.heads_k * (tile.m_end - tile.m_begin)),
+        m_begin_(tile.m_begin),
+        m_end_(tile.m_end) {}
+  TANDEM_DEVICE void advance() {
+    --left;
+    if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
+  }
+
+ private:
+  int m_begin_, m_end_;
+};
+
+// Of tile `taken`, whole warps alike. n_block -1: there are no more.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE KeyTile wait_for_tile(BackwardShared<T>& s, u32 taken) {
+  mbarrier_wait(T.pair ? &s.k_landed : s.k_full(), taken & 1);
+  return {uniform(s.tile.n_block), uniform(s.tile.head_k), uniform(s.tile.sequence), uniform(s.tile.m_begin),
+          uniform(s.tile.m_end)};
+}

@@ -1,0 +1,115 @@
+// The epilogue, the last step of the Blackwell forward: a warpgroup for both tiles divides results and stores them.
+#pragma once
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "sm100/forward/shared_plan.cuh"
+#include "tile/coords.cuh"
+#include "tile/mask.cuh"
+#include "tile/pack.cuh"
+#include "tile/ring.cuh"
+#include "tile/row.cuh"
+#include "tile/score_mod.cuh"
+
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
+  constexpr int kEpilogueSync = 1;  // named barrier
+  // Of the result: columns of a block, and chunks of 16 columns.
+  constexpr int kColumns = T.o_block_columns(), kChunks = 128 / kColumns;
+  const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, thread = threadIdx.x % 128;
+  const u32 lanes = static_cast<u32>(warp) * 32 << 16;
+  const int pack_shift = log2_of(p.pack_gqa);
+  Ring<kWorkSlots> slot;
+  Ring<T.o_blocks()> out;
+  u32 parities = 0;                   // a bit for each tile
+  [[maybe_unused]] u32 n_blocks = 0;  // of all work tiles
+
+  auto finish = [&](Work& work, int i) {
+    const TileCoords& tile = work.coords;
+    const int first_row = first_row_of<T>(tile, i);
+    const int rows_left = (tile.q_rows << pack_shift) - first_row;
+    const Row row(p, tile, first_row + thread);
+    const u32 parity = parities >> i & 1;
+    parities ^= 1 << i;
+    mbarrier_wait(&s.sum_ready[i], parity);
+    RowFinal end = finalize_row<T>(p, row, !T.varlen || row.query < tile.q_len, s.sum[i][thread], s.row_max[i][thread]);
+    if constexpr (T.dropout) end.inverse *= p.dropout.scale;
+    if (p.lse && row.query < tile.q_rows) store_lse(p, tile, row, end.lse);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&s.sum_empty[i]);
+    mbarrier_wait(&s.o_full[i], parity);
+    constexpr int kBlocks = (T.head_dim_v + kColumns - 1) / kColumns;
+    bool lost = false;  // probabilities that are as large as they may become, times large values
+    for (int block = 0; block < kBlocks; ++block, out.advance()) {
+      // Once the last store from this place has read it.
+      if (warp == 0 && elect_one()) tma_store_wait_read<T.o_blocks() - 1>();
+      named_sync(kEpilogueSync, 128);
+      tcgen05_fence_after();
+      auto* to = reinterpret_cast<Chunk*>(s.out[out.slot]) + thread * 8;
+#pragma unroll 1
+      for (int c = 0; c < 8; c += kChunks) {
+        const int column = kColumns * block + 16 / kChunks * c;
+        if (column >= T.head_dim_v) break;
+        float x[16];
+        tmem_load(x, lanes + T.tmem_o(0) + i * T.o_columns() + column);
+        tmem_wait_load(x);
+        if constexpr (T.lazy_max()) {
+#pragma unroll
+          for (int n = 0; n < 16; ++n) lost |= !(fabsf(x[n]) < kInfinity);
+        }
+        u32 words[4 * kChunks];
+#pragma unroll
+        for (int n = 0; n < 4 * kChunks; ++n) {
+          if (end.inverse == 0) {  // a row that sees nothing, whatever it met
+            words[n] = 0;
+          } else if constexpr (T.f32_out) {
+            words[n] = __float_as_uint(x[n] * end.inverse);
+          } else {
+            words[n] = pack<T>(x[2 * n] * end.inverse, x[2 * n + 1] * end.inverse);
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kChunks; ++n)
+          to[(c + n) ^ (thread & 7)] = {{words[4 * n], words[4 * n + 1], words[4 * n + 2], words[4 * n + 3]}};
+      }
+      if (block == kBlocks - 1) {
+        tcgen05_fence_before();
+        __syncwarp();
+        if (lane == 0) arrive_at_leader<T>(&s.o_empty[i]);
+      }
+      fence_proxy_async();
+      named_sync(kEpilogueSync, 128);
+      if (T.varlen && rows_left < T.kTileM) {
+        store_rows<T.kTileM, T.f32_out ? 4 : 2>(p, tile, s.out[out.slot], first_row, rows_left, kColumns * block,
+                                                min(kColumns, p.head_dim_v - kColumns * block));
+        named_sync(kEpilogueSync, 128);
+      } else if (warp == 0 && elect_one()) {
+        if (T.lazy_max() && work.strict) tma_store_wait();  // for the result that was no good
+        tma_store(&p.out, s.out[out.slot], kColumns * block, 0, tile.q_begin + (first_row >> pack_shift), tile.head,
+                  tile.batch);
+      }
+      if (warp == 0 && elect_one()) tma_store_commit();
+    }
+    if (T.lazy_max() && warp_any(lost && end.inverse != 0) && !warp_any(work.strict) && lane == 0) work.request_retry();
+  };
+  for (;; slot.advance()) {
+    mbarrier_wait(&s.work_full[slot.slot], slot.parity);
+    Work& work = s.work[slot.slot];
+    const auto kind = static_cast<Work::Kind>(uniform(static_cast<int>(work.kind)));
+    if (kind == Work::Kind::over) break;
+    if (kind == Work::Kind::tiles) {
+#pragma unroll 1
+      for (int i = 0; i < T.q_tiles(); ++i)
+        if (warp_any(work.has(i))) finish(work, i);
+      if (T.q_tiles() == 1) n_blocks += work.ends[0] - work.begins[0];
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&s.work_empty[slot.slot]);
+  }
+  // The leader's products say of every n_block that its values are added, and must not say it to a CTA that has ended.
+  // (One tile is always a pair's.) Behind o_full no more than the last of these can be outstanding: softmax, which sees
+  // one less, could take the parity of the last but two for it.
+  if constexpr (T.q_tiles() == 1) mbarrier_wait(&s.o_added[0], (n_blocks & 1) ^ 1);
+  if (warp == 0 && elect_one()) tma_store_wait();
+}

@@ -1,0 +1,152 @@
+// Attention forward for Blackwell: out = softmax(scale q k^T) v and its log-sum-exp. Run on the virtual GPU, not yet on
+// hardware.
+//
+// One CTA per SM takes units of two tiles, 128 rows each, the longest first, from a counter (varlen sequences: from a
+// list that schedule() has made). Scores S, probabilities P and the result O of both tiles stay in tensor memory. The
+// tiles take turns on the tensor core, so that the softmax of one runs under the products of the other:
+//
+//    load      | mma                  | softmax0            | softmax1            | epilogue
+//    K1 Q0 Q1  | S0 = Q0 K1           |                     |                     |
+//    V1        | S1 = Q1 K1           | P0 = softmax(S0)    |                     |
+//    K0        | O0 += P0 V1, S0 = .. | (O0 *= alpha)       | P1 = softmax(S1)    |
+//    V0        | O1 += P1 V1, S1 = .. | P0 = softmax(S0)    | (O1 *= alpha)       |
+//    K' Q0'    | O0 += P0 V0, S0'= .. |                     | P1 = softmax(S1)    | O0 / sum -> out
+//    Q1' V'    | O1 += P1 V0, S1'= .. | P0 = softmax(S0')   |                     | O1 / sum -> out
+//
+// The next unit (') begins before the last values of this one are multiplied: no turn is left out. P0 goes to the
+// tensor core in two parts; its product starts under the softmax of the rest.
+//
+// A warp of softmax has 32 rows, a thread one of them: no shuffles. It moves a row's row_max, and then scales its row
+// of O by itself, only where sums or scores outgrow it (most steps do not): the other tile's products run meanwhile. So
+// the epilogue is left with the exact one after the last step: the division by the sum.
+//
+// Tensor memory, 512 columns. P takes the place of the S it is made from, from the left, two elements in a column:
+//
+//    two tiles                       | one tile (of a pair), head_dim_v over 128 or head_dim over 192
+//    0    S0, P0                     | 0    S, P of even steps
+//    128  S1, P1                     | 128  S, P of odd steps
+//    256  O0 [head_dim_v <= 128]     | 256  O [head_dim_v <= 256]
+//    ...  O1                         |
+//
+// With one tile the scores of the next step are multiplied before the values of this one, and a row of O is scaled once
+// the values of the step before have been added.
+//
+// Two CTAs may multiply together (a pair): 256 rows in a product, 128 of them in each CTA, which loads half of the keys
+// (64 rows) and half of the values (columns), so that shared memory and L2 are read half as often. Softmax and
+// epilogue know nothing of it; the products are issued by the first CTA, which the relay of the other tells what has
+// come there. Pairs whose units differ in length take over those of pairs that have not begun (cluster launch control).
+//
+// Barriers between products of one warp are none: the tensor core executes them in the order of their issue. (PTX
+// promises that for products into the same columns only; that S may overwrite P behind the product that reads P is what
+// FlashAttention-4 and CUTLASS rely on as well.)
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "sm100/forward/epilogue.cuh"
+#include "sm100/forward/load.cuh"
+#include "sm100/forward/mma.cuh"
+#include "sm100/forward/relay.cuh"
+#include "sm100/forward/shared_plan.cuh"
+#include "sm100/forward/softmax.cuh"
+#include "tile/scheduler.cuh"
+
+enum class Role { softmax, epilogue, mma, load, relay, none };
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE Role role_of(int warp) {
+  constexpr int kOthers = 4 * (T.q_tiles() + 1);
+  if (warp < 4 * T.q_tiles()) return Role::softmax;
+  if (warp < kOthers) return Role::epilogue;
+  if (warp == kOthers) return rank_of_cta<T>() == 0 ? Role::mma : Role::none;
+  if (warp == kOthers + 1) return Role::load;
+  return T.relays() && warp == kOthers + 2 ? Role::relay : Role::none;
+}
+
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void sync_all() {
+  if constexpr (T.pair) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+}
+
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) {
+  // Warps that learn from load() what there is to do.
+  const int warps = 4 * (T.q_tiles() + 1) + (rank_of_cta<T>() == 0) + T.relays();
+  constexpr int ctas = T.ctas();
+  if (threadIdx.x == 0) {
+    for (const TensorMap* map : {&p.k, &p.q, &p.v, &p.out}) prefetch_tensor_map(map);
+#pragma unroll 1
+    for (int i = 0; i < kWorkSlots; ++i) {
+      s.work[i].overflowed = 0;
+      mbarrier_init(&s.work_full[i], 1);
+      mbarrier_init(&s.work_empty[i], warps);
+    }
+#pragma unroll 1
+    for (int i = 0; i < T.ring_slots(); ++i) {
+      mbarrier_init(&s.ring_landed[i], 1);
+      mbarrier_init(&s.ring_empty[i], 1);
+      if (T.relays()) mbarrier_init(&s.ring_relayed[i], ctas);
+    }
+    for (int i = 0; i < 2; ++i) mbarrier_init(&s.clc_full[i], 1);
+#pragma unroll 1
+    for (int i = 0; i < T.kScoreSlots; ++i) {
+      mbarrier_init(&s.s_ready[i], 1);
+      mbarrier_init(&s.p_ready[i][0], 4 * ctas);
+      mbarrier_init(&s.p_ready[i][1], 4 * ctas);
+    }
+#pragma unroll 1
+    for (int i = 0; i < T.q_tiles(); ++i) {
+      mbarrier_init(&s.q_landed[i], 1);
+      mbarrier_init(&s.q_empty[i], 1);
+      mbarrier_init(&s.q_relayed[i], ctas);
+      mbarrier_init(&s.o_added[i], 1);
+      mbarrier_init(&s.sum_ready[i], 4);
+      mbarrier_init(&s.sum_empty[i], 4);
+      mbarrier_init(&s.o_full[i], 1);
+      mbarrier_init(&s.o_empty[i], 4 * ctas);
+    }
+    fence_mbarrier_init();
+    fence_proxy_async();
+  }
+  // Both CTAs of a pair run from here on: tensor memory is allocated for both at once, and each reaches for the
+  // other's barriers.
+  if constexpr (T.pair) cluster_sync();
+  if (warp == 0) tmem_alloc<ctas>(&s.tensor_memory, T.kTmemColumns);  // all there are: they begin at 0
+  __syncthreads();
+}
+
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void forward(const ForwardParams& p) {
+  extern __shared__ __align__(1024) char memory[];
+  auto& s = *reinterpret_cast<ForwardShared<T>*>(memory);
+  static_assert(sizeof(ForwardShared<T>) <= T.smem_bytes());
+  static_assert(T.fits());
+  const int warp = uniform(threadIdx.x / 32);
+  begin(p, s, warp);
+  const Role role = role_of<T>(warp);
+  switch (role) {
+    case Role::softmax:
+      setmaxnreg_inc<T.softmax_registers()>();
+      softmax(p, s, warp / 4);
+      break;
+    case Role::epilogue:
+      setmaxnreg_dec<T.epilogue_registers()>();
+      epilogue(p, s);
+      break;
+    default:
+      setmaxnreg_dec<T.other_registers()>();
+      if (role == Role::mma && elect_one()) mma(s);
+      if (role == Role::load && elect_one()) load(p, s);
+      if constexpr (T.relays()) {
+        if (role == Role::relay) relay(s);
+      }
+      __syncwarp();
+  }
+  sync_all<T>();
+  if (uniform(threadIdx.x / 32) == 0) tmem_free<T.ctas()>(s.tensor_memory, T.kTmemColumns);
+}

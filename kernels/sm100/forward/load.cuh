@@ -1,0 +1,146 @@
+// Loading, in the Blackwell forward: one thread, by TMA. It also takes the work tiles and tells the others.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "sm100/forward/shared_plan.cuh"
+#include "tile/coords.cuh"
+#include "tile/ring.cuh"
+
+// The steps of a work tile, of its tiles and of those rows of them that are the CTA's.
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
+  const TileCoords& tile = work.coords;
+  work.begin = 1 << 30;
+  work.end = 0;
+  for (int i = 0; i < T.q_tiles(); ++i) {
+    const int row = tile.m_block * T.tile_m() + i * T.mma_m();
+    work.begins[i] = work.ends[i] = 0;
+    if (row >= tile.q_rows << log2_of(p.pack_gqa)) continue;
+    const NBlockRange all = n_block_range<T>(p, tile, row, T.mma_m());
+    const NBlockRange own = T.pair ? n_block_range<T>(p, tile, first_row_of<T>(tile, i), T.kTileM) : all;
+    work.begins[i] = all.begin;
+    work.ends[i] = all.end;
+    work.unmasked_begins[i] = own.unmasked_begin;
+    work.unmasked_ends[i] = own.unmasked_end;
+    work.begin = min(work.begin, all.begin);
+    work.end = max(work.end, all.end);
+  }
+}
+
+// Work tiles in the order of blocks: the hardware gives this cluster those of clusters that have not begun, so that
+// the longest, which come first, are begun first, and no counter is needed. An answer is read before the queries of its
+// work tile are loaded, in both CTAs, and two work tiles later, when its place is used again, those have been
+// multiplied.
+template <Sm100ForwardConfig T>
+struct ClcQuery {
+  ForwardShared<T>& s;
+  Ring<2> at;
+  bool asked = false;
+
+  TANDEM_DEVICE void ask() {
+    mbarrier_expect_tx(&s.clc_full[at.slot], 16);
+    if (rank_of_cta<T>() == 0) clc_try_cancel<T.ctas()>(&s.clc_response[at.slot], &s.clc_full[at.slot]);
+    asked = true;
+  }
+  // The unit that ask() has brought; -1: none is left.
+  TANDEM_DEVICE int answer() {
+    mbarrier_wait(&s.clc_full[at.slot], at.parity);
+    const int first = clc_query_cancel(&s.clc_response[at.slot]);
+    fence_proxy_async();
+    at.advance();
+    return first < 0 ? -1 : first / T.ctas();
+  }
+};
+
+// For every work tile its queries, and its keys and values from the last to the first. One that comes out overflowed is
+// taken again, in the place where it was.
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
+  Ring<T.ring_slots()> ring;
+  Ring<kWorkSlots> slot;
+  u32 q_parity = 3;  // a bit for each tile
+  const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift, rank = rank_of_cta<T>();
+  const int listed = T.varlen ? p.counter[1] : 0, num_work_tiles = T.varlen ? listed * heads : p.tiles;
+  const int stride = gridDim.x / T.ctas();
+  int fresh = blockIdx.x / T.ctas();  // unit
+  int idle = 0;                       // places that were found free, and not lost, since there is nothing fresh
+  [[maybe_unused]] ClcQuery<T> clc_query{s};
+  for (;; slot.advance()) {
+    Work& work = s.work[slot.slot];
+    mbarrier_wait(&s.work_empty[slot.slot], slot.parity ^ 1);
+    if constexpr (T.clc) {
+      if (clc_query.asked) fresh = clc_query.answer();
+      if (fresh < 0) fresh = num_work_tiles;
+    }
+    const bool strict = T.lazy_max() && work.overflowed;
+    if (!strict && fresh >= num_work_tiles) {
+      const bool over = !T.lazy_max() || ++idle == kWorkSlots;
+      work.kind = over ? Work::Kind::over : Work::Kind::nothing;
+      mbarrier_arrive(&s.work_full[slot.slot]);
+      if (over) break;
+      continue;
+    }
+    idle = 0;
+    if (!strict) work.index = fresh;
+    const TileCoords tile = coords_at<T>(p, work.index, listed);
+    work.kind = Work::Kind::tiles;
+    work.coords = tile;
+    work.strict = strict;
+    work.overflowed = 0;
+    set_n_blocks<T>(p, work);
+    const int begin = work.begin, end = work.end;
+    const int has = work.has(0) | (T.q_tiles() > 1 && work.has(1)) << 1;
+    mbarrier_arrive(&s.work_full[slot.slot]);
+
+    const int head_k = (tile.head << pack_shift) / (p.heads_q / p.heads_k);
+    auto load_block = [&](const TensorMap* map, int column, int columns, int row, int rows) {
+      mbarrier_wait(&s.ring_empty[ring.slot], ring.parity ^ 1);
+      mbarrier_expect_tx(&s.ring_landed[ring.slot], columns * rows * 2);
+      for (int c = 0; c < columns; c += 64)
+        tma_load(s.ring[ring.slot] + c * rows, map, &s.ring_landed[ring.slot], column + c, row, head_k, tile.batch);
+      ring.advance();
+    };
+    auto load_k = [&](int n_block, int c) {
+      const int row = tile.k_begin + n_block * T.tile_n + rank * T.k_block_rows();
+      load_block(&p.k, 64 * c, 64, row, T.k_block_rows());
+    };
+    auto load_v = [&](int n_block) {
+      constexpr int columns = 64 * T.blocks(T.columns_v());
+      for (int r = 0; r < T.tile_n; r += T.v_block_rows())
+        load_block(&p.v, rank * T.columns_v(), columns, tile.k_begin + n_block * T.tile_n + r, T.v_block_rows());
+    };
+    auto load_q = [&](int i) {
+      if (!(has >> i & 1)) return;
+      mbarrier_wait(&s.q_empty[i], q_parity >> i & 1);
+      q_parity ^= 1 << i;
+      mbarrier_expect_tx(&s.q_landed[i], T.k_blocks() * T.kTileBlockBytes);
+#pragma unroll 1
+      for (int c = 0; c < T.k_blocks(); ++c)
+        tma_load(s.q[i] + c * T.kTileBlockBytes / 2, &p.q, &s.q_landed[i], 64 * c, 0,
+                 tile.q_begin + (first_row_of<T>(tile, i) >> pack_shift), tile.head, tile.batch);
+    };
+#pragma unroll 1
+    for (int c = 0; c < T.k_blocks(); ++c) load_k(end - 1, c);
+#pragma unroll 1
+    for (int i = 0; i < T.q_tiles(); ++i) load_q(i);
+    if constexpr (T.clc) {
+      clc_query.ask();
+    } else {
+      if (!strict) fresh = (p.counter && !T.pair ? atomicAdd(p.counter, 1) : fresh) + stride;
+    }
+#pragma unroll 1
+    for (int n_block = end - 1; n_block >= begin; --n_block) {
+      load_v(n_block);
+      if (n_block == begin) break;
+#pragma unroll
+      for (int c = 0; c < T.k_blocks(); ++c) load_k(n_block - 1, c);
+    }
+  }
+  if constexpr (T.pair) {  // the leader's products say when blocks are free: not to a CTA that has ended
+#pragma unroll 1
+    for (int i = 0; i < T.ring_slots(); ++i, ring.advance()) mbarrier_wait(&s.ring_empty[ring.slot], ring.parity ^ 1);
+#pragma unroll 1
+    for (int i = 0; i < T.q_tiles(); ++i) mbarrier_wait(&s.q_empty[i], q_parity >> i & 1);
+  }
+}

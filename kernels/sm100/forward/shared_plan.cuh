@@ -1,0 +1,64 @@
+// What the warps of a CTA of the Blackwell forward share: work tiles, blocks of shared memory, barriers.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "shared/sm100_forward.h"
+#include "tile/chunk.cuh"
+#include "tile/work_tile.cuh"
+
+constexpr int kWorkSlots = 3;  // work tiles under way
+
+// What load() tells the others of its CTA about a work tile and its (one or two) tiles of 128 rows.
+struct Work : WorkTile {
+  enum class Kind { tiles, nothing, over } kind;
+  int begin, end;          // n_blocks of all tiles
+  int begins[2], ends[2];  // of each; none where it has no rows
+  int unmasked_begins[2], unmasked_ends[2];
+
+  TANDEM_DEVICE bool has(int i) const { return begins[i] < ends[i]; }
+};
+
+template <Sm100ForwardConfig T>
+struct ForwardShared {
+  alignas(1024) u16 q[T.q_tiles()][T.k_blocks() * T.kTileBlockBytes / 2];
+  alignas(1024) u16 out[T.o_blocks()][T.kTileBlockBytes / 2];
+  alignas(1024) u16 ring[T.ring_slots()][T.block_bytes() / 2];
+  float sum[T.q_tiles()][T.kTileM], row_max[T.q_tiles()][T.kTileM];
+  Work work[kWorkSlots];
+  alignas(16) Chunk clc_response[2];
+  u32 tensor_memory;
+  // A barrier is named for what is true after waiting for it. Arrivals: 1, but where another number is said. Of a pair
+  // those marked * are the leader's, and get the arrivals of both CTAs.
+  alignas(8) u64 work_full[kWorkSlots], work_empty[kWorkSlots];  // empty: every warp but load's
+  u64 ring_landed[T.ring_slots()], ring_empty[T.ring_slots()];
+  u64 q_landed[T.q_tiles()], q_empty[T.q_tiles()];
+  u64 s_ready[T.kScoreSlots], p_ready[T.kScoreSlots][2];  // *p: 4 warps, for each part
+  u64 o_added[T.q_tiles()];                               // one tile: the values of a step
+  u64 sum_ready[T.q_tiles()], sum_empty[T.q_tiles()];     // 4 warps
+  u64 o_full[T.q_tiles()], o_empty[T.q_tiles()];          // *empty: 4 warps
+  u64 clc_full[2];
+  // What has come and may be multiplied: in both CTAs, cleared beyond the sequence.
+  u64 ring_relayed[T.relays() ? T.ring_slots() : 1], q_relayed[T.q_tiles()];  // *
+
+  TANDEM_DEVICE u64* ring_full(u32 slot) { return T.relays() ? &ring_relayed[slot] : &ring_landed[slot]; }
+  TANDEM_DEVICE u64* q_full(int i) { return T.relays() ? &q_relayed[i] : &q_landed[i]; }
+};
+
+// Of a pair: the CTA that multiplies for both is 0.
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE int rank_of_cta() {
+  return T.pair ? blockIdx.x & 1 : 0;
+}
+// The first row of the CTA's i-th tile, in its sequence.
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE int first_row_of(const TileCoords& t, int i) {
+  return t.m_block * T.tile_m() + i * T.mma_m() + rank_of_cta<T>() * T.kTileM;
+}
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void arrive_at_leader(u64* barrier) {
+  if constexpr (T.pair) {
+    mbarrier_arrive_at(barrier, 0);
+  } else {
+    mbarrier_arrive(barrier);
+  }
+}

@@ -1,0 +1,510 @@
+// What a computing warpgroup of the Hopper backward does with its 64 keys: probabilities, their derivatives, and its
+// parts of dk, dv and dq.
+//
+// The form of compute() is what ptxas wants, as in the forward: one function with local arrays, whose steps are
+// lambdas.
+#pragma once
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/backward/shared_plan.cuh"
+#include "tile/chunk.cuh"
+#include "tile/dropout.cuh"
+#include "tile/fragment_softmax.cuh"
+#include "tile/gradient.cuh"
+#include "tile/key_scores.cuh"
+#include "tile/pack.cuh"
+
+// The c-th 16 along the inner dimension of a product, as descriptors count: columns of rows in blocks of 64, or rows.
+TANDEM_DEVICE constexpr u64 in_row(int c, u32 block_bytes) { return c / 4 * (block_bytes >> 4) + c % 4 * 2; }
+TANDEM_DEVICE constexpr u64 rows_16(int c) { return c * (2048 >> 4); }
+
+// Ordinary stores, by the 128 threads of a warpgroup, of the first `count` rows of blocks of 64 columns and kRows rows,
+// swizzled by 128 bytes.
+template <int kRows>
+TANDEM_DEVICE void store_chunks(u16* to, i64 stride, const u16* from, int count, int columns) {
+  const int chunks = columns / 8;
+#pragma unroll 1
+  for (int i = threadIdx.x % 128; i < count * chunks; i += 128) {
+    const int row = i / chunks, chunk = i % chunks;
+    const int swizzled = chunk / 8 * kRows * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
+    *reinterpret_cast<Chunk*>(to + row * stride + chunk * 8) = reinterpret_cast<const Chunk*>(from)[swizzled];
+  }
+}
+
+// A tensor of gradients, as a sequence and a key head have it: rows [0, used) are sums, those up to `rows` zeros.
+struct GradientRows {
+  void* to;
+  i64 at, stride;
+  int rows, used, columns;
+  bool is_f32;
+};
+// Fragments straight to memory: this thread's rows are `row` and `row` + 8, its columns come in pairs from `column` on.
+template <auto T, int n>
+TANDEM_DEVICE void store_direct(const float (&sums)[n], float scale, const GradientRows& g, int row, int column,
+                                bool accumulate) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (row + 8 * i >= (accumulate ? g.used : g.rows)) continue;
+#pragma unroll
+    for (int r = 2 * i; r < n; r += 4) {
+      if (column + 2 * r - 4 * i >= g.columns) break;
+      store_pair<T>(g.to, g.at + (row + 8 * i) * g.stride + column + 2 * r - 4 * i, sums[r] * scale,
+                    sums[r + 1] * scale, g.is_f32, accumulate);
+    }
+  }
+}
+
+template <auto T, int n>
+TANDEM_DEVICE void pack_all(u32 (&to)[n], const float (&from)[2 * n]) {
+#pragma unroll
+  for (int r = 0; r < n; ++r) to[r] = pack<T>(from[2 * r], from[2 * r + 1]);
+}
+
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int index) {
+  constexpr int kQueries = T.score_queries();
+  using ScoreMma = Wgmma<T.f16, kQueries>;
+  using DkMma = Wgmma<T.f16, T.dk_columns()>;
+  using DvMma = Wgmma<T.f16, T.dv_columns()>;
+  using DqMma = Wgmma<T.f16, T.dq_columns()>;
+  constexpr int kSyncAll = 1, kSyncOwn = 2;                                  // named barriers
+  constexpr u32 kQueryBlock = T.tile_m * 128, kKeyBlock = T.tile_n() * 128;  // bytes of 64 columns
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const int group = p.heads_q / p.heads_k;
+  // The warpgroup's own keys, or where all have the same ones its own queries of a step and columns of dk and dv. Bytes
+  // of rows are those in each 64 columns.
+  const u32 own_keys = T.wide() ? 0 : index * 64 * 128;
+  const int first_query = T.wide() ? index * kQueries : 0;
+  auto own_columns = [&](int columns, u32 block) {
+    const int first = T.wide() ? index * columns : 0;
+    return first / 64 * block + first % 64 * 2;
+  };
+
+  // Which head and sequence a step is of: who has to know.
+  constexpr bool kKnowsHead = T.has_score_mod() || T.dropout;
+  Dropout dropout;
+  if constexpr (T.dropout) dropout = Dropout(p.dropout);
+
+  Ring<T.q_stages> q_next, q_ring;
+  Ring<T.dout_stages> dout_ring;
+  u32 steps = 0, dq_steps = 0;
+  int ds_slot = 1, ds_before = 0;
+
+  // Where this lane's 16 bytes of the n-th 16 x 16 fragment of the warp's 16 rows lie, in blocks of 64 columns.
+  auto fragment = [&](u32 base, int n) {
+    const int row = warp * 16 + (lane & 15), chunk = n % 4 * 2 + (lane >> 4);
+    return base + n / 4 * kKeyBlock + row * 128 + ((chunk ^ (row & 7)) << 4);
+  };
+  auto arrive = [&](u64* barrier) {
+    if (lane == 0) mbarrier_arrive(barrier);
+  };
+
+  for (u32 taken = 0;; ++taken) {
+    mbarrier_wait(&s.k_full, taken & 1);
+    const int n_block = uniform(s.tile.n_block);
+    if (n_block < 0) break;
+    const int m_begin = uniform(s.tile.m_begin), m_end = uniform(s.tile.m_end);
+    mbarrier_wait(&s.v_full, taken & 1);
+
+    float dk[T.dk_columns() / 2], dv[T.dv_columns() / 2];
+    float scores[kQueries / 2], dp[kQueries / 2];
+    u32 probabilities[kQueries / 4], ds[kQueries / 4];
+#pragma unroll
+    for (float& x : dk) x = 0;
+#pragma unroll
+    for (float& x : dv) x = 0;
+
+    const SequenceCoords sequence = sequence_coords<T>(p, T.varlen || kKnowsHead ? uniform(s.tile.sequence) : 0);
+    const auto band = band_of<T>(p, sequence);
+    // m_blocks whose queries all see all of the CTA's keys.
+    const int last_key = (n_block + 1) * T.tile_n() - 1;
+    const QueryRange unmasked = band.unmasked_queries(n_block * T.tile_n(), last_key);
+    int unmasked_begin = T.right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
+    if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
+    const int unmasked_end = T.left ? unmasked.end / T.tile_m : 1 << 30;
+
+    // Rows beyond a sequence are a neighbour's, and 0 * NaN is NaN: they become zeros. By all that compute.
+    auto zero_tail = [&](u16* block, int rows, int columns, int used) {
+      if (!T.varlen || !warp_any(used < rows)) return;
+      zero_rows(block, rows, columns, max(0, used), index * 128 + threadIdx.x % 128, 128 * T.warpgroups);
+      fence_proxy_async();
+      named_sync(kSyncAll, 128 * T.warpgroups);
+    };
+    zero_tail(s.k, T.tile_n(), T.head_dim, sequence.k_len - n_block * T.tile_n());
+    zero_tail(s.v, T.tile_n(), T.head_dim_v, sequence.k_len - n_block * T.tile_n());
+
+    int m_block = m_end - 1, head = kKnowsHead ? s.tile.head_k * group : 0;
+    auto mma_s = [&] {
+      mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
+      zero_tail(s.q[q_next.slot], T.tile_m, T.head_dim, sequence.q_len - m_block * T.tile_m);
+      const u64 q = wgmma_smem_desc(shared_address(s.q[q_next.slot]) + first_query * 128, 16, 1024);
+      discard(scores);
+      wgmma_fence();
+      const u64 k = wgmma_smem_desc(shared_address(s.k) + own_keys, 16, 1024);
+#pragma unroll
+      for (int c = 0; c < T.head_dim / 16; ++c)
+        ScoreMma::ss_nt(scores, k + in_row(c, kKeyBlock), q + in_row(c, kQueryBlock), c > 0);
+      wgmma_commit();
+      q_next.advance();
+    };
+    auto mma_dp = [&] {
+      mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
+      zero_tail(s.dout[dout_ring.slot], T.tile_m, T.head_dim_v, sequence.q_len - m_block * T.tile_m);
+      const u64 dout = wgmma_smem_desc(shared_address(s.dout[dout_ring.slot]) + first_query * 128, 16, 1024);
+      discard(dp);
+      wgmma_fence();
+      const u64 v = wgmma_smem_desc(shared_address(s.v) + own_keys, 16, 1024);
+#pragma unroll
+      for (int c = 0; c < T.head_dim_v / 16; ++c)
+        ScoreMma::ss_nt(dp, v + in_row(c, kKeyBlock), dout + in_row(c, kQueryBlock), c > 0);
+      wgmma_commit();
+    };
+    auto mma_dv = [&] {
+      const u32 place = shared_address(s.dout[dout_ring.slot]) + own_columns(T.dv_columns(), kQueryBlock);
+      const u64 dout = wgmma_smem_desc(place, kQueryBlock, 1024);
+      const u64 p_smem = wgmma_smem_desc(shared_address(s.p), 16, 1024);
+      fence_operand(dv);
+      wgmma_fence();
+#pragma unroll
+      for (int c = 0; c < T.tile_m / 16; ++c) {
+        if constexpr (T.wide()) {
+          DvMma::ss_nn(dv, p_smem + in_row(c, kKeyBlock), dout + rows_16(c), true);
+        } else {
+          DvMma::rs_nn(dv, probabilities + 4 * c, dout + rows_16(c), true);
+        }
+      }
+      wgmma_commit();
+    };
+    auto mma_dk = [&] {
+      const u32 place = shared_address(s.q[q_ring.slot]) + own_columns(T.dk_columns(), kQueryBlock);
+      const u64 q = wgmma_smem_desc(place, kQueryBlock, 1024);
+      const u64 ds_smem = wgmma_smem_desc(shared_address(s.ds[0]), 16, 1024);
+      fence_operand(dk);
+      wgmma_fence();
+#pragma unroll
+      for (int c = 0; c < T.tile_m / 16; ++c) {
+        if constexpr (T.wide()) {
+          DkMma::ss_nn(dk, ds_smem + in_row(c, kKeyBlock), q + rows_16(c), true);
+        } else {
+          DkMma::rs_nn(dk, ds + 4 * c, q + rows_16(c), true);
+        }
+      }
+      wgmma_commit();
+    };
+    auto mma_dq = [&](float(&dq)[T.dq_columns() / 2], int slot) {
+      const int row_part = T.dq_row_parts() == 1 ? 0 : index,
+                column = T.dq_row_parts() == 1 ? index * T.dq_columns() : 0;
+      const u64 a = wgmma_smem_desc(shared_address(s.ds[slot]) + row_part * kKeyBlock, kKeyBlock, 1024);
+      const u64 b = wgmma_smem_desc(shared_address(s.k) + column / 64 * kKeyBlock + column % 64 * 2, kKeyBlock, 1024);
+      discard(dq);
+      wgmma_fence();
+#pragma unroll
+      for (int c = 0; c < T.tile_n() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), c > 0);
+      wgmma_commit();
+    };
+    // Queries that see one of this thread's two keys.
+    const int key0 = n_block * T.tile_n() + (T.wide() ? 0 : index * 64) + warp * 16 + lane / 4;
+    auto seen_by = [&](int i) {
+      QueryRange range = band.visible_queries(key0 + 8 * i, key0 + 8 * i);
+      if (key0 + 8 * i >= sequence.k_len) range.begin = range.end = 1 << 29;
+      return range;
+    };
+    auto is_masked = [&](int m_block) {
+      return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
+    };
+    auto query_of = [&](int m_block, int r) {
+      return m_block * T.tile_m + first_query + 2 * (lane & 3) + column_of(r);
+    };
+    // -infinity where a key is not seen.
+    auto apply_mask = [&](int m_block) {
+      const QueryRange seen[2] = {seen_by(0), seen_by(1)};
+#pragma unroll
+      for (int r = 0; r < kQueries / 2; ++r) {
+        const QueryRange& by = seen[row_of(r)];
+        const int query = query_of(m_block, r);
+        if (query < by.begin || (T.left && query >= by.end)) scores[r] = -kInfinity;
+      }
+    };
+    // Of a pair of neighbouring columns: -lse in log2 units, or delta.
+    auto stat = [&](int which, int pair) {
+      const float* const at = s.stats[dout_ring.slot] + which * T.tile_m + first_query + 8 * pair + 2 * (lane & 3);
+      return *reinterpret_cast<const float2*>(at);
+    };
+
+    // Of a step, drawn while it is multiplied: what of its probabilities has met values.
+    constexpr int kGroup = 32;  // registers of which one number tells
+    u32 kept[(kQueries / 2 + kGroup - 1) / kGroup];
+    auto draw_kept = [&] {
+      if constexpr (T.dropout) {
+        const int first_key = n_block * T.tile_n() + (T.wide() ? 0 : index * 64) + warp * 16;
+#pragma unroll
+        for (int r = 0; r < kQueries / 2; r += kGroup)
+          kept[r / kGroup] =
+              dropout.by_columns(m_block * T.tile_m + first_query + 2 * r, sequence.sequence * p.heads_q + head,
+                                 first_key, min(kGroup, kQueries / 2 - r) / 4, lane);
+      }
+    };
+    auto kept_or_zero = [&](int r, float x) {
+      if constexpr (T.dropout) return is_kept(kept[r / kGroup], r % kGroup) ? x : 0.0f;
+      return x;
+    };
+
+    // Scores become probabilities, in float32 and rounded; where a score is capped, the former times its derivative.
+    auto make_probabilities = [&] {
+      const HeadScores<T> of_head(p, sequence, head);
+      if constexpr (T.softcap) apply_softcap<false>(scores, p);
+      if (is_masked(m_block)) apply_mask(m_block);
+#pragma unroll
+      for (int pair = 0; pair < kQueries / 8; ++pair) {
+        const float2 minus_lse = stat(0, pair);
+        float derivative[4] = {1, 1, 1, 1};
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const int r = 4 * pair + n;
+          const float lse = n & 1 ? minus_lse.y : minus_lse.x;
+          if constexpr (T.has_score_mod()) {
+            const bool hidden = scores[r] == -kInfinity || lse == -kInfinity;  // or its query is none
+            float score = scaled_score<T>(scores[r], p);
+            if constexpr (T.softcap) derivative[n] = softcap_derivative(score, p);
+            score = of_head(score, p, query_of(m_block, r), key0 + 8 * row_of(r));
+            scores[r] = hidden ? 0.0f : exp2_approx(score + lse);
+          } else {
+            scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, lse));
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n += 2)
+          probabilities[2 * pair + n / 2] = pack<T>(kept_or_zero(4 * pair + n, scores[4 * pair + n]),
+                                                    kept_or_zero(4 * pair + n + 1, scores[4 * pair + n + 1]));
+        if constexpr (T.softcap) {
+#pragma unroll
+          for (int n = 0; n < 4; ++n) scores[4 * pair + n] *= derivative[n];
+        }
+      }
+    };
+
+    const int count = group * (m_end - m_begin);
+    // Keys in rows, the warpgroup's own rows and columns of them.
+    auto store_fragments = [&](u32 to, const u32(&fragments)[kQueries / 4]) {
+#pragma unroll
+      for (int n = 0; n < kQueries / 16; ++n)
+        stmatrix(fragment(to + own_keys, first_query / 16 + n),
+                 {fragments[4 * n], fragments[4 * n + 1], fragments[4 * n + 2], fragments[4 * n + 3]});
+    };
+    // dS = P (dP - delta), in place of dP.
+    auto make_ds = [&] {
+#pragma unroll
+      for (int pair = 0; pair < kQueries / 8; ++pair) {
+        const float2 delta = stat(1, pair);
+#pragma unroll
+        for (int r = 4 * pair; r < 4 * pair + 4; ++r) {
+          const float of_query = r & 1 ? delta.y : delta.x;
+          if constexpr (T.dropout) {
+            dp[r] = scores[r] * fmaf(kept_or_zero(r, dp[r]), p.dropout.scale, -of_query);
+          } else {
+            dp[r] = scores[r] * (dp[r] - of_query);
+          }
+        }
+      }
+      fence_operand(dp);
+    };
+    // dq of a step to the sums in memory, when it is this n_block's turn (order_dq).
+    auto add_dq = [&](const float(&dq)[T.dq_columns() / 2]) {
+      mbarrier_wait(&s.dq_turn[index], dq_steps++ & 1);
+      float4* const to = s.dq_to[index] + threadIdx.x % 128;
+      if (warp_any(s.dq_is_first[index])) {
+#pragma unroll
+        for (int r = 0; r < T.dq_columns() / 2; r += 4)
+          to[r / 4 * 128] = make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]);
+      } else {
+#pragma unroll
+        for (int r = 0; r < T.dq_columns() / 2; r += 4)
+          global_add(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
+      }
+      __syncwarp();
+      arrive(&s.dq_added[index]);
+    };
+    // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
+    auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
+    auto next_m_block = [&] {
+      if (--m_block < m_begin) m_block = m_end - 1, ++head;
+    };
+    // Scores have been multiplied, dP is under way.
+    auto probabilities_and_dp = [&] {
+      fence_operand(scores);
+      make_probabilities();
+      wgmma_wait<0>();
+      fence_operand(dp);
+    };
+    // What registers allow: the next S under way with dK; and dP too, beside the dS that dK is made of.
+    constexpr bool kScoresAhead = T.head_dim <= 64 || !(T.has_score_mod() || T.dropout);
+    constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead;
+    // From dS of a step to S and dP of the next one: nothing is under way where the loop begins again, which is what
+    // ptxas wants of registers that products write.
+    auto step = [&](bool more, bool previous) __attribute__((always_inline)) {
+      make_ds();
+      pack_all<T>(ds, dp);
+      wait_ds(steps - 1);
+      store_fragments(shared_address(s.ds[ds_slot]), ds);
+      fence_proxy_async();
+      __syncwarp();
+      arrive(&s.ds_full[steps & 1]);
+      mma_dv();
+      float dq[T.dq_columns() / 2];
+      mma_dq(dq, ds_before);
+      mma_dk();
+      wgmma_wait<1>();
+      fence_operand(dv);
+      fence_operand(dq);
+      arrive(&s.dout_empty[dout_ring.slot]);
+      dout_ring.advance();
+      next_m_block();
+      if (kScoresAhead && more) mma_s();
+      if (warp_any(previous)) add_dq(dq);
+      auto dk_is_made = [&] {
+        fence_operand(dk);
+        arrive(&s.q_empty[q_ring.slot]);
+        q_ring.advance();
+      };
+      if (more) {
+        if constexpr (kDkFirst) {
+          wgmma_wait<kScoresAhead ? 1 : 0>();
+          dk_is_made();
+        }
+        if constexpr (!kScoresAhead) mma_s();
+        mma_dp();
+        draw_kept();
+        wgmma_wait<1>();
+        if constexpr (!kDkFirst) dk_is_made();
+        probabilities_and_dp();
+      } else {
+        wgmma_wait<0>();
+        dk_is_made();
+      }
+      ++steps;
+      ds_before = ds_slot;
+      ds_slot = ds_slot + 1 == T.ds_stages() ? 0 : ds_slot + 1;
+    };
+    auto wide_step = [&] __attribute__((always_inline)) {
+      mma_s();
+      mma_dp();
+      draw_kept();
+      wgmma_wait<1>();
+      fence_operand(scores);
+      make_probabilities();
+      store_fragments(shared_address(s.p), probabilities);
+      fence_proxy_async();
+      named_sync(kSyncAll, 128 * T.warpgroups);
+      next_m_block();
+      mma_dv();
+      wgmma_wait<1>();
+      fence_operand(dp);
+      make_ds();
+      wgmma_wait<0>();
+      fence_operand(dv);
+      arrive(&s.dout_empty[dout_ring.slot]);
+      dout_ring.advance();
+      pack_all<T>(ds, dp);
+      store_fragments(shared_address(s.ds[0]), ds);
+      fence_proxy_async();
+      named_sync(kSyncAll, 128 * T.warpgroups);
+      float dq[T.dq_columns() / 2];
+      mma_dq(dq, 0);
+      mma_dk();
+      wgmma_wait<1>();
+      fence_operand(dq);
+      add_dq(dq);
+      wgmma_wait<0>();
+      fence_operand(dk);
+      arrive(&s.q_empty[q_ring.slot]);
+      q_ring.advance();
+      ++steps;
+    };
+    if constexpr (T.wide()) {
+#pragma unroll 1
+      for (int left = count; warp_any(left > 0); --left) wide_step();
+    } else if (warp_any(count > 0)) {
+      mma_s();
+      mma_dp();
+      draw_kept();
+      wgmma_wait<1>();
+      probabilities_and_dp();
+#pragma unroll 1
+      for (int left = count; warp_any(left > 1); --left) step(true, left < count);
+      step(false, count > 1);
+      wait_ds(steps - 1);
+      float dq[T.dq_columns() / 2];
+      mma_dq(dq, ds_before);
+      wgmma_wait<0>();
+      fence_operand(dq);
+      add_dq(dq);
+    }
+
+    auto batch = [&] { return T.varlen ? sequence.batch : s.tile.sequence; };
+    // dv takes the place of the warpgroup's own values, dk that of its keys once all warpgroups have made dq of them.
+    auto store = [&](const auto& sums, int columns, u16* to, const TensorMap* map, float scale, auto store_tail) {
+#pragma unroll
+      for (int c = 0; c < columns / 16; ++c) {
+        u32 w[4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) w[x] = pack<T>(sums[8 * c + 2 * x] * scale, sums[8 * c + 2 * x + 1] * scale);
+        stmatrix(fragment(shared_address(to) + own_keys, (T.wide() ? index * columns / 16 : 0) + c), w);
+      }
+      fence_proxy_async();
+      if (T.wide()) {
+        named_sync(kSyncAll, 128 * T.warpgroups);
+        if (index > 0) return;
+        columns *= T.warpgroups;
+      } else {
+        named_sync(kSyncOwn + index, 128);
+      }
+      const int row = n_block * T.tile_n() + (T.wide() ? 0 : index * 64);
+      if (T.varlen && warp_any(sequence.k_rows - row < 64)) {
+        store_tail(to + own_keys / 2, row, sequence.k_rows - row);
+      } else if (warp == 0 && elect_one()) {
+#pragma unroll 1
+        for (int c = 0; c < columns; c += 64)
+          tma_store(map, to + own_keys / 2 + c * T.tile_n(), c, sequence.k_begin + row, s.tile.head_k, batch());
+        tma_store_commit();
+      }
+    };
+    auto store_dv_tail = [&](const u16* from, int row, int count) {
+      u16* const dv_rows = static_cast<u16*>(p.dv_data) + batch() * p.dv_batch + s.tile.head_k * p.dv_head;
+      store_chunks<T.tile_n()>(dv_rows + (sequence.k_begin + row) * p.dv_row, p.dv_row, from, count, p.head_dim_v);
+    };
+    auto store_dk_tail = [&](const u16* from, int row, int count) {
+      u16* const dk_rows = static_cast<u16*>(p.dk_data) + batch() * p.dk_batch + s.tile.head_k * p.dk_head;
+      store_chunks<T.tile_n()>(dk_rows + (sequence.k_begin + row) * p.dk_row, p.dk_row, from, count, p.head_dim);
+    };
+    if constexpr (T.direct) {
+      const float dv_scale = T.dropout ? p.dropout.scale : 1;
+      const int column = 2 * (lane & 3) + (T.wide() ? index : 0) * T.dk_columns();
+      const int dv_column = 2 * (lane & 3) + (T.wide() ? index : 0) * T.dv_columns();
+      const int head_k = s.tile.head_k, first = sequence.k_begin;
+      const GradientRows dv_rows{p.dv_data,       batch() * p.dv_batch + head_k * p.dv_head + first * p.dv_row,
+                                 p.dv_row,        sequence.k_rows,
+                                 sequence.k_len,  p.head_dim_v,
+                                 p.dv_is_f32 != 0};
+      const GradientRows dk_rows{p.dk_data,       batch() * p.dk_batch + head_k * p.dk_head + first * p.dk_row,
+                                 p.dk_row,        sequence.k_rows,
+                                 sequence.k_len,  p.head_dim,
+                                 p.dk_is_f32 != 0};
+      if (p.has_dv) store_direct<T>(dv, dv_scale, dv_rows, key0, dv_column, p.accumulate);
+      if (p.has_dk) store_direct<T>(dk, p.scale, dk_rows, key0, column, p.accumulate);
+      named_sync(kSyncOwn + index, 128);  // all have read s.tile, and made dq of the keys
+      if (warp == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
+      continue;
+    }
+    if (T.wide()) named_sync(kSyncAll, 128 * T.warpgroups);  // all have used all values
+    if (p.has_dv) store(dv, T.dv_columns(), s.v, &p.dv, T.dropout ? p.dropout.scale : 1, store_dv_tail);
+    named_sync(kSyncAll, 128 * T.warpgroups);
+    if (p.has_dk) store(dk, T.dk_columns(), s.k, &p.dk, p.scale, store_dk_tail);
+    if (T.varlen) named_sync(kSyncOwn + index, 128);  // all have read what store_chunks() stores
+    if (warp == 0 && elect_one()) {
+      tma_store_wait_read();
+      mbarrier_arrive(&s.kv_empty);
+    }
+  }
+  tma_store_wait();
+}

@@ -1,0 +1,76 @@
+// Attention backward for Hopper: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh).
+//
+// A CTA takes n_blocks of a key head from a counter. It keeps their keys and values, and goes over the queries of all
+// heads that share them, from the last m_block that sees some of them to the first; dk and dv stay in registers. All
+// scores are transposed, keys in rows, so that P and dS are operands from registers of what is summed over queries:
+//
+//    load       | order_dq, for each | each warpgroup, of its 64 keys
+//    Q', dO     | whose turn it is   | dS = P (dP - delta), to shared memory
+//               | to add dq          | dV += P dO, dQ of the step before = dS' K, dK += dS Q
+//               |                    | under dK: next S = K Q', dQ added to what is in memory
+//               |                    | next dP = V dO', under it P = exp(S - lse)
+//
+// dQ comes a step late, so that warpgroups, each of which needs the dS of all, do not wait for each other: they may be
+// almost a step apart. It is summed in float32 in memory, by vector additions from registers in the order of n_blocks
+// (order_dq), as threads hold it; common/convert.cuh rounds it. Registers of a computing thread at head_dim 128: dK 64,
+// dV 64, S 32, dP or dQ 32, P 16, dS 16. Heads wider than 128 (Sm90BackwardConfig::wide) have 64 keys for all
+// warpgroups, P goes through shared memory as dS does, and dQ is that of the step.
+#pragma once
+#include "common/convert.cuh"
+#include "common/delta.cuh"
+#include "common/dsink.cuh"
+#include "sm90/backward/compute.cuh"
+#include "sm90/backward/dbias.cuh"
+#include "sm90/backward/load.cuh"
+
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void backward(const BackwardParams& p) {
+  extern __shared__ __align__(1024) char memory[];
+  auto& s = *reinterpret_cast<BackwardShared<T>*>(memory);
+  static_assert(sizeof(BackwardShared<T>) <= T.smem_bytes());
+  static_assert(T.fits());
+  if (threadIdx.x == 0) {
+    for (const TensorMap* map : {&p.k, &p.v}) prefetch_tensor_map(map);
+    constexpr int kWarps = 4 * T.warpgroups;
+    mbarrier_init(&s.k_full, 1);
+    mbarrier_init(&s.v_full, 1);
+    mbarrier_init(&s.kv_empty, 2 * T.warpgroups);
+    for (int i = 0; i < T.q_stages; ++i) {
+      mbarrier_init(&s.q_full[i], 1);
+      mbarrier_init(&s.q_empty[i], kWarps);
+    }
+    for (int i = 0; i < T.dout_stages; ++i) {
+      mbarrier_init(&s.dout_full[i], 1);
+      mbarrier_init(&s.dout_empty[i], kWarps);
+    }
+    for (int i = 0; i < 2; ++i) mbarrier_init(&s.ds_full[i], kWarps);
+    for (int i = 0; i < T.warpgroups; ++i) {
+      mbarrier_init(&s.dq_turn[i], 1);
+      mbarrier_init(&s.dq_added[i], 4);
+    }
+    fence_mbarrier_init();
+    fence_proxy_async();
+  }
+  launch_dependents();
+  // dS of the step before the first one, whose dq nobody uses.
+  if constexpr (!T.wide()) {
+    for (int i = threadIdx.x; i < T.tile_n() * T.tile_m / 8; i += blockDim.x)
+      reinterpret_cast<uint4*>(s.ds[0])[i] = make_uint4(0, 0, 0, 0);
+    fence_proxy_async();
+  }
+  __syncthreads();
+  grid_dependency_wait();
+  const int warpgroup = uniform(threadIdx.x / 128);
+  if (warpgroup == 0) {
+    setmaxnreg_dec<T.kLoadRegisters>();
+    const int warp = uniform(threadIdx.x / 32);
+    if (warp == 0) {
+      if (elect_one()) load<T>(p, s);
+    } else if (warp <= T.warpgroups) {
+      if (elect_one()) order_dq<T>(p, s, warp - 1);
+    }
+  } else {
+    setmaxnreg_inc<T.registers()>();
+    compute<T>(p, s, warpgroup - 1);
+  }
+}

@@ -1,0 +1,27 @@
+// What the warps of a CTA of the Hopper backward share: the n_block at hand, shared memory, barriers.
+#pragma once
+#include "ptx/mbarrier.cuh"
+#include "shared/backward.h"
+#include "shared/sm90_backward.h"
+#include "tile/key_tile.cuh"
+#include "tile/ring.cuh"
+
+template <Sm90BackwardConfig T>
+struct BackwardShared {
+  alignas(1024) u16 k[T.tile_n() * T.head_dim];
+  alignas(1024) u16 v[T.tile_n() * T.head_dim_v];
+  alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
+  alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
+  alignas(1024) u16 ds[T.ds_stages()][T.tile_n() * T.tile_m];    // keys in rows
+  alignas(1024) u16 p[T.wide() ? T.tile_n() * T.tile_m : 1024];  // likewise; where it is not wide, nothing
+  alignas(16) float stats[T.dout_stages][2 * T.tile_m];
+  // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;
+  // q_empty, dout_empty and ds_full (of even and odd steps) those of all computing warps;
+  // kv_empty one of each warpgroup and of its order_dq(); dq_turn 1, dq_added those of a warpgroup's warps.
+  alignas(8) u64 k_full, v_full, kv_empty;
+  u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
+  u64 ds_full[2], dq_turn[T.warpgroups], dq_added[T.warpgroups];
+  float4* dq_to[T.warpgroups];  // told by dq_turn: where dq of the step is added, or written by the first n_block
+  int dq_is_first[T.warpgroups];
+  KeyTile tile;  // told by k_full; n_block -1: there are no more
+};

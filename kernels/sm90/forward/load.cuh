@@ -1,0 +1,100 @@
+// Loading, in the Hopper forward: one thread, by TMA. It also takes the tiles and tells the others.
+#pragma once
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "sm90/forward/shared_plan.cuh"
+#include "tile/ring.cuh"
+
+// One thread: for every tile its queries, and its keys and values from the last to the first. While the first of them
+// are on their way it takes the next tile, and loads that one's queries where this one's are in registers by then. A
+// tile that comes out overflowed is taken again when its place is wanted, or when there are no others.
+//
+// The warps that compute beside it feel every instruction of a step; no other role stands in its branch, or the
+// compiler keeps nothing of it in uniform registers.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
+  constexpr int kWorkTiles = ForwardShared<T>::kWorkTiles;
+  Ring<T.stages> k_ring, v_ring;
+  u32 taken = 0;  // tiles
+  const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift;
+  const int listed = T.varlen ? p.counter[1] : 0, num_work_tiles = T.varlen ? listed * heads : p.tiles;
+  // The next work tile, less gridDim.x: that is added where it is used, as until then nobody waits for the counter.
+  int counted = blockIdx.x - gridDim.x;
+
+  // The next tile, if there is one. idle: all that were taken are done.
+  auto next_work_tile = [&](bool idle) {
+    u32 retry = taken % kWorkTiles;
+    if (idle) {
+      retry = 0;
+#pragma unroll 1
+      while (retry < kWorkTiles - 1 && !s.work_tiles[retry].overflowed) ++retry;
+    }
+    int n = counted + gridDim.x;
+    const bool strict = T.lazy_max() && s.work_tiles[retry].overflowed;
+    if (strict) {
+      n = s.work_tiles[retry].index;
+      s.work_tiles[retry].overflowed = 0;
+    }
+    if (n >= num_work_tiles) return false;
+    const TileCoords tile = coords_at<T>(p, n, listed);
+    s.work_tiles[taken++ % kWorkTiles] = {{tile, n, strict, 0}, (tile.head << pack_shift) / (p.heads_q / p.heads_k)};
+    return true;
+  };
+  auto load_q = [&] {
+    const u32 parity = taken & 1;
+    const Work& work = s.work_tiles[(taken - 1) % kWorkTiles];
+#pragma unroll 1
+    for (int i = 0; i < T.warpgroups; ++i) {
+      mbarrier_wait(&s.q_empty[i], parity);
+      mbarrier_expect_tx(&s.q_full[i], 64 * T.columns_k() * 2);
+#pragma unroll 1
+      for (int c = 0; c < T.head_dim; c += 64)
+        tma_load(s.q + c * T.tile_m() + i * 64 * 64, &p.q, &s.q_full[i], c, 0,
+                 work.coords.q_begin + (work.coords.m_block * T.tile_m() + i * 64 >> pack_shift), work.coords.head,
+                 work.coords.batch);
+    }
+  };
+  // Of the tile at hand: steps that are still to load, and where its keys are.
+  int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
+  auto load_block = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
+                        int n_block) {
+    mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
+    mbarrier_expect_tx(&full[ring.slot], sizeof slots[0]);
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64)
+      tma_load(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], c, k_begin + n_block * T.tile_n, head_k, batch);
+    ring.advance();
+  };
+  auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, n_block); };
+  auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, n_block); };
+
+  for (bool idle = false;;) {
+    const bool more = next_work_tile(idle);
+    if (idle && !more) break;
+    if (more && T.q_in_registers()) load_q();
+#pragma unroll 1
+    for (; n_block >= begin; --n_block) {
+      if (n_block > begin) load_k(n_block - 1);
+      load_v(n_block);
+    }
+    idle = !more;
+    if (idle) {
+      Ring<T.stages> ring = v_ring;  // when all values have been given up, all tiles are done
+#pragma unroll 1
+      for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.slot], ring.parity ^ 1);
+      continue;
+    }
+    const Work& work = s.work_tiles[(taken - 1) % kWorkTiles];
+    const TileCoords tile = work.tile<T>(p);
+    const NBlockRange n_blocks = n_block_range<T>(p, tile);
+    k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
+    n_block = n_blocks.end - 1, begin = n_blocks.begin;
+    load_k(n_block);
+    if (!work.strict) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
+    if (!T.q_in_registers()) load_q();
+    if (n_block > begin) load_k(n_block - 1);
+    load_v(n_block--);
+  }
+  s.work_tiles[taken % kWorkTiles].index = -1;
+  for (u64& full : s.q_full) mbarrier_arrive(&full);
+}

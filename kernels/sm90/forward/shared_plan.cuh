@@ -1,0 +1,31 @@
+// What the warps of a CTA of the Hopper forward share: tiles that are taken, shared memory, barriers.
+#pragma once
+#include "shared/forward.h"
+#include "shared/sm90_forward.h"
+#include "tile/work_tile.cuh"
+
+struct Work : WorkTile {
+  int head_k;
+
+  // Dense tiles read only what the parameters do not say: this is in the way of a warpgroup at the start of every tile.
+  template <Sm90ForwardConfig T>
+  TANDEM_DEVICE TileCoords tile(const ForwardParams& p) const {
+    if constexpr (T.varlen) return coords;
+    return {coords.m_block, coords.head, coords.batch, coords.batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
+  }
+};
+
+template <Sm90ForwardConfig T>
+struct ForwardShared {
+  // The next is taken when a warpgroup may be at the end of the last but one: three do.
+  static constexpr int kWorkTiles = 4;
+  alignas(1024) u16 q[T.tile_m() * T.columns_k()];
+  alignas(1024) u16 k[T.stages][T.tile_n * T.columns_k()];
+  alignas(1024) u16 v[T.stages][T.tile_n * T.columns_v()];
+  alignas(1024) u16 out[T.o_smem_rows() * T.columns_v()];
+  // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;
+  // q_empty 4, the warps of its warpgroup; k_empty and v_empty those of all computing warps.
+  alignas(8) u64 q_full[T.warpgroups], q_empty[T.warpgroups];
+  u64 k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
+  Work work_tiles[kWorkTiles];
+};

@@ -1,0 +1,120 @@
+// Where a tile of the forward lies: its rows, its sequence, and the blocks of keys (n_blocks) that its rows see.
+#pragma once
+#include "ptx/base.cuh"
+#include "shared/forward.h"
+#include "shared/visible_range.h"
+
+// Rows [m_block * T.tile_m(), ...) of a sequence and of pack_gqa heads: row r is query r / pack_gqa of head
+// head * pack_gqa + r % pack_gqa.
+struct TileCoords {
+  int m_block, head;
+  int sequence, batch;   // batch: of the tensors, 0 when packed
+  int q_begin, k_begin;  // first rows of the sequence in packed tensors
+  int q_rows;            // of the sequence; those from q_len on are not used
+  int q_len, k_len;      // the used lengths
+};
+
+TANDEM_DEVICE int log2_of(int power_of_two) { return 31 - __clz(power_of_two); }
+
+// Of the n-th work tile: heads in groups, in a group by tile. m_blocks: of one head.
+struct TileIndex {
+  int m_block, head;  // head: over the batch
+};
+TANDEM_DEVICE TileIndex tile_index_at(const ForwardParams& p, int n, int m_blocks, int heads) {
+  const int per_group = p.l2_heads * m_blocks, group = n / per_group, rest = n - group * per_group;
+  const int width = min(heads - group * p.l2_heads, p.l2_heads);
+  return {rest / width, group * p.l2_heads + rest % width};
+}
+
+// Dense: the longest tiles first.
+template <auto T>
+TANDEM_DEVICE TileCoords dense_coords(const ForwardParams& p, int n) {
+  const int heads = p.heads_q >> log2_of(p.pack_gqa);
+  const TileIndex index = tile_index_at(p, n, p.m_blocks, p.batch * heads);
+  const int m_block = T.right ? p.m_blocks - 1 - index.m_block : index.m_block;
+  const int batch = index.head / heads;
+  return {m_block, index.head % heads, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
+}
+
+// Lengths as the device has them: whatever they say, they stay within the tensors.
+TANDEM_DEVICE int index_at(const int* values, int stride, int i) { return values[static_cast<i64>(i) * stride]; }
+TANDEM_DEVICE int clamp(int x, int low, int high) { return min(max(x, low), high); }
+
+// Of a sequence: its own, added to that of all; within +-2^29, whatever they are.
+TANDEM_DEVICE int explicit_diagonal(const ForwardParams& p, int sequence) {
+  constexpr i64 kFar = i64{1} << 29;
+  i64 offset = p.diagonal_offset;
+  if (p.diagonal_offsets) offset += index_at(p.diagonal_offsets, p.diagonal_offsets_stride, sequence);
+  return static_cast<int>(min(max(offset, -kFar), kFar));
+}
+
+TANDEM_DEVICE TileCoords varlen_coords(const ForwardParams& p, int sequence) {
+  TileCoords t{0, 0, sequence, sequence, 0, 0, p.seqlen_q, 0, p.seqlen_k};
+  if (p.cu_seqlens_q) {
+    t.batch = 0;
+    t.q_begin = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, sequence), 0, p.total_q);
+    t.q_rows = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, sequence + 1), t.q_begin, p.total_q) - t.q_begin;
+  }
+  if (p.cu_seqlens_k) {
+    t.k_begin = clamp(index_at(p.cu_seqlens_k, p.cu_seqlens_k_stride, sequence), 0, p.total_k);
+    t.k_len = clamp(index_at(p.cu_seqlens_k, p.cu_seqlens_k_stride, sequence + 1), t.k_begin, p.total_k) - t.k_begin;
+  }
+  t.q_len = t.q_rows;
+  if (p.seqused_q) t.q_len = clamp(index_at(p.seqused_q, p.seqused_q_stride, sequence), 0, t.q_len);
+  if (p.seqused_k) t.k_len = clamp(index_at(p.seqused_k, p.seqused_k_stride, sequence), 0, t.k_len);
+  return t;
+}
+
+// Key j is at distance i + diagonal - j from query i. An explicit one is read where it is needed: kernels whose
+// diagonal is not would keep it for nothing.
+template <auto T>
+TANDEM_DEVICE int diagonal_of(const ForwardParams& p, const TileCoords& t) {
+  if (p.bottom_right) return t.k_len - t.q_len;
+  return T.varlen ? explicit_diagonal(p, t.sequence) : static_cast<int>(p.diagonal_offset);
+}
+
+template <auto T>
+TANDEM_DEVICE Band<T.left, T.right> band_of(const ForwardParams& p, const TileCoords& t) {
+  return {diagonal_of<T>(p, t), p.window_left, p.window_right, t.q_len, t.k_len};
+}
+
+// The n_blocks that some row of a tile sees, which are taken from the last to the first; and those of them that every
+// row sees whole, which need no mask.
+struct NBlockRange {
+  int begin, end, unmasked_begin, unmasked_end;
+};
+
+// For rows [row, row + rows) of a sequence. There is always one n_block: rows that see nothing get their zeros from a
+// masked one.
+template <auto T>
+TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords& t, int row, int rows) {
+  const int pack_shift = log2_of(p.pack_gqa);
+  const int first = row >> pack_shift, last = min((row + rows) >> pack_shift, t.q_len) - 1;
+  const auto band = band_of<T>(p, t);
+  const KeyRange visible = band.visible_keys(first, last), unmasked = band.unmasked_keys(first, last);
+  NBlockRange range;
+  range.end = max(1, (visible.end + T.tile_n - 1) / T.tile_n);
+  range.begin = T.left ? min(max(0, visible.begin) / T.tile_n, range.end - 1) : 0;
+  range.unmasked_end = (T.right ? max(0, unmasked.end) : unmasked.end) / T.tile_n;
+  range.unmasked_begin = T.left ? (max(0, unmasked.begin) + T.tile_n - 1) / T.tile_n : 0;
+  return range;
+}
+template <auto T>
+TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords& t) {
+  return n_block_range<T>(p, t, t.m_block * T.tile_m(), T.tile_m());
+}
+
+// The n-th work tile. listed: tiles of one head in the list of a varlen problem.
+template <auto T>
+TANDEM_DEVICE TileCoords coords_at(const ForwardParams& p, int n, int listed) {
+  if constexpr (T.varlen) {
+    const TileIndex index = tile_index_at(p, n, listed, p.heads_q >> log2_of(p.pack_gqa));
+    const ListedTile listed_tile = p.tile_list[index.m_block];
+    TileCoords tile = varlen_coords(p, listed_tile.sequence);
+    tile.m_block = listed_tile.m_block;
+    tile.head = index.head;
+    return tile;
+  } else {
+    return dense_coords<T>(p, n);
+  }
+}

@@ -1,0 +1,165 @@
+// Online softmax over the fragments of a warpgroup: each thread has two rows, four neighbouring lanes share them.
+#pragma once
+#include "ptx/warp.cuh"
+#include "tile/rescale.cuh"
+#include "tile/row.cuh"
+
+// The row of fragment register r.
+TANDEM_DEVICE constexpr int row_of(int r) { return r >> 1 & 1; }
+// Its column, from the thread's first on.
+TANDEM_DEVICE constexpr int column_of(int r) { return 8 * (r >> 2) + (r & 1); }
+
+struct FragmentSoftmax {
+  // What the exponentials are taken against: scale times the largest score, or up to 8 less; 0 before anything is seen.
+  float row_max[2] = {0, 0};
+  float rescale_above[2] = {-kInfinity, -kInfinity};  // scores beyond it move the row_max
+  int rescale_above_bits = kNever;                    // of both rows, by their bits: see may_exceed()
+  // Of this thread's columns: the sum of the steps before, and of the last one, which is not in it yet (lazy_max); how
+  // much more the sum is that the result is divided by, as probabilities are rounded before they are multiplied.
+  float sum[2] = {0, 0}, step_sum[2], rounding[2] = {0, 0};
+  float alpha[2];         // by which earlier sums shrink, where rescale
+  bool rescale;           // the same in the whole warp
+  bool outgrown = false;  // likewise: some step was
+
+  // Of a step, before its exponentials: moves the row_max of a row that outgrows it by more than 8. The result stays
+  // exact, since the last step divides by the same sum, and most steps leave the accumulator alone (conditional
+  // rescaling, FlashAttention-4).
+  template <int n>
+  TANDEM_DEVICE void update_max(const float (&s)[n], float scale, float threshold) {
+    rescale = __any_sync(~0u, may_exceed(s));
+    if (!rescale) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float largest = max_of_row(s, i), from = rescale_above[i] == -kInfinity ? -kInfinity : row_max[i];
+      if (largest > rescale_above[i]) {
+        row_max[i] = largest * scale;
+        rescale_above[i] = largest + threshold;
+      }
+      rescale_sum(i, from);
+    }
+    rescale_above_bits = lower_bits(rescale_above);
+  }
+
+  // lazy_max: the last step's sum joins the others, while its probabilities are multiplied. Where a sum has outgrown
+  // all before, row_max moves by the power of two that it has grown by, without a look at the scores: bfloat16 has
+  // float's range, so a row_max that is too small costs nothing until sums come near the end of it. What has outgrown
+  // may be one key with all the weight of its row, which must give its own value: such a step is summed again as it was
+  // rounded. wait(): until the probabilities may be read.
+  template <bool f16, int n, class Wait>
+  TANDEM_DEVICE void settle(const u32 (&probabilities)[n], float scale, float threshold, const Wait& wait) {
+    rescale = __any_sync(~0u, fmaxf(step_sum[0], step_sum[1]) > kOutgrownSum);
+    add_step();
+    if (!rescale) return;
+    outgrown = true;
+    wait();
+    add_rounding<f16>(probabilities);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float largest = fmaxf(step_sum[i], __shfl_xor_sync(~0u, step_sum[i], 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      const float from = row_max[i];
+      if (largest > kOutgrownSum) {
+        row_max[i] += static_cast<float>((__float_as_int(largest) >> 23) - 127);  // its exponent
+        rescale_above[i] = __fdividef(row_max[i], scale) + threshold;
+      }
+      rescale_sum(i, from);
+      if (largest > kOverflowedSum) sum[i] = __int_as_float(0x7fffffff);  // lost, and NaN from here on
+    }
+    rescale_above_bits = lower_bits(rescale_above);
+  }
+  // Of the last of all.
+  template <bool f16, int n, class Wait>
+  TANDEM_DEVICE void settle_last(const u32 (&probabilities)[n], const Wait& wait) {
+    const bool late = __any_sync(~0u, fmaxf(step_sum[0], step_sum[1]) > kOutgrownSum);
+    add_step();
+    if (!late) return;
+    outgrown = true;
+    wait();
+    add_rounding<f16>(probabilities);
+  }
+  TANDEM_DEVICE void add_step() {
+    sum[0] += step_sum[0];
+    sum[1] += step_sum[1];
+  }
+  // Of row i: what its sum became cannot be trusted.
+  TANDEM_DEVICE bool overflowed(int i) const { return !(sum[i] <= kOverflowedSum); }
+
+  // Scores [begin, end) of a step become 2^(scale * score - row_max).
+  template <int begin, int end, int n>
+  TANDEM_DEVICE void exponentials(float (&s)[n], float scale) {
+    if (begin == 0) step_sum[0] = step_sum[1] = 0;
+#pragma unroll
+    for (int r = begin; r < end; ++r) {
+      s[r] = exp2_approx(fmaf(s[r], scale, -row_max[row_of(r)]));
+      step_sum[row_of(r)] += s[r];
+    }
+  }
+
+  // Over the four lanes of a row.
+  TANDEM_DEVICE void reduce_sum() {
+    add_lanes(sum);
+    if (!outgrown) return;
+    add_lanes(rounding);
+    use_rounded_sum(&sum[0], &row_max[0], rounding[0]);
+    use_rounded_sum(&sum[1], &row_max[1], rounding[1]);
+  }
+
+ private:
+  static constexpr int kNever = 0x80000000;  // less than any
+
+  TANDEM_DEVICE static int lower_bits(const float (&rescale_above)[2]) {
+    const float lower = fminf(rescale_above[0], rescale_above[1]);
+    return lower >= 0 ? __float_as_int(lower) : kNever;
+  }
+
+  // Whether a score may be beyond its row's limit: exact unless a limit is negative, when it says yes. Floats that are
+  // not negative are ordered as their bits are, and the integer unit compares three at once, the float unit two.
+  template <int n>
+  TANDEM_DEVICE bool may_exceed(const float (&s)[n]) const {
+    int largest[2] = {kNever, kNever};  // two chains: one would wait for its own results
+#pragma unroll
+    for (int r = 0; r < n; r += 4) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        largest[i] = max(max(__float_as_int(s[r + 2 * i]), __float_as_int(s[r + 2 * i + 1])), largest[i]);
+    }
+    return max(largest[0], largest[1]) >= rescale_above_bits;
+  }
+
+  TANDEM_DEVICE static void add_lanes(float (&x)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      x[i] += __shfl_xor_sync(~0u, x[i], 1);
+      x[i] += __shfl_xor_sync(~0u, x[i], 2);
+    }
+  }
+  // Over its four lanes.
+  template <int n>
+  TANDEM_DEVICE static float max_of_row(const float (&s)[n], int row) {
+    float largest = -kInfinity;
+#pragma unroll
+    for (int r = 0; r < n; ++r)
+      if (row_of(r) == row) largest = fmaxf(largest, s[r]);
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+  }
+
+  template <bool f16, int n>
+  TANDEM_DEVICE void add_rounding(const u32 (&probabilities)[n]) {
+    float rounded[2] = {0, 0};
+#pragma unroll
+    for (int r = 0; r < n; ++r)
+      rounded[r & 1] +=
+          to_float<f16>(static_cast<u16>(probabilities[r])) + to_float<f16>(static_cast<u16>(probabilities[r] >> 16));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (step_sum[i] > kOutgrownSum) rounding[i] += rounded[i] - step_sum[i];
+  }
+
+  // What was summed against row_max `from` is brought to the row_max of now.
+  TANDEM_DEVICE void rescale_sum(int row, float from) {
+    alpha[row] = exp2_approx(from - row_max[row]);
+    sum[row] *= alpha[row];
+    rounding[row] *= alpha[row];
+  }
+};

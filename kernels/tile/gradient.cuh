@@ -1,0 +1,29 @@
+// Gradients as the caller wants them: of float32 or of the kernel's type, in place of what is there or added to it, in
+// float32 and rounded once.
+#pragma once
+#include "tile/pack.cuh"
+#include "tile/row.cuh"
+
+template <auto T>
+TANDEM_DEVICE void store_element(void* to, i64 at, float x, bool is_f32, bool accumulate) {
+  if (accumulate) x += load_element<T.f16>(to, at, is_f32);
+  if (is_f32) {
+    static_cast<float*>(to)[at] = x;
+  } else {
+    static_cast<u16*>(to)[at] = static_cast<u16>(pack<T>(x, 0));
+  }
+}
+
+// Two neighbours; at is even.
+template <auto T>
+TANDEM_DEVICE void store_pair(void* to, i64 at, float x, float y, bool is_f32, bool accumulate) {
+  if (accumulate) {
+    x += load_element<T.f16>(to, at, is_f32);
+    y += load_element<T.f16>(to, at + 1, is_f32);
+  }
+  if (is_f32) {
+    *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = make_float2(x, y);
+  } else {
+    *reinterpret_cast<u32*>(static_cast<u16*>(to) + at) = pack<T>(x, y);
+  }
+}

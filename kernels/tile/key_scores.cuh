@@ -1,0 +1,49 @@
+// What is done to scores, and their derivatives, where keys are in rows and queries in columns: the same changes and
+// masks as the forward's.
+#pragma once
+#include "ptx/warp.cuh"
+#include "tile/score_mod.cuh"
+#include "tile/sequence.cuh"
+
+// The score in log2 units before ALiBi and bias, from a product or, with a softcap, from what apply_softcap() makes of
+// it.
+template <auto T>
+TANDEM_DEVICE float scaled_score(float x, const BackwardParams& p) {
+  return T.softcap ? x : x * p.scale_log2;
+}
+// Its derivative where there is a softcap, without the scale: 1 - tanh^2; 0 of a hidden one, which is -infinity.
+TANDEM_DEVICE float softcap_derivative(float score, const BackwardParams& p) {
+  const float tanh = score * p.softcap_inverse;
+  return fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
+}
+
+// The head's own part of scores.
+template <auto T>
+struct HeadScores {
+  static constexpr int kBiasBytes = T.bias == Bias::boolean ? 1 : T.bias == Bias::f32 ? 4 : 2;
+  float slope = 0;
+  int diagonal = 0;
+  const char* bias = nullptr;
+
+  TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head) {
+    if constexpr (T.alibi) {
+      slope = kLog2e * p.alibi_slopes[s.sequence * p.alibi_batch + head * p.alibi_head];
+      diagonal = diagonal_of<T>(p, s);
+    }
+    if constexpr (T.bias != Bias::none)
+      bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
+  }
+  // ALiBi and bias. Beyond the tensor, where everything is masked, the last bias is read again.
+  TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query, int key) const {
+    if constexpr (T.alibi) x -= slope * fabsf(static_cast<float>(query + diagonal - key));
+    if constexpr (T.bias != Bias::none) {
+      const i64 at = min(query, p.seqlen_q - 1) * p.bias_row + min(key, p.seqlen_k - 1) * p.bias_column;
+      if constexpr (T.bias == Bias::boolean) {
+        if (bias[at] == 0) x = -kInfinity;
+      } else {
+        x += kLog2e * load_element<T.f16>(bias, at, T.bias == Bias::f32);
+      }
+    }
+    return x;
+  }
+};

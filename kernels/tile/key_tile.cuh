@@ -1,0 +1,37 @@
+// A tile of a backward: keys of an n_block, and the m_blocks of queries that see them.
+#pragma once
+#include "tile/sequence.cuh"
+
+// Keys [n_block * T.tile_n(), ...) of a key head, and the m_blocks that see some of them.
+struct KeyTile {
+  int n_block, head_k, sequence;
+  int m_begin, m_end;  // they are taken from the last to the first
+};
+
+// The n-th, the longest first: under a causal mask the first keys are seen by the most queries. Heads that are taken
+// together share the L2 cache.
+template <auto T>
+TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
+  const TileIndex index = tile_index_at(p, n, p.n_blocks, p.batch * p.heads_k);
+  KeyTile tile{index.m_block, index.head % p.heads_k, index.head / p.heads_k, 0, 0};
+  const SequenceCoords s = sequence_coords<T>(p, tile.sequence);
+  const int first = tile.n_block * T.tile_n(), last = min(first + T.tile_n(), s.k_len) - 1;
+  if (first > last) return tile;
+  const QueryRange visible = band_of<T>(p, s).visible_queries(first, last);
+  tile.m_begin = max(0, visible.begin) / T.tile_m;
+  tile.m_end = max(tile.m_begin, (min(visible.end, s.q_len) + T.tile_m - 1) / T.tile_m);
+  return tile;
+}
+
+// Where an m_block's numbers are in workspace.
+TANDEM_DEVICE i64 m_block_at(const BackwardParams& p, const SequenceCoords& s, int head, int m_block) {
+  return static_cast<i64>(head) * p.m_blocks + s.first_m_block + m_block;
+}
+
+// The first n_block that an m_block sees. Others add to its dq after it, one after the other.
+template <auto T>
+TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s, int m_block) {
+  if constexpr (!T.left) return 0;
+  const int first = m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
+  return max(0, band_of<T>(p, s).visible_keys(first, last).begin) / T.tile_n();
+}

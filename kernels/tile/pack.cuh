@@ -1,0 +1,14 @@
+// Two floats as elements of the kernel's type, in one register.
+#pragma once
+#include "ptx/base.cuh"
+
+template <auto T>
+TANDEM_DEVICE u32 pack(float low, float high) {
+  u32 both;
+  if constexpr (T.f16) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  }
+  return both;
+}

@@ -1,0 +1,19 @@
+// When an online softmax moves what its exponentials are taken against (row_max), and when that came too late.
+#pragma once
+#include "ptx/warp.cuh"
+
+// A score may pass row_max by this much, in log2 units, before everything is rescaled to it (conditional rescaling,
+// FlashAttention-4).
+constexpr float kRescaleThreshold = 8;
+// lazy_max: a step's sum beyond this one moves row_max, which nobody had looked for.
+constexpr float kOutgrownSum = 0x1p12f;
+// Beyond this one what came before may be lost, and the tile is done again with every maximum taken (strict).
+constexpr float kOverflowedSum = 0x1p100f;
+
+// At the end of a row: the sum becomes the one that its result is divided by, which is of exponentials as they were
+// rounded, and the row_max makes up for it, so that both together mean the same log-sum-exp.
+TANDEM_DEVICE void use_rounded_sum(float* sum, float* row_max, float rounding) {
+  const float rounded = *sum + rounding;
+  *row_max += log2_approx(__fdividef(*sum, rounded));
+  *sum = rounded;
+}

@@ -1,0 +1,76 @@
+// What becomes of a product before the softmax, beside its scale: softcap, ALiBi, bias. By rows: how a thread's
+// registers lie in them is the kernel's.
+#pragma once
+#include "ptx/float2.cuh"
+#include "tile/row.cuh"
+
+// softcap * tanh(score / softcap) in log2 units, from a product or two, where no score is beyond the cap: an odd
+// polynomial of degree 11, 4e-7 of the cap off. of: a constant as an F.
+template <class F, class Of>
+TANDEM_DEVICE F softcap_within(F x, const ForwardParams& p, const Of& of) {
+  const F square = x * x;
+  F quotient = of(p.softcap_polynomial[kSoftcapTerms - 1]);
+#pragma unroll
+  for (int term = kSoftcapTerms - 2; term >= 0; --term)
+    quotient = fma(quotient, square, of(p.softcap_polynomial[term]));
+  return x * quotient;
+}
+
+// The same of any products, by two operations of the exponential unit (tanh.approx, which is one, has eleven bits).
+// Beside the exponentials that unit has no time for them, so they are for warps with a score beyond the cap alone.
+// packed: by pairs, on Blackwell.
+template <bool packed, int n>
+TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < n; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  if (__any_sync(~0u, !(largest < p.softcap_product))) {
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      x[i] = fmaf(-2 * p.softcap_log2, reciprocal(1.0f + exp2_approx(x[i] * p.scale_softcap)), p.softcap_log2);
+  } else if constexpr (packed) {
+#pragma unroll
+    for (int i = 0; i < n; i += 2)
+      split(softcap_within(float2_of(x[i], x[i + 1]), p, [](float c) { return float2_of(c); }), &x[i], &x[i + 1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[i] = softcap_within(x[i], p, [](float c) { return c; });
+  }
+}
+
+// Makes a row's scores, in log2 units, from products of queries and keys (with a softcap: from what apply_softcap()
+// makes of them). Beyond the tensor, where everything is masked, it reads the last bias again: a load that depends on
+// nothing needs no branch, and branches for each element are what takes long to compile.
+template <auto T>
+struct ScoreMod {
+  static constexpr int kBiasBytes = T.bias == Bias::boolean ? 1 : T.bias == Bias::f32 ? 4 : 2;
+  float slope, position;
+  const char* bias;  // the row's
+  i64 bias_stride;   // bytes from one column of it to the next
+
+  ScoreMod() = default;
+  TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row) {
+    if constexpr (T.alibi) {
+      slope = kLog2e * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
+      position = static_cast<float>(row.query + diagonal_of<T>(p, t));
+    }
+    if constexpr (T.bias != Bias::none) {
+      const i64 at = t.batch * p.bias_batch + row.head * p.bias_head + min(row.query, p.seqlen_q - 1) * p.bias_row;
+      bias = static_cast<const char*>(p.bias) + at * kBiasBytes;
+      bias_stride = p.bias_column * kBiasBytes;
+    }
+  }
+  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column) const {
+    if constexpr (!T.softcap) x *= p.scale_log2;
+    if constexpr (T.alibi) x -= slope * fabsf(position - static_cast<float>(column));
+    if constexpr (T.bias != Bias::none) {
+      const char* at = bias + min(column, p.seqlen_k - 1) * bias_stride;
+      if constexpr (T.bias == Bias::boolean) {
+        if (*at == 0) x = -kInfinity;
+      } else {
+        x += kLog2e * load_element<T.f16>(at, 0, T.bias == Bias::f32);
+      }
+    }
+    return x;
+  }
+};

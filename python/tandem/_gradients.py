@@ -1,0 +1,78 @@
+"""Gradients of torch tensors: by our own backward on CPUs and Hopper GPUs, on others by torch's (_flash_backward)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem import _flash_backward
+from tandem._library import BACKWARD, CHECK, Record, call
+
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
+_KERNELS_FOR = 9  # the compute capability's major number: Hopper
+
+_by_gpu: dict[int, bool] = {}
+
+
+def is_own(q: Tensor) -> bool:
+    """Whether there is a backward of Tandem's for the device of q."""
+    if not q.is_cuda:
+        return True
+    index = q.device.index
+    own = _by_gpu.get(index)
+    if own is None:
+        own = _by_gpu[index] = torch.cuda.get_device_capability(index)[0] == _KERNELS_FOR
+    return own
+
+
+def like(x: Tensor) -> Tensor:
+    """A tensor for the gradient of x, in x's memory layout where the C interface can write it."""
+    return torch.empty_like(x) if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def needs_padding(q: Tensor, v: Tensor) -> bool:
+    """GPUs serve multiples of 8."""
+    return q.is_cuda and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
+
+
+def padded(x: Tensor) -> Tensor:
+    """x with zeros up to a head_dim that is a multiple of 8, which changes no score and adds columns of zeros to a
+    result."""
+    missing = -x.shape[-1] % 8
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def refuse(record: Record) -> None:
+    """Raises what gradients() would raise for this call on a GPU. record: with out and lse, not filled yet."""
+    if not is_own(record["q"]):
+        _flash_backward.refuse(record)
+        return
+    bias = record.get("bias")
+    dbias = like(bias) if bias is not None and bias.requires_grad else None
+    call(CHECK + BACKWARD, {**record, "dout": record["out"], "dbias": dbias})
+
+
+def gradients(record: Record, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The wanted gradients of q, k, v, bias and sink; None for the others. record: the call's, with out, lse, dout and
+    dlse."""
+    if not is_own(record["q"]):
+        return _flash_backward.gradients(record, wanted)
+    if record["dout"] is None:
+        record["dout"] = torch.zeros_like(record["out"])
+    if needs_padding(record["q"], record["v"]):
+        return _of_padded(record, wanted)
+    found = [like(record[name]) if w else None for name, w in zip(DIFFERENTIABLE, wanted)]
+    record["dq"], record["dk"], record["dv"], record["dbias"], record["dsink"] = found
+    call(BACKWARD, record)
+    return found
+
+
+def _of_padded(record: Record, wanted: Sequence[bool]) -> list[Tensor | None]:
+    dims = [record[name].shape[-1] for name in DIFFERENTIABLE[:3]]
+    scale = record.get("softmax_scale")
+    whole = {name: padded(record[name]) for name in ("q", "k", "v", "out", "dout")}
+    found = gradients({**record, **whole, "softmax_scale": dims[0] ** -0.5 if scale is None else scale}, wanted)
+    found[:3] = (x if x is None else x[..., :dim] for x, dim in zip(found, dims))
+    return found

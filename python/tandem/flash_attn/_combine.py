@@ -1,0 +1,51 @@
+"""The attention to all keys from those to parts of them: the flash_attn_combine of FlashAttention-3 and -4."""
+
+from __future__ import annotations
+
+import torch
+
+from tandem.flash_attn._arguments import is_tensor
+
+_NOTHING = float("-inf")
+
+
+@torch.no_grad()
+def combine(out_partial, lse_partial, out=None, out_dtype=None):
+    """(out, lse) of out_partial (parts, ..., heads, head_dim) and lse_partial (parts, ..., heads), in float32.
+
+    One part after another is added, so that memory is needed for one, however many there are.
+    """
+    is_tensor(out_partial, "out_partial")
+    is_tensor(lse_partial, "lse_partial")
+    if out is not None:
+        is_tensor(out, "out")
+    if not out_partial.is_floating_point() or out_partial.dim() < 2:
+        raise ValueError(
+            f"out_partial ({out_partial.dtype}, shape {tuple(out_partial.shape)}) must be floating-point, (parts, "
+            "batch, seqlen, heads, head_dim)"
+        )
+    shape = tuple(out_partial.shape[1:])
+    if out_partial.shape[:-1] != lse_partial.shape:
+        raise ValueError(
+            f"lse_partial (shape {tuple(lse_partial.shape)}) must be out_partial's shape {tuple(out_partial.shape)} "
+            "without head_dim"
+        )
+    if out is not None and (out.shape != shape or out_dtype not in (None, out.dtype)):
+        raise ValueError(
+            f"out ({out.dtype}, shape {tuple(out.shape)}) must have the shape {shape} and the type out_dtype "
+            f"({out_dtype}), where that is given"
+        )
+    wide = torch.promote_types(out_partial.dtype, torch.float32)
+    dtype = out_partial.dtype if out_dtype is None else out_dtype
+    lse = lse_partial.to(wide).logsumexp(0)
+    in_place = out is not None and out.dtype == wide
+    total = (out if in_place else out_partial.new_empty(shape, dtype=wide)).zero_()
+    part = torch.empty_like(total)
+    for one, one_lse in zip(out_partial, lse_partial):
+        # A part that saw no key counts nothing, whatever it left behind.
+        seen = (one_lse > _NOTHING)[..., None]
+        weight = torch.where(seen, (one_lse.to(wide) - lse)[..., None].exp(), 0.0)
+        total += part.copy_(one).mul_(weight).masked_fill_(~seen, 0.0)
+    if out is not None:
+        return out if in_place else out.copy_(total), lse
+    return total.to(dtype), lse

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The whole proof of the CPU engine, on each of its instruction sets that this machine has; CI has all of it on the best one
+# alone. The outcome goes to a JSON file whose fields docs/results/README.md explains.
+#
+#   scripts/prove_cpu.sh <build folder> [<file.json>]
+#
+# Environment: COMMIT, SECONDS_EACH as of tools/gpu/prove.sh; FUZZ, the random problems of each instruction set (1000).
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=tools/gpu/proof.sh
+. "$here/tools/gpu/proof.sh"
+build=${1:?usage: scripts/prove_cpu.sh <build folder> [<file.json>]} json=${2:-$here/docs/results/cpu-proof.json}
+tests=$build/tests/cpu/cpu_test fuzz=$build/tests/support/tandem_fuzz
+for file in "$tests" "$fuzz"; do
+  [ -x "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
+done
+
+for target in best generic avx2 avx512; do
+  unset TANDEM_CPU_TARGET
+  if [ $target != best ]; then
+    export TANDEM_CPU_TARGET=$target
+    # It says so where the machine has not got it, or it is the best.
+    "$tests" --gtest_list_tests > "$scratch/log" || { tail -n 1 "$scratch/log"; continue; }
+  fi
+  step "tests, $target" 'tests ran' "$tests"
+  step "fuzz, $target" ' problems, ' "$fuzz" --device cpu --seed 1000 --count "${FUZZ:-1000}"
+done
+TANDEM_NVRTC=none
+finish "$json" "$(uname -m), $(awk -F': ' '/^model name/ { print $2; exit }' /proc/cpuinfo), $(nproc) cores" none

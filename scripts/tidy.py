@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""clang-tidy over files of a compilation database, a few at a time.
+
+    scripts/tidy.py <build folder> <jobs> <file>...
+
+Most of its time goes into the standard library's headers, so files of one folder that are compiled alike are checked
+as one translation unit. Where that does not compile (two files name a local thing alike) or something is found, each
+of them is checked alone, and what that says counts.
+"""
+
+import concurrent.futures
+import itertools
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+
+TOGETHER = 4  # more would seldom compile
+
+
+def flags_of(entry):
+    """How a file is compiled, without its own name and its object's."""
+    words = shlex.split(entry["command"])
+    del words[words.index("-o") : words.index("-o") + 2]
+    return words[: words.index("-c")]
+
+
+def alike(entry):
+    """Equal for files that are checked together."""
+    return str(pathlib.Path(entry["file"]).parent), flags_of(entry)
+
+
+def together(entries, folder):
+    """A translation unit that includes the files, and its entry in a database."""
+    first = pathlib.Path(entries[0]["file"])
+    unit = folder / f"{first.parent.name}_{first.stem}.cpp"
+    unit.write_text("".join(f'#include "{e["file"]}"  // NOLINT(bugprone-suspicious-include)\n' for e in entries))
+    command = shlex.join([*flags_of(entries[0]), "-c", str(unit)])
+    return {"directory": entries[0]["directory"], "command": command, "file": str(unit)}
+
+
+def tidy(database, file):
+    """Whether nothing was found, and else what."""
+    done = subprocess.run(["clang-tidy-16", "--quiet", "-p", database, file], capture_output=True, text=True)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if not line.endswith(" generated.")]
+    return done.returncode == 0, "\n".join(said)
+
+
+def main():
+    build, jobs, *files = sys.argv[1:]
+    build = pathlib.Path(build)
+    database = {entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())}
+    absolute = [str(pathlib.Path(file).absolute()) for file in files]
+    if strange := [file for file in absolute if file not in database]:
+        sys.exit(f"{build}/compile_commands.json does not say how these are compiled: {' '.join(strange)}")
+    wanted = [database[file] for file in absolute]
+    folder = build / "tidy"
+    folder.mkdir(exist_ok=True)
+
+    batches = []
+    for _, group in itertools.groupby(sorted(wanted, key=alike), alike):
+        group = list(group)
+        batches += [group[n : n + TOGETHER] for n in range(0, len(group), TOGETHER)]
+    units = [together(batch, folder) for batch in batches]
+    (folder / "compile_commands.json").write_text(json.dumps(units, indent=1))
+
+    with concurrent.futures.ThreadPoolExecutor(int(jobs)) as pool:
+        good = pool.map(lambda unit: tidy(folder, unit["file"])[0], units)
+        again = [entry["file"] for batch, fine in zip(batches, good) if not fine for entry in batch]
+        found = [text for fine, text in pool.map(lambda file: tidy(build, file), again) if not fine]
+    for text in found:
+        print(text)
+    print(f"clang-tidy: {len(wanted)} files, {len(again)} of them alone, {len(found)} with findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+#include "base/env.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/instruction_set.h"
+#include "base/text.h"
+
+namespace tandem {
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+Env load() {
+  Env env;
+  env.cpu_target = variable("TANDEM_CPU_TARGET");
+  env.nvrtc = variable("TANDEM_NVRTC");
+  env.virtual_env = variable("VIRTUAL_ENV");
+  env.conda_prefix = variable("CONDA_PREFIX");
+  env.cuda_home = variable("CUDA_HOME");
+  env.cache = variable("TANDEM_CACHE");
+  env.cache_dir = variable("TANDEM_CACHE_DIR");
+  env.xdg_cache_home = variable("XDG_CACHE_HOME");
+  env.home = variable("HOME");
+  env.temporary = variable("TMPDIR");
+  if (env.temporary.empty()) env.temporary = "/tmp";
+  env.log = variable("TANDEM_LOG");
+  env.nvtx = variable("NVTX_INJECTION64_PATH");
+  return env;
+}
+
+Status check_target(std::string_view target) {
+  const std::vector<std::string_view>& all = instruction_sets();
+  if (target.empty() || std::ranges::find(all, target) != all.end()) return {};
+  std::string names;
+  for (const std::string_view name : all) names += str_cat(names.empty() ? "\"" : ", \"", name, "\"");
+  return Status::invalid(str_cat("TANDEM_CPU_TARGET (\"", target, "\") must be one of ", names,
+                                 ", the instruction sets of this machine, or not be set: the best is taken then"));
+}
+
+Status check_switch(const char* name, std::string_view value, const char* on, const char* off, const char* meaning) {
+  if (value.empty() || value == on || value == off) return {};
+  return Status::invalid(
+      str_cat(name, " (\"", value, "\") must be \"", on, "\" or \"", off, "\", or not be set: ", meaning));
+}
+
+}  // namespace
+
+// Never destroyed: a call may come as late as another library's static destructor.
+const Env& Env::get() {
+  static const Env& env = *new Env(load());
+  return env;
+}
+
+Status check(const Env& env) {
+  TANDEM_TRY(check_target(env.cpu_target));
+  TANDEM_TRY(check_switch("TANDEM_CACHE", env.cache, "on", "off", "whether compiled kernels are kept on disk"));
+  return check_switch("TANDEM_LOG", env.log, "1", "0", "whether every call on a GPU is described in a line to stderr");
+}
+
+}  // namespace tandem

@@ -1,0 +1,78 @@
+#include "engine/cpu.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+
+#include "base/text.h"
+#include "cpu/cpu.h"
+#include "oracle/oracle.h"
+#include "problem/refusals.h"
+
+namespace tandem {
+namespace {
+
+// The oracle's tasks on the context's threads. An exception of a task surfaces on the calling thread.
+oracle::ParallelFor on(cpu::Threads& threads) {
+  return [&threads](int64_t tasks, const std::function<void(int64_t)>& body) {
+    const auto strands = static_cast<int32_t>(std::min<int64_t>(tasks, 1 << 16));
+    std::exception_ptr failure;
+    std::mutex mutex;
+    threads.run(strands, [&](int32_t strand) {
+      try {
+        for (int64_t task = strand; task < tasks; task += strands) body(task);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        failure = std::current_exception();
+      }
+    });
+    if (failure) std::rethrow_exception(failure);
+  };
+}
+
+}  // namespace
+
+std::string HostEngine::description() const {
+  const int count = threads_.count();
+  return str_cat("cpu, ", count, count == 1 ? " thread, " : " threads, ", cpu::target_description());
+}
+
+Status HostEngine::check_stream(void* stream) const {
+  if (stream == nullptr) return {};
+  return Status::invalid("stream (not NULL) must be NULL on the CPU: the call returns when its work is done");
+}
+
+Status CpuEngine::check(const Problem& problem) const { return cpu::check(problem); }
+
+size_t CpuEngine::workspace_size(const Problem& problem) const {
+  return cpu::workspace_size(problem, threads_.count());
+}
+
+Status CpuEngine::run(const Problem& problem, const CallWorkspace& workspace, void*) {
+  TANDEM_TRY(workspace.check(workspace_size(problem)));
+  const auto pass = problem.pass == TANDEM_FORWARD ? cpu::forward : cpu::backward;
+  pass(problem, threads_, workspace.data);
+  return {};
+}
+
+Status CpuEngine::merge(const MergeProblem& problem, void*) {
+  cpu::merge(problem, threads_);
+  return {};
+}
+
+Status OracleEngine::check(const Problem& problem) const {
+  return problem.page_table ? refuse_pages("the CPU") : Status{};
+}
+
+Status OracleEngine::run(const Problem& problem, const CallWorkspace&, void*) {
+  const auto pass = problem.pass == TANDEM_FORWARD ? oracle::forward : oracle::backward;
+  pass(problem, on(threads_));
+  return {};
+}
+
+Status OracleEngine::merge(const MergeProblem& problem, void*) {
+  oracle::merge(problem, on(threads_));
+  return {};
+}
+
+}  // namespace tandem

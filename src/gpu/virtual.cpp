@@ -1,0 +1,109 @@
+#include "gpu/virtual.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include "base/text.h"
+#include "gpu/virtual_library.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr char kLibrary[] = "libtandem_vgpu.so." TANDEM_SOVERSION;
+
+std::atomic<OpenVirtual> linked = nullptr;
+
+struct Library {
+  std::string path;
+  VirtualLibraryEntry* entry = nullptr;
+
+  Status call(const char* name, Device** device) const {
+    char sentence[1024] = "";
+    const int code = entry(kVirtualLibraryTag, name, device, sentence, sizeof sentence);
+    return {static_cast<tandem_status>(code), sentence};
+  }
+};
+
+// The folder of the library that this function is in; "" where the system does not say.
+std::filesystem::path own_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::canonical(info.dli_fname, error);
+  return error ? std::filesystem::path() : self.parent_path();
+}
+
+// What to load: a path, or the plain name for the system's loader to find.
+std::string path_of(const std::filesystem::path& beside) {
+  const char* named = std::getenv("TANDEM_VGPU_LIBRARY");
+  if (named != nullptr && *named != '\0') return named;
+  std::error_code error;
+  return std::filesystem::exists(beside, error) ? beside.string() : kLibrary;
+}
+
+Status load(Library* library) {
+  const std::filesystem::path beside = own_folder() / kLibrary;
+  library->path = path_of(beside);
+  void* handle = dlopen(library->path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* why = dlerror();
+    const std::string reason = why != nullptr ? why : "no reason given";
+    if (library->path != kLibrary)
+      return Status::unsupported(str_cat("the virtual GPU's library ", library->path, " cannot be loaded: ", reason));
+    return Status::unsupported(str_cat("virtual GPUs need ", kLibrary, ", which is neither ", beside.string(),
+                                       " nor where the system looks for libraries (", reason,
+                                       "): install it beside libtandem, or name it with TANDEM_VGPU_LIBRARY"));
+  }
+  library->entry = reinterpret_cast<VirtualLibraryEntry*>(dlsym(handle, kVirtualLibraryEntry));
+  if (library->entry == nullptr)
+    return Status::unsupported(
+        str_cat(library->path, " has no ", kVirtualLibraryEntry, ": it is not the virtual GPU's library"));
+  if (Dl_info info{}; dladdr(reinterpret_cast<const void*>(library->entry), &info) != 0 && info.dli_fname != nullptr)
+    library->path = std::filesystem::path(info.dli_fname).lexically_normal().string();  // of the plain name, too
+  Status status = library->call(nullptr, nullptr);
+  if (!status.ok()) status.message = str_cat(library->path, ": ", status.message);
+  return status;
+}
+
+// Loaded once; after a failure, as when the library is not installed yet, the next call tries again.
+Status loaded(Library* library) {
+  static std::mutex mutex;
+  static Library* const kept = new Library;  // its devices may outlive every static object
+  const std::lock_guard lock(mutex);
+  if (kept->entry == nullptr) {
+    Library found;
+    TANDEM_TRY(load(&found));
+    *kept = found;
+  }
+  *library = *kept;
+  return {};
+}
+
+}  // namespace
+
+bool is_virtual(std::string_view name) { return name == "vgpu" || name.starts_with("vgpu:"); }
+
+void use_linked_virtual(OpenVirtual open) { linked = open; }
+
+Status find_virtual(std::string* path) {
+  Library library;
+  TANDEM_TRY(loaded(&library));
+  *path = library.path;
+  return {};
+}
+
+Status open_virtual(std::string_view name, std::unique_ptr<Device>* device) {
+  if (const OpenVirtual open = linked) return open(name, device);
+  Library library;
+  TANDEM_TRY(loaded(&library));
+  Device* opened = nullptr;
+  TANDEM_TRY(library.call(std::string(name).c_str(), &opened));
+  device->reset(opened);
+  return {};
+}
+
+}  // namespace tandem::gpu

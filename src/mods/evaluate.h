@@ -1,0 +1,43 @@
+// One element at a time, node by node: in float64 for the oracle; in float, what the loops over tiles are held to.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "mods/arithmetic.h"
+#include "mods/graph.h"
+#include "mods/values.h"
+
+namespace tandem::mods {
+
+// Where an element lies: query q sees key k.
+struct Position {
+  int32_t batch = 0, head = 0, q = 0, k = 0, seqlen_q = 0, seqlen_k = 0;
+};
+
+int32_t input_of(const Position& position, Input input);  // any but score
+
+template <class Real>
+class Evaluator {
+ public:
+  // The graph must outlive it, and may grow.
+  Evaluator(const Graph& graph, std::span<const NodeId> outputs);
+
+  // values: of the names that the graph was read with.
+  void run(Real score, const Position& position, const Values& values);
+
+  // Of the run before: an output's value.
+  const Value<Real>& operator[](NodeId output) const { return results_[static_cast<size_t>(output)]; }
+
+ private:
+  Value<Real> leaf(const Node& node, Real score, const Position& position, const Values& values) const;
+
+  const Graph& graph_;
+  std::vector<NodeId> order_;
+  std::vector<Value<Real>> results_;  // by node
+};
+
+extern template class Evaluator<float>;
+extern template class Evaluator<double>;
+
+}  // namespace tandem::mods

@@ -1,0 +1,76 @@
+// A graph as a list of loops over the elements of a tile: float32 in vectors, without a compiler. What depends on no
+// element (constants, scalars, the batch, the lengths and what is made of them) is computed once for a sequence.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "mods/evaluate.h"
+#include "mods/graph.h"
+#include "mods/tile_loops.h"
+#include "mods/values.h"
+
+namespace tandem::mods {
+
+class TileProgram {
+ public:
+  // The graph is not looked at later.
+  TileProgram(const Graph& graph, std::vector<NodeId> outputs);
+
+ private:
+  friend class TileRun;
+
+  // Registers are arrays of kTile elements of the run's, or the caller's arrays of score, head, q and k.
+  struct Step {
+    Op op = Op::constant;
+    Type type = Type::real;  // of the result: of leaves; else of the last operand
+    int16_t index = 0;
+    int to = 0;
+    int from[kMaxRank] = {0, 0, 0, 0};
+    double value = 0;
+  };
+
+  std::vector<Step> uniform_, varying_;
+  std::vector<int> outputs_;
+  int registers_ = kTileInputs;
+
+  static constexpr int kTileInputs = 4;
+};
+
+// Elements of one sequence. What a text does not name may be null.
+struct TileInputs {
+  int count = 0;  // at most kTile
+  const float* score = nullptr;
+  const int32_t *head = nullptr, *q = nullptr, *k = nullptr;
+};
+
+// A program with room to run it in, for one thread.
+class TileRun {
+ public:
+  // Both must outlive it. values have been checked.
+  TileRun(const TileProgram& program, const Values& values, const TileLoops& loops = tile_loops());
+  TileRun(TileProgram&&, const Values&, const TileLoops& = tile_loops()) = delete;
+
+  // Before the first tile of a sequence: its batch and lengths; the rest of the position is of no account.
+  void begin(const Position& sequence);
+  void run(const TileInputs& inputs);
+
+  // Of the run before: output i of the program's, an element each.
+  std::span<const float> reals(size_t i) const { return {static_cast<const float*>(output(i)), count()}; }
+  std::span<const int32_t> integers(size_t i) const { return {static_cast<const int32_t*>(output(i)), count()}; }
+
+ private:
+  const void* output(size_t i) const { return at_[static_cast<size_t>(program_.outputs_[i])]; }
+  size_t count() const { return static_cast<size_t>(count_); }
+  void execute(const TileProgram::Step& step, int count);
+  void fill(const TileProgram::Step& step, const Position& sequence);
+
+  const TileProgram& program_;
+  const Values& values_;
+  const TileLoops& loops_;
+  std::vector<float> memory_;
+  std::vector<void*> at_;  // by register
+  int count_ = 0;
+};
+
+}  // namespace tandem::mods

@@ -1,0 +1,222 @@
+#include "plan/backward.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "plan/check.h"
+#include "plan/forward.h"
+
+namespace tandem::plan {
+namespace {
+
+constexpr int64_t kLongest = int64_t{1} << 28;
+
+// What the m_blocks of a group of heads read and write again and again should stay in the L2 cache.
+constexpr int64_t kL2Bytes = int64_t{32} << 20;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int rounded(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+
+Status check_sizes(const Problem& p) {
+  if (p.seqlen_q > kLongest) {
+    return Status::unsupported(
+        str_cat("q.seqlen (", p.seqlen_q, ") must be at most 2^28 on a GPU: split the queries over several calls"));
+  }
+  if (p.seqlen_k > kLongest) {
+    return Status::unsupported(
+        str_cat("k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys over several calls"));
+  }
+  const int64_t blocks = std::max(std::max(p.seqlen_q, p.seqlen_k), p.packed_q() ? p.total_q : 0) / 64 + 2;
+  if (p.heads_q > 0 && p.batch > INT32_MAX / blocks / p.heads_q) {
+    return Status::unsupported(str_cat("batch (", p.batch, ") and q.heads (", p.heads_q,
+                                       ") give 2^31 tiles of 64 queries or keys or more: split the call over batch"));
+  }
+  return {};
+}
+
+// Of float32, or added to what is there: then dk and dv are not stored by TMA.
+bool stores_directly(const Problem& p) {
+  return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
+}
+
+Sm90BackwardConfig cut_for_hopper(const Problem& p) {
+  Sm90BackwardConfig t;
+  t.head_dim = rounded(p.head_dim);
+  t.head_dim_v = rounded(p.head_dim_v);
+  set_options(p, &t);
+  t.dropout = static_cast<bool>(p.dropout);
+  t.direct = stores_directly(p);
+  // Short products are worth more queries at once, where registers suffice.
+  if (t.head_dim <= 64 && t.head_dim_v <= 64 && !t.has_score_mod() && !t.dropout) t.tile_m = 128;
+  // Wide heads, and steps of many queries, leave room for fewer of them.
+  while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
+  return t;
+}
+
+// Whether two CTAs multiply together. In a step, by what its CTA moves through shared memory, that is faster; but an
+// n_block is twice as long: more keys that there are not, with a mask more that nobody sees, and the last CTAs may have
+// less to do. The answer must not depend on how many multiprocessors are to be had: sums would be other bits. So it is
+// that of a whole B200. A batch_invariant problem has no pairs: how many tiles there are and the longest length, by
+// which they are chosen, may be of other sequences, and one sequence has the same bits dense and packed.
+bool pairs(const Problem& p) {
+  constexpr int64_t kClocks = 3456, kPairClocks = 2816, kKeys = Sm100BackwardConfig::kCtaKeys;  // of a step (lab note)
+  constexpr int64_t kMultiprocessors = 148;
+  if (p.head_dim <= 64 || p.head_dim_v <= 64 || p.seqlen_k <= kKeys || p.batch_invariant) return false;
+  const int64_t heads = p.batch * p.heads_k;
+  const int64_t tiles = ceil_div(p.seqlen_k, kKeys) * heads, of_pairs = ceil_div(p.seqlen_k, 2 * kKeys) * heads;
+  // Of a triangle of blocks pairs see one more in each row of them.
+  const bool masks = binds_left(p) || binds_right(p);
+  const int64_t m_blocks = masks ? ceil_div(p.seqlen_q, Sm100BackwardConfig::tile_m) : 0;
+  const int64_t rounds = ceil_div(tiles, kMultiprocessors);
+  const int64_t rounds_of_pairs = ceil_div(of_pairs, kMultiprocessors / 2);
+  return rounds_of_pairs * kPairClocks * (masks ? m_blocks + 2 : 1) < rounds * kClocks * (masks ? m_blocks + 1 : 1);
+}
+
+Sm100BackwardConfig cut_for_blackwell(const Problem& p) {
+  Sm100BackwardConfig t;
+  t.head_dim = rounded(p.head_dim);
+  t.head_dim_v = rounded(p.head_dim_v);
+  set_options(p, &t);
+  t.dropout = static_cast<bool>(p.dropout);
+  t.direct = stores_directly(p);
+  t.pair = pairs(p);
+  if (t.pair) t.q_stages = t.dout_stages = t.dq_stages = 1;
+  if (t.pair) return t;
+  // The most that there is room for: steps of queries first, then dout, then dq on its way.
+  for (t.dq_stages = 4; t.dq_stages > 1; t.dq_stages /= 2) {
+    for (t.dout_stages = 2; t.dout_stages > 0; --t.dout_stages) {
+      for (t.q_stages = 3; t.q_stages > 1; --t.q_stages) {
+        if (t.fits()) return t;
+      }
+    }
+  }
+  return t;
+}
+
+BackwardTile cut(const Problem& p, const gpu::Properties& device) {
+  if (device.compute_major == 10) return cut_for_blackwell(p);
+  return cut_for_hopper(p);
+}
+
+// How many heads are worked on together. Of few heads dq stays in the L2 cache, but many n_blocks of each are at work
+// at once, which begin a step behind each other, in the order in which they add to dq: that should be a small part of
+// their steps (docs/lab/hopper-backward.md has what was measured).
+int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
+  const int64_t steps = binds_left(p) ? 0 : p.group() * t.sequence_m_blocks;
+  const int64_t at_once = std::max<int64_t>(4, steps / (binds_right(p) ? 6 : 2));
+  const int64_t heads = p.batch * p.heads_k;
+  const int64_t of_query = 2 * (t.tile.head_dim + t.tile.head_dim_v) + 4 * t.tile.head_dim;
+  const int64_t of_head = std::max<int64_t>(1, p.group() * p.seqlen_q * of_query);
+  return static_cast<int>(
+      std::clamp(std::max(kL2Bytes / of_head, ceil_div(sm_count, at_once)), int64_t{1}, std::max<int64_t>(heads, 1)));
+}
+
+void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tiling) {
+  BackwardTiling& t = *tiling;
+  t.tile = cut(p, device);
+  const int ctas = t.tile.ctas, sms = sms_for(p, device, ctas);
+  t.sequence_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, t.tile.tile_m));
+  // Packed: of each sequence the last one may be filled in part.
+  t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
+  t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
+  t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch);
+  t.l2_heads = choose_l2_heads(p, t, sms);
+  t.grid = ctas * std::min(sms / ctas, t.tiles);
+  if (!p.dbias) return;
+  const int64_t* const shape = p.dbias.shape;
+  t.dbias_blocks = shape[0] * shape[1] * (shape[2] == 1 ? 1 : t.sequence_m_blocks) * (shape[3] == 1 ? 1 : t.n_blocks);
+}
+
+bool has_main(const Problem& p, const BackwardTiling& t) { return t.tiles > 0 && (p.dq || p.dk || p.dv); }
+
+// Those of main's kernel and of what comes after it.
+void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Plan* plan) {
+  if (has_main(p, t)) {
+    plan->launches.push_back({.entry = kMainEntry,
+                              .grid = static_cast<uint32_t>(t.grid),
+                              .block = static_cast<uint32_t>(t.tile.threads),
+                              .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes),
+                              .overlap_previous = blocks > 0});
+  }
+  const auto threads = static_cast<uint32_t>(t.tile.convert_threads);
+  if (p.dq && blocks > 0) {
+    plan->launches.push_back({.entry = kConvertEntry, .grid = blocks, .block = threads, .overlap_previous = true});
+  }
+  if (p.dsink && p.heads_q > 0) {
+    plan->launches.push_back(
+        {.entry = kDsinkEntry, .grid = static_cast<uint32_t>(p.heads_q), .block = 32, .overlap_previous = true});
+  }
+  if (t.dbias_blocks > 0) {
+    plan->launches.push_back({.entry = kDbiasEntry,
+                              .grid = static_cast<uint32_t>(t.dbias_blocks),
+                              .block = threads,
+                              .shared_bytes = static_cast<uint32_t>(t.tile.for_hopper().dbias_smem_bytes()),
+                              .overlap_previous = !plan->launches.empty()});
+  }
+}
+
+}  // namespace
+
+Status BackwardPass::check(const Problem& p) const {
+  TANDEM_TRY(check_options(p));
+  TANDEM_TRY(check_head_dim("q", p.head_dim));
+  TANDEM_TRY(check_head_dim("v", p.head_dim_v));
+  const bool no_queries = p.total_q == 0, no_keys = p.total_k == 0;
+  const struct {
+    const char* name;
+    const View& view;
+    bool packed, empty;
+  } tensors[] = {{"q", p.q, p.packed_q(), no_queries},       {"k", p.k, p.packed_k(), no_keys},
+                 {"v", p.v, p.packed_k(), no_keys},          {"out", p.out, p.packed_q(), no_queries},
+                 {"dout", p.dout, p.packed_q(), no_queries}, {"dq", p.dq, p.packed_q(), no_queries},
+                 {"dk", p.dk, p.packed_k(), no_keys},        {"dv", p.dv, p.packed_k(), no_keys}};
+  for (const auto& [name, view, packed, empty] : tensors) {
+    if (view) TANDEM_TRY(check_tensor(name, view, packed, empty));
+  }
+  TANDEM_TRY(check_index("cu_seqlens_q", p.cu_seqlens_q));
+  TANDEM_TRY(check_index("cu_seqlens_k", p.cu_seqlens_k));
+  TANDEM_TRY(check_index("seqused_q", p.seqused_q));
+  TANDEM_TRY(check_index("seqused_k", p.seqused_k));
+  TANDEM_TRY(check_index("diagonal_offsets", p.diagonal_offsets));
+  return check_sizes(p);
+}
+
+void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
+  BackwardTiling& t = plan->backward;
+  tile(p, device, &t);
+  plan->kernels.push_back({t.tile.kernel, id_of(t.tile)});
+  const int64_t blocks = p.total_q > 0 ? p.heads_q * t.m_blocks : 0;
+  const auto count = static_cast<uint32_t>(blocks);
+  // Where there is no query, there is no delta, and nothing but the counter to be zeroed.
+  const int delta = count > 0 ? 0 : kFilled, main = delta + 1;
+  if (count > 0) {
+    plan->launches.push_back(
+        {.entry = kDeltaEntry, .grid = count, .block = static_cast<uint32_t>(t.tile.delta_threads)});
+  } else {
+    plan->fills.push_back({0, sizeof(int)});
+  }
+  add_launches(p, t, count, plan);
+  size_t end = 0;
+  const auto region = [&](const char* name, int64_t bytes, int writer) {
+    const size_t begin = end;
+    plan->regions.push_back({name, begin, static_cast<size_t>(bytes), writer});
+    end = begin + static_cast<size_t>(ceil_div(bytes, 128) * 128);
+    return begin;
+  };
+  region("workspace.counter", sizeof(int), delta);
+  t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
+  t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
+  const int64_t sums = has_main(p, t) ? blocks * t.tile.dq_floats : 0;
+  t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
+  if (p.dsink) {
+    t.dsink_offset = region("workspace.dsink", blocks * static_cast<int64_t>(sizeof(float)), delta);
+  }
+  if (p.dout.dtype == DType::f32) {
+    const int64_t rows = p.packed_q() ? p.total_q : p.batch * p.seqlen_q;
+    t.dout_offset = region("workspace.dout", rows * p.heads_q * p.head_dim_v * size_of(p.dtype), delta);
+  }
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + end;
+}
+
+}  // namespace tandem::plan

@@ -1,0 +1,164 @@
+// What the kernels of a backward are given in a call.
+#include "base/text.h"
+#include "plan/arguments.h"
+#include "plan/backward.h"
+#include "plan/buffers.h"
+#include "plan/forward.h"
+
+namespace tandem::plan {
+namespace {
+
+// dout as products take it: that of the caller, or where it is of float32 what delta makes of it.
+View dout_of(const Problem& p, const BackwardParams& params) {
+  if (p.dout.dtype != DType::f32) return p.dout;
+  View view = p.dout;
+  view.data = static_cast<std::byte*>(params.dout_rounded);
+  view.dtype = p.dtype;
+  view.head = p.head_dim_v;
+  view.row = p.heads_q * view.head;
+  view.batch = p.packed_q() ? 0 : p.seqlen_q * view.row;
+  return view;
+}
+
+void add_maps(const Problem& p, const BackwardTile& tile, BackwardParams* params, Arguments* arguments) {
+  const auto map = [&](::TensorMap* place, const View& view, bool packed, int64_t rows, int64_t heads, int64_t head_dim,
+                       int box) {
+    if (!view || rows == 0 || heads == 0 || view.dtype != p.dtype) return;  // float32 goes there from registers
+    const MapDimensions dimensions = arguments->add_map(place, view.data, p.dtype);
+    dimensions.add(head_dim, 1, dimensions.columns())
+        .add(rows, view.row, box)
+        .add(heads, view.head, 1)
+        .add(packed ? 1 : p.batch, view.batch, 1);
+  };
+  const bool packed_q = p.packed_q(), packed_k = p.packed_k();
+  const int64_t rows_q = packed_q ? p.total_q : p.seqlen_q, rows_k = packed_k ? p.total_k : p.seqlen_k;
+  map(&params->q, p.q, packed_q, rows_q, p.heads_q, p.head_dim, tile.q_box);
+  map(&params->dout, dout_of(p, *params), packed_q, rows_q, p.heads_q, p.head_dim_v, tile.q_box);
+  map(&params->k, p.k, packed_k, rows_k, p.heads_k, p.head_dim, tile.k_box);
+  map(&params->v, p.v, packed_k, rows_k, p.heads_k, p.head_dim_v, tile.k_box);
+  map(&params->dk, p.dk, packed_k, rows_k, p.heads_k, p.head_dim, 64);
+  map(&params->dv, p.dv, packed_k, rows_k, p.heads_k, p.head_dim_v, 64);
+}
+
+void set_rows(const Problem& p, BackwardParams* params) {
+  params->out_given = p.out.data;
+  params->out_batch = p.out.batch;
+  params->out_row = p.out.row;
+  params->out_head = p.out.head;
+  params->dout_data = p.dout.data;
+  params->dout_batch = p.dout.batch;
+  params->dout_row = p.dout.row;
+  params->dout_head = p.dout.head;
+  params->lse = reinterpret_cast<float*>(p.lse.data);
+  params->lse_batch = p.lse.batch;
+  params->lse_row = p.lse.row;
+  params->lse_head = p.lse.head;
+  params->dlse = p.dlse ? reinterpret_cast<const float*>(p.dlse.data) : nullptr;
+  params->dlse_batch = p.dlse.batch;
+  params->dlse_row = p.dlse.row;
+  params->dlse_head = p.dlse.head;
+  params->dq = p.dq ? p.dq.data : nullptr;
+  params->dq_batch = p.dq.batch;
+  params->dq_row = p.dq.row;
+  params->dq_head = p.dq.head;
+  params->dk_data = p.dk.data;
+  params->dk_batch = p.dk.batch;
+  params->dk_row = p.dk.row;
+  params->dk_head = p.dk.head;
+  params->dv_data = p.dv.data;
+  params->dv_batch = p.dv.batch;
+  params->dv_row = p.dv.row;
+  params->dv_head = p.dv.head;
+  params->out_is_f32 = p.out.dtype == DType::f32;
+  params->dout_is_f32 = p.dout.dtype == DType::f32;
+  params->dq_is_f32 = p.dq.dtype == DType::f32;
+  params->dk_is_f32 = p.dk.dtype == DType::f32;
+  params->dv_is_f32 = p.dv.dtype == DType::f32;
+  params->accumulate = p.accumulate;
+}
+
+void set_dbias(const Problem& p, BackwardParams* params) {
+  const BiasView& dbias = p.dbias;
+  params->dbias = dbias.data;
+  params->dbias_is_f32 = dbias.dtype == DType::f32;
+  params->dbias_batches = static_cast<int>(dbias.shape[0]);
+  params->dbias_heads = static_cast<int>(dbias.shape[1]);
+  params->dbias_rows = static_cast<int>(dbias.shape[2]);
+  params->dbias_columns = static_cast<int>(dbias.shape[3]);
+  params->dbias_batch = dbias.stride[0];
+  params->dbias_head = dbias.stride[1];
+  params->dbias_row = dbias.stride[2];
+  params->dbias_column = dbias.stride[3];
+}
+
+void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, BackwardParams* params) {
+  params->batch = static_cast<int>(p.batch);
+  params->heads_q = static_cast<int>(p.heads_q);
+  params->heads_k = static_cast<int>(p.heads_k);
+  params->head_dim = static_cast<int>(p.head_dim);
+  params->head_dim_v = static_cast<int>(p.head_dim_v);
+  params->pack_gqa = 1;
+  params->m_blocks = t.m_blocks;
+  params->sequence_m_blocks = t.sequence_m_blocks;
+  params->n_blocks = t.n_blocks;
+  params->tiles = t.tiles;
+  params->l2_heads = t.l2_heads;
+  params->counter = reinterpret_cast<int*>(workspace);
+  params->dq_tickets = reinterpret_cast<int*>(workspace + t.tickets_offset);
+  params->stats = reinterpret_cast<float*>(workspace + t.stats_offset);
+  params->dq_sums = reinterpret_cast<float*>(workspace + t.sums_offset);
+}
+
+}  // namespace
+
+void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
+  const BackwardTiling& t = plan.backward;
+  auto& params = arguments->add<BackwardParams>();
+  set_rows(p, &params);
+  set_order(p, t, workspace, &params);
+  set_lengths(p, &params);
+  set_scores(p, &params);
+  if (p.bias) set_bias(p, &params);
+  if (p.dsink) {
+    params.dsink = p.dsink.data;
+    params.dsink_head = p.dsink.head;
+    params.dsink_is_f32 = p.dsink.dtype == DType::f32;
+    params.dsink_of_m_block = reinterpret_cast<float*>(workspace + t.dsink_offset);
+  }
+  if (p.dbias) set_dbias(p, &params);
+  if (p.dout.dtype == DType::f32) params.dout_rounded = workspace + t.dout_offset;
+  params.has_dk = p.dk.present;
+  params.has_dv = p.dv.present;
+  add_maps(p, t.tile, &params, arguments);
+}
+
+std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const Plan& plan, size_t launch) const {
+  Buffers buffers;
+  switch (plan.launches[launch].entry) {
+    case kDeltaEntry:
+      buffers.add_results_given(p);
+      buffers.add_terms(p);
+      break;
+    case kDsinkEntry: buffers.add_sink_gradient(p); break;
+    case kDbiasEntry:
+      buffers.add_inputs(p);
+      buffers.add_bias_gradient(p);
+      buffers.add_terms(p);
+      break;
+    case kMainEntry:
+      buffers.add_inputs(p);
+      buffers.add_key_gradients(p);
+      buffers.add_terms(p);
+      break;
+    default: buffers.add_query_gradient(p);
+  }
+  if (plan.launches[launch].entry != kDsinkEntry) buffers.add_lengths(p);
+  return std::move(buffers.list);
+}
+
+std::string BackwardPass::summary(const Plan& plan) const {
+  const BackwardTiling& t = plan.backward;
+  return str_cat(t.grid, " blocks for ", t.tiles, " tiles, groups of ", t.l2_heads, " key heads");
+}
+
+}  // namespace tandem::plan

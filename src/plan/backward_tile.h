@@ -1,0 +1,53 @@
+// The kernel of a backward plan, one of Hopper's or one of Blackwell's.
+#pragma once
+
+#include <variant>
+
+#include "plan/kernel.h"
+#include "shared/sm100_backward.h"
+#include "shared/sm90_backward.h"
+
+namespace tandem::plan {
+
+struct BackwardTile {
+  BackwardTile() : BackwardTile(Sm90BackwardConfig{}) {}
+  BackwardTile(const Sm90BackwardConfig& t)
+      : BackwardTile(t, 1, t.tile_m, t.tile_n()) {}  // NOLINT(google-explicit-constructor)
+  BackwardTile(const Sm100BackwardConfig& t)         // NOLINT(google-explicit-constructor)
+      : BackwardTile(t, t.ctas(), t.q_box_rows(), t.kCtaKeys) {}
+
+  operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
+
+  const Sm90BackwardConfig& for_hopper() const { return std::get<Sm90BackwardConfig>(kernel); }
+  const Sm100BackwardConfig& for_blackwell() const { return std::get<Sm100BackwardConfig>(kernel); }
+
+  Configuration kernel;
+  int head_dim, head_dim_v;
+  int ctas;            // of a cluster
+  int tile_m, tile_n;  // queries of a step, keys of an n_block
+  int q_box, k_box;    // rows that TMA brings at once
+  int threads, delta_threads, convert_threads;
+  int smem_bytes;
+  int dq_floats;   // of a step
+  int dq_tickets;  // of an m_block
+
+ private:
+  template <class T>
+  BackwardTile(const T& t, int ctas_of_cluster, int q_rows, int k_rows)
+      : kernel(t),
+        head_dim(t.head_dim),
+        head_dim_v(t.head_dim_v),
+        ctas(ctas_of_cluster),
+        tile_m(t.tile_m),
+        tile_n(t.tile_n()),
+        q_box(q_rows),
+        k_box(k_rows),
+        threads(t.threads()),
+        delta_threads(T::kDeltaThreads),
+        convert_threads(t.convert_threads()),
+        smem_bytes(t.smem_bytes()),
+        dq_floats(t.dq_floats()),
+        dq_tickets(t.dq_tickets()) {}
+};
+
+}  // namespace tandem::plan

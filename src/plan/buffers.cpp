@@ -1,0 +1,101 @@
+#include "plan/buffers.h"
+
+namespace tandem::plan {
+
+void Buffers::add(const char* name, Access access, const void* data, DType dtype, std::initializer_list<Step> steps) {
+  int64_t last = 0;
+  for (const Step& step : steps) {
+    if (step.count == 0) return;
+    last += (step.count - 1) * step.stride;
+  }
+  list.push_back({.name = name,
+                  .address = const_cast<void*>(data),
+                  .bytes = static_cast<size_t>((last + 1) * size_of(dtype)),
+                  .writable = access != Access::read,
+                  .initialised = access != Access::write});
+}
+
+// What there is for each query and query head, or for each key and key head; nothing where the tensor is absent.
+void Buffers::add_rows(const char* name, Access access, const Problem& p, const View& t, int64_t dim) {
+  const int64_t batch = p.packed_q() ? 1 : p.batch, rows = p.packed_q() ? p.total_q : p.seqlen_q;
+  if (t) add(name, access, t.data, t.dtype, {{batch, t.batch}, {rows, t.row}, {p.heads_q, t.head}, {dim, 1}});
+}
+void Buffers::add_keys(const char* name, Access access, const Problem& p, const View& t, int64_t dim) {
+  const int64_t batch = p.packed_k() ? 1 : p.batch, rows = p.packed_k() ? p.total_k : p.seqlen_k;
+  if (t) add(name, access, t.data, t.dtype, {{batch, t.batch}, {rows, t.row}, {p.heads_k, t.head}, {dim, 1}});
+}
+
+void Buffers::add_inputs(const Problem& p) {
+  add_rows("q", Access::read, p, p.q, p.head_dim);
+  add_keys("k", Access::read, p, p.k, p.head_dim);
+  add_keys("v", Access::read, p, p.v, p.head_dim_v);
+}
+
+void Buffers::add_results(const Problem& p) {
+  add_rows("out", Access::write, p, p.out, p.head_dim_v);
+  add_rows("lse", Access::write, p, p.lse, 1);
+}
+
+void Buffers::add_results_given(const Problem& p) {
+  add_rows("out", Access::read, p, p.out, p.head_dim_v);
+  add_rows("lse", Access::read, p, p.lse, 1);
+  add_rows("dout", Access::read, p, p.dout, p.head_dim_v);
+  add_rows("dlse", Access::read, p, p.dlse, 1);
+}
+
+void Buffers::add_key_gradients(const Problem& p) {
+  add_rows("dout", Access::read, p, p.dout, p.head_dim_v);
+  add_keys("dk", gradient_access(p), p, p.dk, p.head_dim);
+  add_keys("dv", gradient_access(p), p, p.dv, p.head_dim_v);
+}
+
+void Buffers::add_query_gradient(const Problem& p) { add_rows("dq", gradient_access(p), p, p.dq, p.head_dim); }
+
+void Buffers::add_sink_gradient(const Problem& p) {
+  add("dsink", gradient_access(p), p.dsink.data, p.dsink.dtype, {{p.heads_q, p.dsink.head}});
+}
+
+void Buffers::add_bias_gradient(const Problem& p) {
+  add_rows("dout", Access::read, p, p.dout, p.head_dim_v);
+  add_bias("dbias", gradient_access(p), p.dbias);
+}
+
+void Buffers::add_bias(const char* name, Access access, const BiasView& bias) {
+  if (!bias) return;
+  add(name, access, bias.data, bias.dtype,
+      {{bias.shape[0], bias.stride[0]},
+       {bias.shape[1], bias.stride[1]},
+       {bias.shape[2], bias.stride[2]},
+       {bias.shape[3], bias.stride[3]}});
+}
+
+void Buffers::add_terms(const Problem& p) {
+  add_bias("bias", Access::read, p.bias);
+  const auto per_head = [&](const char* name, const HeadView& view) {
+    if (view) add(name, Access::read, view.data, view.dtype, {{p.batch, view.batch}, {p.heads_q, view.head}});
+  };
+  per_head("alibi_slopes", p.alibi_slopes);
+  per_head("sink", p.sink);
+  const auto number = [&](const char* name, const uint64_t* data) {
+    if (p.dropout && data != nullptr) add(name, Access::read, data, DType::f64, {{1, 1}});  // as long as a number
+  };
+  number("dropout_seed", p.dropout.seed_ptr);
+  number("dropout_offset", p.dropout.offset_ptr);
+}
+
+void Buffers::add_lengths(const Problem& p) {
+  const struct {
+    const char* name;
+    const IndexView& view;
+    int64_t count;
+  } tensors[] = {{"cu_seqlens_q", p.cu_seqlens_q, p.batch + 1},
+                 {"cu_seqlens_k", p.cu_seqlens_k, p.batch + 1},
+                 {"seqused_q", p.seqused_q, p.batch},
+                 {"seqused_k", p.seqused_k, p.batch},
+                 {"diagonal_offsets", p.diagonal_offsets, p.batch}};
+  for (const auto& [name, view, count] : tensors) {
+    if (view) add(name, Access::read, view.data, DType::i32, {{count, view.stride}});
+  }
+}
+
+}  // namespace tandem::plan

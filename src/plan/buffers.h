@@ -1,0 +1,41 @@
+// The tensors of a call by name, each from its first byte to its last, gaps of strides included: what devices that
+// watch every access are told with a launch.
+#pragma once
+
+#include <initializer_list>
+#include <vector>
+
+#include "gpu/device.h"
+#include "problem/problem.h"
+
+namespace tandem::plan {
+
+class Buffers {
+ public:
+  void add_inputs(const Problem& problem);   // q, k, v
+  void add_results(const Problem& problem);  // out, lse: to be written
+  // Of a backward: out, lse, dout and dlse; dk and dv; dq; dsink; dbias.
+  void add_results_given(const Problem& problem);
+  void add_key_gradients(const Problem& problem);
+  void add_query_gradient(const Problem& problem);
+  void add_sink_gradient(const Problem& problem);
+  void add_bias_gradient(const Problem& problem);
+  void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers
+  void add_lengths(const Problem& problem);  // cu_seqlens, seqused
+
+  std::vector<gpu::NamedBuffer> list;
+
+ private:
+  struct Step {
+    int64_t count, stride;
+  };
+  enum class Access : uint8_t { read, write, update };
+
+  void add(const char* name, Access access, const void* data, DType dtype, std::initializer_list<Step> steps);
+  void add_rows(const char* name, Access access, const Problem& problem, const View& view, int64_t dim);
+  void add_bias(const char* name, Access access, const BiasView& bias);
+  static Access gradient_access(const Problem& problem) { return problem.accumulate ? Access::update : Access::write; }
+  void add_keys(const char* name, Access access, const Problem& problem, const View& view, int64_t dim);
+};
+
+}  // namespace tandem::plan

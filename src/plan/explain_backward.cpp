@@ -1,0 +1,114 @@
+// Why a backward's plan is so, and the least that any kernel would take.
+#include <algorithm>
+
+#include "base/text.h"
+#include "plan/explain_units.h"
+
+namespace tandem::plan {
+namespace {
+
+constexpr double kFloat = 4;  // bytes
+
+// Bytes of shared memory of a step, tile_m queries by tile_n keys: what products read, what threads and copies write,
+// what copies read.
+double shared_bytes_of_step(const Sm90BackwardConfig& t) {
+  const double groups = t.warpgroups, m = t.tile_m, n = t.tile_n(), dims = t.head_dim + t.head_dim_v;
+  const double scores = groups * (64 + t.score_queries()) * dims;
+  // P and dS are in registers, but for wide heads, whose warpgroups share them.
+  const double keys = groups * (m * (t.dk_columns() + t.dv_columns()) + (t.wide() ? 2 * 64 * m : 0));
+  const double queries = groups * n * (64 + t.dq_columns());
+  const double written = m * n * (t.wide() ? 2 : 1) + m * dims;
+  return kElement * (scores + keys + queries + written);  // dq goes from registers to memory
+}
+
+// P and dS are in tensor memory, but dS for dq. A pair divides the second operands of its products, but sends half of
+// dS to each other.
+double shared_bytes_of_step(const Sm100BackwardConfig& t) {
+  const double m = Sm100BackwardConfig::tile_m, n = Sm100BackwardConfig::kCtaKeys, ctas = t.ctas();
+  const double dims = t.head_dim + t.head_dim_v;
+  const double scores = (n + m / ctas) * dims, keys = m * dims / ctas, queries = n * (m + t.head_dim);
+  const double written = m * n + m * dims + (t.pair ? m * n : 0);
+  return ctas * kElement * (scores + keys + queries + written) + 2 * kFloat * t.dq_floats();
+}
+
+double shared_bytes_of_pair(const BackwardTile& tile) {
+  const double pairs = static_cast<double>(tile.tile_m) * tile.tile_n;
+  if (const auto* t = std::get_if<Sm100BackwardConfig>(&tile.kernel)) return shared_bytes_of_step(*t) / pairs;
+  return shared_bytes_of_step(tile.for_hopper()) / pairs;
+}
+
+std::string why_tile(const Problem& p, const BackwardTile& tile) {
+  std::string text =
+      str_cat("tile: ", tile.tile_n, " keys, which go over the queries that see them in steps of ", tile.tile_m, ", ");
+  const auto stages = [&text](int queries, int dout) {
+    text +=
+        str_cat(queries, queries == 1 ? " step" : " steps", " of queries and ", dout, " of dout in shared memory, ");
+  };
+  if (const auto* t = std::get_if<Sm100BackwardConfig>(&tile.kernel)) {
+    stages(t->q_stages, t->dout_stages);
+    text += str_cat(tile.smem_bytes, " bytes of it", t->pair ? " in each of two blocks that multiply together" : "",
+                    ": counted, not measured");
+  } else {
+    const Sm90BackwardConfig& hopper = tile.for_hopper();
+    text += str_cat(hopper.warpgroups, " computing warpgroups",
+                    hopper.wide() ? " that share keys and divide columns of dk and dv, " : ", ");
+    stages(hopper.q_stages, hopper.dout_stages);
+    text += str_cat(tile.smem_bytes, " bytes of it");
+  }
+  text += str_cat(", head_dim ", p.head_dim);
+  if (p.head_dim_v != p.head_dim) text += str_cat(" and ", p.head_dim_v);
+  if (tile.head_dim != p.head_dim || tile.head_dim_v != p.head_dim_v)
+    text += str_cat(" as ", tile.head_dim, tile.head_dim_v != tile.head_dim ? str_cat(" and ", tile.head_dim_v) : "");
+  return text;
+}
+
+}  // namespace
+
+Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& device) {
+  const BackwardTile& t = plan.backward.tile;
+  const Work work = work_of(p);
+  const double d = t.head_dim, dims = t.head_dim + t.head_dim_v, sms = device.sm_count;
+  Floor f;
+  f.pairs = work.pairs;
+  f.flops = 2 * work.pairs * (2 * dims + d);
+  f.mma_clocks = f.flops / flops_per_clock(device) / sms;
+  f.exp_clocks = work.pairs / exp_per_clock(device) / sms;
+  f.shared_clocks = work.pairs * shared_bytes_of_pair(t) / kSharedPerClock / sms;
+  const auto bytes = [](const View& view, int64_t columns) {
+    return view ? static_cast<double>(columns * size_of(view.dtype)) : 0;
+  };
+  const double rows = work.rows * static_cast<double>(p.heads_q), keys = work.keys * static_cast<double>(p.heads_k);
+  const double given = bytes(p.out, p.head_dim_v) + bytes(p.dout, p.head_dim_v) + kFloat;
+  const double own =
+      keys * (bytes(p.k, p.head_dim) + bytes(p.v, p.head_dim_v) + bytes(p.dk, p.head_dim) + bytes(p.dv, p.head_dim_v)) +
+      rows * (given + bytes(p.dq, p.head_dim));
+  f.hbm_bytes = own + rows * bytes(p.q, p.head_dim);
+  // Every tile of keys reads the queries that see it, their dout, lse and delta, and adds to their float32 dq, which is
+  // then converted.
+  f.l2_bytes = own + work.pairs / t.tile_n * (kElement * dims + kFloat * (2 + d)) + rows * kFloat * (2 + d);
+  f.binds = what_binds(f);
+  f.at_bounds = varlen(p);
+  return f;
+}
+
+std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, const gpu::Properties& device) {
+  const BackwardTiling& t = plan.backward;
+  std::vector<std::string> lines{why_tile(p, t.tile)};
+  if (p.group() > 1) {
+    lines.push_back(str_cat("heads: a block goes over the ", p.group(),
+                            " query heads of its key head, so that dk and dv are sums in registers, not in memory"));
+  }
+  if (p.banded() && !binds_left(p) && !binds_right(p))
+    lines.emplace_back("mask: no bound hides a key at these lengths, so the kernel has none");
+  lines.emplace_back(
+      "order: blocks take tiles of keys from a counter; each adds its part of dq when the tile before has, so every "
+      "run "
+      "gives the same bits");
+  if (t.l2_heads > 1)
+    lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads are taken together"));
+  lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", varlen(p) ? "up to " : "",
+                          t.tiles, " tiles"));
+  return lines;
+}
+
+}  // namespace tandem::plan

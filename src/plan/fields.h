@@ -1,0 +1,166 @@
+// Every field of each kernel configuration, listed once: the number and the name that tell kernels apart, the source
+// they are compiled from and what bench/tune.py tries are all derived from these lists.
+//
+// A configuration is an aggregate of whole numbers, flags and enumerations. Its list names each member in the order of
+// the struct, as designated initialisers need it; static_asserts below hold a list to its struct.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "shared/sm100_backward.h"
+#include "shared/sm100_forward.h"
+#include "shared/sm90_backward.h"
+#include "shared/sm90_forward.h"
+
+namespace tandem::plan {
+
+// The values that a field may have: first, first + step, ... last.
+struct Values {
+  int first, last, step = 1;
+
+  constexpr int count() const { return (last - first) / step + 1; }
+  constexpr bool contains(int value) const { return first <= value && value <= last && (value - first) % step == 0; }
+};
+inline constexpr Values kFlag{0, 1}, kHeadDims{16, 256, 16}, kWholeHeadDims{64, 256, 64}, kBiases{0, 3};
+
+struct Field {
+  const char* name;  // of the member
+  Values values;
+  const char* mark = "";  // what a set flag adds to a kernel's name; without one, the shape in the name has the field
+  bool cut = false;       // one of the columns that say in the tables of choices how a kernel is cut
+};
+
+// What a problem asks of a kernel, whatever the kernel: every configuration ends with these.
+template <class Configuration, class Visit>
+constexpr void score_fields(Configuration& c, Visit&& visit) {
+  visit(Field{"f16", kFlag}, c.f16);
+  visit(Field{"left", kFlag, "_left"}, c.left);
+  visit(Field{"right", kFlag, "_right"}, c.right);
+  visit(Field{"varlen", kFlag, "_varlen"}, c.varlen);
+  visit(Field{"unscaled", kFlag, "_unscaled"}, c.unscaled);
+  visit(Field{"softcap", kFlag, "_softcap"}, c.softcap);
+  visit(Field{"alibi", kFlag, "_alibi"}, c.alibi);
+  visit(Field{"bias", kBiases}, c.bias);
+}
+
+// visit(Field, member) for each field of a configuration, which may be const.
+template <class T, class Visit>
+  requires std::is_same_v<std::remove_const_t<T>, Sm90ForwardConfig>
+constexpr void fields(T& t, Visit&& visit) {
+  visit(Field{"head_dim", kHeadDims}, t.head_dim);
+  visit(Field{"head_dim_v", kHeadDims}, t.head_dim_v);
+  visit(Field{"warpgroups", {1, 4}, "", true}, t.warpgroups);
+  visit(Field{"tile_n", {16, 256, 16}, "", true}, t.tile_n);
+  visit(Field{"stages", {1, 8}, "", true}, t.stages);
+  visit(Field{"pingpong", kFlag, "_pingpong", true}, t.pingpong);
+  visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
+  visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
+  score_fields(t, visit);
+}
+
+template <class T, class Visit>
+  requires std::is_same_v<std::remove_const_t<T>, Sm100ForwardConfig>
+constexpr void fields(T& t, Visit&& visit) {
+  visit(Field{"head_dim", kHeadDims}, t.head_dim);
+  visit(Field{"head_dim_v", kHeadDims}, t.head_dim_v);
+  visit(Field{"fma_pairs", {0, 16}, "", true}, t.fma_pairs);
+  visit(Field{"pair", kFlag, "", true}, t.pair);
+  visit(Field{"clc", kFlag, "_clc"}, t.clc);
+  visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
+  visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
+  score_fields(t, visit);
+}
+
+template <class T, class Visit>
+  requires std::is_same_v<std::remove_const_t<T>, Sm90BackwardConfig>
+constexpr void fields(T& t, Visit&& visit) {
+  visit(Field{"head_dim", kWholeHeadDims}, t.head_dim);
+  visit(Field{"head_dim_v", kWholeHeadDims}, t.head_dim_v);
+  visit(Field{"warpgroups", {1, 4}, "", true}, t.warpgroups);
+  visit(Field{"tile_m", {64, 256, 64}, "", true}, t.tile_m);
+  visit(Field{"q_stages", {1, 4}, "", true}, t.q_stages);
+  visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
+  visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
+  visit(Field{"direct", kFlag, "_direct"}, t.direct);
+  score_fields(t, visit);
+}
+
+template <class T, class Visit>
+  requires std::is_same_v<std::remove_const_t<T>, Sm100BackwardConfig>
+constexpr void fields(T& t, Visit&& visit) {
+  visit(Field{"head_dim", kWholeHeadDims}, t.head_dim);
+  visit(Field{"head_dim_v", kWholeHeadDims}, t.head_dim_v);
+  visit(Field{"q_stages", {1, 4}, "", true}, t.q_stages);
+  visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
+  visit(Field{"dq_stages", {1, 4}, "", true}, t.dq_stages);
+  visit(Field{"pair", kFlag, "", true}, t.pair);
+  visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
+  visit(Field{"direct", kFlag, "_direct"}, t.direct);
+  score_fields(t, visit);
+}
+
+// ---- What the lists are held to ----
+
+namespace detail {
+
+struct Anything {
+  template <class T>
+  constexpr operator T() const;  // NOLINT(google-explicit-constructor): stands for a value of any type
+};
+
+template <class T, class... Members>
+consteval int count_members() {
+  if constexpr (requires { T{Members{}..., Anything{}}; }) {
+    return count_members<T, Members..., Anything>();
+  } else {
+    return sizeof...(Members);
+  }
+}
+
+template <class T>
+consteval bool lists_every_member() {
+  const T t{};
+  const void* listed[64] = {};
+  int count = 0;
+  bool distinct = true;
+  fields(t, [&](const Field&, const auto& member) {
+    for (int i = 0; i < count; ++i) distinct = distinct && listed[i] != &member;
+    listed[count++] = &member;
+  });
+  return distinct && count == count_members<T>();
+}
+
+// How many configurations there can be; 0 when they are too many to be numbered.
+template <class T>
+consteval uint64_t combinations() {
+  const T t{};
+  uint64_t all = 1;
+  fields(t, [&](const Field& field, const auto&) {
+    const auto count = static_cast<uint64_t>(field.values.count());
+    all = all > UINT64_MAX / 256 / count ? 0 : all * count;
+  });
+  return all;
+}
+
+}  // namespace detail
+
+// A configuration whose every member is among the values of its field, as its number needs it to be.
+template <class Configuration>
+constexpr bool is_valid(const Configuration& configuration) {
+  bool valid = true;
+  fields(configuration, [&](const Field& field, const auto& member) {
+    valid = valid && field.values.contains(static_cast<int>(member));
+  });
+  return valid;
+}
+
+template <class Configuration>
+inline constexpr bool kFieldsAreComplete =
+    detail::lists_every_member<Configuration>() && detail::combinations<Configuration>() > 0;
+static_assert(kFieldsAreComplete<Sm90ForwardConfig>, "fields(Sm90ForwardConfig) must list each member once");
+static_assert(kFieldsAreComplete<Sm100ForwardConfig>, "fields(Sm100ForwardConfig) must list each member once");
+static_assert(kFieldsAreComplete<Sm90BackwardConfig>, "fields(Sm90BackwardConfig) must list each member once");
+static_assert(kFieldsAreComplete<Sm100BackwardConfig>, "fields(Sm100BackwardConfig) must list each member once");
+
+}  // namespace tandem::plan

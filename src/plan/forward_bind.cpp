@@ -1,0 +1,179 @@
+// What the kernels of a forward are given in a call.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/text.h"
+#include "plan/arguments.h"
+#include "plan/buffers.h"
+#include "plan/forward.h"
+#include "problem/philox.h"
+
+namespace tandem::plan {
+namespace {
+
+// q and out: the rows of a box are neighbours in the order of tiles, query by query, each with the heads together.
+void add_rows(const Problem& p, const ForwardTiling& t, const View& view, int64_t head_dim, int rows,
+              const MapDimensions& map) {
+  const int64_t pack_gqa = t.pack_gqa;
+  map.add(head_dim, 1, map.columns())
+      .add(pack_gqa, view.head, pack_gqa)
+      .add(p.packed_q() ? p.total_q : p.seqlen_q, view.row, rows / pack_gqa)
+      .add(p.heads_q / pack_gqa, view.head * pack_gqa, 1)
+      .add(p.packed_q() ? 1 : p.batch, view.batch, 1);
+}
+
+// k and v. Where there is no key, all that is copied is zeros: a hidden value still meets a probability of 0.
+void add_keys(const Problem& p, const ForwardTiling& t, const View& view, int64_t head_dim, int box,
+              const MapDimensions& map) {
+  if (t.keyless) {
+    map.add(8, 1, map.columns()).add(1, 0, box).add(1, 0, 1).add(1, 0, 1);
+    return;
+  }
+  map.add(head_dim, 1, map.columns())
+      .add(p.packed_k() ? p.total_k : p.seqlen_k, view.row, box)
+      .add(p.heads_k, view.head, 1)
+      .add(p.packed_k() ? 1 : p.batch, view.batch, 1);
+}
+
+void add_maps(const Problem& p, const ForwardTiling& t, const std::byte* workspace, ForwardParams* params,
+              Arguments* arguments) {
+  const auto map = [&](::TensorMap* place, const void* address, DType type) {
+    return arguments->add_map(place, address, type);
+  };
+  const Tile::Boxes& boxes = t.tile.boxes;
+  const std::byte* const zeros = t.keyless ? workspace + kZerosOffset : nullptr;
+  add_rows(p, t, p.q, p.head_dim, boxes.q, map(&params->q, p.q.data, p.dtype));
+  add_keys(p, t, p.k, p.head_dim, boxes.k, map(&params->k, t.keyless ? zeros : p.k.data, p.dtype));
+  add_keys(p, t, p.v, p.head_dim_v, boxes.v, map(&params->v, t.keyless ? zeros : p.v.data, p.dtype));
+  add_rows(p, t, p.out, p.head_dim_v, boxes.out, map(&params->out, p.out.data, p.out.dtype));
+}
+
+void set_results(const Problem& p, ForwardParams* params) {
+  params->out_data = p.out.data;
+  params->out_batch = p.out.batch;
+  params->out_row = p.out.row;
+  params->out_head = p.out.head;
+  params->lse = p.lse ? reinterpret_cast<float*>(p.lse.data) : nullptr;
+  params->lse_batch = p.lse.batch;
+  params->lse_row = p.lse.row;
+  params->lse_head = p.lse.head;
+}
+
+void set_order(const Problem& p, const ForwardTiling& t, std::byte* workspace, ForwardParams* params) {
+  params->batch = static_cast<int>(p.batch);
+  params->heads_q = static_cast<int>(p.heads_q);
+  params->heads_k = static_cast<int>(p.heads_k);
+  params->head_dim_v = static_cast<int>(p.head_dim_v);
+  params->pack_gqa = t.pack_gqa;
+  params->m_blocks = t.m_blocks;
+  params->tiles = t.tile.varlen ? 0 : t.tiles;
+  params->l2_heads = t.l2_heads;
+  if (t.counted) params->counter = reinterpret_cast<int*>(workspace + kCounterOffset);
+  if (t.tile.varlen) params->tile_list = reinterpret_cast<ListedTile*>(workspace + kTileListOffset);
+}
+
+}  // namespace
+
+void set_lengths(const Problem& p, ForwardParams* params) {
+  const auto place = [](const IndexView& view, const int** data, int* stride) {
+    *data = view ? view.data : nullptr;
+    *stride = static_cast<int>(view.stride);
+  };
+  place(p.cu_seqlens_q, &params->cu_seqlens_q, &params->cu_seqlens_q_stride);
+  place(p.cu_seqlens_k, &params->cu_seqlens_k, &params->cu_seqlens_k_stride);
+  place(p.seqused_q, &params->seqused_q, &params->seqused_q_stride);
+  place(p.seqused_k, &params->seqused_k, &params->seqused_k_stride);
+  params->seqlen_q = static_cast<int>(p.seqlen_q);
+  params->seqlen_k = static_cast<int>(p.seqlen_k);
+  params->total_q = p.packed_q() ? static_cast<int>(p.total_q) : 0;
+  params->total_k = p.packed_k() ? static_cast<int>(p.total_k) : 0;
+}
+
+void set_bias(const Problem& p, ForwardParams* params) {
+  params->bias = p.bias.data;
+  params->bias_batch = p.bias.stride[0];
+  params->bias_head = p.bias.stride[1];
+  params->bias_row = p.bias.stride[2];
+  params->bias_column = p.bias.stride[3];
+}
+
+// tanh(x) = x + x^3 (-0.333 + 0.133 x^2 - ...), 3.2e-7 off at most for |x| <= 1: a minimax fit. Where a factor of it is
+// too small a number for float32, it serves as far as it is not needed for that.
+void set_softcap(const Problem& p, ForwardParams* params) {
+  constexpr double tanh[kSoftcapTerms] = {
+      1, -0.3332866991268495, 0.13275615259971799, -0.051425354112036775, 0.016532816377251736, -0.002983081860725399};
+  constexpr double error = 3e-7;
+  const double x = p.softmax_scale / p.softcap;  // of a product of 1
+  params->softcap_log2 = static_cast<float>(p.softcap * std::numbers::log2e);
+  params->softcap_inverse = static_cast<float>(1 / (p.softcap * std::numbers::log2e));
+  params->scale_softcap = static_cast<float>(2 * std::numbers::log2e * x);
+  double factor = p.softcap * std::numbers::log2e * x, most = 1;
+  for (int term = 0; term < kSoftcapTerms; ++term, factor *= x * x) {
+    const auto rounded = static_cast<float>(factor * tanh[term]);
+    params->softcap_polynomial[term] = std::isnormal(rounded) ? rounded : 0;
+    if (!std::isnormal(rounded)) most = std::min(most, std::pow(error / std::fabs(tanh[term]), 1.0 / (2 * term + 1)));
+  }
+  params->softcap_product = static_cast<float>(most / std::fabs(x));
+}
+
+static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
+void set_dropout(const Dropout& dropout, DropoutParams* params) {
+  params->seed = dropout.seed;
+  params->offset = dropout.offset;
+  params->seed_ptr = reinterpret_cast<const unsigned long long*>(dropout.seed_ptr);
+  params->offset_ptr = reinterpret_cast<const unsigned long long*>(dropout.offset_ptr);
+  params->threshold = static_cast<unsigned>(dropout_threshold(dropout.p));
+  params->scale = static_cast<float>(1 / (1 - dropout.p));
+}
+
+void set_scores(const Problem& p, ForwardParams* params) {
+  params->alibi_slopes = reinterpret_cast<const float*>(p.alibi_slopes.data);
+  params->alibi_batch = p.alibi_slopes.batch;
+  params->alibi_head = p.alibi_slopes.head;
+  params->sink = p.sink ? p.sink.data : nullptr;
+  params->sink_head = p.sink.head;
+  params->sink_is_f32 = p.sink.dtype == DType::f32;
+  params->bottom_right = p.bottom_right;
+  params->diagonal_offset = p.diagonal_offsets ? p.diagonal_offset : clamp_diagonal(p.diagonal_offset);
+  params->diagonal_offsets = p.diagonal_offsets ? p.diagonal_offsets.data : nullptr;
+  params->diagonal_offsets_stride = static_cast<int>(p.diagonal_offsets.stride);
+  params->window_left = clamped_bound(p.window_left);
+  params->window_right = clamped_bound(p.window_right);
+  params->scale = static_cast<float>(p.softmax_scale);
+  params->scale_log2 = static_cast<float>(p.softmax_scale * std::numbers::log2e);
+  if (p.softcap > 0) set_softcap(p, params);
+  if (p.dropout) set_dropout(p.dropout, &params->dropout);
+}
+
+void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
+  const ForwardTiling& t = plan.forward;
+  auto& params = arguments->add<ForwardParams>();
+  set_results(p, &params);
+  set_lengths(p, &params);
+  set_scores(p, &params);
+  if (p.bias && !t.keyless) set_bias(p, &params);
+  // Where there is no key, a bias may have no element: the kernel reads a zero for it.
+  if (p.bias && t.keyless) params.bias = workspace + kZerosOffset;
+  set_order(p, t, workspace, &params);
+  add_maps(p, t, workspace, &params, arguments);
+}
+
+std::vector<gpu::NamedBuffer> ForwardPass::tensors_of(const Problem& p, const Plan& plan, size_t launch) const {
+  Buffers buffers;
+  if (plan.launches[launch].entry == kMainEntry) {
+    buffers.add_inputs(p);
+    buffers.add_results(p);
+    buffers.add_terms(p);
+  }
+  buffers.add_lengths(p);
+  return std::move(buffers.list);
+}
+
+std::string ForwardPass::summary(const Plan& plan) const {
+  const ForwardTiling& t = plan.forward;
+  return str_cat(t.grid, " blocks for ", t.tile.varlen ? "up to " : "", t.tiles, " tiles, ", t.pack_gqa,
+                 " heads together, groups of ", t.l2_heads);
+}
+
+}  // namespace tandem::plan

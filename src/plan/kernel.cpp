@@ -1,0 +1,176 @@
+#include "plan/kernel.h"
+
+#include <type_traits>
+
+#include "base/text.h"
+#include "plan/fields.h"
+
+namespace tandem::plan {
+namespace {
+
+// ---- Names ----
+
+std::string shape_of(const Sm90ForwardConfig& t) { return str_cat("_", t.tile_m(), "x", t.tile_n, "x", t.stages); }
+std::string shape_of(const Sm100ForwardConfig& t) {
+  return str_cat("_", t.q_tiles(), "x", t.mma_m(), "x", Sm100ForwardConfig::tile_n, "_fma", t.fma_pairs);
+}
+
+std::string shape_of(const Sm90BackwardConfig& t) {
+  return str_cat("_", t.tile_m, "x", t.tile_n(), "x", t.q_stages, "x", t.dout_stages);
+}
+
+std::string shape_of(const Sm100BackwardConfig& t) {
+  return str_cat("_", Sm100BackwardConfig::tile_m, "x", t.tile_n(), "x", t.q_stages, "x", t.dout_stages, "x",
+                 t.dq_stages);
+}
+
+const char* mark_of(const Field& field, bool on) { return on ? field.mark : ""; }
+const char* mark_of(const Field&, int) { return ""; }
+const char* mark_of(const Field&, Bias bias) {
+  switch (bias) {
+    case Bias::none: return "";
+    case Bias::boolean: return "_mask";
+    case Bias::f32: return "_bias32";
+    case Bias::element: return "_bias";
+  }
+  return "";
+}
+
+// ---- Sources ----
+
+std::string source_of(bool on) { return on ? "true" : "false"; }
+std::string source_of(int number) { return std::to_string(number); }
+std::string source_of(Bias bias) {
+  const char* names[] = {"none", "boolean", "f32", "element"};
+  return str_cat("Bias::", names[static_cast<int>(bias)]);
+}
+
+template <class T>
+std::string initialiser_of(const T& configuration) {
+  std::string text = "{\n";
+  fields(configuration, [&text](const Field& field, const auto& value) {
+    text += str_cat("    .", field.name, " = ", source_of(value), ",\n");
+  });
+  return text + "}";
+}
+
+// What a kernel's file is told before it is included: which sizes of matrix products it needs.
+std::string prologue_of(std::initializer_list<int> widths) {
+  std::string text;
+  int n = 0;
+  for (const int width : widths) text += str_cat("#define TANDEM_WGMMA_N", n++, " ", width, "\n");
+  return text;
+}
+std::string prologue_of(const Sm90ForwardConfig& t) { return prologue_of({t.tile_n, t.head_dim_v}); }
+std::string prologue_of(const Sm90BackwardConfig& t) {
+  return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.dq_columns()});
+}
+std::string prologue_of(const Sm100ForwardConfig&) { return ""; }
+std::string prologue_of(const Sm100BackwardConfig&) { return ""; }
+
+// Where a kernel is, and of which type its configuration and its parameter are.
+struct Source {
+  const char *pass, *header, *configuration, *parameter;
+};
+constexpr Source source_of(const Sm90ForwardConfig&) {
+  return {"forward", "sm90/forward/kernel.cuh", "Sm90ForwardConfig", "ForwardParams"};
+}
+constexpr Source source_of(const Sm100ForwardConfig&) {
+  return {"forward", "sm100/forward/kernel.cuh", "Sm100ForwardConfig", "ForwardParams"};
+}
+constexpr Source source_of(const Sm90BackwardConfig&) {
+  return {"backward", "sm90/backward/kernel.cuh", "Sm90BackwardConfig", "BackwardParams"};
+}
+constexpr Source source_of(const Sm100BackwardConfig&) {
+  return {"backward", "sm100/backward/kernel.cuh", "Sm100BackwardConfig", "BackwardParams"};
+}
+constexpr int ctas_of(const Sm90ForwardConfig&) { return 1; }
+constexpr int ctas_of(const Sm100ForwardConfig& t) { return t.ctas(); }
+constexpr int ctas_of(const Sm90BackwardConfig&) { return 1; }
+constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
+
+// An entry that is launched beside the kernel itself, with so many threads in a block.
+struct Beside {
+  const char* name;
+  uint32_t threads;
+  int shared_bytes = 0;
+};
+template <class Forward>
+FixedVector<Beside, kMostEntries - 1> beside(const Forward& t) {
+  FixedVector<Beside, kMostEntries - 1> entries;
+  if (t.varlen) entries.push_back({"schedule", kScheduleThreads});
+  return entries;
+}
+template <class T>
+  requires std::is_same_v<T, Sm90BackwardConfig> || std::is_same_v<T, Sm100BackwardConfig>
+FixedVector<Beside, kMostEntries - 1> beside(const T& t) {
+  FixedVector<Beside, kMostEntries - 1> entries;
+  entries.push_back({"delta", T::kDeltaThreads});
+  entries.push_back({"convert", static_cast<uint32_t>(t.convert_threads())});
+  entries.push_back({"dsink", 32});
+  if constexpr (std::is_same_v<T, Sm90BackwardConfig>) {
+    if (t.bias == Bias::f32 || t.bias == Bias::element)
+      entries.push_back({"dbias", static_cast<uint32_t>(t.convert_threads()), t.dbias_smem_bytes()});
+  }
+  return entries;
+}
+
+}  // namespace
+
+// Mixed radix: each field is a digit. The type is the last one.
+uint64_t id_of(const Configuration& configuration) {
+  uint64_t id = 0;
+  std::visit(
+      [&id](const auto& t) {
+        fields(t, [&id](const Field& field, const auto& value) {
+          const auto digit = static_cast<unsigned>((static_cast<int>(value) - field.values.first) / field.values.step);
+          id = id * static_cast<unsigned>(field.values.count()) + digit;
+        });
+      },
+      configuration);
+  return id * std::variant_size_v<Configuration> + configuration.index();
+}
+
+std::string name_of(const Configuration& configuration) {
+  return std::visit(
+      [](const auto& t) {
+        std::string name = str_cat(source_of(t).pass, "_", t.f16 ? "f16" : "bf16", "_d", t.head_dim);
+        if (t.head_dim_v != t.head_dim) name += str_cat("v", t.head_dim_v);
+        name += shape_of(t);
+        fields(t, [&name](const Field& field, const auto& value) { name += mark_of(field, value); });
+        return name;
+      },
+      configuration);
+}
+
+FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration) {
+  return std::visit(
+      [](const auto& t) {
+        FixedVector<Entry, kMostEntries> entries;
+        entries.push_back({source_of(t).pass, t.smem_bytes()});
+        for (const Beside& entry : beside(t)) entries.push_back({entry.name, entry.shared_bytes});
+        return entries;
+      },
+      configuration);
+}
+
+std::string translation_unit(const Configuration& configuration) {
+  return std::visit(
+      [](const auto& t) {
+        const Source source = source_of(t);
+        const int ctas = ctas_of(t);
+        const std::string cluster = ctas > 1 ? str_cat("__cluster_dims__(", ctas, ", 1, 1) ") : "";
+        std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\nconstexpr ",
+                                   source.configuration, " kConfig", initialiser_of(t), ";\n\n");
+        const auto add = [&](const char* name, const std::string& attributes, const std::string& threads) {
+          text += str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", 1) ", name,
+                          "(const __grid_constant__ ", source.parameter, " p) {\n  ", name, "<kConfig>(p);\n}\n");
+        };
+        add(source.pass, cluster, "kConfig.threads()");
+        for (const Beside& entry : beside(t)) add(entry.name, "", std::to_string(entry.threads));
+        return text;
+      },
+      configuration);
+}
+
+}  // namespace tandem::plan

@@ -1,0 +1,38 @@
+// A kernel: the configuration that it is compiled for, and what follows from it. All of this derives from fields.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "base/fixed_vector.h"
+#include "shared/sm100_backward.h"
+#include "shared/sm100_forward.h"
+#include "shared/sm90_backward.h"
+#include "shared/sm90_forward.h"
+
+namespace tandem::plan {
+
+// Another kernel is one more type here, and its list of fields.
+using Configuration = std::variant<Sm90ForwardConfig, Sm100ForwardConfig, Sm90BackwardConfig, Sm100BackwardConfig>;
+
+// All of a configuration in one number, and in one word: "forward_bf16_d128_128x128x2_pingpong_right".
+uint64_t id_of(const Configuration& configuration);
+std::string name_of(const Configuration& configuration);
+
+// What its source has for launches. The first is the kernel itself. Of a varlen forward the second is "schedule", one
+// block of kScheduleThreads threads that makes the work list and comes first; of a backward "delta", which comes before
+// it, "convert", "dsink" and, where there is a float bias, "dbias", which come after.
+struct Entry {
+  const char* name;
+  int shared_bytes;
+};
+inline constexpr size_t kMostEntries = 5;
+FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration);
+inline constexpr uint8_t kMainEntry = 0, kScheduleEntry = 1, kDeltaEntry = 1, kConvertEntry = 2, kDsinkEntry = 3,
+                         kDbiasEntry = 4;
+inline constexpr uint32_t kScheduleThreads = 1024;
+
+std::string translation_unit(const Configuration& configuration);
+
+}  // namespace tandem::plan

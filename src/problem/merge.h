@@ -1,0 +1,34 @@
+// MergeProblem: a tandem_merge after its only check.
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "problem/problem.h"
+#include "tandem/tandem.h"
+
+namespace tandem {
+
+// Packed tensors are a batch of one. Holds no copy of the parts: their number is the caller's affair.
+struct MergeProblem {
+  int64_t parts = 0;
+  int64_t batch = 0, seqlen = 0, heads = 0, head_dim = 0;
+  View out, lse;
+
+  // What part n has for every query and head.
+  struct Part {
+    View out, lse;
+  };
+  Part part(int64_t n) const;
+
+  const tandem_tensor* const* part_out = nullptr;
+  const tandem_tensor* const* part_lse = nullptr;
+
+  int64_t rows() const { return batch * seqlen * heads; }
+  bool empty() const { return rows() == 0; }
+};
+
+// Checks everything the host can see. Never writes through a tensor.
+Status make_merge_problem(const tandem_merge_args* args, tandem_device device, MergeProblem* problem);
+
+}  // namespace tandem

@@ -1,0 +1,38 @@
+// Structs of the C interface, which begin with their size: that of the version which the caller was compiled with.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/status.h"
+#include "base/text.h"
+
+namespace tandem {
+
+// *to is what `from` says in this version's form: what an older version lacks is zero. Refuses a size that no version
+// has had, and what this version does not know where it is not zero. name: of the argument; first: the size of the
+// struct in the version that it came with.
+template <class T>
+Status read_struct(const char* name, const char* type, const T* from, int64_t first, T* to) {
+  constexpr int64_t known = sizeof(T);
+  constexpr int64_t wild = 1 << 16;  // a size that no version will reach
+  if (from == nullptr) return Status::invalid(str_cat(name, " (NULL) must point to a ", type));
+  if (from->size < first || from->size > wild || from->size % 8 != 0) {
+    return Status::invalid(str_cat(name, ".size (", from->size, ") must be sizeof(", type, "), ", known,
+                                   " in this version: set it first; it tells which struct the caller was compiled "
+                                   "with"));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+  for (int64_t i = known; i < from->size; ++i) {
+    if (bytes[i] == 0) continue;
+    return Status::unsupported(str_cat(name, " byte ", i, " (", bytes[i], ") must be 0: it is an option beyond the ",
+                                       known, " bytes this version knows; zero it or use a newer library"));
+  }
+  *to = {};
+  std::memcpy(to, from, static_cast<size_t>(std::min(from->size, known)));
+  to->size = known;
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+// Which values of environment variables are refused, and how.
+#include "base/env.h"
+
+#include <gtest/gtest.h>
+
+#include "base/instruction_set.h"
+
+namespace tandem::test {
+namespace {
+
+Env with(std::string Env::*variable, const std::string& value) {
+  Env env;
+  env.*variable = value;
+  return env;
+}
+
+void refused(const Env& env, const std::string& sentence) {
+  const Status status = check(env);
+  EXPECT_EQ(status.code, TANDEM_INVALID_ARGUMENT) << sentence;
+  EXPECT_EQ(status.message.rfind(sentence, 0), 0u) << status.message;
+}
+
+TEST(Environment, EmptyIsSound) { EXPECT_TRUE(check(Env{}).ok()); }
+
+TEST(Environment, Switches) {
+  for (const char* value : {"on", "off"}) EXPECT_TRUE(check(with(&Env::cache, value)).ok());
+  for (const char* value : {"0", "OFF", "none", " off"})
+    refused(with(&Env::cache, value), std::string("TANDEM_CACHE (\"") + value + "\") must be \"on\" or \"off\"");
+  for (const char* value : {"0", "1"}) {
+    EXPECT_TRUE(check(with(&Env::log, value)).ok());
+    EXPECT_EQ(with(&Env::log, value).logging(), value[0] == '1');
+  }
+  refused(with(&Env::log, "yes"), "TANDEM_LOG (\"yes\") must be \"1\" or \"0\"");
+}
+
+TEST(Environment, InstructionSets) {
+  for (const std::string_view name : instruction_sets())
+    EXPECT_TRUE(check(with(&Env::cpu_target, std::string(name))).ok());
+  for (const char* name : {"avx1024", "AVX2", "generic,avx2"})
+    refused(with(&Env::cpu_target, name), std::string("TANDEM_CPU_TARGET (\"") + name + "\") must be one of \"");
+}
+
+}  // namespace
+}  // namespace tandem::test

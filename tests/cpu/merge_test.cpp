@@ -1,0 +1,138 @@
+// Merging, and what it is for: attention to parts of the keys, merged, is attention to all of them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "oracle/oracle.h"
+#include "problem/call.h"
+#include "support/merge_case.h"
+#include "support/random.h"
+
+namespace tandem::test {
+namespace {
+
+void merge_on_cpu(MergeInstance& instance) {
+  const tandem_merge_args args = instance.args();
+  ASSERT_EQ(tandem_merge(nullptr, &args, nullptr), TANDEM_OK) << tandem_last_error();
+}
+
+TEST(CpuMerge, ByTheJudge) {
+  for (const MergeCase& c : merge_cases()) EXPECT_EQ(judge_merge(c, merge_on_cpu), "") << c;
+  const MergeCase many{.parts = 300, .seqlen = 3, .out = DType::bf16};
+  EXPECT_EQ(judge_merge(many, merge_on_cpu), "") << many;
+  const MergeCase f64{.parts = 3, .types = {DType::f64}, .out = DType::f64};
+  EXPECT_EQ(judge_merge(f64, merge_on_cpu), "") << f64;
+}
+
+// Compact (1, rows, heads, dim) in float32.
+Held random_tensor(Random& r, int64_t rows, int64_t heads, int64_t dim) {
+  Held held;
+  held.make({1, rows, heads, dim}, kF32);
+  auto* x = reinterpret_cast<float*>(held.memory.data());
+  for (int64_t n = 0; n < rows * heads * dim; ++n) x[n] = static_cast<float>(r.normal());
+  return held;
+}
+
+float* floats(Held& held) { return reinterpret_cast<float*>(held.memory.data()); }
+
+void run(tandem_pass pass, const tandem_attention_args& args) {
+  size_t bytes = 0;
+  ASSERT_EQ(tandem_workspace_size(nullptr, pass, &args, &bytes), TANDEM_OK) << tandem_last_error();
+  std::vector<char> workspace(bytes);
+  const auto function = pass == TANDEM_FORWARD ? tandem_forward : tandem_backward;
+  ASSERT_EQ(function(nullptr, &args, workspace.data(), bytes, nullptr), TANDEM_OK) << tandem_last_error();
+}
+
+void expect_close(Held& got, Held& expected, int64_t count, const char* what) {
+  for (int64_t n = 0; n < count; ++n) {
+    ASSERT_NEAR(floats(got)[n], floats(expected)[n], 2e-5 * (1 + std::fabs(floats(expected)[n]))) << what << " " << n;
+  }
+}
+
+// A ring: the keys lie in parts, and each part's forward is told where they lie. One part alone has the sink. Then
+// each part's backward, from the merged out and lse, adds to one dq; dk and dv are its own keys'.
+TEST(CpuMerge, PartsOfTheKeysAreTheWhole) {
+  constexpr int64_t kQueries = 40, kHeads = 2, kDim = 16, kPart = 25, kParts = 3, kKeys = kPart * kParts;
+  constexpr int64_t kQ = kQueries * kHeads * kDim, kK = kKeys * kHeads * kDim;
+  Random r(5);
+  Held q = random_tensor(r, kQueries, kHeads, kDim), k = random_tensor(r, kKeys, kHeads, kDim);
+  Held v = random_tensor(r, kKeys, kHeads, kDim), dout = random_tensor(r, kQueries, kHeads, kDim), sink;
+  sink.make({kHeads}, kF32);
+  floats(sink)[0] = 0.5f, floats(sink)[1] = -1;
+  for (const bool windowed : {false, true}) {
+    Held out, lse, dq, dk, dv, dsink;
+    const auto make_results = [&](Held& o, Held& l) {
+      o.make({1, kQueries, kHeads, kDim}, kF32), l.make({1, kHeads, kQueries}, kF32);
+    };
+    make_results(out, lse);
+    dq.make({1, kQueries, kHeads, kDim}, kF32), dk.make({1, kKeys, kHeads, kDim}, kF32);
+    dv.make({1, kKeys, kHeads, kDim}, kF32), dsink.make({kHeads}, kF32);
+    tandem_attention_args whole{};
+    whole.size = sizeof whole;
+    whole.q = &q.handle, whole.k = &k.handle, whole.v = &v.handle, whole.sink = &sink.handle;
+    whole.causal = 1;
+    whole.window = windowed ? TANDEM_WINDOW_LEFT : 0;
+    whole.window_left = windowed ? 33 : 0;
+    whole.alignment = TANDEM_EXPLICIT;
+    whole.diagonal_offset = 20;  // the queries are those from the 20th key on
+    tandem_attention_args backward = whole;
+    whole.out = &out.handle, whole.lse = &lse.handle;
+    run(TANDEM_FORWARD, whole);
+    backward.out = &out.handle, backward.lse = &lse.handle, backward.dout = &dout.handle;
+    backward.dq = &dq.handle, backward.dk = &dk.handle, backward.dv = &dv.handle, backward.dsink = &dsink.handle;
+    run(TANDEM_BACKWARD, backward);
+
+    Held merged_out, merged_lse, part_out[kParts], part_lse[kParts], part_k[kParts], part_v[kParts];
+    make_results(merged_out, merged_lse);
+    const tandem_tensor *outs[kParts], *lses[kParts];
+    std::vector<tandem_attention_args> calls;
+    for (int64_t n = 0; n < kParts; ++n) {
+      const auto slice = [&](Held& from, Held& to) {
+        to.make({1, kPart, kHeads, kDim}, kF32);
+        std::copy_n(floats(from) + n * kPart * kHeads * kDim, kPart * kHeads * kDim, floats(to));
+      };
+      slice(k, part_k[n]), slice(v, part_v[n]);
+      make_results(part_out[n], part_lse[n]);
+      tandem_attention_args part = whole;
+      part.k = &part_k[n].handle, part.v = &part_v[n].handle;
+      part.out = outs[n] = &part_out[n].handle, part.lse = lses[n] = &part_lse[n].handle;
+      part.sink = n == 1 ? &sink.handle : nullptr;
+      part.diagonal_offset = 20 - n * kPart;
+      run(TANDEM_FORWARD, part);
+      calls.push_back(part);
+    }
+    tandem_merge_args merge{};
+    merge.size = sizeof merge;
+    merge.parts = kParts, merge.part_out = outs, merge.part_lse = lses;
+    merge.out = &merged_out.handle, merge.lse = &merged_lse.handle;
+    ASSERT_EQ(tandem_merge(nullptr, &merge, nullptr), TANDEM_OK) << tandem_last_error();
+    expect_close(merged_out, out, kQ, "out");
+    expect_close(merged_lse, lse, kHeads * kQueries, "lse");
+
+    Held sum_dq, sum_dsink;
+    sum_dq.make({1, kQueries, kHeads, kDim}, kF32), sum_dsink.make({kHeads}, kF32);
+    std::vector<float> all_dk, all_dv;
+    for (tandem_attention_args& part : calls) {
+      Held part_dk, part_dv;
+      part_dk.make({1, kPart, kHeads, kDim}, kF32), part_dv.make({1, kPart, kHeads, kDim}, kF32);
+      part.out = &merged_out.handle, part.lse = &merged_lse.handle, part.dout = &dout.handle;
+      part.dq = &sum_dq.handle, part.dk = &part_dk.handle, part.dv = &part_dv.handle;
+      part.dsink = part.sink != nullptr ? &sum_dsink.handle : nullptr;
+      part.accumulate = 1;
+      run(TANDEM_BACKWARD, part);
+      all_dk.insert(all_dk.end(), floats(part_dk), floats(part_dk) + kK / kParts);
+      all_dv.insert(all_dv.end(), floats(part_dv), floats(part_dv) + kK / kParts);
+    }
+    expect_close(sum_dq, dq, kQ, "dq");
+    expect_close(sum_dsink, dsink, kHeads, "dsink");
+    for (int64_t n = 0; n < kK; ++n) {
+      ASSERT_NEAR(all_dk[static_cast<size_t>(n)], floats(dk)[n], 2e-5) << "dk " << n;
+      ASSERT_NEAR(all_dv[static_cast<size_t>(n)], floats(dv)[n], 2e-5) << "dv " << n;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,222 @@
+// Gradients: any two features together, at sizes that a virtual GPU runs in moments, and what others got wrong.
+#include <cstring>
+
+#include "kernels/on_gpu.h"
+#include "oracle/oracle.h"
+#include "support/pairwise.h"
+
+namespace tandem::test {
+namespace {
+
+using Values = std::vector<const char*>;
+
+// Lengths around the edges of tiles: one query, one key, several n_blocks and m_blocks, the last ones not full.
+const Values kLengths = {"--seqlen-q 130 --seqlen-k 150",
+                         "--seqlen-q 1 --seqlen-k 200",
+                         "--seqlen-q 200 --seqlen-k 1",
+                         "--batch 2 --seqlen-q 65 --seqlen-k 129",
+                         "--batch 3 --seqlen-q 64 --seqlen-k 128",
+                         "--seqlen-q 300 --seqlen-k 270",
+                         "--batch 2 --seqlen-q 70 --seqlen-k 141 --used-q 3,70 --used-k 141,17",
+                         "--packed 1 --lengths-q 20,0,133,1 --lengths-k 9,4,133,0 --max-seqlen 0",
+                         "--packed 1 --lengths-q 5,70 --lengths-k 90,33 --used-q 3,70 --used-k 81,0 "
+                         "--max-seqlen 3"};
+const Values kDims = {
+    "--head-dim 64 --head-dim-v 64",   "--head-dim 128 --head-dim-v 128", "--head-dim 80 --head-dim-v 80",
+    "--head-dim 64 --head-dim-v 128",  "--head-dim 128 --head-dim-v 56",  "--head-dim 8 --head-dim-v 16",
+    "--head-dim 256 --head-dim-v 256", "--head-dim 192 --head-dim-v 128", "--head-dim 64 --head-dim-v 136"};
+// Blackwell's, whose tensor memory has no room for wider ones.
+const Values kNarrowDims = {"--head-dim 64 --head-dim-v 64",   "--head-dim 128 --head-dim-v 128",
+                            "--head-dim 80 --head-dim-v 80",   "--head-dim 64 --head-dim-v 128",
+                            "--head-dim 128 --head-dim-v 56",  "--head-dim 8 --head-dim-v 16",
+                            "--head-dim 104 --head-dim-v 120", "--head-dim 72 --head-dim-v 40"};
+const Values kHeads = {"", "--heads-q 4 --heads-k 2", "--heads-q 3 --heads-k 3", "--heads-q 5 --heads-k 1"};
+const Values kMasks = {"",
+                       "--causal 1",
+                       "--causal 1 --top-left 1",
+                       "--left 30 --right 11",
+                       "--left 20 --right -4",
+                       "--left 40 --causal 1",
+                       "--left 17",
+                       "--right -70 --top-left 1"};
+const Values kScales = {"", "--scale 0.9", "--scale -0.2", "--softcap 5", "--values large", "--softcap 1000000"};
+const Values kAlibi = {"", "--alibi head", "--alibi batch"};
+const Values kBias = {"",
+                      "--bias f32 --bias-shape bh1j",
+                      "--bias same --bias-inf 1",
+                      "--bias bool --bias-shape 1hij",
+                      "--bias f32 --bias-shape 11ij",
+                      "--bias same --bias-shape b1i1",
+                      "--bias f32 --bias-shape 1111"};
+const Values kResults = {"", "--float32 g", "--accumulate 1", "--float32 od", "--float32 gd --accumulate 1"};
+// each: an offset for every sequence.
+const Values kDiagonals = {"", "--explicit 1 --diagonal -30", "--explicit 1 --diagonal 5 --diagonals each"};
+const Values kDropout = {"", "--dropout 0.1", "--dropout 0.3125 --dropout-pointers 1"};
+const Values kSinks = {"", "--sink f32", "--sink same"};
+const Values kGiven = {"", "--dlse 1"};
+const Values kGradients = {"--gradients qkvb", "--gradients q",  "--gradients k",    "--gradients v",
+                           "--gradients bs",   "--gradients kv", "--gradients qkvbs"};
+// Without a bias's own.
+const Values kPlainGradients = {"--gradients qkv", "--gradients q",  "--gradients k",
+                                "--gradients v",   "--gradients kv", "--gradients qkvs"};
+const Values kTypes = {"--dtype bf16", "--dtype f16"};
+const Values kLayouts = {"", "--layout 349525", "--layout 1048575"};
+
+bool is_blackwell() { return the_gpu()->device().properties().compute_major == 10; }
+
+TEST(KernelsBackward, EveryPairOfFeatures) {
+  const bool blackwell = is_blackwell();
+  const Values options[] = {
+      kLengths, blackwell ? kNarrowDims : kDims,          kHeads, kMasks,   kScales,    kAlibi,   kBias,   kSinks,
+      kGiven,   blackwell ? kPlainGradients : kGradients, kTypes, kLayouts, kDiagonals, kDropout, kResults};
+  std::vector<int> choices;
+  for (const Values& values : options) choices.push_back(static_cast<int>(values.size()));
+  std::vector<Judged> cases;
+  for (const std::vector<int>& combination : pairwise(choices)) {
+    std::string flags;
+    for (size_t option = 0; option < combination.size(); ++option) {
+      const std::string value = options[option][static_cast<size_t>(combination[option])];
+      const bool packed_bias = value.starts_with("--bias") && flags.find("--packed") != std::string::npos;
+      if (!packed_bias) flags += value + " ";
+    }
+    // Far from the diagonal ALiBi's scores are large numbers of float32, in which what tells them apart is lost.
+    cases.emplace_back(with_diagonals(flags, flags.find("--alibi") == std::string::npos));
+  }
+  expect_all_good(cases);
+}
+
+// Pairs of CTAs, with all that they share with one: n_blocks of 256 keys, one and several, the last ones not full, of
+// one CTA only too.
+TEST(KernelsBackward, PairsOfCtas) {
+  std::vector<Judged> cases;
+  for (const char* flags :
+       {"--seqlen-q 520 --seqlen-k 700 --causal 1 --heads-q 2 --heads-k 1",
+        "--seqlen-q 530 --seqlen-k 520 --left 100 --right 60 --softcap 5", "--seqlen-q 1 --seqlen-k 129 --scale -0.2",
+        "--seqlen-q 130 --seqlen-k 513 --bias same --alibi head --heads-q 4 --heads-k 2",
+        "--seqlen-q 520 --seqlen-k 600 --left 200 --causal 1 --dtype f16 --sink f32 --gradients qs",
+        "--packed 1 --lengths-q 20,0,133,150 --lengths-k 300,4,520,0 --max-seqlen 0 --gradients kv",
+        "--packed 1 --lengths-q 520,600 --lengths-k 600,530 --causal 1 --heads-q 2 --heads-k 1",
+        "--batch 2 --seqlen-q 70 --seqlen-k 441 --used-q 3,70 --used-k 441,17 --values large --gradients q"})
+    cases.emplace_back(std::string("--gradients qkv --dtype bf16 --head-dim 128 --head-dim-v 128 ") + flags);
+  cases.emplace_back("--gradients qkv --dtype f16 --head-dim 104 --head-dim-v 72 --seqlen-q 200 --seqlen-k 500");
+  expect_all_good(cases);
+}
+
+// The gradients of one sequence, in memory as they are: rows that follow each other, in packed tensors.
+struct Gradients {
+  std::vector<std::byte> dq, dk, dv;
+  bool operator==(const Gradients&) const = default;
+};
+std::vector<std::byte> rows_of(const Tensor& t, int64_t first, int64_t count) {
+  const std::vector<std::byte> all = bytes_of(t);
+  const auto row = static_cast<int64_t>(all.size()) / t.shape()[0];
+  return {all.begin() + first * row, all.begin() + (first + count) * row};
+}
+
+// With batch_invariant a sequence has the same gradients alone and beside a longer one, whatever the longest length and
+// so the fastest kernel is.
+TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
+  const NamedEngine engine = gpu_engine(the_gpus());
+  for (const std::string mask : {"", " --causal 1"}) {
+    const std::string common =
+        "--align 8 --dtype bf16 --packed 1 --max-seqlen 0 --invariant 1 --gradients qkv --head-dim 128 --head-dim-v "
+        "128" +
+        mask;
+    const auto call = [&](Instance& in) {
+      Outputs exact = in.exact_outputs(TANDEM_FORWARD);
+      oracle::forward(in.exact_problem(TANDEM_FORWARD, &exact));
+      in.give_results(&exact);
+      Outputs outputs = in.outputs(TANDEM_BACKWARD);
+      engine.run(Call(in.problem(TANDEM_BACKWARD, &outputs), &in, &outputs));
+      const int64_t q = in.c.lengths_q[0], k = in.c.lengths_k[0];
+      return Gradients{rows_of(outputs.dq, 0, q), rows_of(outputs.dk, 0, k), rows_of(outputs.dv, 0, k)};
+    };
+    Instance batch(from_flags(common + " --lengths-q 140,700 --lengths-k 300,1500"));
+    Instance alone(from_flags(common + " --lengths-q 140 --lengths-k 300"));
+    for (Tensor Instance::*t : {&Instance::q, &Instance::k, &Instance::v, &Instance::dout}) {
+      for (int64_t n = 0; n < (alone.*t).size(); ++n)
+        std::memcpy((alone.*t).element(n), (batch.*t).element(n), static_cast<size_t>(size_of((alone.*t).dtype())));
+    }
+    EXPECT_TRUE(call(batch) == call(alone)) << common;
+  }
+}
+
+TEST(KernelsBackward, NothingToSum) {
+  std::vector<Judged> cases;
+  for (const char* flags : {"--seqlen-q 0 --seqlen-k 70", "--seqlen-q 70 --seqlen-k 0",
+                            "--batch 2 --heads-q 4 "
+                            "--heads-k 2 --seqlen-q 100 --seqlen-k 300 --right -290",
+                            "--seqlen-q 300 --seqlen-k 100 "
+                            "--causal 1"})
+    cases.emplace_back(std::string("--gradients qkv --dtype bf16 --head-dim 64 --head-dim-v 64 ") + flags);
+  expect_all_good(cases);
+}
+
+// A bias of all sequences, of which there are none: drivers refuse tensor maps of nothing.
+TEST(KernelsBackward, ABiasOfNoSequence) {
+  if (is_blackwell()) GTEST_SKIP() << "A bias has no gradient there.";
+  std::vector<Judged> cases;
+  cases.emplace_back(
+      "--gradients qkvb --dtype bf16 --batch 0 --seqlen-q 70 --seqlen-k 139 --head-dim 64 --head-dim-v 64 "
+      "--bias f32 --bias-shape 1h1j");
+  expect_all_good(cases);
+}
+
+// What others got wrong, each under the number of its report.
+void expect_good_gradients(const std::vector<std::string>& problems) {
+  std::vector<Judged> cases;
+  for (const std::string& flags : problems) {
+    for (const char* dtype : {"--dtype bf16 ", "--dtype f16 "})
+      cases.emplace_back(std::string("--gradients qkvs ") + dtype + flags);
+  }
+  expect_all_good(cases);
+}
+
+TEST(KernelsBackward, TransformerEngine3216WrongDqOfWideHeadsInBatches) {
+  if (is_blackwell()) GTEST_SKIP() << "Wide heads have no gradients there.";
+  expect_good_gradients({"--batch 2 --seqlen-q 130 --seqlen-k 130 --head-dim 256 --head-dim-v 256 --causal 1",
+                         "--batch 3 --seqlen-q 130 --seqlen-k 130 --heads-q 2 --head-dim 128 --head-dim-v 128"});
+}
+
+TEST(KernelsBackward, FlashAttention2896HeadDims72And104) {
+  expect_good_gradients({"--seqlen-q 130 --seqlen-k 130 --head-dim 72 --head-dim-v 72",
+                         "--seqlen-q 130 --seqlen-k 130 --head-dim 104 --head-dim-v 104 --causal 1"});
+}
+
+TEST(KernelsBackward, FlashAttention2698HeadDimsThatAreNoMultipleOf32) {
+  expect_good_gradients({"--seqlen-q 130 --seqlen-k 130 --head-dim 40 --head-dim-v 24"});
+}
+
+TEST(KernelsBackward, FlashAttention2466SoftcapEnds) {
+  expect_good_gradients({"--seqlen-q 200 --seqlen-k 300 --head-dim 128 --head-dim-v 128 --softcap 15 --causal 1"});
+}
+
+TEST(KernelsBackward, CudnnFrontend1072NanWithOneQuery) {
+  expect_good_gradients({"--batch 2 --seqlen-q 1 --seqlen-k 300 --head-dim 128 --head-dim-v 128 --causal 1"});
+}
+
+TEST(KernelsBackward, FlashAttention2087And2552GroupsOfHeadsOf192And128) {
+  if (is_blackwell()) GTEST_SKIP() << "Wide heads have no gradients there.";
+  expect_good_gradients({"--heads-q 6 --heads-k 2 --seqlen-q 70 --seqlen-k 130 --head-dim 192 --head-dim-v 192",
+                         "--heads-q 4 --heads-k 1 --seqlen-q 70 --seqlen-k 130 --head-dim 192 --head-dim-v 128"});
+}
+
+// Gradients of the mask that the forward had.
+TEST(KernelsBackward, FlashAttentionMasksOfPackedAndOfTwoMasksAtOnce) {
+  expect_good_gradients(
+      {"--packed 1 --lengths-q 70,130 --lengths-k 90,150 --left 20 --causal 1 --head-dim 64 --head-dim-v 64",
+       "--batch 2 --seqlen-q 100 --seqlen-k 150 --bias bool --causal 1 --head-dim 64 --head-dim-v 64"});
+}
+
+TEST(KernelsBackward, FlashAttention2562SequencesOfNoLength) {
+  expect_good_gradients(
+      {"--packed 1 --lengths-q 0,70,0,5,0 --lengths-k 30,0,0,90,7 --max-seqlen 0 --heads-q 2 --sink f32 "
+       "--head-dim 64 --head-dim-v 64"});
+}
+
+TEST(KernelsBackward, FlashAttention2665DoutThatIsNotContiguous) {
+  expect_good_gradients({"--batch 2 --seqlen-q 90 --seqlen-k 90 --head-dim 64 --head-dim-v 64 --layout 699050"});
+}
+
+}  // namespace
+}  // namespace tandem::test

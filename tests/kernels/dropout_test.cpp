@@ -1,0 +1,34 @@
+// Dropout in the forward, beside what shares registers, heads or rows with it: the oracle draws the same words.
+// With gradients: backward_test.cpp.
+#include "kernels/on_gpu.h"
+
+namespace tandem::test {
+namespace {
+
+TEST(KernelsDropout, BesideEveryOption) {
+  std::vector<Judged> cases;
+  for (const char* dim : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 128 --head-dim-v 128 ",
+                          "--head-dim 256 --head-dim-v 256 ", "--head-dim 192 --head-dim-v 40 "}) {
+    for (const char* option :
+         {"--seqlen-q 150 --seqlen-k 210 --causal 1", "--seqlen-q 33 --seqlen-k 300 --heads-q 8 --heads-k 2",
+          "--seqlen-q 1 --seqlen-k 100 --heads-q 6 --heads-k 2 --batch 3", "--seqlen-q 130 --seqlen-k 130 --left 40",
+          "--packed 1 --lengths-q 20,0,133,1 --lengths-k 9,4,133,7 --max-seqlen 0 --heads-q 4 --heads-k 1",
+          "--batch 2 --seqlen-q 70 --seqlen-k 141 --used-q 3,70 --used-k 141,17 --float32 o",
+          "--seqlen-q 90 --seqlen-k 200 --softcap 4 --alibi head --sink f32", "--seqlen-q 90 --seqlen-k 90 --bias f32"})
+      cases.emplace_back(std::string(dim) + option + (cases.size() % 2 == 0 ? " --dtype bf16" : " --dtype f16") +
+                         (cases.size() % 3 == 0 ? " --dropout 0.3 --dropout-pointers 1" : " --dropout 0.1"));
+  }
+  expect_all_good(cases);
+}
+
+// Nearly none, half, and nearly all: a row may lose whatever it sees.
+TEST(KernelsDropout, AnyProbability) {
+  std::vector<Judged> cases;
+  for (const char* p : {"0.0000000001", "0.5", "0.9375", "0.9999999"})
+    cases.emplace_back(
+        std::string("--dtype bf16 --seqlen-q 70 --seqlen-k 130 --head-dim 64 --head-dim-v 64 --dropout ") + p);
+  expect_all_good(cases);
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,71 @@
+// Merging on a GPU.
+#include "kernels/on_gpu.h"
+#include "support/merge_case.h"
+
+namespace tandem::test {
+namespace {
+
+// The tensors on the GPU, merged there, and back.
+void merge_on(const Gpu& gpu, MergeInstance& instance) {
+  tandem_merge_args args = instance.args();
+  std::vector<DeviceMemory> memories;
+  std::vector<tandem_tensor> handles;
+  const std::vector<Tensor*> tensors = instance.tensors();
+  handles.reserve(tensors.size());
+  const auto on_device = [&](const tandem_tensor* host) -> const tandem_tensor* {
+    for (size_t n = 0; host != nullptr && n < tensors.size(); ++n) {
+      if (tensors[n]->describe() == host) return &handles[n];
+    }
+    return nullptr;
+  };
+  for (Tensor* tensor : tensors) {
+    const std::span<const std::byte> bytes = tensor->storage();
+    memories.emplace_back(gpu.device(), bytes.size());
+    require(gpu.device().copy_to_device(memories.back().at(0), bytes.data(), bytes.size(), gpu.stream()));
+    handles.push_back(*tensor->describe());
+    handles.back().data = memories.back().at(0);
+    handles.back().device = gpu.where();
+  }
+  std::vector<const tandem_tensor*> outs, lses;
+  for (int64_t n = 0; n < args.parts; ++n) {
+    outs.push_back(on_device(args.part_out[n]));
+    lses.push_back(on_device(args.part_lse[n]));
+  }
+  args.part_out = outs.data();
+  args.part_lse = lses.data();
+  args.out = on_device(args.out);
+  args.lse = on_device(args.lse);
+  require(gpu.device().synchronize(gpu.stream()));
+  if (tandem_merge(gpu.context(), &args, gpu.stream()) != TANDEM_OK) throw std::runtime_error(tandem_last_error());
+  for (size_t n = 0; n < tensors.size(); ++n) {
+    const std::span<std::byte> bytes = tensors[n]->storage();
+    require(gpu.device().copy_to_host(bytes.data(), memories[n].at(0), bytes.size(), gpu.stream()));
+  }
+  require(gpu.device().synchronize(gpu.stream()));
+}
+
+std::string judged(const MergeCase& c) {
+  try {
+    return judge_merge(c, [](MergeInstance& instance) { merge_on(*the_gpu(), instance); });
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+TEST(KernelsMerge, ByTheJudge) {
+  ASSERT_EQ(tandem_prepare_merge(the_gpu()->context()), TANDEM_OK) << tandem_last_error();
+  for (const MergeCase& c : merge_cases()) EXPECT_EQ(judged(c), "") << c;
+  const MergeCase long_one{.parts = 2, .batch = 2, .seqlen = 3000, .heads = 2, .head_dim = 64, .types = {DType::bf16}};
+  EXPECT_EQ(judged(long_one), "") << long_one;
+}
+
+TEST(KernelsMerge, WhatIsNotServedIsRefused) {
+  EXPECT_NE(judged({.types = {DType::f64}, .out = DType::f64}).find("out.dtype (float64) must be float32"),
+            std::string::npos);
+  EXPECT_NE(judged({.parts = 61, .out = DType::bf16}).find("parts (61) must be at most 60 on a GPU unless"),
+            std::string::npos);
+  EXPECT_NE(judged({.parts = 61, .lse = false}).find("parts (61) must be at most 60"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,173 @@
+// What a plan makes of a backward: which kernels are launched, and the memory between them.
+#include "plan/backward.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plan/problems.h"
+
+namespace tandem::test {
+namespace {
+
+TEST(BackwardPlan, Launches) {
+  const Problem p = backward(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 6, .heads_k = 3}));
+  const plan::Plan plan = plan::make_plan(p, hopper());
+  const plan::BackwardTiling& t = plan.backward;
+  ASSERT_EQ(plan.kernels.size(), 1u);
+  EXPECT_EQ(plan.kernels[0].id, plan::id_of(t.tile));
+  ASSERT_EQ(plan.launches.size(), 3u);
+  EXPECT_TRUE(plan.fills.empty());
+  EXPECT_EQ(plan.launches[0].entry, plan::kDeltaEntry);
+  EXPECT_EQ(plan.launches[0].grid, 2u * 6 * 2);  // m_blocks of 64 queries
+  EXPECT_FALSE(plan.launches[0].overlap_previous);
+  EXPECT_EQ(plan.launches[1].entry, plan::kMainEntry);
+  EXPECT_EQ(plan.launches[1].grid, 2u * 3 * 3);  // n_blocks of 128 keys
+  EXPECT_EQ(plan.launches[1].block, static_cast<uint32_t>(t.tile.threads));
+  EXPECT_EQ(plan.launches[1].shared_bytes, static_cast<uint32_t>(t.tile.smem_bytes));
+  EXPECT_EQ(plan.launches[2].entry, plan::kConvertEntry);
+  EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid);
+
+  // Regions lie one behind the other within the workspace, each written by the launch before those that read it.
+  size_t end = 0;
+  for (const plan::Region& region : plan.regions) {
+    EXPECT_GE(region.offset, end) << region.name;
+    EXPECT_EQ(region.offset % 128, 0u) << region.name;
+    end = region.offset + region.bytes;
+  }
+  EXPECT_LE(end + plan::kWorkspaceAlignment - 1, plan.workspace_bytes);
+  EXPECT_EQ(plan.regions.back().written_by, 1);
+  // Float32 dq, 16 bytes a row, and what rounding up to whole tiles needs.
+  const size_t rows = size_t{2} * 6 * 128;
+  EXPECT_LE(plan.workspace_bytes, rows * (128 * sizeof(float) + 16) + 4 * 128 + plan::kWorkspaceAlignment);
+}
+
+TEST(BackwardPlan, NoConversionWithoutDq) {
+  Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 300}));
+  p.dq = {};
+  EXPECT_EQ(plan::make_plan(p, hopper()).launches.size(), 2u);
+}
+
+// Each part of dbias that is no sum of others has a block; whoever wants it alone gets nothing else.
+TEST(BackwardPlan, BiasGradient) {
+  Problem p = backward(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 6, .heads_k = 3}));
+  p.dq = p.dk = p.dv = {};
+  p.bias.present = true;
+  p.bias.dtype = DType::f32;
+  const struct {
+    int64_t shape[4];
+    uint32_t blocks;
+  } cases[] = {{{2, 6, 100, 300}, 2 * 6 * 2 * 3},
+               {{1, 6, 100, 300}, 6 * 2 * 3},
+               {{2, 1, 1, 300}, 2 * 3},
+               {{1, 1, 100, 1}, 2},
+               {{1, 1, 1, 1}, 1}};
+  for (const auto& [shape, blocks] : cases) {
+    std::ranges::copy(shape, p.bias.shape);
+    p.dbias = p.bias;
+    const plan::Plan plan = plan::make_plan(p, hopper());
+    ASSERT_EQ(plan.launches.size(), 2u);
+    EXPECT_EQ(plan.launches[1].entry, plan::kDbiasEntry);
+    EXPECT_EQ(plan.launches[1].grid, blocks);
+    EXPECT_LE(plan.launches[1].shared_bytes, static_cast<uint32_t>(Sm90BackwardConfig::kMaxSmemBytes));
+  }
+}
+
+// Gradients that need float32 sums or places of their own leave through registers.
+TEST(BackwardPlan, DirectOnlyWhereItMust) {
+  const Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 300}));
+  EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().direct);
+  Problem added = p;
+  added.accumulate = true;
+  EXPECT_TRUE(plan::make_plan(added, hopper()).backward.tile.for_hopper().direct);
+  Problem wide = p;
+  wide.dq.dtype = DType::f32;
+  EXPECT_FALSE(plan::make_plan(wide, hopper()).backward.tile.for_hopper().direct);
+  wide.dv.dtype = DType::f32;
+  EXPECT_TRUE(plan::make_plan(wide, hopper()).backward.tile.for_hopper().direct);
+}
+
+TEST(BackwardPlan, Empty) {
+  // No keys: dq is zeros. No queries: dk and dv are.
+  const plan::Plan keyless = plan::make_plan(backward(dense({.seqlen_q = 100, .seqlen_k = 0})), hopper());
+  ASSERT_EQ(keyless.launches.size(), 2u);
+  EXPECT_EQ(keyless.launches[1].entry, plan::kConvertEntry);
+  const plan::Plan queryless = plan::make_plan(backward(dense({.seqlen_q = 0, .seqlen_k = 100})), hopper());
+  ASSERT_EQ(queryless.launches.size(), 1u);
+  EXPECT_EQ(queryless.launches[0].entry, plan::kMainEntry);
+  EXPECT_FALSE(queryless.launches[0].overlap_previous);
+  EXPECT_EQ(queryless.fills.size(), 1u);
+}
+
+TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
+  for (int64_t dim = 8; dim <= 256; dim += 8) {
+    for (int64_t dim_v = 8; dim_v <= 256; dim_v += 8) {
+      const Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 100, .head_dim = dim, .head_dim_v = dim_v}));
+      const Sm90BackwardConfig t = plan::make_plan(p, hopper()).backward.tile.for_hopper();
+      EXPECT_TRUE(t.fits()) << dim << " " << dim_v;
+      EXPECT_LE(t.dbias_smem_bytes(), Sm90BackwardConfig::kMaxSmemBytes) << dim << " " << dim_v;
+      EXPECT_GE(t.head_dim, dim);
+      EXPECT_GE(t.head_dim_v, dim_v);
+      EXPECT_EQ(t.registers(), 240);
+    }
+  }
+}
+
+TEST(BackwardPlan, TilesOfBlackwellFit) {
+  for (int64_t dim = 8; dim <= 128; dim += 8) {
+    for (int64_t dim_v = 8; dim_v <= 128; dim_v += 8) {
+      const Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 300, .head_dim = dim, .head_dim_v = dim_v}));
+      const plan::Plan plan = plan::make_plan(p, blackwell());
+      const Sm100BackwardConfig t = plan.backward.tile.for_blackwell();
+      EXPECT_TRUE(t.fits()) << dim << " " << dim_v;
+      EXPECT_GE(t.head_dim, dim);
+      EXPECT_GE(t.head_dim_v, dim_v);
+      EXPECT_EQ(t.pair, dim > 64 && dim_v > 64);
+      EXPECT_EQ(plan.launches[0].grid, 1u);  // m_blocks of 128 queries
+      if (t.pair) {
+        EXPECT_EQ(plan.launches[1].grid, 4u);  // two n_blocks of 256 keys
+        EXPECT_EQ(plan.launches[2].block, 256u);
+        continue;
+      }
+      EXPECT_GE(t.q_stages, 2);
+      EXPECT_GE(t.dq_stages, 2);
+      EXPECT_EQ(plan.launches[1].grid, 3u);  // n_blocks of 128 keys
+      EXPECT_EQ(plan.launches[2].block, 128u);
+    }
+  }
+}
+
+// Two CTAs multiply together where that is less work for the last CTA: not with few keys, not where the second half of
+// their keys is often nobody's, and never by a limit of multiprocessors.
+TEST(BackwardPlan, PairsOfBlackwell) {
+  const auto pairs = [](Problem p) {
+    p = backward(p);
+    const bool pair = plan::make_plan(p, blackwell()).backward.tile.for_blackwell().pair;
+    p.sm_limit = 3;
+    EXPECT_EQ(plan::make_plan(p, blackwell()).backward.tile.for_blackwell().pair, pair);
+    return pair;
+  };
+  const auto dense128 = [](int64_t q, int64_t k, int64_t heads) {
+    return dense(
+        {.seqlen_q = q, .seqlen_k = k, .heads_q = heads, .heads_k = heads, .head_dim = 128, .head_dim_v = 128});
+  };
+  EXPECT_FALSE(pairs(dense128(100, 128, 1)));
+  EXPECT_TRUE(pairs(dense128(100, 129, 1)));
+  EXPECT_TRUE(pairs(dense128(8192, 8192, 16)));
+  EXPECT_FALSE(pairs(dense128(8192, 300, 1024)));
+  // Not where the answer may be that of other sequences.
+  for (Problem invariant : {dense128(8192, 8192, 16), packed({.seqlen_q = 8192, .seqlen_k = 8192}, 9000, 9000)}) {
+    EXPECT_TRUE(pairs(invariant));
+    invariant.batch_invariant = true;
+    EXPECT_FALSE(pairs(invariant));
+  }
+  Problem causal = dense128(300, 300, 1);
+  causal.window_right = 0;
+  EXPECT_FALSE(pairs(causal));
+  causal = dense128(8192, 8192, 16);
+  causal.window_right = 0;
+  EXPECT_TRUE(pairs(causal));
+}
+
+}  // namespace
+}  // namespace tandem::test

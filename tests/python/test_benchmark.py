@@ -1,0 +1,113 @@
+"""The benchmark's data and its judge (bench/rig), on the CPU: what it is told is what it makes, and what is wrong is
+called wrong."""
+
+import pathlib
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+
+from rig import cells, data, judge  # noqa: E402
+
+Cell = cells.Cell
+PROBLEMS = {
+    "causal": dict(heads=4, head_dim=64, heads_k=2, causal=True),
+    "packed": dict(heads=2, head_dim=64, causal=True, lengths=(100, 400, 37)),
+    "window, sink, softcap": dict(heads=2, head_dim=128, batch=2, causal=True, window=90, sink=True, softcap=50.0),
+    "f16, head_dim_v": dict(heads=3, head_dim=192, head_dim_v=128, dtype="f16"),
+}
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setattr(cells, "DEVICE", "cpu")
+
+
+def inputs(kind="normal", activations=None, **options):
+    return cells.Inputs(Cell("row", "column", 400, data=kind, **options), activations)
+
+
+def scores(x, head=1, n=0):
+    q, k = x.sequence(x.q, n)[:, head], x.sequence(x.k, n)[:, x.kv_head(head)]
+    return judge.visible_scores(q, k, torch.arange(len(q)), x.cell, x.scale, torch.float32)
+
+
+def exact(x, head_of_kv=None):
+    """(out, lse) of the whole problem, in float32. head_of_kv: another key head than is right."""
+    outs, lses = [], []
+    for n, length in enumerate(x.cell.sequences()):
+        per_head = []
+        for head in range(x.cell.heads):
+            kv = x.kv_head(head) if head_of_kv is None else head_of_kv
+            q, k, v = x.sequence(x.q, n)[:, head], x.sequence(x.k, n)[:, kv], x.sequence(x.v, n)[:, kv]
+            sink = None if x.sink is None else x.sink[head]
+            per_head.append(judge.attend(q, k, v, torch.arange(length), x.cell, x.scale, sink, torch.float32))
+        outs.append(torch.stack([out for out, _ in per_head], 1))
+        lses.append(torch.stack([lse for _, lse in per_head]))
+    return (torch.cat(outs), torch.cat(lses, 1)) if x.cell.lengths else (torch.stack(outs), torch.stack(lses))
+
+
+@pytest.mark.parametrize("options", PROBLEMS.values(), ids=PROBLEMS.keys())
+@pytest.mark.parametrize("kind", [kind for kind in cells.DATA if kind != "model"])
+def test_what_is_right_passes_and_what_is_wrong_does_not(kind, options):
+    x = inputs(kind, **options)
+    out, lse = exact(x)
+    judged = judge.Judge(x)
+    assert judged((out.to(x.q.dtype), lse)).right
+    assert judged(out.to(x.q.dtype)).lse_error is None
+    assert not judged((out.to(x.q.dtype), lse + 0.01)).right
+    late = out.clone()
+    x.sequence(late, len(x.cell.sequences()) - 1)[-1] *= 1.1  # one row, of the last sequence
+    assert not judged(late).right
+    assert not judged(torch.full_like(out, float("nan"))).right
+
+
+def test_another_head_of_keys_is_wrong():
+    x = inputs(**PROBLEMS["causal"])
+    assert not all(judge.Judge(x)(exact(x, head_of_kv=kv)).right for kv in (0, 1))
+
+
+@pytest.mark.parametrize("kind, key, nats", [("sink20", 0, 20), ("sink50", 0, 50), ("needle", 177, 50)])
+def test_one_key_is_above_the_others(kind, key, nats):
+    s = scores(inputs(kind, **PROBLEMS["causal"]))
+    assert s[200:, key].sub(nats).abs().max() < 0.01 * nats
+    s[:, key] = -torch.inf
+    assert s[200:].amax() < 7
+
+
+def test_large_logits_and_copies():
+    assert scores(inputs("sigma10", heads=2, head_dim=64)).std() == pytest.approx(10, rel=0.1)
+    s = scores(inputs("copy", **PROBLEMS["causal"]))
+    assert (s[1:].argmax(1) == torch.arange(len(s) - 1)).all()
+    assert s.diagonal(-1).mean() == pytest.approx(30, rel=0.1)
+
+
+def test_activations_keep_their_scores(tmp_path):
+    make = torch.Generator().manual_seed(3)
+    saved = {name: torch.randn(6, 50, 32, generator=make).half() for name in "qkv"} | {"scale": 0.25}
+    torch.save(saved, tmp_path / "activations.pt")
+    x = inputs("model", str(tmp_path / "activations.pt"), heads=4, head_dim=64, heads_k=2)
+    want = saved["q"][1].float() @ saved["k"][1].float().T * 0.25  # query head 3 has key head 1, and both the model's 1
+    s = scores(x, head=3)
+    for rows in s[:50], s[50:100]:
+        assert (rows[:, :50] - want).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("kind, redone", [("normal", 0), ("sink20", 0), ("sink50", 1)])
+def test_how_often_a_softmax_must_rescale(kind, redone):
+    x = inputs(kind, heads=2, head_dim=64)
+    found = judge.Judge(x).hardness()
+    assert found["redone_tiles"] == redone
+    assert (found["rescaled_steps"] > 0) == (kind != "normal")
+
+
+def test_rules_of_rescaling():
+    flat = torch.zeros(64, 512)
+    assert data._walk(flat) == (4, 0, False)
+    flat[3, :128] = 12  # 2^12 times 128 keys pass 2^16, in the last step that is taken
+    assert data._walk(flat) == (4, 1, False)
+    flat[3, 0] = 70
+    assert data._walk(flat) == (4, 1, True)

@@ -1,0 +1,54 @@
+// Merges for tests: parts with guards and poison, an engine that merges them, and the judge.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "problem/merge.h"
+#include "support/tensor.h"
+
+namespace tandem::test {
+
+struct MergeCase {
+  int64_t parts = 2, batch = 1, seqlen = 5, heads = 2, head_dim = 8;
+  bool packed = false;
+  std::vector<DType> types = {DType::f32};  // of the parts, in turns
+  DType out = DType::f32;
+  bool lse = true;
+  int64_t layout = kCompact, gap = 3;
+  bool in_place = false;   // the result is the first part's place
+  bool undefined = false;  // some lse are NaN or +inf
+};
+std::ostream& operator<<(std::ostream& stream, const MergeCase& c);
+
+// Parts of normal numbers. Where a part's lse is -inf, as for a third of the rows, its out is NaN.
+class MergeInstance {
+ public:
+  explicit MergeInstance(const MergeCase& c);
+  MergeInstance(const MergeInstance&) = delete;
+
+  // They point into *this.
+  tandem_merge_args args();
+  std::vector<Tensor*> tensors();  // all, once each
+  Tensor& out() { return c.in_place ? part_out_[0] : out_; }
+  Tensor& lse() { return c.in_place ? part_lse_[0] : lse_; }
+
+  const MergeCase c;
+
+ private:
+  std::vector<Tensor> part_out_, part_lse_;
+  Tensor out_, lse_;
+  std::vector<const tandem_tensor*> out_list_, lse_list_;
+};
+
+// merge() merges an instance. The largest error must be within twice that of the formula in float32, plus what the
+// result's type loses; guards must be intact. Returns what was wrong.
+std::string judge_merge(const MergeCase& c, const std::function<void(MergeInstance&)>& merge);
+
+// Cases of all types, layouts and sizes that every engine serves.
+std::vector<MergeCase> merge_cases();
+
+}  // namespace tandem::test

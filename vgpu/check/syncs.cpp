@@ -1,0 +1,33 @@
+#include "vgpu/check/syncs.h"
+
+namespace tandem::vgpu::check {
+
+void GlobalSyncs::tell(uint64_t address, const Knowledge& told, int32_t cluster) {
+  if (!told.seen) return;
+  const Told all{export_clock(told.seen, cluster), export_clock(told.proxied, cluster),
+                 export_clock(told.fenced, cluster)};
+  Stripe& stripe = stripes_[address / 4 % stripes_.size()];
+  const std::lock_guard lock(stripe.mutex);
+  anything_.store(true, std::memory_order_release);
+  Told& there = stripe.told[address];
+  join(&there.seen, all.seen);
+  join(&there.proxied, all.proxied);
+  join(&there.fenced, all.fenced);
+}
+
+void GlobalSyncs::learn(uint64_t address, Knowledge* known, int32_t cluster) {
+  if (!anything_.load(std::memory_order_acquire)) return;
+  Told there;
+  {
+    Stripe& stripe = stripes_[address / 4 % stripes_.size()];
+    const std::lock_guard lock(stripe.mutex);
+    const auto found = stripe.told.find(address);
+    if (found == stripe.told.end()) return;
+    there = found->second;
+  }
+  import_clock(&known->seen, there.seen, cluster);
+  import_clock(&known->proxied, there.proxied, cluster);
+  import_clock(&known->fenced, there.fenced, cluster);
+}
+
+}  // namespace tandem::vgpu::check

@@ -18,7 +18,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         f"torch is {torch.__version__} and must be 2.10 or later, whose tensors tandem can read: pip install -U torch"
     )
 
-from tandem import _attention, _gradients
+from tandem import _attention, _gradients, _vmap
 from tandem._library import FORWARD, HEADS_FIRST, OPTIONS, TENSORS, Record, boundary, call
 from tandem._library import merge as merge_into
 
@@ -162,6 +162,10 @@ def _(
     return tuple(_gradients.like(x) if w else out.new_empty(0) for x, w in zip(inputs, wanted))
 
 
+torch.library.register_vmap("tandem::forward", _vmap.Rule(_forward, _INPUTS, before=0), lib=_library)
+torch.library.register_vmap("tandem::backward", _vmap.Rule(_backward, _INPUTS, before=4), lib=_library)
+
+
 def _save(ctx: Any, inputs: Sequence[Any], options: dict[str, Any], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*output, *inputs)
     ctx.options = options
@@ -275,7 +279,9 @@ _apply = super(torch.autograd.Function, _Attention).apply  # without functorch's
 
 
 class _Transformed(torch.autograd.Function):
-    """The same for functorch (torch.func.grad), which torch.library's own gradients do not serve."""
+    """The same for functorch (torch.func.grad, vmap), which torch.library's own gradients do not serve."""
+
+    generate_vmap_rule = True  # by those of the operators
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:

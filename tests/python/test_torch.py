@@ -217,12 +217,67 @@ def test_transforms_see_the_operator():
     want = torch.autograd.grad(tandem.attention(q, k, v).pow(2).sum(), q)[0]
     got = torch.func.grad(lambda q: tandem.attention(q, k, v).pow(2).sum())(q)
     assert torch.equal(got, want)
+    got = torch.func.vjp(lambda q: tandem.attention(q, k, v), q)[1](want)[0]
+    assert torch.equal(got, torch.autograd.grad(tandem.attention(q, k, v), q, want)[0])
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     detached = [x.detach() for x in (q, k, v)]
     with FakeTensorMode() as mode:
         out, lse = tandem.attention(*(mode.from_tensor(x) for x in detached), return_lse=True)
         assert out.shape == (1, 4, 2, 8) and lse.shape == (1, 2, 4)
+
+
+# Inputs of a call by name, which of them have examples and where; others are shared by all.
+MAPPED = {
+    "dense": ({"q": 0, "k": 0, "v": 0}, {"causal": True}, {}),
+    "shared keys": ({"q": 1}, {}, {}),
+    "shared queries": ({"k": 2, "v": 0}, {"return_lse": True}, {}),
+    "bias of one batch": ({"q": 0, "bias": 0}, {}, {"bias": (1, 2, 4, 5)}),
+    "shared bias": ({"q": 0}, {}, {"bias": (3, 1, 1, 5)}),
+    "sink": ({"v": 0}, {}, {"sink": (2,)}),
+    "a sink in each": ({"v": 0, "sink": 0}, {}, {"sink": (2,)}),
+    "slopes": ({"q": 0}, {"alibi_slopes": torch.tensor([0.5, 0.25])}, {}),
+    "lengths": ({"q": 0}, {"seqused_k": torch.tensor([5, 0, 2], dtype=torch.int32)}, {}),
+    "dropout": ({"q": 0}, {"dropout_p": 0.4, "seed": torch.tensor([3, 4])}, {}),
+}
+
+
+@pytest.mark.parametrize("case", MAPPED)
+def test_vmap_is_the_examples_one_by_one(case):
+    mapped, options, more = MAPPED[case]
+    shapes = {"q": (3, 4, 2, 8), "k": (3, 5, 2, 8), "v": (3, 5, 2, 8), **more}
+    torch.manual_seed(5)
+    inputs = {}
+    for name, shape in shapes.items():
+        x = torch.randn(*shape) if name not in mapped else torch.randn(6, *shape).movedim(0, mapped[name])
+        inputs[name] = x
+    dims = tuple(mapped.get(name) for name in shapes)
+
+    def run(*values):
+        return tandem.attention(**dict(zip(shapes, values)), **options)
+
+    def loss(*values):
+        result = run(*values)
+        out, lse = result if isinstance(result, tuple) else (result, torch.zeros(()))
+        return out.pow(2).sum() + torch.where(lse > -1e30, lse, 0.0).sum()
+
+    gradient = torch.func.grad(loss, argnums=tuple(range(len(shapes))))
+    for function in (run, gradient):
+        got = torch.func.vmap(function, in_dims=dims)(*inputs.values())
+        examples = [
+            function(*(x if d is None else x.select(d, n) for x, d in zip(inputs.values(), dims))) for n in range(6)
+        ]
+        single = not isinstance(got, tuple)
+        for n, whole in enumerate([got] if single else got):
+            want = torch.stack([e if single else e[n] for e in examples])
+            torch.testing.assert_close(whole, want, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_vmap_over_vmap():
+    q, k, v = tensors(*[(2, 3, 1, 4, 2, 8)] * 3, grad=False)
+    got = torch.func.vmap(torch.func.vmap(tandem.attention))(q, k, v)
+    want = tandem.attention(*(x.flatten(0, 2) for x in (q, k, v))).unflatten(0, (2, 3, 1))
+    assert torch.equal(got, want)
 
 
 def test_out_and_mixed_kinds():

@@ -1,0 +1,95 @@
+"""torch.func.vmap of the operators: the examples become one larger batch, or are taken one by one where a call cannot
+say them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_QKV = 3  # the first inputs: (batch, seqlen, heads, head_dim), dense
+_BIAS, _SINK, _SLOPES = "bias", "sink", "alibi_slopes"
+
+
+def _front(x: Any, dim: int | None, count: int) -> Any:
+    """x with its examples in front, each the same where it has none."""
+    if not isinstance(x, Tensor):
+        return x
+    return x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _folded(x: Tensor, dim: int | None, count: int, batch: int) -> Tensor:
+    """A tensor with a batch, or 1 for all of it, as one of all examples' batches."""
+    if dim is None and x.shape[0] == 1 and batch != 1:
+        return x
+    whole = _front(x, dim, count)
+    if whole.shape[1] != batch:
+        whole = whole.expand(count, batch, *whole.shape[2:])
+    return whole.flatten(0, 1)
+
+
+class Rule:
+    """How an operator of attention is mapped. names: its inputs' after `before` others, which have a batch in front."""
+
+    def __init__(self, operator: Any, names: Sequence[str], before: int):
+        self._operator, self._names, self._before = operator, names, before
+
+    def __call__(self, info: Any, in_dims: Sequence[int | None], *arguments: Any, **options: Any) -> Any:
+        count = info.batch_size
+        dims = tuple(in_dims) + (None,) * (len(arguments) - len(in_dims))
+        if count > 0 and self._can_be_one_batch(arguments, dims, options):
+            return self._one_batch(count, dims, arguments, options)
+        return _one_by_one(self._operator, count, dims, arguments, options)
+
+    def _can_be_one_batch(self, arguments: Sequence[Any], dims: Sequence[int | None], options: dict[str, Any]) -> bool:
+        """Dropout tells entries apart by their place in the batch; gradients of what examples share are wanted of
+        each."""
+        if options.get("dropout_p") or any(options.get("wanted", ())[_QKV:]):
+            return False
+        inputs = list(zip(self._names, arguments[self._before :], dims[self._before :]))
+        if any(x.dim() - (dim is not None) != 4 for _, x, dim in inputs[:_QKV]):
+            return False
+        for name, x, dim in inputs[_QKV:]:
+            if x is None or name == _BIAS or (dim is None and name == _SINK):
+                continue
+            if not (dim is None and name == _SLOPES and x.dim() == 1):
+                return False
+        return True
+
+    def _one_batch(
+        self, count: int, dims: Sequence[int | None], arguments: Sequence[Any], options: dict[str, Any]
+    ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+        q, dim = arguments[self._before], dims[self._before]
+        batch = q.shape[0 if dim is None or dim > 0 else 1]
+
+        def fold(n: int) -> Any:
+            x, name = arguments[n], self._names[n - self._before] if n >= self._before else ""
+            if x is None or name in (_SINK, _SLOPES):
+                return x
+            if name == _BIAS:
+                return _folded(x, dims[n], count, batch)
+            return _front(x, dims[n], count).flatten(0, 1)
+
+        found = self._operator(*map(fold, range(len(arguments))), **options)
+        # A gradient that nobody wants is an empty tensor.
+        return tuple(x.unflatten(0, (count, batch)) if x.dim() > 1 else x for x in found), tuple(
+            0 if x.dim() > 1 else None for x in found
+        )
+
+
+def _one_by_one(
+    operator: Callable[..., Any],
+    count: int,
+    dims: Sequence[int | None],
+    arguments: Sequence[Any],
+    options: dict[str, Any],
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    if count == 0:
+        raise ValueError("vmap's examples must be at least 1: there is no shape to take a result's from")
+    examples = [
+        operator(*(x if dim is None else x.select(dim, n) for x, dim in zip(arguments, dims)), **options)
+        for n in range(count)
+    ]
+    return tuple(torch.stack(x) for x in zip(*examples)), (0,) * len(examples[0])

@@ -34,6 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FAR = 1 << 30  # a window's bound that bounds nothing
 COMPUTE, LOAD = "sm90/backward/compute.cuh", "sm90/backward/load.cuh"
 ENTRIES = ("backward", "delta", "convert")
+CROSS = ((2, 4096, 77, 16), (1, 8192, 256, 8), (1, 512, 512, 8), (16, 1, 4096, 16))  # batch, queries, keys, heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +60,6 @@ NO_SCORES_AHEAD = ((
     "kScoresAhead = T.head_dim <= 64 || !(T.has_score_mod() || T.dropout);",
     "kScoresAhead = false;",
 ),)  # fmt: skip
-# An n_block begins three steps behind the one before it.
-FURTHER_BEHIND = ((
-    LOAD,
-    "#pragma unroll 1\n    for (int head = tile.head_k * group; head",
-    "    if (const int third = tile.m_end - 3; third > tile.m_begin) {\n"
-    "      const i64 at = m_block_at(p, sequence, tile.head_k * group, third);\n"
-    "      const int* ticket = p.dq_tickets + T.dq_tickets() * at + index;\n"
-    "      while (load_acquire(ticket) < tile.n_block - first_n_block<T>(p, sequence, third)) {\n      }\n    }\n"
-    "#pragma unroll 1\n    for (int head = tile.head_k * group; head",
-),)  # fmt: skip
 
 
 def variants() -> list[Variant]:
@@ -78,7 +69,6 @@ def variants() -> list[Variant]:
         ("", (), False),
         (" unordered", NO_TICKETS, True),
         (" no scores ahead", NO_SCORES_AHEAD, False),
-        (" further behind", FURTHER_BEHIND, False),
         (" without adding", NO_ADDING, True),
         (" without adding, exp", NO_EXP, True),
     ]
@@ -86,6 +76,9 @@ def variants() -> list[Variant]:
     found += [Variant("128x128" + name, dict(d64, tile_m=128, q_stages=2), *rest) for name, *rest in both]
     found.append(Variant("64x128", d64))
     found += [Variant("64x64", d256), Variant("64x64 without adding", d256, NO_ADDING, True)]
+    # Steps of an n_block split over CTAs: for the cells of few keys.
+    cuts = {"64x128": d128, "128x128": dict(d64, tile_m=128, q_stages=2), "64x64": d256}
+    found += [Variant(f"{name} split", dict(fields, split=1)) for name, fields in cuts.items()]
     return found
 
 
@@ -162,6 +155,13 @@ class Kernel:
         self.spilled = self.entries[0].attribute(driver.LOCAL_BYTES)
         self.registers = self.entries[0].attribute(driver.REGISTERS)
 
+    def splits_of(self, x) -> int:
+        """By how many CTAs the steps of an n_block are shared, as src/plan/backward.cpp."""
+        k = self.kernel
+        tiles = -(-x.seqlen_k // k["tile_n"]) * x.batch * x.kv_heads
+        steps = x.heads // x.kv_heads * -(-x.seqlen_q // k["tile_m"])
+        return max(1, min(132 // tiles, steps // 2, 16)) if k["key_sums"] else 1
+
     def bind(self, x):
         """A call that returns dq, dk, dv of x (Inputs)."""
         import torch
@@ -175,6 +175,8 @@ class Kernel:
         zeros = functools.partial(torch.zeros, dtype=torch.int32, **device)
         counter, tickets = zeros(4), zeros(blocks * k["dq_tickets"])
         stats = torch.empty(blocks * 2 * k["tile_m"], **device)
+        splits = self.splits_of(x)
+        key_sums = torch.empty(n_blocks * x.batch * x.kv_heads * splits * k["key_floats"], **device)
         sums = torch.empty(blocks * k["dq_floats"], **device)
         memory = c.create_string_buffer(self.bytes + 64)
         address = -(-c.addressof(memory) // 64) * 64
@@ -190,12 +192,14 @@ class Kernel:
         heads = x.batch * x.kv_heads
         steps = x.heads // x.kv_heads * sequence_m_blocks
         at_once = max(4, steps // (6 if x.causal else 2))  # as src/plan/backward.cpp
-        rows = {"out": x.out, "dout": x.dout, "dq": grads[0]}
+        rows = {"out": x.out, "dout": x.dout, "dq": grads[0], "dk": grads[1], "dv": grads[2]}
         values = dict(
             lse=x.lse.data_ptr(), lse_batch=x.lse.stride(0), lse_head=x.lse.stride(1), lse_row=1,
             out_given=x.out.data_ptr(), dout_data=x.dout.data_ptr(), dq=grads[0].data_ptr(), counter=counter.data_ptr(),
             batch=x.batch, heads_q=x.heads, heads_k=x.kv_heads, seqlen_q=x.seqlen_q, seqlen_k=x.seqlen_k, pack_gqa=1,
-            m_blocks=m_blocks, sequence_m_blocks=sequence_m_blocks, n_blocks=n_blocks, tiles=n_blocks * heads,
+            m_blocks=m_blocks, sequence_m_blocks=sequence_m_blocks, n_blocks=n_blocks, splits=splits,
+            tiles=n_blocks * heads * splits, key_sums=key_sums.data_ptr(), dk_data=grads[1].data_ptr(),
+            dv_data=grads[2].data_ptr(),
             bottom_right=1, window_left=FAR,
             l2_heads=min(max(1, (32 << 20) // of_head, -(-sms // at_once)), heads), window_right=0 if x.causal else FAR,
             scale=x.scale, scale_log2=x.scale * math.log2(math.e), head_dim=x.head_dim, head_dim_v=x.head_dim, has_dk=1,
@@ -206,14 +210,15 @@ class Kernel:
         for name, value in values.items():
             self.types[name].from_address(address + self.offsets[name]).value = value
         main, delta, convert = self.entries
-        grid = min(sms, n_blocks * heads)
+        grid = min(sms, n_blocks * heads * splits)
+        converted = blocks + n_blocks * heads * k["key_sums"]
 
-        def call(_alive=(x, memory, counter, tickets, stats)):
+        def call(_alive=(x, memory, counter, tickets, stats, key_sums)):
             if k["zeroed"]:
                 sums.zero_()
             delta.launch(blocks, self.delta_threads, address)
             main.launch(grid, k["threads"], address)
-            convert.launch(blocks, 128 * k["warpgroups"], address)
+            convert.launch(converted, 128 * k["warpgroups"], address)
             return grads
 
         return call
@@ -356,8 +361,9 @@ def run(folder: pathlib.Path, options: argparse.Namespace) -> None:
         peers |= {"FA3": fa3(options.fa3, False), "FA3 ordered": fa3(options.fa3, True)}
     for head_dim in sorted({k["head_dim"] for k in said["kernels"]}):
         for causal in (False, True):
-            for seqlen in options.seqlens:
-                x = Inputs(16384 // seqlen, seqlen, seqlen, 2048 // head_dim, 2048 // head_dim, head_dim, causal)
+            sizes = [(16384 // n, n, n, 2048 // head_dim) for n in options.seqlens]
+            for batch, seqlen_q, seqlen_k, heads in [*sizes, *(() if causal else CROSS)]:
+                x = Inputs(batch, seqlen_q, seqlen_k, heads, heads, head_dim, causal)
                 calls, timed = {}, {}  # a graph does not keep what its kernels read
                 for kernel in kernels:
                     k = kernel.kernel
@@ -375,7 +381,7 @@ def run(folder: pathlib.Path, options: argparse.Namespace) -> None:
                         print(f"{name}: {str(why).splitlines()[0]}", flush=True)
                 times = clock.interleaved(timed, options.rounds)
                 rates = {name: x.flops() / statistics.median(t) * 1e-12 for name, t in times.items()}
-                cell = f"d{head_dim} {'causal' if causal else 'full'} {seqlen}"
+                cell = f"d{head_dim} {'causal' if causal else 'full'} {batch}x{heads} {seqlen_q}x{seqlen_k}"
                 results[cell] = rates
                 print(f"{cell}: " + ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items()), flush=True)
                 del timed, calls, x

@@ -27,7 +27,8 @@ std::string parameters() {
   ADD(heads_k), ADD(seqlen_q), ADD(seqlen_k), ADD(pack_gqa), ADD(m_blocks), ADD(sequence_m_blocks), ADD(n_blocks),
       ADD(tiles), ADD(l2_heads);
   ADD(bottom_right), ADD(window_left), ADD(window_right), ADD(scale), ADD(scale_log2), ADD(head_dim), ADD(head_dim_v);
-  ADD(has_dk), ADD(has_dv), ADD(stats), ADD(dq_sums), ADD(dq_tickets);
+  ADD(has_dk), ADD(has_dv), ADD(stats), ADD(dq_sums), ADD(dq_tickets), ADD(splits), ADD(key_sums);
+  ADD(dk_data), ADD(dk_batch), ADD(dk_row), ADD(dk_head), ADD(dv_data), ADD(dv_batch), ADD(dv_row), ADD(dv_head);
 #undef ADD
   return members.json;
 }
@@ -68,7 +69,8 @@ int main(int argc, char** argv) {
                 ", \"source\": ", quoted(tandem::plan::translation_unit(t) + check), ", \"shared\": ", t.smem_bytes(),
                 ", \"threads\": ", t.threads(), ", \"tile_m\": ", t.tile_m, ", \"tile_n\": ", t.tile_n(),
                 ", \"warpgroups\": ", t.warpgroups, ", \"dq_floats\": ", t.dq_floats(),
-                ", \"dq_tickets\": ", t.dq_tickets(), ", \"right\": ", t.right ? "true" : "false", "}");
+                ", \"dq_tickets\": ", t.dq_tickets(), ", \"key_floats\": ", t.split ? t.key_floats() : 0,
+                ", \"key_sums\": ", t.key_sums(), ", \"right\": ", t.right ? "true" : "false", "}");
   }
   std::printf("{\"bytes\": %zu, \"delta_threads\": %d, \"parameters\": {%s}, \"kernels\": [\n%s]}\n",
               sizeof(BackwardParams), Sm90BackwardConfig::kDeltaThreads, parameters().c_str(), kernels.c_str());

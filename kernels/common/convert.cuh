@@ -1,18 +1,15 @@
-// dq in the caller's type and place, from the sums of the main kernel, which are in the order in which threads hold
-// fragments.
+// Gradients in the caller's type and place, from the sums that the main kernel leaves in memory, in the order in which
+// its threads hold fragments: dq, and where the steps of an n_block were split, dk and dv.
 #pragma once
 #include "ptx/warp.cuh"
-#include "shared/dq_order.h"
+#include "shared/gradient_order.h"
 #include "tile/gradient.cuh"
 #include "tile/sequence.cuh"
 
-// One CTA for each (query head, m_block), with the threads that computed it. An m_block that nobody has added to
-// sees no key.
+// dq of a (query head, m_block), by the threads that computed it. An m_block that nobody has added to sees no key.
 template <auto T>
-TANDEM_DEVICE void convert(const BackwardParams& p) {
-  launch_dependents();
-  grid_dependency_wait();
-  const int block = blockIdx.x, head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
+TANDEM_DEVICE void convert_dq(const BackwardParams& p, int block) {
+  const int head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
   const SequenceCoords s = sequence_coords<T>(p, sequence);
   const int m_block = block % p.m_blocks - s.first_m_block;
   const bool nothing = p.dq_tickets[T.dq_tickets() * block] == 0;
@@ -26,7 +23,7 @@ TANDEM_DEVICE void convert(const BackwardParams& p) {
     const float4 x = nothing ? make_float4(0, 0, 0, 0) : sums[n / 2 * 128];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const DqPair at = T.dq_pair(threadIdx.x, n + i);
+      const GradientPair at = T.dq_pair(threadIdx.x, n + i);
       const int query = m_block * T.tile_m + at.row;
       if (at.column >= p.head_dim || query >= (p.accumulate ? s.q_len : s.q_rows)) continue;
       const bool used = query < s.q_len;
@@ -34,4 +31,51 @@ TANDEM_DEVICE void convert(const BackwardParams& p) {
       store_pair<T>(p.dq, base + query * p.dq_row + at.column, low, high, p.dq_is_f32, p.accumulate);
     }
   }
+}
+
+// T.kSumFloats of each thread's dk or dv of an n_block: the sums of its splits, in their order.
+template <auto T>
+TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
+  const int sum = block % T.key_sums(), n = block / T.key_sums();
+  const bool of_k = sum < T.dk_sums();
+  if (!(of_k ? p.has_dk : p.has_dv)) return;
+  const int n_block = n % p.n_blocks, head = n / p.n_blocks % p.heads_k;
+  const SequenceCoords s = sequence_coords<T>(p, n / p.n_blocks / p.heads_k);
+  const int columns = of_k ? T.dk_columns() : T.dv_columns();
+  const int first = (of_k ? sum : sum - T.dk_sums()) * T.kSumFloats;  // of the thread's
+  const float* const sums = p.key_sums + static_cast<i64>(n) * p.splits * T.key_floats() +
+                            (of_k ? 0 : T.tile_n() * T.head_dim) + threadIdx.x / 128 * (64 * columns) + first * 128;
+  const float4* from = reinterpret_cast<const float4*>(sums) + threadIdx.x % 128;
+  float x[T.kSumFloats] = {};
+#pragma unroll 2
+  for (int split = 0; split < p.splits; ++split, from += T.key_floats() / 4) {
+#pragma unroll
+    for (int r = 0; r < T.kSumFloats; r += 4) {
+      const float4 more = from[r / 4 * 128];
+      x[r] += more.x, x[r + 1] += more.y, x[r + 2] += more.z, x[r + 3] += more.w;
+    }
+  }
+  const float scale = of_k ? p.scale : T.dropout ? p.dropout.scale : 1;
+  void* const to = of_k ? p.dk_data : p.dv_data;
+  const i64 row = of_k ? p.dk_row : p.dv_row;
+  const i64 base = s.batch * (of_k ? p.dk_batch : p.dv_batch) + s.k_begin * row + head * (of_k ? p.dk_head : p.dv_head);
+#pragma unroll
+  for (int r = 0; r < T.kSumFloats; r += 2) {
+    const GradientPair at = T.key_pair(threadIdx.x, (first + r) / 2, columns);
+    const int key = n_block * T.tile_n() + at.row;
+    if (at.column >= (of_k ? p.head_dim : p.head_dim_v) || key >= (p.accumulate ? s.k_len : s.k_rows)) continue;
+    const float keep = key < s.k_len ? scale : 0;
+    store_pair<T>(to, base + key * row + at.column, x[r] * keep, x[r + 1] * keep, of_k ? p.dk_is_f32 : p.dv_is_f32,
+                  p.accumulate);
+  }
+}
+
+// A CTA for each (query head, m_block), where dq is wanted, and for each of T.key_sums() of an n_block.
+template <auto T>
+TANDEM_DEVICE void convert(const BackwardParams& p) {
+  launch_dependents();
+  grid_dependency_wait();
+  const int of_dq = p.dq ? p.heads_q * p.m_blocks : 0, block = blockIdx.x;
+  if (!T.split || block < of_dq) return convert_dq<T>(p, block);
+  if constexpr (T.split) convert_keys<T>(p, block - of_dq);
 }

@@ -17,6 +17,7 @@ struct BackwardParams : ForwardParams {
 
   int sequence_m_blocks;  // dense: of a sequence
   int n_blocks;           // of a sequence, the most there can be
+  int splits;             // of an n_block's steps, one in each tile
   int has_dk, has_dv;     // they are wanted
 
   void *dk_data, *dv_data;  // for tiles that a sequence ends in: varlen only
@@ -26,6 +27,7 @@ struct BackwardParams : ForwardParams {
   float* stats;     // of its queries -lse in log2 units, then delta = sum of dout * out, less dlse
   float* dq_sums;   // Sm90BackwardConfig::dq_floats()
   int* dq_tickets;  // n_blocks that have been added
+  float* key_sums;  // of each (sequence, key head, n_block, split): Sm90BackwardConfig::key_floats()
   int head_dim;     // the problem's own
 
   void* dsink;  // or null

@@ -1,6 +1,6 @@
 // How a Blackwell backward kernel is cut, and what follows from that: sizes, registers, shared and tensor memory.
 #pragma once
-#include "shared/dq_order.h"
+#include "shared/gradient_order.h"
 #include "shared/score_options.h"
 
 // A value of this type is the kernel's only template parameter. A CTA keeps the 128 keys and values of an n_block and
@@ -18,6 +18,8 @@ struct Sm100BackwardConfig {
   bool unscaled = false;             // scale <= 0
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
+
+  static constexpr bool split = false;  // no n_block's steps are split over CTAs
 
   static constexpr int tile_m = 128;
   static constexpr int kCtaKeys = 128;
@@ -45,7 +47,7 @@ struct Sm100BackwardConfig {
   constexpr int convert_threads() const { return 128 * ctas(); }
   constexpr int dq_pairs() const { return dq_columns() / 2; }
   // Of a pair each CTA has 64 queries: in lanes 64 to 127 again, the other half of their columns.
-  constexpr DqPair dq_pair(int thread, int n) const {
+  constexpr GradientPair dq_pair(int thread, int n) const {
     if (!pair) return {thread, 2 * n};
     return {thread / 128 * q_box_rows() + thread % 64, thread % 128 / 64 * dq_columns() + 2 * n};
   }

@@ -1,6 +1,6 @@
 // How a Hopper backward kernel is cut, and what follows from that: sizes, registers, shared memory.
 #pragma once
-#include "shared/dq_order.h"
+#include "shared/gradient_order.h"
 #include "shared/score_options.h"
 
 // A value of this type is the kernel's only template parameter. A CTA keeps the keys and values of an n_block, tile_n()
@@ -12,6 +12,7 @@ struct Sm90BackwardConfig {
   int q_stages = 3, dout_stages = 2;     // steps of queries, and of dout, that are in shared memory at once
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
+  bool split = false;                // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
   bool varlen = false;               // lengths are read on the device: cu_seqlens or seqused
@@ -39,11 +40,29 @@ struct Sm90BackwardConfig {
   // In the order of fragments: a thread has two rows.
   constexpr int convert_threads() const { return 128 * warpgroups; }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
-  constexpr DqPair dq_pair(int thread, int n) const {
-    const int index = thread / 128, row = thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * (n & 1);
-    const int column = 8 * (n >> 1) + 2 * (thread & 3);
-    if (dq_row_parts() == 1) return {row, index * dq_columns() + column};
-    return {index * 64 + row, column};
+  constexpr GradientPair dq_pair(int thread, int n) const {
+    const int index = thread / 128;
+    const GradientPair at = pair_of_fragment(thread, n);
+    if (dq_row_parts() == 1) return {at.row, index * dq_columns() + at.column};
+    return {index * 64 + at.row, at.column};
+  }
+  // The n-th pair of a thread of a warpgroup's product of 64 rows.
+  static constexpr GradientPair pair_of_fragment(int thread, int n) {
+    return {thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * (n & 1), 8 * (n >> 1) + 2 * (thread & 3)};
+  }
+
+  // dk and dv of a part of an n_block's steps, dk first, where they are split; `convert` has a CTA for each kSumFloats
+  // of a thread.
+  static constexpr int kSumFloats = 16;
+  constexpr int key_floats() const { return tile_n() * (head_dim + head_dim_v); }
+  constexpr int dk_sums() const { return dk_columns() / 2 / kSumFloats; }
+  constexpr int key_sums() const { return split ? dk_sums() + dv_columns() / 2 / kSumFloats : 0; }
+  // columns: of dk, or dv, that a warpgroup has.
+  constexpr GradientPair key_pair(int thread, int n, int columns) const {
+    const int index = thread / 128;
+    const GradientPair at = pair_of_fragment(thread, n);
+    if (wide()) return {at.row, index * columns + at.column};
+    return {index * 64 + at.row, at.column};
   }
 
   // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step.

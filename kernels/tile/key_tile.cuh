@@ -5,15 +5,47 @@
 // Keys [n_block * T.tile_n(), ...) of a key head, and the m_blocks that see some of them.
 struct KeyTile {
   int n_block, head_k, sequence;
-  int m_begin, m_end;  // they are taken from the last to the first
+  int m_begin, m_end;
+  int split;  // which part of the steps
+};
+
+// The steps of a tile: the m_blocks of each query head that shares its keys, from the last to the first.
+template <auto T>
+struct KeySteps {
+  int head, m_block, left;
+
+  TANDEM_DEVICE KeySteps(const BackwardParams& p, const KeyTile& tile)
+      : head(tile.head_k * (p.heads_q / p.heads_k)),
+        m_block(tile.m_end - 1),
+        left(p.heads_q / p.heads_k * (tile.m_end - tile.m_begin)),
+        m_begin_(tile.m_begin),
+        m_end_(tile.m_end) {
+    if constexpr (T.split) {
+      if (left == 0) return;
+      const i64 all = left;
+      const int first = static_cast<int>(all * tile.split / p.splits);
+      left = static_cast<int>(all * (tile.split + 1) / p.splits) - first;
+      head += first / (m_end_ - m_begin_);
+      m_block -= first % (m_end_ - m_begin_);
+    }
+  }
+  TANDEM_DEVICE void advance() {
+    --left;
+    if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
+  }
+
+ private:
+  int m_begin_, m_end_;
 };
 
 // The n-th, the longest first: under a causal mask the first keys are seen by the most queries. Heads that are taken
-// together share the L2 cache.
+// together share the L2 cache; the splits of an n_block follow each other.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
+  const int split = T.split ? n % p.splits : 0;
+  if constexpr (T.split) n /= p.splits;
   const TileIndex index = tile_index_at(p, n, p.n_blocks, p.batch * p.heads_k);
-  KeyTile tile{index.m_block, index.head % p.heads_k, index.head / p.heads_k, 0, 0};
+  KeyTile tile{index.m_block, index.head % p.heads_k, index.head / p.heads_k, 0, 0, split};
   const SequenceCoords s = sequence_coords<T>(p, tile.sequence);
   const int first = tile.n_block * T.tile_n(), last = min(first + T.tile_n(), s.k_len) - 1;
   if (first > last) return tile;

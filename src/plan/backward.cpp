@@ -40,15 +40,27 @@ bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
 }
 
+// By how many CTAs the steps of an n_block are shared, where n_blocks are too few for all multiprocessors. As with
+// pairs() the answer is that of a whole device, here of an H200, and does not depend on other sequences where that was
+// asked for.
+int choose_splits(const Problem& p, int tile_m, int tile_n) {
+  constexpr int64_t kMultiprocessors = 132, kLeastSteps = 2, kMostSplits = 16;
+  if (p.batch_invariant || p.total_q == 0) return 1;
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_k, tile_n) * p.heads_k * p.batch);
+  const int64_t steps = p.group() * ceil_div(p.seqlen_q, tile_m);
+  return static_cast<int>(std::clamp(std::min(kMultiprocessors / tiles, steps / kLeastSteps), int64_t{1}, kMostSplits));
+}
+
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   Sm90BackwardConfig t;
   t.head_dim = rounded(p.head_dim);
   t.head_dim_v = rounded(p.head_dim_v);
   set_options(p, &t);
   t.dropout = static_cast<bool>(p.dropout);
-  t.direct = stores_directly(p);
   // Short products are worth more queries at once, where registers suffice.
   if (t.head_dim <= 64 && t.head_dim_v <= 64 && !t.has_score_mod() && !t.dropout) t.tile_m = 128;
+  t.split = choose_splits(p, t.tile_m, t.tile_n()) > 1;
+  t.direct = stores_directly(p) && !t.split;
   // Wide heads, and steps of many queries, leave room for fewer of them.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
@@ -120,7 +132,8 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   // Packed: of each sequence the last one may be filled in part.
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
-  t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch);
+  t.splits = t.tile.key_sums > 0 ? choose_splits(p, t.tile.tile_m, t.tile.tile_n) : 1;
+  t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);
   t.l2_heads = choose_l2_heads(p, t, sms);
   t.grid = ctas * std::min(sms / ctas, t.tiles);
   if (!p.dbias) return;
@@ -140,8 +153,10 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
                               .overlap_previous = blocks > 0});
   }
   const auto threads = static_cast<uint32_t>(t.tile.convert_threads);
-  if (p.dq && blocks > 0) {
-    plan->launches.push_back({.entry = kConvertEntry, .grid = blocks, .block = threads, .overlap_previous = true});
+  const bool sums_keys = t.splits > 1 && (p.dk || p.dv);
+  const uint32_t converted = (p.dq ? blocks : 0) + (sums_keys ? t.tiles / t.splits * t.tile.key_sums : 0);
+  if (converted > 0) {
+    plan->launches.push_back({.entry = kConvertEntry, .grid = converted, .block = threads, .overlap_previous = true});
   }
   if (p.dsink && p.heads_q > 0) {
     plan->launches.push_back(
@@ -209,6 +224,10 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
   const int64_t sums = has_main(p, t) ? blocks * t.tile.dq_floats : 0;
   t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
+  if (t.splits > 1 && (p.dk || p.dv)) {
+    const int64_t floats = has_main(p, t) ? int64_t{t.tiles} * t.tile.key_floats : 0;
+    t.key_sums_offset = region("workspace.key_sums", floats * static_cast<int64_t>(sizeof(float)), main);
+  }
   if (p.dsink) {
     t.dsink_offset = region("workspace.dsink", blocks * static_cast<int64_t>(sizeof(float)), delta);
   }

@@ -101,12 +101,14 @@ void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, 
   params->m_blocks = t.m_blocks;
   params->sequence_m_blocks = t.sequence_m_blocks;
   params->n_blocks = t.n_blocks;
+  params->splits = t.splits;
   params->tiles = t.tiles;
   params->l2_heads = t.l2_heads;
   params->counter = reinterpret_cast<int*>(workspace);
   params->dq_tickets = reinterpret_cast<int*>(workspace + t.tickets_offset);
   params->stats = reinterpret_cast<float*>(workspace + t.stats_offset);
   params->dq_sums = reinterpret_cast<float*>(workspace + t.sums_offset);
+  params->key_sums = reinterpret_cast<float*>(workspace + t.key_sums_offset);
 }
 
 }  // namespace
@@ -150,7 +152,9 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
       buffers.add_key_gradients(p);
       buffers.add_terms(p);
       break;
-    default: buffers.add_query_gradient(p);
+    default:
+      buffers.add_query_gradient(p);
+      if (plan.backward.splits > 1) buffers.add_key_gradients(p);
   }
   if (plan.launches[launch].entry != kDsinkEntry) buffers.add_lengths(p);
   return std::move(buffers.list);
@@ -158,7 +162,9 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
 
 std::string BackwardPass::summary(const Plan& plan) const {
   const BackwardTiling& t = plan.backward;
-  return str_cat(t.grid, " blocks for ", t.tiles, " tiles, groups of ", t.l2_heads, " key heads");
+  return str_cat(t.grid, " blocks for ", t.tiles, " tiles, ",
+                 t.splits > 1 ? str_cat("steps split by ", t.splits, ", ") : "", "groups of ", t.l2_heads,
+                 " key heads");
 }
 
 }  // namespace tandem::plan

@@ -12,8 +12,11 @@ namespace tandem::plan {
 struct BackwardTile {
   BackwardTile() : BackwardTile(Sm90BackwardConfig{}) {}
   BackwardTile(const Sm90BackwardConfig& t)
-      : BackwardTile(t, 1, t.tile_m, t.tile_n()) {}  // NOLINT(google-explicit-constructor)
-  BackwardTile(const Sm100BackwardConfig& t)         // NOLINT(google-explicit-constructor)
+      : BackwardTile(t, 1, t.tile_m, t.tile_n()) {  // NOLINT(google-explicit-constructor)
+    key_floats = t.key_floats();
+    key_sums = t.key_sums();
+  }
+  BackwardTile(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
       : BackwardTile(t, t.ctas(), t.q_box_rows(), t.kCtaKeys) {}
 
   operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
@@ -28,8 +31,9 @@ struct BackwardTile {
   int q_box, k_box;    // rows that TMA brings at once
   int threads, delta_threads, convert_threads;
   int smem_bytes;
-  int dq_floats;   // of a step
-  int dq_tickets;  // of an m_block
+  int dq_floats;                     // of a step
+  int dq_tickets;                    // of an m_block
+  int key_floats = 0, key_sums = 0;  // of a split, and CTAs that sum them up: where steps are split
 
  private:
   template <class T>

@@ -13,13 +13,14 @@ struct BackwardTiling {
   int m_blocks = 0;           // of a query head, over all sequences
   int sequence_m_blocks = 0;  // dense: of a sequence
   int n_blocks = 0;           // of a sequence, the most there can be
-  int tiles = 0;              // n_blocks of all key heads and sequences
+  int splits = 1;             // of an n_block's steps, whose dk and dv are summed by kConvertEntry
+  int tiles = 0;              // splits of n_blocks of all key heads and sequences
   int l2_heads = 1;           // key heads whose n_blocks are taken together
   int grid = 0;
   int64_t dbias_blocks = 0;  // parts of dbias that one CTA each sums
 
   // In the workspace; the counter of tiles is at 0.
-  size_t tickets_offset = 0, stats_offset = 0, sums_offset = 0, dsink_offset = 0, dout_offset = 0;
+  size_t tickets_offset = 0, stats_offset = 0, sums_offset = 0, dsink_offset = 0, dout_offset = 0, key_sums_offset = 0;
 };
 
 }  // namespace tandem::plan

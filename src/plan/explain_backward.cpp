@@ -104,6 +104,10 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
       "order: blocks take tiles of keys from a counter; each adds its part of dq when the tile before has, so every "
       "run "
       "gives the same bits");
+  if (t.splits > 1) {
+    lines.push_back(str_cat("split: n_blocks are few, so ", t.splits,
+                            " blocks share the steps of each; their dk and dv are summed in a fixed order at the end"));
+  }
   if (t.l2_heads > 1)
     lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads are taken together"));
   lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", varlen(p) ? "up to " : "",

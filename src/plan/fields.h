@@ -83,6 +83,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
+  visit(Field{"split", kFlag, "_split"}, t.split);
   score_fields(t, visit);
 }
 

@@ -61,6 +61,8 @@ const Values kPlainGradients = {"--gradients qkv", "--gradients q",  "--gradient
                                 "--gradients v",   "--gradients kv", "--gradients qkvs"};
 const Values kTypes = {"--dtype bf16", "--dtype f16"};
 const Values kLayouts = {"", "--layout 349525", "--layout 1048575"};
+// So few tiles have their steps split over CTAs, but where bits must not depend on how many there are.
+const Values kSplits = {"--invariant 1", ""};
 
 bool is_blackwell() { return the_gpu()->device().properties().compute_major == 10; }
 
@@ -68,7 +70,7 @@ TEST(KernelsBackward, EveryPairOfFeatures) {
   const bool blackwell = is_blackwell();
   const Values options[] = {
       kLengths, blackwell ? kNarrowDims : kDims,          kHeads, kMasks,   kScales,    kAlibi,   kBias,   kSinks,
-      kGiven,   blackwell ? kPlainGradients : kGradients, kTypes, kLayouts, kDiagonals, kDropout, kResults};
+      kGiven,   blackwell ? kPlainGradients : kGradients, kTypes, kLayouts, kDiagonals, kDropout, kResults, kSplits};
   std::vector<int> choices;
   for (const Values& values : options) choices.push_back(static_cast<int>(values.size()));
   std::vector<Judged> cases;
@@ -99,6 +101,22 @@ TEST(KernelsBackward, PairsOfCtas) {
         "--batch 2 --seqlen-q 70 --seqlen-k 441 --used-q 3,70 --used-k 441,17 --values large --gradients q"})
     cases.emplace_back(std::string("--gradients qkv --dtype bf16 --head-dim 128 --head-dim-v 128 ") + flags);
   cases.emplace_back("--gradients qkv --dtype f16 --head-dim 104 --head-dim-v 72 --seqlen-q 200 --seqlen-k 500");
+  expect_all_good(cases);
+}
+
+// The steps of an n_block split over up to 16 CTAs: more of them than some have steps, cut within and between heads.
+TEST(KernelsBackward, SplitSteps) {
+  std::vector<Judged> cases;
+  for (const char* flags :
+       {"--head-dim 128 --head-dim-v 128 --seqlen-q 1100 --seqlen-k 77",
+        "--head-dim 64 --head-dim-v 64 --seqlen-q 1100 --seqlen-k 300 --causal 1 --float32 g --accumulate 1",
+        "--head-dim 128 --head-dim-v 64 --seqlen-q 130 --seqlen-k 70 --heads-q 10 --heads-k 2 --dropout 0.1",
+        "--head-dim 256 --head-dim-v 256 --seqlen-q 700 --seqlen-k 77 --accumulate 1",
+        "--head-dim 192 --head-dim-v 128 --seqlen-q 500 --seqlen-k 130 --left 100 --right 3 --float32 g",
+        "--head-dim 80 --head-dim-v 104 --batch 2 --seqlen-q 600 --seqlen-k 141 --used-q 3,600 --used-k 141,17",
+        "--head-dim 64 --head-dim-v 56 --packed 1 --lengths-q 900,0,133 --lengths-k 19,44,133 --max-seqlen 0",
+        "--head-dim 64 --head-dim-v 64 --seqlen-q 1000 --seqlen-k 200 --right -870 --top-left 1 --gradients kv"})
+    cases.emplace_back(std::string("--gradients qkv --dtype bf16 ") + flags);
   expect_all_good(cases);
 }
 

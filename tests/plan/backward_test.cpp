@@ -11,15 +11,16 @@ namespace tandem::test {
 namespace {
 
 TEST(BackwardPlan, Launches) {
-  const Problem p = backward(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 6, .heads_k = 3}));
+  const Problem p = backward(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 3, .heads_k = 3}));
   const plan::Plan plan = plan::make_plan(p, hopper());
   const plan::BackwardTiling& t = plan.backward;
+  EXPECT_EQ(t.splits, 1);
   ASSERT_EQ(plan.kernels.size(), 1u);
   EXPECT_EQ(plan.kernels[0].id, plan::id_of(t.tile));
   ASSERT_EQ(plan.launches.size(), 3u);
   EXPECT_TRUE(plan.fills.empty());
   EXPECT_EQ(plan.launches[0].entry, plan::kDeltaEntry);
-  EXPECT_EQ(plan.launches[0].grid, 2u * 6 * 2);  // m_blocks of 64 queries
+  EXPECT_EQ(plan.launches[0].grid, 2u * 3 * 2);  // m_blocks of 64 queries
   EXPECT_FALSE(plan.launches[0].overlap_previous);
   EXPECT_EQ(plan.launches[1].entry, plan::kMainEntry);
   EXPECT_EQ(plan.launches[1].grid, 2u * 3 * 3);  // n_blocks of 128 keys
@@ -38,8 +39,28 @@ TEST(BackwardPlan, Launches) {
   EXPECT_LE(end + plan::kWorkspaceAlignment - 1, plan.workspace_bytes);
   EXPECT_EQ(plan.regions.back().written_by, 1);
   // Float32 dq, 16 bytes a row, and what rounding up to whole tiles needs.
-  const size_t rows = size_t{2} * 6 * 128;
+  const size_t rows = size_t{2} * 3 * 128;
   EXPECT_LE(plan.workspace_bytes, rows * (128 * sizeof(float) + 16) + 4 * 128 + plan::kWorkspaceAlignment);
+}
+
+// Few n_blocks have their steps split over a whole device, whatever part of it a call may take; parts of dk and dv are
+// at most those of a device's blocks.
+TEST(BackwardPlan, FewKeysSplitTheirQueries) {
+  Problem p = backward(dense({.batch = 2, .seqlen_q = 4096, .seqlen_k = 77, .heads_q = 8, .heads_k = 8}));
+  const plan::Plan plan = plan::make_plan(p, hopper());
+  const plan::BackwardTiling& t = plan.backward;
+  EXPECT_EQ(t.splits, 8);
+  EXPECT_EQ(t.tiles, 2 * 8 * 8);
+  EXPECT_EQ(plan.launches[1].grid, 128u);
+  // convert: an m_block's dq, and 16 of a thread's 64 floats of dk, or of dv.
+  EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid + 2 * 8 * (4 + 4));
+  EXPECT_EQ(plan.regions.back().bytes, size_t{2} * 8 * 8 * 128 * (128 + 128) * sizeof(float));
+  p.sm_limit = 3;
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, 8);
+  p.dk = p.dv = {};
+  EXPECT_EQ(plan::make_plan(p, hopper()).launches[2].grid, plan.launches[0].grid);
+  p.batch_invariant = true;
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, 1);
 }
 
 TEST(BackwardPlan, NoConversionWithoutDq) {

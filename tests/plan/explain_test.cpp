@@ -136,13 +136,14 @@ TEST(PlanReasons, SayWhatABackwardDoes) {
   const std::string text = reasons_of(p);
   for (const char* said : {"tile: 128 keys, which go over the queries that see them in steps of 64",
                            "heads: a block goes over the 4 query heads", "every run gives the same bits",
-                           "grid: 6 blocks on 132 SMs for 6 tiles"})
+                           "split: n_blocks are few, so 10 blocks share",
+                           "grid: 60 blocks on 132 SMs for 60 tiles"})
     EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
   const std::vector<std::string> launches = plan::launches(plan);
   ASSERT_EQ(launches.size(), 3u);
   EXPECT_EQ(launches[0], "delta: 40 blocks of 256 threads");
-  EXPECT_EQ(launches[1].find("backward: 6 blocks of 384 threads, "), 0u);
-  EXPECT_EQ(launches[2], "convert: 40 blocks of 256 threads, may begin before the one above has ended");
+  EXPECT_EQ(launches[1].find("backward: 60 blocks of 384 threads, "), 0u);
+  EXPECT_EQ(launches[2], "convert: 88 blocks of 256 threads, may begin before the one above has ended");
 }
 
 }  // namespace

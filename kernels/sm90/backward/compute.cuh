@@ -55,6 +55,14 @@ TANDEM_DEVICE void store_direct(const float (&sums)[n], float scale, const Gradi
   }
 }
 
+// Fragments as they are: what other splits have of them is added by `convert`.
+template <int n>
+TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
+  to += index * (n / 4 * 128) + threadIdx.x % 128;
+#pragma unroll
+  for (int r = 0; r < n; r += 4) to[r / 4 * 128] = make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]);
+}
+
 template <auto T, int n>
 TANDEM_DEVICE void pack_all(u32 (&to)[n], const float (&from)[2 * n]) {
 #pragma unroll
@@ -284,7 +292,11 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       }
     };
 
-    const int count = group * (m_end - m_begin);
+    int count = group * (m_end - m_begin);
+    if constexpr (T.split) {
+      const KeySteps<T> part(p, s.tile);
+      m_block = uniform(part.m_block), head = uniform(part.head), count = uniform(part.left);
+    }
     // Keys in rows, the warpgroup's own rows and columns of them.
     auto store_fragments = [&](u32 to, const u32(&fragments)[kQueries / 4]) {
 #pragma unroll
@@ -477,6 +489,15 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       u16* const dk_rows = static_cast<u16*>(p.dk_data) + batch() * p.dk_batch + s.tile.head_k * p.dk_head;
       store_chunks<T.tile_n()>(dk_rows + (sequence.k_begin + row) * p.dk_row, p.dk_row, from, count, p.head_dim);
     };
+    if constexpr (T.split) {
+      const i64 n = (static_cast<i64>(s.tile.sequence) * p.heads_k + s.tile.head_k) * p.n_blocks + n_block;
+      float* const sums = p.key_sums + (n * p.splits + s.tile.split) * T.key_floats();
+      if (p.has_dk) store_sums(reinterpret_cast<float4*>(sums), index, dk);
+      if (p.has_dv) store_sums(reinterpret_cast<float4*>(sums + T.tile_n() * T.head_dim), index, dv);
+      named_sync(kSyncOwn + index, 128);  // all have read s.tile, and made dq of the keys
+      if (warp == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
+      continue;
+    }
     if constexpr (T.direct) {
       const float dv_scale = T.dropout ? p.dropout.scale : 1;
       const int column = 2 * (lane & 3) + (T.wide() ? index : 0) * T.dk_columns();

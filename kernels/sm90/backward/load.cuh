@@ -8,7 +8,6 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   Ring<T.q_stages> q_ring;
   Ring<T.dout_stages> dout_ring;
-  const int group = p.heads_q / p.heads_k;
   auto load_step = [&](const SequenceCoords& sequence, int head, int m_block) {
     const int row = sequence.q_begin + m_block * T.tile_m, batch = sequence.batch;
     mbarrier_wait(&s.q_empty[q_ring.slot], q_ring.parity ^ 1);
@@ -34,16 +33,12 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     const int first_key = sequence.k_begin + tile.n_block * T.tile_n();
-    int head = tile.head_k * group, m_block = tile.m_end - 1;
-    const int heads_end = tile.m_begin < tile.m_end ? head + group : head;
+    KeySteps<T> steps(p, tile);
     auto next_step = [&] {
-      load_step(sequence, head, m_block);
-      if (--m_block < tile.m_begin) {
-        ++head;
-        m_block = tile.m_end - 1;
-      }
+      load_step(sequence, steps.head, steps.m_block);
+      steps.advance();
     };
-    if (head < heads_end) next_step();  // while the tile before is stored
+    if (steps.left > 0) next_step();  // while the tile before is stored
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
     mbarrier_expect_tx(&s.k_full, sizeof s.k);
@@ -55,7 +50,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     for (int c = 0; c < T.head_dim_v; c += 64)
       tma_load(s.v + c * T.tile_n(), &p.v, &s.v_full, c, first_key, tile.head_k, sequence.batch);
 #pragma unroll 1
-    while (head < heads_end) next_step();
+    while (steps.left > 0) next_step();
   }
   mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
   s.tile.n_block = -1;
@@ -67,8 +62,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
 // in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int index) {
-  const int group = p.heads_q / p.heads_k;
-  u32 steps = 0;
+  u32 added = 0;
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_full, taken & 1);
     const KeyTile tile = s.tile;
@@ -76,20 +70,17 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int i
     mbarrier_arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
-    for (int head = tile.head_k * group; head < (tile.head_k + 1) * group; ++head) {
-#pragma unroll 1
-      for (int m_block = tile.m_end - 1; m_block >= tile.m_begin; --m_block, ++steps) {
-        const i64 at = m_block_at(p, sequence, head, m_block);
-        int* const ticket = p.dq_tickets + T.dq_tickets() * at + index;
-        const int before = tile.n_block - first_n_block<T>(p, sequence, m_block);
-        s.dq_to[index] = reinterpret_cast<float4*>(p.dq_sums + at * T.dq_floats() + index * T.dq_part_floats());
-        s.dq_is_first[index] = before == 0;
-        while (load_acquire(ticket) < before) {
-        }
-        mbarrier_arrive(&s.dq_turn[index]);
-        mbarrier_wait(&s.dq_added[index], steps & 1);
-        add_release(ticket, 1);
+    for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), ++added) {
+      const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
+      int* const ticket = p.dq_tickets + T.dq_tickets() * at + index;
+      const int before = tile.n_block - first_n_block<T>(p, sequence, steps.m_block);
+      s.dq_to[index] = reinterpret_cast<float4*>(p.dq_sums + at * T.dq_floats() + index * T.dq_part_floats());
+      s.dq_is_first[index] = before == 0;
+      while (load_acquire(ticket) < before) {
       }
+      mbarrier_arrive(&s.dq_turn[index]);
+      mbarrier_wait(&s.dq_added[index], added & 1);
+      add_release(ticket, 1);
     }
   }
 }

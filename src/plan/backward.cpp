@@ -62,7 +62,8 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
 bool pairs(const Problem& p) {
   constexpr int64_t kClocks = 3456, kPairClocks = 2816, kKeys = Sm100BackwardConfig::kCtaKeys;  // of a step (lab note)
   constexpr int64_t kMultiprocessors = 148;
-  if (p.head_dim <= 64 || p.head_dim_v <= 64 || p.seqlen_k <= kKeys || p.batch_invariant) return false;
+  const auto fits = [](int64_t head_dim) { return head_dim > 64 && head_dim <= 128; };
+  if (!fits(p.head_dim) || !fits(p.head_dim_v) || p.seqlen_k <= kKeys || p.batch_invariant) return false;
   const int64_t heads = p.batch * p.heads_k;
   const int64_t tiles = ceil_div(p.seqlen_k, kKeys) * heads, of_pairs = ceil_div(p.seqlen_k, 2 * kKeys) * heads;
   // Of a triangle of blocks pairs see one more in each row of them.
@@ -75,14 +76,19 @@ bool pairs(const Problem& p) {
 
 Sm100BackwardConfig cut_for_blackwell(const Problem& p) {
   Sm100BackwardConfig t;
-  t.head_dim = rounded(p.head_dim);
-  t.head_dim_v = rounded(p.head_dim_v);
+  t.head_dim = static_cast<int>(ceil_div(p.head_dim, 64) * 64);
+  t.head_dim_v = static_cast<int>(ceil_div(p.head_dim_v, 64) * 64);
   set_options(p, &t);
   t.dropout = static_cast<bool>(p.dropout);
   t.direct = stores_directly(p);
   t.pair = pairs(p);
   if (t.pair) t.q_stages = t.dout_stages = t.dq_stages = 1;
   if (t.pair) return t;
+  if (!t.tmem_fits()) {
+    t.sums = Sums::dk;
+    t.q_stages = t.dout_stages = 1;
+    return t;
+  }
   // The most that there is room for: steps of queries first, then dout, then dq on its way.
   for (t.dq_stages = 4; t.dq_stages > 1; t.dq_stages /= 2) {
     for (t.dout_stages = 2; t.dout_stages > 0; --t.dout_stages) {
@@ -122,7 +128,8 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch);
   t.l2_heads = choose_l2_heads(p, t, sms);
-  t.grid = ctas * std::min(sms / ctas, t.tiles);
+  const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
+  t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   if (!p.dbias) return;
   const int64_t* const shape = p.dbias.shape;
   t.dbias_blocks = shape[0] * shape[1] * (shape[2] == 1 ? 1 : t.sequence_m_blocks) * (shape[3] == 1 ? 1 : t.n_blocks);
@@ -194,7 +201,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
     plan->launches.push_back(
         {.entry = kDeltaEntry, .grid = count, .block = static_cast<uint32_t>(t.tile.delta_threads)});
   } else {
-    plan->fills.push_back({0, sizeof(int)});
+    plan->fills.push_back({0, 2 * sizeof(int)});
   }
   add_launches(p, t, count, plan);
   size_t end = 0;
@@ -204,7 +211,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
     end = begin + static_cast<size_t>(ceil_div(bytes, 128) * 128);
     return begin;
   };
-  region("workspace.counter", sizeof(int), delta);
+  region("workspace.counter", 2 * sizeof(int), delta);
   t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
   const int64_t sums = has_main(p, t) ? blocks * t.tile.dq_floats : 0;

@@ -95,6 +95,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
   visit(Field{"dq_stages", {1, 4}, "", true}, t.dq_stages);
   visit(Field{"pair", kFlag, "", true}, t.pair);
+  visit(Field{"sums", {0, 1}, "", true}, t.sums);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
   score_fields(t, visit);

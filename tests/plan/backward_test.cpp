@@ -114,19 +114,26 @@ TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
 }
 
 TEST(BackwardPlan, TilesOfBlackwellFit) {
-  for (int64_t dim = 8; dim <= 128; dim += 8) {
-    for (int64_t dim_v = 8; dim_v <= 128; dim_v += 8) {
+  for (int64_t dim = 8; dim <= 256; dim += 8) {
+    for (int64_t dim_v = 8; dim_v <= 256; dim_v += 8) {
       const Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 300, .head_dim = dim, .head_dim_v = dim_v}));
       const plan::Plan plan = plan::make_plan(p, blackwell());
       const Sm100BackwardConfig t = plan.backward.tile.for_blackwell();
       EXPECT_TRUE(t.fits()) << dim << " " << dim_v;
       EXPECT_GE(t.head_dim, dim);
       EXPECT_GE(t.head_dim_v, dim_v);
-      EXPECT_EQ(t.pair, dim > 64 && dim_v > 64);
+      EXPECT_EQ(t.pair, dim > 64 && dim_v > 64 && dim <= 128 && dim_v <= 128);
+      EXPECT_EQ(t.apart(), dim > 128 || dim_v > (dim > 64 ? 128 : 192));
       EXPECT_EQ(plan.launches[0].grid, 1u);  // m_blocks of 128 queries
       if (t.pair) {
         EXPECT_EQ(plan.launches[1].grid, 4u);  // two n_blocks of 256 keys
         EXPECT_EQ(plan.launches[2].block, 256u);
+        continue;
+      }
+      if (t.apart()) {
+        EXPECT_TRUE(t.for_dv().fits());
+        EXPECT_EQ(plan.launches[1].grid, 6u);  // three n_blocks, of dk and of dv
+        EXPECT_EQ(plan.launches[2].block, dim > 128 ? 256u : 128u);
         continue;
       }
       EXPECT_GE(t.q_stages, 2);

@@ -13,7 +13,7 @@
 struct KeyGradient {
   u32 columns_at;
   int columns;
-  u16* staging;  // of the keys, or values, that nobody needs any more
+  u16* staging;  // of operands that nobody needs any more
   const TensorMap* map;
   void* data;
   bool is_f32;
@@ -97,6 +97,15 @@ TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int row
   tma_store_commit();
 }
 
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE u16* staging_of_dv(BackwardShared<T>& s) {
+  if constexpr (T.apart()) {
+    return s.ring[0];
+  } else {
+    return s.v;
+  }
+}
+
 // Reads the tile and its sequence again: kept until here they would take registers that the steps want.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_tile(const BackwardParams& p, BackwardShared<T>& s, int index, bool any) {
@@ -111,11 +120,11 @@ TANDEM_DEVICE void store_tile(const BackwardParams& p, BackwardShared<T>& s, int
       store_sums<T>(g, index, any, sequence.k_rows - row, sequence.k_begin + row, tile.head_k, batch);
     }
   };
-  if (p.has_dv) {
-    store({T.tmem_dv(), T.head_dim_v, s.v, &p.dv, p.dv_data, p.dv_is_f32 != 0,
+  if (T.makes_dv() && p.has_dv) {
+    store({T.tmem_dv(), T.head_dim_v, staging_of_dv(s), &p.dv, p.dv_data, p.dv_is_f32 != 0,
            batch * p.dv_batch + tile.head_k * p.dv_head, p.dv_row, p.head_dim_v, T.dropout ? p.dropout.scale : 1});
   }
-  if (p.has_dk) {
+  if (T.makes_dk() && p.has_dk) {
     store({T.tmem_dk(), T.head_dim, s.k, &p.dk, p.dk_data, p.dk_is_f32 != 0,
            batch * p.dk_batch + tile.head_k * p.dk_head, p.dk_row, p.head_dim, p.scale});
   }

@@ -6,20 +6,24 @@
 #include "sm100/backward/shared_plan.cuh"
 #include "tile/chunk.cuh"
 
+// 128 rows, of which so many are used.
+TANDEM_DEVICE void pass(u64* landed, u64* relayed, u32 parity, u16* block, int columns, int used) {
+  constexpr int kRows = Sm100BackwardConfig::tile_m;
+  const int lane = threadIdx.x % 32;
+  mbarrier_wait(landed, parity);
+  if (warp_any(used < kRows)) {
+    zero_rows(block, kRows, columns, max(0, used), lane, 32);
+    fence_proxy_async();
+  }
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(relayed);
+}
+
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay(const BackwardParams& p, BackwardShared<T>& s) {
   const int lane = threadIdx.x % 32;
   Ring<T.q_stages> q_ring;
   Ring<T.dout_stages> dout_ring;
-  auto pass = [&](u64* landed, u64* relayed, u32 parity, u16* block, int columns, int used) {
-    mbarrier_wait(landed, parity);
-    if (warp_any(used < T.tile_m)) {
-      zero_rows(block, T.tile_m, columns, max(0, used), lane, 32);
-      fence_proxy_async();
-    }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(relayed);
-  };
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_landed, taken & 1);
     const KeyTile tile = s.tile;

@@ -121,9 +121,9 @@ TANDEM_DEVICE void do_tiles(const BackwardParams& p, BackwardShared<T>& s, Work&
     if (!p.has_dv) return;
     auto& of_dv = *reinterpret_cast<BackwardShared<T.for_dv()>*>(&s);
     static_assert(sizeof of_dv <= T.kBlocksApart * T.kBlockBytes);  // before the barriers of dk
-    __syncwarp();
-    __syncthreads();
+    // In the ring of dk, which is idle once there are no more tiles.
     if (threadIdx.x == 0) init_barriers<T.for_dv()>(of_dv);
+    __syncwarp();
     __syncthreads();
     work(of_dv);
   }

@@ -97,8 +97,8 @@ TEST(KernelsBackward, PairsOfCtas) {
   expect_all_good(cases);
 }
 
-// Wide heads, whose dk and dv are summed by tiles of their own on Blackwell: every mix of sizes, several n_blocks, one
-// of them and none that is full, all options.
+// Wide heads, whose dk and dv are summed by tiles of their own on Blackwell: mixes of sizes, the last blocks not full,
+// options, one gradient alone, and sharp probabilities.
 TEST(KernelsBackward, WideHeads) {
   std::vector<Judged> cases;
   for (const char* flags :
@@ -118,7 +118,10 @@ TEST(KernelsBackward, WideHeads) {
         "--head-dim 192 --head-dim-v 128 --packed 1 --lengths-q 140,200 --lengths-k 200,130 --causal 1 --heads-q 2 "
         "--heads-k 1 --float32 gd --accumulate 1",
         "--head-dim 192 --head-dim-v 128 --batch 2 --seqlen-q 70 --seqlen-k 241 --used-q 3,70 --used-k 241,17",
-        "--head-dim 256 --head-dim-v 256 --batch 2 --seqlen-q 200 --seqlen-k 300 --right -190"}) {
+        "--head-dim 256 --head-dim-v 256 --batch 2 --seqlen-q 200 --seqlen-k 300 --right -190",
+        "--head-dim 192 --head-dim-v 128 --seqlen-q 150 --seqlen-k 200 --values sink20 --causal 1",
+        "--head-dim 256 --head-dim-v 256 --seqlen-q 140 --seqlen-k 140 --values copy",
+        "--head-dim 256 --head-dim-v 256 --seqlen-q 130 --seqlen-k 150 --values needle15"}) {
     const char* const dtype = cases.size() % 2 == 0 ? "--gradients qkv --dtype bf16 " : "--gradients qkv --dtype f16 ";
     cases.emplace_back(std::string(dtype) + flags);
   }

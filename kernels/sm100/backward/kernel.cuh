@@ -68,11 +68,15 @@ TANDEM_DEVICE void init_barriers(BackwardShared<T>& s) {
     for (u64* barrier : {&s.dout_landed[i], &s.dout_empty[i]}) mbarrier_init(barrier, 1);
     mbarrier_init(&s.dout_relayed[i], ctas);
   }
-  for (int i = 0; i < T.ring_blocks(); ++i) {
-    for (u64* barrier : {&s.ring_landed[i], &s.ring_relayed[i], &s.ring_empty[i]}) mbarrier_init(barrier, 1);
+  if constexpr (T.stats_alone()) {
+    for (u64* barrier : {&s.stats_landed[0], &s.stats_landed[1]}) mbarrier_init(barrier, 1);
   }
-  for (int i = 0; i < 2; ++i) {
-    for (u64* barrier : {&s.stats_landed[i], &s.stats_empty[i]}) mbarrier_init(barrier, 1);
+  if constexpr (T.apart()) {
+    for (u64* barrier : {&s.stats_empty[0], &s.stats_empty[1]}) mbarrier_init(barrier, 1);
+    for (int i = 0; i < T.ring_blocks(); ++i) {
+      for (u64* barrier : {&s.ring_landed[i], &s.ring_relayed[i], &s.ring_empty[i]}) mbarrier_init(barrier, 1);
+    }
+    mbarrier_init(&s.s_empty, kComputeWarps);
   }
   if constexpr (T.pair) {
     for (u64* barrier :
@@ -86,7 +90,6 @@ TANDEM_DEVICE void init_barriers(BackwardShared<T>& s) {
     mbarrier_init(&s.s_ready[i], 1);
     mbarrier_init(&s.p_ready[i], kComputeWarps * ctas);
   }
-  mbarrier_init(&s.s_empty, kComputeWarps);
   mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
   for (int i = 0; i < T.dq_pieces(); ++i) {
     mbarrier_init(&s.dq_ready[i], 1);

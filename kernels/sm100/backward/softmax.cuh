@@ -150,7 +150,6 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
   Dropout dropout;
   if constexpr (T.dropout) dropout = Dropout(p.dropout);
   Ring<T.q_stages> q_ring;
-  Ring<T.s_slots()> s_ring;
   u32 steps = 0, summed = 0;
   auto signal = [&](u64* barrier, bool written = false) {
     tmem_wait_store();
@@ -167,11 +166,11 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     Steps step(p, tile);
     const bool any = warp_any(step.left > 0);
 #pragma unroll 1
-    for (; warp_any(step.left > 0); step.advance(), q_ring.advance(), s_ring.advance(), ++steps) {
+    for (; warp_any(step.left > 0); step.advance(), q_ring.advance(), ++steps) {
       const HeadScores<T> of_head(p, sequence, step.head);
       const int query = step.m_block * T.tile_m + first_query;
       const float* const stats = s.stats[T.stats_alone() ? steps & 1 : q_ring.slot] + first_query;
-      const u32 scores_at = scores + s_ring.slot * T.tile_m;
+      const u32 s_slot = steps % T.s_slots(), scores_at = scores + s_slot * T.tile_m;
       u32 kept[kChunks] = {};
       if constexpr (T.dropout) {  // drawn while S is multiplied
 #pragma unroll
@@ -183,7 +182,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       } else {
         mbarrier_wait(&s.q_landed[q_ring.slot], q_ring.parity);
       }
-      mbarrier_wait(&s.s_ready[s_ring.slot], s_ring.parity);
+      mbarrier_wait(&s.s_ready[s_slot], steps / T.s_slots() & 1);
       tcgen05_fence_after();
       const bool masks = visibility.masks(step.m_block);
       float x[kChunks][kChunk];
@@ -206,7 +205,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
         fence_operand(x[c]);
         if constexpr (T.makes_dv()) tmem_store(scores_at + c * (kChunk / 2), rounded);
       }
-      if constexpr (T.makes_dv()) signal(&s.p_ready[s_ring.slot]);
+      if constexpr (T.makes_dv()) signal(&s.p_ready[s_slot]);
       if constexpr (!T.makes_dk()) continue;
       mbarrier_wait(&s.dp_ready, steps & 1);
       tcgen05_fence_after();

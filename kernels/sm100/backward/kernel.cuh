@@ -25,6 +25,9 @@
 // other operand. dQ has half of the queries in each CTA, and all 256 keys, for which halves of dS are exchanged
 // (pair_load.cuh, pair_mma.cuh).
 //
+// Wide heads leave no room for dK and dV at once: n_blocks are gone over twice, for dk and dq, then for dv, and queries
+// and dout stream by in blocks of 64 columns, in the order in which products want them (wide_load.cuh, wide_mma.cuh).
+//
 // Barriers between products of one thread are none, as in the forward: the tensor core executes them in the order of
 // their issue. What is committed behind a product says that all before it are done too: so dp_ready tells that dS of
 // the step before has been read, in tensor and in shared memory, and s_ready that P has.

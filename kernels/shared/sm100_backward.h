@@ -10,7 +10,7 @@ enum class Sums { both, dk, dv };
 // A value of this type is the kernel's only template parameter. A CTA keeps the 128 keys and values of an n_block and
 // goes over the m_blocks that see them, 128 queries each. Scores are transposed: keys in the lanes of tensor memory.
 struct Sm100BackwardConfig {
-  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 64
+  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16; apart, or in a pair, of 64
   int q_stages = 2, dout_stages = 1;     // steps of queries, and of dout, that are in shared memory at once
   int dq_stages = 2;                     // 32 columns of a step's dq each, on their way to memory
   bool pair = false;                     // two CTAs multiply together, 128 of an n_block's keys each
@@ -46,12 +46,20 @@ struct Sm100BackwardConfig {
   static constexpr int kComputing = 2;
   static constexpr int queries_of_warpgroup() { return tile_m / kComputing; }
 
-  // 128 rows of 64 columns.
+  // 128 rows of 64 columns. In shared memory there are whole ones.
   static constexpr int kBlockBytes = 16384;
+  constexpr int k_blocks() const { return (head_dim + 63) / 64; }
+  constexpr int v_blocks() const { return (head_dim_v + 63) / 64; }
+  constexpr int k_columns() const { return 64 * k_blocks(); }
+  constexpr int v_columns() const { return 64 * v_blocks(); }
+
+  // A thread stores so many columns of dk or dv at once.
+  constexpr int stored_columns() const { return head_dim % 32 == 0 && head_dim_v % 32 == 0 ? 32 : 16; }
 
   // dq of a step is added to memory in parts, a row in each thread.
-  constexpr int dq_part_columns() const { return apart() ? 16 : 32; }
+  constexpr int dq_part_columns() const { return apart() || head_dim % 32 != 0 ? 16 : 32; }
   constexpr int dq_part_floats() const { return tile_m * dq_part_columns(); }
+  constexpr int dq_stages_bytes() const { return dq_stages * dq_part_floats() * 4; }
   constexpr int dq_columns() const { return head_dim / ctas(); }  // of a thread
   constexpr int dq_floats() const { return tile_m * head_dim; }   // of a step
   constexpr int dq_tickets() const { return 1; }                  // of an m_block
@@ -118,8 +126,8 @@ struct Sm100BackwardConfig {
   static constexpr int kBlocksApart = 14;
   constexpr int ring_blocks() const {
     if (!apart()) return 1;
-    const int for_dk = head_dim_v / 64 + tile_m / 64 + dq_stages * dq_part_floats() * 4 / kBlockBytes;
-    return kBlocksApart - head_dim / 64 - (makes_dk() ? for_dk : 1);
+    const int for_dk = v_blocks() + tile_m / 64 + dq_stages_bytes() / kBlockBytes;
+    return kBlocksApart - k_blocks() - (makes_dk() ? for_dk : 1);
   }
 
   // Beside the blocks: -lse and delta of each step of queries, the tile at hand, barriers.
@@ -130,8 +138,8 @@ struct Sm100BackwardConfig {
   constexpr int smem_bytes() const {
     if (pair) return (kPairBlocks + dq_stages) * kBlockBytes + stats_bytes() + kSmallBytes;
     if (apart()) return kBlocksApart * kBlockBytes + stats_bytes() + kSmallBytes;
-    const int blocks = (1 + q_stages) * (head_dim / 64) + (1 + dout_stages) * (head_dim_v / 64) + tile_m / 64;
-    return (blocks + dq_stages) * kBlockBytes + stats_bytes() + kSmallBytes;
+    const int blocks = (1 + q_stages) * k_blocks() + (1 + dout_stages) * v_blocks() + tile_m / 64;
+    return blocks * kBlockBytes + dq_stages_bytes() + stats_bytes() + kSmallBytes;
   }
 
   // Registers of a thread, by role.
@@ -140,8 +148,8 @@ struct Sm100BackwardConfig {
 
   constexpr bool fits() const {
     if (pair && (head_dim != 128 || head_dim_v != 128 || q_stages + dout_stages > 2)) return false;
-    if (pair && apart()) return false;
-    return head_dim % 64 == 0 && head_dim_v % 64 == 0 && tmem_fits() && ring_blocks() > 0 &&
+    const int step = pair || apart() ? 64 : 16;
+    return !(pair && apart()) && head_dim % step == 0 && head_dim_v % step == 0 && tmem_fits() && ring_blocks() > 0 &&
            smem_bytes() <= kMaxSmemBytes;
   }
 

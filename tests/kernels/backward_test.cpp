@@ -97,6 +97,26 @@ TEST(KernelsBackward, PairsOfCtas) {
   expect_all_good(cases);
 }
 
+// Heads that are no multiple of 64, which one CTA multiplies as multiples of 16 on Blackwell.
+TEST(KernelsBackward, HeadDimsBetween) {
+  std::vector<Judged> cases;
+  for (const char* flags :
+       {"--head-dim 16 --head-dim-v 16 --seqlen-q 150 --seqlen-k 300 --heads-q 2 --heads-k 1",
+        "--head-dim 24 --head-dim-v 48 --seqlen-q 150 --seqlen-k 140 --causal 1",
+        "--head-dim 40 --head-dim-v 112 --seqlen-q 150 --seqlen-k 140 --left 70 --values large",
+        "--head-dim 80 --head-dim-v 80 --seqlen-q 270 --seqlen-k 260 --causal 1 --dropout 0.2",
+        "--head-dim 96 --head-dim-v 96 --seqlen-q 150 --seqlen-k 270 --values copy",
+        "--head-dim 112 --head-dim-v 32 --seqlen-q 150 --seqlen-k 140 --float32 g --accumulate 1",
+        "--head-dim 96 --head-dim-v 80 --packed 1 --lengths-q 20,0,133,150 --lengths-k 200,4,260,0 --max-seqlen 0",
+        "--head-dim 80 --head-dim-v 16 --batch 2 --seqlen-q 70 --seqlen-k 141 --used-q 3,70 --used-k 141,17",
+        "--head-dim 16 --head-dim-v 240 --seqlen-q 150 --seqlen-k 140 --gradients qkvs --sink f32",
+        "--head-dim 80 --head-dim-v 168 --seqlen-q 150 --seqlen-k 140"}) {
+    const char* const dtype = cases.size() % 2 == 0 ? "--gradients qkv --dtype bf16 " : "--gradients qkv --dtype f16 ";
+    cases.emplace_back(std::string(dtype) + flags);
+  }
+  expect_all_good(cases);
+}
+
 // Wide heads, whose dk and dv are summed by tiles of their own on Blackwell: mixes of sizes, the last blocks not full,
 // options, one gradient alone, and sharp probabilities.
 TEST(KernelsBackward, WideHeads) {

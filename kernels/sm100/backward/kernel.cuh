@@ -135,29 +135,6 @@ TANDEM_DEVICE void do_tiles(const BackwardParams& p, BackwardShared<T>& s, Work&
   }
 }
 
-// What a warp does that neither computes nor adds dq.
-template <Sm100BackwardConfig T>
-TANDEM_DEVICE void load_or_multiply(const BackwardParams& p, BackwardShared<T>& s, Role role) {
-  if constexpr (T.pair) {
-    if (role == Role::mma && elect_one()) rank_of_cta<T>() == 0 ? mma_pair<T>(p, s) : relay_ds<T>(p, s);
-    if (role == Role::load && elect_one()) load_pair<T>(p, s);
-    if (role == Role::relay) relay_pair<T>(p, s);
-  } else if constexpr (T.apart()) {
-    if (role == Role::mma && elect_one()) mma_wide<T>(p, s);
-    if (role == Role::load && elect_one()) load_wide<T>(p, s);
-    if constexpr (T.relays()) {
-      if (role == Role::relay) relay_wide<T>(p, s);
-    }
-  } else {
-    if (role == Role::mma && elect_one()) mma<T>(p, s);
-    if (role == Role::load && elect_one()) load<T>(p, s);
-    if constexpr (T.relays()) {
-      if (role == Role::relay) relay<T>(p, s);
-    }
-  }
-  __syncwarp();
-}
-
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void backward(const BackwardParams& p) {
   extern __shared__ __align__(1024) char memory[];
@@ -180,7 +157,26 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       break;
     default:
       setmaxnreg_dec<T.kOtherRegisters>();
-      do_tiles<T>(p, shared, [&](auto& s) { load_or_multiply(p, s, role); });
+      do_tiles<T>(p, shared, [&](auto& s) {
+        if constexpr (T.pair) {
+          if (role == Role::mma && elect_one()) rank_of_cta<T>() == 0 ? mma_pair(p, s) : relay_ds(p, s);
+          if (role == Role::load && elect_one()) load_pair(p, s);
+          if (role == Role::relay) relay_pair(p, s);
+        } else if constexpr (T.apart()) {
+          if (role == Role::mma && elect_one()) mma_wide(p, s);
+          if (role == Role::load && elect_one()) load_wide(p, s);
+          if constexpr (T.relays()) {
+            if (role == Role::relay) relay_wide(p, s);
+          }
+        } else {
+          if (role == Role::mma && elect_one()) mma(p, s);
+          if (role == Role::load && elect_one()) load(p, s);
+          if constexpr (T.relays()) {
+            if (role == Role::relay) relay(p, s);
+          }
+        }
+        __syncwarp();
+      });
   }
   if constexpr (T.pair) {
     cluster_sync();

@@ -32,24 +32,24 @@ struct PairBarriers {
 // What products multiply, and their results on the way out. Apart, queries and dout are in one ring.
 template <Sm100BackwardConfig T, Sums = T.sums>
 struct Operands {
-  alignas(1024) u16 k[T.kCtaKeys * T.head_dim];
-  alignas(1024) u16 v[T.kCtaKeys * T.head_dim_v];
-  alignas(1024) u16 q[T.q_stages][T.q_box_rows() * T.head_dim];
-  alignas(1024) u16 dout[T.dout_stages][T.q_box_rows() * T.head_dim_v];
+  alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
+  alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
+  alignas(1024) u16 q[T.q_stages][T.q_box_rows() * T.k_columns()];
+  alignas(1024) u16 dout[T.dout_stages][T.q_box_rows() * T.v_columns()];
   alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];              // keys in rows; of a pair all keys, half of the queries
   alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];  // as threads hold it
 };
 template <Sm100BackwardConfig T>
 struct Operands<T, Sums::dk> {
-  alignas(1024) u16 k[T.kCtaKeys * T.head_dim];
-  alignas(1024) u16 v[T.kCtaKeys * T.head_dim_v];
+  alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
+  alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
   alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];
   alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];
   alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];
 };
 template <Sm100BackwardConfig T>
 struct Operands<T, Sums::dv> {
-  alignas(1024) u16 k[T.kCtaKeys * T.head_dim];
+  alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
   alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];  // at the end of a tile the place of dv
 };
 

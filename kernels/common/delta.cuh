@@ -52,7 +52,7 @@ TANDEM_DEVICE void delta(const BackwardParams& p) {
   const SequenceCoords s = sequence_coords<T>(p, sequence);
   const int m_block = block % p.m_blocks - s.first_m_block;
   if (threadIdx.x < T.dq_tickets()) p.dq_tickets[T.dq_tickets() * block + threadIdx.x] = 0;
-  if (threadIdx.x == 0 && block == 0) *p.counter = 0;
+  if (threadIdx.x < 2 && block == 0) p.counter[threadIdx.x] = 0;
   float* const stats = p.stats + static_cast<i64>(block) * (2 * T.tile_m);
   const int lane = threadIdx.x % kLanes;
 #pragma unroll

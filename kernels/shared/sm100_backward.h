@@ -3,13 +3,18 @@
 #include "shared/gradient_order.h"
 #include "shared/score_options.h"
 
+// What a tile sums: dk, with dq, and dv. Wide heads leave no room for both in tensor memory: theirs are apart, those of
+// dk first; what sums dv is of the kernel alone (for_dv).
+enum class Sums { both, dk, dv };
+
 // A value of this type is the kernel's only template parameter. A CTA keeps the 128 keys and values of an n_block and
 // goes over the m_blocks that see them, 128 queries each. Scores are transposed: keys in the lanes of tensor memory.
 struct Sm100BackwardConfig {
-  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 64: at most 128
+  int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 16; apart, or in a pair, of 64
   int q_stages = 2, dout_stages = 1;     // steps of queries, and of dout, that are in shared memory at once
   int dq_stages = 2;                     // 32 columns of a step's dq each, on their way to memory
   bool pair = false;                     // two CTAs multiply together, 128 of an n_block's keys each
+  Sums sums = Sums::both;
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
   bool f16 = false;                  // elements are float16, else bfloat16
@@ -26,6 +31,14 @@ struct Sm100BackwardConfig {
   constexpr int ctas() const { return pair ? 2 : 1; }
   constexpr int tile_n() const { return ctas() * kCtaKeys; }
   static constexpr int threads() { return 512; }
+  constexpr bool apart() const { return sums != Sums::both; }
+  constexpr bool makes_dk() const { return sums != Sums::dv; }
+  constexpr bool makes_dv() const { return sums != Sums::dk; }
+  constexpr Sm100BackwardConfig for_dv() const {
+    Sm100BackwardConfig t = *this;
+    t.sums = Sums::dv;
+    return t;
+  }
   constexpr bool has_score_mod() const { return unscaled || softcap || alibi || bias != Bias::none; }
 
   // Keys and values beyond a sequence, queries and dout too, have to be cleared before they are multiplied.
@@ -35,20 +48,28 @@ struct Sm100BackwardConfig {
   static constexpr int kComputing = 2;
   static constexpr int queries_of_warpgroup() { return tile_m / kComputing; }
 
-  // 128 rows of 64 columns.
+  // 128 rows of 64 columns. In shared memory there are whole ones.
   static constexpr int kBlockBytes = 16384;
+  constexpr int k_blocks() const { return (head_dim + 63) / 64; }
+  constexpr int v_blocks() const { return (head_dim_v + 63) / 64; }
+  constexpr int k_columns() const { return 64 * k_blocks(); }
+  constexpr int v_columns() const { return 64 * v_blocks(); }
 
-  // dq of a step is added to memory in parts of 32 columns, a row in each thread.
-  static constexpr int kDqColumns = 32, kDqPartFloats = tile_m * kDqColumns;
+  // A thread stores so many columns of dk or dv at once.
+  constexpr int stored_columns() const { return head_dim % 32 == 0 && head_dim_v % 32 == 0 ? 32 : 16; }
+
+  // dq of a step is added to memory in parts, a row in each thread.
+  constexpr int dq_part_columns() const { return apart() || head_dim % 32 != 0 ? 16 : 32; }
+  constexpr int dq_part_floats() const { return tile_m * dq_part_columns(); }
+  constexpr int dq_stages_bytes() const { return dq_stages * dq_part_floats() * 4; }
   constexpr int dq_columns() const { return head_dim / ctas(); }  // of a thread
-  constexpr int dq_parts() const { return dq_columns() / kDqColumns; }
-  constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
-  constexpr int dq_tickets() const { return 1; }                 // of an m_block
-  constexpr int convert_threads() const { return 128 * ctas(); }
-  constexpr int dq_pairs() const { return dq_columns() / 2; }
+  constexpr int dq_floats() const { return tile_m * head_dim; }   // of a step
+  constexpr int dq_tickets() const { return 1; }                  // of an m_block
+  constexpr int convert_threads() const { return pair || head_dim > 128 ? 256 : 128; }
+  constexpr int dq_pairs() const { return dq_floats() / convert_threads() / 2; }
   // Of a pair each CTA has 64 queries: in lanes 64 to 127 again, the other half of their columns.
   constexpr GradientPair dq_pair(int thread, int n) const {
-    if (!pair) return {thread, 2 * n};
+    if (!pair) return {thread % 128, 2 * (thread / 128 * dq_pairs() + n)};
     return {thread / 128 * q_box_rows() + thread % 64, thread % 128 / 64 * dq_columns() + 2 * n};
   }
 
@@ -61,14 +82,34 @@ struct Sm100BackwardConfig {
   //    256  dV            [head_dim_v]
   //    ...  dK            [head_dim]
   //    ...  dQ            [head_dim], where 512 columns suffice
+  //
+  // Apart, dQ takes the places of both, the columns that are over 128 that of dP, the last 128 that of S, which is free
+  // as soon as scores have been read. What sums dv has two places for S, of even and odd steps:
+  //
+  //    0    S, dQ         [128]           S, P   [128]
+  //    128  dP, dS, dQ    [128]           S, P   [128]
+  //    256  dK            [head_dim]      dV     [head_dim_v]
   static constexpr int kTmemColumns = 512;
   static constexpr unsigned tmem_s() { return 0; }
   static constexpr unsigned tmem_dp() { return tile_m; }
   static constexpr unsigned tmem_dv() { return 2 * tile_m; }
-  constexpr unsigned tmem_dk() const { return tmem_dv() + head_dim_v; }
-  constexpr bool dq_has_place() const { return tmem_dk() + 2 * head_dim <= kTmemColumns; }
-  constexpr unsigned tmem_dq() const { return dq_has_place() ? tmem_dk() + head_dim : tmem_dp(); }
-  constexpr bool tmem_fits() const { return tmem_dk() + head_dim <= kTmemColumns && head_dim <= tile_m; }
+  constexpr int s_slots() const { return sums == Sums::dv ? 2 : 1; }
+  constexpr unsigned tmem_dk() const { return tmem_dv() + (apart() ? 0 : head_dim_v); }
+  constexpr bool dq_has_place() const { return !apart() && tmem_dk() + 2 * head_dim <= kTmemColumns; }
+  // Pieces of dQ that are multiplied and taken one after the other, each with a place of its own.
+  constexpr int dq_pieces() const { return apart() && head_dim > tile_m ? 2 : 1; }
+  constexpr int dq_piece_begin(int piece) const {
+    if (piece == dq_pieces()) return dq_columns();
+    return piece > 0 ? head_dim - tile_m : 0;
+  }
+  constexpr unsigned tmem_dq(int piece = 0) const {
+    if (apart()) return piece == dq_pieces() - 1 ? tmem_s() : tmem_dp();
+    return dq_has_place() ? tmem_dk() + head_dim : tmem_dp();
+  }
+  constexpr bool tmem_fits() const {
+    if (apart()) return tmem_dv() + (head_dim > head_dim_v ? head_dim : head_dim_v) <= kTmemColumns;
+    return tmem_dk() + head_dim <= kTmemColumns && head_dim <= tile_m;
+  }
   // The 16 queries with number n of P, or of dS.
   static constexpr unsigned tmem_operand(unsigned at, int n) {
     const int per_warpgroup = queries_of_warpgroup() / 16;
@@ -81,14 +122,26 @@ struct Sm100BackwardConfig {
   constexpr int q_box_rows() const { return tile_m / ctas(); }
   static constexpr int kPairBlocks = 2 + 2 + 2 + 4 + 2 + 1;  // k, v, kt; q, qt, dout, doutt; ds; ds_sent
 
+  // Apart, queries and dout come in blocks of 64 columns, each once for every product that wants it: as many at once as
+  // there is room for beside keys and, for dk, values, dS and dq. What sums dv leaves a block's place free, for its
+  // barriers: those of dk may still get their last arrivals.
+  static constexpr int kBlocksApart = 14;
+  constexpr int ring_blocks() const {
+    if (!apart()) return 1;
+    const int for_dk = v_blocks() + tile_m / 64 + dq_stages_bytes() / kBlockBytes;
+    return kBlocksApart - k_blocks() - (makes_dk() ? for_dk : 1);
+  }
+
   // Beside the blocks: -lse and delta of each step of queries, the tile at hand, barriers.
-  constexpr int stats_slots() const { return pair ? 2 : q_stages; }
+  constexpr bool stats_alone() const { return pair || apart(); }  // with barriers of their own
+  constexpr int stats_slots() const { return stats_alone() ? 2 : q_stages; }
   constexpr int stats_bytes() const { return stats_slots() * 2 * tile_m * 4; }
   static constexpr int kSmallBytes = 1024;
   constexpr int smem_bytes() const {
     if (pair) return (kPairBlocks + dq_stages) * kBlockBytes + stats_bytes() + kSmallBytes;
-    const int blocks = (1 + q_stages) * (head_dim / 64) + (1 + dout_stages) * (head_dim_v / 64) + tile_m / 64;
-    return (blocks + dq_stages) * kBlockBytes + stats_bytes() + kSmallBytes;
+    if (apart()) return kBlocksApart * kBlockBytes + stats_bytes() + kSmallBytes;
+    const int blocks = (1 + q_stages) * k_blocks() + (1 + dout_stages) * v_blocks() + tile_m / 64;
+    return blocks * kBlockBytes + dq_stages_bytes() + stats_bytes() + kSmallBytes;
   }
 
   // Registers of a thread, by role.
@@ -97,7 +150,9 @@ struct Sm100BackwardConfig {
 
   constexpr bool fits() const {
     if (pair && (head_dim != 128 || head_dim_v != 128 || q_stages + dout_stages > 2)) return false;
-    return head_dim % 64 == 0 && head_dim_v % 64 == 0 && tmem_fits() && smem_bytes() <= kMaxSmemBytes;
+    const int step = pair || apart() ? 64 : 16;
+    return !(pair && apart()) && head_dim % step == 0 && head_dim_v % step == 0 && tmem_fits() && ring_blocks() > 0 &&
+           smem_bytes() <= kMaxSmemBytes;
   }
 
   static constexpr int kDeltaThreads = 256;     // of the kernel that comes before

@@ -15,6 +15,7 @@ constexpr int64_t kLongest = int64_t{1} << 28;
 constexpr int64_t kL2Bytes = int64_t{32} << 20;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t step) { return ceil_div(a, step) * step; }
 
 int rounded(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
@@ -72,9 +73,12 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
 // that of a whole B200. A batch_invariant problem has no pairs: how many tiles there are and the longest length, by
 // which they are chosen, may be of other sequences, and one sequence has the same bits dense and packed.
 bool pairs(const Problem& p) {
-  constexpr int64_t kClocks = 3456, kPairClocks = 2816, kKeys = Sm100BackwardConfig::kCtaKeys;  // of a step (lab note)
-  constexpr int64_t kMultiprocessors = 148;
-  if (p.head_dim <= 64 || p.head_dim_v <= 64 || p.seqlen_k <= kKeys || p.batch_invariant) return false;
+  constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys, kMultiprocessors = 148;
+  // Of a step (lab note). Pairs multiply all heads as those of 128.
+  constexpr int64_t kPairClocks = 2816;
+  const int64_t d = round_up(p.head_dim, 16), clocks = 16 * d + 6 * round_up(p.head_dim_v, 16) + 640;
+  const auto fits = [](int64_t head_dim) { return head_dim > 64 && head_dim <= 128; };
+  if (!fits(p.head_dim) || !fits(p.head_dim_v) || p.seqlen_k <= kKeys || p.batch_invariant) return false;
   const int64_t heads = p.batch * p.heads_k;
   const int64_t tiles = ceil_div(p.seqlen_k, kKeys) * heads, of_pairs = ceil_div(p.seqlen_k, 2 * kKeys) * heads;
   // Of a triangle of blocks pairs see one more in each row of them.
@@ -82,19 +86,25 @@ bool pairs(const Problem& p) {
   const int64_t m_blocks = masks ? ceil_div(p.seqlen_q, Sm100BackwardConfig::tile_m) : 0;
   const int64_t rounds = ceil_div(tiles, kMultiprocessors);
   const int64_t rounds_of_pairs = ceil_div(of_pairs, kMultiprocessors / 2);
-  return rounds_of_pairs * kPairClocks * (masks ? m_blocks + 2 : 1) < rounds * kClocks * (masks ? m_blocks + 1 : 1);
+  return rounds_of_pairs * kPairClocks * (masks ? m_blocks + 2 : 1) < rounds * clocks * (masks ? m_blocks + 1 : 1);
 }
 
 Sm100BackwardConfig cut_for_blackwell(const Problem& p) {
   Sm100BackwardConfig t;
-  t.head_dim = rounded(p.head_dim);
-  t.head_dim_v = rounded(p.head_dim_v);
+  const auto round_dims = [&p, &t](int64_t step) {
+    t.head_dim = static_cast<int>(round_up(p.head_dim, step));
+    t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, step));
+  };
   set_options(p, &t);
   t.dropout = static_cast<bool>(p.dropout);
   t.direct = stores_directly(p);
   t.pair = pairs(p);
-  if (t.pair) t.q_stages = t.dout_stages = t.dq_stages = 1;
-  if (t.pair) return t;
+  if (t.pair) {
+    round_dims(128);
+    t.q_stages = t.dout_stages = t.dq_stages = 1;
+    return t;
+  }
+  round_dims(16);
   // The most that there is room for: steps of queries first, then dout, then dq on its way.
   for (t.dq_stages = 4; t.dq_stages > 1; t.dq_stages /= 2) {
     for (t.dout_stages = 2; t.dout_stages > 0; --t.dout_stages) {
@@ -103,6 +113,11 @@ Sm100BackwardConfig cut_for_blackwell(const Problem& p) {
       }
     }
   }
+  // Wide heads.
+  round_dims(64);
+  t.sums = Sums::dk;
+  t.q_stages = t.dout_stages = 1;
+  t.dq_stages = 2;
   return t;
 }
 
@@ -135,7 +150,8 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.splits = t.tile.key_sums > 0 ? choose_splits(p, t.tile.tile_m, t.tile.tile_n) : 1;
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);
   t.l2_heads = choose_l2_heads(p, t, sms);
-  t.grid = ctas * std::min(sms / ctas, t.tiles);
+  const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
+  t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   if (!p.dbias) return;
   const int64_t* const shape = p.dbias.shape;
   t.dbias_blocks = shape[0] * shape[1] * (shape[2] == 1 ? 1 : t.sequence_m_blocks) * (shape[3] == 1 ? 1 : t.n_blocks);
@@ -209,7 +225,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
     plan->launches.push_back(
         {.entry = kDeltaEntry, .grid = count, .block = static_cast<uint32_t>(t.tile.delta_threads)});
   } else {
-    plan->fills.push_back({0, sizeof(int)});
+    plan->fills.push_back({0, 2 * sizeof(int)});
   }
   add_launches(p, t, count, plan);
   size_t end = 0;
@@ -219,7 +235,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
     end = begin + static_cast<size_t>(ceil_div(bytes, 128) * 128);
     return begin;
   };
-  region("workspace.counter", sizeof(int), delta);
+  region("workspace.counter", 2 * sizeof(int), delta);
   t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
   const int64_t sums = has_main(p, t) ? blocks * t.tile.dq_floats : 0;

@@ -12,12 +12,12 @@ namespace tandem::plan {
 struct BackwardTile {
   BackwardTile() : BackwardTile(Sm90BackwardConfig{}) {}
   BackwardTile(const Sm90BackwardConfig& t)
-      : BackwardTile(t, 1, t.tile_m, t.tile_n()) {  // NOLINT(google-explicit-constructor)
+      : BackwardTile(t, 1, t.tile_m, t.tile_n(), false) {  // NOLINT(google-explicit-constructor)
     key_floats = t.key_floats();
     key_sums = t.key_sums();
   }
   BackwardTile(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
-      : BackwardTile(t, t.ctas(), t.q_box_rows(), t.kCtaKeys) {}
+      : BackwardTile(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.apart()) {}
 
   operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
 
@@ -34,10 +34,11 @@ struct BackwardTile {
   int dq_floats;                     // of a step
   int dq_tickets;                    // of an m_block
   int key_floats = 0, key_sums = 0;  // of a split, and CTAs that sum them up: where steps are split
+  bool apart;                        // dk and dv are summed by tiles of their own
 
  private:
   template <class T>
-  BackwardTile(const T& t, int ctas_of_cluster, int q_rows, int k_rows)
+  BackwardTile(const T& t, int ctas_of_cluster, int q_rows, int k_rows, bool sums_apart)
       : kernel(t),
         head_dim(t.head_dim),
         head_dim_v(t.head_dim_v),
@@ -51,7 +52,8 @@ struct BackwardTile {
         convert_threads(t.convert_threads()),
         smem_bytes(t.smem_bytes()),
         dq_floats(t.dq_floats()),
-        dq_tickets(t.dq_tickets()) {}
+        dq_tickets(t.dq_tickets()),
+        apart(sums_apart) {}
 };
 
 }  // namespace tandem::plan

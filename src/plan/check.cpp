@@ -17,9 +17,6 @@ bool is_blackwell(const gpu::Properties& device) {
   return device.compute_major == 10 && (device.compute_minor == 0 || device.compute_minor == 3);
 }
 
-// Where dk and dv have no room in tensor memory beside scores.
-constexpr int64_t kMostHeadDimOfGradients = 128;
-
 // What Hopper's kernels do and Blackwell's do not yet.
 Status check_blackwell(const Problem& p) {
   const auto refuse = [](const std::string& what, const std::string& rule, const std::string& what_for) {
@@ -27,11 +24,6 @@ Status check_blackwell(const Problem& p) {
                                        " is not served there in this version; compute it on the CPU"));
   };
   if (p.pass == TANDEM_FORWARD) return {};
-  for (const auto& [name, head_dim] : {std::pair{"q", p.head_dim}, {"v", p.head_dim_v}}) {
-    if (head_dim <= kMostHeadDimOfGradients) continue;
-    return refuse(str_cat(name, ".head_dim (", head_dim, ")"),
-                  str_cat("at most ", kMostHeadDimOfGradients, " in a backward"), "the gradient of a wider head");
-  }
   if (p.dbias) return refuse("dbias", "NULL", "a bias's gradient");
   return {};
 }

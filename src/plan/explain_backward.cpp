@@ -21,14 +21,26 @@ double shared_bytes_of_step(const Sm90BackwardConfig& t) {
   return kElement * (scores + keys + queries + written);  // dq goes from registers to memory
 }
 
+// Columns of queries and dout that come for a step.
+double columns_of_step(const Sm100BackwardConfig& t) {
+  return t.apart() ? 3 * t.head_dim + 2 * t.head_dim_v : t.head_dim + t.head_dim_v;
+}
+
 // P and dS are in tensor memory, but dS for dq. A pair divides the second operands of its products, but sends half of
-// dS to each other.
+// dS to each other. Where sums are apart, S is multiplied twice, and queries come for each of its products.
 double shared_bytes_of_step(const Sm100BackwardConfig& t) {
   const double m = Sm100BackwardConfig::tile_m, n = Sm100BackwardConfig::kCtaKeys, ctas = t.ctas();
   const double dims = t.head_dim + t.head_dim_v;
-  const double scores = (n + m / ctas) * dims, keys = m * dims / ctas, queries = n * (m + t.head_dim);
-  const double written = m * n + m * dims + (t.pair ? m * n : 0);
+  const double again = t.apart() ? t.head_dim : 0;
+  const double scores = (n + m / ctas) * (dims + again), keys = m * dims / ctas;
+  const double queries = n * (m * t.dq_pieces() + t.head_dim);
+  const double written = m * n + m * columns_of_step(t) + (t.pair ? m * n : 0);
   return ctas * kElement * (scores + keys + queries + written) + 2 * kFloat * t.dq_floats();
+}
+
+double columns_of_step(const BackwardTile& tile) {
+  if (const auto* t = std::get_if<Sm100BackwardConfig>(&tile.kernel)) return columns_of_step(*t);
+  return tile.head_dim + tile.head_dim_v;
 }
 
 double shared_bytes_of_pair(const BackwardTile& tile) {
@@ -45,7 +57,15 @@ std::string why_tile(const Problem& p, const BackwardTile& tile) {
         str_cat(queries, queries == 1 ? " step" : " steps", " of queries and ", dout, " of dout in shared memory, ");
   };
   if (const auto* t = std::get_if<Sm100BackwardConfig>(&tile.kernel)) {
-    stages(t->q_stages, t->dout_stages);
+    if (t->apart()) {
+      text += str_cat(
+          "once for dk and dq, then once for dv, for which scores are multiplied again: tensor memory has no "
+          "room for both; ",
+          t->ring_blocks(), " and ", t->for_dv().ring_blocks(),
+          " blocks of 64 columns of queries and dout in shared memory, ");
+    } else {
+      stages(t->q_stages, t->dout_stages);
+    }
     text += str_cat(tile.smem_bytes, " bytes of it", t->pair ? " in each of two blocks that multiply together" : "",
                     ": counted, not measured");
   } else {
@@ -70,9 +90,10 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
   const double d = t.head_dim, dims = t.head_dim + t.head_dim_v, sms = device.sm_count;
   Floor f;
   f.pairs = work.pairs;
-  f.flops = 2 * work.pairs * (2 * dims + d);
+  const double scores = t.apart ? 2 : 1;  // how often they are made
+  f.flops = 2 * work.pairs * (2 * dims + scores * d);
   f.mma_clocks = f.flops / flops_per_clock(device) / sms;
-  f.exp_clocks = work.pairs / exp_per_clock(device) / sms;
+  f.exp_clocks = scores * work.pairs / exp_per_clock(device) / sms;
   f.shared_clocks = work.pairs * shared_bytes_of_pair(t) / kSharedPerClock / sms;
   const auto bytes = [](const View& view, int64_t columns) {
     return view ? static_cast<double>(columns * size_of(view.dtype)) : 0;
@@ -85,7 +106,8 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
   f.hbm_bytes = own + rows * bytes(p.q, p.head_dim);
   // Every tile of keys reads the queries that see it, their dout, lse and delta, and adds to their float32 dq, which is
   // then converted.
-  f.l2_bytes = own + work.pairs / t.tile_n * (kElement * dims + kFloat * (2 + d)) + rows * kFloat * (2 + d);
+  f.l2_bytes = own + work.pairs / t.tile_n * (kElement * columns_of_step(t) + kFloat * (2 * scores + d)) +
+               rows * kFloat * (2 + d);
   f.binds = what_binds(f);
   f.at_bounds = varlen(p);
   return f;
@@ -111,7 +133,7 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
   if (t.l2_heads > 1)
     lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads are taken together"));
   lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", varlen(p) ? "up to " : "",
-                          t.tiles, " tiles"));
+                          t.tiles, t.tile.apart ? " tiles of dk and as many of dv" : " tiles"));
   return lines;
 }
 

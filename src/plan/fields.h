@@ -90,12 +90,13 @@ constexpr void fields(T& t, Visit&& visit) {
 template <class T, class Visit>
   requires std::is_same_v<std::remove_const_t<T>, Sm100BackwardConfig>
 constexpr void fields(T& t, Visit&& visit) {
-  visit(Field{"head_dim", kWholeHeadDims}, t.head_dim);
-  visit(Field{"head_dim_v", kWholeHeadDims}, t.head_dim_v);
+  visit(Field{"head_dim", kHeadDims}, t.head_dim);
+  visit(Field{"head_dim_v", kHeadDims}, t.head_dim_v);
   visit(Field{"q_stages", {1, 4}, "", true}, t.q_stages);
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
   visit(Field{"dq_stages", {1, 4}, "", true}, t.dq_stages);
   visit(Field{"pair", kFlag, "", true}, t.pair);
+  visit(Field{"sums", {0, 1}, "", true}, t.sums);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
   score_fields(t, visit);

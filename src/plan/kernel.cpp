@@ -20,12 +20,14 @@ std::string shape_of(const Sm90BackwardConfig& t) {
 }
 
 std::string shape_of(const Sm100BackwardConfig& t) {
+  if (t.apart()) return str_cat("_", Sm100BackwardConfig::tile_m, "x", t.tile_n(), "_apart", t.ring_blocks());
   return str_cat("_", Sm100BackwardConfig::tile_m, "x", t.tile_n(), "x", t.q_stages, "x", t.dout_stages, "x",
                  t.dq_stages);
 }
 
 const char* mark_of(const Field& field, bool on) { return on ? field.mark : ""; }
 const char* mark_of(const Field&, int) { return ""; }
+const char* mark_of(const Field&, Sums) { return ""; }
 const char* mark_of(const Field&, Bias bias) {
   switch (bias) {
     case Bias::none: return "";
@@ -44,6 +46,7 @@ std::string source_of(Bias bias) {
   const char* names[] = {"none", "boolean", "f32", "element"};
   return str_cat("Bias::", names[static_cast<int>(bias)]);
 }
+std::string source_of(Sums sums) { return sums == Sums::dk ? "Sums::dk" : "Sums::both"; }
 
 template <class T>
 std::string initialiser_of(const T& configuration) {

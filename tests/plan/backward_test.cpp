@@ -135,19 +135,30 @@ TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
 }
 
 TEST(BackwardPlan, TilesOfBlackwellFit) {
-  for (int64_t dim = 8; dim <= 128; dim += 8) {
-    for (int64_t dim_v = 8; dim_v <= 128; dim_v += 8) {
+  for (int64_t dim = 8; dim <= 256; dim += 8) {
+    for (int64_t dim_v = 8; dim_v <= 256; dim_v += 8) {
       const Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 300, .head_dim = dim, .head_dim_v = dim_v}));
       const plan::Plan plan = plan::make_plan(p, blackwell());
       const Sm100BackwardConfig t = plan.backward.tile.for_blackwell();
       EXPECT_TRUE(t.fits()) << dim << " " << dim_v;
       EXPECT_GE(t.head_dim, dim);
       EXPECT_GE(t.head_dim_v, dim_v);
-      EXPECT_EQ(t.pair, dim > 64 && dim_v > 64);
+      EXPECT_LT(t.head_dim, dim + (t.pair ? 64 : t.apart() ? 64 : 16));
+      // Of heads of 80 and 96 one CTA moves less.
+      const bool narrow = dim <= 128 && dim_v <= 128, more = 8 * ((dim + 15) / 16) + 3 * ((dim_v + 15) / 16) > 68;
+      EXPECT_EQ(t.pair, narrow && dim > 64 && dim_v > 64 && more) << dim << " " << dim_v;
+      EXPECT_FALSE(t.apart() && (narrow || (dim <= 64 && dim_v <= 192)));
+      EXPECT_TRUE(t.apart() || t.head_dim + t.head_dim_v <= 256);
       EXPECT_EQ(plan.launches[0].grid, 1u);  // m_blocks of 128 queries
       if (t.pair) {
         EXPECT_EQ(plan.launches[1].grid, 4u);  // two n_blocks of 256 keys
         EXPECT_EQ(plan.launches[2].block, 256u);
+        continue;
+      }
+      if (t.apart()) {
+        EXPECT_TRUE(t.for_dv().fits());
+        EXPECT_EQ(plan.launches[1].grid, 6u);  // three n_blocks, of dk and of dv
+        EXPECT_EQ(plan.launches[2].block, dim > 128 ? 256u : 128u);
         continue;
       }
       EXPECT_GE(t.q_stages, 2);

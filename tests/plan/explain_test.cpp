@@ -99,6 +99,16 @@ TEST(PlanFloor, BackwardOfOneTilePerSmOfBlackwell) {
   EXPECT_EQ(f.shared_clocks, 3328 + 512);  // with the queries and dout that copies write
 }
 
+// Wide heads: scores are made twice, once for dk and once for dv.
+TEST(PlanFloor, BackwardOfOneWideTilePerSmOfBlackwell) {
+  const Problem p = backward(
+      dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 148, .heads_k = 148, .head_dim = 256, .head_dim_v = 256}));
+  const Floor f = plan::floor_of(p, plan::make_plan(p, blackwell()), blackwell());
+  EXPECT_EQ(f.mma_clocks, 6 * 1024);
+  EXPECT_EQ(f.exp_clocks, 2 * 1024);
+  EXPECT_EQ(f.shared_clocks, 3 * 1024 + 2 * 512 + 1024 + 256 + 2048 + 5 * 512);  // as in the lab note
+}
+
 TEST(PlanFloor, WhatBinds) {
   const Sizes d64{
       .batch = 4, .seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 32, .heads_k = 32, .head_dim = 64, .head_dim_v = 64};
@@ -144,6 +154,15 @@ TEST(PlanReasons, SayWhatABackwardDoes) {
   EXPECT_EQ(launches[0], "delta: 40 blocks of 256 threads");
   EXPECT_EQ(launches[1].find("backward: 60 blocks of 384 threads, "), 0u);
   EXPECT_EQ(launches[2], "convert: 88 blocks of 256 threads, may begin before the one above has ended");
+}
+
+TEST(PlanReasons, SayThatWideGradientsAreApart) {
+  const Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 192, .head_dim_v = 128}));
+  std::string text;
+  for (const std::string& line : plan::reasons(p, plan::make_plan(p, blackwell()), blackwell())) text += line + "\n";
+  for (const char* said : {"once for dk and dq, then once for dv", "6 and 10 blocks of 64 columns",
+                           "6 blocks on 148 SMs for 3 tiles of dk and as many of dv"})
+    EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
 }
 
 }  // namespace

@@ -14,47 +14,56 @@
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
   constexpr int kDqSync = 2;  // named barrier
+  constexpr int kColumns = T.dq_part_columns();
   const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
-  const u32 from = (static_cast<u32>(warp) * 32 << 16) + T.tmem_dq();
+  const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   Ring<T.dq_stages> place;
   u32 steps = 0;
-  auto add = [&](const SequenceCoords& sequence, const Steps& step, int n_block) {
-    const i64 at = m_block_at(p, sequence, step.head, step.m_block);
-    const int before = n_block - first_n_block<T>(p, sequence, step.m_block);
-    float* const sums = p.dq_sums + at * T.dq_floats() + rank_of_cta<T>() * (T.dq_floats() / T.ctas());
-    int* const ticket = p.dq_tickets + at;
-    mbarrier_wait(&s.dq_ready, steps & 1);
+  // Columns [begin, end) of a step's.
+  auto add_columns = [&](int begin, int end, u32 from, u64* empty, float* sums, int* ticket, int before) {
 #pragma unroll 1
-    for (int part = 0; part < T.dq_parts(); ++part, place.advance()) {
-      float x[T.kDqColumns];
+    for (int column = begin; column < end; column += kColumns, place.advance()) {
+      float x[kColumns];
       tcgen05_fence_after();
-      tmem_load(x, from + part * T.kDqColumns);
+      tmem_load(x, from + column - begin);
       // Once the last addition from this place has read it.
       if (warp == 0 && elect_one()) tma_store_wait_read<T.dq_stages - 1>();
       tmem_wait_load(x);
       named_sync(kDqSync, 128);
       float4* const to = reinterpret_cast<float4*>(s.dq[place.slot]) + threadIdx.x % 128;
 #pragma unroll
-      for (int n = 0; n < T.kDqColumns; n += 4) to[n / 4 * 128] = make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]);
-      if (part == T.dq_parts() - 1) {
+      for (int n = 0; n < kColumns; n += 4) to[n / 4 * 128] = make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]);
+      if (column == end - kColumns) {
         tcgen05_fence_before();
         __syncwarp();
-        if (lane == 0) arrive_at_leader<T>(&s.dq_empty);
+        if (lane == 0) arrive_at_leader<T>(empty);
       }
       fence_proxy_async();
       named_sync(kDqSync, 128);
       if (warp != 0 || !elect_one()) continue;
-      if (part == 0) {
+      if (column == 0) {
         while (load_acquire(ticket) < T.ctas() * before) {
         }
         fence_proxy_async_global();
       }
       if (before == 0) {
-        bulk_store(sums + part * T.kDqPartFloats, s.dq[place.slot], sizeof s.dq[0]);
+        bulk_store(sums + column * T.tile_m, s.dq[place.slot], sizeof s.dq[0]);
       } else {
-        bulk_add(sums + part * T.kDqPartFloats, s.dq[place.slot], sizeof s.dq[0]);
+        bulk_add(sums + column * T.tile_m, s.dq[place.slot], sizeof s.dq[0]);
       }
       tma_store_commit();
+    }
+  };
+  auto add = [&](const SequenceCoords& sequence, const Steps& step, int n_block) {
+    const i64 at = m_block_at(p, sequence, step.head, step.m_block);
+    const int before = n_block - first_n_block<T>(p, sequence, step.m_block);
+    float* const sums = p.dq_sums + at * T.dq_floats() + rank_of_cta<T>() * (T.dq_floats() / T.ctas());
+    int* const ticket = p.dq_tickets + at;
+#pragma unroll
+    for (int piece = 0; piece < T.dq_pieces(); ++piece) {
+      mbarrier_wait(&s.dq_ready[piece], steps & 1);
+      add_columns(T.dq_piece_begin(piece), T.dq_piece_begin(piece + 1), lanes + T.tmem_dq(piece), &s.dq_empty[piece],
+                  sums, ticket, before);
     }
     if (warp == 0 && elect_one()) {
       tma_store_wait();

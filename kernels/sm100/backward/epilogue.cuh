@@ -1,5 +1,5 @@
 // The end of a tile, in the Blackwell backward: dk and dv from tensor memory to the caller's tensors, by the warpgroups
-// that compute, half of the columns each.
+// that compute, some of the columns each.
 #pragma once
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
@@ -13,7 +13,7 @@
 struct KeyGradient {
   u32 columns_at;
   int columns;
-  u16* staging;  // of the keys, or values, that nobody needs any more
+  u16* staging;  // of operands that nobody needs any more
   const TensorMap* map;
   void* data;
   bool is_f32;
@@ -22,8 +22,9 @@ struct KeyGradient {
   float scale;
 };
 
-// A row of a thread, columns [column, column + 32). any: something has been summed.
-TANDEM_DEVICE void load_sums(float (&x)[32], const KeyGradient& g, u32 lanes, int column, bool any) {
+// A row of a thread, columns [column, column + n). any: something has been summed.
+template <int n>
+TANDEM_DEVICE void load_sums(float (&x)[n], const KeyGradient& g, u32 lanes, int column, bool any) {
   if (any) {
     tcgen05_fence_after();
     tmem_load(x, lanes + g.columns_at + column);
@@ -41,15 +42,15 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int rows, int first_row, bool accumulate) {
   const int warp = uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
-  const int half = g.columns / T.kComputing;
+  constexpr int kColumns = T.stored_columns();
   const i64 at = g.at + (first_row + thread) * g.row;
 #pragma unroll 1
-  for (int column = index * half; column < (index + 1) * half; column += 32) {
-    float x[32];
+  for (int column = index * kColumns; column < g.columns; column += T.kComputing * kColumns) {
+    float x[kColumns];
     load_sums(x, g, lanes, column, any);
     if (thread < rows) {
 #pragma unroll
-      for (int n = 0; n < 32; n += 2) {
+      for (int n = 0; n < kColumns; n += 2) {
         if (column + n < g.head_dim) store_pair<T>(g.data, at + column + n, x[n], x[n + 1], g.is_f32, accumulate);
       }
     }
@@ -61,16 +62,16 @@ TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int r
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int rows, int first_row, int head, int batch) {
   constexpr int kStoreSync = 1;  // named barrier
+  constexpr int kColumns = T.stored_columns();
   const int warp = uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   const bool tail = T.varlen && warp_any(rows < T.kCtaKeys);
-  const int half = g.columns / T.kComputing;
 #pragma unroll 1
-  for (int column = index * half; column < (index + 1) * half; column += 32) {
-    float x[32];
+  for (int column = index * kColumns; column < g.columns; column += T.kComputing * kColumns) {
+    float x[kColumns];
     load_sums(x, g, lanes, column, any);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
+    for (int c = 0; c < kColumns / 8; ++c) {
       Chunk chunk;
 #pragma unroll
       for (int n = 0; n < 4; ++n) chunk.x[n] = pack<T>(x[8 * c + 2 * n], x[8 * c + 2 * n + 1]);
@@ -97,6 +98,15 @@ TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int row
   tma_store_commit();
 }
 
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE u16* staging_of_dv(BackwardShared<T>& s) {
+  if constexpr (T.apart()) {
+    return s.ring[0];
+  } else {
+    return s.v;
+  }
+}
+
 // Reads the tile and its sequence again: kept until here they would take registers that the steps want.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_tile(const BackwardParams& p, BackwardShared<T>& s, int index, bool any) {
@@ -111,11 +121,11 @@ TANDEM_DEVICE void store_tile(const BackwardParams& p, BackwardShared<T>& s, int
       store_sums<T>(g, index, any, sequence.k_rows - row, sequence.k_begin + row, tile.head_k, batch);
     }
   };
-  if (p.has_dv) {
-    store({T.tmem_dv(), T.head_dim_v, s.v, &p.dv, p.dv_data, p.dv_is_f32 != 0,
+  if (T.makes_dv() && p.has_dv) {
+    store({T.tmem_dv(), T.head_dim_v, staging_of_dv(s), &p.dv, p.dv_data, p.dv_is_f32 != 0,
            batch * p.dv_batch + tile.head_k * p.dv_head, p.dv_row, p.head_dim_v, T.dropout ? p.dropout.scale : 1});
   }
-  if (p.has_dk) {
+  if (T.makes_dk() && p.has_dk) {
     store({T.tmem_dk(), T.head_dim, s.k, &p.dk, p.dk_data, p.dk_is_f32 != 0,
            batch * p.dk_batch + tile.head_k * p.dk_head, p.dk_row, p.head_dim, p.scale});
   }

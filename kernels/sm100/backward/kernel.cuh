@@ -25,6 +25,9 @@
 // other operand. dQ has half of the queries in each CTA, and all 256 keys, for which halves of dS are exchanged
 // (pair_load.cuh, pair_mma.cuh).
 //
+// Wide heads leave no room for dK and dV at once: n_blocks are gone over twice, for dk and dq, then for dv, and queries
+// and dout stream by in blocks of 64 columns, in the order in which products want them (wide_load.cuh, wide_mma.cuh).
+//
 // Barriers between products of one thread are none, as in the forward: the tensor core executes them in the order of
 // their issue. What is committed behind a product says that all before it are done too: so dp_ready tells that dS of
 // the step before has been read, in tensor and in shared memory, and s_ready that P has.
@@ -39,6 +42,8 @@
 #include "sm100/backward/pair_mma.cuh"
 #include "sm100/backward/relay.cuh"
 #include "sm100/backward/softmax.cuh"
+#include "sm100/backward/wide_load.cuh"
+#include "sm100/backward/wide_mma.cuh"
 
 enum class Role { compute, dq, mma, load, relay, none };
 template <Sm100BackwardConfig T>
@@ -51,36 +56,57 @@ TANDEM_DEVICE Role role_of(int warp) {
   return T.relays() && warp == kOthers + 2 ? Role::relay : Role::none;
 }
 
+// One thread.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void init_barriers(BackwardShared<T>& s) {
+  constexpr int kComputeWarps = 4 * T.kComputing;
+  constexpr int ctas = T.ctas();
+  for (u64* barrier : {&s.k_landed, &s.v_landed, &s.dp_ready, &s.sums_ready}) mbarrier_init(barrier, 1);
+  for (u64* barrier : {&s.k_relayed, &s.v_relayed}) mbarrier_init(barrier, ctas);
+  for (int i = 0; i < T.q_stages; ++i) {
+    for (u64* barrier : {&s.q_landed[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);
+    mbarrier_init(&s.q_relayed[i], ctas);
+  }
+  for (int i = 0; i < T.dout_stages; ++i) {
+    for (u64* barrier : {&s.dout_landed[i], &s.dout_empty[i]}) mbarrier_init(barrier, 1);
+    mbarrier_init(&s.dout_relayed[i], ctas);
+  }
+  if constexpr (T.stats_alone()) {
+    for (u64* barrier : {&s.stats_landed[0], &s.stats_landed[1]}) mbarrier_init(barrier, 1);
+  }
+  if constexpr (T.apart()) {
+    for (u64* barrier : {&s.stats_empty[0], &s.stats_empty[1]}) mbarrier_init(barrier, 1);
+    for (int i = 0; i < T.ring_blocks(); ++i) {
+      for (u64* barrier : {&s.ring_landed[i], &s.ring_relayed[i], &s.ring_empty[i]}) mbarrier_init(barrier, 1);
+    }
+    mbarrier_init(&s.s_empty, kComputeWarps);
+  }
+  if constexpr (T.pair) {
+    for (u64* barrier :
+         {&s.pair.kt_landed, &s.pair.qt_landed, &s.pair.doutt_landed, &s.pair.qt_empty, &s.pair.doutt_empty,
+          &s.pair.ds_landed, &s.pair.ds_relayed, &s.pair.tile_told, &s.pair.tile_taken})
+      mbarrier_init(barrier, 1);
+    for (u64* barrier : {&s.pair.kt_relayed, &s.pair.qt_relayed, &s.pair.doutt_relayed}) mbarrier_init(barrier, ctas);
+  }
+  mbarrier_init(&s.kv_empty, s.kTileWarps);
+  for (int i = 0; i < T.s_slots(); ++i) {
+    mbarrier_init(&s.s_ready[i], 1);
+    mbarrier_init(&s.p_ready[i], kComputeWarps * ctas);
+  }
+  mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
+  for (int i = 0; i < T.dq_pieces(); ++i) {
+    mbarrier_init(&s.dq_ready[i], 1);
+    mbarrier_init(&s.dq_empty[i], 4 * ctas);
+  }
+  fence_mbarrier_init();
+  fence_proxy_async();
+}
+
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void begin(const BackwardParams& p, BackwardShared<T>& s, int warp) {
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.v, &p.q, &p.dout}) prefetch_tensor_map(map);
-    constexpr int kComputeWarps = 4 * T.kComputing;
-    constexpr int ctas = T.ctas();
-    for (u64* barrier : {&s.k_landed, &s.v_landed, &s.s_ready, &s.dp_ready, &s.dq_ready, &s.sums_ready})
-      mbarrier_init(barrier, 1);
-    for (u64* barrier : {&s.k_relayed, &s.v_relayed}) mbarrier_init(barrier, ctas);
-    for (int i = 0; i < T.q_stages; ++i) {
-      for (u64* barrier : {&s.q_landed[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);
-      mbarrier_init(&s.q_relayed[i], ctas);
-    }
-    for (int i = 0; i < T.dout_stages; ++i) {
-      for (u64* barrier : {&s.dout_landed[i], &s.dout_empty[i]}) mbarrier_init(barrier, 1);
-      mbarrier_init(&s.dout_relayed[i], ctas);
-    }
-    if constexpr (T.pair) {
-      for (u64* barrier : {&s.pair.kt_landed, &s.pair.qt_landed, &s.pair.doutt_landed, &s.pair.qt_empty,
-                           &s.pair.doutt_empty, &s.pair.ds_landed, &s.pair.ds_relayed, &s.pair.tile_told,
-                           &s.pair.tile_taken, &s.pair.stats_landed[0], &s.pair.stats_landed[1]})
-        mbarrier_init(barrier, 1);
-      for (u64* barrier : {&s.pair.kt_relayed, &s.pair.qt_relayed, &s.pair.doutt_relayed}) mbarrier_init(barrier, ctas);
-    }
-    mbarrier_init(&s.kv_empty, s.kTileWarps);
-    mbarrier_init(&s.p_ready, kComputeWarps * ctas);
-    mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
-    mbarrier_init(&s.dq_empty, 4 * ctas);
-    fence_mbarrier_init();
-    fence_proxy_async();
+    init_barriers<T>(s);
   }
   // Both CTAs of a pair run from here on: tensor memory is allocated for both at once, and each reaches for the
   // other's barriers.
@@ -91,43 +117,71 @@ TANDEM_DEVICE void begin(const BackwardParams& p, BackwardShared<T>& s, int warp
   grid_dependency_wait();
 }
 
+// A role's work on all tiles; where sums are apart, on those of dk, then on those of dv: all warps of the CTA call it.
+template <Sm100BackwardConfig T, class Work>
+TANDEM_DEVICE void do_tiles(const BackwardParams& p, BackwardShared<T>& s, Work&& work) {
+  if constexpr (!T.apart()) {
+    work(s);
+  } else {
+    if (p.has_dk || p.dq) work(s);
+    if (!p.has_dv) return;
+    auto& of_dv = *reinterpret_cast<BackwardShared<T.for_dv()>*>(&s);
+    static_assert(sizeof of_dv <= T.kBlocksApart * T.kBlockBytes);  // before the barriers of dk
+    // In the ring of dk, which is idle once there are no more tiles.
+    if (threadIdx.x == 0) init_barriers<T.for_dv()>(of_dv);
+    __syncwarp();
+    __syncthreads();
+    work(of_dv);
+  }
+}
+
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void backward(const BackwardParams& p) {
   extern __shared__ __align__(1024) char memory[];
-  auto& s = *reinterpret_cast<BackwardShared<T>*>(memory);
+  auto& shared = *reinterpret_cast<BackwardShared<T>*>(memory);
   static_assert(sizeof(BackwardShared<T>) <= T.smem_bytes());
   static_assert(T.fits());
   const int warp = uniform(threadIdx.x / 32);
-  begin(p, s, warp);
+  begin(p, shared, warp);
   const Role role = role_of<T>(warp);
   switch (role) {
     case Role::compute:
       setmaxnreg_inc<T.kComputeRegisters>();
-      compute<T>(p, s, warp / 4);
+      do_tiles<T>(p, shared, [&](auto& s) { compute(p, s, warp / 4); });
       break;
     case Role::dq:
       setmaxnreg_dec<T.kDqRegisters>();
-      add_dq<T>(p, s);
+      do_tiles<T>(p, shared, [&]<Sm100BackwardConfig P>(BackwardShared<P>& s) {
+        if constexpr (P.makes_dk()) add_dq(p, s);
+      });
       break;
     default:
       setmaxnreg_dec<T.kOtherRegisters>();
-      if constexpr (T.pair) {
-        if (role == Role::mma && elect_one()) rank_of_cta<T>() == 0 ? mma_pair<T>(p, s) : relay_ds<T>(p, s);
-        if (role == Role::load && elect_one()) load_pair<T>(p, s);
-        if (role == Role::relay) relay_pair<T>(p, s);
-      } else {
-        if (role == Role::mma && elect_one()) mma<T>(p, s);
-        if (role == Role::load && elect_one()) load<T>(p, s);
-        if constexpr (T.relays()) {
-          if (role == Role::relay) relay<T>(p, s);
+      do_tiles<T>(p, shared, [&](auto& s) {
+        if constexpr (T.pair) {
+          if (role == Role::mma && elect_one()) rank_of_cta<T>() == 0 ? mma_pair(p, s) : relay_ds(p, s);
+          if (role == Role::load && elect_one()) load_pair(p, s);
+          if (role == Role::relay) relay_pair(p, s);
+        } else if constexpr (T.apart()) {
+          if (role == Role::mma && elect_one()) mma_wide(p, s);
+          if (role == Role::load && elect_one()) load_wide(p, s);
+          if constexpr (T.relays()) {
+            if (role == Role::relay) relay_wide(p, s);
+          }
+        } else {
+          if (role == Role::mma && elect_one()) mma(p, s);
+          if (role == Role::load && elect_one()) load(p, s);
+          if constexpr (T.relays()) {
+            if (role == Role::relay) relay(p, s);
+          }
         }
-      }
-      __syncwarp();
+        __syncwarp();
+      });
   }
   if constexpr (T.pair) {
     cluster_sync();
   } else {
     __syncthreads();
   }
-  if (warp == 0) tmem_free<T.ctas()>(s.tensor_memory, T.kTmemColumns);
+  if (warp == 0) tmem_free<T.ctas()>(shared.tensor_memory, T.kTmemColumns);
 }

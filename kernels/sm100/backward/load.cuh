@@ -30,7 +30,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   };
   u32 taken = 0;
   for (;; ++taken) {
-    const int n = atomicAdd(p.counter, 1);
+    const int n = take_tile<T>(p);
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);

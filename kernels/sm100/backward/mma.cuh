@@ -35,12 +35,12 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c)
       tcgen05_mma_ss<1>(T.tmem_s(), k + in_row(c), q + in_row(c), kScoreProduct, c > 0);
-    tcgen05_commit<1>(&s.s_ready);
+    tcgen05_commit<1>(s.s_ready);
     q_next.advance();
   };
   auto mma_dp = [&] {
     wait(s.dout_full(dout_ring.slot), dout_ring.parity);
-    if (!T.dq_has_place()) wait(&s.dq_empty, (steps & 1) ^ 1);  // of the step before
+    if (!T.dq_has_place()) wait(s.dq_empty, (steps & 1) ^ 1);  // of the step before
     const u64 v = by_rows(s.v), dout = by_rows(s.dout[dout_ring.slot]);
 #pragma unroll
     for (int c = 0; c < T.head_dim_v / 16; ++c)
@@ -48,7 +48,7 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
     tcgen05_commit<1>(&s.dp_ready);
   };
   auto mma_dv = [&](bool first) {
-    wait(&s.p_ready, steps & 1);
+    wait(s.p_ready, steps & 1);
     const u64 dout = by_columns(s.dout[dout_ring.slot]);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c)
@@ -65,11 +65,11 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
     q_ring.advance();
   };
   auto mma_dq = [&] {
-    if (T.dq_has_place()) wait(&s.dq_empty, (steps & 1) ^ 1);
+    if (T.dq_has_place()) wait(s.dq_empty, (steps & 1) ^ 1);
     const u64 ds = by_columns(s.ds), k = by_columns(s.k);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c) tcgen05_mma_ss<1>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
-    tcgen05_commit<1>(&s.dq_ready);
+    tcgen05_commit<1>(s.dq_ready);
   };
 
   for (u32 taken = 0;; ++taken) {

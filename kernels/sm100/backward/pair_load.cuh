@@ -10,7 +10,7 @@
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE int next_tile_of_pair(const BackwardParams& p, BackwardShared<T>& s, u32 taken) {
   if (rank_of_cta<T>() == 0) {
-    const int n = atomicAdd(p.counter, 1);
+    const int n = take_tile<T>(p);
     mbarrier_wait_cluster(&s.pair.tile_taken, (taken & 1) ^ 1);
     store_at(&s.pair.next_tile, 1, n);
     mbarrier_release_at(&s.pair.tile_told, 1);
@@ -55,7 +55,7 @@ struct PairSteps {
   TANDEM_DEVICE void load(const SequenceCoords& sequence, const Steps& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch, head = step.head;
     load_rows(s.q[0], &p.q, &s.q_landed[0], &s.q_empty[0], row, head, batch);
-    u64* const stats_landed = &s.pair.stats_landed[steps & 1];
+    u64* const stats_landed = &s.stats_landed[steps & 1];
     mbarrier_expect_tx(stats_landed, sizeof s.stats[0]);
     bulk_load(s.stats[steps & 1], p.stats + m_block_at(p, sequence, head, step.m_block) * (2 * T.tile_m),
               sizeof s.stats[0], stats_landed);

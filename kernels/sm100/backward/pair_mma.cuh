@@ -42,13 +42,13 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_s(), k + in_row(c, kBlock), q + in_row(c, kBlock / 2), kScoreProduct, c > 0);
-    tcgen05_commit<2>(&s.s_ready);
+    tcgen05_commit<2>(s.s_ready);
     tcgen05_commit<2>(&s.q_empty[0]);
     ++scores;
   };
   auto mma_dp = [&] {
     wait_relayed(s.dout_full(0), steps & 1);
-    wait(&s.dq_empty, (steps & 1) ^ 1);  // of the step before
+    wait(s.dq_empty, (steps & 1) ^ 1);  // of the step before
     const u64 v = by_rows(s.v), dout = by_rows(s.dout[0]);
 #pragma unroll
     for (int c = 0; c < T.head_dim_v / 16; ++c)
@@ -58,7 +58,7 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
   };
   auto mma_dv = [&](bool first) {
     wait_relayed(&s.pair.doutt_relayed, steps & 1);
-    wait(&s.p_ready, steps & 1);
+    wait(s.p_ready, steps & 1);
     const u64 dout = by_columns(s.doutt);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c)
@@ -82,7 +82,7 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
 #pragma unroll
     for (int c = 0; c < T.tile_n() / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
-    tcgen05_commit<2>(&s.dq_ready);
+    tcgen05_commit<2>(s.dq_ready);
   };
 
   for (u32 taken = 0;; ++taken) {

@@ -122,7 +122,8 @@ TANDEM_DEVICE u16* ds_place(BackwardShared<T>& s, int index) {
   if constexpr (T.pair) {
     if (index != rank_of_cta<T>()) return s.ds_sent;
   }
-  return s.ds + index * kHalf;
+  if constexpr (T.makes_dk()) return s.ds + index * kHalf;
+  return nullptr;
 }
 // A warp's rows go to the other CTA. Their place here is free when dQ is done, as dS everywhere.
 template <Sm100BackwardConfig T>
@@ -168,34 +169,44 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     for (; warp_any(step.left > 0); step.advance(), q_ring.advance(), ++steps) {
       const HeadScores<T> of_head(p, sequence, step.head);
       const int query = step.m_block * T.tile_m + first_query;
-      const float* const stats = s.stats[T.pair ? steps & 1 : q_ring.slot] + first_query;
+      const float* const stats = s.stats[T.stats_alone() ? steps & 1 : q_ring.slot] + first_query;
+      const u32 s_slot = steps % T.s_slots(), scores_at = scores + s_slot * T.tile_m;
       u32 kept[kChunks] = {};
       if constexpr (T.dropout) {  // drawn while S is multiplied
 #pragma unroll
         for (int c = 0; c < kChunks; ++c)
           kept[c] = dropout.of_column(query + c * kChunk, sequence.sequence * p.heads_q + step.head, key, lane);
       }
-      if constexpr (T.pair) {
-        mbarrier_wait(&s.pair.stats_landed[steps & 1], steps >> 1 & 1);
+      if constexpr (T.stats_alone()) {
+        mbarrier_wait(&s.stats_landed[steps & 1], steps >> 1 & 1);
       } else {
         mbarrier_wait(&s.q_landed[q_ring.slot], q_ring.parity);
       }
-      mbarrier_wait(&s.s_ready, steps & 1);
+      mbarrier_wait(&s.s_ready[s_slot], steps / T.s_slots() & 1);
       tcgen05_fence_after();
       const bool masks = visibility.masks(step.m_block);
       float x[kChunks][kChunk];
+      if constexpr (!T.makes_dv()) {  // all at once: dQ waits for the place
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) tmem_load(x[c], scores_at + c * kChunk);
+        tmem_wait_load(x);
+        signal(&s.s_empty);
+      }
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        tmem_load(x[c], scores + c * kChunk);
-        tmem_wait_load(x[c]);
+        if constexpr (T.makes_dv()) {
+          tmem_load(x[c], scores_at + c * kChunk);
+          tmem_wait_load(x[c]);
+        }
         if constexpr (T.softcap) apply_softcap<true>(x[c], p);
         if (masks) visibility.apply_mask(x[c], query + c * kChunk);
         u32 rounded[kChunk / 2];
         make_probabilities<T>(x[c], rounded, stats + c * kChunk, kept[c], of_head, p, query + c * kChunk, key);
         fence_operand(x[c]);
-        tmem_store(scores + c * (kChunk / 2), rounded);
+        if constexpr (T.makes_dv()) tmem_store(scores_at + c * (kChunk / 2), rounded);
       }
-      signal(&s.p_ready);
+      if constexpr (T.makes_dv()) signal(&s.p_ready[s_slot]);
+      if constexpr (!T.makes_dk()) continue;
       mbarrier_wait(&s.dp_ready, steps & 1);
       tcgen05_fence_after();
       const int ds_at = opaque(ds_first);

@@ -79,6 +79,17 @@ constexpr Problem kProblems[] = {
      "--dtype f16 --gradients qkvs --seqlen-q 300 --seqlen-k 200 --head-dim 64 --head-dim-v 64 --left 70 --right 10 "
      "--softcap 20 --sink f32",
      "vgpu:b200"},
+    {"blackwell_between_gradients",
+     "--dtype bf16 --gradients qkv --seqlen-q 200 --seqlen-k 300 --head-dim 80 --head-dim-v 112 --causal 1",
+     "vgpu:b200"},
+    {"blackwell_wide_gradients",
+     "--dtype f16 --gradients qkv --seqlen-q 300 --seqlen-k 200 --head-dim 256 --head-dim-v 256 --causal 1 --heads-q 2 "
+     "--heads-k 1 --dropout 0.2",
+     "vgpu:b200"},
+    {"blackwell_mixed_padded_gradients",
+     "--dtype bf16 --gradients qkvs --batch 2 --seqlen-q 150 --seqlen-k 200 --used-q 150,3 --used-k 17,200 --head-dim "
+     "192 --head-dim-v 128 --sink f32",
+     "vgpu:b200"},
     {"blackwell_dropout_gradients",
      "--dtype bf16 --gradients qkv --seqlen-q 200 --seqlen-k 300 --head-dim 128 --head-dim-v 128 --heads-q 2 --heads-k "
      "1 --dropout 0.2",

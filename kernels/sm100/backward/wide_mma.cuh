@@ -1,0 +1,129 @@
+// The products of wide heads in the Blackwell backward: one thread.
+#pragma once
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "sm100/backward/shared_plan.cuh"
+
+// What shares columns of tensor memory is kept apart by the order of issue, and by barriers where threads read it: S
+// goes over the dQ that has been taken, dQ over the S that has been read, and over the dS that dK has read.
+template <Sm100BackwardConfig T>
+struct WideProducts {
+  static constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries or keys
+  static constexpr int kLast = T.dq_pieces() - 1;
+
+  BackwardShared<T>& s;
+  bool first;                        // of the tile's sums
+  u32 issued = 0, steps = 0;         // S, and sums, of all tiles
+  Ring<T.ring_blocks()> ring;        // blocks of queries and dout
+  Ring<T.s_slots()> s_ring, p_ring;  // of S, and of the P made from it
+
+  TANDEM_DEVICE static void wait(u64* barrier, u32 parity) {
+    mbarrier_wait(barrier, parity);
+    tcgen05_fence_after();
+  }
+  // The c-th 16 rows of an operand whose rows are along the inner dimension.
+  TANDEM_DEVICE static u64 rows_16(int c) { return static_cast<u64>(c * (2048 >> 4)); }
+  TANDEM_DEVICE static u64 by_columns(const u16* at) {
+    return tcgen05_smem_desc(shared_address(at), T.kBlockBytes, 1024);
+  }
+  TANDEM_DEVICE static u64 by_rows(const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); }
+
+  // multiply(block) is issued when the next block is here; its place is free when that is done.
+  template <class Multiply>
+  TANDEM_DEVICE void with_block(Multiply&& multiply) {
+    wait(s.ring_full(ring.slot), ring.parity);
+    multiply(s.ring[ring.slot]);
+    tcgen05_commit<1>(&s.ring_empty[ring.slot]);
+    ring.advance();
+  }
+  // S or dP: keys in rows, summed over columns.
+  TANDEM_DEVICE void multiply_rows(u32 to, const u16* keys, int columns) {
+    constexpr u32 kProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.kCtaKeys, T.tile_m);
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64) {
+      with_block([&](const u16* block) {
+        const u64 a = by_rows(keys + c * T.kCtaKeys), b = by_rows(block);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) tcgen05_mma_ss<1>(to, a + 2 * k, b + 2 * k, kProduct, c > 0 || k > 0);
+      });
+    }
+  }
+  // dV += P dO or dK += dS Q, 64 columns at a time.
+  TANDEM_DEVICE void add_columns(u32 to, u32 operand, int columns) {
+    constexpr u32 kProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.kCtaKeys, 64);
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64) {
+      with_block([&](const u16* block) {
+        const u64 b = by_columns(block);
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k)
+          tcgen05_mma_ts<1>(to + c, T.tmem_operand(operand, k), b + rows_16(k), kProduct, !first || k > 0);
+      });
+    }
+    first = false;
+    tcgen05_commit<1>(&s.stats_empty[steps & 1]);
+  }
+  TANDEM_DEVICE void wait_until_scores_are_read() { wait(&s.s_empty, (issued & 1) ^ 1); }
+
+  TANDEM_DEVICE void scores(const Steps&) {
+    if constexpr (T.makes_dk()) {
+      wait_until_scores_are_read();
+      wait(&s.dq_empty[kLast], (steps & 1) ^ 1);
+    }
+    multiply_rows(T.tmem_s() + s_ring.slot * T.tile_m, s.k, T.head_dim);
+    tcgen05_commit<1>(&s.s_ready[s_ring.slot]);
+    s_ring.advance();
+    ++issued;
+  }
+  TANDEM_DEVICE void dp(const Steps&) {
+    if constexpr (T.makes_dk()) {
+      if (kLast > 0) wait(&s.dq_empty[0], (steps & 1) ^ 1);
+      multiply_rows(T.tmem_dp(), s.v, T.head_dim_v);
+      tcgen05_commit<1>(&s.dp_ready);
+    }
+  }
+  TANDEM_DEVICE void sum(const Steps&) {
+    if constexpr (T.makes_dk()) {
+      wait(&s.ds_ready, steps & 1);
+      add_columns(T.tmem_dk(), T.tmem_dp(), T.head_dim);
+#pragma unroll
+      for (int piece = 0; piece <= kLast; ++piece) multiply_dq(piece);
+    } else {
+      wait(&s.p_ready[p_ring.slot], p_ring.parity);
+      add_columns(T.tmem_dv(), T.tmem_s() + p_ring.slot * T.tile_m, T.head_dim_v);
+      p_ring.advance();
+    }
+    ++steps;
+  }
+  TANDEM_DEVICE void multiply_dq(int piece) {
+    const int begin = T.dq_piece_begin(piece);
+    const u32 product = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.dq_piece_begin(piece + 1) - begin);
+    if (piece == kLast) {
+      wait_until_scores_are_read();
+      wait(&s.dq_empty[kLast], (steps & 1) ^ 1);
+    }
+    const u64 ds = by_columns(s.ds), k = by_columns(s.k + begin * T.kCtaKeys);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c)
+      tcgen05_mma_ss<1>(T.tmem_dq(piece), ds + rows_16(c), k + rows_16(c), product, c > 0);
+    tcgen05_commit<1>(&s.dq_ready[piece]);
+  }
+};
+
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void mma_wide(const BackwardParams& p, BackwardShared<T>& s) {
+  WideProducts<T> products{s};
+  for (u32 taken = 0;; ++taken) {
+    products.wait(s.k_full(), taken & 1);
+    const KeyTile tile = s.tile;
+    if (tile.n_block < 0) break;
+    if constexpr (T.makes_dk()) products.wait(s.v_full(), taken & 1);
+    const Steps steps(p, tile);
+    if (steps.left > 0) {
+      products.first = true;
+      in_order<T>(steps, products);
+      tcgen05_commit<1>(&s.sums_ready);
+    }
+    mbarrier_arrive(&s.kv_empty);
+  }
+}

@@ -26,8 +26,8 @@ struct BackwardTile {
   int ctas;            // of a cluster
   int tile_m, tile_n;  // queries of a step, keys of an n_block
   int q_box, k_box;    // rows that TMA brings at once
-  int threads, delta_threads, convert_threads;
-  int smem_bytes;
+  int threads, delta_threads, convert_threads, dbias_threads;
+  int smem_bytes, dbias_smem_bytes;
   int dq_floats;   // of a step
   int dq_tickets;  // of an m_block
 
@@ -45,7 +45,9 @@ struct BackwardTile {
         threads(t.threads()),
         delta_threads(T::kDeltaThreads),
         convert_threads(t.convert_threads()),
+        dbias_threads(t.dbias_threads()),
         smem_bytes(t.smem_bytes()),
+        dbias_smem_bytes(t.dbias_smem_bytes()),
         dq_floats(t.dq_floats()),
         dq_tickets(t.dq_tickets()) {}
 };

@@ -32,7 +32,6 @@ Status check_blackwell(const Problem& p) {
     return refuse(str_cat(name, ".head_dim (", head_dim, ")"),
                   str_cat("at most ", kMostHeadDimOfGradients, " in a backward"), "the gradient of a wider head");
   }
-  if (p.dbias) return refuse("dbias", "NULL", "a bias's gradient");
   return {};
 }
 

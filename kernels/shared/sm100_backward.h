@@ -96,7 +96,7 @@ struct Sm100BackwardConfig {
   constexpr int dbias_columns() const { return head_dim > head_dim_v ? head_dim : head_dim_v; }
   constexpr int dbias_places() const { return dbias_columns() > 128 ? 1 : 2; }
   constexpr int dbias_smem_bytes() const {
-    return dbias_places() * 2 * (kCtaKeys + tile_m) * dbias_columns() + 4 * kCtaKeys * tile_m + 1024;
+    return dbias_places() * 2 * (kCtaKeys + tile_m) * dbias_columns() + 4 * kCtaKeys * tile_m + 8 * tile_m + 1024;
   }
 
   // Registers of a thread, by role.

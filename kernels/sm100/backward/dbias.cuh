@@ -23,7 +23,9 @@ struct DbiasShared {
   };
   Operands operands[T.dbias_places()];  // of each product; of wide heads there is room for one at a time
   float sums[T.tile_m][T.kCtaKeys];
-  alignas(8) u64 landed[2], ready[2];  // of each product: what it multiplies; it is in tensor memory
+  alignas(16) float stats[2 * T.tile_m];  // of the queries: -lse in log2 units, delta
+  alignas(8) u64 stats_landed;
+  u64 landed[2], ready[2];  // of each product: what it multiplies; it is in tensor memory
   u32 tensor_memory;
 };
 
@@ -97,13 +99,19 @@ struct DbiasTile {
     const int first_key = key_block * T.kCtaKeys, key = first_key + row;
     tcgen05_fence_before();
     __syncthreads();  // all have used the tile before
-    if (warp == 0 && elect_one()) make_products(first_key, m_block * T.tile_m, head, sequence.batch);
+    if (warp == 0 && elect_one()) {
+      mbarrier_expect_tx(&s.stats_landed, sizeof s.stats);
+      bulk_load(s.stats, p.stats + m_block_at(p, sequence, head, m_block) * (2 * T.tile_m), sizeof s.stats,
+                &s.stats_landed);
+      make_products(first_key, m_block * T.tile_m, head, sequence.batch);
+    }
     __syncwarp();
     const HeadScores<T> of_head(p, sequence, head);
     QueryRange seen = band_of<T>(p, sequence).visible_queries(key, key);
     if (key >= sequence.k_len) seen = {0, 0};
-    const float* const stats = p.stats + m_block_at(p, sequence, head, m_block) * (2 * T.tile_m) + first_query;
+    const float* const stats = s.stats + first_query;
     const u32 lanes = static_cast<u32>(warp % 4) * 32 << 16;
+    mbarrier_wait(&s.stats_landed, parity);
     mbarrier_wait(&s.ready[kDp], parity);  // and S, which was multiplied before
     parity ^= 1;
     tcgen05_fence_after();
@@ -142,7 +150,7 @@ TANDEM_DEVICE void dbias(const BackwardParams& p) {
   static_assert(sizeof(DbiasShared<T>) <= T.dbias_smem_bytes());
   const int warp = uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) {
-    for (u64* barrier : {&s.landed[0], &s.landed[1], &s.ready[0], &s.ready[1]}) mbarrier_init(barrier, 1);
+    for (u64* barrier : {&s.stats_landed, &s.landed[0], &s.landed[1], &s.ready[0], &s.ready[1]}) mbarrier_init(barrier, 1);
     fence_mbarrier_init();
     fence_proxy_async();
   }

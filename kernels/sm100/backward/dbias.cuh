@@ -150,7 +150,8 @@ TANDEM_DEVICE void dbias(const BackwardParams& p) {
   static_assert(sizeof(DbiasShared<T>) <= T.dbias_smem_bytes());
   const int warp = uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) {
-    for (u64* barrier : {&s.stats_landed, &s.landed[0], &s.landed[1], &s.ready[0], &s.ready[1]}) mbarrier_init(barrier, 1);
+    for (u64* barrier : {&s.stats_landed, &s.landed[0], &s.landed[1], &s.ready[0], &s.ready[1]})
+      mbarrier_init(barrier, 1);
     fence_mbarrier_init();
     fence_proxy_async();
   }

@@ -144,6 +144,16 @@ struct Sm100BackwardConfig {
     return blocks * kBlockBytes + dq_stages_bytes() + stats_bytes() + kSmallBytes;
   }
 
+  // The kernel that makes a bias's gradient: two warpgroups; a tile's operands, of both products where there is room,
+  // and its sums.
+  static constexpr int kDbiasWarpgroups = 2;
+  static constexpr int dbias_threads() { return 128 * kDbiasWarpgroups; }
+  constexpr int dbias_columns() const { return k_columns() > v_columns() ? k_columns() : v_columns(); }
+  constexpr int dbias_places() const { return dbias_columns() > 128 ? 1 : 2; }
+  constexpr int dbias_smem_bytes() const {
+    return dbias_places() * 2 * (kCtaKeys + tile_m) * dbias_columns() + 4 * kCtaKeys * tile_m + 8 * tile_m + 1024;
+  }
+
   // Registers of a thread, by role.
   static constexpr int kComputeRegisters = 192, kDqRegisters = 72, kOtherRegisters = 56;
   static_assert(kComputing * kComputeRegisters + kDqRegisters + kOtherRegisters <= 65536 / 128);

@@ -81,6 +81,7 @@ struct Sm90BackwardConfig {
            8 * dout_stages * tile_m + 1024;
   }
   // Of the kernel that makes a bias's gradient: a tile's operands, and its sums.
+  constexpr int dbias_threads() const { return 128 * warpgroups; }
   constexpr int dbias_smem_bytes() const {
     return 2 * (tile_n() + tile_m) * (head_dim + head_dim_v) + 4 * tile_n() * tile_m + 1024;
   }

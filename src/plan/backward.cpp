@@ -154,7 +154,8 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   if (!p.dbias) return;
   const int64_t* const shape = p.dbias.shape;
-  t.dbias_blocks = shape[0] * shape[1] * (shape[2] == 1 ? 1 : t.sequence_m_blocks) * (shape[3] == 1 ? 1 : t.n_blocks);
+  t.dbias_blocks =
+      shape[0] * shape[1] * (shape[2] == 1 ? 1 : t.sequence_m_blocks) * (shape[3] == 1 ? 1 : ctas * t.n_blocks);
 }
 
 bool has_main(const Problem& p, const BackwardTiling& t) { return t.tiles > 0 && (p.dq || p.dk || p.dv); }
@@ -181,8 +182,8 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   if (t.dbias_blocks > 0) {
     plan->launches.push_back({.entry = kDbiasEntry,
                               .grid = static_cast<uint32_t>(t.dbias_blocks),
-                              .block = threads,
-                              .shared_bytes = static_cast<uint32_t>(t.tile.for_hopper().dbias_smem_bytes()),
+                              .block = static_cast<uint32_t>(t.tile.dbias_threads),
+                              .shared_bytes = static_cast<uint32_t>(t.tile.dbias_smem_bytes),
                               .overlap_previous = !plan->launches.empty()});
   }
 }

@@ -29,8 +29,8 @@ struct BackwardTile {
   int ctas;            // of a cluster
   int tile_m, tile_n;  // queries of a step, keys of an n_block
   int q_box, k_box;    // rows that TMA brings at once
-  int threads, delta_threads, convert_threads;
-  int smem_bytes;
+  int threads, delta_threads, convert_threads, dbias_threads;
+  int smem_bytes, dbias_smem_bytes;
   int dq_floats;                     // of a step
   int dq_tickets;                    // of an m_block
   int key_floats = 0, key_sums = 0;  // of a split, and CTAs that sum them up: where steps are split
@@ -50,7 +50,9 @@ struct BackwardTile {
         threads(t.threads()),
         delta_threads(T::kDeltaThreads),
         convert_threads(t.convert_threads()),
+        dbias_threads(t.dbias_threads()),
         smem_bytes(t.smem_bytes()),
+        dbias_smem_bytes(t.dbias_smem_bytes()),
         dq_floats(t.dq_floats()),
         dq_tickets(t.dq_tickets()),
         apart(sums_apart) {}

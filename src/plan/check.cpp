@@ -17,17 +17,6 @@ bool is_blackwell(const gpu::Properties& device) {
   return device.compute_major == 10 && (device.compute_minor == 0 || device.compute_minor == 3);
 }
 
-// What Hopper's kernels do and Blackwell's do not yet.
-Status check_blackwell(const Problem& p) {
-  const auto refuse = [](const std::string& what, const std::string& rule, const std::string& what_for) {
-    return Status::unsupported(str_cat(what, " must be ", rule, " on a Blackwell GPU: ", what_for,
-                                       " is not served there in this version; compute it on the CPU"));
-  };
-  if (p.pass == TANDEM_FORWARD) return {};
-  if (p.dbias) return refuse("dbias", "NULL", "a bias's gradient");
-  return {};
-}
-
 }  // namespace
 
 Status check_device(const gpu::Properties& device) {
@@ -40,8 +29,7 @@ Status check_device(const gpu::Properties& device) {
 
 Status check(const Problem& p, const gpu::Properties& device) {
   TANDEM_TRY(check_device(device));
-  TANDEM_TRY(pass_of(p.pass)->check(p));
-  return is_blackwell(device) ? check_blackwell(p) : Status{};
+  return pass_of(p.pass)->check(p);
 }
 
 Status check_options(const Problem& p) {

@@ -111,10 +111,8 @@ FixedVector<Beside, kMostEntries - 1> beside(const T& t) {
   entries.push_back({"delta", T::kDeltaThreads});
   entries.push_back({"convert", static_cast<uint32_t>(t.convert_threads())});
   entries.push_back({"dsink", 32});
-  if constexpr (std::is_same_v<T, Sm90BackwardConfig>) {
-    if (t.bias == Bias::f32 || t.bias == Bias::element)
-      entries.push_back({"dbias", static_cast<uint32_t>(t.convert_threads()), t.dbias_smem_bytes()});
-  }
+  if (t.bias == Bias::f32 || t.bias == Bias::element)
+    entries.push_back({"dbias", static_cast<uint32_t>(t.dbias_threads()), t.dbias_smem_bytes()});
   return entries;
 }
 

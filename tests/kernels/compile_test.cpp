@@ -29,8 +29,8 @@ constexpr Shape kShapes[] = {{64, 64, 4096, 4096},     {64, 64, 64, 4096},     {
                              {128, 64, 512, 512},      {16, 16, 512, 512},     {64, 256, 512, 512}};
 
 // A choice of every option, each by number.
-enum Option { kShape, kType, kMask, kRagged, kScale, kSoftcap, kAlibi, kBias, kDropout, kOptions };
-constexpr int kChoices[kOptions] = {static_cast<int>(std::size(kShapes)), 2, 4, 2, 2, 2, 2, 4, 2};
+enum Option { kShape, kType, kMask, kRagged, kScale, kSoftcap, kAlibi, kBias, kDropout, kDirect, kOptions };
+constexpr int kChoices[kOptions] = {static_cast<int>(std::size(kShapes)), 2, 4, 2, 2, 2, 2, 4, 2, 2};
 using Choice = std::array<int, kOptions>;
 
 Problem problem_of(const Choice& choice) {
@@ -62,6 +62,7 @@ Problem gradients_of(const Choice& choice) {
   Problem p = problem_of(choice);
   p.pass = TANDEM_BACKWARD;
   for (View* view : {&p.dout, &p.dq, &p.dk, &p.dv}) *view = {.dtype = p.dtype, .present = true};
+  if (choice[kDirect] == 1) p.dk.dtype = DType::f32;
   p.lse = {.dtype = DType::f32, .present = true};
   return p;
 }

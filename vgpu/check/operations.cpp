@@ -118,6 +118,7 @@ void Watch::touch_alike(const Scene& scene, Operation* operation, std::span<cons
   const Sites& sites = global ? global_.sites() : scene.cluster.sites;
   const bool alone = (by & (by - 1)) == 0;
   const int scope = writes ? scope_of(source_of(actor.instruction)) : kWeak;
+  const bool reads = !writes || source_of(actor.instruction).has("reduce");
   Access access(sites, scene.cluster.id, actor.cta);
   access.asynchronous(kind);
   add_issuers(scene, *operation, spans[0].warp, by, &access);
@@ -137,7 +138,7 @@ void Watch::touch_alike(const Scene& scene, Operation* operation, std::span<cons
     } else {
       touch_columns(*block, span, access);
     }
-    if (!writes && !access.met_initialised) report_uninitialised(party(), memory, shadow_address(span));
+    if (reads && !access.met_initialised) report_uninitialised(party(), memory, shadow_address(span));
   }
   if (!access.conflicts.empty()) report(party(), access, memory, sites);
   for (const uint32_t past : access.tensor_past) check_tensor_fences(scene, actor, party(), scene.cluster.sites[past]);

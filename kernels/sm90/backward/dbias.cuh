@@ -1,16 +1,12 @@
-// The gradient of a bias: P (dP - delta), summed over what the bias is broadcast along. A kernel of its own, which
-// makes the scores of its tiles anew: the main kernel has no registers left for sums, and tiles of other heads and
-// sequences meet nowhere. Each number has one CTA that writes it and one order in which it is summed, so it needs no
-// workspace.
+// The gradient of a bias (tile/dbias.cuh), on Hopper: tiles of scores one after the other, their sums in registers.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/backward/shared_plan.cuh"
-#include "tile/dropout.cuh"
+#include "tile/dbias.cuh"
 #include "tile/fragment_softmax.cuh"
-#include "tile/gradient.cuh"
 #include "tile/key_scores.cuh"
 
 template <Sm90BackwardConfig T>
@@ -22,17 +18,6 @@ struct DbiasShared {
   float sums[T.tile_m][T.tile_n()];
   alignas(8) u64 full;
 };
-
-// [begin, end) of what a CTA sums over: all there is where the bias is broadcast, else its own part.
-struct Span {
-  int begin, end;
-};
-TANDEM_DEVICE Span span_of(bool summed, int all, int parts, int* block) {
-  if (summed) return {0, all};
-  const int own = *block % parts;
-  *block /= parts;
-  return {own, own + 1};
-}
 
 // A CTA's sums over tiles of queries and keys. Its threads hold fragments as those of the main kernel do.
 template <Sm90BackwardConfig T>
@@ -93,7 +78,7 @@ struct DbiasTile {
     const HeadScores<T> of_head(p, sequence, head);
     const auto band = band_of<T>(p, sequence);
     const float* const stats = p.stats + m_block_at(p, sequence, head, m_block) * (2 * T.tile_m);
-    u32 kept[(kQueries + 63) / 64];
+    u32 kept[(kQueries + 63) / 64] = {};
     if constexpr (T.dropout) {
 #pragma unroll
       for (int n = 0; n < kQueries; n += 64)
@@ -114,34 +99,19 @@ struct DbiasTile {
       const int in_tile = first_query + 2 * (lane & 3) + 8 * (r >> 2) + (r & 1), query = m_block * T.tile_m + in_tile;
       const int key = n_block * T.tile_n() + key0 + 8 * row_of(r);
       const QueryRange seen = band.visible_queries(key, key);
-      const float minus_lse = stats[in_tile], delta = stats[T.tile_m + in_tile];
-      float probability_gradient = dp[r];
+      const bool is_seen = key < sequence.k_len && query >= seen.begin && query < seen.end;
       const float score = of_head(scaled_score<T>(scores[r], p), p, query, key);
-      if constexpr (T.dropout) probability_gradient = is_kept(kept[r / 32], r % 32) ? dp[r] * p.dropout.scale : 0.0f;
-      // Whatever lies beyond a sequence or is not seen: a product with 0 would not do, for it may be NaN.
-      const bool hidden = key >= sequence.k_len || query < seen.begin || query >= seen.end || score == -kInfinity ||
-                          minus_lse == -kInfinity;
-      sums[r] += hidden ? 0.0f : exp2_approx(score + minus_lse) * (probability_gradient - delta);
+      sums[r] += dbias_of<T>(p, score, is_seen, stats[in_tile], dp[r], stats[T.tile_m + in_tile], kept[r / 32], r % 32);
     }
-  }
-
-  // Whether some query of the m_block sees some key of the n_block.
-  TANDEM_DEVICE bool sees(const SequenceCoords& sequence, int m_block, int n_block) const {
-    const int first = n_block * T.tile_n(), last = min(first + T.tile_n(), sequence.k_len) - 1;
-    const QueryRange visible = band_of<T>(p, sequence).visible_queries(first, last);
-    const int query = m_block * T.tile_m;
-    return first <= last && query < min(visible.end, sequence.q_len) && visible.begin < query + T.tile_m;
   }
 
   TANDEM_DEVICE void share() const {
 #pragma unroll
     for (int r = 0; r < kQueries / 2; ++r)
       s.sums[first_query + 2 * (lane & 3) + 8 * (r >> 2) + (r & 1)][key0 + 8 * row_of(r)] = sums[r];
-    __syncthreads();
   }
 };
 
-// One CTA for each part of dbias that is no sum of the others' tiles: as many as BackwardTiling::dbias_blocks.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dbias(const BackwardParams& p) {
   extern __shared__ __align__(1024) char memory[];
@@ -154,45 +124,11 @@ TANDEM_DEVICE void dbias(const BackwardParams& p) {
   }
   __syncthreads();
   grid_dependency_wait();
-  const bool over_rows = p.dbias_rows == 1, over_columns = p.dbias_columns == 1;
-  int block = blockIdx.x;
-  const Span n_blocks = span_of(over_columns, p.n_blocks, p.n_blocks, &block);
-  const Span m_blocks = span_of(over_rows, p.sequence_m_blocks, p.sequence_m_blocks, &block);
-  const Span heads = span_of(p.dbias_heads == 1, p.heads_q, p.dbias_heads, &block);
-  const Span batches = span_of(p.dbias_batches == 1, p.batch, p.dbias_batches, &block);
-
+  const DbiasPart<T, T.tile_n()> part(p);
   DbiasTile<T> tile(p, s);
-#pragma unroll 1
-  for (int batch = batches.begin; batch < batches.end; ++batch) {
-    const SequenceCoords sequence = sequence_coords<T>(p, batch);
-#pragma unroll 1
-    for (int head = heads.begin; head < heads.end; ++head) {
-#pragma unroll 1
-      for (int n_block = n_blocks.begin; n_block < n_blocks.end; ++n_block) {
-#pragma unroll 1
-        for (int m_block = m_blocks.begin; m_block < m_blocks.end; ++m_block)
-          if (warp_any(tile.sees(sequence, m_block, n_block))) tile.add(sequence, head, m_block, n_block);
-      }
-    }
-  }
+  part.for_each_tile([&](const SequenceCoords& sequence, int head, int m_block, int n_block) {
+    tile.add(sequence, head, m_block, n_block);
+  });
   tile.share();
-  // Then over the queries, and over the keys, of the tile.
-  if (over_rows) {
-    for (int key = threadIdx.x; key < T.tile_n(); key += blockDim.x)
-      for (int query = 1; query < T.tile_m; ++query) s.sums[0][key] += s.sums[query][key];
-    __syncthreads();
-  }
-  const int rows = over_rows ? 1 : T.tile_m, columns = over_columns ? 1 : T.tile_n();
-  if (over_columns) {
-    for (int query = threadIdx.x; query < rows; query += blockDim.x)
-      for (int key = 1; key < T.tile_n(); ++key) s.sums[query][0] += s.sums[query][key];
-    __syncthreads();
-  }
-  const i64 base = batches.begin * p.dbias_batch + heads.begin * p.dbias_head;
-  for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
-    const int query = m_blocks.begin * T.tile_m + i / columns, key = n_blocks.begin * T.tile_n() + i % columns;
-    if (query >= p.dbias_rows || key >= p.dbias_columns) continue;
-    store_element<T>(p.dbias, base + query * p.dbias_row + key * p.dbias_column, s.sums[i / columns][i % columns],
-                     p.dbias_is_f32, p.accumulate);
-  }
+  part.store(s.sums);
 }

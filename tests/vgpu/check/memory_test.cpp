@@ -219,6 +219,18 @@ TEST(Shared, Uninitialised) {
   EXPECT_EQ(play.rules(), "uninitialised");
 }
 
+// A bulk addition reads what it adds to.
+TEST(Shared, UninitialisedSum) {
+  for (const bool reduces : {false, true}) {
+    Play play;
+    play.store(play.at(0, kOne, "st.shared"), kAt, 16, 16);
+    play.checker->proxy_fence(play.at(0, kOne, "fence.proxy.async"));
+    play.issue(play.at(0, kOne, reduces ? "cp.reduce.async.bulk.add.f32" : "cp.async.bulk"), AsyncKind::bulk_store,
+               {Play::shared(kAt, 16)}, {Play::shared(kAt + 64, 16)});
+    EXPECT_EQ(play.rules(), reduces ? "uninitialised" : "");
+  }
+}
+
 TEST(Local, Uninitialised) {
   Play play;
   play.store(play.at(0, kAll, "st.local"), 16, 4, 0, Memory::local);

@@ -112,7 +112,7 @@ class Clean : public CompilerTest, public testing::WithParamInterface<Problem> {
     const Status compiled = subject.compile(jit::kernels(), &ptx);
     ASSERT_TRUE(compiled.ok()) << compiled.message;
     for (int n = 0; n < schedules; ++n) {
-      const Trial trial = subject.run(ptx, vgpu::Schedule::nth(n), n < 4);
+      const Trial trial = subject.run(ptx, n, n < 4);
       EXPECT_EQ(trial.failure, "") << "schedule " << n;
       for (const Found& found : trial.found) ADD_FAILURE() << "schedule " << n << "\n" << found.text;
     }

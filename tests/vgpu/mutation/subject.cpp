@@ -126,11 +126,12 @@ Status Subject::launch(const Problem& problem, const std::string& ptx, vgpu::Opt
   return tandem::launch(*device, problem, plan_, kernels, workspace.at(0), nullptr);
 }
 
-Trial Subject::run(const std::string& ptx, const vgpu::Schedule& schedule, bool judges, int threads) const {
+Trial Subject::run(const std::string& ptx, int n, bool judges) const {
   Trial trial;
   vgpu::Options options;
-  options.run.schedule = schedule;
-  options.run.threads = threads;
+  options.run.schedule = vgpu::Schedule::nth(n);
+  options.run.threads = 1;
+  options.run.placement = static_cast<uint64_t>(n);
   options.report = [&](const vgpu::Outcome& outcome) {
     for (const vgpu::Finding& finding : outcome.findings) trial.found.push_back(found_of(outcome.program, finding));
   };

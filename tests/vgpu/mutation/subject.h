@@ -39,9 +39,10 @@ class Subject {
 
   // PTX of the kernel as these sources have it.
   Status compile(jit::Sources sources, std::string* ptx) const;
-  // judges: compares the result with the oracle's, where the call has gone through. threads: of the host; 0: all cores.
-  // With one, blocks that take over each other's tiles do so the same way each time.
-  Trial run(const std::string& ptx, const vgpu::Schedule& schedule, bool judges, int threads = 0) const;
+  // The n-th of a list of schedules, with the n-th placement of blocks. On one thread of the host: which block takes
+  // which tile, and so what is found, must not depend on the machine. judges: compares the result with the oracle's,
+  // where the call has gone through.
+  Trial run(const std::string& ptx, int n, bool judges) const;
 
   // Lines of the PTX whose instructions some thread executes.
   std::set<int> executed(const std::string& ptx) const;

@@ -85,20 +85,14 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
   for (const NodeId output : outputs) outputs_.push_back(place[static_cast<size_t>(output)]);
 }
 
-TileRun::TileRun(const TileProgram& program, const Values& values, const TileLoops& loops)
-    : program_(program), values_(values), loops_(loops) {
-  constexpr int first = TileProgram::kTileInputs;
-  const auto registers = static_cast<size_t>(program.registers_ - first);
-  memory_.resize(registers * kTile);
-  at_.resize(static_cast<size_t>(program.registers_));
-  for (size_t i = 0; i < registers; ++i) at_[i + first] = memory_.data() + i * kTile;
-}
+TileRun::TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops)
+    : program_(program), values_(values), loops_(loops), memory_(memory) {}
 
 void TileRun::fill(const TileProgram::Step& step, const Position& sequence) {
   double value = step.value;
   if (step.op == Op::input) value = input_of(sequence, static_cast<Input>(step.index));
   if (step.op == Op::scalar) value = values_.scalars[static_cast<size_t>(step.index)];
-  void* to = at_[static_cast<size_t>(step.to)];
+  void* to = at(step.to);
   if (step.type == Type::real) {
     std::fill_n(static_cast<float*>(to), kTile, static_cast<float>(value));
   } else {
@@ -107,8 +101,8 @@ void TileRun::fill(const TileProgram::Step& step, const Position& sequence) {
 }
 
 void TileRun::execute(const TileProgram::Step& step, int count) {
-  LoopArguments arguments{count, at_[static_cast<size_t>(step.to)], {}, nullptr};
-  for (int i = 0; i < kMaxRank; ++i) arguments.from[i] = at_[static_cast<size_t>(step.from[i])];
+  LoopArguments arguments{count, at(step.to), {}, nullptr};
+  for (int i = 0; i < kMaxRank; ++i) arguments.from[i] = at(step.from[i]);
   if (step.op == Op::gather) {
     arguments.tensor = &values_.tensors[static_cast<size_t>(step.index)];
     return loops_.gathers[static_cast<int>(arguments.tensor->element)](arguments);
@@ -129,10 +123,10 @@ void TileRun::begin(const Position& sequence) {
 void TileRun::run(const TileInputs& inputs) {
   count_ = inputs.count;
   // Read and never written: inputs are operands only.
-  at_[0] = const_cast<float*>(inputs.score);
-  at_[1] = const_cast<int32_t*>(inputs.head);
-  at_[2] = const_cast<int32_t*>(inputs.q);
-  at_[3] = const_cast<int32_t*>(inputs.k);
+  inputs_[0] = const_cast<float*>(inputs.score);
+  inputs_[1] = const_cast<int32_t*>(inputs.head);
+  inputs_[2] = const_cast<int32_t*>(inputs.q);
+  inputs_[3] = const_cast<int32_t*>(inputs.k);
   for (const TileProgram::Step& step : program_.varying_) execute(step, inputs.count);
 }
 

@@ -17,6 +17,8 @@ class TileProgram {
   // The graph is not looked at later.
   TileProgram(const Graph& graph, std::vector<NodeId> outputs);
 
+  size_t floats() const { return static_cast<size_t>(registers_ - kTileInputs) * kTile; }  // of a run's memory
+
  private:
   friend class TileRun;
 
@@ -47,9 +49,9 @@ struct TileInputs {
 // A program with room to run it in, for one thread.
 class TileRun {
  public:
-  // Both must outlive it. values have been checked.
-  TileRun(const TileProgram& program, const Values& values, const TileLoops& loops = tile_loops());
-  TileRun(TileProgram&&, const Values&, const TileLoops& = tile_loops()) = delete;
+  // All must outlive it. values have been checked; memory: program.floats().
+  TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops = tile_loops());
+  TileRun(TileProgram&&, const Values&, float*, const TileLoops& = tile_loops()) = delete;
 
   // Before the first tile of a sequence: its batch and lengths; the rest of the position is of no account.
   void begin(const Position& sequence);
@@ -60,16 +62,20 @@ class TileRun {
   std::span<const int32_t> integers(size_t i) const { return {static_cast<const int32_t*>(output(i)), count()}; }
 
  private:
-  const void* output(size_t i) const { return at_[static_cast<size_t>(program_.outputs_[i])]; }
+  const void* output(size_t i) const { return at(program_.outputs_[i]); }
   size_t count() const { return static_cast<size_t>(count_); }
+  void* at(int number) const {
+    const auto n = static_cast<size_t>(number);
+    return n < TileProgram::kTileInputs ? inputs_[n] : memory_ + (n - TileProgram::kTileInputs) * kTile;
+  }
   void execute(const TileProgram::Step& step, int count);
   void fill(const TileProgram::Step& step, const Position& sequence);
 
   const TileProgram& program_;
   const Values& values_;
   const TileLoops& loops_;
-  std::vector<float> memory_;
-  std::vector<void*> at_;  // by register
+  float* memory_;
+  void* inputs_[TileProgram::kTileInputs] = {};
   int count_ = 0;
 };
 

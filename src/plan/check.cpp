@@ -66,6 +66,8 @@ Status check_options(const Problem& p) {
                                        " modulo 64) must be a multiple of 8 on a GPU: it is read as one number"));
   }
   if (p.page_table) return refuse_pages("a GPU");
+  if (p.score_mod) return refuse_mods("score_mod", "a GPU");
+  if (p.mask_mod) return refuse_mods("mask_mod", "a GPU");
   if (p.num_splits > 1) {
     return Status::unsupported(
         str_cat("num_splits (", p.num_splits,

@@ -18,13 +18,16 @@ struct Sm100BackwardConfig {
   bool unscaled = false;             // scale <= 0
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // functions that were printed for this kernel: tile/mod_functions.cuh
 
   static constexpr int tile_m = 128;
   static constexpr int kCtaKeys = 128;
   constexpr int ctas() const { return pair ? 2 : 1; }
   constexpr int tile_n() const { return ctas() * kCtaKeys; }
   static constexpr int threads() { return 512; }
-  constexpr bool has_score_mod() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  constexpr bool has_score_mod() const {
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+  }
 
   // Keys and values beyond a sequence, queries and dout too, have to be cleared before they are multiplied.
   constexpr bool relays() const { return varlen || pair; }

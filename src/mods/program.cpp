@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/text.h"
+#include "mods/print.h"
 
 namespace tandem::mods {
 namespace {
@@ -21,7 +22,8 @@ std::string key_of(std::string_view text, const Signature& signature) {
   std::string key(text);
   const auto add = [&key](char kind, const std::vector<Name>& names) {
     for (const Name& name : names) {
-      key += {'\0', kind, static_cast<char>('a' + static_cast<int>(name.type)), static_cast<char>('a' + name.rank)};
+      key += {'\0', kind, static_cast<char>('a' + static_cast<int>(name.type)), static_cast<char>('a' + name.rank),
+              static_cast<char>('a' + static_cast<int>(name.element))};
       key += name.name;
     }
   };
@@ -67,6 +69,22 @@ std::vector<Capture> captures_of(const Graph& graph, const Gradient& gradient) {
   return captures;
 }
 
+std::string functions_of(const Mod& mod, NodeId slope) {
+  const auto function = [&mod](const char* head, NodeId result) {
+    return str_cat("template <auto T>\nTANDEM_DEVICE ", head, "const ModPlace& at, const ModNames& names) {\n",
+                   print(mod, result), "}\n");
+  };
+  if (mod.signature.result == Signature::Result::mask) return function("bool mask_mod(", mod.result);
+  return function("float score_mod(float score, ", mod.result) + function("float score_slope(float score, ", slope);
+}
+
+// FNV-1a.
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash != 0 ? hash : 1;
+}
+
 std::vector<NodeId> outputs_of(const std::vector<Capture>& captures) {
   std::vector<NodeId> outputs;
   for (const Capture& capture : captures) {
@@ -85,7 +103,9 @@ Program::Program(Mod read)
       capturing(outputs_of(captures)),
       result_tiles(mod.graph, {mod.result}),
       slope_tiles(mod.graph, {gradient.score}),
-      capture_tiles(mod.graph, capturing) {}
+      capture_tiles(mod.graph, capturing),
+      cuda(functions_of(mod, gradient.score)),
+      cuda_hash(hash_of(cuda)) {}
 
 Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program) {
   const std::string key = key_of(text, signature);

@@ -1,7 +1,9 @@
 // A modification's text with all that calls need of it: read, differentiated, and as loops over tiles.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,6 +30,9 @@ struct Program {
 
   // Their outputs: the result; d result / d score; capturing.
   TileProgram result_tiles, slope_tiles, capture_tiles;
+
+  std::string cuda;    // score_mod() and score_slope(), or mask_mod(), of kernels/tile/mod_functions.cuh
+  uint64_t cuda_hash;  // of that text, never 0
 
   bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are
 };

@@ -1,10 +1,13 @@
 #include "plan/check.h"
 
+#include <tuple>
 #include <utility>
 
 #include "base/text.h"
 #include "plan/plan.h"
+#include "problem/modification.h"
 #include "problem/refusals.h"
+#include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {
@@ -33,6 +36,23 @@ Status check_blackwell(const Problem& p) {
                   str_cat("at most ", kMostHeadDimOfGradients, " in a backward"), "the gradient of a wider head");
   }
   if (p.dbias) return refuse("dbias", "NULL", "a bias's gradient");
+  return {};
+}
+
+Status check_mod(const char* name, const ModView& mod) {
+  if (!mod) return {};
+  if (mod->cells > 0) {
+    return Status::unsupported(str_cat(name,
+                                       ".tensors[].gradient must be NULL on a GPU: gradients of what a text reads "
+                                       "are not served there in this version; compute them on the CPU"));
+  }
+  const mods::Signature& names = mod->program->mod.signature;
+  for (const auto& [kind, count, most] :
+       {std::tuple{"scalar", names.scalars.size(), kModScalars}, {"tensor", names.tensors.size(), kModTensors}}) {
+    if (count <= static_cast<size_t>(most)) continue;
+    return Status::unsupported(str_cat(name, ".", kind, "_count (", count, ") must be at most ", most,
+                                       " on a GPU: they are the kernel's parameters; put several into one tensor"));
+  }
   return {};
 }
 
@@ -66,8 +86,8 @@ Status check_options(const Problem& p) {
                                        " modulo 64) must be a multiple of 8 on a GPU: it is read as one number"));
   }
   if (p.page_table) return refuse_pages("a GPU");
-  if (p.score_mod) return refuse_mods("score_mod", "a GPU");
-  if (p.mask_mod) return refuse_mods("mask_mod", "a GPU");
+  TANDEM_TRY(check_mod("score_mod", p.score_mod));
+  TANDEM_TRY(check_mod("mask_mod", p.mask_mod));
   if (p.num_splits > 1) {
     return Status::unsupported(
         str_cat("num_splits (", p.num_splits,

@@ -26,9 +26,10 @@ struct CapturedGradient {
 
 struct Modification {
   std::shared_ptr<const mods::Program> program;
-  mods::Values values;                      // tensors have no data in a problem that is only checked or planned
-  std::vector<CapturedGradient> gradients;  // by tensor
-  int64_t cells = 0;                        // of the table of all gradients; 0: none is wanted
+  mods::Values values;        // tensors have no data in a problem that is only checked or planned
+  std::vector<DType> dtypes;  // by tensor, as the next
+  std::vector<CapturedGradient> gradients;
+  int64_t cells = 0;  // of the table of all gradients; 0: none is wanted
 };
 
 // put(gradient, i, j, k, l, cell) for every element of every gradient that is wanted.

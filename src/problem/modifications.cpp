@@ -122,9 +122,11 @@ Status Builder::read_mod_tensor(const std::string& mod, const tandem_mod_tensor&
   if (tensor.tensor == nullptr) return Status::invalid(str_cat(own, ".tensor (NULL) must be a tensor"));
   TANDEM_TRY(read_captured(own, *tensor.tensor, nullptr, Use::read));
   const Operand model = mod_operands_.back()->operand;
-  name->type = mods::type_of(element_of(model.dtype));
+  name->element = element_of(model.dtype);
+  name->type = mods::type_of(name->element);
   name->rank = model.rank;
   read->values.tensors.push_back(tensor_view_of(model));
+  read->dtypes.push_back(model.dtype);
   read->gradients.emplace_back();
   if (!backward() || tensor.gradient == nullptr) return {};
   if (mask || name->type != mods::Type::real) {

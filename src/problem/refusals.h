@@ -16,9 +16,4 @@ inline Status refuse_pages(std::string_view place) {
               "packed tensors"));
 }
 
-inline Status refuse_mods(std::string_view name, std::string_view place) {
-  return Status::unsupported(str_cat(name, " must be NULL on ", place,
-                                     ": modifications are not served there in this version; compute it on the CPU"));
-}
-
 }  // namespace tandem

@@ -116,12 +116,15 @@ struct DbiasTile {
       const QueryRange seen = band.visible_queries(key, key);
       const float minus_lse = stats[in_tile], delta = stats[T.tile_m + in_tile];
       float probability_gradient = dp[r];
-      const float score = of_head(scaled_score<T>(scores[r], p), p, query, key);
+      float derivative = 1;
+      const float score = of_head(scaled_score<T>(scores[r], p), p, query, key, &derivative);
       if constexpr (T.dropout) probability_gradient = is_kept(kept[r / 32], r % 32) ? dp[r] * p.dropout.scale : 0.0f;
       // Whatever lies beyond a sequence or is not seen: a product with 0 would not do, for it may be NaN.
       const bool hidden = key >= sequence.k_len || query < seen.begin || query >= seen.end || score == -kInfinity ||
                           minus_lse == -kInfinity;
-      sums[r] += hidden ? 0.0f : exp2_approx(score + minus_lse) * (probability_gradient - delta);
+      sums[r] += hidden
+                     ? 0.0f
+                     : through_scores<T>(exp2_approx(score + minus_lse), derivative) * (probability_gradient - delta);
     }
   }
 

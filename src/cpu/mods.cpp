@@ -23,9 +23,14 @@ class Run {
  public:
   Run(const ModTile& tile, const Modification& mod, const mods::TileProgram& program)
       : tile_(tile), keys_(kTile / tile.lanes), run_(program, mod.values, tile.scratch) {
-    for (int64_t i = 0; i < kTile; ++i) {
-      query_[i] = static_cast<int32_t>(tile.query[i % tile.lanes]);
-      head_[i] = static_cast<int32_t>(tile.head[i % tile.lanes]);
+    for (int64_t i = 0; i < tile.lanes; ++i) {
+      query_[i] = static_cast<int32_t>(tile.query[i]);
+      head_[i] = static_cast<int32_t>(tile.head[i]);
+    }
+    const auto bytes = static_cast<size_t>(tile.lanes) * sizeof(int32_t);
+    for (int64_t at = tile.lanes; at < kTile; at += tile.lanes) {
+      std::memcpy(query_ + at, query_, bytes);
+      std::memcpy(head_ + at, head_, bytes);
     }
     run_.begin(sequence_of(tile));
   }

@@ -1,7 +1,10 @@
 // Score and mask modifications, forward and backward, by the judge.
+#include <bit>
 #include <string>
+#include <vector>
 
 #include "cpu/judged.h"
+#include "oracle/oracle.h"
 
 namespace tandem::test {
 namespace {
@@ -69,6 +72,32 @@ TEST_P(CpuMods, Long) {
                           "--score-mod score+table[head,clamp((q-k)//50,0,8)] --causal 1"}) {
     expect_good(dtype() + "--heads-q 2 --seqlen-q 500 --seqlen-k 700 --head-dim 32 --head-dim-v 32 " + mod);
   }
+}
+
+// What an option says, said by a text: the same keys in the same order, so the same bits.
+TEST(CpuModsBits, MasksAreTheOptionsThatTheyEqual) {
+  const NamedEngine engine = cpu_engine(2);
+  const auto bits = [&engine](const std::string& mask) {
+    Instance in(from_flags(
+        "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 200 --seqlen-k 230 --head-dim 32 --head-dim-v 32 " + mask));
+    Outputs exact = in.exact_outputs(TANDEM_FORWARD);
+    oracle::forward(in.exact_problem(TANDEM_FORWARD, &exact));
+    in.give_results(&exact);
+    std::vector<uint64_t> all;
+    for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
+      Outputs o = in.outputs(pass);
+      engine.run(in.problem(pass, &o));
+      for (const Tensor* t : {&o.out, &o.lse, &o.dq, &o.dk, &o.dv}) {
+        for (int64_t n = 0; *t && n < t->size(); ++n) {
+          all.push_back(static_cast<uint64_t>(std::bit_cast<uint32_t>(static_cast<float>(t->get(n) + 0.0))));
+        }
+      }
+    }
+    return all;
+  };
+  EXPECT_EQ(bits("--causal 1"), bits("--mask-mod k<=q+seqlen_k-seqlen_q"));
+  EXPECT_EQ(bits("--causal 1 --top-left 1"), bits("--mask-mod k<=q"));
+  EXPECT_EQ(bits("--left 70 --right 9 --top-left 1"), bits("--mask-mod -9<=q-k&&q-k<=70"));
 }
 
 }  // namespace

@@ -263,10 +263,13 @@ struct Forward {
     // Tiles start at multiples of the tile size, so a query meets the same tiles whatever piece it is in.
     for (int64_t key = begin / kForwardKeys * kForwardKeys; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
-      pack_keys(piece, key, count, s);
-      for (int64_t i = 0; i < panel_count; ++i)
-        if (shows_any(piece, s.panels[i].rows, key, count, s.options))
-          panel_step(piece, s.panels + i, i, key, count, s);
+      bool packed = false;  // not where a mask hides the tile from all
+      for (int64_t i = 0; i < panel_count; ++i) {
+        if (!shows_any(piece, s.panels[i].rows, key, count, s.options)) continue;
+        if (!packed) pack_keys(piece, key, count, s);
+        packed = true;
+        panel_step(piece, s.panels + i, i, key, count, s);
+      }
     }
     for (int64_t i = 0; i < panel_count; ++i) write(piece, partial, s.panels + i, i, s);
   }

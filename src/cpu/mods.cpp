@@ -46,7 +46,12 @@ class Run {
         if (scores == nullptr) continue;
         std::memcpy(score_ + at, scores + (first + j) * tile_.stride, static_cast<size_t>(tile_.lanes) * sizeof(float));
       }
-      run_.run({static_cast<int>(keys * tile_.lanes), score_, head_, query_, key_});
+      run_.run({.count = static_cast<int>(keys * tile_.lanes),
+                .score = score_,
+                .head = head_,
+                .q = query_,
+                .k = key_,
+                .same_queries = first > 0});
       use(first, keys);
     }
   }

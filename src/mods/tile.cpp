@@ -19,6 +19,19 @@ int register_of(Input input) {
   }
 }
 
+// How often a step must be computed.
+enum class Rate : uint8_t { sequence, query, element };
+
+Rate rate_of(Input input) {
+  switch (input) {
+    case Input::score:
+    case Input::k: return Rate::element;
+    case Input::head:
+    case Input::q: return Rate::query;
+    default: return Rate::sequence;
+  }
+}
+
 }  // namespace
 
 extern const TileLoops tile_loops_generic;
@@ -41,7 +54,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
   const std::vector<NodeId> order = graph.needed_by(outputs);
   const auto size = static_cast<size_t>(graph.size());
   std::vector<int> place(size, -1), last_use(size, -1);
-  std::vector<bool> varies(size);
+  std::vector<Rate> rate(size, Rate::sequence);
   for (size_t i = 0; i < order.size(); ++i) {
     for (const NodeId operand : graph[order[i]].operands) {
       if (operand != kNoNode) last_use[static_cast<size_t>(operand)] = static_cast<int>(i);
@@ -54,7 +67,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
     const auto id = static_cast<size_t>(order[i]);
     const Node& node = graph[order[i]];
     if (node.op == Op::input && register_of(static_cast<Input>(node.index)) >= 0) {
-      varies[id] = true;
+      rate[id] = rate_of(static_cast<Input>(node.index));
       place[id] = register_of(static_cast<Input>(node.index));
       continue;
     }
@@ -63,21 +76,23 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
     for (int n = 0; n < count; ++n) {
       const NodeId operand = node.operands[static_cast<size_t>(n)];
       step.from[n] = place[static_cast<size_t>(operand)];
-      varies[id] = varies[id] || varies[static_cast<size_t>(operand)];
+      rate[id] = std::max(rate[id], rate[static_cast<size_t>(operand)]);
       if (node.op != Op::gather) step.type = graph[operand].type;
     }
-    // A result has a register that no operand is in; those of a sequence keep theirs.
-    if (!varies[id] || unused.empty()) {
+    // A result has a register that no operand is in; those of a sequence or query keep theirs.
+    if (rate[id] != Rate::element || unused.empty()) {
       step.to = registers_++;
     } else {
       step.to = unused.back();
       unused.pop_back();
     }
     place[id] = step.to;
-    (varies[id] ? varying_ : uniform_).push_back(step);
+    std::vector<Step>* const steps[] = {&uniform_, &of_queries_, &varying_};
+    steps[static_cast<int>(rate[id])]->push_back(step);
     for (int n = 0; n < count; ++n) {
       const auto operand = static_cast<size_t>(node.operands[static_cast<size_t>(n)]);
-      if (last_use[operand] != static_cast<int>(i) || !varies[operand] || place[operand] < kTileInputs) continue;
+      const bool kept = rate[operand] != Rate::element || place[operand] < kTileInputs;
+      if (last_use[operand] != static_cast<int>(i) || kept) continue;
       last_use[operand] = -1;  // once, though it stands here twice
       unused.push_back(place[operand]);
     }
@@ -127,6 +142,9 @@ void TileRun::run(const TileInputs& inputs) {
   inputs_[1] = const_cast<int32_t*>(inputs.head);
   inputs_[2] = const_cast<int32_t*>(inputs.q);
   inputs_[3] = const_cast<int32_t*>(inputs.k);
+  if (!inputs.same_queries) {
+    for (const TileProgram::Step& step : program_.of_queries_) execute(step, inputs.count);
+  }
   for (const TileProgram::Step& step : program_.varying_) execute(step, inputs.count);
 }
 

@@ -1,5 +1,6 @@
 // A graph as a list of loops over the elements of a tile: float32 in vectors, without a compiler. What depends on no
-// element (constants, scalars, the batch, the lengths and what is made of them) is computed once for a sequence.
+// element (constants, scalars, the batch, the lengths and what is made of them) is computed once for a sequence; what
+// depends on the query alone, once for all tiles of the same queries.
 #pragma once
 
 #include <span>
@@ -32,7 +33,7 @@ class TileProgram {
     double value = 0;
   };
 
-  std::vector<Step> uniform_, varying_;
+  std::vector<Step> uniform_, of_queries_, varying_;
   std::vector<int> outputs_;
   int registers_ = kTileInputs;
 
@@ -44,6 +45,7 @@ struct TileInputs {
   int count = 0;  // at most kTile
   const float* score = nullptr;
   const int32_t *head = nullptr, *q = nullptr, *k = nullptr;
+  bool same_queries = false;  // head and q are those of the run before, or the first of them
 };
 
 // A program with room to run it in, for one thread.

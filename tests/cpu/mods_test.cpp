@@ -74,6 +74,12 @@ TEST_P(CpuMods, Long) {
   }
 }
 
+// More tiles than there are parts in which captured gradients are added up.
+TEST_P(CpuMods, ManyTiles) {
+  expect_good(dtype() + "--batch 40 --heads-q 4 --heads-k 2 --seqlen-q 5 --seqlen-k 7 --head-dim 16 --head-dim-v 16 " +
+              "--score-mod score*temperature-slope[head]*abs(q-k)+table[head,k]");
+}
+
 // What an option says, said by a text: the same keys in the same order, so the same bits.
 TEST(CpuModsBits, MasksAreTheOptionsThatTheyEqual) {
   const NamedEngine engine = cpu_engine(2);

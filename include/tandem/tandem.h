@@ -1,6 +1,6 @@
 /* Tandem: exact attention, forward and backward. The C interface (C11, C++ friendly, needs no other header).
  *
- *   out = softmax(mask(bias(softcap(softmax_scale * q k^T)))) v
+ *   out = softmax(mask(score_mod(bias(softcap(softmax_scale * q k^T))))) v
  *
  * Shapes. Dense tensors are (batch, seqlen, heads, head_dim); packed ones are (total, heads, head_dim) with cu_seqlens.
  * Any strides with a contiguous last dimension. Query head h reads key/value head h / (heads_q / heads_k).
@@ -122,6 +122,36 @@ TANDEM_API const char* tandem_context_description(tandem_context* context);
 /* The number of threads a call may use; 1 on a GPU. */
 TANDEM_API int32_t tandem_context_threads(tandem_context* context);
 
+/* ---- Score and mask modifications: since 0.2 (docs/mods.md) -------------------------------------------------------
+ */
+
+/* A number that a text names. Its value comes with each call: another one needs no compilation. One that is to be
+ * trained is given as a tensor without dimensions. */
+typedef struct tandem_mod_scalar {
+  const char* name;
+  int32_t type;     /* TANDEM_FLOAT, TANDEM_INT (32 bits) or TANDEM_BOOL */
+  int32_t reserved; /* zero */
+  double value;
+} tandem_mod_scalar;
+
+/* A tensor that a text reads: 0 to 4 dimensions, any strides, bool, int32, int64 or float. backward: gradient, of the
+ * tensor's shape, its dtype or float32; NULL: not wanted. Of floats in a score_mod only. */
+typedef struct tandem_mod_tensor {
+  const char* name;
+  const tandem_tensor* tensor;
+  const tandem_tensor* gradient;
+} tandem_mod_tensor;
+
+/* One line such as "score - slope[head] * abs(q - k)", with what it names. Read in each call, and not kept. */
+typedef struct tandem_mod {
+  int64_t size; /* sizeof(tandem_mod) */
+  const char* text;
+  const tandem_mod_scalar* scalars;
+  int64_t scalar_count;
+  const tandem_mod_tensor* tensors;
+  int64_t tensor_count;
+} tandem_mod;
+
 /* ---- Attention -------------------------------------------------------------------------------------------------- */
 
 /* Where the diagonal of causal, window and ALiBi lies: key j is at distance i + offset - j from query i. */
@@ -234,6 +264,13 @@ typedef struct tandem_attention_args {
   /* At most so many of a GPU's multiprocessors are taken, for other work to run beside (a cluster of kernels that
    * multiply in pairs takes two); 0: all. Changes no bits. Ignored on the CPU: see tandem_context_options.threads. */
   int32_t sm_limit;
+
+  /* Changes every score: a float of score, batch, head, q, k, seqlen_q, seqlen_k and what it names. After softcap,
+   * ALiBi and bias, before masks; -inf hides. Positions are counted from 0 in their sequence, wherever the diagonal
+   * lies. */
+  const tandem_mod* score_mod;
+  /* Says which keys are visible, beside causal, window and boolean bias: a bool of the same, but for score. */
+  const tandem_mod* mask_mod;
 } tandem_attention_args;
 
 /* What a check, a workspace or a preparation is for. */

@@ -54,7 +54,7 @@ inline void throw_if_failed(tandem_status status) {
 
 inline constexpr tandem_dtype float64{TANDEM_FLOAT, 64, 1}, float32{TANDEM_FLOAT, 32, 1};
 inline constexpr tandem_dtype float16{TANDEM_FLOAT, 16, 1}, bfloat16{TANDEM_BFLOAT, 16, 1};
-inline constexpr tandem_dtype int32{TANDEM_INT, 32, 1}, boolean{TANDEM_BOOL, 8, 1};
+inline constexpr tandem_dtype int32{TANDEM_INT, 32, 1}, int64{TANDEM_INT, 64, 1}, boolean{TANDEM_BOOL, 8, 1};
 
 constexpr tandem_device host() { return {TANDEM_CPU, 0}; }
 constexpr tandem_device cuda(int32_t index = 0) { return {TANDEM_CUDA, index}; }
@@ -69,6 +69,8 @@ template <>
 inline constexpr tandem_dtype dtype_of<float> = float32;
 template <>
 inline constexpr tandem_dtype dtype_of<int32_t> = int32;
+template <>
+inline constexpr tandem_dtype dtype_of<int64_t> = int64;
 template <>
 inline constexpr tandem_dtype dtype_of<bool> = boolean;
 
@@ -279,6 +281,31 @@ enum class Alignment : int32_t {
   explicit_offset = TANDEM_EXPLICIT,
 };
 
+// A score or mask modification: its text (docs/mods.md), and what that names.
+//
+//   attention.score_mod = {.text = "score - slope[head] * abs(q - k)", .tensors = {{"slope", slope, dslope}}};
+//   attention.mask_mod = {.text = "q - k < width", .scalars = {{"width", 128}}};
+struct Mod {
+  struct Scalar {
+    Scalar(std::string scalar_name, double x) : name(std::move(scalar_name)), type(TANDEM_FLOAT), value(x) {}
+    Scalar(std::string scalar_name, int32_t x) : name(std::move(scalar_name)), type(TANDEM_INT), value(x) {}
+    Scalar(std::string scalar_name, bool x) : name(std::move(scalar_name)), type(TANDEM_BOOL), value(x) {}
+
+    std::string name;
+    int32_t type;
+    double value;
+  };
+  struct Captured {
+    std::string name;
+    Tensor tensor;
+    Tensor gradient = {};  // backward: where it is wanted
+  };
+
+  std::string text = {};  // none: no modification
+  std::vector<Scalar> scalars = {};
+  std::vector<Captured> tensors = {};
+};
+
 // One call. The fields are those of tandem_attention_args, in its order; what is not set is absent.
 struct Attention {
   Tensor q = {}, k = {}, v = {};                // (batch, seqlen, heads, head_dim), or packed (total, heads, head_dim)
@@ -311,14 +338,46 @@ struct Attention {
   Tensor diagonal_offsets = {};  // (batch)
   bool accumulate = false;       // backward: gradients are added to what their tensors hold
   int32_t sm_limit = 0;          // 0: all multiprocessors of the GPU
+  Mod score_mod = {}, mask_mod = {};
 };
 
 namespace detail {
 
+// The C form of a modification; it points into the one it was made from.
+class CMod {
+ public:
+  explicit CMod(Mod& mod) {
+    for (const Mod::Scalar& scalar : mod.scalars) {
+      scalars_.push_back({scalar.name.c_str(), scalar.type, 0, scalar.value});
+    }
+    for (Mod::Captured& captured : mod.tensors) {
+      tensors_.push_back({captured.name.c_str(), captured.tensor.get(), captured.gradient.get()});
+    }
+    mod_ = {.size = sizeof mod_,
+            .text = mod.text.c_str(),
+            .scalars = scalars_.data(),
+            .scalar_count = static_cast<int64_t>(scalars_.size()),
+            .tensors = tensors_.data(),
+            .tensor_count = static_cast<int64_t>(tensors_.size())};
+    present_ = !mod.text.empty();
+  }
+  CMod(const CMod&) = delete;
+  CMod& operator=(const CMod&) = delete;
+
+  const tandem_mod* get() const { return present_ ? &mod_ : nullptr; }
+
+ private:
+  std::vector<tandem_mod_scalar> scalars_;
+  std::vector<tandem_mod_tensor> tensors_;
+  tandem_mod mod_{};
+  bool present_ = false;
+};
+
 // The C form of a call; it points into its own copy of the tensors.
 class CArgs {
  public:
-  CArgs(const Attention& attention, tandem_pass pass) : a_(attention) {
+  CArgs(const Attention& attention, tandem_pass pass)
+      : a_(attention), score_mod_(a_.score_mod), mask_mod_(a_.mask_mod) {
     refuse_read_only(pass);
     args_.size = sizeof args_;
     args_.q = a_.q.get();
@@ -363,6 +422,8 @@ class CArgs {
     args_.diagonal_offsets = a_.diagonal_offsets.get();
     args_.accumulate = a_.accumulate;
     args_.sm_limit = a_.sm_limit;
+    args_.score_mod = score_mod_.get();
+    args_.mask_mod = mask_mod_.get();
   }
   CArgs(const CArgs&) = delete;
   CArgs& operator=(const CArgs&) = delete;
@@ -387,10 +448,12 @@ class CArgs {
       refuse(a_.dv, "dv");
       refuse(a_.dbias, "dbias");
       refuse(a_.dsink, "dsink");
+      for (const Mod::Captured& captured : a_.score_mod.tensors) refuse(captured.gradient, captured.name.c_str());
     }
   }
 
   Attention a_;
+  CMod score_mod_, mask_mod_;  // point into a_
   tandem_attention_args args_{};
 };
 

@@ -23,6 +23,7 @@ struct Sm100BackwardConfig {
   bool unscaled = false;             // scale <= 0
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // functions that were printed for this kernel: tile/mod_functions.cuh
 
   static constexpr bool split = false;  // no n_block's steps are split over CTAs
 
@@ -39,7 +40,9 @@ struct Sm100BackwardConfig {
     t.sums = Sums::dv;
     return t;
   }
-  constexpr bool has_score_mod() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  constexpr bool has_score_mod() const {
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+  }
 
   // Keys and values beyond a sequence, queries and dout too, have to be cleared before they are multiplied.
   constexpr bool relays() const { return varlen || pair; }

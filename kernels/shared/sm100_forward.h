@@ -18,6 +18,7 @@ struct Sm100ForwardConfig {
   bool unscaled = false;                 // scale <= 0: the largest product is not the largest score
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // functions that were printed for this kernel: tile/mod_functions.cuh
 
   static constexpr int kTileM = 128, tile_n = 128;
   constexpr int q_tiles() const { return head_dim <= 192 && head_dim_v <= 128 ? 2 : 1; }
@@ -26,7 +27,9 @@ struct Sm100ForwardConfig {
   constexpr int mma_m() const { return ctas() * kTileM; }
   constexpr int tile_m() const { return q_tiles() * mma_m(); }
   constexpr int threads() const { return 128 * (q_tiles() + 2); }
-  constexpr bool has_score_mod() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  constexpr bool has_score_mod() const {
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+  }
   // As Hopper; where a CTA is on its own.
   constexpr bool lazy_max() const { return !f16 && !has_score_mod() && !dropout && !pair; }
 

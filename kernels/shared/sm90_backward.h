@@ -19,6 +19,7 @@ struct Sm90BackwardConfig {
   bool unscaled = false;             // scale <= 0
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // functions that were printed for this kernel: tile/mod_functions.cuh
 
   // Wide heads leave no room for dk and dv of 64 keys in a warpgroup: all have the same 64, each has some of the
   // queries of a step for scores, and some of the columns of dk and dv. P and dS then go through shared memory.
@@ -28,7 +29,9 @@ struct Sm90BackwardConfig {
   constexpr int dk_columns() const { return wide() ? head_dim / warpgroups : head_dim; }
   constexpr int dv_columns() const { return wide() ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  constexpr bool has_score_mod() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  constexpr bool has_score_mod() const {
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+  }
 
   // dq of a step: each warpgroup has 64 queries of it and some of the columns.
   constexpr int dq_row_parts() const { return tile_m / 64; }

@@ -17,16 +17,21 @@ struct Sm90ForwardConfig {
   bool unscaled = false;             // scale <= 0: the largest product is not the largest score
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // functions that were printed for this kernel: tile/mod_functions.cuh
 
   constexpr int tile_m() const { return 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // Scores are more than scaled products.
-  constexpr bool has_score_mod() const { return unscaled || softcap || alibi || bias != Bias::none; }
+  constexpr bool has_score_mod() const {
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+  }
   // Steps that hide nothing take exponentials without a look at the scores (FragmentSoftmax::settle). Where that goes
   // wrong, the tile is done again with that look. Not where a bias may hide a row's first keys or ALiBi grow without a
   // bound; nor with dropout: sums are of what it drops too, so they cannot be made again of the probabilities that are
   // multiplied.
-  constexpr bool lazy_max() const { return !f16 && !unscaled && !alibi && bias == Bias::none && !dropout; }
+  constexpr bool lazy_max() const {
+    return !f16 && !unscaled && !alibi && bias == Bias::none && !score_mod && !mask_mod && !dropout;
+  }
   // Exponentials of a thread and step that are taken before the product with the values of the step before is waited
   // for: where that product is short, none; measured.
   constexpr int exps_under_pv() const {

@@ -6,6 +6,7 @@
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
 #include "tile/gradient.cuh"
+#include "tile/key_scores.cuh"
 #include "tile/sequence.cuh"
 
 // [begin, end) of what a CTA sums over: all there is where the bias is broadcast, else its own part.
@@ -86,12 +87,12 @@ struct DbiasPart {
   }
 };
 
-// What a score adds, 0 where it is not seen or lies beyond a sequence: a product with 0 would not do, for it may be
-// NaN. kept, r: as is_kept() takes them.
+// What a score adds, 0 where it is -infinity (not seen, or beyond a sequence): a product with 0 would not do, for it may
+// be NaN. derivative: of what a modification made of the score. kept, r: as is_kept() takes them.
 template <auto T>
-TANDEM_DEVICE float dbias_of(const BackwardParams& p, float score, bool is_seen, float minus_lse, float dp, float delta,
-                             u32 kept, int r) {
+TANDEM_DEVICE float dbias_of(const BackwardParams& p, float score, float derivative, float minus_lse, float dp,
+                             float delta, u32 kept, int r) {
   if constexpr (T.dropout) dp = is_kept(kept, r) ? dp * p.dropout.scale : 0.0f;
-  const bool hidden = !is_seen || score == -kInfinity || minus_lse == -kInfinity;
-  return hidden ? 0.0f : exp2_approx(score + minus_lse) * (dp - delta);
+  const bool hidden = score == -kInfinity || minus_lse == -kInfinity;
+  return hidden ? 0.0f : through_scores<T>(exp2_approx(score + minus_lse), derivative) * (dp - delta);
 }

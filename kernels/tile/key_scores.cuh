@@ -24,6 +24,7 @@ struct HeadScores {
   float slope = 0;
   int diagonal = 0;
   const char* bias = nullptr;
+  ModPlace place;  // but for the query and the key
 
   TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head) {
     if constexpr (T.alibi) {
@@ -32,18 +33,44 @@ struct HeadScores {
     }
     if constexpr (T.bias != Bias::none)
       bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
+    if constexpr (T.score_mod || T.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
-  // ALiBi and bias. Beyond the tensor, where everything is masked, the last bias is read again.
-  TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query, int key) const {
+  // ALiBi, bias and modifications. Beyond the tensor, where everything is masked, the last bias is read again.
+  // derivative: of what score_mod gives by what it reads, as a factor.
+  TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query, int key, float* derivative) const {
+    bool visible = true;
     if constexpr (T.alibi) x -= slope * fabsf(static_cast<float>(query + diagonal - key));
     if constexpr (T.bias != Bias::none) {
       const i64 at = min(query, p.seqlen_q - 1) * p.bias_row + min(key, p.seqlen_k - 1) * p.bias_column;
       if constexpr (T.bias == Bias::boolean) {
-        if (bias[at] == 0) x = -kInfinity;
+        visible = bias[at] != 0;
       } else {
         x += kLog2e * load_element<T.f16>(bias, at, T.bias == Bias::f32);
       }
     }
+    if constexpr (T.score_mod || T.mask_mod) {
+      const ModParams& mods = static_cast<const ModifiedBackwardParams&>(p).mods;
+      ModPlace at = place;
+      at.q = query;
+      at.k = key;
+      if constexpr (T.score_mod) {
+        const float score = kLn2 * x;
+        *derivative *= score_slope<T>(score, at, mods.score);
+        x = kLog2e * score_mod<T>(score, at, mods.score);
+      }
+      if constexpr (T.mask_mod) visible = visible && mask_mod<T>(at, mods.mask);
+    }
+    if constexpr (T.bias == Bias::boolean || T.mask_mod) {
+      if (!visible) x = -kInfinity;
+    }
     return x;
   }
 };
+
+// Where scores are capped or modified, P times the derivative of its score: what meets dP - delta. Nothing of a P of 0,
+// whatever the derivative is.
+template <auto T>
+TANDEM_DEVICE float through_scores(float probability, float derivative) {
+  if constexpr (T.score_mod) return probability == 0 ? 0.0f : probability * derivative;
+  return T.softcap ? probability * derivative : probability;
+}

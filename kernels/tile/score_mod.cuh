@@ -2,6 +2,7 @@
 // registers lie in them is the kernel's.
 #pragma once
 #include "ptx/float2.cuh"
+#include "tile/mod_functions.cuh"
 #include "tile/row.cuh"
 
 // softcap * tanh(score / softcap) in log2 units, from a product or two, where no score is beyond the cap: an odd
@@ -47,6 +48,7 @@ struct ScoreMod {
   float slope, position;
   const char* bias;  // the row's
   i64 bias_stride;   // bytes from one column of it to the next
+  ModPlace place;    // but for the key
 
   ScoreMod() = default;
   TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row) {
@@ -59,17 +61,29 @@ struct ScoreMod {
       bias = static_cast<const char*>(p.bias) + at * kBiasBytes;
       bias_stride = p.bias_column * kBiasBytes;
     }
+    if constexpr (T.score_mod || T.mask_mod) place = {t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
   }
   TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column) const {
+    bool visible = true;
     if constexpr (!T.softcap) x *= p.scale_log2;
     if constexpr (T.alibi) x -= slope * fabsf(position - static_cast<float>(column));
     if constexpr (T.bias != Bias::none) {
       const char* at = bias + min(column, p.seqlen_k - 1) * bias_stride;
       if constexpr (T.bias == Bias::boolean) {
-        if (*at == 0) x = -kInfinity;
+        visible = *at != 0;
       } else {
         x += kLog2e * load_element<T.f16>(at, 0, T.bias == Bias::f32);
       }
+    }
+    if constexpr (T.score_mod || T.mask_mod) {
+      const ModParams& mods = static_cast<const ModifiedForwardParams&>(p).mods;
+      ModPlace at = place;
+      at.k = column;
+      if constexpr (T.score_mod) x = kLog2e * score_mod<T>(kLn2 * x, at, mods.score);
+      if constexpr (T.mask_mod) visible = visible && mask_mod<T>(at, mods.mask);
+    }
+    if constexpr (T.bias == Bias::boolean || T.mask_mod) {
+      if (!visible) x = -kInfinity;
     }
     return x;
   }

@@ -6,6 +6,8 @@
 //               waiting for its turn: sums are the same bit for bit on any number of threads. Items are started in that
 //               same order, so whoever is waited for is already at work.
 //   3. bias     dbias and dsink, each element summed by one thread in a fixed order
+//   4. captured the gradients of what a score_mod reads: tiles are dealt out to a fixed number of parts, each of which
+//               adds to a float64 table of its own, tile after tile; the tables are added up in order
 //
 // The accumulator of a float32 dq is dq itself, which for `accumulate` is not cleared. For a 16-bit one it is a slot of
 // the workspace, converted when the last block of its head is done; heads take turns on a few slots. Where not even one
@@ -18,12 +20,16 @@
 
 #include "cpu/cpu.h"
 #include "cpu/schedule.h"
+#include "problem/convert.h"
+#include "problem/modification.h"
 
 namespace tandem::cpu {
 
 namespace {
 
-constexpr size_t kSlotBudget = size_t{8} << 20;  // bytes; more where the inputs are large themselves
+constexpr int64_t kMostParts = 64;                         // of captured gradients: so many threads find work
+constexpr int64_t kTableBudget = (int64_t{16} << 20) / 8;  // cells of all their tables, unless one alone has more
+constexpr size_t kSlotBudget = size_t{8} << 20;            // bytes; more where the inputs are large themselves
 
 struct Head {  // one (sequence, key head)
   int32_t sequence, head_k;
@@ -46,6 +52,8 @@ struct Layout {
   std::atomic<int32_t>* turns;      // per row tile: the block whose turn it is
   std::atomic<int32_t>* slot_head;  // per slot: the head that may use it
   float* accumulators;
+  int64_t parts, cells;  // of captured gradients
+  double* tables;        // [parts][cells]
   std::byte* scratch;
   size_t scratch_bytes, bytes;
 
@@ -73,6 +81,9 @@ struct Layout {
     turns = w.take<std::atomic<int32_t>>(tiles);
     slot_head = w.take<std::atomic<int32_t>>(slots);
     accumulators = w.take<float>(slots * slot_floats);
+    cells = p.score_mod ? p.score_mod->cells : 0;
+    parts = cells > 0 ? std::clamp<int64_t>(kTableBudget / cells, 1, std::clamp<int64_t>(tiles, 1, kMostParts)) : 0;
+    tables = w.take<double>(parts * cells);
     const int64_t local = std::max<int64_t>(kBackwardRows * p.head_dim, kBackwardRows * kBackwardKeys);
     scratch_bytes = scratch_stride(kernels().backward_scratch(p)) + static_cast<size_t>(local) * sizeof(float);
     scratch = w.take<std::byte>(static_cast<int64_t>(scratch_bytes) * threads);
@@ -111,6 +122,7 @@ class Backward {
     if (layout_.separate_dq) queries_phase();
     if (p_.dbias) bias_phase();
     if (p_.dsink) sink_phase();
+    if (layout_.parts > 0) captured_phase();
     if (p_.accumulate) return;  // zero is added to what is not used
     clear_unused_rows(p_, p_.dq, true, p_.heads_q, p_.head_dim);
     clear_unused_rows(p_, p_.dk, false, p_.heads_k, p_.head_dim);
@@ -174,11 +186,17 @@ class Backward {
     });
   }
 
-  void rows_phase() {
+  // Items: every tile of rows of every head.
+  int64_t list_tiles() {
     int64_t n = 0;
     for (int64_t h = 0; h < count_; ++h)
       for (int64_t t = 0; t < tiles(piece(layout_.heads[h])); ++t)
         layout_.items[n++] = {static_cast<int32_t>(h), static_cast<int32_t>(t)};
+    return n;
+  }
+
+  void rows_phase() {
+    const int64_t n = list_tiles();
     for_each_item(
         threads_, Take::kInOrder, n, work_ / 8, layout_.scratch, layout_.scratch_bytes,
         [&](int64_t i, std::byte* scratch) {
@@ -224,7 +242,7 @@ class Backward {
       const KeyRange range = blocks_of_tile(whole, t);
       if (item.index < range.begin || item.index >= range.end) continue;
       set_tile(&x, whole, t);
-      kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, true, with_dq, scratch);
+      kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, true, with_dq, nullptr, scratch);
       if (!with_dq) continue;
       std::atomic<int32_t>& its_turn = layout_.turns[head.first_tile + t];
       wait_for(its_turn, item.index);
@@ -279,7 +297,7 @@ class Backward {
     for (int64_t block = range.begin; block < range.end; ++block) {
       set_block(&x, whole, block);
       kernels().backward_keys(x, false, true, scratch);
-      kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, false, true, scratch);
+      kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, false, true, nullptr, scratch);
       kernels().backward_add_dq(x, {dq, x.heads * p_.head_dim, p_.head_dim, x.row_begin * p_.head_dim}, scratch);
     }
     for (int64_t r = x.row_begin; r < x.row_end; ++r)
@@ -323,7 +341,7 @@ class Backward {
             set_tile(&x, whole, t);
             set_block(&x, whole, j);
             kernels().backward_keys(x, false, false, scratch);
-            kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, false, false, scratch);
+            kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, false, false, nullptr, scratch);
             kernels().backward_add_dbias(x, sum, one_query ? 0 : kBackwardKeys, one_key ? 0 : 1, scratch);
           }
         }
@@ -355,6 +373,36 @@ class Backward {
                     const auto value = static_cast<float>(sum);
                     put_row(p_.dsink.dtype, &value, 1, p_.dsink.at(0, h));
                   });
+  }
+
+  // ---- What a score_mod reads ----
+
+  void captured_phase() {
+    const int64_t n = list_tiles();
+    const int64_t cells = layout_.cells;
+    for_each_item(threads_, Take::kInOrder, layout_.parts, work_, layout_.scratch, layout_.scratch_bytes,
+                  [&](int64_t part, std::byte* scratch) {
+                    double* table = layout_.tables + part * cells;
+                    std::fill_n(table, cells, 0.0);
+                    for (int64_t i = part; i < n; i += layout_.parts) captured_item(layout_.items[i], table, scratch);
+                  });
+    for (int64_t part = 1; part < layout_.parts; ++part)
+      for (int64_t i = 0; i < cells; ++i) layout_.tables[i] += layout_.tables[part * cells + i];
+    each_captured(*p_.score_mod.read, [&](const BiasView& to, std::byte* at, int64_t cell) {
+      store(to.dtype, at, layout_.tables[cell] + (p_.accumulate ? load(to.dtype, at) : 0));
+    });
+  }
+
+  void captured_item(const Item& item, double* table, std::byte* scratch) {
+    const Piece whole = piece(layout_.heads[item.head]);
+    Piece x = whole;
+    set_tile(&x, whole, item.index);
+    const KeyRange range = blocks_of_tile(whole, item.index);
+    for (int64_t block = range.begin; block < range.end; ++block) {
+      set_block(&x, whole, block);
+      kernels().backward_keys(x, false, false, scratch);
+      kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, false, false, table, scratch);
+    }
   }
 
   const Problem& p_;

@@ -31,8 +31,9 @@ struct Backward {
     float *scores, *dscores;                  // [keys][kStride]: S then P, dP then dS
     Word *p_rows, *ds_rows, *ds_pairs;        // MmaBF16: P and dS rounded; [keys][kRowsPadded / 2], [keys / 2][rows]
     float* dq;                                // [queries][dim padded]
-    float *slope, *dropout, *bias;            // options
-    T* dout_rows;                             // of a float32 dout, as products take it
+    TileMemory options;
+    float* dropout;
+    T* dout_rows;  // of a float32 dout, as products take it
     Word* row;
     int64_t k_stride, v_stride, q_words, v_words, k_columns, v_columns;  // columns: dim padded to kPanel
     size_t bytes;
@@ -63,9 +64,12 @@ struct Backward {
       ds_rows = a.take<Word>(kPair == 2 ? kBackwardKeys * words_rows : 0);
       ds_pairs = a.take<Word>(kPair == 2 ? kBackwardKeys / 2 * kRowsPadded : 0);
       dq = a.take<float>(kRowsPadded * k_columns);
-      slope = a.take<float>(p.softcap != 0 ? kBackwardKeys * kStride : 0);
+      if (p.softcap != 0) options.slope = a.take<float>(kBackwardKeys * kStride);
+      if (p.bias.present) options.bias = a.take<float>(2 * kPanel * kBackwardKeys);
+      if (p.score_mod.present) options.unmodified = a.take<float>(kBackwardKeys * kStride);
+      if (p.mask_mod.present) options.visible = a.take<int32_t>(kBackwardKeys * kPanel);
+      if (p.score_mod.present || p.mask_mod.present) options.mods = a.take<float>(static_cast<int64_t>(mod_floats(p)));
       dropout = a.take<float>(p.dropout.p > 0 ? kBackwardKeys * kStride : 0);
-      bias = a.take<float>(p.bias.present ? 2 * kPanel * kBackwardKeys : 0);
       dout_rows = a.take<T>(rounds_dout(p) ? kRowsPadded * p.head_dim_v : 0);
       row = a.take<Word>(maximum(kPanel * maximum(round_up(kw, 16), round_up(vw, 16)), widest));
       bytes = a.used();
@@ -130,6 +134,13 @@ struct Backward {
     }
   }
 
+  static TileMemory options_of(int64_t panel, const Scratch& s) {
+    TileMemory memory = s.options;
+    if (memory.slope != nullptr) memory.slope += panel * kPanel;
+    if (memory.unmodified != nullptr) memory.unmodified += panel * kPanel;
+    return memory;
+  }
+
   // P and dS of one panel, from S and dP.
   static void panel_gradients(const Piece& piece, const PanelRows& rows, int64_t panel, const float* delta,
                               int64_t query_stride, int64_t head_stride, Scratch& s) {
@@ -137,10 +148,9 @@ struct Backward {
     const Sequence& q = piece.sequence;
     const int64_t count = piece.key_end - piece.key_begin;
     float *scores = s.scores + panel * kPanel, *dscores = s.dscores + panel * kPanel;
-    float* slope = p.softcap != 0 ? s.slope + panel * kPanel : nullptr;
     float* dropout = p.dropout.p > 0 ? s.dropout + panel * kPanel : nullptr;
-    const float factor =
-        finish_scores(piece, rows, piece.key_begin, count, pending_factor<Mma>(p), scores, kStride, slope, s.bias);
+    const float factor = finish_scores(piece, rows, piece.key_begin, count, pending_factor<Mma>(p), scores, kStride,
+                                       options_of(panel, s));
     if (dropout != nullptr) dropout_factors(piece, rows, piece.key_begin, count, dropout, kStride);
 
     float lse[kPanel], lse_low[kPanel], lane_delta[kPanel];  // lse in log2 units, and what float32 dropped of it
@@ -177,7 +187,24 @@ struct Backward {
 
   // Through softcap, back to the scaled product. After this dS is what dK and dQ are made of (times softmax_scale).
   static void through_softcap(const Piece& piece, int64_t panel, Scratch& s) {
-    multiply_tile(s.dscores + panel * kPanel, s.slope + panel * kPanel, kStride, piece.key_end - piece.key_begin);
+    multiply_tile(s.dscores + panel * kPanel, s.options.slope + panel * kPanel, kStride,
+                  piece.key_end - piece.key_begin);
+  }
+
+  // Through score_mod, to the scores that bias was added to.
+  static void through_mod(const Piece& piece, int64_t panel, double* captured, Scratch& s) {
+    const PanelRows& rows = s.rows[panel];
+    const ModTile tile =
+        mod_tile(piece, rows, piece.key_begin, piece.key_end - piece.key_begin, kStride, s.options.mods);
+    modify_gradients(tile, rows.count, s.options.unmodified + panel * kPanel, s.dscores + panel * kPanel, captured);
+  }
+
+  // A panel whose queries see none of the keys.
+  static void clear_panel(int64_t panel, int64_t count, Scratch& s) {
+    for (int64_t j = 0; j < count; ++j) {
+      std::memset(s.scores + j * kStride + panel * kPanel, 0, kPanel * sizeof(float));
+      std::memset(s.dscores + j * kStride + panel * kPanel, 0, kPanel * sizeof(float));
+    }
   }
 
 #if TANDEM_HAS_BF16_DOT
@@ -196,18 +223,23 @@ struct Backward {
 #endif
 
   static void tile(const Piece& piece, const float* delta, int64_t query_stride, int64_t head_stride, bool want_dkv,
-                   bool want_dq, void* base) {
+                   bool want_dq, double* captured, void* base) {
     const Problem& p = *piece.problem;
     Scratch s(p, base);
     pack_rows(piece, want_dkv, s);
     const int64_t count = piece.key_end - piece.key_begin, row_count = piece.row_end - piece.row_begin;
     const int64_t panels = (row_count + kPanel - 1) / kPanel;
     for (int64_t i = 0; i < panels; ++i) {
+      if (!shows_any(piece, s.rows[i], piece.key_begin, count, s.options)) {
+        clear_panel(i, count, s);
+        continue;
+      }
       gemm<Mma>(count, {s.k, s.k_stride, 1}, s.q + i * s.q_words * kPanel, words<Mma>(p.head_dim),
                 s.scores + i * kPanel, kStride, false);
       gemm<Mma>(count, {s.v, s.v_stride, 1}, s.dout + i * s.v_words * kPanel, words<Mma>(p.head_dim_v),
                 s.dscores + i * kPanel, kStride, false);
       panel_gradients(piece, s.rows[i], i, delta, query_stride, head_stride, s);
+      if (p.score_mod.present) through_mod(piece, i, captured, s);
       if (p.softcap != 0 && (want_dkv || want_dq)) through_softcap(piece, i, s);
     }
     if (!want_dkv && !want_dq) return;

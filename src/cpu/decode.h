@@ -119,7 +119,8 @@ struct Decode {
   struct Scratch {
     PanelRows* rows;
     SoftmaxState* softmax;
-    float *q, *o, *scores, *bias, *dropout, *key_rows, *keys;
+    float *q, *o, *scores, *dropout, *key_rows, *keys;
+    TileMemory options;
     int64_t q_stride, o_stride;
     size_t bytes;
 
@@ -132,7 +133,7 @@ struct Decode {
       q = a.take<float>(row_count * q_stride);
       o = a.take<float>(row_count * o_stride);
       scores = a.take<float>(kForwardKeys * kPanel);
-      bias = a.take<float>(p.bias.present ? kBiasWords : 0);
+      options = option_memory(p, a);
       dropout = a.take<float>(p.dropout.p > 0 ? kForwardKeys * kPanel : 0);
       key_rows = a.take<float>(kLanes * q_stride);
       keys = a.take<float>(kLanes * q_stride);
@@ -226,12 +227,13 @@ struct Decode {
     const Stream<T> key_stream(p.k, p.head_dim), value_stream(p.v, p.head_dim_v);
     for (int64_t key = begin; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
+      if (!shows_any(piece, *s.rows, key, count, s.options)) continue;
       for (int64_t j = 0; j < count; ++j) {
         keys[j] = row_of<T>(p.k, q, q.k_begin, key + j, piece.head_k);
         values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
       }
       // A tile that needs no more than a softmax has its keys in lanes: few queries would leave most lanes idle.
-      const bool plain = plain_scores(p) && p.dropout.p == 0 && s.rows->shows(key, key + count);
+      const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.mask_mod.present && s.rows->shows(key, key + count);
       const Layout at = plain ? kKeysInLanes : kQueriesInLanes;
       if (!plain) std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
       if (plain && kLanes >= 4 && rows >= 4 && rows * kLanes >= p.head_dim) {
@@ -243,7 +245,7 @@ struct Decode {
       if (plain) {
         for (int r = 0; r < rows; ++r) rescale |= softmax_of_row<Degree>(s.scores + r * at.row, count, r, s.softmax);
       } else {
-        const float factor = finish_scores(piece, *s.rows, key, count, 1.0f, s.scores, kPanel, nullptr, s.bias);
+        const float factor = finish_scores(piece, *s.rows, key, count, 1.0f, s.scores, kPanel, s.options);
         rescale = update_max(s.scores, kPanel, count, factor, s.softmax);
         exponentiate<Degree>(s.scores, kPanel, count, factor, s.softmax);
         if (p.dropout.p > 0) {

@@ -36,6 +36,15 @@ class Arena {
   size_t used_ = 0;
 };
 
+// For tiles of kForwardKeys keys.
+inline TileMemory option_memory(const Problem& p, Arena& a) {
+  TileMemory memory;
+  if (p.bias.present) memory.bias = a.take<float>(kBiasWords);
+  if (p.mask_mod.present) memory.visible = a.take<int32_t>(kForwardKeys * kPanel);
+  if (p.score_mod.present || p.mask_mod.present) memory.mods = a.take<float>(static_cast<int64_t>(mod_floats(p)));
+  return memory;
+}
+
 template <class T>
 inline const T* row_of(const View& v, const Sequence& s, int64_t begin, int64_t row, int64_t head) {
   return reinterpret_cast<const T*>(v.data) + s.batch_index * v.batch + (begin + row) * v.row + head * v.head;
@@ -104,6 +113,13 @@ inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o
   }
 }
 
+// Whether any lane sees any of these keys. Leaves what mask_mod shows for finish_scores().
+inline bool shows_any(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, const TileMemory& memory) {
+  if (rows.hides(key, key + count)) return false;
+  if (!piece.problem->mask_mod.present) return true;
+  return show_visible(mod_tile(piece, rows, key, count, kPanel, memory.mods), memory.visible);
+}
+
 // What finish_scores() is told: queries packed as floats carry the scale already.
 template <class Mma>
 inline float pending_factor(const Problem& p) {
@@ -124,7 +140,8 @@ struct Forward {
   struct Scratch {
     Panel* panels;
     Word *q, *k, *v, *row, *pairs;
-    float *o, *scores, *bias, *dropout, *out_rows;
+    float *o, *scores, *dropout, *out_rows;
+    TileMemory options;
     int64_t q_words, k_stride, v_stride, o_rows, out_stride;
     size_t bytes;
 
@@ -145,7 +162,7 @@ struct Forward {
       pairs = a.take<Word>(Mma::kPair == 2 ? kForwardKeys / 2 * kPanel : 0);
       row = a.take<Word>(kPanel * row_words_count);
       out_rows = a.take<float>(kPanel * out_stride);
-      bias = a.take<float>(p.bias.present ? kBiasWords : 0);
+      options = option_memory(p, a);
       dropout = a.take<float>(p.dropout.p > 0 ? kForwardKeys * kPanel : 0);
       bytes = a.used();
     }
@@ -179,8 +196,8 @@ struct Forward {
 
   static void softmax_step(const Piece& piece, Panel* panel, int64_t key, int64_t count, Scratch& s, float* o,
                            int64_t o_rows) {
-    const float factor = finish_scores(piece, panel->rows, key, count, pending_factor<Mma>(*piece.problem), s.scores,
-                                       kPanel, nullptr, s.bias);
+    const float factor =
+        finish_scores(piece, panel->rows, key, count, pending_factor<Mma>(*piece.problem), s.scores, kPanel, s.options);
     if (update_max(s.scores, kPanel, count, factor, &panel->softmax) && panel->started) {
       const VF a0 = load(panel->softmax.alpha), a1 = load(panel->softmax.alpha + kLanes);
       for (int64_t c = 0; c < o_rows; ++c) {
@@ -246,9 +263,13 @@ struct Forward {
     // Tiles start at multiples of the tile size, so a query meets the same tiles whatever piece it is in.
     for (int64_t key = begin / kForwardKeys * kForwardKeys; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
-      pack_keys(piece, key, count, s);
-      for (int64_t i = 0; i < panel_count; ++i)
-        if (!s.panels[i].rows.hides(key, key + count)) panel_step(piece, s.panels + i, i, key, count, s);
+      bool packed = false;  // not where a mask hides the tile from all
+      for (int64_t i = 0; i < panel_count; ++i) {
+        if (!shows_any(piece, s.panels[i].rows, key, count, s.options)) continue;
+        if (!packed) pack_keys(piece, key, count, s);
+        packed = true;
+        panel_step(piece, s.panels + i, i, key, count, s);
+      }
     }
     for (int64_t i = 0; i < panel_count; ++i) write(piece, partial, s.panels + i, i, s);
   }

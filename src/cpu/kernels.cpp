@@ -63,9 +63,9 @@ void backward_keys(const Piece& piece, bool want_dkv, bool want_dq, void* s) {
   by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::keys(piece, want_dkv, want_dq, s); });
 }
 void backward_tile(const Piece& piece, const float* deltas, int64_t query_stride, int64_t head_stride, bool want_dkv,
-                   bool want_dq, void* s) {
+                   bool want_dq, double* captured, void* s) {
   by_dtype(piece.problem->dtype, [&](auto e) {
-    decltype(e)::Gradients::tile(piece, deltas, query_stride, head_stride, want_dkv, want_dq, s);
+    decltype(e)::Gradients::tile(piece, deltas, query_stride, head_stride, want_dkv, want_dq, captured, s);
   });
 }
 void backward_add_dq(const Piece& piece, RowAccumulator dq, void* s) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/kernels.h"
+#include "cpu/mods.h"
 #include "cpu/pack.h"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -16,12 +17,15 @@ struct PanelRows {
   int32_t key_begin[kPanel], key_end[kPanel];      // the keys that causal, window and the piece leave visible
   int32_t begin_min, begin_max, end_min, end_max;  // over the lanes
   float position[kPanel];                          // query + diagonal
-  float slope[kPanel];                             // ALiBi, times log2 e
+  float slope[kPanel];                             // ALiBi, in the unit of scores
 
   // No lane sees any of keys [begin, end) / every lane sees all of them.
   bool hides(int64_t begin, int64_t end) const { return end <= begin_min || begin >= end_max; }
   bool shows(int64_t begin, int64_t end) const { return begin >= begin_max && end <= end_min; }
 };
+
+// Scores are in log2 units, but where a score_mod reads them: then they are natural, and log2 e is still to come.
+inline double score_unit(const Problem& p) { return p.score_mod.present ? 1.0 : 1.44269504088896340736; }
 
 inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   const Problem& p = *piece.problem;
@@ -56,14 +60,14 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
     if (p.alibi_slopes.present) {
       const HeadView& a = p.alibi_slopes;
       const auto* slope = reinterpret_cast<const float*>(a.data) + s.batch_index * a.batch + head * a.head;
-      rows->slope[i] = *slope * kLog2e;
+      rows->slope[i] = *slope * static_cast<float>(score_unit(p));
     }
   }
 }
 
 // Scores are the product times a positive number and nothing else.
 inline bool plain_scores(const Problem& p) {
-  return p.softcap == 0 && p.softmax_scale > 0 && !p.bias.present && !p.alibi_slopes.present;
+  return p.softcap == 0 && p.softmax_scale > 0 && !p.bias.present && !p.alibi_slopes.present && !p.score_mod.present;
 }
 
 // ---- Bias -------------------------------------------------------------------------------------------------------
@@ -89,9 +93,11 @@ inline void bias_row(const BiasView& b, int64_t offset, int64_t count, int64_t p
   load_row(reinterpret_cast<const T*>(b.data) + offset, count, padded, dst);
 }
 
-// scores += bias * log2 e. scratch: 2 * kPanel * padded floats, padded = round_up(keys, max(kLanes, 4)).
-inline void add_bias(const BiasView& b, int64_t batch, const PanelRows& rows, int64_t key, int64_t count, float* scores,
-                     int64_t stride, float* scratch) {
+// The bias of a tile: [key][kPanel], in scratch, which has 2 * kPanel * padded floats, padded = round_up(keys,
+// max(kLanes, 4)).
+inline const float* bias_tile(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* scratch) {
+  const BiasView& b = piece.problem->bias;
+  const int64_t batch = piece.sequence.batch_index;
   const int64_t padded = round_up(count, kLanes < 4 ? 4 : kLanes);
   for (int i = 0; i < kPanel; ++i) {
     float* dst = scratch + i * padded;
@@ -109,51 +115,109 @@ inline void add_bias(const BiasView& b, int64_t batch, const PanelRows& rows, in
   }
   float* across = scratch + kPanel * padded;
   transpose(scratch, padded, kPanel, round_up(count, 4), across, kPanel);
-  const VF log2e = set(kLog2e);
+  return across;
+}
+
+// scores += bias, in their unit.
+inline void add_bias(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* scores,
+                     int64_t stride, float* scratch) {
+  const float* bias = bias_tile(piece, rows, key, count, scratch);
+  const VF unit = set(static_cast<float>(score_unit(*piece.problem)));
   for (int64_t j = 0; j < count; ++j) {
     for (int h = 0; h < kPanel; h += kLanes) {
       float* s = scores + j * stride + h;
-      store(hn::MulAdd(load(across + j * kPanel + h), log2e, load(s)), s);
+      store(hn::MulAdd(load(bias + j * kPanel + h), unit, load(s)), s);
+    }
+  }
+}
+
+// Scores are -inf where a boolean bias is false, whatever they were.
+inline void hide_by_bias(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* scores,
+                         int64_t stride, float* scratch) {
+  const float* bias = bias_tile(piece, rows, key, count, scratch);
+  for (int64_t j = 0; j < count; ++j) {
+    for (int h = 0; h < kPanel; h += kLanes) {
+      float* s = scores + j * stride + h;
+      const VF from = load(bias + j * kPanel + h);
+      store(select(hn::Eq(from, hn::Zero(FTag())), load(s), from), s);
     }
   }
 }
 
 // ---- Scores -----------------------------------------------------------------------------------------------------
 
-// What turns a product of queries and keys into log2 units. With float words it is multiplied into the packed queries,
-// exactly rounded there (as a factor of the scores, its own rounding would be an error common to all of them); bfloat16
-// words cannot take it, there it is a factor of the scores.
-inline double score_scale(const Problem& p) { return p.softmax_scale * 1.44269504088896340736; }
+// What turns a product of queries and keys into the unit of scores. With float words it is multiplied into the packed
+// queries, exactly rounded there (as a factor of the scores, its own rounding would be an error common to all of them);
+// bfloat16 words cannot take it, there it is a factor of the scores.
+inline double score_scale(const Problem& p) { return p.softmax_scale * score_unit(p); }
+
+// What options need beside a tile of scores; null where a problem does not have them.
+struct TileMemory {
+  float* bias = nullptr;        // as add_bias() takes it
+  float* slope = nullptr;       // receives d score / d (scaled product) of softcap; null: not wanted
+  float* unmodified = nullptr;  // receives scores as score_mod reads them; null: not wanted
+  int32_t* visible = nullptr;   // what mask_mod shows: [key][kPanel]
+  float* mods = nullptr;        // mod_floats()
+};
+
+inline ModTile mod_tile(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, int64_t stride,
+                        float* scratch) {
+  return {piece, rows.query, rows.head, kPanel, key, count, stride, scratch};
+}
+
+// Turns products of keys [key, key + count) into scores in their unit, by all that comes before a score_mod.
+inline void apply_options(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float pending,
+                          float* scores, int64_t stride, const TileMemory& memory) {
+  const Problem& p = *piece.problem;
+  const double unit = score_unit(p);
+  const VF cap = set(static_cast<float>(p.softcap * unit));
+  const VF scale = set(p.softcap == 0 ? pending : static_cast<float>(pending / (p.softcap * unit)));
+  for (int64_t j = 0; j < count; ++j) {
+    const VF column = set(static_cast<float>(key + j));
+    for (int h = 0; h < kPanel; h += kLanes) {
+      float* at = scores + j * stride + h;
+      VF s = hn::Mul(load(at), scale);
+      if (p.softcap != 0) {
+        const VF t = tanh(s);
+        s = hn::Mul(t, cap);
+        if (memory.slope != nullptr) store(hn::NegMulAdd(t, t, set(1.0f)), memory.slope + j * stride + h);
+      }
+      if (p.alibi_slopes.present)
+        s = hn::NegMulAdd(load(rows.slope + h), hn::Abs(hn::Sub(load(rows.position + h), column)), s);
+      store(s, at);
+    }
+  }
+  if (p.bias.present && p.bias.dtype != DType::boolean) add_bias(piece, rows, key, count, scores, stride, memory.bias);
+}
 
 // Turns products of keys [key, key + count) into masked scores, up to a positive factor, which it returns. pending: the
-// factor that the products still lack to be in log2 units. slope: where not null, receives d score / d (scaled
-// product), for softcap.
+// factor that the products still lack to be in their unit. memory.visible has been filled.
 inline float finish_scores(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float pending,
-                           float* scores, int64_t stride, float* slope, float* scratch) {
+                           float* scores, int64_t stride, const TileMemory& memory) {
   const Problem& p = *piece.problem;
   if (!plain_scores(p)) {
-    const VF cap = set(static_cast<float>(p.softcap * 1.44269504088896340736));
-    const VF scale = set(p.softcap == 0 ? pending : static_cast<float>(pending / (p.softcap * 1.44269504088896340736)));
-    for (int64_t j = 0; j < count; ++j) {
-      const VF column = set(static_cast<float>(key + j));
-      for (int h = 0; h < kPanel; h += kLanes) {
-        float* at = scores + j * stride + h;
-        VF s = hn::Mul(load(at), scale);
-        if (p.softcap != 0) {
-          const VF t = tanh(s);
-          s = hn::Mul(t, cap);
-          if (slope != nullptr) store(hn::NegMulAdd(t, t, set(1.0f)), slope + j * stride + h);
-        }
-        if (p.alibi_slopes.present)
-          s = hn::NegMulAdd(load(rows.slope + h), hn::Abs(hn::Sub(load(rows.position + h), column)), s);
-        store(s, at);
-      }
-    }
-    if (p.bias.present) add_bias(p.bias, piece.sequence.batch_index, rows, key, count, scores, stride, scratch);
+    apply_options(piece, rows, key, count, pending, scores, stride, memory);
     pending = 1.0f;
   }
+  if (p.score_mod.present) {
+    for (int64_t j = 0; memory.unmodified != nullptr && j < count; ++j)
+      std::memcpy(memory.unmodified + j * stride, scores + j * stride, kPanel * sizeof(float));
+    modify_scores(mod_tile(piece, rows, key, count, stride, memory.mods), scores);
+    pending = kLog2e;  // taken where scores become exponents, without a rounding of its own
+  }
+  if (p.bias.present && p.bias.dtype == DType::boolean)
+    hide_by_bias(piece, rows, key, count, scores, stride, memory.bias);
+  const VF hidden = set(-kInfinity);
+  if (p.mask_mod.present) {
+    for (int64_t j = 0; j < count; ++j) {
+      for (int h = 0; h < kPanel; h += kLanes) {
+        const auto shown = hn::Ne(load(memory.visible + j * kPanel + h), hn::Zero(ITag()));
+        float* at = scores + j * stride + h;
+        store(select(hn::RebindMask(FTag(), shown), load(at), hidden), at);
+      }
+    }
+  }
   if (!rows.shows(key, key + count)) {
-    const VF hidden = set(-kInfinity);
     for (int64_t j = 0; j < count; ++j) {
       const VI column = hn::Set(ITag(), static_cast<int32_t>(key + j));
       for (int h = 0; h < kPanel; h += kLanes) {

@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "engine/context.h"
 #include "engine/guard.h"
+#include "problem/modification.h"
 #include "problem/operands.h"
 #include "problem/problem.h"
 
@@ -13,7 +14,8 @@ namespace {
 bool nothing_to_write(const Problem& p) {
   const bool no_queries = p.total_q == 0 || p.heads_q == 0, no_keys = p.total_k == 0 || p.heads_k == 0;
   if (p.pass == TANDEM_FORWARD) return no_queries;
-  return (!p.dq || no_queries) && ((!p.dk && !p.dv) || no_keys) && !p.dbias && !p.dsink;
+  const bool captured = p.score_mod && p.score_mod->cells > 0;
+  return (!p.dq || no_queries) && ((!p.dk && !p.dv) || no_keys) && !p.dbias && !p.dsink && !captured;
 }
 
 // Calls without data: use(engine, problem) when the problem is valid and served, and there is something to write.

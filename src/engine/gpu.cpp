@@ -34,6 +34,10 @@ jit::Request request_of(const plan::Configuration& configuration, const gpu::Pro
   return request_of(plan::name_of(configuration), plan::translation_unit(configuration), device);
 }
 
+jit::Request request_of(const plan::Kernel& kernel, const gpu::Properties& device) {
+  return request_of(plan::name_of(kernel), plan::translation_unit(kernel), device);
+}
+
 jit::Request request_of(std::string name, std::string source, const gpu::Properties& device) {
   jit::Request request{.name = std::move(name),
                        .source = std::move(source),
@@ -74,7 +78,7 @@ const GpuEngine::Compiled* GpuEngine::find(uint64_t id) const {
 
 // Threads that want one kernel at the same time share its compilation, in builder_; each loads it, one adds it.
 Status GpuEngine::compile(const plan::Kernel& kernel, const Compiled** compiled) {
-  const jit::Request request = request_of(kernel.configuration, device_->properties());
+  const jit::Request request = request_of(kernel, device_->properties());
   std::shared_ptr<const jit::Code> code;
   TANDEM_TRY(builder_.build(request, &code));
   const std::lock_guard lock(adding_);
@@ -113,8 +117,7 @@ Status GpuEngine::find_or_compile(const plan::Plan& plan, gpu::Stream stream, Ke
   for (const plan::Kernel& kernel : plan.kernels) {
     const Compiled* compiled = find(kernel.id);
     if (compiled == nullptr) [[unlikely]] {
-      TANDEM_TRY(
-          refuse_while_capturing(plan::name_of(kernel.configuration), "tandem_prepare with these arguments", stream));
+      TANDEM_TRY(refuse_while_capturing(plan::name_of(kernel), "tandem_prepare with these arguments", stream));
       TANDEM_TRY(compile(kernel, &compiled));
     }
     kernels->push_back(compiled);

@@ -23,6 +23,7 @@ namespace tandem {
 
 // What is compiled of a kernel for a device.
 jit::Request request_of(const plan::Configuration& configuration, const gpu::Properties& device);
+jit::Request request_of(const plan::Kernel& kernel, const gpu::Properties& device);
 jit::Request request_of(std::string name, std::string source, const gpu::Properties& device);
 
 class GpuEngine final : public Engine {

@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "mods/graph.h"
+#include "mods/tensor_view.h"
 
 namespace tandem::mods {
 
@@ -16,6 +17,7 @@ struct Name {
   std::string name;
   Type type = Type::real;
   int rank = 0;
+  Element element = Element::f32;  // of a tensor: for what is printed
 };
 
 struct Signature {

@@ -19,6 +19,19 @@ int register_of(Input input) {
   }
 }
 
+// How often a step must be computed.
+enum class Rate : uint8_t { sequence, query, element };
+
+Rate rate_of(Input input) {
+  switch (input) {
+    case Input::score:
+    case Input::k: return Rate::element;
+    case Input::head:
+    case Input::q: return Rate::query;
+    default: return Rate::sequence;
+  }
+}
+
 }  // namespace
 
 extern const TileLoops tile_loops_generic;
@@ -41,7 +54,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
   const std::vector<NodeId> order = graph.needed_by(outputs);
   const auto size = static_cast<size_t>(graph.size());
   std::vector<int> place(size, -1), last_use(size, -1);
-  std::vector<bool> varies(size);
+  std::vector<Rate> rate(size, Rate::sequence);
   for (size_t i = 0; i < order.size(); ++i) {
     for (const NodeId operand : graph[order[i]].operands) {
       if (operand != kNoNode) last_use[static_cast<size_t>(operand)] = static_cast<int>(i);
@@ -54,7 +67,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
     const auto id = static_cast<size_t>(order[i]);
     const Node& node = graph[order[i]];
     if (node.op == Op::input && register_of(static_cast<Input>(node.index)) >= 0) {
-      varies[id] = true;
+      rate[id] = rate_of(static_cast<Input>(node.index));
       place[id] = register_of(static_cast<Input>(node.index));
       continue;
     }
@@ -63,21 +76,23 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
     for (int n = 0; n < count; ++n) {
       const NodeId operand = node.operands[static_cast<size_t>(n)];
       step.from[n] = place[static_cast<size_t>(operand)];
-      varies[id] = varies[id] || varies[static_cast<size_t>(operand)];
+      rate[id] = std::max(rate[id], rate[static_cast<size_t>(operand)]);
       if (node.op != Op::gather) step.type = graph[operand].type;
     }
-    // A result has a register that no operand is in; those of a sequence keep theirs.
-    if (!varies[id] || unused.empty()) {
+    // A result has a register that no operand is in; those of a sequence or query keep theirs.
+    if (rate[id] != Rate::element || unused.empty()) {
       step.to = registers_++;
     } else {
       step.to = unused.back();
       unused.pop_back();
     }
     place[id] = step.to;
-    (varies[id] ? varying_ : uniform_).push_back(step);
+    std::vector<Step>* const steps[] = {&uniform_, &of_queries_, &varying_};
+    steps[static_cast<int>(rate[id])]->push_back(step);
     for (int n = 0; n < count; ++n) {
       const auto operand = static_cast<size_t>(node.operands[static_cast<size_t>(n)]);
-      if (last_use[operand] != static_cast<int>(i) || !varies[operand] || place[operand] < kTileInputs) continue;
+      const bool kept = rate[operand] != Rate::element || place[operand] < kTileInputs;
+      if (last_use[operand] != static_cast<int>(i) || kept) continue;
       last_use[operand] = -1;  // once, though it stands here twice
       unused.push_back(place[operand]);
     }
@@ -85,20 +100,14 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
   for (const NodeId output : outputs) outputs_.push_back(place[static_cast<size_t>(output)]);
 }
 
-TileRun::TileRun(const TileProgram& program, const Values& values, const TileLoops& loops)
-    : program_(program), values_(values), loops_(loops) {
-  constexpr int first = TileProgram::kTileInputs;
-  const auto registers = static_cast<size_t>(program.registers_ - first);
-  memory_.resize(registers * kTile);
-  at_.resize(static_cast<size_t>(program.registers_));
-  for (size_t i = 0; i < registers; ++i) at_[i + first] = memory_.data() + i * kTile;
-}
+TileRun::TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops)
+    : program_(program), values_(values), loops_(loops), memory_(memory) {}
 
 void TileRun::fill(const TileProgram::Step& step, const Position& sequence) {
   double value = step.value;
   if (step.op == Op::input) value = input_of(sequence, static_cast<Input>(step.index));
   if (step.op == Op::scalar) value = values_.scalars[static_cast<size_t>(step.index)];
-  void* to = at_[static_cast<size_t>(step.to)];
+  void* to = at(step.to);
   if (step.type == Type::real) {
     std::fill_n(static_cast<float*>(to), kTile, static_cast<float>(value));
   } else {
@@ -107,8 +116,8 @@ void TileRun::fill(const TileProgram::Step& step, const Position& sequence) {
 }
 
 void TileRun::execute(const TileProgram::Step& step, int count) {
-  LoopArguments arguments{count, at_[static_cast<size_t>(step.to)], {}, nullptr};
-  for (int i = 0; i < kMaxRank; ++i) arguments.from[i] = at_[static_cast<size_t>(step.from[i])];
+  LoopArguments arguments{count, at(step.to), {}, nullptr};
+  for (int i = 0; i < kMaxRank; ++i) arguments.from[i] = at(step.from[i]);
   if (step.op == Op::gather) {
     arguments.tensor = &values_.tensors[static_cast<size_t>(step.index)];
     return loops_.gathers[static_cast<int>(arguments.tensor->element)](arguments);
@@ -129,10 +138,13 @@ void TileRun::begin(const Position& sequence) {
 void TileRun::run(const TileInputs& inputs) {
   count_ = inputs.count;
   // Read and never written: inputs are operands only.
-  at_[0] = const_cast<float*>(inputs.score);
-  at_[1] = const_cast<int32_t*>(inputs.head);
-  at_[2] = const_cast<int32_t*>(inputs.q);
-  at_[3] = const_cast<int32_t*>(inputs.k);
+  inputs_[0] = const_cast<float*>(inputs.score);
+  inputs_[1] = const_cast<int32_t*>(inputs.head);
+  inputs_[2] = const_cast<int32_t*>(inputs.q);
+  inputs_[3] = const_cast<int32_t*>(inputs.k);
+  if (!inputs.same_queries) {
+    for (const TileProgram::Step& step : program_.of_queries_) execute(step, inputs.count);
+  }
   for (const TileProgram::Step& step : program_.varying_) execute(step, inputs.count);
 }
 

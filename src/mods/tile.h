@@ -1,5 +1,6 @@
 // A graph as a list of loops over the elements of a tile: float32 in vectors, without a compiler. What depends on no
-// element (constants, scalars, the batch, the lengths and what is made of them) is computed once for a sequence.
+// element (constants, scalars, the batch, the lengths and what is made of them) is computed once for a sequence; what
+// depends on the query alone, once for all tiles of the same queries.
 #pragma once
 
 #include <span>
@@ -17,6 +18,8 @@ class TileProgram {
   // The graph is not looked at later.
   TileProgram(const Graph& graph, std::vector<NodeId> outputs);
 
+  size_t floats() const { return static_cast<size_t>(registers_ - kTileInputs) * kTile; }  // of a run's memory
+
  private:
   friend class TileRun;
 
@@ -30,7 +33,7 @@ class TileProgram {
     double value = 0;
   };
 
-  std::vector<Step> uniform_, varying_;
+  std::vector<Step> uniform_, of_queries_, varying_;
   std::vector<int> outputs_;
   int registers_ = kTileInputs;
 
@@ -42,14 +45,15 @@ struct TileInputs {
   int count = 0;  // at most kTile
   const float* score = nullptr;
   const int32_t *head = nullptr, *q = nullptr, *k = nullptr;
+  bool same_queries = false;  // head and q are those of the run before, or the first of them
 };
 
 // A program with room to run it in, for one thread.
 class TileRun {
  public:
-  // Both must outlive it. values have been checked.
-  TileRun(const TileProgram& program, const Values& values, const TileLoops& loops = tile_loops());
-  TileRun(TileProgram&&, const Values&, const TileLoops& = tile_loops()) = delete;
+  // All must outlive it. values have been checked; memory: program.floats().
+  TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops = tile_loops());
+  TileRun(TileProgram&&, const Values&, float*, const TileLoops& = tile_loops()) = delete;
 
   // Before the first tile of a sequence: its batch and lengths; the rest of the position is of no account.
   void begin(const Position& sequence);
@@ -60,16 +64,20 @@ class TileRun {
   std::span<const int32_t> integers(size_t i) const { return {static_cast<const int32_t*>(output(i)), count()}; }
 
  private:
-  const void* output(size_t i) const { return at_[static_cast<size_t>(program_.outputs_[i])]; }
+  const void* output(size_t i) const { return at(program_.outputs_[i]); }
   size_t count() const { return static_cast<size_t>(count_); }
+  void* at(int number) const {
+    const auto n = static_cast<size_t>(number);
+    return n < TileProgram::kTileInputs ? inputs_[n] : memory_ + (n - TileProgram::kTileInputs) * kTile;
+  }
   void execute(const TileProgram::Step& step, int count);
   void fill(const TileProgram::Step& step, const Position& sequence);
 
   const TileProgram& program_;
   const Values& values_;
   const TileLoops& loops_;
-  std::vector<float> memory_;
-  std::vector<void*> at_;  // by register
+  float* memory_;
+  void* inputs_[TileProgram::kTileInputs] = {};
   int count_ = 0;
 };
 

@@ -3,29 +3,34 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "problem/convert.h"
+#include "problem/modification.h"
 #include "problem/philox.h"
 
 // For one query row i of one sequence and query head, over the keys j it sees:
 //
 //   t_j  = softmax_scale * q_i . k_j
-//   s_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
+//   r_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
+//   s_j  = score_mod(r_j)                 (or r_j)
 //   lse  = log(exp(sink) + sum_j exp(s_j))
 //   p_j  = exp(s_j - lse)
 //   out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
 //
 //   delta   = dout_i . out
-//   ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          dbias_ij += ds_j
+//   ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          what score_mod reads: += ds_j * its derivative
 //   dsink  += exp(sink - lse) (dlse - delta)
-//   dt_j    = ds_j (1 - tanh^2(t_j / softcap))  (or ds_j)
+//   dr_j    = ds_j * score_mod's derivative     (or ds_j)    dbias_ij += dr_j
+//   dt_j    = dr_j (1 - tanh^2(t_j / softcap))  (or dr_j)
 //   dq_i    = softmax_scale * sum_j dt_j k_j
 //   dk_j   += softmax_scale * dt_j q_i
 //   dv_j   += z_j p_j dout_i
 //
 // A key that the row does not see, or whose score is -inf, is skipped and never multiplied by zero, so that nothing
-// that it holds can reach a result.
+// that it holds can reach a result. Nor is a derivative multiplied by a ds_j that is 0.
 
 namespace tandem::oracle {
 namespace {
@@ -78,12 +83,77 @@ Place place_of_key(const Problem& p, const Sequence& s, int64_t j) {
   return {t.data[s.batch_index * t.batch + j / t.page_size * t.column], j % t.page_size};
 }
 
+// What a modification says of one entry; nothing where there is none.
+class ModOfEntry {
+ public:
+  ModOfEntry(const ModView& view, std::span<const mods::NodeId> outputs) : view_(view) {
+    if (view) evaluator_.emplace(view->program->mod.graph, outputs);
+  }
+  void run(double score, const mods::Position& at) { evaluator_->run(score, at, view_->values); }
+  double real(mods::NodeId node) const { return (*evaluator_)[node].real; }
+  int32_t integer(mods::NodeId node) const { return (*evaluator_)[node].integer; }
+
+ private:
+  const ModView& view_;
+  std::optional<mods::Evaluator<double>> evaluator_;
+};
+
+// All modifications of a problem, at entries of any of its heads.
+class Mods {
+ public:
+  explicit Mods(const Problem& p)
+      : p_(p),
+        visible_(p.mask_mod, result(p.mask_mod)),
+        score_(p.score_mod, result(p.score_mod)),
+        slope_(p.score_mod, slope(p.score_mod)),
+        captured_(p.score_mod, capturing(p.score_mod)) {}
+
+  bool visible(const mods::Position& at) {
+    if (!p_.mask_mod) return true;
+    visible_.run(0, at);
+    return visible_.integer(p_.mask_mod->program->mod.result) != 0;
+  }
+  double score(double r, const mods::Position& at) {
+    if (!p_.score_mod) return r;
+    score_.run(r, at);
+    return score_.real(p_.score_mod->program->mod.result);
+  }
+  // ds through the modification.
+  double back(double ds, double r, const mods::Position& at) {
+    if (!p_.score_mod || ds == 0) return ds;
+    slope_.run(r, at);
+    return ds * slope_.real(p_.score_mod->program->gradient.score);
+  }
+  // Adds ds times the derivatives with respect to what the text reads to the table of captured gradients.
+  void capture(double ds, double r, const mods::Position& at, double* table) {
+    if (ds == 0) return;
+    captured_.run(r, at);
+    for (const mods::Capture& capture : p_.score_mod->program->captures) {
+      const CapturedGradient& gradient = p_.score_mod->gradients[static_cast<size_t>(capture.tensor)];
+      if (!gradient.to) continue;
+      int32_t indices[mods::kMaxRank];
+      for (int i = 0; i < capture.rank; ++i) indices[i] = captured_.integer(capture.indices[i]);
+      table[gradient.cell(indices, capture.rank)] += ds * captured_.real(capture.derivative);
+    }
+  }
+
+ private:
+  using Nodes = std::span<const mods::NodeId>;
+  static Nodes result(const ModView& view) { return view ? Nodes(&view->program->mod.result, 1) : Nodes(); }
+  static Nodes slope(const ModView& view) { return view ? Nodes(&view->program->gradient.score, 1) : Nodes(); }
+  static Nodes capturing(const ModView& view) { return view ? Nodes(view->program->capturing) : Nodes(); }
+
+  const Problem& p_;
+  ModOfEntry visible_, score_, slope_, captured_;
+};
+
 // What one query head of one sequence reads, in float64.
 struct Head {
   const Problem& p;
   Sequence s;
   int64_t head;
   Matrix q, k, v, dout;
+  mutable Mods mod;  // evaluated in place
 
   Head(const Problem& problem, int64_t b, int64_t query_head, bool backward)
       : p(problem),
@@ -92,7 +162,8 @@ struct Head {
         q(s.q_len, p.head_dim),
         k(s.k_len, p.head_dim),
         v(s.k_len, p.head_dim_v),
-        dout(backward ? s.q_len : 0, p.head_dim_v) {
+        dout(backward ? s.q_len : 0, p.head_dim_v),
+        mod(problem) {
     for (int64_t i = 0; i < s.q_len; ++i) {
       load_row(p.q, p.q.at(b, s.q_begin + i, head), p.head_dim, q.row(i));
       if (backward) load_row(p.dout, p.dout.at(b, s.q_begin + i, head), p.head_dim_v, dout.row(i));
@@ -104,6 +175,15 @@ struct Head {
     }
   }
 
+  mods::Position at(int64_t i, int64_t j) const {
+    return {.batch = static_cast<int32_t>(s.batch_index),
+            .head = static_cast<int32_t>(head),
+            .q = static_cast<int32_t>(i),
+            .k = static_cast<int32_t>(j),
+            .seqlen_q = static_cast<int32_t>(s.q_len),
+            .seqlen_k = static_cast<int32_t>(s.k_len)};
+  }
+
   double dlse(int64_t i) const {
     return p.dlse ? load(p.dlse.dtype, p.dlse.at(s.batch_index, s.q_begin + i, head)) : 0;
   }
@@ -113,6 +193,7 @@ struct Head {
 struct Entry {
   int64_t j;
   double capped;  // tanh(t / softcap) when there is a softcap
+  double r;       // as score_mod reads it
   double s;
   double p;
   double z;
@@ -143,14 +224,15 @@ Row make_row(const Head& h, int64_t i) {
   double largest = sink;
   for (int64_t j = visible.begin; j < visible.end; ++j) {
     const double bias = p.bias ? load(p.bias.dtype, p.bias.at(b, h.head, i, j)) : 0;
-    if (p.bias.boolean() && bias == 0) continue;
+    if ((p.bias.boolean() && bias == 0) || !h.mod.visible(h.at(i, j))) continue;
     const double t = p.softmax_scale * dot(h.q.row(i), h.k.row(j), p.head_dim);
     const double capped = p.softcap > 0 ? std::tanh(t / p.softcap) : 0;
-    double s = p.softcap > 0 ? p.softcap * capped : t;
-    if (!p.bias.boolean()) s += bias;
-    if (p.alibi_slopes) s -= slope * std::fabs(static_cast<double>(i + h.s.diagonal - j));
+    double r = p.softcap > 0 ? p.softcap * capped : t;
+    if (!p.bias.boolean()) r += bias;
+    if (p.alibi_slopes) r -= slope * std::fabs(static_cast<double>(i + h.s.diagonal - j));
+    const double s = h.mod.score(r, h.at(i, j));
     if (s == -kInfinity) continue;
-    row.entries.push_back({j, capped, s, 0, keep_factor(p, h.s, h.head, i, j)});
+    row.entries.push_back({j, capped, r, s, 0, keep_factor(p, h.s, h.head, i, j)});
     largest = std::fmax(largest, s);
   }
   if (row.entries.empty() && sink == -kInfinity) return row;
@@ -163,18 +245,22 @@ Row make_row(const Head& h, int64_t i) {
   return row;
 }
 
-// ds_j of every entry of a row, and delta.
+// ds_j and dr_j of every entry of a row, and delta.
 struct ScoreGradients {
-  std::vector<double> ds;
+  std::vector<double> ds, dr;
   double delta = 0;
 
-  ScoreGradients(const Head& h, int64_t i, const Row& row) : ds(row.entries.size()) {
+  ScoreGradients(const Head& h, int64_t i, const Row& row) : ds(row.entries.size()), dr(row.entries.size()) {
     for (size_t n = 0; n < ds.size(); ++n) {
       const Entry& e = row.entries[n];
       ds[n] = e.z == 0 ? 0 : e.z * dot(h.dout.row(i), h.v.row(e.j), h.p.head_dim_v);
       delta += e.p * ds[n];
     }
-    for (size_t n = 0; n < ds.size(); ++n) ds[n] = row.entries[n].p * (ds[n] - delta + h.dlse(i));
+    for (size_t n = 0; n < ds.size(); ++n) {
+      const Entry& e = row.entries[n];
+      ds[n] = e.p * (ds[n] - delta + h.dlse(i));
+      dr[n] = h.mod.back(ds[n], e.r, h.at(i, e.j));
+    }
   }
 };
 
@@ -206,7 +292,7 @@ void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix&
         const ScoreGradients g(h, i, row);
         for (size_t n = 0; n < row.entries.size(); ++n) {
           const Entry& e = row.entries[n];
-          const double dt = p.softmax_scale * (p.softcap > 0 ? g.ds[n] * (1 - e.capped * e.capped) : g.ds[n]);
+          const double dt = p.softmax_scale * (p.softcap > 0 ? g.dr[n] * (1 - e.capped * e.capped) : g.dr[n]);
           const Place at = place_of_key(p, s, e.j);
           const int64_t key = p.page_table ? at.first * p.page_table.page_size + at.row : e.j;
           add_scaled(dq.data(), dt, h.k.row(e.j), p.head_dim);
@@ -250,7 +336,7 @@ void backward_bias(const Problem& p, int64_t plane_b, int64_t plane_h) {
         const Row row = make_row(h, i);
         const ScoreGradients g(h, i, row);
         for (size_t n = 0; n < row.entries.size(); ++n) {
-          sum.row(shape[2] > 1 ? i : 0)[shape[3] > 1 ? row.entries[n].j : 0] += g.ds[n];
+          sum.row(shape[2] > 1 ? i : 0)[shape[3] > 1 ? row.entries[n].j : 0] += g.dr[n];
         }
       }
     }
@@ -258,6 +344,26 @@ void backward_bias(const Problem& p, int64_t plane_b, int64_t plane_h) {
   for (int64_t i = 0; i < shape[2]; ++i) {
     for (int64_t j = 0; j < shape[3]; ++j) put(p, p.dbias.dtype, p.dbias.at(plane_b, plane_h, i, j), sum.row(i)[j]);
   }
+}
+
+// The gradients of what score_mod reads: sums over all entries, in order.
+void backward_captured(const Problem& p) {
+  std::vector<double> table(static_cast<size_t>(p.score_mod->cells));
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t head = 0; head < p.heads_q; ++head) {
+      const Head h(p, b, head, true);
+      for (int64_t i = 0; i < h.s.q_len; ++i) {
+        const Row row = make_row(h, i);
+        const ScoreGradients g(h, i, row);
+        for (size_t n = 0; n < row.entries.size(); ++n) {
+          h.mod.capture(g.ds[n], row.entries[n].r, h.at(i, row.entries[n].j), table.data());
+        }
+      }
+    }
+  }
+  each_captured(*p.score_mod.read, [&](const BiasView& to, std::byte* at, int64_t cell) {
+    put(p, to.dtype, at, table[static_cast<size_t>(cell)]);
+  });
 }
 
 }  // namespace
@@ -294,6 +400,7 @@ void backward(const Problem& p, const ParallelFor& parallel_for) {
     const int64_t planes = p.dbias.shape[0] * p.dbias.shape[1];
     parallel_for(planes, [&p](int64_t task) { backward_bias(p, task / p.dbias.shape[1], task % p.dbias.shape[1]); });
   }
+  if (p.score_mod && p.score_mod->cells > 0) backward_captured(p);
 }
 
 }  // namespace tandem::oracle

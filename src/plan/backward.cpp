@@ -217,7 +217,7 @@ Status BackwardPass::check(const Problem& p) const {
 void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
   BackwardTiling& t = plan->backward;
   tile(p, device, &t);
-  plan->kernels.push_back({t.tile.kernel, id_of(t.tile)});
+  plan->kernels.push_back(kernel_of(p, t.tile.kernel));
   const int64_t blocks = p.total_q > 0 ? p.heads_q * t.m_blocks : 0;
   const auto count = static_cast<uint32_t>(blocks);
   // Where there is no query, there is no delta, and nothing but the counter to be zeroed.

@@ -111,11 +111,18 @@ void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, 
   params->key_sums = reinterpret_cast<float*>(workspace + t.key_sums_offset);
 }
 
+BackwardParams& add_backward_params(const Problem& p, Arguments* arguments) {
+  if (!p.score_mod && !p.mask_mod) return arguments->add<BackwardParams>();
+  auto& params = arguments->add<ModifiedBackwardParams>();
+  set_mods(p, &params.mods);
+  return params;
+}
+
 }  // namespace
 
 void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
   const BackwardTiling& t = plan.backward;
-  auto& params = arguments->add<BackwardParams>();
+  BackwardParams& params = add_backward_params(p, arguments);
   set_rows(p, &params);
   set_order(p, t, workspace, &params);
   set_lengths(p, &params);

@@ -1,5 +1,7 @@
 #include "plan/buffers.h"
 
+#include "problem/modification.h"
+
 namespace tandem::plan {
 
 void Buffers::add(const char* name, Access access, const void* data, DType dtype, std::initializer_list<Step> steps) {
@@ -79,6 +81,13 @@ void Buffers::add_terms(const Problem& p) {
   const auto number = [&](const char* name, const uint64_t* data) {
     if (p.dropout && data != nullptr) add(name, Access::read, data, DType::f64, {{1, 1}});  // as long as a number
   };
+  for (const ModView* mod : {&p.score_mod, &p.mask_mod}) {
+    for (size_t n = 0; *mod && n < (*mod)->values.tensors.size(); ++n) {
+      const mods::TensorView& t = (*mod)->values.tensors[n];
+      add((*mod)->program->mod.signature.tensors[n].name.c_str(), Access::read, t.data, (*mod)->dtypes[n],
+          {{t.size[0], t.stride[0]}, {t.size[1], t.stride[1]}, {t.size[2], t.stride[2]}, {t.size[3], t.stride[3]}});
+    }
+  }
   number("dropout_seed", p.dropout.seed_ptr);
   number("dropout_offset", p.dropout.offset_ptr);
 }

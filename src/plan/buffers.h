@@ -20,7 +20,7 @@ class Buffers {
   void add_query_gradient(const Problem& problem);
   void add_sink_gradient(const Problem& problem);
   void add_bias_gradient(const Problem& problem);
-  void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers
+  void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers, what modifications read
   void add_lengths(const Problem& problem);  // cu_seqlens, seqused
 
   std::vector<gpu::NamedBuffer> list;

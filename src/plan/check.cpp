@@ -1,10 +1,13 @@
 #include "plan/check.h"
 
+#include <tuple>
 #include <utility>
 
 #include "base/text.h"
 #include "plan/plan.h"
+#include "problem/modification.h"
 #include "problem/refusals.h"
+#include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {
@@ -15,6 +18,23 @@ constexpr int kMaxStrideLog2 = 40;  // of tensor maps: bytes between rows are fe
 // Blackwell of data centres: B200, B300.
 bool is_blackwell(const gpu::Properties& device) {
   return device.compute_major == 10 && (device.compute_minor == 0 || device.compute_minor == 3);
+}
+
+Status check_mod(const char* name, const ModView& mod) {
+  if (!mod) return {};
+  if (mod->cells > 0) {
+    return Status::unsupported(str_cat(name,
+                                       ".tensors[].gradient must be NULL on a GPU: gradients of what a text reads "
+                                       "are not served there in this version; compute them on the CPU"));
+  }
+  const mods::Signature& names = mod->program->mod.signature;
+  for (const auto& [kind, count, most] :
+       {std::tuple{"scalar", names.scalars.size(), kModScalars}, {"tensor", names.tensors.size(), kModTensors}}) {
+    if (count <= static_cast<size_t>(most)) continue;
+    return Status::unsupported(str_cat(name, ".", kind, "_count (", count, ") must be at most ", most,
+                                       " on a GPU: they are the kernel's parameters; put several into one tensor"));
+  }
+  return {};
 }
 
 }  // namespace
@@ -46,6 +66,8 @@ Status check_options(const Problem& p) {
                                        " modulo 64) must be a multiple of 8 on a GPU: it is read as one number"));
   }
   if (p.page_table) return refuse_pages("a GPU");
+  TANDEM_TRY(check_mod("score_mod", p.score_mod));
+  TANDEM_TRY(check_mod("mask_mod", p.mask_mod));
   if (p.num_splits > 1) {
     return Status::unsupported(
         str_cat("num_splits (", p.num_splits,

@@ -42,6 +42,8 @@ constexpr void score_fields(Configuration& c, Visit&& visit) {
   visit(Field{"softcap", kFlag, "_softcap"}, c.softcap);
   visit(Field{"alibi", kFlag, "_alibi"}, c.alibi);
   visit(Field{"bias", kBiases}, c.bias);
+  visit(Field{"score_mod", kFlag, "_scoremod"}, c.score_mod);
+  visit(Field{"mask_mod", kFlag, "_maskmod"}, c.mask_mod);
 }
 
 // visit(Field, member) for each field of a configuration, which may be const.

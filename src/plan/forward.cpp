@@ -222,7 +222,7 @@ Status ForwardPass::check(const Problem& p) const {
 void ForwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
   const ForwardTiling& t = plan->forward;
   tile(p, device, &plan->forward);
-  plan->kernels.push_back({t.tile.kernel, id_of(t.tile.kernel)});
+  plan->kernels.push_back(kernel_of(p, t.tile.kernel));
   add_launches(t, plan);
   add_workspace(t, plan);
 }

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "plan/plan.h"
-#include "shared/forward.h"
+#include "shared/mods.h"
 
 namespace tandem::plan {
 
@@ -50,10 +50,13 @@ void set_options(const Problem& p, Kernel* t) {
   t->softcap = p.softcap > 0;
   t->alibi = p.alibi_slopes.present;
   t->bias = bias_of(p);
+  t->score_mod = p.score_mod.present;
+  t->mask_mod = p.mask_mod.present;
 }
 void set_lengths(const Problem& problem, ForwardParams* params);
 void set_dropout(const Dropout& dropout, DropoutParams* params);
 void set_scores(const Problem& problem, ForwardParams* params);
 void set_bias(const Problem& problem, ForwardParams* params);
+void set_mods(const Problem& problem, ModParams* params);
 
 }  // namespace tandem::plan

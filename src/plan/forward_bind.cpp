@@ -1,5 +1,6 @@
 // What the kernels of a forward are given in a call.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numbers>
 
@@ -7,7 +8,9 @@
 #include "plan/arguments.h"
 #include "plan/buffers.h"
 #include "plan/forward.h"
+#include "problem/modification.h"
 #include "problem/philox.h"
+#include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {
@@ -146,9 +149,41 @@ void set_scores(const Problem& p, ForwardParams* params) {
   if (p.dropout) set_dropout(p.dropout, &params->dropout);
 }
 
+namespace {
+
+void set_names(const ModView& mod, ModNames* names) {
+  const mods::Values& values = mod->values;
+  const std::vector<mods::Name>& scalars = mod->program->mod.signature.scalars;
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    const bool real = scalars[i].type == mods::Type::real;
+    names->scalars[i] =
+        real ? std::bit_cast<int>(static_cast<float>(values.scalars[i])) : static_cast<int>(values.scalars[i]);
+  }
+  for (size_t i = 0; i < values.tensors.size(); ++i) {
+    const mods::TensorView& tensor = values.tensors[i];
+    names->tensors[i].data = tensor.data;
+    std::copy_n(tensor.stride, kModRank, names->tensors[i].stride);
+    std::copy_n(tensor.size, kModRank, names->tensors[i].size);
+  }
+}
+
+ForwardParams& add_forward_params(const Problem& p, Arguments* arguments) {
+  if (!p.score_mod && !p.mask_mod) return arguments->add<ForwardParams>();
+  auto& params = arguments->add<ModifiedForwardParams>();
+  set_mods(p, &params.mods);
+  return params;
+}
+
+}  // namespace
+
+void set_mods(const Problem& p, ModParams* params) {
+  if (p.score_mod) set_names(p.score_mod, &params->score);
+  if (p.mask_mod) set_names(p.mask_mod, &params->mask);
+}
+
 void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
   const ForwardTiling& t = plan.forward;
-  auto& params = arguments->add<ForwardParams>();
+  ForwardParams& params = add_forward_params(p, arguments);
   set_results(p, &params);
   set_lengths(p, &params);
   set_scores(p, &params);

@@ -155,17 +155,19 @@ FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration) 
       configuration);
 }
 
-std::string translation_unit(const Configuration& configuration) {
+std::string translation_unit(const Configuration& configuration, const std::string& functions) {
   return std::visit(
-      [](const auto& t) {
+      [&functions](const auto& t) {
         const Source source = source_of(t);
         const int ctas = ctas_of(t);
         const std::string cluster = ctas > 1 ? str_cat("__cluster_dims__(", ctas, ", 1, 1) ") : "";
-        std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\nconstexpr ",
+        const char* modified = t.score_mod || t.mask_mod ? "Modified" : "";
+        std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\n", functions, "constexpr ",
                                    source.configuration, " kConfig", initialiser_of(t), ";\n\n");
         const auto add = [&](const char* name, const std::string& attributes, const std::string& threads) {
-          text += str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", 1) ", name,
-                          "(const __grid_constant__ ", source.parameter, " p) {\n  ", name, "<kConfig>(p);\n}\n");
+          text +=
+              str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", 1) ", name,
+                      "(const __grid_constant__ ", modified, source.parameter, " p) {\n  ", name, "<kConfig>(p);\n}\n");
         };
         add(source.pass, cluster, "kConfig.threads()");
         for (const Beside& entry : beside(t)) add(entry.name, "", std::to_string(entry.threads));

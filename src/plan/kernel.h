@@ -33,6 +33,7 @@ inline constexpr uint8_t kMainEntry = 0, kScheduleEntry = 1, kDeltaEntry = 1, kC
                          kDbiasEntry = 4;
 inline constexpr uint32_t kScheduleThreads = 1024;
 
-std::string translation_unit(const Configuration& configuration);
+// functions: score_mod() and mask_mod(), where the configuration has them.
+std::string translation_unit(const Configuration& configuration, const std::string& functions = "");
 
 }  // namespace tandem::plan

@@ -1,11 +1,15 @@
 #include "plan/plan.h"
 
+#include <bit>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
 #include "plan/arguments.h"
 #include "plan/backward.h"
 #include "plan/forward.h"
+#include "problem/modification.h"
 
 namespace tandem::plan {
 
@@ -25,6 +29,39 @@ void* Arguments::zeroed(size_t bytes) {
   if (begin + bytes > kBytes) throw std::length_error("kernel parameters: Arguments::kBytes is too small");
   used_ = begin + bytes;
   return of_kernel_.push_back(std::memset(memory_ + begin, 0, bytes));
+}
+
+// A text counts by its hash: that of another is another number with all but certainty.
+Kernel kernel_of(const Problem& p, const Configuration& configuration) {
+  Kernel kernel{.configuration = configuration, .id = id_of(configuration)};
+  if (p.score_mod) {
+    kernel.score_mod = p.score_mod->program.get();
+    kernel.id += kernel.score_mod->cuda_hash;
+  }
+  if (p.mask_mod) {
+    kernel.mask_mod = p.mask_mod->program.get();
+    kernel.id += std::rotl(kernel.mask_mod->cuda_hash, 32);
+  }
+  return kernel;
+}
+
+std::string name_of(const Kernel& kernel) {
+  std::string name = name_of(kernel.configuration);
+  for (const mods::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
+    if (mod == nullptr) continue;
+    char hash[20];
+    std::snprintf(hash, sizeof hash, "_%016" PRIx64, mod->cuda_hash);
+    name += hash;
+  }
+  return name;
+}
+
+std::string translation_unit(const Kernel& kernel) {
+  std::string functions;
+  for (const mods::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
+    if (mod != nullptr) functions += mod->cuda + "\n";
+  }
+  return translation_unit(kernel.configuration, functions);
 }
 
 Plan make_plan(const Problem& problem, const gpu::Properties& device) {

@@ -15,6 +15,10 @@
 #include "plan/tile.h"
 #include "problem/problem.h"
 
+namespace tandem::mods {
+struct Program;
+}
+
 namespace tandem::plan {
 
 class Arguments;
@@ -22,8 +26,13 @@ class Pass;
 
 struct Kernel {
   Configuration configuration;
-  uint64_t id;  // id_of(configuration)
+  uint64_t id;                                                    // of the configuration and of what is printed for it
+  const mods::Program *score_mod = nullptr, *mask_mod = nullptr;  // the problem's
 };
+
+Kernel kernel_of(const Problem& problem, const Configuration& configuration);
+std::string name_of(const Kernel& kernel);
+std::string translation_unit(const Kernel& kernel);
 
 // Blocks of a cluster are the kernel's own affair: they are compiled into it.
 struct Launch {

@@ -2,11 +2,17 @@
 #pragma once
 
 #include <initializer_list>
+#include <string>
+#include <vector>
 
 #include "problem/operands.h"
 #include "problem/problem.h"
 
 namespace tandem {
+
+namespace mods {
+struct Name;
+}
 
 class Builder {
  public:
@@ -34,6 +40,13 @@ class Builder {
   Status read_used_lengths();
   Status read_longest();
 
+  // modifications.cpp
+  Status read_mods();
+  Status read_mod(const std::string& mod, const tandem_mod* given, bool mask, ModView* view);
+  Status read_mod_tensor(const std::string& mod, const tandem_mod_tensor& tensor, bool mask, mods::Name* name,
+                         Modification* read);
+  Status read_captured(const std::string& name, const tandem_tensor& tensor, const Operand* model, Use use);
+
   // values.cpp: what needs the data.
   Status check_sharing() const;
 
@@ -50,6 +63,11 @@ class Builder {
 
   const Operand& operand(Field field) const;
 
+  // All tensors that may be given, those of modifications last.
+  int operand_count() const { return kOperandCount + static_cast<int>(mod_operands_.size()); }
+  const Operand& operand(int i) const;
+  Use use(int i) const;
+
   bool given(Field field) const { return args_.*field != nullptr; }
   bool on_cpu() const { return mode_.device.type == TANDEM_CPU; }
   bool backward() const { return mode_.pass == TANDEM_BACKWARD; }
@@ -60,6 +78,14 @@ class Builder {
   const ReadMode mode_;
   Problem& p_;
   Operand operands_[kOperandCount];
+
+  // Tensors of modifications, whose names are the caller's.
+  struct Captured {
+    std::string name;
+    Use use;
+    Operand operand;
+  };
+  std::vector<std::unique_ptr<Captured>> mod_operands_;
 };
 
 }  // namespace tandem

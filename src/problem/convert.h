@@ -66,6 +66,7 @@ inline double load(DType type, const std::byte* at) {
     case DType::f16: return widen<10>(read_as<uint16_t>(at));
     case DType::boolean: return read_as<uint8_t>(at) != 0;
     case DType::i32: return read_as<int32_t>(at);
+    case DType::i64: return static_cast<double>(read_as<int64_t>(at));
   }
   return 0;
 }
@@ -83,6 +84,7 @@ inline void store(DType type, std::byte* at, double x) {
     case DType::f16: return write_as(at, narrow<10>(x));
     case DType::boolean: return write_as(at, static_cast<uint8_t>(x != 0));
     case DType::i32: return write_as(at, static_cast<int32_t>(x));
+    case DType::i64: return write_as(at, static_cast<int64_t>(x));
   }
 }
 

@@ -19,6 +19,7 @@ std::optional<DType> dtype_of(tandem_dtype t) {
     case TANDEM_BFLOAT << 8 | 16: return DType::bf16;
     case TANDEM_BOOL << 8 | 8: return DType::boolean;
     case TANDEM_INT << 8 | 32: return DType::i32;
+    case TANDEM_INT << 8 | 64: return DType::i64;
     default: return std::nullopt;
   }
 }
@@ -35,7 +36,7 @@ std::string describe(tandem_dtype t) {
 
 std::string describe(DTypes set) {
   std::string text;
-  for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::boolean, DType::i32}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::boolean, DType::i32, DType::i64}) {
     if ((set & only(t)) == 0) continue;
     set &= ~only(t);
     if (!text.empty()) text += set == 0 ? " or " : ", ";
@@ -58,7 +59,7 @@ Status check_rank(const tandem_tensor& tensor, const OperandRule& rule) {
     return Status::invalid(str_cat(rule.info.name, ".ndim (", tensor.ndim, ") must be ", rank, ": ", rule.info.name,
                                    " is (", dims, ")", rule.dims_why));
   }
-  if (tensor.shape == nullptr) {
+  if (tensor.shape == nullptr && rank > 0) {
     return Status::invalid(str_cat(rule.info.name, ".shape (NULL) must point to ndim (", rank, ") sizes"));
   }
   return {};
@@ -246,16 +247,33 @@ View lse_view_of(const Operand& o) {
           .present = o.present};
 }
 
+namespace {
+
+bool in_range(const tandem_tensor& tensor, uintptr_t first, size_t bytes) {
+  const Operand o = operand_of(tensor);
+  if (o.empty) return false;
+  const auto data = reinterpret_cast<uintptr_t>(o.data);
+  const bool apart = first >= data ? first - data >= static_cast<uintptr_t>(o.bytes) : data - first >= bytes;
+  return !apart;
+}
+
+}  // namespace
+
 const char* operand_in_range(tandem_pass pass, const tandem_attention_args& args, const void* begin, size_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(begin);
   for (const OperandInfo& info : kOperands) {
     const tandem_tensor* tensor = args.*info.field;
     if (tensor == nullptr || info.in(pass) == Use::none) continue;
-    const Operand o = operand_of(*tensor);
-    if (o.empty) continue;
-    const auto data = reinterpret_cast<uintptr_t>(o.data);
-    const bool apart = first >= data ? first - data >= static_cast<uintptr_t>(o.bytes) : data - first >= bytes;
-    if (!apart) return info.name;
+    if (in_range(*tensor, first, bytes)) return info.name;
+  }
+  for (const tandem_mod* mod : {args.score_mod, args.mask_mod}) {
+    for (int64_t i = 0; mod != nullptr && i < mod->tensor_count; ++i) {
+      const tandem_mod_tensor& captured = mod->tensors[i];
+      const bool writes = pass == TANDEM_BACKWARD && captured.gradient != nullptr;
+      if (in_range(*captured.tensor, first, bytes) || (writes && in_range(*captured.gradient, first, bytes))) {
+        return captured.name;
+      }
+    }
   }
   return nullptr;
 }

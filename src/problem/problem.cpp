@@ -23,6 +23,7 @@ const char* name_of(DType t) {
     case DType::f16: return "float16";
     case DType::boolean: return "bool";
     case DType::i32: return "int32";
+    case DType::i64: return "int64";
   }
   return "unknown";
 }
@@ -42,6 +43,7 @@ Status Builder::build() {
   TANDEM_TRY(read_used_lengths());
   TANDEM_TRY(read_longest());
   TANDEM_TRY(read_dropout());
+  TANDEM_TRY(read_mods());
   if (!mode_.with_data) return {};
   if (on_cpu()) TANDEM_TRY(check_values(p_));
   return check_sharing();

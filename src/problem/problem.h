@@ -6,17 +6,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "base/status.h"
 #include "tandem/tandem.h"
 
 namespace tandem {
 
-enum class DType : uint8_t { f64, f32, bf16, f16, boolean, i32 };
+enum class DType : uint8_t { f64, f32, bf16, f16, boolean, i32, i64 };
 
 constexpr int64_t size_of(DType t) {
   switch (t) {
-    case DType::f64: return 8;
+    case DType::f64:
+    case DType::i64: return 8;
     case DType::f32:
     case DType::i32: return 4;
     case DType::bf16:
@@ -43,7 +45,8 @@ struct View {
   }
 };
 
-// (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); a stride of a broadcast dimension is 0.
+// (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); a stride of a broadcast dimension is 0. Serves gradients of a
+// modification's tensors, too, whose dimensions come first.
 struct BiasView {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
@@ -88,6 +91,17 @@ struct PageTable {
   explicit operator bool() const { return present; }
 };
 
+struct Modification;  // problem/modification.h
+
+// A score or mask modification. Kernels of the CPU ask no more than whether it is present.
+struct ModView {
+  bool present = false;
+  std::shared_ptr<const Modification> read;
+
+  explicit operator bool() const { return present; }
+  const Modification* operator->() const { return read.get(); }
+};
+
 struct Dropout {
   double p = 0;
   uint64_t seed = 0, offset = 0;  // already read through their pointers where the device is the CPU
@@ -118,6 +132,7 @@ struct Problem {
   int64_t diagonal_offset = 0;  // within +-2^33
   int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;  // causal is already window_right = 0
   Dropout dropout;
+  ModView score_mod, mask_mod;
 
   int32_t num_splits = 0;
   bool deterministic = false, batch_invariant = false, validate = false;

@@ -81,15 +81,25 @@ Status check_values(const Problem& problem) {
   return check_pages(problem);
 }
 
+const Operand& Builder::operand(int i) const {
+  return i < kOperandCount ? operands_[i] : mod_operands_[static_cast<size_t>(i - kOperandCount)]->operand;
+}
+
+Use Builder::use(int i) const {
+  return i < kOperandCount ? kOperands[i].in(mode_.pass) : mod_operands_[static_cast<size_t>(i - kOperandCount)]->use;
+}
+
 Status Builder::check_sharing() const {
-  for (int i = 0; i < kOperandCount; ++i) {
-    if (!operands_[i].present || kOperands[i].in(mode_.pass) != Use::write) continue;
-    for (int j = 0; j < kOperandCount; ++j) {
-      if (!operands_[j].present) continue;
-      const bool seen = j <= i && kOperands[j].in(mode_.pass) == Use::write;  // outputs: each pair once
-      if (seen || !overlap(operands_[i], operands_[j])) continue;
-      return Status::invalid(str_cat(kOperands[i].name, ".data (byte ", operands_[i].data - operands_[j].data, " from ",
-                                     kOperands[j].name, ".data) overlaps ", kOperands[j].name, ": ", kOperands[i].name,
+  for (int i = 0; i < operand_count(); ++i) {
+    const Operand& written = operand(i);
+    if (!written.present || use(i) != Use::write) continue;
+    for (int j = 0; j < operand_count(); ++j) {
+      const Operand& other = operand(j);
+      if (!other.present) continue;
+      const bool seen = j <= i && use(j) == Use::write;  // outputs: each pair once
+      if (seen || !overlap(written, other)) continue;
+      return Status::invalid(str_cat(written.name, ".data (byte ", written.data - other.data, " from ", other.name,
+                                     ".data) overlaps ", other.name, ": ", written.name,
                                      " is written while the other is in use; give it memory of its own"));
     }
   }

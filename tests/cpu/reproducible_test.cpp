@@ -12,8 +12,9 @@
 namespace tandem::test {
 namespace {
 
-const Tensor Outputs::*const kOutputs[] = {&Outputs::out, &Outputs::lse,   &Outputs::dq,   &Outputs::dk,
-                                           &Outputs::dv,  &Outputs::dbias, &Outputs::dsink};
+const Tensor Outputs::*const kOutputs[] = {&Outputs::out,    &Outputs::lse,         &Outputs::dq,    &Outputs::dk,
+                                           &Outputs::dv,     &Outputs::dbias,       &Outputs::dsink, &Outputs::dslope,
+                                           &Outputs::dtable, &Outputs::dtemperature};
 
 uint64_t fingerprint(const Outputs& o) {
   uint64_t sum = 0;
@@ -46,6 +47,8 @@ const char* const kProblems[] = {
     "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 1 --seqlen-k 4000 --head-dim 32 --head-dim-v 32",
     "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 3 --seqlen-k 2000 --head-dim 32 --head-dim-v 32 --splits 5 --causal "
     "1",
+    "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 300 --seqlen-k 300 --head-dim 16 --head-dim-v 16 --mask-mod "
+    "q//70==k//70 --score-mod score*temperature-slope[head]*abs(q-k)+table[head,(q*k)%9]",
 };
 
 TEST(CpuReproducible, AnyNumberOfThreadsInAnyOrder) {

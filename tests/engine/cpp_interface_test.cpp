@@ -53,6 +53,30 @@ TEST(CppInterface, ForwardAndBackward) {
   EXPECT_EQ(s.dv, (std::vector<float>{0.5f, 0.5f, 0.5f, 0.5f}));
 }
 
+TEST(CppInterface, Modifications) {
+  Small s;
+  std::vector<float> bonus = {0, 0}, dbonus = {7, 7};
+  Attention a = s.attention();
+  a.mask_mod = {.text = "k < shown", .scalars = {{"shown", 1}}};
+  tandem::forward(a);
+  EXPECT_EQ(s.out, (std::vector<float>{2, 4}));
+  a.mask_mod = {};
+  a.score_mod = {.text = "score + scale * bonus[k]",
+                 .scalars = {{"scale", 2.0}},
+                 .tensors = {{"bonus", Tensor(bonus, {2}), Tensor(dbonus, {2})}}};
+  tandem::forward(a);
+  EXPECT_EQ(s.out, (std::vector<float>{4, 7}));
+  a.dout = Tensor(s.dout, {1, 1, 1, 2});
+  tandem::backward(a);
+  // d out / d score: 1/4 of the difference of the values, 4 + 6.
+  EXPECT_EQ(dbonus, (std::vector<float>{-5, 5}));
+  a.score_mod.text = "score + bonus[h]";
+  EXPECT_TRUE(contains(thrown([&] { tandem::backward(a); }), "score_mod: column 15: 'h' means nothing here"));
+  a.score_mod.text = "score";
+  a.score_mod.tensors[0].gradient = Tensor(static_cast<const float*>(dbonus.data()), {2});
+  EXPECT_TRUE(contains(thrown([&] { tandem::backward(a); }), "bonus (read only) must be writable"));
+}
+
 TEST(CppInterface, OwnContextAndWorkspace) {
   Small s;
   const tandem::Context context({.threads = 2});

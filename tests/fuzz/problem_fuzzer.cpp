@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "problem/modification.h"
 #include "problem/problem.h"
 
 namespace {
@@ -77,6 +78,7 @@ class Call {
     if (flags & 1024) set(20, {batch, 2}, i32);
     if (flags & 16384)
       args_.alignment = TANDEM_EXPLICIT, set_index(21, batch, i32, 5), args_.diagonal_offset = in.number();
+    has_mod_ = flags & 32768;
     args_.size = sizeof args_;
     args_.causal = (flags >> 11) & 1;
     if (flags & 4096) args_.window = 3, args_.window_left = in.number(), args_.window_right = in.number();
@@ -138,6 +140,7 @@ class Call {
       *fields[i] = tensors_[i] ? &tensors_[i]->handle : nullptr;
       if (tensors_[i] && with_data) give_memory(i);
     }
+    if (has_mod_) add_mod();
     // Exactly as many bytes as the size says, so that the address sanitizer sees a read beyond them.
     const auto size = static_cast<size_t>(args_.size);
     std::vector<uint64_t> exact((std::max(size, sizeof args_.size) + 7) / 8, tail_);
@@ -169,6 +172,13 @@ class Call {
   void set_index(size_t i, int64_t n, tandem_dtype dtype, int64_t step) {
     set(i, {n}, dtype);
     for (int64_t b = 0; b < n; ++b) tensors_[i]->memory.push_back(static_cast<int32_t>(b * step));
+  }
+
+  // A text that reads the sink, whatever has become of it, with its gradient.
+  void add_mod() {
+    captured_ = {"sink", args_.sink, args_.dsink};
+    mod_ = {sizeof mod_, "score + sink[head] * scale", &scalar_, 1, &captured_, 1};
+    args_.score_mod = &mod_;
   }
 
   static void spoil_tensor(std::unique_ptr<Tensor>& tensor, Bytes& in) {
@@ -228,6 +238,10 @@ class Call {
     require(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0 && p.head_dim >= 1 && p.head_dim_v >= 1);
     require(p.heads_k == 0 ? p.heads_q == 0 : p.heads_q % p.heads_k == 0);
     require(p.softmax_scale == p.softmax_scale && p.softcap >= 0 && p.dropout.p >= 0 && p.dropout.p < 1);
+    if (p.score_mod) {
+      const mods::TensorView& sink = p.score_mod->values.tensors[0];
+      require(sink.rank == 1 && sink.size[0] >= 1 && p.score_mod->cells <= sink.size[0]);
+    }
     if (!with_data && (p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k || p.diagonal_offsets)) return;
     for (int64_t b = 0; b < std::min<int64_t>(p.batch, 100); ++b) {
       const Sequence s = sequence_of(p, b);
@@ -245,6 +259,10 @@ class Call {
 
   std::unique_ptr<Tensor> tensors_[tensor_fields];
   tandem_attention_args args_{};
+  tandem_mod_scalar scalar_{"scale", TANDEM_FLOAT, 0, 0.5};
+  tandem_mod_tensor captured_{};
+  tandem_mod mod_{};
+  bool has_mod_ = false;
   uint64_t tail_ = 0;
 };
 

@@ -76,11 +76,16 @@ void compare(const Mod& mod, uint64_t seed, const std::string& text) {
   }
   Position position = kSomewhere;
   const TileProgram all_nodes(mod.graph, all), result(mod.graph, {mod.result});
-  TileRun every(all_nodes, bound.values), only(result, bound.values);
+  std::vector<float> memory(all_nodes.floats()), memory_of_one(result.floats());
+  TileRun every(all_nodes, bound.values, memory.data()), only(result, bound.values, memory_of_one.data());
   every.begin(position);
   every.run({n, score, head, q, k});
   only.begin(position);
   only.run({n, score, head, q, k});
+  // What belongs to queries stays from one tile to the next, whatever the tile between them was.
+  const int32_t elsewhere[n] = {};
+  only.run({n, score, head, q, elsewhere, true});
+  only.run({n, score, head, q, k, true});
   for (int i = 0; i < n; ++i) {
     const auto at = static_cast<size_t>(i);
     const auto value = [&](NodeId id) -> Value<float> {

@@ -3,6 +3,7 @@
 
 #include "plan/plan.h"
 #include "plan/problems.h"
+#include "problem/modification.h"
 
 namespace tandem::test {
 namespace {
@@ -69,6 +70,44 @@ TEST(PlanCheck, Options) {
   refused(spoilt([](Problem& p) { p.dtype = DType::f64; }), "q.dtype (float64) must be bfloat16 or float16");
   refused(spoilt([](Problem& p) { p.page_table.present = true; }), "page_table must be NULL");
   refused(spoilt([](Problem& p) { p.num_splits = 2; }), "num_splits (2) must be 0 or 1");
+}
+
+// A call with a text over so many tensors.
+Problem modified(const std::string& text, size_t tensors = 0, int64_t cells = 0) {
+  mods::Signature names;
+  for (size_t n = 0; n < tensors; ++n) {
+    names.tensors.push_back({"t" + std::to_string(n), mods::Type::real, 0, mods::Element::f32});
+  }
+  const auto mod = std::make_shared<Modification>();
+  mod->cells = cells;
+  EXPECT_TRUE(mods::read_program(text, names, &mod->program).ok());
+  Problem p = served();
+  p.score_mod = {.present = true, .read = mod};
+  return p;
+}
+
+TEST(PlanCheck, Modifications) {
+  accepted(modified("score * 2"));
+  accepted(modified("score * 2", 8), blackwell());
+  refused(modified("score", 9), "score_mod.tensor_count (9) must be at most 8 on a GPU");
+  refused(modified("score + t0", 1, 1), "score_mod.tensors[].gradient must be NULL on a GPU");
+}
+
+// Texts make kernels, values do not.
+TEST(PlanCheck, KernelsOfModifications) {
+  const auto kernel = [](const Problem& p) { return plan::make_plan(p, hopper()).kernels[0]; };
+  const Problem one = modified("score * 2"), same = modified("score * 2"), other = modified("score * 3");
+  const Problem plain = served();
+  EXPECT_EQ(kernel(one).id, kernel(same).id);
+  EXPECT_NE(kernel(one).id, kernel(other).id);
+  EXPECT_NE(kernel(one).id, kernel(plain).id);
+  EXPECT_NE(plan::name_of(kernel(one)), plan::name_of(kernel(other)));
+  const std::string unit = plan::translation_unit(kernel(one));
+  for (const char* part : {".score_mod = true", ".mask_mod = false", "float score_mod(", "float score_slope(",
+                           "(const __grid_constant__ ModifiedForwardParams p)"}) {
+    EXPECT_NE(unit.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(plan::translation_unit(kernel(plain)).find("Modified"), std::string::npos);
 }
 
 TEST(PlanCheck, Backward) {

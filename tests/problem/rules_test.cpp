@@ -375,6 +375,19 @@ TEST(Rules, ShorterStruct) {
   }
 }
 
+// Before modifications came.
+TEST(Rules, StructWithoutMods) {
+  Call call;
+  call.dense();
+  call.args.size = offsetof(tandem_attention_args, score_mod);
+  call.args.score_mod = call.args.mask_mod = reinterpret_cast<const tandem_mod*>(1);
+  Problem problem;
+  const Status status = call.make(&problem);
+  EXPECT_TRUE(status.ok()) << status.message;
+  EXPECT_FALSE(problem.score_mod);
+  EXPECT_FALSE(problem.mask_mod);
+}
+
 // An unknown tail is an option of a later version.
 TEST(Rules, LongerStruct) {
   Call call;

@@ -44,6 +44,8 @@ void visit(C& c, F&& field) {
   field("sink", c.sink);
   field("dropout", c.dropout);
   field("dropout-pointers", c.dropout_pointers);
+  field("score-mod", c.score_mod);
+  field("mask-mod", c.mask_mod);
   field("lse", c.lse);
   field("dlse", c.dlse);
   field("gradients", c.gradients);
@@ -166,7 +168,54 @@ void random_diagonal(Random& r, Case& c) {
   }
 }
 
+std::string random_score_text(Random& r, int depth) {
+  const auto inner = [&] { return depth == 0 ? std::string("score") : random_score_text(r, depth - 1); };
+  static const char* const kPlaces[] = {"slope[head]*abs(q-k)", "table[head,clamp(q-k+4,0,8)]",
+                                        "table[head,n]",        "c",
+                                        "0.1*float((q*5+k)%7)", "table[q,k%9]",
+                                        "temperature*0.1*q"};
+  switch (r.between(0, 11)) {
+    case 0: return "(" + inner() + "-" + kPlaces[r.between(0, 6)] + ")";
+    case 1: return "(" + inner() + "+" + kPlaces[r.between(0, 6)] + ")";
+    case 2: return "(" + inner() + "*temperature)";
+    case 3: return "(3*tanh(" + inner() + "/3))";
+    case 4: return "(4*sigmoid(" + inner() + "))";
+    case 5: return "select(k<=q+n," + inner() + ",-inf)";
+    case 6: return "select(seen[k]," + inner() + "," + inner() + "*0.5)";
+    case 7: return "max(" + inner() + ",-1.25)";
+    case 8: return "log(1+exp(clamp(" + inner() + ",-20,20)))";
+    case 9: return "(" + inner() + "*(1+slope[head]))";
+    case 10: return "exp2(clamp(" + inner() + ",-50,3))";
+    default: return "(" + inner() + "*0.5)";
+  }
+}
+
+std::string random_mask_text(Random& r, int depth) {
+  static const char* const kPlain[] = {"k<=q",
+                                       "doc[batch,q]==doc[batch,k]",
+                                       "q-k<9",
+                                       "seen[k]",
+                                       "on",
+                                       "(q^k)&3!=0",
+                                       "(q*7+k*3)%5<3",
+                                       "k<n+8",
+                                       "true",
+                                       "head!=0||k>=q"};
+  if (depth == 0 || r.chance(0.3)) return kPlain[r.between(0, 9)];
+  const std::string a = random_mask_text(r, depth - 1);
+  switch (r.between(0, 2)) {
+    case 0: return "(" + a + "&&" + random_mask_text(r, depth - 1) + ")";
+    case 1: return "(" + a + "||" + random_mask_text(r, depth - 1) + ")";
+    default: return "!(" + a + ")";
+  }
+}
+
 }  // namespace
+
+void random_mods(Random& r, Case& c) {
+  if (r.chance(0.25)) c.score_mod = random_score_text(r, static_cast<int>(r.between(0, 3)));
+  if (r.chance(0.25)) c.mask_mod = random_mask_text(r, static_cast<int>(r.between(0, 2)));
+}
 
 void random_results(Random& r, Case& c) {
   random_diagonal(r, c);
@@ -246,6 +295,7 @@ Case random_case(uint64_t seed) {
   if (r.chance(0.05)) c.values = "integer";
   if (r.chance(0.4)) c.layout = r.between(0, (1 << 16) - 1);
   random_results(r, c);
+  random_mods(r, c);
   return c;
 }
 

@@ -35,11 +35,13 @@ struct Case {
   std::string sink;                 // "", "f32" or "same"
   double dropout = 0;
   bool dropout_pointers = false;
+  // Texts without spaces, over the names of Instance::bind_mods().
+  std::string score_mod, mask_mod;
 
-  bool lse = true, dlse = false;    // forward writes lse; backward reads dlse
-  std::string gradients = "qkvbs";  // those asked for: dq, dk, dv, dbias, dsink
-  std::string float32;              // results of 16-bit cases that are float32: "o"ut, "g"radients; "d": dout, too
-  bool accumulate = false;          // gradients are added to normal numbers
+  bool lse = true, dlse = false;     // forward writes lse; backward reads dlse
+  std::string gradients = "qkvbsm";  // those asked for: dq, dk, dv, dbias, dsink, those of what score_mod reads
+  std::string float32;               // results of 16-bit cases that are float32: "o"ut, "g"radients; "d": dout, too
+  bool accumulate = false;           // gradients are added to normal numbers
   int64_t splits = 0, sm_limit = 0;
   bool invariant = false;
   // "large": scores times 30; "integer": q = 0 and v of small integers. Rows that one key takes, judged without noise:
@@ -72,6 +74,9 @@ Case random_case(uint64_t seed);
 // What both kinds of random case have in common: where the diagonal lies, types of results, and whether these are
 // added. Behind all else, so that a seed's case keeps what it was.
 void random_results(Random& r, Case& c);
+
+// A score_mod, a mask_mod, both or none. Texts are smooth in the score, so that rounding decides nothing.
+void random_mods(Random& r, Case& c);
 
 // The same for GPUs: 16-bit types, head dims up to 256 in multiples of 8, lengths around the edges of tiles and up to
 // 2000, forward only, aligned but for a few.

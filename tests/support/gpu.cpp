@@ -113,21 +113,19 @@ DeviceCall::DeviceCall(const Gpu& gpu, Instance& instance, tandem_pass pass, Out
     : args(instance.args(pass, &outputs)), gpu_(gpu), pass_(pass), outputs_(outputs.all()) {
   std::vector<Tensor*> all = instance.inputs();
   all.insert(all.end(), outputs_.begin(), outputs_.end());
-  tensors_.reserve(kOperandCount);  // args point into it
-  for (const OperandInfo& operand : kOperands) {
-    const tandem_tensor*& tensor = args.*operand.field;
-    if (tensor == nullptr) continue;
-    tandem_tensor& there = tensors_.emplace_back(*tensor);
-    there.device = gpu.where();
-    there.data = nullptr;
-    if (data == Data::copied) {
-      Tensor* host = *std::ranges::find_if(all, [&](Tensor* t) { return t->describe() == tensor; });
-      const std::span<const std::byte> bytes = host->storage();
-      Copy& copy = copies_.emplace_back(host, DeviceMemory(gpu.device(), bytes.size()));
-      test::require(gpu.device().copy_to_device(copy.memory.at(0), bytes.data(), bytes.size(), gpu.stream()));
-      there.data = copy.memory.at(0);
+  tensors_.reserve(kOperandCount + 20);  // args point into it
+  for (const OperandInfo& operand : kOperands) copy(args.*operand.field, all, data);
+  size_t n = 0;
+  for (const tandem_mod** mod : {&args.score_mod, &args.mask_mod}) {
+    if (*mod == nullptr) continue;
+    mods_[n] = **mod;
+    captured_[n].assign(mods_[n].tensors, mods_[n].tensors + mods_[n].tensor_count);
+    for (tandem_mod_tensor& captured : captured_[n]) {
+      copy(captured.tensor, all, data);
+      copy(captured.gradient, all, data);
     }
-    tensor = &there;
+    mods_[n].tensors = captured_[n].data();
+    *mod = &mods_[n++];
   }
   for (const uint64_t** number : {&args.dropout_seed_ptr, &args.dropout_offset_ptr}) {
     if (*number == nullptr || data != Data::copied) continue;
@@ -136,6 +134,21 @@ DeviceCall::DeviceCall(const Gpu& gpu, Instance& instance, tandem_pass pass, Out
     *number = reinterpret_cast<const uint64_t*>(there.at(0));
   }
   if (data == Data::copied) test::require(gpu.device().synchronize(gpu.stream()));
+}
+
+void DeviceCall::copy(const tandem_tensor*& tensor, const std::vector<Tensor*>& all, Data data) {
+  if (tensor == nullptr) return;
+  tandem_tensor& there = tensors_.emplace_back(*tensor);
+  there.device = gpu_.where();
+  there.data = nullptr;
+  if (data == Data::copied) {
+    Tensor* host = *std::ranges::find_if(all, [&](Tensor* t) { return t->describe() == tensor; });
+    const std::span<const std::byte> bytes = host->storage();
+    Copy& copy = copies_.emplace_back(host, DeviceMemory(gpu_.device(), bytes.size()));
+    test::require(gpu_.device().copy_to_device(copy.memory.at(0), bytes.data(), bytes.size(), gpu_.stream()));
+    there.data = copy.memory.at(0);
+  }
+  tensor = &there;
 }
 
 void DeviceCall::allocate_workspace() {

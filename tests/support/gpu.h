@@ -100,7 +100,11 @@ class DeviceCall {
 
   const Gpu& gpu_;
   const tandem_pass pass_;
+  void copy(const tandem_tensor*& tensor, const std::vector<Tensor*>& all, Data data);
+
   std::vector<tandem_tensor> tensors_;
+  tandem_mod mods_[2];
+  std::vector<tandem_mod_tensor> captured_[2];
   std::vector<Copy> copies_;
   std::vector<DeviceMemory> numbers_;  // dropout's
   std::vector<Tensor*> outputs_;

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "problem/convert.h"
+#include "problem/modification.h"
 #include "support/random.h"
 
 namespace tandem::test {
@@ -160,6 +161,44 @@ void Instance::fill() {
   if (bias) fill_bias();
   dropout_seed_ = r.next();
   dropout_offset_ = r.next();
+  if (!c.score_mod.empty() || !c.mask_mod.empty()) bind_mods();
+}
+
+// Some indices of texts lie beyond: positions are longer than doc and seen, and q is no row of table.
+void Instance::bind_mods() {
+  Random r(static_cast<uint64_t>(c.seed) + 13);
+  constexpr int64_t kPlaces = 50;
+  slope = Tensor(DType::f32, {std::max<int64_t>(c.heads_q, 1)}, layout_of(kBias));
+  table = tensor(c.type(), {std::max<int64_t>(c.heads_q, 1), 9}, kDbias);
+  temperature = Tensor(DType::f32, {});
+  doc = Tensor(c.seed % 2 ? DType::i64 : DType::i32, {std::max<int64_t>(c.sequences(), 1), kPlaces}, layout_of(kBias));
+  seen = Tensor(DType::boolean, {kPlaces});
+  for (int64_t n = 0; n < slope.size(); ++n) slope.set(n, 0.6 * r.uniform() - 0.1);
+  for (int64_t n = 0; n < table.size(); ++n) table.set(n, r.normal());
+  temperature.set(0, 1 + 0.2 * r.normal());
+  for (int64_t n = 0; n < doc.size(); ++n) doc.set(n, static_cast<double>(n % kPlaces / 17));
+  for (int64_t n = 0; n < seen.size(); ++n) seen.set(n, r.chance(0.7));
+  scalar = r.normal();
+  scalars_ = {{"c", TANDEM_FLOAT, 0, scalar},
+              {"n", TANDEM_INT, 0, static_cast<double>(r.between(-2, 9))},
+              {"on", TANDEM_BOOL, 0, r.chance(0.7) ? 1.0 : 0.0}};
+}
+
+const tandem_mod* Instance::mod(size_t which, const std::string& text, Outputs* o) {
+  if (text.empty()) return nullptr;
+  const bool differentiable = which == 0 && o != nullptr;
+  captured_[which] = {{"slope", slope.describe(), differentiable ? o->dslope.describe() : nullptr},
+                      {"table", table.describe(), differentiable ? o->dtable.describe() : nullptr},
+                      {"temperature", temperature.describe(), differentiable ? o->dtemperature.describe() : nullptr},
+                      {"doc", doc.describe(), nullptr},
+                      {"seen", seen.describe(), nullptr}};
+  mods_[which] = {.size = sizeof(tandem_mod),
+                  .text = text.c_str(),
+                  .scalars = scalars_.data(),
+                  .scalar_count = static_cast<int64_t>(scalars_.size()),
+                  .tensors = captured_[which].data(),
+                  .tensor_count = static_cast<int64_t>(captured_[which].size())};
+  return &mods_[which];
 }
 
 // One key of every row takes nearly all of it. The first column is what singles out a sink or a needle, the same for
@@ -274,6 +313,11 @@ Outputs Instance::outputs(tandem_pass pass) const {
     o.dbias = tensor(result_type('g', bias.dtype()), shape_bias(), kDbias);
   }
   if (wanted('s') && sink) o.dsink = Tensor(result_type('g', sink.dtype()), {c.heads_q});
+  if (wanted('m') && slope && !c.score_mod.empty()) {
+    o.dslope = Tensor(DType::f32, slope.shape());
+    o.dtable = tensor(result_type('g', table.dtype()), table.shape(), kDbias);
+    o.dtemperature = Tensor(DType::f32, {});
+  }
   if (c.accumulate) fill_gradients(&o);
   return o;
 }
@@ -281,7 +325,7 @@ Outputs Instance::outputs(tandem_pass pass) const {
 // The same numbers in each call.
 void Instance::fill_gradients(Outputs* o) const {
   Random r(static_cast<uint64_t>(c.seed) + 11);
-  for (Tensor* t : {&o->dq, &o->dk, &o->dv, &o->dbias, &o->dsink}) {
+  for (Tensor* t : o->gradients()) {
     for (int64_t n = 0; *t && n < t->size(); ++n) t->set(n, r.normal());
   }
 }
@@ -289,8 +333,8 @@ void Instance::fill_gradients(Outputs* o) const {
 Outputs Instance::exact_outputs(tandem_pass pass) const {
   Outputs o = outputs(pass);
   if (pass == TANDEM_FORWARD) o.lse = Tensor(DType::f64, shape_lse());
-  for (Tensor* t : {&o.out, &o.dq, &o.dk, &o.dv, &o.dbias, &o.dsink}) {
-    if (!*t) continue;
+  for (Tensor* t : o.all()) {
+    if (!*t || t == &o.lse) continue;
     Tensor exact(DType::f64, t->shape());
     for (int64_t n = 0; c.accumulate && pass == TANDEM_BACKWARD && n < t->size(); ++n) exact.set(n, t->get(n));
     *t = std::move(exact);
@@ -356,6 +400,8 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
   a.batch_invariant = c.invariant;
   a.accumulate = c.accumulate;
   a.sm_limit = static_cast<int32_t>(c.sm_limit);
+  a.score_mod = mod(0, c.score_mod, o);
+  a.mask_mod = mod(1, c.mask_mod, o);
   return a;
 }
 
@@ -366,6 +412,22 @@ Problem Instance::problem(tandem_pass pass, Outputs* o) {
   if (!status.ok()) throw std::runtime_error(status.message);
   return p;
 }
+
+namespace {
+
+void replace_captured(Problem& p, Outputs* o) {
+  auto copy = std::make_shared<Modification>(*p.score_mod.read);
+  Tensor* const tensors[] = {&o->dslope, &o->dtable, &o->dtemperature};
+  for (size_t n = 0; n < std::size(tensors); ++n) {
+    BiasView& to = copy->gradients[n].to;
+    to.data = tensors[n]->element(0);
+    to.dtype = tensors[n]->dtype();
+    std::copy(tensors[n]->strides().begin(), tensors[n]->strides().end(), to.stride);
+  }
+  p.score_mod.read = std::move(copy);
+}
+
+}  // namespace
 
 Problem with_outputs(Problem p, Outputs* o) {
   const auto replace = [](Tensor& t, View* view) {
@@ -382,6 +444,7 @@ Problem with_outputs(Problem p, Outputs* o) {
     p.dbias.dtype = o->dbias.dtype();
     for (size_t n = 0; n < 4; ++n) p.dbias.stride[n] = p.dbias.shape[n] == 1 ? 0 : o->dbias.strides()[n];
   }
+  if (o->dslope) replace_captured(p, o);
   return p;
 }
 
@@ -408,15 +471,18 @@ void Instance::give_results(Outputs* exact) {
 }
 
 std::vector<Tensor*> Instance::inputs() {
-  return {&q,         &k,         &v,          &bias, &sink, &alibi_slopes, &cu_seqlens_q, &cu_seqlens_k,
-          &seqused_q, &seqused_k, &page_table, &dout, &dlse, &given_out,    &given_lse,    &diagonal_offsets};
+  return {&q,         &k,         &v,           &bias, &sink, &alibi_slopes, &cu_seqlens_q, &cu_seqlens_k,
+          &seqused_q, &seqused_k, &page_table,  &dout, &dlse, &given_out,    &given_lse,    &diagonal_offsets,
+          &slope,     &table,     &temperature, &doc,  &seen};
 }
 
 uint64_t Instance::fingerprint() const {
   uint64_t sum = 0;
   for (const Tensor* t : const_cast<Instance*>(this)->inputs()) {
-    // Where it is absent, the inputs are those of recordings from before there was such a one.
-    if (t == &diagonal_offsets && !*t) continue;
+    // Where they are absent, the inputs are those of recordings from before there were such.
+    const bool late =
+        t == &diagonal_offsets || t == &slope || t == &table || t == &temperature || t == &doc || t == &seen;
+    if (late && !*t) continue;
     sum = sum * 31 + t->fingerprint();
   }
   return sum;

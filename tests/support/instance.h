@@ -13,8 +13,14 @@ namespace tandem::test {
 struct Outputs {
   Tensor out, lse;                  // of forward
   Tensor dq, dk, dv, dbias, dsink;  // of backward
+  Tensor dslope, dtable, dtemperature;
 
-  std::vector<Tensor*> all() { return {&out, &lse, &dq, &dk, &dv, &dbias, &dsink}; }
+  std::vector<Tensor*> gradients() { return {&dq, &dk, &dv, &dbias, &dsink, &dslope, &dtable, &dtemperature}; }
+  std::vector<Tensor*> all() {
+    std::vector<Tensor*> tensors = gradients();
+    tensors.insert(tensors.begin(), {&out, &lse});
+    return tensors;
+  }
 };
 
 class Instance {
@@ -45,8 +51,12 @@ class Instance {
   Tensor q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table,
       diagonal_offsets;
   Tensor dout, dlse, given_out, given_lse;
+  Tensor slope, table, temperature, doc, seen;  // what modifications read
+  double scalar = 0;                            // c
 
  private:
+  void bind_mods();
+  const tandem_mod* mod(size_t which, const std::string& text, Outputs* outputs);
   void fill();
   void fill_bias();
   void fill_pages();
@@ -63,6 +73,9 @@ class Instance {
   // The type of a result, or of what backward reads of one: 'o', 'g' or 'd' of Case::float32.
   DType result_type(char which, DType otherwise) const;
 
+  std::vector<tandem_mod_scalar> scalars_;
+  std::vector<tandem_mod_tensor> captured_[2];  // of score_mod, of mask_mod
+  tandem_mod mods_[2];
   uint64_t dropout_seed_ = 0, dropout_offset_ = 0;
 };
 

@@ -10,6 +10,7 @@
 
 #include "oracle/oracle.h"
 #include "problem/convert.h"
+#include "problem/modification.h"
 #include "support/plain.h"
 
 namespace tandem::test {
@@ -77,6 +78,20 @@ void add_pages(std::vector<Part>& parts, const char* tensor, const Problem& p, V
   }
 }
 
+// The gradients of what a score_mod reads.
+void add_captured(std::vector<Part>& parts, const Problem& p) {
+  for (size_t n = 0; p.score_mod && n < p.score_mod->gradients.size(); ++n) {
+    if (!p.score_mod->gradients[n].to) continue;
+    parts.push_back(
+        {"gradient of " + p.score_mod->program->mod.signature.tensors[n].name, [n](const Problem& any, const auto& f) {
+           const BiasView& at = any.score_mod->gradients[n].to;
+           for (int64_t i = 0; i < at.shape[0]; ++i) {
+             for (int64_t j = 0; j < at.shape[1]; ++j) f(at.dtype, at.at(i, j, 0, 0));
+           }
+         }});
+  }
+}
+
 std::vector<Part> parts_of(const Problem& p) {
   std::vector<Part> parts;
   if (p.pass == TANDEM_FORWARD) {
@@ -106,6 +121,7 @@ std::vector<Part> parts_of(const Problem& p) {
                        }});
     }
   }
+  add_captured(parts, p);
   return parts;
 }
 
@@ -237,14 +253,11 @@ int plain_runs(const Problem& p) {
 
 std::string check_memory(Instance& instance, uint64_t before, Outputs& outputs) {
   if (instance.fingerprint() != before) return "an input was written to";
-  const struct {
-    const char* name;
-    const Tensor& tensor;
-  } all[] = {{"out", outputs.out}, {"lse", outputs.lse},     {"dq", outputs.dq},      {"dk", outputs.dk},
-             {"dv", outputs.dv},   {"dbias", outputs.dbias}, {"dsink", outputs.dsink}};
-  for (const auto& one : all) {
-    if (one.tensor && !one.tensor.guards_intact())
-      return std::string(one.name) + " was written to outside its elements";
+  static constexpr const char* kNames[] = {"out",   "lse",   "dq",     "dk",     "dv",
+                                           "dbias", "dsink", "dslope", "dtable", "dtemperature"};
+  const std::vector<Tensor*> all = outputs.all();
+  for (size_t n = 0; n < all.size(); ++n) {
+    if (*all[n] && !all[n]->guards_intact()) return std::string(kNames[n]) + " was written to outside its elements";
   }
   return "";
 }

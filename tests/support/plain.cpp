@@ -4,9 +4,13 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "problem/convert.h"
+#include "problem/modification.h"
 #include "problem/philox.h"
 #include "support/random.h"
 
@@ -99,12 +103,53 @@ using Rows = std::vector<std::vector<double>>;
 struct Score {
   int64_t j;
   double s, capped, z;
+  double unmodified;
 };
+
+// A modification in the working precision, each operation rounded to nearest.
+class ModFormula {
+ public:
+  ModFormula(const ModView& view, std::span<const mods::NodeId> outputs, bool wide) : view_(view) {
+    if (!view) return;
+    if (wide) {
+      wide_.emplace(view->program->mod.graph, outputs);
+    } else {
+      narrow_.emplace(view->program->mod.graph, outputs);
+    }
+  }
+  void run(double score, const mods::Position& at) {
+    if (wide_) wide_->run(score, at, view_->values);
+    if (narrow_) narrow_->run(static_cast<float>(score), at, view_->values);
+  }
+  double real(mods::NodeId node) const { return wide_ ? (*wide_)[node].real : (*narrow_)[node].real; }
+  int32_t integer(mods::NodeId node) const { return wide_ ? (*wide_)[node].integer : (*narrow_)[node].integer; }
+
+ private:
+  const ModView& view_;
+  std::optional<mods::Evaluator<double>> wide_;
+  std::optional<mods::Evaluator<float>> narrow_;
+};
+
+std::span<const mods::NodeId> result_of(const ModView& view) {
+  return view ? std::span(&view->program->mod.result, 1) : std::span<const mods::NodeId>();
+}
+std::span<const mods::NodeId> slope_of(const ModView& view) {
+  return view ? std::span(&view->program->gradient.score, 1) : std::span<const mods::NodeId>();
+}
+std::span<const mods::NodeId> capturing_of(const ModView& view) {
+  return view ? std::span(view->program->capturing) : std::span<const mods::NodeId>();
+}
 
 class Plain {
  public:
   Plain(const Problem& problem, const Problem& rounded, uint64_t noise)
-      : p(problem), types(rounded), fl(problem.dtype, noise) {}
+      : p(problem),
+        types(rounded),
+        fl(problem.dtype, noise),
+        visible_(p.mask_mod, result_of(p.mask_mod), p.dtype == DType::f64),
+        score_(p.score_mod, result_of(p.score_mod), p.dtype == DType::f64),
+        slope_(p.score_mod, slope_of(p.score_mod), p.dtype == DType::f64),
+        capturing_(p.score_mod, capturing_of(p.score_mod), p.dtype == DType::f64) {}
 
   void forward() {
     for (int64_t b = 0; b < p.batch; ++b) {
@@ -115,6 +160,7 @@ class Plain {
   void backward() {
     if (p.dbias) dbias_.assign(static_cast<size_t>(planes() * p.dbias.shape[2] * p.dbias.shape[3]), 0);
     dsink_.assign(static_cast<size_t>(p.heads_q), 0);
+    if (p.score_mod) captured_.assign(static_cast<size_t>(p.score_mod->cells), 0);
     for (int64_t h = 0; h < p.heads_k; ++h) {
       dk_.clear();
       dv_.clear();
@@ -124,6 +170,7 @@ class Plain {
     for (int64_t h = 0; p.dsink && h < p.heads_q; ++h)
       put_gradient(p.dsink.at(0, h), types.dsink.dtype, dsink_[static_cast<size_t>(h)]);
     if (p.dbias) store_dbias();
+    if (p.score_mod) store_captured();
   }
 
  private:
@@ -163,12 +210,27 @@ class Plain {
     return words.word[j % 4] < dropout_threshold(p.dropout.p) ? 0 : fl(1 / (1 - p.dropout.p));
   }
 
+  mods::Position at(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return {.batch = static_cast<int32_t>(b),
+            .head = static_cast<int32_t>(h),
+            .q = static_cast<int32_t>(i),
+            .k = static_cast<int32_t>(j),
+            .seqlen_q = static_cast<int32_t>(s_.q_len),
+            .seqlen_k = static_cast<int32_t>(s_.k_len)};
+  }
+  bool visible(int64_t b, int64_t h, int64_t i, int64_t j) {
+    if (!p.mask_mod) return true;
+    visible_.run(0, at(b, h, i, j));
+    return visible_.integer(p.mask_mod->program->mod.result) != 0;
+  }
+
   std::vector<Score> scores(int64_t b, int64_t h, int64_t i) {
     const KeyRange range = visible_keys(p, s_, i);
     const double scale = fl(p.softmax_scale), cap = fl(p.softcap);
     std::vector<Score> row;
     for (int64_t j = range.begin; j < range.end; ++j) {
       if (p.bias.boolean() && load(DType::boolean, p.bias.at(b, h, i, j)) == 0) continue;
+      if (!visible(b, h, i, j)) continue;
       double s = fl(scale * fl.dot(q_[static_cast<size_t>(i)].data(), k_[static_cast<size_t>(j)].data(), p.head_dim));
       double capped = 0;
       if (p.softcap > 0) {
@@ -180,7 +242,12 @@ class Plain {
         const double distance = std::fabs(static_cast<double>(i + s_.diagonal - j));
         s = fl(s - fl(load(p.alibi_slopes.dtype, p.alibi_slopes.at(b, h)) * distance));
       }
-      if (s != -kInfinity) row.push_back({j, s, capped, keep(b, h, i, j)});
+      const double unmodified = s;
+      if (p.score_mod) {
+        score_.run(s, at(b, h, i, j));
+        s = fl(score_.real(p.score_mod->program->mod.result));
+      }
+      if (s != -kInfinity) row.push_back({j, s, capped, keep(b, h, i, j), unmodified});
     }
     return row;
   }
@@ -271,7 +338,8 @@ class Plain {
             : j;
       const double probability = fl.round(p.dtype, fl(std::exp(fl(e.s - lse))));
       const double dp = fl(e.z * fl.dot(dout.data(), v_[j].data(), p.head_dim_v));
-      const double ds = fl(probability * fl(dp - delta));
+      const double gradient = fl(probability * fl(dp - delta));
+      const double ds = through_mod(gradient, e, at(b, h, i, e.j));
       const double dt = p.softcap > 0 ? fl(ds * fl(1 - e.capped * e.capped)) : ds;
       const double rounded = fl.round(p.dtype, dt);
       fl.add_scaled(dq.data(), rounded, k_[j].data(), p.head_dim);
@@ -287,6 +355,32 @@ class Plain {
       double& sum = dsink_[static_cast<size_t>(h)];
       sum = fl(sum - probability * delta);
     }
+  }
+
+  double through_mod(double ds, const Score& e, const mods::Position& position) {
+    if (!p.score_mod || ds == 0) return ds;
+    const mods::Program& program = *p.score_mod->program;
+    if (p.score_mod->cells > 0) {
+      capturing_.run(e.unmodified, position);
+      for (const mods::Capture& capture : program.captures) {
+        const CapturedGradient& gradient = p.score_mod->gradients[static_cast<size_t>(capture.tensor)];
+        if (!gradient.to) continue;
+        int32_t indices[mods::kMaxRank];
+        for (int n = 0; n < capture.rank; ++n) indices[n] = capturing_.integer(capture.indices[n]);
+        double& sum = captured_[static_cast<size_t>(gradient.cell(indices, capture.rank))];
+        sum = fl(sum + fl(ds * fl(capturing_.real(capture.derivative))));
+      }
+    }
+    slope_.run(e.unmodified, position);
+    return fl(ds * fl(slope_.real(program.gradient.score)));
+  }
+
+  void store_captured() {
+    each_captured(*types.score_mod.read,
+                  [&](const BiasView& to, const std::byte*, int64_t cell) { captured_types_[cell] = to.dtype; });
+    each_captured(*p.score_mod.read, [&](const BiasView&, std::byte* to, int64_t cell) {
+      put_gradient(to, captured_types_[cell], captured_[static_cast<size_t>(cell)]);
+    });
   }
 
   int64_t bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const {
@@ -312,7 +406,9 @@ class Plain {
   Arithmetic fl;
   Sequence s_;
   Rows q_, k_, v_, dk_, dv_;
-  std::vector<double> dbias_, dsink_;
+  ModFormula visible_, score_, slope_, capturing_;
+  std::vector<double> dbias_, dsink_, captured_;
+  std::map<int64_t, DType> captured_types_;  // by cell
 };
 
 }  // namespace

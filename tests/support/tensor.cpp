@@ -66,7 +66,8 @@ uint64_t Tensor::fingerprint() const {
 const tandem_tensor* Tensor::describe() {
   if (!present_) return nullptr;
   static constexpr tandem_dtype kCodes[] = {{TANDEM_FLOAT, 64, 1}, {TANDEM_FLOAT, 32, 1}, {TANDEM_BFLOAT, 16, 1},
-                                            {TANDEM_FLOAT, 16, 1}, {TANDEM_BOOL, 8, 1},   {TANDEM_INT, 32, 1}};
+                                            {TANDEM_FLOAT, 16, 1}, {TANDEM_BOOL, 8, 1},   {TANDEM_INT, 32, 1},
+                                            {TANDEM_INT, 64, 1}};
   description_ = {};
   description_.data = storage_.data();
   description_.byte_offset = static_cast<uint64_t>(margin_ * size_of(dtype_));

@@ -21,6 +21,7 @@ tandem_dtype dtype_code(DType dtype) {
     case DType::f16: return float16;
     case DType::boolean: return boolean;
     case DType::i32: return int32;
+    case DType::i64: return int64;
   }
   return float32;
 }
@@ -130,6 +131,7 @@ std::string short_name(DType dtype) {
     case DType::f16: return "f16";
     case DType::boolean: return "bool";
     case DType::i32: return "i32";
+    case DType::i64: return "i64";
   }
   return "?";
 }

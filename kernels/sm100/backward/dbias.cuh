@@ -129,9 +129,10 @@ struct DbiasTile {
       if constexpr (T.softcap) apply_softcap<true>(x[kScores], p);
 #pragma unroll
       for (int n = 0; n < kChunk; ++n) {
-        const float score = of_head(scaled_score<T>(x[kScores][n], p), p, query + n, key);
-        sums[c * kChunk + n] += dbias_of<T>(p, score, visible >> n & 1, stats[c * kChunk + n], x[kDp][n],
-                                            stats[T.tile_m + c * kChunk + n], kept, n);
+        float derivative = 1;
+        const float score = of_head(scaled_score<T>(x[kScores][n], p), p, query + n, key, &derivative);
+        sums[c * kChunk + n] += dbias_of<T>(p, visible >> n & 1 ? score : -kInfinity, derivative, stats[c * kChunk + n],
+                                            x[kDp][n], stats[T.tile_m + c * kChunk + n], kept, n);
         if (n % 4 == 3) __syncwarp();  // ptxas would have the loads of all queries under way at once, and spill
       }
     }

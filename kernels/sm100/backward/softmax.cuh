@@ -69,15 +69,13 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
         const bool hidden = x[n + i] == -kInfinity || of_query[i] == -kInfinity;  // or its query is none
         float score = scaled_score<T>(x[n + i], p);
         if constexpr (T.softcap) derivative[i] = softcap_derivative(score, p);
-        score = of_head(score, p, query + n + i, key);
+        score = of_head(score, p, query + n + i, key, &derivative[i]);
         x[n + i] = hidden ? 0.0f : exp2_approx(score + of_query[i]);
       }
       round(n);
       round(n + 2);
-      if constexpr (T.softcap) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[n + i] *= derivative[i];
-      }
+      for (int i = 0; i < 4; ++i) x[n + i] = through_scores<T>(x[n + i], derivative[i]);
       __syncwarp();  // ptxas would have the loads and exponentials of all queries under way at once, and spill
     } else {
       const Float2 scale = float2_of(p.scale_log2);

@@ -275,7 +275,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
             const bool hidden = scores[r] == -kInfinity || lse == -kInfinity;  // or its query is none
             float score = scaled_score<T>(scores[r], p);
             if constexpr (T.softcap) derivative[n] = softcap_derivative(score, p);
-            score = of_head(score, p, query_of(m_block, r), key0 + 8 * row_of(r));
+            score = of_head(score, p, query_of(m_block, r), key0 + 8 * row_of(r), &derivative[n]);
             scores[r] = hidden ? 0.0f : exp2_approx(score + lse);
           } else {
             scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, lse));
@@ -285,10 +285,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
         for (int n = 0; n < 4; n += 2)
           probabilities[2 * pair + n / 2] = pack<T>(kept_or_zero(4 * pair + n, scores[4 * pair + n]),
                                                     kept_or_zero(4 * pair + n + 1, scores[4 * pair + n + 1]));
-        if constexpr (T.softcap) {
 #pragma unroll
-          for (int n = 0; n < 4; ++n) scores[4 * pair + n] *= derivative[n];
-        }
+        for (int n = 0; n < 4; ++n) scores[4 * pair + n] = through_scores<T>(scores[4 * pair + n], derivative[n]);
       }
     };
 

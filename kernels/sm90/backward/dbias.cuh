@@ -100,8 +100,10 @@ struct DbiasTile {
       const int key = n_block * T.tile_n() + key0 + 8 * row_of(r);
       const QueryRange seen = band.visible_queries(key, key);
       const bool is_seen = key < sequence.k_len && query >= seen.begin && query < seen.end;
-      const float score = of_head(scaled_score<T>(scores[r], p), p, query, key);
-      sums[r] += dbias_of<T>(p, score, is_seen, stats[in_tile], dp[r], stats[T.tile_m + in_tile], kept[r / 32], r % 32);
+      float derivative = 1;
+      const float score = of_head(scaled_score<T>(scores[r], p), p, query, key, &derivative);
+      sums[r] += dbias_of<T>(p, is_seen ? score : -kInfinity, derivative, stats[in_tile], dp[r],
+                             stats[T.tile_m + in_tile], kept[r / 32], r % 32);
     }
   }
 

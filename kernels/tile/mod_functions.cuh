@@ -1,0 +1,130 @@
+// The operations of score and mask modifications, one function each, as docs/mods.md has them: src/mods/print.cpp makes
+// texts of calls to these. A bool is the int 0 or 1.
+#pragma once
+#include "ptx/base.cuh"
+#include "shared/mods.h"
+#include "tile/row.cuh"
+
+// Where an element lies: query q sees key k.
+struct ModPlace {
+  int batch, head, q, k, seqlen_q, seqlen_k;
+};
+
+// Printed for a kernel, if it has such: the new score, its derivative by the old one, and whether the key is visible.
+// Templates, so that one which is not printed is not asked for.
+template <auto T>
+TANDEM_DEVICE float score_mod(float score, const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE float score_slope(float score, const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names);
+
+constexpr int kLeastInt = -2147483647 - 1, kMostInt = 2147483647;
+
+TANDEM_DEVICE float mod_float(int bits) { return __int_as_float(bits); }
+
+TANDEM_DEVICE float mod_negate(float a) { return -a; }
+TANDEM_DEVICE float mod_abs(float a) { return fabsf(a); }
+TANDEM_DEVICE float mod_sign(float a) { return (a > 0 ? 1.0f : 0.0f) - (a < 0 ? 1.0f : 0.0f); }
+TANDEM_DEVICE float mod_floor(float a) { return floorf(a); }
+TANDEM_DEVICE float mod_ceil(float a) { return ceilf(a); }
+TANDEM_DEVICE float mod_trunc(float a) { return truncf(a); }
+TANDEM_DEVICE float mod_round(float a) { return rintf(a); }
+TANDEM_DEVICE float mod_exp(float a) { return expf(a); }
+TANDEM_DEVICE float mod_exp2(float a) { return exp2f(a); }
+TANDEM_DEVICE float mod_log(float a) { return logf(a); }
+TANDEM_DEVICE float mod_log2(float a) { return log2f(a); }
+TANDEM_DEVICE float mod_tanh(float a) { return tanhf(a); }
+TANDEM_DEVICE float mod_sigmoid(float a) { return 1 / (1 + expf(-a)); }
+TANDEM_DEVICE float mod_sqrt(float a) { return sqrtf(a); }
+TANDEM_DEVICE float mod_add(float a, float b) { return a + b; }
+TANDEM_DEVICE float mod_subtract(float a, float b) { return a - b; }
+TANDEM_DEVICE float mod_multiply(float a, float b) { return a * b; }
+TANDEM_DEVICE float mod_divide(float a, float b) { return a / b; }
+TANDEM_DEVICE float mod_min(float a, float b) { return a < b || a != a ? a : b; }
+TANDEM_DEVICE float mod_max(float a, float b) { return a > b || a != a ? a : b; }
+TANDEM_DEVICE float mod_clamp(float x, float least, float most) { return mod_min(mod_max(x, least), most); }
+TANDEM_DEVICE float mod_modulo(float a, float b) {
+  const float rest = fmodf(a, b);
+  return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
+}
+TANDEM_DEVICE float mod_floor_divide(float a, float b) {
+  if (b == 0) return a / b;
+  const float rest = fmodf(a, b);
+  float quotient = (a - rest) / b;
+  if (rest != 0 && (b < 0) != (rest < 0)) quotient -= 1;
+  if (quotient == 0) return copysignf(0.0f, a / b);
+  const float whole = floorf(quotient);
+  return quotient - whole > 0.5f ? whole + 1 : whole;
+}
+TANDEM_DEVICE int mod_less(float a, float b) { return a < b; }
+TANDEM_DEVICE int mod_less_equal(float a, float b) { return a <= b; }
+TANDEM_DEVICE int mod_equal(float a, float b) { return a == b; }
+TANDEM_DEVICE int mod_not_equal(float a, float b) { return a != b; }
+TANDEM_DEVICE float mod_select(int condition, float a, float b) { return condition ? a : b; }
+TANDEM_DEVICE int mod_to_int(float a) {
+  if (a != a) return 0;
+  return a >= 2147483648.0f ? kMostInt : a <= -2147483648.0f ? kLeastInt : static_cast<int>(a);
+}
+
+TANDEM_DEVICE int mod_negate(int a) { return static_cast<int>(0 - static_cast<u32>(a)); }
+TANDEM_DEVICE int mod_abs(int a) { return a < 0 ? mod_negate(a) : a; }
+TANDEM_DEVICE int mod_sign(int a) { return (a > 0) - (a < 0); }
+TANDEM_DEVICE int mod_flip(int a) { return ~a; }
+TANDEM_DEVICE int mod_not(int a) { return a ^ 1; }
+TANDEM_DEVICE int mod_add(int a, int b) { return static_cast<int>(static_cast<u32>(a) + static_cast<u32>(b)); }
+TANDEM_DEVICE int mod_subtract(int a, int b) { return static_cast<int>(static_cast<u32>(a) - static_cast<u32>(b)); }
+TANDEM_DEVICE int mod_multiply(int a, int b) { return static_cast<int>(static_cast<u32>(a) * static_cast<u32>(b)); }
+TANDEM_DEVICE int mod_floor_divide(int a, int b) {
+  if (b == 0) return 0;
+  if (b == -1) return mod_negate(a);
+  const int quotient = a / b;
+  return quotient - (quotient * b != a && (a < 0) != (b < 0));
+}
+TANDEM_DEVICE int mod_modulo(int a, int b) { return mod_subtract(a, mod_multiply(mod_floor_divide(a, b), b)); }
+TANDEM_DEVICE int mod_min(int a, int b) { return min(a, b); }
+TANDEM_DEVICE int mod_max(int a, int b) { return max(a, b); }
+TANDEM_DEVICE int mod_bit_and(int a, int b) { return a & b; }
+TANDEM_DEVICE int mod_bit_or(int a, int b) { return a | b; }
+TANDEM_DEVICE int mod_bit_xor(int a, int b) { return a ^ b; }
+TANDEM_DEVICE int mod_shift_left(int a, int by) {
+  return static_cast<u32>(by) > 31 ? 0 : static_cast<int>(static_cast<u32>(a) << by);
+}
+TANDEM_DEVICE int mod_shift_right(int a, int by) { return a >> (static_cast<u32>(by) > 31 ? 31 : by); }
+TANDEM_DEVICE int mod_less(int a, int b) { return a < b; }
+TANDEM_DEVICE int mod_less_equal(int a, int b) { return a <= b; }
+TANDEM_DEVICE int mod_equal(int a, int b) { return a == b; }
+TANDEM_DEVICE int mod_not_equal(int a, int b) { return a != b; }
+TANDEM_DEVICE int mod_select(int condition, int a, int b) { return condition ? a : b; }
+TANDEM_DEVICE float mod_to_real(int a) { return static_cast<float>(a); }
+TANDEM_DEVICE int mod_to_int(int a) { return a; }
+
+// What a gather gives: a float, or an int.
+template <ModElement element>
+TANDEM_DEVICE auto mod_load(const void* data, i64 offset) {
+  if constexpr (element == ModElement::f64) {
+    return static_cast<float>(static_cast<const double*>(data)[offset]);
+  } else if constexpr (element == ModElement::f32) {
+    return static_cast<const float*>(data)[offset];
+  } else if constexpr (element == ModElement::bf16 || element == ModElement::f16) {
+    return to_float<element == ModElement::f16>(static_cast<const u16*>(data)[offset]);
+  } else if constexpr (element == ModElement::i64) {
+    const i64 wide = static_cast<const i64*>(data)[offset];
+    return static_cast<int>(min(max(wide, static_cast<i64>(kLeastInt)), static_cast<i64>(kMostInt)));
+  } else if constexpr (element == ModElement::i32) {
+    return static_cast<const int*>(data)[offset];
+  } else {
+    return static_cast<int>(static_cast<const unsigned char*>(data)[offset] != 0);
+  }
+}
+
+// The element that indices name, each clamped to its dimension.
+template <ModElement element, class... Index>
+TANDEM_DEVICE auto mod_gather(const ModTensor& tensor, Index... indices) {
+  const int at[sizeof...(indices) + 1] = {indices..., 0};
+  i64 offset = 0;
+#pragma unroll
+  for (int n = 0; n < static_cast<int>(sizeof...(indices)); ++n)
+    offset += min(max(at[n], 0), tensor.size[n] - 1) * tensor.stride[n];
+  return mod_load<element>(tensor.data, offset);
+}

@@ -1,0 +1,145 @@
+#include "cpu/mods.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "mods/tile.h"
+#include "problem/modification.h"
+
+namespace tandem::cpu {
+namespace {
+
+using mods::kTile;
+
+mods::Position sequence_of(const ModTile& tile) {
+  const Sequence& s = tile.piece.sequence;
+  return {.batch = static_cast<int32_t>(tile.piece.sequence_number),
+          .seqlen_q = static_cast<int32_t>(s.q_len),
+          .seqlen_k = static_cast<int32_t>(s.k_len)};
+}
+
+// A program over a tile, as many keys at once as a run takes.
+class Run {
+ public:
+  Run(const ModTile& tile, const Modification& mod, const mods::TileProgram& program)
+      : tile_(tile), keys_(kTile / tile.lanes), run_(program, mod.values, tile.scratch) {
+    for (int64_t i = 0; i < tile.lanes; ++i) {
+      query_[i] = static_cast<int32_t>(tile.query[i]);
+      head_[i] = static_cast<int32_t>(tile.head[i]);
+    }
+    const auto bytes = static_cast<size_t>(tile.lanes) * sizeof(int32_t);
+    for (int64_t at = tile.lanes; at < kTile; at += tile.lanes) {
+      std::memcpy(query_ + at, query_, bytes);
+      std::memcpy(head_ + at, head_, bytes);
+    }
+    run_.begin(sequence_of(tile));
+  }
+
+  // use(first key, keys) after each run. scores: null where the text has none.
+  template <class Use>
+  void each(const float* scores, Use&& use) {
+    for (int64_t first = 0; first < tile_.count; first += keys_) {
+      const int64_t keys = std::min(keys_, tile_.count - first);
+      for (int64_t j = 0; j < keys; ++j) {
+        const int64_t at = j * tile_.lanes;
+        std::fill_n(key_ + at, tile_.lanes, static_cast<int32_t>(tile_.key + first + j));
+        if (scores == nullptr) continue;
+        std::memcpy(score_ + at, scores + (first + j) * tile_.stride, static_cast<size_t>(tile_.lanes) * sizeof(float));
+      }
+      run_.run({.count = static_cast<int>(keys * tile_.lanes),
+                .score = score_,
+                .head = head_,
+                .q = query_,
+                .k = key_,
+                .same_queries = first > 0});
+      use(first, keys);
+    }
+  }
+
+  const float* reals(size_t output) const { return run_.reals(output).data(); }
+  const int32_t* integers(size_t output) const { return run_.integers(output).data(); }
+
+ private:
+  const ModTile& tile_;
+  const int64_t keys_;
+  mods::TileRun run_;
+  float score_[kTile];
+  int32_t query_[kTile], head_[kTile], key_[kTile];
+};
+
+// Adds what lane `at` of a run gives, times ds, to the gradient of every tensor that is captured.
+void capture(const Modification& mod, const Run& run, int64_t at, float ds, double* table) {
+  size_t output = 0;
+  for (const mods::Capture& capture : mod.program->captures) {
+    const size_t derivative = output++;
+    int32_t indices[mods::kMaxRank];
+    for (int i = 0; i < capture.rank; ++i) indices[i] = run.integers(output++)[at];
+    const CapturedGradient& gradient = mod.gradients[static_cast<size_t>(capture.tensor)];
+    if (gradient.to) table[gradient.cell(indices, capture.rank)] += static_cast<double>(ds) * run.reals(derivative)[at];
+  }
+}
+
+void capture_tile(const ModTile& tile, int64_t rows, const float* unmodified, const float* dscores, double* table) {
+  const Modification& mod = *tile.piece.problem->score_mod.read;
+  Run run(tile, mod, mod.program->capture_tiles);
+  run.each(unmodified, [&](int64_t first, int64_t keys) {
+    for (int64_t j = 0; j < keys; ++j) {
+      for (int64_t i = 0; i < rows; ++i) {
+        const float ds = dscores[(first + j) * tile.stride + i];
+        if (ds != 0) capture(mod, run, j * tile.lanes + i, ds, table);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+size_t mod_floats(const Problem& p) {
+  size_t floats = 0;
+  for (const ModView* mod : {&p.score_mod, &p.mask_mod}) {
+    if (!*mod) continue;
+    const mods::Program& program = *(*mod)->program;
+    floats = std::max({floats, program.result_tiles.floats(), program.slope_tiles.floats(),
+                       (*mod)->cells > 0 ? program.capture_tiles.floats() : 0});
+  }
+  return floats;
+}
+
+bool show_visible(const ModTile& tile, int32_t* visible) {
+  const Modification& mod = *tile.piece.problem->mask_mod.read;
+  Run run(tile, mod, mod.program->result_tiles);
+  int32_t any = 0;
+  run.each(nullptr, [&](int64_t first, int64_t keys) {
+    const int32_t* from = run.integers(0);
+    int32_t* to = visible + first * tile.lanes;
+    for (int64_t i = 0; i < keys * tile.lanes; ++i) any |= to[i] = from[i];
+  });
+  return any != 0;
+}
+
+void modify_scores(const ModTile& tile, float* scores) {
+  const Modification& mod = *tile.piece.problem->score_mod.read;
+  Run run(tile, mod, mod.program->result_tiles);
+  run.each(scores, [&](int64_t first, int64_t keys) {
+    for (int64_t j = 0; j < keys; ++j) {
+      std::memcpy(scores + (first + j) * tile.stride, run.reals(0) + j * tile.lanes,
+                  static_cast<size_t>(tile.lanes) * sizeof(float));
+    }
+  });
+}
+
+void modify_gradients(const ModTile& tile, int64_t rows, const float* unmodified, float* dscores, double* captured) {
+  if (captured != nullptr) capture_tile(tile, rows, unmodified, dscores, captured);
+  const Modification& mod = *tile.piece.problem->score_mod.read;
+  if (mod.program->passes()) return;
+  Run run(tile, mod, mod.program->slope_tiles);
+  run.each(unmodified, [&](int64_t first, int64_t keys) {
+    for (int64_t j = 0; j < keys; ++j) {
+      const float* slope = run.reals(0) + j * tile.lanes;
+      float* ds = dscores + (first + j) * tile.stride;
+      for (int64_t i = 0; i < tile.lanes; ++i) ds[i] = ds[i] == 0 ? ds[i] : ds[i] * slope[i];
+    }
+  });
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,73 @@
+#include "mods/print.h"
+
+#include <bit>
+#include <cinttypes>
+#include <cstdio>
+
+#include "base/text.h"
+
+namespace tandem::mods {
+namespace {
+
+std::string hexadecimal(uint32_t bits) {
+  char text[16];
+  std::snprintf(text, sizeof text, "0x%08" PRIx32, bits);
+  return text;
+}
+
+// By its bits: no decimal number is read another way.
+std::string constant(const Node& node) {
+  if (node.type == Type::real) {
+    return str_cat("mod_float(", hexadecimal(std::bit_cast<uint32_t>(static_cast<float>(node.value))), ")");
+  }
+  return str_cat("static_cast<int>(", hexadecimal(static_cast<uint32_t>(static_cast<int32_t>(node.value))), ")");
+}
+
+const char* name_of(Element element) {
+  constexpr const char* names[kElements] = {"f64", "f32", "bf16", "f16", "i64", "i32", "boolean"};
+  return names[static_cast<int>(element)];
+}
+
+std::string leaf(const Mod& mod, const Node& node) {
+  const auto index = static_cast<size_t>(node.index);
+  switch (node.op) {
+    case Op::constant: return constant(node);
+    case Op::input: {
+      const auto input = static_cast<Input>(node.index);
+      return input == Input::score ? "score" : str_cat("at.", mods::name_of(input));
+    }
+    case Op::scalar: {
+      const std::string bits = str_cat("names.scalars[", index, "]");
+      return node.type == Type::real ? str_cat("mod_float(", bits, ")") : bits;
+    }
+    default:
+      return str_cat("mod_gather<ModElement::", name_of(mod.signature.tensors[index].element), ">(names.tensors[",
+                     index, "]");
+  }
+}
+
+std::string function_of(const Mod& mod, const Node& node) {
+  // ~ of a bool is not.
+  if (node.op == Op::flip && mod.graph[node.operands[0]].type == Type::boolean) return "mod_not(";
+  return str_cat("mod_", mods::name_of(node.op), "(");
+}
+
+}  // namespace
+
+std::string print(const Mod& mod, NodeId result) {
+  std::string text;
+  for (const NodeId id : mod.graph.needed_by({&result, 1})) {
+    const Node& node = mod.graph[id];
+    const bool is_leaf = operands_of(node.op) == 0;
+    text += str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ",
+                    is_leaf ? leaf(mod, node) : function_of(mod, node));
+    const int count = node.operand_count();
+    for (int i = 0; i < count; ++i) {
+      text += str_cat(is_leaf || i > 0 ? ", v" : "v", node.operands[static_cast<size_t>(i)]);
+    }
+    text += !is_leaf || node.op == Op::gather ? ");\n" : ";\n";
+  }
+  return text + str_cat("  return v", result, ";\n");
+}
+
+}  // namespace tandem::mods

@@ -1,0 +1,43 @@
+// A modification's text with all that calls need of it: read, differentiated, and as loops over tiles.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mods/differentiate.h"
+#include "mods/parser.h"
+#include "mods/tile.h"
+
+namespace tandem::mods {
+
+// A float element that a score modification reads, and the derivative with respect to it.
+struct Capture {
+  int tensor = 0, rank = 0;
+  NodeId derivative = kNoNode;
+  NodeId indices[kMaxRank] = {};
+};
+
+struct Program {
+  explicit Program(Mod read);
+
+  Mod mod;                        // its graph has the derivatives, too
+  Gradient gradient;              // of a score modification
+  std::vector<Capture> captures;  // of a score modification: in the order in which tables are added to
+  std::vector<NodeId> capturing;  // of every capture: its derivative, then its indices
+
+  // Their outputs: the result; d result / d score; capturing.
+  TileProgram result_tiles, slope_tiles, capture_tiles;
+
+  std::string cuda;    // score_mod() and score_slope(), or mask_mod(), of kernels/tile/mod_functions.cuh
+  uint64_t cuda_hash;  // of that text, never 0
+
+  bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are
+};
+
+// The same text with the same names is read once, however many calls have it. Refusals are those of parse().
+Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program);
+
+}  // namespace tandem::mods

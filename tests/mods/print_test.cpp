@@ -1,0 +1,62 @@
+// Texts as CUDA: what is printed, and that it tells apart what kernels must.
+#include "mods/print.h"
+
+#include "mods/program.h"
+#include "mods/texts.h"
+
+namespace tandem::mods::test {
+namespace {
+
+TEST(Print, is_one_line_for_each_operation) {
+  const Mod mod = parsed("score - slope[head] * abs(q - k)");
+  EXPECT_EQ(print(mod, mod.result),
+            "  const float v0 = score;\n"
+            "  const int v1 = at.head;\n"
+            "  const float v2 = mod_gather<ModElement::f32>(names.tensors[0], v1);\n"
+            "  const int v3 = at.q;\n"
+            "  const int v4 = at.k;\n"
+            "  const int v5 = mod_subtract(v3, v4);\n"
+            "  const int v6 = mod_abs(v5);\n"
+            "  const float v7 = mod_to_real(v6);\n"
+            "  const float v8 = mod_multiply(v2, v7);\n"
+            "  const float v9 = mod_subtract(v0, v8);\n"
+            "  return v9;\n");
+}
+
+TEST(Print, constants_are_bits_and_scalars_are_parameters) {
+  const Mod mod = parsed("score * c + (-1.5 if on or seen[k] else temperature * n)");
+  const std::string text = print(mod, mod.result);
+  for (const char* part : {"mod_float(names.scalars[0])", "= names.scalars[1];", "= names.scalars[2];",
+                           "mod_float(0xbfc00000)", "mod_gather<ModElement::f32>(names.tensors[4]);"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+  }
+  EXPECT_NE(print(parsed("float(k - 0x80000001)"), parsed("float(k - 0x80000001)").result).find("0x80000001"),
+            std::string::npos);
+}
+
+TEST(Print, of_a_bool_is_not) {
+  const Mod mod = parsed("not on", Signature::Result::mask);
+  EXPECT_NE(print(mod, mod.result).find("mod_not(v"), std::string::npos);
+}
+
+// Programs of other texts, types of elements or results have other functions; equal ones are one.
+TEST(Print, tells_programs_apart) {
+  std::shared_ptr<const Program> a, again, other, other_type, mask;
+  Signature names = signature();
+  ASSERT_TRUE(read_program("score + slope[head]", names, &a).ok());
+  ASSERT_TRUE(read_program("score + slope[head]", names, &again).ok());
+  ASSERT_TRUE(read_program("score + slope[q]", names, &other).ok());
+  names.tensors[0].element = Element::bf16;
+  ASSERT_TRUE(read_program("score + slope[head]", names, &other_type).ok());
+  ASSERT_TRUE(read_program("k <= q", signature(Signature::Result::mask), &mask).ok());
+  EXPECT_EQ(a, again);
+  EXPECT_NE(a->cuda_hash, other->cuda_hash);
+  EXPECT_NE(a->cuda_hash, other_type->cuda_hash);
+  EXPECT_NE(a->cuda.find("float score_mod("), std::string::npos);
+  EXPECT_NE(a->cuda.find("float score_slope("), std::string::npos);
+  EXPECT_NE(mask->cuda.find("bool mask_mod("), std::string::npos);
+  EXPECT_TRUE(a->passes());
+}
+
+}  // namespace
+}  // namespace tandem::mods::test

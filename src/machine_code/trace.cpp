@@ -79,14 +79,16 @@ class Walk {
   // Nothing where this warp does not get there. Where a branch on the way is not known, the shorter side is tried
   // first.
   std::optional<WarpTrace> go(const Place& place, int turns) {
-    constexpr int most_attempts = 40;
     if (std::optional<WarpTrace> found = attempt_to_go(place, turns)) return found;  // as the warp before it
-    choices_.clear();
-    for (int attempt = 0; attempt < most_attempts; ++attempt) {
-      if (std::optional<WarpTrace> found = attempt_to_go(place, turns)) return found;
-      while (!choices_.empty() && choices_.back().taken + 1 >= choices_.back().sides) choices_.pop_back();
-      if (choices_.empty()) return std::nullopt;
-      ++choices_.back().taken;
+    constexpr int most_attempts = 40;
+    for (passes_ = 1; passes_ <= 2; ++passes_) {
+      choices_.clear();
+      for (int attempt = 0; attempt < most_attempts; ++attempt) {
+        if (std::optional<WarpTrace> found = attempt_to_go(place, turns)) return found;
+        while (!choices_.empty() && choices_.back().taken + 1 >= choices_.back().sides) choices_.pop_back();
+        if (choices_.empty()) break;
+        ++choices_.back().taken;
+      }
     }
     return std::nullopt;
   }
@@ -110,7 +112,7 @@ class Walk {
         if (static_cast<int>(trace.turns.size()) > turns) return trace;
       }
       // A warp that works ahead comes to its loop in the second turn of the loop around.
-      if (!within && heads_around_.contains(block) && ++passes[block] > 2) return std::nullopt;
+      if (!within && heads_around_.contains(block) && ++passes[block] > passes_) return std::nullopt;
       if (!within && trace.events.size() > most_before) return std::nullopt;
       block = after(block, within, &values, &trace);
       if (block < 0) return std::nullopt;
@@ -195,6 +197,7 @@ class Walk {
   std::map<int32_t, int32_t> likely_;  // blocks of the likely way, and the ones behind them
   std::set<int32_t> heads_around_;     // of the loops around this one
   std::vector<Choice> choices_;        // at branches on the way to the loop that are not known
+  int passes_ = 1;                     // of the loops around that it may make
   size_t asked_ = 0;                   // of these, in this attempt
 };
 

@@ -253,7 +253,11 @@ Value Values::compute(const Instruction& i, const std::vector<std::string_view>&
     if (!c && ignores(1)) c = 0;
     return a && b && c ? Value(look_up(*table, *a, *b, *c)) : Value();
   }
-  if (base == "PRMT") return at(0) && at(1) && at(2) ? Value(permuted(*at(0), *at(1), *at(2))) : Value();
+  if (base == "PRMT") {
+    constexpr uint32_t low_half = 0x7610;  // of the first operand; a flag's: the other half is never looked at
+    if (!at(0) || !at(1) || (!at(2) && *at(1) != low_half)) return {};
+    return permuted(*at(0), *at(1), at(2).value_or(0));
+  }
   if (base == "IABS") return at(0) ? Value(static_cast<uint32_t>(std::abs(static_cast<int32_t>(*at(0))))) : Value();
   if (base == "LDC") return from.empty() ? Value() : table(from[0]);
   if (base == "VIADDMNMX" || base == "VIMNMX" || base == "IMNMX") {

@@ -26,7 +26,10 @@ struct Place {
 class Values {
  public:
   // kernel: outlives this.
-  Values(const Kernel& kernel, const Place& place) : kernel_(kernel), place_(place) {}
+  Values(const Kernel& kernel, const Place& place) : kernel_(kernel), place_(place) {
+    registers_.fill(0);  // what nobody has written yet is not read, but for bytes that nobody asks about
+    uniform_.fill(0);
+  }
 
   // Executes an instruction that branches nowhere. Where its predicate is not known it is executed all the same.
   void execute(const Instruction& instruction);

@@ -19,12 +19,12 @@ constexpr Latencies kHopper{.arch = "sm_90",
                             .named_barrier = 24,
                             .products_in_registers = 32,
                             .queue = 128,
-                            .registers_beside = 4,
-                            .copy = 700,
-                            .copy_bytes = 40,
+                            .registers_beside = 3.75,
+                            .copy = 600,
+                            .copy_bytes = 64,
                             .megahertz = 1965,
                             .megahertz_lost = 730,
-                            .tile = 2000};
+                            .tile_bytes = 20};
 
 constexpr Latencies blackwell(std::string_view arch) {
   Latencies l = kHopper;

@@ -309,9 +309,24 @@ void Values::logic(const Instruction& i) {
   }
 }
 
+// "UIMAD.WIDE UR4, UR14, 0x55555556, URZ": into two registers; quotients by constants are made so.
+void Values::multiply_wide(const Instruction& i) {
+  const std::string& to = i.operands[0];
+  const Value a = value(i.operands[1]), b = value(i.operands[2]);
+  const bool plain = i.operands.size() == 4 && value(i.operands[3]) == 0u;
+  forget(i);
+  if (!a || !b || !plain) return;
+  const uint64_t product = i.has("U32")
+                               ? uint64_t{*a} * *b
+                               : static_cast<uint64_t>(int64_t{static_cast<int32_t>(*a)} * static_cast<int32_t>(*b));
+  set(to, static_cast<uint32_t>(product));
+  set(to, static_cast<uint32_t>(product >> 32), 1);
+}
+
 void Values::execute(const Instruction& i) {
   if (guard(i) == false) return;
   const std::string_view base = i.base();
+  if ((base == "IMAD" || base == "UIMAD") && i.has("WIDE") && i.operands.size() >= 3) return multiply_wide(i);
   if (base == "ISETP" || base == "UISETP") return compare(i);
   if (base == "PLOP3" || base == "UPLOP3") return logic(i);
   // A look at a barrier finds it as it is wanted, registers and tensor memory are there, one lane of all is elected.

@@ -56,6 +56,7 @@ class Values {
   Value compute(const Instruction& i, const std::vector<std::string_view>& from) const;
   void compare(const Instruction& i);
   void logic(const Instruction& i);
+  void multiply_wide(const Instruction& i);
 
   const Kernel& kernel_;
   Place place_;

@@ -41,6 +41,13 @@ TEST(MachineCodeValues, Arithmetic) {
   EXPECT_EQ(v.address("[UR8+0x10]"), 0x1000408u);
 }
 
+// Five modulo three, as ptxas has it.
+TEST(MachineCodeValues, Remainder) {
+  const Values v = after({"UMOV UR14, 0x5", "UIMAD.WIDE UR4, UR14, 0x55555556, URZ", "ULEA.HI UR4, UR5, UR5, URZ, 0x1",
+                          "UIMAD UR4, UR4, -0x3, UR14"});
+  EXPECT_EQ(v.value("UR4"), 2u);
+}
+
 TEST(MachineCodeValues, WhatMemorySaysIsUnknown) {
   const Values v =
       after({"MOV R2, 0x7", "LDS.64 R2, [R9]", "LDC R4, c[0x0][0x210]", "IADD3 R5, PT, PT, R2, 0x1, RZ",

@@ -116,10 +116,10 @@ Modelled model_of(const Examined& e) {
 }
 
 double rate_of(const Modelled& m, const Grid& g) {
-  const double of_tile = g.steps / g.tiles * m.clocks.step + m.latencies.tile;
+  const double of_tile = g.steps / g.tiles * m.clocks.step + g.tile_bytes / m.latencies.tile_bytes;
   const double rounds = g.tiles / g.multiprocessors;
   // Tiles of one length come in whole rounds; of several lengths the last ones are short.
-  const double clocks = g.longest_first ? rounds * of_tile + m.latencies.tile : std::ceil(rounds) * of_tile;
+  const double clocks = g.longest_first ? rounds * of_tile : std::ceil(rounds) * of_tile;
   return g.flops * megahertz_of(m) / clocks * 1e-6;
 }
 

@@ -23,6 +23,7 @@ Modelled model_of(const Examined& examined);
 // What a problem makes of a step: all tiles of blocks and their steps, on so many multiprocessors.
 struct Grid {
   double tiles = 0, steps = 0, flops = 0;
+  double tile_bytes = 0;  // queries and result of a tile
   int multiprocessors = 0;
   bool longest_first = false;  // tiles differ in length and are taken from a counter
 };

@@ -150,7 +150,8 @@ std::string draw(const Timeline& timeline, const TimelineStyle& style) {
   const double left = margin + labels + 10;
   Canvas canvas(left + style.width + margin, Plot::y(static_cast<int32_t>(timeline.rows.size())) + 50, timeline.title);
   canvas.text(margin, 28, timeline.title, {.size = 17, .bold = true});
-  canvas.text(margin, 50, (style.where.empty() ? "" : style.where + ". ") + (style.unit == "clocks" ? kClocks : kSteps), {.size = 12, .color = "soft"});
+  canvas.text(margin, 50, (style.where.empty() ? "" : style.where + ". ") + (style.unit == "clocks" ? kClocks : kSteps),
+              {.size = 12, .color = "soft"});
   draw_legend(canvas, left + style.width);
   Plot plot{canvas, timeline, left, std::max<double>(1, static_cast<double>(timeline.steps)) / style.width};
   plot.draw_axis();

@@ -80,7 +80,7 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
   return examined;
 }
 
-// Of a forward: blocks' tiles, and their steps of keys. Masks end within a step: half of one in each tile is hidden.
+// Of a forward: blocks' tiles, and their steps of keys.
 std::optional<Grid> grid_of(const Planned& planned, const gpu::Properties& device, tandem_pass pass) {
   if (pass != TANDEM_FORWARD) return std::nullopt;
   const plan::Tile& tile = planned.plan->forward.tile;
@@ -91,8 +91,11 @@ std::optional<Grid> grid_of(const Planned& planned, const gpu::Properties& devic
   Grid grid{
       .tiles = std::ceil(rows / tile.tile_m()) * tile.ctas(), .flops = floor.flops, .multiprocessors = device.sm_count};
   grid.longest_first = floor.pairs < 0.99 * rows * keys;
-  grid.steps =
-      floor.pairs / (1.0 * tile.tile_m() / tile.ctas() * tile.tile_n) + (grid.longest_first ? 0.5 * grid.tiles : 0);
+  const double tile_rows = 1.0 * tile.tile_m() / tile.ctas();
+  grid.tile_bytes = 2 * tile_rows * (tile.head_dim + tile.head_dim_v);
+  // At the diagonal half of the steps that a tile crosses is hidden.
+  grid.steps = floor.pairs / (tile_rows * tile.tile_n) +
+               (grid.longest_first ? 0.5 * grid.tiles * std::max(1.0, tile_rows / tile.tile_n) : 0);
   return grid;
 }
 

@@ -2,10 +2,10 @@
 """The timing model (tandem explain --clocks) beside what an H200 measured: docs/results/hopper-forward-bench.json.
 
   python bench/clocks.py build/release/tandem --json clocks.json     # our kernels; needs NVRTC and nvdisasm, no GPU
-  python bench/clocks.py build/release/tandem --fa4 <folder>         # d64_full.cubin, ...: FlashAttention-4's, for sm_90a
+  python bench/clocks.py build/release/tandem --fa4 <folder>      # FlashAttention-4's for sm_90a: d64_full.cubin, ...
 
 Every second cell of a kernel was looked at when the model's figures were chosen ("fit"); the others were not ("test").
-The kernels are compiled anew, and ptxas does not repeat itself, so that the error includes what another compilation changes.
+The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes.
 """
 
 import argparse

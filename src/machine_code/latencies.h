@@ -33,7 +33,6 @@ struct Latencies {
   // The whole card. Beyond 0.6 of the tensor core's rate its power lowers the clock.
   double megahertz = 0, megahertz_lost = 0;
   double tile_bytes = 1;   // bytes a clock of a tile's queries and result, which no step hides
-  double mma_columns = 0;  // as Rates has it, filled in by who asks
 };
 
 // Nothing where no figures are known.

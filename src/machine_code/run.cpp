@@ -101,7 +101,9 @@ class Machine {
     int last_product = -1;
   };
   struct Multiprocessor {
-    double shared = 0, copies = 0, tensor = 0;
+    double shared = 0;    // warps' own reads and writes
+    double operands = 0;  // those, and what products read
+    double copies = 0, tensor = 0;
     int last_product = -1;
   };
 
@@ -274,10 +276,10 @@ class Machine {
               .issue = time,
               .flops = flops,
               .before = *last};
-    double& shared = multiprocessors_[multiprocessor].shared;
+    double& operands = multiprocessors_[multiprocessor].operands;
     p.start = std::max(time, *free);
-    shared = std::max(shared, time) + bytes / rates_.shared_bytes;
-    p.finish = std::max(p.start + clocks, shared);
+    operands = std::max(operands, time) + bytes / rates_.shared_bytes;
+    p.finish = std::max(p.start + clocks, operands);
     *free = p.finish;
     run_.products.push_back(p);
     return *last = static_cast<int>(run_.products.size()) - 1;
@@ -451,8 +453,8 @@ class Machine {
     if (unit == Unit::alu) s.units[static_cast<size_t>(Unit::conversion)] = time + clocks;
     if (reads_registers(unit) && s.tensor > time) s.registers = std::max(s.registers, time - 1) + l_.registers_beside;
     if (unit == Unit::shared_memory) {
-      double& shared = multiprocessor(warp).shared;
-      shared = std::max(shared, time) + bytes_of(i) / rates_.shared_bytes;
+      Multiprocessor& sm = multiprocessor(warp);
+      for (double* free : {&sm.shared, &sm.operands}) *free = std::max(*free, time) + bytes_of(i) / rates_.shared_bytes;
     }
   }
 

@@ -29,7 +29,7 @@ constexpr double kLeastTensorLoad = 60, kMostTensorLoad = 150;  // clocks: nobod
 
 double megahertz_of(const Modelled& m) {
   constexpr double unlimited = 0.6;
-  const double share = m.clocks.flops / m.clocks.step / (2 * 64 * 16 * m.latencies.mma_columns);
+  const double share = m.clocks.flops / m.clocks.step / m.peak;
   return m.latencies.megahertz - m.latencies.megahertz_lost * std::max(0.0, share - unlimited);
 }
 
@@ -95,7 +95,8 @@ Modelled model_of(const Examined& e) {
   const std::vector<WarpTrace> traces = machine_code::trace(kernel, e.account, kTurns);
   const machine_code::Rates& rates = *machine_code::rates_of(e.account.arch);
   Modelled m{.name = e.name, .latencies = *latencies, .clocks = {}, .run = {}};
-  m.latencies.mma_columns = rates.mma_columns * (rates.tensor_bytes > 0 ? 2 : 1);
+  const double rows = rates.tensor_bytes > 0 ? 128 : 64, depth = 16;
+  m.peak = 2 * rows * depth * rates.mma_columns;
   m.run = machine_code::run(kernel, traces, rates, *latencies);
   m.clocks = machine_code::clocks_of(m.run, kernel);
   if (m.clocks.step <= 0) {

@@ -15,6 +15,7 @@ struct Modelled {
   machine_code::Latencies latencies;
   machine_code::Clocks clocks;
   machine_code::Run run;
+  double peak = 0;             // FLOP a clock of the tensor core
   double least = 0, most = 0;  // clocks of a step, where a latency is only known to lie within a range
 };
 // Throws where the model has no figures for the architecture, or finds no warp that computes.

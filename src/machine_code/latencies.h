@@ -32,7 +32,7 @@ struct Latencies {
 
   // The whole card. Beyond 0.6 of the tensor core's rate its power lowers the clock.
   double megahertz = 0, megahertz_lost = 0;
-  double tile_bytes = 1;   // bytes a clock of a tile's queries and result, which no step hides
+  double tile_bytes = 1;  // bytes a clock of a tile's queries and result, which no step hides
 };
 
 // Nothing where no figures are known.

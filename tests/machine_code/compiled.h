@@ -41,7 +41,8 @@ class Compiled : public testing::Test {
     return result;
   }
 
-  // A run of the kernel that was accounted for last: every barrier is known, and the role's warps take turns as they do.
+  // A run of the kernel that was accounted for last: every barrier is known, and the role's warps take turns as they
+  // do.
   Clocks clocks_of_last(const Account& a) const {
     const Kernel& kernel = kernel_of(last_);
     const auto made = run(kernel, trace(kernel, a, 14), *rates_of(a.arch), *latencies_of(a.arch));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/text.h"
 #include "tandem/cards.h"
@@ -25,6 +26,7 @@ using machine_code::Run;
 using machine_code::WarpTrace;
 
 constexpr int kTurns = 14;
+constexpr size_t kIndent = 11;
 constexpr double kLeastTensorLoad = 60, kMostTensorLoad = 150;  // clocks: nobody has published the latency of LDTM
 
 double megahertz_of(const Modelled& m) {
@@ -54,7 +56,6 @@ std::string advice_for(const std::string& what) {
       {"shared memory unit", "less traffic of shared memory"},
       {"signal", "hand over in smaller parts, or earlier"},
       {"end is seen", "more work beside products; another step's products queued earlier"},
-      {"tensor core", "nothing but less work: it is what should bind"},
   };
   for (const auto& [in, advice] : all) {
     if (what.find(in) != std::string::npos) return advice;
@@ -74,15 +75,21 @@ std::string roles_table(const Clocks& clocks) {
 }
 
 std::string chain_table(const Clocks& clocks) {
-  constexpr size_t most = 10;
-  Table table({"the chain that a step is", "clocks", "of it", ""});
+  constexpr size_t most = 10, most_advice = 3;
+  Table table({"the chain that a step is", "clocks", "of it"});
+  std::vector<std::string> said;
   for (size_t k = 0; k < std::min(most, clocks.chain.size()); ++k) {
     const Link& link = clocks.chain[k];
     if (link.clocks < clocks.step / 100) break;
-    table.add(
-        {link.what, fixed(link.clocks, 0), fixed(100 * link.clocks / clocks.step, 0) + " %", advice_for(link.what)});
+    table.add({link.what, fixed(link.clocks, 0), fixed(100 * link.clocks / clocks.step, 0) + " %"});
+    const std::string advice = advice_for(link.what);
+    const bool known = advice.empty() || std::ranges::find(said, advice) != said.end();
+    if (!known && said.size() < most_advice) said.push_back(advice);
   }
-  return table.text();
+  std::string text = table.text();
+  std::string name = "to change";
+  for (const std::string& advice : said) text += entry(std::exchange(name, ""), advice, kIndent);
+  return text;
 }
 
 }  // namespace
@@ -127,26 +134,25 @@ double rate_of(const Modelled& m, const Grid& g) {
 std::string timing_report(const Modelled& m, const std::optional<Grid>& grid) {
   const Clocks& c = m.clocks;
   const double per_clock = c.flops / c.step;
-  constexpr size_t indent = 11;
-  std::string text = entry("kernel", m.name, indent);
+  std::string text = entry("kernel", m.name, kIndent);
   text += entry("step",
                 str_cat(fixed(c.step, 0), " clocks",
                         m.most > m.least ? str_cat(" (", fixed(m.least, 0), " to ", fixed(m.most, 0),
                                                    ": the latency of tensor memory is not known)")
                                          : "",
                         "; the tensor core works ", fixed(100 * c.tensor_share, 0), " % of them"),
-                indent);
-  text += entry("rate", str_cat(fixed(per_clock, 0), " FLOP a clock and multiprocessor"), indent);
+                kIndent);
+  text += entry("rate", str_cat(fixed(per_clock, 0), " FLOP a clock and multiprocessor"), kIndent);
   if (grid)
     text +=
         entry("modelled",
               str_cat(fixed(rate_of(m, *grid), 0), " TFLOP/s for the problem at ", fixed(megahertz_of(m), 0), " MHz"),
-              indent);
+              kIndent);
   if (m.run.assumed > 0 || m.run.unknown > 0) {
     text += entry("beware",
                   str_cat(m.run.assumed, " arrivals were assumed and ", m.run.unknown,
                           " waits left out: their barriers are not told by the code"),
-                  indent);
+                  kIndent);
   }
   return str_cat(text, "\nClocks of a warp in a step, by what it waited for:\n", roles_table(c), "\n", chain_table(c));
 }

@@ -379,14 +379,18 @@ const LoopCost* Account::steady_softmax(bool with_mask) const {
   return apart != nullptr ? apart : steady(Role::computing, with_mask);
 }
 
+const Kernel& kernel_of(const Cubin& cubin) {
+  const auto products = [](const Kernel& kernel) { return std::ranges::count_if(kernel.code, is_product); };
+  return *std::ranges::max_element(cubin.kernels, {}, products);
+}
+
 Status account(const Cubin& cubin, const Shape& known, bool whole, Account* account) {
   const Rates* rates = rates_of(cubin.arch);
   if (rates == nullptr) {
     return Status::unsupported(
         str_cat("this is code for ", cubin.arch, ": rates are known for sm_90, sm_100 and sm_103"));
   }
-  const auto products = [](const Kernel& kernel) { return std::ranges::count_if(kernel.code, is_product); };
-  const Kernel& kernel = *std::ranges::max_element(cubin.kernels, {}, products);
+  const Kernel& kernel = kernel_of(cubin);
   account->arch = cubin.arch;
   account->kernel = kernel.name;
   account->registers = kernel.registers;

@@ -78,7 +78,10 @@ struct Account {
   const LoopCost* steady_softmax(bool with_mask) const;  // or computing
 };
 
-// Of the kernel with the most products. whole: a turn is taken to execute all of its loop.
+// The kernel that an account is of: that with the most products.
+const Kernel& kernel_of(const Cubin& cubin);
+
+// Of that kernel. whole: a turn is taken to execute all of its loop.
 Status account(const Cubin& cubin, const Shape& known, bool whole, Account* account);
 
 }  // namespace tandem::machine_code

@@ -67,7 +67,8 @@ struct Descriptor {
   }
 };
 
-// Standard output and error of a program together; its exit code, or -1 where it could not be started.
+// What nvdisasm and others like it print of a file, with the encodings, on standard output and error together; the exit
+// code, or -1 where it could not be started.
 int run(const std::string& program, const std::string& argument, std::string* output) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return -1;
@@ -78,8 +79,8 @@ int run(const std::string& program, const std::string& argument, std::string* ou
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, to.fd, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, to.fd, STDERR_FILENO);
-  std::string name = program, file = argument;
-  char* arguments[] = {name.data(), file.data(), nullptr};
+  std::string name = program, option = "-hex", file = argument;
+  char* arguments[] = {name.data(), file.data(), option.data(), nullptr};
   pid_t child = 0;
   const int failed = posix_spawn(&child, program.c_str(), &actions, nullptr, arguments, environ);
   posix_spawn_file_actions_destroy(&actions);

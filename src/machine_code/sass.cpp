@@ -30,7 +30,8 @@ bool take(std::string_view* text, std::string_view prefix) {
   return true;
 }
 
-bool number(std::string_view text, int base, uint32_t* value) {
+template <class Number>
+bool number(std::string_view text, int base, Number* value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value, base);
   return error == std::errc() && end == text.data() + text.size();
 }
@@ -97,8 +98,10 @@ class Reader {
     } else if (take(&text, ".section\t") || take(&text, ".section ")) {
       section(trimmed(split_off(&text, ",")));
     } else if (text.starts_with("/*")) {
-      const std::string_view address = split_off(&text, "*/").substr(2);
+      const std::string_view address = trimmed(split_off(&text, "*/").substr(2));
       text = trimmed(text);
+      if (in_code_ && address.starts_with("0x")) return encoding(address.substr(2));
+      if (tables_ != nullptr) return table(text);
       if (!take(&text, ".word") && in_code_) return instruction(address, text);
       if (in_info_) word(trimmed(text));
     } else if (take(&text, ".zero") && shared_ != nullptr) {
@@ -111,7 +114,7 @@ class Reader {
 
   void section(std::string_view name) {
     in_code_ = in_info_ = false;
-    shared_ = nullptr;
+    shared_ = tables_ = nullptr;
     if (take(&name, ".text.")) {
       in_code_ = true;
       kernel_ = &kernel(name);
@@ -121,6 +124,18 @@ class Reader {
       kernel_ = of_one_ ? &kernel(name) : nullptr;
     } else if (take(&name, ".nv.shared.") && !name.starts_with("reserved")) {
       shared_ = &kernel(name);
+    } else if (take(&name, ".nv.constant2.")) {
+      tables_ = &kernel(name);
+    }
+  }
+
+  // ".byte 0x90, 0x32, 0x00, 0x00"
+  void table(std::string_view text) {
+    if (!take(&text, ".byte")) return;
+    while (!text.empty()) {
+      std::string_view digits = trimmed(split_off(&text, ","));
+      uint32_t value = 0;
+      if (take(&digits, "0x") && number(digits, 16, &value)) tables_->tables.push_back(static_cast<uint8_t>(value));
     }
   }
 
@@ -144,6 +159,12 @@ class Reader {
     if (attribute_ == "EIATTR_MIN_STACK_SIZE") kernel_->stack_bytes = last;
     if ((attribute_ == "EIATTR_REQNTID" || attribute_ == "EIATTR_MAX_THREADS") && words_.size() == 3)
       kernel_->threads = static_cast<int>(words_[0] * words_[1] * words_[2]);
+  }
+
+  // The second word of an encoding stands in the line below its instruction.
+  void encoding(std::string_view digits) {
+    uint64_t word = 0;
+    if (!kernel_->code.empty() && number(digits, 16, &word)) kernel_->code.back().control = control_of(word);
   }
 
   // "@!P0 BRA P1, `(.L_x_0) ;"
@@ -186,11 +207,22 @@ class Reader {
   bool in_code_ = false, in_info_ = false, of_one_ = false;
   Kernel* kernel_ = nullptr;
   Kernel* shared_ = nullptr;
+  Kernel* tables_ = nullptr;
   std::string attribute_;
   std::vector<uint32_t> words_;
 };
 
 }  // namespace
+
+Control control_of(uint64_t second_word) {
+  const auto bits = static_cast<uint32_t>(second_word >> 41);
+  const auto barrier = [](uint32_t number) { return number == 7 ? -1 : static_cast<int>(number); };
+  return {.stall = static_cast<int>(bits & 15),
+          .yields = (bits >> 4 & 1) == 0,
+          .write_barrier = barrier(bits >> 5 & 7),
+          .read_barrier = barrier(bits >> 8 & 7),
+          .waits = bits >> 11 & 63};
+}
 
 bool Instruction::has(std::string_view modifier) const {
   std::string_view rest = opcode;

@@ -9,7 +9,8 @@
 namespace tandem::machine_code {
 namespace {
 
-constexpr std::string_view kRoles[] = {"load", "mma", "softmax", "computing", "correction", "reduction", "epilogue"};
+constexpr std::string_view kRoles[] = {"load",       "mma",       "softmax",  "computing",
+                                       "correction", "reduction", "epilogue", "relay"};
 
 int exponentials_of(const Instruction& i) {
   if (i.base() == "MUFU") return i.has("EX2");

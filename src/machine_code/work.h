@@ -18,6 +18,7 @@ enum class Role {
   correction,  // tensor memory is read and written back
   reduction,   // results are added up in global memory
   epilogue,    // results are stored: once for a tile of rows
+  relay,       // passes signals on; such loops are no part of an account
 };
 std::string_view name_of(Role role);
 

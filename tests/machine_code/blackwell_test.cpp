@@ -42,6 +42,9 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
         EXPECT_LE(clocks(*a.plain, Unit::exponential), exponentials + 4 * 128 / 16.0);
         EXPECT_LE(softmax->work.columns_read, 2 * 128);
       }
+      const Clocks c = clocks_of_last(a);
+      EXPECT_GT(c.tensor_share, 0.4);
+      EXPECT_LE(c.tensor_share, 1.001);
       ASSERT_TRUE(a.masked.has_value());  // the last keys of a sequence, if nothing else
       EXPECT_GT(a.masked->issued, a.plain->issued);
     }

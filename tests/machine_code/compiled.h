@@ -8,6 +8,7 @@
 
 #include "jit/compiler.h"
 #include "machine_code/account.h"
+#include "machine_code/clocks.h"
 #include "machine_code/nvdisasm.h"
 #include "plan/forward.h"
 
@@ -30,13 +31,23 @@ class Compiled : public testing::Test {
                                .options = {"--std=c++20", "--device-as-default-execution-space"}};
     std::string code, log, text;
     Account result;
-    Cubin cubin;
+    Cubin& cubin = last_;
+    cubin = {};
     Status status = compiler_->compile(request, jit::included_by(source, jit::kernels()), &code, &log);
     if (status.ok()) status = disassemble_bytes(code, Places::get(), &text);
     if (status.ok()) status = parse(text, &cubin);
     if (status.ok()) status = account(cubin, known, false, &result);
     EXPECT_TRUE(status.ok()) << request.name << ": " << status.message;
     return result;
+  }
+
+  // A run of the kernel that was accounted for last: every barrier is known, and the role's warps take turns as they
+  // do.
+  Clocks clocks_of_last(const Account& a) const {
+    const Kernel& kernel = kernel_of(last_);
+    const auto made = run(kernel, trace(kernel, a, 14), *rates_of(a.arch), *latencies_of(a.arch));
+    EXPECT_EQ(made.assumed, 0);
+    return machine_code::clocks_of(made, kernel);
   }
 
   static Shape shape_of(const plan::Tile& t) {
@@ -57,6 +68,7 @@ class Compiled : public testing::Test {
 
  private:
   std::unique_ptr<jit::Compiler> compiler_;
+  mutable Cubin last_;
 };
 
 }  // namespace tandem::machine_code

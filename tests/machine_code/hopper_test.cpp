@@ -43,6 +43,18 @@ TEST_F(MachineCodeHopper, IsUnderstood) {
   }
 }
 
+// Eight warps compute and one loads. An H200 takes about 590 clocks of a warpgroup's 512 of products.
+TEST_F(MachineCodeHopper, Clocks) {
+  const Sm90ForwardConfig tile{.head_dim = 128, .head_dim_v = 128, .tile_n = 128};
+  const Clocks c = clocks_of_last(sound_account_of(tile, shape_of(tile)));
+  ASSERT_EQ(c.roles.size(), 2u);
+  EXPECT_EQ(c.roles[0].role, Role::load);
+  EXPECT_EQ(c.roles[1].role, Role::computing);
+  EXPECT_EQ(c.roles[1].warps, 4 * tile.warpgroups);
+  EXPECT_GT(c.step, 512 * 2 * tile.warpgroups);
+  EXPECT_LT(c.step, 700 * 2 * tile.warpgroups);
+}
+
 // The code says the same as the tile does.
 TEST_F(MachineCodeHopper, ShapesAreFoundInTheCode) {
   const Account a = sound_account_of({.head_dim = 192, .head_dim_v = 128, .tile_n = 112, .right = true}, {});

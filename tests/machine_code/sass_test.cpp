@@ -24,6 +24,30 @@ TEST(MachineCodeSass, TakesInstructionsApart) {
   EXPECT_TRUE(code[4].operands.empty());
 }
 
+// As nvdisasm -hex prints them: a look at a barrier, whose answer releases scoreboard 2, a multiplication that does
+// not, and the branch that waits for the answer.
+TEST(MachineCodeSass, ReadsControl) {
+  Cubin cubin;
+  const Status status = parse(
+      "\t.target\tsm_90a\n\t.section\t.text.forward,\"ax\",@progbits\n"
+      "        /*32b0*/   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR10], R24 ;   /* 0x00000018ff0075a7 */\n"
+      "                                                                       /* 0x000ea2000802014a */\n"
+      "        /*32c0*/   ISETP.NE.AND P0, PT, R25, RZ, PT ;                 /* 0x000000ff1900720c */\n"
+      "                                                                       /* 0x002fda0003f05270 */\n"
+      "        /*32d0*/   @!P1 EXIT ;                                         /* 0x0000007400889947 */\n"
+      "                                                                       /* 0x004fd80003800000 */\n",
+      &cubin);
+  ASSERT_TRUE(status.ok()) << status.message;
+  const std::vector<Instruction>& code = cubin.kernels[0].code;
+  ASSERT_EQ(code.size(), 3u);
+  EXPECT_EQ(code[0].control, (Control{.stall = 1, .yields = false, .write_barrier = 2}));
+  EXPECT_EQ(code[1].control, (Control{.stall = 13, .yields = true, .waits = 1 << 1}));
+  EXPECT_EQ(code[2].control, (Control{.stall = 12, .yields = true, .waits = 1 << 2}));
+  EXPECT_EQ(control_of(uint64_t{0x25} << 49),
+            (Control{.yields = true, .write_barrier = 0, .read_barrier = 5, .waits = 4}));
+  EXPECT_FALSE(code_of({"NOP"})[0].control);
+}
+
 TEST(MachineCodeSass, FindsTargetsOfBranches) {
   const std::vector<Instruction> code =
       code_of({".L_x_0:", "@!P3 BRA !P1, `(.L_x_1)", "BRX R2 -0x8f0  (*\"BRANCH_TARGETS .L_x_0,.L_x_1\"*)",

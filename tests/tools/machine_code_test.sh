@@ -59,6 +59,14 @@ grep -qE '^issue +[0-9.]+ +880 +' output || fail "explain --cubin does not count
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
 [ "$longest" -le 100 ] || fail "explain --cubin: a line of $longest columns"
 
+# Its clocks. All ways are open, as no thread's number decides.
+expect 0 "the chain that a step is" explain --clocks --cubin other.cubin --clocks-timeline run.svg
+grep -qE '^step +[0-9]+ clocks; the tensor core works' output || fail "explain --clocks does not say what a step takes"
+longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
+[ "$longest" -le 100 ] || fail "explain --clocks: a line of $longest columns"
+grep -q "modelled, not measured" run.svg || fail "--clocks-timeline draws nothing"
+expect 0 '"flops_a_clock"' explain --clocks --cubin other.cubin --json -
+
 # Our kernel, with the same code; and both beside each other.
 card="--card h200 --head-dim 64 --heads 8 --seqlen 4096"
 # shellcheck disable=SC2086

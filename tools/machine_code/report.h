@@ -11,6 +11,7 @@ namespace tandem::tool {
 struct Examined {
   std::string name;  // of the kernel, or of the file
   machine_code::Account account;
+  machine_code::Cubin cubin;
   int shared_bytes = 0;        // of a block, with what is asked for at launch; 0: not known
   std::string compiler;        // "NVRTC 13.0"; "": it came as machine code
   double compile_seconds = 0;  // of CPU time, from a cold start

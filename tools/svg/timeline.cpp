@@ -17,6 +17,7 @@ using vgpu::Timeline;
 constexpr double margin = 20, row_height = 20, bar_height = 16, header = 74, label_size = 10.5;
 constexpr const char* kSteps =
     "A step is an instruction of a warp; waits, copies and products are counted, not measured.";
+constexpr const char* kClocks = "Clocks of a multiprocessor, modelled, not measured.";
 
 const char* color_of(Activity activity) {
   switch (activity) {
@@ -149,13 +150,14 @@ std::string draw(const Timeline& timeline, const TimelineStyle& style) {
   const double left = margin + labels + 10;
   Canvas canvas(left + style.width + margin, Plot::y(static_cast<int32_t>(timeline.rows.size())) + 50, timeline.title);
   canvas.text(margin, 28, timeline.title, {.size = 17, .bold = true});
-  canvas.text(margin, 50, (style.where.empty() ? "" : style.where + ". ") + kSteps, {.size = 12, .color = "soft"});
+  canvas.text(margin, 50, (style.where.empty() ? "" : style.where + ". ") + (style.unit == "clocks" ? kClocks : kSteps),
+              {.size = 12, .color = "soft"});
   draw_legend(canvas, left + style.width);
   Plot plot{canvas, timeline, left, std::max<double>(1, static_cast<double>(timeline.steps)) / style.width};
   plot.draw_axis();
   for (size_t row = 0; row < timeline.rows.size(); ++row) plot.draw_row(static_cast<int32_t>(row));
   plot.draw_arrows();
-  canvas.text(left + style.width, Plot::y(static_cast<int32_t>(timeline.rows.size())) + 36, "steps",
+  canvas.text(left + style.width, Plot::y(static_cast<int32_t>(timeline.rows.size())) + 36, style.unit,
               {.size = 11, .color = "soft", .anchor = Canvas::Anchor::end});
   return canvas.finish();
 }

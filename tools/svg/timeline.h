@@ -9,8 +9,9 @@
 namespace tandem::svg {
 
 struct TimelineStyle {
-  double width = 1500;     // of the steps, in pixels
-  std::string where = {};  // it ran, and how: before what a step is
+  double width = 1500;         // of the steps, in pixels
+  std::string where = {};      // it ran, and how: before what a step is
+  std::string unit = "steps";  // of the axis; "clocks" of a model
 };
 
 std::string draw(const vgpu::Timeline& timeline, const TimelineStyle& style);

@@ -1,5 +1,6 @@
 #include "tandem/machine_code.h"
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -11,21 +12,19 @@
 #include "jit/compiler.h"
 #include "machine_code/nvdisasm.h"
 #include "machine_code/report.h"
+#include "plan/explain.h"
+#include "svg/timeline.h"
 #include "tandem/terminal.h"
+#include "vgpu/perfetto.h"
 
 namespace tandem::tool {
 namespace {
 
-using machine_code::Account;
-using machine_code::Cubin;
 using machine_code::Shape;
 
-Account account_of(const std::string& text, const Shape& known, bool whole) {
-  Cubin cubin;
-  throw_if_failed(machine_code::parse(text, &cubin));
-  Account account;
-  throw_if_failed(machine_code::account(cubin, known, whole, &account));
-  return account;
+void read(const std::string& text, const Shape& known, bool whole, Examined* examined) {
+  throw_if_failed(machine_code::parse(text, &examined->cubin));
+  throw_if_failed(machine_code::account(examined->cubin, known, whole, &examined->account));
 }
 
 Examined examine(const std::string& file, bool whole) {
@@ -33,7 +32,7 @@ Examined examine(const std::string& file, bool whole) {
   throw_if_failed(machine_code::disassemble(file, machine_code::Places::get(), &text));
   Examined examined;
   examined.name = std::filesystem::path(file).stem().string();
-  examined.account = account_of(text, {}, whole);
+  read(text, {}, whole, &examined);
   return examined;
 }
 
@@ -77,15 +76,52 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
   examined.name = request.name;
   examined.shared_bytes = plan::entries_of(configuration)[plan::kMainEntry].shared_bytes;
   const Shape shape = pass == TANDEM_FORWARD ? shape_of(plan.forward.tile) : shape_of(plan.backward.tile);
-  examined.account = account_of(text, shape, whole);
+  read(text, shape, whole, &examined);
   return examined;
+}
+
+// Of a forward: blocks' tiles, and their steps of keys.
+std::optional<Grid> grid_of(const Planned& planned, const gpu::Properties& device, tandem_pass pass) {
+  if (pass != TANDEM_FORWARD) return std::nullopt;
+  const plan::Tile& tile = planned.plan->forward.tile;
+  const plan::Floor floor = plan::floor_of(planned.problem, *planned.plan, device);
+  const auto& q = planned.inputs.q.shape();
+  const double rows = static_cast<double>(q[0]) * static_cast<double>(q[1]) * static_cast<double>(q[2]);
+  const double keys = static_cast<double>(planned.inputs.k.shape()[1]);
+  Grid grid{
+      .tiles = std::ceil(rows / tile.tile_m()) * tile.ctas(), .flops = floor.flops, .multiprocessors = device.sm_count};
+  grid.longest_first = floor.pairs < 0.99 * rows * keys;
+  const double tile_rows = 1.0 * tile.tile_m() / tile.ctas();
+  grid.tile_bytes = 2 * tile_rows * (tile.head_dim + tile.head_dim_v);
+  // At the diagonal half of the steps that a tile crosses is hidden.
+  grid.steps = floor.pairs / (tile_rows * tile.tile_n) +
+               (grid.longest_first ? 0.5 * grid.tiles * std::max(1.0, tile_rows / tile.tile_n) : 0);
+  return grid;
 }
 
 }  // namespace
 
+void MachineCodeFlags::print_clocks(const Examined& examined, const std::optional<Grid>& grid) const {
+  const Modelled model = model_of(examined);
+  if (!timeline.empty()) {
+    const vgpu::Timeline drawn = timeline_of(model, machine_code::kernel_of(examined.cubin));
+    write(timeline, timeline.ends_with(".svg") ? svg::draw(drawn, {.unit = "clocks"}) : perfetto_json(drawn));
+  }
+  if (json == "-") {
+    std::printf("%s", timing_json(model, grid).c_str());
+    return;
+  }
+  std::printf("%s\n", timing_report(model, grid).c_str());
+  if (!json.empty()) write(json, timing_json(model, grid));
+}
+
 void MachineCodeFlags::add_to(CLI::App& app) {
   constexpr const char* group = "Machine code";
   app.add_flag("--machine-code", wanted, "What the kernel's machine code costs, a unit at a time")->group(group);
+  app.add_flag("--clocks", clocks, "Where the clocks of a step go, by a model of the machine code's timing")
+      ->group(group);
+  app.add_option("--clocks-timeline", timeline, "Draw the modelled run: FILE.svg, or JSON for ui.perfetto.dev")
+      ->group(group);
   app.add_option("--cubin", cubin, "The same for this file, instead of a problem's kernel")->group(group);
   app.add_option("--beside", beside, "Its figures beside those of these files")->group(group);
   app.add_option("--path", path, "likely: what a turn of a loop executes; all: everything in it")
@@ -98,6 +134,7 @@ void MachineCodeFlags::add_to(CLI::App& app) {
 int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const {
   const bool whole = path == "all";
   std::vector<Examined> all;
+  std::optional<Grid> grid;
   if (!cubin.empty()) {
     all.push_back(examine(cubin, whole));
   } else {
@@ -108,8 +145,13 @@ int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, ta
       return 0;
     }
     all.push_back(examine(*planned.plan, pass, device, whole, save));
+    grid = grid_of(planned, device, pass);
   }
   for (const std::string& file : beside) all.push_back(examine(file, whole));
+  if (clocks || !timeline.empty()) {
+    for (const Examined& examined : all) print_clocks(examined, &examined == &all.front() ? grid : std::nullopt);
+    return 0;
+  }
   if (json == "-") {
     std::printf("%s", json_of(all).c_str());
     return 0;

@@ -1,25 +1,31 @@
-// tandem explain --machine-code: what a kernel's machine code costs, a unit at a time.
+// tandem explain --machine-code and --clocks: what a kernel's machine code costs, a unit at a time, and where the
+// clocks of a step go.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "machine_code/timing.h"
 #include "tandem/cards.h"
 #include "tandem/flags.h"
 
 namespace tandem::tool {
 
 struct MachineCodeFlags {
-  bool wanted = false;
-  std::string cubin, path, json, save;
+  bool wanted = false, clocks = false;
+  std::string cubin, path, json, save, timeline;
   std::vector<std::string> beside;
   void add_to(CLI::App& app);
 
   bool asked() const {
-    return wanted || !cubin.empty() || !beside.empty() || !path.empty() || !json.empty() || !save.empty();
+    return wanted || clocks || !timeline.empty() || !cubin.empty() || !beside.empty() || !path.empty() ||
+           !json.empty() || !save.empty();
   }
   // Of the kernel for a problem, or of a cubin.
   int run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const;
+
+ private:
+  void print_clocks(const Examined& examined, const std::optional<Grid>& grid) const;
 };
 
 }  // namespace tandem::tool

@@ -1,0 +1,116 @@
+#include "machine_code/clocks.h"
+
+#include <gtest/gtest.h>
+
+#include "machine_code/listing.h"
+
+namespace tandem::machine_code {
+namespace {
+
+constexpr int kTurns = 12;
+
+// The instructions of one turn; stall: clocks behind each.
+Kernel kernel_of_turn(const Lines& lines, int stall) {
+  Kernel kernel;
+  kernel.code = code_of(lines);
+  for (Instruction& i : kernel.code) i.control = Control{.stall = stall};
+  return kernel;
+}
+
+// A warp that executes instructions [begin, end) in each turn.
+WarpTrace warp_of(int warp, Role role, int32_t begin, int32_t end) {
+  WarpTrace trace{.role = role, .block = 0, .warp = warp, .events = {}, .turns = {}};
+  for (int turn = 0; turn < kTurns; ++turn) {
+    trace.turns.push_back(trace.events.size());
+    for (int32_t i = begin; i < end; ++i) trace.events.push_back({.instruction = i});
+  }
+  trace.turns.push_back(trace.events.size());
+  return trace;
+}
+
+Clocks clocks(const Kernel& kernel, const std::vector<WarpTrace>& warps, const char* arch = "sm_90") {
+  return clocks_of(run(kernel, warps, *rates_of(arch), *latencies_of(arch)), kernel);
+}
+
+double delay(const Clocks& c, Role role, Delay what) {
+  for (const RoleClocks& r : c.roles) {
+    if (r.role == role) return r.delays[static_cast<size_t>(what)];
+  }
+  return -1;
+}
+
+TEST(MachineCodeClocks, StallCountsOfOneWarp) {
+  const Kernel kernel = kernel_of_turn(times(10, {"FADD R1, R1, R1"}), 4);
+  const Clocks c = clocks(kernel, {warp_of(4, Role::computing, 0, 10)});
+  EXPECT_DOUBLE_EQ(c.step, 40);
+  EXPECT_DOUBLE_EQ(delay(c, Role::computing, Delay::order), 40);
+  ASSERT_FALSE(c.chain.empty());
+  EXPECT_EQ(c.chain[0].what, "computing: issue of FMA");
+  EXPECT_DOUBLE_EQ(c.chain[0].clocks, 40);
+}
+
+// A scheduler has four lanes of the exponential unit: eight clocks an instruction. Warps 4 and 8 share one, 5 does not.
+TEST(MachineCodeClocks, WarpsShareAUnit) {
+  const Kernel kernel = kernel_of_turn(times(16, {"MUFU.EX2 R1, R2"}), 1);
+  const WarpTrace a = warp_of(4, Role::softmax, 0, 16), b = warp_of(8, Role::softmax, 0, 16),
+                  apart = warp_of(5, Role::softmax, 0, 16);
+  EXPECT_NEAR(clocks(kernel, {a, apart}).step, 16 * 8, 1);
+  EXPECT_NEAR(clocks(kernel, {a, b}).step, 2 * 16 * 8, 1);
+}
+
+// A product of 64 x 128 x 16 takes 64 clocks; while it runs, others' instructions take longer.
+TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
+  Lines lines = times(8, {"HGMMA.64x128x16.F32.BF16 R24, R180, gdesc[UR8], R24, gsb0"});
+  lines = lines + Lines{"WARPGROUP.DEPBAR.LE gsb0, 0x0"} + times(100, {"FADD R1, R1, R1"});
+  const Kernel kernel = kernel_of_turn(lines, 1);
+  const Clocks alone = clocks(kernel, {warp_of(4, Role::computing, 0, 9)});
+  EXPECT_NEAR(alone.step, 8 * 64 + latencies_of("sm_90")->products_in_registers, 4);
+  EXPECT_NEAR(alone.flops / alone.step, 1024 * 512 / alone.step, 2);  // a quarter of the tensor core's 4096 a clock
+  const Clocks softmax = clocks(kernel, {warp_of(8, Role::softmax, 9, 109)});
+  EXPECT_NEAR(softmax.step, 100, 1);
+  WarpTrace products = warp_of(4, Role::mma, 0, 8);
+  const Clocks beside = clocks(kernel, {products, warp_of(8, Role::softmax, 9, 109)});
+  EXPECT_NEAR(beside.step, 100 * latencies_of("sm_90")->registers_beside, 20);
+}
+
+// A ring of one place: a copy of 6400 bytes, an arrival when it is used up, and so on.
+TEST(MachineCodeClocks, CopiesAndBarriers) {
+  Kernel kernel =
+      kernel_of_turn({"SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x8], R2", "SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3",
+                      "UTMALDG.2D [UR8], [UR10]", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2",
+                      "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4+0x8], RZ"},
+                     1);
+  kernel.code[0].control->write_barrier = kernel.code[3].control->write_barrier = 0;
+  kernel.code[1].control->waits = kernel.code[4].control->waits = 1;
+  WarpTrace load = warp_of(0, Role::load, 0, 3), computing = warp_of(4, Role::computing, 3, 5);
+  constexpr uint32_t full = 0x400, empty = 0x408, bytes = 6400, odd = 1u << 31;
+  for (uint32_t turn = 0; turn < kTurns; ++turn) {
+    Event* of_load = &load.events[load.turns[turn]];
+    Event* of_computing = &computing.events[computing.turns[turn]];
+    of_load[0].barrier = of_computing[1].barrier = empty;
+    of_load[1].barrier = of_load[2].barrier = of_computing[0].barrier = full;
+    of_load[0].amount = turn % 2 == 0 ? odd : 0;
+    of_load[1].amount = bytes;
+    of_computing[0].amount = turn % 2 == 0 ? 0 : odd;
+    of_computing[1].amount = 0;
+  }
+  const Latencies& l = *latencies_of("sm_90");
+  const auto made = run(kernel, {load, computing}, *rates_of("sm_90"), l);
+  EXPECT_EQ(made.assumed, 0);
+  const Clocks c = clocks_of(made, kernel);
+  EXPECT_NEAR(c.step, l.copy + bytes / l.copy_bytes + 2 * l.arrival, 8);
+  EXPECT_EQ(c.chain[0].what, "computing: copies");
+}
+
+// Nobody arrives: what waits is let go, and counted.
+TEST(MachineCodeClocks, ArrivalsThatNobodyMakesAreCounted) {
+  const Kernel kernel = kernel_of_turn({"BAR.SYNC 0x1, 0x40", "FADD R1, R1, R1"}, 2);
+  WarpTrace warp = warp_of(4, Role::computing, 0, 2);
+  for (Event& e : warp.events) {
+    if (e.instruction == 0) e.barrier = 1, e.amount = 64;
+  }
+  EXPECT_GT(run(kernel, {warp}, *rates_of("sm_90"), *latencies_of("sm_90")).assumed, 5);
+}
+
+}  // namespace
+}  // namespace tandem::machine_code

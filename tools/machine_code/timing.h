@@ -1,0 +1,38 @@
+// What the timing model says of a kernel: a screen of text, JSON, and a timeline in clocks.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "machine_code/clocks.h"
+#include "machine_code/report.h"
+#include "vgpu/trace/timeline.h"
+
+namespace tandem::tool {
+
+struct Modelled {
+  std::string name;
+  machine_code::Latencies latencies;
+  machine_code::Clocks clocks;
+  machine_code::Run run;
+  double peak = 0;             // FLOP a clock of the tensor core
+  double least = 0, most = 0;  // clocks of a step, where a latency is only known to lie within a range
+};
+// Throws where the model has no figures for the architecture, or finds no warp that computes.
+Modelled model_of(const Examined& examined);
+
+// What a problem makes of a step: all tiles of blocks and their steps, on so many multiprocessors.
+struct Grid {
+  double tiles = 0, steps = 0, flops = 0;
+  double tile_bytes = 0;  // queries and result of a tile
+  int multiprocessors = 0;
+  bool longest_first = false;  // tiles differ in length and are taken from a counter
+};
+// TFLOP/s of the whole problem.
+double rate_of(const Modelled& model, const Grid& grid);
+
+std::string timing_report(const Modelled& model, const std::optional<Grid>& grid);
+std::string timing_json(const Modelled& model, const std::optional<Grid>& grid);
+vgpu::Timeline timeline_of(const Modelled& model, const machine_code::Kernel& kernel);
+
+}  // namespace tandem::tool

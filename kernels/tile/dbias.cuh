@@ -87,8 +87,8 @@ struct DbiasPart {
   }
 };
 
-// What a score adds, 0 where it is -infinity (not seen, or beyond a sequence): a product with 0 would not do, for it may
-// be NaN. derivative: of what a modification made of the score. kept, r: as is_kept() takes them.
+// What a score adds, 0 where it is -infinity (not seen, or beyond a sequence): a product with 0 would not do, for it
+// may be NaN. derivative: of what a modification made of the score. kept, r: as is_kept() takes them.
 template <auto T>
 TANDEM_DEVICE float dbias_of(const BackwardParams& p, float score, float derivative, float minus_lse, float dp,
                              float delta, u32 kept, int r) {

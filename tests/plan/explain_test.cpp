@@ -146,8 +146,7 @@ TEST(PlanReasons, SayWhatABackwardDoes) {
   const std::string text = reasons_of(p);
   for (const char* said : {"tile: 128 keys, which go over the queries that see them in steps of 64",
                            "heads: a block goes over the 4 query heads", "every run gives the same bits",
-                           "split: n_blocks are few, so 10 blocks share",
-                           "grid: 60 blocks on 132 SMs for 60 tiles"})
+                           "split: n_blocks are few, so 10 blocks share", "grid: 60 blocks on 132 SMs for 60 tiles"})
     EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
   const std::vector<std::string> launches = plan::launches(plan);
   ASSERT_EQ(launches.size(), 3u);

@@ -256,7 +256,8 @@ class Accountant {
         loop->turns = of(block_) * (w.columns_read > 0 ? std::max(1, dq_columns() / w.columns_read) : 1);
         loop->warps = w.columns_read > 0 ? kWarpsOfGroup : 1;
         break;
-      case Role::epilogue: break;
+      case Role::epilogue:
+      case Role::relay: break;
     }
     if (w.products > 0 && loop->mma_clocks == 0) multiply(loop);
   }

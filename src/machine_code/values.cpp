@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/text.h"
 #include "machine_code/units.h"
 
 namespace tandem::machine_code {
@@ -98,7 +99,7 @@ bool writes_nothing(std::string_view base) {
   constexpr std::string_view all =
       " ST STG STS STL STSM STTM RED REDG BAR DEPBAR WARPGROUP MEMBAR FENCE UTMALDG UTMASTG UTMAPF UTMACCTL UTCHMMA "
       "UTCQMMA UTCBAR UTCCP UBLKCP UBLKRED UTMAREDG BRA EXIT NOP CCTL NANOSLEEP WARPSYNC BSYNC YIELD STAS ";
-  return all.find(" " + std::string(base) + " ") != std::string_view::npos;
+  return all.find(str_cat(" ", base, " ")) != std::string_view::npos;
 }
 
 }  // namespace

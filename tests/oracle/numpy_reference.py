@@ -4,7 +4,10 @@
 Usage: numpy_reference.py path/to/oracle_dump [count]
 """
 
+import ast
 import json
+import operator
+import re
 import subprocess
 import sys
 
@@ -54,6 +57,98 @@ def diagonal(case, t, b, rows, keys):
     return 0 if case["top_left"] else keys - rows
 
 
+def remainder(a, b):
+    return np.where(b == 0, a, np.remainder(a, np.where(b == 0, 1, b)))
+
+
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.true_divide,
+    ast.Mod: remainder,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,  # of bools as well
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+FUNCTIONS = {
+    "select": np.where,
+    "min": np.minimum,
+    "max": np.maximum,
+    "clamp": lambda x, least, most: np.minimum(np.maximum(x, least), most),
+    "abs": np.abs,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "float": lambda x: np.asarray(x, dtype=np.float64),
+}
+ELEMENTS = {"slope": np.float64, "table": np.float64, "temperature": np.float64, "doc": np.int32, "seen": bool}
+
+
+def modified(text, names):
+    """The value of a modification's text (docs/mods.md), of all queries and keys at once, by Python's own parser."""
+    python = re.sub(r"!(?!=)", "~", text.replace("&&", " and ").replace("||", " or "))
+
+    def value(node):
+        match node:
+            case ast.Constant():
+                return np.int32(node.value) if type(node.value) is int else node.value
+            case ast.Name(id="true"):
+                return np.bool_(True)
+            case ast.Name(id="inf"):
+                return np.inf
+            case ast.Name():
+                return names[node.id]
+            case ast.UnaryOp():
+                return OPERATORS[type(node.op)](value(node.operand))
+            case ast.BinOp():
+                return OPERATORS[type(node.op)](value(node.left), value(node.right))
+            case ast.BoolOp():
+                join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+                result = value(node.values[0])
+                for other in node.values[1:]:
+                    result = join(result, value(other))
+                return result
+            case ast.Compare():
+                places = [value(one) for one in (node.left, *node.comparators)]
+                return np.logical_and.reduce(
+                    np.broadcast_arrays(
+                        *(OPERATORS[type(op)](a, b) for op, a, b in zip(node.ops, places, places[1:]))
+                    )
+                )
+            case ast.Call():
+                return FUNCTIONS[node.func.id](*(value(one) for one in node.args))
+            case ast.Subscript():
+                of = value(node.value)
+                places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+                return of[tuple(np.clip(value(one), 0, size - 1) for one, size in zip(places, of.shape))]
+        raise NotImplementedError(ast.dump(node))
+
+    return value(ast.parse(python, mode="eval").body)
+
+
+def names_of(case, t, b, scores):
+    """What a text may name, each as an array that spreads over (heads, rows, keys)."""
+    heads, rows, keys = (np.arange(n, dtype=np.int32) for n in scores.shape)
+    names = {name: t[name].astype(kind) for name, kind in ELEMENTS.items() if name in t}
+    for name, kind in {"c": np.float64, "n": np.int32, "on": np.bool_}.items():
+        if name in case["scalars"]:
+            names[name] = kind(case["scalars"][name])
+    lengths = {"seqlen_q": np.int32(len(rows)), "seqlen_k": np.int32(len(keys))}
+    places = {"batch": np.int32(b), "head": heads[:, None, None], "q": rows[:, None], "k": keys}
+    return {**names, **lengths, **places, "score": scores}
+
+
 def attend(case, t, b, q, k, v):
     """One sequence: q (heads, rows, dim), k and v (heads, keys, dim), only what is in use. Returns out and lse."""
     heads, rows, dim = q.shape
@@ -78,6 +173,11 @@ def attend(case, t, b, q, k, v):
             visible &= whole != 0
         else:
             scores = scores + whole
+    names = names_of(case, t, b, scores)
+    if case["score_mod"]:
+        scores = np.broadcast_to(modified(case["score_mod"], names), scores.shape)
+    if case["mask_mod"]:
+        visible &= modified(case["mask_mod"], names)
     scores = np.where(visible, scores, -np.inf)
     logits = (
         scores

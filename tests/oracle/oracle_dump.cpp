@@ -38,6 +38,11 @@ void dump(const Case& c) {
                        {"seqused_k", in.seqused_k},
                        {"page_table", in.page_table},
                        {"diagonal_offsets", in.diagonal_offsets},
+                       {"slope", in.slope},
+                       {"table", in.table},
+                       {"temperature", in.temperature},
+                       {"doc", in.doc},
+                       {"seen", in.seen},
                        {"out", o.out},
                        {"lse", o.lse}};
   std::ostringstream line;
@@ -46,8 +51,15 @@ void dump(const Case& c) {
        << ", \"causal\": " << c.causal << ", \"top_left\": " << c.top_left << ", \"explicit\": " << c.explicit_diagonal
        << ", \"diagonal\": " << c.diagonal << ", \"left\": " << bound(c.left) << ", \"right\": " << bound(c.right)
        << ", \"boolean_bias\": " << (c.bias == "bool") << ", \"dropout\": " << c.dropout
-       << ", \"seed\": " << p.dropout.seed << ", \"offset\": " << p.dropout.offset << ", \"tensors\": [";
+       << ", \"seed\": " << p.dropout.seed << ", \"offset\": " << p.dropout.offset << ", \"score_mod\": \""
+       << c.score_mod << "\", \"mask_mod\": \"" << c.mask_mod << "\", \"scalars\": {";
   const char* comma = "";
+  for (const tandem_mod_scalar& one : in.scalars) {
+    line << comma << "\"" << one.name << "\": " << one.value;
+    comma = ", ";
+  }
+  line << "}, \"tensors\": [";
+  comma = "";
   for (const Named& one : all) {
     if (!one.tensor) continue;
     line << comma << "[\"" << one.name << "\", [";

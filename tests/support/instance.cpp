@@ -178,10 +178,9 @@ void Instance::bind_mods() {
   temperature.set(0, 1 + 0.2 * r.normal());
   for (int64_t n = 0; n < doc.size(); ++n) doc.set(n, static_cast<double>(n % kPlaces / 17));
   for (int64_t n = 0; n < seen.size(); ++n) seen.set(n, r.chance(0.7));
-  scalar = r.normal();
-  scalars_ = {{"c", TANDEM_FLOAT, 0, scalar},
-              {"n", TANDEM_INT, 0, static_cast<double>(r.between(-2, 9))},
-              {"on", TANDEM_BOOL, 0, r.chance(0.7) ? 1.0 : 0.0}};
+  scalars = {{"c", TANDEM_FLOAT, 0, r.normal()},
+             {"n", TANDEM_INT, 0, static_cast<double>(r.between(-2, 9))},
+             {"on", TANDEM_BOOL, 0, r.chance(0.7) ? 1.0 : 0.0}};
 }
 
 const tandem_mod* Instance::mod(size_t which, const std::string& text, Outputs* o) {
@@ -194,8 +193,8 @@ const tandem_mod* Instance::mod(size_t which, const std::string& text, Outputs* 
                       {"seen", seen.describe(), nullptr}};
   mods_[which] = {.size = sizeof(tandem_mod),
                   .text = text.c_str(),
-                  .scalars = scalars_.data(),
-                  .scalar_count = static_cast<int64_t>(scalars_.size()),
+                  .scalars = scalars.data(),
+                  .scalar_count = static_cast<int64_t>(scalars.size()),
                   .tensors = captured_[which].data(),
                   .tensor_count = static_cast<int64_t>(captured_[which].size())};
   return &mods_[which];

@@ -52,7 +52,7 @@ class Instance {
       diagonal_offsets;
   Tensor dout, dlse, given_out, given_lse;
   Tensor slope, table, temperature, doc, seen;  // what modifications read
-  double scalar = 0;                            // c
+  std::vector<tandem_mod_scalar> scalars;       // theirs: c, n, on
 
  private:
   void bind_mods();
@@ -73,7 +73,6 @@ class Instance {
   // The type of a result, or of what backward reads of one: 'o', 'g' or 'd' of Case::float32.
   DType result_type(char which, DType otherwise) const;
 
-  std::vector<tandem_mod_scalar> scalars_;
   std::vector<tandem_mod_tensor> captured_[2];  // of score_mod, of mask_mod
   tandem_mod mods_[2];
   uint64_t dropout_seed_ = 0, dropout_offset_ = 0;

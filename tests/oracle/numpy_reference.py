@@ -99,40 +99,35 @@ def modified(text, names):
     """The value of a modification's text (docs/mods.md), of all queries and keys at once, by Python's own parser."""
     python = re.sub(r"!(?!=)", "~", text.replace("&&", " and ").replace("||", " or "))
 
+    def join(node):
+        result = value(node.values[0])
+        for other in node.values[1:]:
+            result = (np.logical_and if isinstance(node.op, ast.And) else np.logical_or)(result, value(other))
+        return result
+
+    def compare(node):
+        places = [value(one) for one in (node.left, *node.comparators)]
+        chain = zip(node.ops, places, places[1:])
+        return np.logical_and.reduce(np.broadcast_arrays(*(OPERATORS[type(op)](a, b) for op, a, b in chain)))
+
+    def element(node):
+        of = value(node.value)
+        places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return of[tuple(np.clip(value(one), 0, size - 1) for one, size in zip(places, of.shape))]
+
+    values = {
+        ast.Constant: lambda node: np.int32(node.value) if type(node.value) is int else node.value,
+        ast.Name: lambda node: names[node.id],
+        ast.UnaryOp: lambda node: OPERATORS[type(node.op)](value(node.operand)),
+        ast.BinOp: lambda node: OPERATORS[type(node.op)](value(node.left), value(node.right)),
+        ast.BoolOp: join,
+        ast.Compare: compare,
+        ast.Call: lambda node: FUNCTIONS[node.func.id](*(value(one) for one in node.args)),
+        ast.Subscript: element,
+    }
+
     def value(node):
-        match node:
-            case ast.Constant():
-                return np.int32(node.value) if type(node.value) is int else node.value
-            case ast.Name(id="true"):
-                return np.bool_(True)
-            case ast.Name(id="inf"):
-                return np.inf
-            case ast.Name():
-                return names[node.id]
-            case ast.UnaryOp():
-                return OPERATORS[type(node.op)](value(node.operand))
-            case ast.BinOp():
-                return OPERATORS[type(node.op)](value(node.left), value(node.right))
-            case ast.BoolOp():
-                join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-                result = value(node.values[0])
-                for other in node.values[1:]:
-                    result = join(result, value(other))
-                return result
-            case ast.Compare():
-                places = [value(one) for one in (node.left, *node.comparators)]
-                return np.logical_and.reduce(
-                    np.broadcast_arrays(
-                        *(OPERATORS[type(op)](a, b) for op, a, b in zip(node.ops, places, places[1:]))
-                    )
-                )
-            case ast.Call():
-                return FUNCTIONS[node.func.id](*(value(one) for one in node.args))
-            case ast.Subscript():
-                of = value(node.value)
-                places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-                return of[tuple(np.clip(value(one), 0, size - 1) for one, size in zip(places, of.shape))]
-        raise NotImplementedError(ast.dump(node))
+        return values[type(node)](node)
 
     return value(ast.parse(python, mode="eval").body)
 
@@ -146,7 +141,7 @@ def names_of(case, t, b, scores):
             names[name] = kind(case["scalars"][name])
     lengths = {"seqlen_q": np.int32(len(rows)), "seqlen_k": np.int32(len(keys))}
     places = {"batch": np.int32(b), "head": heads[:, None, None], "q": rows[:, None], "k": keys}
-    return {**names, **lengths, **places, "score": scores}
+    return {**names, **lengths, **places, "score": scores, "true": np.bool_(True), "inf": np.inf}
 
 
 def attend(case, t, b, q, k, v):

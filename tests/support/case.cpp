@@ -174,19 +174,21 @@ std::string random_score_text(Random& r, int depth) {
                                         "table[head,n]",        "c",
                                         "0.1*float((q*5+k)%7)", "table[q,k%9]",
                                         "temperature*0.1*q"};
-  switch (r.between(0, 11)) {
-    case 0: return "(" + inner() + "-" + kPlaces[r.between(0, 6)] + ")";
-    case 1: return "(" + inner() + "+" + kPlaces[r.between(0, 6)] + ")";
-    case 2: return "(" + inner() + "*temperature)";
-    case 3: return "(3*tanh(" + inner() + "/3))";
-    case 4: return "(4*sigmoid(" + inner() + "))";
-    case 5: return "select(k<=q+n," + inner() + ",-inf)";
-    case 6: return "select(seen[k]," + inner() + "," + inner() + "*0.5)";
-    case 7: return "max(" + inner() + ",-1.25)";
-    case 8: return "log(1+exp(clamp(" + inner() + ",-20,20)))";
-    case 9: return "(" + inner() + "*(1+slope[head]))";
-    case 10: return "exp2(clamp(" + inner() + ",-50,3))";
-    default: return "(" + inner() + "*0.5)";
+  const int64_t kind = r.between(0, 11);
+  const std::string a = inner();  // drawn one after the other: operands of + come in any order
+  switch (kind) {
+    case 0: return "(" + a + "-" + kPlaces[r.between(0, 6)] + ")";
+    case 1: return "(" + a + "+" + kPlaces[r.between(0, 6)] + ")";
+    case 2: return "(" + a + "*temperature)";
+    case 3: return "(3*tanh(" + a + "/3))";
+    case 4: return "(4*sigmoid(" + a + "))";
+    case 5: return "select(k<=q+n," + a + ",-inf)";
+    case 6: return "select(seen[k]," + a + "," + inner() + "*0.5)";
+    case 7: return "max(" + a + ",-1.25)";
+    case 8: return "log(1+exp(clamp(" + a + ",-20,20)))";
+    case 9: return "(" + a + "*(1+slope[head]))";
+    case 10: return "exp2(clamp(" + a + ",-50,3))";
+    default: return "(" + a + "*0.5)";
   }
 }
 

@@ -68,17 +68,17 @@ struct Sm100ForwardConfig {
   constexpr unsigned tmem_o(int tile) const { return kScoreSlots * tile_n + tile * o_columns(); }
   constexpr bool tmem_fits() const { return tmem_o(q_tiles()) <= kTmemColumns; }
 
-  // Keys of a step whose probabilities are handed over first.
-  static constexpr int kFirstPart = 96;
+  // Keys of a step whose probabilities are handed over first: fewer where its softmax takes longer.
+  constexpr int first_part() const { return lazy_max() ? 96 : 64; }
 
   // Blocks of keys and values need a word of their CTA before the products may read them: to the other CTA of a pair,
   // or since values beyond a sequence have to be cleared.
   constexpr bool relays() const { return pair || varlen; }
 
   // Registers of a thread, by role.
-  constexpr int softmax_registers() const { return q_tiles() == 2 ? 192 : 240; }
-  constexpr int epilogue_registers() const { return q_tiles() == 2 ? 72 : 152; }
-  constexpr int other_registers() const { return q_tiles() == 2 ? 56 : 104; }
+  constexpr int softmax_registers() const { return q_tiles() == 2 ? 200 : 240; }
+  constexpr int epilogue_registers() const { return q_tiles() == 1 ? 152 : left ? 56 : 64; }
+  constexpr int other_registers() const { return q_tiles() == 1 ? 104 : left ? 56 : 48; }
   constexpr bool registers_fit() const {
     const int at_launch = 65536 / threads() / 8 * 8;
     return q_tiles() * softmax_registers() + epilogue_registers() + other_registers() <= at_launch * (q_tiles() + 2);

@@ -31,6 +31,17 @@ struct Exponents {
 #pragma unroll
     for (int n = 0; n < 4; ++n) coefficient[n] = float2_of(polynomial[n] * rest);
   }
+
+  // Does nothing, but the compiler does not know that sums of exponentials have no sign: it cannot move what uses this
+  // from here on to where the sum is not known yet.
+  TANDEM_DEVICE void use_after(Float2 sum) {
+    float even, odd, x, y;
+    split(sum, &even, &odd);
+    split(scale, &x, &y);
+    const int zero = __float_as_int(even) >> 31;
+    scale = float2_of(__int_as_float(__float_as_int(x) + zero));
+    lowest = __int_as_float(__float_as_int(lowest) + zero);
+  }
 };
 
 // NaN stays NaN.

@@ -8,8 +8,8 @@ class MachineCodeBlackwell : public Compiled {};
 
 TEST_F(MachineCodeBlackwell, IsUnderstood) {
   for (const Sm100ForwardConfig& sizes :
-       {Sm100ForwardConfig{.head_dim = 64, .head_dim_v = 64, .fma_pairs = 6},
-        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 4},
+       {Sm100ForwardConfig{.head_dim = 64, .head_dim_v = 64, .fma_pairs = 3},
+        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 2},
         Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 128, .fma_pairs = 3, .f16 = true},
         Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 3, .pair = true}}) {
     for (const bool causal : {false, true}) {
@@ -36,12 +36,11 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
       const double exponentials = 128 * 128 / 16.0 * (16 - tile.fma_pairs) / 16;
       if (tile.lazy_max()) {
         EXPECT_DOUBLE_EQ(clocks(*a.plain, Unit::exponential), exponentials);
-        EXPECT_EQ(softmax->work.columns_read, 128);
       } else {
         EXPECT_GE(clocks(*a.plain, Unit::exponential), exponentials);
         EXPECT_LE(clocks(*a.plain, Unit::exponential), exponentials + 4 * 128 / 16.0);
-        EXPECT_LE(softmax->work.columns_read, 2 * 128);
       }
+      EXPECT_EQ(softmax->work.columns_read, 128);
       const Clocks c = clocks_of_last(a);
       EXPECT_GT(c.tensor_share, 0.4);
       EXPECT_LE(c.tensor_share, 1.001);

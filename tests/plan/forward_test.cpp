@@ -174,10 +174,10 @@ TEST(ForwardPlan, PairsOfBlackwell) {
 // products alone.
 TEST(ForwardPlan, ExponentialsOnFmaUnits) {
   const Problem p = dense({.seqlen_q = 100, .seqlen_k = 100});
-  EXPECT_EQ(blackwell_tile_of(p).fma_pairs, 4);
+  EXPECT_EQ(blackwell_tile_of(p).fma_pairs, 2);
   Problem f16 = p, softcap = p;
   f16.dtype = DType::f16;
-  EXPECT_LT(blackwell_tile_of(f16).fma_pairs, 4);
+  EXPECT_EQ(blackwell_tile_of(f16).fma_pairs, 3);
   softcap.softcap = 3;
   EXPECT_EQ(blackwell_tile_of(softcap).fma_pairs, 0);
   gpu::Properties b300 = blackwell();

@@ -56,7 +56,7 @@ std::vector<Sm90ForwardConfig> cuts_of_hopper(int step) {
 std::vector<Sm100ForwardConfig> cuts_of_blackwell(int step) {
   std::vector<Sm100ForwardConfig> cuts;
   for (const plan::Sm100Choice& choice : plan::kSm100Choices) {
-    for (const int fma_pairs : {0, choice.fma_pairs_lazy, choice.fma_pairs_strict}) {
+    for (const int fma_pairs : {0, choice.fma_pairs_lazy, choice.fma_pairs_window, choice.fma_pairs_strict}) {
       for (const int clusters : {0, 1, 2, 3}) {
         for (int dim = 16; dim <= choice.head_dim; dim += step) {
           for (int dim_v = 16; dim_v <= choice.head_dim_v; dim_v += step) {

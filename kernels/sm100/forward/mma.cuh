@@ -64,12 +64,12 @@ TANDEM_DEVICE void mma(ForwardShared<T>& s) {
     u64 v_b = 0;
 #pragma unroll
     for (int c = 0; c < T.tile_n / 16; ++c) {
-      if (c == 0 || c == T.kFirstPart / 16) wait(&s.p_ready[from][c > 0], it.s_ring.parity);
       if (c * 16 % T.v_block_rows() == 0) {
         if (c > 0) at.advance();
         wait_for_block(at);
         v_b = v + at.slot * (T.block_bytes() >> 4);
       }
+      if (c == 0 || c == T.first_part() / 16) wait(&s.p_ready[from][c > 0], it.s_ring.parity);
       tcgen05_mma_ts<kCtas>(T.tmem_o(i), T.tmem_p(from) + 8 * c, v_b + c % (T.v_block_rows() / 16) * (2048 >> 4),
                             tcgen05_instr_desc(Layout::nn, T.f16, kRows, T.o_columns()), !(it.first && c == 0));
     }

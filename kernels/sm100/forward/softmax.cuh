@@ -25,11 +25,14 @@ constexpr bool on_fma_units(int n) {
 
 // A chunk of scores becomes probabilities. plain: all on the exponential unit. Else, where nobody has looked at them,
 // largest becomes the largest of those scores that are not. With dropout those are kept that `kept` tells; the sum is
-// of all.
+// of all. The chunk that is next begins when this one is nearly done: mixed, both would be late.
 template <Sm100ForwardConfig T, bool plain>
-TANDEM_DEVICE void exponentials(const float (&x)[kChunk], const Exponents& e, Float2* sum, u32 to, float* largest,
+TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* sum, u32 to, float* largest,
                                 u32 kept = 0) {
+  // From here on there is enough left to do for the chunk behind it to begin.
+  constexpr int kNextFrom = T.lazy_max() ? 12 : 8;
   u32 packed[kChunk / 2];
+  Float2 known;
 #pragma unroll
   for (int n = 0; n < kChunk / 2; ++n) {
     const Float2 scores = float2_of(x[2 * n], x[2 * n + 1]);
@@ -43,7 +46,9 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], const Exponents& e, Fl
       high = is_kept(kept, 2 * n + 1) ? high : 0.0f;
     }
     packed[n] = pack<T>(low, high);
+    if (n == kNextFrom) known = *sum;
   }
+  if (!plain) e.use_after(known);
   tmem_store(to, packed);
 }
 
@@ -119,7 +124,7 @@ struct TmemRows {
     if (lane == 0) arrive_at_leader<T>(&s.p_ready[s_slot][part]);
   }
   TANDEM_DEVICE void signal_p_after(int chunk) {
-    if (chunk == T.kFirstPart / kChunk - 1) signal_p(0);
+    if (chunk == T.first_part() / kChunk - 1) signal_p(0);
   }
   // Of this step's probabilities, before they are signalled.
   TANDEM_DEVICE float sum_of_p() const {
@@ -210,7 +215,7 @@ struct Softmax {
       if (!kOneKind && !chunks.all(c)) apply_mask<T>(x[c], keys, n_block, c);
       largest = max_of(x[c], largest);
     }
-    const Exponents e = update_max(largest, n_block);
+    Exponents e = update_max(largest, n_block);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       if (chunks.some(c)) {
@@ -225,24 +230,20 @@ struct Softmax {
     rows.signal_p(1);
   }
 
-  // One that hides nothing. Half of the scores are loaded twice: registers for all would leave none to take
-  // exponentials of one chunk while another is stored.
+  // One that hides nothing. A chain of maxima for each chunk.
   TANDEM_DEVICE void strict_block(int n_block) {
-    float x[kChunks][kChunk], largest = -kInfinity;
+    float x[kChunks][kChunk], largest[kChunks];
     rows.wait_s();
 #pragma unroll
-    for (int c = kChunks - 1; c >= 0; --c) tmem_load(x[c], rows.scores + c * kChunk);
+    for (int c = 0; c < kChunks; ++c) tmem_load(x[c], rows.scores + c * kChunk);
+    tmem_wait_load(x);
 #pragma unroll
-    for (int c = kChunks - 1; c >= 0; --c) {
-      tmem_wait_load(x[c]);
-      largest = max_of(x[c], largest);
-    }
-    const Exponents e = update_max(largest, n_block);
+    for (int c = 0; c < kChunks; ++c) largest[c] = max_of(x[c], -kInfinity);
+    static_assert(kChunks == 4);
+    Exponents e = update_max(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])), n_block);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (c >= kChunks / 2) tmem_wait_load(x[c]);
-      if (c >= kChunks / 2 - 1 && c < kChunks - 1) tmem_load(x[c + 1], rows.scores + (c + 1) * kChunk);
-      exponentials<T, false>(x[c], e, &softmax.sum, rows.probabilities + c * (kChunk / 2), &largest);
+      exponentials<T, false>(x[c], e, &softmax.sum, rows.probabilities + c * (kChunk / 2), nullptr);
       rows.signal_p_after(c);
     }
     rows.signal_p(1);
@@ -266,7 +267,7 @@ struct Softmax {
       tmem_store(rows.scores + c * kChunk, x);
     }
     tmem_wait_store();
-    const Exponents e = update_max(largest, n_block);
+    Exponents e = update_max(largest, n_block);
 #pragma unroll 1
     for (int c = 0; c < kChunks; ++c) {
       tmem_load(x, rows.scores + c * kChunk);
@@ -286,14 +287,17 @@ struct Softmax {
       e = Exponents(scale, softmax.row_max);
       rows.rescale_o(softmax.alpha);
     }
-    float x[2][kChunk], largest = -kInfinity;
+    constexpr int kHeld = T.left ? 2 : kChunks;  // chunks in registers; with both bounds there are few
+    float x[kHeld][kChunk], largest = -kInfinity;
     Float2 sum = float2_of(0);
-    tmem_load(x[0], rows.scores);
+    // From the last to the first: the compiler moves a load down to what needs it, but not over another load.
+#pragma unroll
+    for (int c = kHeld - 1; c >= 0; --c) tmem_load(x[c], rows.scores + c * kChunk);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      tmem_wait_load(x[c % 2]);
-      if (c < kChunks - 1) tmem_load(x[(c + 1) % 2], rows.scores + (c + 1) * kChunk);
-      exponentials<T, false>(x[c % 2], e, &sum, rows.probabilities + c * (kChunk / 2), &largest);
+      if (c == 0 || kHeld < kChunks) tmem_wait_load(x);
+      exponentials<T, false>(x[c % kHeld], e, &sum, rows.probabilities + c * (kChunk / 2), &largest);
+      if (c + kHeld < kChunks) tmem_load(x[c % kHeld], rows.scores + (c + kHeld) * kChunk);
       rows.signal_p_after(c);
     }
     softmax.add_step(sum);

@@ -99,7 +99,9 @@ bool writes_nothing(std::string_view base) {
   constexpr std::string_view all =
       " ST STG STS STL STSM STTM RED REDG BAR DEPBAR WARPGROUP MEMBAR FENCE UTMALDG UTMASTG UTMAPF UTMACCTL UTCHMMA "
       "UTCQMMA UTCBAR UTCCP UBLKCP UBLKRED UTMAREDG BRA EXIT NOP CCTL NANOSLEEP WARPSYNC BSYNC YIELD STAS ";
-  return all.find(" " + std::string(base) + " ") != std::string_view::npos;
+  std::string padded(" ");
+  padded.append(base).append(" ");
+  return all.find(padded) != std::string_view::npos;
 }
 
 }  // namespace

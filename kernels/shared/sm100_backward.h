@@ -50,6 +50,12 @@ struct Sm100BackwardConfig {
   // Two warpgroups compute, each half of a step's queries for all keys.
   static constexpr int kComputing = 2;
   static constexpr int queries_of_warpgroup() { return tile_m / kComputing; }
+  // These are two runs of 32, the first queries of which are given here: of a pair every other run, so that the second
+  // halves of S and of dP are free when all scores have been read.
+  static constexpr int kRun = 32;
+  constexpr int run_begin(int warpgroup, int run) const {
+    return kRun * (pair ? run * kComputing + warpgroup : warpgroup * kComputing + run);
+  }
 
   // 128 rows of 64 columns. In shared memory there are whole ones.
   static constexpr int kBlockBytes = 16384;
@@ -70,20 +76,22 @@ struct Sm100BackwardConfig {
   constexpr int dq_tickets() const { return 1; }                  // of an m_block
   constexpr int convert_threads() const { return pair || head_dim > 128 ? 256 : 128; }
   constexpr int dq_pairs() const { return dq_floats() / convert_threads() / 2; }
-  // Of a pair each CTA has 64 queries: in lanes 64 to 127 again, the other half of their columns.
+  // Of a pair each CTA has the 64 queries of one warpgroup: in lanes 64 to 127 again, the other half of their columns.
   constexpr GradientPair dq_pair(int thread, int n) const {
     if (!pair) return {thread % 128, 2 * (thread / 128 * dq_pairs() + n)};
-    return {thread / 128 * q_box_rows() + thread % 64, thread % 128 / 64 * dq_columns() + 2 * n};
+    const int run = thread % q_box_rows() / kRun;
+    return {run_begin(thread / 128, run) + thread % kRun, thread % 128 / 64 * dq_columns() + 2 * n};
   }
 
   // Columns of tensor memory. P and dS, two elements in a column, take the places of the S and dP that they are made
-  // from, each warpgroup's half in that of its own: it may still read the other half. dQ takes the place of dP where
-  // there is no other (d128):
+  // from, each warpgroup's in that of its own: it may still read the other's. dQ takes the place of dP where there is
+  // no other (d128), of a pair the second half of S, when all of S has been read:
   //
-  //    0    S, P          [128]
-  //    128  dP, dS, dQ    [128]
-  //    256  dV            [head_dim_v]
-  //    ...  dK            [head_dim]
+  //    0    S, P          [128]              S, P           [64]
+  //    64                                    S, dQ          [64]
+  //    128  dP, dS, dQ    [128]              dP, dS         [128]
+  //    256  dV            [head_dim_v]       dV             [128]
+  //    ...  dK            [head_dim]         dK             [128]
   //    ...  dQ            [head_dim], where 512 columns suffice
   //
   // Apart, dQ takes the places of both, the columns that are over 128 that of dP, the last 128 that of S, which is free
@@ -97,6 +105,8 @@ struct Sm100BackwardConfig {
   static constexpr unsigned tmem_dp() { return tile_m; }
   static constexpr unsigned tmem_dv() { return 2 * tile_m; }
   constexpr int s_slots() const { return sums == Sums::dv ? 2 : 1; }
+  // Signals of a step's P: of a pair one for each run, so that dV is begun with the first.
+  constexpr int p_parts() const { return pair ? 2 : s_slots(); }
   constexpr unsigned tmem_dk() const { return tmem_dv() + (apart() ? 0 : head_dim_v); }
   constexpr bool dq_has_place() const { return !apart() && tmem_dk() + 2 * head_dim <= kTmemColumns; }
   // Pieces of dQ that are multiplied and taken one after the other, each with a place of its own.
@@ -107,16 +117,24 @@ struct Sm100BackwardConfig {
   }
   constexpr unsigned tmem_dq(int piece = 0) const {
     if (apart()) return piece == dq_pieces() - 1 ? tmem_s() : tmem_dp();
+    if (pair) return tmem_s() + tile_m / 2;
     return dq_has_place() ? tmem_dk() + head_dim : tmem_dp();
   }
+  // All scores of a step are read before the first is used: dQ waits for their place.
+  constexpr bool reads_scores_ahead() const { return sums == Sums::dk || pair; }
   constexpr bool tmem_fits() const {
     if (apart()) return tmem_dv() + (head_dim > head_dim_v ? head_dim : head_dim_v) <= kTmemColumns;
     return tmem_dk() + head_dim <= kTmemColumns && head_dim <= tile_m;
   }
+  // Where a warpgroup's run of P, or of dS, is: in the place of its first.
+  constexpr unsigned tmem_rounded(unsigned at, int warpgroup, int run) const {
+    return at + run_begin(warpgroup, 0) + run * (kRun / 2);
+  }
   // The 16 queries with number n of P, or of dS.
-  static constexpr unsigned tmem_operand(unsigned at, int n) {
-    const int per_warpgroup = queries_of_warpgroup() / 16;
-    return at + n / per_warpgroup * queries_of_warpgroup() + n % per_warpgroup * 8;
+  constexpr unsigned tmem_operand(unsigned at, int n) const {
+    const int runs = n * 16 / kRun, warpgroup = pair ? runs % kComputing : runs / kComputing;
+    const int run = pair ? runs / kComputing : runs % kComputing;
+    return tmem_rounded(at, warpgroup, run) + n * 16 % kRun / 2;
   }
 
   // Of a pair each CTA keeps what it gives to products, of a step's queries and dout: half of the rows for S and dP,
@@ -158,8 +176,12 @@ struct Sm100BackwardConfig {
   }
 
   // Registers of a thread, by role.
-  static constexpr int kComputeRegisters = 192, kDqRegisters = 72, kOtherRegisters = 56;
-  static_assert(kComputing * kComputeRegisters + kDqRegisters + kOtherRegisters <= 65536 / 128);
+  constexpr int compute_registers() const { return pair ? 184 : 192; }
+  constexpr int dq_registers() const { return pair ? 88 : 72; }
+  static constexpr int kOtherRegisters = 56;
+  constexpr bool registers_fit() const {
+    return kComputing * compute_registers() + dq_registers() + kOtherRegisters <= 65536 / 128;
+  }
 
   constexpr bool fits() const {
     if (pair && (head_dim != 128 || head_dim_v != 128 || q_stages + dout_stages > 2)) return false;

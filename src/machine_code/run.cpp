@@ -300,15 +300,18 @@ class Machine {
   }
 
   void multiply_in_tensor_memory(size_t warp, const Event& e, double time) {
-    constexpr double depth = 32, rows = 128, usual = 128;
+    constexpr double depth = 32, lanes = 128, usual = 128;
     const Instruction& i = at(e);
     const double columns = e.amount == Event::kUnknown ? usual : 8 * (e.amount >> 17 & 63);
     const bool pair = by_a_pair(i);
+    // A pair's product of 128 rows has 64 in each block, half of the columns in lanes of their own: half of the clocks.
+    const bool halves = pair && e.amount != Event::kUnknown && 16 * (e.amount >> 24 & 31) == lanes;
+    const double rows = halves ? lanes / 2 : lanes;
     const double bytes = depth * (columns / (pair ? 2 : 1) + (left_in_shared_memory(i) ? rows : 0));
     for (int m = 0; m < (pair ? 2 : 1); ++m) {
       const int where = pair ? m : run_.warps[warp].block;
       Multiprocessor& sm = multiprocessors_[where];
-      warps_[warp].last_product = add_product(warp, time, columns / rates_.mma_columns, bytes,
+      warps_[warp].last_product = add_product(warp, time, rows / lanes * columns / rates_.mma_columns, bytes,
                                               2 * rows * columns * depth_of(i), where, &sm.tensor, &sm.last_product);
     }
   }

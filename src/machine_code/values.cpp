@@ -91,6 +91,7 @@ int written_by(const Instruction& i) {
   if (base == "LDTM") return static_cast<int>(bytes_of(i)) / 128;
   if (base.ends_with("GMMA")) return columns_of(i) / 2;
   if (i.has("128") || base == "LDSM") return 4;
+  if (base == "SHF" || base == "USHF") return 1;  // of two registers' 64 bits, half
   const bool wide = i.has("64") || i.has("WIDE") || base == "CS2R" || base.ends_with("2") || i.has("U64");
   return wide ? 2 : 1;
 }

@@ -42,7 +42,7 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
       }
       EXPECT_EQ(softmax->work.columns_read, 128);
       const Clocks c = clocks_of_last(a);
-      EXPECT_GT(c.tensor_share, 0.4);
+      EXPECT_GT(c.tensor_share, tile.head_dim > 64 ? 0.4 : 0.35);  // short products: the softmax binds
       EXPECT_LE(c.tensor_share, 1.001);
       ASSERT_TRUE(a.masked.has_value());  // the last keys of a sequence, if nothing else
       EXPECT_GT(a.masked->issued, a.plain->issued);

@@ -73,6 +73,23 @@ TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
   EXPECT_NEAR(beside.step, 100 * latencies_of("sm_90")->registers_beside, 20);
 }
 
+// Of a pair's 256 rows each block has 128, of 128 rows 64: its tensor core takes half as long, and reads half of the
+// rows.
+TEST(MachineCodeClocks, APairsProductOf128Rows) {
+  const Kernel kernel =
+      kernel_of_turn(times(8, {"UTCHMMA.2CTA gdesc[UR6], gdesc[UR4], tmem[UR8], tmem[UR10], idesc[UR11], !UPT"}), 1);
+  const auto first_of = [&](uint32_t rows) {
+    WarpTrace products = warp_of(4, Role::softmax, 0, 8);
+    constexpr uint32_t columns = 128;
+    for (Event& e : products.events) e.amount = rows / 16 << 24 | columns / 8 << 17;
+    return run(kernel, {products}, *rates_of("sm_100"), *latencies_of("sm_100")).products.front();
+  };
+  const Product whole = first_of(256), half = first_of(128);
+  EXPECT_DOUBLE_EQ(whole.finish - whole.start, 64);
+  EXPECT_DOUBLE_EQ(half.finish - half.start, 32);
+  EXPECT_DOUBLE_EQ(half.flops, whole.flops / 2);
+}
+
 // A ring of one place: a copy of 6400 bytes, an arrival when it is used up, and so on.
 TEST(MachineCodeClocks, CopiesAndBarriers) {
   Kernel kernel =

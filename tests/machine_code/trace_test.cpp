@@ -48,6 +48,13 @@ TEST(MachineCodeValues, Remainder) {
   EXPECT_EQ(v.value("UR4"), 2u);
 }
 
+// A shift of 64 bits writes one register: the one behind it, here a base of barriers, stays known.
+TEST(MachineCodeValues, AShiftOfTwoRegistersWritesOne) {
+  const Values v = after({"UMOV UR8, 0x100", "UMOV UR9, 0x400", "USHF.R.U64 UR8, UR8, 0x4, URZ"});
+  EXPECT_EQ(v.value("UR8"), 0x10u);
+  EXPECT_EQ(v.value("UR9"), 0x400u);
+}
+
 TEST(MachineCodeValues, WhatMemorySaysIsUnknown) {
   const Values v =
       after({"MOV R2, 0x7", "LDS.64 R2, [R9]", "LDC R4, c[0x0][0x210]", "IADD3 R5, PT, PT, R2, 0x1, RZ",

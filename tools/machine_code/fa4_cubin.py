@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles FlashAttention-4's forward to a cubin, for `tandem explain --beside`. Needs no GPU: tensors have no memory,
-and nothing is launched.
+"""Compiles FlashAttention-4's forward or backward to a cubin, for `tandem explain --beside`. Needs no GPU: tensors have
+no memory, and nothing is launched.
 
   python3 -m venv fa4 && . fa4/bin/activate
   pip install torch   # that for CPUs suffices
@@ -36,10 +36,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--window", type=int, nargs=2, metavar=("LEFT", "RIGHT"), default=(None, None))
     parser.add_argument("--softcap", type=float, default=0.0)
+    parser.add_argument("--backward", action="store_true", help="the kernel of the gradients")
+    parser.add_argument("--deterministic", action="store_true", help="with --backward: dq summed in one order")
+    parser.add_argument("--one-cta", action="store_true", help="with --backward: no pairs of CTAs")
     return parser.parse_args()
 
 
-def compile_forward(args: argparse.Namespace, dump: str) -> None:
+def compile_kernel(args: argparse.Namespace, dump: str) -> None:
     """Leaves the compiler's files in the folder `dump`."""
     os.environ |= {
         "FLASH_ATTENTION_ARCH": args.arch.rstrip("a"),
@@ -49,6 +52,7 @@ def compile_forward(args: argparse.Namespace, dump: str) -> None:
         "CUTE_DSL_DISABLE_FILE_CACHING": "1",
         "CUTE_DSL_KEEP": "cubin",
         "CUTE_DSL_DUMP_DIR": dump,
+        "FA_DISABLE_2CTA": str(int(args.one_cta)),
     }
     # The environment decides what these do when they are imported.
     import cutlass.utils
@@ -67,29 +71,36 @@ def compile_forward(args: argparse.Namespace, dump: str) -> None:
         def get_max_active_clusters(self, cluster_size: int, stream: object = None) -> int:
             return MULTIPROCESSORS[args.arch] // cluster_size
 
+    torch.cuda.current_device = lambda: 0  # semaphores are asked whether they are on it
     cutlass.utils.HardwareInfo = cutlass.utils.hardware_info.HardwareInfo = Hardware
-    from flash_attn.cute.interface import flash_attn_func
+    from flash_attn.cute import interface
 
     def tensor(heads: int, head_dim: int) -> torch.Tensor:
         return torch.empty(2, args.seqlen, heads, head_dim, dtype=torch.bfloat16, device="cuda")
 
     with FakeTensorMode():
-        heads_k = args.heads_k or args.heads
-        flash_attn_func(
-            tensor(args.heads, args.head_dim),
-            tensor(heads_k, args.head_dim),
-            tensor(heads_k, args.head_dim_v or args.head_dim),
-            causal=args.causal,
-            window_size=tuple(args.window),
-            softcap=args.softcap,
-        )
+        heads_k, head_dim_v = args.heads_k or args.heads, args.head_dim_v or args.head_dim
+        q, k, v = tensor(args.heads, args.head_dim), tensor(heads_k, args.head_dim), tensor(heads_k, head_dim_v)
+        if args.backward:
+            out, lse = tensor(args.heads, head_dim_v), torch.empty(2, args.heads, args.seqlen, device="cuda")
+            left, right = args.window
+            interface._flash_attn_bwd(
+                *(q, k, v, out, out, lse),
+                causal=args.causal,
+                softcap=args.softcap,
+                window_size_left=left,
+                window_size_right=right,
+                deterministic=args.deterministic,
+            )
+            return
+        interface.flash_attn_func(q, k, v, causal=args.causal, window_size=tuple(args.window), softcap=args.softcap)
 
 
 def main() -> None:
     args = arguments()
     warnings.simplefilter("ignore")  # of tensors without memory
     with tempfile.TemporaryDirectory() as dump:
-        compile_forward(args, dump)
+        compile_kernel(args, dump)
         cubins = sorted(Path(dump).rglob("*.cubin"), key=lambda path: path.stat().st_size)
         if not cubins:
             sys.exit("FlashAttention-4 compiled, but left no cubin: it is another version than this is written for")

@@ -15,32 +15,22 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
   constexpr int kDqSync = 2;  // named barrier
   constexpr int kColumns = T.dq_part_columns();
+  constexpr int kLoaded =
+      T.pair ? T.dq_columns() / kColumns : 1;  // parts at once: the next scores wait for their place
   const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   Ring<T.dq_stages> place;
   u32 steps = 0;
-  // Columns [begin, end) of a step's.
-  auto add_columns = [&](int begin, int end, u32 from, u64* empty, float* sums, int* ticket, int before) {
-#pragma unroll 1
-    for (int column = begin; column < end; column += kColumns, place.advance()) {
-      float x[kColumns];
-      tcgen05_fence_after();
-      tmem_load(x, from + column - begin);
-      // Once the last addition from this place has read it.
-      if (warp == 0 && elect_one()) tma_store_wait_read<T.dq_stages - 1>();
-      tmem_wait_load(x);
-      named_sync(kDqSync, 128);
-      float4* const to = reinterpret_cast<float4*>(s.dq[place.slot]) + threadIdx.x % 128;
+  auto add_part = [&](const float(&x)[kColumns], int column, float* sums, int* ticket, int before) {
+    // Once the last addition from this place has read it.
+    if (warp == 0 && elect_one()) tma_store_wait_read<T.dq_stages - 1>();
+    named_sync(kDqSync, 128);
+    float4* const to = reinterpret_cast<float4*>(s.dq[place.slot]) + threadIdx.x % 128;
 #pragma unroll
-      for (int n = 0; n < kColumns; n += 4) to[n / 4 * 128] = make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]);
-      if (column == end - kColumns) {
-        tcgen05_fence_before();
-        __syncwarp();
-        if (lane == 0) arrive_at_leader<T>(empty);
-      }
-      fence_proxy_async();
-      named_sync(kDqSync, 128);
-      if (warp != 0 || !elect_one()) continue;
+    for (int n = 0; n < kColumns; n += 4) to[n / 4 * 128] = make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]);
+    fence_proxy_async();
+    named_sync(kDqSync, 128);
+    if (warp == 0 && elect_one()) {
       if (column == 0) {
         while (load_acquire(ticket) < T.ctas() * before) {
         }
@@ -52,6 +42,25 @@ TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
         bulk_add(sums + column * T.tile_m, s.dq[place.slot], sizeof s.dq[0]);
       }
       tma_store_commit();
+    }
+    place.advance();
+  };
+  // Columns [begin, end) of a step's.
+  auto add_columns = [&](int begin, int end, u32 from, u64* empty, float* sums, int* ticket, int before) {
+#pragma unroll 1
+    for (int column = begin; column < end; column += kLoaded * kColumns) {
+      float x[kLoaded][kColumns];
+      tcgen05_fence_after();
+#pragma unroll
+      for (int n = 0; n < kLoaded; ++n) tmem_load(x[n], from + column - begin + n * kColumns);
+      tmem_wait_load(x);
+      if (column + kLoaded * kColumns == end) {
+        tcgen05_fence_before();
+        __syncwarp();
+        if (lane == 0) arrive_at_leader<T>(empty);
+      }
+#pragma unroll
+      for (int n = 0; n < kLoaded; ++n) add_part(x[n], column + n * kColumns, sums, ticket, before);
     }
   };
   auto add = [&](const SequenceCoords& sequence, const Steps& step, int n_block) {

@@ -23,14 +23,24 @@
 //
 // Two CTAs may multiply together (a pair): 256 keys in a product, 128 of them in each CTA, which gives half of the
 // other operand. dQ has half of the queries in each CTA, and all 256 keys, for which halves of dS are exchanged
-// (pair_load.cuh, pair_mma.cuh).
+// (pair_load.cuh, pair_mma.cuh). That takes long: meanwhile S, dK and the next dP are multiplied, and dQ then goes
+// where scores of the next step have been read:
+//
+//    load     | mma, for both CTAs  | two warpgroups, 64 queries each | exchange, dq
+//    Q''      | S' = K Q''          | dS = P (dP - delta)             | halves of dS to the other CTA
+//             | dK += dS Q          | S' is read                      |
+//    dO'      | dP' = V dO''        | P' = exp(S' - lse), first half  |
+//             | dQ = dS' K          | second half                     |
+//             | dV += P' dO'        |                                 | dQ to shared memory
+//             | S'' ...             | dS' = P' (dP' - delta)          | added to memory
 //
 // Wide heads leave no room for dK and dV at once: n_blocks are gone over twice, for dk and dq, then for dv, and queries
 // and dout stream by in blocks of 64 columns, in the order in which products want them (wide_load.cuh, wide_mma.cuh).
 //
 // Barriers between products of one thread are none, as in the forward: the tensor core executes them in the order of
 // their issue. What is committed behind a product says that all before it are done too: so dp_ready tells that dS of
-// the step before has been read, in tensor and in shared memory, and s_ready that P has.
+// the step before has been read, in tensor and in shared memory (there of a pair dq_ready does), and s_ready that P
+// has.
 #pragma once
 #include "common/convert.cuh"
 #include "common/delta.cuh"
@@ -80,20 +90,19 @@ TANDEM_DEVICE void init_barriers(BackwardShared<T>& s) {
     for (int i = 0; i < T.ring_blocks(); ++i) {
       for (u64* barrier : {&s.ring_landed[i], &s.ring_relayed[i], &s.ring_empty[i]}) mbarrier_init(barrier, 1);
     }
-    mbarrier_init(&s.s_empty, kComputeWarps);
   }
+  if constexpr (T.reads_scores_ahead()) mbarrier_init(&s.s_empty, kComputeWarps * ctas);
   if constexpr (T.pair) {
     for (u64* barrier :
          {&s.pair.kt_landed, &s.pair.qt_landed, &s.pair.doutt_landed, &s.pair.qt_empty, &s.pair.doutt_empty,
           &s.pair.ds_landed, &s.pair.ds_relayed, &s.pair.tile_told, &s.pair.tile_taken})
       mbarrier_init(barrier, 1);
     for (u64* barrier : {&s.pair.kt_relayed, &s.pair.qt_relayed, &s.pair.doutt_relayed}) mbarrier_init(barrier, ctas);
+    mbarrier_init(&s.pair.ds_written, 4 * ctas);
   }
   mbarrier_init(&s.kv_empty, s.kTileWarps);
-  for (int i = 0; i < T.s_slots(); ++i) {
-    mbarrier_init(&s.s_ready[i], 1);
-    mbarrier_init(&s.p_ready[i], kComputeWarps * ctas);
-  }
+  for (int i = 0; i < T.s_slots(); ++i) mbarrier_init(&s.s_ready[i], 1);
+  for (int i = 0; i < T.p_parts(); ++i) mbarrier_init(&s.p_ready[i], kComputeWarps * ctas);
   mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
   for (int i = 0; i < T.dq_pieces(); ++i) {
     mbarrier_init(&s.dq_ready[i], 1);
@@ -141,17 +150,17 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<BackwardShared<T>*>(memory);
   static_assert(sizeof(BackwardShared<T>) <= T.smem_bytes());
-  static_assert(T.fits());
+  static_assert(T.fits() && T.registers_fit());
   const int warp = uniform(threadIdx.x / 32);
   begin(p, shared, warp);
   const Role role = role_of<T>(warp);
   switch (role) {
     case Role::compute:
-      setmaxnreg_inc<T.kComputeRegisters>();
+      setmaxnreg_inc<T.compute_registers()>();
       do_tiles<T>(p, shared, [&](auto& s) { compute(p, s, warp / 4); });
       break;
     case Role::dq:
-      setmaxnreg_dec<T.kDqRegisters>();
+      setmaxnreg_dec<T.dq_registers()>();
       do_tiles<T>(p, shared, [&]<Sm100BackwardConfig P>(BackwardShared<P>& s) {
         if constexpr (P.makes_dk()) add_dq(p, s);
       });

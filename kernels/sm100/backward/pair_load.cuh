@@ -22,8 +22,8 @@ TANDEM_DEVICE int next_tile_of_pair(const BackwardParams& p, BackwardShared<T>& 
   return n;
 }
 
-// A step's operands have one place each, and each is free when its own product is done: S, dP, dV, dK, in the order in
-// which they are loaded. -lse and delta have two places: that of a step is free when dK of it is done, which was
+// A step's operands have one place each, and each is free when its own product is done: S, dP, dV, and dK, which is
+// issued behind the next S. -lse and delta have two places: that of a step is free when dK of it is done, which was
 // waited for one step before it is written again.
 template <Sm100BackwardConfig T>
 struct PairSteps {

@@ -5,8 +5,9 @@
 #include "ptx/tcgen05.cuh"
 #include "sm100/backward/shared_plan.cuh"
 
-// As mma(), in its order. S, dP, dV and dK have 256 rows, 128 keys in each CTA. dQ has 128, 64 queries in each CTA, and
-// sums over the keys of both: it waits until the halves of dS have been exchanged.
+// S, dP, dV and dK have 256 rows, 128 keys in each CTA. dQ has 128, 64 queries in each CTA, and sums over the keys of
+// both: the halves of dS are exchanged while S, dK and the next dP are multiplied. It goes over the scores of the next
+// step, whose P is in their other half, and is taken while dV is multiplied.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
   constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries
@@ -15,7 +16,7 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
   constexpr u32 kDkProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim);
   constexpr u32 kDvProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim_v);
   constexpr u32 kDqProduct = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.head_dim);
-  u32 scores = 0, steps = 0;  // of all tiles
+  u32 scores = 0, steps = 0, summed = 0;  // of all tiles: S, dP and dV, dK and dQ
 
   auto wait = [](u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
@@ -38,6 +39,7 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
 
   auto mma_s = [&] {
     wait_relayed(s.q_full(0), scores & 1);
+    wait(s.dq_empty, (summed & 1) ^ 1);
     const u64 k = by_rows(s.k), q = by_rows(s.q[0]);
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c)
@@ -48,7 +50,6 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
   };
   auto mma_dp = [&] {
     wait_relayed(s.dout_full(0), steps & 1);
-    wait(s.dq_empty, (steps & 1) ^ 1);  // of the step before
     const u64 v = by_rows(s.v), dout = by_rows(s.dout[0]);
 #pragma unroll
     for (int c = 0; c < T.head_dim_v / 16; ++c)
@@ -58,31 +59,41 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
   };
   auto mma_dv = [&](bool first) {
     wait_relayed(&s.pair.doutt_relayed, steps & 1);
-    wait(s.p_ready, steps & 1);
     const u64 dout = by_columns(s.doutt);
 #pragma unroll
-    for (int c = 0; c < kSteps; ++c)
+    for (int c = 0; c < kSteps; ++c) {
+      constexpr int kOfPart = kSteps / T.p_parts();
+      if (c % kOfPart == 0) wait(&s.p_ready[c / kOfPart], steps & 1);
       tcgen05_mma_ts<2>(T.tmem_dv(), T.tmem_operand(T.tmem_s(), c), dout + rows_16(c), kDvProduct, !first || c > 0);
+    }
     tcgen05_commit<2>(&s.pair.doutt_empty);
+    ++steps;
   };
   auto mma_dk = [&](bool first) {
-    wait_relayed(&s.pair.qt_relayed, steps & 1);
-    wait_cluster(&s.ds_ready, steps & 1);
+    wait_relayed(&s.pair.qt_relayed, summed & 1);
+    wait(&s.ds_ready, summed & 1);
     const u64 q = by_columns(s.qt);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c)
       tcgen05_mma_ts<2>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
     tcgen05_commit<2>(&s.pair.qt_empty);
   };
-  auto mma_dq = [&] {
+  auto mma_dq = [&](bool last) {
+    wait_cluster(&s.pair.ds_written, summed & 1);
     mbarrier_expect_tx(&s.pair.ds_landed, T.kBlockBytes);
-    wait_cluster(&s.pair.ds_landed, steps & 1);
-    wait(&s.pair.ds_relayed, steps & 1);
+    wait_cluster(&s.pair.ds_landed, summed & 1);
+    wait(&s.pair.ds_relayed, summed & 1);
+    if (last) {
+      wait(s.dq_empty, (summed & 1) ^ 1);  // goes over that of the step before
+    } else {
+      wait(&s.s_empty, (scores & 1) ^ 1);  // goes over scores of the next step
+    }
     const u64 ds = by_columns(s.ds), k = by_columns(s.kt);
 #pragma unroll
     for (int c = 0; c < T.tile_n() / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
     tcgen05_commit<2>(s.dq_ready);
+    ++summed;
   };
 
   for (u32 taken = 0;; ++taken) {
@@ -92,17 +103,21 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
     wait_relayed(&s.v_relayed, taken & 1);
     wait_relayed(&s.pair.kt_relayed, taken & 1);
     const int count = Steps(p, tile).left;
-    if (count > 0) mma_s();
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
+    if (count > 0) {
+      mma_s();
       mma_dp();
-      mma_dv(i == 0);
-      if (i + 1 < count) mma_s();
-      mma_dk(i == 0);
-      mma_dq();
-      ++steps;
+      mma_dv(true);
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        const bool last = i + 1 == count;
+        if (!last) mma_s();
+        mma_dk(i == 0);
+        if (!last) mma_dp();
+        mma_dq(last);
+        if (!last) mma_dv(false);
+      }
+      tcgen05_commit<2>(&s.sums_ready);
     }
-    if (count > 0) tcgen05_commit<2>(&s.sums_ready);
     mbarrier_arrive(&s.kv_empty);
   }
 }

@@ -24,6 +24,7 @@ struct PairBarriers {
   alignas(8) u64 kt_landed, qt_landed, doutt_landed;
   u64 kt_relayed, qt_relayed, doutt_relayed;  // *
   u64 qt_empty, doutt_empty;
+  u64 ds_written;             // of the leader: 4 warps of each CTA have written their own half of dS for dQ
   u64 ds_landed, ds_relayed;  // the other CTA's half of dS is here, and bytes; of the leader: is there too
   u64 tile_told, tile_taken;  // the number of the next tile is here; of the leader: has been read there
   int next_tile;
@@ -62,10 +63,10 @@ struct BackwardShared : PairShared<T>, Operands<T> {
   alignas(8) u64 k_landed, v_landed;
   u64 q_landed[T.q_stages], q_empty[T.q_stages], dout_landed[T.dout_stages], dout_empty[T.dout_stages];
   u64 kv_empty;  // kTileWarps: nobody needs the tile, its keys or its values any more
-  // In tensor memory. Behind dp_ready all products of the step before are done.
+  // In tensor memory. Behind dp_ready all products of the step before are done, of a pair but for dQ.
   u64 s_ready[T.s_slots()], dp_ready;
-  u64 p_ready[T.s_slots()], ds_ready;                    // 4 warps of each computing warpgroup
-  u64 s_empty;                                           // likewise: apart, for dk, scores have been read
+  u64 p_ready[T.p_parts()], ds_ready;                    // 4 warps of each computing warpgroup
+  u64 s_empty;                                           // likewise: apart, for dk, and of a pair: scores were read
   u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];  // empty: 4 warps
   u64 sums_ready;                                        // dk and dv of the tile
   u64 stats_landed[2], stats_empty[2];                   // T.stats_alone(); empty: by commit, of a pair unused

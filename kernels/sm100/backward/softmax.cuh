@@ -12,7 +12,7 @@
 #include "tile/mask.cuh"
 #include "tile/pack.cuh"
 
-constexpr int kChunk = 32;  // queries whose scores are loaded together
+constexpr int kChunk = Sm100BackwardConfig::kRun;  // queries whose scores are loaded together
 
 // Which queries of a tile's steps its keys see.
 template <Sm100BackwardConfig T>
@@ -33,14 +33,14 @@ struct Visibility {
   TANDEM_DEVICE bool masks(int m_block) const {
     return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
   }
-  // Scores of queries [first, first + kChunk) that the key is not seen by become -infinity. Queries that there are not
-  // have probabilities of 0 by their lse.
-  TANDEM_DEVICE void apply_mask(float (&x)[kChunk], int first) const {
-    const int begin = clamp(seen.begin - first, 0, kChunk);
-    const int end = T.left ? clamp(seen.end - first, begin, kChunk) : kChunk;
-    const u32 visible = bit_range(begin, end - begin);
+  // Scores [begin, end) of queries from first on that the key is not seen by become -infinity. Queries that there are
+  // not have probabilities of 0 by their lse.
+  TANDEM_DEVICE void apply_mask(float (&x)[kChunk], int first, int begin, int end) const {
+    const int first_seen = clamp(seen.begin - first, 0, kChunk);
+    const int seen_end = T.left ? clamp(seen.end - first, first_seen, kChunk) : kChunk;
+    const u32 visible = bit_range(first_seen, seen_end - first_seen);
 #pragma unroll
-    for (int n = 0; n < kChunk; ++n) x[n] = masked_score(visible, n, x[n]);
+    for (int n = begin; n < end; ++n) x[n] = masked_score(visible, n, x[n]);
   }
 };
 
@@ -50,16 +50,22 @@ TANDEM_DEVICE float kept_or_zero(u32 kept, int n, float x) {
   return !T.dropout || is_kept(kept, n) ? x : 0.0f;
 }
 
-// Scores become probabilities, in float32 and, two in a word, rounded; where a score is capped, the former times its
-// derivative. minus_lse: of these queries. kept: which of them dropout keeps, the rounded ones only.
+// Half of a chunk.
+TANDEM_DEVICE float (&half_of(float (&x)[kChunk], int begin))[kChunk / 2] {
+  return reinterpret_cast<float(&)[kChunk / 2]>(x[begin]);
+}
+
+// Scores [begin, end) become probabilities, in float32 and, two in a word, rounded; where a score is capped, the former
+// times its derivative. minus_lse: of the chunk's queries. kept: which of them dropout keeps, the rounded ones only.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], const float* minus_lse, u32 kept,
-                                      const HeadScores<T>& of_head, const BackwardParams& p, int query, int key) {
+TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], int begin, int end,
+                                      const float* minus_lse, u32 kept, const HeadScores<T>& of_head,
+                                      const BackwardParams& p, int query, int key) {
   auto round = [&](int n) {
     rounded[n / 2] = pack<T>(kept_or_zero<T>(kept, n, x[n]), kept_or_zero<T>(kept, n + 1, x[n + 1]));
   };
 #pragma unroll
-  for (int n = 0; n < kChunk; n += 4) {
+  for (int n = begin; n < end; n += 4) {
     const float4 lse = *reinterpret_cast<const float4*>(minus_lse + n);
     if constexpr (T.has_score_mod()) {
       const float of_query[4] = {lse.x, lse.y, lse.z, lse.w};
@@ -123,12 +129,13 @@ TANDEM_DEVICE u16* ds_place(BackwardShared<T>& s, int index) {
   if constexpr (T.makes_dk()) return s.ds + index * kHalf;
   return nullptr;
 }
-// A warp's rows go to the other CTA. Their place here is free when dQ is done, as dS everywhere.
+// A warp's rows of the own half are told to the leader, those of the other half go to the other CTA.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void send_ds(BackwardShared<T>& s, int index, int warp) {
   const int rank = rank_of_cta<T>();
   __syncwarp();
-  if (index == rank || !elect_one()) return;
+  if (!elect_one()) return;
+  if (index == rank) return arrive_at_leader<T>(&s.pair.ds_written, true);
   constexpr int kOfWarp = 32 * T.queries_of_warpgroup();
   bulk_send(s.ds + rank * (4 * kOfWarp) + warp * kOfWarp, s.ds_sent + warp * kOfWarp, 2 * kOfWarp, &s.pair.ds_landed,
             rank ^ 1);
@@ -138,7 +145,9 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int index) {
   constexpr int kChunks = T.queries_of_warpgroup() / kChunk;
   const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, row = threadIdx.x % 128;
-  const int first_query = index * T.queries_of_warpgroup();  // of a step
+  // Of a step, and in columns of S and dP.
+  const int first_query = T.run_begin(index, 0);
+  constexpr int kNextRun = T.run_begin(0, 1);
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   const u32 scores = lanes + T.tmem_s() + first_query, dp_scores = lanes + T.tmem_dp() + first_query;
   // The warpgroup's queries are a block of 64 columns of dS in shared memory.
@@ -173,7 +182,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       if constexpr (T.dropout) {  // drawn while S is multiplied
 #pragma unroll
         for (int c = 0; c < kChunks; ++c)
-          kept[c] = dropout.of_column(query + c * kChunk, sequence.sequence * p.heads_q + step.head, key, lane);
+          kept[c] = dropout.of_column(query + c * kNextRun, sequence.sequence * p.heads_q + step.head, key, lane);
       }
       if constexpr (T.stats_alone()) {
         mbarrier_wait(&s.stats_landed[steps & 1], steps >> 1 & 1);
@@ -184,45 +193,94 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       tcgen05_fence_after();
       const bool masks = visibility.masks(step.m_block);
       float x[kChunks][kChunk];
-      if constexpr (!T.makes_dv()) {  // all at once: dQ waits for the place
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) tmem_load(x[c], scores_at + c * kChunk);
-        tmem_wait_load(x);
-        signal(&s.s_empty);
-      }
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        if constexpr (T.makes_dv()) {
-          tmem_load(x[c], scores_at + c * kChunk);
-          tmem_wait_load(x[c]);
+      u32 rounded[kChunks][kChunk / 2];
+      auto to_probabilities = [&](bool hides, int c, int begin, int end) {
+        const int first = query + c * kNextRun;
+        if constexpr (T.softcap) {
+          begin == 0 && end == kChunk ? apply_softcap<true>(x[c], p) : apply_softcap<true>(half_of(x[c], begin), p);
         }
-        if constexpr (T.softcap) apply_softcap<true>(x[c], p);
-        if (masks) visibility.apply_mask(x[c], query + c * kChunk);
-        u32 rounded[kChunk / 2];
-        make_probabilities<T>(x[c], rounded, stats + c * kChunk, kept[c], of_head, p, query + c * kChunk, key);
+        if (hides) visibility.apply_mask(x[c], first, begin, end);
+        make_probabilities<T>(x[c], rounded[c], begin, end, stats + c * kNextRun, kept[c], of_head, p, first, key);
+      };
+      auto store_probabilities = [&](int c) {
         fence_operand(x[c]);
-        if constexpr (T.makes_dv()) tmem_store(scores_at + c * (kChunk / 2), rounded);
+        if constexpr (T.makes_dv()) tmem_store(scores_at + c * (kChunk / 2), rounded[c]);
+      };
+      auto probabilities = [&](bool hides) {
+        if constexpr (T.pair) {
+          // What of the scores is there first is small, and the rest comes under its exponentials.
+          tmem_load(half_of(x[0], 0), scores_at);
+          tmem_wait_load(half_of(x[0], 0));
+          tmem_load(half_of(x[0], kChunk / 2), scores_at + kChunk / 2);
+          tmem_load(x[1], scores_at + kNextRun);
+          to_probabilities(hides, 0, 0, kChunk / 2);
+          tmem_wait_load(x);
+          signal(&s.s_empty);
+          to_probabilities(hides, 0, kChunk / 2, kChunk);
+          store_probabilities(0);
+          signal(&s.p_ready[0]);
+          to_probabilities(hides, 1, 0, kChunk);
+          store_probabilities(1);
+          signal(&s.p_ready[1]);
+        } else {
+          if constexpr (T.reads_scores_ahead()) {
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) tmem_load(x[c], scores_at + c * kNextRun);
+            tmem_wait_load(x);
+            signal(&s.s_empty);
+          }
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            if constexpr (!T.reads_scores_ahead()) {
+              tmem_load(x[c], scores_at + c * kNextRun);
+              tmem_wait_load(x[c]);
+            }
+            to_probabilities(hides, c, 0, kChunk);
+            store_probabilities(c);
+          }
+          if constexpr (T.makes_dv()) signal(&s.p_ready[s_slot]);
+        }
+      };
+      // Steps without a mask have code of their own: branches within would keep instructions apart. Changes of scores
+      // are too long for that.
+      if (T.has_score_mod()) {
+        probabilities(masks);
+      } else if (masks) {
+        probabilities(true);
+      } else {
+        probabilities(false);
       }
-      if constexpr (T.makes_dv()) signal(&s.p_ready[s_slot]);
       if constexpr (!T.makes_dk()) continue;
       mbarrier_wait(&s.dp_ready, steps & 1);
       tcgen05_fence_after();
       const int ds_at = opaque(ds_first);
+      u32 ds[kChunks][kChunk / 2];
+      auto write_ds = [&](int c) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          ds_smem[ds_at ^ (4 * c + n)] = {{ds[c][4 * n], ds[c][4 * n + 1], ds[c][4 * n + 2], ds[c][4 * n + 3]}};
+      };
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         float dp[kChunk];
-        u32 ds[kChunk / 2];
-        tmem_load(dp, dp_scores + c * kChunk);
+        tmem_load(dp, dp_scores + c * kNextRun);
         tmem_wait_load(dp);
-        make_ds<T>(ds, x[c], dp, stats + T.tile_m + c * kChunk, kept[c], p);
-        tmem_store(dp_scores + c * (kChunk / 2), ds);
+        make_ds<T>(ds[c], x[c], dp, stats + T.tile_m + c * kNextRun, kept[c], p);
+        tmem_store(dp_scores + c * (kChunk / 2), ds[c]);
+        if constexpr (!T.pair) write_ds(c);
+      }
+      if constexpr (T.pair) {
+        signal(&s.ds_ready);
+        mbarrier_wait(s.dq_ready, (steps & 1) ^ 1);  // of the step before: it has read dS, here and there
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
-          ds_smem[ds_at ^ (4 * c + n)] = {{ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]}};
+        for (int c = 0; c < kChunks; ++c) write_ds(c);
       }
       fence_proxy_async();
-      if constexpr (T.pair) send_ds(s, index, warp);
-      signal(&s.ds_ready, index == rank_of_cta<T>());
+      if constexpr (T.pair) {
+        send_ds(s, index, warp);
+      } else {
+        signal(&s.ds_ready);
+      }
     }
     if (any) {
       mbarrier_wait(&s.sums_ready, summed & 1);

@@ -18,10 +18,12 @@ from tandem import _gpu
 from tandem._attention import Gradients, attention, attention_backward, check, merge, prepare, use_torch
 from tandem._errors import Unsupported
 from tandem._library import boundary as _boundary
+from tandem._mods import Mod
 
 __version__: str = _boundary.version
 __all__ = [
     "Gradients",
+    "Mod",
     "Unsupported",
     "attention",
     "attention_backward",
@@ -33,7 +35,6 @@ __all__ = [
 ]
 
 _MODULES = ("fa3", "fa4", "flash_attn", "sdpa", "torch_sdpa", "transformers")
-
 use_torch()  # registers the operators where torch is loaded already; later calls see to it otherwise
 
 

@@ -176,7 +176,7 @@ def _backward_kernel(
     captured = _mods.tensors_of(record.get("score_mod"))
     wanted_captured = wanted_captured or ()
     gradients = _gradients.gradients(record, [*wanted, *wanted_captured[: len(captured)]])
-    inputs = (*(record[name] for name in _INPUTS[:_DIFFERENTIABLE]), *captured)
+    inputs = (*(record.get(name) for name in _INPUTS[:_DIFFERENTIABLE]), *captured)
     found = [out.new_empty(0) if g is None else _laid_out(g, x) for g, x in zip(gradients, inputs)]
     found += [out.new_empty(0) for _ in wanted_captured[len(captured) :]]
     return (*found[:_DIFFERENTIABLE], found[_DIFFERENTIABLE:])

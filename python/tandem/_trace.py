@@ -1,0 +1,585 @@
+"""A Python function of torch's FlexAttention as a text: it is called once, with symbols in place of numbers."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tandem._errors import Unsupported
+from tandem._expressions import BOOL, COMPARISONS, FLOAT, INT, RESERVED, Graph, Node
+from tandem._mods import Mod, is_number
+
+_ARGUMENTS = {"score_mod": ("score", "batch", "head", "q", "k"), "mask_mod": ("batch", "head", "q", "k")}
+_WIDENED = (torch.uint8, torch.int8, torch.int16)  # which texts do not read
+_DTYPES = {BOOL: torch.bool, INT: torch.int32, FLOAT: torch.float32}
+_NOT_USERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (torch, np, sys.modules["tandem"]))
+
+
+def trace(function: Callable[..., Any], argument: str, device: torch.device) -> Mod:
+    """The modification that a function of torch's FlexAttention is: score_mod(score, b, h, q_idx, kv_idx) or
+    mask_mod(b, h, q_idx, kv_idx). argument: which of the two. device: where the attention is computed.
+
+    Raises Unsupported, with file and line, for what no text says.
+    """
+    tracing = _Tracing(argument, device)
+    symbols = [
+        tracing.symbol(tracing.graph.leaf(name, FLOAT if name == "score" else INT, name != "score"))
+        for name in _ARGUMENTS[argument]
+    ]
+    try:
+        with _Mode():
+            result = function(*symbols)
+    except Exception as error:
+        if tracing.refusal is None or error is tracing.refusal:
+            raise
+        raise tracing.refusal from error  # which others have caught, and said something else
+    node = tracing.result(result, function)
+    return Mod(tracing.graph.text(node, tuple(tracing.bindings)), **tracing.bindings)
+
+
+def _kind_of(dtype: torch.dtype) -> int:
+    return BOOL if dtype == torch.bool else FLOAT if dtype.is_floating_point else INT
+
+
+def _user_frame() -> FrameType:
+    """The innermost frame that is the caller's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
+        frame = frame.f_back
+    return frame
+
+
+class _Tracing:
+    """What is known of a function while it is being called."""
+
+    def __init__(self, argument: str, device: torch.device):
+        self.argument = argument
+        self.device = device
+        self.graph = Graph()
+        self.bindings: dict[str, Any] = {}
+        self.refusal: Exception | None = None
+        self._bound: list[tuple[Any, Any, str]] = []  # what the function gave, what it is bound to, the name
+
+    def symbol(self, node: Node) -> Symbol:
+        return Symbol(self, node)
+
+    def refuse(self, what: str, kind: type[Exception] = Unsupported) -> NoReturn:
+        frame = _user_frame()
+        code = frame.f_code
+        where = f'"{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
+        error = kind(f"{self.argument} ({where}): {what}")
+        self.refusal = self.refusal or error
+        raise error
+
+    def result(self, value: Any, function: Any) -> Node:
+        """What the function returned."""
+        code = getattr(function, "__code__", None)
+        where = f'"{code.co_filename}", line {code.co_firstlineno}, in {code.co_name}' if code else repr(function)
+        wanted = "a bool" if self.argument == "mask_mod" else "a number"
+        given = type(value).__name__
+        if isinstance(value, (Symbol, Tensor, np.generic)) or is_number(value):
+            if isinstance(value, Tensor) and value.dim():
+                given = f"a tensor of shape {tuple(value.shape)}"
+            else:
+                node = self.node(value)
+                if (node.kind == BOOL) == (self.argument == "mask_mod"):
+                    return node
+                given = ("a bool", "an int", "a float")[node.kind]
+        elif isinstance(value, Row):
+            given = f"a tensor of shape {tuple(value.shape)}"
+        raise TypeError(f"{self.argument} ({where}) must return {wanted} for each score, and returns {given}")
+
+    # ---- What comes in ----
+
+    def node(self, x: Any) -> Node:
+        """An operand: a symbol, a number, or a tensor without dimensions."""
+        if isinstance(x, Symbol):
+            return x.node
+        if isinstance(x, np.generic):
+            x = x.item()
+        if is_number(x):
+            return self._number(x)
+        if isinstance(x, Row) or (isinstance(x, Tensor) and x.dim()):
+            self.refuse(
+                f"a tensor of shape {tuple(x.shape)} meets one score: index it, as in table[h] or table[b, q_idx]"
+            )
+        if isinstance(x, Tensor):
+            return self._tensor(x, ())
+        self.refuse(f"{type(x).__name__} is neither a number nor a tensor: convert it outside of the function")
+
+    def _number(self, x: Any) -> Node:
+        """A literal of the function's own text, or a number that it captured: one that may change without the text."""
+        if isinstance(x, int) and not -(2**31) < x < 2**31:
+            self.refuse(f"the number {x} has more than int's 32 bits")
+        if isinstance(x, bool) or (isinstance(x, float) and not math.isfinite(x)) or _is_literal(x):
+            return self.graph.constant(x)
+        name = self._name_of(x, lambda given: given is x and type(given) is type(x), x, "number")
+        return self.graph.leaf(name, INT if isinstance(x, int) else FLOAT, isinstance(x, int) and x >= 0)
+
+    def _tensor(self, tensor: Tensor, indices: tuple[Node, ...]) -> Node:
+        if not tensor.dim() and tensor.device != self.device and tensor.device.type == "cpu":
+            return self._number(tensor.item())
+        if tensor.is_complex():
+            self.refuse(f"a tensor of {tensor.dtype} is captured, and texts read floats, ints and bools")
+        value = tensor
+        if tensor.dtype in _WIDENED and not any(given is tensor for given, _, _ in self._bound):
+            value = tensor.to(torch.int32)
+        name = self._name_of(tensor, lambda given: given is tensor, value, "tensor")
+        return self.graph.element(name, _kind_of(tensor.dtype), indices)
+
+    def _name_of(self, x: Any, is_x: Callable[[Any], bool], value: Any, otherwise: str) -> str:
+        """The name that x has in the text: that of the variable it is in, where there is one."""
+        for given, _, name in self._bound:
+            if is_x(given):
+                return name
+        frame = _user_frame()
+        variables = {**{n: frame.f_globals.get(n) for n in frame.f_code.co_names}, **frame.f_locals}
+        name = next((n for n, v in variables.items() if is_x(v)), f"{otherwise}{len(self._bound)}")
+        name = name if name.isascii() and name.isidentifier() and len(name) < 60 else f"{otherwise}{len(self._bound)}"
+        while name in RESERVED or name in self.bindings:
+            name += "_"
+        self._bound.append((x, value, name))
+        self.bindings[name] = value
+        return name
+
+    # ---- Operations ----
+
+    def unary(self, mark: str, a: Any) -> Symbol:
+        node = self.node(a)
+        if mark == "-" and node.kind == BOOL:
+            self.refuse("'-' takes a number, and this is a bool: use ~")
+        if mark == "~" and node.kind == FLOAT:
+            self.refuse("'~' takes a bool or an int, and this is a float")
+        return self.symbol(self.graph.unary(mark, node))
+
+    def binary(self, mark: str, a: Any, b: Any) -> Symbol:
+        a, b = self.node(a), self.node(b)
+        if a.kind == b.kind == BOOL:
+            mark = {"+": "|", "*": "&"}.get(mark, mark)
+            if mark not in ("&", "|", "^", "==", "!="):
+                a, b = self.to(INT, a), self.to(INT, b)
+        if mark in ("&", "|", "^", "<<", ">>") and FLOAT in (a.kind, b.kind):
+            self.refuse(f"{mark!r} takes bools or ints, and one side is a float: compare it")
+        return self.symbol(self.graph.binary(mark, a, b))
+
+    def call(self, name: str, *operands: Any, kind: int | None = None) -> Symbol:
+        """A function of numbers, all of one kind unless kind says which."""
+        nodes = [self.node(x) for x in operands]
+        nodes = [self.to(INT, x) if x.kind == BOOL else x for x in nodes]
+        return self.symbol(self.graph.call(name, max(x.kind for x in nodes) if kind is None else kind, *nodes))
+
+    def select(self, condition: Any, a: Any, b: Any) -> Symbol:
+        condition, a, b = self.node(condition), self.node(a), self.node(b)
+        if condition.kind != BOOL:
+            self.refuse("a condition is a bool, and this is a number: compare it")
+        return self.symbol(self.graph.call("select", max(a.kind, b.kind), condition, a, b))
+
+    def to(self, kind: int, x: Any) -> Node:
+        node = x if isinstance(x, Node) else self.node(x)
+        return node if node.kind == kind else self.graph.call(("bool", "int", "float")[kind], kind, node)
+
+    def index(self, row: Row, index: Any) -> Any:
+        """An element of a tensor, or what is left of it where indices are still to come."""
+        parts = index if isinstance(index, tuple) else (index,)
+        free = [n for n, slot in enumerate(row.slots) if slot is None]
+        if any(x is Ellipsis for x in parts):
+            at = next(n for n, x in enumerate(parts) if x is Ellipsis)
+            parts = (*parts[:at], *(slice(None),) * (len(free) - len(parts) + 1), *parts[at + 1 :])
+        if len(parts) > len(free):
+            self.refuse(f"{len(parts)} indices are given to a tensor of shape {tuple(row.shape)}", IndexError)
+        slots = list(row.slots)
+        for place, part in zip(free, parts):
+            if not (isinstance(part, slice) and part == slice(None)):
+                slots[place] = self._position(part, row.tensor.shape[place])
+        if None in slots:
+            return Row(self, row.tensor, slots)
+        return self.symbol(self._tensor(row.tensor, tuple(slots)))
+
+    def _position(self, x: Any, size: int) -> Node:
+        """An index as texts have it: from 0, where torch counts negative ones from the end."""
+        if isinstance(x, int) and not isinstance(x, bool):
+            if not -size <= x < size:
+                self.refuse(f"index {x} is out of bounds for a dimension of {size}", IndexError)
+            return self.graph.constant(x % size)
+        if x is None or isinstance(x, (slice, list, bool)):
+            self.refuse(f"an index is a number, and this is {x if x is None else type(x).__name__}")
+        node = self.node(x)
+        if node.kind != INT:
+            self.refuse(f"an index is an int, and this is a {('bool', '', 'float')[node.kind]}: .int() makes it one")
+        if node.positive:
+            return node
+        below = self.graph.binary("<", node, self.graph.constant(0))
+        return self.graph.call("select", INT, below, self.graph.binary("+", node, self._number(size)), node)
+
+
+def _is_literal(x: Any) -> bool:
+    """Whether a number is written in the function that is at work, and is no number that it captured."""
+    frame = _user_frame()
+    code = frame.f_code
+
+    def is_x(y: Any) -> bool:
+        return type(y) is type(x) and y == x
+
+    captured = [frame.f_locals.get(name) for name in code.co_freevars]
+    captured += [frame.f_globals.get(name) for name in code.co_names]
+    return any(map(is_x, code.co_consts)) and not any(map(is_x, captured))
+
+
+class _Mode(TorchFunctionMode):
+    """Catches what torch's functions are asked to do with symbols; others go their way."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _torch_function(func, args, kwargs or {})
+
+
+def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    flat = [*args, *kwargs.values()]
+    flat += [y for x in flat if isinstance(x, (tuple, list)) for y in x]
+    tracing = next((x.tracing for x in flat if isinstance(x, (Symbol, Row))), None)
+    if tracing is None:
+        return func(*args, **kwargs)
+    name = getattr(func, "__name__", str(func))
+    if name == "__getitem__" and isinstance(args[0], Tensor):
+        return tracing.index(Row(tracing, args[0]), args[1])
+    rule = RULES.get(name)
+    if rule is None:
+        tracing.refuse(f"torch's {name} is not among what a text can say (docs/mods.md): write it with what is")
+    try:
+        return rule(tracing, *args, **kwargs)
+    except TypeError as error:
+        if tracing.refusal is not None:
+            raise
+        tracing.refuse(f"torch's {name} is called as no text can say: {error}")
+
+
+class Row:
+    """A captured tensor of which some dimensions have their index (a node), and others (None) do not."""
+
+    def __init__(self, tracing: _Tracing, tensor: Tensor, slots: Any = None):
+        self.tracing = tracing
+        self.tensor = tensor
+        self.slots = [None] * tensor.dim() if slots is None else slots
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(n for n, slot in zip(self.tensor.shape, self.slots) if slot is None)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracing.index(self, index)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _torch_function(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.tracing.node(self)
+
+
+_VALUE = "the function is read once for all scores, so that its symbols have no value"
+_UNKNOWN = {
+    "__bool__": f"if, and, or, not, min() and max() ask for a value, but {_VALUE}: use torch.where, &, |, ~, "
+    "torch.minimum and torch.maximum",
+    "__int__": f"int() asks for a value, but {_VALUE}: use .int()",
+    "__float__": f"float() and functions of math ask for a value, but {_VALUE}: use .float() and functions of torch",
+    "__complex__": "complex numbers are nothing that a text can say",
+    "__index__": f"an index of what is no tensor asks for a value, but {_VALUE}: index a torch tensor",
+    "__len__": "a score and its indices are single numbers, which have no length",
+    "__iter__": "a score and its indices are single numbers, which cannot be iterated over",
+    "__array__": f"numpy asks for values, but {_VALUE}: use torch's functions",
+    "__contains__": f"'in' asks for a value, but {_VALUE}: compare with each, joined by |",
+    "__setitem__": "nothing can be assigned to: use torch.where",
+    "item": f"item() asks for a value, but {_VALUE}",
+    "tolist": f"tolist() asks for a value, but {_VALUE}",
+    "numpy": f"numpy() asks for a value, but {_VALUE}: use torch's functions",
+}
+
+
+class Symbol:
+    """A number that has no value yet, in place of a score or an index."""
+
+    __slots__ = ("node", "tracing")
+    __hash__ = object.__hash__
+    shape = torch.Size(())
+    ndim = 0
+
+    def __init__(self, tracing: _Tracing, node: Node):
+        self.tracing = tracing
+        self.node = node
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _torch_function(func, args, kwargs or {})
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self.node.kind]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tracing.device
+
+    def dim(self) -> int:
+        return 0
+
+    def size(self) -> torch.Size:
+        return self.shape
+
+    def numel(self) -> int:
+        return 1
+
+    def is_floating_point(self) -> bool:
+        return self.node.kind == FLOAT
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
+        """An operator whose left side is a number of numpy's."""
+        if method != "__call__" or len(inputs) != 2 or not all(isinstance(x, (Symbol, np.generic)) for x in inputs):
+            self.tracing.refuse(_UNKNOWN["__array__"])
+        return _torch_function(ufunc, inputs, {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in RULES:
+            self.tracing.refuse(f"a tensor's {name} is not among what a text can say (docs/mods.md)")
+        return lambda *args, **kwargs: RULES[name](self.tracing, self, *args, **kwargs)
+
+
+def _method(name: str, reflected: bool = False) -> Callable[..., Any]:
+    def method(self: Symbol, *others: Any) -> Any:
+        operands = (*others, self) if reflected else (self, *others)
+        return RULES[name](self.tracing, *operands)
+
+    return method
+
+
+def _unknown(what: str) -> Callable[..., Any]:
+    def method(self: Symbol, *_: Any, **__: Any) -> NoReturn:
+        self.tracing.refuse(what)
+
+    return method
+
+
+# ---- What torch's functions are in a text: by name, rule(tracing, *arguments) ----------------------------------------
+
+
+def _binary(mark: str) -> Callable[..., Symbol]:
+    return lambda t, a, b: t.binary(mark, a, b)
+
+
+def _of_floats(name: str) -> Callable[..., Symbol]:
+    return lambda t, a: t.call(name, a, kind=FLOAT)
+
+
+def _logical(mark: str) -> Callable[..., Symbol]:
+    return lambda t, a, b: t.symbol(t.graph.binary(mark, t.to(BOOL, a), t.to(BOOL, b)))
+
+
+def _scaled(mark: str) -> Callable[..., Symbol]:
+    return lambda t, a, b, *, alpha=1: t.binary(mark, a, b if alpha == 1 else t.binary("*", b, alpha))
+
+
+def _extreme(name: str, mark: str) -> Callable[..., Symbol]:
+    def rule(t: _Tracing, a: Any, b: Any) -> Symbol:
+        a, b = t.symbol(t.node(a)), t.symbol(t.node(b))
+        return t.binary(mark, a, b) if a.node.kind == b.node.kind == BOOL else t.call(name, a, b)
+
+    return rule
+
+
+def _rounded(name: str) -> Callable[..., Symbol]:
+    def rule(t: _Tracing, a: Any, *, decimals: int = 0) -> Symbol:
+        if decimals:
+            t.refuse(f"decimals ({decimals}) must be 0: multiply before, and divide after")
+        return t.call(name, a)
+
+    return rule
+
+
+def _divide(t: _Tracing, a: Any, b: Any, *, rounding_mode: str | None = None) -> Symbol:
+    if rounding_mode == "floor":
+        return t.binary("//", a, b)
+    if rounding_mode is None:
+        return t.binary("/", a, b)
+    a, b = t.symbol(t.node(a)), t.symbol(t.node(b))
+    if FLOAT in (a.node.kind, b.node.kind):
+        return t.call("trunc", t.binary("/", a, b))
+    sign = t.binary("*", t.call("sign", a), t.call("sign", b))
+    return t.binary("*", sign, t.binary("//", t.call("abs", a), t.call("abs", b)))
+
+
+def _power(t: _Tracing, a: Any, b: Any) -> Symbol:
+    if isinstance(b, (int, float)) and not isinstance(b, bool):
+        if b == 0.5:
+            return t.call("sqrt", a, kind=FLOAT)
+        if b == int(b) and 1 <= abs(b) <= 64:
+            power = _product(t, a, abs(int(b)))
+            power = power if isinstance(b, int) else t.symbol(t.to(FLOAT, power))
+            return t.binary("/", 1.0, power) if b < 0 else power
+    if isinstance(a, (int, float)) and not isinstance(a, bool) and a > 0:
+        return t.call("exp2", b if a == 2 else t.binary("*", b, math.log2(a)), kind=FLOAT)
+    t.refuse("a power has a whole number or 0.5 as its exponent, or a positive number as its base: use torch.exp2")
+
+
+def _product(t: _Tracing, a: Any, times: int) -> Symbol:
+    """a ** times, times at least 1."""
+    if times == 1:
+        return t.symbol(t.node(a))
+    half = _product(t, a, times // 2)
+    square = t.binary("*", half, half)
+    return t.binary("*", square, a) if times % 2 else square
+
+
+def _clamp(t: _Tracing, x: Any, min: Any = None, max: Any = None) -> Symbol:  # noqa: A002
+    if min is None and max is None:
+        t.refuse("clamp needs min or max")
+    node = t.symbol(t.node(x))
+    if (
+        node.node.kind == INT
+        and isinstance(min, (int, Symbol, type(None)))
+        and isinstance(max, (int, Symbol, type(None)))
+    ):
+        node = node if min is None else t.call("max", node, min)
+        return node if max is None else t.call("min", node, max)
+    return t.call("clamp", node, -math.inf if min is None else min, math.inf if max is None else max)
+
+
+def _where(t: _Tracing, condition: Any, a: Any = None, b: Any = None) -> Symbol:
+    if a is None or b is None:
+        t.refuse("where takes a condition and two values")
+    return t.select(condition, a, b)
+
+
+def _convert(kind: int) -> Callable[..., Symbol]:
+    return lambda t, x, *_, **__: t.symbol(t.to(kind, x))
+
+
+def _to(t: _Tracing, x: Any, *arguments: Any, **named: Any) -> Symbol:
+    for y in (*arguments, *named.values()):
+        dtype = y if isinstance(y, torch.dtype) else y.dtype if isinstance(y, (Tensor, Symbol)) else None
+        if dtype is not None:
+            return t.symbol(t.to(_kind_of(dtype), x))
+    return t.symbol(t.node(x))
+
+
+def _filled(value: Any, sized: bool = False) -> Callable[..., Symbol]:
+    """torch.ones_like(x) and the like, and x.new_ones(()) where sized; without value, that comes with the call."""
+
+    def rule(t: _Tracing, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Symbol:
+        arguments = [*arguments, *(named[name] for name in ("size", "fill_value") if name in named)]
+        if sized and (not arguments or arguments.pop(0) not in ((), [], torch.Size(()))):
+            t.refuse("a tensor with dimensions is made, and a score is one number: its size is ()")
+        kind = t.node(x).kind if dtype is None else _kind_of(dtype)
+        if value is not None:
+            return t.symbol(t.graph.constant((bool, int, float)[kind](value)))
+        return t.symbol(t.to(kind, arguments[0]))
+
+    return rule
+
+
+def _detach(t: _Tracing, x: Any) -> Symbol:
+    if t.node(x).kind == FLOAT:
+        t.refuse("detach() of a float would hide it from its gradient, which no text can say")
+    return x
+
+
+def _embedding(t: _Tracing, indices: Any, weight: Any, *_: Any, **__: Any) -> Any:
+    return t.index(weight if isinstance(weight, Row) else Row(t, weight), indices)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "add": _scaled("+"),
+    "sub": _scaled("-"),
+    "rsub": lambda t, a, b: t.binary("-", b, a),
+    "mul": _binary("*"),
+    "div": _divide,
+    "floor_divide": _binary("//"),
+    "remainder": _binary("%"),
+    "pow": _power,
+    "bitwise_and": _binary("&"),
+    "bitwise_or": _binary("|"),
+    "bitwise_xor": _binary("^"),
+    "bitwise_left_shift": _binary("<<"),
+    "bitwise_right_shift": _binary(">>"),
+    "bitwise_not": lambda t, a: t.unary("~", a),
+    "logical_and": _logical("&"),
+    "logical_or": _logical("|"),
+    "logical_xor": _logical("^"),
+    "logical_not": lambda t, a: t.symbol(t.graph.unary("~", t.to(BOOL, a))),
+    **{name: _binary(mark) for name, mark in zip(("lt", "le", "gt", "ge", "eq", "ne"), COMPARISONS)},
+    "neg": lambda t, a: t.unary("-", a),
+    "positive": lambda t, a: a,
+    **{name: _of_floats(name) for name in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt")},
+    **{name: _rounded(name) for name in ("floor", "ceil", "trunc", "round")},
+    "abs": lambda t, a: t.call("abs", a),
+    "sign": lambda t, a: t.call("sign", a),
+    "square": lambda t, a: t.binary("*", a, a),
+    "reciprocal": lambda t, a: t.binary("/", 1.0, a),
+    "rsqrt": lambda t, a: t.binary("/", 1.0, t.call("sqrt", a, kind=FLOAT)),
+    "relu": lambda t, a, inplace=False: t.select(t.binary("<=", a, 0), 0, a),
+    "silu": lambda t, a, inplace=False: t.binary("*", a, t.call("sigmoid", a, kind=FLOAT)),
+    "minimum": _extreme("min", "&"),
+    "maximum": _extreme("max", "|"),
+    "clamp": _clamp,
+    "clamp_min": lambda t, x, min: _clamp(t, x, min),
+    "clamp_max": lambda t, x, max: _clamp(t, x, None, max),
+    "where": _where,
+    "masked_fill": lambda t, x, mask, value: t.select(mask, value, x),
+    "isnan": lambda t, x: t.binary("!=", x, x),
+    "isinf": lambda t, x: t.binary("==", t.call("abs", x), math.inf),
+    "isfinite": lambda t, x: t.binary("<", t.call("abs", x), math.inf),
+    "isneginf": lambda t, x: t.binary("==", x, -math.inf),
+    "isposinf": lambda t, x: t.binary("==", x, math.inf),
+    "to": _to,
+    "tensor": _to,
+    "as_tensor": _to,
+    **{name: _convert(BOOL) for name in ("bool",)},
+    **{name: _convert(INT) for name in ("int", "long", "short")},
+    **{name: _convert(FLOAT) for name in ("float", "double", "half", "bfloat16")},
+    "ones_like": _filled(1),
+    "zeros_like": _filled(0),
+    "full_like": _filled(None),
+    "new_ones": _filled(1, sized=True),
+    "new_zeros": _filled(0, sized=True),
+    "new_full": _filled(None, sized=True),
+    "new_tensor": _filled(None),
+    "clone": lambda t, x, **_: x,
+    "contiguous": lambda t, x, **_: x,
+    "detach": _detach,
+    "embedding": _embedding,
+}
+for _name, _others in {
+    "sub": ("subtract",), "mul": ("multiply",), "div": ("divide", "true_divide"), "neg": ("negative",),
+    "abs": ("absolute",), "trunc": ("fix",), "clamp": ("clip",), "pow": ("float_power",), "lt": ("less",),
+    "le": ("less_equal",), "gt": ("greater",), "ge": ("greater_equal",), "ne": ("not_equal",), "minimum": ("min",),
+    "maximum": ("max",), "sigmoid": ("special_expit",), "exp2": ("special_exp2",), "to": ("type", "type_as"),
+}.items():  # fmt: skip
+    RULES.update(dict.fromkeys(_others, RULES[_name]))
+for _name, _special in {
+    "add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "floor_divide": "floordiv", "remainder": "mod",
+    "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
+}.items():  # fmt: skip
+    for _prefix in ("", "i"):  # x += y is x = x + y
+        RULES[f"__{_prefix}{_special}__"] = RULES[_name]
+        setattr(Symbol, f"__{_prefix}{_special}__", _method(_name))
+    RULES[f"__r{_special}__"] = lambda t, a, b, _rule=RULES[_name]: _rule(t, b, a)
+    setattr(Symbol, f"__r{_special}__", _method(_name, reflected=True))
+for _name, _special in {"bitwise_not": "invert", "neg": "neg", "abs": "abs", "positive": "pos"}.items():
+    RULES[f"__{_special}__"] = RULES[_name]
+    setattr(Symbol, f"__{_special}__", _method(_name))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    RULES[f"__{_name}__"] = RULES[_name]
+    setattr(Symbol, f"__{_name}__", _method(_name))
+for _name, _what in _UNKNOWN.items():
+    setattr(Symbol, _name, _unknown(_what))

@@ -28,7 +28,10 @@ def _in_python(sentence: str, arrays: dict[str, Any]) -> str:
 
 
 def renamed(error: Exception, names: dict[str, str]) -> Exception:
-    """The same error in the words of another interface, whose arguments have these names."""
+    """The same error in the words of another interface, whose arguments have these names. What is said of a
+    modification's text stays in that one's words."""
+    if str(error).startswith(("score_mod: ", "mask_mod: ")):
+        return error
 
     def name(match: re.Match[str]) -> str:
         article = "an " if match[1] and names[match[2]][0] in "aeiou" else match[1] or ""

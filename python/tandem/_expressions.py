@@ -80,8 +80,8 @@ class Graph:
         self.nodes.append(node)
         return node
 
-    def text(self, result: Node, taken: Sequence[str]) -> str:
-        """taken: names that parts may not have."""
+    def text(self, result: Node, names: Sequence[str]) -> tuple[str, set[str]]:
+        """The text, and which of the names it needs; its parts have none of them."""
         uses: dict[Node, int] = {result: 1}
         for node in reversed(self.nodes):
             for operand in node.operands if node in uses else ():
@@ -92,11 +92,12 @@ class Graph:
                 continue
             text, tight, depth = _written(node, written)
             if node.operands and node is not result and (uses[node] > 1 or depth > _DEEPEST):
-                name = _free_name(len(parts), taken)
+                name = _free_name(len(parts), names)
                 parts.append(f"{name} = {text}; ")
                 text, tight, depth = name, _ATOM, 0
             written[node] = text, tight, depth
-        return "".join(parts) + written[result][0]
+        needed = {(node.operands[0] if node.mark == "[]" else node).mark for node in written}
+        return "".join(parts) + written[result][0], needed.intersection(names)
 
 
 def _positive(node: Node) -> bool:

@@ -24,6 +24,7 @@ _DTYPES = {BOOL: torch.bool, INT: torch.int32, FLOAT: torch.float32}
 _NOT_USERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (torch, np, sys.modules["tandem"]))
 
 
+@torch.compiler.disable
 def trace(function: Callable[..., Any], argument: str, device: torch.device) -> Mod:
     """The modification that a function of torch's FlexAttention is: score_mod(score, b, h, q_idx, kv_idx) or
     mask_mod(b, h, q_idx, kv_idx). argument: which of the two. device: where the attention is computed.
@@ -43,7 +44,14 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device) -> 
             raise
         raise tracing.refusal from error  # which others have caught, and said something else
     node = tracing.result(result, function)
-    return Mod(tracing.graph.text(node, tuple(tracing.bindings)), **tracing.bindings)
+    text, needed = tracing.graph.text(node, tuple(tracing.bindings))
+    return Mod(text, **{name: x for name, x in tracing.bindings.items() if name in needed})
+
+
+def lengths(symbol: Symbol) -> tuple[Symbol, Symbol]:
+    """How long the queries' and the keys' sequence is, beside a symbol that trace() has given."""
+    tracing = symbol.tracing
+    return tuple(tracing.symbol(tracing.graph.leaf(name, INT, True)) for name in ("seqlen_q", "seqlen_k"))
 
 
 def _kind_of(dtype: torch.dtype) -> int:
@@ -176,6 +184,9 @@ class _Tracing:
         nodes = [self.node(x) for x in operands]
         nodes = [self.to(INT, x) if x.kind == BOOL else x for x in nodes]
         return self.symbol(self.graph.call(name, max(x.kind for x in nodes) if kind is None else kind, *nodes))
+
+    def constant(self, value: Any) -> Symbol:
+        return self.symbol(self.graph.constant(value))
 
     def select(self, condition: Any, a: Any, b: Any) -> Symbol:
         condition, a, b = self.node(condition), self.node(a), self.node(b)
@@ -425,10 +436,14 @@ def _power(t: _Tracing, a: Any, b: Any) -> Symbol:
         if b == int(b) and 1 <= abs(b) <= 64:
             power = _product(t, a, abs(int(b)))
             power = power if isinstance(b, int) else t.symbol(t.to(FLOAT, power))
-            return t.binary("/", 1.0, power) if b < 0 else power
+            return _inverse(t, power) if b < 0 else power
     if isinstance(a, (int, float)) and not isinstance(a, bool) and a > 0:
         return t.call("exp2", b if a == 2 else t.binary("*", b, math.log2(a)), kind=FLOAT)
     t.refuse("a power has a whole number or 0.5 as its exponent, or a positive number as its base: use torch.exp2")
+
+
+def _inverse(t: _Tracing, a: Any) -> Symbol:
+    return t.binary("/", t.constant(1.0), a)
 
 
 def _product(t: _Tracing, a: Any, times: int) -> Symbol:
@@ -524,9 +539,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "abs": lambda t, a: t.call("abs", a),
     "sign": lambda t, a: t.call("sign", a),
     "square": lambda t, a: t.binary("*", a, a),
-    "reciprocal": lambda t, a: t.binary("/", 1.0, a),
-    "rsqrt": lambda t, a: t.binary("/", 1.0, t.call("sqrt", a, kind=FLOAT)),
-    "relu": lambda t, a, inplace=False: t.select(t.binary("<=", a, 0), 0, a),
+    "reciprocal": lambda t, a: _inverse(t, a),
+    "rsqrt": lambda t, a: _inverse(t, t.call("sqrt", a, kind=FLOAT)),
+    "relu": lambda t, a, inplace=False: t.select(t.binary("<=", a, t.constant(0)), t.constant(0), a),
     "silu": lambda t, a, inplace=False: t.binary("*", a, t.call("sigmoid", a, kind=FLOAT)),
     "minimum": _extreme("min", "&"),
     "maximum": _extreme("max", "|"),

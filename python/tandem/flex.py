@@ -78,6 +78,10 @@ def flex_attention(
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         is_tensor(x, name)
+        if x.is_nested:
+            raise tandem.Unsupported(
+                f"{name} (nested) is not served: give its values to tandem.attention as packed tensors with cu_seqlens"
+            )
         if x.dim() != 4:
             raise ValueError(f"{name} ({x.dim()} dimensions) must have 4, (batch, heads, seqlen, head_dim)")
     _check_heads(query, key, enable_gqa)
@@ -86,9 +90,15 @@ def flex_attention(
         raise ValueError("return_lse must be False where return_aux is given: ask for AuxRequest(lse=True)")
     if return_aux is not None and return_aux.max_scores:
         raise tandem.Unsupported("return_aux.max_scores is not served: no pass keeps it; ask for lse, or for neither")
+    if block_mask is not None and not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a BlockMask: create_block_mask makes one")
     if key.shape[0] != query.shape[0]:
         key, value = _one_batch(query, key, value, block_mask)
-    mods = _mods(query, key, score_mod, block_mask)
+    mods = {}
+    if score_mod is not None:
+        mods["score_mod"] = _text_of(score_mod, "score_mod", query.device)
+    if block_mask is not None:
+        mods["mask_mod"] = mask_mod_of(block_mask, query, key)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
     result = in_words(_NAMES, tandem.attention, q, k, v, softmax_scale=scale, return_lse=wants_lse, **mods)
@@ -99,14 +109,20 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
-@torch.compiler.disable
-def _mods(query: Tensor, key: Tensor, score_mod: Any, block_mask: Any) -> dict[str, Any]:
-    """tandem.attention's score_mod and mask_mod."""
-    mods = {"score_mod": score_mod if score_mod is None else _text_of(score_mod, "score_mod", query.device)}
-    if block_mask is not None and _hides(block_mask, query, key):
-        mask_mod = _of_blocks(block_mask) if block_mask.mask_mod is noop_mask else block_mask.mask_mod
-        mods["mask_mod"] = _text_of(mask_mod, "mask_mod", query.device)
-    return mods
+def mask_mod_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Any:
+    """A BlockMask of these (batch, heads, seqlen, head_dim) as tandem.attention's mask_mod; None where it hides
+    nothing."""
+    if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
+        return None
+    *_, seqlen_q, seqlen_k = block_mask.shape
+    lengths = query.shape[2], key.shape[2]
+    if (seqlen_q, seqlen_k) != lengths:
+        raise ValueError(
+            f"block_mask ({seqlen_q} x {seqlen_k}) must be of query's and key's lengths ({lengths[0]} x {lengths[1]}): "
+            "make one for these with create_block_mask"
+        )
+    mask_mod = _of_blocks(block_mask) if block_mask.mask_mod is noop_mask else block_mask.mask_mod
+    return _text_of(mask_mod, "mask_mod", query.device)
 
 
 def _text_of(mod: Any, argument: str, device: torch.device) -> Any:
@@ -143,22 +159,6 @@ def _check_options(kernel_options: Any) -> None:
     for name in kernel_options or ():
         if name not in known and name.removeprefix("fwd_").removeprefix("bwd_") not in known:
             raise ValueError(f"kernel_options ({name!r}) must have names that torch's FlexKernelOptions has")
-
-
-def _hides(block_mask: Any, query: Tensor, key: Tensor) -> bool:
-    """Whether it is a mask, of these lengths, and not what torch takes for none."""
-    if not isinstance(block_mask, BlockMask):
-        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a BlockMask: create_block_mask makes one")
-    if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
-        return False
-    *_, seqlen_q, seqlen_k = block_mask.shape
-    lengths = query.shape[2], key.shape[2]
-    if (seqlen_q, seqlen_k) != lengths:
-        raise ValueError(
-            f"block_mask ({seqlen_q} x {seqlen_k}) must be of query's and key's lengths ({lengths[0]} x {lengths[1]}): "
-            "make one for these with create_block_mask"
-        )
-    return True
 
 
 def _one_batch(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> tuple[Tensor, Tensor]:

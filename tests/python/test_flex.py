@@ -191,6 +191,9 @@ def test_texts_are_as_one_would_write_them():
     assert text(lambda s, b, h, q, k: s) == "score"
     assert text(lambda b, h, q, k: ~(q < k), "mask_mod") == "~(q < k)"
     assert text(lambda s, b, h, q, k: -((q - k) ** 3) * s) == "t0 = q - k; -(t0 * t0 * t0) * score"
+    assert text(lambda s, b, h, q, k: torch.relu(torch.rsqrt(s))) == "t0 = 1.0 / sqrt(score); select(t0 <= 0, 0, t0)"
+    unused = trace(lambda s, b, h, q, k: (slopes[h], s)[1], "score_mod", CPU)
+    assert (unused.text, unused.bindings) == ("score", {})
 
 
 def test_a_changed_number_changes_no_text():
@@ -451,6 +454,10 @@ CALLS = {
     "lengths": (
         lambda f: f(Q, K[:, :, :5], V[:, :, :5], None, MASK, enable_gqa=True),
         ValueError, r"block_mask \(5 x 6\) must be of query's and key's lengths \(5 x 5\)",
+    ),
+    "nested": (
+        lambda f: f(torch.nested.nested_tensor([Q[0]], layout=torch.jagged), K, V),
+        tandem.Unsupported, r"query \(nested\) is not served",
     ),
     "batch": (lambda f: f(Q, K[:1], V[:1], enable_gqa=True), ValueError, r"key's batch \(1\) must be query's \(2\)"),
     "a slice": (

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from tandem._errors import Unsupported
 from tandem._expressions import BOOL, COMPARISONS, FLOAT, INT, RESERVED, Graph, Node
@@ -36,14 +35,7 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device) -> 
         tracing.symbol(tracing.graph.leaf(name, FLOAT if name == "score" else INT, name != "score"))
         for name in _ARGUMENTS[argument]
     ]
-    try:
-        with _Mode():
-            result = function(*symbols)
-    except Exception as error:
-        if tracing.refusal is None or error is tracing.refusal:
-            raise
-        raise tracing.refusal from error  # which others have caught, and said something else
-    node = tracing.result(result, function)
+    node = tracing.result(function(*symbols), function)
     text, needed = tracing.graph.text(node, tuple(tracing.bindings))
     return Mod(text, **{name: x for name, x in tracing.bindings.items() if name in needed})
 
@@ -74,7 +66,6 @@ class _Tracing:
         self.device = device
         self.graph = Graph()
         self.bindings: dict[str, Any] = {}
-        self.refusal: Exception | None = None
         self._bound: list[tuple[Any, Any, str]] = []  # what the function gave, what it is bound to, the name
 
     def symbol(self, node: Node) -> Symbol:
@@ -84,9 +75,7 @@ class _Tracing:
         frame = _user_frame()
         code = frame.f_code
         where = f'"{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
-        error = kind(f"{self.argument} ({where}): {what}")
-        self.refusal = self.refusal or error
-        raise error
+        raise kind(f"{self.argument} ({where}): {what}")
 
     def result(self, value: Any, function: Any) -> Node:
         """What the function returned."""
@@ -205,6 +194,8 @@ class _Tracing:
         if any(x is Ellipsis for x in parts):
             at = next(n for n, x in enumerate(parts) if x is Ellipsis)
             parts = (*parts[:at], *(slice(None),) * (len(free) - len(parts) + 1), *parts[at + 1 :])
+        if any(x is None for x in parts):
+            self.refuse("None adds a dimension, and a score is one number: index without it")
         if len(parts) > len(free):
             self.refuse(f"{len(parts)} indices are given to a tensor of shape {tuple(row.shape)}", IndexError)
         slots = list(row.slots)
@@ -221,8 +212,8 @@ class _Tracing:
             if not -size <= x < size:
                 self.refuse(f"index {x} is out of bounds for a dimension of {size}", IndexError)
             return self.graph.constant(x % size)
-        if x is None or isinstance(x, (slice, list, bool)):
-            self.refuse(f"an index is a number, and this is {x if x is None else type(x).__name__}")
+        if isinstance(x, (slice, list, bool)):
+            self.refuse(f"an index is a number, and this is a {type(x).__name__}")
         node = self.node(x)
         if node.kind != INT:
             self.refuse(f"an index is an int, and this is a {('bool', '', 'float')[node.kind]}: .int() makes it one")
@@ -245,19 +236,11 @@ def _is_literal(x: Any) -> bool:
     return any(map(is_x, code.co_consts)) and not any(map(is_x, captured))
 
 
-class _Mode(TorchFunctionMode):
-    """Catches what torch's functions are asked to do with symbols; others go their way."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _torch_function(func, args, kwargs or {})
-
-
 def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What one of torch's functions is asked to do with symbols."""
     flat = [*args, *kwargs.values()]
     flat += [y for x in flat if isinstance(x, (tuple, list)) for y in x]
-    tracing = next((x.tracing for x in flat if isinstance(x, (Symbol, Row))), None)
-    if tracing is None:
-        return func(*args, **kwargs)
+    tracing = next(x.tracing for x in flat if isinstance(x, (Symbol, Row)))
     name = getattr(func, "__name__", str(func))
     if name == "__getitem__" and isinstance(args[0], Tensor):
         return tracing.index(Row(tracing, args[0]), args[1])
@@ -267,8 +250,6 @@ def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     try:
         return rule(tracing, *args, **kwargs)
     except TypeError as error:
-        if tracing.refusal is not None:
-            raise
         tracing.refuse(f"torch's {name} is called as no text can say: {error}")
 
 
@@ -556,8 +537,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "isneginf": lambda t, x: t.binary("==", x, -math.inf),
     "isposinf": lambda t, x: t.binary("==", x, math.inf),
     "to": _to,
-    "tensor": _to,
-    "as_tensor": _to,
     **{name: _convert(BOOL) for name in ("bool",)},
     **{name: _convert(INT) for name in ("int", "long", "short")},
     **{name: _convert(FLOAT) for name in ("float", "double", "half", "bfloat16")},

@@ -304,21 +304,29 @@ class Random:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_functions(seed):
-    """Every score by itself: the LSE of a query that sees one key is that key's score."""
-    function = Random(seed).number(1 + seed % 4)
+    """Every score by itself, and its gradients: the LSE of a query that sees one key is that key's score."""
+    random = Random(seed)
+    function = random.number(1 + seed % 4)
     q, k, v = tensors((BATCH, HEADS, 5, 8), *[(BATCH, HEADS, 6, 8)] * 2, dtype=torch.float64, seed=seed)
+    inputs = [x.requires_grad_() for x in (q, k, random.floats, random.gain)]
 
     def score_mod(score, b, h, q_idx, kv_idx):
-        return function((score, b, h, q_idx, kv_idx))
+        return function((score, b, h, q_idx, kv_idx)) + 0 * random.gain * random.floats[0, 0] * score
 
     scores = q @ k.mT * 8**-0.5
     places = [x.expand(scores.shape) for x in torch.meshgrid(*map(torch.arange, scores.shape), indexing="ij")]
     wanted = score_mod(scores, *places)
-    mod = trace(score_mod, "score_mod", CPU)
-    for key in range(6):
-        only = tandem.create_block_mask(lambda b, h, q_idx, kv_idx, key=key: kv_idx == key, None, None, 5, 6, "cpu", 8)
-        _, lse = tandem.flex_attention(q, k, v, score_mod, only, return_lse=True)
-        reference.hold(lse, wanted[..., key], wanted[..., key], f"seed {seed}: {mod.text}")
+
+    def only(key):
+        mask = tandem.create_block_mask(lambda b, h, q_idx, kv_idx: kv_idx == key, None, None, 5, 6, "cpu", 8)
+        return tandem.flex_attention(q, k, v, score_mod, mask, return_lse=True)[1]
+
+    ours = torch.stack([only(key) for key in range(6)], -1)
+    (weights,) = tensors(wanted.shape, dtype=torch.float64, seed=seed + 100)
+    what = f"seed {seed}: {trace(score_mod, 'score_mod', CPU).text}"
+    gradients = (torch.autograd.grad((x * weights).sum(), inputs) for x in (ours, wanted))
+    for got, want in zip((ours, *next(gradients)), (wanted, *next(gradients))):
+        reference.hold(got.detach(), want.detach(), want.detach(), what)
 
 
 # ---- What cannot be said --------------------------------------------------------------------------------------------
@@ -382,6 +390,18 @@ def by_floats(score, b, h, q_idx, kv_idx):
     return score + (score & 1)
 
 
+def stacked(score, b, h, q_idx, kv_idx):
+    return torch.stack([score, score])[0]
+
+
+def of_none(score, b, h, q_idx, kv_idx):
+    return score + TABLE[None, h, q_idx]
+
+
+def of_a_part(score, b, h, q_idx, kv_idx):
+    return score + TABLE[h, 1:][q_idx]
+
+
 def whole(score, b, h, q_idx, kv_idx):
     return score + TABLE.sum(0)[h].sum(q_idx)
 
@@ -392,7 +412,7 @@ REFUSED = {
     by_numpy: (tandem.Unsupported, "numpy asks for values"),
     by_math: (tandem.Unsupported, r"float\(\) and functions of math ask for a value"),
     of_a_list: (tandem.Unsupported, "an index of what is no tensor asks for a value"),
-    of_an_array: (tandem.Unsupported, "an index of what is no tensor asks for a value"),
+    of_an_array: (tandem.Unsupported, "numpy asks for values"),
     by_sin: (tandem.Unsupported, "torch's sin is not among what a text can say"),
     without_index: (tandem.Unsupported, r"a tensor of shape \(9,\) meets one score: index it"),
     by_a_float: (tandem.Unsupported, "an index is an int, and this is a float"),
@@ -401,6 +421,9 @@ REFUSED = {
     of_64_bits: (tandem.Unsupported, "the number 2654435761 has more than int's 32 bits"),
     minimum: (tandem.Unsupported, r"min\(\) and max\(\) ask for a value"),
     by_floats: (tandem.Unsupported, "'&' takes bools or ints, and one side is a float"),
+    stacked: (tandem.Unsupported, "torch's stack is not among"),
+    of_none: (tandem.Unsupported, "None adds a dimension"),
+    of_a_part: (tandem.Unsupported, "an index is a number, and this is a slice"),
     whole: (tandem.Unsupported, "a tensor's sum is not among"),
 }
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tandem._errors import Unsupported
-from tandem._expressions import BOOL, COMPARISONS, FLOAT, INT, RESERVED, Graph, Node
+from tandem._expressions import BOOL, FLOAT, INT, RESERVED, Graph, Node
 from tandem._mods import Mod, is_number
+from tandem._trace_rules import BINARY, OTHERS, RULES, kind_of
 
 _ARGUMENTS = {"score_mod": ("score", "batch", "head", "q", "k"), "mask_mod": ("batch", "head", "q", "k")}
 _WIDENED = (torch.uint8, torch.int8, torch.int16)  # which texts do not read
@@ -44,10 +45,6 @@ def lengths(symbol: Symbol) -> tuple[Symbol, Symbol]:
     """How long the queries' and the keys' sequence is, beside a symbol that trace() has given."""
     tracing = symbol.tracing
     return tuple(tracing.symbol(tracing.graph.leaf(name, INT, True)) for name in ("seqlen_q", "seqlen_k"))
-
-
-def _kind_of(dtype: torch.dtype) -> int:
-    return BOOL if dtype == torch.bool else FLOAT if dtype.is_floating_point else INT
 
 
 def _user_frame() -> FrameType:
@@ -131,7 +128,7 @@ class _Tracing:
         if tensor.dtype in _WIDENED and not any(given is tensor for given, _, _ in self._bound):
             value = tensor.to(torch.int32)
         name = self._name_of(tensor, lambda given: given is tensor, value, "tensor")
-        return self.graph.element(name, _kind_of(tensor.dtype), indices)
+        return self.graph.element(name, kind_of(tensor.dtype), indices)
 
     def _name_of(self, x: Any, is_x: Callable[[Any], bool], value: Any, otherwise: str) -> str:
         """The name that x has in the text: that of the variable it is in, where there is one."""
@@ -186,6 +183,9 @@ class _Tracing:
     def to(self, kind: int, x: Any) -> Node:
         node = x if isinstance(x, Node) else self.node(x)
         return node if node.kind == kind else self.graph.call(("bool", "int", "float")[kind], kind, node)
+
+    def row(self, x: Any) -> Row:
+        return x if isinstance(x, Row) else Row(self, x)
 
     def index(self, row: Row, index: Any) -> Any:
         """An element of a tensor, or what is left of it where indices are still to come."""
@@ -243,7 +243,9 @@ def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     tracing = next(x.tracing for x in flat if isinstance(x, (Symbol, Row)))
     name = getattr(func, "__name__", str(func))
     if name == "__getitem__" and isinstance(args[0], Tensor):
-        return tracing.index(Row(tracing, args[0]), args[1])
+        return tracing.index(tracing.row(args[0]), args[1])
+    if func is Tensor.where:
+        args = (args[1], args[0], *args[2:])
     rule = RULES.get(name)
     if rule is None:
         tracing.refuse(f"torch's {name} is not among what a text can say (docs/mods.md): write it with what is")
@@ -333,6 +335,9 @@ class Symbol:
     def is_floating_point(self) -> bool:
         return self.node.kind == FLOAT
 
+    def where(self, condition: Any, other: Any) -> Symbol:
+        return self.tracing.select(condition, self, other)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
         """An operator whose left side is a number of numpy's."""
         if method != "__call__" or len(inputs) != 2 or not all(isinstance(x, (Symbol, np.generic)) for x in inputs):
@@ -362,218 +367,11 @@ def _unknown(what: str) -> Callable[..., Any]:
     return method
 
 
-# ---- What torch's functions are in a text: by name, rule(tracing, *arguments) ----------------------------------------
-
-
-def _binary(mark: str) -> Callable[..., Symbol]:
-    return lambda t, a, b: t.binary(mark, a, b)
-
-
-def _of_floats(name: str) -> Callable[..., Symbol]:
-    return lambda t, a: t.call(name, a, kind=FLOAT)
-
-
-def _logical(mark: str) -> Callable[..., Symbol]:
-    return lambda t, a, b: t.symbol(t.graph.binary(mark, t.to(BOOL, a), t.to(BOOL, b)))
-
-
-def _scaled(mark: str) -> Callable[..., Symbol]:
-    return lambda t, a, b, *, alpha=1: t.binary(mark, a, b if alpha == 1 else t.binary("*", b, alpha))
-
-
-def _extreme(name: str, mark: str) -> Callable[..., Symbol]:
-    def rule(t: _Tracing, a: Any, b: Any) -> Symbol:
-        a, b = t.symbol(t.node(a)), t.symbol(t.node(b))
-        return t.binary(mark, a, b) if a.node.kind == b.node.kind == BOOL else t.call(name, a, b)
-
-    return rule
-
-
-def _rounded(name: str) -> Callable[..., Symbol]:
-    def rule(t: _Tracing, a: Any, *, decimals: int = 0) -> Symbol:
-        if decimals:
-            t.refuse(f"decimals ({decimals}) must be 0: multiply before, and divide after")
-        return t.call(name, a)
-
-    return rule
-
-
-def _divide(t: _Tracing, a: Any, b: Any, *, rounding_mode: str | None = None) -> Symbol:
-    if rounding_mode == "floor":
-        return t.binary("//", a, b)
-    if rounding_mode is None:
-        return t.binary("/", a, b)
-    a, b = t.symbol(t.node(a)), t.symbol(t.node(b))
-    if FLOAT in (a.node.kind, b.node.kind):
-        return t.call("trunc", t.binary("/", a, b))
-    sign = t.binary("*", t.call("sign", a), t.call("sign", b))
-    return t.binary("*", sign, t.binary("//", t.call("abs", a), t.call("abs", b)))
-
-
-def _power(t: _Tracing, a: Any, b: Any) -> Symbol:
-    if isinstance(b, (int, float)) and not isinstance(b, bool):
-        if b == 0.5:
-            return t.call("sqrt", a, kind=FLOAT)
-        if b == int(b) and 1 <= abs(b) <= 64:
-            power = _product(t, a, abs(int(b)))
-            power = power if isinstance(b, int) else t.symbol(t.to(FLOAT, power))
-            return _inverse(t, power) if b < 0 else power
-    if isinstance(a, (int, float)) and not isinstance(a, bool) and a > 0:
-        return t.call("exp2", b if a == 2 else t.binary("*", b, math.log2(a)), kind=FLOAT)
-    t.refuse("a power has a whole number or 0.5 as its exponent, or a positive number as its base: use torch.exp2")
-
-
-def _inverse(t: _Tracing, a: Any) -> Symbol:
-    return t.binary("/", t.constant(1.0), a)
-
-
-def _product(t: _Tracing, a: Any, times: int) -> Symbol:
-    """a ** times, times at least 1."""
-    if times == 1:
-        return t.symbol(t.node(a))
-    half = _product(t, a, times // 2)
-    square = t.binary("*", half, half)
-    return t.binary("*", square, a) if times % 2 else square
-
-
-def _clamp(t: _Tracing, x: Any, min: Any = None, max: Any = None) -> Symbol:  # noqa: A002
-    if min is None and max is None:
-        t.refuse("clamp needs min or max")
-    node = t.symbol(t.node(x))
-    if (
-        node.node.kind == INT
-        and isinstance(min, (int, Symbol, type(None)))
-        and isinstance(max, (int, Symbol, type(None)))
-    ):
-        node = node if min is None else t.call("max", node, min)
-        return node if max is None else t.call("min", node, max)
-    return t.call("clamp", node, -math.inf if min is None else min, math.inf if max is None else max)
-
-
-def _where(t: _Tracing, condition: Any, a: Any = None, b: Any = None) -> Symbol:
-    if a is None or b is None:
-        t.refuse("where takes a condition and two values")
-    return t.select(condition, a, b)
-
-
-def _convert(kind: int) -> Callable[..., Symbol]:
-    return lambda t, x, *_, **__: t.symbol(t.to(kind, x))
-
-
-def _to(t: _Tracing, x: Any, *arguments: Any, **named: Any) -> Symbol:
-    for y in (*arguments, *named.values()):
-        dtype = y if isinstance(y, torch.dtype) else y.dtype if isinstance(y, (Tensor, Symbol)) else None
-        if dtype is not None:
-            return t.symbol(t.to(_kind_of(dtype), x))
-    return t.symbol(t.node(x))
-
-
-def _filled(value: Any, sized: bool = False) -> Callable[..., Symbol]:
-    """torch.ones_like(x) and the like, and x.new_ones(()) where sized; without value, that comes with the call."""
-
-    def rule(t: _Tracing, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Symbol:
-        arguments = [*arguments, *(named[name] for name in ("size", "fill_value") if name in named)]
-        if sized and (not arguments or arguments.pop(0) not in ((), [], torch.Size(()))):
-            t.refuse("a tensor with dimensions is made, and a score is one number: its size is ()")
-        kind = t.node(x).kind if dtype is None else _kind_of(dtype)
-        if value is not None:
-            return t.symbol(t.graph.constant((bool, int, float)[kind](value)))
-        return t.symbol(t.to(kind, arguments[0]))
-
-    return rule
-
-
-def _detach(t: _Tracing, x: Any) -> Symbol:
-    if t.node(x).kind == FLOAT:
-        t.refuse("detach() of a float would hide it from its gradient, which no text can say")
-    return x
-
-
-def _embedding(t: _Tracing, indices: Any, weight: Any, *_: Any, **__: Any) -> Any:
-    return t.index(weight if isinstance(weight, Row) else Row(t, weight), indices)
-
-
-RULES: dict[str, Callable[..., Any]] = {
-    "add": _scaled("+"),
-    "sub": _scaled("-"),
-    "rsub": lambda t, a, b: t.binary("-", b, a),
-    "mul": _binary("*"),
-    "div": _divide,
-    "floor_divide": _binary("//"),
-    "remainder": _binary("%"),
-    "pow": _power,
-    "bitwise_and": _binary("&"),
-    "bitwise_or": _binary("|"),
-    "bitwise_xor": _binary("^"),
-    "bitwise_left_shift": _binary("<<"),
-    "bitwise_right_shift": _binary(">>"),
-    "bitwise_not": lambda t, a: t.unary("~", a),
-    "logical_and": _logical("&"),
-    "logical_or": _logical("|"),
-    "logical_xor": _logical("^"),
-    "logical_not": lambda t, a: t.symbol(t.graph.unary("~", t.to(BOOL, a))),
-    **{name: _binary(mark) for name, mark in zip(("lt", "le", "gt", "ge", "eq", "ne"), COMPARISONS)},
-    "neg": lambda t, a: t.unary("-", a),
-    "positive": lambda t, a: a,
-    **{name: _of_floats(name) for name in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt")},
-    **{name: _rounded(name) for name in ("floor", "ceil", "trunc", "round")},
-    "abs": lambda t, a: t.call("abs", a),
-    "sign": lambda t, a: t.call("sign", a),
-    "square": lambda t, a: t.binary("*", a, a),
-    "reciprocal": lambda t, a: _inverse(t, a),
-    "rsqrt": lambda t, a: _inverse(t, t.call("sqrt", a, kind=FLOAT)),
-    "relu": lambda t, a, inplace=False: t.select(t.binary("<=", a, t.constant(0)), t.constant(0), a),
-    "silu": lambda t, a, inplace=False: t.binary("*", a, t.call("sigmoid", a, kind=FLOAT)),
-    "minimum": _extreme("min", "&"),
-    "maximum": _extreme("max", "|"),
-    "clamp": _clamp,
-    "clamp_min": lambda t, x, min: _clamp(t, x, min),
-    "clamp_max": lambda t, x, max: _clamp(t, x, None, max),
-    "where": _where,
-    "masked_fill": lambda t, x, mask, value: t.select(mask, value, x),
-    "isnan": lambda t, x: t.binary("!=", x, x),
-    "isinf": lambda t, x: t.binary("==", t.call("abs", x), math.inf),
-    "isfinite": lambda t, x: t.binary("<", t.call("abs", x), math.inf),
-    "isneginf": lambda t, x: t.binary("==", x, -math.inf),
-    "isposinf": lambda t, x: t.binary("==", x, math.inf),
-    "to": _to,
-    **{name: _convert(BOOL) for name in ("bool",)},
-    **{name: _convert(INT) for name in ("int", "long", "short")},
-    **{name: _convert(FLOAT) for name in ("float", "double", "half", "bfloat16")},
-    "ones_like": _filled(1),
-    "zeros_like": _filled(0),
-    "full_like": _filled(None),
-    "new_ones": _filled(1, sized=True),
-    "new_zeros": _filled(0, sized=True),
-    "new_full": _filled(None, sized=True),
-    "new_tensor": _filled(None),
-    "clone": lambda t, x, **_: x,
-    "contiguous": lambda t, x, **_: x,
-    "detach": _detach,
-    "embedding": _embedding,
-}
-for _name, _others in {
-    "sub": ("subtract",), "mul": ("multiply",), "div": ("divide", "true_divide"), "neg": ("negative",),
-    "abs": ("absolute",), "trunc": ("fix",), "clamp": ("clip",), "pow": ("float_power",), "lt": ("less",),
-    "le": ("less_equal",), "gt": ("greater",), "ge": ("greater_equal",), "ne": ("not_equal",), "minimum": ("min",),
-    "maximum": ("max",), "sigmoid": ("special_expit",), "exp2": ("special_exp2",), "to": ("type", "type_as"),
-}.items():  # fmt: skip
-    RULES.update(dict.fromkeys(_others, RULES[_name]))
-for _name, _special in {
-    "add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "floor_divide": "floordiv", "remainder": "mod",
-    "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_left_shift": "lshift",
-    "bitwise_right_shift": "rshift",
-}.items():  # fmt: skip
-    for _prefix in ("", "i"):  # x += y is x = x + y
-        RULES[f"__{_prefix}{_special}__"] = RULES[_name]
-        setattr(Symbol, f"__{_prefix}{_special}__", _method(_name))
-    RULES[f"__r{_special}__"] = lambda t, a, b, _rule=RULES[_name]: _rule(t, b, a)
-    setattr(Symbol, f"__r{_special}__", _method(_name, reflected=True))
-for _name, _special in {"bitwise_not": "invert", "neg": "neg", "abs": "abs", "positive": "pos"}.items():
-    RULES[f"__{_special}__"] = RULES[_name]
+for _name, _special in BINARY.items():
     setattr(Symbol, f"__{_special}__", _method(_name))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    RULES[f"__{_name}__"] = RULES[_name]
-    setattr(Symbol, f"__{_name}__", _method(_name))
+    setattr(Symbol, f"__i{_special}__", _method(_name))  # x += y is x = x + y
+    setattr(Symbol, f"__r{_special}__", _method(_name, reflected=True))
+for _name, _special in OTHERS.items():
+    setattr(Symbol, f"__{_special}__", _method(_name))
 for _name, _what in _UNKNOWN.items():
     setattr(Symbol, _name, _unknown(_what))

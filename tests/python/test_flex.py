@@ -192,6 +192,9 @@ def test_texts_are_as_one_would_write_them():
     assert text(lambda b, h, q, k: ~(q < k), "mask_mod") == "~(q < k)"
     assert text(lambda s, b, h, q, k: -((q - k) ** 3) * s) == "t0 = q - k; -(t0 * t0 * t0) * score"
     assert text(lambda s, b, h, q, k: torch.relu(torch.rsqrt(s))) == "t0 = 1.0 / sqrt(score); select(t0 <= 0, 0, t0)"
+    assert text(lambda s, b, h, q, k: s.where(q > k, gain)) == "select(q > k, score, gain)"
+    assert text(lambda s, b, h, q, k: gain.where(q > k, s)) == "select(q > k, gain, score)"
+    assert text(lambda s, b, h, q, k: s + torch.clamp(q - k, 0, 9)) == "score + min(max(q - k, 0), 9)"
     unused = trace(lambda s, b, h, q, k: (slopes[h], s)[1], "score_mod", CPU)
     assert (unused.text, unused.bindings) == ("score", {})
 

@@ -29,11 +29,8 @@ def is_own(q: Tensor) -> bool:
 
 def like(x: Tensor) -> Tensor:
     """A tensor for the gradient of x, in x's memory layout where the C interface can write it."""
-    return (
-        torch.empty_like(x)
-        if x.dim() == 0 or x.stride(-1) == 1
-        else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    )
+    compact = x.dim() == 0 or x.stride(-1) == 1
+    return torch.empty_like(x) if compact else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def needs_padding(q: Tensor, v: Tensor) -> bool:

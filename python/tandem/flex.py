@@ -121,7 +121,9 @@ def mask_mod_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Any:
             f"block_mask ({seqlen_q} x {seqlen_k}) must be of query's and key's lengths ({lengths[0]} x {lengths[1]}): "
             "make one for these with create_block_mask"
         )
-    mask_mod = _of_blocks(block_mask) if block_mask.mask_mod is noop_mask else block_mask.mask_mod
+    mask_mod = block_mask.mask_mod
+    if getattr(mask_mod, "__code__", None) is noop_mask.__code__:  # also where torch has made the function anew
+        mask_mod = _of_blocks(block_mask)
     return _text_of(mask_mod, "mask_mod", query.device)
 
 

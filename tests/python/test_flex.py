@@ -209,6 +209,8 @@ def test_a_changed_number_changes_no_text():
     one, other = window(9, 0.5), window(1000, 3.25)
     assert one.text == other.text == "select(q - k < width, score * gain, score / 4)"
     assert (one.bindings, other.bindings) == ({"width": 9, "gain": 0.5}, {"width": 1000, "gain": 3.25})
+    wide = trace(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx < WINDOW) | (kv_idx == 7), "mask_mod", CPU)
+    assert wide.bindings == {"WINDOW": 7}  # also where it is a global one, equal to a literal
     assert window(4, 0.5).text != one.text  # the literal is the number that is captured: one name for both
 
 
@@ -226,7 +228,7 @@ def test_negative_indices_count_from_the_end():
     inputs = tensors((BATCH, HEADS, QUERIES, DIM), *[(BATCH, HEADS, KEYS, DIM)] * 2)
 
     def score_mod(score, b, h, q_idx, kv_idx):
-        return score + table[h, kv_idx - q_idx].to(score.dtype)
+        return score + table[h, kv_idx - q_idx].to(score.dtype) + table[h, kv_idx % -KEYS].to(score.dtype)
 
     torch_reference.hold(lambda *x: tandem.flex_attention(*x, score_mod), lambda *x: plain(*x, score_mod)[0], inputs)
 
@@ -591,7 +593,7 @@ def test_a_mask_of_blocks_alone():
     q, k, v = tensors((2, 2, 40, 8), (2, 2, 44, 8), (2, 2, 44, 8))
     blocks = dense.bool()
     torch_reference.hold(
-        lambda *x: tandem.flex_attention(*x, block_mask=mask),
+        lambda *x: tandem.flex_attention(*x, block_mask=mask.to("cpu")),
         lambda *x: plain(*x, mask_mod=lambda b, h, i, j: blocks[i // 16, j // 16])[0],
         (q, k, v),
     )

@@ -133,14 +133,13 @@ static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t co
   Call call;
   memset(&call.args, 0, sizeof call.args);
   call.args.size = sizeof call.args;
-  call.used = 0;
+  call.used = call.mods_used = 0;
   call.q = call.scattered = NULL;
   PyObject* answer = NULL;
   if (read_record(arguments[1], what, &call, &answer))
     answer =
         call.scattered != NULL ? Py_BuildValue("(sO)", "copy", call.scattered) : serve(what, &call.args, call.q, &gpu);
-  for (int i = 0; i < call.used; ++i) release(&call.operands[i]);
-  Py_XDECREF(call.scattered);
+  release_call(&call);
   return answer;
 }
 

@@ -9,9 +9,10 @@
 #include <string.h>
 #include <tandem/tandem.h>
 
+#include "mod.h"
 #include "operand.h"
 
-typedef enum { kTensor, kSeed, kLength, kScale, kReal, kCount, kFlag, kAlignment, kWindow, kNotOfTheCall } Kind;
+typedef enum { kTensor, kSeed, kLength, kScale, kReal, kCount, kFlag, kAlignment, kWindow, kMod, kNotOfTheCall } Kind;
 enum { kForward = 1 << TANDEM_FORWARD, kBackward = 1 << TANDEM_BACKWARD };
 
 /* What a record may have, by name, and where it goes. q, k and v come first. */
@@ -53,6 +54,8 @@ static struct {
     FIELD(batch_invariant, kFlag),
     FIELD(diagonal_offset, kLength),
     FIELD(accumulate, kFlag),
+    FIELD(score_mod, kMod),
+    FIELD(mask_mod, kMod),
     {"float32_out", kNotOfTheCall, 0, 0, 0, NULL}, /* out's own type says it */
     TENSOR(out, kForward, kBackward),
     TENSOR(lse, kForward, 0),
@@ -66,7 +69,7 @@ static struct {
 #undef TENSOR
 #undef FIELD
 };
-enum { kFields = sizeof fields / sizeof fields[0], kMostTensors = 22 };
+enum { kFields = sizeof fields / sizeof fields[0], kMostTensors = 22, kMostMods = 2 };
 
 static int intern_names(void) {
   for (int i = 0; i < kFields; ++i)
@@ -181,6 +184,8 @@ typedef struct {
   tandem_attention_args args;
   Operand operands[kMostTensors];
   int used;
+  ReadMod* mods[kMostMods];
+  int mods_used;
   PyObject* q;
   PyObject* scattered; /* the names of the tensors to copy, or NULL */
 } Call;
@@ -188,6 +193,18 @@ typedef struct {
 static int note(PyObject** names, PyObject* name) {
   if (*names == NULL && (*names = PyList_New(0)) == NULL) return 0;
   return PyList_Append(*names, name) == 0;
+}
+
+static void release_call(Call* call) {
+  for (int i = 0; i < call->used; ++i) release(&call->operands[i]);
+  for (int i = 0; i < call->mods_used; ++i) release_mod(call->mods[i]);
+  Py_XDECREF(call->scattered);
+}
+
+/* What the caller must do where a tensor could not be read. */
+static PyObject* answer_of(Reading reading, int field) {
+  if (reading == kNeedsDescription) return Py_BuildValue("(sO)", "describe", fields[field].key);
+  return reading == kIsReadOnly ? Py_BuildValue("(sO)", "read-only", fields[field].key) : NULL;
 }
 
 /* Puts a tensor into the call. 0 with an exception, or with what the caller must do first in *answer. */
@@ -204,9 +221,10 @@ static int read_operand(PyObject* object, int field, long what, Call* call, PyOb
   const int is_seed = fields[field].kind == kSeed;
   const int fits = !is_seed || (t->ndim == 1 && t->shape[0] == 2 && t->dtype.bits == 64);
   if (reading == kFailed) return 0;
-  if (reading == kNeedsDescription || !fits) *answer = Py_BuildValue("(sO)", "describe", fields[field].key);
-  if (reading == kIsReadOnly) *answer = Py_BuildValue("(sO)", "read-only", fields[field].key);
-  if (reading != kRead || !fits) return 0;
+  if (reading != kRead || !fits) {
+    *answer = answer_of(fits ? reading : kNeedsDescription, field);
+    return 0;
+  }
   if (is_seed) {
     call->args.dropout_seed_ptr = (const uint64_t*)((const char*)t->data + t->byte_offset);
     call->args.dropout_offset_ptr = call->args.dropout_seed_ptr + 1;
@@ -217,6 +235,24 @@ static int read_operand(PyObject* object, int field, long what, Call* call, PyOb
   const int is_off = (fields[field].compacted & pass) && (scattered(t) || off_16_bytes(t));
   memcpy((char*)&call->args + fields[field].offset, &t, sizeof t);
   return !is_off || note(&call->scattered, fields[field].key);
+}
+
+/* Puts a modification into the call; 0 as above. */
+static int read_modification(PyObject* object, int field, long what, Call* call, PyObject** answer) {
+  if (call->mods_used == kMostMods) {
+    PyErr_SetString(PyExc_TypeError, "a call has too many modifications");
+    return 0;
+  }
+  ReadMod** mod = &call->mods[call->mods_used++];
+  *mod = NULL;
+  const Reading reading = read_mod(object, (int)(what & 1), mod);
+  if (reading != kRead) {
+    *answer = answer_of(reading, field);
+    return 0;
+  }
+  const tandem_mod* read = &(*mod)->mod;
+  memcpy((char*)&call->args + fields[field].offset, &read, sizeof read);
+  return 1;
 }
 
 /* Puts all of a record into the call; 0 as above. */
@@ -234,6 +270,8 @@ static int read_record(PyObject* record, long what, Call* call, PyObject** answe
       fine = read_seed(value, &call->args);
     } else if (fields[field].kind == kTensor || fields[field].kind == kSeed) {
       fine = read_operand(value, field, what, call, answer);
+    } else if (fields[field].kind == kMod) {
+      fine = read_modification(value, field, what, call, answer);
     } else {
       fine = read_option(value, field, &call->args);
     }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem import _arrays
+from tandem import _arrays, _mods
 from tandem._library import (
     BACKWARD,
     CHECK,
@@ -39,6 +39,7 @@ class Gradients(NamedTuple):
     dv: Any
     dbias: Any
     dsink: Any
+    dscore_mod: dict[str, Any] | None = None  # by name
 
 
 def use_torch() -> Any:
@@ -65,6 +66,8 @@ def attention(
     alibi_slopes: Any = None,
     bias: Any = None,
     sink: Any = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
@@ -107,6 +110,10 @@ def attention(
     bias : (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); of q's type or float32: added to the scores; boolean: True
         where a query sees a key. Not for packed calls.
     sink : (heads_q), q's type or float32: one more logit in each softmax, with no value (attention sinks, GPT-OSS).
+    score_mod : a text, or a :class:`Mod` with what it names, that gives every score a new value, such as "30 *
+        tanh(score / 30)". After softcap, ALiBi and bias; -inf hides. Positions count from 0 in their sequence.
+    mask_mod : the same of a bool, such as "k <= q or k < 16": whether a query sees a key, beside causal, window and a
+        boolean bias.
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: where the sequences of packed arrays begin and end.
     max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays; needed on GPUs.
     seqused_q, seqused_k : (batch) int32: how much of each sequence is used; rows beyond give 0.
@@ -152,6 +159,10 @@ def attention(
         record["sink"] = sink
     if alibi_slopes is not None:
         record["alibi_slopes"] = alibi_slopes
+    if score_mod is not None:
+        record["score_mod"] = _mods.bound(score_mod, "score_mod")
+    if mask_mod is not None:
+        record["mask_mod"] = _mods.bound(mask_mod, "mask_mod")
     if cu_seqlens_q is not None:
         record["cu_seqlens_q"] = cu_seqlens_q
     if cu_seqlens_k is not None:
@@ -232,6 +243,8 @@ def attention_backward(
     alibi_slopes: Any = None,
     bias: Any = None,
     sink: Any = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
@@ -249,6 +262,7 @@ def attention_backward(
     dv: Any = None,
     dbias: Any = None,
     dsink: Any = None,
+    dscore_mod: Any = None,
     accumulate: bool = False,
 ) -> Gradients:
     """The gradients of :func:`attention`, from its inputs, its out and lse, and the gradients of these.
@@ -257,10 +271,12 @@ def attention_backward(
     dq, dk, dv, dbias, dsink : each an array like the input it belongs to, to write the gradient to; None: a new one;
         False: not wanted. dbias and dsink are there for a floating-point bias and a sink only. An array of yours may be
         of its input's type or float32.
+    dscore_mod : the same of the float arrays that score_mod names: by name, arrays to write to, None or False.
     accumulate : gradients are added to what the arrays given for them hold, in float32, and rounded once.
     The other arguments are those of the forward call; with dropout, its seed.
 
-    Returns Gradients(dq, dk, dv, dbias, dsink), of q's kind; None where there is nothing or it was not wanted.
+    Returns Gradients(dq, dk, dv, dbias, dsink, dscore_mod), of q's kind, dscore_mod a dict by name; None where there is
+    nothing or it was not wanted.
     Raises as attention does. Deterministic on the CPU.
     """
     check_mask(causal, alignment)
@@ -298,28 +314,60 @@ def attention_backward(
         "lse": _arrays.view(lse, "lse"),
         "dout": _arrays.view(dout, "dout"),
         "dlse": dlse,
+        "score_mod": score_mod if score_mod is None else _mods.bound(score_mod, "score_mod"),
+        "mask_mod": mask_mod if mask_mod is None else _mods.bound(mask_mod, "mask_mod"),
     }
     if diagonal_offset is not None:
         record.update(diagonal_of(diagonal_offset, alignment))
     given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
     # Of these there are gradients: a mask has none.
     inputs = {name: record[name[1:]] for name in given}
-    if not _is_floating(inputs["dbias"]):
-        inputs["dbias"] = None
+    captured = {name: x for name, x in _mods.named(record).items() if name.startswith("score_mod.")}
+    inputs.update(captured)
+    given.update(_captured_targets(dscore_mod, captured))
+    for name in ("dbias", *captured):
+        if not _is_floating(inputs[name]):
+            inputs[name] = None
     wanted = {name: x is not None and given[name] is not False for name, x in inputs.items()}
     if ways and (not ways.is_own(q) or ways.needs_padding(q, v)):
         found = ways.gradients(record, list(wanted.values()))
         pairs = zip(found, given.values())
         put = (lambda target, x: target.add_(x)) if accumulate else (lambda target, x: target.copy_(x))
-        return Gradients(*(x if target is None or x is None else put(target, x) for x, target in pairs))
+        return _gradients_of([x if target is None or x is None else put(target, x) for x, target in pairs], captured)
+    written = dict.fromkeys(given)
     for name, x in inputs.items():
         if wanted[name]:
-            record[name] = new(x) if given[name] is None else _arrays.view(given[name], name)
+            written[name] = new(x) if given[name] is None else _arrays.view(given[name], name)
             if accumulate and given[name] is None:
-                record[name][...] = 0
+                written[name][...] = 0
+            if name not in captured:
+                record[name] = written[name]
+    if captured:
+        places = [written[name] for name in captured]
+        record["score_mod"] = _mods.replaced(record["score_mod"], list(captured.values()), places)
     record["accumulate"] = accumulate
     call(BACKWARD, record)
-    return Gradients(*(_gradient(record.get(name), target, q) for name, target in given.items()))
+    return _gradients_of([_gradient(written[name], target, q) for name, target in given.items()], captured)
+
+
+def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, Any]:
+    """For every tensor of score_mod what attention_backward's caller says of its gradient."""
+    if dscore_mod is None or dscore_mod is False:
+        return dict.fromkeys(captured, dscore_mod)
+    targets = {f"score_mod.{name}": target for name, target in dscore_mod.items()}
+    for name in targets:
+        if not _is_floating(captured.get(name)):
+            raise ValueError(
+                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: of those there "
+                "are gradients"
+            )
+    return {name: targets.get(name) for name in captured}
+
+
+def _gradients_of(found: Sequence[Any], captured: dict[str, Any]) -> Gradients:
+    """found: those of q, k, v, bias and sink, then of what score_mod names."""
+    names = (name.partition(".")[2] for name in captured)
+    return Gradients(*found[:5], dict(zip(names, found[5:])) if captured else None)
 
 
 def _gradient(result: Any, target: Any, q: Any) -> Any:
@@ -378,6 +426,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
     given = {**known, **arguments, "q": _arrays.view(q, "q"), "k": _arrays.view(k, "k"), "v": _arrays.view(v, "v")}
     offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
     record: Record = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}
+    record.update((name, _mods.bound(given[name], name)) for name in _mods.MODS if given[name] is not None)
     check_mask(record["causal"], record["alignment"])
     if offset is not None:
         record.update(diagonal_of(offset, record["alignment"]))
@@ -403,6 +452,9 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         for name in ("bias", "sink"):
             if _is_floating(record[name]):
                 record["d" + name] = like(_arrays.view(record[name], name))
+        if captured := _mods.tensors_of(record.get("score_mod")):
+            places = [like(x) if _wants_gradient(x) else None for x in captured]
+            record["score_mod"] = _mods.replaced(record["score_mod"], captured, places)
     call(what + (BACKWARD if backward else FORWARD), record)
 
 
@@ -420,6 +472,11 @@ def _new_outputs(q: np.ndarray, v: np.ndarray, float32: bool) -> tuple[np.ndarra
 
 def _new_gradient(x: np.ndarray) -> np.ndarray:
     return np.empty(x.shape, x.dtype)
+
+
+def _wants_gradient(x: Any) -> bool:
+    """Whether the backward of a call gives x one where nobody says so: torch's says what it wants."""
+    return x.requires_grad if _arrays.is_torch(x) else _is_floating(x)
 
 
 def _is_floating(x: Any) -> bool:

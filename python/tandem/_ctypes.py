@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays
+from tandem import _arrays, _mods
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _int32, _int64 = ctypes.c_int32, ctypes.c_int64
@@ -31,6 +31,29 @@ class _Tensor(ctypes.Structure):
         ("shape", ctypes.POINTER(_int64)),
         ("strides", ctypes.POINTER(_int64)),
         ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _ModScalar(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("type", _int32), ("reserved", _int32), ("value", ctypes.c_double)]
+
+
+class _ModTensor(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("tensor", ctypes.POINTER(_Tensor)),
+        ("gradient", ctypes.POINTER(_Tensor)),
+    ]
+
+
+class _Mod(ctypes.Structure):
+    _fields_ = [
+        ("size", _int64),
+        ("text", ctypes.c_char_p),
+        ("scalars", ctypes.POINTER(_ModScalar)),
+        ("scalar_count", _int64),
+        ("tensors", ctypes.POINTER(_ModTensor)),
+        ("tensor_count", _int64),
     ]
 
 
@@ -85,6 +108,8 @@ class _Args(ctypes.Structure):
         ("diagonal_offsets", ctypes.POINTER(_Tensor)),
         ("accumulate", _int32),
         ("sm_limit", _int32),
+        ("score_mod", ctypes.POINTER(_Mod)),
+        ("mask_mod", ctypes.POINTER(_Mod)),
     ]
 
 
@@ -176,6 +201,7 @@ def gpu_description(index: int) -> str | None:
 _LENGTHS = ("max_seqlen_q", "max_seqlen_k", "diagonal_offset")
 _FLAGS = ("causal", "deterministic", "batch_invariant", "accumulate")
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1, "explicit": 2}
+_SCALAR_TYPES = {bool: 6, int: 0, float: 2}
 _NOT_OF_THE_CALL = "float32_out"  # out's own type says it
 _LEAST = 5e-324  # serves for a softmax_scale of 0, which the C interface takes for "not given"
 _WINDOW_LEFT, _WINDOW_RIGHT = 1, 2
@@ -224,6 +250,29 @@ def _set_window(args: _Args, window: tuple[Any, Any]) -> None:
             setattr(args, name, _integer(bound, f"window[{index}]", otherwise=", or None"))
 
 
+def _mod_of(mod: _mods.Bound, name: str, forward_or_backward: int) -> _Mod | None:
+    """None where a gradient's tensor is read-only."""
+    text, items = _mods.described(mod, name)
+    scalars = [
+        _ModScalar(n.encode(), next(code for t, code in _SCALAR_TYPES.items() if isinstance(x, t)), 0, x)
+        for n, x, _ in items
+        if _mods.is_number(x)
+    ]
+    tensors = [
+        _ModTensor(
+            n.encode(),
+            ctypes.pointer(_tensor_of(x)),
+            ctypes.pointer(_tensor_of(gradient)) if gradient is not None and forward_or_backward else None,
+        )
+        for n, x, gradient in items
+        if not _mods.is_number(x)
+    ]
+    if forward_or_backward and any(gradient is not None and gradient[7] for _, _, gradient in items):
+        return None
+    lists = (_ModScalar * len(scalars))(*scalars), len(scalars), (_ModTensor * len(tensors))(*tensors), len(tensors)
+    return _Mod(ctypes.sizeof(_Mod), text.encode(), *lists)
+
+
 def _set_option(args: _Args, name: str, value: Any) -> None:
     if name in _LENGTHS:
         setattr(args, name, _integer(value, name))
@@ -269,6 +318,12 @@ def run(what: int, record: dict[str, Any], workspace: int = 0, workspace_bytes: 
         if name == "seed":
             if not _set_seed(args, x):
                 return "describe", name
+            continue
+        if name in _mods.MODS:
+            mod = _mod_of(x, name, forward_or_backward)
+            if mod is None:
+                return "read-only", name
+            setattr(args, name, ctypes.pointer(mod))
             continue
         if name not in _TENSORS:
             _set_option(args, name, x)

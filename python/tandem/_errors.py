@@ -23,12 +23,15 @@ def _in_python(sentence: str, arrays: dict[str, Any]) -> str:
         x = arrays.get(match[1])
         return f"{match[1]}.dtype ({str(x.dtype).rpartition('.')[2]})" if hasattr(x, "dtype") else match[0]
 
-    sentence = re.sub(r"(\w+)\.dtype \(code \d+, \d+ bits\)", dtype, sentence)
+    sentence = re.sub(r"([\w.]+)\.dtype \(code \d+, \d+ bits\)", dtype, sentence)
     return sentence.replace("NULL", "None").replace("; 0 means 1/sqrt(head_dim)", "; None means 1/sqrt(head_dim)")
 
 
 def renamed(error: Exception, names: dict[str, str]) -> Exception:
-    """The same error in the words of another interface, whose arguments have these names."""
+    """The same error in the words of another interface, whose arguments have these names. What is said of a
+    modification's text stays in that one's words."""
+    if str(error).startswith(("score_mod: ", "mask_mod: ")):
+        return error
 
     def name(match: re.Match[str]) -> str:
         article = "an " if match[1] and names[match[2]][0] in "aeiou" else match[1] or ""

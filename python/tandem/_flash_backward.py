@@ -35,6 +35,8 @@ def refuse(record: Record) -> None:
     reasons = (
         (record.get("bias") is not None, "bias is given", "mask with causal and window, or detach q, k, v and bias"),
         (record.get("alibi_slopes") is not None, "alibi_slopes is given", "leave it out"),
+        (record.get("score_mod") is not None, "score_mod is given", "leave it out"),
+        (record.get("mask_mod") is not None, "mask_mod is given", "mask with causal and window"),
         (softcap, f"softcap ({softcap}) is given", "leave it out"),
         (
             used,

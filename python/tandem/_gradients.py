@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem import _flash_backward
+from tandem import _flash_backward, _mods
 from tandem._library import BACKWARD, CHECK, Record, call
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
@@ -29,7 +29,8 @@ def is_own(q: Tensor) -> bool:
 
 def like(x: Tensor) -> Tensor:
     """A tensor for the gradient of x, in x's memory layout where the C interface can write it."""
-    return torch.empty_like(x) if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    compact = x.dim() == 0 or x.stride(-1) == 1
+    return torch.empty_like(x) if compact else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def needs_padding(q: Tensor, v: Tensor) -> bool:
@@ -49,22 +50,29 @@ def refuse(record: Record) -> None:
     if not is_own(record["q"]):
         _flash_backward.refuse(record)
         return
-    bias = record.get("bias")
+    bias, mod = record.get("bias"), record.get("score_mod")
     dbias = like(bias) if bias is not None and bias.requires_grad else None
-    call(CHECK + BACKWARD, {**record, "dout": record["out"], "dbias": dbias})
+    if mod is not None:
+        captured = _mods.tensors_of(mod)
+        mod = _mods.replaced(mod, captured, [like(x) if x.requires_grad else None for x in captured])
+    call(CHECK + BACKWARD, {**record, "dout": record["out"], "dbias": dbias, "score_mod": mod})
 
 
 def gradients(record: Record, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The wanted gradients of q, k, v, bias and sink; None for the others. record: the call's, with out, lse, dout and
-    dlse."""
+    """The wanted gradients of q, k, v, bias and sink, then of the tensors that score_mod names; None for the others.
+    record: the call's, with out, lse, dout and dlse."""
     if not is_own(record["q"]):
         return _flash_backward.gradients(record, wanted)
     if record["dout"] is None:
         record["dout"] = torch.zeros_like(record["out"])
     if needs_padding(record["q"], record["v"]):
         return _of_padded(record, wanted)
-    found = [like(record[name]) if w else None for name, w in zip(DIFFERENTIABLE, wanted)]
-    record["dq"], record["dk"], record["dv"], record["dbias"], record["dsink"] = found
+    captured = _mods.tensors_of(record.get("score_mod"))
+    inputs = [record.get(name) for name in DIFFERENTIABLE] + captured
+    found = [like(x) if w else None for x, w in zip(inputs, wanted)]
+    record["dq"], record["dk"], record["dv"], record["dbias"], record["dsink"] = found[:5]
+    if captured:
+        record["score_mod"] = _mods.replaced(record["score_mod"], captured, found[5:])
     call(BACKWARD, record)
     return found
 

@@ -5,7 +5,7 @@ tandem.attention's arguments (TENSORS, OPTIONS and "seed") and of tandem_attenti
 "lse", "dout", "dlse", "dq", ...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe); options
 are as tandem.attention takes them, but for where the diagonal lies: alignment is "explicit" where diagonal_offset (a
 number) or diagonal_offsets (a tensor) is there; float32_out has no meaning to a boundary. seed is an integer, two of
-them (seed, offset), or a tensor of two int64.
+them (seed, offset), or a tensor of two int64. score_mod and mask_mod are _mods.Bound.
 
 A boundary is a module with
 
@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _gpu
+from tandem import _arrays, _gpu, _mods
 from tandem._errors import error_of, renamed
 
 Record = dict[str, Any]
@@ -124,13 +124,17 @@ def _recover(answer: tuple[str, Any] | None, what: int, record: Record) -> None:
         elif wanted == "open":
             _gpu.open_gpu(boundary, detail)
         elif wanted == "read-only":
-            raise ValueError(f"{detail} is read-only and would be written to: give an array that may be written")
+            what = f"a gradient of {detail}" if detail in _mods.MODS else detail
+            raise ValueError(f"{what} is read-only and would be written to: give an array that may be written")
         elif wanted == "describe":
-            record[detail] = described = _arrays.describe(arrays[detail], detail)
-            if detail == "seed":
-                _check_seed(described)
+            if detail in _mods.MODS:
+                record[detail] = _mods.described(arrays[detail], detail)
+            else:
+                record[detail] = described = _arrays.describe(arrays[detail], detail)
+                if detail == "seed":
+                    _check_seed(described)
         else:
-            raise error_of(detail, boundary.last_error(), arrays)
+            raise error_of(detail, boundary.last_error(), {**arrays, **_mods.named(arrays)})
         answer = boundary.run(what, record, memory, size)
 
 

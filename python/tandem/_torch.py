@@ -18,7 +18,8 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         f"torch is {torch.__version__} and must be 2.10 or later, whose tensors tandem can read: pip install -U torch"
     )
 
-from tandem import _attention, _gradients, _vmap
+from tandem import _attention, _gradients, _mods, _vmap
+from tandem._errors import Unsupported
 from tandem._library import FORWARD, HEADS_FIRST, OPTIONS, TENSORS, Record, boundary, call
 from tandem._library import merge as merge_into
 
@@ -84,15 +85,23 @@ _OPTIONS = {
     "batch_invariant": "bool batch_invariant=False",
     "diagonal_offset": "SymInt? diagonal_offset=None",
     "float32_out": "bool float32_out=False",
+    # A modification's text, its names, those of numbers first, and these numbers.
+    "score_mod": "str? score_mod=None",
+    "score_mod_names": "str[]? score_mod_names=None",
+    "score_mod_numbers": "Scalar[]? score_mod_numbers=None",
+    "mask_mod": "str? mask_mod=None",
+    "mask_mod_names": "str[]? mask_mod_names=None",
+    "mask_mod_numbers": "Scalar[]? mask_mod_numbers=None",
 }
 _FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out")
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in _INPUTS[3:])))
+_parameters += ", Tensor[]? captured=None"  # what score_mod names, then what mask_mod does
 _parameters += ", *, " + ", ".join(_OPTIONS.values())
 _library = torch.library.Library("tandem", "DEF")
 _library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
 _library.define(
-    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_parameters}, bool[5] wanted) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
+    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_parameters}, bool[5] wanted, "
+    "bool[]? wanted_captured=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink, Tensor[] dcaptured)"
 )
 _forward = torch.ops.tandem.forward.default
 _backward = torch.ops.tandem.backward.default
@@ -110,7 +119,25 @@ def _apart(record: Record) -> tuple[list[Any], dict[str, Any]]:
     options.update((name, bool(x)) for name, x in options.items() if name in _FLAGS)
     if "window" in options:
         options["window_left"], options["window_right"] = options.pop("window")
-    return inputs, options
+    captured: list[Any] = []
+    for argument in _mods.MODS:
+        if (mod := record.get(argument)) is not None:
+            numbers = [(name, x) for name, x, _ in mod[1] if _mods.is_number(x)]
+            others = [(name, x) for name, x, _ in mod[1] if not _mods.is_number(x)]
+            options[argument] = mod[0]
+            options[f"{argument}_names"] = [name for name, _ in numbers + others]
+            options[f"{argument}_numbers"] = [x for _, x in numbers]
+            captured += [x for _, x in others]
+    return _with(inputs, captured), options
+
+
+def _with(inputs: Sequence[Any], captured: Sequence[Tensor]) -> list[Any]:
+    """An operator's inputs and what modifications capture."""
+    return [*inputs, list(captured)] if captured else list(inputs)
+
+
+def _captured(inputs: Sequence[Any]) -> Sequence[Tensor]:
+    return inputs[len(_INPUTS)] or () if len(inputs) > len(_INPUTS) else ()
 
 
 def _together(inputs: Sequence[Any], options: dict[str, Any]) -> Record:
@@ -118,6 +145,12 @@ def _together(inputs: Sequence[Any], options: dict[str, Any]) -> Record:
     record = dict(zip(_INPUTS, inputs))
     record.update(options)
     record["window"] = (record.pop("window_left", None), record.pop("window_right", None))
+    for argument in _mods.MODS:
+        names, numbers = (record.pop(f"{argument}_{of}", None) or () for of in ("names", "numbers"))
+        if record.get(argument) is not None:
+            values = (*numbers, *(None,) * (len(names) - len(numbers)))
+            record[argument] = record[argument], tuple((name, x, None) for name, x in zip(names, values))
+    _mods.put_back(record, _captured(inputs))
     return record
 
 
@@ -129,12 +162,24 @@ def _forward_kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backward_kernel(
-    dout: Any, dlse: Any, out: Tensor, lse: Tensor, *inputs: Any, wanted: Sequence[bool], **options: Any
-) -> tuple[Tensor, ...]:
+    dout: Any,
+    dlse: Any,
+    out: Tensor,
+    lse: Tensor,
+    *inputs: Any,
+    wanted: Sequence[bool],
+    wanted_captured: Sequence[bool] | None = None,
+    **options: Any,
+) -> tuple[Any, ...]:
     record = _together(inputs, options)
     record.update(out=out, lse=lse, dout=dout, dlse=dlse)
-    gradients = _gradients.gradients(record, wanted)
-    return tuple(out.new_empty(0) if g is None else _laid_out(g, record[x]) for g, x in zip(gradients, _INPUTS))
+    captured = _mods.tensors_of(record.get("score_mod"))
+    wanted_captured = wanted_captured or ()
+    gradients = _gradients.gradients(record, [*wanted, *wanted_captured[: len(captured)]])
+    inputs = (*(record.get(name) for name in _INPUTS[:_DIFFERENTIABLE]), *captured)
+    found = [out.new_empty(0) if g is None else _laid_out(g, x) for g, x in zip(gradients, inputs)]
+    found += [out.new_empty(0) for _ in wanted_captured[len(captured) :]]
+    return (*found[:_DIFFERENTIABLE], found[_DIFFERENTIABLE:])
 
 
 def _laid_out(gradient: Tensor, x: Tensor) -> Tensor:
@@ -156,30 +201,53 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any, float32_out: bool = False, **__:
 
 @torch.library.register_fake("tandem::backward", lib=_library)
 def _(
-    dout: Any, dlse: Any, out: Tensor, lse: Tensor, *inputs: Any, wanted: Sequence[bool], **_: Any
-) -> tuple[Tensor, ...]:
+    dout: Any,
+    dlse: Any,
+    out: Tensor,
+    lse: Tensor,
+    *inputs: Any,
+    wanted: Sequence[bool],
+    wanted_captured: Sequence[bool] | None = None,
+    **_: Any,
+) -> tuple[Any, ...]:
+    def results(tensors: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor]:
+        return [_gradients.like(x) if w else out.new_empty(0) for x, w in zip(tensors, wanted)]
+
     inputs += (None,) * (_DIFFERENTIABLE - len(inputs))
-    return tuple(_gradients.like(x) if w else out.new_empty(0) for x, w in zip(inputs, wanted))
+    return (*results(inputs, wanted), results(_captured(inputs), wanted_captured or ()))
 
 
 torch.library.register_vmap("tandem::forward", _vmap.Rule(_forward, _INPUTS, before=0), lib=_library)
 torch.library.register_vmap("tandem::backward", _vmap.Rule(_backward, _INPUTS, before=4), lib=_library)
 
 
-def _save(ctx: Any, inputs: Sequence[Any], options: dict[str, Any], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs)
+def _save(ctx: Any, inputs: Sequence[Any], captured: Sequence[Any], options: dict[str, Any], output: Any) -> None:
+    ctx.save_for_backward(*output, *inputs, *captured)
+    ctx.inputs = len(inputs)
     ctx.options = options
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v, bias and sink, by the operator."""
+def _saved(ctx: Any) -> tuple[Any, ...]:
+    """out, lse, the inputs, and what modifications captured."""
+    out, lse, *saved = ctx.saved_tensors
+    return out, lse, saved[: ctx.inputs], saved[ctx.inputs :]
+
+
+def _differentiate(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None, wanted_captured: Sequence[bool] = ()
+) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+    """The gradients of q, k, v, bias and sink, and of what modifications captured, by the operator."""
     if dout is None and dlse is None:
-        return (None,) * _DIFFERENTIABLE
-    out, lse, *inputs = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:_DIFFERENTIABLE])
-    gradients = _backward(dout, dlse, out, lse, *inputs, **ctx.options, wanted=wanted)
-    return tuple(g if w else None for g, w in zip(gradients, wanted))
+        return (None,) * _DIFFERENTIABLE, (None,) * len(wanted_captured)
+    out, lse, inputs, captured = _saved(ctx)
+    wanted, options = list(ctx.needs_input_grad[:_DIFFERENTIABLE]), ctx.options
+    if captured:
+        options = {**options, "wanted_captured": list(wanted_captured)}
+    *gradients, others = _backward(dout, dlse, out, lse, *_with(inputs, captured), **options, wanted=wanted)
+    return tuple(g if w else None for g, w in zip(gradients, wanted)), tuple(
+        g if w else None for g, w in zip(others, wanted_captured)
+    )
 
 
 def _below_autograd(keyset: Any, inputs: Sequence[Any], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -192,26 +260,28 @@ class _Operator(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        *differentiable, others, options, keyset = arguments
-        inputs = (*differentiable, *others)
-        result = _below_autograd(keyset, inputs, options)
-        _save(ctx, inputs, options, result)
+        others, options, keyset, *captured = arguments[_DIFFERENTIABLE:]
+        inputs = (*arguments[:_DIFFERENTIABLE], *others)
+        result = _below_autograd(keyset, _with(inputs, captured), options)
+        _save(ctx, inputs, captured, options, result)
         return result
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return (*_differentiate(ctx, dout, dlse), None, None, None)
+        gradients, captured = _differentiate(ctx, dout, dlse, ctx.needs_input_grad[_DIFFERENTIABLE + 3 :])
+        return (*gradients, None, None, None, *captured)
 
 
 def _autograd_kernel(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
     inputs += (None,) * (_DIFFERENTIABLE - len(inputs))
-    differentiable, others = inputs[:_DIFFERENTIABLE], inputs[_DIFFERENTIABLE:]
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*differentiable):
+    differentiable, others = inputs[:_DIFFERENTIABLE], inputs[_DIFFERENTIABLE : len(_INPUTS)]
+    captured = _captured(inputs)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*differentiable, *captured):
         if inputs[0].is_cuda and type(inputs[0]) in _PLAIN:  # a fake tensor's shapes cannot be looked at from C
             record = _together(inputs, options)
             record["out"], record["lse"] = new_outputs(record["q"], record["v"], record.get("float32_out"))
             _gradients.refuse(record)
-        return _Operator.apply(*differentiable, others, options, keyset)
+        return _Operator.apply(*differentiable, others, options, keyset, *captured)
     return _below_autograd(keyset, inputs, options)
 
 
@@ -243,12 +313,12 @@ for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
 
 
 class _Attention(torch.autograd.Function):
-    """The operator's gradient without the dispatcher. Takes q, k, v, bias, sink, then the whole record: each argument
-    costs time."""
+    """The operator's gradient without the dispatcher. Takes q, k, v, bias, sink, then the whole record, since each
+    argument costs time, and the tensors that score_mod names."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        record, return_lse = arguments[_DIFFERENTIABLE:]
+        record, return_lse = arguments[_DIFFERENTIABLE : _DIFFERENTIABLE + 2]
         record["out"], record["lse"] = result = new_outputs(arguments[0], arguments[2], record.get("float32_out"))
         if result[0].is_cuda:
             _gradients.refuse(record)
@@ -256,7 +326,8 @@ class _Attention(torch.autograd.Function):
         # Tensors are saved apart from the record, by what knows when they are changed and when no longer needed.
         del record["out"], record["lse"]
         kept = None if isinstance(record.get("seed"), Tensor) else "seed"
-        _save(ctx, [None if name == kept else record.pop(name, None) for name in _INPUTS], record, result)
+        captured = _mods.take_out(record)
+        _save(ctx, [None if name == kept else record.pop(name, None) for name in _INPUTS], captured, record, result)
         return result if return_lse else result[0]
 
     @staticmethod
@@ -266,12 +337,14 @@ class _Attention(torch.autograd.Function):
 
 
 def _differentiate_now(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
-    nothing = (None, None)
     if dout is None and dlse is None:
-        return (None,) * _DIFFERENTIABLE + nothing
-    out, lse, *inputs = ctx.saved_tensors
+        return (None,) * len(ctx.needs_input_grad)
+    out, lse, inputs, captured = _saved(ctx)
     record = {**dict(zip(_INPUTS, inputs)), **ctx.options, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-    return (*_gradients.gradients(record, ctx.needs_input_grad), *nothing)
+    _mods.put_back(record, captured)
+    needed = ctx.needs_input_grad
+    found = _gradients.gradients(record, needed[:_DIFFERENTIABLE] + needed[_DIFFERENTIABLE + 2 :])
+    return (*found[:_DIFFERENTIABLE], None, None, *found[_DIFFERENTIABLE:])
 
 
 _refusing_more = torch.autograd.function.once_differentiable(_differentiate_now)
@@ -289,11 +362,11 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _save(ctx, inputs[:-1], inputs[-1], output)
+        _save(ctx, inputs[:-1], (), inputs[-1], output)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return (*_differentiate(ctx, dout, dlse), *(None,) * (len(_INPUTS) - _DIFFERENTIABLE + 1))
+        return (*_differentiate(ctx, dout, dlse)[0], *(None,) * (len(_INPUTS) - _DIFFERENTIABLE + 1))
 
 
 def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -322,6 +395,11 @@ def attention(record: Record, return_lse: bool) -> Any:
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or bias is not None or sink is not None or out is not None:
         for name in ("k", "v", "bias", "sink", "out"):
             _check_tensor(record.get(name, q), name)
+    captured = []
+    if "score_mod" in record or "mask_mod" in record:
+        for name, x in _mods.named(record).items():
+            _check_tensor(x, name)
+        captured = _mods.tensors_of(record.get("score_mod"))
     if _gradients.needs_padding(q, v) and q.shape[-1] == k.shape[-1]:
         return _padded_attention(record, return_lse)
     if "dropout_p" in record and "seed" not in record:
@@ -334,6 +412,7 @@ def attention(record: Record, return_lse: bool) -> Any:
         or v.requires_grad
         or (bias is not None and bias.requires_grad)
         or (sink is not None and sink.requires_grad)
+        or any(x.requires_grad for x in captured)
     )
     if out is not None:
         if wants_gradient or out.requires_grad:
@@ -345,7 +424,7 @@ def attention(record: Record, return_lse: bool) -> Any:
         if not _WITHOUT_GRADIENT.isdisjoint(record):
             for name in _WITHOUT_GRADIENT.intersection(record):
                 _check_tensor(record[name], name)
-        return _apply(q, k, v, bias, sink, record, return_lse)
+        return _apply(q, k, v, bias, sink, record, return_lse, *captured)
     else:
         out = record["out"] = _new_out(q, v, record.get("float32_out"))
     if return_lse:
@@ -362,6 +441,11 @@ def _traced(record: Record, return_lse: bool) -> Any:
         raise ValueError("out must be None under torch.compile, autocast and transforms: the result is a new tensor")
     inputs, options = _apart(record)
     if torch._C._are_functorch_transforms_active():
+        if _captured(inputs):
+            raise Unsupported(
+                "score_mod and mask_mod must name no tensors under torch.func's transforms (grad, vmap), which do not "
+                "see these: use autograd, and a larger batch"
+            )
         result = _Transformed.apply(*inputs, options)
     else:
         result = _forward(*inputs, **options)
@@ -387,8 +471,8 @@ def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Te
     """tandem.attention of q, k, v (batch, heads, seqlen, head_dim), as models have them, with neither packed sequences
     nor dropout; out is (batch, seqlen_q, heads_q, head_dim_v). Three transposes, which take as long as all the rest of
     a small call, are had for nothing here."""
-    padding = _gradients.needs_padding(q, v)
-    if padding or torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v):
+    longer = _gradients.needs_padding(q, v) or "score_mod" in options or "mask_mod" in options
+    if longer or torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v):
         return _attention.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
     batch, heads, seqlen, _ = q.shape
     out = q.new_empty((batch, seqlen, heads, v.shape[3]))

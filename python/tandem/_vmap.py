@@ -44,9 +44,11 @@ class Rule:
         return _one_by_one(self._operator, count, dims, arguments, options)
 
     def _can_be_one_batch(self, arguments: Sequence[Any], dims: Sequence[int | None], options: dict[str, Any]) -> bool:
-        """Dropout tells entries apart by their place in the batch; gradients of what examples share are wanted of
-        each."""
-        if options.get("dropout_p") or any(options.get("wanted", ())[_QKV:]):
+        """Dropout and modifications tell entries apart by their place in the batch; gradients of what examples share
+        are wanted of each."""
+        if any(options.get(name) for name in ("dropout_p", "score_mod", "mask_mod")):
+            return False
+        if any(options.get("wanted", ())[_QKV:]):
             return False
         inputs = list(zip(self._names, arguments[self._before :], dims[self._before :]))
         if any(x.dim() - (dim is not None) != 4 for _, x, dim in inputs[:_QKV]):
@@ -73,9 +75,10 @@ class Rule:
             return _front(x, dims[n], count).flatten(0, 1)
 
         found = self._operator(*map(fold, range(len(arguments))), **options)
-        # A gradient that nobody wants is an empty tensor.
-        return tuple(x.unflatten(0, (count, batch)) if x.dim() > 1 else x for x in found), tuple(
-            0 if x.dim() > 1 else None for x in found
+        # A gradient that nobody wants is an empty tensor; of what modifications capture there is an empty list.
+        mapped = [isinstance(x, Tensor) and x.dim() > 1 for x in found]
+        return tuple(x.unflatten(0, (count, batch)) if m else x for x, m in zip(found, mapped)), tuple(
+            [] if isinstance(x, list) else 0 if m else None for x, m in zip(found, mapped)
         )
 
 
@@ -92,4 +95,5 @@ def _one_by_one(
         operator(*(x if dim is None else x.select(dim, n) for x, dim in zip(arguments, dims)), **options)
         for n in range(count)
     ]
-    return tuple(torch.stack(x) for x in zip(*examples)), (0,) * len(examples[0])
+    found = tuple([] if isinstance(x[0], list) else torch.stack(x) for x in zip(*examples))
+    return found, tuple([] if isinstance(x, list) else 0 for x in found)

@@ -5,7 +5,11 @@ window_size may be None, and a negative one is a bound like any other, but where
 < 0) there is no window; learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a
 gradient. num_splits,
 pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's kernels: they are
-accepted and change no result. score_mod, mask_mod, block sparsity, gather_kv_indices and qv are refused.
+accepted and change no result. score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h,
+q_idx, kv_idx, seqlen_info, aux_tensors), with aux_scalars as one more argument where these are given, are plain Python
+functions, which are traced as tandem.flex_attention's: on single numbers, without vectors, and with a gradient for the
+float aux_tensors; score_mod_bwd is not needed. Those that call cutlass, block sparsity, gather_kv_indices and qv are
+refused.
 
 lse, natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None unless return_lse or an input requires a
 gradient. It is differentiable where return_lse asked for it; -inf for a row that sees no key.
@@ -16,11 +20,14 @@ arXiv 2603.05451.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import inspect
+import types
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 import tandem
+from tandem._trace import Symbol, lengths, trace
 from tandem.flash_attn._arguments import in_words, is_tensor, pair, sink_for, splits, unit_stride
 from tandem.flash_attn._combine import combine
 
@@ -59,8 +66,6 @@ def flash_attn_func(
     _refuse(
         qv=qv,
         gather_kv_indices=gather_kv_indices,
-        score_mod=score_mod,
-        mask_mod=mask_mod,
         block_sparse_tensors=block_sparse_tensors,
         block_sparse_tensors_bwd=block_sparse_tensors_bwd,
     )
@@ -68,6 +73,7 @@ def flash_attn_func(
     options = _options(
         softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits, q), deterministic
     )
+    options.update(_mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap))
     return _attend(q, k, v, options, return_lse)
 
 
@@ -114,8 +120,6 @@ def flash_attn_varlen_func(
     _refuse(
         qv=qv,
         gather_kv_indices=gather_kv_indices,
-        score_mod=score_mod,
-        mask_mod=mask_mod,
         block_sparse_tensors=block_sparse_tensors,
     )
     is_tensor(q, "q")
@@ -139,6 +143,7 @@ def flash_attn_varlen_func(
             v, _ = _pack(v)
             k, cu_seqlens_k, options["max_seqlen_k"] = *_pack(k), k.shape[1]
     options.update(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    options.update(_mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_q, cu_seqlens_k))
     out, lse = _attend(q, k, v, options, return_lse)
     if dense_q is not None:
         out = out.unflatten(0, dense_q)
@@ -233,23 +238,64 @@ def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_sp
     }
 
 
+class _Lengths(NamedTuple):
+    """What a modification is told of its sequence: lengths, and where a packed one begins."""
+
+    seqlen_q: Symbol
+    seqlen_k: Symbol
+    offset_q: Any
+    offset_k: Any
+
+
+def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_q=None, cu_seqlens_k=None):
+    """tandem.attention's score_mod and mask_mod."""
+    if score_mod is not None and softcap:
+        raise ValueError(f"softcap ({softcap}) must be 0 where score_mod is given: cap the scores there")
+    mods = {}
+    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is not None:
+            plain = _plain(function, name)
+            rest = (list(aux_tensors or ()), *(() if aux_scalars is None else (aux_scalars,)))
+
+            def mod(*symbols, plain=plain, rest=rest):
+                batch = symbols[-4]
+                starts = (0 if x is None else x[batch] for x in (cu_seqlens_q, cu_seqlens_k))
+                return plain(*symbols, _Lengths(*lengths(batch), *starts), *rest)
+
+            mods[name] = trace(mod, name, q.device)
+    return mods
+
+
+def _plain(function: Callable, name: str) -> Callable:
+    """The function below its decorators, which are cutlass's; refused where it calls cutlass itself."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    for called in code.co_names if code is not None else ():
+        module = function.__globals__.get(called)
+        if isinstance(module, types.ModuleType) and module.__name__.partition(".")[0] in ("cutlass", "quack"):
+            raise tandem.Unsupported(
+                f"{name} ({function.__name__}) calls {called}, which is {module.__name__} and runs in kernels of "
+                "FlashAttention-4 alone: write it in plain Python, with torch's functions"
+            )
+    return function
+
+
 def _attend(q, k, v, options, return_lse):
     q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
     options["sink"] = sink_for(q, options["sink"], "learnable_sink")
     out, lse = in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
     if return_lse:
         return out, lse
-    inputs = (q, k, v, options["sink"])
+    captured = (x for name in ("score_mod", "mask_mod") if name in options for x in options[name].bindings.values())
+    inputs = (q, k, v, options["sink"], *(x for x in captured if isinstance(x, torch.Tensor)))
     return out, lse.detach() if any(x is not None and x.requires_grad for x in inputs) else None
 
 
 _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and pass them without qv",
     "gather_kv_indices": "gather the keys and values beforehand",
-    "score_mod": "softcap, window_size, learnable_sink and tandem.attention's alibi_slopes and bias are served",
-    "mask_mod": "causal, window_size and tandem.attention's boolean bias are served",
-    "block_sparse_tensors": "leave it out with mask_mod; tandem.attention's boolean bias is served",
-    "block_sparse_tensors_bwd": "leave it out with mask_mod; tandem.attention's boolean bias is served",
+    "block_sparse_tensors": "leave it out; mask_mod alone says what is seen",
+    "block_sparse_tensors_bwd": "leave it out; mask_mod alone says what is seen",
 }
 
 

@@ -27,6 +27,7 @@ from transformers.utils import logging
 import tandem
 from tandem._torch import attention_heads_first
 from tandem.flash_attn._arguments import in_words, sink_for
+from tandem.flex import BlockMask, mask_mod_of
 
 __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
 
@@ -271,7 +272,7 @@ def tandem_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Optional[torch.Tensor],
+    attention_mask: Union[torch.Tensor, BlockMask, None],
     dropout: float = 0.0,
     scaling: Optional[float] = None,
     softcap: Optional[float] = None,
@@ -288,9 +289,9 @@ def tandem_attention(
 
     query (batch, heads_q, seqlen_q, head_dim), key and value (batch, heads_k, seqlen_k, ...), not repeated.
     attention_mask is what `tandem_mask` returned, or an array (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), boolean
-    (True: visible) or additive; it speaks for the window too, so ``sliding_window`` is not looked at. Without one
-    is_causal decides, else the module's. s_aux (heads_q) is the sink. cu_seq_lens_* (sequences + 1) cut the tokens of
-    one row into sequences where the mask does not already.
+    (True: visible) or additive, or a BlockMask, torch's or Tandem's; it speaks for the window too, so
+    ``sliding_window`` is not looked at. Without one is_causal decides, else the module's. s_aux (heads_q) is the sink.
+    cu_seq_lens_* (sequences + 1) cut the tokens of one row into sequences where the mask does not already.
 
     Returns (batch, seqlen_q, heads_q, head_dim_v), and None in place of the weights, which are never held.
     """
@@ -315,6 +316,8 @@ def tandem_attention(
         and attention_mask.shape[2:] == (query.shape[2], key.shape[2])
     ):
         options = attention_mask.options
+    elif isinstance(attention_mask, BlockMask):
+        options = {"mask_mod": mask_mod_of(attention_mask, query, key)}
     else:
         whole = attention_mask.whole() if isinstance(attention_mask, CompactMask) else attention_mask
         options = {"bias": whole}

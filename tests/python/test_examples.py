@@ -43,3 +43,10 @@ def test_sentences():
     printed = run("sentences.py", "--rounds", "1", "Which animal is resting?").splitlines()
     assert printed[0] == "Which animal is resting?" and "The cat" in printed[1]
     assert float(re.search(r"embeddings (\S+)$", printed[-1])[1]) < 1e-5
+
+
+def test_learned_distance():
+    printed = run("learned_distance.py", "--back", "5", "--steps", "60")
+    losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", printed)]
+    assert abs(losses[0] - math.log(24)) < 0.7 and losses[-1] < 1
+    assert printed.rstrip().endswith("looks 5 back")

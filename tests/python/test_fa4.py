@@ -1,5 +1,8 @@
 """The FlashAttention-4 interface (tandem.fa4): results and gradients against the plain formula in float64."""
 
+import functools
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -134,9 +137,73 @@ def test_fa4_varlen_of_dense_sides(random, packed):
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["qv", "gather_kv_indices", "score_mod", "mask_mod", "block_sparse_tensors", "block_sparse_tensors_bwd"]
-)
+def test_functions_of_flash_attention_4(random):
+    """Captured by aux_tensors, which are learned, and told of lengths and of where a packed sequence begins."""
+
+    def bias(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors, aux_scalars):
+        table, place = aux_tensors[0], kv_idx + seqlen_info.offset_k
+        return score * aux_scalars[0] + table[h, place] * (q_idx + seqlen_info.seqlen_k)
+
+    def mask(b, h, q_idx, kv_idx, seqlen_info, aux_tensors, aux_scalars):
+        return (kv_idx <= q_idx + seqlen_info.seqlen_k - seqlen_info.seqlen_q) & (kv_idx >= aux_scalars[1])
+
+    def biases(table, q, k, first=0):
+        keys = k.shape[0]
+        rows = torch.arange(q.shape[0], dtype=table.dtype)[:, None] + keys
+        return table[:, None, first : first + keys] * rows
+
+    def dense(q, k, v, table):
+        one = [
+            torch_reference.attend(
+                *x, causal=True, window=(None, None), scale=2 * 16**-0.5,
+                bias=biases(table, *x[:2]).masked_fill(torch.arange(13) < 1, -INF),
+            )
+            for x in zip(q, k, v)
+        ]  # fmt: skip
+        return tuple(torch.stack(x) for x in zip(*one))
+
+    def packed(q, k, v, table):
+        one = []
+        for a, b, c, d in zip(CU_Q, CU_Q[1:], CU_K, CU_K[1:]):
+            shown = biases(table, q[a:b], k[c:d], c).masked_fill(torch.arange(d - c) < 1, -INF)
+            one.append(torch_reference.attend(q[a:b], k[c:d], v[c:d], causal=True, scale=2 * 16**-0.5, bias=shown))
+        return torch.cat([x for x, _ in one]), torch.cat([x for _, x in one], 1)
+
+    def options(table, return_lse=True):
+        aux = {"aux_tensors": [table], "aux_scalars": (2.0, 1)}
+        return {"score_mod": bias, "mask_mod": mask, **aux, "return_lse": return_lse}
+
+    inputs = [random(2, 9, 4, 16), random(2, 13, 2, 16), random(2, 13, 2, 24), random(4, 19) * 0.1]
+    torch_reference.hold(lambda *x: fa4.flash_attn_func(*x[:3], **options(x[3])), dense, inputs, outputs=2)
+    inputs = [random(14, 4, 16), random(19, 2, 16), random(19, 2, 24), random(4, 19) * 0.1]
+    ours = lambda *x: fa4.flash_attn_varlen_func(*x[:3], **VARLEN, **options(x[3]))  # noqa: E731
+    torch_reference.hold(ours, packed, inputs, outputs=2)
+    q, table = random(1, 3, 4, 8), random(4, 19).requires_grad_()
+    assert fa4.flash_attn_func(q, q, q, **options(table, return_lse=False))[1] is not None
+
+
+def test_functions_that_call_cutlass(random, monkeypatch):
+    q = random(1, 3, 2, 8)
+    monkeypatch.setitem(globals(), "cute", types.ModuleType("cutlass.cute"))
+
+    def kernel(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
+        return cute.where(q_idx >= kv_idx, score, -INF)  # noqa: F821
+
+    def jit(function):
+        return functools.wraps(function)(lambda *x: None)
+
+    for function in (kernel, jit(kernel)):
+        with pytest.raises(tandem.Unsupported, match=r"score_mod \(kernel\) calls cute, which is cutlass.cute"):
+            fa4.flash_attn_func(q, q, q, score_mod=function)
+    twice = jit(lambda score, *_: score * 2)
+    assert torch.equal(
+        fa4.flash_attn_func(q, q, q, score_mod=twice)[0], tandem.attention(q, q, q, score_mod="score * 2")
+    )
+    with pytest.raises(ValueError, match="softcap .3.0. must be 0 where score_mod is given"):
+        fa4.flash_attn_func(q, q, q, score_mod=twice, softcap=3.0)
+
+
+@pytest.mark.parametrize("name", ["qv", "gather_kv_indices", "block_sparse_tensors", "block_sparse_tensors_bwd"])
 def test_refusals_of_flash_attention_4(random, name):
     q = random(1, 3, 2, 8)
     value = torch.ones(1) if name in ("qv", "gather_kv_indices") else (lambda *x: x[0])

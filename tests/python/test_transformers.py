@@ -246,8 +246,8 @@ def test_packed_by_lengths(name, with_positions, calls, no_whole_mask):
     assert all("cu_seqlens_q" in options for options in calls)
 
 
-@pytest.mark.parametrize("kind", ["boolean", "additive"])
-def test_given_array(kind, calls):
+@pytest.mark.parametrize("kind", ["boolean", "additive", "blocks"])
+def test_given_mask(kind, calls):
     """A mask of four dimensions that the caller made: a prefix that sees itself, then causality."""
     seqlen = 12
     visible = torch.ones(seqlen, seqlen, dtype=torch.bool).tril()
@@ -257,9 +257,15 @@ def test_given_array(kind, calls):
 
     def run(model):
         mask = visible if kind == "boolean" and model is trio.ours else additive.to(model.dtype)
-        return model(input_ids=ids, attention_mask=mask[None, None].expand(2, 1, -1, -1)).logits.detach()
+        mask = mask[None, None].expand(2, 1, -1, -1)
+        if kind == "blocks" and model is trio.ours:
+            mask = tandem.create_block_mask(prefix, 2, None, seqlen, seqlen, device="cpu")
+        return logits_and_gradients(model, input_ids=ids, attention_mask=mask)
 
-    assert_within_twice(*trio.each(run), "logits")
+    def prefix(b, h, q_idx, kv_idx):
+        return (q_idx >= kv_idx) | ((q_idx < 5) & (kv_idx < 5))
+
+    assert_all_within_twice(*trio.each(run))
     assert len(calls) == 2
 
 

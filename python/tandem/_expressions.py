@@ -1,0 +1,132 @@
+"""Expressions of the language of modifications (docs/mods.md), as a graph that is written as a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+BOOL, INT, FLOAT = 0, 1, 2  # kinds, in the order in which operands become one
+
+# How tight operators bind, as in Python.
+_BINARY = {
+    "<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1, "!=": 1, "|": 2, "^": 3, "&": 4, "<<": 5, ">>": 5, "+": 6, "-": 6,
+    "*": 7, "/": 7, "//": 7, "%": 7,
+}  # fmt: skip
+_COMPARISON, _UNARY, _ATOM = 1, 8, 9
+_DEEPEST = 12  # what lies deeper in others gets a name: a text has at most 64 in each other
+
+COMPARISONS = tuple(mark for mark, tight in _BINARY.items() if tight == _COMPARISON)
+INPUTS = ("score", "batch", "head", "q", "k", "seqlen_q", "seqlen_k")
+RESERVED = frozenset(
+    (*INPUTS, "and", "or", "not", "if", "else", "true", "false", "True", "False", "inf", "nan", "abs", "sign", "floor",
+     "ceil", "trunc", "round", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "float", "int", "bool", "min",
+     "max", "clamp", "select", "where")
+)  # fmt: skip
+
+
+class Node:
+    """A value. mark: an operator, a function, "[]" of a tensor's elements (the first operand is its name), or a leaf's
+    own text. positive: it is an int that is surely not below 0."""
+
+    __slots__ = ("kind", "mark", "operands", "positive")
+
+    def __init__(self, mark: str, kind: int, operands: Sequence[Node] = (), positive: bool = False):
+        self.mark = mark
+        self.kind = kind
+        self.operands = tuple(operands)
+        self.positive = positive
+
+
+class Graph:
+    """The nodes of one text, each after its operands."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def leaf(self, text: str, kind: int, positive: bool = False) -> Node:
+        return self._added(Node(text, kind, (), positive))
+
+    def constant(self, value: Any) -> Node:
+        if isinstance(value, bool):
+            return self.leaf("true" if value else "false", BOOL)
+        if isinstance(value, int):
+            return self.leaf(str(value), INT, value >= 0)
+        return self.leaf("nan" if math.isnan(value) else repr(value), FLOAT)
+
+    def unary(self, mark: str, a: Node) -> Node:
+        return self._added(Node(mark, a.kind, (a,)))
+
+    def binary(self, mark: str, a: Node, b: Node) -> Node:
+        if mark in COMPARISONS:
+            kind = BOOL
+        else:
+            kind = FLOAT if mark == "/" else max(a.kind, b.kind)
+        of = (_positive(a), _positive(b))
+        positive = all(of) and mark in ("+", "*", "//", "|", "^", ">>") or (mark == "&" and any(of))
+        positive = positive or (mark == "%" and of[1])
+        return self._added(Node(mark, kind, (a, b), kind == INT and positive))
+
+    def call(self, name: str, kind: int, *operands: Node) -> Node:
+        of = [_positive(x) for x in operands]
+        positive = {"abs": True, "max": any(of), "min": all(of), "clamp": of[1:2] == [True], "select": all(of[1:])}
+        known = positive.get(name, name == "int" and operands[0].kind == BOOL)
+        return self._added(Node(name, kind, operands, kind == INT and known))
+
+    def element(self, tensor: str, kind: int, indices: Sequence[Node]) -> Node:
+        return self._added(Node("[]", kind, (Node(tensor, kind), *indices))) if indices else self.leaf(tensor, kind)
+
+    def _added(self, node: Node) -> Node:
+        self.nodes.append(node)
+        return node
+
+    def text(self, result: Node, names: Sequence[str]) -> tuple[str, set[str]]:
+        """The text, and which of the names it needs; its parts have none of them."""
+        uses: dict[Node, int] = {result: 1}
+        for node in reversed(self.nodes):
+            for operand in node.operands if node in uses else ():
+                uses[operand] = uses.get(operand, 0) + 1
+        parts, written = [], {}  # by node: its text, how tight it binds, how deep it is
+        for node in self.nodes:
+            if node not in uses:
+                continue
+            text, tight, depth = _written(node, written)
+            if node.operands and node is not result and (uses[node] > 1 or depth > _DEEPEST):
+                name = _free_name(len(parts), names)
+                parts.append(f"{name} = {text}; ")
+                text, tight, depth = name, _ATOM, 0
+            written[node] = text, tight, depth
+        needed = {(node.operands[0] if node.mark == "[]" else node).mark for node in written}
+        return "".join(parts) + written[result][0], needed.intersection(names)
+
+
+def _positive(node: Node) -> bool:
+    return node.positive or node.kind == BOOL
+
+
+def _free_name(number: int, taken: Sequence[str]) -> str:
+    name = f"t{number}"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _written(node: Node, written: dict[Node, tuple[str, int, int]]) -> tuple[str, int, int]:
+    """The text of a node, how tight it binds, and how deep it is."""
+    mark, operands = node.mark, node.operands
+    if not operands:
+        return mark, _UNARY if mark.startswith("-") else _ATOM, 0
+    if mark == "[]":
+        indices = [written[x] for x in operands[1:]]
+        return f"{operands[0].mark}[{', '.join(x[0] for x in indices)}]", _ATOM, 1 + max(x[2] for x in indices)
+    of = [written[x] for x in operands]
+    depth = 1 + max(x[2] for x in of)
+    if mark in _BINARY and len(of) == 2:
+        tight = _BINARY[mark]
+        least = tight + (tight == _COMPARISON), tight + 1  # a comparison of comparisons would be a chain
+        a, b = (text if t >= wanted else f"({text})" for (text, t, _), wanted in zip(of, least))
+        return f"{a} {mark} {b}", tight, depth
+    if mark in ("-", "~"):
+        text, tight, _ = of[0]
+        return mark + (text if tight >= _ATOM else f"({text})"), _UNARY, depth
+    return f"{mark}({', '.join(x[0] for x in of)})", _ATOM, depth

@@ -1,0 +1,120 @@
+"""Score and mask modifications: a text and what it names (docs/mods.md), and how a call's record has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tandem import _arrays
+
+MODS = ("score_mod", "mask_mod")
+
+# As a record has it: the text and, for each name, (name, a number or tensor, the tensor for its gradient or None).
+Bound = tuple[str, tuple[tuple[str, Any, Any], ...]]
+
+
+class Mod:
+    """A score or mask modification of :func:`tandem.attention`: one line of text, and what it names.
+
+        tandem.Mod("score - slope[head] * abs(q - k)", slope=slopes)
+        tandem.Mod("q - k < width", width=128)
+
+    Names stand for numbers (bool, int, float), whose values come with each call and need no other kernel, or for
+    arrays of float, int32, int64 or bool elements and 0 to 4 dimensions. A text that names nothing of the caller's may
+    be given as a str. docs/mods.md has the language.
+    """
+
+    __slots__ = ("bindings", "text")
+
+    def __init__(self, text: str, /, **bindings: Any):
+        if not isinstance(text, str) or "\0" in text:
+            raise TypeError(f"text ({text!r}) must be a str such as 'score - slope[head] * abs(q - k)'")
+        self.text = text
+        self.bindings = bindings
+
+    def __repr__(self) -> str:
+        return ", ".join((f"Mod({self.text!r}", *(f"{name}={_shown(x)}" for name, x in self.bindings.items()))) + ")"
+
+
+def _shown(x: Any) -> str:
+    return f"{type(x).__name__} of {tuple(x.shape)}" if getattr(x, "shape", ()) else repr(x)
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float))
+
+
+def bound(mod: Any, argument: str) -> Bound:
+    """What a caller gave for the argument score_mod or mask_mod, as a record has it."""
+    if isinstance(mod, str):
+        mod = Mod(mod)
+    if not isinstance(mod, Mod):
+        function = "; tandem.flex_attention takes functions" if callable(mod) else ""
+        raise TypeError(f"{argument} ({type(mod).__name__}) must be a text or a tandem.Mod{function}")
+    return mod.text, tuple((name, _value(x, f"{argument}.{name}"), None) for name, x in mod.bindings.items())
+
+
+def _value(x: Any, name: str) -> Any:
+    if isinstance(x, np.generic):
+        x = x.item()
+    if is_number(x):
+        return x
+    if isinstance(x, (str, complex, list, tuple)) or x is None:
+        raise TypeError(f"{name} ({type(x).__name__}) must be a number or an array: convert it")
+    return _arrays.view(x, name)
+
+
+def tensors_of(mod: Bound | None) -> list[Any]:
+    """The tensors that a modification names, in order."""
+    return [] if mod is None else [x for _, x, _ in mod[1] if not is_number(x)]
+
+
+def replaced(mod: Bound, tensors: Sequence[Any], gradients: Sequence[Any] = ()) -> Bound:
+    """A modification with other tensors in their places, and tensors for their gradients."""
+    values, places = iter(tensors), iter(gradients)
+    items = ((name, x, None) if is_number(x) else (name, next(values), next(places, None)) for name, x, _ in mod[1])
+    return mod[0], tuple(items)
+
+
+def described(mod: Bound, argument: str) -> Bound:
+    """A modification whose tensors are descriptions, for a boundary that cannot read them as they are."""
+    items = []
+    for name, x, gradient in mod[1]:
+        known = x if is_number(x) or isinstance(x, tuple) else _arrays.describe(x, f"{argument}.{name}")
+        if gradient is not None and not isinstance(gradient, tuple):
+            gradient = _arrays.describe(gradient, f"{argument}.{name}.gradient")
+        items.append((name, known, gradient))
+    return mod[0], tuple(items)
+
+
+def named(record: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a record's modifications, by the names that sentences have for them."""
+    return {
+        f"{argument}.{name}": x
+        for argument in MODS
+        for name, x, _ in (record.get(argument) or ("", ()))[1]
+        if not is_number(x)
+    }
+
+
+def take_out(record: dict[str, Any]) -> list[Any]:
+    """The tensors of a record's modifications, which has None in their places from then on."""
+    found = []
+    for argument in MODS:
+        if (mod := record.get(argument)) is not None:
+            tensors = tensors_of(mod)
+            record[argument] = replaced(mod, [None] * len(tensors))
+            found += tensors
+    return found
+
+
+def put_back(record: dict[str, Any], tensors: Sequence[Any]) -> None:
+    """Puts the tensors that take_out() found where they were."""
+    start = 0
+    for argument in MODS:
+        if (mod := record.get(argument)) is not None:
+            count = len(tensors_of(mod))
+            record[argument] = replaced(mod, tensors[start : start + count])
+            start += count

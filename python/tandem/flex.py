@@ -1,0 +1,240 @@
+"""torch.nn.attention.flex_attention on tandem.attention: attention whose scores and mask are functions of your own.
+
+    from tandem import create_block_mask, flex_attention
+
+    def causal(b, h, q_idx, kv_idx):
+        return q_idx >= kv_idx
+
+    out = flex_attention(query, key, value, score_mod=..., block_mask=create_block_mask(causal, None, None, L, S))
+
+Names, layout (batch, heads, seqlen, head_dim), defaults and return values are torch's. A function is called once with
+symbols in place of numbers, and becomes a text (docs/mods.md): so it has a gradient, on CPUs too, also of the float
+tensors it captures, and runs without torch.compile. What no text can say is refused with the file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import (
+    AuxOutput,
+    AuxRequest,
+    BlockMask,
+    FlexKernelOptions,
+    and_masks,
+    create_mask,
+    noop_mask,
+    or_masks,
+)
+
+import tandem
+from tandem._mods import Mod
+from tandem._trace import trace
+from tandem.flash_attn._arguments import in_words, is_tensor, unit_stride
+
+__all__ = [
+    "AuxOutput",
+    "AuxRequest",
+    "BlockMask",
+    "and_masks",
+    "create_block_mask",
+    "create_mask",
+    "flex_attention",
+    "noop_mask",
+    "or_masks",
+]
+
+_NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}  # our arguments' names here
+_NO_BLOCKS = 1 << 30  # torch's block size where there is no mask
+_MOST_ELEMENTS = 1 << 22  # of a mask that is evaluated at once
+
+
+def flex_attention(
+    query,
+    key,
+    value,
+    score_mod=None,
+    block_mask=None,
+    scale=None,
+    enable_gqa=False,
+    return_lse=False,
+    kernel_options=None,
+    *,
+    return_aux=None,
+):
+    """``softmax(mask(score_mod(scale * query key^T))) value``, with torch's arguments and rules.
+
+    query (batch, heads, L, E), key (batch, heads_k, S, E), value (batch, heads_k, S, Ev); with enable_gqa heads is a
+    multiple of heads_k. key and value may have a batch of 1 for all of query's, where there is a block_mask.
+    score_mod(score, b, h, q_idx, kv_idx) gives a number; a text or a tandem.Mod may be given in its place. block_mask,
+    of create_block_mask or torch's own, hides by its mask_mod; where that is noop_mask, by its blocks.
+    scale is 1 / sqrt(E) unless given. kernel_options tune torch's kernels: they are checked, and change nothing here.
+
+    Returns (batch, heads, L, Ev), with return_lse also the LSE (batch, heads, L), and with return_aux an AuxOutput,
+    which has no max_scores here. A row that sees no key gives 0 and -inf.
+    """
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        is_tensor(x, name)
+        if x.is_nested:
+            raise tandem.Unsupported(
+                f"{name} (nested) is not served: give its values to tandem.attention as packed tensors with cu_seqlens"
+            )
+        if x.dim() != 4:
+            raise ValueError(f"{name} ({x.dim()} dimensions) must have 4, (batch, heads, seqlen, head_dim)")
+    _check_heads(query, key, enable_gqa)
+    _check_options(kernel_options)
+    if return_lse and return_aux is not None:
+        raise ValueError("return_lse must be False where return_aux is given: ask for AuxRequest(lse=True)")
+    if return_aux is not None and return_aux.max_scores:
+        raise tandem.Unsupported("return_aux.max_scores is not served: no pass keeps it; ask for lse, or for neither")
+    if block_mask is not None and not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a BlockMask: create_block_mask makes one")
+    if key.shape[0] != query.shape[0]:
+        key, value = _one_batch(query, key, value, block_mask)
+    mods = {}
+    if score_mod is not None:
+        mods["score_mod"] = _text_of(score_mod, "score_mod", query.device)
+    if block_mask is not None:
+        mods["mask_mod"] = mask_mod_of(block_mask, query, key)
+    wants_lse = return_lse or (return_aux is not None and return_aux.lse)
+    q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
+    result = in_words(_NAMES, tandem.attention, q, k, v, softmax_scale=scale, return_lse=wants_lse, **mods)
+    out, lse = result if wants_lse else (result, None)
+    out = out.transpose(1, 2)
+    if return_aux is not None:
+        return out, AuxOutput(lse=lse)
+    return (out, lse) if return_lse else out
+
+
+def mask_mod_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Any:
+    """A BlockMask of these (batch, heads, seqlen, head_dim) as tandem.attention's mask_mod; None where it hides
+    nothing."""
+    if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
+        return None
+    *_, seqlen_q, seqlen_k = block_mask.shape
+    lengths = query.shape[2], key.shape[2]
+    if (seqlen_q, seqlen_k) != lengths:
+        raise ValueError(
+            f"block_mask ({seqlen_q} x {seqlen_k}) must be of query's and key's lengths ({lengths[0]} x {lengths[1]}): "
+            "make one for these with create_block_mask"
+        )
+    mask_mod = block_mask.mask_mod
+    if getattr(mask_mod, "__code__", None) is noop_mask.__code__:  # also where torch has made the function anew
+        mask_mod = _of_blocks(block_mask)
+    return _text_of(mask_mod, "mask_mod", query.device)
+
+
+def _text_of(mod: Any, argument: str, device: torch.device) -> Any:
+    if isinstance(mod, (str, Mod)):
+        return mod
+    if not callable(mod):
+        raise TypeError(f"{argument} ({type(mod).__name__}) must be a function, a text or a tandem.Mod")
+    return trace(mod, argument, device)
+
+
+def _of_blocks(block_mask: BlockMask) -> Callable[..., Any]:
+    """The mask that blocks are, where nothing else is known of it."""
+    blocks = block_mask.to_dense().bool()
+    batch, heads = blocks.shape[:2]
+    size_q, size_k = block_mask.BLOCK_SIZE
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return blocks[b if batch > 1 else 0, h if heads > 1 else 0, q_idx // size_q, kv_idx // size_k]
+
+    return mask_mod
+
+
+def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
+    heads, heads_k = query.shape[1], key.shape[1]
+    if not enable_gqa and heads != heads_k:
+        raise ValueError(
+            f"key's heads ({heads_k}) must be as many as query's ({heads}) unless enable_gqa=True lets several query "
+            "heads share a key head"
+        )
+
+
+def _check_options(kernel_options: Any) -> None:
+    known = FlexKernelOptions.__annotations__
+    for name in kernel_options or ():
+        if name not in known and name.removeprefix("fwd_").removeprefix("bwd_") not in known:
+            raise ValueError(f"kernel_options ({name!r}) must have names that torch's FlexKernelOptions has")
+
+
+def _one_batch(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> tuple[Tensor, Tensor]:
+    """key and value with query's batch, where they have one for all."""
+    if key.shape[0] != 1 or block_mask is None:
+        raise ValueError(
+            f"key's batch ({key.shape[0]}) must be query's ({query.shape[0]}), or 1 where there is a block_mask"
+        )
+    return key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
+
+
+def create_block_mask(
+    mask_mod,
+    B,
+    H,
+    Q_LEN,
+    KV_LEN,
+    device=None,
+    BLOCK_SIZE=128,
+    _compile=False,
+    separate_full_blocks=True,
+    compute_dq_write_order=False,
+    dq_kv_order=True,
+):
+    """torch's create_block_mask, which evaluates the mask a part at a time and never holds all of it.
+
+    mask_mod(b, h, q_idx, kv_idx) says whether a query sees a key. B, H: None where the mask is the same for all.
+    BLOCK_SIZE: of blocks of queries and keys, one number or two. _compile changes nothing.
+    """
+    if compute_dq_write_order:
+        raise tandem.Unsupported("compute_dq_write_order (True) is for torch's own kernels: leave it out")
+    device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
+    batch, heads = B or 1, H or 1
+    size_q, size_k = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
+    blocks_q, blocks_k = -(-Q_LEN // size_q), -(-KV_LEN // size_k)
+    counts = torch.zeros(batch, heads, blocks_q, blocks_k, dtype=torch.int64, device=device)
+    step_k = max(1, min(blocks_k, _MOST_ELEMENTS // (batch * heads * size_q * size_k)))
+    step_q = max(1, min(blocks_q, _MOST_ELEMENTS // (batch * heads * size_q * size_k * step_k)))
+    for q in range(0, blocks_q, step_q):
+        for k in range(0, blocks_k, step_k):
+            rows, keys = (
+                min(step * size, length - first * size)
+                for first, step, size, length in ((q, step_q, size_q, Q_LEN), (k, step_k, size_k, KV_LEN))
+            )
+            part = create_mask(_shifted(mask_mod, q * size_q, k * size_k), batch, heads, rows, keys, device)
+            counts[:, :, q : q + step_q, k : k + step_k] = _visible(part, size_q, size_k)
+    full = counts == size_q * size_k
+    partial = counts > 0
+    if separate_full_blocks:
+        partial = partial & ~full
+    return BlockMask.from_kv_blocks(
+        *_ordered(partial),
+        *(_ordered(full) if separate_full_blocks else (None, None)),
+        BLOCK_SIZE=(size_q, size_k),
+        mask_mod=mask_mod,
+        seq_lengths=(Q_LEN, KV_LEN),
+    )
+
+
+def _shifted(mask_mod: Callable[..., Any], first_q: int, first_k: int) -> Callable[..., Any]:
+    def shifted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return mask_mod(b, h, q_idx + first_q, kv_idx + first_k)
+
+    return shifted
+
+
+def _visible(mask: Tensor, size_q: int, size_k: int) -> Tensor:
+    """How many entries of each block of a mask (batch, heads, queries, keys) are visible."""
+    padded = torch.nn.functional.pad(mask, (0, -mask.shape[3] % size_k, 0, -mask.shape[2] % size_q))
+    blocks = padded.unflatten(3, (-1, size_k)).unflatten(2, (-1, size_q))
+    return blocks.sum((3, 5))
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row there are, and which, these first."""
+    count = blocks.sum(-1, dtype=torch.int32)
+    return count, torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True).to(torch.int32)

@@ -30,7 +30,7 @@ def run(*arguments):
 
 
 def made_up_text():
-    """The same bytes whatever the pages say that the program learns from otherwise; easy, so that rounding stays small."""
+    """The same bytes whatever pages the program learns from otherwise; easy, so that rounding stays small."""
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 7))) for _ in range(60)]
     return " ".join(draw.choices(words, k=8000))

@@ -11,6 +11,13 @@ TANDEM_DEVICE int load_acquire(const int* from) {
 TANDEM_DEVICE void add_release(int* to, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
+// Sums, or bits, that are the same in any order.
+TANDEM_DEVICE void global_add(u64* to, u64 x) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+TANDEM_DEVICE void global_or(u64* to, u64 x) {
+  asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
 // Between waiting for another CTA's bulk copies and own ones to the same place, either way. "fence.proxy.async".
 TANDEM_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 TANDEM_DEVICE void global_add(float4* to, float4 x) {

@@ -17,6 +17,7 @@ struct Sm100BackwardConfig {
   Sums sums = Sums::both;
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
+  bool captured = false;             // gradients of what score_mod reads are wanted
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
   bool varlen = false;               // lengths are read on the device: cu_seqlens or seqused
@@ -165,15 +166,17 @@ struct Sm100BackwardConfig {
     return blocks * kBlockBytes + dq_stages_bytes() + stats_bytes() + kSmallBytes;
   }
 
-  // The kernel that makes a bias's gradient: two warpgroups; a tile's operands, of both products where there is room,
-  // and its sums.
-  static constexpr int kDbiasWarpgroups = 2;
-  static constexpr int dbias_threads() { return 128 * kDbiasWarpgroups; }
-  constexpr int dbias_columns() const { return k_columns() > v_columns() ? k_columns() : v_columns(); }
-  constexpr int dbias_places() const { return dbias_columns() > 128 ? 1 : 2; }
-  constexpr int dbias_smem_bytes() const {
-    return dbias_places() * 2 * (kCtaKeys + tile_m) * dbias_columns() + 4 * kCtaKeys * tile_m + 8 * tile_m + 1024;
+  // Kernels that make scores anew, two warpgroups each: a tile's operands, of both products where there is room; and
+  // the sums of a bias's gradient, or two numbers of each score of half of a tile.
+  static constexpr int kScoreWarpgroups = 2;
+  static constexpr int score_threads() { return 128 * kScoreWarpgroups; }
+  constexpr int score_columns() const { return k_columns() > v_columns() ? k_columns() : v_columns(); }
+  constexpr int score_places() const { return score_columns() > 128 ? 1 : 2; }
+  constexpr int score_smem_bytes() const {
+    return score_places() * 2 * (kCtaKeys + tile_m) * score_columns() + 8 * tile_m + 1024;
   }
+  constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * kCtaKeys * tile_m; }
+  constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (kCtaKeys + 1) * (tile_m / 2) + 1024; }
 
   // Registers of a thread, by role.
   constexpr int compute_registers() const { return pair ? 184 : 192; }

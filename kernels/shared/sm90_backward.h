@@ -13,6 +13,7 @@ struct Sm90BackwardConfig {
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
   bool split = false;                // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
+  bool captured = false;             // gradients of what score_mod reads are wanted
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
   bool varlen = false;               // lengths are read on the device: cu_seqlens or seqused
@@ -83,11 +84,12 @@ struct Sm90BackwardConfig {
     return 2 * (keys + queries + ds_stages() * tile_n() * tile_m + (wide() ? tile_n() * tile_m : 1024)) +
            8 * dout_stages * tile_m + 1024;
   }
-  // Of the kernel that makes a bias's gradient: a tile's operands, and its sums.
-  constexpr int dbias_threads() const { return 128 * warpgroups; }
-  constexpr int dbias_smem_bytes() const {
-    return 2 * (tile_n() + tile_m) * (head_dim + head_dim_v) + 4 * tile_n() * tile_m + 1024;
-  }
+  // Of kernels that make scores anew: a tile's operands; and the sums of a bias's gradient, or two numbers of each
+  // score.
+  constexpr int score_threads() const { return 128 * warpgroups; }
+  constexpr int score_smem_bytes() const { return 2 * (tile_n() + tile_m) * (head_dim + head_dim_v) + 1024; }
+  constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * tile_n() * tile_m; }
+  constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (tile_n() + 1) * tile_m + 1024; }
   // A warpgroup's columns are blocks of 64, or half of one.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {

@@ -1,13 +1,9 @@
-// The gradient of a bias: P (dP - delta), summed over what the bias is broadcast along. A kernel of its own, which
-// makes the scores of its tiles anew: the main kernel has no registers left for sums, and tiles of other heads and
-// sequences meet nowhere. Each number has one CTA that writes it and one order in which it is summed, so it needs no
-// workspace. Here is what such kernels share: which tiles a CTA sums over, what a score adds, and where sums go.
+// The gradient of a bias: P (dP - delta), summed over what the bias is broadcast along, by a kernel of its own
+// (tile/score_tile.cuh). Each number has one CTA that writes it and one order in which it is summed, so it needs no
+// workspace. Here is what does not depend on the GPU: which tiles a CTA sums over, what a score adds, where sums go.
 #pragma once
-#include "ptx/warp.cuh"
-#include "tile/dropout.cuh"
 #include "tile/gradient.cuh"
-#include "tile/key_scores.cuh"
-#include "tile/sequence.cuh"
+#include "tile/score_tile.cuh"
 
 // [begin, end) of what a CTA sums over: all there is where the bias is broadcast, else its own part.
 struct Span {
@@ -37,15 +33,7 @@ struct DbiasPart {
     batches = span_of(p.dbias_batches == 1, p.batch, p.dbias_batches, &block);
   }
 
-  // Whether some query of the m_block sees some key of the block.
-  TANDEM_DEVICE bool sees(const SequenceCoords& sequence, int m_block, int key_block) const {
-    const int first = key_block * kKeys, last = min(first + kKeys, sequence.k_len) - 1;
-    const QueryRange visible = band_of<T>(p, sequence).visible_queries(first, last);
-    const int query = m_block * T.tile_m;
-    return first <= last && query < min(visible.end, sequence.q_len) && visible.begin < query + T.tile_m;
-  }
-
-  // add(sequence, head, m_block, key_block) of each tile that is not hidden whole, by all threads alike.
+  // add(ScoreTileAt) of each tile that is not hidden whole, by all threads alike.
   template <class Add>
   TANDEM_DEVICE void for_each_tile(const Add& add) const {
 #pragma unroll 1
@@ -56,8 +44,10 @@ struct DbiasPart {
 #pragma unroll 1
         for (int key_block = key_blocks.begin; key_block < key_blocks.end; ++key_block) {
 #pragma unroll 1
-          for (int m_block = m_blocks.begin; m_block < m_blocks.end; ++m_block)
-            if (warp_any(sees(sequence, m_block, key_block))) add(sequence, head, m_block, key_block);
+          for (int m_block = m_blocks.begin; m_block < m_blocks.end; ++m_block) {
+            const ScoreTileAt at{sequence, head, m_block, key_block};
+            if (warp_any(sees_some<T, kKeys>(p, at))) add(at);
+          }
         }
       }
     }
@@ -87,12 +77,9 @@ struct DbiasPart {
   }
 };
 
-// What a score adds, 0 where it is -infinity (not seen, or beyond a sequence): a product with 0 would not do, for it
-// may be NaN. derivative: of what a modification made of the score. kept, r: as is_kept() takes them.
+// What a score adds: nothing of a gradient of 0 that comes to a score_mod, whatever its derivative is.
 template <auto T>
-TANDEM_DEVICE float dbias_of(const BackwardParams& p, float score, float derivative, float minus_lse, float dp,
-                             float delta, u32 kept, int r) {
-  if constexpr (T.dropout) dp = is_kept(kept, r) ? dp * p.dropout.scale : 0.0f;
-  const bool hidden = score == -kInfinity || minus_lse == -kInfinity;
-  return hidden ? 0.0f : through_scores<T>(exp2_approx(score + minus_lse), derivative) * (dp - delta);
+TANDEM_DEVICE float dbias_of(const ScoreGradient& score) {
+  if constexpr (T.score_mod) return score.ds == 0 ? 0.0f : score.ds * score.derivative;
+  return score.ds;
 }

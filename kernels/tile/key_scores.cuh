@@ -36,8 +36,9 @@ struct HeadScores {
     if constexpr (T.score_mod || T.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
   // ALiBi, bias and modifications. Beyond the tensor, where everything is masked, the last bias is read again.
-  // derivative: of what score_mod gives by what it reads, as a factor.
-  TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query, int key, float* derivative) const {
+  // derivative: of what score_mod gives by what it is given, as a factor; given: that.
+  TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query, int key, float* derivative,
+                                 float* given = nullptr) const {
     bool visible = true;
     if constexpr (T.alibi) x -= slope * fabsf(static_cast<float>(query + diagonal - key));
     if constexpr (T.bias != Bias::none) {
@@ -56,6 +57,7 @@ struct HeadScores {
       if constexpr (T.score_mod) {
         const float score = kLn2 * x;
         *derivative *= score_slope<T>(score, at, mods.score);
+        if (given != nullptr) *given = score;
         x = kLog2e * score_mod<T>(score, at, mods.score);
       }
       if constexpr (T.mask_mod) visible = visible && mask_mod<T>(at, mods.mask);

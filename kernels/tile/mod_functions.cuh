@@ -19,6 +19,15 @@ TANDEM_DEVICE float score_slope(float score, const ModPlace& at, const ModNames&
 template <auto T>
 TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names);
 
+// And what score_mod reads: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. They are parted
+// by the lines of a tile along which the same element may be read again and again: of a query, of a key, or of a
+// distance.
+enum class CaptureLine { row, column, diagonal };
+template <auto T>
+constexpr int captures_along(CaptureLine line);
+template <auto T, CaptureLine line, class Captures>
+TANDEM_DEVICE void score_captures(float score, const ModPlace& at, const ModNames& names, const Captures& captures);
+
 constexpr int kLeastInt = -2147483647 - 1, kMostInt = 2147483647;
 
 TANDEM_DEVICE float mod_float(int bits) { return __int_as_float(bits); }
@@ -127,4 +136,15 @@ TANDEM_DEVICE auto mod_gather(const ModTensor& tensor, Index... indices) {
   for (int n = 0; n < static_cast<int>(sizeof...(indices)); ++n)
     offset += min(max(at[n], 0), tensor.size[n] - 1) * tensor.stride[n];
   return mod_load<element>(tensor.data, offset);
+}
+
+// The element that indices name, as a number of all in its tensor.
+template <class... Index>
+TANDEM_DEVICE i64 mod_cell(const ModTensor& tensor, Index... indices) {
+  const int at[sizeof...(indices) + 1] = {indices..., 0};
+  i64 cell = 0;
+#pragma unroll
+  for (int n = 0; n < static_cast<int>(sizeof...(indices)); ++n)
+    cell = cell * tensor.size[n] + min(max(at[n], 0), tensor.size[n] - 1);
+  return cell;
 }

@@ -54,9 +54,9 @@ std::string function_of(const Mod& mod, const Node& node) {
 
 }  // namespace
 
-std::string print(const Mod& mod, NodeId result) {
+std::string print_values(const Mod& mod, std::span<const NodeId> results) {
   std::string text;
-  for (const NodeId id : mod.graph.needed_by({&result, 1})) {
+  for (const NodeId id : mod.graph.needed_by(results)) {
     const Node& node = mod.graph[id];
     const bool is_leaf = operands_of(node.op) == 0;
     text += str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ",
@@ -67,7 +67,11 @@ std::string print(const Mod& mod, NodeId result) {
     }
     text += !is_leaf || node.op == Op::gather ? ");\n" : ";\n";
   }
-  return text + str_cat("  return v", result, ";\n");
+  return text;
+}
+
+std::string print(const Mod& mod, NodeId result) {
+  return str_cat(print_values(mod, {&result, 1}), "  return v", result, ";\n");
 }
 
 }  // namespace tandem::mods

@@ -8,7 +8,11 @@
 
 namespace tandem::mods {
 
-// The body of a function of `score`, `at` (a ModPlace) and `names` (a ModNames), which ends by returning result.
+// What results need, as the body of a function of `score`, `at` (a ModPlace) and `names` (a ModNames) has it: a node is
+// `v` and its number.
+std::string print_values(const Mod& mod, std::span<const NodeId> results);
+
+// The whole body, which ends by returning result.
 std::string print(const Mod& mod, NodeId result);
 
 }  // namespace tandem::mods

@@ -1,8 +1,10 @@
 #include "mods/program.h"
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "base/text.h"
 #include "mods/print.h"
@@ -57,32 +59,44 @@ Kept& kept() {
   return all;
 }
 
+// Which positions each node of a graph follows: bits.
+enum Follows : uint8_t { kQuery = 1, kKey = 2, kDistance = 4 };
+
+std::vector<uint8_t> follows(const Graph& graph) {
+  const auto is_input = [&graph](NodeId id, Input input) {
+    return graph[id].op == Op::input && graph[id].index == static_cast<int>(input);
+  };
+  std::vector<uint8_t> bits(static_cast<size_t>(graph.size()));
+  for (NodeId id = 0; id < graph.size(); ++id) {
+    const Node& node = graph[id];
+    uint8_t all = is_input(id, Input::q) ? kQuery : is_input(id, Input::k) ? kKey : 0;
+    for (int i = 0; i < node.operand_count(); ++i) {
+      all = static_cast<uint8_t>(all | bits[static_cast<size_t>(node.operands[static_cast<size_t>(i)])]);
+    }
+    const NodeId a = node.operands[0], b = node.operands[1];
+    const bool distance = node.op == Op::subtract && ((is_input(a, Input::q) && is_input(b, Input::k)) ||
+                                                      (is_input(a, Input::k) && is_input(b, Input::q)));
+    bits[static_cast<size_t>(id)] = distance ? uint8_t{kDistance} : all;
+  }
+  return bits;
+}
+
 std::vector<Capture> captures_of(const Graph& graph, const Gradient& gradient) {
   std::vector<Capture> captures;
+  const std::vector<uint8_t> positions = follows(graph);
   for (const Derivative& derivative : gradient.captured) {
     const Node& read = graph[derivative.with_respect_to];
     if (read.op != Op::gather) continue;
     Capture capture{.tensor = read.index, .rank = read.operand_count(), .derivative = derivative.value};
-    for (size_t i = 0; i < kMaxRank; ++i) capture.indices[i] = read.operands[i];
+    int all = 0;
+    for (size_t i = 0; i < kMaxRank; ++i) {
+      capture.indices[i] = read.operands[i];
+      if (read.operands[i] != kNoNode) all |= positions[static_cast<size_t>(read.operands[i])];
+    }
+    capture.line = all == kDistance ? Line::diagonal : all == kKey ? Line::column : Line::row;
     captures.push_back(capture);
   }
   return captures;
-}
-
-std::string functions_of(const Mod& mod, NodeId slope) {
-  const auto function = [&mod](const char* head, NodeId result) {
-    return str_cat("template <auto T>\nTANDEM_DEVICE ", head, "const ModPlace& at, const ModNames& names) {\n",
-                   print(mod, result), "}\n");
-  };
-  if (mod.signature.result == Signature::Result::mask) return function("bool mask_mod(", mod.result);
-  return function("float score_mod(float score, ", mod.result) + function("float score_slope(float score, ", slope);
-}
-
-// FNV-1a.
-uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash != 0 ? hash : 1;
 }
 
 std::vector<NodeId> outputs_of(const std::vector<Capture>& captures) {
@@ -92,6 +106,55 @@ std::vector<NodeId> outputs_of(const std::vector<Capture>& captures) {
     outputs.insert(outputs.end(), capture.indices, capture.indices + capture.rank);
   }
   return outputs;
+}
+
+// Those of one line.
+std::string captures_along(const Mod& mod, std::vector<Capture> captures, Line line) {
+  std::erase_if(captures, [line](const Capture& capture) { return capture.line != line; });
+  std::string text = print_values(mod, outputs_of(captures));
+  int number = 0;
+  for (const Capture& capture : captures) {
+    text += str_cat("  captures.template add<", number++, ", ", capture.tensor, ">(v", capture.derivative,
+                    ", mod_cell(names.tensors[", capture.tensor, "]");
+    for (int i = 0; i < capture.rank; ++i) text += str_cat(", v", capture.indices[i]);
+    text += "));\n";
+  }
+  return text;
+}
+
+std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& captures) {
+  if (captures.empty()) return "";
+  std::string counts, bodies;
+  for (const auto& [line, name] :
+       {std::pair{Line::row, "row"}, std::pair{Line::column, "column"}, std::pair{Line::diagonal, "diagonal"}}) {
+    const auto count =
+        std::count_if(captures.begin(), captures.end(), [line](const Capture& c) { return c.line == line; });
+    if (count == 0) continue;
+    counts += str_cat("  if (line == CaptureLine::", name, ") return ", count, ";\n");
+    bodies +=
+        str_cat("  if constexpr (line == CaptureLine::", name, ") {\n", captures_along(mod, captures, line), "  }\n");
+  }
+  return str_cat("template <auto T>\nconstexpr int captures_along(CaptureLine line) {\n", counts, "  return 0;\n}\n",
+                 "template <auto T, CaptureLine line, class Captures>\nTANDEM_DEVICE void score_captures(float score, "
+                 "const ModPlace& at, const ModNames& names, const Captures& captures) {\n",
+                 bodies, "}\n");
+}
+
+std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture>& captures) {
+  const auto function = [&mod](const char* head, NodeId result) {
+    return str_cat("template <auto T>\nTANDEM_DEVICE ", head, "const ModPlace& at, const ModNames& names) {\n",
+                   print(mod, result), "}\n");
+  };
+  if (mod.signature.result == Signature::Result::mask) return function("bool mask_mod(", mod.result);
+  return function("float score_mod(float score, ", mod.result) + function("float score_slope(float score, ", slope) +
+         capture_functions_of(mod, captures);
+}
+
+// FNV-1a.
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash != 0 ? hash : 1;
 }
 
 }  // namespace
@@ -104,7 +167,7 @@ Program::Program(Mod read)
       result_tiles(mod.graph, {mod.result}),
       slope_tiles(mod.graph, {gradient.score}),
       capture_tiles(mod.graph, capturing),
-      cuda(functions_of(mod, gradient.score)),
+      cuda(functions_of(mod, gradient.score, captures)),
       cuda_hash(hash_of(cuda)) {}
 
 Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program) {

@@ -13,9 +13,14 @@
 
 namespace tandem::mods {
 
+// Along which line of a tile a score modification may read the same element again and again: of a query, of a key, of
+// a distance between them. No more than a hint; a query's where none is known.
+enum class Line : uint8_t { row, column, diagonal };
+
 // A float element that a score modification reads, and the derivative with respect to it.
 struct Capture {
   int tensor = 0, rank = 0;
+  Line line = Line::row;
   NodeId derivative = kNoNode;
   NodeId indices[kMaxRank] = {};
 };
@@ -31,7 +36,7 @@ struct Program {
   // Their outputs: the result; d result / d score; capturing.
   TileProgram result_tiles, slope_tiles, capture_tiles;
 
-  std::string cuda;    // score_mod() and score_slope(), or mask_mod(), of kernels/tile/mod_functions.cuh
+  std::string cuda;    // those functions of kernels/tile/mod_functions.cuh that are printed
   uint64_t cuda_hash;  // of that text, never 0
 
   bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are

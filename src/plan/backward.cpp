@@ -5,6 +5,8 @@
 #include "base/text.h"
 #include "plan/check.h"
 #include "plan/forward.h"
+#include "problem/modification.h"
+#include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {
@@ -36,6 +38,21 @@ Status check_sizes(const Problem& p) {
   return {};
 }
 
+bool wants_captured(const Problem& p) { return p.score_mod && p.score_mod->cells > 0; }
+
+// Sums of what a score_mod reads are exact up to a number of scores that takes a GPU seconds.
+Status check_captured(const Problem& p) {
+  if (!wants_captured(p)) return {};
+  const auto reads = static_cast<int64_t>(p.score_mod->program->captures.size());
+  const double most = static_cast<double>(int64_t{1} << kSumsLog2);
+  const double scores = static_cast<double>(p.total_q * p.seqlen_k) * static_cast<double>(p.heads_q * reads);
+  if (scores < most) return {};
+  return Status::unsupported(str_cat("score_mod.tensors[].gradient must be NULL on a GPU for 2^", kSumsLog2,
+                                     " or more scores and elements that each reads (here q.seqlen ", p.seqlen_q,
+                                     ", k.seqlen ", p.seqlen_k, ", q.heads ", p.heads_q, ", elements ", reads,
+                                     "): split the call over batch or heads, with accumulate"));
+}
+
 // Of float32, or added to what is there: then dk and dv are not stored by TMA.
 bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
@@ -62,6 +79,7 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   if (t.head_dim <= 64 && t.head_dim_v <= 64 && !t.has_score_mod() && !t.dropout) t.tile_m = 128;
   t.split = choose_splits(p, t.tile_m, t.tile_n()) > 1;
   t.direct = stores_directly(p) && !t.split;
+  t.captured = wants_captured(p);
   // Wide heads, and steps of many queries, leave room for fewer of them.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
@@ -98,6 +116,7 @@ Sm100BackwardConfig cut_for_blackwell(const Problem& p) {
   set_options(p, &t);
   t.dropout = static_cast<bool>(p.dropout);
   t.direct = stores_directly(p);
+  t.captured = wants_captured(p);
   t.pair = pairs(p);
   if (t.pair) {
     round_dims(128);
@@ -152,6 +171,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.l2_heads = choose_l2_heads(p, t, sms);
   const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
+  if (t.tile.captured && p.total_q > 0) t.captured_blocks = p.batch * p.heads_q * ctas * t.n_blocks;
   if (!p.dbias) return;
   const int64_t* const shape = p.dbias.shape;
   t.dbias_blocks =
@@ -182,9 +202,23 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   if (t.dbias_blocks > 0) {
     plan->launches.push_back({.entry = kDbiasEntry,
                               .grid = static_cast<uint32_t>(t.dbias_blocks),
-                              .block = static_cast<uint32_t>(t.tile.dbias_threads),
+                              .block = static_cast<uint32_t>(t.tile.score_threads),
                               .shared_bytes = static_cast<uint32_t>(t.tile.dbias_smem_bytes),
                               .overlap_previous = !plan->launches.empty()});
+  }
+  if (t.captured_blocks > 0) {
+    plan->launches.push_back({.entry = t.tile.captured_entry,
+                              .grid = static_cast<uint32_t>(t.captured_blocks),
+                              .block = static_cast<uint32_t>(t.tile.score_threads),
+                              .shared_bytes = static_cast<uint32_t>(t.tile.captured_smem_bytes),
+                              .overlap_previous = !plan->launches.empty()});
+  }
+  if (t.tile.captured) {
+    plan->launches.push_back(
+        {.entry = static_cast<uint8_t>(t.tile.captured_entry + 1),
+         .grid = static_cast<uint32_t>(ceil_div(p.score_mod->cells, int64_t{kConvertCapturedThreads})),
+         .block = kConvertCapturedThreads,
+         .overlap_previous = !plan->launches.empty()});
   }
 }
 
@@ -211,6 +245,7 @@ Status BackwardPass::check(const Problem& p) const {
   TANDEM_TRY(check_index("seqused_q", p.seqused_q));
   TANDEM_TRY(check_index("seqused_k", p.seqused_k));
   TANDEM_TRY(check_index("diagonal_offsets", p.diagonal_offsets));
+  TANDEM_TRY(check_captured(p));
   return check_sizes(p);
 }
 
@@ -251,6 +286,11 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   if (p.dout.dtype == DType::f32) {
     const int64_t rows = p.packed_q() ? p.total_q : p.batch * p.seqlen_q;
     t.dout_offset = region("workspace.dout", rows * p.heads_q * p.head_dim_v * size_of(p.dtype), delta);
+  }
+  if (t.tile.captured) {
+    const int64_t words = p.score_mod->cells * kCellWords;
+    t.captured_offset = region("workspace.captured", words * static_cast<int64_t>(sizeof(uint64_t)), kFilled);
+    plan->fills.push_back({t.captured_offset, plan->regions.back().bytes});
   }
   plan->workspace_bytes = kWorkspaceAlignment - 1 + end;
 }

@@ -1,9 +1,13 @@
 // What the kernels of a backward are given in a call.
+#include <algorithm>
+
 #include "base/text.h"
 #include "plan/arguments.h"
 #include "plan/backward.h"
 #include "plan/buffers.h"
 #include "plan/forward.h"
+#include "problem/modification.h"
+#include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {
@@ -111,10 +115,35 @@ void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, 
   params->key_sums = reinterpret_cast<float*>(workspace + t.key_sums_offset);
 }
 
-BackwardParams& add_backward_params(const Problem& p, Arguments* arguments) {
+ModElement element_of(DType type) {
+  switch (type) {
+    case DType::f64: return ModElement::f64;
+    case DType::bf16: return ModElement::bf16;
+    case DType::f16: return ModElement::f16;
+    default: return ModElement::f32;
+  }
+}
+
+void set_captured(const Modification& mod, std::byte* words, CapturedParams* params) {
+  params->words = reinterpret_cast<unsigned long long*>(words);
+  params->cells = mod.cells;
+  for (size_t n = 0; n < mod.gradients.size(); ++n) {
+    const CapturedGradient& gradient = mod.gradients[n];
+    CapturedTensor& tensor = params->tensors[n];
+    tensor.first = gradient.to ? gradient.first : -1;
+    tensor.gradient = gradient.to.data;
+    tensor.element = element_of(gradient.to.dtype);
+    tensor.count = gradient.to.shape[0] * gradient.to.shape[1] * gradient.to.shape[2] * gradient.to.shape[3];
+    std::copy_n(gradient.to.stride, kModRank, tensor.stride);
+  }
+}
+
+BackwardParams& add_backward_params(const Problem& p, const BackwardTiling& t, std::byte* workspace,
+                                    Arguments* arguments) {
   if (!p.score_mod && !p.mask_mod) return arguments->add<BackwardParams>();
   auto& params = arguments->add<ModifiedBackwardParams>();
   set_mods(p, &params.mods);
+  if (t.tile.captured) set_captured(*p.score_mod.read, workspace + t.captured_offset, &params.captured);
   return params;
 }
 
@@ -122,7 +151,7 @@ BackwardParams& add_backward_params(const Problem& p, Arguments* arguments) {
 
 void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
   const BackwardTiling& t = plan.backward;
-  BackwardParams& params = add_backward_params(p, arguments);
+  BackwardParams& params = add_backward_params(p, t, workspace, arguments);
   set_rows(p, &params);
   set_order(p, t, workspace, &params);
   set_lengths(p, &params);
@@ -143,27 +172,32 @@ void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace
 
 std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const Plan& plan, size_t launch) const {
   Buffers buffers;
-  switch (plan.launches[launch].entry) {
+  const BackwardTile& tile = plan.backward.tile;
+  const uint8_t entry = plan.launches[launch].entry;
+  if (tile.captured && entry == tile.captured_entry + 1) {
+    buffers.add_captured_gradients(p);
+    return std::move(buffers.list);
+  }
+  if (entry == kMainEntry || entry >= kDbiasEntry) {
+    buffers.add_inputs(p);
+    buffers.add_result_gradient(p);
+    buffers.add_terms(p);
+  }
+  switch (entry) {
     case kDeltaEntry:
       buffers.add_results_given(p);
       buffers.add_terms(p);
       break;
     case kDsinkEntry: buffers.add_sink_gradient(p); break;
-    case kDbiasEntry:
-      buffers.add_inputs(p);
-      buffers.add_bias_gradient(p);
-      buffers.add_terms(p);
-      break;
-    case kMainEntry:
-      buffers.add_inputs(p);
-      buffers.add_key_gradients(p);
-      buffers.add_terms(p);
-      break;
-    default:
+    case kMainEntry: buffers.add_key_gradients(p); break;
+    case kConvertEntry:
       buffers.add_query_gradient(p);
       if (plan.backward.splits > 1) buffers.add_key_gradients(p);
+      break;
+    default:
+      if (entry != tile.captured_entry) buffers.add_bias_gradient(p);
   }
-  if (plan.launches[launch].entry != kDsinkEntry) buffers.add_lengths(p);
+  if (entry != kDsinkEntry) buffers.add_lengths(p);
   return std::move(buffers.list);
 }
 

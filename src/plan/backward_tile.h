@@ -26,15 +26,17 @@ struct BackwardTile {
 
   Configuration kernel;
   int head_dim, head_dim_v;
-  int ctas;            // of a cluster
-  int tile_m, tile_n;  // queries of a step, keys of an n_block
-  int q_box, k_box;    // rows that TMA brings at once
-  int threads, delta_threads, convert_threads, dbias_threads;
-  int smem_bytes, dbias_smem_bytes;
+  int ctas;                                                    // of a cluster
+  int tile_m, tile_n;                                          // queries of a step, keys of an n_block
+  int q_box, k_box;                                            // rows that TMA brings at once
+  int threads, delta_threads, convert_threads, score_threads;  // score: of kernels that make scores anew
+  int smem_bytes, dbias_smem_bytes, captured_smem_bytes;
   int dq_floats;                     // of a step
   int dq_tickets;                    // of an m_block
   int key_floats = 0, key_sums = 0;  // of a split, and CTAs that sum them up: where steps are split
   bool apart;                        // dk and dv are summed by tiles of their own
+  bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
+  uint8_t captured_entry;
 
  private:
   template <class T>
@@ -50,12 +52,15 @@ struct BackwardTile {
         threads(t.threads()),
         delta_threads(T::kDeltaThreads),
         convert_threads(t.convert_threads()),
-        dbias_threads(t.dbias_threads()),
+        score_threads(t.score_threads()),
         smem_bytes(t.smem_bytes()),
         dbias_smem_bytes(t.dbias_smem_bytes()),
+        captured_smem_bytes(t.captured_smem_bytes()),
         dq_floats(t.dq_floats()),
         dq_tickets(t.dq_tickets()),
-        apart(sums_apart) {}
+        apart(sums_apart),
+        captured(t.captured),
+        captured_entry(plan::captured_entry(t)) {}
 };
 
 }  // namespace tandem::plan

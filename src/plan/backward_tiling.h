@@ -17,10 +17,12 @@ struct BackwardTiling {
   int tiles = 0;              // splits of n_blocks of all key heads and sequences
   int l2_heads = 1;           // key heads whose n_blocks are taken together
   int grid = 0;
-  int64_t dbias_blocks = 0;  // parts of dbias that one CTA each sums
+  int64_t dbias_blocks = 0;     // parts of dbias that one CTA each sums
+  int64_t captured_blocks = 0;  // of keys of a query head, for what score_mod reads: one CTA each
 
   // In the workspace; the counter of tiles is at 0.
-  size_t tickets_offset = 0, stats_offset = 0, sums_offset = 0, dsink_offset = 0, dout_offset = 0, key_sums_offset = 0;
+  size_t tickets_offset = 0, stats_offset = 0, sums_offset = 0, dsink_offset = 0, dout_offset = 0, key_sums_offset = 0,
+         captured_offset = 0;
 };
 
 }  // namespace tandem::plan

@@ -45,8 +45,9 @@ void Buffers::add_results_given(const Problem& p) {
   add_rows("dlse", Access::read, p, p.dlse, 1);
 }
 
+void Buffers::add_result_gradient(const Problem& p) { add_rows("dout", Access::read, p, p.dout, p.head_dim_v); }
+
 void Buffers::add_key_gradients(const Problem& p) {
-  add_rows("dout", Access::read, p, p.dout, p.head_dim_v);
   add_keys("dk", gradient_access(p), p, p.dk, p.head_dim);
   add_keys("dv", gradient_access(p), p, p.dv, p.head_dim_v);
 }
@@ -57,9 +58,10 @@ void Buffers::add_sink_gradient(const Problem& p) {
   add("dsink", gradient_access(p), p.dsink.data, p.dsink.dtype, {{p.heads_q, p.dsink.head}});
 }
 
-void Buffers::add_bias_gradient(const Problem& p) {
-  add_rows("dout", Access::read, p, p.dout, p.head_dim_v);
-  add_bias("dbias", gradient_access(p), p.dbias);
+void Buffers::add_bias_gradient(const Problem& p) { add_bias("dbias", gradient_access(p), p.dbias); }
+
+void Buffers::add_captured_gradients(const Problem& p) {
+  for (const CapturedGradient& gradient : p.score_mod->gradients) add_bias("gradient", gradient_access(p), gradient.to);
 }
 
 void Buffers::add_bias(const char* name, Access access, const BiasView& bias) {

@@ -14,12 +14,15 @@ class Buffers {
  public:
   void add_inputs(const Problem& problem);   // q, k, v
   void add_results(const Problem& problem);  // out, lse: to be written
-  // Of a backward: out, lse, dout and dlse; dk and dv; dq; dsink; dbias.
+  // Of a backward: out, lse, dout and dlse; dout; dk and dv; dq; dsink; dbias; those of what a score_mod
+  // reads.
   void add_results_given(const Problem& problem);
+  void add_result_gradient(const Problem& problem);
   void add_key_gradients(const Problem& problem);
   void add_query_gradient(const Problem& problem);
   void add_sink_gradient(const Problem& problem);
   void add_bias_gradient(const Problem& problem);
+  void add_captured_gradients(const Problem& problem);
   void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers, what modifications read
   void add_lengths(const Problem& problem);  // cu_seqlens, seqused
 

@@ -22,11 +22,6 @@ bool is_blackwell(const gpu::Properties& device) {
 
 Status check_mod(const char* name, const ModView& mod) {
   if (!mod) return {};
-  if (mod->cells > 0) {
-    return Status::unsupported(str_cat(name,
-                                       ".tensors[].gradient must be NULL on a GPU: gradients of what a text reads "
-                                       "are not served there in this version; compute them on the CPU"));
-  }
   const mods::Signature& names = mod->program->mod.signature;
   for (const auto& [kind, count, most] :
        {std::tuple{"scalar", names.scalars.size(), kModScalars}, {"tensor", names.tensors.size(), kModTensors}}) {

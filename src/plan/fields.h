@@ -86,6 +86,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
   visit(Field{"split", kFlag, "_split"}, t.split);
+  visit(Field{"captured", kFlag, "_captured"}, t.captured);
   score_fields(t, visit);
 }
 
@@ -101,6 +102,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"sums", {0, 1}, "", true}, t.sums);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
+  visit(Field{"captured", kFlag, "_captured"}, t.captured);
   score_fields(t, visit);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "plan/fields.h"
+#include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {
@@ -111,8 +112,12 @@ FixedVector<Beside, kMostEntries - 1> beside(const T& t) {
   entries.push_back({"delta", T::kDeltaThreads});
   entries.push_back({"convert", static_cast<uint32_t>(t.convert_threads())});
   entries.push_back({"dsink", 32});
-  if (t.bias == Bias::f32 || t.bias == Bias::element)
-    entries.push_back({"dbias", static_cast<uint32_t>(t.dbias_threads()), t.dbias_smem_bytes()});
+  const auto threads = static_cast<uint32_t>(t.score_threads());
+  if (has_dbias(t)) entries.push_back({"dbias", threads, t.dbias_smem_bytes()});
+  if (t.captured) {
+    entries.push_back({"captured", threads, t.captured_smem_bytes()});
+    entries.push_back({"convert_captured", kConvertCapturedThreads});
+  }
   return entries;
 }
 

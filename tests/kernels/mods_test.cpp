@@ -1,4 +1,7 @@
 // Score and mask modifications on a GPU, by the judge.
+#include <limits>
+#include <utility>
+
 #include "kernels/on_gpu.h"
 
 namespace tandem::test {
@@ -63,14 +66,112 @@ TEST(KernelsMods, Long) {
   expect_all_good(all);
 }
 
-// Gradients but those of what texts read.
 TEST(KernelsMods, Backward) {
   std::vector<Judged> all = cases(
       "--dtype bf16 --batch 2 --seqlen-q 41 --seqlen-k 53 --head-dim 64 --head-dim-v 64 --heads-q 2 --heads-k 1 "
-      "--gradients qkvs --dlse 1 ");
+      "--gradients qkvsm --dlse 1 ");
   for (const char* mod : {"--mask-mod q//150==k//150", "--score-mod 5*tanh(score/5)*temperature --mask-mod k<=q"}) {
     all.emplace_back(std::string("--dtype f16 --seqlen-q 300 --seqlen-k 420 --head-dim 128 --head-dim-v 128 ") +
-                     "--gradients qkvs --dlse 1 " + mod);
+                     "--gradients qkvsm --dlse 1 " + mod);
+  }
+  expect_all_good(all);
+}
+
+// Gradients of what texts read, along each line of a tile and none, with each option that comes before, of several
+// tiles in each direction.
+TEST(KernelsMods, Captured) {
+  std::vector<Judged> all;
+  for (const char* flags :
+       {"--score-mod score*temperature+table[head,clamp(q-k+4,0,8)] --head-dim 128 --head-dim-v 128 --causal 1",
+        "--score-mod score+table[head,(q-k)//40+4]*slope[k]+slope[q] --head-dim 64 --head-dim-v 64 --accumulate 1",
+        "--score-mod tanh(score)*exp(0.1*slope[doc[batch,q]])+table[q,k%9] --head-dim 128 --head-dim-v 64 --dlse 1",
+        "--score-mod score*(1+slope[head]*temperature) --head-dim 256 --head-dim-v 256 --heads-q 4 --float32 g",
+        "--score-mod select(k<=q,score+slope[head],score-table[k,head]) --mask-mod (q^k)&3!=0 --head-dim 80 "
+        "--head-dim-v 112 --dropout 0.2",
+        "--score-mod score-slope[head]*abs(q-k) --softcap 5 --alibi head --bias f32 --bias-shape 1hij --head-dim 128 "
+        "--head-dim-v 128 --gradients bm",
+        "--score-mod max(score*temperature,table[1,k%9]) --scale -0.2 --left 200 --right 60 --sink f32 --head-dim 64 "
+        "--head-dim-v 64 --heads-q 6 --layout 349525",
+        "--score-mod score+temperature --head-dim 192 --head-dim-v 128 --invariant 1",
+        "--score-mod score*slope[head]*temperature+table[q,k%9] --head-dim 64 --head-dim-v 64 --gradients t",
+        "--score-mod score+0*slope[head]+floor(temperature) --head-dim 64 --head-dim-v 64"}) {
+    all.emplace_back(std::string("--dtype bf16 --batch 2 --heads-q 2 --heads-k 2 --seqlen-q 150 --seqlen-k 270 "
+                                 "--gradients m ") +
+                     flags);
+  }
+  for (const char* flags :
+       {"--packed 1 --max-seqlen 3 --lengths-q 20,0,133,1 --lengths-k 19,4,333,40 --causal 1",
+        "--batch 3 --seqlen-q 170 --seqlen-k 141 --used-q 3,170,0 --used-k 141,17,30",
+        "--batch 2 --seqlen-q 0 --seqlen-k 100", "--batch 2 --seqlen-q 100 --seqlen-k 0 --accumulate 1",
+        "--seqlen-q 1 --seqlen-k 300 --top-left 1 --right -2"}) {
+    all.emplace_back(std::string("--dtype f16 --heads-q 4 --heads-k 2 --head-dim 64 --head-dim-v 64 --gradients qm "
+                                 "--score-mod score*temperature+table[head,clamp(q-k+4,0,8)]+slope[batch] ") +
+                     flags);
+  }
+  expect_all_good(all);
+}
+
+template <class Value>
+void set_each(Tensor& t, const Value& value) {
+  for (int64_t n = 0; n < t.size(); ++n) t.set(n, value(n));
+}
+Tensor table_of(DType type, int64_t rows, int64_t columns) {
+  Tensor made(type, {rows, columns});
+  set_each(made, [](int64_t n) { return static_cast<double>(n * 29 % 64 - 32) / 32; });
+  return made;
+}
+
+// Elements of every type, and more of them than shared memory holds.
+TEST(KernelsMods, CapturedTables) {
+  const std::string flags =
+      "--dtype f16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 130 --seqlen-k 150 --head-dim 64 --head-dim-v 64 "
+      "--gradients m --score-mod score+table[head,q-k+150]*slope[head] ";
+  std::vector<Judged> all;
+  const std::pair<DType, const char*> types[] = {
+      {DType::f64, ""}, {DType::f64, "--accumulate 1"}, {DType::f32, "--accumulate 1"}, {DType::bf16, "--accumulate 1"},
+      {DType::f16, ""}, {DType::f16, "--float32 g"}};
+  for (const auto& [type, more] : types) {
+    all.emplace_back(flags + more, [type = type](Instance& in) { in.table = table_of(type, 2, 280); });
+  }
+  all.emplace_back(flags, [](Instance& in) { in.table = table_of(DType::f32, 2, 30'001); });
+  expect_all_good(all);
+}
+
+// Infinite and undefined derivatives are where they belong, of elements with and without finite ones beside them; sums
+// of numbers of very different sizes; gradients of 0, which no derivative spoils.
+TEST(KernelsMods, CapturedHostile) {
+  const std::string flags =
+      "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 70 --seqlen-k 140 --head-dim 64 --head-dim-v 64 --gradients m ";
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  std::vector<Judged> all;
+  const auto add = [&](const std::string& mod, const std::function<void(Instance&)>& adjust) {
+    all.emplace_back(flags + "--score-mod " + mod, adjust);
+  };
+  const auto roots = [](Instance& in) {
+    in.table = table_of(DType::f32, 70, 140);
+    set_each(in.table, [](int64_t n) { return n % 7 == 3 ? 0.0 : 0.01; });
+  };
+  add("score+sqrt(table[q,k])", roots);
+  add("score+sqrt(table[q,k])*(1+slope[head]) --causal 1 --top-left 1", roots);
+  add("score+sqrt(slope[head])",
+      [](Instance& in) { set_each(in.slope, [](int64_t n) { return n == 0 ? 0.0 : 1.0; }); });
+  add("select(k<=q,score,score+sqrt(temperature)) --causal 1 --top-left 1",
+      [](Instance& in) { in.temperature.set(0, 0); });
+  add("score+table[q,k%9] --mask-mod q<3", [](Instance& in) {
+    in.table = table_of(DType::f32, 70, 9);
+    set_each(in.table, [](int64_t n) { return n > 40 ? std::numeric_limits<double>::quiet_NaN() : 0.5; });
+  });
+  add("score+table[q,k]", [](Instance& in) {
+    in.table = table_of(DType::f32, 70, 140);
+    in.table.set(5 * 140 + 3, std::numeric_limits<double>::quiet_NaN());
+    in.table.set(6 * 140 + 7, -kInfinity);
+    for (int64_t k = 0; k < 140; ++k) in.table.set(7 * 140 + k, -kInfinity);
+  });
+  for (const double size : {1e-36, 1e-20, 1e20, 1e34}) {
+    add("score+table[0,k%9]*temperature", [size](Instance& in) {
+      set_each(in.table, [&](int64_t n) { return size * static_cast<double>(n % 5 - 2) * (n % 2 ? 1e-3 : 1); });
+      in.temperature.set(0, 0.1 / size);
+    });
   }
   expect_all_good(all);
 }

@@ -58,5 +58,38 @@ TEST(Print, tells_programs_apart) {
   EXPECT_TRUE(a->passes());
 }
 
+// By lines of a tile, along which the same element is read.
+TEST(Print, what_a_score_reads_by_lines) {
+  const auto line_of = [](const std::string& text) {
+    std::shared_ptr<const Program> program;
+    EXPECT_TRUE(read_program(text, signature(), &program).ok());
+    EXPECT_EQ(program->captures.size(), 1u) << text;
+    return program->captures.at(0).line;
+  };
+  EXPECT_EQ(line_of("score + slope[head]"), Line::row);
+  EXPECT_EQ(line_of("score + slope[doc[batch, q]]"), Line::row);
+  EXPECT_EQ(line_of("score + slope[doc[batch, k]]"), Line::column);
+  EXPECT_EQ(line_of("score + slope[k // 3]"), Line::column);
+  EXPECT_EQ(line_of("score + slope[clamp(q - k + 32, 0, 64)]"), Line::diagonal);
+  EXPECT_EQ(line_of("score + table[head, abs(k - q) // 2]"), Line::diagonal);
+  EXPECT_EQ(line_of("score + table[q, q - k]"), Line::row);
+  std::shared_ptr<const Program> program;
+  ASSERT_TRUE(read_program("score * temperature + table[head, q - k]", signature(), &program).ok());
+  for (const char* part :
+       {"if (line == CaptureLine::row) return 1;", "if (line == CaptureLine::diagonal) return 1;",
+        "captures.template add<0, 4>(v0, mod_cell(names.tensors[4]));", ", mod_cell(names.tensors[1], v"}) {
+    EXPECT_NE(program->cuda.find(part), std::string::npos) << part << " in\n" << program->cuda;
+  }
+}
+
+// A text of which every line doubles the ways from its result to its inputs.
+TEST(Print, long_texts_take_no_time) {
+  std::string text = "x = q";
+  for (int n = 0; n < 60; ++n) text += "; x = x + x * n";
+  std::shared_ptr<const Program> program;
+  ASSERT_TRUE(read_program(text + "; score + slope[x]", signature(), &program).ok());
+  EXPECT_EQ(program->captures.at(0).line, Line::row);
+}
+
 }  // namespace
 }  // namespace tandem::mods::test

@@ -94,6 +94,43 @@ TEST(BackwardPlan, BiasGradient) {
   }
 }
 
+// What a score_mod reads: a block for each of a head's blocks of keys, and sums that begin as zeros.
+TEST(BackwardPlan, CapturedGradients) {
+  for (const gpu::Properties& device : {hopper(), blackwell()}) {
+    for (const int64_t dim : {8, 64, 72, 128, 192, 256}) {
+      Problem p = backward(
+          modified(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 6, .heads_k = 3, .head_dim = dim}),
+                   "score * t0", 1, 1000));
+      const auto expect_last = [&](size_t launches, uint8_t entry) {
+        const plan::Plan plan = plan::make_plan(p, device);
+        const plan::BackwardTiling& t = plan.backward;
+        ASSERT_EQ(plan.launches.size(), launches);
+        EXPECT_EQ(plan.launches[launches - 2].entry, entry);
+        EXPECT_EQ(plan.launches[launches - 2].grid, static_cast<uint32_t>(2 * 6 * t.tile.ctas * t.n_blocks));
+        EXPECT_LE(plan.launches[launches - 2].shared_bytes, static_cast<uint32_t>(Sm90BackwardConfig::kMaxSmemBytes));
+        EXPECT_EQ(plan.launches[launches - 1].entry, entry + 1);
+        EXPECT_EQ(plan.launches[launches - 1].grid, 4u);  // of 256 elements each
+        const auto entries = plan::entries_of(plan.kernels[0].configuration);
+        EXPECT_STREQ(entries[entry].name, "captured");
+        EXPECT_STREQ(entries[entry + size_t{1}].name, "convert_captured");
+        EXPECT_EQ(plan.fills.back().bytes, 1000 * 13 * sizeof(uint64_t));
+        EXPECT_EQ(plan.regions.back().offset, plan.fills.back().offset);
+        EXPECT_EQ(plan.regions.back().written_by, plan::kFilled);
+      };
+      expect_last(5, plan::kDbiasEntry);
+      p.bias.present = true;
+      p.bias.dtype = DType::f32;
+      p.dbias = p.bias;
+      expect_last(6, plan::kDbiasEntry + 1);
+      p.bias = p.dbias = {};
+      p.seqlen_q = p.total_q = 0;  // zeros, or what was there
+      const plan::Plan plan = plan::make_plan(p, device);
+      EXPECT_EQ(plan.launches.back().entry, plan::kDbiasEntry + 1);
+      EXPECT_EQ(plan.backward.captured_blocks, 0);
+    }
+  }
+}
+
 // Gradients that need float32 sums or places of their own leave through registers.
 TEST(BackwardPlan, DirectOnlyWhereItMust) {
   const Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 300}));

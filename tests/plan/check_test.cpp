@@ -72,25 +72,20 @@ TEST(PlanCheck, Options) {
   refused(spoilt([](Problem& p) { p.num_splits = 2; }), "num_splits (2) must be 0 or 1");
 }
 
-// A call with a text over so many tensors.
 Problem modified(const std::string& text, size_t tensors = 0, int64_t cells = 0) {
-  mods::Signature names;
-  for (size_t n = 0; n < tensors; ++n) {
-    names.tensors.push_back({"t" + std::to_string(n), mods::Type::real, 0, mods::Element::f32});
-  }
-  const auto mod = std::make_shared<Modification>();
-  mod->cells = cells;
-  EXPECT_TRUE(mods::read_program(text, names, &mod->program).ok());
-  Problem p = served();
-  p.score_mod = {.present = true, .read = mod};
-  return p;
+  return test::modified(served(), text, tensors, cells);
 }
 
 TEST(PlanCheck, Modifications) {
   accepted(modified("score * 2"));
   accepted(modified("score * 2", 8), blackwell());
   refused(modified("score", 9), "score_mod.tensor_count (9) must be at most 8 on a GPU");
-  refused(modified("score + t0", 1, 1), "score_mod.tensors[].gradient must be NULL on a GPU");
+  accepted(backward(modified("score + t0", 1, 1)));
+  accepted(backward(modified("score + t0", 1, 1)), blackwell());
+  Problem many = backward(modified("score + t0", 1, 1));
+  many.heads_q = many.heads_k = int64_t{1} << 12;
+  many.total_q = many.seqlen_q = many.seqlen_k = int64_t{1} << 14;
+  refused(many, "score_mod.tensors[].gradient must be NULL on a GPU for 2^39 or more scores");
 }
 
 // Texts make kernels, values do not.

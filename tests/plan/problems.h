@@ -1,9 +1,13 @@
 // Problems and devices for tests of plans: no tensor is behind them.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <memory>
 #include <string>
 
 #include "gpu/device.h"
+#include "problem/modification.h"
 #include "problem/problem.h"
 
 namespace tandem::test {
@@ -65,6 +69,19 @@ inline Problem backward(Problem p) {
   p.dk = p.k;
   p.dv = p.v;
   p.lse = {.dtype = DType::f32, .batch = p.heads_q * p.seqlen_q, .row = 1, .head = p.seqlen_q, .present = true};
+  return p;
+}
+
+// With a text over so many tensors, whose gradients have so many elements.
+inline Problem modified(Problem p, const std::string& text, size_t tensors, int64_t cells) {
+  mods::Signature names;
+  for (size_t n = 0; n < tensors; ++n) {
+    names.tensors.push_back({"t" + std::to_string(n), mods::Type::real, 0, mods::Element::f32});
+  }
+  const auto mod = std::make_shared<Modification>();
+  mod->cells = cells;
+  EXPECT_TRUE(mods::read_program(text, names, &mod->program).ok());
+  p.score_mod = {.present = true, .read = mod};
   return p;
 }
 

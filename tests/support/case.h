@@ -39,7 +39,8 @@ struct Case {
   std::string score_mod, mask_mod;
 
   bool lse = true, dlse = false;     // forward writes lse; backward reads dlse
-  std::string gradients = "qkvbsm";  // those asked for: dq, dk, dv, dbias, dsink, those of what score_mod reads
+  std::string gradients = "qkvbsm";  // those asked for: dq, dk, dv, dbias, dsink, those of what score_mod reads;
+                                     // t: of its table alone
   std::string float32;               // results of 16-bit cases that are float32: "o"ut, "g"radients; "d": dout, too
   bool accumulate = false;           // gradients are added to normal numbers
   int64_t splits = 0, sm_limit = 0;

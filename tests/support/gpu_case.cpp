@@ -147,6 +147,8 @@ Case random_gpu_case(uint64_t seed) {
   if (r.chance(0.05)) c.values = "integer";
   if (r.chance(0.4)) c.layout = r.between(0, (1 << 22) - 1);
   random_results(r, c);
+  // Of those of other engines half: each text is a kernel, which takes seconds to compile.
+  if (r.chance(0.5)) random_mods(r, c);
   return c;
 }
 
@@ -167,10 +169,10 @@ Case random_gpu_backward_case(uint64_t seed) {
   for (size_t b = 0; b < c.used_q.size(); ++b) c.used_q[b] = std::min(c.used_q[b], c.length_q(static_cast<int64_t>(b)));
   for (size_t b = 0; b < c.used_k.size(); ++b) c.used_k[b] = std::min(c.used_k[b], c.length_k(static_cast<int64_t>(b)));
   c.lse = true;
-  c.gradients = "qkvbs";
+  c.gradients = "qkvbsm";
   if (r.chance(0.3)) {
     c.gradients.clear();
-    for (const char one : std::string("qkvbs")) {
+    for (const char one : std::string("qkvbsm")) {
       if (r.chance(0.6)) c.gradients += one;
     }
   }

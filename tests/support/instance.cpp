@@ -312,10 +312,10 @@ Outputs Instance::outputs(tandem_pass pass) const {
     o.dbias = tensor(result_type('g', bias.dtype()), shape_bias(), kDbias);
   }
   if (wanted('s') && sink) o.dsink = Tensor(result_type('g', sink.dtype()), {c.heads_q});
-  if (wanted('m') && slope && !c.score_mod.empty()) {
-    o.dslope = Tensor(DType::f32, slope.shape());
+  if ((wanted('m') || wanted('t')) && slope && !c.score_mod.empty()) {
     o.dtable = tensor(result_type('g', table.dtype()), table.shape(), kDbias);
-    o.dtemperature = Tensor(DType::f32, {});
+    if (wanted('m')) o.dslope = Tensor(DType::f32, slope.shape());
+    if (wanted('m')) o.dtemperature = Tensor(DType::f32, {});
   }
   if (c.accumulate) fill_gradients(&o);
   return o;
@@ -419,6 +419,7 @@ void replace_captured(Problem& p, Outputs* o) {
   Tensor* const tensors[] = {&o->dslope, &o->dtable, &o->dtemperature};
   for (size_t n = 0; n < std::size(tensors); ++n) {
     BiasView& to = copy->gradients[n].to;
+    if (!to) continue;
     to.data = tensors[n]->element(0);
     to.dtype = tensors[n]->dtype();
     std::copy(tensors[n]->strides().begin(), tensors[n]->strides().end(), to.stride);
@@ -443,7 +444,7 @@ Problem with_outputs(Problem p, Outputs* o) {
     p.dbias.dtype = o->dbias.dtype();
     for (size_t n = 0; n < 4; ++n) p.dbias.stride[n] = p.dbias.shape[n] == 1 ? 0 : o->dbias.strides()[n];
   }
-  if (o->dslope) replace_captured(p, o);
+  if (o->dtable) replace_captured(p, o);
   return p;
 }
 

@@ -45,6 +45,7 @@
 #include "common/convert.cuh"
 #include "common/delta.cuh"
 #include "common/dsink.cuh"
+#include "sm100/backward/captured.cuh"
 #include "sm100/backward/dbias.cuh"
 #include "sm100/backward/dq.cuh"
 #include "sm100/backward/load.cuh"

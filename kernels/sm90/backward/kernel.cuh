@@ -19,6 +19,7 @@
 #include "common/convert.cuh"
 #include "common/delta.cuh"
 #include "common/dsink.cuh"
+#include "sm90/backward/captured.cuh"
 #include "sm90/backward/compute.cuh"
 #include "sm90/backward/dbias.cuh"
 #include "sm90/backward/load.cuh"

@@ -111,7 +111,7 @@ std::unique_ptr<Instance> Subject::instance() const {
 
 Status Subject::compile(jit::Sources sources, std::string* ptx) const {
   const std::unique_ptr<gpu::Device> device = open({});
-  const jit::Request request = request_of(plan_.kernels[0].configuration, device->properties());
+  const jit::Request request = request_of(plan_.kernels[0], device->properties());
   std::string log;
   return compiler().second->compile(request, jit::included_by(request.source, sources), ptx, &log);
 }

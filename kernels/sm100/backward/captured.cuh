@@ -1,0 +1,30 @@
+// The gradients of what a score_mod reads (tile/captured.cuh), on Blackwell.
+#pragma once
+#include "sm100/backward/score_tile.cuh"
+#include "tile/captured.cuh"
+
+template <Sm100BackwardConfig T>
+struct CapturedShared {
+  ScoreTileShared<T> tile;
+  CapturedScores<T.kCtaKeys> scores;
+};
+
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
+  using Tile = ScoreTile<T>;
+  extern __shared__ __align__(1024) char memory[];
+  auto& s = *reinterpret_cast<CapturedShared<T>*>(memory);
+  static_assert(sizeof(CapturedShared<T>) <= T.captured_smem_bytes() && Tile::kRows == kCapturedRows);
+  Tile tile(p, s.tile);
+  for_each_captured_tile<T, T.kCtaKeys>(p, [&](const ScoreTileAt& at) {
+    tile.make(at);
+#pragma unroll 1
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      if (c > 0) __syncthreads();  // scores before have been read
+      tile.each(at, c, [&](int n, const ScoreGradient& score) { s.scores.put(tile.first_query + n, tile.row, score); });
+      walk_all<T>(p, s.scores, place_of(at, at.m_block * T.tile_m + c * Tile::kRows, at.key_block * T.kCtaKeys));
+    }
+  });
+  __syncthreads();  // no warp reads tensor memory any more
+  tile.end();
+}

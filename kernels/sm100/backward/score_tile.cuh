@@ -1,0 +1,156 @@
+// Tiles of scores one after the other, on Blackwell, for kernels beside the main one (tile/score_tile.cuh): S and dP
+// come to be in tensor memory, keys in the lanes. A thread has a key and half of the queries. Tiles are those of one
+// CTA where the main kernel's are of a pair.
+#pragma once
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "shared/sm100_backward.h"
+#include "tile/key_tile.cuh"
+#include "tile/mask.cuh"
+#include "tile/score_tile.cuh"
+
+// The two products of a tile: keys times queries, S, and values times dout, dP.
+enum ScoreProduct { kScores, kDp };
+
+template <Sm100BackwardConfig T>
+struct ScoreTileShared {
+  struct Operands {
+    alignas(1024) u16 keys[T.kCtaKeys * T.score_columns()];
+    alignas(1024) u16 queries[T.tile_m * T.score_columns()];
+  };
+  Operands operands[T.score_places()];    // of each product; of wide heads there is room for one at a time
+  alignas(16) float stats[2 * T.tile_m];  // of the queries: -lse in log2 units, delta
+  alignas(8) u64 stats_landed;
+  u64 landed[2], ready[2];  // of each product: what it multiplies; it is in tensor memory
+  u32 tensor_memory;
+};
+
+template <Sm100BackwardConfig T>
+struct ScoreTile {
+  // A thread takes its queries in chunks: those that all have at once are neighbours.
+  static constexpr int kChunk = 32, kRows = kChunk * T.kScoreWarpgroups, kChunks = T.tile_m / kRows;
+
+  const BackwardParams& p;
+  ScoreTileShared<T>& s;
+  Dropout dropout;
+  const int warp, lane, row, first_query;  // row: of its key, in a tile; first_query: in a chunk of all
+  u32 parity = 0;
+
+  TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)
+      : p(params),
+        s(shared),
+        warp(uniform(threadIdx.x / 32)),
+        lane(threadIdx.x % 32),
+        row(threadIdx.x % 128),
+        first_query(warp / 4 * kChunk) {
+    if constexpr (T.dropout) dropout = Dropout(p.dropout);
+    if (threadIdx.x == 0) {
+      for (u64* barrier : {&s.stats_landed, &s.landed[0], &s.landed[1], &s.ready[0], &s.ready[1]})
+        mbarrier_init(barrier, 1);
+      fence_mbarrier_init();
+      fence_proxy_async();
+    }
+    if (warp == 0) tmem_alloc<1>(&s.tensor_memory, T.kTmemColumns);  // all there are: they begin at 0
+    __syncthreads();
+    grid_dependency_wait();
+  }
+  // When all have used the last tile.
+  TANDEM_DEVICE void end() const {
+    if (warp == 0) tmem_free<1>(s.tensor_memory, T.kTmemColumns);
+  }
+
+  static constexpr int columns_of(ScoreProduct n) { return n == kScores ? T.k_columns() : T.v_columns(); }
+
+  // What a product multiplies. One thread, as multiply().
+  template <ScoreProduct n>
+  TANDEM_DEVICE void load(int key, int query, int head, int batch) const {
+    auto& to = s.operands[n % T.score_places()];
+    mbarrier_expect_tx(&s.landed[n], 2 * (T.kCtaKeys + T.tile_m) * columns_of(n));
+    const int head_k = head / (p.heads_q / p.heads_k);
+#pragma unroll 1
+    for (int c = 0; c < columns_of(n); c += 64) {
+      tma_load(to.keys + c * T.kCtaKeys, n == kScores ? &p.k : &p.v, &s.landed[n], c, key, head_k, batch);
+#pragma unroll 1
+      for (int r = 0; r < T.tile_m; r += T.q_box_rows())
+        tma_load(to.queries + c * T.tile_m + r * 64, n == kScores ? &p.q : &p.dout, &s.landed[n], c, query + r, head,
+                 batch);
+    }
+  }
+  template <ScoreProduct n>
+  TANDEM_DEVICE void multiply() const {
+    constexpr u32 kProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.kCtaKeys, T.tile_m);
+    constexpr int kKeyBlock = T.kCtaKeys * 128 >> 4, kQueryBlock = T.tile_m * 128 >> 4;
+    const auto& from = s.operands[n % T.score_places()];
+    const u64 keys = tcgen05_smem_desc(shared_address(from.keys), 0, 1024);
+    const u64 queries = tcgen05_smem_desc(shared_address(from.queries), 0, 1024);
+    mbarrier_wait(&s.landed[n], parity);
+    tcgen05_fence_after();
+#pragma unroll
+    for (int c = 0; c < columns_of(n) / 16; ++c)
+      tcgen05_mma_ss<1>(n * T.tile_m, keys + c / 4 * kKeyBlock + c % 4 * 2, queries + c / 4 * kQueryBlock + c % 4 * 2,
+                        kProduct, c > 0);
+    tcgen05_commit<1>(&s.ready[n]);
+  }
+  TANDEM_DEVICE void make_products(int key, int query, int head, int batch) const {
+    load<kScores>(key, query, head, batch);
+    if (T.score_places() == 2) load<kDp>(key, query, head, batch);
+    multiply<kScores>();
+    if (T.score_places() == 1) {
+      mbarrier_wait(&s.ready[kScores], parity);  // the place is free
+      load<kDp>(key, query, head, batch);
+    }
+    multiply<kDp>();
+  }
+
+  // Until its products are there.
+  TANDEM_DEVICE void make(const ScoreTileAt& at) {
+    tcgen05_fence_before();
+    __syncthreads();  // all have used the tile before
+    if (warp == 0 && elect_one()) {
+      mbarrier_expect_tx(&s.stats_landed, sizeof s.stats);
+      bulk_load(s.stats, p.stats + m_block_at(p, at.sequence, at.head, at.m_block) * (2 * T.tile_m), sizeof s.stats,
+                &s.stats_landed);
+      make_products(at.sequence.k_begin + at.key_block * T.kCtaKeys, at.sequence.q_begin + at.m_block * T.tile_m,
+                    at.head, at.sequence.batch);
+    }
+    __syncwarp();
+    mbarrier_wait(&s.stats_landed, parity);
+    mbarrier_wait(&s.ready[kDp], parity);  // and S, which was multiplied before
+    parity ^= 1;
+    tcgen05_fence_after();
+  }
+
+  // use(n, ScoreGradient) for each of a thread's queries of a chunk.
+  template <class Use>
+  TANDEM_DEVICE void each(const ScoreTileAt& at, int chunk, const Use& use) const {
+    const SequenceCoords& sequence = at.sequence;
+    const int in_tile = chunk * kRows + first_query, query = at.m_block * T.tile_m + in_tile;
+    const int key = at.key_block * T.kCtaKeys + row;
+    const HeadScores<T> of_head(p, sequence, at.head);
+    QueryRange seen = band_of<T>(p, sequence).visible_queries(key, key);
+    if (key >= sequence.k_len) seen = {0, 0};
+    const int begin = clamp(seen.begin - query, 0, kChunk), end = clamp(seen.end - query, begin, kChunk);
+    const u32 visible = bit_range(begin, end - begin);
+    const float* const stats = s.stats + in_tile;
+    u32 kept = 0;
+    if constexpr (T.dropout) kept = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
+    const u32 from = (static_cast<u32>(warp % 4) * 32 << 16) + in_tile;
+    float x[2][kChunk];
+    tmem_load(x[kScores], from);
+    tmem_load(x[kDp], from + T.tile_m);
+    tmem_wait_load(x);
+    if constexpr (T.softcap) apply_softcap<true>(x[kScores], p);
+#pragma unroll
+    for (int n = 0; n < kChunk; ++n) {
+      ScoreGradient gradient{0, 0, 1};
+      const float score =
+          of_head(scaled_score<T>(x[kScores][n], p), p, query + n, key, &gradient.derivative, &gradient.given);
+      gradient.ds =
+          ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, stats[n], x[kDp][n], stats[T.tile_m + n], kept, n);
+      use(n, gradient);
+      if (n % 4 == 3) __syncwarp();  // ptxas would have the loads of all queries under way at once, and spill
+    }
+  }
+};

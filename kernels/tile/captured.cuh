@@ -1,0 +1,210 @@
+// The gradients of what a score_mod reads: of each element the sum, over all scores that read it, of P (dP - delta)
+// times the derivative by it; by a kernel of its own (tile/score_tile.cuh), of which a CTA makes the scores of a block
+// of keys, 64 queries at a time, in shared memory. There its threads walk over them in lines. Which element a score
+// reads is known only then, so a sum has many writers; it is exact (shared/mods.h), so their order does not matter. As
+// long as neighbours on a line read the same element, a thread adds them up in float32 first: 128 numbers at most, then
+// over a warp. convert_captured() rounds the sums to where they go.
+#pragma once
+#include "ptx/global.cuh"
+#include "tile/pack.cuh"
+#include "tile/score_tile.cuh"
+
+// So many queries are in shared memory at once.
+constexpr int kCapturedRows = 64;
+
+// One column more than there are keys: threads on lines of any direction are then in different banks.
+template <int keys>
+struct CapturedScores {
+  float given[kCapturedRows][keys + 1], ds[kCapturedRows][keys + 1];  // of ScoreGradient
+
+  TANDEM_DEVICE void put(int row, int key, const ScoreGradient& score) {
+    given[row][key] = score.given;
+    ds[row][key] = score.ds;
+  }
+};
+
+// ---- Exact sums ----
+
+constexpr u64 kSumNan = 1, kSumPlus = 2, kSumMinus = 4;  // in a cell's last word: NaN, infinities
+
+TANDEM_DEVICE void add_exactly(const CapturedParams& p, i64 cell, float x) {
+  const u32 bits = __float_as_uint(x);
+  const int exponent = bits >> 23 & 0xff;
+  u64* const words = p.words + cell;
+  if (exponent == 0xff) {
+    global_or(words + kDigits * p.cells, x != x ? kSumNan : x > 0 ? kSumPlus : kSumMinus);
+    return;
+  }
+  const int lowest = max(exponent, 1) - 1;  // the mantissa's lowest bit is 2^lowest times the least number
+  const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
+  const u64 shifted = mantissa << lowest % kDigitBits;
+  const u64 low = shifted & ((1 << kDigitBits) - 1), high = shifted >> kDigitBits;
+  u64* const to = words + lowest / kDigitBits * p.cells;
+  const bool negative = static_cast<int>(bits) < 0;
+  if (low != 0) global_add(to, negative ? 0 - low : low);
+  if (high != 0) global_add(to + p.cells, negative ? 0 - high : high);
+}
+
+// The sum of a cell. Digits of a negative one are made those of its opposite, so that all are of one sign: float64 then
+// adds them up with an error in its own last bits alone.
+TANDEM_DEVICE double exact_sum(const CapturedParams& p, i64 cell) {
+  const u64 flags = p.words[kDigits * p.cells + cell];
+  if (flags == kSumPlus || flags == kSumMinus) return flags == kSumPlus ? kInfinity : -kInfinity;
+  if (flags != 0) return __uint_as_float(0x7fffffff);
+  i64 over = 0;  // the highest digit
+#pragma unroll 1
+  for (int n = 0; n < kDigits; ++n) over = (over + static_cast<i64>(p.words[n * p.cells + cell])) >> kDigitBits;
+  const bool negative = over < 0;
+  double sum = 0, unit = __longlong_as_double(static_cast<i64>(1023 - 149) << 52);
+  over = 0;
+#pragma unroll 1
+  for (int n = 0; n < kDigits; ++n) {
+    const auto word = static_cast<i64>(p.words[n * p.cells + cell]);
+    over += negative ? -word : word;
+    sum += static_cast<double>(over & ((1 << kDigitBits) - 1)) * unit;
+    over >>= kDigitBits;
+    unit *= 1 << kDigitBits;
+  }
+  sum += static_cast<double>(over) * unit;
+  return negative ? -sum : sum;
+}
+
+// Numbers for one cell after the other.
+struct CellSum {
+  i64 cell = -1;  // of none
+  float sum = 0;
+
+  TANDEM_DEVICE void add(const CapturedParams& p, i64 to, float x) {
+    if (to != cell) {
+      store(p);
+      cell = to;
+      sum = 0;
+    }
+    sum += x;
+  }
+  TANDEM_DEVICE void store(const CapturedParams& p) const {
+    if (cell >= 0) add_exactly(p, cell, sum);
+  }
+  // By all lanes of a warp: one number where none has another cell.
+  TANDEM_DEVICE void store_together(const CapturedParams& p) const {
+    const u32 some = __ballot_sync(~0u, cell >= 0);
+    if (some == 0) return;
+    const i64 first = __shfl_sync(~0u, cell, __ffs(some) - 1);
+    if (!__all_sync(~0u, cell < 0 || cell == first)) return store(p);
+    const float all = sum_over_lanes<32>(sum);
+    if (threadIdx.x % 32 == 0) add_exactly(p, first, all);
+  }
+};
+
+// ---- Lines ----
+
+// Takes what score_captures() says of one score.
+template <int count>
+struct Captures {
+  const CapturedParams& p;
+  CellSum (&sums)[count];
+  float ds;
+
+  template <int n, int tensor>
+  TANDEM_DEVICE void add(float derivative, i64 element) const {
+    const i64 first = p.tensors[tensor].first;
+    const float x = ds * derivative;
+    if (first >= 0 && x != 0) sums[n].add(p, first + element, x);
+  }
+};
+
+// Over the scores in shared memory, by all threads, each along a piece of a line. at: the first query and key.
+template <auto T, CaptureLine line, int keys>
+TANDEM_DEVICE void walk(const ModifiedBackwardParams& p, const CapturedScores<keys>& scores, ModPlace at) {
+  constexpr int kCount = captures_along<T>(line);
+  if constexpr (kCount > 0) {
+    constexpr int kLines = line == CaptureLine::row ? kCapturedRows : keys;
+    const int piece = kCapturedRows * keys / blockDim.x;
+    const int index = threadIdx.x % kLines, begin = threadIdx.x / kLines * piece;
+    const int first_query = at.q, first_key = at.k;
+    CellSum sums[kCount];
+#pragma unroll 1
+    for (int i = begin; i < begin + piece; ++i) {
+      const int row = line == CaptureLine::row ? index : i;
+      const int key = line == CaptureLine::row ? i : line == CaptureLine::column ? index : (index + i) % keys;
+      const float ds = scores.ds[row][key];
+      if (ds == 0) continue;  // of a gradient of 0 nothing goes on, whatever the derivative is
+      at.q = first_query + row;
+      at.k = first_key + key;
+      score_captures<T, line>(scores.given[row][key], at, p.mods.score, Captures<kCount>{p.captured, sums, ds});
+    }
+    __syncwarp();
+#pragma unroll
+    for (const CellSum& sum : sums) sum.store_together(p.captured);
+  }
+}
+template <auto T, int keys>
+TANDEM_DEVICE void walk_all(const ModifiedBackwardParams& p, const CapturedScores<keys>& scores, const ModPlace& at) {
+  __syncthreads();  // all scores are there
+  walk<T, CaptureLine::row>(p, scores, at);
+  walk<T, CaptureLine::column>(p, scores, at);
+  walk<T, CaptureLine::diagonal>(p, scores, at);
+}
+
+// ---- Tiles ----
+
+// add(ScoreTileAt) of each tile of a CTA, which has one of a head's blocks of keys.
+template <auto T, int keys, class Add>
+TANDEM_DEVICE void for_each_captured_tile(const BackwardParams& p, const Add& add) {
+  const int key_blocks = p.n_blocks * (T.tile_n() / keys), head = blockIdx.x / key_blocks;
+  ScoreTileAt at{sequence_coords<T>(p, head / p.heads_q), head % p.heads_q, 0,
+                 static_cast<int>(blockIdx.x) % key_blocks};
+#pragma unroll 1
+  for (; at.m_block < p.sequence_m_blocks; ++at.m_block)
+    if (warp_any(sees_some<T, keys>(p, at))) add(at);
+}
+
+// ---- Gradients ----
+
+// To an element that is not float64's, rounded once: what float32 cannot hold is its next bit, which is then an odd
+// one, and so no tie.
+TANDEM_DEVICE float odd_float(double x) {
+  const float cut = __double2float_rz(x);
+  return cut == x || x != x ? cut : __uint_as_float(__float_as_uint(cut) | 1);
+}
+
+template <ModElement element>
+TANDEM_DEVICE void store_captured(void* to, i64 at, double x, bool accumulate) {
+  if constexpr (element == ModElement::f64) {
+    auto* const place = static_cast<double*>(to) + at;
+    *place = accumulate ? *place + x : x;
+  } else if constexpr (element == ModElement::f32) {
+    auto* const place = static_cast<float*>(to) + at;
+    *place = static_cast<float>(accumulate ? *place + x : x);
+  } else {
+    constexpr bool f16 = element == ModElement::f16;
+    auto* const place = static_cast<u16*>(to) + at;
+    *place = static_cast<u16>(pack_as<f16>(odd_float(accumulate ? to_float<f16>(*place) + x : x), 0));
+  }
+}
+
+// A thread for each cell.
+template <auto T>
+TANDEM_DEVICE void convert_captured(const ModifiedBackwardParams& p) {
+  grid_dependency_wait();
+  const i64 cell = static_cast<i64>(blockIdx.x) * kConvertCapturedThreads + threadIdx.x;
+#pragma unroll 1
+  for (int n = 0; n < kModTensors; ++n) {
+    const CapturedTensor& to = p.captured.tensors[n];
+    i64 rest = cell - to.first, at = 0;
+    if (to.first < 0 || rest < 0 || rest >= to.count) continue;
+#pragma unroll
+    for (int i = kModRank - 1; i >= 0; --i) {
+      const int size = p.mods.score.tensors[n].size[i];
+      at += rest % size * to.stride[i];
+      rest /= size;
+    }
+    const double x = exact_sum(p.captured, cell);
+    switch (to.element) {
+      case ModElement::f64: return store_captured<ModElement::f64>(to.gradient, at, x, p.accumulate);
+      case ModElement::f32: return store_captured<ModElement::f32>(to.gradient, at, x, p.accumulate);
+      case ModElement::bf16: return store_captured<ModElement::bf16>(to.gradient, at, x, p.accumulate);
+      default: return store_captured<ModElement::f16>(to.gradient, at, x, p.accumulate);
+    }
+  }
+}

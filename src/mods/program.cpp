@@ -122,8 +122,8 @@ std::string captures_along(const Mod& mod, std::vector<Capture> captures, Line l
   return text;
 }
 
+// Also where the text reads none of the tensors whose gradients are wanted, which are then zeros.
 std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& captures) {
-  if (captures.empty()) return "";
   std::string counts, bodies;
   for (const auto& [line, name] :
        {std::pair{Line::row, "row"}, std::pair{Line::column, "column"}, std::pair{Line::diagonal, "diagonal"}}) {

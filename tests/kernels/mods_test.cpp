@@ -94,7 +94,8 @@ TEST(KernelsMods, Captured) {
         "--head-dim-v 64 --heads-q 6 --layout 349525",
         "--score-mod score+temperature --head-dim 192 --head-dim-v 128 --invariant 1",
         "--score-mod score*slope[head]*temperature+table[q,k%9] --head-dim 64 --head-dim-v 64 --gradients t",
-        "--score-mod score+0*slope[head]+floor(temperature) --head-dim 64 --head-dim-v 64"}) {
+        "--score-mod score+0*slope[head]+floor(temperature) --head-dim 64 --head-dim-v 64",
+        "--score-mod max(score,-1.25) --head-dim 64 --head-dim-v 64"}) {  // none of those whose gradients are wanted
     all.emplace_back(std::string("--dtype bf16 --batch 2 --heads-q 2 --heads-k 2 --seqlen-q 150 --seqlen-k 270 "
                                  "--gradients m ") +
                      flags);

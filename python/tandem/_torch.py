@@ -243,7 +243,10 @@ def _differentiate(
     out, lse, inputs, captured = _saved(ctx)
     wanted, options = list(ctx.needs_input_grad[:_DIFFERENTIABLE]), ctx.options
     if captured:
-        options = {**options, "wanted_captured": list(wanted_captured)}
+        names, numbers = (options.get(f"score_mod_{of}") or () for of in ("names", "numbers"))
+        of_score = len(names) - len(numbers)  # they come first; a mask has no gradient
+        wanted_captured = [w and n < of_score for n, w in enumerate(wanted_captured)]
+        options = {**options, "wanted_captured": wanted_captured}
     *gradients, others = _backward(dout, dlse, out, lse, *_with(inputs, captured), **options, wanted=wanted)
     return tuple(g if w else None for g, w in zip(gradients, wanted)), tuple(
         g if w else None for g, w in zip(others, wanted_captured)

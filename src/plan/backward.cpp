@@ -45,7 +45,14 @@ Status check_captured(const Problem& p) {
   if (!wants_captured(p)) return {};
   const auto reads = static_cast<int64_t>(p.score_mod->program->captures.size());
   const double most = static_cast<double>(int64_t{1} << kSumsLog2);
-  const double scores = static_cast<double>(p.total_q * p.seqlen_k) * static_cast<double>(p.heads_q * reads);
+  double scores = 1;
+  for (const int64_t x : {p.total_q, p.seqlen_k, p.heads_q, reads}) scores *= static_cast<double>(x);
+  constexpr int64_t kMostCells = int64_t{1} << 38;  // of a grid of 2^31 blocks, less than half
+  if (p.score_mod->cells > kMostCells) {
+    return Status::unsupported(
+        str_cat("score_mod.tensors[].gradient must have at most 2^38 elements on a GPU, all together (here ",
+                p.score_mod->cells, "): leave some out"));
+  }
   if (scores < most) return {};
   return Status::unsupported(str_cat("score_mod.tensors[].gradient must be NULL on a GPU for 2^", kSumsLog2,
                                      " or more scores and elements that each reads (here q.seqlen ", p.seqlen_q,

@@ -138,6 +138,9 @@ Status Builder::read_mod_tensor(const std::string& mod, const tandem_mod_tensor&
   read->gradients.back() = {.to = gradient_view_of(o), .first = read->cells};
   int64_t cells = 1;
   for (int i = 0; i < o.rank; ++i) cells *= o.shape[i];
+  constexpr int64_t kMostCells = int64_t{1} << 48;  // so that bytes of workspace can be counted
+  if (cells > kMostCells)
+    return Status::unsupported(str_cat(gradient, " must have at most 2^48 elements: leave it out"));
   read->cells += cells;
   return {};
 }

@@ -86,6 +86,10 @@ TEST(PlanCheck, Modifications) {
   many.heads_q = many.heads_k = int64_t{1} << 12;
   many.total_q = many.seqlen_q = many.seqlen_k = int64_t{1} << 14;
   refused(many, "score_mod.tensors[].gradient must be NULL on a GPU for 2^39 or more scores");
+  many.total_q = int64_t{1} << 36, many.seqlen_k = int64_t{1} << 28;  // 2^64 for each head
+  refused(many, "score_mod.tensors[].gradient must be NULL on a GPU for 2^39 or more scores");
+  refused(backward(modified("score + t0", 1, (int64_t{1} << 38) + 1)),
+          "score_mod.tensors[].gradient must have at most 2^38 elements on a GPU, all together (here 274877906945): ");
 }
 
 // Texts make kernels, values do not.

@@ -104,6 +104,16 @@ const ModRule kRules[] = {
     {"GradientOfInt",
      [](ModCall& c) { c.slope.make({4}, kI32); },
      {"score_mod.slope.gradient must be NULL: only floats"}},
+    {"GradientHuge",
+     [](ModCall& c) {
+       for (auto* of : {&c.slope, &c.dslope}) {
+         of->handle.ndim = 2;
+         of->shape[0] = of->shape[1] = int64_t{1} << 25;
+         of->handle.strides = nullptr;
+       }
+     },
+     {"score_mod.slope.gradient must have at most 2^48 elements: "},
+     TANDEM_UNSUPPORTED},
     {"GradientIsItsTensor",
      [](ModCall& c) { c.dslope.lie_in(c.slope, 0); },
      {"score_mod.slope.gradient.data", "overlaps score_mod.slope:"}},

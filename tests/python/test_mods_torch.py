@@ -16,7 +16,8 @@ def tensors(*shapes, dtype=torch.float32, seed=0, grad=True):
 
 
 def attend(q, k, v, slope, table, **options):
-    """Everything at once: float tensors in both, a number, ints, bools."""
+    """Everything at once: float tensors in both (a mask has no gradient, but may read what wants one), a number, ints,
+    bools."""
     seen = torch.arange(k.shape[1], device=q.device) != 2
     text = "score = score - slope[head] * abs(q - k) * strength; score + table[q, k // 2]"
     return tandem.attention(
@@ -24,7 +25,7 @@ def attend(q, k, v, slope, table, **options):
         k,
         v,
         score_mod=tandem.Mod(text, slope=slope, strength=0.5, table=table),
-        mask_mod=tandem.Mod("seen[k] and (k <= q + n or limit[head] > 0)", n=2, seen=seen, limit=slope.detach()),
+        mask_mod=tandem.Mod("seen[k] and (k <= q + n or limit[head] > 0)", n=2, seen=seen, limit=slope),
         **options,
     )
 

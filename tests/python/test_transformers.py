@@ -4,6 +4,7 @@ The reference is the same model in float64 with eager attention; an error may be
 float32, plus a few units in the last place.
 """
 
+import inspect
 import math
 
 import pytest
@@ -367,7 +368,8 @@ def test_pieces_with_cache(name, cache, pad, calls):
         for end in (6, 11, 12, 24):
             seen = mask[:, :end] if mask is not None else None
             positions = torch.arange(start, end)[None].expand(2, -1)
-            out = model(input_ids=ids[:, start:end], attention_mask=seen, position_ids=positions, past_key_values=past)
+            kept = {"cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values": past}
+            out = model(input_ids=ids[:, start:end], attention_mask=seen, position_ids=positions, **kept)
             pieces.append(out.logits)
             start = end
         logits = torch.cat(pieces, 1)

@@ -62,8 +62,8 @@ def row_of(kernel: dict, roles: tuple[str, ...]) -> list[str]:
 
 
 def table(tandem: str, folder: Path, kind: str, cases: list, flags: list[str], roles: tuple[str, ...]) -> None:
-    print(f"| {kind} | whose | clocks a step | FLOP a clock | assumed | {'/'.join(roles)} | slots | most of the chain |")
-    print("|---" * 8 + "|")
+    head = ["whose", "clocks a step", "FLOP a clock", "assumed", "/".join(roles), "slots", "most of the chain"]
+    print(f"| {kind} | {' | '.join(head)} |\n{'|---' * (1 + len(head))}|")
     for name, ours, theirs in cases:
         kernel = cubin(folder, f"{kind}, {name}", flags + ours + theirs)
         if ONE_CTA in name:

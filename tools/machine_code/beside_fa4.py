@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints our Blackwell backward beside FlashAttention-4's as a table: modelled clocks of a step, instructions of a warp
-by role, issue slots of all roles, and what the step waits for most. Needs no GPU; run it in the environment that
-fa4_cubin.py describes.
+"""Prints our Blackwell forward and backward beside FlashAttention-4's as tables: modelled clocks of a step and
+operations a clock, instructions of a warp by role, issue slots of all roles, and what the step waits for most. Needs no
+GPU; run it in the environment that fa4_cubin.py describes.
 
   python tools/machine_code/beside_fa4.py build/release/tandem cubins
 
@@ -17,8 +17,14 @@ HERE = Path(__file__).parent
 PROBLEM = ["--device", "vgpu:b200", "--dtype", "bf16", "--heads", "16", "--seqlen", "4096"]
 ONE_CTA = "one CTA"
 
-# What, our flags, FlashAttention-4's. Ours is deterministic, theirs where it says so.
-CASES = [
+# What, our flags, FlashAttention-4's.
+FORWARD = [
+    (f"d{dim}{', causal' if causal else ''}", ["--head-dim", dim] + more + causal, [])
+    for dim, more in [("64", []), ("128", []), ("192", ["--head-dim-v", "128"]), ("256", [])]
+    for causal in ([], ["--causal"])
+]
+# Ours is deterministic, theirs where it says so.
+BACKWARD = [
     (f"d{dim}{', ' + form if form else ''}{', causal' if causal else ''}", ["--head-dim", str(dim)] + causal, flags)
     for dim, form, flags in [
         (64, "", []),
@@ -39,35 +45,42 @@ def modelled(tandem: str, arguments: list[str]) -> dict:
 def cubin(folder: Path, name: str, flags: list[str]) -> Path:
     path = folder / f"{name.replace(', ', '_').replace(' ', '_')}.cubin"
     if not path.exists():
-        compiler = [sys.executable, HERE / "fa4_cubin.py", path, "--backward", *flags]
+        compiler = [sys.executable, HERE / "fa4_cubin.py", path, *flags]
         subprocess.run(compiler, check=True, stdout=subprocess.DEVNULL)
     return path
 
 
-def row_of(kernel: dict) -> list[str]:
+def row_of(kernel: dict, roles: tuple[str, ...]) -> list[str]:
     of_block = [role for role in kernel["roles"] if role["block"] == 0]
     instructions = {role["role"]: round(role["instructions"]) for role in of_block}
     slots = sum(role["instructions"] * role["warps"] for role in of_block)
     step = f"{kernel['step']:.0f} ({kernel['step_least']:.0f}-{kernel['step_most']:.0f})"
-    roles = "/".join(str(instructions.get(role, 0)) for role in ("softmax", "mma", "reduction", "load"))
+    counts = "/".join(str(instructions.get(role, 0)) for role in roles)
     binds = kernel["chain"][0]
-    return [step, str(kernel["assumed"]), roles, f"{slots:.0f}", f"{binds['what']} {binds['clocks']:.0f}"]
+    rate = f"{kernel['flops_a_clock']:.0f}"
+    return [step, rate, str(kernel["assumed"]), counts, f"{slots:.0f}", f"{binds['what']} {binds['clocks']:.0f}"]
+
+
+def table(tandem: str, folder: Path, kind: str, cases: list, flags: list[str], roles: tuple[str, ...]) -> None:
+    head = ["whose", "clocks a step", "FLOP a clock", "assumed", "/".join(roles), "slots", "most of the chain"]
+    print(f"| {kind} | {' | '.join(head)} |\n{'|---' * (1 + len(head))}|")
+    for name, ours, theirs in cases:
+        kernel = cubin(folder, f"{kind}, {name}", flags + ours + theirs)
+        if ONE_CTA in name:
+            ours = [*ours, "--seqlen-k", "128"]  # too few keys for a pair
+        for whose, found in [
+            ("ours", modelled(tandem, [*flags, *PROBLEM, *ours])),
+            ("FlashAttention-4", modelled(tandem, ["--cubin", str(kernel)])),
+        ]:
+            print("|", " | ".join([name if whose == "ours" else "", whose, *row_of(found, roles)]), "|", flush=True)
+    print()
 
 
 def main() -> None:
     tandem, folder = sys.argv[1], Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
-    print("| backward | whose | clocks a step | assumed | softmax/mma/reduction/load | slots | most of the chain |")
-    print("|---|---|---|---|---|---|---|")
-    for name, ours, theirs in CASES:
-        kernel = cubin(folder, name, ours + theirs)
-        if ONE_CTA in name:
-            ours = [*ours, "--seqlen-k", "128"]  # too few keys for a pair
-        for whose, found in [
-            ("ours", modelled(tandem, ["--backward", *PROBLEM, *ours])),
-            ("FlashAttention-4", modelled(tandem, ["--cubin", str(kernel)])),
-        ]:
-            print("|", " | ".join([name if whose == "ours" else "", whose, *row_of(found)]), "|", flush=True)
+    table(tandem, folder, "forward", FORWARD, [], ("softmax", "mma", "correction", "load"))
+    table(tandem, folder, "backward", BACKWARD, ["--backward"], ("softmax", "mma", "reduction", "load"))
 
 
 if __name__ == "__main__":

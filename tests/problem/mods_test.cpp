@@ -107,8 +107,9 @@ const ModRule kRules[] = {
     {"GradientHuge",
      [](ModCall& c) {
        for (auto* of : {&c.slope, &c.dslope}) {
+         of->shape.assign(2, int64_t{1} << 25);
+         of->handle.shape = of->shape.data();
          of->handle.ndim = 2;
-         of->shape[0] = of->shape[1] = int64_t{1} << 25;
          of->handle.strides = nullptr;
        }
      },

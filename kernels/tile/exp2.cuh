@@ -32,8 +32,8 @@ struct Exponents {
     for (int n = 0; n < 4; ++n) coefficient[n] = float2_of(polynomial[n] * rest);
   }
 
-  // Does nothing, but the compiler does not know that sums of exponentials have no sign: it cannot move what uses this
-  // from here on to where the sum is not known yet.
+  // Does nothing, but the compiler does not know that sums of exponentials have no sign (one that has, by a score far
+  // above row_max, is of a tile that is done again): it cannot move what uses this to where the sum is not known yet.
   TANDEM_DEVICE void use_after(Float2 sum) {
     float even, odd, x, y;
     split(sum, &even, &odd);

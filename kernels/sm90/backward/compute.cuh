@@ -492,7 +492,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       float* const sums = p.key_sums + (n * p.splits + s.tile.split) * T.key_floats();
       if (p.has_dk) store_sums(reinterpret_cast<float4*>(sums), index, dk);
       if (p.has_dv) store_sums(reinterpret_cast<float4*>(sums + T.tile_n() * T.head_dim), index, dv);
-      named_sync(kSyncOwn + index, 128);  // all have read s.tile, and made dq of the keys
+      named_sync(kSyncOwn + index, 128);  // all have made dq of the keys, and read s.tile
       if (warp == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
       continue;
     }

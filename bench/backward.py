@@ -49,7 +49,7 @@ class Variant:
         return " without " not in self.name
 
 
-WAIT = "        while (load_acquire(ticket) < before) {\n        }\n"
+WAIT = "      while (load_acquire(ticket) < before) {\n      }\n"
 NO_TICKETS = ((LOAD, WAIT, ""), (LOAD, "s.dq_is_first[index] = before == 0;", "s.dq_is_first[index] = 0;"))
 # (ptxas leaves a product out whose result nobody reads.)
 NO_ADDING = (*NO_TICKETS, (COMPUTE, "          global_add(to", "          if (dq[r] == 1e30f) global_add(to"))

@@ -85,7 +85,7 @@ TEST(KernelsBackward, PairsOfCtas) {
         "--seqlen-q 130 --seqlen-k 513 --bias same --alibi head --heads-q 4 --heads-k 2 --gradients qkvb",
         "--seqlen-q 520 --seqlen-k 600 --left 200 --causal 1 --dtype f16 --sink f32 --gradients qs",
         "--packed 1 --lengths-q 20,0,133,150 --lengths-k 300,4,520,0 --max-seqlen 0 --gradients kv",
-        "--packed 1 --lengths-q 520,600 --lengths-k 600,530 --causal 1 --heads-q 2 --heads-k 1",
+        "--packed 1 --lengths-q 520,600 --lengths-k 600,530 --max-seqlen 0 --causal 1 --heads-q 2 --heads-k 1",
         "--batch 2 --seqlen-q 70 --seqlen-k 441 --used-q 3,70 --used-k 441,17 --values large --gradients q"})
     cases.emplace_back(std::string("--gradients qkv --dtype bf16 --head-dim 128 --head-dim-v 128 ") + flags);
   cases.emplace_back("--gradients qkv --dtype f16 --head-dim 104 --head-dim-v 72 --seqlen-q 200 --seqlen-k 500");

@@ -29,8 +29,9 @@ struct Warpgroup {
   using QkMma = Wgmma<T.f16, T.tile_n>;
   using PvMma = Wgmma<T.f16, T.head_dim_v>;
   using QFragments = u32[T.q_in_registers() ? T.head_dim / 16 : 1][4];
-  // Named barriers: one per warpgroup; kComputeSync: one.
-  static constexpr int kPingpong = 1, kWarpgroupSync = 8, kOSmem = 12, kComputeSync = 15;
+  // Named barriers: one per warpgroup, of which there are four at most; kComputeSync: one.
+  static constexpr int kPingpong = 1, kComputeSync = 5, kWarpgroupSync = 8, kOSmem = 12;
+  static_assert(T.warpgroups <= 4, "barriers would be shared");
   static constexpr u32 kQBlockBytes = T.tile_m() * 128, kOBlockBytes = T.o_smem_rows() * 128,
                        kKvBlockBytes = T.tile_n * 128;  // bytes of 64 columns
 

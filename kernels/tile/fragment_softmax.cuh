@@ -9,8 +9,10 @@ TANDEM_DEVICE constexpr int row_of(int r) { return r >> 1 & 1; }
 // Its column, from the thread's first on.
 TANDEM_DEVICE constexpr int column_of(int r) { return 8 * (r >> 2) + (r & 1); }
 
+template <bool f16>
 struct FragmentSoftmax {
-  // What the exponentials are taken against: scale times the largest score, or up to 8 less; 0 before anything is seen.
+  // What the exponentials are taken against: row_max_of(scale times the largest score), or up to 8 less; 0 before
+  // anything is seen.
   float row_max[2] = {0, 0};
   float rescale_above[2] = {-kInfinity, -kInfinity};  // scores beyond it move the row_max
   int rescale_above_bits = kNever;                    // of both rows, by their bits: see may_exceed()
@@ -32,7 +34,7 @@ struct FragmentSoftmax {
     for (int i = 0; i < 2; ++i) {
       const float largest = max_of_row(s, i), from = rescale_above[i] == -kInfinity ? -kInfinity : row_max[i];
       if (largest > rescale_above[i]) {
-        row_max[i] = largest * scale;
+        row_max[i] = row_max_of<f16>(largest * scale);
         rescale_above[i] = largest + threshold;
       }
       rescale_sum(i, from);
@@ -45,14 +47,14 @@ struct FragmentSoftmax {
   // float's range, so a row_max that is too small costs nothing until sums come near the end of it. What has outgrown
   // may be one key with all the weight of its row, which must give its own value: such a step is summed again as it was
   // rounded. wait(): until the probabilities may be read.
-  template <bool f16, int n, class Wait>
+  template <int n, class Wait>
   TANDEM_DEVICE void settle(const u32 (&probabilities)[n], float scale, float threshold, const Wait& wait) {
     rescale = __any_sync(~0u, fmaxf(step_sum[0], step_sum[1]) > kOutgrownSum);
     add_step();
     if (!rescale) return;
     outgrown = true;
     wait();
-    add_rounding<f16>(probabilities);
+    add_rounding(probabilities);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = fmaxf(step_sum[i], __shfl_xor_sync(~0u, step_sum[i], 1));
@@ -68,14 +70,14 @@ struct FragmentSoftmax {
     rescale_above_bits = lower_bits(rescale_above);
   }
   // Of the last of all.
-  template <bool f16, int n, class Wait>
+  template <int n, class Wait>
   TANDEM_DEVICE void settle_last(const u32 (&probabilities)[n], const Wait& wait) {
     const bool late = __any_sync(~0u, fmaxf(step_sum[0], step_sum[1]) > kOutgrownSum);
     add_step();
     if (!late) return;
     outgrown = true;
     wait();
-    add_rounding<f16>(probabilities);
+    add_rounding(probabilities);
   }
   TANDEM_DEVICE void add_step() {
     sum[0] += step_sum[0];
@@ -144,7 +146,7 @@ struct FragmentSoftmax {
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
   }
 
-  template <bool f16, int n>
+  template <int n>
   TANDEM_DEVICE void add_rounding(const u32 (&probabilities)[n]) {
     float rounded[2] = {0, 0};
 #pragma unroll

@@ -5,6 +5,13 @@
 // A score may pass row_max by this much, in log2 units, before everything is rescaled to it (conditional rescaling,
 // FlashAttention-4).
 constexpr float kRescaleThreshold = 8;
+// What the exponentials of a row are taken against, whose largest score so far is this one. float16 loses digits below
+// 2^-14: against 7 less, probabilities use its range up to 2^15, and small ones keep 7 digits more. Not where a float of
+// this size cannot tell 7 less. bfloat16 has float's range.
+template <bool f16>
+TANDEM_DEVICE float row_max_of(float largest) {
+  return f16 && fabsf(largest) < 0x1p20f ? largest - 7 : largest;
+}
 // lazy_max: a step's sum beyond this one moves row_max, which nobody had looked for.
 constexpr float kOutgrownSum = 0x1p12f;
 // Beyond this one what came before may be lost, and the tile is done again with every maximum taken (strict).

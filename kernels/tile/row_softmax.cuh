@@ -3,8 +3,10 @@
 #include "tile/exp2.cuh"
 #include "tile/rescale.cuh"
 
+template <bool f16>
 struct RowSoftmax {
-  // What the exponentials are taken against: scale times the largest score, or up to 8 less; 0 before anything is seen.
+  // What the exponentials are taken against: row_max_of(scale times the largest score), or up to 8 less; 0 before
+  // anything is seen.
   float row_max = 0;
   float rescale_above = -kInfinity;  // scores beyond it move the row_max
   Float2 sum = float2_of(0);         // of even and odd columns
@@ -21,7 +23,7 @@ struct RowSoftmax {
     if (!rescale) return;
     const float from = rescale_above == -kInfinity ? -kInfinity : row_max;
     if (largest > rescale_above) {
-      row_max = largest * scale.value;
+      row_max = row_max_of<f16>(largest * scale.value);
       rescale_above = largest + kRescaleThreshold * scale.inverse;
     }
     rescale_sum(from);

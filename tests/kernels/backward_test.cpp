@@ -136,7 +136,8 @@ TEST(KernelsBackward, GradientsStoredByThreads) {
     for (const std::string layout : {"", " --layout 349525", " --layout 1048575"}) {
       for (const char* lengths : {" --seqlen-q 70 --seqlen-k 150 --head-dim 64 --head-dim-v 64 --dtype f16",
                                   " --seqlen-q 70 --seqlen-k 300 --head-dim 128 --head-dim-v 120 --causal 1",
-                                  " --packed 1 --lengths-q 20,0,130 --lengths-k 9,4,261 --head-dim 40 --head-dim-v 128",
+                                  " --packed 1 --lengths-q 20,0,130 --lengths-k 9,4,261 --max-seqlen 0 --head-dim 40 "
+                                  "--head-dim-v 128",
                                   " --batch 2 --seqlen-q 70 --seqlen-k 441 --used-q 3,70 --used-k 141,17 --dtype f16 "
                                   "--head-dim 128 --head-dim-v 128 --heads-q 2 --heads-k 1"})
         cases.emplace_back("--gradients qkv --dtype bf16 " + results + layout + lengths);

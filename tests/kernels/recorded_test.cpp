@@ -44,6 +44,7 @@ const char* const kCases[] = {
     "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 130 --seqlen-k 200 --head-dim 128 --head-dim-v 128 --bias f32",
     "--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 99 --seqlen-k 201 --head-dim 64 --head-dim-v 64 --bias same "
     "--bias-inf 1 --sink same",
+    "--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 140 --seqlen-k 250 --head-dim 128 --head-dim-v 128 --softcap 5",
     "--dtype bf16 --packed 1 --lengths-q 70,0,133,1 --lengths-k 90,4,140,17 --max-seqlen 0 --heads-q 4 --heads-k 2 "
     "--head-dim 128 --head-dim-v 128 --causal 1",
     "--dtype f16 --packed 1 --lengths-q 5,120 --lengths-k 200,300 --max-seqlen 0 --heads-q 8 --heads-k 1 --head-dim 64 "

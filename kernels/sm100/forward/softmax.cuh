@@ -178,7 +178,7 @@ struct Softmax {
   const KeyRange keys;
   const int end, unmasked_begin, unmasked_end;
   const Dropout& dropout;
-  RowSoftmax softmax;
+  RowSoftmax<T.f16> softmax;
   bool overflowed = false;
 
   // Of the row's scores in chunk c of a step.

@@ -68,7 +68,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
 
     float scores[T.tile_n / 2], out[T.head_dim_v / 2];
     u32 probabilities[T.tile_n / 4];
-    FragmentSoftmax softmax;
+    FragmentSoftmax<T.f16> softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
 
@@ -129,7 +129,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       if (strict) {
         softmax.add_step();
       } else {
-        softmax.settle<T.f16>(probabilities, scale_log2, threshold, [] { wgmma_wait<0>(); });
+        softmax.settle(probabilities, scale_log2, threshold, [] { wgmma_wait<0>(); });
       }
       draw_kept();
       wgmma_wait<1>();
@@ -177,7 +177,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     w.wait_v();
     w.mma_pv(out, probabilities);
     if (T.lazy_max()) {
-      softmax.settle_last<T.f16>(probabilities, [] { wgmma_wait<0>(); });
+      softmax.settle_last(probabilities, [] { wgmma_wait<0>(); });
     } else {
       softmax.add_step();
     }

@@ -98,7 +98,7 @@ struct Warpgroup {
         wait_v();
         zero_rows<T>(s.v[v_ring.slot], max(0, left), index * 128 + threadIdx.x % 128);
         fence_proxy_async();
-        named_sync(kComputeSync, 128 * T.warpgroups);
+        named_sync_from_anywhere(kComputeSync, 128 * T.warpgroups);
       }
     }
   }

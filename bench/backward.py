@@ -280,43 +280,10 @@ def check(name: str, kernel: Kernel, x: Inputs, expected) -> bool:
 
 
 def fa3(library: str, deterministic: bool):
-    import torch
+    from rig.peers_backward import fa3_gradients
 
-    run = c.CDLL(os.path.abspath(library)).fa3_bwd
-    run.argtypes = [c.c_void_p] * 14 + [c.c_int] * 7 + [c.c_float, c.c_int, c.c_void_p, c.c_void_p, c.c_int, c.c_void_p]
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-
-    def bind(x):
-        up = lambda n, m: -(-n // m) * m  # noqa: E731
-        rows = 128 if x.head_dim == 64 else 64 if x.causal or x.head_dim > 128 else 80
-        sq, sk = up(x.seqlen_q, rows), up(x.seqlen_k, 128)
-        grads = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
-        scratch = lambda *n: torch.empty(*n, device="cuda")  # noqa: E731
-        dqa, dsum, l2 = (
-            scratch(x.batch, x.heads, sq, x.head_dim),
-            scratch(x.batch, x.heads, sq),
-            scratch(x.batch, x.heads, sq),
-        )
-        dka, dva = (scratch(x.batch, x.kv_heads, sk, x.head_dim) if x.heads != x.kv_heads else None for _ in range(2))
-        turns = torch.zeros(sq // rows, x.batch, x.heads, dtype=torch.int32, device="cuda")
-        sem = torch.zeros(8, dtype=torch.int32, device="cuda")
-        pointers = [
-            None if t is None else t.data_ptr()
-            for t in (x.q, x.k, x.v, x.out, x.lse, x.dout, *grads, dqa, dka, dva, dsum, l2)
-        ]
-        sizes = [x.batch, x.seqlen_q, x.seqlen_k, x.heads, x.kv_heads, x.head_dim, int(x.causal)]
-
-        def call(_alive=(x, grads, dqa, dka, dva, dsum, l2)):
-            stream = torch.cuda.current_stream().cuda_stream
-            # q k v o lse dout dq dk dv dqa dka dva dsum l2: fourteen pointers, then sizes
-            code = run(*pointers, *sizes, x.scale, sms, sem.data_ptr(), turns.data_ptr(), int(deterministic), stream)
-            if code:
-                raise RuntimeError(f"fa3_bwd returned {code}")
-            return grads
-
-        return call
-
-    return bind
+    of = fa3_gradients(library, deterministic)
+    return lambda x: of(x.q, x.k, x.v, x.out, x.lse, x.dout, x.causal, x.scale)
 
 
 def torch_peer(backend):

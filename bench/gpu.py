@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tandem's forward on a GPU beside all that one would use instead, on the same inputs, in interleaved rounds.
+"""Tandem's forward or backward on a GPU beside all that one would use instead, on the same inputs, round by round.
 
     python bench/gpu.py --quick            # head_dim 64, 128, 256, full and causal, 1k to 16k: a minute
     python bench/gpu.py --fa3 libfa3_sm90.so --fa4 packages/ --limits limits.json --json gpu.json --svg gpu.svg
@@ -7,14 +7,16 @@
     python bench/gpu.py --merge 1.json 2.json 3.json --json gpu.json --svg gpu.svg
     python bench/gpu.py --cells d128,causal --cells packed --peers FA3,Flex
     python bench/gpu.py --cells d128,16k --data sigma10,sink20,copy
+    python bench/gpu.py --backward --fa3 libfa3_sm90.so --cells d128 --cells packed
     python bench/gpu.py --before libtandem.so.0 --cells d128,burst   # what has changed since that build
     python bench/gpu.py --costs            # of the host for a call, and of compiling: half a minute
 
-Torch brings cuDNN, FlashAttention-2 and FlexAttention. FlashAttention-3 is a library behind the C function fa3_forward,
-FlashAttention-4 a folder with its Python packages; cuDNN's windows, sinks and packed form need nvidia-cudnn-frontend. A
-peer that is not there, or does not serve a cell, is a line that says why. Every output is held to float64, and every
-LSE that comes with one; a peer that fails does not count. --before is an older build of this library: it runs in the
-same rounds, and "before" is its time to ours; it is no peer.
+Torch brings cuDNN, FlashAttention-2 and FlexAttention. FlashAttention-3 is a library behind the C functions fa3_forward
+and fa3_bwd, whose deterministic form is a peer of its own; FlashAttention-4 a folder with its Python packages; cuDNN's
+windows, sinks and packed form need nvidia-cudnn-frontend. A peer that is not there, or does not serve a cell, is a line
+that says why. Every output and gradient is held to float64, and every LSE that comes with one; a peer that fails does
+not count. --before is an older build of this library: it runs in the same rounds, and "before" is its time to ours; it
+is no peer.
 
 A figure is the median of the rounds, whose order is drawn. The ratio is the time of a round's best peer to ours, the
 median again; within 1.5 % of 1 it is par. TFLOP/s count half of the square for causal, and exactly what a window shows.
@@ -51,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--peers", metavar="NAMES", help=f"of {', '.join(PEERS)} (default: all but Flex, which compiles for long; "
         "--quick: not FA2 either)")  # fmt: skip
     add("--before", metavar="LIBRARY", help="an older build of libtandem.so, in the same rounds")
+    add("--backward", action="store_true", help="gradients of q, k and v, with all that they cost")
     add("--quick", action="store_true", help="the main table in short")
     add("--cells", action="append", default=[], metavar="WORDS",
         help="only cells with all of these comma-separated words: d128, causal, 4k, sustained, packed, f16, untuned, "
@@ -99,7 +102,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if "model" in kinds and not chosen.activations:
         error("--data model needs --activations, a file that bench/activations.py wrote")
     of_shape = cells.chosen(cells.quick() if chosen.quick else cells.grid(), chosen.cells)
-    chosen.cells = [dataclasses.replace(cell, data=kind) for kind in kinds for cell in of_shape]
+    chosen.cells = [
+        dataclasses.replace(cell, data=kind, backward=chosen.backward) for kind in kinds for cell in of_shape
+    ]
     if chosen.part:
         number, _, count = chosen.part.partition("/")
         if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
@@ -118,7 +123,7 @@ def rounded(x: float | None, digits: int = 3) -> float | None:
 class Bench:
     def __init__(self, options: argparse.Namespace):
         import torch
-        from rig import card, peers, tandem
+        from rig import card, peers, peers_backward, tandem
 
         self.options = options
         self.limits = json.loads(options.limits.read_text()) if options.limits else None
@@ -128,7 +133,11 @@ class Bench:
             self.before = tandem.other_build(options.before, device) if options.before else None
         except RuntimeError as why:
             raise SystemExit(str(why)) from why
-        self.peers, self.missing = peers.found(options.peers, options.fa3, options.fa4)
+        if options.backward:
+            self.peers, self.missing = peers.found([n for n in options.peers if n != "FA3"], None, options.fa4)
+            self.peers = peers_backward.found(self.peers, self.missing, options.fa3 if "FA3" in options.peers else None)
+        else:
+            self.peers, self.missing = peers.found(options.peers, options.fa3, options.fa4)
         self.first_line = peers.first_line
         self.card = card.Card(f"GPU-{torch.cuda.get_device_properties(options.device).uuid}")
         self.other_work = torch.ones(1 << 22, device=device)
@@ -137,9 +146,10 @@ class Bench:
         """name -> call, of those that serve the cell; the others' reasons go to absent."""
         from rig import tandem
 
-        binds = {OURS: lambda x: tandem.Forward(self.context, x), **self.peers}
+        ours = tandem.Backward if x.cell.backward else tandem.Forward
+        binds = {OURS: lambda x: ours(self.context, x), **self.peers}
         if self.before:
-            binds[BEFORE] = lambda x: tandem.Forward(self.before, x)
+            binds[BEFORE] = lambda x: ours(self.before, x)
         if x.cell.sustained and binds.pop("FA2", None):
             absent["FA2"] = "left out of long windows: it is far behind in bursts already"
         calls = {}
@@ -152,18 +162,22 @@ class Bench:
 
     def measure(self, cell) -> dict:
         """The cell's result, as it stands in the JSON."""
+        from rig import tandem
         from rig.judge import Judge
+        from rig.judge_gradients import GradientJudge
 
         x = cells.Inputs(cell, self.options.activations)
-        judge = Judge(x)
+        if cell.backward:
+            x.out, x.lse = tandem.Forward(self.context, x)()
+        judge = GradientJudge(x) if cell.backward else Judge(x)
         result = dict(
             cell=cell.name, title=cell.title, row=cell.row, column=cell.column, dtype=cell.dtype, data=cell.data,
             sustained=cell.sustained, microseconds=cell.microseconds, flops=cell.flops(), target=cell.target, run=0,
             absent={}, wrong={}, errors={}, lse_errors={}, plain=rounded(judge.plain),
         )  # fmt: skip
-        if not cell.microseconds:
+        if not cell.microseconds and not cell.backward:
             result["ceiling"] = f"d{cell.head_dim if cell.dim_v == cell.head_dim else cell.dim_v}"
-        if cell.data != "normal":
+        if cell.data != "normal" and not cell.backward:
             result.update(judge.hardness())
         calls = {}
         for name, call in self.bind(x, result["absent"]).items():
@@ -252,7 +266,8 @@ def draw(runs: list[dict], results: list[dict]) -> str:
         if not r["sustained"] and not r["microseconds"] and r["tflops"]:
             rows.setdefault(r["title"], {})[r["column"]] = {n: v for n, v in r["tflops"].items() if n != BEFORE}
     about = f"{runs[0]['device']}, torch {runs[0]['torch']}, {runs[0]['date']}; median of {runs[0]['rounds']} rounds"
-    return chart.draw("Attention forward, TFLOP/s by seqlen", about, rows)
+    what = "backward" if results[0]["title"].startswith("backward") else "forward"
+    return chart.draw(f"Attention {what}, TFLOP/s by seqlen", about, rows)
 
 
 def write(options: argparse.Namespace, runs: list[dict], results: list[dict]) -> None:

@@ -43,6 +43,7 @@ class Cell:
     between: bool = False  # another kernel runs between any two calls; its time is taken off
     dtype: str = "bf16"  # or f16
     data: str = "normal"  # of DATA
+    backward: bool = False  # gradients of q, k and v, with all that they cost
 
     @property
     def dim_v(self) -> int:
@@ -55,7 +56,8 @@ class Cell:
     @property
     def title(self) -> str:
         """Of the part of the table it stands in."""
-        return self.row + (" sustained" if self.sustained else "") + ("" if self.data == "normal" else f", {self.data}")
+        what = ("backward " if self.backward else "") + self.row + (" sustained" if self.sustained else "")
+        return what + ("" if self.data == "normal" else f", {self.data}")
 
     @property
     def name(self) -> str:
@@ -71,8 +73,14 @@ class Cell:
         return list(self.lengths) or [self.seqlen] * self.batch
 
     def flops(self) -> float:
-        """Of the two products. Causal counts half of the square, a window exactly what it shows."""
-        return 2.0 * sum(map(self._pairs, self.sequences())) * self.heads * (self.head_dim + self.dim_v)
+        """Of the two products, or the five of a backward. Causal counts half of the square, a window exactly what it
+        shows."""
+        return (
+            (5.0 if self.backward else 2.0)
+            * sum(map(self._pairs, self.sequences()))
+            * self.heads
+            * (self.head_dim + self.dim_v)
+        )
 
     def _pairs(self, n: int) -> float:
         if self.window:
@@ -210,6 +218,7 @@ class Inputs:
         self.k = normal(*rows, cell.kv_heads, cell.head_dim)
         self.v = normal(*rows, cell.kv_heads, cell.dim_v)
         self.sink = normal(cell.heads) if cell.sink else None
+        self.dout = normal(*rows, cell.heads, cell.dim_v) if cell.backward else None
         data.shape(self, activations)
 
     def sequence(self, x, n):

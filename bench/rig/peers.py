@@ -19,7 +19,7 @@ class Absent(Exception):
     pass
 
 
-def _refuse(name: str, **features) -> None:
+def refuse(name: str, **features) -> None:
     unserved = [feature for feature, asked in features.items() if asked]
     if unserved:
         raise Absent(f"{name} has no {' and no '.join(unserved).replace('_', ' ')}")
@@ -32,7 +32,7 @@ def _dims_differ(cell) -> bool:
 def cudnn(x):
     """Through torch, SDPA's backend, or through cuDNN's own frontend, where torch's interface cannot say it."""
     cell = x.cell
-    _refuse("cuDNN", softcap=cell.softcap)
+    refuse("cuDNN", softcap=cell.softcap)
     if cell.window or cell.sink or cell.lengths:
         from rig import cudnn_graph
 
@@ -52,7 +52,7 @@ def cudnn(x):
 def fa2(x):
     """The FlashAttention-2 that is built into torch, by its operator: SDPA's own call has no window and no lengths."""
     cell = x.cell
-    _refuse("torch's FA2", sink=cell.sink, softcap=cell.softcap, head_dim_v_of_its_own=_dims_differ(cell))
+    refuse("torch's FA2", sink=cell.sink, softcap=cell.softcap, head_dim_v_of_its_own=_dims_differ(cell))
     window = dict(window_size_left=cell.window - 1, window_size_right=0) if cell.window else {}
     arguments = (x.q, x.k, x.v, x.cu_seqlens, x.cu_seqlens, cell.seqlen, cell.seqlen, 0.0, cell.causal, False)
     return lambda: torch.ops.aten._flash_attention_forward(*arguments, scale=x.scale, **window)[0]
@@ -132,7 +132,7 @@ def fa3(library: str):
 
     def bind(x):
         cell = x.cell
-        _refuse("FA3", sink=cell.sink)
+        refuse("FA3", sink=cell.sink)
         new = functools.partial(torch.empty, device=x.q.device)
         out = new(*x.q.shape[:-1], cell.dim_v, dtype=x.q.dtype)
         total = len(x.q) if cell.lengths else cell.batch * cell.seqlen

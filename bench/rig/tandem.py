@@ -8,6 +8,7 @@ import tandem_c as api
 import torch
 
 CUDA = 2
+FORWARD, BACKWARD = 0, 1
 
 
 class _Options(c.Structure):
@@ -41,20 +42,16 @@ def other_build(path: str, device: str) -> Context:
     return Context(device, api.load(path))
 
 
-class Forward:
-    """A forward of a cell's inputs. A call returns (out, lse), the same tensors every time, not numbers at first."""
+class _Call:
+    """A pass over a cell's inputs. Results are the same tensors every time, not numbers at first."""
 
-    def __init__(self, context: Context, x):
+    def __init__(self, context: Context, x, which: int, tensors: dict):
         cell = x.cell
-        self.context, self._alive = context, []
-        rows = x.q.shape[:-2]
-        self.out = torch.full((*rows, cell.heads, cell.dim_v), float("nan"), dtype=x.q.dtype, device=x.q.device)
-        lse = (cell.heads, rows[0]) if cell.lengths else (rows[0], cell.heads, rows[1])
-        self.lse = torch.full(lse, float("nan"), device=x.q.device)
+        self.context, self.which, self._alive = context, which, []
         self.args = api._Args(size=c.sizeof(api._Args), causal=int(cell.causal), softcap=cell.softcap)
         if cell.window:
             self.args.window, self.args.window_left = 1, cell.window - 1
-        tensors = dict(q=x.q, k=x.k, v=x.v, out=self.out, lse=self.lse, sink=x.sink)
+        tensors = dict(tensors, q=x.q, k=x.k, v=x.v, sink=x.sink)
         if cell.lengths:
             tensors.update(cu_seqlens_q=x.cu_seqlens, cu_seqlens_k=x.cu_seqlens)
             self.args.max_seqlen_q = self.args.max_seqlen_k = cell.seqlen
@@ -62,7 +59,7 @@ class Forward:
             if tensor is not None:
                 setattr(self.args, name, self._view(tensor))
         size = c.c_size_t()
-        context.check(context.library.tandem_workspace_size(context.handle, 0, c.byref(self.args), c.byref(size)))
+        context.check(context.library.tandem_workspace_size(context.handle, which, c.byref(self.args), c.byref(size)))
         self.workspace = torch.empty(size.value, dtype=torch.uint8, device=x.q.device)
         # All that the call itself needs but the stream.
         self.call = (context.handle, c.byref(self.args), c.c_void_p(self.workspace.data_ptr()), size)
@@ -77,12 +74,41 @@ class Forward:
 
     def prepare(self):
         """Compiles, or loads, what the call needs."""
-        self.context.check(self.context.library.tandem_prepare(self.call[0], 0, self.call[1]))
+        self.context.check(self.context.library.tandem_prepare(self.call[0], self.which, self.call[1]))
+
+    def launch(self) -> None:
+        stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
+        library = self.context.library
+        run = library.tandem_backward if self.which == BACKWARD else library.tandem_forward
+        self.context.check(run(*self.call, stream))
+
+
+class Forward(_Call):
+    """A call returns (out, lse)."""
+
+    def __init__(self, context: Context, x):
+        cell, rows = x.cell, x.q.shape[:-2]
+        self.out = torch.full((*rows, cell.heads, cell.dim_v), float("nan"), dtype=x.q.dtype, device=x.q.device)
+        lse = (cell.heads, rows[0]) if cell.lengths else (rows[0], cell.heads, rows[1])
+        self.lse = torch.full(lse, float("nan"), device=x.q.device)
+        super().__init__(context, x, FORWARD, dict(out=self.out, lse=self.lse))
 
     def __call__(self):
-        stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.context.check(self.context.library.tandem_forward(*self.call, stream))
+        self.launch()
         return self.out, self.lse
+
+
+class Backward(_Call):
+    """A call returns (dq, dk, dv), with all that a gradient costs."""
+
+    def __init__(self, context: Context, x):
+        self.gradients = tuple(torch.full_like(t, float("nan")) for t in (x.q, x.k, x.v))
+        dq, dk, dv = self.gradients
+        super().__init__(context, x, BACKWARD, dict(out=x.out, lse=x.lse, dout=x.dout, dq=dq, dk=dk, dv=dv))
+
+    def __call__(self):
+        self.launch()
+        return self.gradients
 
 
 def host_calls(forward: Forward):

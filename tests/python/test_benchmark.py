@@ -1,6 +1,7 @@
 """The benchmark's data and its judge (bench/rig), on the CPU: what it is told is what it makes, and what is wrong is
 called wrong."""
 
+import copy
 import pathlib
 import sys
 
@@ -10,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
-from rig import cells, data, judge  # noqa: E402
+from rig import cells, data, judge, judge_gradients  # noqa: E402
 
 Cell = cells.Cell
 PROBLEMS = {
@@ -35,8 +36,8 @@ def scores(x, head=1, n=0):
     return judge.visible_scores(q, k, torch.arange(len(q)), x.cell, x.scale, torch.float32)
 
 
-def exact(x, head_of_kv=None):
-    """(out, lse) of the whole problem, in float32. head_of_kv: another key head than is right."""
+def exact(x, head_of_kv=None, dtype=torch.float32):
+    """(out, lse) of the whole problem. head_of_kv: another key head than is right."""
     outs, lses = [], []
     for n, length in enumerate(x.cell.sequences()):
         per_head = []
@@ -44,7 +45,7 @@ def exact(x, head_of_kv=None):
             kv = x.kv_head(head) if head_of_kv is None else head_of_kv
             q, k, v = x.sequence(x.q, n)[:, head], x.sequence(x.k, n)[:, kv], x.sequence(x.v, n)[:, kv]
             sink = None if x.sink is None else x.sink[head]
-            per_head.append(judge.attend(q, k, v, torch.arange(length), x.cell, x.scale, sink, torch.float32))
+            per_head.append(judge.attend(q, k, v, torch.arange(length), x.cell, x.scale, sink, dtype))
         outs.append(torch.stack([out for out, _ in per_head], 1))
         lses.append(torch.stack([lse for _, lse in per_head]))
     return (torch.cat(outs), torch.cat(lses, 1)) if x.cell.lengths else (torch.stack(outs), torch.stack(lses))
@@ -111,3 +112,26 @@ def test_rules_of_rescaling():
     assert data._walk(flat) == (4, 1, False)
     flat[3, 0] = 70
     assert data._walk(flat) == (4, 1, True)
+
+
+def gradients(x, changed=lambda scores: scores):
+    """dq, dk, dv by autograd of the plain formula in float64."""
+    leaves = [t.double().requires_grad_() for t in (x.q, x.k, x.v)]
+    whole = copy.copy(x)
+    whole.q, whole.k, whole.v = leaves
+    out = exact(whole, dtype=torch.float64)[0]
+    return [g.to(x.q.dtype) for g in torch.autograd.grad(out, leaves, changed(x.dout.double()))]
+
+
+@pytest.mark.parametrize("options", PROBLEMS.values(), ids=PROBLEMS.keys())
+@pytest.mark.parametrize("kind", ["sigma10"])
+def test_gradients_that_are_right_pass_and_wrong_ones_do_not(kind, options):
+    x = inputs(kind, backward=True, **options)
+    judged = judge_gradients.GradientJudge(x)
+    right = gradients(x)
+    assert judged(right).right
+    for n in range(3):
+        late = [t.roll(1, -3) if m == n else t for m, t in enumerate(right)]
+        assert not judged(late).right
+    assert not judged(gradients(x, lambda dout: dout * 1.1)).right
+    assert not judged([right[0], torch.full_like(right[1], float("nan")), right[2]]).right

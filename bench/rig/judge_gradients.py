@@ -1,0 +1,82 @@
+"""Errors of dq, dk and dv against float64, for a sample of key heads, beside those of a plain formula that rounds where
+it must: probabilities, gradients of scores and the results."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import torch
+
+from rig.cells import Inputs
+from rig.judge import TINY, TOGETHER, Verdict, visible_scores
+
+KV_HEADS = 2
+AT_ONCE = 1 << 26  # scores
+
+
+def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None):
+    """[dq of each head that reads kv_head, dk, dv] of the n-th sequence, every step in dtype. rounded: the type that
+    probabilities, gradients of scores and results are rounded to, as they are where a tensor core multiplies."""
+    cell, group = x.cell, x.cell.heads // x.cell.kv_heads
+
+    def lost(t):
+        return t.to(rounded).to(dtype) if rounded else t
+
+    k, v = (x.sequence(t, n)[:, kv_head] for t in (x.k, x.v))
+    wide_k, wide_v = k.to(dtype), v.to(dtype)
+    dk, dv, dqs = torch.zeros_like(wide_k), torch.zeros_like(wide_v), []
+    for head in range(kv_head * group, (kv_head + 1) * group):
+        q, dout = x.sequence(x.q, n)[:, head], x.sequence(x.dout, n)[:, head].to(dtype)
+        dq = torch.empty(q.shape, dtype=dtype, device=q.device)
+        for rows in torch.arange(len(q), device=q.device).split(max(1, AT_ONCE // len(k))):
+            s = visible_scores(q, k, rows, cell, x.scale, dtype)
+            total = torch.logsumexp(s, 1, keepdim=True)
+            if x.sink is not None:
+                total = torch.logaddexp(total, x.sink[head].to(dtype))
+            p = (s - total).exp()
+            delta = ((lost(p) @ wide_v) * dout[rows]).sum(1, keepdim=True)
+            ds = p * (dout[rows] @ wide_v.T - delta)
+            if cell.softcap:
+                ds *= 1 - (s / cell.softcap).clamp_min(-1) ** 2  # where a key is hidden ds is 0
+            ds = lost(ds)
+            dq[rows] = ds @ wide_k * x.scale
+            dk += ds.T @ q[rows].to(dtype) * x.scale
+            dv += lost(p).T @ dout[rows]
+        dqs.append(lost(dq))
+    return [*dqs, lost(dk), lost(dv)]
+
+
+class GradientJudge:
+    """A gradient may err by twice what the plain formula does, and by what its type loses around the values; numbers of
+    rows that are near each other are held to a bound of their own."""
+
+    def __init__(self, x: Inputs):
+        self.x, self.samples, self.plain = x, [], 0.0
+        draw, lengths = random.Random(1), x.cell.sequences()
+        for n in sorted({lengths.index(max(lengths)), lengths.index(min(lengths)), len(lengths) - 1})[:KV_HEADS]:
+            kv_head = draw.randrange(x.cell.kv_heads)
+            wants = gradients(x, n, kv_head, torch.float64)
+            bounds = []
+            for want, plain in zip(wants, gradients(x, n, kv_head, torch.float32, x.q.dtype)):
+                plain_error = (plain.double() - want).abs()
+                self.plain = max(self.plain, plain_error.max().item())
+                near = want.to(x.q.dtype)
+                slack = (near + 0.3 - 0.3 - near).abs().double()
+                pairs = zip(plain_error.split(TOGETHER), slack.split(TOGETHER))
+                bound = torch.cat([(2 * (e.max() + s.max())).expand(len(e), 1) for e, s in pairs])
+                bounds.append(bound.clamp_min(TINY))
+            self.samples.append((n, kv_head, wants, bounds))
+
+    def __call__(self, result) -> Verdict:
+        """result: what a call returns, dq, dk and dv."""
+        dq, dk, dv = result
+        group = self.x.cell.heads // self.x.cell.kv_heads
+        error = share = 0.0
+        for n, kv_head, wants, bounds in self.samples:
+            got = [self.x.sequence(dq, n)[:, kv_head * group + g] for g in range(group)]
+            got += [self.x.sequence(t, n)[:, kv_head] for t in (dk, dv)]
+            for g, want, bound in zip(got, wants, bounds):
+                difference = (g.double() - want).abs().nan_to_num(math.inf)
+                error, share = max(error, difference.max().item()), max(share, (difference / bound).max().item())
+        return Verdict(error, share, None)

@@ -9,8 +9,9 @@ struct KeyTile {
   int split;  // which part of the steps
 };
 
-// The steps of a tile: the m_blocks of each query head that shares its keys, from the last to the first.
-template <auto T>
+// The steps of a tile: the m_blocks that see it, from the last to the first, each with all query heads that share its
+// keys. So a CTA whose n_block is seen by few m_blocks is done with them without waiting, for its turn to add to dq, for
+// those of a head that the n_block before comes to late.
 struct KeySteps {
   int head, m_block, left;
 
@@ -18,25 +19,33 @@ struct KeySteps {
       : head(tile.head_k * (p.heads_q / p.heads_k)),
         m_block(tile.m_end - 1),
         left(p.heads_q / p.heads_k * (tile.m_end - tile.m_begin)),
-        m_begin_(tile.m_begin),
-        m_end_(tile.m_end) {
-    if constexpr (T.split) {
-      if (left == 0) return;
-      const i64 all = left;
-      const int first = static_cast<int>(all * tile.split / p.splits);
-      left = static_cast<int>(all * (tile.split + 1) / p.splits) - first;
-      head += first / (m_end_ - m_begin_);
-      m_block -= first % (m_end_ - m_begin_);
-    }
+        first_head_(head),
+        end_head_(head + p.heads_q / p.heads_k) {}
+  // The tile's part of them.
+  TANDEM_DEVICE void take_part(int part, int parts) {
+    const int group = end_head_ - first_head_;
+    const i64 all = left;
+    const int first = static_cast<int>(all * part / parts);
+    left = static_cast<int>(all * (part + 1) / parts) - first;
+    head += first % group;
+    m_block -= first / group;
   }
   TANDEM_DEVICE void advance() {
     --left;
-    if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
+    if (++head == end_head_) head = first_head_, --m_block;
   }
+  TANDEM_DEVICE int head_in_group() const { return head - first_head_; }
 
  private:
-  int m_begin_, m_end_;
+  int first_head_, end_head_;
 };
+
+template <auto T>
+TANDEM_DEVICE KeySteps steps_of(const BackwardParams& p, const KeyTile& tile) {
+  KeySteps steps(p, tile);
+  if constexpr (T.split) steps.take_part(tile.split, p.splits);
+  return steps;
+}
 
 // The n-th, the longest first: under a causal mask the first keys are seen by the most queries. Heads that are taken
 // together share the L2 cache; the splits of an n_block follow each other.

@@ -114,25 +114,6 @@ TANDEM_DEVICE int take_tile(const BackwardParams& p) {
   return atomicAdd(p.counter + (T.sums == Sums::dv ? 1 : 0), 1);
 }
 
-// The steps of a tile: the m_blocks of each query head that shares its keys, from the last to the first.
-struct Steps {
-  int head, m_block, left;
-
-  TANDEM_DEVICE Steps(const BackwardParams& p, const KeyTile& tile)
-      : head(tile.head_k * (p.heads_q / p.heads_k)),
-        m_block(tile.m_end - 1),
-        left(p.heads_q / p.heads_k * (tile.m_end - tile.m_begin)),
-        m_begin_(tile.m_begin),
-        m_end_(tile.m_end) {}
-  TANDEM_DEVICE void advance() {
-    --left;
-    if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
-  }
-
- private:
-  int m_begin_, m_end_;
-};
-
 // Of tile `taken`, whole warps alike. n_block -1: there are no more.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE KeyTile wait_for_tile(BackwardShared<T>& s, u32 taken) {
@@ -144,8 +125,8 @@ TANDEM_DEVICE KeyTile wait_for_tile(BackwardShared<T>& s, u32 taken) {
 // Apart: calls what loads, clears or multiplies the operands of a tile's products, in the order of their issue. S is
 // two steps ahead of the sum, dk or dv, and dP one.
 template <Sm100BackwardConfig T, class Visitor>
-TANDEM_DEVICE void in_order(const Steps& first, Visitor& visit) {
-  Steps scores = first, dp = first, sum = first;
+TANDEM_DEVICE void in_order(const KeySteps& first, Visitor& visit) {
+  KeySteps scores = first, dp = first, sum = first;
 #pragma unroll 1
   for (int i = 0; i < first.left + 2; ++i) {
     if (i >= 2) {

@@ -142,7 +142,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     zero_tail(s.k, T.tile_n(), T.head_dim, sequence.k_len - n_block * T.tile_n());
     zero_tail(s.v, T.tile_n(), T.head_dim_v, sequence.k_len - n_block * T.tile_n());
 
-    int m_block = m_end - 1, head = kKnowsHead ? s.tile.head_k * group : 0;
+    const int first_head = kKnowsHead ? uniform(s.tile.head_k) * group : 0;
+    int m_block = m_end - 1, head = first_head;
     auto mma_s = [&] {
       mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
       zero_tail(s.q[q_next.slot], T.tile_m, T.head_dim, sequence.q_len - m_block * T.tile_m);
@@ -292,8 +293,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
 
     int count = group * (m_end - m_begin);
     if constexpr (T.split) {
-      const KeySteps<T> part(p, s.tile);
-      m_block = uniform(part.m_block), head = uniform(part.head), count = uniform(part.left);
+      const KeySteps part = steps_of<T>(p, s.tile);
+      m_block = uniform(part.m_block), count = uniform(part.left);
+      head = first_head + uniform(part.head_in_group());
     }
     // Keys in rows, the warpgroup's own rows and columns of them.
     auto store_fragments = [&](u32 to, const u32(&fragments)[kQueries / 4]) {
@@ -338,7 +340,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
     auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
     auto next_m_block = [&] {
-      if (--m_block < m_begin) m_block = m_end - 1, ++head;
+      if (++head == first_head + group) head = first_head, --m_block;
     };
     // Scores have been multiplied, dP is under way.
     auto probabilities_and_dp = [&] {

@@ -33,7 +33,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     const int first_key = sequence.k_begin + tile.n_block * T.tile_n();
-    KeySteps<T> steps(p, tile);
+    KeySteps steps = steps_of<T>(p, tile);
     auto next_step = [&] {
       load_step(sequence, steps.head, steps.m_block);
       steps.advance();
@@ -70,7 +70,7 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int i
     mbarrier_arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
-    for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), ++added) {
+    for (KeySteps steps = steps_of<T>(p, tile); steps.left > 0; steps.advance(), ++added) {
       const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
       int* const ticket = p.dq_tickets + T.dq_tickets() * at + index;
       const int before = tile.n_block - first_n_block<T>(p, sequence, steps.m_block);

@@ -3,13 +3,14 @@
 #include "shared/gradient_order.h"
 #include "shared/score_options.h"
 
-// A value of this type is the kernel's only template parameter. A CTA keeps the keys and values of an n_block, tile_n()
-// of them, and goes over the m_blocks that see them, tile_m queries each.
+// A value of this type is the kernel's only template parameter. A CTA, or pair of CTAs, keeps the keys and values of an
+// n_block, tile_n() of them, and goes over the m_blocks that see them, tile_m queries each.
 struct Sm90BackwardConfig {
   int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 64
   int warpgroups = 2;                    // that compute; each has 64 keys
   int tile_m = 64;                       // queries of a step: 64, or 64 for each warpgroup
   int q_stages = 3, dout_stages = 2;     // steps of queries, and of dout, that are in shared memory at once
+  bool pair = false;  // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
   bool split = false;                // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
@@ -25,7 +26,9 @@ struct Sm90BackwardConfig {
   // Wide heads leave no room for dk and dv of 64 keys in a warpgroup: all have the same 64, each has some of the
   // queries of a step for scores, and some of the columns of dk and dv. P and dS then go through shared memory.
   constexpr bool wide() const { return head_dim > 128 || head_dim_v > 128; }
-  constexpr int tile_n() const { return wide() ? 64 : 64 * warpgroups; }
+  constexpr int ctas() const { return pair ? 2 : 1; }
+  constexpr int cta_keys() const { return wide() ? 64 : 64 * warpgroups; }
+  constexpr int tile_n() const { return ctas() * cta_keys(); }
   constexpr int score_queries() const { return wide() ? tile_m / warpgroups : tile_m; }
   constexpr int dk_columns() const { return wide() ? head_dim / warpgroups : head_dim; }
   constexpr int dv_columns() const { return wide() ? head_dim_v / warpgroups : head_dim_v; }
@@ -36,13 +39,13 @@ struct Sm90BackwardConfig {
 
   // dq of a step: each warpgroup has 64 queries of it and some of the columns.
   constexpr int dq_row_parts() const { return tile_m / 64; }
-  constexpr int dq_columns() const { return head_dim * dq_row_parts() / warpgroups; }
+  constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }
   constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
   // Each warpgroup's is added by itself.
-  constexpr int dq_tickets() const { return warpgroups; }
+  constexpr int dq_tickets() const { return ctas() * warpgroups; }
   constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
   // In the order of fragments: a thread has two rows.
-  constexpr int convert_threads() const { return 128 * warpgroups; }
+  constexpr int convert_threads() const { return 128 * dq_tickets(); }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
   constexpr GradientPair dq_pair(int thread, int n) const {
     const int index = thread / 128;
@@ -58,7 +61,7 @@ struct Sm90BackwardConfig {
   // dk and dv of a part of an n_block's steps, dk first, where they are split; `convert` has a CTA for each kSumFloats
   // of a thread.
   static constexpr int kSumFloats = 16;
-  constexpr int key_floats() const { return tile_n() * (head_dim + head_dim_v); }
+  constexpr int key_floats() const { return cta_keys() * (head_dim + head_dim_v); }
   constexpr int dk_sums() const { return dk_columns() / 2 / kSumFloats; }
   constexpr int key_sums() const { return split ? dk_sums() + dv_columns() / 2 / kSumFloats : 0; }
   // columns: of dk, or dv, that a warpgroup has.
@@ -79,22 +82,24 @@ struct Sm90BackwardConfig {
     return most < 240 ? most : 240;
   }
   constexpr int smem_bytes() const {
-    const int keys = tile_n() * (head_dim + head_dim_v);
+    const int keys = cta_keys() * (head_dim + head_dim_v + (pair ? head_dim / 2 : 0));
     const int queries = tile_m * (q_stages * head_dim + dout_stages * head_dim_v);
-    return 2 * (keys + queries + ds_stages() * tile_n() * tile_m + (wide() ? tile_n() * tile_m : 1024)) +
-           8 * dout_stages * tile_m + 1024;
+    const int scores = cta_keys() * tile_m;  // P, where it is shared, and dS
+    return 2 * (keys + queries + (ds_stages() + (pair ? 1 : 0)) * scores + (wide() ? scores : 1024)) +
+           8 * dout_stages * tile_m + ctas() * 1024;
   }
   // Of kernels that make scores anew: a tile's operands; and the sums of a bias's gradient, or two numbers of each
   // score.
   constexpr int score_threads() const { return 128 * warpgroups; }
-  constexpr int score_smem_bytes() const { return 2 * (tile_n() + tile_m) * (head_dim + head_dim_v) + 1024; }
-  constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * tile_n() * tile_m; }
-  constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (tile_n() + 1) * tile_m + 1024; }
+  constexpr int score_smem_bytes() const { return 2 * (cta_keys() + tile_m) * (head_dim + head_dim_v) + 1024; }
+  constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * cta_keys() * tile_m; }
+  constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (cta_keys() + 1) * tile_m + 1024; }
   // A warpgroup's columns are blocks of 64, or half of one.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {
     return head_dim % 64 == 0 && head_dim_v % 64 == 0 && (tile_m == 64 || tile_m == 64 * warpgroups) &&
            whole_blocks(dq_columns()) && whole_blocks(dk_columns()) && whole_blocks(dv_columns()) &&
+           (!pair || (wide() && !split && dq_columns() == 64 && q_stages > 1)) &&
            smem_bytes() <= kMaxSmemBytes;
   }
 

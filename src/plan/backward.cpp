@@ -87,6 +87,9 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.split = choose_splits(p, t.tile_m, t.tile_n()) > 1;
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);
+  // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
+  // is beside it, where that was asked for.
+  t.pair = t.head_dim == 256 && !t.split && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
   // Wide heads, and steps of many queries, leave room for fewer of them.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;

@@ -90,7 +90,7 @@ constexpr Source source_of(const Sm100BackwardConfig&) {
 }
 constexpr int ctas_of(const Sm90ForwardConfig&) { return 1; }
 constexpr int ctas_of(const Sm100ForwardConfig& t) { return t.ctas(); }
-constexpr int ctas_of(const Sm90BackwardConfig&) { return 1; }
+constexpr int ctas_of(const Sm90BackwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
 
 // An entry that is launched beside the kernel itself, with so many threads in a block.

@@ -77,9 +77,10 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
   using DvMma = Wgmma<T.f16, T.dv_columns()>;
   using DqMma = Wgmma<T.f16, T.dq_columns()>;
   constexpr int kSyncAll = 1, kSyncOwn = 2;                                  // named barriers
-  constexpr u32 kQueryBlock = T.tile_m * 128, kKeyBlock = T.tile_n() * 128;  // bytes of 64 columns
+  constexpr u32 kQueryBlock = T.tile_m * 128, kKeyBlock = T.cta_keys() * 128;  // bytes of 64 columns
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int group = p.heads_q / p.heads_k;
+  const int rank = rank_of_cta<T>();  // in a pair
   // The warpgroup's own keys, or where all have the same ones its own queries of a step and columns of dk and dv. Bytes
   // of rows are those in each 64 columns.
   const u32 own_keys = T.wide() ? 0 : index * 64 * 128;
@@ -110,8 +111,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
 
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_full, taken & 1);
-    const int n_block = uniform(s.tile.n_block);
-    if (n_block < 0) break;
+    const int taken_block = uniform(s.tile.n_block);
+    if (taken_block < 0) break;
+    const int n_block = taken_block * T.ctas() + rank;  // the CTA's own
     const int m_begin = uniform(s.tile.m_begin), m_end = uniform(s.tile.m_end);
     mbarrier_wait(&s.v_full, taken & 1);
 
@@ -126,8 +128,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     const SequenceCoords sequence = sequence_coords<T>(p, T.varlen || kKnowsHead ? uniform(s.tile.sequence) : 0);
     const auto band = band_of<T>(p, sequence);
     // m_blocks whose queries all see all of the CTA's keys.
-    const int last_key = (n_block + 1) * T.tile_n() - 1;
-    const QueryRange unmasked = band.unmasked_queries(n_block * T.tile_n(), last_key);
+    const int last_key = (n_block + 1) * T.cta_keys() - 1;
+    const QueryRange unmasked = band.unmasked_queries(n_block * T.cta_keys(), last_key);
     int unmasked_begin = T.right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
     if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
     const int unmasked_end = T.left ? unmasked.end / T.tile_m : 1 << 30;
@@ -139,8 +141,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       fence_proxy_async();
       named_sync(kSyncAll, 128 * T.warpgroups);
     };
-    zero_tail(s.k, T.tile_n(), T.head_dim, sequence.k_len - n_block * T.tile_n());
-    zero_tail(s.v, T.tile_n(), T.head_dim_v, sequence.k_len - n_block * T.tile_n());
+    zero_tail(s.k, T.cta_keys(), T.head_dim, sequence.k_len - n_block * T.cta_keys());
+    zero_tail(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
+    if constexpr (T.pair) zero_tail(s.pair.k, T.cta_keys(), T.head_dim / 2, sequence.k_len - (n_block ^ 1) * T.cta_keys());
 
     const int first_head = kKnowsHead ? uniform(s.tile.head_k) * group : 0;
     int m_block = m_end - 1, head = first_head;
@@ -209,11 +212,25 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       discard(dq);
       wgmma_fence();
 #pragma unroll
-      for (int c = 0; c < T.tile_n() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), c > 0);
+      for (int c = 0; c < T.cta_keys() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), c > 0);
+      wgmma_commit();
+    };
+    // Of a pair: of the own keys, which are the first to be summed, and of the other CTA's.
+    auto mma_dq_of = [&](float(&dq)[T.dq_columns() / 2], const u16* ds_of, const u16* keys, bool adds) {
+      const u64 a = wgmma_smem_desc(shared_address(ds_of), kKeyBlock, 1024);
+      const u64 b = wgmma_smem_desc(shared_address(keys), kKeyBlock, 1024);
+      if (adds) {
+        fence_operand(dq);
+      } else {
+        discard(dq);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int c = 0; c < T.cta_keys() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), adds || c > 0);
       wgmma_commit();
     };
     // Queries that see one of this thread's two keys.
-    const int key0 = n_block * T.tile_n() + (T.wide() ? 0 : index * 64) + warp * 16 + lane / 4;
+    const int key0 = n_block * T.cta_keys() + (T.wide() ? 0 : index * 64) + warp * 16 + lane / 4;
     auto seen_by = [&](int i) {
       QueryRange range = band.visible_queries(key0 + 8 * i, key0 + 8 * i);
       if (key0 + 8 * i >= sequence.k_len) range.begin = range.end = 1 << 29;
@@ -246,7 +263,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     u32 kept[(kQueries / 2 + kGroup - 1) / kGroup];
     auto draw_kept = [&] {
       if constexpr (T.dropout) {
-        const int first_key = n_block * T.tile_n() + (T.wide() ? 0 : index * 64) + warp * 16;
+        const int first_key = n_block * T.cta_keys() + (T.wide() ? 0 : index * 64) + warp * 16;
 #pragma unroll
         for (int r = 0; r < kQueries / 2; r += kGroup)
           kept[r / kGroup] =
@@ -433,7 +450,61 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       q_ring.advance();
       ++steps;
     };
-    if constexpr (T.wide()) {
+    if constexpr (T.pair) {
+      // From scores to those of the next step, which are multiplied while dq is added.
+      auto pair_step = [&](bool more) __attribute__((always_inline)) {
+        mma_dp();
+        draw_kept();
+        make_probabilities();
+        store_fragments(shared_address(s.p), probabilities);
+        fence_proxy_async();
+        named_sync(kSyncAll, 128 * T.warpgroups);
+        mma_dv();
+        wgmma_wait<1>();
+        fence_operand(dp);
+        make_ds();
+        wgmma_wait<0>();
+        fence_operand(dv);
+        arrive(&s.dout_empty[dout_ring.slot]);
+        dout_ring.advance();
+        pack_all<T>(ds, dp);
+        mbarrier_wait(&s.pair.ds_taken, (steps & 1) ^ 1);  // that of the step before, so that it has left its place too
+        store_fragments(shared_address(s.ds[0]), ds);
+        fence_proxy_async();
+        named_sync(kSyncAll, 128 * T.warpgroups);
+        if (index == 0 && warp == 0 && elect_one()) {
+          mbarrier_expect_tx(&s.pair.ds_landed, sizeof s.pair.ds);
+          bulk_send(s.pair.ds, s.ds[0], sizeof s.pair.ds, &s.pair.ds_landed, rank ^ 1);
+        }
+        float dq[T.dq_columns() / 2];
+        mma_dq_of(dq, s.ds[0], s.k + (rank * T.warpgroups + index) * 64 * T.cta_keys(), false);
+        mma_dk();
+        next_m_block();
+        mbarrier_wait(&s.pair.ds_landed, steps & 1);
+        mma_dq_of(dq, s.pair.ds, s.pair.k + index * 64 * T.cta_keys(), true);
+        if (more) mma_s();
+        wgmma_wait<1>();
+        if (!more) wgmma_wait<0>();
+        fence_operand(dk);
+        fence_operand(dq);
+        __syncwarp();
+        arrive(&s.q_empty[q_ring.slot]);
+        q_ring.advance();
+        if (lane == 0) mbarrier_arrive_at(&s.pair.ds_taken, rank ^ 1);
+        add_dq(dq);
+        if (more) wgmma_wait<0>();
+        fence_operand(scores);
+        ++steps;
+      };
+      if (warp_any(count > 0)) {
+        mma_s();
+        wgmma_wait<0>();
+        fence_operand(scores);
+#pragma unroll 1
+        for (int left = count; warp_any(left > 1); --left) pair_step(true);
+        pair_step(false);
+      }
+    } else if constexpr (T.wide()) {
 #pragma unroll 1
       for (int left = count; warp_any(left > 0); --left) wide_step();
     } else if (warp_any(count > 0)) {
@@ -471,29 +542,29 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       } else {
         named_sync(kSyncOwn + index, 128);
       }
-      const int row = n_block * T.tile_n() + (T.wide() ? 0 : index * 64);
+      const int row = n_block * T.cta_keys() + (T.wide() ? 0 : index * 64);
       if (T.varlen && warp_any(sequence.k_rows - row < 64)) {
         store_tail(to + own_keys / 2, row, sequence.k_rows - row);
       } else if (warp == 0 && elect_one()) {
 #pragma unroll 1
         for (int c = 0; c < columns; c += 64)
-          tma_store(map, to + own_keys / 2 + c * T.tile_n(), c, sequence.k_begin + row, s.tile.head_k, batch());
+          tma_store(map, to + own_keys / 2 + c * T.cta_keys(), c, sequence.k_begin + row, s.tile.head_k, batch());
         tma_store_commit();
       }
     };
     auto store_dv_tail = [&](const u16* from, int row, int count) {
       u16* const dv_rows = static_cast<u16*>(p.dv_data) + batch() * p.dv_batch + s.tile.head_k * p.dv_head;
-      store_chunks<T.tile_n()>(dv_rows + (sequence.k_begin + row) * p.dv_row, p.dv_row, from, count, p.head_dim_v);
+      store_chunks<T.cta_keys()>(dv_rows + (sequence.k_begin + row) * p.dv_row, p.dv_row, from, count, p.head_dim_v);
     };
     auto store_dk_tail = [&](const u16* from, int row, int count) {
       u16* const dk_rows = static_cast<u16*>(p.dk_data) + batch() * p.dk_batch + s.tile.head_k * p.dk_head;
-      store_chunks<T.tile_n()>(dk_rows + (sequence.k_begin + row) * p.dk_row, p.dk_row, from, count, p.head_dim);
+      store_chunks<T.cta_keys()>(dk_rows + (sequence.k_begin + row) * p.dk_row, p.dk_row, from, count, p.head_dim);
     };
     if constexpr (T.split) {
       const i64 n = (static_cast<i64>(s.tile.sequence) * p.heads_k + s.tile.head_k) * p.n_blocks + n_block;
       float* const sums = p.key_sums + (n * p.splits + s.tile.split) * T.key_floats();
       if (p.has_dk) store_sums(reinterpret_cast<float4*>(sums), index, dk);
-      if (p.has_dv) store_sums(reinterpret_cast<float4*>(sums + T.tile_n() * T.head_dim), index, dv);
+      if (p.has_dv) store_sums(reinterpret_cast<float4*>(sums + T.cta_keys() * T.head_dim), index, dv);
       named_sync(kSyncOwn + index, 128);  // all have made dq of the keys, and read s.tile
       if (warp == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
       continue;

@@ -6,7 +6,7 @@
 template <Sm90BackwardConfig T>
 struct DbiasShared {
   ScoreTileShared<T> tile;
-  float sums[T.tile_m][T.tile_n()];
+  float sums[T.tile_m][T.cta_keys()];
 };
 
 template <Sm90BackwardConfig T>
@@ -16,7 +16,7 @@ TANDEM_DEVICE void dbias(const BackwardParams& p) {
   auto& s = *reinterpret_cast<DbiasShared<T>*>(memory);
   static_assert(sizeof(DbiasShared<T>) <= T.dbias_smem_bytes());
   Tile tile(p, s.tile);
-  const DbiasPart<T, T.tile_n()> part(p);
+  const DbiasPart<T, T.cta_keys()> part(p);
   float sums[Tile::kScores] = {};
   part.for_each_tile([&](const ScoreTileAt& at) {
     tile.each(at, [&](int r, const ScoreGradient& score) { sums[r] += dbias_of<T>(score); });

@@ -49,17 +49,27 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       mbarrier_init(&s.dq_turn[i], 1);
       mbarrier_init(&s.dq_added[i], 4);
     }
+    if constexpr (T.pair) {
+      mbarrier_init(&s.pair.ds_landed, 1);
+      mbarrier_init(&s.pair.ds_taken, kWarps);
+      mbarrier_init(&s.pair.tile_told, 1);
+      mbarrier_init(&s.pair.tile_taken, 1);
+    }
     fence_mbarrier_init();
     fence_proxy_async();
   }
   launch_dependents();
   // dS of the step before the first one, whose dq nobody uses.
   if constexpr (!T.wide()) {
-    for (int i = threadIdx.x; i < T.tile_n() * T.tile_m / 8; i += blockDim.x)
+    for (int i = threadIdx.x; i < T.cta_keys() * T.tile_m / 8; i += blockDim.x)
       reinterpret_cast<uint4*>(s.ds[0])[i] = make_uint4(0, 0, 0, 0);
     fence_proxy_async();
   }
-  __syncthreads();
+  if constexpr (T.pair) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
   grid_dependency_wait();
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
@@ -73,5 +83,9 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
   } else {
     setmaxnreg_inc<T.registers()>();
     compute<T>(p, s, warpgroup - 1);
+  }
+  if constexpr (T.pair) {  // the other CTA may still write here
+    __syncwarp();
+    cluster_sync();
   }
 }

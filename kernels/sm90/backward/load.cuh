@@ -4,6 +4,26 @@
 #include "ptx/tma.cuh"
 #include "sm90/backward/shared_plan.cuh"
 
+// From the counter. Of a pair the first CTA takes it and tells the other: both begin the tiles in the order of the
+// counter, as tickets want it, whatever clusters run.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE int next_tile(const BackwardParams& p, BackwardShared<T>& s, u32 taken) {
+  if constexpr (!T.pair) {
+    return atomicAdd(p.counter, 1);
+  } else if (rank_of_cta<T>() == 0) {
+    const int n = atomicAdd(p.counter, 1);
+    mbarrier_wait_cluster(&s.pair.tile_taken, (taken & 1) ^ 1);
+    store_at(&s.pair.next_tile, 1, n);
+    mbarrier_release_at(&s.pair.tile_told, 1);
+    return n;
+  } else {
+    mbarrier_wait_cluster(&s.pair.tile_told, taken & 1);
+    const int n = s.pair.next_tile;
+    mbarrier_release_at(&s.pair.tile_taken, 0);
+    return n;
+  }
+}
+
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   Ring<T.q_stages> q_ring;
@@ -28,11 +48,12 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   };
   u32 taken = 0;
   for (;; ++taken) {
-    const int n = atomicAdd(p.counter, 1);
+    const int n = next_tile<T>(p, s, taken);
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
-    const int first_key = sequence.k_begin + tile.n_block * T.tile_n();
+    const int rank = rank_of_cta<T>(), first_of_all = sequence.k_begin + tile.n_block * T.tile_n();
+    const int first_key = first_of_all + rank * T.cta_keys();
     KeySteps steps = steps_of<T>(p, tile);
     auto next_step = [&] {
       load_step(sequence, steps.head, steps.m_block);
@@ -41,14 +62,23 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     if (steps.left > 0) next_step();  // while the tile before is stored
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
-    mbarrier_expect_tx(&s.k_full, sizeof s.k);
+    u32 bytes = sizeof s.k;
+    if constexpr (T.pair) bytes += sizeof s.pair.k;
+    mbarrier_expect_tx(&s.k_full, bytes);
 #pragma unroll 1
     for (int c = 0; c < T.head_dim; c += 64)
-      tma_load(s.k + c * T.tile_n(), &p.k, &s.k_full, c, first_key, tile.head_k, sequence.batch);
+      tma_load(s.k + c * T.cta_keys(), &p.k, &s.k_full, c, first_key, tile.head_k, sequence.batch);
+    if constexpr (T.pair) {
+      const int columns = T.head_dim / 2, other_key = first_of_all + (rank ^ 1) * T.cta_keys();
+#pragma unroll 1
+      for (int c = 0; c < columns; c += 64)
+        tma_load(s.pair.k + c * T.cta_keys(), &p.k, &s.k_full, rank * columns + c, other_key, tile.head_k,
+                 sequence.batch);
+    }
     mbarrier_expect_tx(&s.v_full, sizeof s.v);
 #pragma unroll 1
     for (int c = 0; c < T.head_dim_v; c += 64)
-      tma_load(s.v + c * T.tile_n(), &p.v, &s.v_full, c, first_key, tile.head_k, sequence.batch);
+      tma_load(s.v + c * T.cta_keys(), &p.v, &s.v_full, c, first_key, tile.head_k, sequence.batch);
 #pragma unroll 1
     while (steps.left > 0) next_step();
   }
@@ -62,6 +92,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
 // in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int index) {
+  const int part = rank_of_cta<T>() * T.warpgroups + index;
   u32 added = 0;
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_full, taken & 1);
@@ -72,9 +103,9 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int i
 #pragma unroll 1
     for (KeySteps steps = steps_of<T>(p, tile); steps.left > 0; steps.advance(), ++added) {
       const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
-      int* const ticket = p.dq_tickets + T.dq_tickets() * at + index;
+      int* const ticket = p.dq_tickets + T.dq_tickets() * at + part;
       const int before = tile.n_block - first_n_block<T>(p, sequence, steps.m_block);
-      s.dq_to[index] = reinterpret_cast<float4*>(p.dq_sums + at * T.dq_floats() + index * T.dq_part_floats());
+      s.dq_to[index] = reinterpret_cast<float4*>(p.dq_sums + at * T.dq_floats() + part * T.dq_part_floats());
       s.dq_is_first[index] = before == 0;
       while (load_acquire(ticket) < before) {
       }

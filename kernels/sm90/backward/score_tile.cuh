@@ -10,8 +10,8 @@
 
 template <Sm90BackwardConfig T>
 struct ScoreTileShared {
-  alignas(1024) u16 k[T.tile_n() * T.head_dim];
-  alignas(1024) u16 v[T.tile_n() * T.head_dim_v];
+  alignas(1024) u16 k[T.cta_keys() * T.head_dim];
+  alignas(1024) u16 v[T.cta_keys() * T.head_dim_v];
   alignas(1024) u16 q[T.tile_m * T.head_dim];
   alignas(1024) u16 dout[T.tile_m * T.head_dim_v];
   alignas(8) u64 full;
@@ -53,16 +53,16 @@ struct ScoreTile {
   TANDEM_DEVICE void load(const ScoreTileAt& at) const {
     mbarrier_expect_tx(&s.full, sizeof s.k + sizeof s.v + sizeof s.q + sizeof s.dout);
     const int head_k = at.head / (p.heads_q / p.heads_k), batch = at.sequence.batch;
-    const int key = at.sequence.k_begin + at.key_block * T.tile_n();
+    const int key = at.sequence.k_begin + at.key_block * T.cta_keys();
     const int query = at.sequence.q_begin + at.m_block * T.tile_m;
 #pragma unroll 1
     for (int c = 0; c < T.head_dim; c += 64) {
-      tma_load(s.k + c * T.tile_n(), &p.k, &s.full, c, key, head_k, batch);
+      tma_load(s.k + c * T.cta_keys(), &p.k, &s.full, c, key, head_k, batch);
       tma_load(s.q + c * T.tile_m, &p.q, &s.full, c, query, at.head, batch);
     }
 #pragma unroll 1
     for (int c = 0; c < T.head_dim_v; c += 64) {
-      tma_load(s.v + c * T.tile_n(), &p.v, &s.full, c, key, head_k, batch);
+      tma_load(s.v + c * T.cta_keys(), &p.v, &s.full, c, key, head_k, batch);
       tma_load(s.dout + c * T.tile_m, &p.dout, &s.full, c, query, at.head, batch);
     }
   }
@@ -71,7 +71,7 @@ struct ScoreTile {
   TANDEM_DEVICE void multiply(float (&to)[kScores], const u16* keys, const u16* queries, int columns) const {
     const u64 a = wgmma_smem_desc(shared_address(keys) + (T.wide() ? 0 : index * 64 * 128), 16, 1024);
     const u64 b = wgmma_smem_desc(shared_address(queries) + first_query * 128, 16, 1024);
-    constexpr int kKeyBlock = T.tile_n() * 128 >> 4, kQueryBlock = T.tile_m * 128 >> 4;
+    constexpr int kKeyBlock = T.cta_keys() * 128 >> 4, kQueryBlock = T.tile_m * 128 >> 4;
     discard(to);
     wgmma_fence();
 #pragma unroll
@@ -95,7 +95,7 @@ struct ScoreTile {
       for (int n = 0; n < kQueries; n += 64)
         kept[n / 64] =
             dropout.by_columns(at.m_block * T.tile_m + first_query + n, sequence.sequence * p.heads_q + at.head,
-                               at.key_block * T.tile_n() + key0 - lane / 4, min(64, kQueries - n) / 8, lane);
+                               at.key_block * T.cta_keys() + key0 - lane / 4, min(64, kQueries - n) / 8, lane);
     }
     float scores[kScores], dp[kScores];
     mbarrier_wait(&s.full, parity);
@@ -108,7 +108,7 @@ struct ScoreTile {
     if constexpr (T.softcap) apply_softcap<false>(scores, p);
 #pragma unroll
     for (int r = 0; r < kScores; ++r) {
-      const int query = at.m_block * T.tile_m + query_of(r), key = at.key_block * T.tile_n() + key_of(r);
+      const int query = at.m_block * T.tile_m + query_of(r), key = at.key_block * T.cta_keys() + key_of(r);
       const QueryRange seen = band.visible_queries(key, key);
       const bool is_seen = key < sequence.k_len && query >= seen.begin && query < seen.end;
       ScoreGradient gradient{0, 0, 1};

@@ -1,19 +1,36 @@
 // What the warps of a CTA of the Hopper backward share: the n_block at hand, shared memory, barriers.
 #pragma once
+#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "shared/backward.h"
 #include "shared/sm90_backward.h"
 #include "tile/key_tile.cuh"
 #include "tile/ring.cuh"
 
+// What a pair of CTAs needs besides. landed: by bytes; ds_taken: arrivals of the other CTA's computing warps.
+template <Sm90BackwardConfig T, bool = T.pair>
+struct PairShared {};
+template <Sm90BackwardConfig T>
+struct PairShared<T, true> {
+  alignas(1024) u16 k[T.cta_keys() * T.head_dim / 2];  // the other's keys, the columns of which dq is made here
+  alignas(1024) u16 ds[T.cta_keys() * T.tile_m];       // and its dS of a step
+  u64 ds_landed, ds_taken, tile_told, tile_taken;
+  int next_tile;
+};
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE int rank_of_cta() {
+  return T.pair ? blockIdx.x & 1 : 0;
+}
+
 template <Sm90BackwardConfig T>
 struct BackwardShared {
-  alignas(1024) u16 k[T.tile_n() * T.head_dim];
-  alignas(1024) u16 v[T.tile_n() * T.head_dim_v];
+  alignas(1024) u16 k[T.cta_keys() * T.head_dim];
+  alignas(1024) u16 v[T.cta_keys() * T.head_dim_v];
   alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
   alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
-  alignas(1024) u16 ds[T.ds_stages()][T.tile_n() * T.tile_m];    // keys in rows
-  alignas(1024) u16 p[T.wide() ? T.tile_n() * T.tile_m : 1024];  // likewise; where it is not wide, nothing
+  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];    // keys in rows
+  alignas(1024) u16 p[T.wide() ? T.cta_keys() * T.tile_m : 1024];  // likewise; where it is not wide, nothing
+  PairShared<T> pair;
   alignas(16) float stats[T.dout_stages][2 * T.tile_m];
   // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;
   // q_empty, dout_empty and ds_full (of even and odd steps) those of all computing warps;

@@ -33,18 +33,19 @@ TANDEM_DEVICE void convert_dq(const BackwardParams& p, int block) {
   }
 }
 
-// T.kSumFloats of each thread's dk or dv of an n_block: the sums of its splits, in their order.
+// T.kSumFloats of each thread's dk or dv of a CTA's keys of an n_block: the sums of its splits, in their order.
 template <auto T>
 TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
   const int sum = block % T.key_sums(), n = block / T.key_sums();
   const bool of_k = sum < T.dk_sums();
   if (!(of_k ? p.has_dk : p.has_dv)) return;
-  const int n_block = n % p.n_blocks, head = n / p.n_blocks % p.heads_k;
-  const SequenceCoords s = sequence_coords<T>(p, n / p.n_blocks / p.heads_k);
+  if (threadIdx.x >= T.key_threads()) return;
+  const int n_blocks = p.n_blocks * T.ctas(), n_block = n % n_blocks, head = n / n_blocks % p.heads_k;
+  const SequenceCoords s = sequence_coords<T>(p, n / n_blocks / p.heads_k);
   const int columns = of_k ? T.dk_columns() : T.dv_columns();
   const int first = (of_k ? sum : sum - T.dk_sums()) * T.kSumFloats;  // of the thread's
   const float* const sums = p.key_sums + static_cast<i64>(n) * p.splits * T.key_floats() +
-                            (of_k ? 0 : T.tile_n() * T.head_dim) + threadIdx.x / 128 * (64 * columns) + first * 128;
+                            (of_k ? 0 : T.cta_keys() * T.head_dim) + threadIdx.x / 128 * (64 * columns) + first * 128;
   const float4* from = reinterpret_cast<const float4*>(sums) + threadIdx.x % 128;
   float x[T.kSumFloats] = {};
 #pragma unroll 2
@@ -62,7 +63,7 @@ TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
 #pragma unroll
   for (int r = 0; r < T.kSumFloats; r += 2) {
     const GradientPair at = T.key_pair(threadIdx.x, (first + r) / 2, columns);
-    const int key = n_block * T.tile_n() + at.row;
+    const int key = n_block * T.cta_keys() + at.row;
     if (at.column >= (of_k ? p.head_dim : p.head_dim_v) || key >= (p.accumulate ? s.k_len : s.k_rows)) continue;
     const float keep = key < s.k_len ? scale : 0;
     store_pair<T>(to, base + key * row + at.column, x[r] * keep, x[r + 1] * keep, of_k ? p.dk_is_f32 : p.dv_is_f32,

@@ -61,6 +61,7 @@ struct Sm90BackwardConfig {
   // dk and dv of a part of an n_block's steps, dk first, where they are split; `convert` has a CTA for each kSumFloats
   // of a thread.
   static constexpr int kSumFloats = 16;
+  constexpr int key_threads() const { return 128 * warpgroups; }
   constexpr int key_floats() const { return cta_keys() * (head_dim + head_dim_v); }
   constexpr int dk_sums() const { return dk_columns() / 2 / kSumFloats; }
   constexpr int key_sums() const { return split ? dk_sums() + dv_columns() / 2 / kSumFloats : 0; }
@@ -99,7 +100,7 @@ struct Sm90BackwardConfig {
   constexpr bool fits() const {
     return head_dim % 64 == 0 && head_dim_v % 64 == 0 && (tile_m == 64 || tile_m == 64 * warpgroups) &&
            whole_blocks(dq_columns()) && whole_blocks(dk_columns()) && whole_blocks(dv_columns()) &&
-           (!pair || (wide() && !split && dq_columns() == 64 && q_stages > 1)) &&
+           (!pair || (wide() && dq_columns() == 64 && q_stages > 1)) &&
            smem_bytes() <= kMaxSmemBytes;
   }
 

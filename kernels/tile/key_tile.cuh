@@ -11,41 +11,50 @@ struct KeyTile {
 
 // The steps of a tile: the m_blocks that see it, from the last to the first, each with all query heads that share its
 // keys. So a CTA whose n_block is seen by few m_blocks is done with them without waiting, for its turn to add to dq, for
-// those of a head that the n_block before comes to late.
+// those of a head that the n_block before comes to late. With a bound on the left as many see one as another; then all
+// m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
+template <auto T>
 struct KeySteps {
   int head, m_block, left;
 
   TANDEM_DEVICE KeySteps(const BackwardParams& p, const KeyTile& tile)
-      : head(tile.head_k * (p.heads_q / p.heads_k)),
-        m_block(tile.m_end - 1),
-        left(p.heads_q / p.heads_k * (tile.m_end - tile.m_begin)),
-        first_head_(head),
-        end_head_(head + p.heads_q / p.heads_k) {}
-  // The tile's part of them.
-  TANDEM_DEVICE void take_part(int part, int parts) {
-    const int group = end_head_ - first_head_;
-    const i64 all = left;
-    const int first = static_cast<int>(all * part / parts);
-    left = static_cast<int>(all * (part + 1) / parts) - first;
-    head += first % group;
-    m_block -= first / group;
+      : m_block(tile.m_end - 1), m_begin_(tile.m_begin), m_end_(tile.m_end) {
+    int heads = p.heads_q / p.heads_k;
+    head = tile.head_k * heads;
+    // Split over CTAs by heads, where they can be.
+    const bool by_heads = split() && heads % p.splits == 0;
+    if (by_heads) heads /= p.splits, head += tile.split * heads;
+    first_head_ = head;
+    end_head_ = head + heads;
+    left = heads * (m_end_ - m_begin_);
+    if (split() && !by_heads && left > 0) take_part(tile.split, p.splits);
   }
   TANDEM_DEVICE void advance() {
     --left;
-    if (++head == end_head_) head = first_head_, --m_block;
+    if constexpr (T.left) {
+      if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
+    } else {
+      if (++head == end_head_) head = first_head_, --m_block;
+    }
   }
-  TANDEM_DEVICE int head_in_group() const { return head - first_head_; }
+  TANDEM_DEVICE int first_head() const { return first_head_; }
+  TANDEM_DEVICE int heads() const { return end_head_ - first_head_; }
 
  private:
-  int first_head_, end_head_;
-};
+  int m_begin_, m_end_, first_head_, end_head_;
 
-template <auto T>
-TANDEM_DEVICE KeySteps steps_of(const BackwardParams& p, const KeyTile& tile) {
-  KeySteps steps(p, tile);
-  if constexpr (T.split) steps.take_part(tile.split, p.splits);
-  return steps;
-}
+  TANDEM_DEVICE static constexpr bool split() {
+    if constexpr (requires { T.split; }) return T.split;
+    return false;
+  }
+  TANDEM_DEVICE void take_part(int part, int parts) {
+    const i64 all = left;
+    const int first = static_cast<int>(all * part / parts), m_blocks = m_end_ - m_begin_;
+    left = static_cast<int>(all * (part + 1) / parts) - first;
+    head += T.left ? first / m_blocks : first % heads();
+    m_block -= T.left ? first % m_blocks : first / heads();
+  }
+};
 
 // The n-th, the longest first: under a causal mask the first keys are seen by the most queries. Heads that are taken
 // together share the L2 cache; the splits of an n_block follow each other.

@@ -65,15 +65,21 @@ bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
 }
 
-// By how many CTAs the steps of an n_block are shared, where n_blocks are too few for all multiprocessors. As with
-// pairs() the answer is that of a whole device, here of an H200, and does not depend on other sequences where that was
-// asked for.
-int choose_splits(const Problem& p, int tile_m, int tile_n) {
-  constexpr int64_t kMultiprocessors = 132, kLeastSteps = 2, kMostSplits = 16;
+// By how many CTAs, or pairs of them, the steps of an n_block are shared, where n_blocks are too few for all
+// multiprocessors, or of too unequal lengths to fill them: under a causal mask the first n_block has twice the mean, and
+// grouped heads make it long. As with pairs() the answer is that of a whole device, here of an H200, and does not depend
+// on other sequences where that was asked for.
+int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
+  constexpr int64_t kMultiprocessors = 132, kLeastSteps = 2, kMostSplits = 16, kTilesOfEach = 3;
   if (p.batch_invariant || p.total_q == 0) return 1;
   const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_k, tile_n) * p.heads_k * p.batch);
-  const int64_t steps = p.group() * ceil_div(p.seqlen_q, tile_m);
-  return static_cast<int>(std::clamp(std::min(kMultiprocessors / tiles, steps / kLeastSteps), int64_t{1}, kMostSplits));
+  const int64_t steps = p.group() * ceil_div(p.seqlen_q, tile_m), at_once = kMultiprocessors / ctas;
+  const int64_t splits = std::clamp(std::min(at_once / tiles, steps / kLeastSteps), int64_t{1}, kMostSplits);
+  if (!binds_right(p) || binds_left(p)) return static_cast<int>(splits);
+  // By heads: parts that begin within a head's m_blocks would wait for those of the n_block before.
+  int64_t heads = 1;
+  while (heads < p.group() && (heads * tiles < kTilesOfEach * at_once || p.group() % heads != 0)) ++heads;
+  return static_cast<int>(std::max(splits, std::min(heads, kMostSplits)));
 }
 
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {
@@ -84,12 +90,12 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.dropout = static_cast<bool>(p.dropout);
   // Short products are worth more queries at once, where registers suffice.
   if (t.head_dim <= 64 && t.head_dim_v <= 64 && !t.has_score_mod() && !t.dropout) t.tile_m = 128;
-  t.split = choose_splits(p, t.tile_m, t.tile_n()) > 1;
-  t.direct = stores_directly(p) && !t.split;
-  t.captured = wants_captured(p);
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.
-  t.pair = t.head_dim == 256 && !t.split && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
+  t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
+  t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
+  t.direct = stores_directly(p) && !t.split;
+  t.captured = wants_captured(p);
   // Wide heads, and steps of many queries, leave room for fewer of them.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
@@ -160,7 +166,8 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
 // their steps (docs/lab/hopper-backward.md has what was measured).
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
   const int64_t steps = binds_left(p) ? 0 : p.group() * t.sequence_m_blocks;
-  const int64_t at_once = std::max<int64_t>(4, steps / (binds_right(p) ? 6 : 2));
+  const int64_t at_once =
+      std::max<int64_t>(4, binds_right(p) ? std::min<int64_t>(steps / 6, t.n_blocks / 3) : steps / 2);
   const int64_t heads = p.batch * p.heads_k;
   const int64_t of_query = 2 * (t.tile.head_dim + t.tile.head_dim_v) + 4 * t.tile.head_dim;
   const int64_t of_head = std::max<int64_t>(1, p.group() * p.seqlen_q * of_query);
@@ -176,7 +183,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   // Packed: of each sequence the last one may be filled in part.
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
-  t.splits = t.tile.key_sums > 0 ? choose_splits(p, t.tile.tile_m, t.tile.tile_n) : 1;
+  t.splits = t.tile.key_sums > 0 ? choose_splits(p, t.tile.tile_m, t.tile.tile_n, ctas) : 1;
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);
   t.l2_heads = choose_l2_heads(p, t, sms);
   const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
@@ -201,7 +208,8 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   }
   const auto threads = static_cast<uint32_t>(t.tile.convert_threads);
   const bool sums_keys = t.splits > 1 && (p.dk || p.dv);
-  const uint32_t converted = (p.dq ? blocks : 0) + (sums_keys ? t.tiles / t.splits * t.tile.key_sums : 0);
+  const uint32_t converted =
+      (p.dq ? blocks : 0) + (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
   if (converted > 0) {
     plan->launches.push_back({.entry = kConvertEntry, .grid = converted, .block = threads, .overlap_previous = true});
   }
@@ -287,7 +295,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   const int64_t sums = has_main(p, t) ? blocks * t.tile.dq_floats : 0;
   t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
   if (t.splits > 1 && (p.dk || p.dv)) {
-    const int64_t floats = has_main(p, t) ? int64_t{t.tiles} * t.tile.key_floats : 0;
+    const int64_t floats = has_main(p, t) ? int64_t{t.tile.ctas} * t.tiles * t.tile.key_floats : 0;
     t.key_sums_offset = region("workspace.key_sums", floats * static_cast<int64_t>(sizeof(float)), main);
   }
   if (p.dsink) {

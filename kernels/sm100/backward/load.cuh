@@ -13,7 +13,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
 #pragma unroll 1
     for (int c = 0; c < columns; c += 64) tma_load(to + c * T.tile_m, map, landed, c, row, head, batch);
   };
-  auto load_step = [&](const SequenceCoords& sequence, const KeySteps& step) {
+  auto load_step = [&](const SequenceCoords& sequence, const KeySteps<T>& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch;
     mbarrier_wait(&s.q_empty[q_ring.slot], q_ring.parity ^ 1);
     u64* const q_landed = &s.q_landed[q_ring.slot];
@@ -35,7 +35,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     const int first_key = sequence.k_begin + tile.n_block * T.tile_n();
-    KeySteps step(p, tile);
+    KeySteps<T> step(p, tile);
     const bool any = step.left > 0;
     if (any) {
       load_step(sequence, step);

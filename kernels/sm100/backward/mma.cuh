@@ -76,7 +76,7 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
     wait(s.k_full(), taken & 1);
     const KeyTile tile = s.tile;
     if (tile.n_block < 0) break;
-    const int count = KeySteps(p, tile).left;
+    const int count = KeySteps<T>(p, tile).left;
     if (count > 0) {
       mma_s();
       wait(s.v_full(), taken & 1);

@@ -52,7 +52,7 @@ struct PairSteps {
 #pragma unroll 1
     for (int r = 0; r < T.tile_m; r += 64) tma_load(to + r * 64, map, landed, 64 * rank, row + r, head, batch);
   }
-  TANDEM_DEVICE void load(const SequenceCoords& sequence, const KeySteps& step) {
+  TANDEM_DEVICE void load(const SequenceCoords& sequence, const KeySteps<T>& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch, head = step.head;
     load_rows(s.q[0], &p.q, &s.q_landed[0], &s.q_empty[0], row, head, batch);
     u64* const stats_landed = &s.stats_landed[steps & 1];
@@ -76,7 +76,7 @@ TANDEM_DEVICE void load_pair(const BackwardParams& p, BackwardShared<T>& s) {
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
-    KeySteps step(p, tile);
+    KeySteps<T> step(p, tile);
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
     if (step.left == 0) {  // what nobody sees need not come: its gradients are zeros
@@ -122,7 +122,7 @@ TANDEM_DEVICE void relay_pair(const BackwardParams& p, BackwardShared<T>& s) {
     const KeyTile tile = s.tile;
     if (warp_any(tile.n_block < 0)) break;
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
-    KeySteps step(p, tile);
+    KeySteps<T> step(p, tile);
     const bool any = step.left > 0;
     const int keys = any ? sequence.k_len - tile.n_block * T.tile_n() : T.tile_n();
     const int own = any ? sequence.k_len - first_key_of<T>(tile) : T.kCtaKeys;

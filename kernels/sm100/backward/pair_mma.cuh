@@ -102,7 +102,7 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
     if (tile.n_block < 0) break;
     wait_relayed(&s.v_relayed, taken & 1);
     wait_relayed(&s.pair.kt_relayed, taken & 1);
-    const int count = KeySteps(p, tile).left;
+    const int count = KeySteps<T>(p, tile).left;
     if (count > 0) {
       mma_s();
       mma_dp();
@@ -130,7 +130,7 @@ TANDEM_DEVICE void relay_ds(const BackwardParams& p, BackwardShared<T>& s) {
     mbarrier_wait(&s.k_landed, taken & 1);
     const KeyTile tile = s.tile;
     if (tile.n_block < 0) break;
-    const int count = KeySteps(p, tile).left;
+    const int count = KeySteps<T>(p, tile).left;
 #pragma unroll 1
     for (int i = 0; i < count; ++i, ++steps) {
       mbarrier_expect_tx(&s.pair.ds_landed, T.kBlockBytes);

@@ -29,7 +29,7 @@ TANDEM_DEVICE void relay(const BackwardParams& p, BackwardShared<T>& s) {
     const KeyTile tile = s.tile;
     if (warp_any(tile.n_block < 0)) break;
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
-    KeySteps step(p, tile);
+    KeySteps<T> step(p, tile);
     const int keys = step.left > 0 ? sequence.k_len - tile.n_block * T.tile_n() : T.tile_n();
     pass(&s.k_landed, &s.k_relayed, taken & 1, s.k, T.k_columns(), keys);
     pass(&s.v_landed, &s.v_relayed, taken & 1, s.v, T.v_columns(), keys);

@@ -125,8 +125,8 @@ TANDEM_DEVICE KeyTile wait_for_tile(BackwardShared<T>& s, u32 taken) {
 // Apart: calls what loads, clears or multiplies the operands of a tile's products, in the order of their issue. S is
 // two steps ahead of the sum, dk or dv, and dP one.
 template <Sm100BackwardConfig T, class Visitor>
-TANDEM_DEVICE void in_order(const KeySteps& first, Visitor& visit) {
-  KeySteps scores = first, dp = first, sum = first;
+TANDEM_DEVICE void in_order(const KeySteps<T>& first, Visitor& visit) {
+  KeySteps<T> scores = first, dp = first, sum = first;
 #pragma unroll 1
   for (int i = 0; i < first.left + 2; ++i) {
     if (i >= 2) {

@@ -170,7 +170,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     const int first_key = first_key_of<T>(tile), key = first_key + row;
     const Visibility<T> visibility(p, sequence, first_key, key);
-    KeySteps step(p, tile);
+    KeySteps<T> step(p, tile);
     const bool any = warp_any(step.left > 0);
 #pragma unroll 1
     for (; warp_any(step.left > 0); step.advance(), q_ring.advance(), ++steps) {

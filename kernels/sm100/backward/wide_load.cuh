@@ -15,7 +15,7 @@ struct WideLoads {
   Ring<T.ring_blocks()> ring;
   u32 steps = 0;  // whose queries have come for S, of all tiles
 
-  TANDEM_DEVICE void load_blocks(const TensorMap* map, int columns, const KeySteps& step) {
+  TANDEM_DEVICE void load_blocks(const TensorMap* map, int columns, const KeySteps<T>& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m;
 #pragma unroll 1
     for (int c = 0; c < columns; c += 64, ring.advance()) {
@@ -25,7 +25,7 @@ struct WideLoads {
       tma_load(s.ring[ring.slot], map, landed, c, row, step.head, sequence.batch);
     }
   }
-  TANDEM_DEVICE void scores(const KeySteps& step) {
+  TANDEM_DEVICE void scores(const KeySteps<T>& step) {
     const u32 slot = steps & 1;
     mbarrier_wait(&s.stats_empty[slot], (steps >> 1 & 1) ^ 1);
     mbarrier_expect_tx(&s.stats_landed[slot], sizeof s.stats[0]);
@@ -34,8 +34,8 @@ struct WideLoads {
     load_blocks(&p.q, T.head_dim, step);
     ++steps;
   }
-  TANDEM_DEVICE void dp(const KeySteps& step) { load_blocks(&p.dout, T.head_dim_v, step); }
-  TANDEM_DEVICE void sum(const KeySteps& step) {
+  TANDEM_DEVICE void dp(const KeySteps<T>& step) { load_blocks(&p.dout, T.head_dim_v, step); }
+  TANDEM_DEVICE void sum(const KeySteps<T>& step) {
     T.makes_dk() ? load_blocks(&p.q, T.head_dim, step) : load_blocks(&p.dout, T.head_dim_v, step);
   }
 };
@@ -56,7 +56,7 @@ TANDEM_DEVICE void load_wide(const BackwardParams& p, BackwardShared<T>& s) {
     const KeyTile tile = key_tile_at<T>(p, n);
     loads.sequence = sequence_coords<T>(p, tile.sequence);
     const int first_key = loads.sequence.k_begin + tile.n_block * T.tile_n(), batch = loads.sequence.batch;
-    const KeySteps first(p, tile);
+    const KeySteps<T> first(p, tile);
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
     if (first.left == 0) {  // what nobody sees need not come: its gradients are zeros
@@ -79,15 +79,15 @@ struct WideRelay {
   int queries;  // of the sequence
   Ring<T.ring_blocks()> ring;
 
-  TANDEM_DEVICE void pass_blocks(int columns, const KeySteps& step) {
+  TANDEM_DEVICE void pass_blocks(int columns, const KeySteps<T>& step) {
 #pragma unroll 1
     for (int c = 0; c < columns; c += 64, ring.advance())
       pass(&s.ring_landed[ring.slot], &s.ring_relayed[ring.slot], ring.parity, s.ring[ring.slot], 64,
            queries - step.m_block * T.tile_m);
   }
-  TANDEM_DEVICE void scores(const KeySteps& step) { pass_blocks(T.head_dim, step); }
-  TANDEM_DEVICE void dp(const KeySteps& step) { pass_blocks(T.head_dim_v, step); }
-  TANDEM_DEVICE void sum(const KeySteps& step) { pass_blocks(T.makes_dk() ? T.head_dim : T.head_dim_v, step); }
+  TANDEM_DEVICE void scores(const KeySteps<T>& step) { pass_blocks(T.head_dim, step); }
+  TANDEM_DEVICE void dp(const KeySteps<T>& step) { pass_blocks(T.head_dim_v, step); }
+  TANDEM_DEVICE void sum(const KeySteps<T>& step) { pass_blocks(T.makes_dk() ? T.head_dim : T.head_dim_v, step); }
 };
 
 template <Sm100BackwardConfig T>
@@ -98,7 +98,7 @@ TANDEM_DEVICE void relay_wide(const BackwardParams& p, BackwardShared<T>& s) {
     const KeyTile tile = s.tile;
     if (warp_any(tile.n_block < 0)) break;
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
-    const KeySteps first(p, tile);
+    const KeySteps<T> first(p, tile);
     const int keys = first.left > 0 ? sequence.k_len - tile.n_block * T.tile_n() : T.tile_n();
     pass(&s.k_landed, &s.k_relayed, taken & 1, s.k, T.head_dim, keys);
     if constexpr (T.makes_dk()) pass(&s.v_landed, &s.v_relayed, taken & 1, s.v, T.head_dim_v, keys);

@@ -65,7 +65,7 @@ struct WideProducts {
   }
   TANDEM_DEVICE void wait_until_scores_are_read() { wait(&s.s_empty, (issued & 1) ^ 1); }
 
-  TANDEM_DEVICE void scores(const KeySteps&) {
+  TANDEM_DEVICE void scores(const KeySteps<T>&) {
     if constexpr (T.makes_dk()) {
       wait_until_scores_are_read();
       wait(&s.dq_empty[kLast], (steps & 1) ^ 1);
@@ -75,14 +75,14 @@ struct WideProducts {
     s_ring.advance();
     ++issued;
   }
-  TANDEM_DEVICE void dp(const KeySteps&) {
+  TANDEM_DEVICE void dp(const KeySteps<T>&) {
     if constexpr (T.makes_dk()) {
       if (kLast > 0) wait(&s.dq_empty[0], (steps & 1) ^ 1);
       multiply_rows(T.tmem_dp(), s.v, T.head_dim_v);
       tcgen05_commit<1>(&s.dp_ready);
     }
   }
-  TANDEM_DEVICE void sum(const KeySteps&) {
+  TANDEM_DEVICE void sum(const KeySteps<T>&) {
     if constexpr (T.makes_dk()) {
       wait(&s.ds_ready, steps & 1);
       add_columns(T.tmem_dk(), T.tmem_dp(), T.head_dim);
@@ -118,7 +118,7 @@ TANDEM_DEVICE void mma_wide(const BackwardParams& p, BackwardShared<T>& s) {
     const KeyTile tile = s.tile;
     if (tile.n_block < 0) break;
     if constexpr (T.makes_dk()) products.wait(s.v_full(), taken & 1);
-    const KeySteps steps(p, tile);
+    const KeySteps<T> steps(p, tile);
     if (steps.left > 0) {
       products.first = true;
       in_order<T>(steps, products);

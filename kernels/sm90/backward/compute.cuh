@@ -145,7 +145,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     zero_tail(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
     if constexpr (T.pair) zero_tail(s.pair.k, T.cta_keys(), T.head_dim / 2, sequence.k_len - (n_block ^ 1) * T.cta_keys());
 
-    const int first_head = kKnowsHead ? uniform(s.tile.head_k) * group : 0;
+    int heads = group, first_head = kKnowsHead ? uniform(s.tile.head_k) * group : 0;
     int m_block = m_end - 1, head = first_head;
     auto mma_s = [&] {
       mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
@@ -310,9 +310,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
 
     int count = group * (m_end - m_begin);
     if constexpr (T.split) {
-      const KeySteps part = steps_of<T>(p, s.tile);
-      m_block = uniform(part.m_block), count = uniform(part.left);
-      head = first_head + uniform(part.head_in_group());
+      const KeySteps<T> part(p, s.tile);
+      m_block = uniform(part.m_block), count = uniform(part.left), heads = uniform(part.heads());
+      head = uniform(part.head), first_head = uniform(part.first_head());
     }
     // Keys in rows, the warpgroup's own rows and columns of them.
     auto store_fragments = [&](u32 to, const u32(&fragments)[kQueries / 4]) {
@@ -357,7 +357,11 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
     auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
     auto next_m_block = [&] {
-      if (++head == first_head + group) head = first_head, --m_block;
+      if constexpr (T.left) {
+        if (--m_block < m_begin) m_block = m_end - 1, ++head;
+      } else {
+        if (++head == first_head + heads) head = first_head, --m_block;
+      }
     };
     // Scores have been multiplied, dP is under way.
     auto probabilities_and_dp = [&] {
@@ -561,7 +565,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       store_chunks<T.cta_keys()>(dk_rows + (sequence.k_begin + row) * p.dk_row, p.dk_row, from, count, p.head_dim);
     };
     if constexpr (T.split) {
-      const i64 n = (static_cast<i64>(s.tile.sequence) * p.heads_k + s.tile.head_k) * p.n_blocks + n_block;
+      const i64 n =
+          (static_cast<i64>(s.tile.sequence) * p.heads_k + s.tile.head_k) * (p.n_blocks * T.ctas()) + n_block;
       float* const sums = p.key_sums + (n * p.splits + s.tile.split) * T.key_floats();
       if (p.has_dk) store_sums(reinterpret_cast<float4*>(sums), index, dk);
       if (p.has_dv) store_sums(reinterpret_cast<float4*>(sums + T.cta_keys() * T.head_dim), index, dv);

@@ -54,7 +54,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     const int rank = rank_of_cta<T>(), first_of_all = sequence.k_begin + tile.n_block * T.tile_n();
     const int first_key = first_of_all + rank * T.cta_keys();
-    KeySteps steps = steps_of<T>(p, tile);
+    KeySteps<T> steps(p, tile);
     auto next_step = [&] {
       load_step(sequence, steps.head, steps.m_block);
       steps.advance();
@@ -101,7 +101,7 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int i
     mbarrier_arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
-    for (KeySteps steps = steps_of<T>(p, tile); steps.left > 0; steps.advance(), ++added) {
+    for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), ++added) {
       const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
       int* const ticket = p.dq_tickets + T.dq_tickets() * at + part;
       const int before = tile.n_block - first_n_block<T>(p, sequence, steps.m_block);

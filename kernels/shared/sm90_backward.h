@@ -73,10 +73,8 @@ struct Sm90BackwardConfig {
     return {index * 64 + at.row, at.column};
   }
 
-  // Steps of dS and of P that are in shared memory at once. Wide ones meet at two barriers in a step, those of a pair at
-  // one; others have P in registers.
-  constexpr int ds_stages() const { return pair ? 2 : wide() ? 1 : 3; }
-  constexpr int p_stages() const { return pair ? 2 : wide() ? 1 : 0; }
+  // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step.
+  constexpr int ds_stages() const { return wide() ? 1 : 3; }
 
   // Of a computing thread, after the loading warpgroup has given its own away.
   constexpr int registers() const {
@@ -88,8 +86,8 @@ struct Sm90BackwardConfig {
     const int keys = cta_keys() * (head_dim + head_dim_v + (pair ? head_dim / 2 : 0));
     const int queries = tile_m * (q_stages * head_dim + dout_stages * head_dim_v);
     const int scores = cta_keys() * tile_m;  // P, where it is shared, and dS
-    return 2 * (keys + queries + (ds_stages() * ctas() + p_stages()) * scores) + 8 * dout_stages * tile_m +
-           (pair ? 2 : wide() ? 1 : 3) * 1024;
+    return 2 * (keys + queries + (ds_stages() + (pair ? 1 : 0)) * scores + (wide() ? scores : 1024)) +
+           8 * dout_stages * tile_m + ctas() * 1024;
   }
   // Of kernels that make scores anew: a tile's operands; and the sums of a bias's gradient, or two numbers of each
   // score.

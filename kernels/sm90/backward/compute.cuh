@@ -175,7 +175,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     auto mma_dv = [&] {
       const u32 place = shared_address(s.dout[dout_ring.slot]) + own_columns(T.dv_columns(), kQueryBlock);
       const u64 dout = wgmma_smem_desc(place, kQueryBlock, 1024);
-      const u64 p_smem = wgmma_smem_desc(shared_address(s.p[T.pair ? steps & 1 : 0]), 16, 1024);
+      const u64 p_smem = wgmma_smem_desc(shared_address(s.p), 16, 1024);
       fence_operand(dv);
       wgmma_fence();
 #pragma unroll
@@ -191,7 +191,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     auto mma_dk = [&] {
       const u32 place = shared_address(s.q[q_ring.slot]) + own_columns(T.dk_columns(), kQueryBlock);
       const u64 q = wgmma_smem_desc(place, kQueryBlock, 1024);
-      const u64 ds_smem = wgmma_smem_desc(shared_address(s.ds[T.pair ? steps & 1 : 0]), 16, 1024);
+      const u64 ds_smem = wgmma_smem_desc(shared_address(s.ds[0]), 16, 1024);
       fence_operand(dk);
       wgmma_fence();
 #pragma unroll
@@ -426,7 +426,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       wgmma_wait<1>();
       fence_operand(scores);
       make_probabilities();
-      store_fragments(shared_address(s.p[0]), probabilities);
+      store_fragments(shared_address(s.p), probabilities);
       fence_proxy_async();
       named_sync(kSyncAll, 128 * T.warpgroups);
       next_m_block();
@@ -455,63 +455,55 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       ++steps;
     };
     if constexpr (T.pair) {
-      // From P, in shared memory, and dP to those of the next step. All warpgroups meet once; behind that the tensor core
-      // From dP and P, which is in shared memory, to those of the next step. All warpgroups meet once; behind that the
-      // products of a step are in a row. The next P is made, and dq added, under the next dP.
-      auto next_p = [&](u32 step) {
-        fence_operand(scores);
-        make_probabilities();
-        store_fragments(shared_address(s.p[step & 1]), probabilities);
-      };
+      // From scores to those of the next step, which are multiplied while dq is added.
       auto pair_step = [&](bool more) __attribute__((always_inline)) {
-        const u32 slot = steps & 1, parity = steps >> 1 & 1;
-        make_ds();
-        pack_all<T>(ds, dp);
-        mbarrier_wait(&s.pair.ds_taken[slot], parity ^ 1);  // so that it has left its place here, too
-        store_fragments(shared_address(s.ds[slot]), ds);
+        mma_dp();
+        draw_kept();
+        make_probabilities();
+        store_fragments(shared_address(s.p), probabilities);
         fence_proxy_async();
         named_sync(kSyncAll, 128 * T.warpgroups);
-        if (index == 0 && warp == 0 && elect_one()) {
-          mbarrier_expect_tx(&s.pair.ds_landed[slot], sizeof s.pair.ds[0]);
-          bulk_send(s.pair.ds[slot], s.ds[slot], sizeof s.pair.ds[0], &s.pair.ds_landed[slot], rank ^ 1);
-        }
-        float dq[T.dq_columns() / 2];
         mma_dv();
-        mma_dq_of(dq, s.ds[slot], s.k + (rank * T.warpgroups + index) * 64 * T.cta_keys(), false);
-        mma_dk();
-        wgmma_wait<2>();
+        wgmma_wait<1>();
+        fence_operand(dp);
+        make_ds();
+        wgmma_wait<0>();
         fence_operand(dv);
         arrive(&s.dout_empty[dout_ring.slot]);
         dout_ring.advance();
+        pack_all<T>(ds, dp);
+        mbarrier_wait(&s.pair.ds_taken, (steps & 1) ^ 1);  // that of the step before, so that it has left its place too
+        store_fragments(shared_address(s.ds[0]), ds);
+        fence_proxy_async();
+        named_sync(kSyncAll, 128 * T.warpgroups);
+        if (index == 0 && warp == 0 && elect_one()) {
+          mbarrier_expect_tx(&s.pair.ds_landed, sizeof s.pair.ds);
+          bulk_send(s.pair.ds, s.ds[0], sizeof s.pair.ds, &s.pair.ds_landed, rank ^ 1);
+        }
+        float dq[T.dq_columns() / 2];
+        mma_dq_of(dq, s.ds[0], s.k + (rank * T.warpgroups + index) * 64 * T.cta_keys(), false);
+        mma_dk();
         next_m_block();
+        mbarrier_wait(&s.pair.ds_landed, steps & 1);
+        mma_dq_of(dq, s.pair.ds, s.pair.k + index * 64 * T.cta_keys(), true);
         if (more) mma_s();
-        mbarrier_wait(&s.pair.ds_landed[slot], parity);
-        mma_dq_of(dq, s.pair.ds[slot], s.pair.k + index * 64 * T.cta_keys(), true);
-        wgmma_wait<0>();
+        wgmma_wait<1>();
+        if (!more) wgmma_wait<0>();
         fence_operand(dk);
         fence_operand(dq);
+        __syncwarp();
         arrive(&s.q_empty[q_ring.slot]);
         q_ring.advance();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive_at(&s.pair.ds_taken[slot], rank ^ 1);
-        if (more) mma_dp();
+        if (lane == 0) mbarrier_arrive_at(&s.pair.ds_taken, rank ^ 1);
         add_dq(dq);
-        if (more) {
-          draw_kept();
-          next_p(steps + 1);
-          wgmma_wait<0>();
-        }
-        fence_operand(dp);
+        if (more) wgmma_wait<0>();
+        fence_operand(scores);
         ++steps;
       };
       if (warp_any(count > 0)) {
         mma_s();
-        mma_dp();
-        draw_kept();
-        wgmma_wait<1>();
-        next_p(steps);
         wgmma_wait<0>();
-        fence_operand(dp);
+        fence_operand(scores);
 #pragma unroll 1
         for (int left = count; warp_any(left > 1); --left) pair_step(true);
         pair_step(false);

@@ -50,10 +50,8 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       mbarrier_init(&s.dq_added[i], 4);
     }
     if constexpr (T.pair) {
-      for (int i = 0; i < 2; ++i) {
-        mbarrier_init(&s.pair.ds_landed[i], 1);
-        mbarrier_init(&s.pair.ds_taken[i], kWarps);
-      }
+      mbarrier_init(&s.pair.ds_landed, 1);
+      mbarrier_init(&s.pair.ds_taken, kWarps);
       mbarrier_init(&s.pair.tile_told, 1);
       mbarrier_init(&s.pair.tile_taken, 1);
     }

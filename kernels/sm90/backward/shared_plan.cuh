@@ -7,15 +7,14 @@
 #include "tile/key_tile.cuh"
 #include "tile/ring.cuh"
 
-// What a pair of CTAs needs besides. landed: by bytes; ds_taken: arrivals of the other CTA's computing warps. Of even
-// and odd steps.
+// What a pair of CTAs needs besides. landed: by bytes; ds_taken: arrivals of the other CTA's computing warps.
 template <Sm90BackwardConfig T, bool = T.pair>
 struct PairShared {};
 template <Sm90BackwardConfig T>
 struct PairShared<T, true> {
   alignas(1024) u16 k[T.cta_keys() * T.head_dim / 2];  // the other's keys, the columns of which dq is made here
-  alignas(1024) u16 ds[2][T.cta_keys() * T.tile_m];    // and its dS of a step
-  u64 ds_landed[2], ds_taken[2], tile_told, tile_taken;
+  alignas(1024) u16 ds[T.cta_keys() * T.tile_m];       // and its dS of a step
+  u64 ds_landed, ds_taken, tile_told, tile_taken;
   int next_tile;
 };
 template <Sm90BackwardConfig T>
@@ -30,8 +29,7 @@ struct BackwardShared {
   alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
   alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
   alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];    // keys in rows
-  // Likewise; where it is not wide, nothing.
-  alignas(1024) u16 p[T.wide() ? T.p_stages() : 1][T.wide() ? T.cta_keys() * T.tile_m : 1024];
+  alignas(1024) u16 p[T.wide() ? T.cta_keys() * T.tile_m : 1024];  // likewise; where it is not wide, nothing
   PairShared<T> pair;
   alignas(16) float stats[T.dout_stages][2 * T.tile_m];
   // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;

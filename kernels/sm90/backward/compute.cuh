@@ -143,7 +143,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     };
     zero_tail(s.k, T.cta_keys(), T.head_dim, sequence.k_len - n_block * T.cta_keys());
     zero_tail(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
-    if constexpr (T.pair) zero_tail(s.pair.k, T.cta_keys(), T.head_dim / 2, sequence.k_len - (n_block ^ 1) * T.cta_keys());
+    if constexpr (T.pair)
+      zero_tail(s.pair.k, T.cta_keys(), T.head_dim / 2, sequence.k_len - (n_block ^ 1) * T.cta_keys());
 
     int heads = group, first_head = kKnowsHead ? uniform(s.tile.head_k) * group : 0;
     int m_block = m_end - 1, head = first_head;

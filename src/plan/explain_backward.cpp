@@ -12,13 +12,14 @@ constexpr double kFloat = 4;  // bytes
 // Bytes of shared memory of a step, tile_m queries by tile_n keys: what products read, what threads and copies write,
 // what copies read.
 double shared_bytes_of_step(const Sm90BackwardConfig& t) {
-  const double groups = t.warpgroups, m = t.tile_m, n = t.tile_n(), dims = t.head_dim + t.head_dim_v;
+  const double groups = t.warpgroups, ctas = t.ctas(), m = t.tile_m, n = t.cta_keys(), dims = t.head_dim + t.head_dim_v;
   const double scores = groups * (64 + t.score_queries()) * dims;
   // P and dS are in registers, but for wide heads, whose warpgroups share them.
   const double keys = groups * (m * (t.dk_columns() + t.dv_columns()) + (t.wide() ? 2 * 64 * m : 0));
-  const double queries = groups * n * (64 + t.dq_columns());
+  const double queries = groups * ctas * n * (64 + t.dq_columns());
+  const double sent = t.pair ? 2 * m * n : 0;  // dS, read here and written there
   const double written = m * n * (t.wide() ? 2 : 1) + m * dims;
-  return kElement * (scores + keys + queries + written);  // dq goes from registers to memory
+  return ctas * kElement * (scores + keys + queries + sent + written);  // dq goes from registers to memory
 }
 
 // Columns of queries and dout that come for a step.
@@ -38,9 +39,10 @@ double shared_bytes_of_step(const Sm100BackwardConfig& t) {
   return ctas * kElement * (scores + keys + queries + written) + 2 * kFloat * t.dq_floats();
 }
 
+// Of a pair on Hopper to each CTA.
 double columns_of_step(const BackwardTile& tile) {
   if (const auto* t = std::get_if<Sm100BackwardConfig>(&tile.kernel)) return columns_of_step(*t);
-  return tile.head_dim + tile.head_dim_v;
+  return tile.ctas * (tile.head_dim + tile.head_dim_v);
 }
 
 double shared_bytes_of_pair(const BackwardTile& tile) {
@@ -73,7 +75,9 @@ std::string why_tile(const Problem& p, const BackwardTile& tile) {
     text += str_cat(hopper.warpgroups, " computing warpgroups",
                     hopper.wide() ? " that share keys and divide columns of dk and dv, " : ", ");
     stages(hopper.q_stages, hopper.dout_stages);
-    text += str_cat(tile.smem_bytes, " bytes of it");
+    text += str_cat(tile.smem_bytes, " bytes of it",
+                    hopper.pair ? " in each of two blocks with half of the keys, which exchange dS: each adds half of dq"
+                                : "");
   }
   text += str_cat(", head_dim ", p.head_dim);
   if (p.head_dim_v != p.head_dim) text += str_cat(" and ", p.head_dim_v);

@@ -238,5 +238,48 @@ TEST(BackwardPlan, PairsOfBlackwell) {
   EXPECT_TRUE(pairs(causal));
 }
 
+// Two CTAs with keys of their own exchange dS where head_dim is over 128: not with the keys of one, but always where a
+// sequence's bits may not depend on others.
+TEST(BackwardPlan, PairsOfHopper) {
+  Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .heads_q = 60, .heads_k = 60, .head_dim = 192}));
+  const plan::Plan plan = plan::make_plan(p, hopper());
+  const Sm90BackwardConfig t = plan.backward.tile.for_hopper();
+  EXPECT_TRUE(t.pair);
+  EXPECT_EQ(t.tile_n(), 128);
+  EXPECT_EQ(plan.backward.n_blocks, 3);
+  EXPECT_EQ(plan.launches[1].grid, 132u);
+  EXPECT_EQ(plan.launches[2].block, 512u);  // four parts of dq
+  p.sm_limit = 1;
+  EXPECT_EQ(plan::make_plan(p, hopper()).launches[1].grid, 2u);
+  Problem few = backward(dense({.seqlen_q = 300, .seqlen_k = 64, .heads_q = 60, .heads_k = 60, .head_dim = 256}));
+  EXPECT_FALSE(plan::make_plan(few, hopper()).backward.tile.for_hopper().pair);
+  few.batch_invariant = true;
+  EXPECT_TRUE(plan::make_plan(few, hopper()).backward.tile.for_hopper().pair);
+  const Problem narrow = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 128, .head_dim_v = 256}));
+  EXPECT_FALSE(plan::make_plan(narrow, hopper()).backward.tile.for_hopper().pair);
+}
+
+// Under a causal mask n_blocks of grouped heads are long and of unequal lengths: where they are few, parts of the heads
+// go to CTAs of their own. Never by a limit of multiprocessors, nor where other sequences might change the bits.
+TEST(BackwardPlan, GroupedHeadsAreSplit) {
+  const auto splits = [](int64_t seqlen, int64_t heads, int64_t heads_k, bool causal, int64_t left = -1) {
+    Problem p = backward(dense({.seqlen_q = seqlen, .seqlen_k = seqlen, .heads_q = heads, .heads_k = heads_k}));
+    if (causal) p.window_right = 0;
+    if (left >= 0) p.window_left = left;
+    const int found = plan::make_plan(p, hopper()).backward.splits;
+    p.sm_limit = 5;
+    EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, found);
+    p.batch_invariant = true;
+    EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, 1);
+    return found;
+  };
+  EXPECT_EQ(splits(2048, 64, 8, true), 4);   // 128 tiles
+  EXPECT_EQ(splits(2048, 64, 8, false), 1);  // all of one length
+  EXPECT_EQ(splits(2048, 64, 8, true, 256), 1);
+  EXPECT_EQ(splits(8192, 64, 8, true), 1);   // 512 tiles
+  EXPECT_EQ(splits(2048, 24, 8, true), 3);   // the whole group
+  EXPECT_EQ(splits(2048, 8, 8, true), 1);    // no group
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -6,8 +6,9 @@
 TANDEM_DEVICE void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// The same for warps that are at several places of the code. "bar" is "barrier" with .aligned, which the PTX ISA asks of
-// a warp's threads only; but compute-sanitizer's synccheck takes warps that meet at two such instructions for divergent.
+// The same for warps that are at several places of the code. "bar" is "barrier" with .aligned, which the PTX ISA asks
+// of a warp's threads only; but compute-sanitizer's synccheck takes warps that meet at two such instructions for
+// divergent.
 TANDEM_DEVICE void named_sync_from_anywhere(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

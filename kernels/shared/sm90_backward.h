@@ -100,8 +100,7 @@ struct Sm90BackwardConfig {
   constexpr bool fits() const {
     return head_dim % 64 == 0 && head_dim_v % 64 == 0 && (tile_m == 64 || tile_m == 64 * warpgroups) &&
            whole_blocks(dq_columns()) && whole_blocks(dk_columns()) && whole_blocks(dv_columns()) &&
-           (!pair || (wide() && dq_columns() == 64 && q_stages > 1)) &&
-           smem_bytes() <= kMaxSmemBytes;
+           (!pair || (wide() && dq_columns() == 64 && q_stages > 1)) && smem_bytes() <= kMaxSmemBytes;
   }
 
   static constexpr int kLoadRegisters = 24;

@@ -10,9 +10,9 @@ struct KeyTile {
 };
 
 // The steps of a tile: the m_blocks that see it, from the last to the first, each with all query heads that share its
-// keys. So a CTA whose n_block is seen by few m_blocks is done with them without waiting, for its turn to add to dq, for
-// those of a head that the n_block before comes to late. With a bound on the left as many see one as another; then all
-// m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
+// keys. So a CTA whose n_block is seen by few m_blocks is done with them without waiting, for its turn to add to dq,
+// for those of a head that the n_block before comes to late. With a bound on the left as many see one as another; then
+// all m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
 template <auto T>
 struct KeySteps {
   int head, m_block, left;

@@ -6,8 +6,8 @@
 // FlashAttention-4).
 constexpr float kRescaleThreshold = 8;
 // What the exponentials of a row are taken against, whose largest score so far is this one. float16 loses digits below
-// 2^-14: against 7 less, probabilities use its range up to 2^15, and small ones keep 7 digits more. Not where a float of
-// this size cannot tell 7 less. bfloat16 has float's range.
+// 2^-14: against 7 less, probabilities use its range up to 2^15, and small ones keep 7 digits more. Not where a float
+// of this size cannot tell 7 less. bfloat16 has float's range.
 template <bool f16>
 TANDEM_DEVICE float row_max_of(float largest) {
   return f16 && fabsf(largest) < 0x1p20f ? largest - 7 : largest;

@@ -66,9 +66,9 @@ bool stores_directly(const Problem& p) {
 }
 
 // By how many CTAs, or pairs of them, the steps of an n_block are shared, where n_blocks are too few for all
-// multiprocessors, or of too unequal lengths to fill them: under a causal mask the first n_block has twice the mean, and
-// grouped heads make it long. As with pairs() the answer is that of a whole device, here of an H200, and does not depend
-// on other sequences where that was asked for.
+// multiprocessors, or of too unequal lengths to fill them: under a causal mask the first n_block has twice the mean,
+// and grouped heads make it long. As with pairs() the answer is that of a whole device, here of an H200, and does not
+// depend on other sequences where that was asked for.
 int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
   constexpr int64_t kMultiprocessors = 132, kLeastSteps = 2, kMostSplits = 16, kTilesOfEach = 3;
   if (p.batch_invariant || p.total_q == 0) return 1;

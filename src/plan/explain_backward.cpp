@@ -75,9 +75,9 @@ std::string why_tile(const Problem& p, const BackwardTile& tile) {
     text += str_cat(hopper.warpgroups, " computing warpgroups",
                     hopper.wide() ? " that share keys and divide columns of dk and dv, " : ", ");
     stages(hopper.q_stages, hopper.dout_stages);
-    text += str_cat(tile.smem_bytes, " bytes of it",
-                    hopper.pair ? " in each of two blocks with half of the keys, which exchange dS: each adds half of dq"
-                                : "");
+    text += str_cat(
+        tile.smem_bytes, " bytes of it",
+        hopper.pair ? " in each of two blocks with half of the keys, which exchange dS: each adds half of dq" : "");
   }
   text += str_cat(", head_dim ", p.head_dim);
   if (p.head_dim_v != p.head_dim) text += str_cat(" and ", p.head_dim_v);

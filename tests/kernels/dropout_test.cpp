@@ -32,9 +32,10 @@ TEST(KernelsDropout, AnyProbability) {
 
 // What is kept of a sharp row may be its small probabilities alone, which float16 must not have rounded away.
 TEST(KernelsDropout, SmallProbabilitiesOfFloat16) {
-  expect_all_good({{"--dtype f16 --values large --dropout 0.9375 --packed 1 --lengths-q 37,1,19,0 --lengths-k 37,167,19,25 "
-                    "--max-seqlen 109 --top-left 1 --scale -0.10211677241922797 --heads-q 16 --heads-k 2 --head-dim 64 "
-                    "--head-dim-v 128 --align 8 --seed 772"}});
+  expect_all_good(
+      {{"--dtype f16 --values large --dropout 0.9375 --packed 1 --lengths-q 37,1,19,0 --lengths-k 37,167,19,25 "
+        "--max-seqlen 109 --top-left 1 --scale -0.10211677241922797 --heads-q 16 --heads-k 2 --head-dim 64 "
+        "--head-dim-v 128 --align 8 --seed 772"}});
 }
 
 }  // namespace

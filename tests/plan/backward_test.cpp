@@ -276,9 +276,9 @@ TEST(BackwardPlan, GroupedHeadsAreSplit) {
   EXPECT_EQ(splits(2048, 64, 8, true), 4);   // 128 tiles
   EXPECT_EQ(splits(2048, 64, 8, false), 1);  // all of one length
   EXPECT_EQ(splits(2048, 64, 8, true, 256), 1);
-  EXPECT_EQ(splits(8192, 64, 8, true), 1);   // 512 tiles
-  EXPECT_EQ(splits(2048, 24, 8, true), 3);   // the whole group
-  EXPECT_EQ(splits(2048, 8, 8, true), 1);    // no group
+  EXPECT_EQ(splits(8192, 64, 8, true), 1);  // 512 tiles
+  EXPECT_EQ(splits(2048, 24, 8, true), 3);  // the whole group
+  EXPECT_EQ(splits(2048, 8, 8, true), 1);   // no group
 }
 
 }  // namespace

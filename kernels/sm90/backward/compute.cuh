@@ -76,7 +76,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
   using DkMma = Wgmma<T.f16, T.dk_columns()>;
   using DvMma = Wgmma<T.f16, T.dv_columns()>;
   using DqMma = Wgmma<T.f16, T.dq_columns()>;
-  constexpr int kSyncAll = 1, kSyncOwn = 2;                                  // named barriers
+  constexpr int kSyncAll = 1, kSyncOwn = 2;                                    // named barriers
   constexpr u32 kQueryBlock = T.tile_m * 128, kKeyBlock = T.cta_keys() * 128;  // bytes of 64 columns
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int group = p.heads_q / p.heads_k;
@@ -566,8 +566,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       store_chunks<T.cta_keys()>(dk_rows + (sequence.k_begin + row) * p.dk_row, p.dk_row, from, count, p.head_dim);
     };
     if constexpr (T.split) {
-      const i64 n =
-          (static_cast<i64>(s.tile.sequence) * p.heads_k + s.tile.head_k) * (p.n_blocks * T.ctas()) + n_block;
+      const i64 n = (static_cast<i64>(s.tile.sequence) * p.heads_k + s.tile.head_k) * (p.n_blocks * T.ctas()) + n_block;
       float* const sums = p.key_sums + (n * p.splits + s.tile.split) * T.key_floats();
       if (p.has_dk) store_sums(reinterpret_cast<float4*>(sums), index, dk);
       if (p.has_dv) store_sums(reinterpret_cast<float4*>(sums + T.cta_keys() * T.head_dim), index, dv);

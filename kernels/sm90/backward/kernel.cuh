@@ -17,8 +17,8 @@
 // warpgroups, P goes through shared memory as dS does, and dQ is that of the step.
 //
 // Adding dq in memory is what binds at head_dim 256: a CTA with 64 keys adds 64 KB in a step. Two of them (a cluster,
-// `pair`) take an n_block of 128 keys, 64 each, and go over the same steps; each sends its dS to the other, and makes dq
-// of half of the columns over the keys of both, so that 64 KB are added for 128 keys:
+// `pair`) take an n_block of 128 keys, 64 each, and go over the same steps; each sends its dS to the other, and makes
+// dq of half of the columns over the keys of both, so that 64 KB are added for 128 keys:
 //
 //    CTA 0        keys 0..63,   dS ->  | dq[:, :128] = dS' K[:64, :128] + (dS of CTA 1)' K[64:, :128]
 //    CTA 1        keys 64..127, dS ->  | dq[:, 128:] = (dS of CTA 0)' K[:64, 128:] + dS' K[64:, 128:]

@@ -205,21 +205,10 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       }
       wgmma_commit();
     };
-    auto mma_dq = [&](float(&dq)[T.dq_columns() / 2], int slot) {
-      const int row_part = T.dq_row_parts() == 1 ? 0 : index,
-                column = T.dq_row_parts() == 1 ? index * T.dq_columns() : 0;
-      const u64 a = wgmma_smem_desc(shared_address(s.ds[slot]) + row_part * kKeyBlock, kKeyBlock, 1024);
-      const u64 b = wgmma_smem_desc(shared_address(s.k) + column / 64 * kKeyBlock + column % 64 * 2, kKeyBlock, 1024);
-      discard(dq);
-      wgmma_fence();
-#pragma unroll
-      for (int c = 0; c < T.cta_keys() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), c > 0);
-      wgmma_commit();
-    };
-    // Of a pair: of the own keys, which are the first to be summed, and of the other CTA's.
-    auto mma_dq_of = [&](float(&dq)[T.dq_columns() / 2], const u16* ds_of, const u16* keys, bool adds) {
-      const u64 a = wgmma_smem_desc(shared_address(ds_of), kKeyBlock, 1024);
-      const u64 b = wgmma_smem_desc(shared_address(keys), kKeyBlock, 1024);
+    // dq of these 64 queries and columns, over the CTA's or, of a pair, the other CTA's keys; adds: to what dq is.
+    auto mma_dq_of = [&](float(&dq)[T.dq_columns() / 2], u32 ds_of, u32 keys, bool adds) {
+      const u64 a = wgmma_smem_desc(ds_of, kKeyBlock, 1024);
+      const u64 b = wgmma_smem_desc(keys, kKeyBlock, 1024);
       if (adds) {
         fence_operand(dq);
       } else {
@@ -229,6 +218,12 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
 #pragma unroll
       for (int c = 0; c < T.cta_keys() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), adds || c > 0);
       wgmma_commit();
+    };
+    auto mma_dq = [&](float(&dq)[T.dq_columns() / 2], int slot) {
+      const int row_part = T.dq_row_parts() == 1 ? 0 : index,
+                column = T.dq_row_parts() == 1 ? index * T.dq_columns() : 0;
+      mma_dq_of(dq, shared_address(s.ds[slot]) + row_part * kKeyBlock,
+                shared_address(s.k) + column / 64 * kKeyBlock + column % 64 * 2, false);
     };
     // Queries that see one of this thread's two keys.
     const int key0 = n_block * T.cta_keys() + (T.wide() ? 0 : index * 64) + warp * 16 + lane / 4;
@@ -420,17 +415,12 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       ds_before = ds_slot;
       ds_slot = ds_slot + 1 == T.ds_stages() ? 0 : ds_slot + 1;
     };
-    auto wide_step = [&] __attribute__((always_inline)) {
-      mma_s();
-      mma_dp();
-      draw_kept();
-      wgmma_wait<1>();
-      fence_operand(scores);
+    // Scores have been multiplied, dP is under way: P to shared memory, dV, and dS.
+    auto dv_and_ds = [&] __attribute__((always_inline)) {
       make_probabilities();
       store_fragments(shared_address(s.p), probabilities);
       fence_proxy_async();
       named_sync(kSyncAll, 128 * T.warpgroups);
-      next_m_block();
       mma_dv();
       wgmma_wait<1>();
       fence_operand(dp);
@@ -440,6 +430,15 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       arrive(&s.dout_empty[dout_ring.slot]);
       dout_ring.advance();
       pack_all<T>(ds, dp);
+    };
+    auto wide_step = [&] __attribute__((always_inline)) {
+      mma_s();
+      mma_dp();
+      draw_kept();
+      wgmma_wait<1>();
+      fence_operand(scores);
+      dv_and_ds();
+      next_m_block();
       store_fragments(shared_address(s.ds[0]), ds);
       fence_proxy_async();
       named_sync(kSyncAll, 128 * T.warpgroups);
@@ -460,19 +459,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       auto pair_step = [&](bool more) __attribute__((always_inline)) {
         mma_dp();
         draw_kept();
-        make_probabilities();
-        store_fragments(shared_address(s.p), probabilities);
-        fence_proxy_async();
-        named_sync(kSyncAll, 128 * T.warpgroups);
-        mma_dv();
-        wgmma_wait<1>();
-        fence_operand(dp);
-        make_ds();
-        wgmma_wait<0>();
-        fence_operand(dv);
-        arrive(&s.dout_empty[dout_ring.slot]);
-        dout_ring.advance();
-        pack_all<T>(ds, dp);
+        dv_and_ds();
         mbarrier_wait(&s.pair.ds_taken, (steps & 1) ^ 1);  // that of the step before, so that it has left its place too
         store_fragments(shared_address(s.ds[0]), ds);
         fence_proxy_async();
@@ -482,11 +469,11 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
           bulk_send(s.pair.ds, s.ds[0], sizeof s.pair.ds, &s.pair.ds_landed, rank ^ 1);
         }
         float dq[T.dq_columns() / 2];
-        mma_dq_of(dq, s.ds[0], s.k + (rank * T.warpgroups + index) * 64 * T.cta_keys(), false);
+        mma_dq_of(dq, shared_address(s.ds[0]), shared_address(s.k) + (rank * T.warpgroups + index) * kKeyBlock, false);
         mma_dk();
         next_m_block();
         mbarrier_wait(&s.pair.ds_landed, steps & 1);
-        mma_dq_of(dq, s.pair.ds, s.pair.k + index * 64 * T.cta_keys(), true);
+        mma_dq_of(dq, shared_address(s.pair.ds), shared_address(s.pair.k) + index * kKeyBlock, true);
         if (more) mma_s();
         wgmma_wait<1>();
         if (!more) wgmma_wait<0>();

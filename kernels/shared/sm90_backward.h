@@ -41,6 +41,10 @@ struct Sm90BackwardConfig {
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }
   constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
+  // Bulk copies of shared memory add it, else threads from their registers: those stall where many are under way. At
+  // head_dim 64, where the way through shared memory takes longer than a step leaves, threads are the faster; wide heads
+  // have no room.
+  constexpr bool staged() const { return !wide() && head_dim > 64; }
   // Each warpgroup's is added by itself.
   constexpr int dq_tickets() const { return ctas() * warpgroups; }
   constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
@@ -86,8 +90,8 @@ struct Sm90BackwardConfig {
     const int keys = cta_keys() * (head_dim + head_dim_v + (pair ? head_dim / 2 : 0));
     const int queries = tile_m * (q_stages * head_dim + dout_stages * head_dim_v);
     const int scores = cta_keys() * tile_m;  // P, where it is shared, and dS
-    return 2 * (keys + queries + (ds_stages() + (pair ? 1 : 0)) * scores + (wide() ? scores : 1024)) +
-           8 * dout_stages * tile_m + ctas() * 1024;
+    return 2 * (keys + queries + (ds_stages() + (pair ? 1 : 0)) * scores + (wide() ? scores : 512)) +
+           (staged() ? 4 * dq_floats() : 0) + 8 * dout_stages * tile_m + ctas() * 1024;
   }
   // Of kernels that make scores anew: a tile's operands; and the sums of a bias's gradient, or two numbers of each
   // score.

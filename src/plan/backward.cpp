@@ -165,14 +165,16 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
 // at once, which begin a step behind each other, in the order in which they add to dq: that should be a small part of
 // their steps (docs/lab/hopper-backward.md has what was measured).
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
-  const int64_t steps = binds_left(p) ? 0 : p.group() * t.sequence_m_blocks;
-  const int64_t at_once =
-      std::max<int64_t>(4, binds_right(p) ? std::min<int64_t>(steps / 6, t.n_blocks / 3) : steps / 2);
+  const int64_t steps = p.group() * t.sequence_m_blocks;
+  int64_t at_once = 4;
+  if (!binds_left(p)) {
+    at_once = std::max(at_once, binds_right(p) ? std::max<int64_t>(steps / 6, std::min(t.n_blocks, 32)) : steps / 2);
+  }
   const int64_t heads = p.batch * p.heads_k;
   const int64_t of_query = 2 * (t.tile.head_dim + t.tile.head_dim_v) + 4 * t.tile.head_dim;
   const int64_t of_head = std::max<int64_t>(1, p.group() * p.seqlen_q * of_query);
   return static_cast<int>(
-      std::clamp(std::max(kL2Bytes / of_head, ceil_div(sm_count, at_once)), int64_t{1}, std::max<int64_t>(heads, 1)));
+      std::clamp(std::max(kL2Bytes / of_head, sm_count / at_once), int64_t{1}, std::max<int64_t>(heads, 1)));
 }
 
 void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tiling) {

@@ -334,18 +334,23 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       }
       fence_operand(dp);
     };
-    // dq of a step to the sums in memory, when it is this n_block's turn (order_dq).
+    // dq of a step on its way to the sums in memory (order_dq).
     auto add_dq = [&](const float(&dq)[T.dq_columns() / 2]) {
       mbarrier_wait(&s.dq_turn[index], dq_steps++ & 1);
-      float4* const to = s.dq_to[index] + threadIdx.x % 128;
-      if (warp_any(s.dq_is_first[index])) {
+      auto each = [&](float4* to, auto put) {
+        to += threadIdx.x % 128;
 #pragma unroll
         for (int r = 0; r < T.dq_columns() / 2; r += 4)
-          to[r / 4 * 128] = make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]);
+          put(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
+      };
+      auto write = [](float4* to, float4 x) { *to = x; };
+      if constexpr (T.staged()) {
+        each(s.dq[index], write);
+        fence_proxy_async();
+      } else if (warp_any(s.dq_is_first[index])) {
+        each(s.dq_to[index], write);
       } else {
-#pragma unroll
-        for (int r = 0; r < T.dq_columns() / 2; r += 4)
-          global_add(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
+        each(s.dq_to[index], [](float4* to, float4 x) { global_add(to, x); });
       }
       __syncwarp();
       arrive(&s.dq_added[index]);
@@ -379,9 +384,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       fence_proxy_async();
       __syncwarp();
       arrive(&s.ds_full[steps & 1]);
-      mma_dv();
       float dq[T.dq_columns() / 2];
       mma_dq(dq, ds_before);
+      mma_dv();
       mma_dk();
       wgmma_wait<1>();
       fence_operand(dv);

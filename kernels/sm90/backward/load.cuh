@@ -87,13 +87,14 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   mbarrier_arrive(&s.k_full);
 }
 
-// Says when a warpgroup may add its part of a step's dq to the m_block's sums. n_blocks do that in their order,
-// whatever the order of CTAs: a ticket counts those that have added, the first one finds 0 and writes. Tiles are taken
-// in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
+// Adds a warpgroup's dq of a step to the m_block's sums where it is staged, else says when its threads may. n_blocks do
+// that in their order, whatever the order of CTAs: a ticket counts those that have added, the first one finds 0 and
+// writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int index) {
   const int part = rank_of_cta<T>() * T.warpgroups + index;
   u32 added = 0;
+  if constexpr (T.staged()) mbarrier_arrive(&s.dq_turn[index]);
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_full, taken & 1);
     const KeyTile tile = s.tile;
@@ -105,12 +106,32 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int i
       const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
       int* const ticket = p.dq_tickets + T.dq_tickets() * at + part;
       const int before = tile.n_block - first_n_block<T>(p, sequence, steps.m_block);
-      s.dq_to[index] = reinterpret_cast<float4*>(p.dq_sums + at * T.dq_floats() + part * T.dq_part_floats());
-      s.dq_is_first[index] = before == 0;
+      float* const sums = p.dq_sums + at * T.dq_floats() + part * T.dq_part_floats();
+      if constexpr (T.staged()) {
+        mbarrier_wait(&s.dq_added[index], added & 1);
+      } else {
+        s.dq_to[index] = reinterpret_cast<float4*>(sums);
+        s.dq_is_first[index] = before == 0;
+      }
       while (load_acquire(ticket) < before) {
       }
-      mbarrier_arrive(&s.dq_turn[index]);
-      mbarrier_wait(&s.dq_added[index], added & 1);
+      if constexpr (T.staged()) {
+        // What others have added came by the asynchronous proxy, and goes on by it.
+        fence_proxy_async_global();
+        if (before == 0) {
+          bulk_store(sums, s.dq[index], sizeof s.dq[0]);
+        } else {
+          bulk_add(sums, reinterpret_cast<const float*>(s.dq[index]), sizeof s.dq[0]);
+        }
+        tma_store_commit();
+        tma_store_wait_read();
+        mbarrier_arrive(&s.dq_turn[index]);
+        tma_store_wait();
+        fence_proxy_async_global();
+      } else {
+        mbarrier_arrive(&s.dq_turn[index]);
+        mbarrier_wait(&s.dq_added[index], added & 1);
+      }
       add_release(ticket, 1);
     }
   }

@@ -29,16 +29,18 @@ struct BackwardShared {
   alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
   alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
   alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];    // keys in rows
-  alignas(1024) u16 p[T.wide() ? T.cta_keys() * T.tile_m : 1024];  // likewise; where it is not wide, nothing
+  alignas(1024) u16 p[T.wide() ? T.cta_keys() * T.tile_m : 8];  // likewise; where it is not wide, nothing
   PairShared<T> pair;
+  alignas(128) float4 dq[T.warpgroups][T.staged() ? T.dq_part_floats() / 4 : 1];
   alignas(16) float stats[T.dout_stages][2 * T.tile_m];
   // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;
   // q_empty, dout_empty and ds_full (of even and odd steps) those of all computing warps;
-  // kv_empty one of each warpgroup and of its order_dq(); dq_turn 1, dq_added those of a warpgroup's warps.
+  // kv_empty one of each warpgroup and of its order_dq(). A warpgroup may write, or add, its dq of a step: dq_turn, 1;
+  // it has: dq_added, its warps.
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], dq_turn[T.warpgroups], dq_added[T.warpgroups];
-  float4* dq_to[T.warpgroups];  // told by dq_turn: where dq of the step is added, or written by the first n_block
-  int dq_is_first[T.warpgroups];
+  float4* dq_to[T.warpgroups];  // told by dq_turn, where dq is not staged: where it is added, or written by the first
+  int dq_is_first[T.warpgroups];  // n_block
   KeyTile tile;  // told by k_full; n_block -1: there are no more
 };

@@ -7,10 +7,11 @@
 // n_block, tile_n() of them, and goes over the m_blocks that see them, tile_m queries each.
 struct Sm90BackwardConfig {
   int head_dim = 128, head_dim_v = 128;  // the problem's, rounded up to multiples of 64
-  int warpgroups = 2;                    // that compute; each has 64 keys
+  int warpgroups = 2;                    // that compute; each has 64 keys, or a role
   int tile_m = 64;                       // queries of a step: 64, or 64 for each warpgroup
   int q_stages = 3, dout_stages = 2;     // steps of queries, and of dout, that are in shared memory at once
   bool pair = false;  // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
+  bool roles = false;  // of warpgroups: one makes scores and dq, one sums dv, one dk
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
   bool split = false;                // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
@@ -24,29 +25,31 @@ struct Sm90BackwardConfig {
   bool score_mod = false, mask_mod = false;  // functions that were printed for this kernel: tile/mod_functions.cuh
 
   // Wide heads leave no room for dk and dv of 64 keys in a warpgroup: all have the same 64, each has some of the
-  // queries of a step for scores, and some of the columns of dk and dv. P and dS then go through shared memory.
+  // queries of a step for scores, and some of the columns of dk and dv; or all of either, and one the scores (roles). P
+  // and dS then go through shared memory.
   constexpr bool wide() const { return head_dim > 128 || head_dim_v > 128; }
   constexpr int ctas() const { return pair ? 2 : 1; }
   constexpr int cta_keys() const { return wide() ? 64 : 64 * warpgroups; }
   constexpr int tile_n() const { return ctas() * cta_keys(); }
-  constexpr int score_queries() const { return wide() ? tile_m / warpgroups : tile_m; }
-  constexpr int dk_columns() const { return wide() ? head_dim / warpgroups : head_dim; }
-  constexpr int dv_columns() const { return wide() ? head_dim_v / warpgroups : head_dim_v; }
+  constexpr int score_queries() const { return wide() && !roles ? tile_m / warpgroups : tile_m; }
+  constexpr int dk_columns() const { return wide() && !roles ? head_dim / warpgroups : head_dim; }
+  constexpr int dv_columns() const { return wide() && !roles ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   constexpr bool has_score_mod() const {
     return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
   }
 
-  // dq of a step: each warpgroup has 64 queries of it and some of the columns.
+  // dq of a step: each warpgroup that makes it has 64 queries of it and some of the columns.
+  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }  // of a CTA
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }
   constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
   // Bulk copies of shared memory add it, else threads from their registers: those stall where many are under way. At
   // head_dim 64, where the way through shared memory takes longer than a step leaves, threads are the faster; wide heads
   // have no room.
-  constexpr bool staged() const { return !wide() && head_dim > 64; }
+  constexpr bool staged() const { return roles || (!wide() && head_dim > 64); }
   // Each warpgroup's is added by itself.
-  constexpr int dq_tickets() const { return ctas() * warpgroups; }
+  constexpr int dq_tickets() const { return ctas() * dq_parts(); }
   constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
   // In the order of fragments: a thread has two rows.
   constexpr int convert_threads() const { return 128 * dq_tickets(); }
@@ -54,8 +57,19 @@ struct Sm90BackwardConfig {
   constexpr GradientPair dq_pair(int thread, int n) const {
     const int index = thread / 128;
     const GradientPair at = pair_of_fragment(thread, n);
+    if (roles) return {at.row, role_dq_column(index, at.column)};
     if (dq_row_parts() == 1) return {at.row, index * dq_columns() + at.column};
     return {index * 64 + at.row, at.column};
+  }
+  // With roles a CTA of a pair makes dq of 96 columns by products of 64 and 32, neither of which may cross from one
+  // block of 64 columns to the next: the c-th of them is column ... of dq. A box is what is loaded of the other's keys.
+  static constexpr int kDqFirst = 64, kDqRest = 32;
+  static constexpr int role_dq_column(int rank, int c) {
+    return c < kDqFirst ? (rank == 0 ? 0 : 128) + c : (rank == 0 ? 64 : 96) + c - kDqFirst;
+  }
+  constexpr int pair_columns() const { return roles ? 128 : head_dim / 2; }
+  constexpr int pair_column(int rank, int c) const {  // of its c-th, in steps of 64
+    return roles ? role_dq_column(rank, c) : rank * (head_dim / 2) + c;
   }
   // The n-th pair of a thread of a warpgroup's product of 64 rows.
   static constexpr GradientPair pair_of_fragment(int thread, int n) {
@@ -65,7 +79,7 @@ struct Sm90BackwardConfig {
   // dk and dv of a part of an n_block's steps, dk first, where they are split; `convert` has a CTA for each kSumFloats
   // of a thread.
   static constexpr int kSumFloats = 16;
-  constexpr int key_threads() const { return 128 * warpgroups; }
+  constexpr int key_threads() const { return roles ? 128 : 128 * warpgroups; }
   constexpr int key_floats() const { return cta_keys() * (head_dim + head_dim_v); }
   constexpr int dk_sums() const { return dk_columns() / 2 / kSumFloats; }
   constexpr int key_sums() const { return split ? dk_sums() + dv_columns() / 2 / kSumFloats : 0; }
@@ -78,20 +92,22 @@ struct Sm90BackwardConfig {
   }
 
   // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step.
-  constexpr int ds_stages() const { return wide() ? 1 : 3; }
+  constexpr int ds_stages() const { return roles ? 2 : wide() ? 1 : 3; }
 
-  // Of a computing thread, after the loading warpgroup has given its own away.
+  // Of a thread that makes scores, or sums, and of a computing one where there are no roles, after the loading warpgroup
+  // has given its own away.
+  static constexpr int kScoreRegisters = 168, kSumRegisters = 160;
   constexpr int registers() const {
     const int at_launch = 65536 / threads() / 8 * 8;
     const int most = (threads() * at_launch - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
     return most < 240 ? most : 240;
   }
   constexpr int smem_bytes() const {
-    const int keys = cta_keys() * (head_dim + head_dim_v + (pair ? head_dim / 2 : 0));
+    const int keys = cta_keys() * (head_dim + head_dim_v + (pair ? pair_columns() : 0));
     const int queries = tile_m * (q_stages * head_dim + dout_stages * head_dim_v);
     const int scores = cta_keys() * tile_m;  // P, where it is shared, and dS
-    return 2 * (keys + queries + (ds_stages() + (pair ? 1 : 0)) * scores + (wide() ? scores : 512)) +
-           (staged() ? 4 * dq_floats() : 0) + 8 * dout_stages * tile_m + ctas() * 1024;
+    return 2 * (keys + queries + ctas() * ds_stages() * scores + (wide() ? scores : 512)) +
+           (staged() ? 4 * dq_parts() * dq_part_floats() : 0) + 8 * dout_stages * tile_m + ctas() * 1024;
   }
   // Of kernels that make scores anew: a tile's operands; and the sums of a bias's gradient, or two numbers of each
   // score.
@@ -102,9 +118,12 @@ struct Sm90BackwardConfig {
   // A warpgroup's columns are blocks of 64, or half of one.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {
-    return head_dim % 64 == 0 && head_dim_v % 64 == 0 && (tile_m == 64 || tile_m == 64 * warpgroups) &&
-           whole_blocks(dq_columns()) && whole_blocks(dk_columns()) && whole_blocks(dv_columns()) &&
-           (!pair || (wide() && dq_columns() == 64 && q_stages > 1)) && smem_bytes() <= kMaxSmemBytes;
+    if (head_dim % 64 != 0 || head_dim_v % 64 != 0 || smem_bytes() > kMaxSmemBytes) return false;
+    if (roles)
+      return pair && warpgroups == 3 && tile_m == 64 && q_stages > 1 && head_dim == 192 && head_dim_v <= 192 &&
+             !has_score_mod() && !dropout;
+    return (tile_m == 64 || tile_m == 64 * warpgroups) && whole_blocks(dq_columns()) && whole_blocks(dk_columns()) &&
+           whole_blocks(dv_columns()) && (!pair || (wide() && dq_columns() == 64 && q_stages > 1));
   }
 
   static constexpr int kLoadRegisters = 24;

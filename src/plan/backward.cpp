@@ -93,6 +93,13 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.
   t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
+  // Up to 192 there is room for dk, and for dv, of all keys in a warpgroup, and for dq in shared memory.
+  t.roles = t.pair && p.head_dim <= 192 && p.head_dim_v <= 192 && !t.has_score_mod() && !t.dropout;
+  if (t.roles) {
+    t.warpgroups = 3;
+    t.head_dim = 192;
+    t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 64));
+  }
   t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);

@@ -12,14 +12,16 @@ constexpr double kFloat = 4;  // bytes
 // Bytes of shared memory of a step, tile_m queries by tile_n keys: what products read, what threads and copies write,
 // what copies read.
 double shared_bytes_of_step(const Sm90BackwardConfig& t) {
-  const double groups = t.warpgroups, ctas = t.ctas(), m = t.tile_m, n = t.cta_keys(), dims = t.head_dim + t.head_dim_v;
+  const double groups = t.roles ? 1 : t.warpgroups;  // that divide each product
+  const double ctas = t.ctas(), m = t.tile_m, n = t.cta_keys(), dims = t.head_dim + t.head_dim_v;
   const double scores = groups * (64 + t.score_queries()) * dims;
   // P and dS are in registers, but for wide heads, whose warpgroups share them.
   const double keys = groups * (m * (t.dk_columns() + t.dv_columns()) + (t.wide() ? 2 * 64 * m : 0));
-  const double queries = groups * ctas * n * (64 + t.dq_columns());
+  const double queries = groups * ctas * n * ((t.roles ? 2 : 1) * 64 + t.dq_columns());  // roles: two products
   const double sent = t.pair ? 2 * m * n : 0;  // dS, read here and written there
   const double written = m * n * (t.wide() ? 2 : 1) + m * dims;
-  return ctas * kElement * (scores + keys + queries + sent + written);  // dq goes from registers to memory
+  const double dq = t.staged() ? 2 * kFloat * t.dq_floats() : 0;  // else it goes from registers to memory
+  return ctas * kElement * (scores + keys + queries + sent + written) + dq;
 }
 
 // Columns of queries and dout that come for a step.
@@ -73,7 +75,9 @@ std::string why_tile(const Problem& p, const BackwardTile& tile) {
   } else {
     const Sm90BackwardConfig& hopper = tile.for_hopper();
     text += str_cat(hopper.warpgroups, " computing warpgroups",
-                    hopper.wide() ? " that share keys and divide columns of dk and dv, " : ", ");
+                    hopper.roles    ? ", of scores, of dv and of dk, "
+                    : hopper.wide() ? " that share keys and divide columns of dk and dv, "
+                                    : ", ");
     stages(hopper.q_stages, hopper.dout_stages);
     text += str_cat(
         tile.smem_bytes, " bytes of it",

@@ -67,6 +67,7 @@ std::string prologue_of(std::initializer_list<int> widths) {
 }
 std::string prologue_of(const Sm90ForwardConfig& t) { return prologue_of({t.tile_n, t.head_dim_v}); }
 std::string prologue_of(const Sm90BackwardConfig& t) {
+  if (t.roles) return prologue_of({t.cta_keys(), t.dk_columns(), t.dv_columns(), t.kDqRest});
   return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.dq_columns()});
 }
 std::string prologue_of(const Sm100ForwardConfig&) { return ""; }

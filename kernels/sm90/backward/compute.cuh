@@ -7,61 +7,12 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/backward/epilogue.cuh"
 #include "sm90/backward/shared_plan.cuh"
-#include "tile/chunk.cuh"
 #include "tile/dropout.cuh"
 #include "tile/fragment_softmax.cuh"
-#include "tile/gradient.cuh"
 #include "tile/key_scores.cuh"
 #include "tile/pack.cuh"
-
-// The c-th 16 along the inner dimension of a product, as descriptors count: columns of rows in blocks of 64, or rows.
-TANDEM_DEVICE constexpr u64 in_row(int c, u32 block_bytes) { return c / 4 * (block_bytes >> 4) + c % 4 * 2; }
-TANDEM_DEVICE constexpr u64 rows_16(int c) { return c * (2048 >> 4); }
-
-// Ordinary stores, by the 128 threads of a warpgroup, of the first `count` rows of blocks of 64 columns and kRows rows,
-// swizzled by 128 bytes.
-template <int kRows>
-TANDEM_DEVICE void store_chunks(u16* to, i64 stride, const u16* from, int count, int columns) {
-  const int chunks = columns / 8;
-#pragma unroll 1
-  for (int i = threadIdx.x % 128; i < count * chunks; i += 128) {
-    const int row = i / chunks, chunk = i % chunks;
-    const int swizzled = chunk / 8 * kRows * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
-    *reinterpret_cast<Chunk*>(to + row * stride + chunk * 8) = reinterpret_cast<const Chunk*>(from)[swizzled];
-  }
-}
-
-// A tensor of gradients, as a sequence and a key head have it: rows [0, used) are sums, those up to `rows` zeros.
-struct GradientRows {
-  void* to;
-  i64 at, stride;
-  int rows, used, columns;
-  bool is_f32;
-};
-// Fragments straight to memory: this thread's rows are `row` and `row` + 8, its columns come in pairs from `column` on.
-template <auto T, int n>
-TANDEM_DEVICE void store_direct(const float (&sums)[n], float scale, const GradientRows& g, int row, int column,
-                                bool accumulate) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (row + 8 * i >= (accumulate ? g.used : g.rows)) continue;
-#pragma unroll
-    for (int r = 2 * i; r < n; r += 4) {
-      if (column + 2 * r - 4 * i >= g.columns) break;
-      store_pair<T>(g.to, g.at + (row + 8 * i) * g.stride + column + 2 * r - 4 * i, sums[r] * scale,
-                    sums[r + 1] * scale, g.is_f32, accumulate);
-    }
-  }
-}
-
-// Fragments as they are: what other splits have of them is added by `convert`.
-template <int n>
-TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
-  to += index * (n / 4 * 128) + threadIdx.x % 128;
-#pragma unroll
-  for (int r = 0; r < n; r += 4) to[r / 4 * 128] = make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]);
-}
 
 template <auto T, int n>
 TANDEM_DEVICE void pack_all(u32 (&to)[n], const float (&from)[2 * n]) {
@@ -76,7 +27,6 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
   using DkMma = Wgmma<T.f16, T.dk_columns()>;
   using DvMma = Wgmma<T.f16, T.dv_columns()>;
   using DqMma = Wgmma<T.f16, T.dq_columns()>;
-  constexpr int kSyncAll = 1, kSyncOwn = 2;                                    // named barriers
   constexpr u32 kQueryBlock = T.tile_m * 128, kKeyBlock = T.cta_keys() * 128;  // bytes of 64 columns
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int group = p.heads_q / p.heads_k;
@@ -100,11 +50,6 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
   u32 steps = 0, dq_steps = 0;
   int ds_slot = 1, ds_before = 0;
 
-  // Where this lane's 16 bytes of the n-th 16 x 16 fragment of the warp's 16 rows lie, in blocks of 64 columns.
-  auto fragment = [&](u32 base, int n) {
-    const int row = warp * 16 + (lane & 15), chunk = n % 4 * 2 + (lane >> 4);
-    return base + n / 4 * kKeyBlock + row * 128 + ((chunk ^ (row & 7)) << 4);
-  };
   auto arrive = [&](u64* barrier) {
     if (lane == 0) mbarrier_arrive(barrier);
   };
@@ -144,7 +89,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     zero_tail(s.k, T.cta_keys(), T.head_dim, sequence.k_len - n_block * T.cta_keys());
     zero_tail(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
     if constexpr (T.pair)
-      zero_tail(s.pair.k, T.cta_keys(), T.head_dim / 2, sequence.k_len - (n_block ^ 1) * T.cta_keys());
+      zero_tail(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
 
     int heads = group, first_head = kKnowsHead ? uniform(s.tile.head_k) * group : 0;
     int m_block = m_end - 1, head = first_head;
@@ -314,7 +259,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     auto store_fragments = [&](u32 to, const u32(&fragments)[kQueries / 4]) {
 #pragma unroll
       for (int n = 0; n < kQueries / 16; ++n)
-        stmatrix(fragment(to + own_keys, first_query / 16 + n),
+        stmatrix(fragment_at<T>(to + own_keys, first_query / 16 + n),
                  {fragments[4 * n], fragments[4 * n + 1], fragments[4 * n + 2], fragments[4 * n + 3]});
     };
     // dS = P (dP - delta), in place of dP.
@@ -470,15 +415,15 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
         fence_proxy_async();
         named_sync(kSyncAll, 128 * T.warpgroups);
         if (index == 0 && warp == 0 && elect_one()) {
-          mbarrier_expect_tx(&s.pair.ds_landed, sizeof s.pair.ds);
-          bulk_send(s.pair.ds, s.ds[0], sizeof s.pair.ds, &s.pair.ds_landed, rank ^ 1);
+          mbarrier_expect_tx(&s.pair.ds_landed[0], sizeof s.pair.ds[0]);
+          bulk_send(s.pair.ds[0], s.ds[0], sizeof s.pair.ds[0], &s.pair.ds_landed[0], rank ^ 1);
         }
         float dq[T.dq_columns() / 2];
         mma_dq_of(dq, shared_address(s.ds[0]), shared_address(s.k) + (rank * T.warpgroups + index) * kKeyBlock, false);
         mma_dk();
         next_m_block();
-        mbarrier_wait(&s.pair.ds_landed, steps & 1);
-        mma_dq_of(dq, shared_address(s.pair.ds), shared_address(s.pair.k) + index * kKeyBlock, true);
+        mbarrier_wait(&s.pair.ds_landed[0], steps & 1);
+        mma_dq_of(dq, shared_address(s.pair.ds[0]), shared_address(s.pair.k) + index * kKeyBlock, true);
         if (more) mma_s();
         wgmma_wait<1>();
         if (!more) wgmma_wait<0>();
@@ -521,79 +466,19 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       add_dq(dq);
     }
 
-    auto batch = [&] { return T.varlen ? sequence.batch : s.tile.sequence; };
-    // dv takes the place of the warpgroup's own values, dk that of its keys once all warpgroups have made dq of them.
-    auto store = [&](const auto& sums, int columns, u16* to, const TensorMap* map, float scale, auto store_tail) {
-#pragma unroll
-      for (int c = 0; c < columns / 16; ++c) {
-        u32 w[4];
-#pragma unroll
-        for (int x = 0; x < 4; ++x) w[x] = pack<T>(sums[8 * c + 2 * x] * scale, sums[8 * c + 2 * x + 1] * scale);
-        stmatrix(fragment(shared_address(to) + own_keys, (T.wide() ? index * columns / 16 : 0) + c), w);
-      }
-      fence_proxy_async();
-      if (T.wide()) {
-        named_sync(kSyncAll, 128 * T.warpgroups);
-        if (index > 0) return;
-        columns *= T.warpgroups;
-      } else {
-        named_sync(kSyncOwn + index, 128);
-      }
-      const int row = n_block * T.cta_keys() + (T.wide() ? 0 : index * 64);
-      if (T.varlen && warp_any(sequence.k_rows - row < 64)) {
-        store_tail(to + own_keys / 2, row, sequence.k_rows - row);
-      } else if (warp == 0 && elect_one()) {
-#pragma unroll 1
-        for (int c = 0; c < columns; c += 64)
-          tma_store(map, to + own_keys / 2 + c * T.cta_keys(), c, sequence.k_begin + row, s.tile.head_k, batch());
-        tma_store_commit();
-      }
-    };
-    auto store_dv_tail = [&](const u16* from, int row, int count) {
-      u16* const dv_rows = static_cast<u16*>(p.dv_data) + batch() * p.dv_batch + s.tile.head_k * p.dv_head;
-      store_chunks<T.cta_keys()>(dv_rows + (sequence.k_begin + row) * p.dv_row, p.dv_row, from, count, p.head_dim_v);
-    };
-    auto store_dk_tail = [&](const u16* from, int row, int count) {
-      u16* const dk_rows = static_cast<u16*>(p.dk_data) + batch() * p.dk_batch + s.tile.head_k * p.dk_head;
-      store_chunks<T.cta_keys()>(dk_rows + (sequence.k_begin + row) * p.dk_row, p.dk_row, from, count, p.head_dim);
-    };
-    if constexpr (T.split) {
-      const i64 n = (static_cast<i64>(s.tile.sequence) * p.heads_k + s.tile.head_k) * (p.n_blocks * T.ctas()) + n_block;
-      float* const sums = p.key_sums + (n * p.splits + s.tile.split) * T.key_floats();
-      if (p.has_dk) store_sums(reinterpret_cast<float4*>(sums), index, dk);
-      if (p.has_dv) store_sums(reinterpret_cast<float4*>(sums + T.cta_keys() * T.head_dim), index, dv);
-      named_sync(kSyncOwn + index, 128);  // all have made dq of the keys, and read s.tile
-      if (warp == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
+    const KeyEpilogue<T> epilogue{p, s, sequence, n_block, index};
+    if constexpr (T.split || T.direct) {
+      epilogue.template store_from_registers<false>(dv);
+      epilogue.template store_from_registers<true>(dk);
+      epilogue.leave_tile();
       continue;
     }
-    if constexpr (T.direct) {
-      const float dv_scale = T.dropout ? p.dropout.scale : 1;
-      const int column = 2 * (lane & 3) + (T.wide() ? index : 0) * T.dk_columns();
-      const int dv_column = 2 * (lane & 3) + (T.wide() ? index : 0) * T.dv_columns();
-      const int head_k = s.tile.head_k, first = sequence.k_begin;
-      const GradientRows dv_rows{p.dv_data,       batch() * p.dv_batch + head_k * p.dv_head + first * p.dv_row,
-                                 p.dv_row,        sequence.k_rows,
-                                 sequence.k_len,  p.head_dim_v,
-                                 p.dv_is_f32 != 0};
-      const GradientRows dk_rows{p.dk_data,       batch() * p.dk_batch + head_k * p.dk_head + first * p.dk_row,
-                                 p.dk_row,        sequence.k_rows,
-                                 sequence.k_len,  p.head_dim,
-                                 p.dk_is_f32 != 0};
-      if (p.has_dv) store_direct<T>(dv, dv_scale, dv_rows, key0, dv_column, p.accumulate);
-      if (p.has_dk) store_direct<T>(dk, p.scale, dk_rows, key0, column, p.accumulate);
-      named_sync(kSyncOwn + index, 128);  // all have read s.tile, and made dq of the keys
-      if (warp == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
-      continue;
-    }
+    // dv takes the place of values, dk that of keys once all warpgroups have made dq of them.
     if (T.wide()) named_sync(kSyncAll, 128 * T.warpgroups);  // all have used all values
-    if (p.has_dv) store(dv, T.dv_columns(), s.v, &p.dv, T.dropout ? p.dropout.scale : 1, store_dv_tail);
+    epilogue.template store<false>(dv);
     named_sync(kSyncAll, 128 * T.warpgroups);
-    if (p.has_dk) store(dk, T.dk_columns(), s.k, &p.dk, p.scale, store_dk_tail);
-    if (T.varlen) named_sync(kSyncOwn + index, 128);  // all have read what store_chunks() stores
-    if (warp == 0 && elect_one()) {
-      tma_store_wait_read();
-      mbarrier_arrive(&s.kv_empty);
-    }
+    epilogue.template store<true>(dk);
+    epilogue.free_keys();
   }
   tma_store_wait();
 }

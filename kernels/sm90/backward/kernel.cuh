@@ -30,6 +30,7 @@
 #include "sm90/backward/compute.cuh"
 #include "sm90/backward/dbias.cuh"
 #include "sm90/backward/load.cuh"
+#include "sm90/backward/roles.cuh"
 
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void backward(const BackwardParams& p) {
@@ -39,10 +40,10 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
   static_assert(T.fits());
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.v}) prefetch_tensor_map(map);
-    constexpr int kWarps = 4 * T.warpgroups;
+    constexpr int kWarps = T.roles ? 8 : 4 * T.warpgroups;  // that read a step's queries, or dout
     mbarrier_init(&s.k_full, 1);
     mbarrier_init(&s.v_full, 1);
-    mbarrier_init(&s.kv_empty, 2 * T.warpgroups);
+    mbarrier_init(&s.kv_empty, T.warpgroups + T.dq_parts());
     for (int i = 0; i < T.q_stages; ++i) {
       mbarrier_init(&s.q_full[i], 1);
       mbarrier_init(&s.q_empty[i], kWarps);
@@ -51,13 +52,18 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       mbarrier_init(&s.dout_full[i], 1);
       mbarrier_init(&s.dout_empty[i], kWarps);
     }
-    for (int i = 0; i < 2; ++i) mbarrier_init(&s.ds_full[i], kWarps);
-    for (int i = 0; i < T.warpgroups; ++i) {
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&s.ds_full[i], T.roles ? 1 : kWarps);
+      mbarrier_init(&s.ds_empty[i], 12);
+    }
+    mbarrier_init(&s.p_full, 1);
+    mbarrier_init(&s.p_empty, 4);
+    for (int i = 0; i < T.dq_parts(); ++i) {
       mbarrier_init(&s.dq_turn[i], 1);
       mbarrier_init(&s.dq_added[i], 4);
     }
     if constexpr (T.pair) {
-      mbarrier_init(&s.pair.ds_landed, 1);
+      for (u64& landed : s.pair.ds_landed) mbarrier_init(&landed, 1);
       mbarrier_init(&s.pair.ds_taken, kWarps);
       mbarrier_init(&s.pair.tile_told, 1);
       mbarrier_init(&s.pair.tile_taken, 1);
@@ -84,12 +90,22 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     const int warp = uniform(threadIdx.x / 32);
     if (warp == 0) {
       if (elect_one()) load<T>(p, s);
-    } else if (warp <= T.warpgroups) {
+    } else if (warp <= T.dq_parts()) {
       if (elect_one()) order_dq<T>(p, s, warp - 1);
     }
-  } else {
+  } else if constexpr (!T.roles) {
     setmaxnreg_inc<T.registers()>();
     compute<T>(p, s, warpgroup - 1);
+  } else if (warpgroup == 3) {
+    setmaxnreg_inc<T.kScoreRegisters>();
+    make_scores<T>(p, s);
+  } else {
+    setmaxnreg_inc<T.kSumRegisters>();
+    if (warpgroup == 1) {
+      sum_steps<T, false>(p, s, 0);
+    } else {
+      sum_steps<T, true>(p, s, 1);
+    }
   }
   if constexpr (T.pair) {  // the other CTA may still write here
     __syncwarp();

@@ -69,10 +69,10 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     for (int c = 0; c < T.head_dim; c += 64)
       tma_load(s.k + c * T.cta_keys(), &p.k, &s.k_full, c, first_key, tile.head_k, sequence.batch);
     if constexpr (T.pair) {
-      const int columns = T.head_dim / 2, other_key = first_of_all + (rank ^ 1) * T.cta_keys();
+      const int other_key = first_of_all + (rank ^ 1) * T.cta_keys();
 #pragma unroll 1
-      for (int c = 0; c < columns; c += 64)
-        tma_load(s.pair.k + c * T.cta_keys(), &p.k, &s.k_full, rank * columns + c, other_key, tile.head_k,
+      for (int c = 0; c < T.pair_columns(); c += 64)
+        tma_load(s.pair.k + c * T.cta_keys(), &p.k, &s.k_full, T.pair_column(rank, c), other_key, tile.head_k,
                  sequence.batch);
     }
     mbarrier_expect_tx(&s.v_full, sizeof s.v);
@@ -92,7 +92,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
 // writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int index) {
-  const int part = rank_of_cta<T>() * T.warpgroups + index;
+  const int part = rank_of_cta<T>() * T.dq_parts() + index;
   u32 added = 0;
   if constexpr (T.staged()) mbarrier_arrive(&s.dq_turn[index]);
   for (u32 taken = 0;; ++taken) {

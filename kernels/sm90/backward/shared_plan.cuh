@@ -7,14 +7,15 @@
 #include "tile/key_tile.cuh"
 #include "tile/ring.cuh"
 
-// What a pair of CTAs needs besides. landed: by bytes; ds_taken: arrivals of the other CTA's computing warps.
+// What a pair of CTAs needs besides. landed: by bytes; ds_taken: arrivals of the other CTA's computing warps (without
+// roles).
 template <Sm90BackwardConfig T, bool = T.pair>
 struct PairShared {};
 template <Sm90BackwardConfig T>
 struct PairShared<T, true> {
-  alignas(1024) u16 k[T.cta_keys() * T.head_dim / 2];  // the other's keys, the columns of which dq is made here
-  alignas(1024) u16 ds[T.cta_keys() * T.tile_m];       // and its dS of a step
-  u64 ds_landed, ds_taken, tile_told, tile_taken;
+  alignas(1024) u16 k[T.cta_keys() * T.pair_columns()];          // the other's keys, the columns of which dq is made here
+  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];  // and its dS of a step
+  u64 ds_landed[T.ds_stages()], ds_taken, tile_told, tile_taken;
   int next_tile;
 };
 template <Sm90BackwardConfig T>
@@ -28,19 +29,21 @@ struct BackwardShared {
   alignas(1024) u16 v[T.cta_keys() * T.head_dim_v];
   alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
   alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
-  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];    // keys in rows
+  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];    // keys in rows; with roles queries
   alignas(1024) u16 p[T.wide() ? T.cta_keys() * T.tile_m : 8];  // likewise; where it is not wide, nothing
   PairShared<T> pair;
-  alignas(128) float4 dq[T.warpgroups][T.staged() ? T.dq_part_floats() / 4 : 1];
+  alignas(128) float4 dq[T.dq_parts()][T.staged() ? T.dq_part_floats() / 4 : 1];
   alignas(16) float stats[T.dout_stages][2 * T.tile_m];
   // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;
   // q_empty, dout_empty and ds_full (of even and odd steps) those of all computing warps;
-  // kv_empty one of each warpgroup and of its order_dq(). A warpgroup may write, or add, its dq of a step: dq_turn, 1;
+  // kv_empty one of each warpgroup and of each order_dq(). With roles q_empty, dout_empty those of the warps that make
+  // scores and of those that sum what they are of; p_full and ds_full 1; p_empty the warps that sum dv; ds_empty those
+  // that sum dk, those that make dq and their like of the other CTA. A warpgroup may write, or add, its dq of a step: dq_turn, 1;
   // it has: dq_added, its warps.
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
-  u64 ds_full[2], dq_turn[T.warpgroups], dq_added[T.warpgroups];
-  float4* dq_to[T.warpgroups];  // told by dq_turn, where dq is not staged: where it is added, or written by the first
-  int dq_is_first[T.warpgroups];  // n_block
+  u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_turn[T.dq_parts()], dq_added[T.dq_parts()];
+  float4* dq_to[T.dq_parts()];  // told by dq_turn, where dq is not staged: where it is added, or written by the first
+  int dq_is_first[T.dq_parts()];  // n_block
   KeyTile tile;  // told by k_full; n_block -1: there are no more
 };

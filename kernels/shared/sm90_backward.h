@@ -41,6 +41,7 @@ struct Sm90BackwardConfig {
 
   // dq of a step: each warpgroup that makes it has 64 queries of it and some of the columns.
   constexpr int dq_parts() const { return roles ? 1 : warpgroups; }  // of a CTA
+  constexpr int dq_threads() const { return staged() && !roles ? 3 : 2; }  // that take turns to add them
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }
   constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
@@ -51,7 +52,8 @@ struct Sm90BackwardConfig {
   // Each warpgroup's is added by itself.
   constexpr int dq_tickets() const { return ctas() * dq_parts(); }
   constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
-  // In the order of fragments: a thread has two rows.
+  // In the order of fragments: a thread has two rows, of 8 columns the pair that the other three of four have not.
+  static constexpr bool kFourHaveRow = true;
   constexpr int convert_threads() const { return 128 * dq_tickets(); }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
   constexpr GradientPair dq_pair(int thread, int n) const {

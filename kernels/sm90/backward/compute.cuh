@@ -281,7 +281,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     };
     // dq of a step on its way to the sums in memory (order_dq).
     auto add_dq = [&](const float(&dq)[T.dq_columns() / 2]) {
-      mbarrier_wait(&s.dq_turn[index], dq_steps++ & 1);
+      mbarrier_wait(&s.dq_turn[index], dq_steps & 1);
       auto each = [&](float4* to, auto put) {
         to += threadIdx.x % 128;
 #pragma unroll
@@ -298,7 +298,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
         each(s.dq_to[index], [](float4* to, float4 x) { global_add(to, x); });
       }
       __syncwarp();
-      arrive(&s.dq_added[index]);
+      arrive(&s.dq_added[index][dq_steps % T.dq_threads()]);
+      ++dq_steps;
     };
     // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
     auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };

@@ -43,7 +43,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     constexpr int kWarps = T.roles ? 8 : 4 * T.warpgroups;  // that read a step's queries, or dout
     mbarrier_init(&s.k_full, 1);
     mbarrier_init(&s.v_full, 1);
-    mbarrier_init(&s.kv_empty, T.warpgroups + T.dq_parts());
+    mbarrier_init(&s.kv_empty, T.warpgroups + T.dq_threads() + (T.roles ? 1 : 0));
     for (int i = 0; i < T.q_stages; ++i) {
       mbarrier_init(&s.q_full[i], 1);
       mbarrier_init(&s.q_empty[i], kWarps);
@@ -53,14 +53,14 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       mbarrier_init(&s.dout_empty[i], kWarps);
     }
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&s.ds_full[i], T.roles ? 1 : kWarps);
+      mbarrier_init(&s.ds_full[i], T.roles ? 4 : kWarps);
       mbarrier_init(&s.ds_empty[i], 12);
     }
-    mbarrier_init(&s.p_full, 1);
+    mbarrier_init(&s.p_full, 4);
     mbarrier_init(&s.p_empty, 4);
     for (int i = 0; i < T.dq_parts(); ++i) {
       mbarrier_init(&s.dq_turn[i], 1);
-      mbarrier_init(&s.dq_added[i], 4);
+      for (u64& added : s.dq_added[i]) mbarrier_init(&added, 4);
     }
     if constexpr (T.pair) {
       for (u64& landed : s.pair.ds_landed) mbarrier_init(&landed, 1);
@@ -90,8 +90,10 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     const int warp = uniform(threadIdx.x / 32);
     if (warp == 0) {
       if (elect_one()) load<T>(p, s);
-    } else if (warp <= T.dq_parts()) {
+    } else if (warp <= T.dq_threads()) {
       if (elect_one()) order_dq<T>(p, s, warp - 1);
+    } else if constexpr (T.roles) {
+      if (elect_one()) send_ds<T>(p, s);
     }
   } else if constexpr (!T.roles) {
     setmaxnreg_inc<T.registers()>();

@@ -87,14 +87,16 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   mbarrier_arrive(&s.k_full);
 }
 
-// Adds a warpgroup's dq of a step to the m_block's sums where it is staged, else says when its threads may. n_blocks do
-// that in their order, whatever the order of CTAs: a ticket counts those that have added, the first one finds 0 and
-// writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
+// Adds the warpgroups' dq of each step to the m_block's sums where it is staged, else says when their threads may.
+// n_blocks do that in their order, whatever the order of CTAs: a ticket counts those that have added, the first one finds
+// 0 and writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
+// Threads that do this take turns: until others may see an addition takes about as long as a step.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int index) {
-  const int part = rank_of_cta<T>() * T.dq_parts() + index;
-  u32 added = 0;
-  if constexpr (T.staged()) mbarrier_arrive(&s.dq_turn[index]);
+TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 thread) {
+  u32 step = 0;
+  if (T.staged() && thread == 0) {
+    for (u64& turn : s.dq_turn) mbarrier_arrive(&turn);
+  }
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_full, taken & 1);
     const KeyTile tile = s.tile;
@@ -102,37 +104,43 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, int i
     mbarrier_arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
-    for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), ++added) {
-      const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
-      int* const ticket = p.dq_tickets + T.dq_tickets() * at + part;
-      const int before = tile.n_block - first_n_block<T>(p, sequence, steps.m_block);
-      float* const sums = p.dq_sums + at * T.dq_floats() + part * T.dq_part_floats();
-      if constexpr (T.staged()) {
-        mbarrier_wait(&s.dq_added[index], added & 1);
-      } else {
-        s.dq_to[index] = reinterpret_cast<float4*>(sums);
-        s.dq_is_first[index] = before == 0;
-      }
-      while (load_acquire(ticket) < before) {
-      }
-      if constexpr (T.staged()) {
-        // What others have added came by the asynchronous proxy, and goes on by it.
-        fence_proxy_async_global();
-        if (before == 0) {
-          bulk_store(sums, s.dq[index], sizeof s.dq[0]);
-        } else {
-          bulk_add(sums, reinterpret_cast<const float*>(s.dq[index]), sizeof s.dq[0]);
+    for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), ++step) {
+#pragma unroll 1
+      for (int part = 0; part < T.dq_parts(); ++part) {
+        if ((step * T.dq_parts() + part) % T.dq_threads() != thread) continue;
+        u64* const dq_added = &s.dq_added[part][step % T.dq_threads()];
+        const u32 parity = step / T.dq_threads() & 1;
+        const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
+        const int of_all = rank_of_cta<T>() * T.dq_parts() + part;
+        int* const ticket = p.dq_tickets + T.dq_tickets() * at + of_all;
+        const int before = tile.n_block - first_n_block<T>(p, sequence, steps.m_block);
+        float* const sums = p.dq_sums + at * T.dq_floats() + of_all * T.dq_part_floats();
+        if constexpr (!T.staged()) {
+          s.dq_to[part] = reinterpret_cast<float4*>(sums);
+          s.dq_is_first[part] = before == 0;
         }
-        tma_store_commit();
-        tma_store_wait_read();
-        mbarrier_arrive(&s.dq_turn[index]);
-        tma_store_wait();
-        fence_proxy_async_global();
-      } else {
-        mbarrier_arrive(&s.dq_turn[index]);
-        mbarrier_wait(&s.dq_added[index], added & 1);
+        while (load_acquire(ticket) < before) {
+        }
+        if constexpr (T.staged()) {
+          mbarrier_wait(dq_added, parity);
+          // What others have added came by the asynchronous proxy, and goes on by it.
+          fence_proxy_async_global();
+          if (before == 0) {
+            bulk_store(sums, s.dq[part], sizeof s.dq[0]);
+          } else {
+            bulk_add(sums, reinterpret_cast<const float*>(s.dq[part]), sizeof s.dq[0]);
+          }
+          tma_store_commit();
+          tma_store_wait_read();
+          mbarrier_arrive(&s.dq_turn[part]);
+          tma_store_wait();
+          fence_proxy_async_global();
+        } else {
+          mbarrier_arrive(&s.dq_turn[part]);
+          mbarrier_wait(dq_added, parity);
+        }
+        add_release(ticket, 1);
       }
-      add_release(ticket, 1);
     }
   }
 }

@@ -72,6 +72,24 @@ TANDEM_DEVICE void sum_steps(const BackwardParams& p, BackwardShared<T>& s, int 
   tma_store_wait();
 }
 
+// dS of each step to the other CTA, whose dS of two steps before has been used by then: one thread.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void send_ds(const BackwardParams& p, BackwardShared<T>& s) {
+  const int rank = rank_of_cta<T>();
+  Ring<T.ds_stages()> ring;
+  for (u32 taken = 0;; ++taken) {
+    mbarrier_wait(&s.k_full, taken & 1);
+    if (s.tile.n_block < 0) break;
+    int left = KeySteps<T>(p, s.tile).left;
+    mbarrier_arrive(&s.kv_empty);
+    for (; left > 0; --left, ring.advance()) {
+      mbarrier_wait(&s.ds_full[ring.slot], ring.parity);
+      mbarrier_expect_tx(&s.pair.ds_landed[ring.slot], sizeof s.ds[0]);
+      bulk_send(s.pair.ds[ring.slot], s.ds[ring.slot], sizeof s.ds[0], &s.pair.ds_landed[ring.slot], rank ^ 1);
+    }
+  }
+}
+
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
   using ScoreMma = Wgmma<T.f16, T.cta_keys()>;
@@ -161,8 +179,8 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
     };
     // Of this thread's i-th row: -lse in log2 units, or delta.
     auto stat = [&](int which, int i) { return s.stats[dout_ring.slot][which * T.tile_m + row0 + 8 * i]; };
-    // One fragment of 16 x 16 after the other, rounded, to shared memory; written by all when this returns.
-    auto store_rounded = [&](u16* to, const float(&x)[kScores]) {
+    // One fragment of 16 x 16 after the other, rounded, to shared memory, of which `full` tells.
+    auto store_rounded = [&](u16* to, const float(&x)[kScores], u64* full) {
 #pragma unroll
       for (int n = 0; n < T.cta_keys() / 16; ++n) {
         u32 w[4];
@@ -171,7 +189,8 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
         stmatrix(fragment_at<T>(shared_address(to), n), w);
       }
       fence_proxy_async();
-      named_sync(kSyncOwn + kIndex, 128);
+      __syncwarp();
+      arrive(full);
     };
     // S has been multiplied, dP is under way: P for dv.
     auto make_probabilities = [&] {
@@ -184,8 +203,7 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
       for (int r = 0; r < kScores; ++r)
         scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, minus_lse[r / 2 % 2]));
       mbarrier_wait(&s.p_empty, (steps & 1) ^ 1);
-      store_rounded(s.p, scores);
-      if (warp == 0 && elect_one()) mbarrier_arrive(&s.p_full);
+      store_rounded(s.p, scores, &s.p_full);
       wgmma_wait<0>();
       fence_operand(dp);
     };
@@ -199,12 +217,7 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
       arrive(&s.dout_empty[dout_ring.slot]);
       dout_ring.advance();
       mbarrier_wait(&s.ds_empty[slot], parity_of(steps) ^ 1);
-      store_rounded(s.ds[slot], dp);
-      if (warp == 0 && elect_one()) {
-        mbarrier_arrive(&s.ds_full[slot]);
-        mbarrier_expect_tx(&s.pair.ds_landed[slot], sizeof s.ds[0]);
-        bulk_send(s.pair.ds[slot], s.ds[slot], sizeof s.ds[0], &s.pair.ds_landed[slot], rank ^ 1);
-      }
+      store_rounded(s.ds[slot], dp, &s.ds_full[slot]);
       ++steps;
     };
     float dq_first[T.kDqFirst / 2], dq_rest[T.kDqRest / 2];
@@ -220,6 +233,7 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
     // Of a step, over the keys of both CTAs.
     auto mma_dq = [&](u32 step) {
       const u32 slot = slot_of(step);
+      mbarrier_wait(&s.ds_full[slot], parity_of(step));
       mbarrier_wait(&s.pair.ds_landed[slot], parity_of(step));
       discard(dq_first);
       discard(dq_rest);
@@ -245,7 +259,7 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
         to[(T.kDqFirst / 2 + r) / 4 * 128] = make_float4(dq_rest[r], dq_rest[r + 1], dq_rest[r + 2], dq_rest[r + 3]);
       fence_proxy_async();
       __syncwarp();
-      arrive(&s.dq_added[0]);
+      arrive(&s.dq_added[0][step % T.dq_threads()]);
     };
     // From dS of a step to that of the next one: nothing is under way where the loop begins again.
     auto step = [&](bool more, bool previous) __attribute__((always_inline)) {

@@ -6,20 +6,6 @@
 #include "tile/gradient.cuh"
 #include "tile/sequence.cuh"
 
-// Of four neighbouring threads with four words each: the i-th gets the i-th of each.
-TANDEM_DEVICE void transpose_words(u32 (&w)[4]) {
-#pragma unroll
-  for (int d = 1; d < 4; d *= 2) {
-    const bool second = threadIdx.x & d;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      u32 &low = w[d == 1 ? 2 * i : i], &high = w[d == 1 ? 2 * i + 1 : i + 2];
-      const u32 got = __shfl_xor_sync(~0u, second ? low : high, d);
-      (second ? low : high) = got;
-    }
-  }
-}
-
 // dq of a (query head, m_block), by the threads that computed it. An m_block that nobody has added to sees no key.
 template <auto T>
 struct ConvertDq {

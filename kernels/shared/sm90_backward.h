@@ -13,7 +13,7 @@ struct Sm90BackwardConfig {
   bool pair = false;  // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
   bool roles = false;  // of warpgroups: one makes scores and dq, one sums dv, one dk
   bool dropout = false;
-  bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
+  bool direct = false;               // dk and dv are float32, or added to what is there: stored in pairs of columns
   bool split = false;                // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
   bool captured = false;             // gradients of what score_mod reads are wanted
   bool f16 = false;                  // elements are float16, else bfloat16

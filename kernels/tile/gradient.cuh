@@ -27,3 +27,17 @@ TANDEM_DEVICE void store_pair(void* to, i64 at, float x, float y, bool is_f32, b
     *reinterpret_cast<u32*>(static_cast<u16*>(to) + at) = pack<T>(x, y);
   }
 }
+
+// Of four neighbouring threads with four words each: the i-th gets the i-th of each.
+TANDEM_DEVICE void transpose_words(u32 (&w)[4]) {
+#pragma unroll
+  for (int d = 1; d < 4; d *= 2) {
+    const bool second = threadIdx.x & d;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      u32 &low = w[d == 1 ? 2 * i : i], &high = w[d == 1 ? 2 * i + 1 : i + 2];
+      const u32 got = __shfl_xor_sync(~0u, second ? low : high, d);
+      (second ? low : high) = got;
+    }
+  }
+}

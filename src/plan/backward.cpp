@@ -60,7 +60,7 @@ Status check_captured(const Problem& p) {
                                      "): split the call over batch or heads, with accumulate"));
 }
 
-// Of float32, or added to what is there: then dk and dv are not stored by TMA.
+// Of float32, or added to what is there: then dk and dv are stored in pairs of columns.
 bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
 }

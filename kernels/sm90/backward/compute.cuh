@@ -467,19 +467,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       add_dq(dq);
     }
 
-    const KeyEpilogue<T> epilogue{p, s, sequence, n_block, index};
-    if constexpr (T.split || T.direct) {
-      epilogue.template store_from_registers<false>(dv);
-      epilogue.template store_from_registers<true>(dk);
-      epilogue.leave_tile();
-      continue;
-    }
-    // dv takes the place of values, dk that of keys once all warpgroups have made dq of them.
-    if (T.wide()) named_sync(kSyncAll, 128 * T.warpgroups);  // all have used all values
+    const KeyEpilogue<T> epilogue(p, s, sequence, index);
+    leave_tile<T>(s, index);
     epilogue.template store<false>(dv);
-    named_sync(kSyncAll, 128 * T.warpgroups);
     epilogue.template store<true>(dk);
-    epilogue.free_keys();
   }
-  tma_store_wait();
 }

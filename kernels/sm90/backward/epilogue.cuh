@@ -1,9 +1,7 @@
-// dk and dv of a tile, from the warpgroups that have summed them to memory; and how their operands lie in shared memory.
+// dk and dv of a tile, from the registers that they have been summed in to memory; and how their operands lie in shared memory.
 #pragma once
-#include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/backward/shared_plan.cuh"
-#include "tile/chunk.cuh"
 #include "tile/gradient.cuh"
 #include "tile/pack.cuh"
 
@@ -21,19 +19,6 @@ TANDEM_DEVICE u32 fragment_at(u32 base, int n) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
   const int chunk = n % 4 * 2 + (lane >> 4);
   return base + n / 4 * (T.cta_keys() * 128) + row * 128 + ((chunk ^ (row & 7)) << 4);
-}
-
-// Ordinary stores, by the 128 threads of a warpgroup, of the first `count` rows of blocks of 64 columns and kRows rows,
-// swizzled by 128 bytes.
-template <int kRows>
-TANDEM_DEVICE void store_chunks(u16* to, i64 stride, const u16* from, int count, int columns) {
-  const int chunks = columns / 8;
-#pragma unroll 1
-  for (int i = threadIdx.x % 128; i < count * chunks; i += 128) {
-    const int row = i / chunks, chunk = i % chunks;
-    const int swizzled = chunk / 8 * kRows * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
-    *reinterpret_cast<Chunk*>(to + row * stride + chunk * 8) = reinterpret_cast<const Chunk*>(from)[swizzled];
-  }
 }
 
 // A tensor of gradients, as a sequence and a key head have it: rows [0, used) are sums, those up to `rows` zeros.
@@ -67,97 +52,78 @@ TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
   for (int r = 0; r < n; r += 4) to[r / 4 * 128] = make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]);
 }
 
-// Of a warpgroup: its own keys of an n_block, or where all have the same ones its columns of theirs.
+// The same of the kernel's type: 16 bytes at once, for which four threads exchange what they have of a row.
+template <auto T, int n>
+TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const GradientRows& g, int row, int column) {
+  static_assert(n % 16 == 0, "four times 8 columns");
+  column += 8 * (threadIdx.x & 3);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int r = 2 * i; r < n; r += 16) {
+      u32 words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) words[w] = pack<T>(sums[r + 4 * w] * scale, sums[r + 4 * w + 1] * scale);
+      transpose_words(words);
+      const int first = column + 2 * (r - 2 * i);
+      if (row + 8 * i < g.rows && first < g.columns)
+        *reinterpret_cast<uint4*>(static_cast<u16*>(g.to) + g.at + (row + 8 * i) * g.stride + first) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
+// Of a warpgroup: its own keys of an n_block, or where all have the same ones its columns of theirs. Nothing is read
+// of shared memory once this is there.
 template <Sm90BackwardConfig T>
 struct KeyEpilogue {
-  static constexpr bool kShares = T.wide() && !T.roles;  // all warpgroups have columns of the same keys
-
   const BackwardParams& p;
-  BackwardShared<T>& s;
-  const SequenceCoords& sequence;
-  const int n_block, index;  // the CTA's n_block
+  const SequenceCoords sequence;
+  const KeyTile tile;
+  const int key, column;  // this thread's first, within the sequence and of the warpgroup's columns
 
-  TANDEM_DEVICE int batch() const { return T.varlen ? sequence.batch : s.tile.sequence; }
-  TANDEM_DEVICE int own_key() const { return T.wide() ? 0 : index * 64; }
-  template <bool of_k>
-  TANDEM_DEVICE float scale() const {
-    return of_k ? p.scale : T.dropout ? p.dropout.scale : 1;
-  }
+  TANDEM_DEVICE KeyEpilogue(const BackwardParams& params, const BackwardShared<T>& s, const SequenceCoords& coords,
+                            int index)
+      : p(params),
+        sequence(coords),
+        tile(s.tile),
+        key((tile.n_block * T.ctas() + rank_of_cta<T>()) * T.cta_keys() + (T.wide() ? 0 : index * 64) +
+            threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4),
+        column(T.wide() && !T.roles ? index : 0) {}
 
-  // dk, or dv: to the sums of the tile's split, or in float32 or added to what is there.
+  // dk, or dv: to the sums of the tile's split, or to the caller's tensor.
   template <bool of_k, int n>
-  TANDEM_DEVICE void store_from_registers(const float (&sums)[n]) const {
+  TANDEM_DEVICE void store(const float (&sums)[n]) const {
     if (!(of_k ? p.has_dk : p.has_dv)) return;
     if constexpr (T.split) {
-      const i64 block =
-          (static_cast<i64>(s.tile.sequence) * p.heads_k + s.tile.head_k) * (p.n_blocks * T.ctas()) + n_block;
-      float* const to = p.key_sums + (block * p.splits + s.tile.split) * T.key_floats();
-      store_sums(reinterpret_cast<float4*>(to + (of_k ? 0 : T.cta_keys() * T.head_dim)), kShares || !T.wide() ? index : 0,
-                 sums);
+      const i64 block = (static_cast<i64>(tile.sequence) * p.heads_k + tile.head_k) * (p.n_blocks * T.ctas()) +
+                        tile.n_block * T.ctas() + rank_of_cta<T>();
+      float* const to = p.key_sums + (block * p.splits + tile.split) * T.key_floats();
+      store_sums(reinterpret_cast<float4*>(to + (of_k ? 0 : T.cta_keys() * T.head_dim)),
+                 T.wide() ? column : key % T.cta_keys() / 64, sums);
     } else {
+      const int batch = T.varlen ? sequence.batch : tile.sequence;
       const i64 row = of_k ? p.dk_row : p.dv_row;
+      const i64 first = batch * (of_k ? p.dk_batch : p.dv_batch) + tile.head_k * (of_k ? p.dk_head : p.dv_head);
       const GradientRows to{of_k ? p.dk_data : p.dv_data,
-                            batch() * (of_k ? p.dk_batch : p.dv_batch) +
-                                s.tile.head_k * (of_k ? p.dk_head : p.dv_head) + sequence.k_begin * row,
+                            first + sequence.k_begin * row,
                             row,
                             sequence.k_rows,
                             sequence.k_len,
                             of_k ? p.head_dim : p.head_dim_v,
                             (of_k ? p.dk_is_f32 : p.dv_is_f32) != 0};
-      const int key = n_block * T.cta_keys() + own_key() + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-      store_direct<T>(sums, scale<of_k>(), to, key, 2 * (threadIdx.x & 3) + (kShares ? index * 2 * n : 0),
-                      p.accumulate);
-    }
-  }
-
-  // Through the place of the tile's keys, or values, which nobody reads any more.
-  template <bool of_k, int n>
-  TANDEM_DEVICE void store(const float (&sums)[n]) const {
-    if (!(of_k ? p.has_dk : p.has_dv)) return;
-    u16* const place = (of_k ? s.k : s.v) + own_key() * 64;
-    const float factor = scale<of_k>();
-#pragma unroll
-    for (int c = 0; c < n / 8; ++c) {
-      u32 w[4];
-#pragma unroll
-      for (int x = 0; x < 4; ++x) w[x] = pack<T>(sums[8 * c + 2 * x] * factor, sums[8 * c + 2 * x + 1] * factor);
-      stmatrix(fragment_at<T>(shared_address(place), (kShares ? index * n / 8 : 0) + c), w);
-    }
-    fence_proxy_async();
-    int columns = 2 * n;
-    if (kShares) {
-      named_sync(kSyncAll, 128 * T.warpgroups);
-      if (index > 0) return;
-      columns *= T.warpgroups;
-    } else {
-      named_sync(kSyncOwn + index, 128);
-    }
-    const int row = n_block * T.cta_keys() + own_key();
-    if (T.varlen && warp_any(sequence.k_rows - row < 64)) {
-      u16* const data = static_cast<u16*>(of_k ? p.dk_data : p.dv_data) + batch() * (of_k ? p.dk_batch : p.dv_batch) +
-                        s.tile.head_k * (of_k ? p.dk_head : p.dv_head);
-      const i64 stride = of_k ? p.dk_row : p.dv_row;
-      store_chunks<T.cta_keys()>(data + (sequence.k_begin + row) * stride, stride, place, sequence.k_rows - row,
-                                 of_k ? p.head_dim : p.head_dim_v);
-    } else if (threadIdx.x % 128 / 32 == 0 && elect_one()) {
-#pragma unroll 1
-      for (int c = 0; c < columns; c += 64)
-        tma_store(of_k ? &p.dk : &p.dv, place + c * T.cta_keys(), c, sequence.k_begin + row, s.tile.head_k, batch());
-      tma_store_commit();
-    }
-  }
-
-  // All threads of the warpgroup have used keys, values and s.tile.
-  TANDEM_DEVICE void leave_tile() const {
-    named_sync(kSyncOwn + index, 128);
-    if (threadIdx.x % 128 / 32 == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
-  }
-  // What store() has stored is on its way: the next tile's keys and values may come.
-  TANDEM_DEVICE void free_keys() const {
-    if (T.varlen) named_sync(kSyncOwn + index, 128);  // all have read what store_chunks() stores
-    if (threadIdx.x % 128 / 32 == 0 && elect_one()) {
-      tma_store_wait_read();
-      mbarrier_arrive(&s.kv_empty);
+      const float scale = of_k ? p.scale : T.dropout ? p.dropout.scale : 1;
+      if constexpr (T.direct) {
+        store_direct<T>(sums, scale, to, key, 2 * (threadIdx.x & 3) + column * 2 * n, p.accumulate);
+      } else {
+        store_chunks<T>(sums, scale, to, key, column * 2 * n);
+      }
     }
   }
 };
+// All threads of a warpgroup have used keys, values and s.tile: those of the next tile may come.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void leave_tile(BackwardShared<T>& s, int index) {
+  named_sync(kSyncOwn + index, 128);
+  if (threadIdx.x % 128 / 32 == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
+}

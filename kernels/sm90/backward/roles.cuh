@@ -31,8 +31,7 @@ TANDEM_DEVICE void sum_steps(const BackwardParams& p, BackwardShared<T>& s, int 
   Ring<kLefts> left_ring;
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_full, taken & 1);
-    const int n_block = uniform(s.tile.n_block) * T.ctas() + rank_of_cta<T>();
-    if (n_block < 0) break;
+    if (uniform(s.tile.n_block) < 0) break;
     const SequenceCoords sequence = sequence_coords<T>(p, T.varlen ? uniform(s.tile.sequence) : 0);
     float sums[kColumns / 2];
 #pragma unroll
@@ -59,17 +58,10 @@ TANDEM_DEVICE void sum_steps(const BackwardParams& p, BackwardShared<T>& s, int 
       ring.advance();
       left_ring.advance();
     }
-    const KeyEpilogue<T> epilogue{p, s, sequence, n_block, index};
-    if constexpr (T.split || T.direct) {
-      epilogue.template store_from_registers<of_k>(sums);
-      epilogue.leave_tile();
-    } else {
-      named_sync(kSyncAll, 128 * T.warpgroups);  // keys and values have been used
-      epilogue.template store<of_k>(sums);
-      epilogue.free_keys();
-    }
+    const KeyEpilogue<T> epilogue(p, s, sequence, index);
+    leave_tile<T>(s, index);
+    epilogue.template store<of_k>(sums);
   }
-  tma_store_wait();
 }
 
 // dS of each step to the other CTA, whose dS of two steps before has been used by then: one thread.
@@ -297,7 +289,6 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
       wgmma_wait<0>();
       add_dq(steps - 1);
     }
-    if (!T.split && !T.direct) named_arrive(kSyncAll, 128 * T.warpgroups);
-    KeyEpilogue<T>{p, s, sequence, n_block, kIndex}.leave_tile();
+    leave_tile<T>(s, kIndex);
   }
 }

@@ -1,6 +1,7 @@
 // Gradients in the caller's type and place, from the sums that the main kernel leaves in memory, in the order in which
 // its threads hold fragments: dq, and where the steps of an n_block were split, dk and dv.
 #pragma once
+#include "ptx/global.cuh"
 #include "ptx/warp.cuh"
 #include "shared/gradient_order.h"
 #include "tile/gradient.cuh"
@@ -72,8 +73,7 @@ struct ConvertDq {
         }
         if (kShared) transpose_words(words);
         if (at.column < p.head_dim && query < s.q_rows)
-          *reinterpret_cast<uint4*>(static_cast<u16*>(p.dq) + base + query * p.dq_row + at.column) =
-              make_uint4(words[0], words[1], words[2], words[3]);
+          global_store(static_cast<u16*>(p.dq) + base + query * p.dq_row + at.column, words);
       }
     }
   }

@@ -25,3 +25,8 @@ TANDEM_DEVICE void global_add(float4* to, float4 x) {
                "f"(x.w)
                : "memory");
 }
+// 16 bytes. The compiler makes four stores of an assignment at times.
+TANDEM_DEVICE void global_store(u16* to, const u32 (&x)[4]) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}

@@ -1,5 +1,6 @@
 // dk and dv of a tile, from the registers that they have been summed in to memory; and how their operands lie in shared memory.
 #pragma once
+#include "ptx/global.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/backward/shared_plan.cuh"
 #include "tile/gradient.cuh"
@@ -67,8 +68,7 @@ TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const Gradi
       transpose_words(words);
       const int first = column + 2 * (r - 2 * i);
       if (row + 8 * i < g.rows && first < g.columns)
-        *reinterpret_cast<uint4*>(static_cast<u16*>(g.to) + g.at + (row + 8 * i) * g.stride + first) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+        global_store(static_cast<u16*>(g.to) + g.at + (row + 8 * i) * g.stride + first, words);
     }
   }
 }

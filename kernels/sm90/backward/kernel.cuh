@@ -4,17 +4,19 @@
 // heads that share them, from the last m_block that sees some of them to the first; dk and dv stay in registers. All
 // scores are transposed, keys in rows, so that P and dS are operands from registers of what is summed over queries:
 //
-//    load       | order_dq, for each | each warpgroup, of its 64 keys
-//    Q', dO     | whose turn it is   | dS = P (dP - delta), to shared memory
-//               | to add dq          | dV += P dO, dQ of the step before = dS' K, dK += dS Q
-//               |                    | under dK: next S = K Q', dQ added to what is in memory
-//               |                    | next dP = V dO', under it P = exp(S - lse)
+//    load       | order_dq, three       | each warpgroup, of its 64 keys
+//    Q', dO     | threads in turns:     | dS = P (dP - delta), to shared memory
+//               | adds dq to what is in | dQ of the step before = dS' K, dV += P dO, dK += dS Q
+//               | memory, when it is    | under dK: next S = K Q', dQ to shared memory
+//               | this n_block's turn   | next dP = V dO', under it P = exp(S - lse)
 //
 // dQ comes a step late, so that warpgroups, each of which needs the dS of all, do not wait for each other: they may be
-// almost a step apart. It is summed in float32 in memory, by vector additions from registers in the order of n_blocks
-// (order_dq), as threads hold it; common/convert.cuh rounds it. Registers of a computing thread at head_dim 128: dK 64,
-// dV 64, S 32, dP or dQ 32, P 16, dS 16. Heads wider than 128 (Sm90BackwardConfig::wide) have 64 keys for all
-// warpgroups, P goes through shared memory as dS does, and dQ is that of the step.
+// almost a step apart. It is summed in float32 in memory, by bulk additions in the order of n_blocks (order_dq), as
+// threads hold it; common/convert.cuh rounds it. At head_dim 64 threads add it from registers, when they are told.
+// Registers of a computing thread at head_dim 128: dK 64, dV 64, S 32, dP or dQ 32, P 16, dS 16. dk and dv are stored
+// from registers while the next tile's keys come. Heads wider than 128 (Sm90BackwardConfig::wide) have 64 keys for all
+// warpgroups, P goes through shared memory as dS does, and dQ is that of the step. Up to 192 each warpgroup has a role
+// instead: roles.cuh.
 //
 // Adding dq in memory is what binds at head_dim 256: a CTA with 64 keys adds 64 KB in a step. Two of them (a cluster,
 // `pair`) take an n_block of 128 keys, 64 each, and go over the same steps; each sends its dS to the other, and makes

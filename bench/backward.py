@@ -49,10 +49,18 @@ class Variant:
         return " without " not in self.name
 
 
-WAIT = "      while (load_acquire(ticket) < before) {\n      }\n"
-NO_TICKETS = ((LOAD, WAIT, ""), (LOAD, "s.dq_is_first[index] = before == 0;", "s.dq_is_first[index] = 0;"))
+WAIT = "        while (load_acquire(ticket) < before) {\n        }\n"
+NO_TICKETS = (
+    (LOAD, WAIT, ""),
+    (LOAD, "s.dq_is_first[part] = before == 0;", "s.dq_is_first[part] = 0;"),
+    (LOAD, "if (before == 0) {", "if (before < 0) {"),
+)
 # (ptxas leaves a product out whose result nobody reads.)
-NO_ADDING = (*NO_TICKETS, (COMPUTE, "          global_add(to", "          if (dq[r] == 1e30f) global_add(to"))
+NO_ADDING = (
+    *NO_TICKETS,
+    (COMPUTE, "{ global_add(to, x); }", "{ if (x.x == 1e30f) global_add(to, x); }"),
+    (LOAD, "            bulk_add(sums,", "            if (p.scale == 1e30f) bulk_add(sums,"),
+)
 NO_EXP = (*NO_ADDING, (COMPUTE, "scores[r] = exp2_approx(fmaf(", "scores[r] = (fmaf("))
 # The next step's scores only when dK is done.
 NO_SCORES_AHEAD = ((

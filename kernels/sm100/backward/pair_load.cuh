@@ -5,23 +5,6 @@
 #include "sm100/backward/shared_plan.cuh"
 #include "tile/chunk.cuh"
 
-// The leader takes a tile from the counter and tells the other CTA its number: both begin the tiles of a pair in the
-// order of the counter, as tickets want it, whatever clusters run.
-template <Sm100BackwardConfig T>
-TANDEM_DEVICE int next_tile_of_pair(const BackwardParams& p, BackwardShared<T>& s, u32 taken) {
-  if (rank_of_cta<T>() == 0) {
-    const int n = take_tile<T>(p);
-    mbarrier_wait_cluster(&s.pair.tile_taken, (taken & 1) ^ 1);
-    store_at(&s.pair.next_tile, 1, n);
-    mbarrier_release_at(&s.pair.tile_told, 1);
-    return n;
-  }
-  mbarrier_wait_cluster(&s.pair.tile_told, taken & 1);
-  const int n = s.pair.next_tile;
-  mbarrier_release_at(&s.pair.tile_taken, 0);
-  return n;
-}
-
 // A step's operands have one place each, and each is free when its own product is done: S, dP, dV, and dK, which is
 // issued behind the next S. -lse and delta have two places: that of a step is free when dK of it is done, which was
 // waited for one step before it is written again.
@@ -72,7 +55,7 @@ TANDEM_DEVICE void load_pair(const BackwardParams& p, BackwardShared<T>& s) {
   PairSteps<T> steps{p, s};
   u32 taken = 0;
   for (;; ++taken) {
-    const int n = next_tile_of_pair<T>(p, s, taken);
+    const int n = next_tile_of_pair<T>(s.pair, taken, [&] { return take_tile<T>(p); });
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);

@@ -5,6 +5,7 @@
 #include "shared/backward.h"
 #include "shared/sm100_backward.h"
 #include "tile/key_tile.cuh"
+#include "tile/pair.cuh"
 #include "tile/ring.cuh"
 
 // What a CTA of a pair has besides: it gives a product half of the rows of one operand, and half of the columns of the
@@ -86,11 +87,6 @@ struct BackwardShared : PairShared<T>, Operands<T> {
   TANDEM_DEVICE u64* ring_full(u32 slot) { return T.relays() ? &ring_relayed[slot] : &ring_landed[slot]; }
 };
 
-// Of a pair: the CTA that multiplies for both is 0.
-template <Sm100BackwardConfig T>
-TANDEM_DEVICE int rank_of_cta() {
-  return T.pair ? blockIdx.x & 1 : 0;
-}
 // The first of the CTA's own keys.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE int first_key_of(const KeyTile& tile) {

@@ -4,6 +4,7 @@
 #include "ptx/mbarrier.cuh"
 #include "shared/sm100_forward.h"
 #include "tile/chunk.cuh"
+#include "tile/pair.cuh"
 #include "tile/work_tile.cuh"
 
 constexpr int kWorkSlots = 3;  // work tiles under way
@@ -44,11 +45,6 @@ struct ForwardShared {
   TANDEM_DEVICE u64* q_full(int i) { return T.relays() ? &q_relayed[i] : &q_landed[i]; }
 };
 
-// Of a pair: the CTA that multiplies for both is 0.
-template <Sm100ForwardConfig T>
-TANDEM_DEVICE int rank_of_cta() {
-  return T.pair ? blockIdx.x & 1 : 0;
-}
 // The first row of the CTA's i-th tile, in its sequence.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE int first_row_of(const TileCoords& t, int i) {

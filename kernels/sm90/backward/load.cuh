@@ -4,23 +4,13 @@
 #include "ptx/tma.cuh"
 #include "sm90/backward/shared_plan.cuh"
 
-// From the counter. Of a pair the first CTA takes it and tells the other: both begin the tiles in the order of the
-// counter, as tickets want it, whatever clusters run.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE int next_tile(const BackwardParams& p, BackwardShared<T>& s, u32 taken) {
-  if constexpr (!T.pair) {
-    return atomicAdd(p.counter, 1);
-  } else if (rank_of_cta<T>() == 0) {
-    const int n = atomicAdd(p.counter, 1);
-    mbarrier_wait_cluster(&s.pair.tile_taken, (taken & 1) ^ 1);
-    store_at(&s.pair.next_tile, 1, n);
-    mbarrier_release_at(&s.pair.tile_told, 1);
-    return n;
+  const auto take = [&p] { return atomicAdd(p.counter, 1); };
+  if constexpr (T.pair) {
+    return next_tile_of_pair<T>(s.pair, taken, take);
   } else {
-    mbarrier_wait_cluster(&s.pair.tile_told, taken & 1);
-    const int n = s.pair.next_tile;
-    mbarrier_release_at(&s.pair.tile_taken, 0);
-    return n;
+    return take();
   }
 }
 

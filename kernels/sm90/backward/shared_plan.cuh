@@ -1,10 +1,10 @@
 // What the warps of a CTA of the Hopper backward share: the n_block at hand, shared memory, barriers.
 #pragma once
-#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "shared/backward.h"
 #include "shared/sm90_backward.h"
 #include "tile/key_tile.cuh"
+#include "tile/pair.cuh"
 #include "tile/ring.cuh"
 
 // What a pair of CTAs needs besides. landed: by bytes; ds_taken: arrivals of the other CTA's computing warps (without
@@ -18,10 +18,6 @@ struct PairShared<T, true> {
   u64 ds_landed[T.ds_stages()], ds_taken, tile_told, tile_taken;
   int next_tile;
 };
-template <Sm90BackwardConfig T>
-TANDEM_DEVICE int rank_of_cta() {
-  return T.pair ? blockIdx.x & 1 : 0;
-}
 
 template <Sm90BackwardConfig T>
 struct BackwardShared {

@@ -251,8 +251,14 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
 
 }  // namespace
 
-Status BackwardPass::check(const Problem& p) const {
+Status BackwardPass::check(const Problem& p, const gpu::Properties&) const {
   TANDEM_TRY(check_options(p));
+  if (p.block_mask) {
+    return Status::unsupported(
+        "kv_num_blocks must be NULL in a backward on a GPU: it has no block masks in this version; say by mask_mod "
+        "alone "
+        "what is seen");
+  }
   TANDEM_TRY(check_head_dim("q", p.head_dim));
   TANDEM_TRY(check_head_dim("v", p.head_dim_v));
   const bool no_queries = p.total_q == 0, no_keys = p.total_k == 0;

@@ -44,7 +44,7 @@ Status check_device(const gpu::Properties& device) {
 
 Status check(const Problem& p, const gpu::Properties& device) {
   TANDEM_TRY(check_device(device));
-  return pass_of(p.pass)->check(p);
+  return pass_of(p.pass)->check(p, device);
 }
 
 Status check_options(const Problem& p) {
@@ -63,10 +63,6 @@ Status check_options(const Problem& p) {
   if (p.page_table) return refuse_pages("a GPU");
   TANDEM_TRY(check_mod("score_mod", p.score_mod));
   TANDEM_TRY(check_mod("mask_mod", p.mask_mod));
-  if (p.block_mask) {
-    return Status::unsupported(
-        "kv_num_blocks must be NULL on a GPU: block masks are not served there in this version; give mask_mod alone");
-  }
   if (p.num_splits > 1) {
     return Status::unsupported(
         str_cat("num_splits (", p.num_splits,

@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "plan/fields.h"
-#include "shared/mods.h"
+#include "shared/block_mask.h"
 
 namespace tandem::plan {
 namespace {
@@ -94,6 +94,12 @@ constexpr int ctas_of(const Sm100ForwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm90BackwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
 
+template <class T>
+constexpr bool has_blocks(const T& t) {
+  if constexpr (requires { t.block_mask; }) return t.block_mask;
+  return false;
+}
+
 // An entry that is launched beside the kernel itself, with so many threads in a block.
 struct Beside {
   const char* name;
@@ -104,6 +110,7 @@ template <class Forward>
 FixedVector<Beside, kMostEntries - 1> beside(const Forward& t) {
   FixedVector<Beside, kMostEntries - 1> entries;
   if (t.varlen) entries.push_back({"schedule", kScheduleThreads});
+  if (t.block_mask) entries.push_back({"list_steps", kListStepsThreads});
   return entries;
 }
 template <class T>
@@ -167,7 +174,7 @@ std::string translation_unit(const Configuration& configuration, const std::stri
         const Source source = source_of(t);
         const int ctas = ctas_of(t);
         const std::string cluster = ctas > 1 ? str_cat("__cluster_dims__(", ctas, ", 1, 1) ") : "";
-        const char* modified = t.score_mod || t.mask_mod ? "Modified" : "";
+        const char* modified = has_blocks(t) ? "BlockMasked" : t.score_mod || t.mask_mod ? "Modified" : "";
         std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\n", functions, "constexpr ",
                                    source.configuration, " kConfig", initialiser_of(t), ";\n\n");
         const auto add = [&](const char* name, const std::string& attributes, const std::string& threads) {

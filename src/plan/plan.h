@@ -72,8 +72,8 @@ struct Plan {
 // One pass of attention on GPUs. Another pass is another such class, in a file of its own.
 class Pass {
  public:
-  // Ok, or the first reason for which a GPU does not serve the call, where there are kernels for that GPU.
-  virtual Status check(const Problem& problem) const = 0;
+  // Ok, or the first reason for which a GPU does not serve the call, where there are kernels for that GPU, this device.
+  virtual Status check(const Problem& problem, const gpu::Properties& device) const = 0;
   virtual void plan(const Problem& problem, const gpu::Properties& device, Plan* plan) const = 0;
 
   // Parameters of the plan's kernels in a call. workspace: aligned.

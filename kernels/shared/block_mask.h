@@ -1,0 +1,31 @@
+// What a forward with a block mask is told of it. The parameter of such a kernel has it behind all else.
+#pragma once
+
+#include "shared/mods.h"
+
+// For each block of queries how many blocks of keys a row has, and which. As the caller gave them: they may hold
+// anything. Strides are in elements; 0: broadcast.
+struct BlockListParams {
+  const int *count, *index;  // or null
+  long long count_batch, count_head, count_row;
+  long long index_batch, index_head, index_row, index_column;
+  int columns;  // of a row of indices
+};
+
+// A tile's steps are a list in the workspace: kStepHeader numbers, which are how many there are and how many each of
+// its (one or two) tiles of a Blackwell CTA takes part in, then an entry for each n_block that some row looks at, from
+// the last to the first: n_block << kStepBits, and two bits (StepState) for each unit of its rows.
+constexpr int kStepHeader = 4, kStepBits = 8, kStepUnits = 4, kListStepsThreads = 128;
+
+struct BlockMaskParams {
+  BlockListParams partial, full;
+  int block_q;           // queries of a block
+  int block_n_blocks;    // n_blocks of one
+  int batch, heads;      // that have lists of their own: 1, or all
+  long long list_words;  // from one tile's steps to the next
+  int* steps;            // by batch, head and m_block
+};
+
+struct BlockMaskedForwardParams : ModifiedForwardParams {
+  BlockMaskParams blocks;
+};

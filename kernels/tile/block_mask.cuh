@@ -6,15 +6,11 @@
 #pragma once
 #include "shared/block_mask.h"
 #include "tile/coords.cuh"
+#include "tile/mod_functions.cuh"
+#include "tile/row.cuh"
 
 // Of the rows of one unit in an n_block. absent: other units look at it.
 enum class StepState : u32 { absent, partial, full, hidden };
-
-template <auto T>
-constexpr bool has_block_mask() {
-  if constexpr (requires { T.block_mask; }) return T.block_mask;
-  return false;
-}
 
 TANDEM_DEVICE int n_block_of(u32 step) { return static_cast<int>(step >> kStepBits); }
 TANDEM_DEVICE StepState state_of(u32 step, int unit) { return static_cast<StepState>(step >> 2 * unit & 3); }
@@ -32,6 +28,21 @@ TANDEM_DEVICE int* steps_of(const ForwardParams& params, const TileCoords& tile)
   return p.blocks.steps +
          (static_cast<i64>(batch * p.blocks.heads + head) * p.m_blocks + tile.m_block) * p.blocks.list_words;
 }
+
+// What the mask_mod says of a row's keys in a block that is seen in part.
+template <auto T>
+struct MaskMod {
+  ModPlace place;  // but for the key
+
+  MaskMod() = default;
+  TANDEM_DEVICE MaskMod(const TileCoords& t, const Row& row)
+      : place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len} {}
+  TANDEM_DEVICE bool operator()(const ForwardParams& p, int column) const {
+    ModPlace at = place;
+    at.k = column;
+    return mask_mod<T>(at, static_cast<const ModifiedForwardParams&>(p).mods.mask);
+  }
+};
 
 // Marks those of the n_blocks [begin, end) that a row's blocks have in states, which begin at first. Indices may be
 // anything.

@@ -2,7 +2,6 @@
 // registers lie in them is the kernel's.
 #pragma once
 #include "ptx/float2.cuh"
-#include "tile/block_mask.cuh"
 #include "tile/mod_functions.cuh"
 #include "tile/row.cuh"
 
@@ -38,6 +37,13 @@ TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
 #pragma unroll
     for (int i = 0; i < n; ++i) x[i] = softcap_within(x[i], p, [](float c) { return c; });
   }
+}
+
+// With a block mask it is asked apart, of some blocks (MaskMod).
+template <auto T>
+constexpr bool mask_mod_of_all() {
+  if constexpr (requires { T.block_mask; }) return T.mask_mod && !T.block_mask;
+  return T.mask_mod;
 }
 
 // Makes a row's scores, in log2 units, from products of queries and keys (with a softcap: from what apply_softcap()
@@ -81,26 +87,11 @@ struct ScoreMod {
       ModPlace at = place;
       at.k = column;
       if constexpr (T.score_mod) x = kLog2e * score_mod<T>(kLn2 * x, at, mods.score);
-      if constexpr (T.mask_mod && !has_block_mask<T>()) visible = visible && mask_mod<T>(at, mods.mask);
+      if constexpr (mask_mod_of_all<T>()) visible = visible && mask_mod<T>(at, mods.mask);
     }
-    if constexpr (T.bias == Bias::boolean || (T.mask_mod && !has_block_mask<T>())) {
+    if constexpr (T.bias == Bias::boolean || mask_mod_of_all<T>()) {
       if (!visible) x = -kInfinity;
     }
     return x;
-  }
-};
-
-// With a block mask: what the mask_mod says of a row's keys in a block that is seen in part.
-template <auto T>
-struct MaskMod {
-  ModPlace place;  // but for the key
-
-  MaskMod() = default;
-  TANDEM_DEVICE MaskMod(const TileCoords& t, const Row& row)
-      : place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len} {}
-  TANDEM_DEVICE bool operator()(const ForwardParams& p, int column) const {
-    ModPlace at = place;
-    at.k = column;
-    return mask_mod<T>(at, static_cast<const ModifiedForwardParams&>(p).mods.mask);
   }
 };

@@ -90,7 +90,8 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
     if (t.has_score_mod() || t.dropout || fast_exponentials) {
       t.fma_pairs = 0;
     } else {
-      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict : t.left ? c.fma_pairs_window : c.fma_pairs_lazy;
+      const bool few = t.left || t.block_mask;  // scores are in registers at once
+      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict : few ? c.fma_pairs_window : c.fma_pairs_lazy;
     }
     break;
   }
@@ -247,10 +248,6 @@ Status check_blocks(const Problem& p, const gpu::Properties& device) {
   const bool blackwell = device.compute_major == 10;
   const int64_t queries = blackwell ? Sm100ForwardConfig::step_rows() : Sm90ForwardConfig::step_rows();
   const int64_t keys = blackwell ? Sm100ForwardConfig::tile_n : kLeastBlockKeys;
-  if (blackwell) {
-    return Status::unsupported(
-        "kv_num_blocks must be NULL on a Blackwell GPU: it has no block masks in this version; give mask_mod alone");
-  }
   if (varlen(p)) {
     return Status::unsupported(
         "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets: steps are listed for "

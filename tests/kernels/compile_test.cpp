@@ -200,13 +200,13 @@ TEST_F(KernelsCompile, BlockMasks) {
   const auto mod = std::make_shared<Modification>();
   mod->program = text;
   for (const gpu::Properties& device : {hopper(), blackwell()}) {
-    for (const int shape : {0, 3, 4, 5, 7}) {
-      for (const int more : {0, 1, 2, 3, 4}) {
+    for (const int shape : {0, 3, 4, 5}) {
+      for (const int more : {0, 1, 2}) {  // bfloat16, also with a window and softcap; float16, causal
         Choice choice{};
         choice[kShape] = shape;
-        choice[kType] = more == 4;
-        choice[kMask] = more == 1 ? 1 : more == 2 ? 3 : 0;
-        choice[kSoftcap] = more == 3;
+        choice[kType] = more == 2;
+        choice[kMask] = more == 1 ? 3 : more == 2;
+        choice[kSoftcap] = more == 1;
         Problem p = problem_of(choice);
         p.mask_mod = {.present = true, .read = mod};
         p.block_mask.block_q = p.block_mask.block_k = 128;

@@ -106,6 +106,9 @@ TEST(PlanCheck, BlockMasks) {
   accepted(blocks(int64_t{1} << 62, all));
   refused(blocks(96, 64), "mask_block_q (96) and mask_block_k (64) must be multiples of 64 and 32 on this GPU");
   refused(blocks(64, 48), "mask_block_q (64) and mask_block_k (48) must be multiples of 64 and 32 on this GPU");
+  accepted(blocks(128, 256), blackwell());
+  refused(blocks(64, 128), "mask_block_q (64) and mask_block_k (128) must be multiples of 128 and 128 on this GPU",
+          blackwell());
   Problem padded = blocks(128, 128);
   padded.seqused_k.present = true;
   refused(padded, "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets");

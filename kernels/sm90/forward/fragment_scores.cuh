@@ -1,6 +1,7 @@
 // Score mods and masks on the fragments of a warpgroup.
 #pragma once
 #include "shared/sm90_forward.h"
+#include "tile/block_mask.cuh"
 #include "tile/fragment_softmax.cuh"
 #include "tile/mask.cuh"
 #include "tile/score_mod.cuh"

@@ -58,8 +58,8 @@ TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& 
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += kListStepsThreads) {
     const i64 n_block = static_cast<i64>(index[i * list.index_column]) * p.block_n_blocks;
-    const int from = static_cast<int>(max(n_block, static_cast<i64>(begin)));
-    const int to = static_cast<int>(min(n_block + p.block_n_blocks, static_cast<i64>(end)));
+    auto within = [&](i64 n) { return static_cast<int>(min(max(n, static_cast<i64>(begin)), static_cast<i64>(end))); };
+    const int from = within(n_block), to = within(n_block + p.block_n_blocks);
 #pragma unroll 1
     for (int n = from; n < to; ++n) atomicOr(&states[n - first], bits);
   }

@@ -41,7 +41,8 @@ TEST(KernelsBlocks, HeadDims) {
       with_all("--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 270 --seqlen-k 390 --blocks random "
                "--mask-mod (q^k)&3!=0 ",
                {"--head-dim 72 --head-dim-v 40", "--head-dim 192 --head-dim-v 128", "--head-dim 256 --head-dim-v 256",
-                "--head-dim 136 --head-dim-v 200 --causal 1"}));
+                "--head-dim 136 --head-dim-v 200 --causal 1", "--head-dim 256 --head-dim-v 256 --blocks hostile",
+                "--blocks hostile --block-k 256"}));
 }
 
 // Rows whose first keys come late, far above those of before: bfloat16 takes no maxima where blocks are seen whole.

@@ -29,3 +29,12 @@ struct BlockMaskParams {
 struct BlockMaskedForwardParams : ModifiedForwardParams {
   BlockMaskParams blocks;
 };
+
+// A backward has a table: for each list, m_block and n_block two bits (StepState) for each CTA's keys, and above them
+// how many n_blocks before it the m_block looks at: those add to its dq first. And of each sequence, key head and
+// n_block a list of its steps: how many, then m_block * heads_q + head of each, then a 0.
+// There `steps` are the latter, list_words theirs, and blocks count the keys of a CTA.
+struct BlockMaskedBackwardParams : ModifiedBackwardParams {
+  BlockMaskParams blocks;
+  int* table;
+};

@@ -65,6 +65,26 @@ TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& 
   }
 }
 
+// Where this thread's item goes behind those of threads before, and how many all have.
+struct ItemPlace {
+  int before, all;
+};
+// By all kListStepsThreads threads, alike. counts: of each warp; free again when all have left.
+TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListStepsThreads / 32]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u32 voters = __ballot_sync(~0u, has);
+  if (lane == 0) counts[warp] = __popc(voters);
+  __syncthreads();
+  ItemPlace place{__popc(voters & ((1u << lane) - 1)), 0};
+#pragma unroll
+  for (int w = 0; w < kListStepsThreads / 32; ++w) {
+    if (w < warp) place.before += counts[w];
+    place.all += counts[w];
+  }
+  __syncthreads();
+  return place;
+}
+
 // The steps of one tile of one list: one block of kListStepsThreads threads.
 template <auto T>
 TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {

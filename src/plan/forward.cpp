@@ -36,16 +36,8 @@ Kernel options_of(const Problem& p) {
   t.head_dim_v = rounded(p.head_dim_v);
   t.f32_out = p.out.dtype == DType::f32;
   t.dropout = static_cast<bool>(p.dropout);
-  t.block_mask = static_cast<bool>(p.block_mask);
   set_options(p, &t);
   return t;
-}
-
-// Blocks of a block mask are of so many queries and keys, or multiples; or there is but one.
-bool fits_blocks(const Problem& p, int64_t queries, int64_t keys) {
-  const BlockMask& mask = p.block_mask;
-  return (mask.block_q % queries == 0 || mask.block_q >= p.seqlen_q) &&
-         (mask.block_k % keys == 0 || mask.block_k >= p.seqlen_k);
 }
 
 // The choice depends on lengths for speed only. A batch-invariant call does without: in a packed or padded batch they
@@ -175,11 +167,8 @@ void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) 
 // Steps of a block mask: those of all tiles that have a list of their own.
 void count_step_lists(const Problem& p, ForwardTiling* t) {
   if (!p.block_mask) return;
-  const auto varying = [&](int dim, int64_t size) {
-    return p.block_mask.partial.varies(dim) || p.block_mask.full.varies(dim) ? size : 1;
-  };
-  t->list_batch = static_cast<int>(varying(0, p.batch));
-  t->list_heads = static_cast<int>(varying(1, p.heads_q));
+  t->list_batch = lists_of(p, 0);
+  t->list_heads = lists_of(p, 1);
   t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n));
 }
 
@@ -241,31 +230,60 @@ bool binds_left(const Problem& p) {
   return p.diagonal_offsets || p.window_left - clamp_diagonal(p.diagonal_offset) < p.seqlen_q - 1;
 }
 
-namespace {
+bool fits_blocks(const Problem& p, int64_t queries, int64_t keys) {
+  const BlockMask& mask = p.block_mask;
+  return (mask.block_q % queries == 0 || mask.block_q >= p.seqlen_q) &&
+         (mask.block_k % keys == 0 || mask.block_k >= p.seqlen_k);
+}
 
-Status check_blocks(const Problem& p, const gpu::Properties& device) {
+Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
   if (!p.block_mask) return {};
-  const bool blackwell = device.compute_major == 10;
-  const int64_t queries = blackwell ? Sm100ForwardConfig::step_rows() : Sm90ForwardConfig::step_rows();
-  const int64_t keys = blackwell ? Sm100ForwardConfig::tile_n : kLeastBlockKeys;
   if (varlen(p)) {
     return Status::unsupported(
         "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets: steps are listed for "
-        "lengths "
-        "that the host knows; give mask_mod alone");
+        "lengths that the host knows; give mask_mod alone");
   }
   if (fits_blocks(p, queries, keys)) return {};
   return Status::unsupported(str_cat("mask_block_q (", p.block_mask.block_q, ") and mask_block_k (",
                                      p.block_mask.block_k, ") must be multiples of ", queries, " and ", keys,
-                                     " on this GPU, or as long as q "
-                                     "and k: tiles are of so many; give mask_mod alone"));
+                                     " on this GPU, or as long as q and k: tiles are of so many; give mask_mod "
+                                     "alone"));
 }
 
-}  // namespace
+void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMaskParams* params) {
+  constexpr int64_t kMost = int64_t{1} << 30;  // longer than sequences are
+  const BlockMask& mask = p.block_mask;
+  const auto set = [](const BlockList& list, BlockListParams* to) {
+    if (!list.present) return;
+    to->count = list.count;
+    to->index = list.index;
+    to->count_batch = list.count_stride[0];
+    to->count_head = list.count_stride[1];
+    to->count_row = list.count_stride[2];
+    to->index_batch = list.index_stride[0];
+    to->index_head = list.index_stride[1];
+    to->index_row = list.index_stride[2];
+    to->index_column = list.index_stride[3];
+    to->columns = static_cast<int>(std::min<int64_t>(list.shape[3], INT32_MAX));
+  };
+  set(mask.partial, &params->partial);
+  set(mask.full, &params->full);
+  params->block_q = static_cast<int>(std::min(mask.block_q, kMost));
+  params->block_n_blocks = static_cast<int>(ceil_div(std::min(mask.block_k, kMost), keys));
+  params->batch = batch;
+  params->heads = heads;
+}
+
+int lists_of(const Problem& p, int dim) {
+  const int64_t size = dim == 0 ? p.batch : p.heads_q;
+  return static_cast<int>(p.block_mask.partial.varies(dim) || p.block_mask.full.varies(dim) ? size : 1);
+}
 
 Status ForwardPass::check(const Problem& p, const gpu::Properties& device) const {
   TANDEM_TRY(check_options(p));
-  TANDEM_TRY(check_blocks(p, device));
+  const bool blackwell = device.compute_major == 10;
+  TANDEM_TRY(check_blocks(p, blackwell ? Sm100ForwardConfig::step_rows() : Sm90ForwardConfig::step_rows(),
+                          blackwell ? Sm100ForwardConfig::tile_n : kLeastBlockKeys));
   TANDEM_TRY(check_head_dim("q", p.head_dim));
   TANDEM_TRY(check_head_dim("v", p.head_dim_v));
   TANDEM_TRY(check_tensor("q", p.q, p.packed_q(), p.total_q == 0));

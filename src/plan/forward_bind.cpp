@@ -167,39 +167,14 @@ void set_names(const ModView& mod, ModNames* names) {
   }
 }
 
-void set_block_list(const BlockList& list, BlockListParams* params) {
-  if (!list.present) return;
-  params->count = list.count;
-  params->index = list.index;
-  params->count_batch = list.count_stride[0];
-  params->count_head = list.count_stride[1];
-  params->count_row = list.count_stride[2];
-  params->index_batch = list.index_stride[0];
-  params->index_head = list.index_stride[1];
-  params->index_row = list.index_stride[2];
-  params->index_column = list.index_stride[3];
-  params->columns = static_cast<int>(std::min<int64_t>(list.shape[3], INT32_MAX));
-}
-
-void set_block_mask(const Problem& p, const ForwardTiling& t, std::byte* workspace, BlockMaskParams* params) {
-  constexpr int64_t kMost = int64_t{1} << 30;  // longer than sequences are
-  const BlockMask& mask = p.block_mask;
-  set_block_list(mask.partial, &params->partial);
-  set_block_list(mask.full, &params->full);
-  params->block_q = static_cast<int>(std::min(mask.block_q, kMost));
-  params->block_n_blocks = static_cast<int>((std::min(mask.block_k, kMost) + t.tile.tile_n - 1) / t.tile.tile_n);
-  params->batch = t.list_batch;
-  params->heads = t.list_heads;
-  params->list_words = t.list_words;
-  params->steps = reinterpret_cast<int*>(workspace + kTileListOffset);
-}
-
 ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std::byte* workspace,
                                   Arguments* arguments) {
   if (p.block_mask) {
     auto& params = arguments->add<BlockMaskedForwardParams>();
     set_mods(p, &params.mods);
-    set_block_mask(p, t, workspace, &params.blocks);
+    set_block_lists(p, t.tile.tile_n, t.list_heads, t.list_batch, &params.blocks);
+    params.blocks.list_words = t.list_words;
+    params.blocks.steps = reinterpret_cast<int*>(workspace + kTileListOffset);
     return params;
   }
   if (!p.score_mod && !p.mask_mod) return arguments->add<ForwardParams>();

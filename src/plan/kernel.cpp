@@ -94,12 +94,6 @@ constexpr int ctas_of(const Sm100ForwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm90BackwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
 
-template <class T>
-constexpr bool has_blocks(const T& t) {
-  if constexpr (requires { t.block_mask; }) return t.block_mask;
-  return false;
-}
-
 // An entry that is launched beside the kernel itself, with so many threads in a block.
 struct Beside {
   const char* name;
@@ -125,6 +119,10 @@ FixedVector<Beside, kMostEntries - 1> beside(const T& t) {
   if (t.captured) {
     entries.push_back({"captured", threads, t.captured_smem_bytes()});
     entries.push_back({"convert_captured", kConvertCapturedThreads});
+  }
+  if (t.block_mask) {
+    entries.push_back({"mark_steps", kListStepsThreads});
+    entries.push_back({"list_key_steps", kListStepsThreads});
   }
   return entries;
 }
@@ -174,7 +172,7 @@ std::string translation_unit(const Configuration& configuration, const std::stri
         const Source source = source_of(t);
         const int ctas = ctas_of(t);
         const std::string cluster = ctas > 1 ? str_cat("__cluster_dims__(", ctas, ", 1, 1) ") : "";
-        const char* modified = has_blocks(t) ? "BlockMasked" : t.score_mod || t.mask_mod ? "Modified" : "";
+        const char* modified = t.block_mask ? "BlockMasked" : t.score_mod || t.mask_mod ? "Modified" : "";
         std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\n", functions, "constexpr ",
                                    source.configuration, " kConfig", initialiser_of(t), ";\n\n");
         const auto add = [&](const char* name, const std::string& attributes, const std::string& threads) {

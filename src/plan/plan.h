@@ -60,9 +60,9 @@ inline constexpr size_t kMostKernels = 4;
 struct Plan {
   const Pass* pass = nullptr;
   FixedVector<Kernel, kMostKernels> kernels;
-  FixedVector<Fill, 2> fills;       // before the launches
-  FixedVector<Launch, 8> launches;  // in this order on one stream
-  FixedVector<Region, 8> regions;
+  FixedVector<Fill, 2> fills;        // before the launches
+  FixedVector<Launch, 10> launches;  // in this order on one stream
+  FixedVector<Region, 10> regions;
   size_t workspace_bytes = 0;  // 0: none is needed
 
   ForwardTiling forward;    // a forward's own: read by its Pass and by what explains it

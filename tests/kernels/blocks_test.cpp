@@ -25,6 +25,30 @@ TEST(KernelsBlocks, Lists) {
        "--blocks random --block-k 4611686018427387904 --block-q 128 --mask-mod (q^k)&3!=0 --lse 0"}));
 }
 
+// Gradients: of each cut of the kernels, with heads that share keys, with what else makes scores anew.
+TEST(KernelsBlocks, Backward) {
+  const std::string shape = "--dtype bf16 --heads-q 2 --heads-k 1 --seqlen-q 200 --seqlen-k 420 ";
+  std::vector<Judged> all =
+      with_all(shape + "--gradients qkv --dlse 1 ",
+               {"--head-dim 64 --head-dim-v 64 --blocks random --mask-mod (q^k)&3!=0 --causal 1",
+                "--head-dim 128 --head-dim-v 128 --blocks random --block-shape 1h --heads-k 2 --batch 2 --left 150",
+                "--head-dim 128 --head-dim-v 128 --blocks hostile --mask-mod (q^k)&3!=0 --float32 g --accumulate 1",
+                "--head-dim 256 --head-dim-v 256 --blocks hostile --mask-mod (q^k)&3!=0 --dtype f16",
+                "--head-dim 192 --head-dim-v 128 --blocks partial --block-shape 11 --block-q 256 --dropout 0.2",
+                "--head-dim 80 --head-dim-v 112 --blocks late --block-k 256 --softcap 5 --sink f32 --gradients qkvs",
+                "--head-dim 64 --head-dim-v 64 --blocks random --block-q 1000 --block-k 1000 --seed 3"});
+  for (const char* more :
+       {"--head-dim 64 --head-dim-v 64 --blocks random --mask-mod (q^k)&3!=0 --bias f32 --bias-shape 1h1j --gradients "
+        "b",
+        "--head-dim 128 --head-dim-v 128 --blocks random --mask-mod (q^k)&3!=0 --gradients qm --score-mod "
+        "score*temperature+table[head,clamp(q-k+4,0,8)]",
+        "--seqlen-q 1500 --seqlen-k 200 --head-dim 64 --head-dim-v 64 --heads-q 1 --heads-k 1 --blocks random "
+        "--mask-mod (q^k)&3!=0 --gradients kv"}) {
+    all.emplace_back(shape + more);
+  }
+  expect_all_good(all);
+}
+
 // With what else hides keys and changes scores.
 TEST(KernelsBlocks, Options) {
   expect_all_good(with_all(
@@ -63,8 +87,9 @@ TEST(KernelsBlocks, Unseen) {
       for (int64_t n = 0; n < unseen * row; ++n) t->set(n, std::numeric_limits<double>::quiet_NaN());
   };
   std::vector<Judged> all;
-  for (const char* more : {"--head-dim 64 --head-dim-v 64", "--head-dim 128 --head-dim-v 128 --mask-mod (q^k)&3!=0",
-                           "--head-dim 256 --head-dim-v 256 --causal 1 --mask-mod (q^k)&3!=0"}) {
+  for (const char* more :
+       {"--head-dim 64 --head-dim-v 64 --gradients qkv", "--head-dim 128 --head-dim-v 128 --mask-mod (q^k)&3!=0",
+        "--head-dim 256 --head-dim-v 256 --causal 1 --mask-mod (q^k)&3!=0"}) {
     all.emplace_back(
         std::string("--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 640 --seqlen-k 640 --blocks late ") + more, spoil);
   }

@@ -112,7 +112,10 @@ TEST(PlanCheck, BlockMasks) {
   Problem padded = blocks(128, 128);
   padded.seqused_k.present = true;
   refused(padded, "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets");
-  refused(backward(blocks(128, 128)), "kv_num_blocks must be NULL in a backward on a GPU");
+  for (const gpu::Properties& device : {hopper(), blackwell()}) accepted(backward(blocks(128, 128)), device);
+  accepted(backward(blocks(64, 128)));
+  refused(backward(blocks(64, 64)),
+          "mask_block_q (64) and mask_block_k (64) must be multiples of 64 and 128 on this GPU");
 }
 
 // Texts make kernels, values do not.

@@ -170,7 +170,6 @@ Case random_gpu_case(uint64_t seed) {
 // so problems are smaller.
 Case random_gpu_backward_case(uint64_t seed) {
   Case c = random_gpu_case(seed);
-  c.blocks.clear();  // it has none
   Random r(seed + (uint64_t{1} << 40));
   while (work(c) > 12'000'000 && c.sequences() > 0) {
     if (c.packed) {

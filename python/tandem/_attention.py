@@ -455,8 +455,6 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
             if backward and not front._gradients.is_own(q):  # served by another, where it is
                 front._gradients.refuse(record)
                 backward = False
-            if backward:
-                record = front._gradients.without_blocks(record)
             record.update(zip(("q", "k", "v"), front.padded(q, k, v)))
     record["out"], record["lse"] = new(record["q"], record["v"], record["float32_out"])
     if backward:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tandem import _flash_backward, _mods
-from tandem._errors import Unsupported
-from tandem._library import BACKWARD, BLOCKS, CHECK, Record, call
+from tandem._library import BACKWARD, CHECK, Record, call
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 _KERNELS_FOR = 9  # the compute capability's major number: Hopper
@@ -46,25 +45,11 @@ def padded(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
-def without_blocks(record: Record) -> Record:
-    """A record as the backward of its device takes it. Those of GPUs have no block masks: where mask_mod says the same,
-    nothing is lost but time."""
-    if record.get("kv_num_blocks") is None or not record["q"].is_cuda:
-        return record
-    if record.get("mask_mod") is None:
-        raise Unsupported(
-            "block_mask must have a mask_mod beside it that says the same where a gradient is wanted on a GPU: the "
-            "backward there has no block masks in this version"
-        )
-    return {name: x for name, x in record.items() if name not in BLOCKS}
-
-
 def refuse(record: Record) -> None:
     """Raises what gradients() would raise for this call on a GPU. record: with out and lse, not filled yet."""
     if not is_own(record["q"]):
         _flash_backward.refuse(record)
         return
-    record = without_blocks(record)
     bias, mod = record.get("bias"), record.get("score_mod")
     dbias = like(bias) if bias is not None and bias.requires_grad else None
     if mod is not None:
@@ -82,7 +67,6 @@ def gradients(record: Record, wanted: Sequence[bool]) -> list[Tensor | None]:
         record["dout"] = torch.zeros_like(record["out"])
     if needs_padding(record["q"], record["v"]):
         return _of_padded(record, wanted)
-    record = without_blocks(record)
     captured = _mods.tensors_of(record.get("score_mod"))
     inputs = [record.get(name) for name in DIFFERENTIABLE] + captured
     found = [like(x) if w else None for x, w in zip(inputs, wanted)]

@@ -55,9 +55,6 @@ OPTIONS = (
     "num_splits", "deterministic", "batch_invariant", "diagonal_offset", "float32_out", "mask_block_q", "mask_block_k",
 )  # fmt: skip
 
-# Those of a block mask, by torch's names.
-BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "mask_block_q", "mask_block_k")
-
 FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
 
 
@@ -203,7 +200,8 @@ def blocks_of(block_mask: Any) -> Record:
             f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask as torch has it"
         )
     size_q, size_k = block_mask.BLOCK_SIZE
-    found = {name: getattr(block_mask, name, None) for name in BLOCKS[:4]}
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    found = {name: getattr(block_mask, name, None) for name in names}
     blocks = {name: x for name, x in found.items() if x is not None}
     return {**blocks, "mask_block_q": int(size_q), "mask_block_k": int(size_k)}
 

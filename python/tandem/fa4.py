@@ -9,8 +9,8 @@ accepted and change no result. score_mod(score, b, h, q_idx, kv_idx, seqlen_info
 q_idx, kv_idx, seqlen_info, aux_tensors), with aux_scalars as one more argument where these are given, are plain Python
 functions, which are traced as tandem.flex_attention's: on single numbers, without vectors, and with a gradient for the
 float aux_tensors; score_mod_bwd is not needed. block_sparse_tensors of flash_attn_func are lists of blocks that are
-seen, in part or whole, with their block_size; nothing is asked of block_sparse_tensors_bwd. They are refused where a
-gradient is wanted on a GPU, and functions that call cutlass, gather_kv_indices and qv always.
+seen, in part or whole, with their block_size; nothing is asked of block_sparse_tensors_bwd. Functions that call
+cutlass, gather_kv_indices and qv are refused.
 
 lse, natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None unless return_lse or an input requires a
 gradient. It is differentiable where return_lse asked for it; -inf for a row that sees no key.
@@ -73,7 +73,7 @@ def flash_attn_func(
     )
     options.update(_mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap))
     if block_sparse_tensors is not None:
-        options["block_mask"] = _blocks(block_sparse_tensors, (q, k, v, learnable_sink, *(aux_tensors or ())))
+        options["block_mask"] = _blocks(block_sparse_tensors)
     return _attend(q, k, v, options, return_lse)
 
 
@@ -266,11 +266,8 @@ def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_
     return mods
 
 
-def _blocks(tensors: Any, inputs: Any) -> tandem.Blocks:
+def _blocks(tensors: Any) -> tandem.Blocks:
     """Block sparsity as tandem.attention's block_mask."""
-    if inputs[0].is_cuda and torch.is_grad_enabled():
-        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
-            _refuse(block_sparse_tensors=tensors)
     size = getattr(tensors, "block_size", None)
     if size is None or getattr(tensors, "cu_total_m_blocks", None) is not None:
         raise tandem.Unsupported(

@@ -48,7 +48,6 @@ __all__ = [
 ]
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}  # our arguments' names here
-_SAYS_THE_SAME = "_tandem_says_the_same"  # of a BlockMask whose lists were made from its mask_mod
 _BLOCK_OF_GPUS = 128  # queries and keys: what kernels of every GPU serve multiples of
 _NO_BLOCKS = 1 << 30  # torch's block size where there is no mask
 _MOST_ELEMENTS = 1 << 22  # of a mask that is evaluated at once
@@ -73,7 +72,7 @@ def flex_attention(
     multiple of heads_k. key and value may have a batch of 1 for all of query's, where there is a block_mask.
     score_mod(score, b, h, q_idx, kv_idx) gives a number; a text or a tandem.Mod may be given in its place. block_mask,
     of create_block_mask or torch's own, hides as torch's: what is in neither of its lists, and by its mask_mod what is
-    in the list of partial blocks. (Where a gradient is wanted on a GPU a mask_mod has to say the same as the lists.)
+    in the list of partial blocks. (Where BLOCK_SIZE is none that GPUs serve, it hides by its mask_mod alone.)
     scale is 1 / sqrt(E) unless given. kernel_options tune torch's kernels: they are checked, and change nothing here.
 
     Returns (batch, heads, L, Ev), with return_lse also the LSE (batch, heads, L), and with return_aux an AuxOutput,
@@ -101,8 +100,7 @@ def flex_attention(
     if score_mod is not None:
         mods["score_mod"] = _text_of(score_mod, "score_mod", query.device)
     if block_mask is not None:
-        captured = getattr(mods.get("score_mod"), "bindings", {}).values()
-        mods.update(_mask_of(block_mask, query, key, _wants_gradient(query, key, value, *captured)))
+        mods.update(_mask_of(block_mask, query, key))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
     result = in_words(_NAMES, tandem.attention, q, k, v, softmax_scale=scale, return_lse=wants_lse, **mods)
@@ -113,20 +111,14 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
-def _wants_gradient(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
-
-
-def _mask_of(block_mask: BlockMask, query: Tensor, key: Tensor, wants_gradient: bool) -> dict[str, Any]:
-    """A BlockMask as tandem.attention's arguments. The backward on GPUs goes by mask_mod alone, which there has to say
-    all; and the forward by its lists only where they are known to say the same."""
+def _mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
+    """A BlockMask as tandem.attention's arguments."""
     if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
         return {}
     _check_lengths(block_mask, query, key)
-    noop, by_mod = _is_noop(block_mask), query.is_cuda and wants_gradient
-    lists = _has_lists(block_mask, query, key) and (noop or not by_mod or hasattr(block_mask, _SAYS_THE_SAME))
+    lists = _has_lists(block_mask, query, key)
     mods: dict[str, Any] = {"block_mask": block_mask} if lists else {}
-    if not noop or by_mod or not lists:
+    if not (lists and _is_noop(block_mask)):
         mods["mask_mod"] = mask_mod_of(block_mask, query, key)
     return mods
 
@@ -258,15 +250,13 @@ def create_block_mask(
     partial = counts > 0
     if separate_full_blocks:
         partial = partial & ~full
-    mask = BlockMask.from_kv_blocks(
+    return BlockMask.from_kv_blocks(
         *_ordered(partial),
         *(_ordered(full) if separate_full_blocks else (None, None)),
         BLOCK_SIZE=(size_q, size_k),
         mask_mod=mask_mod,
         seq_lengths=(Q_LEN, KV_LEN),
     )
-    setattr(mask, _SAYS_THE_SAME, True)
-    return mask
 
 
 def _shifted(mask_mod: Callable[..., Any], first_q: int, first_k: int) -> Callable[..., Any]:

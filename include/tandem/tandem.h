@@ -271,6 +271,21 @@ typedef struct tandem_attention_args {
   const tandem_mod* score_mod;
   /* Says which keys are visible, beside causal, window and boolean bias: a bool of the same, but for score. */
   const tandem_mod* mask_mod;
+
+  /* A block mask, as torch's BlockMask has it: for each block of mask_block_q queries the blocks of mask_block_k keys
+   * of which it may see some keys, in any order. Its other blocks are hidden, and on GPUs left out. In full_kv_indices
+   * are blocks that are seen whole, whatever mask_mod says; in kv_indices those of which mask_mod, where there is one,
+   * says what is seen. One in both is seen whole; causal, window and boolean bias hide what they hide. int32:
+   * kv_num_blocks (batch|1, heads_q|1, blocks of queries), kv_indices (batch|1, heads_q|1, blocks of queries, any
+   * number), any strides; both, or NULL. full_kv_num_blocks and full_kv_indices likewise, beside those. Of a row of
+   * indices the first kv_num_blocks[...] count. They are read where they lie: counts are clamped to the row, and an
+   * index that is no block of keys is none. Dense calls only. */
+  const tandem_tensor* kv_num_blocks;
+  const tandem_tensor* kv_indices;
+  const tandem_tensor* full_kv_num_blocks;
+  const tandem_tensor* full_kv_indices;
+  int64_t mask_block_q; /* with them at least 1, else 0 */
+  int64_t mask_block_k;
 } tandem_attention_args;
 
 /* What a check, a workspace or a preparation is for. */

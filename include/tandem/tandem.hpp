@@ -339,6 +339,9 @@ struct Attention {
   bool accumulate = false;       // backward: gradients are added to what their tensors hold
   int32_t sm_limit = 0;          // 0: all multiprocessors of the GPU
   Mod score_mod = {}, mask_mod = {};
+  Tensor kv_num_blocks = {}, kv_indices = {};            // (batch|1, heads|1, blocks of queries), (..., any number)
+  Tensor full_kv_num_blocks = {}, full_kv_indices = {};  // the same of blocks that are seen whole
+  int64_t mask_block_q = 0, mask_block_k = 0;            // queries and keys of a block
 };
 
 namespace detail {
@@ -424,6 +427,12 @@ class CArgs {
     args_.sm_limit = a_.sm_limit;
     args_.score_mod = score_mod_.get();
     args_.mask_mod = mask_mod_.get();
+    args_.kv_num_blocks = a_.kv_num_blocks.get();
+    args_.kv_indices = a_.kv_indices.get();
+    args_.full_kv_num_blocks = a_.full_kv_num_blocks.get();
+    args_.full_kv_indices = a_.full_kv_indices.get();
+    args_.mask_block_q = a_.mask_block_q;
+    args_.mask_block_k = a_.mask_block_k;
   }
   CArgs(const CArgs&) = delete;
   CArgs& operator=(const CArgs&) = delete;

@@ -18,6 +18,7 @@ struct Sm100BackwardConfig {
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
   bool captured = false;             // gradients of what score_mod reads are wanted
+  bool block_mask = false;           // steps are those that lists name: tile/key_steps.cuh
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
   bool varlen = false;               // lengths are read on the device: cu_seqlens or seqused
@@ -42,7 +43,7 @@ struct Sm100BackwardConfig {
     return t;
   }
   constexpr bool has_score_mod() const {
-    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod || block_mask;
   }
 
   // Keys and values beyond a sequence, queries and dout too, have to be cleared before they are multiplied.

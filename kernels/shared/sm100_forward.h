@@ -12,6 +12,7 @@ struct Sm100ForwardConfig {
   bool clc = false;                      // a block for every work tile; those that run take over the others' (CLC)
   bool f32_out = false;                  // the result is float32, else of the type of elements
   bool dropout = false;                  // of probabilities, before they meet values
+  bool block_mask = false;               // n_blocks are those that lists name: tile/block_mask.cuh
   bool f16 = false;                      // elements are float16, else bfloat16
   bool left = false, right = false;      // a query may not see all keys before, after it (causal: right)
   bool varlen = false;                   // lengths are read on the device: cu_seqlens or seqused
@@ -28,8 +29,12 @@ struct Sm100ForwardConfig {
   constexpr int tile_m() const { return q_tiles() * mma_m(); }
   constexpr int threads() const { return 128 * (q_tiles() + 2); }
   constexpr bool has_score_mod() const {
-    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || (mask_mod && !block_mask);
   }
+  // As Hopper's.
+  static constexpr int step_rows() { return kTileM; }
+  constexpr int step_units() const { return q_tiles() * ctas(); }
+  constexpr int step_tiles() const { return q_tiles(); }
   // As Hopper; where a CTA is on its own.
   constexpr bool lazy_max() const { return !f16 && !has_score_mod() && !dropout && !pair; }
 

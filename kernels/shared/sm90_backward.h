@@ -10,12 +10,13 @@ struct Sm90BackwardConfig {
   int warpgroups = 2;                    // that compute; each has 64 keys, or a role
   int tile_m = 64;                       // queries of a step: 64, or 64 for each warpgroup
   int q_stages = 3, dout_stages = 2;     // steps of queries, and of dout, that are in shared memory at once
-  bool pair = false;  // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
+  bool pair = false;   // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
   bool roles = false;  // of warpgroups: one makes scores and dq, one sums dv, one dk
   bool dropout = false;
   bool direct = false;               // dk and dv are float32, or added to what is there: stored in pairs of columns
   bool split = false;                // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
   bool captured = false;             // gradients of what score_mod reads are wanted
+  bool block_mask = false;           // steps are those that lists name: tile/key_steps.cuh
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
   bool varlen = false;               // lengths are read on the device: cu_seqlens or seqused
@@ -36,7 +37,7 @@ struct Sm90BackwardConfig {
   constexpr int dv_columns() const { return wide() && !roles ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   constexpr bool has_score_mod() const {
-    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod || block_mask;
   }
 
   // dq of a step: each warpgroup that makes it has 64 queries of it and some of the columns.
@@ -46,8 +47,8 @@ struct Sm90BackwardConfig {
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }
   constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
   // Bulk copies of shared memory add it, else threads from their registers: those stall where many are under way. At
-  // head_dim 64, where the way through shared memory takes longer than a step leaves, threads are the faster; wide heads
-  // have no room.
+  // head_dim 64, where the way through shared memory takes longer than a step leaves, threads are the faster; wide
+  // heads have no room.
   constexpr bool staged() const { return roles || (!wide() && head_dim > 64); }
   // Each warpgroup's is added by itself.
   constexpr int dq_tickets() const { return ctas() * dq_parts(); }
@@ -96,8 +97,8 @@ struct Sm90BackwardConfig {
   // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step.
   constexpr int ds_stages() const { return roles ? 2 : wide() ? 1 : 3; }
 
-  // Of a thread that makes scores, or sums, and of a computing one where there are no roles, after the loading warpgroup
-  // has given its own away.
+  // Of a thread that makes scores, or sums, and of a computing one where there are no roles, after the loading
+  // warpgroup has given its own away.
   static constexpr int kScoreRegisters = 168, kSumRegisters = 160;
   constexpr int registers() const {
     const int at_launch = 65536 / threads() / 8 * 8;

@@ -11,6 +11,7 @@ struct Sm90ForwardConfig {
   bool pingpong = true;                  // warpgroups issue their products in turns (ping-pong)
   bool f32_out = false;                  // the result is float32, else of the type of elements
   bool dropout = false;
+  bool block_mask = false;           // n_blocks are those that lists name: tile/block_mask.cuh
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
   bool varlen = false;               // lengths are read on the device: cu_seqlens or seqused
@@ -21,16 +22,20 @@ struct Sm90ForwardConfig {
 
   constexpr int tile_m() const { return 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  // Scores are more than scaled products.
+  // Scores are more than scaled products. With a block mask a mask_mod is asked apart, where an n_block needs it.
   constexpr bool has_score_mod() const {
-    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
+    return unscaled || softcap || alibi || bias != Bias::none || score_mod || (mask_mod && !block_mask);
   }
+  // Of a block mask: rows whose n_blocks have a state of their own, and tiles of which each takes part in some only.
+  static constexpr int step_rows() { return 64; }
+  constexpr int step_units() const { return warpgroups; }
+  static constexpr int step_tiles() { return 1; }
   // Steps that hide nothing take exponentials without a look at the scores (FragmentSoftmax::settle). Where that goes
   // wrong, the tile is done again with that look. Not where a bias may hide a row's first keys or ALiBi grow without a
   // bound; nor with dropout: sums are of what it drops too, so they cannot be made again of the probabilities that are
   // multiplied.
   constexpr bool lazy_max() const {
-    return !f16 && !unscaled && !alibi && bias == Bias::none && !score_mod && !mask_mod && !dropout;
+    return !f16 && !unscaled && !alibi && bias == Bias::none && !score_mod && (!mask_mod || block_mask) && !dropout;
   }
   // Exponentials of a thread and step that are taken before the product with the values of the step before is waited
   // for: where that product is short, none; measured.

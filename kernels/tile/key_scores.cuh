@@ -2,6 +2,7 @@
 // masks as the forward's.
 #pragma once
 #include "ptx/warp.cuh"
+#include "tile/block_mask.cuh"
 #include "tile/score_mod.cuh"
 #include "tile/sequence.cuh"
 
@@ -24,7 +25,8 @@ struct HeadScores {
   float slope = 0;
   int diagonal = 0;
   const char* bias = nullptr;
-  ModPlace place;  // but for the query and the key
+  ModPlace place;                     // but for the query and the key
+  StepState state = StepState::full;  // of a block mask, unless that is asked apart
 
   TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head) {
     if constexpr (T.alibi) {
@@ -60,9 +62,14 @@ struct HeadScores {
         if (given != nullptr) *given = score;
         x = kLog2e * score_mod<T>(score, at, mods.score);
       }
-      if constexpr (T.mask_mod) visible = visible && mask_mod<T>(at, mods.mask);
+      if constexpr (T.mask_mod && T.block_mask) {
+        if (state == StepState::partial) visible = visible && mask_mod<T>(at, mods.mask);
+      } else if constexpr (T.mask_mod) {
+        visible = visible && mask_mod<T>(at, mods.mask);
+      }
     }
-    if constexpr (T.bias == Bias::boolean || T.mask_mod) {
+    if constexpr (T.block_mask) visible = visible && (state == StepState::full || state == StepState::partial);
+    if constexpr (T.bias == Bias::boolean || T.mask_mod || T.block_mask) {
       if (!visible) x = -kInfinity;
     }
     return x;

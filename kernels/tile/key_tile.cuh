@@ -1,5 +1,6 @@
 // A tile of a backward: keys of an n_block, and the m_blocks of queries that see them.
 #pragma once
+#include "tile/key_steps.cuh"
 #include "tile/sequence.cuh"
 
 // Keys [n_block * T.tile_n(), ...) of a key head, and the m_blocks that see some of them.
@@ -14,10 +15,10 @@ struct KeyTile {
 // for those of a head that the n_block before comes to late. With a bound on the left as many see one as another; then
 // all m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
 template <auto T>
-struct KeySteps {
+struct RangeOfSteps {
   int head, m_block, left;
 
-  TANDEM_DEVICE KeySteps(const BackwardParams& p, const KeyTile& tile)
+  TANDEM_DEVICE RangeOfSteps(const BackwardParams& p, const KeyTile& tile)
       : m_block(tile.m_end - 1), m_begin_(tile.m_begin), m_end_(tile.m_end) {
     int heads = p.heads_q / p.heads_k;
     head = tile.head_k * heads;
@@ -56,6 +57,61 @@ struct KeySteps {
   }
 };
 
+// With a block mask: those that list_key_steps() has listed.
+template <auto T>
+struct ListedSteps {
+  int head, m_block, left;
+
+  TANDEM_DEVICE ListedSteps(const BackwardParams& params, const KeyTile& tile) : p_(params) {
+    const auto& p = static_cast<const BlockMaskedBackwardParams&>(params);
+    next_ = p.blocks.steps + ((static_cast<i64>(tile.sequence) * p.heads_k + tile.head_k) * p.n_blocks + tile.n_block) *
+                                 p.blocks.list_words;
+    left = *next_++;
+    if constexpr (requires { T.split; }) {
+      if (T.split) {
+        const i64 all = left;
+        const int first = static_cast<int>(all * tile.split / p.splits);
+        left = static_cast<int>(all * (tile.split + 1) / p.splits) - first;
+        next_ += first;
+      }
+    }
+    read();
+  }
+  TANDEM_DEVICE void advance() {
+    --left;
+    read();
+  }
+
+ private:
+  const BackwardParams& p_;
+  const int* next_;
+
+  // Behind the last step there is one more number, which is none.
+  TANDEM_DEVICE void read() {
+    const int step = *next_++;
+    m_block = step / p_.heads_q;
+    head = step - m_block * p_.heads_q;
+  }
+};
+
+struct NoSteps {
+  TANDEM_DEVICE NoSteps(const BackwardParams&, const KeyTile&) {}
+};
+
+template <bool first, class A, class B>
+struct OneOf {
+  using Type = A;
+};
+template <class A, class B>
+struct OneOf<false, A, B> {
+  using Type = B;
+};
+template <auto T>
+using KeySteps = typename OneOf<T.block_mask, ListedSteps<T>, RangeOfSteps<T>>::Type;
+// For who counts the others by itself.
+template <auto T>
+using ListedOrNone = typename OneOf<T.block_mask, ListedSteps<T>, NoSteps>::Type;
+
 // The n-th, the longest first: under a causal mask the first keys are seen by the most queries. Heads that are taken
 // together share the L2 cache; the splits of an n_block follow each other.
 template <auto T>
@@ -84,4 +140,11 @@ TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s
   if constexpr (!T.left) return 0;
   const int first = m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
   return max(0, band_of<T>(p, s).visible_keys(first, last).begin) / T.tile_n();
+}
+// How many n_blocks add to the dq of a step before this one.
+template <auto T>
+TANDEM_DEVICE int n_blocks_before(const BackwardParams& p, const SequenceCoords& s, const KeySteps<T>& step,
+                                  int n_block) {
+  if constexpr (T.block_mask) return table_word<T>(p, s, step.head, step.m_block, n_block) >> kStepBits;
+  return n_block - first_n_block<T>(p, s, step.m_block);
 }

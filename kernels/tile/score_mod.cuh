@@ -39,6 +39,13 @@ TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
   }
 }
 
+// With a block mask it is asked apart, of some blocks (MaskMod).
+template <auto T>
+constexpr bool mask_mod_of_all() {
+  if constexpr (requires { T.block_mask; }) return T.mask_mod && !T.block_mask;
+  return T.mask_mod;
+}
+
 // Makes a row's scores, in log2 units, from products of queries and keys (with a softcap: from what apply_softcap()
 // makes of them). Beyond the tensor, where everything is masked, it reads the last bias again: a load that depends on
 // nothing needs no branch, and branches for each element are what takes long to compile.
@@ -80,9 +87,9 @@ struct ScoreMod {
       ModPlace at = place;
       at.k = column;
       if constexpr (T.score_mod) x = kLog2e * score_mod<T>(kLn2 * x, at, mods.score);
-      if constexpr (T.mask_mod) visible = visible && mask_mod<T>(at, mods.mask);
+      if constexpr (mask_mod_of_all<T>()) visible = visible && mask_mod<T>(at, mods.mask);
     }
-    if constexpr (T.bias == Bias::boolean || T.mask_mod) {
+    if constexpr (T.bias == Bias::boolean || mask_mod_of_all<T>()) {
       if (!visible) x = -kInfinity;
     }
     return x;

@@ -5,6 +5,7 @@
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
 #include "tile/key_scores.cuh"
+#include "tile/key_steps.cuh"
 #include "tile/sequence.cuh"
 
 // A tile of T.tile_m queries and a block of keys.
@@ -17,6 +18,12 @@ TANDEM_DEVICE ModPlace place_of(const ScoreTileAt& at, int query, int key) {
   return {at.sequence.sequence, at.head, query, key, at.sequence.q_len, at.sequence.k_len};
 }
 
+// What a block mask says of it. Its keys are those of a CTA of the main kernel.
+template <auto T>
+TANDEM_DEVICE StepState state_at(const BackwardParams& p, const ScoreTileAt& at) {
+  return step_state<T>(p, at.sequence, at.head, at.m_block, at.key_block / T.ctas(), at.key_block % T.ctas());
+}
+
 // Whether some query of the tile, which has so many keys, sees some key.
 template <auto T, int keys>
 TANDEM_DEVICE bool sees_some(const BackwardParams& p, const ScoreTileAt& at) {
@@ -24,6 +31,7 @@ TANDEM_DEVICE bool sees_some(const BackwardParams& p, const ScoreTileAt& at) {
   const int first = at.key_block * keys, last = min(first + keys, sequence.k_len) - 1;
   const QueryRange visible = band_of<T>(p, sequence).visible_queries(first, last);
   const int query = at.m_block * T.tile_m;
+  if (T.block_mask && state_at<T>(p, at) == StepState::absent) return false;
   return first <= last && query < min(visible.end, sequence.q_len) && visible.begin < query + T.tile_m;
 }
 

@@ -40,6 +40,10 @@ static struct {
     TENSOR(seqused_k, 0, 0),
     TENSOR(page_table, 0, 0),
     TENSOR(diagonal_offsets, 0, 0),
+    TENSOR(kv_num_blocks, 0, 0),
+    TENSOR(kv_indices, 0, 0),
+    TENSOR(full_kv_num_blocks, 0, 0),
+    TENSOR(full_kv_indices, 0, 0),
     {"seed", kSeed, 0, 0, 0, NULL},
     FIELD(max_seqlen_q, kLength),
     FIELD(max_seqlen_k, kLength),
@@ -56,6 +60,8 @@ static struct {
     FIELD(accumulate, kFlag),
     FIELD(score_mod, kMod),
     FIELD(mask_mod, kMod),
+    FIELD(mask_block_q, kLength),
+    FIELD(mask_block_k, kLength),
     {"float32_out", kNotOfTheCall, 0, 0, 0, NULL}, /* out's own type says it */
     TENSOR(out, kForward, kBackward),
     TENSOR(lse, kForward, 0),
@@ -69,7 +75,7 @@ static struct {
 #undef TENSOR
 #undef FIELD
 };
-enum { kFields = sizeof fields / sizeof fields[0], kMostTensors = 22, kMostMods = 2 };
+enum { kFields = sizeof fields / sizeof fields[0], kMostTensors = 26, kMostMods = 2 };
 
 static int intern_names(void) {
   for (int i = 0; i < kFields; ++i)

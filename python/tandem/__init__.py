@@ -19,10 +19,11 @@ from tandem import _gpu
 from tandem._attention import Gradients, attention, attention_backward, check, merge, prepare, use_torch
 from tandem._errors import Unsupported
 from tandem._library import boundary as _boundary
-from tandem._mods import Mod
+from tandem._mods import Blocks, Mod
 
 __version__: str = _boundary.version
 __all__ = [
+    "Blocks",
     "Gradients",
     "Mod",
     "Unsupported",

@@ -18,6 +18,7 @@ from tandem._library import (
     PREPARE,
     TENSORS,
     Record,
+    blocks_of,
     call,
     check_mask,
     diagonal_of,
@@ -68,6 +69,7 @@ def attention(
     sink: Any = None,
     score_mod: Any = None,
     mask_mod: Any = None,
+    block_mask: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
@@ -114,6 +116,8 @@ def attention(
         tanh(score / 30)". After softcap, ALiBi and bias; -inf hides. Positions count from 0 in their sequence.
     mask_mod : the same of a bool, such as "k <= q or k < 16": whether a query sees a key, beside causal, window and a
         boolean bias.
+    block_mask : which blocks of queries and keys are seen, as far as mask_mod shows them or whole: a :class:`Blocks`,
+        or torch's BlockMask, of which its lists count and mask_mod does not. The others are left out.
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: where the sequences of packed arrays begin and end.
     max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays; needed on GPUs.
     seqused_q, seqused_k : (batch) int32: how much of each sequence is used; rows beyond give 0.
@@ -163,6 +167,8 @@ def attention(
         record["score_mod"] = _mods.bound(score_mod, "score_mod")
     if mask_mod is not None:
         record["mask_mod"] = _mods.bound(mask_mod, "mask_mod")
+    if block_mask is not None:
+        record.update(blocks_of(block_mask))
     if cu_seqlens_q is not None:
         record["cu_seqlens_q"] = cu_seqlens_q
     if cu_seqlens_k is not None:
@@ -245,6 +251,7 @@ def attention_backward(
     sink: Any = None,
     score_mod: Any = None,
     mask_mod: Any = None,
+    block_mask: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
@@ -319,6 +326,8 @@ def attention_backward(
     }
     if diagonal_offset is not None:
         record.update(diagonal_of(diagonal_offset, alignment))
+    if block_mask is not None:
+        record.update(blocks_of(block_mask))
     given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
     # Of these there are gradients: a mask has none.
     inputs = {name: record[name[1:]] for name in given}
@@ -430,6 +439,8 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
     check_mask(record["causal"], record["alignment"])
     if offset is not None:
         record.update(diagonal_of(offset, record["alignment"]))
+    if given["block_mask"] is not None:
+        record.update(blocks_of(given["block_mask"]))
     record["float32_out"] = is_float32(out_dtype)
     if record["seed"] is not None:
         record["seed"] = seed_of(record["seed"])

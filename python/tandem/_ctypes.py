@@ -78,7 +78,8 @@ _TENSORS_0_1 = (
     *_FIRST, "out", "lse", "dout", "dlse", "dq", "dk", "dv", "bias", "dbias", "sink", "dsink", "alibi_slopes",
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",
 )  # fmt: skip
-_TENSORS = (*_TENSORS_0_1, "diagonal_offsets")
+_BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+_TENSORS = (*_TENSORS_0_1, "diagonal_offsets", *_BLOCKS)
 
 
 class _Args(ctypes.Structure):
@@ -110,6 +111,9 @@ class _Args(ctypes.Structure):
         ("sm_limit", _int32),
         ("score_mod", ctypes.POINTER(_Mod)),
         ("mask_mod", ctypes.POINTER(_Mod)),
+        *((name, ctypes.POINTER(_Tensor)) for name in _BLOCKS),
+        ("mask_block_q", _int64),
+        ("mask_block_k", _int64),
     ]
 
 

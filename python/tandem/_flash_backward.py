@@ -37,6 +37,7 @@ def refuse(record: Record) -> None:
         (record.get("alibi_slopes") is not None, "alibi_slopes is given", "leave it out"),
         (record.get("score_mod") is not None, "score_mod is given", "leave it out"),
         (record.get("mask_mod") is not None, "mask_mod is given", "mask with causal and window"),
+        (record.get("kv_num_blocks") is not None, "block_mask is given", "mask with causal and window"),
         (softcap, f"softcap ({softcap}) is given", "leave it out"),
         (
             used,

@@ -48,11 +48,11 @@ Record = dict[str, Any]
 # The inputs that are tensors, those that have gradients first.
 TENSORS = (
     "q", "k", "v", "bias", "sink", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
-    "page_table", "diagonal_offsets",
+    "page_table", "diagonal_offsets", "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
 )  # fmt: skip
 OPTIONS = (
     "max_seqlen_q", "max_seqlen_k", "softmax_scale", "softcap", "causal", "alignment", "window", "dropout_p",
-    "num_splits", "deterministic", "batch_invariant", "diagonal_offset", "float32_out",
+    "num_splits", "deterministic", "batch_invariant", "diagonal_offset", "float32_out", "mask_block_q", "mask_block_k",
 )  # fmt: skip
 
 FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
@@ -191,6 +191,19 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> Record:
     if getattr(diagonal_offset, "shape", ()) == () and hasattr(diagonal_offset, "__index__"):
         return {"alignment": "explicit", "diagonal_offset": int(diagonal_offset)}
     return {"alignment": "explicit", "diagonal_offsets": _arrays.view(diagonal_offset, "diagonal_offset")}
+
+
+def blocks_of(block_mask: Any) -> Record:
+    """What a record has of a block mask: of whatever has torch's names."""
+    if not hasattr(block_mask, "kv_num_blocks") or not hasattr(block_mask, "BLOCK_SIZE"):
+        raise TypeError(
+            f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask as torch has it"
+        )
+    size_q, size_k = block_mask.BLOCK_SIZE
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    found = {name: getattr(block_mask, name, None) for name in names}
+    blocks = {name: x for name, x in found.items() if x is not None}
+    return {**blocks, "mask_block_q": int(size_q), "mask_block_k": int(size_k)}
 
 
 def is_float32(out_dtype: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,22 @@ class Mod:
 
     def __repr__(self) -> str:
         return ", ".join((f"Mod({self.text!r}", *(f"{name}={_shown(x)}" for name, x in self.bindings.items()))) + ")"
+
+
+class Blocks(NamedTuple):
+    """A block mask of :func:`tandem.attention`: for each block of queries how many blocks of keys it looks at, and
+    which, by the names of torch's BlockMask, which may be given as well.
+
+    kv_num_blocks (batch|1, heads|1, blocks of queries) and kv_indices (batch|1, heads|1, blocks of queries, any number)
+    are int32: the first so many indices of a row are of blocks that are seen as far as mask_mod, where there is one,
+    shows them. Those of full_kv_indices are seen whole. All others are hidden. BLOCK_SIZE: queries and keys of a block.
+    """
+
+    kv_num_blocks: Any
+    kv_indices: Any
+    full_kv_num_blocks: Any = None
+    full_kv_indices: Any = None
+    BLOCK_SIZE: tuple[int, int] = (128, 128)
 
 
 def _shown(x: Any) -> str:

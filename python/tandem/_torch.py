@@ -65,7 +65,8 @@ def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 # An operator takes a record apart: its tensors, with the seed, by their place, and its options by their names. A tensor
 # of a later version goes to the end, so that others keep their places.
-_INPUTS = (*(name for name in TENSORS if name != "diagonal_offsets"), "seed", "diagonal_offsets")
+_LATER = TENSORS[TENSORS.index("diagonal_offsets") :]
+_INPUTS = (*(name for name in TENSORS if name not in _LATER), "seed", *_LATER)
 _SEED = _INPUTS.index("seed")
 _SINK = _INPUTS.index("sink")  # those before it are cast by autocast
 _DIFFERENTIABLE = _SINK + 1  # so many have gradients, the first
@@ -85,6 +86,8 @@ _OPTIONS = {
     "batch_invariant": "bool batch_invariant=False",
     "diagonal_offset": "SymInt? diagonal_offset=None",
     "float32_out": "bool float32_out=False",
+    "mask_block_q": "SymInt mask_block_q=0",
+    "mask_block_k": "SymInt mask_block_k=0",
     # A modification's text, its names, those of numbers first, and these numbers.
     "score_mod": "str? score_mod=None",
     "score_mod_names": "str[]? score_mod_names=None",

@@ -8,8 +8,9 @@ pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune F
 accepted and change no result. score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h,
 q_idx, kv_idx, seqlen_info, aux_tensors), with aux_scalars as one more argument where these are given, are plain Python
 functions, which are traced as tandem.flex_attention's: on single numbers, without vectors, and with a gradient for the
-float aux_tensors; score_mod_bwd is not needed. Those that call cutlass, block sparsity, gather_kv_indices and qv are
-refused.
+float aux_tensors; score_mod_bwd is not needed. block_sparse_tensors of flash_attn_func are lists of blocks that are
+seen, in part or whole, with their block_size; nothing is asked of block_sparse_tensors_bwd. Functions that call
+cutlass, gather_kv_indices and qv are refused.
 
 lse, natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None unless return_lse or an input requires a
 gradient. It is differentiable where return_lse asked for it; -inf for a row that sees no key.
@@ -63,17 +64,16 @@ def flash_attn_func(
 
     Returns (out, lse).
     """
-    _refuse(
-        qv=qv,
-        gather_kv_indices=gather_kv_indices,
-        block_sparse_tensors=block_sparse_tensors,
-        block_sparse_tensors_bwd=block_sparse_tensors_bwd,
-    )
+    _refuse(qv=qv, gather_kv_indices=gather_kv_indices)
+    if block_sparse_tensors is None:
+        _refuse(block_sparse_tensors_bwd=block_sparse_tensors_bwd)
     is_tensor(q, "q")
     options = _options(
         softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits, q), deterministic
     )
     options.update(_mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap))
+    if block_sparse_tensors is not None:
+        options["block_mask"] = _blocks(block_sparse_tensors)
     return _attend(q, k, v, options, return_lse)
 
 
@@ -266,6 +266,18 @@ def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_
     return mods
 
 
+def _blocks(tensors: Any) -> tandem.Blocks:
+    """Block sparsity as tandem.attention's block_mask."""
+    size = getattr(tensors, "block_size", None)
+    if size is None or getattr(tensors, "cu_total_m_blocks", None) is not None:
+        raise tandem.Unsupported(
+            f"block_sparse_tensors ({type(tensors).__name__}) must have a block_size, such as (128, 128), and be of "
+            "dense tensors: what else they may mean depends on FlashAttention-4's tiles"
+        )
+    names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
+    return tandem.Blocks(*(getattr(tensors, name, None) for name in names), BLOCK_SIZE=size)
+
+
 def _plain(function: Callable, name: str) -> Callable:
     """The function below its decorators, which are cutlass's; refused where it calls cutlass itself."""
     function = inspect.unwrap(function)
@@ -294,7 +306,7 @@ def _attend(q, k, v, options, return_lse):
 _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and pass them without qv",
     "gather_kv_indices": "gather the keys and values beforehand",
-    "block_sparse_tensors": "leave it out; mask_mod alone says what is seen",
+    "block_sparse_tensors": "leave it out; mask_mod alone says what is seen",  # where they are not
     "block_sparse_tensors_bwd": "leave it out; mask_mod alone says what is seen",
 }
 

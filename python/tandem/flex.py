@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}  # our arguments' names here
+_BLOCK_OF_GPUS = 128  # queries and keys: what kernels of every GPU serve multiples of
 _NO_BLOCKS = 1 << 30  # torch's block size where there is no mask
 _MOST_ELEMENTS = 1 << 22  # of a mask that is evaluated at once
 
@@ -70,7 +71,8 @@ def flex_attention(
     query (batch, heads, L, E), key (batch, heads_k, S, E), value (batch, heads_k, S, Ev); with enable_gqa heads is a
     multiple of heads_k. key and value may have a batch of 1 for all of query's, where there is a block_mask.
     score_mod(score, b, h, q_idx, kv_idx) gives a number; a text or a tandem.Mod may be given in its place. block_mask,
-    of create_block_mask or torch's own, hides by its mask_mod; where that is noop_mask, by its blocks.
+    of create_block_mask or torch's own, hides as torch's: what is in neither of its lists, and by its mask_mod what is
+    in the list of partial blocks. (Where BLOCK_SIZE is none that GPUs serve, it hides by its mask_mod alone.)
     scale is 1 / sqrt(E) unless given. kernel_options tune torch's kernels: they are checked, and change nothing here.
 
     Returns (batch, heads, L, Ev), with return_lse also the LSE (batch, heads, L), and with return_aux an AuxOutput,
@@ -98,7 +100,7 @@ def flex_attention(
     if score_mod is not None:
         mods["score_mod"] = _text_of(score_mod, "score_mod", query.device)
     if block_mask is not None:
-        mods["mask_mod"] = mask_mod_of(block_mask, query, key)
+        mods.update(_mask_of(block_mask, query, key))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
     result = in_words(_NAMES, tandem.attention, q, k, v, softmax_scale=scale, return_lse=wants_lse, **mods)
@@ -109,11 +111,52 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
+def _mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
+    """A BlockMask as tandem.attention's arguments."""
+    if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
+        return {}
+    _check_lengths(block_mask, query, key)
+    lists = _has_lists(block_mask, query, key)
+    mods: dict[str, Any] = {"block_mask": block_mask} if lists else {}
+    if not (lists and _is_noop(block_mask)):
+        mods["mask_mod"] = mask_mod_of(block_mask, query, key)
+    return mods
+
+
+def _has_lists(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
+    """Whether its lists are such as tandem.attention serves where query is."""
+    lists = [getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices")]
+    full = [getattr(block_mask, f"full_{name}") for name in ("kv_num_blocks", "kv_indices")]
+    given = [x for x in lists + full if x is not None]
+    if len(given) % 2 or any(x.dtype != torch.int32 or x.device != query.device for x in given):
+        return False
+    batch, heads, seqlen_q, _ = query.shape
+    sizes = tuple(zip(block_mask.BLOCK_SIZE, (seqlen_q, key.shape[2])))
+    if query.is_cuda and any(size % _BLOCK_OF_GPUS and size < length for size, length in sizes):
+        return False
+    rows = -(-seqlen_q // sizes[0][0])
+    return all(
+        x.dim() == dim and x.shape[0] in (1, batch) and x.shape[1] in (1, heads) and x.shape[2] == rows
+        for x, dim in zip(given, (3, 4) * 2)
+    )
+
+
+def _is_noop(block_mask: BlockMask) -> bool:
+    """Whether blocks are all there is: also where torch has made the function anew."""
+    return getattr(block_mask.mask_mod, "__code__", None) is noop_mask.__code__
+
+
 def mask_mod_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Any:
     """A BlockMask of these (batch, heads, seqlen, head_dim) as tandem.attention's mask_mod; None where it hides
     nothing."""
     if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
         return None
+    _check_lengths(block_mask, query, key)
+    mask_mod = _of_blocks(block_mask) if _is_noop(block_mask) else block_mask.mask_mod
+    return _text_of(mask_mod, "mask_mod", query.device)
+
+
+def _check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
     *_, seqlen_q, seqlen_k = block_mask.shape
     lengths = query.shape[2], key.shape[2]
     if (seqlen_q, seqlen_k) != lengths:
@@ -121,10 +164,6 @@ def mask_mod_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Any:
             f"block_mask ({seqlen_q} x {seqlen_k}) must be of query's and key's lengths ({lengths[0]} x {lengths[1]}): "
             "make one for these with create_block_mask"
         )
-    mask_mod = block_mask.mask_mod
-    if getattr(mask_mod, "__code__", None) is noop_mask.__code__:  # also where torch has made the function anew
-        mask_mod = _of_blocks(block_mask)
-    return _text_of(mask_mod, "mask_mod", query.device)
 
 
 def _text_of(mod: Any, argument: str, device: torch.device) -> Any:

@@ -67,7 +67,7 @@ struct Backward {
       if (p.softcap != 0) options.slope = a.take<float>(kBackwardKeys * kStride);
       if (p.bias.present) options.bias = a.take<float>(2 * kPanel * kBackwardKeys);
       if (p.score_mod.present) options.unmodified = a.take<float>(kBackwardKeys * kStride);
-      if (p.mask_mod.present) options.visible = a.take<int32_t>(kBackwardKeys * kPanel);
+      if (p.masked()) options.visible = a.take<int32_t>(kBackwardKeys * kPanel);
       if (p.score_mod.present || p.mask_mod.present) options.mods = a.take<float>(static_cast<int64_t>(mod_floats(p)));
       dropout = a.take<float>(p.dropout.p > 0 ? kBackwardKeys * kStride : 0);
       dout_rows = a.take<T>(rounds_dout(p) ? kRowsPadded * p.head_dim_v : 0);

@@ -233,7 +233,7 @@ struct Decode {
         values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
       }
       // A tile that needs no more than a softmax has its keys in lanes: few queries would leave most lanes idle.
-      const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.mask_mod.present && s.rows->shows(key, key + count);
+      const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.masked() && s.rows->shows(key, key + count);
       const Layout at = plain ? kKeysInLanes : kQueriesInLanes;
       if (!plain) std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
       if (plain && kLanes >= 4 && rows >= 4 && rows * kLanes >= p.head_dim) {

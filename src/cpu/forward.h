@@ -40,7 +40,7 @@ class Arena {
 inline TileMemory option_memory(const Problem& p, Arena& a) {
   TileMemory memory;
   if (p.bias.present) memory.bias = a.take<float>(kBiasWords);
-  if (p.mask_mod.present) memory.visible = a.take<int32_t>(kForwardKeys * kPanel);
+  if (p.masked()) memory.visible = a.take<int32_t>(kForwardKeys * kPanel);
   if (p.score_mod.present || p.mask_mod.present) memory.mods = a.take<float>(static_cast<int64_t>(mod_floats(p)));
   return memory;
 }
@@ -113,10 +113,10 @@ inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o
   }
 }
 
-// Whether any lane sees any of these keys. Leaves what mask_mod shows for finish_scores().
+// Whether any lane sees any of these keys. Leaves what a mask shows for finish_scores().
 inline bool shows_any(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, const TileMemory& memory) {
   if (rows.hides(key, key + count)) return false;
-  if (!piece.problem->mask_mod.present) return true;
+  if (!piece.problem->masked()) return true;
   return show_visible(mod_tile(piece, rows, key, count, kPanel, memory.mods), memory.visible);
 }
 

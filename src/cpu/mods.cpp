@@ -105,7 +105,9 @@ size_t mod_floats(const Problem& p) {
   return floats;
 }
 
-bool show_visible(const ModTile& tile, int32_t* visible) {
+namespace {
+
+bool show_by_mod(const ModTile& tile, int32_t* visible) {
   const Modification& mod = *tile.piece.problem->mask_mod.read;
   Run run(tile, mod, mod.program->result_tiles);
   int32_t any = 0;
@@ -115,6 +117,42 @@ bool show_visible(const ModTile& tile, int32_t* visible) {
     for (int64_t i = 0; i < keys * tile.lanes; ++i) any |= to[i] = from[i];
   });
   return any != 0;
+}
+
+// use(key of the tile, keys that are in the same block, lane, state) for each block of each lane.
+template <class Use>
+void each_block(const ModTile& tile, Use&& use) {
+  const BlockMask& mask = tile.piece.problem->block_mask;
+  for (int64_t key = 0; key < tile.count;) {
+    const int64_t left_of_block = mask.block_k - (tile.key + key) % mask.block_k;
+    const int64_t keys = std::min(left_of_block, tile.count - key);
+    for (int64_t lane = 0; lane < tile.lanes; ++lane)
+      use(key, keys, lane, mask.at(tile.piece.sequence.batch_index, tile.head[lane], tile.query[lane], tile.key + key));
+    key += keys;
+  }
+}
+
+// A block that is full is seen whatever mask_mod says; where there is none, a partial one, too.
+bool show_by_blocks(const ModTile& tile, int32_t* visible) {
+  const Problem& p = *tile.piece.problem;
+  bool partial = false, any = false;
+  each_block(tile, [&](int64_t, int64_t, int64_t, BlockState state) {
+    partial |= state == BlockState::partial;
+    any |= state == BlockState::full || (state == BlockState::partial && !p.mask_mod);
+  });
+  if (p.mask_mod && partial) any |= show_by_mod(tile, visible);
+  if (!any) return false;
+  each_block(tile, [&](int64_t key, int64_t keys, int64_t lane, BlockState state) {
+    if (state == BlockState::partial && p.mask_mod) return;
+    for (int64_t j = key; j < key + keys; ++j) visible[j * tile.lanes + lane] = state == BlockState::hidden ? 0 : 1;
+  });
+  return true;
+}
+
+}  // namespace
+
+bool show_visible(const ModTile& tile, int32_t* visible) {
+  return tile.piece.problem->block_mask ? show_by_blocks(tile, visible) : show_by_mod(tile, visible);
 }
 
 void modify_scores(const ModTile& tile, float* scores) {

@@ -20,7 +20,8 @@ struct ModTile {
 
 size_t mod_floats(const Problem& problem);
 
-// visible[key][lane], of `lanes` lanes: 1 where mask_mod shows the key, else 0. False: it shows none at all.
+// visible[key][lane], of `lanes` lanes: 1 where mask_mod and the block mask show the key, else 0. False: they show none
+// at all.
 bool show_visible(const ModTile& tile, int32_t* visible);
 
 // Scores as score_mod gives them, in place.

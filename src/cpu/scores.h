@@ -156,7 +156,7 @@ struct TileMemory {
   float* bias = nullptr;        // as add_bias() takes it
   float* slope = nullptr;       // receives d score / d (scaled product) of softcap; null: not wanted
   float* unmodified = nullptr;  // receives scores as score_mod reads them; null: not wanted
-  int32_t* visible = nullptr;   // what mask_mod shows: [key][kPanel]
+  int32_t* visible = nullptr;   // what masks show: [key][kPanel]
   float* mods = nullptr;        // mod_floats()
 };
 
@@ -208,7 +208,7 @@ inline float finish_scores(const Piece& piece, const PanelRows& rows, int64_t ke
   if (p.bias.present && p.bias.dtype == DType::boolean)
     hide_by_bias(piece, rows, key, count, scores, stride, memory.bias);
   const VF hidden = set(-kInfinity);
-  if (p.mask_mod.present) {
+  if (p.masked()) {
     for (int64_t j = 0; j < count; ++j) {
       for (int h = 0; h < kPanel; h += kLanes) {
         const auto shown = hn::Ne(load(memory.visible + j * kPanel + h), hn::Zero(ITag()));

@@ -109,6 +109,10 @@ class Mods {
         captured_(p.score_mod, capturing(p.score_mod)) {}
 
   bool visible(const mods::Position& at) {
+    if (p_.block_mask) {
+      const BlockState state = p_.block_mask.at(at.batch, at.head, at.q, at.k);
+      if (state != BlockState::partial) return state == BlockState::full;
+    }
     if (!p_.mask_mod) return true;
     visible_.run(0, at);
     return visible_.integer(p_.mask_mod->program->mod.result) != 0;

@@ -6,7 +6,7 @@
 #include "plan/check.h"
 #include "plan/forward.h"
 #include "problem/modification.h"
-#include "shared/mods.h"
+#include "shared/block_mask.h"
 
 namespace tandem::plan {
 namespace {
@@ -206,6 +206,20 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
 
 bool has_main(const Problem& p, const BackwardTiling& t) { return t.tiles > 0 && (p.dq || p.dk || p.dv); }
 
+// What a block mask shows, for main's kernel and those that make scores anew.
+void add_step_launches(const Problem& p, BackwardTiling* tiling, Plan* plan) {
+  BackwardTiling& t = *tiling;
+  if (!t.tile.block_mask || t.n_blocks == 0) return;
+  t.list_batch = lists_of(p, 0);
+  t.list_heads = lists_of(p, 1);
+  t.list_words = 2 + p.group() * t.sequence_m_blocks;
+  const auto rows = static_cast<uint32_t>(t.list_batch * t.list_heads * t.sequence_m_blocks);
+  if (rows > 0) plan->launches.push_back({.entry = t.tile.mark_steps_entry, .grid = rows, .block = kListStepsThreads});
+  plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.mark_steps_entry + 1),
+                            .grid = static_cast<uint32_t>(p.batch * p.heads_k * t.n_blocks),
+                            .block = kListStepsThreads});
+}
+
 // Those of main's kernel and of what comes after it.
 void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Plan* plan) {
   if (has_main(p, t)) {
@@ -251,8 +265,12 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
 
 }  // namespace
 
-Status BackwardPass::check(const Problem& p) const {
+Status BackwardPass::check(const Problem& p, const gpu::Properties& device) const {
   TANDEM_TRY(check_options(p));
+  if (p.block_mask) {
+    const BackwardTile tile = cut(p, device);
+    TANDEM_TRY(check_blocks(p, tile.tile_m, tile.tile_n / tile.ctas));
+  }
   TANDEM_TRY(check_head_dim("q", p.head_dim));
   TANDEM_TRY(check_head_dim("v", p.head_dim_v));
   const bool no_queries = p.total_q == 0, no_keys = p.total_k == 0;
@@ -283,13 +301,16 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   const int64_t blocks = p.total_q > 0 ? p.heads_q * t.m_blocks : 0;
   const auto count = static_cast<uint32_t>(blocks);
   // Where there is no query, there is no delta, and nothing but the counter to be zeroed.
-  const int delta = count > 0 ? 0 : kFilled, main = delta + 1;
+  const int delta = count > 0 ? 0 : kFilled;
   if (count > 0) {
     plan->launches.push_back(
         {.entry = kDeltaEntry, .grid = count, .block = static_cast<uint32_t>(t.tile.delta_threads)});
   } else {
     plan->fills.push_back({0, 2 * sizeof(int)});
   }
+  const int before_steps = static_cast<int>(plan->launches.size());
+  add_step_launches(p, &t, plan);
+  const int main = static_cast<int>(plan->launches.size());
   add_launches(p, t, count, plan);
   size_t end = 0;
   const auto region = [&](const char* name, int64_t bytes, int writer) {
@@ -318,6 +339,12 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
     const int64_t words = p.score_mod->cells * kCellWords;
     t.captured_offset = region("workspace.captured", words * static_cast<int64_t>(sizeof(uint64_t)), kFilled);
     plan->fills.push_back({t.captured_offset, plan->regions.back().bytes});
+  }
+  if (t.list_words > 0) {
+    const int64_t rows = int64_t{t.list_batch} * t.list_heads * t.sequence_m_blocks;
+    const int64_t lists = p.batch * p.heads_k * t.n_blocks, bytes = static_cast<int64_t>(sizeof(int));
+    t.table_offset = region("workspace.table", rows * t.n_blocks * bytes, before_steps);
+    t.steps_offset = region("workspace.steps", lists * t.list_words * bytes, main - 1);
   }
   plan->workspace_bytes = kWorkspaceAlignment - 1 + end;
 }

@@ -7,7 +7,7 @@ namespace tandem::plan {
 
 class BackwardPass final : public Pass {
  public:
-  Status check(const Problem& problem) const override;
+  Status check(const Problem& problem, const gpu::Properties& device) const override;
   void plan(const Problem& problem, const gpu::Properties& device, Plan* plan) const override;
   void bind(const Problem& problem, const Plan& plan, std::byte* workspace, Arguments* arguments) const override;
   std::vector<gpu::NamedBuffer> tensors_of(const Problem& problem, const Plan& plan, size_t launch) const override;

@@ -141,11 +141,21 @@ void set_captured(const Modification& mod, std::byte* words, CapturedParams* par
 
 BackwardParams& add_backward_params(const Problem& p, const BackwardTiling& t, std::byte* workspace,
                                     Arguments* arguments) {
+  const auto set = [&](ModifiedBackwardParams& params) -> BackwardParams& {
+    set_mods(p, &params.mods);
+    if (t.tile.captured) set_captured(*p.score_mod.read, workspace + t.captured_offset, &params.captured);
+    return params;
+  };
+  if (p.block_mask) {
+    auto& params = arguments->add<BlockMaskedBackwardParams>();
+    set_block_lists(p, t.tile.tile_n / t.tile.ctas, t.list_heads, t.list_batch, &params.blocks);
+    params.blocks.list_words = t.list_words;
+    params.blocks.steps = reinterpret_cast<int*>(workspace + t.steps_offset);
+    params.table = reinterpret_cast<int*>(workspace + t.table_offset);
+    return set(params);
+  }
   if (!p.score_mod && !p.mask_mod) return arguments->add<BackwardParams>();
-  auto& params = arguments->add<ModifiedBackwardParams>();
-  set_mods(p, &params.mods);
-  if (t.tile.captured) set_captured(*p.score_mod.read, workspace + t.captured_offset, &params.captured);
-  return params;
+  return set(arguments->add<ModifiedBackwardParams>());
 }
 
 }  // namespace
@@ -177,6 +187,10 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
   const uint8_t entry = plan.launches[launch].entry;
   if (tile.captured && entry == tile.captured_entry + 1) {
     buffers.add_captured_gradients(p);
+    return std::move(buffers.list);
+  }
+  if (tile.block_mask && entry >= tile.mark_steps_entry) {
+    buffers.add_block_lists(p);
     return std::move(buffers.list);
   }
   if (entry == kMainEntry || entry >= kDbiasEntry) {

@@ -36,7 +36,8 @@ struct BackwardTile {
   int key_floats = 0, key_sums = 0;  // of a split, and CTAs that sum them up: where steps are split
   bool apart;                        // dk and dv are summed by tiles of their own
   bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
-  uint8_t captured_entry;
+  uint8_t captured_entry, mark_steps_entry;
+  bool block_mask;
 
  private:
   template <class T>
@@ -60,7 +61,9 @@ struct BackwardTile {
         dq_tickets(t.dq_tickets()),
         apart(sums_apart),
         captured(t.captured),
-        captured_entry(plan::captured_entry(t)) {}
+        captured_entry(plan::captured_entry(t)),
+        mark_steps_entry(plan::mark_steps_entry(t)),
+        block_mask(t.block_mask) {}
 };
 
 }  // namespace tandem::plan

@@ -20,9 +20,13 @@ struct BackwardTiling {
   int64_t dbias_blocks = 0;     // parts of dbias that one CTA each sums
   int64_t captured_blocks = 0;  // of keys of a query head, for what score_mod reads: one CTA each
 
+  // Of a block mask: batch and heads that have lists of their own, and the words of an n_block's steps.
+  int list_batch = 0, list_heads = 0;
+  int64_t list_words = 0;  // 0: there is none, or nothing to list
+
   // In the workspace; the counter of tiles is at 0.
   size_t tickets_offset = 0, stats_offset = 0, sums_offset = 0, dsink_offset = 0, dout_offset = 0, key_sums_offset = 0,
-         captured_offset = 0;
+         captured_offset = 0, table_offset = 0, steps_offset = 0;
 };
 
 }  // namespace tandem::plan

@@ -94,6 +94,18 @@ void Buffers::add_terms(const Problem& p) {
   number("dropout_offset", p.dropout.offset_ptr);
 }
 
+void Buffers::add_block_lists(const Problem& p) {
+  const auto add_list = [&](const char* count, const char* index, const BlockList& l) {
+    if (!l.present) return;
+    const int64_t *counts = l.count_stride, *indices = l.index_stride, *n = l.count_shape, *m = l.shape;
+    add(count, Access::read, l.count, DType::i32, {{n[0], counts[0]}, {n[1], counts[1]}, {n[2], counts[2]}});
+    add(index, Access::read, l.index, DType::i32,
+        {{m[0], indices[0]}, {m[1], indices[1]}, {m[2], indices[2]}, {m[3], indices[3]}});
+  };
+  add_list("kv_num_blocks", "kv_indices", p.block_mask.partial);
+  add_list("full_kv_num_blocks", "full_kv_indices", p.block_mask.full);
+}
+
 void Buffers::add_lengths(const Problem& p) {
   const struct {
     const char* name;

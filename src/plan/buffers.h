@@ -25,6 +25,7 @@ class Buffers {
   void add_captured_gradients(const Problem& problem);
   void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers, what modifications read
   void add_lengths(const Problem& problem);  // cu_seqlens, seqused
+  void add_block_lists(const Problem& problem);
 
   std::vector<gpu::NamedBuffer> list;
 

@@ -44,7 +44,7 @@ Status check_device(const gpu::Properties& device) {
 
 Status check(const Problem& p, const gpu::Properties& device) {
   TANDEM_TRY(check_device(device));
-  return pass_of(p.pass)->check(p);
+  return pass_of(p.pass)->check(p, device);
 }
 
 Status check_options(const Problem& p) {

@@ -58,6 +58,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"pingpong", kFlag, "_pingpong", true}, t.pingpong);
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
+  visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   score_fields(t, visit);
 }
 
@@ -71,6 +72,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"clc", kFlag, "_clc"}, t.clc);
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
+  visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   score_fields(t, visit);
 }
 
@@ -89,6 +91,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
   visit(Field{"split", kFlag, "_split"}, t.split);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
+  visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   score_fields(t, visit);
 }
 
@@ -105,6 +108,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
+  visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   score_fields(t, visit);
 }
 

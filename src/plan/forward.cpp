@@ -7,6 +7,7 @@
 #include "plan/blackwell_tiles.h"
 #include "plan/check.h"
 #include "plan/tiles.h"
+#include "shared/block_mask.h"
 #include "shared/forward.h"
 
 namespace tandem::plan {
@@ -43,6 +44,14 @@ Kernel options_of(const Problem& p) {
 // are those of other sequences.
 Tile cut_for_hopper(const Problem& p, int64_t rows) {
   auto t = options_of<Sm90ForwardConfig>(p);
+  if (p.block_mask) {
+    for (const Sm90Choice& c : kSm90BlockChoices) {
+      if (!c.serves(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.left, t.right, false)) continue;
+      t = c.cut(t);
+      while (t.tile_n > kLeastBlockKeys && !fits_blocks(p, 1, t.tile_n)) t.tile_n /= 2;
+      return t;
+    }
+  }
   const bool plain = !t.has_score_mod() && !t.dropout;  // nothing but a mask takes registers
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
@@ -64,7 +73,7 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
   auto t = options_of<Sm100ForwardConfig>(p);
   for (const Sm100Choice& c : kSm100Choices) {
     if (t.head_dim > c.head_dim || t.head_dim_v > c.head_dim_v) continue;
-    const bool full = !t.left && !t.right && !t.varlen && !t.has_score_mod();
+    const bool full = !t.left && !t.right && !t.varlen && !t.has_score_mod() && !t.block_mask;
     t.pair = c.cluster == Cluster::pair ||
              (c.cluster == Cluster::pair_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
     // It takes as many blocks as there are tiles, which a limit does not allow.
@@ -73,7 +82,8 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
     if (t.has_score_mod() || t.dropout || fast_exponentials) {
       t.fma_pairs = 0;
     } else {
-      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict : t.left ? c.fma_pairs_window : c.fma_pairs_lazy;
+      const bool few = t.left || t.block_mask;  // scores are in registers at once
+      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict : few ? c.fma_pairs_window : c.fma_pairs_lazy;
     }
     break;
   }
@@ -130,7 +140,7 @@ Status check_sizes(const Problem& p) {
 
 void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) {
   ForwardTiling& t = *plan;
-  t.pack_gqa = max_pack_gqa(p);
+  t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // heads have steps of their own
   t.tile = cut(p, device, p.seqlen_q * t.pack_gqa);
   // Under a mask few queries of many heads see fewer keys than many queries of one.
   if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.left && !t.tile.right && !p.batch_invariant) {
@@ -149,12 +159,26 @@ void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) 
   const int ctas = t.tile.ctas(), sms = sms_for(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, sms);
   t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
-  t.counted = t.tile.varlen || (!t.tile.clc() && tiles > sms && (t.tile.left || t.tile.right));
+  const bool uneven = t.tile.left || t.tile.right || p.block_mask;
+  t.counted = t.tile.varlen || (!t.tile.clc() && tiles > sms && uneven);
   t.keyless = p.total_k == 0 || p.seqlen_k == 0;
 }
 
-// Tiles of varlen problems are listed first.
+// Steps of a block mask: those of all tiles that have a list of their own.
+void count_step_lists(const Problem& p, ForwardTiling* t) {
+  if (!p.block_mask) return;
+  t->list_batch = lists_of(p, 0);
+  t->list_heads = lists_of(p, 1);
+  t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n));
+}
+
+// Tiles of varlen problems are listed first, and so are the steps of a block mask.
 void add_launches(const ForwardTiling& t, Plan* plan) {
+  if (t.list_words > 0) {
+    plan->launches.push_back({.entry = kListStepsEntry,
+                              .grid = static_cast<uint32_t>(t.list_batch * t.list_heads * t.m_blocks),
+                              .block = kListStepsThreads});
+  }
   if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
   plan->launches.push_back({.entry = kMainEntry,
                             .grid = static_cast<uint32_t>(t.grid),
@@ -164,14 +188,17 @@ void add_launches(const ForwardTiling& t, Plan* plan) {
 }
 
 void add_workspace(const ForwardTiling& t, Plan* plan) {
-  if (!t.counted && !t.keyless) return;
+  if (!t.counted && !t.keyless && t.list_words == 0) return;
   const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
-  plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work;
+  const size_t lists = static_cast<size_t>(t.list_batch) * static_cast<size_t>(t.list_heads * t.m_blocks);
+  const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work + steps;
   // The schedule sets the counter of the tiles that it lists.
   const int schedule = 0, writer = t.tile.varlen ? schedule : kFilled;
   if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
   if (t.keyless) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kFilled});
   if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
+  if (steps > 0) plan->regions.push_back({"workspace.steps", kTileListOffset, steps, 0});
   if (t.keyless || !t.tile.varlen) plan->fills.push_back({0, kTileListOffset});
 }
 
@@ -203,8 +230,60 @@ bool binds_left(const Problem& p) {
   return p.diagonal_offsets || p.window_left - clamp_diagonal(p.diagonal_offset) < p.seqlen_q - 1;
 }
 
-Status ForwardPass::check(const Problem& p) const {
+bool fits_blocks(const Problem& p, int64_t queries, int64_t keys) {
+  const BlockMask& mask = p.block_mask;
+  return (mask.block_q % queries == 0 || mask.block_q >= p.seqlen_q) &&
+         (mask.block_k % keys == 0 || mask.block_k >= p.seqlen_k);
+}
+
+Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
+  if (!p.block_mask) return {};
+  if (varlen(p)) {
+    return Status::unsupported(
+        "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets: steps are listed for "
+        "lengths that the host knows; give mask_mod alone");
+  }
+  if (fits_blocks(p, queries, keys)) return {};
+  return Status::unsupported(str_cat("mask_block_q (", p.block_mask.block_q, ") and mask_block_k (",
+                                     p.block_mask.block_k, ") must be multiples of ", queries, " and ", keys,
+                                     " on this GPU, or as long as q and k: tiles are of so many; give mask_mod "
+                                     "alone"));
+}
+
+void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMaskParams* params) {
+  constexpr int64_t kMost = int64_t{1} << 30;  // longer than sequences are
+  const BlockMask& mask = p.block_mask;
+  const auto set = [](const BlockList& list, BlockListParams* to) {
+    if (!list.present) return;
+    to->count = list.count;
+    to->index = list.index;
+    to->count_batch = list.count_stride[0];
+    to->count_head = list.count_stride[1];
+    to->count_row = list.count_stride[2];
+    to->index_batch = list.index_stride[0];
+    to->index_head = list.index_stride[1];
+    to->index_row = list.index_stride[2];
+    to->index_column = list.index_stride[3];
+    to->columns = static_cast<int>(std::min<int64_t>(list.shape[3], INT32_MAX));
+  };
+  set(mask.partial, &params->partial);
+  set(mask.full, &params->full);
+  params->block_q = static_cast<int>(std::min(mask.block_q, kMost));
+  params->block_n_blocks = static_cast<int>(ceil_div(std::min(mask.block_k, kMost), keys));
+  params->batch = batch;
+  params->heads = heads;
+}
+
+int lists_of(const Problem& p, int dim) {
+  const int64_t size = dim == 0 ? p.batch : p.heads_q;
+  return static_cast<int>(p.block_mask.partial.varies(dim) || p.block_mask.full.varies(dim) ? size : 1);
+}
+
+Status ForwardPass::check(const Problem& p, const gpu::Properties& device) const {
   TANDEM_TRY(check_options(p));
+  const bool blackwell = device.compute_major == 10;
+  TANDEM_TRY(check_blocks(p, blackwell ? Sm100ForwardConfig::step_rows() : Sm90ForwardConfig::step_rows(),
+                          blackwell ? Sm100ForwardConfig::tile_n : kLeastBlockKeys));
   TANDEM_TRY(check_head_dim("q", p.head_dim));
   TANDEM_TRY(check_head_dim("v", p.head_dim_v));
   TANDEM_TRY(check_tensor("q", p.q, p.packed_q(), p.total_q == 0));
@@ -222,6 +301,7 @@ Status ForwardPass::check(const Problem& p) const {
 void ForwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
   const ForwardTiling& t = plan->forward;
   tile(p, device, &plan->forward);
+  count_step_lists(p, &plan->forward);
   plan->kernels.push_back(kernel_of(p, t.tile.kernel));
   add_launches(t, plan);
   add_workspace(t, plan);

@@ -4,13 +4,13 @@
 #include <cstddef>
 
 #include "plan/plan.h"
-#include "shared/mods.h"
+#include "shared/block_mask.h"
 
 namespace tandem::plan {
 
 class ForwardPass final : public Pass {
  public:
-  Status check(const Problem& problem) const override;
+  Status check(const Problem& problem, const gpu::Properties& device) const override;
   void plan(const Problem& problem, const gpu::Properties& device, Plan* plan) const override;
   void bind(const Problem& problem, const Plan& plan, std::byte* workspace, Arguments* arguments) const override;
   std::vector<gpu::NamedBuffer> tensors_of(const Problem& problem, const Plan& plan, size_t launch) const override;
@@ -52,11 +52,20 @@ void set_options(const Problem& p, Kernel* t) {
   t->bias = bias_of(p);
   t->score_mod = p.score_mod.present;
   t->mask_mod = p.mask_mod.present;
+  t->block_mask = static_cast<bool>(p.block_mask);
 }
 void set_lengths(const Problem& problem, ForwardParams* params);
 void set_dropout(const Dropout& dropout, DropoutParams* params);
 void set_scores(const Problem& problem, ForwardParams* params);
 void set_bias(const Problem& problem, ForwardParams* params);
 void set_mods(const Problem& problem, ModParams* params);
+
+// Block masks. Whether blocks are of so many queries and keys, or multiples, or there is but one; and why not.
+bool fits_blocks(const Problem& problem, int64_t queries, int64_t keys);
+Status check_blocks(const Problem& problem, int64_t queries, int64_t keys);
+// Lists that there are: 1, or for all of the batch (0) or heads (1).
+int lists_of(const Problem& problem, int dim);
+// keys: in which the kernel counts blocks.
+void set_block_lists(const Problem& problem, int keys, int heads, int batch, BlockMaskParams* params);
 
 }  // namespace tandem::plan

@@ -10,7 +10,7 @@
 #include "plan/forward.h"
 #include "problem/modification.h"
 #include "problem/philox.h"
-#include "shared/mods.h"
+#include "shared/block_mask.h"
 
 namespace tandem::plan {
 namespace {
@@ -167,7 +167,16 @@ void set_names(const ModView& mod, ModNames* names) {
   }
 }
 
-ForwardParams& add_forward_params(const Problem& p, Arguments* arguments) {
+ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std::byte* workspace,
+                                  Arguments* arguments) {
+  if (p.block_mask) {
+    auto& params = arguments->add<BlockMaskedForwardParams>();
+    set_mods(p, &params.mods);
+    set_block_lists(p, t.tile.tile_n, t.list_heads, t.list_batch, &params.blocks);
+    params.blocks.list_words = t.list_words;
+    params.blocks.steps = reinterpret_cast<int*>(workspace + kTileListOffset);
+    return params;
+  }
   if (!p.score_mod && !p.mask_mod) return arguments->add<ForwardParams>();
   auto& params = arguments->add<ModifiedForwardParams>();
   set_mods(p, &params.mods);
@@ -183,7 +192,7 @@ void set_mods(const Problem& p, ModParams* params) {
 
 void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
   const ForwardTiling& t = plan.forward;
-  ForwardParams& params = add_forward_params(p, arguments);
+  ForwardParams& params = add_forward_params(p, t, workspace, arguments);
   set_results(p, &params);
   set_lengths(p, &params);
   set_scores(p, &params);
@@ -200,6 +209,8 @@ std::vector<gpu::NamedBuffer> ForwardPass::tensors_of(const Problem& p, const Pl
     buffers.add_inputs(p);
     buffers.add_results(p);
     buffers.add_terms(p);
+  } else if (p.block_mask) {
+    buffers.add_block_lists(p);
   }
   buffers.add_lengths(p);
   return std::move(buffers.list);

@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "plan/fields.h"
-#include "shared/mods.h"
+#include "shared/block_mask.h"
 
 namespace tandem::plan {
 namespace {
@@ -104,6 +104,7 @@ template <class Forward>
 FixedVector<Beside, kMostEntries - 1> beside(const Forward& t) {
   FixedVector<Beside, kMostEntries - 1> entries;
   if (t.varlen) entries.push_back({"schedule", kScheduleThreads});
+  if (t.block_mask) entries.push_back({"list_steps", kListStepsThreads});
   return entries;
 }
 template <class T>
@@ -118,6 +119,10 @@ FixedVector<Beside, kMostEntries - 1> beside(const T& t) {
   if (t.captured) {
     entries.push_back({"captured", threads, t.captured_smem_bytes()});
     entries.push_back({"convert_captured", kConvertCapturedThreads});
+  }
+  if (t.block_mask) {
+    entries.push_back({"mark_steps", kListStepsThreads});
+    entries.push_back({"list_key_steps", kListStepsThreads});
   }
   return entries;
 }
@@ -167,7 +172,7 @@ std::string translation_unit(const Configuration& configuration, const std::stri
         const Source source = source_of(t);
         const int ctas = ctas_of(t);
         const std::string cluster = ctas > 1 ? str_cat("__cluster_dims__(", ctas, ", 1, 1) ") : "";
-        const char* modified = t.score_mod || t.mask_mod ? "Modified" : "";
+        const char* modified = t.block_mask ? "BlockMasked" : t.score_mod || t.mask_mod ? "Modified" : "";
         std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\n", functions, "constexpr ",
                                    source.configuration, " kConfig", initialiser_of(t), ";\n\n");
         const auto add = [&](const char* name, const std::string& attributes, const std::string& threads) {

@@ -60,9 +60,9 @@ inline constexpr size_t kMostKernels = 4;
 struct Plan {
   const Pass* pass = nullptr;
   FixedVector<Kernel, kMostKernels> kernels;
-  FixedVector<Fill, 2> fills;       // before the launches
-  FixedVector<Launch, 8> launches;  // in this order on one stream
-  FixedVector<Region, 8> regions;
+  FixedVector<Fill, 2> fills;        // before the launches
+  FixedVector<Launch, 10> launches;  // in this order on one stream
+  FixedVector<Region, 10> regions;
   size_t workspace_bytes = 0;  // 0: none is needed
 
   ForwardTiling forward;    // a forward's own: read by its Pass and by what explains it
@@ -72,8 +72,8 @@ struct Plan {
 // One pass of attention on GPUs. Another pass is another such class, in a file of its own.
 class Pass {
  public:
-  // Ok, or the first reason for which a GPU does not serve the call, where there are kernels for that GPU.
-  virtual Status check(const Problem& problem) const = 0;
+  // Ok, or the first reason for which a GPU does not serve the call, where there are kernels for that GPU, this device.
+  virtual Status check(const Problem& problem, const gpu::Properties& device) const = 0;
   virtual void plan(const Problem& problem, const gpu::Properties& device, Plan* plan) const = 0;
 
   // Parameters of the plan's kernels in a call. workspace: aligned.

@@ -61,6 +61,15 @@ inline constexpr Sm90Choice kSm90Choices[] = {
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };
 
+// The same with a block mask, whose blocks' keys must be a multiple of tile_n: it may be halved twice, down to
+// kLeastBlockKeys. Not measured.
+inline constexpr Sm90Choice kSm90BlockChoices[] = {
+    {64, 64, 0, 0, Mask::any, Scores::any, 2, 128, 2, true},
+    {192, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
+    {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
+};
+inline constexpr int64_t kLeastBlockKeys = 32;
+
 // Heads whose tiles are taken together under a mask, for 16384 keys; falls as the square root of the keys and of the
 // query heads that share a tile, and is twice that at head_dim 64. More of them share the L2 cache, fewer balance
 // worse: measured.
@@ -82,6 +91,10 @@ constexpr bool fits(const Sm90ForwardConfig& t) {
 }
 constexpr bool all_fit() {
   for (const Sm90Choice& c : kSm90Choices) {
+    const Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
+    if (!fits(t) || !is_valid(t)) return false;
+  }
+  for (const Sm90Choice& c : kSm90BlockChoices) {
     const Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
     if (!fits(t) || !is_valid(t)) return false;
   }

@@ -47,6 +47,11 @@ class Builder {
                          Modification* read);
   Status read_captured(const std::string& name, const tandem_tensor& tensor, const Operand* model, Use use);
 
+  // block_mask.cpp
+  Status read_block_mask();
+  Status read_block_list(Field count, Field index, BlockList* list);
+  void read_block_states();
+
   // values.cpp: what needs the data.
   Status check_sharing() const;
 

@@ -48,6 +48,10 @@ inline constexpr OperandInfo kOperands[] = {
     {"seqused_k", &Args::seqused_k, Use::read, Use::read},
     {"page_table", &Args::page_table, Use::read, Use::read},
     {"diagonal_offsets", &Args::diagonal_offsets, Use::read, Use::read},
+    {"kv_num_blocks", &Args::kv_num_blocks, Use::read, Use::read},
+    {"kv_indices", &Args::kv_indices, Use::read, Use::read},
+    {"full_kv_num_blocks", &Args::full_kv_num_blocks, Use::read, Use::read},
+    {"full_kv_indices", &Args::full_kv_indices, Use::read, Use::read},
 };
 inline constexpr int kOperandCount = sizeof kOperands / sizeof kOperands[0];
 inline constexpr int kMaxRank = 4;

@@ -44,6 +44,7 @@ Status Builder::build() {
   TANDEM_TRY(read_longest());
   TANDEM_TRY(read_dropout());
   TANDEM_TRY(read_mods());
+  TANDEM_TRY(read_block_mask());
   if (!mode_.with_data) return {};
   if (on_cpu()) TANDEM_TRY(check_values(p_));
   return check_sharing();

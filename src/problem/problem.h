@@ -102,6 +102,34 @@ struct ModView {
   const Modification* operator->() const { return read.get(); }
 };
 
+enum class BlockState : uint8_t { hidden, partial, full };
+
+// For each block of queries how many blocks of keys a list has, and which. Strides of broadcast dimensions are 0.
+struct BlockList {
+  const int32_t *count = nullptr, *index = nullptr;
+  int64_t count_stride[3] = {}, index_stride[4] = {};  // batch, head, block of queries; number in the row
+  int64_t shape[4] = {};                               // of the indices; the counts' batch and heads may be 1 apart
+  int64_t count_shape[3] = {};
+  bool present = false;
+
+  // Whether any of it differs between sequences (0) or heads (1).
+  bool varies(int dim) const { return shape[dim] > 1 || count_shape[dim] > 1; }
+};
+
+// What of the scores is looked at, by blocks of block_q queries and block_k keys.
+struct BlockMask {
+  int64_t block_q = 1, block_k = 1;
+  BlockList partial, full;
+  // Of every block, where the host may read the lists: (batch|1, heads_q|1, blocks of queries, blocks of keys).
+  std::shared_ptr<const BlockState[]> states;
+  int64_t batch_stride = 0, head_stride = 0, blocks_k = 0;
+
+  explicit operator bool() const { return partial.present; }
+  BlockState at(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return states[b * batch_stride + h * head_stride + i / block_q * blocks_k + j / block_k];
+  }
+};
+
 struct Dropout {
   double p = 0;
   uint64_t seed = 0, offset = 0;  // already read through their pointers where the device is the CPU
@@ -133,6 +161,7 @@ struct Problem {
   int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;  // causal is already window_right = 0
   Dropout dropout;
   ModView score_mod, mask_mod;
+  BlockMask block_mask;
 
   int32_t num_splits = 0;
   bool deterministic = false, batch_invariant = false, validate = false;
@@ -142,6 +171,8 @@ struct Problem {
   int64_t group() const { return heads_k > 0 ? heads_q / heads_k : 1; }
   bool packed_q() const { return cu_seqlens_q.present; }
   bool packed_k() const { return cu_seqlens_k.present; }
+  // A mask_mod or a block mask says which keys are visible.
+  bool masked() const { return mask_mod.present || block_mask.partial.present; }
   bool banded() const { return window_left != TANDEM_UNBOUNDED || window_right != TANDEM_UNBOUNDED; }
 };
 

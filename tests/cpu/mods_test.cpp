@@ -58,6 +58,23 @@ TEST_P(CpuMods, Packed) {
   }
 }
 
+// Block masks of blocks that are no multiples of the tiles here, with and without a mask_mod, and with lists that may
+// hold anything.
+TEST_P(CpuMods, Blocks) {
+  for (const char* blocks :
+       {"--blocks random --block-q 16 --block-k 24", "--blocks random --block-q 1 --block-k 7 --block-shape 1h",
+        "--blocks partial --block-q 40 --block-k 8 --block-shape b1", "--blocks hostile --block-q 5 --block-k 16",
+        "--blocks random --block-q 1000 --block-k 1000 --block-shape 11"}) {
+    for (const char* mod : {"", "--mask-mod (q^k)&3!=0", "--mask-mod k<=q --score-mod score*temperature --causal 1",
+                            "--bias bool --sink f32 --dlse 1 --used-q 3,141 --used-k 150,17"}) {
+      expect_good(dtype() + "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 141 --seqlen-k 150 --head-dim 16 " +
+                  "--head-dim-v 16 " + blocks + " " + mod);
+    }
+  }
+  expect_good(dtype() + "--heads-q 4 --seqlen-q 1 --seqlen-k 1500 --head-dim 32 --head-dim-v 32 --blocks random " +
+              "--block-k 40");
+}
+
 // Few queries: keys are streamed, and split.
 TEST_P(CpuMods, Decode) {
   for (const char* mod : {"--score-mod score-slope[head]*abs(k-400) --mask-mod k!=7", "--mask-mod k>700",

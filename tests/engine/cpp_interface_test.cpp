@@ -269,7 +269,11 @@ TEST(CppInterface, EveryFieldIsPassed) {
                              &a.seqused_q,
                              &a.seqused_k,
                              &a.page_table,
-                             &a.diagonal_offsets};
+                             &a.diagonal_offsets,
+                             &a.kv_num_blocks,
+                             &a.kv_indices,
+                             &a.full_kv_num_blocks,
+                             &a.full_kv_indices};
   for (size_t i = 0; i < std::size(tensors); ++i)
     *tensors[i] = Tensor(tandem::float32, reinterpret_cast<void*>(i + 1), {1});
   a.max_seqlen_q = 3;
@@ -289,6 +293,8 @@ TEST(CppInterface, EveryFieldIsPassed) {
   a.deterministic = a.batch_invariant = a.validate = a.accumulate = true;
   a.diagonal_offset = -11;
   a.sm_limit = 12;
+  a.mask_block_q = 13;
+  a.mask_block_k = 14;
   const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
   const tandem_attention_args& args = *c_args.get();
   EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
@@ -312,7 +318,11 @@ TEST(CppInterface, EveryFieldIsPassed) {
                                           args.seqused_q,
                                           args.seqused_k,
                                           args.page_table,
-                                          args.diagonal_offsets};
+                                          args.diagonal_offsets,
+                                          args.kv_num_blocks,
+                                          args.kv_indices,
+                                          args.full_kv_num_blocks,
+                                          args.full_kv_indices};
   for (size_t i = 0; i < std::size(handles); ++i) {
     ASSERT_NE(handles[i], nullptr) << i;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(handles[i]->data), i + 1);
@@ -338,6 +348,8 @@ TEST(CppInterface, EveryFieldIsPassed) {
   EXPECT_EQ(args.accumulate, 1);
   EXPECT_EQ(args.diagonal_offset, -11);
   EXPECT_EQ(args.sm_limit, 12);
+  EXPECT_EQ(args.mask_block_q, 13);
+  EXPECT_EQ(args.mask_block_k, 14);
 
   const Attention nothing;
   const tandem::detail::CArgs c_nothing(nothing, TANDEM_FORWARD);

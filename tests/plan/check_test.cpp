@@ -92,6 +92,32 @@ TEST(PlanCheck, Modifications) {
           "score_mod.tensors[].gradient must have at most 2^38 elements on a GPU, all together (here 274877906945): ");
 }
 
+TEST(PlanCheck, BlockMasks) {
+  const auto blocks = [](int64_t block_q, int64_t block_k) {
+    Problem p = served();
+    p.block_mask.block_q = block_q;
+    p.block_mask.block_k = block_k;
+    p.block_mask.partial.present = true;
+    return p;
+  };
+  const int64_t all = served().seqlen_k;
+  accepted(blocks(64, 32));
+  accepted(blocks(128, 384));
+  accepted(blocks(int64_t{1} << 62, all));
+  refused(blocks(96, 64), "mask_block_q (96) and mask_block_k (64) must be multiples of 64 and 32 on this GPU");
+  refused(blocks(64, 48), "mask_block_q (64) and mask_block_k (48) must be multiples of 64 and 32 on this GPU");
+  accepted(blocks(128, 256), blackwell());
+  refused(blocks(64, 128), "mask_block_q (64) and mask_block_k (128) must be multiples of 128 and 128 on this GPU",
+          blackwell());
+  Problem padded = blocks(128, 128);
+  padded.seqused_k.present = true;
+  refused(padded, "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets");
+  for (const gpu::Properties& device : {hopper(), blackwell()}) accepted(backward(blocks(128, 128)), device);
+  accepted(backward(blocks(64, 128)));
+  refused(backward(blocks(64, 64)),
+          "mask_block_q (64) and mask_block_k (64) must be multiples of 64 and 128 on this GPU");
+}
+
 // Texts make kernels, values do not.
 TEST(PlanCheck, KernelsOfModifications) {
   const auto kernel = [](const Problem& p) { return plan::make_plan(p, hopper()).kernels[0]; };

@@ -170,6 +170,33 @@ TEST(ForwardPlan, PairsOfBlackwell) {
   EXPECT_FALSE(plan.counted);
 }
 
+Problem with_blocks(Problem p, int64_t block_q, int64_t block_k, int64_t heads = 1) {
+  p.block_mask.block_q = block_q;
+  p.block_mask.block_k = block_k;
+  p.block_mask.partial = {.shape = {1, heads, 8, 4}, .count_shape = {1, 1, 8}, .present = true};
+  return p;
+}
+
+// A kernel before the main one lists each tile's steps, of which there are as many as the blocks of keys divide into.
+TEST(ForwardPlan, BlockMasksAreListedFirst) {
+  const Problem p = dense({.batch = 3, .seqlen_q = 1000, .seqlen_k = 500, .heads_q = 8, .heads_k = 2});
+  const Problem all = with_blocks(p, 128, 128), each = with_blocks(p, 128, 32, 8);
+  const plan::Plan plan = plan::make_plan(all, hopper());
+  EXPECT_EQ(plan.forward.pack_gqa, 1);
+  EXPECT_EQ(plan.forward.tile.tile_n, 64);
+  ASSERT_EQ(plan.launches.size(), 2u);
+  EXPECT_EQ(plan.launches[0].entry, plan::kListStepsEntry);
+  EXPECT_EQ(plan.launches[0].grid, 8u);  // tiles of one head
+  EXPECT_EQ(plan::make_plan(each, hopper()).launches[0].grid, 64u);
+  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 8) * 4u);
+  EXPECT_EQ(plan::make_plan(each, hopper()).forward.tile.tile_n, 32);
+  Problem wide = p;
+  wide.head_dim = wide.head_dim_v = 64;
+  EXPECT_EQ(plan::make_plan(with_blocks(wide, 64, 128), hopper()).forward.tile.tile_n, 128);
+  EXPECT_EQ(plan::make_plan(with_blocks(wide, 64, 96), hopper()).forward.tile.tile_n, 32);
+  EXPECT_EQ(plan::make_plan(with_blocks(wide, 64, 501), hopper()).forward.tile.tile_n, 128);
+}
+
 // The share of exponentials on the FMA units is for cards where the exponential unit is short, and for scores that are
 // products alone.
 TEST(ForwardPlan, ExponentialsOnFmaUnits) {

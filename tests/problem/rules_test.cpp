@@ -47,6 +47,30 @@ const Rule rules[] = {
      {"diagonal_offsets.length (3) must be 2: there is one offset per sequence"}},
     {"DiagonalOffsetsType", dense, forward, [](Call& c) { c.args.alignment = 2, c.args.diagonal_offsets = &c.sink.handle; },
      {"diagonal_offsets.dtype (float32) must be int32"}},
+    {"BlocksAlone", dense, forward, [](Call& c) { c.args.kv_num_blocks = &c.seqused_q.handle; },
+     {"kv_indices (NULL) must be given with kv_num_blocks"}},
+    {"BlocksWithoutCounts", dense, backward, [](Call& c) { c.args.kv_indices = &c.seqused_q.handle; },
+     {"kv_indices must be NULL without kv_num_blocks"}},
+    {"BlocksFullAlone", dense, forward,
+     [](Call& c) { c.args.full_kv_num_blocks = c.args.full_kv_indices = &c.seqused_q.handle; },
+     {"kv_num_blocks (NULL) must be given with full_kv_num_blocks"}},
+    {"BlocksWithoutSize", dense, forward,
+     [](Call& c) { c.args.kv_num_blocks = c.args.kv_indices = &c.seqused_q.handle, c.args.mask_block_k = 1; },
+     {"mask_block_q (0) must be at least 1"}},
+    {"BlockSizeAlone", dense, forward, [](Call& c) { c.args.mask_block_k = -128; },
+     {"mask_block_k (-128) must be 0 without kv_num_blocks"}},
+    {"BlocksRank", dense, forward,
+     [](Call& c) {
+       c.args.kv_num_blocks = c.args.kv_indices = &c.seqused_q.handle;
+       c.args.mask_block_q = c.args.mask_block_k = 128;
+     },
+     {"kv_num_blocks.ndim (1) must be 3: kv_num_blocks is (batch, heads, blocks)"}},
+    {"BlocksPacked", packed, forward,
+     [](Call& c) {
+       c.args.kv_num_blocks = c.args.kv_indices = &c.cu_seqlens_q.handle;
+       c.args.mask_block_q = c.args.mask_block_k = 128;
+     },
+     {"kv_num_blocks must be NULL with cu_seqlens_q"}},
     {"SmLimit", dense, forward, [](Call& c) { c.args.sm_limit = -1; }, {"sm_limit (-1) must be 0 (none)"}},
     {"Splits", dense, forward, [](Call& c) { c.args.num_splits = -1; }, {"num_splits (-1) must be 0 to 1024"}},
     {"SplitsMany", dense, forward, [](Call& c) { c.args.num_splits = 1025; }, {"num_splits (1025)"}},
@@ -386,6 +410,46 @@ TEST(Rules, StructWithoutMods) {
   EXPECT_TRUE(status.ok()) << status.message;
   EXPECT_FALSE(problem.score_mod);
   EXPECT_FALSE(problem.mask_mod);
+}
+
+// Before block masks came.
+TEST(Rules, StructWithoutBlocks) {
+  Call call;
+  call.dense();
+  call.args.size = offsetof(tandem_attention_args, kv_num_blocks);
+  call.args.kv_num_blocks = call.args.kv_indices = reinterpret_cast<const tandem_tensor*>(1);
+  call.args.mask_block_q = -1;
+  Problem problem;
+  const Status status = call.make(&problem);
+  EXPECT_TRUE(status.ok()) << status.message;
+  EXPECT_FALSE(problem.block_mask);
+}
+
+// Rows of indices for blocks that there are, of one head or each.
+TEST(Rules, BlockShapes) {
+  const auto said = [](const std::vector<int64_t>& counts, const std::vector<int64_t>& indices, int64_t block_q) {
+    Call call;
+    call.dense();
+    Held kv_num_blocks, kv_indices;
+    kv_num_blocks.make(counts, kI32);
+    kv_indices.make(indices, kI32);
+    call.args.kv_num_blocks = call.args.full_kv_num_blocks = &kv_num_blocks.handle;
+    call.args.kv_indices = call.args.full_kv_indices = &kv_indices.handle;
+    call.args.mask_block_q = block_q;
+    call.args.mask_block_k = INT64_MAX;
+    Problem problem;
+    return call.make(&problem).message;
+  };
+  EXPECT_EQ(said({2, 4, 2}, {1, 1, 2, 7}, 2), "");
+  EXPECT_EQ(said({1, 1, 1}, {2, 4, 1, 1}, INT64_MAX), "");
+  EXPECT_EQ(said({1, 1, 3}, {1, 1, 3, 0}, 1), "");
+  const auto refused = [&](const std::string& message, const char* part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  refused(said({1, 1, 1}, {1, 1, 1, 1}, 2), "kv_num_blocks.blocks (1) must be 2");
+  refused(said({1, 1, 2}, {1, 1, 1, 1}, 2), "kv_indices.blocks (1) must be 2");
+  refused(said({1, 3, 2}, {1, 1, 2, 1}, 2), "kv_num_blocks.heads (3) must be 1 or equal q.heads (4)");
+  refused(said({1, 1, 2}, {3, 1, 2, 1}, 2), "kv_indices.batch (3) must be 1 or equal q.batch (2)");
 }
 
 // An unknown tail is an option of a later version.

@@ -2,6 +2,7 @@
 
 import functools
 import types
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -201,6 +202,38 @@ def test_functions_that_call_cutlass(random, monkeypatch):
     )
     with pytest.raises(ValueError, match="softcap .3.0. must be 0 where score_mod is given"):
         fa4.flash_attn_func(q, q, q, score_mod=twice, softcap=3.0)
+
+
+class BlockSparse(NamedTuple):
+    """As flash_attn.cute.block_sparsity.BlockSparseTensorsTorch has them."""
+
+    mask_block_cnt: Any
+    mask_block_idx: Any
+    full_block_cnt: Any = None
+    full_block_idx: Any = None
+    block_size: Any = None
+
+
+def test_block_sparsity(random):
+    q, k = random(2, 20, 4, 16), random(2, 24, 2, 16)
+
+    def mask(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
+        return q_idx >= kv_idx
+
+    def ints(*values):
+        return torch.tensor([[values]], dtype=torch.int32)
+
+    part, whole = ints([0, 9], [9, 9], [1, 0]), ints([9, 9], [1, 9], [9, 9])
+    blocks = BlockSparse(ints(1, 0, 2), part, ints(0, 1, 0), whole, (8, 12))
+    seen = torch.arange(20)[:, None] >= torch.arange(24)
+    seen[:8, 12:] = seen[8:16, :12] = False
+    seen[8:16, 12:] = True
+    out, _ = fa4.flash_attn_func(q, k, k, mask_mod=mask, block_sparse_tensors=blocks, block_sparse_tensors_bwd=blocks)
+    wanted = tandem.attention(q, k, k, bias=seen[None, None])
+    torch.testing.assert_close(out, wanted)
+    for refused in (blocks._replace(block_size=None), lambda *x: x[0]):
+        with pytest.raises(tandem.Unsupported, match="block_sparse_tensors .* must have a block_size"):
+            fa4.flash_attn_func(q, k, k, block_sparse_tensors=refused)
 
 
 @pytest.mark.parametrize("name", ["qv", "gather_kv_indices", "block_sparse_tensors", "block_sparse_tensors_bwd"])

@@ -172,6 +172,59 @@ def test_gallery_against_torch(captured, score_mod, mask_mod, monkeypatch):
     reference.hold(attend(tandem.flex_attention, torch.float32), exact, rounded)
 
 
+# ---- Block masks ----------------------------------------------------------------------------------------------------
+
+
+def blocks_of_any_kind(batch, heads, seed=3):
+    """A BlockMask whose lists say more than its mask_mod, with rows that see nothing, in no order."""
+    random = np.random.default_rng(seed)
+    kind = torch.from_numpy(random.integers(0, 4, (batch, heads, 3, 5)))  # hidden, hidden, in part, whole
+    kind[:, :, 1] *= random.integers(0, 2)
+    lists = []
+    for wanted in (2, 3):
+        chosen = (kind == wanted).flip(-1)
+        order = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
+        lists += [chosen.sum(-1, dtype=torch.int32), (4 - order).to(torch.int32)]
+    return kind, lists
+
+
+@pytest.mark.parametrize("mask_mod", [dilated, flex.noop_mask], ids=["mask_mod", "none"])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (BATCH, 1), (BATCH, HEADS)])
+def test_lists_of_blocks_say_what_is_seen(mask_mod, batch, heads):
+    kind, lists = blocks_of_any_kind(batch, heads)
+    mask = theirs.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(16, 8), mask_mod=mask_mod, seq_lengths=(QUERIES, KEYS))
+
+    def seen(b, h, q_idx, kv_idx):
+        block = kind[b if batch > 1 else 0, h if heads > 1 else 0, q_idx // 16, kv_idx // 8]
+        return (block == 3) | ((block == 2) & mask_mod(b, h, q_idx, kv_idx))
+
+    inputs = tensors((BATCH, HEADS, QUERIES, DIM), *[(BATCH, 2, KEYS, DIM)] * 2)
+    torch_reference.hold(
+        lambda *x: tandem.flex_attention(*x, block_mask=mask, enable_gqa=True),
+        lambda *x: plain(*x, None, seen)[0],
+        inputs,
+    )
+
+
+def test_blocks_of_arrays():
+    kind, lists = blocks_of_any_kind(BATCH, 1)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in tensors(*[(BATCH, HEADS, QUERIES, DIM)] * 3))
+    blocks = tandem.Blocks(*lists, BLOCK_SIZE=(16, 8))
+    out, lse = tandem.attention(q, k, v, block_mask=blocks, return_lse=True)
+    assert torch.equal(out, torch.compile(tandem.attention, backend="eager")(q, k, v, block_mask=blocks))
+    arrays = [x.numpy() for x in (q, k, v)]
+    of_arrays = tandem.Blocks(*(x.numpy() for x in lists), BLOCK_SIZE=(16, 8))
+    assert np.array_equal(out.numpy(), tandem.attention(*arrays, block_mask=of_arrays))
+    found = tandem.attention_backward(arrays[0], *arrays, out.numpy(), lse.numpy(), block_mask=of_arrays)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    wanted = torch.autograd.grad(tandem.attention(q, k, v, block_mask=blocks), inputs, q.detach())
+    assert all(np.array_equal(x, y.numpy()) for x, y in zip(found, wanted))
+    with pytest.raises(ValueError, match=r"kv_num_blocks.blocks \(3\) must be 2"):
+        tandem.attention(*arrays, block_mask=of_arrays._replace(BLOCK_SIZE=(32, 8)))
+    with pytest.raises(TypeError, match=r"block_mask \(list\) must be a tandem.Blocks"):
+        tandem.attention(*arrays, block_mask=[])
+
+
 # ---- Tracing --------------------------------------------------------------------------------------------------------
 
 

@@ -111,7 +111,7 @@ def call():
         "mask_mod": "seen[k]",
         "mask_mod_names": ["seen"],
     }
-    return (q, k, v, *[None] * 10, [slope, table, seen]), options
+    return (q, k, v, *[None] * 14, [slope, table, seen]), options
 
 
 def test_opcheck():

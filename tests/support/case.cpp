@@ -46,6 +46,10 @@ void visit(C& c, F&& field) {
   field("dropout-pointers", c.dropout_pointers);
   field("score-mod", c.score_mod);
   field("mask-mod", c.mask_mod);
+  field("blocks", c.blocks);
+  field("block-shape", c.block_shape);
+  field("block-q", c.block_q);
+  field("block-k", c.block_k);
   field("lse", c.lse);
   field("dlse", c.dlse);
   field("gradients", c.gradients);

@@ -37,6 +37,11 @@ struct Case {
   bool dropout_pointers = false;
   // Texts without spaces, over the names of Instance::bind_mods().
   std::string score_mod, mask_mod;
+  // A block mask of block_q x block_k: "random" blocks of all kinds, listed in any order; "partial", without a list of
+  // full ones; "hostile", whose counts and indices are anything; "late": only keys from half on. block_shape: as
+  // bias_shape.
+  std::string blocks, block_shape = "bh";
+  int64_t block_q = 128, block_k = 128;
 
   bool lse = true, dlse = false;     // forward writes lse; backward reads dlse
   std::string gradients = "qkvbsm";  // those asked for: dq, dk, dv, dbias, dsink, those of what score_mod reads;

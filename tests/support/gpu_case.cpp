@@ -126,6 +126,19 @@ void random_terms(Random& r, Case& c) {
   if (r.chance(0.2)) c.sink = r.chance(0.5) ? "f32" : "same";
 }
 
+// Of dense problems whose lengths the host knows.
+void random_blocks(Random& r, Case& c) {
+  if (!r.chance(0.15) || c.packed || !c.used_q.empty() || !c.used_k.empty() || !c.diagonals.empty()) return;
+  static const char* const kKinds[] = {"random", "partial", "hostile", "late"};
+  static constexpr int64_t kSizes[] = {128, 128, 256, 384, int64_t{1} << 40};
+  c.blocks = kKinds[r.between(0, 3)];
+  c.block_q = kSizes[r.between(0, 4)];
+  c.block_k = kSizes[r.between(0, 4)];
+  for (char& letter : c.block_shape) {
+    if (r.chance(0.4)) letter = '1';
+  }
+}
+
 }  // namespace
 
 Case random_gpu_case(uint64_t seed) {
@@ -149,6 +162,7 @@ Case random_gpu_case(uint64_t seed) {
   random_results(r, c);
   // Of those of other engines half: each text is a kernel, which takes seconds to compile.
   if (r.chance(0.5)) random_mods(r, c);
+  random_blocks(r, c);
   return c;
 }
 

@@ -162,6 +162,48 @@ void Instance::fill() {
   dropout_seed_ = r.next();
   dropout_offset_ = r.next();
   if (!c.score_mod.empty() || !c.mask_mod.empty()) bind_mods();
+  if (!c.blocks.empty()) fill_blocks();
+}
+
+// What lies behind a row's count is an index like the others. Some rows see nothing.
+void Instance::fill_blocks() {
+  Random r(static_cast<uint64_t>(c.seed) + 17);
+  const int64_t batch = c.block_shape[0] == '1' ? 1 : c.batch, heads = c.block_shape[1] == '1' ? 1 : c.heads_q;
+  const int64_t rows = (c.seqlen_q + c.block_q - 1) / c.block_q, blocks = (c.seqlen_k + c.block_k - 1) / c.block_k;
+  const bool hostile = c.blocks == "hostile", late = c.blocks == "late";
+  const int64_t columns = hostile ? blocks + 3 : blocks;
+  kv_num_blocks = Tensor(DType::i32, {batch, heads, rows}, layout_of(kBias));
+  kv_indices = Tensor(DType::i32, {batch, heads, rows, columns}, layout_of(kBias));
+  if (c.blocks != "partial") {
+    full_kv_num_blocks = Tensor(DType::i32, {batch, heads, rows});
+    full_kv_indices = Tensor(DType::i32, {batch, heads, rows, columns});
+  }
+  static constexpr int64_t kWild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+  for (int64_t row = 0; row < batch * heads * rows; ++row) {
+    std::vector<int64_t> listed[2];
+    const bool empty = r.chance(0.15);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const double kind = r.uniform();
+      if (empty || kind < 0.45 || (late && block < blocks / 2)) continue;
+      listed[kind > 0.72].push_back(block);
+      if (hostile && r.chance(0.2)) listed[kind < 0.72].push_back(block);  // in both
+    }
+    size_t which = 0;
+    for (auto [count, index] : {std::pair{&kv_num_blocks, &kv_indices}, {&full_kv_num_blocks, &full_kv_indices}}) {
+      std::vector<int64_t>& list = listed[which++];
+      if (!*count) continue;
+      for (int64_t n = 0; hostile && n < 3; ++n) list.push_back(r.chance(0.5) ? kWild[r.between(0, 3)] : blocks);
+      for (size_t n = list.size(); n > 1; --n)
+        std::swap(list[n - 1], list[static_cast<size_t>(r.between(0, static_cast<int64_t>(n) - 1))]);
+      list.resize(std::min(list.size(), static_cast<size_t>(columns)));
+      const bool wild = hostile && r.chance(0.4);
+      count->set(row, static_cast<double>(wild ? kWild[r.between(0, 3)] : static_cast<int64_t>(list.size())));
+      for (int64_t n = 0; n < columns; ++n) {
+        const auto at = static_cast<size_t>(n);
+        index->set(row * columns + n, static_cast<double>(at < list.size() ? list[at] : r.between(0, blocks)));
+      }
+    }
+  }
 }
 
 // Some indices of texts lie beyond: positions are longer than doc and seen, and q is no row of table.
@@ -401,6 +443,14 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
   a.sm_limit = static_cast<int32_t>(c.sm_limit);
   a.score_mod = mod(0, c.score_mod, o);
   a.mask_mod = mod(1, c.mask_mod, o);
+  if (kv_num_blocks) {
+    a.kv_num_blocks = kv_num_blocks.describe();
+    a.kv_indices = kv_indices.describe();
+    a.full_kv_num_blocks = full_kv_num_blocks.describe();
+    a.full_kv_indices = full_kv_indices.describe();
+    a.mask_block_q = c.block_q;
+    a.mask_block_k = c.block_k;
+  }
   return a;
 }
 
@@ -471,17 +521,40 @@ void Instance::give_results(Outputs* exact) {
 }
 
 std::vector<Tensor*> Instance::inputs() {
-  return {&q,         &k,         &v,           &bias, &sink, &alibi_slopes, &cu_seqlens_q, &cu_seqlens_k,
-          &seqused_q, &seqused_k, &page_table,  &dout, &dlse, &given_out,    &given_lse,    &diagonal_offsets,
-          &slope,     &table,     &temperature, &doc,  &seen};
+  return {&q,
+          &k,
+          &v,
+          &bias,
+          &sink,
+          &alibi_slopes,
+          &cu_seqlens_q,
+          &cu_seqlens_k,
+          &seqused_q,
+          &seqused_k,
+          &page_table,
+          &dout,
+          &dlse,
+          &given_out,
+          &given_lse,
+          &diagonal_offsets,
+          &slope,
+          &table,
+          &temperature,
+          &doc,
+          &seen,
+          &kv_num_blocks,
+          &kv_indices,
+          &full_kv_num_blocks,
+          &full_kv_indices};
 }
 
 uint64_t Instance::fingerprint() const {
   uint64_t sum = 0;
   for (const Tensor* t : const_cast<Instance*>(this)->inputs()) {
     // Where they are absent, the inputs are those of recordings from before there were such.
-    const bool late =
-        t == &diagonal_offsets || t == &slope || t == &table || t == &temperature || t == &doc || t == &seen;
+    const bool late = t == &diagonal_offsets || t == &slope || t == &table || t == &temperature || t == &doc ||
+                      t == &seen || t == &kv_num_blocks || t == &kv_indices || t == &full_kv_num_blocks ||
+                      t == &full_kv_indices;
     if (late && !*t) continue;
     sum = sum * 31 + t->fingerprint();
   }

@@ -219,6 +219,10 @@ class Plain {
             .seqlen_k = static_cast<int32_t>(s_.k_len)};
   }
   bool visible(int64_t b, int64_t h, int64_t i, int64_t j) {
+    if (p.block_mask) {
+      const BlockState state = p.block_mask.at(b, h, i, j);
+      if (state != BlockState::partial) return state == BlockState::full;
+    }
     if (!p.mask_mod) return true;
     visible_.run(0, at(b, h, i, j));
     return visible_.integer(p.mask_mod->program->mod.result) != 0;

@@ -65,7 +65,7 @@ TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
   };
   auto add = [&](const SequenceCoords& sequence, const KeySteps<T>& step, int n_block) {
     const i64 at = m_block_at(p, sequence, step.head, step.m_block);
-    const int before = n_block - first_n_block<T>(p, sequence, step.m_block);
+    const int before = n_blocks_before<T>(p, sequence, step, n_block);
     float* const sums = p.dq_sums + at * T.dq_floats() + rank_of_cta<T>() * (T.dq_floats() / T.ctas());
     int* const ticket = p.dq_tickets + at;
 #pragma unroll

@@ -128,7 +128,8 @@ struct ScoreTile {
     const SequenceCoords& sequence = at.sequence;
     const int in_tile = chunk * kRows + first_query, query = at.m_block * T.tile_m + in_tile;
     const int key = at.key_block * T.kCtaKeys + row;
-    const HeadScores<T> of_head(p, sequence, at.head);
+    HeadScores<T> of_head(p, sequence, at.head);
+    of_head.state = state_at<T>(p, at);
     QueryRange seen = band_of<T>(p, sequence).visible_queries(key, key);
     if (key >= sequence.k_len) seen = {0, 0};
     const int begin = clamp(seen.begin - query, 0, kChunk), end = clamp(seen.end - query, begin, kChunk);

@@ -174,7 +174,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     const bool any = warp_any(step.left > 0);
 #pragma unroll 1
     for (; warp_any(step.left > 0); step.advance(), q_ring.advance(), ++steps) {
-      const HeadScores<T> of_head(p, sequence, step.head);
+      HeadScores<T> of_head(p, sequence, step.head);
+      of_head.state = step_state<T>(p, sequence, step.head, step.m_block, tile.n_block, rank_of_cta<T>());
       const int query = step.m_block * T.tile_m + first_query;
       const float* const stats = s.stats[T.stats_alone() ? steps & 1 : q_ring.slot] + first_query;
       const u32 s_slot = steps % T.s_slots(), scores_at = scores + s_slot * T.tile_m;

@@ -51,6 +51,7 @@
 #include "sm100/forward/relay.cuh"
 #include "sm100/forward/shared_plan.cuh"
 #include "sm100/forward/softmax.cuh"
+#include "tile/block_mask.cuh"
 #include "tile/scheduler.cuh"
 
 enum class Role { softmax, epilogue, mma, load, relay, none };
@@ -140,7 +141,7 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
       break;
     default:
       setmaxnreg_dec<T.other_registers()>();
-      if (role == Role::mma && elect_one()) mma(s);
+      if (role == Role::mma && elect_one()) mma(p, s);
       if (role == Role::load && elect_one()) load(p, s);
       if constexpr (T.relays()) {
         if (role == Role::relay) relay(s);

@@ -4,13 +4,28 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "sm100/forward/shared_plan.cuh"
+#include "tile/block_mask.cuh"
 #include "tile/coords.cuh"
 #include "tile/ring.cuh"
 
-// The steps of a work tile, of its tiles and of those rows of them that are the CTA's.
+// The steps of a work tile, of its tiles and of those rows of them that are the CTA's. With a block mask begins and
+// ends count steps, the last first, and unmasked n_blocks are those of which causal and window hide nothing.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
   const TileCoords& tile = work.coords;
+  if constexpr (T.block_mask) {
+    const int* const steps = steps_of<T>(p, tile);
+    work.begin = 0;
+    work.end = steps[0];
+    for (int i = 0; i < T.q_tiles(); ++i) {
+      const NBlockRange own = n_block_range<T>(p, tile, first_row_of<T>(tile, i), T.kTileM);
+      work.begins[i] = 0;
+      work.ends[i] = steps[i + 1];
+      work.unmasked_begins[i] = own.unmasked_begin;
+      work.unmasked_ends[i] = own.unmasked_end;
+    }
+    return;
+  }
   work.begin = 1 << 30;
   work.end = 0;
   for (int i = 0; i < T.q_tiles(); ++i) {
@@ -101,6 +116,12 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
         tma_load(s.ring[ring.slot] + c * rows, map, &s.ring_landed[ring.slot], column + c, row, head_k, tile.batch);
       ring.advance();
     };
+    // Steps are n_blocks; those of a block mask are counted, the last first.
+    [[maybe_unused]] const int* const steps = T.block_mask ? steps_of<T>(p, tile) + kStepHeader : nullptr;
+    auto n_block_at = [&](int step) {
+      if constexpr (T.block_mask) return n_block_of(steps[end - 1 - step]);
+      return step;
+    };
     auto load_k = [&](int n_block, int c) {
       const int row = tile.k_begin + n_block * T.tile_n + rank * T.k_block_rows();
       load_block(&p.k, 64 * c, 64, row, T.k_block_rows());
@@ -121,7 +142,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
                  tile.q_begin + (first_row_of<T>(tile, i) >> pack_shift), tile.head, tile.batch);
     };
 #pragma unroll 1
-    for (int c = 0; c < T.k_blocks(); ++c) load_k(end - 1, c);
+    for (int c = 0; c < T.k_blocks(); ++c) load_k(n_block_at(end - 1), c);
 #pragma unroll 1
     for (int i = 0; i < T.q_tiles(); ++i) load_q(i);
     if constexpr (T.clc) {
@@ -131,10 +152,11 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     }
 #pragma unroll 1
     for (int n_block = end - 1; n_block >= begin; --n_block) {
-      load_v(n_block);
+      load_v(n_block_at(n_block));
       if (n_block == begin) break;
+      const int after = n_block_at(n_block - 1);
 #pragma unroll
-      for (int c = 0; c < T.k_blocks(); ++c) load_k(n_block - 1, c);
+      for (int c = 0; c < T.k_blocks(); ++c) load_k(after, c);
     }
   }
   if constexpr (T.pair) {  // the leader's products say when blocks are free: not to a CTA that has ended

@@ -4,6 +4,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
 #include "sm100/forward/shared_plan.cuh"
+#include "tile/block_mask.cuh"
 #include "tile/ring.cuh"
 
 // Probabilities that wait for their product with the values.
@@ -14,7 +15,7 @@ struct Pending {
 };
 
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void mma(ForwardShared<T>& s) {
+TANDEM_DEVICE void mma(const ForwardParams& p, ForwardShared<T>& s) {
   constexpr int kCtas = T.ctas(), kTiles = T.q_tiles(), kRows = T.mma_m();
   Ring<T.ring_slots()> ring;
   Ring<kWorkSlots> slot;
@@ -108,19 +109,35 @@ TANDEM_DEVICE void mma(ForwardShared<T>& s) {
       begins[i] = tiles ? work.begins[i] : 0;
       ends[i] = tiles ? work.ends[i] : 0;
     }
+    [[maybe_unused]] const int* const steps = T.block_mask && tiles ? steps_of<T>(p, work.coords) : nullptr;
     if (!over) mbarrier_arrive(&s.work_empty[slot.slot]);
+    [[maybe_unused]] int left[kTiles];  // of a block mask: steps that a tile has still to take part in
+#pragma unroll
+    for (int i = 0; T.block_mask && i < kTiles; ++i) left[i] = ends[i];
 #pragma unroll 1
     for (int n_block = end - 1; n_block >= begin; --n_block) {
       const Ring<T.ring_slots()> keys = ring;
+      [[maybe_unused]] u32 step = 0;
+      if constexpr (T.block_mask) {
+        if (tiles) step = steps[kStepHeader + end - 1 - n_block];
+      }
+      // Where tile i is in its steps.
+      auto takes_part = [&](int i) {
+        if constexpr (T.block_mask) return (step & tile_bits<T>(i)) != 0;
+        return !(n_block < begins[i] || n_block >= ends[i]);
+      };
+      auto is_first = [&](int i) { return T.block_mask ? left[i] == ends[i] : n_block == ends[i] - 1; };
+      auto is_last = [&](int i) { return T.block_mask ? left[i] == 1 : n_block == begins[i]; };
       turn([&](int i) {
-        if (n_block < begins[i] || n_block >= ends[i]) return Pending<T>();
-        if (n_block == ends[i] - 1) {
+        if (!takes_part(i)) return Pending<T>();
+        if (is_first(i)) {
           wait(s.q_full(i), q_parity[i]);
           q_parity[i] ^= 1;
         }
         mma_qk(i, keys);
-        if (n_block == begins[i]) tcgen05_commit<kCtas>(&s.q_empty[i]);
-        const Pending<T> now{true, n_block == ends[i] - 1, n_block == begins[i], s_ring[i]};
+        if (is_last(i)) tcgen05_commit<kCtas>(&s.q_empty[i]);
+        const Pending<T> now{true, is_first(i), is_last(i), s_ring[i]};
+        if constexpr (T.block_mask) --left[i];
         s_ring[i].advance();
         return now;
       });

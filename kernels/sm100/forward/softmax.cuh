@@ -5,6 +5,7 @@
 #include "ptx/tcgen05.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/forward/shared_plan.cuh"
+#include "tile/block_mask.cuh"
 #include "tile/coords.cuh"
 #include "tile/dropout.cuh"
 #include "tile/exp2.cuh"
@@ -180,6 +181,8 @@ struct Softmax {
   const Dropout& dropout;
   RowSoftmax<T.f16> softmax;
   bool overflowed = false;
+  StepState state = StepState::full;  // of a block mask: in the step at hand
+  bool first = true;                  // and whether it is the tile's first
 
   // Of the row's scores in chunk c of a step.
   TANDEM_DEVICE u32 draw_kept(int n_block, int c) const {
@@ -191,7 +194,7 @@ struct Softmax {
   TANDEM_DEVICE Exponents update_max(float largest, int n_block) {
     softmax.update_max(largest, scale);
     softmax.step_sum = 0;
-    if (softmax.rescale && n_block < end - 1) rows.rescale_o(softmax.alpha);
+    if (softmax.rescale && (T.block_mask ? !first : n_block < end - 1)) rows.rescale_o(softmax.alpha);
     return Exponents(scale, softmax.row_max);
   }
 
@@ -249,6 +252,21 @@ struct Softmax {
     rows.signal_p(1);
   }
 
+  // Of scores from column0 on: those that a block mask hides become -infinity.
+  TANDEM_DEVICE void apply_block_mask(float (&x)[kChunk], int column0) const {
+    if (state == StepState::full) return;
+    if constexpr (T.mask_mod) {
+      if (state == StepState::partial) {
+        const MaskMod<T> mod(tile, row);
+#pragma unroll
+        for (int n = 0; n < kChunk; ++n) x[n] = mod(p, column0 + n) ? x[n] : -kInfinity;
+        return;
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kChunk; ++n) x[n] = -kInfinity;
+  }
+
   // The same of scores that are more than products: they are changed where they lie.
   TANDEM_DEVICE void modded_block(int n_block) {
     const ScoreMod<T> mod(p, tile, row);
@@ -260,8 +278,11 @@ struct Softmax {
       tmem_load(x, rows.scores + c * kChunk);
       tmem_wait_load(x);
       if constexpr (T.softcap) apply_softcap<true>(x, p);
+      if constexpr (T.has_score_mod()) {
 #pragma unroll
-      for (int n = 0; n < kChunk; ++n) x[n] = mod(x[n], p, column0 + n);
+        for (int n = 0; n < kChunk; ++n) x[n] = mod(x[n], p, column0 + n);
+      }
+      if constexpr (T.block_mask) apply_block_mask(x, column0);
       apply_mask<T>(x, keys, n_block, c);
       largest = max_of(x, largest);
       tmem_store(rows.scores + c * kChunk, x);
@@ -287,7 +308,8 @@ struct Softmax {
       e = Exponents(scale, softmax.row_max);
       rows.rescale_o(softmax.alpha);
     }
-    constexpr int kHeld = T.left ? 2 : kChunks;  // chunks in registers; with both bounds there are few
+    // Chunks in registers: with both bounds, or a block mask, there are few.
+    constexpr int kHeld = T.left || T.block_mask ? 2 : kChunks;
     float x[kHeld][kChunk], largest = -kInfinity;
     Float2 sum = float2_of(0);
     // From the last to the first: the compiler moves a load down to what needs it, but not over another load.
@@ -315,6 +337,40 @@ struct Softmax {
   }
 };
 
+// With a block mask: the steps that tile i takes part in.
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, const Work& work, int i,
+                                    int unmasked_begin, int unmasked_end, bool strict) {
+  const int* next_step = steps_of<T>(p, work.coords) + kStepHeader;
+  const int unit = i * T.ctas() + rank_of_cta<T>();
+  [[maybe_unused]] bool shown = false;  // a step has shown each row some key
+  [[maybe_unused]] bool moved = true;   // the row_max, since e was made
+  [[maybe_unused]] Exponents e(steps.scale, steps.softmax.row_max);
+  int ahead = *next_step++;
+#pragma unroll 1
+  for (int left = uniform(work.end); warp_any(left > 0); --left) {
+    const u32 step = uniform(ahead);
+    if (left > 1) ahead = *next_step++;
+    if ((step & tile_bits<T>(i)) == 0) continue;
+    const int n_block = n_block_of(step);
+    steps.state = state_of(step, unit);
+    const bool whole =
+        steps.state == StepState::full && n_block < unmasked_end && (!T.left || n_block >= unmasked_begin);
+    // Where others look at their scores each step may hide some.
+    constexpr bool kModded = T.has_score_mod() || T.dropout;
+    if (kModded || warp_any(!whole || (T.lazy_max() && (!shown || strict)))) {
+      steps.modded_block(n_block);
+      moved = true;
+    } else {
+      if (T.lazy_max() && warp_any(moved)) e = Exponents(steps.scale, steps.softmax.row_max);
+      moved = false;
+      steps.unmasked_block(n_block, e);
+    }
+    shown = shown || whole;
+    steps.first = false;
+  }
+}
+
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
   const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
@@ -339,7 +395,9 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
       Softmax<T> steps{p,   tile,           scale,        rows,   row, visible_keys<T>(p, tile, row),
                        end, unmasked_begin, unmasked_end, dropout};
       int n_block = end - 1;
-      if constexpr (T.has_score_mod()) {
+      if constexpr (T.block_mask) {
+        go_through_steps(steps, p, work, i, unmasked_begin, unmasked_end, strict);
+      } else if constexpr (T.has_score_mod()) {
 #pragma unroll 1
         for (; warp_any(n_block >= begin); --n_block) steps.modded_block(n_block);
       } else {

@@ -93,6 +93,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
 
     int heads = group, first_head = kKnowsHead ? uniform(s.tile.head_k) * group : 0;
     int m_block = m_end - 1, head = first_head;
+    [[maybe_unused]] ListedOrNone<T> listed(p, s.tile);
     auto mma_s = [&] {
       mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
       zero_tail(s.q[q_next.slot], T.tile_m, T.head_dim, sequence.q_len - m_block * T.tile_m);
@@ -193,6 +194,23 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
         if (query < by.begin || (T.left && query >= by.end)) scores[r] = -kInfinity;
       }
     };
+    // What a block mask hides, by itself: a mask_mod is asked here alone, so that steps that are seen whole are not
+    // longer.
+    auto apply_block_mask = [&] {
+      const StepState state = step_state<T>(p, sequence, head, m_block, taken_block, rank);
+      if (state == StepState::full) return;
+#pragma unroll
+      for (int r = 0; r < kQueries / 2; ++r) {
+        bool visible = false;
+        if constexpr (T.mask_mod) {
+          const ModPlace at{sequence.sequence,    head,           query_of(m_block, r),
+                            key0 + 8 * row_of(r), sequence.q_len, sequence.k_len};
+          visible =
+              state == StepState::partial && mask_mod<T>(at, static_cast<const ModifiedBackwardParams&>(p).mods.mask);
+        }
+        if (!visible) scores[r] = -kInfinity;
+      }
+    };
     // Of a pair of neighbouring columns: -lse in log2 units, or delta.
     auto stat = [&](int which, int pair) {
       const float* const at = s.stats[dout_ring.slot] + which * T.tile_m + first_query + 8 * pair + 2 * (lane & 3);
@@ -222,6 +240,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       const HeadScores<T> of_head(p, sequence, head);
       if constexpr (T.softcap) apply_softcap<false>(scores, p);
       if (is_masked(m_block)) apply_mask(m_block);
+      if constexpr (T.block_mask) apply_block_mask();
 #pragma unroll
       for (int pair = 0; pair < kQueries / 8; ++pair) {
         const float2 minus_lse = stat(0, pair);
@@ -250,7 +269,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     };
 
     int count = group * (m_end - m_begin);
-    if constexpr (T.split) {
+    if constexpr (T.block_mask) {
+      count = uniform(listed.left), m_block = uniform(listed.m_block), head = uniform(listed.head);
+    } else if constexpr (T.split) {
       const KeySteps<T> part(p, s.tile);
       m_block = uniform(part.m_block), count = uniform(part.left), heads = uniform(part.heads());
       head = uniform(part.head), first_head = uniform(part.first_head());
@@ -304,7 +325,10 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
     auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
     auto next_m_block = [&] {
-      if constexpr (T.left) {
+      if constexpr (T.block_mask) {
+        listed.advance();
+        m_block = uniform(listed.m_block), head = uniform(listed.head);
+      } else if constexpr (T.left) {
         if (--m_block < m_begin) m_block = m_end - 1, ++head;
       } else {
         if (++head == first_head + heads) head = first_head, --m_block;

@@ -103,7 +103,7 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 t
         const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
         const int of_all = rank_of_cta<T>() * T.dq_parts() + part;
         int* const ticket = p.dq_tickets + T.dq_tickets() * at + of_all;
-        const int before = tile.n_block - first_n_block<T>(p, sequence, steps.m_block);
+        const int before = n_blocks_before<T>(p, sequence, steps, tile.n_block);
         float* const sums = p.dq_sums + at * T.dq_floats() + of_all * T.dq_part_floats();
         if constexpr (!T.staged()) {
           s.dq_to[part] = reinterpret_cast<float4*>(sums);

@@ -86,7 +86,8 @@ struct ScoreTile {
     const SequenceCoords& sequence = at.sequence;
     __syncthreads();  // all have used the tile before
     if (threadIdx.x == 0) load(at);
-    const HeadScores<T> of_head(p, sequence, at.head);
+    HeadScores<T> of_head(p, sequence, at.head);
+    of_head.state = state_at<T>(p, at);
     const auto band = band_of<T>(p, sequence);
     const float* const stats = p.stats + m_block_at(p, sequence, at.head, at.m_block) * (2 * T.tile_m);
     u32 kept[(kQueries + 63) / 64] = {};

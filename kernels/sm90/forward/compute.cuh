@@ -54,8 +54,37 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     const bool no_rows = warp_any(rows_left() <= 0);  // the sequence ended in the warpgroups before
     const int visible_end = no_rows ? n_blocks.begin : own.end;
     int n_block = n_blocks.end - 1;
+    // Of a block mask: how many steps there are with this one, the next, and whether one has shown each row of the
+    // warpgroup some key.
+    [[maybe_unused]] const int* next_step = nullptr;
+    [[maybe_unused]] int steps = 0, ahead = 0;
+    [[maybe_unused]] StepState state = StepState::full;
+    [[maybe_unused]] bool shown = false;
+    auto read_step = [&] {
+      const u32 bits = uniform(ahead);
+      n_block = n_block_of(bits);
+      state = state_of(bits, index);
+      if (steps > 1) ahead = *next_step++;
+    };
+    // It hides nothing.
+    auto is_whole = [&] {
+      return state == StepState::full && n_block < own.unmasked_end && (!T.left || n_block >= own.unmasked_begin);
+    };
+    if constexpr (T.block_mask) {
+      next_step = steps_of<T>(p, tile());
+      steps = uniform(*next_step);
+      next_step += kStepHeader;
+      ahead = *next_step++;
+      read_step();
 #pragma unroll 1
-    for (; warp_any(n_block >= visible_end); --n_block) w.skip_n_block(tile(), n_blocks, n_block);
+      while (warp_any(no_rows ? steps > 0 : steps > 1 && state == StepState::absent)) {
+        w.skip_n_block(tile(), n_blocks, n_block);
+        if (--steps > 0) read_step();
+      }
+    } else {
+#pragma unroll 1
+      for (; warp_any(n_block >= visible_end); --n_block) w.skip_n_block(tile(), n_blocks, n_block);
+    }
     if (no_rows) {
       if constexpr (!T.q_in_registers()) {
         __syncwarp();
@@ -76,6 +105,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     auto mod_and_mask = [&](bool masked) {
       const int column0 = n_block * T.tile_n + 2 * (w.lane & 3);
       if constexpr (T.has_score_mod()) apply_score_mod<T>(scores, p, tile(), {own_row(0), own_row(1)}, column0);
+      if constexpr (T.block_mask) apply_block_mask<T>(scores, p, tile(), {own_row(0), own_row(1)}, column0, state);
       if (masked && warp_any(n_block >= own.unmasked_end || (T.left && n_block < own.unmasked_begin)))
         apply_mask<T>(scores, p, tile(), {own_row(0), own_row(1)}, column0);
     };
@@ -153,15 +183,16 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       softmax.exponentials<kUnder, kAll>(scores, scale_log2);
       pack_p();
     };
-    --n_block;
+    if constexpr (!T.block_mask) --n_block;
     // The first step that hides nothing may be the first in which a row sees a key.
     int strict_end = own.begin;
     if (!T.lazy_max() || !warp_any(work.strict))
       strict_end = max(strict_end, T.right ? own.unmasked_end - T.lazy_max() : n_block + 1);
     // A step is long, and so is its compilation: one copy asks what it has to do. Only where results are narrow
     // and steps short does asking cost 2 %.
-    constexpr bool kMasked = T.left || T.right,
-                   kTwoLoops = T.lazy_max() && T.right && !T.left && T.head_dim_v <= 64 && T.tile_n <= 64;
+    constexpr bool kMasked = T.left || T.right || T.block_mask, kTwoLoops = T.lazy_max() && T.right && !T.left &&
+                                                                            !T.block_mask && T.head_dim_v <= 64 &&
+                                                                            T.tile_n <= 64;
     auto is_strict = [&] {
       if (!T.lazy_max()) return true;
       return kMasked ? !kTwoLoops && warp_any(n_block >= strict_end) : warp_any(work.strict);
@@ -170,8 +201,17 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
 #pragma unroll 1
       for (; warp_any(n_block >= strict_end); --n_block) steady(true, true);
     }
+    if constexpr (T.block_mask) {
 #pragma unroll 1
-    for (; warp_any(n_block >= own.begin); --n_block) steady(kMasked && !kTwoLoops, is_strict());
+      while (warp_any(--steps > 0)) {
+        shown = shown || is_whole();
+        read_step();
+        steady(true, !T.lazy_max() || warp_any(!shown || !is_whole() || work.strict));
+      }
+    } else {
+#pragma unroll 1
+      for (; warp_any(n_block >= own.begin); --n_block) steady(kMasked && !kTwoLoops, is_strict());
+    }
 
     if (!T.q_in_registers()) w.release_q();
     w.wait_v();
@@ -205,7 +245,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     }
     w.release_v();
 
-    if constexpr (T.left) {
+    if constexpr (T.left && !T.block_mask) {
 #pragma unroll 1
       for (; warp_any(n_block >= n_blocks.begin); --n_block) w.skip_n_block(tile(), n_blocks, n_block);
     }

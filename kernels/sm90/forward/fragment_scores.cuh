@@ -1,6 +1,7 @@
 // Score mods and masks on the fragments of a warpgroup.
 #pragma once
 #include "shared/sm90_forward.h"
+#include "tile/block_mask.cuh"
 #include "tile/fragment_softmax.cuh"
 #include "tile/mask.cuh"
 #include "tile/score_mod.cuh"
@@ -13,6 +14,23 @@ TANDEM_DEVICE void apply_score_mod(float (&s)[n], const ForwardParams& p, const 
   const ScoreMod<T> mods[2] = {{p, t, rows[0]}, {p, t, rows[1]}};
 #pragma unroll
   for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](s[r], p, column0 + column_of(r));
+}
+
+// Hides what a block mask hides in an n_block.
+template <Sm90ForwardConfig T, int n>
+TANDEM_DEVICE void apply_block_mask(float (&s)[n], const ForwardParams& p, const TileCoords& t, const Row (&rows)[2],
+                                    int column0, StepState state) {
+  if (state == StepState::full) return;
+  if constexpr (T.mask_mod) {
+    if (state == StepState::partial) {
+      const MaskMod<T> mods[2] = {{t, rows[0]}, {t, rows[1]}};
+#pragma unroll
+      for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](p, column0 + column_of(r)) ? s[r] : -kInfinity;
+      return;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < n; ++r) s[r] = -kInfinity;
 }
 
 // Hides what lies beyond the keys or outside the window.

@@ -3,6 +3,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/forward/shared_plan.cuh"
+#include "tile/block_mask.cuh"
 #include "tile/ring.cuh"
 
 // One thread: for every tile its queries, and its keys and values from the last to the first. While the first of them
@@ -56,6 +57,8 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   };
   // Of the tile at hand: steps that are still to load, and where its keys are.
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
+  [[maybe_unused]] const int* next_step = nullptr;  // of a block mask: behind that of n_block; begin is not used
+  [[maybe_unused]] int steps = 0;                   // and steps are counted, with that of n_block
   auto load_block = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
                         int n_block) {
     mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
@@ -68,14 +71,29 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, n_block); };
   auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, n_block); };
 
+  // The values of a step, behind the keys of the next.
+  [[maybe_unused]] auto load_step = [&] {
+    const int at_hand = n_block;
+    if (steps > 1) {
+      n_block = n_block_of(*next_step++);
+      load_k(n_block);
+    }
+    load_v(at_hand);
+  };
+
   for (bool idle = false;;) {
     const bool more = next_work_tile(idle);
     if (idle && !more) break;
     if (more && T.q_in_registers()) load_q();
+    if constexpr (T.block_mask) {
 #pragma unroll 1
-    for (; n_block >= begin; --n_block) {
-      if (n_block > begin) load_k(n_block - 1);
-      load_v(n_block);
+      for (; steps > 0; --steps) load_step();
+    } else {
+#pragma unroll 1
+      for (; n_block >= begin; --n_block) {
+        if (n_block > begin) load_k(n_block - 1);
+        load_v(n_block);
+      }
     }
     idle = !more;
     if (idle) {
@@ -86,14 +104,26 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     }
     const Work& work = s.work_tiles[(taken - 1) % kWorkTiles];
     const TileCoords tile = work.tile<T>(p);
-    const NBlockRange n_blocks = n_block_range<T>(p, tile);
+    [[maybe_unused]] const NBlockRange n_blocks = T.block_mask ? NBlockRange() : n_block_range<T>(p, tile);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
-    n_block = n_blocks.end - 1, begin = n_blocks.begin;
+    if constexpr (T.block_mask) {
+      next_step = steps_of<T>(p, tile);
+      steps = *next_step;
+      next_step += kStepHeader;
+      n_block = n_block_of(*next_step++);
+    } else {
+      n_block = n_blocks.end - 1, begin = n_blocks.begin;
+    }
     load_k(n_block);
     if (!work.strict) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
     if (!T.q_in_registers()) load_q();
-    if (n_block > begin) load_k(n_block - 1);
-    load_v(n_block--);
+    if constexpr (T.block_mask) {
+      load_step();
+      --steps;
+    } else {
+      if (n_block > begin) load_k(n_block - 1);
+      load_v(n_block--);
+    }
   }
   s.work_tiles[taken % kWorkTiles].index = -1;
   for (u64& full : s.q_full) mbarrier_arrive(&full);

@@ -34,6 +34,10 @@ constexpr Problem kProblems[] = {
     {"padded",
      "--dtype bf16 --batch 3 --seqlen-q 100 --seqlen-k 200 --used-q 100,0,30 --used-k 10,200,0 --head-dim 128 "
      "--head-dim-v 128"},
+    {"blocks",
+     "--dtype bf16 --seqlen-q 300 --seqlen-k 460 --head-dim 64 --head-dim-v 64 --heads-q 2 --heads-k 2 --blocks "
+     "hostile "
+     "--block-q 64 --block-k 64 --mask-mod (q^k)&3!=0"},
     {"backward",
      "--gradients qkv --dtype bf16 --seqlen-q 200 --seqlen-k 300 --head-dim 128 --head-dim-v 128 --causal 1 --heads-q "
      "2 "
@@ -49,6 +53,11 @@ constexpr Problem kProblems[] = {
      "--bias-shape 1h1j"},
     {"blackwell",
      "--dtype bf16 --seqlen-q 300 --seqlen-k 300 --head-dim 128 --head-dim-v 128 --causal 1 --heads-q 2 --heads-k 1",
+     "vgpu:b200"},
+    {"blackwell_blocks",
+     "--dtype bf16 --seqlen-q 300 --seqlen-k 460 --head-dim 64 --head-dim-v 64 --heads-q 2 --heads-k 2 --blocks "
+     "hostile "
+     "--mask-mod (q^k)&3!=0 --seed 5",
      "vgpu:b200"},
     {"blackwell_pair", "--dtype bf16 --seqlen-q 300 --seqlen-k 200 --head-dim 128 --head-dim-v 128 --heads-q 3",
      "vgpu:b200"},

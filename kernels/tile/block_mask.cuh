@@ -1,0 +1,162 @@
+// Block masks: which n_blocks a tile goes through, and what is to be done with the scores of each.
+//
+// list_steps() makes them, before the kernel itself, from the caller's lists: these may hold anything, so nothing else
+// reads them. The roles of the kernel go through a tile's steps as they otherwise go through a range of n_blocks. A
+// tile that sees nothing has one step, which hides all.
+#pragma once
+#include "shared/block_mask.h"
+#include "tile/coords.cuh"
+#include "tile/mod_functions.cuh"
+#include "tile/row.cuh"
+
+// Of the rows of one unit in an n_block. absent: other units look at it.
+enum class StepState : u32 { absent, partial, full, hidden };
+
+TANDEM_DEVICE int n_block_of(u32 step) { return static_cast<int>(step >> kStepBits); }
+TANDEM_DEVICE StepState state_of(u32 step, int unit) { return static_cast<StepState>(step >> 2 * unit & 3); }
+// The bits of the units of a CTA's, or a pair's, i-th tile.
+template <auto T>
+TANDEM_DEVICE u32 tile_bits(int i) {
+  constexpr int kBits = 2 * T.step_units() / T.step_tiles();
+  return ((1u << kBits) - 1) << i * kBits;
+}
+
+template <auto T>
+TANDEM_DEVICE int* steps_of(const ForwardParams& params, const TileCoords& tile) {
+  const auto& p = static_cast<const BlockMaskedForwardParams&>(params);
+  const int batch = p.blocks.batch > 1 ? tile.batch : 0, head = p.blocks.heads > 1 ? tile.head : 0;
+  return p.blocks.steps +
+         (static_cast<i64>(batch * p.blocks.heads + head) * p.m_blocks + tile.m_block) * p.blocks.list_words;
+}
+
+// What the mask_mod says of a row's keys in a block that is seen in part.
+template <auto T>
+struct MaskMod {
+  ModPlace place;  // but for the key
+
+  MaskMod() = default;
+  TANDEM_DEVICE MaskMod(const TileCoords& t, const Row& row)
+      : place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len} {}
+  TANDEM_DEVICE bool operator()(const ForwardParams& p, int column) const {
+    ModPlace at = place;
+    at.k = column;
+    return mask_mod<T>(at, static_cast<const ModifiedForwardParams&>(p).mods.mask);
+  }
+};
+
+// Marks those of the n_blocks [begin, end) that a row's blocks have in states, which begin at first. Indices may be
+// anything.
+TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& list, const TileCoords& tile, int row,
+                               int first, int begin, int end, u32 bits, u32* states) {
+  if (!list.count) return;
+  const i64 block_row = row / p.block_q;
+  const int given =
+      list.count[tile.batch * list.count_batch + tile.head * list.count_head + block_row * list.count_row];
+  const int count = clamp(given, 0, list.columns);
+  const int* const index =
+      list.index + tile.batch * list.index_batch + tile.head * list.index_head + block_row * list.index_row;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += kListStepsThreads) {
+    const i64 n_block = static_cast<i64>(index[i * list.index_column]) * p.block_n_blocks;
+    auto within = [&](i64 n) { return static_cast<int>(min(max(n, static_cast<i64>(begin)), static_cast<i64>(end))); };
+    const int from = within(n_block), to = within(n_block + p.block_n_blocks);
+#pragma unroll 1
+    for (int n = from; n < to; ++n) atomicOr(&states[n - first], bits);
+  }
+}
+
+// Where this thread's item goes behind those of threads before, and how many all have.
+struct ItemPlace {
+  int before, all;
+};
+// By all kListStepsThreads threads, alike. counts: of each warp; free again when all have left.
+TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListStepsThreads / 32]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u32 voters = __ballot_sync(~0u, has);
+  if (lane == 0) counts[warp] = __popc(voters);
+  __syncthreads();
+  ItemPlace place{__popc(voters & ((1u << lane) - 1)), 0};
+#pragma unroll
+  for (int w = 0; w < kListStepsThreads / 32; ++w) {
+    if (w < warp) place.before += counts[w];
+    place.all += counts[w];
+  }
+  __syncthreads();
+  return place;
+}
+
+// The steps of one tile of one list: one block of kListStepsThreads threads.
+template <auto T>
+TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
+  constexpr int kChunk = 1024, kWarps = kListStepsThreads / 32, kTiles = T.step_tiles();
+  __shared__ u32 states[kChunk];
+  __shared__ int counts[kTiles + 1][kWarps];  // of a warp's n_blocks: those that are steps, of all and of each tile
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int list = blockIdx.x / p.m_blocks, batch = list / p.blocks.heads;
+  const TileCoords tile{static_cast<int>(blockIdx.x) - list * p.m_blocks,
+                        list - batch * p.blocks.heads,
+                        batch,
+                        batch,
+                        0,
+                        0,
+                        p.seqlen_q,
+                        p.seqlen_q,
+                        p.seqlen_k};
+  const int first_row = tile.m_block * T.tile_m();
+  const NBlockRange range = n_block_range<T>(p, tile);
+  int* const steps = steps_of<T>(p, tile);
+  int total[kTiles + 1] = {};
+#pragma unroll 1
+  for (int end = range.end; end > range.begin; end -= kChunk) {
+    const int begin = max(range.begin, end - kChunk);
+    for (int i = thread; i < kChunk; i += kListStepsThreads) states[i] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int unit = 0; unit < T.step_units(); ++unit) {
+      const int row = first_row + unit * T.step_rows();
+      if (row >= p.seqlen_q) break;
+      const NBlockRange own = n_block_range<T>(p, tile, row, T.step_rows());
+      const int from = max(begin, own.begin), to = min(end, own.end);
+      constexpr u32 kFull = static_cast<u32>(StepState::full), kPartial = static_cast<u32>(StepState::partial);
+      mark_blocks(p.blocks, p.blocks.partial, tile, row, begin, from, to, (T.mask_mod ? kPartial : kFull) << 2 * unit,
+                  states);
+      mark_blocks(p.blocks, p.blocks.full, tile, row, begin, from, to, kFull << 2 * unit, states);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int first = end - 1; first >= begin; first -= kListStepsThreads) {
+      const int n_block = first - thread;
+      u32 state = n_block >= begin ? states[n_block - begin] : 0;
+      state &= ~(state >> 1 & 0x55);  // what is in both lists is full
+      const u32 before = (1u << lane) - 1, voters = __ballot_sync(~0u, state != 0);
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        const u32 of_tile = __ballot_sync(~0u, (state & tile_bits<T>(i)) != 0);
+        if (lane == 0) counts[i + 1][warp] = __popc(of_tile);
+      }
+      if (lane == 0) counts[0][warp] = __popc(voters);
+      __syncthreads();
+      int at = total[0] + __popc(voters & before);
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        if (w < warp) at += counts[0][w];
+        for (int i = 0; i <= kTiles; ++i) total[i] += counts[i][w];
+      }
+      if (state != 0) steps[kStepHeader + at] = static_cast<int>(static_cast<u32>(n_block) << kStepBits | state);
+      __syncthreads();
+    }
+  }
+  if (thread != 0) return;
+  // Rows that see nothing get their zeros from a step that hides all.
+  u32 step = total[0] > 0 ? steps[kStepHeader] : static_cast<u32>(range.end - 1) << kStepBits;
+  total[0] = max(total[0], 1);
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    if (total[i + 1] > 0 || first_row + i * (T.tile_m() / kTiles) >= p.seqlen_q) continue;
+    step |= tile_bits<T>(i);  // hidden
+    total[i + 1] = 1;
+  }
+  steps[kStepHeader] = static_cast<int>(step);
+#pragma unroll
+  for (int i = 0; i <= kTiles; ++i) steps[i] = total[i];
+}

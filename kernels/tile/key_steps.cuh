@@ -1,0 +1,91 @@
+// The steps of a backward's tile with a block mask, which two kernels list before the main one.
+#pragma once
+#include "tile/block_mask.cuh"
+#include "tile/sequence.cuh"
+
+// What the table says of an m_block of a query head and an n_block.
+template <auto T>
+TANDEM_DEVICE u32 table_word(const BackwardParams& params, const SequenceCoords& s, int head, int m_block,
+                             int n_block) {
+  const auto& p = static_cast<const BlockMaskedBackwardParams&>(params);
+  const int batch = p.blocks.batch > 1 ? s.sequence : 0, list = p.blocks.heads > 1 ? head : 0;
+  const i64 row = static_cast<i64>(batch * p.blocks.heads + list) * p.sequence_m_blocks + m_block;
+  return p.table[row * p.n_blocks + n_block];
+}
+// Of the keys of one CTA.
+template <auto T>
+TANDEM_DEVICE StepState step_state(const BackwardParams& p, const SequenceCoords& s, int head, int m_block, int n_block,
+                                   int cta) {
+  if constexpr (T.block_mask) return state_of(table_word<T>(p, s, head, m_block, n_block), cta);
+  return StepState::full;
+}
+
+// A row of the table, of one m_block of one list: one block of kListStepsThreads threads.
+template <auto T>
+TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
+  constexpr int kChunk = 1024 / T.ctas() * T.ctas(), kKeys = T.tile_n() / T.ctas();
+  constexpr u32 kFull = static_cast<u32>(StepState::full), kPartial = static_cast<u32>(StepState::partial);
+  __shared__ u32 states[kChunk];  // of the keys of a CTA
+  __shared__ int counts[kListStepsThreads / 32];
+  const int list = blockIdx.x / p.sequence_m_blocks, batch = list / p.blocks.heads;
+  const TileCoords tile{static_cast<int>(blockIdx.x) - list * p.sequence_m_blocks,
+                        list - batch * p.blocks.heads,
+                        batch,
+                        batch,
+                        0,
+                        0,
+                        p.seqlen_q,
+                        p.seqlen_q,
+                        p.seqlen_k};
+  const int row = tile.m_block * T.tile_m, last = min(row + T.tile_m, p.seqlen_q) - 1;
+  const KeyRange seen = band_of<T>(p, tile).visible_keys(row, last);
+  const int first_seen = max(0, seen.begin) / kKeys, seen_end = (min(seen.end, p.seqlen_k) + kKeys - 1) / kKeys;
+  int* const table = p.table + static_cast<i64>(blockIdx.x) * p.n_blocks;
+  int before = 0;
+#pragma unroll 1
+  for (int begin = 0; begin < p.n_blocks * T.ctas(); begin += kChunk) {
+    const int from = max(begin, first_seen), to = min(begin + kChunk, seen_end);
+    for (int i = threadIdx.x; i < kChunk; i += kListStepsThreads) states[i] = 0;
+    __syncthreads();
+    mark_blocks(p.blocks, p.blocks.partial, tile, row, begin, from, to, T.mask_mod ? kPartial : kFull, states);
+    mark_blocks(p.blocks, p.blocks.full, tile, row, begin, from, to, kFull, states);
+    __syncthreads();
+    const int first = begin / T.ctas(), end = min(first + kChunk / T.ctas(), p.n_blocks);
+#pragma unroll 1
+    for (int n = first; n < end; n += kListStepsThreads) {
+      const int n_block = n + threadIdx.x;
+      u32 bits = 0;
+      for (int cta = 0; cta < T.ctas() && n_block < end; ++cta)
+        bits |= states[(n_block - first) * T.ctas() + cta] << 2 * cta;
+      bits &= ~(bits >> 1 & 0x55);  // what is in both lists is full
+      const ItemPlace place = place_item(bits != 0, counts);
+      if (n_block < end) table[n_block] = static_cast<int>(static_cast<u32>(before + place.before) << kStepBits | bits);
+      before += place.all;
+    }
+  }
+}
+
+// In the order of steps without a block mask: heads of an m_block together, or those of a head.
+template <auto T>
+TANDEM_DEVICE void list_key_steps(const BlockMaskedBackwardParams& p) {
+  __shared__ int counts[kListStepsThreads / 32];
+  const int tile = blockIdx.x / p.n_blocks, n_block = static_cast<int>(blockIdx.x) - tile * p.n_blocks;
+  const int sequence = tile / p.heads_k, head_k = tile - sequence * p.heads_k, group = p.heads_q / p.heads_k;
+  const SequenceCoords s = sequence_coords<T>(p, sequence);
+  int* const steps = p.blocks.steps + static_cast<i64>(blockIdx.x) * p.blocks.list_words;
+  int total = 0;
+#pragma unroll 1
+  for (int first = 0; first < group * p.sequence_m_blocks; first += kListStepsThreads) {
+    const int i = first + threadIdx.x, from_last = T.left ? i % p.sequence_m_blocks : i / group;
+    const int m_block = p.sequence_m_blocks - 1 - from_last, head = T.left ? i / p.sequence_m_blocks : i % group;
+    const bool is_step = i < group * p.sequence_m_blocks &&
+                         (table_word<T>(p, s, head_k * group + head, m_block, n_block) & ((1u << kStepBits) - 1)) != 0;
+    const ItemPlace place = place_item(is_step, counts);
+    if (is_step) steps[1 + total + place.before] = m_block * p.heads_q + head_k * group + head;
+    total += place.all;
+  }
+  if (threadIdx.x == 0) {
+    steps[0] = total;
+    steps[1 + total] = 0;
+  }
+}

@@ -1,0 +1,118 @@
+// The block mask of a call.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/text.h"
+#include "problem/builder.h"
+
+namespace tandem {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b > 0); }
+
+// A dimension of a list is complete or broadcast.
+Status check_broadcast(const Operand& o, int dim, const char* name, int64_t size) {
+  if (o.shape[dim] == 1 || o.shape[dim] == size) return {};
+  return Status::invalid(str_cat(o.name, ".", o.dim_name[dim], " (", o.shape[dim], ") must be 1 or equal ", name, " (",
+                                 size, "): a block mask is the same for all of them or has each; expand it"));
+}
+
+// Of the blocks that a row of a list names. Counts and indices may be anything.
+void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockState state, BlockState* row,
+                int64_t blocks) {
+  if (!list.present) return;
+  const int64_t *to_count = list.count_stride, *to_index = list.index_stride;
+  const int64_t given = list.count[b * to_count[0] + h * to_count[1] + i * to_count[2]];
+  const int64_t count = std::clamp<int64_t>(given, 0, list.shape[3]);
+  const int32_t* index = list.index + b * to_index[0] + h * to_index[1] + i * to_index[2];
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t j = index[n * to_index[3]];
+    if (j >= 0 && j < blocks) row[j] = state;
+  }
+}
+
+}  // namespace
+
+Status Builder::read_block_list(Field count, Field index, BlockList* list) {
+  const int64_t blocks = ceil_div(p_.seqlen_q, args_.mask_block_q);
+  constexpr const char* kWhy = "there is one row for each mask_block_q queries";
+  const Dim dims[] = {{"batch"}, {"heads"}, {"blocks", blocks, nullptr, kWhy}, {"indices"}};
+  constexpr const char* kType = "counts and indices of blocks are int32; convert it";
+  TANDEM_TRY(read(count, only(DType::i32), kType, {dims, 3}, "", false));
+  TANDEM_TRY(read(index, only(DType::i32), kType, {dims, 4}, "", false));
+  const Operand &counts = operand(count), &indices = operand(index);
+  for (const Operand* o : {&counts, &indices}) {
+    TANDEM_TRY(check_broadcast(*o, 0, "q.batch", p_.batch));
+    TANDEM_TRY(check_broadcast(*o, 1, "q.heads", p_.heads_q));
+  }
+  list->count = reinterpret_cast<const int32_t*>(counts.data);
+  list->index = reinterpret_cast<const int32_t*>(indices.data);
+  std::copy_n(counts.stride, 3, list->count_stride);
+  std::copy_n(counts.shape, 3, list->count_shape);
+  std::copy_n(indices.stride, 4, list->index_stride);
+  std::copy_n(indices.shape, 4, list->shape);
+  list->present = true;
+  return {};
+}
+
+Status Builder::read_block_mask() {
+  const bool partial = given(&Args::kv_num_blocks), full = given(&Args::full_kv_num_blocks);
+  const struct {
+    const char *name, *other;
+    bool given, needed;
+  } pairs[] = {{"kv_indices", "kv_num_blocks", given(&Args::kv_indices), partial},
+               {"full_kv_indices", "full_kv_num_blocks", given(&Args::full_kv_indices), full},
+               {"kv_num_blocks", "full_kv_num_blocks", partial, partial || full}};
+  for (const auto& pair : pairs) {
+    if (pair.given == pair.needed) continue;
+    return Status::invalid(str_cat(pair.name, pair.given ? " must be NULL without " : " (NULL) must be given with ",
+                                   pair.other, ": a block mask has counts and indices of blocks"));
+  }
+  for (const auto& [name, size] :
+       {std::pair{"mask_block_q", args_.mask_block_q}, {"mask_block_k", args_.mask_block_k}}) {
+    if (partial ? size >= 1 : size == 0) continue;
+    return Status::invalid(str_cat(name, " (", size, ") must be ",
+                                   partial ? "at least 1: so many queries and keys are a block"
+                                           : "0 without kv_num_blocks: there is no block mask"));
+  }
+  if (!partial) return {};
+  if (packed()) {
+    return Status::invalid(
+        "kv_num_blocks must be NULL with cu_seqlens_q: blocks are those of dense tensors; say by mask_mod alone what "
+        "is "
+        "seen");
+  }
+  BlockMask& mask = p_.block_mask;
+  mask.block_q = args_.mask_block_q;
+  mask.block_k = args_.mask_block_k;
+  TANDEM_TRY(read_block_list(&Args::kv_num_blocks, &Args::kv_indices, &mask.partial));
+  if (full) TANDEM_TRY(read_block_list(&Args::full_kv_num_blocks, &Args::full_kv_indices, &mask.full));
+  if (mode_.with_data && on_cpu()) read_block_states();
+  return {};
+}
+
+void Builder::read_block_states() {
+  BlockMask& mask = p_.block_mask;
+  const auto varying = [&](int dim, int64_t size) {
+    return mask.partial.varies(dim) || mask.full.varies(dim) ? size : std::min<int64_t>(size, 1);
+  };
+  const int64_t batch = varying(0, p_.batch), heads = varying(1, p_.heads_q);
+  const int64_t blocks_q = ceil_div(p_.seqlen_q, mask.block_q);
+  mask.blocks_k = ceil_div(p_.seqlen_k, mask.block_k);
+  mask.head_stride = heads > 1 ? blocks_q * mask.blocks_k : 0;
+  mask.batch_stride = batch > 1 ? heads * blocks_q * mask.blocks_k : 0;
+  const auto states = std::make_shared<BlockState[]>(static_cast<size_t>(batch * heads * blocks_q * mask.blocks_k));
+  BlockState* row = states.get();
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < blocks_q; ++i, row += mask.blocks_k) {
+        set_states(mask.partial, b, h, i, BlockState::partial, row, mask.blocks_k);
+        set_states(mask.full, b, h, i, BlockState::full, row, mask.blocks_k);
+      }
+    }
+  }
+  mask.states = states;
+}
+
+}  // namespace tandem

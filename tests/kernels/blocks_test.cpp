@@ -1,0 +1,122 @@
+// Block masks on a GPU, by the judge: blocks that are left out, seen whole and in part, lists that hold anything.
+#include <limits>
+#include <string>
+
+#include "kernels/on_gpu.h"
+
+namespace tandem::test {
+namespace {
+
+std::vector<Judged> with_all(const std::string& flags, std::initializer_list<const char*> more) {
+  std::vector<Judged> all;
+  for (const char* one : more) all.emplace_back(flags + one);
+  return all;
+}
+
+// Several tiles in each direction, which end within a block; each kind of list, each broadcast dimension.
+TEST(KernelsBlocks, Lists) {
+  expect_all_good(with_all(
+      "--dtype bf16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 300 --seqlen-k 620 --head-dim 64 --head-dim-v 64 ",
+      {"--blocks random", "--blocks random --block-shape 11 --mask-mod (q^k)&3!=0",
+       "--blocks partial --block-shape b1 --mask-mod (q^k)&3!=0", "--blocks partial --block-shape 1h",
+       "--blocks hostile --mask-mod (q^k)&3!=0", "--blocks hostile --block-q 256 --layout 65536 --seed 2",
+       "--blocks random --block-q 128 --block-k 256 --mask-mod (q^k)&3!=0 --sm-limit 2",
+       "--blocks random --block-q 1000 --block-k 384 --seed 3 --float32 o",
+       "--blocks random --block-k 4611686018427387904 --block-q 128 --mask-mod (q^k)&3!=0 --lse 0"}));
+}
+
+// Gradients: of each cut of the kernels, with heads that share keys, with what else makes scores anew.
+TEST(KernelsBlocks, Backward) {
+  const std::string shape = "--dtype bf16 --heads-q 2 --heads-k 1 --seqlen-q 200 --seqlen-k 420 ";
+  std::vector<Judged> all =
+      with_all(shape + "--gradients qkv --dlse 1 ",
+               {"--head-dim 64 --head-dim-v 64 --blocks random --mask-mod (q^k)&3!=0 --causal 1",
+                "--head-dim 128 --head-dim-v 128 --blocks random --block-shape 1h --heads-k 2 --batch 2 --left 150",
+                "--head-dim 128 --head-dim-v 128 --blocks hostile --mask-mod (q^k)&3!=0 --float32 g --accumulate 1",
+                "--head-dim 256 --head-dim-v 256 --blocks hostile --mask-mod (q^k)&3!=0 --dtype f16",
+                "--head-dim 192 --head-dim-v 128 --blocks partial --block-shape 11 --block-q 256 --dropout 0.2",
+                "--head-dim 80 --head-dim-v 112 --blocks late --block-k 256 --softcap 5 --sink f32 --gradients qkvs",
+                "--head-dim 64 --head-dim-v 64 --blocks random --block-q 1000 --block-k 1000 --seed 3"});
+  for (const char* more :
+       {"--head-dim 64 --head-dim-v 64 --blocks random --mask-mod (q^k)&3!=0 --bias f32 --bias-shape 1h1j --gradients "
+        "b",
+        "--head-dim 128 --head-dim-v 128 --blocks random --mask-mod (q^k)&3!=0 --gradients qm --score-mod "
+        "score*temperature+table[head,clamp(q-k+4,0,8)]",
+        "--seqlen-q 1500 --seqlen-k 200 --head-dim 64 --head-dim-v 64 --heads-q 1 --heads-k 1 --blocks random "
+        "--mask-mod (q^k)&3!=0 --gradients kv"}) {
+    all.emplace_back(shape + more);
+  }
+  expect_all_good(all);
+}
+
+// With what else hides keys and changes scores.
+TEST(KernelsBlocks, Options) {
+  expect_all_good(with_all(
+      "--dtype bf16 --batch 1 --heads-q 2 --heads-k 2 --seqlen-q 300 --seqlen-k 460 --head-dim 128 --head-dim-v 128 "
+      "--blocks random ",
+      {"--causal 1", "--causal 1 --mask-mod (q^k)&3!=0 --seed 2", "--left 150 --right 60 --mask-mod (q^k)&3!=0",
+       "--softcap 5 --mask-mod (q^k)&3!=0", "--score-mod score*temperature --mask-mod k<=q+100 --sink f32",
+       "--bias bool --alibi head", "--dropout 0.2 --mask-mod (q^k)&3!=0", "--scale -0.2", "--dtype f16",
+       "--bias f32 --bias-inf 1 --causal 1 --top-left 1 --mask-mod (q^k)&3!=0"}));
+}
+
+TEST(KernelsBlocks, HeadDims) {
+  expect_all_good(
+      with_all("--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 270 --seqlen-k 390 --blocks random "
+               "--mask-mod (q^k)&3!=0 ",
+               {"--head-dim 72 --head-dim-v 40", "--head-dim 192 --head-dim-v 128", "--head-dim 256 --head-dim-v 256",
+                "--head-dim 136 --head-dim-v 200 --causal 1", "--head-dim 256 --head-dim-v 256 --blocks hostile",
+                "--blocks hostile --block-k 256"}));
+}
+
+// Rows whose first keys come late, far above those of before: bfloat16 takes no maxima where blocks are seen whole.
+TEST(KernelsBlocks, Sharp) {
+  expect_all_good(
+      with_all("--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 300 --seqlen-k 1100 --head-dim 64 --head-dim-v 64 ",
+               {"--blocks late --values large", "--blocks random --values needle20 --seed 4",
+                "--blocks random --values large --mask-mod (q^k)&3!=0", "--blocks random --values sink20",
+                "--blocks random --values copy --head-dim 128 --head-dim-v 128", "--blocks hostile --values large"}));
+}
+
+// Keys and values of blocks that no query looks at are not read: these would reach results.
+TEST(KernelsBlocks, Unseen) {
+  const auto spoil = [](Instance& in) {
+    const int64_t unseen = in.c.seqlen_k / in.c.block_k / 2 * in.c.block_k;
+    const int64_t row = in.c.heads_k * in.c.head_dim;
+    for (Tensor* t : {&in.k, &in.v})
+      for (int64_t n = 0; n < unseen * row; ++n) t->set(n, std::numeric_limits<double>::quiet_NaN());
+  };
+  std::vector<Judged> all;
+  for (const char* more :
+       {"--head-dim 64 --head-dim-v 64 --gradients qkv", "--head-dim 128 --head-dim-v 128 --mask-mod (q^k)&3!=0",
+        "--head-dim 256 --head-dim-v 256 --causal 1 --mask-mod (q^k)&3!=0"}) {
+    all.emplace_back(
+        std::string("--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 640 --seqlen-k 640 --blocks late ") + more, spoil);
+  }
+  expect_all_good(all);
+}
+
+// Rows that see nothing in their first blocks and then only scores far below 0, in blocks that are seen whole.
+TEST(KernelsBlocks, Low) {
+  const auto lower = [](Instance& in) {
+    for (Tensor* t : {&in.q, &in.k})
+      for (int64_t n = 0; n < t->size(); n += in.c.head_dim) t->set(n, t == &in.q ? 64 : -64);
+  };
+  std::vector<Judged> all;
+  for (const char* more : {"--mask-mod false --seed 2", "--mask-mod false --seed 3", "--seed 4 --block-q 256"})
+    all.emplace_back(std::string("--dtype bf16 --heads-q 4 --heads-k 4 --seqlen-q 300 --seqlen-k 700 --head-dim 64 "
+                                 "--head-dim-v 64 --blocks random ") +
+                         more,
+                     lower);
+  expect_all_good(all);
+}
+
+TEST(KernelsBlocks, Small) {
+  expect_all_good(
+      with_all("--dtype bf16 --heads-q 2 --heads-k 2 --head-dim 64 --head-dim-v 64 --blocks random ",
+               {"--seqlen-q 1 --seqlen-k 1", "--seqlen-q 1 --seqlen-k 0", "--seqlen-q 1 --seqlen-k 700 --seed 5",
+                "--seqlen-q 700 --seqlen-k 1 --seed 6", "--seqlen-q 64 --seqlen-k 64 --mask-mod false"}));
+}
+
+}  // namespace
+}  // namespace tandem::test

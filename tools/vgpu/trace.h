@@ -9,8 +9,9 @@
 namespace tandem::tool {
 
 struct Trace {
-  vgpu::Timeline timeline;  // of the last launch: where there are several, those before prepare it
+  vgpu::Timeline timeline;  // of the last launch of the job's kernel()
   int64_t blocks = 0;       // that it had
+  uint32_t cluster = 1;     // blocks of a cluster
   Status status;
 };
 

@@ -30,8 +30,8 @@ struct Sm100ForwardConfig {
   constexpr bool has_score_mod() const {
     return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod;
   }
-  // As Hopper; where a CTA is on its own.
-  constexpr bool lazy_max() const { return !f16 && !has_score_mod() && !dropout && !pair; }
+  // As Hopper; where a CTA has two tiles, and both of a pair can say that a work tile is to be done again (load.cuh).
+  constexpr bool lazy_max() const { return !f16 && !has_score_mod() && !dropout && q_tiles() == 2 && !clc; }
 
   // Shared memory: queries and the result in blocks of 16 KB (128 bytes of a tile's rows), then a ring of blocks of
   // keys and values. A block of keys has 64 columns of the CTA's keys of a step; one of values has all of its columns,

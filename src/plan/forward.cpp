@@ -73,7 +73,10 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
     if (t.has_score_mod() || t.dropout || fast_exponentials) {
       t.fma_pairs = 0;
     } else {
-      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict : t.left ? c.fma_pairs_window : c.fma_pairs_lazy;
+      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict
+                    : t.pair      ? c.fma_pairs_pair
+                    : t.left      ? c.fma_pairs_window
+                                  : c.fma_pairs_lazy;
     }
     break;
   }

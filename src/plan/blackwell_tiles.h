@@ -24,7 +24,7 @@ struct Sm100Choice {
 
 // The first that serves a problem is taken.
 inline constexpr Sm100Choice kSm100Choices[] = {
-    {64, 64, Cluster::one, 3, 3, 6, 5},
+    {64, 64, Cluster::one, 6, 6, 6, 5},
     {128, 128, Cluster::pair_if_full, 2, 2, 4, 3},
     {192, 128, Cluster::pair_if_full, 3, 2, 3, 3},
     {256, 256, Cluster::pair, 0, 0, 0, 0},

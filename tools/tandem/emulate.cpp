@@ -16,11 +16,11 @@ namespace {
 
 constexpr const char* kDevice = "vgpu:b200";
 
-// Of block 0, in a run of its own: the checker watches the other one.
+// Of block 0, or the pair that it is of, in a run of its own: the checker watches the other one.
 std::string drawing_of(Inputs head, tandem_pass pass) {
-  const Trace trace = trace_of(*attention_job(std::move(head), {}, pass), kDevice, {}, 0);
+  const Trace trace = trace_of(*attention_job(std::move(head), {}, pass), kDevice, {}, 0, Traced::cluster);
   throw_if_failed(trace.status);
-  const char* const whose = trace.cluster > 1 ? ", the CTA of a pair that multiplies for both" : "";
+  const char* const whose = trace.cluster > 1 ? ", a pair of CTAs, of which block 0 multiplies for both" : "";
   return svg::draw(trace.timeline, {.where = str_cat(kDevice, whose)});
 }
 
@@ -78,9 +78,11 @@ std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, in
     io::AtomicFile file(picture);
     file.write(drawing_of(std::move(given.converted ? *given.converted : given.original), drawn));
     file.commit();
-    std::printf("What the warps of the %s's first block did, and who waited for whom (open it in a browser):\n  %s\n\n",
-                drawn == TANDEM_FORWARD ? "forward" : "backward",
-                bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());
+    std::printf(
+        "What the warps of the %s's first CTA, or pair of them, did, and who waited for whom (open it in a browser):\n "
+        " %s\n\n",
+        drawn == TANDEM_FORWARD ? "forward" : "backward",
+        bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());
   }
   return all_good(judgements);
 }

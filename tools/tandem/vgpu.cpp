@@ -40,7 +40,7 @@ struct Vgpu {
   std::vector<std::string> command;     // as it was typed, for the line that repeats it
   int schedule = 0, schedules = 1, threads = 0, block = 0;
   uint64_t seed = 1;
-  bool backward = false;
+  bool backward = false, cluster = false;
   Vgpu() { problem.dtype = "bf16"; }
 
   int run() const;
@@ -292,7 +292,8 @@ int Vgpu::check() const {
 int Vgpu::trace() const {
   const std::unique_ptr<Job> subject = job();
   const std::string where = device.empty() ? subject->device() : device;
-  auto [timeline, blocks, cluster, status] = trace_of(*subject, where, options(schedule), block);
+  auto [timeline, blocks, size, status] =
+      trace_of(*subject, where, options(schedule), block, cluster ? Traced::cluster : Traced::block);
   if (blocks == 0) throw_if_failed(status);  // nothing was launched; what a kernel did before it failed is drawn
   if (block >= blocks)
     throw io::InputError(str_cat("--block ", block, ": must be less than the kernel's ", blocks, " blocks"));
@@ -377,6 +378,7 @@ Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when i
     }
     if (one.verb == &Vgpu::trace) {
       verb->add_option("--block", vgpu->block, "Which block, counted through the grid [0]")->check(not_negative());
+      verb->add_flag("--cluster", vgpu->cluster, "And all blocks of its cluster");
       verb->add_option("--json", vgpu->json, "The trace for Perfetto; \"\": none")->capture_default_str();
       verb->add_option("--svg", vgpu->svg, "The picture; \"\": none")->capture_default_str();
     }

@@ -97,7 +97,7 @@ class BlockRecorder final : public Recorder {
         blocks_(blocks),
         warps_of_block_(static_cast<int32_t>((launch.block.x * launch.block.y * launch.block.z + 31) / 32)),
         costs_(costs) {
-    warps_.resize(static_cast<size_t>(blocks * warps_of_block_));
+    warps_.resize(static_cast<size_t>(blocks) * static_cast<size_t>(warps_of_block_));
   }
 
   bool wants_instructions() const override { return true; }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The first command: installs what is missing, builds Tandem and runs its main job: attention over the tensors of a real
 # model, checked against float64 and timed, on the GPU where there is one that is served. Where there is none, one head
-# also runs through the kernel of a B200, on a virtual one.
+# also runs through the kernels of a B200, on a virtual one, and timelines of its forward and of a pair's backward are
+# drawn.
 #
 #   ./run.sh [arguments of `tandem demo`]
 set -euo pipefail

@@ -7,6 +7,7 @@ import numpy as np
 LOG2_E = 1.44269502162933349609375  # as float32
 L2_BYTES = 50 * 1024 * 1024  # what FlashAttention-4's scheduler takes for the size of the L2 cache
 MULTIPROCESSORS = {"sm_90a": 132, "sm_100a": 148}
+SHARED_OF_ONE_CTA = {64: 150528, 128: 232448}  # of the backward on sm_100a, by head_dim
 
 
 def fast_divisor(n):
@@ -42,15 +43,15 @@ def tensor(buffer, sizes, strides):
 
 def tensor_map(buffer, dims, strides, box, offset=0):
     """strides: in elements, of all dimensions but the first."""
-    strides = [2 * s for s in strides]
-    fields = {"buffer": buffer, "offset": offset, "dims": dims, "byte_strides": strides, "box": box, "swizzle": "128B"}
+    strides, swizzle = [2 * s for s in strides], f"{2 * box[0]}B"
+    fields = {"buffer": buffer, "offset": offset, "dims": dims, "byte_strides": strides, "box": box, "swizzle": swizzle}
     return {"tensor_map": fields}
 
 
-def map_of(buffer, shape, seqlen, heads, rows):
+def map_of(buffer, shape, seqlen, heads, rows, columns=64):
     d = shape.head_dim
     strides = [heads * d, d, seqlen * heads * d]
-    return tensor_map(buffer, [d, seqlen, heads, shape.batch], strides, [64, rows, 1, 1])
+    return tensor_map(buffer, [d, seqlen, heads, shape.batch], strides, [columns, rows, 1, 1])
 
 
 def map_of_groups(buffer, shape, rows, arch):
@@ -69,15 +70,19 @@ def heads_at_a_time(shape):
     return 1 << int(math.log2(max(1, L2_BYTES // bytes_of_head)))
 
 
+def swizzled(swizzle, heads, blocks, batch):
+    """How a scheduler divides the number of a tile by what stays in the L2 cache: so many heads at a time."""
+    remainder = max(1, heads * batch % swizzle)
+    divisors = (heads, swizzle, swizzle * blocks, remainder)
+    parameters = [p for n in divisors for p in (fast_divisor(n), {"i32": n})]
+    return [*parameters, {"i32": heads * batch // swizzle}]
+
+
 def longest_first(shape, heads, blocks, splits):
     """Parameters of the scheduler of causal kernels; splits: the number of them, where it stands."""
     swizzle = heads_at_a_time(shape)
     numbers = [blocks * heads * shape.batch, *splits, blocks, heads, shape.batch, swizzle]
-    remainder = max(1, heads * shape.batch % swizzle)
-    parameters = [{"i32": n} for n in numbers]
-    for n in (heads, swizzle, swizzle * blocks, remainder):
-        parameters += [fast_divisor(n), {"i32": n}]
-    return [*parameters, {"i32": heads * shape.batch // swizzle}, fast_divisor(1), {"i32": 1}]
+    return [*integers(*numbers), *swizzled(swizzle, heads, blocks, shape.batch), fast_divisor(1), {"i32": 1}]
 
 
 def forward(shape, arch):
@@ -167,12 +172,14 @@ def rows_of_backward(shape, arch):
     return 128 if arch == "sm_100a" else 64 if shape.causal else 80
 
 
-def backward(shape, arch):
-    """Of its three kernels: "pre" sums dout * out and clears dq_accum, the main one, "post" makes dq of dq_accum."""
+def backward(shape, arch, paired, deterministic):
+    """Of its three kernels: "pre" sums dout * out and clears dq_accum, the main one, "post" makes dq of dq_accum.
+
+    paired, deterministic: of sm_100a; then a semaphore for each tile of queries says whose turn it is to add."""
     hopper, batch, heads, d = arch == "sm_90a", shape.batch, shape.heads_q, shape.head_dim
     s, sk, rows = shape.seqlen_q, shape.seqlen_k, rows_of_backward(shape, arch)
     blocks_q, blocks_k = -(-s // rows), -(-sk // 128)
-    padded = blocks_q * rows
+    padded, ctas = blocks_q * rows, 2 if paired else 1
     scale, scale_log2 = scales(shape)
 
     def sizes(seqlen):
@@ -209,12 +216,27 @@ def backward(shape, arch):
     else:
         turned_q, turned_k = {"i32": [d, s, heads, batch]}, {"i32": [d, sk, heads, batch]}
         of_q, of_k = {"i32": sizes(s)}, {"i32": sizes(sk)}
-        main = [of_q, turned_q, of_k, turned_k, of_k, *sums, turned_q, of_q, dense("dv", sk), dense("dk", sk)]
-        main += [accumulated, of_k, of_k]
-        main += maps(("q", 64), ("q", 128), ("k", 128), ("k", 256), ("v", 128))
-        main += maps(("dout", 128), ("dout", 64), ("dv", 128), ("dk", 128))
-        main += [*[zeros(64)] * 5, scale, scale_log2]
-    main += tiles(blocks_k)
+        results = [dense("dv", sk), dense("dk", sk), accumulated, of_k, of_k]
+        if paired:
+            main = [of_q, turned_q, of_k, turned_k, of_k, *sums, turned_q, of_q, *results]
+        else:
+            main = [of_q, of_k, of_k, *sums, turned_q, *results]
+        if deterministic:
+            of_head = blocks_q * ctas
+            main.append(tensor("turns", [blocks_q, heads, batch], [of_head, heads * of_head]))
+        if paired:
+            main += maps(("q", 64), ("q", 128), ("k", 128), ("k", 256), ("v", 128), ("dout", 128), ("dout", 64))
+        else:
+            main += maps(("q", 128), ("k", 128), ("v", 128), ("dout", 128))
+        main += [map_of(name, shape, sk, heads, 128, min(64, d // 2)) for name in ("dv", "dk")]
+        main += [*[zeros(64 if paired else 32)] * 5, scale, scale_log2]
+    if deterministic:
+        clusters = -(-blocks_k // ctas)
+        swizzle = 1 << int(math.log2(max(1, L2_BYTES // (s * d * 8))))  # q, dout and dq_accum of a head
+        main += integers(clusters * ctas * heads * batch, clusters, swizzle)
+        main += swizzled(swizzle, heads, clusters, batch)
+    else:
+        main += tiles(blocks_k)
 
     def launch(blocks, threads, shared, parameters):
         size = {"block": [threads], "dynamic_shared_bytes": shared}
@@ -225,7 +247,11 @@ def backward(shape, arch):
         "main": launch(blocks_k, 384, 198656 if shape.causal else 232448, main),
         "post": launch(blocks_q, 256, 512 * rows, post),
     }
-    if not hopper:  # pairs of blocks
-        kernels["main"] = launch(-(-blocks_k // 2) * 2, 512, 231424, main) | {"cluster": [2]}
-        kernels["post"] |= {"block": [128], "dynamic_shared_bytes": 32768}
+    if not hopper:
+        shared = 231424 if paired else SHARED_OF_ONE_CTA[d]
+        kernels["main"] = launch(-(-blocks_k // ctas) * ctas, 512, shared, main)
+        kernels["main"] |= {"cluster": [2]} if paired else {}
+        kernels["post"] |= {"block": [128], "dynamic_shared_bytes": 256 * d}
+    if deterministic:
+        kernels["main"]["grid"] = [math.prod(kernels["main"]["grid"])]
     return kernels

@@ -114,12 +114,16 @@ def launch_backward(ptx, arch, shape, random, folder):
     sums = {"dpsum": padded, "lse_log2": padded, "dq_accum": padded * shape.head_dim}
     begun = [{"name": n, "type": "f32", "shape": [shape.batch, shape.heads_q, width]} for n, width in sums.items()]
     handed_on = [folder.made(n, "f32", f"pre/{n}.npy", read_only=n != "dq_accum") for n in sums]
+    deterministic = "deterministic" in ptx.stem
+    paired = arch == "sm_100a" and shape.head_dim == 128 and "one_cta" not in ptx.stem
+    turns = {"type": "i32", "shape": [shape.batch, shape.heads_q, padded // rows, 1 + paired], "fill": "zeros"}
     buffers = {
         "pre": [folder.given("out", out), given_dout, folder.given("lse", lse, "f32"), *begun],
-        "main": [folder.given("q", q), folder.given("k", k), folder.given("v", v), given_dout, *handed_on, dk, dv],
+        "main": [folder.given("q", q), folder.given("k", k), folder.given("v", v), given_dout, *handed_on, dk, dv]
+        + ([{"name": "turns"} | turns] if deterministic else []),
         "post": [folder.made("dq_accum", "f32", "main/dq_accum.npy"), dq],
     }
-    for name, launch in fa4_launches.backward(shape, arch).items():
+    for name, launch in fa4_launches.backward(shape, arch, paired, deterministic).items():
         kernel = ptx if name == "main" else ptx.with_suffix(f".{name}.ptx")
         print("tandem vgpu run", folder.write(name, kernel, launch, buffers[name]), "--out", folder.path / name)
 
@@ -172,6 +176,19 @@ CASES = {  # name: head_dim, heads of keys for 16 of queries, causal
     "bwd_d128": (128, 16, False),
     "bwd_d128_causal": (128, 16, True),
 }
+# For sm_100a alone.
+FORMS = {64: ("", "_deterministic"), 128: ("_deterministic", "_one_cta", "_one_cta_deterministic")}
+CASES |= {
+    f"bwd_d{head_dim}{causal}{form}": (head_dim, 16, bool(causal))
+    for head_dim, forms in FORMS.items()
+    for causal in ("", "_causal")
+    for form in forms
+}
+
+
+def is_for(case, arch):
+    return arch == "sm_100a" or case in ("bwd_d128", "bwd_d128_causal") or not case.startswith("bwd")
+
 
 PARTS = {"preprocess": ".pre", "": "", "postprocess": ".post"}
 
@@ -197,6 +214,7 @@ def compile_case(case, arch):
             return MULTIPROCESSORS[arch] // cluster_size
 
     cutlass.utils.HardwareInfo = cutlass.utils.hardware_info.HardwareInfo = Hardware
+    torch.cuda.current_device = lambda: 0  # semaphores are asked whether they are on it
     from flash_attn.cute import interface
 
     @cute.jit
@@ -219,7 +237,8 @@ def compile_case(case, arch):
             interface.flash_attn_varlen_func(q, k, v, causal=causal, **options)
         elif case.startswith("bwd"):
             lse = torch.empty(2, 16, seqlen, dtype=torch.float32, device="cuda")
-            interface._flash_attn_bwd(q, k, v, tensor(16), tensor(16), lse, causal=causal)
+            options = {"causal": causal, "deterministic": "deterministic" in case}
+            interface._flash_attn_bwd(q, k, v, tensor(16), tensor(16), lse, **options)
         else:
             options = {"score_mod": add_distance} if case.endswith("scoremod") else {}
             interface.flash_attn_func(q, k, v, causal=causal, **options)
@@ -227,7 +246,7 @@ def compile_case(case, arch):
 
 def dump(arguments):
     for arch in MULTIPROCESSORS:
-        for case in CASES:
+        for case in (case for case in arguments.cases or CASES if is_for(case, arch)):
             folder = pathlib.Path(arguments.folder, arch)
             kept = folder / "kept" / case
             kept.mkdir(parents=True, exist_ok=True)
@@ -236,6 +255,7 @@ def dump(arguments):
                 "CUTE_DSL_DISABLE_FILE_CACHING": "1",
                 "CUTE_DSL_DUMP_DIR": str(kept),
                 "CUTE_DSL_KEEP": "ptx",
+                "FA_DISABLE_2CTA": str(int("one_cta" in case)),
                 "FLASH_ATTENTION_ARCH": arch.rstrip("a"),
                 "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0",
                 "FLASH_ATTENTION_NUM_SMS": str(MULTIPROCESSORS[arch]),
@@ -254,6 +274,7 @@ def main():
     verbs = parser.add_subparsers(required=True)
     one = verbs.add_parser("dump", help="compile the kernels to PTX")
     one.add_argument("folder")
+    one.add_argument("cases", nargs="*", help=f"[all] {' '.join(CASES)}")
     one.set_defaults(run=dump)
     one = verbs.add_parser("compile", help="one of them, for dump")
     one.add_argument("case", choices=CASES)

@@ -35,8 +35,11 @@ struct Sm100ForwardConfig {
   static constexpr int step_rows() { return kTileM; }
   constexpr int step_units() const { return q_tiles() * ctas(); }
   constexpr int step_tiles() const { return q_tiles(); }
-  // As Hopper; where a CTA is on its own.
-  constexpr bool lazy_max() const { return !f16 && !has_score_mod() && !dropout && !pair; }
+  // As Hopper; where a CTA has two tiles, and both of a pair can say that a work tile is to be done again (load.cuh). Not
+  // of pairs with a block mask.
+  constexpr bool lazy_max() const {
+    return !f16 && !has_score_mod() && !dropout && q_tiles() == 2 && !clc && !(pair && block_mask);
+  }
 
   // Shared memory: queries and the result in blocks of 16 KB (128 bytes of a tile's rows), then a ring of blocks of
   // keys and values. A block of keys has 64 columns of the CTA's keys of a step; one of values has all of its columns,

@@ -14,27 +14,27 @@ namespace tandem::plan {
 enum class Cluster : uint8_t { one, pair_if_full, pair };  // pair_if_full: where nothing is hidden and rows fill pairs
 
 // Serves what has these sizes at most. Pairs of exponentials, of 16, that the FMA units take: of steps that do not look
-// for the largest score (Sm100ForwardConfig::lazy_max), of these under windows, whose softmax holds fewer scores and
-// has registers left, and of steps that look.
+// for the largest score (Sm100ForwardConfig::lazy_max), of these where two CTAs multiply together, of these under
+// windows, whose softmax holds fewer scores and has registers left, and of steps that look.
 struct Sm100Choice {
   int head_dim, head_dim_v;
   Cluster cluster;
-  int fma_pairs_lazy, fma_pairs_window, fma_pairs_strict;
+  int fma_pairs_lazy, fma_pairs_pair, fma_pairs_window, fma_pairs_strict;
 };
 
 // The first that serves a problem is taken.
 inline constexpr Sm100Choice kSm100Choices[] = {
-    {64, 64, Cluster::one, 3, 6, 5},
-    {128, 128, Cluster::pair_if_full, 2, 4, 3},
-    {192, 128, Cluster::pair_if_full, 3, 3, 3},
-    {256, 256, Cluster::pair, 0, 0, 0},
+    {64, 64, Cluster::one, 6, 6, 6, 5},
+    {128, 128, Cluster::pair_if_full, 2, 2, 4, 3},
+    {192, 128, Cluster::pair_if_full, 3, 2, 3, 3},
+    {256, 256, Cluster::pair, 0, 0, 0, 0},
 };
 
 constexpr bool sm100_choices_fit() {
   for (const Sm100Choice& c : kSm100Choices) {
     for (const bool pair : {false, true}) {
       if (c.cluster == Cluster::pair && !pair) continue;
-      const int most_fma_pairs = std::max({c.fma_pairs_lazy, c.fma_pairs_window, c.fma_pairs_strict});
+      const int most_fma_pairs = std::max({c.fma_pairs_lazy, c.fma_pairs_pair, c.fma_pairs_window, c.fma_pairs_strict});
       const Sm100ForwardConfig t{
           .head_dim = c.head_dim, .head_dim_v = c.head_dim_v, .fma_pairs = most_fma_pairs, .pair = pair};
       if (!t.fits() || !is_valid(t) || Sm100ForwardConfig::smem_bytes() > Sm90ForwardConfig::kMaxSmemBytes)

@@ -83,7 +83,10 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
       t.fma_pairs = 0;
     } else {
       const bool few = t.left || t.block_mask;  // scores are in registers at once
-      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict : few ? c.fma_pairs_window : c.fma_pairs_lazy;
+      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict
+                    : t.pair      ? c.fma_pairs_pair
+                    : few         ? c.fma_pairs_window
+                                  : c.fma_pairs_lazy;
     }
     break;
   }

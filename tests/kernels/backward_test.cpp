@@ -283,9 +283,10 @@ TEST(KernelsBackward, CudnnFrontend1072NanWithOneQuery) {
   expect_good_gradients({"--batch 2 --seqlen-q 1 --seqlen-k 300 --head-dim 128 --head-dim-v 128 --causal 1"});
 }
 
-TEST(KernelsBackward, FlashAttention2087And2552GroupsOfHeadsOf192And128) {
+TEST(KernelsBackward, FlashAttention2087And2552And2888GroupsOfWideHeads) {
   expect_good_gradients({"--heads-q 6 --heads-k 2 --seqlen-q 70 --seqlen-k 130 --head-dim 192 --head-dim-v 192",
-                         "--heads-q 4 --heads-k 1 --seqlen-q 70 --seqlen-k 130 --head-dim 192 --head-dim-v 128"});
+                         "--heads-q 4 --heads-k 1 --seqlen-q 70 --seqlen-k 130 --head-dim 192 --head-dim-v 128",
+                         "--heads-q 4 --heads-k 2 --seqlen-q 130 --seqlen-k 270 --head-dim 256 --head-dim-v 256"});
 }
 
 // Gradients of the mask that the forward had.

@@ -106,9 +106,10 @@ TEST_F(KernelsHostile, ScoresThatRise) {
 // many.
 TEST_F(KernelsHostile, FirstKeysOutweighTheLast) {
   for (const double jump : {5.0, 10.0, 15.0, 30.0, 50.0, 100.0}) {
-    for (const char* more : {"--seqlen-q 300", "--seqlen-q 700 --causal 1", "--seqlen-q 1", "--seqlen-q 90 --sink f32",
-                             "--seqlen-q 700 --left 400 --right 0", "--seqlen-q 700 --left 300",
-                             "--seqlen-q 64 --head-dim 128 --head-dim-v 128"}) {
+    for (const char* more :
+         {"--seqlen-q 300", "--seqlen-q 700 --causal 1", "--seqlen-q 1", "--seqlen-q 90 --sink f32",
+          "--seqlen-q 700 --left 400 --right 0", "--seqlen-q 700 --left 300",
+          "--seqlen-q 64 --head-dim 128 --head-dim-v 128", "--seqlen-q 700 --head-dim 128 --head-dim-v 128"}) {
       add("--seqlen-k 700 --heads-q 4 --heads-k 4 " + std::string(more), [=](Instance& in) {
         const int64_t row = in.k.size() / (in.c.batch * 700);  // of all heads
         for (int64_t n = 0; n < in.k.size(); ++n) {
@@ -126,7 +127,7 @@ TEST_F(KernelsHostile, FirstKeysOutweighTheLast) {
 // One alone, whose exponential may be taken on either unit, by more than float's exponents have room for.
 TEST_F(KernelsHostile, OneProductOutweighsAll) {
   for (const double jump : {40.0, 100.0, 150.0, 220.0, 400.0}) {
-    for (const char* more : {"", "--causal 1"}) {
+    for (const char* more : {"", "--causal 1", "--head-dim 128 --head-dim-v 128"}) {
       for (const int64_t key : {130, 133, 135, 140, 159}) {
         add("--seqlen-q 300 --seqlen-k 400 " + std::string(more), [=](Instance& in) {
           const int64_t d = in.c.head_dim;
@@ -135,6 +136,22 @@ TEST_F(KernelsHostile, OneProductOutweighsAll) {
           for (int64_t n = 0; n < in.q.size(); ++n) in.q.set(n, 1 + in.q.get(n) / 16);
         });
       }
+    }
+  }
+}
+
+// The same in every other 128 rows, those of one CTA of a pair: what it loses, both must take again.
+TEST_F(KernelsHostile, RowsOfOneCtaOutgrowTheirFirstKeys) {
+  for (const int64_t which : {0, 1}) {
+    for (const char* more : {"--seqlen-q 400 --head-dim 128 --head-dim-v 128",
+                             "--seqlen-q 1100 --head-dim 192 --head-dim-v 128 --heads-q 4 --heads-k 2",
+                             "--batch 3 --seqlen-q 500 --head-dim 96 --head-dim-v 80"}) {
+      add("--seqlen-k 700 --values needle80 " + std::string(more), [=](Instance& in) {
+        const int64_t row = in.q.size() / (in.c.batch * in.c.seqlen_q);  // of all heads
+        for (int64_t n = 0; n < in.q.size(); ++n) {
+          if (n / row % in.c.seqlen_q / 128 % 2 == which) in.q.set(n, 0);
+        }
+      });
     }
   }
 }

@@ -164,5 +164,105 @@ TEST_F(KernelsLarge, BatchesPackedSequencesAndOneLongSequence) {
   }
 }
 
+// Two batches 2^31 elements apart (of float32, half as many: as many bytes), of all inputs or of all results. What is
+// between them nobody touches.
+class FarApart {
+ public:
+  enum class Which { inputs, results };
+  explicit FarApart(Which which) : which_(which) {}
+
+  void run(const Call& call) const {
+    const bool forward = call.pass == TANDEM_FORWARD;
+    tandem_attention_args args = call.instance->args(call.pass, call.outputs);
+    std::vector<Placed> all = placed(call, args);
+    for (size_t n = 0; n < all.size(); ++n) {
+      const bool far = all[n].is_result == (which_ == Which::results);
+      place(all[n], (far ? far_ : near_).at(n * kRoom), far ? kBytesApart : kRoom * all.size());
+    }
+    size_t bytes = 0;
+    tandem_context* const context = the_gpu()->context();
+    ASSERT_EQ(tandem_workspace_size(context, call.pass, &args, &bytes), TANDEM_OK) << tandem_last_error();
+    const DeviceMemory workspace(device_, bytes);
+    const auto launch = forward ? &tandem_forward : &tandem_backward;
+    ASSERT_EQ(launch(context, &args, workspace.at(0), bytes, stream_), TANDEM_OK) << tandem_last_error();
+    require(device_.synchronize(stream_));
+    for (const Placed& one : all)
+      if (one.is_result) copy(one, false);
+    require(device_.synchronize(stream_));
+  }
+
+ private:
+  static constexpr size_t kBytesApart = size_t{1} << 32, kRoom = 1 << 20;  // of a batch
+  static constexpr size_t kTensors = 16;
+
+  struct Placed {
+    const tandem_tensor** argument;
+    Tensor* host;
+    bool is_result;
+    std::byte* data = nullptr;
+    size_t apart = 0;
+    tandem_tensor tensor{};
+    std::vector<int64_t> strides{};
+  };
+
+  static std::vector<Placed> placed(const Call& call, tandem_attention_args& a) {
+    Instance& in = *call.instance;
+    Outputs& out = *call.outputs;
+    std::vector<Placed> all = {{&a.q, &in.q, false}, {&a.k, &in.k, false}, {&a.v, &in.v, false}};
+    if (call.pass == TANDEM_FORWARD) {
+      all.insert(all.end(), {{&a.out, &out.out, true}, {&a.lse, &out.lse, true}});
+    } else {
+      all.insert(all.end(), {{&a.dout, &in.dout, false}, {&a.out, &in.given_out, false}});
+      all.insert(all.end(), {{&a.lse, &in.given_lse, false}, {&a.dq, &out.dq, true}});
+      all.insert(all.end(), {{&a.dk, &out.dk, true}, {&a.dv, &out.dv, true}});
+    }
+    return all;
+  }
+  void place(Placed& one, std::byte* data, size_t apart) const {
+    one.data = data;
+    one.apart = apart;
+    one.tensor = **one.argument;
+    one.strides = one.host->strides();
+    one.strides[0] = static_cast<int64_t>(apart) / size_of(one.host->dtype());
+    one.tensor.data = data;
+    one.tensor.byte_offset = 0;
+    one.tensor.device = the_gpu()->where();
+    one.tensor.strides = one.strides.data();
+    *one.argument = &one.tensor;
+    copy(one, true);
+  }
+  void copy(const Placed& one, bool to_device) const {
+    const int64_t elements = one.host->size() / 2;
+    const auto bytes = static_cast<size_t>(elements * size_of(one.host->dtype()));
+    ASSERT_LE(bytes, kRoom);
+    for (size_t batch = 0; batch < 2; ++batch) {
+      std::byte* const there = one.data + batch * one.apart;
+      std::byte* const here = one.host->element(static_cast<int64_t>(batch) * elements);
+      require(to_device ? device_.copy_to_device(there, here, bytes, stream_)
+                        : device_.copy_to_host(here, there, bytes, stream_));
+    }
+  }
+
+  const Which which_;
+  gpu::Device& device_ = the_gpu()->device();
+  const gpu::Stream stream_ = the_gpu()->stream();
+  const DeviceMemory far_{device_, kBytesApart + kTensors* kRoom}, near_{device_, 2 * kTensors* kRoom};
+};
+
+// On Blackwell by one CTA, by pairs, of wide heads, and with dk and dv that threads store.
+TEST(KernelsLargeStrides, FlashAttention2214OffsetsOfMoreThan32Bits) {
+  for (const FarApart::Which which : {FarApart::Which::inputs, FarApart::Which::results}) {
+    const FarApart engine(which);
+    for (const char* flags : {"--head-dim 64 --head-dim-v 64 --causal 1", "--head-dim 128 --head-dim-v 128",
+                              "--head-dim 256 --head-dim-v 256", "--head-dim 64 --head-dim-v 40 --float32 g"}) {
+      const Case c = from_flags(
+          std::string("--dtype bf16 --align 8 --batch 2 --seqlen-q 70 --seqlen-k 270 --gradients qkv ") + flags);
+      const Verdict verdict = run_case(c, [&](const Call& call) { engine.run(call); });
+      EXPECT_EQ(verdict.failure, "") << flags;
+      EXPECT_EQ(verdict.refusal, "") << flags;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem::test

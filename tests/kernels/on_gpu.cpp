@@ -98,7 +98,8 @@ namespace {
 constexpr const char* kNotVirtual = "-KernelsDevices.*:KernelsGraph.*:KernelsRepeat.*:KernelsLarge.*:KernelsRefusal.*";
 
 // What is not by cases: the first part has it.
-constexpr const char* kWhole = ":KernelsExact.*:KernelsPlacement.*:KernelsPoison.*:KernelsRecorded.*";
+constexpr const char* kWhole =
+    ":KernelsExact.*:KernelsLargeStrides.*:KernelsPlacement.*:KernelsPoison.*:KernelsRecorded.*";
 
 struct Flags {
   std::string device = "cuda:0";

@@ -84,11 +84,11 @@ TEST(PlanFloor, BackwardOfOneTilePerSm) {
   EXPECT_EQ(f.flops, 132.0 * 10 * 128 * 128 * 128);
   EXPECT_EQ(f.mma_clocks, 5120);
   EXPECT_EQ(f.exp_clocks, 1024);
-  // Products read 256 KB a step, 16 KB of dS are written, 32 KB of queries and dout.
-  EXPECT_EQ(f.shared_clocks, 2 * (262144 + 16384 + 32768) / 128);
+  // Products read 256 KB a step, 16 KB of dS are written, 32 KB of queries and dout, 32 KB of dq written and read.
+  EXPECT_EQ(f.shared_clocks, 2 * (262144 + 16384 + 32768 + 65536) / 128);
   // q, k, v, out, dout and their gradients, once each, and the lse.
   EXPECT_EQ(f.hbm_bytes, 132.0 * 128 * (8 * 128 * 2 + 4));
-  EXPECT_STREQ(f.binds, "tensor core");
+  EXPECT_STREQ(f.binds, "shared memory");
 }
 
 // One step of 128 queries on each SM of a Blackwell: docs/lab/blackwell-backward.md counts the same.

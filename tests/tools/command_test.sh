@@ -29,6 +29,8 @@ if ! grep -q "left out: GPU kernels are compiled by NVRTC" output; then
   grep -q "the checker found no race" output || fail "the demo did not run on the virtual GPU"
   grep -q "^ran forward_f16_.* and backward_f16_" output || fail "the demo does not say which kernels ran"
   [ -s timeline.svg ] || fail "timeline.svg is missing"
+  grep -q "^ran .* and backward_f16_d128_128x256" output || fail "the demo has no gradients by a pair of CTAs"
+  grep -q "block 1: relay_ds" timeline-backward.svg || fail "the timeline of the gradients is not that of a pair"
   TANDEM_VGPU_CHECK=off "$tandem" demo "$examples/minilm" --seconds 0.01 >output
   grep -q "the checker was off" output || fail "the demo did not say that the checker was off"
   if grep -q "the checker found" output; then fail "the demo tells of a checker that was off"; fi

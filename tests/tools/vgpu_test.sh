@@ -151,6 +151,12 @@ else
     expect 0 "no errors, 0 findings by the letter under 3 schedules" vgpu check $small --causal --schedules 3
     expect 0 "thread-instructions in" vgpu run $small
     expect 0 "forward, block 0" vgpu trace $small --json forward.json --svg forward.svg
+    expect 0 "backward, block 1" vgpu trace --backward --block 1 --device vgpu:b200 --heads 1 --seqlen 300 --head-dim 128 \
+      --json backward.json --svg backward.svg
+    expect 0 "backward, blocks 0 to 1" vgpu trace --backward --block 1 --cluster --device vgpu:b200 --heads 1 --seqlen 300 \
+      --head-dim 128 --json pair.json --svg pair.svg
+    expect 0 "no errors, 0 findings by the letter" vgpu check --backward $small
+    expect 0 "dv " vgpu run --backward $small
     expect 0 "PASS" verify --device vgpu:h200 --dtype bf16 $small --backward
     grep -q "^dv .*exact" output || fail "verify --backward does not judge gradients"
     expect 0 "PASS" verify --device vgpu:b200 --dtype bf16 $small --causal --backward
@@ -161,6 +167,10 @@ else
     TANDEM_VGPU_CHECK=off expect 0 "PASS" verify --device vgpu:h100 --dtype bf16 $small
   }
   grep -q "compute, warp" forward.svg || fail "roles are not named after functions"
+  grep -q "relay_ds, warp" backward.svg || fail "the second block of a pair has no role of its own in the picture"
+  for row in "block 0: mma_pair, warp 12" "block 1: relay_ds, warp 12" "block 0: tensor core"; do
+    grep -q "$row" pair.svg || fail "the picture of a pair has no row $row"
+  done
   grep -q "kernels/sm90/forward/kernel.cuh" forward.json || fail "places are not those of the source tree"
 fi
 

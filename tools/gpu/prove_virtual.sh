@@ -4,7 +4,9 @@
 # docs/results/README.md explains.
 #
 #   tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device vgpu:b200|vgpu:h200] [--in <folder>] [--share I/N]
-#                              [--only grid,product,fuzz,deletions,schedules]
+#                              [--only grid,product,fuzz,deletions,schedules,backward]
+#
+# backward, random problems with gradients, is a proof of its own: --only backward, and a file.
 #
 # Each step is cut into shares. --in keeps what became of them: a share that is done is not done again, so that the same
 # command goes on where the last one was stopped. --share does every N-th share, from I on: with the folders of N machines
@@ -76,16 +78,18 @@ shares_of() { # <step>: how many there are
 
 # The step's share n. Its output shows the problem under way before the outcome.
 run_share() { # <step> <n> <shares>
-  local each=$(((problems + $3 - 1) / $3)) from
+  local each=$(((problems + $3 - 1) / $3)) from fuzz_flags=()
   local judge=("$tests" --device "$device" --schedules "$schedules" --part "$2/$3" --gtest_brief=1)
   case $1 in
     grid) "${judge[@]}" ;;
     product) "${judge[@]}" --gtest_also_run_disabled_tests '--gtest_filter=KernelsProduct.*' ;;
-    fuzz)
+    fuzz | backward)
       from=$((each * $2))
       [ "$from" -lt "$problems" ] || return 0
       [ $((from + each)) -le "$problems" ] || each=$((problems - from))
-      "$fuzz" --device "$device" --schedules "$schedules" --seed $((1 + from)) --count "$each" --threads 1 --verbose
+      [ "$1" = fuzz ] || fuzz_flags=(--cases backward)
+      "$fuzz" "${fuzz_flags[@]}" --device "$device" --schedules "$schedules" --seed $((1 + from)) --count "$each" \
+        --threads 1 --verbose
       ;;
     deletions | schedules)
       local suite=Deletion
@@ -123,7 +127,7 @@ summary_of() { # <step>
 }
 
 missing=0
-for step in grid product fuzz deletions schedules; do
+for step in grid product fuzz backward deletions schedules; do
   [[ ",$only," = *",$step,"* ]] || continue
   shares=$(shares_of $step)
   printf '\n==== %s: %d shares\n' $step "$shares"

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "svg/heatmap.h"
@@ -30,7 +31,7 @@ struct Layer {
 
 struct Demo {
   MachineFlags machine;
-  std::string folder, picture = "attention.svg", timeline = "timeline.svg";
+  std::string folder, picture = "attention.svg", timeline = "timeline.svg", backward_timeline = "timeline-backward.svg";
   int64_t sentence = 0, layer = 5, head = 11;
   double seconds = 0.1;
 
@@ -234,29 +235,55 @@ void Demo::draw(const Layer& from, const Words& words) const {
               static_cast<long long>(h), bold(fs::absolute(picture).lexically_normal().string()).c_str());
 }
 
-// A head of a sequence, as a tensor of its own.
-Buffer head_of(const Buffer& from, int64_t head) {
+// Heads of a sequence side by side, as one head of a tensor of its own.
+Buffer heads_of(const Buffer& from, const std::vector<int64_t>& heads) {
   const auto& shape = from.shape();
-  Buffer to(from.dtype(), {1, shape[1], 1, shape[3]});
-  for (int64_t n = 0; n < shape[1]; ++n)
-    for (int64_t c = 0; c < shape[3]; ++c) to.set(n * shape[3] + c, from.get((n * shape[2] + head) * shape[3] + c));
+  const auto count = static_cast<int64_t>(heads.size());
+  Buffer to(from.dtype(), {1, shape[1], 1, count * shape[3]});
+  for (int64_t n = 0; n < shape[1]; ++n) {
+    for (int64_t h = 0; h < count; ++h) {
+      for (int64_t c = 0; c < shape[3]; ++c)
+        to.set((n * count + h) * shape[3] + c, from.get((n * shape[2] + heads[static_cast<size_t>(h)]) * shape[3] + c));
+    }
+  }
   return to;
 }
 
-// The longest layer's head, where no GPU is.
+// So many heads as one, the head that was asked for among them.
+Inputs heads_as_one(const Inputs& all, int64_t head, int64_t count, std::string* title) {
+  const int64_t heads = all.q.shape()[2], group = heads / all.k.shape()[2];
+  const int64_t first = std::min(head / count * count, heads - count);
+  std::vector<int64_t> of_queries, of_keys;
+  for (int64_t h = first; h < first + count; ++h) {
+    of_queries.push_back(h);
+    of_keys.push_back(h / group);
+  }
+  *title += count == 1 ? str_cat(", head ", head) : str_cat(", heads ", first, " to ", first + count - 1, " as one");
+  Inputs one;
+  one.q = heads_of(all.q, of_queries);
+  one.k = heads_of(all.k, of_keys);
+  one.v = heads_of(all.v, of_keys);
+  return one;
+}
+
+// The longest layer's head, where no GPU is. Pairs of CTAs make the gradients of wider ones: so heads side by side,
+// too, until they are that wide.
 bool Demo::emulate(const std::vector<Layer>& layers) const {
   const Layer& longest = *std::max_element(layers.begin(), layers.end(), [](const Layer& a, const Layer& b) {
     return a.given.original.q.shape()[1] < b.given.original.q.shape()[1];
   });
   const Inputs& all = longest.given.original;
   const int64_t heads = all.q.shape()[2], h = std::clamp<int64_t>(head, 0, heads - 1);
-  const int64_t head_k = h * all.k.shape()[2] / heads;
-  Inputs one;
-  one.q = head_of(all.q, h);
-  one.k = head_of(all.k, head_k);
-  one.v = head_of(all.v, head_k);
-  return show_on_virtual_gpu(std::move(one), longest.title() + ", head " + std::to_string(h), machine.threads,
-                             timeline);
+  const int64_t widest = std::max({int64_t{1}, all.q.shape()[3], all.v.shape()[3]});
+  const int64_t together = std::clamp<int64_t>(128 / widest, 1, heads);
+  std::string title = longest.title(), wide_title = title;
+  const std::optional<bool> one =
+      show_on_virtual_gpu(heads_as_one(all, h, 1, &title), title, machine.threads, TANDEM_FORWARD, timeline);
+  if (!one) return true;
+  Inputs wide = heads_as_one(all, h, together, &wide_title);
+  const std::optional<bool> pair =
+      show_on_virtual_gpu(std::move(wide), wide_title, machine.threads, TANDEM_BACKWARD, backward_timeline);
+  return *one && pair.value_or(true);
 }
 
 int Demo::run() {
@@ -306,6 +333,8 @@ Exit code: 0 when every result is exact enough, 1 when not, 2 when the input can
   command->add_option("--sentence", demo->sentence, "Of the picture: which sequence")->capture_default_str();
   command->add_option("--picture", demo->picture, "Where the picture goes")->capture_default_str();
   command->add_option("--timeline", demo->timeline, "Where the picture of the virtual GPU's warps goes")
+      ->capture_default_str();
+  command->add_option("--timeline-backward", demo->backward_timeline, "Where that of the gradients' kernel goes")
       ->capture_default_str();
   command->add_option("--seconds", demo->seconds, "About how long each measurement lasts")
       ->capture_default_str()

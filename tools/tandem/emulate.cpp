@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "base/text.h"
 #include "io/file.h"
 #include "plan/plan.h"
 #include "svg/timeline.h"
@@ -15,11 +16,12 @@ namespace {
 
 constexpr const char* kDevice = "vgpu:b200";
 
-// Of block 0, in a run of its own: the checker watches the other one.
-vgpu::Timeline timeline_of(Inputs head) {
-  Trace trace = trace_of(*attention_job(std::move(head), {}), kDevice, {}, 0);
+// Of block 0, or the pair that it is of, in a run of its own: the checker watches the other one.
+std::string drawing_of(Inputs head, tandem_pass pass) {
+  const Trace trace = trace_of(*attention_job(std::move(head), {}, pass), kDevice, {}, 0, Traced::cluster);
   throw_if_failed(trace.status);
-  return std::move(trace.timeline);
+  const char* const whose = trace.cluster > 1 ? ", a pair of CTAs, of which block 0 multiplies for both" : "";
+  return svg::draw(trace.timeline, {.where = str_cat(kDevice, whose)});
 }
 
 // Of the run before: a kernel in which the checker finds something does not get here.
@@ -47,7 +49,8 @@ std::string what_ran(const Inputs& inputs, bool gradients) {
 
 }  // namespace
 
-bool show_on_virtual_gpu(Inputs head, const std::string& what, int threads, const std::string& picture) {
+std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, int threads, tandem_pass drawn,
+                                        const std::string& picture) {
   std::printf("%s\n", bold("Without a GPU: " + what + " by the kernels of a GPU, on a virtual one").c_str());
   Machine on(kDevice, threads);
   Random random(1);
@@ -65,18 +68,22 @@ bool show_on_virtual_gpu(Inputs head, const std::string& what, int threads, cons
   } catch (const Error& error) {
     if (error.code() != TANDEM_NO_COMPILER) throw;
     std::printf("left out: %s\n\n", error.what());
-    return true;
+    return std::nullopt;
   }
   print(remarks);
   std::printf("%s\n%s\n%s%s", on.engine.context().description().c_str(), given.note().c_str(),
               what_ran(given.used(), gradients).c_str(), exactness_table(judgements).c_str());
   std::printf("%s\n", what_the_checker_says());
-  const bool converted = given.converted.has_value();
-  io::AtomicFile file(picture);
-  file.write(svg::draw(timeline_of(std::move(converted ? *given.converted : given.original)), {}));
-  file.commit();
-  std::printf("What the warps of its first block did, and who waited for whom (open it in a browser):\n  %s\n\n",
-              bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());
+  if (drawn == TANDEM_FORWARD || gradients) {
+    io::AtomicFile file(picture);
+    file.write(drawing_of(std::move(given.converted ? *given.converted : given.original), drawn));
+    file.commit();
+    std::printf(
+        "What the warps of the %s's first CTA, or pair of them, did, and who waited for whom (open it in a browser):\n "
+        " %s\n\n",
+        drawn == TANDEM_FORWARD ? "forward" : "backward",
+        bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());
+  }
   return all_good(judgements);
 }
 

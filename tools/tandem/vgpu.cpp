@@ -40,6 +40,7 @@ struct Vgpu {
   std::vector<std::string> command;     // as it was typed, for the line that repeats it
   int schedule = 0, schedules = 1, threads = 0, block = 0;
   uint64_t seed = 1;
+  bool backward = false, cluster = false;
   Vgpu() { problem.dtype = "bf16"; }
 
   int run() const;
@@ -63,7 +64,8 @@ std::unique_ptr<Job> Vgpu::job() const {
   }
   if (ptx.empty()) {
     Random random(seed);
-    return attention_job(problem.random_inputs(random), problem.mask.options());
+    return attention_job(problem.random_inputs(random), problem.mask.options(),
+                         backward ? TANDEM_BACKWARD : TANDEM_FORWARD);
   }
   if (launch.empty()) throw io::InputError(ptx + ": needs --launch FILE, which says how its kernel is launched");
   return ptx_job(ptx, launch);
@@ -290,7 +292,8 @@ int Vgpu::check() const {
 int Vgpu::trace() const {
   const std::unique_ptr<Job> subject = job();
   const std::string where = device.empty() ? subject->device() : device;
-  auto [timeline, blocks, status] = trace_of(*subject, where, options(schedule), block);
+  auto [timeline, blocks, size, status] =
+      trace_of(*subject, where, options(schedule), block, cluster ? Traced::cluster : Traced::block);
   if (blocks == 0) throw_if_failed(status);  // nothing was launched; what a kernel did before it failed is drawn
   if (block >= blocks)
     throw io::InputError(str_cat("--block ", block, ": must be less than the kernel's ", blocks, " blocks"));
@@ -334,6 +337,7 @@ void add_flags(CLI::App& app, Vgpu& vgpu, bool many) {
   app.add_option("--threads", vgpu.threads, "Of the host; 0: one per core")->check(CLI::Range(0, 1024));
   app.add_option("--seed", vgpu.seed, "Of the problem's random inputs [1]");
   app.add_option("--out", vgpu.out, "Write the results into this folder, as .npy");
+  app.add_flag("--backward", vgpu.backward, "Of a problem: its gradients, behind its forward");
   vgpu.problem.add_presets_to(app);
   vgpu.problem.add_to(app);
 }
@@ -348,6 +352,7 @@ void add_vgpu(CLI::App& app, const std::vector<std::string>& arguments, int* exi
   tandem vgpu check --seqlen 300 --window '64,0' --schedules 20 races, missing fences and waits, deadlocks, ...
   tandem vgpu check kernel.ptx --launch kernel.json             the same for any PTX
   tandem vgpu trace --seqlen 512 --head-dim 128 --svg forward.svg
+  tandem vgpu trace --backward --device vgpu:b200 --heads 1 --seqlen 512 --head-dim 128
   tandem vgpu exec ./program                                    a program on the CUDA driver's interface
   tandem vgpu models                                            which GPUs there are
 
@@ -373,6 +378,7 @@ Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when i
     }
     if (one.verb == &Vgpu::trace) {
       verb->add_option("--block", vgpu->block, "Which block, counted through the grid [0]")->check(not_negative());
+      verb->add_flag("--cluster", vgpu->cluster, "And all blocks of its cluster");
       verb->add_option("--json", vgpu->json, "The trace for Perfetto; \"\": none")->capture_default_str();
       verb->add_option("--svg", vgpu->svg, "The picture; \"\": none")->capture_default_str();
     }

@@ -20,8 +20,8 @@ namespace {
 
 class AttentionJob final : public Job {
  public:
-  AttentionJob(Inputs inputs, const Attention& options)
-      : inputs_(std::move(inputs)), options_(options), results_(inputs_, false, false) {}
+  AttentionJob(Inputs inputs, const Attention& options, tandem_pass pass)
+      : inputs_(std::move(inputs)), options_(options), pass_(pass), results_(inputs_, pass == TANDEM_BACKWARD, false) {}
 
   Status run(const std::string& device, const vgpu::Options& options) override {
     std::unique_ptr<gpu::Device> opened;
@@ -29,26 +29,35 @@ class AttentionJob final : public Job {
     const Env& env = Env::get();
     auto engine = std::make_unique<GpuEngine>(device, std::move(opened), env, jit::Cache::options(env));
     tandem_context context(std::move(engine), {TANDEM_CPU, 0});
-    for (const Results::Named& one : results_.all(TANDEM_FORWARD))
-      std::fill_n(one.buffer->data(), one.buffer->bytes(), std::byte{0xff});
-    const Attention call = with_results(inputs_.attention(options_), results_);
-    const detail::CArgs args(call, TANDEM_FORWARD);
-    size_t bytes = 0;
-    tandem_status code = tandem_workspace_size(&context, TANDEM_FORWARD, args.get(), &bytes);
-    std::vector<std::byte> workspace(bytes);
-    if (code == TANDEM_OK) code = tandem_forward(&context, args.get(), workspace.data(), bytes, nullptr);
-    return code == TANDEM_OK ? Status{} : Status{code, tandem_last_error()};
+    for (int pass = TANDEM_FORWARD; pass <= pass_; ++pass) TANDEM_TRY(call(context, static_cast<tandem_pass>(pass)));
+    return {};
   }
+
+  std::string kernel() const override { return pass_ == TANDEM_FORWARD ? "forward" : "backward"; }
 
   std::vector<io::TensorView> results() const override {
     std::vector<io::TensorView> views;
-    for (const Results::Named& one : results_.all(TANDEM_FORWARD)) views.push_back(one.buffer->view(one.name));
+    for (const Results::Named& one : results_.all(pass_)) views.push_back(one.buffer->view(one.name));
     return views;
   }
 
  private:
+  Status call(tandem_context& context, tandem_pass pass) const {
+    for (const Results::Named& one : results_.all(pass))
+      std::fill_n(one.buffer->data(), one.buffer->bytes(), std::byte{0xff});
+    const Attention attention = with_results(inputs_.attention(options_), results_);
+    const detail::CArgs args(attention, pass);
+    size_t bytes = 0;
+    tandem_status code = tandem_workspace_size(&context, pass, args.get(), &bytes);
+    std::vector<std::byte> workspace(bytes);
+    const auto run = pass == TANDEM_FORWARD ? &tandem_forward : &tandem_backward;
+    if (code == TANDEM_OK) code = run(&context, args.get(), workspace.data(), bytes, nullptr);
+    return code == TANDEM_OK ? Status{} : Status{code, tandem_last_error()};
+  }
+
   const Inputs inputs_;
   const Attention options_;
+  const tandem_pass pass_;
   const Results results_;
 };
 
@@ -328,8 +337,8 @@ std::vector<std::string> PtxJob::verdicts(bool good) const {
 
 }  // namespace
 
-std::unique_ptr<Job> attention_job(Inputs inputs, const Attention& options) {
-  return std::make_unique<AttentionJob>(std::move(inputs), options);
+std::unique_ptr<Job> attention_job(Inputs inputs, const Attention& options, tandem_pass pass) {
+  return std::make_unique<AttentionJob>(std::move(inputs), options, pass);
 }
 
 std::unique_ptr<Job> ptx_job(const std::string& ptx, const std::string& launch) {

@@ -1,7 +1,6 @@
 #include "vgpu/trace/drawing.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/text.h"
 #include "vgpu/ptx/inlining.h"
@@ -14,7 +13,9 @@ constexpr const char* kUnitNames[kUnits] = {"copies in", "copies out", "cp.async
 
 class Drawing {
  public:
-  Drawing(const Program& program, const std::vector<Warp>& warps) : program_(program), roles_(program) {
+  Drawing(const Program& program, const std::vector<Warp>& warps, const std::vector<Operation>& operations,
+          int32_t first_block, int32_t blocks)
+      : program_(program), roles_(program) {
     size_t instructions = 0;
     for (const Warp& warp : warps) {
       for (const int32_t i : warp.executed) instructions = std::max(instructions, static_cast<size_t>(i) + 1);
@@ -24,8 +25,23 @@ class Drawing {
       for (const int32_t i : warps[w].executed) ++counts[w][static_cast<size_t>(i)];
     }
     const std::vector<std::string> names = roles_.of_warps(counts);
-    for (size_t w = 0; w < warps.size(); ++w)
-      timeline.rows.push_back(names[w].empty() ? str_cat("warp ", w) : str_cat(names[w], ", warp ", w));
+    const size_t of_block = warps.size() / static_cast<size_t>(blocks);
+    rows_.resize(warps.size() + static_cast<size_t>(blocks) * kUnits, -1);
+    for (const Operation& o : operations) rows_[warps.size() + static_cast<size_t>(o.block * kUnits + o.unit)] = 0;
+    const auto add_row = [&](size_t number, const std::string& name, int32_t block) {
+      rows_[number] = static_cast<int32_t>(timeline.rows.size());
+      timeline.rows.push_back(blocks == 1 ? name : str_cat("block ", first_block + block, ": ", name));
+    };
+    for (int32_t block = 0; block < blocks; ++block) {
+      for (size_t w = 0; w < of_block; ++w) {
+        const size_t number = static_cast<size_t>(block) * of_block + w;
+        add_row(number, names[number].empty() ? str_cat("warp ", w) : str_cat(names[number], ", warp ", w), block);
+      }
+      for (size_t unit = 0; unit < kUnits; ++unit) {
+        const size_t number = warps.size() + static_cast<size_t>(block) * kUnits + unit;
+        if (rows_[number] == 0) add_row(number, kUnitNames[unit], block);
+      }
+    }
     for (size_t i = 0; i < instructions; ++i) {
       const ptx::Instruction& source = program_.source(static_cast<int32_t>(i));
       timeline.places.push_back(str_cat(source.full_name(), ", ", place_text(program_.module(), source.location)));
@@ -34,15 +50,16 @@ class Drawing {
   }
 
   // Runs of instructions of the same name, and the waits between them.
-  void draw_warp(int32_t row, const Warp& warp) {
+  void draw_warp(size_t number, const Warp& warp) {
+    const int32_t row = rows_[number];
     int64_t step = 0;
     auto wait = warp.waits.begin();
     for (size_t n = 0; n < warp.executed.size() || wait != warp.waits.end(); ++n) {
       for (; wait != warp.waits.end() && wait->at == n; ++wait) {
         add({row, Activity::wait, wait->begin, wait->end.step, name("wait"), n > 0 ? warp.executed[n - 1] : -1});
         if (wait->end.row >= 0)
-          timeline.arrows.push_back(
-              {wait->end.row, row, wait->end.happened, wait->end.step, wait->end.step - wait->begin});
+          timeline.arrows.push_back({rows_[static_cast<size_t>(wait->end.row)], row, wait->end.happened, wait->end.step,
+                                     wait->end.step - wait->begin});
         step = wait->end.step;
       }
       if (n == warp.executed.size()) break;
@@ -61,25 +78,11 @@ class Drawing {
   }
 
   void draw_operations(const std::vector<Operation>& operations, size_t warps) {
-    std::array<int32_t, kUnits> rows{};
-    rows.fill(-1);
-    for (const Operation& operation : operations) {
-      int32_t& row = rows[operation.unit];
-      if (row < 0) row = 0;
-    }
-    for (int32_t unit = 0; unit < kUnits; ++unit) {
-      if (rows[static_cast<size_t>(unit)] < 0) continue;
-      rows[static_cast<size_t>(unit)] = static_cast<int32_t>(timeline.rows.size());
-      timeline.rows.emplace_back(kUnitNames[unit]);
-    }
     for (const Operation& o : operations) {
       const Activity activity = o.unit == kTensorCore ? Activity::matrix : Activity::copy;
-      add({rows[o.unit], activity, o.begin, o.end, name_of(o.instruction), o.instruction});
+      const int32_t row = rows_[warps + static_cast<size_t>(o.block * kUnits + o.unit)];
+      add({row, activity, o.begin, o.end, name_of(o.instruction), o.instruction});
       timeline.steps = std::max(timeline.steps, o.end);
-    }
-    for (Arrow& arrow : timeline.arrows) {
-      const auto unit = static_cast<size_t>(arrow.from_row) - warps;
-      if (static_cast<size_t>(arrow.from_row) >= warps) arrow.from_row = rows[unit];
     }
   }
 
@@ -103,13 +106,15 @@ class Drawing {
   Roles roles_;
   std::map<std::string, int32_t> numbers_;
   std::vector<int32_t> name_of_instruction_;
+  std::vector<int32_t> rows_;  // of the timeline, by the numbers of marks; -1: nothing happens there
 };
 
 }  // namespace
 
-Timeline draw(const Program& program, const std::vector<Warp>& warps, const std::vector<Operation>& operations) {
-  Drawing drawing(program, warps);
-  for (size_t w = 0; w < warps.size(); ++w) drawing.draw_warp(static_cast<int32_t>(w), warps[w]);
+Timeline draw(const Program& program, const std::vector<Warp>& warps, const std::vector<Operation>& operations,
+              int32_t first_block, int32_t blocks) {
+  Drawing drawing(program, warps, operations, first_block, blocks);
+  for (size_t w = 0; w < warps.size(); ++w) drawing.draw_warp(w, warps[w]);
   drawing.draw_operations(operations, warps.size());
   return std::move(drawing.timeline);
 }

@@ -26,6 +26,7 @@ struct Wait {
 
 struct Operation {
   Unit unit = kCopiesIn;
+  int32_t block = 0;           // whose, of those recorded
   int warps = 0;               // that have issued it
   int64_t issued = 0;          // by the last of them
   int64_t begin = 0, end = 0;  // of the unit's work

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <map>
 #include <unordered_map>
+#include <utility>
 
 #include "base/text.h"
 #include "vgpu/trace/drawing.h"
@@ -66,6 +67,12 @@ struct Mbarrier {
   std::map<uint64_t, Mark> complete;  // by phase
 };
 
+struct ByPlace {
+  bool operator()(const BarrierId& a, const BarrierId& b) const {
+    return std::pair(a.cta, a.address) < std::pair(b.cta, b.address);
+  }
+};
+
 constexpr uint32_t kClusterBarrier = 1 << 16;  // beside the numbers of named ones
 
 // "m64n128k16" -> 64 * 128 * 16; 0: it is none.
@@ -84,10 +91,13 @@ int64_t product_size(std::string_view shape) {
 
 class BlockRecorder final : public Recorder {
  public:
-  BlockRecorder(const LaunchDescription& launch, int32_t block, const Costs& costs)
-      : program_(*launch.program), block_(block), costs_(costs) {
-    const gpu::Dim3& size = launch.block;
-    warps_.resize((size.x * size.y * size.z + 31) / 32);
+  BlockRecorder(const LaunchDescription& launch, int32_t block, const Costs& costs, int32_t blocks)
+      : program_(*launch.program),
+        block_(block),
+        blocks_(blocks),
+        warps_of_block_(static_cast<int32_t>((launch.block.x * launch.block.y * launch.block.z + 31) / 32)),
+        costs_(costs) {
+    warps_.resize(static_cast<size_t>(blocks) * static_cast<size_t>(warps_of_block_));
   }
 
   bool wants_instructions() const override { return true; }
@@ -115,15 +125,17 @@ class BlockRecorder final : public Recorder {
       warp->copy = copy;
     }
     const auto [entry, is_new] = under_way_.try_emplace(id, static_cast<int64_t>(operations_.size()));
-    if (is_new) operations_.push_back({.unit = unit_of(kind), .instruction = actor.instruction});
+    if (is_new)
+      operations_.push_back({.unit = unit_of(kind), .block = actor.cta - block_, .instruction = actor.instruction});
     Operation& operation = operations_[static_cast<size_t>(entry->second)];
     operation.issued = std::max(operation.issued, warp->clock());
     if (++operation.warps == (kind == AsyncKind::wgmma ? 4 : 1)) {
       const int32_t quarter = operation.unit == kTensorMemory ? actor.warp % 4 : 0;  // each warp has its own lanes
-      const int32_t issuer = kind == AsyncKind::wgmma ? actor.warp / 4 * 4 : actor.warp;
+      const int32_t issuer = number_of(actor) - (kind == AsyncKind::wgmma ? actor.warp % 4 : 0);
       const int64_t steps = std::max<int64_t>(1, work_of(kind, actor.instruction, reads, writes));
       int64_t& before = last_of_[{operation.unit, issuer}];  // its operations keep their order
-      operation.begin = busy_[{operation.unit, quarter}].take(std::max(operation.issued, before), steps);
+      operation.begin =
+          busy_[{operation.block * kUnits + operation.unit, quarter}].take(std::max(operation.issued, before), steps);
       operation.end = before = operation.begin + steps;
       operation.seen = operation.end + latency_of(kind);
     }
@@ -135,8 +147,8 @@ class BlockRecorder final : public Recorder {
   }
   void async_signals(AsyncId id, BarrierId barrier, uint32_t) override {
     const auto found = under_way_.find(id);
-    if (barrier.cta == block_ && found != under_way_.end())
-      raise(mbarriers_[barrier.address].arriving, mark_of(found->second));
+    if (is_recorded(barrier.cta) && found != under_way_.end())
+      raise(mbarriers_[barrier].arriving, mark_of(found->second));
   }
 
   void group_commits(const Actor& actor, AsyncKind kind) override {
@@ -154,8 +166,7 @@ class BlockRecorder final : public Recorder {
   void tcgen05_commits(const Actor& actor, std::span<const BarrierId> barriers) override {
     const Warp* warp = warp_of(actor);
     for (const BarrierId& barrier : barriers) {
-      if (warp != nullptr && barrier.cta == block_)
-        raise(mbarriers_[barrier.address].arriving, mark_of(warp->matrices));
+      if (warp != nullptr && is_recorded(barrier.cta)) raise(mbarriers_[barrier].arriving, mark_of(warp->matrices));
     }
   }
   void tcgen05_waits(const Actor& actor, bool loads, bool stores) override {
@@ -167,43 +178,52 @@ class BlockRecorder final : public Recorder {
 
   void named_arrives(const Actor& actor, uint32_t barrier) override { arrive(actor, barrier); }
   void named_completes(int32_t cta, uint32_t barrier) override {
-    if (cta == block_) complete(barrier);
+    if (is_recorded(cta)) complete(cta, barrier);
   }
   void named_passes(const Actor& actor, uint32_t barrier) override { pass(actor, barrier); }
+  // The cluster's barrier is one for all of its blocks.
   void cluster_arrives(const Actor& actor, Order) override { arrive(actor, kClusterBarrier); }
   void cluster_passes(const Actor& actor) override {
     // The first to pass ends a generation.
     const Warp* warp = warp_of(actor);
     const auto arrived = warp == nullptr ? 0 : warp->arrived.find(kClusterBarrier)->second;
-    if (warp != nullptr && arrived == generations_[kClusterBarrier].complete.size()) complete(kClusterBarrier);
+    if (warp != nullptr && arrived == generations_of(actor.cta, kClusterBarrier).complete.size())
+      complete(actor.cta, kClusterBarrier);
     pass(actor, kClusterBarrier);
   }
   void mbarrier_arrives(const Actor& actor, BarrierId barrier, uint32_t, uint32_t, Order, Scope) override {
     const Warp* warp = warp_of(actor);
-    if (warp != nullptr && barrier.cta == block_) raise(mbarriers_[barrier.address].arriving, mark_of(actor, *warp));
+    if (warp != nullptr && is_recorded(barrier.cta)) raise(mbarriers_[barrier].arriving, mark_of(actor, *warp));
   }
   void mbarrier_completes(BarrierId barrier, uint64_t phase) override {
-    if (barrier.cta != block_) return;
-    Mbarrier& object = mbarriers_[barrier.address];
+    if (!is_recorded(barrier.cta)) return;
+    Mbarrier& object = mbarriers_[barrier];
     object.complete[phase] = object.arriving;
     object.arriving = {};
   }
   void mbarrier_passes(const Actor& actor, BarrierId barrier, uint64_t phase, Order, Scope) override {
     Warp* warp = warp_of(actor);
-    if (warp == nullptr || barrier.cta != block_) return;
+    if (warp == nullptr || !is_recorded(barrier.cta)) return;
     warp->trying = -1;
-    wait(*warp, mbarriers_[barrier.address].complete[phase]);
+    wait(*warp, mbarriers_[barrier].complete[phase]);
   }
 
   Timeline timeline() const override;
 
  private:
-  Warp* warp_of(const Actor& actor) { return actor.cta == block_ ? &warps_[static_cast<size_t>(actor.warp)] : nullptr; }
-  static Mark mark_of(const Actor& actor, const Warp& warp) { return {warp.clock(), actor.warp, warp.clock() - 1}; }
+  bool is_recorded(int32_t cta) const { return cta >= block_ && cta < block_ + blocks_; }
+  int32_t number_of(const Actor& actor) const { return (actor.cta - block_) * warps_of_block_ + actor.warp; }
+  Warp* warp_of(const Actor& actor) {
+    return is_recorded(actor.cta) ? &warps_[static_cast<size_t>(number_of(actor))] : nullptr;
+  }
+  Mark mark_of(const Actor& actor, const Warp& warp) const {
+    return {warp.clock(), number_of(actor), warp.clock() - 1};
+  }
   Mark mark_of(int64_t number) const {
     if (number == kNone) return {};
     const Operation& operation = operations_[static_cast<size_t>(number)];
-    return {operation.seen, static_cast<int32_t>(warps_.size()) + operation.unit, operation.end - 1};
+    const int32_t unit = operation.block * kUnits + operation.unit;
+    return {operation.seen, static_cast<int32_t>(warps_.size()) + unit, operation.end - 1};
   }
 
   bool tries_barrier(int32_t instruction) const {
@@ -230,22 +250,25 @@ class BlockRecorder final : public Recorder {
     return unit == kCopiesIn || unit == kCopiesOut ? costs_.copy_latency : costs_.local_latency;
   }
 
+  Generations& generations_of(int32_t cta, uint32_t barrier) {
+    return generations_[{barrier == kClusterBarrier ? block_ : cta, barrier}];
+  }
   void arrive(const Actor& actor, uint32_t barrier) {
     Warp* warp = warp_of(actor);
     if (warp == nullptr) return;
-    Generations& generations = generations_[barrier];
+    Generations& generations = generations_of(actor.cta, barrier);
     raise(generations.arriving, mark_of(actor, *warp));
     warp->arrived[barrier] = generations.complete.size();
   }
-  void complete(uint32_t barrier) {
-    Generations& generations = generations_[barrier];
+  void complete(int32_t cta, uint32_t barrier) {
+    Generations& generations = generations_of(cta, barrier);
     generations.complete.push_back(generations.arriving);
     generations.arriving = {};
   }
   void pass(const Actor& actor, uint32_t barrier) {
     Warp* warp = warp_of(actor);
     if (warp == nullptr) return;
-    const std::vector<Mark>& complete = generations_[barrier].complete;
+    const std::vector<Mark>& complete = generations_of(actor.cta, barrier).complete;
     const size_t generation = warp->arrived[barrier];
     if (generation < complete.size()) wait(*warp, complete[generation]);
   }
@@ -258,28 +281,30 @@ class BlockRecorder final : public Recorder {
   }
 
   const Program& program_;
-  const int32_t block_;
+  const int32_t block_, blocks_, warps_of_block_;
   const Costs costs_;
   std::vector<Warp> warps_;
-  std::map<std::pair<int32_t, int32_t>, Busy> busy_;        // by unit and part of it
+  std::map<std::pair<int32_t, int32_t>, Busy> busy_;        // by unit of a block and part of it
   std::map<std::pair<int32_t, int32_t>, int64_t> last_of_;  // by unit and issuing warp: the end of its last operation
   std::vector<Operation> operations_;
   std::unordered_map<AsyncId, int64_t> under_way_;
-  std::unordered_map<uint32_t, Mbarrier> mbarriers_;  // by address
-  std::map<uint32_t, Generations> generations_;       // by number
+  std::map<BarrierId, Mbarrier, ByPlace> mbarriers_;
+  std::map<std::pair<int32_t, uint32_t>, Generations> generations_;  // by block and number
 };
 
 Timeline BlockRecorder::timeline() const {
-  Timeline timeline = draw(program_, warps_, operations_);
-  timeline.title = str_cat(program_.function().name, ", block ", block_);
+  Timeline timeline = draw(program_, warps_, operations_, block_, blocks_);
+  timeline.title = str_cat(program_.function().name, blocks_ == 1 ? ", block " : ", blocks ", block_);
+  if (blocks_ > 1) timeline.title += str_cat(" to ", block_ + blocks_ - 1);
   return timeline;
 }
 
 }  // namespace
 }  // namespace trace
 
-std::unique_ptr<Recorder> Recorder::create(const LaunchDescription& launch, int32_t block, const Costs& costs) {
-  return std::make_unique<trace::BlockRecorder>(launch, block, costs);
+std::unique_ptr<Recorder> Recorder::create(const LaunchDescription& launch, int32_t block, const Costs& costs,
+                                           int32_t blocks) {
+  return std::make_unique<trace::BlockRecorder>(launch, block, costs, blocks);
 }
 
 }  // namespace tandem::vgpu

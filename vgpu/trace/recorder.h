@@ -1,4 +1,4 @@
-// The observer that draws: it records one block of a launch.
+// The observer that draws: it records one block of a launch, or a few that follow each other: a cluster.
 //
 // Steps are counted, not measured: an instruction of a warp is one step, and a wait ends at the step of what it waited
 // for. Units take copies and products one after the other, at the rates of Costs. So rows show what may run beside what
@@ -25,8 +25,9 @@ struct Costs {
 
 class Recorder : public Observer {
  public:
-  // block: linear in the grid.
-  static std::unique_ptr<Recorder> create(const LaunchDescription& launch, int32_t block, const Costs& costs = {});
+  // block: the first, linear in the grid.
+  static std::unique_ptr<Recorder> create(const LaunchDescription& launch, int32_t block, const Costs& costs = {},
+                                          int32_t blocks = 1);
   // Once the launch has ended, while its program lives.
   virtual Timeline timeline() const = 0;
 };

@@ -93,6 +93,8 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
     for (int c = 0; c < T.tile_n() / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
     tcgen05_commit<2>(s.dq_ready);
+    // At once: later nothing may be under way, and who is told of that is not said anywhere.
+    if (last) tcgen05_commit<2>(&s.sums_ready);
     ++summed;
   };
 
@@ -116,7 +118,6 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
         mma_dq(last);
         if (!last) mma_dv(false);
       }
-      tcgen05_commit<2>(&s.sums_ready);
     }
     mbarrier_arrive(&s.kv_empty);
   }

@@ -86,6 +86,7 @@ TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) 
       s.work[i].overflowed = 0;
       mbarrier_init(&s.work_full[i], 1);
       mbarrier_init(&s.work_empty[i], warps);
+      if (T.pair) mbarrier_init(&s.overflow_told[i], 1);
     }
 #pragma unroll 1
     for (int i = 0; i < T.ring_slots(); ++i) {

@@ -68,6 +68,19 @@ struct ClcQuery {
   }
 };
 
+// Whether the work tile that was in this place is to be done again: where rows of either CTA of a pair have overflowed,
+// by both, which take the same tiles.
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE bool has_overflowed(ForwardShared<T>& s, const Ring<kWorkSlots>& slot) {
+  const int here = s.work[slot.slot].overflowed;
+  if constexpr (!T.pair) return here;
+  const int other = rank_of_cta<T>() ^ 1;
+  store_at(&s.overflowed_there[slot.slot], other, here);
+  mbarrier_release_at(&s.overflow_told[slot.slot], other);
+  mbarrier_wait_cluster(&s.overflow_told[slot.slot], slot.parity ^ 1);
+  return here | s.overflowed_there[slot.slot];
+}
+
 // For every work tile its queries, and its keys and values from the last to the first. One that comes out overflowed is
 // taken again, in the place where it was.
 template <Sm100ForwardConfig T>
@@ -80,15 +93,16 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   const int stride = gridDim.x / T.ctas();
   int fresh = blockIdx.x / T.ctas();  // unit
   int idle = 0;                       // places that were found free, and not lost, since there is nothing fresh
+  bool used = false;                  // every place
   [[maybe_unused]] ClcQuery<T> clc_query{s};
-  for (;; slot.advance()) {
+  for (;; slot.advance(), used |= slot.slot == 0) {
     Work& work = s.work[slot.slot];
     mbarrier_wait(&s.work_empty[slot.slot], slot.parity ^ 1);
     if constexpr (T.clc) {
       if (clc_query.asked) fresh = clc_query.answer();
       if (fresh < 0) fresh = num_work_tiles;
     }
-    const bool strict = T.lazy_max() && work.overflowed;
+    const bool strict = T.lazy_max() && used && has_overflowed(s, slot);
     if (!strict && fresh >= num_work_tiles) {
       const bool over = !T.lazy_max() || ++idle == kWorkSlots;
       work.kind = over ? Work::Kind::over : Work::Kind::nothing;

@@ -26,6 +26,7 @@ struct ForwardShared {
   alignas(1024) u16 ring[T.ring_slots()][T.block_bytes() / 2];
   float sum[T.q_tiles()][T.kTileM], row_max[T.q_tiles()][T.kTileM];
   Work work[kWorkSlots];
+  int overflowed_there[kWorkSlots];  // what the other CTA of a pair says of its rows
   alignas(16) Chunk clc_response[2];
   u32 tensor_memory;
   // A barrier is named for what is true after waiting for it. Arrivals: 1, but where another number is said. Of a pair
@@ -38,6 +39,7 @@ struct ForwardShared {
   u64 sum_ready[T.q_tiles()], sum_empty[T.q_tiles()];     // 4 warps
   u64 o_full[T.q_tiles()], o_empty[T.q_tiles()];          // *empty: 4 warps
   u64 clc_full[2];
+  u64 overflow_told[T.pair ? kWorkSlots : 1];  // of pairs: overflowed_there is here
   // What has come and may be multiplied: in both CTAs, cleared beyond the sequence.
   u64 ring_relayed[T.relays() ? T.ring_slots() : 1], q_relayed[T.q_tiles()];  // *
 

@@ -31,7 +31,7 @@ template <Sm100ForwardConfig T, bool plain>
 TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* sum, u32 to, float* largest,
                                 u32 kept = 0) {
   // From here on there is enough left to do for the chunk behind it to begin.
-  constexpr int kNextFrom = T.lazy_max() ? 12 : 8;
+  constexpr int kNextFrom = !T.lazy_max() ? 8 : T.head_dim > 64 || T.left ? 12 : 10;
   u32 packed[kChunk / 2];
   Float2 known;
 #pragma unroll

@@ -116,6 +116,28 @@ class RecorderTest : public testing::Test {
   const BarrierId barrier{1, 0x800};
 };
 
+// Warps of two blocks, and an arrival of one at a barrier of the other.
+TEST_F(RecorderTest, BlocksOfAClusterBesideEachOther) {
+  recorder = Recorder::create(launch, 0, {}, 2);
+  for (int n = 0; n < 30; ++n) recorder->executes(at(3, kComputes, 0));
+  recorder->executes(at(3, kArrives, 0));
+  recorder->mbarrier_arrives(at(3, kArrives, 0), barrier, 1, 0, Order::release, Scope::cta);
+  recorder->mbarrier_completes(barrier, 0);
+  executes(0, kTries);
+  passes(0, 0);
+  executes(0, kComputes, 2);
+  const Timeline timeline = recorder->timeline();
+  EXPECT_EQ(timeline.title, "kernel, blocks 0 to 1");
+  ASSERT_EQ(timeline.rows.size(), 16u);
+  EXPECT_EQ(timeline.rows[3].substr(0, 8), "block 0:");
+  EXPECT_EQ(timeline.rows[8].substr(0, 8), "block 1:");
+  ASSERT_EQ(timeline.arrows.size(), 1u);
+  EXPECT_EQ(timeline.arrows[0].from_row, 3);
+  EXPECT_EQ(timeline.arrows[0].to_row, 8);
+  EXPECT_EQ(timeline.arrows[0].to, 31);
+  EXPECT_EQ(timeline.steps, 33);
+}
+
 TEST_F(RecorderTest, RolesAreTheFunctionsWhereWarpsPart) {
   executes(0, kTid), executes(0, kComputes, 3);
   executes(1, kTid), executes(1, kLoads, 2);

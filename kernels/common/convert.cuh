@@ -18,10 +18,7 @@ struct ConvertDq {
   float4 x[kFloats / 4];
 
   TANDEM_DEVICE ConvertDq(const BackwardParams& params, const SequenceCoords& sequence, int head, int block, int at)
-      : p(params),
-        s(sequence),
-        m_block(at),
-        base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
+      : p(params), s(sequence), m_block(at), base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
     const float4* const sums = reinterpret_cast<const float4*>(p.dq_sums + static_cast<i64>(block) * T.dq_floats() +
                                                                threadIdx.x / 128 * (128 * kFloats)) +
                                threadIdx.x % 128;
@@ -62,8 +59,8 @@ struct ConvertDq {
     for (int first = 0; first < T.dq_pairs(); first += 4 * kRows) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const GradientPair at = kShared ? T.dq_pair(threadIdx.x & ~3, first + 2 * (threadIdx.x & 3) + i)
-                                        : T.dq_pair(threadIdx.x, first);
+        const GradientPair at =
+            kShared ? T.dq_pair(threadIdx.x & ~3, first + 2 * (threadIdx.x & 3) + i) : T.dq_pair(threadIdx.x, first);
         const int query = query_of(at);
         u32 words[4];
 #pragma unroll

@@ -35,8 +35,8 @@ struct Sm100ForwardConfig {
   static constexpr int step_rows() { return kTileM; }
   constexpr int step_units() const { return q_tiles() * ctas(); }
   constexpr int step_tiles() const { return q_tiles(); }
-  // As Hopper; where a CTA has two tiles, and both of a pair can say that a work tile is to be done again (load.cuh). Not
-  // of pairs with a block mask.
+  // As Hopper; where a CTA has two tiles, and both of a pair can say that a work tile is to be done again (load.cuh).
+  // Not of pairs with a block mask.
   constexpr bool lazy_max() const {
     return !f16 && !has_score_mod() && !dropout && q_tiles() == 2 && !clc && !(pair && block_mask);
   }

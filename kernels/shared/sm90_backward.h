@@ -41,7 +41,7 @@ struct Sm90BackwardConfig {
   }
 
   // dq of a step: each warpgroup that makes it has 64 queries of it and some of the columns.
-  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }  // of a CTA
+  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }        // of a CTA
   constexpr int dq_threads() const { return staged() && !roles ? 3 : 2; }  // that take turns to add them
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }

@@ -1,4 +1,5 @@
-// dk and dv of a tile, from the registers that they have been summed in to memory; and how their operands lie in shared memory.
+// dk and dv of a tile, from the registers that they have been summed in to memory; and how their operands lie in shared
+// memory.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"

@@ -78,9 +78,9 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
 }
 
 // Adds the warpgroups' dq of each step to the m_block's sums where it is staged, else says when their threads may.
-// n_blocks do that in their order, whatever the order of CTAs: a ticket counts those that have added, the first one finds
-// 0 and writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
-// Threads that do this take turns: until others may see an addition takes about as long as a step.
+// n_blocks do that in their order, whatever the order of CTAs: a ticket counts those that have added, the first one
+// finds 0 and writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun
+// before it. Threads that do this take turns: until others may see an addition takes about as long as a step.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 thread) {
   u32 step = 0;

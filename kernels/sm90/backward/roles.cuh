@@ -192,8 +192,7 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
       apply_mask();
       const float minus_lse[2] = {stat(0, 0), stat(0, 1)};
 #pragma unroll
-      for (int r = 0; r < kScores; ++r)
-        scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, minus_lse[r / 2 % 2]));
+      for (int r = 0; r < kScores; ++r) scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, minus_lse[r / 2 % 2]));
       mbarrier_wait(&s.p_empty, (steps & 1) ^ 1);
       store_rounded(s.p, scores, &s.p_full);
       wgmma_wait<0>();

@@ -13,7 +13,7 @@ template <Sm90BackwardConfig T, bool = T.pair>
 struct PairShared {};
 template <Sm90BackwardConfig T>
 struct PairShared<T, true> {
-  alignas(1024) u16 k[T.cta_keys() * T.pair_columns()];          // the other's keys, the columns of which dq is made here
+  alignas(1024) u16 k[T.cta_keys() * T.pair_columns()];  // the other's keys, the columns of which dq is made here
   alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];  // and its dS of a step
   u64 ds_landed[T.ds_stages()], ds_taken, tile_told, tile_taken;
   int next_tile;
@@ -25,8 +25,8 @@ struct BackwardShared {
   alignas(1024) u16 v[T.cta_keys() * T.head_dim_v];
   alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
   alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
-  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];    // keys in rows; with roles queries
-  alignas(1024) u16 p[T.wide() ? T.cta_keys() * T.tile_m : 8];  // likewise; where it is not wide, nothing
+  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];  // keys in rows; with roles queries
+  alignas(1024) u16 p[T.wide() ? T.cta_keys() * T.tile_m : 8];   // likewise; where it is not wide, nothing
   PairShared<T> pair;
   alignas(128) float4 dq[T.dq_parts()][T.staged() ? T.dq_part_floats() / 4 : 1];
   alignas(16) float stats[T.dout_stages][2 * T.tile_m];
@@ -34,12 +34,12 @@ struct BackwardShared {
   // q_empty, dout_empty and ds_full (of even and odd steps) those of all computing warps;
   // kv_empty one of each warpgroup and of each order_dq(). With roles q_empty, dout_empty those of the warps that make
   // scores and of those that sum what they are of; p_full and ds_full 1; p_empty the warps that sum dv; ds_empty those
-  // that sum dk, those that make dq and their like of the other CTA. A warpgroup may write, or add, its dq of a step: dq_turn, 1;
-  // it has: dq_added, its warps.
+  // that sum dk, those that make dq and their like of the other CTA. A warpgroup may write, or add, its dq of a step:
+  // dq_turn, 1; it has: dq_added, its warps.
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_turn[T.dq_parts()], dq_added[T.dq_parts()][T.dq_threads()];
-  float4* dq_to[T.dq_parts()];  // told by dq_turn, where dq is not staged: where it is added, or written by the first
+  float4* dq_to[T.dq_parts()];    // told by dq_turn, where dq is not staged: where it is added, or written by the first
   int dq_is_first[T.dq_parts()];  // n_block
-  KeyTile tile;  // told by k_full; n_block -1: there are no more
+  KeyTile tile;                   // told by k_full; n_block -1: there are no more
 };

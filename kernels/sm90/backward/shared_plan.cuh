@@ -33,9 +33,9 @@ struct BackwardShared {
   // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;
   // q_empty, dout_empty and ds_full (of even and odd steps) those of all computing warps;
   // kv_empty one of each warpgroup and of each order_dq(). With roles q_empty, dout_empty those of the warps that make
-  // scores and of those that sum what they are of; p_full and ds_full 1; p_empty the warps that sum dv; ds_empty those
-  // that sum dk, those that make dq and their like of the other CTA. A warpgroup may write, or add, its dq of a step:
-  // dq_turn, 1; it has: dq_added, its warps.
+  // scores and of those that sum what they are of; p_full, ds_full those that make scores; p_empty that sum dv;
+  // ds_empty that sum dk, that make dq, and that do so in the other CTA. A warpgroup may write, or add, its dq of a
+  // step: dq_turn, 1; it has: dq_added, its warps.
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_turn[T.dq_parts()], dq_added[T.dq_parts()][T.dq_threads()];

@@ -170,18 +170,22 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
 
 // How many heads are worked on together. Of few heads dq stays in the L2 cache, but many n_blocks of each are at work
 // at once, which begin a step behind each other, in the order in which they add to dq: that should be a small part of
-// their steps (docs/lab/hopper-backward.md has what was measured).
+// their steps. Heads of few n_blocks are together as long as they fit (docs/lab/hopper-backward.md has what was
+// measured).
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
+  constexpr int kFewBlocks = 32;
   const int64_t steps = p.group() * t.sequence_m_blocks;
   int64_t at_once = 4;
   if (!binds_left(p)) {
-    at_once = std::max(at_once, binds_right(p) ? std::max<int64_t>(steps / 6, std::min(t.n_blocks, 32)) : steps / 2);
+    at_once =
+        std::max(at_once, binds_right(p) ? std::max<int64_t>(steps / 6, std::min(t.n_blocks, kFewBlocks)) : steps / 2);
   }
-  const int64_t heads = p.batch * p.heads_k;
-  const int64_t of_query = 2 * (t.tile.head_dim + t.tile.head_dim_v) + 4 * t.tile.head_dim;
-  const int64_t of_head = std::max<int64_t>(1, p.group() * p.seqlen_q * of_query);
-  return static_cast<int>(
-      std::clamp(std::max(kL2Bytes / of_head, sm_count / at_once), int64_t{1}, std::max<int64_t>(heads, 1)));
+  int64_t heads = sm_count / at_once;
+  if (t.n_blocks < kFewBlocks) {
+    const int64_t of_query = 2 * (t.tile.head_dim + t.tile.head_dim_v) + 4 * t.tile.head_dim;
+    heads = std::max(heads, kL2Bytes / std::max<int64_t>(1, p.group() * p.seqlen_q * of_query));
+  }
+  return static_cast<int>(std::clamp(heads, int64_t{1}, std::max<int64_t>(p.batch * p.heads_k, 1)));
 }
 
 void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tiling) {

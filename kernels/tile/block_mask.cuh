@@ -65,6 +65,32 @@ TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& 
   }
 }
 
+// The same of both lists. shift: of the bits of these rows in a state.
+template <auto T>
+TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, int row, int first, int begin, int end,
+                            int shift, u32* states) {
+  constexpr u32 kFull = static_cast<u32>(StepState::full), kPartial = static_cast<u32>(StepState::partial);
+  mark_blocks(p, p.partial, tile, row, first, begin, end, (T.mask_mod ? kPartial : kFull) << shift, states);
+  mark_blocks(p, p.full, tile, row, first, begin, end, kFull << shift, states);
+}
+// What is in both lists is full.
+TANDEM_DEVICE u32 without_twice(u32 states) { return states & ~(states >> 1 & 0x55); }
+
+// The tile, of one list, whose steps a block of threads lists.
+template <class Params>
+TANDEM_DEVICE TileCoords listed_tile(const Params& p, const BlockMaskParams& blocks, int m_blocks) {
+  const int list = blockIdx.x / m_blocks, batch = list / blocks.heads;
+  return {static_cast<int>(blockIdx.x) - list * m_blocks,
+          list - batch * blocks.heads,
+          batch,
+          batch,
+          0,
+          0,
+          p.seqlen_q,
+          p.seqlen_q,
+          p.seqlen_k};
+}
+
 // Where this thread's item goes behind those of threads before, and how many all have.
 struct ItemPlace {
   int before, all;
@@ -92,16 +118,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   __shared__ u32 states[kChunk];
   __shared__ int counts[kTiles + 1][kWarps];  // of a warp's n_blocks: those that are steps, of all and of each tile
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int list = blockIdx.x / p.m_blocks, batch = list / p.blocks.heads;
-  const TileCoords tile{static_cast<int>(blockIdx.x) - list * p.m_blocks,
-                        list - batch * p.blocks.heads,
-                        batch,
-                        batch,
-                        0,
-                        0,
-                        p.seqlen_q,
-                        p.seqlen_q,
-                        p.seqlen_k};
+  const TileCoords tile = listed_tile(p, p.blocks, p.m_blocks);
   const int first_row = tile.m_block * T.tile_m();
   const NBlockRange range = n_block_range<T>(p, tile);
   int* const steps = steps_of<T>(p, tile);
@@ -117,17 +134,14 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
       if (row >= p.seqlen_q) break;
       const NBlockRange own = n_block_range<T>(p, tile, row, T.step_rows());
       const int from = max(begin, own.begin), to = min(end, own.end);
-      constexpr u32 kFull = static_cast<u32>(StepState::full), kPartial = static_cast<u32>(StepState::partial);
-      mark_blocks(p.blocks, p.blocks.partial, tile, row, begin, from, to, (T.mask_mod ? kPartial : kFull) << 2 * unit,
-                  states);
-      mark_blocks(p.blocks, p.blocks.full, tile, row, begin, from, to, kFull << 2 * unit, states);
+      mark_row<T>(p.blocks, tile, row, begin, from, to, 2 * unit, states);
     }
     __syncthreads();
 #pragma unroll 1
     for (int first = end - 1; first >= begin; first -= kListStepsThreads) {
       const int n_block = first - thread;
       u32 state = n_block >= begin ? states[n_block - begin] : 0;
-      state &= ~(state >> 1 & 0x55);  // what is in both lists is full
+      state = without_twice(state);
       const u32 before = (1u << lane) - 1, voters = __ballot_sync(~0u, state != 0);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {

@@ -24,19 +24,9 @@ TANDEM_DEVICE StepState step_state(const BackwardParams& p, const SequenceCoords
 template <auto T>
 TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
   constexpr int kChunk = 1024 / T.ctas() * T.ctas(), kKeys = T.tile_n() / T.ctas();
-  constexpr u32 kFull = static_cast<u32>(StepState::full), kPartial = static_cast<u32>(StepState::partial);
   __shared__ u32 states[kChunk];  // of the keys of a CTA
   __shared__ int counts[kListStepsThreads / 32];
-  const int list = blockIdx.x / p.sequence_m_blocks, batch = list / p.blocks.heads;
-  const TileCoords tile{static_cast<int>(blockIdx.x) - list * p.sequence_m_blocks,
-                        list - batch * p.blocks.heads,
-                        batch,
-                        batch,
-                        0,
-                        0,
-                        p.seqlen_q,
-                        p.seqlen_q,
-                        p.seqlen_k};
+  const TileCoords tile = listed_tile(p, p.blocks, p.sequence_m_blocks);
   const int row = tile.m_block * T.tile_m, last = min(row + T.tile_m, p.seqlen_q) - 1;
   const KeyRange seen = band_of<T>(p, tile).visible_keys(row, last);
   const int first_seen = max(0, seen.begin) / kKeys, seen_end = (min(seen.end, p.seqlen_k) + kKeys - 1) / kKeys;
@@ -47,8 +37,7 @@ TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
     const int from = max(begin, first_seen), to = min(begin + kChunk, seen_end);
     for (int i = threadIdx.x; i < kChunk; i += kListStepsThreads) states[i] = 0;
     __syncthreads();
-    mark_blocks(p.blocks, p.blocks.partial, tile, row, begin, from, to, T.mask_mod ? kPartial : kFull, states);
-    mark_blocks(p.blocks, p.blocks.full, tile, row, begin, from, to, kFull, states);
+    mark_row<T>(p.blocks, tile, row, begin, from, to, 0, states);
     __syncthreads();
     const int first = begin / T.ctas(), end = min(first + kChunk / T.ctas(), p.n_blocks);
 #pragma unroll 1
@@ -57,7 +46,7 @@ TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
       u32 bits = 0;
       for (int cta = 0; cta < T.ctas() && n_block < end; ++cta)
         bits |= states[(n_block - first) * T.ctas() + cta] << 2 * cta;
-      bits &= ~(bits >> 1 & 0x55);  // what is in both lists is full
+      bits = without_twice(bits);
       const ItemPlace place = place_item(bits != 0, counts);
       if (n_block < end) table[n_block] = static_cast<int>(static_cast<u32>(before + place.before) << kStepBits | bits);
       before += place.all;

@@ -79,24 +79,20 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
     const int unmasked_end = T.left ? unmasked.end / T.tile_m : 1 << 30;
 
-    // Rows beyond a sequence are a neighbour's, and 0 * NaN is NaN: they become zeros. By all that compute.
-    auto zero_tail = [&](u16* block, int rows, int columns, int used) {
-      if (!T.varlen || !warp_any(used < rows)) return;
-      zero_rows(block, rows, columns, max(0, used), index * 128 + threadIdx.x % 128, 128 * T.warpgroups);
-      fence_proxy_async();
-      named_sync(kSyncAll, 128 * T.warpgroups);
+    auto clear = [&](u16* block, int rows, int columns, int used) {
+      zero_tail<T>(block, rows, columns, used, kSyncAll, 128 * T.warpgroups);
     };
-    zero_tail(s.k, T.cta_keys(), T.head_dim, sequence.k_len - n_block * T.cta_keys());
-    zero_tail(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
+    clear(s.k, T.cta_keys(), T.head_dim, sequence.k_len - n_block * T.cta_keys());
+    clear(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
     if constexpr (T.pair)
-      zero_tail(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
+      clear(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
 
     int heads = group, first_head = kKnowsHead ? uniform(s.tile.head_k) * group : 0;
     int m_block = m_end - 1, head = first_head;
     [[maybe_unused]] ListedOrNone<T> listed(p, s.tile);
     auto mma_s = [&] {
       mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
-      zero_tail(s.q[q_next.slot], T.tile_m, T.head_dim, sequence.q_len - m_block * T.tile_m);
+      clear(s.q[q_next.slot], T.tile_m, T.head_dim, sequence.q_len - m_block * T.tile_m);
       const u64 q = wgmma_smem_desc(shared_address(s.q[q_next.slot]) + first_query * 128, 16, 1024);
       discard(scores);
       wgmma_fence();
@@ -109,7 +105,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     };
     auto mma_dp = [&] {
       mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
-      zero_tail(s.dout[dout_ring.slot], T.tile_m, T.head_dim_v, sequence.q_len - m_block * T.tile_m);
+      clear(s.dout[dout_ring.slot], T.tile_m, T.head_dim_v, sequence.q_len - m_block * T.tile_m);
       const u64 dout = wgmma_smem_desc(shared_address(s.dout[dout_ring.slot]) + first_query * 128, 16, 1024);
       discard(dp);
       wgmma_fence();
@@ -303,20 +299,16 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     // dq of a step on its way to the sums in memory (order_dq).
     auto add_dq = [&](const float(&dq)[T.dq_columns() / 2]) {
       mbarrier_wait(&s.dq_turn[index], dq_steps & 1);
-      auto each = [&](float4* to, auto put) {
-        to += threadIdx.x % 128;
-#pragma unroll
-        for (int r = 0; r < T.dq_columns() / 2; r += 4)
-          put(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
-      };
-      auto write = [](float4* to, float4 x) { *to = x; };
       if constexpr (T.staged()) {
-        each(s.dq[index], write);
+        store_sums(s.dq[index], 0, dq);
         fence_proxy_async();
       } else if (warp_any(s.dq_is_first[index])) {
-        each(s.dq_to[index], write);
+        store_sums(s.dq_to[index], 0, dq);
       } else {
-        each(s.dq_to[index], [](float4* to, float4 x) { global_add(to, x); });
+        float4* const to = s.dq_to[index] + threadIdx.x % 128;
+#pragma unroll
+        for (int r = 0; r < T.dq_columns() / 2; r += 4)
+          global_add(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
       }
       __syncwarp();
       arrive(&s.dq_added[index][dq_steps % T.dq_threads()]);

@@ -2,8 +2,10 @@
 // memory.
 #pragma once
 #include "ptx/global.cuh"
+#include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/backward/shared_plan.cuh"
+#include "tile/chunk.cuh"
 #include "tile/gradient.cuh"
 #include "tile/pack.cuh"
 
@@ -21,6 +23,16 @@ TANDEM_DEVICE u32 fragment_at(u32 base, int n) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
   const int chunk = n % 4 * 2 + (lane >> 4);
   return base + n / 4 * (T.cta_keys() * 128) + row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+
+// Rows beyond a sequence are a neighbour's, and 0 * NaN is NaN: they become zeros. By as many threads as meet at the
+// barrier.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void zero_tail(u16* block, int rows, int columns, int used, int barrier, int threads) {
+  if (!T.varlen || !warp_any(used < rows)) return;
+  zero_rows(block, rows, columns, max(0, used), threadIdx.x % threads, threads);
+  fence_proxy_async();
+  named_sync(barrier, threads);
 }
 
 // A tensor of gradients, as a sequence and a key head have it: rows [0, used) are sums, those up to `rows` zeros.
@@ -46,7 +58,7 @@ TANDEM_DEVICE void store_direct(const float (&sums)[n], float scale, const Gradi
   }
 }
 
-// Fragments as they are: what other splits have of them is added by `convert`.
+// Fragments as they are, of the index-th warpgroup: dq, and dk and dv of a split, which `convert` adds up.
 template <int n>
 TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
   to += index * (n / 4 * 128) + threadIdx.x % 128;
@@ -81,16 +93,17 @@ struct KeyEpilogue {
   const BackwardParams& p;
   const SequenceCoords sequence;
   const KeyTile tile;
-  const int key, column;  // this thread's first, within the sequence and of the warpgroup's columns
+  const int part;  // of the CTA's dk, or dv
+  const int key;   // this thread's first, within the sequence
 
   TANDEM_DEVICE KeyEpilogue(const BackwardParams& params, const BackwardShared<T>& s, const SequenceCoords& coords,
                             int index)
       : p(params),
         sequence(coords),
         tile(s.tile),
+        part(T.roles ? 0 : index),
         key((tile.n_block * T.ctas() + rank_of_cta<T>()) * T.cta_keys() + (T.wide() ? 0 : index * 64) +
-            threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4),
-        column(T.wide() && !T.roles ? index : 0) {}
+            threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
 
   // dk, or dv: to the sums of the tile's split, or to the caller's tensor.
   template <bool of_k, int n>
@@ -100,8 +113,7 @@ struct KeyEpilogue {
       const i64 block = (static_cast<i64>(tile.sequence) * p.heads_k + tile.head_k) * (p.n_blocks * T.ctas()) +
                         tile.n_block * T.ctas() + rank_of_cta<T>();
       float* const to = p.key_sums + (block * p.splits + tile.split) * T.key_floats();
-      store_sums(reinterpret_cast<float4*>(to + (of_k ? 0 : T.cta_keys() * T.head_dim)),
-                 T.wide() ? column : key % T.cta_keys() / 64, sums);
+      store_sums(reinterpret_cast<float4*>(to + (of_k ? 0 : T.cta_keys() * T.head_dim)), part, sums);
     } else {
       const int batch = T.varlen ? sequence.batch : tile.sequence;
       const i64 row = of_k ? p.dk_row : p.dv_row;
@@ -114,10 +126,11 @@ struct KeyEpilogue {
                             of_k ? p.head_dim : p.head_dim_v,
                             (of_k ? p.dk_is_f32 : p.dv_is_f32) != 0};
       const float scale = of_k ? p.scale : T.dropout ? p.dropout.scale : 1;
+      const int column = T.wide() ? part * 2 * n : 0;
       if constexpr (T.direct) {
-        store_direct<T>(sums, scale, to, key, 2 * (threadIdx.x & 3) + column * 2 * n, p.accumulate);
+        store_direct<T>(sums, scale, to, key, 2 * (threadIdx.x & 3) + column, p.accumulate);
       } else {
-        store_chunks<T>(sums, scale, to, key, column * 2 * n);
+        store_chunks<T>(sums, scale, to, key, column);
       }
     }
   }

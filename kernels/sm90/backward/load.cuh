@@ -1,4 +1,5 @@
-// The warps beside those that compute, one thread of each: one takes tiles and loads, one adds dq to what is in memory.
+// The warps beside those that compute, one thread of each: one takes tiles and loads, others add dq to what is
+// in memory.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"

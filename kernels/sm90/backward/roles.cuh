@@ -111,44 +111,34 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
     const int first_key = n_block * T.cta_keys(), last_key = first_key + T.cta_keys() - 1;
     const QueryRange unmasked = band.unmasked_queries(first_key, last_key);
 
-    // Rows beyond a sequence are a neighbour's, and 0 * NaN is NaN: they become zeros.
-    auto zero_tail = [&](u16* block, int rows, int columns, int used) {
-      if (!T.varlen || !warp_any(used < rows)) return;
-      zero_rows(block, rows, columns, max(0, used), threadIdx.x % 128, 128);
-      fence_proxy_async();
-      named_sync(kSyncOwn + kIndex, 128);
+    auto clear = [&](u16* block, int rows, int columns, int used) {
+      zero_tail<T>(block, rows, columns, used, kSyncOwn + kIndex, 128);
     };
-    zero_tail(s.k, T.cta_keys(), T.head_dim, sequence.k_len - first_key);
-    zero_tail(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - first_key);
-    zero_tail(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
+    clear(s.k, T.cta_keys(), T.head_dim, sequence.k_len - first_key);
+    clear(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - first_key);
+    clear(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
 
     float scores[kScores], dp[kScores];
     KeySteps<T> at(p, s.tile);
-    auto mma_s = [&] {
-      u16* const queries = s.q[q_ring.slot];
-      mbarrier_wait(&s.q_full[q_ring.slot], q_ring.parity);
-      zero_tail(queries, T.tile_m, T.head_dim, sequence.q_len - at.m_block * T.tile_m);
-      const u64 q = wgmma_smem_desc(shared_address(queries), 16, 1024);
-      const u64 k = wgmma_smem_desc(shared_address(s.k), 16, 1024);
-      discard(scores);
+    // Rows of queries, or of dout, times keys or values.
+    auto multiply = [&](float(&to)[kScores], u16* rows, const u16* keys, int columns) {
+      clear(rows, T.tile_m, columns, sequence.q_len - at.m_block * T.tile_m);
+      const u64 a = wgmma_smem_desc(shared_address(rows), 16, 1024);
+      const u64 b = wgmma_smem_desc(shared_address(keys), 16, 1024);
+      discard(to);
       wgmma_fence();
 #pragma unroll
-      for (int c = 0; c < T.head_dim / 16; ++c)
-        ScoreMma::ss_nt(scores, q + in_row(c, kQueryBlock), k + in_row(c, kKeyBlock), c > 0);
+      for (int c = 0; c < columns / 16; ++c)
+        ScoreMma::ss_nt(to, a + in_row(c, kQueryBlock), b + in_row(c, kKeyBlock), c > 0);
       wgmma_commit();
     };
+    auto mma_s = [&] {
+      mbarrier_wait(&s.q_full[q_ring.slot], q_ring.parity);
+      multiply(scores, s.q[q_ring.slot], s.k, T.head_dim);
+    };
     auto mma_dp = [&] {
-      u16* const rows = s.dout[dout_ring.slot];
       mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
-      zero_tail(rows, T.tile_m, T.head_dim_v, sequence.q_len - at.m_block * T.tile_m);
-      const u64 dout = wgmma_smem_desc(shared_address(rows), 16, 1024);
-      const u64 v = wgmma_smem_desc(shared_address(s.v), 16, 1024);
-      discard(dp);
-      wgmma_fence();
-#pragma unroll
-      for (int c = 0; c < T.head_dim_v / 16; ++c)
-        ScoreMma::ss_nt(dp, dout + in_row(c, kQueryBlock), v + in_row(c, kKeyBlock), c > 0);
-      wgmma_commit();
+      multiply(dp, s.dout[dout_ring.slot], s.v, T.head_dim_v);
     };
     // -infinity where a key is not seen.
     auto apply_mask = [&] {
@@ -241,13 +231,8 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
       arrive(&s.ds_empty[slot_of(step)]);
       if (lane == 0) mbarrier_arrive_at(&s.ds_empty[slot_of(step)], rank ^ 1);
       mbarrier_wait(&s.dq_turn[0], step & 1);
-      float4* const to = s.dq[0] + threadIdx.x % 128;
-#pragma unroll
-      for (int r = 0; r < T.kDqFirst / 2; r += 4)
-        to[r / 4 * 128] = make_float4(dq_first[r], dq_first[r + 1], dq_first[r + 2], dq_first[r + 3]);
-#pragma unroll
-      for (int r = 0; r < T.kDqRest / 2; r += 4)
-        to[(T.kDqFirst / 2 + r) / 4 * 128] = make_float4(dq_rest[r], dq_rest[r + 1], dq_rest[r + 2], dq_rest[r + 3]);
+      store_sums(s.dq[0], 0, dq_first);
+      store_sums(s.dq[0] + T.kDqFirst / 8 * 128, 0, dq_rest);
       fence_proxy_async();
       __syncwarp();
       arrive(&s.dq_added[0][step % T.dq_threads()]);

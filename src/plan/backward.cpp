@@ -213,7 +213,7 @@ bool has_main(const Problem& p, const BackwardTiling& t) { return t.tiles > 0 &&
 // What a block mask shows, for main's kernel and those that make scores anew.
 void add_step_launches(const Problem& p, BackwardTiling* tiling, Plan* plan) {
   BackwardTiling& t = *tiling;
-  if (!t.tile.block_mask || t.n_blocks == 0) return;
+  if (!t.tile.block_mask || t.tiles == 0) return;
   t.list_batch = lists_of(p, 0);
   t.list_heads = lists_of(p, 1);
   t.list_words = 2 + p.group() * t.sequence_m_blocks;

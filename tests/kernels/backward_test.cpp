@@ -251,6 +251,15 @@ TEST(KernelsBackward, ABiasOfNoSequence) {
   expect_all_good(cases);
 }
 
+// No head, and so no block mask's list: a launch of no blocks is an error.
+TEST(KernelsBackward, ABlockMaskOfNoHead) {
+  std::vector<Judged> cases;
+  cases.emplace_back(
+      "--gradients qkvs --dtype f16 --batch 2 --heads-q 0 --heads-k 0 --seqlen-q 255 --seqlen-k 255 --head-dim 128 "
+      "--head-dim-v 256 --sink f32 --mask-mod true --blocks random --block-shape b1");
+  expect_all_good(cases);
+}
+
 // What others got wrong, each under the number of its report.
 void expect_good_gradients(const std::vector<std::string>& problems) {
   std::vector<Judged> cases;

@@ -22,7 +22,8 @@ std::string text(const gpu::Dim3& d) {
   return std::to_string(d.x) + " x " + std::to_string(d.y) + " x " + std::to_string(d.z);
 }
 
-Status refuse(const std::string& why) { return Status::invalid("vgpu: " + why); }
+// The fault of who launches, as a driver reports it: no argument of a user's call.
+Status refuse(const std::string& why) { return {TANDEM_DEVICE_ERROR, "vgpu: " + why}; }
 
 Status check_cluster(const LaunchDescription& launch, const Model& model, const ptx::Function& f, gpu::Dim3 cluster) {
   const int64_t blocks = product(cluster);

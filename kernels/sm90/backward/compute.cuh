@@ -10,10 +10,11 @@
 #include "sm90/backward/products.cuh"
 
 // A warpgroup's steps, 64 keys each its own: dq comes a step late, and the next step's S and dP are under way while
-// there is something else to do. Drawn in kernel.cuh.
+// there is something else to do. Drawn in kernel.cuh. That of the last step is left to be added.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
-                                   float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
+                                   float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2],
+                                   float (&last_dq)[T.dq_columns() / 2]) {
   // What registers allow: the next S under way with dK; and dP too, beside the dS that dK is made of.
   constexpr bool kScoresAhead = T.head_dim <= 64 || !(T.has_score_mod() || T.dropout);
   constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead;
@@ -84,11 +85,9 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   for (int left = at.count; warp_any(left > 1); --left) step(true, left < at.count);
   step(false, at.count > 1);
   wait_ds(rings.steps - 1);
-  float dq[T.dq_columns() / 2];
-  mma_dq(dq, tile, rings.ds_before);
+  mma_dq(last_dq, tile, rings.ds_before);
   wgmma_wait<0>();
-  fence_operand(dq);
-  add_dq(dq, tile, rings);
+  fence_operand(last_dq);
 }
 
 // Of wide heads: scores have been multiplied, dP is under way. P to shared memory, dV, and dS.
@@ -215,18 +214,23 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     const WarpgroupTile<T> tile(p, s, thread, n_block);
     tile.clear_keys();
     WarpgroupSteps<T> steps(p, s.tile, thread.group, m_begin, m_end);
+    [[maybe_unused]] float last_dq[T.dq_columns() / 2];
     if constexpr (T.wide() && !T.pair) {
       wide_steps(tile, rings, steps, dk, dv);
     } else if (warp_any(steps.count > 0)) {
       if constexpr (T.pair) {
         pair_steps(tile, rings, steps, dk, dv);
       } else {
-        pipelined_steps(tile, rings, steps, dk, dv);
+        pipelined_steps(tile, rings, steps, dk, dv, last_dq);
       }
     }
     const KeyEpilogue<T> epilogue(p, s, tile.sequence, index);
     leave_tile<T>(s, index);
     epilogue.template store<false>(dv);
     epilogue.template store<true>(dk);
+    // Behind all that, since its turn comes late, and the next tile's keys meanwhile.
+    if constexpr (!T.wide()) {
+      if (warp_any(steps.count > 0)) add_dq(last_dq, tile, rings);
+    }
   }
 }

@@ -63,6 +63,7 @@ struct WarpgroupSteps {
         first_head_(kKnowsHead<T> ? uniform(tile.head_k) * group : 0),
         listed_(p, tile) {
     m_block = m_end_ - 1;
+    if (from_diagonal<T>() && uniform(tile.diagonal)) m_block = m_begin_, next_ = 1;
     head = first_head_;
     count = heads_ * (m_end_ - m_begin_);
     if constexpr (T.block_mask) {
@@ -77,6 +78,8 @@ struct WarpgroupSteps {
     if constexpr (T.block_mask) {
       listed_.advance();
       m_block = uniform(listed_.m_block), head = uniform(listed_.head);
+    } else if constexpr (from_diagonal<T>()) {  // and the key head has one query head
+      m_block += next_;
     } else if constexpr (T.left) {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
@@ -86,6 +89,7 @@ struct WarpgroupSteps {
 
  private:
   int m_begin_, m_end_, heads_, first_head_;
+  [[maybe_unused]] int next_ = -1;  // m_block
   [[maybe_unused]] ListedOrNone<T> listed_;
 };
 

@@ -10,8 +10,8 @@ struct Sm90BackwardConfig {
   int warpgroups = 2;                    // that compute; each has 64 keys, or a role
   int tile_m = 64;                       // queries of a step: 64, or 64 for each warpgroup
   int q_stages = 3, dout_stages = 2;     // steps of queries, and of dout, that are in shared memory at once
-  bool pair = false;   // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
-  bool roles = false;  // of warpgroups: one makes scores and dq, one sums dv, one dk
+  bool pair = false;           // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
+  bool roles = false;          // of warpgroups: one makes scores and dq, one sums dv, one dk
   bool from_diagonal = false;  // steps begin where the mask does: tile/key_tile.cuh
   bool dropout = false;
   bool direct = false;               // dk and dv are float32, or added to what is there: stored in pairs of columns

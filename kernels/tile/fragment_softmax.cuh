@@ -148,9 +148,7 @@ struct FragmentSoftmax {
   }
 
   // The same in the whole warp.
-  TANDEM_DEVICE bool passes_limit() const {
-    return __any_sync(~0u, step_sum[0] > limit[0] || step_sum[1] > limit[1]);
-  }
+  TANDEM_DEVICE bool passes_limit() const { return __any_sync(~0u, step_sum[0] > limit[0] || step_sum[1] > limit[1]); }
   // Takes the step into the sums. row: its sum over the four lanes of a row.
   template <int n, class Wait>
   TANDEM_DEVICE void look_at_step(const u32 (&probabilities)[n], const Wait& wait, float (&row)[2]) {

@@ -12,9 +12,9 @@ struct KeyTile {
 };
 
 // Under a causal mask the n_blocks of a head may be taken from the last to the first, and their steps from the first
-// m_block on, which is at the diagonal. Then n_blocks come to an m_block one step after the other, in the order in which
-// they add to its dq, and none waits for its turn. But the longest come last: some heads, which are worked on when all
-// else is done, are taken from their first n_block, and all of them together.
+// m_block on, which is at the diagonal. Then n_blocks come to an m_block one step after the other, in the order in
+// which they add to its dq, and none waits for its turn. But the longest come last: some heads, which are worked on
+// when all else is done, are taken from their first n_block, and all of them together.
 template <auto T>
 TANDEM_DEVICE constexpr bool from_diagonal() {
   if constexpr (requires { T.from_diagonal; }) return T.from_diagonal;
@@ -31,8 +31,8 @@ TANDEM_DEVICE TileIndex key_tile_index_at(const BackwardParams& p, int n, int he
 
 // The steps of a tile: the m_blocks that see it, from the last to the first (or from_diagonal), each with all query
 // heads that share its keys. So a CTA whose n_block is seen by few m_blocks is done with them without waiting, for its
-// turn to add to dq, for those of a head that the n_block before comes to late. With a bound on the left as many see one
-// as another; then all m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
+// turn to add to dq, for those of a head that the n_block before comes to late. With a bound on the left as many see
+// one as another; then all m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
 template <auto T>
 struct RangeOfSteps {
   int head, m_block, left;
@@ -132,8 +132,8 @@ using KeySteps = typename OneOf<T.block_mask, ListedSteps<T>, RangeOfSteps<T>>::
 template <auto T>
 using ListedOrNone = typename OneOf<T.block_mask, ListedSteps<T>, NoSteps>::Type;
 
-// The n-th, the longest first (but from_diagonal): under a causal mask the first keys are seen by the most queries. Heads
-// that are taken together share the L2 cache; the splits of an n_block follow each other.
+// The n-th, the longest first (but from_diagonal): under a causal mask the first keys are seen by the most queries.
+// Heads that are taken together share the L2 cache; the splits of an n_block follow each other.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   const int split = T.split ? n % p.splits : 0;

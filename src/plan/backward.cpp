@@ -81,12 +81,15 @@ int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
   return static_cast<int>(std::max(splits, std::min(heads, kMostSplits)));
 }
 
-// Then the n_blocks at work are spread over all m_blocks of a head, which the L2 cache must hold: those of grouped query
-// heads, and of long sequences, are too many.
+// Whether a causal mask's n_blocks are taken from_diagonal. They are spread over all m_blocks of a head then, which the
+// L2 cache must hold: those of grouped query heads, and of long sequences, are too many. Sums are in another order, so
+// that a batch_invariant call must not ask for lengths: neither how many there are, nor whether a bound binds.
 bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
-  if (!t.right || t.left || t.split || t.block_mask || p.group() > 1) return false;
-  const int64_t of_query = 2 * (t.head_dim + t.head_dim_v) + 4 * t.head_dim, most = t.head_dim > 192 ? 16 << 20 : 32 << 20;
-  return p.batch_invariant || p.seqlen_q * of_query <= most;
+  if (t.split || t.block_mask || p.group() > 1) return false;
+  if (p.batch_invariant) return p.window_right != TANDEM_UNBOUNDED && p.window_left == TANDEM_UNBOUNDED;
+  const int64_t of_query = 2 * (t.head_dim + t.head_dim_v) + 4 * t.head_dim,
+                most = t.head_dim > 192 ? 16 << 20 : 32 << 20;
+  return t.right && !t.left && p.seqlen_q * of_query <= most;
 }
 
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {
@@ -177,8 +180,8 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
 }
 
 // How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
-// as have all of their n_blocks at work at once, which read the same queries and add to the same dq. Under a causal mask,
-// where n_blocks are of unequal lengths and add in an order, more; grouped query heads count each.
+// as have all of their n_blocks at work at once, which read the same queries and add to the same dq. Under a causal
+// mask, where n_blocks are of unequal lengths and add in an order, more; grouped query heads count each.
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
   constexpr int64_t kBoundedHeads = 33, kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3;
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1);
@@ -195,8 +198,8 @@ int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
 }
 
 // All heads but those that are worked on last: enough of them for all multiprocessors to be at work for as long as the
-// longest n_block of another head, begun just before, takes. As with pairs() the answer is that of a whole device, here of
-// an H200, and does not depend on other sequences where that was asked for.
+// longest n_block of another head, begun just before, takes. As with pairs() the answer is that of a whole device, here
+// of an H200, and does not depend on other sequences where that was asked for.
 int count_diagonal_heads(const Problem& p, const BackwardTiling& t) {
   const int64_t heads = p.batch * p.heads_k;
   if (p.batch_invariant) return static_cast<int>(heads);

@@ -102,8 +102,8 @@ void set_bias(const Problem& p, ForwardParams* params) {
 }
 
 // Of a product: factors of a polynomial for tanh (x, x^3, ...) that holds for |x| <= within, of x = product times
-// `to_cap`, times `of`. Where a factor is too small a number for float32 the polynomial serves as far as it is not needed
-// for that. Returns the first product beyond it.
+// `to_cap`, times `of`. Where a factor is too small a number for float32 the polynomial serves as far as it is not
+// needed for that. Returns the first product beyond it.
 template <int terms>
 float set_tanh(const double (&tanh)[terms], double within, double to_cap, double of, float (&polynomial)[terms]) {
   constexpr double error = 3e-7;

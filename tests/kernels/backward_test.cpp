@@ -204,14 +204,21 @@ std::vector<std::byte> rows_of(const Tensor& t, int64_t first, int64_t count) {
 }
 
 // With batch_invariant a sequence has the same gradients alone and beside a longer one, whatever the longest length and
-// so the fastest kernel is.
+// so the fastest kernel is. One query alone sees all keys: nobody knows then that there is a mask.
 TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
   const NamedEngine engine = gpu_engine(the_gpus());
-  for (const std::string mask : {"", " --causal 1"}) {
+  const struct {
+    const char *flags, *q, *k;
+    const char *longer_q, *longer_k;
+  } cases[] = {{"", "140", "300", ",700", ",1500"},
+               {" --causal 1", "140", "300", ",700", ",1500"},
+               {" --causal 1", "1", "400", ",200", ",450"}};
+  for (const auto& each : cases) {
     const std::string common =
-        "--align 8 --dtype bf16 --packed 1 --max-seqlen 0 --invariant 1 --gradients qkv --head-dim 128 --head-dim-v "
-        "128" +
-        mask;
+        std::string(
+            "--align 8 --dtype bf16 --packed 1 --max-seqlen 0 --invariant 1 --gradients qkv --head-dim 128 "
+            "--head-dim-v 128") +
+        each.flags;
     const auto call = [&](Instance& in) {
       Outputs exact = in.exact_outputs(TANDEM_FORWARD);
       oracle::forward(in.exact_problem(TANDEM_FORWARD, &exact));
@@ -221,14 +228,34 @@ TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
       const int64_t q = in.c.lengths_q[0], k = in.c.lengths_k[0];
       return Gradients{rows_of(outputs.dq, 0, q), rows_of(outputs.dk, 0, k), rows_of(outputs.dv, 0, k)};
     };
-    Instance batch(from_flags(common + " --lengths-q 140,700 --lengths-k 300,1500"));
-    Instance alone(from_flags(common + " --lengths-q 140 --lengths-k 300"));
+    const auto lengths = [&](const std::string& more_q, const std::string& more_k) {
+      return common + " --lengths-q " + each.q + more_q + " --lengths-k " + each.k + more_k;
+    };
+    Instance batch(from_flags(lengths(each.longer_q, each.longer_k)));
+    Instance alone(from_flags(lengths("", "")));
     for (Tensor Instance::*t : {&Instance::q, &Instance::k, &Instance::v, &Instance::dout}) {
       for (int64_t n = 0; n < (alone.*t).size(); ++n)
         std::memcpy((alone.*t).element(n), (batch.*t).element(n), static_cast<size_t>(size_of((alone.*t).dtype())));
     }
     EXPECT_TRUE(call(batch) == call(alone)) << common;
   }
+}
+
+// Under a causal mask n_blocks from the last to the first, of some heads or of all; with lengths that differ, several
+// n_blocks in a pair, and more queries than keys.
+TEST(KernelsBackward, NBlocksFromTheDiagonal) {
+  std::vector<Judged> cases;
+  for (const char* flags :
+       {"--batch 9 --heads-q 8 --heads-k 8 --seqlen-q 260 --seqlen-k 260 --head-dim 16 --head-dim-v 16",
+        "--invariant 1 --heads-q 2 --heads-k 2 --seqlen-q 500 --seqlen-k 700 --head-dim 64 --head-dim-v 64",
+        "--invariant 1 --seqlen-q 500 --seqlen-k 300 --head-dim 128 --head-dim-v 128",
+        "--invariant 1 --seqlen-q 300 --seqlen-k 300 --head-dim 256 --head-dim-v 256",
+        "--invariant 1 --seqlen-q 300 --seqlen-k 300 --head-dim 192 --head-dim-v 128",
+        "--invariant 1 --heads-q 2 --heads-k 2 --packed 1 --lengths-q 300,10,0,200 --lengths-k 300,50,40,200 "
+        "--head-dim "
+        "128 --head-dim-v 128"})
+    cases.emplace_back(std::string("--gradients qkv --dtype bf16 --causal 1 ") + flags);
+  expect_all_good(cases);
 }
 
 TEST(KernelsBackward, NothingToSum) {

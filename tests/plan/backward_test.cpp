@@ -259,6 +259,45 @@ TEST(BackwardPlan, PairsOfHopper) {
   EXPECT_FALSE(plan::make_plan(narrow, hopper()).backward.tile.for_hopper().pair);
 }
 
+// Under a causal mask n_blocks are taken from the last to the first: of all heads but those that are worked on last,
+// never by a limit of multiprocessors. Not where the L2 cache does not hold what they are spread over.
+TEST(BackwardPlan, FromTheDiagonal) {
+  const auto tiling = [](const Problem& p) { return plan::make_plan(backward(p), hopper()).backward; };
+  const auto causal = [](int64_t seqlen, int64_t heads_q, int64_t heads_k) {
+    Problem p = dense({.seqlen_q = seqlen,
+                       .seqlen_k = seqlen,
+                       .heads_q = heads_q,
+                       .heads_k = heads_k,
+                       .head_dim = 64,
+                       .head_dim_v = 64});
+    p.window_right = 0;
+    return p;
+  };
+  Problem p = causal(4096, 128, 128);
+  EXPECT_TRUE(tiling(p).tile.for_hopper().from_diagonal);
+  EXPECT_EQ(tiling(p).diagonal_heads, 120);  // 8 heads have 528 steps each, and 132 multiprocessors 32 of them
+  p.sm_limit = 3;
+  EXPECT_EQ(tiling(p).diagonal_heads, 120);
+  p.batch_invariant = true;
+  EXPECT_EQ(tiling(p).diagonal_heads, 128);
+  const auto begins = [&tiling](const Problem& of) { return tiling(of).tile.for_hopper().from_diagonal; };
+  EXPECT_FALSE(begins(causal(4096, 128, 64)));
+  EXPECT_TRUE(begins(causal(65536, 4, 4)));
+  EXPECT_FALSE(begins(causal(131072, 4, 4)));
+  EXPECT_FALSE(begins(causal(1000, 4, 4)));  // its steps are split
+  Problem window = causal(4096, 128, 128);
+  window.window_left = 100;
+  EXPECT_FALSE(begins(window));
+  // Whatever the lengths, where that was asked for: one query sees all keys.
+  Problem one = causal(300, 4, 4);
+  one.batch_invariant = true;
+  EXPECT_TRUE(begins(one));
+  one = dense({.seqlen_q = 1, .seqlen_k = 300, .head_dim = 64});
+  one.window_right = 0;
+  one.batch_invariant = true;
+  EXPECT_TRUE(begins(one));
+}
+
 // Where scores are changed, their registers leave a warpgroup that makes them none for the rest.
 TEST(BackwardPlan, RolesOfHopper) {
   const auto config = [](const Problem& p) { return plan::make_plan(p, hopper()).backward.tile.for_hopper(); };

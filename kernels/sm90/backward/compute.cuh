@@ -51,7 +51,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     rings.dout.advance();
     at.advance();
     if (kScoresAhead && more) mma_s(scores, tile, rings, at.m_block);
-    if (warp_any(previous)) add_dq(dq, tile, rings);
+    if (warp_any(previous)) add_dq(dq, tile, rings.steps - 1);
     auto dk_is_made = [&] {
       fence_operand(dk);
       arrive(&s.q_empty[rings.q.slot]);
@@ -137,7 +137,7 @@ TANDEM_DEVICE void wide_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
     mma_dk(dk, ds, tile, rings);
     wgmma_wait<1>();
     fence_operand(dq);
-    add_dq(dq, tile, rings);
+    add_dq(dq, tile, rings.steps);
     wgmma_wait<0>();
     fence_operand(dk);
     arrive(&s.q_empty[rings.q.slot]);
@@ -183,7 +183,7 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
     arrive(&s.q_empty[rings.q.slot]);
     rings.q.advance();
     if (tile.thread.lane == 0) mbarrier_arrive_at(&s.pair.ds_taken, rank ^ 1);
-    add_dq(dq, tile, rings);
+    add_dq(dq, tile, rings.steps);
     if (more) wgmma_wait<0>();
     fence_operand(scores);
     ++rings.steps;
@@ -230,7 +230,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     epilogue.template store<true>(dk);
     // Behind all that, since its turn comes late, and the next tile's keys meanwhile.
     if constexpr (!T.wide()) {
-      if (warp_any(steps.count > 0)) add_dq(last_dq, tile, rings);
+      if (warp_any(steps.count > 0)) add_dq(last_dq, tile, rings.steps - 1);
     }
   }
 }

@@ -111,11 +111,10 @@ TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_querie
 
 // dq of a step on its way to the sums in memory (order_dq).
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile,
-                          WarpgroupRings<T>& rings) {
+TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, u32 step) {
   BackwardShared<T>& s = tile.s;
   const int index = tile.thread.index;
-  mbarrier_wait(&s.dq_turn[index], rings.dq_steps & 1);
+  mbarrier_wait(&s.dq_turn[index], step & 1);
   if constexpr (T.staged()) {
     store_sums(s.dq[index], 0, dq);
     fence_proxy_async();
@@ -128,6 +127,5 @@ TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const Warpgroup
       global_add(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
   }
   __syncwarp();
-  arrive(&s.dq_added[index][rings.dq_steps % T.dq_threads()]);
-  ++rings.dq_steps;
+  arrive(&s.dq_added[index][step % T.dq_threads()]);
 }

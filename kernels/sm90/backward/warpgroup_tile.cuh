@@ -46,7 +46,7 @@ template <Sm90BackwardConfig T>
 struct WarpgroupRings {
   Ring<T.q_stages> q_next, q;  // the queries whose scores come next, and those that dk is summed of next
   Ring<T.dout_stages> dout;
-  u32 steps = 0, dq_steps = 0;     // steps that are done, and those whose dq has been added
+  u32 steps = 0;                   // that are done
   int ds_slot = 1, ds_before = 0;  // where dS of this step is, and that of the step before
 };
 

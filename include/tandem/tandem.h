@@ -286,6 +286,11 @@ typedef struct tandem_attention_args {
   const tandem_tensor* full_kv_indices;
   int64_t mask_block_q; /* with them at least 1, else 0 */
   int64_t mask_block_k;
+
+  /* Output of forward, optional, like lse: the largest score that a query sees, as the softmax takes it (after
+   * score_mod and masks, the sink left out). -inf for a row that sees no key; NaN where one of its scores is. On a GPU
+   * a kernel of its own makes all scores anew. */
+  const tandem_tensor* max_scores;
 } tandem_attention_args;
 
 /* What a check, a workspace or a preparation is for. */

@@ -21,6 +21,17 @@ struct DropoutParams {
   float scale;
 };
 
+// Largest scores: where they go, and the queries and keys that they are made of anew (tile/max_scores.cuh). Strides are
+// in elements.
+struct MaxScoresParams {
+  float* data;
+  long long batch, row, head;
+  const void *q_data, *k_data;
+  long long q_batch, q_row, q_head, k_batch, k_row, k_head;
+  int head_dim;  // the problem's own
+};
+constexpr int kMaxScoresRows = 64, kMaxScoresThreads = 128;  // of a block
+
 // The parameter of the kernels. Strides are in elements. Packed tensors have one batch and all rows in it.
 struct ForwardParams {
   // q, out: (head_dim, pack_gqa, seqlen_q, heads_q / pack_gqa, batch), boxes of 64 columns (a float32 out: 32) and 64
@@ -67,4 +78,5 @@ struct ForwardParams {
   float softcap_polynomial[kSoftcapTerms];
   int head_dim_v;  // the problem's own
   DropoutParams dropout;
+  MaxScoresParams max_scores;  // if the configuration has them
 };

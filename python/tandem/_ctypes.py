@@ -68,7 +68,7 @@ class _ContextOptions(ctypes.Structure):
 
 
 _FIRST = ("q", "k", "v")
-_FORWARD_RESULTS, _GRADIENTS = ("out", "lse"), ("dq", "dk", "dv", "dbias", "dsink")
+_FORWARD_RESULTS, _GRADIENTS = ("out", "lse", "max_scores"), ("dq", "dk", "dv", "dbias", "dsink")
 # By pass: the tensors that are written, and those whose last dimension must be contiguous.
 _WRITTEN = (_FORWARD_RESULTS, _GRADIENTS)
 _COMPACTED = (_FIRST, (*_FIRST, "out", "dout"))
@@ -79,7 +79,7 @@ _TENSORS_0_1 = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",
 )  # fmt: skip
 _BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-_TENSORS = (*_TENSORS_0_1, "diagonal_offsets", *_BLOCKS)
+_TENSORS = (*_TENSORS_0_1, "diagonal_offsets", *_BLOCKS, "max_scores")
 
 
 class _Args(ctypes.Structure):
@@ -114,6 +114,7 @@ class _Args(ctypes.Structure):
         *((name, ctypes.POINTER(_Tensor)) for name in _BLOCKS),
         ("mask_block_q", _int64),
         ("mask_block_k", _int64),
+        ("max_scores", ctypes.POINTER(_Tensor)),
     ]
 
 

@@ -75,8 +75,10 @@ def flex_attention(
     in the list of partial blocks. (Where BLOCK_SIZE is none that GPUs serve, it hides by its mask_mod alone.)
     scale is 1 / sqrt(E) unless given. kernel_options tune torch's kernels: they are checked, and change nothing here.
 
-    Returns (batch, heads, L, Ev), with return_lse also the LSE (batch, heads, L), and with return_aux an AuxOutput,
-    which has no max_scores here. A row that sees no key gives 0 and -inf.
+    Returns (batch, heads, L, Ev), with return_lse also the LSE (batch, heads, L), and with return_aux an AuxOutput of
+    what was asked for: lse, and max_scores, the largest score that each query sees, (batch, heads, L) in float32. A row
+    that sees no key gives 0, and -inf of each. max_scores have no gradient; on a GPU all scores are made a second time
+    for them, and under torch.compile the forward runs twice.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         is_tensor(x, name)
@@ -90,8 +92,6 @@ def flex_attention(
     _check_options(kernel_options)
     if return_lse and return_aux is not None:
         raise ValueError("return_lse must be False where return_aux is given: ask for AuxRequest(lse=True)")
-    if return_aux is not None and return_aux.max_scores:
-        raise tandem.Unsupported("return_aux.max_scores is not served: no pass keeps it; ask for lse, or for neither")
     if block_mask is not None and not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a BlockMask: create_block_mask makes one")
     if key.shape[0] != query.shape[0]:
@@ -103,12 +103,19 @@ def flex_attention(
         mods.update(_mask_of(block_mask, query, key))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
+    if return_aux is not None and return_aux.max_scores:
+        mods["max_scores"] = _new_max_scores(query)
     result = in_words(_NAMES, tandem.attention, q, k, v, softmax_scale=scale, return_lse=wants_lse, **mods)
     out, lse = result if wants_lse else (result, None)
     out = out.transpose(1, 2)
     if return_aux is not None:
-        return out, AuxOutput(lse=lse)
+        return out, AuxOutput(lse=lse, max_scores=mods.get("max_scores"))
     return (out, lse) if return_lse else out
+
+
+def _new_max_scores(query: Tensor) -> Tensor:
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return torch.empty(query.shape[:3], dtype=dtype, device=query.device)
 
 
 def _mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:

@@ -38,6 +38,8 @@ void Buffers::add_results(const Problem& p) {
   add_rows("lse", Access::write, p, p.lse, 1);
 }
 
+void Buffers::add_max_scores(const Problem& p) { add_rows("max_scores", Access::write, p, p.max_scores, 1); }
+
 void Buffers::add_results_given(const Problem& p) {
   add_rows("out", Access::read, p, p.out, p.head_dim_v);
   add_rows("lse", Access::read, p, p.lse, 1);

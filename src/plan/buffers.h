@@ -14,6 +14,7 @@ class Buffers {
  public:
   void add_inputs(const Problem& problem);   // q, k, v
   void add_results(const Problem& problem);  // out, lse: to be written
+  void add_max_scores(const Problem& problem);
   // Of a backward: out, lse, dout and dlse; dout; dk and dv; dq; dsink; dbias; those of what a score_mod
   // reads.
   void add_results_given(const Problem& problem);

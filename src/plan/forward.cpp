@@ -36,6 +36,7 @@ Kernel options_of(const Problem& p) {
   t.head_dim_v = rounded(p.head_dim_v);
   t.f32_out = p.out.dtype == DType::f32;
   t.dropout = static_cast<bool>(p.dropout);
+  t.max_scores = static_cast<bool>(p.max_scores);
   set_options(p, &t);
   return t;
 }
@@ -175,8 +176,11 @@ void count_step_lists(const Problem& p, ForwardTiling* t) {
   t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n));
 }
 
+// Behind what varlen problems and block masks have.
+uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + varlen(p) + bool{p.block_mask}); }
+
 // Tiles of varlen problems are listed first, and so are the steps of a block mask.
-void add_launches(const ForwardTiling& t, Plan* plan) {
+void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
   if (t.list_words > 0) {
     plan->launches.push_back({.entry = kListStepsEntry,
                               .grid = static_cast<uint32_t>(t.list_batch * t.list_heads * t.m_blocks),
@@ -188,6 +192,11 @@ void add_launches(const ForwardTiling& t, Plan* plan) {
                             .block = static_cast<uint32_t>(t.tile.threads()),
                             .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
                             .overlap_previous = !t.tile.blackwell()});
+  if (!p.max_scores) return;
+  t.max_scores_launch = static_cast<int>(plan->launches.size());
+  plan->launches.push_back({.entry = max_scores_entry(p),
+                            .grid = static_cast<uint32_t>(int64_t{t.tiles} * (t.tile.tile_m() / kMaxScoresRows)),
+                            .block = kMaxScoresThreads});
 }
 
 void add_workspace(const ForwardTiling& t, Plan* plan) {
@@ -302,11 +311,11 @@ Status ForwardPass::check(const Problem& p, const gpu::Properties& device) const
 }
 
 void ForwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
-  const ForwardTiling& t = plan->forward;
-  tile(p, device, &plan->forward);
-  count_step_lists(p, &plan->forward);
+  ForwardTiling& t = plan->forward;
+  tile(p, device, &t);
+  count_step_lists(p, &t);
   plan->kernels.push_back(kernel_of(p, t.tile.kernel));
-  add_launches(t, plan);
+  add_launches(p, t, plan);
   add_workspace(t, plan);
 }
 

@@ -105,6 +105,7 @@ FixedVector<Beside, kMostEntries - 1> beside(const Forward& t) {
   FixedVector<Beside, kMostEntries - 1> entries;
   if (t.varlen) entries.push_back({"schedule", kScheduleThreads});
   if (t.block_mask) entries.push_back({"list_steps", kListStepsThreads});
+  if (t.max_scores) entries.push_back({"max_scores", kMaxScoresThreads});
   return entries;
 }
 template <class T>

@@ -21,9 +21,10 @@ uint64_t id_of(const Configuration& configuration);
 std::string name_of(const Configuration& configuration);
 
 // What its source has for launches. The first is the kernel itself. Of a varlen forward the second is "schedule", one
-// block of kScheduleThreads threads that makes the work list and comes first; with a block mask it is "list_steps"; of
-// a backward "delta", which comes before it, "convert", "dsink" and, where there is a float bias, "dbias", which come
-// after. Last, where they are asked for, gradients of what a score_mod reads have "captured" and "convert_captured".
+// block of kScheduleThreads threads that makes the work list and comes first; with a block mask it is "list_steps";
+// where largest scores are asked for the last is "max_scores", which comes after it; of a backward "delta", which comes
+// before it, "convert", "dsink" and, where there is a float bias, "dbias", which come after. Last, where they are asked
+// for, gradients of what a score_mod reads have "captured" and "convert_captured".
 struct Entry {
   const char* name;
   int shared_bytes;

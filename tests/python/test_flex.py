@@ -12,6 +12,7 @@ import tandem
 torch = pytest.importorskip("torch")
 
 import torch_reference  # noqa: E402
+from torch._higher_order_ops.flex_attention import math_attention  # noqa: E402
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
 from tandem import flex  # noqa: E402
@@ -523,10 +524,6 @@ CALLS = {
         lambda f: f(Q, K, V, enable_gqa=True, kernel_options={"BLOCK_M": 64, "BLOCK_X": 3}),
         ValueError, r"kernel_options \('BLOCK_X'\) must have names",
     ),
-    "maximum": (
-        lambda f: f(Q, K, V, enable_gqa=True, return_aux=flex.AuxRequest(max_scores=True)),
-        tandem.Unsupported, "return_aux.max_scores is not served",
-    ),
     "both": (
         lambda f: f(Q, K, V, enable_gqa=True, return_lse=True, return_aux=flex.AuxRequest()),
         ValueError, "return_lse must be False where return_aux is given",
@@ -574,6 +571,46 @@ def test_what_is_returned():
     reference.hold(
         scaled, *(plain(*(x.to(t) for x in (Q, K, V)), scale=0.25)[0] for t in (torch.float64, torch.float32))
     )
+
+
+def largest_scores(score_mod, block_mask, q, k, dtype=torch.float64):
+    """By torch's formula, which its own call has for GPUs alone."""
+    q, k = (x.detach().to(dtype) for x in (q, k))
+    score_mod = score_mod or (lambda score, b, h, q_idx, kv_idx: score)
+    blocks = block_mask.as_tuple() if hasattr(block_mask, "as_tuple") else block_mask
+    return math_attention(q, k, k, score_mod, blocks, q.shape[-1] ** -0.5, {})[2] * math.log(2)
+
+
+def nothing_early(b, h, q_idx, kv_idx):
+    return (q_idx > 1) & (kv_idx <= q_idx)
+
+
+@pytest.mark.parametrize("how", ["eager", "gradient", "compiled"])
+def test_largest_scores(how):
+    def distance(score, b, h, q_idx, kv_idx):
+        return score * 3 - (q_idx - kv_idx).abs() * 0.25
+
+    mask = tandem.create_block_mask(nothing_early, None, None, 5, 6, device="cpu")
+    q = Q.clone().requires_grad_(how == "gradient")
+    attend = torch.compile(tandem.flex_attention, backend="aot_eager") if how == "compiled" else tandem.flex_attention
+    request = flex.AuxRequest(lse=True, max_scores=True)
+    out, aux = attend(q, K, V, distance, mask, enable_gqa=True, return_aux=request)
+    again, lse = tandem.flex_attention(q, K, V, distance, mask, enable_gqa=True, return_lse=True)
+    assert torch.equal(out, again) and torch.equal(aux.lse, lse) and not aux.max_scores.requires_grad
+    assert aux.max_scores.dtype == torch.float32 and (aux.max_scores[:, :, :2] == -torch.inf).all()
+    torch.testing.assert_close(aux.max_scores, largest_scores(distance, mask, Q, K).float())
+    if how == "gradient":
+        out.sum().backward()
+        assert q.grad is not None
+
+
+def test_largest_scores_of_arrays():
+    found = np.full((2, 4, 5), np.nan, np.float32)
+    q, k, v = (x.transpose(1, 2).contiguous().numpy() for x in (Q, K, V))
+    tandem.attention(q, k, v, mask_mod="k <= q", max_scores=found)
+    mask = tandem.create_block_mask(causal, None, None, 5, 6, device="cpu")
+    exact, plainly = (largest_scores(None, mask, Q, K, x) for x in (torch.float64, torch.float32))
+    reference.hold(torch.from_numpy(found), exact, plainly)
 
 
 def test_texts_take_the_place_of_functions():

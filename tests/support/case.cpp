@@ -52,6 +52,7 @@ void visit(C& c, F&& field) {
   field("block-k", c.block_k);
   field("lse", c.lse);
   field("dlse", c.dlse);
+  field("max-scores", c.max_scores);
   field("gradients", c.gradients);
   field("float32", c.float32);
   field("accumulate", c.accumulate);
@@ -302,6 +303,7 @@ Case random_case(uint64_t seed) {
   if (r.chance(0.4)) c.layout = r.between(0, (1 << 16) - 1);
   random_results(r, c);
   random_mods(r, c);
+  c.max_scores = r.chance(0.3);
   return c;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "problem/make_blocks.h"
 #include "problem/problem.h"
 
 namespace tandem::plan {
@@ -27,6 +28,9 @@ class Buffers {
   void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers, what modifications read
   void add_lengths(const Problem& problem);  // cu_seqlens, seqused
   void add_block_lists(const Problem& problem);
+  void add_mod(const ModView& mod);  // the tensors that it names
+  void add_made_list(const char* count, const char* index, const MakeBlocksProblem& problem, const MadeList& made,
+                     bool by_keys);
 
   std::vector<gpu::NamedBuffer> list;
 

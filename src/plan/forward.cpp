@@ -13,8 +13,6 @@
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kLongest = int64_t{1} << 28;
-
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int rounded(int64_t head_dim) { return static_cast<int>(ceil_div(head_dim, 16) * 16); }
@@ -125,11 +123,11 @@ int choose_l2_heads(const Problem& p, const ForwardTiling& t, int sm_count) {
 }
 
 Status check_sizes(const Problem& p) {
-  if (p.seqlen_q > kLongest || p.seqlen_q * p.group() > kLongest) {
+  if (p.seqlen_q > kLongestSequence || p.seqlen_q * p.group() > kLongestSequence) {
     return Status::unsupported(str_cat("q.seqlen (", p.seqlen_q, ") times the query heads of a key head (", p.group(),
                                        ") must be at most 2^28 on a GPU: split the queries over several calls"));
   }
-  if (p.seqlen_k > kLongest) {
+  if (p.seqlen_k > kLongestSequence) {
     return Status::unsupported(str_cat(
         "k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys and merge the parts by their lse"));
   }

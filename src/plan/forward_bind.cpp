@@ -166,8 +166,6 @@ void set_scores(const Problem& p, ForwardParams* params) {
   if (p.dropout) set_dropout(p.dropout, &params->dropout);
 }
 
-namespace {
-
 void set_names(const ModView& mod, ModNames* names) {
   const mods::Values& values = mod->values;
   const std::vector<mods::Name>& scalars = mod->program->mod.signature.scalars;
@@ -183,6 +181,8 @@ void set_names(const ModView& mod, ModNames* names) {
     std::copy_n(tensor.size, kModRank, names->tensors[i].size);
   }
 }
+
+namespace {
 
 ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std::byte* workspace,
                                   Arguments* arguments) {

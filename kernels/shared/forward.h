@@ -56,9 +56,11 @@ struct ForwardParams {
   int sink_is_f32;  // else of the type of q
 
   int batch, heads_q, heads_k;
-  int seqlen_q, seqlen_k;  // dense: the dimension; packed: the bound that the caller gave
-  int total_q, total_k;    // packed: rows of the tensors
-  int pack_gqa;            // query heads of a key head whose rows are neighbours in a tile: 1, 2, 4, ... 64
+  int seqlen_q, seqlen_k;       // dense: the dimension; packed: the bound that the caller gave
+  int total_q, total_k;         // packed: rows of the tensors
+  int pack_gqa;                 // query heads of a key head whose rows are neighbours in a tile: 1, 2, 4, ... 64
+  const int* tile_order;        // with a block mask: of each list its m_blocks, those of most steps first
+  int order_batch, order_head;  // from one list to the next; 0: it is that of all
   int m_blocks;           // of one head (packed: one group of heads) and sequence; varlen: the most there can be of all
                           // sequences
   int tiles;              // of all; varlen: 0, as only the device knows

@@ -31,7 +31,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 import tandem
-from tandem._mods import Mod
+from tandem._mods import Blocks, Mod
 from tandem._trace import trace
 from tandem.flash_attn._arguments import in_words, is_tensor, unit_stride
 
@@ -231,7 +231,10 @@ def create_block_mask(
     compute_dq_write_order=False,
     dq_kv_order=True,
 ):
-    """torch's create_block_mask, which evaluates the mask a part at a time and never holds all of it.
+    """torch's create_block_mask, which never holds all of the mask.
+
+    A function that a text can say (docs/mods.md) is asked for whole blocks at a time, by interval arithmetic, and for
+    single queries and keys only where that does not decide; another is evaluated a part of the mask at a time.
 
     mask_mod(b, h, q_idx, kv_idx) says whether a query sees a key. B, H: None where the mask is the same for all.
     BLOCK_SIZE: of blocks of queries and keys, one number or two. _compile changes nothing.
@@ -242,6 +245,11 @@ def create_block_mask(
     batch, heads = B or 1, H or 1
     size_q, size_k = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
     blocks_q, blocks_k = -(-Q_LEN // size_q), -(-KV_LEN // size_k)
+    lists = _lists_of(mask_mod, (batch, heads, Q_LEN, KV_LEN), (size_q, size_k), device)
+    if lists is not None and separate_full_blocks:
+        return BlockMask.from_kv_blocks(
+            *lists[:4], BLOCK_SIZE=(size_q, size_k), mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN)
+        )
     counts = torch.zeros(batch, heads, blocks_q, blocks_k, dtype=torch.int64, device=device)
     step_k = max(1, min(blocks_k, _MOST_ELEMENTS // (batch * heads * size_q * size_k)))
     step_q = max(1, min(blocks_q, _MOST_ELEMENTS // (batch * heads * size_q * size_k * step_k)))
@@ -264,6 +272,20 @@ def create_block_mask(
         mask_mod=mask_mod,
         seq_lengths=(Q_LEN, KV_LEN),
     )
+
+
+def _lists_of(
+    mask_mod: Any, lengths: tuple[int, int, int, int], block: tuple[int, int], device: torch.device
+) -> Any:
+    """By the library, where a text can say what the function does, and the device is one of its own; else None."""
+    if device.type not in ("cpu", "cuda"):
+        return None
+    batch, heads, seqlen_q, seqlen_k = lengths
+    try:
+        text = _text_of(mask_mod, "mask_mod", device)
+        return Blocks.of(text, seqlen_q, seqlen_k, batch=batch, heads=heads, BLOCK_SIZE=block, device=device)
+    except (tandem.Unsupported, TypeError, ValueError):
+        return None
 
 
 def _shifted(mask_mod: Callable[..., Any], first_q: int, first_k: int) -> Callable[..., Any]:

@@ -175,13 +175,16 @@ void count_step_lists(const Problem& p, ForwardTiling* t) {
 }
 
 // Behind what varlen problems and block masks have.
-uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + varlen(p) + bool{p.block_mask}); }
+uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + varlen(p) + 2 * bool{p.block_mask}); }
 
 // Tiles of varlen problems are listed first, and so are the steps of a block mask.
 void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
   if (t.list_words > 0) {
     plan->launches.push_back({.entry = kListStepsEntry,
                               .grid = static_cast<uint32_t>(t.list_batch * t.list_heads * t.m_blocks),
+                              .block = kListStepsThreads});
+    plan->launches.push_back({.entry = kOrderTilesEntry,
+                              .grid = static_cast<uint32_t>(t.list_batch * t.list_heads),
                               .block = kListStepsThreads});
   }
   if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
@@ -202,13 +205,17 @@ void add_workspace(const ForwardTiling& t, Plan* plan) {
   const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
   const size_t lists = static_cast<size_t>(t.list_batch) * static_cast<size_t>(t.list_heads * t.m_blocks);
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
-  plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work + steps;
+  const size_t order = steps > 0 ? lists * sizeof(int) : 0;
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work + steps + order;
   // The schedule sets the counter of the tiles that it lists.
   const int schedule = 0, writer = t.tile.varlen ? schedule : kFilled;
   if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
   if (t.keyless) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kFilled});
   if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
-  if (steps > 0) plan->regions.push_back({"workspace.steps", kTileListOffset, steps, 0});
+  if (steps > 0) {
+    plan->regions.push_back({"workspace.steps", kTileListOffset, steps, 0});
+    plan->regions.push_back({"workspace.order", kTileListOffset + steps, order, 1});
+  }
   if (t.keyless || !t.tile.varlen) plan->fills.push_back({0, kTileListOffset});
 }
 
@@ -251,7 +258,9 @@ Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
   if (varlen(p)) {
     return Status::unsupported(
         "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets: steps are listed for "
-        "lengths that the host knows; give mask_mod alone");
+        "lengths that the host knows; give mask_mod alone, or say lengths by it, as k < used[batch], and make blocks "
+        "of "
+        "that");
   }
   if (fits_blocks(p, queries, keys)) return {};
   return Status::unsupported(str_cat("mask_block_q (", p.block_mask.block_q, ") and mask_block_k (",

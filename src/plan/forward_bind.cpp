@@ -192,6 +192,10 @@ ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std:
     set_block_lists(p, t.tile.tile_n, t.list_heads, t.list_batch, &params.blocks);
     params.blocks.list_words = t.list_words;
     params.blocks.steps = reinterpret_cast<int*>(workspace + kTileListOffset);
+    params.blocks.order = params.blocks.steps + int64_t{t.list_batch} * t.list_heads * t.m_blocks * t.list_words;
+    params.tile_order = params.blocks.order;
+    params.order_head = t.list_heads > 1 ? t.m_blocks : 0;
+    params.order_batch = t.list_batch > 1 ? t.list_heads * t.m_blocks : 0;
     return params;
   }
   if (!p.score_mod && !p.mask_mod) return arguments->add<ForwardParams>();

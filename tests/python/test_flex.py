@@ -613,6 +613,56 @@ def test_largest_scores_of_arrays():
     reference.hold(torch.from_numpy(found), exact, plainly)
 
 
+def test_blocks_of_texts():
+    doc = np.array([0] * 300 + [1] * 260 + [2] * 40, np.int32)
+    text = tandem.Mod("k <= q and doc[q] == doc[k] and head * width >= 0", doc=doc, width=3)
+    blocks = tandem.Blocks.of(text, 600, 600, heads=2, BLOCK_SIZE=(128, 64))
+    seen = (np.arange(600)[:, None] >= np.arange(600)) & (doc[:, None] == doc)
+    counts = np.zeros((640, 640), np.int64)
+    counts[:600, :600] = seen
+    counts = counts.reshape(5, 128, 10, 64).sum((1, 3))
+    for head in range(2):
+        for listed, count, index in (
+            ((counts > 0) & (counts < 128 * 64), blocks.kv_num_blocks, blocks.kv_indices),
+            (counts == 128 * 64, blocks.full_kv_num_blocks, blocks.full_kv_indices),
+        ):
+            assert (count[0, head] == listed.sum(1)).all() and count.shape == (1, 2, 5)
+            for row in range(5):
+                assert index[0, head, row].tolist() == [*np.flatnonzero(listed[row]), *np.flatnonzero(~listed[row])]
+    q = np.random.default_rng(3).standard_normal((1, 600, 2, 16)).astype(np.float32)
+    with_blocks = tandem.attention(q, q, q, mask_mod=text, block_mask=blocks)
+    assert np.array_equal(with_blocks, tandem.attention(q, q, q, mask_mod=text))
+
+
+def test_blocks_of_texts_that_are_refused():
+    with pytest.raises(ValueError, match="mask_mod: column 1: a mask_mod gives a bool"):
+        tandem.Blocks.of("k - q", 8, 8)
+    with pytest.raises(ValueError, match=r"mask_block_k \(0\) must be at least 1"):
+        tandem.Blocks.of("k <= q", 8, 8, BLOCK_SIZE=(8, 0))
+    with pytest.raises(ValueError, match=r"seqlen_q \(-8\) must be 0 to"):
+        tandem.Blocks.of("k <= q", -8, 8)
+    with pytest.raises(TypeError, match="must be a text or a tandem.Mod"):
+        tandem.Blocks.of(causal, 8, 8)
+
+
+@pytest.mark.parametrize("by_text", [True, False])
+@pytest.mark.parametrize("shape", [(None, None, 300, 260), (2, 3, 130, 256), (None, 3, 1, 128), (1, 1, 128, 1)])
+def test_block_masks_of_functions_are_torchs(by_text, shape):
+    doc = torch.arange(300).clamp(max=290) // 97
+
+    def documents(b, h, q_idx, kv_idx):
+        return (doc[q_idx] == doc[kv_idx]) & (q_idx * (h + 1) >= kv_idx - b)
+
+    def beyond_texts(b, h, q_idx, kv_idx):
+        return documents(b, h, q_idx, kv_idx) & ~(torch.sin(q_idx * 1.0) > 2)
+
+    function = documents if by_text else beyond_texts
+    assert (flex._lists_of(function, (1, 1, 8, 8), (8, 8), torch.device("cpu")) is not None) == by_text
+    made, wanted = (x.create_block_mask(function, *shape, device="cpu") for x in (tandem, theirs))
+    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):
+        assert torch.equal(getattr(made, name), getattr(wanted, name)), name
+
+
 def test_texts_take_the_place_of_functions():
     mod = tandem.Mod("score - slope[head] * abs(q - k)", slope=torch.ones(4))
     function = tandem.flex_attention(Q, K, V, lambda s, b, h, q, k: s - TABLE[h, 0] - abs(q - k), enable_gqa=True)

@@ -27,7 +27,7 @@ ON_GPU = {name: TYPES[name] for name in ("bfloat16", "float16", "float32")}
 INT = np.int32
 CU_Q, CU_K = np.array([0, 4, 12], INT), np.array([0, 10, 16], INT)
 
-COUNTS, INDICES = np.ones((1, 1, 1), INT), np.zeros((1, 1, 1, 1), INT)  # one block is all
+ONE_BLOCK = tandem.Blocks(np.ones((1, 1, 1), INT), np.zeros((1, 1, 1, 1), INT))
 
 OF_Q = object()  # a bias of q's type
 
@@ -60,10 +60,9 @@ FEATURES = [
     ("score_mod", {}, {"score_mod": tandem.Mod("score - slope[head] * abs(q - k)", slope=np.ones(2, np.float32))}),
     ("mask_mod", {}, {"mask_mod": "k <= q"}),
     ("mask_mod, packed", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "mask_mod": "k <= q"}),
-    ("block mask, 128 x 128", {}, {"block_mask": tandem.Blocks(COUNTS, INDICES), "mask_mod": "k <= q"}),
-    ("block mask with seqused_k", {}, {"block_mask": tandem.Blocks(COUNTS, INDICES), "seqused_k": np.array([8, 1], INT)}),
-    ("block mask, packed", {"packed": True},
-     {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "block_mask": tandem.Blocks(COUNTS, INDICES)}),
+    ("block mask, 128 x 128", {}, {"block_mask": ONE_BLOCK, "mask_mod": "k <= q"}),
+    ("block mask with seqused_k", {}, {"block_mask": ONE_BLOCK, "seqused_k": np.array([8, 1], INT)}),
+    ("block mask, packed", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "block_mask": ONE_BLOCK}),
     ("dropout", {}, {"dropout_p": 0.1, "seed": 1}),
     ("result of float32", {}, {"out_dtype": np.float32}),
     ("num_splits", {}, {"num_splits": 2}),

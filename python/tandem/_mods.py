@@ -67,9 +67,10 @@ class Blocks(NamedTuple):
     ) -> Blocks:
         """What a mask_mod shows: a text, or a :class:`Mod` with what it names, all of it on the device.
 
-        A block is in full_kv_indices where it is seen whole and lies within the sequences, else in kv_indices where some
-        of it is seen, as torch has it. batch, heads: 1 where the text reads neither. device: None for numpy arrays, else
-        of torch tensors. Most blocks are decided by interval arithmetic, and nothing of seqlen_q x seqlen_k is held.
+        A block is in full_kv_indices where it is seen whole and lies within the sequences, else in kv_indices where
+        some of it is seen, as torch has it. batch, heads: 1 where the text reads neither. device: None for numpy
+        arrays, else of torch tensors. Most blocks are decided by interval arithmetic, and nothing of seqlen_q x
+        seqlen_k is held.
 
         Give attention the mask_mod, too: of blocks that are seen in part it says what is seen.
         Raises ValueError or TypeError for what makes no sense, tandem.Unsupported for what a GPU does not serve.

@@ -274,9 +274,7 @@ def create_block_mask(
     )
 
 
-def _lists_of(
-    mask_mod: Any, lengths: tuple[int, int, int, int], block: tuple[int, int], device: torch.device
-) -> Any:
+def _lists_of(mask_mod: Any, lengths: tuple[int, int, int, int], block: tuple[int, int], device: torch.device) -> Any:
     """By the library, where a text can say what the function does, and the device is one of its own; else None."""
     if device.type not in ("cpu", "cuda"):
         return None

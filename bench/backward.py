@@ -33,6 +33,7 @@ from rig import nvrtc
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FAR = 1 << 30  # a window's bound that bounds nothing
 COMPUTE, LOAD = "sm90/backward/compute.cuh", "sm90/backward/load.cuh"
+PRODUCTS, PROBABILITIES = "sm90/backward/products.cuh", "sm90/backward/probabilities.cuh"
 ENTRIES = ("backward", "delta", "convert")
 CROSS = ((2, 4096, 77, 16), (1, 8192, 256, 8), (1, 512, 512, 8), (16, 1, 4096, 16))  # batch, queries, keys, heads
 
@@ -58,10 +59,10 @@ NO_TICKETS = (
 # (ptxas leaves a product out whose result nobody reads.)
 NO_ADDING = (
     *NO_TICKETS,
-    (COMPUTE, "{ global_add(to, x); }", "{ if (x.x == 1e30f) global_add(to, x); }"),
+    (PRODUCTS, "      global_add(to + r", "      if (dq[r] == 1e30f) global_add(to + r"),
     (LOAD, "            bulk_add(sums,", "            if (p.scale == 1e30f) bulk_add(sums,"),
 )
-NO_EXP = (*NO_ADDING, (COMPUTE, "scores[r] = exp2_approx(fmaf(", "scores[r] = (fmaf("))
+NO_EXP = (*NO_ADDING, (PROBABILITIES, "scores[r] = exp2_approx(fmaf(", "scores[r] = (fmaf("))
 # The next step's scores only when dK is done.
 NO_SCORES_AHEAD = ((
     COMPUTE,

@@ -78,7 +78,7 @@ def _model(x, path: str | None) -> None:
 
 
 ROWS, KEYS, TILE = 64, 128, 2  # a warpgroup's rows, a step's keys, warpgroups of a tile
-RESCALE, LOST = 16.0, 64.0  # log2 of the sums at which row_max moves, and a tile is done again
+RESCALE, LOST = 24.0, 100.0  # log2 of the sums at which row_max moves, and a tile is done again
 
 
 def hardness(x, scores, sampled: int = 3, tiles: int = 6) -> dict:

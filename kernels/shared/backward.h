@@ -17,6 +17,7 @@ struct BackwardParams : ForwardParams {
 
   int sequence_m_blocks;  // dense: of a sequence
   int n_blocks;           // of a sequence, the most there can be
+  int diagonal_heads;     // Sm90BackwardConfig::from_diagonal: so many key heads, over the batch, are
   int splits;             // of an n_block's steps, one in each tile
   int has_dk, has_dv;     // they are wanted
 

@@ -11,7 +11,7 @@ struct ListedTile {
   int sequence, m_block;  // rows [m_block * tile_m, ...) of the sequence
 };
 
-constexpr int kSoftcapTerms = 6;  // of a polynomial for tanh: apply_softcap()
+constexpr int kSoftcapTerms = 6, kSoftcapNearTerms = 3;  // of polynomials for tanh: apply_softcap()
 
 // Which probabilities are dropped: those whose random word is below the threshold. The others count `scale` times.
 struct DropoutParams {
@@ -76,8 +76,10 @@ struct ForwardParams {
   float scale, scale_log2;            // scale_log2: times log2(e)
   float softcap_log2, scale_softcap;  // softcap times log2(e); 2 log2(e) scale / softcap
   float softcap_inverse;              // of softcap_log2
-  float softcap_product;  // products below it have a polynomial for their capped score, of their square and times them
-  float softcap_polynomial[kSoftcapTerms];
+  // Products below it have a polynomial for their capped score, of their square and times them; those near 0 one of
+  // fewer terms.
+  float softcap_product, softcap_near_product;
+  float softcap_polynomial[kSoftcapTerms], softcap_near_polynomial[kSoftcapNearTerms];
   int head_dim_v;  // the problem's own
   DropoutParams dropout;
   MaxScoresParams max_scores;  // if the configuration has them

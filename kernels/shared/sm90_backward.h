@@ -12,6 +12,7 @@ struct Sm90BackwardConfig {
   int q_stages = 3, dout_stages = 2;     // steps of queries, and of dout, that are in shared memory at once
   bool pair = false;   // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
   bool roles = false;  // of warpgroups: one makes scores and dq, one sums dv, one dk
+  bool from_diagonal = false;  // steps begin where the mask does: tile/key_tile.cuh
   bool dropout = false;
   bool direct = false;               // dk and dv are float32, or added to what is there: stored in pairs of columns
   bool split = false;                // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums

@@ -39,9 +39,9 @@ struct Sm90ForwardConfig {
     return !f16 && !unscaled && !alibi && bias == Bias::none && !score_mod && (!mask_mod || block_mask) && !dropout;
   }
   // Exponentials of a thread and step that are taken before the product with the values of the step before is waited
-  // for: where that product is short, none; measured.
+  // for: where that product is short, or a softcap is made under it, none; measured.
   constexpr int exps_under_pv() const {
-    if (head_dim_v <= 64) return 0;
+    if (head_dim_v <= 64 || softcap) return 0;
     return tile_n > 64 ? tile_n / 4 : tile_n / 2;
   }
   // Columns in shared memory come in blocks of 64, the width of the swizzle.

@@ -19,9 +19,12 @@ struct FragmentSoftmax {
   // Of this thread's columns: the sum of the steps before, and of the last one, which is not in it yet (lazy_max); how
   // much more the sum is that the result is divided by, as probabilities are rounded before they are multiplied.
   float sum[2] = {0, 0}, step_sum[2], rounding[2] = {0, 0};
+  // lazy_max: a step's sum (of this thread's columns) beyond it is looked at. Follows the row's sum of all steps, as
+  // that was at the last look.
+  float limit[2] = {kOutgrownSum, kOutgrownSum};
   float alpha[2];         // by which earlier sums shrink, where rescale
   bool rescale;           // the same in the whole warp
-  bool outgrown = false;  // likewise: some step was
+  bool outgrown = false;  // likewise: some step, or all of them
 
   // Of a step, before its exponentials: moves the row_max of a row that outgrows it by more than 8. The result stays
   // exact, since the last step divides by the same sum, and most steps leave the accumulator alone (conditional
@@ -42,42 +45,40 @@ struct FragmentSoftmax {
     rescale_above_bits = lower_bits(rescale_above);
   }
 
-  // lazy_max: the last step's sum joins the others, while its probabilities are multiplied. Where a sum has outgrown
-  // all before, row_max moves by the power of two that it has grown by, without a look at the scores: bfloat16 has
-  // float's range, so a row_max that is too small costs nothing until sums come near the end of it. What has outgrown
-  // may be one key with all the weight of its row, which must give its own value: such a step is summed again as it was
-  // rounded. wait(): until the probabilities may be read.
+  // lazy_max: the last step's sum joins the others, while its probabilities are multiplied. bfloat16 has float's range,
+  // so a row_max that is too small costs nothing until sums come near the end of it: then it moves by the power of two
+  // that they have grown by, without a look at the scores. A step whose sum has outgrown all before may be one key with
+  // all the weight of its row, which must give its own value: it is summed again as it was rounded. wait(): until the
+  // probabilities may be read.
   template <int n, class Wait>
   TANDEM_DEVICE void settle(const u32 (&probabilities)[n], float scale, float threshold, const Wait& wait) {
-    rescale = __any_sync(~0u, fmaxf(step_sum[0], step_sum[1]) > kOutgrownSum);
-    add_step();
-    if (!rescale) return;
-    outgrown = true;
-    wait();
-    add_rounding(probabilities);
+    rescale = passes_limit();
+    if (!rescale) return add_step();
+    float step[2];
+    look_at_step(probabilities, wait, step);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float largest = fmaxf(step_sum[i], __shfl_xor_sync(~0u, step_sum[i], 1));
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
       const float from = row_max[i];
-      if (largest > kOutgrownSum) {
-        row_max[i] += static_cast<float>((__float_as_int(largest) >> 23) - 127);  // its exponent
+      if (step[i] > kMovingSum) {
+        row_max[i] += static_cast<float>((__float_as_int(step[i]) >> 23) - 127);  // its exponent
         rescale_above[i] = __fdividef(row_max[i], scale) + threshold;
+        limit[i] = kOutgrownSum;
       }
       rescale_sum(i, from);
-      if (largest > kOverflowedSum) sum[i] = __int_as_float(0x7fffffff);  // lost, and NaN from here on
+      if (step[i] > kOverflowedSum) sum[i] = __int_as_float(0x7fffffff);  // lost, and NaN from here on
     }
     rescale_above_bits = lower_bits(rescale_above);
   }
-  // Of the last of all.
+  // Of the last of all. Where a sum is large, products with large values may be too large as well.
   template <int n, class Wait>
   TANDEM_DEVICE void settle_last(const u32 (&probabilities)[n], const Wait& wait) {
-    const bool late = __any_sync(~0u, fmaxf(step_sum[0], step_sum[1]) > kOutgrownSum);
-    add_step();
-    if (!late) return;
-    outgrown = true;
-    wait();
-    add_rounding(probabilities);
+    float step[2];
+    if (passes_limit()) {
+      look_at_step(probabilities, wait, step);
+    } else {
+      add_step();
+    }
+    if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kOutgrownSum)) outgrown = true;
   }
   TANDEM_DEVICE void add_step() {
     sum[0] += step_sum[0];
@@ -146,8 +147,27 @@ struct FragmentSoftmax {
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
   }
 
-  template <int n>
-  TANDEM_DEVICE void add_rounding(const u32 (&probabilities)[n]) {
+  // The same in the whole warp.
+  TANDEM_DEVICE bool passes_limit() const {
+    return __any_sync(~0u, step_sum[0] > limit[0] || step_sum[1] > limit[1]);
+  }
+  // Takes the step into the sums. row: its sum over the four lanes of a row.
+  template <int n, class Wait>
+  TANDEM_DEVICE void look_at_step(const u32 (&probabilities)[n], const Wait& wait, float (&row)[2]) {
+    float before[2] = {sum[0], sum[1]};
+    add_lanes(before);
+    row[0] = step_sum[0], row[1] = step_sum[1];
+    add_lanes(row);
+    bool jumps[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      jumps[i] = row[i] > kOutgrownSum * fmaxf(before[i], 1);
+      limit[i] = fminf(kOutgrownSum * fmaxf(before[i] + row[i], 1), kMovingSum);
+    }
+    add_step();
+    if (!__any_sync(~0u, jumps[0] || jumps[1])) return;
+    outgrown = true;
+    wait();
     float rounded[2] = {0, 0};
 #pragma unroll
     for (int r = 0; r < n; ++r)
@@ -155,7 +175,7 @@ struct FragmentSoftmax {
           to_float<f16>(static_cast<u16>(probabilities[r])) + to_float<f16>(static_cast<u16>(probabilities[r] >> 16));
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (step_sum[i] > kOutgrownSum) rounding[i] += rounded[i] - step_sum[i];
+      if (jumps[i]) rounding[i] += rounded[i] - step_sum[i];
   }
 
   // What was summed against row_max `from` is brought to the row_max of now.

@@ -5,21 +5,41 @@
 
 // Keys [n_block * T.tile_n(), ...) of a key head, and the m_blocks that see some of them.
 struct KeyTile {
-  int n_block, head_k, sequence;
-  int m_begin, m_end;
-  int split;  // which part of the steps
+  int n_block, head_k = 0, sequence = 0;
+  int m_begin = 0, m_end = 0;
+  int split = 0;     // which part of the steps
+  int diagonal = 0;  // they begin there
 };
 
-// The steps of a tile: the m_blocks that see it, from the last to the first, each with all query heads that share its
-// keys. So a CTA whose n_block is seen by few m_blocks is done with them without waiting, for its turn to add to dq,
-// for those of a head that the n_block before comes to late. With a bound on the left as many see one as another; then
-// all m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
+// Under a causal mask the n_blocks of a head may be taken from the last to the first, and their steps from the first
+// m_block on, which is at the diagonal. Then n_blocks come to an m_block one step after the other, in the order in which
+// they add to its dq, and none waits for its turn. But the longest come last: some heads, which are worked on when all
+// else is done, are taken from their first n_block, and all of them together.
+template <auto T>
+TANDEM_DEVICE constexpr bool from_diagonal() {
+  if constexpr (requires { T.from_diagonal; }) return T.from_diagonal;
+  return false;
+}
+template <auto T>
+TANDEM_DEVICE TileIndex key_tile_index_at(const BackwardParams& p, int n, int heads) {
+  if constexpr (!from_diagonal<T>()) return tile_index_at(p, n, p.n_blocks, heads);
+  const int head = n / p.n_blocks, rest = n - p.diagonal_heads * p.n_blocks;
+  if (rest < 0) return {(head + 1) * p.n_blocks - 1 - n, head};
+  const int others = heads - p.diagonal_heads, n_block = rest / others;
+  return {n_block, p.diagonal_heads + rest - n_block * others};
+}
+
+// The steps of a tile: the m_blocks that see it, from the last to the first (or from_diagonal), each with all query
+// heads that share its keys. So a CTA whose n_block is seen by few m_blocks is done with them without waiting, for its
+// turn to add to dq, for those of a head that the n_block before comes to late. With a bound on the left as many see one
+// as another; then all m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
 template <auto T>
 struct RangeOfSteps {
   int head, m_block, left;
 
   TANDEM_DEVICE RangeOfSteps(const BackwardParams& p, const KeyTile& tile)
       : m_block(tile.m_end - 1), m_begin_(tile.m_begin), m_end_(tile.m_end) {
+    if (from_diagonal<T>() && tile.diagonal) m_block = m_begin_, next_ = 1;
     int heads = p.heads_q / p.heads_k;
     head = tile.head_k * heads;
     // Split over CTAs by heads, where they can be.
@@ -35,14 +55,14 @@ struct RangeOfSteps {
     if constexpr (T.left) {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
-      if (++head == end_head_) head = first_head_, --m_block;
+      if (++head == end_head_) head = first_head_, m_block += next_;
     }
   }
   TANDEM_DEVICE int first_head() const { return first_head_; }
   TANDEM_DEVICE int heads() const { return end_head_ - first_head_; }
 
  private:
-  int m_begin_, m_end_, first_head_, end_head_;
+  int m_begin_, m_end_, first_head_, end_head_, next_ = -1;
 
   TANDEM_DEVICE static constexpr bool split() {
     if constexpr (requires { T.split; }) return T.split;
@@ -112,14 +132,15 @@ using KeySteps = typename OneOf<T.block_mask, ListedSteps<T>, RangeOfSteps<T>>::
 template <auto T>
 using ListedOrNone = typename OneOf<T.block_mask, ListedSteps<T>, NoSteps>::Type;
 
-// The n-th, the longest first: under a causal mask the first keys are seen by the most queries. Heads that are taken
-// together share the L2 cache; the splits of an n_block follow each other.
+// The n-th, the longest first (but from_diagonal): under a causal mask the first keys are seen by the most queries. Heads
+// that are taken together share the L2 cache; the splits of an n_block follow each other.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   const int split = T.split ? n % p.splits : 0;
   if constexpr (T.split) n /= p.splits;
-  const TileIndex index = tile_index_at(p, n, p.n_blocks, p.batch * p.heads_k);
+  const TileIndex index = key_tile_index_at<T>(p, n, p.batch * p.heads_k);
   KeyTile tile{index.m_block, index.head % p.heads_k, index.head / p.heads_k, 0, 0, split};
+  if (from_diagonal<T>()) tile.diagonal = index.head < p.diagonal_heads;
   const SequenceCoords s = sequence_coords<T>(p, tile.sequence);
   const int first = tile.n_block * T.tile_n(), last = min(first + T.tile_n(), s.k_len) - 1;
   if (first > last) return tile;
@@ -144,7 +165,12 @@ TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s
 // How many n_blocks add to the dq of a step before this one.
 template <auto T>
 TANDEM_DEVICE int n_blocks_before(const BackwardParams& p, const SequenceCoords& s, const KeySteps<T>& step,
-                                  int n_block) {
+                                  const KeyTile& tile) {
+  const int n_block = tile.n_block;
   if constexpr (T.block_mask) return table_word<T>(p, s, step.head, step.m_block, n_block) >> kStepBits;
+  if (from_diagonal<T>() && tile.diagonal) {
+    const int first = step.m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
+    return (min(band_of<T>(p, s).visible_keys(first, last).end, s.k_len) - 1) / T.tile_n() - n_block;
+  }
   return n_block - first_n_block<T>(p, s, step.m_block);
 }

@@ -5,37 +5,43 @@
 #include "tile/mod_functions.cuh"
 #include "tile/row.cuh"
 
-// softcap * tanh(score / softcap) in log2 units, from a product or two, where no score is beyond the cap: an odd
-// polynomial of degree 11, 4e-7 of the cap off. of: a constant as an F.
-template <class F, class Of>
-TANDEM_DEVICE F softcap_within(F x, const ForwardParams& p, const Of& of) {
-  const F square = x * x;
-  F quotient = of(p.softcap_polynomial[kSoftcapTerms - 1]);
+// softcap * tanh(score / softcap) in log2 units, from products: an odd polynomial. packed: by pairs, on Blackwell.
+template <bool packed, int terms, int n>
+TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms]) {
+  auto capped = [&](auto product, const auto& of) {
+    const auto square = product * product;
+    auto quotient = of(polynomial[terms - 1]);
 #pragma unroll
-  for (int term = kSoftcapTerms - 2; term >= 0; --term)
-    quotient = fma(quotient, square, of(p.softcap_polynomial[term]));
-  return x * quotient;
+    for (int term = terms - 2; term >= 0; --term) quotient = fma(quotient, square, of(polynomial[term]));
+    return product * quotient;
+  };
+#pragma unroll
+  for (int i = 0; i < n; i += packed ? 2 : 1) {
+    if constexpr (packed) {
+      split(capped(float2_of(x[i], x[i + 1]), [](float c) { return float2_of(c); }), &x[i], &x[i + 1]);
+    } else {
+      x[i] = capped(x[i], [](float c) { return c; });
+    }
+  }
 }
 
-// The same of any products, by two operations of the exponential unit (tanh.approx, which is one, has eleven bits).
-// Beside the exponentials that unit has no time for them, so they are for warps with a score beyond the cap alone.
-// packed: by pairs, on Blackwell.
+// The same of any products. Beyond the cap it takes two operations of the exponential unit (tanh.approx, which is one,
+// has eleven bits), which beside the exponentials has no time for them: so that is for warps with such a score alone.
+// The polynomial of all scores within the cap has degree 11 and is 3.2e-7 of the cap off; that of scores within 0.28 of
+// it, as most are, has degree 5.
 template <bool packed, int n>
 TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
   float largest = 0;
 #pragma unroll
   for (int i = 0; i < n; ++i) largest = fmaxf(largest, fabsf(x[i]));
-  if (__any_sync(~0u, !(largest < p.softcap_product))) {
+  if (!__any_sync(~0u, !(largest < p.softcap_near_product))) {
+    softcap_within<packed>(x, p.softcap_near_polynomial);
+  } else if (!__any_sync(~0u, !(largest < p.softcap_product))) {
+    softcap_within<packed>(x, p.softcap_polynomial);
+  } else {
 #pragma unroll
     for (int i = 0; i < n; ++i)
       x[i] = fmaf(-2 * p.softcap_log2, reciprocal(1.0f + exp2_approx(x[i] * p.scale_softcap)), p.softcap_log2);
-  } else if constexpr (packed) {
-#pragma unroll
-    for (int i = 0; i < n; i += 2)
-      split(softcap_within(float2_of(x[i], x[i + 1]), p, [](float c) { return float2_of(c); }), &x[i], &x[i + 1]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < n; ++i) x[i] = softcap_within(x[i], p, [](float c) { return c; });
   }
 }
 

@@ -13,9 +13,6 @@ namespace {
 
 constexpr int64_t kLongest = int64_t{1} << 28;
 
-// What the m_blocks of a group of heads read and write again and again should stay in the L2 cache.
-constexpr int64_t kL2Bytes = int64_t{32} << 20;
-
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t step) { return ceil_div(a, step) * step; }
 
@@ -65,21 +62,31 @@ bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
 }
 
+constexpr int64_t kHopperMultiprocessors = 132;
+
 // By how many CTAs, or pairs of them, the steps of an n_block are shared, where n_blocks are too few for all
 // multiprocessors, or of too unequal lengths to fill them: under a causal mask the first n_block has twice the mean,
 // and grouped heads make it long. As with pairs() the answer is that of a whole device, here of an H200, and does not
 // depend on other sequences where that was asked for.
 int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
-  constexpr int64_t kMultiprocessors = 132, kLeastSteps = 2, kMostSplits = 16, kTilesOfEach = 3;
+  constexpr int64_t kLeastSteps = 2, kMostSplits = 16, kTilesOfEach = 3;
   if (p.batch_invariant || p.total_q == 0) return 1;
   const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_k, tile_n) * p.heads_k * p.batch);
-  const int64_t steps = p.group() * ceil_div(p.seqlen_q, tile_m), at_once = kMultiprocessors / ctas;
+  const int64_t steps = p.group() * ceil_div(p.seqlen_q, tile_m), at_once = kHopperMultiprocessors / ctas;
   const int64_t splits = std::clamp(std::min(at_once / tiles, steps / kLeastSteps), int64_t{1}, kMostSplits);
   if (!binds_right(p) || binds_left(p)) return static_cast<int>(splits);
   // By heads: parts that begin within a head's m_blocks would wait for those of the n_block before.
   int64_t heads = 1;
   while (heads < p.group() && (heads * tiles < kTilesOfEach * at_once || p.group() % heads != 0)) ++heads;
   return static_cast<int>(std::max(splits, std::min(heads, kMostSplits)));
+}
+
+// Then the n_blocks at work are spread over all m_blocks of a head, which the L2 cache must hold: those of grouped query
+// heads, and of long sequences, are too many.
+bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
+  if (!t.right || t.left || t.split || t.block_mask || p.group() > 1) return false;
+  const int64_t of_query = 2 * (t.head_dim + t.head_dim_v) + 4 * t.head_dim, most = t.head_dim > 192 ? 16 << 20 : 32 << 20;
+  return p.batch_invariant || p.seqlen_q * of_query <= most;
 }
 
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {
@@ -103,6 +110,7 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);
+  t.from_diagonal = begins_at_diagonal(p, t);
   // Wide heads, and steps of many queries, leave room for fewer of them.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
@@ -168,24 +176,32 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
   return cut_for_hopper(p);
 }
 
-// How many heads are worked on together. Of few heads dq stays in the L2 cache, but many n_blocks of each are at work
-// at once, which begin a step behind each other, in the order in which they add to dq: that should be a small part of
-// their steps. Heads of few n_blocks are together as long as they fit (docs/lab/hopper-backward.md has what was
-// measured).
+// How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
+// as have all of their n_blocks at work at once, which read the same queries and add to the same dq. Under a causal mask,
+// where n_blocks are of unequal lengths and add in an order, more; grouped query heads count each.
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
-  constexpr int kFewBlocks = 32;
-  const int64_t steps = p.group() * t.sequence_m_blocks;
-  int64_t at_once = 4;
-  if (!binds_left(p)) {
-    at_once =
-        std::max(at_once, binds_right(p) ? std::max<int64_t>(steps / 6, std::min(t.n_blocks, kFewBlocks)) : steps / 2);
+  constexpr int64_t kBoundedHeads = 33, kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3;
+  const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1);
+  const int64_t of_head = std::max(int64_t{t.n_blocks} * t.splits, int64_t{1});
+  int64_t wanted = std::max<int64_t>(sm_count / t.tile.ctas / of_head, 1), groups = ceil_div(heads, wanted);
+  if (binds_left(p)) {
+    groups = ceil_div(heads, kBoundedHeads);
+  } else if (binds_right(p)) {
+    if (t.tile.tile_m > 64) wanted *= kShortSteps;
+    wanted = std::max(wanted, varlen(p) ? kPackedHeads : kLeastHeads) * t.splits / p.group();
+    groups = heads / std::max<int64_t>(wanted, 1);
   }
-  int64_t heads = sm_count / at_once;
-  if (t.n_blocks < kFewBlocks) {
-    const int64_t of_query = 2 * (t.tile.head_dim + t.tile.head_dim_v) + 4 * t.tile.head_dim;
-    heads = std::max(heads, kL2Bytes / std::max<int64_t>(1, p.group() * p.seqlen_q * of_query));
-  }
-  return static_cast<int>(std::clamp(heads, int64_t{1}, std::max<int64_t>(p.batch * p.heads_k, 1)));
+  return static_cast<int>(ceil_div(heads, std::max<int64_t>(groups, 1)));
+}
+
+// All heads but those that are worked on last: enough of them for all multiprocessors to be at work for as long as the
+// longest n_block of another head, begun just before, takes. As with pairs() the answer is that of a whole device, here of
+// an H200, and does not depend on other sequences where that was asked for.
+int count_diagonal_heads(const Problem& p, const BackwardTiling& t) {
+  const int64_t heads = p.batch * p.heads_k;
+  if (p.batch_invariant) return static_cast<int>(heads);
+  const int64_t last = ceil_div(2 * kHopperMultiprocessors / t.tile.ctas, t.n_blocks + 1);  // half see an m_block
+  return static_cast<int>(std::max<int64_t>(heads - last, 0));
 }
 
 void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tiling) {
@@ -199,6 +215,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.splits = t.tile.key_sums > 0 ? choose_splits(p, t.tile.tile_m, t.tile.tile_n, ctas) : 1;
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);
   t.l2_heads = choose_l2_heads(p, t, sms);
+  t.diagonal_heads = count_diagonal_heads(p, t);
   const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   if (t.tile.captured && p.total_q > 0) t.captured_blocks = p.batch * p.heads_q * ctas * t.n_blocks;

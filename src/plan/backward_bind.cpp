@@ -106,6 +106,7 @@ void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, 
   params->m_blocks = t.m_blocks;
   params->sequence_m_blocks = t.sequence_m_blocks;
   params->n_blocks = t.n_blocks;
+  params->diagonal_heads = t.diagonal_heads;
   params->splits = t.splits;
   params->tiles = t.tiles;
   params->l2_heads = t.l2_heads;

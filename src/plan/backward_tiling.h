@@ -15,6 +15,7 @@ struct BackwardTiling {
   int n_blocks = 0;           // of a sequence, the most there can be
   int splits = 1;             // of an n_block's steps, whose dk and dv are summed by kConvertEntry
   int tiles = 0;              // splits of n_blocks of all key heads and sequences
+  int diagonal_heads = 0;     // key heads, over the batch, whose steps begin at the diagonal: BackwardParams
   int l2_heads = 1;           // key heads whose n_blocks are taken together
   int grid = 0;
   int64_t dbias_blocks = 0;     // parts of dbias that one CTA each sums

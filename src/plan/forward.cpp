@@ -51,7 +51,10 @@ Tile cut_for_hopper(const Problem& p, int64_t rows) {
       return t;
     }
   }
-  const bool plain = !t.has_score_mod() && !t.dropout;  // nothing but a mask takes registers
+  // Nothing but a mask takes registers. A softcap takes none beside scores, but at head_dim 64 there are fewest.
+  auto uncapped = t;
+  if (t.head_dim > 64) uncapped.softcap = false;
+  const bool plain = !uncapped.has_score_mod() && !t.dropout;
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const Sm90Choice& c : kSm90Choices) {

@@ -63,9 +63,9 @@ TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
       for (int n = 0; n < kLoaded; ++n) add_part(x[n], column + n * kColumns, sums, ticket, before);
     }
   };
-  auto add = [&](const SequenceCoords& sequence, const KeySteps<T>& step, int n_block) {
+  auto add = [&](const SequenceCoords& sequence, const KeySteps<T>& step, const KeyTile& tile) {
     const i64 at = m_block_at(p, sequence, step.head, step.m_block);
-    const int before = n_blocks_before<T>(p, sequence, step, n_block);
+    const int before = n_blocks_before<T>(p, sequence, step, tile);
     float* const sums = p.dq_sums + at * T.dq_floats() + rank_of_cta<T>() * (T.dq_floats() / T.ctas());
     int* const ticket = p.dq_tickets + at;
 #pragma unroll
@@ -89,6 +89,6 @@ TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
     if (lane == 0) mbarrier_arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
-    for (KeySteps<T> step(p, tile); warp_any(step.left > 0); step.advance()) add(sequence, step, tile.n_block);
+    for (KeySteps<T> step(p, tile); warp_any(step.left > 0); step.advance()) add(sequence, step, tile);
   }
 }

@@ -1,39 +1,12 @@
-// dk and dv of a tile, from the registers that they have been summed in to memory; and how their operands lie in shared
-// memory.
+// dk and dv of a tile, from the registers that they have been summed in to memory.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
+#include "sm90/backward/operands.cuh"
 #include "sm90/backward/shared_plan.cuh"
-#include "tile/chunk.cuh"
 #include "tile/gradient.cuh"
 #include "tile/pack.cuh"
-
-// Named barriers: of all computing warpgroups, and of one.
-constexpr int kSyncAll = 1, kSyncOwn = 2;
-
-// The c-th 16 along the inner dimension of a product, as descriptors count: columns of rows in blocks of 64, or rows.
-TANDEM_DEVICE constexpr u64 in_row(int c, u32 block_bytes) { return c / 4 * (block_bytes >> 4) + c % 4 * 2; }
-TANDEM_DEVICE constexpr u64 rows_16(int c) { return c * (2048 >> 4); }
-
-// Where this lane's 16 bytes of the n-th 16 x 16 fragment of the warp's 16 rows lie, in blocks of 64 columns of the
-// CTA's keys.
-template <Sm90BackwardConfig T>
-TANDEM_DEVICE u32 fragment_at(u32 base, int n) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
-  const int chunk = n % 4 * 2 + (lane >> 4);
-  return base + n / 4 * (T.cta_keys() * 128) + row * 128 + ((chunk ^ (row & 7)) << 4);
-}
-
-// Rows beyond a sequence are a neighbour's, and 0 * NaN is NaN: they become zeros. By as many threads as meet at the
-// barrier.
-template <Sm90BackwardConfig T>
-TANDEM_DEVICE void zero_tail(u16* block, int rows, int columns, int used, int barrier, int threads) {
-  if (!T.varlen || !warp_any(used < rows)) return;
-  zero_rows(block, rows, columns, max(0, used), threadIdx.x % threads, threads);
-  fence_proxy_async();
-  named_sync(barrier, threads);
-}
 
 // A tensor of gradients, as a sequence and a key head have it: rows [0, used) are sums, those up to `rows` zeros.
 struct GradientRows {
@@ -58,15 +31,7 @@ TANDEM_DEVICE void store_direct(const float (&sums)[n], float scale, const Gradi
   }
 }
 
-// Fragments as they are, of the index-th warpgroup: dq, and dk and dv of a split, which `convert` adds up.
-template <int n>
-TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
-  to += index * (n / 4 * 128) + threadIdx.x % 128;
-#pragma unroll
-  for (int r = 0; r < n; r += 4) to[r / 4 * 128] = make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]);
-}
-
-// The same of the kernel's type: 16 bytes at once, for which four threads exchange what they have of a row.
+// Fragments of the kernel's type: 16 bytes at once, for which four threads exchange what they have of a row.
 template <auto T, int n>
 TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const GradientRows& g, int row, int column) {
   static_assert(n % 16 == 0, "four times 8 columns");

@@ -38,11 +38,13 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     dout_ring.advance();
   };
   u32 taken = 0;
-  for (;; ++taken) {
-    const int n = next_tile<T>(p, s, taken);
+  for (u32 asked = 0;; ++asked) {
+    const int n = next_tile<T>(p, s, asked);
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    // Tiles are counted as if all sequences were as long as the longest: most are none where they are packed.
+    if (T.varlen && tile.n_block * T.tile_n() >= sequence.k_rows) continue;
     const int rank = rank_of_cta<T>(), first_of_all = sequence.k_begin + tile.n_block * T.tile_n();
     const int first_key = first_of_all + rank * T.cta_keys();
     KeySteps<T> steps(p, tile);
@@ -72,9 +74,10 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
       tma_load(s.v + c * T.cta_keys(), &p.v, &s.v_full, c, first_key, tile.head_k, sequence.batch);
 #pragma unroll 1
     while (steps.left > 0) next_step();
+    ++taken;
   }
   mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
-  s.tile.n_block = -1;
+  s.tile = KeyTile{-1};
   mbarrier_arrive(&s.k_full);
 }
 
@@ -104,7 +107,7 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 t
         const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
         const int of_all = rank_of_cta<T>() * T.dq_parts() + part;
         int* const ticket = p.dq_tickets + T.dq_tickets() * at + of_all;
-        const int before = n_blocks_before<T>(p, sequence, steps, tile.n_block);
+        const int before = n_blocks_before<T>(p, sequence, steps, tile);
         float* const sums = p.dq_sums + at * T.dq_floats() + of_all * T.dq_part_floats();
         if constexpr (!T.staged()) {
           s.dq_to[part] = reinterpret_cast<float4*>(sums);

@@ -1,0 +1,135 @@
+// P from S and dS from dP in the Blackwell backward, a thread's 32 scores at a time: masks, what is done to scores,
+// exponentials, dropout, and the derivatives of all that.
+#pragma once
+#include "ptx/float2.cuh"
+#include "ptx/warp.cuh"
+#include "shared/sm100_backward.h"
+#include "tile/dropout.cuh"
+#include "tile/key_scores.cuh"
+#include "tile/mask.cuh"
+#include "tile/pack.cuh"
+
+constexpr int kChunk = Sm100BackwardConfig::kRun;  // queries whose scores are loaded together
+
+// Which queries of a tile's steps its keys see.
+template <Sm100BackwardConfig T>
+struct Visibility {
+  QueryRange seen;                   // by the thread's key
+  int unmasked_begin, unmasked_end;  // m_blocks whose queries all see all of the CTA's keys
+
+  TANDEM_DEVICE Visibility(const BackwardParams& p, const SequenceCoords& sequence, int first_key, int key) {
+    const auto band = band_of<T>(p, sequence);
+    seen = band.visible_queries(key, key);
+    if (key >= sequence.k_len) seen.begin = seen.end = 1 << 29;
+    const int last_key = first_key + T.kCtaKeys - 1;
+    const QueryRange unmasked = band.unmasked_queries(first_key, last_key);
+    unmasked_begin = T.right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
+    if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
+    unmasked_end = T.left ? unmasked.end / T.tile_m : 1 << 30;
+  }
+  TANDEM_DEVICE bool masks(int m_block) const {
+    return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
+  }
+  // Scores [begin, end) of queries from first on that the key is not seen by become -infinity. Queries that there are
+  // not have probabilities of 0 by their lse.
+  TANDEM_DEVICE void apply_mask(float (&x)[kChunk], int first, int begin, int end) const {
+    const int first_seen = clamp(seen.begin - first, 0, kChunk);
+    const int seen_end = T.left ? clamp(seen.end - first, first_seen, kChunk) : kChunk;
+    const u32 visible = bit_range(first_seen, seen_end - first_seen);
+#pragma unroll
+    for (int n = begin; n < end; ++n) x[n] = masked_score(visible, n, x[n]);
+  }
+};
+
+// Of the n-th query of a chunk: what dropout leaves of a probability, or of the derivative by it.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE float kept_or_zero(u32 kept, int n, float x) {
+  return !T.dropout || is_kept(kept, n) ? x : 0.0f;
+}
+
+// A step, as a thread sees it: its key, and of the queries the warpgroup's own.
+template <Sm100BackwardConfig T>
+struct StepAt {
+  static constexpr int kChunks = T.queries_of_warpgroup() / kChunk;
+  static constexpr int kNextRun = T.run_begin(0, 1);  // from one chunk's first query to the next one's
+
+  const BackwardParams& p;
+  const Visibility<T>& visibility;
+  const HeadScores<T>& of_head;
+  const u32 (&kept)[kChunks];  // by dropout
+  const float* const stats;    // -lse, and T.tile_m behind it delta
+  const int query, key;        // the first query
+};
+
+// Half of a chunk.
+TANDEM_DEVICE float (&half_of(float (&x)[kChunk], int begin))[kChunk / 2] {
+  return reinterpret_cast<float(&)[kChunk / 2]>(x[begin]);
+}
+
+// Scores [begin, end) of chunk c become probabilities, in float32 and, two in a word, rounded; where a score is capped,
+// the former times its derivative. Dropout is of the rounded ones only.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], const StepAt<T>& at, int c,
+                                      int begin, int end) {
+  const BackwardParams& p = at.p;
+  const float* const minus_lse = at.stats + c * StepAt<T>::kNextRun;
+  const int query = at.query + c * StepAt<T>::kNextRun;
+  const u32 kept = at.kept[c];
+  auto round = [&](int n) {
+    rounded[n / 2] = pack<T>(kept_or_zero<T>(kept, n, x[n]), kept_or_zero<T>(kept, n + 1, x[n + 1]));
+  };
+#pragma unroll
+  for (int n = begin; n < end; n += 4) {
+    const float4 lse = *reinterpret_cast<const float4*>(minus_lse + n);
+    if constexpr (T.has_score_mod()) {
+      const float of_query[4] = {lse.x, lse.y, lse.z, lse.w};
+      float derivative[4] = {1, 1, 1, 1};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool hidden = x[n + i] == -kInfinity || of_query[i] == -kInfinity;  // or its query is none
+        float score = scaled_score<T>(x[n + i], p);
+        if constexpr (T.softcap) derivative[i] = softcap_derivative(score, p);
+        score = at.of_head(score, p, query + n + i, at.key, &derivative[i]);
+        x[n + i] = hidden ? 0.0f : exp2_approx(score + of_query[i]);
+      }
+      round(n);
+      round(n + 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n + i] = through_scores<T>(x[n + i], derivative[i]);
+      __syncwarp();  // ptxas would have the loads and exponentials of all queries under way at once, and spill
+    } else {
+      const Float2 scale = float2_of(p.scale_log2);
+      split(fma(float2_of(x[n], x[n + 1]), scale, float2_of(lse.x, lse.y)), &x[n], &x[n + 1]);
+      split(fma(float2_of(x[n + 2], x[n + 3]), scale, float2_of(lse.z, lse.w)), &x[n + 2], &x[n + 3]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n + i] = exp2_approx(x[n + i]);
+      round(n);
+      round(n + 2);
+    }
+  }
+}
+
+// dS = P (dP - delta) of chunk c, rounded. With dropout dP is that of the kept ones, over the probability to be kept.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[kChunk], const float (&dp)[kChunk],
+                           const StepAt<T>& at, int c) {
+  const float* const delta = at.stats + T.tile_m + c * StepAt<T>::kNextRun;
+  const u32 kept = at.kept[c];
+  auto less_delta = [&](int n, float x, float y) {
+    if constexpr (!T.dropout) return float2_of(dp[n], dp[n + 1]) - float2_of(x, y);
+    const Float2 left = float2_of(kept_or_zero<T>(kept, n, dp[n]), kept_or_zero<T>(kept, n + 1, dp[n + 1]));
+    return fma(left, float2_of(at.p.dropout.scale), float2_of(-x, -y));
+  };
+#pragma unroll
+  for (int n = 0; n < kChunk; n += 4) {
+    const float4 of_query = *reinterpret_cast<const float4*>(delta + n);
+    const Float2 low = float2_of(probabilities[n], probabilities[n + 1]) * less_delta(n, of_query.x, of_query.y);
+    const Float2 high =
+        float2_of(probabilities[n + 2], probabilities[n + 3]) * less_delta(n + 2, of_query.z, of_query.w);
+    float x[4];
+    split(low, &x[0], &x[1]);
+    split(high, &x[2], &x[3]);
+    ds[n / 2] = pack<T>(x[0], x[1]);
+    ds[n / 2 + 1] = pack<T>(x[2], x[3]);
+  }
+}

@@ -1,0 +1,90 @@
+// A thread's scores in chunks of 32: which of them its row sees, their maximum, and how they become probabilities.
+#pragma once
+#include "ptx/float2.cuh"
+#include "ptx/tcgen05.cuh"
+#include "ptx/warp.cuh"
+#include "shared/sm100_forward.h"
+#include "tile/coords.cuh"
+#include "tile/dropout.cuh"
+#include "tile/exp2.cuh"
+#include "tile/mask.cuh"
+#include "tile/pack.cuh"
+
+constexpr int kChunk = 32;  // columns of scores that are loaded together
+
+// Whether pair n of a chunk goes to the FMA units: spread evenly.
+template <Sm100ForwardConfig T>
+constexpr bool on_fma_units(int n) {
+  return (n + 1) * T.fma_pairs / 16 > n * T.fma_pairs / 16;
+}
+
+// A chunk of scores becomes probabilities. plain: all on the exponential unit. Else, where nobody has looked at them,
+// largest becomes the largest of those scores that are not. With dropout those are kept that `kept` tells; the sum is
+// of all. The chunk that is next begins when this one is nearly done: mixed, both would be late.
+template <Sm100ForwardConfig T, bool plain>
+TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* sum, u32 to, float* largest,
+                                u32 kept = 0) {
+  // From here on there is enough left to do for the chunk behind it to begin.
+  constexpr int kNextFrom = !T.lazy_max() ? 8 : T.head_dim > 64 || T.left ? 12 : 10;
+  u32 packed[kChunk / 2];
+  Float2 known;
+#pragma unroll
+  for (int n = 0; n < kChunk / 2; ++n) {
+    const Float2 scores = float2_of(x[2 * n], x[2 * n + 1]);
+    const Float2 y =
+        !plain && on_fma_units<T>(n) ? exp2_fma(scores, e, T.lazy_max() ? largest : nullptr) : exp2_mufu(scores, e);
+    *sum = *sum + y;
+    float low, high;
+    split(y, &low, &high);
+    if constexpr (T.dropout) {
+      low = is_kept(kept, 2 * n) ? low : 0.0f;
+      high = is_kept(kept, 2 * n + 1) ? high : 0.0f;
+    }
+    packed[n] = pack<T>(low, high);
+    if (n == kNextFrom) known = *sum;
+  }
+  if (!plain) e.use_after(known);
+  tmem_store(to, packed);
+}
+
+// Chunks of a step of which some rows of the warp see some columns, and those that all rows see whole, [0, all_end):
+// all or all but one. From one row to the next a bound moves by one at most.
+template <Sm100ForwardConfig T>
+struct VisibleChunks {
+  int some_end, all_end;
+  u32 some_bits;  // a bit for each, where there is a left bound
+
+  TANDEM_DEVICE VisibleChunks(const KeyRange& keys, int n_block) {
+    const int most_end = __shfl_sync(~0u, keys.end - n_block * T.tile_n, 31);
+    some_end = (most_end + 31) >> 5;
+    all_end = (most_end - 31) >> 5;
+    if constexpr (T.left) {
+      const int least = max(uniform(keys.begin - n_block * T.tile_n), 0) >> 5;
+      some_bits = bit_range(least, max(some_end - least, 0));
+    }
+  }
+  TANDEM_DEVICE bool some(int c) const { return T.left ? some_bits >> c & 1 : c == 0 || c < some_end; }
+  // With both bounds the question costs more than it saves.
+  TANDEM_DEVICE bool all(int c) const { return !T.left && c < all_end; }
+};
+
+// Scores of chunk c of a step that the row does not see become -infinity.
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void apply_mask(float (&x)[kChunk], const KeyRange& keys, int n_block, int c) {
+  const int first = c * kChunk, end = keys.end - n_block * T.tile_n;
+  u32 visible;
+  if constexpr (T.left) {
+    const int begin = max(keys.begin - n_block * T.tile_n, first);
+    visible = bit_range(begin - first, max(end - begin, 0));
+  } else {
+    visible = bit_range(0, max(end - first, 0));
+  }
+#pragma unroll
+  for (int n = 0; n < kChunk; ++n) x[n] = masked_score(visible, n, x[n]);
+}
+
+TANDEM_DEVICE float max_of(const float (&x)[kChunk], float largest) {
+#pragma unroll
+  for (int n = 0; n < kChunk; ++n) largest = fmaxf(largest, x[n]);
+  return largest;
+}

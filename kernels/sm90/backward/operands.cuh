@@ -1,0 +1,65 @@
+// How the operands of the Hopper backward lie in shared memory: blocks of 64 columns, rows of 128 bytes, swizzled as
+// TMA writes them; how a warp writes a fragment there, and the zeros that rows beyond a sequence become.
+#pragma once
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/backward/shared_plan.cuh"
+#include "tile/chunk.cuh"
+#include "tile/pack.cuh"
+
+// Named barriers: of all computing warpgroups, and of one.
+constexpr int kSyncAll = 1, kSyncOwn = 2;
+
+// Bytes of 64 columns of a step's queries, and of the CTA's keys.
+template <Sm90BackwardConfig T>
+constexpr u32 kQueryBlockBytes = T.tile_m * 128;
+template <Sm90BackwardConfig T>
+constexpr u32 kKeyBlockBytes = T.cta_keys() * 128;
+
+// The c-th 16 along the inner dimension of a product, as descriptors count: columns of rows in blocks of 64, or rows.
+TANDEM_DEVICE constexpr u64 in_row(int c, u32 block_bytes) { return c / 4 * (block_bytes >> 4) + c % 4 * 2; }
+TANDEM_DEVICE constexpr u64 rows_16(int c) { return c * (2048 >> 4); }
+
+// Where this lane's 16 bytes of the n-th 16 x 16 fragment of the warp's 16 rows lie, in blocks of 64 columns of the
+// CTA's keys.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE u32 fragment_at(u32 base, int n) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
+  const int chunk = n % 4 * 2 + (lane >> 4);
+  return base + n / 4 * (T.cta_keys() * 128) + row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+
+// Rows beyond a sequence are a neighbour's, and 0 * NaN is NaN: they become zeros. By as many threads as meet at the
+// barrier.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void zero_tail(u16* block, int rows, int columns, int used, int barrier, int threads) {
+  if (!T.varlen || !warp_any(used < rows)) return;
+  zero_rows(block, rows, columns, max(0, used), threadIdx.x % threads, threads);
+  fence_proxy_async();
+  named_sync(barrier, threads);
+}
+
+// One arrival of a warp.
+TANDEM_DEVICE void arrive(u64* barrier) {
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
+// to = a b' over `columns` of both, whose rows lie in blocks of so many bytes: S, or dP. Under way afterwards.
+template <class ScoreMma, u32 a_block, u32 b_block, int n>
+TANDEM_DEVICE void multiply_rows(float (&to)[n], u32 a_rows, u32 b_rows, int columns) {
+  const u64 a = wgmma_smem_desc(a_rows, 16, 1024), b = wgmma_smem_desc(b_rows, 16, 1024);
+  discard(to);
+  wgmma_fence();
+#pragma unroll
+  for (int c = 0; c < columns / 16; ++c) ScoreMma::ss_nt(to, a + in_row(c, a_block), b + in_row(c, b_block), c > 0);
+  wgmma_commit();
+}
+
+// Fragments as they are, of the index-th warpgroup: dq, and dk and dv of a split, which `convert` adds up.
+template <int n>
+TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
+  to += index * (n / 4 * 128) + threadIdx.x % 128;
+#pragma unroll
+  for (int r = 0; r < n; r += 4) to[r / 4 * 128] = make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]);
+}

@@ -1,0 +1,133 @@
+// The products of a step of the Hopper backward, where each computing warpgroup makes S, dP, dv, dk and dq: each is
+// issued and committed here, and waited for by who needs it (compute.cuh). And how dq leaves.
+#pragma once
+#include "ptx/global.cuh"
+#include "sm90/backward/warpgroup_tile.cuh"
+
+// S = K Q', when the queries are there.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
+                         int m_block) {
+  BackwardShared<T>& s = tile.s;
+  Ring<T.q_stages>& q_next = rings.q_next;
+  mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
+  tile.clear(s.q[q_next.slot], T.tile_m, T.head_dim, tile.sequence.q_len - m_block * T.tile_m);
+  multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
+      scores, shared_address(s.k) + tile.thread.own_keys,
+      shared_address(s.q[q_next.slot]) + tile.thread.first_query * 128, T.head_dim);
+  q_next.advance();
+}
+
+// dP = V dO', when dout is there.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], const WarpgroupTile<T>& tile,
+                          const WarpgroupRings<T>& rings, int m_block) {
+  BackwardShared<T>& s = tile.s;
+  const Ring<T.dout_stages>& dout_ring = rings.dout;
+  mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
+  tile.clear(s.dout[dout_ring.slot], T.tile_m, T.head_dim_v, tile.sequence.q_len - m_block * T.tile_m);
+  multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
+      dp, shared_address(s.v) + tile.thread.own_keys,
+      shared_address(s.dout[dout_ring.slot]) + tile.thread.first_query * 128, T.head_dim_v);
+}
+
+// dv += P dO: P from registers, or where all warpgroups have the same keys from shared memory.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabilities)[T.score_queries() / 4],
+                          const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
+  using DvMma = Wgmma<T.f16, T.dv_columns()>;
+  const u32 place = shared_address(tile.s.dout[rings.dout.slot]) + tile.thread.own_columns(T.dv_columns());
+  const u64 dout = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
+  const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p), 16, 1024);
+  fence_operand(dv);
+  wgmma_fence();
+#pragma unroll
+  for (int c = 0; c < T.tile_m / 16; ++c) {
+    if constexpr (T.wide()) {
+      DvMma::ss_nn(dv, p_smem + in_row(c, kKeyBlockBytes<T>), dout + rows_16(c), true);
+    } else {
+      DvMma::rs_nn(dv, probabilities + 4 * c, dout + rows_16(c), true);
+    }
+  }
+  wgmma_commit();
+}
+
+// dk += dS Q, likewise.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.score_queries() / 4],
+                          const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
+  using DkMma = Wgmma<T.f16, T.dk_columns()>;
+  const u32 place = shared_address(tile.s.q[rings.q.slot]) + tile.thread.own_columns(T.dk_columns());
+  const u64 q = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
+  const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[0]), 16, 1024);
+  fence_operand(dk);
+  wgmma_fence();
+#pragma unroll
+  for (int c = 0; c < T.tile_m / 16; ++c) {
+    if constexpr (T.wide()) {
+      DkMma::ss_nn(dk, ds_smem + in_row(c, kKeyBlockBytes<T>), q + rows_16(c), true);
+    } else {
+      DkMma::rs_nn(dk, ds + 4 * c, q + rows_16(c), true);
+    }
+  }
+  wgmma_commit();
+}
+
+// dq of these 64 queries and columns, over the CTA's or, of a pair, the other CTA's keys; adds: to what dq is.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void mma_dq_of(float (&dq)[T.dq_columns() / 2], u32 ds, u32 keys, bool adds) {
+  using DqMma = Wgmma<T.f16, T.dq_columns()>;
+  const u64 a = wgmma_smem_desc(ds, kKeyBlockBytes<T>, 1024);
+  const u64 b = wgmma_smem_desc(keys, kKeyBlockBytes<T>, 1024);
+  if (adds) {
+    fence_operand(dq);
+  } else {
+    discard(dq);
+  }
+  wgmma_fence();
+#pragma unroll
+  for (int c = 0; c < T.cta_keys() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), adds || c > 0);
+  wgmma_commit();
+}
+
+// The warpgroup's part of dq, of the step whose dS is in the slot.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void mma_dq(float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, int slot) {
+  constexpr bool kByColumns = T.dq_row_parts() == 1;
+  const int row_part = kByColumns ? 0 : tile.thread.index, column = kByColumns ? tile.thread.index * T.dq_columns() : 0;
+  mma_dq_of<T>(dq, shared_address(tile.s.ds[slot]) + row_part * kKeyBlockBytes<T>,
+               shared_address(tile.s.k) + column / 64 * kKeyBlockBytes<T> + column % 64 * 2, false);
+}
+
+// Keys in rows, the warpgroup's own rows and columns of them.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_queries() / 4],
+                                   const WarpgroupTile<T>& tile) {
+#pragma unroll
+  for (int n = 0; n < T.score_queries() / 16; ++n)
+    stmatrix(fragment_at<T>(to + tile.thread.own_keys, tile.thread.first_query / 16 + n),
+             {fragments[4 * n], fragments[4 * n + 1], fragments[4 * n + 2], fragments[4 * n + 3]});
+}
+
+// dq of a step on its way to the sums in memory (order_dq).
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile,
+                          WarpgroupRings<T>& rings) {
+  BackwardShared<T>& s = tile.s;
+  const int index = tile.thread.index;
+  mbarrier_wait(&s.dq_turn[index], rings.dq_steps & 1);
+  if constexpr (T.staged()) {
+    store_sums(s.dq[index], 0, dq);
+    fence_proxy_async();
+  } else if (warp_any(s.dq_is_first[index])) {
+    store_sums(s.dq_to[index], 0, dq);
+  } else {
+    float4* const to = s.dq_to[index] + threadIdx.x % 128;
+#pragma unroll
+    for (int r = 0; r < T.dq_columns() / 2; r += 4)
+      global_add(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
+  }
+  __syncwarp();
+  arrive(&s.dq_added[index][rings.dq_steps % T.dq_threads()]);
+  ++rings.dq_steps;
+}

@@ -1,0 +1,175 @@
+// What the warpgroup that makes scores does in a step, where warpgroups have roles (roles.cuh): products with queries
+// in rows, P and dS from them, and dq of the columns that its CTA makes.
+//
+// As in compute.cuh, these structs hold numbers and references; the arrays that products write are locals of who has
+// the loop, make_scores().
+#pragma once
+#include "ptx/cluster.cuh"
+#include "sm90/backward/operands.cuh"
+
+// What goes on from one tile to the next, and what is the same for all.
+template <Sm90BackwardConfig T>
+struct RoleState {
+  static constexpr int kIndex = 2;  // of the warpgroup
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, row0 = warp * 16 + lane / 4;
+  const int rank = rank_of_cta<T>();
+  Ring<T.q_stages> q_ring;
+  Ring<T.dout_stages> dout_ring;
+  u32 steps = 0;
+};
+
+template <Sm90BackwardConfig T>
+struct RoleTile {
+  static constexpr int kScores = T.cta_keys() / 2;  // of a thread
+  using ScoreMma = Wgmma<T.f16, T.cta_keys()>;
+  using DqFirst = Wgmma<T.f16, T.kDqFirst>;
+  using DqRest = Wgmma<T.f16, T.kDqRest>;
+
+  const BackwardParams& p;
+  BackwardShared<T>& s;
+  RoleState<T>& state;
+  const SequenceCoords sequence;
+  const decltype(band_of<T>(p, sequence)) band;
+  const int first_key, last_key;
+  const QueryRange unmasked;
+
+  TANDEM_DEVICE RoleTile(const BackwardParams& params, BackwardShared<T>& shared, RoleState<T>& of, int n_block)
+      : p(params),
+        s(shared),
+        state(of),
+        sequence(sequence_coords<T>(params, T.varlen ? uniform(shared.tile.sequence) : 0)),
+        band(band_of<T>(params, sequence)),
+        first_key(n_block * T.cta_keys()),
+        last_key(first_key + T.cta_keys() - 1),
+        unmasked(band.unmasked_queries(first_key, last_key)) {
+    clear(s.k, T.cta_keys(), T.head_dim, sequence.k_len - first_key);
+    clear(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - first_key);
+    clear(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
+  }
+  TANDEM_DEVICE void clear(u16* block, int rows, int columns, int used) const {
+    zero_tail<T>(block, rows, columns, used, kSyncOwn + RoleState<T>::kIndex, 128);
+  }
+
+  // Of a step: its slot of dS, and the parity of its barriers.
+  TANDEM_DEVICE static u32 slot_of(u32 step) { return step & 1; }
+  TANDEM_DEVICE static u32 parity_of(u32 step) { return step >> 1 & 1; }
+  // Of this thread's i-th row: -lse in log2 units, or delta.
+  TANDEM_DEVICE float stat(int which, int i) const {
+    return s.stats[state.dout_ring.slot][which * T.tile_m + state.row0 + 8 * i];
+  }
+
+  // Rows of queries, or of dout, times keys or values.
+  TANDEM_DEVICE void multiply(float (&to)[kScores], u16* rows, const u16* keys, int columns, int m_block) const {
+    clear(rows, T.tile_m, columns, sequence.q_len - m_block * T.tile_m);
+    multiply_rows<ScoreMma, kQueryBlockBytes<T>, kKeyBlockBytes<T>>(to, shared_address(rows), shared_address(keys),
+                                                                    columns);
+  }
+  TANDEM_DEVICE void mma_s(float (&scores)[kScores], int m_block) const {
+    const Ring<T.q_stages>& q_ring = state.q_ring;
+    mbarrier_wait(&s.q_full[q_ring.slot], q_ring.parity);
+    multiply(scores, s.q[q_ring.slot], s.k, T.head_dim, m_block);
+  }
+  TANDEM_DEVICE void mma_dp(float (&dp)[kScores], int m_block) const {
+    const Ring<T.dout_stages>& dout_ring = state.dout_ring;
+    mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
+    multiply(dp, s.dout[dout_ring.slot], s.v, T.head_dim_v, m_block);
+  }
+
+  // -infinity where a key is not seen.
+  TANDEM_DEVICE void apply_mask(float (&scores)[kScores], int m_block) const {
+    const int first = m_block * T.tile_m, last = first + T.tile_m - 1;
+    if (!warp_any((T.right && first < unmasked.begin) || (T.left && last >= unmasked.end) ||
+                  last_key >= sequence.k_len))
+      return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const KeyRange seen = band.visible_keys(first + state.row0 + 8 * i, first + state.row0 + 8 * i);
+#pragma unroll
+      for (int r = 2 * i; r < kScores; r += 4) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const int key = first_key + 2 * (state.lane & 3) + 2 * (r - 2 * i) + n;
+          if (key >= seen.end || (T.left && key < seen.begin)) scores[r + n] = -kInfinity;
+        }
+      }
+    }
+  }
+
+  // One fragment of 16 x 16 after the other, rounded, to shared memory, of which `full` tells.
+  TANDEM_DEVICE void store_rounded(u16* to, const float (&x)[kScores], u64* full) const {
+#pragma unroll
+    for (int n = 0; n < T.cta_keys() / 16; ++n) {
+      u32 w[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w[i] = pack<T>(x[8 * n + 2 * i], x[8 * n + 2 * i + 1]);
+      stmatrix(fragment_at<T>(shared_address(to), n), w);
+    }
+    fence_proxy_async();
+    __syncwarp();
+    arrive(full);
+  }
+  // S has been multiplied, dP is under way: P for dv.
+  TANDEM_DEVICE void make_probabilities(float (&scores)[kScores], float (&dp)[kScores], int m_block) const {
+    fence_operand(scores);
+    arrive(&s.q_empty[state.q_ring.slot]);
+    state.q_ring.advance();
+    apply_mask(scores, m_block);
+    const float minus_lse[2] = {stat(0, 0), stat(0, 1)};
+#pragma unroll
+    for (int r = 0; r < kScores; ++r) scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, minus_lse[r / 2 % 2]));
+    mbarrier_wait(&s.p_empty, (state.steps & 1) ^ 1);
+    store_rounded(s.p, scores, &s.p_full);
+    wgmma_wait<0>();
+    fence_operand(dp);
+  }
+  // dS = P (dP - delta), for dk and dq, here and in the other CTA.
+  TANDEM_DEVICE void make_ds(const float (&scores)[kScores], float (&dp)[kScores]) const {
+    const u32 slot = slot_of(state.steps);
+    const float delta[2] = {stat(1, 0), stat(1, 1)};
+#pragma unroll
+    for (int r = 0; r < kScores; ++r) dp[r] = scores[r] * (dp[r] - delta[r / 2 % 2]);
+    __syncwarp();
+    arrive(&s.dout_empty[state.dout_ring.slot]);
+    state.dout_ring.advance();
+    mbarrier_wait(&s.ds_empty[slot], parity_of(state.steps) ^ 1);
+    store_rounded(s.ds[slot], dp, &s.ds_full[slot]);
+    ++state.steps;
+  }
+
+  // dq of a step, over the keys of both CTAs, in two parts: Sm90BackwardConfig::role_dq_column.
+  TANDEM_DEVICE void mma_dq(float (&dq_first)[T.kDqFirst / 2], float (&dq_rest)[T.kDqRest / 2], u32 step) const {
+    const u32 slot = slot_of(step);
+    mbarrier_wait(&s.ds_full[slot], parity_of(step));
+    mbarrier_wait(&s.pair.ds_landed[slot], parity_of(step));
+    discard(dq_first);
+    discard(dq_rest);
+    wgmma_fence();
+    auto multiply_dq = [&](const u16* ds, u32 first, u32 rest, bool adds) {
+      const u64 a = wgmma_smem_desc(shared_address(ds), 16, 1024);
+      const u64 b_first = wgmma_smem_desc(first, kKeyBlockBytes<T>, 1024);
+      const u64 b_rest = wgmma_smem_desc(rest, kKeyBlockBytes<T>, 1024);
+#pragma unroll
+      for (int c = 0; c < T.cta_keys() / 16; ++c) {
+        DqFirst::ss_nn(dq_first, a + in_row(c, kKeyBlockBytes<T>), b_first + rows_16(c), adds || c > 0);
+        DqRest::ss_nn(dq_rest, a + in_row(c, kKeyBlockBytes<T>), b_rest + rows_16(c), adds || c > 0);
+      }
+    };
+    const int first = T.role_dq_column(state.rank, 0), rest = T.role_dq_column(state.rank, T.kDqFirst);
+    multiply_dq(s.ds[slot], shared_address(s.k) + first / 64 * kKeyBlockBytes<T>,
+                shared_address(s.k) + rest / 64 * kKeyBlockBytes<T> + rest % 64 * 2, false);
+    multiply_dq(s.pair.ds[slot], shared_address(s.pair.k), shared_address(s.pair.k) + kKeyBlockBytes<T>, true);
+    wgmma_commit();
+  }
+  TANDEM_DEVICE void add_dq(float (&dq_first)[T.kDqFirst / 2], float (&dq_rest)[T.kDqRest / 2], u32 step) const {
+    fence_operand(dq_first);
+    fence_operand(dq_rest);
+    arrive(&s.ds_empty[slot_of(step)]);
+    if (state.lane == 0) mbarrier_arrive_at(&s.ds_empty[slot_of(step)], state.rank ^ 1);
+    mbarrier_wait(&s.dq_turn[0], step & 1);
+    store_sums(s.dq[0], 0, dq_first);
+    store_sums(s.dq[0] + T.kDqFirst / 8 * 128, 0, dq_rest);
+    fence_proxy_async();
+    __syncwarp();
+    arrive(&s.dq_added[0][step % T.dq_threads()]);
+  }
+};

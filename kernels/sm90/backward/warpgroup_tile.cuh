@@ -1,0 +1,150 @@
+// What a computing warpgroup of the Hopper backward knows of the tile at hand: whose keys these are and what sees them,
+// where in the tile's steps it is, and how far the rings have come.
+//
+// These structs hold numbers and references only: what products write are arrays that are locals of the functions with
+// the loops (compute.cuh). What is worked out once, and in which order, shows in the machine code of the loop
+// (docs/lab/kernel-structure.md).
+#pragma once
+#include "ptx/warp.cuh"
+#include "sm90/backward/operands.cuh"
+#include "sm90/backward/shared_plan.cuh"
+#include "tile/dropout.cuh"
+#include "tile/fragment_softmax.cuh"
+
+// Whether a warpgroup has to know which head and sequence a step is of.
+template <Sm90BackwardConfig T>
+constexpr bool kKnowsHead = T.has_score_mod() || T.dropout;
+
+// What is the same for all tiles: which warpgroup, and of it which thread, this is.
+template <Sm90BackwardConfig T>
+struct WarpgroupThread {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const int group;        // query heads that share a key head
+  const int index, rank;  // of the warpgroup in its CTA, of the CTA in its pair
+  // The warpgroup's own keys, or where all have the same ones its own queries of a step and columns of dk and dv. Bytes
+  // of rows are those in each 64 columns.
+  const u32 own_keys;
+  const int first_query;
+  Dropout dropout;
+
+  TANDEM_DEVICE WarpgroupThread(const BackwardParams& p, int warpgroup)
+      : group(p.heads_q / p.heads_k),
+        index(warpgroup),
+        rank(rank_of_cta<T>()),
+        own_keys(T.wide() ? 0 : index * 64 * 128),
+        first_query(T.wide() ? index * T.score_queries() : 0) {
+    if constexpr (T.dropout) dropout = Dropout(p.dropout);
+  }
+  TANDEM_DEVICE u32 own_columns(int columns) const {
+    const int first = T.wide() ? index * columns : 0;
+    return first / 64 * kQueryBlockBytes<T> + first % 64 * 2;
+  }
+};
+
+// What goes on from one tile to the next.
+template <Sm90BackwardConfig T>
+struct WarpgroupRings {
+  Ring<T.q_stages> q_next, q;  // the queries whose scores come next, and those that dk is summed of next
+  Ring<T.dout_stages> dout;
+  u32 steps = 0, dq_steps = 0;     // steps that are done, and those whose dq has been added
+  int ds_slot = 1, ds_before = 0;  // where dS of this step is, and that of the step before
+};
+
+// The steps of a tile in the order of KeySteps, but in numbers that stay in uniform registers, and without what nobody
+// asks: heads are counted from 0 where a step does not need its own.
+template <Sm90BackwardConfig T>
+struct WarpgroupSteps {
+  int m_block, head, count;
+
+  TANDEM_DEVICE WarpgroupSteps(const BackwardParams& p, const KeyTile& tile, int group, int m_begin, int m_end)
+      : m_begin_(m_begin),
+        m_end_(m_end),
+        heads_(group),
+        first_head_(kKnowsHead<T> ? uniform(tile.head_k) * group : 0),
+        listed_(p, tile) {
+    m_block = m_end_ - 1;
+    if (from_diagonal<T>() && uniform(tile.diagonal)) m_block = m_begin_, next_ = 1;
+    head = first_head_;
+    count = heads_ * (m_end_ - m_begin_);
+    if constexpr (T.block_mask) {
+      count = uniform(listed_.left), m_block = uniform(listed_.m_block), head = uniform(listed_.head);
+    } else if constexpr (T.split) {
+      const KeySteps<T> part(p, tile);
+      m_block = uniform(part.m_block), count = uniform(part.left), heads_ = uniform(part.heads());
+      head = uniform(part.head), first_head_ = uniform(part.first_head());
+    }
+  }
+  TANDEM_DEVICE void advance() {
+    if constexpr (T.block_mask) {
+      listed_.advance();
+      m_block = uniform(listed_.m_block), head = uniform(listed_.head);
+    } else if constexpr (from_diagonal<T>()) {  // and the key head has one query head
+      m_block += next_;
+    } else if constexpr (T.left) {
+      if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
+    } else {
+      if (++head == first_head_ + heads_) head = first_head_, --m_block;
+    }
+  }
+
+ private:
+  int m_begin_, m_end_, heads_, first_head_;
+  [[maybe_unused]] int next_ = -1;  // m_block
+  [[maybe_unused]] ListedOrNone<T> listed_;
+};
+
+// The tile, as one warpgroup and thread see it.
+template <Sm90BackwardConfig T>
+struct WarpgroupTile {
+  const BackwardParams& p;
+  BackwardShared<T>& s;
+  const WarpgroupThread<T>& thread;
+  const int taken_block, n_block;  // of the CTA or pair, and the CTA's own
+  const SequenceCoords sequence;
+  const decltype(band_of<T>(p, sequence)) band;
+  int key0;                          // the first of the thread's two keys
+  int unmasked_begin, unmasked_end;  // m_blocks whose queries all see all of the CTA's keys
+
+  TANDEM_DEVICE WarpgroupTile(const BackwardParams& params, BackwardShared<T>& shared, const WarpgroupThread<T>& of,
+                              int taken)
+      : p(params),
+        s(shared),
+        thread(of),
+        taken_block(taken),
+        n_block(taken * T.ctas() + of.rank),
+        sequence(sequence_coords<T>(params, T.varlen || kKnowsHead<T> ? uniform(shared.tile.sequence) : 0)),
+        band(band_of<T>(params, sequence)) {
+    const int last_key = (n_block + 1) * T.cta_keys() - 1;
+    const QueryRange unmasked = band.unmasked_queries(n_block * T.cta_keys(), last_key);
+    unmasked_begin = T.right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
+    if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
+    unmasked_end = T.left ? unmasked.end / T.tile_m : 1 << 30;
+    key0 = n_block * T.cta_keys() + (T.wide() ? 0 : of.index * 64) + of.warp * 16 + of.lane / 4;
+  }
+
+  TANDEM_DEVICE int key(int i) const { return key0 + 8 * i; }
+  TANDEM_DEVICE int query_of(int m_block, int r) const {
+    return m_block * T.tile_m + thread.first_query + 2 * (thread.lane & 3) + column_of(r);
+  }
+
+  // Queries that see the thread's i-th key.
+  TANDEM_DEVICE QueryRange seen_by(int i) const {
+    QueryRange range = band.visible_queries(key(i), key(i));
+    if (key(i) >= sequence.k_len) range.begin = range.end = 1 << 29;
+    return range;
+  }
+  TANDEM_DEVICE bool is_masked(int m_block) const {
+    return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
+  }
+
+  // All computing warpgroups together.
+  TANDEM_DEVICE void clear(u16* block, int rows, int columns, int used) const {
+    zero_tail<T>(block, rows, columns, used, kSyncAll, 128 * T.warpgroups);
+  }
+  TANDEM_DEVICE void clear_keys() const {
+    clear(s.k, T.cta_keys(), T.head_dim, sequence.k_len - n_block * T.cta_keys());
+    clear(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
+    if constexpr (T.pair)
+      clear(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
+  }
+};

@@ -1,0 +1,202 @@
+// The steps of a computing warpgroup of the Hopper forward, an n_block each: scores, softmax, and the product with the
+// values of the step before.
+#pragma once
+#include "sm90/forward/fragment_scores.cuh"
+#include "sm90/forward/work_rows.cuh"
+#include "tile/dropout.cuh"
+#include "tile/fragment_softmax.cuh"
+#include "tile/pack.cuh"
+
+// What is the same for all steps.
+template <Sm90ForwardConfig T>
+struct ScoreConstants {
+  const float scale_log2, threshold;
+  Dropout dropout;
+
+  TANDEM_DEVICE explicit ScoreConstants(const ForwardParams& p)
+      : scale_log2(T.has_score_mod() ? 1.0f : p.scale_log2), threshold(kRescaleThreshold / scale_log2) {
+    if constexpr (T.dropout) dropout = Dropout(p.dropout);
+  }
+};
+
+// Which of a step's probabilities meet values, drawn while it is multiplied. Sums are of all of them.
+constexpr int kKeptGroup = 32;  // registers of which one number tells
+template <Sm90ForwardConfig T>
+constexpr int kKeptNumbers = (T.tile_n / 2 + kKeptGroup - 1) / kKeptGroup;
+
+// compute()'s own arrays.
+template <Sm90ForwardConfig T>
+struct Fragments {
+  const typename Warpgroup<T>::QFragments& queries;
+  float (&scores)[T.tile_n / 2];
+  float (&out)[T.head_dim_v / 2];
+  u32 (&probabilities)[T.tile_n / 4];
+  u32 (&kept)[kKeptNumbers<T>];
+};
+
+// Changes and hides scores. masked: some rows may not see some of the keys.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void mod_and_mask(float (&scores)[T.tile_n / 2], const WorkRows<T>& rows, const NBlockSteps<T>& at,
+                                int n_block, bool masked) {
+  const ForwardParams& p = rows.p;
+  const int column0 = n_block * T.tile_n + 2 * (rows.w.lane & 3);
+  if constexpr (T.has_score_mod())
+    apply_score_mod<T>(scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
+  if constexpr (T.block_mask)
+    apply_block_mask<T>(scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0, at.state);
+  if (masked && warp_any(n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin)))
+    apply_mask<T>(scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
+}
+
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void draw_kept(u32 (&kept)[kKeptNumbers<T>], const Dropout& dropout, const WorkRows<T>& rows,
+                             int n_block) {
+  if constexpr (T.dropout) {
+    const int lane = rows.w.lane;
+    const Row row = rows.own_row(lane & 1);
+    const u32 head = rows.tile().sequence * rows.p.heads_q + row.head;
+#pragma unroll
+    for (int r = 0; r < T.tile_n / 2; r += kKeptGroup)
+      kept[r / kKeptGroup] =
+          dropout.by_rows(row.query, head, n_block * T.tile_n + 2 * r, min(kKeptGroup, T.tile_n / 2 - r) / 4, lane);
+  }
+}
+
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void pack_p(const Fragments<T>& f) {
+  if constexpr (T.dropout) {
+#pragma unroll
+    for (int r = 0; r < T.tile_n / 2; ++r)
+      f.scores[r] = is_kept(f.kept[r / kKeptGroup], r % kKeptGroup) ? f.scores[r] : 0.0f;
+  }
+#pragma unroll
+  for (int r = 0; r < T.tile_n / 4; ++r) f.probabilities[r] = pack<T>(f.scores[2 * r], f.scores[2 * r + 1]);
+}
+
+// The last n_block, with which a tile begins.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows, const NBlockSteps<T>& at,
+                              int n_block, FragmentSoftmax<T.f16>& softmax, const ScoreConstants<T>& constants) {
+  w.wait_k();
+  if (T.pingpong) tma_store_wait_read();  // of the last result; all know of it by the turn
+  w.pingpong_wait();
+  w.mma_qk(f.scores, f.queries);
+  w.pingpong_signal();
+  draw_kept(f.kept, constants.dropout, rows, n_block);
+  wgmma_wait<0>();
+  fence_operand(f.scores);
+  w.release_k();
+  mod_and_mask(f.scores, rows, at, n_block, true);
+  softmax.update_max(f.scores, constants.scale_log2, constants.threshold);
+  softmax.template exponentials<0, T.tile_n / 2>(f.scores, constants.scale_log2);
+  pack_p(f);
+  w.zero_v_tail(rows.tile(), at.all, n_block);
+}
+
+// All others, each with the values of the step before.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows, NBlockSteps<T>& at,
+                                int& n_block, FragmentSoftmax<T.f16>& softmax, const ScoreConstants<T>& constants) {
+  const Work& work = rows.work;
+  const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
+  // strict: every maximum is taken.
+  auto step = [&](bool masked, bool strict) __attribute__((always_inline)) {
+    w.wait_k();
+    w.pingpong_wait();
+    w.mma_qk(f.scores, f.queries);
+    w.wait_v();
+    w.mma_pv(f.out, f.probabilities);
+    w.pingpong_signal();
+    if (strict) {
+      softmax.add_step();
+    } else {
+      softmax.settle(f.probabilities, scale_log2, threshold, [] { wgmma_wait<0>(); });
+    }
+    draw_kept(f.kept, constants.dropout, rows, n_block);
+    wgmma_wait<1>();
+    fence_operand(f.scores);
+    w.release_k();
+    mod_and_mask(f.scores, rows, at, n_block, masked);
+    if (strict) softmax.update_max(f.scores, scale_log2, threshold);
+    // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
+    // branch that asks for their sums (and is never taken) keeps it from that.
+    constexpr int kAll = T.tile_n / 2, kUnder = T.exps_under_pv();
+    softmax.template exponentials<0, kUnder>(f.scores, scale_log2);
+    fence_operand(f.scores);
+    if (kUnder > 0 && softmax.step_sum[0] + softmax.step_sum[1] < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
+    wgmma_wait<0>();
+    fence_operand(f.out);
+    w.release_v();
+    if (softmax.rescale) {
+#pragma unroll
+      for (int i = 0; i < T.head_dim_v / 2; ++i) f.out[i] *= softmax.alpha[row_of(i)];
+    }
+    softmax.template exponentials<kUnder, kAll>(f.scores, scale_log2);
+    pack_p(f);
+  };
+  if constexpr (!T.block_mask) --n_block;
+  // The first step that hides nothing may be the first in which a row sees a key.
+  int strict_end = at.own.begin;
+  if (!T.lazy_max() || !warp_any(work.strict))
+    strict_end = max(strict_end, T.right ? at.own.unmasked_end - T.lazy_max() : n_block + 1);
+  // A step is long, and so is its compilation: one copy asks what it has to do. Only where results are narrow
+  // and steps short does asking cost 2 %.
+  constexpr bool kMasked = T.left || T.right || T.block_mask, kTwoLoops = T.lazy_max() && T.right && !T.left &&
+                                                                          !T.block_mask && T.head_dim_v <= 64 &&
+                                                                          T.tile_n <= 64;
+  auto is_strict = [&] {
+    if (!T.lazy_max()) return true;
+    return kMasked ? !kTwoLoops && warp_any(n_block >= strict_end) : warp_any(work.strict);
+  };
+  if constexpr (kTwoLoops) {
+#pragma unroll 1
+    for (; warp_any(n_block >= strict_end); --n_block) step(true, true);
+  }
+  if constexpr (T.block_mask) {
+#pragma unroll 1
+    while (warp_any(--at.steps > 0)) {
+      at.shown = at.shown || at.is_whole(n_block);
+      n_block = at.read_step(w.index);
+      step(true, !T.lazy_max() || warp_any(!at.shown || !at.is_whole(n_block) || work.strict));
+    }
+  } else {
+#pragma unroll 1
+    for (; warp_any(n_block >= at.own.begin); --n_block) step(kMasked && !kTwoLoops, is_strict());
+  }
+}
+
+// The values of the last step, and under their product what the sums come to: by what the result is multiplied.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<T>& w, const WorkRows<T>& rows,
+                          FragmentSoftmax<T.f16>& softmax) {
+  const ForwardParams& p = rows.p;
+  if (!T.q_in_registers()) w.release_q();
+  w.wait_v();
+  w.mma_pv(f.out, f.probabilities);
+  if (T.lazy_max()) {
+    softmax.settle_last(f.probabilities, [] { wgmma_wait<0>(); });
+  } else {
+    softmax.add_step();
+  }
+  softmax.reduce_sum();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const Row row = rows.own_row(i);
+    const RowFinal end = finalize_row<T>(p, row, rows.is_used(i), softmax.sum[i], softmax.row_max[i]);
+    inverse[i] = end.inverse;
+    if constexpr (T.dropout) inverse[i] *= p.dropout.scale;
+    if (p.lse && (w.lane & 3) == 0 && row.query < rows.tile().q_rows) store_lse(p, rows.tile(), row, end.lse);
+  }
+  wgmma_wait<0>();
+  fence_operand(f.out);
+  // Probabilities that are as large as they may become, times large values, may come to infinity, too. It is asked
+  // for before the last values are given up: then all tiles are done.
+  if (T.lazy_max() && softmax.outgrown && !warp_any(rows.work.strict)) {
+    const bool used[2] = {rows.is_used(0), rows.is_used(1)};
+    bool lost = (used[0] && softmax.overflowed(0)) || (used[1] && softmax.overflowed(1));
+#pragma unroll
+    for (int i = 0; i < T.head_dim_v / 2; ++i) lost |= used[row_of(i)] && !(fabsf(f.out[i]) < kInfinity);
+    if (warp_any(lost)) w.request_retry();
+  }
+  w.release_v();
+}

@@ -27,6 +27,8 @@ ON_GPU = {name: TYPES[name] for name in ("bfloat16", "float16", "float32")}
 INT = np.int32
 CU_Q, CU_K = np.array([0, 4, 12], INT), np.array([0, 10, 16], INT)
 
+ONE_BLOCK = tandem.Blocks(np.ones((1, 1, 1), INT), np.zeros((1, 1, 1, 1), INT))
+
 OF_Q = object()  # a bias of q's type
 
 # What a call has beside plain q, k and v: its name, its shapes where they matter, its options.
@@ -55,6 +57,12 @@ FEATURES = [
     ("bias, boolean", {}, {"bias": np.ones((2, 1, 1, 8), bool)}),
     ("bias of a packed call", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "bias": OF_Q}),
     ("sink", {}, {"sink": np.zeros(2, np.float32)}),
+    ("score_mod", {}, {"score_mod": tandem.Mod("score - slope[head] * abs(q - k)", slope=np.ones(2, np.float32))}),
+    ("mask_mod", {}, {"mask_mod": "k <= q"}),
+    ("mask_mod, packed", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "mask_mod": "k <= q"}),
+    ("block mask, 128 x 128", {}, {"block_mask": ONE_BLOCK, "mask_mod": "k <= q"}),
+    ("block mask with seqused_k", {}, {"block_mask": ONE_BLOCK, "seqused_k": np.array([8, 1], INT)}),
+    ("block mask, packed", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "block_mask": ONE_BLOCK}),
     ("dropout", {}, {"dropout_p": 0.1, "seed": 1}),
     ("result of float32", {}, {"out_dtype": np.float32}),
     ("num_splits", {}, {"num_splits": 2}),

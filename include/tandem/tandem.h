@@ -286,6 +286,11 @@ typedef struct tandem_attention_args {
   const tandem_tensor* full_kv_indices;
   int64_t mask_block_q; /* with them at least 1, else 0 */
   int64_t mask_block_k;
+
+  /* Output of forward, optional, like lse: the largest score that a query sees, as the softmax takes it (after
+   * score_mod and masks, the sink left out). -inf for a row that sees no key; NaN where one of its scores is. On a GPU
+   * a kernel of its own makes all scores anew. */
+  const tandem_tensor* max_scores;
 } tandem_attention_args;
 
 /* What a check, a workspace or a preparation is for. */
@@ -346,6 +351,44 @@ TANDEM_API tandem_status tandem_merge(tandem_context* context, const tandem_merg
 
 /* Compiles ahead what every merge on the context's GPU needs; nothing on the CPU. */
 TANDEM_API tandem_status tandem_prepare_merge(tandem_context* context);
+
+/* ---- Block masks of a mask_mod: since 0.2 ----------------------------------------------------------------------- */
+
+/* The lists of blocks that tandem_attention_args takes, made from a mask_mod. A block is full where it is seen whole
+ * and lies within the sequences, else partial where some of it is seen: as torch's create_block_mask has it. Of each
+ * block the text is first asked for all of it at once, by interval arithmetic; where that does not decide, for one
+ * query and key after the other. Nothing of seqlen_q x seqlen_k is held. */
+typedef struct tandem_block_mask_args {
+  int64_t size; /* sizeof(tandem_block_mask_args) */
+  const tandem_mod* mask_mod;
+  int64_t batch; /* that have lists of their own, from 0 on: 1 where the text does not read it */
+  int64_t heads;
+  int64_t seqlen_q;
+  int64_t seqlen_k;
+  int64_t mask_block_q; /* at least 1 */
+  int64_t mask_block_k;
+
+  /* Results, int32, any strides. For each block of queries how many blocks of keys, (batch, heads, blocks of queries),
+   * and which, (batch, heads, blocks of queries, blocks of keys): those of the list first and then the others, each in
+   * rising order. Without the full ones, which may be NULL, the first list has both kinds. */
+  const tandem_tensor* kv_num_blocks;
+  const tandem_tensor* kv_indices;
+  const tandem_tensor* full_kv_num_blocks;
+  const tandem_tensor* full_kv_indices;
+  /* The same for each block of keys, (batch, heads, blocks of keys[, blocks of queries]): may be NULL. */
+  const tandem_tensor* q_num_blocks;
+  const tandem_tensor* q_indices;
+  const tandem_tensor* full_q_num_blocks;
+  const tandem_tensor* full_q_indices;
+} tandem_block_mask_args;
+
+/* workspace: a byte for each block of each list: batch * heads * blocks of queries * blocks of keys. stream: as for
+ * tandem_forward. On a GPU each text is a kernel. */
+TANDEM_API tandem_status tandem_make_block_mask(tandem_context* context, const tandem_block_mask_args* args,
+                                                void* workspace, size_t workspace_bytes, void* stream);
+
+/* Compiles ahead what that call needs; nothing on the CPU. Ignores data pointers. */
+TANDEM_API tandem_status tandem_prepare_block_mask(tandem_context* context, const tandem_block_mask_args* args);
 
 #ifdef __cplusplus
 }

@@ -342,6 +342,7 @@ struct Attention {
   Tensor kv_num_blocks = {}, kv_indices = {};            // (batch|1, heads|1, blocks of queries), (..., any number)
   Tensor full_kv_num_blocks = {}, full_kv_indices = {};  // the same of blocks that are seen whole
   int64_t mask_block_q = 0, mask_block_k = 0;            // queries and keys of a block
+  Tensor max_scores = {};                                // forward: like lse
 };
 
 namespace detail {
@@ -433,6 +434,7 @@ class CArgs {
     args_.full_kv_indices = a_.full_kv_indices.get();
     args_.mask_block_q = a_.mask_block_q;
     args_.mask_block_k = a_.mask_block_k;
+    args_.max_scores = a_.max_scores.get();
   }
   CArgs(const CArgs&) = delete;
   CArgs& operator=(const CArgs&) = delete;
@@ -451,6 +453,7 @@ class CArgs {
     if (pass == TANDEM_FORWARD) {
       refuse(a_.out, "out");
       refuse(a_.lse, "lse");
+      refuse(a_.max_scores, "max_scores");
     } else {
       refuse(a_.dq, "dq");
       refuse(a_.dk, "dk");
@@ -539,6 +542,54 @@ inline void merge(std::vector<Part> parts, Part result, const Context& context =
     }
   }
   throw_if_failed(tandem_merge(context.get(), &args, stream));
+}
+
+// Lists of blocks that Attention takes, to be made from a mask_mod: tandem_block_mask_args has their shapes.
+struct BlockMask {
+  Mod mask_mod = {};
+  int64_t batch = 1, heads = 1;  // that have lists of their own
+  int64_t seqlen_q = 0, seqlen_k = 0;
+  int64_t mask_block_q = 128, mask_block_k = 128;
+  Tensor kv_num_blocks = {}, kv_indices = {}, full_kv_num_blocks = {}, full_kv_indices = {};
+  Tensor q_num_blocks = {}, q_indices = {}, full_q_num_blocks = {}, full_q_indices = {};
+};
+
+// Fills the lists: see tandem_make_block_mask. workspace and stream: as for forward. Throws Error.
+inline void make_block_mask(BlockMask blocks, const Context& context = {}, std::span<std::byte> workspace = {},
+                            void* stream = nullptr) {
+  for (const Tensor* tensor :
+       {&blocks.kv_num_blocks, &blocks.kv_indices, &blocks.full_kv_num_blocks, &blocks.full_kv_indices,
+        &blocks.q_num_blocks, &blocks.q_indices, &blocks.full_q_num_blocks, &blocks.full_q_indices}) {
+    if (*tensor && tensor->read_only()) {
+      throw Error(TANDEM_INVALID_ARGUMENT,
+                  "lists (read only) must be writable: make them from memory that is not const");
+    }
+  }
+  const detail::CMod mask_mod(blocks.mask_mod);
+  const tandem_block_mask_args args{.size = sizeof args,
+                                    .mask_mod = mask_mod.get(),
+                                    .batch = blocks.batch,
+                                    .heads = blocks.heads,
+                                    .seqlen_q = blocks.seqlen_q,
+                                    .seqlen_k = blocks.seqlen_k,
+                                    .mask_block_q = blocks.mask_block_q,
+                                    .mask_block_k = blocks.mask_block_k,
+                                    .kv_num_blocks = blocks.kv_num_blocks.get(),
+                                    .kv_indices = blocks.kv_indices.get(),
+                                    .full_kv_num_blocks = blocks.full_kv_num_blocks.get(),
+                                    .full_kv_indices = blocks.full_kv_indices.get(),
+                                    .q_num_blocks = blocks.q_num_blocks.get(),
+                                    .q_indices = blocks.q_indices.get(),
+                                    .full_q_num_blocks = blocks.full_q_num_blocks.get(),
+                                    .full_q_indices = blocks.full_q_indices.get()};
+  Workspace own;
+  if (workspace.empty() && context.on_host() && blocks.kv_indices) {
+    // A byte for each index that there is room for.
+    size_t bytes = 1;
+    for (int i = 0; i < args.kv_indices->ndim; ++i) bytes *= static_cast<size_t>(args.kv_indices->shape[i]);
+    workspace = own.reserve(bytes);
+  }
+  throw_if_failed(tandem_make_block_mask(context.get(), &args, workspace.data(), workspace.size(), stream));
 }
 
 // Why the call would be refused, or nothing when it would be served. Ignores data pointers.

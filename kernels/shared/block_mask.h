@@ -24,6 +24,7 @@ struct BlockMaskParams {
   int batch, heads;      // that have lists of their own: 1, or all
   long long list_words;  // from one tile's steps to the next
   int* steps;            // by batch, head and m_block
+  int* order;            // of a forward: ForwardParams::tile_order, to be written
 };
 
 struct BlockMaskedForwardParams : ModifiedForwardParams {

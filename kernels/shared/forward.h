@@ -21,6 +21,17 @@ struct DropoutParams {
   float scale;
 };
 
+// Largest scores: where they go, and the queries and keys that they are made of anew (tile/max_scores.cuh). Strides are
+// in elements.
+struct MaxScoresParams {
+  float* data;
+  long long batch, row, head;
+  const void *q_data, *k_data;
+  long long q_batch, q_row, q_head, k_batch, k_row, k_head;
+  int head_dim;  // the problem's own
+};
+constexpr int kMaxScoresRows = 64, kMaxScoresThreads = 128;  // of a block
+
 // The parameter of the kernels. Strides are in elements. Packed tensors have one batch and all rows in it.
 struct ForwardParams {
   // q, out: (head_dim, pack_gqa, seqlen_q, heads_q / pack_gqa, batch), boxes of 64 columns (a float32 out: 32) and 64
@@ -45,9 +56,11 @@ struct ForwardParams {
   int sink_is_f32;  // else of the type of q
 
   int batch, heads_q, heads_k;
-  int seqlen_q, seqlen_k;  // dense: the dimension; packed: the bound that the caller gave
-  int total_q, total_k;    // packed: rows of the tensors
-  int pack_gqa;            // query heads of a key head whose rows are neighbours in a tile: 1, 2, 4, ... 64
+  int seqlen_q, seqlen_k;       // dense: the dimension; packed: the bound that the caller gave
+  int total_q, total_k;         // packed: rows of the tensors
+  int pack_gqa;                 // query heads of a key head whose rows are neighbours in a tile: 1, 2, 4, ... 64
+  const int* tile_order;        // with a block mask: of each list its m_blocks, those of most steps first
+  int order_batch, order_head;  // from one list to the next; 0: it is that of all
   int m_blocks;           // of one head (packed: one group of heads) and sequence; varlen: the most there can be of all
                           // sequences
   int tiles;              // of all; varlen: 0, as only the device knows
@@ -69,4 +82,5 @@ struct ForwardParams {
   float softcap_polynomial[kSoftcapTerms], softcap_near_polynomial[kSoftcapNearTerms];
   int head_dim_v;  // the problem's own
   DropoutParams dropout;
+  MaxScoresParams max_scores;  // if the configuration has them
 };

@@ -13,6 +13,7 @@ struct Sm100ForwardConfig {
   bool f32_out = false;                  // the result is float32, else of the type of elements
   bool dropout = false;                  // of probabilities, before they meet values
   bool block_mask = false;               // n_blocks are those that lists name: tile/block_mask.cuh
+  bool max_scores = false;               // of each row, by a kernel beside this one: tile/max_scores.cuh
   bool f16 = false;                      // elements are float16, else bfloat16
   bool left = false, right = false;      // a query may not see all keys before, after it (causal: right)
   bool varlen = false;                   // lengths are read on the device: cu_seqlens or seqused

@@ -174,3 +174,21 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
 #pragma unroll
   for (int i = 0; i <= kTiles; ++i) steps[i] = total[i];
 }
+
+// The m_blocks of one list, those of most steps first: one block of kListStepsThreads threads.
+template <auto T>
+TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
+  const int* const steps = p.blocks.steps + static_cast<i64>(blockIdx.x) * p.m_blocks * p.blocks.list_words;
+  int* const order = p.blocks.order + static_cast<i64>(blockIdx.x) * p.m_blocks;
+#pragma unroll 1
+  for (int m_block = threadIdx.x; m_block < p.m_blocks; m_block += kListStepsThreads) {
+    const int own = steps[m_block * p.blocks.list_words];
+    int rank = 0;
+#pragma unroll 1
+    for (int other = 0; other < p.m_blocks; ++other) {
+      const int count = steps[other * p.blocks.list_words];
+      rank += count > own || (count == own && (T.right ? other > m_block : other < m_block));
+    }
+    order[rank] = m_block;
+  }
+}

@@ -31,9 +31,11 @@ template <auto T>
 TANDEM_DEVICE TileCoords dense_coords(const ForwardParams& p, int n) {
   const int heads = p.heads_q >> log2_of(p.pack_gqa);
   const TileIndex index = tile_index_at(p, n, p.m_blocks, p.batch * heads);
-  const int m_block = T.right ? p.m_blocks - 1 - index.m_block : index.m_block;
-  const int batch = index.head / heads;
-  return {m_block, index.head % heads, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
+  const int batch = index.head / heads, head = index.head % heads;
+  int m_block = T.right ? p.m_blocks - 1 - index.m_block : index.m_block;
+  if constexpr (T.block_mask)
+    m_block = p.tile_order[static_cast<i64>(batch) * p.order_batch + head * p.order_head + index.m_block];
+  return {m_block, head, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
 }
 
 // Lengths as the device has them: whatever they say, they stay within the tensors.

@@ -150,7 +150,7 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
   for (Py_ssize_t n = 0; n < PyTuple_Size(described); ++n) {
     memset(&operands[n], 0, sizeof operands[n]);
     if (read_tensor(PyTuple_GetItem(described, n), 0, &operands[n]) != kRead) {
-      if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "merge() takes descriptions of tensors");
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "descriptions of tensors are wanted");
       return 0;
     }
     tensors[n] = &operands[n].tensor;
@@ -207,6 +207,72 @@ static PyObject* merge(PyObject* module, PyObject* arguments) {
   return answer;
 }
 
+/* ---- Block masks ------------------------------------------------------------------------------------------------- */
+
+enum { kSizes = 6, kLists = 4 };
+
+/* Makes the call on the device of the first list, on the stream of what it describes. */
+static PyObject* serve_blocks(const tandem_block_mask_args* args, PyObject* first, void* workspace, size_t bytes) {
+  const tandem_device device = args->kv_num_blocks->device;
+  void* stream = NULL;
+  tandem_context* context = NULL;
+  if (device.type == TANDEM_CUDA) {
+    context = device.index >= 0 && device.index < kMostDevices ? tandem_python_gpu(device.index) : NULL;
+    if (context == NULL) return Py_BuildValue("(si)", "open", (int)device.index);
+    if (!find_stream(first, device.index, &stream)) return NULL;
+  }
+  tandem_status status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = tandem_make_block_mask(context != NULL ? context : tandem_python_context(), args, workspace, bytes, stream);
+  Py_END_ALLOW_THREADS;
+  if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
+  Py_RETURN_NONE;
+}
+
+/* make_block_mask(mask_mod, (batch, heads, seqlen_q, seqlen_k, block_q, block_k), lists, workspace, bytes): lists are
+ * descriptions of kv_num_blocks, kv_indices and the full ones -> None or what must be done first, as run() */
+static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *mod, *lists, *address;
+  long long sizes[kSizes];
+  Py_ssize_t bytes;
+  if (!PyArg_ParseTuple(arguments, "O!(LLLLLL)O!On", &PyTuple_Type, &mod, &sizes[0], &sizes[1], &sizes[2], &sizes[3],
+                        &sizes[4], &sizes[5], &PyTuple_Type, &lists, &address, &bytes))
+    return NULL;
+  void* workspace = PyLong_AsVoidPtr(address);
+  if (PyErr_Occurred()) return NULL;
+  if (PyTuple_Size(lists) != kLists) {
+    PyErr_SetString(PyExc_TypeError, "make_block_mask() takes four lists");
+    return NULL;
+  }
+  Operand operands[kLists];
+  const tandem_tensor* tensors[kLists];
+  ReadMod* read = NULL;
+  PyObject* answer = NULL;
+  if (read_tensors(lists, operands, tensors)) {
+    const Reading reading = read_mod(mod, TANDEM_FORWARD, &read);
+    if (reading == kRead) {
+      const tandem_block_mask_args args = {.size = sizeof args,
+                                           .mask_mod = &read->mod,
+                                           .batch = sizes[0],
+                                           .heads = sizes[1],
+                                           .seqlen_q = sizes[2],
+                                           .seqlen_k = sizes[3],
+                                           .mask_block_q = sizes[4],
+                                           .mask_block_k = sizes[5],
+                                           .kv_num_blocks = tensors[0],
+                                           .kv_indices = tensors[1],
+                                           .full_kv_num_blocks = tensors[2],
+                                           .full_kv_indices = tensors[3]};
+      answer = serve_blocks(&args, PyTuple_GetItem(lists, 0), workspace, (size_t)bytes);
+    } else if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_TypeError, "make_block_mask() takes descriptions of tensors");
+    }
+    release_mod(read);
+  }
+  return answer;
+}
+
 static int32_t gpu_index(PyObject* number) {
   const long index = PyLong_AsLong(number);
   if (!PyErr_Occurred() && (index < 0 || index >= kMostDevices))
@@ -257,6 +323,8 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, 0x0080 /* METH_FASTCALL: named by the stable ABI from 3.10 on */,
      "run(what, record, workspace = 0, bytes = 0) -> None, or what must be done first"},
     {"merge", merge, METH_VARARGS, "merge(outs, lses, (out, lse)) -> None, or what must be done first"},
+    {"make_block_mask", make_block_mask, METH_VARARGS,
+     "make_block_mask(mask_mod, sizes, lists, workspace, bytes) -> None, or what must be done first"},
     {"last_error", last_error, METH_NOARGS, "the sentence of this thread's last call that failed"},
     {"use_openmp_of", use_openmp_of, METH_O, "use_openmp_of(library) -> whether calls run on its threads from now on"},
     {"description", description, METH_NOARGS, "one line about what will run on the CPU"},

@@ -65,6 +65,7 @@ static struct {
     {"float32_out", kNotOfTheCall, 0, 0, 0, NULL}, /* out's own type says it */
     TENSOR(out, kForward, kBackward),
     TENSOR(lse, kForward, 0),
+    TENSOR(max_scores, kForward, 0),
     TENSOR(dout, 0, kBackward),
     TENSOR(dlse, 0, 0),
     TENSOR(dq, kBackward, 0),
@@ -75,7 +76,7 @@ static struct {
 #undef TENSOR
 #undef FIELD
 };
-enum { kFields = sizeof fields / sizeof fields[0], kMostTensors = 26, kMostMods = 2 };
+enum { kFields = sizeof fields / sizeof fields[0], kMostTensors = 27, kMostMods = 2 };
 
 static int intern_names(void) {
   for (int i = 0; i < kFields; ++i)

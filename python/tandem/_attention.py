@@ -85,6 +85,7 @@ def attention(
     return_lse: bool = False,
     out: Any = None,
     out_dtype: Any = None,
+    max_scores: Any = None,
 ) -> Any:
     """Exact attention: ``softmax(mask(bias + softcap(softmax_scale * q k^T))) v``, never holding all scores.
 
@@ -132,6 +133,8 @@ def attention(
     out : array to write to, like the result; of q's type or float32.
     out_dtype : float32: the result is, whatever q's type is, as it should be where results are merged
         (:func:`merge`). None: q's type.
+    max_scores : array to write to, like lse: the largest score that each query sees, as the softmax takes it, without
+        the sink; -inf where it sees none. On a GPU all scores are made a second time for it.
 
     Returns out, like q with head_dim_v; with return_lse (out, lse): lse is float32 (float64 for float64), natural
     logarithm, (batch, heads_q, seqlen_q) or packed (heads_q, total_q). A row that sees no key gives 0 and -inf.
@@ -197,6 +200,8 @@ def attention(
         record["out"] = out
     if out_dtype is not None and is_float32(out_dtype):
         record["float32_out"] = True
+    if max_scores is not None:
+        record["max_scores"] = max_scores
     if type(q) is not _ndarray or _torch_front is None:
         front = use_torch()
         if front is not None and isinstance(q, front.Tensor):
@@ -222,6 +227,8 @@ def _of_arrays(record: Record, return_lse: bool) -> Any:
         result = out
         if type(out) is not _ndarray:
             record["out"] = _arrays.view(out, "out")
+    if "max_scores" in record:
+        record["max_scores"] = _arrays.view(record["max_scores"], "max_scores")
     lse = None
     if return_lse:
         lse = record["lse"] = _new_lse(q)

@@ -68,7 +68,7 @@ class _ContextOptions(ctypes.Structure):
 
 
 _FIRST = ("q", "k", "v")
-_FORWARD_RESULTS, _GRADIENTS = ("out", "lse"), ("dq", "dk", "dv", "dbias", "dsink")
+_FORWARD_RESULTS, _GRADIENTS = ("out", "lse", "max_scores"), ("dq", "dk", "dv", "dbias", "dsink")
 # By pass: the tensors that are written, and those whose last dimension must be contiguous.
 _WRITTEN = (_FORWARD_RESULTS, _GRADIENTS)
 _COMPACTED = (_FIRST, (*_FIRST, "out", "dout"))
@@ -79,7 +79,7 @@ _TENSORS_0_1 = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",
 )  # fmt: skip
 _BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-_TENSORS = (*_TENSORS_0_1, "diagonal_offsets", *_BLOCKS)
+_TENSORS = (*_TENSORS_0_1, "diagonal_offsets", *_BLOCKS, "max_scores")
 
 
 class _Args(ctypes.Structure):
@@ -114,6 +114,7 @@ class _Args(ctypes.Structure):
         *((name, ctypes.POINTER(_Tensor)) for name in _BLOCKS),
         ("mask_block_q", _int64),
         ("mask_block_k", _int64),
+        ("max_scores", ctypes.POINTER(_Tensor)),
     ]
 
 
@@ -128,6 +129,20 @@ class _MergeArgs(ctypes.Structure):
     ]
 
 
+_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+_SIZES = ("batch", "heads", "seqlen_q", "seqlen_k", "mask_block_q", "mask_block_k")
+
+
+class _BlockMaskArgs(ctypes.Structure):
+    _fields_ = [
+        ("size", _int64),
+        ("mask_mod", ctypes.POINTER(_Mod)),
+        *((name, _int64) for name in _SIZES),
+        *((name, ctypes.POINTER(_Tensor)) for name in _LISTS),
+        *((name.replace("kv_", "q_"), ctypes.POINTER(_Tensor)) for name in _LISTS),
+    ]
+
+
 def _load() -> ctypes.CDLL:
     libraries = glob.glob(os.path.join(_FOLDER, "libtandem.so.*"))
     if len(libraries) != 1:
@@ -139,6 +154,9 @@ def _load() -> ctypes.CDLL:
     library.tandem_check.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Args)]
     library.tandem_prepare.argtypes = library.tandem_check.argtypes
     library.tandem_merge.argtypes = [ctypes.c_void_p, ctypes.POINTER(_MergeArgs), ctypes.c_void_p]
+    library.tandem_make_block_mask.argtypes = [
+        ctypes.c_void_p, ctypes.POINTER(_BlockMaskArgs), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
+    ]  # fmt: skip
     library.tandem_context_create.argtypes = [ctypes.POINTER(_ContextOptions), ctypes.POINTER(ctypes.c_void_p)]
     library.tandem_workspace_size.argtypes = [*library.tandem_check.argtypes, ctypes.POINTER(ctypes.c_size_t)]
     library.tandem_version.restype = library.tandem_last_error.restype = ctypes.c_char_p
@@ -202,7 +220,7 @@ def gpu_description(index: int) -> str | None:
     return _library.tandem_context_description(_gpus[index]).decode() if index in _gpus else None
 
 
-_LENGTHS = ("max_seqlen_q", "max_seqlen_k", "diagonal_offset")
+_LENGTHS = ("max_seqlen_q", "max_seqlen_k", "diagonal_offset", "mask_block_q", "mask_block_k")
 _FLAGS = ("causal", "deterministic", "batch_invariant", "accumulate")
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1, "explicit": 2}
 _SCALAR_TYPES = {bool: 6, int: 0, float: 2}
@@ -376,6 +394,23 @@ def merge(outs: tuple[Any, ...], lses: tuple[Any, ...], result: tuple[Any, Any])
         return "open", index
     stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
     return _answer(_library.tandem_merge(_gpus[index], args, stream))
+
+
+def make_block_mask(
+    mask_mod: _mods.Bound, sizes: tuple[int, ...], lists: tuple[Any, ...], workspace: int, workspace_bytes: int
+) -> tuple[str, Any] | None:
+    """See _library.py."""
+    args = _BlockMaskArgs(size=ctypes.sizeof(_BlockMaskArgs), **dict(zip(_SIZES, sizes)))
+    args.mask_mod = ctypes.pointer(_mod_of(mask_mod, "mask_mod", 0))
+    for name, described in zip(_LISTS, lists):
+        setattr(args, name, ctypes.pointer(_tensor_of(described)))
+    device, index = lists[0][1:3]
+    if device != _arrays.CUDA:
+        return _answer(_library.tandem_make_block_mask(_context(), args, workspace, workspace_bytes, None))
+    if index not in _gpus:
+        return "open", index
+    stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
+    return _answer(_library.tandem_make_block_mask(_gpus[index], args, workspace, workspace_bytes, stream))
 
 
 def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:

@@ -101,6 +101,21 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
         raise renamed(error_of(answer[1], boundary.last_error(), arrays), {"part_out": "outs", "part_lse": "lses"})
 
 
+def make_block_mask(mask_mod: _mods.Bound, sizes: tuple[int, ...], lists: dict[str, Any], workspace: Any) -> None:
+    """Fills the lists of a block mask, by name; raises as call() does. sizes: batch, heads, seqlen_q, seqlen_k, and
+    queries and keys of a block. workspace: an array of bytes."""
+    described = tuple(_arrays.describe(x, name) for name, x in lists.items())
+    text = _mods.described(mask_mod, "mask_mod")
+    memory = _arrays.describe(workspace, "workspace")[0], workspace.shape[0]
+    answer = boundary.make_block_mask(text, sizes, described, *memory)
+    if answer is not None and answer[0] == "open":
+        _gpu.open_gpu(boundary, answer[1])
+        answer = boundary.make_block_mask(text, sizes, described, *memory)
+    if answer is not None:
+        arrays = {**lists, **_mods.named({"mask_mod": mask_mod})}
+        raise error_of(answer[1], boundary.last_error(), arrays)
+
+
 def call(what: int, record: Record) -> None:
     """Runs a pass; raises ValueError, TypeError, RuntimeError or tandem.Unsupported with the library's sentence."""
     answer = boundary.run(what, record)

@@ -53,6 +53,51 @@ class Blocks(NamedTuple):
     full_kv_indices: Any = None
     BLOCK_SIZE: tuple[int, int] = (128, 128)
 
+    @classmethod
+    def of(
+        cls,
+        mask_mod: Any,
+        seqlen_q: int,
+        seqlen_k: int,
+        *,
+        batch: int = 1,
+        heads: int = 1,
+        BLOCK_SIZE: tuple[int, int] = (128, 128),
+        device: Any = None,
+    ) -> Blocks:
+        """What a mask_mod shows: a text, or a :class:`Mod` with what it names, all of it on the device.
+
+        A block is in full_kv_indices where it is seen whole and lies within the sequences, else in kv_indices where
+        some of it is seen, as torch has it. batch, heads: 1 where the text reads neither. device: None for numpy
+        arrays, else of torch tensors. Most blocks are decided by interval arithmetic, and nothing of seqlen_q x
+        seqlen_k is held.
+
+        Give attention the mask_mod, too: of blocks that are seen in part it says what is seen.
+        Raises ValueError or TypeError for what makes no sense, tandem.Unsupported for what a GPU does not serve.
+        """
+        from tandem import _library
+
+        sizes = tuple(int(x) for x in (batch, heads, seqlen_q, seqlen_k, *BLOCK_SIZE))
+        rows, columns = (-(-length // max(size, 1)) for length, size in zip(sizes[2:4], sizes[4:]))
+        lists, cells = max(sizes[0], 0) * max(sizes[1], 0), max(rows, 0) * max(columns, 0)
+        shape = tuple(max(x, 0) for x in (*sizes[:2], rows))
+        new = _new_arrays(device)
+        made = {
+            name: new((*shape, max(columns, 0)) if name.endswith("indices") else shape, "int32")
+            for name in cls._fields[:4]
+        }
+        _library.make_block_mask(bound(mask_mod, "mask_mod"), sizes, made, new((lists * cells,), "uint8"))
+        return cls(**made, BLOCK_SIZE=sizes[4:])
+
+
+def _new_arrays(device: Any) -> Any:
+    """What makes an array of a shape and a type, by its name."""
+    if device is None:
+        return np.empty
+    import torch
+
+    return lambda shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+
 
 def _shown(x: Any) -> str:
     return f"{type(x).__name__} of {tuple(x.shape)}" if getattr(x, "shape", ()) else repr(x)

@@ -102,6 +102,7 @@ _parameters += ", Tensor[]? captured=None"  # what score_mod names, then what ma
 _parameters += ", *, " + ", ".join(_OPTIONS.values())
 _library = torch.library.Library("tandem", "DEF")
 _library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
+_library.define(f"max_scores({_parameters}) -> Tensor")
 _library.define(
     f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_parameters}, bool[5] wanted, "
     "bool[]? wanted_captured=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink, Tensor[] dcaptured)"
@@ -164,6 +165,14 @@ def _forward_kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
     return result
 
 
+def _max_scores_kernel(*inputs: Any, **options: Any) -> Tensor:
+    record = _together(inputs, options)
+    record["out"] = new_outputs(record["q"], record["v"], record.get("float32_out"))[0]
+    result = record["max_scores"] = new_lse(record["q"])
+    call(FORWARD, record)
+    return result
+
+
 def _backward_kernel(
     dout: Any,
     dlse: Any,
@@ -194,12 +203,18 @@ def _laid_out(gradient: Tensor, x: Tensor) -> Tensor:
 
 for _device in ("CPU", "CUDA"):
     _library.impl("forward", _forward_kernel, _device)
+    _library.impl("max_scores", _max_scores_kernel, _device)
     _library.impl("backward", _backward_kernel, _device)
 
 
 @torch.library.register_fake("tandem::forward", lib=_library)
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any, float32_out: bool = False, **__: Any) -> tuple[Tensor, Tensor]:
     return new_outputs(q, v, float32_out)
+
+
+@torch.library.register_fake("tandem::max_scores", lib=_library)
+def _(q: Tensor, *_: Any, **__: Any) -> Tensor:
+    return new_lse(q)
 
 
 @torch.library.register_fake("tandem::backward", lib=_library)
@@ -331,6 +346,7 @@ class _Attention(torch.autograd.Function):
         call(FORWARD, record)
         # Tensors are saved apart from the record, by what knows when they are changed and when no longer needed.
         del record["out"], record["lse"]
+        record.pop("max_scores", None)
         kept = None if isinstance(record.get("seed"), Tensor) else "seed"
         captured = _mods.take_out(record)
         _save(ctx, [None if name == kept else record.pop(name, None) for name in _INPUTS], captured, record, result)
@@ -401,6 +417,8 @@ def attention(record: Record, return_lse: bool) -> Any:
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or bias is not None or sink is not None or out is not None:
         for name in ("k", "v", "bias", "sink", "out"):
             _check_tensor(record.get(name, q), name)
+    if "max_scores" in record:
+        _check_tensor(record["max_scores"], "max_scores")
     captured = []
     if "score_mod" in record or "mask_mod" in record:
         for name, x in _mods.named(record).items():
@@ -446,6 +464,9 @@ def _traced(record: Record, return_lse: bool) -> Any:
     if "out" in record:
         raise ValueError("out must be None under torch.compile, autocast and transforms: the result is a new tensor")
     inputs, options = _apart(record)
+    if (max_scores := record.get("max_scores")) is not None:
+        # Operators write into nothing they are given. This one's forward is another: what traces sees both.
+        max_scores.copy_(torch.ops.tandem.max_scores(*_detached(inputs), **options))
     if torch._C._are_functorch_transforms_active():
         if _captured(inputs):
             raise Unsupported(
@@ -456,6 +477,10 @@ def _traced(record: Record, return_lse: bool) -> Any:
     else:
         result = _forward(*inputs, **options)
     return result if return_lse else result[0]
+
+
+def _detached(inputs: Sequence[Any]) -> list[Any]:
+    return [x.detach() if isinstance(x, Tensor) else _detached(x) if isinstance(x, list) else x for x in inputs]
 
 
 def _padded_attention(record: Record, return_lse: bool) -> Any:

@@ -31,7 +31,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 import tandem
-from tandem._mods import Mod
+from tandem._mods import Blocks, Mod
 from tandem._trace import trace
 from tandem.flash_attn._arguments import in_words, is_tensor, unit_stride
 
@@ -75,8 +75,10 @@ def flex_attention(
     in the list of partial blocks. (Where BLOCK_SIZE is none that GPUs serve, it hides by its mask_mod alone.)
     scale is 1 / sqrt(E) unless given. kernel_options tune torch's kernels: they are checked, and change nothing here.
 
-    Returns (batch, heads, L, Ev), with return_lse also the LSE (batch, heads, L), and with return_aux an AuxOutput,
-    which has no max_scores here. A row that sees no key gives 0 and -inf.
+    Returns (batch, heads, L, Ev), with return_lse also the LSE (batch, heads, L), and with return_aux an AuxOutput of
+    what was asked for: lse, and max_scores, the largest score that each query sees, (batch, heads, L) in float32. A row
+    that sees no key gives 0, and -inf of each. max_scores have no gradient; on a GPU all scores are made a second time
+    for them, and under torch.compile the forward runs twice.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         is_tensor(x, name)
@@ -90,8 +92,6 @@ def flex_attention(
     _check_options(kernel_options)
     if return_lse and return_aux is not None:
         raise ValueError("return_lse must be False where return_aux is given: ask for AuxRequest(lse=True)")
-    if return_aux is not None and return_aux.max_scores:
-        raise tandem.Unsupported("return_aux.max_scores is not served: no pass keeps it; ask for lse, or for neither")
     if block_mask is not None and not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a BlockMask: create_block_mask makes one")
     if key.shape[0] != query.shape[0]:
@@ -103,12 +103,19 @@ def flex_attention(
         mods.update(_mask_of(block_mask, query, key))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
+    if return_aux is not None and return_aux.max_scores:
+        mods["max_scores"] = _new_max_scores(query)
     result = in_words(_NAMES, tandem.attention, q, k, v, softmax_scale=scale, return_lse=wants_lse, **mods)
     out, lse = result if wants_lse else (result, None)
     out = out.transpose(1, 2)
     if return_aux is not None:
-        return out, AuxOutput(lse=lse)
+        return out, AuxOutput(lse=lse, max_scores=mods.get("max_scores"))
     return (out, lse) if return_lse else out
+
+
+def _new_max_scores(query: Tensor) -> Tensor:
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return torch.empty(query.shape[:3], dtype=dtype, device=query.device)
 
 
 def _mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
@@ -224,7 +231,10 @@ def create_block_mask(
     compute_dq_write_order=False,
     dq_kv_order=True,
 ):
-    """torch's create_block_mask, which evaluates the mask a part at a time and never holds all of it.
+    """torch's create_block_mask, which never holds all of the mask.
+
+    A function that a text can say (docs/mods.md) is asked for whole blocks at a time, by interval arithmetic, and for
+    single queries and keys only where that does not decide; another is evaluated a part of the mask at a time.
 
     mask_mod(b, h, q_idx, kv_idx) says whether a query sees a key. B, H: None where the mask is the same for all.
     BLOCK_SIZE: of blocks of queries and keys, one number or two. _compile changes nothing.
@@ -235,6 +245,11 @@ def create_block_mask(
     batch, heads = B or 1, H or 1
     size_q, size_k = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
     blocks_q, blocks_k = -(-Q_LEN // size_q), -(-KV_LEN // size_k)
+    lists = _lists_of(mask_mod, (batch, heads, Q_LEN, KV_LEN), (size_q, size_k), device)
+    if lists is not None and separate_full_blocks:
+        return BlockMask.from_kv_blocks(
+            *lists[:4], BLOCK_SIZE=(size_q, size_k), mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN)
+        )
     counts = torch.zeros(batch, heads, blocks_q, blocks_k, dtype=torch.int64, device=device)
     step_k = max(1, min(blocks_k, _MOST_ELEMENTS // (batch * heads * size_q * size_k)))
     step_q = max(1, min(blocks_q, _MOST_ELEMENTS // (batch * heads * size_q * size_k * step_k)))
@@ -257,6 +272,18 @@ def create_block_mask(
         mask_mod=mask_mod,
         seq_lengths=(Q_LEN, KV_LEN),
     )
+
+
+def _lists_of(mask_mod: Any, lengths: tuple[int, int, int, int], block: tuple[int, int], device: torch.device) -> Any:
+    """By the library, where a text can say what the function does, and the device is one of its own; else None."""
+    if device.type not in ("cpu", "cuda"):
+        return None
+    batch, heads, seqlen_q, seqlen_k = lengths
+    try:
+        text = _text_of(mask_mod, "mask_mod", device)
+        return Blocks.of(text, seqlen_q, seqlen_k, batch=batch, heads=heads, BLOCK_SIZE=block, device=device)
+    except (tandem.Unsupported, TypeError, ValueError):
+        return None
 
 
 def _shifted(mask_mod: Callable[..., Any], first_q: int, first_k: int) -> Callable[..., Any]:

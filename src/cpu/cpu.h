@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cpu/threads.h"
+#include "problem/make_blocks.h"
 #include "problem/merge.h"
 #include "problem/problem.h"
 
@@ -22,6 +23,9 @@ void backward(const Problem& problem, Threads& threads, void* workspace);
 
 // Of float32, bfloat16 and float16. The same bits for any number of threads.
 void merge(const MergeProblem& problem, Threads& threads);
+
+// workspace: a byte for each block of the problem.
+void make_blocks(const MakeBlocksProblem& problem, Threads& threads, std::byte* workspace);
 
 // "avx512_bf16 with bfloat16 dot products": the instruction set chosen for this machine.
 std::string target_description();

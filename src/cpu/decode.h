@@ -233,7 +233,8 @@ struct Decode {
         values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
       }
       // A tile that needs no more than a softmax has its keys in lanes: few queries would leave most lanes idle.
-      const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.masked() && s.rows->shows(key, key + count);
+      const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.masked() && !p.max_scores.present &&
+                         s.rows->shows(key, key + count);
       const Layout at = plain ? kKeysInLanes : kQueriesInLanes;
       if (!plain) std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
       if (plain && kLanes >= 4 && rows >= 4 && rows * kLanes >= p.head_dim) {
@@ -247,6 +248,7 @@ struct Decode {
       } else {
         const float factor = finish_scores(piece, *s.rows, key, count, 1.0f, s.scores, kPanel, s.options);
         rescale = update_max(s.scores, kPanel, count, factor, s.softmax);
+        if (p.max_scores.present) add_largest(s.scores, kPanel, count, factor, s.softmax);
         exponentiate<Degree>(s.scores, kPanel, count, factor, s.softmax);
         if (p.dropout.p > 0) {
           dropout_factors(piece, *s.rows, key, count, s.dropout, kPanel);
@@ -262,7 +264,7 @@ struct Decode {
     }
 
     if (partial == nullptr) {
-      write_rows<T>(piece, *s.rows, s.o, s.o_stride, s.softmax->max, s.softmax->sum);
+      write_rows<T>(piece, *s.rows, s.o, s.o_stride, s.softmax->max, s.softmax->sum, s.softmax->largest);
       return;
     }
     for (int r = 0; r < rows; ++r) {
@@ -270,6 +272,7 @@ struct Decode {
                   static_cast<size_t>(p.head_dim_v) * sizeof(float));
       partial->max[r] = s.softmax->max[r];
       partial->sum[r] = s.softmax->sum[r];
+      partial->largest[r] = s.softmax->largest[r];
     }
   }
 };
@@ -278,19 +281,24 @@ struct Decode {
 // stride floats.
 template <class T>
 inline void combine(const Piece& piece, const float* parts, int64_t count, int64_t stride, void* scratch) {
-  const int64_t row_count = piece.row_end - piece.row_begin, part = row_count * (stride + 2);
+  const int64_t row_count = piece.row_end - piece.row_begin, part = row_count * (stride + kRowFloats);
   auto* out = static_cast<float*>(scratch);
   for (int64_t first = 0; first < row_count; first += kPanel) {
     PanelRows rows;
     fill_rows(piece, piece.row_begin + first, &rows);
-    float max[kPanel], sum[kPanel];
+    float max[kPanel], sum[kPanel], largest[kPanel];
     for (int i = 0; i < rows.count; ++i) {
       const int64_t r = first + i;
       const float* maxima = parts + row_count * stride + r;
-      const float* sums = maxima + row_count;
+      const float *sums = maxima + row_count, *scores = sums + row_count;
       max[i] = -kInfinity;
       for (int64_t j = 0; j < count; ++j) max[i] = maxima[j * part] > max[i] ? maxima[j * part] : max[i];
       sum[i] = 0;
+      largest[i] = -kInfinity;
+      for (int64_t j = 0; j < count; ++j) {
+        const float one = scores[j * part];
+        largest[i] = one > largest[i] || one != one ? one : largest[i];
+      }
       float* o = out + i * stride;
       std::memset(o, 0, static_cast<size_t>(stride) * sizeof(float));
       for (int64_t j = 0; j < count; ++j) {
@@ -300,7 +308,7 @@ inline void combine(const Piece& piece, const float* parts, int64_t count, int64
         for (int64_t c = 0; c < stride; c += kLanes) store(hn::MulAdd(load(from + c), set(weight), load(o + c)), o + c);
       }
     }
-    write_rows<T>(piece, rows, out, stride, max, sum);
+    write_rows<T>(piece, rows, out, stride, max, sum, largest);
   }
 }
 

@@ -26,7 +26,7 @@ struct Item {
 struct Group {
   std::atomic<int32_t> left;
   int32_t first_part, parts;
-  float* data;  // per part: rows x stride of out, then rows of max, rows of sum
+  float* data;  // per part: as a Partial has it
 };
 
 struct Shape {
@@ -72,7 +72,7 @@ struct Layout {
     Workspace w(base);
     items = w.take<Item>(tiles + parts);
     groups = w.take<Group>(std::min(p.batch * p.heads_k, parts));
-    partials = w.take<float>(parts * std::min(split_rows, p.total_q * p.group()) * (partial_stride(p) + 2));
+    partials = w.take<float>(parts * std::min(split_rows, p.total_q * p.group()) * (partial_stride(p) + kRowFloats));
     scratch_bytes =
         scratch_stride(std::max({kernels().forward_scratch(p, rows), kernels().decode_scratch(p, kernels().panel / 2),
                                  static_cast<size_t>(kernels().panel * partial_stride(p)) * sizeof(float)}));
@@ -110,7 +110,7 @@ void add_sequence(const Problem& p, int32_t b, const Layout& layout, Plan* plan)
       const auto end = static_cast<int32_t>(std::max<int64_t>(ceil_div(keys.end, shape.part), first + 1));
       Group* group =
           new (layout.groups + plan->groups) Group{end - first, first, end - first, layout.partials + plan->floats};
-      plan->floats += group->parts * rows * (partial_stride(p) + 2);
+      plan->floats += group->parts * rows * (partial_stride(p) + kRowFloats);
       for (int32_t i = first; i < end; ++i) layout.items[plan->items++] = {b, h, 0, i, plan->groups, rows * shape.part};
       ++plan->groups;
     } else {
@@ -126,8 +126,8 @@ void add_sequence(const Problem& p, int32_t b, const Layout& layout, Plan* plan)
 }
 
 Partial partial_of(const Group& group, int64_t part, int64_t rows, int64_t stride) {
-  float* data = group.data + part * rows * (stride + 2);
-  return {data, data + rows * stride, data + rows * (stride + 1), stride};
+  float* data = group.data + part * rows * (stride + kRowFloats);
+  return {data, data + rows * stride, data + rows * (stride + 1), data + rows * (stride + 2), stride};
 }
 
 void run_item(const Problem& p, const Item& item, const Layout& layout, std::byte* scratch) {
@@ -147,6 +147,7 @@ void run_item(const Problem& p, const Item& item, const Layout& layout, std::byt
     partial.out += r * stride;
     partial.max += r;
     partial.sum += r;
+    partial.largest += r;
     kernel(tile, &partial, scratch);
   }
   if (group.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
@@ -179,6 +180,7 @@ void forward(const Problem& p, Threads& threads, void* workspace) {
                 [&](int64_t i, std::byte* scratch) { run_item(p, layout.items[i], layout, scratch); });
   clear_unused_rows(p, p.out, true, p.heads_q, p.head_dim_v);
   clear_unused_rows(p, p.lse, true, p.heads_q, 1, true);
+  clear_unused_rows(p, p.max_scores, true, p.heads_q, 1, true);
 }
 
 }  // namespace tandem::cpu

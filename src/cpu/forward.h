@@ -94,10 +94,11 @@ inline RowResult finish_row(const Problem& p, int64_t head, float max, float sum
   return {factor / sum, p.lse.present ? static_cast<float>(max * kLn2 + log(sum)) : 0.0f};
 }
 
-// Writes out and lse of a panel's rows from O in rows (padded to kLanes) and the softmax state.
+// Writes what the caller wants of a panel's rows from O in rows (padded to kLanes) and the softmax state. largest: log2
+// units.
 template <class T>
 inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o, int64_t stride, const float* max,
-                       const float* sum) {
+                       const float* sum, const float* largest) {
   const Problem& p = *piece.problem;
   const Sequence& s = piece.sequence;
   for (int i = 0; i < rows.count; ++i) {
@@ -110,6 +111,10 @@ inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o
       }
     });
     if (p.lse.present) *mutable_row_of<float>(p.lse, s, s.q_begin, rows.query[i], rows.head[i]) = result.lse;
+    if (p.max_scores.present) {
+      *mutable_row_of<float>(p.max_scores, s, s.q_begin, rows.query[i], rows.head[i]) =
+          static_cast<float>(largest[i] * kLn2);
+    }
   }
 }
 
@@ -205,6 +210,7 @@ struct Forward {
         store(hn::Mul(load(o + c * kPanel + kLanes), a1), o + c * kPanel + kLanes);
       }
     }
+    if (piece.problem->max_scores.present) add_largest(s.scores, kPanel, count, factor, &panel->softmax);
     exponentiate<Degree>(s.scores, kPanel, count, factor, &panel->softmax);
     if (piece.problem->dropout.p > 0) {
       dropout_factors(piece, panel->rows, key, count, s.dropout, kPanel);
@@ -236,7 +242,8 @@ struct Forward {
     for (int64_t c = dv; c < s.o_rows; ++c) std::memset(o + c * kPanel, 0, kPanel * sizeof(float));
     if (partial == nullptr) {
       transpose(o, kPanel, static_cast<int>(s.o_rows), kPanel, s.out_rows, s.out_stride);
-      write_rows<T>(piece, panel->rows, s.out_rows, s.out_stride, panel->softmax.max, panel->softmax.sum);
+      write_rows<T>(piece, panel->rows, s.out_rows, s.out_stride, panel->softmax.max, panel->softmax.sum,
+                    panel->softmax.largest);
       return;
     }
     transpose(o, kPanel, static_cast<int>(s.o_rows), kPanel, s.out_rows, s.out_stride);
@@ -246,6 +253,7 @@ struct Forward {
                   static_cast<size_t>(dv) * sizeof(float));
       partial->max[row + i] = panel->softmax.max[i];
       partial->sum[row + i] = panel->softmax.sum[i];
+      partial->largest[row + i] = panel->softmax.largest[i];
     }
   }
 

@@ -24,13 +24,16 @@ struct Piece {
   int64_t key_begin, key_end;  // only these keys take part; key_begin is a multiple of the key tile
 };
 
-// Unnormalised results of a part of the keys: out[row][head_dim_v padded], running maximum (log2 units) and sum.
+// Unnormalised results of a part of the keys: out[row][head_dim_v padded], running maximum (log2 units), sum, and the
+// largest score where it is wanted.
 struct Partial {
   float* out;
   float* max;
   float* sum;
+  float* largest;
   int64_t stride;  // floats between rows of out
 };
+constexpr int64_t kRowFloats = 3;  // of a row beside out
 
 // A float32 accumulator of dq: row r of a piece lies at data[r / heads * query + r % heads * head - origin].
 struct RowAccumulator {
@@ -51,7 +54,7 @@ struct Kernels {
   size_t (*decode_scratch)(const Problem&, int64_t rows);
   void (*decode)(const Piece&, const Partial* partial, void* scratch);
   // Joins the partials of consecutive key ranges, in order, into out and lse. A part is rows x stride floats of out,
-  // then rows of max, then rows of sum.
+  // then rows of max, of sum and of the largest score.
   void (*combine)(const Piece&, const float* parts, int64_t count, int64_t stride, void* scratch);
 
   // Backward. delta[row] = sum(dout * out) - dlse for the rows of a piece.

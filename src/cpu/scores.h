@@ -273,12 +273,13 @@ inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t k
 // maximum follows the true one only when it has grown by more than 8 (a factor 2^8), since float32 has the room. Each
 // lane decides for itself; when none has, nothing is rescaled.
 struct SoftmaxState {
-  float max[kPanel];    // reference maximum, log2 units; -inf before the first visible key
-  float sum[kPanel];    // of 2^(score - max)
-  float alpha[kPanel];  // the factor for what was accumulated so far, valid when rescale() said true
+  float max[kPanel];      // reference maximum, log2 units; -inf before the first visible key
+  float sum[kPanel];      // of 2^(score - max)
+  float alpha[kPanel];    // the factor for what was accumulated so far, valid when rescale() said true
+  float largest[kPanel];  // score, log2 units, by add_largest() where the caller wants it
 
   void clear() {
-    for (int i = 0; i < kPanel; ++i) max[i] = -kInfinity, sum[i] = 0;
+    for (int i = 0; i < kPanel; ++i) max[i] = largest[i] = -kInfinity, sum[i] = 0;
   }
 };
 
@@ -314,6 +315,18 @@ inline bool update_max(const float* scores, int64_t stride, int64_t count, float
     store(hn::Mul(load(state->sum + h), alpha), state->sum + h);
   }
   return rescale;
+}
+
+// Takes a tile's scores into the largest of all, which max follows only at times. NaN stays.
+inline void add_largest(const float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
+  for (int h = 0; h < kPanel; h += kLanes) {
+    VF largest = load(state->largest + h);
+    for (int64_t j = 0; j < count; ++j) {
+      const VF s = hn::Mul(load(scores + j * stride + h), set(factor));
+      largest = select(hn::Or(hn::Gt(s, largest), hn::Ne(s, s)), s, largest);
+    }
+    store(largest, state->largest + h);
+  }
 }
 
 // The maximum as exp2 may subtract it: 0 for a lane that has seen nothing (-inf - -inf would be NaN).

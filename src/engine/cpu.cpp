@@ -42,6 +42,11 @@ Status HostEngine::check_stream(void* stream) const {
   return Status::invalid("stream (not NULL) must be NULL on the CPU: the call returns when its work is done");
 }
 
+Status HostEngine::make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void*) {
+  cpu::make_blocks(problem, threads_, workspace);
+  return {};
+}
+
 Status CpuEngine::check(const Problem& problem) const { return cpu::check(problem); }
 
 size_t CpuEngine::workspace_size(const Problem& problem) const {

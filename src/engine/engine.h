@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "gpu/device.h"
+#include "problem/make_blocks.h"
 #include "problem/merge.h"
 #include "problem/problem.h"
 
@@ -45,6 +46,10 @@ class Engine {
   // Refuses what it does not serve; nothing has been written then.
   virtual Status merge(const MergeProblem& problem, void* stream) = 0;
   virtual Status prepare_merge() = 0;
+
+  // workspace: a byte for each block. Refuses what it does not serve; nothing has been written then.
+  virtual Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) = 0;
+  virtual Status prepare_make_blocks(const MakeBlocksProblem& problem) = 0;
 
   // The GPU behind it, or null.
   virtual gpu::Device* device() { return nullptr; }

@@ -5,7 +5,9 @@
 
 #include "base/text.h"
 #include "plan/check.h"
+#include "plan/make_blocks.h"
 #include "plan/merge.h"
+#include "problem/modification.h"
 
 namespace tandem {
 
@@ -17,6 +19,11 @@ struct GpuEngine::Compiled {
 };
 
 namespace {
+
+// Of the kernels that make block masks of a text: turned so that it is no attention kernel's number.
+uint64_t make_blocks_id(const MakeBlocksProblem& problem) {
+  return problem.mask_mod->program->cuda_hash * 0x9e3779b97f4a7c15u + 1;
+}
 
 size_t bucket_of(uint64_t id, size_t buckets) { return (id * 0x9e3779b97f4a7c15u >> 32) % buckets; }
 
@@ -78,15 +85,20 @@ const GpuEngine::Compiled* GpuEngine::find(uint64_t id) const {
 
 // Threads that want one kernel at the same time share its compilation, in builder_; each loads it, one adds it.
 Status GpuEngine::compile(const plan::Kernel& kernel, const Compiled** compiled) {
-  const jit::Request request = request_of(kernel, device_->properties());
+  const auto entries = plan::entries_of(kernel.configuration);
+  return compile(kernel.id, request_of(kernel, device_->properties()), {entries.begin(), entries.end()}, compiled);
+}
+
+Status GpuEngine::compile(uint64_t id, const jit::Request& request, std::span<const plan::Entry> entries,
+                          const Compiled** compiled) {
   std::shared_ptr<const jit::Code> code;
   TANDEM_TRY(builder_.build(request, &code));
   const std::lock_guard lock(adding_);
-  if ((*compiled = find(kernel.id)) != nullptr) return {};
+  if ((*compiled = find(id)) != nullptr) return {};
   auto made = std::make_unique<Compiled>();
-  made->id = kernel.id;
+  made->id = id;
   made->name = request.name;
-  TANDEM_TRY(load(*device_, kernel.configuration, std::as_bytes(std::span(code->bytes)), &made->loaded));
+  TANDEM_TRY(load(*device_, entries, std::as_bytes(std::span(code->bytes)), &made->loaded));
   std::atomic<const Compiled*>& bucket = kernels_[bucket_of(made->id, kBuckets)];
   made->next = bucket.load(std::memory_order_relaxed);
   bucket.store(made.get(), std::memory_order_release);
@@ -181,6 +193,47 @@ Status GpuEngine::merge(const MergeProblem& problem, void* stream) {
   while (launches.next(&params, &wanted.grid.x)) {
     std::vector<gpu::NamedBuffer> buffers;
     if (device_->wants_buffers()) wanted.buffers = buffers = launches.tensors(params);
+    TANDEM_TRY(device_->launch(wanted));
+  }
+  return {};
+}
+
+Status GpuEngine::compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled) {
+  const uint64_t id = make_blocks_id(problem);
+  if ((*compiled = find(id)) != nullptr) return {};
+  constexpr plan::Entry entries[] = {{plan::kMakeBlocksEntries[0], 0}, {plan::kMakeBlocksEntries[1], 0}};
+  return compile(
+      id,
+      request_of(plan::make_blocks_name(problem), plan::make_blocks_translation_unit(problem), device_->properties()),
+      entries, compiled);
+}
+
+Status GpuEngine::prepare_make_blocks(const MakeBlocksProblem& problem) {
+  TANDEM_TRY(plan::check_make_blocks(problem, device_->properties()));
+  const Compiled* compiled = nullptr;
+  return compile_make_blocks(problem, &compiled);
+}
+
+Status GpuEngine::make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) {
+  TANDEM_TRY(plan::check_make_blocks(problem, device_->properties()));
+  if (problem.rows() == 0) return {};
+  const Compiled* compiled = find(make_blocks_id(problem));
+  if (compiled == nullptr) [[unlikely]] {
+    TANDEM_TRY(refuse_while_capturing(plan::make_blocks_name(problem), "tandem_prepare_block_mask", stream));
+    TANDEM_TRY(compile_make_blocks(problem, &compiled));
+  }
+  plan::MakeBlocksLaunch planned = plan::make_blocks_launch(problem, device_->properties(), workspace);
+  void* parameters[] = {&planned.params};
+  for (size_t n = 0; n < 2; ++n) {
+    if (planned.grid[n] == 0) continue;
+    gpu::Launch wanted;
+    wanted.kernel = compiled->loaded.entries[n];
+    wanted.grid.x = planned.grid[n];
+    wanted.block.x = planned.threads[n];
+    wanted.args = parameters;
+    wanted.stream = stream;
+    std::vector<gpu::NamedBuffer> buffers;
+    if (device_->wants_buffers()) wanted.buffers = buffers = plan::make_blocks_buffers(problem, workspace, n);
     TANDEM_TRY(device_->launch(wanted));
   }
   return {};

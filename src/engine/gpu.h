@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,8 @@ class GpuEngine final : public Engine {
   Status run(const Problem& problem, const CallWorkspace& workspace, void* stream) override;
   Status merge(const MergeProblem& problem, void* stream) override;
   Status prepare_merge() override;
+  Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) override;
+  Status prepare_make_blocks(const MakeBlocksProblem& problem) override;
 
  private:
   struct Compiled;
@@ -51,7 +54,10 @@ class GpuEngine final : public Engine {
 
   const Compiled* find(uint64_t id) const;
   Status compile(const plan::Kernel& kernel, const Compiled** compiled);
+  Status compile(uint64_t id, const jit::Request& request, std::span<const plan::Entry> entries,
+                 const Compiled** compiled);
   Status compile_merge(const LoadedKernel** kernel);
+  Status compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled);
   Status refuse_while_capturing(const std::string& kernel, const char* remedy, gpu::Stream stream);
   Status find_or_compile(const plan::Plan& plan, gpu::Stream stream, Kernels* kernels);
   Status check_values(const Problem& problem, gpu::Stream stream);

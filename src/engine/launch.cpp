@@ -48,8 +48,14 @@ std::vector<gpu::NamedBuffer> buffers_of(const Problem& p, const plan::Plan& pla
 
 Status load(gpu::Device& device, const plan::Configuration& configuration, std::span<const std::byte> image,
             LoadedKernel* kernel) {
+  const auto entries = plan::entries_of(configuration);
+  return load(device, {entries.begin(), entries.end()}, image, kernel);
+}
+
+Status load(gpu::Device& device, std::span<const plan::Entry> entries, std::span<const std::byte> image,
+            LoadedKernel* kernel) {
   TANDEM_TRY(device.load(image, &kernel->module));
-  for (const plan::Entry& entry : plan::entries_of(configuration)) {
+  for (const plan::Entry& entry : entries) {
     gpu::Kernel found = nullptr;
     TANDEM_TRY(kernel->module->find(entry.name, entry.shared_bytes, &found));
     kernel->entries.push_back(found);

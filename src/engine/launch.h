@@ -13,12 +13,14 @@
 
 namespace tandem {
 
-// A kernel on a device: its code, and the entries that plan::entries_of() names.
+// A kernel on a device: its code, and the entries, such as those that plan::entries_of() names.
 struct LoadedKernel {
   std::unique_ptr<gpu::Module> module;
   FixedVector<gpu::Kernel, plan::kMostEntries> entries;
 };
 Status load(gpu::Device& device, const plan::Configuration& configuration, std::span<const std::byte> image,
+            LoadedKernel* kernel);
+Status load(gpu::Device& device, std::span<const plan::Entry> entries, std::span<const std::byte> image,
             LoadedKernel* kernel);
 
 // kernels: those of the plan. workspace: any alignment.

@@ -28,7 +28,7 @@ const char* name_of(Element element) {
   return names[static_cast<int>(element)];
 }
 
-std::string leaf(const Mod& mod, const Node& node) {
+std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
   const auto index = static_cast<size_t>(node.index);
   switch (node.op) {
     case Op::constant: return constant(node);
@@ -41,37 +41,58 @@ std::string leaf(const Mod& mod, const Node& node) {
       return node.type == Type::real ? str_cat("mod_float(", bits, ")") : bits;
     }
     default:
-      return str_cat("mod_gather<ModElement::", name_of(mod.signature.tensors[index].element), ">(names.tensors[",
+      return str_cat(prefix, "gather<ModElement::", name_of(mod.signature.tensors[index].element), ">(names.tensors[",
                      index, "]");
   }
 }
 
-std::string function_of(const Mod& mod, const Node& node) {
+std::string function_of(const char* prefix, const Mod& mod, const Node& node) {
   // ~ of a bool is not.
-  if (node.op == Op::flip && mod.graph[node.operands[0]].type == Type::boolean) return "mod_not(";
-  return str_cat("mod_", mods::name_of(node.op), "(");
+  if (node.op == Op::flip && mod.graph[node.operands[0]].type == Type::boolean) return str_cat(prefix, "not(");
+  return str_cat(prefix, mods::name_of(node.op), "(");
+}
+
+// What follows the name of a function: its operands, none of a leaf that is no call.
+std::string operands_of_call(const Node& node, bool is_leaf) {
+  std::string text;
+  const int count = node.operand_count();
+  for (int i = 0; i < count; ++i) {
+    text += str_cat(is_leaf || i > 0 ? ", v" : "v", node.operands[static_cast<size_t>(i)]);
+  }
+  return text + (!is_leaf || node.op == Op::gather ? ")" : "");
 }
 
 }  // namespace
 
 std::string print_values(const Mod& mod, std::span<const NodeId> results) {
+  constexpr const char* kPrefix = "mod_";
   std::string text;
   for (const NodeId id : mod.graph.needed_by(results)) {
     const Node& node = mod.graph[id];
     const bool is_leaf = operands_of(node.op) == 0;
     text += str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ",
-                    is_leaf ? leaf(mod, node) : function_of(mod, node));
-    const int count = node.operand_count();
-    for (int i = 0; i < count; ++i) {
-      text += str_cat(is_leaf || i > 0 ? ", v" : "v", node.operands[static_cast<size_t>(i)]);
-    }
-    text += !is_leaf || node.op == Op::gather ? ");\n" : ";\n";
+                    is_leaf ? leaf(kPrefix, mod, node) : function_of(kPrefix, mod, node),
+                    operands_of_call(node, is_leaf), ";\n");
   }
   return text;
 }
 
 std::string print(const Mod& mod, NodeId result) {
   return str_cat(print_values(mod, {&result, 1}), "  return v", result, ";\n");
+}
+
+std::string print_ranges(const Mod& mod, NodeId result) {
+  constexpr const char* kPrefix = "range_";
+  std::string text;
+  for (const NodeId id : mod.graph.needed_by({&result, 1})) {
+    const Node& node = mod.graph[id];
+    const bool is_leaf = operands_of(node.op) == 0;
+    std::string value =
+        str_cat(is_leaf ? leaf(kPrefix, mod, node) : function_of(kPrefix, mod, node), operands_of_call(node, is_leaf));
+    if (node.op == Op::constant || node.op == Op::scalar) value = str_cat("range_of(", value, ")");
+    text += str_cat("  const ", node.type == Type::real ? "FloatRange" : "IntRange", " v", id, " = ", value, ";\n");
+  }
+  return str_cat(text, "  return v", result, ";\n");
 }
 
 }  // namespace tandem::mods

@@ -150,6 +150,13 @@ std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture
          capture_functions_of(mod, captures);
 }
 
+std::string ranges_of(const Mod& mod) {
+  if (mod.signature.result != Signature::Result::mask) return "";
+  return str_cat(
+      "template <auto T>\nTANDEM_DEVICE IntRange mask_range(const RangePlace& at, const ModNames& names) {\n",
+      print_ranges(mod, mod.result), "}\n");
+}
+
 // FNV-1a.
 uint64_t hash_of(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325u;
@@ -168,7 +175,8 @@ Program::Program(Mod read)
       slope_tiles(mod.graph, {gradient.score}),
       capture_tiles(mod.graph, capturing),
       cuda(functions_of(mod, gradient.score, captures)),
-      cuda_hash(hash_of(cuda)) {}
+      cuda_hash(hash_of(cuda)),
+      cuda_ranges(ranges_of(mod)) {}
 
 Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program) {
   const std::string key = key_of(text, signature);

@@ -36,8 +36,9 @@ struct Program {
   // Their outputs: the result; d result / d score; capturing.
   TileProgram result_tiles, slope_tiles, capture_tiles;
 
-  std::string cuda;    // those functions of kernels/tile/mod_functions.cuh that are printed
-  uint64_t cuda_hash;  // of that text, never 0
+  std::string cuda;         // those functions of kernels/tile/mod_functions.cuh that are printed
+  uint64_t cuda_hash;       // of that text, never 0
+  std::string cuda_ranges;  // of a mask: that of kernels/tile/mod_range.cuh
 
   bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are
 };

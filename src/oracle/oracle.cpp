@@ -16,7 +16,7 @@
 //   t_j  = softmax_scale * q_i . k_j
 //   r_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
 //   s_j  = score_mod(r_j)                 (or r_j)
-//   lse  = log(exp(sink) + sum_j exp(s_j))
+//   lse  = log(exp(sink) + sum_j exp(s_j)),  max_scores = max_j s_j
 //   p_j  = exp(s_j - lse)
 //   out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
 //
@@ -249,6 +249,12 @@ Row make_row(const Head& h, int64_t i) {
   return row;
 }
 
+double largest_score(const Row& row) {
+  double largest = -kInfinity;
+  for (const Entry& e : row.entries) largest = e.s > largest || std::isnan(e.s) ? e.s : largest;  // NaN stays
+  return largest;
+}
+
 // ds_j and dr_j of every entry of a row, and delta.
 struct ScoreGradients {
   std::vector<double> ds, dr;
@@ -279,6 +285,7 @@ void forward_head(const Problem& p, int64_t b, int64_t head) {
     }
     store_row(p.out, p.out.at(b, h.s.q_begin + i, head), p.head_dim_v, out.data());
     if (p.lse) store(p.lse.dtype, p.lse.at(b, h.s.q_begin + i, head), row.lse);
+    if (p.max_scores) store(p.max_scores.dtype, p.max_scores.at(b, h.s.q_begin + i, head), largest_score(row));
   }
 }
 

@@ -38,6 +38,8 @@ void Buffers::add_results(const Problem& p) {
   add_rows("lse", Access::write, p, p.lse, 1);
 }
 
+void Buffers::add_max_scores(const Problem& p) { add_rows("max_scores", Access::write, p, p.max_scores, 1); }
+
 void Buffers::add_results_given(const Problem& p) {
   add_rows("out", Access::read, p, p.out, p.head_dim_v);
   add_rows("lse", Access::read, p, p.lse, 1);
@@ -83,15 +85,26 @@ void Buffers::add_terms(const Problem& p) {
   const auto number = [&](const char* name, const uint64_t* data) {
     if (p.dropout && data != nullptr) add(name, Access::read, data, DType::f64, {{1, 1}});  // as long as a number
   };
-  for (const ModView* mod : {&p.score_mod, &p.mask_mod}) {
-    for (size_t n = 0; *mod && n < (*mod)->values.tensors.size(); ++n) {
-      const mods::TensorView& t = (*mod)->values.tensors[n];
-      add((*mod)->program->mod.signature.tensors[n].name.c_str(), Access::read, t.data, (*mod)->dtypes[n],
-          {{t.size[0], t.stride[0]}, {t.size[1], t.stride[1]}, {t.size[2], t.stride[2]}, {t.size[3], t.stride[3]}});
-    }
-  }
+  for (const ModView* mod : {&p.score_mod, &p.mask_mod}) add_mod(*mod);
   number("dropout_seed", p.dropout.seed_ptr);
   number("dropout_offset", p.dropout.offset_ptr);
+}
+
+void Buffers::add_mod(const ModView& mod) {
+  for (size_t n = 0; mod && n < mod->values.tensors.size(); ++n) {
+    const mods::TensorView& t = mod->values.tensors[n];
+    add(mod->program->mod.signature.tensors[n].name.c_str(), Access::read, t.data, mod->dtypes[n],
+        {{t.size[0], t.stride[0]}, {t.size[1], t.stride[1]}, {t.size[2], t.stride[2]}, {t.size[3], t.stride[3]}});
+  }
+}
+
+void Buffers::add_made_list(const char* count, const char* index, const MakeBlocksProblem& m, const MadeList& made,
+                            bool by_keys) {
+  if (!made) return;
+  const int64_t rows = by_keys ? m.blocks_k : m.blocks_q, columns = by_keys ? m.blocks_q : m.blocks_k;
+  const int64_t *n = made.count_stride, *i = made.index_stride;
+  add(count, Access::write, made.count, DType::i32, {{m.batch, n[0]}, {m.heads, n[1]}, {rows, n[2]}});
+  add(index, Access::write, made.index, DType::i32, {{m.batch, i[0]}, {m.heads, i[1]}, {rows, i[2]}, {columns, i[3]}});
 }
 
 void Buffers::add_block_lists(const Problem& p) {

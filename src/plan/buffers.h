@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "problem/make_blocks.h"
 #include "problem/problem.h"
 
 namespace tandem::plan {
@@ -14,6 +15,7 @@ class Buffers {
  public:
   void add_inputs(const Problem& problem);   // q, k, v
   void add_results(const Problem& problem);  // out, lse: to be written
+  void add_max_scores(const Problem& problem);
   // Of a backward: out, lse, dout and dlse; dout; dk and dv; dq; dsink; dbias; those of what a score_mod
   // reads.
   void add_results_given(const Problem& problem);
@@ -26,6 +28,9 @@ class Buffers {
   void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers, what modifications read
   void add_lengths(const Problem& problem);  // cu_seqlens, seqused
   void add_block_lists(const Problem& problem);
+  void add_mod(const ModView& mod);  // the tensors that it names
+  void add_made_list(const char* count, const char* index, const MakeBlocksProblem& problem, const MadeList& made,
+                     bool by_keys);
 
   std::vector<gpu::NamedBuffer> list;
 

@@ -20,6 +20,8 @@ bool is_blackwell(const gpu::Properties& device) {
   return device.compute_major == 10 && (device.compute_minor == 0 || device.compute_minor == 3);
 }
 
+}  // namespace
+
 Status check_mod(const char* name, const ModView& mod) {
   if (!mod) return {};
   const mods::Signature& names = mod->program->mod.signature;
@@ -31,8 +33,6 @@ Status check_mod(const char* name, const ModView& mod) {
   }
   return {};
 }
-
-}  // namespace
 
 Status check_device(const gpu::Properties& device) {
   if ((device.compute_major == 9 && device.compute_minor == 0) || is_blackwell(device)) return {};

@@ -13,6 +13,9 @@ Status check_device(const gpu::Properties& device);
 // Type and options.
 Status check_options(const Problem& problem);
 
+// What a kernel has room for of a modification's names.
+Status check_mod(const char* name, const ModView& mod);
+
 Status check_head_dim(const char* tensor, int64_t head_dim);
 
 // A tensor that the bulk copy engine reads or writes. empty: nothing of it is touched.

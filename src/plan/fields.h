@@ -59,6 +59,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
+  visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
   score_fields(t, visit);
 }
 
@@ -73,6 +74,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
+  visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
   score_fields(t, visit);
 }
 

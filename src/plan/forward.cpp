@@ -13,8 +13,6 @@
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kLongest = int64_t{1} << 28;
-
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int rounded(int64_t head_dim) { return static_cast<int>(ceil_div(head_dim, 16) * 16); }
@@ -36,6 +34,7 @@ Kernel options_of(const Problem& p) {
   t.head_dim_v = rounded(p.head_dim_v);
   t.f32_out = p.out.dtype == DType::f32;
   t.dropout = static_cast<bool>(p.dropout);
+  t.max_scores = static_cast<bool>(p.max_scores);
   set_options(p, &t);
   return t;
 }
@@ -127,11 +126,11 @@ int choose_l2_heads(const Problem& p, const ForwardTiling& t, int sm_count) {
 }
 
 Status check_sizes(const Problem& p) {
-  if (p.seqlen_q > kLongest || p.seqlen_q * p.group() > kLongest) {
+  if (p.seqlen_q > kLongestSequence || p.seqlen_q * p.group() > kLongestSequence) {
     return Status::unsupported(str_cat("q.seqlen (", p.seqlen_q, ") times the query heads of a key head (", p.group(),
                                        ") must be at most 2^28 on a GPU: split the queries over several calls"));
   }
-  if (p.seqlen_k > kLongest) {
+  if (p.seqlen_k > kLongestSequence) {
     return Status::unsupported(str_cat(
         "k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys and merge the parts by their lse"));
   }
@@ -178,11 +177,17 @@ void count_step_lists(const Problem& p, ForwardTiling* t) {
   t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n));
 }
 
+// Behind what varlen problems and block masks have.
+uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + varlen(p) + 2 * bool{p.block_mask}); }
+
 // Tiles of varlen problems are listed first, and so are the steps of a block mask.
-void add_launches(const ForwardTiling& t, Plan* plan) {
+void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
   if (t.list_words > 0) {
     plan->launches.push_back({.entry = kListStepsEntry,
                               .grid = static_cast<uint32_t>(t.list_batch * t.list_heads * t.m_blocks),
+                              .block = kListStepsThreads});
+    plan->launches.push_back({.entry = kOrderTilesEntry,
+                              .grid = static_cast<uint32_t>(t.list_batch * t.list_heads),
                               .block = kListStepsThreads});
   }
   if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
@@ -191,6 +196,11 @@ void add_launches(const ForwardTiling& t, Plan* plan) {
                             .block = static_cast<uint32_t>(t.tile.threads()),
                             .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
                             .overlap_previous = !t.tile.blackwell()});
+  if (!p.max_scores) return;
+  t.max_scores_launch = static_cast<int>(plan->launches.size());
+  plan->launches.push_back({.entry = max_scores_entry(p),
+                            .grid = static_cast<uint32_t>(int64_t{t.tiles} * (t.tile.tile_m() / kMaxScoresRows)),
+                            .block = kMaxScoresThreads});
 }
 
 void add_workspace(const ForwardTiling& t, Plan* plan) {
@@ -198,13 +208,17 @@ void add_workspace(const ForwardTiling& t, Plan* plan) {
   const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
   const size_t lists = static_cast<size_t>(t.list_batch) * static_cast<size_t>(t.list_heads * t.m_blocks);
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
-  plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work + steps;
+  const size_t order = steps > 0 ? lists * sizeof(int) : 0;
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work + steps + order;
   // The schedule sets the counter of the tiles that it lists.
   const int schedule = 0, writer = t.tile.varlen ? schedule : kFilled;
   if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
   if (t.keyless) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kFilled});
   if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
-  if (steps > 0) plan->regions.push_back({"workspace.steps", kTileListOffset, steps, 0});
+  if (steps > 0) {
+    plan->regions.push_back({"workspace.steps", kTileListOffset, steps, 0});
+    plan->regions.push_back({"workspace.order", kTileListOffset + steps, order, 1});
+  }
   if (t.keyless || !t.tile.varlen) plan->fills.push_back({0, kTileListOffset});
 }
 
@@ -247,7 +261,9 @@ Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
   if (varlen(p)) {
     return Status::unsupported(
         "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets: steps are listed for "
-        "lengths that the host knows; give mask_mod alone");
+        "lengths that the host knows; give mask_mod alone, or say lengths by it, as k < used[batch], and make blocks "
+        "of "
+        "that");
   }
   if (fits_blocks(p, queries, keys)) return {};
   return Status::unsupported(str_cat("mask_block_q (", p.block_mask.block_q, ") and mask_block_k (",
@@ -305,11 +321,11 @@ Status ForwardPass::check(const Problem& p, const gpu::Properties& device) const
 }
 
 void ForwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
-  const ForwardTiling& t = plan->forward;
-  tile(p, device, &plan->forward);
-  count_step_lists(p, &plan->forward);
+  ForwardTiling& t = plan->forward;
+  tile(p, device, &t);
+  count_step_lists(p, &t);
   plan->kernels.push_back(kernel_of(p, t.tile.kernel));
-  add_launches(t, plan);
+  add_launches(p, t, plan);
   add_workspace(t, plan);
 }
 

@@ -22,6 +22,9 @@ inline constexpr size_t kCounterOffset = 0;    // two ints
 inline constexpr size_t kZerosOffset = 16;     // what stands for keys and values where there are none
 inline constexpr size_t kTileListOffset = 32;  // ListedTile[m_blocks], varlen only
 
+// Of queries, and of keys.
+inline constexpr int64_t kLongestSequence = int64_t{1} << 28;
+
 // Bounds beyond are as good as these, and sums stay in int.
 inline constexpr int kFarWindow = 1 << 30;
 
@@ -59,6 +62,7 @@ void set_dropout(const Dropout& dropout, DropoutParams* params);
 void set_scores(const Problem& problem, ForwardParams* params);
 void set_bias(const Problem& problem, ForwardParams* params);
 void set_mods(const Problem& problem, ModParams* params);
+void set_names(const ModView& mod, ModNames* names);
 
 // Block masks. Whether blocks are of so many queries and keys, or multiples, or there is but one; and why not.
 bool fits_blocks(const Problem& problem, int64_t queries, int64_t keys);

@@ -52,6 +52,22 @@ void add_maps(const Problem& p, const ForwardTiling& t, const std::byte* workspa
   add_rows(p, t, p.out, p.head_dim_v, boxes.out, map(&params->out, p.out.data, p.out.dtype));
 }
 
+void set_max_scores(const Problem& p, MaxScoresParams* params) {
+  params->data = reinterpret_cast<float*>(p.max_scores.data);
+  params->batch = p.max_scores.batch;
+  params->row = p.max_scores.row;
+  params->head = p.max_scores.head;
+  params->q_data = p.q.data;
+  params->q_batch = p.q.batch;
+  params->q_row = p.q.row;
+  params->q_head = p.q.head;
+  params->k_data = p.k.data;
+  params->k_batch = p.k.batch;
+  params->k_row = p.k.row;
+  params->k_head = p.k.head;
+  params->head_dim = static_cast<int>(p.head_dim);
+}
+
 void set_results(const Problem& p, ForwardParams* params) {
   params->out_data = p.out.data;
   params->out_batch = p.out.batch;
@@ -61,6 +77,7 @@ void set_results(const Problem& p, ForwardParams* params) {
   params->lse_batch = p.lse.batch;
   params->lse_row = p.lse.row;
   params->lse_head = p.lse.head;
+  if (p.max_scores) set_max_scores(p, &params->max_scores);
 }
 
 void set_order(const Problem& p, const ForwardTiling& t, std::byte* workspace, ForwardParams* params) {
@@ -159,8 +176,6 @@ void set_scores(const Problem& p, ForwardParams* params) {
   if (p.dropout) set_dropout(p.dropout, &params->dropout);
 }
 
-namespace {
-
 void set_names(const ModView& mod, ModNames* names) {
   const mods::Values& values = mod->values;
   const std::vector<mods::Name>& scalars = mod->program->mod.signature.scalars;
@@ -177,6 +192,8 @@ void set_names(const ModView& mod, ModNames* names) {
   }
 }
 
+namespace {
+
 ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std::byte* workspace,
                                   Arguments* arguments) {
   if (p.block_mask) {
@@ -185,6 +202,10 @@ ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std:
     set_block_lists(p, t.tile.tile_n, t.list_heads, t.list_batch, &params.blocks);
     params.blocks.list_words = t.list_words;
     params.blocks.steps = reinterpret_cast<int*>(workspace + kTileListOffset);
+    params.blocks.order = params.blocks.steps + int64_t{t.list_batch} * t.list_heads * t.m_blocks * t.list_words;
+    params.tile_order = params.blocks.order;
+    params.order_head = t.list_heads > 1 ? t.m_blocks : 0;
+    params.order_batch = t.list_batch > 1 ? t.list_heads * t.m_blocks : 0;
     return params;
   }
   if (!p.score_mod && !p.mask_mod) return arguments->add<ForwardParams>();
@@ -218,6 +239,10 @@ std::vector<gpu::NamedBuffer> ForwardPass::tensors_of(const Problem& p, const Pl
   if (plan.launches[launch].entry == kMainEntry) {
     buffers.add_inputs(p);
     buffers.add_results(p);
+    buffers.add_terms(p);
+  } else if (static_cast<int>(launch) == plan.forward.max_scores_launch) {
+    buffers.add_inputs(p);
+    buffers.add_max_scores(p);
     buffers.add_terms(p);
   } else if (p.block_mask) {
     buffers.add_block_lists(p);

@@ -104,7 +104,11 @@ template <class Forward>
 FixedVector<Beside, kMostEntries - 1> beside(const Forward& t) {
   FixedVector<Beside, kMostEntries - 1> entries;
   if (t.varlen) entries.push_back({"schedule", kScheduleThreads});
-  if (t.block_mask) entries.push_back({"list_steps", kListStepsThreads});
+  if (t.block_mask) {
+    entries.push_back({"list_steps", kListStepsThreads});
+    entries.push_back({"order_tiles", kListStepsThreads});
+  }
+  if (t.max_scores) entries.push_back({"max_scores", kMaxScoresThreads});
   return entries;
 }
 template <class T>

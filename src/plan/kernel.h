@@ -21,8 +21,9 @@ uint64_t id_of(const Configuration& configuration);
 std::string name_of(const Configuration& configuration);
 
 // What its source has for launches. The first is the kernel itself. Of a varlen forward the second is "schedule", one
-// block of kScheduleThreads threads that makes the work list and comes first; with a block mask it is "list_steps"; of
-// a backward "delta", which comes before it, "convert", "dsink" and, where there is a float bias, "dbias", which come
+// block of kScheduleThreads threads that makes the work list and comes first; with a block mask it is "list_steps", and
+// the third "order_tiles"; where largest scores are asked for the last is "max_scores", which comes after it; of a
+// backward "delta", which comes before it, "convert", "dsink" and, where there is a float bias, "dbias", which come
 // after. Last, where they are asked for, gradients of what a score_mod reads have "captured" and "convert_captured".
 struct Entry {
   const char* name;
@@ -30,8 +31,8 @@ struct Entry {
 };
 inline constexpr size_t kMostEntries = 9;
 FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration);
-inline constexpr uint8_t kMainEntry = 0, kScheduleEntry = 1, kListStepsEntry = 1, kDeltaEntry = 1, kConvertEntry = 2,
-                         kDsinkEntry = 3, kDbiasEntry = 4;
+inline constexpr uint8_t kMainEntry = 0, kScheduleEntry = 1, kListStepsEntry = 1, kOrderTilesEntry = 2, kDeltaEntry = 1,
+                         kConvertEntry = 2, kDsinkEntry = 3, kDbiasEntry = 4;
 inline constexpr uint32_t kScheduleThreads = 1024;
 
 template <class T>

@@ -81,7 +81,7 @@ Status Builder::read_block_mask() {
     return Status::invalid(
         "kv_num_blocks must be NULL with cu_seqlens_q: blocks are those of dense tensors; say by mask_mod alone what "
         "is "
-        "seen");
+        "seen, or make of the sequences one, with doc[q] == doc[k]");
   }
   BlockMask& mask = p_.block_mask;
   mask.block_q = args_.mask_block_q;

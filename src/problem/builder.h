@@ -21,6 +21,11 @@ class Builder {
 
   Status build();
 
+  // Of no call: a mask_mod alone, and the tensors that it names.
+  Status read_mask_mod(const tandem_mod* given, ModView* view) { return read_mod("mask_mod", given, true, view); }
+  int captured_count() const { return static_cast<int>(mod_operands_.size()); }
+  const Operand& captured(int i) const { return mod_operands_[static_cast<size_t>(i)]->operand; }
+
  private:
   // options.cpp: what is no tensor.
   Status read_options();

@@ -52,6 +52,7 @@ inline constexpr OperandInfo kOperands[] = {
     {"kv_indices", &Args::kv_indices, Use::read, Use::read},
     {"full_kv_num_blocks", &Args::full_kv_num_blocks, Use::read, Use::read},
     {"full_kv_indices", &Args::full_kv_indices, Use::read, Use::read},
+    {"max_scores", &Args::max_scores, Use::write, Use::none},
 };
 inline constexpr int kOperandCount = sizeof kOperands / sizeof kOperands[0];
 inline constexpr int kMaxRank = 4;

@@ -31,7 +31,7 @@ constexpr int64_t size_of(DType t) {
 const char* name_of(DType t);  // "float32", "bfloat16", ...
 
 // A (batch, row, head[, dim]) tensor whose dim is contiguous; strides in elements. Serves q, k, v, out, their gradients
-// and, with dim 1, lse. Packed tensors have batch stride 0: their rows are counted over all sequences.
+// and, with dim 1, lse and max_scores. Packed tensors have batch stride 0: their rows are counted over all sequences.
 struct View {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
@@ -147,7 +147,7 @@ struct Problem {
   int64_t total_q = 0, total_k = 0;    // rows of q and of k over the whole batch
   int64_t head_dim = 0, head_dim_v = 0;
 
-  View q, k, v, out, lse;
+  View q, k, v, out, lse, max_scores;
   View dout, dlse, dq, dk, dv;
   BiasView bias, dbias;
   HeadView sink, dsink, alibi_slopes;

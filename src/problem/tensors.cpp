@@ -201,6 +201,7 @@ Status Builder::read_results() {
   TANDEM_TRY(read(&Args::out, or_f32(p_.dtype), "out has the type of q, or more digits than 16-bit types",
                   {dims, static_cast<size_t>(q.rank)}, "", true));
   p_.out = view_of(operand(&Args::out));
+  if (!backward() && given(&Args::max_scores)) TANDEM_TRY(read_lse(&Args::max_scores, &p_.max_scores));
   if (!given(&Args::lse) && !backward()) return {};
   return read_lse(&Args::lse, &p_.lse);
 }

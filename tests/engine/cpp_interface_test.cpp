@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,37 @@ TEST(CppInterface, ForwardAndBackward) {
   a.dv = Tensor(s.dv, {1, 2, 1, 2});
   tandem::backward(a);
   EXPECT_EQ(s.dv, (std::vector<float>{0.5f, 0.5f, 0.5f, 0.5f}));
+}
+
+TEST(CppInterface, BlockMasks) {
+  std::vector<int32_t> counts(3, -1), indices(6, -1), full(3, -1), full_indices(6, -1);
+  tandem::BlockMask blocks = {.mask_mod = {.text = "k < shown", .scalars = {{"shown", 5}}},
+                              .seqlen_q = 12,
+                              .seqlen_k = 8,
+                              .mask_block_q = 4,
+                              .mask_block_k = 4,
+                              .kv_num_blocks = Tensor(counts, {1, 1, 3}),
+                              .kv_indices = Tensor(indices, {1, 1, 3, 2}),
+                              .full_kv_num_blocks = Tensor(full, {1, 1, 3}),
+                              .full_kv_indices = Tensor(full_indices, {1, 1, 3, 2})};
+  tandem::make_block_mask(blocks);
+  EXPECT_EQ(counts, (std::vector<int32_t>{1, 1, 1}));
+  EXPECT_EQ(indices, (std::vector<int32_t>{1, 0, 1, 0, 1, 0}));
+  EXPECT_EQ(full, counts);
+  EXPECT_EQ(full_indices, (std::vector<int32_t>{0, 1, 0, 1, 0, 1}));
+  const std::vector<int32_t> fixed(3);
+  blocks.kv_num_blocks = Tensor(fixed, {1, 1, 3});
+  EXPECT_TRUE(contains(thrown([&] { tandem::make_block_mask(blocks); }), "lists (read only) must be writable"));
+}
+
+TEST(CppInterface, LargestScores) {
+  Small s;
+  std::vector<float> largest = {7};
+  Attention a = s.attention();
+  a.mask_mod = {.text = "k < 0"};
+  a.max_scores = Tensor(largest, {1, 1, 1});
+  tandem::forward(a);
+  EXPECT_EQ(largest[0], -std::numeric_limits<float>::infinity());
 }
 
 TEST(CppInterface, Modifications) {

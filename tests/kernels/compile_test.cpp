@@ -192,7 +192,7 @@ TEST_F(KernelsCompile, EveryPairOfOptionsForBlackwellGradients) {
 TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(all_choices(), hopper()); }
 TEST_F(KernelsCompile, DISABLED_EveryCombinationForBlackwell) { compile_all(all_choices(), blackwell()); }
 
-// A block mask, with a mask_mod that it asks in some blocks.
+// A block mask, with a mask_mod that it asks in some blocks; and the kernel of largest scores beside it.
 TEST_F(KernelsCompile, BlockMasks) {
   std::shared_ptr<const mods::Program> text;
   const mods::Signature mask{.result = mods::Signature::Result::mask, .scalars = {}, .tensors = {}};
@@ -213,6 +213,7 @@ TEST_F(KernelsCompile, BlockMasks) {
           p.mask_mod = {.present = true, .read = mod};
           p.block_mask.block_q = p.block_mask.block_k = 128;
           p.block_mask.partial.present = true;
+          p.max_scores.present = p.pass == TANDEM_FORWARD;
           ASSERT_TRUE(plan::check(p, device).ok());
           const plan::Kernel kernel = plan::make_plan(p, device).kernels[0];
           const std::string name = plan::name_of(kernel), wrong = compile(name, plan::translation_unit(kernel), device);

@@ -144,8 +144,28 @@ def names_of(case, t, b, scores):
     return {**names, **lengths, **places, "score": scores, "true": np.bool_(True), "inf": np.inf}
 
 
+def block_states(case, t, b, shape):
+    """What a block mask says of each (head, row, key): 0 hidden, 1 as mask_mod says, 2 seen."""
+    states = np.zeros(shape, dtype=np.int8)
+    size_q, size_k = case["block"]
+    for state, kind in ((1, "kv"), (2, "full_kv")):
+        if f"{kind}_num_blocks" not in t:
+            continue
+        counts, indices = t[f"{kind}_num_blocks"], t[f"{kind}_indices"]
+        for head in range(shape[0]):
+            at = tuple(min(place, size - 1) for place, size in zip((b, head), counts.shape))
+            for row in range(-(-shape[1] // size_q)):
+                count = int(np.clip(counts[at][row], 0, indices.shape[3]))
+                for block in indices[at][row][:count]:
+                    if 0 <= block < -(-t["k"].shape[1] // size_k):
+                        keys = slice(int(block) * size_k, (int(block) + 1) * size_k)
+                        states[head, row * size_q : (row + 1) * size_q, keys] = state
+    return states
+
+
 def attend(case, t, b, q, k, v):
-    """One sequence: q (heads, rows, dim), k and v (heads, keys, dim), only what is in use. Returns out and lse."""
+    """One sequence: q (heads, rows, dim), k and v (heads, keys, dim), only what is in use. Returns out, lse and the
+    largest scores."""
     heads, rows, dim = q.shape
     keys = k.shape[1]
     scores = np.einsum("hid,hjd->hij", q, k) * (case["scale"] or dim**-0.5)
@@ -171,8 +191,11 @@ def attend(case, t, b, q, k, v):
     names = names_of(case, t, b, scores)
     if case["score_mod"]:
         scores = np.broadcast_to(modified(case["score_mod"], names), scores.shape)
-    if case["mask_mod"]:
-        visible &= modified(case["mask_mod"], names)
+    shown = modified(case["mask_mod"], names) if case["mask_mod"] else True
+    if "kv_num_blocks" in t:
+        states = block_states(case, t, b, scores.shape)
+        shown = (states == 2) | ((states == 1) & shown)
+    visible &= shown
     scores = np.where(visible, scores, -np.inf)
     logits = (
         scores
@@ -183,12 +206,13 @@ def attend(case, t, b, q, k, v):
     safe = np.where(np.isfinite(top), top, 0.0)
     lse = np.log(np.exp(logits - safe[..., None]).sum(-1)) + safe
     weights = np.where(scores == -np.inf, 0.0, np.exp(scores - lse[..., None]))
-    return np.einsum("hij,hjd->hid", weights * kept(case, b, heads, rows, keys), v), lse
+    out = np.einsum("hij,hjd->hid", weights * kept(case, b, heads, rows, keys), v)
+    return out, lse, scores.max(-1, initial=-np.inf)
 
 
 def reference(case, t):
-    """out and lse of a whole case, in the shapes of the dump."""
-    out, lse = np.zeros_like(t["out"]), np.full_like(t["lse"], -np.inf)
+    """out, lse and max_scores of a whole case, in the shapes of the dump."""
+    out, lse, largest = np.zeros_like(t["out"]), np.full_like(t["lse"], -np.inf), np.full_like(t["lse"], -np.inf)
     q = t["q"]
     packed = "cu_seqlens_q" in t
     group = q.shape[-2] // max(t["k"].shape[-2], 1)
@@ -210,10 +234,11 @@ def reference(case, t):
         used_q = int(t["seqused_q"][b]) if "seqused_q" in t else q_b.shape[0]
         used_k = int(t["seqused_k"][b]) if "seqused_k" in t else k_b.shape[0]
         heads_first = [x.transpose(1, 0, 2) for x in (q_b[:used_q], k_b[:used_k], v_b[:used_k])]
-        o, row_lse = attend(case, t, b, heads_first[0], *(x.repeat(group, axis=0) for x in heads_first[1:]))
+        o, *of_rows = attend(case, t, b, heads_first[0], *(x.repeat(group, axis=0) for x in heads_first[1:]))
         (out if packed else out[b])[rows][:used_q] = o.transpose(1, 0, 2)
-        (lse if packed else lse[b])[:, rows][:, :used_q] = row_lse
-    return out, lse
+        for result, of_row in zip((lse, largest), of_rows):
+            (result if packed else result[b])[:, rows][:, :used_q] = of_row
+    return out, lse, largest
 
 
 def differs(got, expected):
@@ -233,8 +258,8 @@ def main():
             size = int(np.prod(shape))
             t[name] = np.frombuffer(stream.stdout.read(8 * size), dtype=np.float64).reshape(shape)
         cases += 1
-        for name, expected in zip(("out", "lse"), reference(case, t)):
-            if differs(t[name], expected):
+        for name, expected in zip(("out", "lse", "max_scores"), reference(case, t)):
+            if name in t and differs(t[name], expected):
                 failures += 1
                 print(f"{name} differs by {np.nanmax(np.abs(t[name] - expected))}: {case['flags']}")
     print(f"{cases} problems, {failures} failures")

@@ -43,8 +43,13 @@ void dump(const Case& c) {
                        {"temperature", in.temperature},
                        {"doc", in.doc},
                        {"seen", in.seen},
+                       {"kv_num_blocks", in.kv_num_blocks},
+                       {"kv_indices", in.kv_indices},
+                       {"full_kv_num_blocks", in.full_kv_num_blocks},
+                       {"full_kv_indices", in.full_kv_indices},
                        {"out", o.out},
-                       {"lse", o.lse}};
+                       {"lse", o.lse},
+                       {"max_scores", o.max_scores}};
   std::ostringstream line;
   line.precision(17);
   line << "{\"flags\": \"" << to_flags(c) << "\", \"scale\": " << c.scale << ", \"softcap\": " << c.softcap
@@ -52,7 +57,8 @@ void dump(const Case& c) {
        << ", \"diagonal\": " << c.diagonal << ", \"left\": " << bound(c.left) << ", \"right\": " << bound(c.right)
        << ", \"boolean_bias\": " << (c.bias == "bool") << ", \"dropout\": " << c.dropout
        << ", \"seed\": " << p.dropout.seed << ", \"offset\": " << p.dropout.offset << ", \"score_mod\": \""
-       << c.score_mod << "\", \"mask_mod\": \"" << c.mask_mod << "\", \"scalars\": {";
+       << c.score_mod << "\", \"mask_mod\": \"" << c.mask_mod << "\", \"block\": [" << c.block_q << ", " << c.block_k
+       << "], \"scalars\": {";
   const char* comma = "";
   for (const tandem_mod_scalar& one : in.scalars) {
     line << comma << "\"" << one.name << "\": " << one.value;

@@ -1,6 +1,7 @@
 // Every call that a GPU does not serve, and why it says so.
 #include <gtest/gtest.h>
 
+#include "plan/make_blocks.h"
 #include "plan/plan.h"
 #include "plan/problems.h"
 #include "problem/modification.h"
@@ -116,6 +117,21 @@ TEST(PlanCheck, BlockMasks) {
   accepted(backward(blocks(64, 128)));
   refused(backward(blocks(64, 64)),
           "mask_block_q (64) and mask_block_k (64) must be multiples of 64 and 128 on this GPU");
+}
+
+TEST(PlanCheck, MakingBlockMasks) {
+  MakeBlocksProblem m;
+  m.mask_mod = modified("score").score_mod;
+  m.batch = m.heads = 1;
+  m.seqlen_q = 1 << 28;
+  EXPECT_TRUE(plan::check_make_blocks(m, hopper()).ok());
+  m.seqlen_q = (1 << 28) + 1;
+  EXPECT_EQ(plan::check_make_blocks(m, blackwell()).message.rfind("seqlen_q (268435457) and seqlen_k (0) must be", 0),
+            0u);
+  m.seqlen_q = 1;
+  m.batch = 1 << 16;
+  m.blocks_q = 1 << 15;
+  EXPECT_EQ(plan::check_make_blocks(m, hopper()).message.rfind("rows of lists (2147483648) must be below 2^31", 0), 0u);
 }
 
 // Texts make kernels, values do not.

@@ -185,11 +185,14 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   const plan::Plan plan = plan::make_plan(all, hopper());
   EXPECT_EQ(plan.forward.pack_gqa, 1);
   EXPECT_EQ(plan.forward.tile.tile_n, 64);
-  ASSERT_EQ(plan.launches.size(), 2u);
+  ASSERT_EQ(plan.launches.size(), 3u);
   EXPECT_EQ(plan.launches[0].entry, plan::kListStepsEntry);
   EXPECT_EQ(plan.launches[0].grid, 8u);  // tiles of one head
+  EXPECT_EQ(plan.launches[1].entry, plan::kOrderTilesEntry);
+  EXPECT_EQ(plan.launches[1].grid, 1u);
+  EXPECT_EQ(plan::make_plan(each, hopper()).launches[1].grid, 8u);
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[0].grid, 64u);
-  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 8) * 4u);
+  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 8) * 4u + 8u * 4u);
   EXPECT_EQ(plan::make_plan(each, hopper()).forward.tile.tile_n, 32);
   Problem wide = p;
   wide.head_dim = wide.head_dim_v = 64;

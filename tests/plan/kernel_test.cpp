@@ -18,12 +18,12 @@ namespace {
 
 // All members, whose number the language checks: the judge of fields().
 auto members_of(const Sm90ForwardConfig& t) {
-  const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u] = t;
-  return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, static_cast<int>(r), s, u);
+  const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, v] = t;
+  return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, static_cast<int>(s), u, v);
 }
 auto members_of(const Sm100ForwardConfig& t) {
-  const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s] = t;
-  return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, static_cast<int>(q), r, s);
+  const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u] = t;
+  return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, static_cast<int>(r), s, u);
 }
 
 // visit(t) with all 2^10 of the options that a problem may ask for.

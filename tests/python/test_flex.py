@@ -12,6 +12,7 @@ import tandem
 torch = pytest.importorskip("torch")
 
 import torch_reference  # noqa: E402
+from torch._higher_order_ops.flex_attention import math_attention  # noqa: E402
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
 from tandem import flex  # noqa: E402
@@ -523,10 +524,6 @@ CALLS = {
         lambda f: f(Q, K, V, enable_gqa=True, kernel_options={"BLOCK_M": 64, "BLOCK_X": 3}),
         ValueError, r"kernel_options \('BLOCK_X'\) must have names",
     ),
-    "maximum": (
-        lambda f: f(Q, K, V, enable_gqa=True, return_aux=flex.AuxRequest(max_scores=True)),
-        tandem.Unsupported, "return_aux.max_scores is not served",
-    ),
     "both": (
         lambda f: f(Q, K, V, enable_gqa=True, return_lse=True, return_aux=flex.AuxRequest()),
         ValueError, "return_lse must be False where return_aux is given",
@@ -574,6 +571,96 @@ def test_what_is_returned():
     reference.hold(
         scaled, *(plain(*(x.to(t) for x in (Q, K, V)), scale=0.25)[0] for t in (torch.float64, torch.float32))
     )
+
+
+def largest_scores(score_mod, block_mask, q, k, dtype=torch.float64):
+    """By torch's formula, which its own call has for GPUs alone."""
+    q, k = (x.detach().to(dtype) for x in (q, k))
+    score_mod = score_mod or (lambda score, b, h, q_idx, kv_idx: score)
+    blocks = block_mask.as_tuple() if hasattr(block_mask, "as_tuple") else block_mask
+    return math_attention(q, k, k, score_mod, blocks, q.shape[-1] ** -0.5, {})[2] * math.log(2)
+
+
+def nothing_early(b, h, q_idx, kv_idx):
+    return (q_idx > 1) & (kv_idx <= q_idx)
+
+
+@pytest.mark.parametrize("how", ["eager", "gradient", "compiled"])
+def test_largest_scores(how):
+    def distance(score, b, h, q_idx, kv_idx):
+        return score * 3 - (q_idx - kv_idx).abs() * 0.25
+
+    mask = tandem.create_block_mask(nothing_early, None, None, 5, 6, device="cpu")
+    q = Q.clone().requires_grad_(how == "gradient")
+    attend = torch.compile(tandem.flex_attention, backend="aot_eager") if how == "compiled" else tandem.flex_attention
+    request = flex.AuxRequest(lse=True, max_scores=True)
+    out, aux = attend(q, K, V, distance, mask, enable_gqa=True, return_aux=request)
+    again, lse = tandem.flex_attention(q, K, V, distance, mask, enable_gqa=True, return_lse=True)
+    assert torch.equal(out, again) and torch.equal(aux.lse, lse) and not aux.max_scores.requires_grad
+    assert aux.max_scores.dtype == torch.float32 and (aux.max_scores[:, :, :2] == -torch.inf).all()
+    torch.testing.assert_close(aux.max_scores, largest_scores(distance, mask, Q, K).float())
+    if how == "gradient":
+        out.sum().backward()
+        assert q.grad is not None
+
+
+def test_largest_scores_of_arrays():
+    found = np.full((2, 4, 5), np.nan, np.float32)
+    q, k, v = (x.transpose(1, 2).contiguous().numpy() for x in (Q, K, V))
+    tandem.attention(q, k, v, mask_mod="k <= q", max_scores=found)
+    mask = tandem.create_block_mask(causal, None, None, 5, 6, device="cpu")
+    exact, plainly = (largest_scores(None, mask, Q, K, x) for x in (torch.float64, torch.float32))
+    reference.hold(torch.from_numpy(found), exact, plainly)
+
+
+def test_blocks_of_texts():
+    doc = np.array([0] * 300 + [1] * 260 + [2] * 40, np.int32)
+    text = tandem.Mod("k <= q and doc[q] == doc[k] and head * width >= 0", doc=doc, width=3)
+    blocks = tandem.Blocks.of(text, 600, 600, heads=2, BLOCK_SIZE=(128, 64))
+    seen = (np.arange(600)[:, None] >= np.arange(600)) & (doc[:, None] == doc)
+    counts = np.zeros((640, 640), np.int64)
+    counts[:600, :600] = seen
+    counts = counts.reshape(5, 128, 10, 64).sum((1, 3))
+    for head in range(2):
+        for listed, count, index in (
+            ((counts > 0) & (counts < 128 * 64), blocks.kv_num_blocks, blocks.kv_indices),
+            (counts == 128 * 64, blocks.full_kv_num_blocks, blocks.full_kv_indices),
+        ):
+            assert (count[0, head] == listed.sum(1)).all() and count.shape == (1, 2, 5)
+            for row in range(5):
+                assert index[0, head, row].tolist() == [*np.flatnonzero(listed[row]), *np.flatnonzero(~listed[row])]
+    q = np.random.default_rng(3).standard_normal((1, 600, 2, 16)).astype(np.float32)
+    with_blocks = tandem.attention(q, q, q, mask_mod=text, block_mask=blocks)
+    assert np.array_equal(with_blocks, tandem.attention(q, q, q, mask_mod=text))
+
+
+def test_blocks_of_texts_that_are_refused():
+    with pytest.raises(ValueError, match="mask_mod: column 1: a mask_mod gives a bool"):
+        tandem.Blocks.of("k - q", 8, 8)
+    with pytest.raises(ValueError, match=r"mask_block_k \(0\) must be at least 1"):
+        tandem.Blocks.of("k <= q", 8, 8, BLOCK_SIZE=(8, 0))
+    with pytest.raises(ValueError, match=r"seqlen_q \(-8\) must be 0 to"):
+        tandem.Blocks.of("k <= q", -8, 8)
+    with pytest.raises(TypeError, match="must be a text or a tandem.Mod"):
+        tandem.Blocks.of(causal, 8, 8)
+
+
+@pytest.mark.parametrize("by_text", [True, False])
+@pytest.mark.parametrize("shape", [(None, None, 300, 260), (2, 3, 130, 256), (None, 3, 1, 128), (1, 1, 128, 1)])
+def test_block_masks_of_functions_are_torchs(by_text, shape):
+    doc = torch.arange(300).clamp(max=290) // 97
+
+    def documents(b, h, q_idx, kv_idx):
+        return (doc[q_idx] == doc[kv_idx]) & (q_idx * (h + 1) >= kv_idx - b)
+
+    def beyond_texts(b, h, q_idx, kv_idx):
+        return documents(b, h, q_idx, kv_idx) & ~(torch.sin(q_idx * 1.0) > 2)
+
+    function = documents if by_text else beyond_texts
+    assert (flex._lists_of(function, (1, 1, 8, 8), (8, 8), torch.device("cpu")) is not None) == by_text
+    made, wanted = (x.create_block_mask(function, *shape, device="cpu") for x in (tandem, theirs))
+    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):
+        assert torch.equal(getattr(made, name), getattr(wanted, name)), name
 
 
 def test_texts_take_the_place_of_functions():

@@ -52,6 +52,7 @@ void visit(C& c, F&& field) {
   field("block-k", c.block_k);
   field("lse", c.lse);
   field("dlse", c.dlse);
+  field("max-scores", c.max_scores);
   field("gradients", c.gradients);
   field("float32", c.float32);
   field("accumulate", c.accumulate);
@@ -232,6 +233,19 @@ void random_results(Random& r, Case& c) {
   if (r.chance(0.1)) c.sm_limit = r.between(1, 200);
 }
 
+// Of dense problems, whatever part of their lengths is used.
+void random_blocks(Random& r, Case& c) {
+  if (c.packed || c.page_size > 0 || !r.chance(0.2)) return;
+  static const char* const kKinds[] = {"random", "partial", "hostile", "late"};
+  static constexpr int64_t kSizes[] = {1, 16, 48, 64, 130, int64_t{1} << 40};
+  c.blocks = kKinds[r.between(0, 3)];
+  c.block_q = kSizes[r.between(0, 5)];
+  c.block_k = kSizes[r.between(0, 5)];
+  for (char& letter : c.block_shape) {
+    if (r.chance(0.4)) letter = '1';
+  }
+}
+
 DType Case::type() const {
   static const std::map<std::string, DType> kTypes = {
       {"f64", DType::f64}, {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}};
@@ -302,6 +316,8 @@ Case random_case(uint64_t seed) {
   if (r.chance(0.4)) c.layout = r.between(0, (1 << 16) - 1);
   random_results(r, c);
   random_mods(r, c);
+  c.max_scores = r.chance(0.3);
+  random_blocks(r, c);
   return c;
 }
 

@@ -44,6 +44,7 @@ struct Case {
   int64_t block_q = 128, block_k = 128;
 
   bool lse = true, dlse = false;     // forward writes lse; backward reads dlse
+  bool max_scores = false;           // forward writes them
   std::string gradients = "qkvbsm";  // those asked for: dq, dk, dv, dbias, dsink, those of what score_mod reads;
                                      // t: of its table alone
   std::string float32;               // results of 16-bit cases that are float32: "o"ut, "g"radients; "d": dout, too

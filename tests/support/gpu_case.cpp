@@ -163,6 +163,7 @@ Case random_gpu_case(uint64_t seed) {
   // Of those of other engines half: each text is a kernel, which takes seconds to compile.
   if (r.chance(0.5)) random_mods(r, c);
   random_blocks(r, c);
+  c.max_scores = r.chance(0.15);
   return c;
 }
 

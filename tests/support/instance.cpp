@@ -345,6 +345,7 @@ Outputs Instance::outputs(tandem_pass pass) const {
   if (pass == TANDEM_FORWARD) {
     o.out = tensor(result_type('o', t), shape_q(c.head_dim_v), kOut);
     if (c.lse) o.lse = Tensor(lse_type(), shape_lse(), layout_of(kLse));
+    if (c.max_scores) o.max_scores = Tensor(lse_type(), shape_lse(), layout_of(kLse));
   }
   const DType gradient = result_type('g', t);
   if (wanted('q')) o.dq = tensor(gradient, shape_q(c.head_dim), kDq);
@@ -392,6 +393,7 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
   if (pass == TANDEM_FORWARD) {
     a.out = o->out.describe();
     a.lse = o->lse.describe();
+    a.max_scores = o->max_scores.describe();
   } else {
     a.out = given_out.describe();
     a.lse = given_lse.describe();
@@ -488,6 +490,7 @@ Problem with_outputs(Problem p, Outputs* o) {
   replace(o->dk, &p.dk);
   replace(o->dv, &p.dv);
   if (o->lse) p.lse = lse_view_of(o->lse);
+  if (o->max_scores) p.max_scores = lse_view_of(o->max_scores);
   if (o->dsink) p.dsink = {o->dsink.element(0), o->dsink.dtype(), 0, 1, true};
   if (o->dbias) {
     p.dbias.data = o->dbias.element(0);

@@ -11,7 +11,7 @@
 namespace tandem::test {
 
 struct Outputs {
-  Tensor out, lse;                  // of forward
+  Tensor out, lse, max_scores;      // of forward
   Tensor dq, dk, dv, dbias, dsink;  // of backward
   Tensor dslope, dtable, dtemperature;
 
@@ -19,6 +19,7 @@ struct Outputs {
   std::vector<Tensor*> all() {
     std::vector<Tensor*> tensors = gradients();
     tensors.insert(tensors.begin(), {&out, &lse});
+    tensors.push_back(&max_scores);
     return tensors;
   }
 };

@@ -40,7 +40,8 @@ struct Part {
     each(p, [&](DType t, const std::byte* at) { all.push_back(load(t, at)); });
     return all;
   }
-  bool is_lse() const { return name.starts_with("lse"); }
+  // In the unit of scores.
+  bool is_lse() const { return name.starts_with("lse") || name.starts_with("max_scores"); }
 };
 
 std::string head_name(const char* tensor, int64_t b, int64_t h) {
@@ -97,6 +98,7 @@ std::vector<Part> parts_of(const Problem& p) {
   if (p.pass == TANDEM_FORWARD) {
     add_view(parts, "out", p, &Problem::out, p.heads_q, false, p.head_dim_v);
     add_view(parts, "lse", p, &Problem::lse, p.heads_q, false, 1);
+    add_view(parts, "max_scores", p, &Problem::max_scores, p.heads_q, false, 1);
     return parts;
   }
   add_view(parts, "dq", p, &Problem::dq, p.heads_q, false, p.head_dim);
@@ -253,8 +255,8 @@ int plain_runs(const Problem& p) {
 
 std::string check_memory(Instance& instance, uint64_t before, Outputs& outputs) {
   if (instance.fingerprint() != before) return "an input was written to";
-  static constexpr const char* kNames[] = {"out",   "lse",   "dq",     "dk",     "dv",
-                                           "dbias", "dsink", "dslope", "dtable", "dtemperature"};
+  static constexpr const char* kNames[] = {"out",   "lse",    "dq",     "dk",           "dv",        "dbias",
+                                           "dsink", "dslope", "dtable", "dtemperature", "max_scores"};
   const std::vector<Tensor*> all = outputs.all();
   for (size_t n = 0; n < all.size(); ++n) {
     if (*all[n] && !all[n]->guards_intact()) return std::string(kNames[n]) + " was written to outside its elements";

@@ -260,12 +260,15 @@ class Plain {
     read_head(b, h);
     for (int64_t i = 0; i < s_.q_rows; ++i) {
       std::vector<double> out(static_cast<size_t>(p.head_dim_v), 0);
-      double lse = -kInfinity;
+      double lse = -kInfinity, largest_score = -kInfinity;
       if (i < s_.q_len) {
         const std::vector<Score> row = scores(b, h, i);
         const double sink = p.sink ? load(p.sink.dtype, p.sink.at(b, h)) : -kInfinity;
         double largest = sink, sum = 0, rounded_sum = 0;
-        for (const Score& e : row) largest = std::max(largest, e.s);
+        for (const Score& e : row) {
+          largest = std::max(largest, e.s);
+          if (e.s > largest_score || std::isnan(e.s)) largest_score = e.s;
+        }
         if (sink != -kInfinity) {
           sum = fl(std::exp(fl(sink - largest)));
           rounded_sum = fl.round(p.dtype, sum);
@@ -285,7 +288,9 @@ class Plain {
       for (int64_t c = 0; c < p.head_dim_v; ++c) {
         put(p.out.at(b, s_.q_begin + i, h) + c * 8, types.out.dtype, out[static_cast<size_t>(c)]);
       }
-      if (p.lse) put(p.lse.at(b, s_.q_begin + i, h), p.dtype == DType::f64 ? DType::f64 : DType::f32, lse);
+      const DType per_row = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+      if (p.lse) put(p.lse.at(b, s_.q_begin + i, h), per_row, lse);
+      if (p.max_scores) put(p.max_scores.at(b, s_.q_begin + i, h), per_row, largest_score);
     }
   }
 

@@ -52,6 +52,7 @@
 #include "sm100/forward/shared_plan.cuh"
 #include "sm100/forward/softmax.cuh"
 #include "tile/block_mask.cuh"
+#include "tile/max_scores.cuh"
 #include "tile/scheduler.cuh"
 
 enum class Role { softmax, epilogue, mma, load, relay, none };

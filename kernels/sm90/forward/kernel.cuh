@@ -23,6 +23,7 @@
 #include "sm90/forward/load.cuh"
 #include "sm90/forward/shared_plan.cuh"
 #include "tile/block_mask.cuh"
+#include "tile/max_scores.cuh"
 #include "tile/scheduler.cuh"
 
 template <Sm90ForwardConfig T>

@@ -1,0 +1,68 @@
+// Interval arithmetic of a text on the device: shared/mod_range.h, and what reads memory. A warp works on one block,
+// all lanes alike; src/mods/print.cpp makes the calls.
+#pragma once
+#include "shared/mod_range.h"
+#include "tile/mod_functions.cuh"
+
+// Where elements lie: a range of each.
+struct RangePlace {
+  IntRange batch, head, q, k, seqlen_q, seqlen_k;
+};
+
+// Printed beside mask_mod().
+template <auto T>
+TANDEM_DEVICE IntRange mask_range(const RangePlace& at, const ModNames& names);
+
+TANDEM_DEVICE IntRange union_over_lanes(IntRange a) {
+#pragma unroll 1
+  for (int d = 1; d < 32; d *= 2)
+    a = union_of(a, IntRange{__shfl_xor_sync(~0u, a.low, d), __shfl_xor_sync(~0u, a.high, d)});
+  return a;
+}
+TANDEM_DEVICE FloatRange union_over_lanes(FloatRange a) {
+#pragma unroll 1
+  for (int d = 1; d < 32; d *= 2)
+    a = union_of(
+        a, FloatRange{__shfl_xor_sync(~0u, a.low, d), __shfl_xor_sync(~0u, a.high, d), __any_sync(~0u, a.nan) != 0});
+  return a;
+}
+TANDEM_DEVICE IntRange any_like(int) { return kAnyInt; }
+TANDEM_DEVICE FloatRange any_like(float) { return kAnyFloat; }
+
+// Of all elements that indices in these ranges name, each clamped to its dimension: where they are few, lanes look at
+// them together.
+template <ModElement element, class... Index>
+TANDEM_DEVICE auto range_gather(const ModTensor& tensor, Index... indices) {
+  constexpr int kRank = sizeof...(indices);
+  const IntRange at[kRank + 1] = {indices..., {0, 0}};
+  int first[kRank + 1], size[kRank + 1];
+  i64 count = 1;
+#pragma unroll
+  for (int n = 0; n < kRank; ++n) {
+    first[n] = min(max(at[n].low, 0), tensor.size[n] - 1);
+    size[n] = min(max(at[n].high, 0), tensor.size[n] - 1) - first[n] + 1;
+    count *= size[n];
+    if (count > kRangeElements) break;
+  }
+  using Range = decltype(range_of(mod_load<element>(nullptr, 0)));
+  if (count > kRangeElements) {
+    if constexpr (element == ModElement::boolean)
+      return kAnyBool;
+    else
+      return any_like(decltype(mod_load<element>(nullptr, 0)){});
+  }
+  Range range{};
+#pragma unroll 1
+  for (int i = threadIdx.x % 32, n = 0; n < count; i += 32, n += 32) {
+    int rest = i < count ? i : 0;  // the first again
+    i64 offset = 0;
+#pragma unroll
+    for (int dim = kRank - 1; dim >= 0; --dim) {
+      offset += (first[dim] + rest % size[dim]) * tensor.stride[dim];
+      rest /= size[dim];
+    }
+    const Range one = range_of(mod_load<element>(tensor.data, offset));
+    range = n == 0 ? one : union_of(range, one);
+  }
+  return union_over_lanes(range);
+}

@@ -1,0 +1,45 @@
+// What a mask gives for all queries and keys of a block, by interval arithmetic (kernels/shared/mod_range.h): true,
+// false, or not known.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "mods/graph.h"
+#include "mods/values.h"
+#include "shared/mod_range.h"
+
+namespace tandem::mods {
+
+// Where elements lie: a range of each.
+struct PositionRange {
+  IntRange batch, head, q, k, seqlen_q, seqlen_k;
+};
+
+class RangeEvaluator {
+ public:
+  // Both must outlive it. values have been checked.
+  RangeEvaluator(const Graph& graph, std::span<const NodeId> outputs, const Values& values);
+
+  void run(const PositionRange& position);
+
+  // Of the run before: the range of an output that is an int or a bool, or that is a float.
+  IntRange integers(NodeId output) const { return results_[static_cast<size_t>(output)].integer; }
+  FloatRange reals(NodeId output) const { return results_[static_cast<size_t>(output)].real; }
+
+ private:
+  struct Range {
+    IntRange integer = kAnyInt;
+    FloatRange real = kAnyFloat;
+  };
+  Range leaf(const Node& node, const PositionRange& position) const;
+  Range gather(const Node& node) const;
+  Range apply(const Node& node) const;
+
+  const Graph& graph_;
+  const Values& values_;
+  std::vector<NodeId> order_;
+  std::vector<Range> results_;  // by node
+};
+
+}  // namespace tandem::mods

@@ -1,0 +1,35 @@
+// Making a block mask from a mask_mod on a GPU: two kernels, compiled for each text.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "gpu/device.h"
+#include "problem/make_blocks.h"
+#include "shared/make_blocks.h"
+
+namespace tandem::plan {
+
+inline constexpr const char* kMakeBlocksEntries[] = {"classify_blocks", "list_blocks"};
+
+std::string make_blocks_name(const MakeBlocksProblem& problem);
+std::string make_blocks_translation_unit(const MakeBlocksProblem& problem);
+
+// Ok, or why this device does not serve it.
+Status check_make_blocks(const MakeBlocksProblem& problem, const gpu::Properties& device);
+
+// The parameter of both, and how many blocks of threads each has.
+struct MakeBlocksLaunch {
+  MakeBlocksParams params;
+  uint32_t grid[2], threads[2];
+};
+MakeBlocksLaunch make_blocks_launch(const MakeBlocksProblem& problem, const gpu::Properties& device,
+                                    std::byte* workspace);
+// The memory that either touches, for devices that watch every access.
+std::vector<gpu::NamedBuffer> make_blocks_buffers(const MakeBlocksProblem& problem, std::byte* workspace,
+                                                  size_t launch);
+
+}  // namespace tandem::plan

@@ -1,0 +1,54 @@
+// Block masks that are made, for tests: a text with its tensors, results with guards and poison, and brute force.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "mods/program.h"
+#include "support/tensor.h"
+
+namespace tandem::test {
+
+// A text may say doc[batch, q or k] (sorted documents), page[i] (any ints), seen[q or k], slope[head], n and x.
+struct BlocksCase {
+  std::string text = "k <= q";
+  int64_t batch = 1, heads = 1, seqlen_q = 300, seqlen_k = 300, block_q = 128, block_k = 128;
+  bool full = true, by_keys = true;
+  int64_t layout = kCompact;
+  int64_t seed = 1;
+};
+std::ostream& operator<<(std::ostream& stream, const BlocksCase& c);
+
+class BlocksInstance {
+ public:
+  explicit BlocksInstance(const BlocksCase& c);
+  BlocksInstance(const BlocksInstance&) = delete;
+
+  // They point into *this.
+  tandem_block_mask_args args();
+  std::vector<Tensor*> tensors();  // all, once each; the results behind the others
+  int64_t blocks() const;          // bytes of workspace
+
+  const BlocksCase c;
+  Tensor doc, page, seen, slope;
+  Tensor counts[4], indices[4];  // partial, full, by queries and then by keys
+
+ private:
+  friend std::string judge_blocks(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
+  tandem_mod_tensor named_[4];
+  tandem_mod_scalar scalars_[2];
+  tandem_mod mod_;
+};
+
+// make() makes an instance's lists, which must be those of every query and key asked for itself; guards must be intact.
+// Returns what was wrong.
+std::string judge_blocks(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
+
+// Texts and shapes that every engine serves: those of the gallery, tails, sequences of nothing, lists of heads, any
+// block size, random texts.
+std::vector<BlocksCase> blocks_cases();
+
+}  // namespace tandem::test

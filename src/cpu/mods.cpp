@@ -122,7 +122,7 @@ bool show_by_mod(const ModTile& tile, int32_t* visible) {
 // use(key of the tile, keys that are in the same block, lane, state) for each block of each lane.
 template <class Use>
 void each_block(const ModTile& tile, Use&& use) {
-  const BlockMask& mask = tile.piece.problem->block_mask;
+  const BlockMaskView& mask = tile.piece.problem->block_mask;
   for (int64_t key = 0; key < tile.count;) {
     const int64_t left_of_block = mask.block_k - (tile.key + key) % mask.block_k;
     const int64_t keys = std::min(left_of_block, tile.count - key);

@@ -251,7 +251,7 @@ bool binds_left(const Problem& p) {
 }
 
 bool fits_blocks(const Problem& p, int64_t queries, int64_t keys) {
-  const BlockMask& mask = p.block_mask;
+  const BlockMaskView& mask = p.block_mask;
   return (mask.block_q % queries == 0 || mask.block_q >= p.seqlen_q) &&
          (mask.block_k % keys == 0 || mask.block_k >= p.seqlen_k);
 }
@@ -274,7 +274,7 @@ Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
 
 void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMaskParams* params) {
   constexpr int64_t kMost = int64_t{1} << 30;  // longer than sequences are
-  const BlockMask& mask = p.block_mask;
+  const BlockMaskView& mask = p.block_mask;
   const auto set = [](const BlockList& list, BlockListParams* to) {
     if (!list.present) return;
     to->count = list.count;

@@ -83,7 +83,7 @@ Status Builder::read_block_mask() {
         "is "
         "seen, or make of the sequences one, with doc[q] == doc[k]");
   }
-  BlockMask& mask = p_.block_mask;
+  BlockMaskView& mask = p_.block_mask;
   mask.block_q = args_.mask_block_q;
   mask.block_k = args_.mask_block_k;
   TANDEM_TRY(read_block_list(&Args::kv_num_blocks, &Args::kv_indices, &mask.partial));
@@ -93,7 +93,7 @@ Status Builder::read_block_mask() {
 }
 
 void Builder::read_block_states() {
-  BlockMask& mask = p_.block_mask;
+  BlockMaskView& mask = p_.block_mask;
   const auto varying = [&](int dim, int64_t size) {
     return mask.partial.varies(dim) || mask.full.varies(dim) ? size : std::min<int64_t>(size, 1);
   };

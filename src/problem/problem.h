@@ -117,7 +117,7 @@ struct BlockList {
 };
 
 // What of the scores is looked at, by blocks of block_q queries and block_k keys.
-struct BlockMask {
+struct BlockMaskView {
   int64_t block_q = 1, block_k = 1;
   BlockList partial, full;
   // Of every block, where the host may read the lists: (batch|1, heads_q|1, blocks of queries, blocks of keys).
@@ -161,7 +161,7 @@ struct Problem {
   int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;  // causal is already window_right = 0
   Dropout dropout;
   ModView score_mod, mask_mod;
-  BlockMask block_mask;
+  BlockMaskView block_mask;
 
   int32_t num_splits = 0;
   bool deterministic = false, batch_invariant = false, validate = false;

@@ -5,6 +5,7 @@
 #include "ptx/warp.cuh"
 #include "shared/gradient_order.h"
 #include "tile/gradient.cuh"
+#include "tile/key_tile.cuh"
 #include "tile/sequence.cuh"
 
 // dq of a (query head, m_block), by the threads that computed it. An m_block that nobody has added to sees no key.
@@ -87,7 +88,8 @@ TANDEM_DEVICE void convert_dq(const BackwardParams& p, int block) {
   }
 }
 
-// T.kSumFloats of each thread's dk or dv of a CTA's keys of an n_block: the sums of its splits, in their order.
+// T.kSumFloats of each thread's dk or dv of a CTA's keys of an n_block: the sums of its splits, in their order (by_head
+// they have been added up).
 template <auto T>
 TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
   const int sum = block % T.key_sums(), n = block / T.key_sums();
@@ -96,14 +98,16 @@ TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
   if (threadIdx.x >= T.key_threads()) return;
   const int n_blocks = p.n_blocks * T.ctas(), n_block = n % n_blocks, head = n / n_blocks % p.heads_k;
   const SequenceCoords s = sequence_coords<T>(p, n / n_blocks / p.heads_k);
+  if (n_block * T.cta_keys() >= s.k_rows) return;  // nobody has summed it
+  const int parts = by_head<T>() ? 1 : p.splits;
   const int columns = of_k ? T.dk_columns() : T.dv_columns();
   const int first = (of_k ? sum : sum - T.dk_sums()) * T.kSumFloats;  // of the thread's
-  const float* const sums = p.key_sums + static_cast<i64>(n) * p.splits * T.key_floats() +
+  const float* const sums = p.key_sums + static_cast<i64>(n) * parts * T.key_floats() +
                             (of_k ? 0 : T.cta_keys() * T.head_dim) + threadIdx.x / 128 * (64 * columns) + first * 128;
   const float4* from = reinterpret_cast<const float4*>(sums) + threadIdx.x % 128;
   float x[T.kSumFloats] = {};
 #pragma unroll 2
-  for (int split = 0; split < p.splits; ++split, from += T.key_floats() / 4) {
+  for (int split = 0; split < parts; ++split, from += T.key_floats() / 4) {
 #pragma unroll
     for (int r = 0; r < T.kSumFloats; r += 4) {
       const float4 more = from[r / 4 * 128];

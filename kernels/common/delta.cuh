@@ -3,6 +3,7 @@
 #pragma once
 #include "ptx/warp.cuh"
 #include "tile/chunk.cuh"
+#include "tile/key_tile.cuh"
 #include "tile/pack.cuh"
 #include "tile/row.cuh"
 #include "tile/sequence.cuh"
@@ -53,6 +54,10 @@ TANDEM_DEVICE void delta(const BackwardParams& p) {
   const int m_block = block % p.m_blocks - s.first_m_block;
   if (threadIdx.x < T.dq_tickets()) p.dq_tickets[T.dq_tickets() * block + threadIdx.x] = 0;
   if (threadIdx.x < 2 && block == 0) p.counter[threadIdx.x] = 0;
+  if constexpr (by_head<T>()) {
+    for (int i = block * T.kDeltaThreads + threadIdx.x; i < p.key_ticket_count; i += gridDim.x * T.kDeltaThreads)
+      p.key_tickets[i] = 0;
+  }
   float* const stats = p.stats + static_cast<i64>(block) * (2 * T.tile_m);
   const int lane = threadIdx.x % kLanes;
 #pragma unroll

@@ -17,9 +17,9 @@ struct BackwardParams : ForwardParams {
 
   int sequence_m_blocks;  // dense: of a sequence
   int n_blocks;           // of a sequence, the most there can be
-  int diagonal_heads;     // Sm90BackwardConfig::from_diagonal: so many key heads, over the batch, are
-  int splits;             // of an n_block's steps, one in each tile
-  int has_dk, has_dv;     // they are wanted
+  int diagonal_heads;  // Sm90BackwardConfig::from_diagonal: so many heads, over the batch, are (by_head: query heads)
+  int splits;          // of an n_block's steps, one in each tile
+  int has_dk, has_dv;  // they are wanted
 
   void *dk_data, *dv_data;  // for tiles that a sequence ends in: varlen only
   long long dk_batch, dk_row, dk_head, dv_batch, dv_row, dv_head;
@@ -28,8 +28,11 @@ struct BackwardParams : ForwardParams {
   float* stats;     // of its queries -lse in log2 units, then delta = sum of dout * out, less dlse
   float* dq_sums;   // Sm90BackwardConfig::dq_floats()
   int* dq_tickets;  // n_blocks that have been added
-  float* key_sums;  // of each (sequence, key head, n_block, split): Sm90BackwardConfig::key_floats()
-  int head_dim;     // the problem's own
+  float*
+      key_sums;  // of each (sequence, key head, n_block, split): Sm90BackwardConfig::key_floats(); by_head of all heads
+  int* key_tickets;  // by_head: heads that have been added; Sm90BackwardConfig::key_tickets() of a CTA's n_block
+  int key_ticket_count;
+  int head_dim;  // the problem's own
 
   void* dsink;  // or null
   long long dsink_head;

@@ -14,9 +14,10 @@ struct Sm90BackwardConfig {
   bool roles = false;          // of warpgroups: one makes scores and dq, one sums dv, one dk
   bool from_diagonal = false;  // steps begin where the mask does: tile/key_tile.cuh
   bool dropout = false;
-  bool direct = false;               // dk and dv are float32, or added to what is there: stored in pairs of columns
-  bool split = false;                // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
-  bool captured = false;             // gradients of what score_mod reads are wanted
+  bool direct = false;    // dk and dv are float32, or added to what is there: stored in pairs of columns
+  bool split = false;     // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
+  bool by_head = false;   // split by query heads: what each sums of dk and dv is added to what the heads before it have
+  bool captured = false;  // gradients of what score_mod reads are wanted
   bool block_mask = false;           // steps are those that lists name: tile/key_steps.cuh
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
@@ -94,6 +95,10 @@ struct Sm90BackwardConfig {
     if (wide()) return {at.row, index * columns + at.column};
     return {index * 64 + at.row, at.column};
   }
+
+  // by_head: for dk, and for dv, of each warpgroup that has some.
+  constexpr int key_parts() const { return roles ? 1 : warpgroups; }
+  constexpr int key_tickets() const { return by_head ? 2 * key_parts() : 0; }
 
   // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step.
   constexpr int ds_stages() const { return roles ? 2 : wide() ? 1 : 3; }

@@ -132,15 +132,26 @@ using KeySteps = typename OneOf<T.block_mask, ListedSteps<T>, RangeOfSteps<T>>::
 template <auto T>
 using ListedOrNone = typename OneOf<T.block_mask, ListedSteps<T>, NoSteps>::Type;
 
+template <auto T>
+TANDEM_DEVICE constexpr bool by_head() {
+  if constexpr (requires { T.by_head; }) return T.by_head;
+  return false;
+}
+
 // The n-th, the longest first (but from_diagonal): under a causal mask the first keys are seen by the most queries.
 // Heads that are taken together share the L2 cache; the splits of an n_block follow each other.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
-  const int split = T.split ? n % p.splits : 0;
-  if constexpr (T.split) n /= p.splits;
-  const TileIndex index = key_tile_index_at<T>(p, n, p.batch * p.heads_k);
-  KeyTile tile{index.m_block, index.head % p.heads_k, index.head / p.heads_k, 0, 0, split};
-  if (from_diagonal<T>()) tile.diagonal = index.head < p.diagonal_heads;
+  int split = 0, parts = 1;
+  if constexpr (by_head<T>()) {
+    parts = p.splits;
+  } else if constexpr (T.split) {
+    split = n % p.splits, n /= p.splits;
+  }
+  TileIndex index = key_tile_index_at<T>(p, n, p.batch * p.heads_k * parts);
+  const int diagonal = from_diagonal<T>() && index.head < p.diagonal_heads;
+  if constexpr (by_head<T>()) split = index.head % parts, index.head /= parts;
+  KeyTile tile{index.m_block, index.head % p.heads_k, index.head / p.heads_k, 0, 0, split, diagonal};
   const SequenceCoords s = sequence_coords<T>(p, tile.sequence);
   const int first = tile.n_block * T.tile_n(), last = min(first + T.tile_n(), s.k_len) - 1;
   if (first > last) return tile;

@@ -82,14 +82,20 @@ int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
 }
 
 // Whether a causal mask's n_blocks are taken from_diagonal. They are spread over all m_blocks of a head then, which the
-// L2 cache must hold: those of grouped query heads, and of long sequences, are too many. Sums are in another order, so
-// that a batch_invariant call must not ask for lengths: neither how many there are, nor whether a bound binds.
+// L2 cache must hold: not those of long sequences, nor of several heads, so that query heads that share keys are taken
+// one by one (by_head). Sums are in another order, and a batch_invariant call must not ask for lengths: neither how
+// many there are, nor whether a bound binds.
 bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
-  if (t.split || t.block_mask || p.group() > 1) return false;
+  if (t.block_mask || p.total_q == 0 || (p.batch_invariant && p.group() > 1)) return false;
   if (p.batch_invariant) return p.window_right != TANDEM_UNBOUNDED && p.window_left == TANDEM_UNBOUNDED;
-  const int64_t of_query = 2 * (t.head_dim + t.head_dim_v) + 4 * t.head_dim,
-                most = t.head_dim > 192 ? 16 << 20 : 32 << 20;
-  return t.right && !t.left && p.seqlen_q * of_query <= most;
+  if (!t.right || t.left || (t.split && p.group() == 1)) return false;
+  const int64_t of_query = 2 * (t.head_dim + t.head_dim_v) + 4 * t.head_dim;
+  const int64_t most = t.head_dim > 192 && p.group() == 1 ? 16 << 20 : 32 << 20;
+  if (p.seqlen_q * of_query > most) return false;
+  // Adding dk and dv in memory for each query head is little beside the steps of long ones alone.
+  constexpr int64_t kLong = 4096;
+  const int64_t tiles = ceil_div(p.seqlen_k, t.tile_n()) * p.heads_q * p.batch;
+  return p.group() == 1 || (p.seqlen_q >= kLong && tiles * t.ctas() >= kHopperMultiprocessors);
 }
 
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {
@@ -111,9 +117,11 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
     t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 64));
   }
   t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
+  t.from_diagonal = begins_at_diagonal(p, t);
+  t.by_head = t.from_diagonal && p.group() > 1;
+  t.split = t.split || t.by_head;
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);
-  t.from_diagonal = begins_at_diagonal(p, t);
   // Wide heads, and steps of many queries, leave room for fewer of them.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
@@ -201,7 +209,7 @@ int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
 // longest n_block of another head, begun just before, takes. As with pairs() the answer is that of a whole device, here
 // of an H200, and does not depend on other sequences where that was asked for.
 int count_diagonal_heads(const Problem& p, const BackwardTiling& t) {
-  const int64_t heads = p.batch * p.heads_k;
+  const int64_t heads = p.batch * (t.tile.key_tickets > 0 ? p.heads_q : p.heads_k);
   if (p.batch_invariant) return static_cast<int>(heads);
   const int64_t last = ceil_div(2 * kHopperMultiprocessors / t.tile.ctas, t.n_blocks + 1);  // half see an m_block
   return static_cast<int>(std::max<int64_t>(heads - last, 0));
@@ -215,7 +223,9 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   // Packed: of each sequence the last one may be filled in part.
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
-  t.splits = t.tile.key_sums > 0 ? choose_splits(p, t.tile.tile_m, t.tile.tile_n, ctas) : 1;
+  t.splits = t.tile.key_tickets > 0 ? static_cast<int>(p.group())
+             : t.tile.key_sums > 0  ? choose_splits(p, t.tile.tile_m, t.tile.tile_n, ctas)
+                                    : 1;
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);
   t.l2_heads = choose_l2_heads(p, t, sms);
   t.diagonal_heads = count_diagonal_heads(p, t);
@@ -349,7 +359,11 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   const int64_t sums = has_main(p, t) ? blocks * t.tile.dq_floats : 0;
   t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
   if (t.splits > 1 && (p.dk || p.dv)) {
-    const int64_t floats = has_main(p, t) ? int64_t{t.tile.ctas} * t.tiles * t.tile.key_floats : 0;
+    const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.tiles / t.splits : 0;
+    const int64_t floats = n_blocks * t.tile.key_floats * (t.tile.key_tickets > 0 ? 1 : t.splits);
+    t.key_ticket_count = static_cast<int>(n_blocks * t.tile.key_tickets);
+    t.key_tickets_offset =
+        region("workspace.key_tickets", t.key_ticket_count * static_cast<int64_t>(sizeof(int)), delta);
     t.key_sums_offset = region("workspace.key_sums", floats * static_cast<int64_t>(sizeof(float)), main);
   }
   if (p.dsink) {

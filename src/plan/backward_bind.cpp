@@ -115,6 +115,8 @@ void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, 
   params->stats = reinterpret_cast<float*>(workspace + t.stats_offset);
   params->dq_sums = reinterpret_cast<float*>(workspace + t.sums_offset);
   params->key_sums = reinterpret_cast<float*>(workspace + t.key_sums_offset);
+  params->key_tickets = reinterpret_cast<int*>(workspace + t.key_tickets_offset);
+  params->key_ticket_count = t.key_ticket_count;
 }
 
 ModElement element_of(DType type) {
@@ -220,8 +222,9 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
 std::string BackwardPass::summary(const Plan& plan) const {
   const BackwardTiling& t = plan.backward;
   return str_cat(t.grid, " blocks for ", t.tiles, " tiles, ",
-                 t.splits > 1 ? str_cat("steps split by ", t.splits, ", ") : "", "groups of ", t.l2_heads,
-                 " key heads");
+                 t.splits > 1 ? str_cat("steps split by ", t.splits, ", ") : "",
+                 t.tile.from_diagonal ? str_cat(t.diagonal_heads, " heads from the diagonal")
+                                      : str_cat("groups of ", t.l2_heads, " key heads"));
 }
 
 }  // namespace tandem::plan

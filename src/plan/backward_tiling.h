@@ -15,7 +15,8 @@ struct BackwardTiling {
   int n_blocks = 0;           // of a sequence, the most there can be
   int splits = 1;             // of an n_block's steps, whose dk and dv are summed by kConvertEntry
   int tiles = 0;              // splits of n_blocks of all key heads and sequences
-  int diagonal_heads = 0;     // key heads, over the batch, whose steps begin at the diagonal: BackwardParams
+  int key_ticket_count = 0;   // BackwardParams
+  int diagonal_heads = 0;     // heads, over the batch, whose steps begin at the diagonal: BackwardParams
   int l2_heads = 1;           // key heads whose n_blocks are taken together
   int grid = 0;
   int64_t dbias_blocks = 0;     // parts of dbias that one CTA each sums
@@ -27,7 +28,7 @@ struct BackwardTiling {
 
   // In the workspace; the counter of tiles is at 0.
   size_t tickets_offset = 0, stats_offset = 0, sums_offset = 0, dsink_offset = 0, dout_offset = 0, key_sums_offset = 0,
-         captured_offset = 0, table_offset = 0, steps_offset = 0;
+         key_tickets_offset = 0, captured_offset = 0, table_offset = 0, steps_offset = 0;
 };
 
 }  // namespace tandem::plan

@@ -124,7 +124,7 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
 std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, const gpu::Properties& device) {
   const BackwardTiling& t = plan.backward;
   std::vector<std::string> lines{why_tile(p, t.tile)};
-  if (p.group() > 1) {
+  if (p.group() > 1 && t.tile.key_tickets == 0) {
     lines.push_back(str_cat("heads: a block goes over the ", p.group(),
                             " query heads of its key head, so that dk and dv are sums in registers, not in memory"));
   }
@@ -134,11 +134,20 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
       "order: blocks take tiles of keys from a counter; each adds its part of dq when the tile before has, so every "
       "run "
       "gives the same bits");
-  if (t.splits > 1) {
+  if (t.tile.from_diagonal) {
+    lines.push_back(
+        str_cat("order: the n_blocks of ", t.diagonal_heads,
+                " heads are taken from the last one, from the diagonal on, so that none waits for its turn; "
+                "those of the others at the end, the longest first"));
+  }
+  if (t.tile.key_tickets > 0) {
+    lines.push_back(str_cat("split: a tile is of one of the ", t.splits,
+                            " query heads that share its keys; dk and dv are added in the order of these"));
+  } else if (t.splits > 1) {
     lines.push_back(str_cat("split: n_blocks are few, so ", t.splits,
                             " blocks share the steps of each; their dk and dv are summed in a fixed order at the end"));
   }
-  if (t.l2_heads > 1)
+  if (t.l2_heads > 1 && !t.tile.from_diagonal)
     lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads are taken together"));
   lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", varlen(p) ? "up to " : "",
                           t.tiles, t.tile.apart ? " tiles of dk and as many of dv" : " tiles"));

@@ -258,6 +258,21 @@ TEST(KernelsBackward, NBlocksFromTheDiagonal) {
   expect_all_good(cases);
 }
 
+// Query heads that share keys one by one, as where queries are many: any of these sequences might have all of them.
+TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
+  std::string lengths_q = "150", lengths_k = "200";
+  for (int n = 0; n < 40; ++n) {
+    lengths_q += n % 8 == 0 ? ",300" : ",80";
+    lengths_k += n % 8 == 0 ? ",310" : ",60";
+  }
+  const std::string common = "--gradients qkv --dtype bf16 --causal 1 --packed 1 --max-seqlen 4096 --lengths-q " +
+                             lengths_q + " --lengths-k " + lengths_k;
+  std::vector<Judged> cases;
+  cases.emplace_back(common + " --heads-q 3 --heads-k 1 --head-dim 64 --head-dim-v 64");
+  cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 136 --head-dim-v 128 --float32 g");
+  expect_all_good(cases);
+}
+
 TEST(KernelsBackward, NothingToSum) {
   std::vector<Judged> cases;
   for (const char* flags : {"--seqlen-q 0 --seqlen-k 70", "--seqlen-q 70 --seqlen-k 0",

@@ -281,7 +281,8 @@ TEST(BackwardPlan, FromTheDiagonal) {
   p.batch_invariant = true;
   EXPECT_EQ(tiling(p).diagonal_heads, 128);
   const auto begins = [&tiling](const Problem& of) { return tiling(of).tile.for_hopper().from_diagonal; };
-  EXPECT_FALSE(begins(causal(4096, 128, 64)));
+  EXPECT_FALSE(begins(causal(2048, 128, 64)));
+  EXPECT_TRUE(begins(causal(4096, 128, 64)));
   EXPECT_TRUE(begins(causal(65536, 4, 4)));
   EXPECT_FALSE(begins(causal(131072, 4, 4)));
   EXPECT_FALSE(begins(causal(1000, 4, 4)));  // its steps are split
@@ -296,6 +297,21 @@ TEST(BackwardPlan, FromTheDiagonal) {
   one.window_right = 0;
   one.batch_invariant = true;
   EXPECT_TRUE(begins(one));
+}
+
+// Grouped query heads are taken one by one then: workspace has dk and dv of a key head once.
+TEST(BackwardPlan, FromTheDiagonalByHead) {
+  Problem p = dense({.seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8, .head_dim = 128});
+  p.head_dim_v = 128;
+  p.window_right = 0;
+  const plan::BackwardTiling t = plan::make_plan(backward(p), hopper()).backward;
+  EXPECT_TRUE(t.tile.for_hopper().by_head && t.tile.for_hopper().split);
+  EXPECT_EQ(t.splits, 8);
+  EXPECT_EQ(t.tiles, 32 * 64);
+  EXPECT_EQ(t.diagonal_heads, 64 - 8);
+  EXPECT_EQ(t.key_ticket_count, 32 * 8 * 4);
+  p.batch_invariant = true;
+  EXPECT_FALSE(plan::make_plan(backward(p), hopper()).backward.tile.for_hopper().from_diagonal);
 }
 
 // Where scores are changed, their registers leave a warpgroup that makes them none for the rest.
@@ -333,7 +349,7 @@ TEST(BackwardPlan, GroupedHeadsAreSplit) {
   EXPECT_EQ(splits(2048, 64, 8, true), 4);   // 128 tiles
   EXPECT_EQ(splits(2048, 64, 8, false), 1);  // all of one length
   EXPECT_EQ(splits(2048, 64, 8, true, 256), 1);
-  EXPECT_EQ(splits(8192, 64, 8, true), 1);  // 512 tiles
+  EXPECT_EQ(splits(8192, 64, 8, true), 8);  // head by head, in an order
   EXPECT_EQ(splits(2048, 24, 8, true), 3);  // the whole group
   EXPECT_EQ(splits(2048, 8, 8, true), 1);   // no group
 }

@@ -51,6 +51,27 @@ TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const Gradi
   }
 }
 
+// by_head: sums are added to those of the query heads before, so that the first one writes. A warpgroup, whose barrier
+// this is; `turn` have come before it.
+template <int n>
+TANDEM_DEVICE void add_in_turn(int* ticket, int turn, int barrier, float4* to, int part, const float (&sums)[n]) {
+  if (threadIdx.x % 128 == 0) {
+    while (load_acquire(ticket) < turn) {
+    }
+  }
+  named_sync(barrier, 128);
+  if (turn == 0) {
+    store_sums(to, part, sums);
+  } else {
+    to += part * (n / 4 * 128) + threadIdx.x % 128;
+#pragma unroll
+    for (int r = 0; r < n; r += 4)
+      global_add(to + r / 4 * 128, make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]));
+  }
+  named_sync(barrier, 128);
+  if (threadIdx.x % 128 == 0) add_release(ticket, 1);
+}
+
 // Of a warpgroup: its own keys of an n_block, or where all have the same ones its columns of theirs. Nothing is read
 // of shared memory once this is there.
 template <Sm90BackwardConfig T>
@@ -58,16 +79,17 @@ struct KeyEpilogue {
   const BackwardParams& p;
   const SequenceCoords sequence;
   const KeyTile tile;
-  const int part;  // of the CTA's dk, or dv
-  const int key;   // this thread's first, within the sequence
+  const int index, part;  // of the warpgroup; of the CTA's dk, or dv
+  const int key;          // this thread's first, within the sequence
 
   TANDEM_DEVICE KeyEpilogue(const BackwardParams& params, const BackwardShared<T>& s, const SequenceCoords& coords,
-                            int index)
+                            int warpgroup)
       : p(params),
         sequence(coords),
         tile(s.tile),
-        part(T.roles ? 0 : index),
-        key((tile.n_block * T.ctas() + rank_of_cta<T>()) * T.cta_keys() + (T.wide() ? 0 : index * 64) +
+        index(warpgroup),
+        part(T.roles ? 0 : warpgroup),
+        key((tile.n_block * T.ctas() + rank_of_cta<T>()) * T.cta_keys() + (T.wide() ? 0 : warpgroup * 64) +
             threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
 
   // dk, or dv: to the sums of the tile's split, or to the caller's tensor.
@@ -77,8 +99,15 @@ struct KeyEpilogue {
     if constexpr (T.split) {
       const i64 block = (static_cast<i64>(tile.sequence) * p.heads_k + tile.head_k) * (p.n_blocks * T.ctas()) +
                         tile.n_block * T.ctas() + rank_of_cta<T>();
-      float* const to = p.key_sums + (block * p.splits + tile.split) * T.key_floats();
-      store_sums(reinterpret_cast<float4*>(to + (of_k ? 0 : T.cta_keys() * T.head_dim)), part, sums);
+      const i64 place = T.by_head ? block : block * p.splits + tile.split;
+      float* const of_block = p.key_sums + place * T.key_floats() + (of_k ? 0 : T.cta_keys() * T.head_dim);
+      auto* const to = reinterpret_cast<float4*>(of_block);
+      if constexpr (T.by_head) {
+        int* const ticket = p.key_tickets + block * T.key_tickets() + 2 * part + of_k;
+        add_in_turn(ticket, tile.split, kSyncOwn + index, to, part, sums);
+      } else {
+        store_sums(to, part, sums);
+      }
     } else {
       const int batch = T.varlen ? sequence.batch : tile.sequence;
       const i64 row = of_k ? p.dk_row : p.dv_row;

@@ -1,7 +1,8 @@
 // Attention backward for Hopper: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh).
 //
 // A CTA takes n_blocks of a key head from a counter. It keeps their keys and values, and goes over the queries of all
-// heads that share them, from the last m_block that sees some of them to the first; dk and dv stay in registers. All
+// heads that share them, from the last m_block that sees some of them to the first (under a causal mask often from the
+// first on, and of one head: tile/key_tile.cuh); dk and dv stay in registers. All
 // scores are transposed, keys in rows, so that P and dS are operands from registers of what is summed over queries:
 //
 //    load       | order_dq, three       | each warpgroup, of its 64 keys

@@ -1,5 +1,5 @@
 # To be sourced: a proof in steps, and its JSON file, whose fields docs/results/README.md explains. Environment: COMMIT,
-# SECONDS_EACH (tools/gpu/prove.sh).
+# SECONDS_EACH (tools/gpu/prove.sh). Of the caller: `kept`, a folder, or nothing: a step whose outcome is there is not done again.
 # shellcheck shell=bash
 # shellcheck source=tools/gpu/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -9,8 +9,15 @@ record() { steps+=("$@"); } # <name> <command> <verdict> <seconds> <summary>
 
 # Runs a command, shows what it prints where it fails, and keeps its last line of the pattern.
 step() { # <name> <pattern of the summary> <command...>
-  local name=$1 pattern=$2 start=$SECONDS verdict=ok code=0 summary
+  local name=$1 pattern=$2 start=$SECONDS verdict=ok code=0 summary before
   shift 2
+  if [ -n "${kept:-}" ] && [ -e "$kept/$name" ]; then
+    mapfile -t before < "$kept/$name"
+    printf '\n==== %s: done before, %s\n' "$name" "${before[2]}"
+    [ "${before[2]}" != FAILED ] || failures=$((failures + 1))
+    record "${before[@]}"
+    return
+  fi
   printf '\n==== %s: %s\n' "$name" "$*"
   timeout "${SECONDS_EACH:-900}" "$@" > "$scratch/log" 2>&1 || code=$?
   if [ "$code" = 77 ]; then
@@ -23,7 +30,9 @@ step() { # <name> <pattern of the summary> <command...>
   summary=$(grep -E "$pattern" "$scratch/log" | tail -n 1)
   [ "$code" != 124 ] || summary="stopped after ${SECONDS_EACH:-900} s${summary:+: $summary}"
   printf '%s, %d s: %s\n' "$verdict" $((SECONDS - start)) "$summary"
-  record "$name" "$*" "$verdict" $((SECONDS - start)) "$summary"
+  before=("$name" "$*" "$verdict" $((SECONDS - start)) "$summary")
+  record "${before[@]}"
+  [ -z "${kept:-}" ] || printf '%s\n' "${before[@]}" > "$kept/$name"
 }
 
 # Writes the file and ends with the verdict.

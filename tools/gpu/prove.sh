@@ -3,6 +3,10 @@
 # docs/results/README.md explains.
 #
 #   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,memcheck,racecheck,synccheck]
+#                      [--in <folder>]
+#
+# --in keeps what became of each step, random problems in steps of 500: one that is done is not done again, so that the
+# same command goes on where the last one was stopped.
 #
 # The build folder may come from another machine: tests/kernels/{kernels_test,kernels_worker,libcounting_nvrtc.so} and
 # tests/support/tandem_fuzz are all that is read of it. Environment:
@@ -13,12 +17,17 @@
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$here/tools/gpu/proof.sh"
-build=${BUILD:-} json=$here/docs/results/hopper-forward-proof.json only=''
+build=${BUILD:-} json=$here/docs/results/hopper-forward-proof.json only='' kept=''
 places=()
 while [ $# -gt 0 ]; do
   case $1 in
     --only)
       only=${2:?--only needs names}
+      shift
+      ;;
+    --in)
+      kept=${2:?--in needs a folder}
+      mkdir -p "$kept"
       shift
       ;;
     -*) die "unknown flag: $1" ;;
@@ -34,6 +43,12 @@ for file in "$tests" "$fuzz" "$worker" "$counting"; do
   [ -e "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
 done
 counting=$(realpath "$counting")
+# What is kept of another proof would be counted as one of this.
+if [ -n "$kept" ]; then
+  proof="$(commit_of_build), ${FUZZ:-2000} random problems"
+  [ -e "$kept/proof" ] || echo "$proof" > "$kept/proof"
+  [ "$(< "$kept/proof")" = "$proof" ] || die "$kept holds steps of another proof ($(< "$kept/proof")), not of $proof: use another folder"
+fi
 
 use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache}
@@ -74,6 +89,15 @@ shards() {
 export -f shards
 export tests
 
+# Random problems, some at a time: a step for each.
+random() { # <name> <cases>
+  local all=${FUZZ:-2000} each=500 first
+  for ((first = 1; first <= all; first += each)); do
+    [ $((first + each)) -le $((all + 1)) ] || each=$((all - first + 1))
+    step "$1-$first" ' problems, |NOT RUN' "$fuzz" --device cuda --cases "$2" --seed "$first" --count "$each"
+  done
+}
+
 sanitize() { # <tool> <flags...>
   local program
   for program in "$(command -v compute-sanitizer)" {"${CUDA_HOME:-/usr/local/cuda}",/usr/local/cuda}/bin/compute-sanitizer; do
@@ -92,10 +116,8 @@ for name in tests fuzz gradients threads processes memcheck racecheck synccheck;
   if [ -n "$only" ] && [[ ",$only," != *",$name,"* ]]; then continue; fi
   case $name in
     tests) step tests ' tests passed in |NOT TESTED' bash -c shards ;;
-    fuzz) step fuzz ' problems, |NOT RUN' "$fuzz" --device cuda --seed 1 --count "${FUZZ:-2000}" ;;
-    gradients)
-      step gradients ' problems, |NOT RUN' "$fuzz" --device cuda --cases backward --seed 1 --count "${FUZZ:-2000}"
-      ;;
+    fuzz) random fuzz gpu ;;
+    gradients) random gradients backward ;;
     threads) step threads ' compiled$' bash -c 'cold 1 64' ;;
     processes) step processes ' compiled$' bash -c 'cold 8 8' ;;
     memcheck) sanitize memcheck --leak-check no ;;

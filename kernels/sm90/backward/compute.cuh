@@ -228,9 +228,10 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     leave_tile<T>(s, index);
     epilogue.template store<false>(dv);
     epilogue.template store<true>(dk);
-    // Behind all that, since its turn comes late, and the next tile's keys meanwhile.
+    // Behind all that, since its turn comes late, and the next tile's keys meanwhile. (All threads agree on the count;
+    // asked by a vote, ring slots leave the uniform registers.)
     if constexpr (!T.wide()) {
-      if (warp_any(steps.count > 0)) add_dq(last_dq, tile, rings.steps - 1);
+      if (steps.count > 0) add_dq(last_dq, tile, rings.steps - 1);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "problem/convert.h"
@@ -73,8 +74,12 @@ class Arithmetic {
                          (signed_unit() + signed_unit() + signed_unit());
   }
   void add_scaled(double* to, double factor, const double* from, int64_t n) {
+    if (!noisy_ && work_ == DType::f64) {
+      for (int64_t c = 0; c < n; ++c) to[c] += factor * from[c];
+      return;
+    }
     if (!noisy_) {
-      for (int64_t c = 0; c < n; ++c) to[c] = (*this)(to[c] + factor * from[c]);
+      for (int64_t c = 0; c < n; ++c) to[c] = static_cast<float>(to[c] + factor * from[c]);
       return;
     }
     const Format format = format_of(work_);  // the innermost loop of all: what is always the same, once
@@ -195,7 +200,15 @@ class Plain {
 
   std::vector<double> read(const View& view, const std::byte* at, int64_t n) {
     std::vector<double> row(static_cast<size_t>(n));
-    for (int64_t c = 0; c < n; ++c) row[static_cast<size_t>(c)] = load(view.dtype, at + c * size_of(view.dtype));
+    const auto of = [&](auto type) {  // each type has a loop of its own
+      for (int64_t c = 0; c < n; ++c) row[static_cast<size_t>(c)] = load(type(), at + c * size_of(type()));
+    };
+    switch (view.dtype) {
+      case DType::bf16: of(std::integral_constant<DType, DType::bf16>()); break;
+      case DType::f16: of(std::integral_constant<DType, DType::f16>()); break;
+      case DType::f32: of(std::integral_constant<DType, DType::f32>()); break;
+      default: of([type = view.dtype] { return type; });
+    }
     return row;
   }
 

@@ -32,6 +32,9 @@ const char* const kDense[] = {
     "--score-mod tanh(score) --bias bool",
     "--score-mod score*(1+slope[head]) --bias f32 --bias-inf 1",
     "--mask-mod k<=q+n --used-q 30,141 --used-k 150,70",
+    "--score-mod tanh(score)*exp(0.1*slope[doc[batch,q]])+table[head,(q-k)//40+4]*slope[k%4] --dropout 0.2",
+    "--score-mod score-slope[head]*abs(q-k) --softcap 5 --alibi head --bias f32 --bias-shape 1hij",
+    "--score-mod max(score*temperature,table[1,k%9]) --left 20 --right 6 --sink f32 --layout 349525",
 };
 
 // Every text is a kernel, which takes seconds to compile: each in one type.
@@ -122,11 +125,19 @@ Tensor table_of(DType type, int64_t rows, int64_t columns) {
   return made;
 }
 
+const std::string kTables =
+    "--dtype f16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 130 --seqlen-k 150 --head-dim 64 --head-dim-v 64 "
+    "--score-mod score+table[head,q-k+150]*slope[head] ";
+TEST(KernelsMods, Tables) {
+  std::vector<Judged> all;
+  for (const DType type : {DType::f64, DType::bf16, DType::f16})
+    all.emplace_back(kTables, [type](Instance& in) { in.table = table_of(type, 2, 280); });
+  all.emplace_back(kTables, [](Instance& in) { in.table = table_of(DType::f32, 2, 30'001); });
+  expect_all_good(all);
+}
 // Elements of every type, and more of them than shared memory holds.
 TEST(KernelsMods, CapturedTables) {
-  const std::string flags =
-      "--dtype f16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 130 --seqlen-k 150 --head-dim 64 --head-dim-v 64 "
-      "--gradients m --score-mod score+table[head,q-k+150]*slope[head] ";
+  const std::string flags = kTables + "--gradients m ";
   std::vector<Judged> all;
   const std::pair<DType, const char*> types[] = {
       {DType::f64, ""}, {DType::f64, "--accumulate 1"}, {DType::f32, "--accumulate 1"}, {DType::bf16, "--accumulate 1"},
@@ -138,11 +149,10 @@ TEST(KernelsMods, CapturedTables) {
   expect_all_good(all);
 }
 
-// Infinite and undefined derivatives are where they belong, of elements with and without finite ones beside them; sums
-// of numbers of very different sizes; gradients of 0, which no derivative spoils.
-TEST(KernelsMods, CapturedHostile) {
+// Tables that hurt, in the forward and in gradients of them.
+std::vector<Judged> hostile(const std::string& more) {
   const std::string flags =
-      "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 70 --seqlen-k 140 --head-dim 64 --head-dim-v 64 --gradients m ";
+      "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 70 --seqlen-k 140 --head-dim 64 --head-dim-v 64 " + more;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   std::vector<Judged> all;
   const auto add = [&](const std::string& mod, const std::function<void(Instance&)>& adjust) {
@@ -174,8 +184,12 @@ TEST(KernelsMods, CapturedHostile) {
       in.temperature.set(0, 0.1 / size);
     });
   }
-  expect_all_good(all);
+  return all;
 }
+TEST(KernelsMods, Hostile) { expect_all_good(hostile("")); }
+// Infinite and undefined derivatives are where they belong, of elements with and without finite ones beside them; sums
+// of numbers of very different sizes; gradients of 0, which no derivative spoils.
+TEST(KernelsMods, CapturedHostile) { expect_all_good(hostile("--gradients m ")); }
 
 }  // namespace
 }  // namespace tandem::test

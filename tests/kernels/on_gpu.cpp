@@ -16,6 +16,8 @@ struct Part {
   size_t index = 0, count = 1;
 } part;
 
+Passes passes = Passes::both;
+
 // The number of cases there are at once: other processes judge theirs beside this one.
 unsigned threads_to_judge() { return part.count > 1 ? 1 : std::max(1u, std::thread::hardware_concurrency()); }
 
@@ -45,7 +47,8 @@ void expect_all_good(const std::vector<Judged>& cases) {
         std::printf("case: %s\n", flags.c_str());  // the last one, where a process dies
         std::fflush(stdout);
       }
-      const Verdict verdict = run_case(from_flags(flags), engine.run, engine.supports, cases[n].adjust, engine.flags);
+      const Verdict verdict =
+          run_case(from_flags(flags), engine.run, engine.supports, cases[n].adjust, engine.flags, passes);
       if (verdict.failure.empty() && verdict.refusal.empty()) continue;
       const std::lock_guard lock(mutex);
       bad.push_back(verdict.failure.empty() ? "refused: " + verdict.refusal + "\n  case: " + flags : verdict.failure);
@@ -105,6 +108,7 @@ struct Flags {
   std::string device = "cuda:0";
   int schedules = 1;
   tandem::test::Part part;
+  tandem::test::Passes passes = tandem::test::Passes::both;
 };
 
 // False when they are none of ours.
@@ -117,11 +121,16 @@ bool read_flags(int argc, char** argv, Flags* flags) {
       flags->schedules = std::atoi(value.c_str());
     } else if (flag == "--part" && std::sscanf(value.c_str(), "%zu/%zu", &flags->part.index, &flags->part.count) == 2 &&
                flags->part.index < flags->part.count) {
+    } else if (flag == "--passes" && (value == "both" || value == "backward")) {
+      flags->passes = value == "both" ? tandem::test::Passes::both : tandem::test::Passes::backward;
     } else {
-      std::fprintf(stderr,
-                   "kernels_test [--device cuda|cuda:N|vgpu:MODEL] [--schedules N] [--part I/N] [--gtest_...]\n"
-                   "  --part I/N: of N processes that share the cases this is number I, from 0 on; each judges one "
-                   "case at a time\n");
+      std::fprintf(
+          stderr,
+          "kernels_test [--device cuda|cuda:N|vgpu:MODEL] [--schedules N] [--part I/N] [--passes both|backward] "
+          "[--gtest_...]\n"
+          "  --part I/N: of N processes that share the cases this is number I, from 0 on; each judges one "
+          "case at a time\n"
+          "  --passes backward: of cases with gradients, these alone; their forward is the oracle's\n");
       return false;
     }
   }
@@ -143,6 +152,7 @@ int main(int argc, char** argv) {
     }
     std::printf("%s\n", tandem_context_description(tandem::test::the_gpu()->context()));
     tandem::test::part = flags.part;
+    tandem::test::passes = flags.passes;
     if (tandem::test::the_gpu()->is_virtual() && testing::GTEST_FLAG(filter) == "*")
       testing::GTEST_FLAG(filter) = std::string(kNotVirtual) + (flags.part.index > 0 ? kWhole : "");
   }

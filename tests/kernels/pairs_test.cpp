@@ -11,6 +11,7 @@ using Values = std::vector<const char*>;
 
 // Lengths around the edges of tiles, few queries, sequences that are packed, partly used or empty.
 const Values kLengths = {"--seqlen-q 130 --seqlen-k 150",
+                         "--seqlen-q 300 --seqlen-k 270",
                          "--seqlen-q 1 --seqlen-k 200",
                          "--batch 2 --seqlen-q 65 --seqlen-k 81",
                          "--batch 2 --seqlen-q 70 --seqlen-k 141 --used-q 3,70 --used-k 141,17",
@@ -27,7 +28,8 @@ const Values kMasks = {"",
                        "--causal 1 --top-left 1",
                        "--left 30 --right 11",
                        "--left 20 --right -4",
-                       "--left 40 --causal 1"};
+                       "--left 40 --causal 1",
+                       "--left 17"};
 const Values kScales = {"", "--scale -0.2", "--softcap 5", "--values large"};
 const Values kAlibi = {"", "--alibi head", "--alibi batch --top-left 1"};
 const Values kBias = {"", "--bias f32 --bias-shape bh1j", "--bias same --bias-inf 1", "--bias bool --bias-shape 1hij"};
@@ -38,8 +40,9 @@ const Values kLayouts = {"", "--layout 349525", "--layout 1048575 --lse 0"};
 const Values kDiagonals = {"", "--explicit 1 --diagonal 17", "--explicit 1 --diagonal -30",
                            "--explicit 1 --diagonal 5 --diagonals each"};
 const Values kResults = {"", "--float32 o", "--sm-limit 3"};
-const Values kOptions[] = {kLengths, kDims,  kHeads, kMasks,   kScales,    kAlibi,
-                           kBias,    kSinks, kTypes, kLayouts, kDiagonals, kResults};
+const Values kDropout = {"", "--dropout 0.1", "--dropout 0.3125 --dropout-pointers 1"};
+const Values kOptions[] = {kLengths, kDims,  kHeads,   kMasks,     kScales,  kAlibi,  kBias,
+                           kSinks,   kTypes, kLayouts, kDiagonals, kResults, kDropout};
 
 std::vector<Judged> pairs() {
   std::vector<int> choices;

@@ -20,10 +20,11 @@ namespace {
 constexpr const char* kUsage =
     "tandem_fuzz [--device cpu|oracle|cuda|cuda:N|vgpu:MODEL] [--cases cpu|gpu|backward] [--seed S] [--count N] "
     "[--seconds T]\n"
-    "            [--threads N] [--schedules N] [--case 'FLAGS'] [--verbose]\n"
+    "            [--threads N] [--schedules N] [--passes both|backward] [--case 'FLAGS'] [--verbose]\n"
     "  Runs N random problems from seed S on, for T seconds at most, or one problem given by its flags. A GPU is "
     "asked\n"
-    "  GPU cases, judged by all cores; a virtual one runs each under N schedules. Stops at the 20th failure.\n";
+    "  GPU cases, judged by all cores; a virtual one runs each under N schedules. Stops at the 20th failure.\n"
+    "  --passes backward: of problems with gradients, these alone; their forward is the oracle's.\n";
 
 constexpr uint64_t kMostFailures = 20;  // a GPU that has failed may fail ever after
 
@@ -32,6 +33,7 @@ struct Options {
   uint64_t seed = 1, count = 1000, threads = 0;
   int schedules = 1;
   double seconds = 1e9;
+  tandem::test::Passes passes = tandem::test::Passes::both;
   bool verbose = false;
 
   bool gpu() const { return device.starts_with("cuda") || device.starts_with("vgpu"); }
@@ -63,6 +65,9 @@ Options read_options(int argc, char** argv) {
       o.schedules = std::stoi(value);
     } else if (flag == "--seconds") {
       o.seconds = std::stod(value);
+    } else if (flag == "--passes") {
+      if (value != "both" && value != "backward") throw std::invalid_argument("--passes must be both or backward");
+      o.passes = value == "both" ? tandem::test::Passes::both : tandem::test::Passes::backward;
     } else if (flag == "--case") {
       o.flags = value;
     } else {
@@ -102,7 +107,7 @@ class Fuzzer {
                      : o_.cases == "backward" ? random_gpu_backward_case(seed)
                                               : random_case(seed);
       if (o_.verbose) say(to_flags(c));
-      judge(seed, run_case(c, engine_.run, engine_.supports, nullptr, engine_.flags));
+      judge(seed, run_case(c, engine_.run, engine_.supports, nullptr, engine_.flags, o_.passes));
     }
   }
 

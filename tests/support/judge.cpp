@@ -322,15 +322,31 @@ void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const 
   }
 }
 
+// The oracle's forward alone.
+void make_forward(Instance& instance, Outputs* exact, Verdict& verdict) {
+  Outputs outputs = instance.outputs(TANDEM_FORWARD);
+  try {
+    const Problem p = instance.problem(TANDEM_FORWARD, &outputs);
+    *exact = instance.exact_outputs(TANDEM_FORWARD);
+    oracle::forward(with_outputs(p, exact));
+  } catch (const std::runtime_error& error) {
+    verdict.refusal = error.what();
+  }
+}
+
 }  // namespace
 
 Verdict run_case(const Case& c, const Engine& engine, const Supports& supports,
-                 const std::function<void(Instance&)>& adjust, const std::string& flags) {
+                 const std::function<void(Instance&)>& adjust, const std::string& flags, Passes passes) {
   Verdict verdict;
   Instance instance(c);
   if (adjust) adjust(instance);
   Outputs exact;
-  run_pass(instance, TANDEM_FORWARD, engine, supports, &exact, verdict);
+  if (passes == Passes::backward && !c.gradients.empty()) {
+    make_forward(instance, &exact, verdict);
+  } else {
+    run_pass(instance, TANDEM_FORWARD, engine, supports, &exact, verdict);
+  }
   if (verdict.failure.empty() && verdict.refusal.empty() && !c.gradients.empty()) {
     instance.give_results(&exact);
     Outputs gradients;

@@ -48,11 +48,15 @@ struct Verdict {
 // Why an engine cannot serve a call; empty when it can.
 using Supports = std::function<std::string(const Call& call)>;
 
+// What of a case with gradients is judged: both passes, or the gradients alone, of a forward that the oracle makes.
+enum class Passes { both, backward };
+
 // Runs the case through make_problem and the engine, forward and backward, and compares with the oracle. Checks the
 // guards of all outputs and that no input has changed. Backward is given the oracle's out and lse, rounded.
 // adjust may change the inputs before they are used; the flags of a failure do not repeat what it did.
 // flags: of tandem_fuzz, which choose the engine in the command that repeats a failure.
 Verdict run_case(const Case& c, const Engine& engine, const Supports& supports = nullptr,
-                 const std::function<void(Instance&)>& adjust = nullptr, const std::string& flags = "");
+                 const std::function<void(Instance&)>& adjust = nullptr, const std::string& flags = "",
+                 Passes passes = Passes::both);
 
 }  // namespace tandem::test

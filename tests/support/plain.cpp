@@ -7,11 +7,13 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "problem/convert.h"
 #include "problem/modification.h"
 #include "problem/philox.h"
+#include "support/plain_loops.h"
 #include "support/random.h"
 
 namespace tandem::test {
@@ -59,16 +61,30 @@ class Arithmetic {
       sum += product;
       squares += product * product + sum * sum;
     }
-    return sum + std::sqrt(squares) * (work_ == DType::f64 ? 0.43 * 0x1p-53 : 0.43 * 0x1p-24) *
-                     (signed_unit() + signed_unit() + signed_unit());
+    return disturbed({sum, squares});
+  }
+  // The same products with many rows at once, whose errors are drawn when each is asked for.
+  void dots(const double* a, const Interleaved& rows, int64_t begin, int64_t end, std::vector<Dot>& all) const {
+    all.resize(static_cast<size_t>(rows.count() + kLanes));
+    loops().dots(a, rows, begin, end, noisy_ || work_ == DType::f64 ? Rounding::none : Rounding::f32, all.data());
+  }
+  double disturbed(const Dot& dot) {
+    if (!noisy_) return dot.sum;
+    return dot.sum + std::sqrt(dot.squares) * (work_ == DType::f64 ? 0.43 * 0x1p-53 : 0.43 * 0x1p-24) *
+                         (signed_unit() + signed_unit() + signed_unit());
   }
   void add_scaled(double* to, double factor, const double* from, int64_t n) {
+    if (!noisy_ && work_ == DType::f64) {
+      for (int64_t c = 0; c < n; ++c) to[c] += factor * from[c];
+      return;
+    }
     if (!noisy_) {
-      for (int64_t c = 0; c < n; ++c) to[c] = (*this)(to[c] + factor * from[c]);
+      for (int64_t c = 0; c < n; ++c) to[c] = static_cast<float>(to[c] + factor * from[c]);
       return;
     }
     const Format format = format_of(work_);  // the innermost loop of all: what is always the same, once
-    for (int64_t c = 0; c < n; ++c) to[c] = disturb(format, to[c] + factor * from[c]);
+    int64_t c = loops().add_scaled(to, factor, from, n, {format.half_unit, format.least, kLargestHalf}, &state_);
+    for (; c < n; ++c) to[c] = disturb(format, to[c] + factor * from[c]);
   }
 
  private:
@@ -89,7 +105,7 @@ class Arithmetic {
   }
   // [-1, 1), from a linear congruential generator: the plain formula asks for millions.
   double signed_unit() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    state_ = state_ * kFactor + kAddend;
     return 2 * std::bit_cast<double>(state_ >> 12 | uint64_t{1023} << 52) - 3;
   }
 
@@ -184,7 +200,15 @@ class Plain {
 
   std::vector<double> read(const View& view, const std::byte* at, int64_t n) {
     std::vector<double> row(static_cast<size_t>(n));
-    for (int64_t c = 0; c < n; ++c) row[static_cast<size_t>(c)] = load(view.dtype, at + c * size_of(view.dtype));
+    const auto of = [&](auto type) {  // each type has a loop of its own
+      for (int64_t c = 0; c < n; ++c) row[static_cast<size_t>(c)] = load(type(), at + c * size_of(type()));
+    };
+    switch (view.dtype) {
+      case DType::bf16: of(std::integral_constant<DType, DType::bf16>()); break;
+      case DType::f16: of(std::integral_constant<DType, DType::f16>()); break;
+      case DType::f32: of(std::integral_constant<DType, DType::f32>()); break;
+      default: of([type = view.dtype] { return type; });
+    }
     return row;
   }
 
@@ -201,6 +225,8 @@ class Plain {
       k_.push_back(read(p.k, p.k.at(page, row, h / p.group()), p.head_dim));
       v_.push_back(read(p.v, p.v.at(page, row, h / p.group()), p.head_dim_v));
     }
+    keys_.set(k_, p.head_dim);
+    if (p.pass == TANDEM_BACKWARD) values_.set(v_, p.head_dim_v);
   }
 
   double keep(int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -232,10 +258,11 @@ class Plain {
     const KeyRange range = visible_keys(p, s_, i);
     const double scale = fl(p.softmax_scale), cap = fl(p.softcap);
     std::vector<Score> row;
+    fl.dots(q_[static_cast<size_t>(i)].data(), keys_, range.begin, range.end, products_);
     for (int64_t j = range.begin; j < range.end; ++j) {
       if (p.bias.boolean() && load(DType::boolean, p.bias.at(b, h, i, j)) == 0) continue;
       if (!visible(b, h, i, j)) continue;
-      double s = fl(scale * fl.dot(q_[static_cast<size_t>(i)].data(), k_[static_cast<size_t>(j)].data(), p.head_dim));
+      double s = fl(scale * fl.disturbed(products_[static_cast<size_t>(j)]));
       double capped = 0;
       if (p.softcap > 0) {
         capped = fl(std::tanh(fl(s / cap)));
@@ -339,14 +366,16 @@ class Plain {
     const double dlse = p.dlse ? load(p.dlse.dtype, p.dlse.at(b, s_.q_begin + i, h)) : 0;
     const double delta = fl(fl.dot(dout.data(), out.data(), p.head_dim_v) - dlse);
     const std::vector<double>& q = q_[static_cast<size_t>(i)];
-    for (const Score& e : scores(b, h, i)) {
+    const std::vector<Score> row = scores(b, h, i);
+    if (!row.empty()) fl.dots(dout.data(), values_, row.front().j, row.back().j + 1, products_);
+    for (const Score& e : row) {
       const auto j = static_cast<size_t>(e.j);
       const PageTable& t = p.page_table;
       const auto key =
           t ? static_cast<size_t>(t.data[b * t.batch + e.j / t.page_size * t.column] * t.page_size + e.j % t.page_size)
             : j;
       const double probability = fl.round(p.dtype, fl(std::exp(fl(e.s - lse))));
-      const double dp = fl(e.z * fl.dot(dout.data(), v_[j].data(), p.head_dim_v));
+      const double dp = fl(e.z * fl.disturbed(products_[j]));
       const double gradient = fl(probability * fl(dp - delta));
       const double ds = through_mod(gradient, e, at(b, h, i, e.j));
       const double dt = p.softcap > 0 ? fl(ds * fl(1 - e.capped * e.capped)) : ds;
@@ -415,6 +444,8 @@ class Plain {
   Arithmetic fl;
   Sequence s_;
   Rows q_, k_, v_, dk_, dv_;
+  Interleaved keys_, values_;
+  std::vector<Dot> products_;  // of one row with those
   ModFormula visible_, score_, slope_, capturing_;
   std::vector<double> dbias_, dsink_, captured_;
   std::map<int64_t, DType> captured_types_;  // by cell

@@ -1,0 +1,50 @@
+// The plain formula's innermost loops, several numbers at once where the machine can: the same bits as one by one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace tandem::test {
+
+inline constexpr int64_t kLanes = 8;
+
+// Noise is drawn from state = state * kFactor + kAddend.
+inline constexpr uint64_t kFactor = 6364136223846793005u, kAddend = 1442695040888963407u;
+
+// A dot product in float64, each sum rounded or not, and the sum of the squares of its products and sums.
+struct Dot {
+  double sum, squares;
+};
+enum class Rounding { none, f32 };
+
+// Rows side by side: element c of kLanes rows follow each other. What is missing of the last rows is zero.
+class Interleaved {
+ public:
+  void set(const std::vector<std::vector<double>>& rows, int64_t length);
+
+  int64_t count() const { return count_; }
+  int64_t length() const { return length_; }
+  const double* at(int64_t first) const { return numbers_.data() + first * length_; }  // of a multiple of kLanes
+
+ private:
+  int64_t count_ = 0, length_ = 0;
+  std::vector<double> numbers_;
+};
+
+// An error of up to half a unit, or of the least one, of each number but zeros and those that are too large.
+struct Disturbance {
+  double half_unit, least, largest;
+};
+
+struct Loops {
+  // dots[j] of rows begin to end at least; dots has kLanes more than there are rows.
+  void (*dots)(const double* a, const Interleaved& rows, int64_t begin, int64_t end, Rounding rounding, Dot* dots);
+  // to[c] + factor * from[c], disturbed, from 0 on, for as long as no number is exempt; returns how many.
+  int64_t (*add_scaled)(double* to, double factor, const double* from, int64_t n, const Disturbance& by,
+                        uint64_t* state);
+};
+// By the instructions that this machine has, the widest first.
+const std::vector<Loops>& all_loops();
+inline const Loops& loops() { return all_loops().front(); }
+
+}  // namespace tandem::test

@@ -30,7 +30,7 @@ TEST_F(MachineCodeHopper, IsUnderstood) {
     for (const bool causal : {false, true}) {
       Sm90ForwardConfig tile{.head_dim = dim, .head_dim_v = dim};
       tile.warpgroups = dim == 64 ? 3 : 2;
-      tile.tile_n = dim == 256 ? 80 : 128;
+      tile.tile_n = dim == 64 ? 96 : dim == 256 ? 80 : 128;
       tile.right = causal;
       SCOPED_TRACE(plan::name_of(tile));
       const Account a = sound_account_of(tile, shape_of(tile));

@@ -252,8 +252,7 @@ TEST(KernelsBackward, NBlocksFromTheDiagonal) {
         "--invariant 1 --seqlen-q 300 --seqlen-k 300 --head-dim 256 --head-dim-v 256",
         "--invariant 1 --seqlen-q 300 --seqlen-k 300 --head-dim 192 --head-dim-v 128",
         "--invariant 1 --heads-q 2 --heads-k 2 --packed 1 --lengths-q 300,10,0,200 --lengths-k 300,50,40,200 "
-        "--head-dim "
-        "128 --head-dim-v 128"})
+        "--head-dim 128 --head-dim-v 128"})
     cases.emplace_back(std::string("--gradients qkv --dtype bf16 --causal 1 ") + flags);
   expect_all_good(cases);
 }

@@ -103,7 +103,8 @@ void make_blocks(const MakeBlocksProblem& m, Threads& threads, std::byte* worksp
     const int by_keys = item >= of_queries;
     const int64_t rows = by_keys ? m.blocks_k : m.blocks_q, columns = by_keys ? m.blocks_q : m.blocks_k;
     const int64_t number = item - (by_keys ? of_queries : 0), list = number / rows, row = number % rows;
-    const State* const first = states + list * m.blocks_q * m.blocks_k + (by_keys ? row : row * m.blocks_k);
+    const int64_t place = list * m.blocks_q * m.blocks_k + (by_keys ? row : row * m.blocks_k);
+    const State* const first = columns > 0 ? states + place : states;  // of no blocks there may be none
     const int64_t step = by_keys ? m.blocks_k : 1;
     list_row(m.partial[by_keys], list / m.heads, list % m.heads, row, first, step, columns, State::partial,
              m.full[by_keys] ? State::partial : State::full);

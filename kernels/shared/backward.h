@@ -28,8 +28,8 @@ struct BackwardParams : ForwardParams {
   float* stats;     // of its queries -lse in log2 units, then delta = sum of dout * out, less dlse
   float* dq_sums;   // Sm90BackwardConfig::dq_floats()
   int* dq_tickets;  // n_blocks that have been added
-  float*
-      key_sums;  // of each (sequence, key head, n_block, split): Sm90BackwardConfig::key_floats(); by_head of all heads
+  // Of each (sequence, key head, n_block), and of each split, but by_head: Sm90BackwardConfig::key_floats().
+  float* key_sums;
   int* key_tickets;  // by_head: heads that have been added; Sm90BackwardConfig::key_tickets() of a CTA's n_block
   int key_ticket_count;
   int head_dim;  // the problem's own

@@ -158,19 +158,30 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
   return 1;
 }
 
+/* Where a call on this device is made: its context, and the stream of what `described` describes. 0: not yet, and the
+ * answer says what must be done first, or is NULL with an error. */
+static int find_place(tandem_device device, PyObject* described, tandem_context** context, void** stream,
+                      PyObject** answer) {
+  *stream = NULL;
+  if (device.type != TANDEM_CUDA) {
+    *context = tandem_python_context();
+    return 1;
+  }
+  *context = device.index >= 0 && device.index < kMostDevices ? tandem_python_gpu(device.index) : NULL;
+  *answer = *context == NULL ? Py_BuildValue("(si)", "open", (int)device.index) : NULL;
+  return *context != NULL && find_stream(described, device.index, stream);
+}
+
 /* Makes the call on the device of the first tensor, on the stream of what it describes. */
 static PyObject* serve_merge(const tandem_merge_args* args, PyObject* first) {
   const tandem_device device = args->out->device;
-  void* stream = NULL;
-  tandem_context* context = NULL;
-  if (device.type == TANDEM_CUDA) {
-    context = device.index >= 0 && device.index < kMostDevices ? tandem_python_gpu(device.index) : NULL;
-    if (context == NULL) return Py_BuildValue("(si)", "open", (int)device.index);
-    if (!find_stream(first, device.index, &stream)) return NULL;
-  }
+  void* stream;
+  tandem_context* context;
+  PyObject* answer = NULL;
+  if (!find_place(device, first, &context, &stream, &answer)) return answer;
   tandem_status status;
   Py_BEGIN_ALLOW_THREADS;
-  status = tandem_merge(context != NULL ? context : tandem_python_context(), args, stream);
+  status = tandem_merge(context, args, stream);
   Py_END_ALLOW_THREADS;
   if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
   Py_RETURN_NONE;
@@ -214,16 +225,13 @@ enum { kSizes = 6, kLists = 4 };
 /* Makes the call on the device of the first list, on the stream of what it describes. */
 static PyObject* serve_blocks(const tandem_block_mask_args* args, PyObject* first, void* workspace, size_t bytes) {
   const tandem_device device = args->kv_num_blocks->device;
-  void* stream = NULL;
-  tandem_context* context = NULL;
-  if (device.type == TANDEM_CUDA) {
-    context = device.index >= 0 && device.index < kMostDevices ? tandem_python_gpu(device.index) : NULL;
-    if (context == NULL) return Py_BuildValue("(si)", "open", (int)device.index);
-    if (!find_stream(first, device.index, &stream)) return NULL;
-  }
+  void* stream;
+  tandem_context* context;
+  PyObject* answer = NULL;
+  if (!find_place(device, first, &context, &stream, &answer)) return answer;
   tandem_status status;
   Py_BEGIN_ALLOW_THREADS;
-  status = tandem_make_block_mask(context != NULL ? context : tandem_python_context(), args, workspace, bytes, stream);
+  status = tandem_make_block_mask(context, args, workspace, bytes, stream);
   Py_END_ALLOW_THREADS;
   if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
   Py_RETURN_NONE;

@@ -228,10 +228,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     leave_tile<T>(s, index);
     epilogue.template store<false>(dv);
     epilogue.template store<true>(dk);
-    // Behind all that, since its turn comes late, and the next tile's keys meanwhile. (All threads agree on the count;
-    // asked by a vote, ring slots leave the uniform registers.)
+    // Behind all that, since its turn comes late, and the next tile's keys meanwhile.
     if constexpr (!T.wide()) {
-      if (steps.count > 0) add_dq(last_dq, tile, rings.steps - 1);
+      if (warp_any(steps.count > 0)) add_dq(last_dq, tile, rings.steps - 1);
     }
   }
 }

@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""Score and mask modifications on a GPU beside torch's FlexAttention, compiled, on the same tensors, round by round.
+
+    python bench/flex.py                              # the gallery of docs/mods.md, forward and backward
+    python bench/flex.py --only options,documents     # a mask_mod beside the option, documents beside packed sequences
+    python bench/flex.py --only masks,learned,cold    # making block masks, learned tables, a new text
+    python bench/flex.py --json flex.json
+
+A figure is the median of rounds whose order is drawn; a ratio is the other's time to ours, of each round, the median
+again. out, dq, dk and dv of one head are held to float64, and to torch's: twice its error is allowed, and rounding.
+A mask is made before the clock starts, but where making it is what is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+
+import torch
+from rig import clock
+from rig.contest import Contest, Inputs, add_arguments, check_arguments
+from torch.nn.attention import flex_attention as theirs
+
+import tandem
+from tandem import flex
+
+PARTS = ("gallery", "options", "documents", "masks", "learned", "cold")
+BATCH, HEADS, WIDTH, IMAGE = 2, 16, 1024, 64
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--only", default="gallery", metavar="PARTS", help=f"of {', '.join(PARTS)} (default: gallery)")
+    add("--entries", metavar="NAMES", help="of the gallery only those")
+    add("--seqlen", type=int, default=8192)
+    add("--head-dim", type=int, default=128)
+    add_arguments(parser)
+    options = parser.parse_args()
+    check_arguments(parser, options, PARTS)
+    if options.seqlen < 128:
+        parser.error(f"--seqlen ({options.seqlen}) must be at least 128")
+    return options
+
+
+# ---- The gallery --------------------------------------------------------------------------------------------------
+
+
+def causal(b, h, q, k):
+    return q >= k
+
+
+def window(b, h, q, k):
+    return (q >= k) & (q - k < WIDTH)
+
+
+def prefix_lm(b, h, q, k):
+    return (k < 1000) | (q >= k)
+
+
+def dilated(b, h, q, k):
+    return (q >= k) & ((q - k) % 4 == 0)
+
+
+def neighbourhood(b, h, q, k):
+    return ((q % IMAGE - k % IMAGE).abs() <= 3) & ((q // IMAGE - k // IMAGE).abs() <= 3)
+
+
+def first_and_window(b, h, q, k):
+    return (q >= k) & ((k < 4) | (q - k < WIDTH))
+
+
+def softcap(score, b, h, q, k):
+    return 30 * torch.tanh(score / 30)
+
+
+def hash_dropout(score, b, h, q, k):
+    x = (q * 7919 + k) * 31337
+    return torch.where(((x ^ (x >> 15)) & 255) < 26, -float("inf"), score)
+
+
+def alibi(slope):
+    return lambda score, b, h, q, k: score - slope[h] * (q - k).abs()
+
+
+def relative(table):
+    return lambda score, b, h, q, k: score + table[h, torch.clamp(q - k + 32, 0, 64)]
+
+
+def temperature(scale):
+    return lambda score, b, h, q, k: score * scale[h]
+
+
+def same_document(document):
+    return lambda b, h, q, k: (document[q] == document[k]) & (q >= k)
+
+
+def documents_of(seqlen: int, count: int) -> list[int]:
+    """Lengths of log-normal documents that fill a sequence."""
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.randn(count, generator=generator).mul(0.8).exp()
+    lengths = (weights / weights.sum() * (seqlen - count)).long() + 1
+    lengths[0] += seqlen - int(lengths.sum())
+    return lengths.tolist()
+
+
+def document_of(lengths: list[int]) -> torch.Tensor:
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int().cuda()
+
+
+def gallery(seqlen: int) -> dict:
+    """(score_mod, mask_mod) of each name."""
+    document = document_of(documents_of(seqlen, 12))
+    slope = torch.exp2(-torch.arange(1, HEADS + 1).cuda() * 8.0 / HEADS)
+    table = torch.randn(HEADS, 65, device="cuda") * 0.5
+    return {
+        "causal": (None, causal),
+        "window": (None, window),
+        "prefix-LM": (None, prefix_lm),
+        "documents": (None, same_document(document)),
+        "dilated": (None, dilated),
+        "neighbourhood": (None, neighbourhood),
+        "first keys and window": (None, first_and_window),
+        "ALiBi, causal": (alibi(slope), causal),
+        "softcap, causal": (softcap, causal),
+        "relative table": (relative(table), None),
+        "temperature, causal": (temperature(torch.rand(HEADS, device="cuda") + 0.5), causal),
+        "hash": (hash_dropout, None),
+    }
+
+
+# ---- What is contested -------------------------------------------------------------------------------------------
+
+
+def exact(inputs: Inputs, score_mod, mask_mod, head: int) -> list[torch.Tensor]:
+    """out, dq, dk and dv of a head of the first sequence, in float64."""
+    q, k, v, dout = (x[0, head].detach().double() for x in (*inputs.leaves, inputs.dout))
+    q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    s = q @ k.T / math.sqrt(q.shape[-1])
+    zero, h = torch.tensor(0, device="cuda"), torch.tensor(head, device="cuda")
+    rows, keys = torch.arange(len(q), device="cuda")[:, None], torch.arange(len(k), device="cuda")[None, :]
+    if score_mod:
+        s = score_mod(s, zero, h, rows, keys)
+    if mask_mod:
+        s = s.masked_fill(~mask_mod(zero, h, rows, keys), -torch.inf)
+    out = s.softmax(-1) @ v
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout)]
+
+
+def errors(got, want, head: int) -> list[float]:
+    return [float((g[0, head].detach().double() - w).abs().max() / w.abs().max()) for g, w in zip(got, want)]
+
+
+def ours_of(score_mod, mask_mod, seqlen: int):
+    mask = flex.create_block_mask(mask_mod, None, None, seqlen, seqlen, device="cuda") if mask_mod else None
+    return lambda q, k, v: flex.flex_attention(q, k, v, score_mod, mask)
+
+
+compiled = torch.compile(theirs.flex_attention, dynamic=False)
+
+
+def theirs_of(score_mod, mask_mod, seqlen: int):
+    mask = theirs.create_block_mask(mask_mod, None, None, seqlen, seqlen, device="cuda") if mask_mod else None
+    return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=mask)
+
+
+# ---- Parts --------------------------------------------------------------------------------------------------------
+
+
+def run_gallery(contest: Contest, options) -> None:
+    inputs = Inputs(BATCH, HEADS, options.seqlen, options.head_dim)
+    wanted = options.entries.split(";") if options.entries else None
+    for name, (score_mod, mask_mod) in gallery(options.seqlen).items():
+        if wanted and name not in wanted:
+            continue
+        torch._dynamo.reset()
+        head = 3
+        want = exact(inputs, score_mod, mask_mod, head)
+        functions = {"Tandem": ours_of(score_mod, mask_mod, options.seqlen)}
+        functions["FlexAttention"] = theirs_of(score_mod, mask_mod, options.seqlen)
+        contest.run(name, inputs, functions, lambda got: errors(got, want, head))  # noqa: B023
+    ratios = {
+        passing: [r for line in contest.results if (r := line.get(f"{passing} ratio FlexAttention"))]
+        for passing in ("forward", "backward")
+    }
+    for passing, all_of_it in ratios.items():
+        if all_of_it:
+            mean = statistics.geometric_mean(all_of_it)
+            print(f"{passing}: geometric mean {mean:.3f}, least {min(all_of_it):.3f}, of {len(all_of_it)}")
+
+
+def run_options(contest: Contest, options) -> None:
+    """A text that says what an option says, beside the option."""
+    for seqlen in (4096, 16384):
+        inputs = Inputs(BATCH, HEADS, seqlen, options.head_dim)
+
+        def option(**of):
+            return lambda q, k, v: tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), **of).transpose(1, 2)  # noqa: B023
+
+        slope = torch.exp2(-torch.arange(1, HEADS + 1).cuda() * 8.0 / HEADS)
+        rows = {
+            "causal": (None, causal, option(causal=True)),
+            "window": (None, window, option(window=(WIDTH - 1, 0))),
+            "softcap": (softcap, None, option(softcap=30.0)),
+            "ALiBi, causal": (alibi(slope), causal, option(causal=True, alibi_slopes=slope)),
+        }
+        for name, (score_mod, mask_mod, built_in) in rows.items():
+            functions = {"text": ours_of(score_mod, mask_mod, seqlen), "option": built_in}
+            contest.run(f"{name}, {seqlen}", inputs, functions)
+
+
+def run_documents(contest: Contest, options) -> None:
+    """54 documents in 65,536 tokens, as a mask and as packed sequences."""
+    seqlen = 65536
+    lengths = documents_of(seqlen, 54)
+    inputs = Inputs(1, HEADS, seqlen, options.head_dim)
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
+
+    def packed(q, k, v):
+        rows = (x[0].transpose(0, 1) for x in (q, k, v))
+        out = tandem.attention(*rows, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=max(lengths),
+                               max_seqlen_k=max(lengths), causal=True)  # fmt: skip
+        return out.transpose(0, 1)[None]
+
+    mask_mod = same_document(document_of(lengths))
+    contest.run("54 documents, 65536", inputs, {"text": ours_of(None, mask_mod, seqlen), "packed": packed})
+
+
+def run_masks(contest: Contest, options) -> None:
+    """Making the block mask of 32k x 32k."""
+    seqlen = 32768
+    for name, mask_mod in (("causal", causal), ("documents", same_document(document_of(documents_of(seqlen, 27))))):
+        line = {"name": f"block mask of {name}, {seqlen}"}
+        makers = {"Tandem": flex.create_block_mask, "torch": theirs.create_block_mask}
+        for who, make in makers.items():
+            times = []
+            for _ in range(max(3, options.rounds)):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                make(mask_mod, None, None, seqlen, seqlen, device="cuda")
+                torch.cuda.synchronize()
+                times.append((time.perf_counter() - begin) * 1e3)
+            line[f"ms {who}"] = round(statistics.median(times), 3)
+        contest.say(line)
+
+
+def run_learned(contest: Contest, options) -> None:
+    """The backward with the gradient of what a score_mod reads, beside that without it."""
+    inputs = Inputs(BATCH, HEADS, options.seqlen, options.head_dim)
+    table = (torch.randn(HEADS, 65, device="cuda") * 0.5).requires_grad_()
+    scale = (torch.rand(HEADS, device="cuda") + 0.5).requires_grad_()
+    for name, mod, learned in (("relative table", relative, table), ("scale of each head", temperature, scale)):
+        line = {"name": f"learned {name}", "seqlen": options.seqlen, "head_dim": options.head_dim}
+        timed = {}
+        for who, of, leaves in (
+            ("with", mod(learned), (*inputs.leaves, learned)),
+            ("without", mod(learned.detach()), inputs.leaves),
+        ):
+            out = flex.flex_attention(*inputs.leaves, of)
+
+            def backward(out=out, leaves=leaves):
+                return torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True)
+
+            timed[who] = clock.Timed(backward, options.ms)
+        rounds = clock.interleaved(timed, options.rounds)
+        line["backward"] = {who: [round(s * 1e6, 2) for s in times] for who, times in rounds.items()}
+        contest.say(line)
+
+
+def run_cold(contest: Contest, options) -> None:
+    """From a new text to the result; then with another value of a scalar."""
+    inputs = Inputs(BATCH, HEADS, 1024, options.head_dim)
+    q, k, v = (x.detach().transpose(1, 2) for x in inputs.leaves)
+    tandem.attention(q, k, v, score_mod="score + 0.5")
+    new = f"score * width + {time.time_ns() % 100000 / 1000} * tanh(score)"
+    line = {"name": "a new text"}
+    for what, value in (("compiled", 1.0), ("another value", 1.5)):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        tandem.attention(q, k, v, score_mod=tandem.Mod(new, width=value))
+        torch.cuda.synchronize()
+        line[f"ms {what}"] = round((time.perf_counter() - begin) * 1e3, 3)
+    contest.say(line)
+
+
+def main() -> None:
+    options = parse()
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA GPU here; on CPUs torch's FlexAttention has no backward")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
+    contest = Contest(options)
+    parts = dict(zip(PARTS, (run_gallery, run_options, run_documents, run_masks, run_learned, run_cold)))
+    for part in options.only:
+        print(f"\n{part}: {(parts[part].__doc__ or 'beside compiled FlexAttention').strip()}")
+        parts[part](contest, options)
+
+
+if __name__ == "__main__":
+    main()

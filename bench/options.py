@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""What an option costs on a GPU beside none, and few queries or keys beside torch's attention, forward and backward.
+
+    python bench/options.py                      # dropout, softcap, window, sink, ALiBi and bias beside none
+    python bench/options.py --only cross         # beside torch's cuDNN and FlashAttention-2
+
+Beside none a ratio is of operations in a second: 0.8 means that an option takes a quarter longer for the scores that it
+leaves. Beside peers it is their time to ours. Medians of rounds whose order is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import torch
+from rig.contest import Contest, Inputs, add_arguments, check_arguments
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import tandem
+
+PARTS = ("options", "cross")
+SEQLEN, WINDOW = 4096, 1024
+# batch, queries, keys, heads, head_dim
+CROSS = ((2, 4096, 77, 16, 64), (1, 8192, 256, 8, 64), (1, 8192, 256, 8, 128), (16, 1, 4096, 16, 128))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="options", metavar="PARTS", help=f"of {', '.join(PARTS)} (default: options)")
+    add_arguments(parser)
+    options = parser.parse_args()
+    check_arguments(parser, options, PARTS)
+    return options
+
+
+def with_options(**of):
+    return lambda q, k, v: tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), **of).transpose(1, 2)
+
+
+def run_options(contest: Contest) -> None:
+    for dim in (64, 128):
+        heads = 2048 // dim
+        inputs = Inputs(4, heads, SEQLEN, dim)
+        slopes = torch.exp2(-torch.arange(1, heads + 1, device="cuda") * 8.0 / heads)
+        bias = torch.randn(1, heads, SEQLEN, SEQLEN, device="cuda")
+        none, causal = with_options(), with_options(causal=True)
+        seen = WINDOW * (SEQLEN - (WINDOW - 1) / 2) / SEQLEN**2
+        rows = {
+            "dropout 0.1": (with_options(dropout_p=0.1), none, 1.0),
+            "dropout 0.1, causal": (with_options(causal=True, dropout_p=0.1), causal, 1.0),
+            "softcap": (with_options(softcap=30.0), none, 1.0),
+            "softcap, causal": (with_options(causal=True, softcap=30.0), causal, 1.0),
+            "window of 1024": (with_options(window=(WINDOW - 1, 0)), none, seen),
+            "sink, causal": (with_options(causal=True, sink=torch.zeros(heads, device="cuda")), causal, 1.0),
+            "ALiBi, causal": (with_options(causal=True, alibi_slopes=slopes), causal, 1.0),
+            "bias": (with_options(bias=bias), none, 1.0),
+        }
+        for name, (function, beside, work) in rows.items():
+            contest.run(f"d{dim} {name}", inputs, {name: function, "none": beside}, work=work)
+
+
+def exact(inputs: Inputs, head: int) -> list[torch.Tensor]:
+    q, k, v, dout = (x[0, head].detach().double() for x in (*inputs.leaves, inputs.dout))
+    for x in (q, k, v):
+        x.requires_grad_()
+    out = (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1) @ v
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout)]
+
+
+def of_torch(backend):
+    def function(q, k, v):
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v)
+
+    return function
+
+
+def run_cross(contest: Contest) -> None:
+    peers = {"cuDNN": of_torch(SDPBackend.CUDNN_ATTENTION), "FA2": of_torch(SDPBackend.FLASH_ATTENTION)}
+    for batch, queries, keys, heads, dim in CROSS:
+        inputs = Inputs(batch, heads, queries, dim, keys)
+        want = exact(inputs, 1)
+
+        def judge(got, want=want):
+            return [float((g[0, 1].detach().double() - w).abs().max() / w.abs().max()) for g, w in zip(got, want)]
+
+        contest.run(
+            f"{batch} x {queries} x {keys}, {heads} heads of {dim}", inputs, {"Tandem": with_options(), **peers}, judge
+        )
+
+
+def main() -> None:
+    options = parse()
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA GPU here")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
+    contest = Contest(options)
+    for part in options.only:
+        {"options": run_options, "cross": run_cross}[part](contest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Functions of the same tensors in a contest, forward and backward: for what tandem's Python interface asks, where
+bench/gpu.py's cells cannot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+
+import torch
+
+from rig import clock
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ms", type=float, default=10, help="a window's milliseconds")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all rounds here, after every entry")
+
+
+def check_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace, parts: tuple[str, ...]) -> None:
+    options.only = options.only.split(",")
+    for part in options.only:
+        if part not in parts:
+            parser.error(f"--only: '{part}' is none of {', '.join(parts)}")
+    if options.rounds < 1 or options.ms <= 0:
+        parser.error("--rounds must be at least 1, --ms above 0")
+
+
+class Inputs:
+    """q, k, v and dout, (batch, heads, seqlen, head_dim) in bfloat16, normal random numbers."""
+
+    def __init__(self, batch: int, heads: int, seqlen: int, dim: int, seqlen_k: int = 0):
+        generator = torch.Generator("cuda").manual_seed(1)
+        draw = dict(device="cuda", dtype=torch.bfloat16, generator=generator)
+        self.q, self.dout = (torch.randn(batch, heads, seqlen, dim, **draw) for _ in range(2))
+        self.k, self.v = (torch.randn(batch, heads, seqlen_k or seqlen, dim, **draw) for _ in range(2))
+        for x in self.leaves:
+            x.requires_grad_()
+
+    @property
+    def leaves(self):
+        return self.q, self.k, self.v
+
+
+class Contest:
+    """Prints a line for each entry: the first function's median time, and for the others the ratio of their time to its
+    own, of each round, the median again."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options, self.results = options, []
+
+    def run(self, name: str, inputs: Inputs, functions: dict, judge=None, work: float = 1.0) -> None:
+        """functions: each gives out for (q, k, v); ours is the first. judge(out and gradients): errors, of which twice
+        the others' are allowed. work: what the first computes of what the others do, by which ratios are multiplied."""
+        line = {"name": name, "seqlen": inputs.q.shape[2], "head_dim": inputs.q.shape[3], "work": work}
+        calls, found = {"forward": {}, "backward": {}}, {}
+        for who, function in functions.items():
+            try:
+                out = function(*inputs.leaves)
+                gradients = torch.autograd.grad(out, inputs.leaves, inputs.dout, retain_graph=True)
+            except Exception as why:  # whatever one that does not serve it raises
+                line[f"absent {who}"] = str(why).splitlines()[0][:160]
+                continue
+            found[who] = (out, *gradients)
+
+            def forward(function=function):
+                with torch.no_grad():
+                    return function(*inputs.leaves)
+
+            def backward(out=out):
+                return torch.autograd.grad(out, inputs.leaves, inputs.dout, retain_graph=True)
+
+            calls["forward"][who] = clock.Timed(forward, self.options.ms)
+            calls["backward"][who] = clock.Timed(backward, self.options.ms)
+        if judge:
+            line["errors"] = {who: judge(got) for who, got in found.items()}
+            ours, *others = line["errors"].values()
+            allowed = [2 * max(es) + 2**-8 for es in zip(*others)] if others else [2**-5] * 4
+            line["right"] = all(e <= a for e, a in zip(ours, allowed))
+        for passing, timed in calls.items():
+            rounds = clock.interleaved(timed, self.options.rounds)
+            line[passing] = {who: [round(s * 1e6, 2) for s in times] for who, times in rounds.items()}
+        self.say(line)
+
+    def say(self, line: dict) -> None:
+        self.results.append(line)
+        parts = [f"{line['name']:<34}"]
+        for passing in ("forward", "backward"):
+            times = line.get(passing, {})
+            if not times:
+                continue
+            ours, *others = times
+            parts.append(f"{passing} {statistics.median(times[ours]):9.1f} us")
+            for other in others:
+                ratio = line.get("work", 1) * statistics.median(b / a for a, b in zip(times[ours], times[other]))
+                line[f"{passing} ratio {other}"] = round(ratio, 4)
+                parts.append(f"{ratio:6.3f} {other}")
+        if line.get("right") is False:
+            parts.append(f"WRONG {line['errors']}")
+        parts += [f"{name}: {line[name]}" for name in line if name.startswith("absent") or name.startswith("ms")]
+        print("  ".join(parts), flush=True)
+        if self.options.json:
+            self.options.json.write_text(json.dumps(self.results, indent=1) + "\n")

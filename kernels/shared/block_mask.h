@@ -21,10 +21,11 @@ struct BlockMaskParams {
   BlockListParams partial, full;
   int block_q;           // queries of a block
   int block_n_blocks;    // n_blocks of one
+  int m_blocks;          // that a list has: those of a sequence
   int batch, heads;      // that have lists of their own: 1, or all
   long long list_words;  // from one tile's steps to the next
   int* steps;            // by batch, head and m_block
-  int* order;            // of a forward: ForwardParams::tile_order, to be written
+  int* order;            // of a forward whose lengths the host knows: ForwardParams::tile_order, to be written
 };
 
 struct BlockMaskedForwardParams : ModifiedForwardParams {

@@ -26,7 +26,7 @@ TANDEM_DEVICE int* steps_of(const ForwardParams& params, const TileCoords& tile)
   const auto& p = static_cast<const BlockMaskedForwardParams&>(params);
   const int batch = p.blocks.batch > 1 ? tile.batch : 0, head = p.blocks.heads > 1 ? tile.head : 0;
   return p.blocks.steps +
-         (static_cast<i64>(batch * p.blocks.heads + head) * p.m_blocks + tile.m_block) * p.blocks.list_words;
+         (static_cast<i64>(batch * p.blocks.heads + head) * p.blocks.m_blocks + tile.m_block) * p.blocks.list_words;
 }
 
 // What the mask_mod says of a row's keys in a block that is seen in part.
@@ -77,18 +77,14 @@ TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, in
 TANDEM_DEVICE u32 without_twice(u32 states) { return states & ~(states >> 1 & 0x55); }
 
 // The tile, of one list, whose steps a block of threads lists.
-template <class Params>
-TANDEM_DEVICE TileCoords listed_tile(const Params& p, const BlockMaskParams& blocks, int m_blocks) {
-  const int list = blockIdx.x / m_blocks, batch = list / blocks.heads;
-  return {static_cast<int>(blockIdx.x) - list * m_blocks,
-          list - batch * blocks.heads,
-          batch,
-          batch,
-          0,
-          0,
-          p.seqlen_q,
-          p.seqlen_q,
-          p.seqlen_k};
+template <auto T, class Params>
+TANDEM_DEVICE TileCoords listed_tile(const Params& p) {
+  const int list = blockIdx.x / p.blocks.m_blocks, batch = list / p.blocks.heads;
+  TileCoords tile{0, 0, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
+  if constexpr (T.varlen) tile = varlen_coords(p, batch);
+  tile.m_block = static_cast<int>(blockIdx.x) - list * p.blocks.m_blocks;
+  tile.head = list - batch * p.blocks.heads;
+  return tile;
 }
 
 // Where this thread's item goes behind those of threads before, and how many all have.
@@ -118,7 +114,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   __shared__ u32 states[kChunk];
   __shared__ int counts[kTiles + 1][kWarps];  // of a warp's n_blocks: those that are steps, of all and of each tile
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const TileCoords tile = listed_tile(p, p.blocks, p.m_blocks);
+  const TileCoords tile = listed_tile<T>(p);
   const int first_row = tile.m_block * T.tile_m();
   const NBlockRange range = n_block_range<T>(p, tile);
   int* const steps = steps_of<T>(p, tile);
@@ -131,7 +127,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
 #pragma unroll 1
     for (int unit = 0; unit < T.step_units(); ++unit) {
       const int row = first_row + unit * T.step_rows();
-      if (row >= p.seqlen_q) break;
+      if (row >= tile.q_len) break;
       const NBlockRange own = n_block_range<T>(p, tile, row, T.step_rows());
       const int from = max(begin, own.begin), to = min(end, own.end);
       mark_row<T>(p.blocks, tile, row, begin, from, to, 2 * unit, states);
@@ -166,7 +162,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   total[0] = max(total[0], 1);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
-    if (total[i + 1] > 0 || first_row + i * (T.tile_m() / kTiles) >= p.seqlen_q) continue;
+    if (total[i + 1] > 0 || first_row + i * (T.tile_m() / kTiles) >= tile.q_rows) continue;
     step |= tile_bits<T>(i);  // hidden
     total[i + 1] = 1;
   }
@@ -178,14 +174,15 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
 // The m_blocks of one list, those of most steps first: one block of kListStepsThreads threads.
 template <auto T>
 TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
-  const int* const steps = p.blocks.steps + static_cast<i64>(blockIdx.x) * p.m_blocks * p.blocks.list_words;
-  int* const order = p.blocks.order + static_cast<i64>(blockIdx.x) * p.m_blocks;
+  const int m_blocks = p.blocks.m_blocks;
+  const int* const steps = p.blocks.steps + static_cast<i64>(blockIdx.x) * m_blocks * p.blocks.list_words;
+  int* const order = p.blocks.order + static_cast<i64>(blockIdx.x) * m_blocks;
 #pragma unroll 1
-  for (int m_block = threadIdx.x; m_block < p.m_blocks; m_block += kListStepsThreads) {
+  for (int m_block = threadIdx.x; m_block < m_blocks; m_block += kListStepsThreads) {
     const int own = steps[m_block * p.blocks.list_words];
     int rank = 0;
 #pragma unroll 1
-    for (int other = 0; other < p.m_blocks; ++other) {
+    for (int other = 0; other < m_blocks; ++other) {
       const int count = steps[other * p.blocks.list_words];
       rank += count > own || (count == own && (T.right ? other > m_block : other < m_block));
     }

@@ -26,10 +26,11 @@ TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
   constexpr int kChunk = 1024 / T.ctas() * T.ctas(), kKeys = T.tile_n() / T.ctas();
   __shared__ u32 states[kChunk];  // of the keys of a CTA
   __shared__ int counts[kListStepsThreads / 32];
-  const TileCoords tile = listed_tile(p, p.blocks, p.sequence_m_blocks);
-  const int row = tile.m_block * T.tile_m, last = min(row + T.tile_m, p.seqlen_q) - 1;
+  const TileCoords tile = listed_tile<T>(p);
+  const int row = tile.m_block * T.tile_m, last = min(row + T.tile_m, tile.q_len) - 1;
   const KeyRange seen = band_of<T>(p, tile).visible_keys(row, last);
-  const int first_seen = max(0, seen.begin) / kKeys, seen_end = (min(seen.end, p.seqlen_k) + kKeys - 1) / kKeys;
+  const int first_seen = max(0, seen.begin) / kKeys,
+            seen_end = last < row ? 0 : (min(seen.end, tile.k_len) + kKeys - 1) / kKeys;
   int* const table = p.table + static_cast<i64>(blockIdx.x) * p.n_blocks;
   int before = 0;
 #pragma unroll 1

@@ -1,6 +1,6 @@
 // The list of tiles of a varlen problem, made on the device: where lengths are known, and costs with them.
 #pragma once
-#include "tile/coords.cuh"
+#include "tile/block_mask.cuh"
 
 // Over the lanes of a warp, up to and with one's own.
 TANDEM_DEVICE int running_sum(int x) {
@@ -32,8 +32,14 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
       const int tiles = static_cast<int>(((static_cast<i64>(t.q_rows) << pack_shift) + T.tile_m() - 1) / T.tile_m());
 #pragma unroll 1
       for (t.m_block = lane; t.m_block < tiles; t.m_block += 32) {
-        const NBlockRange s = n_block_range<T>(p, t);
-        const int shorter = max(0, most - (s.end - s.begin));  // than the longest
+        int steps;
+        if constexpr (T.block_mask) {
+          steps = *steps_of<T>(p, t);  // of the first head
+        } else {
+          const NBlockRange s = n_block_range<T>(p, t);
+          steps = s.end - s.begin;
+        }
+        const int shorter = max(0, most - steps);  // than the longest
         const int bucket = most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most);
         const int at = atomicAdd(&first[min(kBuckets - 1, bucket)], 1);
         // The list has room for m_blocks entries, more than honest lengths need.

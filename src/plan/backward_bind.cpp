@@ -152,6 +152,7 @@ BackwardParams& add_backward_params(const Problem& p, const BackwardTiling& t, s
   if (p.block_mask) {
     auto& params = arguments->add<BlockMaskedBackwardParams>();
     set_block_lists(p, t.tile.tile_n / t.tile.ctas, t.list_heads, t.list_batch, &params.blocks);
+    params.blocks.m_blocks = t.sequence_m_blocks;
     params.blocks.list_words = t.list_words;
     params.blocks.steps = reinterpret_cast<int*>(workspace + t.steps_offset);
     params.table = reinterpret_cast<int*>(workspace + t.table_offset);
@@ -194,6 +195,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
   }
   if (tile.block_mask && entry >= tile.mark_steps_entry) {
     buffers.add_block_lists(p);
+    buffers.add_lengths(p);
     return std::move(buffers.list);
   }
   if (entry == kMainEntry || entry >= kDbiasEntry) {

@@ -174,6 +174,7 @@ void count_step_lists(const Problem& p, ForwardTiling* t) {
   if (!p.block_mask) return;
   t->list_batch = lists_of(p, 0);
   t->list_heads = lists_of(p, 1);
+  t->list_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, t->tile.tile_m()));
   t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n));
 }
 
@@ -183,9 +184,11 @@ uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + var
 // Tiles of varlen problems are listed first, and so are the steps of a block mask.
 void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
   if (t.list_words > 0) {
-    plan->launches.push_back({.entry = kListStepsEntry,
-                              .grid = static_cast<uint32_t>(t.list_batch * t.list_heads * t.m_blocks),
+    plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.varlen ? kScheduleEntry + 1 : kListStepsEntry),
+                              .grid = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks),
                               .block = kListStepsThreads});
+  }
+  if (t.list_words > 0 && !t.tile.varlen) {
     plan->launches.push_back({.entry = kOrderTilesEntry,
                               .grid = static_cast<uint32_t>(t.list_batch * t.list_heads),
                               .block = kListStepsThreads});
@@ -206,18 +209,18 @@ void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
 void add_workspace(const ForwardTiling& t, Plan* plan) {
   if (!t.counted && !t.keyless && t.list_words == 0) return;
   const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
-  const size_t lists = static_cast<size_t>(t.list_batch) * static_cast<size_t>(t.list_heads * t.m_blocks);
+  const size_t lists = static_cast<size_t>(t.list_batch) * static_cast<size_t>(t.list_heads * t.list_m_blocks);
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
-  const size_t order = steps > 0 ? lists * sizeof(int) : 0;
+  const size_t order = t.tile.varlen ? 0 : lists * sizeof(int);
   plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work + steps + order;
   // The schedule sets the counter of the tiles that it lists.
-  const int schedule = 0, writer = t.tile.varlen ? schedule : kFilled;
+  const int schedule = steps > 0 ? 1 : 0, writer = t.tile.varlen ? schedule : kFilled;
   if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
   if (t.keyless) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kFilled});
   if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
   if (steps > 0) {
-    plan->regions.push_back({"workspace.steps", kTileListOffset, steps, 0});
-    plan->regions.push_back({"workspace.order", kTileListOffset + steps, order, 1});
+    plan->regions.push_back({"workspace.steps", kTileListOffset + work, steps, 0});
+    if (order > 0) plan->regions.push_back({"workspace.order", kTileListOffset + steps, order, 1});
   }
   if (t.keyless || !t.tile.varlen) plan->fills.push_back({0, kTileListOffset});
 }
@@ -258,13 +261,6 @@ bool fits_blocks(const Problem& p, int64_t queries, int64_t keys) {
 
 Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
   if (!p.block_mask) return {};
-  if (varlen(p)) {
-    return Status::unsupported(
-        "kv_num_blocks must be NULL on a GPU with seqused_q, seqused_k or diagonal_offsets: steps are listed for "
-        "lengths that the host knows; give mask_mod alone, or say lengths by it, as k < used[batch], and make blocks "
-        "of "
-        "that");
-  }
   if (fits_blocks(p, queries, keys)) return {};
   return Status::unsupported(str_cat("mask_block_q (", p.block_mask.block_q, ") and mask_block_k (",
                                      p.block_mask.block_k, ") must be multiples of ", queries, " and ", keys,
@@ -298,6 +294,7 @@ void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMask
 
 int lists_of(const Problem& p, int dim) {
   const int64_t size = dim == 0 ? p.batch : p.heads_q;
+  if (dim == 0 && varlen(p)) return static_cast<int>(size);  // of sequences of other lengths
   return static_cast<int>(p.block_mask.partial.varies(dim) || p.block_mask.full.varies(dim) ? size : 1);
 }
 

@@ -200,8 +200,11 @@ ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std:
     auto& params = arguments->add<BlockMaskedForwardParams>();
     set_mods(p, &params.mods);
     set_block_lists(p, t.tile.tile_n, t.list_heads, t.list_batch, &params.blocks);
+    params.blocks.m_blocks = t.list_m_blocks;
     params.blocks.list_words = t.list_words;
-    params.blocks.steps = reinterpret_cast<int*>(workspace + kTileListOffset);
+    const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
+    params.blocks.steps = reinterpret_cast<int*>(workspace + kTileListOffset + work);
+    if (t.tile.varlen) return params;  // tiles are listed
     params.blocks.order = params.blocks.steps + int64_t{t.list_batch} * t.list_heads * t.m_blocks * t.list_words;
     params.tile_order = params.blocks.order;
     params.order_head = t.list_heads > 1 ? t.m_blocks : 0;

@@ -73,8 +73,8 @@ struct ForwardTiling {
   bool counted = false;  // tiles are taken from a counter
   bool keyless = false;  // there is no key at all: the kernel reads zeros in the workspace
   int grid = 0;
-  // Of a block mask: batch and heads that have steps of their own, and the words of a tile's.
-  int list_batch = 0, list_heads = 0;
+  // Of a block mask: batch and heads that have steps of their own, m_blocks of each, and the words of a tile's.
+  int list_batch = 0, list_heads = 0, list_m_blocks = 0;
   int64_t list_words = 0;      // 0: there is no block mask
   int max_scores_launch = -1;  // of the plan's: that of largest scores, where they are wanted
 };

@@ -49,6 +49,26 @@ TEST(KernelsBlocks, Backward) {
   expect_all_good(all);
 }
 
+// Each sequence's steps are those of its own lengths and diagonal: one that ends within a block, has one key, or none.
+TEST(KernelsBlocks, LengthsOfTheDevice) {
+  const std::string shape = "--dtype bf16 --batch 4 --heads-q 2 --heads-k 1 --seqlen-q 270 --seqlen-k 520 ";
+  const std::string used = "--used-q 270,129,0,64 --used-k 300,1,520,0 ";
+  std::vector<Judged> all = with_all(
+      shape + used, {"--head-dim 64 --head-dim-v 64 --blocks random --mask-mod (q^k)&3!=0 --causal 1",
+                     "--head-dim 128 --head-dim-v 128 --blocks hostile --block-shape 11 --seed 2",
+                     "--head-dim 128 --head-dim-v 128 --blocks random --block-shape b1 --left 150",
+                     "--head-dim 256 --head-dim-v 256 --blocks late --block-q 256 --dtype f16",
+                     "--head-dim 64 --head-dim-v 64 --blocks random --gradients qkv --dlse 1 --mask-mod (q^k)&3!=0",
+                     "--head-dim 128 --head-dim-v 128 --blocks random --block-shape 1h --gradients qkv --causal 1",
+                     "--head-dim 256 --head-dim-v 256 --blocks hostile --gradients qkv --seed 3",
+                     "--head-dim 192 --head-dim-v 128 --blocks random --block-shape 11 --block-q 256 --gradients qkv",
+                     "--head-dim 64 --head-dim-v 64 --blocks random --bias f32 --bias-shape 1h1j --gradients b"});
+  for (const char* more : {"--causal 1 ", "--left 100 --right 30 --gradients qkv "})
+    all.emplace_back(shape + "--head-dim 64 --head-dim-v 64 --blocks random --diagonals 5,-100,300,0 --explicit 1 " +
+                     more);
+  expect_all_good(all);
+}
+
 // With what else hides keys and changes scores.
 TEST(KernelsBlocks, Options) {
   expect_all_good(with_all(

@@ -126,9 +126,9 @@ void random_terms(Random& r, Case& c) {
   if (r.chance(0.2)) c.sink = r.chance(0.5) ? "f32" : "same";
 }
 
-// Of dense problems whose lengths the host knows.
+// Of dense problems.
 void random_blocks(Random& r, Case& c) {
-  if (!r.chance(0.15) || c.packed || !c.used_q.empty() || !c.used_k.empty() || !c.diagonals.empty()) return;
+  if (!r.chance(0.15) || c.packed) return;
   static const char* const kKinds[] = {"random", "partial", "hostile", "late"};
   static constexpr int64_t kSizes[] = {128, 128, 256, 384, int64_t{1} << 40};
   c.blocks = kKinds[r.between(0, 3)];

@@ -17,6 +17,7 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
     const int* const steps = steps_of<T>(p, tile);
     work.begin = 0;
     work.end = steps[0];
+    work.last_n_block = n_block_of(steps[kStepHeader]);
     for (int i = 0; i < T.q_tiles(); ++i) {
       const NBlockRange own = n_block_range<T>(p, tile, first_row_of<T>(tile, i), T.kTileM);
       work.begins[i] = 0;
@@ -41,6 +42,7 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
     work.begin = min(work.begin, all.begin);
     work.end = max(work.end, all.end);
   }
+  work.last_n_block = work.end - 1;
 }
 
 // Work tiles in the order of blocks: the hardware gives this cluster those of clusters that have not begun, so that

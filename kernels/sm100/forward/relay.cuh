@@ -54,7 +54,7 @@ TANDEM_DEVICE void relay(ForwardShared<T>& s) {
       if (lane == 0) mbarrier_arrive(&s.work_empty[slot.slot]);
       continue;
     }
-    const int begin = work.begin, end = work.end, k_len = work.coords.k_len;
+    const int begin = work.begin, end = work.end, left = work.coords.k_len - work.last_n_block * T.tile_n;
     const int has = work.has(0) | (T.q_tiles() > 1 && work.has(1)) << 1;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.work_empty[slot.slot]);
@@ -65,7 +65,6 @@ TANDEM_DEVICE void relay(ForwardShared<T>& s) {
         pass(&s.q_landed[i], &s.q_relayed[i], q_parity >> i & 1);
         q_parity ^= 1 << i;
       }
-      const int left = k_len - n_block * T.tile_n;
       const bool zeroes = T.varlen && n_block == end - 1 && left < T.tile_n;
       if (zeroes) zero_v_tail<T>(s, ring, max(0, left));
       pass_blocks(T.v_blocks(), zeroes);

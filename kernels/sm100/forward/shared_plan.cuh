@@ -13,6 +13,7 @@ constexpr int kWorkSlots = 3;  // work tiles under way
 struct Work : WorkTile {
   enum class Kind { tiles, nothing, over } kind;
   int begin, end;          // n_blocks of all tiles
+  int last_n_block;        // that of the first step
   int begins[2], ends[2];  // of each; none where it has no rows
   int unmasked_begins[2], unmasked_ends[2];
 

@@ -4,19 +4,6 @@
 
 namespace tandem::mods {
 
-int32_t input_of(const Position& position, Input input) {
-  switch (input) {
-    case Input::score: break;
-    case Input::batch: return position.batch;
-    case Input::head: return position.head;
-    case Input::q: return position.q;
-    case Input::k: return position.k;
-    case Input::seqlen_q: return position.seqlen_q;
-    case Input::seqlen_k: return position.seqlen_k;
-  }
-  return 0;
-}
-
 template <class Real>
 Evaluator<Real>::Evaluator(const Graph& graph, std::span<const NodeId> outputs)
     : graph_(graph), order_(graph.needed_by(outputs)), results_(static_cast<size_t>(graph.size())) {}
@@ -27,7 +14,7 @@ Value<Real> Evaluator<Real>::leaf(const Node& node, Real score, const Position& 
   if (node.op == Op::input) {
     const auto input = static_cast<Input>(node.index);
     if (input == Input::score) return {score, 0};
-    value = input_of(position, input);
+    value = position.of(input);
   } else if (node.op == Op::scalar) {
     value = values.scalars[static_cast<size_t>(node.index)];
   } else if (node.op == Op::gather) {

@@ -6,16 +6,10 @@
 
 #include "mods/arithmetic.h"
 #include "mods/graph.h"
+#include "mods/position.h"
 #include "mods/values.h"
 
 namespace tandem::mods {
-
-// Where an element lies: query q sees key k.
-struct Position {
-  int32_t batch = 0, head = 0, q = 0, k = 0, seqlen_q = 0, seqlen_k = 0;
-};
-
-int32_t input_of(const Position& position, Input input);  // any but score
 
 template <class Real>
 class Evaluator {

@@ -8,19 +8,6 @@
 namespace tandem::mods {
 namespace {
 
-IntRange range_of_input(const PositionRange& position, Input input) {
-  switch (input) {
-    case Input::score: break;
-    case Input::batch: return position.batch;
-    case Input::head: return position.head;
-    case Input::q: return position.q;
-    case Input::k: return position.k;
-    case Input::seqlen_q: return position.seqlen_q;
-    case Input::seqlen_k: return position.seqlen_k;
-  }
-  return kAnyInt;
-}
-
 FloatRange range_of_real(Op op, FloatRange a, FloatRange b, FloatRange c) {
   switch (op) {
     case Op::negate: return range_negate(a);
@@ -106,7 +93,10 @@ RangeEvaluator::Range RangeEvaluator::gather(const Node& node) const {
 
 RangeEvaluator::Range RangeEvaluator::leaf(const Node& node, const PositionRange& position) const {
   if (node.op == Op::gather) return gather(node);
-  if (node.op == Op::input) return {range_of_input(position, static_cast<Input>(node.index)), kAnyFloat};
+  if (node.op == Op::input) {
+    const auto input = static_cast<Input>(node.index);
+    return {input == Input::score ? kAnyInt : position.of(input), kAnyFloat};
+  }
   const double value = node.op == Op::scalar ? values_.scalars[static_cast<size_t>(node.index)] : node.value;
   if (node.type == Type::real) return {kAnyInt, range_of(static_cast<float>(value))};
   return {range_of(static_cast<int>(value)), kAnyFloat};

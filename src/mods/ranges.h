@@ -6,15 +6,13 @@
 #include <vector>
 
 #include "mods/graph.h"
+#include "mods/position.h"
 #include "mods/values.h"
 #include "shared/mod_range.h"
 
 namespace tandem::mods {
 
-// Where elements lie: a range of each.
-struct PositionRange {
-  IntRange batch, head, q, k, seqlen_q, seqlen_k;
-};
+using PositionRange = PositionOf<IntRange>;
 
 class RangeEvaluator {
  public:

@@ -105,7 +105,7 @@ TileRun::TileRun(const TileProgram& program, const Values& values, float* memory
 
 void TileRun::fill(const TileProgram::Step& step, const Position& sequence) {
   double value = step.value;
-  if (step.op == Op::input) value = input_of(sequence, static_cast<Input>(step.index));
+  if (step.op == Op::input) value = sequence.of(static_cast<Input>(step.index));
   if (step.op == Op::scalar) value = values_.scalars[static_cast<size_t>(step.index)];
   void* to = at(step.to);
   if (step.type == Type::real) {

@@ -8,40 +8,18 @@ namespace {
 // The tensors on the GPU, merged there, and back.
 void merge_on(const Gpu& gpu, MergeInstance& instance) {
   tandem_merge_args args = instance.args();
-  std::vector<DeviceMemory> memories;
-  std::vector<tandem_tensor> handles;
-  const std::vector<Tensor*> tensors = instance.tensors();
-  handles.reserve(tensors.size());
-  const auto on_device = [&](const tandem_tensor* host) -> const tandem_tensor* {
-    for (size_t n = 0; host != nullptr && n < tensors.size(); ++n) {
-      if (tensors[n]->describe() == host) return &handles[n];
-    }
-    return nullptr;
-  };
-  for (Tensor* tensor : tensors) {
-    const std::span<const std::byte> bytes = tensor->storage();
-    memories.emplace_back(gpu.device(), bytes.size());
-    require(gpu.device().copy_to_device(memories.back().at(0), bytes.data(), bytes.size(), gpu.stream()));
-    handles.push_back(*tensor->describe());
-    handles.back().data = memories.back().at(0);
-    handles.back().device = gpu.where();
-  }
+  DeviceCopies copies(gpu, instance.tensors());
   std::vector<const tandem_tensor*> outs, lses;
   for (int64_t n = 0; n < args.parts; ++n) {
-    outs.push_back(on_device(args.part_out[n]));
-    lses.push_back(on_device(args.part_lse[n]));
+    outs.push_back(copies.of(args.part_out[n]));
+    lses.push_back(copies.of(args.part_lse[n]));
   }
   args.part_out = outs.data();
   args.part_lse = lses.data();
-  args.out = on_device(args.out);
-  args.lse = on_device(args.lse);
-  require(gpu.device().synchronize(gpu.stream()));
+  args.out = copies.of(args.out);
+  args.lse = copies.of(args.lse);
   if (tandem_merge(gpu.context(), &args, gpu.stream()) != TANDEM_OK) throw std::runtime_error(tandem_last_error());
-  for (size_t n = 0; n < tensors.size(); ++n) {
-    const std::span<std::byte> bytes = tensors[n]->storage();
-    require(gpu.device().copy_to_host(bytes.data(), memories[n].at(0), bytes.size(), gpu.stream()));
-  }
-  require(gpu.device().synchronize(gpu.stream()));
+  copies.fetch();
 }
 
 std::string judged(const MergeCase& c) {

@@ -68,6 +68,33 @@ std::vector<std::byte> bytes_of(const Tensor& t) {
   return bytes;
 }
 
+DeviceCopies::DeviceCopies(const Gpu& gpu, std::vector<Tensor*> tensors) : gpu_(gpu), tensors_(std::move(tensors)) {
+  for (Tensor* tensor : tensors_) {
+    const std::span<const std::byte> bytes = tensor->storage();
+    memories_.emplace_back(gpu_.device(), bytes.size());
+    require(gpu_.device().copy_to_device(memories_.back().at(0), bytes.data(), bytes.size(), gpu_.stream()));
+    copies_.push_back(*tensor->describe());
+    copies_.back().data = memories_.back().at(0);
+    copies_.back().device = gpu_.where();
+  }
+  require(gpu_.device().synchronize(gpu_.stream()));
+}
+
+const tandem_tensor* DeviceCopies::of(const tandem_tensor* host) const {
+  for (size_t n = 0; n < tensors_.size(); ++n) {
+    if (tensors_[n]->describe() == host) return &copies_[n];
+  }
+  return host;
+}
+
+void DeviceCopies::fetch() {
+  for (size_t n = 0; n < tensors_.size(); ++n) {
+    const std::span<std::byte> bytes = tensors_[n]->storage();
+    require(gpu_.device().copy_to_host(bytes.data(), memories_[n].at(0), bytes.size(), gpu_.stream()));
+  }
+  require(gpu_.device().synchronize(gpu_.stream()));
+}
+
 Repeated::Repeated(const std::string& flags, const Gpu& its_gpu)
     : Repeated(std::make_unique<Instance>(from_flags(kServed + flags)), its_gpu) {}
 

@@ -37,6 +37,22 @@ void expect_all_good(const std::vector<Judged>& cases);
 // The bytes of all elements, in order.
 std::vector<std::byte> bytes_of(const Tensor& t);
 
+// Tensors of the host, in a GPU's memory. Each of these throws std::runtime_error with the sentence of what fails.
+class DeviceCopies {
+ public:
+  DeviceCopies(const Gpu& gpu, std::vector<Tensor*> tensors);
+  DeviceCopies(const DeviceCopies&) = delete;
+
+  const tandem_tensor* of(const tandem_tensor* host) const;  // one that is not among them stays what it is
+  void fetch();                                              // back to the host, all of them
+
+ private:
+  const Gpu& gpu_;
+  const std::vector<Tensor*> tensors_;
+  std::vector<DeviceMemory> memories_;
+  std::vector<tandem_tensor> copies_;
+};
+
 // A call on a GPU, ready to be made again and again.
 struct Repeated {
   explicit Repeated(const std::string& flags, const Gpu& gpu = *the_gpu());

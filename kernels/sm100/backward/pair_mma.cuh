@@ -9,35 +9,37 @@
 // both: the halves of dS are exchanged while S, dK and the next dP are multiplied. It goes over the scores of the next
 // step, whose P is in their other half, and is taken while dV is multiplied.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
-  constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries
-  constexpr u32 kBlock = T.kBlockBytes;
-  constexpr u32 kScoreProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.tile_n(), T.tile_m);
-  constexpr u32 kDkProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim);
-  constexpr u32 kDvProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim_v);
-  constexpr u32 kDqProduct = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.head_dim);
+struct PairProducts {
+  static constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries
+  static constexpr u32 kBlock = T.kBlockBytes;
+  static constexpr u32 kScoreProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.tile_n(), T.tile_m);
+  static constexpr u32 kDkProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim);
+  static constexpr u32 kDvProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim_v);
+  static constexpr u32 kDqProduct = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.head_dim);
+
+  BackwardShared<T>& s;
   u32 scores = 0, steps = 0, summed = 0;  // of all tiles: S, dP and dV, dK and dQ
 
-  auto wait = [](u64* barrier, u32 parity) {
+  TANDEM_DEVICE static void wait(u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
     tcgen05_fence_after();
-  };
+  }
   // For what the other CTA has written by ordinary stores, or sent.
-  auto wait_cluster = [](u64* barrier, u32 parity) {
+  TANDEM_DEVICE static void wait_cluster(u64* barrier, u32 parity) {
     mbarrier_wait_cluster(barrier, parity);
     tcgen05_fence_after();
-  };
-  auto wait_relayed = [&](u64* barrier, u32 parity) {
+  }
+  TANDEM_DEVICE static void wait_relayed(u64* barrier, u32 parity) {
     T.varlen ? wait_cluster(barrier, parity) : wait(barrier, parity);
-  };
+  }
   // The c-th 16 columns of an operand whose rows are those of the sum, in blocks of 64 columns of so many bytes.
-  auto in_row = [](int c, u32 block) { return static_cast<u64>(c / 4 * (block >> 4) + c % 4 * 2); };
+  TANDEM_DEVICE static u64 in_row(int c, u32 block) { return static_cast<u64>(c / 4 * (block >> 4) + c % 4 * 2); }
   // The c-th 16 rows of one whose rows are along the inner dimension.
-  auto rows_16 = [](int c) { return static_cast<u64>(c * (2048 >> 4)); };
-  auto by_columns = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); };
-  auto by_rows = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); };
+  TANDEM_DEVICE static u64 rows_16(int c) { return static_cast<u64>(c * (2048 >> 4)); }
+  TANDEM_DEVICE static u64 by_columns(const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); }
+  TANDEM_DEVICE static u64 by_rows(const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); }
 
-  auto mma_s = [&] {
+  TANDEM_DEVICE void mma_s() {
     wait_relayed(s.q_full(0), scores & 1);
     wait(s.dq_empty, (summed & 1) ^ 1);
     const u64 k = by_rows(s.k), q = by_rows(s.q[0]);
@@ -47,8 +49,8 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
     tcgen05_commit<2>(s.s_ready);
     tcgen05_commit<2>(&s.q_empty[0]);
     ++scores;
-  };
-  auto mma_dp = [&] {
+  }
+  TANDEM_DEVICE void mma_dp() {
     wait_relayed(s.dout_full(0), steps & 1);
     const u64 v = by_rows(s.v), dout = by_rows(s.dout[0]);
 #pragma unroll
@@ -56,8 +58,8 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
       tcgen05_mma_ss<2>(T.tmem_dp(), v + in_row(c, kBlock), dout + in_row(c, kBlock / 2), kScoreProduct, c > 0);
     tcgen05_commit<2>(&s.dp_ready);
     tcgen05_commit<2>(&s.dout_empty[0]);
-  };
-  auto mma_dv = [&](bool first) {
+  }
+  TANDEM_DEVICE void mma_dv(bool first) {
     wait_relayed(&s.pair.doutt_relayed, steps & 1);
     const u64 dout = by_columns(s.doutt);
 #pragma unroll
@@ -68,8 +70,8 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
     }
     tcgen05_commit<2>(&s.pair.doutt_empty);
     ++steps;
-  };
-  auto mma_dk = [&](bool first) {
+  }
+  TANDEM_DEVICE void mma_dk(bool first) {
     wait_relayed(&s.pair.qt_relayed, summed & 1);
     wait(&s.ds_ready, summed & 1);
     const u64 q = by_columns(s.qt);
@@ -77,8 +79,8 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
     for (int c = 0; c < kSteps; ++c)
       tcgen05_mma_ts<2>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
     tcgen05_commit<2>(&s.pair.qt_empty);
-  };
-  auto mma_dq = [&](bool last) {
+  }
+  TANDEM_DEVICE void mma_dq(bool last) {
     wait_cluster(&s.pair.ds_written, summed & 1);
     mbarrier_expect_tx(&s.pair.ds_landed, T.kBlockBytes);
     wait_cluster(&s.pair.ds_landed, summed & 1);
@@ -96,29 +98,36 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
     // At once: later nothing may be under way, and who is told of that is not said anywhere.
     if (last) tcgen05_commit<2>(&s.sums_ready);
     ++summed;
-  };
+  }
 
+  // All of a tile's, of which there are so many steps.
+  TANDEM_DEVICE void multiply(int count) {
+    mma_s();
+    mma_dp();
+    mma_dv(true);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const bool last = i + 1 == count;
+      if (!last) mma_s();
+      mma_dk(i == 0);
+      if (!last) mma_dp();
+      mma_dq(last);
+      if (!last) mma_dv(false);
+    }
+  }
+};
+
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
+  PairProducts<T> products{s};
   for (u32 taken = 0;; ++taken) {
-    wait_relayed(&s.k_relayed, taken & 1);
+    products.wait_relayed(&s.k_relayed, taken & 1);
     const KeyTile tile = s.tile;
     if (tile.n_block < 0) break;
-    wait_relayed(&s.v_relayed, taken & 1);
-    wait_relayed(&s.pair.kt_relayed, taken & 1);
+    products.wait_relayed(&s.v_relayed, taken & 1);
+    products.wait_relayed(&s.pair.kt_relayed, taken & 1);
     const int count = KeySteps<T>(p, tile).left;
-    if (count > 0) {
-      mma_s();
-      mma_dp();
-      mma_dv(true);
-#pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        const bool last = i + 1 == count;
-        if (!last) mma_s();
-        mma_dk(i == 0);
-        if (!last) mma_dp();
-        mma_dq(last);
-        if (!last) mma_dv(false);
-      }
-    }
+    if (count > 0) products.multiply(count);
     mbarrier_arrive(&s.kv_empty);
   }
 }

@@ -14,34 +14,81 @@ struct Pending {
   Ring<T.score_slots()> s_ring;
 };
 
+// The steps of a work tile, and which of its tiles take part in the one at hand. Without tiles one step is left, in
+// which the last values are multiplied: if it is not over, load() wants to know how they come out.
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void mma(const ForwardParams& p, ForwardShared<T>& s) {
-  constexpr int kCtas = T.ctas(), kTiles = T.q_tiles(), kRows = T.mma_m();
+struct TileSteps {
+  static constexpr int kTiles = T.q_tiles();
+  const bool tiles;
+  const int begin, end;
+  int n_block;
+  int begins[kTiles], ends[kTiles];
+  // Of a block mask: where its steps are listed, the one at hand, and those that a tile has still to take part in.
+  [[maybe_unused]] const int* const listed;
+  [[maybe_unused]] u32 step = 0;
+  [[maybe_unused]] int left[kTiles];
+
+  TANDEM_DEVICE TileSteps(const ForwardParams& p, const Work& work)
+      : tiles(work.kind == Work::Kind::tiles),
+        begin(tiles ? work.begin : 0),
+        end(tiles ? work.end : 1),
+        n_block(end - 1),
+        listed(T.block_mask && tiles ? steps_of<T>(p, work.coords) : nullptr) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      begins[i] = tiles ? work.begins[i] : 0;
+      ends[i] = tiles ? work.ends[i] : 0;
+      if (T.block_mask) left[i] = ends[i];
+    }
+  }
+  TANDEM_DEVICE void read_step() {
+    if constexpr (T.block_mask) step = tiles ? listed[kStepHeader + end - 1 - n_block] : 0;
+  }
+
+  // Where tile i is in its steps.
+  TANDEM_DEVICE bool takes_part(int i) const {
+    if constexpr (T.block_mask) return (step & tile_bits<T>(i)) != 0;
+    return !(n_block < begins[i] || n_block >= ends[i]);
+  }
+  TANDEM_DEVICE bool is_first(int i) const { return T.block_mask ? left[i] == ends[i] : n_block == ends[i] - 1; }
+  TANDEM_DEVICE bool is_last(int i) const { return T.block_mask ? left[i] == 1 : n_block == begins[i]; }
+};
+
+template <Sm100ForwardConfig T>
+struct Products {
+  static constexpr int kCtas = T.ctas(), kTiles = T.q_tiles(), kRows = T.mma_m();
+
+  ForwardShared<T>& s;
+  const u64 q, k, v;  // descriptors
   Ring<T.ring_slots()> ring;
-  Ring<kWorkSlots> slot;
   Ring<T.score_slots()> s_ring[kTiles];
   u32 q_parity[kTiles] = {}, o_parity[kTiles];
   Pending<T> pending[kTiles];
-  Ring<T.ring_slots()> values;  // of the pending products
   bool any_pending = false;
-  const u64 q = tcgen05_smem_desc(shared_address(s.q), 0, 1024), k = tcgen05_smem_desc(shared_address(s.ring), 0, 1024);
-  const u64 v = tcgen05_smem_desc(shared_address(s.ring), T.v_block_rows() * 128, 1024);
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) o_parity[i] = 1;
+  Ring<T.ring_slots()> values;  // of the pending products
 
-  auto wait = [](u64* barrier, u32 parity) {
+  TANDEM_DEVICE explicit Products(ForwardShared<T>& shared)
+      : s(shared),
+        q(tcgen05_smem_desc(shared_address(s.q), 0, 1024)),
+        k(tcgen05_smem_desc(shared_address(s.ring), 0, 1024)),
+        v(tcgen05_smem_desc(shared_address(s.ring), T.v_block_rows() * 128, 1024)) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) o_parity[i] = 1;
+  }
+
+  TANDEM_DEVICE static void wait(u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
     tcgen05_fence_after();
-  };
-  auto wait_for_block = [&](Ring<T.ring_slots()> at) {
+  }
+  TANDEM_DEVICE void wait_for_block(Ring<T.ring_slots()> at) {
     if constexpr (T.pair && T.varlen) {  // the other CTA's relay may have zeroed values
       mbarrier_wait_cluster(s.ring_full(at.slot), at.parity);
       tcgen05_fence_after();
     } else {
       wait(s.ring_full(at.slot), at.parity);
     }
-  };
-  auto mma_qk = [&](int i, Ring<T.ring_slots()> at) {
+  }
+  TANDEM_DEVICE void mma_qk(int i, Ring<T.ring_slots()> at) {
     const int scores = kTiles > 1 ? i : s_ring[i].slot;
 #pragma unroll
     for (int b = 0; b < T.k_blocks(); ++b, at.advance()) {
@@ -53,8 +100,8 @@ TANDEM_DEVICE void mma(const ForwardParams& p, ForwardShared<T>& s) {
                               tcgen05_instr_desc(Layout::nt, T.f16, kRows, T.tile_n), b + c > 0);
     }
     tcgen05_commit<kCtas>(&s.s_ready[scores]);
-  };
-  auto mma_pv = [&](int i) {
+  }
+  TANDEM_DEVICE void mma_pv(int i) {
     const Pending<T> it = pending[i];
     const int from = kTiles > 1 ? i : it.s_ring.slot;
     if (it.first) {
@@ -76,79 +123,64 @@ TANDEM_DEVICE void mma(const ForwardParams& p, ForwardShared<T>& s) {
     }
     if (kTiles == 1) tcgen05_commit<kCtas>(&s.o_added[i]);
     if (it.last) tcgen05_commit<kCtas>(&s.o_full[i]);
-  };
-  auto release = [&](Ring<T.ring_slots()> at, int blocks) {
+  }
+  TANDEM_DEVICE void release(Ring<T.ring_slots()> at, int blocks) {
 #pragma unroll
     for (int b = 0; b < blocks; ++b, at.advance()) tcgen05_commit<kCtas>(&s.ring_empty[at.slot]);
-  };
-  // The products of the step before with its values, beside those of this one with its keys: begin_scores(i) begins the
-  // latter and says what is pending then. With one tile the latter come first, as its softmax runs behind.
-  auto turn = [&](auto&& begin_scores) {
+  }
+  // What is pending then.
+  TANDEM_DEVICE Pending<T> begin_scores(int i, TileSteps<T>& at, Ring<T.ring_slots()> keys) {
+    if (!at.takes_part(i)) return Pending<T>();
+    if (at.is_first(i)) {
+      wait(s.q_full(i), q_parity[i]);
+      q_parity[i] ^= 1;
+    }
+    mma_qk(i, keys);
+    if (at.is_last(i)) tcgen05_commit<kCtas>(&s.q_empty[i]);
+    const Pending<T> now{true, at.is_first(i), at.is_last(i), s_ring[i]};
+    if constexpr (T.block_mask) --at.left[i];
+    s_ring[i].advance();
+    return now;
+  }
+  // The products of the step before with its values, beside those of this one with its keys. With one tile the latter
+  // come first, as its softmax runs behind.
+  TANDEM_DEVICE void turn(TileSteps<T>& at) {
+    const Ring<T.ring_slots()> keys = ring;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       Pending<T> next;
-      if (kTiles == 1) next = begin_scores(i);
+      if (kTiles == 1) next = begin_scores(i, at, keys);
       if (pending[i].any) mma_pv(i);
       if (i == kTiles - 1 && any_pending) release(values, T.v_blocks());
-      if (kTiles > 1) next = begin_scores(i);
+      if (kTiles > 1) next = begin_scores(i, at, keys);
       pending[i] = next;
     }
-  };
+    any_pending = at.tiles;
+    if (!at.tiles) return;
+    release(keys, T.k_blocks());
+#pragma unroll
+    for (int b = 0; b < T.k_blocks(); ++b) ring.advance();
+    values = ring;
+#pragma unroll
+    for (int b = 0; b < T.v_blocks(); ++b) ring.advance();
+  }
+};
 
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void mma(const ForwardParams& p, ForwardShared<T>& s) {
+  Products<T> products(s);
+  Ring<kWorkSlots> slot;
   for (bool over = false; !over; slot.advance()) {
     mbarrier_wait(&s.work_full[slot.slot], slot.parity);
     const Work& work = s.work[slot.slot];
-    const bool tiles = work.kind == Work::Kind::tiles;
     over = work.kind == Work::Kind::over;
-    // Without tiles one turn is left, in which the last values are multiplied: if it is not over, load() wants to know
-    // how they come out.
-    const int begin = tiles ? work.begin : 0, end = tiles ? work.end : 1;
-    int begins[kTiles], ends[kTiles];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      begins[i] = tiles ? work.begins[i] : 0;
-      ends[i] = tiles ? work.ends[i] : 0;
-    }
-    [[maybe_unused]] const int* const steps = T.block_mask && tiles ? steps_of<T>(p, work.coords) : nullptr;
+    TileSteps<T> at(p, work);
     if (!over) mbarrier_arrive(&s.work_empty[slot.slot]);
-    [[maybe_unused]] int left[kTiles];  // of a block mask: steps that a tile has still to take part in
-#pragma unroll
-    for (int i = 0; T.block_mask && i < kTiles; ++i) left[i] = ends[i];
 #pragma unroll 1
-    for (int n_block = end - 1; n_block >= begin; --n_block) {
-      const Ring<T.ring_slots()> keys = ring;
-      [[maybe_unused]] u32 step = 0;
-      if constexpr (T.block_mask) {
-        if (tiles) step = steps[kStepHeader + end - 1 - n_block];
-      }
-      // Where tile i is in its steps.
-      auto takes_part = [&](int i) {
-        if constexpr (T.block_mask) return (step & tile_bits<T>(i)) != 0;
-        return !(n_block < begins[i] || n_block >= ends[i]);
-      };
-      auto is_first = [&](int i) { return T.block_mask ? left[i] == ends[i] : n_block == ends[i] - 1; };
-      auto is_last = [&](int i) { return T.block_mask ? left[i] == 1 : n_block == begins[i]; };
-      turn([&](int i) {
-        if (!takes_part(i)) return Pending<T>();
-        if (is_first(i)) {
-          wait(s.q_full(i), q_parity[i]);
-          q_parity[i] ^= 1;
-        }
-        mma_qk(i, keys);
-        if (is_last(i)) tcgen05_commit<kCtas>(&s.q_empty[i]);
-        const Pending<T> now{true, is_first(i), is_last(i), s_ring[i]};
-        if constexpr (T.block_mask) --left[i];
-        s_ring[i].advance();
-        return now;
-      });
-      any_pending = tiles;
-      if (!tiles) break;
-      release(keys, T.k_blocks());
-#pragma unroll
-      for (int b = 0; b < T.k_blocks(); ++b) ring.advance();
-      values = ring;
-#pragma unroll
-      for (int b = 0; b < T.v_blocks(); ++b) ring.advance();
+    for (; at.n_block >= at.begin; --at.n_block) {
+      at.read_step();
+      products.turn(at);
+      if (!at.tiles) break;
     }
   }
 }

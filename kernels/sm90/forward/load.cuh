@@ -6,44 +6,46 @@
 #include "tile/block_mask.cuh"
 #include "tile/ring.cuh"
 
-// One thread: for every tile its queries, and its keys and values from the last to the first. While the first of them
-// are on their way it takes the next tile, and loads that one's queries where this one's are in registers by then. A
-// tile that comes out overflowed is taken again when its place is wanted, or when there are no others.
-//
-// The warps that compute beside it feel every instruction of a step; no other role stands in its branch, or the
-// compiler keeps nothing of it in uniform registers.
+// Where the CTA's work tiles come from, and where they are told to the others.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
-  constexpr int kWorkTiles = ForwardShared<T>::kWorkTiles;
-  Ring<T.stages> k_ring, v_ring;
-  u32 taken = 0;  // tiles
-  const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift;
-  const int listed = T.varlen ? p.counter[1] : 0, num_work_tiles = T.varlen ? listed * heads : p.tiles;
-  // The next work tile, less gridDim.x: that is added where it is used, as until then nobody waits for the counter.
-  int counted = blockIdx.x - gridDim.x;
+struct WorkTiles {
+  static constexpr int kSlots = ForwardShared<T>::kWorkTiles;
 
-  // The next tile, if there is one. idle: all that were taken are done.
-  auto next_work_tile = [&](bool idle) {
-    u32 retry = taken % kWorkTiles;
+  const ForwardParams& p;
+  ForwardShared<T>& s;
+  const int pack_shift, listed, count;
+
+  TANDEM_DEVICE WorkTiles(const ForwardParams& params, ForwardShared<T>& shared)
+      : p(params),
+        s(shared),
+        pack_shift(log2_of(params.pack_gqa)),
+        listed(T.varlen ? params.counter[1] : 0),
+        count(T.varlen ? listed * (params.heads_q >> pack_shift) : params.tiles) {}
+
+  TANDEM_DEVICE const Work& last(u32 taken) const { return s.work_tiles[(taken - 1) % kSlots]; }
+
+  // The next tile is taken, if there is one: the n-th, or one that is done again. idle: all that were taken are done.
+  TANDEM_DEVICE bool take(u32& taken, int n, bool idle) const {
+    u32 retry = taken % kSlots;
     if (idle) {
       retry = 0;
 #pragma unroll 1
-      while (retry < kWorkTiles - 1 && !s.work_tiles[retry].overflowed) ++retry;
+      while (retry < kSlots - 1 && !s.work_tiles[retry].overflowed) ++retry;
     }
-    int n = counted + gridDim.x;
     const bool strict = T.lazy_max() && s.work_tiles[retry].overflowed;
     if (strict) {
       n = s.work_tiles[retry].index;
       s.work_tiles[retry].overflowed = 0;
     }
-    if (n >= num_work_tiles) return false;
+    if (n >= count) return false;
     const TileCoords tile = coords_at<T>(p, n, listed);
-    s.work_tiles[taken++ % kWorkTiles] = {{tile, n, strict, 0}, (tile.head << pack_shift) / (p.heads_q / p.heads_k)};
+    s.work_tiles[taken++ % kSlots] = {{tile, n, strict, 0}, (tile.head << pack_shift) / (p.heads_q / p.heads_k)};
     return true;
-  };
-  auto load_q = [&] {
+  }
+  // The queries of the one that was taken last.
+  TANDEM_DEVICE void load_q(u32 taken) const {
     const u32 parity = taken & 1;
-    const Work& work = s.work_tiles[(taken - 1) % kWorkTiles];
+    const Work& work = last(taken);
 #pragma unroll 1
     for (int i = 0; i < T.warpgroups; ++i) {
       mbarrier_wait(&s.q_empty[i], parity);
@@ -54,7 +56,26 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
                  work.coords.q_begin + (work.coords.m_block * T.tile_m() + i * 64 >> pack_shift), work.coords.head,
                  work.coords.batch);
     }
-  };
+  }
+  TANDEM_DEVICE void tell_end(u32 taken) const {
+    s.work_tiles[taken % kSlots].index = -1;
+    for (u64& full : s.q_full) mbarrier_arrive(&full);
+  }
+};
+
+// One thread: for every tile its queries, and its keys and values from the last to the first. While the first of them
+// are on their way it takes the next tile, and loads that one's queries where this one's are in registers by then. A
+// tile that comes out overflowed is taken again when its place is wanted, or when there are no others.
+//
+// The warps that compute beside it feel every instruction of a step; no other role stands in its branch, or the
+// compiler keeps nothing of it in uniform registers.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
+  const WorkTiles<T> tiles(p, s);
+  Ring<T.stages> k_ring, v_ring;
+  u32 taken = 0;  // tiles
+  // The next work tile, less gridDim.x: that is added where it is used, as until then nobody waits for the counter.
+  int counted = blockIdx.x - gridDim.x;
   // Of the tile at hand: steps that are still to load, and where its keys are.
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
   [[maybe_unused]] const int* next_step = nullptr;  // of a block mask: behind that of n_block; begin is not used
@@ -82,9 +103,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   };
 
   for (bool idle = false;;) {
-    const bool more = next_work_tile(idle);
+    const bool more = tiles.take(taken, counted + gridDim.x, idle);
     if (idle && !more) break;
-    if (more && T.q_in_registers()) load_q();
+    if (more && T.q_in_registers()) tiles.load_q(taken);
     if constexpr (T.block_mask) {
 #pragma unroll 1
       for (; steps > 0; --steps) load_step();
@@ -102,7 +123,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
       for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.slot], ring.parity ^ 1);
       continue;
     }
-    const Work& work = s.work_tiles[(taken - 1) % kWorkTiles];
+    const Work& work = tiles.last(taken);
     const TileCoords tile = work.tile<T>(p);
     [[maybe_unused]] const NBlockRange n_blocks = T.block_mask ? NBlockRange() : n_block_range<T>(p, tile);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
@@ -116,7 +137,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     }
     load_k(n_block);
     if (!work.strict) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
-    if (!T.q_in_registers()) load_q();
+    if (!T.q_in_registers()) tiles.load_q(taken);
     if constexpr (T.block_mask) {
       load_step();
       --steps;
@@ -125,6 +146,5 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
       load_v(n_block--);
     }
   }
-  s.work_tiles[taken % kWorkTiles].index = -1;
-  for (u64& full : s.q_full) mbarrier_arrive(&full);
+  tiles.tell_end(taken);
 }

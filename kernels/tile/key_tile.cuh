@@ -156,8 +156,10 @@ TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   const int first = tile.n_block * T.tile_n(), last = min(first + T.tile_n(), s.k_len) - 1;
   if (first > last) return tile;
   const QueryRange visible = band_of<T>(p, s).visible_queries(first, last);
-  tile.m_begin = max(0, visible.begin) / T.tile_m;
-  tile.m_end = max(tile.m_begin, (min(visible.end, s.q_len) + T.tile_m - 1) / T.tile_m);
+  const int begin = max(0, visible.begin), end = min(visible.end, s.q_len);
+  tile.m_begin = begin / T.tile_m;
+  // None where the first query that would see them is beyond the last, though in its m_block: it would not be counted.
+  tile.m_end = begin < end ? (end + T.tile_m - 1) / T.tile_m : tile.m_begin;
   return tile;
 }
 

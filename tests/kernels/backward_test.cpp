@@ -258,6 +258,17 @@ TEST(KernelsBackward, NBlocksFromTheDiagonal) {
 }
 
 // Query heads that share keys one by one, as where queries are many: any of these sequences might have all of them.
+// The last keys are seen by queries that would stand in the last m_block, but are not there.
+TEST(KernelsBackward, ADiagonalThatEndsBeforeTheLastKeys) {
+  std::vector<Judged> cases;
+  for (const char* flags : {"--head-dim 64 --head-dim-v 64 --invariant 1", "--head-dim 128 --head-dim-v 128",
+                            "--head-dim 192 --head-dim-v 128", "--head-dim 256 --head-dim-v 256"})
+    cases.emplace_back(std::string("--gradients qkv --dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 41 --seqlen-k 284 "
+                                   "--causal 1 --explicit 1 --diagonal 210 ") +
+                       flags);
+  expect_all_good(cases);
+}
+
 TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
   std::string lengths_q = "150", lengths_k = "200";
   for (int n = 0; n < 40; ++n) {

@@ -101,8 +101,6 @@ TEST(KernelsRefusal, WhatIsNotServed) {
     EXPECT_NE(verdict.refusal.find(one.word), std::string::npos) << one.flags << ": " << verdict.refusal;
     EXPECT_EQ(verdict.failure, "");
   }
-  const Verdict backward = run_case(from_flags("--dtype bf16 --align 8"), engine.run, engine.supports);
-  EXPECT_NE(backward.refusal.find("backward"), std::string::npos) << backward.refusal;
 }
 
 TEST(KernelsRefusal, DevicesThatAreNotThere) {

@@ -222,6 +222,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.sequence_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, t.tile.tile_m));
   // Packed: of each sequence the last one may be filled in part.
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
+  if (p.total_q == 0) t.m_blocks = 0;
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
   t.splits = t.tile.key_tickets > 0 ? static_cast<int>(p.group())
              : t.tile.key_sums > 0  ? choose_splits(p, t.tile.tile_m, t.tile.tile_n, ctas)

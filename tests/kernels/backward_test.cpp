@@ -289,7 +289,9 @@ TEST(KernelsBackward, NothingToSum) {
                             "--batch 2 --heads-q 4 "
                             "--heads-k 2 --seqlen-q 100 --seqlen-k 300 --right -290",
                             "--seqlen-q 300 --seqlen-k 100 "
-                            "--causal 1"})
+                            "--causal 1",
+                            "--packed 1 --lengths-q 0 --lengths-k 368 --heads-q 4 --heads-k 2 --sink f32 --dlse 1 "
+                            "--gradients kvs"})
     cases.emplace_back(std::string("--gradients qkv --dtype bf16 --head-dim 64 --head-dim-v 64 ") + flags);
   expect_all_good(cases);
 }

@@ -49,9 +49,6 @@ const char* const kCases[] = {
     "--dtype f16 --packed 1 --lengths-q 5,120 --lengths-k 200,300 --max-seqlen 0 --heads-q 8 --heads-k 1 --head-dim 64 "
     "--head-dim-v 64",
     "--dtype bf16 --heads-q 8 --heads-k 1 --seqlen-q 3 --seqlen-k 600 --head-dim 128 --head-dim-v 128 --causal 1",
-};
-// Their kernels have changed since the recording: the next one has them.
-const char* const kToBeRecorded[] = {
     "--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 140 --seqlen-k 250 --head-dim 128 --head-dim-v 128 --softcap 5",
 };
 constexpr int64_t kRows = 24;  // of a head and sequence, that are kept
@@ -192,11 +189,7 @@ TEST(KernelsRecorded, SameAsARealHopper) {
   const std::map<std::string, Given> recorded =
       write_to.empty() ? read_recording(path) : std::map<std::string, Given>();
   if (write_to.empty() && recorded.empty()) GTEST_SKIP() << path << " is not there: tools/gpu/record.sh makes it.";
-  std::vector<std::string> cases(std::begin(kCases), std::end(kCases));
-  for (const std::string flags : kToBeRecorded) {
-    if (!write_to.empty() || recorded.contains(flags)) cases.push_back(flags);
-  }
-  for (const std::string& flags : cases) {
+  for (const std::string flags : kCases) {
     Repeated call(flags);
     call.run();
     const uint64_t inputs = call.instance->fingerprint();

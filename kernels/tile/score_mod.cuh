@@ -40,8 +40,13 @@ TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
     softcap_within<packed>(x, p.softcap_polynomial);
   } else {
 #pragma unroll
-    for (int i = 0; i < n; ++i)
-      x[i] = fmaf(-2 * p.softcap_log2, reciprocal(1.0f + exp2_approx(x[i] * p.scale_softcap)), p.softcap_log2);
+    for (int i = 0; i < n; ++i) {
+      float within[1] = {x[i]};
+      softcap_within<false>(within, p.softcap_polynomial);
+      const float any =
+          fmaf(-2 * p.softcap_log2, reciprocal(1.0f + exp2_approx(x[i] * p.scale_softcap)), p.softcap_log2);
+      x[i] = fabsf(x[i]) < p.softcap_product ? within[0] : any;
+    }
   }
 }
 

@@ -146,7 +146,7 @@ void set_softcap(const Problem& p, ForwardParams* params) {
   params->softcap_product = set_tanh(tanh, 1, x, cap, params->softcap_polynomial);
   params->softcap_near_product = set_tanh(near, 0.28, x, cap, params->softcap_near_polynomial);
   // A warp chooses by all that it multiplies, other sequences' queries and keys among it.
-  if (p.batch_invariant) params->softcap_product = params->softcap_near_product = 0;
+  if (p.batch_invariant) params->softcap_near_product = 0;
 }
 
 static_assert(sizeof(unsigned long long) == sizeof(uint64_t));

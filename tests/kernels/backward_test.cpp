@@ -285,13 +285,14 @@ TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
 
 TEST(KernelsBackward, NothingToSum) {
   std::vector<Judged> cases;
-  for (const char* flags : {"--seqlen-q 0 --seqlen-k 70", "--seqlen-q 70 --seqlen-k 0",
-                            "--batch 2 --heads-q 4 "
-                            "--heads-k 2 --seqlen-q 100 --seqlen-k 300 --right -290",
-                            "--seqlen-q 300 --seqlen-k 100 "
-                            "--causal 1",
-                            "--packed 1 --lengths-q 0 --lengths-k 368 --heads-q 4 --heads-k 2 --sink f32 --dlse 1 "
-                            "--gradients kvs"})
+  for (const char* flags :
+       {"--seqlen-q 0 --seqlen-k 70", "--seqlen-q 70 --seqlen-k 0",
+        "--batch 2 --heads-q 4 "
+        "--heads-k 2 --seqlen-q 100 --seqlen-k 300 --right -290",
+        "--seqlen-q 300 --seqlen-k 100 "
+        "--causal 1",
+        "--packed 1 --lengths-q 0 --lengths-k 368 --max-seqlen 0 --heads-q 4 --heads-k 2 --sink f32 --dlse 1 "
+        "--gradients kvs"})
     cases.emplace_back(std::string("--gradients qkv --dtype bf16 --head-dim 64 --head-dim-v 64 ") + flags);
   expect_all_good(cases);
 }

@@ -17,8 +17,9 @@ namespace tandem::test {
 const Gpus& the_gpus();
 inline const std::shared_ptr<const Gpu>& the_gpu() { return the_gpus().front(); }
 
-// What every case here has, so that a GPU serves it: forward alone, in multiples of 16 bytes.
-inline const std::string kServed = "--gradients none --align 8 ";
+// What every case here has, so that a GPU serves it: forward alone, in multiples of 16 bytes, and with the longest of
+// packed sequences, for which only a virtual GPU can look.
+inline const std::string kServed = "--gradients none --align 8 --max-seqlen 0 ";
 
 struct Judged {
   Judged(std::string its_flags, std::function<void(Instance&)> adjusted = nullptr)

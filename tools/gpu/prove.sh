@@ -74,15 +74,21 @@ export scratch counting worker
 
 # The tests in as many processes as there are cores, up to 12: they compile and judge on the host.
 shards() {
-  local pids=() code=0 count
+  local pids=() failed=() code=0 count
   count=$(nproc)
   [ "$count" -le 12 ] || count=12
   for i in $(seq 0 $((count - 1))); do
     GTEST_TOTAL_SHARDS=$count GTEST_SHARD_INDEX=$i "$tests" --gtest_brief=1 > "$scratch/shard.$i" 2>&1 &
     pids+=($!)
   done
-  for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
-  cat "$scratch"/shard.*
+  for i in "${!pids[@]}"; do
+    wait "${pids[i]}" && continue
+    code=$?
+    printf 'process %d of %d ended with %d\n' "$i" "$count" "$code"
+    grep -hE '^\[  FAILED  \] [A-Z]' "$scratch/shard.$i"
+    failed+=("$scratch/shard.$i")
+  done
+  [ ${#failed[@]} = 0 ] || cat "${failed[@]}"
   echo "$(awk '/\[  PASSED  \]/ { n += $4 } END { print n + 0 }' "$scratch"/shard.*) tests passed in $count processes"
   return "$code"
 }

@@ -290,6 +290,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA GPU here; on CPUs torch's FlexAttention has no backward")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
+    clock.use_own_stream()
     contest = Contest(options)
     parts = dict(zip(PARTS, (run_gallery, run_options, run_documents, run_masks, run_learned, run_cold)))
     for part in options.only:

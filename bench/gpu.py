@@ -319,7 +319,10 @@ def measure(options: argparse.Namespace) -> int:
         raise SystemExit(
             "torch finds no CUDA device here: this benchmark needs one (bench/versus_torch.py runs on CPUs)"
         )
+    from rig import clock
+
     torch.cuda.set_device(options.device)
+    clock.use_own_stream()
     torch.set_grad_enabled(False)
     run = machine(options)
     print(f"{run['device']}, driver {run['driver']}, torch {run['torch']}, cuDNN {run['cudnn']}")

@@ -14,6 +14,7 @@ import argparse
 import math
 
 import torch
+from rig import clock
 from rig.contest import Contest, Inputs, add_arguments, check_arguments
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -96,6 +97,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA GPU here")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
+    clock.use_own_stream()
     contest = Contest(options)
     for part in options.only:
         {"options": run_options, "cross": run_cross}[part](contest)

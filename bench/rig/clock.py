@@ -12,6 +12,12 @@ PAUSE = 0.02  # seconds between windows
 AT_ONCE = 50  # most calls in one CUDA graph
 
 
+def use_own_stream() -> None:
+    """All that follows is on a stream of its own: torch's gradients are on that of their forward, and the default one
+    cannot be captured."""
+    torch.cuda.set_stream(torch.cuda.Stream())
+
+
 def _seconds(function, count: int, meanwhile=None) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
@@ -38,8 +44,9 @@ class Timed:
         self.calls = max(1, min(AT_ONCE, int(min(10.0, ms) * 1e-3 / once)))
         self.captured = True
         try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            own = None if stream == torch.cuda.default_stream() else stream
+            with torch.cuda.graph(graph, stream=own, capture_error_mode="relaxed"):
                 for _ in range(self.calls):
                     call()
             self.run = graph.replay

@@ -14,13 +14,21 @@ A mask is made before the clock starts, but where making it is what is timed.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import time
 
 import torch
 from rig import clock
-from rig.contest import Contest, Inputs, add_arguments, check_arguments
+from rig.contest import (
+    Contest,
+    Inputs,
+    add_arguments,
+    check_arguments,
+    exact,
+    judge_of,
+    slopes_of,
+    with_options,
+)
 from torch.nn.attention import flex_attention as theirs
 
 import tandem
@@ -113,7 +121,6 @@ def document_of(lengths: list[int]) -> torch.Tensor:
 def gallery(seqlen: int) -> dict:
     """(score_mod, mask_mod) of each name."""
     document = document_of(documents_of(seqlen, 12))
-    slope = torch.exp2(-torch.arange(1, HEADS + 1).cuda() * 8.0 / HEADS)
     table = torch.randn(HEADS, 65, device="cuda") * 0.5
     return {
         "causal": (None, causal),
@@ -123,7 +130,7 @@ def gallery(seqlen: int) -> dict:
         "dilated": (None, dilated),
         "neighbourhood": (None, neighbourhood),
         "first keys and window": (None, first_and_window),
-        "ALiBi, causal": (alibi(slope), causal),
+        "ALiBi, causal": (alibi(slopes_of(HEADS)), causal),
         "softcap, causal": (softcap, causal),
         "relative table": (relative(table), None),
         "temperature, causal": (temperature(torch.rand(HEADS, device="cuda") + 0.5), causal),
@@ -132,25 +139,6 @@ def gallery(seqlen: int) -> dict:
 
 
 # ---- What is contested -------------------------------------------------------------------------------------------
-
-
-def exact(inputs: Inputs, score_mod, mask_mod, head: int) -> list[torch.Tensor]:
-    """out, dq, dk and dv of a head of the first sequence, in float64."""
-    q, k, v, dout = (x[0, head].detach().double() for x in (*inputs.leaves, inputs.dout))
-    q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
-    s = q @ k.T / math.sqrt(q.shape[-1])
-    zero, h = torch.tensor(0, device="cuda"), torch.tensor(head, device="cuda")
-    rows, keys = torch.arange(len(q), device="cuda")[:, None], torch.arange(len(k), device="cuda")[None, :]
-    if score_mod:
-        s = score_mod(s, zero, h, rows, keys)
-    if mask_mod:
-        s = s.masked_fill(~mask_mod(zero, h, rows, keys), -torch.inf)
-    out = s.softmax(-1) @ v
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout)]
-
-
-def errors(got, want, head: int) -> list[float]:
-    return [float((g[0, head].detach().double() - w).abs().max() / w.abs().max()) for g, w in zip(got, want)]
 
 
 def ours_of(score_mod, mask_mod, seqlen: int):
@@ -176,11 +164,9 @@ def run_gallery(contest: Contest, options) -> None:
         if wanted and name not in wanted:
             continue
         torch._dynamo.reset()
-        head = 3
-        want = exact(inputs, score_mod, mask_mod, head)
         functions = {"Tandem": ours_of(score_mod, mask_mod, options.seqlen)}
         functions["FlexAttention"] = theirs_of(score_mod, mask_mod, options.seqlen)
-        contest.run(name, inputs, functions, lambda got: errors(got, want, head))  # noqa: B023
+        contest.run(name, inputs, functions, judge_of(3, exact(inputs, 3, score_mod, mask_mod)))
     ratios = {
         passing: [r for line in contest.results if (r := line.get(f"{passing} ratio FlexAttention"))]
         for passing in ("forward", "backward")
@@ -195,16 +181,12 @@ def run_options(contest: Contest, options) -> None:
     """A text that says what an option says, beside the option."""
     for seqlen in (4096, 16384):
         inputs = Inputs(BATCH, HEADS, seqlen, options.head_dim)
-
-        def option(**of):
-            return lambda q, k, v: tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), **of).transpose(1, 2)  # noqa: B023
-
-        slope = torch.exp2(-torch.arange(1, HEADS + 1).cuda() * 8.0 / HEADS)
+        slope = slopes_of(HEADS)
         rows = {
-            "causal": (None, causal, option(causal=True)),
-            "window": (None, window, option(window=(WIDTH - 1, 0))),
-            "softcap": (softcap, None, option(softcap=30.0)),
-            "ALiBi, causal": (alibi(slope), causal, option(causal=True, alibi_slopes=slope)),
+            "causal": (None, causal, with_options(causal=True)),
+            "window": (None, window, with_options(window=(WIDTH - 1, 0))),
+            "softcap": (softcap, None, with_options(softcap=30.0)),
+            "ALiBi, causal": (alibi(slope), causal, with_options(causal=True, alibi_slopes=slope)),
         }
         for name, (score_mod, mask_mod, built_in) in rows.items():
             functions = {"text": ours_of(score_mod, mask_mod, seqlen), "option": built_in}
@@ -287,10 +269,6 @@ def run_cold(contest: Contest, options) -> None:
 
 def main() -> None:
     options = parse()
-    if not torch.cuda.is_available():
-        raise SystemExit("there is no CUDA GPU here; on CPUs torch's FlexAttention has no backward")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
-    clock.use_own_stream()
     contest = Contest(options)
     parts = dict(zip(PARTS, (run_gallery, run_options, run_documents, run_masks, run_learned, run_cold)))
     for part in options.only:

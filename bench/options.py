@@ -11,15 +11,20 @@ leaves. Beside peers it is their time to ours. Medians of rounds whose order is 
 from __future__ import annotations
 
 import argparse
-import math
 
 import torch
-from rig import clock
-from rig.contest import Contest, Inputs, add_arguments, check_arguments
+from rig.contest import (
+    Contest,
+    Inputs,
+    add_arguments,
+    check_arguments,
+    exact,
+    judge_of,
+    slopes_of,
+    with_options,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-
-import tandem
 
 PARTS = ("options", "cross")
 SEQLEN, WINDOW = 4096, 1024
@@ -36,15 +41,10 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def with_options(**of):
-    return lambda q, k, v: tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), **of).transpose(1, 2)
-
-
 def run_options(contest: Contest) -> None:
     for dim in (64, 128):
         heads = 2048 // dim
         inputs = Inputs(4, heads, SEQLEN, dim)
-        slopes = torch.exp2(-torch.arange(1, heads + 1, device="cuda") * 8.0 / heads)
         bias = torch.randn(1, heads, SEQLEN, SEQLEN, device="cuda")
         none, causal = with_options(), with_options(causal=True)
         seen = WINDOW * (SEQLEN - (WINDOW - 1) / 2) / SEQLEN**2
@@ -55,19 +55,11 @@ def run_options(contest: Contest) -> None:
             "softcap, causal": (with_options(causal=True, softcap=30.0), causal, 1.0),
             "window of 1024": (with_options(window=(WINDOW - 1, 0)), none, seen),
             "sink, causal": (with_options(causal=True, sink=torch.zeros(heads, device="cuda")), causal, 1.0),
-            "ALiBi, causal": (with_options(causal=True, alibi_slopes=slopes), causal, 1.0),
+            "ALiBi, causal": (with_options(causal=True, alibi_slopes=slopes_of(heads)), causal, 1.0),
             "bias": (with_options(bias=bias), none, 1.0),
         }
         for name, (function, beside, work) in rows.items():
             contest.run(f"d{dim} {name}", inputs, {name: function, "none": beside}, work=work)
-
-
-def exact(inputs: Inputs, head: int) -> list[torch.Tensor]:
-    q, k, v, dout = (x[0, head].detach().double() for x in (*inputs.leaves, inputs.dout))
-    for x in (q, k, v):
-        x.requires_grad_()
-    out = (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1) @ v
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout)]
 
 
 def of_torch(backend):
@@ -82,22 +74,12 @@ def run_cross(contest: Contest) -> None:
     peers = {"cuDNN": of_torch(SDPBackend.CUDNN_ATTENTION), "FA2": of_torch(SDPBackend.FLASH_ATTENTION)}
     for batch, queries, keys, heads, dim in CROSS:
         inputs = Inputs(batch, heads, queries, dim, keys)
-        want = exact(inputs, 1)
-
-        def judge(got, want=want):
-            return [float((g[0, 1].detach().double() - w).abs().max() / w.abs().max()) for g, w in zip(got, want)]
-
-        contest.run(
-            f"{batch} x {queries} x {keys}, {heads} heads of {dim}", inputs, {"Tandem": with_options(), **peers}, judge
-        )
+        name = f"{batch} x {queries} x {keys}, {heads} heads of {dim}"
+        contest.run(name, inputs, {"Tandem": with_options(), **peers}, judge_of(1, exact(inputs, 1)))
 
 
 def main() -> None:
     options = parse()
-    if not torch.cuda.is_available():
-        raise SystemExit("there is no CUDA GPU here")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
-    clock.use_own_stream()
     contest = Contest(options)
     for part in options.only:
         {"options": run_options, "cross": run_cross}[part](contest)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 import statistics
 
 import torch
 
+import tandem
 from rig import clock
 
 
@@ -44,11 +46,47 @@ class Inputs:
         return self.q, self.k, self.v
 
 
+def with_options(**of):
+    return lambda q, k, v: tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), **of).transpose(1, 2)
+
+
+def slopes_of(heads: int) -> torch.Tensor:
+    """ALiBi's."""
+    return torch.exp2(-torch.arange(1, heads + 1, device="cuda") * 8.0 / heads)
+
+
+def exact(inputs: Inputs, head: int, score_mod=None, mask_mod=None) -> list[torch.Tensor]:
+    """out, dq, dk and dv of a head of the first sequence, in float64."""
+    q, k, v, dout = (x[0, head].detach().double() for x in (*inputs.leaves, inputs.dout))
+    for x in (q, k, v):
+        x.requires_grad_()
+    s = q @ k.T / math.sqrt(q.shape[-1])
+    zero, h = torch.tensor(0, device="cuda"), torch.tensor(head, device="cuda")
+    rows, keys = torch.arange(len(q), device="cuda")[:, None], torch.arange(len(k), device="cuda")[None, :]
+    if score_mod:
+        s = score_mod(s, zero, h, rows, keys)
+    if mask_mod:
+        s = s.masked_fill(~mask_mod(zero, h, rows, keys), -torch.inf)
+    out = s.softmax(-1) @ v
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout)]
+
+
+def judge_of(head: int, want: list[torch.Tensor]):
+    """For Contest.run: the largest errors of that head, as parts of the largest number."""
+    return lambda got: [
+        float((g[0, head].detach().double() - w).abs().max() / w.abs().max()) for g, w in zip(got, want)
+    ]
+
+
 class Contest:
     """Prints a line for each entry: the first function's median time, and for the others the ratio of their time to its
     own, of each round, the median again."""
 
     def __init__(self, options: argparse.Namespace):
+        if not torch.cuda.is_available():
+            raise SystemExit("torch finds no CUDA device here: this benchmark needs one")
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
+        clock.use_own_stream()
         self.options, self.results = options, []
 
     def run(self, name: str, inputs: Inputs, functions: dict, judge=None, work: float = 1.0) -> None:

@@ -187,11 +187,11 @@ void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
     plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.varlen ? kScheduleEntry + 1 : kListStepsEntry),
                               .grid = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks),
                               .block = kListStepsThreads});
-  }
-  if (t.list_words > 0 && !t.tile.varlen) {
-    plan->launches.push_back({.entry = kOrderTilesEntry,
-                              .grid = static_cast<uint32_t>(t.list_batch * t.list_heads),
-                              .block = kListStepsThreads});
+    if (!t.tile.varlen) {
+      plan->launches.push_back({.entry = kOrderTilesEntry,
+                                .grid = static_cast<uint32_t>(t.list_batch * t.list_heads),
+                                .block = kListStepsThreads});
+    }
   }
   if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
   plan->launches.push_back({.entry = kMainEntry,
@@ -206,21 +206,22 @@ void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
                             .block = kMaxScoresThreads});
 }
 
-void add_workspace(const ForwardTiling& t, Plan* plan) {
+void add_workspace(ForwardTiling& t, Plan* plan) {
   if (!t.counted && !t.keyless && t.list_words == 0) return;
   const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
+  t.steps_offset = kTileListOffset + work;
   const size_t lists = static_cast<size_t>(t.list_batch) * static_cast<size_t>(t.list_heads * t.list_m_blocks);
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
   const size_t order = t.tile.varlen ? 0 : lists * sizeof(int);
-  plan->workspace_bytes = kWorkspaceAlignment - 1 + kTileListOffset + work + steps + order;
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
   // The schedule sets the counter of the tiles that it lists.
   const int schedule = steps > 0 ? 1 : 0, writer = t.tile.varlen ? schedule : kFilled;
   if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
   if (t.keyless) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kFilled});
   if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
   if (steps > 0) {
-    plan->regions.push_back({"workspace.steps", kTileListOffset + work, steps, 0});
-    if (order > 0) plan->regions.push_back({"workspace.order", kTileListOffset + steps, order, 1});
+    plan->regions.push_back({"workspace.steps", t.steps_offset, steps, 0});
+    if (order > 0) plan->regions.push_back({"workspace.order", t.steps_offset + steps, order, 1});
   }
   if (t.keyless || !t.tile.varlen) plan->fills.push_back({0, kTileListOffset});
 }

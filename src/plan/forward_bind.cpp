@@ -204,8 +204,7 @@ ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std:
     set_block_lists(p, t.tile.tile_n, t.list_heads, t.list_batch, &params.blocks);
     params.blocks.m_blocks = t.list_m_blocks;
     params.blocks.list_words = t.list_words;
-    const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
-    params.blocks.steps = reinterpret_cast<int*>(workspace + kTileListOffset + work);
+    params.blocks.steps = reinterpret_cast<int*>(workspace + t.steps_offset);
     if (t.tile.varlen) return params;  // tiles are listed
     params.blocks.order = params.blocks.steps + int64_t{t.list_batch} * t.list_heads * t.m_blocks * t.list_words;
     params.tile_order = params.blocks.order;

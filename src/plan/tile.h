@@ -76,6 +76,7 @@ struct ForwardTiling {
   // Of a block mask: batch and heads that have steps of their own, m_blocks of each, and the words of a tile's.
   int list_batch = 0, list_heads = 0, list_m_blocks = 0;
   int64_t list_words = 0;      // 0: there is no block mask
+  size_t steps_offset = 0;     // in the workspace, behind the tiles that are listed
   int max_scores_launch = -1;  // of the plan's: that of largest scores, where they are wanted
 };
 

@@ -194,7 +194,7 @@ def run_options(contest: Contest, options) -> None:
 
 
 def run_documents(contest: Contest, options) -> None:
-    """54 documents in 65,536 tokens, as a mask and as packed sequences."""
+    """54 documents in 65,536 tokens, causal, as a mask and as packed sequences."""
     seqlen = 65536
     lengths = documents_of(seqlen, 54)
     inputs = Inputs(1, HEADS, seqlen, options.head_dim)
@@ -206,7 +206,7 @@ def run_documents(contest: Contest, options) -> None:
                                max_seqlen_k=max(lengths), causal=True)  # fmt: skip
         return out.transpose(0, 1)[None]
 
-    mask_mod = same_document(document_of(lengths))
+    mask_mod = flex.and_masks(causal, same_document(document_of(lengths)))
     contest.run("54 documents, 65536", inputs, {"text": ours_of(None, mask_mod, seqlen), "packed": packed})
 
 

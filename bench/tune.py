@@ -4,6 +4,7 @@
     python bench/tune.py cubins/ --build                        # compiles ahead, on any machine with NVRTC and g++
     python bench/tune.py cubins/ --write src/plan/tiles.h       # the rest; compiles what is missing
     python bench/tune.py cubins/ --dims 128 --only 128x128x2_pingpong --seqlens 1024,16384 --fa3 libfa3_sm90.so
+    python bench/tune.py cubins/ --all --seqlens 16384 --json rates.json # every tile, for bench/clocks.py --variants
 
 Tries every number of warpgroups, keys of a block and stages, with and without ping-pong, for each head_dim, full and
 causal, by length. Kernels that spill registers or miss float64 by more than twice the plain formula's error are left
@@ -50,6 +51,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--fa3", metavar="LIBRARY", help="shared library of FlashAttention-3, to time it and cuDNN beside"
     )
     parser.add_argument("--seqlens", default=",".join(map(str, SEQLENS)), help="lengths to tell apart")
+    parser.add_argument("--all", action="store_true", help="time all in interleaved rounds, not the best few alone")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=15, help="a window's milliseconds")
     parser.add_argument("--write", type=pathlib.Path, metavar="tiles.h", help="put the choices into this table")
@@ -135,7 +137,7 @@ def race(kernels: list, x, options, kept) -> tuple[dict, dict]:
         return clock.Timed(bind(x), ms)
 
     first = {k: timed(k.bind, 4).window() for k in kernels}
-    finalists = sorted(kernels, key=first.get)[:FINALISTS]
+    finalists = sorted(kernels, key=first.get)[: None if options.all else FINALISTS]
     finalists += [k for k in kernels if k.tile == kept and k not in finalists]
     binds = {k.name: k.bind for k in finalists}
     if x.cell.dim_v == x.cell.head_dim:

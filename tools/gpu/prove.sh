@@ -17,7 +17,7 @@
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$here/tools/gpu/proof.sh"
-build=${BUILD:-} json=$here/docs/results/hopper-forward-proof.json only='' kept=''
+build=${BUILD:-} json=$here/docs/results/hopper-proof.json only='' kept=''
 places=()
 while [ $# -gt 0 ]; do
   case $1 in

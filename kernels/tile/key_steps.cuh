@@ -1,4 +1,8 @@
 // The steps of a backward's tile with a block mask, which two kernels list before the main one.
+//
+// Which n_blocks an m_block sees is not known before, so their order must do for any mask: from the last to the first,
+// each from its first m_block on. Of a causal mask and what is like it n_blocks then come to an m_block one step after the
+// other (see from_diagonal), and one that all m_blocks see, as of the first keys, comes last, when it waits for nobody.
 #pragma once
 #include "tile/block_mask.cuh"
 #include "tile/sequence.cuh"
@@ -34,28 +38,29 @@ TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
   int* const table = p.table + static_cast<i64>(blockIdx.x) * p.n_blocks;
   int before = 0;
 #pragma unroll 1
-  for (int begin = 0; begin < p.n_blocks * T.ctas(); begin += kChunk) {
-    const int from = max(begin, first_seen), to = min(begin + kChunk, seen_end);
+  for (int end = p.n_blocks * T.ctas(); end > 0; end -= kChunk) {
+    const int begin = max(0, end - kChunk), from = max(begin, first_seen), to = min(end, seen_end);
     for (int i = threadIdx.x; i < kChunk; i += kListStepsThreads) states[i] = 0;
     __syncthreads();
     mark_row<T>(p.blocks, tile, row, begin, from, to, 0, states);
     __syncthreads();
-    const int first = begin / T.ctas(), end = min(first + kChunk / T.ctas(), p.n_blocks);
+    const int first = begin / T.ctas();
 #pragma unroll 1
-    for (int n = first; n < end; n += kListStepsThreads) {
-      const int n_block = n + threadIdx.x;
+    for (int n = end / T.ctas() - 1; n >= first; n -= kListStepsThreads) {
+      const int n_block = n - static_cast<int>(threadIdx.x);
       u32 bits = 0;
-      for (int cta = 0; cta < T.ctas() && n_block < end; ++cta)
+      for (int cta = 0; cta < T.ctas() && n_block >= first; ++cta)
         bits |= states[(n_block - first) * T.ctas() + cta] << 2 * cta;
       bits = without_twice(bits);
       const ItemPlace place = place_item(bits != 0, counts);
-      if (n_block < end) table[n_block] = static_cast<int>(static_cast<u32>(before + place.before) << kStepBits | bits);
+      if (n_block >= first)
+        table[n_block] = static_cast<int>(static_cast<u32>(before + place.before) << kStepBits | bits);
       before += place.all;
     }
   }
 }
 
-// In the order of steps without a block mask: heads of an m_block together, or those of a head.
+// From the first m_block on: heads of an m_block together, or where a bound is on the left m_blocks of a head.
 template <auto T>
 TANDEM_DEVICE void list_key_steps(const BlockMaskedBackwardParams& p) {
   __shared__ int counts[kListStepsThreads / 32];
@@ -66,8 +71,8 @@ TANDEM_DEVICE void list_key_steps(const BlockMaskedBackwardParams& p) {
   int total = 0;
 #pragma unroll 1
   for (int first = 0; first < group * p.sequence_m_blocks; first += kListStepsThreads) {
-    const int i = first + threadIdx.x, from_last = T.left ? i % p.sequence_m_blocks : i / group;
-    const int m_block = p.sequence_m_blocks - 1 - from_last, head = T.left ? i / p.sequence_m_blocks : i % group;
+    const int i = first + threadIdx.x;
+    const int m_block = T.left ? i % p.sequence_m_blocks : i / group, head = T.left ? i / p.sequence_m_blocks : i % group;
     const bool is_step = i < group * p.sequence_m_blocks &&
                          (table_word<T>(p, s, head_k * group + head, m_block, n_block) & ((1u << kStepBits) - 1)) != 0;
     const ItemPlace place = place_item(is_step, counts);

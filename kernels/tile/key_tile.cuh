@@ -22,7 +22,11 @@ TANDEM_DEVICE constexpr bool from_diagonal() {
 }
 template <auto T>
 TANDEM_DEVICE TileIndex key_tile_index_at(const BackwardParams& p, int n, int heads) {
-  if constexpr (!from_diagonal<T>()) return tile_index_at(p, n, p.n_blocks, heads);
+  if constexpr (!from_diagonal<T>()) {
+    TileIndex index = tile_index_at(p, n, p.n_blocks, heads);
+    if constexpr (T.block_mask) index.m_block = p.n_blocks - 1 - index.m_block;
+    return index;
+  }
   const int head = n / p.n_blocks, rest = n - p.diagonal_heads * p.n_blocks;
   if (rest < 0) return {(head + 1) * p.n_blocks - 1 - n, head};
   const int others = heads - p.diagonal_heads, n_block = rest / others;
@@ -138,7 +142,8 @@ TANDEM_DEVICE constexpr bool by_head() {
   return false;
 }
 
-// The n-th, the longest first (but from_diagonal): under a causal mask the first keys are seen by the most queries.
+// The n-th, the longest first (but from_diagonal, and of block masks: tile/key_steps.cuh): under a causal mask the first
+// keys are seen by the most queries.
 // Heads that are taken together share the L2 cache; the splits of an n_block follow each other.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {

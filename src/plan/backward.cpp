@@ -81,6 +81,9 @@ int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
   return static_cast<int>(std::max(splits, std::min(heads, kMostSplits)));
 }
 
+// Of a query what is read and added to in a step, which the L2 cache should hold: q, dout and the sums of dq.
+int64_t bytes_of_query(int64_t head_dim, int64_t head_dim_v) { return 2 * (head_dim + head_dim_v) + 4 * head_dim; }
+
 // Whether a causal mask's n_blocks are taken from_diagonal. They are spread over all m_blocks of a head then, which the
 // L2 cache must hold: not those of long sequences, nor of several heads, so that query heads that share keys are taken
 // one by one (by_head). Sums are in another order, and a batch_invariant call must not ask for lengths: neither how
@@ -89,9 +92,8 @@ bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
   if (t.block_mask || p.total_q == 0 || (p.batch_invariant && p.group() > 1)) return false;
   if (p.batch_invariant) return p.window_right != TANDEM_UNBOUNDED && p.window_left == TANDEM_UNBOUNDED;
   if (!t.right || t.left || (t.split && p.group() == 1)) return false;
-  const int64_t of_query = 2 * (t.head_dim + t.head_dim_v) + 4 * t.head_dim;
   const int64_t most = t.head_dim > 192 && p.group() == 1 ? 16 << 20 : 32 << 20;
-  if (p.seqlen_q * of_query > most) return false;
+  if (p.seqlen_q * bytes_of_query(t.head_dim, t.head_dim_v) > most) return false;
   // Adding dk and dv in memory for each query head is little beside the steps of long ones alone.
   constexpr int64_t kLong = 4096;
   const int64_t tiles = ceil_div(p.seqlen_k, t.tile_n()) * p.heads_q * p.batch;
@@ -187,16 +189,27 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
   return cut_for_hopper(p);
 }
 
+// With a bound on the left n_blocks at work see what lies between the first and the last of them, and a window more. All
+// heads together would wait least for each other; but what they add to must stay in the L2 cache.
+int64_t window_heads(const Problem& p, const BackwardTiling& t, int64_t at_once) {
+  constexpr int64_t kL2Bytes = 24 << 20, kMost = 33;
+  const int64_t left = std::min(p.window_left, p.seqlen_q), right = binds_right(p) ? p.window_right : p.seqlen_q;
+  const int64_t rows = kL2Bytes / bytes_of_query(t.tile.head_dim, t.tile.head_dim_v) - at_once * t.tile.tile_n;
+  return std::clamp<int64_t>(rows / std::max<int64_t>(left + right, t.tile.tile_n), 1, kMost);
+}
+
 // How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
-// as have all of their n_blocks at work at once, which read the same queries and add to the same dq. Under a causal
-// mask, where n_blocks are of unequal lengths and add in an order, more; grouped query heads count each.
+// as have all of their n_blocks at work at once, which read the same queries and add to the same dq, but no more n_blocks
+// of a head than it has steps: they would only wait for their turns. Under a causal mask, where n_blocks are of unequal
+// lengths and add in an order, more; grouped query heads count each.
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
-  constexpr int64_t kBoundedHeads = 33, kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3;
-  const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1);
+  constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 4;
+  const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), at_once = sm_count / t.tile.ctas;
   const int64_t of_head = std::max(int64_t{t.n_blocks} * t.splits, int64_t{1});
-  int64_t wanted = std::max<int64_t>(sm_count / t.tile.ctas / of_head, 1), groups = ceil_div(heads, wanted);
+  const int64_t steps = p.group() * t.sequence_m_blocks / t.splits + kStepsOfAnEnd;
+  int64_t wanted = std::max<int64_t>(at_once / std::min(of_head, steps), 1), groups = ceil_div(heads, wanted);
   if (binds_left(p)) {
-    groups = ceil_div(heads, kBoundedHeads);
+    groups = ceil_div(heads, window_heads(p, t, at_once));
   } else if (binds_right(p)) {
     if (t.tile.tile_m > 64) wanted *= kShortSteps;
     wanted = std::max(wanted, varlen(p) ? kPackedHeads : kLeastHeads) * t.splits / p.group();

@@ -69,8 +69,8 @@ struct MaxScoresOfWarp {
     if constexpr (T.softcap) apply_softcap<false>(scores, p);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const int i = r / 2, column = first_key + 2 * (lane % 4) + r % 2;
-      float score = mods[i](scores[r], p, column);
+      const int i = r / 2, column0 = first_key + 2 * (lane % 4), column = column0 + r % 2;
+      float score = mods[i](scores[r], p, column0, r % 2);
       bool seen = keys[i].begin <= column && column < keys[i].end;
       if constexpr (T.block_mask && T.mask_mod)
         seen = seen && (state == StepState::full || MaskMod<T>(tile, rows[i])(p, column));

@@ -50,6 +50,10 @@ TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
   }
 }
 
+// from + more, more a constant. The exponential unit makes floats of integers, too, and has no time for one of each
+// score: so it makes one of `from`, which is that of many.
+TANDEM_DEVICE float distance_of(int from, int more) { return static_cast<float>(from) + static_cast<float>(more); }
+
 // With a block mask it is asked apart, of some blocks (MaskMod).
 template <auto T>
 constexpr bool mask_mod_of_all() {
@@ -63,7 +67,8 @@ constexpr bool mask_mod_of_all() {
 template <auto T>
 struct ScoreMod {
   static constexpr int kBiasBytes = T.bias == Bias::boolean ? 1 : T.bias == Bias::f32 ? 4 : 2;
-  float slope, position;
+  float slope;
+  int diagonal;      // the column that the row's query is at
   const char* bias;  // the row's
   i64 bias_stride;   // bytes from one column of it to the next
   ModPlace place;    // but for the key
@@ -72,7 +77,7 @@ struct ScoreMod {
   TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row) {
     if constexpr (T.alibi) {
       slope = kLog2e * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
-      position = static_cast<float>(row.query + diagonal_of<T>(p, t));
+      diagonal = row.query + diagonal_of<T>(p, t);
     }
     if constexpr (T.bias != Bias::none) {
       const i64 at = t.batch * p.bias_batch + row.head * p.bias_head + min(row.query, p.seqlen_q - 1) * p.bias_row;
@@ -81,10 +86,12 @@ struct ScoreMod {
     }
     if constexpr (T.score_mod || T.mask_mod) place = {t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
   }
-  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column) const {
+  // Of column0 + n, n a constant.
+  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n) const {
+    const int column = column0 + n;
     bool visible = true;
     if constexpr (!T.softcap) x *= p.scale_log2;
-    if constexpr (T.alibi) x -= slope * fabsf(position - static_cast<float>(column));
+    if constexpr (T.alibi) x -= slope * fabsf(distance_of(diagonal - column0, -n));
     if constexpr (T.bias != Bias::none) {
       const char* at = bias + min(column, p.seqlen_k - 1) * bias_stride;
       if constexpr (T.bias == Bias::boolean) {

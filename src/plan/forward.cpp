@@ -51,10 +51,13 @@ Tile cut_for_hopper(const Problem& p, int64_t rows) {
       return t;
     }
   }
-  // Nothing but a mask takes registers. A softcap takes none beside scores, but at head_dim 64 there are fewest.
-  auto uncapped = t;
-  if (t.head_dim > 64) uncapped.softcap = false;
-  const bool plain = !uncapped.has_score_mod() && !t.dropout;
+  // A softcap and ALiBi take few registers beside scores. At head_dim 64 there are fewest: enough for one of them, where
+  // each sequence has its tensor's lengths.
+  const bool roomy =
+      t.head_dim > 64 || !((t.softcap && (t.alibi || t.left)) || t.varlen || p.batch_invariant);
+  auto other = t;
+  if (roomy) other.softcap = other.alibi = false;
+  const bool plain = !other.has_score_mod() && !t.dropout;
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const Sm90Choice& c : kSm90Choices) {

@@ -89,7 +89,7 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
         const bool hidden = x[n + i] == -kInfinity || of_query[i] == -kInfinity;  // or its query is none
         float score = scaled_score<T>(x[n + i], p);
         if constexpr (T.softcap) derivative[i] = softcap_derivative(score, p);
-        score = at.of_head(score, p, query + n + i, at.key, &derivative[i]);
+        score = at.of_head(score, p, query, n + i, at.key, &derivative[i]);
         x[n + i] = hidden ? 0.0f : exp2_approx(score + of_query[i]);
       }
       round(n);

@@ -147,7 +147,7 @@ struct ScoreTile {
     for (int n = 0; n < kChunk; ++n) {
       ScoreGradient gradient{0, 0, 1};
       const float score =
-          of_head(scaled_score<T>(x[kScores][n], p), p, query + n, key, &gradient.derivative, &gradient.given);
+          of_head(scaled_score<T>(x[kScores][n], p), p, query, n, key, &gradient.derivative, &gradient.given);
       gradient.ds =
           ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, stats[n], x[kDp][n], stats[T.tile_m + n], kept, n);
       use(n, gradient);

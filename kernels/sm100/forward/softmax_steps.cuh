@@ -194,7 +194,7 @@ struct Softmax {
       if constexpr (T.softcap) apply_softcap<true>(x, p);
       if constexpr (T.has_score_mod()) {
 #pragma unroll
-        for (int n = 0; n < kChunk; ++n) x[n] = mod(x[n], p, column0 + n);
+        for (int n = 0; n < kChunk; ++n) x[n] = mod(x[n], p, column0, n);
       }
       if constexpr (T.block_mask) apply_block_mask(x, column0);
       apply_mask<T>(x, keys, n_block, c);

@@ -99,7 +99,7 @@ TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
         const bool hidden = scores[r] == -kInfinity || lse == -kInfinity;  // or its query is none
         float score = scaled_score<T>(scores[r], p);
         if constexpr (T.softcap) derivative[n] = softcap_derivative(score, p);
-        score = of_head(score, p, tile.query_of(step.m_block, r), tile.key(row_of(r)), &derivative[n]);
+        score = of_head(score, p, tile.query_of(step.m_block, 0), column_of(r), tile.key(row_of(r)), &derivative[n]);
         scores[r] = hidden ? 0.0f : exp2_approx(score + lse);
       } else {
         scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, lse));

@@ -113,7 +113,8 @@ struct ScoreTile {
       const QueryRange seen = band.visible_queries(key, key);
       const bool is_seen = key < sequence.k_len && query >= seen.begin && query < seen.end;
       ScoreGradient gradient{0, 0, 1};
-      const float score = of_head(scaled_score<T>(scores[r], p), p, query, key, &gradient.derivative, &gradient.given);
+      const float score = of_head(scaled_score<T>(scores[r], p), p, at.m_block * T.tile_m + query_of(0), column_of(r),
+                                  key, &gradient.derivative, &gradient.given);
       gradient.ds = ds_of<T>(p, is_seen ? score : -kInfinity, stats[query_of(r)], dp[r], stats[T.tile_m + query_of(r)],
                              kept[r / 32], r % 32);
       use(r, gradient);

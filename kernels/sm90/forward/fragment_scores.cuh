@@ -13,7 +13,7 @@ TANDEM_DEVICE void apply_score_mod(float (&s)[n], const ForwardParams& p, const 
   if constexpr (T.softcap) apply_softcap<false>(s, p);
   const ScoreMod<T> mods[2] = {{p, t, rows[0]}, {p, t, rows[1]}};
 #pragma unroll
-  for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](s[r], p, column0 + column_of(r));
+  for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](s[r], p, column0, column_of(r));
 }
 
 // Hides what a block mask hides in an n_block.

@@ -129,12 +129,12 @@ TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
   }
 }
 
-// A CTA for each (query head, m_block), where dq is wanted, and for each of T.key_sums() of an n_block.
+// A CTA for each (query head, m_block), where dq is wanted and not stored, and for each of T.key_sums() of an n_block.
 template <auto T>
 TANDEM_DEVICE void convert(const BackwardParams& p) {
   launch_dependents();
   grid_dependency_wait();
-  const int of_dq = p.dq ? p.heads_q * p.m_blocks : 0, block = blockIdx.x;
+  const int of_dq = p.dq && !single<T>() ? p.heads_q * p.m_blocks : 0, block = blockIdx.x;
   if (!T.split || block < of_dq) return convert_dq<T>(p, block);
   if constexpr (T.split) convert_keys<T>(p, block - of_dq);
 }

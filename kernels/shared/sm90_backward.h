@@ -16,6 +16,7 @@ struct Sm90BackwardConfig {
   bool dropout = false;
   bool direct = false;    // dk and dv are float32, or added to what is there: stored in pairs of columns
   bool split = false;     // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
+  bool single = false;    // there is one n_block: dq of a step is all of it, and stored as it is
   bool by_head = false;   // split by query heads: what each sums of dk and dv is added to what the heads before it have
   bool captured = false;  // gradients of what score_mod reads are wanted
   bool block_mask = false;           // steps are those that lists name: tile/key_steps.cuh
@@ -50,8 +51,8 @@ struct Sm90BackwardConfig {
   constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
   // Bulk copies of shared memory add it, else threads from their registers: those stall where many are under way. At
   // head_dim 64, where the way through shared memory takes longer than a step leaves, threads are the faster; wide
-  // heads have no room.
-  constexpr bool staged() const { return roles || (!wide() && head_dim > 64); }
+  // heads have no room. Where dq is stored it needs none.
+  constexpr bool staged() const { return roles || (!wide() && head_dim > 64 && !single); }
   // Each warpgroup's is added by itself.
   constexpr int dq_tickets() const { return ctas() * dq_parts(); }
   constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
@@ -131,6 +132,7 @@ struct Sm90BackwardConfig {
     if (roles)
       return pair && warpgroups == 3 && tile_m == 64 && q_stages > 1 && head_dim == 192 && head_dim_v <= 192 &&
              !has_score_mod() && !dropout;
+    if (single && (pair || block_mask || varlen || left || by_head)) return false;
     return (tile_m == 64 || tile_m == 64 * warpgroups) && whole_blocks(dq_columns()) && whole_blocks(dk_columns()) &&
            whole_blocks(dv_columns()) && (!pair || (wide() && dq_columns() == 64 && q_stages > 1));
   }

@@ -142,6 +142,13 @@ TANDEM_DEVICE constexpr bool by_head() {
   return false;
 }
 
+// Whether the main kernel stores dq.
+template <auto T>
+TANDEM_DEVICE constexpr bool single() {
+  if constexpr (requires { T.single; }) return T.single;
+  return false;
+}
+
 // The n-th, the longest first (but from_diagonal, and of block masks: tile/key_steps.cuh): under a causal mask the first
 // keys are seen by the most queries.
 // Heads that are taken together share the L2 cache; the splits of an n_block follow each other.

@@ -100,6 +100,18 @@ bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
   return p.group() == 1 || (p.seqlen_q >= kLong && tiles * t.ctas() >= kHopperMultiprocessors);
 }
 
+// Whether one n_block has all keys, and its CTAs see every query: dq is then stored as it is made. Lengths and
+// diagonals that the device alone knows might leave queries that no CTA goes over; for some options registers do not
+// suffice. Other steps give other bits, which a batch_invariant call must not ask lengths for.
+bool has_one_n_block(const Problem& p, const Sm90BackwardConfig& t) {
+  if (p.batch_invariant || p.accumulate || p.dq.dtype == DType::f32) return false;
+  if (t.bias != Bias::none || t.score_mod || t.mask_mod || t.dropout || (t.softcap && t.alibi)) return false;
+  if (p.seqlen_k == 0 || p.seqlen_k > t.cta_keys() || t.varlen || t.block_mask || t.left) return false;
+  if (!t.right) return true;
+  const bool known = !p.diagonal_offsets && p.diagonal_offset == 0;
+  return known && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
+}
+
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   Sm90BackwardConfig t;
   t.head_dim = rounded(p.head_dim);
@@ -107,7 +119,8 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   set_options(p, &t);
   t.dropout = static_cast<bool>(p.dropout);
   // Short products are worth more queries at once, where registers suffice.
-  if (t.head_dim <= 64 && t.head_dim_v <= 64 && !t.has_score_mod() && !t.dropout) t.tile_m = 128;
+  t.single = has_one_n_block(p, t);
+  if (t.head_dim <= 64 && t.head_dim_v <= 64 && !t.has_score_mod() && !t.dropout && !t.single) t.tile_m = 128;
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.
   t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
@@ -119,7 +132,7 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
     t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 64));
   }
   t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
-  t.from_diagonal = begins_at_diagonal(p, t);
+  t.from_diagonal = !t.single && begins_at_diagonal(p, t);
   t.by_head = t.from_diagonal && p.group() > 1;
   t.split = t.split || t.by_head;
   t.direct = stores_directly(p) && !t.split;
@@ -280,7 +293,7 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   const auto threads = static_cast<uint32_t>(t.tile.convert_threads);
   const bool sums_keys = t.splits > 1 && (p.dk || p.dv);
   const uint32_t converted =
-      (p.dq ? blocks : 0) + (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
+      (p.dq && !t.tile.single ? blocks : 0) + (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
   if (converted > 0) {
     plan->launches.push_back({.entry = kConvertEntry, .grid = converted, .block = threads, .overlap_previous = true});
   }
@@ -370,7 +383,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   region("workspace.counter", 2 * sizeof(int), delta);
   t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
-  const int64_t sums = has_main(p, t) ? blocks * t.tile.dq_floats : 0;
+  const int64_t sums = has_main(p, t) && !t.tile.single ? blocks * t.tile.dq_floats : 0;
   t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
   if (t.splits > 1 && (p.dk || p.dv)) {
     const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.tiles / t.splits : 0;

@@ -209,7 +209,10 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
       buffers.add_terms(p);
       break;
     case kDsinkEntry: buffers.add_sink_gradient(p); break;
-    case kMainEntry: buffers.add_key_gradients(p); break;
+    case kMainEntry:
+      buffers.add_key_gradients(p);
+      if (tile.single) buffers.add_query_gradient(p);
+      break;
     case kConvertEntry:
       buffers.add_query_gradient(p);
       if (plan.backward.splits > 1) buffers.add_key_gradients(p);

@@ -17,6 +17,7 @@ struct BackwardTile {
     key_sums = t.key_sums();
     key_tickets = t.key_tickets();
     from_diagonal = t.from_diagonal;
+    single = t.single;
   }
   BackwardTile(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
       : BackwardTile(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.apart()) {}
@@ -38,6 +39,7 @@ struct BackwardTile {
   int key_floats = 0, key_sums = 0;  // of a split, and CTAs that sum them up: where steps are split
   int key_tickets = 0;               // of a CTA's n_block, where the splits are heads that add to one sum
   bool from_diagonal = false;        // tile/key_tile.cuh
+  bool single = false;               // main stores dq
   bool apart;                        // dk and dv are summed by tiles of their own
   bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
   uint8_t captured_entry, mark_steps_entry;

@@ -112,10 +112,11 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
       keys * (bytes(p.k, p.head_dim) + bytes(p.v, p.head_dim_v) + bytes(p.dk, p.head_dim) + bytes(p.dv, p.head_dim_v)) +
       rows * (given + bytes(p.dq, p.head_dim));
   f.hbm_bytes = own + rows * bytes(p.q, p.head_dim);
-  // Every tile of keys reads the queries that see it, their dout, lse and delta, and adds to their float32 dq, which is
-  // then converted.
-  f.l2_bytes = own + work.pairs / t.tile_n * (kElement * columns_of_step(t) + kFloat * (2 * scores + d)) +
-               rows * kFloat * (2 + d);
+  // Every tile of keys reads the queries that see it, their dout, lse and delta, and unless there is one alone adds to
+  // their float32 dq, which is then converted.
+  const double sums = t.single ? 0 : d;
+  f.l2_bytes = own + work.pairs / t.tile_n * (kElement * columns_of_step(t) + kFloat * (2 * scores + sums)) +
+               rows * kFloat * (2 + sums);
   f.binds = what_binds(f);
   f.at_bounds = varlen(p);
   return f;
@@ -130,10 +131,13 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
   }
   if (p.banded() && !binds_left(p) && !binds_right(p))
     lines.emplace_back("mask: no bound hides a key at these lengths, so the kernel has none");
-  lines.emplace_back(
-      "order: blocks take tiles of keys from a counter; each adds its part of dq when the tile before has, so every "
-      "run "
-      "gives the same bits");
+  if (t.tile.single) {
+    lines.emplace_back("order: one tile has all keys, so that dq is stored as it is made, without sums in memory");
+  } else {
+    lines.emplace_back(
+        "order: blocks take tiles of keys from a counter; each adds its part of dq when the tile before has, so every "
+        "run gives the same bits");
+  }
   if (t.tile.from_diagonal) {
     lines.push_back(
         str_cat("order: the n_blocks of ", t.diagonal_heads,

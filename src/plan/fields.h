@@ -93,6 +93,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
   visit(Field{"split", kFlag, "_split"}, t.split);
+  visit(Field{"single", kFlag, "_single"}, t.single);
   visit(Field{"by_head", kFlag, "_by_head"}, t.by_head);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);

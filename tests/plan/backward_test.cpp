@@ -52,15 +52,42 @@ TEST(BackwardPlan, FewKeysSplitTheirQueries) {
   EXPECT_EQ(t.splits, 8);
   EXPECT_EQ(t.tiles, 2 * 8 * 8);
   EXPECT_EQ(plan.launches[1].grid, 128u);
-  // convert: an m_block's dq, and 16 of a thread's 64 floats of dk, or of dv.
-  EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid + 2 * 8 * (4 + 4));
+  // convert: 16 of a thread's 64 floats of dk, or of dv; of more than one n_block an m_block's dq, too.
+  EXPECT_TRUE(t.tile.single);
+  EXPECT_EQ(plan.launches[2].grid, 2u * 8 * (4 + 4));
+  p.seqlen_k = 200;
+  const plan::Plan two = plan::make_plan(p, hopper());
+  EXPECT_FALSE(two.backward.tile.single);
+  EXPECT_EQ(two.launches[2].grid, two.launches[0].grid + 2 * 2 * 8 * (4 + 4));
+  p.seqlen_k = 77;
   EXPECT_EQ(plan.regions.back().bytes, size_t{2} * 8 * 8 * 128 * (128 + 128) * sizeof(float));
   p.sm_limit = 3;
   EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, 8);
   p.dk = p.dv = {};
-  EXPECT_EQ(plan::make_plan(p, hopper()).launches[2].grid, plan.launches[0].grid);
+  EXPECT_EQ(plan::make_plan(p, hopper()).launches.size(), 2u);
   p.batch_invariant = true;
   EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, 1);
+}
+
+// Queries that no key is visible to would be left as they are: no CTA goes over their m_block.
+TEST(BackwardPlan, OneNBlockStoresDqWhereItSeesEveryQuery) {
+  const auto single = [](const auto& change) {
+    Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 128}));
+    change(p);
+    return plan::make_plan(p, hopper()).backward.tile.single;
+  };
+  EXPECT_TRUE(single([](Problem&) {}));
+  EXPECT_TRUE(single([](Problem& p) { p.window_right = 0; }));
+  EXPECT_TRUE(single([](Problem& p) { p.window_right = 0, p.seqlen_q = p.total_q = 300, p.bottom_right = false; }));
+  EXPECT_FALSE(single([](Problem& p) { p.window_right = 0, p.seqlen_q = p.total_q = 300; }));
+  EXPECT_FALSE(single([](Problem& p) { p.window_right = 0, p.bottom_right = false, p.diagonal_offset = -80; }));
+  EXPECT_FALSE(single([](Problem& p) { p.window_left = 3; }));
+  EXPECT_FALSE(single([](Problem& p) { p.seqlen_k = p.total_k = 129; }));
+  EXPECT_FALSE(single([](Problem& p) { p.head_dim = p.head_dim_v = 256; }));
+  EXPECT_FALSE(single([](Problem& p) { p.accumulate = true; }));
+  EXPECT_FALSE(single([](Problem& p) { p.dq.dtype = DType::f32; }));
+  EXPECT_FALSE(single([](Problem& p) { p.batch_invariant = true; }));
+  EXPECT_FALSE(single([](Problem& p) { p.seqused_k.present = true; }));
 }
 
 TEST(BackwardPlan, NoConversionWithoutDq) {

@@ -84,11 +84,16 @@ TEST(PlanFloor, BackwardOfOneTilePerSm) {
   EXPECT_EQ(f.flops, 132.0 * 10 * 128 * 128 * 128);
   EXPECT_EQ(f.mma_clocks, 5120);
   EXPECT_EQ(f.exp_clocks, 1024);
-  // Products read 256 KB a step, 16 KB of dS are written, 32 KB of queries and dout, 32 KB of dq written and read.
-  EXPECT_EQ(f.shared_clocks, 2 * (262144 + 16384 + 32768 + 65536) / 128);
+  // Products read 256 KB a step, 16 KB of dS are written, 32 KB of queries and dout.
+  EXPECT_EQ(f.shared_clocks, 2 * (262144 + 16384 + 32768) / 128);
   // q, k, v, out, dout and their gradients, once each, and the lse.
   EXPECT_EQ(f.hbm_bytes, 132.0 * 128 * (8 * 128 * 2 + 4));
-  EXPECT_STREQ(f.binds, "shared memory");
+  EXPECT_STREQ(f.binds, "tensor core");
+  // Of two n_blocks 32 KB of dq are written and read, too.
+  const Problem two = backward(dense({.seqlen_q = 128, .seqlen_k = 256, .heads_q = 66, .heads_k = 66}));
+  const Floor of_two = plan::floor_of(two, plan::make_plan(two, hopper()), hopper());
+  EXPECT_EQ(of_two.shared_clocks, 2 * (262144 + 16384 + 32768 + 65536) / 128);
+  EXPECT_STREQ(of_two.binds, "shared memory");
 }
 
 // One step of 128 queries on each SM of a Blackwell: docs/lab/blackwell-backward.md counts the same.

@@ -15,8 +15,9 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                    float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2],
                                    float (&last_dq)[T.dq_columns() / 2]) {
-  // What registers allow: the next S under way with dK; and dP too, beside the dS that dK is made of.
-  constexpr bool kScoresAhead = T.head_dim <= 64 || !(T.has_score_mod() || T.dropout);
+  // What registers allow: the next S under way with dK; and dP too, beside the dS that dK is made of. The store of dq
+  // takes more than its addition, and steps are few.
+  constexpr bool kScoresAhead = !T.single && (T.head_dim <= 64 || !(T.has_score_mod() || T.dropout));
   constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead;
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];

@@ -81,10 +81,20 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   mbarrier_arrive(&s.k_full);
 }
 
+// Where the rows of an m_block's dq are in the caller's tensor.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void tell_dq_rows(const BackwardParams& p, BackwardShared<T>& s, int part, const SequenceCoords& sequence,
+                                int head, int m_block) {
+  const i64 first = m_block * T.tile_m, at = sequence.batch * p.dq_batch + head * p.dq_head + first * p.dq_row;
+  s.dq_to[part] = reinterpret_cast<float4*>(static_cast<u16*>(p.dq) + at);
+  s.dq_rows[part] = p.dq ? sequence.q_len - static_cast<int>(first) : 0;
+}
+
 // Adds the warpgroups' dq of each step to the m_block's sums where it is staged, else says when their threads may.
 // n_blocks do that in their order, whatever the order of CTAs: a ticket counts those that have added, the first one
 // finds 0 and writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun
-// before it. Threads that do this take turns: until others may see an addition takes about as long as a step.
+// before it. Threads that do this take turns: until others may see an addition takes about as long as a step. A
+// single n_block waits for nobody.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 thread) {
   u32 step = 0;
@@ -107,6 +117,12 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 t
         const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
         const int of_all = rank_of_cta<T>() * T.dq_parts() + part;
         int* const ticket = p.dq_tickets + T.dq_tickets() * at + of_all;
+        if constexpr (T.single) {
+          tell_dq_rows(p, s, part, sequence, steps.head, steps.m_block);
+          mbarrier_arrive(&s.dq_turn[part]);
+          mbarrier_wait(dq_added, parity);
+          continue;
+        }
         const int before = n_blocks_before<T>(p, sequence, steps, tile);
         float* const sums = p.dq_sums + at * T.dq_floats() + of_all * T.dq_part_floats();
         if constexpr (!T.staged()) {

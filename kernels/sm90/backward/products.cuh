@@ -2,6 +2,7 @@
 // issued and committed here, and waited for by who needs it (compute.cuh). And how dq leaves.
 #pragma once
 #include "ptx/global.cuh"
+#include "sm90/backward/epilogue.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 
 // S = K Q', when the queries are there.
@@ -109,6 +110,15 @@ TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_querie
              {fragments[4 * n], fragments[4 * n + 1], fragments[4 * n + 2], fragments[4 * n + 3]});
 }
 
+// dq of a step of the only n_block.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void store_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile) {
+  const BackwardParams& p = tile.p;
+  const int index = tile.thread.index, rows = tile.s.dq_rows[index];
+  const GradientPair at = T.dq_pair(128 * index + (threadIdx.x & 124), 0);
+  store_chunks<T>(dq, p.scale, {tile.s.dq_to[index], 0, p.dq_row, rows, rows, p.head_dim, false}, at.row, at.column);
+}
+
 // dq of a step on its way to the sums in memory (order_dq).
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, u32 step) {
@@ -118,6 +128,8 @@ TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const Warpgroup
   if constexpr (T.staged()) {
     store_sums(s.dq[index], 0, dq);
     fence_proxy_async();
+  } else if constexpr (T.single) {
+    store_dq(dq, tile);
   } else if (warp_any(s.dq_is_first[index])) {
     store_sums(s.dq_to[index], 0, dq);
   } else {

@@ -39,7 +39,9 @@ struct BackwardShared {
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_turn[T.dq_parts()], dq_added[T.dq_parts()][T.dq_threads()];
-  float4* dq_to[T.dq_parts()];    // told by dq_turn, where dq is not staged: where it is added, or written by the first
-  int dq_is_first[T.dq_parts()];  // n_block
-  KeyTile tile;                   // told by k_full; n_block -1: there are no more
+  // Told by dq_turn, where dq is not staged: where it is added, or written by the first n_block; of a single one where
+  // the caller's first row of dq is, and how many there are from there on.
+  float4* dq_to[T.dq_parts()];
+  int dq_is_first[T.dq_parts()], dq_rows[T.dq_parts()];
+  KeyTile tile;  // told by k_full; n_block -1: there are no more
 };

@@ -203,12 +203,14 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
 }
 
 // With a bound on the left n_blocks at work see what lies between the first and the last of them, and a window more. All
-// heads together would wait least for each other; but what they add to must stay in the L2 cache.
+// heads together would wait least for each other; but what they add to must stay in the L2 cache. Steps of pairs are so
+// long that they may wait for memory rather than for each other.
 int64_t window_heads(const Problem& p, const BackwardTiling& t, int64_t at_once) {
   constexpr int64_t kL2Bytes = 24 << 20, kMost = 33;
+  const int64_t least = t.tile.ctas > 1 ? 8 : 4;
   const int64_t left = std::min(p.window_left, p.seqlen_q), right = binds_right(p) ? p.window_right : p.seqlen_q;
   const int64_t rows = kL2Bytes / bytes_of_query(t.tile.head_dim, t.tile.head_dim_v) - at_once * t.tile.tile_n;
-  return std::clamp<int64_t>(rows / std::max<int64_t>(left + right, t.tile.tile_n), 1, kMost);
+  return std::clamp<int64_t>(rows / std::max<int64_t>(left + right, t.tile.tile_n), least, kMost);
 }
 
 // How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
@@ -216,7 +218,7 @@ int64_t window_heads(const Problem& p, const BackwardTiling& t, int64_t at_once)
 // of a head than it has steps: they would only wait for their turns. Under a causal mask, where n_blocks are of unequal
 // lengths and add in an order, more; grouped query heads count each.
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
-  constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 4;
+  constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 3;
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), at_once = sm_count / t.tile.ctas;
   const int64_t of_head = std::max(int64_t{t.n_blocks} * t.splits, int64_t{1});
   const int64_t steps = p.group() * t.sequence_m_blocks / t.splits + kStepsOfAnEnd;

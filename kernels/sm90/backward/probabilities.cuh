@@ -114,6 +114,15 @@ TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
   }
 }
 
+// In four parts, so that additions need not wait for each other.
+template <int n>
+TANDEM_DEVICE float sum_of(const float (&x)[n]) {
+  float parts[4] = {x[0], x[1], x[2], x[3]};
+#pragma unroll
+  for (int r = 4; r < n; ++r) parts[r % 4] += x[r];
+  return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+}
+
 // dS = P (dP - delta), in place of dP.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&scores)[T.score_queries() / 2],

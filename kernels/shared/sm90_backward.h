@@ -18,7 +18,7 @@ struct Sm90BackwardConfig {
   bool split = false;     // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
   bool by_head = false;   // split by query heads: what each sums of dk and dv is added to what the heads before it have
   bool captured = false;  // gradients of what score_mod reads are wanted
-  bool sums_tiles = false;  // and main adds those of tiles that read one element of each tensor
+  bool sums_tiles = false;           // and main adds those of tiles that read one element of each tensor
   bool block_mask = false;           // steps are those that lists name: tile/key_steps.cuh
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
@@ -123,7 +123,7 @@ struct Sm90BackwardConfig {
   // or two numbers of each score.
   static constexpr int kScoreStages = 2;
   constexpr int score_threads() const { return 128 * warpgroups; }
-  constexpr int score_smem_bytes() const { 
+  constexpr int score_smem_bytes() const {
     return 2 * (cta_keys() + kScoreStages * tile_m) * (head_dim + head_dim_v) + 1024;
   }
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * cta_keys() * tile_m; }

@@ -3,8 +3,8 @@
 // of keys, 64 queries at a time, in shared memory. There its threads walk over them in lines. Which element a score
 // reads is known only then, so a sum has many writers; it is exact (shared/mods.h), so their order does not matter. As
 // long as neighbours on a line read the same element, a thread adds them up in float32 first: 128 numbers at most, then
-// over a warp. What all scores of a tile read the same element of is summed without that, by the threads that make them.
-// convert_captured() rounds the sums to where they go.
+// over a warp. What all scores of a tile read the same element of is summed without that, by the threads that make
+// them. convert_captured() rounds the sums to where they go.
 //
 // Tiles that read one element of each tensor are most, where positions are clamped or there is one for a head. What
 // they add is the main kernel's to add (T.sums_tiles), which has their dS: captured_sums.cuh.
@@ -158,7 +158,8 @@ struct TileSums {
     }
   };
   TANDEM_DEVICE void add(const ScoreGradient& score, const ModPlace& at) {
-    if constexpr (kCount > 0) score_captures<T, CaptureLine::tile>(score.given, at, p.mods.score, Adding{*this, score.ds});
+    if constexpr (kCount > 0)
+      score_captures<T, CaptureLine::tile>(score.given, at, p.mods.score, Adding{*this, score.ds});
   }
   TANDEM_DEVICE void store() const {
     if constexpr (kCount > 0) {

@@ -26,16 +26,12 @@ TANDEM_DEVICE void add_exactly(const CapturedParams& p, i64 cell, float x) {
   if (high != 0) global_add(to + p.cells, negative ? 0 - high : high);
 }
 
-// The tile of an m_block and a block of keys, as far as there are queries and keys.
+// The tile of an m_block and a block of keys, also of those that there are not.
 template <auto T, int keys>
 TANDEM_DEVICE RangePlace range_place_of(const SequenceCoords& s, int head, int m_block, int key_block) {
   const int q = m_block * T.tile_m, k = key_block * keys;
-  return {range_of(s.sequence),
-          range_of(head),
-          {q, max(q, min(q + T.tile_m, s.q_len) - 1)},
-          {k, max(k, min(k + keys, s.k_len) - 1)},
-          range_of(s.q_len),
-          range_of(s.k_len)};
+  return {range_of(s.sequence), range_of(head),    {q, q + T.tile_m - 1},
+          {k, k + keys - 1},    range_of(s.q_len), range_of(s.k_len)};
 }
 
 // For tile_captures(), where nothing is to be added.
@@ -43,13 +39,15 @@ struct NoCaptures {
   template <int n, int tensor>
   TANDEM_DEVICE void add(float, i64) const {}
 };
-// A warp's sum of dS.
+// sum: of a thread's dS, then of a warp's. Lanes meet when it is known that they are to, which is behind a branch: else
+// ptxas has them meet between the products that are being issued, which wait.
 struct TileCaptures {
   const CapturedParams& p;
-  const float sum;
+  float& sum;
 
   template <int n, int tensor>
   TANDEM_DEVICE void add(float derivative, i64 element) const {
+    if constexpr (n == 0) sum = sum_over_lanes<32>(sum);
     const i64 first = p.tensors[tensor].first;
     const float x = sum * derivative;
     if (first >= 0 && x != 0 && threadIdx.x % 32 == 0) add_exactly(p, first + element, x);
@@ -61,7 +59,6 @@ template <auto T, int keys>
 TANDEM_DEVICE void add_tile(const BackwardParams& params, const SequenceCoords& sequence, int head, int m_block,
                             int key_block, float sum) {
   const auto& p = static_cast<const ModifiedBackwardParams&>(params);
-  const float all = sum_over_lanes<32>(sum);
   tile_captures<T>(range_place_of<T, keys>(sequence, head, m_block, key_block), p.mods.score,
-                   TileCaptures{p.captured, all});
+                   TileCaptures{p.captured, sum});
 }

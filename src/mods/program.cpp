@@ -70,7 +70,10 @@ std::vector<uint8_t> follows(const Graph& graph) {
   std::vector<uint8_t> bits(static_cast<size_t>(graph.size()));
   for (NodeId id = 0; id < graph.size(); ++id) {
     const Node& node = graph[id];
-    uint8_t all = is_input(id, Input::q) ? kQuery : is_input(id, Input::k) ? kKey : is_input(id, Input::score) ? kScore : 0;
+    uint8_t all = is_input(id, Input::q)       ? kQuery
+                  : is_input(id, Input::k)     ? kKey
+                  : is_input(id, Input::score) ? kScore
+                                               : 0;
     for (int i = 0; i < node.operand_count(); ++i) {
       all = static_cast<uint8_t>(all | bits[static_cast<size_t>(node.operands[static_cast<size_t>(i)])]);
     }
@@ -94,10 +97,7 @@ std::vector<Capture> captures_of(const Graph& graph, const Gradient& gradient) {
       capture.indices[i] = read.operands[i];
       if (read.operands[i] != kNoNode) all |= positions[static_cast<size_t>(read.operands[i])];
     }
-    capture.line = all == 0           ? Line::tile
-                   : all == kDistance ? Line::diagonal
-                   : all == kKey      ? Line::column
-                                      : Line::row;
+    capture.line = all == 0 ? Line::tile : all == kDistance ? Line::diagonal : all == kKey ? Line::column : Line::row;
     captures.push_back(capture);
   }
   return captures;
@@ -117,8 +117,8 @@ std::string print_adds(const std::vector<Capture>& captures, const char* member)
   std::string text;
   int number = 0;
   for (const Capture& capture : captures) {
-    text += str_cat("  captures.template add<", number++, ", ", capture.tensor, ">(v", capture.derivative,
-                    member, ", mod_cell(names.tensors[", capture.tensor, "]");
+    text += str_cat("  captures.template add<", number++, ", ", capture.tensor, ">(v", capture.derivative, member,
+                    ", mod_cell(names.tensors[", capture.tensor, "]");
     for (int i = 0; i < capture.rank; ++i) text += str_cat(", v", capture.indices[i], member);
     text += "));\n";
   }
@@ -157,18 +157,17 @@ std::string tile_function_of(const Mod& mod, const std::vector<Capture>& capture
   if (!sums_tiles(mod.graph, captures)) return "";
   std::string points;
   for (const NodeId index : indices_of(captures)) points += str_cat("  if (!is_point(v", index, ")) return false;\n");
-  return str_cat("template <auto T, class Captures>\nTANDEM_DEVICE bool tile_captures(const RangePlace& at, const ModNames& "
-                 "names, const Captures& captures) {\n",
-                 print_range_values(mod, outputs_of(captures)), points, print_adds(captures, ".low"),
-                 "  return true;\n}\n");
+  return str_cat(
+      "template <auto T, class Captures>\nTANDEM_DEVICE bool tile_captures(const RangePlace& at, const ModNames& "
+      "names, const Captures& captures) {\n",
+      print_range_values(mod, outputs_of(captures)), points, print_adds(captures, ".low"), "  return true;\n}\n");
 }
 
 // Also where the text reads none of the tensors whose gradients are wanted, which are then zeros.
 std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& captures) {
   std::string counts, bodies;
-  for (const auto& [line, name] :
-       {std::pair{Line::row, "row"}, std::pair{Line::column, "column"}, std::pair{Line::diagonal, "diagonal"},
-        std::pair{Line::tile, "tile"}}) {
+  for (const auto& [line, name] : {std::pair{Line::row, "row"}, std::pair{Line::column, "column"},
+                                   std::pair{Line::diagonal, "diagonal"}, std::pair{Line::tile, "tile"}}) {
     const auto count =
         std::count_if(captures.begin(), captures.end(), [line](const Capture& c) { return c.line == line; });
     if (count == 0) continue;

@@ -124,8 +124,10 @@ TEST(KernelsMods, CapturedTiles) {
        {"--score-mod score+table[head,clamp(q-k+4,0,8)] --head-dim 128 --head-dim-v 128",
         "--score-mod score-2*table[head,clamp(q-k+4,0,8)]+temperature --head-dim 64 --head-dim-v 64 --causal 1",
         "--score-mod score+table[batch,clamp(k//100,0,8)]+slope[head] --head-dim 128 --head-dim-v 64 --accumulate 1",
-        "--score-mod score+table[head,clamp(q//50,1,8)] --head-dim 64 --head-dim-v 64 --heads-q 4 --left 100 --right 90",
-        "--score-mod score+slope[head]+table[select(k>200,1,0),select(q>100,8,2)] --head-dim 96 --head-dim-v 96 --dropout 0.2 --alibi head",
+        "--score-mod score+table[head,clamp(q//50,1,8)] --head-dim 64 --head-dim-v 64 --heads-q 4 --left 100 --right "
+        "90",
+        "--score-mod score+slope[head]+table[select(k>200,1,0),select(q>100,8,2)] --head-dim 96 --head-dim-v 96 "
+        "--dropout 0.2 --alibi head",
         "--score-mod score+table[head,clamp(q-k,0,8)] --head-dim 128 --head-dim-v 128 --mask-mod k<=q+50",
         "--score-mod score+table[head,clamp(q-k,0,8)] --head-dim 256 --head-dim-v 256",
         "--score-mod score+table[head,clamp(q-k,0,8)] --head-dim 64 --head-dim-v 64 --softcap 3",

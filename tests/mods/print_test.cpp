@@ -87,8 +87,9 @@ TEST(Print, what_a_score_reads_by_lines) {
 // Which tiles read one element of each tensor is said where positions alone decide, and a sum is all that is wanted.
 TEST(Print, what_tiles_read) {
   std::shared_ptr<const Program> program;
-  for (const char* text : {"score + slope[doc[batch, q]]", "score + slope[select(score > 0, 1, 0)]", "score * slope[head]",
-                           "score + slope[head] * table[head, q]", "score + q", "score + slope[head] * (q - k)"}) {
+  for (const char* text :
+       {"score + slope[doc[batch, q]]", "score + slope[select(score > 0, 1, 0)]", "score * slope[head]",
+        "score + slope[head] * table[head, q]", "score + q", "score + slope[head] * (q - k)"}) {
     ASSERT_TRUE(read_program(text, signature(), &program).ok()) << text;
     EXPECT_FALSE(program->sums_tiles) << text;
     EXPECT_EQ(program->cuda_ranges, "") << text;

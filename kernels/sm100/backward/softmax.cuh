@@ -99,7 +99,7 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
 // Gives the sum of the thread's, if it is wanted.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, BackwardShared<T>& s,
-                           u32 dp_at, Chunk* ds_smem, int ds_at, u32 steps) {
+                            u32 dp_at, Chunk* ds_smem, int ds_at, u32 steps) {
   constexpr int kChunks = StepAt<T>::kChunks;
   u32 ds[kChunks][kChunk / 2];
   Float2 sum = float2_of(0.0f);

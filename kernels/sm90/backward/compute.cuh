@@ -46,8 +46,10 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     mma_dq(dq, tile, rings.ds_before);
     mma_dv(dv, probabilities, tile, rings);
     mma_dk(dk, ds, tile, rings);
-    if constexpr (T.sums_tiles)
-      add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, tile.n_block, sum);
+    if constexpr (T.sums_tiles) {
+      // Opaque: else what follows from it is kept over all steps, and spills.
+      add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, opaque(tile.n_block), sum);
+    }
     wgmma_wait<1>();
     fence_operand(dv);
     fence_operand(dq);

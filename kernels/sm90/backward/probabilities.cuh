@@ -114,13 +114,13 @@ TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
   }
 }
 
-// In four parts, so that additions need not wait for each other.
+// In two parts, so that additions need not wait for each other.
 template <int n>
 TANDEM_DEVICE float sum_of(const float (&x)[n]) {
-  float parts[4] = {x[0], x[1], x[2], x[3]};
+  float even = x[0], odd = x[1];
 #pragma unroll
-  for (int r = 4; r < n; ++r) parts[r % 4] += x[r];
-  return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  for (int r = 2; r < n; r += 2) even += x[r], odd += x[r + 1];
+  return even + odd;
 }
 
 // dS = P (dP - delta), in place of dP.

@@ -22,7 +22,7 @@ struct ScoreTileShared {
 // Threads hold fragments as those of the main kernel do.
 template <Sm90BackwardConfig T>
 struct ScoreTile {
-  static_assert(T.kScoreStages == 2);  // load_keys()
+  static_assert(T.kScoreStages == 2);                                         // load_keys()
   static constexpr int kQueries = T.score_queries(), kScores = kQueries / 2;  // of a thread
   using ScoreMma = Wgmma<T.f16, kQueries>;
 
@@ -63,7 +63,8 @@ struct ScoreTile {
       const int head_k = at.head / (p.heads_q / p.heads_k);
       const int keys = (at.sequence.sequence * p.heads_k + head_k) * (p.n_blocks * T.ctas()) + at.key_block;
       const bool others = keys != loaded_keys;
-      mbarrier_expect_tx(&s.full[loaded.slot], sizeof s.q[0] + sizeof s.dout[0] + (others ? sizeof s.k + sizeof s.v : 0));
+      mbarrier_expect_tx(&s.full[loaded.slot],
+                         sizeof s.q[0] + sizeof s.dout[0] + (others ? sizeof s.k + sizeof s.v : 0));
       load_queries(at);
       if (others) load_keys(at, head_k);
       loaded_keys = keys;

@@ -340,7 +340,7 @@ def run(folder: pathlib.Path, options: argparse.Namespace) -> None:
             sizes = [(16384 // n, n, n, 2048 // head_dim) for n in options.seqlens]
             for batch, seqlen_q, seqlen_k, heads in [*sizes, *(() if causal else CROSS)]:
                 x = Inputs(batch, seqlen_q, seqlen_k, heads, heads, head_dim, causal)
-                calls, timed = {}, {}  # a graph does not keep what its kernels read
+                calls, timed = {}, {}
                 for kernel in kernels:
                     k = kernel.kernel
                     if k["head_dim"] == head_dim and k["right"] == causal:

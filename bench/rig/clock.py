@@ -34,10 +34,12 @@ class Timed:
     """A call that is to be timed in windows of this many milliseconds.
 
     Calls are replayed from a CUDA graph, so that what the host does for each of them is not in the figure; a call that
-    cannot be captured is timed as it is (captured is False).
+    cannot be captured is timed as it is (captured is False). A graph has addresses and keeps nothing that is there, so
+    the call is kept, and with it the tensors that it was made of.
     """
 
     def __init__(self, call, ms: float):
+        self.call = call
         call()
         torch.cuda.synchronize()
         once = _seconds(call, 2) / 2

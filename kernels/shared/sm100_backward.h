@@ -18,6 +18,7 @@ struct Sm100BackwardConfig {
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
   bool captured = false;             // gradients of what score_mod reads are wanted
+  bool sums_tiles = false;           // and main adds those of tiles that read one element of each tensor
   bool block_mask = false;           // steps are those that lists name: tile/key_steps.cuh
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)

@@ -19,6 +19,7 @@ struct Sm90BackwardConfig {
   bool single = false;    // there is one n_block: dq of a step is all of it, and stored as it is
   bool by_head = false;   // split by query heads: what each sums of dk and dv is added to what the heads before it have
   bool captured = false;  // gradients of what score_mod reads are wanted
+  bool sums_tiles = false;           // and main adds those of tiles that read one element of each tensor
   bool block_mask = false;           // steps are those that lists name: tile/key_steps.cuh
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)
@@ -119,10 +120,13 @@ struct Sm90BackwardConfig {
     return 2 * (keys + queries + ctas() * ds_stages() * scores + (wide() ? scores : 512)) +
            (staged() ? 4 * dq_parts() * dq_part_floats() : 0) + 8 * dout_stages * tile_m + ctas() * 1024;
   }
-  // Of kernels that make scores anew: a tile's operands; and the sums of a bias's gradient, or two numbers of each
-  // score.
+  // Of kernels that make scores anew: the operands of two tiles with the same keys; and the sums of a bias's gradient,
+  // or two numbers of each score.
+  static constexpr int kScoreStages = 2;
   constexpr int score_threads() const { return 128 * warpgroups; }
-  constexpr int score_smem_bytes() const { return 2 * (cta_keys() + tile_m) * (head_dim + head_dim_v) + 1024; }
+  constexpr int score_smem_bytes() const {
+    return 2 * (cta_keys() + kScoreStages * tile_m) * (head_dim + head_dim_v) + 1024;
+  }
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * cta_keys() * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (cta_keys() + 1) * tile_m + 1024; }
   // A warpgroup's columns are blocks of 64, or half of one.

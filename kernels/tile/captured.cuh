@@ -3,9 +3,14 @@
 // of keys, 64 queries at a time, in shared memory. There its threads walk over them in lines. Which element a score
 // reads is known only then, so a sum has many writers; it is exact (shared/mods.h), so their order does not matter. As
 // long as neighbours on a line read the same element, a thread adds them up in float32 first: 128 numbers at most, then
-// over a warp. convert_captured() rounds the sums to where they go.
+// over a warp. What all scores of a tile read the same element of is summed without that, by the threads that make
+// them. convert_captured() rounds the sums to where they go.
+//
+// Tiles that read one element of each tensor are most, where positions are clamped or there is one for a head. What
+// they add is the main kernel's to add (T.sums_tiles), which has their dS: captured_sums.cuh.
 #pragma once
 #include "ptx/global.cuh"
+#include "tile/captured_sums.cuh"
 #include "tile/pack.cuh"
 #include "tile/score_tile.cuh"
 
@@ -24,26 +29,6 @@ struct CapturedScores {
 };
 
 // ---- Exact sums ----
-
-constexpr u64 kSumNan = 1, kSumPlus = 2, kSumMinus = 4;  // in a cell's last word: NaN, infinities
-
-TANDEM_DEVICE void add_exactly(const CapturedParams& p, i64 cell, float x) {
-  const u32 bits = __float_as_uint(x);
-  const int exponent = bits >> 23 & 0xff;
-  u64* const words = p.words + cell;
-  if (exponent == 0xff) {
-    global_or(words + kDigits * p.cells, x != x ? kSumNan : x > 0 ? kSumPlus : kSumMinus);
-    return;
-  }
-  const int lowest = max(exponent, 1) - 1;  // the mantissa's lowest bit is 2^lowest times the least number
-  const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
-  const u64 shifted = mantissa << lowest % kDigitBits;
-  const u64 low = shifted & ((1 << kDigitBits) - 1), high = shifted >> kDigitBits;
-  u64* const to = words + lowest / kDigitBits * p.cells;
-  const bool negative = static_cast<int>(bits) < 0;
-  if (low != 0) global_add(to, negative ? 0 - low : low);
-  if (high != 0) global_add(to + p.cells, negative ? 0 - high : high);
-}
 
 // The sum of a cell. Digits of a negative one are made those of its opposite, so that all are of one sign: float64 then
 // adds them up with an error in its own last bits alone.
@@ -138,26 +123,97 @@ TANDEM_DEVICE void walk(const ModifiedBackwardParams& p, const CapturedScores<ke
     for (const CellSum& sum : sums) sum.store_together(p.captured);
   }
 }
+template <auto T>
+constexpr bool walks() {
+  return captures_along<T>(CaptureLine::row) + captures_along<T>(CaptureLine::column) +
+             captures_along<T>(CaptureLine::diagonal) >
+         0;
+}
 template <auto T, int keys>
 TANDEM_DEVICE void walk_all(const ModifiedBackwardParams& p, const CapturedScores<keys>& scores, const ModPlace& at) {
+  if constexpr (!walks<T>()) return;
   __syncthreads();  // all scores are there
   walk<T, CaptureLine::row>(p, scores, at);
   walk<T, CaptureLine::column>(p, scores, at);
   walk<T, CaptureLine::diagonal>(p, scores, at);
 }
 
+// Of what all scores of a tile read the same element of: by a thread, of those that it makes.
+template <auto T>
+struct TileSums {
+  static constexpr int kCount = captures_along<T>(CaptureLine::tile);
+  const ModifiedBackwardParams& p;
+  CellSum sums[kCount > 0 ? kCount : 1];
+
+  // Takes what score_captures() says of one score.
+  struct Adding {
+    TileSums& to;
+    float ds;
+
+    template <int n, int tensor>
+    TANDEM_DEVICE void add(float derivative, i64 element) const {
+      const i64 first = to.p.captured.tensors[tensor].first;
+      to.sums[n].cell = first < 0 ? -1 : first + element;
+      to.sums[n].sum += ds == 0 ? 0 : ds * derivative;
+    }
+  };
+  TANDEM_DEVICE void add(const ScoreGradient& score, const ModPlace& at) {
+    if constexpr (kCount > 0)
+      score_captures<T, CaptureLine::tile>(score.given, at, p.mods.score, Adding{*this, score.ds});
+  }
+  TANDEM_DEVICE void store() const {
+    if constexpr (kCount > 0) {
+#pragma unroll
+      for (const CellSum& sum : sums) sum.store_together(p.captured);
+    }
+  }
+};
+
 // ---- Tiles ----
 
-// add(ScoreTileAt) of each tile of a CTA, which has one of a head's blocks of keys.
-template <auto T, int keys, class Add>
-TANDEM_DEVICE void for_each_captured_tile(const BackwardParams& p, const Add& add) {
-  const int key_blocks = p.n_blocks * (T.tile_n() / keys), head = blockIdx.x / key_blocks;
-  ScoreTileAt at{sequence_coords<T>(p, head / p.heads_q), head % p.heads_q, 0,
-                 static_cast<int>(blockIdx.x) % key_blocks};
-#pragma unroll 1
-  for (; at.m_block < p.sequence_m_blocks; ++at.m_block)
-    if (warp_any(sees_some<T, keys>(p, at))) add(at);
+// Whether the tile is one that is seen, and that the main kernel has left.
+template <auto T, int keys>
+TANDEM_DEVICE bool is_walked(const BackwardParams& p, const ScoreTileAt& at) {
+  if (!sees_some<T, keys>(p, at)) return false;
+  if constexpr (T.sums_tiles) {
+    const auto& modified = static_cast<const ModifiedBackwardParams&>(p);
+    return !tile_captures<T>(range_place_of<T, keys>(at.sequence, at.head, at.m_block, at.key_block),
+                             modified.mods.score, NoCaptures{});
+  }
+  return true;
 }
+
+// The tiles of a CTA, which has one of a head's blocks of keys. Lanes look at an m_block each, for the warp.
+template <auto T, int keys>
+struct CapturedTiles {
+  const BackwardParams& p;
+  ScoreTileAt at;
+  bool any = true;  // there is one: that at hand
+
+  TANDEM_DEVICE explicit CapturedTiles(const BackwardParams& params) : p(params) {
+    const int key_blocks = p.n_blocks * (T.tile_n() / keys), head = blockIdx.x / key_blocks;
+    at = {sequence_coords<T>(p, head / p.heads_q), head % p.heads_q, 0, static_cast<int>(blockIdx.x) % key_blocks};
+    advance();
+  }
+  TANDEM_DEVICE void advance() {
+#pragma unroll 1
+    while (warp_any(left_ == 0)) {
+      if (warp_any(next_ >= p.sequence_m_blocks)) {
+        any = false;
+        return;
+      }
+      at.m_block = next_ + static_cast<int>(threadIdx.x % 32);
+      left_ = __ballot_sync(~0u, at.m_block < p.sequence_m_blocks && is_walked<T, keys>(p, at));
+      next_ += 32;
+    }
+    at.m_block = uniform(next_ - 32 + __ffs(left_) - 1);
+    left_ &= left_ - 1;
+  }
+
+ private:
+  u32 left_ = 0;  // of the 32 m_blocks before next_
+  int next_ = 0;
+};
 
 // ---- Gradients ----
 

@@ -21,8 +21,8 @@ TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names);
 
 // And what score_mod reads: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. They are parted
 // by the lines of a tile along which the same element may be read again and again: of a query, of a key, or of a
-// distance.
-enum class CaptureLine { row, column, diagonal };
+// distance; or tile: all of its scores read the same one.
+enum class CaptureLine { row, column, diagonal, tile };
 template <auto T>
 constexpr int captures_along(CaptureLine line);
 template <auto T, CaptureLine line, class Captures>

@@ -12,6 +12,10 @@ struct RangePlace {
 // Printed beside mask_mod().
 template <auto T>
 TANDEM_DEVICE IntRange mask_range(const RangePlace& at, const ModNames& names);
+// Printed beside score_captures() where derivatives are constants, and indices read nothing: false where a tile may
+// read several elements of a tensor, else captures.add() of the one of each.
+template <auto T, class Captures>
+TANDEM_DEVICE bool tile_captures(const RangePlace& at, const ModNames& names, const Captures& captures);
 
 TANDEM_DEVICE IntRange union_over_lanes(IntRange a) {
 #pragma unroll 1

@@ -81,10 +81,10 @@ std::string print(const Mod& mod, NodeId result) {
   return str_cat(print_values(mod, {&result, 1}), "  return v", result, ";\n");
 }
 
-std::string print_ranges(const Mod& mod, NodeId result) {
+std::string print_range_values(const Mod& mod, std::span<const NodeId> results) {
   constexpr const char* kPrefix = "range_";
   std::string text;
-  for (const NodeId id : mod.graph.needed_by({&result, 1})) {
+  for (const NodeId id : mod.graph.needed_by(results)) {
     const Node& node = mod.graph[id];
     const bool is_leaf = operands_of(node.op) == 0;
     std::string value =
@@ -92,7 +92,11 @@ std::string print_ranges(const Mod& mod, NodeId result) {
     if (node.op == Op::constant || node.op == Op::scalar) value = str_cat("range_of(", value, ")");
     text += str_cat("  const ", node.type == Type::real ? "FloatRange" : "IntRange", " v", id, " = ", value, ";\n");
   }
-  return str_cat(text, "  return v", result, ";\n");
+  return text;
+}
+
+std::string print_ranges(const Mod& mod, NodeId result) {
+  return str_cat(print_range_values(mod, {&result, 1}), "  return v", result, ";\n");
 }
 
 }  // namespace tandem::mods

@@ -15,8 +15,8 @@ std::string print_values(const Mod& mod, std::span<const NodeId> results);
 // The whole body, which ends by returning result.
 std::string print(const Mod& mod, NodeId result);
 
-// The body of a function that gives the result's range for a block: of `at`, a RangePlace, and `names`, by the calls of
-// kernels/tile/mod_range.cuh.
+// The same of ranges for a block: of `at`, a RangePlace, and `names`, by the calls of kernels/tile/mod_range.cuh.
+std::string print_range_values(const Mod& mod, std::span<const NodeId> results);
 std::string print_ranges(const Mod& mod, NodeId result);
 
 }  // namespace tandem::mods

@@ -1,6 +1,7 @@
 #include "mods/program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -59,8 +60,8 @@ Kept& kept() {
   return all;
 }
 
-// Which positions each node of a graph follows: bits.
-enum Follows : uint8_t { kQuery = 1, kKey = 2, kDistance = 4 };
+// What of a score and its place each node of a graph follows: bits.
+enum Follows : uint8_t { kQuery = 1, kKey = 2, kDistance = 4, kScore = 8 };
 
 std::vector<uint8_t> follows(const Graph& graph) {
   const auto is_input = [&graph](NodeId id, Input input) {
@@ -69,7 +70,10 @@ std::vector<uint8_t> follows(const Graph& graph) {
   std::vector<uint8_t> bits(static_cast<size_t>(graph.size()));
   for (NodeId id = 0; id < graph.size(); ++id) {
     const Node& node = graph[id];
-    uint8_t all = is_input(id, Input::q) ? kQuery : is_input(id, Input::k) ? kKey : 0;
+    uint8_t all = is_input(id, Input::q)       ? kQuery
+                  : is_input(id, Input::k)     ? kKey
+                  : is_input(id, Input::score) ? kScore
+                                               : 0;
     for (int i = 0; i < node.operand_count(); ++i) {
       all = static_cast<uint8_t>(all | bits[static_cast<size_t>(node.operands[static_cast<size_t>(i)])]);
     }
@@ -93,7 +97,7 @@ std::vector<Capture> captures_of(const Graph& graph, const Gradient& gradient) {
       capture.indices[i] = read.operands[i];
       if (read.operands[i] != kNoNode) all |= positions[static_cast<size_t>(read.operands[i])];
     }
-    capture.line = all == kDistance ? Line::diagonal : all == kKey ? Line::column : Line::row;
+    capture.line = all == 0 ? Line::tile : all == kDistance ? Line::diagonal : all == kKey ? Line::column : Line::row;
     captures.push_back(capture);
   }
   return captures;
@@ -108,25 +112,62 @@ std::vector<NodeId> outputs_of(const std::vector<Capture>& captures) {
   return outputs;
 }
 
-// Those of one line.
-std::string captures_along(const Mod& mod, std::vector<Capture> captures, Line line) {
-  std::erase_if(captures, [line](const Capture& capture) { return capture.line != line; });
-  std::string text = print_values(mod, outputs_of(captures));
+// captures.add() of each. member: of what stands for a node.
+std::string print_adds(const std::vector<Capture>& captures, const char* member) {
+  std::string text;
   int number = 0;
   for (const Capture& capture : captures) {
-    text += str_cat("  captures.template add<", number++, ", ", capture.tensor, ">(v", capture.derivative,
+    text += str_cat("  captures.template add<", number++, ", ", capture.tensor, ">(v", capture.derivative, member,
                     ", mod_cell(names.tensors[", capture.tensor, "]");
-    for (int i = 0; i < capture.rank; ++i) text += str_cat(", v", capture.indices[i]);
+    for (int i = 0; i < capture.rank; ++i) text += str_cat(", v", capture.indices[i], member);
     text += "));\n";
   }
   return text;
 }
 
+// Those of one line.
+std::string captures_along(const Mod& mod, std::vector<Capture> captures, Line line) {
+  std::erase_if(captures, [line](const Capture& capture) { return capture.line != line; });
+  return print_values(mod, outputs_of(captures)) + print_adds(captures, "");
+}
+
+std::vector<NodeId> indices_of(const std::vector<Capture>& captures) {
+  std::vector<NodeId> indices;
+  for (const Capture& capture : captures)
+    indices.insert(indices.end(), capture.indices, capture.indices + capture.rank);
+  return indices;
+}
+
+bool sums_tiles(const Graph& graph, const std::vector<Capture>& captures) {
+  const std::vector<NodeId> indices = indices_of(captures);
+  const auto is_of_positions = [&graph](NodeId id) {
+    const Node& node = graph[id];
+    return node.op != Op::gather && (node.op != Op::input || node.index != static_cast<int>(Input::score));
+  };
+  const std::vector<NodeId> needed = graph.needed_by(indices);
+  return !captures.empty() && std::all_of(needed.begin(), needed.end(), is_of_positions) &&
+         std::all_of(captures.begin(), captures.end(), [&graph](const Capture& capture) {
+           const Node& derivative = graph[capture.derivative];
+           return derivative.op == Op::constant && std::isfinite(derivative.value);
+         });
+}
+
+// The ranges of a tile's indices, which must be a number each.
+std::string tile_function_of(const Mod& mod, const std::vector<Capture>& captures) {
+  if (!sums_tiles(mod.graph, captures)) return "";
+  std::string points;
+  for (const NodeId index : indices_of(captures)) points += str_cat("  if (!is_point(v", index, ")) return false;\n");
+  return str_cat(
+      "template <auto T, class Captures>\nTANDEM_DEVICE bool tile_captures(const RangePlace& at, const ModNames& "
+      "names, const Captures& captures) {\n",
+      print_range_values(mod, outputs_of(captures)), points, print_adds(captures, ".low"), "  return true;\n}\n");
+}
+
 // Also where the text reads none of the tensors whose gradients are wanted, which are then zeros.
 std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& captures) {
   std::string counts, bodies;
-  for (const auto& [line, name] :
-       {std::pair{Line::row, "row"}, std::pair{Line::column, "column"}, std::pair{Line::diagonal, "diagonal"}}) {
+  for (const auto& [line, name] : {std::pair{Line::row, "row"}, std::pair{Line::column, "column"},
+                                   std::pair{Line::diagonal, "diagonal"}, std::pair{Line::tile, "tile"}}) {
     const auto count =
         std::count_if(captures.begin(), captures.end(), [line](const Capture& c) { return c.line == line; });
     if (count == 0) continue;
@@ -150,8 +191,8 @@ std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture
          capture_functions_of(mod, captures);
 }
 
-std::string ranges_of(const Mod& mod) {
-  if (mod.signature.result != Signature::Result::mask) return "";
+std::string ranges_of(const Mod& mod, const std::vector<Capture>& captures) {
+  if (mod.signature.result != Signature::Result::mask) return tile_function_of(mod, captures);
   return str_cat(
       "template <auto T>\nTANDEM_DEVICE IntRange mask_range(const RangePlace& at, const ModNames& names) {\n",
       print_ranges(mod, mod.result), "}\n");
@@ -171,12 +212,13 @@ Program::Program(Mod read)
       gradient(gradient_of(mod)),
       captures(captures_of(mod.graph, gradient)),
       capturing(outputs_of(captures)),
+      sums_tiles(mods::sums_tiles(mod.graph, captures)),
       result_tiles(mod.graph, {mod.result}),
       slope_tiles(mod.graph, {gradient.score}),
       capture_tiles(mod.graph, capturing),
       cuda(functions_of(mod, gradient.score, captures)),
       cuda_hash(hash_of(cuda)),
-      cuda_ranges(ranges_of(mod)) {}
+      cuda_ranges(ranges_of(mod, captures)) {}
 
 Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program) {
   const std::string key = key_of(text, signature);

@@ -14,8 +14,9 @@
 namespace tandem::mods {
 
 // Along which line of a tile a score modification may read the same element again and again: of a query, of a key, of
-// a distance between them. No more than a hint; a query's where none is known.
-enum class Line : uint8_t { row, column, diagonal };
+// a distance between them. No more than a hint; a query's where none is known. But where neither queries nor keys
+// decide, all scores of a tile read the same one.
+enum class Line : uint8_t { row, column, diagonal, tile };
 
 // A float element that a score modification reads, and the derivative with respect to it.
 struct Capture {
@@ -32,13 +33,16 @@ struct Program {
   Gradient gradient;              // of a score modification
   std::vector<Capture> captures;  // of a score modification: in the order in which tables are added to
   std::vector<NodeId> capturing;  // of every capture: its derivative, then its indices
+  // Whether kernels can be told which tiles read one element of each and no other, by indices that are computed from
+  // positions alone, and the derivatives are constants: there the sum of a tile is all that is wanted of it.
+  bool sums_tiles;
 
   // Their outputs: the result; d result / d score; capturing.
   TileProgram result_tiles, slope_tiles, capture_tiles;
 
   std::string cuda;         // those functions of kernels/tile/mod_functions.cuh that are printed
   uint64_t cuda_hash;       // of that text, never 0
-  std::string cuda_ranges;  // of a mask: that of kernels/tile/mod_range.cuh
+  std::string cuda_ranges;  // that of kernels/tile/mod_range.cuh: of a mask, or where sums_tiles
 
   bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are
 };

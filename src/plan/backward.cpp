@@ -57,6 +57,12 @@ Status check_captured(const Problem& p) {
                                      "): split the call over batch or heads, with accumulate"));
 }
 
+// Whether the main kernel, whose dS is the gradient of what the text gives, can add what a tile's sum says.
+bool sums_tiles(const Problem& p) {
+  return wants_captured(p) && p.score_mod->program->sums_tiles && p.score_mod->program->passes() && p.softcap == 0 &&
+         (p.dq || p.dk);
+}
+
 // Of float32, or added to what is there: then dk and dv are stored in pairs of columns.
 bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
@@ -137,6 +143,7 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.split = t.split || t.by_head;
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);
+  t.sums_tiles = sums_tiles(p) && !t.wide();
   // Wide heads, and steps of many queries, leave room for fewer of them.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
@@ -174,6 +181,7 @@ Sm100BackwardConfig cut_for_blackwell(const Problem& p) {
   t.dropout = static_cast<bool>(p.dropout);
   t.direct = stores_directly(p);
   t.captured = wants_captured(p);
+  t.sums_tiles = sums_tiles(p);
   t.pair = pairs(p);
   if (t.pair) {
     round_dims(128);

@@ -16,6 +16,15 @@ namespace tandem::plan {
 namespace {
 constexpr ForwardPass kForward;
 constexpr BackwardPass kBackward;
+
+bool sums_tiles(const Configuration& configuration) {
+  return std::visit(
+      [](const auto& t) {
+        if constexpr (requires { t.sums_tiles; }) return t.sums_tiles;
+        return false;
+      },
+      configuration);
+}
 }  // namespace
 
 const Pass* pass_of(tandem_pass pass) {
@@ -61,6 +70,7 @@ std::string translation_unit(const Kernel& kernel) {
   for (const mods::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
     if (mod != nullptr) functions += mod->cuda + "\n";
   }
+  if (sums_tiles(kernel.configuration)) functions += kernel.score_mod->cuda_ranges + "\n";
   return translation_unit(kernel.configuration, functions);
 }
 

@@ -224,6 +224,36 @@ TEST_F(KernelsCompile, BlockMasks) {
   }
 }
 
+// Gradients of what a text reads: of elements that tiles read alone, which the main kernel adds, and by a factor.
+TEST_F(KernelsCompile, LearnedTables) {
+  const mods::Signature names{
+      .result = mods::Signature::Result::score,
+      .scalars = {},
+      .tensors = {{.name = "table", .type = mods::Type::real, .rank = 2, .element = mods::Element::f32}}};
+  for (const char* text : {"score + table[head, clamp(q - k + 32, 0, 64)]", "score * table[head, 0]"}) {
+    std::shared_ptr<const mods::Program> program;
+    ASSERT_TRUE(mods::read_program(text, names, &program).ok());
+    const auto mod = std::make_shared<Modification>();
+    mod->program = program;
+    mod->cells = 130;
+    for (const gpu::Properties& device : {hopper(), blackwell()}) {
+      for (const int shape : {0, 3, 4}) {
+        Choice choice{};
+        choice[kShape] = shape;
+        Problem p = gradients_of(choice);
+        // The main kernel spills with any text there (lab note).
+        if (p.head_dim > 128 && device.compute_major == 9) continue;
+        p.score_mod = {.present = true, .read = mod};
+        ASSERT_TRUE(plan::check(p, device).ok());
+        const plan::Kernel kernel = plan::make_plan(p, device).kernels[0];
+        const std::string name = plan::name_of(kernel), wrong = compile(name, plan::translation_unit(kernel), device);
+        EXPECT_EQ(name.find("_tiles") != std::string::npos, program->sums_tiles) << name;
+        EXPECT_EQ(wrong, "") << name;
+      }
+    }
+  }
+}
+
 // Values that the relay has zeroed are ordinary writes: the arrival that tells the other CTA of a pair, and the wait
 // for it, name the cluster. So does, once in a work tile, what a CTA says of rows that are lost where maxima are lazy.
 // Nothing else pays for that.

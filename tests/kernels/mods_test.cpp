@@ -115,6 +115,39 @@ TEST(KernelsMods, Captured) {
   expect_all_good(all);
 }
 
+// Tiles that read one element of each tensor, which the main kernel sums, beside those that do not and those of both:
+// with each option that says which tiles there are, and with what keeps the main kernel from it (a slope, softcap,
+// derivatives that are no constants, no gradient of its own).
+TEST(KernelsMods, CapturedTiles) {
+  std::vector<Judged> all;
+  for (const char* flags :
+       {"--score-mod score+table[head,clamp(q-k+4,0,8)] --head-dim 128 --head-dim-v 128",
+        "--score-mod score-2*table[head,clamp(q-k+4,0,8)]+temperature --head-dim 64 --head-dim-v 64 --causal 1",
+        "--score-mod score+table[batch,clamp(k//100,0,8)]+slope[head] --head-dim 128 --head-dim-v 64 --accumulate 1",
+        "--score-mod score+table[head,clamp(q//50,1,8)] --head-dim 64 --head-dim-v 64 --heads-q 4 --left 100 --right "
+        "90",
+        "--score-mod score+slope[head]+table[select(k>200,1,0),select(q>100,8,2)] --head-dim 96 --head-dim-v 96 "
+        "--dropout 0.2 --alibi head",
+        "--score-mod score+table[head,clamp(q-k,0,8)] --head-dim 128 --head-dim-v 128 --mask-mod k<=q+50",
+        "--score-mod score+table[head,clamp(q-k,0,8)] --head-dim 256 --head-dim-v 256",
+        "--score-mod score+table[head,clamp(q-k,0,8)] --head-dim 64 --head-dim-v 64 --softcap 3",
+        "--score-mod 1.5*score+table[head,clamp(q-k,0,8)] --head-dim 64 --head-dim-v 64",
+        "--score-mod score+table[head,clamp(q-k,0,8)]*slope[head] --head-dim 64 --head-dim-v 64",
+        "--score-mod score+table[head,clamp(q-k,0,8)] --head-dim 64 --head-dim-v 64 --gradients m",
+        "--score-mod score+table[head,clamp(q-k,0,8)] --head-dim 64 --head-dim-v 64 --gradients vm"}) {
+    all.emplace_back(std::string("--dtype bf16 --batch 2 --heads-q 2 --heads-k 2 --seqlen-q 200 --seqlen-k 420 "
+                                 "--gradients qkvm ") +
+                     flags);
+  }
+  for (const char* flags : {"--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 319,4,333,40",
+                            "--batch 3 --seqlen-q 170 --seqlen-k 341 --used-q 3,170,0 --used-k 341,17,30"}) {
+    all.emplace_back(std::string("--dtype f16 --heads-q 4 --heads-k 2 --head-dim 64 --head-dim-v 64 --gradients km "
+                                 "--score-mod score+table[head,clamp(q-k+seqlen_k-300,0,8)] ") +
+                     flags);
+  }
+  expect_all_good(all);
+}
+
 template <class Value>
 void set_each(Tensor& t, const Value& value) {
   for (int64_t n = 0; n < t.size(); ++n) t.set(n, value(n));

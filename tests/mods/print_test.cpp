@@ -66,7 +66,9 @@ TEST(Print, what_a_score_reads_by_lines) {
     EXPECT_EQ(program->captures.size(), 1u) << text;
     return program->captures.at(0).line;
   };
-  EXPECT_EQ(line_of("score + slope[head]"), Line::row);
+  EXPECT_EQ(line_of("score + slope[head]"), Line::tile);
+  EXPECT_EQ(line_of("score * slope[doc[batch, 3]]"), Line::tile);
+  EXPECT_EQ(line_of("score + slope[select(score > 0, 1, 0)]"), Line::row);
   EXPECT_EQ(line_of("score + slope[doc[batch, q]]"), Line::row);
   EXPECT_EQ(line_of("score + slope[doc[batch, k]]"), Line::column);
   EXPECT_EQ(line_of("score + slope[k // 3]"), Line::column);
@@ -76,9 +78,26 @@ TEST(Print, what_a_score_reads_by_lines) {
   std::shared_ptr<const Program> program;
   ASSERT_TRUE(read_program("score * temperature + table[head, q - k]", signature(), &program).ok());
   for (const char* part :
-       {"if (line == CaptureLine::row) return 1;", "if (line == CaptureLine::diagonal) return 1;",
+       {"if (line == CaptureLine::tile) return 1;", "if (line == CaptureLine::diagonal) return 1;",
         "captures.template add<0, 4>(v0, mod_cell(names.tensors[4]));", ", mod_cell(names.tensors[1], v"}) {
     EXPECT_NE(program->cuda.find(part), std::string::npos) << part << " in\n" << program->cuda;
+  }
+}
+
+// Which tiles read one element of each tensor is said where positions alone decide, and a sum is all that is wanted.
+TEST(Print, what_tiles_read) {
+  std::shared_ptr<const Program> program;
+  for (const char* text :
+       {"score + slope[doc[batch, q]]", "score + slope[select(score > 0, 1, 0)]", "score * slope[head]",
+        "score + slope[head] * table[head, q]", "score + q", "score + slope[head] * (q - k)"}) {
+    ASSERT_TRUE(read_program(text, signature(), &program).ok()) << text;
+    EXPECT_FALSE(program->sums_tiles) << text;
+    EXPECT_EQ(program->cuda_ranges, "") << text;
+  }
+  ASSERT_TRUE(read_program("score - 2 * table[head, clamp(q - k, 0, 8)] + temperature", signature(), &program).ok());
+  EXPECT_TRUE(program->sums_tiles);
+  for (const char* part : {"TANDEM_DEVICE bool tile_captures(", "range_subtract(", ")) return false;\n", ".low));\n"}) {
+    EXPECT_NE(program->cuda_ranges.find(part), std::string::npos) << part << " in\n" << program->cuda_ranges;
   }
 }
 

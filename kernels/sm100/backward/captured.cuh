@@ -16,15 +16,24 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
   auto& s = *reinterpret_cast<CapturedShared<T>*>(memory);
   static_assert(sizeof(CapturedShared<T>) <= T.captured_smem_bytes() && Tile::kRows == kCapturedRows);
   Tile tile(p, s.tile);
-  for_each_captured_tile<T, T.kCtaKeys>(p, [&](const ScoreTileAt& at) {
+  for (CapturedTiles<T, T.kCtaKeys> tiles(p); warp_any(tiles.any); tiles.advance()) {
+    const ScoreTileAt& at = tiles.at;
     tile.make(at);
+    TileSums<T> sums{p};
 #pragma unroll 1
     for (int c = 0; c < Tile::kChunks; ++c) {
-      if (c > 0) __syncthreads();  // scores before have been read
-      tile.each(at, c, [&](int n, const ScoreGradient& score) { s.scores.put(tile.first_query + n, tile.row, score); });
-      walk_all<T>(p, s.scores, place_of(at, at.m_block * T.tile_m + c * Tile::kRows, at.key_block * T.kCtaKeys));
+      if (walks<T>() && c > 0) __syncthreads();  // scores before have been read
+      const ModPlace first = place_of(at, at.m_block * T.tile_m + c * Tile::kRows, at.key_block * T.kCtaKeys);
+      tile.each(at, c, [&](int n, const ScoreGradient& score) {
+        if constexpr (walks<T>()) s.scores.put(tile.first_query + n, tile.row, score);
+        ModPlace place = first;
+        place.q += tile.first_query + n, place.k += tile.row;
+        sums.add(score, place);
+      });
+      walk_all<T>(p, s.scores, first);
     }
-  });
+    sums.store();
+  }
   __syncthreads();  // no warp reads tensor memory any more
   tile.end();
 }

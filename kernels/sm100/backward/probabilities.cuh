@@ -110,9 +110,10 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
 }
 
 // dS = P (dP - delta) of chunk c, rounded. With dropout dP is that of the kept ones, over the probability to be kept.
+// sum: of all, if it is wanted.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[kChunk], const float (&dp)[kChunk],
-                           const StepAt<T>& at, int c) {
+                           const StepAt<T>& at, int c, Float2& sum) {
   const float* const delta = at.stats + T.tile_m + c * StepAt<T>::kNextRun;
   const u32 kept = at.kept[c];
   auto less_delta = [&](int n, float x, float y) {
@@ -126,6 +127,7 @@ TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[k
     const Float2 low = float2_of(probabilities[n], probabilities[n + 1]) * less_delta(n, of_query.x, of_query.y);
     const Float2 high =
         float2_of(probabilities[n + 2], probabilities[n + 3]) * less_delta(n + 2, of_query.z, of_query.w);
+    if constexpr (T.sums_tiles) sum = sum + (low + high);
     float x[4];
     split(low, &x[0], &x[1]);
     split(high, &x[2], &x[3]);

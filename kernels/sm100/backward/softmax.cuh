@@ -8,6 +8,7 @@
 #include "sm100/backward/epilogue.cuh"
 #include "sm100/backward/probabilities.cuh"
 #include "sm100/backward/shared_plan.cuh"
+#include "tile/captured_sums.cuh"
 #include "tile/dropout.cuh"
 
 // Where a warpgroup's dS goes, keys in rows of 64 queries. Of a pair each CTA wants all keys of its own half of the
@@ -95,11 +96,13 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
 }
 
 // dS of a step, from dP at dp_at of tensor memory, in whose place it goes; and to shared memory, at chunks of 16 bytes.
+// Gives the sum of the thread's, if it is wanted.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, BackwardShared<T>& s,
-                           u32 dp_at, Chunk* ds_smem, int ds_at, u32 steps) {
+TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, BackwardShared<T>& s,
+                            u32 dp_at, Chunk* ds_smem, int ds_at, u32 steps) {
   constexpr int kChunks = StepAt<T>::kChunks;
   u32 ds[kChunks][kChunk / 2];
+  Float2 sum = float2_of(0.0f);
   auto write_ds = [&](int c) {
 #pragma unroll
     for (int n = 0; n < 4; ++n)
@@ -110,7 +113,7 @@ TANDEM_DEVICE void step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const S
     float dp[kChunk];
     tmem_load(dp, dp_at + c * StepAt<T>::kNextRun);
     tmem_wait_load(dp);
-    make_ds(ds[c], x[c], dp, at, c);
+    make_ds(ds[c], x[c], dp, at, c, sum);
     tmem_store(dp_at + c * (kChunk / 2), ds[c]);
     if constexpr (!T.pair) write_ds(c);
   }
@@ -121,6 +124,10 @@ TANDEM_DEVICE void step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const S
     for (int c = 0; c < kChunks; ++c) write_ds(c);
   }
   fence_proxy_async();
+  if constexpr (!T.sums_tiles) return 0;
+  float even, odd;
+  split(sum, &even, &odd);
+  return even + odd;
 }
 
 template <Sm100BackwardConfig T>
@@ -183,12 +190,14 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       if constexpr (!T.makes_dk()) continue;
       mbarrier_wait(&s.dp_ready, steps & 1);
       tcgen05_fence_after();
-      step_ds(x, at, s, dp_scores, ds_smem, opaque(ds_first), steps);
+      [[maybe_unused]] const float sum = step_ds(x, at, s, dp_scores, ds_smem, opaque(ds_first), steps);
       if constexpr (T.pair) {
         send_ds(s, index, warp);
       } else {
         signal<T>(&s.ds_ready);
       }
+      if constexpr (T.sums_tiles)
+        add_tile<T, T.kCtaKeys>(p, sequence, step.head, step.m_block, first_key / T.kCtaKeys, sum);
     }
     if (any) {
       mbarrier_wait(&s.sums_ready, summed & 1);

@@ -16,8 +16,24 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
   auto& s = *reinterpret_cast<CapturedShared<T>*>(memory);
   static_assert(sizeof(CapturedShared<T>) <= T.captured_smem_bytes() && T.tile_m == kCapturedRows);
   Tile tile(p, s.tile);
-  for_each_captured_tile<T, T.cta_keys()>(p, [&](const ScoreTileAt& at) {
-    tile.each(at, [&](int r, const ScoreGradient& score) { s.scores.put(tile.query_of(r), tile.key_of(r), score); });
-    walk_all<T>(p, s.scores, place_of(at, at.m_block * T.tile_m, at.key_block * T.cta_keys()));
-  });
+  CapturedTiles<T, T.cta_keys()> tiles(p);
+  if (warp_any(tiles.any)) tile.load(tiles.at);
+#pragma unroll 1
+  while (warp_any(tiles.any)) {
+    const ScoreTileAt at = tiles.at;
+    tiles.advance();
+    if (warp_any(tiles.any)) tile.load(tiles.at);
+    ModPlace place = place_of(at, at.m_block * T.tile_m, at.key_block * T.cta_keys());
+    const int query = place.q, key = place.k;
+    TileSums<T> sums{p};
+    if constexpr (walks<T>()) __syncthreads();  // scores before have been read
+    tile.each(at, [&](int r, const ScoreGradient& score) {
+      if constexpr (walks<T>()) s.scores.put(tile.query_of(r), tile.key_of(r), score);
+      place.q = query + tile.query_of(r), place.k = key + tile.key_of(r);
+      sums.add(score, place);
+    });
+    sums.store();
+    place.q = query, place.k = key;
+    walk_all<T>(p, s.scores, place);
+  }
 }

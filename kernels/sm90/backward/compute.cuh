@@ -8,6 +8,7 @@
 #include "sm90/backward/epilogue.cuh"
 #include "sm90/backward/probabilities.cuh"
 #include "sm90/backward/products.cuh"
+#include "tile/captured_sums.cuh"
 
 // A warpgroup's steps, 64 keys each its own: dq comes a step late, and the next step's S and dP are under way while
 // there is something else to do. Drawn in kernel.cuh. That of the last step is left to be added.
@@ -35,6 +36,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   // ptxas wants of registers that products write.
   auto step = [&](bool more, bool previous) __attribute__((always_inline)) {
     make_ds(dp, scores, kept, tile, rings);
+    [[maybe_unused]] const float sum = T.sums_tiles ? sum_of(dp) : 0;
     pack_all<T>(ds, dp);
     wait_ds(rings.steps - 1);
     store_fragments(shared_address(s.ds[rings.ds_slot]), ds, tile);
@@ -45,6 +47,10 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     mma_dq(dq, tile, rings.ds_before);
     mma_dv(dv, probabilities, tile, rings);
     mma_dk(dk, ds, tile, rings);
+    if constexpr (T.sums_tiles) {
+      // Opaque: else what follows from it is kept over all steps, and spills.
+      add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, opaque(tile.n_block), sum);
+    }
     wgmma_wait<1>();
     fence_operand(dv);
     fence_operand(dq);

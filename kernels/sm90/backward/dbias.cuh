@@ -19,6 +19,7 @@ TANDEM_DEVICE void dbias(const BackwardParams& p) {
   const DbiasPart<T, T.cta_keys()> part(p);
   float sums[Tile::kScores] = {};
   part.for_each_tile([&](const ScoreTileAt& at) {
+    tile.load(at);
     tile.each(at, [&](int r, const ScoreGradient& score) { sums[r] += dbias_of<T>(score); });
   });
 #pragma unroll

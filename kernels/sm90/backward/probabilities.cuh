@@ -114,6 +114,15 @@ TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
   }
 }
 
+// In two parts, so that additions need not wait for each other.
+template <int n>
+TANDEM_DEVICE float sum_of(const float (&x)[n]) {
+  float even = x[0], odd = x[1];
+#pragma unroll
+  for (int r = 2; r < n; r += 2) even += x[r], odd += x[r + 1];
+  return even + odd;
+}
+
 // dS = P (dP - delta), in place of dP.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&scores)[T.score_queries() / 2],

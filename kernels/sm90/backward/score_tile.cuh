@@ -1,4 +1,5 @@
-// One tile of scores after the other, on Hopper, for kernels beside the main one (tile/score_tile.cuh).
+// One tile of scores after the other, on Hopper, for kernels beside the main one (tile/score_tile.cuh). The next one's
+// operands may be under way meanwhile; keys and values stay as long as they are the same.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -6,20 +7,22 @@
 #include "ptx/wgmma.cuh"
 #include "sm90/backward/shared_plan.cuh"
 #include "tile/fragment_softmax.cuh"
+#include "tile/ring.cuh"
 #include "tile/score_tile.cuh"
 
 template <Sm90BackwardConfig T>
 struct ScoreTileShared {
   alignas(1024) u16 k[T.cta_keys() * T.head_dim];
   alignas(1024) u16 v[T.cta_keys() * T.head_dim_v];
-  alignas(1024) u16 q[T.tile_m * T.head_dim];
-  alignas(1024) u16 dout[T.tile_m * T.head_dim_v];
-  alignas(8) u64 full;
+  alignas(1024) u16 q[T.kScoreStages][T.tile_m * T.head_dim];
+  alignas(1024) u16 dout[T.kScoreStages][T.tile_m * T.head_dim_v];
+  alignas(8) u64 full[T.kScoreStages], empty[T.kScoreStages];
 };
 
 // Threads hold fragments as those of the main kernel do.
 template <Sm90BackwardConfig T>
 struct ScoreTile {
+  static_assert(T.kScoreStages == 2);                                         // load_keys()
   static constexpr int kQueries = T.score_queries(), kScores = kQueries / 2;  // of a thread
   using ScoreMma = Wgmma<T.f16, kQueries>;
 
@@ -27,7 +30,8 @@ struct ScoreTile {
   ScoreTileShared<T>& s;
   Dropout dropout;
   const int index, lane, key0, first_query;  // key0: this thread's first, within a tile
-  u32 parity = 0;
+  Ring<T.kScoreStages> loaded, made;
+  int loaded_keys = -1;  // which block of all
 
   TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)
       : p(params),
@@ -38,7 +42,8 @@ struct ScoreTile {
         first_query(T.wide() ? index * kQueries : 0) {
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
     if (threadIdx.x == 0) {
-      mbarrier_init(&s.full, 1);
+      for (u64& full : s.full) mbarrier_init(&full, 1);
+      for (u64& empty : s.empty) mbarrier_init(&empty, T.score_threads() / 32);
       fence_mbarrier_init();
       fence_proxy_async();
     }
@@ -50,21 +55,42 @@ struct ScoreTile {
   TANDEM_DEVICE int query_of(int r) const { return first_query + 2 * (lane & 3) + 8 * (r >> 2) + (r & 1); }
   TANDEM_DEVICE int key_of(int r) const { return key0 + 8 * row_of(r); }
 
-  TANDEM_DEVICE void load(const ScoreTileAt& at) const {
-    mbarrier_expect_tx(&s.full, sizeof s.k + sizeof s.v + sizeof s.q + sizeof s.dout);
-    const int head_k = at.head / (p.heads_q / p.heads_k), batch = at.sequence.batch;
-    const int key = at.sequence.k_begin + at.key_block * T.cta_keys();
-    const int query = at.sequence.q_begin + at.m_block * T.tile_m;
-#pragma unroll 1
-    for (int c = 0; c < T.head_dim; c += 64) {
-      tma_load(s.k + c * T.cta_keys(), &p.k, &s.full, c, key, head_k, batch);
-      tma_load(s.q + c * T.tile_m, &p.q, &s.full, c, query, at.head, batch);
+  // A tile's operands, on their way when this returns. each() makes tiles in the order in which they were loaded, which
+  // is done for one more at most.
+  TANDEM_DEVICE void load(const ScoreTileAt& at) {
+    if (threadIdx.x == 0) {
+      mbarrier_wait(&s.empty[loaded.slot], loaded.parity ^ 1);  // all have used what was there
+      const int head_k = at.head / (p.heads_q / p.heads_k);
+      const int keys = (at.sequence.sequence * p.heads_k + head_k) * (p.n_blocks * T.ctas()) + at.key_block;
+      const bool others = keys != loaded_keys;
+      mbarrier_expect_tx(&s.full[loaded.slot],
+                         sizeof s.q[0] + sizeof s.dout[0] + (others ? sizeof s.k + sizeof s.v : 0));
+      load_queries(at);
+      if (others) load_keys(at, head_k);
+      loaded_keys = keys;
     }
+    __syncwarp();
+    loaded.advance();
+  }
+  TANDEM_DEVICE void load_queries(const ScoreTileAt& at) const {
+    const int query = at.sequence.q_begin + at.m_block * T.tile_m, batch = at.sequence.batch;
 #pragma unroll 1
-    for (int c = 0; c < T.head_dim_v; c += 64) {
-      tma_load(s.v + c * T.cta_keys(), &p.v, &s.full, c, key, head_k, batch);
-      tma_load(s.dout + c * T.tile_m, &p.dout, &s.full, c, query, at.head, batch);
-    }
+    for (int c = 0; c < T.head_dim; c += 64)
+      tma_load(s.q[loaded.slot] + c * T.tile_m, &p.q, &s.full[loaded.slot], c, query, at.head, batch);
+#pragma unroll 1
+    for (int c = 0; c < T.head_dim_v; c += 64)
+      tma_load(s.dout[loaded.slot] + c * T.tile_m, &p.dout, &s.full[loaded.slot], c, query, at.head, batch);
+  }
+  TANDEM_DEVICE void load_keys(const ScoreTileAt& at, int head_k) const {
+    // Of the tile before, whichever place that had.
+    mbarrier_wait(&s.empty[loaded.slot ^ 1], loaded.slot == 0 ? loaded.parity ^ 1 : loaded.parity);
+    const int key = at.sequence.k_begin + at.key_block * T.cta_keys(), batch = at.sequence.batch;
+#pragma unroll 1
+    for (int c = 0; c < T.head_dim; c += 64)
+      tma_load(s.k + c * T.cta_keys(), &p.k, &s.full[loaded.slot], c, key, head_k, batch);
+#pragma unroll 1
+    for (int c = 0; c < T.head_dim_v; c += 64)
+      tma_load(s.v + c * T.cta_keys(), &p.v, &s.full[loaded.slot], c, key, head_k, batch);
   }
 
   // Keys times queries, or values times dout.
@@ -80,12 +106,10 @@ struct ScoreTile {
     wgmma_commit();
   }
 
-  // use(r, ScoreGradient) for each of a thread's scores.
+  // use(r, ScoreGradient) for each of a thread's scores of a tile that was loaded.
   template <class Use>
   TANDEM_DEVICE void each(const ScoreTileAt& at, const Use& use) {
     const SequenceCoords& sequence = at.sequence;
-    __syncthreads();  // all have used the tile before
-    if (threadIdx.x == 0) load(at);
     HeadScores<T> of_head(p, sequence, at.head);
     of_head.state = state_at<T>(p, at);
     const auto band = band_of<T>(p, sequence);
@@ -99,13 +123,15 @@ struct ScoreTile {
                                at.key_block * T.cta_keys() + key0 - lane / 4, min(64, kQueries - n) / 8, lane);
     }
     float scores[kScores], dp[kScores];
-    mbarrier_wait(&s.full, parity);
-    parity ^= 1;
-    multiply(scores, s.k, s.q, T.head_dim);
-    multiply(dp, s.v, s.dout, T.head_dim_v);
+    mbarrier_wait(&s.full[made.slot], made.parity);
+    multiply(scores, s.k, s.q[made.slot], T.head_dim);
+    multiply(dp, s.v, s.dout[made.slot], T.head_dim_v);
     wgmma_wait<0>();
     fence_operand(scores);
     fence_operand(dp);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&s.empty[made.slot]);
+    made.advance();
     if constexpr (T.softcap) apply_softcap<false>(scores, p);
 #pragma unroll
     for (int r = 0; r < kScores; ++r) {

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""What is timed: calls that graphs replay, with a torch that stands in for the real one. Needs no torch and no GPU."""
+
+import contextlib
+import gc
+import pathlib
+import sys
+import types
+import unittest
+import weakref
+
+
+class Event:
+    def __init__(self, enable_timing):
+        pass
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 1.0
+
+
+class Graph:
+    """As CUDA's: what was captured is replayed, but nothing that it reads is kept."""
+
+    def replay(self):
+        pass
+
+
+@contextlib.contextmanager
+def capturing(graph, stream, capture_error_mode):
+    yield
+
+
+cuda = types.SimpleNamespace(
+    Event=Event, CUDAGraph=Graph, graph=capturing, synchronize=lambda: None, current_stream=lambda: 1,
+    default_stream=lambda: 0,
+)  # fmt: skip
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+from rig import clock  # noqa: E402
+
+
+class Tensor:
+    pass
+
+
+class Timed(unittest.TestCase):
+    def test_what_a_captured_call_reads_lives_as_long_as_the_graph(self):
+        timed, tensors = {}, []
+        for name in ("with", "without"):  # the second of each name takes the first one's place
+            out = Tensor()
+            tensors.append(weakref.ref(out))
+
+            def call(out=out):
+                return out
+
+            timed[name] = clock.Timed(call, 10)
+        del out, call
+        gc.collect()
+        self.assertTrue(all(timed[name].captured for name in timed))
+        self.assertTrue(all(tensor() is not None for tensor in tensors))
+        del timed
+        gc.collect()
+        self.assertTrue(all(tensor() is None for tensor in tensors))
+
+
+if __name__ == "__main__":
+    unittest.main()

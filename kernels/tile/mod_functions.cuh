@@ -84,11 +84,19 @@ TANDEM_DEVICE int mod_not(int a) { return a ^ 1; }
 TANDEM_DEVICE int mod_add(int a, int b) { return static_cast<int>(static_cast<u32>(a) + static_cast<u32>(b)); }
 TANDEM_DEVICE int mod_subtract(int a, int b) { return static_cast<int>(static_cast<u32>(a) - static_cast<u32>(b)); }
 TANDEM_DEVICE int mod_multiply(int a, int b) { return static_cast<int>(static_cast<u32>(a) * static_cast<u32>(b)); }
+// Rounded down; by 0 it is 0. Mostly one divisor is that of all scores: what follows from it, a division among that, a
+// compiler works out once. Of what is left, some ten instructions, all is multiplied, nothing is asked.
 TANDEM_DEVICE int mod_floor_divide(int a, int b) {
-  if (b == 0) return 0;
-  if (b == -1) return mod_negate(a);
-  const int quotient = a / b;
-  return quotient - (quotient * b != a && (a < 0) != (b < 0));
+  const int sign = b >> 31;
+  const u32 divisor = max(static_cast<u32>((b ^ sign) - static_cast<u32>(sign)), 1u);
+  const u32 inverse = ~0u / divisor;  // of 2^32, by less than 1 + 1 / divisor too little
+  const u32 turned = static_cast<u32>(a) * static_cast<u32>(sign | 1);
+  // Below 0 (what the least int by -1 gives is not) rounding down is rounding ~ of it to 0.
+  const int below = static_cast<int>(turned & ~static_cast<u32>(a & sign)) >> 31;
+  const u32 dividend = turned ^ static_cast<u32>(below);  // 2^31 at most: so the quotient is 1 too little at most
+  u32 quotient = __umulhi(dividend, inverse);
+  quotient += dividend - quotient * divisor >= divisor;
+  return static_cast<int>((quotient ^ static_cast<u32>(below)) & (b != 0 ? ~0u : 0u));
 }
 TANDEM_DEVICE int mod_modulo(int a, int b) { return mod_subtract(a, mod_multiply(mod_floor_divide(a, b), b)); }
 TANDEM_DEVICE int mod_min(int a, int b) { return min(a, b); }

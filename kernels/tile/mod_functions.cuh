@@ -1,7 +1,7 @@
 // The operations of score and mask modifications, one function each, as docs/mods.md has them: src/mods/print.cpp makes
 // texts of calls to these. A bool is the int 0 or 1.
 #pragma once
-#include "ptx/base.cuh"
+#include "ptx/global.cuh"
 #include "shared/mods.h"
 #include "tile/row.cuh"
 
@@ -18,6 +18,10 @@ template <auto T>
 TANDEM_DEVICE float score_slope(float score, const ModPlace& at, const ModNames& names);
 template <auto T>
 TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names);
+// Fetches what mask_mod() reads of a key, whichever the query: a warp does that for all keys of a step at once, before
+// it asks for them some at a time, and would wait for memory each time.
+template <auto T>
+TANDEM_DEVICE void mask_touch(const ModPlace& at, const ModNames& names);
 
 // And what score_mod reads: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. They are parted
 // by the lines of a tile along which the same element may be read again and again: of a query, of a key, or of a
@@ -116,34 +120,56 @@ TANDEM_DEVICE int mod_select(int condition, int a, int b) { return condition ? a
 TANDEM_DEVICE float mod_to_real(int a) { return static_cast<float>(a); }
 TANDEM_DEVICE int mod_to_int(int a) { return a; }
 
-// What a gather gives: a float, or an int.
-template <ModElement element>
-TANDEM_DEVICE auto mod_load(const void* data, i64 offset) {
-  if constexpr (element == ModElement::f64) {
-    return static_cast<float>(static_cast<const double*>(data)[offset]);
-  } else if constexpr (element == ModElement::f32) {
-    return static_cast<const float*>(data)[offset];
-  } else if constexpr (element == ModElement::bf16 || element == ModElement::f16) {
-    return to_float<element == ModElement::f16>(static_cast<const u16*>(data)[offset]);
-  } else if constexpr (element == ModElement::i64) {
-    const i64 wide = static_cast<const i64*>(data)[offset];
-    return static_cast<int>(min(max(wide, static_cast<i64>(kLeastInt)), static_cast<i64>(kMostInt)));
-  } else if constexpr (element == ModElement::i32) {
-    return static_cast<const int*>(data)[offset];
-  } else {
-    return static_cast<int>(static_cast<const unsigned char*>(data)[offset] != 0);
+constexpr int size_of(ModElement element) {
+  switch (element) {
+    case ModElement::f64:
+    case ModElement::i64: return 8;
+    case ModElement::f32:
+    case ModElement::i32: return 4;
+    case ModElement::bf16:
+    case ModElement::f16: return 2;
+    default: return 1;
   }
 }
 
-// The element that indices name, each clamped to its dimension.
+// What a gather gives: a float, or an int.
+template <ModElement element>
+TANDEM_DEVICE auto mod_load(const char* at) {
+  if constexpr (element == ModElement::f64) {
+    return static_cast<float>(*reinterpret_cast<const double*>(at));
+  } else if constexpr (element == ModElement::f32) {
+    return *reinterpret_cast<const float*>(at);
+  } else if constexpr (element == ModElement::bf16 || element == ModElement::f16) {
+    return to_float<element == ModElement::f16>(*reinterpret_cast<const u16*>(at));
+  } else if constexpr (element == ModElement::i64) {
+    const i64 wide = *reinterpret_cast<const i64*>(at);
+    return static_cast<int>(min(max(wide, static_cast<i64>(kLeastInt)), static_cast<i64>(kMostInt)));
+  } else if constexpr (element == ModElement::i32) {
+    return *reinterpret_cast<const int*>(at);
+  } else {
+    return static_cast<int>(*at != 0);
+  }
+}
+
+// Where the element is that indices name, each clamped to its dimension. What is added to an address are products of
+// unsigned numbers: two instructions each.
 template <ModElement element, class... Index>
-TANDEM_DEVICE auto mod_gather(const ModTensor& tensor, Index... indices) {
+TANDEM_DEVICE const char* mod_address(const ModTensor& tensor, Index... indices) {
   const int at[sizeof...(indices) + 1] = {indices..., 0};
-  i64 offset = 0;
+  const char* address = static_cast<const char*>(tensor.data);
 #pragma unroll
   for (int n = 0; n < static_cast<int>(sizeof...(indices)); ++n)
-    offset += min(max(at[n], 0), tensor.size[n] - 1) * tensor.stride[n];
-  return mod_load<element>(tensor.data, offset);
+    address += static_cast<u64>(static_cast<u32>(min(max(at[n], 0), tensor.size[n] - 1))) *
+               static_cast<u64>(tensor.stride[n] * size_of(element));
+  return address;
+}
+template <ModElement element, class... Index>
+TANDEM_DEVICE auto mod_gather(const ModTensor& tensor, Index... indices) {
+  return mod_load<element>(mod_address<element>(tensor, indices...));
+}
+template <ModElement element, class... Index>
+TANDEM_DEVICE void mod_touch(const ModTensor& tensor, Index... indices) {
+  prefetch_global(mod_address<element>(tensor, indices...));
 }
 
 // The element that indices name, as a number of all in its tensor.

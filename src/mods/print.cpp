@@ -28,6 +28,11 @@ const char* name_of(Element element) {
   return names[static_cast<int>(element)];
 }
 
+std::string read(const std::string& function, const Mod& mod, size_t tensor) {
+  return str_cat(function, "<ModElement::", name_of(mod.signature.tensors[tensor].element), ">(names.tensors[", tensor,
+                 "]");
+}
+
 std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
   const auto index = static_cast<size_t>(node.index);
   switch (node.op) {
@@ -40,9 +45,7 @@ std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
       const std::string bits = str_cat("names.scalars[", index, "]");
       return node.type == Type::real ? str_cat("mod_float(", bits, ")") : bits;
     }
-    default:
-      return str_cat(prefix, "gather<ModElement::", name_of(mod.signature.tensors[index].element), ">(names.tensors[",
-                     index, "]");
+    default: return read(str_cat(prefix, "gather"), mod, index);
   }
 }
 
@@ -79,6 +82,11 @@ std::string print_values(const Mod& mod, std::span<const NodeId> results) {
 
 std::string print(const Mod& mod, NodeId result) {
   return str_cat(print_values(mod, {&result, 1}), "  return v", result, ";\n");
+}
+
+std::string print_touch(const Mod& mod, NodeId gather) {
+  const Node& node = mod.graph[gather];
+  return str_cat("  ", read("mod_touch", mod, static_cast<size_t>(node.index)), operands_of_call(node, true), ";\n");
 }
 
 std::string print_ranges(const Mod& mod, NodeId result) {

@@ -15,6 +15,9 @@ std::string print_values(const Mod& mod, std::span<const NodeId> results);
 // The whole body, which ends by returning result.
 std::string print(const Mod& mod, NodeId result);
 
+// A line that fetches what a gather reads. Its indices' values are printed before it.
+std::string print_touch(const Mod& mod, NodeId gather);
+
 // The body of a function that gives the result's range for a block: of `at`, a RangePlace, and `names`, by the calls of
 // kernels/tile/mod_range.cuh.
 std::string print_ranges(const Mod& mod, NodeId result);

@@ -140,12 +140,30 @@ std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& cap
                  bodies, "}\n");
 }
 
+// Elements that a mask reads of a key, whichever the query.
+std::string touches_of(const Mod& mod) {
+  const std::vector<uint8_t> positions = follows(mod.graph);
+  std::vector<NodeId> indices;
+  std::string lines;
+  for (const NodeId id : mod.graph.needed_by({&mod.result, 1})) {
+    const Node& node = mod.graph[id];
+    if (node.op != Op::gather || positions[static_cast<size_t>(id)] != kKey) continue;
+    indices.insert(indices.end(), node.operands.begin(), node.operands.begin() + node.operand_count());
+    lines += print_touch(mod, id);
+  }
+  return print_values(mod, indices) + lines;
+}
+
 std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture>& captures) {
   const auto function = [&mod](const char* head, NodeId result) {
     return str_cat("template <auto T>\nTANDEM_DEVICE ", head, "const ModPlace& at, const ModNames& names) {\n",
                    print(mod, result), "}\n");
   };
-  if (mod.signature.result == Signature::Result::mask) return function("bool mask_mod(", mod.result);
+  if (mod.signature.result == Signature::Result::mask) {
+    return str_cat(function("bool mask_mod(", mod.result),
+                   "template <auto T>\nTANDEM_DEVICE void mask_touch(const ModPlace& at, const ModNames& names) {\n",
+                   touches_of(mod), "}\n");
+  }
   return function("float score_mod(float score, ", mod.result) + function("float score_slope(float score, ", slope) +
          capture_functions_of(mod, captures);
 }

@@ -43,18 +43,18 @@ Kernel options_of(const Problem& p) {
 // are those of other sequences.
 Tile cut_for_hopper(const Problem& p, int64_t rows) {
   auto t = options_of<Sm90ForwardConfig>(p);
+  // Nothing but a mask takes registers. A softcap takes none beside scores, but at head_dim 64 there are fewest.
+  auto uncapped = t;
+  if (t.head_dim > 64) uncapped.softcap = false;
+  const bool plain = !uncapped.has_score_mod() && !t.dropout;
   if (p.block_mask) {
     for (const Sm90Choice& c : kSm90BlockChoices) {
-      if (!c.serves(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.left, t.right, false)) continue;
+      if (!c.serves(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.left, t.right, plain)) continue;
       t = c.cut(t);
       while (t.tile_n > kLeastBlockKeys && !fits_blocks(p, 1, t.tile_n)) t.tile_n /= 2;
       return t;
     }
   }
-  // Nothing but a mask takes registers. A softcap takes none beside scores, but at head_dim 64 there are fewest.
-  auto uncapped = t;
-  if (t.head_dim > 64) uncapped.softcap = false;
-  const bool plain = !uncapped.has_score_mod() && !t.dropout;
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const Sm90Choice& c : kSm90Choices) {

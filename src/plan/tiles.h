@@ -62,9 +62,10 @@ inline constexpr Sm90Choice kSm90Choices[] = {
 };
 
 // The same with a block mask, whose blocks' keys must be a multiple of tile_n: it may be halved twice, down to
-// kLeastBlockKeys. Not measured.
+// kLeastBlockKeys. plain: a mask_mod may be asked beside. Modelled, not measured.
 inline constexpr Sm90Choice kSm90BlockChoices[] = {
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 128, 2, true},
+    {128, 128, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {192, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };

@@ -184,7 +184,7 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   const Problem all = with_blocks(p, 128, 128), each = with_blocks(p, 128, 32, 8);
   const plan::Plan plan = plan::make_plan(all, hopper());
   EXPECT_EQ(plan.forward.pack_gqa, 1);
-  EXPECT_EQ(plan.forward.tile.tile_n, 64);
+  EXPECT_EQ(plan.forward.tile.tile_n, 128);
   ASSERT_EQ(plan.launches.size(), 3u);
   EXPECT_EQ(plan.launches[0].entry, plan::kListStepsEntry);
   EXPECT_EQ(plan.launches[0].grid, 8u);  // tiles of one head
@@ -192,8 +192,12 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   EXPECT_EQ(plan.launches[1].grid, 1u);
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[1].grid, 8u);
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[0].grid, 64u);
-  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 8) * 4u + 8u * 4u);
+  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 4) * 4u + 8u * 4u);
   EXPECT_EQ(plan::make_plan(each, hopper()).forward.tile.tile_n, 32);
+  EXPECT_EQ(plan::make_plan(with_blocks(p, 128, 64), hopper()).forward.tile.tile_n, 64);
+  Problem biased = p;  // what is done to scores takes registers
+  biased.alibi_slopes.present = true;
+  EXPECT_EQ(plan::make_plan(with_blocks(biased, 128, 128), hopper()).forward.tile.tile_n, 64);
   Problem wide = p;
   wide.head_dim = wide.head_dim_v = 64;
   EXPECT_EQ(plan::make_plan(with_blocks(wide, 64, 128), hopper()).forward.tile.tile_n, 128);

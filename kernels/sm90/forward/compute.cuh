@@ -56,8 +56,8 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     }
 
     float scores[T.tile_n / 2], out[T.head_dim_v / 2], inverse[2];
-    u32 probabilities[T.tile_n / 4], kept[kKeptNumbers<T>];
-    const Fragments<T> fragments{queries, scores, out, probabilities, kept};
+    u32 probabilities[T.tile_n / 4], kept[kKeptNumbers<T>], shown[kShownNumbers<T>];
+    const Fragments<T> fragments{queries, scores, out, probabilities, kept, shown};
     FragmentSoftmax<T.f16> softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;

@@ -2,6 +2,7 @@
 // texts of calls to these. A bool is the int 0 or 1.
 #pragma once
 #include "ptx/global.cuh"
+#include "ptx/warp.cuh"
 #include "shared/mods.h"
 #include "tile/row.cuh"
 
@@ -47,13 +48,34 @@ TANDEM_DEVICE float mod_exp(float a) { return expf(a); }
 TANDEM_DEVICE float mod_exp2(float a) { return exp2f(a); }
 TANDEM_DEVICE float mod_log(float a) { return logf(a); }
 TANDEM_DEVICE float mod_log2(float a) { return log2f(a); }
-TANDEM_DEVICE float mod_tanh(float a) { return tanhf(a); }
-TANDEM_DEVICE float mod_sigmoid(float a) { return 1 / (1 + expf(-a)); }
+// Within 2^-21 of it, from 0 on. tanhf() is two units in the last place at most, and parts a warp where some scores are
+// small and some are not: here all go both ways.
+TANDEM_DEVICE float mod_tanh(float a) {
+  constexpr float kNear = 0.6f, kDoubleLog2e = 2.88539008177792681472f;
+  const float square = a * a;
+  float near = fmaf(square, 0x1.01e104p-6f, -0x1.ac795cp-5f);
+  near = fmaf(near, square, 0x1.10b282p-3f);
+  near = fmaf(near, square, -0x1.5553dap-2f);
+  near = fmaf(near, square, 1.0f) * a;
+  const float far = fmaf(-2.0f, reciprocal(1.0f + exp2_approx(kDoubleLog2e * a)), 1.0f);
+  return fabsf(a) < kNear ? near : far;
+}
+// Within (2 + |a|) 2^-23 of it; 0 below -88.
+TANDEM_DEVICE float mod_sigmoid(float a) { return reciprocal(1.0f + exp2_approx(-1.44269504088896340736f * a)); }
 TANDEM_DEVICE float mod_sqrt(float a) { return sqrtf(a); }
 TANDEM_DEVICE float mod_add(float a, float b) { return a + b; }
 TANDEM_DEVICE float mod_subtract(float a, float b) { return a - b; }
 TANDEM_DEVICE float mod_multiply(float a, float b) { return a * b; }
 TANDEM_DEVICE float mod_divide(float a, float b) { return a / b; }
+// The same where b is that of all scores: what follows from it is computed once. Rounded correctly, by the remainder
+// (Markstein), where that is a normal number: elsewhere, which is where quotients are beyond 2^+-60 or so, within a unit
+// in the last place.
+TANDEM_DEVICE float mod_divide_by(float a, float b) {
+  const float size = fabsf(b), scale = size < 0x1p-60f ? 0x1p64f : size > 0x1p60f ? 0x1p-64f : 1.0f;
+  const float divisor = b * scale, inverse = 1.0f / divisor, dividend = a * scale, near = dividend * inverse;
+  const float nearest = fmaf(fmaf(-near, divisor, dividend), inverse, near);
+  return fabsf(dividend) > 0x1p-60f && fabsf(dividend) < 0x1p40f ? nearest : near;
+}
 TANDEM_DEVICE float mod_min(float a, float b) { return a < b || a != a ? a : b; }
 TANDEM_DEVICE float mod_max(float a, float b) { return a > b || a != a ? a : b; }
 TANDEM_DEVICE float mod_clamp(float x, float least, float most) { return mod_min(mod_max(x, least), most); }

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cinttypes>
 #include <cstdio>
+#include <vector>
 
 #include "base/text.h"
 
@@ -49,6 +50,21 @@ std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
   }
 }
 
+// Which nodes may differ from score to score of a head.
+std::vector<bool> varying(const Graph& graph) {
+  std::vector<bool> varies(static_cast<size_t>(graph.size()));
+  for (NodeId id = 0; id < graph.size(); ++id) {
+    const Node& node = graph[id];
+    const auto input = static_cast<Input>(node.index);
+    bool any = node.op == Op::input && (input == Input::score || input == Input::q || input == Input::k);
+    for (int i = 0; i < node.operand_count(); ++i) {
+      any = any || varies[static_cast<size_t>(node.operands[static_cast<size_t>(i)])];
+    }
+    varies[static_cast<size_t>(id)] = any;
+  }
+  return varies;
+}
+
 std::string function_of(const char* prefix, const Mod& mod, const Node& node) {
   // ~ of a bool is not.
   if (node.op == Op::flip && mod.graph[node.operands[0]].type == Type::boolean) return str_cat(prefix, "not(");
@@ -69,12 +85,14 @@ std::string operands_of_call(const Node& node, bool is_leaf) {
 
 std::string print_values(const Mod& mod, std::span<const NodeId> results) {
   constexpr const char* kPrefix = "mod_";
+  const std::vector<bool> varies = varying(mod.graph);
   std::string text;
   for (const NodeId id : mod.graph.needed_by(results)) {
     const Node& node = mod.graph[id];
     const bool is_leaf = operands_of(node.op) == 0;
-    text += str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ",
-                    is_leaf ? leaf(kPrefix, mod, node) : function_of(kPrefix, mod, node),
+    std::string function = is_leaf ? leaf(kPrefix, mod, node) : function_of(kPrefix, mod, node);
+    if (node.op == Op::divide && !varies[static_cast<size_t>(node.operands[1])]) function = "mod_divide_by(";
+    text += str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ", function,
                     operands_of_call(node, is_leaf), ";\n");
   }
   return text;

@@ -118,14 +118,6 @@ struct NoSteps {
   TANDEM_DEVICE NoSteps(const BackwardParams&, const KeyTile&) {}
 };
 
-template <bool first, class A, class B>
-struct OneOf {
-  using Type = A;
-};
-template <class A, class B>
-struct OneOf<false, A, B> {
-  using Type = B;
-};
 template <auto T>
 using KeySteps = typename OneOf<T.block_mask, ListedSteps<T>, RangeOfSteps<T>>::Type;
 // For who counts the others by itself.

@@ -12,9 +12,18 @@ struct ModPlace {
 };
 
 // Printed for a kernel, if it has such: the new score, its derivative by the old one, and whether the key is visible.
-// Templates, so that one which is not printed is not asked for.
+// Templates, so that one which is not printed is not asked for. What costs something and is the same for all scores of
+// a row, elements of its head or query that are read above all, is held by who goes through the row.
 template <auto T>
-TANDEM_DEVICE float score_mod(float score, const ModPlace& at, const ModNames& names);
+struct ScoreRow;
+template <auto T>
+TANDEM_DEVICE ScoreRow<T> score_row(const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE float score_mod(float score, const ModPlace& at, const ModNames& names) {
+  return score_mod<T>(score, score_row<T>(at, names), at, names);
+}
 template <auto T>
 TANDEM_DEVICE float score_slope(float score, const ModPlace& at, const ModNames& names);
 template <auto T>

@@ -1,5 +1,6 @@
 #include "mods/print.h"
 
+#include <algorithm>
 #include <bit>
 #include <cinttypes>
 #include <cstdio>
@@ -50,19 +51,32 @@ std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
   }
 }
 
-// Which nodes may differ from score to score of a head.
-std::vector<bool> varying(const Graph& graph) {
-  std::vector<bool> varies(static_cast<size_t>(graph.size()));
+// Which nodes follow any of these inputs.
+template <class Follows>
+std::vector<bool> following(const Graph& graph, const Follows& follows) {
+  std::vector<bool> all(static_cast<size_t>(graph.size()));
   for (NodeId id = 0; id < graph.size(); ++id) {
     const Node& node = graph[id];
-    const auto input = static_cast<Input>(node.index);
-    bool any = node.op == Op::input && (input == Input::score || input == Input::q || input == Input::k);
+    bool any = node.op == Op::input && follows(static_cast<Input>(node.index));
     for (int i = 0; i < node.operand_count(); ++i) {
-      any = any || varies[static_cast<size_t>(node.operands[static_cast<size_t>(i)])];
+      any = any || all[static_cast<size_t>(node.operands[static_cast<size_t>(i)])];
     }
-    varies[static_cast<size_t>(id)] = any;
+    all[static_cast<size_t>(id)] = any;
   }
-  return varies;
+  return all;
+}
+// May differ from score to score of a row, and of a head.
+bool of_score(Input input) { return input == Input::score || input == Input::k; }
+bool of_row_or_score(Input input) { return of_score(input) || input == Input::q; }
+
+// Loads, and what takes more than an instruction or two.
+bool is_costly(Op op) {
+  return op == Op::gather || (op >= Op::exp && op <= Op::sqrt) || op == Op::divide || op == Op::floor_divide ||
+         op == Op::modulo;
+}
+
+std::string line_of(const Node& node, NodeId id, const std::string& value) {
+  return str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ", value, ";\n");
 }
 
 std::string function_of(const char* prefix, const Mod& mod, const Node& node) {
@@ -83,23 +97,61 @@ std::string operands_of_call(const Node& node, bool is_leaf) {
 
 }  // namespace
 
-std::string print_values(const Mod& mod, std::span<const NodeId> results) {
+std::string print_values(const Mod& mod, std::span<const NodeId> results, std::span<const NodeId> held) {
   constexpr const char* kPrefix = "mod_";
-  const std::vector<bool> varies = varying(mod.graph);
+  const std::vector<bool> varies = following(mod.graph, of_row_or_score);
   std::string text;
-  for (const NodeId id : mod.graph.needed_by(results)) {
+  for (const NodeId id : mod.graph.needed_by(results, held)) {
     const Node& node = mod.graph[id];
+    if (std::find(held.begin(), held.end(), id) != held.end()) {
+      text += line_of(node, id, str_cat("row.v", id));
+      continue;
+    }
     const bool is_leaf = operands_of(node.op) == 0;
     std::string function = is_leaf ? leaf(kPrefix, mod, node) : function_of(kPrefix, mod, node);
     if (node.op == Op::divide && !varies[static_cast<size_t>(node.operands[1])]) function = "mod_divide_by(";
-    text += str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ", function,
-                    operands_of_call(node, is_leaf), ";\n");
+    text += line_of(node, id, function + operands_of_call(node, is_leaf));
   }
   return text;
 }
 
-std::string print(const Mod& mod, NodeId result) {
-  return str_cat(print_values(mod, {&result, 1}), "  return v", result, ";\n");
+std::string print(const Mod& mod, NodeId result, std::span<const NodeId> held) {
+  return str_cat(print_values(mod, {&result, 1}, held), "  return v", result, ";\n");
+}
+
+std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result) {
+  constexpr size_t kMost = 4;  // registers of a thread, for each of its rows
+  const Graph& graph = mod.graph;
+  const std::vector<bool> varies = following(graph, of_score);
+  std::vector<bool> costs(static_cast<size_t>(graph.size()));
+  std::vector<NodeId> held;
+  for (const NodeId id : graph.needed_by({&result, 1})) {
+    const Node& node = graph[id];
+    bool any = is_costly(node.op);
+    for (int i = 0; i < node.operand_count(); ++i) {
+      const NodeId operand = node.operands[static_cast<size_t>(i)];
+      const auto at = static_cast<size_t>(operand);
+      any = any || costs[at];
+      const bool kept = std::find(held.begin(), held.end(), operand) != held.end();
+      if (varies[static_cast<size_t>(id)] && !varies[at] && costs[at] && !kept && held.size() < kMost) {
+        held.push_back(operand);
+      }
+    }
+    costs[static_cast<size_t>(id)] = any;
+  }
+  return held;
+}
+
+bool is_light(const Mod& mod, NodeId result) {
+  constexpr int kMost = 24;
+  const std::vector<bool> varies = following(mod.graph, of_score);
+  int operations = 0;
+  for (const NodeId id : mod.graph.needed_by({&result, 1})) {
+    const Op op = mod.graph[id].op;
+    if (!varies[static_cast<size_t>(id)] || op == Op::input) continue;
+    if (op == Op::gather || ++operations > kMost) return false;
+  }
+  return true;
 }
 
 std::string print_touch(const Mod& mod, NodeId gather) {

@@ -154,6 +154,23 @@ std::string touches_of(const Mod& mod) {
   return print_values(mod, indices) + lines;
 }
 
+// The new score, from what its row holds and from the rest.
+std::string row_functions_of(const Mod& mod) {
+  const std::vector<NodeId> held = held_by_rows(mod, mod.result);
+  std::string members, values;
+  for (const NodeId id : held) {
+    members += str_cat("  ", mod.graph[id].type == Type::real ? "float" : "int", " v", id, ";\n");
+    values += str_cat(values.empty() ? "v" : ", v", id);
+  }
+  return str_cat("template <auto T>\nstruct ScoreRow {\n", members,
+                 "};\ntemplate <auto T>\nTANDEM_DEVICE ScoreRow<T> score_row(const ModPlace& at, const ModNames& "
+                 "names) {\n",
+                 print_values(mod, held), "  return {", values,
+                 "};\n}\ntemplate <auto T>\nTANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const "
+                 "ModPlace& at, const ModNames& names) {\n",
+                 print(mod, mod.result, held), "}\n");
+}
+
 std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture>& captures) {
   const auto function = [&mod](const char* head, NodeId result) {
     return str_cat("template <auto T>\nTANDEM_DEVICE ", head, "const ModPlace& at, const ModNames& names) {\n",
@@ -164,7 +181,7 @@ std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture
                    "template <auto T>\nTANDEM_DEVICE void mask_touch(const ModPlace& at, const ModNames& names) {\n",
                    touches_of(mod), "}\n");
   }
-  return function("float score_mod(float score, ", mod.result) + function("float score_slope(float score, ", slope) +
+  return row_functions_of(mod) + function("float score_slope(float score, ", slope) +
          capture_functions_of(mod, captures);
 }
 
@@ -194,7 +211,8 @@ Program::Program(Mod read)
       capture_tiles(mod.graph, capturing),
       cuda(functions_of(mod, gradient.score, captures)),
       cuda_hash(hash_of(cuda)),
-      cuda_ranges(ranges_of(mod)) {}
+      cuda_ranges(ranges_of(mod)),
+      light(is_light(mod, mod.result)) {}
 
 Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program) {
   const std::string key = key_of(text, signature);

@@ -39,6 +39,7 @@ struct Program {
   std::string cuda;         // those functions of kernels/tile/mod_functions.cuh that are printed
   uint64_t cuda_hash;       // of that text, never 0
   std::string cuda_ranges;  // of a mask: that of kernels/tile/mod_range.cuh
+  bool light;               // of a score modification: is_light()
 
   bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are
 };

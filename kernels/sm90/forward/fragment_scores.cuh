@@ -6,12 +6,12 @@
 #include "tile/mask.cuh"
 #include "tile/score_mod.cuh"
 
-// Scores in log2 units from products.
+// Scores from products: in log2 units, or with a score_mod not.
 template <Sm90ForwardConfig T, int n>
 TANDEM_DEVICE void apply_score_mod(float (&s)[n], const ForwardParams& p, const TileCoords& t, const Row (&rows)[2],
-                                   int column0) {
+                                   const HeldRow<T> (&held)[2], int column0) {
   if constexpr (T.softcap) apply_softcap<false>(s, p);
-  const ScoreMod<T> mods[2] = {{p, t, rows[0]}, {p, t, rows[1]}};
+  const ScoreMod<T, T.score_mod> mods[2] = {{p, t, rows[0], held[0]}, {p, t, rows[1], held[1]}};
 #pragma unroll
   for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](s[r], p, column0 + column_of(r));
 }

@@ -14,7 +14,7 @@ struct ScoreConstants {
   Dropout dropout;
 
   TANDEM_DEVICE explicit ScoreConstants(const ForwardParams& p)
-      : scale_log2(T.has_score_mod() ? 1.0f : p.scale_log2), threshold(kRescaleThreshold / scale_log2) {
+      : scale_log2(T.score_mod ? kLog2e : T.has_score_mod() ? 1.0f : p.scale_log2), threshold(kRescaleThreshold / scale_log2) {
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
   }
 };
@@ -33,6 +33,7 @@ struct Fragments {
   u32 (&probabilities)[T.tile_n / 4];
   u32 (&kept)[kKeptNumbers<T>];
   u32 (&shown)[kShownNumbers<T>];  // of a step in which a block mask hides something
+  const HeldRow<T> (&held)[2];
 };
 
 // What the mask_mod of a block mask says, where it is asked: beside the product of the scores that it hides.
@@ -45,14 +46,14 @@ TANDEM_DEVICE void ask_mask(u32 (&shown)[kShownNumbers<T>], const WorkRows<T>& r
 
 // Changes and hides scores, but for what a block mask hides. masked: some rows may not see some of the keys.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void mod_and_mask(float (&scores)[T.tile_n / 2], const WorkRows<T>& rows, const NBlockSteps<T>& at,
-                                int n_block, bool masked) {
+TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block,
+                                bool masked) {
   const ForwardParams& p = rows.p;
   const int column0 = n_block * T.tile_n + 2 * (rows.w.lane & 3);
   if constexpr (T.has_score_mod())
-    apply_score_mod<T>(scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
+    apply_score_mod<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, f.held, column0);
   if (masked && warp_any(n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin)))
-    apply_mask<T>(scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
+    apply_mask<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
 }
 
 template <Sm90ForwardConfig T>
@@ -94,7 +95,7 @@ TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const Work
   wgmma_wait<0>();
   fence_operand(f.scores);
   w.release_k();
-  mod_and_mask(f.scores, rows, at, n_block, true);
+  mod_and_mask(f, rows, at, n_block, true);
   if constexpr (T.block_mask) apply_block_mask<T>(f.scores, f.shown, at.state);
   softmax.update_max(f.scores, constants.scale_log2, constants.threshold);
   softmax.template exponentials<0, T.tile_n / 2>(f.scores, constants.scale_log2);
@@ -127,7 +128,7 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     wgmma_wait<1>();
     fence_operand(f.scores);
     w.release_k();
-    mod_and_mask(f.scores, rows, at, n_block, masked);
+    mod_and_mask(f, rows, at, n_block, masked);
     if (strict) {
       if constexpr (T.block_mask) apply_block_mask<T>(f.scores, f.shown, at.state);
       softmax.update_max(f.scores, scale_log2, threshold);

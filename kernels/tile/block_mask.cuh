@@ -51,7 +51,7 @@ TANDEM_DEVICE void touch_keys(const ForwardParams& p, const MaskMod<T>& mod, int
   static_assert(keys <= 128);
   ModPlace at = mod.place;
   at.k = first + static_cast<int>(threadIdx.x % 32) * (keys / 32);
-  mask_touch<T>(at, static_cast<const ModifiedForwardParams&>(p).mods.mask);
+  mask_touch_keys<T>(at, static_cast<const ModifiedForwardParams&>(p).mods.mask);
 }
 
 // Marks those of the n_blocks [begin, end) that a row's blocks have in states, which begin at first. Indices may be

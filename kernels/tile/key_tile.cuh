@@ -95,6 +95,7 @@ struct ListedSteps {
         next_ += first;
       }
     }
+    ahead_ = *next_++;
     read();
   }
   TANDEM_DEVICE void advance() {
@@ -105,10 +106,12 @@ struct ListedSteps {
  private:
   const BackwardParams& p_;
   const int* next_;
+  int ahead_;  // the next step: on its way while this one is made
 
   // Behind the last step there is one more number, which is none.
   TANDEM_DEVICE void read() {
-    const int step = *next_++;
+    const int step = ahead_;
+    if (left > 0) ahead_ = *next_++;
     m_block = step / p_.heads_q;
     head = step - m_block * p_.heads_q;
   }

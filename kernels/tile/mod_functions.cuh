@@ -28,10 +28,12 @@ template <auto T>
 TANDEM_DEVICE float score_slope(float score, const ModPlace& at, const ModNames& names);
 template <auto T>
 TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names);
-// Fetches what mask_mod() reads of a key, whichever the query: a warp does that for all keys of a step at once, before
-// it asks for them some at a time, and would wait for memory each time.
+// Fetch what mask_mod() reads of a key, whichever the query, or of a query, whichever the key: a warp does that for all
+// of a step at once, before it asks for them some at a time, and would wait for memory each time.
 template <auto T>
-TANDEM_DEVICE void mask_touch(const ModPlace& at, const ModNames& names);
+TANDEM_DEVICE void mask_touch_keys(const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE void mask_touch_queries(const ModPlace& at, const ModNames& names);
 
 // And what score_mod reads: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. They are parted
 // by the lines of a tile along which the same element may be read again and again: of a query, of a key, or of a

@@ -140,14 +140,14 @@ std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& cap
                  bodies, "}\n");
 }
 
-// Elements that a mask reads of a key, whichever the query.
-std::string touches_of(const Mod& mod) {
+// Elements that a mask reads of a key, whichever the query, or of a query.
+std::string touches_of(const Mod& mod, Follows what) {
   const std::vector<uint8_t> positions = follows(mod.graph);
   std::vector<NodeId> indices;
   std::string lines;
   for (const NodeId id : mod.graph.needed_by({&mod.result, 1})) {
     const Node& node = mod.graph[id];
-    if (node.op != Op::gather || positions[static_cast<size_t>(id)] != kKey) continue;
+    if (node.op != Op::gather || positions[static_cast<size_t>(id)] != what) continue;
     indices.insert(indices.end(), node.operands.begin(), node.operands.begin() + node.operand_count());
     lines += print_touch(mod, id);
   }
@@ -177,9 +177,12 @@ std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture
                    print(mod, result), "}\n");
   };
   if (mod.signature.result == Signature::Result::mask) {
-    return str_cat(function("bool mask_mod(", mod.result),
-                   "template <auto T>\nTANDEM_DEVICE void mask_touch(const ModPlace& at, const ModNames& names) {\n",
-                   touches_of(mod), "}\n");
+    const auto touch = [&mod](const char* name, Follows what) {
+      return str_cat("template <auto T>\nTANDEM_DEVICE void ", name,
+                     "(const ModPlace& at, const ModNames& names) {\n", touches_of(mod, what), "}\n");
+    };
+    return function("bool mask_mod(", mod.result) + touch("mask_touch_keys", kKey) +
+           touch("mask_touch_queries", kQuery);
   }
   return row_functions_of(mod) + function("float score_slope(float score, ", slope) +
          capture_functions_of(mod, captures);

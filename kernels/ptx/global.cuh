@@ -1,5 +1,5 @@
-// Numbers in global memory by which CTAs tell each other what they have done (PTX ISA "ld", "red"); and other ways to it
-// that the language has no words for.
+// Numbers in global memory by which CTAs tell each other what they have done (PTX ISA "ld", "red"); and other ways to
+// it that the language has no words for.
 #pragma once
 #include "ptx/base.cuh"
 

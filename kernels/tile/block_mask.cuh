@@ -44,8 +44,8 @@ struct MaskMod {
   }
 };
 
-// What it reads of keys [first, first + keys) is fetched by the lanes of a warp together: a lane names every fourth key,
-// or fewer, so that all sectors of 32 bytes are named where elements have up to 8.
+// What it reads of keys [first, first + keys) is fetched by the lanes of a warp together: a lane names every fourth
+// key, or fewer, so that all sectors of 32 bytes are named where elements have up to 8.
 template <auto T, int keys>
 TANDEM_DEVICE void touch_keys(const ForwardParams& p, const MaskMod<T>& mod, int first) {
   static_assert(keys <= 128);

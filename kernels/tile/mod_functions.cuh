@@ -79,8 +79,8 @@ TANDEM_DEVICE float mod_subtract(float a, float b) { return a - b; }
 TANDEM_DEVICE float mod_multiply(float a, float b) { return a * b; }
 TANDEM_DEVICE float mod_divide(float a, float b) { return a / b; }
 // The same where b is that of all scores: what follows from it is computed once. Rounded correctly, by the remainder
-// (Markstein), where that is a normal number: elsewhere, which is where quotients are beyond 2^+-60 or so, within a unit
-// in the last place.
+// (Markstein), where that is a normal number: elsewhere, which is where quotients are beyond 2^+-60 or so, within a
+// unit in the last place.
 TANDEM_DEVICE float mod_divide_by(float a, float b) {
   const float size = fabsf(b), scale = size < 0x1p-60f ? 0x1p64f : size > 0x1p60f ? 0x1p-64f : 1.0f;
   const float divisor = b * scale, inverse = 1.0f / divisor, dividend = a * scale, near = dividend * inverse;

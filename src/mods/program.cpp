@@ -178,8 +178,8 @@ std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture
   };
   if (mod.signature.result == Signature::Result::mask) {
     const auto touch = [&mod](const char* name, Follows what) {
-      return str_cat("template <auto T>\nTANDEM_DEVICE void ", name,
-                     "(const ModPlace& at, const ModNames& names) {\n", touches_of(mod, what), "}\n");
+      return str_cat("template <auto T>\nTANDEM_DEVICE void ", name, "(const ModPlace& at, const ModNames& names) {\n",
+                     touches_of(mod, what), "}\n");
     };
     return function("bool mask_mod(", mod.result) + touch("mask_touch_keys", kKey) +
            touch("mask_touch_queries", kQuery);

@@ -100,8 +100,10 @@ void expect_within(mods::Op op, const std::string& call, const std::function<dou
 }
 
 TEST(KernelsFunctions, HyperbolicTangentAndSigmoid) {
-  expect_within(mods::Op::tanh, "mod_tanh(a)", [](double) { return 0x1p-21; }, 0x1p-148);
-  expect_within(mods::Op::sigmoid, "mod_sigmoid(a)", [](double a) { return (2 + std::fabs(a)) * 0x1p-23; }, 0x1p-126);
+  expect_within(
+      mods::Op::tanh, "mod_tanh(a)", [](double) { return 0x1p-21; }, 0x1p-148);
+  expect_within(
+      mods::Op::sigmoid, "mod_sigmoid(a)", [](double a) { return (2 + std::fabs(a)) * 0x1p-23; }, 0x1p-126);
   const float ends[] = {INFINITY, -INFINITY, 20, -20, 0.0f, -0.0f};
   const std::vector<float> a(std::begin(ends), std::end(ends));
   EXPECT_EQ(run(*the_gpu(), "mod_tanh(a)", a, a), (std::vector<float>{1, -1, 1, -1, 0, 0}));
@@ -114,7 +116,9 @@ TEST(KernelsFunctions, QuotientsByOneDivisor) {
   const std::vector<float> got = run(*the_gpu(), "mod_divide_by(a, b)", a, b);
   for (size_t i = 0; i < a.size(); ++i) {
     const float exact = a[i] / b[i];
-    const auto ordinary = [](float x, double least, double most) { return std::fabs(x) > least && std::fabs(x) < most; };
+    const auto ordinary = [](float x, double least, double most) {
+      return std::fabs(x) > least && std::fabs(x) < most;
+    };
     const std::string what = str_cat(a[i], " / ", b[i]);
     if (std::isnan(exact)) {
       ASSERT_TRUE(std::isnan(got[i])) << what;

@@ -74,7 +74,8 @@ TEST(ForwardPlan, FirstEntryThatServes) {
           const auto* entry = std::find_if(
               std::begin(plan::kSm90Choices), std::end(plan::kSm90Choices), [&](const plan::Sm90Choice& c) {
                 const bool plain = (options & 4) == 0 || t.head_dim > 64;  // where a softcap takes no registers
-                return c.serves(t.head_dim, t.head_dim_v, seqlen, seqlen, t.left, t.right, plain ? plan::Scores::plain : plan::Scores::any);
+                return c.serves(t.head_dim, t.head_dim_v, seqlen, seqlen, t.left, t.right,
+                                plain ? plan::Scores::plain : plan::Scores::any);
               });
           ASSERT_NE(entry, std::end(plan::kSm90Choices)) << plan::name_of(t);
           EXPECT_EQ(t.warpgroups, entry->warpgroups);

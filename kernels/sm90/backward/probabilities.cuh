@@ -77,8 +77,7 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void apply_block_mask(float (&scores)[T.score_queries() / 2], const Shown<T>& shown) {
   if (shown.state == StepState::full) return;
 #pragma unroll
-  for (int r = 0; r < T.score_queries() / 2; ++r)
-    scores[r] = shown.bits[r / 32] >> r % 32 & 1 ? scores[r] : -kInfinity;
+  for (int r = 0; r < T.score_queries() / 2; ++r) scores[r] = shown.bits[r / 32] >> r % 32 & 1 ? scores[r] : -kInfinity;
 }
 
 // -lse in log2 units (which 0), or delta (1), of the queries of a pair of neighbouring columns.
@@ -118,8 +117,8 @@ TANDEM_DEVICE float kept_or_zero(const u32 (&kept)[kKeptNumbers<T>], int r, floa
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
                                       u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
-                                      const Shown<T>& shown, const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
-                                      const WarpgroupSteps<T>& step) {
+                                      const Shown<T>& shown, const WarpgroupTile<T>& tile,
+                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
   const BackwardParams& p = tile.p;
   const HeadScores<T> of_head(p, tile.sequence, step.head);
   if constexpr (T.softcap) apply_softcap<false>(scores, p);

@@ -14,7 +14,10 @@ struct ScoreConstants {
   Dropout dropout;
 
   TANDEM_DEVICE explicit ScoreConstants(const ForwardParams& p)
-      : scale_log2(T.score_mod ? kLog2e : T.has_score_mod() ? 1.0f : p.scale_log2), threshold(kRescaleThreshold / scale_log2) {
+      : scale_log2(T.score_mod         ? kLog2e
+                   : T.has_score_mod() ? 1.0f
+                                       : p.scale_log2),
+        threshold(kRescaleThreshold / scale_log2) {
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
   }
 };

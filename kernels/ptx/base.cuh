@@ -21,6 +21,16 @@ TANDEM_DEVICE bool elect_one() {
   return elected != 0;
 }
 
+// The first of two types, or the second.
+template <bool first, class A, class B>
+struct OneOf {
+  using Type = A;
+};
+template <class A, class B>
+struct OneOf<false, A, B> {
+  using Type = B;
+};
+
 // The same value in all lanes, in a way that the compiler sees: what is computed from it stays in uniform registers.
 TANDEM_DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 // A condition that is the same in all lanes, likewise: ring slots and descriptors of a loop that ends by it stay in

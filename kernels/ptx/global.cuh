@@ -1,4 +1,5 @@
-// Numbers in global memory by which CTAs tell each other what they have done (PTX ISA "ld", "red").
+// Numbers in global memory by which CTAs tell each other what they have done (PTX ISA "ld", "red"); and other ways to
+// it that the language has no words for.
 #pragma once
 #include "ptx/base.cuh"
 
@@ -11,6 +12,8 @@ TANDEM_DEVICE int load_acquire(const int* from) {
 TANDEM_DEVICE void add_release(int* to, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
+// What is read there soon is on its way to this SM (PTX ISA "prefetch"). Any address of a tensor.
+TANDEM_DEVICE void prefetch_global(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
 // Sums, or bits, that are the same in any order.
 TANDEM_DEVICE void global_add(u64* to, u64 x) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");

@@ -44,6 +44,16 @@ struct MaskMod {
   }
 };
 
+// What it reads of keys [first, first + keys) is fetched by the lanes of a warp together: a lane names every fourth
+// key, or fewer, so that all sectors of 32 bytes are named where elements have up to 8.
+template <auto T, int keys>
+TANDEM_DEVICE void touch_keys(const ForwardParams& p, const MaskMod<T>& mod, int first) {
+  static_assert(keys <= 128);
+  ModPlace at = mod.place;
+  at.k = first + static_cast<int>(threadIdx.x % 32) * (keys / 32);
+  mask_touch_keys<T>(at, static_cast<const ModifiedForwardParams&>(p).mods.mask);
+}
+
 // Marks those of the n_blocks [begin, end) that a row's blocks have in states, which begin at first. Indices may be
 // anything.
 TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& list, const TileCoords& tile, int row,

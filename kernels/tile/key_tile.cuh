@@ -99,6 +99,7 @@ struct ListedSteps {
         next_ += first;
       }
     }
+    ahead_ = *next_++;
     read();
   }
   TANDEM_DEVICE void advance() {
@@ -109,10 +110,12 @@ struct ListedSteps {
  private:
   const BackwardParams& p_;
   const int* next_;
+  int ahead_;  // the next step: on its way while this one is made
 
   // Behind the last step there is one more number, which is none.
   TANDEM_DEVICE void read() {
-    const int step = *next_++;
+    const int step = ahead_;
+    if (left > 0) ahead_ = *next_++;
     m_block = step / p_.heads_q;
     head = step - m_block * p_.heads_q;
   }
@@ -122,14 +125,6 @@ struct NoSteps {
   TANDEM_DEVICE NoSteps(const BackwardParams&, const KeyTile&) {}
 };
 
-template <bool first, class A, class B>
-struct OneOf {
-  using Type = A;
-};
-template <class A, class B>
-struct OneOf<false, A, B> {
-  using Type = B;
-};
 template <auto T>
 using KeySteps = typename OneOf<T.block_mask, ListedSteps<T>, RangeOfSteps<T>>::Type;
 // For who counts the others by itself.

@@ -1,7 +1,8 @@
 // The operations of score and mask modifications, one function each, as docs/mods.md has them: src/mods/print.cpp makes
 // texts of calls to these. A bool is the int 0 or 1.
 #pragma once
-#include "ptx/base.cuh"
+#include "ptx/global.cuh"
+#include "ptx/warp.cuh"
 #include "shared/mods.h"
 #include "tile/row.cuh"
 
@@ -11,13 +12,28 @@ struct ModPlace {
 };
 
 // Printed for a kernel, if it has such: the new score, its derivative by the old one, and whether the key is visible.
-// Templates, so that one which is not printed is not asked for.
+// Templates, so that one which is not printed is not asked for. What costs something and is the same for all scores of
+// a row, elements of its head or query that are read above all, is held by who goes through the row.
 template <auto T>
-TANDEM_DEVICE float score_mod(float score, const ModPlace& at, const ModNames& names);
+struct ScoreRow;
+template <auto T>
+TANDEM_DEVICE ScoreRow<T> score_row(const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE float score_mod(float score, const ModPlace& at, const ModNames& names) {
+  return score_mod<T>(score, score_row<T>(at, names), at, names);
+}
 template <auto T>
 TANDEM_DEVICE float score_slope(float score, const ModPlace& at, const ModNames& names);
 template <auto T>
 TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names);
+// Fetch what mask_mod() reads of a key, whichever the query, or of a query, whichever the key: a warp does that for all
+// of a step at once, before it asks for them some at a time, and would wait for memory each time.
+template <auto T>
+TANDEM_DEVICE void mask_touch_keys(const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE void mask_touch_queries(const ModPlace& at, const ModNames& names);
 
 // And what score_mod reads: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. They are parted
 // by the lines of a tile along which the same element may be read again and again: of a query, of a key, or of a
@@ -43,13 +59,34 @@ TANDEM_DEVICE float mod_exp(float a) { return expf(a); }
 TANDEM_DEVICE float mod_exp2(float a) { return exp2f(a); }
 TANDEM_DEVICE float mod_log(float a) { return logf(a); }
 TANDEM_DEVICE float mod_log2(float a) { return log2f(a); }
-TANDEM_DEVICE float mod_tanh(float a) { return tanhf(a); }
-TANDEM_DEVICE float mod_sigmoid(float a) { return 1 / (1 + expf(-a)); }
+// Within 2^-21 of it, from 0 on. tanhf() is two units in the last place at most, and parts a warp where some scores are
+// small and some are not: here all go both ways.
+TANDEM_DEVICE float mod_tanh(float a) {
+  constexpr float kNear = 0.6f, kDoubleLog2e = 2.88539008177792681472f;
+  const float square = a * a;
+  float near = fmaf(square, 0x1.01e104p-6f, -0x1.ac795cp-5f);
+  near = fmaf(near, square, 0x1.10b282p-3f);
+  near = fmaf(near, square, -0x1.5553dap-2f);
+  near = fmaf(near, square, 1.0f) * a;
+  const float far = fmaf(-2.0f, reciprocal(1.0f + exp2_approx(kDoubleLog2e * a)), 1.0f);
+  return fabsf(a) < kNear ? near : far;
+}
+// Within (2 + |a|) 2^-23 of it; 0 below -88.
+TANDEM_DEVICE float mod_sigmoid(float a) { return reciprocal(1.0f + exp2_approx(-1.44269504088896340736f * a)); }
 TANDEM_DEVICE float mod_sqrt(float a) { return sqrtf(a); }
 TANDEM_DEVICE float mod_add(float a, float b) { return a + b; }
 TANDEM_DEVICE float mod_subtract(float a, float b) { return a - b; }
 TANDEM_DEVICE float mod_multiply(float a, float b) { return a * b; }
 TANDEM_DEVICE float mod_divide(float a, float b) { return a / b; }
+// The same where b is that of all scores: what follows from it is computed once. Rounded correctly, by the remainder
+// (Markstein), where that is a normal number: elsewhere, which is where quotients are beyond 2^+-60 or so, within a
+// unit in the last place.
+TANDEM_DEVICE float mod_divide_by(float a, float b) {
+  const float size = fabsf(b), scale = size < 0x1p-60f ? 0x1p64f : size > 0x1p60f ? 0x1p-64f : 1.0f;
+  const float divisor = b * scale, inverse = 1.0f / divisor, dividend = a * scale, near = dividend * inverse;
+  const float nearest = fmaf(fmaf(-near, divisor, dividend), inverse, near);
+  return fabsf(dividend) > 0x1p-60f && fabsf(dividend) < 0x1p40f ? nearest : near;
+}
 TANDEM_DEVICE float mod_min(float a, float b) { return a < b || a != a ? a : b; }
 TANDEM_DEVICE float mod_max(float a, float b) { return a > b || a != a ? a : b; }
 TANDEM_DEVICE float mod_clamp(float x, float least, float most) { return mod_min(mod_max(x, least), most); }
@@ -84,11 +121,19 @@ TANDEM_DEVICE int mod_not(int a) { return a ^ 1; }
 TANDEM_DEVICE int mod_add(int a, int b) { return static_cast<int>(static_cast<u32>(a) + static_cast<u32>(b)); }
 TANDEM_DEVICE int mod_subtract(int a, int b) { return static_cast<int>(static_cast<u32>(a) - static_cast<u32>(b)); }
 TANDEM_DEVICE int mod_multiply(int a, int b) { return static_cast<int>(static_cast<u32>(a) * static_cast<u32>(b)); }
+// Rounded down; by 0 it is 0. Mostly one divisor is that of all scores: what follows from it, a division among that, a
+// compiler works out once. Of what is left, some ten instructions, all is multiplied, nothing is asked.
 TANDEM_DEVICE int mod_floor_divide(int a, int b) {
-  if (b == 0) return 0;
-  if (b == -1) return mod_negate(a);
-  const int quotient = a / b;
-  return quotient - (quotient * b != a && (a < 0) != (b < 0));
+  const int sign = b >> 31;
+  const u32 divisor = max(static_cast<u32>((b ^ sign) - static_cast<u32>(sign)), 1u);
+  const u32 inverse = ~0u / divisor;  // of 2^32, by less than 1 + 1 / divisor too little
+  const u32 turned = static_cast<u32>(a) * static_cast<u32>(sign | 1);
+  // Below 0 (what the least int by -1 gives is not) rounding down is rounding ~ of it to 0.
+  const int below = static_cast<int>(turned & ~static_cast<u32>(a & sign)) >> 31;
+  const u32 dividend = turned ^ static_cast<u32>(below);  // 2^31 at most: so the quotient is 1 too little at most
+  u32 quotient = __umulhi(dividend, inverse);
+  quotient += dividend - quotient * divisor >= divisor;
+  return static_cast<int>((quotient ^ static_cast<u32>(below)) & (b != 0 ? ~0u : 0u));
 }
 TANDEM_DEVICE int mod_modulo(int a, int b) { return mod_subtract(a, mod_multiply(mod_floor_divide(a, b), b)); }
 TANDEM_DEVICE int mod_min(int a, int b) { return min(a, b); }
@@ -108,34 +153,56 @@ TANDEM_DEVICE int mod_select(int condition, int a, int b) { return condition ? a
 TANDEM_DEVICE float mod_to_real(int a) { return static_cast<float>(a); }
 TANDEM_DEVICE int mod_to_int(int a) { return a; }
 
-// What a gather gives: a float, or an int.
-template <ModElement element>
-TANDEM_DEVICE auto mod_load(const void* data, i64 offset) {
-  if constexpr (element == ModElement::f64) {
-    return static_cast<float>(static_cast<const double*>(data)[offset]);
-  } else if constexpr (element == ModElement::f32) {
-    return static_cast<const float*>(data)[offset];
-  } else if constexpr (element == ModElement::bf16 || element == ModElement::f16) {
-    return to_float<element == ModElement::f16>(static_cast<const u16*>(data)[offset]);
-  } else if constexpr (element == ModElement::i64) {
-    const i64 wide = static_cast<const i64*>(data)[offset];
-    return static_cast<int>(min(max(wide, static_cast<i64>(kLeastInt)), static_cast<i64>(kMostInt)));
-  } else if constexpr (element == ModElement::i32) {
-    return static_cast<const int*>(data)[offset];
-  } else {
-    return static_cast<int>(static_cast<const unsigned char*>(data)[offset] != 0);
+constexpr int size_of(ModElement element) {
+  switch (element) {
+    case ModElement::f64:
+    case ModElement::i64: return 8;
+    case ModElement::f32:
+    case ModElement::i32: return 4;
+    case ModElement::bf16:
+    case ModElement::f16: return 2;
+    default: return 1;
   }
 }
 
-// The element that indices name, each clamped to its dimension.
+// What a gather gives: a float, or an int.
+template <ModElement element>
+TANDEM_DEVICE auto mod_load(const char* at) {
+  if constexpr (element == ModElement::f64) {
+    return static_cast<float>(*reinterpret_cast<const double*>(at));
+  } else if constexpr (element == ModElement::f32) {
+    return *reinterpret_cast<const float*>(at);
+  } else if constexpr (element == ModElement::bf16 || element == ModElement::f16) {
+    return to_float<element == ModElement::f16>(*reinterpret_cast<const u16*>(at));
+  } else if constexpr (element == ModElement::i64) {
+    const i64 wide = *reinterpret_cast<const i64*>(at);
+    return static_cast<int>(min(max(wide, static_cast<i64>(kLeastInt)), static_cast<i64>(kMostInt)));
+  } else if constexpr (element == ModElement::i32) {
+    return *reinterpret_cast<const int*>(at);
+  } else {
+    return static_cast<int>(*at != 0);
+  }
+}
+
+// Where the element is that indices name, each clamped to its dimension. What is added to an address are products of
+// unsigned numbers: two instructions each.
 template <ModElement element, class... Index>
-TANDEM_DEVICE auto mod_gather(const ModTensor& tensor, Index... indices) {
+TANDEM_DEVICE const char* mod_address(const ModTensor& tensor, Index... indices) {
   const int at[sizeof...(indices) + 1] = {indices..., 0};
-  i64 offset = 0;
+  const char* address = static_cast<const char*>(tensor.data);
 #pragma unroll
   for (int n = 0; n < static_cast<int>(sizeof...(indices)); ++n)
-    offset += min(max(at[n], 0), tensor.size[n] - 1) * tensor.stride[n];
-  return mod_load<element>(tensor.data, offset);
+    address += static_cast<u64>(static_cast<u32>(min(max(at[n], 0), tensor.size[n] - 1))) *
+               static_cast<u64>(tensor.stride[n] * size_of(element));
+  return address;
+}
+template <ModElement element, class... Index>
+TANDEM_DEVICE auto mod_gather(const ModTensor& tensor, Index... indices) {
+  return mod_load<element>(mod_address<element>(tensor, indices...));
+}
+template <ModElement element, class... Index>
+TANDEM_DEVICE void mod_touch(const ModTensor& tensor, Index... indices) {
+  prefetch_global(mod_address<element>(tensor, indices...));
 }
 
 // The element that indices name, as a number of all in its tensor.

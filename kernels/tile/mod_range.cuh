@@ -48,12 +48,12 @@ TANDEM_DEVICE auto range_gather(const ModTensor& tensor, Index... indices) {
     count *= size[n];
     if (count > kRangeElements) break;
   }
-  using Range = decltype(range_of(mod_load<element>(nullptr, 0)));
+  using Range = decltype(range_of(mod_load<element>(nullptr)));
   if (count > kRangeElements) {
     if constexpr (element == ModElement::boolean)
       return kAnyBool;
     else
-      return any_like(decltype(mod_load<element>(nullptr, 0)){});
+      return any_like(decltype(mod_load<element>(nullptr)){});
   }
   Range range{};
 #pragma unroll 1
@@ -65,7 +65,7 @@ TANDEM_DEVICE auto range_gather(const ModTensor& tensor, Index... indices) {
       offset += (first[dim] + rest % size[dim]) * tensor.stride[dim];
       rest /= size[dim];
     }
-    const Range one = range_of(mod_load<element>(tensor.data, offset));
+    const Range one = range_of(mod_load<element>(static_cast<const char*>(tensor.data) + offset * size_of(element)));
     range = n == 0 ? one : union_of(range, one);
   }
   return union_over_lanes(range);

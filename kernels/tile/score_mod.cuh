@@ -61,22 +61,42 @@ constexpr bool mask_mod_of_all() {
   return T.mask_mod;
 }
 
+// What a score_mod holds of a row, if there is one.
+struct NoRow {};
+template <auto T>
+using HeldRow = typename OneOf<T.score_mod, ScoreRow<T>, NoRow>::Type;
+template <auto T>
+TANDEM_DEVICE HeldRow<T> hold_row(const ForwardParams& p, const TileCoords& t, const Row& row) {
+  if constexpr (T.score_mod) {
+    const ModPlace place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
+    return score_row<T>(place, static_cast<const ModifiedForwardParams&>(p).mods.score);
+  } else {
+    return {};
+  }
+}
+
 // Makes a row's scores, in log2 units, from products of queries and keys (with a softcap: from what apply_softcap()
 // makes of them). Beyond the tensor, where everything is masked, it reads the last bias again: a load that depends on
-// nothing needs no branch, and branches for each element are what takes long to compile.
-template <auto T>
+// nothing needs no branch, and branches for each element are what takes long to compile. natural: not in log2 units,
+// since a text gives none; then the exponentials' factor says so.
+template <auto T, bool natural = false>
 struct ScoreMod {
+  static constexpr float kUnit = natural ? 1.0f : kLog2e;
   static constexpr int kBiasBytes = T.bias == Bias::boolean ? 1 : T.bias == Bias::f32 ? 4 : 2;
   float slope;
   int diagonal;      // the column that the row's query is at
   const char* bias;  // the row's
   i64 bias_stride;   // bytes from one column of it to the next
   ModPlace place;    // but for the key
+  HeldRow<T> held;
 
   ScoreMod() = default;
-  TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row) {
+  TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row)
+      : ScoreMod(p, t, row, hold_row<T>(p, t, row)) {}
+  TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row, const HeldRow<T>& held_row)
+      : held(held_row) {
     if constexpr (T.alibi) {
-      slope = kLog2e * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
+      slope = kUnit * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
       diagonal = row.query + diagonal_of<T>(p, t);
     }
     if constexpr (T.bias != Bias::none) {
@@ -90,21 +110,26 @@ struct ScoreMod {
   TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n) const {
     const int column = column0 + n;
     bool visible = true;
-    if constexpr (!T.softcap) x *= p.scale_log2;
+    if constexpr (!T.softcap) {
+      x *= natural ? kLn2 * p.scale_log2 : p.scale_log2;
+    } else if constexpr (natural) {
+      x *= kLn2;
+    }
     if constexpr (T.alibi) x -= slope * fabsf(distance_of(diagonal - column0, -n));
     if constexpr (T.bias != Bias::none) {
       const char* at = bias + min(column, p.seqlen_k - 1) * bias_stride;
       if constexpr (T.bias == Bias::boolean) {
         visible = *at != 0;
       } else {
-        x += kLog2e * load_element<T.f16>(at, 0, T.bias == Bias::f32);
+        x += kUnit * load_element<T.f16>(at, 0, T.bias == Bias::f32);
       }
     }
     if constexpr (T.score_mod || T.mask_mod) {
       const ModParams& mods = static_cast<const ModifiedForwardParams&>(p).mods;
       ModPlace at = place;
       at.k = column;
-      if constexpr (T.score_mod) x = kLog2e * score_mod<T>(kLn2 * x, at, mods.score);
+      if constexpr (T.score_mod)
+        x = natural ? score_mod<T>(x, held, at, mods.score) : kLog2e * score_mod<T>(kLn2 * x, held, at, mods.score);
       if constexpr (mask_mod_of_all<T>()) visible = visible && mask_mod<T>(at, mods.mask);
     }
     if constexpr (T.bias == Bias::boolean || mask_mod_of_all<T>()) {

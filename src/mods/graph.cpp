@@ -106,13 +106,14 @@ NodeId Graph::convert(NodeId a, Type type) {
   return type == Type::integer ? make(Op::to_int, a) : make(Op::not_equal, a, constant(from, 0));
 }
 
-std::vector<NodeId> Graph::needed_by(std::span<const NodeId> outputs) const {
+std::vector<NodeId> Graph::needed_by(std::span<const NodeId> outputs, std::span<const NodeId> known) const {
   std::vector<bool> needed(nodes_.size());
   for (const NodeId output : outputs) needed[static_cast<size_t>(output)] = true;
   std::vector<NodeId> nodes;
   for (NodeId id = size() - 1; id >= 0; --id) {
     if (!needed[static_cast<size_t>(id)]) continue;
     nodes.push_back(id);
+    if (std::find(known.begin(), known.end(), id) != known.end()) continue;
     for (const NodeId operand : (*this)[id].operands) {
       if (operand != kNoNode) needed[static_cast<size_t>(operand)] = true;
     }

@@ -52,8 +52,8 @@ class Graph {
   }
   bool is_constant(NodeId id) const { return (*this)[id].op == Op::constant; }
 
-  // The nodes that outputs need, each after its operands.
-  std::vector<NodeId> needed_by(std::span<const NodeId> outputs) const;
+  // The nodes that outputs need, each after its operands; of those that are known, not what they need.
+  std::vector<NodeId> needed_by(std::span<const NodeId> outputs, std::span<const NodeId> known = {}) const;
 
  private:
   friend class Simplifier;

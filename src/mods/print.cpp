@@ -1,8 +1,10 @@
 #include "mods/print.h"
 
+#include <algorithm>
 #include <bit>
 #include <cinttypes>
 #include <cstdio>
+#include <vector>
 
 #include "base/text.h"
 
@@ -28,6 +30,11 @@ const char* name_of(Element element) {
   return names[static_cast<int>(element)];
 }
 
+std::string read(const std::string& function, const Mod& mod, size_t tensor) {
+  return str_cat(function, "<ModElement::", name_of(mod.signature.tensors[tensor].element), ">(names.tensors[", tensor,
+                 "]");
+}
+
 std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
   const auto index = static_cast<size_t>(node.index);
   switch (node.op) {
@@ -40,10 +47,36 @@ std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
       const std::string bits = str_cat("names.scalars[", index, "]");
       return node.type == Type::real ? str_cat("mod_float(", bits, ")") : bits;
     }
-    default:
-      return str_cat(prefix, "gather<ModElement::", name_of(mod.signature.tensors[index].element), ">(names.tensors[",
-                     index, "]");
+    default: return read(str_cat(prefix, "gather"), mod, index);
   }
+}
+
+// Which nodes follow any of these inputs.
+template <class Follows>
+std::vector<bool> following(const Graph& graph, const Follows& follows) {
+  std::vector<bool> all(static_cast<size_t>(graph.size()));
+  for (NodeId id = 0; id < graph.size(); ++id) {
+    const Node& node = graph[id];
+    bool any = node.op == Op::input && follows(static_cast<Input>(node.index));
+    for (int i = 0; i < node.operand_count(); ++i) {
+      any = any || all[static_cast<size_t>(node.operands[static_cast<size_t>(i)])];
+    }
+    all[static_cast<size_t>(id)] = any;
+  }
+  return all;
+}
+// May differ from score to score of a row, and of a head.
+bool of_score(Input input) { return input == Input::score || input == Input::k; }
+bool of_row_or_score(Input input) { return of_score(input) || input == Input::q; }
+
+// Loads, and what takes more than an instruction or two.
+bool is_costly(Op op) {
+  return op == Op::gather || (op >= Op::exp && op <= Op::sqrt) || op == Op::divide || op == Op::floor_divide ||
+         op == Op::modulo;
+}
+
+std::string line_of(const Node& node, NodeId id, const std::string& value) {
+  return str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ", value, ";\n");
 }
 
 std::string function_of(const char* prefix, const Mod& mod, const Node& node) {
@@ -64,21 +97,66 @@ std::string operands_of_call(const Node& node, bool is_leaf) {
 
 }  // namespace
 
-std::string print_values(const Mod& mod, std::span<const NodeId> results) {
+std::string print_values(const Mod& mod, std::span<const NodeId> results, std::span<const NodeId> held) {
   constexpr const char* kPrefix = "mod_";
+  const std::vector<bool> varies = following(mod.graph, of_row_or_score);
   std::string text;
-  for (const NodeId id : mod.graph.needed_by(results)) {
+  for (const NodeId id : mod.graph.needed_by(results, held)) {
     const Node& node = mod.graph[id];
+    if (std::find(held.begin(), held.end(), id) != held.end()) {
+      text += line_of(node, id, str_cat("row.v", id));
+      continue;
+    }
     const bool is_leaf = operands_of(node.op) == 0;
-    text += str_cat("  const ", node.type == Type::real ? "float" : "int", " v", id, " = ",
-                    is_leaf ? leaf(kPrefix, mod, node) : function_of(kPrefix, mod, node),
-                    operands_of_call(node, is_leaf), ";\n");
+    std::string function = is_leaf ? leaf(kPrefix, mod, node) : function_of(kPrefix, mod, node);
+    if (node.op == Op::divide && !varies[static_cast<size_t>(node.operands[1])]) function = "mod_divide_by(";
+    text += line_of(node, id, function + operands_of_call(node, is_leaf));
   }
   return text;
 }
 
-std::string print(const Mod& mod, NodeId result) {
-  return str_cat(print_values(mod, {&result, 1}), "  return v", result, ";\n");
+std::string print(const Mod& mod, NodeId result, std::span<const NodeId> held) {
+  return str_cat(print_values(mod, {&result, 1}, held), "  return v", result, ";\n");
+}
+
+std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result) {
+  constexpr size_t kMost = 4;  // registers of a thread, for each of its rows
+  const Graph& graph = mod.graph;
+  const std::vector<bool> varies = following(graph, of_score);
+  std::vector<bool> costs(static_cast<size_t>(graph.size()));
+  std::vector<NodeId> held;
+  for (const NodeId id : graph.needed_by({&result, 1})) {
+    const Node& node = graph[id];
+    bool any = is_costly(node.op);
+    for (int i = 0; i < node.operand_count(); ++i) {
+      const NodeId operand = node.operands[static_cast<size_t>(i)];
+      const auto at = static_cast<size_t>(operand);
+      any = any || costs[at];
+      const bool kept = std::find(held.begin(), held.end(), operand) != held.end();
+      if (varies[static_cast<size_t>(id)] && !varies[at] && costs[at] && !kept && held.size() < kMost) {
+        held.push_back(operand);
+      }
+    }
+    costs[static_cast<size_t>(id)] = any;
+  }
+  return held;
+}
+
+bool is_light(const Mod& mod, NodeId result) {
+  constexpr int kMost = 24;
+  const std::vector<bool> varies = following(mod.graph, of_score);
+  int operations = 0;
+  for (const NodeId id : mod.graph.needed_by({&result, 1})) {
+    const Op op = mod.graph[id].op;
+    if (!varies[static_cast<size_t>(id)] || op == Op::input) continue;
+    if (op == Op::gather || ++operations > kMost) return false;
+  }
+  return true;
+}
+
+std::string print_touch(const Mod& mod, NodeId gather) {
+  const Node& node = mod.graph[gather];
+  return str_cat("  ", read("mod_touch", mod, static_cast<size_t>(node.index)), operands_of_call(node, true), ";\n");
 }
 
 std::string print_range_values(const Mod& mod, std::span<const NodeId> results) {

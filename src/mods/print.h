@@ -3,17 +3,27 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "mods/parser.h"
 
 namespace tandem::mods {
 
 // What results need, as the body of a function of `score`, `at` (a ModPlace) and `names` (a ModNames) has it: a node is
-// `v` and its number.
-std::string print_values(const Mod& mod, std::span<const NodeId> results);
+// `v` and its number. held: nodes that are members of `row` by these names.
+std::string print_values(const Mod& mod, std::span<const NodeId> results, std::span<const NodeId> held = {});
 
 // The whole body, which ends by returning result.
-std::string print(const Mod& mod, NodeId result);
+std::string print(const Mod& mod, NodeId result, std::span<const NodeId> held = {});
+
+// What is the same for all scores of a row, costs something, and is needed for its scores: a few nodes at most.
+std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result);
+
+// Few operations for each score beside what rows hold, and no loads: registers of a few scores do.
+bool is_light(const Mod& mod, NodeId result);
+
+// A line that fetches what a gather reads. Its indices' values are printed before it.
+std::string print_touch(const Mod& mod, NodeId gather);
 
 // The same of ranges for a block: of `at`, a RangePlace, and `names`, by the calls of kernels/tile/mod_range.cuh.
 std::string print_range_values(const Mod& mod, std::span<const NodeId> results);

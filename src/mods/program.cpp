@@ -181,13 +181,51 @@ std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& cap
                  bodies, "}\n");
 }
 
+// Elements that a mask reads of a key, whichever the query, or of a query.
+std::string touches_of(const Mod& mod, Follows what) {
+  const std::vector<uint8_t> positions = follows(mod.graph);
+  std::vector<NodeId> indices;
+  std::string lines;
+  for (const NodeId id : mod.graph.needed_by({&mod.result, 1})) {
+    const Node& node = mod.graph[id];
+    if (node.op != Op::gather || positions[static_cast<size_t>(id)] != what) continue;
+    indices.insert(indices.end(), node.operands.begin(), node.operands.begin() + node.operand_count());
+    lines += print_touch(mod, id);
+  }
+  return print_values(mod, indices) + lines;
+}
+
+// The new score, from what its row holds and from the rest.
+std::string row_functions_of(const Mod& mod) {
+  const std::vector<NodeId> held = held_by_rows(mod, mod.result);
+  std::string members, values;
+  for (const NodeId id : held) {
+    members += str_cat("  ", mod.graph[id].type == Type::real ? "float" : "int", " v", id, ";\n");
+    values += str_cat(values.empty() ? "v" : ", v", id);
+  }
+  return str_cat("template <auto T>\nstruct ScoreRow {\n", members,
+                 "};\ntemplate <auto T>\nTANDEM_DEVICE ScoreRow<T> score_row(const ModPlace& at, const ModNames& "
+                 "names) {\n",
+                 print_values(mod, held), "  return {", values,
+                 "};\n}\ntemplate <auto T>\nTANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const "
+                 "ModPlace& at, const ModNames& names) {\n",
+                 print(mod, mod.result, held), "}\n");
+}
+
 std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture>& captures) {
   const auto function = [&mod](const char* head, NodeId result) {
     return str_cat("template <auto T>\nTANDEM_DEVICE ", head, "const ModPlace& at, const ModNames& names) {\n",
                    print(mod, result), "}\n");
   };
-  if (mod.signature.result == Signature::Result::mask) return function("bool mask_mod(", mod.result);
-  return function("float score_mod(float score, ", mod.result) + function("float score_slope(float score, ", slope) +
+  if (mod.signature.result == Signature::Result::mask) {
+    const auto touch = [&mod](const char* name, Follows what) {
+      return str_cat("template <auto T>\nTANDEM_DEVICE void ", name, "(const ModPlace& at, const ModNames& names) {\n",
+                     touches_of(mod, what), "}\n");
+    };
+    return function("bool mask_mod(", mod.result) + touch("mask_touch_keys", kKey) +
+           touch("mask_touch_queries", kQuery);
+  }
+  return row_functions_of(mod) + function("float score_slope(float score, ", slope) +
          capture_functions_of(mod, captures);
 }
 
@@ -218,7 +256,8 @@ Program::Program(Mod read)
       capture_tiles(mod.graph, capturing),
       cuda(functions_of(mod, gradient.score, captures)),
       cuda_hash(hash_of(cuda)),
-      cuda_ranges(ranges_of(mod, captures)) {}
+      cuda_ranges(ranges_of(mod, captures)),
+      light(is_light(mod, mod.result)) {}
 
 Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program) {
   const std::string key = key_of(text, signature);

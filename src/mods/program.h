@@ -43,6 +43,7 @@ struct Program {
   std::string cuda;         // those functions of kernels/tile/mod_functions.cuh that are printed
   uint64_t cuda_hash;       // of that text, never 0
   std::string cuda_ranges;  // that of kernels/tile/mod_range.cuh: of a mask, or where sums_tiles
+  bool light;               // of a score modification: is_light()
 
   bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are
 };

@@ -7,6 +7,7 @@
 #include "plan/blackwell_tiles.h"
 #include "plan/check.h"
 #include "plan/tiles.h"
+#include "problem/modification.h"
 #include "shared/block_mask.h"
 #include "shared/forward.h"
 
@@ -39,29 +40,36 @@ Kernel options_of(const Problem& p) {
   return t;
 }
 
+// A softcap and ALiBi take few registers beside scores. At head_dim 64 there are fewest: enough for one of them, where
+// each sequence has its tensor's lengths.
+Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
+  if (t.dropout) return Scores::any;
+  Sm90ForwardConfig rest = t;
+  if (t.head_dim > 64 || !((t.softcap && (t.alibi || t.left)) || t.varlen || p.batch_invariant))
+    rest.softcap = rest.alibi = false;
+  if (!rest.has_score_mod()) return Scores::plain;
+  rest = t;
+  rest.score_mod = false;
+  return !rest.has_score_mod() && p.score_mod->program->light ? Scores::light : Scores::any;
+}
+
 // The choice depends on lengths for speed only. A batch-invariant call does without: in a packed or padded batch they
 // are those of other sequences.
 Tile cut_for_hopper(const Problem& p, int64_t rows) {
   auto t = options_of<Sm90ForwardConfig>(p);
+  const Scores scores = scores_of(p, t);
   if (p.block_mask) {
     for (const Sm90Choice& c : kSm90BlockChoices) {
-      if (!c.serves(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.left, t.right, false)) continue;
+      if (!c.serves(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.left, t.right, scores)) continue;
       t = c.cut(t);
       while (t.tile_n > kLeastBlockKeys && !fits_blocks(p, 1, t.tile_n)) t.tile_n /= 2;
       return t;
     }
   }
-  // A softcap and ALiBi take few registers beside scores. At head_dim 64 there are fewest: enough for one of them, where
-  // each sequence has its tensor's lengths.
-  const bool roomy =
-      t.head_dim > 64 || !((t.softcap && (t.alibi || t.left)) || t.varlen || p.batch_invariant);
-  auto other = t;
-  if (roomy) other.softcap = other.alibi = false;
-  const bool plain = !other.has_score_mod() && !t.dropout;
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const Sm90Choice& c : kSm90Choices) {
-    if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, plain)) continue;
+    if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, scores)) continue;
     return c.cut(t);
   }
   return t;

@@ -1,5 +1,5 @@
 // How a Hopper forward kernel is cut, by head_dim, length and mask: measured (docs/lab/hopper-forward.md), not derived.
-// This table is all that tuning for another card changes.
+// This table is all that tuning for another card changes. Of light scores it is modelled (docs/lab/mods.md).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 namespace tandem::plan {
 
 enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a window; left: a window
-enum class Scores : uint8_t { any, plain };              // plain: scaled products, nothing added or dropped
+// plain: scaled products, nothing added or dropped. light: or those that a short text alone changes.
+enum class Scores : uint8_t { any, light, plain };
 
 // Serves what has these sizes at most, and at least so many rows and keys.
 struct Sm90Choice {
@@ -29,9 +30,8 @@ struct Sm90Choice {
     t.pingpong = pingpong;
     return t;
   }
-  constexpr bool serves(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, bool plain) const {
-    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys) return false;
-    if (scores == Scores::plain && !plain) return false;
+  constexpr bool serves(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, Scores of) const {
+    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys || of < scores) return false;
     switch (mask) {
       case Mask::any: return true;
       case Mask::full: return !left && !right;
@@ -47,8 +47,10 @@ inline constexpr Sm90Choice kSm90Choices[] = {
     {64, 64, 129, 0, Mask::full, Scores::plain, 4, 64, 2, true},
     {64, 64, 129, 0, Mask::bounded, Scores::plain, 4, 64, 3, true},
     {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
+    {64, 64, 129, 0, Mask::any, Scores::light, 4, 64, 2, true},
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 96, 2, false},
     {128, 128, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
+    {128, 128, 129, 0, Mask::any, Scores::light, 3, 64, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
     {192, 128, 129, 24576, Mask::full, Scores::plain, 3, 64, 2, true},
     {192, 128, 0, 513, Mask::full, Scores::plain, 2, 96, 2, true},
@@ -62,9 +64,10 @@ inline constexpr Sm90Choice kSm90Choices[] = {
 };
 
 // The same with a block mask, whose blocks' keys must be a multiple of tile_n: it may be halved twice, down to
-// kLeastBlockKeys. Not measured.
+// kLeastBlockKeys. A mask_mod may be asked beside any scores. Modelled, not measured.
 inline constexpr Sm90Choice kSm90BlockChoices[] = {
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 128, 2, true},
+    {128, 128, 0, 0, Mask::any, Scores::light, 2, 128, 2, true},
     {192, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };

@@ -23,8 +23,10 @@ class Compiled : public testing::Test {
       GTEST_SKIP() << "NOT RUN, no disassembler: pip install nvidia-cuda-nvdisasm";
   }
 
-  Account account_of(const plan::Tile& tile, const std::string& arch, const Shape& known) const {
-    const std::string source = plan::translation_unit(tile);
+  // functions: a score_mod() and a mask_mod(), of a tile that has them.
+  Account account_of(const plan::Tile& tile, const std::string& arch, const Shape& known,
+                     const std::string& functions = "") const {
+    const std::string source = plan::translation_unit(tile, functions);
     const jit::Request request{.name = plan::name_of(tile),
                                .source = source,
                                .arch = arch,

@@ -1,5 +1,6 @@
 // The Hopper kernels' machine code, as NVRTC makes it: facts that hold for every tile, by what is computed.
 #include "machine_code/compiled.h"
+#include "mods/program.h"
 
 namespace tandem::machine_code {
 namespace {
@@ -53,6 +54,26 @@ TEST_F(MachineCodeHopper, Clocks) {
   EXPECT_EQ(c.roles[1].warps, 4 * tile.warpgroups);
   EXPECT_GT(c.step, 512 * 2 * tile.warpgroups);
   EXPECT_LT(c.step, 700 * 2 * tile.warpgroups);
+}
+
+// Of a block mask, steps that show all keys do not ask the mask_mod: they take what they take without a mask. A divisor
+// that the call names is the same for all scores: nothing is divided for one of them.
+TEST_F(MachineCodeHopper, AMaskIsAskedInItsOwnStepsOnly) {
+  const mods::Signature names{.result = mods::Signature::Result::mask,
+                              .scalars = {{.name = "width", .type = mods::Type::integer}},
+                              .tensors = {}};
+  std::shared_ptr<const mods::Program> text;
+  ASSERT_TRUE(
+      mods::read_program("abs(q % width - k % width) <= 3 and abs(q // width - k // width) <= 3", names, &text).ok());
+  const Sm90ForwardConfig plain{.right = true}, masked{.block_mask = true, .mask_mod = true};
+  const Account without = account_of(plain, "sm_90a", shape_of(plain)),
+                with = account_of(masked, "sm_90a", shape_of(masked), text->cuda);
+  expect_read(with, "sm_90a", masked);
+  ASSERT_TRUE(without.plain.has_value() && with.plain.has_value() && with.masked.has_value());
+  EXPECT_LT(with.plain->issued, 1.2 * without.plain->issued);  // reading its list among that
+  // Scores of a warp's 16 rows are 64 of a thread. Beside what hides one, which is two instructions, a mask takes a
+  // dozen of them.
+  EXPECT_LT(with.masked->issued - with.plain->issued, 8 * 64 * 15);
 }
 
 // The code says the same as the tile does.

@@ -39,6 +39,21 @@ TEST(Print, of_a_bool_is_not) {
   EXPECT_NE(print(mod, mod.result).find("mod_not(v"), std::string::npos);
 }
 
+// A divisor that is that of all scores of a head is known to be one.
+TEST(Print, quotients_by_one_divisor) {
+  const auto has = [](const char* text, const char* call) {
+    const Mod mod = parsed(text);
+    return print(mod, mod.result).find(call) != std::string::npos;
+  };
+  for (const char* text : {"score / 30", "score / c", "score / slope[head]", "q / n"}) {
+    EXPECT_TRUE(has(text, "mod_divide_by(")) << text;
+  }
+  for (const char* text : {"30 / score", "score / slope[k]", "score / float(q)"}) {
+    EXPECT_TRUE(has(text, "mod_divide(")) << text;
+    EXPECT_FALSE(has(text, "mod_divide_by(")) << text;
+  }
+}
+
 // Programs of other texts, types of elements or results have other functions; equal ones are one.
 TEST(Print, tells_programs_apart) {
   std::shared_ptr<const Program> a, again, other, other_type, mask;

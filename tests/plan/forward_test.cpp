@@ -31,7 +31,7 @@ Sm100ForwardConfig blackwell_tile_of(const Problem& p, const gpu::Properties& de
 // Which problems an entry of the table serves; the entries themselves are measured and may be any.
 TEST(TileTable, EntriesServeWhatTheySay) {
   const auto serves = [](const plan::Sm90Choice& c, int dim, int dim_v, int64_t rows, int64_t keys) {
-    return c.serves(dim, dim_v, rows, keys, false, false, true);
+    return c.serves(dim, dim_v, rows, keys, false, false, plan::Scores::plain);
   };
   const plan::Sm90Choice sizes{128, 64, 10, 20, plan::Mask::any, plan::Scores::any, 2, 64, 2, true};
   EXPECT_TRUE(serves(sizes, 128, 64, 10, 20));
@@ -42,7 +42,7 @@ TEST(TileTable, EntriesServeWhatTheySay) {
   const auto with = [&](plan::Mask mask, bool left, bool right) {
     plan::Sm90Choice choice = sizes;
     choice.mask = mask;
-    return choice.serves(64, 64, 100, 100, left, right, true);
+    return choice.serves(64, 64, 100, 100, left, right, plan::Scores::plain);
   };
   for (const bool left : {false, true}) {
     for (const bool right : {false, true}) {
@@ -54,8 +54,8 @@ TEST(TileTable, EntriesServeWhatTheySay) {
   }
   plan::Sm90Choice plain = sizes;
   plain.scores = plan::Scores::plain;
-  EXPECT_TRUE(plain.serves(64, 64, 100, 100, false, false, true));
-  EXPECT_FALSE(plain.serves(64, 64, 100, 100, false, false, false));
+  EXPECT_TRUE(plain.serves(64, 64, 100, 100, false, false, plan::Scores::plain));
+  EXPECT_FALSE(plain.serves(64, 64, 100, 100, false, false, plan::Scores::light));
 }
 
 // The plan has the first entry that serves the problem, and there always is one.
@@ -74,7 +74,8 @@ TEST(ForwardPlan, FirstEntryThatServes) {
           const auto* entry = std::find_if(
               std::begin(plan::kSm90Choices), std::end(plan::kSm90Choices), [&](const plan::Sm90Choice& c) {
                 const bool plain = (options & 4) == 0 || t.head_dim > 64 || !t.left;  // a softcap takes few registers
-                return c.serves(t.head_dim, t.head_dim_v, seqlen, seqlen, t.left, t.right, plain);
+                return c.serves(t.head_dim, t.head_dim_v, seqlen, seqlen, t.left, t.right,
+                                plain ? plan::Scores::plain : plan::Scores::any);
               });
           ASSERT_NE(entry, std::end(plan::kSm90Choices)) << plan::name_of(t);
           EXPECT_EQ(t.warpgroups, entry->warpgroups);
@@ -178,13 +179,31 @@ Problem with_blocks(Problem p, int64_t block_q, int64_t block_k, int64_t heads =
   return p;
 }
 
+// A short text leaves room for tiles that long ones have not, nor those that load for each score.
+TEST(ForwardPlan, TilesOfTexts) {
+  const auto tile_of = [](const std::string& text, bool blocks) {
+    Problem p = dense({.seqlen_q = 1000, .seqlen_k = 1000});
+    p.head_dim = p.head_dim_v = 128;
+    if (blocks) p = with_blocks(p, 128, 128);
+    const Sm90ForwardConfig t = plan_of(modified(p, text, 1, 0)).tile.for_hopper();
+    return std::pair(t.tile_m(), t.tile_n);
+  };
+  std::string longer = "x = score";
+  for (int n = 0; n < 30; ++n) longer += "; x = x * 1.5 + (k ^ " + std::to_string(n) + ")";
+  longer += "; x";
+  EXPECT_EQ(tile_of("score - abs(q - k)", false), std::pair(192, 64));
+  EXPECT_EQ(tile_of("score - abs(q - k)", true), std::pair(128, 128));
+  EXPECT_EQ(tile_of(longer, false), std::pair(128, 64));
+  EXPECT_EQ(tile_of(longer, true), std::pair(128, 64));
+}
+
 // A kernel before the main one lists each tile's steps, of which there are as many as the blocks of keys divide into.
 TEST(ForwardPlan, BlockMasksAreListedFirst) {
   const Problem p = dense({.batch = 3, .seqlen_q = 1000, .seqlen_k = 500, .heads_q = 8, .heads_k = 2});
   const Problem all = with_blocks(p, 128, 128), each = with_blocks(p, 128, 32, 8);
   const plan::Plan plan = plan::make_plan(all, hopper());
   EXPECT_EQ(plan.forward.pack_gqa, 1);
-  EXPECT_EQ(plan.forward.tile.tile_n, 64);
+  EXPECT_EQ(plan.forward.tile.tile_n, 128);
   ASSERT_EQ(plan.launches.size(), 3u);
   EXPECT_EQ(plan.launches[0].entry, plan::kListStepsEntry);
   EXPECT_EQ(plan.launches[0].grid, 8u);  // tiles of one head
@@ -192,8 +211,12 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   EXPECT_EQ(plan.launches[1].grid, 1u);
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[1].grid, 8u);
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[0].grid, 64u);
-  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 8) * 4u + 8u * 4u);
+  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 4) * 4u + 8u * 4u);
   EXPECT_EQ(plan::make_plan(each, hopper()).forward.tile.tile_n, 32);
+  EXPECT_EQ(plan::make_plan(with_blocks(p, 128, 64), hopper()).forward.tile.tile_n, 64);
+  Problem biased = p;  // what is done to scores takes registers
+  biased.alibi_slopes.present = true;
+  EXPECT_EQ(plan::make_plan(with_blocks(biased, 128, 128), hopper()).forward.tile.tile_n, 64);
   Problem wide = p;
   wide.head_dim = wide.head_dim_v = 64;
   EXPECT_EQ(plan::make_plan(with_blocks(wide, 64, 128), hopper()).forward.tile.tile_n, 128);

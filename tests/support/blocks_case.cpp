@@ -166,6 +166,7 @@ std::vector<BlocksCase> blocks_cases() {
       {.text = "0 <= q - k < n", .seqlen_q = 513, .seqlen_k = 400, .block_q = 64, .block_k = 32},
       {.text = "k <= q and (k < 4 or q - k < n)", .seqlen_q = 600, .seqlen_k = 600, .full = false},
       {.text = "abs(q % 32 - k % 32) <= 3 and abs(q // 32 - k // 32) <= 3", .seqlen_q = 384, .seqlen_k = 512},
+      {.text = "abs(q % n - k % n) <= 3 and abs(q // n - k // n) <= 3", .seqlen_q = 900, .seqlen_k = 1000},
       {.text = "k <= q and (q - k) % 4 == 0", .seqlen_q = 256, .seqlen_k = 256, .by_keys = false},
       {.text = "seen[k] and seen[q]", .seqlen_q = 300, .seqlen_k = 900, .layout = kGaps | kHeadsFirst, .seed = 3},
       {.text = "page[k] < 3", .seqlen_q = 260, .seqlen_k = 390, .block_q = 1, .block_k = 130},

@@ -23,12 +23,13 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
+  Shown<T> shown;
   // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
   auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
   // Scores have been multiplied, dP is under way.
   auto probabilities_and_dp = [&] {
     fence_operand(scores);
-    make_probabilities(scores, probabilities, kept, tile, rings, at);
+    make_probabilities(scores, probabilities, kept, shown, tile, rings, at);
     wgmma_wait<0>();
     fence_operand(dp);
   };
@@ -57,6 +58,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     arrive(&s.dout_empty[rings.dout.slot]);
     rings.dout.advance();
     at.advance();
+    shown.look_up(tile, at);
     if (kScoresAhead && more) mma_s(scores, tile, rings, at.m_block);
     if (warp_any(previous)) add_dq(dq, tile, rings.steps - 1);
     auto dk_is_made = [&] {
@@ -72,6 +74,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       if constexpr (!kScoresAhead) mma_s(scores, tile, rings, at.m_block);
       mma_dp(dp, tile, rings, at.m_block);
       draw_kept(kept, tile, at);
+      ask_block_mask(shown, tile, at);
       wgmma_wait<1>();
       if constexpr (!kDkFirst) dk_is_made();
       probabilities_and_dp();
@@ -83,9 +86,11 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     rings.ds_before = rings.ds_slot;
     rings.ds_slot = rings.ds_slot + 1 == T.ds_stages() ? 0 : rings.ds_slot + 1;
   };
+  shown.look_up(tile, at);
   mma_s(scores, tile, rings, at.m_block);
   mma_dp(dp, tile, rings, at.m_block);
   draw_kept(kept, tile, at);
+  ask_block_mask(shown, tile, at);
   wgmma_wait<1>();
   probabilities_and_dp();
 #pragma unroll 1
@@ -101,11 +106,11 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.score_queries() / 2],
                              float (&dp)[T.score_queries() / 2], u32 (&ds)[T.score_queries() / 4],
-                             const u32 (&kept)[kKeptNumbers<T>], const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
-                             const WarpgroupSteps<T>& at) {
+                             const u32 (&kept)[kKeptNumbers<T>], const Shown<T>& shown, const WarpgroupTile<T>& tile,
+                             WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
   BackwardShared<T>& s = tile.s;
   u32 probabilities[T.score_queries() / 4];
-  make_probabilities(scores, probabilities, kept, tile, rings, at);
+  make_probabilities(scores, probabilities, kept, shown, tile, rings, at);
   store_fragments(shared_address(s.p), probabilities, tile);
   fence_proxy_async();
   named_sync(kSyncAll, 128 * T.warpgroups);
@@ -127,15 +132,19 @@ TANDEM_DEVICE void wide_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
+  Shown<T> shown;
+  shown.look_up(tile, at);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 0); --left) {
     mma_s(scores, tile, rings, at.m_block);
     mma_dp(dp, tile, rings, at.m_block);
     draw_kept(kept, tile, at);
+    ask_block_mask(shown, tile, at);
     wgmma_wait<1>();
     fence_operand(scores);
-    dv_and_ds(dv, scores, dp, ds, kept, tile, rings, at);
+    dv_and_ds(dv, scores, dp, ds, kept, shown, tile, rings, at);
     at.advance();
+    shown.look_up(tile, at);
     store_fragments(shared_address(s.ds[0]), ds, tile);
     fence_proxy_async();
     named_sync(kSyncAll, 128 * T.warpgroups);
@@ -162,10 +171,12 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   const int rank = tile.thread.rank, index = tile.thread.index;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
+  Shown<T> shown;
   auto step = [&](bool more) __attribute__((always_inline)) {
     mma_dp(dp, tile, rings, at.m_block);
     draw_kept(kept, tile, at);
-    dv_and_ds(dv, scores, dp, ds, kept, tile, rings, at);
+    ask_block_mask(shown, tile, at);
+    dv_and_ds(dv, scores, dp, ds, kept, shown, tile, rings, at);
     mbarrier_wait(&s.pair.ds_taken, (rings.steps & 1) ^ 1);  // of the step before, so that it has left its place too
     store_fragments(shared_address(s.ds[0]), ds, tile);
     fence_proxy_async();
@@ -179,6 +190,7 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
                  false);
     mma_dk(dk, ds, tile, rings);
     at.advance();
+    shown.look_up(tile, at);
     mbarrier_wait(&s.pair.ds_landed[0], rings.steps & 1);
     mma_dq_of<T>(dq, shared_address(s.pair.ds[0]), shared_address(s.pair.k) + index * kKeyBlockBytes<T>, true);
     if (more) mma_s(scores, tile, rings, at.m_block);
@@ -195,6 +207,7 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
     fence_operand(scores);
     ++rings.steps;
   };
+  shown.look_up(tile, at);
   mma_s(scores, tile, rings, at.m_block);
   wgmma_wait<0>();
   fence_operand(scores);

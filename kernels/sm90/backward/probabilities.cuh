@@ -23,24 +23,61 @@ TANDEM_DEVICE void apply_mask(float (&scores)[T.score_queries() / 2], const Warp
   }
 }
 
-// What a block mask hides, by itself: a mask_mod is asked here alone, so that steps that are seen whole are not longer.
+// Which scores of a step a block mask shows, a bit each: asked while they are multiplied, some at a time, as in the
+// forward.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void apply_block_mask(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile,
-                                    const WarpgroupSteps<T>& step) {
-  const BackwardParams& p = tile.p;
-  const SequenceCoords& sequence = tile.sequence;
-  const StepState state = step_state<T>(p, sequence, step.head, step.m_block, tile.taken_block, tile.thread.rank);
-  if (state == StepState::full) return;
-#pragma unroll
-  for (int r = 0; r < T.score_queries() / 2; ++r) {
-    bool visible = false;
-    if constexpr (T.mask_mod) {
-      const ModPlace at{sequence.sequence,   step.head,      tile.query_of(step.m_block, r),
-                        tile.key(row_of(r)), sequence.q_len, sequence.k_len};
-      visible = state == StepState::partial && mask_mod<T>(at, static_cast<const ModifiedBackwardParams&>(p).mods.mask);
-    }
-    if (!visible) scores[r] = -kInfinity;
+constexpr int kShownNumbers = (T.score_queries() / 2 + 31) / 32;
+template <Sm90BackwardConfig T>
+struct Shown {
+  u32 word;  // what the table says of the step: on its way from look_up() on
+  StepState state = StepState::full;
+  u32 bits[kShownNumbers<T>];
+
+  TANDEM_DEVICE void look_up(const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
+    if constexpr (T.block_mask) word = table_word<T>(tile.p, tile.sequence, step.head, step.m_block, tile.taken_block);
   }
+};
+
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void ask_block_mask(Shown<T>& shown, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
+  if constexpr (T.block_mask) {
+    const SequenceCoords& sequence = tile.sequence;
+    shown.state = state_of(shown.word, tile.thread.rank);
+    if (shown.state == StepState::full) return;
+#pragma unroll
+    for (int i = 0; i < kShownNumbers<T>; ++i) shown.bits[i] = 0;
+    if constexpr (T.mask_mod) {
+      if (shown.state != StepState::partial) return;
+      const ModNames& names = static_cast<const ModifiedBackwardParams&>(tile.p).mods.mask;
+      ModPlace at{sequence.sequence, step.head, 0, 0, sequence.q_len, sequence.k_len};
+      const int queries = T.score_queries();
+      static_assert(T.score_queries() <= 128);
+      at.q = tile.query_of(step.m_block, 0) + tile.thread.lane * (queries / 32) - 2 * (tile.thread.lane & 3);
+      mask_touch_queries<T>(at, names);
+#pragma unroll
+      for (int i = 0; i < kShownNumbers<T>; ++i) {
+        const int end = min(32, queries / 2 - 32 * i);
+#pragma unroll 2
+        for (int r = 0; r < end; r += 4) {
+          u32 four = 0;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            at.q = tile.query_of(step.m_block, 32 * i + r + j);
+            at.k = tile.key(row_of(j));
+            four |= u32{mask_mod<T>(at, names)} << j;
+          }
+          shown.bits[i] |= four << r;
+        }
+      }
+    }
+  }
+}
+// Hides what a block mask hides.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void apply_block_mask(float (&scores)[T.score_queries() / 2], const Shown<T>& shown) {
+  if (shown.state == StepState::full) return;
+#pragma unroll
+  for (int r = 0; r < T.score_queries() / 2; ++r) scores[r] = shown.bits[r / 32] >> r % 32 & 1 ? scores[r] : -kInfinity;
 }
 
 // -lse in log2 units (which 0), or delta (1), of the queries of a pair of neighbouring columns.
@@ -80,13 +117,13 @@ TANDEM_DEVICE float kept_or_zero(const u32 (&kept)[kKeptNumbers<T>], int r, floa
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
                                       u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
-                                      const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
-                                      const WarpgroupSteps<T>& step) {
+                                      const Shown<T>& shown, const WarpgroupTile<T>& tile,
+                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
   const BackwardParams& p = tile.p;
   const HeadScores<T> of_head(p, tile.sequence, step.head);
   if constexpr (T.softcap) apply_softcap<false>(scores, p);
   if (tile.is_masked(step.m_block)) apply_mask(scores, tile, step.m_block);
-  if constexpr (T.block_mask) apply_block_mask(scores, tile, step);
+  if constexpr (T.block_mask) apply_block_mask<T>(scores, shown);
 #pragma unroll
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
     const float2 minus_lse = stat_of(tile, rings, 0, pair);

@@ -56,8 +56,13 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     }
 
     float scores[T.tile_n / 2], out[T.head_dim_v / 2], inverse[2];
-    u32 probabilities[T.tile_n / 4], kept[kKeptNumbers<T>];
-    const Fragments<T> fragments{queries, scores, out, probabilities, kept};
+    u32 probabilities[T.tile_n / 4], kept[kKeptNumbers<T>], shown[kShownNumbers<T>];
+    HeldRow<T> held[2];
+    if constexpr (T.score_mod) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) held[i] = hold_row<T>(p, rows.tile(), rows.own_row(i));
+    }
+    const Fragments<T> fragments{queries, scores, out, probabilities, kept, shown, held};
     FragmentSoftmax<T.f16> softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;

@@ -6,31 +6,52 @@
 #include "tile/mask.cuh"
 #include "tile/score_mod.cuh"
 
-// Scores in log2 units from products.
+// Scores from products: in log2 units, or with a score_mod not.
 template <Sm90ForwardConfig T, int n>
 TANDEM_DEVICE void apply_score_mod(float (&s)[n], const ForwardParams& p, const TileCoords& t, const Row (&rows)[2],
-                                   int column0) {
+                                   const HeldRow<T> (&held)[2], int column0) {
   if constexpr (T.softcap) apply_softcap<false>(s, p);
-  const ScoreMod<T> mods[2] = {{p, t, rows[0]}, {p, t, rows[1]}};
+  const ScoreMod<T, T.score_mod> mods[2] = {{p, t, rows[0], held[0]}, {p, t, rows[1], held[1]}};
 #pragma unroll
   for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](s[r], p, column0, column_of(r));
 }
 
-// Hides what a block mask hides in an n_block.
-template <Sm90ForwardConfig T, int n>
-TANDEM_DEVICE void apply_block_mask(float (&s)[n], const ForwardParams& p, const TileCoords& t, const Row (&rows)[2],
-                                    int column0, StepState state) {
+// Which scores of a step a block mask shows, a bit each; full steps need none. Made while the scores are multiplied: so
+// a text has the registers of a few scores beside it, whatever the tile, and its loads wait under the product. Its
+// copies are few, since each is the whole text. first: key of the step.
+template <Sm90ForwardConfig T>
+constexpr int kShownNumbers = (T.tile_n / 2 + 31) / 32;
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void ask_block_mask(u32 (&shown)[kShownNumbers<T>], const ForwardParams& p, const TileCoords& t,
+                                  const Row (&rows)[2], int first, StepState state) {
   if (state == StepState::full) return;
-  if constexpr (T.mask_mod) {
-    if (state == StepState::partial) {
-      const MaskMod<T> mods[2] = {{t, rows[0]}, {t, rows[1]}};
 #pragma unroll
-      for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](p, column0 + column_of(r)) ? s[r] : -kInfinity;
-      return;
+  for (int i = 0; i < kShownNumbers<T>; ++i) shown[i] = 0;
+  if constexpr (T.mask_mod) {
+    if (state != StepState::partial) return;
+    const MaskMod<T> mods[2] = {{t, rows[0]}, {t, rows[1]}};
+    touch_keys<T, T.tile_n>(p, mods[0], first);
+    const int column0 = first + 2 * static_cast<int>(threadIdx.x & 3);
+#pragma unroll
+    for (int i = 0; i < kShownNumbers<T>; ++i) {
+      const int end = min(32, T.tile_n / 2 - 32 * i);
+#pragma unroll 2
+      for (int r = 0; r < end; r += 4) {
+        u32 four = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          four |= u32{mods[row_of(j)](p, column0 + column_of(32 * i) + column_of(r) + column_of(j))} << j;
+        shown[i] |= four << r;
+      }
     }
   }
+}
+// Hides what a block mask hides in an n_block.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)[kShownNumbers<T>], StepState state) {
+  if (state == StepState::full) return;
 #pragma unroll
-  for (int r = 0; r < n; ++r) s[r] = -kInfinity;
+  for (int r = 0; r < T.tile_n / 2; ++r) s[r] = shown[r / 32] >> r % 32 & 1 ? s[r] : -kInfinity;
 }
 
 // Hides what lies beyond the keys or outside the window.

@@ -14,7 +14,10 @@ struct ScoreConstants {
   Dropout dropout;
 
   TANDEM_DEVICE explicit ScoreConstants(const ForwardParams& p)
-      : scale_log2(T.has_score_mod() ? 1.0f : p.scale_log2), threshold(kRescaleThreshold / scale_log2) {
+      : scale_log2(T.score_mod         ? kLog2e
+                   : T.has_score_mod() ? 1.0f
+                                       : p.scale_log2),
+        threshold(kRescaleThreshold / scale_log2) {
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
   }
 };
@@ -32,20 +35,28 @@ struct Fragments {
   float (&out)[T.head_dim_v / 2];
   u32 (&probabilities)[T.tile_n / 4];
   u32 (&kept)[kKeptNumbers<T>];
+  u32 (&shown)[kShownNumbers<T>];  // of a step in which a block mask hides something
+  const HeldRow<T> (&held)[2];
 };
 
-// Changes and hides scores. masked: some rows may not see some of the keys.
+// What the mask_mod of a block mask says, where it is asked: beside the product of the scores that it hides.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void mod_and_mask(float (&scores)[T.tile_n / 2], const WorkRows<T>& rows, const NBlockSteps<T>& at,
-                                int n_block, bool masked) {
+TANDEM_DEVICE void ask_mask(u32 (&shown)[kShownNumbers<T>], const WorkRows<T>& rows, const NBlockSteps<T>& at,
+                            int n_block) {
+  if constexpr (T.block_mask)
+    ask_block_mask<T>(shown, rows.p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, n_block * T.tile_n, at.state);
+}
+
+// Changes and hides scores, but for what a block mask hides. masked: some rows may not see some of the keys.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block,
+                                bool masked) {
   const ForwardParams& p = rows.p;
   const int column0 = n_block * T.tile_n + 2 * (rows.w.lane & 3);
   if constexpr (T.has_score_mod())
-    apply_score_mod<T>(scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
-  if constexpr (T.block_mask)
-    apply_block_mask<T>(scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0, at.state);
+    apply_score_mod<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, f.held, column0);
   if (masked && warp_any(n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin)))
-    apply_mask<T>(scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
+    apply_mask<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
 }
 
 template <Sm90ForwardConfig T>
@@ -83,10 +94,12 @@ TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const Work
   w.mma_qk(f.scores, f.queries);
   w.pingpong_signal();
   draw_kept(f.kept, constants.dropout, rows, n_block);
+  ask_mask(f.shown, rows, at, n_block);
   wgmma_wait<0>();
   fence_operand(f.scores);
   w.release_k();
-  mod_and_mask(f.scores, rows, at, n_block, true);
+  mod_and_mask(f, rows, at, n_block, true);
+  if constexpr (T.block_mask) apply_block_mask<T>(f.scores, f.shown, at.state);
   softmax.update_max(f.scores, constants.scale_log2, constants.threshold);
   softmax.template exponentials<0, T.tile_n / 2>(f.scores, constants.scale_log2);
   pack_p(f);
@@ -99,16 +112,18 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
                                 int& n_block, FragmentSoftmax<T.f16>& softmax, const ScoreConstants<T>& constants) {
   const Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
-  // strict: every maximum is taken.
-  auto step = [&](bool masked, bool strict) __attribute__((always_inline)) {
+  // strict_now(), asked when the products are under way: every maximum is taken.
+  auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {
     w.wait_k();
     w.pingpong_wait();
     w.mma_qk(f.scores, f.queries);
     w.wait_v();
     w.mma_pv(f.out, f.probabilities);
     w.pingpong_signal();
+    const bool strict = strict_now();
     if (strict) {
       softmax.add_step();
+      ask_mask(f.shown, rows, at, n_block);
     } else {
       softmax.settle(f.probabilities, scale_log2, threshold, [] { wgmma_wait<0>(); });
     }
@@ -116,8 +131,11 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     wgmma_wait<1>();
     fence_operand(f.scores);
     w.release_k();
-    mod_and_mask(f.scores, rows, at, n_block, masked);
-    if (strict) softmax.update_max(f.scores, scale_log2, threshold);
+    mod_and_mask(f, rows, at, n_block, masked);
+    if (strict) {
+      if constexpr (T.block_mask) apply_block_mask<T>(f.scores, f.shown, at.state);
+      softmax.update_max(f.scores, scale_log2, threshold);
+    }
     // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
     // branch that asks for their sums (and is never taken) keeps it from that.
     constexpr int kAll = T.tile_n / 2, kUnder = T.exps_under_pv();
@@ -150,18 +168,21 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
   };
   if constexpr (kTwoLoops) {
 #pragma unroll 1
-    for (; warp_any(n_block >= strict_end); --n_block) step(true, true);
+    for (; warp_any(n_block >= strict_end); --n_block) step(true, [] { return true; });
   }
   if constexpr (T.block_mask) {
 #pragma unroll 1
     while (warp_any(--at.steps > 0)) {
-      at.shown = at.shown || at.is_whole(n_block);
-      n_block = at.read_step(w.index);
-      step(true, !T.lazy_max() || warp_any(!at.shown || !at.is_whole(n_block) || work.strict));
+      step(true, [&] {
+        at.shown = at.shown || at.is_whole(n_block);
+        n_block = at.read_step(w.index);
+        return !T.lazy_max() || warp_any(!at.shown || !at.is_whole(n_block) || work.strict);
+      });
     }
   } else {
 #pragma unroll 1
-    for (; warp_any(n_block >= at.own.begin); --n_block) step(kMasked && !kTwoLoops, is_strict());
+    for (; warp_any(n_block >= at.own.begin); --n_block)
+      step(kMasked && !kTwoLoops, [strict = is_strict()] { return strict; });
   }
 }
 

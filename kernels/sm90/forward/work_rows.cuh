@@ -9,7 +9,7 @@
 template <Sm90ForwardConfig T>
 struct WorkRows {
   // Read when it is needed, but where registers abound: then at once, which is 2 % where tiles are short.
-  static constexpr bool kAtOnce = !T.varlen && T.registers() > 160;
+  static constexpr bool kAtOnce = !T.varlen && !T.block_mask && T.registers() > 160;
 
   const ForwardParams& p;
   const Warpgroup<T>& w;

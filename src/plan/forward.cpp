@@ -51,10 +51,11 @@ Tile cut_for_hopper(const Problem& p, int64_t rows) {
       return t;
     }
   }
-  // Nothing but a mask takes registers. A softcap takes none beside scores, but at head_dim 64 there are fewest.
+  // Nothing but a mask takes registers. A softcap takes none beside scores, and dropout few but beside a softcap or a
+  // window; at head_dim 64 there are fewest.
   auto uncapped = t;
-  if (t.head_dim > 64) uncapped.softcap = false;
-  const bool plain = !uncapped.has_score_mod() && !t.dropout;
+  if (t.head_dim > 64 && !t.dropout) uncapped.softcap = false;
+  const bool plain = !uncapped.has_score_mod() && !(t.dropout && t.left && t.head_dim <= 64);
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const Sm90Choice& c : kSm90Choices) {

@@ -10,7 +10,7 @@
 namespace tandem::plan {
 
 enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a window; left: a window
-enum class Scores : uint8_t { any, plain };              // plain: scaled products, nothing added or dropped
+enum class Scores : uint8_t { any, plain };              // plain: scaled products, nothing added
 
 // Serves what has these sizes at most, and at least so many rows and keys.
 struct Sm90Choice {

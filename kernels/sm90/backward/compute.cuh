@@ -18,6 +18,9 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   // What registers allow: the next S under way with dK; and dP too, beside the dS that dK is made of.
   constexpr bool kScoresAhead = T.head_dim <= 64 || !(T.has_score_mod() || T.dropout);
   constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead;
+  // What the next step keeps is drawn under dq, dV and dK, where there are no scores in registers, or as late as S is
+  // not waited for: modelled.
+  constexpr bool kDrawsAhead = !kScoresAhead;
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
@@ -44,12 +47,13 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     mma_dq(dq, tile, rings.ds_before);
     mma_dv(dv, probabilities, tile, rings);
     mma_dk(dk, ds, tile, rings);
+    at.advance();
+    if (kDrawsAhead && more) draw_kept(kept, tile, at);
     wgmma_wait<1>();
     fence_operand(dv);
     fence_operand(dq);
     arrive(&s.dout_empty[rings.dout.slot]);
     rings.dout.advance();
-    at.advance();
     if (kScoresAhead && more) mma_s(scores, tile, rings, at.m_block);
     if (warp_any(previous)) add_dq(dq, tile, rings.steps - 1);
     auto dk_is_made = [&] {
@@ -64,7 +68,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       }
       if constexpr (!kScoresAhead) mma_s(scores, tile, rings, at.m_block);
       mma_dp(dp, tile, rings, at.m_block);
-      draw_kept(kept, tile, at);
+      if (!kDrawsAhead) draw_kept(kept, tile, at);
       wgmma_wait<1>();
       if constexpr (!kDkFirst) dk_is_made();
       probabilities_and_dp();

@@ -235,10 +235,11 @@ typedef struct tandem_attention_args {
   int64_t window_left;  /* key j is visible when i + offset - window_left <= j <= i + offset + window_right; */
   int64_t window_right; /* either sign; left + right >= 0 */
 
-  /* Philox4x32-10 with key (seed.lo, seed.hi + offset.hi) and counter (column / 4, row, sequence * heads_q + head,
-   * offset.lo); word column % 4 drops the entry when it is below dropout_p * 2^32. Kept entries are scaled by
-   * 1 / (1 - dropout_p). The LSE is that of the undropped softmax. */
-  double dropout_p; /* [0, 1) */
+  /* Philox4x32-7 with key (seed.lo, seed.hi + offset.hi) and counter (column / 16, row, sequence * heads_q + head,
+   * offset.lo). With c = column % 16, byte (c / 2) % 4, from the least, of word 2 * (c / 8) + c % 2 drops the entry
+   * when it is below t = dropout_p * 256, rounded to an integer, but from 1 to 255 unless dropout_p is 0. Kept entries
+   * are scaled by 256 / (256 - t). The LSE is that of the undropped softmax. */
+  double dropout_p; /* [0, 1), and 0: nothing is dropped */
   uint64_t dropout_seed;
   uint64_t dropout_offset;
   const uint64_t* dropout_seed_ptr;   /* when not NULL, read on the device in place of dropout_seed */

@@ -13,11 +13,11 @@ struct ListedTile {
 
 constexpr int kSoftcapTerms = 6, kSoftcapNearTerms = 3;  // of polynomials for tanh: apply_softcap()
 
-// Which probabilities are dropped: those whose random word is below the threshold. The others count `scale` times.
+// Which probabilities are dropped: those whose random byte is below a threshold. The others count `scale` times.
 struct DropoutParams {
   unsigned long long seed, offset;
   const unsigned long long *seed_ptr, *offset_ptr;  // or null; else what is there counts instead
-  unsigned threshold;
+  unsigned carry;  // 256 less the threshold, in each byte: what carries from a byte that is kept
   float scale;
 };
 

@@ -1,90 +1,113 @@
-// Which probabilities dropout keeps: Philox4x32-10 (Salmon et al., SC11) as tandem.h states it, the same entries in the
-// forward, in the backward and on a CPU. Nothing is stored: each pass draws the words again.
+// Which probabilities dropout keeps: Philox4x32 of seven rounds (Salmon et al., SC11) as tandem.h states it, the same
+// entries in the forward, in the backward and on a CPU. Nothing is stored: each pass draws the words again.
 //
-// A call gives the words of four neighbouring columns. Where these are not one thread's, lanes that share them draw a
-// part each, for all of them, and exchange a bit of each word, so that no word is drawn twice.
+// A call decides about 16 neighbouring columns of a row, a byte each. Where these are not one thread's, lanes that
+// share them draw a part of the calls each, and exchange bits, so that nothing is drawn twice. A thread comes to have a
+// bit for each of 32 registers of a fragment, or of 32 neighbouring columns.
 #pragma once
 #include "ptx/base.cuh"
 #include "shared/forward.h"
 
-// Of 32 registers of a fragment, or 32 neighbouring columns: number 4 n + b is kept where bit 8 b + n is set.
-TANDEM_DEVICE bool is_kept(u32 bits, int r) { return bits & 1u << (8 * (r & 3) + (r >> 2)); }
-
 struct Dropout {
-  u32 key[2], offset, threshold;
+  u32 key[2], offset, carry, low_carry;  // low_carry: seven bits of each byte
 
   Dropout() = default;
-  TANDEM_DEVICE explicit Dropout(const DropoutParams& p) : threshold(p.threshold) {
+  TANDEM_DEVICE explicit Dropout(const DropoutParams& p) : carry(p.carry), low_carry(p.carry & 0x7f7f7f7fu) {
     const u64 seed = p.seed_ptr ? *p.seed_ptr : p.seed, at = p.offset_ptr ? *p.offset_ptr : p.offset;
-    key[0] = static_cast<u32>(seed);
-    key[1] = static_cast<u32>(seed >> 32) + static_cast<u32>(at >> 32);
-    offset = static_cast<u32>(at);
+    key[0] = uniform(static_cast<u32>(seed));
+    key[1] = uniform(static_cast<u32>(seed >> 32) + static_cast<u32>(at >> 32));
+    offset = uniform(static_cast<u32>(at));
   }
 
-  // Of columns [4 quad, 4 quad + 4): bit 8 w is set where column 4 quad + w is kept.
-  TANDEM_DEVICE u32 draw(u32 quad, u32 row, u32 head) const {
-    u32 c[4] = {quad, row, head, offset}, k0 = key[0], k1 = key[1];
+  // Queries in rows: of `blocks` times 8 columns from `column` on, up to 32 registers; bit_in_rows() says where. Four
+  // lanes share two rows. Each draws for one of them, every other group. row, head: of that one, row lane / 2 % 2.
+  TANDEM_DEVICE u32 by_rows(u32 row, u32 head, int column, int blocks, int lane) const {
+    const u32 group = column / 16 + (lane & 1);
+    u32 words[8] = {};
+    draw(&words[0], group, row, head);
+    if (blocks > 4) draw(&words[4], group + 2, row, head);
+    return exchanged<16, 2>(exchanged<8, 1>(gathered(words), lane), lane);
+  }
+  // r: 4 n + 2 row + column % 2, of the n-th 8 columns.
+  static constexpr int bit_in_rows(int r) {
+    return 16 * (r >> 1 & 1) + 8 * (r >> 3 & 1) + 4 * (r >> 4 & 1) + 2 * (r >> 2 & 1) + (r & 1);
+  }
+
+  // Keys in rows: of `blocks` times 8 queries from `query` on and the warp's 16 keys from `first_key` on, a bit for
+  // each register in their order. Eight lanes that are four apart share 16 keys. Each draws for a query, or for two.
+  TANDEM_DEVICE u32 by_columns(int query, u32 head, int first_key, int blocks, int lane) const {
+    const int of_lane = lane >> 2;
+    const u32 row = query + 2 * (lane & 3) + (of_lane & 1) + (of_lane & 2) * 8 + (of_lane & 4) * (blocks > 4 ? 8 : 2);
+    u32 words[8] = {};
+    draw(&words[0], first_key / 16, row, head);
+    if (blocks > 4) draw(&words[4], first_key / 16, row + 8, head);
+    u32 bits = exchanged<1, 4>(gathered(words), lane);
+    bits = exchanged<16, 16>(exchanged<8, 8>(bits, lane), lane);
+    return blocks > 4 ? bits : bits | bits >> 12;
+  }
+
+  // Where a thread has a column, `key`, and the lanes of a warp neighbouring ones, from a multiple of 16 on: of 32
+  // queries from `query` on, in their order. Sixteen lanes share a group, and each draws for two queries.
+  TANDEM_DEVICE u32 of_column(int query, u32 head, int key, int lane) const {
+    const u32 row = query + (lane & 1) + (lane & 6) * 4 + (lane & 8) / 4;
+    u32 words[8];
+    draw(&words[0], key / 16, row, head);
+    draw(&words[4], key / 16, row + 4, head);
+    const u32 bits = exchanged<2, 8>(exchanged<1, 1>(gathered(words), lane), lane);
+    return exchanged<16, 4>(exchanged<8, 2>(bits, lane), lane);
+  }
+
+  // Where a thread has a row: of 32 columns from `column` on; bit_in_row() says where.
+  TANDEM_DEVICE u32 of_row(u32 row, u32 head, int column) const {
+    u32 words[8];
+    draw(&words[0], column / 16, row, head);
+    draw(&words[4], column / 16 + 1, row, head);
+    return gathered(words);
+  }
+  static constexpr int bit_in_row(int n) { return 8 * (n >> 1 & 3) + 4 * (n >> 4) + 2 * (n >> 3 & 1) + (n & 1); }
+
+ private:
+  // Of columns [16 group, 16 group + 16): bit 7 of a byte is set where its column is kept.
+  TANDEM_DEVICE void draw(u32* words, u32 group, u32 row, u32 head) const {
+    u32 c[4] = {group, row, head, offset}, k0 = key[0], k1 = key[1];
 #pragma unroll
-    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+    for (int round = 0; round < 7; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
       const u64 a = u64{0xD2511F53u} * c[0], b = u64{0xCD9E8D57u} * c[2];
       c[0] = static_cast<u32>(b >> 32) ^ c[1] ^ k0;
       c[1] = static_cast<u32>(b);
       c[2] = static_cast<u32>(a >> 32) ^ c[3] ^ k1;
       c[3] = static_cast<u32>(a);
     }
-    u32 bits = 0;
+    // Whether a byte and 256 less the threshold carry into a ninth bit: seven bits of each are added, and the eighth
+    // carries where two of three are set.
 #pragma unroll
-    for (int w = 0; w < 4; ++w) bits |= c[w] >= threshold ? 1u << 8 * w : 0;
+    for (int w = 0; w < 4; ++w) {
+      const u32 sum = (c[w] & 0x7f7f7f7fu) + low_carry;
+      words[w] = (c[w] & carry) | ((c[w] | carry) & sum);
+    }
+  }
+
+  // Bit 7 of each byte of the n-th word becomes bit n of that byte.
+  TANDEM_DEVICE static u32 gathered(const u32 (&words)[8]) {
+    u32 bits = words[0];
+#pragma unroll
+    for (int n = 1; n < 8; ++n) bits = (bits >> 1 & 0x7f7f7f7fu) | (words[n] & 0x80808080u);
     return bits;
   }
 
-  // What is_kept() asks, of `blocks` times 8 columns from `column` on, queries in rows. Two neighbouring lanes share
-  // four columns: each draws for one of the two rows that both have. row, head: of that one, row lane % 2.
-  TANDEM_DEVICE u32 by_rows(u32 row, u32 head, int column, int blocks, int lane) const {
-    u32 bits = 0;
-    const u32 quad = column / 4 + (lane >> 1 & 1);
-#pragma unroll 2
-    for (int n = 0; n < blocks; ++n) bits |= draw(quad + 2 * n, row, head) << n;
-    const u32 other = __shfl_xor_sync(~0u, bits, 1);
-    return __byte_perm(bits, other, lane & 1 ? 0x3276 : 0x5410);
-  }
-
-  // The same with keys in rows, of `blocks` times 8 queries from `query` on and the warp's 16 keys from `first_key` on.
-  // Four lanes that are four apart share four keys: the b-th draws for register 4 n + b of each, and then they
-  // transpose.
-  TANDEM_DEVICE u32 by_columns(int query, u32 head, int first_key, int blocks, int lane) const {
-    u32 bits = 0;
-    const int b = lane >> 2 & 3;
-    const u32 quad = first_key / 4 + (lane >> 4) + (b >> 1) * 2, row = query + 2 * (lane & 3) + (b & 1);
-#pragma unroll 2
-    for (int n = 0; n < blocks; ++n) bits |= draw(quad, row + 8 * n, head) << n;
-    return transposed<4>(bits, b);
-  }
-
-  // Where a thread has a column, `key`, and the lanes of a warp neighbouring ones, from a multiple of four on: of 32
-  // queries from `query` on, as is_kept() asks. Four neighbouring lanes share four keys.
-  TANDEM_DEVICE u32 of_column(int query, u32 head, int key, int lane) const {
-    u32 bits = 0;
-#pragma unroll 2
-    for (int n = 0; n < 8; ++n) bits |= draw(key / 4, query + 4 * n + (lane & 3), head) << n;
-    return transposed<1>(bits, lane & 3);
-  }
-
-  // Where a thread has a row: of 32 columns from `column` on, as is_kept() asks.
-  TANDEM_DEVICE u32 of_row(u32 row, u32 head, int column) const {
-    u32 bits = 0;
-#pragma unroll 2
-    for (int n = 0; n < 8; ++n) bits |= draw(column / 4 + n, row, head) << n;
-    return bits;
-  }
-
- private:
-  // Byte i of the b-th of four lanes, which are kLanes apart, becomes byte b of the i-th.
-  template <int kLanes>
-  TANDEM_DEVICE static u32 transposed(u32 bytes, int b) {
-    const u32 near = __shfl_xor_sync(~0u, bytes, kLanes);
-    bytes = __byte_perm(bytes, near, b & 1 ? 0x3715 : 0x6240);
-    const u32 far = __shfl_xor_sync(~0u, bytes, 2 * kLanes);
-    return __byte_perm(bytes, far, b & 2 ? 0x3276 : 0x5410);
+  // Of lanes that are kLanes apart, the lower comes to have the even fields of kBits bits of both, and the upper the
+  // odd ones: where a field was, bit kBits of a bit's number says whose it is now.
+  template <int kBits, int kLanes>
+  TANDEM_DEVICE static u32 exchanged(u32 bits, int lane) {
+    const u32 others = __shfl_xor_sync(~0u, bits, kLanes);
+    const bool upper = lane & kLanes;
+    if constexpr (kBits == 16) return __byte_perm(bits, others, upper ? 0x3276 : 0x5410);
+    if constexpr (kBits == 8) return __byte_perm(bits, others, upper ? 0x3715 : 0x6240);
+    constexpr u32 kEven = kBits == 1 ? 0x55555555u : 0x33333333u;
+    const u32 own = upper ? ~kEven : kEven, moved = __funnelshift_l(others, others, upper ? 32 - kBits : kBits);
+    return (bits & own) | (moved & ~own);
   }
 };
+
+// x, or 0 where the bit is not set.
+TANDEM_DEVICE float kept_or_zero(u32 bits, int bit, float x) { return where_bit(bits, bit, x, 0.0f); }

@@ -14,13 +14,5 @@ TANDEM_DEVICE u32 bit_range(int begin, int count) {
   asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(begin), "r"(count));
   return bits;
 }
-// x, or -infinity where bit n is not set. In PTX, since the compiler would ask for bit 0 in another way than for the
-// others, for which there is one instruction to seven bits.
-TANDEM_DEVICE float masked_score(u32 bits, int n, float x) {
-  float y;
-  asm("{.reg .pred p; .reg .b32 bit;\n"
-      "and.b32 bit, %2, %3; setp.ne.b32 p, bit, 0; selp.f32 %0, %1, %4, p;}"
-      : "=f"(y)
-      : "f"(x), "r"(bits), "r"(1u << n), "f"(-kInfinity));
-  return y;
-}
+// x, or -infinity where bit n is not set.
+TANDEM_DEVICE float masked_score(u32 bits, int n, float x) { return where_bit(bits, n, x, -kInfinity); }

@@ -43,11 +43,11 @@ struct ScoreGradient {
 };
 
 // ds is 0 where the score is -infinity (not seen, or beyond a sequence): a product with 0 would not do, for it may be
-// NaN. kept, r: as is_kept() takes them.
+// NaN. kept, r: as kept_or_zero() takes them.
 template <auto T>
 TANDEM_DEVICE float ds_of(const BackwardParams& p, float score, float minus_lse, float dp, float delta, u32 kept,
                           int r) {
-  if constexpr (T.dropout) dp = is_kept(kept, r) ? dp * p.dropout.scale : 0.0f;
+  if constexpr (T.dropout) dp = kept_or_zero(kept, r, dp * p.dropout.scale);
   const bool hidden = score == -kInfinity || minus_lse == -kInfinity;
   return hidden ? 0.0f : exp2_approx(score + minus_lse) * (dp - delta);
 }

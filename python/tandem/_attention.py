@@ -123,7 +123,8 @@ def attention(
     max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays; needed on GPUs.
     seqused_q, seqused_k : (batch) int32: how much of each sequence is used; rows beyond give 0.
     page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, ...). Not served yet.
-    dropout_p : probability that an entry of the softmax is dropped, in [0, 1).
+    dropout_p : probability that an entry of the softmax is dropped, in [0, 1): rounded to a multiple of 1/256, but not
+        to 0 or 1, and kept entries are scaled by it.
     seed : of the dropout: an integer, or for torch an int64 tensor (seed, offset). None: torch's generator, or the
         system's. Give it when you call attention_backward yourself.
     deterministic : the backward is reproducible bit for bit (on the CPU it always is).

@@ -30,7 +30,7 @@ def scaled_dot_product_attention(
     attn_mask broadcasts to (..., heads, L, S): boolean (True: attend), or added to the scores, then with a gradient;
     numbers below -2.3e38 hide a key as -inf does.
     is_causal hides key j from query i where j > i (top-left) and goes without attn_mask. scale is 1 / sqrt(E) unless
-    given. dropout_p, below 1, applies whenever it is not 0.
+    given. dropout_p, below 1, applies whenever it is not 0, and is rounded to a multiple of 1/256.
 
     Returns (..., heads, L, Ev). A row whose keys are all hidden gives 0, as in torch from 2.5 on. Tensors are read
     where they lie; transposed views of (batch, seqlen, heads, head_dim) are not copied.

@@ -7,6 +7,7 @@
 #include "cpu/kernels.h"
 #include "cpu/mods.h"
 #include "cpu/pack.h"
+#include "problem/philox.h"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -233,25 +234,24 @@ inline float finish_scores(const Piece& piece, const PanelRows& rows, int64_t ke
 
 // ---- Dropout ----------------------------------------------------------------------------------------------------
 
-// factors[key][lane] = 0 or 1 / (1 - p) for keys [key, key + count): Philox4x32-10 as tandem.h states it. The loops
-// over lanes are for the compiler to vectorise.
+// factors[key][lane] = 0 or 1 / (1 - p) for keys [key, key + count), by Philox as tandem.h states it. The loops over
+// lanes are for the compiler to vectorise.
 inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* factors,
                             int64_t stride) {
   const Problem& p = *piece.problem;
-  const double exact = p.dropout.p * 4294967296.0;
-  const auto threshold = static_cast<uint64_t>(exact);
+  const uint32_t threshold = dropout_threshold(p.dropout.p);
   const auto keep = static_cast<float>(1.0 / (1.0 - p.dropout.p));
   const auto high = static_cast<uint32_t>(p.dropout.offset >> 32);
-  for (int64_t quad = key / 4; quad * 4 < key + count; ++quad) {
+  for (int64_t group = key / kDropoutGroup; group * kDropoutGroup < key + count; ++group) {
     uint32_t w[4][kPanel];
     for (int i = 0; i < kPanel; ++i) {
-      w[0][i] = static_cast<uint32_t>(quad);
+      w[0][i] = static_cast<uint32_t>(group);
       w[1][i] = static_cast<uint32_t>(rows.query[i]);
       w[2][i] = static_cast<uint32_t>(piece.sequence_number * p.heads_q + rows.head[i]);
       w[3][i] = static_cast<uint32_t>(p.dropout.offset);
     }
     auto key0 = static_cast<uint32_t>(p.dropout.seed), key1 = static_cast<uint32_t>(p.dropout.seed >> 32) + high;
-    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
+    for (int round = 0; round < kDropoutRounds; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
       for (int i = 0; i < kPanel; ++i) {
         const uint64_t a = uint64_t{0xD2511F53u} * w[0][i], b = uint64_t{0xCD9E8D57u} * w[2][i];
         w[0][i] = static_cast<uint32_t>(b >> 32) ^ w[1][i] ^ key0;
@@ -260,9 +260,12 @@ inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t k
         w[3][i] = static_cast<uint32_t>(a);
       }
     }
-    for (int64_t j = maximum(key, quad * 4); j < minimum(key + count, quad * 4 + 4); ++j) {
+    const int64_t first = group * kDropoutGroup;
+    for (int64_t j = maximum(key, first); j < minimum(key + count, first + kDropoutGroup); ++j) {
+      const uint32_t* const words = w[dropout_word(j)];
+      const int shift = dropout_shift(j);
       float* at = factors + (j - key) * stride;
-      for (int i = 0; i < kPanel; ++i) at[i] = w[j - quad * 4][i] < threshold ? 0.0f : keep;
+      for (int i = 0; i < kPanel; ++i) at[i] = (words[i] >> shift & 255) < threshold ? 0.0f : keep;
     }
   }
 }

@@ -213,8 +213,8 @@ double keep_factor(const Problem& p, const Sequence& s, int64_t head, int64_t i,
   if (!p.dropout) return 1;
   const auto sequence_head = static_cast<uint64_t>(s.batch_index * p.heads_q + head);
   const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, sequence_head, static_cast<uint64_t>(i),
-                                      static_cast<uint64_t>(j / 4));
-  return words.word[j % 4] < dropout_threshold(p.dropout.p) ? 0 : 1 / (1 - p.dropout.p);
+                                      static_cast<uint64_t>(j / kDropoutGroup));
+  return is_dropped(words, j, dropout_threshold(p.dropout.p)) ? 0 : 1 / (1 - p.dropout.p);
 }
 
 Row make_row(const Head& h, int64_t i) {

@@ -40,17 +40,19 @@ Kernel options_of(const Problem& p) {
   return t;
 }
 
-// A softcap and ALiBi take few registers beside scores. At head_dim 64 there are fewest: enough for one of them, where
-// each sequence has its tensor's lengths.
+// A softcap and ALiBi take few registers beside scores, and so does dropout, but beside neither. At head_dim 64 there are
+// fewest: enough for one of them, without a window, and for the former where each sequence has its tensor's lengths.
+// With a block mask there are none for ALiBi.
 Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
-  if (t.dropout) return Scores::any;
   Sm90ForwardConfig rest = t;
-  if (t.head_dim > 64 || !((t.softcap && (t.alibi || t.left)) || t.varlen || p.batch_invariant))
+  const bool narrow = t.head_dim <= 64;
+  if (!t.dropout && !(narrow && ((t.softcap && (t.alibi || t.left)) || t.varlen || p.batch_invariant)))
     rest.softcap = rest.alibi = false;
-  if (!rest.has_score_mod()) return Scores::plain;
+  if (p.block_mask) rest.alibi = t.alibi;
+  if (!rest.has_score_mod()) return t.dropout && t.left && narrow ? Scores::any : Scores::plain;
   rest = t;
   rest.score_mod = false;
-  return !rest.has_score_mod() && p.score_mod->program->light ? Scores::light : Scores::any;
+  return !rest.has_score_mod() && !t.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
 }
 
 // The choice depends on lengths for speed only. A batch-invariant call does without: in a packed or padded batch they

@@ -155,7 +155,7 @@ void set_dropout(const Dropout& dropout, DropoutParams* params) {
   params->offset = dropout.offset;
   params->seed_ptr = reinterpret_cast<const unsigned long long*>(dropout.seed_ptr);
   params->offset_ptr = reinterpret_cast<const unsigned long long*>(dropout.offset_ptr);
-  params->threshold = static_cast<unsigned>(dropout_threshold(dropout.p));
+  params->carry = (256 - dropout_threshold(dropout.p)) * 0x01010101u;
   params->scale = static_cast<float>(1 / (1 - dropout.p));
 }
 

@@ -10,7 +10,7 @@
 namespace tandem::plan {
 
 enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a window; left: a window
-// plain: scaled products, nothing added or dropped. light: or those that a short text alone changes.
+// plain: scaled products, nothing added. light: or those that a short text alone changes.
 enum class Scores : uint8_t { any, light, plain };
 
 // Serves what has these sizes at most, and at least so many rows and keys.

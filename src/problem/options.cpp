@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "problem/builder.h"
+#include "problem/philox.h"
 
 namespace tandem {
 namespace {
@@ -126,7 +127,7 @@ Status Builder::read_dropout() {
         "batch (", p_.batch, ") * q.heads (", p_.heads_q,
         ") must be at most 2^32 with dropout: ", "the random counter has 32 bits for them; split the call over batch"));
   }
-  p_.dropout = {.p = p, .seed = args_.dropout_seed, .offset = args_.dropout_offset};
+  p_.dropout = {.p = rounded_dropout(p), .seed = args_.dropout_seed, .offset = args_.dropout_offset};
   if (!on_cpu()) {
     p_.dropout.seed_ptr = args_.dropout_seed_ptr;
     p_.dropout.offset_ptr = args_.dropout_offset_ptr;

@@ -131,7 +131,7 @@ struct BlockMaskView {
 };
 
 struct Dropout {
-  double p = 0;
+  double p = 0;                   // a multiple of 1 / 256
   uint64_t seed = 0, offset = 0;  // already read through their pointers where the device is the CPU
   const uint64_t *seed_ptr = nullptr, *offset_ptr = nullptr;  // where it is not, and they are given
 

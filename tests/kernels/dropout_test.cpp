@@ -21,10 +21,10 @@ TEST(KernelsDropout, BesideEveryOption) {
   expect_all_good(cases);
 }
 
-// Nearly none, half, and nearly all: a row may lose whatever it sees.
+// Nearly none, half and its neighbours, and nearly all: a row may lose whatever it sees.
 TEST(KernelsDropout, AnyProbability) {
   std::vector<Judged> cases;
-  for (const char* p : {"0.0000000001", "0.5", "0.9375", "0.9999999"})
+  for (const char* p : {"0.0000000001", "0.25", "0.49609375", "0.5", "0.50390625", "0.9375", "0.9999999"})
     cases.emplace_back(
         std::string("--dtype bf16 --seqlen-q 70 --seqlen-k 130 --head-dim 64 --head-dim-v 64 --dropout ") + p);
   expect_all_good(cases);

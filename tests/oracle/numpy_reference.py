@@ -21,11 +21,11 @@ np.seterr(all="ignore")
 
 
 def philox(counter, key):
-    """Philox4x32-10 on arrays: counter is four uint64 arrays of 32-bit words, key two integers."""
+    """Philox4x32-7 on arrays: counter is four uint64 arrays of 32-bit words, key two integers."""
     mask = np.uint64(0xFFFFFFFF)
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(10):
+    for _ in range(7):
         a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
         c0, c1, c2, c3 = (
             (b >> np.uint64(32)) ^ c1 ^ np.uint64(k0),
@@ -38,16 +38,18 @@ def philox(counter, key):
 
 
 def kept(case, sequence, heads, rows, columns):
-    """1 / (1 - p) where dropout keeps an entry, 0 where it drops it: (heads, rows, columns)."""
-    p, seed, offset = case["dropout"], case["seed"], case["offset"]
-    if p == 0:
+    """1 / (1 - p) where dropout keeps an entry, 0 where it drops it: (heads, rows, columns). p: a multiple of 1/256."""
+    seed, offset = case["seed"], case["offset"]
+    if case["dropout"] == 0:
         return np.ones((heads, rows, columns))
+    threshold = min(max(int(case["dropout"] * 256 + 0.5), 1), 255)
     h, i, j = np.meshgrid(np.arange(heads), np.arange(rows), np.arange(columns), indexing="ij")
     low = np.full(h.shape, offset & 0xFFFFFFFF)
-    counter = [x.astype(np.uint64) for x in (j // 4, i, sequence * heads + h, low)]
+    counter = [x.astype(np.uint64) for x in (j // 16, i, sequence * heads + h, low)]
     key = (seed & 0xFFFFFFFF, ((seed >> 32) + (offset >> 32)) & 0xFFFFFFFF)
-    words = np.take_along_axis(philox(counter, key), (j % 4)[None], axis=0)[0]
-    return np.where(words < int(p * 2**32), 0.0, 1 / (1 - p))
+    words = np.take_along_axis(philox(counter, key), (2 * (j % 16 // 8) + j % 2)[None], axis=0)[0]
+    byte = words >> (8 * (j // 2 % 4)).astype(np.uint64) & np.uint64(255)
+    return np.where(byte < threshold, 0.0, 256 / (256 - threshold))
 
 
 def diagonal(case, t, b, rows, keys):

@@ -128,7 +128,7 @@ def test_dropout_is_what_s_dmask_says(random, form):
     assert abs(share - (1 - p_drop)) < 0.1, "about 600 entries"
 
     plain = torch_reference.packed if varlen else torch_reference.dense
-    multiplier = kept.double() / (1 - p_drop)
+    multiplier = kept.double() * 256 / (256 - round(p_drop * 256))
     torch_reference.hold(dropped, lambda *x: plain(*split(*x), *cu, kept=multiplier, **plain_options), inputs)
     # Attending to an identity gives the undropped probabilities themselves, here of the first sequence.
     q, k, _ = split(*inputs)
@@ -144,7 +144,7 @@ def test_s_dmask_of_more_keys_than_a_head_dim(random):
     out, _, probabilities = fa2.flash_attn_func(q, k, v, dropout_p=0.4, return_attn_probs=True)
     assert probabilities.shape == (1, 2, 3, 700)
     torch.testing.assert_close(probabilities.abs().sum(-1), torch.ones(1, 2, 3))
-    expected = torch.einsum("bhij,bjd->bihd", probabilities.clamp(min=0) / 0.6, v[:, :, 0])
+    expected = torch.einsum("bhij,bjd->bihd", probabilities.clamp(min=0) * 256 / (256 - 102), v[:, :, 0])  # 0.4
     torch.testing.assert_close(out, expected)
 
 

@@ -232,8 +232,8 @@ class Plain {
   double keep(int64_t b, int64_t h, int64_t i, int64_t j) {
     if (!p.dropout) return 1;
     const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, static_cast<uint64_t>(b * p.heads_q + h),
-                                        static_cast<uint64_t>(i), static_cast<uint64_t>(j / 4));
-    return words.word[j % 4] < dropout_threshold(p.dropout.p) ? 0 : fl(1 / (1 - p.dropout.p));
+                                        static_cast<uint64_t>(i), static_cast<uint64_t>(j / kDropoutGroup));
+    return is_dropped(words, j, dropout_threshold(p.dropout.p)) ? 0 : fl(1 / (1 - p.dropout.p));
   }
 
   mods::Position at(int64_t b, int64_t h, int64_t i, int64_t j) const {

@@ -73,7 +73,7 @@ void disturb(const Setting& c, uint32_t place, int64_t operations, float* row, i
   if (c.noise == 0) return;
   const float most = 0x1p-24f * std::sqrt(static_cast<float>(operations));
   for (int64_t j = 0; j < n; ++j) {
-    const Philox4 random = philox4x32_10({{static_cast<uint32_t>(j), place, 0, 0}}, c.noise, 0);
+    const Philox4 random = philox4x32({{static_cast<uint32_t>(j), place, 0, 0}}, c.noise, 0, 10);
     row[j] += row[j] * most * (static_cast<float>(random.word[0]) * 0x1p-31f - 1);
   }
 }
@@ -138,13 +138,13 @@ float softmax_row(const Setting& c, int64_t h, int64_t row, int64_t count, float
 
 // out[j] = p[j], dropped or scaled. The same array may be given twice.
 void drop_row(const Problem& p, int64_t sequence_head, int64_t i, int64_t n, const float* from, float* to) {
-  const uint64_t threshold = dropout_threshold(p.dropout.p);
+  const uint32_t threshold = dropout_threshold(p.dropout.p);
   const auto keep_scale = static_cast<float>(1 / (1 - p.dropout.p));
-  for (int64_t j = 0; j < n; j += 4) {
+  for (int64_t first = 0; first < n; first += kDropoutGroup) {
     const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, static_cast<uint64_t>(sequence_head),
-                                        static_cast<uint64_t>(i), static_cast<uint64_t>(j / 4));
-    for (int64_t lane = 0; lane < std::min<int64_t>(4, n - j); ++lane)
-      to[j + lane] = words.word[lane] < threshold ? 0 : from[j + lane] * keep_scale;
+                                        static_cast<uint64_t>(i), static_cast<uint64_t>(first / kDropoutGroup));
+    for (int64_t j = first; j < std::min(first + kDropoutGroup, n); ++j)
+      to[j] = is_dropped(words, j, threshold) ? 0 : from[j] * keep_scale;
   }
 }
 

@@ -87,6 +87,7 @@ Attention MaskFlags::options() const {
   options.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
   options.softmax_scale = scale;
   options.softcap = softcap;
+  options.dropout_p = dropout;
   if (!window.empty()) {
     const size_t comma = window.find(',');
     options.window_left = window_bound(window.substr(0, comma), window);

@@ -36,7 +36,7 @@ struct MachineFlags {
 struct MaskFlags {
   bool causal = false, top_left = false, alibi = false;
   std::string window;
-  double softcap = 0, scale = 0;
+  double softcap = 0, scale = 0, dropout = 0;
   std::vector<int64_t> seqused;
   void add_to(CLI::App& app);
 

@@ -100,6 +100,7 @@ void ProblemFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"f32", "same", "bool"}))
       ->group(scores_group);
   app.add_flag("--sink", sink, "A sink per head")->group(scores_group);
+  app.add_option("--dropout", mask.dropout, "Probability to drop an entry [0]")->group(scores_group);
 }
 
 Inputs ProblemFlags::random_inputs(Random& random, double magnitude) const {

@@ -12,7 +12,7 @@ struct Verify {
   MachineFlags machine;
   ProblemFlags problem;
   bool forward_only = false, gradients = false, dlse = false;
-  double dropout = 0, magnitude = 1;
+  double magnitude = 1;
   uint64_t seed = 1;
 
   int run();
@@ -32,7 +32,6 @@ Inputs Verify::inputs() const {
 
 int Verify::run() {
   Attention options = problem.mask.options();
-  options.dropout_p = dropout;
   options.dropout_seed = seed;
   auto [on, given, remarks] = machine.open(inputs(), options, gradients ? TANDEM_BACKWARD : TANDEM_FORWARD);
   const Inputs& in = given.used();
@@ -71,7 +70,6 @@ void add_verify(CLI::App& app, int* exit_code) {
 
 Exit code: 0 when every head of every result is exact enough, 1 when not, 2 when the problem cannot be served.)");
   verify->problem.add_to(*command);
-  command->add_option("--dropout", verify->dropout, "Probability to drop an entry")->group("Scores and masks");
   command->add_option("--magnitude", verify->magnitude, "Standard deviation of q; large ones make sharp softmaxes [1]");
   command->add_option("--seed", verify->seed, "Of the random inputs and of dropout [1]");
   auto* forward_only = command->add_flag("--forward-only", verify->forward_only, "No gradients");

@@ -44,7 +44,8 @@ struct Visibility {
 // Of the n-th query of a chunk: what dropout leaves of a probability, or of the derivative by it.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE float kept_or_zero(u32 kept, int n, float x) {
-  return !T.dropout || is_kept(kept, n) ? x : 0.0f;
+  if constexpr (T.dropout) return kept_or_zero(kept, n, x);
+  return x;
 }
 
 // A step, as a thread sees it: its key, and of the queries the warpgroup's own.

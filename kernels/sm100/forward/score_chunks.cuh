@@ -37,8 +37,8 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* 
     float low, high;
     split(y, &low, &high);
     if constexpr (T.dropout) {
-      low = is_kept(kept, 2 * n) ? low : 0.0f;
-      high = is_kept(kept, 2 * n + 1) ? high : 0.0f;
+      low = kept_or_zero(kept, Dropout::bit_in_row(2 * n), low);
+      high = kept_or_zero(kept, Dropout::bit_in_row(2 * n + 1), high);
     }
     packed[n] = pack<T>(low, high);
     if (n == kNextFrom) known = *sum;

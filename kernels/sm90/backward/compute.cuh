@@ -20,6 +20,9 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   // takes more than its addition, and steps are few.
   constexpr bool kScoresAhead = !T.single && (T.head_dim <= 64 || !(T.has_score_mod() || T.dropout));
   constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead;
+  // What the next step keeps is drawn under dq, dV and dK, where there are no scores in registers, or as late as S is
+  // not waited for: modelled.
+  constexpr bool kDrawsAhead = T.dropout && !kScoresAhead;
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
@@ -52,12 +55,16 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       // Opaque: else what follows from it is kept over all steps, and spills.
       add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, opaque(tile.n_block), sum);
     }
+    if constexpr (kDrawsAhead) {
+      at.advance();
+      if (more) draw_kept(kept, tile, at);
+    }
     wgmma_wait<1>();
     fence_operand(dv);
     fence_operand(dq);
     arrive(&s.dout_empty[rings.dout.slot]);
     rings.dout.advance();
-    at.advance();
+    if constexpr (!kDrawsAhead) at.advance();
     shown.look_up(tile, at);
     if (kScoresAhead && more) mma_s(scores, tile, rings, at.m_block);
     if (warp_any(previous)) add_dq(dq, tile, rings.steps - 1);
@@ -73,7 +80,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       }
       if constexpr (!kScoresAhead) mma_s(scores, tile, rings, at.m_block);
       mma_dp(dp, tile, rings, at.m_block);
-      draw_kept(kept, tile, at);
+      if constexpr (!kDrawsAhead) draw_kept(kept, tile, at);
       ask_block_mask(shown, tile, at);
       wgmma_wait<1>();
       if constexpr (!kDkFirst) dk_is_made();

@@ -108,7 +108,7 @@ TANDEM_DEVICE void draw_kept(u32 (&kept)[kKeptNumbers<T>], const WarpgroupTile<T
 }
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float kept_or_zero(const u32 (&kept)[kKeptNumbers<T>], int r, float x) {
-  if constexpr (T.dropout) return is_kept(kept[r / kKeptGroup], r % kKeptGroup) ? x : 0.0f;
+  if constexpr (T.dropout) return kept_or_zero(kept[r / kKeptGroup], r % kKeptGroup, x);
   return x;
 }
 

@@ -64,7 +64,7 @@ TANDEM_DEVICE void draw_kept(u32 (&kept)[kKeptNumbers<T>], const Dropout& dropou
                              int n_block) {
   if constexpr (T.dropout) {
     const int lane = rows.w.lane;
-    const Row row = rows.own_row(lane & 1);
+    const Row row = rows.own_row(lane >> 1 & 1);
     const u32 head = rows.tile().sequence * rows.p.heads_q + row.head;
 #pragma unroll
     for (int r = 0; r < T.tile_n / 2; r += kKeptGroup)
@@ -78,7 +78,7 @@ TANDEM_DEVICE void pack_p(const Fragments<T>& f) {
   if constexpr (T.dropout) {
 #pragma unroll
     for (int r = 0; r < T.tile_n / 2; ++r)
-      f.scores[r] = is_kept(f.kept[r / kKeptGroup], r % kKeptGroup) ? f.scores[r] : 0.0f;
+      f.scores[r] = kept_or_zero(f.kept[r / kKeptGroup], Dropout::bit_in_rows(r % kKeptGroup), f.scores[r]);
   }
 #pragma unroll
   for (int r = 0; r < T.tile_n / 4; ++r) f.probabilities[r] = pack<T>(f.scores[2 * r], f.scores[2 * r + 1]);

@@ -3,7 +3,8 @@
 Shapes: q (batch, seqlen_q, heads, head_dim), k and v (batch, seqlen_k, heads_k, head_dim), or packed (total, heads,
 head_dim) with cu_seqlens (batch + 1, int32). Any head_dim up to 512; heads is a multiple of heads_k. softmax_scale is
 1 / sqrt(head_dim) unless given; causal and window_size (left, right) measure from the bottom right corner, a negative
-bound is no bound; softcap of 0 or less is off; alibi_slopes (heads) or (batch, heads) is float32.
+bound is no bound; softcap of 0 or less is off; alibi_slopes (heads) or (batch, heads) is float32. dropout_p is rounded
+to a multiple of 1/256, and what is kept is scaled by that.
 
 With return_attn_probs the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
 total_q), is float32, has no gradient, and is +inf for a row that sees no key (tandem.attention says -inf there).

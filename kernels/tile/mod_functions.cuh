@@ -59,7 +59,8 @@ TANDEM_DEVICE float mod_exp(float a) { return expf(a); }
 TANDEM_DEVICE float mod_exp2(float a) { return exp2f(a); }
 TANDEM_DEVICE float mod_log(float a) { return logf(a); }
 TANDEM_DEVICE float mod_log2(float a) { return log2f(a); }
-// Within 2^-21 of it, from 0 on. tanhf() is two units in the last place at most, and parts a warp where some scores are
+// Within 2^-21 of it, from 0 on; and 1 - |tanh|, which is what derivatives are made of, as near to what there is of it in
+// a float: hence of |a|, since the reciprocal of what is hardly above 1 is a unit off. tanhf() is two units in the last place at most, and parts a warp where some scores are
 // small and some are not: here all go both ways.
 TANDEM_DEVICE float mod_tanh(float a) {
   constexpr float kNear = 0.6f, kDoubleLog2e = 2.88539008177792681472f;
@@ -68,11 +69,14 @@ TANDEM_DEVICE float mod_tanh(float a) {
   near = fmaf(near, square, 0x1.10b282p-3f);
   near = fmaf(near, square, -0x1.5553dap-2f);
   near = fmaf(near, square, 1.0f) * a;
-  const float far = fmaf(-2.0f, reciprocal(1.0f + exp2_approx(kDoubleLog2e * a)), 1.0f);
-  return fabsf(a) < kNear ? near : far;
+  const float far = fmaf(-2.0f, reciprocal(1.0f + exp2_approx(kDoubleLog2e * fabsf(a))), 1.0f);
+  return fabsf(a) < kNear ? near : copysignf(far, a);
 }
-// Within (2 + |a|) 2^-23 of it; 0 below -88.
-TANDEM_DEVICE float mod_sigmoid(float a) { return reciprocal(1.0f + exp2_approx(-1.44269504088896340736f * a)); }
+// Within (2 + |a|) 2^-23 of it; 0 below -88. Of |a| for the same reason.
+TANDEM_DEVICE float mod_sigmoid(float a) {
+  const float rest = reciprocal(1.0f + exp2_approx(1.44269504088896340736f * fabsf(a)));
+  return a < 0 ? rest : 1.0f - rest;
+}
 TANDEM_DEVICE float mod_sqrt(float a) { return sqrtf(a); }
 TANDEM_DEVICE float mod_add(float a, float b) { return a + b; }
 TANDEM_DEVICE float mod_subtract(float a, float b) { return a - b; }

@@ -115,7 +115,7 @@ bool has_one_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   if (p.seqlen_k == 0 || p.seqlen_k > t.cta_keys() || t.varlen || t.block_mask || t.left) return false;
   if (!t.right) return true;
   const bool known = !p.diagonal_offsets && p.diagonal_offset == 0;
-  return known && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
+  return known && p.window_right >= 0 && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
 }
 
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {

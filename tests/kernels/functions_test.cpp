@@ -110,6 +110,19 @@ TEST(KernelsFunctions, HyperbolicTangentAndSigmoid) {
   EXPECT_EQ(std::signbit(run(*the_gpu(), "mod_tanh(a)", a, a)[5]), true);
 }
 
+// Derivatives are made of what is left to 1, which a reciprocal that is one unit off would make noise of.
+TEST(KernelsFunctions, WhatIsLeftToOne) {
+  std::vector<float> a;
+  for (float x = 0.6f; x < 30; x += 0.01f) a.push_back(x), a.push_back(-x);
+  const auto of_tanh = run(*the_gpu(), "1.0f - fabsf(mod_tanh(a))", a, a);
+  const auto of_sigmoid = run(*the_gpu(), "1.0f - mod_sigmoid(fabsf(a))", a, a);
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double x = std::fabs(static_cast<double>(a[i])), e = std::exp(-2 * x), h = std::exp(-x);
+    ASSERT_NEAR(of_tanh[i], 2 * e / (1 + e), 2 * e * 0x1p-19 + 0x1p-25) << a[i];
+    ASSERT_NEAR(of_sigmoid[i], h / (1 + h), h * 0x1p-19 + 0x1p-25) << a[i];
+  }
+}
+
 TEST(KernelsFunctions, QuotientsByOneDivisor) {
   std::vector<float> a = floats(5), b = floats(6);
   std::rotate(b.begin(), b.begin() + 3, b.end());

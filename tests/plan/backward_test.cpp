@@ -81,6 +81,7 @@ TEST(BackwardPlan, OneNBlockStoresDqWhereItSeesEveryQuery) {
   EXPECT_TRUE(single([](Problem& p) { p.window_right = 0, p.seqlen_q = p.total_q = 300, p.bottom_right = false; }));
   EXPECT_FALSE(single([](Problem& p) { p.window_right = 0, p.seqlen_q = p.total_q = 300; }));
   EXPECT_FALSE(single([](Problem& p) { p.window_right = 0, p.bottom_right = false, p.diagonal_offset = -80; }));
+  EXPECT_FALSE(single([](Problem& p) { p.window_right = -3; }));
   EXPECT_FALSE(single([](Problem& p) { p.window_left = 3; }));
   EXPECT_FALSE(single([](Problem& p) { p.seqlen_k = p.total_k = 129; }));
   EXPECT_FALSE(single([](Problem& p) { p.head_dim = p.head_dim_v = 256; }));

@@ -87,7 +87,7 @@ TANDEM_DEVICE void tell_dq_rows(const BackwardParams& p, BackwardShared<T>& s, i
                                 int head, int m_block) {
   const i64 first = m_block * T.tile_m, at = sequence.batch * p.dq_batch + head * p.dq_head + first * p.dq_row;
   s.dq_to[part] = reinterpret_cast<float4*>(static_cast<u16*>(p.dq) + at);
-  s.dq_rows[part] = p.dq ? sequence.q_len - static_cast<int>(first) : 0;
+  s.dq_is_first_or_rows[part] = p.dq ? sequence.q_len - static_cast<int>(first) : 0;
 }
 
 // Adds the warpgroups' dq of each step to the m_block's sums where it is staged, else says when their threads may.
@@ -127,7 +127,7 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 t
         float* const sums = p.dq_sums + at * T.dq_floats() + of_all * T.dq_part_floats();
         if constexpr (!T.staged()) {
           s.dq_to[part] = reinterpret_cast<float4*>(sums);
-          s.dq_is_first[part] = before == 0;
+          s.dq_is_first_or_rows[part] = before == 0;
         }
         while (load_acquire(ticket) < before) {
         }

@@ -114,7 +114,7 @@ TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_querie
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void store_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile) {
   const BackwardParams& p = tile.p;
-  const int index = tile.thread.index, rows = tile.s.dq_rows[index];
+  const int index = tile.thread.index, rows = tile.s.dq_is_first_or_rows[index];
   const GradientPair at = T.dq_pair(128 * index + (threadIdx.x & 124), 0);
   store_chunks<T>(dq, p.scale, {tile.s.dq_to[index], 0, p.dq_row, rows, rows, p.head_dim, false}, at.row, at.column);
 }
@@ -130,7 +130,7 @@ TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const Warpgroup
     fence_proxy_async();
   } else if constexpr (T.single) {
     store_dq(dq, tile);
-  } else if (warp_any(s.dq_is_first[index])) {
+  } else if (warp_any(s.dq_is_first_or_rows[index])) {
     store_sums(s.dq_to[index], 0, dq);
   } else {
     float4* const to = s.dq_to[index] + threadIdx.x % 128;

@@ -42,6 +42,6 @@ struct BackwardShared {
   // Told by dq_turn, where dq is not staged: where it is added, or written by the first n_block; of a single one where
   // the caller's first row of dq is, and how many there are from there on.
   float4* dq_to[T.dq_parts()];
-  int dq_is_first[T.dq_parts()], dq_rows[T.dq_parts()];
+  int dq_is_first_or_rows[T.dq_parts()];
   KeyTile tile;  // told by k_full; n_block -1: there are no more
 };

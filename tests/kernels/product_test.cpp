@@ -31,7 +31,8 @@ const char* const kLengths[] = {"--seqlen-q 150 --seqlen-k 280",
                                 "--packed 1 --lengths-q 20,0,150,1 --lengths-k 9,4,280,0 --max-seqlen 0",
                                 "--batch 2 --seqlen-q 65 --seqlen-k 150 --used-q 3,65 --used-k 141,17"};
 
-TEST(KernelsProduct, DISABLED_EveryFeatureAtEveryHeadDim) {
+// extra: of each problem.
+std::vector<Judged> product_of(const std::string& extra) {
   std::vector<Judged> cases;
   for (const std::string dims : kDims)
     for (const std::string mask : kMasks)
@@ -39,9 +40,15 @@ TEST(KernelsProduct, DISABLED_EveryFeatureAtEveryHeadDim) {
         for (const std::string lengths : kLengths)
           for (const std::string dtype : {"bf16", "f16"}) {
             if (scores.starts_with("--bias") && lengths.starts_with("--packed")) continue;
-            cases.emplace_back("--dtype " + dtype + " " + dims + " " + lengths + " " + mask + " " + scores);
+            cases.emplace_back("--dtype " + dtype + " " + dims + " " + lengths + " " + mask + " " + scores + extra);
           }
-  expect_all_good(cases);
+  return cases;
+}
+
+TEST(KernelsProduct, DISABLED_EveryFeatureAtEveryHeadDim) { expect_all_good(product_of("")); }
+
+TEST(KernelsProduct, DISABLED_GradientsOfEveryFeatureAtEveryHeadDim) {
+  expect_all_good(product_of(" --gradients qkv"));
 }
 
 }  // namespace

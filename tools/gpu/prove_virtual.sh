@@ -4,9 +4,10 @@
 # docs/results/README.md explains.
 #
 #   tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device vgpu:b200|vgpu:h200] [--in <folder>] [--share I/N]
-#                              [--only grid,product,fuzz,deletions,schedules,backward]
+#                              [--only grid,product,fuzz,deletions,schedules,backward,gradients]
 #
-# backward, random problems with gradients, is a proof of its own: --only backward, and a file.
+# backward and gradients, random problems and every feature at every head_dim with gradients, are a proof of their own:
+# --only backward,gradients, and a file.
 #
 # Each step is cut into shares. --in keeps what became of them: a share that is done is not done again, so that the same
 # command goes on where the last one was stopped. --share does every N-th share, from I on: with the folders of N machines
@@ -82,7 +83,10 @@ run_share() { # <step> <n> <shares>
   local judge=("$tests" --device "$device" --schedules "$schedules" --part "$2/$3" --gtest_brief=1)
   case $1 in
     grid) "${judge[@]}" ;;
-    product) "${judge[@]}" --gtest_also_run_disabled_tests '--gtest_filter=KernelsProduct.*' ;;
+    product) "${judge[@]}" --gtest_also_run_disabled_tests '--gtest_filter=KernelsProduct.*_EveryFeature*' ;;
+    gradients)
+      "${judge[@]}" --passes backward --gtest_also_run_disabled_tests '--gtest_filter=KernelsProduct.*_Gradients*'
+      ;;
     fuzz | backward)
       from=$((each * $2))
       [ "$from" -lt "$problems" ] || return 0
@@ -127,7 +131,7 @@ summary_of() { # <step>
 }
 
 missing=0
-for step in grid product fuzz backward deletions schedules; do
+for step in grid product fuzz backward gradients deletions schedules; do
   [[ ",$only," = *",$step,"* ]] || continue
   shares=$(shares_of $step)
   printf '\n==== %s: %d shares\n' $step "$shares"

@@ -37,8 +37,8 @@ struct HeadScores {
       bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
     if constexpr (T.score_mod || T.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
-  // ALiBi, bias and modifications, of query0 + n, n a constant. Beyond the tensor, where everything is masked, the last bias is read again.
-  // derivative: of what score_mod gives by what it is given, as a factor; given: that.
+  // ALiBi, bias and modifications, of query0 + n, n a constant. Beyond the tensor, where everything is masked, the last
+  // bias is read again. derivative: of what score_mod gives by what it is given, as a factor; given: that.
   TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query0, int n, int key, float* derivative,
                                  float* given = nullptr) const {
     const int query = query0 + n;

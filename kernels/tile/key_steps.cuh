@@ -1,8 +1,9 @@
 // The steps of a backward's tile with a block mask, which two kernels list before the main one.
 //
 // Which n_blocks an m_block sees is not known before, so their order must do for any mask: from the last to the first,
-// each from its first m_block on. Of a causal mask and what is like it n_blocks then come to an m_block one step after the
-// other (see from_diagonal), and one that all m_blocks see, as of the first keys, comes last, when it waits for nobody.
+// each from its first m_block on. Of a causal mask and what is like it n_blocks then come to an m_block one step after
+// the other (see from_diagonal), and one that all m_blocks see, as of the first keys, comes last, when it waits for
+// nobody.
 #pragma once
 #include "tile/block_mask.cuh"
 #include "tile/sequence.cuh"
@@ -72,7 +73,8 @@ TANDEM_DEVICE void list_key_steps(const BlockMaskedBackwardParams& p) {
 #pragma unroll 1
   for (int first = 0; first < group * p.sequence_m_blocks; first += kListStepsThreads) {
     const int i = first + threadIdx.x;
-    const int m_block = T.left ? i % p.sequence_m_blocks : i / group, head = T.left ? i / p.sequence_m_blocks : i % group;
+    const int m_block = T.left ? i % p.sequence_m_blocks : i / group,
+              head = T.left ? i / p.sequence_m_blocks : i % group;
     const bool is_step = i < group * p.sequence_m_blocks &&
                          (table_word<T>(p, s, head_k * group + head, m_block, n_block) & ((1u << kStepBits) - 1)) != 0;
     const ItemPlace place = place_item(is_step, counts);

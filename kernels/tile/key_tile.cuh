@@ -144,9 +144,9 @@ TANDEM_DEVICE constexpr bool single() {
   return false;
 }
 
-// The n-th, the longest first (but from_diagonal, and of block masks: tile/key_steps.cuh): under a causal mask the first
-// keys are seen by the most queries.
-// Heads that are taken together share the L2 cache; the splits of an n_block follow each other.
+// The n-th, the longest first (but from_diagonal, and of block masks: tile/key_steps.cuh): under a causal mask the
+// first keys are seen by the most queries. Heads that are taken together share the L2 cache; the splits of an n_block
+// follow each other.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   int split = 0, parts = 1;

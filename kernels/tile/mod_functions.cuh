@@ -59,9 +59,9 @@ TANDEM_DEVICE float mod_exp(float a) { return expf(a); }
 TANDEM_DEVICE float mod_exp2(float a) { return exp2f(a); }
 TANDEM_DEVICE float mod_log(float a) { return logf(a); }
 TANDEM_DEVICE float mod_log2(float a) { return log2f(a); }
-// Within 2^-21 of it, from 0 on; and 1 - |tanh|, which is what derivatives are made of, as near to what there is of it in
-// a float: hence of |a|, since the reciprocal of what is hardly above 1 is a unit off. tanhf() is two units in the last place at most, and parts a warp where some scores are
-// small and some are not: here all go both ways.
+// Within 2^-21 of it, from 0 on; and 1 - |tanh|, which is what derivatives are made of, as near to what there is of it
+// in a float: hence of |a|, since the reciprocal of what is hardly above 1 is a unit off. tanhf() is two units in the
+// last place at most, and parts a warp where some scores are small and some are not: here all go both ways.
 TANDEM_DEVICE float mod_tanh(float a) {
   constexpr float kNear = 0.6f, kDoubleLog2e = 2.88539008177792681472f;
   const float square = a * a;

@@ -210,9 +210,9 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
   return cut_for_hopper(p);
 }
 
-// With a bound on the left n_blocks at work see what lies between the first and the last of them, and a window more. All
-// heads together would wait least for each other; but what they add to must stay in the L2 cache. Steps of pairs are so
-// long that they may wait for memory rather than for each other.
+// With a bound on the left n_blocks at work see what lies between the first and the last of them, and a window more.
+// All heads together would wait least for each other; but what they add to must stay in the L2 cache. Steps of pairs
+// are so long that they may wait for memory rather than for each other.
 int64_t window_heads(const Problem& p, const BackwardTiling& t, int64_t at_once) {
   constexpr int64_t kL2Bytes = 24 << 20, kMost = 33;
   const int64_t least = t.tile.ctas > 1 ? 8 : 4;
@@ -222,9 +222,9 @@ int64_t window_heads(const Problem& p, const BackwardTiling& t, int64_t at_once)
 }
 
 // How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
-// as have all of their n_blocks at work at once, which read the same queries and add to the same dq, but no more n_blocks
-// of a head than it has steps: they would only wait for their turns. Under a causal mask, where n_blocks are of unequal
-// lengths and add in an order, more; grouped query heads count each.
+// as have all of their n_blocks at work at once, which read the same queries and add to the same dq, but no more
+// n_blocks of a head than it has steps: they would only wait for their turns. Under a causal mask, where n_blocks are
+// of unequal lengths and add in an order, more; grouped query heads count each.
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
   constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 3;
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), at_once = sm_count / t.tile.ctas;

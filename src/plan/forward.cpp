@@ -40,9 +40,9 @@ Kernel options_of(const Problem& p) {
   return t;
 }
 
-// A softcap and ALiBi take few registers beside scores, and so does dropout, but beside neither. At head_dim 64 there are
-// fewest: enough for one of them, without a window, and for the former where each sequence has its tensor's lengths.
-// With a block mask there are none for ALiBi.
+// A softcap and ALiBi take few registers beside scores, and so does dropout, but beside neither. At head_dim 64 there
+// are fewest: enough for one of them, without a window, and for the former where each sequence has its tensor's
+// lengths. With a block mask there are none for ALiBi.
 Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   Sm90ForwardConfig rest = t;
   const bool narrow = t.head_dim <= 64;

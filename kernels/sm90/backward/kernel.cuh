@@ -15,9 +15,9 @@
 // almost a step apart. It is summed in float32 in memory, by bulk additions in the order of n_blocks (order_dq), as
 // threads hold it; common/convert.cuh rounds it. At head_dim 64 threads add it from registers, when they are told.
 // Registers of a computing thread at head_dim 128: dK 64, dV 64, S 32, dP or dQ 32, P 16, dS 16. dk and dv are stored
-// from registers while the next tile's keys come; so is dq where one n_block has all keys (`single`). Heads wider than 128 (Sm90BackwardConfig::wide) have 64 keys for all
-// warpgroups, P goes through shared memory as dS does, and dQ is that of the step. Up to 192 each warpgroup has a role
-// instead: roles.cuh.
+// from registers while the next tile's keys come; so is dq where one n_block has all keys (`single`). Heads wider than
+// 128 (Sm90BackwardConfig::wide) have 64 keys for all warpgroups, P goes through shared memory as dS does, and dQ is
+// that of the step. Up to 192 each warpgroup has a role instead: roles.cuh.
 //
 // Adding dq in memory is what binds at head_dim 256: a CTA with 64 keys adds 64 KB in a step. Two of them (a cluster,
 // `pair`) take an n_block of 128 keys, 64 each, and go over the same steps; each sends its dS to the other, and makes

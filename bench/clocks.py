@@ -3,9 +3,11 @@
 
   python bench/clocks.py build/release/tandem --json clocks.json     # our kernels; needs NVRTC and nvdisasm, no GPU
   python bench/clocks.py build/release/tandem --fa4 <folder>      # FlashAttention-4's for sm_90a: d64_full.cubin, ...
+  python bench/clocks.py build/release/tandem --variants rates.json cubins/<folder>  # all tiles of bench/tune.py --all
 
 Every second cell of a kernel was looked at when the model's figures were chosen ("fit"); the others were not ("test").
-The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes.
+The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes. Not
+so of variants, whose cubins are those that were timed: there the steps alone are modelled, and none was looked at.
 """
 
 import argparse
@@ -67,12 +69,45 @@ def judge(rows: list[dict], title: str) -> dict:
     return result
 
 
+def variants(tandem: str, rates: dict, folder: Path) -> tuple[dict, list[dict]]:
+    """Of each problem the tiles that were timed, by their steps: how far they are ranked as a GPU ranks them."""
+    rows, found = [], {}
+    for problem, by_length in rates.items():
+        timed = [(seqlen, name, rate) for seqlen, tiles in by_length.items() for name, rate in tiles.items()]
+        with ThreadPoolExecutor(2) as pool:
+            models = pool.map(lambda entry: modelled(tandem, ["--cubin", str(folder / f"{entry[1]}.cubin")]), timed)
+        of_problem = [
+            {
+                "cell": problem,
+                "kernel": name,
+                "step": round(model["step"]),
+                "measured": round(rate, 1),
+                "modelled": round(model["flops_a_clock"] * 132 * model["megahertz"] * 1e-6, 1),
+            }
+            for (_, name, rate), model in zip(timed, models, strict=True)
+        ]
+        rows += of_problem
+        if len(of_problem) > 3:
+            found[problem] = judge(of_problem, problem)
+    return found, rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tandem")
     parser.add_argument("--fa4", type=Path, help="folder of FlashAttention-4's cubins: longest cells, steps alone")
+    parser.add_argument("--variants", nargs=2, type=Path, metavar=("RATES", "FOLDER"), help="of bench/tune.py --all")
     parser.add_argument("--json", type=Path, help="file to write")
     args = parser.parse_args()
+    if args.variants:
+        rates = json.loads(args.variants[0].read_text())
+        found, rows = variants(args.tandem, rates["rates"], args.variants[1])
+        if args.json:
+            lines = ",\n".join(json.dumps(row) for row in rows)
+            args.json.write_text(f'{{"device": "{rates["device"]}", "problems": {json.dumps(found, indent=1)},\n')
+            with args.json.open("a") as file:
+                file.write(f'"variants": [\n{lines}\n]}}\n')
+        return
     cells = json.loads((ROOT / "docs/results/hopper-forward-bench.json").read_text())["cells"]
     rows = []
     if args.fa4:

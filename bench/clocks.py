@@ -6,8 +6,8 @@
   python bench/clocks.py build/release/tandem --variants rates.json cubins/<folder>  # all tiles of bench/tune.py --all
 
 Every second cell of a kernel was looked at when the model's figures were chosen ("fit"); the others were not ("test").
-The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes. Not
-so of variants, whose cubins are those that were timed: there the steps alone are modelled, and none was looked at.
+The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes.
+Not so of variants, whose cubins are those that were timed: there the steps alone are modelled, and none was looked at.
 """
 
 import argparse

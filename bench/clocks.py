@@ -48,6 +48,11 @@ def modelled(tandem: str, flags: list[str]) -> dict:
     return json.loads(done.stdout)
 
 
+def rate_of(model: dict) -> float:
+    """TFLOP/s of steps alone, on all multiprocessors."""
+    return round(model["flops_a_clock"] * 132 * model["megahertz"] * 1e-6, 1)
+
+
 def ranks(values: list[float]) -> list[int]:
     order = sorted(range(len(values)), key=values.__getitem__)
     return [order.index(k) for k in range(len(values))]
@@ -73,18 +78,18 @@ def variants(tandem: str, rates: dict, folder: Path) -> tuple[dict, list[dict]]:
     """Of each problem the tiles that were timed, by their steps: how far they are ranked as a GPU ranks them."""
     rows, found = [], {}
     for problem, by_length in rates.items():
-        timed = [(seqlen, name, rate) for seqlen, tiles in by_length.items() for name, rate in tiles.items()]
+        timed = [entry for tiles in by_length.values() for entry in tiles.items()]
         with ThreadPoolExecutor(2) as pool:
-            models = pool.map(lambda entry: modelled(tandem, ["--cubin", str(folder / f"{entry[1]}.cubin")]), timed)
+            models = pool.map(lambda entry: modelled(tandem, ["--cubin", str(folder / f"{entry[0]}.cubin")]), timed)
         of_problem = [
             {
                 "cell": problem,
                 "kernel": name,
                 "step": round(model["step"]),
                 "measured": round(rate, 1),
-                "modelled": round(model["flops_a_clock"] * 132 * model["megahertz"] * 1e-6, 1),
+                "modelled": rate_of(model),
             }
-            for (_, name, rate), model in zip(timed, models, strict=True)
+            for (name, rate), model in zip(timed, models, strict=True)
         ]
         rows += of_problem
         if len(of_problem) > 3:
@@ -104,9 +109,8 @@ def main() -> None:
         found, rows = variants(args.tandem, rates["rates"], args.variants[1])
         if args.json:
             lines = ",\n".join(json.dumps(row) for row in rows)
-            args.json.write_text(f'{{"device": "{rates["device"]}", "problems": {json.dumps(found, indent=1)},\n')
-            with args.json.open("a") as file:
-                file.write(f'"variants": [\n{lines}\n]}}\n')
+            head = f'"device": "{rates["device"]}", "problems": {json.dumps(found, indent=1)}'
+            args.json.write_text(f'{{{head},\n"variants": [\n{lines}\n]}}\n')
         return
     cells = json.loads((ROOT / "docs/results/hopper-forward-bench.json").read_text())["cells"]
     rows = []
@@ -117,8 +121,7 @@ def main() -> None:
             if cell["column"] != "32k" or cell["sustained"] or cell["data"] != "normal" or not file.exists():
                 continue
             model = modelled(args.tandem, ["--cubin", str(file)])
-            rate = model["flops_a_clock"] * 132 * model["megahertz"] * 1e-6
-            rows.append({"cell": cell["cell"], "measured": cell["tflops"]["FA4"], "modelled": round(rate, 1)})
+            rows.append({"cell": cell["cell"], "measured": cell["tflops"]["FA4"], "modelled": rate_of(model)})
     else:
         known = [(cell, flags) for cell in cells if (flags := problem_of(cell))]
         with ThreadPoolExecutor(2) as pool:

@@ -124,8 +124,8 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.head_dim_v = rounded(p.head_dim_v);
   set_options(p, &t);
   t.dropout = static_cast<bool>(p.dropout);
-  // Short products are worth more queries at once, where registers suffice.
   t.single = has_one_n_block(p, t);
+  // Short products are worth more queries at once, where registers suffice.
   if (t.head_dim <= 64 && t.head_dim_v <= 64 && !t.has_score_mod() && !t.dropout && !t.single) t.tile_m = 128;
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.

@@ -181,21 +181,18 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   for (int i = 0; i <= kTiles; ++i) steps[i] = total[i];
 }
 
-// The m_blocks of one list, those of most steps first: one block of kListStepsThreads threads.
+// The place of one m_block of one list in the order of those of most steps first: one block of kListStepsThreads threads.
 template <auto T>
 TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
-  const int m_blocks = p.blocks.m_blocks;
-  const int* const steps = p.blocks.steps + static_cast<i64>(blockIdx.x) * m_blocks * p.blocks.list_words;
-  int* const order = p.blocks.order + static_cast<i64>(blockIdx.x) * m_blocks;
+  const int m_blocks = p.blocks.m_blocks, list = blockIdx.x / m_blocks, m_block = blockIdx.x - list * m_blocks;
+  const int* const steps = p.blocks.steps + static_cast<i64>(list) * m_blocks * p.blocks.list_words;
+  const int own = steps[m_block * p.blocks.list_words];
+  int place = 0;
 #pragma unroll 1
-  for (int m_block = threadIdx.x; m_block < m_blocks; m_block += kListStepsThreads) {
-    const int own = steps[m_block * p.blocks.list_words];
-    int rank = 0;
-#pragma unroll 1
-    for (int other = 0; other < m_blocks; ++other) {
-      const int count = steps[other * p.blocks.list_words];
-      rank += count > own || (count == own && (T.right ? other > m_block : other < m_block));
-    }
-    order[rank] = m_block;
+  for (int first = 0; first < m_blocks; first += kListStepsThreads) {
+    const int other = first + static_cast<int>(threadIdx.x);
+    const int count = other < m_blocks ? steps[other * p.blocks.list_words] : -1;
+    place += __syncthreads_count(count > own || (count == own && (T.right ? other > m_block : other < m_block)));
   }
+  if (threadIdx.x == 0) p.blocks.order[static_cast<i64>(list) * m_blocks + place] = m_block;
 }

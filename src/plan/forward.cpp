@@ -197,14 +197,12 @@ uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + var
 // Tiles of varlen problems are listed first, and so are the steps of a block mask.
 void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
   if (t.list_words > 0) {
+    const auto tiles = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks);
     plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.varlen ? kScheduleEntry + 1 : kListStepsEntry),
-                              .grid = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks),
+                              .grid = tiles,
                               .block = kListStepsThreads});
-    if (!t.tile.varlen) {
-      plan->launches.push_back({.entry = kOrderTilesEntry,
-                                .grid = static_cast<uint32_t>(t.list_batch * t.list_heads),
-                                .block = kListStepsThreads});
-    }
+    if (!t.tile.varlen)
+      plan->launches.push_back({.entry = kOrderTilesEntry, .grid = tiles, .block = kListStepsThreads});
   }
   if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
   plan->launches.push_back({.entry = kMainEntry,

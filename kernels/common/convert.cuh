@@ -8,7 +8,7 @@
 #include "tile/key_tile.cuh"
 #include "tile/sequence.cuh"
 
-// dq of a (query head, m_block), by the threads that computed it. An m_block that nobody has added to sees no key.
+// dq of a (query head, m_block), by the threads that computed it. nothing: that it sees no key.
 template <auto T>
 struct ConvertDq {
   static constexpr int kFloats = 2 * T.dq_pairs();  // of a thread
@@ -18,12 +18,12 @@ struct ConvertDq {
   const i64 base;  // of the head's first query
   float4 x[kFloats / 4];
 
-  TANDEM_DEVICE ConvertDq(const BackwardParams& params, const SequenceCoords& sequence, int head, int block, int at)
+  TANDEM_DEVICE ConvertDq(const BackwardParams& params, const SequenceCoords& sequence, int head, int block, int at,
+                          bool nothing)
       : p(params), s(sequence), m_block(at), base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
     const float4* const sums = reinterpret_cast<const float4*>(p.dq_sums + static_cast<i64>(block) * T.dq_floats() +
                                                                threadIdx.x / 128 * (128 * kFloats)) +
                                threadIdx.x % 128;
-    const bool nothing = p.dq_tickets[T.dq_tickets() * block] == 0;
 #pragma unroll
     for (int n = 0; n < kFloats / 4; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * 128];
   }
@@ -76,11 +76,29 @@ struct ConvertDq {
     }
   }
 };
+// Until all n_blocks that see the m_block have added to its dq; whether none does. The main kernel may go on:
+// multiprocessors that it has left convert meanwhile. (It lets this kernel begin only when tickets count from zero.)
+template <auto T>
+TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& s, int block, int m_block) {
+  const int* const tickets = p.dq_tickets + T.dq_tickets() * block;
+  if constexpr (T.block_mask) {
+    grid_dependency_wait();
+    return *tickets == 0;
+  }
+  const int all = T.ticket_counts() * n_blocks_of<T>(p, s, m_block);
+  if (threadIdx.x < T.dq_tickets()) {
+    while (load_acquire(tickets + threadIdx.x) != all) sleep(100);
+  }
+  __syncthreads();
+  return all == 0;
+}
 template <auto T>
 TANDEM_DEVICE void convert_dq(const BackwardParams& p, int block) {
   const int head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
   const SequenceCoords s = sequence_coords<T>(p, sequence);
-  const ConvertDq<T> dq(p, s, head, block, block % p.m_blocks - s.first_m_block);
+  const int m_block = block % p.m_blocks - s.first_m_block;
+  const bool nothing = wait_for_sums<T>(p, s, block, m_block);
+  const ConvertDq<T> dq(p, s, head, block, m_block, nothing);
   if (dq.has_chunks()) {
     dq.store_chunks();
   } else {
@@ -130,11 +148,16 @@ TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
 }
 
 // A CTA for each (query head, m_block), where dq is wanted and not stored, and for each of T.key_sums() of an n_block.
+// The first one waits for the main kernel, so that this one is not done before it.
 template <auto T>
 TANDEM_DEVICE void convert(const BackwardParams& p) {
   launch_dependents();
-  grid_dependency_wait();
   const int of_dq = p.dq && !single<T>() ? p.heads_q * p.m_blocks : 0, block = blockIdx.x;
-  if (!T.split || block < of_dq) return convert_dq<T>(p, block);
-  if constexpr (T.split) convert_keys<T>(p, block - of_dq);
+  if (!T.split || block < of_dq) {
+    convert_dq<T>(p, block);
+    if (block == 0) grid_dependency_wait();
+  } else if constexpr (T.split) {
+    grid_dependency_wait();
+    convert_keys<T>(p, block - of_dq);
+  }
 }

@@ -19,6 +19,7 @@ TANDEM_DEVICE void named_arrive(int barrier, int threads) {
 // For a kernel that may begin before the one in front of it in the stream has ended (PTX ISA "griddepcontrol"): until
 // that one's writes are there; and that the next one may begin, which waits in the same way.
 TANDEM_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+TANDEM_DEVICE void sleep(u32 nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds)); }
 TANDEM_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Of x over groups of `lanes` neighbouring lanes, in all of them; every lane of the warp takes part.

@@ -77,6 +77,7 @@ struct Sm100BackwardConfig {
   constexpr int dq_columns() const { return head_dim / ctas(); }  // of a thread
   constexpr int dq_floats() const { return tile_m * head_dim; }   // of a step
   constexpr int dq_tickets() const { return 1; }                  // of an m_block
+  constexpr int ticket_counts() const { return ctas(); }          // of an n_block
   constexpr int convert_threads() const { return pair || head_dim > 128 ? 256 : 128; }
   constexpr int dq_pairs() const { return dq_floats() / convert_threads() / 2; }
   static constexpr bool kFourHaveRow = false;  // each thread its own

@@ -56,6 +56,7 @@ struct Sm90BackwardConfig {
   constexpr bool staged() const { return roles || (!wide() && head_dim > 64 && !single); }
   // Each warpgroup's is added by itself.
   constexpr int dq_tickets() const { return ctas() * dq_parts(); }
+  constexpr int ticket_counts() const { return 1; }  // of an n_block
   constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
   // In the order of fragments: a thread has two rows, of 8 columns the pair that the other three of four have not.
   static constexpr bool kFourHaveRow = true;

@@ -182,6 +182,15 @@ TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s
   const int first = m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
   return max(0, band_of<T>(p, s).visible_keys(first, last).begin) / T.tile_n();
 }
+// How many n_blocks add to an m_block's dq in all.
+template <auto T>
+TANDEM_DEVICE int n_blocks_of(const BackwardParams& p, const SequenceCoords& s, int m_block) {
+  const int first = m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
+  const auto keys = band_of<T>(p, s).visible_keys(first, last);
+  const int end = min(keys.end, s.k_len);
+  if (last < first || max(0, keys.begin) >= end) return 0;
+  return (end - 1) / T.tile_n() - max(0, keys.begin) / T.tile_n() + 1;
+}
 // How many n_blocks add to the dq of a step before this one.
 template <auto T>
 TANDEM_DEVICE int n_blocks_before(const BackwardParams& p, const SequenceCoords& s, const KeySteps<T>& step,

@@ -32,7 +32,7 @@ TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
     named_sync(kDqSync, 128);
     if (warp == 0 && elect_one()) {
       if (column == 0) {
-        while (load_acquire(ticket) < T.ctas() * before) {
+        while (load_acquire(ticket) < T.ticket_counts() * before) {
         }
         fence_proxy_async_global();
       }

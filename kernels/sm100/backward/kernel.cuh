@@ -123,9 +123,9 @@ TANDEM_DEVICE void begin(const BackwardParams& p, BackwardShared<T>& s, int warp
   // other's barriers.
   if constexpr (T.pair) cluster_sync();
   if (warp == 0) tmem_alloc<T.ctas()>(&s.tensor_memory, T.kTmemColumns);  // all there are: they begin at 0
-  launch_dependents();
   __syncthreads();
   grid_dependency_wait();
+  launch_dependents();  // now tickets count from zero
 }
 
 // A role's work on all tiles; where sums are apart, on those of dk, then on those of dv: all warps of the CTA call it.

@@ -74,7 +74,6 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     fence_mbarrier_init();
     fence_proxy_async();
   }
-  launch_dependents();
   // dS of the step before the first one, whose dq nobody uses.
   if constexpr (!T.wide()) {
     for (int i = threadIdx.x; i < T.cta_keys() * T.tile_m / 8; i += blockDim.x)
@@ -87,6 +86,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     __syncthreads();
   }
   grid_dependency_wait();
+  launch_dependents();  // now tickets count from zero
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     setmaxnreg_dec<T.kLoadRegisters>();

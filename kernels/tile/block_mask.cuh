@@ -181,7 +181,8 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   for (int i = 0; i <= kTiles; ++i) steps[i] = total[i];
 }
 
-// The place of one m_block of one list in the order of those of most steps first: one block of kListStepsThreads threads.
+// The place of one m_block of one list in the order of those of most steps first: one block of kListStepsThreads
+// threads.
 template <auto T>
 TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
   const int m_blocks = p.blocks.m_blocks, list = blockIdx.x / m_blocks, m_block = blockIdx.x - list * m_blocks;

@@ -20,17 +20,20 @@ TANDEM_DEVICE constexpr bool from_diagonal() {
   if constexpr (requires { T.from_diagonal; }) return T.from_diagonal;
   return false;
 }
+// Heads whose tiles are taken together: numbers from `first` on, an n_block of each head after the other.
+struct KeyTileGroup {
+  int first, first_head, heads;
+  bool falls;  // from the last n_block to the first
+};
 template <auto T>
-TANDEM_DEVICE TileIndex key_tile_index_at(const BackwardParams& p, int n, int heads) {
-  if constexpr (!from_diagonal<T>()) {
-    TileIndex index = tile_index_at(p, n, p.n_blocks, heads);
-    if constexpr (T.block_mask) index.m_block = p.n_blocks - 1 - index.m_block;
-    return index;
+TANDEM_DEVICE KeyTileGroup key_tile_group_at(const BackwardParams& p, int n, int heads) {
+  if constexpr (from_diagonal<T>()) {
+    const int head = n / p.n_blocks;
+    if (head < p.diagonal_heads) return {head * p.n_blocks, head, 1, true};
+    return {p.diagonal_heads * p.n_blocks, p.diagonal_heads, heads - p.diagonal_heads, false};
   }
-  const int head = n / p.n_blocks, rest = n - p.diagonal_heads * p.n_blocks;
-  if (rest < 0) return {(head + 1) * p.n_blocks - 1 - n, head};
-  const int others = heads - p.diagonal_heads, n_block = rest / others;
-  return {n_block, p.diagonal_heads + rest - n_block * others};
+  const int per_group = p.l2_heads * p.n_blocks, group = n / per_group, first_head = group * p.l2_heads;
+  return {group * per_group, first_head, min(heads - first_head, p.l2_heads), T.block_mask};
 }
 
 // The steps of a tile: the m_blocks that see it, from the last to the first (or from_diagonal), each with all query
@@ -144,21 +147,32 @@ TANDEM_DEVICE constexpr bool single() {
   return false;
 }
 
+// The heads that tiles are counted for, of a sequence.
+template <auto T>
+TANDEM_DEVICE int tile_heads(const BackwardParams& p) {
+  return p.heads_k * (by_head<T>() ? p.splits : 1);
+}
+// Tiles that share an n_block and a head, one after the other.
+template <auto T>
+TANDEM_DEVICE int tile_parts(const BackwardParams& p) {
+  return T.split && !by_head<T>() ? p.splits : 1;
+}
+
 // The n-th, the longest first (but from_diagonal, and of block masks: tile/key_steps.cuh): under a causal mask the
 // first keys are seen by the most queries. Heads that are taken together share the L2 cache; the splits of an n_block
 // follow each other.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
-  int split = 0, parts = 1;
-  if constexpr (by_head<T>()) {
-    parts = p.splits;
-  } else if constexpr (T.split) {
-    split = n % p.splits, n /= p.splits;
-  }
-  TileIndex index = key_tile_index_at<T>(p, n, p.batch * p.heads_k * parts);
-  const int diagonal = from_diagonal<T>() && index.head < p.diagonal_heads;
-  if constexpr (by_head<T>()) split = index.head % parts, index.head /= parts;
-  KeyTile tile{index.m_block, index.head % p.heads_k, index.head / p.heads_k, 0, 0, split, diagonal};
+  const int parts = tile_parts<T>(p), of_sequence = tile_heads<T>(p);
+  int split = n % parts;
+  n /= parts;
+  const KeyTileGroup group = key_tile_group_at<T>(p, n, p.batch * of_sequence);
+  const int rest = n - group.first, from_begin = rest / group.heads;
+  int head = group.first_head + rest % group.heads;
+  const int sequence = head / of_sequence, n_block = group.falls ? p.n_blocks - 1 - from_begin : from_begin;
+  head -= sequence * of_sequence;
+  if constexpr (by_head<T>()) split = head % p.splits, head /= p.splits;
+  KeyTile tile{n_block, head, sequence, 0, 0, split, from_diagonal<T>() && group.falls};
   const SequenceCoords s = sequence_coords<T>(p, tile.sequence);
   const int first = tile.n_block * T.tile_n(), last = min(first + T.tile_n(), s.k_len) - 1;
   if (first > last) return tile;
@@ -168,6 +182,21 @@ TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   // None where the first query that would see them is beyond the last, though in its m_block: it would not be counted.
   tile.m_end = begin < end ? (end + T.tile_m - 1) / T.tile_m : tile.m_begin;
   return tile;
+}
+
+// Tiles are counted as if all sequences were as long as the longest: whether there is nothing of this one. Then the
+// counter goes on behind others that are as far out, where a group is of one sequence.
+template <auto T>
+TANDEM_DEVICE bool pass_empty_tiles(const BackwardParams& p, int* counter, int n, const KeyTile& tile,
+                                    const SequenceCoords& s) {
+  if (!T.varlen || tile.n_block * T.tile_n() < s.k_rows) return false;
+  const int parts = tile_parts<T>(p), of_sequence = tile_heads<T>(p);
+  const KeyTileGroup group = key_tile_group_at<T>(p, n / parts, p.batch * of_sequence);
+  if (group.first_head / of_sequence == (group.first_head + group.heads - 1) / of_sequence) {
+    const int n_blocks = (s.k_rows + T.tile_n() - 1) / T.tile_n();
+    atomicMax(counter, parts * (group.first + group.heads * (p.n_blocks - (group.falls ? n_blocks : 0))));
+  }
+  return true;
 }
 
 // Where an m_block's numbers are in workspace.

@@ -29,11 +29,12 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     dout_ring.advance();
   };
   u32 taken = 0;
-  for (;; ++taken) {
-    const int n = take_tile<T>(p);
+  for (;;) {
+    const int n = atomicAdd(counter_of<T>(p), 1);
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    if (pass_empty_tiles<T>(p, counter_of<T>(p), n, tile, sequence)) continue;
     const int first_key = sequence.k_begin + tile.n_block * T.tile_n();
     KeySteps<T> step(p, tile);
     const bool any = step.left > 0;
@@ -43,6 +44,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     }
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
+    ++taken;
     if (!any) {  // what nobody sees need not come: its gradients are zeros
       mbarrier_arrive(&s.k_landed);
       mbarrier_arrive(&s.v_landed);

@@ -54,14 +54,16 @@ TANDEM_DEVICE void load_pair(const BackwardParams& p, BackwardShared<T>& s) {
   const int rank = rank_of_cta<T>();
   PairSteps<T> steps{p, s};
   u32 taken = 0;
-  for (;; ++taken) {
-    const int n = next_tile_of_pair<T>(s.pair, taken, [&] { return take_tile<T>(p); });
+  for (u32 asked = 0;; ++asked) {
+    const int n = next_tile_of_pair<T>(s.pair, asked, [&] { return atomicAdd(counter_of<T>(p), 1); });
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    if (pass_empty_tiles<T>(p, counter_of<T>(p), n, tile, sequence)) continue;
     KeySteps<T> step(p, tile);
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
+    ++taken;
     if (step.left == 0) {  // what nobody sees need not come: its gradients are zeros
       for (u64* barrier : {&s.k_landed, &s.v_landed, &s.pair.kt_landed}) mbarrier_arrive(barrier);
       continue;

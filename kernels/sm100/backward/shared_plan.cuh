@@ -106,8 +106,8 @@ TANDEM_DEVICE void arrive_at_leader(u64* barrier, bool written = false) {
 
 // Tiles of dv that are apart are counted by themselves.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE int take_tile(const BackwardParams& p) {
-  return atomicAdd(p.counter + (T.sums == Sums::dv ? 1 : 0), 1);
+TANDEM_DEVICE int* counter_of(const BackwardParams& p) {
+  return p.counter + (T.sums == Sums::dv ? 1 : 0);
 }
 
 // Of tile `taken`, whole warps alike. n_block -1: there are no more.

@@ -50,15 +50,17 @@ TANDEM_DEVICE void load_wide(const BackwardParams& p, BackwardShared<T>& s) {
     for (int c = 0; c < columns; c += 64) tma_load(to + c * T.kCtaKeys, map, landed, c, row, tile.head_k, batch);
   };
   u32 taken = 0;
-  for (;; ++taken) {
-    const int n = take_tile<T>(p);
+  for (;;) {
+    const int n = atomicAdd(counter_of<T>(p), 1);
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     loads.sequence = sequence_coords<T>(p, tile.sequence);
+    if (pass_empty_tiles<T>(p, counter_of<T>(p), n, tile, loads.sequence)) continue;
     const int first_key = loads.sequence.k_begin + tile.n_block * T.tile_n(), batch = loads.sequence.batch;
     const KeySteps<T> first(p, tile);
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
+    ++taken;
     if (first.left == 0) {  // what nobody sees need not come: its gradients are zeros
       mbarrier_arrive(&s.k_landed);
       if constexpr (T.makes_dk()) mbarrier_arrive(&s.v_landed);

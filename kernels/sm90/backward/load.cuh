@@ -43,8 +43,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     if (n >= p.tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
-    // Tiles are counted as if all sequences were as long as the longest: most are none where they are packed.
-    if (T.varlen && tile.n_block * T.tile_n() >= sequence.k_rows) continue;
+    if (pass_empty_tiles<T>(p, p.counter, n, tile, sequence)) continue;
     const int rank = rank_of_cta<T>(), first_of_all = sequence.k_begin + tile.n_block * T.tile_n();
     const int first_key = first_of_all + rank * T.cta_keys();
     KeySteps<T> steps(p, tile);

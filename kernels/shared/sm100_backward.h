@@ -47,6 +47,10 @@ struct Sm100BackwardConfig {
     return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod || block_mask;
   }
 
+  // Whether scores that a mask hides from all keys of a warp are passed over. What counts is the branch: ptxas makes
+  // addresses of a bias ahead of their use, as far as one, and beside dropout that spilled.
+  constexpr bool branches_at_scores() const { return pair && dropout && bias != Bias::none; }
+
   // Keys and values beyond a sequence, queries and dout too, have to be cleared before they are multiplied.
   constexpr bool relays() const { return varlen || pair; }
 

@@ -9,7 +9,7 @@
 namespace tandem::machine_code {
 namespace {
 
-constexpr int kSelectsOfMask = 8, kProductsOfRescale = 16, kExponentialsOfStep = 8;
+constexpr int kSelectsOfMask = 8, kProductsOfRescale = 16, kExponentialsOfStep = 8, kPairsCleared = 4;
 
 bool is_select(const Instruction& i) { return (i.base() == "SEL" || i.base() == "FSEL") && i.last() != "PT"; }
 
@@ -175,6 +175,13 @@ class Walk {
     return side;
   }
 
+  // Eight registers or more, in place of scores that nobody sees.
+  bool clears(const Block& block) const {
+    const auto begin = code_.begin() + block.begin, end = code_.begin() + block.end;
+    return has_scores_ &&
+           std::count_if(begin, end, [](const Instruction& i) { return i.base() == "CS2R"; }) >= kPairsCleared;
+  }
+
   bool decides_exception(const Instruction& branch) const {
     return std::ranges::any_of(conditions_of(branch), [&](const std::string& condition) {
       return decides_exceptions(code_, path_, path_.size(), condition, 0);
@@ -192,7 +199,11 @@ class Walk {
     std::vector<Side> sides;
     for (const int32_t to : next) sides.push_back(side_of(to, meetings_[static_cast<size_t>(block)], through_masks));
     const bool exception = decides_exception(last);
-    const auto first = [&](const Side& a, const Side& b) { return better(a, b, exception, through_masks); };
+    const bool cleared = clears(graph_.blocks[static_cast<size_t>(block)]);
+    const auto first = [&](const Side& a, const Side& b) {
+      if (cleared && a.waits == b.waits && a.is_step() != b.is_step()) return a.is_step();
+      return better(a, b, exception, through_masks);
+    };
     return chosen = std::ranges::min(sides, first).first;
   }
 

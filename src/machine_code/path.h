@@ -2,6 +2,8 @@
 //
 // Where a branch gives a choice, the warp goes
 //   - past what waits: a side with a loop that polls a barrier, a sleep, a call or a trap;
+//   - in a loop over scores through the exponentials (eight or more) that a branch passes over where eight registers
+//     are cleared in their place: scores that nobody sees;
 //   - in a loop over scores through the mask (eight or more selects) when the masked path is asked for, else past it,
 //     and of two steps (eight or more exponentials each) past the one that has a mask in one of its ways;
 //   - past the longer side when a vote decides (what any lane needs, all do: an exception) or a look at a barrier (a

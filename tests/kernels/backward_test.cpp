@@ -192,6 +192,19 @@ TEST(KernelsBackward, ABiasOfEveryShape) {
   expect_all_good(cases);
 }
 
+// Beside dropout or a softcap, scores of a bias that a warp's keys are not seen by are passed over, 16 or 32 queries at
+// a time: in pairs of CTAs, and by what sums the bias's gradient.
+TEST(KernelsBackward, ScoresOfABiasThatNobodySees) {
+  const std::string pairs = "--gradients qkvb --dtype bf16 --head-dim 128 --head-dim-v 128 --seqlen-k 500 ";
+  expect_all_good(
+      {{pairs + "--seqlen-q 400 --causal 1 --bias f32 --dropout 0.2 --heads-q 2 --heads-k 1"},
+       {pairs + "--seqlen-q 500 --causal 1 --left 50 --bias same --dropout 0.3 --softcap 4"},
+       {pairs + "--seqlen-q 400 --batch 2 --left 40 --used-q 400,9 --used-k 20,500 --bias f32 --dropout 0.1"},
+       {pairs + "--seqlen-q 400 --causal 1 --bias bool --dropout 0.2 --alibi head"},
+       {"--gradients qkvb --dtype f16 --head-dim 64 --head-dim-v 64 --seqlen-q 300 --seqlen-k 200 "
+        "--causal 1 --left 20 --bias f32 --softcap 3"}});
+}
+
 // The gradients of one sequence, in memory as they are: rows that follow each other, in packed tensors.
 struct Gradients {
   std::vector<std::byte> dq, dk, dv;

@@ -71,6 +71,16 @@ TEST(MachineCodePath, ExponentialsThatAVoteDecidesAreAnException) {
   EXPECT_EQ(turn(body("ISETP.NE.U32.AND P0, PT, R4, RZ, PT", 4, 8)).size(), 11u);
 }
 
+// Nor do selects, those of dropout, make a mask of them.
+TEST(MachineCodePath, ScoresThatNobodySeesAreNotPassedOver) {
+  const auto body = [](int cleared) {
+    return times(cleared, {"CS2R R4, SRZ"}) + Lines{"VOTE.ANY P0, P0", "@!P0 BRA `(.L_on)"} +
+           times(8, {"MUFU.EX2 R4, R4", "FSEL R4, R4, RZ, P1"}) + Lines{".L_on:"} + kAgain;
+  };
+  EXPECT_EQ(turn(body(4)).size(), 23u);
+  EXPECT_EQ(turn(body(3)).size(), 6u);
+}
+
 TEST(MachineCodePath, RescalingIsAnException) {
   const Lines skip{"@!P0 BRA `(.L_on)"}, on{".L_on:", "FADD R1, R1, R2"};
   EXPECT_EQ(turn(skip + kRescale + on + kAgain).size(), 3u);

@@ -82,6 +82,28 @@ TEST(Judge, RefusesACoarserResult) {
   }
 }
 
+// A query that sees one key has a dq of 0, but for what dP and delta, the same sum, have lost to rounding: one number
+// that all of dq follows. Six runs of the plain formula may lose little of it by luck; 32 do not. What errs three times
+// as much is refused all the same.
+TEST(Judge, OneNumberThatDecidesAll) {
+  const Case c = from_flags(
+      "--dtype f16 --heads-q 15 --heads-k 3 --seqlen-q 0 --seqlen-k 0 --head-dim 192 --head-dim-v 128 --packed 1 "
+      "--lengths-q 12,4,3,32 --lengths-k 1,134,1,32 --causal 1 --float32 og --align 8 --max-seqlen 95 --seed 4029");
+  const NamedEngine cpu = engine_named("cpu");
+  const Verdict verdict = run_case(c, cpu.run);
+  EXPECT_EQ(verdict.failure, "");
+  EXPECT_GT(verdict.worst, 0.3);
+  const Verdict worse = run_case(c, [&](const Call& call) {
+    cpu.run(call);
+    if (call.pass != TANDEM_BACKWARD) return;
+    for (int64_t column = 0; column < call.head_dim; ++column) {
+      std::byte* at = call.dq.at(0, 12 + 4 + 2, 4) + column * size_of(call.dq.dtype);
+      store(call.dq.dtype, at, 3 * load(call.dq.dtype, at));
+    }
+  });
+  EXPECT_NE(worse.failure.find("dq of sequence 2, head 4"), std::string::npos) << worse.failure;
+}
+
 TEST(Judge, RefusesNanAndWhatWasNotWritten) {
   expect_refused("NaN", nullptr, [](const Problem& p) {
     if (p.pass == TANDEM_FORWARD) store(p.dtype, p.out.at(0, 3, 1), NAN);

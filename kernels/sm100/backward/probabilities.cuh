@@ -30,6 +30,8 @@ struct Visibility {
   TANDEM_DEVICE bool masks(int m_block) const {
     return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
   }
+  // Whether the key is seen by some of the queries [first, end).
+  TANDEM_DEVICE bool sees_some(int first, int end) const { return seen.begin < end && (!T.left || first < seen.end); }
   // Scores [begin, end) of queries from first on that the key is not seen by become -infinity. Queries that there are
   // not have probabilities of 0 by their lse.
   TANDEM_DEVICE void apply_mask(float (&x)[kChunk], int first, int begin, int end) const {
@@ -107,6 +109,15 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
       round(n);
       round(n + 2);
     }
+  }
+}
+
+// Scores [begin, end) of a chunk that no key of the warp is seen by.
+TANDEM_DEVICE void no_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], int begin, int end) {
+#pragma unroll
+  for (int n = begin; n < end; n += 2) {
+    x[n] = x[n + 1] = 0;
+    rounded[n / 2] = 0;
   }
 }
 

@@ -138,20 +138,34 @@ struct ScoreTile {
     u32 kept = 0;
     if constexpr (T.dropout) kept = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
     const u32 from = (static_cast<u32>(warp % 4) * 32 << 16) + in_tile;
-    float x[2][kChunk];
-    tmem_load(x[kScores], from);
-    tmem_load(x[kDp], from + T.tile_m);
-    tmem_wait_load(x);
-    if constexpr (T.softcap) apply_softcap<true>(x[kScores], p);
+    // ptxas makes addresses of a bias ahead of their use, as far as a branch, and beside all that it spilled.
+    constexpr bool kBranches = T.bias != Bias::none && (T.softcap || T.dropout);
+    constexpr int kAtOnce = kBranches ? kChunk / 2 : kChunk;
 #pragma unroll
-    for (int n = 0; n < kChunk; ++n) {
-      ScoreGradient gradient{0, 0, 1};
-      const float score =
-          of_head(scaled_score<T>(x[kScores][n], p), p, query, n, key, &gradient.derivative, &gradient.given);
-      gradient.ds =
-          ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, stats[n], x[kDp][n], stats[T.tile_m + n], kept, n);
-      use(n, gradient);
-      if (n % 4 == 3) __syncwarp();  // ptxas would have the loads of all queries under way at once, and spill
+    for (int first = 0; first < kChunk; first += kAtOnce) {
+      if constexpr (kBranches) {
+        if (!warp_any(visible & bit_range(first, kAtOnce))) {
+#pragma unroll
+          for (int n = first; n < first + kAtOnce; ++n) use(n, ScoreGradient{0, 0, 1});
+          continue;
+        }
+      }
+      float x[2][kAtOnce];
+      tmem_load(x[kScores], from + first);
+      tmem_load(x[kDp], from + T.tile_m + first);
+      tmem_wait_load(x);
+      if constexpr (T.softcap) apply_softcap<true>(x[kScores], p);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int n = first + i;
+        ScoreGradient gradient{0, 0, 1};
+        const float score =
+            of_head(scaled_score<T>(x[kScores][i], p), p, query, n, key, &gradient.derivative, &gradient.given);
+        gradient.ds =
+            ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, stats[n], x[kDp][i], stats[T.tile_m + n], kept, n);
+        use(n, gradient);
+        if (n % 4 == 3) __syncwarp();  // ptxas would have the loads of all queries under way at once, and spill
+      }
     }
   }
 };

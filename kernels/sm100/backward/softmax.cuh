@@ -54,6 +54,11 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
       begin == 0 && end == kChunk ? apply_softcap<true>(x[c], at.p) : apply_softcap<true>(half_of(x[c], begin), at.p);
     }
     if (hides) at.visibility.apply_mask(x[c], at.query + c * kNextRun, begin, end);
+    if constexpr (T.branches_at_scores()) {
+      const int query = at.query + c * kNextRun;
+      if (hides && !warp_any(at.visibility.sees_some(query + begin, query + end)))
+        return no_probabilities(x[c], rounded[c], begin, end);
+    }
     make_probabilities(x[c], rounded[c], at, c, begin, end);
   };
   auto store_probabilities = [&](int c) {

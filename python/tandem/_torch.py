@@ -88,6 +88,7 @@ _OPTIONS = {
     "float32_out": "bool float32_out=False",
     "mask_block_q": "SymInt mask_block_q=0",
     "mask_block_k": "SymInt mask_block_k=0",
+    "blocks_of_mask_mod": "bool blocks_of_mask_mod=False",
     # A modification's text, its names, those of numbers first, and these numbers.
     "score_mod": "str? score_mod=None",
     "score_mod_names": "str[]? score_mod_names=None",
@@ -96,7 +97,7 @@ _OPTIONS = {
     "mask_mod_names": "str[]? mask_mod_names=None",
     "mask_mod_numbers": "Scalar[]? mask_mod_numbers=None",
 }
-_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out")
+_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out", "blocks_of_mask_mod")
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in _INPUTS[3:])))
 _parameters += ", Tensor[]? captured=None"  # what score_mod names, then what mask_mod does
 _parameters += ", *, " + ", ".join(_OPTIONS.values())

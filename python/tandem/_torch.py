@@ -503,7 +503,8 @@ def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Te
     """tandem.attention of q, k, v (batch, heads, seqlen, head_dim), as models have them, with neither packed sequences
     nor dropout; out is (batch, seqlen_q, heads_q, head_dim_v). Three transposes, which take as long as all the rest of
     a small call, are had for nothing here."""
-    longer = _gradients.needs_padding(q, v) or "score_mod" in options or "mask_mod" in options
+    modified = "score_mod" in options or "mask_mod" in options or "block_mask" in options
+    longer = _gradients.needs_padding(q, v) or modified
     if longer or torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v):
         return _attention.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
     batch, heads, seqlen, _ = q.shape

@@ -100,7 +100,7 @@ def flex_attention(
     if score_mod is not None:
         mods["score_mod"] = _text_of(score_mod, "score_mod", query.device)
     if block_mask is not None:
-        mods.update(_mask_of(block_mask, query, key))
+        mods.update(mask_of(block_mask, query, key))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
     if return_aux is not None and return_aux.max_scores:
@@ -118,15 +118,16 @@ def _new_max_scores(query: Tensor) -> Tensor:
     return torch.empty(query.shape[:3], dtype=dtype, device=query.device)
 
 
-def _mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A BlockMask as tandem.attention's arguments."""
+def mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
+    """A BlockMask of these (batch, heads, seqlen, head_dim) as tandem.attention's arguments."""
     if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
         return {}
     _check_lengths(block_mask, query, key)
     lists = _has_lists(block_mask, query, key)
     mods: dict[str, Any] = {"block_mask": block_mask} if lists else {}
     if not (lists and _is_noop(block_mask)):
-        mods["mask_mod"] = mask_mod_of(block_mask, query, key)
+        mask_mod = _of_blocks(block_mask) if _is_noop(block_mask) else block_mask.mask_mod
+        mods["mask_mod"] = _text_of(mask_mod, "mask_mod", query.device)
         if lists and _is_as_made(block_mask, mods["mask_mod"]):
             mods["block_mask"] = Blocks(
                 *(getattr(block_mask, name) for name in Blocks._fields[:4]), block_mask.BLOCK_SIZE, of_mask_mod=True
@@ -192,16 +193,6 @@ def _has_lists(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
 def _is_noop(block_mask: BlockMask) -> bool:
     """Whether blocks are all there is: also where torch has made the function anew."""
     return getattr(block_mask.mask_mod, "__code__", None) is noop_mask.__code__
-
-
-def mask_mod_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Any:
-    """A BlockMask of these (batch, heads, seqlen, head_dim) as tandem.attention's mask_mod; None where it hides
-    nothing."""
-    if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
-        return None
-    _check_lengths(block_mask, query, key)
-    mask_mod = _of_blocks(block_mask) if _is_noop(block_mask) else block_mask.mask_mod
-    return _text_of(mask_mod, "mask_mod", query.device)
 
 
 def _check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:

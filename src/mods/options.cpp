@@ -59,21 +59,10 @@ class Reader {
     return Distance{lengths == 1, sign, s.constant};
   }
 
-  // Adds to the band what a node shows; false: it is none.
-  bool add(NodeId id, std::optional<bool>* bottom_right, Band* band) const {
-    const Node& node = at(id);
-    const auto [a, b, unused, no] = node.operands;
-    switch (node.op) {
-      case Op::constant: return node.value != 0;
-      case Op::scalar: return values_.scalars[static_cast<size_t>(node.index)] != 0;
-      case Op::bit_and: return add(a, bottom_right, band) && add(b, bottom_right, band);
-      case Op::less:
-      case Op::less_equal: return add_less(a, b, node.op == Op::less, bottom_right, band);
-      case Op::equal:
-        return at(a).type == Type::integer && add_less(a, b, false, bottom_right, band) &&
-               add_less(b, a, false, bottom_right, band);
-      default: return false;
-    }
+  Band band() {
+    Band band;
+    band.whole = add(mod_.result, &band);
+    return band;
   }
 
  private:
@@ -105,20 +94,38 @@ class Reader {
     }
   }
 
+  // Adds to the band what a node hides, as far as bounds of distances say it; false: it is more than that.
+  bool add(NodeId id, Band* band) {
+    const Node& node = at(id);
+    const auto [a, b, unused, no] = node.operands;
+    switch (node.op) {
+      case Op::constant: return node.value != 0;
+      case Op::scalar: return values_.scalars[static_cast<size_t>(node.index)] != 0;
+      case Op::bit_and: {
+        const bool first = add(a, band), second = add(b, band);
+        return first && second;
+      }
+      case Op::less:
+      case Op::less_equal: return add_less(a, b, node.op == Op::less, band);
+      case Op::equal: return at(a).type == Type::integer && add_less(a, b, false, band) && add_less(b, a, false, band);
+      default: return false;
+    }
+  }
+
   // a < b, or a <= b. An absolute value is below what both it and its negative are below.
-  bool add_less(NodeId a, NodeId b, bool strict, std::optional<bool>* bottom_right, Band* band) const {
+  bool add_less(NodeId a, NodeId b, bool strict, Band* band) {
     const bool absolute = at(a).op == Op::abs;
     const std::optional<Sum> low = sum(absolute ? at(a).operands[0] : a), high = sum(b);
     if (!low || !high) return false;
     const Sum room = high->plus({.constant = 1}, strict ? -1 : 0);
-    return add_at_least_0(room.plus(*low, -1), bottom_right, band) &&
-           (!absolute || add_at_least_0(room.plus(*low, 1), bottom_right, band));
+    return add_at_least_0(room.plus(*low, -1), band) && (!absolute || add_at_least_0(room.plus(*low, 1), band));
   }
 
-  bool add_at_least_0(const Sum& s, std::optional<bool>* bottom_right, Band* band) const {
+  // All bounds of a band are measured from the diagonal of the first.
+  bool add_at_least_0(const Sum& s, Band* band) {
     const std::optional<Distance> d = distance(s);
-    if (!d || bottom_right->value_or(d->bottom_right) != d->bottom_right) return false;
-    *bottom_right = band->diagonal.bottom_right = d->bottom_right;
+    if (!d || bottom_right_.value_or(d->bottom_right) != d->bottom_right) return false;
+    bottom_right_ = band->diagonal.bottom_right = d->bottom_right;
     int64_t& bound = d->sign > 0 ? band->right : band->left;
     bound = std::min(bound, d->constant);
     return true;
@@ -128,6 +135,7 @@ class Reader {
   const Values& values_;
   const Lengths& lengths_;
   const bool known_;
+  std::optional<bool> bottom_right_;
 };
 
 std::optional<Alibi> alibi_of(const Mod& mod, const Reader& reader) {
@@ -184,13 +192,9 @@ double softcap_of(const Mod& mod, const Values& values) {
 
 // Lengths are numbers only where they must be: a diagonal that ends at the last query and key is the option as it is
 // mostly given.
-std::optional<Band> band_of(const Mod& mod, const Values& values, const Lengths& lengths) {
-  for (const bool known : {false, true}) {
-    Band band;
-    std::optional<bool> bottom_right;
-    if (Reader(mod, values, lengths, known).add(mod.result, &bottom_right, &band)) return band;
-  }
-  return {};
+Band band_of(const Mod& mod, const Values& values, const Lengths& lengths) {
+  const Band band = Reader(mod, values, lengths, false).band();
+  return band.whole ? band : Reader(mod, values, lengths, true).band();
 }
 
 std::optional<Alibi> alibi_of(const Mod& mod, const Values& values, const Lengths& lengths) {

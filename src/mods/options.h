@@ -19,8 +19,9 @@ struct Diagonal {
   bool operator==(const Diagonal&) const = default;
 };
 
-// A mask modification that shows the keys at distances from -right to left.
+// A mask modification that shows keys at distances from -right to left alone.
 struct Band {
+  bool whole = false;  // all of them: there is no more to it
   Diagonal diagonal;
   int64_t left = TANDEM_UNBOUNDED, right = TANDEM_UNBOUNDED;
 };
@@ -43,7 +44,7 @@ struct Lengths {
 // c of a score modification that is c * tanh(score / c), a constant or a float or int scalar of the call; 0 of others.
 double softcap_of(const Mod& mod, const Values& values);
 
-std::optional<Band> band_of(const Mod& mod, const Values& values, const Lengths& lengths);
+Band band_of(const Mod& mod, const Values& values, const Lengths& lengths);
 std::optional<Alibi> alibi_of(const Mod& mod, const Values& values, const Lengths& lengths);
 
 }  // namespace tandem::mods

@@ -138,8 +138,7 @@ Floor floor_of(const Problem& p, const Plan& plan, const gpu::Properties& device
 std::vector<std::string> reasons(const Problem& p, const Plan& plan, const gpu::Properties& device) {
   const bool forward = p.pass == TANDEM_FORWARD;
   std::vector<std::string> lines = forward ? forward_reasons(p, plan, device) : backward_reasons(p, plan, device);
-  if (const std::string used = used_options(p); !used.empty())
-    lines.push_back(str_cat("texts: ", used, ", so the kernel has the option in its place"));
+  if (const std::string used = used_options(p); !used.empty()) lines.push_back(str_cat("texts: ", used));
   return lines;
 }
 

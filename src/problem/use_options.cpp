@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "base/text.h"
 #include "mods/options.h"
 #include "problem/modification.h"
 
@@ -43,19 +44,21 @@ void use_softcap(Problem* p) {
   p->taken.softcap = true;
 }
 
+// A mask that shows less than a window is asked within it, where no lists leave blocks out.
 void use_window(Problem* p) {
-  if (!p->mask_mod || (p->block_mask && !p->block_mask.of_mask_mod)) return;
-  const auto band = mods::band_of(p->mask_mod->program->mod, p->mask_mod->values, lengths_of(*p));
-  if (!band) return;
-  const bool bounded = band->left != TANDEM_UNBOUNDED || band->right != TANDEM_UNBOUNDED;
-  if (bounded && !measure_from(band->diagonal, p)) return;
-  const int64_t left = std::min(p->window_left, band->left), right = std::min(p->window_right, band->right);
+  if (!p->mask_mod) return;
+  const mods::Band band = mods::band_of(p->mask_mod->program->mod, p->mask_mod->values, lengths_of(*p));
+  if (p->block_mask && !(p->block_mask.of_mask_mod && band.whole)) return;
+  const bool bounded = band.left != TANDEM_UNBOUNDED || band.right != TANDEM_UNBOUNDED;
+  if (bounded ? !measure_from(band.diagonal, p) : !band.whole) return;
+  const int64_t left = std::min(p->window_left, band.left), right = std::min(p->window_right, band.right);
   if (left != TANDEM_UNBOUNDED && right != TANDEM_UNBOUNDED && left + right < 0) return;  // no window shows nothing
   p->window_left = left;
   p->window_right = right;
+  p->taken.window = true;
+  if (!band.whole) return;
   p->mask_mod = {};
   p->block_mask = {};
-  p->taken.window = true;
 }
 
 // Without the absolute value the text is ALiBi where no key lies on the diagonal's other side.
@@ -88,8 +91,9 @@ void use_options(Problem* problem) {
 
 std::string used_options(const Problem& p) {
   std::string text = p.taken.softcap ? "score_mod is softcap" : p.taken.alibi ? "score_mod is ALiBi" : "";
-  if (p.taken.window) text += text.empty() ? "mask_mod is a window" : ", mask_mod is a window";
-  return text;
+  if (!p.taken.window) return text;
+  return str_cat(text, text.empty() ? "" : ", ",
+                 p.mask_mod ? "mask_mod shows part of a window" : "mask_mod is a window");
 }
 
 }  // namespace tandem

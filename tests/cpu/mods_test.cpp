@@ -109,7 +109,7 @@ TEST_P(CpuMods, Options) {
           "--score-mod score-slope[head]*abs(q-k+seqlen_k-seqlen_q) --causal 1",
           "--score-mod score-slope[head]*abs(q-k) --causal 1 --left 20", "--mask-mod abs(q-k+seqlen_k-seqlen_q)<=3",
           "--mask-mod k<=q+seqlen_k-seqlen_q&&q-k<9", "--mask-mod k<=q --causal 1 --left 20 --alibi head",
-          "--mask-mod k<=q-30", "--mask-mod q-k>=seqlen_q-seqlen_k&&on"}) {
+          "--mask-mod k<=q-30", "--mask-mod q-k>=seqlen_q-seqlen_k&&on", "--mask-mod k<=q&&(q^k)&3!=0 --left 20"}) {
       expect_good(dtype() + "--heads-q 4 --heads-k 2 --head-dim 16 --head-dim-v 16 " + shape + mods);
     }
   }

@@ -75,14 +75,15 @@ struct Texts {
 };
 
 // Where the diagonal lies and what is seen beside it: "bottom right, -2 to 7" (from that many keys before it to that
-// many after it; "none": any number), or the text.
+// many after it; "none": any number); the text, or the text within these.
 std::string window_of(const Problem& p) {
-  if (p.mask_mod) return "text";
+  if (p.mask_mod && !p.taken.window) return "text";
   const auto bound = [](int64_t x, int64_t sign) {
     return x == kNone ? std::string("none") : std::to_string(sign * x);
   };
-  return (p.bottom_right ? "bottom right" : std::to_string(p.diagonal_offset)) + ", " + bound(p.window_left, -1) +
-         " to " + bound(p.window_right, 1);
+  const char* within = p.mask_mod ? "text within " : "";
+  return within + (p.bottom_right ? "bottom right" : std::to_string(p.diagonal_offset)) + ", " +
+         bound(p.window_left, -1) + " to " + bound(p.window_right, 1);
 }
 
 TEST(UseOptions, MasksThatAreWindows) {
@@ -111,15 +112,21 @@ TEST(UseOptions, MasksThatAreWindows) {
       {"seqlen_q - q <= seqlen_k - k", "bottom right, none to 0", "bottom right, none to 0"},
       {"abs(q - k + seqlen_k - seqlen_q) < 4", "bottom right, -3 to 3", "bottom right, -3 to 3"},
       // Two diagonals, or lengths that are none: where they are numbers.
-      {"k <= q + seqlen_k - seqlen_q && q - k < 9", "0, -8 to 20", "text"},
+      {"k <= q + seqlen_k - seqlen_q && q - k < 9", "0, -8 to 20", "text within bottom right, none to 0"},
       {"q - k < seqlen_q", "0, -29 to none", "text"},
       {"k <= q + seqlen_k", "0, none to 50", "text"},
-      {"q < seqlen_q && k <= q", "text", "text"},
+      // More than a window.
+      {"q < seqlen_q && k <= q", "text within 0, none to 0", "text within 0, none to 0"},
+      {"k <= q and doc[q] == doc[k]", "text within 0, none to 0", "text within 0, none to 0"},
+      {"(k < 4 or q - k < 9) and k <= q", "text within 0, none to 0", "text within 0, none to 0"},
+      {"abs(q - k) < 5 and (q - k) % 2 == 0", "text within 0, -4 to 4", "text within 0, -4 to 4"},
+      {"abs(q) <= k", "text within 0, 0 to none", "text within 0, 0 to none"},
+      {"k <= q != on", "text within 0, none to 0", "text within 0, none to 0"},
+      {"k < q and q < k and head == 0", "text", "text"},  // nothing is seen
       // No windows.
       {"k <= 5", "text", "text"},
       {"q < 5", "text", "text"},
       {"k <= q + doc[k]", "text", "text"},
-      {"k <= q and doc[q] == doc[k]", "text", "text"},
       {"k <= q or q < 3", "text", "text"},
       {"k <= q + head", "text", "text"},
       {"k <= q + batch", "text", "text"},
@@ -127,14 +134,12 @@ TEST(UseOptions, MasksThatAreWindows) {
       {"k + q <= 9", "text", "text"},
       {"k <= q + q", "text", "text"},
       {"abs(q - k) >= 4", "text", "text"},
-      {"abs(q) <= k", "text", "text"},
       {"q - k != 3", "text", "text"},
       {"(q - k) % 4 == 0", "text", "text"},
       {"float(k) <= q", "text", "text"},
       {"k <= q + c", "text", "text"},
       {"not on or k <= q", "text", "text"},
       {"(k <= q) == on", "text", "text"},
-      {"k <= q != on", "text", "text"},
       // Nothing is seen, which no window says.
       {"false", "text", "text"},
       {"not on", "text", "text"},
@@ -199,6 +204,9 @@ TEST(UseOptions, BlocksOfTheMask) {
     EXPECT_EQ(window_of(window), of_mask_mod ? "0, none to 0" : "text");
     EXPECT_NE(of_mask_mod, bool{window.block_mask});
     EXPECT_TRUE(t.read(nullptr, "k <= q || k < 3").block_mask);
+    const Problem part = t.read(nullptr, "k <= q && k != 3");
+    EXPECT_EQ(window_of(part), "text");
+    EXPECT_TRUE(part.block_mask);
   }
   Texts t;
   t.give_blocks(true);

@@ -61,8 +61,10 @@ void use_window(Problem* p) {
   p->block_mask = {};
 }
 
-// Without the absolute value the text is ALiBi where no key lies on the diagonal's other side.
+// Without the absolute value the text is ALiBi where no key lies on the diagonal's other side. A forward of lists has
+// larger tiles with a text than with ALiBi.
 void use_alibi(Problem* p) {
+  if (p->pass == TANDEM_FORWARD && p->block_mask) return;
   if (!p->score_mod || p->score_mod->cells > 0 || p->bias || p->alibi_slopes) return;
   const auto alibi = mods::alibi_of(p->score_mod->program->mod, p->score_mod->values, lengths_of(*p));
   if (!alibi) return;

@@ -340,6 +340,19 @@ TEST(UseOptions, AlibiBesideWhatComesBetween) {
   EXPECT_EQ(alibi_of(t, t.read(text, nullptr)), "text");
 }
 
+// Where lists are read, the gradients have the option, and the forward its text.
+TEST(UseOptions, AlibiBesideLists) {
+  Texts t;
+  t.give_blocks(false);
+  const char* text = "score - slope[head] * abs(q - k)";
+  EXPECT_EQ(alibi_of(t, t.read(text, "k <= q")), "text");
+  t.call.pass = TANDEM_BACKWARD;
+  EXPECT_EQ(alibi_of(t, t.read(text, "k <= q")), "slope from 0");
+  t.give_blocks(true);  // which are not read
+  t.call.pass = TANDEM_FORWARD;
+  EXPECT_EQ(alibi_of(t, t.read(text, "k <= q")), "slope from 0");
+}
+
 // One slope for all heads, as an index beyond the tensor reads the nearest.
 TEST(UseOptions, OneSlope) {
   Texts t;

@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <optional>
+#include <cstdlib>
 #include <string>
 
+#include "mods/evaluate.h"
 #include "problem/call.h"
 #include "problem/modification.h"
+#include "support/random.h"
 
 namespace tandem::test {
 namespace {
@@ -215,6 +217,76 @@ TEST(UseOptions, BlocksOfTheMask) {
   EXPECT_NE(t.call.refusal().find("blocks_of_mask_mod (1) must be 0 without kv_num_blocks"), std::string::npos);
   t.give_blocks(true);
   EXPECT_NE(t.call.refusal().find("blocks_of_mask_mod (1) must be 0 without mask_mod"), std::string::npos);
+}
+
+// Random masks and scores beside options, with numbers up to the ends of the ints: each key is seen, and has the score,
+// that the texts and options as they were given say.
+TEST(UseOptions, SayWhatTheTextsSay) {
+  Random r(1);
+  const auto one_of = [&](auto... choices) {
+    const char* all[] = {choices...};
+    return std::string(all[r.between(0, sizeof...(choices) - 1)]);
+  };
+  const auto distance = [&] {
+    return one_of("(q-k)", "(k-q)", "(q-k+n)", "(q-(k-n))", "(q-k+seqlen_k-seqlen_q)", "(n-q+k)", "(k+seqlen_q-q)");
+  };
+  const auto part = [&] {
+    const std::string d = distance();
+    if (r.chance(0.1)) return one_of("on", "true", "(q^k)&3!=0", "k<9", "(k<=q or k<3)");
+    return (r.chance(0.2) ? "abs" + d : d) + one_of("<", "<=", ">", ">=", "==") + one_of("0", "9", "n", "-n", "most");
+  };
+  int taken[2] = {};
+  for (int n = 0; n < 4000; ++n) {
+    Texts t;
+    const auto seqlen_q = static_cast<int32_t>(r.between(2, 20)), seqlen_k = static_cast<int32_t>(r.between(1, 20));
+    t.call.dense_of(seqlen_q, seqlen_k);
+    tandem_attention_args& a = t.call.args;
+    a.bias = a.dbias = a.sink = a.dsink = a.alibi_slopes = a.seqused_q = a.seqused_k = nullptr;
+    if (r.chance(0.3)) a.seqused_q = &t.call.seqused_q.handle;
+    t.scalars[1].value =
+        r.chance(0.1) ? (r.chance(0.5) ? INT32_MIN : INT32_MAX) : static_cast<double>(r.between(-9, 9));
+    t.scalars[2].value = r.chance(0.9);
+    reinterpret_cast<float*>(t.slope.memory.data())[0] = 0.5F;
+    a.causal = r.chance(0.3);
+    if (r.chance(0.3)) a.window = TANDEM_WINDOW_LEFT;
+    a.window_left = a.window != 0 ? r.between(0, 12) : 0;
+    a.alignment = static_cast<int32_t>(r.between(TANDEM_BOTTOM_RIGHT, TANDEM_EXPLICIT));
+    a.diagonal_offset = a.alignment == TANDEM_EXPLICIT ? r.between(-9, 9) : 0;
+    const std::string mask = part() + (r.chance(0.6) ? " and " + part() : "");
+    const std::string score = one_of("score-", "score+") + "slope[head]*" + one_of("abs", "") + distance();
+    t.score.text = score.c_str();
+    t.mask.text = mask.c_str();
+    a.score_mod = r.chance(0.5) ? &t.score : nullptr;
+    a.mask_mod = &t.mask;
+    Problem given;
+    const Status status = t.call.make(&given);
+    ASSERT_TRUE(status.ok()) << status.message;
+    Problem p = given;
+    use_options(&p);
+    taken[0] += p.taken.window;
+    taken[1] += p.taken.alibi;
+    const Sequence s = sequence_of(given, 1), there = sequence_of(p, 1);
+    const auto value = [&](const ModView& mod, int64_t i, int64_t j) {
+      const mods::Mod& read = mod->program->mod;
+      mods::Evaluator<double> evaluate(read.graph, {&read.result, 1});
+      const auto q = static_cast<int32_t>(i), k = static_cast<int32_t>(j);
+      evaluate.run(0.25, {1, 0, q, k, static_cast<int32_t>(s.q_len), static_cast<int32_t>(s.k_len)}, mod->values);
+      return evaluate[read.result];
+    };
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      const KeyRange before = visible_keys(given, s, i), after = visible_keys(p, there, i);
+      for (int64_t j = 0; j < s.k_len; ++j) {
+        const bool seen = before.begin <= j && j < before.end && value(given.mask_mod, i, j).integer != 0;
+        const bool shown = after.begin <= j && j < after.end && (!p.mask_mod || value(p.mask_mod, i, j).integer != 0);
+        ASSERT_EQ(seen, shown) << mask << ", n = " << t.scalars[1].value << ": " << i << " " << j;
+        if (!seen || !given.score_mod || p.score_mod) continue;
+        const auto away = static_cast<double>(std::abs(i + there.diagonal - j));
+        ASSERT_EQ(value(given.score_mod, i, j).real, 0.25 - 0.5 * away) << score << ": " << i << " " << j;
+      }
+    }
+  }
+  EXPECT_GT(taken[0], 1000);
+  EXPECT_GT(taken[1], 300);
 }
 
 // A text that is a softcap, of a constant or of the call's scalar; but not beside what comes between them.

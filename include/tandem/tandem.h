@@ -292,6 +292,12 @@ typedef struct tandem_attention_args {
    * score_mod and masks, the sink left out). -inf for a row that sees no key; NaN where one of its scores is. On a GPU
    * a kernel of its own makes all scores anew. */
   const tandem_tensor* max_scores;
+
+  /* Nonzero: the block mask's lists are those that tandem_make_block_mask makes of this mask_mod, with what it names as
+   * it is now, and of these lengths. So they say nothing that mask_mod does not say, and are not read where that is a
+   * window: such a mask_mod, alone or with this, is as fast as causal and window. */
+  int32_t blocks_of_mask_mod;
+  int32_t reserved_2; /* zero */
 } tandem_attention_args;
 
 /* What a check, a workspace or a preparation is for. */

@@ -342,6 +342,7 @@ struct Attention {
   Tensor kv_num_blocks = {}, kv_indices = {};            // (batch|1, heads|1, blocks of queries), (..., any number)
   Tensor full_kv_num_blocks = {}, full_kv_indices = {};  // the same of blocks that are seen whole
   int64_t mask_block_q = 0, mask_block_k = 0;            // queries and keys of a block
+  bool blocks_of_mask_mod = false;                       // the lists are what make_block_mask() makes of mask_mod
   Tensor max_scores = {};                                // forward: like lse
 };
 
@@ -434,6 +435,7 @@ class CArgs {
     args_.full_kv_indices = a_.full_kv_indices.get();
     args_.mask_block_q = a_.mask_block_q;
     args_.mask_block_k = a_.mask_block_k;
+    args_.blocks_of_mask_mod = a_.blocks_of_mask_mod;
     args_.max_scores = a_.max_scores.get();
   }
   CArgs(const CArgs&) = delete;

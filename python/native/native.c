@@ -220,7 +220,7 @@ static PyObject* merge(PyObject* module, PyObject* arguments) {
 
 /* ---- Block masks ------------------------------------------------------------------------------------------------- */
 
-enum { kSizes = 6, kLists = 4 };
+enum { kSizes = 6, kLists = 8 };
 
 /* Makes the call on the device of the first list, on the stream of what it describes. */
 static PyObject* serve_blocks(const tandem_block_mask_args* args, PyObject* first, void* workspace, size_t bytes) {
@@ -238,7 +238,8 @@ static PyObject* serve_blocks(const tandem_block_mask_args* args, PyObject* firs
 }
 
 /* make_block_mask(mask_mod, (batch, heads, seqlen_q, seqlen_k, block_q, block_k), lists, workspace, bytes): lists are
- * descriptions of kv_num_blocks, kv_indices and the full ones -> None or what must be done first, as run() */
+ * descriptions of kv_num_blocks, kv_indices and the full ones, then maybe of those by keys -> None or what must be done
+ * first, as run() */
 static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
   (void)module;
   PyObject *mod, *lists, *address;
@@ -249,12 +250,12 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
     return NULL;
   void* workspace = PyLong_AsVoidPtr(address);
   if (PyErr_Occurred()) return NULL;
-  if (PyTuple_Size(lists) != kLists) {
-    PyErr_SetString(PyExc_TypeError, "make_block_mask() takes four lists");
+  if (PyTuple_Size(lists) != kLists && PyTuple_Size(lists) != kLists / 2) {
+    PyErr_SetString(PyExc_TypeError, "make_block_mask() takes four lists, or eight");
     return NULL;
   }
   Operand operands[kLists];
-  const tandem_tensor* tensors[kLists];
+  const tandem_tensor* tensors[kLists] = {NULL};
   ReadMod* read = NULL;
   PyObject* answer = NULL;
   if (read_tensors(lists, operands, tensors)) {
@@ -271,7 +272,11 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
                                            .kv_num_blocks = tensors[0],
                                            .kv_indices = tensors[1],
                                            .full_kv_num_blocks = tensors[2],
-                                           .full_kv_indices = tensors[3]};
+                                           .full_kv_indices = tensors[3],
+                                           .q_num_blocks = tensors[4],
+                                           .q_indices = tensors[5],
+                                           .full_q_num_blocks = tensors[6],
+                                           .full_q_indices = tensors[7]};
       answer = serve_blocks(&args, PyTuple_GetItem(lists, 0), workspace, (size_t)bytes);
     } else if (!PyErr_Occurred()) {
       PyErr_SetString(PyExc_TypeError, "make_block_mask() takes descriptions of tensors");

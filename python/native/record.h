@@ -62,6 +62,7 @@ static struct {
     FIELD(mask_mod, kMod),
     FIELD(mask_block_q, kLength),
     FIELD(mask_block_k, kLength),
+    FIELD(blocks_of_mask_mod, kFlag),
     {"float32_out", kNotOfTheCall, 0, 0, 0, NULL}, /* out's own type says it */
     TENSOR(out, kForward, kBackward),
     TENSOR(lse, kForward, 0),

@@ -115,6 +115,8 @@ class _Args(ctypes.Structure):
         ("mask_block_q", _int64),
         ("mask_block_k", _int64),
         ("max_scores", ctypes.POINTER(_Tensor)),
+        ("blocks_of_mask_mod", _int32),
+        ("reserved_2", _int32),
     ]
 
 
@@ -129,7 +131,7 @@ class _MergeArgs(ctypes.Structure):
     ]
 
 
-_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+_LISTS = (*_BLOCKS, *(name.replace("kv_", "q_") for name in _BLOCKS))
 _SIZES = ("batch", "heads", "seqlen_q", "seqlen_k", "mask_block_q", "mask_block_k")
 
 
@@ -139,7 +141,6 @@ class _BlockMaskArgs(ctypes.Structure):
         ("mask_mod", ctypes.POINTER(_Mod)),
         *((name, _int64) for name in _SIZES),
         *((name, ctypes.POINTER(_Tensor)) for name in _LISTS),
-        *((name.replace("kv_", "q_"), ctypes.POINTER(_Tensor)) for name in _LISTS),
     ]
 
 
@@ -221,7 +222,7 @@ def gpu_description(index: int) -> str | None:
 
 
 _LENGTHS = ("max_seqlen_q", "max_seqlen_k", "diagonal_offset", "mask_block_q", "mask_block_k")
-_FLAGS = ("causal", "deterministic", "batch_invariant", "accumulate")
+_FLAGS = ("causal", "deterministic", "batch_invariant", "accumulate", "blocks_of_mask_mod")
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1, "explicit": 2}
 _SCALAR_TYPES = {bool: 6, int: 0, float: 2}
 _NOT_OF_THE_CALL = "float32_out"  # out's own type says it

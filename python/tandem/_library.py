@@ -53,6 +53,7 @@ TENSORS = (
 OPTIONS = (
     "max_seqlen_q", "max_seqlen_k", "softmax_scale", "softcap", "causal", "alignment", "window", "dropout_p",
     "num_splits", "deterministic", "batch_invariant", "diagonal_offset", "float32_out", "mask_block_q", "mask_block_k",
+    "blocks_of_mask_mod",
 )  # fmt: skip
 
 FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
@@ -102,8 +103,8 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
 
 
 def make_block_mask(mask_mod: _mods.Bound, sizes: tuple[int, ...], lists: dict[str, Any], workspace: Any) -> None:
-    """Fills the lists of a block mask, by name; raises as call() does. sizes: batch, heads, seqlen_q, seqlen_k, and
-    queries and keys of a block. workspace: an array of bytes."""
+    """Fills the lists of a block mask, by name, in the order of tandem_block_mask_args: four or eight; raises as call()
+    does. sizes: batch, heads, seqlen_q, seqlen_k, and queries and keys of a block. workspace: an array of bytes."""
     described = tuple(_arrays.describe(x, name) for name, x in lists.items())
     text = _mods.described(mask_mod, "mask_mod")
     memory = _arrays.describe(workspace, "workspace")[0], workspace.shape[0]
@@ -218,7 +219,8 @@ def blocks_of(block_mask: Any) -> Record:
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     found = {name: getattr(block_mask, name, None) for name in names}
     blocks = {name: x for name, x in found.items() if x is not None}
-    return {**blocks, "mask_block_q": int(size_q), "mask_block_k": int(size_k)}
+    record = {**blocks, "mask_block_q": int(size_q), "mask_block_k": int(size_k)}
+    return {**record, "blocks_of_mask_mod": True} if getattr(block_mask, "of_mask_mod", False) else record
 
 
 def is_float32(out_dtype: Any) -> bool:

@@ -45,6 +45,8 @@ class Blocks(NamedTuple):
     kv_num_blocks (batch|1, heads|1, blocks of queries) and kv_indices (batch|1, heads|1, blocks of queries, any number)
     are int32: the first so many indices of a row are of blocks that are seen as far as mask_mod, where there is one,
     shows them. Those of full_kv_indices are seen whole. All others are hidden. BLOCK_SIZE: queries and keys of a block.
+    of_mask_mod: that the lists are what Blocks.of makes of the mask_mod that is given beside them, with what it names
+    as it is then. So they need not be read where it is a window, and is served as one.
     """
 
     kv_num_blocks: Any
@@ -52,6 +54,7 @@ class Blocks(NamedTuple):
     full_kv_num_blocks: Any = None
     full_kv_indices: Any = None
     BLOCK_SIZE: tuple[int, int] = (128, 128)
+    of_mask_mod: bool = False
 
     @classmethod
     def of(
@@ -75,19 +78,26 @@ class Blocks(NamedTuple):
         Give attention the mask_mod, too: of blocks that are seen in part it says what is seen.
         Raises ValueError or TypeError for what makes no sense, tandem.Unsupported for what a GPU does not serve.
         """
-        from tandem import _library
-
         sizes = tuple(int(x) for x in (batch, heads, seqlen_q, seqlen_k, *BLOCK_SIZE))
-        rows, columns = (-(-length // max(size, 1)) for length, size in zip(sizes[2:4], sizes[4:]))
-        lists, cells = max(sizes[0], 0) * max(sizes[1], 0), max(rows, 0) * max(columns, 0)
-        shape = tuple(max(x, 0) for x in (*sizes[:2], rows))
-        new = _new_arrays(device)
-        made = {
-            name: new((*shape, max(columns, 0)) if name.endswith("indices") else shape, "int32")
-            for name in cls._fields[:4]
-        }
-        _library.make_block_mask(bound(mask_mod, "mask_mod"), sizes, made, new((lists * cells,), "uint8"))
-        return cls(**made, BLOCK_SIZE=sizes[4:])
+        return cls(**made_lists(mask_mod, sizes, device, by_keys=False), BLOCK_SIZE=sizes[4:])
+
+
+def made_lists(mask_mod: Any, sizes: tuple[int, ...], device: Any, by_keys: bool) -> dict[str, Any]:
+    """The lists of a block mask, of :class:`Blocks` and maybe those for each block of keys, by torch's names. sizes:
+    batch, heads, seqlen_q, seqlen_k, queries and keys of a block."""
+    from tandem import _library
+
+    batch, heads, *lengths = (max(x, 0) for x in sizes[:4])
+    rows, columns = (-(-length // max(size, 1)) for length, size in zip(lengths, sizes[4:]))
+    new = _new_arrays(device)
+    made = {}
+    for kind, count, most in (("kv", rows, columns), ("q", columns, rows))[: 1 + by_keys]:
+        for full in ("", "full_"):
+            made[f"{full}{kind}_num_blocks"] = new((batch, heads, count), "int32")
+            made[f"{full}{kind}_indices"] = new((batch, heads, count, most), "int32")
+    cells = new((batch * heads * rows * columns,), "uint8")
+    _library.make_block_mask(bound(mask_mod, "mask_mod"), sizes, made, cells)
+    return made
 
 
 def _new_arrays(device: Any) -> Any:

@@ -88,6 +88,7 @@ _OPTIONS = {
     "float32_out": "bool float32_out=False",
     "mask_block_q": "SymInt mask_block_q=0",
     "mask_block_k": "SymInt mask_block_k=0",
+    "blocks_of_mask_mod": "bool blocks_of_mask_mod=False",
     # A modification's text, its names, those of numbers first, and these numbers.
     "score_mod": "str? score_mod=None",
     "score_mod_names": "str[]? score_mod_names=None",
@@ -96,7 +97,7 @@ _OPTIONS = {
     "mask_mod_names": "str[]? mask_mod_names=None",
     "mask_mod_numbers": "Scalar[]? mask_mod_numbers=None",
 }
-_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out")
+_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out", "blocks_of_mask_mod")
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in _INPUTS[3:])))
 _parameters += ", Tensor[]? captured=None"  # what score_mod names, then what mask_mod does
 _parameters += ", *, " + ", ".join(_OPTIONS.values())
@@ -502,7 +503,8 @@ def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Te
     """tandem.attention of q, k, v (batch, heads, seqlen, head_dim), as models have them, with neither packed sequences
     nor dropout; out is (batch, seqlen_q, heads_q, head_dim_v). Three transposes, which take as long as all the rest of
     a small call, are had for nothing here."""
-    longer = _gradients.needs_padding(q, v) or "score_mod" in options or "mask_mod" in options
+    modified = "score_mod" in options or "mask_mod" in options or "block_mask" in options
+    longer = _gradients.needs_padding(q, v) or modified
     if longer or torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v):
         return _attention.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
     batch, heads, seqlen, _ = q.shape

@@ -15,7 +15,7 @@ tensors it captures, and runs without torch.compile. What no text can say is ref
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 import tandem
-from tandem._mods import Blocks, Mod
+from tandem._mods import Blocks, Mod, is_number, made_lists
 from tandem._trace import trace
 from tandem.flash_attn._arguments import in_words, is_tensor, unit_stride
 
@@ -100,7 +100,7 @@ def flex_attention(
     if score_mod is not None:
         mods["score_mod"] = _text_of(score_mod, "score_mod", query.device)
     if block_mask is not None:
-        mods.update(_mask_of(block_mask, query, key))
+        mods.update(mask_of(block_mask, query, key))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
     if return_aux is not None and return_aux.max_scores:
@@ -118,16 +118,58 @@ def _new_max_scores(query: Tensor) -> Tensor:
     return torch.empty(query.shape[:3], dtype=dtype, device=query.device)
 
 
-def _mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A BlockMask as tandem.attention's arguments."""
+def mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
+    """A BlockMask of these (batch, heads, seqlen, head_dim) as tandem.attention's arguments."""
     if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
         return {}
     _check_lengths(block_mask, query, key)
     lists = _has_lists(block_mask, query, key)
     mods: dict[str, Any] = {"block_mask": block_mask} if lists else {}
     if not (lists and _is_noop(block_mask)):
-        mods["mask_mod"] = mask_mod_of(block_mask, query, key)
+        mask_mod = _of_blocks(block_mask) if _is_noop(block_mask) else block_mask.mask_mod
+        mods["mask_mod"] = _text_of(mask_mod, "mask_mod", query.device)
+        if lists and _is_as_made(block_mask, mods["mask_mod"]):
+            mods["block_mask"] = Blocks(
+                *(getattr(block_mask, name) for name in Blocks._fields[:4]), block_mask.BLOCK_SIZE, of_mask_mod=True
+            )
     return mods
+
+
+class _Made(NamedTuple):
+    """What create_block_mask has made, to know it again: kept with the BlockMask, and with no copy that torch makes."""
+
+    text: Mod
+    sizes: tuple[Any, ...]
+    lists: tuple[tuple[Tensor, int], ...]  # each with its version, which counts what is written to it
+
+    @classmethod
+    def of(cls, block_mask: BlockMask, text: Mod) -> _Made:
+        lists = (getattr(block_mask, name) for name in Blocks._fields[:4])
+        return cls(text, _sizes_of(block_mask), tuple((x, x._version) for x in lists))
+
+
+def _sizes_of(block_mask: BlockMask) -> tuple[Any, ...]:
+    return (*block_mask.seq_lengths, *block_mask.BLOCK_SIZE)
+
+
+@torch.compiler.disable
+def _is_as_made(block_mask: BlockMask, text: Any) -> bool:
+    """Whether its lists are still those that create_block_mask made, and the mask_mod, which may capture what has
+    another value now, that text. Of one that reads tensors that is not asked: it is no window, which alone is served
+    without lists."""
+    made = getattr(block_mask, "_made_by_tandem", None)
+    if made is None or not isinstance(text, Mod) or text.text != made.text.text:
+        return False
+    numbers = [[(name, type(x), x) for name, x in mod.bindings.items() if is_number(x)] for mod in (text, made.text)]
+    return (
+        numbers[0] == numbers[1]
+        and len(numbers[0]) == len(text.bindings)
+        and _sizes_of(block_mask) == made.sizes
+        and all(
+            getattr(block_mask, name) is x and x._version == version
+            for name, (x, version) in zip(Blocks._fields, made.lists)
+        )
+    )
 
 
 def _has_lists(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
@@ -151,16 +193,6 @@ def _has_lists(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
 def _is_noop(block_mask: BlockMask) -> bool:
     """Whether blocks are all there is: also where torch has made the function anew."""
     return getattr(block_mask.mask_mod, "__code__", None) is noop_mask.__code__
-
-
-def mask_mod_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Any:
-    """A BlockMask of these (batch, heads, seqlen, head_dim) as tandem.attention's mask_mod; None where it hides
-    nothing."""
-    if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
-        return None
-    _check_lengths(block_mask, query, key)
-    mask_mod = _of_blocks(block_mask) if _is_noop(block_mask) else block_mask.mask_mod
-    return _text_of(mask_mod, "mask_mod", query.device)
 
 
 def _check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
@@ -245,11 +277,9 @@ def create_block_mask(
     batch, heads = B or 1, H or 1
     size_q, size_k = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
     blocks_q, blocks_k = -(-Q_LEN // size_q), -(-KV_LEN // size_k)
-    lists = _lists_of(mask_mod, (batch, heads, Q_LEN, KV_LEN), (size_q, size_k), device)
-    if lists is not None and separate_full_blocks:
-        return BlockMask.from_kv_blocks(
-            *lists[:4], BLOCK_SIZE=(size_q, size_k), mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN)
-        )
+    sizes = (batch, heads, Q_LEN, KV_LEN, size_q, size_k)
+    if separate_full_blocks and (made := _made_of(mask_mod, sizes, device)) is not None:
+        return made
     counts = torch.zeros(batch, heads, blocks_q, blocks_k, dtype=torch.int64, device=device)
     step_k = max(1, min(blocks_k, _MOST_ELEMENTS // (batch * heads * size_q * size_k)))
     step_q = max(1, min(blocks_q, _MOST_ELEMENTS // (batch * heads * size_q * size_k * step_k)))
@@ -274,16 +304,20 @@ def create_block_mask(
     )
 
 
-def _lists_of(mask_mod: Any, lengths: tuple[int, int, int, int], block: tuple[int, int], device: torch.device) -> Any:
-    """By the library, where a text can say what the function does, and the device is one of its own; else None."""
+def _made_of(mask_mod: Any, sizes: tuple[int, ...], device: torch.device) -> BlockMask | None:
+    """By the library, where a text can say what the function does, and the device is one of its own. The library makes
+    lists for each block of keys, too, for which torch's from_kv_blocks takes a hundred operations."""
     if device.type not in ("cpu", "cuda"):
         return None
-    batch, heads, seqlen_q, seqlen_k = lengths
     try:
         text = _text_of(mask_mod, "mask_mod", device)
-        return Blocks.of(text, seqlen_q, seqlen_k, batch=batch, heads=heads, BLOCK_SIZE=block, device=device)
+        lists = made_lists(text, sizes, device, by_keys=True)
     except (tandem.Unsupported, TypeError, ValueError):
         return None
+    block_mask = BlockMask(seq_lengths=sizes[2:4], **lists, BLOCK_SIZE=sizes[4:], mask_mod=mask_mod)
+    if isinstance(text, Mod) and not lists["kv_indices"].is_inference():  # whose versions nobody counts
+        block_mask._made_by_tandem = _Made.of(block_mask, text)
+    return block_mask
 
 
 def _shifted(mask_mod: Callable[..., Any], first_q: int, first_k: int) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from transformers.utils import logging
 import tandem
 from tandem._torch import attention_heads_first
 from tandem.flash_attn._arguments import in_words, sink_for
-from tandem.flex import BlockMask, mask_mod_of
+from tandem.flex import BlockMask, mask_of
 
 __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
 
@@ -317,7 +317,7 @@ def tandem_attention(
     ):
         options = attention_mask.options
     elif isinstance(attention_mask, BlockMask):
-        options = {"mask_mod": mask_mod_of(attention_mask, query, key)}
+        options = mask_of(attention_mask, query, key)
     else:
         whole = attention_mask.whole() if isinstance(attention_mask, CompactMask) else attention_mask
         options = {"bias": whole}

@@ -1,4 +1,4 @@
-// The way of a call: arguments -> Problem -> the engine that serves it.
+// The way of a call: arguments -> Problem -> options in place of texts -> the engine that serves it.
 #include "engine/engine.h"
 
 #include "base/text.h"
@@ -7,6 +7,7 @@
 #include "problem/modification.h"
 #include "problem/operands.h"
 #include "problem/problem.h"
+#include "problem/use_options.h"
 
 namespace tandem {
 namespace {
@@ -26,6 +27,7 @@ tandem_status inspect(tandem_context* handle, const tandem_pass& pass, const tan
     TANDEM_TRY(context_or_default(handle, &context));
     Problem problem;
     TANDEM_TRY(make_problem(pass, args, context->device, false, &problem));
+    use_options(&problem);
     Engine& engine = context->engine_for(problem.dtype);
     TANDEM_TRY(engine.check(problem));
     return nothing_to_write(problem) ? Status{} : use(engine, problem);
@@ -41,6 +43,7 @@ tandem_status run(tandem_context* handle, tandem_pass pass, const tandem_attenti
     TANDEM_TRY(read_args(any_version, &args));
     Problem problem;
     TANDEM_TRY(make_problem(pass, &args, context->device, true, &problem));
+    use_options(&problem);
     Engine& engine = context->engine_for(problem.dtype);
     TANDEM_TRY(engine.check_stream(stream));
     TANDEM_TRY(engine.check(problem));

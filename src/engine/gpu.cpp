@@ -8,6 +8,7 @@
 #include "plan/make_blocks.h"
 #include "plan/merge.h"
 #include "problem/modification.h"
+#include "problem/use_options.h"
 
 namespace tandem {
 
@@ -270,10 +271,12 @@ Status GpuEngine::check_values(const Problem& problem, gpu::Stream stream) {
 }
 
 void GpuEngine::log(const Problem& p, const plan::Plan& plan, const std::string& kernel) const {
-  std::fprintf(stderr, "tandem: %s: %s, batch %lld, heads %lld/%lld, seqlen %lld x %lld, %s\n", name_.c_str(),
+  const std::string used = used_options(p);
+  std::fprintf(stderr, "tandem: %s: %s, batch %lld, heads %lld/%lld, seqlen %lld x %lld, %s%s%s\n", name_.c_str(),
                kernel.c_str(), static_cast<long long>(p.batch), static_cast<long long>(p.heads_q),
                static_cast<long long>(p.heads_k), static_cast<long long>(p.seqlen_q),
-               static_cast<long long>(p.seqlen_k), plan.pass->summary(plan).c_str());
+               static_cast<long long>(p.seqlen_k), plan.pass->summary(plan).c_str(), used.empty() ? "" : ", ",
+               used.c_str());
 }
 
 }  // namespace tandem

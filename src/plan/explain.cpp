@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "plan/explain_units.h"
+#include "problem/use_options.h"
 
 namespace tandem::plan {
 namespace {
@@ -135,7 +136,10 @@ Floor floor_of(const Problem& p, const Plan& plan, const gpu::Properties& device
 }
 
 std::vector<std::string> reasons(const Problem& p, const Plan& plan, const gpu::Properties& device) {
-  return p.pass == TANDEM_FORWARD ? forward_reasons(p, plan, device) : backward_reasons(p, plan, device);
+  const bool forward = p.pass == TANDEM_FORWARD;
+  std::vector<std::string> lines = forward ? forward_reasons(p, plan, device) : backward_reasons(p, plan, device);
+  if (const std::string used = used_options(p); !used.empty()) lines.push_back(str_cat("texts: ", used));
+  return lines;
 }
 
 std::vector<std::string> launches(const Plan& plan) {

@@ -76,6 +76,11 @@ Status Builder::read_block_mask() {
                                    partial ? "at least 1: so many queries and keys are a block"
                                            : "0 without kv_num_blocks: there is no block mask"));
   }
+  if (args_.blocks_of_mask_mod != 0 && !(partial && p_.mask_mod)) {
+    return Status::invalid(str_cat("blocks_of_mask_mod (", args_.blocks_of_mask_mod, ") must be 0 without ",
+                                   partial ? "mask_mod" : "kv_num_blocks",
+                                   ": it says that the lists are those that make_block_mask makes of the mask_mod"));
+  }
   if (!partial) return {};
   if (packed()) {
     return Status::invalid(
@@ -86,6 +91,7 @@ Status Builder::read_block_mask() {
   BlockMaskView& mask = p_.block_mask;
   mask.block_q = args_.mask_block_q;
   mask.block_k = args_.mask_block_k;
+  mask.of_mask_mod = args_.blocks_of_mask_mod != 0;
   TANDEM_TRY(read_block_list(&Args::kv_num_blocks, &Args::kv_indices, &mask.partial));
   if (full) TANDEM_TRY(read_block_list(&Args::full_kv_num_blocks, &Args::full_kv_indices, &mask.full));
   if (mode_.with_data && on_cpu()) read_block_states();

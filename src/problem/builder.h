@@ -47,7 +47,6 @@ class Builder {
 
   // modifications.cpp
   Status read_mods();
-  void use_softcap_of_text();
   Status read_mod(const std::string& mod, const tandem_mod* given, bool mask, ModView* view);
   Status read_mod_tensor(const std::string& mod, const tandem_mod_tensor& tensor, bool mask, mods::Name* name,
                          Modification* read);

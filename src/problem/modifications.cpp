@@ -1,10 +1,8 @@
 // Score and mask modifications of a call.
 #include <algorithm>
-#include <cfloat>
 #include <string>
 
 #include "base/text.h"
-#include "mods/softcap.h"
 #include "problem/builder.h"
 #include "problem/modification.h"
 #include "problem/struct_size.h"
@@ -170,18 +168,8 @@ Status Builder::read_mod(const std::string& mod, const tandem_mod* given, bool m
   return {};
 }
 
-// A text that caps scores, before nothing else is done to them, is the option, which costs less.
-void Builder::use_softcap_of_text() {
-  if (!p_.score_mod || p_.score_mod->cells > 0 || p_.softcap != 0 || p_.bias || p_.alibi_slopes) return;
-  const double cap = mods::softcap_of(p_.score_mod->program->mod, p_.score_mod->values);
-  if (!(cap >= FLT_MIN && cap <= FLT_MAX)) return;
-  p_.softcap = cap;
-  p_.score_mod = {};
-}
-
 Status Builder::read_mods() {
   TANDEM_TRY(read_mod("score_mod", args_.score_mod, false, &p_.score_mod));
-  use_softcap_of_text();
   return read_mod("mask_mod", args_.mask_mod, true, &p_.mask_mod);
 }
 

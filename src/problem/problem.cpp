@@ -55,6 +55,10 @@ Status read_args(const tandem_attention_args* from, tandem_attention_args* args)
   if (args->reserved != 0) {
     return Status::invalid(str_cat("reserved (", args->reserved, ") must be 0: zero the struct before filling it in"));
   }
+  if (args->reserved_2 != 0) {
+    return Status::invalid(
+        str_cat("reserved_2 (", args->reserved_2, ") must be 0: zero the struct before filling it in"));
+  }
   return {};
 }
 

@@ -120,6 +120,7 @@ struct BlockList {
 struct BlockMaskView {
   int64_t block_q = 1, block_k = 1;
   BlockList partial, full;
+  bool of_mask_mod = false;  // what the lists say the call's mask_mod says: they may be left unread
   // Of every block, where the host may read the lists: (batch|1, heads_q|1, blocks of queries, blocks of keys).
   std::shared_ptr<const BlockState[]> states;
   int64_t batch_stride = 0, head_stride = 0, blocks_k = 0;
@@ -162,6 +163,9 @@ struct Problem {
   Dropout dropout;
   ModView score_mod, mask_mod;
   BlockMaskView block_mask;
+  struct {
+    bool softcap = false, window = false, alibi = false;
+  } taken;  // options that stand in place of texts (problem/use_options.h): for explanations
 
   int32_t num_splits = 0;
   bool deterministic = false, batch_invariant = false, validate = false;

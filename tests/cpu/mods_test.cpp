@@ -97,6 +97,24 @@ TEST_P(CpuMods, ManyTiles) {
               "--score-mod score*temperature-slope[head]*abs(q-k)+table[head,k]");
 }
 
+// Texts that the engine has options for, judged by what they say; with lengths of their own and packed, too.
+TEST_P(CpuMods, Options) {
+  for (const char* shape : {"--batch 2 --seqlen-q 41 --seqlen-k 70 ", "--batch 2 --seqlen-q 70 --seqlen-k 41 ",
+                            "--batch 2 --seqlen-q 41 --seqlen-k 70 --used-q 30,41 --used-k 70,7 ",
+                            "--packed 1 --lengths-q 20,0,33,1 --lengths-k 19,4,33,40 "}) {
+    for (const char* mods :
+         {"--score-mod score-slope[head]*abs(q-k) --mask-mod k<q+n", "--score-mod score-slope[head]*abs(k-q+7)",
+          "--score-mod score+slope[head]*(k-q) --mask-mod k<=q&&q-k<9",
+          "--score-mod (q-k)*slope[head]+score --mask-mod q<=k --softcap 5",
+          "--score-mod score-slope[head]*abs(q-k+seqlen_k-seqlen_q) --causal 1",
+          "--score-mod score-slope[head]*abs(q-k) --causal 1 --left 20", "--mask-mod abs(q-k+seqlen_k-seqlen_q)<=3",
+          "--mask-mod k<=q+seqlen_k-seqlen_q&&q-k<9", "--mask-mod k<=q --causal 1 --left 20 --alibi head",
+          "--mask-mod k<=q-30", "--mask-mod q-k>=seqlen_q-seqlen_k&&on", "--mask-mod k<=q&&(q^k)&3!=0 --left 20"}) {
+      expect_good(dtype() + "--heads-q 4 --heads-k 2 --head-dim 16 --head-dim-v 16 " + shape + mods);
+    }
+  }
+}
+
 // What an option says, said by a text: the same keys in the same order, so the same bits.
 TEST(CpuModsBits, MasksAreTheOptionsThatTheyEqual) {
   const NamedEngine engine = cpu_engine(2);

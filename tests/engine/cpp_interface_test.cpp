@@ -75,6 +75,22 @@ TEST(CppInterface, BlockMasks) {
   EXPECT_TRUE(contains(thrown([&] { tandem::make_block_mask(blocks); }), "lists (read only) must be writable"));
 }
 
+// Lists say what they say, but not where they are the mask_mod's own and that is a window.
+TEST(CppInterface, BlocksOfMaskMod) {
+  Small s;
+  const std::vector<int32_t> none = {0}, index = {0};
+  Attention a = s.attention();
+  a.mask_mod = {.text = "k <= q"};
+  a.kv_num_blocks = Tensor(none, {1, 1, 1});
+  a.kv_indices = Tensor(index, {1, 1, 1, 1});
+  a.mask_block_q = a.mask_block_k = 2;
+  tandem::forward(a);
+  EXPECT_EQ(s.out, (std::vector<float>{0, 0}));
+  a.blocks_of_mask_mod = true;
+  tandem::forward(a);
+  EXPECT_EQ(s.out, (std::vector<float>{2, 4}));
+}
+
 TEST(CppInterface, LargestScores) {
   Small s;
   std::vector<float> largest = {7};

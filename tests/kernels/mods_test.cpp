@@ -69,6 +69,23 @@ TEST(KernelsMods, Long) {
   expect_all_good(all);
 }
 
+// Texts that GPUs have options for, judged by what they say; and one of each that keeps its text beside the other's
+// option.
+TEST(KernelsMods, Options) {
+  std::vector<Judged> all;
+  for (const char* shape : {"--batch 2 --seqlen-q 141 --seqlen-k 250 --head-dim 64 --head-dim-v 64 ",
+                            "--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 19,4,133,40 --head-dim 128 "
+                            "--head-dim-v 128 "}) {
+    for (const char* mods : {"--score-mod score+slope[head]*(k-q) --mask-mod k<=q&&q-k<90 --gradients qkv",
+                             "--score-mod score-slope[head]*abs(q-k+seqlen_k-seqlen_q) --causal 1 --gradients qkv",
+                             "--score-mod score-slope[head]*abs(q-k) --mask-mod k<q-n --gradients qkvm",
+                             "--score-mod score-slope[head]*abs(q-k) --mask-mod (q^k)&3!=0&&q-k<90 --gradients qkv"}) {
+      all.emplace_back(std::string("--dtype bf16 --heads-q 4 --heads-k 2 --dlse 1 ") + shape + mods);
+    }
+  }
+  expect_all_good(all);
+}
+
 TEST(KernelsMods, Backward) {
   std::vector<Judged> all = cases(
       "--dtype bf16 --batch 2 --seqlen-q 41 --seqlen-k 53 --head-dim 64 --head-dim-v 64 --heads-q 2 --heads-k 1 "

@@ -19,6 +19,13 @@ std::string reasons_of(const Problem& p) {
   return text;
 }
 
+TEST(PlanReasons, TextsThatAreOptions) {
+  Problem p = dense({.seqlen_q = 256, .seqlen_k = 256});
+  EXPECT_EQ(reasons_of(p).find("texts:"), std::string::npos);
+  p.taken.alibi = p.taken.window = true;
+  EXPECT_NE(reasons_of(p).find("texts: score_mod is ALiBi, mask_mod is a window"), std::string::npos);
+}
+
 TEST(PlanFloor, VisiblePairsAgainstCounting) {
   const int64_t far = TANDEM_UNBOUNDED;
   for (int64_t sq = 0; sq <= 6; ++sq) {

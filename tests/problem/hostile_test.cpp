@@ -40,11 +40,12 @@ void spoil(Held& held, Random& random) {
 
 void spoil(tandem_attention_args& args, Random& random) {
   int64_t* const integers[] = {&args.window_left, &args.window_right, &args.max_seqlen_q, &args.max_seqlen_k};
-  int32_t* const flags[] = {&args.causal,   &args.alignment,  &args.window,  &args.window,
-                            &args.reserved, &args.num_splits, &args.validate};
+  int32_t* const flags[] = {&args.causal,   &args.alignment,          &args.window,
+                            &args.window,   &args.reserved,           &args.num_splits,
+                            &args.validate, &args.blocks_of_mask_mod, &args.reserved_2};
   double* const numbers[] = {&args.softmax_scale, &args.softcap, &args.dropout_p};
   *integers[random.between(0, 3)] = wild(random);
-  if (random.chance(0.3)) *flags[random.between(0, 6)] = static_cast<int32_t>(wild(random));
+  if (random.chance(0.3)) *flags[random.between(0, 8)] = static_cast<int32_t>(wild(random));
   if (random.chance(0.3)) *numbers[random.between(0, 2)] = wild_number(random);
 }
 

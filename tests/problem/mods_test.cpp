@@ -158,39 +158,6 @@ TEST(Mods, AreRead) {
   EXPECT_NE(p.score_mod->program, again.score_mod->program);
 }
 
-// A text that is a softcap, of a constant or of the call's scalar, is that option; but beside what comes between them.
-TEST(Mods, TextsThatAreTheSoftcap) {
-  const auto cap_of = [](const char* text, double c, bool alibi = false, bool with_gradient = false) {
-    ModCall call;
-    call.call.pass = with_gradient ? TANDEM_BACKWARD : TANDEM_FORWARD;
-    call.score.text = text;
-    call.scalars[0].value = c;
-    Held slopes;
-    slopes.make({4}, kF32);
-    call.call.args.alibi_slopes = alibi ? &slopes.handle : nullptr;
-    call.call.args.bias = call.call.args.dbias = nullptr;
-    call.call.args.softcap = 0;
-    Problem p;
-    const Status status = call.call.make(&p);
-    EXPECT_TRUE(status.ok()) << status.message;
-    EXPECT_NE(p.softcap != 0, bool{p.score_mod});
-    return p.softcap;
-  };
-  EXPECT_EQ(cap_of("30 * tanh(score / 30)", 1), 30);
-  EXPECT_EQ(cap_of("tanh(score / 32) * 32", 1), 32);
-  EXPECT_EQ(cap_of("c * tanh(score / c)", 2.5), 2.5);
-  EXPECT_EQ(cap_of("n * tanh(score / n)", 1), 3);
-  for (const char* text :
-       {"30 * tanh(score / 31)", "30 * tanh(score * 30)", "tanh(score / 30)", "30 * tanh(30 / score)",
-        "slope[head] * tanh(score / slope[head])", "score + 30 * tanh(score / 30)", "30 * score"}) {
-    EXPECT_EQ(cap_of(text, 1), 0) << text;
-  }
-  EXPECT_EQ(cap_of("c * tanh(score / c)", -2), 0);
-  EXPECT_EQ(cap_of("c * tanh(score / c)", 0), 0);
-  EXPECT_EQ(cap_of("30 * tanh(score / 30)", 1, true), 0);
-  EXPECT_EQ(cap_of("30 * tanh(score / 30)", 1, false, true), 0);  // slope wants a gradient, of zeros
-}
-
 // A forward has no gradients, and does not look at those it is given.
 TEST(Mods, GradientsAreOfTheBackward) {
   ModCall c;

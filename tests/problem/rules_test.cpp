@@ -36,6 +36,7 @@ const Rule rules[] = {
     {"SizeWild", dense, forward, [](Call& c) { c.args.size = kHuge; }, {"args.size (4611686018427387904)"}},
     {"SizeOlderThanTheFirst", dense, forward, [](Call& c) { c.args.size = 280; }, {"args.size (280) must be sizeof"}},
     {"Reserved", dense, forward, [](Call& c) { c.args.reserved = 3; }, {"reserved (3) must be 0"}},
+    {"Reserved2", dense, forward, [](Call& c) { c.args.reserved_2 = 3; }, {"reserved_2 (3) must be 0"}},
     {"Alignment", dense, forward, [](Call& c) { c.args.alignment = 3; }, {"alignment (3)", "TANDEM_EXPLICIT"}},
     {"AlignmentNegative", dense, forward, [](Call& c) { c.args.alignment = -1; }, {"alignment (-1)"}},
     {"DiagonalOffset", dense, forward, [](Call& c) { c.args.diagonal_offset = -4; },

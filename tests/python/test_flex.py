@@ -207,6 +207,98 @@ def test_lists_of_blocks_say_what_is_seen(mask_mod, batch, heads):
     )
 
 
+def within(width):
+    return lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (q_idx - kv_idx < width)
+
+
+def window_mask(width=9):
+    return tandem.create_block_mask(within(width), None, None, 40, 40, device="cpu", BLOCK_SIZE=(8, 8))
+
+
+def through(mask):
+    return tandem.flex_attention(*tensors(*[(1, 2, 40, 16)] * 3), block_mask=mask)
+
+
+def empty(mask, data=False):
+    """The mask with no block in its lists; data: so that no version counts it."""
+    for counts in (mask.kv_num_blocks, mask.full_kv_num_blocks):
+        (counts.data if data else counts).zero_()
+    return mask
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_lists_of_a_window_that_we_have_made_are_not_read(compiled):
+    mask = window_mask()
+    call = torch.compile(through, backend="aot_eager") if compiled else through
+    x = [x.transpose(1, 2) for x in tensors(*[(1, 2, 40, 16)] * 3)]
+    wanted = tandem.attention(*x, causal=True, window=(8, 0)).transpose(1, 2)
+    assert torch.equal(call(mask), wanted)
+    assert torch.equal(call(empty(mask, data=True)), wanted)
+
+
+def replaced(mask):
+    mask.kv_num_blocks, mask.full_kv_num_blocks = map(torch.zeros_like, (mask.kv_num_blocks, mask.full_kv_num_blocks))
+    return mask
+
+
+def sliced(mask):
+    part = mask[:]
+    part.mask_mod = mask.mask_mod
+    return empty(part, data=True)
+
+
+def hand_made(mask):
+    lists = [getattr(mask, name) for name in tandem.Blocks._fields[:4]]
+    lists[::2] = map(torch.zeros_like, lists[::2])
+    return theirs.BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=mask.BLOCK_SIZE, mask_mod=mask.mask_mod, seq_lengths=mask.seq_lengths
+    )
+
+
+@torch.inference_mode()
+def without_versions(_):
+    return empty(window_mask())
+
+
+@pytest.mark.parametrize("spoil", [empty, replaced, sliced, hand_made, without_versions])
+def test_lists_that_may_be_others_are_read(spoil):
+    mask = window_mask()
+    assert through(mask).any() and not through(spoil(mask)).any()
+
+
+def test_lists_of_another_mask_mod_are_read():
+    mask = window_mask()
+    mask.mask_mod = within(30)  # shown of blocks that the first shows in part
+    seen = mask.to_dense().bool().repeat_interleave(8, 2).repeat_interleave(8, 3)
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    x = tensors(*[(1, 2, 40, 16)] * 3)
+    wanted = torch.nn.functional.scaled_dot_product_attention(*x, attn_mask=seen & (distance >= 0) & (distance < 30))
+    torch.testing.assert_close(through(mask), wanted)
+
+
+def test_lists_of_blocks_of_another_size_are_read():
+    mask = window_mask()
+    before = through(mask)
+    mask.BLOCK_SIZE = (8, 4)
+    assert not torch.equal(through(mask), before)
+
+
+def test_a_number_that_a_mask_captured_may_change():
+    """The lists are of the first, and hide what the second would show beyond them."""
+    width = 9
+
+    def window(b, h, q_idx, kv_idx):
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < width)
+
+    mask = tandem.create_block_mask(window, None, None, 40, 40, device="cpu", BLOCK_SIZE=(8, 8))
+    first = through(mask)
+    width = 40
+    again, whole = through(mask), through(window_mask(40))
+    assert not torch.equal(again, first) and not torch.equal(again, whole)
+    width = 9
+    assert torch.equal(through(mask), first)
+
+
 def test_blocks_of_arrays():
     kind, lists = blocks_of_any_kind(BATCH, 1)
     q, k, v = (x.transpose(1, 2).contiguous() for x in tensors(*[(BATCH, HEADS, QUERIES, DIM)] * 3))
@@ -657,9 +749,10 @@ def test_block_masks_of_functions_are_torchs(by_text, shape):
         return documents(b, h, q_idx, kv_idx) & ~(torch.sin(q_idx * 1.0) > 2)
 
     function = documents if by_text else beyond_texts
-    assert (flex._lists_of(function, (1, 1, 8, 8), (8, 8), torch.device("cpu")) is not None) == by_text
+    assert (flex._made_of(function, (1, 1, 8, 8, 8, 8), torch.device("cpu")) is not None) == by_text
     made, wanted = (x.create_block_mask(function, *shape, device="cpu") for x in (tandem, theirs))
-    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):
+    of_queries = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    for name in (*of_queries, *(name.replace("kv_", "q_") for name in of_queries)):
         assert torch.equal(getattr(made, name), getattr(wanted, name)), name
 
 

@@ -55,17 +55,48 @@ def test_a_text_is_the_option_that_it_says(mods, option):
         reference.hold(got, *wanted)
 
 
+def bits(*, packed, **options):
+    """out, lse, dq, dk and dv, of dense tensors or of packed ones."""
+    q, k, v = Q, K, V
+    if packed:
+        q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (Q, K, V))
+        options |= {"cu_seqlens_q": np.array([0, 4, 18], np.int32), "cu_seqlens_k": np.array([0, 15, 24], np.int32)}
+    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    wanted = {"dscore_mod": False} if "score_mod" in options else {}
+    gradients = tandem.attention_backward(np.cos(out), q, k, v, out, lse, **options, **wanted)
+    return out, lse, gradients.dq, gradients.dk, gradients.dv
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("mods", "option"), [x for x in SAME.values() if x[1] and "bias" not in x[1]])
+def test_a_text_has_the_bits_of_the_option(mods, option, packed):
+    for ours, wanted in zip(bits(packed=packed, **mods), bits(packed=packed, **option)):
+        np.testing.assert_array_equal(ours, wanted)
+
+
+def test_lists_that_are_not_of_the_mask_mod_say_what_they_say():
+    """Nothing is seen by lists without a block, unless the caller says that they are what mask_mod is."""
+    blocks = tandem.Blocks(np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1, 1), np.int32))
+    assert not tandem.attention(Q, K, V, mask_mod="k <= q", block_mask=blocks).any()
+    of_mask_mod = blocks._replace(of_mask_mod=True)
+    wanted = tandem.attention(Q, K, V, causal=True, alignment="top_left")
+    np.testing.assert_array_equal(tandem.attention(Q, K, V, mask_mod="k <= q", block_mask=of_mask_mod), wanted)
+    with pytest.raises(ValueError, match=r"blocks_of_mask_mod \(1\) must be 0 without mask_mod"):
+        tandem.attention(Q, K, V, block_mask=of_mask_mod)
+
+
 def test_gradients_are_written_where_they_are_wanted():
     dout, mod = arrays((2, 9, 4, 8), seed=2)[0], tandem.Mod(ALIBI, slope=SLOPES)
     out, lse = tandem.attention(Q, K, V, score_mod=mod, return_lse=True)
     exact, plain = ([], []), ([], [])
     for into, dtype in ((exact, np.float64), (plain, f32)):
         for b in range(2):
-            ds = reference.backward(dout[b], Q[b], K[b], V[b], dtype=dtype, alibi_slopes=SLOPES, alignment="top_left")[
-                3
-            ]
+            dq, _, _, ds, _ = reference.backward(
+                dout[b], Q[b], K[b], V[b], dtype=dtype, alibi_slopes=SLOPES, alignment="top_left"
+            )
             distance = np.abs(np.arange(9)[:, None] - np.arange(12))
             into[0].append(-(ds * distance).sum((1, 2)))
+            into[1].append(dq)
     whole = tandem.attention_backward(dout, Q, K, V, out, lse, score_mod=mod)
     reference.hold(whole.dscore_mod["slope"], sum(exact[0]), sum(plain[0]))
 
@@ -77,7 +108,8 @@ def test_gradients_are_written_where_they_are_wanted():
     np.testing.assert_allclose(mine, 3 + whole.dscore_mod["slope"], rtol=1e-5)
     none = tandem.attention_backward(dout, Q, K, V, out, lse, score_mod=mod, dscore_mod=False)
     assert none.dscore_mod == {"slope": None}
-    np.testing.assert_array_equal(none.dq, whole.dq)
+    for dq in (whole.dq, none.dq):  # by the text, and by the option that it is
+        reference.hold(dq, np.stack(exact[1]), np.stack(plain[1]))
     assert tandem.attention_backward(dout, Q, K, V, out, lse).dscore_mod is None
 
 

@@ -267,7 +267,7 @@ def test_given_mask(kind, calls):
         return (q_idx >= kv_idx) | ((q_idx < 5) & (kv_idx < 5))
 
     assert_all_within_twice(*trio.each(run))
-    assert len(calls) == 2
+    assert len(calls) == 2 and all(("block_mask" in options) == (kind == "blocks") for options in calls)
 
 
 def test_image_tokens_see_each_other(calls):

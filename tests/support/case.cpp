@@ -217,11 +217,27 @@ std::string random_mask_text(Random& r, int depth) {
   }
 }
 
+// That engines have options for.
+std::string random_option_text(Random& r, bool mask) {
+  static constexpr const char* kDistances[] = {"(q-k)", "(q-k+n)", "(k-q)", "(q+seqlen_k-seqlen_q-k)"};
+  static constexpr const char* kBounds[] = {"<=0", "<9", ">=-n", ">-20&&on", "<=seqlen_q", "==3"};
+  const std::string distance = kDistances[r.between(0, 3)];
+  if (mask) {
+    const std::string first = r.chance(0.3) ? "abs" + distance : distance;
+    const std::string second = r.chance(0.5) ? "&&" + distance + kBounds[r.between(0, 5)] : "";
+    return first + kBounds[r.between(0, 5)] + second;
+  }
+  return std::string(r.chance(0.2) ? "score+slope[head]*" : "score-slope[head]*") + (r.chance(0.6) ? "abs" : "") +
+         distance;
+}
+
 }  // namespace
 
 void random_mods(Random& r, Case& c) {
   if (r.chance(0.25)) c.score_mod = random_score_text(r, static_cast<int>(r.between(0, 3)));
   if (r.chance(0.25)) c.mask_mod = random_mask_text(r, static_cast<int>(r.between(0, 2)));
+  if (r.chance(0.1)) c.score_mod = random_option_text(r, false);
+  if (r.chance(0.1)) c.mask_mod = random_option_text(r, true);
 }
 
 void random_results(Random& r, Case& c) {

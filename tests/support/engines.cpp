@@ -9,6 +9,7 @@
 #include "gpu/driver/driver.h"
 #include "gpu/virtual.h"
 #include "oracle/oracle.h"
+#include "problem/use_options.h"
 #include "support/gpu.h"
 
 namespace tandem::test {
@@ -17,7 +18,9 @@ NamedEngine cpu_engine(int threads) {
   const auto pool = std::make_shared<cpu::Threads>(threads, nullptr, nullptr);
   return {
       .run =
-          [pool](const Problem& p) {
+          [pool](const Problem& given) {
+            Problem p = given;
+            use_options(&p);
             constexpr size_t kGuard = 256;
             const size_t bytes = cpu::workspace_size(p, pool->count());
             std::vector<std::byte> workspace(bytes + 2 * kGuard + 1, std::byte{0xff});

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mods/evaluate.h"
+#include "mods/options.h"
 #include "mods/program.h"
 
 namespace {
@@ -77,6 +78,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(status.ok() != !status.message.empty());
     if (!status.ok()) continue;
     require(mod.graph[mod.result].type == (mask ? Type::boolean : Type::real));
+    for (const Lengths& lengths : {Lengths{9, 8, true}, {INT32_MAX, 1, false}}) {
+      band_of(mod, bound.values, lengths);
+      alibi_of(mod, bound.values, lengths);
+    }
     const Program program(std::move(mod));
     evaluate(program, bound);
     for (const TileProgram* tiles : {&program.result_tiles, &program.slope_tiles, &program.capture_tiles}) {

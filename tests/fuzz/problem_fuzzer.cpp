@@ -8,6 +8,7 @@
 
 #include "problem/modification.h"
 #include "problem/problem.h"
+#include "problem/use_options.h"
 
 namespace {
 
@@ -150,6 +151,8 @@ class Call {
                                        {TANDEM_CPU, 0}, with_data, &problem);
     if (status.ok()) {
       check(problem, with_data);
+      use_options(&problem);
+      check(problem, with_data);
     } else if (status.message.empty()) {
       std::abort();
     }
@@ -177,7 +180,7 @@ class Call {
   // A text that reads the sink, whatever has become of it, with its gradient.
   void add_mod() {
     captured_ = {"sink", args_.sink, args_.dsink};
-    mod_ = {sizeof mod_, "score + sink[head] * scale", &scalar_, 1, &captured_, 1};
+    mod_ = {sizeof mod_, "score - sink[head] * abs(q - k)", &scalar_, 1, &captured_, 1};
     args_.score_mod = &mod_;
   }
 

@@ -161,6 +161,19 @@ TEST(UseOptions, MasksThatAreWindows) {
   }
 }
 
+// Of a text that uses each of its parts twice what is read is bounded: 2^60 sums, and as many conditions.
+TEST(UseOptions, TextsThatUseTheirPartsAgain) {
+  std::string sums = "a0 = k - q; ", conditions = "c0 = head < 1; ";
+  for (int n = 0; n < 60; ++n) {
+    const std::string a = "a" + std::to_string(n), c = "c" + std::to_string(n), i = std::to_string(n + 1);
+    sums += "a" + i + " = (" + a + " + " + i + ") - (" + a + " - 1); ";
+    conditions += "c" + i + " = (" + c + " and k > " + i + ") and (" + c + " and q > " + i + "); ";
+  }
+  Texts t;
+  EXPECT_EQ(window_of(t.read(nullptr, (sums + "a60 <= 9999").c_str())), "text");
+  EXPECT_EQ(window_of(t.read(nullptr, (conditions + "c60").c_str())), "text");
+}
+
 // Beside causal, a window and ALiBi, which measure from where the call says.
 TEST(UseOptions, WindowsMeet) {
   const auto beside = [](const char* text, int32_t alignment, bool alibi, bool packed, int64_t offset = 0) {

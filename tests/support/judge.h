@@ -7,12 +7,11 @@
 // type of the result. The plain formula is run several times with random rounding (plain.h), because luck decides what
 // one run does to few numbers: its max error is the largest of all runs, or 3 times the root mean square over the runs
 // of its hardest number, whichever is more; its mean error is the mean of the runs plus 3 times their spread, and is
-// asked for from 16 numbers on. Where few numbers decide a result, so that the means of runs differ by a quarter, and
-// it is found wrong by six runs, 32 say what the formula's errors are. Where one key takes a row, a forward's result is
-// held to one run without noise: there it makes next to no error, and noise would make one. Of 16-bit inputs the
-// log-sum-exp, and float32 results in units of the largest, may err by 2^-13 besides, as exponentials do. Infinities
-// must stand where the oracle's stand, what is exactly zero by structure must be zero, and nothing may be NaN that is
-// not NaN in the oracle.
+// asked for from 16 numbers on. What fewer refuse, 32 runs decide. Where one key takes a row, a forward's result is
+// held to one run without noise: there it makes next to no error, and noise would make one. Of 16-bit inputs the log-
+// sum-exp, and float32 results in units of the largest, may err by 2^-13 besides, as exponentials do. Infinities must
+// stand where the oracle's stand, what is exactly zero by structure must be zero, and nothing may be NaN that is not
+// NaN in the oracle.
 #pragma once
 
 #include <functional>

@@ -13,6 +13,9 @@
 namespace tandem::mods {
 namespace {
 
+// Registers of a thread for each of its rows; and words of shared memory for each row and key of a step.
+constexpr size_t kMostHeldOfScores = 4, kMostHeldOfMasks = 2;
+
 constexpr size_t kMostKept = 256;  // texts; a process that has more of them reads some again
 
 Gradient gradient_of(Mod& mod) {
@@ -195,20 +198,32 @@ std::string touches_of(const Mod& mod, Follows what) {
   return print_values(mod, indices) + lines;
 }
 
-// The new score, from what its row holds and from the rest.
-std::string row_functions_of(const Mod& mod) {
-  const std::vector<NodeId> held = held_by_rows(mod, mod.result);
+constexpr const char* kTemplate = "template <auto T>\n";
+constexpr const char* kPlace = "const ModPlace& at, const ModNames& names) {\n";
+
+// A struct of what a row, or a key, holds, and the function that makes one.
+std::string holder_of(const Mod& mod, const char* name, const char* maker, const std::vector<NodeId>& held) {
   std::string members, values;
   for (const NodeId id : held) {
     members += str_cat("  ", mod.graph[id].type == Type::real ? "float" : "int", " v", id, ";\n");
     values += str_cat(values.empty() ? "v" : ", v", id);
   }
-  return str_cat("template <auto T>\nstruct ScoreRow {\n", members,
-                 "};\ntemplate <auto T>\nTANDEM_DEVICE ScoreRow<T> score_row(const ModPlace& at, const ModNames& "
-                 "names) {\n",
-                 print_values(mod, held), "  return {", values,
-                 "};\n}\ntemplate <auto T>\nTANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const "
-                 "ModPlace& at, const ModNames& names) {\n",
+  return str_cat(kTemplate, "struct ", name, " {\n", members, "};\n", kTemplate, "TANDEM_DEVICE ", name, "<T> ", maker,
+                 "(", kPlace, print_values(mod, held), "  return {", values, "};\n}\n");
+}
+
+// The new score, from what its row holds and from the rest.
+std::string score_functions_of(const Mod& mod) {
+  const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfScores), .keys = {}};
+  return str_cat(holder_of(mod, "ScoreRow", "score_row", held.rows), kTemplate,
+                 "TANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, ", kPlace,
+                 print(mod, mod.result, held), "}\n");
+}
+std::string mask_functions_of(const Mod& mod) {
+  const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfMasks),
+                  .keys = held_by_keys(mod, mod.result, kMostHeldOfMasks)};
+  return str_cat(holder_of(mod, "MaskRow", "mask_row", held.rows), holder_of(mod, "MaskKey", "mask_key", held.keys),
+                 kTemplate, "TANDEM_DEVICE bool mask_mod(const MaskRow<T>& row, const MaskKey<T>& key, ", kPlace,
                  print(mod, mod.result, held), "}\n");
 }
 
@@ -222,10 +237,9 @@ std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture
       return str_cat("template <auto T>\nTANDEM_DEVICE void ", name, "(const ModPlace& at, const ModNames& names) {\n",
                      touches_of(mod, what), "}\n");
     };
-    return function("bool mask_mod(", mod.result) + touch("mask_touch_keys", kKey) +
-           touch("mask_touch_queries", kQuery);
+    return mask_functions_of(mod) + touch("mask_touch_queries", kQuery);
   }
-  return row_functions_of(mod) + function("float score_slope(float score, ", slope) +
+  return score_functions_of(mod) + function("float score_slope(float score, ", slope) +
          capture_functions_of(mod, captures);
 }
 

@@ -14,7 +14,8 @@ struct BlockListParams {
 
 // A tile's steps are a list in the workspace: kStepHeader numbers, which are how many there are and how many each of
 // its (one or two) tiles of a Blackwell CTA takes part in, then an entry for each n_block that some row looks at, from
-// the last to the first: n_block << kStepBits, and two bits (StepState) for each unit of its rows.
+// the last to the first: n_block << kStepBits, and two bits (StepState) for each unit of its rows; then a 0, so that
+// reading ahead needs no question.
 constexpr int kStepHeader = 4, kStepBits = 8, kStepUnits = 4, kListStepsThreads = 128;
 
 struct BlockMaskParams {

@@ -27,6 +27,11 @@ struct Sm90ForwardConfig {
   constexpr bool has_score_mod() const {
     return unscaled || softcap || alibi || bias != Bias::none || score_mod || (mask_mod && !block_mask);
   }
+  // A block mask asks a mask_mod where an n_block is seen in part. What that needs of rows and keys alone is in shared
+  // memory: so many words at most of each row, and of each key of two steps (src/mods/program.cpp).
+  constexpr bool asks_mask() const { return mask_mod && block_mask; }
+  static constexpr int kMaskWords = 2;
+  constexpr int mask_bytes() const { return asks_mask() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0; }
   // Of a block mask: rows whose n_blocks have a state of their own, and tiles of which each takes part in some only.
   static constexpr int step_rows() { return 64; }
   constexpr int step_units() const { return warpgroups; }
@@ -71,6 +76,7 @@ struct Sm90ForwardConfig {
   static constexpr int kMaxSmemBytes = 232448;  // of a block
   // Queries, so many rows of the result, keys and values, barriers.
   constexpr int bytes_with(int o_rows) const {
-    return 2 * (tile_m() * columns_k() + o_rows * columns_v() + stages * tile_n * (columns_k() + columns_v())) + 1024;
+    return 2 * (tile_m() * columns_k() + o_rows * columns_v() + stages * tile_n * (columns_k() + columns_v())) + 1024 +
+           mask_bytes();
   }
 };

@@ -37,22 +37,25 @@ struct MaskMod {
   MaskMod() = default;
   TANDEM_DEVICE MaskMod(const TileCoords& t, const Row& row)
       : place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len} {}
-  TANDEM_DEVICE bool operator()(const ForwardParams& p, int column) const {
-    ModPlace at = place;
-    at.k = column;
-    return mask_mod<T>(at, static_cast<const ModifiedForwardParams&>(p).mods.mask);
+  TANDEM_DEVICE bool operator()(const ForwardParams& p, int column) const { return mask_mod<T>(at(column), names(p)); }
+  // The same where it is known what the row, and the key, hold.
+  TANDEM_DEVICE bool operator()(const ForwardParams& p, const MaskRow<T>& row, const MaskKey<T>& key,
+                                int column) const {
+    return mask_mod<T>(row, key, at(column), names(p));
+  }
+  TANDEM_DEVICE MaskRow<T> row(const ForwardParams& p) const { return mask_row<T>(place, names(p)); }
+  TANDEM_DEVICE MaskKey<T> key(const ForwardParams& p, int column) const { return mask_key<T>(at(column), names(p)); }
+
+ private:
+  TANDEM_DEVICE ModPlace at(int column) const {
+    ModPlace there = place;
+    there.k = column;
+    return there;
+  }
+  TANDEM_DEVICE static const ModNames& names(const ForwardParams& p) {
+    return static_cast<const ModifiedForwardParams&>(p).mods.mask;
   }
 };
-
-// What it reads of keys [first, first + keys) is fetched by the lanes of a warp together: a lane names every fourth
-// key, or fewer, so that all sectors of 32 bytes are named where elements have up to 8.
-template <auto T, int keys>
-TANDEM_DEVICE void touch_keys(const ForwardParams& p, const MaskMod<T>& mod, int first) {
-  static_assert(keys <= 128);
-  ModPlace at = mod.place;
-  at.k = first + static_cast<int>(threadIdx.x % 32) * (keys / 32);
-  mask_touch_keys<T>(at, static_cast<const ModifiedForwardParams&>(p).mods.mask);
-}
 
 // Marks those of the n_blocks [begin, end) that a row's blocks have in states, which begin at first. Indices may be
 // anything.
@@ -177,6 +180,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
     total[i + 1] = 1;
   }
   steps[kStepHeader] = static_cast<int>(step);
+  steps[kStepHeader + total[0]] = 0;
 #pragma unroll
   for (int i = 0; i <= kTiles; ++i) steps[i] = total[i];
 }

@@ -13,7 +13,8 @@ struct ModPlace {
 
 // Printed for a kernel, if it has such: the new score, its derivative by the old one, and whether the key is visible.
 // Templates, so that one which is not printed is not asked for. What costs something and is the same for all scores of
-// a row, elements of its head or query that are read above all, is held by who goes through the row.
+// a row, elements of its head or query that are read above all, is held by who goes through the row; likewise what a
+// mask needs of a key.
 template <auto T>
 struct ScoreRow;
 template <auto T>
@@ -21,17 +22,25 @@ TANDEM_DEVICE ScoreRow<T> score_row(const ModPlace& at, const ModNames& names);
 template <auto T>
 TANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const ModPlace& at, const ModNames& names);
 template <auto T>
-TANDEM_DEVICE float score_mod(float score, const ModPlace& at, const ModNames& names) {
-  return score_mod<T>(score, score_row<T>(at, names), at, names);
+TANDEM_DEVICE float score_slope(float score, const ScoreRow<T>& row, const ModPlace& at, const ModNames& names);
+template <auto T>
+constexpr bool rows_are_alike();  // those of a head hold the same
+template <auto T>
+struct MaskRow;
+template <auto T>
+TANDEM_DEVICE MaskRow<T> mask_row(const ModPlace& at, const ModNames& names);
+template <auto T>
+struct MaskKey;
+template <auto T>
+TANDEM_DEVICE MaskKey<T> mask_key(const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE bool mask_mod(const MaskRow<T>& row, const MaskKey<T>& key, const ModPlace& at, const ModNames& names);
+template <auto T>
+TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names) {
+  return mask_mod<T>(mask_row<T>(at, names), mask_key<T>(at, names), at, names);
 }
-template <auto T>
-TANDEM_DEVICE float score_slope(float score, const ModPlace& at, const ModNames& names);
-template <auto T>
-TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names);
-// Fetch what mask_mod() reads of a key, whichever the query, or of a query, whichever the key: a warp does that for all
-// of a step at once, before it asks for them some at a time, and would wait for memory each time.
-template <auto T>
-TANDEM_DEVICE void mask_touch_keys(const ModPlace& at, const ModNames& names);
+// Fetches what mask_mod() reads of a query, whichever the key: a warp does that for all of a step at once, before it
+// asks for them some at a time, and would wait for memory each time.
 template <auto T>
 TANDEM_DEVICE void mask_touch_queries(const ModPlace& at, const ModNames& names);
 

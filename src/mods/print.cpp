@@ -68,11 +68,41 @@ std::vector<bool> following(const Graph& graph, const Follows& follows) {
 // May differ from score to score of a row, and of a head.
 bool of_score(Input input) { return input == Input::score || input == Input::k; }
 bool of_row_or_score(Input input) { return of_score(input) || input == Input::q; }
+bool of_score_or_row(Input input) { return input == Input::score || input == Input::q; }
+bool of_key(Input input) { return input == Input::k; }
 
 // Loads, and what takes more than an instruction or two.
 bool is_costly(Op op) {
   return op == Op::gather || (op >= Op::exp && op <= Op::sqrt) || op == Op::divide || op == Op::floor_divide ||
          op == Op::modulo;
+}
+
+bool contains(const std::vector<NodeId>& nodes, NodeId id) {
+  return std::find(nodes.begin(), nodes.end(), id) != nodes.end();
+}
+
+// What costs something and is needed where something varies, or as the result, and does not vary itself.
+std::vector<NodeId> held_where(const Mod& mod, NodeId result, const std::vector<bool>& varies,
+                               const std::vector<bool>& excluded, size_t most) {
+  std::vector<bool> costs(static_cast<size_t>(mod.graph.size()));
+  std::vector<NodeId> held;
+  const auto hold = [&](NodeId id) {
+    const auto at = static_cast<size_t>(id);
+    const bool ours = !varies[at] && costs[at] && (excluded.empty() || !excluded[at]);
+    if (ours && !contains(held, id) && held.size() < most) held.push_back(id);
+  };
+  for (const NodeId id : mod.graph.needed_by({&result, 1})) {
+    const Node& node = mod.graph[id];
+    bool any = is_costly(node.op);
+    for (int i = 0; i < node.operand_count(); ++i) {
+      const NodeId operand = node.operands[static_cast<size_t>(i)];
+      any = any || costs[static_cast<size_t>(operand)];
+      if (varies[static_cast<size_t>(id)]) hold(operand);
+    }
+    costs[static_cast<size_t>(id)] = any;
+  }
+  hold(result);
+  return held;
 }
 
 std::string line_of(const Node& node, NodeId id, const std::string& value) {
@@ -97,14 +127,16 @@ std::string operands_of_call(const Node& node, bool is_leaf) {
 
 }  // namespace
 
-std::string print_values(const Mod& mod, std::span<const NodeId> results, std::span<const NodeId> held) {
+std::string print_values(const Mod& mod, std::span<const NodeId> results, const Held& held) {
   constexpr const char* kPrefix = "mod_";
   const std::vector<bool> varies = following(mod.graph, of_row_or_score);
+  std::vector<NodeId> all_held = held.rows;
+  all_held.insert(all_held.end(), held.keys.begin(), held.keys.end());
   std::string text;
-  for (const NodeId id : mod.graph.needed_by(results, held)) {
+  for (const NodeId id : mod.graph.needed_by(results, all_held)) {
     const Node& node = mod.graph[id];
-    if (std::find(held.begin(), held.end(), id) != held.end()) {
-      text += line_of(node, id, str_cat("row.v", id));
+    if (contains(all_held, id)) {
+      text += line_of(node, id, str_cat(contains(held.rows, id) ? "row.v" : "key.v", id));
       continue;
     }
     const bool is_leaf = operands_of(node.op) == 0;
@@ -115,31 +147,18 @@ std::string print_values(const Mod& mod, std::span<const NodeId> results, std::s
   return text;
 }
 
-std::string print(const Mod& mod, NodeId result, std::span<const NodeId> held) {
+std::string print(const Mod& mod, NodeId result, const Held& held) {
   return str_cat(print_values(mod, {&result, 1}, held), "  return v", result, ";\n");
 }
 
-std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result) {
-  constexpr size_t kMost = 4;  // registers of a thread, for each of its rows
-  const Graph& graph = mod.graph;
-  const std::vector<bool> varies = following(graph, of_score);
-  std::vector<bool> costs(static_cast<size_t>(graph.size()));
-  std::vector<NodeId> held;
-  for (const NodeId id : graph.needed_by({&result, 1})) {
-    const Node& node = graph[id];
-    bool any = is_costly(node.op);
-    for (int i = 0; i < node.operand_count(); ++i) {
-      const NodeId operand = node.operands[static_cast<size_t>(i)];
-      const auto at = static_cast<size_t>(operand);
-      any = any || costs[at];
-      const bool kept = std::find(held.begin(), held.end(), operand) != held.end();
-      if (varies[static_cast<size_t>(id)] && !varies[at] && costs[at] && !kept && held.size() < kMost) {
-        held.push_back(operand);
-      }
-    }
-    costs[static_cast<size_t>(id)] = any;
-  }
-  return held;
+std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result, size_t most) {
+  return held_where(mod, result, following(mod.graph, of_score), {}, most);
+}
+
+std::vector<NodeId> held_by_keys(const Mod& mod, NodeId result, size_t most) {
+  std::vector<bool> other = following(mod.graph, of_key);
+  other.flip();  // what is the same for all keys is the rows'
+  return held_where(mod, result, following(mod.graph, of_score_or_row), other, most);
 }
 
 bool is_light(const Mod& mod, NodeId result) {

@@ -9,15 +9,22 @@
 
 namespace tandem::mods {
 
+// Nodes that are members of `row`, and of `key`, by the names that they have as values.
+struct Held {
+  std::vector<NodeId> rows, keys;
+};
+
 // What results need, as the body of a function of `score`, `at` (a ModPlace) and `names` (a ModNames) has it: a node is
-// `v` and its number. held: nodes that are members of `row` by these names.
-std::string print_values(const Mod& mod, std::span<const NodeId> results, std::span<const NodeId> held = {});
+// `v` and its number.
+std::string print_values(const Mod& mod, std::span<const NodeId> results, const Held& held = {});
 
 // The whole body, which ends by returning result.
-std::string print(const Mod& mod, NodeId result, std::span<const NodeId> held = {});
+std::string print(const Mod& mod, NodeId result, const Held& held = {});
 
-// What is the same for all scores of a row, costs something, and is needed for its scores: a few nodes at most.
-std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result);
+// What is the same for all scores of a row (of a key), costs something, and is needed for its scores: `most` nodes of
+// each at most.
+std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result, size_t most);
+std::vector<NodeId> held_by_keys(const Mod& mod, NodeId result, size_t most);
 
 // Few operations for each score beside what rows hold, and no loads: registers of a few scores do.
 bool is_light(const Mod& mod, NodeId result);

@@ -13,6 +13,9 @@
 namespace tandem::mods {
 namespace {
 
+// Registers of a thread for each of its rows; and words of shared memory for each row and key of a step.
+constexpr size_t kMostHeldOfScores = 4, kMostHeldOfMasks = 2;
+
 constexpr size_t kMostKept = 256;  // texts; a process that has more of them reads some again
 
 Gradient gradient_of(Mod& mod) {
@@ -152,6 +155,18 @@ bool sums_tiles(const Graph& graph, const std::vector<Capture>& captures) {
          });
 }
 
+// A derivative that is finite whatever the score is: itself, or a constant.
+bool sums_scores(const Graph& graph, const std::vector<Capture>& captures) {
+  constexpr size_t kMost = 2;  // sums that a thread has registers for
+  return !captures.empty() && captures.size() <= kMost &&
+         std::all_of(captures.begin(), captures.end(), [&graph](const Capture& capture) {
+           const Node& derivative = graph[capture.derivative];
+           const bool is_score = derivative.op == Op::input && derivative.index == static_cast<int>(Input::score);
+           const bool is_constant = derivative.op == Op::constant && std::isfinite(derivative.value);
+           return capture.line == Line::tile && (is_score || is_constant);
+         });
+}
+
 // The ranges of a tile's indices, which must be a number each.
 std::string tile_function_of(const Mod& mod, const std::vector<Capture>& captures) {
   if (!sums_tiles(mod.graph, captures)) return "";
@@ -195,38 +210,51 @@ std::string touches_of(const Mod& mod, Follows what) {
   return print_values(mod, indices) + lines;
 }
 
-// The new score, from what its row holds and from the rest.
-std::string row_functions_of(const Mod& mod) {
-  const std::vector<NodeId> held = held_by_rows(mod, mod.result);
+constexpr const char* kTemplate = "template <auto T>\n";
+constexpr const char* kPlace = "const ModPlace& at, const ModNames& names) {\n";
+
+// A struct of what a row, or a key, holds, and the function that makes one.
+std::string holder_of(const Mod& mod, const char* name, const char* maker, const std::vector<NodeId>& held) {
   std::string members, values;
   for (const NodeId id : held) {
     members += str_cat("  ", mod.graph[id].type == Type::real ? "float" : "int", " v", id, ";\n");
     values += str_cat(values.empty() ? "v" : ", v", id);
   }
-  return str_cat("template <auto T>\nstruct ScoreRow {\n", members,
-                 "};\ntemplate <auto T>\nTANDEM_DEVICE ScoreRow<T> score_row(const ModPlace& at, const ModNames& "
-                 "names) {\n",
-                 print_values(mod, held), "  return {", values,
-                 "};\n}\ntemplate <auto T>\nTANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const "
-                 "ModPlace& at, const ModNames& names) {\n",
+  return str_cat(kTemplate, "struct ", name, " {\n", members, "};\n", kTemplate, "TANDEM_DEVICE ", name, "<T> ", maker,
+                 "(", kPlace, print_values(mod, held), "  return {", values, "};\n}\n");
+}
+
+// The new score and its derivative, from what a row holds and from the rest.
+std::string score_functions_of(const Mod& mod, NodeId slope) {
+  const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfScores), .keys = {}};
+  const std::vector<uint8_t> positions = follows(mod.graph);
+  const bool of_heads = std::all_of(held.rows.begin(), held.rows.end(),
+                                    [&positions](NodeId id) { return positions[static_cast<size_t>(id)] == 0; });
+  const auto function = [&](const char* name, NodeId result) {
+    return str_cat(kTemplate, "TANDEM_DEVICE float ", name, "(float score, const ScoreRow<T>& row, ", kPlace,
+                   print(mod, result, held), "}\n");
+  };
+  return str_cat(holder_of(mod, "ScoreRow", "score_row", held.rows), kTemplate,
+                 "constexpr bool rows_are_alike() { return ", of_heads ? "true" : "false", "; }\n",
+                 function("score_mod", mod.result), function("score_slope", slope));
+}
+std::string mask_functions_of(const Mod& mod) {
+  const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfMasks),
+                  .keys = held_by_keys(mod, mod.result, kMostHeldOfMasks)};
+  return str_cat(holder_of(mod, "MaskRow", "mask_row", held.rows), holder_of(mod, "MaskKey", "mask_key", held.keys),
+                 kTemplate, "TANDEM_DEVICE bool mask_mod(const MaskRow<T>& row, const MaskKey<T>& key, ", kPlace,
                  print(mod, mod.result, held), "}\n");
 }
 
 std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture>& captures) {
-  const auto function = [&mod](const char* head, NodeId result) {
-    return str_cat("template <auto T>\nTANDEM_DEVICE ", head, "const ModPlace& at, const ModNames& names) {\n",
-                   print(mod, result), "}\n");
-  };
   if (mod.signature.result == Signature::Result::mask) {
     const auto touch = [&mod](const char* name, Follows what) {
       return str_cat("template <auto T>\nTANDEM_DEVICE void ", name, "(const ModPlace& at, const ModNames& names) {\n",
                      touches_of(mod, what), "}\n");
     };
-    return function("bool mask_mod(", mod.result) + touch("mask_touch_keys", kKey) +
-           touch("mask_touch_queries", kQuery);
+    return mask_functions_of(mod) + touch("mask_touch_queries", kQuery);
   }
-  return row_functions_of(mod) + function("float score_slope(float score, ", slope) +
-         capture_functions_of(mod, captures);
+  return score_functions_of(mod, slope) + capture_functions_of(mod, captures);
 }
 
 std::string ranges_of(const Mod& mod, const std::vector<Capture>& captures) {
@@ -251,6 +279,7 @@ Program::Program(Mod read)
       captures(captures_of(mod.graph, gradient)),
       capturing(outputs_of(captures)),
       sums_tiles(mods::sums_tiles(mod.graph, captures)),
+      sums_scores(mods::sums_scores(mod.graph, captures)),
       result_tiles(mod.graph, {mod.result}),
       slope_tiles(mod.graph, {gradient.score}),
       capture_tiles(mod.graph, capturing),

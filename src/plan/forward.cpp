@@ -188,7 +188,7 @@ void count_step_lists(const Problem& p, ForwardTiling* t) {
   t->list_batch = lists_of(p, 0);
   t->list_heads = lists_of(p, 1);
   t->list_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, t->tile.tile_m()));
-  t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n));
+  t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n)) + 1;
 }
 
 // Behind what varlen problems and block masks have.

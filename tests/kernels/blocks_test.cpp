@@ -25,6 +25,24 @@ TEST(KernelsBlocks, Lists) {
        "--blocks random --block-k 4611686018427387904 --block-q 128 --mask-mod (q^k)&3!=0 --lse 0"}));
 }
 
+// What a text reads of rows and of keys alone is held for them, up to two words each (Hopper): of either, of both, of
+// more than that; through several tiles of a CTA, of results that pass through shared memory and that do not.
+TEST(KernelsBlocks, Reading) {
+  const std::string shape =
+      "--dtype bf16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 300 --seqlen-k 620 --sm-limit 2 ";
+  std::vector<Judged> all = with_all(
+      shape + "--blocks random --head-dim 64 --head-dim-v 64 ",
+      {"--mask-mod doc[batch,q]==doc[batch,k]&&k<=q+200", "--mask-mod seen[k]||!on --seed 2 --float32 o",
+       "--mask-mod doc[batch,q]<4||seen[(q+k)//2]", "--mask-mod head==0||q//150==k//200",
+       "--mask-mod slope[q%5]*slope[k%7]+exp(0.01*q)<table[1,k%9]*sqrt(float(k//3))+table[head,q%9]*tanh(0.1*k)"
+       " --float32 o"});
+  for (const char* more : {"--head-dim 128 --head-dim-v 128 --blocks hostile --left 300 --seed 3",
+                           "--head-dim 256 --head-dim-v 256 --blocks random --causal 1",
+                           "--head-dim 64 --head-dim-v 64 --blocks random --used-q 300,129 --used-k 300,520"})
+    all.emplace_back(shape + "--mask-mod doc[batch,q]==doc[batch,k] " + more);
+  expect_all_good(all);
+}
+
 // Gradients: of each cut of the kernels, with heads that share keys, with what else makes scores anew.
 TEST(KernelsBlocks, Backward) {
   const std::string shape = "--dtype bf16 --heads-q 2 --heads-k 1 --seqlen-q 200 --seqlen-k 420 ";

@@ -208,10 +208,10 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   EXPECT_EQ(plan.launches[0].entry, plan::kListStepsEntry);
   EXPECT_EQ(plan.launches[0].grid, 8u);  // tiles of one head
   EXPECT_EQ(plan.launches[1].entry, plan::kOrderTilesEntry);
-  EXPECT_EQ(plan.launches[1].grid, 1u);
-  EXPECT_EQ(plan::make_plan(each, hopper()).launches[1].grid, 8u);
+  EXPECT_EQ(plan.launches[1].grid, 8u);
+  EXPECT_EQ(plan::make_plan(each, hopper()).launches[1].grid, 64u);
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[0].grid, 64u);
-  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 4) * 4u + 8u * 4u);
+  EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 4 + 1) * 4u + 8u * 4u);
   EXPECT_EQ(plan::make_plan(each, hopper()).forward.tile.tile_n, 32);
   EXPECT_EQ(plan::make_plan(with_blocks(p, 128, 64), hopper()).forward.tile.tile_n, 64);
   Problem biased = p;  // what is done to scores takes registers

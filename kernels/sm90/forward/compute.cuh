@@ -31,10 +31,13 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     const int visible_end = no_rows ? at.all.begin : at.own.end;
     int n_block = at.all.end - 1;
     if constexpr (T.block_mask) {
-      at.next_step = steps_of<T>(rows.p, rows.tile());
-      at.steps = uniform(*at.next_step);
-      at.next_step += kStepHeader;
-      at.ahead = *at.next_step++;
+      const int* const list = steps_of<T>(rows.p, rows.tile());
+      const int steps = *list, first = list[kStepHeader];
+      at.ahead = list[kStepHeader + 1];
+      at.list = list + kStepHeader + 2;
+      hold_mask_rows(rows);
+      at.steps = uniform(steps);
+      at.next = uniform(first);
       n_block = at.read_step(w.index);
 #pragma unroll 1
       while (warp_any(no_rows ? at.steps > 0 : at.steps > 1 && at.state == StepState::absent)) {
@@ -54,6 +57,8 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       w.o_smem_release();
       continue;
     }
+
+    hold_first_mask_keys(rows, at, n_block);
 
     float scores[T.tile_n / 2], out[T.head_dim_v / 2], inverse[2];
     u32 probabilities[T.tile_n / 4], kept[kKeptNumbers<T>], shown[kShownNumbers<T>];

@@ -1,6 +1,6 @@
 // Score mods and masks on the fragments of a warpgroup.
 #pragma once
-#include "shared/sm90_forward.h"
+#include "sm90/forward/shared_plan.cuh"
 #include "tile/block_mask.cuh"
 #include "tile/fragment_softmax.cuh"
 #include "tile/mask.cuh"
@@ -17,30 +17,32 @@ TANDEM_DEVICE void apply_score_mod(float (&s)[n], const ForwardParams& p, const 
 }
 
 // Which scores of a step a block mask shows, a bit each; full steps need none. Made while the scores are multiplied: so
-// a text has the registers of a few scores beside it, whatever the tile, and its loads wait under the product. Its
-// copies are few, since each is the whole text. first: key of the step.
+// a text has the registers of a few scores beside it, whatever the tile. Its copies are few, since each is the whole
+// text. first: key of the step; steps: left, with this one.
 template <Sm90ForwardConfig T>
 constexpr int kShownNumbers = (T.tile_n / 2 + 31) / 32;
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void ask_block_mask(u32 (&shown)[kShownNumbers<T>], const ForwardParams& p, const TileCoords& t,
-                                  const Row (&rows)[2], int first, StepState state) {
+TANDEM_DEVICE void ask_block_mask(u32 (&shown)[kShownNumbers<T>], const MaskShared<T>& s, const ForwardParams& p,
+                                  const TileCoords& t, const Row (&rows)[2], int first, StepState state, int steps) {
   if (state == StepState::full) return;
 #pragma unroll
   for (int i = 0; i < kShownNumbers<T>; ++i) shown[i] = 0;
-  if constexpr (T.mask_mod) {
+  if constexpr (T.asks_mask()) {
     if (state != StepState::partial) return;
     const MaskMod<T> mods[2] = {{t, rows[0]}, {t, rows[1]}};
-    touch_keys<T, T.tile_n>(p, mods[0], first);
-    const int column0 = first + 2 * static_cast<int>(threadIdx.x & 3);
+    const int row0 = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, pair0 = threadIdx.x & 3;
+    const MaskRow<T> held[2] = {s.rows[row0], s.rows[row0 + 8]};
 #pragma unroll
     for (int i = 0; i < kShownNumbers<T>; ++i) {
       const int end = min(32, T.tile_n / 2 - 32 * i);
 #pragma unroll 2
       for (int r = 0; r < end; r += 4) {
+        const auto pair = s.keys[steps & 1][pair0 + 32 * i + r];
+        const int column = first + 2 * pair0 + column_of(32 * i) + column_of(r);
         u32 four = 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          four |= u32{mods[row_of(j)](p, column0 + column_of(32 * i) + column_of(r) + column_of(j))} << j;
+          four |= u32{mods[row_of(j)](p, held[row_of(j)], pair.keys[j & 1], column + column_of(j))} << j;
         shown[i] |= four << r;
       }
     }

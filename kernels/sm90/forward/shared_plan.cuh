@@ -2,6 +2,7 @@
 #pragma once
 #include "shared/forward.h"
 #include "shared/sm90_forward.h"
+#include "tile/mod_functions.cuh"
 #include "tile/work_tile.cuh"
 
 struct Work : WorkTile {
@@ -13,6 +14,18 @@ struct Work : WorkTile {
     if constexpr (T.varlen) return coords;
     return {coords.m_block, coords.head, coords.batch, coords.batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
   }
+};
+
+// What a mask_mod needs of a warpgroup's rows, and of the keys of a step, alone (tile/mod_functions.cuh).
+template <Sm90ForwardConfig T, bool = T.asks_mask()>
+struct MaskShared {};
+template <Sm90ForwardConfig T>
+struct MaskShared<T, true> {
+  struct alignas(8) KeyPair {
+    MaskKey<T> keys[2];
+  };
+  MaskRow<T> rows[64];
+  KeyPair keys[2][T.tile_n / 2];  // of steps with which an even, and an odd, number is left
 };
 
 template <Sm90ForwardConfig T>
@@ -28,4 +41,5 @@ struct ForwardShared {
   alignas(8) u64 q_full[T.warpgroups], q_empty[T.warpgroups];
   u64 k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
   Work work_tiles[kWorkTiles];
+  MaskShared<T> mask[T.warpgroups];
 };

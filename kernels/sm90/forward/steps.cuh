@@ -39,12 +39,55 @@ struct Fragments {
   const HeldRow<T> (&held)[2];
 };
 
-// What the mask_mod of a block mask says, where it is asked: beside the product of the scores that it hides.
+// What a mask_mod needs of rows alone, and of keys alone, the threads of a warpgroup make, one each: of rows where a
+// tile begins, of keys there and then a step before they are asked for. In between all of them meet, as they wait for
+// their turn; so nobody waits for what the text loads.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void hold_mask_rows(const WorkRows<T>& rows) {
+  if constexpr (T.asks_mask()) {
+    static_assert(T.pingpong);
+    named_sync(Warpgroup<T>::kWarpgroupSync + rows.w.index, 128);  // nobody asks in the tile before
+    const int row = threadIdx.x % 128;
+    const TileCoords tile = rows.tile();
+    if (row < 64) rows.w.mask().rows[row] = MaskMod<T>(tile, Row(rows.p, tile, rows.first_row() + row)).row(rows.p);
+  }
+}
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE MaskKey<T> mask_key_of(const WorkRows<T>& rows, int n_block) {
+  const TileCoords tile = rows.tile();
+  return MaskMod<T>(tile, Row(rows.p, tile, 0)).key(rows.p, n_block * T.tile_n + threadIdx.x % 128);
+}
+// steps: left, with the one that it is of.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void hold_mask_key(const WorkRows<T>& rows, const MaskKey<T>& key, int steps) {
+  const int n = threadIdx.x % 128;
+  if (n < T.tile_n) rows.w.mask().keys[steps & 1][n / 2].keys[n & 1] = key;
+}
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void hold_first_mask_keys(const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block) {
+  if constexpr (T.asks_mask()) {
+    if (at.state == StepState::partial) hold_mask_key(rows, mask_key_of(rows, n_block), at.steps);
+  }
+}
+
+// What the mask_mod of a block mask says, where it is asked: beside the product of the scores that it hides. What the
+// next step's keys hold is on its way meanwhile.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void ask_mask(u32 (&shown)[kShownNumbers<T>], const WorkRows<T>& rows, const NBlockSteps<T>& at,
                             int n_block) {
-  if constexpr (T.block_mask)
-    ask_block_mask<T>(shown, rows.p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, n_block * T.tile_n, at.state);
+  auto ask = [&] {
+    ask_block_mask<T>(shown, rows.w.mask(), rows.p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, n_block * T.tile_n,
+                      at.state, at.steps);
+  };
+  if constexpr (T.asks_mask()) {
+    const bool ahead = at.steps > 1 && state_of(at.next, rows.w.index) == StepState::partial;
+    MaskKey<T> key;
+    if (ahead) key = mask_key_of(rows, n_block_of(at.next));
+    ask();
+    if (ahead) hold_mask_key(rows, key, at.steps - 1);
+  } else if constexpr (T.block_mask) {
+    ask();
+  }
 }
 
 // Changes and hides scores, but for what a block mask hides. masked: some rows may not see some of the keys.
@@ -123,10 +166,10 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     const bool strict = strict_now();
     if (strict) {
       softmax.add_step();
-      ask_mask(f.shown, rows, at, n_block);
     } else {
       softmax.settle(f.probabilities, scale_log2, threshold, [] { wgmma_wait<0>(); });
     }
+    ask_mask(f.shown, rows, at, n_block);
     draw_kept(f.kept, constants.dropout, rows, n_block);
     wgmma_wait<1>();
     fence_operand(f.scores);

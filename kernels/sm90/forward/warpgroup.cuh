@@ -84,6 +84,7 @@ struct Warpgroup {
     return uniform(work().index);
   }
   TANDEM_DEVICE Work& work() const { return s.work_tiles[tile % ForwardShared<T>::kWorkTiles]; }
+  TANDEM_DEVICE MaskShared<T>& mask() const { return s.mask[index]; }
   TANDEM_DEVICE void request_retry() const {  // the tile is done again
     if (lane == 0) work().request_retry();
   }

@@ -51,18 +51,20 @@ struct NBlockSteps {
     }
   }
 
-  // Of a block mask: how many steps there are with this one, the next, and whether one has shown each row of the
-  // warpgroup some key.
-  const int* next_step = nullptr;
+  // Of a block mask: what is left of the list; how many steps there are with this one, the next and the one behind
+  // that; and whether one has shown each row of the warpgroup some key.
+  const int* list = nullptr;
   int steps = 0, ahead = 0;
+  u32 next = 0;
   StepState state = StepState::full;
   bool shown = false;
 
   // Goes on to the next step, whose n_block it gives.
   TANDEM_DEVICE int read_step(int index) {
-    const u32 bits = uniform(ahead);
+    const u32 bits = next;
     state = state_of(bits, index);
-    if (steps > 1) ahead = *next_step++;
+    next = uniform(ahead);
+    if (steps > 2) ahead = *list++;
     return n_block_of(bits);
   }
   // The step at hand hides nothing.

@@ -20,6 +20,7 @@ struct Sm90BackwardConfig {
   bool by_head = false;   // split by query heads: what each sums of dk and dv is added to what the heads before it have
   bool captured = false;  // gradients of what score_mod reads are wanted
   bool sums_tiles = false;           // and main adds those of tiles that read one element of each tensor
+  bool sums_scores = false;          // or all of them, which are elements that all of a tile read
   bool block_mask = false;           // steps are those that lists name: tile/key_steps.cuh
   bool f16 = false;                  // elements are float16, else bfloat16
   bool left = false, right = false;  // a query may not see all keys before, after it (causal: right)

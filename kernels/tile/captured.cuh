@@ -138,37 +138,6 @@ TANDEM_DEVICE void walk_all(const ModifiedBackwardParams& p, const CapturedScore
   walk<T, CaptureLine::diagonal>(p, scores, at);
 }
 
-// Of what all scores of a tile read the same element of: by a thread, of those that it makes.
-template <auto T>
-struct TileSums {
-  static constexpr int kCount = captures_along<T>(CaptureLine::tile);
-  const ModifiedBackwardParams& p;
-  CellSum sums[kCount > 0 ? kCount : 1];
-
-  // Takes what score_captures() says of one score.
-  struct Adding {
-    TileSums& to;
-    float ds;
-
-    template <int n, int tensor>
-    TANDEM_DEVICE void add(float derivative, i64 element) const {
-      const i64 first = to.p.captured.tensors[tensor].first;
-      to.sums[n].cell = first < 0 ? -1 : first + element;
-      to.sums[n].sum += ds == 0 ? 0 : ds * derivative;
-    }
-  };
-  TANDEM_DEVICE void add(const ScoreGradient& score, const ModPlace& at) {
-    if constexpr (kCount > 0)
-      score_captures<T, CaptureLine::tile>(score.given, at, p.mods.score, Adding{*this, score.ds});
-  }
-  TANDEM_DEVICE void store() const {
-    if constexpr (kCount > 0) {
-#pragma unroll
-      for (const CellSum& sum : sums) sum.store_together(p.captured);
-    }
-  }
-};
-
 // ---- Tiles ----
 
 // Whether the tile is one that is seen, and that the main kernel has left.

@@ -1,5 +1,6 @@
-// How the gradients of what a score_mod reads are added to (shared/mods.h), and what the main kernel adds to them: of a
-// tile that reads one element of each tensor, by constant derivatives, the sum of its dS.
+// How the gradients of what a score_mod reads are added to (shared/mods.h), and what the main kernel adds to them: of
+// tiles whose scores read the same element. By constant derivatives that is the sum of its dS (T.sums_tiles: ranges say
+// which tiles these are); else of each score's, where all tiles are such (T.sums_scores).
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
@@ -25,6 +26,60 @@ TANDEM_DEVICE void add_exactly(const CapturedParams& p, i64 cell, float x) {
   if (low != 0) global_add(to, negative ? 0 - low : low);
   if (high != 0) global_add(to + p.cells, negative ? 0 - high : high);
 }
+
+// Of what all scores of a tile read the same element of: by a thread, of those that it makes; then by a warp.
+template <auto T>
+struct TileSums {
+  static constexpr int kCount = captures_along<T>(CaptureLine::tile);
+  float sums[kCount > 0 ? kCount : 1] = {};
+
+  // They take what score_captures() says of one score, in general and where derivatives are finite, and of any.
+  struct Adding {
+    TileSums& to;
+    float ds;
+
+    template <int n, int tensor>
+    TANDEM_DEVICE void add(float derivative, i64) const {
+      to.sums[n] += ds == 0 ? 0 : ds * derivative;
+    }
+  };
+  struct AddingFinite {
+    TileSums& to;
+    float ds;
+    bool is_seen;
+
+    template <int n, int tensor>
+    TANDEM_DEVICE void add(float derivative, i64) const {
+      const float sum = fmaf(ds, derivative, to.sums[n]);
+      to.sums[n] = is_seen ? sum : to.sums[n];
+    }
+  };
+  struct Storing {
+    const TileSums& of;
+    const CapturedParams& p;
+
+    template <int n, int tensor>
+    TANDEM_DEVICE void add(float, i64 element) const {
+      const i64 first = p.tensors[tensor].first;
+      if (first < 0) return;
+      const float sum = sum_over_lanes<32>(of.sums[n]);
+      if (sum != 0 && threadIdx.x % 32 == 0) add_exactly(p, first + element, sum);
+    }
+  };
+  template <class Adds>
+  TANDEM_DEVICE static void add(const BackwardParams& p, float given, const ModPlace& at, const Adds& adds) {
+    if constexpr (kCount > 0)
+      score_captures<T, CaptureLine::tile>(given, at, static_cast<const ModifiedBackwardParams&>(p).mods.score, adds);
+  }
+  TANDEM_DEVICE void store(const BackwardParams& params, const ModPlace& at) const {
+    const auto& p = static_cast<const ModifiedBackwardParams&>(params);
+    if constexpr (kCount > 0) score_captures<T, CaptureLine::tile>(0, at, p.mods.score, Storing{*this, p.captured});
+  }
+};
+struct NoSums {};
+// Of a step of the main kernel, whose scores are asked one by one.
+template <auto T>
+using ScoreSums = typename OneOf<T.sums_scores, TileSums<T>, NoSums>::Type;
 
 // The tile of an m_block and a block of keys, also of those that there are not.
 template <auto T, int keys>

@@ -18,6 +18,24 @@ TANDEM_DEVICE float softcap_derivative(float score, const BackwardParams& p) {
   return fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
 }
 
+// What a score_mod holds of rows, where that is the same for all of a head: then it is read before scores are there.
+template <auto T>
+constexpr bool holds_heads() {
+  if constexpr (T.score_mod) return rows_are_alike<T>();
+  return false;
+}
+template <auto T>
+using HeadRow = typename OneOf<holds_heads<T>(), HeldRow<T>, NoRow>::Type;
+template <auto T>
+TANDEM_DEVICE HeadRow<T> hold_head(const BackwardParams& p, const SequenceCoords& s, int head) {
+  if constexpr (holds_heads<T>()) {
+    return score_row<T>({s.sequence, head, 0, 0, s.q_len, s.k_len},
+                        static_cast<const ModifiedBackwardParams&>(p).mods.score);
+  } else {
+    return {};
+  }
+}
+
 // The head's own part of scores.
 template <auto T>
 struct HeadScores {
@@ -27,8 +45,12 @@ struct HeadScores {
   const char* bias = nullptr;
   ModPlace place;                     // but for the query and the key
   StepState state = StepState::full;  // of a block mask, unless that is asked apart
+  HeadRow<T> held;
 
-  TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head) {
+  TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head)
+      : HeadScores(p, s, head, hold_head<T>(p, s, head)) {}
+  TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head, const HeadRow<T>& row)
+      : held(row) {
     if constexpr (T.alibi) {
       slope = kLog2e * p.alibi_slopes[s.sequence * p.alibi_batch + head * p.alibi_head];
       diagonal = diagonal_of<T>(p, s);
@@ -59,9 +81,10 @@ struct HeadScores {
       at.k = key;
       if constexpr (T.score_mod) {
         const float score = kLn2 * x;
-        *derivative *= score_slope<T>(score, at, mods.score);
+        const HeldRow<T> row = row_at(at, mods.score);
+        *derivative *= score_slope<T>(score, row, at, mods.score);
         if (given != nullptr) *given = score;
-        x = kLog2e * score_mod<T>(score, at, mods.score);
+        x = kLog2e * score_mod<T>(score, row, at, mods.score);
       }
       if constexpr (T.mask_mod && T.block_mask) {
         if (state == StepState::partial) visible = visible && mask_mod<T>(at, mods.mask);
@@ -74,6 +97,15 @@ struct HeadScores {
       if (!visible) x = -kInfinity;
     }
     return x;
+  }
+
+ private:
+  TANDEM_DEVICE HeldRow<T> row_at(const ModPlace& at, const ModNames& names) const {
+    if constexpr (holds_heads<T>()) {
+      return held;
+    } else {
+      return score_row<T>(at, names);
+    }
   }
 };
 

@@ -22,11 +22,9 @@ TANDEM_DEVICE ScoreRow<T> score_row(const ModPlace& at, const ModNames& names);
 template <auto T>
 TANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const ModPlace& at, const ModNames& names);
 template <auto T>
-TANDEM_DEVICE float score_mod(float score, const ModPlace& at, const ModNames& names) {
-  return score_mod<T>(score, score_row<T>(at, names), at, names);
-}
+TANDEM_DEVICE float score_slope(float score, const ScoreRow<T>& row, const ModPlace& at, const ModNames& names);
 template <auto T>
-TANDEM_DEVICE float score_slope(float score, const ModPlace& at, const ModNames& names);
+constexpr bool rows_are_alike();  // those of a head hold the same
 template <auto T>
 struct MaskRow;
 template <auto T>

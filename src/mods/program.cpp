@@ -155,6 +155,18 @@ bool sums_tiles(const Graph& graph, const std::vector<Capture>& captures) {
          });
 }
 
+// A derivative that is finite whatever the score is: itself, or a constant.
+bool sums_scores(const Graph& graph, const std::vector<Capture>& captures) {
+  constexpr size_t kMost = 2;  // sums that a thread has registers for
+  return !captures.empty() && captures.size() <= kMost &&
+         std::all_of(captures.begin(), captures.end(), [&graph](const Capture& capture) {
+           const Node& derivative = graph[capture.derivative];
+           const bool is_score = derivative.op == Op::input && derivative.index == static_cast<int>(Input::score);
+           const bool is_constant = derivative.op == Op::constant && std::isfinite(derivative.value);
+           return capture.line == Line::tile && (is_score || is_constant);
+         });
+}
+
 // The ranges of a tile's indices, which must be a number each.
 std::string tile_function_of(const Mod& mod, const std::vector<Capture>& captures) {
   if (!sums_tiles(mod.graph, captures)) return "";
@@ -212,12 +224,19 @@ std::string holder_of(const Mod& mod, const char* name, const char* maker, const
                  "(", kPlace, print_values(mod, held), "  return {", values, "};\n}\n");
 }
 
-// The new score, from what its row holds and from the rest.
-std::string score_functions_of(const Mod& mod) {
+// The new score and its derivative, from what a row holds and from the rest.
+std::string score_functions_of(const Mod& mod, NodeId slope) {
   const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfScores), .keys = {}};
+  const std::vector<uint8_t> positions = follows(mod.graph);
+  const bool of_heads = std::all_of(held.rows.begin(), held.rows.end(),
+                                    [&positions](NodeId id) { return positions[static_cast<size_t>(id)] == 0; });
+  const auto function = [&](const char* name, NodeId result) {
+    return str_cat(kTemplate, "TANDEM_DEVICE float ", name, "(float score, const ScoreRow<T>& row, ", kPlace,
+                   print(mod, result, held), "}\n");
+  };
   return str_cat(holder_of(mod, "ScoreRow", "score_row", held.rows), kTemplate,
-                 "TANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, ", kPlace,
-                 print(mod, mod.result, held), "}\n");
+                 "constexpr bool rows_are_alike() { return ", of_heads ? "true" : "false", "; }\n",
+                 function("score_mod", mod.result), function("score_slope", slope));
 }
 std::string mask_functions_of(const Mod& mod) {
   const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfMasks),
@@ -228,10 +247,6 @@ std::string mask_functions_of(const Mod& mod) {
 }
 
 std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture>& captures) {
-  const auto function = [&mod](const char* head, NodeId result) {
-    return str_cat("template <auto T>\nTANDEM_DEVICE ", head, "const ModPlace& at, const ModNames& names) {\n",
-                   print(mod, result), "}\n");
-  };
   if (mod.signature.result == Signature::Result::mask) {
     const auto touch = [&mod](const char* name, Follows what) {
       return str_cat("template <auto T>\nTANDEM_DEVICE void ", name, "(const ModPlace& at, const ModNames& names) {\n",
@@ -239,8 +254,7 @@ std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture
     };
     return mask_functions_of(mod) + touch("mask_touch_queries", kQuery);
   }
-  return score_functions_of(mod) + function("float score_slope(float score, ", slope) +
-         capture_functions_of(mod, captures);
+  return score_functions_of(mod, slope) + capture_functions_of(mod, captures);
 }
 
 std::string ranges_of(const Mod& mod, const std::vector<Capture>& captures) {
@@ -265,6 +279,7 @@ Program::Program(Mod read)
       captures(captures_of(mod.graph, gradient)),
       capturing(outputs_of(captures)),
       sums_tiles(mods::sums_tiles(mod.graph, captures)),
+      sums_scores(mods::sums_scores(mod.graph, captures)),
       result_tiles(mod.graph, {mod.result}),
       slope_tiles(mod.graph, {gradient.score}),
       capture_tiles(mod.graph, capturing),

@@ -37,6 +37,9 @@ struct Program {
   // positions alone, and the derivatives are constants: there the sum of a tile is all that is wanted of it.
   bool sums_tiles;
 
+  // Whether all scores of a tile read the same elements, one or two, and derivatives are the score or constants.
+  bool sums_scores;
+
   // Their outputs: the result; d result / d score; capturing.
   TileProgram result_tiles, slope_tiles, capture_tiles;
 

@@ -63,6 +63,11 @@ bool sums_tiles(const Problem& p) {
          (p.dq || p.dk);
 }
 
+// The same of texts whose scores are asked one by one.
+bool sums_scores(const Problem& p) {
+  return wants_captured(p) && !sums_tiles(p) && p.score_mod->program->sums_scores && (p.dq || p.dk);
+}
+
 // Of float32, or added to what is there: then dk and dv are stored in pairs of columns.
 bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
@@ -144,6 +149,7 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);
   t.sums_tiles = sums_tiles(p) && !t.wide();
+  t.sums_scores = sums_scores(p) && !t.wide();
   // Wide heads, and steps of many queries, leave room for fewer of them.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
@@ -268,7 +274,8 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.diagonal_heads = count_diagonal_heads(p, t);
   const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
-  if (t.tile.captured && p.total_q > 0) t.captured_blocks = p.batch * p.heads_q * ctas * t.n_blocks;
+  if (t.tile.captured && !t.tile.sums_scores && p.total_q > 0)
+    t.captured_blocks = p.batch * p.heads_q * ctas * t.n_blocks;
   if (!p.dbias) return;
   const int64_t* const shape = p.dbias.shape;
   t.dbias_blocks =

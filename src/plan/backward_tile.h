@@ -18,6 +18,7 @@ struct BackwardTile {
     key_tickets = t.key_tickets();
     from_diagonal = t.from_diagonal;
     single = t.single;
+    sums_scores = t.sums_scores;
   }
   BackwardTile(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
       : BackwardTile(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.apart()) {}
@@ -42,6 +43,7 @@ struct BackwardTile {
   bool single = false;               // main stores dq
   bool apart;                        // dk and dv are summed by tiles of their own
   bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
+  bool sums_scores = false;          // main makes them: then this entry has nothing to do
   uint8_t captured_entry, mark_steps_entry;
   bool block_mask;
 

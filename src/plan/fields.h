@@ -97,6 +97,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"by_head", kFlag, "_by_head"}, t.by_head);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
   visit(Field{"sums_tiles", kFlag, "_tiles"}, t.sums_tiles);
+  visit(Field{"sums_scores", kFlag, "_scores"}, t.sums_scores);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   score_fields(t, visit);
 }

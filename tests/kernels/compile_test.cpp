@@ -249,6 +249,8 @@ TEST_F(KernelsCompile, LearnedTables) {
         const plan::Kernel kernel = plan::make_plan(p, device).kernels[0];
         const std::string name = plan::name_of(kernel), wrong = compile(name, plan::translation_unit(kernel), device);
         EXPECT_EQ(name.find("_tiles") != std::string::npos, program->sums_tiles) << name;
+        const bool sums_scores = program->sums_scores && device.compute_major == 9;
+        EXPECT_EQ(name.find("_scores") != std::string::npos, sums_scores) << name;
         EXPECT_EQ(wrong, "") << name;
       }
     }

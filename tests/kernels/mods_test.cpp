@@ -148,6 +148,36 @@ TEST(KernelsMods, CapturedTiles) {
   expect_all_good(all);
 }
 
+// All scores of a tile read the same element, and the derivative is the score: Hopper's main kernel sums what each
+// says, with every option that makes or hides scores, by splits and by heads; and what keeps it from that (wide heads,
+// other derivatives, no gradient of its own).
+TEST(KernelsMods, CapturedScores) {
+  std::vector<Judged> all;
+  for (const char* flags :
+       {"--score-mod score*temperature --head-dim 128 --head-dim-v 128 --causal 1 --heads-q 4",
+        "--score-mod score*(1+slope[head]) --head-dim 64 --head-dim-v 64 --left 100 --right 90 --accumulate 1",
+        "--score-mod score*slope[batch]+table[head,3] --head-dim 128 --head-dim-v 128 --dropout 0.2",
+        "--score-mod temperature*score --head-dim 96 --head-dim-v 64 --softcap 3 --alibi head --mask-mod k<=q+50",
+        "--score-mod score*slope[head] --head-dim 128 --head-dim-v 128 --blocks random --mask-mod (q^k)&3!=0",
+        "--score-mod score*slope[head] --head-dim 64 --head-dim-v 64 --batch 1 --heads-q 1 --heads-k 1 --seqlen-q 1500",
+        "--score-mod score*temperature --head-dim 128 --head-dim-v 128 --bias f32 --bias-shape 1hij --values large",
+        "--score-mod score*temperature --head-dim 64 --head-dim-v 64 --invariant 1 --scale -0.2 --gradients qm",
+        "--score-mod score*temperature*slope[head] --head-dim 64 --head-dim-v 64",
+        "--score-mod score*temperature --head-dim 256 --head-dim-v 256",
+        "--score-mod score*temperature --head-dim 64 --head-dim-v 64 --gradients vm"}) {
+    all.emplace_back(std::string("--dtype bf16 --batch 2 --heads-q 2 --heads-k 2 --seqlen-q 200 --seqlen-k 420 "
+                                 "--gradients qkvm ") +
+                     flags);
+  }
+  for (const char* flags : {"--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 319,4,333,40",
+                            "--batch 3 --seqlen-q 170 --seqlen-k 341 --used-q 3,170,0 --used-k 341,17,30"}) {
+    all.emplace_back(std::string("--dtype f16 --heads-q 4 --heads-k 2 --head-dim 128 --head-dim-v 128 --gradients km "
+                                 "--score-mod score*slope[head] ") +
+                     flags);
+  }
+  expect_all_good(all);
+}
+
 template <class Value>
 void set_each(Tensor& t, const Value& value) {
   for (int64_t n = 0; n < t.size(); ++n) t.set(n, value(n));
@@ -201,6 +231,8 @@ std::vector<Judged> hostile(const std::string& more) {
       [](Instance& in) { set_each(in.slope, [](int64_t n) { return n == 0 ? 0.0 : 1.0; }); });
   add("select(k<=q,score,score+sqrt(temperature)) --causal 1 --top-left 1",
       [](Instance& in) { in.temperature.set(0, 0); });
+  for (const double factor : {0.0, 1e-30, -1e-40})
+    add("score*temperature --causal 1", [factor](Instance& in) { in.temperature.set(0, factor); });
   add("score+table[q,k%9] --mask-mod q<3", [](Instance& in) {
     in.table = table_of(DType::f32, 70, 9);
     set_each(in.table, [](int64_t n) { return n > 40 ? std::numeric_limits<double>::quiet_NaN() : 0.5; });
@@ -223,6 +255,8 @@ TEST(KernelsMods, Hostile) { expect_all_good(hostile("")); }
 // Infinite and undefined derivatives are where they belong, of elements with and without finite ones beside them; sums
 // of numbers of very different sizes; gradients of 0, which no derivative spoils.
 TEST(KernelsMods, CapturedHostile) { expect_all_good(hostile("--gradients m ")); }
+// The same where the main kernel adds what it can.
+TEST(KernelsMods, CapturedHostileBesideKeys) { expect_all_good(hostile("--gradients km ")); }
 
 }  // namespace
 }  // namespace tandem::test

@@ -128,7 +128,7 @@ TEST(BackwardPlan, CapturedGradients) {
     for (const int64_t dim : {8, 64, 72, 128, 192, 256}) {
       Problem p = backward(
           modified(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 6, .heads_k = 3, .head_dim = dim}),
-                   "score * t0", 1, 1000));
+                   "score * score * t0", 1, 1000));
       const auto expect_last = [&](size_t launches, uint8_t entry) {
         const plan::Plan plan = plan::make_plan(p, device);
         const plan::BackwardTiling& t = plan.backward;
@@ -157,6 +157,33 @@ TEST(BackwardPlan, CapturedGradients) {
       EXPECT_EQ(plan.backward.captured_blocks, 0);
     }
   }
+}
+
+// Hopper's main kernel sums what scores add to an element that a tile reads alone: nothing makes them anew.
+TEST(BackwardPlan, CapturedScores) {
+  const auto sums_scores = [](const Problem& p, const gpu::Properties& device) {
+    const plan::Plan plan = plan::make_plan(p, device);
+    const auto walks = std::ranges::count_if(plan.launches, [&plan](const plan::Launch& launch) {
+      return launch.entry == plan.backward.tile.captured_entry;
+    });
+    EXPECT_EQ(walks, plan.backward.tile.sums_scores ? 0 : 1);
+    EXPECT_EQ(plan.backward.captured_blocks == 0, plan.backward.tile.sums_scores);
+    EXPECT_EQ(plan::name_of(plan.kernels[0]).find("_scores") != std::string::npos, plan.backward.tile.sums_scores);
+    return plan.backward.tile.sums_scores;
+  };
+  const auto problem = [](const char* text, int64_t dim) {
+    return backward(
+        modified(dense({.seqlen_q = 100, .seqlen_k = 300, .head_dim = dim, .head_dim_v = dim}), text, 1, 9));
+  };
+  for (const int64_t dim : {64, 128}) {
+    EXPECT_TRUE(sums_scores(problem("score * t0", dim), hopper()));
+    EXPECT_FALSE(sums_scores(problem("score * t0", dim), blackwell()));
+    EXPECT_FALSE(sums_scores(problem("score * score * t0", dim), hopper()));
+    Problem values = problem("score * t0", dim);  // dv alone needs no dS
+    values.dq = values.dk = {};
+    EXPECT_FALSE(sums_scores(values, hopper()));
+  }
+  EXPECT_FALSE(sums_scores(problem("score * t0", 256), hopper()));
 }
 
 // Gradients that need float32 sums or places of their own leave through registers.

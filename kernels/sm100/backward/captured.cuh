@@ -19,7 +19,7 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
   for (CapturedTiles<T, T.kCtaKeys> tiles(p); warp_any(tiles.any); tiles.advance()) {
     const ScoreTileAt& at = tiles.at;
     tile.make(at);
-    TileSums<T> sums{p};
+    TileSums<T> sums;
 #pragma unroll 1
     for (int c = 0; c < Tile::kChunks; ++c) {
       if (walks<T>() && c > 0) __syncthreads();  // scores before have been read
@@ -28,11 +28,11 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
         if constexpr (walks<T>()) s.scores.put(tile.first_query + n, tile.row, score);
         ModPlace place = first;
         place.q += tile.first_query + n, place.k += tile.row;
-        sums.add(score, place);
+        sums.add(p, score.given, place, typename TileSums<T>::Adding{sums, score.ds});
       });
       walk_all<T>(p, s.scores, first);
     }
-    sums.store();
+    sums.store(p, place_of(at, 0, 0));
   }
   __syncthreads();  // no warp reads tensor memory any more
   tile.end();

@@ -25,15 +25,15 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
     if (warp_any(tiles.any)) tile.load(tiles.at);
     ModPlace place = place_of(at, at.m_block * T.tile_m, at.key_block * T.cta_keys());
     const int query = place.q, key = place.k;
-    TileSums<T> sums{p};
+    TileSums<T> sums;
     if constexpr (walks<T>()) __syncthreads();  // scores before have been read
     tile.each(at, [&](int r, const ScoreGradient& score) {
       if constexpr (walks<T>()) s.scores.put(tile.query_of(r), tile.key_of(r), score);
       place.q = query + tile.query_of(r), place.k = key + tile.key_of(r);
-      sums.add(score, place);
+      sums.add(p, score.given, place, typename TileSums<T>::Adding{sums, score.ds});
     });
-    sums.store();
     place.q = query, place.k = key;
+    sums.store(p, place);
     walk_all<T>(p, s.scores, place);
   }
 }

@@ -27,21 +27,28 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
   Shown<T> shown;
+  HeadRow<T> row;
   // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
   auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
   // Scores have been multiplied, dP is under way.
   auto probabilities_and_dp = [&] {
     fence_operand(scores);
-    make_probabilities(scores, probabilities, kept, shown, tile, rings, at);
+    if constexpr (!T.sums_scores) make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
     wgmma_wait<0>();
     fence_operand(dp);
   };
   // From dS of a step to S and dP of the next one: nothing is under way where the loop begins again, which is what
   // ptxas wants of registers that products write.
   auto step = [&](bool more, bool previous) __attribute__((always_inline)) {
-    make_ds(dp, scores, kept, tile, rings);
-    [[maybe_unused]] const float sum = T.sums_tiles ? sum_of(dp) : 0;
-    pack_all<T>(ds, dp);
+    [[maybe_unused]] ScoreSums<T> sums;
+    [[maybe_unused]] float sum = 0;
+    if constexpr (T.sums_scores) {
+      make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, kept, row, shown, tile, rings, at);
+    } else {
+      make_ds(dp, scores, kept, tile, rings);
+      if constexpr (T.sums_tiles) sum = sum_of(dp);
+      pack_all<T>(ds, dp);
+    }
     wait_ds(rings.steps - 1);
     store_fragments(shared_address(s.ds[rings.ds_slot]), ds, tile);
     fence_proxy_async();
@@ -55,6 +62,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       // Opaque: else what follows from it is kept over all steps, and spills.
       add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, opaque(tile.n_block), sum);
     }
+    if constexpr (T.sums_scores) sums.store(tile.p, tile.place(at.head, 0, 0));
     if constexpr (kDrawsAhead) {
       at.advance();
       if (more) draw_kept(kept, tile, at);
@@ -65,7 +73,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     arrive(&s.dout_empty[rings.dout.slot]);
     rings.dout.advance();
     if constexpr (!kDrawsAhead) at.advance();
-    shown.look_up(tile, at);
+    look_ahead(shown, row, tile, at);
     if (kScoresAhead && more) mma_s(scores, tile, rings, at.m_block);
     if (warp_any(previous)) add_dq(dq, tile, rings.steps - 1);
     auto dk_is_made = [&] {
@@ -93,7 +101,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     rings.ds_before = rings.ds_slot;
     rings.ds_slot = rings.ds_slot + 1 == T.ds_stages() ? 0 : rings.ds_slot + 1;
   };
-  shown.look_up(tile, at);
+  look_ahead(shown, row, tile, at);
   mma_s(scores, tile, rings, at.m_block);
   mma_dp(dp, tile, rings, at.m_block);
   draw_kept(kept, tile, at);
@@ -113,11 +121,11 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.score_queries() / 2],
                              float (&dp)[T.score_queries() / 2], u32 (&ds)[T.score_queries() / 4],
-                             const u32 (&kept)[kKeptNumbers<T>], const Shown<T>& shown, const WarpgroupTile<T>& tile,
-                             WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
+                             const u32 (&kept)[kKeptNumbers<T>], const HeadRow<T>& row, const Shown<T>& shown,
+                             const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
   BackwardShared<T>& s = tile.s;
   u32 probabilities[T.score_queries() / 4];
-  make_probabilities(scores, probabilities, kept, shown, tile, rings, at);
+  make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
   store_fragments(shared_address(s.p), probabilities, tile);
   fence_proxy_async();
   named_sync(kSyncAll, 128 * T.warpgroups);
@@ -140,7 +148,8 @@ TANDEM_DEVICE void wide_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
   Shown<T> shown;
-  shown.look_up(tile, at);
+  HeadRow<T> row;
+  look_ahead(shown, row, tile, at);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 0); --left) {
     mma_s(scores, tile, rings, at.m_block);
@@ -149,9 +158,9 @@ TANDEM_DEVICE void wide_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
     ask_block_mask(shown, tile, at);
     wgmma_wait<1>();
     fence_operand(scores);
-    dv_and_ds(dv, scores, dp, ds, kept, shown, tile, rings, at);
+    dv_and_ds(dv, scores, dp, ds, kept, row, shown, tile, rings, at);
     at.advance();
-    shown.look_up(tile, at);
+    look_ahead(shown, row, tile, at);
     store_fragments(shared_address(s.ds[0]), ds, tile);
     fence_proxy_async();
     named_sync(kSyncAll, 128 * T.warpgroups);
@@ -179,11 +188,12 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
   Shown<T> shown;
+  HeadRow<T> row;
   auto step = [&](bool more) __attribute__((always_inline)) {
     mma_dp(dp, tile, rings, at.m_block);
     draw_kept(kept, tile, at);
     ask_block_mask(shown, tile, at);
-    dv_and_ds(dv, scores, dp, ds, kept, shown, tile, rings, at);
+    dv_and_ds(dv, scores, dp, ds, kept, row, shown, tile, rings, at);
     mbarrier_wait(&s.pair.ds_taken, (rings.steps & 1) ^ 1);  // of the step before, so that it has left its place too
     store_fragments(shared_address(s.ds[0]), ds, tile);
     fence_proxy_async();
@@ -197,7 +207,7 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
                  false);
     mma_dk(dk, ds, tile, rings);
     at.advance();
-    shown.look_up(tile, at);
+    look_ahead(shown, row, tile, at);
     mbarrier_wait(&s.pair.ds_landed[0], rings.steps & 1);
     mma_dq_of<T>(dq, shared_address(s.pair.ds[0]), shared_address(s.pair.k) + index * kKeyBlockBytes<T>, true);
     if (more) mma_s(scores, tile, rings, at.m_block);
@@ -214,7 +224,7 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
     fence_operand(scores);
     ++rings.steps;
   };
-  shown.look_up(tile, at);
+  look_ahead(shown, row, tile, at);
   mma_s(scores, tile, rings, at.m_block);
   wgmma_wait<0>();
   fence_operand(scores);

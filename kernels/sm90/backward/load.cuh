@@ -97,6 +97,7 @@ TANDEM_DEVICE void tell_dq_rows(const BackwardParams& p, BackwardShared<T>& s, i
 // single n_block waits for nobody.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 thread) {
+  constexpr int kAtOnce = T.sums_scores ? T.dq_parts() : 1;  // else ptxas spills three numbers of these few registers
   u32 step = 0;
   if (T.staged() && thread == 0) {
     for (u64& turn : s.dq_turn) mbarrier_arrive(&turn);
@@ -109,7 +110,7 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 t
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
     for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), ++step) {
-#pragma unroll 1
+#pragma unroll kAtOnce
       for (int part = 0; part < T.dq_parts(); ++part) {
         if ((step * T.dq_parts() + part) % T.dq_threads() != thread) continue;
         u64* const dq_added = &s.dq_added[part][step % T.dq_threads()];

@@ -1,7 +1,9 @@
 // From S and dP to P and dS, keys in rows: masks, what is done to scores, exponentials, dropout, and the derivatives of
 // all that.
 #pragma once
+
 #include "sm90/backward/warpgroup_tile.cuh"
+#include "tile/captured_sums.cuh"
 #include "tile/fragment_softmax.cuh"
 #include "tile/key_scores.cuh"
 
@@ -29,14 +31,18 @@ template <Sm90BackwardConfig T>
 constexpr int kShownNumbers = (T.score_queries() / 2 + 31) / 32;
 template <Sm90BackwardConfig T>
 struct Shown {
-  u32 word;  // what the table says of the step: on its way from look_up() on
+  u32 word;  // what the table says of the step: on its way from look_ahead() on
   StepState state = StepState::full;
   u32 bits[kShownNumbers<T>];
-
-  TANDEM_DEVICE void look_up(const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
-    if constexpr (T.block_mask) word = table_word<T>(tile.p, tile.sequence, step.head, step.m_block, tile.taken_block);
-  }
 };
+// What a step has in memory for its scores is read before they are multiplied.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void look_ahead(Shown<T>& shown, HeadRow<T>& row, const WarpgroupTile<T>& tile,
+                              const WarpgroupSteps<T>& step) {
+  if constexpr (T.block_mask)
+    shown.word = table_word<T>(tile.p, tile.sequence, step.head, step.m_block, tile.taken_block);
+  row = hold_head<T>(tile.p, tile.sequence, step.head);
+}
 
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void ask_block_mask(Shown<T>& shown, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
@@ -112,22 +118,22 @@ TANDEM_DEVICE float kept_or_zero(const u32 (&kept)[kKeptNumbers<T>], int r, floa
   return x;
 }
 
-// Scores become probabilities, in float32 and rounded; where a score is capped or modified, the former times the
-// derivative of that.
-template <Sm90BackwardConfig T>
-TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
-                                      u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
-                                      const Shown<T>& shown, const WarpgroupTile<T>& tile,
-                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
+// Scores become probabilities. use(pair, derivatives, given): of four scores each, by what they are modified,
+// when their probabilities are there. given: to a text, where T.sums_scores.
+template <Sm90BackwardConfig T, class Use>
+TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const HeadRow<T>& row,
+                                         const Shown<T>& shown, const WarpgroupTile<T>& tile,
+                                         const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step,
+                                         const Use& use) {
   const BackwardParams& p = tile.p;
-  const HeadScores<T> of_head(p, tile.sequence, step.head);
+  const HeadScores<T> of_head(p, tile.sequence, step.head, row);
   if constexpr (T.softcap) apply_softcap<false>(scores, p);
   if (tile.is_masked(step.m_block)) apply_mask(scores, tile, step.m_block);
   if constexpr (T.block_mask) apply_block_mask<T>(scores, shown);
 #pragma unroll
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
     const float2 minus_lse = stat_of(tile, rings, 0, pair);
-    float derivative[4] = {1, 1, 1, 1};
+    float derivative[4] = {1, 1, 1, 1}, given[4] = {};
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int r = 4 * pair + n;
@@ -136,19 +142,37 @@ TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
         const bool hidden = scores[r] == -kInfinity || lse == -kInfinity;  // or its query is none
         float score = scaled_score<T>(scores[r], p);
         if constexpr (T.softcap) derivative[n] = softcap_derivative(score, p);
-        score = of_head(score, p, tile.query_of(step.m_block, 0), column_of(r), tile.key(row_of(r)), &derivative[n]);
+        score = of_head(score, p, tile.query_of(step.m_block, 0), column_of(r), tile.key(row_of(r)), &derivative[n],
+                        T.sums_scores ? &given[n] : nullptr);
         scores[r] = hidden ? 0.0f : exp2_approx(score + lse);
       } else {
         scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, lse));
       }
     }
+    use(pair, derivative, given);
+  }
+}
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void pack_probabilities(u32 (&probabilities)[T.score_queries() / 4],
+                                      const float (&scores)[T.score_queries() / 2], const u32 (&kept)[kKeptNumbers<T>],
+                                      int pair) {
 #pragma unroll
-    for (int n = 0; n < 4; n += 2)
-      probabilities[2 * pair + n / 2] = pack<T>(kept_or_zero<T>(kept, 4 * pair + n, scores[4 * pair + n]),
-                                                kept_or_zero<T>(kept, 4 * pair + n + 1, scores[4 * pair + n + 1]));
+  for (int n = 0; n < 4; n += 2)
+    probabilities[2 * pair + n / 2] = pack<T>(kept_or_zero<T>(kept, 4 * pair + n, scores[4 * pair + n]),
+                                              kept_or_zero<T>(kept, 4 * pair + n + 1, scores[4 * pair + n + 1]));
+}
+
+// In float32 and rounded; where a score is capped or modified, the former times the derivative of that.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
+                                      u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
+                                      const HeadRow<T>& row, const Shown<T>& shown, const WarpgroupTile<T>& tile,
+                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
+  make_each_probability<T>(scores, row, shown, tile, rings, step, [&](int pair, const float(&derivative)[4], auto&) {
+    pack_probabilities<T>(probabilities, scores, kept, pair);
 #pragma unroll
     for (int n = 0; n < 4; ++n) scores[4 * pair + n] = through_scores<T>(scores[4 * pair + n], derivative[n]);
-  }
+  });
 }
 
 // In two parts, so that additions need not wait for each other.
@@ -160,6 +184,14 @@ TANDEM_DEVICE float sum_of(const float (&x)[n]) {
   return even + odd;
 }
 
+// What a probability meets: dP - delta, of what dropout has kept.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE float less_delta(float dp, float delta, const u32 (&kept)[kKeptNumbers<T>], int r,
+                               const BackwardParams& p) {
+  if constexpr (T.dropout) return fmaf(kept_or_zero<T>(kept, r, dp), p.dropout.scale, -delta);
+  return dp - delta;
+}
+
 // dS = P (dP - delta), in place of dP.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&scores)[T.score_queries() / 2],
@@ -169,14 +201,36 @@ TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&sco
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
     const float2 delta = stat_of(tile, rings, 1, pair);
 #pragma unroll
-    for (int r = 4 * pair; r < 4 * pair + 4; ++r) {
-      const float of_query = r & 1 ? delta.y : delta.x;
-      if constexpr (T.dropout) {
-        dp[r] = scores[r] * fmaf(kept_or_zero<T>(kept, r, dp[r]), tile.p.dropout.scale, -of_query);
-      } else {
-        dp[r] = scores[r] * (dp[r] - of_query);
-      }
-    }
+    for (int r = 4 * pair; r < 4 * pair + 4; ++r)
+      dp[r] = scores[r] * less_delta<T>(dp[r], r & 1 ? delta.y : delta.x, kept, r, tile.p);
   }
   fence_operand(dp);
+}
+
+// All of it at once, where sums need a score and what comes of it: no register keeps the former until dP is there.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<T>& sums,
+                                    float (&dp)[T.score_queries() / 2], float (&scores)[T.score_queries() / 2],
+                                    u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
+                                    const HeadRow<T>& row, const Shown<T>& shown, const WarpgroupTile<T>& tile,
+                                    const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
+  make_each_probability<T>(
+      scores, row, shown, tile, rings, step, [&](int pair, const float(&derivative)[4], const float(&given)[4]) {
+        pack_probabilities<T>(probabilities, scores, kept, pair);
+        const float2 delta = stat_of(tile, rings, 1, pair);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const int r = 4 * pair + n;
+          const bool is_seen = scores[r] != 0;
+          const float gradient = scores[r] * less_delta<T>(dp[r], n & 1 ? delta.y : delta.x, kept, r, tile.p);
+          sums.add(tile.p, given[n], tile.place(step.head, 0, 0),
+                   typename ScoreSums<T>::AddingFinite{sums, gradient, is_seen});
+          dp[r] = is_seen ? gradient * derivative[n] : 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n) ds[2 * pair + n] = pack<T>(dp[4 * pair + 2 * n], dp[4 * pair + 2 * n + 1]);
+        // ptxas would pack them all at the end, when there are too many: a branch that is never taken (no pair of
+        // numbers that are packed is all ones) keeps it from that.
+        if (pair % 4 == 3 && (probabilities[2 * pair + 1] & ds[2 * pair + 1]) == ~0u) asm volatile("nanosleep.u32 0;");
+      });
 }

@@ -10,6 +10,7 @@
 #include "sm90/backward/shared_plan.cuh"
 #include "tile/dropout.cuh"
 #include "tile/fragment_softmax.cuh"
+#include "tile/mod_functions.cuh"
 
 // Whether a warpgroup has to know which head and sequence a step is of.
 template <Sm90BackwardConfig T>
@@ -125,6 +126,10 @@ struct WarpgroupTile {
   TANDEM_DEVICE int key(int i) const { return key0 + 8 * i; }
   TANDEM_DEVICE int query_of(int m_block, int r) const {
     return m_block * T.tile_m + thread.first_query + 2 * (thread.lane & 3) + column_of(r);
+  }
+
+  TANDEM_DEVICE ModPlace place(int head, int query, int key) const {
+    return {sequence.sequence, head, query, key, sequence.q_len, sequence.k_len};
   }
 
   // Queries that see the thread's i-th key.

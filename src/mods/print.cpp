@@ -81,6 +81,12 @@ bool contains(const std::vector<NodeId>& nodes, NodeId id) {
   return std::find(nodes.begin(), nodes.end(), id) != nodes.end();
 }
 
+std::vector<NodeId> all_of(const Held& held) {
+  std::vector<NodeId> all = held.rows;
+  all.insert(all.end(), held.keys.begin(), held.keys.end());
+  return all;
+}
+
 // What costs something and is needed where something varies, or as the result, and does not vary itself.
 std::vector<NodeId> held_where(const Mod& mod, NodeId result, const std::vector<bool>& varies,
                                const std::vector<bool>& excluded, size_t most) {
@@ -130,8 +136,7 @@ std::string operands_of_call(const Node& node, bool is_leaf) {
 std::string print_values(const Mod& mod, std::span<const NodeId> results, const Held& held) {
   constexpr const char* kPrefix = "mod_";
   const std::vector<bool> varies = following(mod.graph, of_row_or_score);
-  std::vector<NodeId> all_held = held.rows;
-  all_held.insert(all_held.end(), held.keys.begin(), held.keys.end());
+  const std::vector<NodeId> all_held = all_of(held);
   std::string text;
   for (const NodeId id : mod.graph.needed_by(results, all_held)) {
     const Node& node = mod.graph[id];
@@ -169,6 +174,18 @@ bool is_light(const Mod& mod, NodeId result) {
     const Op op = mod.graph[id].op;
     if (!varies[static_cast<size_t>(id)] || op == Op::input) continue;
     if (op == Op::gather || ++operations > kMost) return false;
+  }
+  return true;
+}
+
+bool is_light_mask(const Mod& mod, const Held& held) {
+  constexpr int kMost = 3;
+  const std::vector<NodeId> known = all_of(held);
+  int operations = 0;
+  for (const NodeId id : mod.graph.needed_by({&mod.result, 1}, known)) {
+    const Op op = mod.graph[id].op;
+    if (contains(known, id) || op == Op::constant || op == Op::input || op == Op::scalar) continue;
+    if (is_costly(op) || ++operations > kMost) return false;
   }
   return true;
 }

@@ -1,6 +1,7 @@
 // Texts as CUDA: what is printed, and that it tells apart what kernels must.
 #include "mods/print.h"
 
+#include "base/text.h"
 #include "mods/program.h"
 #include "mods/texts.h"
 
@@ -71,6 +72,45 @@ TEST(Print, tells_programs_apart) {
   EXPECT_NE(a->cuda.find("float score_slope("), std::string::npos);
   EXPECT_NE(mask->cuda.find("bool mask_mod("), std::string::npos);
   EXPECT_TRUE(a->passes());
+}
+
+// What costs something and is the same for a row, or for a key, is held; what is left of a mask is light or not.
+TEST(Print, what_rows_and_keys_hold) {
+  const auto of_mask = [](const char* text) {
+    const Mod mod = parsed(text, Signature::Result::mask);
+    const Held held{.rows = held_by_rows(mod, mod.result, 2), .keys = held_by_keys(mod, mod.result, 2)};
+    return str_cat(held.rows.size(), " ", held.keys.size(), is_light_mask(mod, held) ? " light" : "");
+  };
+  EXPECT_EQ(of_mask("k <= q"), "0 0 light");
+  EXPECT_EQ(of_mask("k <= q and doc[batch, q] == doc[batch, k]"), "1 1 light");
+  EXPECT_EQ(of_mask("doc[batch, k] == 3"), "0 1 light");                           // the result itself
+  EXPECT_EQ(of_mask("doc[batch, 0] == 3"), "1 0 light");                           // of all: a row's
+  EXPECT_EQ(of_mask("q // 7 == k // 7"), "1 1 light");                             // divisions
+  EXPECT_EQ(of_mask("doc[batch, q - k] == 3"), "0 0");                             // neither's
+  EXPECT_EQ(of_mask("k <= q and (k < 4 or q - k < 9)"), "0 0");                    // too much
+  EXPECT_EQ(of_mask("doc[0, k] < q and doc[1, k] < q and doc[2, k] < q"), "0 2");  // no more than two
+  std::shared_ptr<const Program> program;
+  for (const auto& [text, alike] : {std::pair{"score * slope[head]", true}, std::pair{"score + slope[q]", false},
+                                    std::pair{"score + 1", true}, std::pair{"score + slope[head] * slope[q]", false}}) {
+    ASSERT_TRUE(read_program(text, signature(), &program).ok());
+    EXPECT_NE(program->cuda.find(str_cat("rows_are_alike() { return ", alike ? "true" : "false")), std::string::npos)
+        << text;
+  }
+}
+
+// Texts whose scores the main kernel asks one by one for sums.
+TEST(Print, sums_of_scores) {
+  const auto sums_scores = [](const char* text) {
+    std::shared_ptr<const Program> program;
+    EXPECT_TRUE(read_program(text, signature(), &program).ok()) << text;
+    return program->sums_scores;
+  };
+  for (const char* text : {"score * temperature", "score * (1 + slope[head])", "score * slope[head] + temperature"})
+    EXPECT_TRUE(sums_scores(text)) << text;
+  for (const char* text : {"score + 1", "score * slope[k]", "score * score * temperature", "score / temperature",
+                           "score * temperature * slope[head]", "score * float(q) + temperature * float(k)",
+                           "score * slope[0] + slope[1] + slope[2]", "score + inf * temperature"})
+    EXPECT_FALSE(sums_scores(text)) << text;
 }
 
 // By lines of a tile, along which the same element is read.

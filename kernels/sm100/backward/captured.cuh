@@ -32,7 +32,7 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
       });
       walk_all<T>(p, s.scores, first);
     }
-    sums.store();
+    sums.store(p, place_of(at, 0, 0));
   }
   __syncthreads();  // no warp reads tensor memory any more
   tile.end();

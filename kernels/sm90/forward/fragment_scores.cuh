@@ -16,44 +16,86 @@ TANDEM_DEVICE void apply_score_mod(float (&s)[n], const ForwardParams& p, const 
   for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](s[r], p, column0, column_of(r));
 }
 
-// Which scores of a step a block mask shows, a bit each; full steps need none. Made while the scores are multiplied: so
-// a text has the registers of a few scores beside it, whatever the tile. Its copies are few, since each is the whole
-// text. first: key of the step; steps: left, with this one.
+// What the mask_mod of a block mask says of this thread's scores, from what is held for its rows and for keys. column0:
+// of its first key; steps: left, with the one at hand.
+template <Sm90ForwardConfig T>
+struct FragmentMask {
+  const ForwardParams& p;
+  const typename MaskShared<T>::KeyPair* const pairs;  // from the thread's first on
+  const MaskMod<T> mods[2];
+  const MaskRow<T> held[2];
+  const int column0;
+
+  TANDEM_DEVICE FragmentMask(const ForwardParams& params, const MaskShared<T>& s, const TileCoords& t,
+                             const Row (&rows)[2], int first_column, int steps)
+      : p(params),
+        pairs(s.keys[steps & 1] + (threadIdx.x & 3)),
+        mods{{t, rows[0]}, {t, rows[1]}},
+        held{s.rows[own_row()], s.rows[own_row() + 8]},
+        column0(first_column) {}
+  // use(n, whether score r + n is shown), of four.
+  template <class Use>
+  TANDEM_DEVICE void ask_four(int r, const Use& use) const {
+    const auto pair = pairs[r];
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      use(n, mods[row_of(n)](p, held[row_of(n)], pair.keys[n & 1], column0 + column_of(r) + column_of(n)));
+  }
+
+ private:
+  TANDEM_DEVICE static int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+};
+
+// A text that takes three operations at most for a score is asked where it hides scores. Another is asked while they
+// are multiplied, a bit for each: so it has the registers of a few scores beside it, and copies are few, since each is
+// the whole text.
+template <Sm90ForwardConfig T>
+constexpr bool asks_ahead() {
+  if constexpr (T.asks_mask()) return !mask_is_light<T>();
+  return false;
+}
 template <Sm90ForwardConfig T>
 constexpr int kShownNumbers = (T.tile_n / 2 + 31) / 32;
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void ask_block_mask(u32 (&shown)[kShownNumbers<T>], const MaskShared<T>& s, const ForwardParams& p,
-                                  const TileCoords& t, const Row (&rows)[2], int first, StepState state, int steps) {
+TANDEM_DEVICE void ask_block_mask(u32 (&shown)[kShownNumbers<T>], const ForwardParams& p, const MaskShared<T>& held,
+                                  const TileCoords& t, const Row (&rows)[2], int column0, StepState state, int steps) {
   if (state == StepState::full) return;
 #pragma unroll
   for (int i = 0; i < kShownNumbers<T>; ++i) shown[i] = 0;
-  if constexpr (T.asks_mask()) {
-    if (state != StepState::partial) return;
-    const MaskMod<T> mods[2] = {{t, rows[0]}, {t, rows[1]}};
-    const int row0 = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, pair0 = threadIdx.x & 3;
-    const MaskRow<T> held[2] = {s.rows[row0], s.rows[row0 + 8]};
+  if (state != StepState::partial) return;
+  const FragmentMask<T> mask(p, held, t, rows, column0, steps);
 #pragma unroll
-    for (int i = 0; i < kShownNumbers<T>; ++i) {
-      const int end = min(32, T.tile_n / 2 - 32 * i);
+  for (int i = 0; i < kShownNumbers<T>; ++i) {
+    const int end = min(32, T.tile_n / 2 - 32 * i);
 #pragma unroll 2
-      for (int r = 0; r < end; r += 4) {
-        const auto pair = s.keys[steps & 1][pair0 + 32 * i + r];
-        const int column = first + 2 * pair0 + column_of(32 * i) + column_of(r);
-        u32 four = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          four |= u32{mods[row_of(j)](p, held[row_of(j)], pair.keys[j & 1], column + column_of(j))} << j;
-        shown[i] |= four << r;
-      }
+    for (int r = 0; r < end; r += 4) {
+      u32 four = 0;
+      mask.ask_four(32 * i + r, [&](int n, bool is_shown) { four |= u32{is_shown} << n; });
+      shown[i] |= four << r;
     }
   }
 }
 // Hides what a block mask hides in an n_block.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)[kShownNumbers<T>], StepState state) {
+TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)[kShownNumbers<T>],
+                                    const ForwardParams& p, const MaskShared<T>& held, const TileCoords& t,
+                                    const Row (&rows)[2], int column0, StepState state, int steps) {
   if (state == StepState::full) return;
+  if constexpr (asks_ahead<T>()) {
 #pragma unroll
-  for (int r = 0; r < T.tile_n / 2; ++r) s[r] = shown[r / 32] >> r % 32 & 1 ? s[r] : -kInfinity;
+    for (int r = 0; r < T.tile_n / 2; ++r) s[r] = shown[r / 32] >> r % 32 & 1 ? s[r] : -kInfinity;
+    return;
+  } else if constexpr (T.asks_mask()) {
+    if (state == StepState::partial) {
+      const FragmentMask<T> mask(p, held, t, rows, column0, steps);
+#pragma unroll
+      for (int r = 0; r < T.tile_n / 2; r += 4)
+        mask.ask_four(r, [&](int n, bool is_shown) { s[r + n] = is_shown ? s[r + n] : -kInfinity; });
+      return;
+    }
+  }
+#pragma unroll
+  for (float& score : s) score = -kInfinity;
 }
 
 // Hides what lies beyond the keys or outside the window.

@@ -35,7 +35,7 @@ struct Fragments {
   float (&out)[T.head_dim_v / 2];
   u32 (&probabilities)[T.tile_n / 4];
   u32 (&kept)[kKeptNumbers<T>];
-  u32 (&shown)[kShownNumbers<T>];  // of a step in which a block mask hides something
+  u32 (&shown)[kShownNumbers<T>];
   const HeldRow<T> (&held)[2];
 };
 
@@ -70,27 +70,35 @@ TANDEM_DEVICE void hold_first_mask_keys(const WorkRows<T>& rows, const NBlockSte
   }
 }
 
-// What the mask_mod of a block mask says, where it is asked: beside the product of the scores that it hides. What the
-// next step's keys hold is on its way meanwhile.
+// What the next step's keys hold, on its way while scores are multiplied.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void ask_mask(u32 (&shown)[kShownNumbers<T>], const WorkRows<T>& rows, const NBlockSteps<T>& at,
-                            int n_block) {
-  auto ask = [&] {
-    ask_block_mask<T>(shown, rows.w.mask(), rows.p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, n_block * T.tile_n,
+struct NextMaskKey {
+  bool any = false;
+  typename OneOf<T.asks_mask(), MaskKey<T>, NoRow>::Type key;
+
+  TANDEM_DEVICE NextMaskKey(const WorkRows<T>& rows, const NBlockSteps<T>& at) {
+    if constexpr (T.asks_mask()) {
+      any = at.steps > 1 && state_of(at.next, rows.w.index) == StepState::partial;
+      if (any) key = mask_key_of(rows, n_block_of(at.next));
+    }
+  }
+  TANDEM_DEVICE void hold(const WorkRows<T>& rows, const NBlockSteps<T>& at) const {
+    if constexpr (T.asks_mask()) {
+      if (any) hold_mask_key(rows, key, at.steps - 1);
+    }
+  }
+};
+
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void ask_ahead(const Fragments<T>& f, const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block) {
+  if constexpr (asks_ahead<T>()) {
+    const int column0 = n_block * T.tile_n + 2 * (rows.w.lane & 3);
+    ask_block_mask<T>(f.shown, rows.p, rows.w.mask(), rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0,
                       at.state, at.steps);
-  };
-  if constexpr (T.asks_mask()) {
-    const bool ahead = at.steps > 1 && state_of(at.next, rows.w.index) == StepState::partial;
-    MaskKey<T> key;
-    if (ahead) key = mask_key_of(rows, n_block_of(at.next));
-    ask();
-    if (ahead) hold_mask_key(rows, key, at.steps - 1);
-  } else if constexpr (T.block_mask) {
-    ask();
   }
 }
 
-// Changes and hides scores, but for what a block mask hides. masked: some rows may not see some of the keys.
+// Changes and hides scores. masked: some rows may not see some of the keys.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block,
                                 bool masked) {
@@ -100,6 +108,9 @@ TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, const WorkRows<T>& rows, 
     apply_score_mod<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, f.held, column0);
   if (masked && warp_any(n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin)))
     apply_mask<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
+  if constexpr (T.block_mask)
+    apply_block_mask<T>(f.scores, f.shown, p, rows.w.mask(), rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0,
+                        at.state, at.steps);
 }
 
 template <Sm90ForwardConfig T>
@@ -137,13 +148,14 @@ TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const Work
   w.mma_qk(f.scores, f.queries);
   w.pingpong_signal();
   draw_kept(f.kept, constants.dropout, rows, n_block);
-  ask_mask(f.shown, rows, at, n_block);
+  const NextMaskKey<T> next(rows, at);
+  ask_ahead(f, rows, at, n_block);
   wgmma_wait<0>();
   fence_operand(f.scores);
   w.release_k();
   mod_and_mask(f, rows, at, n_block, true);
-  if constexpr (T.block_mask) apply_block_mask<T>(f.scores, f.shown, at.state);
   softmax.update_max(f.scores, constants.scale_log2, constants.threshold);
+  next.hold(rows, at);
   softmax.template exponentials<0, T.tile_n / 2>(f.scores, constants.scale_log2);
   pack_p(f);
   w.zero_v_tail(rows.tile(), at.all, n_block);
@@ -169,16 +181,16 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     } else {
       softmax.settle(f.probabilities, scale_log2, threshold, [] { wgmma_wait<0>(); });
     }
-    ask_mask(f.shown, rows, at, n_block);
+    const NextMaskKey<T> next(rows, at);
+    ask_ahead(f, rows, at, n_block);
+
     draw_kept(f.kept, constants.dropout, rows, n_block);
     wgmma_wait<1>();
     fence_operand(f.scores);
     w.release_k();
     mod_and_mask(f, rows, at, n_block, masked);
-    if (strict) {
-      if constexpr (T.block_mask) apply_block_mask<T>(f.scores, f.shown, at.state);
-      softmax.update_max(f.scores, scale_log2, threshold);
-    }
+    if (strict) softmax.update_max(f.scores, scale_log2, threshold);
+    next.hold(rows, at);
     // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
     // branch that asks for their sums (and is never taken) keeps it from that.
     constexpr int kAll = T.tile_n / 2, kUnder = T.exps_under_pv();
@@ -219,7 +231,7 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
       step(true, [&] {
         at.shown = at.shown || at.is_whole(n_block);
         n_block = at.read_step(w.index);
-        return !T.lazy_max() || warp_any(!at.shown || !at.is_whole(n_block) || work.strict);
+        return !T.lazy_max() || warp_any(!at.shown || work.strict);
       });
     }
   } else {

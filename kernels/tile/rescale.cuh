@@ -12,10 +12,10 @@ template <bool f16>
 TANDEM_DEVICE float row_max_of(float largest) {
   return f16 && fabsf(largest) < 0x1p20f ? largest - 7 : largest;
 }
-// lazy_max: a step whose sum is more than this, and more than so many times that of all before (RowSoftmax: than this),
-// may be one key with all the weight of its row.
+// lazy_max: a step whose sum is more than this, and more than so many times that of all before, may be one key with all
+// the weight of its row.
 constexpr float kOutgrownSum = 0x1p12f;
-// Where a step's sum is beyond this one row_max moves, which nobody had looked for (RowSoftmax: beyond the one above).
+// Where a step's sum is beyond this one row_max moves, which nobody had looked for.
 // Scores of deviation 10 grow by about as much from a row's first keys to its last.
 constexpr float kMovingSum = 0x1p24f;
 // Beyond this one what came before may be lost, and the tile is done again with every maximum taken (strict).

@@ -30,23 +30,25 @@ struct RowSoftmax {
   }
 
   // lazy_max: takes a step's sum into that of all. bfloat16 has float's range, so a row_max that is too small costs
-  // nothing until sums come near the end of it; but where a sum has outgrown all before, it must move.
+  // nothing until sums come near the end of it.
   TANDEM_DEVICE void add_step(Float2 step) {
     step_sum = total_of(step);
     sum = sum + step;
   }
-  // Of a row of the warp: the row_max must move before the next step.
-  TANDEM_DEVICE bool outgrown() const { return __any_sync(~0u, step_sum > kOutgrownSum); }
-  // What has outgrown may be one key with all the weight of its row, which must give its own value: then the result is
-  // divided by the sum of probabilities as they were rounded for the product.
+  // Of a row of the warp: the step may be one key with all the weight. The first question is a constant's.
+  TANDEM_DEVICE bool jumped() const { return __any_sync(~0u, step_sum > kOutgrownSum) && __any_sync(~0u, jumps()); }
+  // Then that key must give its own value: the result is divided by the sum of probabilities as they were rounded for
+  // the product.
   TANDEM_DEVICE void add_rounding(float rounded) {
-    if (step_sum > kOutgrownSum) rounding += rounded - step_sum;
+    if (jumps()) rounding += rounded - step_sum;
   }
+  // Of a row of the warp: the row_max must move before the next step.
+  TANDEM_DEVICE bool outgrown() const { return __any_sync(~0u, step_sum > kMovingSum); }
   // Where outgrown, before the next step: the row_max moves by the power of two that the sum has grown by. True: what
   // came before may be lost.
   TANDEM_DEVICE bool catch_up(const ScoreScale& scale) {
     const float from = row_max;
-    if (step_sum > kOutgrownSum) {
+    if (step_sum > kMovingSum) {
       row_max += static_cast<float>((__float_as_int(step_sum) >> 23) - 127);  // its exponent
       rescale_above = (row_max + kRescaleThreshold) * scale.inverse;
     }
@@ -78,6 +80,8 @@ struct RowSoftmax {
     return even + odd;
   }
   TANDEM_DEVICE float total() const { return total_of(sum); }
+  // The step has many times the sum of all before.
+  TANDEM_DEVICE bool jumps() const { return step_sum > kOutgrownSum * fmaxf(total() - step_sum, 1); }
   // What was summed against row_max `from` is brought to the row_max of now.
   TANDEM_DEVICE void rescale_sum(float from) {
     alpha = exp2_approx(from - row_max);

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can prove about the kernels, on this machine; the outcome goes to a JSON file whose fields
-# docs/results/README.md explains.
+# docs/results/README.md explains: of a Hopper GPU docs/results/hopper-proof.json, of a Blackwell one
+# blackwell-gpu-proof.json there.
 #
 #   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,memcheck,racecheck,synccheck]
 #                      [--in <folder>]
@@ -17,7 +18,7 @@
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$here/tools/gpu/proof.sh"
-build=${BUILD:-} json=$here/docs/results/hopper-proof.json only='' kept=''
+build=${BUILD:-} json='' only='' kept=''
 places=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -133,4 +134,9 @@ done
 
 device=$(nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
 IFS=, read -r name capability driver <<< "${device:-none,none,none}"
+case $capability in
+  *10.*) of=blackwell-gpu ;;
+  *) of=hopper ;;
+esac
+: "${json:=$here/docs/results/$of-proof.json}"
 finish "$json" "$name, compute capability ${capability# }" "${driver# }"

@@ -237,7 +237,7 @@ struct Softmax {
       rows.signal_p_after(c);
     }
     softmax.add_step(sum);
-    if (softmax.outgrown()) softmax.add_rounding(rows.sum_of_p());
+    if (softmax.jumped()) softmax.add_rounding(rows.sum_of_p());
     rows.signal_p(1);
     overflowed |= softmax.overflows(largest, scale);  // its exponential may be anything, and the sum look well
   }

@@ -113,7 +113,8 @@ std::vector<char> are_caught(const std::vector<Subject>& subjects, const std::st
 }
 
 // subjects: problems that one kernel serves; between them they are to execute nearly all of it.
-void expect_survivors(const char* name, const std::vector<Subject>& subjects, const char* listed) {
+void expect_survivors(const char* name, const std::vector<Subject>& subjects, const char* listed,
+                      const char* entry = "forward") {
   const std::vector<Survivor> known = read(listed);
   std::vector<int> met(known.size());
   const Changed sources(jit::kernels());
@@ -126,7 +127,7 @@ void expect_survivors(const char* name, const std::vector<Subject>& subjects, co
   for (const Subject& subject : subjects) executed.merge(subject.executed(ptx));
   std::vector<const vgpu::ptx::Instruction*> all;
   int idle = 0;
-  for (const vgpu::ptx::Instruction& instruction : module.find("forward")->instructions) {
+  for (const vgpu::ptx::Instruction& instruction : module.find(entry)->instructions) {
     if (!orders(instruction)) continue;
     if (executed.contains(instruction.location.ptx_line)) {
       all.push_back(&instruction);
@@ -166,9 +167,9 @@ class Deletion : public CompilerTest {};
 
 // Of one kernel at several shapes.
 std::vector<Subject> subjects_of(const std::string& kernel, const std::vector<const char*>& shapes,
-                                 const std::string& device = "vgpu:h200") {
+                                 const std::string& device = "vgpu:h200", int blocks = 1) {
   std::vector<Subject> subjects;
-  for (const char* shape : shapes) subjects.emplace_back(kernel + shape, 1, device);
+  for (const char* shape : shapes) subjects.emplace_back(kernel + shape, blocks, device);
   return subjects;
 }
 
@@ -196,6 +197,16 @@ TEST_F(Deletion, DISABLED_OfABlackwellKernel) {
                    "--seqlen-q 280 --seqlen-k 500 --values large"},
                   "vgpu:b200");
   expect_survivors("blackwell", subjects, TANDEM_SURVIVORS "/blackwell.txt");
+}
+
+// A pair, and with three n_blocks two of them.
+TEST_F(Deletion, DISABLED_OfABlackwellBackward) {
+  const std::string kernel = "--dtype bf16 --gradients qkv --head-dim 128 --head-dim-v 128 ";
+  std::vector<Subject> subjects =
+      subjects_of(kernel, {"--seqlen-q 260 --seqlen-k 500", "--seqlen-q 100 --seqlen-k 300 --heads-q 2 --heads-k 1"},
+                  "vgpu:b200", 2);
+  subjects.emplace_back(kernel + "--seqlen-q 200 --seqlen-k 700", 4, "vgpu:b200");
+  expect_survivors("blackwell backward", subjects, TANDEM_SURVIVORS "/blackwell_backward.txt", "backward");
 }
 
 }  // namespace

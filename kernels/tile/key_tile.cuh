@@ -146,7 +146,7 @@ TANDEM_DEVICE constexpr bool single() {
 
 // The n-th, the longest first (but from_diagonal, and of block masks: tile/key_steps.cuh): under a causal mask the
 // first keys are seen by the most queries. Heads that are taken together share the L2 cache; the splits of an n_block
-// follow each other.
+// follow each other, and so do sequences that share a bias.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   int split = 0, parts = 1;
@@ -158,7 +158,11 @@ TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   TileIndex index = key_tile_index_at<T>(p, n, p.batch * p.heads_k * parts);
   const int diagonal = from_diagonal<T>() && index.head < p.diagonal_heads;
   if constexpr (by_head<T>()) split = index.head % parts, index.head /= parts;
-  KeyTile tile{index.m_block, index.head % p.heads_k, index.head / p.heads_k, 0, 0, split, diagonal};
+  int sequence = index.head / p.heads_k, head_k = index.head - sequence * p.heads_k;
+  if constexpr (T.bias != Bias::none) {
+    if (p.bias_batch == 0) head_k = index.head / p.batch, sequence = index.head - head_k * p.batch;
+  }
+  KeyTile tile{index.m_block, head_k, sequence, 0, 0, split, diagonal};
   const SequenceCoords s = sequence_coords<T>(p, tile.sequence);
   const int first = tile.n_block * T.tile_n(), last = min(first + T.tile_n(), s.k_len) - 1;
   if (first > last) return tile;

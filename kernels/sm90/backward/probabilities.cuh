@@ -1,6 +1,7 @@
 // From S and dP to P and dS, keys in rows: masks, what is done to scores, exponentials, dropout, and the derivatives of
 // all that.
 #pragma once
+#include "sm90/backward/bias.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 #include "tile/fragment_softmax.cuh"
 #include "tile/key_scores.cuh"
@@ -113,15 +114,17 @@ TANDEM_DEVICE float kept_or_zero(const u32 (&kept)[kKeptNumbers<T>], int r, floa
 }
 
 // Scores become probabilities, in float32 and rounded; where a score is capped or modified, the former times the
-// derivative of that.
+// derivative of that. n: which step of all.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
                                       u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
                                       const Shown<T>& shown, const WarpgroupTile<T>& tile,
-                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
+                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step,
+                                      [[maybe_unused]] u32 n = 0) {
   const BackwardParams& p = tile.p;
   const HeadScores<T> of_head(p, tile.sequence, step.head);
   if constexpr (T.softcap) apply_softcap<false>(scores, p);
+  if constexpr (T.stages_bias()) add_bias(scores, tile, n);
   if (tile.is_masked(step.m_block)) apply_mask(scores, tile, step.m_block);
   if constexpr (T.block_mask) apply_block_mask<T>(scores, shown);
 #pragma unroll

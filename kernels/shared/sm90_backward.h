@@ -41,13 +41,21 @@ struct Sm90BackwardConfig {
   constexpr int dk_columns() const { return wide() && !roles ? head_dim / warpgroups : head_dim; }
   constexpr int dv_columns() const { return wide() && !roles ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
+  // Scores are more than scaled products and a bias that comes through shared memory.
   constexpr bool has_score_mod() const {
-    return unscaled || softcap || alibi || bias != Bias::none || score_mod || mask_mod || block_mask;
+    return unscaled || softcap || alibi || score_mod || mask_mod || block_mask ||
+           (bias != Bias::none && !stages_bias());
   }
+  // A bias that alone is added to products. Each warpgroup has a place for its keys and a step's queries; a warp beside
+  // those that load and add all else copies it.
+  constexpr bool stages_bias() const {
+    return bias != Bias::none && !unscaled && !softcap && !alibi && !score_mod && !mask_mod && !block_mask && !wide();
+  }
+  constexpr int bias_bytes() const { return stages_bias() ? 64 * tile_m * bytes_of(bias) : 0; }  // of a warpgroup
 
   // dq of a step: each warpgroup that makes it has 64 queries of it and some of the columns.
-  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }        // of a CTA
-  constexpr int dq_threads() const { return staged() && !roles ? 3 : 2; }  // that take turns to add them
+  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }                          // of a CTA
+  constexpr int dq_threads() const { return staged() && !roles && !stages_bias() ? 3 : 2; }  // take turns to add them
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }
   constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
@@ -104,8 +112,9 @@ struct Sm90BackwardConfig {
   constexpr int key_parts() const { return roles ? 1 : warpgroups; }
   constexpr int key_tickets() const { return by_head ? 2 * key_parts() : 0; }
 
-  // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step.
-  constexpr int ds_stages() const { return roles ? 2 : wide() ? 1 : 3; }
+  // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step. Beside a bias there is
+  // room for two, and a warpgroup writes one when all have made dq of what was in its place (dq_made).
+  constexpr int ds_stages() const { return roles || (stages_bias() && head_dim > 64) ? 2 : wide() ? 1 : 3; }
 
   // Of a thread that makes scores, or sums, and of a computing one where there are no roles, after the loading
   // warpgroup has given its own away.
@@ -120,7 +129,8 @@ struct Sm90BackwardConfig {
     const int queries = tile_m * (q_stages * head_dim + dout_stages * head_dim_v);
     const int scores = cta_keys() * tile_m;  // P, where it is shared, and dS
     return 2 * (keys + queries + ctas() * ds_stages() * scores + (wide() ? scores : 512)) +
-           (staged() ? 4 * dq_parts() * dq_part_floats() : 0) + 8 * dout_stages * tile_m + ctas() * 1024;
+           (staged() ? 4 * dq_parts() * dq_part_floats() : 0) + warpgroups * bias_bytes() + 8 * dout_stages * tile_m +
+           ctas() * 1024;
   }
   // Of kernels that make scores anew: the operands of two tiles with the same keys; and the sums of a bias's gradient,
   // or two numbers of each score.
@@ -138,6 +148,7 @@ struct Sm90BackwardConfig {
     if (roles)
       return pair && warpgroups == 3 && tile_m == 64 && q_stages > 1 && head_dim == 192 && head_dim_v <= 192 &&
              !has_score_mod() && !dropout;
+    if (stages_bias() && tile_m != 64) return false;
     if (single && (pair || block_mask || varlen || left || by_head)) return false;
     return (tile_m == 64 || tile_m == 64 * warpgroups) && whole_blocks(dq_columns()) && whole_blocks(dk_columns()) &&
            whole_blocks(dv_columns()) && (!pair || (wide() && dq_columns() == 64 && q_stages > 1));

@@ -23,9 +23,10 @@ struct Sm90ForwardConfig {
 
   constexpr int tile_m() const { return 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  // Scores are more than scaled products. With a block mask a mask_mod is asked apart, where an n_block needs it.
+  // Scores are more than scaled products and a bias. With a block mask a mask_mod is asked apart, where an n_block
+  // needs it.
   constexpr bool has_score_mod() const {
-    return unscaled || softcap || alibi || bias != Bias::none || score_mod || (mask_mod && !block_mask);
+    return unscaled || softcap || alibi || score_mod || (mask_mod && !block_mask);
   }
   // A block mask asks a mask_mod where an n_block is seen in part. What that needs of rows and keys alone is in shared
   // memory: so many words at most of each row, and of each key of two steps (src/mods/program.cpp).
@@ -61,22 +62,32 @@ struct Sm90ForwardConfig {
   // Queries in registers spare the tensor core reads of shared memory, where registers suffice: beside them a thread
   // has the result, the scores and the probabilities. What changes scores and what drops them leave none together.
   constexpr bool q_in_registers() const {
-    if (dropout && has_score_mod()) return false;
+    if (dropout && (has_score_mod() || bias != Bias::none)) return false;
     return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - (registers() > 160 ? 40 : 28);
   }
-  // Of a computing thread, after the loading warpgroup has given its own away.
+  // Of a computing thread, after the loading warpgroup has given its own away, which keeps a few, more beside a bias.
   constexpr int registers() const {
-    const int at_launch = 65536 / threads() / 8 * 8;
-    const int most = (threads() * at_launch - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
-    return most < 240 ? most : 240;
+    const int most = (all_registers() - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
+    const int beside_bias = (all_registers() - 128 * kBiasLoadRegisters) / (128 * warpgroups) / 8 * 8;
+    return bias != Bias::none ? beside_bias : most < 240 ? most : 240;
   }
+  constexpr int load_registers() const {
+    return bias != Bias::none ? (all_registers() / 128 - warpgroups * registers()) / 8 * 8 : kLoadRegisters;
+  }
+  constexpr int all_registers() const { return threads() * (65536 / threads() / 8 * 8); }  // at launch
   constexpr int smem_bytes() const { return bytes_with(o_smem_rows()); }
 
-  static constexpr int kLoadRegisters = 24;
+  // A bias comes through shared memory, where each warpgroup has a place for its rows of a step. Two warps beside the
+  // one that loads all else copy it. From one row to the next there are so many bytes that threads of a warp, which
+  // read two columns of eight rows, meet in no bank.
+  static constexpr int kBiasWarps = 2, kBiasLoadRegisters = 32, kLoadRegisters = 24;
+  constexpr int bias_pitch() const { return tile_n * bytes_of(bias) + (bias == Bias::f32 ? 32 : 16); }
+  constexpr int bias_bytes() const { return bias == Bias::none ? 0 : 64 * bias_pitch(); }
+
   static constexpr int kMaxSmemBytes = 232448;  // of a block
-  // Queries, so many rows of the result, keys and values, barriers.
+  // Queries, so many rows of the result, keys and values, a bias, barriers.
   constexpr int bytes_with(int o_rows) const {
-    return 2 * (tile_m() * columns_k() + o_rows * columns_v() + stages * tile_n * (columns_k() + columns_v())) + 1024 +
-           mask_bytes();
+    return 2 * (tile_m() * columns_k() + o_rows * columns_v() + stages * tile_n * (columns_k() + columns_v())) +
+           mask_bytes() + warpgroups * bias_bytes() + 1024;
   }
 };

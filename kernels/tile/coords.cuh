@@ -2,6 +2,7 @@
 #pragma once
 #include "ptx/base.cuh"
 #include "shared/forward.h"
+#include "shared/score_options.h"
 #include "shared/visible_range.h"
 
 // Rows [m_block * T.tile_m(), ...) of a sequence and of pack_gqa heads: row r is query r / pack_gqa of head
@@ -26,12 +27,16 @@ TANDEM_DEVICE TileIndex tile_index_at(const ForwardParams& p, int n, int m_block
   return {rest / width, group * p.l2_heads + rest % width};
 }
 
-// Dense: the longest tiles first.
+// Dense: the longest tiles first. Sequences that share a bias follow each other, so that it is in the L2 cache when the
+// next one comes to it.
 template <auto T>
 TANDEM_DEVICE TileCoords dense_coords(const ForwardParams& p, int n) {
   const int heads = p.heads_q >> log2_of(p.pack_gqa);
   const TileIndex index = tile_index_at(p, n, p.m_blocks, p.batch * heads);
-  const int batch = index.head / heads, head = index.head % heads;
+  int batch = index.head / heads, head = index.head % heads;
+  if constexpr (T.bias != Bias::none) {
+    if (p.bias_batch == 0) batch = index.head % p.batch, head = index.head / p.batch;
+  }
   int m_block = T.right ? p.m_blocks - 1 - index.m_block : index.m_block;
   if constexpr (T.block_mask)
     m_block = p.tile_order[static_cast<i64>(batch) * p.order_batch + head * p.order_head + index.m_block];

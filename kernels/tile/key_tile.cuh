@@ -152,6 +152,11 @@ template <auto T>
 TANDEM_DEVICE int tile_heads(const BackwardParams& p) {
   return p.heads_k * (by_head<T>() ? p.splits : 1);
 }
+// Whether a head of all sequences comes before the next head: they share a bias.
+template <auto T>
+TANDEM_DEVICE bool sequences_follow(const BackwardParams& p) {
+  return T.bias != Bias::none && p.bias_batch == 0;
+}
 // Tiles that share an n_block and a head, one after the other.
 template <auto T>
 TANDEM_DEVICE int tile_parts(const BackwardParams& p) {
@@ -160,19 +165,20 @@ TANDEM_DEVICE int tile_parts(const BackwardParams& p) {
 
 // The n-th, the longest first (but from_diagonal, and of block masks: tile/key_steps.cuh): under a causal mask the
 // first keys are seen by the most queries. Heads that are taken together share the L2 cache; the splits of an n_block
-// follow each other.
+// follow each other, and so do sequences that share a bias.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
-  const int parts = tile_parts<T>(p), of_sequence = tile_heads<T>(p);
+  const int parts = tile_parts<T>(p);
   int split = n % parts;
   n /= parts;
-  const KeyTileGroup group = key_tile_group_at<T>(p, n, p.batch * of_sequence);
+  const KeyTileGroup group = key_tile_group_at<T>(p, n, p.batch * tile_heads<T>(p));
   const int rest = n - group.first, from_begin = rest / group.heads;
-  int head = group.first_head + rest % group.heads;
-  const int sequence = head / of_sequence, n_block = group.falls ? p.n_blocks - 1 - from_begin : from_begin;
-  head -= sequence * of_sequence;
-  if constexpr (by_head<T>()) split = head % p.splits, head /= p.splits;
-  KeyTile tile{n_block, head, sequence, 0, 0, split, from_diagonal<T>() && group.falls};
+  const int n_block = group.falls ? p.n_blocks - 1 - from_begin : from_begin;
+  int of_all = group.first_head + rest % group.heads;  // a head over the batch
+  if constexpr (by_head<T>()) split = of_all % p.splits, of_all /= p.splits;
+  int sequence = of_all / p.heads_k, head_k = of_all - sequence * p.heads_k;
+  if (sequences_follow<T>(p)) head_k = of_all / p.batch, sequence = of_all - head_k * p.batch;
+  KeyTile tile{n_block, head_k, sequence, 0, 0, split, from_diagonal<T>() && group.falls};
   const SequenceCoords s = sequence_coords<T>(p, tile.sequence);
   const int first = tile.n_block * T.tile_n(), last = min(first + T.tile_n(), s.k_len) - 1;
   if (first > last) return tile;
@@ -192,7 +198,8 @@ TANDEM_DEVICE bool pass_empty_tiles(const BackwardParams& p, int* counter, int n
   if (!T.varlen || tile.n_block * T.tile_n() < s.k_rows) return false;
   const int parts = tile_parts<T>(p), of_sequence = tile_heads<T>(p);
   const KeyTileGroup group = key_tile_group_at<T>(p, n / parts, p.batch * of_sequence);
-  if (group.first_head / of_sequence == (group.first_head + group.heads - 1) / of_sequence) {
+  const bool of_one = group.first_head / of_sequence == (group.first_head + group.heads - 1) / of_sequence;
+  if (group.heads == 1 || (of_one && !sequences_follow<T>(p))) {
     const int n_blocks = (s.k_rows + T.tile_n() - 1) / T.tile_n();
     atomicMax(counter, parts * (group.first + group.heads * (p.n_blocks - (group.falls ? n_blocks : 0))));
   }

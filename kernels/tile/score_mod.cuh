@@ -2,6 +2,7 @@
 // registers lie in them is the kernel's.
 #pragma once
 #include "ptx/float2.cuh"
+#include "shared/score_options.h"
 #include "tile/mod_functions.cuh"
 #include "tile/row.cuh"
 
@@ -75,6 +76,10 @@ TANDEM_DEVICE HeldRow<T> hold_row(const ForwardParams& p, const TileCoords& t, c
   }
 }
 
+// What a bias has of a score: a number, or whether it is shown.
+template <auto T>
+using BiasValue = typename OneOf<T.bias == Bias::boolean, bool, float>::Type;
+
 // Makes a row's scores, in log2 units, from products of queries and keys (with a softcap: from what apply_softcap()
 // makes of them). Beyond the tensor, where everything is masked, it reads the last bias again: a load that depends on
 // nothing needs no branch, and branches for each element are what takes long to compile. natural: not in log2 units,
@@ -82,7 +87,7 @@ TANDEM_DEVICE HeldRow<T> hold_row(const ForwardParams& p, const TileCoords& t, c
 template <auto T, bool natural = false>
 struct ScoreMod {
   static constexpr float kUnit = natural ? 1.0f : kLog2e;
-  static constexpr int kBiasBytes = T.bias == Bias::boolean ? 1 : T.bias == Bias::f32 ? 4 : 2;
+  static constexpr int kBiasBytes = bytes_of(T.bias);
   float slope;
   int diagonal;      // the column that the row's query is at
   const char* bias;  // the row's
@@ -106,8 +111,17 @@ struct ScoreMod {
     }
     if constexpr (T.score_mod || T.mask_mod) place = {t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
   }
+  TANDEM_DEVICE BiasValue<T> load_bias(const ForwardParams& p, int column) const {
+    if constexpr (T.bias == Bias::none) return {};
+    const char* at = bias + min(column, p.seqlen_k - 1) * bias_stride;
+    if constexpr (T.bias == Bias::boolean) return *at != 0;
+    return load_element<T.f16>(at, 0, T.bias == Bias::f32);
+  }
   // Of column0 + n, n a constant.
   TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n) const {
+    return (*this)(x, p, column0, n, load_bias(p, column0 + n));
+  }
+  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n, BiasValue<T> of_bias) const {
     const int column = column0 + n;
     bool visible = true;
     if constexpr (!T.softcap) {
@@ -116,13 +130,10 @@ struct ScoreMod {
       x *= kLn2;
     }
     if constexpr (T.alibi) x -= slope * fabsf(distance_of(diagonal - column0, -n));
-    if constexpr (T.bias != Bias::none) {
-      const char* at = bias + min(column, p.seqlen_k - 1) * bias_stride;
-      if constexpr (T.bias == Bias::boolean) {
-        visible = *at != 0;
-      } else {
-        x += kUnit * load_element<T.f16>(at, 0, T.bias == Bias::f32);
-      }
+    if constexpr (T.bias == Bias::boolean) {
+      visible = of_bias;
+    } else if constexpr (T.bias != Bias::none) {
+      x += kUnit * of_bias;
     }
     if constexpr (T.score_mod || T.mask_mod) {
       const ModParams& mods = static_cast<const ModifiedForwardParams&>(p).mods;

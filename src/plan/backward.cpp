@@ -128,15 +128,17 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.head_dim = rounded(p.head_dim);
   t.head_dim_v = rounded(p.head_dim_v);
   set_options(p, &t);
+  t.unscaled = t.unscaled || (p.bias && !is_near_one(p.softmax_scale));
   t.dropout = static_cast<bool>(p.dropout);
   t.single = has_one_n_block(p, t);
   // Short products are worth more queries at once, where registers suffice.
-  if (t.head_dim <= 64 && t.head_dim_v <= 64 && !t.has_score_mod() && !t.dropout && !t.single) t.tile_m = 128;
+  const bool plain = !t.has_score_mod() && t.bias == Bias::none && !t.dropout;
+  if (t.head_dim <= 64 && t.head_dim_v <= 64 && plain && !t.single) t.tile_m = 128;
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.
   t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
   // Up to 192 there is room for dk, and for dv, of all keys in a warpgroup, and for dq in shared memory.
-  t.roles = t.pair && p.head_dim <= 192 && p.head_dim_v <= 192 && !t.has_score_mod() && !t.dropout;
+  t.roles = t.pair && p.head_dim <= 192 && p.head_dim_v <= 192 && plain;
   if (t.roles) {
     t.warpgroups = 3;
     t.head_dim = 192;

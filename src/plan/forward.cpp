@@ -49,7 +49,9 @@ Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   if (!t.dropout && !(narrow && ((t.softcap && (t.alibi || t.left)) || t.varlen || p.batch_invariant)))
     rest.softcap = rest.alibi = false;
   if (p.block_mask) rest.alibi = t.alibi;
-  if (!rest.has_score_mod()) return t.dropout && t.left && narrow ? Scores::any : Scores::plain;
+  const bool biased = t.bias != Bias::none;
+  if (biased && (t.dropout || t.has_score_mod())) return Scores::any;
+  if (!rest.has_score_mod()) return t.dropout && t.left && narrow ? Scores::any : biased ? Scores::bias : Scores::plain;
   rest = t;
   rest.score_mod = false;
   return !rest.has_score_mod() && !t.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
@@ -59,6 +61,7 @@ Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
 // are those of other sequences.
 Tile cut_for_hopper(const Problem& p, int64_t rows) {
   auto t = options_of<Sm90ForwardConfig>(p);
+  t.unscaled = t.unscaled || (p.bias && !is_near_one(p.softmax_scale));
   const Scores scores = scores_of(p, t);
   if (p.block_mask) {
     for (const Sm90Choice& c : kSm90BlockChoices) {
@@ -123,16 +126,28 @@ int64_t count_m_blocks(const Problem& p, int rows, int pack_gqa) {
   return std::min((p.total_q * pack_gqa + partly * (rows - 1)) / rows, p.batch * longest);
 }
 
+// Heads, over the batch, that follow each other and share a bias, which their tiles then read at the same time; but no
+// more than whose keys and values are in the L2 cache beside it.
+double heads_of_a_bias(const Problem& p, double heads) {
+  if (!p.bias) return 1;
+  const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
+  const double sharing = (of_batch ? static_cast<double>(p.batch) : 1) * (of_heads ? heads : 1);
+  return std::min(sharing, kL2BiasHeads);
+}
+
 // Without a mask one head after the other: its tiles read the same keys at the same time.
 int choose_l2_heads(const Problem& p, const ForwardTiling& t, int sm_count) {
   double wanted, packed_heads = t.packed_heads;
   if (t.tile.varlen) {
     wanted = kL2Waves * sm_count / std::max(t.m_blocks, 1);
   } else {
-    if (!t.tile.left && !t.tile.right) return 1;
+    const double of_bias = heads_of_a_bias(p, packed_heads);
+    if (!t.tile.left && !t.tile.right && of_bias <= 1) return 1;
     packed_heads *= static_cast<double>(p.batch);
-    wanted = kL2Heads * (t.tile.head_dim <= 64 ? 2 : 1) *
-             std::sqrt(16384.0 / (static_cast<double>(std::max<int64_t>(p.seqlen_k, 1)) * t.pack_gqa));
+    wanted = !t.tile.left && !t.tile.right
+                 ? of_bias
+                 : kL2Heads * (t.tile.head_dim <= 64 ? 2 : 1) *
+                       std::sqrt(16384.0 / (static_cast<double>(std::max<int64_t>(p.seqlen_k, 1)) * t.pack_gqa));
   }
   const double groups = std::clamp(std::round(packed_heads / std::max(wanted, 1.0)), 1.0, std::max(packed_heads, 1.0));
   return static_cast<int>(std::ceil(packed_heads / groups));
@@ -244,6 +259,8 @@ Bias bias_of(const Problem& p) {
   if (p.bias.boolean()) return Bias::boolean;
   return p.bias.dtype == DType::f32 ? Bias::f32 : Bias::element;
 }
+
+bool is_near_one(double scale) { return scale > 0x1p-20 && scale < 0x1p20; }
 
 int clamped_bound(int64_t bound) { return static_cast<int>(std::clamp<int64_t>(bound, -kFarWindow, kFarWindow)); }
 

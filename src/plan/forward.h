@@ -41,6 +41,8 @@ inline bool varlen(const Problem& p) {
 // of scores.
 Bias bias_of(const Problem& problem);
 int clamped_bound(int64_t bound);
+// Whether a bias may be divided by it and added to products, and neither is lost beside the other.
+bool is_near_one(double scale);
 // Multiprocessors that the call may take, of which a cluster needs so many.
 int sms_for(const Problem& problem, const gpu::Properties& device, int ctas);
 template <class Kernel>

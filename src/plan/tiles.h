@@ -10,8 +10,9 @@
 namespace tandem::plan {
 
 enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a window; left: a window
-// plain: scaled products, nothing added. light: or those that a short text alone changes.
-enum class Scores : uint8_t { any, light, plain };
+// plain: scaled products, nothing added. light: or those that a short text alone changes. bias: to which it alone is
+// added.
+enum class Scores : uint8_t { any, bias, light, plain };
 
 // Serves what has these sizes at most, and at least so many rows and keys.
 struct Sm90Choice {
@@ -31,7 +32,7 @@ struct Sm90Choice {
     return t;
   }
   constexpr bool serves(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, Scores of) const {
-    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys || of < scores) return false;
+    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys || !serves(of)) return false;
     switch (mask) {
       case Mask::any: return true;
       case Mask::full: return !left && !right;
@@ -39,6 +40,9 @@ struct Sm90Choice {
       case Mask::left: return left;
     }
     return false;
+  }
+  constexpr bool serves(Scores of) const {
+    return scores == Scores::any || of == scores || (of == Scores::plain && scores == Scores::light);
   }
 };
 
@@ -48,9 +52,11 @@ inline constexpr Sm90Choice kSm90Choices[] = {
     {64, 64, 129, 0, Mask::bounded, Scores::plain, 4, 64, 3, true},
     {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {64, 64, 129, 0, Mask::any, Scores::light, 4, 64, 2, true},
+    {64, 64, 129, 0, Mask::any, Scores::bias, 4, 64, 2, true},
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 96, 2, false},
     {128, 128, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {128, 128, 129, 0, Mask::any, Scores::light, 3, 64, 2, true},
+    {128, 128, 0, 0, Mask::any, Scores::bias, 2, 112, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
     {192, 128, 129, 24576, Mask::full, Scores::plain, 3, 64, 2, true},
     {192, 128, 0, 513, Mask::full, Scores::plain, 2, 96, 2, true},
@@ -77,6 +83,9 @@ inline constexpr int64_t kLeastBlockKeys = 32;
 // query heads that share a tile, and is twice that at head_dim 64. More of them share the L2 cache, fewer balance
 // worse: measured.
 inline constexpr double kL2Heads = 8;
+// Heads that share a bias, without a mask. Of 132 tiles at once so many times fewer are of one head: the bias is read
+// as many times less often from memory, keys and values more often. Not measured.
+inline constexpr double kL2BiasHeads = 8;
 // Of varlen sequences, whose tiles are listed for all of them: tiles per SM.
 inline constexpr double kL2Waves = 6;
 
@@ -94,7 +103,8 @@ constexpr bool fits(const Sm90ForwardConfig& t) {
 }
 constexpr bool all_fit() {
   for (const Sm90Choice& c : kSm90Choices) {
-    const Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
+    Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
+    if (c.serves(Scores::bias)) t.bias = Bias::f32;
     if (!fits(t) || !is_valid(t)) return false;
   }
   for (const Sm90Choice& c : kSm90BlockChoices) {

@@ -465,6 +465,27 @@ TEST(ForwardPlan, GroupsOfHeads) {
   EXPECT_LE(plan_of(documents).l2_heads, 6);  // all sequences are in one list: units are heads
 }
 
+// Heads that share a bias are taken together, as many as leave room for their keys in the L2 cache; a scale that it
+// cannot be divided by makes scores otherwise.
+TEST(ForwardPlan, HeadsThatShareABias) {
+  Problem p = dense({.batch = 4, .seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 16, .heads_k = 16});
+  p.bias.present = true;
+  p.bias.dtype = DType::f32;
+  const auto group_of = [&](int64_t batch, int64_t head) {
+    p.bias.stride[0] = batch;
+    p.bias.stride[1] = head;
+    return plan_of(p).l2_heads;
+  };
+  EXPECT_EQ(group_of(1 << 28, 1 << 24), 1);
+  EXPECT_EQ(group_of(0, 1 << 24), 4);
+  EXPECT_EQ(group_of(1 << 24, 0), 8);
+  EXPECT_EQ(group_of(0, 0), 8);
+  for (const auto& [scale, unscaled] : {std::pair{0.1, false}, {1e-9, true}, {1e9, true}, {-0.1, true}}) {
+    p.softmax_scale = scale;
+    EXPECT_EQ(plan_of(p).tile.for_hopper().unscaled, unscaled) << scale;
+  }
+}
+
 // What is launched, in which order, and who fills which part of the workspace.
 TEST(ForwardPlan, Launches) {
   const Problem equal = dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 100});

@@ -146,7 +146,7 @@ struct Cluster {
   std::array<ClusterBarrier, 4> barrier;
   std::unordered_map<uint64_t, Mbarrier> mbarriers;  // by block and offset
   std::unordered_map<uint64_t, Operation> operations;
-  std::deque<uint64_t> operation_order;
+  std::deque<uint64_t> operation_order, copy_order;                    // the oldest first; copy: by cp.async
   std::unordered_map<uint64_t, std::vector<Quarter>> quarters;         // by operation
   std::unordered_map<uint64_t, Knowledge> shared_syncs, global_syncs;  // told through atomics
   std::set<uint32_t> reported;                                         // sites that were left under way

@@ -7,7 +7,8 @@
 namespace tandem::vgpu::check {
 namespace {
 
-constexpr size_t kMostOperations = 8192;  // that may still signal a barrier, of a cluster
+// That may still signal a barrier, of a cluster. Copies by cp.async are each thread's own, of 4 bytes it may be.
+constexpr size_t kMostOperations = 8192, kMostCopies = 32768;
 constexpr uint32_t kManySites = 1u << 16;
 constexpr int kWarpgroup = 4;
 
@@ -49,11 +50,13 @@ bool Watch::async_issues(const Actor& actor, AsyncKind kind, AsyncId id, std::sp
   if (kind == AsyncKind::wgmma) scene.cluster.quarters.erase(id);
   if (!signals(kind)) return true;
   operation.told = scene.warp.release(actor.lanes);
-  scene.cluster.operation_order.push_back(id);
+  const bool is_copy = kind == AsyncKind::cp_async;
+  std::deque<uint64_t>& order = is_copy ? scene.cluster.copy_order : scene.cluster.operation_order;
+  order.push_back(id);
   scene.cluster.operations[id] = std::move(operation);
-  if (scene.cluster.operation_order.size() > kMostOperations) {
-    scene.cluster.operations.erase(scene.cluster.operation_order.front());
-    scene.cluster.operation_order.pop_front();
+  if (order.size() > (is_copy ? kMostCopies : kMostOperations)) {
+    scene.cluster.operations.erase(order.front());
+    order.pop_front();
   }
   return true;
 }

@@ -18,7 +18,8 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
                                    float (&last_dq)[T.dq_columns() / 2]) {
   // What registers allow: the next S under way with dK; and dP too, beside the dS that dK is made of. The store of dq
   // takes more than its addition, and steps are few.
-  constexpr bool kScoresAhead = !T.single && (T.head_dim <= 64 || !(T.has_score_mod() || T.dropout));
+  constexpr bool kScoresAhead =
+      !T.single && (T.head_dim <= 64 || !(T.has_score_mod() || T.bias != Bias::none || T.dropout));
   constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead;
   // What the next step keeps is drawn under dq, dV and dK, where there are no scores in registers, or as late as S is
   // not waited for: modelled.
@@ -30,10 +31,10 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   HeadRow<T> row;
   // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
   auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
-  // Scores have been multiplied, dP is under way.
-  auto probabilities_and_dp = [&] {
+  // Scores of the n-th step have been multiplied, dP is under way.
+  auto probabilities_and_dp = [&](u32 n) {
     fence_operand(scores);
-    if constexpr (!T.sums_scores) make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
+    if constexpr (!T.sums_scores) make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at, n);
     wgmma_wait<0>();
     fence_operand(dp);
   };
@@ -50,6 +51,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       pack_all<T>(ds, dp);
     }
     wait_ds(rings.steps - 1);
+    if constexpr (T.ds_stages() == 2) mbarrier_wait(&s.bias.dq_made, (rings.steps & 1) ^ 1);  // of the step before
     store_fragments(shared_address(s.ds[rings.ds_slot]), ds, tile);
     fence_proxy_async();
     __syncwarp();
@@ -71,6 +73,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     fence_operand(dv);
     fence_operand(dq);
     arrive(&s.dout_empty[rings.dout.slot]);
+    if constexpr (T.ds_stages() == 2) arrive(&s.bias.dq_made);
     rings.dout.advance();
     if constexpr (!kDrawsAhead) at.advance();
     look_ahead(shown, row, tile, at);
@@ -92,7 +95,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       ask_block_mask(shown, tile, at);
       wgmma_wait<1>();
       if constexpr (!kDkFirst) dk_is_made();
-      probabilities_and_dp();
+      probabilities_and_dp(rings.steps + 1);
     } else {
       wgmma_wait<0>();
       dk_is_made();
@@ -107,7 +110,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   draw_kept(kept, tile, at);
   ask_block_mask(shown, tile, at);
   wgmma_wait<1>();
-  probabilities_and_dp();
+  probabilities_and_dp(rings.steps);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 1); --left) step(true, left < at.count);
   step(false, at.count > 1);

@@ -15,9 +15,10 @@
 // almost a step apart. It is summed in float32 in memory, by bulk additions in the order of n_blocks (order_dq), as
 // threads hold it; common/convert.cuh rounds it. At head_dim 64 threads add it from registers, when they are told.
 // Registers of a computing thread at head_dim 128: dK 64, dV 64, S 32, dP or dQ 32, P 16, dS 16. dk and dv are stored
-// from registers while the next tile's keys come; so is dq where one n_block has all keys (`single`). Heads wider than
-// 128 (Sm90BackwardConfig::wide) have 64 keys for all warpgroups, P goes through shared memory as dS does, and dQ is
-// that of the step. Up to 192 each warpgroup has a role instead: roles.cuh.
+// from registers while the next tile's keys come; so is dq where one n_block has all keys (`single`). A bias has a
+// place and a warp of its own (bias.cuh). Heads wider than 128 (Sm90BackwardConfig::wide) have 64 keys for all
+// warpgroups, P goes through shared memory as dS does, and dQ is that of the step. Up to 192 each warpgroup has a role
+// instead: roles.cuh.
 //
 // Adding dq in memory is what binds at head_dim 256: a CTA with 64 keys adds 64 KB in a step. Two of them (a cluster,
 // `pair`) take an n_block of 128 keys, 64 each, and go over the same steps; each sends its dS to the other, and makes
@@ -46,7 +47,12 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     constexpr int kWarps = T.roles ? 8 : 4 * T.warpgroups;  // that read a step's queries, or dout
     mbarrier_init(&s.k_full, 1);
     mbarrier_init(&s.v_full, 1);
-    mbarrier_init(&s.kv_empty, T.warpgroups + T.dq_threads() + (T.roles ? 1 : 0));
+    mbarrier_init(&s.kv_empty, T.warpgroups + T.dq_threads() + (T.roles || T.stages_bias() ? 1 : 0));
+    if constexpr (T.stages_bias()) {
+      for (u64& full : s.bias.full) mbarrier_init(&full, 32);
+      for (u64& empty : s.bias.empty) mbarrier_init(&empty, 4);
+      mbarrier_init(&s.bias.dq_made, kWarps);
+    }
     for (int i = 0; i < T.q_stages; ++i) {
       mbarrier_init(&s.q_full[i], 1);
       mbarrier_init(&s.q_empty[i], kWarps);
@@ -97,6 +103,8 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       if (elect_one()) order_dq<T>(p, s, warp - 1);
     } else if constexpr (T.roles) {
       if (elect_one()) send_ds<T>(p, s);
+    } else if constexpr (T.stages_bias()) {
+      if (warp == 3) load_bias<T>(p, s);
     }
   } else if constexpr (!T.roles) {
     setmaxnreg_inc<T.registers()>();

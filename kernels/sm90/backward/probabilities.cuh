@@ -1,7 +1,7 @@
 // From S and dP to P and dS, keys in rows: masks, what is done to scores, exponentials, dropout, and the derivatives of
 // all that.
 #pragma once
-
+#include "sm90/backward/bias.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 #include "tile/captured_sums.cuh"
 #include "tile/fragment_softmax.cuh"
@@ -118,16 +118,17 @@ TANDEM_DEVICE float kept_or_zero(const u32 (&kept)[kKeptNumbers<T>], int r, floa
   return x;
 }
 
-// Scores become probabilities. use(pair, derivatives, given): of four scores each, by what they are modified,
-// when their probabilities are there. given: to a text, where T.sums_scores.
+// Scores of the n-th step become probabilities. use(pair, derivatives, given): of four scores each, by what they are
+// modified, when their probabilities are there. given: to a text, where T.sums_scores.
 template <Sm90BackwardConfig T, class Use>
 TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const HeadRow<T>& row,
                                          const Shown<T>& shown, const WarpgroupTile<T>& tile,
                                          const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step,
-                                         const Use& use) {
+                                         [[maybe_unused]] u32 n, const Use& use) {
   const BackwardParams& p = tile.p;
   const HeadScores<T> of_head(p, tile.sequence, step.head, row);
   if constexpr (T.softcap) apply_softcap<false>(scores, p);
+  if constexpr (T.stages_bias()) add_bias(scores, tile, n);
   if (tile.is_masked(step.m_block)) apply_mask(scores, tile, step.m_block);
   if constexpr (T.block_mask) apply_block_mask<T>(scores, shown);
 #pragma unroll
@@ -167,12 +168,14 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
                                       u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
                                       const HeadRow<T>& row, const Shown<T>& shown, const WarpgroupTile<T>& tile,
-                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
-  make_each_probability<T>(scores, row, shown, tile, rings, step, [&](int pair, const float(&derivative)[4], auto&) {
-    pack_probabilities<T>(probabilities, scores, kept, pair);
+                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step, u32 of_steps = 0) {
+  make_each_probability<T>(scores, row, shown, tile, rings, step, of_steps,
+                           [&](int pair, const float(&derivative)[4], auto&) {
+                             pack_probabilities<T>(probabilities, scores, kept, pair);
 #pragma unroll
-    for (int n = 0; n < 4; ++n) scores[4 * pair + n] = through_scores<T>(scores[4 * pair + n], derivative[n]);
-  });
+                             for (int n = 0; n < 4; ++n)
+                               scores[4 * pair + n] = through_scores<T>(scores[4 * pair + n], derivative[n]);
+                           });
 }
 
 // In two parts, so that additions need not wait for each other.
@@ -215,7 +218,7 @@ TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<
                                     const HeadRow<T>& row, const Shown<T>& shown, const WarpgroupTile<T>& tile,
                                     const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
   make_each_probability<T>(
-      scores, row, shown, tile, rings, step, [&](int pair, const float(&derivative)[4], const float(&given)[4]) {
+      scores, row, shown, tile, rings, step, 0, [&](int pair, const float(&derivative)[4], const float(&given)[4]) {
         pack_probabilities<T>(probabilities, scores, kept, pair);
         const float2 delta = stat_of(tile, rings, 1, pair);
 #pragma unroll

@@ -19,6 +19,16 @@ struct PairShared<T, true> {
   int next_tile;
 };
 
+// A bias, of each warpgroup's keys and a step's queries, which are in rows. Arrivals: full the threads of the warp that
+// copies it, empty the warpgroup's warps; dq_made all computing warps.
+template <Sm90BackwardConfig T, bool = T.stages_bias()>
+struct BiasShared {};
+template <Sm90BackwardConfig T>
+struct BiasShared<T, true> {
+  alignas(128) char rows[T.warpgroups][T.bias_bytes()];
+  u64 full[T.warpgroups], empty[T.warpgroups], dq_made;
+};
+
 template <Sm90BackwardConfig T>
 struct BackwardShared {
   alignas(1024) u16 k[T.cta_keys() * T.head_dim];
@@ -32,10 +42,10 @@ struct BackwardShared {
   alignas(16) float stats[T.dout_stages][2 * T.tile_m];
   // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;
   // q_empty, dout_empty and ds_full (of even and odd steps) those of all computing warps;
-  // kv_empty one of each warpgroup and of each order_dq(). With roles q_empty, dout_empty those of the warps that make
-  // scores and of those that sum what they are of; p_full, ds_full those that make scores; p_empty that sum dv;
-  // ds_empty that sum dk, that make dq, and that do so in the other CTA. A warpgroup may write, or add, its dq of a
-  // step: dq_turn, 1; it has: dq_added, its warps.
+  // kv_empty one of each warpgroup, of each order_dq() and of load_bias(). With roles q_empty, dout_empty those of the
+  // warps that make scores and of those that sum what they are of; p_full, ds_full those that make scores; p_empty that
+  // sum dv; ds_empty that sum dk, that make dq, and that do so in the other CTA. A warpgroup may write, or add, its dq
+  // of a step: dq_turn, 1; it has: dq_added, its warps.
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_turn[T.dq_parts()], dq_added[T.dq_parts()][T.dq_threads()];
@@ -44,4 +54,5 @@ struct BackwardShared {
   float4* dq_to[T.dq_parts()];
   int dq_is_first_or_rows[T.dq_parts()];
   KeyTile tile;  // told by k_full; n_block -1: there are no more
+  BiasShared<T> bias;
 };

@@ -1,19 +1,33 @@
 // Score mods and masks on the fragments of a warpgroup.
 #pragma once
+#include "sm90/forward/bias.cuh"
 #include "sm90/forward/shared_plan.cuh"
 #include "tile/block_mask.cuh"
 #include "tile/fragment_softmax.cuh"
 #include "tile/mask.cuh"
 #include "tile/score_mod.cuh"
 
-// Scores from products: in log2 units, or with a score_mod not.
-template <Sm90ForwardConfig T, int n>
-TANDEM_DEVICE void apply_score_mod(float (&s)[n], const ForwardParams& p, const TileCoords& t, const Row (&rows)[2],
-                                   const HeldRow<T> (&held)[2], int column0) {
+// Scores from products: in log2 units, or with a score_mod not. What is but a bias is added to products as they are;
+// by: 1 / scale.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void apply_score_mod(float (&s)[T.tile_n / 2], const ForwardParams& p, const TileCoords& t,
+                                   const Row (&rows)[2], const HeldRow<T> (&held)[2], int column0,
+                                   const BiasFragments<T>& bias, float by) {
   if constexpr (T.softcap) apply_softcap<false>(s, p);
   const ScoreMod<T, T.score_mod> mods[2] = {{p, t, rows[0], held[0]}, {p, t, rows[1], held[1]}};
 #pragma unroll
-  for (int r = 0; r < n; ++r) s[r] = mods[row_of(r)](s[r], p, column0, column_of(r));
+  for (int r = 0; r < T.tile_n / 2; r += 2) {
+    BiasValue<T> of_bias[2] = {};
+    if constexpr (T.bias != Bias::none) bias.load(r, of_bias);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      if constexpr (T.has_score_mod()) {
+        s[r + n] = mods[row_of(r)](s[r + n], p, column0, column_of(r + n), of_bias[n]);
+      } else {
+        s[r + n] = with_bias<T>(s[r + n], of_bias[n], by);
+      }
+    }
+  }
 }
 
 // What the mask_mod of a block mask says of this thread's scores, from what is held for its rows and for keys. column0:

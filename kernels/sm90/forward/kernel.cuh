@@ -15,10 +15,12 @@
 // Shared memory: Q [queries][head_dim] in blocks of 64 columns, K and V rings and O alike, all swizzled by 128 bytes.
 // Each warpgroup has its own part of Q and of O (or, where there is no room, all have one in turn), so that the queries
 // of the next tile come in while it computes. Registers of a computing thread at head_dim 128: S 64, O 64, P 32, Q 32.
+// A bias has a place of its own and three warps that copy it (bias.cuh).
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
+#include "sm90/forward/bias.cuh"
 #include "sm90/forward/compute.cuh"
 #include "sm90/forward/load.cuh"
 #include "sm90/forward/shared_plan.cuh"
@@ -36,7 +38,11 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     for (Work& work : s.work_tiles) work.overflowed = 0;
     for (int i = 0; i < T.warpgroups; ++i) {
       mbarrier_init(&s.q_full[i], 1);
-      mbarrier_init(&s.q_empty[i], 4);  // one of each warp
+      mbarrier_init(&s.q_empty[i], 4 + (T.bias != Bias::none && i == 0 ? T.kBiasWarps : 0));  // one of each warp
+    }
+    if constexpr (T.bias != Bias::none) {
+      for (u64& full : s.bias.full) mbarrier_init(&full, 32);
+      for (u64& empty : s.bias.empty) mbarrier_init(&empty, 4);
     }
     for (int i = 0; i < T.stages; ++i) {
       mbarrier_init(&s.k_full[i], 1);
@@ -52,8 +58,12 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
   grid_dependency_wait();
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
-    setmaxnreg_dec<T.kLoadRegisters>();
+    setmaxnreg_dec<T.load_registers()>();
     if (threadIdx.x < 32 && elect_one()) load<T>(p, s);
+    if constexpr (T.bias != Bias::none) {
+      const int warp = uniform(threadIdx.x / 32);
+      if (warp > 0 && warp <= T.kBiasWarps) load_bias<T>(p, s, warp - 1);
+    }
   } else {
     setmaxnreg_inc<T.registers()>();
     compute<T>(p, s, warpgroup - 1);

@@ -28,6 +28,16 @@ struct MaskShared<T, true> {
   KeyPair keys[2][T.tile_n / 2];  // of steps with which an even, and an odd, number is left
 };
 
+// A bias, 64 rows of each warpgroup. Arrivals: full every thread of the warp that copies them, empty the warpgroup's
+// warps.
+template <Sm90ForwardConfig T, bool = T.bias != Bias::none>
+struct BiasShared {};
+template <Sm90ForwardConfig T>
+struct BiasShared<T, true> {
+  alignas(128) char rows[T.warpgroups][T.bias_bytes()];
+  u64 full[T.warpgroups], empty[T.warpgroups];
+};
+
 template <Sm90ForwardConfig T>
 struct ForwardShared {
   // The next is taken when a warpgroup may be at the end of the last but one: three do.
@@ -37,9 +47,11 @@ struct ForwardShared {
   alignas(1024) u16 v[T.stages][T.tile_n * T.columns_v()];
   alignas(1024) u16 out[T.o_smem_rows() * T.columns_v()];
   // A barrier is named for what is true after waiting for it. Arrivals: full 1, beside the bytes that TMA brings;
-  // q_empty 4, the warps of its warpgroup; k_empty and v_empty those of all computing warps.
+  // q_empty 4, the warps of its warpgroup (the first one's also those that copy a bias, which are told of tiles by
+  // q_full too); k_empty and v_empty those of all computing warps.
   alignas(8) u64 q_full[T.warpgroups], q_empty[T.warpgroups];
   u64 k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
   Work work_tiles[kWorkTiles];
   MaskShared<T> mask[T.warpgroups];
+  BiasShared<T> bias;
 };

@@ -11,6 +11,7 @@
 template <Sm90ForwardConfig T>
 struct ScoreConstants {
   const float scale_log2, threshold;
+  float bias_factor = 1;
   Dropout dropout;
 
   TANDEM_DEVICE explicit ScoreConstants(const ForwardParams& p)
@@ -18,6 +19,7 @@ struct ScoreConstants {
                    : T.has_score_mod() ? 1.0f
                                        : p.scale_log2),
         threshold(kRescaleThreshold / scale_log2) {
+    if constexpr (T.bias != Bias::none) bias_factor = reciprocal(p.scale);
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
   }
 };
@@ -100,12 +102,17 @@ TANDEM_DEVICE void ask_ahead(const Fragments<T>& f, const WorkRows<T>& rows, con
 
 // Changes and hides scores. masked: some rows may not see some of the keys.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block,
+TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows,
+                                const NBlockSteps<T>& at, int n_block, const ScoreConstants<T>& constants,
                                 bool masked) {
   const ForwardParams& p = rows.p;
-  const int column0 = n_block * T.tile_n + 2 * (rows.w.lane & 3);
-  if constexpr (T.has_score_mod())
-    apply_score_mod<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, f.held, column0);
+  const int column0 = n_block * T.tile_n + 2 * (w.lane & 3);
+  if constexpr (T.has_score_mod() || T.bias != Bias::none) {
+    w.wait_bias();
+    apply_score_mod<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, f.held, column0,
+                       BiasFragments<T>(w), constants.bias_factor);
+    w.release_bias();
+  }
   if (masked && warp_any(n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin)))
     apply_mask<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
   if constexpr (T.block_mask)
@@ -153,7 +160,7 @@ TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const Work
   wgmma_wait<0>();
   fence_operand(f.scores);
   w.release_k();
-  mod_and_mask(f, rows, at, n_block, true);
+  mod_and_mask(f, w, rows, at, n_block, constants, true);
   softmax.update_max(f.scores, constants.scale_log2, constants.threshold);
   next.hold(rows, at);
   softmax.template exponentials<0, T.tile_n / 2>(f.scores, constants.scale_log2);
@@ -188,7 +195,7 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     wgmma_wait<1>();
     fence_operand(f.scores);
     w.release_k();
-    mod_and_mask(f, rows, at, n_block, masked);
+    mod_and_mask(f, w, rows, at, n_block, constants, masked);
     if (strict) softmax.update_max(f.scores, scale_log2, threshold);
     next.hold(rows, at);
     // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a

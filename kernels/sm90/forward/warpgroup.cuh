@@ -41,6 +41,7 @@ struct Warpgroup {
   const int warp, lane;
   const u32 q_smem;
   Ring<T.stages> k_ring, v_ring;
+  [[maybe_unused]] u32 bias_parity = 0;
   u32 tile = ~0u;  // at hand: so many were before
 
   TANDEM_DEVICE Warpgroup(const ForwardParams& params, ForwardShared<T>& shared, int warpgroup)
@@ -73,6 +74,16 @@ struct Warpgroup {
   TANDEM_DEVICE void release_v() {
     if (lane == 0) mbarrier_arrive(&s.v_empty[v_ring.slot]);
     v_ring.advance();
+  }
+  TANDEM_DEVICE void wait_bias() const {
+    if constexpr (T.bias != Bias::none) mbarrier_wait(&s.bias.full[index], bias_parity);
+  }
+  TANDEM_DEVICE void release_bias() {
+    if constexpr (T.bias != Bias::none) {
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&s.bias.empty[index]);
+      bias_parity ^= 1;
+    }
   }
   TANDEM_DEVICE void release_q() const {
     if (lane == 0) mbarrier_arrive(&s.q_empty[index]);

@@ -36,6 +36,16 @@ struct WorkRows {
   TANDEM_DEVICE bool is_used(int i) const { return !T.varlen || own_row(i).query < tile().q_len; }
 };
 
+// Those of a tile's n_blocks that 64 rows see: one at least.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords& tile, const NBlockRange& all,
+                                       int first_row) {
+  NBlockRange own = n_block_range<T>(p, tile, first_row, 64);
+  own.begin = max(own.begin, all.begin);
+  own.end = max(own.end, own.begin + 1);
+  return own;
+}
+
 // The n_blocks of a work tile, from the last to the first: all that the CTA goes over, and of these the warpgroup's
 // own.
 template <Sm90ForwardConfig T>
@@ -44,11 +54,7 @@ struct NBlockSteps {
   NBlockRange own;
 
   TANDEM_DEVICE explicit NBlockSteps(const WorkRows<T>& rows) : all(n_block_range<T>(rows.p, rows.tile())), own(all) {
-    if constexpr (T.left || T.right) {
-      own = n_block_range<T>(rows.p, rows.tile(), rows.first_row(), 64);
-      own.begin = max(own.begin, all.begin);
-      own.end = max(own.end, own.begin + 1);
-    }
+    if constexpr (T.left || T.right) own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
   }
 
   // Of a block mask: what is left of the list; how many steps there are with this one, the next and the one behind

@@ -68,12 +68,14 @@ void AsyncQueue::advance(Random* random) {
 }
 
 bool AsyncQueue::force(Random* random) {
-  std::vector<AsyncRef> ready;
-  for (const AsyncRef& op : under_way_)
-    if (op->blockers == 0) ready.push_back(op);
-  if (ready.empty()) return false;
-  const bool oldest = grid_->options.schedule.seed == 0;
-  run(ready[oldest ? 0 : random->below(static_cast<uint32_t>(ready.size()))]);
+  const auto is_ready = [](const AsyncRef& op) { return op->blockers == 0; };
+  auto at = std::find_if(under_way_.begin(), under_way_.end(), is_ready);
+  if (at == under_way_.end()) return false;
+  if (grid_->options.schedule.seed != 0) {
+    auto ready = random->below(static_cast<uint32_t>(std::count_if(at, under_way_.end(), is_ready)));
+    for (; ready > 0; --ready) at = std::find_if(at + 1, under_way_.end(), is_ready);
+  }
+  run(AsyncRef(*at));
   return true;
 }
 

@@ -73,7 +73,7 @@ class AsyncQueue {
 
   Grid* grid_ = nullptr;
   Cluster* cluster_ = nullptr;
-  std::vector<AsyncRef> under_way_;  // in order of issue
+  std::deque<AsyncRef> under_way_;  // in order of issue
   bool draining_ = false;
 };
 

@@ -1,0 +1,66 @@
+// A bias that alone is added to products, in the Hopper backward: a warp copies it to shared memory, queries in rows as
+// it lies in memory; a thread reads those of its two keys.
+#pragma once
+#include "sm90/backward/warpgroup_tile.cuh"
+#include "tile/bias_tile.cuh"
+#include "tile/score_mod.cuh"
+
+// Threads of a warp read eight keys of every other query: what would lie in the same banks is moved apart.
+template <Sm90BackwardConfig T>
+struct BiasPlace {
+  static constexpr int kPitch = 64 * bytes_of(T.bias), kShift = T.bias == Bias::f32 ? 5 : 4;
+  TANDEM_DEVICE static u32 at(int query, int byte) { return query * kPitch + (byte ^ (query >> 1 & 3) << kShift); }
+};
+
+// All threads of a warp.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
+  const BiasLayout<T.bias> bias(p);
+  u32 parity = 1;
+  for (u32 taken = 0;; ++taken) {
+    mbarrier_wait(&s.k_full, taken & 1);
+    const KeyTile tile = s.tile;
+    if (tile.n_block < 0) break;
+    __syncwarp();
+    arrive(&s.kv_empty);
+    const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+#pragma unroll 1
+    for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), parity ^= 1) {
+#pragma unroll 1
+      for (int i = 0; i < T.warpgroups; ++i) {
+        // (What follows from it is not worth registers.)
+        const int query = opaque(steps.m_block * T.tile_m), key = tile.n_block * T.cta_keys() + i * 64;
+        const BiasTile<T.bias, T.tile_m, 64, 32, BiasPlace<T>> to{bias, s.bias.rows[i], opaque(threadIdx.x % 32)};
+        mbarrier_wait(&s.bias.empty[i], parity);
+        to.copy({bias.at(sequence.batch, steps.head, query, key), sequence.q_len - query, 0}, sequence.k_len - key);
+        to.arrive(&s.bias.full[i]);
+      }
+    }
+  }
+}
+
+// Adds it to the products of a step, before their scale, when it is there: its numbers by 1 / scale; a boolean one
+// hides. The scale is not far from 1 then, or scores are made otherwise (unscaled).
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void add_bias(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, u32 step) {
+  constexpr int kBytes = bytes_of(T.bias);
+  auto& s = tile.s.bias;
+  const WarpgroupThread<T>& thread = tile.thread;
+  mbarrier_wait(&s.full[thread.index], step & 1);
+  const int query = 2 * (thread.lane & 3), key = thread.warp * 16 + thread.lane / 4;
+  const char* const rows = s.rows[thread.index];
+  const char* const of_key[2] = {rows + BiasPlace<T>::at(query, key * kBytes),
+                                 rows + BiasPlace<T>::at(query, (key + 8) * kBytes)};
+  const float by = reciprocal(tile.p.scale);
+#pragma unroll
+  for (int r = 0; r < T.score_queries() / 2; ++r) {
+    const char* const at = of_key[row_of(r)] + column_of(r) * BiasPlace<T>::kPitch;
+    if constexpr (T.bias == Bias::boolean) {
+      if (*at == 0) scores[r] = -kInfinity;
+    } else {
+      scores[r] = fmaf(load_element<T.f16>(at, 0, T.bias == Bias::f32), by, scores[r]);
+    }
+  }
+  __syncwarp();
+  arrive(&s.empty[thread.index]);
+}

@@ -1,0 +1,135 @@
+// A bias, in the Hopper forward: two warps copy it to shared memory, the rows of every other warpgroup each, those of
+// an n_block when the warpgroup has read those of the one before. Its threads read what their fragments need.
+#pragma once
+#include "sm90/forward/work_rows.cuh"
+#include "tile/bias_tile.cuh"
+#include "tile/fragment_softmax.cuh"
+#include "tile/score_mod.cuh"
+
+// Which n_blocks of a tile a warpgroup adds a bias to: those that compute() does not pass over.
+template <Sm90ForwardConfig T>
+struct BiasSteps {
+  NBlockRange own{0, 0, 0, 0};
+  bool begun = !T.block_mask;
+
+  BiasSteps() = default;
+  TANDEM_DEVICE BiasSteps(const ForwardParams& p, const TileCoords& tile, const NBlockRange& all, int warpgroup) {
+    const int first_row = tile.m_block * T.tile_m() + warpgroup * 64;
+    if (warpgroup >= T.warpgroups || first_row >= tile.q_rows << log2_of(p.pack_gqa)) return;
+    own = T.left || T.right ? own_n_blocks<T>(p, tile, all, first_row) : all;
+  }
+  TANDEM_DEVICE bool has(int n_block) const { return n_block >= own.begin && n_block < own.end; }
+  // Of a block mask, from the first step on that some row takes part in; last: there is no other.
+  TANDEM_DEVICE bool takes(StepState state, bool last) {
+    begun = begun || last || state != StepState::absent;
+    return begun && own.end > 0;
+  }
+};
+
+template <Sm90ForwardConfig T>
+struct BiasPlace {
+  TANDEM_DEVICE static u32 at(int row, int byte) { return row * T.bias_pitch() + byte; }
+};
+
+// A warp that copies it.
+template <Sm90ForwardConfig T>
+struct BiasLoader {
+  using Tile = BiasTile<T.bias, 64, T.tile_n, 32, BiasPlace<T>>;
+
+  const ForwardParams& p;
+  ForwardShared<T>& s;
+  const BiasLayout<T.bias> bias;
+  u32 parities = 0;  // of the next n_block, a bit of each warpgroup
+
+  TANDEM_DEVICE BiasLoader(const ForwardParams& params, ForwardShared<T>& shared)
+      : p(params), s(shared), bias(params) {}
+
+  TANDEM_DEVICE void load(const TileCoords& tile, int warpgroup, int n_block) {
+    // (What follows from it is not worth registers.)
+    const int first_row = tile.m_block * T.tile_m() + warpgroup * 64, first_column = opaque(n_block * T.tile_n);
+    const int shift = log2_of(p.pack_gqa);
+    const BiasRows<T.bias> rows{bias.at(tile.batch, tile.head << shift, first_row >> shift, first_column),
+                                (tile.q_len << shift) - first_row, shift};
+    const Tile to{bias, s.bias.rows[warpgroup], opaque(threadIdx.x % 32)};
+    mbarrier_wait(&s.bias.empty[warpgroup], (parities >> warpgroup & 1) ^ 1);
+    parities ^= 1u << warpgroup;
+    to.copy(rows, tile.k_len - first_column);
+    to.arrive(&s.bias.full[warpgroup]);
+  }
+};
+
+// warp: of those that copy it.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int warp) {
+  constexpr int kEach = (T.warpgroups + T.kBiasWarps - 1) / T.kBiasWarps;
+  BiasLoader<T> loader(p, s);
+  for (u32 taken = 0;; ++taken) {
+    mbarrier_wait(&s.q_full[0], taken & 1);
+    const Work& work = s.work_tiles[taken % ForwardShared<T>::kWorkTiles];
+    if (work.index < 0) break;
+    const TileCoords tile = work.tile<T>(p);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&s.q_empty[0]);
+    const NBlockRange all = n_block_range<T>(p, tile);
+    BiasSteps<T> steps[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) steps[i] = BiasSteps<T>(p, tile, all, warp + i * T.kBiasWarps);
+    // takes(steps): of a warpgroup.
+    auto load = [&](int n_block, const auto& takes) {
+      u32 takers = 0;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) takers |= u32{takes(steps[i], warp + i * T.kBiasWarps)} << i;
+#pragma unroll 1
+      for (int i = 0; i < kEach; ++i)
+        if (warp_any(takers >> i & 1)) loader.load(tile, warp + i * T.kBiasWarps, n_block);
+    };
+    if constexpr (T.block_mask) {
+      const int* next_step = steps_of<T>(p, tile);
+      int left = *next_step;
+      next_step += kStepHeader;
+#pragma unroll 1
+      for (; warp_any(left > 0); --left) {
+        const u32 step = *next_step++;
+        load(n_block_of(step),
+             [&](BiasSteps<T>& of, int warpgroup) { return of.takes(state_of(step, warpgroup), left == 1); });
+      }
+    } else {
+#pragma unroll 1
+      for (int n_block = all.end - 1; warp_any(n_block >= all.begin); --n_block)
+        load(n_block, [&](const BiasSteps<T>& of, int) { return of.has(n_block); });
+    }
+  }
+}
+
+// The warpgroup's rows of the bias in an n_block, as a thread's fragments have them.
+template <Sm90ForwardConfig T>
+struct BiasFragments {
+  const char* own = nullptr;
+
+  TANDEM_DEVICE explicit BiasFragments(const Warpgroup<T>& w) {
+    if constexpr (T.bias != Bias::none)
+      own = w.s.bias.rows[w.index] + (w.warp * 16 + w.lane / 4) * T.bias_pitch() + 2 * (w.lane & 3) * bytes_of(T.bias);
+  }
+  // Of registers r and r + 1.
+  TANDEM_DEVICE void load(int r, BiasValue<T> (&to)[2]) const {
+    const char* const from = own + 8 * row_of(r) * T.bias_pitch() + column_of(r) * bytes_of(T.bias);
+    if constexpr (T.bias == Bias::f32) {
+      const float2 pair = *reinterpret_cast<const float2*>(from);
+      to[0] = pair.x, to[1] = pair.y;
+    } else if constexpr (T.bias == Bias::element) {
+      const u32 pair = *reinterpret_cast<const u32*>(from);
+      to[0] = to_float<T.f16>(static_cast<u16>(pair)), to[1] = to_float<T.f16>(static_cast<u16>(pair >> 16));
+    } else {
+      const u16 pair = *reinterpret_cast<const u16*>(from);
+      to[0] = (pair & 0xff) != 0, to[1] = pair >> 8 != 0;
+    }
+  }
+};
+
+// What a bias adds to products, before their scale: its numbers by 1 / scale; a boolean one hides. The scale is not far
+// from 1 then, or scores are made otherwise (unscaled).
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
+  if constexpr (T.bias == Bias::boolean) return bias ? product : -kInfinity;
+  return fmaf(bias, by, product);
+}

@@ -1,0 +1,56 @@
+// A bias comes to a kernel's shared memory in pieces that its strides and its address allow.
+#include <string>
+#include <vector>
+
+#include "kernels/on_gpu.h"
+
+namespace tandem::test {
+namespace {
+
+// Elsewhere in memory: margin elements behind the beginning of its storage, gap elements between rows.
+std::function<void(Instance&)> moved(int64_t margin, int64_t gap) {
+  return [=](Instance& in) {
+    Tensor bias(in.bias.dtype(), in.bias.shape(), gap > 0 ? kGaps : kCompact, margin, gap);
+    for (int64_t n = 0; n < bias.size(); ++n) bias.set(n, in.bias.get(n));
+    in.bias = std::move(bias);
+  };
+}
+
+// Rows of whole pieces of 16 bytes and of less, of 4 bytes, of neither; and rows that only do not begin at such a
+// multiple. Tiles are whole, or end with the last row or key of the tensor: what lies beyond is not read.
+TEST(KernelsBias, PiecesOfEveryLength) {
+  const struct {
+    int64_t seqlen_k, margin, gap;
+  } places[] = {{256, 64, 0}, {200, 64, 0}, {202, 64, 0}, {201, 64, 0}, {200, 33, 0}, {200, 34, 0}, {201, 64, 7}};
+  std::vector<Judged> cases;
+  for (const char* bias : {"f32", "same", "bool"}) {
+    for (const char* dims : {"64 --head-dim-v 64", "128 --head-dim-v 128"}) {
+      for (const auto& place : places) {
+        cases.emplace_back("--dtype bf16 --gradients qkv --seqlen-q 150 --seqlen-k " + std::to_string(place.seqlen_k) +
+                               " --bias " + bias + " --head-dim " + dims,
+                           moved(place.margin, place.gap));
+      }
+    }
+  }
+  expect_all_good(cases);
+}
+
+// Sequences and heads that share it, heads whose rows are neighbours in a tile, lengths, masks; scales that it is not
+// divided by.
+TEST(KernelsBias, BesideOtherOptions) {
+  std::vector<Judged> cases;
+  for (const char* flags :
+       {"--batch 3 --bias-shape 1hij --heads-q 2 --heads-k 2", "--batch 3 --bias-shape b1ij --heads-q 2 --heads-k 2",
+        "--batch 2 --bias-shape 11i1 --heads-q 4 --heads-k 1 --causal 1", "--batch 2 --used-q 9,140 --used-k 201,70",
+        "--batch 2 --bias-shape 1h1j --heads-q 4 --heads-k 2 --left 60 --right 3 --bias-inf 1",
+        "--scale 0.00000001 --values large", "--scale 4000000 --gradients none"}) {
+    for (const char* dims : {"64 --head-dim-v 64", "128 --head-dim-v 128"}) {
+      cases.emplace_back(std::string("--dtype f16 --align 8 --seqlen-q 140 --seqlen-k 264 --bias f32 ") +
+                         "--head-dim " + dims + " " + flags);
+    }
+  }
+  expect_all_good(cases);
+}
+
+}  // namespace
+}  // namespace tandem::test

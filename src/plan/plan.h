@@ -62,7 +62,7 @@ struct Plan {
   FixedVector<Kernel, kMostKernels> kernels;
   FixedVector<Fill, 2> fills;        // before the launches
   FixedVector<Launch, 10> launches;  // in this order on one stream
-  FixedVector<Region, 10> regions;
+  FixedVector<Region, 11> regions;
   size_t workspace_bytes = 0;  // 0: none is needed
 
   ForwardTiling forward;    // a forward's own: read by its Pass and by what explains it

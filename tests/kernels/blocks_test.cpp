@@ -61,7 +61,11 @@ TEST(KernelsBlocks, Backward) {
         "--head-dim 128 --head-dim-v 128 --blocks random --mask-mod (q^k)&3!=0 --gradients qm --score-mod "
         "score*temperature+table[head,clamp(q-k+4,0,8)]",
         "--seqlen-q 1500 --seqlen-k 200 --head-dim 64 --head-dim-v 64 --heads-q 1 --heads-k 1 --blocks random "
-        "--mask-mod (q^k)&3!=0 --gradients kv"}) {
+        "--mask-mod (q^k)&3!=0 --gradients kv",
+        // Everything that a workspace may have.
+        "--batch 3 --used-k 59,0,1 --head-dim 64 --head-dim-v 64 --heads-q 4 --heads-k 2 --seqlen-k 70 --causal 1 "
+        "--sink f32 "
+        "--blocks hostile --block-shape 1h --float32 d --score-mod score*(1+slope[head])*temperature"}) {
     all.emplace_back(shape + more);
   }
   expect_all_good(all);

@@ -300,7 +300,8 @@ void add_step_launches(const Problem& p, BackwardTiling* tiling, Plan* plan) {
                             .block = kListStepsThreads});
 }
 
-// Those of main's kernel and of what comes after it.
+// Those of main's kernel and of what comes after it: that may begin before main has ended, but where its blocks would
+// wait on multiprocessors that a limit leaves to others.
 void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Plan* plan) {
   if (has_main(p, t)) {
     plan->launches.push_back({.entry = kMainEntry,
@@ -309,37 +310,39 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
                               .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes),
                               .overlap_previous = blocks > 0});
   }
+  const bool may_overlap = p.sm_limit == 0;
   const auto threads = static_cast<uint32_t>(t.tile.convert_threads);
   const bool sums_keys = t.splits > 1 && (p.dk || p.dv);
   const uint32_t converted =
       (p.dq && !t.tile.single ? blocks : 0) + (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
   if (converted > 0) {
-    plan->launches.push_back({.entry = kConvertEntry, .grid = converted, .block = threads, .overlap_previous = true});
+    plan->launches.push_back(
+        {.entry = kConvertEntry, .grid = converted, .block = threads, .overlap_previous = may_overlap});
   }
   if (p.dsink && p.heads_q > 0) {
     plan->launches.push_back(
-        {.entry = kDsinkEntry, .grid = static_cast<uint32_t>(p.heads_q), .block = 32, .overlap_previous = true});
+        {.entry = kDsinkEntry, .grid = static_cast<uint32_t>(p.heads_q), .block = 32, .overlap_previous = may_overlap});
   }
   if (t.dbias_blocks > 0) {
     plan->launches.push_back({.entry = kDbiasEntry,
                               .grid = static_cast<uint32_t>(t.dbias_blocks),
                               .block = static_cast<uint32_t>(t.tile.score_threads),
                               .shared_bytes = static_cast<uint32_t>(t.tile.dbias_smem_bytes),
-                              .overlap_previous = !plan->launches.empty()});
+                              .overlap_previous = may_overlap && !plan->launches.empty()});
   }
   if (t.captured_blocks > 0) {
     plan->launches.push_back({.entry = t.tile.captured_entry,
                               .grid = static_cast<uint32_t>(t.captured_blocks),
                               .block = static_cast<uint32_t>(t.tile.score_threads),
                               .shared_bytes = static_cast<uint32_t>(t.tile.captured_smem_bytes),
-                              .overlap_previous = !plan->launches.empty()});
+                              .overlap_previous = may_overlap && !plan->launches.empty()});
   }
   if (t.tile.captured) {
     plan->launches.push_back(
         {.entry = static_cast<uint8_t>(t.tile.captured_entry + 1),
          .grid = static_cast<uint32_t>(ceil_div(p.score_mod->cells, int64_t{kConvertCapturedThreads})),
          .block = kConvertCapturedThreads,
-         .overlap_previous = !plan->launches.empty()});
+         .overlap_previous = may_overlap && !plan->launches.empty()});
   }
 }
 

@@ -29,6 +29,12 @@ TEST(BackwardPlan, Launches) {
   EXPECT_EQ(plan.launches[2].entry, plan::kConvertEntry);
   EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid);
 
+  // What may begin before main has ended would wait on multiprocessors that a limit leaves to others.
+  Problem limited = p;
+  limited.sm_limit = 100;
+  EXPECT_TRUE(plan.launches[2].overlap_previous);
+  EXPECT_FALSE(plan::make_plan(limited, hopper()).launches[2].overlap_previous);
+
   // Regions lie one behind the other within the workspace, each written by the launch before those that read it.
   size_t end = 0;
   for (const plan::Region& region : plan.regions) {

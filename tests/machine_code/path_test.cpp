@@ -49,7 +49,8 @@ TEST(MachineCodePath, WhatAVoteDecidesIsAnException) {
   // Directly, through a register, and through a uniform one.
   for (const Lines& vote :
        {Lines{"VOTE.ANY P0, !P1"}, Lines{"VOTE.ANY R4, PT, !P1", "ISETP.NE.U32.AND P0, PT, R4, RZ, PT"},
-        Lines{"VOTE.ANY R4, PT, P1", "R2UR UR4, R4", "UISETP.NE.U32.AND P0, UPT, UR4, URZ, UPT"}}) {
+        Lines{"VOTE.ANY R4, PT, P1", "R2UR UR4, R4", "UISETP.NE.U32.AND P0, UPT, UR4, URZ, UPT"},
+        Lines{"VOTE.ANY P3, P1", "P2R R4, PR, RZ, 0x8", "ISETP.NE.AND P0, PT, R4, RZ, PT"}}) {
     const Lines body = vote + Lines{"@!P0 BRA `(.L_on)", "LDS R5, [R6]", "LDS R7, [R6]", ".L_on:"} + kAgain;
     EXPECT_EQ(turn(body).size(), vote.size() + 2) << vote.back();
   }
@@ -117,6 +118,27 @@ TEST(MachineCodePath, StepsThatMayMaskAreNoneWithoutMasks) {
   const Lines vote{"VOTE.ANY P0, P0"};
   EXPECT_EQ(turn(vote + body(8, 20)).size(), 23u);
   EXPECT_EQ(turn(vote + body(20, 8), true).size(), 33u);
+}
+
+// What a step asks before it masks, and again where it does, has one answer: also of a copy, and of the contrary.
+TEST(MachineCodePath, WhatDecidesAboutAMaskIsAskedOnce) {
+  const auto body = [](const char* first_branch) {
+    return Lines{"UISETP.NE.AND UP2, UPT, UR20, 0x2, UPT",
+                 "PLOP3.LUT P0, PT, PT, PT, UP2, 0x40, 0x0",
+                 first_branch,
+                 "LDS R5, [R6]",
+                 "LDS R7, [R6]",
+                 ".L_asked:",
+                 "PLOP3.LUT P1, PT, PT, PT, UP2, 0x80, 0x0",
+                 "@!P1 BRA `(.L_on)"} +
+           times(8, {"FSEL R4, R4, R5, P2"}) + Lines{".L_on:"} + times(8, {"MUFU.EX2 R4, R4"}) + kAgain;
+  };
+  constexpr size_t all = 24, asking = 2, masking = 8;
+  const Lines same = body("@P0 BRA `(.L_asked)"), contrary = body("@!P0 BRA `(.L_asked)");
+  EXPECT_EQ(turn(same, true).size(), all);
+  EXPECT_EQ(turn(same).size(), all - asking - masking);
+  EXPECT_EQ(turn(contrary, true).size(), all - asking);
+  EXPECT_EQ(turn(contrary).size(), all - masking);
 }
 
 TEST(MachineCodePath, OtherwiseTheLongerSide) {

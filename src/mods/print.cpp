@@ -179,7 +179,7 @@ bool is_light(const Mod& mod, NodeId result) {
 }
 
 bool is_light_mask(const Mod& mod, const Held& held) {
-  constexpr int kMost = 3;
+  constexpr int kMost = 6;
   const std::vector<NodeId> known = all_of(held);
   int operations = 0;
   for (const NodeId id : mod.graph.needed_by({&mod.result, 1}, known)) {

@@ -83,11 +83,11 @@ TEST(Print, what_rows_and_keys_hold) {
   };
   EXPECT_EQ(of_mask("k <= q"), "0 0 light");
   EXPECT_EQ(of_mask("k <= q and doc[batch, q] == doc[batch, k]"), "1 1 light");
-  EXPECT_EQ(of_mask("doc[batch, k] == 3"), "0 1 light");                           // the result itself
-  EXPECT_EQ(of_mask("doc[batch, 0] == 3"), "1 0 light");                           // of all: a row's
-  EXPECT_EQ(of_mask("q // 7 == k // 7"), "1 1 light");                             // divisions
-  EXPECT_EQ(of_mask("doc[batch, q - k] == 3"), "0 0");                             // neither's
-  EXPECT_EQ(of_mask("k <= q and (k < 4 or q - k < 9)"), "0 0");                    // too much
+  EXPECT_EQ(of_mask("doc[batch, k] == 3"), "0 1 light");  // the result itself
+  EXPECT_EQ(of_mask("doc[batch, 0] == 3"), "1 0 light");  // of all: a row's
+  EXPECT_EQ(of_mask("q // 7 == k // 7"), "1 1 light");    // divisions
+  EXPECT_EQ(of_mask("doc[batch, q - k] == 3"), "0 0");    // neither's
+  EXPECT_EQ(of_mask("k <= q and (k < 4 or q - k < 9)"), "0 0 light");
   EXPECT_EQ(of_mask("doc[0, k] < q and doc[1, k] < q and doc[2, k] < q"), "0 2");  // no more than two
   std::shared_ptr<const Program> program;
   for (const auto& [text, alike] : {std::pair{"score * slope[head]", true}, std::pair{"score + slope[q]", false},

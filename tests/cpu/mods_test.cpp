@@ -91,6 +91,16 @@ TEST_P(CpuMods, Long) {
   }
 }
 
+// Scores as large as their exponents bear: one key of a row has all its weight. Gradients are too large for float16.
+TEST(CpuModsOfRange, LargeScores) {
+  for (const char* dtype : {"f32", "bf16"}) {
+    for (const char* mod : {"score*1e5", "score*1e7", "-1e7*abs(score)", "score*temperature*1e7 --causal 1"}) {
+      expect_good(std::string("--heads-q 2 --heads-k 2 --seqlen-q 140 --seqlen-k 270 --head-dim 32 --head-dim-v 32 ") +
+                  "--dtype " + dtype + " --score-mod " + mod);
+    }
+  }
+}
+
 // More tiles than there are parts in which captured gradients are added up.
 TEST_P(CpuMods, ManyTiles) {
   expect_good(dtype() + "--batch 40 --heads-q 4 --heads-k 2 --seqlen-q 5 --seqlen-k 7 --head-dim 16 --head-dim-v 16 " +

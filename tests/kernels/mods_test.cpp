@@ -274,5 +274,17 @@ TEST(KernelsMods, CapturedHostile) { expect_all_good(hostile("--gradients m "));
 // The same where the main kernel adds what it can.
 TEST(KernelsMods, CapturedHostileBesideKeys) { expect_all_good(hostile("--gradients km ")); }
 
+// Scores as large as their exponents bear: one key of a row has all its weight.
+TEST(KernelsMods, LargeScores) {
+  std::vector<Judged> all;
+  for (const char* mod : {"score*1e5", "score*1e7", "-1e7*abs(score)", "score*temperature*1e7 --causal 1"}) {
+    all.emplace_back(
+        std::string("--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 140 --seqlen-k 270 --head-dim 64 --head-dim-v 64 "
+                    "--gradients qkv --score-mod ") +
+        mod);
+  }
+  expect_all_good(all);
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -36,7 +36,7 @@ TANDEM_DEVICE MaskKey<T> mask_key(const ModPlace& at, const ModNames& names);
 template <auto T>
 TANDEM_DEVICE bool mask_mod(const MaskRow<T>& row, const MaskKey<T>& key, const ModPlace& at, const ModNames& names);
 template <auto T>
-constexpr bool mask_is_light();  // it takes little beside what rows and keys hold
+constexpr int mask_operations();  // for each score, beside what rows and keys hold
 template <auto T>
 TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names) {
   return mask_mod<T>(mask_row<T>(at, names), mask_key<T>(at, names), at, names);

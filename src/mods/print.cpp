@@ -178,16 +178,15 @@ bool is_light(const Mod& mod, NodeId result) {
   return true;
 }
 
-bool is_light_mask(const Mod& mod, const Held& held) {
-  constexpr int kMost = 6;
+int operations_of_mask(const Mod& mod, const Held& held) {
   const std::vector<NodeId> known = all_of(held);
   int operations = 0;
   for (const NodeId id : mod.graph.needed_by({&mod.result, 1}, known)) {
     const Op op = mod.graph[id].op;
     if (contains(known, id) || op == Op::constant || op == Op::input || op == Op::scalar) continue;
-    if (is_costly(op) || ++operations > kMost) return false;
+    operations += is_costly(op) ? kCostlyOperations : 1;
   }
-  return true;
+  return operations;
 }
 
 std::string print_touch(const Mod& mod, NodeId gather) {

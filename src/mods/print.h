@@ -28,8 +28,9 @@ std::vector<NodeId> held_by_keys(const Mod& mod, NodeId result, size_t most);
 
 // Few operations for each score beside what rows hold, and no loads: registers of a few scores do.
 bool is_light(const Mod& mod, NodeId result);
-// A few operations of one instruction or two for each score, beside what rows and keys hold.
-bool is_light_mask(const Mod& mod, const Held& held);
+// For each score beside what rows and keys hold, those of one instruction or two; a costly one counts as many.
+constexpr int kCostlyOperations = 100;
+int operations_of_mask(const Mod& mod, const Held& held);
 
 // A line that fetches what a gather reads. Its indices' values are printed before it.
 std::string print_touch(const Mod& mod, NodeId gather);

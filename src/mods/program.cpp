@@ -242,9 +242,9 @@ std::string mask_functions_of(const Mod& mod) {
   const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfMasks),
                   .keys = held_by_keys(mod, mod.result, kMostHeldOfMasks)};
   return str_cat(holder_of(mod, "MaskRow", "mask_row", held.rows), holder_of(mod, "MaskKey", "mask_key", held.keys),
-                 kTemplate, "constexpr bool mask_is_light() { return ", is_light_mask(mod, held) ? "true" : "false",
-                 "; }\n", kTemplate, "TANDEM_DEVICE bool mask_mod(const MaskRow<T>& row, const MaskKey<T>& key, ",
-                 kPlace, print(mod, mod.result, held), "}\n");
+                 kTemplate, "constexpr int mask_operations() { return ", operations_of_mask(mod, held), "; }\n",
+                 kTemplate, "TANDEM_DEVICE bool mask_mod(const MaskRow<T>& row, const MaskKey<T>& key, ", kPlace,
+                 print(mod, mod.result, held), "}\n");
 }
 
 std::string functions_of(const Mod& mod, NodeId slope, const std::vector<Capture>& captures) {

@@ -188,11 +188,12 @@ TEST_F(KernelsCompile, DISABLED_EveryCombinationForBlackwell) { compile_all(all_
 
 // A block mask, with a mask_mod that it asks in some blocks; and the kernel of largest scores beside it.
 TEST_F(KernelsCompile, BlockMasks) {
-  std::shared_ptr<const mods::Program> text;
-  const mods::Signature mask{.result = mods::Signature::Result::mask, .scalars = {}, .tensors = {}};
-  ASSERT_TRUE(mods::read_program("k <= q and (q ^ k) & 3 != 0", mask, &text).ok());
-  const auto mod = std::make_shared<Modification>();
-  mod->program = text;
+  const mods::Signature mask{.result = mods::Signature::Result::mask,
+                             .scalars = {},
+                             .tensors = {{.name = "doc", .type = mods::Type::integer, .rank = 1}}};
+  const auto mod = std::make_shared<Modification>(), of_documents = std::make_shared<Modification>();
+  ASSERT_TRUE(mods::read_program("k <= q and (q ^ k) & 3 != 0", mask, &mod->program).ok());
+  ASSERT_TRUE(mods::read_program("k <= q and doc[q] == doc[k]", mask, &of_documents->program).ok());
   for (const gpu::Properties& device : {hopper(), blackwell()}) {
     for (const int shape : {0, 3, 4, 5}) {
       for (const int more : {0, 1, 2}) {  // bfloat16, also with a window and softcap; float16, causal
@@ -204,7 +205,7 @@ TEST_F(KernelsCompile, BlockMasks) {
         for (Problem p : {problem_of(choice), gradients_of(choice)}) {
           // With a window and softcap, and wide heads on Hopper, gradients spill without a block mask, too.
           if (p.pass == TANDEM_BACKWARD && (more == 1 || p.head_dim > 128)) continue;
-          p.mask_mod = {.present = true, .read = mod};
+          p.mask_mod = {.present = true, .read = more == 0 && p.pass == TANDEM_FORWARD ? of_documents : mod};
           p.block_mask.block_q = p.block_mask.block_k = 128;
           p.block_mask.partial.present = true;
           p.max_scores.present = p.pass == TANDEM_FORWARD;

@@ -65,7 +65,7 @@ struct FragmentMask {
 // the whole text.
 template <Sm90ForwardConfig T>
 constexpr bool asks_ahead() {
-  if constexpr (T.asks_mask()) return !mask_is_light<T>();
+  if constexpr (T.asks_mask()) return mask_operations<T>() > 6;
   return false;
 }
 template <Sm90ForwardConfig T>
@@ -105,8 +105,9 @@ TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)
 #pragma unroll
       for (int r = 0; r < T.tile_n / 2; r += 4) {
         mask.ask_four(r, [&](int n, bool is_shown) { s[r + n] = is_shown ? s[r + n] : -kInfinity; });
-        // Hardly ever taken: without a branch ptxas works out what many scores need at once, and spills.
-        if (s[r] == kInfinity) asm volatile("nanosleep.u32 0;");
+        // Hardly ever taken: without a branch ptxas works out at once what many scores need of a longer text, and
+        // spills; of a short one it spills with it.
+        if (mask_operations<T>() > 3 && s[r] == kInfinity) asm volatile("nanosleep.u32 0;");
       }
       return;
     }

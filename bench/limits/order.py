@@ -97,9 +97,10 @@ def show_bursts(card: Card) -> None:
 
 
 def show_beside(card: Card) -> None:
-    print("\nClocks of a scheduler that an instruction takes, its chains not waiting: beside no product, and beside products")
-    print("of 64 x 64 and 64 x 128 with the left operand in shared memory (S) or in registers (R). Behind the stroke: clocks")
-    print("of such a product, 32 and 64 where nothing disturbs it. What is more beside R than beside S is register ports.")
+    print("\nClocks of a scheduler that an instruction takes, its chains not waiting: beside no product, and beside")
+    print("those of 64 x 64 and 64 x 128 with the left operand in shared memory (S) or registers (R). Behind the")
+    print("stroke: clocks of such a product, 32 and 64 where nothing disturbs it. What is more beside R than beside")
+    print("S is register ports.")
     kinds = (("none", 64, 0), ("64 S", 64, 1), ("64 R", 64, 2), ("128 S", 128, 1), ("128 R", 128, 2))
     print(f"{'':<20}{'warps':>6}" + "".join(f"{title:>14}" for title, _, _ in kinds))
     for k, title in enumerate(STEPS):

@@ -119,10 +119,10 @@ TANDEM_DEVICE void beside(const OrderArgs& a, F step) {
       for (int turn = 0; turn < 1 << 14; ++turn) {
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x.multiply();
-        wgmma_wait<4>();  // those of the turn before: there is always one to go on with
+        for (int i = 0; i < kBurst; ++i) x.multiply();
+        wgmma_wait<kBurst>();  // those of the turn before: there is always one to go on with
         if (threadIdx.x == 0) {
-          products = turn * 4;
+          products = turn * kBurst;
           stop[turn % 2] = over;
         }
         named_sync(1, 128);

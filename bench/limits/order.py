@@ -23,12 +23,18 @@ BURST, REPEATED = 8, 4096  # of order.cuh
 WIDTHS = (64, 96, 128)
 PLACES = ("shared", "registers")
 DELAYS = (0, 50, 150)
+WARPS = (1, 2, 3)  # of a scheduler, beside that of the products
 STEPS = {  # of an accumulator and two other registers
     "fma of 3 registers": ("fma.rn.f32 %0, %0, %1, %2;", True),
     "fma of 1 register": ("fma.rn.f32 %0, %0, 0f3F800001, 0f3F000000;", False),
     "add of 2 registers": ("add.rn.f32 %0, %0, %1;", True),
     "max of 2 registers": ("max.f32 %0, %0, %1;", True),
     "exponential": ("ex2.approx.ftz.f32 %0, %0;", False),
+    "score of a softmax": (  # fma, exponential, maximum, sum
+        "{.reg .f32 t, u; fma.rn.f32 t, %0, %1, %2; ex2.approx.ftz.f32 t, t; max.f32 u, %0, %1; "
+        "add.rn.f32 %0, t, u;}",
+        True,
+    ),
     "conversion of 2": ("{.reg .b32 t; cvt.rn.bf16x2.f32 t, %0, %1; mov.b32 %0, t;}", True),
 }
 
@@ -53,7 +59,7 @@ def source() -> str:
         operands = ', "f"(y), "f"(z)' if others else ""
         step = f'[](float& x, float y, float z) {{ asm volatile("{statement}" : "+f"(x) : {operands[2:]}); }}'
         for n, left in ((64, 0), (64, 1), (64, 2), (128, 1), (128, 2)):
-            for groups in (1, 2):
+            for groups in WARPS:
                 body = f"beside<{n}, {left}>(a, {step});"
                 text += entry(f"beside_{k}_{n}_{left}_{groups}", 128 * (groups + 1), body)
     return text
@@ -104,7 +110,7 @@ def show_beside(card: Card) -> None:
     kinds = (("none", 64, 0), ("64 S", 64, 1), ("64 R", 64, 2), ("128 S", 128, 1), ("128 R", 128, 2))
     print(f"{'':<20}{'warps':>6}" + "".join(f"{title:>14}" for title, _, _ in kinds))
     for k, title in enumerate(STEPS):
-        for groups in (1, 2):
+        for groups in WARPS:
             figures = []
             for _, n, left in kinds:
                 clocks, products = card.launch(f"beside_{k}_{n}_{left}_{groups}", 128 * (groups + 1))[:2]

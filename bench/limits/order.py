@@ -31,8 +31,7 @@ STEPS = {  # of an accumulator and two other registers
     "max of 2 registers": ("max.f32 %0, %0, %1;", True),
     "exponential": ("ex2.approx.ftz.f32 %0, %0;", False),
     "score of a softmax": (  # fma, exponential, maximum, sum
-        "{.reg .f32 t, u; fma.rn.f32 t, %0, %1, %2; ex2.approx.ftz.f32 t, t; max.f32 u, %0, %1; "
-        "add.rn.f32 %0, t, u;}",
+        "{.reg .f32 t, u; fma.rn.f32 t, %0, %1, %2; ex2.approx.ftz.f32 t, t; max.f32 u, %0, %1; add.rn.f32 %0, t, u;}",
         True,
     ),
     "conversion of 2": ("{.reg .b32 t; cvt.rn.bf16x2.f32 t, %0, %1; mov.b32 %0, t;}", True),

@@ -7,11 +7,13 @@
 
 Every second cell of a kernel was looked at when the model's figures were chosen ("fit"); the others were not ("test").
 The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes.
-Not so of variants, whose cubins are those that were timed: there the steps alone are modelled, and none was looked at.
+Not so of variants, whose cubins are those that were timed. Every second tile of a problem was looked at ("fit").
+Where the clock was recorded that each ran at, clocks are compared with clocks.
 """
 
 import argparse
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -21,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS, WIDTH = 16384, 2048  # batch * seqlen, heads * head_dim
+SMS, TILE_BYTES = 132, 20  # multiprocessors; bytes a clock of a tile's queries and result, as the model has them
 CLOSE = 0.03  # two cells of one problem that differ by less are no choice
 
 
@@ -50,7 +53,22 @@ def modelled(tandem: str, flags: list[str]) -> dict:
 
 def rate_of(model: dict) -> float:
     """TFLOP/s of steps alone, on all multiprocessors."""
-    return round(model["flops_a_clock"] * 132 * model["megahertz"] * 1e-6, 1)
+    return round(model["flops_a_clock"] * SMS * model["megahertz"] * 1e-6, 1)
+
+
+def flops_a_clock(problem: str, seqlen: int, tile: str, step: float) -> float:
+    """Useful operations of the card in a clock: tiles of one length come in whole rounds, of several lengths the last
+    ones are short."""
+    head_dim, head_dim_v, mask = re.split("[/ ]", problem)
+    rows, keys = map(int, re.search(r"_(\d+)x(\d+)x", tile).groups())
+    head_dim, head_dim_v, causal = int(head_dim), int(head_dim_v), mask == "bounded"
+    heads = WIDTH // head_dim_v * max(1, TOKENS // seqlen)
+    m_blocks = math.ceil(seqlen / rows)
+    seen = [min(seqlen, (m + 1) * rows) if causal else seqlen for m in range(m_blocks)]  # keys of each tile
+    clocks = sum(math.ceil(n / keys) * step + 2 * rows * (head_dim + head_dim_v) / TILE_BYTES for n in seen) / m_blocks
+    rounds = m_blocks * heads / SMS
+    flops = 2 * heads * seqlen * seqlen * (head_dim + head_dim_v) / (2 if causal else 1)
+    return flops / (clocks * (rounds if causal else math.ceil(rounds)))
 
 
 def ranks(values: list[float]) -> list[int]:
@@ -58,11 +76,27 @@ def ranks(values: list[float]) -> list[int]:
     return [order.index(k) for k in range(len(values))]
 
 
-def judge(rows: list[dict], title: str) -> dict:
-    errors = [abs(row["modelled"] / row["measured"] - 1) for row in rows]
-    rank = statistics.correlation(ranks([r["modelled"] for r in rows]), ranks([r["measured"] for r in rows]))
+def errors_of(rows: list[dict]) -> list[float]:
+    return [abs(row["modelled"] / row["measured"] - 1) for row in rows]
+
+
+def choices(rows: list[dict]) -> list[bool]:
+    """Of all two that differ, whether the better one is named."""
     pairs = [(a, b) for k, a in enumerate(rows) for b in rows[:k] if abs(a["measured"] / b["measured"] - 1) > CLOSE]
-    right = [(a["modelled"] > b["modelled"]) == (a["measured"] > b["measured"]) for a, b in pairs]
+    return [(a["modelled"] > b["modelled"]) == (a["measured"] > b["measured"]) for a, b in pairs]
+
+
+def judge_pairs(problems: dict[str, list[dict]], title: str) -> None:
+    """Of all problems, two of one each."""
+    errors = [e for rows in problems.values() for e in errors_of(rows)]
+    right = [r for rows in problems.values() for r in choices(rows)]
+    error, share = statistics.median(errors), statistics.mean(right)
+    print(f"{title}: {len(errors)} tiles, median error {error:.3f}, right {share:.3f}")
+
+
+def judge(rows: list[dict], title: str) -> dict:
+    errors, right = errors_of(rows), choices(rows)
+    rank = statistics.correlation(ranks([r["modelled"] for r in rows]), ranks([r["measured"] for r in rows]))
     result = {
         "cells": len(rows),
         "median_error": round(statistics.median(errors), 4),
@@ -74,26 +108,28 @@ def judge(rows: list[dict], title: str) -> dict:
     return result
 
 
-def variants(tandem: str, rates: dict, folder: Path) -> tuple[dict, list[dict]]:
-    """Of each problem the tiles that were timed, by their steps: how far they are ranked as a GPU ranks them."""
+def variants(tandem: str, measured: dict, folder: Path) -> tuple[dict, list[dict]]:
+    """Of each problem the tiles that were timed: how far they are ranked as a GPU ranks them."""
     rows, found = [], {}
-    for problem, by_length in rates.items():
-        timed = [entry for tiles in by_length.values() for entry in tiles.items()]
+    for problem, by_length in measured["rates"].items():
+        timed = [(int(n), name, rate) for n, tiles in by_length.items() for name, rate in tiles.items()]
         with ThreadPoolExecutor(2) as pool:
-            models = pool.map(lambda entry: modelled(tandem, ["--cubin", str(folder / f"{entry[0]}.cubin")]), timed)
-        of_problem = [
-            {
-                "cell": problem,
-                "kernel": name,
-                "step": round(model["step"]),
-                "measured": round(rate, 1),
-                "modelled": rate_of(model),
-            }
-            for (name, rate), model in zip(timed, models, strict=True)
-        ]
+            models = pool.map(lambda entry: modelled(tandem, ["--cubin", str(folder / f"{entry[1]}.cubin")]), timed)
+        of_problem = []
+        for (seqlen, name, rate), model in zip(timed, models, strict=True):
+            row = {"cell": problem, "kernel": name, "step": round(model["step"])}
+            clock = measured.get("megahertz", {}).get(problem, {}).get(str(seqlen), {}).get(name)
+            if clock:  # TFLOP/s at the clock that it ran at
+                row["megahertz"] = clock
+            of_clock = flops_a_clock(problem, seqlen, name, model["step"])
+            row |= {"measured": round(rate, 1), "modelled": round(of_clock * (clock or model["megahertz"]) * 1e-6, 1)}
+            of_problem.append(row)
         rows += of_problem
         if len(of_problem) > 3:
-            found[problem] = judge(of_problem, problem)
+            parts = {"all": of_problem, "fit": of_problem[::2], "test": of_problem[1::2]}
+            found[problem] = {title: judge(part, f"{problem}, {title}:") for title, part in parts.items()}
+    for title, first, every in (("all", 0, 1), ("fit", 0, 2), ("test", 1, 2)):
+        judge_pairs({problem: [r for r in rows if r["cell"] == problem][first::every] for problem in found}, title)
     return found, rows
 
 
@@ -105,11 +141,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file to write")
     args = parser.parse_args()
     if args.variants:
-        rates = json.loads(args.variants[0].read_text())
-        found, rows = variants(args.tandem, rates["rates"], args.variants[1])
+        measured = json.loads(args.variants[0].read_text())
+        found, rows = variants(args.tandem, measured, args.variants[1])
         if args.json:
             lines = ",\n".join(json.dumps(row) for row in rows)
-            head = f'"device": "{rates["device"]}", "problems": {json.dumps(found, indent=1)}'
+            head = f'"device": "{measured["device"]}", "problems": {json.dumps(found, indent=1)}'
             args.json.write_text(f'{{{head},\n"variants": [\n{lines}\n]}}\n')
         return
     cells = json.loads((ROOT / "docs/results/hopper-forward-bench.json").read_text())["cells"]

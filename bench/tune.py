@@ -55,7 +55,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=15, help="a window's milliseconds")
     parser.add_argument("--write", type=pathlib.Path, metavar="tiles.h", help="put the choices into this table")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all rates here")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all rates and clocks here")
     options = parser.parse_args(arguments)
     try:
         options.seqlens = sorted(int(n) for n in options.seqlens.split(","))
@@ -128,35 +128,39 @@ def peers_of(options) -> dict:
     return {"cuDNN": peers.cudnn, "FA3": peers.fa3(options.fa3)}
 
 
-def race(kernels: list, x, options, kept) -> tuple[dict, dict]:
-    """TFLOP/s of the best few, and of the tile that the next longer sequences have, by tile; of peers, by name."""
+def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
+    """TFLOP/s of the best few, and of the tile that the next longer sequences have, by tile; of peers, by name; the
+    multiprocessors' megahertz meanwhile, by either."""
     import torch
-    from rig import clock
+    from rig import clock, megahertz
 
     def timed(bind, ms):
-        return clock.Timed(bind(x), ms)
+        return megahertz.Clocked(clock.Timed(bind(x), ms))
 
-    first = {k: timed(k.bind, 4).window() for k in kernels}
+    first = {k: clock.Timed(k.bind(x), 4).window() for k in kernels}
     finalists = sorted(kernels, key=first.get)[: None if options.all else FINALISTS]
     finalists += [k for k in kernels if k.tile == kept and k not in finalists]
     binds = {k.name: k.bind for k in finalists}
     if x.cell.dim_v == x.cell.head_dim:
         binds.update(peers_of(options))
-    times = clock.interleaved({name: timed(bind, options.ms) for name, bind in binds.items()}, options.rounds)
+    racing = {name: timed(bind, options.ms) for name, bind in binds.items()}
+    times = clock.interleaved(racing, options.rounds)
     torch.cuda.empty_cache()
     rates = {name: x.cell.flops() / statistics.median(t) / 1e12 for name, t in times.items()}
-    return {k.tile: rates.pop(k.name) for k in finalists}, rates
+    clocks = {name: round(statistics.median(racer.megahertz)) for name, racer in racing.items()}
+    return {k.tile: rates.pop(k.name) for k in finalists}, rates, clocks
 
 
-def choose(folder, layout, d, causal, options) -> tuple[list, dict]:
-    """[(least length, tile), ...], the longest first, ending with one of two warpgroups for any length; all rates."""
+def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
+    """[(least length, tile), ...], the longest first, ending with one of two warpgroups for any length; all rates, and
+    all clocks."""
     kernels = load(folder, layout, d, causal)
     if not kernels:
         raise SystemExit(f"no kernel for {d} passes")
-    choices, rates, kept = [], {}, None
+    choices, rates, clocks, kept = [], {}, {}, None
     for seqlen in reversed(options.seqlens):
         x = cells.Inputs(cells.dense(*d, causal, seqlen))
-        found, of_peers = race(kernels, x, options, kept)
+        found, of_peers, clocks[seqlen] = race(kernels, x, options, kept)
         best = max(found, key=found.get)
         if kept is None or found[best] > WORTH * found[kept]:
             kept = best
@@ -170,9 +174,9 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict]:
     if choices[-1][1].fields["warpgroups"] > 2:  # a few rows would leave warpgroups idle
         small = [k for k in kernels if k.tile.fields["warpgroups"] == 2]
         if small:
-            found, _ = race(small, cells.Inputs(cells.dense(*d, causal, options.seqlens[0])), options, None)
+            found, _, _ = race(small, cells.Inputs(cells.dense(*d, causal, options.seqlens[0])), options, None)
             choices.append([0, max(found, key=found.get)])
-    return choices, rates
+    return choices, rates, clocks
 
 
 def entries(d, by_mask: dict) -> list[str]:
@@ -221,16 +225,18 @@ def main() -> None:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         raise SystemExit("torch finds no Hopper GPU (compute capability 9.0) here: --build stops before one is needed")
     torch.set_grad_enabled(False)
-    found, rates = {}, {}
+    found, rates, clocks = {}, {}, {}
     for d in options.dims:
         by_mask = {}
         for mask, causal in (("bounded", True), ("full", False)):
             print(f"head_dim {d[0]}/{d[1]}, {'causal' if causal else 'full'}", flush=True)
-            by_mask[mask], rates[f"{d[0]}/{d[1]} {mask}"] = choose(folder, layout, d, causal, options)
+            problem = f"{d[0]}/{d[1]} {mask}"
+            by_mask[mask], rates[problem], clocks[problem] = choose(folder, layout, d, causal, options)
         found[d] = entries(d, by_mask)
     print("\n" + "\n".join(f"    {line}," for lines in found.values() for line in lines))
     if options.json:
-        options.json.write_text(json.dumps(dict(device=torch.cuda.get_device_name(), rates=rates), indent=1) + "\n")
+        measured = dict(device=torch.cuda.get_device_name(), rates=rates, megahertz=clocks)
+        options.json.write_text(json.dumps(measured, indent=1) + "\n")
     if options.write:
         options.write.write_text(rewrite(options.write.read_text(), found))
         formatter = shutil.which("clang-format-16")

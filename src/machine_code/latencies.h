@@ -24,7 +24,8 @@ struct Latencies {
   // Products. The end of the last one until a wait for them, or their commit's arrival, is over.
   double products_in_registers = 0;
   double left_in_tensor_memory = 0, left_in_shared_memory = 0, by_a_pair = 0;
-  double queue = 0;             // clocks of products that may be queued before a warp must wait to issue more
+  // From the issue of a product in registers until an idle tensor core begins, by where its left operand is.
+  double start_from_shared = 0, start_from_registers = 0;
   double registers_beside = 1;  // clocks that an instruction takes of the register file while products use it
 
   // Copies into shared memory.

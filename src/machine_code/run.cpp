@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr int kSchedulers = 4, kScoreboards = 6;
+constexpr size_t kQueue = 8;         // products that wait for a tensor core, of all its warps, as they were issued
 constexpr uint32_t kBlockBits = 24;  // of a cluster's shared addresses
 
 struct Release {
@@ -99,6 +100,8 @@ class Machine {
     double registers = 0;       // the ports of the register file
     double tensor = 0;          // the tensor core, where sums are in registers
     int last_product = -1;
+    int queue[kQueue] = {};  // the last products, in a ring
+    size_t queued = 0;       // so far
   };
   struct Multiprocessor {
     double shared = 0;    // warps' own reads and writes
@@ -268,8 +271,9 @@ class Machine {
 
   // ---- Products and copies ----
 
-  int add_product(size_t warp, double time, double clocks, double bytes, double flops, int multiprocessor, double* free,
-                  int* last) {
+  // may_start: when its operands can be there.
+  int add_product(size_t warp, double time, double may_start, double clocks, double bytes, double flops,
+                  int multiprocessor, double* free, int* last) {
     Product p{.warp = static_cast<int>(warp),
               .event = warps_[warp].next,
               .multiprocessor = multiprocessor,
@@ -277,7 +281,7 @@ class Machine {
               .flops = flops,
               .before = *last};
     double& operands = multiprocessors_[multiprocessor].operands;
-    p.start = std::max(time, *free);
+    p.start = std::max(may_start, *free);
     operands = std::max(operands, time) + bytes / rates_.shared_bytes;
     p.finish = std::max(p.start + clocks, operands);
     *free = p.finish;
@@ -285,15 +289,22 @@ class Machine {
     return *last = static_cast<int>(run_.products.size()) - 1;
   }
 
+  // From a product until its warp issues the next one, measured.
+  static double issue_clocks(double columns) { return (columns - 32) / 8; }
+
   // A warp's quarter of a warpgroup's product of 64 rows, on its scheduler's tensor core.
   void multiply_in_registers(size_t warp, const Instruction& i, double time) {
     constexpr double rows = 64, quarter = 0.25, depth = 32;
     const double columns = columns_of(i);
     const double bytes = depth * (columns + (left_in_shared_memory(i) ? rows : 0)) * quarter;
+    const double ahead = left_in_shared_memory(i) ? l_.start_from_shared : l_.start_from_registers;
     Scheduler& s = scheduler(warp);
-    warps_[warp].open.push_back(add_product(warp, time, columns / rates_.mma_columns, bytes,
-                                            2 * rows * columns * depth_of(i) * quarter, run_.warps[warp].block,
-                                            &s.tensor, &s.last_product));
+    const int product =
+        add_product(warp, time, time + ahead, columns / rates_.mma_columns, bytes,
+                    2 * rows * columns * depth_of(i) * quarter, run_.warps[warp].block, &s.tensor, &s.last_product);
+    s.queue[s.queued++ % kQueue] = product;
+    warps_[warp].open.push_back(product);
+    warps_[warp].ready.time = std::max(warps_[warp].ready.time, time + issue_clocks(columns));
     if (i.last() != "gsb0") return;
     warps_[warp].committed.push_back(warps_[warp].open.back());
     warps_[warp].open.clear();
@@ -311,7 +322,7 @@ class Machine {
     for (int m = 0; m < (pair ? 2 : 1); ++m) {
       const int where = pair ? m : run_.warps[warp].block;
       Multiprocessor& sm = multiprocessors_[where];
-      warps_[warp].last_product = add_product(warp, time, rows / lanes * columns / rates_.mma_columns, bytes,
+      warps_[warp].last_product = add_product(warp, time, time, rows / lanes * columns / rates_.mma_columns, bytes,
                                               2 * rows * columns * depth_of(i), where, &sm.tensor, &sm.last_product);
     }
   }
@@ -371,8 +382,11 @@ class Machine {
     Release found{s.units[static_cast<size_t>(unit)], {.delay = Delay::unit}};
     if (reads_registers(unit)) found.time = std::max(found.time, s.registers);
     if (unit == Unit::shared_memory) found.time = std::max(found.time, multiprocessor(warp).shared - l_.shared);
-    if (unit == Unit::mma && !in_tensor_memory(i) && s.tensor - l_.queue > found.time)
-      found = {s.tensor - l_.queue, {.delay = Delay::products, .product = s.last_product}};
+    if (unit == Unit::mma && !in_tensor_memory(i) && s.queued >= kQueue) {
+      const int first = s.queue[s.queued % kQueue];  // of those in the queue, which is full until it starts
+      const double start = run_.products[static_cast<size_t>(first)].start;
+      if (start > found.time) found = {start, {.delay = Delay::products, .product = first}};
+    }
     return found;
   }
 

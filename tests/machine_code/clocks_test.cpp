@@ -64,13 +64,67 @@ TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
   lines = lines + Lines{"WARPGROUP.DEPBAR.LE gsb0, 0x0"} + times(100, {"FADD R1, R1, R1"});
   const Kernel kernel = kernel_of_turn(lines, 1);
   const Clocks alone = clocks(kernel, {warp_of(4, Role::computing, 0, 9)});
-  EXPECT_NEAR(alone.step, 8 * 64 + latencies_of("sm_90")->products_in_registers, 4);
+  const Latencies& l = *latencies_of("sm_90");
+  EXPECT_NEAR(alone.step, 8 * 64 + l.start_from_registers + l.products_in_registers, 4);
   EXPECT_NEAR(alone.flops / alone.step, 1024 * 512 / alone.step, 2);  // a quarter of the tensor core's 4096 a clock
   const Clocks softmax = clocks(kernel, {warp_of(8, Role::softmax, 9, 109)});
   EXPECT_NEAR(softmax.step, 100, 1);
   WarpTrace products = warp_of(4, Role::mma, 0, 8);
   const Clocks beside = clocks(kernel, {products, warp_of(8, Role::softmax, 9, 109)});
   EXPECT_NEAR(beside.step, 100 * latencies_of("sm_90")->registers_beside, 20);
+}
+
+// Bursts of eight products as an H200 was seen to take them (bench/limits/order.py): clocks from the first one's issue
+// until the last one's end is seen, alone and of two warpgroups of which the second comes some clocks later.
+TEST(MachineCodeClocks, BurstsOfProductsAsMeasured) {
+  constexpr int kBurst = 8;
+  const auto burst = [](int columns, bool registers) {
+    const std::string left = registers ? "R180, gdesc[UR8]" : "gdesc[UR8]";
+    return times(kBurst, {"HGMMA.64x" + std::to_string(columns) + "x16.F32.BF16 R24, " + left + ", R24, gsb0"}) +
+           Lines{"WARPGROUP.DEPBAR.LE gsb0, 0x0"};
+  };
+  constexpr struct {
+    int columns;
+    bool registers;
+    double clocks;
+  } alone[] = {{64, false, 369 - 58}, {64, true, 410 - 59},   {96, false, 497 - 58},
+               {96, true, 534 - 59},  {128, false, 616 - 49}, {128, true, 656 - 49}};
+  for (const auto& [columns, registers, measured] : alone) {
+    const Kernel kernel = kernel_of_turn(burst(columns, registers), 1);
+    EXPECT_NEAR(clocks(kernel, {warp_of(4, Role::computing, 0, kBurst + 1)}).step, measured, 8) << columns;
+  }
+  // Who comes at once shares the tensor core product by product; who comes 150 clocks later finds all in the queue.
+  constexpr struct {
+    int later;  // clocks
+    double first, second;
+  } shared[] = {{0, 1138, 1058}, {150, 623, 1149}};
+  for (const auto& [later, first, second] : shared) {
+    const Lines products = burst(128, false);
+    const Kernel kernel = kernel_of_turn(times(later, {"NOP"}) + products, 1);
+    const int32_t end = later + kBurst + 1;
+    const auto r = run(kernel, {warp_of(4, Role::computing, later, end), warp_of(8, Role::computing, 0, end)},
+                       *rates_of("sm_90"), *latencies_of("sm_90"));
+    double ends[2] = {};
+    int seen[2] = {};
+    for (const Product& p : r.products) {
+      if (seen[p.warp]++ < kBurst) ends[p.warp] = p.finish + latencies_of("sm_90")->products_in_registers;
+    }
+    constexpr double begin = 45;  // measured clocks at which the first product was issued
+    const double measured[2] = {std::min(first, second) - begin, std::max(first, second) - begin};
+    EXPECT_NEAR(std::min(ends[0], ends[1]), measured[0], 0.05 * measured[0]) << later;
+    EXPECT_NEAR(std::max(ends[0], ends[1]), measured[1], 0.05 * measured[1]) << later;
+  }
+}
+
+// A warp whose products find the queue full waits: eight before the tensor core, one in it.
+TEST(MachineCodeClocks, AQueueOfProducts) {
+  const Kernel kernel = kernel_of_turn(times(16, {"HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"}), 1);
+  const auto r = run(kernel, {warp_of(4, Role::computing, 0, 16)}, *rates_of("sm_90"), *latencies_of("sm_90"));
+  for (size_t k = 0; k < 16; ++k) {
+    const double room = k < 8 ? 0 : r.products[k - 8].start;
+    EXPECT_NEAR(r.products[k].issue, std::max(12.0 * static_cast<double>(k), room), 1) << k;
+  }
+  EXPECT_NEAR(r.products[15].issue, r.products[0].start + 7 * 64, 1);
 }
 
 // Of a pair's 256 rows each block has 128, of 128 rows 64: its tensor core takes half as long, and reads half of the

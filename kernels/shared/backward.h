@@ -17,9 +17,9 @@ struct BackwardParams : ForwardParams {
 
   int sequence_m_blocks;  // dense: of a sequence
   int n_blocks;           // of a sequence, the most there can be
-  int diagonal_heads;  // Sm90BackwardConfig::from_diagonal: so many heads, over the batch, are (by_head: query heads)
-  int splits;          // of an n_block's steps, one in each tile
-  int has_dk, has_dv;  // they are wanted
+  int diagonal_heads;     // taken from_diagonal (tile/key_tile.cuh): so many, over the batch (by_head: query heads)
+  int splits;             // of an n_block's steps, one in each tile
+  int has_dk, has_dv;     // they are wanted
 
   void *dk_data, *dv_data;  // for tiles that a sequence ends in: varlen only
   long long dk_batch, dk_row, dk_head, dv_batch, dv_row, dv_head;

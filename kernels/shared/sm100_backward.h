@@ -15,6 +15,7 @@ struct Sm100BackwardConfig {
   int dq_stages = 2;                     // 32 columns of a step's dq each, on their way to memory
   bool pair = false;                     // two CTAs multiply together, 128 of an n_block's keys each
   Sums sums = Sums::both;
+  bool from_diagonal = false;  // steps begin where the mask does: tile/key_tile.cuh
   bool dropout = false;
   bool direct = false;               // dk and dv go from registers to memory: float32, or added to what is there
   bool captured = false;             // gradients of what score_mod reads are wanted

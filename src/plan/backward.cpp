@@ -73,7 +73,7 @@ bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
 }
 
-constexpr int64_t kHopperMultiprocessors = 132;
+constexpr int64_t kHopperMultiprocessors = 132, kBlackwellMultiprocessors = 148;
 
 // By how many CTAs, or pairs of them, the steps of an n_block are shared, where n_blocks are too few for all
 // multiprocessors, or of too unequal lengths to fill them: under a causal mask the first n_block has twice the mean,
@@ -96,19 +96,31 @@ int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
 int64_t bytes_of_query(int64_t head_dim, int64_t head_dim_v) { return 2 * (head_dim + head_dim_v) + 4 * head_dim; }
 
 // Whether a causal mask's n_blocks are taken from_diagonal. They are spread over all m_blocks of a head then, which the
-// L2 cache must hold: not those of long sequences, nor of several heads, so that query heads that share keys are taken
-// one by one (by_head). Sums are in another order, and a batch_invariant call must not ask for lengths: neither how
-// many there are, nor whether a bound binds.
-bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
+// L2 cache must hold: not those of long sequences, nor of several heads, so that on Hopper query heads that share keys
+// are taken one by one (by_head). Sums are in another order, and a batch_invariant call must not ask for lengths:
+// neither how many there are, nor whether a bound binds.
+template <class T>
+bool may_begin_at_diagonal(const Problem& p, const T& t) {
   if (t.block_mask || p.total_q == 0 || (p.batch_invariant && p.group() > 1)) return false;
   if (p.batch_invariant) return p.window_right != TANDEM_UNBOUNDED && p.window_left == TANDEM_UNBOUNDED;
-  if (!t.right || t.left || (t.split && p.group() == 1)) return false;
+  return t.right && !t.left;
+}
+bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
+  if (!may_begin_at_diagonal(p, t)) return false;
+  if (p.batch_invariant) return true;
+  if (t.split && p.group() == 1) return false;
   const int64_t most = t.head_dim > 192 && p.group() == 1 ? 16 << 20 : 32 << 20;
   if (p.seqlen_q * bytes_of_query(t.head_dim, t.head_dim_v) > most) return false;
   // Adding dk and dv in memory for each query head is little beside the steps of long ones alone.
   constexpr int64_t kLong = 4096;
   const int64_t tiles = ceil_div(p.seqlen_k, t.tile_n()) * p.heads_q * p.batch;
   return p.group() == 1 || (p.seqlen_q >= kLong && tiles * t.ctas() >= kHopperMultiprocessors);
+}
+// The bound is Hopper's; a B200 has twice its cache.
+bool begins_at_diagonal(const Problem& p, const Sm100BackwardConfig& t) {
+  constexpr int64_t kMost = 32 << 20;
+  if (!may_begin_at_diagonal(p, t)) return false;
+  return p.batch_invariant || p.group() * p.seqlen_q * bytes_of_query(t.head_dim, t.head_dim_v) <= kMost;
 }
 
 // Whether one n_block has all keys, and its CTAs see every query: dq is then stored as it is made. Lengths and
@@ -163,7 +175,7 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
 // that of a whole B200. A batch_invariant problem has no pairs: how many tiles there are and the longest length, by
 // which they are chosen, may be of other sequences, and one sequence has the same bits dense and packed.
 bool pairs(const Problem& p) {
-  constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys, kMultiprocessors = 148;
+  constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys;
   // Of a step (lab note). Pairs multiply all heads as those of 128.
   constexpr int64_t kPairClocks = 2816;
   const int64_t d = round_up(p.head_dim, 16), clocks = 16 * d + 6 * round_up(p.head_dim_v, 16) + 640;
@@ -174,8 +186,8 @@ bool pairs(const Problem& p) {
   // Of a triangle of blocks pairs see one more in each row of them.
   const bool masks = binds_left(p) || binds_right(p);
   const int64_t m_blocks = masks ? ceil_div(p.seqlen_q, Sm100BackwardConfig::tile_m) : 0;
-  const int64_t rounds = ceil_div(tiles, kMultiprocessors);
-  const int64_t rounds_of_pairs = ceil_div(of_pairs, kMultiprocessors / 2);
+  const int64_t rounds = ceil_div(tiles, kBlackwellMultiprocessors);
+  const int64_t rounds_of_pairs = ceil_div(of_pairs, kBlackwellMultiprocessors / 2);
   return rounds_of_pairs * kPairClocks * (masks ? m_blocks + 2 : 1) < rounds * clocks * (masks ? m_blocks + 1 : 1);
 }
 
@@ -214,8 +226,10 @@ Sm100BackwardConfig cut_for_blackwell(const Problem& p) {
 }
 
 BackwardTile cut(const Problem& p, const gpu::Properties& device) {
-  if (device.compute_major == 10) return cut_for_blackwell(p);
-  return cut_for_hopper(p);
+  if (device.compute_major != 10) return cut_for_hopper(p);
+  Sm100BackwardConfig t = cut_for_blackwell(p);
+  t.from_diagonal = begins_at_diagonal(p, t);
+  return t;
 }
 
 // With a bound on the left n_blocks at work see what lies between the first and the last of them, and a window more.
@@ -250,12 +264,13 @@ int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
 }
 
 // All heads but those that are worked on last: enough of them for all multiprocessors to be at work for as long as the
-// longest n_block of another head, begun just before, takes. As with pairs() the answer is that of a whole device, here
-// of an H200, and does not depend on other sequences where that was asked for.
-int count_diagonal_heads(const Problem& p, const BackwardTiling& t) {
+// longest n_block of another head, begun just before, takes. As with pairs() the answer is that of a whole device and
+// does not depend on other sequences where that was asked for.
+int count_diagonal_heads(const Problem& p, const BackwardTiling& t, const gpu::Properties& device) {
   const int64_t heads = p.batch * (t.tile.key_tickets > 0 ? p.heads_q : p.heads_k);
   if (p.batch_invariant) return static_cast<int>(heads);
-  const int64_t last = ceil_div(2 * kHopperMultiprocessors / t.tile.ctas, t.n_blocks + 1);  // half see an m_block
+  const int64_t whole = device.compute_major == 10 ? kBlackwellMultiprocessors : kHopperMultiprocessors;
+  const int64_t last = ceil_div(2 * whole / t.tile.ctas, t.n_blocks + 1);  // half see an m_block
   return static_cast<int>(std::max<int64_t>(heads - last, 0));
 }
 
@@ -273,7 +288,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
                                     : 1;
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);
   t.l2_heads = choose_l2_heads(p, t, sms);
-  t.diagonal_heads = count_diagonal_heads(p, t);
+  t.diagonal_heads = count_diagonal_heads(p, t, device);
   const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   if (t.tile.captured && !t.tile.sums_scores && p.total_q > 0)

@@ -16,7 +16,6 @@ struct BackwardTile {
     key_floats = t.key_floats();
     key_sums = t.key_sums();
     key_tickets = t.key_tickets();
-    from_diagonal = t.from_diagonal;
     single = t.single;
     sums_scores = t.sums_scores;
   }
@@ -39,7 +38,7 @@ struct BackwardTile {
   int dq_tickets;                    // of an m_block
   int key_floats = 0, key_sums = 0;  // of a split, and CTAs that sum them up: where steps are split
   int key_tickets = 0;               // of a CTA's n_block, where the splits are heads that add to one sum
-  bool from_diagonal = false;        // tile/key_tile.cuh
+  bool from_diagonal;                // tile/key_tile.cuh
   bool single = false;               // main stores dq
   bool apart;                        // dk and dv are summed by tiles of their own
   bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
@@ -67,6 +66,7 @@ struct BackwardTile {
         captured_smem_bytes(t.captured_smem_bytes()),
         dq_floats(t.dq_floats()),
         dq_tickets(t.dq_tickets()),
+        from_diagonal(t.from_diagonal),
         apart(sums_apart),
         captured(t.captured),
         captured_entry(plan::captured_entry(t)),

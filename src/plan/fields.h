@@ -112,6 +112,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dq_stages", {1, 4}, "", true}, t.dq_stages);
   visit(Field{"pair", kFlag, "", true}, t.pair);
   visit(Field{"sums", {0, 1}, "", true}, t.sums);
+  visit(Field{"from_diagonal", kFlag, "_diagonal"}, t.from_diagonal);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);

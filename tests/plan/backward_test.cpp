@@ -360,6 +360,41 @@ TEST(BackwardPlan, FromTheDiagonal) {
   EXPECT_TRUE(begins(one));
 }
 
+// On Blackwell query heads that share keys are taken together; all of theirs must fit the cache.
+TEST(BackwardPlan, FromTheDiagonalOnBlackwell) {
+  const auto causal = [](int64_t seqlen, int64_t heads_q, int64_t heads_k, int64_t head_dim) {
+    Problem p = dense({.seqlen_q = seqlen,
+                       .seqlen_k = seqlen,
+                       .heads_q = heads_q,
+                       .heads_k = heads_k,
+                       .head_dim = head_dim,
+                       .head_dim_v = head_dim});
+    p.window_right = 0;
+    return backward(p);
+  };
+  const auto tiling = [](const Problem& p) { return plan::make_plan(p, blackwell()).backward; };
+  Problem p = causal(4096, 128, 128, 64);
+  EXPECT_TRUE(tiling(p).tile.from_diagonal);
+  EXPECT_EQ(tiling(p).diagonal_heads, 128 - 9);  // 296 tiles of 33 a head
+  p.sm_limit = 3;
+  EXPECT_EQ(tiling(p).diagonal_heads, 128 - 9);
+  p.batch_invariant = true;
+  EXPECT_EQ(tiling(p).diagonal_heads, 128);
+  p = causal(4096, 64, 64, 128);
+  EXPECT_TRUE(tiling(p).tile.ctas == 2 && tiling(p).tile.from_diagonal);
+  EXPECT_EQ(tiling(p).diagonal_heads, 64 - 9);  // 148 of 17
+  EXPECT_TRUE(tiling(causal(4096, 64, 8, 128)).tile.from_diagonal);
+  EXPECT_FALSE(tiling(causal(8192, 64, 8, 128)).tile.from_diagonal);
+  EXPECT_TRUE(tiling(causal(8192, 64, 64, 256)).tile.from_diagonal);
+  EXPECT_FALSE(tiling(causal(65536, 4, 4, 128)).tile.from_diagonal);
+  p = causal(4096, 64, 64, 128);
+  p.window_left = 100;
+  EXPECT_FALSE(tiling(p).tile.from_diagonal);
+  p = causal(300, 8, 2, 64);
+  p.batch_invariant = true;
+  EXPECT_FALSE(tiling(p).tile.from_diagonal);
+}
+
 // Grouped query heads are taken one by one then: workspace has dk and dv of a key head once.
 TEST(BackwardPlan, FromTheDiagonalByHead) {
   Problem p = dense({.seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8, .head_dim = 128});

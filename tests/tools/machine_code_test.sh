@@ -79,6 +79,8 @@ card="--card h200 --head-dim 64 --heads 8 --seqlen 4096"
   expect 2 "must be bfloat16 or float16" explain --machine-code $card --dtype f32
   expect 0 "kernel     backward_bf16_d64_" explain --machine-code --backward $card --save-cubin gradients.cubin
   [ -s gradients.cubin ] || fail "explain --backward --save-cubin writes nothing"
+  expect 0 "longer than if dq were added in any order" explain --clocks --backward $card
+  expect 0 '"waiting_most"' explain --clocks --backward $card --json -
 }
 expect 0 "Instructions are those of a warp for 16 rows x 128 keys" explain --cubin other.cubin --beside other.cubin
 grep -qE '^instructions of a warp, unmasked +110 +110$' output || fail "--beside: other instructions"

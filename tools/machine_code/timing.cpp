@@ -131,7 +131,8 @@ double rate_of(const Modelled& m, const Grid& g) {
   return g.flops * megahertz_of(m) / clocks * 1e-6;
 }
 
-std::string timing_report(const Modelled& m, const std::optional<Grid>& grid) {
+std::string timing_report(const Modelled& m, const WholeProblem& problem) {
+  const std::optional<Grid>& grid = problem.grid;
   const Clocks& c = m.clocks;
   const double per_clock = c.flops / c.step;
   std::string text = entry("kernel", m.name, kIndent);
@@ -148,6 +149,13 @@ std::string timing_report(const Modelled& m, const std::optional<Grid>& grid) {
         entry("modelled",
               str_cat(fixed(rate_of(m, *grid), 0), " TFLOP/s for the problem at ", fixed(megahertz_of(m), 0), " MHz"),
               kIndent);
+  if (const std::optional<Turns>& turns = problem.turns) {
+    text += entry("turns",
+                  str_cat("blocks wait ", fixed(100 * turns->waiting.share(), 1), " % (", fixed(100 * turns->least, 1),
+                          " to ", fixed(100 * turns->most, 1), ") longer than if dq were added in any order; ",
+                          fixed(turns->waiting.clocks, 0), " clocks of the main kernel in all"),
+                  kIndent);
+  }
   if (m.run.assumed > 0 || m.run.unknown > 0) {
     text += entry("beware",
                   str_cat(m.run.assumed, " arrivals were assumed and ", m.run.unknown,
@@ -157,7 +165,8 @@ std::string timing_report(const Modelled& m, const std::optional<Grid>& grid) {
   return str_cat(text, "\nClocks of a warp in a step, by what it waited for:\n", roles_table(c), "\n", chain_table(c));
 }
 
-std::string timing_json(const Modelled& m, const std::optional<Grid>& grid) {
+std::string timing_json(const Modelled& m, const WholeProblem& problem) {
+  const std::optional<Grid>& grid = problem.grid;
   using json = nlohmann::ordered_json;
   const Clocks& c = m.clocks;
   json roles = json::array(), chain = json::array();
@@ -182,6 +191,12 @@ std::string timing_json(const Modelled& m, const std::optional<Grid>& grid) {
     all["grid"] = {
         {"tiles", grid->tiles}, {"steps", grid->steps}, {"flops", grid->flops}, {"longest_first", grid->longest_first}};
     all["tflops"] = rate_of(m, *grid);
+  }
+  if (const std::optional<Turns>& turns = problem.turns) {
+    all["turns"] = {{"steps", turns->waiting.steps},     {"clocks", turns->waiting.clocks},
+                    {"waiting", turns->waiting.share()}, {"waiting_least", turns->least},
+                    {"waiting_most", turns->most},       {"flops", turns->flops}};
+    all["tflops"] = turns->flops * megahertz_of(m) / turns->waiting.clocks * 1e-6;
   }
   return all.dump(1) + "\n";
 }

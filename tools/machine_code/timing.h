@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "machine_code/backward_grid.h"
 #include "machine_code/clocks.h"
 #include "machine_code/report.h"
 #include "vgpu/trace/timeline.h"
@@ -31,8 +32,21 @@ struct Grid {
 // TFLOP/s of the whole problem.
 double rate_of(const Modelled& model, const Grid& grid);
 
-std::string timing_report(const Modelled& model, const std::optional<Grid>& grid);
-std::string timing_json(const Modelled& model, const std::optional<Grid>& grid);
+// What a backward's blocks wait for each other: with the clocks that handing over takes, and with 0.6 and 1.6 of them.
+struct Turns {
+  Waiting waiting;
+  double least = 0, most = 0;  // shares
+  double flops = 0;
+};
+
+// Of a forward's problem the grid, of a backward's the turns; neither of a cubin alone.
+struct WholeProblem {
+  std::optional<Grid> grid;
+  std::optional<Turns> turns;
+};
+
+std::string timing_report(const Modelled& model, const WholeProblem& problem);
+std::string timing_json(const Modelled& model, const WholeProblem& problem);
 vgpu::Timeline timeline_of(const Modelled& model, const machine_code::Kernel& kernel);
 
 }  // namespace tandem::tool

@@ -81,8 +81,7 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
 }
 
 // Of a forward: blocks' tiles, and their steps of keys.
-std::optional<Grid> grid_of(const Planned& planned, const gpu::Properties& device, tandem_pass pass) {
-  if (pass != TANDEM_FORWARD) return std::nullopt;
+Grid grid_of(const Planned& planned, const gpu::Properties& device) {
   const plan::Tile& tile = planned.plan->forward.tile;
   const plan::Floor floor = plan::floor_of(planned.problem, *planned.plan, device);
   const auto& q = planned.inputs.q.shape();
@@ -99,20 +98,36 @@ std::optional<Grid> grid_of(const Planned& planned, const gpu::Properties& devic
   return grid;
 }
 
+// Of a backward.
+std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& device, double step) {
+  constexpr double kLeast = 0.6, kMost = 1.6;
+  const auto waiting = [&](double times) {
+    HandOver hand_over;
+    hand_over.adds *= times, hand_over.told *= times;
+    return waiting_of(planned.problem, planned.plan->backward, step, hand_over);
+  };
+  const std::optional<Waiting> usual = waiting(1);
+  if (!usual) return std::nullopt;
+  return Turns{.waiting = *usual,
+               .least = waiting(kLeast)->share(),
+               .most = waiting(kMost)->share(),
+               .flops = plan::floor_of(planned.problem, *planned.plan, device).flops};
+}
+
 }  // namespace
 
-void MachineCodeFlags::print_clocks(const Examined& examined, const std::optional<Grid>& grid) const {
-  const Modelled model = model_of(examined);
+void MachineCodeFlags::print_clocks(const Examined& examined, const Modelled& model,
+                                    const WholeProblem& problem) const {
   if (!timeline.empty()) {
     const vgpu::Timeline drawn = timeline_of(model, machine_code::kernel_of(examined.cubin));
     write(timeline, timeline.ends_with(".svg") ? svg::draw(drawn, {.unit = "clocks"}) : perfetto_json(drawn));
   }
   if (json == "-") {
-    std::printf("%s", timing_json(model, grid).c_str());
+    std::printf("%s", timing_json(model, problem).c_str());
     return;
   }
-  std::printf("%s\n", timing_report(model, grid).c_str());
-  if (!json.empty()) write(json, timing_json(model, grid));
+  std::printf("%s\n", timing_report(model, problem).c_str());
+  if (!json.empty()) write(json, timing_json(model, problem));
 }
 
 void MachineCodeFlags::add_to(CLI::App& app) {
@@ -134,22 +149,30 @@ void MachineCodeFlags::add_to(CLI::App& app) {
 int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const {
   const bool whole = path == "all";
   std::vector<Examined> all;
-  std::optional<Grid> grid;
+  gpu::Properties device;
+  std::optional<Planned> planned;
   if (!cubin.empty()) {
     all.push_back(examine(cubin, whole));
   } else {
-    const gpu::Properties device = card.properties();
-    const Planned planned(problem, device, pass);
-    if (!planned.plan) {
+    device = card.properties();
+    planned.emplace(problem, device, pass);
+    if (!planned->plan) {
       std::printf("%s", kNothingToDo);
       return 0;
     }
-    all.push_back(examine(*planned.plan, pass, device, whole, save));
-    grid = grid_of(planned, device, pass);
+    all.push_back(examine(*planned->plan, pass, device, whole, save));
   }
   for (const std::string& file : beside) all.push_back(examine(file, whole));
   if (clocks || !timeline.empty()) {
-    for (const Examined& examined : all) print_clocks(examined, &examined == &all.front() ? grid : std::nullopt);
+    for (const Examined& examined : all) {
+      const Modelled model = model_of(examined);
+      WholeProblem whole_problem;
+      if (planned && &examined == &all.front()) {
+        if (pass == TANDEM_FORWARD) whole_problem.grid = grid_of(*planned, device);
+        if (pass == TANDEM_BACKWARD) whole_problem.turns = turns_of(*planned, device, model.clocks.step);
+      }
+      print_clocks(examined, model, whole_problem);
+    }
     return 0;
   }
   if (json == "-") {

@@ -25,7 +25,7 @@ struct MachineCodeFlags {
   int run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const;
 
  private:
-  void print_clocks(const Examined& examined, const std::optional<Grid>& grid) const;
+  void print_clocks(const Examined& examined, const Modelled& model, const WholeProblem& problem) const;
 };
 
 }  // namespace tandem::tool

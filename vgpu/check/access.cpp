@@ -27,9 +27,10 @@ bool on_tensor_memory(AsyncKind kind) {
   }
 }
 
-void Access::asynchronous(AsyncKind kind) {
+void Access::asynchronous(AsyncKind kind, Memory memory) {
   async_ = true;
   kind_ = kind;
+  memory_ = memory;
   proxy_ = is_proxy(kind);
 }
 
@@ -89,8 +90,8 @@ bool Access::seen(const Site& site, uint16_t row, uint32_t lanes, int32_t time) 
 
 bool Access::proxied(const Site& site, uint32_t lanes, int32_t time) const {
   return std::all_of(issuers_.begin(), issuers_.begin() + issuers_count_, [&](const Issuer& by) {
-    return site.cluster == cluster_ ? by.warp->proxied(*by.share, by.lanes, site.row, lanes, time)
-                                    : knows(by.share->known.proxied, site.cluster, site.row, lanes, time);
+    return site.cluster == cluster_ ? by.warp->proxied(*by.share, by.lanes, memory_, site.row, lanes, time)
+                                    : knows(by.share->known.proxied.of(memory_), site.cluster, site.row, lanes, time);
   });
 }
 

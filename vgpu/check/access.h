@@ -36,8 +36,8 @@ class Access : public Touch {
     issuers_[0].lanes = lane.lanes(0);
     last_ = Epoch();
   }
-  // An asynchronous operation; the async proxy sees ordinary writes behind a proxy fence only.
-  void asynchronous(AsyncKind kind);
+  // An asynchronous operation on this memory; the async proxy sees ordinary writes behind a proxy fence only.
+  void asynchronous(AsyncKind kind, Memory memory);
   // The lanes of one instruction may write the same bytes: one of them wins.
   void lanes_of(const LaneAccess& access, uint32_t lanes) { instruction_ = &access, instruction_lanes_ = lanes; }
 
@@ -84,6 +84,7 @@ class Access : public Touch {
   bool async_ = false, proxy_ = false;
   Relaxed relaxed_ = Relaxed::nothing;
   AsyncKind kind_ = AsyncKind::bulk_load;
+  Memory memory_ = Memory::shared;
   const LaneAccess* instruction_ = nullptr;
   uint32_t instruction_lanes_ = 0;
   Epoch last_;

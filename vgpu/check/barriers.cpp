@@ -173,7 +173,7 @@ void Watch::check_barrier_visible(Cluster& cluster, const Operation& operation, 
   std::string message =
       str_cat("the ", name_of(operation.kind), " signals a barrier that nothing makes it see initialised");
   if (knows(operation.told.seen, site.row, lanes, barrier.init.time())) {
-    if (barrier.fenced || knows(operation.told.proxied, site.row, lanes, barrier.init.time())) return;
+    if (barrier.fenced || knows(operation.told.proxied.shared, site.row, lanes, barrier.init.time())) return;
     rule = Rule::missing_init_fence;
     message = str_cat("the ", name_of(operation.kind),
                       " signals a barrier, but neither fence.mbarrier_init nor fence.proxy.async came behind its init");
@@ -197,7 +197,7 @@ void Watch::fence(const Actor& actor, Order order, Scope scope) {
   }
 }
 
-void Watch::proxy_fence(const Actor& actor) { enter(actor).warp.proxy_fence(actor.lanes); }
+void Watch::proxy_fence(const Actor& actor, FencedSpaces spaces) { enter(actor).warp.proxy_fence(actor.lanes, spaces); }
 
 void Watch::wgmma_fence(const Actor& actor) { order_lanes(enter(actor), actor); }
 

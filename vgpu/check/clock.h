@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "vgpu/check/ref.h"
+#include "vgpu/observer/observer.h"
 
 namespace tandem::vgpu::check {
 
@@ -56,11 +57,19 @@ ForeignRef export_clock(const ClockRef& clock, int32_t cluster);
 void import_clock(ClockRef* clock, const ForeignRef& foreign, int32_t cluster);
 void join(ForeignRef* foreign, const ForeignRef& other);
 
+// What a proxy fence can be of: shared memory, global memory, or both.
+template <class T>
+struct BySpace {
+  T shared = {}, global = {};
+  T& of(Memory memory) { return memory == Memory::global ? global : shared; }
+  const T& of(Memory memory) const { return memory == Memory::global ? global : shared; }
+};
+
 // What a thread knows, and what it tells when it releases.
 struct Knowledge {
-  ClockRef seen = {};     // has happened before
-  ClockRef proxied = {};  // of this, what the async proxy sees too: a proxy fence came behind it
-  ClockRef fenced = {};   // of this, what a relaxed write passes on to other blocks: a fence came behind it
+  ClockRef seen = {};              // has happened before
+  BySpace<ClockRef> proxied = {};  // of this, what the async proxy sees too: a proxy fence came behind it
+  ClockRef fenced = {};            // of this, what a relaxed write passes on to other blocks: a fence came behind it
   ClockRef relaxed = {};  // beyond this, what would be seen if all relaxed operations on shared memory were strong
   ClockRef wide = {};     // of seen, what was told by releases whose scope reaches here. Null: all of it, as mostly
 
@@ -71,7 +80,8 @@ struct Knowledge {
       wide = std::move(all);
     }
     check::join(&seen, other.seen);
-    check::join(&proxied, other.proxied);
+    check::join(&proxied.shared, other.proxied.shared);
+    check::join(&proxied.global, other.proxied.global);
     check::join(&fenced, other.fenced);
     check::join(&relaxed, other.relaxed);
   }

@@ -123,7 +123,7 @@ void Watch::touch_alike(const Scene& scene, Operation* operation, std::span<cons
   const int scope = writes ? scope_of(source_of(actor.instruction)) : kWeak;
   const bool reads = !writes || source_of(actor.instruction).has("reduce");
   Access access(sites, scene.cluster.id, actor.cta);
-  access.asynchronous(kind);
+  access.asynchronous(kind, memory);
   add_issuers(scene, *operation, spans[0].warp, by, &access);
   access.epoch =
       Epoch(site_of(scene, operation, spans[0], writes, by), 0, alone ? first_of(by) : kTogether, scope, writes);

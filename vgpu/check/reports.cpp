@@ -18,7 +18,8 @@ Words words_of(const Party& party, const Access::Conflict& conflict, const Party
   const bool wrote = conflict.other.wrote();
   if (conflict.verdict == Touch::Verdict::unfenced) {
     return {Rule::missing_proxy_fence,
-            str_cat("it reaches what ", who, " wrote by ordinary stores, but no fence.proxy.async lies between")};
+            str_cat("it reaches what ", who, " wrote by ordinary stores, but no fence.proxy.async of ",
+                    memory == Memory::global ? "global" : "shared", " memory lies between")};
   }
   if (conflict.verdict == Touch::Verdict::relaxed) {
     return {Rule::relaxed_hand_over,

@@ -4,14 +4,16 @@ namespace tandem::vgpu::check {
 
 void GlobalSyncs::tell(uint64_t address, const Knowledge& told, int32_t cluster) {
   if (!told.seen) return;
-  const Told all{export_clock(told.seen, cluster), export_clock(told.proxied, cluster),
+  const Told all{export_clock(told.seen, cluster),
+                 {export_clock(told.proxied.shared, cluster), export_clock(told.proxied.global, cluster)},
                  export_clock(told.fenced, cluster)};
   Stripe& stripe = stripes_[address / 4 % stripes_.size()];
   const std::lock_guard lock(stripe.mutex);
   anything_.store(true, std::memory_order_release);
   Told& there = stripe.told[address];
   join(&there.seen, all.seen);
-  join(&there.proxied, all.proxied);
+  join(&there.proxied.shared, all.proxied.shared);
+  join(&there.proxied.global, all.proxied.global);
   join(&there.fenced, all.fenced);
 }
 
@@ -26,7 +28,8 @@ void GlobalSyncs::learn(uint64_t address, Knowledge* known, int32_t cluster) {
     there = found->second;
   }
   import_clock(&known->seen, there.seen, cluster);
-  import_clock(&known->proxied, there.proxied, cluster);
+  import_clock(&known->proxied.shared, there.proxied.shared, cluster);
+  import_clock(&known->proxied.global, there.proxied.global, cluster);
   import_clock(&known->fenced, there.fenced, cluster);
 }
 

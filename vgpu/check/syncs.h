@@ -20,7 +20,9 @@ class GlobalSyncs {
 
  private:
   struct Told {
-    ForeignRef seen, proxied, fenced;
+    ForeignRef seen;
+    BySpace<ForeignRef> proxied;
+    ForeignRef fenced;
   };
   struct Stripe {
     std::mutex mutex;

@@ -19,7 +19,8 @@ void Warp::raise_own(Knowledge* told, uint32_t of) const {
   now.fill(time_);
   raise(&told->seen, row, of, now);
   if (told->wide) raise(&told->wide, row, of, now);
-  raise(&told->proxied, row, of, proxied_);
+  raise(&told->proxied.shared, row, of, proxied_.shared);
+  raise(&told->proxied.global, row, of, proxied_.global);
   raise(&told->fenced, row, of, fenced_);
   for (const Groups* groups : {cp_async.get(), bulk.get()}) {
     if (!groups) continue;
@@ -100,9 +101,12 @@ void Warp::fence(uint32_t of, bool acquires, bool releases, bool beyond_block) {
   dirty_ |= of;
 }
 
-void Warp::proxy_fence(uint32_t of) {
-  for_each_share(of, [&](Share& share, uint32_t) { join(&share.known.proxied, share.known.seen); });
-  for (uint32_t m = of; m; m &= m - 1) proxied_[first_of(m)] = time_;
+void Warp::proxy_fence(uint32_t of, FencedSpaces spaces) {
+  for (const Memory memory : {Memory::shared, Memory::global}) {
+    if (spaces == (memory == Memory::global ? FencedSpaces::shared : FencedSpaces::global)) continue;
+    for_each_share(of, [&](Share& share, uint32_t) { join(&share.known.proxied.of(memory), share.known.seen); });
+    for (uint32_t m = of; m; m &= m - 1) proxied_.of(memory)[first_of(m)] = time_;
+  }
   end_time();
   dirty_ |= of;
 }
@@ -162,9 +166,11 @@ bool Warp::handed(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_
   return true;
 }
 
-bool Warp::proxied(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const {
-  if (of_row == row && (by & (by - 1)) == 0 && (of_lanes & by) && proxied_[first_of(by)] >= time) of_lanes &= ~by;
-  return knows(share.known.proxied, of_row, of_lanes, time);
+bool Warp::proxied(const Share& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes,
+                   int32_t time) const {
+  if (of_row == row && (by & (by - 1)) == 0 && (of_lanes & by) && proxied_.of(memory)[first_of(by)] >= time)
+    of_lanes &= ~by;
+  return knows(share.known.proxied.of(memory), of_row, of_lanes, time);
 }
 
 }  // namespace tandem::vgpu::check

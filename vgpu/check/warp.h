@@ -117,7 +117,7 @@ class Warp {
   void acquire(uint32_t of, const Knowledge& told);
   void acquire_relaxed(uint32_t of, const Knowledge& told);
   void fence(uint32_t of, bool acquires, bool releases, bool beyond_block);
-  void proxy_fence(uint32_t of);
+  void proxy_fence(uint32_t of, FencedSpaces spaces);
   // tcgen05.fence::after_thread_sync: what they know of tensor memory is ordered before what they do there.
   void tensor_fence(uint32_t of);
   // From now on all of these lanes know what each of them has done.
@@ -130,7 +130,7 @@ class Warp {
   bool seen(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
   // Or would know, if relaxed operations told all.
   bool handed(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
-  bool proxied(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
+  bool proxied(const Share& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
   // The same by releases whose scope reaches here.
   static bool widely(const Share& share, uint16_t of_row, uint32_t of_lanes, int32_t time) {
     return !share.known.wide || knows(share.known.wide, of_row, of_lanes, time);
@@ -144,8 +144,9 @@ class Warp {
 
   std::vector<Share> shares_;
   int32_t time_ = 1;
-  Times proxied_{}, fenced_{};  // until when each lane's accesses came before a proxy fence, a fence
-  uint32_t dirty_ = 0;          // lanes that did something since they were last in a sync
+  BySpace<Times> proxied_;  // until when each lane's accesses came before a proxy fence
+  Times fenced_{};          // and a fence
+  uint32_t dirty_ = 0;      // lanes that did something since they were last in a sync
 };
 
 template <class F>

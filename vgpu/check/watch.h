@@ -68,7 +68,7 @@ class Watch : public Checker {
   void tmem_frees(const Actor& actor, uint32_t column, uint32_t columns) override;
 
   void fence(const Actor& actor, Order order, Scope scope) override;
-  void proxy_fence(const Actor& actor) override;
+  void proxy_fence(const Actor& actor, FencedSpaces spaces) override;
   void wgmma_fence(const Actor& actor) override;
 
  private:

@@ -22,6 +22,9 @@ enum class Memory : uint8_t { global, shared, local, tensor };  // parameters an
 enum class Order : uint8_t { weak, relaxed, acquire, release, acquire_release };
 enum class Scope : uint8_t { cta, cluster, gpu, system };
 
+// Of which memory a proxy fence orders accesses. A block's own shared memory and its cluster's are not told apart.
+enum class FencedSpaces : uint8_t { all, shared, global };
+
 // Bytes somewhere. global: a host address. shared: an offset in the shared window of block `cta`. tensor: lane << 16 |
 // column in block `cta`'s tensor memory, bytes = 4 * columns, of `rows` lanes from that one on.
 struct Span {
@@ -125,7 +128,7 @@ class Observer {
 
   // Fences.
   virtual void fence(const Actor&, Order, Scope) {}
-  virtual void proxy_fence(const Actor&) {}  // generic <-> async, any space
+  virtual void proxy_fence(const Actor&, FencedSpaces) {}  // generic <-> async
   virtual void wgmma_fence(const Actor&) {}
 
   // What the machine itself finds (deadlock, misuse of barriers, divergence, pending registers).

@@ -2,7 +2,7 @@
 // on the virtual GPU, not yet on hardware.
 //
 // One CTA per SM takes n_blocks of a key head from a counter. It keeps their 128 keys and values, and goes over the
-// queries of all heads that share them, 128 at a time, from the last m_block that sees some of them to the first; dk
+// queries of all heads that share them, 128 at a time, from the last m_block that sees some on (or the first); dk
 // and dv stay in tensor memory. All scores are transposed, keys in the lanes: so P' and dS' lie as the tensor core
 // wants its operand of what is summed over queries. S of the next step is multiplied under dS of this one, and P under
 // dK and dQ:

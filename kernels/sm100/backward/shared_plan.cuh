@@ -114,8 +114,13 @@ TANDEM_DEVICE int* counter_of(const BackwardParams& p) {
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE KeyTile wait_for_tile(BackwardShared<T>& s, u32 taken) {
   mbarrier_wait(T.pair ? &s.k_landed : s.k_full(), taken & 1);
-  return {uniform(s.tile.n_block), uniform(s.tile.head_k), uniform(s.tile.sequence), uniform(s.tile.m_begin),
-          uniform(s.tile.m_end)};
+  return {uniform(s.tile.n_block),
+          uniform(s.tile.head_k),
+          uniform(s.tile.sequence),
+          uniform(s.tile.m_begin),
+          uniform(s.tile.m_end),
+          0,
+          from_diagonal<T>() ? uniform(s.tile.diagonal) : 0};
 }
 
 // Apart: calls what loads, clears or multiplies the operands of a tile's products, in the order of their issue. S is

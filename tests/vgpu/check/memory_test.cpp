@@ -163,7 +163,7 @@ TEST_F(Global, BulkReductions) {
     Play play(kTwo, buffers);
     for (int32_t b = 0; b < 2; ++b) {
       play.store(play.at(b, 0, kOne, "st.shared"), kAt, 16, 16);
-      play.checker->proxy_fence(play.at(b, 0, kOne, "fence.proxy.async"));
+      play.checker->proxy_fence(play.at(b, 0, kOne, "fence.proxy.async"), FencedSpaces::all);
       const Span from = Play::shared(kAt, 16, b);
       play.issue(play.at(b, 0, kOne, reduces ? "cp.reduce.async.bulk.add.f32" : "cp.async.bulk"), AsyncKind::bulk_store,
                  {from}, {Play::global(data.data(), 16)});
@@ -224,7 +224,7 @@ TEST(Shared, UninitialisedSum) {
   for (const bool reduces : {false, true}) {
     Play play;
     play.store(play.at(0, kOne, "st.shared"), kAt, 16, 16);
-    play.checker->proxy_fence(play.at(0, kOne, "fence.proxy.async"));
+    play.checker->proxy_fence(play.at(0, kOne, "fence.proxy.async"), FencedSpaces::all);
     play.issue(play.at(0, kOne, reduces ? "cp.reduce.async.bulk.add.f32" : "cp.async.bulk"), AsyncKind::bulk_store,
                {Play::shared(kAt, 16)}, {Play::shared(kAt + 64, 16)});
     EXPECT_EQ(play.rules(), reduces ? "uninitialised" : "");

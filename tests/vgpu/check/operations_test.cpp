@@ -158,7 +158,7 @@ TEST(BulkLoad, BarrierInitialisedBehindNoFence) {
 
   Play fenced;
   fenced.checker->mbarrier_inits(fenced.at(0, kOne, "mbarrier.init"), id, 1);
-  fenced.checker->proxy_fence(fenced.at(0, kOne, "fence.proxy.async"));
+  fenced.checker->proxy_fence(fenced.at(0, kOne, "fence.proxy.async"), FencedSpaces::all);
   fenced.barrier({0, 1, 2, 3});
   fenced.load_box(fenced.at(1, kOne, "cp.async.bulk.tensor"), id, 0, kAt, kTile);
   EXPECT_EQ(fenced.text(), "");
@@ -182,9 +182,9 @@ TEST(Proxy, OrdinaryWritesNeedAFence) {
   for (const Case c : {Case{false, false}, Case{true, true}, Case{true, false}}) {
     Play play;
     play.store(play.at(1, kAll, "st.shared"), kAt, 16, 16);
-    if (c.fence && c.by_writer) play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"));
+    if (c.fence && c.by_writer) play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"), FencedSpaces::all);
     play.barrier({0, 1});
-    if (c.fence && !c.by_writer) play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"));
+    if (c.fence && !c.by_writer) play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"), FencedSpaces::all);
     play.issue(play.at(0, kOne, "cp.async.bulk.tensor"), AsyncKind::bulk_store, {Play::shared(kAt, 512)}, {});
     EXPECT_EQ(play.rules(), c.fence ? "" : "missing-proxy-fence");
   }
@@ -192,7 +192,7 @@ TEST(Proxy, OrdinaryWritesNeedAFence) {
 
 TEST(Proxy, TheFenceMustComeBehindTheWrites) {
   Play play;
-  play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"));
+  play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"), FencedSpaces::all);
   play.store(play.at(1, kAll, "st.shared"), kAt, 16, 16);
   play.barrier({0, 1});
   play.issue(play.at(0, kOne, "cp.async.bulk.tensor"), AsyncKind::bulk_store, {Play::shared(kAt, 512)}, {});
@@ -203,7 +203,7 @@ TEST(Proxy, EachWriterNeedsOne) {
   Play play;
   play.store(play.at(1, kAll, "st.shared"), kAt, 16, 16);
   play.store(play.at(2, kAll, "st.shared"), kAt + 512, 16, 16);
-  play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"));
+  play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"), FencedSpaces::all);
   play.barrier({0, 1, 2});
   play.issue(play.at(0, kOne, "cp.async.bulk.tensor"), AsyncKind::bulk_store, {Play::shared(kAt, 1024)}, {});
   ASSERT_EQ(play.rules(), "missing-proxy-fence");
@@ -213,7 +213,7 @@ TEST(Proxy, EachWriterNeedsOne) {
 TEST(Proxy, AFenceIsNoBarrier) {
   Play play;
   play.store(play.at(1, kAll, "st.shared"), kAt, 16, 16);
-  play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"));
+  play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"), FencedSpaces::all);
   play.issue(play.at(0, kOne, "cp.async.bulk.tensor"), AsyncKind::bulk_store, {Play::shared(kAt, 512)}, {});
   EXPECT_EQ(play.rules(), "data-race");
 }
@@ -263,7 +263,7 @@ TEST(Wgmma, RowsOfAWarp) {
     for (int32_t w = 0; w < 4; ++w) {
       const uint32_t at = kAt + 512 * static_cast<uint32_t>(w);
       play.store(play.at(w, kAll, "st.shared"), at, 16, 16);
-      play.checker->proxy_fence(play.at(w, kAll, "fence.proxy.async"));
+      play.checker->proxy_fence(play.at(w, kAll, "fence.proxy.async"), FencedSpaces::all);
       play.checker->warp_syncs(play.at(w, kAll, "bar.warp.sync"));
     }
     Span rows = Play::shared(kAt + 512, 512);
@@ -282,7 +282,7 @@ TEST(Wgmma, OverwrittenBeforeItsWait) {
   for (const Case c : {Case{true, 0, ""}, Case{true, 1, "missing-wait"}, Case{false, 0, "missing-wait"}}) {
     Play play;
     play.store(play.at(0, kAll, "st.shared"), kAt, 16, 16);
-    play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"));
+    play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"), FencedSpaces::all);
     play.barrier({0, 1, 2, 3});
     play.multiply(0, {Play::shared(kAt, 512)});
     for (int32_t w = 0; w < 4; ++w) {
@@ -319,7 +319,7 @@ TEST(Wgmma, NotCommittedOrNotWaitedFor) {
   for (const bool commits : {false, true}) {
     Play play;
     play.store(play.at(0, kAll, "st.shared"), kAt, 16, 16);
-    play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"));
+    play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"), FencedSpaces::all);
     play.barrier({0, 1, 2, 3});
     play.multiply(0, {Play::shared(kAt, 512)});
     for (int32_t w = 0; w < 4 && commits; ++w)
@@ -342,7 +342,7 @@ TEST(BulkStore, SourceWrittenAgain) {
     Play play;
     const auto fill = [&] {
       play.store(play.at(1, kAll, "st.shared"), kAt, 16, 16);
-      play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"));
+      play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"), FencedSpaces::all);
       play.barrier({0, 1});
     };
     fill();
@@ -376,7 +376,7 @@ TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
     std::vector<uint32_t> out(1024);
     Play play({}, {{"out", out.data(), 4096, true, true}});
     play.store(play.at(0, kAll, "st.shared"), kAt, 16, 16);
-    play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"));
+    play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"), FencedSpaces::all);
     play.barrier({0, 1});
     Actor issuer = play.at(0, 1, "cp.async.bulk");
     const auto copy = [&](uint32_t from, uint32_t to) {
@@ -401,7 +401,7 @@ TEST(BulkStore, AWaitForReadsSaysNothingOfWrites) {
     std::vector<uint32_t> out(1024);
     Play play({}, {{"out", out.data(), 4096, true, true}});
     play.store(play.at(0, kOne, "st.shared"), kAt, 16, 16);
-    play.checker->proxy_fence(play.at(0, kOne, "fence.proxy.async"));
+    play.checker->proxy_fence(play.at(0, kOne, "fence.proxy.async"), FencedSpaces::all);
     play.issue(play.at(0, kOne, "cp.async.bulk"), AsyncKind::bulk_store, {Play::shared(kAt, 16)},
                {Play::global(out.data(), 16)});
     play.checker->group_commits(play.at(0, kOne, "cp.async.bulk.commit_group"), AsyncKind::bulk_store);
@@ -419,7 +419,7 @@ TEST(BulkStore, AtExit) {
     for (const bool waits : {false, true}) {
       Play play;
       play.store(play.at(0, kOne, "st.shared"), kAt, 16, 16);
-      play.checker->proxy_fence(play.at(0, kOne, "fence.proxy.async"));
+      play.checker->proxy_fence(play.at(0, kOne, "fence.proxy.async"), FencedSpaces::all);
       play.issue(play.at(0, kOne, "cp.async.bulk"), AsyncKind::bulk_store, {Play::shared(kAt, 16)}, {});
       if (commits) play.checker->group_commits(play.at(0, kOne, "cp.async.bulk.commit_group"), AsyncKind::bulk_store);
       if (waits)

@@ -226,7 +226,7 @@ TEST_F(Tensor, OperandsInSharedMemory) {
   for (const bool fenced : {true, false}) {
     const uint32_t at = fenced ? kAt : kAt + 0x1000;
     play.store(play.at(0, kAll, "st.shared"), at, 16, 16);
-    if (fenced) play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"));
+    if (fenced) play.checker->proxy_fence(play.at(0, kAll, "fence.proxy.async"), FencedSpaces::all);
     play.barrier({0, 4});
     fence(kMmaWarp, false, kOne);
     play.issue(play.at(kMmaWarp, kOne, "tcgen05.mma.cta_group::1"), AsyncKind::tcgen05_mma, {Play::shared(at, 512)},

@@ -212,8 +212,13 @@ Step fence_op(Context& context, const Op& op) {
   return Step::next;
 }
 
+struct ProxyFenceDetail : Detail {
+  FencedSpaces spaces = FencedSpaces::all;
+};
+
 Step proxy_fence_op(Context& context, const Op& op) {
-  if (context.grid.observer != nullptr) context.grid.observer->proxy_fence(context.actor(op));
+  if (context.grid.observer != nullptr)
+    context.grid.observer->proxy_fence(context.actor(op), op.as<ProxyFenceDetail>().spaces);
   return Step::next;
 }
 
@@ -225,11 +230,16 @@ Status fence(Builder& b, const Instruction& i) {
     words.take_of({"alias"});
     words.take_prefix("tensormap");
     const std::string ordering = words.take_of({"acquire", "release"});
-    words.take_prefix("sync_restrict");
-    words.take_of({"global", "shared::cta", "shared::cluster", "cta", "cluster", "gpu", "sys"});
-    words.take_of({"cluster", "gpu", "sys", "cta"});
+    const bool restricted = !words.take_prefix("sync_restrict").empty();  // to shared memory
+    const std::string space = words.take_of({"global", "shared::cta", "shared::cluster"});
+    words.take_of({"cta", "cluster", "gpu", "sys"});
     TANDEM_TRY(b.unknown(i, words));
-    if (async) b.emit(proxy_fence_op, nullptr);
+    if (!async) return {};
+    auto detail = std::make_unique<ProxyFenceDetail>();
+    detail->spaces = space == "global"              ? FencedSpaces::global
+                     : restricted || !space.empty() ? FencedSpaces::shared
+                                                    : FencedSpaces::all;
+    b.emit(proxy_fence_op, std::move(detail));
     return {};
   }
   auto detail = std::make_unique<FenceDetail>();

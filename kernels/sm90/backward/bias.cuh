@@ -17,6 +17,7 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
   const BiasLayout<T.bias> bias(p);
   u32 parity = 1;
+  BiasUnderWay under_way;
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_full, taken & 1);
     const KeyTile tile = s.tile;
@@ -31,11 +32,13 @@ TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
         // (What follows from it is not worth registers.)
         const int query = opaque(steps.m_block * T.tile_m), key = tile.n_block * T.cta_keys() + i * 64;
         const BiasTile<T.bias, T.tile_m, 64, 32, BiasPlace<T>> to{bias, s.bias.rows[i], opaque(threadIdx.x % 32)};
+        if constexpr (T.warpgroups == 1) under_way.tell();
         mbarrier_wait(&s.bias.empty[i], parity);
         to.copy({bias.at(sequence.batch, steps.head, query, key), sequence.q_len - query, 0}, sequence.k_len - key);
-        to.arrive(&s.bias.full[i]);
+        under_way.begins(&s.bias.full[i]);
       }
     }
+    under_way.tell();
   }
 }
 

@@ -42,8 +42,7 @@ TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
   }
 }
 
-// Adds it to the products of a step, before their scale, when it is there: its numbers by 1 / scale; a boolean one
-// hides. The scale is not far from 1 then, or scores are made otherwise (unscaled).
+// Adds it to the products of a step when it is there.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void add_bias(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, u32 step) {
   constexpr int kBytes = bytes_of(T.bias);
@@ -58,11 +57,7 @@ TANDEM_DEVICE void add_bias(float (&scores)[T.score_queries() / 2], const Warpgr
 #pragma unroll
   for (int r = 0; r < T.score_queries() / 2; ++r) {
     const char* const at = of_key[row_of(r)] + column_of(r) * BiasPlace<T>::kPitch;
-    if constexpr (T.bias == Bias::boolean) {
-      if (*at == 0) scores[r] = -kInfinity;
-    } else {
-      scores[r] = fmaf(load_element<T.f16>(at, 0, T.bias == Bias::f32), by, scores[r]);
-    }
+    scores[r] = with_bias<T>(scores[r], bias_value<T>(at), by);
   }
   __syncwarp();
   arrive(&s.empty[thread.index]);

@@ -129,11 +129,3 @@ struct BiasFragments {
     }
   }
 };
-
-// What a bias adds to products, before their scale: its numbers by 1 / scale; a boolean one hides. The scale is not far
-// from 1 then, or scores are made otherwise (unscaled).
-template <Sm90ForwardConfig T>
-TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
-  if constexpr (T.bias == Bias::boolean) return bias ? product : -kInfinity;
-  return fmaf(bias, by, product);
-}

@@ -16,8 +16,10 @@ TANDEM_DEVICE void cp_async(u32 to, const void* from, int given) {
 TANDEM_DEVICE void cp_async_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// Each thread arrives, as one of those that the barrier counts, when all its copies so far are there. PTX ISA
-// "cp.async.mbarrier.arrive".
-TANDEM_DEVICE void cp_async_arrive(u64* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+// The thread's copies since the last commit become a group (PTX ISA "cp.async.commit_group").
+TANDEM_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all of the thread's groups but the last `under_way` are there (PTX ISA "cp.async.wait_group").
+template <int under_way>
+TANDEM_DEVICE void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(under_way) : "memory");
 }

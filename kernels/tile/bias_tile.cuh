@@ -46,6 +46,25 @@ struct BiasRows {
   TANDEM_DEVICE bool are_whole(int rows) const { return left >= rows && pack_shift == 0; }
 };
 
+// The tile that a thread copied last, while it is on its way. Each thread tells of it when its copies are there: behind
+// those of the next tile or, where somebody waits for it before there is a next one, at once.
+struct BiasUnderWay {
+  u64* full = nullptr;  // the tile's barrier; none: all have been told of
+
+  TANDEM_DEVICE void begins(u64* next) {
+    cp_async_commit();
+    tell<1>();
+    full = next;
+  }
+  template <int newer = 0>
+  TANDEM_DEVICE void tell() {
+    if (full == nullptr) return;
+    cp_async_wait<newer>();
+    mbarrier_arrive(full);
+    full = nullptr;
+  }
+};
+
 // A tile's rows and columns, `threads` that copy it, and Place::at(row, byte): where it goes.
 template <Bias type, int rows, int columns, int threads, class Place>
 struct BiasTile {
@@ -65,14 +84,6 @@ struct BiasTile {
 #pragma unroll 16
     for (int n = 0; n < own.kCount; ++n, piece += own.kRows * bias.row())
       if (own.has(n)) cp_async_16(shared_address(to) + Place::at(own.row_of(n), own.piece * 16), piece);
-  }
-  // The thread arrives when its copies are there.
-  TANDEM_DEVICE void arrive(u64* full) const {
-    if (bias.piece < 4) {
-      mbarrier_arrive(full);
-    } else {
-      cp_async_arrive(full);
-    }
   }
 
  private:

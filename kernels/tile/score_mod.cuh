@@ -79,6 +79,18 @@ TANDEM_DEVICE HeldRow<T> hold_row(const ForwardParams& p, const TileCoords& t, c
 // What a bias has of a score: a number, or whether it is shown.
 template <auto T>
 using BiasValue = typename OneOf<T.bias == Bias::boolean, bool, float>::Type;
+template <auto T>
+TANDEM_DEVICE BiasValue<T> bias_value(const char* at) {
+  if constexpr (T.bias == Bias::boolean) return *at != 0;
+  return load_element<T.f16>(at, 0, T.bias == Bias::f32);
+}
+// What one that comes alone adds to products, before their scale: its numbers by 1 / scale; a boolean one hides. The
+// scale is not far from 1 then, or scores are made otherwise (unscaled).
+template <auto T>
+TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
+  if constexpr (T.bias == Bias::boolean) return bias ? product : -kInfinity;
+  return fmaf(bias, by, product);
+}
 
 // Makes a row's scores, in log2 units, from products of queries and keys (with a softcap: from what apply_softcap()
 // makes of them). Beyond the tensor, where everything is masked, it reads the last bias again: a load that depends on
@@ -111,15 +123,13 @@ struct ScoreMod {
     }
     if constexpr (T.score_mod || T.mask_mod) place = {t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
   }
-  TANDEM_DEVICE BiasValue<T> load_bias(const ForwardParams& p, int column) const {
+  TANDEM_DEVICE BiasValue<T> bias_at(const ForwardParams& p, int column) const {
     if constexpr (T.bias == Bias::none) return {};
-    const char* at = bias + min(column, p.seqlen_k - 1) * bias_stride;
-    if constexpr (T.bias == Bias::boolean) return *at != 0;
-    return load_element<T.f16>(at, 0, T.bias == Bias::f32);
+    return bias_value<T>(bias + min(column, p.seqlen_k - 1) * bias_stride);
   }
   // Of column0 + n, n a constant.
   TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n) const {
-    return (*this)(x, p, column0, n, load_bias(p, column0 + n));
+    return (*this)(x, p, column0, n, bias_at(p, column0 + n));
   }
   TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n, BiasValue<T> of_bias) const {
     const int column = column0 + n;

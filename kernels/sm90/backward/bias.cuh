@@ -17,6 +17,7 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
   const BiasLayout<T.bias> bias(p);
   u32 parity = 1;
+  BiasUnderWay under_way;
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.k_full, taken & 1);
     const KeyTile tile = s.tile;
@@ -31,16 +32,17 @@ TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
         // (What follows from it is not worth registers.)
         const int query = opaque(steps.m_block * T.tile_m), key = tile.n_block * T.cta_keys() + i * 64;
         const BiasTile<T.bias, T.tile_m, 64, 32, BiasPlace<T>> to{bias, s.bias.rows[i], opaque(threadIdx.x % 32)};
+        if constexpr (T.warpgroups == 1) under_way.tell();
         mbarrier_wait(&s.bias.empty[i], parity);
         to.copy({bias.at(sequence.batch, steps.head, query, key), sequence.q_len - query, 0}, sequence.k_len - key);
-        to.arrive(&s.bias.full[i]);
+        under_way.begins(&s.bias.full[i]);
       }
     }
+    under_way.tell();
   }
 }
 
-// Adds it to the products of a step, before their scale, when it is there: its numbers by 1 / scale; a boolean one
-// hides. The scale is not far from 1 then, or scores are made otherwise (unscaled).
+// Adds it to the products of a step when it is there.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void add_bias(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, u32 step) {
   constexpr int kBytes = bytes_of(T.bias);
@@ -55,11 +57,7 @@ TANDEM_DEVICE void add_bias(float (&scores)[T.score_queries() / 2], const Warpgr
 #pragma unroll
   for (int r = 0; r < T.score_queries() / 2; ++r) {
     const char* const at = of_key[row_of(r)] + column_of(r) * BiasPlace<T>::kPitch;
-    if constexpr (T.bias == Bias::boolean) {
-      if (*at == 0) scores[r] = -kInfinity;
-    } else {
-      scores[r] = fmaf(load_element<T.f16>(at, 0, T.bias == Bias::f32), by, scores[r]);
-    }
+    scores[r] = with_bias<T>(scores[r], bias_value<T>(at), by);
   }
   __syncwarp();
   arrive(&s.empty[thread.index]);

@@ -40,6 +40,7 @@ struct BiasLoader {
   ForwardShared<T>& s;
   const BiasLayout<T.bias> bias;
   u32 parities = 0;  // of the next n_block, a bit of each warpgroup
+  BiasUnderWay under_way;
 
   TANDEM_DEVICE BiasLoader(const ForwardParams& params, ForwardShared<T>& shared)
       : p(params), s(shared), bias(params) {}
@@ -51,10 +52,12 @@ struct BiasLoader {
     const BiasRows<T.bias> rows{bias.at(tile.batch, tile.head << shift, first_row >> shift, first_column),
                                 (tile.q_len << shift) - first_row, shift};
     const Tile to{bias, s.bias.rows[warpgroup], opaque(threadIdx.x % 32)};
+    u64* const full = &s.bias.full[warpgroup];
+    if (warp_any(under_way.full == full)) under_way.tell();  // else its place is never empty
     mbarrier_wait(&s.bias.empty[warpgroup], (parities >> warpgroup & 1) ^ 1);
     parities ^= 1u << warpgroup;
     to.copy(rows, tile.k_len - first_column);
-    to.arrive(&s.bias.full[warpgroup]);
+    under_way.begins(full);
   }
 };
 
@@ -98,6 +101,7 @@ TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int wa
       for (int n_block = all.end - 1; warp_any(n_block >= all.begin); --n_block)
         load(n_block, [&](const BiasSteps<T>& of, int) { return of.has(n_block); });
     }
+    loader.under_way.tell();
   }
 }
 
@@ -125,11 +129,3 @@ struct BiasFragments {
     }
   }
 };
-
-// What a bias adds to products, before their scale: its numbers by 1 / scale; a boolean one hides. The scale is not far
-// from 1 then, or scores are made otherwise (unscaled).
-template <Sm90ForwardConfig T>
-TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
-  if constexpr (T.bias == Bias::boolean) return bias ? product : -kInfinity;
-  return fmaf(bias, by, product);
-}

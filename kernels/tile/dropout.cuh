@@ -111,3 +111,11 @@ struct Dropout {
 
 // x, or 0 where the bit is not set.
 TANDEM_DEVICE float kept_or_zero(u32 bits, int bit, float x) { return where_bit(bits, bit, x, 0.0f); }
+// The same of a finite x by the unit that multiplies, where the one that selects has more to do.
+TANDEM_DEVICE float kept_or_times_zero(u32 bits, int n, float x) {
+  asm("{.reg .pred p; .reg .b32 bit;\n"
+      "and.b32 bit, %1, %2; setp.ne.b32 p, bit, 0; @!p mul.f32 %0, %0, 0f00000000;}"
+      : "+f"(x)
+      : "r"(bits), "r"(1u << n));
+  return x;
+}

@@ -156,7 +156,7 @@ TANDEM_DEVICE void pack_p(const Fragments<T>& f) {
   if constexpr (T.dropout) {
 #pragma unroll
     for (int r = 0; r < T.tile_n / 2; ++r)
-      f.scores[r] = kept_or_zero(f.kept[r / kKeptGroup], Dropout::bit_in_rows(r % kKeptGroup), f.scores[r]);
+      f.scores[r] = kept_or_times_zero(f.kept[r / kKeptGroup], Dropout::bit_in_rows(r % kKeptGroup), f.scores[r]);
   }
 #pragma unroll
   for (int r = 0; r < T.tile_n / 4; ++r) f.probabilities[r] = pack<T>(f.scores[2 * r], f.scores[2 * r + 1]);

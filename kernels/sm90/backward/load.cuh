@@ -37,10 +37,11 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
               sizeof s.stats[0], full);
     dout_ring.advance();
   };
+  const int tiles = tiles_of_launch<T>(p);
   u32 taken = 0;
   for (u32 asked = 0;; ++asked) {
     const int n = next_tile<T>(p, s, asked);
-    if (n >= p.tiles) break;
+    if (n >= tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     if (pass_empty_tiles<T>(p, p.counter, n, tile, sequence)) continue;

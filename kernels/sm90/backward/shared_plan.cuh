@@ -36,7 +36,7 @@ struct BackwardShared {
   alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
   alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
   alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];  // keys in rows; with roles queries
-  alignas(1024) u16 p[T.wide() ? T.cta_keys() * T.tile_m : 8];   // likewise; where it is not wide, nothing
+  alignas(1024) u16 p[T.p_stages()][T.wide() ? T.cta_keys() * T.tile_m : 8];   // likewise; where it is not wide, nothing
   PairShared<T> pair;
   alignas(128) float4 dq[T.dq_parts()][T.staged() ? T.dq_part_floats() / 4 : 1];
   alignas(16) float stats[T.dout_stages][2 * T.tile_m];

@@ -123,7 +123,7 @@ struct Sm90BackwardConfig {
   static constexpr int kScoreRegisters = 168, kSumRegisters = 160;
   constexpr int registers() const {
     const int at_launch = 65536 / threads() / 8 * 8;
-    const int most = (threads() * at_launch - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
+    const int most = (threads() * at_launch - 128 * load_registers()) / (128 * warpgroups) / 8 * 8;
     return most < 240 ? most : 240;
   }
   constexpr int smem_bytes() const {
@@ -145,7 +145,7 @@ struct Sm90BackwardConfig {
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (cta_keys() + 1) * tile_m + 1024; }
   // Of the kernel that makes dq of dS: a step is an n_block's keys, and its dS of an m_block for each warpgroup. Sums of
   // so many n_blocks are added in float32, in the order of keys.
-  static constexpr int kDqStages = 4, kDqSumNBlocks = 64;
+  static constexpr int kDqStages = 4, kDqSumNBlocks = 128;
   constexpr int dq_smem_bytes() const { return kDqStages * 2 * cta_keys() * (head_dim + tile_m * warpgroups) + 1024; }
   // A warpgroup's columns are blocks of 64, or half of one.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
@@ -161,7 +161,7 @@ struct Sm90BackwardConfig {
            whole_blocks(dv_columns()) && (!pair || (wide() && dq_columns() == 64 && q_stages > 1));
   }
 
-  static constexpr int kLoadRegisters = 24;
+  constexpr int load_registers() const { return strips ? 40 : 24; }  // where dS goes is much to know
   static constexpr int kDeltaThreads = 256;     // of the kernel that comes before
   static constexpr int kMaxSmemBytes = 232448;  // of a block
 };

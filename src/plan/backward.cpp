@@ -133,7 +133,7 @@ struct Strips {
   }
 };
 
-// dS of a strip may take a third more than float32 gradients would. Strips of a few hundred tiles fill the device and
+// dS of a strip may take half more than float32 gradients would. Strips of a few hundred tiles fill the device and
 // stay in the L2 cache where sequences are short; without a bound a head may be cut, under one tiles would be of too
 // unequal lengths. What is summed does not depend on strips.
 Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
@@ -142,7 +142,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   const int64_t block_bytes = int64_t{2} * t.cta_keys() * t.tile_m, heads = p.batch * p.heads_q;
   const int64_t floats = p.batch * (p.seqlen_q * p.heads_q * p.head_dim +
                                     p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
-  const int64_t most = std::max(int64_t{4} * floats / 3 * 4, kTiles * block_bytes) / block_bytes;
+  const int64_t most = std::max(int64_t{6} * floats, kTiles * block_bytes) / block_bytes;
   Strips s;
   int64_t rows = m_blocks;
   s.n_blocks = s.row_n_blocks = n_blocks;

@@ -247,14 +247,11 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
   u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
   Shown<T> shown;
   HeadRow<T> row;
-  const bool stores = tile.thread.index == 0 && tile.thread.warp == 0 && tile.p.ds;
-  const Strip strip(tile.p);
   auto probabilities_and_dv = [&] {
     fence_operand(scores);
     make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
     store_fragments(shared_address(s.p[rings.steps & 1]), probabilities, tile);
     fence_proxy_async();
-    if (stores) tma_store_wait_read<1>();  // dS of two steps before has left its place
     named_sync(kSyncAll, 128 * T.warpgroups);
     mma_dv(dv, probabilities, tile, rings);
     wgmma_wait<1>();
@@ -265,14 +262,12 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     const int slot = rings.steps & 1;
     make_ds(dp, scores, kept, tile, rings);
     pack_all<T>(ds, dp);
+    mbarrier_wait(&s.ds_empty[slot], (rings.steps >> 1 & 1) ^ 1);
     store_fragments(shared_address(s.ds[slot]), ds, tile);
     fence_proxy_async();
+    __syncwarp();
+    arrive(&s.ds_full[slot]);
     named_sync(kSyncAll, 128 * T.warpgroups);
-    if (stores && elect_one()) {
-      bulk_store(ds_at<T>(tile.p, tile.sequence, strip, at.head, at.m_block, tile.n_block), s.ds[slot],
-                 sizeof s.ds[0]);
-      tma_store_commit();
-    }
     mma_dk(dk, ds, tile, rings);
     at.advance();
     look_ahead(shown, row, tile, at);
@@ -353,5 +348,4 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       if (warp_any(steps.count > 0)) add_dq(last_dq, tile, rings.steps - 1);
     }
   }
-  if constexpr (T.strips) tma_store_wait();
 }

@@ -203,7 +203,7 @@ TANDEM_DEVICE void dq(const BackwardParams& p) {
   }
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == T.warpgroups) {
-    setmaxnreg_dec<T.kLoadRegisters>();
+    setmaxnreg_dec<T.load_registers()>();
     if (uniform(threadIdx.x / 32) == 4 * T.warpgroups && elect_one()) load_dq_operands(tile, s);
   } else {
     setmaxnreg_inc<T.registers()>();

@@ -14,7 +14,7 @@
 
 // Whether a warpgroup has to know which head and sequence a step is of.
 template <Sm90BackwardConfig T>
-constexpr bool kKnowsHead = T.has_score_mod() || T.dropout || T.strips;
+constexpr bool kKnowsHead = T.has_score_mod() || T.dropout;
 
 // What is the same for all tiles: which warpgroup, and of it which thread, this is.
 template <Sm90BackwardConfig T>

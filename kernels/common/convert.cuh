@@ -152,11 +152,15 @@ TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
 template <auto T>
 TANDEM_DEVICE void convert(const BackwardParams& p) {
   launch_dependents();
-  const int of_dq = p.dq && !single<T>() ? p.heads_q * p.m_blocks : 0, block = blockIdx.x;
-  if (!T.split || block < of_dq) {
-    convert_dq<T>(p, block);
-    if (block == 0) grid_dependency_wait();
-  } else if constexpr (T.split) {
+  const int of_dq = p.dq && !single<T>() && !strips<T>() ? p.heads_q * p.m_blocks : 0, block = blockIdx.x;
+  if constexpr (!strips<T>()) {
+    if (!T.split || block < of_dq) {
+      convert_dq<T>(p, block);
+      if (block == 0) grid_dependency_wait();
+      return;
+    }
+  }
+  if constexpr (T.split) {
     grid_dependency_wait();
     convert_keys<T>(p, block - of_dq);
   }

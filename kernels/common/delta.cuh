@@ -53,7 +53,7 @@ TANDEM_DEVICE void delta(const BackwardParams& p) {
   const SequenceCoords s = sequence_coords<T>(p, sequence);
   const int m_block = block % p.m_blocks - s.first_m_block;
   if (threadIdx.x < T.dq_tickets()) p.dq_tickets[T.dq_tickets() * block + threadIdx.x] = 0;
-  if (threadIdx.x < 2 && block == 0) p.counter[threadIdx.x] = 0;
+  if (threadIdx.x < 3 && block == 0) p.counter[threadIdx.x] = 0;
   if constexpr (by_head<T>()) {
     for (int i = block * T.kDeltaThreads + threadIdx.x; i < p.key_ticket_count; i += gridDim.x * T.kDeltaThreads)
       p.key_tickets[i] = 0;

@@ -12,6 +12,12 @@ TANDEM_DEVICE int load_acquire(const int* from) {
 TANDEM_DEVICE void add_release(int* to, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
+// What it was before. What those wrote who added before is seen after, too.
+TANDEM_DEVICE int add_acquire_release(int* to, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+  return before;
+}
 // What is read there soon is on its way to this SM (PTX ISA "prefetch"). Any address of a tensor.
 TANDEM_DEVICE void prefetch_global(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
 // Sums, or bits, that are the same in any order.

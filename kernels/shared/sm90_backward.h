@@ -12,6 +12,7 @@ struct Sm90BackwardConfig {
   int q_stages = 3, dout_stages = 2;     // steps of queries, and of dout, that are in shared memory at once
   bool pair = false;           // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
   bool roles = false;          // of warpgroups: one makes scores and dq, one sums dv, one dk
+  bool strips = false;         // dS goes to memory, a strip of n_blocks at a time: sm90/backward/dq.cuh makes dq of it
   bool from_diagonal = false;  // steps begin where the mask does: tile/key_tile.cuh
   bool dropout = false;
   bool direct = false;    // dk and dv are float32, or added to what is there: stored in pairs of columns
@@ -62,14 +63,14 @@ struct Sm90BackwardConfig {
   // Bulk copies of shared memory add it, else threads from their registers: those stall where many are under way. At
   // head_dim 64, where the way through shared memory takes longer than a step leaves, threads are the faster; wide
   // heads have no room. Where dq is stored it needs none.
-  constexpr bool staged() const { return roles || (!wide() && head_dim > 64 && !single); }
+  constexpr bool staged() const { return !strips && (roles || (!wide() && head_dim > 64 && !single)); }
   // Each warpgroup's is added by itself.
-  constexpr int dq_tickets() const { return ctas() * dq_parts(); }
+  constexpr int dq_tickets() const { return strips ? 1 : ctas() * dq_parts(); }
   constexpr int ticket_counts() const { return 1; }  // of an n_block
   constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
   // In the order of fragments: a thread has two rows, of 8 columns the pair that the other three of four have not.
   static constexpr bool kFourHaveRow = true;
-  constexpr int convert_threads() const { return 128 * dq_tickets(); }
+  constexpr int convert_threads() const { return 128 * (strips ? warpgroups : dq_tickets()); }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
   constexpr GradientPair dq_pair(int thread, int n) const {
     const int index = thread / 128;
@@ -114,21 +115,22 @@ struct Sm90BackwardConfig {
 
   // Steps of dS that are in shared memory at once: wide ones meet at two barriers in a step. Beside a bias there is
   // room for two, and a warpgroup writes one when all have made dq of what was in its place (dq_made).
-  constexpr int ds_stages() const { return roles || (stages_bias() && head_dim > 64) ? 2 : wide() ? 1 : 3; }
+  constexpr int ds_stages() const { return roles || strips || (stages_bias() && head_dim > 64) ? 2 : wide() ? 1 : 3; }
+  constexpr int p_stages() const { return strips ? 2 : 1; }
 
   // Of a thread that makes scores, or sums, and of a computing one where there are no roles, after the loading
   // warpgroup has given its own away.
   static constexpr int kScoreRegisters = 168, kSumRegisters = 160;
   constexpr int registers() const {
     const int at_launch = 65536 / threads() / 8 * 8;
-    const int most = (threads() * at_launch - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
+    const int most = (threads() * at_launch - 128 * load_registers()) / (128 * warpgroups) / 8 * 8;
     return most < 240 ? most : 240;
   }
   constexpr int smem_bytes() const {
     const int keys = cta_keys() * (head_dim + head_dim_v + (pair ? pair_columns() : 0));
     const int queries = tile_m * (q_stages * head_dim + dout_stages * head_dim_v);
     const int scores = cta_keys() * tile_m;  // P, where it is shared, and dS
-    return 2 * (keys + queries + ctas() * ds_stages() * scores + (wide() ? scores : 512)) +
+    return 2 * (keys + queries + ctas() * ds_stages() * scores + (wide() ? p_stages() * scores : 512)) +
            (staged() ? 4 * dq_parts() * dq_part_floats() : 0) + warpgroups * bias_bytes() + 8 * dout_stages * tile_m +
            ctas() * 1024;
   }
@@ -141,6 +143,10 @@ struct Sm90BackwardConfig {
   }
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * cta_keys() * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (cta_keys() + 1) * tile_m + 1024; }
+  // Of the kernel that makes dq of dS: a step is an n_block's keys, and its dS of an m_block for each warpgroup. Sums of
+  // so many n_blocks are added in float32, in the order of keys.
+  static constexpr int kDqStages = 4, kDqSumNBlocks = 128;
+  constexpr int dq_smem_bytes() const { return kDqStages * 2 * cta_keys() * (head_dim + tile_m * warpgroups) + 1024; }
   // A warpgroup's columns are blocks of 64, or half of one.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {
@@ -148,13 +154,14 @@ struct Sm90BackwardConfig {
     if (roles)
       return pair && warpgroups == 3 && tile_m == 64 && q_stages > 1 && head_dim == 192 && head_dim_v <= 192 &&
              !has_score_mod() && !dropout;
+    if (strips && (!wide() || roles || pair || warpgroups != 2 || tile_m != 64)) return false;
     if (stages_bias() && tile_m != 64) return false;
     if (single && (pair || block_mask || varlen || left || by_head)) return false;
     return (tile_m == 64 || tile_m == 64 * warpgroups) && whole_blocks(dq_columns()) && whole_blocks(dk_columns()) &&
            whole_blocks(dv_columns()) && (!pair || (wide() && dq_columns() == 64 && q_stages > 1));
   }
 
-  static constexpr int kLoadRegisters = 24;
+  constexpr int load_registers() const { return strips ? 40 : 24; }  // where dS goes is much to know
   static constexpr int kDeltaThreads = 256;     // of the kernel that comes before
   static constexpr int kMaxSmemBytes = 232448;  // of a block
 };

@@ -2,6 +2,7 @@
 #pragma once
 #include "tile/key_steps.cuh"
 #include "tile/sequence.cuh"
+#include "tile/strip.cuh"
 
 // Keys [n_block * T.tile_n(), ...) of a key head, and the m_blocks that see some of them.
 struct KeyTile {
@@ -24,9 +25,14 @@ TANDEM_DEVICE constexpr bool from_diagonal() {
 struct KeyTileGroup {
   int first, first_head, heads;
   bool falls;  // from the last n_block to the first
+  int first_n_block = 0;
 };
 template <auto T>
 TANDEM_DEVICE KeyTileGroup key_tile_group_at(const BackwardParams& p, int n, int heads) {
+  if constexpr (strips<T>()) {
+    const Strip strip(p);
+    return {0, strip.first_head, strip.heads, false, strip.first_n_block};
+  }
   if constexpr (from_diagonal<T>()) {
     const int head = n / p.n_blocks;
     if (head < p.diagonal_heads) return {head * p.n_blocks, head, 1, true};
@@ -173,7 +179,7 @@ TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   n /= parts;
   const KeyTileGroup group = key_tile_group_at<T>(p, n, p.batch * tile_heads<T>(p));
   const int rest = n - group.first, from_begin = rest / group.heads;
-  const int n_block = group.falls ? p.n_blocks - 1 - from_begin : from_begin;
+  const int n_block = group.falls ? p.n_blocks - 1 - from_begin : group.first_n_block + from_begin;
   int of_all = group.first_head + rest % group.heads;  // a head over the batch
   if constexpr (by_head<T>()) split = of_all % p.splits, of_all /= p.splits;
   int sequence = of_all / p.heads_k, head_k = of_all - sequence * p.heads_k;
@@ -188,6 +194,12 @@ TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   // None where the first query that would see them is beyond the last, though in its m_block: it would not be counted.
   tile.m_end = begin < end ? (end + T.tile_m - 1) / T.tile_m : tile.m_begin;
   return tile;
+}
+
+template <auto T>
+TANDEM_DEVICE int tiles_of_launch(const BackwardParams& p) {
+  if constexpr (strips<T>()) return Strip(p).tiles() * tile_parts<T>(p);
+  return p.tiles;
 }
 
 // Tiles are counted as if all sequences were as long as the longest: whether there is nothing of this one. Then the
@@ -211,13 +223,6 @@ TANDEM_DEVICE i64 m_block_at(const BackwardParams& p, const SequenceCoords& s, i
   return static_cast<i64>(head) * p.m_blocks + s.first_m_block + m_block;
 }
 
-// The first n_block that an m_block sees. Others add to its dq after it, one after the other.
-template <auto T>
-TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s, int m_block) {
-  if constexpr (!T.left) return 0;
-  const int first = m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
-  return max(0, band_of<T>(p, s).visible_keys(first, last).begin) / T.tile_n();
-}
 // How many n_blocks add to an m_block's dq in all.
 template <auto T>
 TANDEM_DEVICE int n_blocks_of(const BackwardParams& p, const SequenceCoords& s, int m_block) {

@@ -30,8 +30,8 @@ Status encode_maps(gpu::Device& device, const plan::Arguments& arguments) {
   return {};
 }
 
-// All memory that a launch may touch.
-std::vector<gpu::NamedBuffer> buffers_of(const Problem& p, const plan::Plan& plan, size_t launch,
+// All memory that a launch may touch; again: it has been made before.
+std::vector<gpu::NamedBuffer> buffers_of(const Problem& p, const plan::Plan& plan, size_t launch, bool again,
                                          std::byte* workspace) {
   std::vector<gpu::NamedBuffer> buffers = plan.pass->tensors_of(p, plan, launch);
   for (const plan::Region& region : plan.regions) {
@@ -39,7 +39,7 @@ std::vector<gpu::NamedBuffer> buffers_of(const Problem& p, const plan::Plan& pla
                        .address = workspace + region.offset,
                        .bytes = region.bytes,
                        .writable = true,
-                       .initialised = region.written_by < static_cast<int>(launch)});
+                       .initialised = region.written_by < static_cast<int>(launch) || again});
   }
   return buffers;
 }
@@ -71,6 +71,7 @@ Status launch(gpu::Device& device, const Problem& p, const plan::Plan& plan,
   TANDEM_TRY(encode_maps(device, arguments));
   for (const plan::Fill& fill : plan.fills) TANDEM_TRY(device.fill(memory + fill.offset, 0, fill.bytes, stream));
   const bool named = device.wants_buffers();
+  int64_t times = 1;  // that launches which are repeated have begun
   for (size_t n = 0; n < plan.launches.size(); ++n) {
     const plan::Launch& planned = plan.launches[n];
     void* parameters[] = {arguments.of_kernel(planned.kernel)};
@@ -83,8 +84,12 @@ Status launch(gpu::Device& device, const Problem& p, const plan::Plan& plan,
     wanted.overlap_previous = planned.overlap_previous;
     wanted.args = parameters;
     wanted.stream = stream;
-    if (named) wanted.buffers = buffers = buffers_of(p, plan, n, memory);
+    if (named) wanted.buffers = buffers = buffers_of(p, plan, n, times > 1, memory);
     TANDEM_TRY(device.launch(wanted));
+    if (n + 1 == plan.repeat.end && times < plan.repeat.times) {
+      ++times;
+      n = plan.repeat.begin - 1;
+    }
   }
   return {};
 }

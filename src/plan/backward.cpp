@@ -135,6 +135,64 @@ bool has_one_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   return known && p.window_right >= 0 && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
 }
 
+// How dS of wide heads goes to memory: nothing of it where that takes more than it may.
+struct Strips {
+  int64_t heads = 0, n_blocks = 0, row_n_blocks = 0, bytes = 0;
+  bool folds = false;
+
+  int64_t count(int64_t all_heads, int64_t all_n_blocks) const {
+    return ceil_div(all_heads, heads) * ceil_div(all_n_blocks, n_blocks);
+  }
+};
+
+// dS of a strip may take half more than float32 gradients would. Strips of a few hundred tiles fill the device and
+// stay in the L2 cache where sequences are short; without a bound a head may be cut, under one tiles would be of too
+// unequal lengths. What is summed does not depend on strips.
+Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
+  constexpr int64_t kTiles = 512, kLeastNBlocks = 128;
+  const int64_t m_blocks = ceil_div(p.seqlen_q, t.tile_m), n_blocks = ceil_div(p.seqlen_k, t.cta_keys());
+  const int64_t block_bytes = int64_t{2} * t.cta_keys() * t.tile_m, heads = p.batch * p.heads_q;
+  const int64_t floats = p.batch * (p.seqlen_q * p.heads_q * p.head_dim +
+                                    p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
+  const int64_t most = std::max(int64_t{6} * floats, kTiles * block_bytes) / block_bytes;
+  Strips s;
+  int64_t rows = m_blocks;
+  s.n_blocks = s.row_n_blocks = n_blocks;
+  if (t.left) {
+    // Of a row, from the first n_block that it sees.
+    const int64_t left = std::min(p.window_left, p.seqlen_k), right = std::min(p.window_right, p.seqlen_k);
+    const bool bounded = p.window_right != TANDEM_UNBOUNDED;
+    if (bounded) s.row_n_blocks = std::min(n_blocks, ceil_div(left + right + t.tile_m, t.cta_keys()) + 1);
+  } else if (t.right && !p.diagonal_offsets) {
+    // Rows are of so many n_blocks and one more each: the m-th and the m-th last have the same number together, at most.
+    const int64_t beyond = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
+    const int64_t more = beyond > 0 ? 2 * ceil_div(beyond, t.cta_keys()) : 0;
+    const int64_t of_two = std::min(2 * n_blocks, m_blocks + 2 + more);
+    s.folds = (m_blocks - m_blocks / 2) * of_two < m_blocks * n_blocks;
+    if (s.folds) rows -= m_blocks / 2, s.row_n_blocks = of_two;
+  }
+  const int64_t of_head = rows * s.row_n_blocks;
+  if (of_head <= most) {
+    s.heads = std::clamp(std::min(most / of_head, ceil_div(kTiles, n_blocks)), int64_t{1}, heads);
+  } else if (!t.left && !t.right && most / m_blocks >= kLeastNBlocks) {
+    s.heads = 1;
+    s.n_blocks = s.row_n_blocks = most / m_blocks / kLeastNBlocks * kLeastNBlocks;
+  } else {
+    return {};
+  }
+  s.bytes = s.heads * rows * s.row_n_blocks * block_bytes;
+  return s;
+}
+
+// Whether dS of wide heads goes to memory. Only the device knows lengths and diagonals of packed sequences, and what a
+// block mask shows; a single n_block's dq is stored as it is made. One sequence has the same bits dense and packed,
+// where that was asked for.
+bool takes_strips(const Problem& p, const Sm90BackwardConfig& t) {
+  if (!t.wide() || t.roles || t.single || t.varlen || t.block_mask || p.batch_invariant) return false;
+  if (p.total_q == 0 || p.seqlen_k <= t.cta_keys()) return false;
+  return choose_strips(p, t).heads > 0;
+}
+
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   Sm90BackwardConfig t;
   t.head_dim = rounded(p.head_dim);
@@ -156,9 +214,11 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
     t.head_dim = 192;
     t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 64));
   }
+  t.strips = takes_strips(p, t);
+  if (t.strips) t.pair = false;
   t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
-  t.from_diagonal = !t.single && begins_at_diagonal(p, t);
-  t.by_head = t.from_diagonal && p.group() > 1;
+  t.from_diagonal = !t.single && !t.strips && begins_at_diagonal(p, t);
+  t.by_head = (t.from_diagonal || t.strips) && p.group() > 1;
   t.split = t.split || t.by_head;
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);
@@ -274,6 +334,21 @@ int count_diagonal_heads(const Problem& p, const BackwardTiling& t, const gpu::P
   return static_cast<int>(std::max<int64_t>(heads - last, 0));
 }
 
+// Where nobody asks for dq, all tiles are one strip.
+void set_strips(const Problem& p, BackwardTiling* tiling) {
+  BackwardTiling& t = *tiling;
+  Strips strips = choose_strips(p, t.tile.for_hopper());
+  if (!p.dq) strips = {.heads = p.batch * p.heads_q, .n_blocks = t.n_blocks};
+  t.strip_heads = static_cast<int>(strips.heads);
+  t.strip_n_blocks = static_cast<int>(strips.n_blocks);
+  t.strip_row_n_blocks = static_cast<int>(strips.row_n_blocks);
+  t.strip_folds = strips.folds;
+  t.strips = strips.count(p.batch * p.heads_q, t.n_blocks);
+  t.strip_bytes = strips.bytes;
+  const int parts = t.tile.key_tickets > 0 ? 1 : t.splits;
+  t.grid = static_cast<int>(std::min<int64_t>(t.grid, strips.heads * strips.n_blocks * parts));
+}
+
 void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tiling) {
   BackwardTiling& t = *tiling;
   t.tile = cut(p, device);
@@ -291,6 +366,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.diagonal_heads = count_diagonal_heads(p, t, device);
   const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
+  if (t.tile.strips) set_strips(p, &t);
   if (t.tile.captured && !t.tile.sums_scores && p.total_q > 0)
     t.captured_blocks = p.batch * p.heads_q * ctas * t.n_blocks;
   if (!p.dbias) return;
@@ -326,10 +402,21 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
                               .overlap_previous = blocks > 0});
   }
   const bool may_overlap = p.sm_limit == 0;
+  if (t.tile.strips && has_main(p, t) && p.dq) {
+    constexpr int kSum = Sm90BackwardConfig::kDqSumNBlocks;
+    const Sm90BackwardConfig& kernel = t.tile.for_hopper();
+    const int64_t of_head = ceil_div(t.sequence_m_blocks, kernel.warpgroups) * ceil_div(t.strip_n_blocks, kSum);
+    plan->launches.push_back({.entry = dq_entry(kernel),
+                              .grid = static_cast<uint32_t>(t.strip_heads * of_head),
+                              .block = static_cast<uint32_t>(t.tile.threads),
+                              .shared_bytes = static_cast<uint32_t>(kernel.dq_smem_bytes()),
+                              .overlap_previous = may_overlap});
+    plan->repeat = {plan->launches.size() - 2, plan->launches.size(), t.strips};
+  }
   const auto threads = static_cast<uint32_t>(t.tile.convert_threads);
   const bool sums_keys = t.splits > 1 && (p.dk || p.dv);
   const uint32_t converted =
-      (p.dq && !t.tile.single ? blocks : 0) + (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
+      (p.dq && !t.tile.single && !t.tile.strips ? blocks : 0) + (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
   if (converted > 0) {
     plan->launches.push_back(
         {.entry = kConvertEntry, .grid = converted, .block = threads, .overlap_previous = may_overlap});
@@ -404,7 +491,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
     plan->launches.push_back(
         {.entry = kDeltaEntry, .grid = count, .block = static_cast<uint32_t>(t.tile.delta_threads)});
   } else {
-    plan->fills.push_back({0, 2 * sizeof(int)});
+    plan->fills.push_back({0, 3 * sizeof(int)});
   }
   const int before_steps = static_cast<int>(plan->launches.size());
   add_step_launches(p, &t, plan);
@@ -417,11 +504,14 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
     end = begin + static_cast<size_t>(ceil_div(bytes, 128) * 128);
     return begin;
   };
-  region("workspace.counter", 2 * sizeof(int), delta);
+  region("workspace.counter", 3 * sizeof(int), delta);
   t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
-  const int64_t sums = has_main(p, t) && !t.tile.single ? blocks * t.tile.dq_floats : 0;
+  // Of strips those alone that several sums are added in.
+  const bool adds = t.tile.strips ? p.dq && t.n_blocks > Sm90BackwardConfig::kDqSumNBlocks : !t.tile.single;
+  const int64_t sums = has_main(p, t) && adds ? blocks * t.tile.dq_floats : 0;
   t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
+  if (t.tile.strips && has_main(p, t) && p.dq) t.ds_offset = region("workspace.ds", t.strip_bytes, main);
   if (t.splits > 1 && (p.dk || p.dv)) {
     const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.tiles / t.splits : 0;
     const int64_t floats = n_blocks * t.tile.key_floats * (t.tile.key_tickets > 0 ? 1 : t.splits);

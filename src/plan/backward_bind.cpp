@@ -117,6 +117,11 @@ void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, 
   params->key_sums = reinterpret_cast<float*>(workspace + t.key_sums_offset);
   params->key_tickets = reinterpret_cast<int*>(workspace + t.key_tickets_offset);
   params->key_ticket_count = t.key_ticket_count;
+  params->ds = t.tile.strips && p.dq ? workspace + t.ds_offset : nullptr;
+  params->strip_heads = t.strip_heads;
+  params->strip_n_blocks = t.strip_n_blocks;
+  params->strip_row_n_blocks = t.strip_row_n_blocks;
+  params->strip_folds = t.strip_folds;
 }
 
 ModElement element_of(DType type) {
@@ -198,6 +203,11 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
     buffers.add_lengths(p);
     return std::move(buffers.list);
   }
+  if (tile.strips && entry == dq_entry(tile.for_hopper())) {
+    buffers.add_inputs(p);
+    buffers.add_query_gradient(p);
+    return std::move(buffers.list);
+  }
   if (entry == kMainEntry || entry >= kDbiasEntry) {
     buffers.add_inputs(p);
     buffers.add_result_gradient(p);
@@ -227,6 +237,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
 std::string BackwardPass::summary(const Plan& plan) const {
   const BackwardTiling& t = plan.backward;
   return str_cat(t.grid, " blocks for ", t.tiles, " tiles, ",
+                 t.strips > 1 ? str_cat(t.strips, " strips, ") : "",
                  t.splits > 1 ? str_cat("steps split by ", t.splits, ", ") : "",
                  t.tile.from_diagonal ? str_cat(t.diagonal_heads, " heads from the diagonal")
                                       : str_cat("groups of ", t.l2_heads, " key heads"));

@@ -18,6 +18,7 @@ struct BackwardTile {
     key_tickets = t.key_tickets();
     single = t.single;
     sums_scores = t.sums_scores;
+    strips = t.strips;
   }
   BackwardTile(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
       : BackwardTile(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.apart()) {}
@@ -40,6 +41,7 @@ struct BackwardTile {
   int key_tickets = 0;               // of a CTA's n_block, where the splits are heads that add to one sum
   bool from_diagonal;                // tile/key_tile.cuh
   bool single = false;               // main stores dq
+  bool strips = false;               // dS goes to memory
   bool apart;                        // dk and dv are summed by tiles of their own
   bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
   bool sums_scores = false;          // main makes them: then this entry has nothing to do

@@ -144,12 +144,15 @@ std::vector<std::string> reasons(const Problem& p, const Plan& plan, const gpu::
 
 std::vector<std::string> launches(const Plan& plan) {
   std::vector<std::string> lines;
-  for (const Launch& launch : plan.launches) {
+  for (size_t n = 0; n < plan.launches.size(); ++n) {
+    const Launch& launch = plan.launches[n];
     const auto entries = entries_of(plan.kernels[launch.kernel].configuration);
     lines.push_back(str_cat(entries[launch.entry].name, ": ", launch.grid,
                             launch.grid == 1 ? " block of " : " blocks of ", launch.block, " threads"));
     if (launch.shared_bytes > 0) lines.back() += str_cat(", ", launch.shared_bytes, " bytes of shared memory");
     if (launch.overlap_previous) lines.back() += ", may begin before the one above has ended";
+    if (plan.repeat.times > 1 && n >= plan.repeat.begin && n < plan.repeat.end)
+      lines.back() += str_cat(", ", plan.repeat.times, " times, in turn");
   }
   return lines;
 }

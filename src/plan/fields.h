@@ -89,6 +89,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
   visit(Field{"pair", kFlag, "_pair"}, t.pair);
   visit(Field{"roles", kFlag, "_roles"}, t.roles);
+  visit(Field{"strips", kFlag, "_strips"}, t.strips);
   visit(Field{"from_diagonal", kFlag, "_diagonal"}, t.from_diagonal);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);

@@ -68,6 +68,7 @@ std::string prologue_of(std::initializer_list<int> widths) {
 std::string prologue_of(const Sm90ForwardConfig& t) { return prologue_of({t.tile_n, t.head_dim_v}); }
 std::string prologue_of(const Sm90BackwardConfig& t) {
   if (t.roles) return prologue_of({t.cta_keys(), t.dk_columns(), t.dv_columns(), t.kDqRest});
+  if (t.strips) return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.head_dim});
   return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.dq_columns()});
 }
 std::string prologue_of(const Sm100ForwardConfig&) { return ""; }
@@ -127,6 +128,9 @@ FixedVector<Beside, kMostEntries - 1> beside(const T& t) {
   if (t.block_mask) {
     entries.push_back({"mark_steps", kListStepsThreads});
     entries.push_back({"list_key_steps", kListStepsThreads});
+  }
+  if constexpr (requires { t.strips; }) {
+    if (t.strips) entries.push_back({"dq", static_cast<uint32_t>(t.threads()), t.dq_smem_bytes()});
   }
   return entries;
 }

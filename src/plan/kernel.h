@@ -44,11 +44,14 @@ constexpr uint8_t captured_entry(const T& backward) {
   return has_dbias(backward) ? kDbiasEntry + 1 : kDbiasEntry;
 }
 
-// With a block mask "mark_steps" and "list_key_steps" come last, and are launched before the main one.
+// With a block mask "mark_steps" and "list_key_steps" come last, and are launched before the main one; where dS goes
+// to memory "dq" does, launched after each launch of the main one.
 template <class T>
 constexpr uint8_t mark_steps_entry(const T& backward) {
   return captured_entry(backward) + (backward.captured ? 2 : 0);
 }
+
+inline uint8_t dq_entry(const Sm90BackwardConfig& t) { return mark_steps_entry(t); }
 
 // functions: score_mod() and mask_mod(), where the configuration has them.
 std::string translation_unit(const Configuration& configuration, const std::string& functions = "");

@@ -56,13 +56,20 @@ struct Fill {
   size_t offset, bytes;  // with zeros
 };
 
+// Launches [begin, end) of a plan are made so many times, one after the other.
+struct Repeat {
+  size_t begin = 0, end = 0;
+  int64_t times = 1;
+};
+
 inline constexpr size_t kMostKernels = 4;
 struct Plan {
   const Pass* pass = nullptr;
   FixedVector<Kernel, kMostKernels> kernels;
   FixedVector<Fill, 2> fills;        // before the launches
   FixedVector<Launch, 10> launches;  // in this order on one stream
-  FixedVector<Region, 11> regions;
+  Repeat repeat;
+  FixedVector<Region, 12> regions;
   size_t workspace_bytes = 0;  // 0: none is needed
 
   ForwardTiling forward;    // a forward's own: read by its Pass and by what explains it

@@ -129,7 +129,7 @@ TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.
   BackwardShared<T>& s = tile.s;
   u32 probabilities[T.score_queries() / 4];
   make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
-  store_fragments(shared_address(s.p), probabilities, tile);
+  store_fragments(shared_address(s.p[0]), probabilities, tile);
   fence_proxy_async();
   named_sync(kSyncAll, 128 * T.warpgroups);
   mma_dv(dv, probabilities, tile, rings);
@@ -236,6 +236,79 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   step(false);
 }
 
+// Wide heads, whose dS goes to memory. Products follow each other without a gap: dV, dK, then S and dP of the next step,
+// under which its probabilities are made. Warpgroups meet when P, and when dS, is in shared memory, which has room for
+// two steps of each.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
+                               float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
+  BackwardShared<T>& s = tile.s;
+  float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
+  u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
+  Shown<T> shown;
+  HeadRow<T> row;
+  auto probabilities_and_dv = [&] {
+    fence_operand(scores);
+    make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
+    store_fragments(shared_address(s.p[rings.steps & 1]), probabilities, tile);
+    fence_proxy_async();
+    named_sync(kSyncAll, 128 * T.warpgroups);
+    mma_dv(dv, probabilities, tile, rings);
+    wgmma_wait<1>();
+    fence_operand(dp);
+  };
+  // From dS to that of the next step.
+  auto step = [&](bool more) __attribute__((always_inline)) {
+    const int slot = rings.steps & 1;
+    make_ds(dp, scores, kept, tile, rings);
+    pack_all<T>(ds, dp);
+    mbarrier_wait(&s.ds_empty[slot], (rings.steps >> 1 & 1) ^ 1);
+    store_fragments(shared_address(s.ds[slot]), ds, tile);
+    fence_proxy_async();
+    __syncwarp();
+    arrive(&s.ds_full[slot]);
+    named_sync(kSyncAll, 128 * T.warpgroups);
+    mma_dk(dk, ds, tile, rings);
+    at.advance();
+    look_ahead(shown, row, tile, at);
+    if (more) mma_s(scores, tile, rings, at.m_block);
+    if (more) {
+      wgmma_wait<2>();
+    } else {
+      wgmma_wait<1>();
+    }
+    fence_operand(dv);
+    arrive(&s.dout_empty[rings.dout.slot]);
+    rings.dout.advance();
+    if (more) {
+      mma_dp(dp, tile, rings, at.m_block);
+      draw_kept(kept, tile, at);
+      ask_block_mask(shown, tile, at);
+      wgmma_wait<2>();
+    } else {
+      wgmma_wait<0>();
+    }
+    fence_operand(dk);
+    arrive(&s.q_empty[rings.q.slot]);
+    rings.q.advance();
+    ++rings.steps;
+    if (more) {
+      wgmma_wait<1>();
+      probabilities_and_dv();
+    }
+  };
+  look_ahead(shown, row, tile, at);
+  mma_s(scores, tile, rings, at.m_block);
+  mma_dp(dp, tile, rings, at.m_block);
+  draw_kept(kept, tile, at);
+  ask_block_mask(shown, tile, at);
+  wgmma_wait<1>();
+  probabilities_and_dv();
+#pragma unroll 1
+  for (int left = at.count; warp_any(left > 1); --left) step(true);
+  step(false);
+}
+
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int index) {
   const WarpgroupThread<T> thread(p, index);
@@ -255,7 +328,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     tile.clear_keys();
     WarpgroupSteps<T> steps(p, s.tile, thread.group, m_begin, m_end);
     [[maybe_unused]] float last_dq[T.dq_columns() / 2];
-    if constexpr (T.wide() && !T.pair) {
+    if constexpr (T.strips) {
+      if (warp_any(steps.count > 0)) strip_steps(tile, rings, steps, dk, dv);
+    } else if constexpr (T.wide() && !T.pair) {
       wide_steps(tile, rings, steps, dk, dv);
     } else if (warp_any(steps.count > 0)) {
       if constexpr (T.pair) {

@@ -33,6 +33,7 @@
 #include "sm90/backward/captured.cuh"
 #include "sm90/backward/compute.cuh"
 #include "sm90/backward/dbias.cuh"
+#include "sm90/backward/dq.cuh"
 #include "sm90/backward/load.cuh"
 #include "sm90/backward/roles.cuh"
 
@@ -47,7 +48,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     constexpr int kWarps = T.roles ? 8 : 4 * T.warpgroups;  // that read a step's queries, or dout
     mbarrier_init(&s.k_full, 1);
     mbarrier_init(&s.v_full, 1);
-    mbarrier_init(&s.kv_empty, T.warpgroups + T.dq_threads() + (T.roles || T.stages_bias() ? 1 : 0));
+    mbarrier_init(&s.kv_empty, T.warpgroups + (T.strips ? 1 : T.dq_threads()) + (T.roles || T.stages_bias() ? 1 : 0));
     if constexpr (T.stages_bias()) {
       for (u64& full : s.bias.full) mbarrier_init(&full, 32);
       for (u64& empty : s.bias.empty) mbarrier_init(&empty, 4);
@@ -63,7 +64,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     }
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(&s.ds_full[i], T.roles ? 4 : kWarps);
-      mbarrier_init(&s.ds_empty[i], 12);
+      mbarrier_init(&s.ds_empty[i], T.strips ? 1 : 12);
     }
     mbarrier_init(&s.p_full, 4);
     mbarrier_init(&s.p_empty, 4);
@@ -95,10 +96,12 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
   launch_dependents();  // now tickets count from zero
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
-    setmaxnreg_dec<T.kLoadRegisters>();
+    setmaxnreg_dec<T.load_registers()>();
     const int warp = uniform(threadIdx.x / 32);
     if (warp == 0) {
       if (elect_one()) load<T>(p, s);
+    } else if constexpr (T.strips) {
+      if (warp == 1 && elect_one()) store_ds<T>(p, s);
     } else if (warp <= T.dq_threads()) {
       if (elect_one()) order_dq<T>(p, s, warp - 1);
     } else if constexpr (T.roles) {

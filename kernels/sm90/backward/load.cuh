@@ -37,10 +37,11 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
               sizeof s.stats[0], full);
     dout_ring.advance();
   };
+  const int tiles = tiles_of_launch<T>(p);
   u32 taken = 0;
   for (u32 asked = 0;; ++asked) {
     const int n = next_tile<T>(p, s, asked);
-    if (n >= p.tiles) break;
+    if (n >= tiles) break;
     const KeyTile tile = key_tile_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     if (pass_empty_tiles<T>(p, p.counter, n, tile, sequence)) continue;
@@ -78,6 +79,32 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
   s.tile = KeyTile{-1};
   mbarrier_arrive(&s.k_full);
+}
+
+// dS of each step to its place in memory, where the strip is to have it.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void store_ds(const BackwardParams& p, BackwardShared<T>& s) {
+  const Strip strip(p);
+  Ring<T.ds_stages()> ring;
+  for (u32 taken = 0;; ++taken) {
+    mbarrier_wait(&s.k_full, taken & 1);
+    const KeyTile tile = s.tile;
+    if (tile.n_block < 0) break;
+    mbarrier_arrive(&s.kv_empty);
+    const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+#pragma unroll 1
+    for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), ring.advance()) {
+      mbarrier_wait(&s.ds_full[ring.slot], ring.parity);
+      if (p.ds) {
+        bulk_store(ds_at<T>(p, sequence, strip, steps.head, steps.m_block, tile.n_block), s.ds[ring.slot],
+                   sizeof s.ds[0]);
+        tma_store_commit();
+        tma_store_wait_read();
+      }
+      mbarrier_arrive(&s.ds_empty[ring.slot]);
+    }
+  }
+  tma_store_wait();
 }
 
 // Where the rows of an m_block's dq are in the caller's tensor.

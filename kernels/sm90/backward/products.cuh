@@ -39,7 +39,7 @@ TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabili
   using DvMma = Wgmma<T.f16, T.dv_columns()>;
   const u32 place = shared_address(tile.s.dout[rings.dout.slot]) + tile.thread.own_columns(T.dv_columns());
   const u64 dout = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
-  const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p), 16, 1024);
+  const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p[T.strips ? rings.steps & 1 : 0]), 16, 1024);
   fence_operand(dv);
   wgmma_fence();
 #pragma unroll
@@ -60,7 +60,7 @@ TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.sco
   using DkMma = Wgmma<T.f16, T.dk_columns()>;
   const u32 place = shared_address(tile.s.q[rings.q.slot]) + tile.thread.own_columns(T.dk_columns());
   const u64 q = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
-  const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[0]), 16, 1024);
+  const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[T.strips ? rings.steps & 1 : 0]), 16, 1024);
   fence_operand(dk);
   wgmma_fence();
 #pragma unroll

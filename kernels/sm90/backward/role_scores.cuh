@@ -118,7 +118,7 @@ struct RoleTile {
 #pragma unroll
     for (int r = 0; r < kScores; ++r) scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, minus_lse[r / 2 % 2]));
     mbarrier_wait(&s.p_empty, (state.steps & 1) ^ 1);
-    store_rounded(s.p, scores, &s.p_full);
+    store_rounded(s.p[0], scores, &s.p_full);
     wgmma_wait<0>();
     fence_operand(dp);
   }

@@ -41,7 +41,7 @@ TANDEM_DEVICE void sum_steps(const BackwardParams& p, BackwardShared<T>& s, int 
       u64* const left_full = of_k ? &s.ds_full[left_ring.slot] : &s.p_full;
       mbarrier_wait(right_full, ring.parity);
       mbarrier_wait(left_full, left_ring.parity);
-      const u64 a = wgmma_smem_desc(shared_address(of_k ? s.ds[left_ring.slot] : s.p), 16, 1024);
+      const u64 a = wgmma_smem_desc(shared_address(of_k ? s.ds[left_ring.slot] : s.p[0]), 16, 1024);
       const u64 b = wgmma_smem_desc(shared_address(of_k ? s.q[ring.slot] : s.dout[ring.slot]), kQueryBlock, 1024);
       fence_operand(sums);
       wgmma_fence();

@@ -1,0 +1,54 @@
+// A strip of a backward: the tiles whose dS is in memory at once, between a launch of the main kernel, which leaves it
+// there, and one of the kernel that makes dq of it. Both are launched as often as there are strips.
+#pragma once
+#include "tile/key_steps.cuh"
+#include "tile/sequence.cuh"
+
+template <auto T>
+TANDEM_DEVICE constexpr bool strips() {
+  if constexpr (requires { T.strips; }) return T.strips;
+  return false;
+}
+
+// Query heads count over the batch. n_blocks: those of a head that there are.
+struct Strip {
+  int first_head, heads, first_n_block, n_blocks;
+
+  TANDEM_DEVICE explicit Strip(const BackwardParams& p) {
+    const int number = p.counter[1], of_head = (p.n_blocks + p.strip_n_blocks - 1) / p.strip_n_blocks;
+    first_head = number / of_head * p.strip_heads;
+    heads = min(p.strip_heads, p.batch * p.heads_q - first_head);
+    first_n_block = number % of_head * p.strip_n_blocks;
+    n_blocks = min(p.strip_n_blocks, p.n_blocks - first_n_block);
+  }
+  TANDEM_DEVICE int tiles() const { return heads * n_blocks; }
+};
+
+// The first n_block that an m_block sees.
+template <auto T>
+TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s, int m_block) {
+  if constexpr (!T.left) return 0;
+  const int first = m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
+  return max(0, band_of<T>(p, s).visible_keys(first, last).begin) / T.tile_n();
+}
+
+// Where dS of an m_block and n_block is. Those of an m_block follow each other, from the first one that it sees, or of
+// the strip, on. Under a causal mask m_blocks see few or many, and share rows (strip_folds): the first with the last one.
+template <auto T>
+TANDEM_DEVICE u16* ds_at(const BackwardParams& p, const SequenceCoords& s, const Strip& strip, int head, int m_block,
+                         int n_block) {
+  int row = m_block, column = n_block - strip.first_n_block, rows = p.sequence_m_blocks;
+  if constexpr (T.left) column = n_block - max(strip.first_n_block, first_n_block<T>(p, s, m_block));
+  if (p.strip_folds) {
+    row = rows - 1 - m_block;
+    if (row < m_block) {
+      row = m_block;
+    } else if (row > m_block) {
+      column = p.strip_row_n_blocks - 1 - column;
+    }
+    row -= rows / 2, rows -= rows / 2;
+  }
+  const int of_strip = s.sequence * p.heads_q + head - strip.first_head;
+  const i64 block = (static_cast<i64>(of_strip) * rows + row) * p.strip_row_n_blocks + column;
+  return static_cast<u16*>(p.ds) + block * (T.cta_keys() * T.tile_m);
+}

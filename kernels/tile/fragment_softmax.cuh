@@ -98,6 +98,18 @@ struct FragmentSoftmax {
     }
   }
 
+  // The same of products to which a softcap's polynomial is still to be applied (tile/score_mod.cuh).
+  template <int n>
+  TANDEM_DEVICE void capped_exponentials(float (&s)[n], const float (&c)[3]) {
+    step_sum[0] = step_sum[1] = 0;
+#pragma unroll
+    for (int r = 0; r < n; ++r) {
+      const float square = s[r] * s[r];
+      s[r] = exp2_approx(fmaf(s[r], fmaf(fmaf(c[2], square, c[1]), square, c[0]), -row_max[row_of(r)]));
+      step_sum[row_of(r)] += s[r];
+    }
+  }
+
   // Over the four lanes of a row.
   TANDEM_DEVICE void reduce_sum() {
     add_lanes(sum);

@@ -26,6 +26,16 @@ TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms
   }
 }
 
+// At least the largest |x|, and at most twice that: of sums of two, which is half of the work.
+template <int n>
+TANDEM_DEVICE float bound_of(const float (&x)[n]) {
+  auto sum = [&](int i) { return __float_as_int(fabsf(x[i]) + fabsf(x[i + 1])); };
+  int largest[2] = {0, 0};  // two chains: one would wait for its own results
+#pragma unroll
+  for (int i = 0; i < n; i += 4) largest[i / 4 & 1] = max(max(sum(i), sum(i + 2)), largest[i / 4 & 1]);
+  return __int_as_float(max(largest[0], largest[1]));
+}
+
 // The same of any products. Beyond the cap it takes two operations of the exponential unit (tanh.approx, which is one,
 // has eleven bits), which beside the exponentials has no time for them: so that is for warps with such a score alone.
 // The polynomial of all scores within the cap has degree 11 and is 3.2e-7 of the cap off; that of scores within 0.28 of

@@ -117,6 +117,12 @@ TANDEM_DEVICE void ask_ahead(const Fragments<T>& f, const WorkRows<T>& rows, con
   }
 }
 
+// Some rows of the warpgroup may not see some of the keys.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE bool hides(const NBlockSteps<T>& at, int n_block) {
+  return n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin);
+}
+
 // Changes and hides scores. masked: some rows may not see some of the keys.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows,
@@ -130,7 +136,7 @@ TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const Wo
                        BiasFragments<T>(w), constants.bias_factor);
     w.release_bias();
   }
-  if (masked && warp_any(n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin)))
+  if (masked && warp_any(hides<T>(at, n_block)))
     apply_mask<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
   if constexpr (T.block_mask)
     apply_block_mask<T>(f.scores, f.shown, p, rows.w.mask(), rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0,
@@ -212,13 +218,25 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     wgmma_wait<1>();
     fence_operand(f.scores);
     w.release_k();
-    mod_and_mask(f, w, rows, at, n_block, constants, masked);
+    // A softcap's last factor may join what is subtracted from scores, where nobody else looks at them.
+    constexpr bool kCapsLate = T.softcap && T.lazy_max() && !T.block_mask;
+    bool caps_late = false;
+    if constexpr (kCapsLate) {
+      const float bound = bound_of(f.scores);  // before `strict` is asked: behind it ptxas would spill
+      const bool masks = masked && hides<T>(at, n_block);
+      caps_late = !strict && !__any_sync(~0u, masks || !(bound < rows.p.softcap_near_product));
+    }
+    if (!caps_late) mod_and_mask(f, w, rows, at, n_block, constants, masked);
     if (strict) softmax.update_max(f.scores, scale_log2, threshold);
     next.hold(rows, at);
     // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
     // branch that asks for their sums (and is never taken) keeps it from that.
     constexpr int kAll = T.tile_n / 2, kUnder = T.exps_under_pv();
-    softmax.template exponentials<0, kUnder>(f.scores, scale_log2);
+    if (caps_late) {
+      softmax.capped_exponentials(f.scores, rows.p.softcap_near_polynomial);
+    } else {
+      softmax.template exponentials<0, kCapsLate ? kAll : kUnder>(f.scores, scale_log2);
+    }
     fence_operand(f.scores);
     if (kUnder > 0 && softmax.step_sum[0] + softmax.step_sum[1] < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
     wgmma_wait<0>();
@@ -228,7 +246,7 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
 #pragma unroll
       for (int i = 0; i < T.head_dim_v / 2; ++i) f.out[i] *= softmax.alpha[row_of(i)];
     }
-    softmax.template exponentials<kUnder, kAll>(f.scores, scale_log2);
+    if constexpr (!kCapsLate) softmax.template exponentials<kUnder, kAll>(f.scores, scale_log2);
     pack_p(f);
   };
   if constexpr (!T.block_mask) --n_block;

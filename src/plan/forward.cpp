@@ -75,7 +75,9 @@ Tile cut_for_hopper(const Problem& p, int64_t rows) {
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const Sm90Choice& c : kSm90Choices) {
     if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, scores)) continue;
-    return c.cut(t);
+    t = c.cut(t);
+    if (t.head_dim == 128 && t.head_dim_v == 128 && rows >= 129 && !p.bias && t.softcap) t.warpgroups = 3, t.tile_n = 80;
+    return t;
   }
   return t;
 }

@@ -59,6 +59,5 @@ TANDEM_DEVICE void add_bias(float (&scores)[T.score_queries() / 2], const Warpgr
     const char* const at = of_key[row_of(r)] + column_of(r) * BiasPlace<T>::kPitch;
     scores[r] = with_bias<T>(scores[r], bias_value<T>(at), by);
   }
-  __syncwarp();
-  arrive(&s.empty[thread.index]);
+  mbarrier_arrive(&s.empty[thread.index]);
 }

@@ -51,7 +51,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     mbarrier_init(&s.kv_empty, T.warpgroups + (T.strips ? 1 : T.dq_threads()) + (T.roles || T.stages_bias() ? 1 : 0));
     if constexpr (T.stages_bias()) {
       for (u64& full : s.bias.full) mbarrier_init(&full, 32);
-      for (u64& empty : s.bias.empty) mbarrier_init(&empty, 4);
+      for (u64& empty : s.bias.empty) mbarrier_init(&empty, 128);
       mbarrier_init(&s.bias.dq_made, kWarps);
     }
     for (int i = 0; i < T.q_stages; ++i) {

@@ -42,7 +42,7 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     }
     if constexpr (T.bias != Bias::none) {
       for (u64& full : s.bias.full) mbarrier_init(&full, 32);
-      for (u64& empty : s.bias.empty) mbarrier_init(&empty, 4);
+      for (u64& empty : s.bias.empty) mbarrier_init(&empty, 128);
     }
     for (int i = 0; i < T.stages; ++i) {
       mbarrier_init(&s.k_full[i], 1);

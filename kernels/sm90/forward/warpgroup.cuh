@@ -80,8 +80,7 @@ struct Warpgroup {
   }
   TANDEM_DEVICE void release_bias() {
     if constexpr (T.bias != Bias::none) {
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(&s.bias.empty[index]);
+      mbarrier_arrive(&s.bias.empty[index]);
       bias_parity ^= 1;
     }
   }

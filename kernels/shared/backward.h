@@ -33,7 +33,8 @@ struct BackwardParams : ForwardParams {
   int* key_tickets;  // by_head: heads that have been added; Sm90BackwardConfig::key_tickets() of a CTA's n_block
   int key_ticket_count;
   // Sm90BackwardConfig::strips: dS of a strip, which has so many query heads (over the batch) with all of their
-  // n_blocks, or n_blocks of one head: tile/strip.cuh. counter[1] is the strip's number, counter[2] counts who knows it.
+  // n_blocks, or n_blocks of one head: tile/strip.cuh. counter[1] is the strip's number, counter[2] counts who knows
+  // it.
   void* ds;  // or null: dq is not wanted
   int strip_heads, strip_n_blocks, strip_row_n_blocks, strip_folds;
   int head_dim;  // the problem's own

@@ -143,8 +143,8 @@ struct Sm90BackwardConfig {
   }
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * cta_keys() * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (cta_keys() + 1) * tile_m + 1024; }
-  // Of the kernel that makes dq of dS: a step is an n_block's keys, and its dS of an m_block for each warpgroup. Sums of
-  // so many n_blocks are added in float32, in the order of keys.
+  // Of the kernel that makes dq of dS: a step is an n_block's keys, and its dS of an m_block for each warpgroup. Sums
+  // of so many n_blocks are added in float32, in the order of keys.
   static constexpr int kDqStages = 4, kDqSumNBlocks = 128;
   constexpr int dq_smem_bytes() const { return kDqStages * 2 * cta_keys() * (head_dim + tile_m * warpgroups) + 1024; }
   // A warpgroup's columns are blocks of 64, or half of one.
@@ -162,6 +162,6 @@ struct Sm90BackwardConfig {
   }
 
   constexpr int load_registers() const { return strips ? 40 : 24; }  // where dS goes is much to know
-  static constexpr int kDeltaThreads = 256;     // of the kernel that comes before
-  static constexpr int kMaxSmemBytes = 232448;  // of a block
+  static constexpr int kDeltaThreads = 256;                          // of the kernel that comes before
+  static constexpr int kMaxSmemBytes = 232448;                       // of a block
 };

@@ -33,7 +33,8 @@ TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s
 }
 
 // Where dS of an m_block and n_block is. Those of an m_block follow each other, from the first one that it sees, or of
-// the strip, on. Under a causal mask m_blocks see few or many, and share rows (strip_folds): the first with the last one.
+// the strip, on. Under a causal mask m_blocks see few or many, and share rows (strip_folds): the first with the last
+// one.
 template <auto T>
 TANDEM_DEVICE u16* ds_at(const BackwardParams& p, const SequenceCoords& s, const Strip& strip, int head, int m_block,
                          int n_block) {

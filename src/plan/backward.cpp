@@ -152,8 +152,8 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   constexpr int64_t kTiles = 512, kLeastNBlocks = 128;
   const int64_t m_blocks = ceil_div(p.seqlen_q, t.tile_m), n_blocks = ceil_div(p.seqlen_k, t.cta_keys());
   const int64_t block_bytes = int64_t{2} * t.cta_keys() * t.tile_m, heads = p.batch * p.heads_q;
-  const int64_t floats = p.batch * (p.seqlen_q * p.heads_q * p.head_dim +
-                                    p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
+  const int64_t floats =
+      p.batch * (p.seqlen_q * p.heads_q * p.head_dim + p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
   const int64_t most = std::max(int64_t{6} * floats, kTiles * block_bytes) / block_bytes;
   Strips s;
   int64_t rows = m_blocks;
@@ -164,7 +164,8 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
     const bool bounded = p.window_right != TANDEM_UNBOUNDED;
     if (bounded) s.row_n_blocks = std::min(n_blocks, ceil_div(left + right + t.tile_m, t.cta_keys()) + 1);
   } else if (t.right && !p.diagonal_offsets) {
-    // Rows are of so many n_blocks and one more each: the m-th and the m-th last have the same number together, at most.
+    // Rows are of so many n_blocks and one more each: the m-th and the m-th last have the same number together, at
+    // most.
     const int64_t beyond = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
     const int64_t more = beyond > 0 ? 2 * ceil_div(beyond, t.cta_keys()) : 0;
     const int64_t of_two = std::min(2 * n_blocks, m_blocks + 2 + more);
@@ -415,8 +416,8 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   }
   const auto threads = static_cast<uint32_t>(t.tile.convert_threads);
   const bool sums_keys = t.splits > 1 && (p.dk || p.dv);
-  const uint32_t converted =
-      (p.dq && !t.tile.single && !t.tile.strips ? blocks : 0) + (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
+  const uint32_t converted = (p.dq && !t.tile.single && !t.tile.strips ? blocks : 0) +
+                             (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
   if (converted > 0) {
     plan->launches.push_back(
         {.entry = kConvertEntry, .grid = converted, .block = threads, .overlap_previous = may_overlap});

@@ -236,8 +236,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
 
 std::string BackwardPass::summary(const Plan& plan) const {
   const BackwardTiling& t = plan.backward;
-  return str_cat(t.grid, " blocks for ", t.tiles, " tiles, ",
-                 t.strips > 1 ? str_cat(t.strips, " strips, ") : "",
+  return str_cat(t.grid, " blocks for ", t.tiles, " tiles, ", t.strips > 1 ? str_cat(t.strips, " strips, ") : "",
                  t.splits > 1 ? str_cat("steps split by ", t.splits, ", ") : "",
                  t.tile.from_diagonal ? str_cat(t.diagonal_heads, " heads from the diagonal")
                                       : str_cat("groups of ", t.l2_heads, " key heads"));

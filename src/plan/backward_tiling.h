@@ -20,8 +20,8 @@ struct BackwardTiling {
   int l2_heads = 1;           // key heads whose n_blocks are taken together
   int grid = 0;
 
-  // Where dS goes to memory: a strip has so many query heads, over the batch, with all of their n_blocks, or n_blocks of
-  // one head; how many n_blocks of a row have a place, and whether two m_blocks share one: tile/strip.cuh.
+  // Where dS goes to memory: a strip has so many query heads, over the batch, with all of their n_blocks, or n_blocks
+  // of one head; how many n_blocks of a row have a place, and whether two m_blocks share one: tile/strip.cuh.
   int strip_heads = 0, strip_n_blocks = 0, strip_row_n_blocks = 0;
   bool strip_folds = false;
   int64_t strips = 0, strip_bytes = 0;

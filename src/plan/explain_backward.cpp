@@ -17,8 +17,10 @@ double shared_bytes_of_step(const Sm90BackwardConfig& t) {
   const double scores = groups * (64 + t.score_queries()) * dims;
   // P and dS are in registers, but for wide heads, whose warpgroups share them.
   const double keys = groups * (m * (t.dk_columns() + t.dv_columns()) + (t.wide() ? 2 * 64 * m : 0));
-  const double queries = groups * ctas * n * ((t.roles ? 2 : 1) * 64 + t.dq_columns());  // roles: two products
-  const double sent = t.pair ? 2 * m * n : 0;  // dS, read here and written there
+  // roles: two products. strips: the other kernel's, for whose two m_blocks keys come once.
+  const double queries = t.strips ? m * n + n * t.head_dim + m * n + n * t.head_dim / 2
+                                  : groups * ctas * n * ((t.roles ? 2 : 1) * 64 + t.dq_columns());
+  const double sent = t.pair ? 2 * m * n : t.strips ? m * n : 0;  // dS, read here and written there
   const double written = m * n * (t.wide() ? 2 : 1) + m * dims;
   const double dq = t.staged() ? 2 * kFloat * t.dq_floats() : 0;  // else it goes from registers to memory
   return ctas * kElement * (scores + keys + queries + sent + written) + dq;
@@ -112,11 +114,14 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
       keys * (bytes(p.k, p.head_dim) + bytes(p.v, p.head_dim_v) + bytes(p.dk, p.head_dim) + bytes(p.dv, p.head_dim_v)) +
       rows * (given + bytes(p.dq, p.head_dim));
   f.hbm_bytes = own + rows * bytes(p.q, p.head_dim);
+  // dS, where the L2 cache has no room for a strip.
+  constexpr int64_t kL2Bytes = 32 << 20;
+  if (plan.backward.strip_bytes > kL2Bytes) f.hbm_bytes += 2 * kElement * work.pairs;
   // Every tile of keys reads the queries that see it, their dout, lse and delta, and unless there is one alone adds to
-  // their float32 dq, which is then converted.
-  const double sums = t.single ? 0 : d;
+  // their float32 dq, which is then converted; or dS is written, and read again.
+  const double sums = t.single || t.strips ? 0 : d;
   f.l2_bytes = own + work.pairs / t.tile_n * (kElement * columns_of_step(t) + kFloat * (2 * scores + sums)) +
-               rows * kFloat * (2 + sums);
+               rows * kFloat * (2 + sums) + (t.strips ? 2 * kElement * work.pairs : 0);
   f.binds = what_binds(f);
   f.at_bounds = varlen(p);
   return f;
@@ -131,7 +136,12 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
   }
   if (p.banded() && !binds_left(p) && !binds_right(p))
     lines.emplace_back("mask: no bound hides a key at these lengths, so the kernel has none");
-  if (t.tile.single) {
+  if (t.tile.strips) {
+    lines.push_back(str_cat("order: blocks take tiles of keys from a counter; dS of ", t.strips,
+                            t.strips == 1 ? " strip" : " strips, one after the other,", " goes to memory, ",
+                            t.strip_bytes / 1000000.0,
+                            " MB, and a kernel of its own makes dq of it, each number by one block"));
+  } else if (t.tile.single) {
     lines.emplace_back("order: one tile has all keys, so that dq is stored as it is made, without sums in memory");
   } else {
     lines.emplace_back(
@@ -151,7 +161,7 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
     lines.push_back(str_cat("split: n_blocks are few, so ", t.splits,
                             " blocks share the steps of each; their dk and dv are summed in a fixed order at the end"));
   }
-  if (t.l2_heads > 1 && !t.tile.from_diagonal)
+  if (t.l2_heads > 1 && !t.tile.from_diagonal && !t.tile.strips)
     lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads are taken together"));
   lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", varlen(p) ? "up to " : "",
                           t.tiles, t.tile.apart ? " tiles of dk and as many of dv" : " tiles"));

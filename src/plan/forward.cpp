@@ -51,7 +51,10 @@ Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   if (p.block_mask) rest.alibi = t.alibi;
   const bool biased = t.bias != Bias::none;
   if (biased && (t.dropout || t.has_score_mod())) return Scores::any;
-  if (!rest.has_score_mod()) return t.dropout && t.left && narrow ? Scores::any : biased ? Scores::bias : Scores::plain;
+  if (!rest.has_score_mod()) {
+    if (t.dropout && t.left && narrow) return Scores::any;
+    return biased ? Scores::bias : t.softcap ? Scores::capped : Scores::plain;
+  }
   rest = t;
   rest.score_mod = false;
   return !rest.has_score_mod() && !t.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
@@ -75,9 +78,7 @@ Tile cut_for_hopper(const Problem& p, int64_t rows) {
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const Sm90Choice& c : kSm90Choices) {
     if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, scores)) continue;
-    t = c.cut(t);
-    if (t.head_dim == 128 && t.head_dim_v == 128 && rows >= 129 && !p.bias && t.softcap) t.warpgroups = 3, t.tile_n = 80;
-    return t;
+    return c.cut(t);
   }
   return t;
 }

@@ -10,9 +10,9 @@
 namespace tandem::plan {
 
 enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a window; left: a window
-// plain: scaled products, nothing added. light: or those that a short text alone changes. bias: to which it alone is
-// added.
-enum class Scores : uint8_t { any, bias, light, plain };
+// plain: scaled products, nothing added. capped: by a softcap, perhaps with ALiBi. light: plain ones, or those that a
+// short text alone changes. bias: to which it alone is added.
+enum class Scores : uint8_t { any, bias, light, plain, capped };
 
 // Serves what has these sizes at most, and at least so many rows and keys.
 struct Sm90Choice {
@@ -42,7 +42,8 @@ struct Sm90Choice {
     return false;
   }
   constexpr bool serves(Scores of) const {
-    return scores == Scores::any || of == scores || (of == Scores::plain && scores == Scores::light);
+    const bool has_few = of == Scores::plain || of == Scores::capped;  // registers of their own
+    return scores == Scores::any || of == scores || (has_few && (scores == Scores::light || scores == Scores::plain));
   }
 };
 
@@ -54,6 +55,7 @@ inline constexpr Sm90Choice kSm90Choices[] = {
     {64, 64, 129, 0, Mask::any, Scores::light, 4, 64, 2, true},
     {64, 64, 129, 0, Mask::any, Scores::bias, 4, 64, 2, true},
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 96, 2, false},
+    {128, 128, 129, 0, Mask::any, Scores::capped, 3, 80, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {128, 128, 129, 0, Mask::any, Scores::light, 3, 64, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::bias, 2, 112, 2, true},

@@ -177,6 +177,28 @@ TEST(KernelsBackward, WideHeads) {
   expect_all_good(cases);
 }
 
+// dS of wide heads through memory: more n_blocks than one sum has, windows whose rows of dS begin anywhere, two
+// m_blocks in one row, heads of a group one by one, two strips, and gradients that are added to what is there.
+TEST(KernelsBackward, WideHeadsByStrips) {
+  std::vector<Judged> cases;
+  for (const char* flags :
+       {"--seqlen-q 64 --seqlen-k 8400 --causal 1", "--seqlen-q 100 --seqlen-k 8400 --left 8300 --right 20",
+        "--seqlen-q 330 --seqlen-k 341 --left 70 --right 11", "--seqlen-q 330 --seqlen-k 130 --causal 1",
+        "--seqlen-q 130 --seqlen-k 330 --causal 1 --batch 2 --heads-q 6 --heads-k 2",
+        "--seqlen-q 200 --seqlen-k 200 --causal 1 --top-left 1 --explicit 1 --diagonal 5 --diagonals 5,-60 --batch 2",
+        "--seqlen-q 65 --seqlen-k 66 --batch 80 --heads-q 4 --heads-k 4 --causal 1 --values integer",
+        "--seqlen-q 300 --seqlen-k 129 --bias f32 --alibi head --accumulate 1 --gradients qkvb",
+        "--seqlen-q 150 --seqlen-k 160 --dropout 0.25 --softcap 20 --causal 1 --float32 g",
+        "--seqlen-q 150 --seqlen-k 160 --gradients q --values sink20",
+        "--seqlen-q 77 --seqlen-k 200 --gradients kv --values large"}) {
+    const char* const dtype = cases.size() % 2 == 0 ? "--dtype bf16 " : "--dtype f16 ";
+    const bool odd = cases.size() % 3 == 2;  // not all columns of a block are there
+    cases.emplace_back(std::string("--gradients qkv ") + dtype +
+                       (odd ? "--head-dim 200 --head-dim-v 136 " : "--head-dim 256 --head-dim-v 256 ") + flags);
+  }
+  expect_all_good(cases);
+}
+
 // Whatever a bias is broadcast along, of one n_block and of several: batch, heads, queries, keys.
 TEST(KernelsBackward, ABiasOfEveryShape) {
   const char* const kProblems[] = {

@@ -138,6 +138,7 @@ TEST(BackwardPlan, CapturedGradients) {
       const auto expect_last = [&](size_t launches, uint8_t entry) {
         const plan::Plan plan = plan::make_plan(p, device);
         const plan::BackwardTiling& t = plan.backward;
+        launches += t.tile.strips;  // and that which makes dq
         ASSERT_EQ(plan.launches.size(), launches);
         EXPECT_EQ(plan.launches[launches - 2].entry, entry);
         EXPECT_EQ(plan.launches[launches - 2].grid, static_cast<uint32_t>(2 * 6 * t.tile.ctas * t.n_blocks));
@@ -227,7 +228,7 @@ TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
       EXPECT_LE(t.dbias_smem_bytes(), Sm90BackwardConfig::kMaxSmemBytes) << dim << " " << dim_v;
       EXPECT_GE(t.head_dim, dim);
       EXPECT_GE(t.head_dim_v, dim_v);
-      EXPECT_EQ(t.registers(), t.roles ? 160 : 240);
+      EXPECT_EQ(t.registers(), t.roles ? 160 : t.strips ? 232 : 240);
     }
   }
 }
@@ -299,10 +300,12 @@ TEST(BackwardPlan, PairsOfBlackwell) {
   EXPECT_TRUE(pairs(causal));
 }
 
-// Two CTAs with keys of their own exchange dS where head_dim is over 128: not with the keys of one, but always where a
-// sequence's bits may not depend on others.
+// Two CTAs with keys of their own exchange dS where head_dim is over 128 and the device alone knows lengths: not with
+// the keys of one, but always where a sequence's bits may not depend on others.
 TEST(BackwardPlan, PairsOfHopper) {
   Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .heads_q = 60, .heads_k = 60, .head_dim = 256}));
+  EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().pair);
+  p.seqused_k.present = true;
   const plan::Plan plan = plan::make_plan(p, hopper());
   const Sm90BackwardConfig t = plan.backward.tile.for_hopper();
   EXPECT_TRUE(t.pair);
@@ -318,6 +321,72 @@ TEST(BackwardPlan, PairsOfHopper) {
   EXPECT_TRUE(plan::make_plan(few, hopper()).backward.tile.for_hopper().pair);
   const Problem narrow = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 128, .head_dim_v = 256}));
   EXPECT_FALSE(plan::make_plan(narrow, hopper()).backward.tile.for_hopper().pair);
+}
+
+// dS of wide heads goes to memory in strips: whole heads, or without a bound n_blocks of one, a few hundred tiles; and
+// it takes at most half more than float32 gradients would.
+TEST(BackwardPlan, Strips) {
+  const auto of = [](const Problem& p) { return plan::make_plan(p, hopper()); };
+  const auto wide = [](int64_t batch, int64_t seqlen, int64_t heads_q, int64_t heads_k) {
+    return backward(dense({.batch = batch,
+                           .seqlen_q = seqlen,
+                           .seqlen_k = seqlen,
+                           .heads_q = heads_q,
+                           .heads_k = heads_k,
+                           .head_dim = 256,
+                           .head_dim_v = 256}));
+  };
+  const auto bytes_of = [](const plan::Plan& plan, const char* name) -> size_t {
+    for (const plan::Region& region : plan.regions) {
+      if (std::string_view(region.name) == name) return region.bytes;
+    }
+    return 0;
+  };
+  const plan::Plan small = of(wide(4, 4096, 8, 8));
+  EXPECT_TRUE(small.backward.tile.for_hopper().strips);
+  EXPECT_FALSE(small.backward.tile.for_hopper().pair);
+  EXPECT_EQ(small.backward.strip_heads, 8);  // 64 n_blocks each
+  EXPECT_EQ(small.backward.strips, 4);
+  EXPECT_EQ(small.repeat.times, 4);
+  ASSERT_EQ(small.launches.size(), 3u);
+  EXPECT_EQ(small.repeat.begin, 1u);
+  EXPECT_EQ(small.repeat.end, 3u);
+  EXPECT_EQ(small.launches[1].grid, 132u);
+  EXPECT_EQ(small.launches[2].entry, plan::dq_entry(small.backward.tile.for_hopper()));
+  EXPECT_EQ(small.launches[2].grid, 8u * 32);
+  EXPECT_EQ(bytes_of(small, "workspace.dq_sums"), 0u);
+  // 16k: a head of 256 n_blocks, whose dq is two sums; under a causal mask two m_blocks share a row of the strip.
+  Problem p = wide(1, 16384, 8, 8);
+  EXPECT_EQ(of(p).backward.strip_heads, 1);
+  EXPECT_EQ(of(p).launches[2].grid, 128u * 2);
+  EXPECT_EQ(bytes_of(of(p), "workspace.dq_sums"), size_t{4} * 8 * 16384 * 256);
+  p.window_right = 0;
+  EXPECT_EQ(of(p).backward.strip_heads, 2);
+  EXPECT_TRUE(of(p).backward.strip_folds);
+  EXPECT_EQ(of(p).backward.strip_row_n_blocks, 258);
+  // A head that does not fit is cut where tiles are of one length.
+  p = wide(1, 32768, 4, 4);
+  EXPECT_EQ(of(p).backward.strip_n_blocks, 128);
+  EXPECT_EQ(of(p).backward.strips, 4 * 4);
+  EXPECT_LE(bytes_of(of(p), "workspace.ds"), size_t{6} * 4 * 32768 * 256 * 3);
+  p.window_right = 0;
+  EXPECT_FALSE(of(p).backward.tile.strips);
+  EXPECT_TRUE(of(p).backward.tile.for_hopper().pair);
+  p.window_left = 1000;  // rows of few n_blocks
+  EXPECT_TRUE(of(p).backward.tile.strips);
+  EXPECT_EQ(of(p).backward.strip_row_n_blocks, 18);
+  // Query heads of a group one by one, dk and dv added in their order.
+  p = wide(1, 4096, 16, 2);
+  EXPECT_TRUE(of(p).backward.tile.for_hopper().by_head);
+  EXPECT_EQ(of(p).backward.tiles, 16 * 64);
+  // Nobody wants dq: one strip of all, and nothing in memory.
+  p.dq = {};
+  EXPECT_EQ(of(p).repeat.times, 1);
+  EXPECT_EQ(bytes_of(of(p), "workspace.ds"), 0u);
+  p = wide(1, 4096, 2, 2);
+  p.batch_invariant = true;
+  EXPECT_FALSE(of(p).backward.tile.strips);
+  EXPECT_FALSE(of(wide(1, 64, 2, 2)).backward.tile.strips);  // one n_block
 }
 
 // Under a causal mask n_blocks are taken from the last to the first: of all heads but those that are worked on last,
@@ -425,7 +494,7 @@ TEST(BackwardPlan, RolesOfHopper) {
   EXPECT_FALSE(config(wider).roles);
   p.softcap = 5;
   EXPECT_FALSE(config(p).roles);
-  EXPECT_TRUE(config(p).pair);
+  EXPECT_TRUE(config(p).strips);
 }
 
 // Under a causal mask n_blocks of grouped heads are long and of unequal lengths: where they are few, parts of the heads

@@ -75,7 +75,9 @@ TEST(ForwardPlan, FirstEntryThatServes) {
               std::begin(plan::kSm90Choices), std::end(plan::kSm90Choices), [&](const plan::Sm90Choice& c) {
                 const bool plain = (options & 4) == 0 || t.head_dim > 64 || !t.left;  // a softcap takes few registers
                 return c.serves(t.head_dim, t.head_dim_v, seqlen, seqlen, t.left, t.right,
-                                plain ? plan::Scores::plain : plan::Scores::any);
+                                !plain          ? plan::Scores::any
+                                : (options & 4) ? plan::Scores::capped
+                                                : plan::Scores::plain);
               });
           ASSERT_NE(entry, std::end(plan::kSm90Choices)) << plan::name_of(t);
           EXPECT_EQ(t.warpgroups, entry->warpgroups);

@@ -236,9 +236,9 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   step(false);
 }
 
-// Wide heads, whose dS goes to memory. Products follow each other without a gap: dV, dK, then S and dP of the next step,
-// under which its probabilities are made. Warpgroups meet when P, and when dS, is in shared memory, which has room for
-// two steps of each.
+// Wide heads, whose dS goes to memory. Products follow each other without a gap: dV, dK, then S and dP of the next
+// step, under which its probabilities are made. Warpgroups meet when P, and when dS, is in shared memory, which has
+// room for two steps of each.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {

@@ -1,7 +1,7 @@
-// dq of wide heads by a kernel of its own: the sum of dS' K over the n_blocks of a strip, whose dS the main kernel has left
-// in memory. A CTA has two m_blocks, one for each warpgroup, and kDqSumNBlocks n_blocks; one thread loads. What it sums is
-// added to what those before it have, when a ticket says that it is there, and the last one stores dq: nobody adds out
-// of order, and sums are the same whatever the strips.
+// dq of wide heads by a kernel of its own: the sum of dS' K over the n_blocks of a strip, whose dS the main kernel has
+// left in memory. A CTA has two m_blocks, one for each warpgroup, and kDqSumNBlocks n_blocks; one thread loads. What it
+// sums is added to what those before it have, when a ticket says that it is there, and the last one stores dq: nobody
+// adds out of order, and sums are the same whatever the strips.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
@@ -28,7 +28,8 @@ struct DqSum {
     if (m_block * T.tile_m >= s.q_rows) return;
     const int count = n_blocks_of<T>(p, s, m_block), first = count > 0 ? first_n_block<T>(p, s, m_block) : 0;
     const int last = max(first, first + count - 1), n_block = strip.first_n_block + number * T.kDqSumNBlocks;
-    begin = max(first, n_block), end = min(first + count, min(n_block + T.kDqSumNBlocks, strip.first_n_block + strip.n_blocks));
+    begin = max(first, n_block),
+    end = min(first + count, min(n_block + T.kDqSumNBlocks, strip.first_n_block + strip.n_blocks));
     end = max(begin, end);
     exists = n_block / T.kDqSumNBlocks >= first / T.kDqSumNBlocks && n_block <= last;
     before = n_block / T.kDqSumNBlocks - first / T.kDqSumNBlocks;
@@ -66,9 +67,7 @@ struct DqTile {
       end = max(end, sum.end);
     }
   }
-  TANDEM_DEVICE DqSum<T> sum_of(int warpgroup) const {
-    return {p, sequence, strip, first_m_block + warpgroup, number};
-  }
+  TANDEM_DEVICE DqSum<T> sum_of(int warpgroup) const { return {p, sequence, strip, first_m_block + warpgroup, number}; }
 };
 
 template <Sm90BackwardConfig T>
@@ -170,8 +169,8 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   }
   const int first = m_block * T.tile_m, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   const i64 base = sequence.batch * p.dq_batch + (sequence.q_begin + first) * p.dq_row + tile.head * p.dq_head;
-  const GradientRows to{p.dq, base, p.dq_row, sequence.q_rows - first, sequence.q_len - first, p.head_dim,
-                        p.dq_is_f32 != 0};
+  const GradientRows to{
+      p.dq, base, p.dq_row, sequence.q_rows - first, sequence.q_len - first, p.head_dim, p.dq_is_f32 != 0};
   const i64 bytes = 2 * (p.dq_row | p.dq_head | p.dq_batch) | static_cast<i64>(reinterpret_cast<u64>(p.dq));
   if (!p.dq_is_f32 && !p.accumulate && bytes % 16 == 0) {
     store_chunks<T>(dq, p.scale, to, row, 0);

@@ -20,7 +20,7 @@ struct PairShared<T, true> {
 };
 
 // A bias, of each warpgroup's keys and a step's queries, which are in rows. Arrivals: full the threads of the warp that
-// copies it, empty the warpgroup's warps; dq_made all computing warps.
+// copies it, empty those of the warpgroup; dq_made all computing warps.
 template <Sm90BackwardConfig T, bool = T.stages_bias()>
 struct BiasShared {};
 template <Sm90BackwardConfig T>
@@ -35,8 +35,8 @@ struct BackwardShared {
   alignas(1024) u16 v[T.cta_keys() * T.head_dim_v];
   alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
   alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
-  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];  // keys in rows; with roles queries
-  alignas(1024) u16 p[T.p_stages()][T.wide() ? T.cta_keys() * T.tile_m : 8];   // likewise; where it is not wide, nothing
+  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];               // keys in rows; with roles queries
+  alignas(1024) u16 p[T.p_stages()][T.wide() ? T.cta_keys() * T.tile_m : 8];  // likewise; where it is not wide, nothing
   PairShared<T> pair;
   alignas(128) float4 dq[T.dq_parts()][T.staged() ? T.dq_part_floats() / 4 : 1];
   alignas(16) float stats[T.dout_stages][2 * T.tile_m];
@@ -44,8 +44,8 @@ struct BackwardShared {
   // q_empty, dout_empty and ds_full (of even and odd steps) those of all computing warps;
   // kv_empty one of each warpgroup, of each order_dq() and of load_bias(). With roles q_empty, dout_empty those of the
   // warps that make scores and of those that sum what they are of; p_full, ds_full those that make scores; p_empty that
-  // sum dv; ds_empty that sum dk, that make dq, and that do so in the other CTA (of strips: 1, as dS has left). A warpgroup may write, or add, its dq
-  // of a step: dq_turn, 1; it has: dq_added, its warps.
+  // sum dv; ds_empty that sum dk, that make dq, and that do so in the other CTA (of strips: 1, as dS has left). A
+  // warpgroup may write, or add, its dq of a step: dq_turn, 1; it has: dq_added, its warps.
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_turn[T.dq_parts()], dq_added[T.dq_parts()][T.dq_threads()];

@@ -28,8 +28,8 @@ struct MaskShared<T, true> {
   KeyPair keys[2][T.tile_n / 2];  // of steps with which an even, and an odd, number is left
 };
 
-// A bias, 64 rows of each warpgroup. Arrivals: full every thread of the warp that copies them, empty the warpgroup's
-// warps.
+// A bias, 64 rows of each warpgroup. Arrivals: full every thread of the warp that copies them, empty every one of the
+// warpgroup (racecheck does not see that one thread arrives for others behind __syncwarp).
 template <Sm90ForwardConfig T, bool = T.bias != Bias::none>
 struct BiasShared {};
 template <Sm90ForwardConfig T>

@@ -26,7 +26,6 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       w.release_q();
     }
     NBlockSteps<T> at(rows);
-    const TileMaskRow<T> mask_row(rows);
     // To the first step that the warpgroup's rows see.
     const bool no_rows = warp_any(rows.rows_left() <= 0);  // the sequence ended in the warpgroups before
     const int visible_end = no_rows ? at.all.begin : at.own.end;
@@ -36,6 +35,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       const int steps = *list, first = list[kStepHeader];
       at.ahead = list[kStepHeader + 1];
       at.list = list + kStepHeader + 2;
+      hold_mask_rows(rows);
       at.steps = uniform(steps);
       at.next = uniform(first);
       n_block = at.read_step(w.index);
@@ -58,7 +58,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
       continue;
     }
 
-    hold_first_of_mask(rows, mask_row, at, n_block);
+    hold_first_mask_keys(rows, at, n_block);
 
     float scores[T.tile_n / 2], out[T.head_dim_v / 2], inverse[2];
     u32 probabilities[T.tile_n / 4], kept[kKeptNumbers<T>], shown[kShownNumbers<T>];

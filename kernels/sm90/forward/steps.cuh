@@ -45,26 +45,15 @@ struct Fragments {
 // tile begins, of keys there and then a step before they are asked for. In between all of them meet, as they wait for
 // their turn; so nobody waits for what the text loads.
 template <Sm90ForwardConfig T>
-struct TileMaskRow {
-  typename OneOf<T.asks_mask(), MaskRow<T>, NoRow>::Type row;
-
-  TANDEM_DEVICE explicit TileMaskRow(const WorkRows<T>& rows) {
-    if constexpr (T.asks_mask()) {
-      const TileCoords tile = rows.tile();
-      if (is_held()) row = MaskMod<T>(tile, Row(rows.p, tile, rows.first_row() + threadIdx.x % 128)).row(rows.p);
-    }
+TANDEM_DEVICE void hold_mask_rows(const WorkRows<T>& rows) {
+  if constexpr (T.asks_mask()) {
+    static_assert(T.pingpong);
+    named_sync(Warpgroup<T>::kWarpgroupSync + rows.w.index, 128);  // nobody asks in the tile before
+    const int row = threadIdx.x % 128;
+    const TileCoords tile = rows.tile();
+    if (row < 64) rows.w.mask().rows[row] = MaskMod<T>(tile, Row(rows.p, tile, rows.first_row() + row)).row(rows.p);
   }
-  TANDEM_DEVICE void hold(const WorkRows<T>& rows) const {
-    if constexpr (T.asks_mask()) {
-      static_assert(T.pingpong);
-      named_sync(Warpgroup<T>::kWarpgroupSync + rows.w.index, 128);  // nobody asks in the tile before
-      if (is_held()) rows.w.mask().rows[threadIdx.x % 128] = row;
-    }
-  }
-
- private:
-  TANDEM_DEVICE static bool is_held() { return threadIdx.x % 128 < 64; }
-};
+}
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE MaskKey<T> mask_key_of(const WorkRows<T>& rows, int n_block) {
   const TileCoords tile = rows.tile();
@@ -76,16 +65,10 @@ TANDEM_DEVICE void hold_mask_key(const WorkRows<T>& rows, const MaskKey<T>& key,
   const int n = threadIdx.x % 128;
   if (n < T.tile_n) rows.w.mask().keys[steps & 1][n / 2].keys[n & 1] = key;
 }
-// What a tile's rows hold, and the keys of its first step: both on their way at once.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void hold_first_of_mask(const WorkRows<T>& rows, const TileMaskRow<T>& row, const NBlockSteps<T>& at,
-                                      int n_block) {
+TANDEM_DEVICE void hold_first_mask_keys(const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block) {
   if constexpr (T.asks_mask()) {
-    MaskKey<T> key;
-    const bool any = at.state == StepState::partial;
-    if (any) key = mask_key_of(rows, n_block);
-    row.hold(rows);
-    if (any) hold_mask_key(rows, key, at.steps);
+    if (at.state == StepState::partial) hold_mask_key(rows, mask_key_of(rows, n_block), at.steps);
   }
 }
 

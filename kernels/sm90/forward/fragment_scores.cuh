@@ -60,12 +60,12 @@ struct FragmentMask {
   TANDEM_DEVICE static int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 };
 
-// A text that takes six operations at most for a score is asked where it hides scores. Another is asked while they
+// A text that takes three operations at most for a score is asked where it hides scores. Another is asked while they
 // are multiplied, a bit for each: so it has the registers of a few scores beside it, and copies are few, since each is
 // the whole text.
 template <Sm90ForwardConfig T>
 constexpr bool asks_ahead() {
-  if constexpr (T.asks_mask()) return mask_operations<T>() > 6;
+  if constexpr (T.asks_mask()) return mask_operations<T>() > 3;
   return false;
 }
 template <Sm90ForwardConfig T>
@@ -103,12 +103,8 @@ TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)
     if (state == StepState::partial) {
       const FragmentMask<T> mask(p, held, t, rows, column0, steps);
 #pragma unroll
-      for (int r = 0; r < T.tile_n / 2; r += 4) {
+      for (int r = 0; r < T.tile_n / 2; r += 4)
         mask.ask_four(r, [&](int n, bool is_shown) { s[r + n] = is_shown ? s[r + n] : -kInfinity; });
-        // Hardly ever taken: without a branch ptxas works out at once what many scores need of a longer text, and
-        // spills; of a short one it spills with it.
-        if (mask_operations<T>() > 3 && s[r] == kInfinity) asm volatile("nanosleep.u32 0;");
-      }
       return;
     }
   }

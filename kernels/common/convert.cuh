@@ -49,10 +49,6 @@ struct ConvertDq {
 
   // 16 bytes at once take a quarter of the time of pairs. Where four threads have a row they exchange what they have of
   // four times 8 columns.
-  TANDEM_DEVICE bool has_chunks() const {
-    const i64 bytes = 2 * (p.dq_row | p.dq_head | p.dq_batch) | static_cast<i64>(reinterpret_cast<u64>(p.dq));
-    return !p.dq_is_f32 && !p.accumulate && bytes % 16 == 0;
-  }
   TANDEM_DEVICE void store_chunks() const {
     constexpr bool kShared = T.kFourHaveRow;
     constexpr int kRows = kShared ? 2 : 1;  // whose pairs alternate
@@ -99,7 +95,7 @@ TANDEM_DEVICE void convert_dq(const BackwardParams& p, int block) {
   const int m_block = block % p.m_blocks - s.first_m_block;
   const bool nothing = wait_for_sums<T>(p, s, block, m_block);
   const ConvertDq<T> dq(p, s, head, block, m_block, nothing);
-  if (dq.has_chunks()) {
+  if (dq_has_chunks(p)) {
     dq.store_chunks();
   } else {
     dq.store_pairs();

@@ -1,6 +1,7 @@
 // Gradients as the caller wants them: of float32 or of the kernel's type, in place of what is there or added to it, in
 // float32 and rounded once.
 #pragma once
+#include "shared/backward.h"
 #include "tile/pack.cuh"
 #include "tile/row.cuh"
 
@@ -12,6 +13,12 @@ TANDEM_DEVICE void store_element(void* to, i64 at, float x, bool is_f32, bool ac
   } else {
     static_cast<u16*>(to)[at] = static_cast<u16>(pack<T>(x, 0));
   }
+}
+
+// Whether dq may be stored 16 bytes at once.
+TANDEM_DEVICE bool dq_has_chunks(const BackwardParams& p) {
+  const i64 bytes = 2 * (p.dq_row | p.dq_head | p.dq_batch) | static_cast<i64>(reinterpret_cast<u64>(p.dq));
+  return !p.dq_is_f32 && !p.accumulate && bytes % 16 == 0;
 }
 
 // Two neighbours; at is even.

@@ -171,8 +171,7 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   const i64 base = sequence.batch * p.dq_batch + (sequence.q_begin + first) * p.dq_row + tile.head * p.dq_head;
   const GradientRows to{
       p.dq, base, p.dq_row, sequence.q_rows - first, sequence.q_len - first, p.head_dim, p.dq_is_f32 != 0};
-  const i64 bytes = 2 * (p.dq_row | p.dq_head | p.dq_batch) | static_cast<i64>(reinterpret_cast<u64>(p.dq));
-  if (!p.dq_is_f32 && !p.accumulate && bytes % 16 == 0) {
+  if (dq_has_chunks(p)) {
     store_chunks<T>(dq, p.scale, to, row, 0);
   } else {
     store_direct<T>(dq, p.scale, to, row, 2 * (threadIdx.x & 3), p.accumulate);

@@ -32,6 +32,7 @@ struct Sm100ForwardConfig {
   constexpr bool has_score_mod() const {
     return unscaled || softcap || alibi || bias != Bias::none || score_mod || (mask_mod && !block_mask);
   }
+  static constexpr bool overlaps_launches() { return false; }
   // As Hopper's.
   static constexpr int step_rows() { return kTileM; }
   constexpr int step_units() const { return q_tiles() * ctas(); }

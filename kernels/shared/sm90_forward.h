@@ -33,6 +33,8 @@ struct Sm90ForwardConfig {
   constexpr bool asks_mask() const { return mask_mod && block_mask; }
   static constexpr int kMaskWords = 2;
   constexpr int mask_bytes() const { return asks_mask() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0; }
+  // Kernels before the main one may begin, as that may, before those in front of them in the stream have ended.
+  static constexpr bool overlaps_launches() { return true; }
   // Of a block mask: rows whose n_blocks have a state of their own, and tiles of which each takes part in some only.
   static constexpr int step_rows() { return 64; }
   constexpr int step_units() const { return warpgroups; }

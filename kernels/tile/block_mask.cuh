@@ -120,13 +120,19 @@ TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListStepsThreads / 3
   return place;
 }
 
-// The steps of one tile of one list: one block of kListStepsThreads threads.
+// The steps of one tile of one list: one block of kListStepsThreads threads. Where the host knows all lengths, Hopper's
+// also sets the counter of tiles: a fill in front of it would have to end before it may begin.
 template <auto T>
 TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   constexpr int kChunk = 1024, kWarps = kListStepsThreads / 32, kTiles = T.step_tiles();
   __shared__ u32 states[kChunk];
   __shared__ int counts[kTiles + 1][kWarps];  // of a warp's n_blocks: those that are steps, of all and of each tile
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  if constexpr (T.overlaps_launches()) {
+    launch_dependents();
+    grid_dependency_wait();
+    if (!T.varlen && p.counter && blockIdx.x == 0 && thread == 0) *p.counter = 0;
+  }
   const TileCoords tile = listed_tile<T>(p);
   const int first_row = tile.m_block * T.tile_m();
   const NBlockRange range = n_block_range<T>(p, tile);
@@ -189,6 +195,10 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
 // threads.
 template <auto T>
 TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
+  if constexpr (T.overlaps_launches()) {
+    launch_dependents();
+    grid_dependency_wait();
+  }
   const int m_blocks = p.blocks.m_blocks, list = blockIdx.x / m_blocks, m_block = blockIdx.x - list * m_blocks;
   const int* const steps = p.blocks.steps + static_cast<i64>(list) * m_blocks * p.blocks.list_words;
   const int own = steps[m_block * p.blocks.list_words];

@@ -112,10 +112,20 @@ NodeId Simplifier::two_operands(const Node& node) {
       case Type::boolean: return boolean_by_constant(node, constant != 0);
     }
   }
+  // x & (x & y): a mask that is joined to one that says a part of it again.
+  if (node.op == Op::bit_and || node.op == Op::bit_or) {
+    if (joins(b, node.op, a)) return b;
+    if (joins(a, node.op, b)) return a;
+  }
   const Node second = at(b);
   if (second.op == Op::negate && node.op == Op::add) return graph_.make(Op::subtract, a, second.operands[0]);
   if (second.op == Op::negate && node.op == Op::subtract) return graph_.make(Op::add, a, second.operands[0]);
   return kNoNode;
+}
+
+bool Simplifier::joins(NodeId id, Op op, NodeId part) const {
+  const Node& node = at(id);
+  return node.op == op && (node.operands[0] == part || node.operands[1] == part);
 }
 
 NodeId Simplifier::with_itself(const Node& node) {

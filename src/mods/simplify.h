@@ -27,6 +27,8 @@ class Simplifier {
   NodeId boolean_by_constant(const Node& node, bool constant);
   NodeId select(const Node& node);
 
+  // The node is an op of which part is an operand.
+  bool joins(NodeId id, Op op, NodeId part) const;
   const Node& at(NodeId id) const { return graph_[id]; }
   NodeId flip(NodeId id) { return graph_.make(Op::flip, id); }
 

@@ -214,20 +214,25 @@ uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + var
 
 // Tiles of varlen problems are listed first, and so are the steps of a block mask.
 void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
+  const bool overlaps = !t.tile.blackwell();
   if (t.list_words > 0) {
     const auto tiles = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks);
     plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.varlen ? kScheduleEntry + 1 : kListStepsEntry),
                               .grid = tiles,
-                              .block = kListStepsThreads});
+                              .block = kListStepsThreads,
+                              .overlap_previous = overlaps});
     if (!t.tile.varlen)
-      plan->launches.push_back({.entry = kOrderTilesEntry, .grid = tiles, .block = kListStepsThreads});
+      plan->launches.push_back({.entry = kOrderTilesEntry,
+                                .grid = tiles,
+                                .block = kListStepsThreads,
+                                .overlap_previous = overlaps});
   }
   if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
   plan->launches.push_back({.entry = kMainEntry,
                             .grid = static_cast<uint32_t>(t.grid),
                             .block = static_cast<uint32_t>(t.tile.threads()),
                             .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
-                            .overlap_previous = !t.tile.blackwell()});
+                            .overlap_previous = overlaps});
   if (!p.max_scores) return;
   t.max_scores_launch = static_cast<int>(plan->launches.size());
   plan->launches.push_back({.entry = max_scores_entry(p),
@@ -243,8 +248,9 @@ void add_workspace(ForwardTiling& t, Plan* plan) {
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
   const size_t order = t.tile.varlen ? 0 : lists * sizeof(int);
   plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
-  // The schedule sets the counter of the tiles that it lists.
-  const int schedule = steps > 0 ? 1 : 0, writer = t.tile.varlen ? schedule : kFilled;
+  // The schedule sets the counter of the tiles that it lists; Hopper's list_steps() that of others.
+  const int schedule = steps > 0 ? 1 : 0;
+  const int writer = t.tile.varlen ? schedule : steps > 0 && !t.tile.blackwell() ? 0 : kFilled;
   if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
   if (t.keyless) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kFilled});
   if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
@@ -252,7 +258,7 @@ void add_workspace(ForwardTiling& t, Plan* plan) {
     plan->regions.push_back({"workspace.steps", t.steps_offset, steps, 0});
     if (order > 0) plan->regions.push_back({"workspace.order", t.steps_offset + steps, order, 1});
   }
-  if (t.keyless || !t.tile.varlen) plan->fills.push_back({0, kTileListOffset});
+  if (t.keyless || writer == kFilled) plan->fills.push_back({0, kTileListOffset});
 }
 
 }  // namespace

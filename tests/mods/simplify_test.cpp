@@ -38,6 +38,8 @@ TEST(Simplify, what_is_exact) {
   expect_same("1 if not (not seen[k]) else 0", "1 if seen[k] else 0");
   expect_same("1 if seen[k] and true else 0", "1 if seen[k] or false else 0");
   expect_same("min(score, score)", "score");
+  expect_same("1 if k <= q and (seen[k] and k <= q) else 0", "1 if seen[k] and k <= q else 0");
+  expect_same("(q | k) | q", "q | k");
 }
 
 TEST(Simplify, leaves_what_is_not) {
@@ -47,6 +49,8 @@ TEST(Simplify, leaves_what_is_not) {
   expect_different("score / 3", "score * (1.0 / 3)");
   expect_different("1 if not score < c else 0", "1 if c <= score else 0");
   expect_different("score / c * c", "score");
+  expect_different("q & (q | k)", "q | k");
+  expect_different("q ^ (q ^ k)", "q ^ k");
   // 2^24 + 1 is no float32: what float64 would give is not what float32 gives.
   const Mod mod = parsed("16777216.0 + 1 - 16777216");
   EXPECT_NE(mod.graph[mod.result].op, Op::constant);

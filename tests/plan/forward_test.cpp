@@ -211,6 +211,15 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   EXPECT_EQ(plan.launches[0].grid, 8u);  // tiles of one head
   EXPECT_EQ(plan.launches[1].entry, plan::kOrderTilesEntry);
   EXPECT_EQ(plan.launches[1].grid, 8u);
+  // Each may begin before the one in front of it has ended, and none is a fill: the first sets the counter.
+  for (const plan::Launch& launch : plan.launches) EXPECT_TRUE(launch.overlap_previous);
+  EXPECT_TRUE(plan.forward.counted && plan.fills.empty());
+  EXPECT_EQ(plan.regions[0].written_by, 0);
+  const plan::Plan later = plan::make_plan(all, blackwell());
+  for (const plan::Launch& launch : later.launches) EXPECT_FALSE(launch.overlap_previous);
+  EXPECT_EQ(later.fills.size(), 1u);
+  Problem keyless = with_blocks(dense({.batch = 3, .seqlen_q = 1000, .seqlen_k = 0}), 128, 128);
+  EXPECT_EQ(plan::make_plan(keyless, hopper()).fills.size(), 1u);  // its zeros
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[1].grid, 64u);
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[0].grid, 64u);
   EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 4 + 1) * 4u + 8u * 4u);
@@ -516,7 +525,8 @@ TEST(ForwardPlan, Launches) {
 // Parts of the workspace lie apart, within it and where they must, and each has somebody who writes it first.
 TEST(ForwardPlan, WorkspaceLayout) {
   const Sizes sizes{.batch = 200, .seqlen_q = 300, .seqlen_k = 300}, keyless{.batch = 2, .seqlen_q = 5, .seqlen_k = 0};
-  for (const Problem& p : {causal(dense(sizes)), packed(sizes, 6000, 6000), dense(keyless), packed(keyless, 9, 0)}) {
+  for (const Problem& p : {causal(dense(sizes)), packed(sizes, 6000, 6000), dense(keyless), packed(keyless, 9, 0),
+                           with_blocks(dense(sizes), 128, 128)}) {
     for (const gpu::Properties& device : {hopper(), blackwell()}) {
       const plan::Plan plan = plan::make_plan(p, device);
       EXPECT_EQ(plan.workspace_bytes == 0, plan.regions.empty());

@@ -8,24 +8,29 @@
 #include "tile/key_tile.cuh"
 #include "tile/sequence.cuh"
 
-// dq of a (query head, m_block), by the threads that computed it. nothing: that it sees no key.
+// dq of a (query head, m_block), by the threads that computed it: so many pairs of each, from `begin` on. nothing: that
+// it sees no key.
 template <auto T>
 struct ConvertDq {
-  static constexpr int kFloats = 2 * T.dq_pairs();  // of a thread
+  static constexpr int kPairs = T.convert_pairs();
   const BackwardParams& p;
   const SequenceCoords& s;
-  const int m_block;
+  const int m_block, begin;
   const i64 base;  // of the head's first query
-  float4 x[kFloats / 4];
+  float4 x[kPairs / 2];
 
   TANDEM_DEVICE ConvertDq(const BackwardParams& params, const SequenceCoords& sequence, int head, int block, int at,
-                          bool nothing)
-      : p(params), s(sequence), m_block(at), base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
+                          bool nothing, int first)
+      : p(params),
+        s(sequence),
+        m_block(at),
+        begin(first),
+        base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
     const float4* const sums = reinterpret_cast<const float4*>(p.dq_sums + static_cast<i64>(block) * T.dq_floats() +
-                                                               threadIdx.x / 128 * (128 * kFloats)) +
-                               threadIdx.x % 128;
+                                                               threadIdx.x / 128 * (256 * T.dq_pairs())) +
+                               begin / 2 * 128 + threadIdx.x % 128;
 #pragma unroll
-    for (int n = 0; n < kFloats / 4; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * 128];
+    for (int n = 0; n < kPairs / 2; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * 128];
   }
 
   TANDEM_DEVICE int query_of(const GradientPair& at) const { return m_block * T.tile_m + at.row; }
@@ -38,8 +43,8 @@ struct ConvertDq {
   // Any type and strides.
   TANDEM_DEVICE void store_pairs() const {
 #pragma unroll
-    for (int n = 0; n < T.dq_pairs(); ++n) {
-      const GradientPair at = T.dq_pair(threadIdx.x, n);
+    for (int n = 0; n < kPairs; ++n) {
+      const GradientPair at = T.dq_pair(threadIdx.x, begin + n);
       const int query = query_of(at);
       if (at.column >= p.head_dim || query >= (p.accumulate ? s.q_len : s.q_rows)) continue;
       const float2 dq = pair(n, query);
@@ -53,11 +58,11 @@ struct ConvertDq {
     constexpr bool kShared = T.kFourHaveRow;
     constexpr int kRows = kShared ? 2 : 1;  // whose pairs alternate
 #pragma unroll
-    for (int first = 0; first < T.dq_pairs(); first += 4 * kRows) {
+    for (int first = 0; first < kPairs; first += 4 * kRows) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const GradientPair at =
-            kShared ? T.dq_pair(threadIdx.x & ~3, first + 2 * (threadIdx.x & 3) + i) : T.dq_pair(threadIdx.x, first);
+        const GradientPair at = kShared ? T.dq_pair(threadIdx.x & ~3, begin + first + 2 * (threadIdx.x & 3) + i)
+                                        : T.dq_pair(threadIdx.x, begin + first);
         const int query = query_of(at);
         u32 words[4];
 #pragma unroll
@@ -94,11 +99,14 @@ TANDEM_DEVICE void convert_dq(const BackwardParams& p, int block) {
   const SequenceCoords s = sequence_coords<T>(p, sequence);
   const int m_block = block % p.m_blocks - s.first_m_block;
   const bool nothing = wait_for_sums<T>(p, s, block, m_block);
-  const ConvertDq<T> dq(p, s, head, block, m_block, nothing);
-  if (dq_has_chunks(p)) {
-    dq.store_chunks();
-  } else {
-    dq.store_pairs();
+#pragma unroll 1
+  for (int first = 0; first < T.dq_pairs(); first += T.convert_pairs()) {
+    const ConvertDq<T> dq(p, s, head, block, m_block, nothing, first);
+    if (dq_has_chunks(p)) {
+      dq.store_chunks();
+    } else {
+      dq.store_pairs();
+    }
   }
 }
 

@@ -60,9 +60,8 @@ TANDEM_DEVICE void delta(const BackwardParams& p) {
   }
   float* const stats = p.stats + static_cast<i64>(block) * (2 * T.tile_m);
   const int lane = threadIdx.x % kLanes;
-#pragma unroll
-  for (int first = 0; first < T.tile_m; first += kRows) {
-    const int row = first + threadIdx.x / kLanes, query = m_block * T.tile_m + row;
+  auto make = [&](int row) {
+    const int query = m_block * T.tile_m + row;
     const bool used = query < s.q_len;
     const i64 at = s.q_begin + query;
     float sum = 0;
@@ -83,12 +82,17 @@ TANDEM_DEVICE void delta(const BackwardParams& p) {
       sum = dot(out, dout);
     }
     sum = sum_over_lanes<kLanes>(sum);
-    if (lane != 0) continue;
+    if (lane != 0) return;
     const float lse = used ? p.lse[s.batch * p.lse_batch + at * p.lse_row + head * p.lse_head] : -kInfinity;
     if (used && p.dlse) sum -= p.dlse[s.batch * p.dlse_batch + at * p.dlse_row + head * p.dlse_head];
     const bool nothing = lse == -kInfinity;
     stats[row] = nothing ? -kInfinity : -kLog2e * lse;
     stats[T.tile_m + row] = nothing ? 0.0f : sum;
+  };
+#pragma unroll 1
+  for (int begin = 0; begin < T.tile_m; begin += T.delta_queries()) {
+#pragma unroll
+    for (int first = begin; first < begin + T.delta_queries(); first += kRows) make(first + threadIdx.x / kLanes);
   }
   if (!p.dsink) return;
   // The sink's probability in each row times the derivative, -delta, by one warp in a fixed order.

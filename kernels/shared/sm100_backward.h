@@ -85,7 +85,8 @@ struct Sm100BackwardConfig {
   constexpr int ticket_counts() const { return ctas(); }          // of an n_block
   constexpr int convert_threads() const { return pair || head_dim > 128 ? 256 : 128; }
   constexpr int dq_pairs() const { return dq_floats() / convert_threads() / 2; }
-  static constexpr bool kFourHaveRow = false;  // each thread its own
+  static constexpr int convert_pairs() { return 8; }  // that are converted at once: more take longer to compile
+  static constexpr bool kFourHaveRow = false;         // each thread its own
   // Of a pair each CTA has the 64 queries of one warpgroup: in lanes 64 to 127 again, the other half of their columns.
   constexpr GradientPair dq_pair(int thread, int n) const {
     if (!pair) return {thread % 128, 2 * (thread / 128 * dq_pairs() + n)};
@@ -202,6 +203,7 @@ struct Sm100BackwardConfig {
            smem_bytes() <= kMaxSmemBytes;
   }
 
-  static constexpr int kDeltaThreads = 256;     // of the kernel that comes before
-  static constexpr int kMaxSmemBytes = 232448;  // of a block
+  static constexpr int kDeltaThreads = 256;            // of the kernel that comes before
+  static constexpr int delta_queries() { return 32; }  // whose code is written out: more take longer to compile
+  static constexpr int kMaxSmemBytes = 232448;         // of a block
 };

@@ -72,6 +72,7 @@ struct Sm90BackwardConfig {
   static constexpr bool kFourHaveRow = true;
   constexpr int convert_threads() const { return 128 * (strips ? warpgroups : dq_tickets()); }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
+  constexpr int convert_pairs() const { return dq_pairs(); }  // that are converted at once
   constexpr GradientPair dq_pair(int thread, int n) const {
     const int index = thread / 128;
     const GradientPair at = pair_of_fragment(thread, n);
@@ -163,5 +164,6 @@ struct Sm90BackwardConfig {
 
   constexpr int load_registers() const { return strips ? 40 : 24; }  // where dS goes is much to know
   static constexpr int kDeltaThreads = 256;                          // of the kernel that comes before
+  constexpr int delta_queries() const { return tile_m; }             // whose code is written out
   static constexpr int kMaxSmemBytes = 232448;                       // of a block
 };

@@ -1,6 +1,8 @@
 #include "engine/gpu.h"
 
+#include <array>
 #include <cstdio>
+#include <future>
 #include <span>
 
 #include "base/text.h"
@@ -37,10 +39,6 @@ std::string driver_text(int32_t version) {
 }
 
 }  // namespace
-
-jit::Request request_of(const plan::Configuration& configuration, const gpu::Properties& device) {
-  return request_of(plan::name_of(configuration), plan::translation_unit(configuration), device);
-}
 
 jit::Request request_of(const plan::Kernel& kernel, const gpu::Properties& device) {
   return request_of(plan::name_of(kernel), plan::translation_unit(kernel), device);
@@ -84,12 +82,42 @@ const GpuEngine::Compiled* GpuEngine::find(uint64_t id) const {
   return at;
 }
 
-// Threads that want one kernel at the same time share its compilation, in builder_; each loads it, one adds it.
-Status GpuEngine::compile(const plan::Kernel& kernel, const Compiled** compiled) {
-  const auto entries = plan::entries_of(kernel.configuration);
-  return compile(kernel.id, request_of(kernel, device_->properties()), {entries.begin(), entries.end()}, compiled);
+// Those of a plan, in its order, up to the first that is not there yet.
+GpuEngine::Kernels GpuEngine::find(const plan::Plan& plan) const {
+  Kernels kernels;
+  for (const plan::Kernel& kernel : plan.kernels) {
+    const Compiled* compiled = find(kernel.id);
+    if (compiled == nullptr) break;
+    kernels.push_back(compiled);
+  }
+  return kernels;
 }
 
+// The others of the plan, at the same time where there are threads for that. All are loaded by this one, which finds in
+// builder_ what another thread has compiled, waits for it, or compiles it and learns why that failed.
+Status GpuEngine::compile(const plan::Plan& plan, Kernels* kernels) {
+  std::array<std::future<void>, plan::kMostKernels> beside;
+  for (size_t n = kernels->size() + 1; n < plan.kernels.size(); ++n) {
+    if (find(plan.kernels[n].id) != nullptr) continue;
+    beside[n] = std::async([this, request = request_of(plan.kernels[n], device_->properties())] {
+      std::shared_ptr<const jit::Code> code;
+      (void)builder_.build(request, &code);
+    });
+  }
+  for (size_t n = kernels->size(); n < plan.kernels.size(); ++n) {
+    const plan::Kernel& kernel = plan.kernels[n];
+    const Compiled* compiled = find(kernel.id);
+    if (compiled == nullptr) {
+      const auto entries = plan::entries_of(kernel.configuration, kernel.unit);
+      const jit::Request request = request_of(kernel, device_->properties());
+      TANDEM_TRY(compile(kernel.id, request, {entries.begin(), entries.end()}, &compiled));
+    }
+    kernels->push_back(compiled);
+  }
+  return {};
+}
+
+// Threads that want one kernel at the same time share its compilation, in builder_; each loads it, one adds it.
 Status GpuEngine::compile(uint64_t id, const jit::Request& request, std::span<const plan::Entry> entries,
                           const Compiled** compiled) {
   std::shared_ptr<const jit::Code> code;
@@ -110,11 +138,8 @@ Status GpuEngine::compile(uint64_t id, const jit::Request& request, std::span<co
 
 Status GpuEngine::prepare(const Problem& problem) {
   const plan::Plan plan = plan::make_plan(problem, device_->properties());
-  for (const plan::Kernel& kernel : plan.kernels) {
-    const Compiled* compiled = find(kernel.id);
-    if (compiled == nullptr) TANDEM_TRY(compile(kernel, &compiled));
-  }
-  return {};
+  Kernels kernels = find(plan);
+  return compile(plan, &kernels);
 }
 
 Status GpuEngine::refuse_while_capturing(const std::string& kernel, const char* remedy, gpu::Stream stream) {
@@ -125,25 +150,16 @@ Status GpuEngine::refuse_while_capturing(const std::string& kernel, const char* 
                                       " is not loaded yet: call ", remedy, " before the capture")};
 }
 
-// Those of the plan, in its order.
-Status GpuEngine::find_or_compile(const plan::Plan& plan, gpu::Stream stream, Kernels* kernels) {
-  for (const plan::Kernel& kernel : plan.kernels) {
-    const Compiled* compiled = find(kernel.id);
-    if (compiled == nullptr) [[unlikely]] {
-      TANDEM_TRY(refuse_while_capturing(plan::name_of(kernel), "tandem_prepare with these arguments", stream));
-      TANDEM_TRY(compile(kernel, &compiled));
-    }
-    kernels->push_back(compiled);
-  }
-  return {};
-}
-
 Status GpuEngine::run(const Problem& problem, const CallWorkspace& workspace, void* stream) {
   const plan::Plan plan = plan::make_plan(problem, device_->properties());
   TANDEM_TRY(workspace.check(plan.workspace_bytes));
   if (problem.validate) TANDEM_TRY(check_values(problem, stream));
-  Kernels kernels;
-  TANDEM_TRY(find_or_compile(plan, stream, &kernels));
+  Kernels kernels = find(plan);
+  if (kernels.size() < plan.kernels.size()) [[unlikely]] {
+    const plan::Kernel& missing = plan.kernels[kernels.size()];
+    TANDEM_TRY(refuse_while_capturing(plan::name_of(missing), "tandem_prepare with these arguments", stream));
+    TANDEM_TRY(compile(plan, &kernels));
+  }
   if (logging_) [[unlikely]]
     log(problem, plan, kernels[0]->name);
   const nvtx::Range range(watching_, kernels[0]->name);

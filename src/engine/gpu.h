@@ -23,7 +23,6 @@
 namespace tandem {
 
 // What is compiled of a kernel for a device.
-jit::Request request_of(const plan::Configuration& configuration, const gpu::Properties& device);
 jit::Request request_of(const plan::Kernel& kernel, const gpu::Properties& device);
 jit::Request request_of(std::string name, std::string source, const gpu::Properties& device);
 
@@ -53,13 +52,13 @@ class GpuEngine final : public Engine {
   using Kernels = FixedVector<const Compiled*, plan::kMostKernels>;
 
   const Compiled* find(uint64_t id) const;
-  Status compile(const plan::Kernel& kernel, const Compiled** compiled);
+  Kernels find(const plan::Plan& plan) const;
+  Status compile(const plan::Plan& plan, Kernels* kernels);
   Status compile(uint64_t id, const jit::Request& request, std::span<const plan::Entry> entries,
                  const Compiled** compiled);
   Status compile_merge(const LoadedKernel** kernel);
   Status compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled);
   Status refuse_while_capturing(const std::string& kernel, const char* remedy, gpu::Stream stream);
-  Status find_or_compile(const plan::Plan& plan, gpu::Stream stream, Kernels* kernels);
   Status check_values(const Problem& problem, gpu::Stream stream);
   void log(const Problem& problem, const plan::Plan& plan, const std::string& kernel) const;
 

@@ -46,9 +46,8 @@ std::vector<gpu::NamedBuffer> buffers_of(const Problem& p, const plan::Plan& pla
 
 }  // namespace
 
-Status load(gpu::Device& device, const plan::Configuration& configuration, std::span<const std::byte> image,
-            LoadedKernel* kernel) {
-  const auto entries = plan::entries_of(configuration);
+Status load(gpu::Device& device, const plan::Kernel& planned, std::span<const std::byte> image, LoadedKernel* kernel) {
+  const auto entries = plan::entries_of(planned.configuration, planned.unit);
   return load(device, {entries.begin(), entries.end()}, image, kernel);
 }
 

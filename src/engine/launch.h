@@ -18,8 +18,7 @@ struct LoadedKernel {
   std::unique_ptr<gpu::Module> module;
   FixedVector<gpu::Kernel, plan::kMostEntries> entries;
 };
-Status load(gpu::Device& device, const plan::Configuration& configuration, std::span<const std::byte> image,
-            LoadedKernel* kernel);
+Status load(gpu::Device& device, const plan::Kernel& planned, std::span<const std::byte> image, LoadedKernel* kernel);
 Status load(gpu::Device& device, std::span<const plan::Entry> entries, std::span<const std::byte> image,
             LoadedKernel* kernel);
 

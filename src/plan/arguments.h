@@ -56,6 +56,11 @@ class Arguments {
     static_assert(alignof(Parameter) <= kAlignment);
     return *std::launder(static_cast<Parameter*>(zeroed(sizeof(Parameter))));
   }
+  // The plan's next kernel has this one's too.
+  template <class Parameter>
+  void share(Parameter& parameter) {
+    of_kernel_.push_back(&parameter);
+  }
   // The map of a tensor of float16, bfloat16 or float32, to be encoded at that place of a parameter.
   MapDimensions add_map(::TensorMap* place, const void* address, DType dtype) {
     static constexpr Map kEmpty;

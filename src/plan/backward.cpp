@@ -427,14 +427,16 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
         {.entry = kDsinkEntry, .grid = static_cast<uint32_t>(p.heads_q), .block = 32, .overlap_previous = may_overlap});
   }
   if (t.dbias_blocks > 0) {
-    plan->launches.push_back({.entry = kDbiasEntry,
+    plan->kernels.push_back(kernel_of(p, t.tile.kernel, Unit::dbias));
+    plan->launches.push_back({.kernel = kDbiasKernel,
+                              .entry = kDbiasEntry,
                               .grid = static_cast<uint32_t>(t.dbias_blocks),
                               .block = static_cast<uint32_t>(t.tile.score_threads),
                               .shared_bytes = static_cast<uint32_t>(t.tile.dbias_smem_bytes),
                               .overlap_previous = may_overlap && !plan->launches.empty()});
   }
   if (t.captured_blocks > 0) {
-    plan->launches.push_back({.entry = t.tile.captured_entry,
+    plan->launches.push_back({.entry = kCapturedEntry,
                               .grid = static_cast<uint32_t>(t.captured_blocks),
                               .block = static_cast<uint32_t>(t.tile.score_threads),
                               .shared_bytes = static_cast<uint32_t>(t.tile.captured_smem_bytes),
@@ -442,7 +444,7 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   }
   if (t.tile.captured) {
     plan->launches.push_back(
-        {.entry = static_cast<uint8_t>(t.tile.captured_entry + 1),
+        {.entry = kCapturedEntry + 1,
          .grid = static_cast<uint32_t>(ceil_div(p.score_mod->cells, int64_t{kConvertCapturedThreads})),
          .block = kConvertCapturedThreads,
          .overlap_previous = may_overlap && !plan->launches.empty()});

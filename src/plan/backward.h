@@ -5,6 +5,8 @@
 
 namespace tandem::plan {
 
+inline constexpr uint8_t kDbiasKernel = 1;  // of Plan::kernels, where the gradient of a bias is wanted
+
 class BackwardPass final : public Pass {
  public:
   Status check(const Problem& problem, const gpu::Properties& device) const override;

@@ -188,13 +188,22 @@ void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace
   params.has_dk = p.dk.present;
   params.has_dv = p.dv.present;
   add_maps(p, t.tile, &params, arguments);
+  if (plan.kernels.size() > 1) arguments->share(params);
 }
 
 std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const Plan& plan, size_t launch) const {
   Buffers buffers;
   const BackwardTile& tile = plan.backward.tile;
   const uint8_t entry = plan.launches[launch].entry;
-  if (tile.captured && entry == tile.captured_entry + 1) {
+  if (plan.launches[launch].kernel == kDbiasKernel) {
+    buffers.add_inputs(p);
+    buffers.add_result_gradient(p);
+    buffers.add_terms(p);
+    buffers.add_bias_gradient(p);
+    buffers.add_lengths(p);
+    return std::move(buffers.list);
+  }
+  if (tile.captured && entry == kCapturedEntry + 1) {
     buffers.add_captured_gradients(p);
     return std::move(buffers.list);
   }
@@ -208,7 +217,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
     buffers.add_query_gradient(p);
     return std::move(buffers.list);
   }
-  if (entry == kMainEntry || entry >= kDbiasEntry) {
+  if (entry == kMainEntry || entry == kCapturedEntry) {
     buffers.add_inputs(p);
     buffers.add_result_gradient(p);
     buffers.add_terms(p);
@@ -227,8 +236,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
       buffers.add_query_gradient(p);
       if (plan.backward.splits > 1) buffers.add_key_gradients(p);
       break;
-    default:
-      if (entry != tile.captured_entry) buffers.add_bias_gradient(p);
+    default: break;
   }
   if (entry != kDsinkEntry) buffers.add_lengths(p);
   return std::move(buffers.list);

@@ -45,7 +45,7 @@ struct BackwardTile {
   bool apart;                        // dk and dv are summed by tiles of their own
   bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
   bool sums_scores = false;          // main makes them: then this entry has nothing to do
-  uint8_t captured_entry, mark_steps_entry;
+  uint8_t mark_steps_entry;
   bool block_mask;
 
  private:
@@ -71,7 +71,6 @@ struct BackwardTile {
         from_diagonal(t.from_diagonal),
         apart(sums_apart),
         captured(t.captured),
-        captured_entry(plan::captured_entry(t)),
         mark_steps_entry(plan::mark_steps_entry(t)),
         block_mask(t.block_mask) {}
 };

@@ -146,7 +146,8 @@ std::vector<std::string> launches(const Plan& plan) {
   std::vector<std::string> lines;
   for (size_t n = 0; n < plan.launches.size(); ++n) {
     const Launch& launch = plan.launches[n];
-    const auto entries = entries_of(plan.kernels[launch.kernel].configuration);
+    const Kernel& kernel = plan.kernels[launch.kernel];
+    const auto entries = entries_of(kernel.configuration, kernel.unit);
     lines.push_back(str_cat(entries[launch.entry].name, ": ", launch.grid,
                             launch.grid == 1 ? " block of " : " blocks of ", launch.block, " threads"));
     if (launch.shared_bytes > 0) lines.back() += str_cat(", ", launch.shared_bytes, " bytes of shared memory");

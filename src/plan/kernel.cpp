@@ -102,7 +102,7 @@ struct Beside {
   int shared_bytes = 0;
 };
 template <class Forward>
-FixedVector<Beside, kMostEntries - 1> beside(const Forward& t) {
+FixedVector<Beside, kMostEntries - 1> beside(const Forward& t, Unit) {
   FixedVector<Beside, kMostEntries - 1> entries;
   if (t.varlen) entries.push_back({"schedule", kScheduleThreads});
   if (t.block_mask) {
@@ -114,13 +114,16 @@ FixedVector<Beside, kMostEntries - 1> beside(const Forward& t) {
 }
 template <class T>
   requires std::is_same_v<T, Sm90BackwardConfig> || std::is_same_v<T, Sm100BackwardConfig>
-FixedVector<Beside, kMostEntries - 1> beside(const T& t) {
+FixedVector<Beside, kMostEntries - 1> beside(const T& t, Unit unit) {
   FixedVector<Beside, kMostEntries - 1> entries;
+  const auto threads = static_cast<uint32_t>(t.score_threads());
+  if (unit == Unit::dbias) {
+    entries.push_back({"dbias", threads, t.dbias_smem_bytes()});
+    return entries;
+  }
   entries.push_back({"delta", T::kDeltaThreads});
   entries.push_back({"convert", static_cast<uint32_t>(t.convert_threads())});
   entries.push_back({"dsink", 32});
-  const auto threads = static_cast<uint32_t>(t.score_threads());
-  if (has_dbias(t)) entries.push_back({"dbias", threads, t.dbias_smem_bytes()});
   if (t.captured) {
     entries.push_back({"captured", threads, t.captured_smem_bytes()});
     entries.push_back({"convert_captured", kConvertCapturedThreads});
@@ -163,20 +166,20 @@ std::string name_of(const Configuration& configuration) {
       configuration);
 }
 
-FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration) {
+FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration, Unit unit) {
   return std::visit(
-      [](const auto& t) {
+      [unit](const auto& t) {
         FixedVector<Entry, kMostEntries> entries;
-        entries.push_back({source_of(t).pass, t.smem_bytes()});
-        for (const Beside& entry : beside(t)) entries.push_back({entry.name, entry.shared_bytes});
+        if (unit == Unit::main) entries.push_back({source_of(t).pass, t.smem_bytes()});
+        for (const Beside& entry : beside(t, unit)) entries.push_back({entry.name, entry.shared_bytes});
         return entries;
       },
       configuration);
 }
 
-std::string translation_unit(const Configuration& configuration, const std::string& functions) {
+std::string translation_unit(const Configuration& configuration, const std::string& functions, Unit unit) {
   return std::visit(
-      [&functions](const auto& t) {
+      [&functions, unit](const auto& t) {
         const Source source = source_of(t);
         const int ctas = ctas_of(t);
         const std::string cluster = ctas > 1 ? str_cat("__cluster_dims__(", ctas, ", 1, 1) ") : "";
@@ -188,8 +191,8 @@ std::string translation_unit(const Configuration& configuration, const std::stri
               str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", 1) ", name,
                       "(const __grid_constant__ ", modified, source.parameter, " p) {\n  ", name, "<kConfig>(p);\n}\n");
         };
-        add(source.pass, cluster, "kConfig.threads()");
-        for (const Beside& entry : beside(t)) add(entry.name, "", std::to_string(entry.threads));
+        if (unit == Unit::main) add(source.pass, cluster, "kConfig.threads()");
+        for (const Beside& entry : beside(t, unit)) add(entry.name, "", std::to_string(entry.threads));
         return text;
       },
       configuration);

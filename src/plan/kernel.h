@@ -16,6 +16,10 @@ namespace tandem::plan {
 // Another kernel is one more type here, and its list of fields.
 using Configuration = std::variant<Sm90ForwardConfig, Sm100ForwardConfig, Sm90BackwardConfig, Sm100BackwardConfig>;
 
+// What of a configuration is compiled at once. The gradient of a bias is a unit of its own: it takes about half as long
+// as all else, can be compiled beside that, and not everybody asks for it.
+enum class Unit : uint8_t { main, dbias };
+
 // All of a configuration in one number, and in one word: "forward_bf16_d128_128x128x2_pingpong_right".
 uint64_t id_of(const Configuration& configuration);
 std::string name_of(const Configuration& configuration);
@@ -23,37 +27,30 @@ std::string name_of(const Configuration& configuration);
 // What its source has for launches. The first is the kernel itself. Of a varlen forward the second is "schedule", one
 // block of kScheduleThreads threads that makes the work list and comes first; with a block mask it is "list_steps", and
 // the third "order_tiles"; where largest scores are asked for the last is "max_scores", which comes after it; of a
-// backward "delta", which comes before it, "convert", "dsink" and, where there is a float bias, "dbias", which come
-// after. Last, where they are asked for, gradients of what a score_mod reads have "captured" and "convert_captured".
+// backward "delta", which comes before it, "convert" and "dsink", which come after. Last, where they are asked for,
+// gradients of what a score_mod reads have "captured" and "convert_captured". Unit::dbias has "dbias" alone, which
+// comes after all these but the last two.
 struct Entry {
   const char* name;
   int shared_bytes;
 };
-inline constexpr size_t kMostEntries = 9;
-FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration);
+inline constexpr size_t kMostEntries = 8;
+FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration, Unit unit = Unit::main);
 inline constexpr uint8_t kMainEntry = 0, kScheduleEntry = 1, kListStepsEntry = 1, kOrderTilesEntry = 2, kDeltaEntry = 1,
-                         kConvertEntry = 2, kDsinkEntry = 3, kDbiasEntry = 4;
+                         kConvertEntry = 2, kDsinkEntry = 3, kCapturedEntry = 4, kDbiasEntry = 0;
 inline constexpr uint32_t kScheduleThreads = 1024;
-
-template <class T>
-constexpr bool has_dbias(const T& backward) {
-  return backward.bias == Bias::f32 || backward.bias == Bias::element;
-}
-template <class T>
-constexpr uint8_t captured_entry(const T& backward) {
-  return has_dbias(backward) ? kDbiasEntry + 1 : kDbiasEntry;
-}
 
 // With a block mask "mark_steps" and "list_key_steps" come last, and are launched before the main one; where dS goes
 // to memory "dq" does, launched after each launch of the main one.
 template <class T>
 constexpr uint8_t mark_steps_entry(const T& backward) {
-  return captured_entry(backward) + (backward.captured ? 2 : 0);
+  return kCapturedEntry + (backward.captured ? 2 : 0);
 }
 
 inline uint8_t dq_entry(const Sm90BackwardConfig& t) { return mark_steps_entry(t); }
 
 // functions: score_mod() and mask_mod(), where the configuration has them.
-std::string translation_unit(const Configuration& configuration, const std::string& functions = "");
+std::string translation_unit(const Configuration& configuration, const std::string& functions = "",
+                             Unit unit = Unit::main);
 
 }  // namespace tandem::plan

@@ -41,8 +41,10 @@ void* Arguments::zeroed(size_t bytes) {
 }
 
 // A text counts by its hash: that of another is another number with all but certainty.
-Kernel kernel_of(const Problem& p, const Configuration& configuration) {
-  Kernel kernel{.configuration = configuration, .id = id_of(configuration)};
+Kernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit) {
+  // Numbers of configurations do not reach the highest bit (combinations() in fields.h).
+  const uint64_t of_unit = static_cast<uint64_t>(unit) << 63;
+  Kernel kernel{.configuration = configuration, .unit = unit, .id = id_of(configuration) + of_unit};
   if (p.score_mod) {
     kernel.score_mod = p.score_mod->program.get();
     kernel.id += kernel.score_mod->cuda_hash;
@@ -56,6 +58,7 @@ Kernel kernel_of(const Problem& p, const Configuration& configuration) {
 
 std::string name_of(const Kernel& kernel) {
   std::string name = name_of(kernel.configuration);
+  if (kernel.unit == Unit::dbias) name += "_dbias";
   for (const mods::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
     if (mod == nullptr) continue;
     char hash[20];
@@ -71,7 +74,7 @@ std::string translation_unit(const Kernel& kernel) {
     if (mod != nullptr) functions += mod->cuda + "\n";
   }
   if (sums_tiles(kernel.configuration)) functions += kernel.score_mod->cuda_ranges + "\n";
-  return translation_unit(kernel.configuration, functions);
+  return translation_unit(kernel.configuration, functions, kernel.unit);
 }
 
 Plan make_plan(const Problem& problem, const gpu::Properties& device) {

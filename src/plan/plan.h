@@ -26,18 +26,19 @@ class Pass;
 
 struct Kernel {
   Configuration configuration;
-  uint64_t id;                                                    // of the configuration and of what is printed for it
+  Unit unit;
+  uint64_t id;                                                    // of these and of what is printed for it
   const mods::Program *score_mod = nullptr, *mask_mod = nullptr;  // the problem's
 };
 
-Kernel kernel_of(const Problem& problem, const Configuration& configuration);
+Kernel kernel_of(const Problem& problem, const Configuration& configuration, Unit unit = Unit::main);
 std::string name_of(const Kernel& kernel);
 std::string translation_unit(const Kernel& kernel);
 
 // Blocks of a cluster are the kernel's own affair: they are compiled into it.
 struct Launch {
   uint8_t kernel = 0;  // of Plan::kernels
-  uint8_t entry = 0;   // of entries_of(configuration)
+  uint8_t entry = 0;   // of entries_of(configuration, unit)
   uint32_t grid = 1, block = 1;
   uint32_t shared_bytes = 0;
   bool overlap_previous = false;  // may start while the stream's previous kernel still runs (programmatic launch)

@@ -82,6 +82,40 @@ TEST_F(GpuCalls, ColdKernelIsRefusedDuringCapture) {
   EXPECT_TRUE(gpu.launched.empty());
 }
 
+// Whoever does not ask for the gradient of a bias does not wait for its kernel; whoever does gets both.
+TEST_F(GpuCalls, TheGradientOfABiasIsAKernelOfItsOwn) {
+  GpuCall call;
+  call.dense_on_gpu(kSmall);
+  call.pass = TANDEM_BACKWARD;
+  call.make_on_gpu(call.dout, {kSmall.batch, kSmall.seqlen_q, kSmall.heads_q, kSmall.head_dim_v}, kBf16);
+  call.make_on_gpu(call.dq, {kSmall.batch, kSmall.seqlen_q, kSmall.heads_q, kSmall.head_dim}, kBf16);
+  for (Held* held : {&call.bias, &call.dbias})
+    call.make_on_gpu(*held, {1, kSmall.heads_q, kSmall.seqlen_q, kSmall.seqlen_k}, kF32);
+  call.args.dout = &call.dout.handle;
+  call.args.dq = &call.dq.handle;
+  call.args.bias = &call.bias.handle;
+  const auto prepare = [&] { return tandem_prepare(context.get(), TANDEM_BACKWARD, &call.args); };
+  ASSERT_EQ(prepare(), TANDEM_OK) << tandem_last_error();
+  EXPECT_EQ(gpu.loads, 1);
+
+  call.args.dbias = &call.dbias.handle;
+  gpu.capturing = true;
+  size_t bytes = 0;
+  ASSERT_EQ(tandem_workspace_size(context.get(), TANDEM_BACKWARD, &call.args, &bytes), TANDEM_OK);
+  workspace.assign(bytes, 0x5a);
+  EXPECT_EQ(tandem_backward(context.get(), &call.args, workspace.data(), bytes, stream), TANDEM_COLD_KERNEL);
+  EXPECT_TRUE(says("_dbias is not loaded yet: call tandem_prepare")) << tandem_last_error();
+  gpu.capturing = false;
+  ASSERT_EQ(prepare(), TANDEM_OK) << tandem_last_error();
+  EXPECT_EQ(gpu.loads, 2);
+  ASSERT_EQ(prepare(), TANDEM_OK);
+  EXPECT_EQ(gpu.loads, 2);
+
+  context = make_context(FAKE_NVRTC);
+  ASSERT_EQ(prepare(), TANDEM_OK) << tandem_last_error();
+  EXPECT_EQ(gpu.loads, 4);
+}
+
 TEST_F(GpuCalls, NoCompilerIsASentence) {
   context = make_context("/nowhere/libnvrtc.so");
   GpuCall call;

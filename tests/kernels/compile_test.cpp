@@ -64,6 +64,10 @@ Problem gradients_of(const Choice& choice) {
   p.pass = TANDEM_BACKWARD;
   for (View* view : {&p.dout, &p.dq, &p.dk, &p.dv}) *view = {.dtype = p.dtype, .present = true};
   if (choice[kDirect] == 1) p.dk.dtype = DType::f32;
+  if (p.bias && p.bias.dtype != DType::boolean) {
+    p.dbias = p.bias;
+    std::ranges::fill(p.dbias.shape, 1);
+  }
   p.lse = {.dtype = DType::f32, .present = true};
   return p;
 }
@@ -88,17 +92,17 @@ std::vector<Choice> pairwise_choices() {
 }
 
 // The distinct kernels that the plans of these problems ask for.
-std::vector<plan::Configuration> tiles_of(const std::vector<Choice>& choices, const gpu::Properties& device,
-                                          Problem (*of)(const Choice&)) {
-  std::map<std::string, plan::Configuration> tiles;
+std::vector<plan::Kernel> kernels_of(const std::vector<Choice>& choices, const gpu::Properties& device,
+                                     Problem (*of)(const Choice&)) {
+  std::map<std::string, plan::Kernel> kernels;
   for (const Choice& choice : choices) {
     const Problem problem = of(choice);
     if (!plan::check(problem, device).ok()) continue;
-    const plan::Configuration tile = plan::make_plan(problem, device).kernels[0].configuration;
-    tiles.emplace(plan::name_of(tile), tile);
+    const plan::Plan plan = plan::make_plan(problem, device);
+    for (const plan::Kernel& kernel : plan.kernels) kernels.emplace(plan::name_of(kernel), kernel);
   }
-  std::vector<plan::Configuration> list;
-  for (const auto& [name, tile] : tiles) list.push_back(tile);
+  std::vector<plan::Kernel> list;
+  for (const auto& [name, kernel] : kernels) list.push_back(kernel);
   return list;
 }
 
@@ -143,30 +147,30 @@ class KernelsCompile : public testing::Test {
 
   void compile_all(const std::vector<Choice>& choices, const gpu::Properties& device,
                    Problem (*of)(const Choice&) = problem_of) const {
-    const std::vector<plan::Configuration> tiles = tiles_of(choices, device, of);
+    const std::vector<plan::Kernel> kernels = kernels_of(choices, device, of);
     std::atomic<size_t> next = 0;
     std::mutex mutex;
     double total = 0, longest = 0;
     std::vector<std::string> bad;
     const auto work = [&] {
-      for (size_t n = next++; n < tiles.size(); n = next++) {
+      for (size_t n = next++; n < kernels.size(); n = next++) {
         const auto start = std::chrono::steady_clock::now();
-        const std::string wrong = compile(plan::name_of(tiles[n]), plan::translation_unit(tiles[n]), device);
+        const std::string wrong = compile(plan::name_of(kernels[n]), plan::translation_unit(kernels[n]), device);
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         const std::lock_guard lock(mutex);
-        std::printf("%5.2f s  %s%s%s\n", seconds, plan::name_of(tiles[n]).c_str(), wrong.empty() ? "" : ": ",
+        std::printf("%5.2f s  %s%s%s\n", seconds, plan::name_of(kernels[n]).c_str(), wrong.empty() ? "" : ": ",
                     wrong.c_str());
         std::fflush(stdout);
         total += seconds;
         longest = std::max(longest, seconds);
-        if (!wrong.empty()) bad.push_back(plan::name_of(tiles[n]) + ": " + wrong);
+        if (!wrong.empty()) bad.push_back(plan::name_of(kernels[n]) + ": " + wrong);
       }
     };
     std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
     for (std::thread& thread : threads) thread = std::thread(work);
     for (std::thread& thread : threads) thread.join();
-    std::printf("%zu kernels by NVRTC %d.%d, %.2f s each, %.2f s the longest\n", tiles.size(), compiler_->major(),
-                compiler_->minor(), total / static_cast<double>(tiles.size()), longest);
+    std::printf("%zu kernels by NVRTC %d.%d, %.2f s each, %.2f s the longest\n", kernels.size(), compiler_->major(),
+                compiler_->minor(), total / static_cast<double>(kernels.size()), longest);
     for (const std::string& one : bad) ADD_FAILURE() << one;
   }
 

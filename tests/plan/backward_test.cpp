@@ -122,6 +122,9 @@ TEST(BackwardPlan, BiasGradient) {
     p.dbias = p.bias;
     const plan::Plan plan = plan::make_plan(p, hopper());
     ASSERT_EQ(plan.launches.size(), 2u);
+    ASSERT_EQ(plan.kernels.size(), 2u);
+    EXPECT_NE(plan.kernels[0].id, plan.kernels[1].id);
+    EXPECT_EQ(plan.launches[1].kernel, plan::kDbiasKernel);
     EXPECT_EQ(plan.launches[1].entry, plan::kDbiasEntry);
     EXPECT_EQ(plan.launches[1].grid, blocks);
     EXPECT_LE(plan.launches[1].shared_bytes, static_cast<uint32_t>(Sm90BackwardConfig::kMaxSmemBytes));
@@ -135,32 +138,32 @@ TEST(BackwardPlan, CapturedGradients) {
       Problem p = backward(
           modified(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 6, .heads_k = 3, .head_dim = dim}),
                    "score * score * t0", 1, 1000));
-      const auto expect_last = [&](size_t launches, uint8_t entry) {
+      const auto expect_last = [&](size_t launches) {
         const plan::Plan plan = plan::make_plan(p, device);
         const plan::BackwardTiling& t = plan.backward;
         launches += t.tile.strips;  // and that which makes dq
         ASSERT_EQ(plan.launches.size(), launches);
-        EXPECT_EQ(plan.launches[launches - 2].entry, entry);
+        EXPECT_EQ(plan.launches[launches - 2].entry, plan::kCapturedEntry);
         EXPECT_EQ(plan.launches[launches - 2].grid, static_cast<uint32_t>(2 * 6 * t.tile.ctas * t.n_blocks));
         EXPECT_LE(plan.launches[launches - 2].shared_bytes, static_cast<uint32_t>(Sm90BackwardConfig::kMaxSmemBytes));
-        EXPECT_EQ(plan.launches[launches - 1].entry, entry + 1);
+        EXPECT_EQ(plan.launches[launches - 1].entry, plan::kCapturedEntry + 1);
         EXPECT_EQ(plan.launches[launches - 1].grid, 4u);  // of 256 elements each
         const auto entries = plan::entries_of(plan.kernels[0].configuration);
-        EXPECT_STREQ(entries[entry].name, "captured");
-        EXPECT_STREQ(entries[entry + size_t{1}].name, "convert_captured");
+        EXPECT_STREQ(entries[plan::kCapturedEntry].name, "captured");
+        EXPECT_STREQ(entries[plan::kCapturedEntry + size_t{1}].name, "convert_captured");
         EXPECT_EQ(plan.fills.back().bytes, 1000 * 13 * sizeof(uint64_t));
         EXPECT_EQ(plan.regions.back().offset, plan.fills.back().offset);
         EXPECT_EQ(plan.regions.back().written_by, plan::kFilled);
       };
-      expect_last(5, plan::kDbiasEntry);
+      expect_last(5);
       p.bias.present = true;
       p.bias.dtype = DType::f32;
       p.dbias = p.bias;
-      expect_last(6, plan::kDbiasEntry + 1);
+      expect_last(6);
       p.bias = p.dbias = {};
       p.seqlen_q = p.total_q = 0;  // zeros, or what was there
       const plan::Plan plan = plan::make_plan(p, device);
-      EXPECT_EQ(plan.launches.back().entry, plan::kDbiasEntry + 1);
+      EXPECT_EQ(plan.launches.back().entry, plan::kCapturedEntry + 1);
       EXPECT_EQ(plan.backward.captured_blocks, 0);
     }
   }
@@ -170,9 +173,8 @@ TEST(BackwardPlan, CapturedGradients) {
 TEST(BackwardPlan, CapturedScores) {
   const auto sums_scores = [](const Problem& p, const gpu::Properties& device) {
     const plan::Plan plan = plan::make_plan(p, device);
-    const auto walks = std::ranges::count_if(plan.launches, [&plan](const plan::Launch& launch) {
-      return launch.entry == plan.backward.tile.captured_entry;
-    });
+    const auto walks = std::ranges::count_if(
+        plan.launches, [&plan](const plan::Launch& launch) { return launch.entry == plan::kCapturedEntry; });
     EXPECT_EQ(walks, plan.backward.tile.sums_scores ? 0 : 1);
     EXPECT_EQ(plan.backward.captured_blocks == 0, plan.backward.tile.sums_scores);
     EXPECT_EQ(plan::name_of(plan.kernels[0]).find("_scores") != std::string::npos, plan.backward.tile.sums_scores);

@@ -107,7 +107,7 @@ int Warm::run() const {
       const std::optional<plan::Plan> plan = plan_of(preset, flags, device, pass);
       if (!plan) continue;
       for (const plan::Kernel& kernel : plan->kernels) {
-        const jit::Request request = request_of(kernel.configuration, device);
+        const jit::Request request = request_of(kernel, device);
         if (done.insert(request.name).second) compile(request, builder);
       }
     }

@@ -41,7 +41,8 @@ std::string what_ran(const Inputs& inputs, bool gradients) {
     const Results results(inputs, gradients, false);
     const Problem problem = problem_of(with_results(inputs.attention({}), results), results, pass);
     const plan::Plan plan = plan::make_plan(problem, device);
-    for (const plan::Kernel& kernel : plan.kernels) text += plan::name_of(kernel.configuration);
+    for (const plan::Kernel& kernel : plan.kernels)
+      text += str_cat(&kernel == plan.kernels.begin() ? "" : ", ", plan::name_of(kernel));
     text += pass == TANDEM_FORWARD && gradients ? " and " : "\n";
   }
   return text;

@@ -1,10 +1,12 @@
 #include "tandem/machine_code.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <iterator>
 
 #include "base/text.h"
 #include "engine/gpu.h"
@@ -22,17 +24,13 @@ namespace {
 
 using machine_code::Shape;
 
-void read(const std::string& text, const Shape& known, bool whole, Examined* examined) {
-  throw_if_failed(machine_code::parse(text, &examined->cubin));
-  throw_if_failed(machine_code::account(examined->cubin, known, whole, &examined->account));
-}
-
 Examined examine(const std::string& file, bool whole) {
   std::string text;
   throw_if_failed(machine_code::disassemble(file, machine_code::Places::get(), &text));
   Examined examined;
   examined.name = std::filesystem::path(file).stem().string();
-  read(text, {}, whole, &examined);
+  throw_if_failed(machine_code::parse(text, &examined.cubin));
+  throw_if_failed(machine_code::account(examined.cubin, {}, whole, &examined.account));
   return examined;
 }
 
@@ -53,30 +51,43 @@ void write(const std::string& path, std::string_view text) {
   file.commit();
 }
 
-// The kernel of a problem, compiled anew: what a first call waits for is among the figures. save: a file for its cubin,
-// or "".
+// The kernels of a problem, compiled anew: what a first call waits for is among the figures, of several that are
+// compiled at the same time the longest. save: a file for the cubin of the first, or "".
 Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties device, bool whole,
                  const std::string& save) {
   setenv("CUDA_CACHE_DISABLE", "1", 1);     // NVRTC has a cache of its own
   device.image = gpu::Image::machine_code;  // of a virtual device too
-  const plan::Configuration& configuration = plan.kernels[0].configuration;
-  const jit::Request request = request_of(configuration, device);
+  const auto seconds_since = [](std::clock_t start) {
+    return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  };
   const std::clock_t start = std::clock();
   std::unique_ptr<jit::Compiler> compiler;
   throw_if_failed(
       jit::Compiler::open({.site_packages = {}, .newest_major = device.driver_version / 1000}, Env::get(), &compiler));
-  const std::vector<jit::Text> headers = jit::included_by(request.source, jit::kernels());
-  std::string cubin, log, text;
-  throw_if_failed(compiler->compile(request, headers, &cubin, &log));
+  const double found = seconds_since(start);
   Examined examined;
-  examined.compile_seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  for (const plan::Kernel& kernel : plan.kernels) {
+    const jit::Request request = request_of(kernel, device);
+    const std::clock_t begin = std::clock();
+    const std::vector<jit::Text> headers = jit::included_by(request.source, jit::kernels());
+    std::string cubin, log, text;
+    throw_if_failed(compiler->compile(request, headers, &cubin, &log));
+    examined.compile_seconds = std::max(examined.compile_seconds, found + seconds_since(begin));
+    throw_if_failed(machine_code::disassemble_bytes(cubin, machine_code::Places::get(), &text));
+    machine_code::Cubin parsed;
+    throw_if_failed(machine_code::parse(text, &parsed));
+    if (&kernel == plan.kernels.begin()) {
+      if (!save.empty()) write(save, cubin);
+      examined.name = request.name;
+      examined.cubin = std::move(parsed);
+    } else {
+      std::ranges::move(parsed.kernels, std::back_inserter(examined.cubin.kernels));
+    }
+  }
   examined.compiler = str_cat("NVRTC ", compiler->major(), ".", compiler->minor());
-  if (!save.empty()) write(save, cubin);
-  throw_if_failed(machine_code::disassemble_bytes(cubin, machine_code::Places::get(), &text));
-  examined.name = request.name;
-  examined.shared_bytes = plan::entries_of(configuration)[plan::kMainEntry].shared_bytes;
+  examined.shared_bytes = plan::entries_of(plan.kernels[0].configuration)[plan::kMainEntry].shared_bytes;
   const Shape shape = pass == TANDEM_FORWARD ? shape_of(plan.forward.tile) : shape_of(plan.backward.tile);
-  read(text, shape, whole, &examined);
+  throw_if_failed(machine_code::account(examined.cubin, shape, whole, &examined.account));
   return examined;
 }
 

@@ -117,7 +117,7 @@ class Clean : public CompilerTest, public testing::WithParamInterface<Problem> {
  protected:
   void expect_clean(int schedules) const {
     const Subject subject(GetParam().flags, 2, GetParam().device);
-    std::string ptx;
+    std::vector<std::string> ptx;
     const Status compiled = subject.compile(jit::kernels(), &ptx);
     ASSERT_TRUE(compiled.ok()) << compiled.message;
     for (int n = 0; n < schedules; ++n) {

@@ -90,7 +90,7 @@ bool is_caught(const std::vector<Subject>& subjects, const std::string& ptx) {
   constexpr int kSchedules = 6;
   for (int n = 0; n < kSchedules; ++n) {
     for (const Subject& subject : subjects) {
-      const Trial trial = subject.run(ptx, n, n == kSchedules - 1);
+      const Trial trial = subject.run({ptx}, n, n == kSchedules - 1);
       if (!trial.found.empty() || !trial.failure.empty()) return true;
     }
   }
@@ -118,9 +118,11 @@ void expect_survivors(const char* name, const std::vector<Subject>& subjects, co
   const std::vector<Survivor> known = read(listed);
   std::vector<int> met(known.size());
   const Changed sources(jit::kernels());
-  std::string ptx;
-  const Status compiled = subjects[0].compile(sources.sources(), &ptx);
+  std::vector<std::string> kernels;
+  const Status compiled = subjects[0].compile(sources.sources(), &kernels);
   ASSERT_TRUE(compiled.ok()) << compiled.message;
+  ASSERT_EQ(kernels.size(), 1u);
+  const std::string& ptx = kernels[0];
   vgpu::ptx::Module module;
   ASSERT_TRUE(vgpu::ptx::parse(ptx, &module).ok());
   std::set<int> executed;

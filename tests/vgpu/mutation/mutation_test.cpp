@@ -115,7 +115,8 @@ void expect_caught(const char* path, size_t least, size_t most = SIZE_MAX) {
     Changed changed(jit::kernels());
     const std::string missing = changed.replace(mutation.file, mutation.behind, mutation.from, mutation.to);
     ASSERT_EQ(missing, "") << mutation.name;
-    std::string ptx, last;
+    std::vector<std::string> ptx;
+    std::string last;
     const Status compiled = subject.compile(changed.sources(), &ptx);
     ASSERT_TRUE(compiled.ok()) << mutation.name << ": " << compiled.message;
     std::optional<std::string> caught;

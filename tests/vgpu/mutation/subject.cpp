@@ -94,7 +94,8 @@ Subject::Subject(std::string flags, int blocks, std::string device)
   plan_ = plan::make_plan(problem, opened->properties());
   for (plan::Launch& launch : plan_.launches) {
     // With cluster launch control there is one for every tile.
-    if (launch.entry == plan::kMainEntry && !(pass_ == TANDEM_FORWARD && plan_.forward.tile.clc()))
+    if (launch.kernel == 0 && launch.entry == plan::kMainEntry &&
+        !(pass_ == TANDEM_FORWARD && plan_.forward.tile.clc()))
       launch.grid = std::min(launch.grid, static_cast<uint32_t>(blocks));
   }
 }
@@ -109,24 +110,31 @@ std::unique_ptr<Instance> Subject::instance() const {
   return made;
 }
 
-Status Subject::compile(jit::Sources sources, std::string* ptx) const {
+Status Subject::compile(jit::Sources sources, std::vector<std::string>* ptx) const {
   const std::unique_ptr<gpu::Device> device = open({});
-  const jit::Request request = request_of(plan_.kernels[0], device->properties());
-  std::string log;
-  return compiler().second->compile(request, jit::included_by(request.source, sources), ptx, &log);
+  for (const plan::Kernel& kernel : plan_.kernels) {
+    const jit::Request request = request_of(kernel, device->properties());
+    std::string log;
+    TANDEM_TRY(
+        compiler().second->compile(request, jit::included_by(request.source, sources), &ptx->emplace_back(), &log));
+  }
+  return {};
 }
 
-Status Subject::launch(const Problem& problem, const std::string& ptx, vgpu::Options options) const {
+Status Subject::launch(const Problem& problem, const std::vector<std::string>& ptx, vgpu::Options options) const {
   options.run.max_instructions = kMostInstructions;
   const std::unique_ptr<gpu::Device> device = open(std::move(options));
-  LoadedKernel kernel;
-  TANDEM_TRY(load(*device, plan_.kernels[0].configuration, std::as_bytes(std::span(ptx)), &kernel));
+  std::vector<LoadedKernel> loaded(plan_.kernels.size());
+  std::vector<const LoadedKernel*> kernels;
+  for (size_t n = 0; n < loaded.size(); ++n) {
+    TANDEM_TRY(load(*device, plan_.kernels[n], std::as_bytes(std::span(ptx[n])), &loaded[n]));
+    kernels.push_back(&loaded[n]);
+  }
   const DeviceMemory workspace(*device, plan_.workspace_bytes + 256);
-  const LoadedKernel* const kernels[] = {&kernel};
   return tandem::launch(*device, problem, plan_, kernels, workspace.at(0), nullptr);
 }
 
-Trial Subject::run(const std::string& ptx, int n, bool judges) const {
+Trial Subject::run(const std::vector<std::string>& ptx, int n, bool judges) const {
   Trial trial;
   vgpu::Options options;
   options.run.schedule = vgpu::Schedule::nth(n);
@@ -161,7 +169,7 @@ std::set<int> Subject::executed(const std::string& ptx) const {
   };
   const std::unique_ptr<Instance> of_call = instance();
   Outputs outputs = of_call->outputs(pass_);
-  require(launch(of_call->problem(pass_, &outputs), ptx, std::move(options)));
+  require(launch(of_call->problem(pass_, &outputs), {ptx}, std::move(options)));
   return lines;
 }
 

@@ -37,20 +37,20 @@ class Subject {
   // them take several tiles each.
   Subject(std::string flags, int blocks, std::string device = "vgpu:h200");
 
-  // PTX of the kernel as these sources have it.
-  Status compile(jit::Sources sources, std::string* ptx) const;
+  // PTX of the plan's kernels as these sources have them.
+  Status compile(jit::Sources sources, std::vector<std::string>* ptx) const;
   // The n-th of a list of schedules, with the n-th placement of blocks. On one thread of the host: which block takes
   // which tile, and so what is found, must not depend on the machine. judges: compares the result with the oracle's,
   // where the call has gone through.
-  Trial run(const std::string& ptx, int n, bool judges) const;
+  Trial run(const std::vector<std::string>& ptx, int n, bool judges) const;
 
-  // Lines of the PTX whose instructions some thread executes.
+  // Lines of the PTX of the only kernel whose instructions some thread executes.
   std::set<int> executed(const std::string& ptx) const;
 
  private:
   std::unique_ptr<gpu::Device> open(vgpu::Options options) const;
   std::unique_ptr<Instance> instance() const;
-  Status launch(const Problem& problem, const std::string& ptx, vgpu::Options options) const;
+  Status launch(const Problem& problem, const std::vector<std::string>& ptx, vgpu::Options options) const;
 
   const std::string device_;
   const Case case_;

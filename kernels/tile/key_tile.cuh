@@ -21,6 +21,17 @@ TANDEM_DEVICE constexpr bool from_diagonal() {
   if constexpr (requires { T.from_diagonal; }) return T.from_diagonal;
   return false;
 }
+template <auto T>
+TANDEM_DEVICE constexpr bool by_head() {
+  if constexpr (requires { T.by_head; }) return T.by_head;
+  return false;
+}
+// Query heads that a tile of strips goes over, of those that share its keys.
+template <auto T>
+TANDEM_DEVICE int heads_of_tile(const BackwardParams& p) {
+  return by_head<T>() ? p.heads_q / (p.heads_k * p.splits) : 1;
+}
+
 // Heads whose tiles are taken together: numbers from `first` on, an n_block of each head after the other.
 struct KeyTileGroup {
   int first, first_head, heads;
@@ -31,7 +42,8 @@ template <auto T>
 TANDEM_DEVICE KeyTileGroup key_tile_group_at(const BackwardParams& p, int n, int heads) {
   if constexpr (strips<T>()) {
     const Strip strip(p);
-    return {0, strip.first_head, strip.heads, false, strip.first_n_block};
+    const int of_tile = heads_of_tile<T>(p);
+    return {0, strip.first_head / of_tile, strip.heads / of_tile, false, strip.first_n_block};
   }
   if constexpr (from_diagonal<T>()) {
     const int head = n / p.n_blocks;
@@ -140,12 +152,6 @@ using KeySteps = typename OneOf<T.block_mask, ListedSteps<T>, RangeOfSteps<T>>::
 template <auto T>
 using ListedOrNone = typename OneOf<T.block_mask, ListedSteps<T>, NoSteps>::Type;
 
-template <auto T>
-TANDEM_DEVICE constexpr bool by_head() {
-  if constexpr (requires { T.by_head; }) return T.by_head;
-  return false;
-}
-
 // Whether the main kernel stores dq.
 template <auto T>
 TANDEM_DEVICE constexpr bool single() {
@@ -198,7 +204,7 @@ TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
 
 template <auto T>
 TANDEM_DEVICE int tiles_of_launch(const BackwardParams& p) {
-  if constexpr (strips<T>()) return Strip(p).tiles() * tile_parts<T>(p);
+  if constexpr (strips<T>()) return Strip(p).tiles() / heads_of_tile<T>(p) * tile_parts<T>(p);
   return p.tiles;
 }
 

@@ -138,6 +138,7 @@ bool has_one_n_block(const Problem& p, const Sm90BackwardConfig& t) {
 // How dS of wide heads goes to memory: nothing of it where that takes more than it may.
 struct Strips {
   int64_t heads = 0, n_blocks = 0, row_n_blocks = 0, bytes = 0;
+  int64_t tile_heads = 1;  // query heads of a group that a tile goes over
   bool folds = false;
 
   int64_t count(int64_t all_heads, int64_t all_n_blocks) const {
@@ -147,9 +148,11 @@ struct Strips {
 
 // dS of a strip may take half more than float32 gradients would. Strips of a few hundred tiles fill the device and
 // stay in the L2 cache where sequences are short; without a bound a head may be cut, under one tiles would be of too
-// unequal lengths. What is summed does not depend on strips.
+// unequal lengths. What is summed does not depend on strips. Tiles of a group's query heads add dk and dv in memory, in
+// turn; where a strip has tiles enough for it each goes over two heads, and half as much is added. It is under a causal
+// mask that they even out, and beside long tiles additions are little.
 Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
-  constexpr int64_t kTiles = 512, kLeastNBlocks = 128;
+  constexpr int64_t kTiles = 512, kLeastNBlocks = 128, kLongMBlocks = 128;
   const int64_t m_blocks = ceil_div(p.seqlen_q, t.tile_m), n_blocks = ceil_div(p.seqlen_k, t.cta_keys());
   const int64_t block_bytes = int64_t{2} * t.cta_keys() * t.tile_m, heads = p.batch * p.heads_q;
   const int64_t floats =
@@ -174,7 +177,10 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   }
   const int64_t of_head = rows * s.row_n_blocks;
   if (of_head <= most) {
-    s.heads = std::clamp(std::min(most / of_head, ceil_div(kTiles, n_blocks)), int64_t{1}, heads);
+    const int64_t room = std::min(most / of_head, heads), wanted = ceil_div(kTiles, n_blocks);
+    s.heads = std::clamp(room, int64_t{1}, wanted);
+    const bool grouped = p.group() % 2 == 0 && t.right && !t.left && m_blocks <= kLongMBlocks;
+    if (grouped && round_up(wanted, 2) <= room) s.heads = round_up(wanted, 2), s.tile_heads = 2;
   } else if (!t.left && !t.right && most / m_blocks >= kLeastNBlocks) {
     s.heads = 1;
     s.n_blocks = s.row_n_blocks = most / m_blocks / kLeastNBlocks * kLeastNBlocks;
@@ -339,15 +345,20 @@ int count_diagonal_heads(const Problem& p, const BackwardTiling& t, const gpu::P
 void set_strips(const Problem& p, BackwardTiling* tiling) {
   BackwardTiling& t = *tiling;
   Strips strips = choose_strips(p, t.tile.for_hopper());
-  if (!p.dq) strips = {.heads = p.batch * p.heads_q, .n_blocks = t.n_blocks};
+  if (!p.dq) strips = {.heads = p.batch * p.heads_q, .n_blocks = t.n_blocks, .tile_heads = strips.tile_heads};
   t.strip_heads = static_cast<int>(strips.heads);
   t.strip_n_blocks = static_cast<int>(strips.n_blocks);
   t.strip_row_n_blocks = static_cast<int>(strips.row_n_blocks);
   t.strip_folds = strips.folds;
   t.strips = strips.count(p.batch * p.heads_q, t.n_blocks);
   t.strip_bytes = strips.bytes;
-  const int parts = t.tile.key_tickets > 0 ? 1 : t.splits;
-  t.grid = static_cast<int>(std::min<int64_t>(t.grid, strips.heads * strips.n_blocks * parts));
+  const int64_t heads = strips.heads / strips.tile_heads, parts = t.tile.key_tickets > 0 ? 1 : t.splits;
+  t.grid = static_cast<int>(std::min<int64_t>(t.grid, heads * strips.n_blocks * parts));
+}
+
+// by_head: into how many tiles the query heads of a group are divided.
+int count_head_parts(const Problem& p, const BackwardTile& tile) {
+  return static_cast<int>(p.group() / (tile.strips ? choose_strips(p, tile.for_hopper()).tile_heads : 1));
 }
 
 void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tiling) {
@@ -359,7 +370,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   if (p.total_q == 0) t.m_blocks = 0;
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
-  t.splits = t.tile.key_tickets > 0 ? static_cast<int>(p.group())
+  t.splits = t.tile.key_tickets > 0 ? count_head_parts(p, t.tile)
              : t.tile.key_sums > 0  ? choose_splits(p, t.tile.tile_m, t.tile.tile_n, ctas)
                                     : 1;
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);

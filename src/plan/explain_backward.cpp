@@ -155,7 +155,8 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
                 "those of the others at the end, the longest first"));
   }
   if (t.tile.key_tickets > 0) {
-    lines.push_back(str_cat("split: a tile is of one of the ", t.splits,
+    lines.push_back(str_cat("split: a tile is of ", p.group() == t.splits ? "one" : str_cat(p.group() / t.splits),
+                            " of the ", p.group(),
                             " query heads that share its keys; dk and dv are added in the order of these"));
   } else if (t.splits > 1) {
     lines.push_back(str_cat("split: n_blocks are few, so ", t.splits,

@@ -178,7 +178,8 @@ TEST(KernelsBackward, WideHeads) {
 }
 
 // dS of wide heads through memory: more n_blocks than one sum has, windows whose rows of dS begin anywhere, two
-// m_blocks in one row, heads of a group one by one, two strips, and gradients that are added to what is there.
+// m_blocks in one row, heads of a group one by one or two at a time, two strips, and gradients that are added to what
+// is there.
 TEST(KernelsBackward, WideHeadsByStrips) {
   std::vector<Judged> cases;
   for (const char* flags :
@@ -190,7 +191,8 @@ TEST(KernelsBackward, WideHeadsByStrips) {
         "--seqlen-q 300 --seqlen-k 129 --bias f32 --alibi head --accumulate 1 --gradients qkvb",
         "--seqlen-q 150 --seqlen-k 160 --dropout 0.25 --softcap 20 --causal 1 --float32 g",
         "--seqlen-q 150 --seqlen-k 160 --gradients q --values sink20",
-        "--seqlen-q 77 --seqlen-k 200 --gradients kv --values large"}) {
+        "--seqlen-q 77 --seqlen-k 200 --gradients kv --values large",
+        "--seqlen-q 10 --seqlen-k 2100 --causal 1 --heads-q 20 --heads-k 2"}) {
     const char* const dtype = cases.size() % 2 == 0 ? "--dtype bf16 " : "--dtype f16 ";
     const bool odd = cases.size() % 3 == 2;  // not all columns of a block are there
     cases.emplace_back(std::string("--gradients qkv ") + dtype +

@@ -381,8 +381,31 @@ TEST(BackwardPlan, Strips) {
   p = wide(1, 4096, 16, 2);
   EXPECT_TRUE(of(p).backward.tile.for_hopper().by_head);
   EXPECT_EQ(of(p).backward.tiles, 16 * 64);
-  // Nobody wants dq: one strip of all, and nothing in memory.
+  // Under a causal mask two to a tile, where there are tiles enough, a strip has room for them, and they are short.
+  p = wide(1, 4096, 32, 2);
+  p.window_right = 0;
+  EXPECT_EQ(of(p).backward.strip_heads, 8);
+  EXPECT_EQ(of(p).backward.splits, 8);
+  EXPECT_EQ(of(p).backward.tiles, 16 * 64);
   p.dq = {};
+  EXPECT_EQ(of(p).backward.splits, 8);  // dk and dv have the same bits
+  EXPECT_EQ(of(p).backward.grid, 132);
+  const auto of_tile = [&](int64_t seqlen, int64_t heads_q, int64_t heads_k, int64_t left) {
+    Problem causal = wide(1, seqlen, heads_q, heads_k);
+    causal.window_right = 0, causal.window_left = left;
+    const plan::BackwardTiling& t = of(causal).backward;
+    EXPECT_TRUE(t.tile.for_hopper().by_head);
+    EXPECT_EQ(t.strip_heads % (causal.group() / t.splits), 0);
+    return causal.group() / t.splits;
+  };
+  constexpr int64_t kNoBound = TANDEM_UNBOUNDED;
+  EXPECT_EQ(of_tile(4096, 32, 2, kNoBound), 2);
+  EXPECT_EQ(of_tile(2560, 32, 2, kNoBound), 2);  // 13 heads would be half a thousand tiles: 14
+  EXPECT_EQ(of_tile(4096, 32, 2, 1000), 1);
+  EXPECT_EQ(of_tile(4096, 6, 2, kNoBound), 1);
+  EXPECT_EQ(of_tile(1024, 8, 2, kNoBound), 1);
+  EXPECT_EQ(of_tile(16384, 32, 2, kNoBound), 1);
+  // Nobody wants dq: one strip of all, and nothing in memory.
   EXPECT_EQ(of(p).repeat.times, 1);
   EXPECT_EQ(bytes_of(of(p), "workspace.ds"), 0u);
   p = wide(1, 4096, 2, 2);

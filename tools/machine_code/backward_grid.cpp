@@ -85,8 +85,8 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardTiling& 
   const bool by_head = t.tile.key_tickets > 0;
   if (plan::varlen(p) || t.tile.block_mask || t.tile.apart || t.tile.single || t.tiles == 0) return std::nullopt;
   if (t.splits > 1 && !by_head) return std::nullopt;
-  const int heads = static_cast<int>(p.batch * (by_head ? p.heads_q : p.heads_k));
-  const int group = by_head ? 1 : static_cast<int>(p.group()), m_blocks = t.sequence_m_blocks;
+  const int parts = by_head ? t.splits : 1, m_blocks = t.sequence_m_blocks;
+  const int heads = static_cast<int>(p.batch * p.heads_k * parts), group = static_cast<int>(p.group() / parts);
 
   // Of each m_block the first and the last n_block that it sees.
   std::vector<std::pair<int, int>> seen(static_cast<size_t>(m_blocks));

@@ -27,7 +27,7 @@
 //    CTA 0        keys 0..63,   dS ->  | dq[:, :128] = dS' K[:64, :128] + (dS of CTA 1)' K[64:, :128]
 //    CTA 1        keys 64..127, dS ->  | dq[:, 128:] = (dS of CTA 0)' K[:64, 128:] + dS' K[64:, 128:]
 //
-// Where the host knows all lengths nothing is added in memory (`strips`): a thread stores dS of each step, a ninth of
+// Where the host knows all lengths nothing is added to dq (`strips`): a thread stores dS of each step, a ninth of
 // the bytes, and a kernel of its own makes dq of that (dq.cuh), one strip of keys or heads after the other, so that dS
 // takes no more than float32 gradients would:
 //

@@ -57,7 +57,8 @@ class Arguments {
     return *std::launder(static_cast<Parameter*>(zeroed(sizeof(Parameter))));
   }
   // The map of a tensor of float16, bfloat16 or float32, to be encoded at that place of a parameter.
-  MapDimensions add_map(::TensorMap* place, const void* address, DType dtype) {
+  MapDimensions add_map(::TensorMap* place, const void* address, DType dtype,
+                        gpu::Swizzle swizzle = gpu::Swizzle::b128) {
     static constexpr Map kEmpty;
     Map& map = maps_.push_back(kEmpty);
     map.place = place;
@@ -65,7 +66,7 @@ class Arguments {
     map.spec.type = dtype == DType::f32   ? gpu::TensorType::f32
                     : dtype == DType::f16 ? gpu::TensorType::f16
                                           : gpu::TensorType::bf16;
-    map.spec.swizzle = gpu::Swizzle::b128;
+    map.spec.swizzle = swizzle;
     map.spec.l2_promotion = gpu::L2Promotion::b256;
     return {map.spec, size_of(dtype)};
   }

@@ -19,6 +19,16 @@ TANDEM_DEVICE void tma_load(void* to, const void* tensor_map, u64* barrier, int 
       "l"(tensor_map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
+// The same to this place, and counted on this barrier, in each CTA of the cluster whose rank's bit is set.
+TANDEM_DEVICE void tma_load_multicast(void* to, const void* tensor_map, u64* barrier, u32 ctas, int c0, int c1, int c2,
+                                      int c3) {
+  asm volatile(
+      "{.reg .b16 ctas; cvt.u16.u32 ctas, %3;\n"
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, "
+      "%5, %6, %7}], [%2], ctas;}" ::"r"(shared_address(to)),
+      "l"(tensor_map), "r"(shared_address(barrier)), "r"(ctas), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
 // One thread, after fence_proxy_async by the writers and a barrier. What lies outside the tensor is not written.
 TANDEM_DEVICE void tma_store(const void* tensor_map, const void* from, int c0, int c1, int c2, int c3, int c4) {
   asm volatile(

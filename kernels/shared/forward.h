@@ -84,3 +84,9 @@ struct ForwardParams {
   DropoutParams dropout;
   MaxScoresParams max_scores;  // if the configuration has them
 };
+
+// That of kernels to which TMA brings a bias: (seqlen_k, seqlen_q, heads or 1, batch or 1), boxes of a step's keys and
+// 8 more and of 64 rows / T.bias_ctas, not swizzled.
+struct BiasedForwardParams : ForwardParams {
+  TensorMap bias_map;
+};

@@ -9,7 +9,8 @@ struct Sm90ForwardConfig {
   int tile_n = 128;                      // of one step, a multiple of 16
   int stages = 2;                        // steps of keys, and of values, that are in shared memory at once
   bool pingpong = true;                  // warpgroups issue their products in turns (ping-pong)
-  bool f32_out = false;                  // the result is float32, else of the type of elements
+  int bias_ctas = 0;     // whose tiles have the same bias, which TMA copies for all of them; 0: cp.async
+  bool f32_out = false;  // the result is float32, else of the type of elements
   bool dropout = false;
   bool block_mask = false;           // n_blocks are those that lists name: tile/block_mask.cuh
   bool max_scores = false;           // of each row, by a kernel beside this one: tile/max_scores.cuh
@@ -23,6 +24,8 @@ struct Sm90ForwardConfig {
 
   constexpr int tile_m() const { return 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
+  // Of a cluster.
+  constexpr int ctas() const { return bias_ctas > 1 ? bias_ctas : 1; }
   // Scores are more than scaled products and a bias. With a block mask a mask_mod is asked apart, where an n_block
   // needs it.
   constexpr bool has_score_mod() const {
@@ -81,7 +84,7 @@ struct Sm90ForwardConfig {
 
   // A bias comes through shared memory, where each warpgroup has a place for its rows of a step. Two warps beside the
   // one that loads all else copy it. From one row to the next there are so many bytes that threads of a warp, which
-  // read two columns of eight rows, meet in no bank.
+  // read two columns of eight rows, meet in no bank: TMA copies eight columns more than are used.
   static constexpr int kBiasWarps = 2, kBiasLoadRegisters = 32, kLoadRegisters = 24;
   constexpr int bias_pitch() const { return tile_n * bytes_of(bias) + (bias == Bias::f32 ? 32 : 16); }
   constexpr int bias_bytes() const { return bias == Bias::none ? 0 : 64 * bias_pitch(); }

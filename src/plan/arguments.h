@@ -62,7 +62,8 @@ class Arguments {
     of_kernel_.push_back(&parameter);
   }
   // The map of a tensor of float16, bfloat16 or float32, to be encoded at that place of a parameter.
-  MapDimensions add_map(::TensorMap* place, const void* address, DType dtype) {
+  MapDimensions add_map(::TensorMap* place, const void* address, DType dtype,
+                        gpu::Swizzle swizzle = gpu::Swizzle::b128) {
     static constexpr Map kEmpty;
     Map& map = maps_.push_back(kEmpty);
     map.place = place;
@@ -70,7 +71,7 @@ class Arguments {
     map.spec.type = dtype == DType::f32   ? gpu::TensorType::f32
                     : dtype == DType::f16 ? gpu::TensorType::f16
                                           : gpu::TensorType::bf16;
-    map.spec.swizzle = gpu::Swizzle::b128;
+    map.spec.swizzle = swizzle;
     map.spec.l2_promotion = gpu::L2Promotion::b256;
     return {map.spec, size_of(dtype)};
   }

@@ -60,10 +60,42 @@ Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   return !rest.has_score_mod() && !t.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
 }
 
+// Whether TMA can copy a bias: not into packed or padded sequences' own lengths, nor beside heads that share a tile.
+bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
+  if (pack_gqa > 1 || p.seqlen_k == 0 || t.bias == Bias::none || t.bias == Bias::boolean || t.varlen || t.block_mask ||
+      t.score_mod || t.mask_mod)
+    return false;
+  constexpr int64_t kFar = int64_t{1} << 40;
+  const int64_t element = bytes_of(t.bias);
+  const auto is_far = [&](int64_t stride) { return stride < 0 || stride >= kFar / element; };
+  const int64_t *const shape = p.bias.shape, *const stride = p.bias.stride;
+  for (int dim = 0; dim < 3; ++dim)
+    if (is_far(stride[dim]) || stride[dim] * element % 16 != 0) return false;
+  return shape[2] == p.seqlen_q && stride[2] > 0 && shape[3] == p.seqlen_k && stride[3] == 1 &&
+         reinterpret_cast<uintptr_t>(p.bias.data) % 16 == 0;
+}
+
+// Heads that follow each other in the order of tiles and have the same bias: tile/coords.cuh.
+int64_t heads_beside(const Problem& p, int64_t heads) {
+  const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
+  if (of_batch) return p.batch * (of_heads ? heads : 1);
+  return of_heads ? heads : 1;
+}
+
+// CTAs of a cluster that copy a bias for each other: they are at the same n_block all the time, so none may have more
+// of them than another.
+int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
+  if (!has_bias_map(p, t, pack_gqa)) return 0;
+  const bool even = !t.left && !t.right && heads_beside(p, p.heads_q) % std::max(kBiasCtas, 1) == 0;
+  return even ? kBiasCtas : std::min(kBiasCtas, 1);
+}
+
 // The choice depends on lengths for speed only. A batch-invariant call does without: in a packed or padded batch they
 // are those of other sequences.
-Tile cut_for_hopper(const Problem& p, int64_t rows) {
+Tile cut_for_hopper(const Problem& p, int pack_gqa) {
   auto t = options_of<Sm90ForwardConfig>(p);
+  int64_t rows = p.seqlen_q * pack_gqa;
+  t.bias_ctas = choose_bias_ctas(p, t, pack_gqa);
   t.unscaled = t.unscaled || (p.bias && !is_near_one(p.softmax_scale));
   const Scores scores = scores_of(p, t);
   if (p.block_mask) {
@@ -114,9 +146,9 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
   return t;
 }
 
-// rows: of one sequence, of the query heads that are taken together.
-Tile cut(const Problem& p, const gpu::Properties& device, int64_t rows) {
-  return device.compute_major == 10 ? cut_for_blackwell(p, device, rows) : cut_for_hopper(p, rows);
+// pack_gqa: query heads that are taken together.
+Tile cut(const Problem& p, const gpu::Properties& device, int pack_gqa) {
+  return device.compute_major == 10 ? cut_for_blackwell(p, device, p.seqlen_q * pack_gqa) : cut_for_hopper(p, pack_gqa);
 }
 
 // Tiles of a packed head; where only the device knows the lengths, a bound on those of all sequences together.
@@ -136,6 +168,12 @@ double heads_of_a_bias(const Problem& p, double heads) {
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
   const double sharing = (of_batch ? static_cast<double>(p.batch) : 1) * (of_heads ? heads : 1);
   return std::min(sharing, kL2BiasHeads);
+}
+
+// Multiprocessors on which clusters are at work at once: of those of a GPC, 16 or 18, four at a time leave two.
+int sms_for_clusters(int sms, int ctas) {
+  const int together = ctas > 2 && sms >= 16 ? 16 : ctas;
+  return sms / together * together;
 }
 
 // Without a mask one head after the other: its tiles read the same keys at the same time.
@@ -177,14 +215,14 @@ Status check_sizes(const Problem& p) {
 void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) {
   ForwardTiling& t = *plan;
   t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // heads have steps of their own
-  t.tile = cut(p, device, p.seqlen_q * t.pack_gqa);
+  t.tile = cut(p, device, t.pack_gqa);
   // Under a mask few queries of many heads see fewer keys than many queries of one.
   if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.left && !t.tile.right && !p.batch_invariant) {
     const int64_t rows = t.tile.tile_m();
     const int64_t apart = ceil_div(p.seqlen_q, rows) * t.pack_gqa, joined = ceil_div(p.seqlen_q * t.pack_gqa, rows);
     if (joined >= apart) {
       t.pack_gqa = 1;
-      t.tile = cut(p, device, p.seqlen_q);
+      t.tile = cut(p, device, t.pack_gqa);
     }
   }
   const int64_t packed_heads = p.heads_q / t.pack_gqa, m_blocks = count_m_blocks(p, t.tile.tile_m(), t.pack_gqa);
@@ -194,7 +232,12 @@ void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) 
   t.tiles = static_cast<int>(tiles);
   const int ctas = t.tile.ctas(), sms = sms_for(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, sms);
-  t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
+  if (const int together = t.tile.bias_ctas(); together > 1) {
+    t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, together)) * together;
+    t.grid = static_cast<int>(std::min<int64_t>(sms_for_clusters(sms, ctas), tiles));
+  } else {
+    t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
+  }
   const bool uneven = t.tile.left || t.tile.right || p.block_mask;
   t.counted = t.tile.varlen || (!t.tile.clc() && tiles > sms && uneven);
   t.keyless = p.total_k == 0 || p.seqlen_k == 0;

@@ -196,6 +196,18 @@ void set_names(const ModView& mod, ModNames* names) {
 
 namespace {
 
+// Eight columns more than a step's: their places keep threads that read apart. A bias of all sequences or heads is that
+// of the first.
+void add_bias_map(const Problem& p, const ForwardTiling& t, int ctas, BiasedForwardParams* params,
+                  Arguments* arguments) {
+  const int64_t* const stride = p.bias.stride;
+  arguments->add_map(&params->bias_map, p.bias.data, p.bias.dtype, gpu::Swizzle::none)
+      .add(p.seqlen_k, 1, t.tile.tile_n + 8)
+      .add(p.seqlen_q, stride[2], 64 / ctas)
+      .add(stride[1] == 0 ? 1 : p.heads_q, stride[1], 1)
+      .add(stride[0] == 0 ? 1 : p.batch, stride[0], 1);
+}
+
 ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std::byte* workspace,
                                   Arguments* arguments) {
   if (p.block_mask) {
@@ -210,6 +222,11 @@ ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std:
     params.tile_order = params.blocks.order;
     params.order_head = t.list_heads > 1 ? t.m_blocks : 0;
     params.order_batch = t.list_batch > 1 ? t.list_heads * t.m_blocks : 0;
+    return params;
+  }
+  if (const int ctas = t.tile.bias_ctas(); ctas > 0) {
+    auto& params = arguments->add<BiasedForwardParams>();
+    add_bias_map(p, t, ctas, &params, arguments);
     return params;
   }
   if (!p.score_mod && !p.mask_mod) return arguments->add<ForwardParams>();

@@ -11,7 +11,10 @@ namespace {
 
 // ---- Names ----
 
-std::string shape_of(const Sm90ForwardConfig& t) { return str_cat("_", t.tile_m(), "x", t.tile_n, "x", t.stages); }
+std::string shape_of(const Sm90ForwardConfig& t) {
+  const std::string tma = t.bias_ctas > 0 ? str_cat("_tma", t.bias_ctas) : "";
+  return str_cat("_", t.tile_m(), "x", t.tile_n, "x", t.stages, tma);
+}
 std::string shape_of(const Sm100ForwardConfig& t) {
   return str_cat("_", t.q_tiles(), "x", t.mma_m(), "x", Sm100ForwardConfig::tile_n, "_fma", t.fma_pairs);
 }
@@ -90,7 +93,7 @@ constexpr Source source_of(const Sm90BackwardConfig&) {
 constexpr Source source_of(const Sm100BackwardConfig&) {
   return {"backward", "sm100/backward/kernel.cuh", "Sm100BackwardConfig", "BackwardParams"};
 }
-constexpr int ctas_of(const Sm90ForwardConfig&) { return 1; }
+constexpr int ctas_of(const Sm90ForwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm100ForwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm90BackwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
@@ -183,13 +186,13 @@ std::string translation_unit(const Configuration& configuration, const std::stri
         const Source source = source_of(t);
         const int ctas = ctas_of(t);
         const std::string cluster = ctas > 1 ? str_cat("__cluster_dims__(", ctas, ", 1, 1) ") : "";
-        const char* modified = t.block_mask ? "BlockMasked" : t.score_mod || t.mask_mod ? "Modified" : "";
+        const char* more = t.block_mask ? "BlockMasked" : t.score_mod || t.mask_mod ? "Modified" : "";
+        if constexpr (requires { t.bias_ctas; }) more = t.bias_ctas > 0 ? "Biased" : more;
         std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\n", functions, "constexpr ",
                                    source.configuration, " kConfig", initialiser_of(t), ";\n\n");
         const auto add = [&](const char* name, const std::string& attributes, const std::string& threads) {
-          text +=
-              str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", 1) ", name,
-                      "(const __grid_constant__ ", modified, source.parameter, " p) {\n  ", name, "<kConfig>(p);\n}\n");
+          text += str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", 1) ", name,
+                          "(const __grid_constant__ ", more, source.parameter, " p) {\n  ", name, "<kConfig>(p);\n}\n");
         };
         if (unit == Unit::main) add(source.pass, cluster, "kConfig.threads()");
         for (const Beside& entry : beside(t, unit)) add(entry.name, "", std::to_string(entry.threads));

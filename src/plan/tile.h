@@ -33,7 +33,11 @@ struct Tile {
 
   int tile_m() const { return rows_; }
   // CTAs of a cluster.
-  int ctas() const { return blackwell() ? for_blackwell().ctas() : 1; }
+  int ctas() const {
+    return std::visit([](const auto& t) { return t.ctas(); }, kernel);
+  }
+  // TMA brings a bias, to so many CTAs at once; 0: it does not.
+  int bias_ctas() const { return blackwell() ? 0 : for_hopper().bias_ctas; }
   bool clc() const { return blackwell() && for_blackwell().clc; }
   int threads() const {
     return std::visit([](const auto& t) { return t.threads(); }, kernel);

@@ -88,6 +88,9 @@ inline constexpr double kL2Heads = 8;
 // Heads that share a bias, without a mask. Of 132 tiles at once so many times fewer are of one head: the bias is read
 // as many times less often from memory, keys and values more often. Not measured.
 inline constexpr double kL2BiasHeads = 8;
+// CTAs of a cluster among which TMA spreads a bias that they share, 1 to 4; where there are none, it copies it for each
+// alone. 0: cp.async copies it.
+inline constexpr int kBiasCtas = 2;
 // Of varlen sequences, whose tiles are listed for all of them: tiles per SM.
 inline constexpr double kL2Waves = 6;
 
@@ -106,7 +109,7 @@ constexpr bool fits(const Sm90ForwardConfig& t) {
 constexpr bool all_fit() {
   for (const Sm90Choice& c : kSm90Choices) {
     Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
-    if (c.serves(Scores::bias)) t.bias = Bias::f32;
+    if (c.serves(Scores::bias)) t.bias = Bias::f32, t.bias_ctas = kBiasCtas;
     if (!fits(t) || !is_valid(t)) return false;
   }
   for (const Sm90Choice& c : kSm90BlockChoices) {

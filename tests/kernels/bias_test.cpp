@@ -35,6 +35,25 @@ TEST(KernelsBias, PiecesOfEveryLength) {
   expect_all_good(cases);
 }
 
+// Tiles that share it, which TMA copies for the CTAs of a cluster, several for each: of all sequences, all heads, both.
+// Rows and keys end within a tile, and behind each row is a NaN.
+TEST(KernelsBias, OfACluster) {
+  std::vector<Judged> cases;
+  for (const char* sharing : {"--batch 4 --bias-shape 1hij --heads-q 2 --heads-k 2 --sm-limit 4",
+                              "--batch 2 --bias-shape b1ij --heads-q 4 --heads-k 2 --softcap 3 --sm-limit 7",
+                              "--batch 1 --bias-shape 11ij --heads-q 8 --heads-k 8 --dropout 0.2",
+                              "--batch 5 --bias-shape 1hij --heads-q 2 --heads-k 2 --bias-inf 1 --sm-limit 2",
+                              "--batch 4 --bias-shape 11ij --heads-q 2 --heads-k 2 --causal 1"}) {
+    for (const char* dims : {"64 --head-dim-v 64 --bias f32", "128 --head-dim-v 128 --bias f32",
+                             "128 --head-dim-v 128 --bias same --float32 o", "256 --head-dim-v 256 --bias f32"}) {
+      cases.emplace_back(std::string("--dtype bf16 --gradients none --align 8 --seqlen-q 300 --seqlen-k 328 ") +
+                             "--head-dim " + dims + " " + sharing,
+                         moved(64, 8));
+    }
+  }
+  expect_all_good(cases);
+}
+
 // Sequences and heads that share it, heads whose rows are neighbours in a tile, lengths, masks; scales that it is not
 // divided by.
 TEST(KernelsBias, BesideOtherOptions) {

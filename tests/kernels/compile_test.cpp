@@ -55,6 +55,11 @@ Problem problem_of(const Choice& choice) {
   if (choice[kDropout] == 1) p.dropout.p = 0.1;
   p.bias.present = choice[kBias] > 0;
   p.bias.dtype = choice[kBias] == 3 ? p.dtype : kBiases[choice[kBias]];
+  // One for both heads, which TMA can copy, or not.
+  p.bias.shape[2] = p.seqlen_q;
+  p.bias.shape[3] = p.seqlen_k;
+  p.bias.stride[2] = p.seqlen_k + (choice[kType] == 0 ? 0 : 1);
+  p.bias.stride[3] = 1;
   return p;
 }
 

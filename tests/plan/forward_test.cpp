@@ -497,6 +497,68 @@ TEST(ForwardPlan, HeadsThatShareABias) {
   }
 }
 
+// TMA copies a bias where its strides and address allow, once for the CTAs of a cluster where tiles that follow each
+// other have the same; each of them has as many.
+TEST(ForwardPlan, HowABiasIsCopied) {
+  const auto biased = [](const Sizes& sizes) {
+    Problem p = dense(sizes);
+    p.bias.present = true;
+    p.bias.dtype = DType::f32;
+    const int64_t shape[4] = {1, p.heads_q, p.seqlen_q, p.seqlen_k},
+                  stride[4] = {0, p.seqlen_q * p.seqlen_k, p.seqlen_k, 1};
+    std::ranges::copy(shape, p.bias.shape);
+    std::ranges::copy(stride, p.bias.stride);
+    return p;
+  };
+  const auto ctas_of = [](const Problem& p) { return plan_of(p).tile.bias_ctas(); };
+  constexpr int kShared = plan::kBiasCtas, kAlone = std::min(kShared, 1);
+  const Problem p = biased({.batch = 4, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 3, .heads_k = 3});
+  EXPECT_EQ(ctas_of(p), kShared);
+  EXPECT_EQ(plan_of(p).tile.ctas(), std::max(kShared, 1));
+  EXPECT_EQ(plan_of(p).l2_heads % std::max(kShared, 1), 0);
+  EXPECT_EQ(plan_of(p).grid, 36);
+  Problem limited = p;
+  limited.sm_limit = 7;
+  EXPECT_EQ(plan_of(limited).grid, 7 - 7 % std::max(kShared, 1));
+
+  // Of one head, or of an odd number that share it, or of unequal tiles.
+  EXPECT_EQ(ctas_of(biased({.batch = 3, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 3, .heads_k = 3})), kAlone);
+  EXPECT_EQ(ctas_of(causal(p)), kAlone);
+  Problem of_each = p, of_heads = biased({.batch = 3, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 4, .heads_k = 4});
+  of_each.bias.stride[0] = of_each.bias.stride[1] * 3;
+  EXPECT_EQ(ctas_of(of_each), kAlone);
+  of_heads.bias.stride[0] = of_heads.bias.stride[1];
+  of_heads.bias.stride[1] = 0;
+  EXPECT_EQ(ctas_of(of_heads), kShared);
+
+  // By cp.async: strides, an address, rows or columns that are all the same, lengths, rows of several heads.
+  const auto expect_none = [&](const auto& change) {
+    Problem other = p;
+    change(other);
+    EXPECT_EQ(ctas_of(other), 0);
+    EXPECT_EQ(plan_of(other).tile.ctas(), 1);
+  };
+  expect_none([](Problem& o) { o.bias.stride[1] += 2; });
+  expect_none([](Problem& o) { o.bias.stride[2] += 1; });
+  expect_none([](Problem& o) { o.bias.stride[3] = 2; });
+  expect_none([](Problem& o) { o.bias.stride[2] = 0; });
+  expect_none([](Problem& o) { o.bias.stride[3] = 0; });
+  expect_none([](Problem& o) { o.bias.stride[1] = -o.bias.stride[1]; });
+  expect_none([](Problem& o) { o.bias.stride[1] = int64_t{1} << 38; });  // 2^40 bytes
+  expect_none([](Problem& o) { o.bias.data = reinterpret_cast<std::byte*>(uintptr_t{8}); });
+  expect_none([](Problem& o) { o.bias.dtype = DType::boolean; });
+  expect_none([](Problem& o) { o.seqused_k.present = true; });
+  expect_none([](Problem& o) { o.seqlen_k = o.bias.shape[3] = 0; });
+  Problem packs = biased({.batch = 4, .seqlen_q = 10, .seqlen_k = 304, .heads_q = 8, .heads_k = 2});
+  EXPECT_EQ(plan_of(packs).pack_gqa, 4);
+  EXPECT_EQ(ctas_of(packs), 0);
+  Problem same = p;
+  same.bias.dtype = DType::bf16;
+  EXPECT_EQ(ctas_of(same), kShared);
+  same.bias.stride[2] = 308;  // 8 bytes beyond a multiple of 16
+  EXPECT_EQ(ctas_of(same), 0);
+}
+
 // What is launched, in which order, and who fills which part of the workspace.
 TEST(ForwardPlan, Launches) {
   const Problem equal = dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 100});

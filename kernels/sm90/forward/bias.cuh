@@ -1,6 +1,8 @@
 // A bias, in the Hopper forward: two warps copy it to shared memory, the rows of every other warpgroup each, those of
 // an n_block when the warpgroup has read those of the one before. Its threads read what their fragments need.
 #pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/tma.cuh"
 #include "sm90/forward/work_rows.cuh"
 #include "tile/bias_tile.cuh"
 #include "tile/fragment_softmax.cuh"
@@ -31,7 +33,7 @@ struct BiasPlace {
   TANDEM_DEVICE static u32 at(int row, int byte) { return row * T.bias_pitch() + byte; }
 };
 
-// A warp that copies it.
+// A warp that copies it, by cp.async.
 template <Sm90ForwardConfig T>
 struct BiasLoader {
   using Tile = BiasTile<T.bias, 64, T.tile_n, 32, BiasPlace<T>>;
@@ -59,13 +61,51 @@ struct BiasLoader {
     to.copy(rows, tile.k_len - first_column);
     under_way.begins(full);
   }
+  TANDEM_DEVICE void finish() { under_way.tell(); }
+};
+
+// A warp that has TMA copy it. In a cluster, whose CTAs all have the same rows and n_blocks of one bias at a time, each
+// reads its part of a warpgroup's rows for all of them, when the place is empty in all of them.
+template <Sm90ForwardConfig T>
+struct BiasTmaLoader {
+  static constexpr int kRows = 64 / T.bias_ctas;
+
+  const BiasedForwardParams& p;
+  ForwardShared<T>& s;
+  u32 parities = 0;  // of the next n_block, a bit of each warpgroup
+
+  TANDEM_DEVICE BiasTmaLoader(const ForwardParams& params, ForwardShared<T>& shared)
+      : p(static_cast<const BiasedForwardParams&>(params)), s(shared) {}
+
+  TANDEM_DEVICE void load(const TileCoords& tile, int warpgroup, int n_block) {
+    const u32 parity = parities >> warpgroup & 1;
+    parities ^= 1u << warpgroup;
+    mbarrier_wait(&s.bias.empty[warpgroup], parity ^ 1);
+    if (!elect_one()) return;
+    const u32 rank = blockIdx.x % T.bias_ctas;
+    char* const to = s.bias.rows[warpgroup] + rank * kRows * T.bias_pitch();
+    u64* const full = &s.bias.full[warpgroup];
+    const int column = n_block * T.tile_n, row = tile.m_block * T.tile_m() + warpgroup * 64 + rank * kRows;
+    const int head = p.bias_head == 0 ? 0 : tile.head, batch = p.bias_batch == 0 ? 0 : tile.batch;
+    mbarrier_expect_tx(full, T.bias_bytes());
+    if constexpr (T.bias_ctas > 1) {
+      u64* const all_empty = &s.bias.all_empty[warpgroup];
+#pragma unroll
+      for (int cta = 0; cta < T.bias_ctas; ++cta) mbarrier_arrive_at(all_empty, cta);
+      mbarrier_wait(all_empty, parity);
+      tma_load_multicast(to, &p.bias_map, full, (1u << T.bias_ctas) - 1, column, row, head, batch);
+    } else {
+      tma_load(to, &p.bias_map, full, column, row, head, batch);
+    }
+  }
+  TANDEM_DEVICE void finish() {}
 };
 
 // warp: of those that copy it.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int warp) {
   constexpr int kEach = (T.warpgroups + T.kBiasWarps - 1) / T.kBiasWarps;
-  BiasLoader<T> loader(p, s);
+  typename OneOf<T.bias_ctas == 0, BiasLoader<T>, BiasTmaLoader<T>>::Type loader(p, s);
   for (u32 taken = 0;; ++taken) {
     mbarrier_wait(&s.q_full[0], taken & 1);
     const Work& work = s.work_tiles[taken % ForwardShared<T>::kWorkTiles];
@@ -101,7 +141,7 @@ TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int wa
       for (int n_block = all.end - 1; warp_any(n_block >= all.begin); --n_block)
         load(n_block, [&](const BiasSteps<T>& of, int) { return of.has(n_block); });
     }
-    loader.under_way.tell();
+    loader.finish();
   }
 }
 

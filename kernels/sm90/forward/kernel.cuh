@@ -17,6 +17,7 @@
 // of the next tile come in while it computes. Registers of a computing thread at head_dim 128: S 64, O 64, P 32, Q 32.
 // A bias has a place of its own and two warps that copy it (bias.cuh).
 #pragma once
+#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -41,8 +42,10 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
       mbarrier_init(&s.q_empty[i], 4 + (T.bias != Bias::none && i == 0 ? T.kBiasWarps : 0));  // one of each warp
     }
     if constexpr (T.bias != Bias::none) {
-      for (u64& full : s.bias.full) mbarrier_init(&full, 32);
+      for (u64& full : s.bias.full) mbarrier_init(&full, T.bias_ctas > 0 ? 1 : 32);
       for (u64& empty : s.bias.empty) mbarrier_init(&empty, 128);
+      if constexpr (T.ctas() > 1)
+        for (u64& all_empty : s.bias.all_empty) mbarrier_init(&all_empty, T.ctas());
     }
     for (int i = 0; i < T.stages; ++i) {
       mbarrier_init(&s.k_full[i], 1);
@@ -54,7 +57,11 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     fence_proxy_async();
   }
   launch_dependents();
-  __syncthreads();
+  if constexpr (T.ctas() > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
   grid_dependency_wait();
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 0) {

@@ -28,14 +28,15 @@ struct MaskShared<T, true> {
   KeyPair keys[2][T.tile_n / 2];  // of steps with which an even, and an odd, number is left
 };
 
-// A bias, 64 rows of each warpgroup. Arrivals: full every thread of the warp that copies them, empty every one of the
-// warpgroup (racecheck does not see that one thread arrives for others behind __syncwarp).
+// A bias, 64 rows of each warpgroup. Arrivals: full every thread of the warp that copies them or, beside the bytes that
+// TMA brings, one; empty every one of the warpgroup (racecheck does not see that one thread arrives for others behind
+// __syncwarp); all_empty one of each CTA that shares it, where it is.
 template <Sm90ForwardConfig T, bool = T.bias != Bias::none>
 struct BiasShared {};
 template <Sm90ForwardConfig T>
 struct BiasShared<T, true> {
   alignas(128) char rows[T.warpgroups][T.bias_bytes()];
-  u64 full[T.warpgroups], empty[T.warpgroups];
+  u64 full[T.warpgroups], empty[T.warpgroups], all_empty[T.warpgroups];
 };
 
 template <Sm90ForwardConfig T>

@@ -2,6 +2,7 @@
 """What an option costs on a GPU beside none, and few queries or keys beside torch's attention, forward and backward.
 
     python bench/options.py                      # dropout, softcap, window, sink, ALiBi and bias beside none
+    python bench/options.py --rows "bias|d128 dropout"   # some of them
     python bench/options.py --only cross         # beside torch's cuDNN and FlashAttention-2
 
 Beside none a ratio is of operations in a second: 0.8 means that an option takes a quarter longer for the scores that it
@@ -11,6 +12,7 @@ leaves. Beside peers it is their time to ours. Medians of rounds whose order is 
 from __future__ import annotations
 
 import argparse
+import re
 
 import torch
 from rig.contest import (
@@ -35,13 +37,18 @@ CROSS = ((2, 4096, 77, 16, 64), (1, 8192, 256, 8, 64), (1, 8192, 256, 8, 128), (
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="options", metavar="PARTS", help=f"of {', '.join(PARTS)} (default: options)")
+    parser.add_argument("--rows", default="", metavar="REGEX", help="of the options only these: bias, d128 dropout, ...")
     add_arguments(parser)
     options = parser.parse_args()
     check_arguments(parser, options, PARTS)
+    try:
+        options.rows = re.compile(options.rows)
+    except re.error as why:
+        parser.error(f"--rows: {why}")
     return options
 
 
-def run_options(contest: Contest) -> None:
+def run_options(contest: Contest, chosen: re.Pattern) -> None:
     for dim in (64, 128):
         heads = 2048 // dim
         inputs = Inputs(4, heads, SEQLEN, dim)
@@ -59,7 +66,8 @@ def run_options(contest: Contest) -> None:
             "bias": (with_options(bias=bias), none, 1.0),
         }
         for name, (function, beside, work) in rows.items():
-            contest.run(f"d{dim} {name}", inputs, {name: function, "none": beside}, work=work)
+            if chosen.search(f"d{dim} {name}"):
+                contest.run(f"d{dim} {name}", inputs, {name: function, "none": beside}, work=work)
 
 
 def of_torch(backend):
@@ -81,8 +89,10 @@ def run_cross(contest: Contest) -> None:
 def main() -> None:
     options = parse()
     contest = Contest(options)
-    for part in options.only:
-        {"options": run_options, "cross": run_cross}[part](contest)
+    if "options" in options.only:
+        run_options(contest, options.rows)
+    if "cross" in options.only:
+        run_cross(contest)
 
 
 if __name__ == "__main__":

@@ -310,6 +310,14 @@ int64_t window_heads(const Problem& p, const BackwardTiling& t, int64_t at_once)
   return std::clamp<int64_t>(rows / std::max<int64_t>(left + right, t.tile.tile_n), least, kMost);
 }
 
+// Groups of `most` heads or somewhat fewer, all of one size where there are such: the n_blocks of a last one with few
+// heads would wait for each other at the end, when nothing else is left to do.
+int64_t even_groups(int64_t heads, int64_t most) {
+  for (int64_t n = most; 4 * n >= 3 * most; --n)
+    if (heads % n == 0) return heads / n;
+  return ceil_div(heads, most);
+}
+
 // How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
 // as have all of their n_blocks at work at once, which read the same queries and add to the same dq, but no more
 // n_blocks of a head than it has steps: they would only wait for their turns. Under a causal mask, where n_blocks are
@@ -326,6 +334,8 @@ int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
     if (t.tile.tile_m > 64) wanted *= kShortSteps;
     wanted = std::max(wanted, varlen(p) ? kPackedHeads : kLeastHeads) * t.splits / p.group();
     groups = heads / std::max<int64_t>(wanted, 1);
+  } else if (std::holds_alternative<Sm100BackwardConfig>(t.tile.kernel)) {
+    groups = even_groups(heads, wanted);
   }
   return static_cast<int>(ceil_div(heads, std::max<int64_t>(groups, 1)));
 }

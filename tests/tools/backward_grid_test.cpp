@@ -87,18 +87,19 @@ TEST(BackwardGrid, AsOrdersWereTimed) {
   }
 }
 
-// Under 3 % of a step, by the clocks of a step that `tandem explain --clocks` says; but unmasked d64 where one head
-// fills the device, whose n_blocks begin together.
+// Under 3 % of a step, by the clocks of a step that `tandem explain --clocks` says; but unmasked d64 where one or two
+// heads fill the device, whose n_blocks begin together.
 TEST(BackwardGrid, PlansOfBlackwellWaitLittle) {
   constexpr double kD64 = 2555, kPair = 3077;
-  for (const int64_t seqlen : {1024, 4096, 8192, 16384, 32768}) {
+  for (const int64_t seqlen : {1024, 2048, 4096, 8192, 16384, 32768}) {
     SCOPED_TRACE(seqlen);
     const int64_t batch = std::max<int64_t>(16384 / seqlen, 1);
     for (const bool masks : {false, true}) {
       const Problem wide = masks ? causal(heads(batch, 16, seqlen, 128)) : heads(batch, 16, seqlen, 128);
       EXPECT_LT(waiting_of(wide, tiling_of(wide, blackwell()), kPair)->share(), 0.03);
       const Problem narrow = masks ? causal(heads(batch, 32, seqlen, 64)) : heads(batch, 32, seqlen, 64);
-      EXPECT_LT(waiting_of(narrow, tiling_of(narrow, blackwell()), kD64)->share(), masks ? 0.03 : 0.07);
+      const bool together = !masks && (seqlen == 8192 || seqlen == 16384);
+      EXPECT_LT(waiting_of(narrow, tiling_of(narrow, blackwell()), kD64)->share(), together ? 0.07 : 0.03);
     }
   }
 }

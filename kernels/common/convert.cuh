@@ -11,7 +11,7 @@
 // dq of a (query head, m_block), by the threads that computed it. nothing: that it sees no key.
 template <auto T>
 struct ConvertDq {
-  static constexpr int kFloats = 2 * T.dq_pairs();  // of a thread
+  static constexpr int kFloats = 2 * T.dq_pairs(), kThreads = T.dq_part_threads();  // of a thread; of a part
   const BackwardParams& p;
   const SequenceCoords& s;
   const int m_block;
@@ -22,10 +22,10 @@ struct ConvertDq {
                           bool nothing)
       : p(params), s(sequence), m_block(at), base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
     const float4* const sums = reinterpret_cast<const float4*>(p.dq_sums + static_cast<i64>(block) * T.dq_floats() +
-                                                               threadIdx.x / 128 * (128 * kFloats)) +
-                               threadIdx.x % 128;
+                                                               threadIdx.x / kThreads * (kThreads * kFloats)) +
+                               threadIdx.x % kThreads;
 #pragma unroll
-    for (int n = 0; n < kFloats / 4; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * 128];
+    for (int n = 0; n < kFloats / 4; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
   }
 
   TANDEM_DEVICE int query_of(const GradientPair& at) const { return m_block * T.tile_m + at.row; }

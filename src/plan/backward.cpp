@@ -208,9 +208,12 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.unscaled = t.unscaled || (p.bias && !is_near_one(p.softmax_scale));
   t.dropout = static_cast<bool>(p.dropout);
   t.single = has_one_n_block(p, t);
+  // Of packed queries rows may be more than the longest length: dq of those is zeros.
+  t.few_queries = p.seqlen_q <= t.kFewQueries && !p.packed_q() && !t.wide() && !t.single &&
+                  choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) == 1;
   // Short products are worth more queries at once, where registers suffice.
   const bool plain = !t.has_score_mod() && t.bias == Bias::none && !t.dropout;
-  if (t.head_dim <= 64 && t.head_dim_v <= 64 && plain && !t.single) t.tile_m = 128;
+  if (t.head_dim <= 64 && t.head_dim_v <= 64 && plain && !t.single && !t.few_queries) t.tile_m = 128;
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.
   t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);

@@ -219,6 +219,27 @@ TEST(BackwardPlan, Empty) {
   EXPECT_EQ(queryless.fills.size(), 1u);
 }
 
+// A quarter of dq is added where a warp has all queries.
+TEST(BackwardPlan, FewQueries) {
+  const auto of = [](int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, bool packed = false) {
+    Problem p = backward(
+        dense({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .head_dim = head_dim, .head_dim_v = head_dim}));
+    p.cu_seqlens_q.present = packed;
+    return plan::make_plan(p, hopper()).backward.tile.for_hopper();
+  };
+  EXPECT_TRUE(of(1, 4096, 128).few_queries);
+  EXPECT_EQ(of(1, 4096, 128).dq_floats(), 16 * 128);
+  EXPECT_EQ(of(1, 4096, 128).convert_threads(), 64);
+  EXPECT_TRUE(of(16, 4096, 64).few_queries);
+  EXPECT_TRUE(of(16, 4096, 64).staged());
+  EXPECT_EQ(of(16, 4096, 64).tile_m, 64);
+  EXPECT_FALSE(of(17, 4096, 128).few_queries);
+  EXPECT_EQ(of(17, 4096, 64).tile_m, 128);
+  EXPECT_FALSE(of(1, 4096, 256).few_queries);
+  EXPECT_FALSE(of(1, 128, 128).few_queries);         // one n_block: nothing is added
+  EXPECT_FALSE(of(1, 4096, 128, true).few_queries);  // rows may be more
+}
+
 TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
   for (int64_t dim = 8; dim <= 256; dim += 8) {
     for (int64_t dim_v = 8; dim_v <= 256; dim_v += 8) {

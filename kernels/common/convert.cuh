@@ -12,7 +12,7 @@
 // it sees no key.
 template <auto T>
 struct ConvertDq {
-  static constexpr int kPairs = T.convert_pairs();
+  static constexpr int kPairs = T.convert_pairs(), kThreads = T.dq_part_threads();  // of a part
   const BackwardParams& p;
   const SequenceCoords& s;
   const int m_block, begin;
@@ -27,10 +27,10 @@ struct ConvertDq {
         begin(first),
         base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
     const float4* const sums = reinterpret_cast<const float4*>(p.dq_sums + static_cast<i64>(block) * T.dq_floats() +
-                                                               threadIdx.x / 128 * (256 * T.dq_pairs())) +
-                               begin / 2 * 128 + threadIdx.x % 128;
+                                                               threadIdx.x / kThreads * (2 * kThreads * T.dq_pairs())) +
+                               begin / 2 * kThreads + threadIdx.x % kThreads;
 #pragma unroll
-    for (int n = 0; n < kPairs / 2; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * 128];
+    for (int n = 0; n < kPairs / 2; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
   }
 
   TANDEM_DEVICE int query_of(const GradientPair& at) const { return m_block * T.tile_m + at.row; }

@@ -86,7 +86,8 @@ struct Sm100BackwardConfig {
   constexpr int convert_threads() const { return pair || head_dim > 128 ? 256 : 128; }
   constexpr int dq_pairs() const { return dq_floats() / convert_threads() / 2; }
   static constexpr int convert_pairs() { return 8; }  // that are converted at once: more take longer to compile
-  static constexpr bool kFourHaveRow = false;         // each thread its own
+  static constexpr int dq_part_threads() { return 128; }
+  static constexpr bool kFourHaveRow = false;  // each thread its own
   // Of a pair each CTA has the 64 queries of one warpgroup: in lanes 64 to 127 again, the other half of their columns.
   constexpr GradientPair dq_pair(int thread, int n) const {
     if (!pair) return {thread % 128, 2 * (thread / 128 * dq_pairs() + n)};

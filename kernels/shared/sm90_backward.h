@@ -15,9 +15,10 @@ struct Sm90BackwardConfig {
   bool strips = false;         // dS goes to memory, a strip of n_blocks at a time: sm90/backward/dq.cuh makes dq of it
   bool from_diagonal = false;  // steps begin where the mask does: tile/key_tile.cuh
   bool dropout = false;
-  bool direct = false;    // dk and dv are float32, or added to what is there: stored in pairs of columns
-  bool split = false;     // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
-  bool single = false;    // there is one n_block: dq of a step is all of it, and stored as it is
+  bool direct = false;       // dk and dv are float32, or added to what is there: stored in pairs of columns
+  bool split = false;        // the steps of an n_block are split over CTAs, whose dk and dv `convert` sums
+  bool single = false;       // there is one n_block: dq of a step is all of it, and stored as it is
+  bool few_queries = false;  // there are no more than kFewQueries of a head: dq of others is not added
   bool by_head = false;   // split by query heads: what each sums of dk and dv is added to what the heads before it have
   bool captured = false;  // gradients of what score_mod reads are wanted
   bool sums_tiles = false;           // and main adds those of tiles that read one element of each tensor
@@ -54,28 +55,32 @@ struct Sm90BackwardConfig {
   }
   constexpr int bias_bytes() const { return stages_bias() ? 64 * tile_m * bytes_of(bias) : 0; }  // of a warpgroup
 
-  // dq of a step: each warpgroup that makes it has 64 queries of it and some of the columns.
-  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }                          // of a CTA
+  // dq of a step: each warpgroup that makes it has 64 queries of it and some of the columns, a warp 16 of them. Beside
+  // few queries what is added is a quarter, and it is what the L2 cache adds that binds there.
+  static constexpr int kFewQueries = 16;
+  constexpr int dq_rows() const { return few_queries ? kFewQueries : tile_m; }
+  constexpr int dq_part_threads() const { return few_queries ? 32 : 128; }  // of a warpgroup, that have some
+  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }         // of a CTA
   constexpr int dq_threads() const { return staged() && !roles && !stages_bias() ? 3 : 2; }  // take turns to add them
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }
-  constexpr int dq_floats() const { return tile_m * head_dim; }  // of a step
+  constexpr int dq_floats() const { return dq_rows() * head_dim; }  // of a step
   // Bulk copies of shared memory add it, else threads from their registers: those stall where many are under way. At
-  // head_dim 64, where the way through shared memory takes longer than a step leaves, threads are the faster; wide
-  // heads have no room. Where dq is stored it needs none.
-  constexpr bool staged() const { return !strips && (roles || (!wide() && head_dim > 64 && !single)); }
+  // head_dim 64, where the way through shared memory takes longer than a step of many queries leaves, threads are the
+  // faster; wide heads have no room. Where dq is stored it needs none.
+  constexpr bool staged() const { return !strips && (roles || (!wide() && !single && (head_dim > 64 || few_queries))); }
   // Each warpgroup's is added by itself.
   constexpr int dq_tickets() const { return strips ? 1 : ctas() * dq_parts(); }
   constexpr int ticket_counts() const { return 1; }  // of an n_block
   constexpr int dq_part_floats() const { return dq_floats() / dq_tickets(); }
   // In the order of fragments: a thread has two rows, of 8 columns the pair that the other three of four have not.
   static constexpr bool kFourHaveRow = true;
-  constexpr int convert_threads() const { return 128 * (strips ? warpgroups : dq_tickets()); }
+  constexpr int convert_threads() const { return strips ? 128 * warpgroups : dq_part_threads() * dq_tickets(); }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
   constexpr int convert_pairs() const { return dq_pairs(); }  // that are converted at once
   constexpr GradientPair dq_pair(int thread, int n) const {
-    const int index = thread / 128;
-    const GradientPair at = pair_of_fragment(thread, n);
+    const int index = thread / dq_part_threads();
+    const GradientPair at = pair_of_fragment(few_queries ? thread % 32 : thread, n);
     if (roles) return {at.row, role_dq_column(index, at.column)};
     if (dq_row_parts() == 1) return {at.row, index * dq_columns() + at.column};
     return {index * 64 + at.row, at.column};
@@ -157,6 +162,7 @@ struct Sm90BackwardConfig {
              !has_score_mod() && !dropout;
     if (strips && (!wide() || roles || pair || warpgroups != 2 || tile_m != 64)) return false;
     if (stages_bias() && tile_m != 64) return false;
+    if (few_queries && (!staged() || roles || split || tile_m != 64)) return false;
     if (single && (pair || block_mask || varlen || left || by_head)) return false;
     return (tile_m == 64 || tile_m == 64 * warpgroups) && whole_blocks(dq_columns()) && whole_blocks(dk_columns()) &&
            whole_blocks(dv_columns()) && (!pair || (wide() && dq_columns() == 64 && q_stages > 1));

@@ -108,7 +108,7 @@ bool may_begin_at_diagonal(const Problem& p, const T& t) {
 bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
   if (!may_begin_at_diagonal(p, t)) return false;
   if (p.batch_invariant) return true;
-  if (t.split && p.group() == 1) return false;
+  if ((t.split && p.group() == 1) || t.few_queries) return false;
   const int64_t most = t.head_dim > 192 && p.group() == 1 ? 16 << 20 : 32 << 20;
   if (p.seqlen_q * bytes_of_query(t.head_dim, t.head_dim_v) > most) return false;
   // Adding dk and dv in memory for each query head is little beside the steps of long ones alone.
@@ -208,9 +208,12 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.unscaled = t.unscaled || (p.bias && !is_near_one(p.softmax_scale));
   t.dropout = static_cast<bool>(p.dropout);
   t.single = has_one_n_block(p, t);
+  // Of packed queries rows may be more than the longest length: dq of those is zeros.
+  t.few_queries = p.seqlen_q <= t.kFewQueries && !p.packed_q() && !t.wide() && !t.single &&
+                  choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) == 1;
   // Short products are worth more queries at once, where registers suffice.
   const bool plain = !t.has_score_mod() && t.bias == Bias::none && !t.dropout;
-  if (t.head_dim <= 64 && t.head_dim_v <= 64 && plain && !t.single) t.tile_m = 128;
+  if (t.head_dim <= 64 && t.head_dim_v <= 64 && plain && !t.single && !t.few_queries) t.tile_m = 128;
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.
   t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
@@ -320,13 +323,15 @@ int64_t even_groups(int64_t heads, int64_t most) {
 
 // How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
 // as have all of their n_blocks at work at once, which read the same queries and add to the same dq, but no more
-// n_blocks of a head than it has steps: they would only wait for their turns. Under a causal mask, where n_blocks are
-// of unequal lengths and add in an order, more; grouped query heads count each.
+// n_blocks of a head than it has steps: they would only wait for their turns. The end of a tile counts as steps, but
+// beside few queries, whose dq is so small that all of it stays in the L2 cache. Under a causal mask, where n_blocks
+// are of unequal lengths and add in an order, more; grouped query heads count each.
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
   constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 3;
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), at_once = sm_count / t.tile.ctas;
   const int64_t of_head = std::max(int64_t{t.n_blocks} * t.splits, int64_t{1});
-  const int64_t steps = p.group() * t.sequence_m_blocks / t.splits + kStepsOfAnEnd;
+  const int64_t end = t.tile.few_queries ? 0 : kStepsOfAnEnd;
+  const int64_t steps = std::max<int64_t>(p.group() * t.sequence_m_blocks / t.splits + end, 1);
   int64_t wanted = std::max<int64_t>(at_once / std::min(of_head, steps), 1), groups = ceil_div(heads, wanted);
   if (binds_left(p)) {
     groups = ceil_div(heads, window_heads(p, t, at_once));

@@ -19,6 +19,7 @@ struct BackwardTile {
     single = t.single;
     sums_scores = t.sums_scores;
     strips = t.strips;
+    few_queries = t.few_queries;
   }
   BackwardTile(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
       : BackwardTile(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.apart()) {}
@@ -42,6 +43,7 @@ struct BackwardTile {
   bool from_diagonal;                // tile/key_tile.cuh
   bool single = false;               // main stores dq
   bool strips = false;               // dS goes to memory
+  bool few_queries = false;          // of a head
   bool apart;                        // dk and dv are summed by tiles of their own
   bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
   bool sums_scores = false;          // main makes them: then this entry has nothing to do

@@ -97,6 +97,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"direct", kFlag, "_direct"}, t.direct);
   visit(Field{"split", kFlag, "_split"}, t.split);
   visit(Field{"single", kFlag, "_single"}, t.single);
+  visit(Field{"few_queries", kFlag, "_few"}, t.few_queries);
   visit(Field{"by_head", kFlag, "_by_head"}, t.by_head);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
   visit(Field{"sums_tiles", kFlag, "_tiles"}, t.sums_tiles);

@@ -201,6 +201,28 @@ TEST(KernelsBackward, WideHeadsByStrips) {
   expect_all_good(cases);
 }
 
+// Of no more than 16 queries a warp has all of dq; 17 are too many. Several n_blocks add to it.
+TEST(KernelsBackward, FewQueries) {
+  std::vector<Judged> cases;
+  for (const char* flags :
+       {"--head-dim 128 --head-dim-v 128 --seqlen-q 1 --seqlen-k 700 --batch 2 --heads-q 4 --heads-k 2 --invariant 1",
+        "--head-dim 64 --head-dim-v 64 --seqlen-q 1 --seqlen-k 700 --batch 2 --heads-q 3 --heads-k 3",
+        "--head-dim 128 --head-dim-v 128 --seqlen-q 16 --seqlen-k 300 --causal 1 --float32 g --accumulate 1",
+        "--head-dim 64 --head-dim-v 64 --seqlen-q 16 --seqlen-k 300 --causal 1 --values needle15",
+        "--head-dim 128 --head-dim-v 128 --seqlen-q 17 --seqlen-k 300",
+        "--head-dim 64 --head-dim-v 64 --seqlen-q 17 --seqlen-k 300",
+        "--head-dim 72 --head-dim-v 128 --seqlen-q 9 --seqlen-k 300 --left 250 --right 3 --dropout 0.2 --align 8",
+        "--head-dim 64 --head-dim-v 120 --seqlen-q 11 --seqlen-k 300 --bias f32 --gradients qkvb",
+        "--head-dim 128 --head-dim-v 64 --seqlen-q 16 --seqlen-k 300 --batch 3 --used-q 0,16,5 --used-k 300,0,140 "
+        "--softcap 5 --alibi head",
+        "--head-dim 128 --head-dim-v 128 --seqlen-q 13 --seqlen-k 300 --score-mod score*slope[head] --gradients "
+        "qkvm"}) {
+    const char* const dtype = cases.size() % 2 == 0 ? "--dtype bf16 " : "--dtype f16 ";
+    cases.emplace_back(std::string("--gradients qkv ") + dtype + flags);
+  }
+  expect_all_good(cases);
+}
+
 // Whatever a bias is broadcast along, of one n_block and of several: batch, heads, queries, keys.
 TEST(KernelsBackward, ABiasOfEveryShape) {
   const char* const kProblems[] = {

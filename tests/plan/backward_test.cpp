@@ -221,6 +221,45 @@ TEST(BackwardPlan, Empty) {
   EXPECT_EQ(queryless.fills.size(), 1u);
 }
 
+// A quarter of dq is added where a warp has all queries.
+TEST(BackwardPlan, FewQueries) {
+  const auto of = [](int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, bool packed = false) {
+    Problem p =
+        backward(dense({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .head_dim = head_dim, .head_dim_v = head_dim}));
+    p.cu_seqlens_q.present = packed;
+    return plan::make_plan(p, hopper()).backward.tile.for_hopper();
+  };
+  EXPECT_TRUE(of(1, 4096, 128).few_queries);
+  EXPECT_EQ(of(1, 4096, 128).dq_floats(), 16 * 128);
+  EXPECT_EQ(of(1, 4096, 128).convert_threads(), 64);
+  EXPECT_TRUE(of(16, 4096, 64).few_queries);
+  EXPECT_TRUE(of(16, 4096, 64).staged());
+  EXPECT_EQ(of(16, 4096, 64).tile_m, 64);
+  EXPECT_FALSE(of(17, 4096, 128).few_queries);
+  EXPECT_EQ(of(17, 4096, 64).tile_m, 128);
+  EXPECT_FALSE(of(1, 4096, 256).few_queries);
+  EXPECT_FALSE(of(1, 128, 128).few_queries);         // one n_block: nothing is added
+  EXPECT_FALSE(of(1, 4096, 128, true).few_queries);  // rows may be more
+  // n_blocks of a head follow each other, and do not wait: with 132 blocks at work 128 heads are taken together.
+  const auto tiling_of = [](int64_t seqlen_q, int64_t heads_k) {
+    Problem p = backward(dense({.batch = 16,
+                                .seqlen_q = seqlen_q,
+                                .seqlen_k = 4096,
+                                .heads_q = 16,
+                                .heads_k = heads_k,
+                                .head_dim = 128,
+                                .head_dim_v = 128}));
+    p.window_right = 0;
+    p.bottom_right = true;
+    return plan::make_plan(p, hopper()).backward;
+  };
+  EXPECT_EQ(tiling_of(1, 16).l2_heads, 128);
+  EXPECT_EQ(tiling_of(16, 16).l2_heads, 256);  // under a mask rather more
+  EXPECT_FALSE(tiling_of(16, 16).tile.from_diagonal);
+  EXPECT_EQ(tiling_of(1, 8).l2_heads, 64);  // two steps each
+  EXPECT_TRUE(tiling_of(17, 16).tile.from_diagonal);
+}
+
 TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
   for (int64_t dim = 8; dim <= 256; dim += 8) {
     for (int64_t dim_v = 8; dim_v <= 256; dim_v += 8) {

@@ -57,9 +57,9 @@ TANDEM_DEVICE void multiply_rows(float (&to)[n], u32 a_rows, u32 b_rows, int col
 }
 
 // Fragments as they are, of the index-th warpgroup: dq, and dk and dv of a split, which `convert` adds up.
-template <int n>
+template <int threads = 128, int n>
 TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
-  to += index * (n / 4 * 128) + threadIdx.x % 128;
+  to += index * (n / 4 * threads) + threadIdx.x % threads;
 #pragma unroll
-  for (int r = 0; r < n; r += 4) to[r / 4 * 128] = make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]);
+  for (int r = 0; r < n; r += 4) to[r / 4 * threads] = make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]);
 }

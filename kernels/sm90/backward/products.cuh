@@ -126,7 +126,7 @@ TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const Warpgroup
   const int index = tile.thread.index;
   mbarrier_wait(&s.dq_turn[index], step & 1);
   if constexpr (T.staged()) {
-    store_sums(s.dq[index], 0, dq);
+    if (!T.few_queries || uniform(tile.thread.warp) == 0) store_sums<T.dq_part_threads()>(s.dq[index], 0, dq);
     fence_proxy_async();
   } else if constexpr (T.single) {
     store_dq(dq, tile);

@@ -222,10 +222,8 @@ void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
                               .block = kListStepsThreads,
                               .overlap_previous = overlaps});
     if (!t.tile.varlen)
-      plan->launches.push_back({.entry = kOrderTilesEntry,
-                                .grid = tiles,
-                                .block = kListStepsThreads,
-                                .overlap_previous = overlaps});
+      plan->launches.push_back(
+          {.entry = kOrderTilesEntry, .grid = tiles, .block = kListStepsThreads, .overlap_previous = overlaps});
   }
   if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
   plan->launches.push_back({.entry = kMainEntry,

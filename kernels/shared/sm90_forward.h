@@ -10,6 +10,7 @@ struct Sm90ForwardConfig {
   int stages = 2;                        // steps of keys, and of values, that are in shared memory at once
   bool pingpong = true;                  // warpgroups issue their products in turns (ping-pong)
   int bias_ctas = 0;     // whose tiles have the same bias, which TMA copies for all of them; 0: cp.async
+  int kv_ctas = 1;       // whose tiles have the same keys and values, which each brings in part for all
   bool f32_out = false;  // the result is float32, else of the type of elements
   bool dropout = false;
   bool block_mask = false;           // n_blocks are those that lists name: tile/block_mask.cuh
@@ -25,7 +26,7 @@ struct Sm90ForwardConfig {
   constexpr int tile_m() const { return 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // Of a cluster.
-  constexpr int ctas() const { return bias_ctas > 1 ? bias_ctas : 1; }
+  constexpr int ctas() const { return bias_ctas > kv_ctas ? bias_ctas : kv_ctas; }
   // Scores are more than scaled products and a bias. With a block mask a mask_mod is asked apart, where an n_block
   // needs it.
   constexpr bool has_score_mod() const {

@@ -57,6 +57,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"stages", {1, 8}, "", true}, t.stages);
   visit(Field{"pingpong", kFlag, "_pingpong", true}, t.pingpong);
   visit(Field{"bias_ctas", {0, 4}}, t.bias_ctas);
+  visit(Field{"kv_ctas", {1, 2}}, t.kv_ctas);
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);

@@ -90,6 +90,13 @@ int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa)
   return even ? kBiasCtas : std::min(kBiasCtas, 1);
 }
 
+// CTAs of a cluster that copy keys and values for each other, where they cannot have a bias in common: neighbouring
+// tiles of a head, of which there is an even number.
+int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
+  const bool in_order = t.bias_ctas == 1 && !t.left && !t.right && heads_beside(p, p.heads_q) == 1;
+  return in_order && ceil_div(p.seqlen_q, t.tile_m()) % kBiasKvCtas == 0 ? kBiasKvCtas : 1;
+}
+
 // The choice depends on lengths for speed only. A batch-invariant call does without: in a packed or padded batch they
 // are those of other sequences.
 Tile cut_for_hopper(const Problem& p, int pack_gqa) {
@@ -110,7 +117,9 @@ Tile cut_for_hopper(const Problem& p, int pack_gqa) {
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
   for (const Sm90Choice& c : kSm90Choices) {
     if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, scores)) continue;
-    return c.cut(t);
+    t = c.cut(t);
+    t.kv_ctas = choose_kv_ctas(p, t);
+    return t;
   }
   return t;
 }
@@ -232,11 +241,12 @@ void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) 
   t.tiles = static_cast<int>(tiles);
   const int ctas = t.tile.ctas(), sms = sms_for(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, sms);
-  if (const int together = t.tile.bias_ctas(); together > 1) {
+  if (t.tile.blackwell()) {
+    t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
+  } else {
+    const int together = std::max(t.tile.bias_ctas(), 1);  // heads
     t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, together)) * together;
     t.grid = static_cast<int>(std::min<int64_t>(sms_for_clusters(sms, ctas), tiles));
-  } else {
-    t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
   }
   const bool uneven = t.tile.left || t.tile.right || p.block_mask;
   t.counted = t.tile.varlen || (!t.tile.clc() && tiles > sms && uneven);

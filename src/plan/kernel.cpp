@@ -13,7 +13,8 @@ namespace {
 
 std::string shape_of(const Sm90ForwardConfig& t) {
   const std::string tma = t.bias_ctas > 0 ? str_cat("_tma", t.bias_ctas) : "";
-  return str_cat("_", t.tile_m(), "x", t.tile_n, "x", t.stages, tma);
+  const std::string kv = t.kv_ctas > 1 ? str_cat("_kv", t.kv_ctas) : "";
+  return str_cat("_", t.tile_m(), "x", t.tile_n, "x", t.stages, tma, kv);
 }
 std::string shape_of(const Sm100ForwardConfig& t) {
   return str_cat("_", t.q_tiles(), "x", t.mma_m(), "x", Sm100ForwardConfig::tile_n, "_fma", t.fma_pairs);

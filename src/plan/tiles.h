@@ -91,6 +91,8 @@ inline constexpr double kL2BiasHeads = 8;
 // CTAs of a cluster among which TMA spreads a bias that they share, 1 to 4; where there are none, it copies it for each
 // alone. 0: cp.async copies it.
 inline constexpr int kBiasCtas = 2;
+// Among which it spreads keys and values beside a bias that each has for itself: 1 or 2.
+inline constexpr int kBiasKvCtas = 2;
 // Of varlen sequences, whose tiles are listed for all of them: tiles per SM.
 inline constexpr double kL2Waves = 6;
 

@@ -36,14 +36,16 @@ TEST(KernelsBias, PiecesOfEveryLength) {
 }
 
 // Tiles that share it, which TMA copies for the CTAs of a cluster, several for each: of all sequences, all heads, both.
-// Rows and keys end within a tile, and behind each row is a NaN.
+// Tiles that share keys and values beside it. Rows and keys end within a tile, and behind each row is a NaN.
 TEST(KernelsBias, OfACluster) {
   std::vector<Judged> cases;
   for (const char* sharing : {"--batch 4 --bias-shape 1hij --heads-q 2 --heads-k 2 --sm-limit 4",
                               "--batch 2 --bias-shape b1ij --heads-q 4 --heads-k 2 --softcap 3 --sm-limit 7",
                               "--batch 1 --bias-shape 11ij --heads-q 8 --heads-k 8 --dropout 0.2",
                               "--batch 5 --bias-shape 1hij --heads-q 2 --heads-k 2 --bias-inf 1 --sm-limit 2",
-                              "--batch 4 --bias-shape 11ij --heads-q 2 --heads-k 2 --causal 1"}) {
+                              "--batch 4 --bias-shape 11ij --heads-q 2 --heads-k 2 --causal 1",
+                              "--batch 2 --bias-shape bhij --heads-q 3 --heads-k 1 --seqlen-q 450 --sm-limit 3",
+                              "--batch 1 --bias-shape bhij --heads-q 2 --heads-k 2 --seqlen-q 130 --dropout 0.2"}) {
     for (const char* dims : {"64 --head-dim-v 64 --bias f32", "128 --head-dim-v 128 --bias f32",
                              "128 --head-dim-v 128 --bias same --float32 o", "256 --head-dim-v 256 --bias f32"}) {
       cases.emplace_back(std::string("--dtype bf16 --gradients none --align 8 --seqlen-q 300 --seqlen-k 328 ") +

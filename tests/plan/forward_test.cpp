@@ -518,6 +518,11 @@ TEST(ForwardPlan, HowABiasIsCopied) {
   Problem of_each = p, of_heads = biased({.batch = 3, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 4, .heads_k = 4});
   of_each.bias.stride[0] = of_each.bias.stride[1] * 3;
   EXPECT_EQ(ctas_of(of_each), kAlone);
+  EXPECT_EQ(plan_of(of_each).tile.ctas(), 1);  // an odd number of tiles
+  of_each.seqlen_q = of_each.bias.shape[2] = 450;
+  EXPECT_EQ(plan_of(of_each).tile.ctas(), kAlone > 0 ? plan::kBiasKvCtas : 1);
+  EXPECT_EQ(plan_of(of_each).l2_heads, 1);
+  EXPECT_EQ(plan_of(causal(of_each)).tile.ctas(), 1);
   of_heads.bias.stride[0] = of_heads.bias.stride[1];
   of_heads.bias.stride[1] = 0;
   EXPECT_EQ(ctas_of(of_heads), kShared);

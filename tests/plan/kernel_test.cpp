@@ -18,8 +18,8 @@ namespace {
 
 // All members, whose number the language checks: the judge of fields().
 auto members_of(const Sm90ForwardConfig& t) {
-  const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, v, w] = t;
-  return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, static_cast<int>(u), v, w);
+  const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, v, w, x] = t;
+  return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, static_cast<int>(v), w, x);
 }
 auto members_of(const Sm100ForwardConfig& t) {
   const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u] = t;

@@ -44,14 +44,14 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     if constexpr (T.bias != Bias::none) {
       for (u64& full : s.bias.full) mbarrier_init(&full, T.bias_ctas > 0 ? 1 : 32);
       for (u64& empty : s.bias.empty) mbarrier_init(&empty, 128);
-      if constexpr (T.ctas() > 1)
+      if constexpr (T.bias_ctas > 1)
         for (u64& all_empty : s.bias.all_empty) mbarrier_init(&all_empty, T.ctas());
     }
     for (int i = 0; i < T.stages; ++i) {
       mbarrier_init(&s.k_full[i], 1);
       mbarrier_init(&s.v_full[i], 1);
-      mbarrier_init(&s.k_empty[i], 4 * T.warpgroups);
-      mbarrier_init(&s.v_empty[i], 4 * T.warpgroups);
+      mbarrier_init(&s.k_empty[i], 4 * T.warpgroups * T.kv_ctas);
+      mbarrier_init(&s.v_empty[i], 4 * T.warpgroups * T.kv_ctas);
     }
     fence_mbarrier_init();
     fence_proxy_async();

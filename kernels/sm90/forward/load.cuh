@@ -80,17 +80,26 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
   [[maybe_unused]] const int* next_step = nullptr;  // of a block mask: behind that of n_block; begin is not used
   [[maybe_unused]] int steps = 0;                   // and steps are counted, with that of n_block
+  // turn: of the CTAs that bring columns for each other, the one to begin.
   auto load_block = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
-                        int n_block) {
+                        int n_block, [[maybe_unused]] int turn) {
     mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
     mbarrier_expect_tx(&full[ring.slot], sizeof slots[0]);
+    if constexpr (T.kv_ctas > 1) {
 #pragma unroll 1
-    for (int c = 0; c < columns; c += 64)
-      tma_load(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], c, k_begin + n_block * T.tile_n, head_k, batch);
+      for (int c = (blockIdx.x + turn) % T.kv_ctas * 64; c < columns; c += 64 * T.kv_ctas)
+        tma_load_multicast(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], (1u << T.kv_ctas) - 1, c,
+                           k_begin + n_block * T.tile_n, head_k, batch);
+    } else {
+#pragma unroll 1
+      for (int c = 0; c < columns; c += 64)
+        tma_load(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], c, k_begin + n_block * T.tile_n, head_k,
+                 batch);
+    }
     ring.advance();
   };
-  auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, n_block); };
-  auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, n_block); };
+  auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, n_block, 0); };
+  auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, n_block, 1); };
 
   // The values of a step, behind the keys of the next.
   [[maybe_unused]] auto load_step = [&] {
@@ -118,7 +127,8 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     }
     idle = !more;
     if (idle) {
-      Ring<T.stages> ring = v_ring;  // when all values have been given up, all tiles are done
+      // When all values have been given up, all tiles are done, and no other CTA of a cluster arrives here any more.
+      Ring<T.stages> ring = v_ring;
 #pragma unroll 1
       for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.slot], ring.parity ^ 1);
       continue;

@@ -1,5 +1,6 @@
 // A computing warpgroup of the Hopper forward: its barriers, its products, and how it stores its rows of the result.
 #pragma once
+#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -68,12 +69,22 @@ struct Warpgroup {
   TANDEM_DEVICE void wait_k() const { mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity); }
   TANDEM_DEVICE void wait_v() const { mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity); }
   TANDEM_DEVICE void release_k() {
-    if (lane == 0) mbarrier_arrive(&s.k_empty[k_ring.slot]);
+    release(&s.k_empty[k_ring.slot]);
     k_ring.advance();
   }
   TANDEM_DEVICE void release_v() {
-    if (lane == 0) mbarrier_arrive(&s.v_empty[v_ring.slot]);
+    release(&s.v_empty[v_ring.slot]);
     v_ring.advance();
+  }
+  // In all CTAs that bring what was read.
+  TANDEM_DEVICE void release(u64* empty) const {
+    if (lane != 0) return;
+    if constexpr (T.kv_ctas > 1) {
+#pragma unroll
+      for (int cta = 0; cta < T.kv_ctas; ++cta) mbarrier_arrive_at(empty, cta);
+    } else {
+      mbarrier_arrive(empty);
+    }
   }
   TANDEM_DEVICE void wait_bias() const {
     if constexpr (T.bias != Bias::none) mbarrier_wait(&s.bias.full[index], bias_parity);

@@ -15,7 +15,8 @@
 // Shared memory: Q [queries][head_dim] in blocks of 64 columns, K and V rings and O alike, all swizzled by 128 bytes.
 // Each warpgroup has its own part of Q and of O (or, where there is no room, all have one in turn), so that the queries
 // of the next tile come in while it computes. Registers of a computing thread at head_dim 128: S 64, O 64, P 32, Q 32.
-// A bias has a place of its own and two warps that copy it (bias.cuh).
+// A bias has a place of its own and two warps that copy it (bias.cuh), perhaps for all CTAs of a cluster, whose tiles
+// have the same steps.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"

@@ -85,16 +85,16 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
                         int n_block, [[maybe_unused]] int turn) {
     mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
     mbarrier_expect_tx(&full[ring.slot], sizeof slots[0]);
-    const int first_row = k_begin + n_block * T.tile_n;
     if constexpr (T.kv_ctas > 1) {
 #pragma unroll 1
       for (int c = (blockIdx.x + turn) % T.kv_ctas * 64; c < columns; c += 64 * T.kv_ctas)
-        tma_load_multicast(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], (1u << T.kv_ctas) - 1, c, first_row,
-                           head_k, batch);
+        tma_load_multicast(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], (1u << T.kv_ctas) - 1, c,
+                           k_begin + n_block * T.tile_n, head_k, batch);
     } else {
 #pragma unroll 1
       for (int c = 0; c < columns; c += 64)
-        tma_load(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], c, first_row, head_k, batch);
+        tma_load(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], c, k_begin + n_block * T.tile_n, head_k,
+                 batch);
     }
     ring.advance();
   };

@@ -15,7 +15,7 @@ template <Sm90BackwardConfig T>
 struct DqShared {
   alignas(1024) u16 k[T.kDqStages][T.cta_keys() * T.head_dim];
   alignas(1024) u16 ds[T.kDqStages][T.warpgroups][T.cta_keys() * T.tile_m];  // keys in rows
-  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                      // arrivals: 1, each warpgroup
+  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                      // arrivals: 1, each multiplying warp
 };
 
 // Of an m_block, the n_blocks [begin, end) of one sum. An m_block that sees no key has one sum, of nothing.
@@ -105,9 +105,9 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   float dq[T.head_dim / 2];
 #pragma unroll
   for (float& x : dq) x = 0;
-  auto leave = [&](int slot) {
-    if (threadIdx.x % 128 == 0) mbarrier_arrive(&s.empty[slot]);
-  };
+  // Of each warp: where nothing is multiplied one might be as many steps behind another as have a place, and would wait
+  // for a phase that has passed.
+  auto leave = [&](int slot) { arrive(&s.empty[slot]); };
   // n_blocks that the other warpgroup alone needs.
   auto pass = [&](int begin, int end) {
 #pragma unroll 1
@@ -185,7 +185,7 @@ TANDEM_DEVICE void dq(const BackwardParams& p) {
   static_assert(sizeof(DqShared<T>) <= T.dq_smem_bytes());
   if (threadIdx.x == 0) {
     for (u64& full : s.full) mbarrier_init(&full, 1);
-    for (u64& empty : s.empty) mbarrier_init(&empty, T.warpgroups);
+    for (u64& empty : s.empty) mbarrier_init(&empty, 4 * T.warpgroups);
     fence_mbarrier_init();
     fence_proxy_async();
   }

@@ -131,10 +131,8 @@ TANDEM_DEVICE void draw_kept(u32 (&kept)[kKeptNumbers<T>], const Dropout& dropou
                              int n_block) {
   if constexpr (T.dropout) {
     const int lane = rows.w.lane;
-    // The tile is read anew: else ptxas has the bits drawn between the issue of q k^T and p v, ahead of the turn.
-    const WorkRows<T, false> read(rows.p, rows.w);
-    const Row row = read.own_row(lane >> 1 & 1);
-    const u32 head = read.tile().sequence * rows.p.heads_q + row.head;
+    const Row row = rows.own_row(lane >> 1 & 1);
+    const u32 head = rows.tile().sequence * rows.p.heads_q + row.head;
 #pragma unroll
     for (int r = 0; r < T.tile_n / 2; r += kKeptGroup)
       kept[r / kKeptGroup] =

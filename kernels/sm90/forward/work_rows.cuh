@@ -6,12 +6,11 @@
 #include "sm90/forward/warpgroup.cuh"
 #include "tile/block_mask.cuh"
 
-// The tile is read from shared memory when it is needed, but where registers abound: then at once, which is 2 % where
-// tiles are short.
 template <Sm90ForwardConfig T>
-constexpr bool kReadsTileAtOnce = !T.varlen && !T.block_mask && T.registers() > 160;
-template <Sm90ForwardConfig T, bool kAtOnce = kReadsTileAtOnce<T>>
 struct WorkRows {
+  // Read when it is needed, but where registers abound: then at once, which is 2 % where tiles are short.
+  static constexpr bool kAtOnce = !T.varlen && !T.block_mask && T.registers() > 160;
+
   const ForwardParams& p;
   const Warpgroup<T>& w;
   const Work& work;

@@ -324,23 +324,27 @@ int64_t even_groups(int64_t heads, int64_t most) {
 // How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
 // as have all of their n_blocks at work at once, which read the same queries and add to the same dq, but no more
 // n_blocks of a head than it has steps: they would only wait for their turns. The end of a tile counts as steps, but
-// beside few queries, whose dq is so small that all of it stays in the L2 cache. Under a causal mask, where n_blocks
-// are of unequal lengths and add in an order, more; grouped query heads count each.
+// beside few queries, whose dq is so small that all of it stays in the L2 cache. Of long heads two, and at head_dim 64
+// twice as many: the last n_block of a head begins when those before it have each added. Under a causal mask, where
+// n_blocks are of unequal lengths and add in an order, more; grouped query heads count each.
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
-  constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 3;
+  constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 3, kLongHead = 16;
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), at_once = sm_count / t.tile.ctas;
   const int64_t of_head = std::max(int64_t{t.n_blocks} * t.splits, int64_t{1});
   const int64_t end = t.tile.few_queries ? 0 : kStepsOfAnEnd;
   const int64_t steps = std::max<int64_t>(p.group() * t.sequence_m_blocks / t.splits + end, 1);
-  int64_t wanted = std::max<int64_t>(at_once / std::min(of_head, steps), 1), groups = ceil_div(heads, wanted);
+  int64_t wanted = std::max<int64_t>(at_once / std::min(of_head, steps), 1), groups = 1;
   if (binds_left(p)) {
     groups = ceil_div(heads, window_heads(p, t, at_once));
   } else if (binds_right(p)) {
     if (t.tile.tile_m > 64) wanted *= kShortSteps;
     wanted = std::max(wanted, varlen(p) ? kPackedHeads : kLeastHeads) * t.splits / p.group();
     groups = heads / std::max<int64_t>(wanted, 1);
-  } else if (std::holds_alternative<Sm100BackwardConfig>(t.tile.kernel)) {
-    groups = even_groups(heads, wanted);
+  } else {
+    if (of_head >= kLongHead && of_head <= steps)
+      wanted = std::max<int64_t>(t.tile.head_dim > 64 ? wanted : 2 * wanted, 2);
+    const bool even = std::holds_alternative<Sm100BackwardConfig>(t.tile.kernel);
+    groups = even ? even_groups(heads, wanted) : ceil_div(heads, wanted);
   }
   return static_cast<int>(ceil_div(heads, std::max<int64_t>(groups, 1)));
 }

@@ -87,7 +87,8 @@ int64_t heads_beside(const Problem& p, int64_t heads) {
 int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (!has_bias_map(p, t, pack_gqa)) return 0;
   const bool even = !t.left && !t.right && heads_beside(p, p.heads_q) % std::max(kBiasCtas, 1) == 0;
-  return even ? kBiasCtas : std::min(kBiasCtas, 1);
+  if (even) return kBiasCtas;
+  return t.head_dim > 64 ? std::min(kBiasCtas, 1) : 0;  // TMA alone is the slower one there
 }
 
 // CTAs of a cluster that copy keys and values for each other, where they cannot have a bias in common: neighbouring

@@ -60,12 +60,12 @@ struct FragmentMask {
   TANDEM_DEVICE static int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 };
 
-// A text that takes three operations at most for a score is asked where it hides scores. Another is asked while they
-// are multiplied, a bit for each: so it has the registers of a few scores beside it, and copies are few, since each is
-// the whole text.
+// A text that takes few operations for a score is asked where it hides scores: six, or three where something is held of
+// keys (a few spills of long ones cost less than bits). Another is asked while they are multiplied, a bit for each: so
+// it has the registers of a few scores beside it, and copies are few, since each is the whole text.
 template <Sm90ForwardConfig T>
 constexpr bool asks_ahead() {
-  if constexpr (T.asks_mask()) return mask_operations<T>() > 3;
+  if constexpr (T.asks_mask()) return mask_operations<T>() > (__is_empty(MaskKey<T>) ? 6 : 3);
   return false;
 }
 template <Sm90ForwardConfig T>

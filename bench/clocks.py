@@ -8,7 +8,7 @@
 Every second cell of a kernel was looked at when the model's figures were chosen ("fit"); the others were not ("test").
 The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes.
 Not so of variants, whose cubins are those that were timed. Every second tile of a problem was looked at ("fit").
-Where the clock was recorded that each ran at, clocks are compared with clocks.
+Where the clock was recorded that each ran at, clocks are compared with clocks: FLOP a clock of a multiprocessor.
 """
 
 import argparse
@@ -119,10 +119,12 @@ def variants(tandem: str, measured: dict, folder: Path) -> tuple[dict, list[dict
         for (seqlen, name, rate), model in zip(timed, models, strict=True):
             row = {"cell": problem, "kernel": name, "step": round(model["step"])}
             clock = measured.get("megahertz", {}).get(problem, {}).get(str(seqlen), {}).get(name)
-            if clock:  # TFLOP/s at the clock that it ran at
-                row["megahertz"] = clock
             of_clock = flops_a_clock(problem, seqlen, name, model["step"])
-            row |= {"measured": round(rate, 1), "modelled": round(of_clock * (clock or model["megahertz"]) * 1e-6, 1)}
+            if clock:
+                row |= {"tflops": round(rate, 1), "megahertz": clock}
+                row |= {"measured": round(rate / clock * 1e6 / SMS), "modelled": round(of_clock / SMS)}
+            else:  # TFLOP/s
+                row |= {"measured": round(rate, 1), "modelled": round(of_clock * model["megahertz"] * 1e-6, 1)}
             of_problem.append(row)
         rows += of_problem
         if len(of_problem) > 3:
@@ -145,7 +147,8 @@ def main() -> None:
         found, rows = variants(args.tandem, measured, args.variants[1])
         if args.json:
             lines = ",\n".join(json.dumps(row) for row in rows)
-            head = f'"device": "{measured["device"]}", "problems": {json.dumps(found, indent=1)}'
+            unit = "FLOP a clock and multiprocessor" if "megahertz" in measured else "TFLOP/s"
+            head = f'"device": "{measured["device"]}", "unit": "{unit}", "problems": {json.dumps(found, indent=1)}'
             args.json.write_text(f'{{{head},\n"variants": [\n{lines}\n]}}\n')
         return
     cells = json.loads((ROOT / "docs/results/hopper-forward-bench.json").read_text())["cells"]

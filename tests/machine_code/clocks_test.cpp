@@ -235,6 +235,26 @@ TEST(MachineCodeClocks, CopiesAndBarriers) {
   EXPECT_EQ(c.chain[0].what, "computing: copies");
 }
 
+// What a copy writes to shared memory, 128 bytes a clock, a product that reads it waits for.
+TEST(MachineCodeClocks, CopiesTakeSharedMemoryFromProducts) {
+  const Kernel kernel = kernel_of_turn({"SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3", "UTMALDG.2D [UR8], [UR10]",
+                                        "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"},
+                                       1);
+  const auto product_beside = [&](uint32_t bytes) {
+    WarpTrace warp = warp_of(4, Role::computing, 0, 3);
+    for (size_t turn = 0; turn < kTurns; ++turn) {
+      Event* events = &warp.events[warp.turns[turn]];
+      events[0].barrier = events[1].barrier = 0x400;
+      events[0].amount = bytes;
+    }
+    const auto r = run(kernel, {warp}, *rates_of("sm_90"), *latencies_of("sm_90"));
+    return r.products.front().finish - r.products.front().issue;
+  };
+  const double own = (64 + 64) * 16 * 2 / 4;  // bytes that a warp's quarter reads
+  EXPECT_NEAR(product_beside(128), latencies_of("sm_90")->start_from_shared + 32, 1);
+  EXPECT_NEAR(product_beside(25600), (25600 + own) / 128, 2);
+}
+
 // Nobody arrives: what waits is let go, and counted.
 TEST(MachineCodeClocks, ArrivalsThatNobodyMakesAreCounted) {
   const Kernel kernel = kernel_of_turn({"BAR.SYNC 0x1, 0x40", "FADD R1, R1, R1"}, 2);

@@ -3,12 +3,13 @@
 
   python bench/clocks.py build/release/tandem --json clocks.json     # our kernels; needs NVRTC and nvdisasm, no GPU
   python bench/clocks.py build/release/tandem --fa4 <folder>      # FlashAttention-4's for sm_90a: d64_full.cubin, ...
+  python bench/clocks.py build/release/tandem --backward          # main kernels of gradients, 4k and longer
   python bench/clocks.py build/release/tandem --variants rates.json cubins/<folder>  # all tiles of bench/tune.py --all
 
 Every second cell of a kernel was looked at when the model's figures were chosen ("fit"); the others were not ("test").
 The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes.
 Not so of variants, whose cubins are those that were timed. Every second tile of a problem was looked at ("fit").
-Where the clock was recorded that each ran at, clocks are compared with clocks.
+Where the clock was recorded that each ran at, clocks are compared with clocks: FLOP a clock of a multiprocessor.
 """
 
 import argparse
@@ -71,6 +72,29 @@ def flops_a_clock(problem: str, seqlen: int, tile: str, step: float) -> float:
     return flops / (clocks * (rounds if causal else math.ceil(rounds)))
 
 
+def backward(tandem: str) -> list[dict]:
+    """Dense gradients whose main kernel adds dq; the others are of 4096 and more queries some percent of a call."""
+    rows = []
+    for cell in json.loads((ROOT / "docs/results/hopper-backward-bench.json").read_text())["cells"]:
+        name = re.fullmatch(r"(?:f16 )?d(\d+)(?:/(\d+))? (full|causal)", cell["row"])
+        if not name or cell["sustained"] or cell["data"] != "normal" or cell["column"] not in ("4k", "16k", "32k"):
+            continue
+        head_dim, head_dim_v, seqlen = int(name[1]), int(name[2] or name[1]), int(cell["column"][:-1]) * 1024
+        if head_dim > 192:  # dS goes to memory: two kernels
+            continue
+        of_one = 5 * seqlen * seqlen * (head_dim + head_dim_v) / (2 if name[3] == "causal" else 1)
+        heads = WIDTH // head_dim_v
+        flags = ["--dtype", cell["dtype"], "--head-dim", head_dim, "--head-dim-v", head_dim_v, "--heads", heads]
+        flags += ["--batch", max(1, round(cell["flops"] / of_one / heads)), "--seqlen", seqlen]
+        flags += ["--causal"] if name[3] == "causal" else []
+        model = modelled(tandem, ["--card", "h200", "--backward", *map(str, flags)])
+        row = {"cell": cell["cell"], "kernel": model["kernel"], "step": round(model["step"])}
+        ratio = cell["flops"] / model["turns"]["flops"]  # what the bench counts
+        tflops = model["turns"]["flops"] * ratio * model["megahertz"] / model["turns"]["clocks"] * 1e-6
+        rows.append({**row, "measured": cell["tflops"]["Tandem"], "modelled": round(tflops, 1)})
+    return rows
+
+
 def ranks(values: list[float]) -> list[int]:
     order = sorted(range(len(values)), key=values.__getitem__)
     return [order.index(k) for k in range(len(values))]
@@ -119,10 +143,12 @@ def variants(tandem: str, measured: dict, folder: Path) -> tuple[dict, list[dict
         for (seqlen, name, rate), model in zip(timed, models, strict=True):
             row = {"cell": problem, "kernel": name, "step": round(model["step"])}
             clock = measured.get("megahertz", {}).get(problem, {}).get(str(seqlen), {}).get(name)
-            if clock:  # TFLOP/s at the clock that it ran at
-                row["megahertz"] = clock
             of_clock = flops_a_clock(problem, seqlen, name, model["step"])
-            row |= {"measured": round(rate, 1), "modelled": round(of_clock * (clock or model["megahertz"]) * 1e-6, 1)}
+            if clock:
+                row |= {"tflops": round(rate, 1), "megahertz": clock}
+                row |= {"measured": round(rate / clock * 1e6 / SMS), "modelled": round(of_clock / SMS)}
+            else:  # TFLOP/s
+                row |= {"measured": round(rate, 1), "modelled": round(of_clock * model["megahertz"] * 1e-6, 1)}
             of_problem.append(row)
         rows += of_problem
         if len(of_problem) > 3:
@@ -137,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tandem")
     parser.add_argument("--fa4", type=Path, help="folder of FlashAttention-4's cubins: longest cells, steps alone")
+    parser.add_argument("--backward", action="store_true", help="gradients beside hopper-backward-bench.json")
     parser.add_argument("--variants", nargs=2, type=Path, metavar=("RATES", "FOLDER"), help="of bench/tune.py --all")
     parser.add_argument("--json", type=Path, help="file to write")
     args = parser.parse_args()
@@ -145,12 +172,15 @@ def main() -> None:
         found, rows = variants(args.tandem, measured, args.variants[1])
         if args.json:
             lines = ",\n".join(json.dumps(row) for row in rows)
-            head = f'"device": "{measured["device"]}", "problems": {json.dumps(found, indent=1)}'
+            unit = "FLOP a clock and multiprocessor" if "megahertz" in measured else "TFLOP/s"
+            head = f'"device": "{measured["device"]}", "unit": "{unit}", "problems": {json.dumps(found, indent=1)}'
             args.json.write_text(f'{{{head},\n"variants": [\n{lines}\n]}}\n')
         return
     cells = json.loads((ROOT / "docs/results/hopper-forward-bench.json").read_text())["cells"]
     rows = []
-    if args.fa4:
+    if args.backward:
+        rows = backward(args.tandem)
+    elif args.fa4:
         for cell in cells:
             name = cell["title"].replace(" ", "_").replace("/128", "")
             file = args.fa4 / f"{name}.cubin"

@@ -58,7 +58,9 @@ struct Run {
   double time_of_turn(size_t warp, size_t turn) const;  // its first instruction's issue; -1: not reached
 };
 
-Run run(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies);
+// apart: clocks between the second turns of warps that compute and share a scheduler: whether they stay in step.
+Run run(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies,
+        double apart = 0);
 
 // ---- What a run says of a step ----
 

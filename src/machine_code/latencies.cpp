@@ -20,11 +20,15 @@ constexpr Latencies kHopper{.arch = "sm_90",
                             .products_in_registers = 32,
                             .start_from_shared = 23,
                             .start_from_registers = 63,
-                            .registers_beside = 3.75,
-                            .copy = 600,
+                            .left_reads = 20,
+                            .spare_reads = 4,
+                            .fma = {.reads = 2.7, .unit = 0.7, .unit_beside_left = 0.7, .warp = 3},
+                            .alu = {.reads = 2, .unit = 2, .unit_beside_left = 2, .warp = 4},
+                            .exponentials = {.reads = 1, .unit = 2.8, .unit_beside_left = 4, .warp = 4},
+                            .copy = 400,
                             .copy_bytes = 64,
-                            .megahertz = 1965,
-                            .megahertz_lost = 730,
+                            .megahertz = 1805,
+                            .megahertz_lost = 600,
                             .tile_bytes = 20};
 
 constexpr Latencies blackwell(std::string_view arch) {
@@ -35,8 +39,9 @@ constexpr Latencies blackwell(std::string_view arch) {
   l.left_in_tensor_memory = 116;
   l.left_in_shared_memory = 148;
   l.by_a_pair = 182;
-  l.registers_beside = 1;
+  l.copy = 600;
   l.copy_bytes = 58;
+  l.megahertz = 1965;
   l.megahertz_lost = 0;
   return l;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -97,6 +99,12 @@ Question question_of(const std::vector<Instruction>& code, const std::vector<int
   }
   return question;
 }
+
+struct Answer {
+  static constexpr int kKnown = std::numeric_limits<int>::max();
+  int weight = 0;  // of several branches that ask the same, the one whose sides differ most decides
+  bool yes = false;
+};
 
 // One side of a branch: what would be executed of it before both sides meet again.
 struct Side {
@@ -258,15 +266,20 @@ class Walk {
       if (cleared && a.waits == b.waits && a.is_step() != b.is_step()) return a.is_step();
       return better(a, b, exception, through_masks);
     };
-    // Where it masks, or not, the answer is known for all of the turn.
+    // Where it masks, or not, the answer is known for all of the turn; of an exception where that is the longest.
     const Question question = question_of(code_, path_, last);
-    std::map<std::pair<int32_t, std::string>, bool>& answers = answers_[through_masks ? 1 : 0];
+    std::map<std::pair<int32_t, std::string>, Answer>& answers = answers_[through_masks ? 1 : 0];
     const auto answer_of = [&](const Side& side) { return leads_to(last, side.first) != question.contrary; };
-    if (const auto known = answers.find(question.of); known != answers.end() && sides[0].waits == sides[1].waits)
-      return chosen = std::ranges::find(sides, known->second, answer_of)->first;
+    const bool of_masks = has_scores_ && sides[0].masks() != sides[1].masks();
+    const int weight = of_masks ? Answer::kKnown : std::abs(sides[0].instructions - sides[1].instructions);
+    const auto known = answers.find(question.of);
+    const bool answered =
+        known != answers.end() && (known->second.weight == Answer::kKnown || known->second.weight > weight);
+    if (answered && sides[0].waits == sides[1].waits)
+      return chosen = std::ranges::find(sides, known->second.yes, answer_of)->first;
     const Side& best = std::ranges::min(sides, first);
-    if (has_scores_ && sides[0].masks() != sides[1].masks() && question.of.first >= 0)
-      answers.emplace(question.of, answer_of(best));
+    if ((of_masks || exception) && !answered && question.of.first >= 0)
+      answers.insert_or_assign(question.of, Answer{.weight = weight, .yes = answer_of(best)});
     return chosen = best.first;
   }
 
@@ -287,7 +300,8 @@ class Walk {
   const bool has_scores_, through_masks_;
   std::vector<int32_t> numbers_, meetings_, waiting_heads_;
   std::vector<int32_t> chosen_[2];  // after each block, once that is known; [1]: of ways through masks
-  std::map<std::pair<int32_t, std::string>, bool> answers_[2];  // to what was asked; [1]: on ways through masks
+  // To what was asked; [1]: on ways through masks.
+  std::map<std::pair<int32_t, std::string>, Answer> answers_[2];
   std::vector<int32_t> path_;
 };
 

@@ -7,6 +7,7 @@
 //   - in a loop over scores through the mask (eight or more selects) when the masked path is asked for, else past it,
 //     and of two steps (eight or more exponentials each) past the one that has a mask in one of its ways;
 //   - where a predicate decides that has decided about a mask (elsewhere in the turn), as it did there;
+//   - where a vote's predicate decides at several branches, as where the sides differ most;
 //   - past the longer side when a vote decides (what any lane needs, all do: an exception) or a look at a barrier (a
 //     second look), and before that past the one with exponentials where the other does without;
 //   - past what rescales: sixteen or more multiplications that are at least half of a side without matrix product;

@@ -20,11 +20,14 @@ struct Release {
 
 struct Warp {
   size_t next = 0;
+  double late = 0;  // clocks that it loses in its second turn
   Release ready;
   Release scoreboards[kScoreboards];
   double issued_last = -1;
   std::vector<int> open, committed;  // products: of the group that is open; the last of each committed group
-  int last_product = -1;             // in tensor memory
+  int last_product = -1;
+  int awaited = -1;  // a product, whose end others' instructions may still put off
+  Cause awaits;
   struct Looked {
     int phases = 0;  // that it has waited for
     uint32_t parity = Event::kUnknown;
@@ -63,13 +66,18 @@ struct NamedBarrier {
 
 class Machine {
  public:
-  Machine(const Kernel& kernel, std::vector<WarpTrace> traces, const Rates& rates, const Latencies& latencies)
+  Machine(const Kernel& kernel, std::vector<WarpTrace> traces, const Rates& rates, const Latencies& latencies,
+          double apart)
       : code_(kernel.code), rates_(rates), l_(latencies) {
     run_.warps = std::move(traces);
     run_.issues.resize(run_.warps.size());
     warps_.resize(run_.warps.size());
     for (const Instruction& i : code_) units_.push_back(unit_of(i));
     find_streams();
+    int before[2 * kSchedulers] = {};
+    for (size_t w = 0; w < warps_.size(); ++w) {
+      if (computes(run_.warps[w])) warps_[w].late = apart * before[scheduler_of(w)]++;
+    }
   }
 
   Run go() {
@@ -97,24 +105,25 @@ class Machine {
  private:
   struct Scheduler {
     double units[kUnits] = {};  // when each is free
-    double registers = 0;       // the ports of the register file
     double tensor = 0;          // the tensor core, where sums are in registers
     int last_product = -1;
-    int queue[kQueue] = {};  // the last products, in a ring
-    size_t queued = 0;       // so far
+    std::vector<int> queue;            // its products so far, as they were issued
+    double spare = 0, counted_at = 0;  // reads of registers that products have left over; until when they are counted
   };
   struct Multiprocessor {
     double shared = 0;    // warps' own reads and writes
-    double operands = 0;  // those, and what products read
+    double operands = 0;  // those, what products read, and what copies write
     double copies = 0, tensor = 0;
     int last_product = -1;
   };
 
   const Event& event(size_t warp) const { return run_.warps[warp].events[warps_[warp].next]; }
   const Instruction& at(const Event& e) const { return code_[static_cast<size_t>(e.instruction)]; }
-  Scheduler& scheduler(size_t warp) {
-    return schedulers_[run_.warps[warp].block * kSchedulers + run_.warps[warp].warp % kSchedulers];
+  Product& product(int number) { return run_.products[static_cast<size_t>(number)]; }
+  int scheduler_of(size_t warp) const {
+    return run_.warps[warp].block * kSchedulers + run_.warps[warp].warp % kSchedulers;
   }
+  Scheduler& scheduler(size_t warp) { return schedulers_[scheduler_of(warp)]; }
   Multiprocessor& multiprocessor(size_t warp) { return multiprocessors_[run_.warps[warp].block]; }
   static bool computes(const WarpTrace& w) { return w.role == Role::computing || w.role == Role::softmax; }
 
@@ -297,17 +306,55 @@ class Machine {
     constexpr double rows = 64, quarter = 0.25, depth = 32;
     const double columns = columns_of(i);
     const double bytes = depth * (columns + (left_in_shared_memory(i) ? rows : 0)) * quarter;
-    const double ahead = left_in_shared_memory(i) ? l_.start_from_shared : l_.start_from_registers;
     Scheduler& s = scheduler(warp);
-    const int product =
+    Warp& w = warps_[warp];
+    // Of the first, the left operand is read before the warp goes on; of those behind it, meanwhile.
+    const bool first = w.last_product < 0 || product(w.last_product).finish <= time;
+    const bool reads_left = first && !left_in_shared_memory(i);
+    const double ahead = reads_left ? l_.start_from_registers : l_.start_from_shared;
+    w.last_product =
         add_product(warp, time, time + ahead, columns / rates_.mma_columns, bytes,
                     2 * rows * columns * depth_of(i) * quarter, run_.warps[warp].block, &s.tensor, &s.last_product);
-    s.queue[s.queued++ % kQueue] = product;
-    warps_[warp].open.push_back(product);
-    warps_[warp].ready.time = std::max(warps_[warp].ready.time, time + issue_clocks(columns));
+    s.queue.push_back(w.last_product);
+    w.open.push_back(w.last_product);
+    w.ready.time = std::max(w.ready.time, time + (reads_left ? ahead : issue_clocks(columns)));
     if (i.last() != "gsb0") return;
-    warps_[warp].committed.push_back(warps_[warp].open.back());
-    warps_[warp].open.clear();
+    w.committed.push_back(w.open.back());
+    w.open.clear();
+  }
+
+  // The place in the queue of the product that runs; the queue's end: none does.
+  size_t running(const Scheduler& s, double time) {
+    size_t k = s.queue.size();
+    while (k > 0 && product(s.queue[k - 1]).start > time) --k;
+    return k > 0 && product(s.queue[k - 1]).finish > time ? k - 1 : s.queue.size();
+  }
+
+  // An instruction reads registers beside the running product, whose sums go through the same ports and which comes
+  // last: what it has not left over before, it now waits for.
+  void read_registers(Scheduler& s, size_t place, double reads, double time) {
+    const Product& p = product(s.queue[place]);
+    const Instruction& i = at(run_.warps[static_cast<size_t>(p.warp)].events[p.event]);
+    const double clocks = columns_of(i) / rates_.mma_columns;
+    const double left = left_in_shared_memory(i) ? 0 : l_.left_reads;
+    const double spare_a_clock = l_.port_reads - 1 - left / clocks;
+    s.spare = std::min(l_.spare_reads, s.spare + std::max(0.0, time - s.counted_at) * spare_a_clock) - reads;
+    s.counted_at = std::max(s.counted_at, time);
+    if (s.spare >= 0) return;
+    const double waits = -s.spare / l_.port_reads;
+    s.spare = 0;
+    s.counted_at += waits;
+    hold_up(s, place, waits);
+  }
+
+  void hold_up(Scheduler& s, size_t place, double clocks) {
+    s.tensor = product(s.queue[place]).finish += clocks;
+    for (size_t k = place + 1; k < s.queue.size(); ++k) {
+      Product& p = product(s.queue[k]);
+      const double late = std::max(0.0, s.tensor - p.start);
+      p.start += late;
+      s.tensor = p.finish += late;
+    }
   }
 
   void multiply_in_tensor_memory(size_t warp, const Event& e, double time) {
@@ -348,6 +395,7 @@ class Machine {
     Multiprocessor& sm = multiprocessor(warp);
     const double bytes = found->second.bytes;
     sm.copies = std::max(sm.copies, time) + bytes / l_.copy_bytes;
+    sm.operands = std::max(sm.operands, time) + bytes / rates_.shared_bytes;
     arrive(e.barrier, 2 * warp + 1, sm.copies + l_.copy,
            {.delay = Delay::copies, .warp = static_cast<int>(warp), .event = warps_[warp].next});
   }
@@ -366,6 +414,8 @@ class Machine {
     const auto later = [&](double time, const Cause& cause) {
       if (time > found.time) found = {time, cause};
     };
+    if (w.awaited >= 0)
+      later(run_.products[static_cast<size_t>(w.awaited)].finish + l_.products_in_registers, w.awaits);
     const uint32_t waits = i.control ? i.control->waits : 0;
     for (int k = 0; k < kScoreboards; ++k) {
       if ((waits >> k & 1) != 0) later(w.scoreboards[k].time, w.scoreboards[k].cause);
@@ -380,11 +430,10 @@ class Machine {
     const Unit unit = units_[static_cast<size_t>(e.instruction)];
     const Scheduler& s = scheduler(warp);
     Release found{s.units[static_cast<size_t>(unit)], {.delay = Delay::unit}};
-    if (reads_registers(unit)) found.time = std::max(found.time, s.registers);
     if (unit == Unit::shared_memory) found.time = std::max(found.time, multiprocessor(warp).shared - l_.shared);
-    if (unit == Unit::mma && !in_tensor_memory(i) && s.queued >= kQueue) {
-      const int first = s.queue[s.queued % kQueue];  // of those in the queue, which is full until it starts
-      const double start = run_.products[static_cast<size_t>(first)].start;
+    if (unit == Unit::mma && !in_tensor_memory(i) && s.queue.size() >= kQueue) {
+      const int first = s.queue[s.queue.size() - kQueue];  // of those in the queue, which is full until it starts
+      const double start = product(first).start;
       if (start > found.time) found = {start, {.delay = Delay::products, .product = first}};
     }
     return found;
@@ -393,7 +442,7 @@ class Machine {
   std::optional<size_t> choose(int s, double time, double* next) {
     std::optional<size_t> chosen;
     for (size_t w = 0; w < warps_.size(); ++w) {
-      if (run_.warps[w].block * kSchedulers + run_.warps[w].warp % kSchedulers != s) continue;
+      if (scheduler_of(w) != s) continue;
       if (warps_[w].next >= run_.warps[w].events.size()) continue;
       const double when = std::max(ready_for(w).time, free_for(w).time);
       if (when > time) {
@@ -442,7 +491,9 @@ class Machine {
                                  .product = by_others ? -1 : free.cause.product});
     w.issued_last = time;
     const Cause self{.delay = Delay::order, .warp = static_cast<int>(warp), .event = w.next};
-    w.ready = {time + std::max(1, i.control ? i.control->stall : 2), self};
+    const bool second_turn = run_.warps[warp].turns.size() > 1 && w.next == run_.warps[warp].turns[1];
+    w.ready = {time + std::max(1, i.control ? i.control->stall : 2) + (second_turn ? w.late : 0), self};
+    w.awaited = -1;
     take_units(warp, i, unit, time);
     if (i.control) set_scoreboards(warp, *i.control, i, unit, time);
     if (i.base() == "SYNCS" && i.has("PHASECHK")) wait(warp, e, time);
@@ -463,12 +514,21 @@ class Machine {
 
   void take_units(size_t warp, const Instruction& i, Unit unit, double time) {
     Scheduler& s = scheduler(warp);
-    const double clocks = clocks_of(i, unit);
-    s.units[static_cast<size_t>(unit)] = time + clocks;
+    double clocks = clocks_of(i, unit);
+    const size_t place = running(s, time);
+    if (reads_registers(unit) && place < s.queue.size()) {
+      const Beside& beside = unit == Unit::fma ? l_.fma : unit == Unit::exponential ? l_.exponentials : l_.alu;
+      const Product& p = product(s.queue[place]);
+      const bool shared = left_in_shared_memory(at(run_.warps[static_cast<size_t>(p.warp)].events[p.event]));
+      clocks += shared ? beside.unit : beside.unit_beside_left;
+      warps_[warp].ready.time = std::max(warps_[warp].ready.time, time + beside.warp);
+      read_registers(s, place, beside.reads, time);
+    }
+    double& busy = s.units[static_cast<size_t>(unit)];
+    busy = (busy > time - 1 ? busy : time) + clocks;  // parts of a clock count
     // Conversions are on the ALU's path.
-    if (unit == Unit::conversion) s.units[static_cast<size_t>(Unit::alu)] = time + clocks;
-    if (unit == Unit::alu) s.units[static_cast<size_t>(Unit::conversion)] = time + clocks;
-    if (reads_registers(unit) && s.tensor > time) s.registers = std::max(s.registers, time - 1) + l_.registers_beside;
+    if (unit == Unit::conversion) s.units[static_cast<size_t>(Unit::alu)] = busy;
+    if (unit == Unit::alu) s.units[static_cast<size_t>(Unit::conversion)] = busy;
     if (unit == Unit::shared_memory) {
       Multiprocessor& sm = multiprocessor(warp);
       for (double* free : {&sm.shared, &sm.operands}) *free = std::max(*free, time) + bytes_of(i) / rates_.shared_bytes;
@@ -492,11 +552,9 @@ class Machine {
     Warp& w = warps_[warp];
     const size_t left = static_cast<size_t>(std::max(0, i.last().back() - '0'));
     if (w.committed.size() <= left) return;
-    const int last = w.committed[w.committed.size() - 1 - left];
-    const double finish = run_.products[static_cast<size_t>(last)].finish + l_.products_in_registers;
+    w.awaited = w.committed[w.committed.size() - 1 - left];
+    w.awaits = {.delay = Delay::products, .warp = static_cast<int>(warp), .event = w.next, .product = w.awaited};
     w.committed.erase(w.committed.begin(), w.committed.end() - static_cast<std::ptrdiff_t>(left));
-    if (finish > w.ready.time)
-      w.ready = {finish, {.delay = Delay::products, .warp = static_cast<int>(warp), .event = w.next, .product = last}};
   }
 
   bool over() const {
@@ -528,8 +586,9 @@ double Run::time_of_turn(size_t warp, size_t turn) const {
   return event < issues[warp].size() ? issues[warp][event].time : -1;
 }
 
-Run run(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies) {
-  return Machine(kernel, std::move(warps), rates, latencies).go();
+Run run(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies,
+        double apart) {
+  return Machine(kernel, std::move(warps), rates, latencies, apart).go();
 }
 
 }  // namespace tandem::machine_code

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "machine_code/listing.h"
 
 namespace tandem::machine_code {
@@ -71,7 +74,7 @@ TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
   EXPECT_NEAR(softmax.step, 100, 1);
   WarpTrace products = warp_of(4, Role::mma, 0, 8);
   const Clocks beside = clocks(kernel, {products, warp_of(8, Role::softmax, 9, 109)});
-  EXPECT_NEAR(beside.step, 100 * latencies_of("sm_90")->registers_beside, 20);
+  EXPECT_NEAR(beside.step, 100 * l.fma.warp, 20);
 }
 
 // Bursts of eight products as an H200 was seen to take them (bench/limits/order.py): clocks from the first one's issue
@@ -113,6 +116,65 @@ TEST(MachineCodeClocks, BurstsOfProductsAsMeasured) {
     const double measured[2] = {std::min(first, second) - begin, std::max(first, second) - begin};
     EXPECT_NEAR(std::min(ends[0], ends[1]), measured[0], 0.05 * measured[0]) << later;
     EXPECT_NEAR(std::max(ends[0], ends[1]), measured[1], 0.05 * measured[1]) << later;
+  }
+}
+
+// Two warps of a scheduler beside products of 64 x 128 x 16 as an H200 was seen to run them (bench/limits/order.py):
+// clocks of an instruction of theirs, of a product.
+TEST(MachineCodeClocks, WhatRunsBesideProductsAsMeasured) {
+  const std::string shared = "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0",
+                    registers = "HGMMA.64x128x16.F32.BF16 R24, R180, gdesc[UR8], R24, gsb0";
+  const Lines score{"FFMA R4, R5, R6, R7", "MUFU.EX2 R8, R4", "FMNMX R9, R5, R6, !PT", "FADD R10, R11, R12"};
+  struct Case {
+    const std::string& product;
+    Lines lines;
+    double each, of_product;
+  };
+  for (const Case& c : {Case{shared, {"MUFU.EX2 R4, R5"}, 10.7, 64.8}, Case{registers, {"MUFU.EX2 R4, R5"}, 11.3, 64.4},
+                        Case{shared, {"FMNMX R4, R5, R6, !PT"}, 4.2, 64.4}, Case{shared, score, 11.8, 64.2},
+                        Case{registers, score, 11.2, 76.6}}) {
+    constexpr int kRepeated = 16;
+    const int begin = 16, end = begin + kRepeated * static_cast<int>(c.lines.size());
+    const Kernel kernel = kernel_of_turn(times(begin, {c.product}) + times(kRepeated, c.lines), 1);
+    const auto r = run(kernel,
+                       {warp_of(4, Role::mma, 0, begin), warp_of(8, Role::computing, begin, end),
+                        warp_of(12, Role::computing, begin, end)},
+                       *rates_of("sm_90"), *latencies_of("sm_90"));
+    const double from = r.time_of_turn(1, 2), until = r.time_of_turn(1, kTurns - 1);
+    const auto products =
+        std::ranges::count_if(r.products, [&](const Product& p) { return p.finish > from && p.finish <= until; });
+    EXPECT_NEAR((until - from) / (2 * kRepeated * (kTurns - 3)), c.each, 0.16 * c.each) << c.product << c.lines.back();
+    EXPECT_NEAR((until - from) / static_cast<double>(products), c.of_product, 0.16 * c.of_product)
+        << c.product << c.lines.back();
+  }
+}
+
+// Multiplications and additions go first: a stream of them holds up products, 64 x 128 x 16 take 148 clocks then.
+TEST(MachineCodeClocks, AStreamOfAdditionsHoldsUpProducts) {
+  const Kernel kernel = kernel_of_turn(times(8, {"HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"}) +
+                                           Lines{"WARPGROUP.DEPBAR.LE gsb0, 0x0"} + times(100, {"FADD R4, R5, R6"}),
+                                       1);
+  const WarpTrace products = warp_of(4, Role::computing, 0, 9);
+  WarpTrace a = warp_of(8, Role::mma, 9, 109), b = warp_of(12, Role::mma, 9, 109), c = warp_of(16, Role::mma, 9, 109);
+  for (WarpTrace* w : {&a, &b, &c}) {
+    for (int turn = 0; turn < 8 * kTurns; ++turn)
+      w->events.insert(w->events.end(), w->events.begin(), w->events.begin() + 100);
+  }
+  const double alone = clocks(kernel, {products}).step, beside = clocks(kernel, {products, a, b, c}).step;
+  EXPECT_GT(beside, 8 * 100.0);
+  EXPECT_LT(alone, 8 * 75.0);
+}
+
+// Warps that share a scheduler begin their second turn so many clocks apart, and then are alike.
+TEST(MachineCodeClocks, WarpsThatBeginApart) {
+  const Kernel kernel = kernel_of_turn(times(10, {"FADD R1, R1, R1"}), 4);
+  const std::vector<WarpTrace> warps{warp_of(4, Role::computing, 0, 10), warp_of(8, Role::computing, 0, 10),
+                                     warp_of(5, Role::computing, 0, 10)};
+  const auto r = run(kernel, warps, *rates_of("sm_90"), *latencies_of("sm_90"), 300);
+  EXPECT_NEAR(r.time_of_turn(0, 1), r.time_of_turn(1, 1), 4);
+  for (const size_t turn : {size_t{2}, size_t{kTurns - 1}}) {
+    EXPECT_NEAR(r.time_of_turn(1, turn) - r.time_of_turn(0, turn), 300, 4);
+    EXPECT_NEAR(r.time_of_turn(2, turn), r.time_of_turn(0, turn), 4);
   }
 }
 
@@ -171,6 +233,26 @@ TEST(MachineCodeClocks, CopiesAndBarriers) {
   const Clocks c = clocks_of(made, kernel);
   EXPECT_NEAR(c.step, l.copy + bytes / l.copy_bytes + 2 * l.arrival, 8);
   EXPECT_EQ(c.chain[0].what, "computing: copies");
+}
+
+// What a copy writes to shared memory, 128 bytes a clock, a product that reads it waits for.
+TEST(MachineCodeClocks, CopiesTakeSharedMemoryFromProducts) {
+  const Kernel kernel = kernel_of_turn({"SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3", "UTMALDG.2D [UR8], [UR10]",
+                                        "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"},
+                                       1);
+  const auto product_beside = [&](uint32_t bytes) {
+    WarpTrace warp = warp_of(4, Role::computing, 0, 3);
+    for (size_t turn = 0; turn < kTurns; ++turn) {
+      Event* events = &warp.events[warp.turns[turn]];
+      events[0].barrier = events[1].barrier = 0x400;
+      events[0].amount = bytes;
+    }
+    const auto r = run(kernel, {warp}, *rates_of("sm_90"), *latencies_of("sm_90"));
+    return r.products.front().finish - r.products.front().issue;
+  };
+  const double own = (64 + 64) * 16 * 2 / 4;  // bytes that a warp's quarter reads
+  EXPECT_NEAR(product_beside(128), latencies_of("sm_90")->start_from_shared + 32, 1);
+  EXPECT_NEAR(product_beside(25600), (25600 + own) / 128, 2);
 }
 
 // Nobody arrives: what waits is let go, and counted.

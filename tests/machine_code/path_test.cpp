@@ -120,6 +120,22 @@ TEST(MachineCodePath, StepsThatMayMaskAreNoneWithoutMasks) {
   EXPECT_EQ(turn(vote + body(20, 8), true).size(), 33u);
 }
 
+// An exception that two branches ask about has one answer: the one that passes over more. Here the first one's shorter
+// side belongs to a step that takes maxima, which the second one passes over.
+TEST(MachineCodePath, AnExceptionIsAskedOnce) {
+  const Lines body = Lines{"VOTE.ANY P0, P0",
+                           "@P0 BRA `(.L_strict)",
+                           "FSETP.GT.AND P1, PT, R4, R5, PT",
+                           "FADD R6, R6, R7",
+                           "BRA `(.L_on)",
+                           ".L_strict:",
+                           "FADD R6, R6, R7",
+                           ".L_on:",
+                           "@!P0 BRA `(.L_exponentials)"} +
+                     times(9, {"FMNMX R8, R8, R9, !PT"}) + Lines{".L_exponentials:", "MUFU.EX2 R4, R4"} + kAgain;
+  EXPECT_EQ(turn(body), (Opcodes{"VOTE.ANY", "BRA", "FSETP.GT.AND", "FADD", "BRA", "BRA", "MUFU.EX2", "BRA"}));
+}
+
 // What a step asks before it masks, and again where it does, has one answer: also of a copy, and of the contrary.
 TEST(MachineCodePath, WhatDecidesAboutAMaskIsAskedOnce) {
   const auto body = [](const char* first_branch) {

@@ -80,6 +80,14 @@ class Play {
 
 }  // namespace
 
+double adding_clocks(const plan::BackwardTile& tile) {
+  // Bytes for each clock that a step is longer than without additions (docs/lab/hopper-backward.md, "Roles").
+  constexpr double from_registers = 36, by_copies = 78;
+  if (std::holds_alternative<Sm100BackwardConfig>(tile.kernel) || tile.for_hopper().strips) return 0;
+  const double bytes = 4.0 * tile.tile_m * tile.head_dim / tile.ctas;
+  return bytes / (tile.for_hopper().staged() ? by_copies : from_registers);
+}
+
 std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardTiling& t, double step,
                                   const HandOver& hand_over) {
   const bool by_head = t.tile.key_tickets > 0;

@@ -23,6 +23,10 @@ struct Waiting {
   double share() const { return clocks / without_turns - 1; }
 };
 
+// Clocks that adding its dq to memory makes a step of Hopper's kernels longer: the model of the machine code takes
+// additions to be over at once. Nothing of Blackwell's has been measured.
+double adding_clocks(const plan::BackwardTile& tile);
+
 // Of dense problems whose tiles sum dk, dv and dq alike; nothing of others. step: clocks, without waiting.
 std::optional<Waiting> waiting_of(const Problem& problem, const plan::BackwardTiling& tiling, double step,
                                   const HandOver& hand_over = {});

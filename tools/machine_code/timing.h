@@ -17,7 +17,8 @@ struct Modelled {
   machine_code::Clocks clocks;
   machine_code::Run run;
   double peak = 0;             // FLOP a clock of the tensor core
-  double least = 0, most = 0;  // clocks of a step, where a latency is only known to lie within a range
+  double least = 0, most = 0;  // clocks of a step
+  std::string range;           // why there is not one figure
 };
 // Throws where the model has no figures for the architecture, or finds no warp that computes.
 Modelled model_of(const Examined& examined);

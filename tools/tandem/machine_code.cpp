@@ -115,7 +115,8 @@ std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& dev
   const auto waiting = [&](double times) {
     HandOver hand_over;
     hand_over.adds *= times, hand_over.told *= times;
-    return waiting_of(planned.problem, planned.plan->backward, step, hand_over);
+    const plan::BackwardTiling& tiling = planned.plan->backward;
+    return waiting_of(planned.problem, tiling, step + adding_clocks(tiling.tile), hand_over);
   };
   const std::optional<Waiting> usual = waiting(1);
   if (!usual) return std::nullopt;

@@ -21,6 +21,8 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   constexpr bool kScoresAhead =
       !T.single && (T.head_dim <= 64 || !(T.has_score_mod() || T.bias != Bias::none || T.dropout));
   constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead;
+  // dV under way while dS is made: under a causal mask 2 % are gained by that, without one nothing.
+  constexpr bool kDvFirst = T.tile_m > 64 && T.right && !T.left;
   // What the next step keeps is drawn under dq, dV and dK, where there are no scores in registers, or as late as S is
   // not waited for: modelled.
   constexpr bool kDrawsAhead = T.dropout && !kScoresAhead;
@@ -46,6 +48,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     if constexpr (T.sums_scores) {
       make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, kept, row, shown, tile, rings, at);
     } else {
+      if constexpr (kDvFirst) mma_dv(dv, probabilities, tile, rings);
       make_ds(dp, scores, kept, tile, rings);
       if constexpr (T.sums_tiles) sum = sum_of(dp);
       pack_all<T>(ds, dp);
@@ -58,7 +61,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     arrive(&s.ds_full[rings.steps & 1]);
     float dq[T.dq_columns() / 2];
     mma_dq(dq, tile, rings.ds_before);
-    mma_dv(dv, probabilities, tile, rings);
+    if constexpr (!kDvFirst) mma_dv(dv, probabilities, tile, rings);
     mma_dk(dk, ds, tile, rings);
     if constexpr (T.sums_tiles) {
       // Opaque: else what follows from it is kept over all steps, and spills.

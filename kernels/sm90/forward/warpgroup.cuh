@@ -91,6 +91,8 @@ struct Warpgroup {
   }
   TANDEM_DEVICE void release_bias() {
     if constexpr (T.bias != Bias::none) {
+      // Reads that are under way, and what TMA writes next, are of different proxies: a load may come later than both.
+      if constexpr (T.bias_ctas > 0) fence_proxy_async();
       mbarrier_arrive(&s.bias.empty[index]);
       bias_parity ^= 1;
     }

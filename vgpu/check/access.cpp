@@ -65,7 +65,7 @@ Touch::Verdict Access::decide(Epoch x) {
     const uint32_t lanes = x.lanes(site.lanes);
     if (same_lanes(site, x)) return Verdict::ordered;
     if (seen(site, site.row, lanes, x.time())) {
-      if (proxy_ && x.wrote() && !proxied(site, lanes, x.time())) return Verdict::unfenced;
+      if (crosses_proxies(x) && !proxied(site, lanes, x.time())) return Verdict::unfenced;
       if (!x.wrote() || widely(site, lanes, x.time())) return Verdict::ordered;
       // Atomic operations need nobody to tell of them.
       return both_atomic(site, x) ? Verdict::allowed : Verdict::narrow;
@@ -76,6 +76,9 @@ Touch::Verdict Access::decide(Epoch x) {
   }
   return both_atomic(site, x) ? Verdict::allowed : Verdict::unordered;
 }
+
+// A thread's load that is still under way may get what a copy writes: arriving at a barrier waits for no load's result.
+bool Access::crosses_proxies(Epoch x) const { return proxy_ && (x.wrote() || (writes && memory_ == Memory::shared)); }
 
 void Access::note_past(uint32_t site) {
   if (std::find(tensor_past.begin(), tensor_past.end(), site) == tensor_past.end()) tensor_past.push_back(site);

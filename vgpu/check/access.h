@@ -36,7 +36,8 @@ class Access : public Touch {
     issuers_[0].lanes = lane.lanes(0);
     last_ = Epoch();
   }
-  // An asynchronous operation on this memory; the async proxy sees ordinary writes behind a proxy fence only.
+  // An asynchronous operation on this memory. Through the async proxy it comes behind what threads wrote, and what they
+  // read of shared memory that it writes, only if a proxy fence lies between.
   void asynchronous(AsyncKind kind, Memory memory);
   // The lanes of one instruction may write the same bytes: one of them wins.
   void lanes_of(const LaneAccess& access, uint32_t lanes) { instruction_ = &access, instruction_lanes_ = lanes; }
@@ -66,6 +67,7 @@ class Access : public Touch {
     uint32_t lanes;
   };
   Verdict decide(Epoch x);
+  bool crosses_proxies(Epoch x) const;
   void note_past(uint32_t site);
   bool seen(const Site& site, uint16_t row, uint32_t lanes, int32_t time) const;
   bool proxied(const Site& site, uint32_t lanes, int32_t time) const;

@@ -18,7 +18,8 @@ Words words_of(const Party& party, const Access::Conflict& conflict, const Party
   const bool wrote = conflict.other.wrote();
   if (conflict.verdict == Touch::Verdict::unfenced) {
     return {Rule::missing_proxy_fence,
-            str_cat("it reaches what ", who, " wrote by ordinary stores, but no fence.proxy.async of ",
+            str_cat(wrote ? "it reaches what " : "it overwrites what ", who,
+                    wrote ? " wrote by ordinary stores" : " read by ordinary loads", ", but no fence.proxy.async of ",
                     memory == Memory::global ? "global" : "shared", " memory lies between")};
   }
   if (conflict.verdict == Touch::Verdict::relaxed) {

@@ -34,7 +34,7 @@ class Touch {
     relaxed,  // it has, but by relaxed operations only
     narrow,   // it has, but what tells of it reaches its own block only
     unordered,
-    unfenced,  // it has, but the async proxy does not see it
+    unfenced,  // it has, but in another proxy, and no fence of proxies lies between
   };
   virtual Verdict judge(Epoch x) = 0;
   // Once for each x in a run of equal granules; at: in the page.

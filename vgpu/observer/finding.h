@@ -14,7 +14,7 @@ enum class Rule : uint8_t {
   data_race,            // two accesses, one a write, nothing orders them
   relaxed_hand_over,    // ordered, but by relaxed operations only, within a block's shared memory
   narrow_release,       // ordered, but by an arrival at another block that releases to its own block only
-  missing_proxy_fence,  // written by ordinary stores, read by the async proxy, no fence.proxy.async between
+  missing_proxy_fence,  // ordinary stores, or loads of what it overwrites, then the async proxy, no fence between
   missing_wait,         // touches what an asynchronous operation may still read or write: no wait covers it
   out_of_bounds,
   misaligned,

@@ -20,9 +20,8 @@ constexpr std::array<About, static_cast<size_t>(Rule::count)> kRules{{
      "Let the arrival at the other block's barrier release to the cluster: mbarrier.arrive.release.cluster.",
      Grade::letter},
     {"missing-proxy-fence",
-     "Let each thread that wrote execute fence.proxy.async behind its stores, before the barrier that the issuing "
-     "thread "
-     "waits at."},
+     "Let each thread that wrote or read there execute fence.proxy.async behind it, before the barrier that the "
+     "issuing thread waits at."},
     {"missing-wait",
      "Wait for the operation first: on the phase of the mbarrier that it signals, or with wait_group for its committed "
      "group; other threads need a barrier behind that wait."},

@@ -107,6 +107,7 @@ struct ScoreTile {
   // Until its products are there.
   TANDEM_DEVICE void make(const ScoreTileAt& at) {
     tcgen05_fence_before();
+    fence_proxy_async();
     __syncthreads();  // all have used the tile before
     if (warp == 0 && elect_one()) {
       mbarrier_expect_tx(&s.stats_landed, sizeof s.stats);

@@ -96,7 +96,11 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
       to_probabilities(c, 0, kChunk);
       store_probabilities(c);
     }
-    if constexpr (T.makes_dv()) signal<T>(&s.p_ready[s_slot]);
+    if constexpr (T.makes_dv()) {
+      // The sums have been read, where TMA brings those of another step; with dS comes a fence of its own.
+      if constexpr (!T.makes_dk()) fence_proxy_async();
+      signal<T>(&s.p_ready[s_slot]);
+    }
   }
 }
 

@@ -139,6 +139,7 @@ TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.
   wgmma_wait<1>();
   fence_operand(dp);
   make_ds(dp, scores, kept, tile, rings);
+  fence_proxy_async();  // delta has been read, where TMA brings that of another step
   wgmma_wait<0>();
   fence_operand(dv);
   arrive(&s.dout_empty[rings.dout.slot]);

@@ -128,6 +128,7 @@ struct RoleTile {
     const float delta[2] = {stat(1, 0), stat(1, 1)};
 #pragma unroll
     for (int r = 0; r < kScores; ++r) dp[r] = scores[r] * (dp[r] - delta[r / 2 % 2]);
+    fence_proxy_async();  // these have been read, where TMA brings those of another step
     __syncwarp();
     arrive(&s.dout_empty[state.dout_ring.slot]);
     state.dout_ring.advance();

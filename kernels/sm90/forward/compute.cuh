@@ -22,6 +22,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     typename Warpgroup<T>::QFragments queries;
     if constexpr (T.q_in_registers()) {
       w.load_q(queries);
+      fence_proxy_async();  // TMA brings the next tile's queries to where these were read
       __syncwarp();
       w.release_q();
     }

@@ -73,6 +73,7 @@ TEST(BulkLoad, RingOfTwoBarriers) {
       play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, n, kAt, kTile);
       play.wait(play.at(1, kAll, "mbarrier.try_wait"), full, n);
       play.load(play.at(1, kAll, "ld.shared"), kAt, 16, 16);
+      play.checker->proxy_fence(play.at(1, kAll, "fence.proxy.async"), FencedSpaces::shared);
       play.checker->warp_syncs(play.at(1, kAll, "bar.warp.sync"));
       play.arrive(play.at(1, kOne, "mbarrier.arrive"), empty);
       play.checker->mbarrier_completes(empty, n);
@@ -218,20 +219,74 @@ TEST(Proxy, AFenceIsNoBarrier) {
   EXPECT_EQ(play.rules(), "data-race");
 }
 
-TEST(Proxy, OrdinaryReadsNeedNone) {
-  Play play;
-  const BarrierId full = play.mbarrier(), empty = play.mbarrier(kBar + 8);
-  play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 0, kAt, kTile);
-  play.wait(play.at(1, kAll, "mbarrier.try_wait"), full, 0);
-  play.load(play.at(1, kAll, "ld.shared"), kAt, 16, 16);
-  play.arrive(play.at(1, kAll, "mbarrier.arrive"), empty);
-  play.checker->mbarrier_completes(empty, 0);
-  play.wait(play.at(0, kOne, "mbarrier.try_wait"), empty, 0);
-  play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 1, kAt, kTile);
-  EXPECT_EQ(play.text(), "");
+// Reads may be under way still when a copy writes there.
+TEST(Proxy, OrdinaryReadsBeforeACopyNeedAFence) {
+  enum class By { nobody, reader, issuer, issuer_too_early, other_space };
+  for (const By fenced : {By::nobody, By::reader, By::issuer, By::issuer_too_early, By::other_space}) {
+    Play play;
+    const BarrierId full = play.mbarrier(), empty = play.mbarrier(kBar + 8);
+    const auto fence = [&](int32_t warp, uint32_t lanes, FencedSpaces spaces) {
+      play.checker->proxy_fence(play.at(warp, lanes, "fence.proxy.async"), spaces);
+    };
+    play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 0, kAt, kTile);
+    play.wait(play.at(1, kAll, "mbarrier.try_wait"), full, 0);
+    play.load(play.at(1, kAll, "ld.shared"), kAt, 16, 16);
+    if (fenced == By::reader) fence(1, kAll, FencedSpaces::shared);
+    if (fenced == By::other_space) fence(1, kAll, FencedSpaces::global);
+    play.arrive(play.at(1, kAll, "mbarrier.arrive"), empty);
+    play.checker->mbarrier_completes(empty, 0);
+    if (fenced == By::issuer_too_early) fence(0, kOne, FencedSpaces::all);
+    play.wait(play.at(0, kOne, "mbarrier.try_wait"), empty, 0);
+    if (fenced == By::issuer) fence(0, kOne, FencedSpaces::all);
+    play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 1, kAt, kTile);
+    const bool clean = fenced == By::reader || fenced == By::issuer;
+    EXPECT_EQ(play.rules(), clean ? "" : "missing-proxy-fence") << static_cast<int>(fenced);
+    if (clean) continue;
+    EXPECT_EQ(play.checker->findings()[0].message,
+              "it overwrites what warp 1 lane 0 read by ordinary loads, but no fence.proxy.async of shared memory lies "
+              "between");
+  }
 }
 
-TEST(Proxy, NorDoesWhatCpAsyncWrote) {
+// One fence is for all that its thread knows to have been read.
+TEST(Proxy, AFenceBehindABarrierIsForAllReaders) {
+  for (const bool behind : {true, false}) {
+    Play play;
+    const BarrierId full = play.mbarrier();
+    play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 0, kAt, kTile);
+    for (const int32_t warp : {1, 2}) {
+      play.wait(play.at(warp, kAll, "mbarrier.try_wait"), full, 0);
+      play.load(play.at(warp, kAll, "ld.shared"), kAt, 16, 16);
+    }
+    if (!behind) play.checker->proxy_fence(play.at(2, kAll, "fence.proxy.async"), FencedSpaces::shared);
+    play.barrier({1, 2});
+    if (behind) play.checker->proxy_fence(play.at(2, kAll, "fence.proxy.async"), FencedSpaces::shared);
+    play.barrier({0, 2});
+    play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 1, kAt, kTile);
+    ASSERT_EQ(play.rules(), behind ? "" : "missing-proxy-fence");
+    if (behind) continue;
+    EXPECT_EQ(play.checker->findings()[0].other.warp, 1);
+  }
+}
+
+// A thread that copies over what it has read itself; products read as copies write.
+TEST(Proxy, OwnReadsNeedAFenceAndProductsNone) {
+  Play play;
+  const BarrierId full = play.mbarrier();
+  play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 0, kAt, kTile);
+  play.wait(play.at(0, kAll, "mbarrier.try_wait"), full, 0);
+  play.issue(play.at(0, kOne, "cp.async.bulk"), AsyncKind::bulk_store, {Play::shared(kAt, kTile)}, {});
+  play.checker->group_commits(play.at(0, kOne, "cp.async.bulk.commit_group"), AsyncKind::bulk_store);
+  play.checker->group_waits(play.at(0, kOne, "cp.async.bulk.wait_group"), AsyncKind::bulk_store, 0, true);
+  play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 1, kAt, kTile);
+  EXPECT_EQ(play.text(), "");
+  play.wait(play.at(0, kAll, "mbarrier.try_wait"), full, 1);
+  play.load(play.at(0, kOne, "ld.shared"), kAt, 16, 16);
+  play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 2, kAt, kTile);
+  EXPECT_EQ(play.rules(), "missing-proxy-fence");
+}
+
+TEST(Proxy, WhatCpAsyncWroteNeedsNone) {
   Play play;
   const Actor copy = play.at(0, kOne, "cp.async.cg.shared.global");
   play.issue(copy, AsyncKind::cp_async, {}, {Play::shared(kAt, 16)});

@@ -127,6 +127,7 @@ TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const 
     if constexpr (!T.pair) write_ds(c);
   }
   if constexpr (T.pair) {
+    fence_proxy_async();  // -lse and delta have been read, where TMA may bring others once dK is made
     signal<T>(&s.ds_ready);
     mbarrier_wait(s.dq_ready, (steps & 1) ^ 1);  // of the step before: it has read dS, here and there
 #pragma unroll

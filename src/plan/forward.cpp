@@ -86,9 +86,9 @@ int64_t heads_beside(const Problem& p, int64_t heads) {
 // of them than another.
 int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (!has_bias_map(p, t, pack_gqa)) return 0;
-  const bool even = !t.left && !t.right && heads_beside(p, p.heads_q) % std::max(kBiasCtas, 1) == 0;
+  const bool even = !t.left && !t.right && heads_beside(p, p.heads_q) % kBiasCtas == 0;
   if (even) return kBiasCtas;
-  return t.head_dim > 64 ? std::min(kBiasCtas, 1) : 0;  // TMA alone is the slower one there
+  return t.head_dim > 64 ? 1 : 0;  // TMA alone is the slower one there
 }
 
 // CTAs of a cluster that copy keys and values for each other, where they cannot have a bias in common: neighbouring
@@ -180,12 +180,6 @@ double heads_of_a_bias(const Problem& p, double heads) {
   return std::min(sharing, kL2BiasHeads);
 }
 
-// Multiprocessors on which clusters are at work at once: of those of a GPC, 16 or 18, four at a time leave two.
-int sms_for_clusters(int sms, int ctas) {
-  const int together = ctas > 2 && sms >= 16 ? 16 : ctas;
-  return sms / together * together;
-}
-
 // Without a mask one head after the other: its tiles read the same keys at the same time.
 int choose_l2_heads(const Problem& p, const ForwardTiling& t, int sm_count) {
   double wanted, packed_heads = t.packed_heads;
@@ -247,7 +241,7 @@ void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) 
   } else {
     const int together = std::max(t.tile.bias_ctas(), 1);  // heads
     t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, together)) * together;
-    t.grid = static_cast<int>(std::min<int64_t>(sms_for_clusters(sms, ctas), tiles));
+    t.grid = static_cast<int>(std::min<int64_t>(sms / ctas * ctas, tiles));
   }
   const bool uneven = t.tile.left || t.tile.right || p.block_mask;
   t.counted = t.tile.varlen || (!t.tile.clc() && tiles > sms && uneven);

@@ -88,8 +88,7 @@ inline constexpr double kL2Heads = 8;
 // Heads that share a bias, without a mask. Of 132 tiles at once so many times fewer are of one head: the bias is read
 // as many times less often from memory, keys and values more often. Not measured.
 inline constexpr double kL2BiasHeads = 8;
-// CTAs of a cluster among which TMA spreads a bias that they share, 1 to 4; where there are none, it copies it for each
-// alone. 0: cp.async copies it.
+// CTAs of a cluster among which TMA spreads a bias that they share. Four leave multiprocessors idle, and are slower.
 inline constexpr int kBiasCtas = 2;
 // Among which it spreads keys and values beside a bias that each has for itself: 1 or 2.
 inline constexpr int kBiasKvCtas = 2;

@@ -66,6 +66,11 @@ MORE_SHAPES = ("d64", "d128", "d256")
 
 def problems() -> dict[str, list[str]]:
     """Flags of `tandem explain`, by name."""
+    forward = of_a_pass()
+    return forward | {f"{name} backward": [*flags, "--backward"] for name, flags in forward.items()}
+
+
+def of_a_pass() -> dict[str, list[str]]:
     found = {}
     for card, where in CARDS.items():
         for shape, sizes in SHAPES[card].items():
@@ -193,9 +198,9 @@ def compare(old: pathlib.Path, new: pathlib.Path) -> str:
     if old.read_bytes() == new.read_bytes():
         return ""
     before, after = read(old), read(new)
-    if before.keys() != after.keys():
-        return f"different: functions {', '.join(before)} -> {', '.join(after)}"
-    found = {name: difference(before[name], after[name]) for name in before}
+    found = {name: difference(before[name], after[name]) for name in before if name in after}
+    found |= {name: "gone" for name in before if name not in after}
+    found |= {name: "new" for name in after if name not in before}
     return "\n".join(f"{name}: {text}" for name, text in found.items() if text)
 
 

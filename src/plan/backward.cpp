@@ -449,12 +449,18 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   const uint32_t converted = (p.dq && !t.tile.single && !t.tile.strips ? blocks : 0) +
                              (sums_keys ? t.tile.ctas * (t.tiles / t.splits) * t.tile.key_sums : 0);
   if (converted > 0) {
-    plan->launches.push_back(
-        {.entry = kConvertEntry, .grid = converted, .block = threads, .overlap_previous = may_overlap});
+    plan->launches.push_back({.kernel = kEndsKernel,
+                              .entry = kConvertEntry,
+                              .grid = converted,
+                              .block = threads,
+                              .overlap_previous = may_overlap});
   }
   if (p.dsink && p.heads_q > 0) {
-    plan->launches.push_back(
-        {.entry = kDsinkEntry, .grid = static_cast<uint32_t>(p.heads_q), .block = 32, .overlap_previous = may_overlap});
+    plan->launches.push_back({.kernel = kEndsKernel,
+                              .entry = kDsinkEntry,
+                              .grid = static_cast<uint32_t>(p.heads_q),
+                              .block = 32,
+                              .overlap_previous = may_overlap});
   }
   if (t.dbias_blocks > 0) {
     plan->kernels.push_back(kernel_of(p, t.tile.kernel, Unit::dbias));
@@ -515,14 +521,16 @@ Status BackwardPass::check(const Problem& p, const gpu::Properties& device) cons
 void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
   BackwardTiling& t = plan->backward;
   tile(p, device, &t);
-  plan->kernels.push_back(kernel_of(p, t.tile.kernel));
+  for (const Unit unit : {Unit::main, Unit::ends}) plan->kernels.push_back(kernel_of(p, t.tile.kernel, unit));
   const int64_t blocks = p.total_q > 0 ? p.heads_q * t.m_blocks : 0;
   const auto count = static_cast<uint32_t>(blocks);
   // Where there is no query, there is no delta, and nothing but the counter to be zeroed.
   const int delta = count > 0 ? 0 : kFilled;
   if (count > 0) {
-    plan->launches.push_back(
-        {.entry = kDeltaEntry, .grid = count, .block = static_cast<uint32_t>(t.tile.delta_threads)});
+    plan->launches.push_back({.kernel = kEndsKernel,
+                              .entry = kDeltaEntry,
+                              .grid = count,
+                              .block = static_cast<uint32_t>(t.tile.delta_threads)});
   } else {
     plan->fills.push_back({0, 3 * sizeof(int)});
   }

@@ -5,7 +5,8 @@
 
 namespace tandem::plan {
 
-inline constexpr uint8_t kDbiasKernel = 1;  // of Plan::kernels, where the gradient of a bias is wanted
+// Of Plan::kernels, after the kernel itself; dbias where that gradient is wanted.
+inline constexpr uint8_t kEndsKernel = 1, kDbiasKernel = 2;
 
 class BackwardPass final : public Pass {
  public:

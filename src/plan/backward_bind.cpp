@@ -1,5 +1,6 @@
 // What the kernels of a backward are given in a call.
 #include <algorithm>
+#include <utility>
 
 #include "base/text.h"
 #include "plan/arguments.h"
@@ -188,57 +189,51 @@ void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace
   params.has_dk = p.dk.present;
   params.has_dv = p.dv.present;
   add_maps(p, t.tile, &params, arguments);
-  if (plan.kernels.size() > 1) arguments->share(params);
+  for (size_t n = 1; n < plan.kernels.size(); ++n) arguments->share(params);
 }
 
 std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const Plan& plan, size_t launch) const {
   Buffers buffers;
   const BackwardTile& tile = plan.backward.tile;
-  const uint8_t entry = plan.launches[launch].entry;
-  if (plan.launches[launch].kernel == kDbiasKernel) {
+  const auto [kernel, entry] = std::pair(plan.launches[launch].kernel, plan.launches[launch].entry);
+  const auto add_scores = [&] {
     buffers.add_inputs(p);
     buffers.add_result_gradient(p);
     buffers.add_terms(p);
-    buffers.add_bias_gradient(p);
     buffers.add_lengths(p);
-    return std::move(buffers.list);
-  }
-  if (tile.captured && entry == kCapturedEntry + 1) {
+  };
+  if (kernel == kEndsKernel) {
+    switch (entry) {
+      case kDeltaEntry:
+        buffers.add_results_given(p);
+        buffers.add_terms(p);
+        buffers.add_lengths(p);
+        break;
+      case kConvertEntry:
+        buffers.add_query_gradient(p);
+        if (plan.backward.splits > 1) buffers.add_key_gradients(p);
+        buffers.add_lengths(p);
+        break;
+      default: buffers.add_sink_gradient(p); break;
+    }
+  } else if (kernel == kDbiasKernel) {
+    add_scores();
+    buffers.add_bias_gradient(p);
+  } else if (entry == kMainEntry) {
+    add_scores();
+    buffers.add_key_gradients(p);
+    if (tile.single) buffers.add_query_gradient(p);
+  } else if (tile.captured && entry == kCapturedEntry) {
+    add_scores();
+  } else if (tile.captured && entry == kCapturedEntry + 1) {
     buffers.add_captured_gradients(p);
-    return std::move(buffers.list);
-  }
-  if (tile.block_mask && entry >= tile.mark_steps_entry) {
+  } else if (tile.block_mask) {
     buffers.add_block_lists(p);
     buffers.add_lengths(p);
-    return std::move(buffers.list);
-  }
-  if (tile.strips && entry == dq_entry(tile.for_hopper())) {
+  } else {  // dq, of strips
     buffers.add_inputs(p);
     buffers.add_query_gradient(p);
-    return std::move(buffers.list);
   }
-  if (entry == kMainEntry || entry == kCapturedEntry) {
-    buffers.add_inputs(p);
-    buffers.add_result_gradient(p);
-    buffers.add_terms(p);
-  }
-  switch (entry) {
-    case kDeltaEntry:
-      buffers.add_results_given(p);
-      buffers.add_terms(p);
-      break;
-    case kDsinkEntry: buffers.add_sink_gradient(p); break;
-    case kMainEntry:
-      buffers.add_key_gradients(p);
-      if (tile.single) buffers.add_query_gradient(p);
-      break;
-    case kConvertEntry:
-      buffers.add_query_gradient(p);
-      if (plan.backward.splits > 1) buffers.add_key_gradients(p);
-      break;
-    default: break;
-  }
-  if (entry != kDsinkEntry) buffers.add_lengths(p);
   return std::move(buffers.list);
 }
 

@@ -121,13 +121,16 @@ template <class T>
 FixedVector<Beside, kMostEntries - 1> beside(const T& t, Unit unit) {
   FixedVector<Beside, kMostEntries - 1> entries;
   const auto threads = static_cast<uint32_t>(t.score_threads());
+  if (unit == Unit::ends) {
+    entries.push_back({"delta", T::kDeltaThreads});
+    entries.push_back({"convert", static_cast<uint32_t>(t.convert_threads())});
+    entries.push_back({"dsink", 32});
+    return entries;
+  }
   if (unit == Unit::dbias) {
     entries.push_back({"dbias", threads, t.dbias_smem_bytes()});
     return entries;
   }
-  entries.push_back({"delta", T::kDeltaThreads});
-  entries.push_back({"convert", static_cast<uint32_t>(t.convert_threads())});
-  entries.push_back({"dsink", 32});
   if (t.captured) {
     entries.push_back({"captured", threads, t.captured_smem_bytes()});
     entries.push_back({"convert_captured", kConvertCapturedThreads});

@@ -42,9 +42,10 @@ void* Arguments::zeroed(size_t bytes) {
 
 // A text counts by its hash: that of another is another number with all but certainty.
 Kernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit) {
-  // Numbers of configurations do not reach the highest bit (combinations() in fields.h).
-  const uint64_t of_unit = static_cast<uint64_t>(unit) << 63;
+  // Numbers of configurations do not reach the two highest bits (combinations() in fields.h).
+  const uint64_t of_unit = static_cast<uint64_t>(unit) << 62;
   Kernel kernel{.configuration = configuration, .unit = unit, .id = id_of(configuration) + of_unit};
+  if (unit == Unit::ends) return kernel;  // which looks at no score
   if (p.score_mod) {
     kernel.score_mod = p.score_mod->program.get();
     kernel.id += kernel.score_mod->cuda_hash;
@@ -58,6 +59,7 @@ Kernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit
 
 std::string name_of(const Kernel& kernel) {
   std::string name = name_of(kernel.configuration);
+  if (kernel.unit == Unit::ends) name += "_ends";
   if (kernel.unit == Unit::dbias) name += "_dbias";
   for (const mods::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
     if (mod == nullptr) continue;
@@ -73,7 +75,8 @@ std::string translation_unit(const Kernel& kernel) {
   for (const mods::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
     if (mod != nullptr) functions += mod->cuda + "\n";
   }
-  if (sums_tiles(kernel.configuration)) functions += kernel.score_mod->cuda_ranges + "\n";
+  if (kernel.score_mod != nullptr && sums_tiles(kernel.configuration))
+    functions += kernel.score_mod->cuda_ranges + "\n";
   return translation_unit(kernel.configuration, functions, kernel.unit);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "plan/problems.h"
 
@@ -15,17 +16,21 @@ TEST(BackwardPlan, Launches) {
   const plan::Plan plan = plan::make_plan(p, hopper());
   const plan::BackwardTiling& t = plan.backward;
   EXPECT_EQ(t.splits, 1);
-  ASSERT_EQ(plan.kernels.size(), 1u);
+  ASSERT_EQ(plan.kernels.size(), 2u);
   EXPECT_EQ(plan.kernels[0].id, plan::id_of(t.tile));
+  EXPECT_NE(plan.kernels[plan::kEndsKernel].id, plan.kernels[0].id);
   ASSERT_EQ(plan.launches.size(), 3u);
   EXPECT_TRUE(plan.fills.empty());
+  EXPECT_EQ(plan.launches[0].kernel, plan::kEndsKernel);
   EXPECT_EQ(plan.launches[0].entry, plan::kDeltaEntry);
   EXPECT_EQ(plan.launches[0].grid, 2u * 3 * 2);  // m_blocks of 64 queries
   EXPECT_FALSE(plan.launches[0].overlap_previous);
+  EXPECT_EQ(plan.launches[1].kernel, 0);
   EXPECT_EQ(plan.launches[1].entry, plan::kMainEntry);
   EXPECT_EQ(plan.launches[1].grid, 2u * 3 * 3);  // n_blocks of 128 keys
   EXPECT_EQ(plan.launches[1].block, static_cast<uint32_t>(t.tile.threads));
   EXPECT_EQ(plan.launches[1].shared_bytes, static_cast<uint32_t>(t.tile.smem_bytes));
+  EXPECT_EQ(plan.launches[2].kernel, plan::kEndsKernel);
   EXPECT_EQ(plan.launches[2].entry, plan::kConvertEntry);
   EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid);
 
@@ -122,8 +127,8 @@ TEST(BackwardPlan, BiasGradient) {
     p.dbias = p.bias;
     const plan::Plan plan = plan::make_plan(p, hopper());
     ASSERT_EQ(plan.launches.size(), 2u);
-    ASSERT_EQ(plan.kernels.size(), 2u);
-    EXPECT_NE(plan.kernels[0].id, plan.kernels[1].id);
+    ASSERT_EQ(plan.kernels.size(), 3u);
+    EXPECT_EQ(std::set({plan.kernels[0].id, plan.kernels[1].id, plan.kernels[2].id}).size(), 3u);
     EXPECT_EQ(plan.launches[1].kernel, plan::kDbiasKernel);
     EXPECT_EQ(plan.launches[1].entry, plan::kDbiasEntry);
     EXPECT_EQ(plan.launches[1].grid, blocks);
@@ -173,8 +178,9 @@ TEST(BackwardPlan, CapturedGradients) {
 TEST(BackwardPlan, CapturedScores) {
   const auto sums_scores = [](const Problem& p, const gpu::Properties& device) {
     const plan::Plan plan = plan::make_plan(p, device);
-    const auto walks = std::ranges::count_if(
-        plan.launches, [&plan](const plan::Launch& launch) { return launch.entry == plan::kCapturedEntry; });
+    const auto walks = std::ranges::count_if(plan.launches, [](const plan::Launch& launch) {
+      return launch.kernel == 0 && launch.entry == plan::kCapturedEntry;
+    });
     EXPECT_EQ(walks, plan.backward.tile.sums_scores ? 0 : 1);
     EXPECT_EQ(plan.backward.captured_blocks == 0, plan.backward.tile.sums_scores);
     EXPECT_EQ(plan::name_of(plan.kernels[0]).find("_scores") != std::string::npos, plan.backward.tile.sums_scores);

@@ -13,6 +13,7 @@ struct Sm90BackwardConfig {
   bool pair = false;           // two CTAs, each with keys of its own, exchange dS: each makes dq of half of the columns
   bool roles = false;          // of warpgroups: one makes scores and dq, one sums dv, one dk
   bool strips = false;         // dS goes to memory, a strip of n_blocks at a time: sm90/backward/dq.cuh makes dq of it
+  bool halves = false;         // then a step's queries are gone over in two halves, and warpgroups have their own keys
   bool from_diagonal = false;  // steps begin where the mask does: tile/key_tile.cuh
   bool dropout = false;
   bool direct = false;       // dk and dv are float32, or added to what is there: stored in pairs of columns
@@ -35,11 +36,12 @@ struct Sm90BackwardConfig {
   // Wide heads leave no room for dk and dv of 64 keys in a warpgroup: all have the same 64, each has some of the
   // queries of a step for scores, and some of the columns of dk and dv; or all of either, and one the scores (roles). P
   // and dS then go through shared memory.
-  constexpr bool wide() const { return head_dim > 128 || head_dim_v > 128; }
+  constexpr bool wide() const { return (head_dim > 128 || head_dim_v > 128) && !halves; }
   constexpr int ctas() const { return pair ? 2 : 1; }
   constexpr int cta_keys() const { return wide() ? 64 : 64 * warpgroups; }
   constexpr int tile_n() const { return ctas() * cta_keys(); }
-  constexpr int score_queries() const { return wide() && !roles ? tile_m / warpgroups : tile_m; }
+  constexpr int k_box() const { return strips ? 64 : cta_keys(); }  // of keys or values, that TMA brings at once
+  constexpr int score_queries() const { return halves ? tile_m / 2 : wide() && !roles ? tile_m / warpgroups : tile_m; }
   constexpr int dk_columns() const { return wide() && !roles ? head_dim / warpgroups : head_dim; }
   constexpr int dv_columns() const { return wide() && !roles ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
@@ -149,10 +151,12 @@ struct Sm90BackwardConfig {
   }
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * cta_keys() * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (cta_keys() + 1) * tile_m + 1024; }
-  // Of the kernel that makes dq of dS: a step is an n_block's keys, and its dS of an m_block for each warpgroup. Sums
-  // of so many n_blocks are added in float32, in the order of keys.
-  static constexpr int kDqStages = 4, kDqSumNBlocks = 128;
-  constexpr int dq_smem_bytes() const { return kDqStages * 2 * cta_keys() * (head_dim + tile_m * warpgroups) + 1024; }
+  // Of the kernel that makes dq of dS: a step is 64 keys, and their dS of an m_block for each warpgroup. Sums of so
+  // many n_blocks are added in float32, in the order of keys.
+  static constexpr int kDqStages = 4;
+  constexpr int dq_sum_n_blocks() const { return 8192 / cta_keys(); }
+  constexpr int dq_smem_bytes() const { return kDqStages * 2 * k_box() * (head_dim + tile_m * warpgroups) + 1024; }
+  static constexpr int kMostHalvesDims = 320;  // whose sums leave registers for the scores of 32 queries
   // A warpgroup's columns are blocks of 64, or half of one.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {
@@ -160,7 +164,8 @@ struct Sm90BackwardConfig {
     if (roles)
       return pair && warpgroups == 3 && tile_m == 64 && q_stages > 1 && head_dim == 192 && head_dim_v <= 192 &&
              !has_score_mod() && !dropout;
-    if (strips && (!wide() || roles || pair || warpgroups != 2 || tile_m != 64)) return false;
+    if (strips && (wide() == halves || roles || pair || warpgroups != 2 || tile_m != 64)) return false;
+    if (halves && (!strips || head_dim + head_dim_v > kMostHalvesDims || bias != Bias::none || dropout)) return false;
     if (stages_bias() && tile_m != 64) return false;
     if (few_queries && (!staged() || roles || split || tile_m != 64)) return false;
     if (single && (pair || block_mask || varlen || left || by_head)) return false;
@@ -168,8 +173,8 @@ struct Sm90BackwardConfig {
            whole_blocks(dv_columns()) && (!pair || (wide() && dq_columns() == 64 && q_stages > 1));
   }
 
-  constexpr int load_registers() const { return strips ? 40 : 24; }  // where dS goes is much to know
-  static constexpr int kDeltaThreads = 256;                          // of the kernel that comes before
-  constexpr int delta_queries() const { return tile_m; }             // whose code is written out
-  static constexpr int kMaxSmemBytes = 232448;                       // of a block
+  constexpr int load_registers() const { return strips && !halves ? 40 : 24; }  // where dS goes is much to know
+  static constexpr int kDeltaThreads = 256;                                     // of the kernel that comes before
+  constexpr int delta_queries() const { return tile_m; }                        // whose code is written out
+  static constexpr int kMaxSmemBytes = 232448;                                  // of a block
 };

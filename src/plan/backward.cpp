@@ -152,7 +152,7 @@ struct Strips {
 // turn; where a strip has tiles enough for it each goes over two heads, and half as much is added. It is under a causal
 // mask that they even out, and beside long tiles additions are little.
 Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
-  constexpr int64_t kTiles = 512, kLeastNBlocks = 128, kLongMBlocks = 128;
+  constexpr int64_t kTiles = 512, kLongMBlocks = 128;
   const int64_t m_blocks = ceil_div(p.seqlen_q, t.tile_m), n_blocks = ceil_div(p.seqlen_k, t.cta_keys());
   const int64_t block_bytes = int64_t{2} * t.cta_keys() * t.tile_m, heads = p.batch * p.heads_q;
   const int64_t floats =
@@ -167,11 +167,10 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
     const bool bounded = p.window_right != TANDEM_UNBOUNDED;
     if (bounded) s.row_n_blocks = std::min(n_blocks, ceil_div(left + right + t.tile_m, t.cta_keys()) + 1);
   } else if (t.right && !p.diagonal_offsets) {
-    // Rows are of so many n_blocks and one more each: the m-th and the m-th last have the same number together, at
-    // most.
+    // The m-th and the m-th last see the same number of keys together, at most, each in a whole number of n_blocks.
     const int64_t beyond = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
-    const int64_t more = beyond > 0 ? 2 * ceil_div(beyond, t.cta_keys()) : 0;
-    const int64_t of_two = std::min(2 * n_blocks, m_blocks + 2 + more);
+    const int64_t seen = (m_blocks + 1) * t.tile_m + 2 * std::max<int64_t>(beyond, 0);
+    const int64_t of_two = std::min(2 * n_blocks, (seen - 2) / t.cta_keys() + 2);
     s.folds = (m_blocks - m_blocks / 2) * of_two < m_blocks * n_blocks;
     if (s.folds) rows -= m_blocks / 2, s.row_n_blocks = of_two;
   }
@@ -181,9 +180,11 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
     s.heads = std::clamp(room, int64_t{1}, wanted);
     const bool grouped = p.group() % 2 == 0 && t.right && !t.left && m_blocks <= kLongMBlocks;
     if (grouped && round_up(wanted, 2) <= room) s.heads = round_up(wanted, 2), s.tile_heads = 2;
-  } else if (!t.left && !t.right && most / m_blocks >= kLeastNBlocks) {
+  } else if (!t.left && !t.right && most / m_blocks >= t.dq_sum_n_blocks()) {
     s.heads = 1;
-    s.n_blocks = s.row_n_blocks = most / m_blocks / kLeastNBlocks * kLeastNBlocks;
+    // In whole sums of dq, and as even as that leaves them.
+    const int64_t sums = ceil_div(n_blocks, t.dq_sum_n_blocks()), at_most = most / m_blocks / t.dq_sum_n_blocks();
+    s.n_blocks = s.row_n_blocks = ceil_div(sums, ceil_div(sums, at_most)) * t.dq_sum_n_blocks();
   } else {
     return {};
   }
@@ -195,9 +196,23 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
 // block mask shows; a single n_block's dq is stored as it is made. One sequence has the same bits dense and packed,
 // where that was asked for.
 bool takes_strips(const Problem& p, const Sm90BackwardConfig& t) {
-  if (!t.wide() || t.roles || t.single || t.varlen || t.block_mask || p.batch_invariant) return false;
+  if ((!t.wide() && !t.halves) || t.roles || t.single || t.varlen || t.block_mask || p.batch_invariant) return false;
   if (p.total_q == 0 || p.seqlen_k <= t.cta_keys()) return false;
   return choose_strips(p, t).heads > 0;
+}
+
+// Whether warpgroups have keys of their own: where their sums leave registers for the scores of half a step. Those of
+// dropout, a bias or a text do not fit as well.
+bool takes_halves(const Problem& p, Sm90BackwardConfig* config) {
+  Sm90BackwardConfig t = *config;
+  if (!t.wide() || t.bias != Bias::none || t.dropout || t.score_mod || t.mask_mod) return false;
+  t.head_dim = static_cast<int>(round_up(p.head_dim, 64));
+  t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 64));
+  t.halves = true;
+  if (t.head_dim + t.head_dim_v > t.kMostHalvesDims || !takes_strips(p, t)) return false;
+  t.strips = true;
+  *config = t;
+  return true;
 }
 
 Sm90BackwardConfig cut_for_hopper(const Problem& p) {
@@ -217,14 +232,18 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.
   t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
-  // Up to 192 there is room for dk, and for dv, of all keys in a warpgroup, and for dq in shared memory.
-  t.roles = t.pair && p.head_dim <= 192 && p.head_dim_v <= 192 && plain;
-  if (t.roles) {
-    t.warpgroups = 3;
-    t.head_dim = 192;
-    t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 64));
+  if (takes_halves(p, &t)) {
+    t.pair = false;
+  } else {
+    // Up to 192 there is room for dk, and for dv, of all keys in a warpgroup, and for dq in shared memory.
+    t.roles = t.pair && p.head_dim <= 192 && p.head_dim_v <= 192 && plain;
+    if (t.roles) {
+      t.warpgroups = 3;
+      t.head_dim = 192;
+      t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 64));
+    }
+    t.strips = takes_strips(p, t);
   }
-  t.strips = takes_strips(p, t);
   if (t.strips) t.pair = false;
   t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
   t.from_diagonal = !t.single && !t.strips && begins_at_diagonal(p, t);
@@ -434,9 +453,9 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   }
   const bool may_overlap = p.sm_limit == 0;
   if (t.tile.strips && has_main(p, t) && p.dq) {
-    constexpr int kSum = Sm90BackwardConfig::kDqSumNBlocks;
     const Sm90BackwardConfig& kernel = t.tile.for_hopper();
-    const int64_t of_head = ceil_div(t.sequence_m_blocks, kernel.warpgroups) * ceil_div(t.strip_n_blocks, kSum);
+    const int64_t of_head =
+        ceil_div(t.sequence_m_blocks, kernel.warpgroups) * ceil_div(t.strip_n_blocks, kernel.dq_sum_n_blocks());
     plan->launches.push_back({.entry = dq_entry(kernel),
                               .grid = static_cast<uint32_t>(t.strip_heads * of_head),
                               .block = static_cast<uint32_t>(t.tile.threads),
@@ -549,7 +568,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
   // Of strips those alone that several sums are added in.
-  const bool adds = t.tile.strips ? p.dq && t.n_blocks > Sm90BackwardConfig::kDqSumNBlocks : !t.tile.single;
+  const bool adds = t.tile.strips ? p.dq && t.n_blocks > t.tile.for_hopper().dq_sum_n_blocks() : !t.tile.single;
   const int64_t sums = has_main(p, t) && adds ? blocks * t.tile.dq_floats : 0;
   t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
   if (t.tile.strips && has_main(p, t) && p.dq) t.ds_offset = region("workspace.ds", t.strip_bytes, main);

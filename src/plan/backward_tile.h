@@ -12,7 +12,7 @@ namespace tandem::plan {
 struct BackwardTile {
   BackwardTile() : BackwardTile(Sm90BackwardConfig{}) {}
   BackwardTile(const Sm90BackwardConfig& t)
-      : BackwardTile(t, t.ctas(), t.tile_m, t.cta_keys(), false) {  // NOLINT(google-explicit-constructor)
+      : BackwardTile(t, t.ctas(), t.tile_m, t.k_box(), false) {  // NOLINT(google-explicit-constructor)
     key_floats = t.key_floats();
     key_sums = t.key_sums();
     key_tickets = t.key_tickets();

@@ -92,6 +92,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"pair", kFlag, "_pair"}, t.pair);
   visit(Field{"roles", kFlag, "_roles"}, t.roles);
   visit(Field{"strips", kFlag, "_strips"}, t.strips);
+  visit(Field{"halves", kFlag, "_halves"}, t.halves);
   visit(Field{"from_diagonal", kFlag, "_diagonal"}, t.from_diagonal);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"direct", kFlag, "_direct"}, t.direct);

@@ -195,6 +195,25 @@ TEST_F(KernelsCompile, EveryPairOfOptionsForBlackwellGradients) {
 TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(all_choices(), hopper()); }
 TEST_F(KernelsCompile, DISABLED_EveryCombinationForBlackwell) { compile_all(all_choices(), blackwell()); }
 
+// Sums leave registers for half a step's scores, and not one more: with eight fewer ptxas serialises all products.
+TEST_F(KernelsCompile, HalvesOfHopper) {
+  for (const int mask : {0, 1, 3}) {
+    for (const int more : {0, 1}) {  // bfloat16, capped; float16, float32 gradients
+      Choice choice{};
+      choice[kShape] = 5;
+      choice[kMask] = mask;
+      choice[kSoftcap] = more == 0;
+      choice[kType] = choice[kDirect] = more;
+      Problem p = gradients_of(choice);
+      p.heads_q = p.heads_k = 16;  // so many that dS of a head may be in memory
+      const plan::Plan plan = plan::make_plan(p, hopper());
+      EXPECT_TRUE(plan.backward.tile.for_hopper().halves);
+      const std::string name = plan::name_of(plan.kernels[0]);
+      EXPECT_EQ(compile(name, plan::translation_unit(plan.kernels[0]), hopper()), "") << name;
+    }
+  }
+}
+
 // A block mask, with a mask_mod that it asks in some blocks; and the kernel of largest scores beside it.
 TEST_F(KernelsCompile, BlockMasks) {
   const mods::Signature mask{.result = mods::Signature::Result::mask,

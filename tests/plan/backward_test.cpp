@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "plan/problems.h"
 
@@ -549,10 +550,53 @@ TEST(BackwardPlan, FromTheDiagonalByHead) {
   EXPECT_FALSE(plan::make_plan(backward(p), hopper()).backward.tile.for_hopper().from_diagonal);
 }
 
-// Where scores are changed, their registers leave a warpgroup that makes them none for the rest.
+// Up to 320 columns of dk and dv warpgroups have keys of their own, where dS may go to memory.
+TEST(BackwardPlan, HalvesOfHopper) {
+  const auto config = [](const Problem& p) { return plan::make_plan(p, hopper()).backward.tile.for_hopper(); };
+  const auto of = [](int64_t head_dim, int64_t head_dim_v) {
+    return backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = head_dim, .head_dim_v = head_dim_v}));
+  };
+  Problem p = of(136, 72);
+  const Sm90BackwardConfig t = config(p);
+  EXPECT_TRUE(t.halves && t.strips && !t.pair && !t.wide() && t.fits());
+  EXPECT_EQ(t.head_dim, 192);
+  EXPECT_EQ(t.head_dim_v, 128);
+  EXPECT_EQ(t.tile_n(), 128);
+  EXPECT_EQ(t.score_queries(), 32);
+  EXPECT_EQ(t.q_stages, 3);
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.tile.k_box, 64);
+  // 32k: a head is 256 n_blocks, three quarters of which would fit, so half of them; under a causal mask one and the
+  // last n_blocks' share of a row.
+  p = backward(dense({.seqlen_q = 32768, .seqlen_k = 32768, .heads_q = 16, .heads_k = 16, .head_dim = 192}));
+  p.head_dim_v = 128;
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.strip_n_blocks, 128);
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.strips, 32);
+  p.window_right = 0;
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.strip_row_n_blocks, 258);
+  p = of(136, 72);
+  for (const auto& [head_dim, head_dim_v] : {std::pair(256, 64), {64, 256}, {128, 192}, {8, 136}})
+    EXPECT_TRUE(config(of(head_dim, head_dim_v)).halves);
+  for (const auto& [head_dim, head_dim_v] : {std::pair(192, 192), {200, 72}, {128, 128}, {256, 256}})
+    EXPECT_FALSE(config(of(head_dim, head_dim_v)).halves);
+  p.softcap = 5;
+  EXPECT_TRUE(config(p).halves);
+  p.bias.present = true;
+  p.bias.dtype = DType::f32;
+  EXPECT_FALSE(config(p).halves);
+  EXPECT_TRUE(config(p).strips);
+  Problem dropped = of(136, 72);
+  dropped.dropout.p = 0.5;
+  EXPECT_FALSE(config(dropped).halves);
+  EXPECT_FALSE(config(modified(of(136, 72), "score * 2", 0, 0)).halves);
+  EXPECT_FALSE(config(backward(dense({.seqlen_q = 300, .seqlen_k = 128, .head_dim = 192}))).halves);  // one n_block
+}
+
+// Where it may not, a warpgroup makes scores for two that sum, if registers are left for them: not where scores are
+// changed.
 TEST(BackwardPlan, RolesOfHopper) {
   const auto config = [](const Problem& p) { return plan::make_plan(p, hopper()).backward.tile.for_hopper(); };
   Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 136, .head_dim_v = 72}));
+  p.batch_invariant = true;
   const Sm90BackwardConfig t = config(p);
   EXPECT_TRUE(t.roles && t.pair && t.fits());
   EXPECT_EQ(t.threads(), 512);
@@ -564,7 +608,7 @@ TEST(BackwardPlan, RolesOfHopper) {
   EXPECT_FALSE(config(wider).roles);
   p.softcap = 5;
   EXPECT_FALSE(config(p).roles);
-  EXPECT_TRUE(config(p).strips);
+  EXPECT_TRUE(config(p).pair);
 }
 
 // Under a causal mask n_blocks of grouped heads are long and of unequal lengths: where they are few, parts of the heads

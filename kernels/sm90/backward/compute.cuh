@@ -313,6 +313,85 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
   step(false);
 }
 
+// The same with keys of its own in each warpgroup, whose sums leave registers for 32 queries at a time: P and dS are
+// operands from registers, and warpgroups wait for nobody. dV of a half is multiplied under its dS, S and dP of the
+// next half behind dK, under which P is made.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void half_steps(const WarpgroupTile<T>& first, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
+                              float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
+  BackwardShared<T>& s = first.s;
+  const WarpgroupTile<T> second = first.second_half();
+  float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
+  u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
+  Shown<T> shown;
+  HeadRow<T> row;
+  auto probabilities_and_dp = [&](const WarpgroupTile<T>& tile) {
+    fence_operand(scores);
+    make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
+    wgmma_wait<0>();
+    fence_operand(dp);
+  };
+  auto dv_and_dk = [&](const WarpgroupTile<T>& tile, u32 to) {
+    mma_dv(dv, probabilities, tile, rings);
+    make_ds(dp, scores, kept, tile, rings);
+    pack_all<T>(ds, dp);
+    store_fragments(to, ds, tile);
+    mma_dk(dk, ds, tile, rings);
+  };
+  auto step = [&](bool more) __attribute__((always_inline)) {
+    const int slot = rings.steps & 1;
+    const u32 to = shared_address(s.ds[slot]);
+    mbarrier_wait(&s.ds_empty[slot], (rings.steps >> 1 & 1) ^ 1);
+    dv_and_dk(first, to);
+    mma_s(scores, second, rings, at.m_block);
+    mma_dp(dp, second, rings, at.m_block);
+    draw_kept(kept, second, at);
+    wgmma_wait<1>();
+    fence_operand(dk);
+    fence_operand(dv);
+    probabilities_and_dp(second);
+    dv_and_dk(second, to);
+    fence_proxy_async();
+    __syncwarp();
+    arrive(&s.ds_full[slot]);
+    at.advance();
+    look_ahead(shown, row, first, at);
+    if (more) mma_s(scores, first, rings, at.m_block, false);
+    if (more) {
+      wgmma_wait<2>();
+    } else {
+      wgmma_wait<1>();
+    }
+    fence_operand(dv);
+    arrive(&s.dout_empty[rings.dout.slot]);
+    rings.dout.advance();
+    if (more) {
+      mma_dp(dp, first, rings, at.m_block);
+      draw_kept(kept, first, at);
+      wgmma_wait<2>();
+    } else {
+      wgmma_wait<0>();
+    }
+    fence_operand(dk);
+    arrive(&s.q_empty[rings.q.slot]);
+    rings.q.advance();
+    ++rings.steps;
+    if (more) {
+      wgmma_wait<1>();
+      probabilities_and_dp(first);
+    }
+  };
+  look_ahead(shown, row, first, at);
+  mma_s(scores, first, rings, at.m_block, false);
+  mma_dp(dp, first, rings, at.m_block);
+  draw_kept(kept, first, at);
+  wgmma_wait<1>();
+  probabilities_and_dp(first);
+#pragma unroll 1
+  for (int left = at.count; warp_any(left > 1); --left) step(true);
+  step(false);
+}
+
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int index) {
   const WarpgroupThread<T> thread(p, index);
@@ -332,7 +411,9 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     tile.clear_keys();
     WarpgroupSteps<T> steps(p, s.tile, thread.group, m_begin, m_end);
     [[maybe_unused]] float last_dq[T.dq_columns() / 2];
-    if constexpr (T.strips) {
+    if constexpr (T.halves) {
+      if (warp_any(steps.count > 0)) half_steps(tile, rings, steps, dk, dv);
+    } else if constexpr (T.strips) {
       if (warp_any(steps.count > 0)) strip_steps(tile, rings, steps, dk, dv);
     } else if constexpr (T.wide() && !T.pair) {
       wide_steps(tile, rings, steps, dk, dv);
@@ -348,7 +429,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     epilogue.template store<false>(dv);
     epilogue.template store<true>(dk);
     // Behind all that, since its turn comes late, and the next tile's keys meanwhile.
-    if constexpr (!T.wide()) {
+    if constexpr (!T.wide() && !T.strips) {
       if (warp_any(steps.count > 0)) add_dq(last_dq, tile, rings.steps - 1);
     }
   }

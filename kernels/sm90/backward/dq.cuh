@@ -1,5 +1,5 @@
 // dq of wide heads by a kernel of its own: the sum of dS' K over the n_blocks of a strip, whose dS the main kernel has
-// left in memory. A CTA has two m_blocks, one for each warpgroup, and kDqSumNBlocks n_blocks; one thread loads. What it
+// left in memory. A CTA has two m_blocks, one for each warpgroup, and 8192 keys; one thread loads. What it
 // sums is added to what those before it have, when a ticket says that it is there, and the last one stores dq: nobody
 // adds out of order, and sums are the same whatever the strips.
 #pragma once
@@ -13,10 +13,14 @@
 
 template <Sm90BackwardConfig T>
 struct DqShared {
-  alignas(1024) u16 k[T.kDqStages][T.cta_keys() * T.head_dim];
-  alignas(1024) u16 ds[T.kDqStages][T.warpgroups][T.cta_keys() * T.tile_m];  // keys in rows
-  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                      // arrivals: 1, each multiplying warp
+  alignas(1024) u16 k[T.kDqStages][T.k_box() * T.head_dim];
+  alignas(1024) u16 ds[T.kDqStages][T.warpgroups][T.k_box() * T.tile_m];  // keys in rows
+  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                   // arrivals: 1, each multiplying warp
 };
+
+// Of an n_block.
+template <Sm90BackwardConfig T>
+constexpr int kDqSteps = T.cta_keys() / T.k_box();
 
 // Of an m_block, the n_blocks [begin, end) of one sum. An m_block that sees no key has one sum, of nothing.
 template <Sm90BackwardConfig T>
@@ -27,13 +31,13 @@ struct DqSum {
   TANDEM_DEVICE DqSum(const BackwardParams& p, const SequenceCoords& s, const Strip& strip, int m_block, int number) {
     if (m_block * T.tile_m >= s.q_rows) return;
     const int count = n_blocks_of<T>(p, s, m_block), first = count > 0 ? first_n_block<T>(p, s, m_block) : 0;
-    const int last = max(first, first + count - 1), n_block = strip.first_n_block + number * T.kDqSumNBlocks;
+    const int last = max(first, first + count - 1), n_block = strip.first_n_block + number * T.dq_sum_n_blocks();
     begin = max(first, n_block),
-    end = min(first + count, min(n_block + T.kDqSumNBlocks, strip.first_n_block + strip.n_blocks));
+    end = min(first + count, min(n_block + T.dq_sum_n_blocks(), strip.first_n_block + strip.n_blocks));
     end = max(begin, end);
-    exists = n_block / T.kDqSumNBlocks >= first / T.kDqSumNBlocks && n_block <= last;
-    before = n_block / T.kDqSumNBlocks - first / T.kDqSumNBlocks;
-    is_last = n_block / T.kDqSumNBlocks == last / T.kDqSumNBlocks;
+    exists = n_block / T.dq_sum_n_blocks() >= first / T.dq_sum_n_blocks() && n_block <= last;
+    before = n_block / T.dq_sum_n_blocks() - first / T.dq_sum_n_blocks();
+    is_last = n_block / T.dq_sum_n_blocks() == last / T.dq_sum_n_blocks();
   }
   TANDEM_DEVICE bool has(int n_block) const { return n_block >= begin && n_block < end; }
 };
@@ -77,19 +81,21 @@ TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
   static_assert(T.warpgroups == 2);
   Ring<T.kDqStages> ring;
 #pragma unroll 1
-  for (int n = tile.begin; n < tile.end; ++n, ring.advance()) {
+  for (int n = tile.begin * kDqSteps<T>; n < tile.end * kDqSteps<T>; ++n, ring.advance()) {
+    const int n_block = n / kDqSteps<T>, first_row = n % kDqSteps<T> * T.k_box();
     mbarrier_wait(&s.empty[ring.slot], ring.parity ^ 1);
     u64* const full = &s.full[ring.slot];
-    mbarrier_expect_tx(full, sizeof s.k[0] + (u32{sums[0].has(n)} + u32{sums[1].has(n)}) * u32{sizeof s.ds[0][0]});
+    const u32 both = u32{sums[0].has(n_block)} + u32{sums[1].has(n_block)};
+    mbarrier_expect_tx(full, sizeof s.k[0] + both * u32{sizeof s.ds[0][0]});
 #pragma unroll 1
     for (int c = 0; c < T.head_dim; c += 64)
-      tma_load(s.k[ring.slot] + c * T.cta_keys(), &p.k, full, c, tile.sequence.k_begin + n * T.cta_keys(),
+      tma_load(s.k[ring.slot] + c * T.k_box(), &p.k, full, c, tile.sequence.k_begin + n * T.k_box(),
                tile.head / (p.heads_q / p.heads_k), tile.sequence.batch);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!sums[i].has(n)) continue;
-      bulk_load(s.ds[ring.slot][i], ds_at<T>(p, tile.sequence, tile.strip, tile.head, tile.first_m_block + i, n),
-                sizeof s.ds[0][0], full);
+      if (!sums[i].has(n_block)) continue;
+      const u16* const ds = ds_at<T>(p, tile.sequence, tile.strip, tile.head, tile.first_m_block + i, n_block);
+      bulk_load(s.ds[ring.slot][i], ds + first_row * T.tile_m, sizeof s.ds[0][0], full);
     }
   }
 }
@@ -97,6 +103,7 @@ TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   using DqMma = Wgmma<T.f16, T.head_dim>;
+  constexpr u32 kBlockBytes = T.k_box() * 128;  // of 64 columns
   const BackwardParams& p = tile.p;
   const SequenceCoords& sequence = tile.sequence;
   const DqSum<T> sum = tile.sum_of(index);
@@ -111,19 +118,19 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   // n_blocks that the other warpgroup alone needs.
   auto pass = [&](int begin, int end) {
 #pragma unroll 1
-    for (int n = begin; warp_any(n < end); ++n, ring.advance()) {
+    for (int n = begin * kDqSteps<T>; warp_any(n < end * kDqSteps<T>); ++n, ring.advance()) {
       mbarrier_wait(&s.full[ring.slot], ring.parity);
       leave(ring.slot);
     }
   };
   auto multiply = [&] {
     mbarrier_wait(&s.full[ring.slot], ring.parity);
-    const u64 a = wgmma_smem_desc(shared_address(s.ds[ring.slot][index]), kKeyBlockBytes<T>, 1024);
-    const u64 b = wgmma_smem_desc(shared_address(s.k[ring.slot]), kKeyBlockBytes<T>, 1024);
+    const u64 a = wgmma_smem_desc(shared_address(s.ds[ring.slot][index]), kBlockBytes, 1024);
+    const u64 b = wgmma_smem_desc(shared_address(s.k[ring.slot]), kBlockBytes, 1024);
     fence_operand(dq);
     wgmma_fence();
 #pragma unroll
-    for (int c = 0; c < T.cta_keys() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), true);
+    for (int c = 0; c < T.k_box() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), true);
     wgmma_commit();
   };
   const bool has_some = warp_any(sum.begin < sum.end);
@@ -133,7 +140,7 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
     int before = ring.slot;
     ring.advance();
 #pragma unroll 1
-    for (int n = sum.begin + 1; warp_any(n < sum.end); ++n, ring.advance()) {
+    for (int n = sum.begin * kDqSteps<T> + 1; warp_any(n < sum.end * kDqSteps<T>); ++n, ring.advance()) {
       multiply();
       wgmma_wait<1>();
       leave(before);

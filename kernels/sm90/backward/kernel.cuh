@@ -17,8 +17,8 @@
 // Registers of a computing thread at head_dim 128: dK 64, dV 64, S 32, dP or dQ 32, P 16, dS 16. dk and dv are stored
 // from registers while the next tile's keys come; so is dq where one n_block has all keys (`single`). A bias has a
 // place and a warp of its own (bias.cuh). Heads wider than 128 (Sm90BackwardConfig::wide) have 64 keys for all
-// warpgroups, P goes through shared memory as dS does, and dQ is that of the step. Up to 192 each warpgroup has a role
-// instead: roles.cuh.
+// warpgroups, P goes through shared memory as dS does, and dQ is that of the step. Up to 192 each warpgroup may have a
+// role instead: roles.cuh.
 //
 // Adding dq in memory is what binds at head_dim 256: a CTA with 64 keys adds 64 KB in a step. Two of them (a cluster,
 // `pair`) take an n_block of 128 keys, 64 each, and go over the same steps; each sends its dS to the other, and makes
@@ -32,6 +32,12 @@
 // takes no more than float32 gradients would:
 //
 //    launches     backward, strip 0 | dq, strip 0 | backward, strip 1 | dq, strip 1 | ...
+//
+// Without dQ registers suffice for dK and dV of up to 320 columns (192 and 128) beside the scores of 32 queries: then
+// each warpgroup has 64 keys of its own, goes over a step's 64 queries in two halves (`halves`), and waits for nobody:
+//
+//    queue of a half  | dV += P dO, dK += dS Q, next S, next dP
+//    meanwhile        |    dS, to shared memory |        | next P
 #pragma once
 #include "common/convert.cuh"
 #include "common/delta.cuh"
@@ -88,7 +94,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     fence_proxy_async();
   }
   // dS of the step before the first one, whose dq nobody uses.
-  if constexpr (!T.wide()) {
+  if constexpr (!T.wide() && !T.strips) {
     for (int i = threadIdx.x; i < T.cta_keys() * T.tile_m / 8; i += blockDim.x)
       reinterpret_cast<uint4*>(s.ds[0])[i] = make_uint4(0, 0, 0, 0);
     fence_proxy_async();

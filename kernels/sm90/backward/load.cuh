@@ -15,6 +15,18 @@ TANDEM_DEVICE int next_tile(const BackwardParams& p, BackwardShared<T>& s, u32 t
   }
 }
 
+// The CTA's keys, or values, of so many columns.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void load_keys(u16* to, const TensorMap* map, u64* full, int columns, int first_key, int head,
+                             int batch) {
+#pragma unroll 1
+  for (int c = 0; c < columns; c += 64) {
+#pragma unroll
+    for (int row = 0; row < T.cta_keys(); row += T.k_box())
+      tma_load(to + c * T.cta_keys() + row * 64, map, full, c, first_key + row, head, batch);
+  }
+}
+
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   Ring<T.q_stages> q_ring;
@@ -58,9 +70,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     u32 bytes = sizeof s.k;
     if constexpr (T.pair) bytes += sizeof s.pair.k;
     mbarrier_expect_tx(&s.k_full, bytes);
-#pragma unroll 1
-    for (int c = 0; c < T.head_dim; c += 64)
-      tma_load(s.k + c * T.cta_keys(), &p.k, &s.k_full, c, first_key, tile.head_k, sequence.batch);
+    load_keys<T>(s.k, &p.k, &s.k_full, T.head_dim, first_key, tile.head_k, sequence.batch);
     if constexpr (T.pair) {
       const int other_key = first_of_all + (rank ^ 1) * T.cta_keys();
 #pragma unroll 1
@@ -69,9 +79,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
                  sequence.batch);
     }
     mbarrier_expect_tx(&s.v_full, sizeof s.v);
-#pragma unroll 1
-    for (int c = 0; c < T.head_dim_v; c += 64)
-      tma_load(s.v + c * T.cta_keys(), &p.v, &s.v_full, c, first_key, tile.head_k, sequence.batch);
+    load_keys<T>(s.v, &p.v, &s.v_full, T.head_dim_v, first_key, tile.head_k, sequence.batch);
 #pragma unroll 1
     while (steps.left > 0) next_step();
     ++taken;

@@ -89,8 +89,8 @@ TANDEM_DEVICE void apply_block_mask(float (&scores)[T.score_queries() / 2], cons
 // -lse in log2 units (which 0), or delta (1), of the queries of a pair of neighbouring columns.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float2 stat_of(const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings, int which, int pair) {
-  const float* const at = tile.s.stats[rings.dout.slot] + which * T.tile_m + tile.thread.first_query + 8 * pair +
-                          2 * (tile.thread.lane & 3);
+  const float* const at =
+      tile.s.stats[rings.dout.slot] + which * T.tile_m + tile.first_query + 8 * pair + 2 * (tile.thread.lane & 3);
   return *reinterpret_cast<const float2*>(at);
 }
 
@@ -106,10 +106,9 @@ TANDEM_DEVICE void draw_kept(u32 (&kept)[kKeptNumbers<T>], const WarpgroupTile<T
     const int warp_key = tile.n_block * T.cta_keys() + (T.wide() ? 0 : tile.thread.index * 64) + tile.thread.warp * 16;
 #pragma unroll
     for (int r = 0; r < T.score_queries() / 2; r += kKeptGroup)
-      kept[r / kKeptGroup] =
-          tile.thread.dropout.by_columns(step.m_block * T.tile_m + tile.thread.first_query + 2 * r,
-                                         tile.sequence.sequence * tile.p.heads_q + step.head, warp_key,
-                                         min(kKeptGroup, T.score_queries() / 2 - r) / 4, tile.thread.lane);
+      kept[r / kKeptGroup] = tile.thread.dropout.by_columns(
+          step.m_block * T.tile_m + tile.first_query + 2 * r, tile.sequence.sequence * tile.p.heads_q + step.head,
+          warp_key, min(kKeptGroup, T.score_queries() / 2 - r) / 4, tile.thread.lane);
   }
 }
 template <Sm90BackwardConfig T>

@@ -8,15 +8,15 @@
 // S = K Q', when the queries are there.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
-                         int m_block) {
+                         int m_block, bool is_last = true) {
   BackwardShared<T>& s = tile.s;
   Ring<T.q_stages>& q_next = rings.q_next;
   mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
   tile.clear(s.q[q_next.slot], T.tile_m, T.head_dim, tile.sequence.q_len - m_block * T.tile_m);
   multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
-      scores, shared_address(s.k) + tile.thread.own_keys,
-      shared_address(s.q[q_next.slot]) + tile.thread.first_query * 128, T.head_dim);
-  q_next.advance();
+      scores, shared_address(s.k) + tile.thread.own_keys, shared_address(s.q[q_next.slot]) + tile.first_query * 128,
+      T.head_dim);
+  if (is_last) q_next.advance();
 }
 
 // dP = V dO', when dout is there.
@@ -28,8 +28,17 @@ TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], const WarpgroupTil
   mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
   tile.clear(s.dout[dout_ring.slot], T.tile_m, T.head_dim_v, tile.sequence.q_len - m_block * T.tile_m);
   multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
-      dp, shared_address(s.v) + tile.thread.own_keys,
-      shared_address(s.dout[dout_ring.slot]) + tile.thread.first_query * 128, T.head_dim_v);
+      dp, shared_address(s.v) + tile.thread.own_keys, shared_address(s.dout[dout_ring.slot]) + tile.first_query * 128,
+      T.head_dim_v);
+}
+
+// What dk and dv are summed over at a time: a step's queries, or half of them; and where in a step's operand that
+// begins, at the warpgroup's columns.
+template <Sm90BackwardConfig T>
+constexpr int kSummedQueries = T.halves ? T.score_queries() : T.tile_m;
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE u32 first_summed(const WarpgroupTile<T>& tile, int columns) {
+  return tile.thread.own_columns(columns) + (T.halves ? tile.first_query * 128 : 0);
 }
 
 // dv += P dO: P from registers, or where all warpgroups have the same keys from shared memory.
@@ -37,13 +46,13 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabilities)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
   using DvMma = Wgmma<T.f16, T.dv_columns()>;
-  const u32 place = shared_address(tile.s.dout[rings.dout.slot]) + tile.thread.own_columns(T.dv_columns());
+  const u32 place = shared_address(tile.s.dout[rings.dout.slot]) + first_summed(tile, T.dv_columns());
   const u64 dout = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
   const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p[T.strips ? rings.steps & 1 : 0]), 16, 1024);
   fence_operand(dv);
   wgmma_fence();
 #pragma unroll
-  for (int c = 0; c < T.tile_m / 16; ++c) {
+  for (int c = 0; c < kSummedQueries<T> / 16; ++c) {
     if constexpr (T.wide()) {
       DvMma::ss_nn(dv, p_smem + in_row(c, kKeyBlockBytes<T>), dout + rows_16(c), true);
     } else {
@@ -58,13 +67,13 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
   using DkMma = Wgmma<T.f16, T.dk_columns()>;
-  const u32 place = shared_address(tile.s.q[rings.q.slot]) + tile.thread.own_columns(T.dk_columns());
+  const u32 place = shared_address(tile.s.q[rings.q.slot]) + first_summed(tile, T.dk_columns());
   const u64 q = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
   const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[T.strips ? rings.steps & 1 : 0]), 16, 1024);
   fence_operand(dk);
   wgmma_fence();
 #pragma unroll
-  for (int c = 0; c < T.tile_m / 16; ++c) {
+  for (int c = 0; c < kSummedQueries<T> / 16; ++c) {
     if constexpr (T.wide()) {
       DkMma::ss_nn(dk, ds_smem + in_row(c, kKeyBlockBytes<T>), q + rows_16(c), true);
     } else {
@@ -106,7 +115,7 @@ TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_querie
                                    const WarpgroupTile<T>& tile) {
 #pragma unroll
   for (int n = 0; n < T.score_queries() / 16; ++n)
-    stmatrix(fragment_at<T>(to + tile.thread.own_keys, tile.thread.first_query / 16 + n),
+    stmatrix(fragment_at<T>(to + tile.thread.own_keys, tile.first_query / 16 + n),
              {fragments[4 * n], fragments[4 * n + 1], fragments[4 * n + 2], fragments[4 * n + 3]});
 }
 

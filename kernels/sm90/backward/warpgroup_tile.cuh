@@ -22,18 +22,16 @@ struct WarpgroupThread {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int group;        // query heads that share a key head
   const int index, rank;  // of the warpgroup in its CTA, of the CTA in its pair
-  // The warpgroup's own keys, or where all have the same ones its own queries of a step and columns of dk and dv. Bytes
-  // of rows are those in each 64 columns.
+  // The warpgroup's own keys, or where all have the same ones its own columns of dk and dv. Bytes of rows are those in
+  // each 64 columns.
   const u32 own_keys;
-  const int first_query;
   Dropout dropout;
 
   TANDEM_DEVICE WarpgroupThread(const BackwardParams& p, int warpgroup)
       : group(p.heads_q / p.heads_k),
         index(warpgroup),
         rank(rank_of_cta<T>()),
-        own_keys(T.wide() ? 0 : index * 64 * 128),
-        first_query(T.wide() ? index * T.score_queries() : 0) {
+        own_keys(T.wide() ? 0 : index * 64 * 128) {
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
   }
   TANDEM_DEVICE u32 own_columns(int columns) const {
@@ -103,6 +101,7 @@ struct WarpgroupTile {
   const int taken_block, n_block;  // of the CTA or pair, and the CTA's own
   const SequenceCoords sequence;
   const decltype(band_of<T>(p, sequence)) band;
+  int first_query;                   // of a step's, whose scores the warpgroup makes, or is about to
   int key0;                          // the first of the thread's two keys
   int unmasked_begin, unmasked_end;  // m_blocks whose queries all see all of the CTA's keys
 
@@ -114,7 +113,8 @@ struct WarpgroupTile {
         taken_block(taken),
         n_block(taken * T.ctas() + of.rank),
         sequence(sequence_coords<T>(params, T.varlen || kKnowsHead<T> ? uniform(shared.tile.sequence) : 0)),
-        band(band_of<T>(params, sequence)) {
+        band(band_of<T>(params, sequence)),
+        first_query(T.wide() ? of.index * T.score_queries() : 0) {
     const int last_key = (n_block + 1) * T.cta_keys() - 1;
     const QueryRange unmasked = band.unmasked_queries(n_block * T.cta_keys(), last_key);
     unmasked_begin = T.right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
@@ -123,9 +123,16 @@ struct WarpgroupTile {
     key0 = n_block * T.cta_keys() + (T.wide() ? 0 : of.index * 64) + of.warp * 16 + of.lane / 4;
   }
 
+  // Of a step's second half.
+  TANDEM_DEVICE WarpgroupTile second_half() const {
+    WarpgroupTile half = *this;
+    half.first_query = T.score_queries();
+    return half;
+  }
+
   TANDEM_DEVICE int key(int i) const { return key0 + 8 * i; }
   TANDEM_DEVICE int query_of(int m_block, int r) const {
-    return m_block * T.tile_m + thread.first_query + 2 * (thread.lane & 3) + column_of(r);
+    return m_block * T.tile_m + first_query + 2 * (thread.lane & 3) + column_of(r);
   }
 
   TANDEM_DEVICE ModPlace place(int head, int query, int key) const {

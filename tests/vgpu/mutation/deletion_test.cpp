@@ -86,33 +86,38 @@ std::string trimmed(const std::string& line) {
 }
 
 // Whether something is found, or the result is wrong, under one of a few schedules.
-bool is_caught(const std::vector<Subject>& subjects, const std::string& ptx) {
+bool is_caught(const std::vector<Subject>& subjects, const std::vector<std::string>& kernels) {
   constexpr int kSchedules = 6;
   for (int n = 0; n < kSchedules; ++n) {
     for (const Subject& subject : subjects) {
-      const Trial trial = subject.run({ptx}, n, n == kSchedules - 1);
+      const Trial trial = subject.run(kernels, n, n == kSchedules - 1);
       if (!trial.found.empty() || !trial.failure.empty()) return true;
     }
   }
   return false;
 }
 
-// Of each of these instructions, whether it is missed; on all cores.
-std::vector<char> are_caught(const std::vector<Subject>& subjects, const std::string& ptx,
+// Of each of these instructions of the main kernel, whether it is missed; on all cores.
+std::vector<char> are_caught(const std::vector<Subject>& subjects, const std::vector<std::string>& kernels,
                              const std::vector<const vgpu::ptx::Instruction*>& instructions) {
   std::vector<char> caught(instructions.size());
   std::atomic<size_t> next{0};
   std::vector<std::future<void>> workers;
   for (unsigned n = 0; n < std::max(1u, std::thread::hardware_concurrency()); ++n) {
     workers.push_back(std::async(std::launch::async, [&] {
-      for (size_t i; (i = next++) < caught.size();) caught[i] = is_caught(subjects, without(ptx, *instructions[i]));
+      std::vector<std::string> changed = kernels;
+      for (size_t i; (i = next++) < caught.size();) {
+        changed[0] = without(kernels[0], *instructions[i]);
+        caught[i] = is_caught(subjects, changed);
+      }
     }));
   }
   for (std::future<void>& worker : workers) worker.get();
   return caught;
 }
 
-// subjects: problems that one kernel serves; between them they are to execute nearly all of it.
+// subjects: problems that one kernel serves, and what begins and ends it; between them they are to execute nearly all
+// of it.
 void expect_survivors(const char* name, const std::vector<Subject>& subjects, const char* listed,
                       const char* entry = "forward") {
   const std::vector<Survivor> known = read(listed);
@@ -121,12 +126,10 @@ void expect_survivors(const char* name, const std::vector<Subject>& subjects, co
   std::vector<std::string> kernels;
   const Status compiled = subjects[0].compile(sources.sources(), &kernels);
   ASSERT_TRUE(compiled.ok()) << compiled.message;
-  ASSERT_EQ(kernels.size(), 1u);
-  const std::string& ptx = kernels[0];
   vgpu::ptx::Module module;
-  ASSERT_TRUE(vgpu::ptx::parse(ptx, &module).ok());
+  ASSERT_TRUE(vgpu::ptx::parse(kernels[0], &module).ok());
   std::set<int> executed;
-  for (const Subject& subject : subjects) executed.merge(subject.executed(ptx));
+  for (const Subject& subject : subjects) executed.merge(subject.executed(kernels, entry));
   std::vector<const vgpu::ptx::Instruction*> all;
   int idle = 0;
   for (const vgpu::ptx::Instruction& instruction : module.find(entry)->instructions) {
@@ -139,7 +142,7 @@ void expect_survivors(const char* name, const std::vector<Subject>& subjects, co
     std::printf("%s: PTX line %d is not executed: %s\n", name, instruction.location.ptx_line,
                 instruction.full_name().c_str());
   }
-  const std::vector<char> caught = are_caught(subjects, ptx, all);
+  const std::vector<char> caught = are_caught(subjects, kernels, all);
   for (size_t n = 0; n < all.size(); ++n) {
     if (caught[n]) continue;
     bool listed_here = false;

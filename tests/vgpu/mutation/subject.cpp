@@ -160,16 +160,17 @@ Trial Subject::run(const std::vector<std::string>& ptx, int n, bool judges) cons
   return trial;
 }
 
-std::set<int> Subject::executed(const std::string& ptx) const {
-  std::set<int> lines;
+std::set<int> Subject::executed(const std::vector<std::string>& ptx, const char* entry) const {
+  std::set<int> lines, of_others;
   vgpu::Options options;
   options.run.threads = 1;
   options.observe = [&](const vgpu::LaunchDescription& launch, const vgpu::Model&) {
-    return std::make_unique<Coverage>(*launch.program, &lines);
+    const bool has_entry = launch.program->module().find(entry) != nullptr;
+    return std::make_unique<Coverage>(*launch.program, has_entry ? &lines : &of_others);
   };
   const std::unique_ptr<Instance> of_call = instance();
   Outputs outputs = of_call->outputs(pass_);
-  require(launch(of_call->problem(pass_, &outputs), {ptx}, std::move(options)));
+  require(launch(of_call->problem(pass_, &outputs), ptx, std::move(options)));
   return lines;
 }
 

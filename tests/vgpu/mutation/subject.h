@@ -44,8 +44,8 @@ class Subject {
   // where the call has gone through.
   Trial run(const std::vector<std::string>& ptx, int n, bool judges) const;
 
-  // Lines of the PTX of the only kernel whose instructions some thread executes.
-  std::set<int> executed(const std::string& ptx) const;
+  // Lines of the PTX that has this entry whose instructions some thread executes.
+  std::set<int> executed(const std::vector<std::string>& ptx, const char* entry) const;
 
  private:
   std::unique_ptr<gpu::Device> open(vgpu::Options options) const;

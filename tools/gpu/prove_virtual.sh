@@ -118,7 +118,12 @@ summary_of() { # <step>
     /^(case: |--)/ { cases++ }
     /^  repeat: / { failed++ }
     /problems, / { refused += $4 }
-    /instructions left out in turn/ { left_out += $2; unnoticed += $8 }
+    /instructions left out in turn/ { # behind a name of one word or two
+      for (i = 2; i <= NF; ++i) {
+        if ($i == "instructions") left_out += $(i - 1)
+        if ($i ~ /^unnoticed/) unnoticed += $(i - 1)
+      }
+    }
     /^\[       OK \]/ { passed++ }
     /NOT TESTED|NOT RUN/ { why = $0 }
     END {

@@ -180,6 +180,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
     s.heads = std::clamp(room, int64_t{1}, wanted);
     const bool grouped = p.group() % 2 == 0 && t.right && !t.left && m_blocks <= kLongMBlocks;
     if (grouped && round_up(wanted, 2) <= room) s.heads = round_up(wanted, 2), s.tile_heads = 2;
+    s.heads = round_up(ceil_div(heads, ceil_div(heads, s.heads)), s.tile_heads);  // no last strip of few
   } else if (!t.left && !t.right && most / m_blocks >= t.dq_sum_n_blocks()) {
     s.heads = 1;
     // In whole sums of dq, and as even as that leaves them.

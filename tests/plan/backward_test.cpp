@@ -573,6 +573,9 @@ TEST(BackwardPlan, HalvesOfHopper) {
   EXPECT_EQ(plan::make_plan(p, hopper()).backward.strips, 32);
   p.window_right = 0;
   EXPECT_EQ(plan::make_plan(p, hopper()).backward.strip_row_n_blocks, 258);
+  // 11 of 16 heads of 4k fit, so there are two strips of 8.
+  p.seqlen_q = p.seqlen_k = p.total_q = p.total_k = 4096;
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.strip_heads, 8);
   p = of(136, 72);
   for (const auto& [head_dim, head_dim_v] : {std::pair(256, 64), {64, 256}, {128, 192}, {8, 136}})
     EXPECT_TRUE(config(of(head_dim, head_dim_v)).halves);

@@ -169,7 +169,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   } else if (t.right && !p.diagonal_offsets) {
     // The m-th and the m-th last see the same number of keys together, at most, each in a whole number of n_blocks.
     const int64_t beyond = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
-    const int64_t seen = (m_blocks + 1) * t.tile_m + 2 * std::max<int64_t>(beyond, 0);
+    const int64_t seen = (m_blocks + 1) * t.tile_m + 2 * std::clamp<int64_t>(beyond, 0, p.seqlen_k);
     const int64_t of_two = std::min(2 * n_blocks, (seen - 2) / t.cta_keys() + 2);
     s.folds = (m_blocks - m_blocks / 2) * of_two < m_blocks * n_blocks;
     if (s.folds) rows -= m_blocks / 2, s.row_n_blocks = of_two;

@@ -10,6 +10,19 @@
 #include "sm90/backward/products.cuh"
 #include "tile/captured_sums.cuh"
 
+// S and dP of a tile's first step, or half of it: dP is under way when S is there.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void first_scores(float (&scores)[T.score_queries() / 2], float (&dp)[T.score_queries() / 2],
+                                u32 (&kept)[kKeptNumbers<T>], Shown<T>& shown, HeadRow<T>& row,
+                                const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
+  look_ahead(shown, row, tile, at);
+  mma_s(scores, tile, rings, at.m_block, !T.halves);
+  mma_dp(dp, tile, rings, at.m_block);
+  draw_kept(kept, tile, at);
+  ask_block_mask(shown, tile, at);
+  wgmma_wait<1>();
+}
+
 // A warpgroup's steps, 64 keys each its own: dq comes a step late, and the next step's S and dP are under way while
 // there is something else to do. Drawn in kernel.cuh. That of the last step is left to be added.
 template <Sm90BackwardConfig T>
@@ -107,12 +120,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     rings.ds_before = rings.ds_slot;
     rings.ds_slot = rings.ds_slot + 1 == T.ds_stages() ? 0 : rings.ds_slot + 1;
   };
-  look_ahead(shown, row, tile, at);
-  mma_s(scores, tile, rings, at.m_block);
-  mma_dp(dp, tile, rings, at.m_block);
-  draw_kept(kept, tile, at);
-  ask_block_mask(shown, tile, at);
-  wgmma_wait<1>();
+  first_scores(scores, dp, kept, shown, row, tile, rings, at);
   probabilities_and_dp(rings.steps);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 1); --left) step(true, left < at.count);
@@ -240,6 +248,40 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   step(false);
 }
 
+// Where dS goes to memory, behind dV and dK of a step: S and dP of the next one, dP under way when S is there; and
+// places are given back when what is summed of them is done.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void next_scores(bool more, float (&scores)[T.score_queries() / 2], float (&dp)[T.score_queries() / 2],
+                               float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2],
+                               u32 (&kept)[kKeptNumbers<T>], Shown<T>& shown, HeadRow<T>& row,
+                               const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at) {
+  BackwardShared<T>& s = tile.s;
+  at.advance();
+  look_ahead(shown, row, tile, at);
+  if (more) mma_s(scores, tile, rings, at.m_block, !T.halves);
+  if (more) {
+    wgmma_wait<2>();
+  } else {
+    wgmma_wait<1>();
+  }
+  fence_operand(dv);
+  arrive(&s.dout_empty[rings.dout.slot]);
+  rings.dout.advance();
+  if (more) {
+    mma_dp(dp, tile, rings, at.m_block);
+    draw_kept(kept, tile, at);
+    ask_block_mask(shown, tile, at);
+    wgmma_wait<2>();
+  } else {
+    wgmma_wait<0>();
+  }
+  fence_operand(dk);
+  arrive(&s.q_empty[rings.q.slot]);
+  rings.q.advance();
+  ++rings.steps;
+  if (more) wgmma_wait<1>();
+}
+
 // Wide heads, whose dS goes to memory. Products follow each other without a gap: dV, dK, then S and dP of the next
 // step, under which its probabilities are made. Warpgroups meet when P, and when dS, is in shared memory, which has
 // room for two steps of each.
@@ -273,40 +315,10 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     arrive(&s.ds_full[slot]);
     named_sync(kSyncAll, 128 * T.warpgroups);
     mma_dk(dk, ds, tile, rings);
-    at.advance();
-    look_ahead(shown, row, tile, at);
-    if (more) mma_s(scores, tile, rings, at.m_block);
-    if (more) {
-      wgmma_wait<2>();
-    } else {
-      wgmma_wait<1>();
-    }
-    fence_operand(dv);
-    arrive(&s.dout_empty[rings.dout.slot]);
-    rings.dout.advance();
-    if (more) {
-      mma_dp(dp, tile, rings, at.m_block);
-      draw_kept(kept, tile, at);
-      ask_block_mask(shown, tile, at);
-      wgmma_wait<2>();
-    } else {
-      wgmma_wait<0>();
-    }
-    fence_operand(dk);
-    arrive(&s.q_empty[rings.q.slot]);
-    rings.q.advance();
-    ++rings.steps;
-    if (more) {
-      wgmma_wait<1>();
-      probabilities_and_dv();
-    }
+    next_scores(more, scores, dp, dk, dv, kept, shown, row, tile, rings, at);
+    if (more) probabilities_and_dv();
   };
-  look_ahead(shown, row, tile, at);
-  mma_s(scores, tile, rings, at.m_block);
-  mma_dp(dp, tile, rings, at.m_block);
-  draw_kept(kept, tile, at);
-  ask_block_mask(shown, tile, at);
-  wgmma_wait<1>();
+  first_scores(scores, dp, kept, shown, row, tile, rings, at);
   probabilities_and_dv();
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 1); --left) step(true);
@@ -354,38 +366,10 @@ TANDEM_DEVICE void half_steps(const WarpgroupTile<T>& first, WarpgroupRings<T>& 
     fence_proxy_async();
     __syncwarp();
     arrive(&s.ds_full[slot]);
-    at.advance();
-    look_ahead(shown, row, first, at);
-    if (more) mma_s(scores, first, rings, at.m_block, false);
-    if (more) {
-      wgmma_wait<2>();
-    } else {
-      wgmma_wait<1>();
-    }
-    fence_operand(dv);
-    arrive(&s.dout_empty[rings.dout.slot]);
-    rings.dout.advance();
-    if (more) {
-      mma_dp(dp, first, rings, at.m_block);
-      draw_kept(kept, first, at);
-      wgmma_wait<2>();
-    } else {
-      wgmma_wait<0>();
-    }
-    fence_operand(dk);
-    arrive(&s.q_empty[rings.q.slot]);
-    rings.q.advance();
-    ++rings.steps;
-    if (more) {
-      wgmma_wait<1>();
-      probabilities_and_dp(first);
-    }
+    next_scores(more, scores, dp, dk, dv, kept, shown, row, first, rings, at);
+    if (more) probabilities_and_dp(first);
   };
-  look_ahead(shown, row, first, at);
-  mma_s(scores, first, rings, at.m_block, false);
-  mma_dp(dp, first, rings, at.m_block);
-  draw_kept(kept, first, at);
-  wgmma_wait<1>();
+  first_scores(scores, dp, kept, shown, row, first, rings, at);
   probabilities_and_dp(first);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 1); --left) step(true);

@@ -151,12 +151,23 @@ struct Sm90BackwardConfig {
   }
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * cta_keys() * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (cta_keys() + 1) * tile_m + 1024; }
-  // Of the kernel that makes dq of dS: a step is 64 keys, and their dS of an m_block for each warpgroup. Sums of so
-  // many n_blocks are added in float32, in the order of keys.
+  // Of the kernel that makes dq of dS: a step is 64 keys, and their dS of a CTA's m_blocks. Two for each warpgroup read
+  // keys half as often, where registers suffice for both sums. Sums of so many n_blocks are added in float32, in the
+  // order of keys.
   static constexpr int kDqStages = 4;
   constexpr int dq_sum_n_blocks() const { return 8192 / cta_keys(); }
-  constexpr int dq_smem_bytes() const { return kDqStages * 2 * k_box() * (head_dim + tile_m * warpgroups) + 1024; }
+  constexpr int dq_m_blocks() const { return head_dim <= 192 ? 2 : 1; }
+  constexpr int dq_cta_m_blocks() const { return dq_m_blocks() * warpgroups; }
+  constexpr int dq_smem_bytes() const { return kDqStages * 2 * k_box() * (head_dim + tile_m * dq_cta_m_blocks()) + 1024; }
   static constexpr int kMostHalvesDims = 320;  // whose sums leave registers for the scores of 32 queries
+  // Of how many pairs of columns a warpgroup reads the log-sum-exp before it issues dP, and delta before it waits for
+  // that: what reads shared memory behind products waits until the tensor core has taken them. By the clock, as far as
+  // registers go.
+  constexpr bool plain_scores() const { return !has_score_mod() && bias == Bias::none && !dropout; }
+  constexpr int held_lse() const {
+    return halves ? 1 : strips ? 2 : tile_m == 128 && !right && !left && plain_scores() ? 4 : 0;
+  }
+  constexpr int held_delta() const { return halves ? 1 : !wide() && staged() && plain_scores() ? 2 : 0; }
   // A warpgroup's columns are blocks of 64, or half of one.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {

@@ -146,6 +146,16 @@ struct Strips {
   }
 };
 
+// The heads of a strip, at most so many: as many in each, which takes least memory, but where multiprocessors would be
+// idle longer, each time that the last round of a strip's tiles fills them in part. Under a bound tiles are of unequal
+// lengths, and even that out.
+int64_t heads_of_strip(int64_t heads, int64_t n_blocks, int64_t most, bool bounded) {
+  const int64_t even = ceil_div(heads, ceil_div(heads, most));
+  auto rounds = [&](int64_t n) { return ceil_div(n * n_blocks, kHopperMultiprocessors); };
+  auto all_rounds = [&](int64_t strip) { return heads / strip * rounds(strip) + rounds(heads % strip); };
+  return bounded || all_rounds(even) <= all_rounds(most) ? even : most;
+}
+
 // dS of a strip may take half more than float32 gradients would. Strips of a few hundred tiles fill the device and
 // stay in the L2 cache where sequences are short; without a bound a head may be cut, under one tiles would be of too
 // unequal lengths. What is summed does not depend on strips. Tiles of a group's query heads add dk and dv in memory, in
@@ -180,7 +190,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
     s.heads = std::clamp(room, int64_t{1}, wanted);
     const bool grouped = p.group() % 2 == 0 && t.right && !t.left && m_blocks <= kLongMBlocks;
     if (grouped && round_up(wanted, 2) <= room) s.heads = round_up(wanted, 2), s.tile_heads = 2;
-    s.heads = round_up(ceil_div(heads, ceil_div(heads, s.heads)), s.tile_heads);  // no last strip of few
+    s.heads = round_up(heads_of_strip(heads, n_blocks, s.heads, t.right || t.left), s.tile_heads);
   } else if (!t.left && !t.right && most / m_blocks >= t.dq_sum_n_blocks()) {
     s.heads = 1;
     // In whole sums of dq, and as even as that leaves them.
@@ -228,8 +238,7 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.few_queries = p.seqlen_q <= t.kFewQueries && !p.packed_q() && !t.wide() && !t.single &&
                   choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) == 1;
   // Short products are worth more queries at once, where registers suffice.
-  const bool plain = !t.has_score_mod() && t.bias == Bias::none && !t.dropout;
-  if (t.head_dim <= 64 && t.head_dim_v <= 64 && plain && !t.single && !t.few_queries) t.tile_m = 128;
+  if (t.head_dim <= 64 && t.head_dim_v <= 64 && t.plain_scores() && !t.single && !t.few_queries) t.tile_m = 128;
   // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
   // is beside it, where that was asked for.
   t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
@@ -237,7 +246,7 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
     t.pair = false;
   } else {
     // Up to 192 there is room for dk, and for dv, of all keys in a warpgroup, and for dq in shared memory.
-    t.roles = t.pair && p.head_dim <= 192 && p.head_dim_v <= 192 && plain;
+    t.roles = t.pair && p.head_dim <= 192 && p.head_dim_v <= 192 && t.plain_scores();
     if (t.roles) {
       t.warpgroups = 3;
       t.head_dim = 192;
@@ -456,7 +465,7 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   if (t.tile.strips && has_main(p, t) && p.dq) {
     const Sm90BackwardConfig& kernel = t.tile.for_hopper();
     const int64_t of_head =
-        ceil_div(t.sequence_m_blocks, kernel.warpgroups) * ceil_div(t.strip_n_blocks, kernel.dq_sum_n_blocks());
+        ceil_div(t.sequence_m_blocks, kernel.dq_cta_m_blocks()) * ceil_div(t.strip_n_blocks, kernel.dq_sum_n_blocks());
     plan->launches.push_back({.entry = dq_entry(kernel),
                               .grid = static_cast<uint32_t>(t.strip_heads * of_head),
                               .block = static_cast<uint32_t>(t.tile.threads),

@@ -13,13 +13,13 @@
 // S and dP of a tile's first step, or half of it: dP is under way when S is there.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void first_scores(float (&scores)[T.score_queries() / 2], float (&dp)[T.score_queries() / 2],
-                                u32 (&kept)[kKeptNumbers<T>], Shown<T>& shown, HeadRow<T>& row,
-                                const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
-  look_ahead(shown, row, tile, at);
+                                Ahead<T>& ahead, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
+                                const WarpgroupSteps<T>& at) {
+  look_ahead(ahead, tile, at);
   mma_s(scores, tile, rings, at.m_block, !T.halves);
-  mma_dp(dp, tile, rings, at.m_block);
-  draw_kept(kept, tile, at);
-  ask_block_mask(shown, tile, at);
+  mma_dp(dp, ahead, tile, rings, at.m_block);
+  draw_kept(ahead, tile, at);
+  ask_block_mask(ahead, tile, at);
   wgmma_wait<1>();
 }
 
@@ -31,27 +31,38 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
                                    float (&last_dq)[T.dq_columns() / 2]) {
   // What registers allow: the next S under way with dK; and dP too, beside the dS that dK is made of. The store of dq
   // takes more than its addition, and steps are few.
-  constexpr bool kScoresAhead =
-      !T.single && (T.head_dim <= 64 || !(T.has_score_mod() || T.bias != Bias::none || T.dropout));
-  constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead;
+  constexpr bool kScoresAhead = !T.single && (T.head_dim <= 64 || T.plain_scores());
+  // dq to shared memory before the next S is issued: stores behind products wait until the tensor core has taken them,
+  // the fence for the stores, and dP for the fence.
+  constexpr bool kDqFirst = T.staged();
+  constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead || kDqFirst;
   // dV under way while dS is made: under a causal mask 2 % are gained by that, without one nothing.
   constexpr bool kDvFirst = T.tile_m > 64 && T.right && !T.left;
+  // dS of a step is multiplied for dq in the next one, so that the fence behind it may wait until other products are
+  // under way: by the clock.
+  enum class Fence { first, between, last };
+  constexpr Fence kFence = T.staged() ? Fence::last : T.held_lse() > 0 ? Fence::between : Fence::first;
   // What the next step keeps is drawn under dq, dV and dK, where there are no scores in registers, or as late as S is
   // not waited for: modelled.
   constexpr bool kDrawsAhead = T.dropout && !kScoresAhead;
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
-  u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
-  Shown<T> shown;
-  HeadRow<T> row;
+  u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4];
+  Ahead<T> ahead;
   // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
   auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
   // Scores of the n-th step have been multiplied, dP is under way.
   auto probabilities_and_dp = [&](u32 n) {
     fence_operand(scores);
-    if constexpr (!T.sums_scores) make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at, n);
+    if constexpr (!T.sums_scores) make_probabilities(scores, probabilities, ahead, tile, rings, at, n);
+    hold_delta(ahead, tile, rings);
     wgmma_wait<0>();
     fence_operand(dp);
+  };
+  auto tell_ds = [&] {
+    fence_proxy_async();
+    __syncwarp();
+    arrive(&s.ds_full[rings.steps & 1]);
   };
   // From dS of a step to S and dP of the next one: nothing is under way where the loop begins again, which is what
   // ptxas wants of registers that products write.
@@ -59,23 +70,23 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     [[maybe_unused]] ScoreSums<T> sums;
     [[maybe_unused]] float sum = 0;
     if constexpr (T.sums_scores) {
-      make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, kept, row, shown, tile, rings, at);
+      make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, ahead, tile, rings, at);
     } else {
       if constexpr (kDvFirst) mma_dv(dv, probabilities, tile, rings);
-      make_ds(dp, scores, kept, tile, rings);
+      make_ds(dp, scores, ahead, tile, rings);
       if constexpr (T.sums_tiles) sum = sum_of(dp);
       pack_all<T>(ds, dp);
     }
     wait_ds(rings.steps - 1);
     if constexpr (T.ds_stages() == 2) mbarrier_wait(&s.bias.dq_made, (rings.steps & 1) ^ 1);  // of the step before
     store_fragments(shared_address(s.ds[rings.ds_slot]), ds, tile);
-    fence_proxy_async();
-    __syncwarp();
-    arrive(&s.ds_full[rings.steps & 1]);
     float dq[T.dq_columns() / 2];
+    if constexpr (kFence == Fence::first) tell_ds();
     mma_dq(dq, tile, rings.ds_before);
     if constexpr (!kDvFirst) mma_dv(dv, probabilities, tile, rings);
+    if constexpr (kFence == Fence::between) tell_ds();
     mma_dk(dk, ds, tile, rings);
+    if constexpr (kFence == Fence::last) tell_ds();
     if constexpr (T.sums_tiles) {
       // Opaque: else what follows from it is kept over all steps, and spills.
       add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, opaque(tile.n_block), sum);
@@ -83,7 +94,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     if constexpr (T.sums_scores) sums.store(tile.p, tile.place(at.head, 0, 0));
     if constexpr (kDrawsAhead) {
       at.advance();
-      if (more) draw_kept(kept, tile, at);
+      if (more) draw_kept(ahead, tile, at);
     }
     wgmma_wait<1>();
     fence_operand(dv);
@@ -92,9 +103,10 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     if constexpr (T.ds_stages() == 2) arrive(&s.bias.dq_made);
     rings.dout.advance();
     if constexpr (!kDrawsAhead) at.advance();
-    look_ahead(shown, row, tile, at);
-    if (kScoresAhead && more) mma_s(scores, tile, rings, at.m_block);
+    look_ahead(ahead, tile, at);
+    if (kScoresAhead && !kDqFirst && more) mma_s(scores, tile, rings, at.m_block);
     if (warp_any(previous)) add_dq(dq, tile, rings.steps - 1);
+    if (kScoresAhead && kDqFirst && more) mma_s(scores, tile, rings, at.m_block);
     auto dk_is_made = [&] {
       fence_operand(dk);
       arrive(&s.q_empty[rings.q.slot]);
@@ -106,9 +118,9 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
         dk_is_made();
       }
       if constexpr (!kScoresAhead) mma_s(scores, tile, rings, at.m_block);
-      mma_dp(dp, tile, rings, at.m_block);
-      if constexpr (!kDrawsAhead) draw_kept(kept, tile, at);
-      ask_block_mask(shown, tile, at);
+      mma_dp(dp, ahead, tile, rings, at.m_block);
+      if constexpr (!kDrawsAhead) draw_kept(ahead, tile, at);
+      ask_block_mask(ahead, tile, at);
       wgmma_wait<1>();
       if constexpr (!kDkFirst) dk_is_made();
       probabilities_and_dp(rings.steps + 1);
@@ -120,7 +132,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     rings.ds_before = rings.ds_slot;
     rings.ds_slot = rings.ds_slot + 1 == T.ds_stages() ? 0 : rings.ds_slot + 1;
   };
-  first_scores(scores, dp, kept, shown, row, tile, rings, at);
+  first_scores(scores, dp, ahead, tile, rings, at);
   probabilities_and_dp(rings.steps);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 1); --left) step(true, left < at.count);
@@ -135,18 +147,17 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.score_queries() / 2],
                              float (&dp)[T.score_queries() / 2], u32 (&ds)[T.score_queries() / 4],
-                             const u32 (&kept)[kKeptNumbers<T>], const HeadRow<T>& row, const Shown<T>& shown,
-                             const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
+                             const Ahead<T>& ahead, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
   BackwardShared<T>& s = tile.s;
   u32 probabilities[T.score_queries() / 4];
-  make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
+  make_probabilities(scores, probabilities, ahead, tile, rings, at);
   store_fragments(shared_address(s.p[0]), probabilities, tile);
   fence_proxy_async();
   named_sync(kSyncAll, 128 * T.warpgroups);
   mma_dv(dv, probabilities, tile, rings);
   wgmma_wait<1>();
   fence_operand(dp);
-  make_ds(dp, scores, kept, tile, rings);
+  make_ds(dp, scores, ahead, tile, rings);
   fence_proxy_async();  // delta has been read, where TMA brings that of another step
   wgmma_wait<0>();
   fence_operand(dv);
@@ -161,21 +172,20 @@ TANDEM_DEVICE void wide_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
                               float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
-  u32 ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
-  Shown<T> shown;
-  HeadRow<T> row;
-  look_ahead(shown, row, tile, at);
+  u32 ds[T.score_queries() / 4];
+  Ahead<T> ahead;
+  look_ahead(ahead, tile, at);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 0); --left) {
     mma_s(scores, tile, rings, at.m_block);
-    mma_dp(dp, tile, rings, at.m_block);
-    draw_kept(kept, tile, at);
-    ask_block_mask(shown, tile, at);
+    mma_dp(dp, ahead, tile, rings, at.m_block);
+    draw_kept(ahead, tile, at);
+    ask_block_mask(ahead, tile, at);
     wgmma_wait<1>();
     fence_operand(scores);
-    dv_and_ds(dv, scores, dp, ds, kept, row, shown, tile, rings, at);
+    dv_and_ds(dv, scores, dp, ds, ahead, tile, rings, at);
     at.advance();
-    look_ahead(shown, row, tile, at);
+    look_ahead(ahead, tile, at);
     store_fragments(shared_address(s.ds[0]), ds, tile);
     fence_proxy_async();
     named_sync(kSyncAll, 128 * T.warpgroups);
@@ -201,14 +211,13 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   BackwardShared<T>& s = tile.s;
   const int rank = tile.thread.rank, index = tile.thread.index;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
-  u32 ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
-  Shown<T> shown;
-  HeadRow<T> row;
+  u32 ds[T.score_queries() / 4];
+  Ahead<T> ahead;
   auto step = [&](bool more) __attribute__((always_inline)) {
-    mma_dp(dp, tile, rings, at.m_block);
-    draw_kept(kept, tile, at);
-    ask_block_mask(shown, tile, at);
-    dv_and_ds(dv, scores, dp, ds, kept, row, shown, tile, rings, at);
+    mma_dp(dp, ahead, tile, rings, at.m_block);
+    draw_kept(ahead, tile, at);
+    ask_block_mask(ahead, tile, at);
+    dv_and_ds(dv, scores, dp, ds, ahead, tile, rings, at);
     mbarrier_wait(&s.pair.ds_taken, (rings.steps & 1) ^ 1);  // of the step before, so that it has left its place too
     store_fragments(shared_address(s.ds[0]), ds, tile);
     fence_proxy_async();
@@ -222,7 +231,7 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
                  false);
     mma_dk(dk, ds, tile, rings);
     at.advance();
-    look_ahead(shown, row, tile, at);
+    look_ahead(ahead, tile, at);
     mbarrier_wait(&s.pair.ds_landed[0], rings.steps & 1);
     mma_dq_of<T>(dq, shared_address(s.pair.ds[0]), shared_address(s.pair.k) + index * kKeyBlockBytes<T>, true);
     if (more) mma_s(scores, tile, rings, at.m_block);
@@ -239,47 +248,13 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
     fence_operand(scores);
     ++rings.steps;
   };
-  look_ahead(shown, row, tile, at);
+  look_ahead(ahead, tile, at);
   mma_s(scores, tile, rings, at.m_block);
   wgmma_wait<0>();
   fence_operand(scores);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 1); --left) step(true);
   step(false);
-}
-
-// Where dS goes to memory, behind dV and dK of a step: S and dP of the next one, dP under way when S is there; and
-// places are given back when what is summed of them is done.
-template <Sm90BackwardConfig T>
-TANDEM_DEVICE void next_scores(bool more, float (&scores)[T.score_queries() / 2], float (&dp)[T.score_queries() / 2],
-                               float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2],
-                               u32 (&kept)[kKeptNumbers<T>], Shown<T>& shown, HeadRow<T>& row,
-                               const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at) {
-  BackwardShared<T>& s = tile.s;
-  at.advance();
-  look_ahead(shown, row, tile, at);
-  if (more) mma_s(scores, tile, rings, at.m_block, !T.halves);
-  if (more) {
-    wgmma_wait<2>();
-  } else {
-    wgmma_wait<1>();
-  }
-  fence_operand(dv);
-  arrive(&s.dout_empty[rings.dout.slot]);
-  rings.dout.advance();
-  if (more) {
-    mma_dp(dp, tile, rings, at.m_block);
-    draw_kept(kept, tile, at);
-    ask_block_mask(shown, tile, at);
-    wgmma_wait<2>();
-  } else {
-    wgmma_wait<0>();
-  }
-  fence_operand(dk);
-  arrive(&s.q_empty[rings.q.slot]);
-  rings.q.advance();
-  ++rings.steps;
-  if (more) wgmma_wait<1>();
 }
 
 // Wide heads, whose dS goes to memory. Products follow each other without a gap: dV, dK, then S and dP of the next
@@ -290,12 +265,11 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
                                float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
-  u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
-  Shown<T> shown;
-  HeadRow<T> row;
+  u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4];
+  Ahead<T> ahead;
   auto probabilities_and_dv = [&] {
     fence_operand(scores);
-    make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
+    make_probabilities(scores, probabilities, ahead, tile, rings, at);
     store_fragments(shared_address(s.p[rings.steps & 1]), probabilities, tile);
     fence_proxy_async();
     named_sync(kSyncAll, 128 * T.warpgroups);
@@ -306,7 +280,7 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
   // From dS to that of the next step.
   auto step = [&](bool more) __attribute__((always_inline)) {
     const int slot = rings.steps & 1;
-    make_ds(dp, scores, kept, tile, rings);
+    make_ds(dp, scores, ahead, tile, rings);
     pack_all<T>(ds, dp);
     mbarrier_wait(&s.ds_empty[slot], (rings.steps >> 1 & 1) ^ 1);
     store_fragments(shared_address(s.ds[slot]), ds, tile);
@@ -315,10 +289,35 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     arrive(&s.ds_full[slot]);
     named_sync(kSyncAll, 128 * T.warpgroups);
     mma_dk(dk, ds, tile, rings);
-    next_scores(more, scores, dp, dk, dv, kept, shown, row, tile, rings, at);
-    if (more) probabilities_and_dv();
+    at.advance();
+    look_ahead(ahead, tile, at);
+    if (more) {
+      mma_s(scores, tile, rings, at.m_block);
+      wgmma_wait<2>();
+    } else {
+      wgmma_wait<1>();
+    }
+    fence_operand(dv);
+    arrive(&s.dout_empty[rings.dout.slot]);
+    rings.dout.advance();
+    if (more) {
+      mma_dp(dp, ahead, tile, rings, at.m_block);
+      draw_kept(ahead, tile, at);
+      ask_block_mask(ahead, tile, at);
+      wgmma_wait<2>();
+    } else {
+      wgmma_wait<0>();
+    }
+    fence_operand(dk);
+    arrive(&s.q_empty[rings.q.slot]);
+    rings.q.advance();
+    ++rings.steps;
+    if (more) {
+      wgmma_wait<1>();
+      probabilities_and_dv();
+    }
   };
-  first_scores(scores, dp, kept, shown, row, tile, rings, at);
+  first_scores(scores, dp, ahead, tile, rings, at);
   probabilities_and_dv();
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 1); --left) step(true);
@@ -326,50 +325,70 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
 }
 
 // The same with keys of its own in each warpgroup, whose sums leave registers for 32 queries at a time: P and dS are
-// operands from registers, and warpgroups wait for nobody. dV of a half is multiplied under its dS, S and dP of the
-// next half behind dK, under which P is made.
+// operands from registers, and warpgroups wait for nobody. dV of a half is multiplied under its dS. Behind that come S
+// and dP of the next half and only then dK, so that the tensor core has something to do while P is made.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void half_steps(const WarpgroupTile<T>& first, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                               float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
   BackwardShared<T>& s = first.s;
   const WarpgroupTile<T> second = first.second_half();
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
-  u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4], kept[kKeptNumbers<T>];
-  Shown<T> shown;
-  HeadRow<T> row;
-  auto probabilities_and_dp = [&](const WarpgroupTile<T>& tile) {
-    fence_operand(scores);
-    make_probabilities(scores, probabilities, kept, row, shown, tile, rings, at);
-    wgmma_wait<0>();
-    fence_operand(dp);
-  };
-  auto dv_and_dk = [&](const WarpgroupTile<T>& tile, u32 to) {
+  u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4];
+  Ahead<T> ahead;
+  auto dv_and_ds = [&](const WarpgroupTile<T>& tile, u32 to) {
     mma_dv(dv, probabilities, tile, rings);
-    make_ds(dp, scores, kept, tile, rings);
+    make_ds(dp, scores, ahead, tile, rings);
     pack_all<T>(ds, dp);
     store_fragments(to, ds, tile);
-    mma_dk(dk, ds, tile, rings);
+  };
+  // Then nothing is under way.
+  auto probabilities_and_dp = [&](const WarpgroupTile<T>& tile) {
+    fence_operand(scores);
+    make_probabilities(scores, probabilities, ahead, tile, rings, at);
+    hold_delta(ahead, tile, rings);
+    wgmma_wait<0>();
+    fence_operand(dp);
+    fence_operand(dk);
   };
   auto step = [&](bool more) __attribute__((always_inline)) {
-    const int slot = rings.steps & 1;
+    const int slot = rings.steps & 1, dout_slot = rings.dout.slot;
     const u32 to = shared_address(s.ds[slot]);
     mbarrier_wait(&s.ds_empty[slot], (rings.steps >> 1 & 1) ^ 1);
-    dv_and_dk(first, to);
+    dv_and_ds(first, to);
     mma_s(scores, second, rings, at.m_block);
-    mma_dp(dp, second, rings, at.m_block);
-    draw_kept(kept, second, at);
-    wgmma_wait<1>();
-    fence_operand(dk);
+    mma_dp(dp, ahead, second, rings, at.m_block);
+    mma_dk(dk, ds, first, rings);
+    wgmma_wait<2>();
     fence_operand(dv);
     probabilities_and_dp(second);
-    dv_and_dk(second, to);
+    dv_and_ds(second, to);
     fence_proxy_async();
     __syncwarp();
     arrive(&s.ds_full[slot]);
-    next_scores(more, scores, dp, dk, dv, kept, shown, row, first, rings, at);
-    if (more) probabilities_and_dp(first);
+    rings.dout.advance();
+    if (more) {
+      at.advance();
+      look_ahead(ahead, first, at);
+      mma_s(scores, first, rings, at.m_block, false);
+      mma_dp(dp, ahead, first, rings, at.m_block);
+    }
+    mma_dk(dk, ds, second, rings);
+    if (more) {
+      wgmma_wait<2>();
+      fence_operand(dv);
+      arrive(&s.dout_empty[dout_slot]);
+      probabilities_and_dp(first);
+    } else {
+      wgmma_wait<0>();
+      fence_operand(dv);
+      fence_operand(dk);
+      arrive(&s.dout_empty[dout_slot]);
+    }
+    arrive(&s.q_empty[rings.q.slot]);
+    rings.q.advance();
+    ++rings.steps;
   };
-  first_scores(scores, dp, kept, shown, row, first, rings, at);
+  first_scores(scores, dp, ahead, first, rings, at);
   probabilities_and_dp(first);
 #pragma unroll 1
   for (int left = at.count; warp_any(left > 1); --left) step(true);

@@ -1,5 +1,5 @@
 // dq of wide heads by a kernel of its own: the sum of dS' K over the n_blocks of a strip, whose dS the main kernel has
-// left in memory. A CTA has two m_blocks, one for each warpgroup, and 8192 keys; one thread loads. What it
+// left in memory. A CTA has one or two m_blocks for each warpgroup, and 8192 keys; one thread loads. What it
 // sums is added to what those before it have, when a ticket says that it is there, and the last one stores dq: nobody
 // adds out of order, and sums are the same whatever the strips.
 #pragma once
@@ -14,8 +14,8 @@
 template <Sm90BackwardConfig T>
 struct DqShared {
   alignas(1024) u16 k[T.kDqStages][T.k_box() * T.head_dim];
-  alignas(1024) u16 ds[T.kDqStages][T.warpgroups][T.k_box() * T.tile_m];  // keys in rows
-  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                   // arrivals: 1, each multiplying warp
+  alignas(1024) u16 ds[T.kDqStages][T.dq_cta_m_blocks()][T.k_box() * T.tile_m];  // keys in rows
+  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];  // arrivals: 1, each multiplying warp
 };
 
 // Of an n_block.
@@ -28,6 +28,7 @@ struct DqSum {
   int begin = 0, end = 0, before = 0;  // sums before this one
   bool exists = false, is_last = true;
 
+  DqSum() = default;
   TANDEM_DEVICE DqSum(const BackwardParams& p, const SequenceCoords& s, const Strip& strip, int m_block, int number) {
     if (m_block * T.tile_m >= s.q_rows) return;
     const int count = n_blocks_of<T>(p, s, m_block), first = count > 0 ? first_n_block<T>(p, s, m_block) : 0;
@@ -48,14 +49,14 @@ struct DqTile {
   const Strip strip;
   int number, head, first_m_block;  // number: of the sum
   SequenceCoords sequence;
-  int begin, end;  // n_blocks that one of the warpgroups needs
+  int begin, end;  // n_blocks that one of the m_blocks needs
 
   TANDEM_DEVICE explicit DqTile(const BackwardParams& params) : p(params), strip(params) {
     // The most n_blocks first.
-    const int groups = (p.sequence_m_blocks + T.warpgroups - 1) / T.warpgroups, of_sum = groups * p.strip_heads;
+    const int groups = (p.sequence_m_blocks + T.dq_cta_m_blocks() - 1) / T.dq_cta_m_blocks(), of_sum = groups * p.strip_heads;
     number = static_cast<int>(blockIdx.x) / of_sum;
     const int rest = static_cast<int>(blockIdx.x) - number * of_sum, of_all = strip.first_head + rest % p.strip_heads;
-    first_m_block = (groups - 1 - rest / p.strip_heads) * T.warpgroups;
+    first_m_block = (groups - 1 - rest / p.strip_heads) * T.dq_cta_m_blocks();
     head = of_all % p.heads_q;
     sequence = sequence_coords<T>(p, of_all / p.heads_q);
     begin = end = 0;
@@ -64,98 +65,59 @@ struct DqTile {
       sequence = sequence_coords<T>(p, 0);
     }
 #pragma unroll
-    for (int i = 0; i < T.warpgroups; ++i) {
+    for (int i = 0; i < T.dq_cta_m_blocks(); ++i) {
       const DqSum<T> sum = sum_of(i);
       if (sum.begin == sum.end) continue;
       begin = begin == end ? sum.begin : min(begin, sum.begin);
       end = max(end, sum.end);
     }
   }
-  TANDEM_DEVICE DqSum<T> sum_of(int warpgroup) const { return {p, sequence, strip, first_m_block + warpgroup, number}; }
+  TANDEM_DEVICE DqSum<T> sum_of(int i) const { return {p, sequence, strip, first_m_block + i, number}; }
 };
 
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
   const BackwardParams& p = tile.p;
-  const DqSum<T> sums[2] = {tile.sum_of(0), tile.sum_of(1)};
-  static_assert(T.warpgroups == 2);
+  int begin[T.dq_cta_m_blocks()], end[T.dq_cta_m_blocks()];  // n_blocks of each m_block
+#pragma unroll
+  for (int i = 0; i < T.dq_cta_m_blocks(); ++i) {
+    const DqSum<T> sum = tile.sum_of(i);
+    begin[i] = sum.begin, end[i] = sum.end;
+  }
   Ring<T.kDqStages> ring;
 #pragma unroll 1
   for (int n = tile.begin * kDqSteps<T>; n < tile.end * kDqSteps<T>; ++n, ring.advance()) {
     const int n_block = n / kDqSteps<T>, first_row = n % kDqSteps<T> * T.k_box();
+    auto has = [&](int i) { return n_block >= begin[i] && n_block < end[i]; };
     mbarrier_wait(&s.empty[ring.slot], ring.parity ^ 1);
     u64* const full = &s.full[ring.slot];
-    const u32 both = u32{sums[0].has(n_block)} + u32{sums[1].has(n_block)};
-    mbarrier_expect_tx(full, sizeof s.k[0] + both * u32{sizeof s.ds[0][0]});
+    u32 blocks = 0;
+#pragma unroll
+    for (int i = 0; i < T.dq_cta_m_blocks(); ++i) blocks += u32{has(i)};
+    mbarrier_expect_tx(full, sizeof s.k[0] + blocks * u32{sizeof s.ds[0][0]});
 #pragma unroll 1
     for (int c = 0; c < T.head_dim; c += 64)
       tma_load(s.k[ring.slot] + c * T.k_box(), &p.k, full, c, tile.sequence.k_begin + n * T.k_box(),
                tile.head / (p.heads_q / p.heads_k), tile.sequence.batch);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (!sums[i].has(n_block)) continue;
+    for (int i = 0; i < T.dq_cta_m_blocks(); ++i) {
+      if (!has(i)) continue;
       const u16* const ds = ds_at<T>(p, tile.sequence, tile.strip, tile.head, tile.first_m_block + i, n_block);
       bulk_load(s.ds[ring.slot][i], ds + first_row * T.tile_m, sizeof s.ds[0][0], full);
     }
   }
 }
 
+// Of one m_block, what n_blocks of this CTA have given: added to what those before have, or stored.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
-  using DqMma = Wgmma<T.f16, T.head_dim>;
-  constexpr u32 kBlockBytes = T.k_box() * 128;  // of 64 columns
+TANDEM_DEVICE void leave_dq(const DqTile<T>& tile, const DqSum<T>& sum, int m_block, int barrier,
+                            float (&dq)[T.head_dim / 2]) {
+  if (!warp_any(sum.exists)) return;
   const BackwardParams& p = tile.p;
   const SequenceCoords& sequence = tile.sequence;
-  const DqSum<T> sum = tile.sum_of(index);
-  const int m_block = tile.first_m_block + index;
-  Ring<T.kDqStages> ring;
-  float dq[T.head_dim / 2];
-#pragma unroll
-  for (float& x : dq) x = 0;
-  // Of each warp: where nothing is multiplied one might be as many steps behind another as have a place, and would wait
-  // for a phase that has passed.
-  auto leave = [&](int slot) { arrive(&s.empty[slot]); };
-  // n_blocks that the other warpgroup alone needs.
-  auto pass = [&](int begin, int end) {
-#pragma unroll 1
-    for (int n = begin * kDqSteps<T>; warp_any(n < end * kDqSteps<T>); ++n, ring.advance()) {
-      mbarrier_wait(&s.full[ring.slot], ring.parity);
-      leave(ring.slot);
-    }
-  };
-  auto multiply = [&] {
-    mbarrier_wait(&s.full[ring.slot], ring.parity);
-    const u64 a = wgmma_smem_desc(shared_address(s.ds[ring.slot][index]), kBlockBytes, 1024);
-    const u64 b = wgmma_smem_desc(shared_address(s.k[ring.slot]), kBlockBytes, 1024);
-    fence_operand(dq);
-    wgmma_fence();
-#pragma unroll
-    for (int c = 0; c < T.k_box() / 16; ++c) DqMma::ss_tn(dq, a + rows_16(c), b + rows_16(c), true);
-    wgmma_commit();
-  };
-  const bool has_some = warp_any(sum.begin < sum.end);
-  pass(tile.begin, has_some ? sum.begin : tile.end);
-  if (has_some) {
-    multiply();
-    int before = ring.slot;
-    ring.advance();
-#pragma unroll 1
-    for (int n = sum.begin * kDqSteps<T> + 1; warp_any(n < sum.end * kDqSteps<T>); ++n, ring.advance()) {
-      multiply();
-      wgmma_wait<1>();
-      leave(before);
-      before = ring.slot;
-    }
-    wgmma_wait<0>();
-    fence_operand(dq);
-    leave(before);
-    pass(sum.end, tile.end);
-  }
-  if (!warp_any(sum.exists)) return;
   const i64 at = m_block_at(p, sequence, tile.head, m_block);
   float4* const sums = reinterpret_cast<float4*>(p.dq_sums + at * T.dq_floats());
   int* const ticket = p.dq_tickets + at;
-  const int barrier = kSyncOwn + index;
   if (warp_any(sum.before > 0)) {
     if (threadIdx.x % 128 == 0) {
       while (load_acquire(ticket) < sum.before) {
@@ -183,6 +145,87 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   } else {
     store_direct<T>(dq, p.scale, to, row, 2 * (threadIdx.x & 3), p.accumulate);
   }
+}
+
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
+  using DqMma = Wgmma<T.f16, T.head_dim>;
+  constexpr u32 kBlockBytes = T.k_box() * 128;  // of 64 columns
+  constexpr bool kTwo = T.dq_m_blocks() == 2;
+  const int first = index * T.dq_m_blocks();  // of the CTA's m_blocks
+  const DqSum<T> sums[2] = {tile.sum_of(first), kTwo ? tile.sum_of(first + 1) : DqSum<T>()};
+  Ring<T.kDqStages> ring;
+  float dq[T.dq_m_blocks()][T.head_dim / 2];
+#pragma unroll
+  for (auto& block : dq)
+#pragma unroll
+    for (float& x : block) x = 0;
+  // Of each warp: where nothing is multiplied one might be as many steps behind another as have a place, and would wait
+  // for a phase that has passed.
+  auto leave = [&](int slot) { arrive(&s.empty[slot]); };
+  // n_blocks that others alone need.
+  auto pass = [&](int begin, int end) {
+#pragma unroll 1
+    for (int n = begin * kDqSteps<T>; warp_any(n < end * kDqSteps<T>); ++n, ring.advance()) {
+      mbarrier_wait(&s.full[ring.slot], ring.parity);
+      leave(ring.slot);
+    }
+  };
+  auto multiply_one = [&](int i) {
+    const u64 a = wgmma_smem_desc(shared_address(s.ds[ring.slot][first + i]), kBlockBytes, 1024);
+    const u64 b = wgmma_smem_desc(shared_address(s.k[ring.slot]), kBlockBytes, 1024);
+#pragma unroll
+    for (int c = 0; c < T.k_box() / 16; ++c) DqMma::ss_tn(dq[i], a + rows_16(c), b + rows_16(c), true);
+  };
+  auto run = [&]<int kFirst, int kLast>(int begin, int end) {
+    auto multiply = [&] {
+      mbarrier_wait(&s.full[ring.slot], ring.parity);
+#pragma unroll
+      for (int i = kFirst; i <= kLast; ++i) fence_operand(dq[i]);
+      wgmma_fence();
+#pragma unroll
+      for (int i = kFirst; i <= kLast; ++i) multiply_one(i);
+      wgmma_commit();
+    };
+    multiply();
+    int before = ring.slot;
+    ring.advance();
+#pragma unroll 1
+    for (int n = begin * kDqSteps<T> + 1; warp_any(n < end * kDqSteps<T>); ++n, ring.advance()) {
+      multiply();
+      wgmma_wait<1>();
+      leave(before);
+      before = ring.slot;
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = kFirst; i <= kLast; ++i) fence_operand(dq[i]);
+    leave(before);
+  };
+  // From where the m_blocks that need an n_block change to where they do again.
+#pragma unroll 1
+  for (int begin = tile.begin; warp_any(begin < tile.end);) {
+    int end = tile.end;
+#pragma unroll
+    for (const DqSum<T>& sum : sums) {
+      if (sum.begin > begin) end = min(end, sum.begin);
+      if (sum.end > begin) end = min(end, sum.end);
+    }
+    const bool one = warp_any(sums[0].has(begin)), other = kTwo && warp_any(sums[1].has(begin));
+    if (one && other) {
+      if constexpr (kTwo) run.template operator()<0, 1>(begin, end);
+    } else if (one) {
+      run.template operator()<0, 0>(begin, end);
+    } else if (other) {
+      if constexpr (kTwo) run.template operator()<1, 1>(begin, end);
+    } else {
+      pass(begin, end);
+    }
+    begin = end;
+  }
+#pragma unroll
+  for (int i = 0; i < T.dq_m_blocks(); ++i)
+    leave_dq<T>(tile, sums[i], tile.first_m_block + first + i, kSyncOwn + index, dq[i]);
 }
 
 template <Sm90BackwardConfig T>

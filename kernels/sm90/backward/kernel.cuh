@@ -36,8 +36,8 @@
 // Without dQ registers suffice for dK and dV of up to 320 columns (192 and 128) beside the scores of 32 queries: then
 // each warpgroup has 64 keys of its own, goes over a step's 64 queries in two halves (`halves`), and waits for nobody:
 //
-//    queue of a half  | dV += P dO, dK += dS Q, next S, next dP
-//    meanwhile        |    dS, to shared memory |        | next P
+//    queue of a half  | dV += P dO, next S, next dP, dK += dS Q
+//    meanwhile        |    dS, to shared memory     |  next P
 #pragma once
 #include "common/convert.cuh"
 #include "common/delta.cuh"

@@ -35,18 +35,32 @@ struct Shown {
   StepState state = StepState::full;
   u32 bits[kShownNumbers<T>];
 };
+// Which of a step's probabilities meet values, where some are dropped.
+constexpr int kKeptGroup = 32;  // registers of which one number tells
+template <Sm90BackwardConfig T>
+constexpr int kKeptNumbers = (T.score_queries() / 2 + kKeptGroup - 1) / kKeptGroup;
+
+// What is read or drawn for a step's scores before they are there.
+template <Sm90BackwardConfig T>
+struct Ahead {
+  HeadRow<T> row;
+  Shown<T> shown;
+  u32 kept[kKeptNumbers<T>];
+  float2 lse[T.held_lse() + 1], delta[T.held_delta() + 1];  // stat_of the first pairs of columns
+};
+
 // What a step has in memory for its scores is read before they are multiplied.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void look_ahead(Shown<T>& shown, HeadRow<T>& row, const WarpgroupTile<T>& tile,
-                              const WarpgroupSteps<T>& step) {
+TANDEM_DEVICE void look_ahead(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
   if constexpr (T.block_mask)
-    shown.word = table_word<T>(tile.p, tile.sequence, step.head, step.m_block, tile.taken_block);
-  row = hold_head<T>(tile.p, tile.sequence, step.head);
+    ahead.shown.word = table_word<T>(tile.p, tile.sequence, step.head, step.m_block, tile.taken_block);
+  ahead.row = hold_head<T>(tile.p, tile.sequence, step.head);
 }
 
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void ask_block_mask(Shown<T>& shown, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
+TANDEM_DEVICE void ask_block_mask(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
   if constexpr (T.block_mask) {
+    Shown<T>& shown = ahead.shown;
     const SequenceCoords& sequence = tile.sequence;
     shown.state = state_of(shown.word, tile.thread.rank);
     if (shown.state == StepState::full) return;
@@ -94,45 +108,50 @@ TANDEM_DEVICE float2 stat_of(const WarpgroupTile<T>& tile, const WarpgroupRings<
   return *reinterpret_cast<const float2*>(at);
 }
 
-// Which of a step's probabilities have met values, drawn while the step is multiplied.
-constexpr int kKeptGroup = 32;  // registers of which one number tells
 template <Sm90BackwardConfig T>
-constexpr int kKeptNumbers = (T.score_queries() / 2 + kKeptGroup - 1) / kKeptGroup;
+TANDEM_DEVICE void hold_lse(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
+#pragma unroll
+  for (int pair = 0; pair < T.held_lse(); ++pair) ahead.lse[pair] = stat_of(tile, rings, 0, pair);
+}
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void hold_delta(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
+#pragma unroll
+  for (int pair = 0; pair < T.held_delta(); ++pair) ahead.delta[pair] = stat_of(tile, rings, 1, pair);
+}
 
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void draw_kept(u32 (&kept)[kKeptNumbers<T>], const WarpgroupTile<T>& tile,
-                             const WarpgroupSteps<T>& step) {
+TANDEM_DEVICE void draw_kept(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
   if constexpr (T.dropout) {
     const int warp_key = tile.n_block * T.cta_keys() + (T.wide() ? 0 : tile.thread.index * 64) + tile.thread.warp * 16;
 #pragma unroll
     for (int r = 0; r < T.score_queries() / 2; r += kKeptGroup)
-      kept[r / kKeptGroup] = tile.thread.dropout.by_columns(
+      ahead.kept[r / kKeptGroup] = tile.thread.dropout.by_columns(
           step.m_block * T.tile_m + tile.first_query + 2 * r, tile.sequence.sequence * tile.p.heads_q + step.head,
           warp_key, min(kKeptGroup, T.score_queries() / 2 - r) / 4, tile.thread.lane);
   }
 }
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE float kept_or_zero(const u32 (&kept)[kKeptNumbers<T>], int r, float x) {
-  if constexpr (T.dropout) return kept_or_zero(kept[r / kKeptGroup], r % kKeptGroup, x);
+TANDEM_DEVICE float kept_or_zero(const Ahead<T>& ahead, int r, float x) {
+  if constexpr (T.dropout) return kept_or_zero(ahead.kept[r / kKeptGroup], r % kKeptGroup, x);
   return x;
 }
 
 // Scores of the n-th step become probabilities. use(pair, derivatives, given): of four scores each, by what they are
 // modified, when their probabilities are there. given: to a text, where T.sums_scores.
 template <Sm90BackwardConfig T, class Use>
-TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const HeadRow<T>& row,
-                                         const Shown<T>& shown, const WarpgroupTile<T>& tile,
+TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const Ahead<T>& ahead,
+                                         const WarpgroupTile<T>& tile,
                                          const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step,
                                          [[maybe_unused]] u32 n, const Use& use) {
   const BackwardParams& p = tile.p;
-  const HeadScores<T> of_head(p, tile.sequence, step.head, row);
+  const HeadScores<T> of_head(p, tile.sequence, step.head, ahead.row);
   if constexpr (T.softcap) apply_softcap<false>(scores, p);
   if constexpr (T.stages_bias()) add_bias(scores, tile, n);
   if (tile.is_masked(step.m_block)) apply_mask(scores, tile, step.m_block);
-  if constexpr (T.block_mask) apply_block_mask<T>(scores, shown);
+  if constexpr (T.block_mask) apply_block_mask<T>(scores, ahead.shown);
 #pragma unroll
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
-    const float2 minus_lse = stat_of(tile, rings, 0, pair);
+    const float2 minus_lse = pair < T.held_lse() ? ahead.lse[pair] : stat_of(tile, rings, 0, pair);
     float derivative[4] = {1, 1, 1, 1}, given[4] = {};
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -154,23 +173,22 @@ TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2],
 }
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void pack_probabilities(u32 (&probabilities)[T.score_queries() / 4],
-                                      const float (&scores)[T.score_queries() / 2], const u32 (&kept)[kKeptNumbers<T>],
-                                      int pair) {
+                                      const float (&scores)[T.score_queries() / 2], const Ahead<T>& ahead, int pair) {
 #pragma unroll
   for (int n = 0; n < 4; n += 2)
-    probabilities[2 * pair + n / 2] = pack<T>(kept_or_zero<T>(kept, 4 * pair + n, scores[4 * pair + n]),
-                                              kept_or_zero<T>(kept, 4 * pair + n + 1, scores[4 * pair + n + 1]));
+    probabilities[2 * pair + n / 2] = pack<T>(kept_or_zero(ahead, 4 * pair + n, scores[4 * pair + n]),
+                                              kept_or_zero(ahead, 4 * pair + n + 1, scores[4 * pair + n + 1]));
 }
 
 // In float32 and rounded; where a score is capped or modified, the former times the derivative of that.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
-                                      u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
-                                      const HeadRow<T>& row, const Shown<T>& shown, const WarpgroupTile<T>& tile,
-                                      const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step, u32 of_steps = 0) {
-  make_each_probability<T>(scores, row, shown, tile, rings, step, of_steps,
+                                      u32 (&probabilities)[T.score_queries() / 4], const Ahead<T>& ahead,
+                                      const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
+                                      const WarpgroupSteps<T>& step, u32 of_steps = 0) {
+  make_each_probability<T>(scores, ahead, tile, rings, step, of_steps,
                            [&](int pair, const float(&derivative)[4], auto&) {
-                             pack_probabilities<T>(probabilities, scores, kept, pair);
+                             pack_probabilities(probabilities, scores, ahead, pair);
 #pragma unroll
                              for (int n = 0; n < 4; ++n)
                                scores[4 * pair + n] = through_scores<T>(scores[4 * pair + n], derivative[n]);
@@ -188,23 +206,21 @@ TANDEM_DEVICE float sum_of(const float (&x)[n]) {
 
 // What a probability meets: dP - delta, of what dropout has kept.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE float less_delta(float dp, float delta, const u32 (&kept)[kKeptNumbers<T>], int r,
-                               const BackwardParams& p) {
-  if constexpr (T.dropout) return fmaf(kept_or_zero<T>(kept, r, dp), p.dropout.scale, -delta);
+TANDEM_DEVICE float less_delta(float dp, float delta, const Ahead<T>& ahead, int r, const BackwardParams& p) {
+  if constexpr (T.dropout) return fmaf(kept_or_zero(ahead, r, dp), p.dropout.scale, -delta);
   return dp - delta;
 }
 
 // dS = P (dP - delta), in place of dP.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&scores)[T.score_queries() / 2],
-                           const u32 (&kept)[kKeptNumbers<T>], const WarpgroupTile<T>& tile,
-                           const WarpgroupRings<T>& rings) {
+                           const Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
 #pragma unroll
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
-    const float2 delta = stat_of(tile, rings, 1, pair);
+    const float2 delta = pair < T.held_delta() ? ahead.delta[pair] : stat_of(tile, rings, 1, pair);
 #pragma unroll
     for (int r = 4 * pair; r < 4 * pair + 4; ++r)
-      dp[r] = scores[r] * less_delta<T>(dp[r], r & 1 ? delta.y : delta.x, kept, r, tile.p);
+      dp[r] = scores[r] * less_delta(dp[r], r & 1 ? delta.y : delta.x, ahead, r, tile.p);
   }
   fence_operand(dp);
 }
@@ -213,18 +229,18 @@ TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&sco
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<T>& sums,
                                     float (&dp)[T.score_queries() / 2], float (&scores)[T.score_queries() / 2],
-                                    u32 (&probabilities)[T.score_queries() / 4], const u32 (&kept)[kKeptNumbers<T>],
-                                    const HeadRow<T>& row, const Shown<T>& shown, const WarpgroupTile<T>& tile,
-                                    const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step) {
+                                    u32 (&probabilities)[T.score_queries() / 4], const Ahead<T>& ahead,
+                                    const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
+                                    const WarpgroupSteps<T>& step) {
   make_each_probability<T>(
-      scores, row, shown, tile, rings, step, 0, [&](int pair, const float(&derivative)[4], const float(&given)[4]) {
-        pack_probabilities<T>(probabilities, scores, kept, pair);
+      scores, ahead, tile, rings, step, 0, [&](int pair, const float(&derivative)[4], const float(&given)[4]) {
+        pack_probabilities(probabilities, scores, ahead, pair);
         const float2 delta = stat_of(tile, rings, 1, pair);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           const int r = 4 * pair + n;
           const bool is_seen = scores[r] != 0;
-          const float gradient = scores[r] * less_delta<T>(dp[r], n & 1 ? delta.y : delta.x, kept, r, tile.p);
+          const float gradient = scores[r] * less_delta(dp[r], n & 1 ? delta.y : delta.x, ahead, r, tile.p);
           sums.add(tile.p, given[n], tile.place(step.head, 0, 0),
                    typename ScoreSums<T>::AddingFinite{sums, gradient, is_seen});
           dp[r] = is_seen ? gradient * derivative[n] : 0.0f;

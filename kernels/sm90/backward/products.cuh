@@ -3,6 +3,7 @@
 #pragma once
 #include "ptx/global.cuh"
 #include "sm90/backward/epilogue.cuh"
+#include "sm90/backward/probabilities.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 
 // S = K Q', when the queries are there.
@@ -19,14 +20,15 @@ TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const Warpgroup
   if (is_last) q_next.advance();
 }
 
-// dP = V dO', when dout is there.
+// dP = V dO', when dout is there, and the log-sum-exp of its queries.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], const WarpgroupTile<T>& tile,
+TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Ahead<T>& ahead, const WarpgroupTile<T>& tile,
                           const WarpgroupRings<T>& rings, int m_block) {
   BackwardShared<T>& s = tile.s;
   const Ring<T.dout_stages>& dout_ring = rings.dout;
   mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
   tile.clear(s.dout[dout_ring.slot], T.tile_m, T.head_dim_v, tile.sequence.q_len - m_block * T.tile_m);
+  hold_lse(ahead, tile, rings);
   multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
       dp, shared_address(s.v) + tile.thread.own_keys, shared_address(s.dout[dout_ring.slot]) + tile.first_query * 128,
       T.head_dim_v);

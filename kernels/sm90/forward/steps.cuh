@@ -180,11 +180,17 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
                                 int& n_block, FragmentSoftmax<T.f16>& softmax, const ScoreConstants<T>& constants) {
   const Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
+  // Lanes exchange the bits of what dropout keeps, and what they exchange behind products waits until the tensor core
+  // has taken them: so bits are drawn before p v is issued. At head_dim 64 q k' is not as long as that: before the turn.
+  // Only the list of a block mask's steps says, a little later, which n_block this is.
+  constexpr bool kDrawsLate = T.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
   // strict_now(), asked when the products are under way: every maximum is taken.
   auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {
+    if constexpr (kDrawsFirst) draw_kept(f.kept, constants.dropout, rows, n_block);
     w.wait_k();
     w.pingpong_wait();
     w.mma_qk(f.scores, f.queries);
+    if constexpr (!kDrawsFirst && !kDrawsLate) draw_kept(f.kept, constants.dropout, rows, n_block);
     w.wait_v();
     w.mma_pv(f.out, f.probabilities);
     w.pingpong_signal();
@@ -196,8 +202,7 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     }
     const NextMaskKey<T> next(rows, at);
     ask_ahead(f, rows, at, n_block);
-
-    draw_kept(f.kept, constants.dropout, rows, n_block);
+    if constexpr (kDrawsLate) draw_kept(f.kept, constants.dropout, rows, n_block);
     wgmma_wait<1>();
     fence_operand(f.scores);
     w.release_k();

@@ -28,3 +28,15 @@ TANDEM_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
       "r"(parity)
       : "memory");
 }
+// Whether that phase has completed.
+TANDEM_DEVICE bool mbarrier_test(u64* barrier, u32 parity) {
+  u32 there;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;}"
+      : "=r"(there)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return there != 0;
+}

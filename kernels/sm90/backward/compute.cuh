@@ -42,6 +42,9 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   // under way: by the clock.
   enum class Fence { first, between, last };
   constexpr Fence kFence = T.staged() ? Fence::last : T.held_lse() > 0 ? Fence::between : Fence::first;
+  // Whether the next step's operands are there is asked before products are issued: behind them the answer waits until
+  // the tensor core has taken them. By the clock.
+  constexpr bool kAsksQueries = T.tile_m > 64, kAsksDout = kAsksQueries && !kDvFirst;
   // What the next step keeps is drawn under dq, dV and dK, where there are no scores in registers, or as late as S is
   // not waited for: modelled.
   constexpr bool kDrawsAhead = T.dropout && !kScoresAhead;
@@ -78,6 +81,13 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       pack_all<T>(ds, dp);
     }
     wait_ds(rings.steps - 1);
+    [[maybe_unused]] bool queries_there = false, dout_there = false;
+    if constexpr (kAsksQueries) queries_there = mbarrier_test(&s.q_full[rings.q_next.slot], rings.q_next.parity);
+    if constexpr (kAsksDout) {
+      Ring<T.dout_stages> next = rings.dout;
+      next.advance();
+      dout_there = mbarrier_test(&s.dout_full[next.slot], next.parity);
+    }
     if constexpr (T.ds_stages() == 2) mbarrier_wait(&s.bias.dq_made, (rings.steps & 1) ^ 1);  // of the step before
     store_fragments(shared_address(s.ds[rings.ds_slot]), ds, tile);
     float dq[T.dq_columns() / 2];
@@ -104,7 +114,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     rings.dout.advance();
     if constexpr (!kDrawsAhead) at.advance();
     look_ahead(ahead, tile, at);
-    if (kScoresAhead && !kDqFirst && more) mma_s(scores, tile, rings, at.m_block);
+    if (kScoresAhead && !kDqFirst && more) mma_s(scores, tile, rings, at.m_block, true, queries_there);
     if (warp_any(previous)) add_dq(dq, tile, rings.steps - 1);
     if (kScoresAhead && kDqFirst && more) mma_s(scores, tile, rings, at.m_block);
     auto dk_is_made = [&] {
@@ -118,7 +128,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
         dk_is_made();
       }
       if constexpr (!kScoresAhead) mma_s(scores, tile, rings, at.m_block);
-      mma_dp(dp, ahead, tile, rings, at.m_block);
+      mma_dp(dp, ahead, tile, rings, at.m_block, dout_there);
       if constexpr (!kDrawsAhead) draw_kept(ahead, tile, at);
       ask_block_mask(ahead, tile, at);
       wgmma_wait<1>();

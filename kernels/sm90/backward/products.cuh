@@ -6,13 +6,13 @@
 #include "sm90/backward/probabilities.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 
-// S = K Q', when the queries are there.
+// S = K Q', when the queries are there. there: that they are is known.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
-                         int m_block, bool is_last = true) {
+                         int m_block, bool is_last = true, bool there = false) {
   BackwardShared<T>& s = tile.s;
   Ring<T.q_stages>& q_next = rings.q_next;
-  mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
+  if (!there) mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
   tile.clear(s.q[q_next.slot], T.tile_m, T.head_dim, tile.sequence.q_len - m_block * T.tile_m);
   multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
       scores, shared_address(s.k) + tile.thread.own_keys, shared_address(s.q[q_next.slot]) + tile.first_query * 128,
@@ -23,10 +23,10 @@ TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const Warpgroup
 // dP = V dO', when dout is there, and the log-sum-exp of its queries.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Ahead<T>& ahead, const WarpgroupTile<T>& tile,
-                          const WarpgroupRings<T>& rings, int m_block) {
+                          const WarpgroupRings<T>& rings, int m_block, bool there = false) {
   BackwardShared<T>& s = tile.s;
   const Ring<T.dout_stages>& dout_ring = rings.dout;
-  mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
+  if (!there) mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
   tile.clear(s.dout[dout_ring.slot], T.tile_m, T.head_dim_v, tile.sequence.q_len - m_block * T.tile_m);
   hold_lse(ahead, tile, rings);
   multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(

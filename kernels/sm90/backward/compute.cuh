@@ -44,7 +44,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   constexpr Fence kFence = T.staged() ? Fence::last : T.held_lse() > 0 ? Fence::between : Fence::first;
   // Whether the next step's operands are there is asked before products are issued: behind them the answer waits until
   // the tensor core has taken them. By the clock.
-  constexpr bool kAsksQueries = T.tile_m > 64, kAsksDout = kAsksQueries && !kDvFirst;
+  constexpr bool kAsksQueries = T.tile_m > 64 && !T.varlen, kAsksDout = kAsksQueries && !kDvFirst;
   // What the next step keeps is drawn under dq, dV and dK, where there are no scores in registers, or as late as S is
   // not waited for: modelled.
   constexpr bool kDrawsAhead = T.dropout && !kScoresAhead;

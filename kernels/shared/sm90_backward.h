@@ -158,12 +158,14 @@ struct Sm90BackwardConfig {
   constexpr int dq_sum_n_blocks() const { return 8192 / cta_keys(); }
   constexpr int dq_m_blocks() const { return head_dim <= 192 ? 2 : 1; }
   constexpr int dq_cta_m_blocks() const { return dq_m_blocks() * warpgroups; }
-  constexpr int dq_smem_bytes() const { return kDqStages * 2 * k_box() * (head_dim + tile_m * dq_cta_m_blocks()) + 1024; }
+  constexpr int dq_smem_bytes() const {
+    return kDqStages * 2 * k_box() * (head_dim + tile_m * dq_cta_m_blocks()) + 1024;
+  }
   static constexpr int kMostHalvesDims = 320;  // whose sums leave registers for the scores of 32 queries
+  constexpr bool plain_scores() const { return !has_score_mod() && bias == Bias::none && !dropout; }
   // Of how many pairs of columns a warpgroup reads the log-sum-exp before it issues dP, and delta before it waits for
   // that: what reads shared memory behind products waits until the tensor core has taken them. By the clock, as far as
   // registers go.
-  constexpr bool plain_scores() const { return !has_score_mod() && bias == Bias::none && !dropout; }
   constexpr int held_lse() const {
     return halves ? 1 : strips ? 2 : tile_m == 128 && !right && !left && plain_scores() ? 4 : 0;
   }

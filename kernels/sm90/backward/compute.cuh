@@ -157,7 +157,8 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.score_queries() / 2],
                              float (&dp)[T.score_queries() / 2], u32 (&ds)[T.score_queries() / 4],
-                             const Ahead<T>& ahead, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
+                             const Ahead<T>& ahead, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
+                             const WarpgroupSteps<T>& at) {
   BackwardShared<T>& s = tile.s;
   u32 probabilities[T.score_queries() / 4];
   make_probabilities(scores, probabilities, ahead, tile, rings, at);

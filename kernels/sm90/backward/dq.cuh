@@ -15,7 +15,7 @@ template <Sm90BackwardConfig T>
 struct DqShared {
   alignas(1024) u16 k[T.kDqStages][T.k_box() * T.head_dim];
   alignas(1024) u16 ds[T.kDqStages][T.dq_cta_m_blocks()][T.k_box() * T.tile_m];  // keys in rows
-  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];  // arrivals: 1, each multiplying warp
+  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                          // arrivals: 1, each multiplying warp
 };
 
 // Of an n_block.
@@ -53,7 +53,8 @@ struct DqTile {
 
   TANDEM_DEVICE explicit DqTile(const BackwardParams& params) : p(params), strip(params) {
     // The most n_blocks first.
-    const int groups = (p.sequence_m_blocks + T.dq_cta_m_blocks() - 1) / T.dq_cta_m_blocks(), of_sum = groups * p.strip_heads;
+    const int groups = (p.sequence_m_blocks + T.dq_cta_m_blocks() - 1) / T.dq_cta_m_blocks(),
+              of_sum = groups * p.strip_heads;
     number = static_cast<int>(blockIdx.x) / of_sum;
     const int rest = static_cast<int>(blockIdx.x) - number * of_sum, of_all = strip.first_head + rest % p.strip_heads;
     first_m_block = (groups - 1 - rest / p.strip_heads) * T.dq_cta_m_blocks();

@@ -140,9 +140,8 @@ TANDEM_DEVICE float kept_or_zero(const Ahead<T>& ahead, int r, float x) {
 // modified, when their probabilities are there. given: to a text, where T.sums_scores.
 template <Sm90BackwardConfig T, class Use>
 TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const Ahead<T>& ahead,
-                                         const WarpgroupTile<T>& tile,
-                                         const WarpgroupRings<T>& rings, const WarpgroupSteps<T>& step,
-                                         [[maybe_unused]] u32 n, const Use& use) {
+                                         const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
+                                         const WarpgroupSteps<T>& step, [[maybe_unused]] u32 n, const Use& use) {
   const BackwardParams& p = tile.p;
   const HeadScores<T> of_head(p, tile.sequence, step.head, ahead.row);
   if constexpr (T.softcap) apply_softcap<false>(scores, p);

@@ -181,8 +181,8 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
   const Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
   // Lanes exchange the bits of what dropout keeps, and what they exchange behind products waits until the tensor core
-  // has taken them: so bits are drawn before p v is issued. At head_dim 64 q k' is not as long as that: before the turn.
-  // Only the list of a block mask's steps says, a little later, which n_block this is.
+  // has taken them: so bits are drawn before p v is issued. At head_dim 64 q k' is not as long as that: before the
+  // turn. Only the list of a block mask's steps says, a little later, which n_block this is.
   constexpr bool kDrawsLate = T.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
   // strict_now(), asked when the products are under way: every maximum is taken.
   auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {

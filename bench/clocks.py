@@ -80,7 +80,7 @@ def backward(tandem: str) -> list[dict]:
         if not name or cell["sustained"] or cell["data"] != "normal" or cell["column"] not in ("4k", "16k", "32k"):
             continue
         head_dim, head_dim_v, seqlen = int(name[1]), int(name[2] or name[1]), int(cell["column"][:-1]) * 1024
-        if head_dim > 192:  # dS goes to memory: two kernels
+        if head_dim > 128:  # dS goes to memory: two kernels
             continue
         of_one = 5 * seqlen * seqlen * (head_dim + head_dim_v) / (2 if name[3] == "causal" else 1)
         heads = WIDTH // head_dim_v

@@ -50,6 +50,7 @@ struct Sm90BackwardConfig {
     return unscaled || softcap || alibi || score_mod || mask_mod || block_mask ||
            (bias != Bias::none && !stages_bias());
   }
+  constexpr bool plain_scores() const { return !has_score_mod() && bias == Bias::none && !dropout; }
   // A bias that alone is added to products. Each warpgroup has a place for its keys and a step's queries; a warp beside
   // those that load and add all else copies it.
   constexpr bool stages_bias() const {
@@ -162,7 +163,6 @@ struct Sm90BackwardConfig {
     return kDqStages * 2 * k_box() * (head_dim + tile_m * dq_cta_m_blocks()) + 1024;
   }
   static constexpr int kMostHalvesDims = 320;  // whose sums leave registers for the scores of 32 queries
-  constexpr bool plain_scores() const { return !has_score_mod() && bias == Bias::none && !dropout; }
   // Of how many pairs of columns a warpgroup reads the log-sum-exp before it issues dP, and delta before it waits for
   // that: what reads shared memory behind products waits until the tensor core has taken them. By the clock, as far as
   // registers go.

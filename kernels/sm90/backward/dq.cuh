@@ -79,22 +79,18 @@ struct DqTile {
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
   const BackwardParams& p = tile.p;
-  int begin[T.dq_cta_m_blocks()], end[T.dq_cta_m_blocks()];  // n_blocks of each m_block
+  DqSum<T> sums[T.dq_cta_m_blocks()];
 #pragma unroll
-  for (int i = 0; i < T.dq_cta_m_blocks(); ++i) {
-    const DqSum<T> sum = tile.sum_of(i);
-    begin[i] = sum.begin, end[i] = sum.end;
-  }
+  for (int i = 0; i < T.dq_cta_m_blocks(); ++i) sums[i] = tile.sum_of(i);
   Ring<T.kDqStages> ring;
 #pragma unroll 1
   for (int n = tile.begin * kDqSteps<T>; n < tile.end * kDqSteps<T>; ++n, ring.advance()) {
     const int n_block = n / kDqSteps<T>, first_row = n % kDqSteps<T> * T.k_box();
-    auto has = [&](int i) { return n_block >= begin[i] && n_block < end[i]; };
     mbarrier_wait(&s.empty[ring.slot], ring.parity ^ 1);
     u64* const full = &s.full[ring.slot];
     u32 blocks = 0;
 #pragma unroll
-    for (int i = 0; i < T.dq_cta_m_blocks(); ++i) blocks += u32{has(i)};
+    for (int i = 0; i < T.dq_cta_m_blocks(); ++i) blocks += u32{sums[i].has(n_block)};
     mbarrier_expect_tx(full, sizeof s.k[0] + blocks * u32{sizeof s.ds[0][0]});
 #pragma unroll 1
     for (int c = 0; c < T.head_dim; c += 64)
@@ -102,7 +98,7 @@ TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
                tile.head / (p.heads_q / p.heads_k), tile.sequence.batch);
 #pragma unroll
     for (int i = 0; i < T.dq_cta_m_blocks(); ++i) {
-      if (!has(i)) continue;
+      if (!sums[i].has(n_block)) continue;
       const u16* const ds = ds_at<T>(p, tile.sequence, tile.strip, tile.head, tile.first_m_block + i, n_block);
       bulk_load(s.ds[ring.slot][i], ds + first_row * T.tile_m, sizeof s.ds[0][0], full);
     }
@@ -172,12 +168,7 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
       leave(ring.slot);
     }
   };
-  auto multiply_one = [&](int i) {
-    const u64 a = wgmma_smem_desc(shared_address(s.ds[ring.slot][first + i]), kBlockBytes, 1024);
-    const u64 b = wgmma_smem_desc(shared_address(s.k[ring.slot]), kBlockBytes, 1024);
-#pragma unroll
-    for (int c = 0; c < T.k_box() / 16; ++c) DqMma::ss_tn(dq[i], a + rows_16(c), b + rows_16(c), true);
-  };
+  // n_blocks that the m_blocks kFirst to kLast need.
   auto run = [&]<int kFirst, int kLast>(int begin, int end) {
     auto multiply = [&] {
       mbarrier_wait(&s.full[ring.slot], ring.parity);
@@ -185,7 +176,12 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
       for (int i = kFirst; i <= kLast; ++i) fence_operand(dq[i]);
       wgmma_fence();
 #pragma unroll
-      for (int i = kFirst; i <= kLast; ++i) multiply_one(i);
+      for (int i = kFirst; i <= kLast; ++i) {
+        const u64 a = wgmma_smem_desc(shared_address(s.ds[ring.slot][first + i]), kBlockBytes, 1024);
+        const u64 b = wgmma_smem_desc(shared_address(s.k[ring.slot]), kBlockBytes, 1024);
+#pragma unroll
+        for (int c = 0; c < T.k_box() / 16; ++c) DqMma::ss_tn(dq[i], a + rows_16(c), b + rows_16(c), true);
+      }
       wgmma_commit();
     };
     multiply();

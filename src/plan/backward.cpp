@@ -208,7 +208,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
 // where that was asked for.
 bool takes_strips(const Problem& p, const Sm90BackwardConfig& t) {
   if ((!t.wide() && !t.halves) || t.roles || t.single || t.varlen || t.block_mask || p.batch_invariant) return false;
-  if (p.total_q == 0 || p.seqlen_k <= t.cta_keys()) return false;
+  if (p.total_q == 0 || p.heads_q == 0 || p.seqlen_k <= t.cta_keys()) return false;
   return choose_strips(p, t).heads > 0;
 }
 

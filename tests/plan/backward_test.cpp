@@ -228,6 +228,29 @@ TEST(BackwardPlan, Empty) {
   EXPECT_EQ(queryless.fills.size(), 1u);
 }
 
+// Whatever there is none of, by whichever kernel: only what has no scores to be made of is written.
+TEST(BackwardPlan, NothingOfEverything) {
+  for (const gpu::Properties& device : {hopper(), blackwell()})
+    for (const auto& [head_dim, head_dim_v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {128, 256}, {256, 256}})
+      for (const int64_t length : {1, 255, 4096})
+        for (const int bound : {0, 1, 2}) {
+          Sizes sizes = {2, length, length, 6, 3, head_dim, head_dim_v};
+          for (int64_t* const none : {&sizes.batch, &sizes.heads_q, &sizes.seqlen_q, &sizes.seqlen_k}) {
+            SCOPED_TRACE(testing::Message() << device.name << ' ' << head_dim << ' ' << head_dim_v << ' ' << length
+                                            << " bound " << bound << " none " << none - &sizes.batch);
+            Sizes without = sizes;
+            (&without.batch)[none - &sizes.batch] = 0;
+            if (none == &sizes.heads_q) without.heads_k = 0;
+            Problem p = backward(dense(without));
+            if (bound > 0) p.window_right = 0;
+            if (bound > 1) p.window_left = 100;
+            const plan::Plan plan = plan::make_plan(p, device);
+            const bool writes = none == &sizes.seqlen_q || none == &sizes.seqlen_k;
+            EXPECT_EQ(plan.launches.empty(), !writes);
+          }
+        }
+}
+
 // A quarter of dq is added where a warp has all queries.
 TEST(BackwardPlan, FewQueries) {
   const auto of = [](int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, bool packed = false) {

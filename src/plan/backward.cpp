@@ -28,9 +28,10 @@ Status check_sizes(const Problem& p) {
         str_cat("k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys over several calls"));
   }
   const int64_t blocks = std::max(std::max(p.seqlen_q, p.seqlen_k), p.packed_q() ? p.total_q : 0) / 64 + 2;
-  if (p.heads_q > 0 && p.batch > INT32_MAX / blocks / p.heads_q) {
+  constexpr int64_t kMostBlocks = (int64_t{1} << 27) - 1;  // a launch may have a dozen CTAs for each
+  if (p.heads_q > 0 && p.batch > kMostBlocks / blocks / p.heads_q) {
     return Status::unsupported(str_cat("batch (", p.batch, ") and q.heads (", p.heads_q,
-                                       ") give 2^31 tiles of 64 queries or keys or more: split the call over batch"));
+                                       ") give 2^27 tiles of 64 queries or keys or more: split the call over batch"));
   }
   return {};
 }
@@ -146,6 +147,11 @@ struct Strips {
   }
 };
 
+// Of the kernel that makes dq of a strip.
+int64_t dq_ctas(const Strips& s, int64_t m_blocks, const Sm90BackwardConfig& t) {
+  return s.heads * ceil_div(m_blocks, t.dq_cta_m_blocks()) * ceil_div(s.n_blocks, t.dq_sum_n_blocks());
+}
+
 // The heads of a strip, at most so many: as many in each, which takes least memory, but where multiprocessors would be
 // idle longer, each time that the last round of a strip's tiles fills them in part. Under a bound tiles are of unequal
 // lengths, and even that out.
@@ -199,6 +205,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   } else {
     return {};
   }
+  if (dq_ctas(s, m_blocks, t) > INT32_MAX) return {};
   s.bytes = s.heads * rows * s.row_n_blocks * block_bytes;
   return s;
 }
@@ -464,10 +471,9 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   const bool may_overlap = p.sm_limit == 0;
   if (t.tile.strips && has_main(p, t) && p.dq) {
     const Sm90BackwardConfig& kernel = t.tile.for_hopper();
-    const int64_t of_head =
-        ceil_div(t.sequence_m_blocks, kernel.dq_cta_m_blocks()) * ceil_div(t.strip_n_blocks, kernel.dq_sum_n_blocks());
+    const Strips strip = {.heads = t.strip_heads, .n_blocks = t.strip_n_blocks};
     plan->launches.push_back({.entry = dq_entry(kernel),
-                              .grid = static_cast<uint32_t>(t.strip_heads * of_head),
+                              .grid = static_cast<uint32_t>(dq_ctas(strip, t.sequence_m_blocks, kernel)),
                               .block = static_cast<uint32_t>(t.tile.threads),
                               .shared_bytes = static_cast<uint32_t>(kernel.dq_smem_bytes()),
                               .overlap_previous = may_overlap});

@@ -207,11 +207,12 @@ Status check_sizes(const Problem& p) {
     return Status::unsupported(str_cat(
         "k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys and merge the parts by their lse"));
   }
-  // The most tiles there can be; each has 64 rows or more.
+  // The most tiles there can be; each has 64 rows or more. A launch may have some blocks for each.
+  constexpr int64_t kMostTiles = (int64_t{1} << 29) - 1;
   const int64_t heads = p.heads_q, m_blocks = p.packed_q() ? p.total_q / 64 + p.batch : p.batch * (p.seqlen_q / 64 + 1);
-  if (heads > 0 && m_blocks > INT32_MAX / heads) {
+  if (heads > 0 && m_blocks > kMostTiles / heads) {
     return Status::unsupported(str_cat("batch (", p.batch, ") and q.heads (", heads,
-                                       ") give 2^31 tiles of 64 queries or more: split the call over batch"));
+                                       ") give 2^29 tiles of 64 queries or more: split the call over batch"));
   }
   return {};
 }

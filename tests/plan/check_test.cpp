@@ -237,8 +237,10 @@ TEST(PlanCheck, Sizes) {
   accepted(dense({.seqlen_q = int64_t{1} << 25, .heads_q = 8}));
   refused(dense({.seqlen_q = (int64_t{1} << 25) + 1, .heads_q = 8}), "q.seqlen (33554433) times the query heads of a");
   refused(dense({.seqlen_k = (int64_t{1} << 28) + 1}), "k.seqlen (268435457) must be at most 2^28");
-  refused(dense({.batch = 1 << 20, .heads_q = 1 << 11}), "batch (1048576) and q.heads (2048) give 2^31 tiles");
-  accepted(dense({.batch = 1 << 20, .heads_q = 1 << 10}));
+  refused(dense({.batch = 1 << 20, .heads_q = 1 << 9}), "batch (1048576) and q.heads (512) give 2^29 tiles");
+  accepted(dense({.batch = 1 << 20, .heads_q = 1 << 8}));
+  refused(backward(dense({.batch = 1 << 20, .heads_q = 1 << 6})), "batch (1048576) and q.heads (64) give 2^27 tiles");
+  accepted(backward(dense({.batch = 1 << 20, .heads_q = 1 << 5})));
 }
 
 }  // namespace

@@ -147,9 +147,17 @@ struct Strips {
   }
 };
 
-// Of the kernel that makes dq of a strip.
-int64_t dq_ctas(const Strips& s, int64_t m_blocks, const Sm90BackwardConfig& t) {
-  return s.heads * ceil_div(m_blocks, t.dq_cta_m_blocks()) * ceil_div(s.n_blocks, t.dq_sum_n_blocks());
+// Keys that a window of two bounds, either of which may lie beyond the diagonal, leaves a query: one more, at most.
+int64_t bounded_keys(const Problem& p) { return std::min(p.window_left + p.window_right, p.seqlen_k); }
+
+// Of the kernel that makes dq of a strip: for each sum of some m_blocks' dq. With a window these are few.
+int64_t dq_ctas(const Problem& p, const Strips& s, int64_t m_blocks, const Sm90BackwardConfig& t) {
+  int64_t sums = ceil_div(s.n_blocks, t.dq_sum_n_blocks());
+  if (t.left && p.window_right != TANDEM_UNBOUNDED) {
+    const int64_t keys = bounded_keys(p) + t.dq_cta_m_blocks() * t.tile_m, seen = ceil_div(keys, t.cta_keys()) + 1;
+    sums = std::min(sums, ceil_div(seen - 1, t.dq_sum_n_blocks()) + 1);
+  }
+  return s.heads * ceil_div(m_blocks, t.dq_cta_m_blocks()) * sums;
 }
 
 // The heads of a strip, at most so many: as many in each, which takes least memory, but where multiprocessors would be
@@ -179,9 +187,8 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   s.n_blocks = s.row_n_blocks = n_blocks;
   if (t.left) {
     // Of a row, from the first n_block that it sees.
-    const int64_t left = std::min(p.window_left, p.seqlen_k), right = std::min(p.window_right, p.seqlen_k);
-    const bool bounded = p.window_right != TANDEM_UNBOUNDED;
-    if (bounded) s.row_n_blocks = std::min(n_blocks, ceil_div(left + right + t.tile_m, t.cta_keys()) + 1);
+    if (p.window_right != TANDEM_UNBOUNDED)
+      s.row_n_blocks = std::min(n_blocks, ceil_div(bounded_keys(p) + t.tile_m, t.cta_keys()) + 1);
   } else if (t.right && !p.diagonal_offsets) {
     // The m-th and the m-th last see the same number of keys together, at most, each in a whole number of n_blocks.
     const int64_t beyond = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
@@ -205,7 +212,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   } else {
     return {};
   }
-  if (dq_ctas(s, m_blocks, t) > INT32_MAX) return {};
+  if (dq_ctas(p, s, m_blocks, t) > INT32_MAX) return {};
   s.bytes = s.heads * rows * s.row_n_blocks * block_bytes;
   return s;
 }
@@ -473,7 +480,7 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
     const Sm90BackwardConfig& kernel = t.tile.for_hopper();
     const Strips strip = {.heads = t.strip_heads, .n_blocks = t.strip_n_blocks};
     plan->launches.push_back({.entry = dq_entry(kernel),
-                              .grid = static_cast<uint32_t>(dq_ctas(strip, t.sequence_m_blocks, kernel)),
+                              .grid = static_cast<uint32_t>(dq_ctas(p, strip, t.sequence_m_blocks, kernel)),
                               .block = static_cast<uint32_t>(t.tile.threads),
                               .shared_bytes = static_cast<uint32_t>(kernel.dq_smem_bytes()),
                               .overlap_previous = may_overlap});

@@ -177,13 +177,17 @@ TEST(KernelsBackward, WideHeads) {
   expect_all_good(cases);
 }
 
-// dS of wide heads through memory: more n_blocks than one sum has, windows whose rows of dS begin anywhere, two
-// m_blocks in one row, heads of a group one by one or two at a time, two strips, and gradients that are added to what
+// dS of wide heads through memory: more n_blocks than one sum has, windows whose rows of dS begin anywhere, also behind
+// the first sum and far from the diagonal, with m_blocks that see no key, two m_blocks in one row, heads of a group one by one or two at a time, two strips, and gradients that are added to what
 // is there.
 TEST(KernelsBackward, WideHeadsByStrips) {
   std::vector<Judged> cases;
   for (const char* flags :
        {"--seqlen-q 64 --seqlen-k 8400 --causal 1", "--seqlen-q 100 --seqlen-k 8400 --left 8300 --right 20",
+        "--seqlen-q 200 --seqlen-k 17000 --left 100 --right 30",
+        "--seqlen-q 400 --seqlen-k 8300 --explicit 1 --diagonal 8200 --left 50 --right 5",
+        "--seqlen-q 400 --seqlen-k 200 --explicit 1 --diagonal -70 --left 40 --right 3",
+        "--seqlen-q 700 --seqlen-k 200 --top-left 1 --left 500 --right -350",
         "--seqlen-q 330 --seqlen-k 341 --left 70 --right 11", "--seqlen-q 330 --seqlen-k 130 --causal 1",
         "--seqlen-q 130 --seqlen-k 330 --causal 1 --batch 2 --heads-q 6 --heads-k 2",
         "--seqlen-q 200 --seqlen-k 200 --causal 1 --top-left 1 --explicit 1 --diagonal 5 --diagonals 5,-60 --batch 2",

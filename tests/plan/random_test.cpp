@@ -51,6 +51,10 @@ Problem random_problem(Random& r) {
   }
   if (r.chance(0.5)) p.window_right = r.chance(0.6) ? 0 : r.between(0, kLongest);
   if (r.chance(0.3)) p.window_left = r.between(0, r.chance(0.5) ? 2000 : kLongest);
+  if (p.window_left != TANDEM_UNBOUNDED && p.window_right != TANDEM_UNBOUNDED && r.chance(0.3)) {
+    const int64_t beyond = r.between(-kLongest, kLongest);  // the diagonal
+    p.window_left += beyond, p.window_right -= beyond;
+  }
   if (r.chance(0.2)) p.bottom_right = false;
   if (!p.bottom_right && r.chance(0.5)) p.diagonal_offset = r.between(-kFarDiagonal, kFarDiagonal);
   if (r.chance(0.1)) p.softcap = 30;

@@ -22,16 +22,19 @@ struct DqShared {
 template <Sm90BackwardConfig T>
 constexpr int kDqSteps = T.cta_keys() / T.k_box();
 
-// Of an m_block, the n_blocks [begin, end) of one sum. An m_block that sees no key has one sum, of nothing.
+// Of an m_block, the n_blocks [begin, end) of one sum. first_sum: the first one of the CTA's m_blocks; one that sees no
+// key has that alone, of nothing.
 template <Sm90BackwardConfig T>
 struct DqSum {
   int begin = 0, end = 0, before = 0;  // sums before this one
   bool exists = false, is_last = true;
 
   DqSum() = default;
-  TANDEM_DEVICE DqSum(const BackwardParams& p, const SequenceCoords& s, const Strip& strip, int m_block, int number) {
+  TANDEM_DEVICE DqSum(const BackwardParams& p, const SequenceCoords& s, const Strip& strip, int m_block, int number,
+                      int first_sum) {
     if (m_block * T.tile_m >= s.q_rows) return;
-    const int count = n_blocks_of<T>(p, s, m_block), first = count > 0 ? first_n_block<T>(p, s, m_block) : 0;
+    const int count = n_blocks_of<T>(p, s, m_block);
+    const int first = count > 0 ? first_n_block<T>(p, s, m_block) : first_sum * T.dq_sum_n_blocks();
     const int last = max(first, first + count - 1), n_block = strip.first_n_block + number * T.dq_sum_n_blocks();
     begin = max(first, n_block),
     end = min(first + count, min(n_block + T.dq_sum_n_blocks(), strip.first_n_block + strip.n_blocks));
@@ -47,7 +50,7 @@ template <Sm90BackwardConfig T>
 struct DqTile {
   const BackwardParams& p;
   const Strip strip;
-  int number, head, first_m_block;  // number: of the sum
+  int number, first_sum, head, first_m_block;  // number: of the sum
   SequenceCoords sequence;
   int begin, end;  // n_blocks that one of the m_blocks needs
 
@@ -65,6 +68,8 @@ struct DqTile {
       first_m_block = p.sequence_m_blocks;  // no such head: none of its m_blocks
       sequence = sequence_coords<T>(p, 0);
     }
+    first_sum = first_n_block<T>(p, sequence, first_m_block) / T.dq_sum_n_blocks();  // the others begin there or behind
+    number += first_sum;
 #pragma unroll
     for (int i = 0; i < T.dq_cta_m_blocks(); ++i) {
       const DqSum<T> sum = sum_of(i);
@@ -73,7 +78,7 @@ struct DqTile {
       end = max(end, sum.end);
     }
   }
-  TANDEM_DEVICE DqSum<T> sum_of(int i) const { return {p, sequence, strip, first_m_block + i, number}; }
+  TANDEM_DEVICE DqSum<T> sum_of(int i) const { return {p, sequence, strip, first_m_block + i, number, first_sum}; }
 };
 
 template <Sm90BackwardConfig T>

@@ -147,17 +147,13 @@ struct Strips {
   }
 };
 
-// Keys that a window of two bounds, either of which may lie beyond the diagonal, leaves a query: one more, at most.
-int64_t bounded_keys(const Problem& p) { return std::min(p.window_left + p.window_right, p.seqlen_k); }
-
-// Of the kernel that makes dq of a strip: for each sum of some m_blocks' dq. With a window these are few.
-int64_t dq_ctas(const Problem& p, const Strips& s, int64_t m_blocks, const Sm90BackwardConfig& t) {
-  int64_t sums = ceil_div(s.n_blocks, t.dq_sum_n_blocks());
-  if (t.left && p.window_right != TANDEM_UNBOUNDED) {
-    const int64_t keys = bounded_keys(p) + t.dq_cta_m_blocks() * t.tile_m, seen = ceil_div(keys, t.cta_keys()) + 1;
-    sums = std::min(sums, ceil_div(seen - 1, t.dq_sum_n_blocks()) + 1);
-  }
-  return s.heads * ceil_div(m_blocks, t.dq_cta_m_blocks()) * sums;
+// Sums that dq of an m_block is made of in a strip, at most. With a window they begin where that does.
+int64_t dq_sums(const Strips& s, const Sm90BackwardConfig& t) {
+  return ceil_div(t.left ? s.row_n_blocks : s.n_blocks, t.dq_sum_n_blocks());
+}
+// Of the kernel that makes them.
+int64_t dq_ctas(const Strips& s, int64_t m_blocks, const Sm90BackwardConfig& t) {
+  return s.heads * ceil_div(m_blocks, t.dq_cta_m_blocks()) * dq_sums(s, t);
 }
 
 // The heads of a strip, at most so many: as many in each, which takes least memory, but where multiprocessors would be
@@ -187,8 +183,10 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   s.n_blocks = s.row_n_blocks = n_blocks;
   if (t.left) {
     // Of a row, from the first n_block that it sees.
-    if (p.window_right != TANDEM_UNBOUNDED)
-      s.row_n_blocks = std::min(n_blocks, ceil_div(bounded_keys(p) + t.tile_m, t.cta_keys()) + 1);
+    if (p.window_right != TANDEM_UNBOUNDED) {
+      const int64_t seen = std::min(p.window_left + p.window_right, p.seqlen_k);  // one bound may be below 0
+      s.row_n_blocks = std::min(n_blocks, ceil_div(seen + t.tile_m, t.cta_keys()) + 1);
+    }
   } else if (t.right && !p.diagonal_offsets) {
     // The m-th and the m-th last see the same number of keys together, at most, each in a whole number of n_blocks.
     const int64_t beyond = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
@@ -212,7 +210,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   } else {
     return {};
   }
-  if (dq_ctas(p, s, m_blocks, t) > INT32_MAX) return {};
+  if (dq_ctas(s, m_blocks, t) > INT32_MAX) return {};
   s.bytes = s.heads * rows * s.row_n_blocks * block_bytes;
   return s;
 }
@@ -478,9 +476,9 @@ void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Pl
   const bool may_overlap = p.sm_limit == 0;
   if (t.tile.strips && has_main(p, t) && p.dq) {
     const Sm90BackwardConfig& kernel = t.tile.for_hopper();
-    const Strips strip = {.heads = t.strip_heads, .n_blocks = t.strip_n_blocks};
+    const Strips strip = {.heads = t.strip_heads, .n_blocks = t.strip_n_blocks, .row_n_blocks = t.strip_row_n_blocks};
     plan->launches.push_back({.entry = dq_entry(kernel),
-                              .grid = static_cast<uint32_t>(dq_ctas(p, strip, t.sequence_m_blocks, kernel)),
+                              .grid = static_cast<uint32_t>(dq_ctas(strip, t.sequence_m_blocks, kernel)),
                               .block = static_cast<uint32_t>(t.tile.threads),
                               .shared_bytes = static_cast<uint32_t>(kernel.dq_smem_bytes()),
                               .overlap_previous = may_overlap});
@@ -591,7 +589,9 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
   // Of strips those alone that several sums are added in.
-  const bool adds = t.tile.strips ? p.dq && t.n_blocks > t.tile.for_hopper().dq_sum_n_blocks() : !t.tile.single;
+  const bool adds = t.tile.strips ? p.dq && (t.tile.for_hopper().left ? t.strip_row_n_blocks : t.n_blocks) >
+                                                t.tile.for_hopper().dq_sum_n_blocks()
+                                  : !t.tile.single;
   const int64_t sums = has_main(p, t) && adds ? blocks * t.tile.dq_floats : 0;
   t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
   if (t.tile.strips && has_main(p, t) && p.dq) t.ds_offset = region("workspace.ds", t.strip_bytes, main);

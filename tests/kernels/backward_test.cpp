@@ -178,8 +178,8 @@ TEST(KernelsBackward, WideHeads) {
 }
 
 // dS of wide heads through memory: more n_blocks than one sum has, windows whose rows of dS begin anywhere, also behind
-// the first sum and far from the diagonal, with m_blocks that see no key, two m_blocks in one row, heads of a group one by one or two at a time, two strips, and gradients that are added to what
-// is there.
+// the first sum and far from the diagonal, with m_blocks that see no key, two m_blocks in one row, heads of a group one
+// by one or two at a time, two strips, and gradients that are added to what is there.
 TEST(KernelsBackward, WideHeadsByStrips) {
   std::vector<Judged> cases;
   for (const char* flags :

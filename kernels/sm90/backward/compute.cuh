@@ -366,8 +366,8 @@ TANDEM_DEVICE void half_steps(const WarpgroupTile<T>& first, WarpgroupRings<T>& 
     const u32 to = shared_address(s.ds[slot]);
     mbarrier_wait(&s.ds_empty[slot], (rings.steps >> 1 & 1) ^ 1);
     dv_and_ds(first, to);
-    mma_s(scores, second, rings, at.m_block);
-    mma_dp(dp, ahead, second, rings, at.m_block);
+    mma_s(scores, second, rings, at.m_block, true, true);  // of the same queries, which are there
+    mma_dp(dp, ahead, second, rings, at.m_block, true);
     mma_dk(dk, ds, first, rings);
     wgmma_wait<2>();
     fence_operand(dv);
@@ -386,15 +386,13 @@ TANDEM_DEVICE void half_steps(const WarpgroupTile<T>& first, WarpgroupRings<T>& 
     mma_dk(dk, ds, second, rings);
     if (more) {
       wgmma_wait<2>();
-      fence_operand(dv);
-      arrive(&s.dout_empty[dout_slot]);
-      probabilities_and_dp(first);
     } else {
       wgmma_wait<0>();
-      fence_operand(dv);
       fence_operand(dk);
-      arrive(&s.dout_empty[dout_slot]);
     }
+    fence_operand(dv);
+    arrive(&s.dout_empty[dout_slot]);
+    if (more) probabilities_and_dp(first);
     arrive(&s.q_empty[rings.q.slot]);
     rings.q.advance();
     ++rings.steps;

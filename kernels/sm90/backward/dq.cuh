@@ -1,7 +1,7 @@
 // dq of wide heads by a kernel of its own: the sum of dS' K over the n_blocks of a strip, whose dS the main kernel has
-// left in memory. A CTA has one or two m_blocks for each warpgroup, and 8192 keys; one thread loads. What it
-// sums is added to what those before it have, when a ticket says that it is there, and the last one stores dq: nobody
-// adds out of order, and sums are the same whatever the strips.
+// left in memory. A CTA has one or two m_blocks for each warpgroup, and of each a sum over 8192 keys; one thread loads.
+// What it sums is added to what those before it have, when a ticket says that it is there, and the last one stores dq:
+// nobody adds out of order, and sums are the same whatever the strips.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
@@ -22,26 +22,22 @@ struct DqShared {
 template <Sm90BackwardConfig T>
 constexpr int kDqSteps = T.cta_keys() / T.k_box();
 
-// Of an m_block, the n_blocks [begin, end) of one sum. first_sum: the first one of the CTA's m_blocks; one that sees no
-// key has that alone, of nothing.
+// Of an m_block, the n_blocks [begin, end) of one sum, the first of which begins where the first key is, or with a
+// window the first that is seen: an m_block has one sum then, mostly. That is also what there is of one that sees no
+// key.
 template <Sm90BackwardConfig T>
 struct DqSum {
   int begin = 0, end = 0, before = 0;  // sums before this one
   bool exists = false, is_last = true;
 
   DqSum() = default;
-  TANDEM_DEVICE DqSum(const BackwardParams& p, const SequenceCoords& s, const Strip& strip, int m_block, int number,
-                      int first_sum) {
+  TANDEM_DEVICE DqSum(const BackwardParams& p, const SequenceCoords& s, int m_block, int number) : before(number) {
     if (m_block * T.tile_m >= s.q_rows) return;
-    const int count = n_blocks_of<T>(p, s, m_block);
-    const int first = count > 0 ? first_n_block<T>(p, s, m_block) : first_sum * T.dq_sum_n_blocks();
-    const int last = max(first, first + count - 1), n_block = strip.first_n_block + number * T.dq_sum_n_blocks();
-    begin = max(first, n_block),
-    end = min(first + count, min(n_block + T.dq_sum_n_blocks(), strip.first_n_block + strip.n_blocks));
-    end = max(begin, end);
-    exists = n_block / T.dq_sum_n_blocks() >= first / T.dq_sum_n_blocks() && n_block <= last;
-    before = n_block / T.dq_sum_n_blocks() - first / T.dq_sum_n_blocks();
-    is_last = n_block / T.dq_sum_n_blocks() == last / T.dq_sum_n_blocks();
+    const int count = n_blocks_of<T>(p, s, m_block), first = count > 0 ? first_n_block<T>(p, s, m_block) : 0;
+    begin = first + number * T.dq_sum_n_blocks();
+    end = max(begin, min(first + count, begin + T.dq_sum_n_blocks()));
+    exists = number == 0 || begin < end;
+    is_last = first + count <= begin + T.dq_sum_n_blocks();
   }
   TANDEM_DEVICE bool has(int n_block) const { return n_block >= begin && n_block < end; }
 };
@@ -50,7 +46,7 @@ template <Sm90BackwardConfig T>
 struct DqTile {
   const BackwardParams& p;
   const Strip strip;
-  int number, first_sum, head, first_m_block;  // number: of the sum
+  int number, head, first_m_block;  // number: of the sum
   SequenceCoords sequence;
   int begin, end;  // n_blocks that one of the m_blocks needs
 
@@ -58,8 +54,9 @@ struct DqTile {
     // The most n_blocks first.
     const int groups = (p.sequence_m_blocks + T.dq_cta_m_blocks() - 1) / T.dq_cta_m_blocks(),
               of_sum = groups * p.strip_heads;
-    number = static_cast<int>(blockIdx.x) / of_sum;
-    const int rest = static_cast<int>(blockIdx.x) - number * of_sum, of_all = strip.first_head + rest % p.strip_heads;
+    const int of_strip = static_cast<int>(blockIdx.x) / of_sum;
+    number = strip.first_n_block / T.dq_sum_n_blocks() + of_strip;
+    const int rest = static_cast<int>(blockIdx.x) - of_strip * of_sum, of_all = strip.first_head + rest % p.strip_heads;
     first_m_block = (groups - 1 - rest / p.strip_heads) * T.dq_cta_m_blocks();
     head = of_all % p.heads_q;
     sequence = sequence_coords<T>(p, of_all / p.heads_q);
@@ -68,8 +65,6 @@ struct DqTile {
       first_m_block = p.sequence_m_blocks;  // no such head: none of its m_blocks
       sequence = sequence_coords<T>(p, 0);
     }
-    first_sum = first_n_block<T>(p, sequence, first_m_block) / T.dq_sum_n_blocks();  // the others begin there or behind
-    number += first_sum;
 #pragma unroll
     for (int i = 0; i < T.dq_cta_m_blocks(); ++i) {
       const DqSum<T> sum = sum_of(i);
@@ -78,7 +73,7 @@ struct DqTile {
       end = max(end, sum.end);
     }
   }
-  TANDEM_DEVICE DqSum<T> sum_of(int i) const { return {p, sequence, strip, first_m_block + i, number, first_sum}; }
+  TANDEM_DEVICE DqSum<T> sum_of(int i) const { return {p, sequence, first_m_block + i, number}; }
 };
 
 template <Sm90BackwardConfig T>

@@ -44,8 +44,9 @@ def wrong(proof):
             yield f"step {step['name']}: {step['verdict']}: {step['summary']}"
     if proof.get("failures") != 0:
         yield f"failures is {proof.get('failures')}"
-    if not proof.get("commit") or proof["commit"].endswith(("-dirty", "unknown")):
-        yield f"commit is {proof.get('commit')}: it must be one that others can build"
+    for commit in (proof.get("commit"), *(step["commit"] for step in steps if "commit" in step)):
+        if not commit or commit.endswith(("-dirty", "unknown")):
+            yield f"commit is {commit}: it must be one that others can build"
 
 
 def main():
@@ -54,7 +55,8 @@ def main():
         proof = json.loads(path.read_text())
         print(f"{path.name}: commit {proof.get('commit')}, {proof.get('device')}, {proof.get('date', '')[:10]}")
         for step in proof.get("steps") or []:
-            print(f"  {step['name']}: {step['verdict']}, {step['summary']}")
+            again = f" (of {step['commit']})" if "commit" in step else ""
+            print(f"  {step['name']}: {step['verdict']}, {step['summary']}{again}")
         print("  " + age(path.parent, proof.get("commit", "")))
         for text in wrong(proof):
             failed = True

@@ -147,13 +147,13 @@ struct Strips {
   }
 };
 
-// Sums that dq of an m_block is made of in a strip, at most. With a window they begin where that does.
-int64_t dq_sums(const Strips& s, const Sm90BackwardConfig& t) {
-  return ceil_div(t.left ? s.row_n_blocks : s.n_blocks, t.dq_sum_n_blocks());
+// Sums that dq of an m_block is made of over so many n_blocks, at most. With a window they begin where that does.
+int64_t dq_sums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& t) {
+  return ceil_div(t.left ? row_n_blocks : n_blocks, t.dq_sum_n_blocks());
 }
-// Of the kernel that makes them.
+// Of the kernel that makes those of a strip.
 int64_t dq_ctas(const Strips& s, int64_t m_blocks, const Sm90BackwardConfig& t) {
-  return s.heads * ceil_div(m_blocks, t.dq_cta_m_blocks()) * dq_sums(s, t);
+  return s.heads * ceil_div(m_blocks, t.dq_cta_m_blocks()) * dq_sums(s.n_blocks, s.row_n_blocks, t);
 }
 
 // The heads of a strip, at most so many: as many in each, which takes least memory, but where multiprocessors would be
@@ -589,9 +589,8 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
   // Of strips those alone that several sums are added in.
-  const bool adds = t.tile.strips ? p.dq && (t.tile.for_hopper().left ? t.strip_row_n_blocks : t.n_blocks) >
-                                                t.tile.for_hopper().dq_sum_n_blocks()
-                                  : !t.tile.single;
+  const bool adds =
+      t.tile.strips ? p.dq && dq_sums(t.n_blocks, t.strip_row_n_blocks, t.tile.for_hopper()) > 1 : !t.tile.single;
   const int64_t sums = has_main(p, t) && adds ? blocks * t.tile.dq_floats : 0;
   t.sums_offset = region("workspace.dq_sums", sums * static_cast<int64_t>(sizeof(float)), main);
   if (t.tile.strips && has_main(p, t) && p.dq) t.ds_offset = region("workspace.ds", t.strip_bytes, main);

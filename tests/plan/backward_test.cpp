@@ -234,19 +234,20 @@ TEST(BackwardPlan, NothingOfEverything) {
     for (const auto& [head_dim, head_dim_v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {128, 256}, {256, 256}})
       for (const int64_t length : {1, 255, 4096})
         for (const int bound : {0, 1, 2}) {
-          Sizes sizes = {2, length, length, 6, 3, head_dim, head_dim_v};
-          for (int64_t* const none : {&sizes.batch, &sizes.heads_q, &sizes.seqlen_q, &sizes.seqlen_k}) {
-            SCOPED_TRACE(testing::Message() << device.name << ' ' << head_dim << ' ' << head_dim_v << ' ' << length
-                                            << " bound " << bound << " none " << none - &sizes.batch);
-            Sizes without = sizes;
-            (&without.batch)[none - &sizes.batch] = 0;
-            if (none == &sizes.heads_q) without.heads_k = 0;
+          for (int64_t Sizes::*const none : {&Sizes::batch, &Sizes::heads_q, &Sizes::seqlen_q, &Sizes::seqlen_k}) {
+            Sizes without = {2, length, length, 6, 3, head_dim, head_dim_v};
+            without.*none = 0;
+            if (none == &Sizes::heads_q) without.heads_k = 0;
+            SCOPED_TRACE(testing::Message()
+                         << device.name << ": batch " << without.batch << ", heads " << without.heads_q << ", lengths "
+                         << without.seqlen_q << " and " << without.seqlen_k << ", head_dim " << head_dim << " and "
+                         << head_dim_v << ", bounds " << bound);
             Problem p = backward(dense(without));
             if (bound > 0) p.window_right = 0;
             if (bound > 1) p.window_left = 100;
             p.dsink = {.dtype = DType::f32, .head = 1, .present = true};
             const plan::Plan plan = plan::make_plan(p, device);
-            EXPECT_EQ(plan.launches.empty(), none == &sizes.heads_q);
+            EXPECT_EQ(plan.launches.empty(), none == &Sizes::heads_q);
           }
         }
 }

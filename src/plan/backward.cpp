@@ -224,6 +224,11 @@ bool takes_strips(const Problem& p, const Sm90BackwardConfig& t) {
   return choose_strips(p, t).heads > 0;
 }
 
+// by_head: the number of tiles that the query heads of a group are divided into.
+int count_head_parts(const Problem& p, const Sm90BackwardConfig& t) {
+  return static_cast<int>(p.group() / (t.strips ? choose_strips(p, t).tile_heads : 1));
+}
+
 // Whether warpgroups have keys of their own: where their sums leave registers for the scores of half a step. Those of
 // dropout, a bias or a text do not fit as well.
 bool takes_halves(const Problem& p, Sm90BackwardConfig* config) {
@@ -270,7 +275,8 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
   t.from_diagonal = !t.single && !t.strips && begins_at_diagonal(p, t);
   t.by_head = (t.from_diagonal || t.strips) && p.group() > 1;
-  t.split = t.split || t.by_head;
+  // A tile that has all query heads of its group stores dk and dv itself.
+  if (t.by_head) t.split = count_head_parts(p, t) > 1;
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);
   t.sums_tiles = sums_tiles(p) && !t.wide();
@@ -416,11 +422,6 @@ void set_strips(const Problem& p, BackwardTiling* tiling) {
   t.grid = static_cast<int>(std::min<int64_t>(t.grid, heads * strips.n_blocks * parts));
 }
 
-// by_head: into how many tiles the query heads of a group are divided.
-int count_head_parts(const Problem& p, const BackwardTile& tile) {
-  return static_cast<int>(p.group() / (tile.strips ? choose_strips(p, tile.for_hopper()).tile_heads : 1));
-}
-
 void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tiling) {
   BackwardTiling& t = *tiling;
   t.tile = cut(p, device);
@@ -430,7 +431,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   if (p.total_q == 0) t.m_blocks = 0;
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
-  t.splits = t.tile.key_tickets > 0 ? count_head_parts(p, t.tile)
+  t.splits = t.tile.key_tickets > 0 ? count_head_parts(p, t.tile.for_hopper())
              : t.tile.key_sums > 0  ? choose_splits(p, t.tile.tile_m, t.tile.tile_n, ctas)
                                     : 1;
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);

@@ -574,6 +574,25 @@ TEST(BackwardPlan, FromTheDiagonalByHead) {
   EXPECT_FALSE(plan::make_plan(backward(p), hopper()).backward.tile.for_hopper().from_diagonal);
 }
 
+// Two query heads in one tile of a group of two: the tile stores dk and dv, and no sums of them are in the workspace.
+TEST(BackwardPlan, ATileOfAWholeGroupStoresDkAndDv) {
+  struct {
+    int64_t batch, seqlen_q, seqlen_k, heads_q, heads_k;
+  } const shapes[] = {{16, 768, 768, 6, 3}, {30, 128, 384, 32, 16}};
+  for (const auto& s : shapes) {
+    Problem p = dense({s.batch, s.seqlen_q, s.seqlen_k, s.heads_q, s.heads_k, 256});
+    p.head_dim_v = 256;
+    p.window_right = 0;
+    const plan::Plan plan = plan::make_plan(backward(p), hopper());
+    const Sm90BackwardConfig& config = plan.backward.tile.for_hopper();
+    EXPECT_TRUE(config.strips && config.by_head);
+    EXPECT_GT(plan.backward.strips, 1);
+    EXPECT_EQ(plan.backward.splits, 1);
+    EXPECT_FALSE(config.split);
+    EXPECT_EQ(bytes_of(plan, "workspace.key_sums"), 0u);
+  }
+}
+
 // Up to 320 columns of dk and dv warpgroups have keys of their own, where dS may go to memory.
 TEST(BackwardPlan, HalvesOfHopper) {
   const auto config = [](const Problem& p) { return plan::make_plan(p, hopper()).backward.tile.for_hopper(); };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <variant>
 
 #include "plan/plan.h"
 #include "plan/problems.h"
@@ -103,6 +104,14 @@ void expect_sound(const plan::Plan& plan, const gpu::Properties& device) {
   ASSERT_GE(plan.repeat.times, 1);
 }
 
+// A kernel that sums dk and dv over tiles of its own needs room for the sums, and a launch that converts them.
+void expect_key_sums(const plan::Plan& plan) {
+  const plan::BackwardTiling& t = plan.backward;
+  if (plan.pass != plan::pass_of(TANDEM_BACKWARD)) return;
+  const auto* config = std::get_if<Sm90BackwardConfig>(&t.tile.kernel);
+  ASSERT_EQ(config && config->split, t.splits > 1);
+}
+
 TEST(RandomPlans, HoldTogether) {
   constexpr uint64_t kProblems = 100000;
   uint64_t planned = 0;
@@ -114,7 +123,9 @@ TEST(RandomPlans, HoldTogether) {
       SCOPED_TRACE(testing::Message() << device.name << ", seed " << seed << ": batch " << p.batch << ", heads "
                                       << p.heads_q << " on " << p.heads_k << ", lengths " << p.seqlen_q << " and "
                                       << p.seqlen_k << ", head_dim " << p.head_dim << " and " << p.head_dim_v);
-      expect_sound(plan::make_plan(p, device), device);
+      const plan::Plan plan = plan::make_plan(p, device);
+      expect_sound(plan, device);
+      expect_key_sums(plan);
       if (testing::Test::HasFatalFailure()) return;
       ++planned;
     }

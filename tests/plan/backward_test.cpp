@@ -589,7 +589,7 @@ TEST(BackwardPlan, ATileOfAWholeGroupStoresDkAndDv) {
     EXPECT_GT(plan.backward.strips, 1);
     EXPECT_EQ(plan.backward.splits, 1);
     EXPECT_FALSE(config.split);
-    EXPECT_EQ(bytes_of(plan, "workspace.key_sums"), 0u);
+    for (const plan::Region& region : plan.regions) EXPECT_STRNE(region.name, "workspace.key_sums");
   }
 }
 

@@ -384,11 +384,7 @@ def check_subjects(base):
 def list_files(paths):
     names = git("ls-files", "-co", "--exclude-standard", "--", *(paths or ["."]))
     if names is None:
-        found = [
-            p
-            for root in paths or ["."]
-            for p in ([ROOT / root] if (ROOT / root).is_file() else (ROOT / root).rglob("*"))
-        ]
+        found = [p for root in paths or ["."] for p in [ROOT / root, *(ROOT / root).rglob("*")]]
         names = "\n".join(str(p.relative_to(ROOT)) for p in found)
     return sorted(name for name in set(names.splitlines()) if not SKIPPED.match(name) and (ROOT / name).is_file())
 

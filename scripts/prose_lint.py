@@ -82,7 +82,7 @@ SKIPPED = re.compile(
     r"|scripts/prose_lint\.py|tests/scripts/"
 )
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|cf|etc|Fig|Eq|No|Sec|approx)\.$")
-SENTENCE_END = re.compile(r"(?<=[.!?])[)\"']?\s+(?=[\"'(`*]*[A-Z0-9`])|(?<=[.!?][)\"'])\s+(?=[A-Z`])")
+SENTENCE_END = re.compile(r"(?<=[\w\])`\"'%][.!?])[)\"']?\s+(?=[\"'(`*]*[\w`-])")
 MARKER = re.compile(r"(?:clang-format|NOLINT|noqa|shellcheck|SPDX|fmt:|type:|pragma|!|IWYU|ruff:|cmake-)")
 DRAWING = re.compile(r"^ {3,}\S|^ {2,}(?![-*\d])\S.* {3,}|\S {3,}\S.*\S {2,}\S|\|.*\||^[-=|+>^ ]{4,}")
 C_TOKEN = re.compile(

@@ -232,8 +232,8 @@ class Workspace {
   Workspace()
       : Workspace([](size_t bytes) { return ::operator new(bytes); }, [](void* memory) { ::operator delete(memory); }) {
   }
-  // Allocates memory of the context's device. release() may run before the calls that use the memory have finished:
-  // cudaFree and cuMemFree wait for them, and a pool must release in stream order.
+  // Allocates memory of the context's device. release() may run while calls still use the memory: cudaFree and cuMemFree
+  // wait for these calls, and a pool must release in stream order.
   Workspace(Allocate allocate, Release release) : allocate_(std::move(allocate)), release_(std::move(release)) {}
   Workspace(Workspace&& other) noexcept
       : allocate_(std::move(other.allocate_)),

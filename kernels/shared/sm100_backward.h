@@ -96,9 +96,9 @@ struct Sm100BackwardConfig {
     return {run_begin(thread / 128, run) + thread % kRun, thread % 128 / 64 * dq_columns() + 2 * n};
   }
 
-  // Columns of tensor memory. P and dS, two elements per column, overwrite the S and dP of their own warpgroup, because
-  // it may still read the other's. dQ overwrites dP if 512 columns are not enough (d128); with a CTA pair it overwrites
-  // the second half of S, after all of S has been read:
+  // Columns of tensor memory. P and dS, two elements per column, overwrite the S and dP of the same warpgroup, because it
+  // may still read the other warpgroup's. dQ overwrites dP if 512 columns are not enough (d128). With a CTA pair dQ
+  // overwrites the second half of S, after all of S has been read:
   //
   //    0    S, P          [128]              S, P           [64]
   //    64                                    S, dQ          [64]
@@ -150,9 +150,9 @@ struct Sm100BackwardConfig {
     return tmem_rounded(at, warpgroup, run) + n * 16 % kRun / 2;
   }
 
-  // In a CTA pair each CTA keeps its operands: half of the rows of queries and dout for S and dP, half of the columns
-  // for dK and dV. For dQ it keeps half of the columns of all keys and half of the queries of dS; it sends the other
-  // half.
+  // In a CTA pair each CTA keeps its operands: half of the rows of queries and dout for S and dP, and half of the
+  // columns for dK and dV. For dQ it keeps half of the columns of all keys and half of the queries of dS; it sends the
+  // other half.
   constexpr int q_box_rows() const { return tile_m / ctas(); }
   static constexpr int kPairBlocks = 2 + 2 + 2 + 4 + 2 + 1;  // k, v, kt; q, qt, dout, doutt; ds; ds_sent
 
@@ -205,7 +205,7 @@ struct Sm100BackwardConfig {
            smem_bytes() <= kMaxSmemBytes;
   }
 
-  static constexpr int kDeltaThreads = 256;            // of the preceding kernel
+  static constexpr int kDeltaThreads = 256;            // the preceding kernel's
   static constexpr int delta_queries() { return 32; }  // unrolled; more compile slower
   static constexpr int kMaxSmemBytes = 232448;         // per CTA
 };

@@ -44,8 +44,8 @@ struct Sm100ForwardConfig {
     return !f16 && !has_score_mod() && !dropout && q_tiles() == 2 && !clc && !(pair && block_mask);
   }
 
-  // Shared memory has queries and the result in blocks of 16 KB (128 bytes of a tile's rows), then a ring of key and
-  // value blocks. A key block has 64 columns of the CTA's keys of an iteration. A value block has all columns and the
+  // Shared memory has queries and the result in blocks of 16 KB (128 bytes of a tile's rows). A ring of key and value
+  // blocks follows. A key block has 64 columns of the CTA's keys of an iteration. A value block has all columns and the
   // keys that fit.
   static constexpr int kTileBlockBytes = 16384, kMaxBlockBytes = 14 * kTileBlockBytes, kMaxRingSlots = 16;
   static constexpr int blocks(int columns) { return (columns + 63) / 64; }

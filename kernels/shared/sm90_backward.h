@@ -88,8 +88,8 @@ struct Sm90BackwardConfig {
     if (dq_row_parts() == 1) return {at.row, index * dq_columns() + at.column};
     return {index * 64 + at.row, at.column};
   }
-  // With roles a CTA of a pair computes 96 columns of dq by products of 64 and 32 columns, which may not cross a block
-  // of 64. role_dq_column maps the c-th column. A box holds the loaded keys of the other CTA.
+  // With roles a CTA of a pair computes 96 columns of dq by products of 64 and 32 columns. A product may not cross a
+  // block of 64. role_dq_column maps the c-th column. A box holds the loaded keys of the other CTA.
   static constexpr int kDqFirst = 64, kDqRest = 32;
   static constexpr int role_dq_column(int rank, int c) {
     return c < kDqFirst ? (rank == 0 ? 0 : 128) + c : (rank == 0 ? 64 : 96) + c - kDqFirst;
@@ -127,8 +127,8 @@ struct Sm90BackwardConfig {
   constexpr int ds_stages() const { return roles || strips || (stages_bias() && head_dim > 64) ? 2 : wide() ? 1 : 3; }
   constexpr int p_stages() const { return strips ? 2 : 1; }
 
-  // Registers per thread: of the scores role, of the dk and dv roles, and of MMA warpgroups without roles after the
-  // loading warpgroup has released its own.
+  // Registers per thread of the scores role and of the dk and dv roles. Without roles, MMA warpgroups share the
+  // registers that the loading warpgroup has released.
   static constexpr int kScoreRegisters = 168, kSumRegisters = 160;
   constexpr int registers() const {
     const int at_launch = 65536 / threads() / 8 * 8;
@@ -143,8 +143,8 @@ struct Sm90BackwardConfig {
            (staged() ? 4 * dq_parts() * dq_part_floats() : 0) + warpgroups * bias_bytes() + 8 * dout_stages * tile_m +
            ctas() * 1024;
   }
-  // Kernels that compute scores again have the operands of two tiles with the same keys, and the sums of a bias's
-  // gradient or two numbers per score.
+  // Kernels that compute scores again have the operands of two tiles with the same keys. They also have the sums of a
+  // bias's gradient or two numbers per score.
   static constexpr int kScoreStages = 2;
   constexpr int score_threads() const { return 128 * warpgroups; }
   constexpr int score_smem_bytes() const {
@@ -187,7 +187,7 @@ struct Sm90BackwardConfig {
   }
 
   constexpr int load_registers() const { return strips && !halves ? 40 : 24; }  // dS addresses need more
-  static constexpr int kDeltaThreads = 256;                                     // of the preceding kernel
+  static constexpr int kDeltaThreads = 256;                                     // the preceding kernel's
   constexpr int delta_queries() const { return tile_m; }                        // unrolled
   static constexpr int kMaxSmemBytes = 232448;                                  // per CTA
 };

@@ -27,6 +27,7 @@ MAX_CHANGELOG_WORDS = 20
 MAX_PAGE_AVERAGE = 18
 MAX_HEADER_LINES = 12
 MAX_COMMENT_LINES = 3
+MAX_DRAWING_LINES = 6  # prose around a drawing or table
 MAX_TRAILING = 60
 MAX_SUBJECT = 72
 
@@ -140,8 +141,11 @@ def comment_blocks(source, comments):
 
 
 def paragraphs(lines, first):
-    """Splits a comment's lines at empty lines, list items and drawings: (line, text), and the number of prose lines."""
-    result, current, start, prose = [], [], first, 0
+    """Splits a comment's lines at empty lines, list items and drawings: (line, text), and the number of prose lines.
+
+    The third result is the number of a drawing's lines.
+    """
+    result, current, start, prose, drawn = [], [], first, 0, 0
     for number, line in enumerate([*lines, ""], first):
         text = line[1:] if line.startswith(" ") else line
         drawing = bool(DRAWING.search(text))
@@ -149,13 +153,14 @@ def paragraphs(lines, first):
         if (not text.strip() or drawing or item) and current:
             result.append((start, " ".join(current)))
             current = []
+        drawn += drawing
         if not text.strip() or drawing:
             continue
         prose += 1
         if not current:
             start = number
         current.append(text[item.end() :].strip() if item else text.strip())
-    return result, prose
+    return result, prose, drawn
 
 
 def sentences(text):
@@ -223,15 +228,17 @@ class Prose:
                 self.add(line, "trailing", f"{len(text)} characters: {text[:70]}")
             self.check_words(line, text, kind)
             return
-        parts, prose = paragraphs(lines, line)
-        limit = MAX_HEADER_LINES if kind == "header" else self.max_comment_lines()
+        parts, prose, drawn = paragraphs(lines, line)
+        limit = MAX_HEADER_LINES if kind == "header" else self.max_comment_lines(drawn)
         if prose > limit and kind != "doc":
             self.add(line, "comment-lines", f"{prose} lines (at most {limit}): {lines[0].strip()[:60]}")
         for start, text in parts:
             self.check_text(start, text, kind)
 
-    def max_comment_lines(self):
-        return MAX_HEADER_LINES if self.path.startswith("include/") else MAX_COMMENT_LINES
+    def max_comment_lines(self, drawn):
+        if self.path.startswith("include/"):
+            return MAX_HEADER_LINES
+        return MAX_DRAWING_LINES if drawn > 2 else MAX_COMMENT_LINES
 
     def check_message(self, line, text):
         text = re.sub(r"\\[nt]", " ", text)

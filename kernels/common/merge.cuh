@@ -1,7 +1,7 @@
 // Merges parts of an attention: lse = log(sum exp(part_lse)), out = sum exp(part_lse - lse) part_out.
 //
 // A few neighbouring lanes share a row (a query and head). Each lane has some columns and reads them once from every
-// part. Results may be a part's own tensors: a lane overwrites only elements that no other lane reads, and the lse
+// part. Results may be a part's own tensors. A lane only overwrites elements that no other lane reads, and the lse
 // after all lanes have read it.
 #pragma once
 #include "shared/merge.h"

@@ -150,9 +150,9 @@ struct Sm100BackwardConfig {
     return tmem_rounded(at, warpgroup, run) + n * 16 % kRun / 2;
   }
 
-  // In a CTA pair each CTA keeps its operands: half of the rows of queries and dout for S and dP, and half of the
-  // columns for dK and dV. For dQ it keeps half of the columns of all keys and half of the queries of dS; it sends the
-  // other half.
+  // In a CTA pair each CTA keeps the operands of its products. For S and dP it keeps half of the rows of queries and
+  // dout, for dK and dV half of their columns. For dQ it keeps half of the columns of all keys and half of the queries
+  // of dS; it sends the other half.
   constexpr int q_box_rows() const { return tile_m / ctas(); }
   static constexpr int kPairBlocks = 2 + 2 + 2 + 4 + 2 + 1;  // k, v, kt; q, qt, dout, doutt; ds; ds_sent
 

@@ -38,8 +38,8 @@ struct Sm100ForwardConfig {
   static constexpr int step_rows() { return kTileM; }
   constexpr int step_units() const { return q_tiles() * ctas(); }
   constexpr int step_tiles() const { return q_tiles(); }
-  // See Sm90ForwardConfig. Only with two tiles per CTA, because both tiles must be able to request a retry (load.cuh).
-  // Not for CTA pairs with a block mask.
+  // See Sm90ForwardConfig. It requires two tiles per CTA. In a CTA pair both CTAs can request a retry (load.cuh), but
+  // not with a block mask.
   constexpr bool lazy_max() const {
     return !f16 && !has_score_mod() && !dropout && q_tiles() == 2 && !clc && !(pair && block_mask);
   }

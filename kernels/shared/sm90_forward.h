@@ -32,8 +32,8 @@ struct Sm90ForwardConfig {
   constexpr bool has_score_mod() const {
     return unscaled || softcap || alibi || score_mod || (mask_mod && !block_mask);
   }
-  // A block mask evaluates a mask_mod in partial n_blocks. Shared memory has the values that depend on a row or a key
-  // only: at most kMaskWords words per row and per key of two iterations (src/mods/program.cpp).
+  // A block mask evaluates a mask_mod in partial n_blocks. Shared memory has its values that depend on a row or a key
+  // only. There are at most kMaskWords words per row and per key of two iterations (src/mods/program.cpp).
   constexpr bool asks_mask() const { return mask_mod && block_mask; }
   static constexpr int kMaskWords = 2;
   constexpr int mask_bytes() const { return asks_mask() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0; }

@@ -121,7 +121,7 @@ TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListStepsThreads / 3
 }
 
 // Lists the iterations of one tile: one CTA of kListStepsThreads threads. If the host knows all lengths, Hopper's
-// kernel also sets the tile counter: a memset before it would have to end before the kernel may begin.
+// kernel also sets the tile counter. A memset before it would have to end before the kernel may begin.
 template <auto T>
 TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   constexpr int kChunk = 1024, kWarps = kListStepsThreads / 32, kTiles = T.step_tiles();

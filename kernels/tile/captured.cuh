@@ -1,6 +1,6 @@
 // Gradients of the tensors that a score_mod reads. The gradient of an element is the sum of P (dP - delta) times the
-// derivative by it, over all scores that read it. A separate kernel (tile/score_tile.cuh) computes the scores of a block
-// of keys in shared memory, 64 queries at a time, and its threads traverse them along lines.
+// derivative by it, over all scores that read it. A separate kernel (tile/score_tile.cuh) computes scores in shared
+// memory, for a block of keys and 64 queries at a time. Its threads traverse them along lines.
 //
 // Only then the element that a score reads is known, so that a sum has several writers. Sums are exact (shared/mods.h),
 // so that their order does not matter. While neighbours on a line read the same element, a thread adds at most 128
@@ -31,7 +31,7 @@ struct CapturedScores {
 
 // ---- Exact sums ----
 
-// The sum of a cell. The digits of a negative sum are negated, so that all have one sign: float64 then adds them with
+// The sum of a cell. The digits of a negative sum are negated, so that all have one sign. float64 then adds them with
 // an error only in its last bits.
 TANDEM_DEVICE double exact_sum(const CapturedParams& p, i64 cell) {
   const u64 flags = p.words[kDigits * p.cells + cell];
@@ -187,8 +187,8 @@ struct CapturedTiles {
 
 // ---- Gradients ----
 
-// Rounds to float32 by truncation and sets the last bit if the result is inexact. The later rounding to 16 bits then
-// sees no false tie and rounds correctly.
+// Rounds to odd: truncates to float32 and sets the last bit if the result is inexact. The later rounding to 16 bits
+// then rounds correctly, because no tie appears.
 TANDEM_DEVICE float odd_float(double x) {
   const float cut = __double2float_rz(x);
   return cut == x || x != x ? cut : __uint_as_float(__float_as_uint(cut) | 1);

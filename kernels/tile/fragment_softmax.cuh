@@ -16,8 +16,8 @@ struct FragmentSoftmax {
   float row_max[2] = {0, 0};
   float rescale_above[2] = {-kInfinity, -kInfinity};  // scores above it move row_max
   int rescale_above_bits = kNever;                    // minimum over both rows, as bits: see may_exceed()
-  // Sums over this thread's columns: all earlier iterations, the last iteration (lazy_max adds it later), and the
-  // rounding error of the probabilities, by which the divisor exceeds the sum.
+  // This thread's columns: the sum of earlier iterations, the sum of the last iteration (lazy_max adds it later), and
+  // rounding. The divisor exceeds the sum by rounding, because probabilities are rounded before they are multiplied.
   float sum[2] = {0, 0}, step_sum[2], rounding[2] = {0, 0};
   // lazy_max: an iteration's sum above this limit is examined. The limit follows the row's total sum as of the last
   // examination.

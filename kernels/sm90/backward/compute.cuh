@@ -22,8 +22,8 @@ TANDEM_DEVICE void first_scores(float (&scores)[T.score_queries() / 2], float (&
   wgmma_wait<1>();
 }
 
-// Schedule with P and dS in registers: each warpgroup has its own 64 keys. dq lags one iteration behind, and the next S
-// and dP overlap other work (drawing in kernel.cuh). The caller adds dq of the last iteration.
+// Schedule with P and dS in registers: each warpgroup has its own 64 keys. dq is one iteration late, and the next S and
+// dP overlap other work (drawing in kernel.cuh). The caller adds dq of the last iteration.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                    float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2],
@@ -86,7 +86,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       next.advance();
       dout_there = mbarrier_test(&s.dout_full[next.slot], next.parity);
     }
-    if constexpr (T.ds_stages() == 2) mbarrier_wait(&s.bias.dq_made, (rings.steps & 1) ^ 1);  // of the previous iteration
+    if constexpr (T.ds_stages() == 2) mbarrier_wait(&s.bias.dq_made, (rings.steps & 1) ^ 1);  // previous iteration
     store_fragments(shared_address(s.ds[rings.ds_slot]), ds, tile);
     float dq[T.dq_columns() / 2];
     if constexpr (kFence == Fence::first) tell_ds();

@@ -79,7 +79,7 @@ struct KeyEpilogue {
   const BackwardParams& p;
   const SequenceCoords sequence;
   const KeyTile tile;
-  const int index, part;  // of the warpgroup; of the part of dk or dv
+  const int index, part;  // index: warpgroup; part: its part of dk or dv
   const int key;          // first key of this thread, within the sequence
 
   TANDEM_DEVICE KeyEpilogue(const BackwardParams& params, const BackwardShared<T>& s, const SequenceCoords& coords,

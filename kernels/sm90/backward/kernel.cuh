@@ -79,7 +79,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     fence_mbarrier_init();
     fence_proxy_async();
   }
-  // The first iteration reads an undefined dS for the previous dq, which is not used.
+  // Zeroes the dS that the first iteration reads as the previous one; its dq is not used.
   if constexpr (!T.wide() && !T.strips) {
     for (int i = threadIdx.x; i < T.cta_keys() * T.tile_m / 8; i += blockDim.x)
       reinterpret_cast<uint4*>(s.ds[0])[i] = make_uint4(0, 0, 0, 0);

@@ -34,7 +34,7 @@ TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Ahead<T>& ahead, c
       T.head_dim_v);
 }
 
-// The queries that dk and dv sum over at once (an iteration's, or half of them), and their offset in the operand at the
+// The queries that dk and dv sum over at once: an iteration's, or half of them. Also their offset in the operand at the
 // warpgroup's columns.
 template <Sm90BackwardConfig T>
 constexpr int kSummedQueries = T.halves ? T.score_queries() : T.tile_m;

@@ -9,7 +9,7 @@
 // State that continues over tiles, and constants of all tiles.
 template <Sm90BackwardConfig T>
 struct RoleState {
-  static constexpr int kIndex = 2;  // of the warpgroup
+  static constexpr int kIndex = 2;  // warpgroup index
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, row0 = warp * 16 + lane / 4;
   const int rank = rank_of_cta<T>();
   Ring<T.q_stages> q_ring;

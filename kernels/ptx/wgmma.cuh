@@ -61,7 +61,7 @@ TANDEM_DEVICE u64 wgmma_smem_desc(u32 address, u32 leading_bytes, u32 stride_byt
 #define TANDEM_R120 TANDEM_R112 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define TANDEM_R128 TANDEM_R120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
-// d += a b, or d = a b if not add. The name has the sources of a and b (s: shared memory, r: registers) and their BLAS
+// d += a b, or d = a b if not add. The name has the sources of a and b (s: shared memory, r: registers) and their
 // layouts: n is rows x columns, t is transposed. q k^T is ss_nt, p v is rs_nn. ..._of_4: four products along the inner
 // dimension in one statement, which compiles faster. Operands are contiguous.
 template <bool f16, int N>

@@ -60,9 +60,9 @@ struct FragmentMask {
   TANDEM_DEVICE static int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 };
 
-// A mask_mod of at most six operations per score is evaluated where it hides scores; with per-key values, of three (a
-// few spills cost less than bits). A longer one is evaluated during the product, one bit per score. Only few copies are
-// inlined, because each is the whole expression.
+// A mask_mod of at most six operations per score is evaluated where it hides scores. With per-key values the limit is
+// three (a few spills cost less than bits). A longer one is evaluated during the product, one bit per score. Only few
+// copies are inlined, because each is the whole expression.
 template <Sm90ForwardConfig T>
 constexpr bool asks_ahead() {
   if constexpr (T.asks_mask()) return mask_operations<T>() > (__is_empty(MaskKey<T>) ? 6 : 3);

@@ -65,7 +65,7 @@ BANNED = [
     ("noun", r"(?:the|all|no|any) others", "repeat the noun"),
     ("history", r"no longer|(?:was|were|been) tried|formerly", "describe only what the code does now"),
 ]  # fmt: skip
-WORD = r"(?<![\w`/-])(?:{})(?![\w`/-])"
+WORD = r"(?<![\w`/-])(?:{})(?![\w`/(-])"
 ANY_BANNED = re.compile(WORD.format("|".join(words for _, words, _ in BANNED)), re.I)
 BANNED = [(rule, re.compile(WORD.format(words), re.I), advice) for rule, words, advice in BANNED]
 

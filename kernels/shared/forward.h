@@ -18,7 +18,7 @@ constexpr int kSoftcapTerms = 6, kSoftcapNearTerms = 3;  // coefficients: see ap
 struct DropoutParams {
   unsigned long long seed, offset;
   const unsigned long long *seed_ptr, *offset_ptr;  // null: the values are used
-  unsigned carry;  // (256 - threshold) in each byte; the sum carries if kept
+  unsigned carry;                                   // (256 - threshold) in each byte; the sum carries if kept
   float scale;
 };
 

@@ -96,8 +96,8 @@ struct Sm100BackwardConfig {
     return {run_begin(thread / 128, run) + thread % kRun, thread % 128 / 64 * dq_columns() + 2 * n};
   }
 
-  // Columns of tensor memory. P and dS, two elements per column, overwrite the S and dP of the same warpgroup, because it
-  // may still read the other warpgroup's. dQ overwrites dP if 512 columns are not enough (d128). With a CTA pair dQ
+  // Columns of tensor memory. P and dS, two elements per column, overwrite the S and dP of the same warpgroup, because
+  // it may still read the other warpgroup's. dQ overwrites dP if 512 columns are not enough (d128). With a CTA pair dQ
   // overwrites the second half of S, after all of S has been read:
   //
   //    0    S, P          [128]              S, P           [64]
@@ -107,8 +107,8 @@ struct Sm100BackwardConfig {
   //    ...  dK            [head_dim]         dK             [128]
   //    ...  dQ            [head_dim], if 512 columns suffice
   //
-  // In two passes dQ overwrites both: the columns from 128 on overwrite dP, the last 128 overwrite S. The dv pass has two
-  // buffers for S, for even and odd iterations:
+  // In two passes dQ overwrites both: the columns from 128 on overwrite dP, the last 128 overwrite S. The dv pass has
+  // two buffers for S, for even and odd iterations:
   //
   //    0    S, dQ         [128]           S, P   [128]
   //    128  dP, dS, dQ    [128]           S, P   [128]

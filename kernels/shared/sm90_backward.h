@@ -10,18 +10,18 @@ struct Sm90BackwardConfig {
   int warpgroups = 2;                    // MMA warpgroups; each has 64 keys or a role
   int tile_m = 64;                       // queries per iteration: 64, or 64 per warpgroup
   int q_stages = 3, dout_stages = 2;     // iterations in shared memory
-  bool pair = false;           // two CTAs exchange dS; each computes half of dq's columns
-  bool roles = false;          // warpgroup roles: one scores and dq, one dv, one dk
-  bool strips = false;         // dS goes to global memory: sm90/backward/dq.cuh
-  bool halves = false;         // with strips: two query halves, keys split by warpgroup
-  bool from_diagonal = false;  // iterations start at the diagonal: tile/key_tile.cuh
+  bool pair = false;                     // two CTAs exchange dS; each computes half of dq's columns
+  bool roles = false;                    // warpgroup roles: one scores and dq, one dv, one dk
+  bool strips = false;                   // dS goes to global memory: sm90/backward/dq.cuh
+  bool halves = false;                   // with strips: two query halves, keys split by warpgroup
+  bool from_diagonal = false;            // iterations start at the diagonal: tile/key_tile.cuh
   bool dropout = false;
-  bool direct = false;       // dk, dv stored from registers: float32 or accumulated
-  bool split = false;        // an n_block's iterations split over CTAs; see `convert`
-  bool single = false;       // one n_block: dq is complete and stored directly
-  bool few_queries = false;  // at most kFewQueries per head; only these add to dq
-  bool by_head = false;   // split by query heads, which accumulate dk and dv in order
-  bool captured = false;  // computes gradients of tensors that score_mod reads
+  bool direct = false;               // dk, dv stored from registers: float32 or accumulated
+  bool split = false;                // an n_block's iterations split over CTAs; see `convert`
+  bool single = false;               // one n_block: dq is complete and stored directly
+  bool few_queries = false;          // at most kFewQueries per head; only these add to dq
+  bool by_head = false;              // split by query heads, which accumulate dk and dv in order
+  bool captured = false;             // computes gradients of tensors that score_mod reads
   bool sums_tiles = false;           // also for tiles that read one element per tensor
   bool sums_scores = false;          // or for elements that every score of a tile reads
   bool block_mask = false;           // iterations come from a list: tile/key_steps.cuh
@@ -61,8 +61,8 @@ struct Sm90BackwardConfig {
   // With few queries only a quarter is added, because additions in the L2 cache limit that kernel.
   static constexpr int kFewQueries = 16;
   constexpr int dq_rows() const { return few_queries ? kFewQueries : tile_m; }
-  constexpr int dq_part_threads() const { return few_queries ? 32 : 128; }  // per warpgroup
-  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }         // per CTA
+  constexpr int dq_part_threads() const { return few_queries ? 32 : 128; }                   // per warpgroup
+  constexpr int dq_parts() const { return roles ? 1 : warpgroups; }                          // per CTA
   constexpr int dq_threads() const { return staged() && !roles && !stages_bias() ? 3 : 2; }  // they alternate
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_tickets(); }

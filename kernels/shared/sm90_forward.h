@@ -9,9 +9,9 @@ struct Sm90ForwardConfig {
   int tile_n = 128;                      // keys per iteration, a multiple of 16
   int stages = 2;                        // iterations of keys and values in shared memory
   bool pingpong = true;                  // warpgroups alternate their products
-  int bias_ctas = 0;     // CTAs that share a bias by TMA multicast; 0: cp.async
-  int kv_ctas = 1;       // CTAs that share keys and values by multicast
-  bool f32_out = false;  // float32 result, else the type of q
+  int bias_ctas = 0;                     // CTAs that share a bias by TMA multicast; 0: cp.async
+  int kv_ctas = 1;                       // CTAs that share keys and values by multicast
+  bool f32_out = false;                  // float32 result, else the type of q
   bool dropout = false;
   bool block_mask = false;           // n_blocks come from a list: tile/block_mask.cuh
   bool max_scores = false;           // computed by another kernel: tile/max_scores.cuh

@@ -4,8 +4,8 @@
 //
 // Only then the element that a score reads is known, so that a sum has several writers. Sums are exact (shared/mods.h),
 // so that their order does not matter. While neighbours on a line read the same element, a thread adds at most 128
-// numbers in float32, then a warp does. If all scores of a tile read the same element, the threads that compute them sum
-// it directly. convert_captured() rounds the sums and stores them.
+// numbers in float32, then a warp does. If all scores of a tile read the same element, the threads that compute them
+// sum it directly. convert_captured() rounds the sums and stores them.
 //
 // Most tiles read one element of each tensor, because positions are clamped or a head has one element. The main kernel,
 // which has their dS, adds these sums (T.sums_tiles): captured_sums.cuh.

@@ -16,8 +16,8 @@ TANDEM_DEVICE float softcap_derivative(float score, const BackwardParams& p) {
   return fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
 }
 
-// Values of a score_mod that depend only on the row, if all rows of a head share them: they are loaded before the
-// scores are ready.
+// Values of a score_mod that depend only on the row. They are loaded before the scores are ready if all rows of a head
+// share them.
 template <auto T>
 constexpr bool holds_heads() {
   if constexpr (T.score_mod) return rows_are_alike<T>();
@@ -59,8 +59,7 @@ struct HeadScores {
     if constexpr (T.score_mod || T.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
   // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor everything is masked, and
-  // the last bias is read again. mod_input: the score before the score_mod. derivative: the score_mod's derivative by
-  // it.
+  // the last bias is read again. given: the score before the score_mod. derivative: the score_mod's derivative by it.
   TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query0, int n, int key, float* derivative,
                                  float* given = nullptr) const {
     const int query = query0 + n;

@@ -1,7 +1,7 @@
 // The iterations of a backward tile with a block mask. Two kernels list them before the main kernel.
 //
-// The n_blocks that an m_block sees are unknown in advance, so that one order must work for any mask: from the last
-// n_block to the first, each from its first m_block on. With causal and similar masks n_blocks then reach an m_block in
+// The n_blocks that an m_block sees are unknown in advance, so that one order must work for any mask. n_blocks go from
+// last to first, each from its first m_block on. With causal and similar masks n_blocks then reach an m_block in
 // consecutive iterations (see from_diagonal). An n_block that all m_blocks see, such as the first keys, comes last and
 // waits for no other.
 #pragma once
@@ -29,7 +29,7 @@ TANDEM_DEVICE StepState step_state(const BackwardParams& p, const SequenceCoords
 template <auto T>
 TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
   constexpr int kChunk = 1024 / T.ctas() * T.ctas(), kKeys = T.tile_n() / T.ctas();
-  __shared__ u32 states[kChunk];  // of one CTA's keys
+  __shared__ u32 states[kChunk];  // per key of a CTA
   __shared__ int counts[kListStepsThreads / 32];
   const TileCoords tile = listed_tile<T>(p);
   const int row = tile.m_block * T.tile_m, last = min(row + T.tile_m, tile.q_len) - 1;

@@ -6,7 +6,7 @@
 // A score may exceed row_max by this much, in log2 units, before the sums are rescaled (conditional rescaling,
 // FlashAttention-4).
 constexpr float kRescaleThreshold = 8;
-// The row_max for a row with this largest score. float16 loses digits below 2^-14: with a reference that is 7 lower,
+// The row_max for a row with this largest score. float16 loses digits below 2^-14. With a reference that is 7 lower,
 // probabilities use its range up to 2^15, and small ones keep 7 more digits. The offset is skipped if a float of this
 // size cannot represent it. bfloat16 has float's range.
 template <bool f16>

@@ -37,9 +37,9 @@ TANDEM_DEVICE float bound_of(const float (&x)[n]) {
   return __int_as_float(max(largest[0], largest[1]));
 }
 
-// The same for any products. Beyond the cap it needs two operations of the exponential unit, which has no time for
-// them; only warps with such a score do this (tanh.approx has only eleven bits). Within the cap a polynomial of degree
-// 11 is within 3.2e-7 of the cap. Within 0.28 of it degree 5 suffices.
+// The same for any products. Within the cap a polynomial of degree 11 is within 3.2e-7 of the cap; within 0.28 of it
+// degree 5 suffices. Beyond the cap two operations of the exponential unit are needed. Only warps with such a score use
+// them, because that unit is busy (tanh.approx has only eleven bits).
 template <bool packed, int n>
 TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
   float largest = 0;
@@ -103,16 +103,15 @@ TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
 }
 
 // Computes a row's scores in log2 units from products (with a softcap: from apply_softcap()'s results). Beyond the
-// tensor, where everything is masked, it reads the last bias again, because branches per element compile slowly.
-// natural: scores are not in log2 units, because an expression returns natural ones; the factor of the exponentials
-// accounts for it.
+// tensor, where all is masked, it reads the last bias again, because branches per element compile slowly. natural:
+// scores are natural ones from an expression; the factor of the exponentials accounts for it.
 template <auto T, bool natural = false>
 struct ScoreMod {
   static constexpr float kUnit = natural ? 1.0f : kLog2e;
   static constexpr int kBiasBytes = bytes_of(T.bias);
   float slope;
   int diagonal;      // column on the diagonal of the row's query
-  const char* bias;  // of the row
+  const char* bias;  // the row's
   i64 bias_stride;   // bytes per column
   ModPlace place;    // without the key
   HeldRow<T> held;

@@ -1,6 +1,6 @@
-// Additional kernels of a backward. They compute scores again and sum their gradients over other tiles than the main
-// kernel: the gradient of a bias (tile/dbias.cuh) and of a score_mod's tensors (tile/captured.cuh). The main kernel has
-// no registers for such sums, and it spreads the tiles of a sum over heads and sequences.
+// Additional kernels of a backward. They compute scores again and sum their gradients: of a bias (tile/dbias.cuh) and
+// of a score_mod's tensors (tile/captured.cuh). The main kernel has no registers for such sums, and it spreads the
+// tiles of a sum over heads and sequences.
 #pragma once
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"

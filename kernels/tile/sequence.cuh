@@ -17,7 +17,8 @@ TANDEM_DEVICE SequenceCoords sequence_coords(const BackwardParams& p, int sequen
   SequenceCoords s{varlen_coords(p, sequence), p.seqlen_k, first_m_block};
   if (p.cu_seqlens_k)
     s.k_rows = clamp(index_at(p.cu_seqlens_k, p.cu_seqlens_k_stride, sequence + 1), s.k_begin, p.total_k) - s.k_begin;
-  if (p.cu_seqlens_q) s.first_m_block = s.q_begin / T.tile_m + sequence;  // the last m_block of a sequence may be partial
+  if (p.cu_seqlens_q)
+    s.first_m_block = s.q_begin / T.tile_m + sequence;  // the last m_block of a sequence may be partial
   return s;
 }
 

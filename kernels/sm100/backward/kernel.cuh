@@ -1,9 +1,9 @@
-// Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh). Tested
-// on the virtual GPU, not yet on hardware.
+// Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh).
+// Tested on the virtual GPU, not yet on hardware.
 //
-// A CTA takes n_blocks of a key head, keeps their 128 keys and values, and iterates over the queries that see them, 128 at
-// a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over queries
-// require. dQ = dS' K is added in float32, in the order of n_blocks (dq.cuh); common/convert.cuh rounds it.
+// A CTA takes n_blocks of a key head and keeps their 128 keys and values. It iterates over the queries that see them,
+// 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
+// queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq.cuh); common/convert.cuh rounds it.
 //
 //    load     | mma                 | two warpgroups, 64 queries each | dq
 //    Q, K     | S = K Q'            |                                 |
@@ -27,9 +27,9 @@
 //             | S'' ...             | dS' = P' (dP' - delta)          | added to memory
 //
 // Wide heads use two passes, one for dk and dq and one for dv, with queries and dout in a ring (wide_load.cuh,
-// wide_mma.cuh). One thread's products need no barriers between them, because the tensor core executes them in the order
-// of issue. A commit covers all earlier products: dp_ready also signals that the previous dS has been read (in shared
-// memory of a pair: dq_ready), and s_ready that P has been read.
+// wide_mma.cuh). One thread's products need no barriers between them, because the tensor core executes them in the
+// order of issue. A commit covers all earlier products. Therefore dp_ready also signals that the previous dS has been
+// read (in shared memory of a pair: dq_ready), and s_ready signals that P has been read.
 #pragma once
 #include "common/convert.cuh"
 #include "common/delta.cuh"

@@ -5,7 +5,7 @@
 #include "sm100/backward/shared_plan.cuh"
 
 // The order of issue protects products that share columns of tensor memory. S of the next iteration overwrites the P
-// that dV has read, dQ the dS that dK has read, and dP of the next iteration both.
+// that dV has read. dQ overwrites the dS that dK has read, and dP of the next iteration overwrites both.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
   constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys

@@ -5,9 +5,9 @@
 #include "sm100/backward/shared_plan.cuh"
 #include "tile/chunk.cuh"
 
-// An iteration's operands have one buffer each, free after the product that reads it: S, dP, dV, or dK, which is issued
-// after the next S. -lse and delta have two buffers: one is free after the iteration's dK, for which the wait was an
-// iteration earlier.
+// An iteration's operands have one buffer each, free after its product: S, dP, dV, or dK, which is issued after the
+// next S. -lse and delta have two buffers: one is free after the iteration's dK, for which the wait was an iteration
+// earlier.
 template <Sm100BackwardConfig T>
 struct PairSteps {
   const BackwardParams& p;

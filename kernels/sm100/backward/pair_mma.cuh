@@ -6,7 +6,7 @@
 #include "sm100/backward/shared_plan.cuh"
 
 // S, dP, dV and dK have 256 rows, 128 keys in each CTA. dQ has 128 rows, 64 queries in each CTA, and sums over all
-// keys: halves of dS are exchanged while S, dK and the next dP are multiplied. dQ overwrites the next scores, next to
+// keys. Halves of dS are exchanged while S, dK and the next dP are multiplied. dQ overwrites the next scores, next to
 // their P, and is read during dV.
 template <Sm100BackwardConfig T>
 struct PairProducts {

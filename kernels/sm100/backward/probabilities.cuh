@@ -1,4 +1,4 @@
-// P from S and dS from dP in the Blackwell backward, 32 scores of a thread at a time: masks, score options,
+// P from S and dS from dP in the Blackwell backward, 32 scores of a thread at a time. Includes masks, score options,
 // exponentials, dropout, and their derivatives.
 #pragma once
 #include "ptx/float2.cuh"

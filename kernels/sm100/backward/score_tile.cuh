@@ -21,7 +21,7 @@ struct ScoreTileShared {
     alignas(1024) u16 queries[T.tile_m * T.score_columns()];
   };
   Operands operands[T.score_places()];    // one per product; wide heads share one
-  alignas(16) float stats[2 * T.tile_m];  // of the queries: -lse in log2 units, delta
+  alignas(16) float stats[2 * T.tile_m];  // per query: -lse in log2 units, delta
   alignas(8) u64 stats_landed;
   u64 landed[2], ready[2];  // per product: operands arrived; result complete
   u32 tensor_memory;

@@ -58,7 +58,7 @@ struct Operands<T, Sums::dv> {
 
 template <Sm100BackwardConfig T>
 struct BackwardShared : PairShared<T>, Operands<T> {
-  alignas(16) float stats[T.stats_slots()][2 * T.tile_m];  // of the queries: -lse in log2 units, delta
+  alignas(16) float stats[T.stats_slots()][2 * T.tile_m];  // per query: -lse in log2 units, delta
   // A barrier's name states what is true after the wait. Arrivals: 1 unless noted. "landed" barriers count TMA's bytes.
   // "ready" barriers without a number, q_empty and dout_empty receive commits. In a CTA pair only the leader's barriers
   // gate products; they receive the arrivals of both CTAs.

@@ -10,8 +10,8 @@
 #include "tile/captured_sums.cuh"
 #include "tile/dropout.cuh"
 
-// The destination of a warpgroup's dS: keys in rows of 64 queries. In a CTA pair each CTA needs all keys of its own
-// half of the queries; the other half is sent.
+// The destination of a warpgroup's dS: keys in rows of 64 queries. In a CTA pair each CTA needs all keys, but only half
+// of the queries; the other half is sent.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE u16* ds_place(BackwardShared<T>& s, int index) {
   constexpr int kHalf = T.kCtaKeys * T.queries_of_warpgroup();

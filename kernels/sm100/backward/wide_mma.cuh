@@ -12,7 +12,7 @@ struct WideProducts {
   static constexpr int kLast = T.dq_pieces() - 1;
 
   BackwardShared<T>& s;
-  bool first;                        // of the tile's sums
+  bool first;                        // first iteration of the tile
   u32 issued = 0, steps = 0;         // over all tiles: S, and sums
   Ring<T.ring_blocks()> ring;        // blocks of queries and dout
   Ring<T.s_slots()> s_ring, p_ring;  // S, and the P computed from it

@@ -1,7 +1,7 @@
-// Attention forward for Blackwell: out = softmax(scale q k^T) v and its log-sum-exp. Tested on the virtual GPU, not yet on
-// hardware. One CTA per SM takes work tiles of two 128-row tiles, the longest first (varlen: from the list of schedule()).
-// S, P and O stay in tensor memory. The tiles alternate on the tensor core, so that the softmax of one overlaps the
-// products of the other. The next work tile (') begins before the last values of this one are multiplied:
+// Attention forward for Blackwell: out = softmax(scale q k^T) v and its log-sum-exp. Tested on the virtual GPU, not yet
+// on hardware. One CTA per SM takes work tiles of two 128-row tiles, the longest first (varlen: from the list of
+// schedule()). S, P and O stay in tensor memory. The tiles alternate on the tensor core, so that the softmax of one
+// overlaps the products of the other. The next work tile (') begins before the last values of this one are multiplied:
 //
 //    load      | mma                  | softmax0            | softmax1            | epilogue
 //    K1 Q0 Q1  | S0 = Q0 K1           |                     |                     |
@@ -12,7 +12,8 @@
 //    Q1' V'    | O1 += P1 V0, S1'= .. | P0 = softmax(S0')   |                     | O1 / sum -> out
 //
 // A softmax thread has one row. It moves row_max and scales its row of O only if sums or scores grow too much; the
-// epilogue divides by the sum. Tensor memory has 512 columns. P overwrites its S from the left, two elements per column:
+// epilogue divides by the sum. Tensor memory has 512 columns. P overwrites its S from the left, two elements per
+// column:
 //
 //    two tiles                       | one tile (of a pair), head_dim_v over 128 or head_dim over 192
 //    0    S0, P0                     | 0    S, P of even iterations
@@ -21,9 +22,9 @@
 //    ...  O1                         |
 //
 // In a CTA pair a product has 256 rows. Each CTA loads half of the keys (64 rows) and half of the values (columns). The
-// first CTA issues all products; the other CTA's relay signals it. Running pairs take over work by cluster launch control.
-// One warp's products need no barriers: the tensor core executes them in the order of issue. PTX guarantees this only for
-// products into the same columns; FlashAttention-4 and CUTLASS also rely on it when S overwrites P.
+// first CTA issues all products; the other CTA's relay signals it. Running pairs take over work by cluster launch
+// control. One warp's products need no barriers: the tensor core executes them in the order of issue. PTX guarantees
+// this only for products into the same columns; FlashAttention-4 and CUTLASS also rely on it when S overwrites P.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"

@@ -45,9 +45,9 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
   work.last_n_block = work.end - 1;
 }
 
-// Work tiles come in the order of CTAs: the hardware gives this cluster the work of clusters that have not begun, the
-// longest first, without a counter. The answer is read before the queries of its work tile are loaded, in both CTAs.
-// Its slot is used again two work tiles later, after those products.
+// Work tiles come in the order of CTAs: the hardware gives this cluster the work of clusters that have not begun. The
+// longest come first, and no counter is needed. The answer is read before the queries of its work tile are loaded, in
+// both CTAs. Its slot is used again two work tiles later, after those products.
 template <Sm100ForwardConfig T>
 struct ClcQuery {
   ForwardShared<T>& s;

@@ -47,8 +47,8 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* 
   tmem_store(to, packed);
 }
 
-// Chunks of an iteration with visible columns for some row of the warp, and chunks [0, all_end) that all rows see
-// completely: all or all but one. A bound moves by at most one column per row.
+// Chunks of an iteration with visible columns for some row of the warp. All rows see chunks [0, all_end) completely:
+// all or all but one. A bound moves by at most one column per row.
 template <Sm100ForwardConfig T>
 struct VisibleChunks {
   int some_end, all_end;

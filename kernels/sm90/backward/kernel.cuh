@@ -1,8 +1,8 @@
 // Attention backward for Hopper: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh).
 //
-// A CTA takes n_blocks of a key head, keeps their keys and values, and iterates over the queries that see them. dk and dv
-// stay in registers. Scores are transposed (keys in rows), so that P and dS are register operands. dq is added in float32,
-// in the order of n_blocks (order_dq); common/convert.cuh rounds it. The default schedule (`pipelined_steps`):
+// A CTA takes n_blocks of a key head, keeps their keys and values, and iterates over the queries that see them. dk and
+// dv stay in registers. Scores are transposed (keys in rows), so that P and dS are register operands. dq is added in
+// float32, in the order of n_blocks (order_dq); common/convert.cuh rounds it. The default schedule (`pipelined_steps`):
 //
 //    load       | order_dq, three       | each warpgroup, of its 64 keys
 //    Q', dO     | alternating threads:  | dS = P (dP - delta), to shared memory

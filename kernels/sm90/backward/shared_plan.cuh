@@ -12,7 +12,7 @@ template <Sm90BackwardConfig T, bool = T.pair>
 struct PairShared {};
 template <Sm90BackwardConfig T>
 struct PairShared<T, true> {
-  alignas(1024) u16 k[T.cta_keys() * T.pair_columns()];  // the other CTA's keys, columns of own dq
+  alignas(1024) u16 k[T.cta_keys() * T.pair_columns()];          // the other CTA's keys, columns of own dq
   alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];  // the other CTA's dS
   u64 ds_landed[T.ds_stages()], ds_taken, tile_told, tile_taken;
   int next_tile;

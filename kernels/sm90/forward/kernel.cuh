@@ -1,9 +1,9 @@
 // Attention forward for Hopper: out = softmax(scale q k^T) v and its log-sum-exp.
 //
-// One CTA per SM takes tiles from a counter, the longest first (varlen: from the list of schedule()). A tile has 64 rows
-// per MMA warpgroup; a warpgroup skips iterations that its rows do not see. One warp loads with TMA. Warpgroups may
-// alternate on the tensor core ("->": signals the next one), so that one's softmax overlaps the other's products. Each
-// issues the next q k^T before it waits for p v:
+// One CTA per SM takes tiles from a counter, the longest first (varlen: from the list of schedule()). A tile has 64
+// rows per MMA warpgroup; a warpgroup skips iterations that its rows do not see. One warp loads with TMA. Warpgroups
+// may alternate on the tensor core ("->": signals the next one), so that one's softmax overlaps the other's products.
+// Each issues the next q k^T before it waits for p v:
 //
 //    load        | warpgroup 0              | warpgroup 1
 //    K1, Q, K0   | S = Q K1              -> |
@@ -12,9 +12,9 @@
 //                | softmax of S' during P V1| S' = Q K0, O += P V1  ->
 //                | (O *= alpha), P = S'    | softmax of S' during P V1
 //
-// Shared memory has Q, rings of K and V, and O, all in blocks of 64 columns with the 128-byte swizzle. Each warpgroup has
-// its own part of Q, so that the next tile's queries load during computation. It also has its own part of O, or all share
-// one. Two warps copy a bias to separate buffers (bias.cuh).
+// Shared memory has Q, rings of K and V, and O, all in blocks of 64 columns with the 128-byte swizzle. Each warpgroup
+// has its own part of Q, so that the next tile's queries load during computation. It also has its own part of O, or all
+// share one. Two warps copy a bias to separate buffers (bias.cuh).
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"

@@ -13,9 +13,9 @@ namespace tandem::plan {
 namespace {
 
 constexpr int64_t kMostHeadDim = 256;
-constexpr int kMaxStrideLog2 = 40;  // of tensor maps: bytes between rows are fewer
+constexpr int kMaxStrideLog2 = 40;  // tensor maps: stride in bytes below 2^40
 
-// Blackwell of data centres: B200, B300.
+// Blackwell in data centres: B200, B300.
 bool is_blackwell(const gpu::Properties& device) {
   return device.compute_major == 10 && (device.compute_minor == 0 || device.compute_minor == 3);
 }

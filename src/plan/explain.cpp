@@ -10,7 +10,7 @@
 namespace tandem::plan {
 namespace {
 
-// The sum of clamp(x, 0, most) over all integers x < end; doubles, as it may pass 2^63.
+// The sum of clamp(x, 0, most) over all integers x < end, as a double, because it may exceed 2^63.
 double clamped_sum(int64_t end, int64_t most) {
   if (end <= 0) return 0;
   const auto e = static_cast<double>(end), m = static_cast<double>(most);
@@ -37,14 +37,15 @@ std::string why_tile(const Problem& p, const Tile& tile) {
   return text;
 }
 
-// Bytes of shared memory that products read and TMA writes, of a query-key pair.
+// Bytes of shared memory that products read and TMA writes per query-key pair.
 double shared_bytes_of_pair(const Tile& tile) {
   const double written = static_cast<double>(tile.head_dim + tile.head_dim_v) / tile.tile_m();
-  if (tile.blackwell()) {  // probabilities are in tensor memory; of a pair each block reads half of keys and values
+  // Probabilities are in tensor memory. In a CTA pair each CTA reads half of the keys and values.
+  if (tile.blackwell()) {
     const double keys_and_values = tile.head_dim + tile.head_dim_v;
     return kElement * ((tile.head_dim + keys_and_values / tile.ctas()) / Sm100ForwardConfig::kTileM + written);
   }
-  // 64 rows read a step's keys and values once, and the queries unless registers have them.
+  // 64 rows read an iteration's keys and values once, and the queries unless they are in registers.
   const double queries = tile.for_hopper().q_in_registers() ? 0 : static_cast<double>(tile.head_dim) / tile.tile_n;
   return kElement * (static_cast<double>(tile.head_dim + tile.head_dim_v) / 64 + written + queries);
 }

@@ -1,4 +1,4 @@
-// Why a backward's plan is so, and the least that any kernel would take.
+// The reasons of a backward's plan, and the lower bound of any kernel's time.
 #include <algorithm>
 
 #include "base/text.h"
@@ -9,30 +9,30 @@ namespace {
 
 constexpr double kFloat = 4;  // bytes
 
-// Bytes of shared memory of a step, tile_m queries by tile_n keys: what products read, what threads and copies write,
-// what copies read.
+// Bytes of shared memory per iteration of tile_m queries and tile_n keys: reads of products, writes of threads and
+// copies, reads of copies.
 double shared_bytes_of_step(const Sm90BackwardConfig& t) {
-  const double groups = t.roles ? 1 : t.warpgroups;  // that divide each product
+  const double groups = t.roles ? 1 : t.warpgroups;  // warpgroups that share each product
   const double ctas = t.ctas(), m = t.tile_m, n = t.cta_keys(), dims = t.head_dim + t.head_dim_v;
   const double scores = groups * (64 + t.score_queries()) * dims;
-  // P and dS are in registers, but for wide heads, whose warpgroups share them.
+  // P and dS are in registers, except for wide heads, whose warpgroups share them.
   const double keys = groups * (m * (t.dk_columns() + t.dv_columns()) + (t.wide() ? 2 * 64 * m : 0));
-  // roles: two products. strips: the other kernel's, for whose two m_blocks keys come once.
+  // roles: two products. strips: the dq kernel's, which reads keys once for two m_blocks.
   const double queries = t.strips ? m * n + n * t.head_dim + m * n + n * t.head_dim / 2
                                   : groups * ctas * n * ((t.roles ? 2 : 1) * 64 + t.dq_columns());
-  const double sent = t.pair ? 2 * m * n : t.strips ? m * n : 0;  // dS, read here and written there
+  const double sent = t.pair ? 2 * m * n : t.strips ? m * n : 0;  // dS: read here, written there
   const double written = m * n * (t.wide() ? 2 : 1) + m * dims;
-  const double dq = t.staged() ? 2 * kFloat * t.dq_floats() : 0;  // else it goes from registers to memory
+  const double dq = t.staged() ? 2 * kFloat * t.dq_floats() : 0;  // else dq goes from registers to memory
   return ctas * kElement * (scores + keys + queries + sent + written) + dq;
 }
 
-// Columns of queries and dout that come for a step.
+// Columns of queries and dout that an iteration loads.
 double columns_of_step(const Sm100BackwardConfig& t) {
   return t.apart() ? 3 * t.head_dim + 2 * t.head_dim_v : t.head_dim + t.head_dim_v;
 }
 
-// P and dS are in tensor memory, but dS for dq. A pair divides the second operands of its products, but sends half of
-// dS to each other. Where sums are apart, S is multiplied twice, and queries come for each of its products.
+// P and dS are in tensor memory, and dS for dq in shared memory. A CTA pair shares the second operands of its products,
+// but exchanges half of dS. In two passes S is multiplied twice, and queries are loaded for each product.
 double shared_bytes_of_step(const Sm100BackwardConfig& t) {
   const double m = Sm100BackwardConfig::tile_m, n = Sm100BackwardConfig::kCtaKeys, ctas = t.ctas();
   const double dims = t.head_dim + t.head_dim_v;
@@ -43,7 +43,7 @@ double shared_bytes_of_step(const Sm100BackwardConfig& t) {
   return ctas * kElement * (scores + keys + queries + written) + 2 * kFloat * t.dq_floats();
 }
 
-// Of a pair on Hopper to each CTA.
+// For each CTA of a Hopper pair.
 double columns_of_step(const BackwardTile& tile) {
   if (const auto* t = std::get_if<Sm100BackwardConfig>(&tile.kernel)) return columns_of_step(*t);
   return tile.ctas * (tile.head_dim + tile.head_dim_v);
@@ -100,7 +100,7 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
   const double d = t.head_dim, dims = t.head_dim + t.head_dim_v, sms = device.sm_count;
   Floor f;
   f.pairs = work.pairs;
-  const double scores = t.apart ? 2 : 1;  // how often they are made
+  const double scores = t.apart ? 2 : 1;  // number of computations
   f.flops = 2 * work.pairs * (2 * dims + scores * d);
   f.mma_clocks = f.flops / flops_per_clock(device) / sms;
   f.exp_clocks = scores * work.pairs / exp_per_clock(device) / sms;
@@ -114,11 +114,11 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
       keys * (bytes(p.k, p.head_dim) + bytes(p.v, p.head_dim_v) + bytes(p.dk, p.head_dim) + bytes(p.dv, p.head_dim_v)) +
       rows * (given + bytes(p.dq, p.head_dim));
   f.hbm_bytes = own + rows * bytes(p.q, p.head_dim);
-  // dS, where the L2 cache has no room for a strip.
+  // dS of a strip that exceeds the L2 cache.
   constexpr int64_t kL2Bytes = 32 << 20;
   if (plan.backward.strip_bytes > kL2Bytes) f.hbm_bytes += 2 * kElement * work.pairs;
-  // Every tile of keys reads the queries that see it, their dout, lse and delta, and unless there is one alone adds to
-  // their float32 dq, which is then converted; or dS is written, and read again.
+  // Every tile of keys reads the queries that see it, their dout, lse and delta. It adds to their float32 dq, which is
+  // then converted, unless there is only one tile. With strips it writes dS instead, which is read again.
   const double sums = t.single || t.strips ? 0 : d;
   f.l2_bytes = own + work.pairs / t.tile_n * (kElement * columns_of_step(t) + kFloat * (2 * scores + sums)) +
                rows * kFloat * (2 + sums) + (t.strips ? 2 * kElement * work.pairs : 0);

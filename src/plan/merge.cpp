@@ -9,7 +9,7 @@
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kBlocksOfSm = 16;  // that fit at once
+constexpr int64_t kBlocksOfSm = 16;  // resident at once
 
 MergeTensor tensor_of(const View& view) { return {view.data, view.batch, view.row, view.head}; }
 
@@ -17,7 +17,7 @@ MergeType type_of(DType type) {
   return type == DType::f32 ? MergeType::f32 : type == DType::f16 ? MergeType::f16 : MergeType::bf16;
 }
 
-// Whether each run of kColumns of a row's columns lies at a multiple of its own size.
+// True if each run of kColumns columns is aligned to its size.
 bool is_aligned(const View& view) {
   constexpr int64_t step = MergeParams::kColumns;
   return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(step * size_of(view.dtype)) == 0 &&
@@ -101,7 +101,7 @@ std::vector<gpu::NamedBuffer> MergeLaunches::tensors(const MergeParams& params) 
         list.push_back(buffer_of(m_, name, view, dim, false));
       }
     };
-    const bool is_sum = n == 0 && done_ > params.parts;  // what the launch before has left
+    const bool is_sum = n == 0 && done_ > params.parts;  // result of the previous launch
     const MergeProblem::Part part = is_sum ? MergeProblem::Part{m_.out, m_.lse} : m_.part(done_ - params.parts + n);
     add("part_out", part.out, m_.head_dim);
     add("part_lse", part.lse, 1);

@@ -30,8 +30,9 @@ Status check_sizes(const Problem& p) {
   const int64_t blocks = std::max(std::max(p.seqlen_q, p.seqlen_k), p.packed_q() ? p.total_q : 0) / 64 + 2;
   constexpr int64_t kMostBlocks = (int64_t{1} << 27) - 1;  // a launch may have a dozen CTAs for each
   if (p.heads_q > 0 && p.batch > kMostBlocks / blocks / p.heads_q) {
-    return Status::unsupported(str_cat("batch (", p.batch, ") and q.heads (", p.heads_q,
-                                       ") give 2^27 tiles of 64 queries or keys or more: split the call over batch"));
+    return Status::unsupported(
+        str_cat("batch (", p.batch, ") and q.heads (", p.heads_q,
+                ") must give fewer than 2^27 tiles of 64 queries or keys on a GPU: split the call over batch"));
   }
   return {};
 }
@@ -48,8 +49,8 @@ Status check_captured(const Problem& p) {
   constexpr int64_t kMostCells = int64_t{1} << 38;  // less than half of a grid of 2^31 CTAs
   if (p.score_mod->cells > kMostCells) {
     return Status::unsupported(
-        str_cat("score_mod.tensors[].gradient must have at most 2^38 elements on a GPU, all together (here ",
-                p.score_mod->cells, "): leave some out"));
+        str_cat("score_mod.tensors[].gradient (", p.score_mod->cells,
+                " elements in total) must be at most 2^38 elements on a GPU: pass NULL for some"));
   }
   if (scores < most) return {};
   return Status::unsupported(str_cat("score_mod.tensors[].gradient must be NULL on a GPU for 2^", kSumsLog2,

@@ -56,34 +56,32 @@ double shared_bytes_of_pair(const BackwardTile& tile) {
 }
 
 std::string why_tile(const Problem& p, const BackwardTile& tile) {
-  std::string text =
-      str_cat("tile: ", tile.tile_n, " keys, which go over the queries that see them in steps of ", tile.tile_m, ", ");
+  std::string text = str_cat("tile: ", tile.tile_n, " keys, which iterate over the queries that see them, ",
+                             tile.tile_m, " at a time, ");
   const auto stages = [&text](int queries, int dout) {
     text +=
-        str_cat(queries, queries == 1 ? " step" : " steps", " of queries and ", dout, " of dout in shared memory, ");
+        str_cat(queries, queries == 1 ? " stage" : " stages", " of queries and ", dout, " of dout in shared memory, ");
   };
   if (const auto* t = std::get_if<Sm100BackwardConfig>(&tile.kernel)) {
     if (t->apart()) {
-      text += str_cat(
-          "once for dk and dq, then once for dv, for which scores are multiplied again: tensor memory has no "
-          "room for both; ",
-          t->ring_blocks(), " and ", t->for_dv().ring_blocks(),
-          " blocks of 64 columns of queries and dout in shared memory, ");
+      text += str_cat("in two passes, for dk with dq and for dv, because tensor memory has no capacity for both; ",
+                      t->ring_blocks(), " and ", t->for_dv().ring_blocks(),
+                      " blocks of 64 columns of queries and dout in shared memory, ");
     } else {
       stages(t->q_stages, t->dout_stages);
     }
-    text += str_cat(tile.smem_bytes, " bytes of it", t->pair ? " in each of two blocks that multiply together" : "",
+    text += str_cat(tile.smem_bytes, " bytes of it", t->pair ? " in each of two blocks with two-CTA products" : "",
                     ": counted, not measured");
   } else {
     const Sm90BackwardConfig& hopper = tile.for_hopper();
-    text += str_cat(hopper.warpgroups, " computing warpgroups",
-                    hopper.roles    ? ", of scores, of dv and of dk, "
-                    : hopper.wide() ? " that share keys and divide columns of dk and dv, "
+    text += str_cat(hopper.warpgroups, " MMA warpgroups",
+                    hopper.roles    ? " for scores, dv and dk, "
+                    : hopper.wide() ? " that share keys and split the columns of dk and dv, "
                                     : ", ");
     stages(hopper.q_stages, hopper.dout_stages);
     text += str_cat(
         tile.smem_bytes, " bytes of it",
-        hopper.pair ? " in each of two blocks with half of the keys, which exchange dS: each adds half of dq" : "");
+        hopper.pair ? " in each of two blocks, which have half of the keys, exchange dS and add half of dq each" : "");
   }
   text += str_cat(", head_dim ", p.head_dim);
   if (p.head_dim_v != p.head_dim) text += str_cat(" and ", p.head_dim_v);
@@ -131,41 +129,40 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
   const BackwardTiling& t = plan.backward;
   std::vector<std::string> lines{why_tile(p, t.tile)};
   if (p.group() > 1 && t.tile.key_tickets == 0) {
-    lines.push_back(str_cat("heads: a block goes over the ", p.group(),
-                            " query heads of its key head, so that dk and dv are sums in registers, not in memory"));
+    lines.push_back(str_cat("heads: a block iterates over the ", p.group(),
+                            " query heads of its key head, so that dk and dv stay in registers"));
   }
   if (p.banded() && !binds_left(p) && !binds_right(p))
-    lines.emplace_back("mask: no bound hides a key at these lengths, so the kernel has none");
+    lines.emplace_back("mask: no bound hides a key at these lengths, so that the kernel has no mask");
   if (t.tile.strips) {
-    lines.push_back(str_cat("order: blocks take tiles of keys from a counter; dS of ", t.strips,
-                            t.strips == 1 ? " strip" : " strips, one after the other,", " goes to memory, ",
-                            t.strip_bytes / 1000000.0,
-                            " MB, and a kernel of its own makes dq of it, each number by one block"));
+    lines.push_back(str_cat("order: blocks take tiles of keys from a counter; dS goes to memory in ", t.strips,
+                            t.strips == 1 ? " strip" : " strips", " of ", t.strip_bytes / 1000000.0,
+                            " MB, and a second kernel computes dq from it"));
   } else if (t.tile.single) {
-    lines.emplace_back("order: one tile has all keys, so that dq is stored as it is made, without sums in memory");
+    lines.emplace_back("order: one tile has all keys, so that dq is stored directly");
   } else {
     lines.emplace_back(
-        "order: blocks take tiles of keys from a counter; each adds its part of dq when the tile before has, so every "
-        "run gives the same bits");
+        "order: blocks take tiles of keys from a counter and add dq in the order of tiles, so that every run gives the "
+        "same bits");
   }
   if (t.tile.from_diagonal) {
-    lines.push_back(
-        str_cat("order: the n_blocks of ", t.diagonal_heads,
-                " heads are taken from the last one, from the diagonal on, so that none waits for its turn; "
-                "those of the others at the end, the longest first"));
+    lines.push_back(str_cat("order: the n_blocks of ", t.diagonal_heads,
+                            " heads start at the diagonal, last n_block first (no block waits to add dq); "
+                            "the remaining heads run at the end, longest n_block first"));
   }
   if (t.tile.key_tickets > 0) {
-    lines.push_back(str_cat("split: a tile is of ", p.group() == t.splits ? "one" : str_cat(p.group() / t.splits),
+    lines.push_back(str_cat("split: a tile has ", p.group() == t.splits ? "one" : str_cat(p.group() / t.splits),
                             " of the ", p.group(),
-                            " query heads that share its keys; dk and dv are added in the order of these"));
+                            " query heads that share its keys; dk and dv are added in the order of heads"));
   } else if (t.splits > 1) {
-    lines.push_back(str_cat("split: n_blocks are few, so ", t.splits,
-                            " blocks share the steps of each; their dk and dv are summed in a fixed order at the end"));
+    lines.push_back(
+        str_cat("split: n_blocks are few, so that ", t.splits,
+                " blocks share the queries of each; their dk and dv are summed in a fixed order at the end"));
   }
   if (t.l2_heads > 1 && !t.tile.from_diagonal && !t.tile.strips)
-    lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads are taken together"));
+    lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads run together"));
   lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", varlen(p) ? "up to " : "",
-                          t.tiles, t.tile.apart ? " tiles of dk and as many of dv" : " tiles"));
+                          t.tiles, t.tile.apart ? " tiles each of dk and dv" : " tiles"));
   return lines;
 }
 

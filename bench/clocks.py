@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""The timing model (tandem explain --clocks) beside what an H200 measured: docs/results/hopper-forward-bench.json.
+"""Compares the timing model (tandem explain --clocks) with an H200: docs/results/hopper-forward-bench.json.
 
-  python bench/clocks.py build/release/tandem --json clocks.json     # our kernels; needs NVRTC and nvdisasm, no GPU
-  python bench/clocks.py build/release/tandem --fa4 <folder>      # FlashAttention-4's for sm_90a: d64_full.cubin, ...
-  python bench/clocks.py build/release/tandem --backward          # main kernels of gradients, 4k and longer
-  python bench/clocks.py build/release/tandem --variants rates.json cubins/<folder>  # all tiles of bench/tune.py --all
+    python bench/clocks.py build/release/tandem --json clocks.json     # our kernels; needs NVRTC and nvdisasm, no GPU
+    python bench/clocks.py build/release/tandem --fa4 <folder>      # FlashAttention-4's for sm_90a: d64_full.cubin, ...
+    python bench/clocks.py build/release/tandem --backward          # main kernels of gradients, 4k and longer
+    python bench/clocks.py build/release/tandem --variants rates.json cubins/<folder>  # tiles of bench/tune.py --all
 
-Every second cell of a kernel was looked at when the model's figures were chosen ("fit"); the others were not ("test").
-The kernels are compiled anew, and ptxas does not repeat itself: the error includes what another compilation changes.
-Not so of variants, whose cubins are those that were timed. Every second tile of a problem was looked at ("fit").
-Where the clock was recorded that each ran at, clocks are compared with clocks: FLOP a clock of a multiprocessor.
+The model's parameters were fitted to every second problem of a kernel ("fit"); the rest is for testing ("test"). The
+kernels are compiled again, and ptxas is not deterministic, so that the error includes the effect of a recompilation.
+Variants use the timed cubins; the parameters were fitted to every second tile of a problem. If the clock rate of a
+measurement was recorded, the comparison is in clocks: FLOP per clock of a multiprocessor.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS, WIDTH = 16384, 2048  # batch * seqlen, heads * head_dim
-SMS, TILE_BYTES = 132, 20  # multiprocessors; bytes a clock of a tile's queries and result, as the model has them
-CLOSE = 0.03  # two cells of one problem that differ by less are no choice
+SMS, TILE_BYTES = 132, 20  # multiprocessors; bytes per clock of Q and O in the model
+CLOSE = 0.03  # a smaller difference counts as equal
 
 
 def problem_of(cell: dict) -> list[str] | None:
-    """Flags of a cell that has nothing but a head_dim, a length and perhaps a causal mask."""
+    """The flags of a problem with only a head_dim, a length and an optional causal mask."""
     name = re.fullmatch(r"(?:f16 |untuned )?d(\d+)(?:/(\d+))? (full|causal)", cell["title"])
     if not name or cell["sustained"] or cell["data"] != "normal":
         return None
@@ -53,13 +53,14 @@ def modelled(tandem: str, flags: list[str]) -> dict:
 
 
 def rate_of(model: dict) -> float:
-    """TFLOP/s of steps alone, on all multiprocessors."""
+    """TFLOP/s of the iterations alone, on all multiprocessors."""
     return round(model["flops_a_clock"] * SMS * model["megahertz"] * 1e-6, 1)
 
 
 def flops_a_clock(problem: str, seqlen: int, tile: str, step: float) -> float:
-    """Useful operations of the card in a clock: tiles of one length come in whole rounds, of several lengths the last
-    ones are short."""
+    """Useful operations of the GPU per clock: tiles of one length come in whole rounds; with several lengths the last
+    rounds are short.
+    """
     head_dim, head_dim_v, mask = re.split("[/ ]", problem)
     rows, keys = map(int, re.search(r"_(\d+)x(\d+)x", tile).groups())
     head_dim, head_dim_v, causal = int(head_dim), int(head_dim_v), mask == "bounded"
@@ -73,14 +74,14 @@ def flops_a_clock(problem: str, seqlen: int, tile: str, step: float) -> float:
 
 
 def backward(tandem: str) -> list[dict]:
-    """Dense gradients whose main kernel adds dq; the others are of 4096 and more queries some percent of a call."""
+    """Dense gradients with dq added by the main kernel; the rest takes some percent of a call from 4096 queries on."""
     rows = []
     for cell in json.loads((ROOT / "docs/results/hopper-backward-bench.json").read_text())["cells"]:
         name = re.fullmatch(r"(?:f16 )?d(\d+)(?:/(\d+))? (full|causal)", cell["row"])
         if not name or cell["sustained"] or cell["data"] != "normal" or cell["column"] not in ("4k", "16k", "32k"):
             continue
         head_dim, head_dim_v, seqlen = int(name[1]), int(name[2] or name[1]), int(cell["column"][:-1]) * 1024
-        if head_dim > 128:  # dS goes to memory: two kernels
+        if head_dim > 128:  # dS in global memory: two kernels
             continue
         of_one = 5 * seqlen * seqlen * (head_dim + head_dim_v) / (2 if name[3] == "causal" else 1)
         heads = WIDTH // head_dim_v
@@ -89,7 +90,7 @@ def backward(tandem: str) -> list[dict]:
         flags += ["--causal"] if name[3] == "causal" else []
         model = modelled(tandem, ["--card", "h200", "--backward", *map(str, flags)])
         row = {"cell": cell["cell"], "kernel": model["kernel"], "step": round(model["step"])}
-        ratio = cell["flops"] / model["turns"]["flops"]  # what the bench counts
+        ratio = cell["flops"] / model["turns"]["flops"]  # the benchmark's count
         tflops = model["turns"]["flops"] * ratio * model["megahertz"] / model["turns"]["clocks"] * 1e-6
         rows.append({**row, "measured": cell["tflops"]["Tandem"], "modelled": round(tflops, 1)})
     return rows
@@ -105,13 +106,13 @@ def errors_of(rows: list[dict]) -> list[float]:
 
 
 def choices(rows: list[dict]) -> list[bool]:
-    """Of all two that differ, whether the better one is named."""
+    """For all pairs that differ: is the faster one predicted?"""
     pairs = [(a, b) for k, a in enumerate(rows) for b in rows[:k] if abs(a["measured"] / b["measured"] - 1) > CLOSE]
     return [(a["modelled"] > b["modelled"]) == (a["measured"] > b["measured"]) for a, b in pairs]
 
 
 def judge_pairs(problems: dict[str, list[dict]], title: str) -> None:
-    """Of all problems, two of one each."""
+    """For all problems, pairs within one problem."""
     errors = [e for rows in problems.values() for e in errors_of(rows)]
     right = [r for rows in problems.values() for r in choices(rows)]
     error, share = statistics.median(errors), statistics.mean(right)
@@ -133,7 +134,7 @@ def judge(rows: list[dict], title: str) -> dict:
 
 
 def variants(tandem: str, measured: dict, folder: Path) -> tuple[dict, list[dict]]:
-    """Of each problem the tiles that were timed: how far they are ranked as a GPU ranks them."""
+    """For each problem, compares the ranking of the timed tiles with a GPU's."""
     rows, found = [], {}
     for problem, by_length in measured["rates"].items():
         timed = [(int(n), name, rate) for n, tiles in by_length.items() for name, rate in tiles.items()]

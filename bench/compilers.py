@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The same forward by several versions of NVRTC: which makes the fastest kernels, and how long each compiles.
+"""Compares versions of NVRTC on the forward: the speed of the kernels, and the compile times.
 
     python bench/compilers.py --nvrtc 12.9/libnvrtc.so.12 --nvrtc 13.0/libnvrtc.so.13
     python bench/compilers.py --cells d128 --cells packed --rounds 9 --json compilers.json
 
-Without --nvrtc: all that bench/tune.py would find here. `pip download nvidia-cuda-nvrtc-cu12==12.8.*`, unpacked, is a
-version to compare with; libnvrtc-builtins.so has to lie beside libnvrtc.so. Each has a process of its own, which holds
-the library with kernels that only this compiler made; they take turns on the GPU, a window each in every round. The
-library is found as bench/versus_torch.py finds it: build/release, or TANDEM_LIBRARY.
+Without --nvrtc: all versions that bench/tune.py finds. `pip download nvidia-cuda-nvrtc-cu12==12.8.*`, unpacked, gives
+another version; libnvrtc-builtins.so must be in the same folder. Each version runs in a separate process, which holds
+the library with kernels from this compiler only. In every round each process times one window on the GPU. The library
+is located like in bench/versus_torch.py: build/release, or TANDEM_LIBRARY.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rig import cells, nvrtc
 
 
 def usual() -> list[cells.Cell]:
-    """Of the whole grid: the main table at two lengths, and what compiles to other kernels."""
+    """A selection of the grid: the main table at two lengths, and problems with other kernels."""
     columns = {"4k", "16k", "window-128", "8k"}
     return [c for c in cells.grid() if not c.sustained and (c.column in columns or c.lengths)]
 
@@ -54,7 +54,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Answers requests from stdin, one JSON value a line: {"cell": n} makes a cell ready, {} times a window of it."""
+    """Reads requests from stdin, one JSON value per line: {"cell": n} prepares a problem, {} times a window of it."""
     import torch
     from rig import clock, tandem
     from rig.judge import Judge
@@ -114,11 +114,11 @@ class Worker:
         answer = self.ask({"cell": cell})
         if not answer["right"]:
             raise RuntimeError(f"{self.path}: the result misses float64")
-        if answer["prepared"] > 0.05:  # else the kernel was there already
+        if answer["prepared"] > 0.05:  # else the kernel was cached
             self.compile_seconds.append(answer["prepared"])
 
     def window(self) -> float:
-        """As clock.Timed."""
+        """See clock.Timed."""
         return self.ask({})["seconds"]
 
     def end(self) -> None:
@@ -130,7 +130,7 @@ class Worker:
 
 
 def opened(paths: list[str], arguments: list[str]) -> dict[str, Worker]:
-    """Version -> its process; what cannot be used is a line."""
+    """Version -> its process; prints a line for an unusable version."""
     workers = {}
     for worker in [Worker(path, arguments) for path in paths]:
         try:
@@ -164,7 +164,7 @@ def race(workers: dict[str, Worker], n: int, cell: cells.Cell, rounds: int) -> d
 
 
 def summary(workers: dict[str, Worker], rates: dict[str, dict[str, float]]) -> dict:
-    """By version: the geometric mean of its shares of the cells' best, and the times it took to compile."""
+    """By version: the geometric mean of its speed relative to the best, and its compile times."""
     complete = [r for r in rates.values() if len(r) == len(workers)]
     found = {}
     for version, worker in workers.items():

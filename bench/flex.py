@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Score and mask modifications on a GPU beside torch's FlexAttention, compiled, on the same tensors, round by round.
+"""Compares score_mods and mask_mods on a GPU with torch's compiled FlexAttention, on the same tensors, round by round.
 
     python bench/flex.py                              # the gallery of docs/mods.md, forward and backward
-    python bench/flex.py --only options,documents     # a mask_mod beside the option, documents beside packed sequences
-    python bench/flex.py --only masks,learned,cold    # making block masks, learned tables, a new text
-    python bench/flex.py --only fa4 --fa4 FOLDER      # the gallery beside FlashAttention-4 with the same modifications
+    python bench/flex.py --only options,documents     # a mask_mod and the option, documents and packed sequences
+    python bench/flex.py --only masks,learned,cold    # creating block masks, learned tables, a new expression
+    python bench/flex.py --only fa4 --fa4 FOLDER      # the gallery in FlashAttention-4
     python bench/flex.py --json flex.json
 
-A figure is the median of rounds whose order is drawn; a ratio is the other's time to ours, of each round, the median
-again. out, dq, dk and dv of one head are held to float64, and to torch's: twice its error is allowed, and rounding.
-A mask is made before the clock starts, but where making it is what is timed.
+A figure is the median of rounds in random order. A ratio is the peer's time divided by ours, the median again.
+out, dq, dk and dv of one head are compared with float64 and with torch's: twice torch's error plus rounding is allowed.
+A mask is created before the clock starts, unless its creation is measured.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def document_of(lengths: list[int]) -> torch.Tensor:
 
 
 def captured(seqlen: int) -> dict:
-    """What the gallery's functions read: documents of a sequence, numbers of each head."""
+    """Data that the gallery's functions read: documents of a sequence, numbers per head."""
     return dict(
         document=document_of(documents_of(seqlen, 12)),
         slope=slopes_of(HEADS),
@@ -151,7 +151,7 @@ def gallery(document, slope, table, scale) -> dict:
     }
 
 
-# ---- What is contested -------------------------------------------------------------------------------------------
+# ---- Compared functions ----------------------------------------------------------------------------------------------
 
 
 def ours_of(score_mod, mask_mod, seqlen: int):
@@ -194,7 +194,7 @@ def say_means(contest: Contest, other: str) -> None:
 
 
 def run_options(contest: Contest, options) -> None:
-    """A text that says what an option says, beside the option."""
+    """An expression with the meaning of an option, compared with the option."""
     for seqlen in (4096, 16384):
         inputs = Inputs(BATCH, HEADS, seqlen, options.head_dim)
         slope = slopes_of(HEADS)
@@ -227,7 +227,7 @@ def run_documents(contest: Contest, options) -> None:
 
 
 def run_masks(contest: Contest, options) -> None:
-    """Making the block mask of 32k x 32k."""
+    """The creation of the block mask of 32k x 32k."""
     seqlen = 32768
     for name, mask_mod in (("causal", causal), ("documents", same_document(document_of(documents_of(seqlen, 27))))):
         line = {"name": f"block mask of {name}, {seqlen}"}
@@ -245,7 +245,7 @@ def run_masks(contest: Contest, options) -> None:
 
 
 def run_learned(contest: Contest, options) -> None:
-    """The backward with the gradient of what a score_mod reads, beside that without it."""
+    """The backward with gradients of a score_mod's tensors, compared with the backward without them."""
     inputs = Inputs(BATCH, HEADS, options.seqlen, options.head_dim)
     table = (torch.randn(HEADS, 65, device="cuda") * 0.5).requires_grad_()
     scale = (torch.rand(HEADS, device="cuda") + 0.5).requires_grad_()
@@ -268,7 +268,7 @@ def run_learned(contest: Contest, options) -> None:
 
 
 def run_cold(contest: Contest, options) -> None:
-    """From a new text to the result; then with another value of a scalar."""
+    """The time from a new expression to the result, then with another value of a scalar."""
     inputs = Inputs(BATCH, HEADS, 1024, options.head_dim)
     q, k, v = (x.detach().transpose(1, 2) for x in inputs.leaves)
     tandem.attention(q, k, v, score_mod="score + 0.5")
@@ -284,7 +284,7 @@ def run_cold(contest: Contest, options) -> None:
 
 
 def run_fa4(contest: Contest, options) -> None:
-    """The gallery beside FlashAttention-4: its own modifications, and its options where they say the same."""
+    """The gallery compared with FlashAttention-4: its modifications, and its options with the same meaning."""
     peers.fa4(options.fa4)
     from rig import fa4_mods
 
@@ -303,7 +303,7 @@ def run_fa4(contest: Contest, options) -> None:
             if by_option := fa4_mods.by_option(name, mods, WIDTH):
                 functions["FA4's option"] = by_option
             contest.run(name, inputs, functions, judge_of(3, exact(inputs, 3, score_mod, mask_mod)))
-        except Exception as why:  # of one entry: the others are asked all the same
+        except Exception as why:  # an entry's failure; the rest still runs
             contest.say({"name": name, "absent": peers.first_line(why)})
     say_means(contest, "FA4")
 

@@ -1,28 +1,28 @@
 #!/usr/bin/env python3
-"""Tandem's forward or backward on a GPU beside all that one would use instead, on the same inputs, round by round.
+"""Compares Tandem's forward or backward on a GPU with its alternatives, on the same inputs, round by round.
 
     python bench/gpu.py --quick            # head_dim 64, 128, 256, full and causal, 1k to 16k: a minute
     python bench/gpu.py --fa3 libfa3_sm90.so --fa4 packages/ --limits limits.json --json gpu.json --svg gpu.svg
-    python bench/gpu.py --part 1/3 --json 1.json     # a third of it; then the others, in processes of their own
+    python bench/gpu.py --part 1/3 --json 1.json     # a third of it; the other parts can run in separate processes
     python bench/gpu.py --merge 1.json 2.json 3.json --json gpu.json --svg gpu.svg
     python bench/gpu.py --cells d128,causal --cells packed --peers FA3,Flex
     python bench/gpu.py --cells d128,16k --data sigma10,sink20,copy
     python bench/gpu.py --backward --fa3 libfa3_sm90.so --cells d128 --cells packed
-    python bench/gpu.py --before libtandem.so.0 --cells d128,burst   # what has changed since that build
-    python bench/gpu.py --costs            # of the host for a call, and of compiling: half a minute
+    python bench/gpu.py --before libtandem.so.0 --cells d128,burst   # changes since that build
+    python bench/gpu.py --costs            # host time of a call, and compile times: half a minute
 
-Torch brings cuDNN, FlashAttention-2 and FlexAttention. FlashAttention-3 is a library behind the C functions fa3_forward
-and fa3_bwd, whose deterministic form is a peer of its own; FlashAttention-4 a folder with its Python packages; cuDNN's
-windows, sinks and packed form need nvidia-cudnn-frontend. A peer that is not there, or does not serve a cell, is a line
-that says why. Every output and gradient is held to float64, and every LSE that comes with one; a peer that fails does
-not count. --before is an older build of this library: it runs in the same rounds, and "before" is its time to ours; it
-is no peer.
+Torch includes cuDNN, FlashAttention-2 and FlexAttention. FlashAttention-3 is a library with the C functions fa3_forward
+and fa3_bwd; its deterministic form is a separate peer. FlashAttention-4 is a folder with its Python packages. cuDNN's
+windows, sinks and packed form need nvidia-cudnn-frontend. A missing peer, or one that does not serve a problem, prints
+one line with the reason. Every output, gradient and LSE is compared with float64; a wrong peer does not count. --before
+is an older build of this library, which runs in the same rounds. "before" is its time divided by ours; it is no peer.
 
-A figure is the median of the rounds, whose order is drawn. The ratio is the time of a round's best peer to ours, the
-median again; within 1.5 % of 1 it is par. TFLOP/s count half of the square for causal, and exactly what a window shows.
---limits takes what bench/limits wrote: "ceiling" is then the share of the tensor core's rate on such products alone.
-The JSON has every round, with clock and power. The library is found as bench/versus_torch.py finds it: build/release,
-or TANDEM_LIBRARY.
+A figure is the median of the rounds, which run in random order. The ratio is the best peer's time in a round divided by
+ours, the median again; within 1.5 % of 1 it is par. TFLOP/s count half of the square for causal, and the visible pairs
+of a window. --limits reads the output of bench/limits: "ceiling" is then the share of the tensor core's measured rate.
+
+The JSON has every round, with clock and power. The library is located like in bench/versus_torch.py: build/release, or
+TANDEM_LIBRARY.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def rounded(x: float | None, digits: int = 3) -> float | None:
-    """For the JSON, which has no infinity: that is None."""
+    """For the JSON, which has no infinity: returns None for it."""
     return float(f"{x:.{digits}g}") if x is not None and math.isfinite(x) else None
 
 
@@ -143,7 +143,7 @@ class Bench:
         self.other_work = torch.ones(1 << 22, device=device)
 
     def bind(self, x, absent: dict) -> dict:
-        """name -> call, of those that serve the cell; the others' reasons go to absent."""
+        """name -> call, for peers that serve the problem; absent receives the reasons of the rest."""
         from rig import tandem
 
         ours = tandem.Backward if x.cell.backward else tandem.Forward
@@ -156,12 +156,12 @@ class Bench:
         for name, bind in binds.items():
             try:
                 calls[name] = bind(x)
-            except Exception as why:  # peers fail in ways of their own, and none of them may end the run
+            except Exception as why:  # any failure of a peer, which must not end the run
                 absent[name] = self.first_line(why)
         return calls
 
     def measure(self, cell) -> dict:
-        """The cell's result, as it stands in the JSON."""
+        """The problem's result as written to the JSON."""
         from rig import tandem
         from rig.judge import Judge
         from rig.judge_gradients import GradientJudge
@@ -243,7 +243,7 @@ def machine(options: argparse.Namespace) -> dict:
 
 
 def cublas(rounds: int) -> dict:
-    """TFLOP/s of a large product: what the card gives at this hour."""
+    """TFLOP/s of a large product: the GPU's present speed."""
     import torch
     from rig import clock
 
@@ -278,7 +278,7 @@ def write(options: argparse.Namespace, runs: list[dict], results: list[dict]) ->
 
 
 def measure_all(bench: Bench, run: dict) -> list[dict]:
-    """Every cell's result, printed as it comes."""
+    """Every problem's result, printed after it is measured."""
     import torch
 
     results, title = [], None
@@ -292,7 +292,7 @@ def measure_all(bench: Bench, run: dict) -> list[dict]:
             print(figures.line(results[-1]), flush=True)
         except torch.OutOfMemoryError:
             print(f"  {cell.column}: not enough memory on this card", flush=True)
-        except RuntimeError as why:  # of the device: it serves nobody after that
+        except RuntimeError as why:  # the device has failed and serves no further call
             print(f"  {cell.column}: {bench.first_line(why)}; stopped here", flush=True)
             break
         if bench.options.json:

@@ -4,10 +4,10 @@
     python bench/minilm.py                      # about two minutes; the machine should be otherwise idle
     python bench/minilm.py --attention          # also the time inside the attention calls
 
-One forward pass of float32 weights (6 layers, 12 heads, head_dim 32), tokens ready made. "mixed" batches are sentences
-of 16 to 64 tokens, padded to the longest as a tokenizer does; the others have no padding. The implementations take
-turns in one process, with a malloc that keeps its pages; each figure is the median of all calls. The ratio is sdpa's
-time over Tandem's.
+One forward pass of float32 weights (6 layers, 12 heads, head_dim 32) on prepared tokens. "mixed" batches are sentences
+of 16 to 64 tokens, padded to the longest by a tokenizer's rule; all other batches have no padding. The implementations
+alternate in one process, with a malloc that keeps its pages. Each figure is the median of all calls. The ratio is
+sdpa's time divided by Tandem's.
 """
 
 import argparse
@@ -19,7 +19,8 @@ import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if __name__ == "__main__" and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-    # A forward pass takes and returns some 25 MB; giving pages back in between costs ms, more or less by chance.
+    # A forward pass allocates and frees some 25 MB. Returning pages to the system in between would cost a varying
+    # number of ms.
     os.environ.update(MALLOC_TRIM_THRESHOLD_=str(1 << 32), MALLOC_MMAP_THRESHOLD_=str(1 << 30))
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
@@ -44,8 +45,9 @@ def batch_of(batch, shortest, longest):
 
 
 def take_turns(functions, seconds, turn=0.05):
-    """All times of each function, in turns of at least `turn` seconds: the threads of the one before spin for some
-    milliseconds after their last call, and would take a core from the first calls of the next."""
+    """All times of each function, in turns of at least `turn` seconds. The preceding function's threads spin for some
+    milliseconds after their last call, and would occupy a core during the first calls of the next.
+    """
     times = [[] for _ in functions]
     end = time.perf_counter() + seconds * len(functions)
     while time.perf_counter() < end or len(times[-1]) < 5:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What an option costs on a GPU beside none, and few queries or keys beside torch's attention, forward and backward.
+"""The cost of an option on a GPU, and attention with few queries or keys compared with torch's, forward and backward.
 
-    python bench/options.py                      # dropout, softcap, window, sink, ALiBi and bias beside none
+    python bench/options.py                      # dropout, softcap, window, sink, ALiBi and bias
     python bench/options.py --rows "bias|d128 dropout"   # some of them
-    python bench/options.py --only cross         # beside torch's cuDNN and FlashAttention-2
+    python bench/options.py --only cross         # compared with torch's cuDNN and FlashAttention-2
 
-Beside none a ratio is of operations in a second: 0.8 means that an option takes a quarter longer for the scores that it
-leaves. Beside peers it is their time to ours. Medians of rounds whose order is drawn.
+The ratio of an option compares operations per second with a call without options: 0.8 means that the visible scores
+take a quarter longer. The ratio of a peer is its time divided by ours. Medians of rounds in random order.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-// What plain kernels do to memory, one way each: for virtual_gpu.py, which times the checker on them.
+// Plain kernels with one memory access pattern each: virtual_gpu.py times the checker on them.
 extern "C" {
 __global__ void saxpy(int n, const float* x, float* y) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) y[i] = 2 * x[i] + y[i];
 }
-__global__ void stencil(int n, const float* x, float* y) {  // beside each other, but not on 16 bytes
+__global__ void stencil(int n, const float* x, float* y) {  // neighbours, but not aligned to 16 bytes
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i > 0 && i < n - 1) y[i] = x[i - 1] + 2 * x[i] + x[i + 1];
 }
-__global__ void strided(int n, const float* x, float* y) {  // each lane in a line of its own
+__global__ void strided(int n, const float* x, float* y) {  // a separate line per lane
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) y[static_cast<long long>(i) * 17 % n] = x[static_cast<long long>(i) * 17 % n] + 1;
 }

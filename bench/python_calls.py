@@ -1,10 +1,10 @@
-"""What a call from Python costs beyond the C call it ends in, and what torch's own attention costs on the same tensors.
+"""The overhead of a call from Python over its C call, compared with torch's own attention on the same tensors.
 
     pip install . torch numpy
     python bench/python_calls.py
 
-One query and one key of 8 numbers, float32, so that nearly all is the way there. The calls take turns; each figure is
-the least of many rounds. The C call is measured in C, by the same library (bench/boundary/c_loop.c).
+One query and one key of 8 numbers, float32, so that the overhead dominates. The calls alternate; each figure is the
+minimum of many rounds. The C call is measured in C, with the same library (bench/boundary/c_loop.c).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tandem.flash_attn import flash_attn_func, flash_attn_varlen_func
 from tandem.sdpa import scaled_dot_product_attention
 
 SHAPE = (1, 1, 1, 8)
-# what, statement, the C call it ends in
+# name, statement, its C call
 NUMPY = (
     ("tandem.attention, numpy, out= given", "tandem.attention(q, k, v, out=out)", "forward"),
     ("tandem.attention, numpy", "tandem.attention(q, k, v)", "forward"),
@@ -51,7 +51,7 @@ GRADIENT = (
 
 
 def measure() -> list:
-    """(what, total ns, ns of the C call or None) of every call."""
+    """(name, total ns, ns of the C call or None) of every call."""
     arrays = dict(zip(("q", "k", "v", "out"), (np.random.rand(*SHAPE).astype(np.float32) for _ in range(4))))
     tensors = {name: torch.tensor(x) for name, x in arrays.items()}
     leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}

@@ -1,4 +1,4 @@
-"""The C interface through ctypes, for torch tensors on the CPU: what the benchmarks need of it and no more."""
+"""The part of the C interface that the benchmarks need, through ctypes, for torch tensors on the CPU."""
 
 import ctypes as c
 import os
@@ -73,8 +73,7 @@ class _Args(c.Structure):
 
 
 def load(path):
-    """A libtandem with its functions declared. Several builds may be loaded side by side, each from a file of its
-    own."""
+    """A libtandem with its functions declared. Several builds may be loaded together, each from a separate file."""
     library = c.CDLL(os.path.abspath(path))
     library.tandem_last_error.restype = c.c_char_p
     library.tandem_context_description.restype = c.c_char_p
@@ -99,7 +98,7 @@ def _check(status, library=_lib):
 
 
 class Call:
-    """One call with its arguments filled in and its workspace allocated: call it as often as wanted."""
+    """One call with its arguments and its workspace; it can be called repeatedly."""
 
     def __init__(self, backward, **arguments):
         self._args = _Args(size=c.sizeof(_Args))

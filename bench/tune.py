@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Finds the best tiles of the forward kernel on this GPU, and writes the table that src/plan reads.
+"""Finds the fastest tiles of the forward kernel on this GPU, and writes the table that src/plan reads.
 
     python bench/tune.py cubins/ --build                        # compiles ahead, on any machine with NVRTC and g++
-    python bench/tune.py cubins/ --write src/plan/tiles.h       # the rest; compiles what is missing
+    python bench/tune.py cubins/ --write src/plan/tiles.h       # the rest; compiles missing kernels
     python bench/tune.py cubins/ --dims 128 --only 128x128x2_pingpong --seqlens 1024,16384 --fa3 libfa3_sm90.so
     python bench/tune.py cubins/ --all --seqlens 16384 --json rates.json # every tile, for bench/clocks.py --variants
 
 Tries every number of warpgroups, keys of a block and stages, with and without ping-pong, for each head_dim, full and
-causal, by length. Kernels that spill registers or miss float64 by more than twice the plain formula's error are left
-out. All others are timed once, the best few then in interleaved rounds. A table keeps a tile from one length to the
-next unless another is more than half a percent faster. Afterwards build the library and compare: bench/gpu.py.
+causal, by length. It skips kernels that spill registers or with more than twice the error of standard attention.
+The remaining kernels are timed once, then the fastest few in interleaved rounds. A table keeps a tile from one length
+to the next unless another is more than half a percent faster. Afterwards build the library and compare: bench/gpu.py.
 
-While a kernel is being written, --only shows what a change does to a few of its tiles, with --fa3 beside
-FlashAttention-3 and cuDNN.
+During the development of a kernel, --only shows the effect of a change on a few tiles, and --fa3 adds FlashAttention-3
+and cuDNN for comparison.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rig import cells, tiles
 
 DIMS = [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)]
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-# What is tried of each way in which a kernel can be cut.
+# The candidate values of each field of a configuration.
 TRIED = {"warpgroups": (2, 3, 4), "tile_n": range(48, 193, 16), "stages": (2, 3), "pingpong": (False, True)}
 FINALISTS = 6
-WORTH = 1.005  # what another tile must bring to be worth an entry
-PATIENCE = 10  # seconds for a kernel that is tried the first time
+WORTH = 1.005  # minimum gain of a further table entry
+PATIENCE = 10  # seconds for a kernel's first trial
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -81,7 +81,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def settle(name: str) -> None:
-    """Waits for the GPU; a kernel that never ends ends the program, since nothing else can run beside it."""
+    """Waits for the GPU. A kernel that never ends terminates the program, because it blocks all later ones."""
     import torch
 
     event, begin = torch.cuda.Event(), time.monotonic()
@@ -110,7 +110,7 @@ def sound(kernel: tiles.Kernel, judges: list) -> bool:
 def load(folder, layout, d, causal) -> list[tiles.Kernel]:
     from rig.judge import Judge
 
-    # batch, seqlen, heads, heads_k: nothing divides evenly, and the last has more tiles than the GPU has SMs
+    # batch, seqlen, heads, heads_k: without common divisors; the last has more tiles than the GPU has SMs
     shapes = ((2, 300, 4, 2), (1, 1111, 2, 1), (2, 2500, 16, 4))
     judges = [
         Judge(cells.Inputs(cells.Cell("check", str(n), n, h, *d, heads_k=k, batch=b, causal=causal)))
@@ -129,8 +129,9 @@ def peers_of(options) -> dict:
 
 
 def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
-    """TFLOP/s of the best few, and of the tile that the next longer sequences have, by tile; of peers, by name; the
-    multiprocessors' megahertz meanwhile, by either."""
+    """TFLOP/s of the fastest few tiles, of the tile for the next longer sequences, and of peers. Also the
+    multiprocessors' clock rate in MHz for each of them.
+    """
     import torch
     from rig import clock, megahertz
 
@@ -152,8 +153,9 @@ def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
 
 
 def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
-    """[(least length, tile), ...], the longest first, ending with one of two warpgroups for any length; all rates, and
-    all clocks."""
+    """[(minimum length, tile), ...], the longest first, ending with a tile of two warpgroups for any length; all
+    rates; all clocks.
+    """
     kernels = load(folder, layout, d, causal)
     if not kernels:
         raise SystemExit(f"no kernel for {d} passes")
@@ -180,7 +182,7 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
 
 
 def entries(d, by_mask: dict) -> list[str]:
-    """Lines of kSm90Choices."""
+    """The lines of kSm90Choices."""
     if by_mask["full"] == by_mask["bounded"]:
         by_mask = {"any": by_mask["full"]}
     lines = []
@@ -193,8 +195,7 @@ def entries(d, by_mask: dict) -> list[str]:
 
 
 def rewrite(text: str, found: dict) -> str:
-    """The table's text with what was measured of these dims replaced: entries for windows and for scores that are more
-    than products stay."""
+    """Returns the table's text with new measurements of these dims. Entries for windows and score options stay."""
     match = re.search(r"(kSm90Choices\[\] = \{)(.*?)(\n\};)", text, re.S)
     if not match:
         raise SystemExit("--write: the file has no kSm90Choices[]")

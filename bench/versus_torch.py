@@ -1,5 +1,5 @@
 # ruff: noqa: B023, the closures are called before the loop goes on
-"""Tandem's CPU engine beside torch's CPU scaled_dot_product_attention: same inputs, one run, all cores.
+"""Tandem's CPU engine and torch's CPU scaled_dot_product_attention: same inputs, one run, all cores.
 
     pip install torch numpy
     python bench/versus_torch.py                      # every table, about ten minutes
@@ -7,7 +7,7 @@
     python bench/versus_torch.py --markdown tables.md --json figures.json
 
 Rates count 4 * batch * heads * seqlen_q * seqlen_k * head_dim operations for a forward and 2.5 times that for a
-backward, half of both when causal. Each figure is the fastest call of several rounds in which the two take turns; for
+backward, half of both when causal. Each figure is the fastest call of several rounds in which the two alternate; for
 decode it is the median call.
 """
 
@@ -27,10 +27,11 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def take_turns(functions, seconds, pick=min, turn=0.05):
-    """The least (or other pick) of each function's times, in turns of at least `turn` seconds each.
+    """The minimum (or another pick) of each function's times, in turns of at least `turn` seconds each.
 
-    A turn is many calls where calls are short: the threads of the one before spin for some milliseconds after their
-    last call, and would take a core from the first calls of the next."""
+    A turn has many calls if calls are short. The preceding function's threads spin for some milliseconds after
+    their last call, and would occupy a core during the first calls of the next.
+    """
     times = [[] for _ in functions]
     for f in functions:
         f()
@@ -162,8 +163,8 @@ def decode(report, dtypes, seconds):
             for k, v in sets:
                 F.scaled_dot_product_attention(q, k, v)
 
-        # How fast this memory can be read, in the same turns. Medians: others on the machine share the memory, and what
-        # it gives to the luckiest call says little.
+        # Measures the memory's read rate in the same turns. Medians, because other programs share the memory, and the
+        # luckiest call is not representative.
         words = [tensor.view(torch.float32) for pair in sets for tensor in pair]
 
         def read():
@@ -195,7 +196,7 @@ def memory_child(name, seqlen):
             for g in gradients:
                 g.zero_()
         with open("/proc/self/clear_refs", "w") as f:
-            f.write("5")  # the peak starts anew
+            f.write("5")  # resets the peak
         before = peak_kilobytes()
         call()
         extra.append(1024 * (peak_kilobytes() - before))

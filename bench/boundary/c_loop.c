@@ -1,12 +1,12 @@
-/* What the calls cost in C: no boundary at all. */
+/* The cost of the calls in C, without a binding. */
 #define _POSIX_C_SOURCE 199309L
 #include <stdlib.h>
 #include <time.h>
 
 #include "call.h"
 
-/* Nanoseconds a call, for one query and one key of 8 numbers: of the forward pass, or with its LSE and the backward
- * pass after it. -1 when a call fails. */
+/* Nanoseconds per call, for one query and one key of 8 numbers. backward: the forward with its LSE, then the
+ * backward. -1: a call has failed. */
 TANDEM_API double boundary_nanoseconds(int calls, int backward) {
   float data[9][8] = {{0}};
   int64_t shape[4] = {1, 1, 1, 8}, strides[4] = {8, 8, 8, 1};

@@ -1,10 +1,10 @@
-/* The C call that every boundary here ends in. */
+/* The C call that every binding here ends in. */
 #ifndef TANDEM_BENCH_BOUNDARY_CALL_H_
 #define TANDEM_BENCH_BOUNDARY_CALL_H_
 
 #include <tandem/tandem.h>
 
-/* window_left and window_right: negative for no bound. */
+/* window_left and window_right: negative means unbounded. */
 static inline tandem_status boundary_call(const tandem_tensor* q, const tandem_tensor* k, const tandem_tensor* v,
                                           const tandem_tensor* out, double softmax_scale, double softcap,
                                           int64_t causal, int64_t window_left, int64_t window_right) {

@@ -1,10 +1,10 @@
-"""Ways from Python into the same C call: what each costs, and what it asks of those who install it.
+"""Bindings from Python to the same C call: the cost of each, and its requirements.
 
-    pip install . torch numpy apache-tvm-ffi nanobind     # the last two: what is missing is left out
+    pip install . torch numpy apache-tvm-ffi nanobind     # the last two are optional
     python bench/boundary/compare.py
 
-One query and one key of 8 numbers, four tensors and five options, so that the boundary is nearly all there is. The ways
-take turns; each figure is the least of many rounds less the call itself, which is measured in C.
+One query and one key of 8 numbers, four tensors and five options, so that the binding's cost dominates. The bindings
+alternate; each figure is the minimum of many rounds minus the call itself, which is measured in C.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def c_call(backward: bool = False):
 
 
 def timed(statement: str, names: dict, calls: int = 1000):
-    """A function: nanoseconds of the statement, the mean of so many."""
+    """A function: nanoseconds per statement, the mean of `number` runs."""
     timer = timeit.Timer(statement, globals=names)
     return lambda: timer.timeit(calls) / calls * 1e9
 
 
 def least(functions: dict, rounds: int = 100) -> dict:
-    """The least result of each function, the functions taking turns."""
+    """The minimum result of each function; the functions alternate."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -110,12 +110,12 @@ def with_ctypes():
 
 
 def through(run):
-    """The package's own boundary: a record with every tensor and option there is, and the workspace its own affair."""
+    """The package's own binding: a record with every tensor and option, which allocates its workspace."""
     absent = dict.fromkeys((*_library.TENSORS[3:], *_library.OPTIONS))
     return lambda q, k, v, out, *_: run(0, {"q": q, "k": k, "v": v, **absent, "out": out})
 
 
-# way; what makes it; what is shipped beside libtandem; needed at run time; one wheel for every CPython from 3.9 on?
+# name; tool; files shipped with libtandem; needed at run time; one wheel for every CPython from 3.9 on?
 WAYS = (
     ("apache-tvm-ffi", with_tvm_ffi, BUILD / "with_tvm_ffi.so", "apache-tvm-ffi", "yes, for one 0.x; its own: no"),
     ("nanobind", with_nanobind, BUILD / "with_nanobind.so", None, "no: 3.10, 3.11 and 3.12 on"),
@@ -147,7 +147,7 @@ def main() -> None:
         rows.append((name, *columns))
         for convert in (np.array, torch.tensor):
             names = {"f": f, "q": convert(q), "k": convert(k), "v": convert(v), "out": convert(np.zeros_like(v))}
-            if eval(CALL, names) != 0 or not np.array_equal(names["out"], v):  # one key: its value is the result
+            if eval(CALL, names) != 0 or not np.array_equal(names["out"], v):  # one key: the result equals its value
                 raise RuntimeError(f"{name}: {tc.last_error()}")
             functions[name, convert] = timed(CALL, names)
     best = least(functions)

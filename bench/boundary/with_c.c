@@ -1,6 +1,6 @@
-/* A hand-written module for the stable ABI: what python/native/native.c does, for this one call. */
+/* A hand-written module for the stable ABI: python/native/native.c reduced to this one call. */
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000 /* the buffer protocol's names; native.c has them for 3.9 */
+#define Py_LIMITED_API 0x030B0000 /* buffer protocol's names; native.c has them for 3.9 */
 #include <Python.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-// What one Hopper GPU can give an attention kernel: each entry point keeps one unit busy and does nothing else.
+// The limits of one Hopper GPU for an attention kernel: each entry point keeps one unit busy and does nothing else.
 // bench/limits/measure.py compiles, launches and times them.
 #pragma once
 #include "ptx/mbarrier.cuh"
@@ -12,10 +12,10 @@ struct Record {
 struct Args {
   const char* from;  // random bfloat16, or memory to read
   char* to;          // memory to write
-  u64 bytes;         // of from
-  u64 turns;         // of the loop
-  Record* records;   // of each block
-  u32 zero;          // is 0, which the compiler does not know: what depends on it cannot be removed
+  u64 bytes;         // size of from
+  u64 turns;         // iterations of the loop
+  Record* records;   // one per block
+  u32 zero;          // 0, but unknown to the compiler: prevents dead code removal
 };
 
 TANDEM_DEVICE u64 nanoseconds() {
@@ -112,10 +112,10 @@ TANDEM_DEVICE void multiply(const Args& a, u32 shared, Barriers& b, int group) {
       wgmma_commit();
       if constexpr (streamed) mbarrier_wait(&b.full[2 * stage + 1], turn & 1);
 #pragma unroll
-      for (int c = 0; c < S::keys / 16; ++c)  // O begins anew every 32 tiles, as a real one does
+      for (int c = 0; c < S::keys / 16; ++c)  // O restarts every 32 tiles, like a real one
         Values::rs_nn(out, probabilities + 4 * c, v + c * (2048 >> 4), c > 0 || stage > 0 || turn % 16 > 0);
       wgmma_commit();
-      wgmma_wait<1>();  // S, and O of the tile before
+      wgmma_wait<1>();  // S, and the previous tile's O
       if (streamed && threadIdx.x % 32 == 0) {
         mbarrier_arrive(&b.empty[2 * stage]);
         if (stage > 0 || turn > 0) mbarrier_arrive(&b.empty[2 * (stage ^ 1) + 1]);
@@ -166,8 +166,8 @@ TANDEM_DEVICE void tensor_core(const Args& a) {
 }
 
 // ---- Other units: blocks of 1024 threads ---------------------------------------------------------------------------
-constexpr int kChains = 8;     // independent ones a thread has in flight
-constexpr int kUnrolled = 16;  // times kChains: operations of a thread between branches
+constexpr int kChains = 8;     // independent chains per thread
+constexpr int kUnrolled = 16;  // operations between branches: times kChains
 
 template <class F>
 TANDEM_DEVICE void arithmetic(const Args& a, F step) {
@@ -201,7 +201,7 @@ TANDEM_DEVICE void shared_reads(const Args& a) {
 #pragma unroll 1
   for (u64 turn = 0; turn < a.turns; ++turn) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {  // other addresses each turn, or one read would do for all
+    for (int n = 0; n < 8; ++n) {  // new addresses in each turn, else one read would suffice
       u32 x, y, z, w;
       asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
@@ -214,11 +214,11 @@ TANDEM_DEVICE void shared_reads(const Args& a) {
   if (a.zero) reinterpret_cast<u32*>(a.to)[threadIdx.x] = sum;
 }
 
-// All blocks together read `from`, and copy it to `to` or not, as often as there are turns. A block has another part in
-// each turn, so that nothing stays in one SM.
+// All blocks together read `from` in each turn, and copy it to `to` if `copy`. A block has another part in each turn,
+// so that no data stays in one SM.
 template <bool copy>
 TANDEM_DEVICE void memory_traffic(const Args& a) {
-  constexpr u64 kPart = 65536;  // bytes: four times 16 of each thread
+  constexpr u64 kPart = 65536;  // bytes: 4 x 16 per thread
   uint4 x[4];
   u32 sum = 0;
   const Record begin = now();

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What this Hopper GPU gives at most: the tensor core in the shape of attention, and the units that feed it.
+"""The limits of this Hopper GPU: the tensor core in the shape of attention, and the units that feed it.
 
-    python bench/limits/measure.py [--json limits.json]        # about 20 s; bench/gpu.py --limits takes the file
+    python bench/limits/measure.py [--json limits.json]        # about 20 s; bench/gpu.py --limits reads the file
 
-burst: the first 20 ms after a pause; sustained: 0.3 s after more than a second of the same, when the card is at its
-power limit. "of clock": work per SM and clock, which does not depend on the frequency. NVRTC compiles limits.cuh.
+burst: the first 20 ms after a pause. sustained: 0.3 s after more than a second of the same load, when the GPU has
+reached its power limit. The "of clock" column is work per SM and clock, which does not depend on the frequency. NVRTC
+compiles limits.cuh.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from rig import nvrtc  # noqa: E402
 
-# head_dim: (keys of a step, warpgroups), as the forward kernel takes them
+# head_dim: (keys per iteration, warpgroups), like the forward kernel
 SHAPES = {64: (112, 3), 128: (128, 2), 256: (80, 2)}
-PART = 2 << 20  # random numbers that keys and values are streamed from: they stay in the L2 cache
+PART = 2 << 20  # random K and V; they stay in the L2 cache
 
 
 class Args(c.Structure):
@@ -82,7 +83,7 @@ class Card:
         self.records = torch.zeros(self.sms, 2, dtype=torch.int64, device="cuda")
 
     def rates(self, name, threads, shared, work, turns, data=None, to=None, sustained=1.2) -> dict:
-        """Work per second and per clock. work: of one turn of one block."""
+        """Work per second and per clock. work: per turn and block."""
         function = self.driver.Function(self.cubin, name, shared)
         data = self.numbers if data is None else data
         to = self.records if to is None else to
@@ -101,7 +102,7 @@ class Card:
 
         once = 1.0
         window(0)
-        once = work * turns * self.sms / window(0)  # seconds of a launch
+        once = work * turns * self.sms / window(0)  # seconds per launch
         time.sleep(0.5)
         found = {"burst": window(0.02)}
         if sustained:
@@ -132,15 +133,15 @@ def measure(card: Card) -> dict:
         work = 2 * groups * 2 * 2 * 64 * keys * dim  # two tiles, two products
         rates = card.rates(name, 128 * (groups + 1), shared, work, turns=int(2e-3 * 7e12 / work))
         show(name, "TFLOP/s", 1e-12, rates)
-        if "streamed" in name:  # the ceiling of a kernel: its better way of holding the queries
+        if "streamed" in name:  # ceiling of a kernel: the faster way of holding queries
             best = found["mma"].setdefault(f"d{dim}", {"burst": 0.0, "sustained": 0.0})
             for key in best:
                 best[key] = max(best[key], rates[key])
-    operations = 1024 * 128  # of a turn: kChains * kUnrolled of each thread
+    operations = 1024 * 128  # per turn: kChains * kUnrolled per thread
     show("exp2", "T/s", 1e-12, card.rates("only_exp2", 1024, 0, operations, 256, sustained=0))
     show("fma", "T/s", 1e-12, card.rates("only_fma", 1024, 0, operations, 2048, sustained=0))
     show("shared memory", "TB/s", 1e-12, card.rates("shared_memory", 1024, 8 * 16384, 8 * 16 * 1024, 1024, sustained=0))
-    part = 2 * card.sms * 65536  # as much for every block, and it stays in the L2 cache
+    part = 2 * card.sms * 65536  # equal parts per block; stays in the L2 cache
     small = torch.empty(part, dtype=torch.uint8, device="cuda")
     show("L2 read", "TB/s", 1e-12, card.rates("read", 1024, 0, part / card.sms, 200, small, sustained=0))
     large = [torch.empty(16 * card.sms << 20, dtype=torch.uint8, device="cuda") for _ in range(2)]

@@ -1,15 +1,16 @@
-// In which order a multiprocessor's tensor cores take the products of two warpgroups, and what other instructions cost
-// beside products. bench/limits/order.py compiles, launches and reads them; one block, whose clock is one.
+// The order in which a multiprocessor's tensor cores execute the products of two warpgroups, and the cost of other
+// instructions during products. bench/limits/order.py compiles, launches and reads them; one block, so that one clock
+// suffices.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 
 struct OrderArgs {
-  long long* to;  // what the entry point says
+  long long* to;  // defined by the entry point
   u32 delay;      // clocks from the first warpgroup's burst to the second's
-  u32 alone;      // the second one issues nothing
-  u32 zero;       // is 0, which the compiler does not know
+  u32 alone;      // the second warpgroup issues nothing
+  u32 zero;       // 0, but unknown to the compiler
 };
 
 constexpr int kBurst = 8;  // products
@@ -21,7 +22,7 @@ TANDEM_DEVICE long long ticks() {
   return t;
 }
 
-// 64 x N += 64 x 16 * 16 x N: the left operand in registers, or in shared memory at the beginning.
+// 64 x N += 64 x 16 * 16 x N: the left operand in registers, or at the beginning of shared memory.
 template <int N, bool registers>
 struct Operands {
   float sums[N / 2];
@@ -68,8 +69,9 @@ TANDEM_DEVICE u32 cleared_shared() {
   return shared;
 }
 
-// Two warpgroups, a burst of each: of each warpgroup, clocks at which a product was issued, then those at which its end
-// was seen. The last of several turns counts: before it the code is not in the instruction cache.
+// Two warpgroups with one burst each. Output for each warpgroup: the clocks at which products were issued, then the
+// clocks at which their ends were seen. Only the last of several turns counts, because earlier ones miss the
+// instruction cache.
 template <int N, bool registers>
 TANDEM_DEVICE void bursts(const OrderArgs& a) {
   __shared__ long long start;
@@ -104,8 +106,8 @@ TANDEM_DEVICE void bursts(const OrderArgs& a) {
   x.keep(a);
 }
 
-// The first warpgroup multiplies all the time; each other one executes an instruction kRepeated times, eight chains of
-// it. to[0]: clocks of all that; to[1]: products in that time.
+// The first warpgroup multiplies all the time. Every other one executes an instruction kRepeated times in eight chains.
+// to[0]: their clocks; to[1]: products in that time.
 constexpr int kRepeated = 4096;
 
 template <int N, int left, class F>  // left: 0 no products, 1 from shared memory, 2 from registers
@@ -120,7 +122,7 @@ TANDEM_DEVICE void beside(const OrderArgs& a, F step) {
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kBurst; ++i) x.multiply();
-        wgmma_wait<kBurst>();  // those of the turn before: there is always one to go on with
+        wgmma_wait<kBurst>();  // the preceding turn's: one is always outstanding
         if (threadIdx.x == 0) {
           products = turn * kBurst;
           stop[turn % 2] = over;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""In which order a Hopper GPU's tensor cores take the products of two warpgroups, and what other instructions cost
-beside products: what the clocks model (docs/clocks.md) has to know and nobody has published.
+"""The order in which a Hopper GPU's tensor cores execute the products of two warpgroups, and the cost of other
+instructions during products. The timing model (docs/clocks.md) needs both, and neither is published.
 
     python bench/limits/order.py        # a second; --cubin FILE: compile alone, on any machine with NVRTC
 
-Two warpgroups of one block issue a burst of eight products of 64 x N x 16 each, the second one some clocks later. Where
-products are taken as they come, a burst that began first ends when it would alone; where warpgroups alternate, later.
+Two warpgroups of one block issue a burst of eight products of 64 x N x 16 each, the second one some clocks later. If
+products run in order of arrival, the first burst ends as if it were alone. If warpgroups alternate, it ends later.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from rig import nvrtc  # noqa: E402
 
-BURST, REPEATED = 8, 4096  # of order.cuh
+BURST, REPEATED = 8, 4096  # see order.cuh
 WIDTHS = (64, 96, 128)
 PLACES = ("shared", "registers")
 DELAYS = (0, 50, 150)
-WARPS = (1, 2, 3)  # of a scheduler, beside that of the products
-STEPS = {  # of an accumulator and two other registers
+WARPS = (1, 2, 3)  # per scheduler, in addition to the MMA warp
+STEPS = {  # operations on an accumulator and two other registers
     "fma of 3 registers": ("fma.rn.f32 %0, %0, %1, %2;", True),
     "fma of 1 register": ("fma.rn.f32 %0, %0, 0f3F800001, 0f3F000000;", False),
     "add of 2 registers": ("add.rn.f32 %0, %0, %1;", True),

@@ -1,1 +1,1 @@
-"""Parts of the GPU programs in bench/: problems, peers, timing, judging, and launching kernels by themselves."""
+"""Parts of the GPU programs in bench/: problems, peers, timing, error checks, and direct launches of kernels."""

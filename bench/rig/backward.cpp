@@ -1,5 +1,5 @@
-// What the shared headers say to bench/backward.py, as JSON: the backward kernel of Hopper that is cut in each of the
-// ways given, and where the members of its parameter are.
+// Prints data from the shared headers for bench/backward.py, as JSON: the Hopper backward kernels with the given
+// configurations, and the offsets of their parameter's members.
 //
 //   backward head_dim=128,head_dim_v=128,tile_m=64 head_dim=64,head_dim_v=64,right=1 ...
 #include "shared/backward.h"

@@ -1,10 +1,10 @@
-"""What a card is at: the clock of its SMs and its power, from NVML (pip install nvidia-ml-py)."""
+"""The state of a GPU: the clock of its SMs and its power, from NVML (pip install nvidia-ml-py)."""
 
 from __future__ import annotations
 
 
 class Card:
-    """Looks, and keeps what it saw by name. Without NVML it sees nothing, and absent says why."""
+    """Samples the state and records it by name. Without NVML it records nothing, and absent has the reason."""
 
     def __init__(self, uuid: str):
         self.absent, self.mhz, self.watts = None, {}, {}
@@ -30,7 +30,7 @@ class Card:
         self.watts.setdefault(name, []).append(self._power())
 
     def _power(self) -> float:
-        """Of this instant where the card says so, else its average over the last second."""
+        """The present value if the GPU reports it, else its average over the last second."""
         nvml = self._nvml
         field = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
         if field.nvmlReturn == nvml.NVML_SUCCESS:

@@ -1,4 +1,4 @@
-"""The problems of the GPU benchmark: what each is, how many operations it counts, and its inputs."""
+"""The problems of the GPU benchmark: their shapes, the operations that they count, and their inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import random
 
 DEVICE = "cuda"
-# What a cell's tensors may hold. The numbers are nats.
+# The distributions of a problem's tensors. The numbers are nats.
 DATA = {
     "normal": "logits of sigma 1",
     "sigma10": "logits of sigma 10",
@@ -17,33 +17,33 @@ DATA = {
     "copy": "the key before a row's own about 30 above the others",
     "model": "a model's own queries, keys and values, from --activations",
 }
-SUSTAINED = 5  # times as long as in bursts, a cell with long windows
+SUSTAINED = 5  # factor of a burst's duration for long windows
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """One problem. Queries and keys have the same lengths."""
 
-    row: str  # the row and the column of the table it stands in
+    row: str  # row and column of its table
     column: str
     seqlen: int  # packed: of the longest sequence
     heads: int
     head_dim: int
-    head_dim_v: int = 0  # 0: as head_dim
-    heads_k: int = 0  # 0: as heads
+    head_dim_v: int = 0  # 0: equal to head_dim
+    heads_k: int = 0  # 0: equal to heads
     batch: int = 1
     causal: bool = False
-    window: int = 0  # keys a query sees, its own and those before it; 0: no such bound
+    window: int = 0  # visible keys with the query's own; 0: unbounded
     sink: bool = False
     softcap: float = 0.0
-    lengths: tuple[int, ...] = ()  # of packed sequences
-    sustained: bool = False  # long windows: the card reaches its power limit
-    target: float = 1.0  # the ratio to the best peer that the project holds itself to
-    microseconds: bool = False  # too small for a rate: time is shown instead
-    between: bool = False  # another kernel runs between any two calls; its time is taken off
+    lengths: tuple[int, ...] = ()  # packed sequences
+    sustained: bool = False  # long windows: the GPU reaches its power limit
+    target: float = 1.0  # the project's minimum ratio to the best peer
+    microseconds: bool = False  # too small for a rate: the table shows the time
+    between: bool = False  # another kernel runs between calls; its time is subtracted
     dtype: str = "bf16"  # or f16
-    data: str = "normal"  # of DATA
-    backward: bool = False  # gradients of q, k and v, with all that they cost
+    data: str = "normal"  # a key of DATA
+    backward: bool = False  # gradients of q, k and v, with all kernels
 
     @property
     def dim_v(self) -> int:
@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Of the part of the table it stands in."""
+        """The title of its part of the table."""
         what = ("backward " if self.backward else "") + self.row + (" sustained" if self.sustained else "")
         return what + ("" if self.data == "normal" else f", {self.data}")
 
@@ -64,7 +64,7 @@ class Cell:
         return f"{self.title} {self.column}"
 
     def words(self) -> set[str]:
-        """What --cells may ask for."""
+        """The words that --cells matches."""
         dims = f"d{self.head_dim}" if self.dim_v == self.head_dim else f"d{self.head_dim}/{self.dim_v}"
         words = {dims, "causal" if self.causal else "full", "sustained" if self.sustained else "burst"}
         return words | set(self.row.lower().split()) | {self.column, self.dtype}
@@ -73,8 +73,9 @@ class Cell:
         return list(self.lengths) or [self.seqlen] * self.batch
 
     def flops(self) -> float:
-        """Of the two products, or the five of a backward. Causal counts half of the square, a window exactly what it
-        shows."""
+        """The operations of the two products, or of the five of a backward. Causal counts half of the square, a window
+        exactly its visible pairs.
+        """
         return (
             (5.0 if self.backward else 2.0)
             * sum(map(self._pairs, self.sequences()))
@@ -94,7 +95,7 @@ def short(n: int) -> str:
 
 
 def documents(count: int = 54, tokens: int = 65536) -> tuple[int, ...]:
-    """Lengths of documents as they are packed into a batch: log-normal, the longest of 12.7k, the same every time."""
+    """Lengths of documents packed into a batch: log-normal, the longest 12.7k, the same in every run."""
     draw = random.Random(149)
     sizes = [draw.lognormvariate(0, 1.1) for _ in range(count)]
     lengths = [int(tokens * size / sum(sizes)) for size in sizes]
@@ -124,7 +125,7 @@ def dense(head_dim, head_dim_v, causal, seqlen, sustained=False) -> Cell:
 
 
 def presets() -> list[Cell]:
-    """Layers of models by name, in the shapes that they are trained and prefilled in."""
+    """Layers of models by name, in their training and prefill shapes."""
     cells = []
     for seqlen in (2048, 8192, 32768):
         cells.append(Cell("Llama 3.1", short(seqlen), seqlen, 64, 128, heads_k=8, causal=True))
@@ -141,14 +142,14 @@ def presets() -> list[Cell]:
 
 
 def untuned(head_dim, head_dim_v, causal, seqlen) -> Cell:
-    """A shape that no choice of tiles has seen: tokens that tiles do not divide, an odd number of heads in all."""
+    """A shape that was not used for tuning: tiles do not divide the tokens, and the number of heads is odd."""
     heads, batch = 2048 // head_dim_v - 3, {768: 21, 1536: 11, 3000: 5}[seqlen]
     name = f"untuned {row(head_dim, head_dim_v, causal)}"
     return Cell(name, short(seqlen), seqlen, heads, head_dim, head_dim_v, batch=batch, causal=causal)
 
 
 def grid() -> list[Cell]:
-    """All cells, those of a row side by side: what a peer compiles for one serves the next."""
+    """All problems, a row's problems next to each other, because they may share a peer's compiled kernel."""
     dims, both = ((64, 64), (128, 128), (256, 256), (192, 128)), (False, True)
     sizes = (512, 1024, 4096, 16384, 32768)
     cells = [dense(*d, causal, n) for d in dims for causal in both for n in sizes]
@@ -175,7 +176,7 @@ def quick() -> list[Cell]:
 
 
 def chosen(cells: list[Cell], filters: list[str]) -> list[Cell]:
-    """Those that have all the comma-separated words of one of the filters; of no filter: all."""
+    """The problems that match all comma-separated words of one of the filters; all of them without filters."""
     asked = [set(f.lower().split(",")) for f in filters]
     known = set().union(*(c.words() for c in cells))
     for word in sorted(set().union(*asked) - known):
@@ -184,7 +185,7 @@ def chosen(cells: list[Cell], filters: list[str]) -> list[Cell]:
 
 
 def part(cells: list[Cell], number: int, count: int) -> list[Cell]:
-    """The number-th (from 1) of count stretches that take about as long."""
+    """The number-th (from 1) of count parts with about equal durations."""
     weights = [SUSTAINED if c.sustained else 1 for c in cells]
     total, before, taken = sum(weights), 0, []
     for cell, weight in zip(cells, weights):
@@ -195,7 +196,7 @@ def part(cells: list[Cell], number: int, count: int) -> list[Cell]:
 
 
 class Inputs:
-    """Tensors of a cell, the same every time: (batch, seqlen, heads, head_dim), packed (total, ...)."""
+    """Tensors of a problem, the same in every run: (batch, seqlen, heads, head_dim), packed (total, ...)."""
 
     def __init__(self, cell: Cell, activations: str | None = None):
         import torch
@@ -222,14 +223,14 @@ class Inputs:
         data.shape(self, activations)
 
     def sequence(self, x, n):
-        """The n-th sequence of a tensor of q's, k's, v's or out's kind."""
+        """The n-th sequence of a tensor with the layout of q, k, v or out."""
         if self.cu_seqlens is None:
             return x[n]
         begin = sum(self.cell.lengths[:n])
         return x[begin : begin + self.cell.lengths[n]]
 
     def rows_of_lse(self, lse, n, head):
-        """The n-th sequence's of a head, of (batch, heads, seqlen) or packed (heads, total)."""
+        """The n-th sequence of a tensor of (batch, heads, seqlen) or packed (heads, total)."""
         if self.cu_seqlens is None:
             return lse[n, head]
         begin = sum(self.cell.lengths[:n])

@@ -38,7 +38,7 @@ def _text(x, y, text, size=11, color="soft", anchor="start", extra=""):
 def _bar(x, base, height, name, hint):
     color, opacity = COLORS[name]
     place = f'x="{x:g}" y="{base - height:.2f}" width="{BAR}" height="{height:.2f}" rx="2"'
-    under = f'<rect {place} class="paper"/>' if opacity < 1 else ""  # no lines shine through
+    under = f'<rect {place} class="paper"/>' if opacity < 1 else ""  # hides lines below it
     shown = f"<title>{html.escape(hint)}</title>"
     return f'{under}<rect {place} class="{color}" fill-opacity="{opacity}">{shown}</rect>'
 
@@ -63,7 +63,7 @@ def _panel(row, columns, names, left, top, width, group, scale):
 
 
 def draw(title: str, subtitle: str, rows: dict[str, dict[str, dict[str, float]]]) -> str:
-    """rows: of each row and column the TFLOP/s by name."""
+    """rows: for each row and column the TFLOP/s by name."""
     names = [n for n in COLORS if any(n in rates for columns in rows.values() for rates in columns.values())]
     highest = max(rate for columns in rows.values() for rates in columns.values() for rate in rates.values())
     step = next(s for s in (10, 20, 50, 100, 200, 500, 1000, math.inf) if highest / s <= 5)

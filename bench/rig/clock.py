@@ -1,4 +1,4 @@
-"""Timing on the GPU: windows of many calls, of several functions in turn."""
+"""Timing on the GPU: windows of many calls of alternating functions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ AT_ONCE = 50  # most calls in one CUDA graph
 
 
 def use_own_stream() -> None:
-    """All that follows is on a stream of its own: torch's gradients are on that of their forward, and the default one
-    cannot be captured."""
+    """Runs everything that follows on a separate stream. torch runs gradients on their forward's stream, and the
+    default stream cannot be captured.
+    """
     torch.cuda.set_stream(torch.cuda.Stream())
 
 
@@ -31,11 +32,11 @@ def _seconds(function, count: int, meanwhile=None) -> float:
 
 
 class Timed:
-    """A call that is to be timed in windows of this many milliseconds.
+    """A call that is timed in windows of this many milliseconds.
 
-    Calls are replayed from a CUDA graph, so that what the host does for each of them is not in the figure; a call that
-    cannot be captured is timed as it is (captured is False). A graph has addresses and keeps nothing that is there, so
-    the call is kept, and with it the tensors that it was made of.
+    Calls are replayed from a CUDA graph, so that the figure excludes the host's work. A call that cannot be
+    captured is timed directly (captured is False). A graph has only addresses; therefore the call and its tensors
+    are kept.
     """
 
     def __init__(self, call, ms: float):
@@ -53,19 +54,20 @@ class Timed:
                     call()
             self.run = graph.replay
             self.run()
-        except Exception:  # whatever a peer's capture fails with
+        except Exception:  # any failure of a peer's capture
             torch.cuda.synchronize()
             self.captured, self.calls, self.run = False, 1, call
         self.replays = max(1, round(ms * 1e-3 / _seconds(self.run, 1)))
 
     def window(self, meanwhile=None) -> float:
-        """Seconds of a call. meanwhile is called once while the GPU works."""
+        """Seconds per call. meanwhile is called once while the GPU works."""
         return _seconds(self.run, self.replays, meanwhile) / (self.replays * self.calls)
 
 
 def interleaved(timed: dict[str, Timed], rounds: int, look=None) -> dict[str, list[float]]:
-    """Seconds of a call in each round. Each round has an order of its own: a fixed neighbour costs up to 3 %.
-    look(name) is called in the middle of each window."""
+    """Seconds per call in each round. The order of a round is random, because a fixed neighbour costs up to 3 %.
+    look(name) is called in the middle of each window.
+    """
     times: dict[str, list[float]] = {name: [] for name in timed}
     draw = random.Random(0)
     for _ in range(rounds):
@@ -76,7 +78,7 @@ def interleaved(timed: dict[str, Timed], rounds: int, look=None) -> dict[str, li
 
 
 def host_seconds(call, calls: int = 200, turns: int = 15) -> float:
-    """What a call costs the host, the GPU's queue being empty at first: the fastest of several turns."""
+    """The host's time for a call while the GPU's queue is empty: the minimum of several turns."""
     best = float("inf")
     for _ in range(turns):
         torch.cuda.synchronize()

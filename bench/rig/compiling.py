@@ -1,8 +1,8 @@
-"""Times what the first call of a kernel costs: a process of its own, since a compiler is loaded once.
+"""Times the first call of a kernel, in a separate process, because a compiler is loaded once.
 
     TANDEM_CACHE_DIR=folder python bench/rig/compiling.py     an empty folder: compiles; a second time: loads from disk
 
-Prints JSON: name -> seconds. Runs on two cores, as small machines have them.
+Prints JSON: name -> seconds. Runs on two cores, like small machines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TILES = (
     (64, 64, 4096), (64, 64, 64), (128, 128, 4096), (192, 128, 512), (192, 128, 4096), (192, 128, 32768),
     (192, 192, 4096), (256, 256, 4096),
 )  # fmt: skip
-WARM = 1e-4  # seconds to find a kernel that is loaded already, at most
+WARM = 1e-4  # maximum seconds to find a loaded kernel
 OPTIONS = {
     "full": {},
     "causal": dict(causal=True),
@@ -55,7 +55,7 @@ def main() -> None:
             begin = time.perf_counter()
             forward.prepare()
             taken = time.perf_counter() - begin
-            if taken > WARM:  # else another cell has the same kernel
+            if taken > WARM:  # else another problem has the same kernel
                 seconds[cell.name] = taken
         except RuntimeError as why:
             print(f"{cell.name}: {why}", file=sys.stderr)
@@ -63,11 +63,11 @@ def main() -> None:
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """{"compile": {variant: seconds}, "load": ...}, each in a process of its own, on a cache that begins empty."""
+    """{"compile": {variant: seconds}, "load": ...}. Each variant runs in a separate process with an empty cache."""
     with tempfile.TemporaryDirectory() as folder:
-        # NVRTC keeps a cache of its own, with the driver's.
+        # NVRTC has a separate cache, together with the driver's.
         environment = dict(os.environ, TANDEM_CACHE_DIR=os.path.join(folder, "cache"), CUDA_CACHE_DISABLE="1")
-        environment.pop("TANDEM_CACHE", None)  # "off" would leave nothing to load
+        environment.pop("TANDEM_CACHE", None)  # "off" would disable loading
         found = {}
         for what in ("compile", "load"):
             said = subprocess.run(

@@ -1,5 +1,6 @@
-"""Functions of the same tensors in a contest, forward and backward: for what tandem's Python interface asks, where
-bench/gpu.py's cells cannot."""
+"""Compares functions on the same tensors, forward and backward, for options of tandem's Python interface that
+bench/gpu.py's problems do not have.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def check_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace
         parser.error("--rounds must be at least 1, --ms above 0")
 
 
-WRONG = 2**-4  # of the largest number: no rounding is that large
+WRONG = 2**-4  # relative to the largest number: above any rounding error
 
 
 class Inputs:
@@ -55,7 +56,7 @@ def with_options(**of):
 
 
 def slopes_of(heads: int) -> torch.Tensor:
-    """ALiBi's."""
+    """The slopes of ALiBi."""
     return torch.exp2(-torch.arange(1, heads + 1, device="cuda") * 8.0 / heads)
 
 
@@ -76,14 +77,14 @@ def exact(inputs: Inputs, head: int, score_mod=None, mask_mod=None) -> list[torc
 
 
 def judge_of(head: int, want: list[torch.Tensor]):
-    """For Contest.run: the largest errors of that head, as parts of the largest number."""
+    """For Contest.run: the largest errors of that head, relative to the largest number."""
     return lambda got: [
         float((g[0, head].detach().double() - w).abs().max() / w.abs().max()) for g, w in zip(got, want)
     ]
 
 
 def is_right(ours: list[float], *others: list[float]) -> bool:
-    """Twice others' errors are allowed, who may have no gradients."""
+    """Allows twice the error of the other functions, which may have no gradients."""
 
     def allowed(place: int) -> float:
         return max((2 * errors[place] + 2**-8 for errors in others if place < len(errors)), default=2**-5)
@@ -92,8 +93,9 @@ def is_right(ours: list[float], *others: list[float]) -> bool:
 
 
 class Contest:
-    """Prints a line for each entry: the first function's median time, and for the others the ratio of their time to its
-    own, of each round, the median again."""
+    """Prints a line for each entry: the first function's median time, and the ratio of each other function's time to
+    it. A ratio is computed per round, then the median.
+    """
 
     def __init__(self, options: argparse.Namespace):
         if not torch.cuda.is_available():
@@ -103,9 +105,12 @@ class Contest:
         self.options, self.results = options, []
 
     def run(self, name: str, inputs: Inputs, functions: dict, judge=None, work: float = 1.0) -> None:
-        """functions: each gives out for (q, k, v); ours is the first. judge(out and gradients): errors, of which twice
-        the others' are allowed. work: what the first computes of what the others do, by which ratios are multiplied.
-        Who fails, in both directions or in the backward alone, or is wrong, is absent there, with the reason."""
+        """functions: each returns out for (q, k, v); ours is the first. judge(out and gradients): errors, of which
+        twice the peers' are allowed. work: the first function's share of the peers' operations, a factor of the
+        ratios.
+
+        A function that fails or is wrong is absent in this direction, with the reason.
+        """
         line = {"name": name, "seqlen": inputs.q.shape[2], "head_dim": inputs.q.shape[3], "work": work}
         calls, found = {"forward": {}, "backward": {}}, {}
         for who, function in functions.items():
@@ -118,7 +123,7 @@ class Contest:
                 out = function(*inputs.leaves)
                 found[who] = [out]
                 calls["forward"][who] = clock.Timed(forward, self.options.ms)
-            except Exception as why:  # whatever one that does not serve it raises
+            except Exception as why:  # any failure of an unsupported problem
                 line[f"absent {who}"] = first_line(why)
                 continue
 

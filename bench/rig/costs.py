@@ -1,4 +1,4 @@
-"""What a call costs besides the GPU's time: the host's, and compiling."""
+"""The costs of a call besides the GPU's time: the host's time, and compiling."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def host(context: tandem.Context) -> dict[str, float]:
 
 
 def measured(context: tandem.Context) -> dict:
-    """Prints as it goes; what cannot be measured is a line."""
+    """Prints each figure when it is measured; a failure prints one line."""
     found = {}
     try:
         found["host_us"] = host(context)

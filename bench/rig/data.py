@@ -1,7 +1,7 @@
-"""What a cell's tensors hold, beside normal random numbers, and how hard it is on an online softmax.
+"""Distributions of a problem's tensors besides normal random numbers, and their difficulty for an online softmax.
 
-Random data hides what real data do: a key that all rows see far above the others (the first one: an attention sink; one
-in the middle: a needle), rows of one key each (copy heads), and large logits.
+Real data have features that random data lack. One key may score far above the rest in every row (the first one: an
+attention sink; a middle one: a needle). Rows may attend to one key each (copy heads), and logits may be large.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def shape(x, activations: str | None = None) -> None:
-    """Makes a cell's normal inputs what its data says, in place."""
+    """Changes a problem's normal inputs to its distribution, in place."""
     kind = x.cell.data
     if kind == "sigma10":
         x.q *= 10
@@ -33,7 +33,7 @@ def shape(x, activations: str | None = None) -> None:
 
 
 def _one_key(x, nats: float, place) -> None:
-    """A dimension that only this key has: its score is nats in every row, the others' normal."""
+    """A dimension that only this key has: its score is `nats` in every row, all other scores are normal."""
     size = math.sqrt(nats / x.scale)
     x.q[..., 0], x.k[..., 0] = size, 0
     for n, length in enumerate(x.cell.sequences()):
@@ -43,7 +43,7 @@ def _one_key(x, nats: float, place) -> None:
 
 
 def _copy(x, nats: float) -> None:
-    """Queries along the key before: a normal vector's square is its dimension."""
+    """Queries along the preceding key: a normal vector's square is its dimension."""
     heads = torch.tensor([x.kv_head(h) for h in range(x.cell.heads)], device=x.q.device)
     for n in range(len(x.cell.sequences())):
         before = x.sequence(x.k, n).roll(1, 0)
@@ -56,8 +56,9 @@ def _activations(path: str):
 
 
 def _model(x, path: str | None) -> None:
-    """Tiled to the cell: tokens and heads again and again, and each head's vectors side by side until they fill
-    head_dim, queries smaller by as much as makes the scores the model's."""
+    """Tiled to the problem: tokens and heads are repeated, and each head's vectors are repeated until they fill
+    head_dim. Queries are scaled so that the scores equal the model's.
+    """
     if not path:
         raise ValueError("data 'model' needs --activations, a file that bench/activations.py wrote")
     saved = _activations(path)
@@ -69,7 +70,7 @@ def _model(x, path: str | None) -> None:
     group = x.cell.heads // x.cell.kv_heads
     for name, tensor in (("q", x.q), ("k", x.k), ("v", x.v)):
         own = torch.arange(tensor.shape[-2]) // (group if name == "q" else 1) % heads
-        source = saved[name].float()[own]  # heads of the cell, tokens, dim
+        source = saved[name].float()[own]  # heads of the problem, tokens, dim
         if name == "q":
             source *= model_scale / (copies * x.scale)
         source = source.repeat(1, 1, tensor.shape[-1] // dim).transpose(0, 1).to(tensor)
@@ -77,14 +78,15 @@ def _model(x, path: str | None) -> None:
             x.sequence(tensor, n).copy_(source[torch.arange(length, device=source.device) % tokens])
 
 
-ROWS, KEYS, TILE = 64, 128, 2  # a warpgroup's rows, a step's keys, warpgroups of a tile
-RESCALE, LOST = 24.0, 100.0  # log2 of the sums at which row_max moves, and a tile is done again
+ROWS, KEYS, TILE = 64, 128, 2  # a warpgroup's rows, an iteration's keys, warpgroups per tile
+RESCALE, LOST = 24.0, 100.0  # log2 of the sums for a rescale, for a retry
 
 
 def hardness(x, scores, sampled: int = 3, tiles: int = 6) -> dict:
-    """On sampled tiles: the share of steps in which a warpgroup rescales, and that of tiles that are done again, by the
-    rules of kernels/tile/rescale.cuh for bfloat16 in steps of 128 keys, the last ones first. scores(q, k, rows, head)
-    gives scores in nats, -inf where a key is hidden. (The kernel's own tiles may be cut otherwise.)"""
+    """On sampled tiles: the share of iterations in which a warpgroup rescales, and the share of repeated tiles. It
+    follows the rules of kernels/tile/rescale.cuh for bfloat16 with 128 keys per iteration, last keys first.
+    scores(q, k, rows, head) returns scores in nats, -inf for hidden keys. (The kernel's tiles may differ.)
+    """
     draw, steps, rescaled, lost, seen = random.Random(2), 0, 0, 0, 0
     sequences = x.cell.sequences()
     for _ in range(sampled):
@@ -100,9 +102,9 @@ def hardness(x, scores, sampled: int = 3, tiles: int = 6) -> dict:
 
 
 def _walk(scores) -> tuple[int, int, bool]:
-    """(steps, steps with a rescale, whether it is lost) of a tile: its scores in log2 units, rows by keys."""
+    """(iterations, iterations with a rescale, is it repeated) of a tile: its scores in log2 units, rows by keys."""
     reference = torch.full((len(scores),), -math.inf, device=scores.device)
-    total = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)  # against reference
+    total = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)  # relative to reference
     steps = rescaled = 0
     lost = False
     for end in range(scores.shape[1], 0, -KEYS):

@@ -1,4 +1,4 @@
-"""The CUDA driver through ctypes: modules, launches, tensor maps. Torch makes the context, memory and streams."""
+"""The CUDA driver through ctypes: modules, launches, tensor maps. Torch creates the context, memory and streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stream() -> c.c_void_p:
 
 
 class Function:
-    """An entry point of a cubin. shared: bytes of shared memory that every launch gets."""
+    """An entry point of a cubin. shared: bytes of shared memory for every launch."""
 
     def __init__(self, cubin: bytes, name: str, shared: int = 0):
         module, self.handle, self.shared = c.c_void_p(), c.c_void_p(), shared
@@ -42,14 +42,15 @@ class Function:
         return value.value
 
     def launch(self, grid: int, threads: int, parameter: int) -> None:
-        """On the current stream; parameter: the address of the kernel's only one."""
+        """Launches on the current stream; parameter: the address of the kernel's only parameter."""
         arguments = (c.c_void_p * 1)(parameter)
         check(library().cuLaunchKernel(self.handle, grid, 1, 1, threads, 1, 1, self.shared, stream(), arguments, None))
 
 
 def encode_map(address: int, x: torch.Tensor, sizes, strides, box) -> None:
-    """A tensor map of 16-bit elements at this address: the first dimension is contiguous, the others' strides are in
-    elements."""
+    """A tensor map of 16-bit elements at this address: the first dimension is contiguous, the strides of the remaining
+    ones are in elements.
+    """
     rank = len(sizes)
     long, word = c.c_uint64 * rank, c.c_uint32 * rank
     steps = (c.c_uint64 * (rank - 1))(*(s * x.element_size() for s in strides))

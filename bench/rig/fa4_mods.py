@@ -1,6 +1,6 @@
-"""The gallery of bench/flex.py for FlashAttention-4: CuTe functions of vectors, of one number where they read
-tensors, else of two or four; those of scores have gradients. To be imported once rig.peers.fa4 has said
-where its packages are."""
+"""The gallery of bench/flex.py for FlashAttention-4: CuTe functions of vectors of one number if they read tensors,
+else of two or four. Score functions have gradients. Import it after rig.peers.fa4 has set the path of the packages.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def relative(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
 
 @cute.jit
 def added(grad, score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
-    """The gradient, where something is added to scores."""
+    """The gradient of a score_mod that adds to scores."""
     return grad
 
 
@@ -98,7 +98,7 @@ def temperature_gradient(grad, score, b, h, q_idx, kv_idx, seqlen_info, aux_tens
 
 def dropped(q, k):
     x = (q * 7919 + k) * 31337
-    shifted = cute.TensorSSA(x >> 15, x.shape, x.dtype)  # a shift's result has lost its type
+    shifted = cute.TensorSSA(x >> 15, x.shape, x.dtype)  # a shift's result loses its type
     return ((x ^ shifted) & 255) < 26
 
 
@@ -117,7 +117,7 @@ def softcap(cap):
 
 
 def gallery(width: int, image: int, document, slope, table, scale) -> dict:
-    """What flash_attn_func is told for each name."""
+    """The arguments of flash_attn_func for each name."""
     return {
         "causal": dict(mask_mod=causal),
         "window": dict(mask_mod=window(width)),
@@ -137,7 +137,7 @@ def gallery(width: int, image: int, document, slope, table, scale) -> dict:
 
 
 def sparse_blocks(mask) -> dict:
-    """torch's BlockMask as FlashAttention-4 takes it: keys of each block of rows, rows of each block of keys."""
+    """torch's BlockMask in FlashAttention-4's format: keys of each block of rows, rows of each block of keys."""
     _, _, *lists = mask.as_tuple()
     block_size = (SPARSE_BLOCK, SPARSE_BLOCK)
     return dict(
@@ -153,7 +153,7 @@ def function_of(mods: dict, mask=None):
 
 
 def by_option(name: str, mods: dict, width: int):
-    """The same with an option in place of the mask_mod, where there is one for it: else None."""
+    """The same with an option in place of the mask_mod, or None if there is no such option."""
     option = dict(window_size=(width - 1, 0)) if name == "window" else dict(causal=True)
     served = name == "window" or name.endswith("causal")
     return function_of({**mods, "mask_mod": None, **option}) if served else None

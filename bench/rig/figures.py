@@ -1,6 +1,6 @@
-"""What the raw rounds of a cell amount to, in numbers and in lines. Nothing here needs torch or a GPU.
+"""Summaries of a problem's raw rounds, in numbers and in lines. Needs neither torch nor a GPU.
 
-A cell's result is a dictionary, as it stands in the JSON; docs/results/README.md says what its fields mean.
+A problem's result is a dictionary as written to the JSON; docs/results/README.md defines its fields.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pathlib
 import statistics
 
 OURS, BEFORE = "Tandem", "before"
-ALL_THREE = ("FA3", "FA4", "cuDNN")  # what a claim is held against
-PAR = 0.015  # a ratio this near to 1 is neither won nor lost
+ALL_THREE = ("FA3", "FA4", "cuDNN")  # the peers of a claim
+PAR = 0.015  # within this of 1 a ratio is par
 
 
 def seconds(result: dict, name: str) -> float:
@@ -34,7 +34,7 @@ def verdict(ratio: float) -> str:
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """The middle half's ends."""
+    """The ends of the middle half."""
     if len(values) < 2:
         return [values[0], values[0]]
     lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -42,7 +42,7 @@ def quartiles(values: list[float]) -> list[float]:
 
 
 def conclude(result: dict, limits: dict | None = None) -> dict:
-    """Adds to the raw rounds what they amount to. ratio: the best peer's time in a round to ours, the median."""
+    """Adds summaries to the raw rounds. ratio: the best peer's time in a round divided by ours, the median."""
     result["tflops"] = {name: round(rate(result, name), 1) for name in result["us"]}
     if OURS not in result["us"]:
         return result
@@ -74,7 +74,7 @@ def _figure(result: dict, name: str) -> str:
 
 
 def line(result: dict) -> str:
-    """Of the table."""
+    """The heading of the table."""
     ours = OURS in result["us"]
     parts = [f"  {result['column']:12}{_figure(result, OURS) if ours else '-':>8}"]
     if OURS in result["wrong"]:
@@ -102,7 +102,7 @@ def line(result: dict) -> str:
 
 
 def absences(results: list[dict]) -> list[str]:
-    """Who is missing where, and why; who was wrong, and how the first time."""
+    """The missing peers by problem, with reasons, and the wrong ones with their first error."""
     where: dict[tuple, list] = {}
     for result in results:
         for name, why in result["absent"].items():
@@ -117,7 +117,7 @@ def absences(results: list[dict]) -> list[str]:
 
 
 def claim(results: list[dict]) -> str:
-    """How many cells are won, and against whom."""
+    """The number of problems won, and against which peers."""
     judged = [r for r in results if "verdict" in r]
     if not judged:
         return "no cell has both Tandem and a peer"
@@ -147,7 +147,7 @@ def summary(results: list[dict]) -> str:
 
 
 def table(results: list[dict]) -> str:
-    """As a run prints it, cell by cell."""
+    """The lines that a run prints, one per problem."""
     lines, title = ["", HEADING], None
     for result in results:
         if result["title"] != title:
@@ -158,13 +158,13 @@ def table(results: list[dict]) -> str:
 
 
 def save(path: pathlib.Path, runs: list[dict], results: list[dict]) -> None:
-    """One cell a line."""
+    """One problem per line."""
     body = ",\n".join(json.dumps(result) for result in results)
     path.write_text(f'{{"runs": {json.dumps(runs, indent=1)},\n"cells": [\n{body}\n]}}\n')
 
 
 def merge(paths: list[pathlib.Path]) -> tuple[list[dict], list[dict]]:
-    """(runs, cells) of several runs that measured parts of one table: of one commit, no cell twice."""
+    """(runs, problems) of several runs that measured parts of one table: of one commit, each problem once."""
     runs, results = [], []
     for path in paths:
         part = json.loads(path.read_text())

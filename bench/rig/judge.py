@@ -1,4 +1,4 @@
-"""Errors against float64, on a sample of rows, beside those of a plain formula that rounds where it must."""
+"""Errors against float64 on a sample of rows, compared with standard attention that rounds like a kernel."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from rig.cells import Inputs
 
-ROWS = 256  # of each sampled head
-TOGETHER = 32  # rows that are held to the same bound
+ROWS = 256  # per sampled head
+TOGETHER = 32  # rows with a common bound
 HEADS = 4
-TINY = 1e-30  # an exact zero is held to no more than this
+TINY = 1e-30  # bound of an exact zero
 
 
 def visible_scores(q, k, rows, cell, scale, dtype):
-    """Scores of the queries at these rows of a sequence, one head, -inf where a key is hidden."""
+    """Scores of the queries at these rows of a sequence, one head, -inf for hidden keys."""
     s = (q[rows].to(dtype) @ k.to(dtype).T) * scale
     if cell.softcap:
         s = cell.softcap * torch.tanh(s / cell.softcap)
@@ -30,8 +30,9 @@ def visible_scores(q, k, rows, cell, scale, dtype):
 
 
 def attend(q, k, v, rows, cell, scale, sink, dtype, rounded=None):
-    """(out, lse) of these rows, every step in dtype. rounded: the type that exponentials, against the largest score,
-    and results are rounded to, as they are where a tensor core multiplies."""
+    """(out, lse) of these rows, with every operation in dtype. rounded: the type of exponentials, relative to the
+    largest score, and of results; a tensor core needs this rounding.
+    """
     s = visible_scores(q, k, rows, cell, scale, dtype)
     largest = s.amax(1, keepdim=True)
     if sink is not None:
@@ -48,9 +49,9 @@ def attend(q, k, v, rows, cell, scale, sink, dtype, rounded=None):
 
 @dataclasses.dataclass
 class Verdict:
-    error: float  # of the output, the largest on the sample; infinite where it is not a number
-    share: float  # of what it may be
-    lse_error: float | None  # None: not given
+    error: float  # largest error of the sample; inf for NaN
+    share: float  # error divided by its bound
+    lse_error: float | None  # None: no LSE
     lse_share: float = 0.0
 
     @property
@@ -63,8 +64,9 @@ class Verdict:
 
 
 class Judge:
-    """An output may err by twice what the plain formula does, and by what its type loses around the values; rows that
-    are near each other are held to a bound of their own. An LSE may err by half of what a probability is rounded by."""
+    """An output's error may be twice standard attention's, plus the rounding of its type; neighbouring rows have a
+    common bound. An LSE's error may be half of a probability's rounding.
+    """
 
     def __init__(self, x: Inputs):
         self.x, self.samples, self.plain = x, [], 0.0
@@ -75,7 +77,7 @@ class Judge:
         for n in range(HEADS):
             b, head = sorted(picked)[n % len(picked)], draw.randrange(cell.heads)
             length = sequences[b]
-            # The first rows see the fewest keys, the last ones the most.
+            # The first rows see the fewest keys, the last rows the most.
             ends = [*range(min(TOGETHER, length)), *range(max(0, length - TOGETHER), length)]
             rows = sorted({*ends, *draw.sample(range(length), min(length, ROWS - 2 * TOGETHER))})
             rows = torch.tensor(rows, device=x.q.device)
@@ -97,7 +99,7 @@ class Judge:
             self.samples.append((b, head, rows, want, bound.clamp_min(TINY), lse))
 
     def __call__(self, result) -> Verdict:
-        """result: what a call returns, the output or (output, LSE)."""
+        """result: a call's output or (output, LSE)."""
         out, lse = result if isinstance(result, tuple) else (result, None)
         error = share = lse_error = 0.0
         for b, head, rows, want, bound, want_lse in self.samples:

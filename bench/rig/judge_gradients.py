@@ -1,5 +1,6 @@
-"""Errors of dq, dk and dv against float64, for a sample of key heads, beside those of a plain formula that rounds where
-it must: probabilities, gradients of scores and the results."""
+"""Errors of dq, dk and dv against float64 for a sample of key heads, compared with standard attention. It rounds
+probabilities, gradients of scores and results like a kernel.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ AT_ONCE = 1 << 26  # scores
 
 
 def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None):
-    """[dq of each head that reads kv_head, dk, dv] of the n-th sequence, every step in dtype. rounded: the type that
-    probabilities, gradients of scores and results are rounded to, as they are where a tensor core multiplies."""
+    """[dq of each head that reads kv_head, dk, dv] of the n-th sequence, with every operation in dtype. rounded: the
+    type of probabilities, gradients of scores and results; a tensor core needs this rounding.
+    """
     cell, group = x.cell, x.cell.heads // x.cell.kv_heads
 
     def lost(t):
@@ -38,7 +40,7 @@ def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None):
             delta = ((lost(p) @ wide_v) * dout[rows]).sum(1, keepdim=True)
             ds = p * (dout[rows] @ wide_v.T - delta)
             if cell.softcap:
-                ds *= 1 - (s / cell.softcap).clamp_min(-1) ** 2  # where a key is hidden ds is 0
+                ds *= 1 - (s / cell.softcap).clamp_min(-1) ** 2  # ds is 0 for hidden keys
             ds = lost(ds)
             dq[rows] = ds @ wide_k * x.scale
             dk += ds.T @ q[rows].to(dtype) * x.scale
@@ -48,8 +50,9 @@ def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None):
 
 
 class GradientJudge:
-    """A gradient may err by twice what the plain formula does, and by what its type loses around the values; numbers of
-    rows that are near each other are held to a bound of their own."""
+    """A gradient's error may be twice standard attention's, plus the rounding of its type; numbers of neighbouring
+    rows have a common bound.
+    """
 
     def __init__(self, x: Inputs):
         self.x, self.samples, self.plain = x, [], 0.0
@@ -69,7 +72,7 @@ class GradientJudge:
             self.samples.append((n, kv_head, wants, bounds))
 
     def __call__(self, result) -> Verdict:
-        """result: what a call returns, dq, dk and dv."""
+        """result: a call's dq, dk and dv."""
         dq, dk, dv = result
         group = self.x.cell.heads // self.x.cell.kv_heads
         error = share = 0.0

@@ -1,4 +1,4 @@
-"""The clock that multiprocessors run at while something is timed: not what the driver reports of milliseconds."""
+"""The multiprocessors' clock rate during a measurement. The driver reports only averages over milliseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 
 from rig import nvrtc
 
-SHARED = 200 << 10  # bytes: so that each block has a multiprocessor of its own
+SHARED = 200 << 10  # bytes: forces one block per multiprocessor
 SOURCE = """
 extern "C" __global__ void look(unsigned long long* to) {
   unsigned sm;
@@ -32,7 +32,7 @@ def _looking():
 
 
 def look():
-    """Clock and nanoseconds of each multiprocessor, behind what is on the stream."""
+    """Reads clock and nanoseconds of each multiprocessor, in stream order."""
     import torch
 
     sms, function = _looking()
@@ -43,7 +43,7 @@ def look():
 
 
 class Clocked:
-    """A clock.Timed whose windows' megahertz are kept: of the median multiprocessor."""
+    """A clock.Timed that records the clock rate in MHz of the median multiprocessor for each window."""
 
     def __init__(self, timed):
         self.timed, self.megahertz = timed, []
@@ -52,6 +52,6 @@ class Clocked:
         before = look()
         seconds = self.timed.window()
         after = look()
-        seen = (after - before)[(before[:, 0] > 0) & (after[:, 0] > 0)].double()  # one may have had no block of a look
+        seen = (after - before)[(before[:, 0] > 0) & (after[:, 0] > 0)].double()  # a sample may miss one
         self.megahertz.append((seen[:, 0] / seen[:, 1]).median().item() * 1e3)
         return seconds

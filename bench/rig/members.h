@@ -1,4 +1,4 @@
-// What the programs of this folder have in common: JSON texts, and where the members of a kernel's parameter are.
+// Common code of the programs in this folder: JSON output, and the offsets of a kernel parameter's members.
 #pragma once
 
 #include <string>
@@ -25,7 +25,7 @@ const char* c_type(const T&) {
   return "";
 }
 
-// "name": [offset, type] of members of p, one after the other.
+// "name": [offset, type] of members of p in order.
 template <class Parameter>
 struct Members {
   const Parameter p{};

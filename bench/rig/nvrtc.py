@@ -1,4 +1,4 @@
-"""Compiles kernels with NVRTC, for programs that try what the library would not choose."""
+"""Compiles kernels with NVRTC, for programs that use other configurations than the library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CompileError(Exception):
 
 
 def candidates() -> list[str]:
-    """Where the library may be, the likeliest first: as src/jit looks for it."""
+    """Candidate paths of the library, the most likely first, like src/jit."""
     if os.environ.get("TANDEM_NVRTC"):
         return [os.environ["TANDEM_NVRTC"]]
     found = []
@@ -37,7 +37,7 @@ def library() -> tuple[c.CDLL, str]:
         except OSError:
             continue
         for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.*")):
-            c.CDLL(builtins)  # it would look for them on the loader's path only
+            c.CDLL(builtins)  # it searches only the loader's path
         major, minor = c.c_int(), c.c_int()
         nvrtc.nvrtcVersion(c.byref(major), c.byref(minor))
         return nvrtc, f"{path} ({major.value}.{minor.value})"
@@ -45,7 +45,7 @@ def library() -> tuple[c.CDLL, str]:
 
 
 def compile(source: str, name: str, arch: str = "sm_90a", include: str | pathlib.Path = KERNELS) -> bytes:
-    """A cubin; for an arch like compute_90a, PTX. The source may include what is in kernels/, or in another folder."""
+    """A cubin; for an arch like compute_90a, PTX. The source may include files from kernels/ or another folder."""
     nvrtc, _ = library()
     form = "PTX" if arch.startswith("compute_") else "CUBIN"
     program = c.c_void_p()

@@ -1,6 +1,7 @@
-"""What else computes attention on this machine. Each peer takes a cell's inputs and returns a call, or says why not.
+"""The other attention libraries on this machine. Each peer takes a problem's inputs and returns a call, or the reason
+why not.
 
-A call returns the output, laid out as q is, or (output, LSE) where the LSE comes with it.
+A call returns the output in the layout of q, or (output, LSE) if the peer provides an LSE.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _dims_differ(cell) -> bool:
 
 
 def cudnn(x):
-    """Through torch, SDPA's backend, or through cuDNN's own frontend, where torch's interface cannot say it."""
+    """Through torch's SDPA backend, or through cuDNN's own frontend if torch's interface lacks an option."""
     cell = x.cell
     refuse("cuDNN", softcap=cell.softcap)
     if cell.window or cell.sink or cell.lengths:
@@ -50,7 +51,7 @@ def cudnn(x):
 
 
 def fa2(x):
-    """The FlashAttention-2 that is built into torch, by its operator: SDPA's own call has no window and no lengths."""
+    """torch's built-in FlashAttention-2, by its operator, because SDPA has neither windows nor lengths."""
     cell = x.cell
     refuse("torch's FA2", sink=cell.sink, softcap=cell.softcap, head_dim_v_of_its_own=_dims_differ(cell))
     window = dict(window_size_left=cell.window - 1, window_size_right=0) if cell.window else {}
@@ -78,7 +79,7 @@ def _compiled_flex():
 
 
 def flex(x):
-    """FlexAttention, compiled: for what is more than full or causal."""
+    """FlexAttention, compiled: for problems with more than a causal mask."""
     cell = x.cell
     if not (cell.window or cell.sink or cell.softcap or cell.lengths):
         raise Absent("FlexAttention is asked for masks and scores of one's own only")
@@ -113,8 +114,9 @@ def flex(x):
 
 
 class _Fa3Forward(c.Structure):
-    """FlashAttention-3's forward, by its own names; total_q and total_k count where cu_q and cu_k are not null. A
-    window of -1 is none. metadata: room for the scheduler."""
+    """FlashAttention-3's forward, with its names; total_q and total_k count if cu_q and cu_k are not null. A window of
+    -1 is unbounded. metadata: memory for the scheduler.
+    """
 
     _fields_ = (
         [(name, c.c_void_p) for name in "q k v o lse cu_q cu_k metadata".split()]
@@ -125,7 +127,7 @@ class _Fa3Forward(c.Structure):
 
 
 def fa3(library: str):
-    """FlashAttention-3 behind a C function: int fa3_forward(const Fa3Forward*, cudaStream_t)."""
+    """FlashAttention-3 through a C function: int fa3_forward(const Fa3Forward*, cudaStream_t)."""
     run = c.CDLL(os.path.abspath(library)).fa3_forward
     run.argtypes = [c.POINTER(_Fa3Forward), c.c_void_p]
     sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
@@ -183,7 +185,7 @@ def fa4(folder: str):
 
 
 def found(names: list[str], fa3_library: str | None, fa4_folder: str | None) -> tuple[dict, dict]:
-    """(name -> bind, name -> why it is absent) of those that are asked for."""
+    """(name -> bind, name -> reason of absence) of the selected peers."""
     optional = {
         "FA3": (fa3_library, lambda: fa3(fa3_library), "--fa3 does not say where its library is"),
         "FA4": (fa4_folder, lambda: fa4(fa4_folder), "--fa4 does not say where its packages are"),
@@ -200,7 +202,7 @@ def found(names: list[str], fa3_library: str | None, fa4_folder: str | None) -> 
         else:
             try:
                 there[name] = make()
-            except Exception as why:  # a package that does not import fails in ways of its own
+            except Exception as why:  # any failure of the import
                 absent[name] = first_line(why)
     return there, absent
 

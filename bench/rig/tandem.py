@@ -1,4 +1,4 @@
-"""Our side: the C interface through ctypes, for tensors on a GPU and the current stream."""
+"""Tandem through its C interface and ctypes, for tensors on a GPU and the current stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Options(c.Structure):
 
 
 class Context:
-    """Of the library that is tested, or of another build of it."""
+    """A context of the tested library, or of another build."""
 
     def __init__(self, device: str = "cuda:0", library: c.CDLL = api._lib):
         self.library = library
@@ -43,7 +43,7 @@ def other_build(path: str, device: str) -> Context:
 
 
 class _Call:
-    """A pass over a cell's inputs. Results are the same tensors every time, not numbers at first."""
+    """A pass over a problem's inputs. Results are the same tensors in every call, initially NaN."""
 
     def __init__(self, context: Context, x, which: int, tensors: dict):
         cell = x.cell
@@ -61,7 +61,7 @@ class _Call:
         size = c.c_size_t()
         context.check(context.library.tandem_workspace_size(context.handle, which, c.byref(self.args), c.byref(size)))
         self.workspace = torch.empty(size.value, dtype=torch.uint8, device=x.q.device)
-        # All that the call itself needs but the stream.
+        # All arguments of the call except the stream.
         self.call = (context.handle, c.byref(self.args), c.c_void_p(self.workspace.data_ptr()), size)
 
     def _view(self, t):
@@ -73,7 +73,7 @@ class _Call:
         return c.pointer(view)
 
     def prepare(self):
-        """Compiles, or loads, what the call needs."""
+        """Compiles or loads the call's kernels."""
         self.context.check(self.context.library.tandem_prepare(self.call[0], self.which, self.call[1]))
 
     def launch(self) -> None:
@@ -99,7 +99,7 @@ class Forward(_Call):
 
 
 class Backward(_Call):
-    """A call returns (dq, dk, dv), with all that a gradient costs."""
+    """A call returns (dq, dk, dv), and includes all kernels."""
 
     def __init__(self, context: Context, x):
         self.gradients = tuple(torch.full_like(t, float("nan")) for t in (x.q, x.k, x.v))
@@ -112,9 +112,9 @@ class Backward(_Call):
 
 
 def host_calls(forward: Forward):
-    """(a call of tandem_forward, a call of a C function that does nothing), both through ctypes alike."""
+    """(a call of tandem_forward, a call of an empty C function), both through ctypes."""
     stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
     run, arguments = forward.context.library.tandem_forward, (*forward.call, stream)
-    nothing = c.CDLL(None)["abs"]  # looks at its first argument, if that
+    nothing = c.CDLL(None)["abs"]  # it reads only its first argument
     nothing.argtypes = run.argtypes
     return lambda: run(*arguments), lambda: nothing(*arguments)

@@ -1,7 +1,8 @@
-// What the shared headers say to rig/tiles.py, as JSON: every forward kernel of Hopper that is cut in one of the ways
-// given, and where the members of its parameter are. Names, sources and fields are those of src/plan.
+// Prints data from the shared headers for rig/tiles.py, as JSON: the Hopper forward kernels in the given
+// configurations, and the offsets of their parameter's members. Names, sources and fields come from src/plan.
 //
-//   tiles 64/64,192/128 warpgroups=2,3 tile_n=64,96 stages=2 pingpong=0,1     all columns of the table of choices
+//   tiles 64/64,192/128 warpgroups=2,3 tile_n=64,96 stages=2 pingpong=0,1     all columns of the table of
+//   configurations
 #include "plan/tiles.h"
 
 #include <cstddef>
@@ -31,7 +32,7 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-// Of ForwardParams: what a dense call sets.
+// The members of ForwardParams that a dense call sets.
 std::string parameters() {
   Members<ForwardParams> members;
 #define ADD(member) members.add(#member, members.p.member)
@@ -69,7 +70,7 @@ void fail(const std::string& sentence) {
   std::exit(2);
 }
 
-// Every combination of the values that are tried, from the n-th field that says how a kernel is cut on.
+// Every combination of the candidate values, from the n-th field of a configuration on.
 void add_all(const Config& t, const Tried& tried, int n, std::vector<std::string>* found) {
   int at = 0;
   const char* name = nullptr;

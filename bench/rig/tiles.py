@@ -1,7 +1,7 @@
-"""Forward kernels cut in every way: which there are, their cubins, and launching one by itself.
+"""Forward kernels in every configuration: the list, their cubins, and direct launches.
 
-Sizes and offsets come from the headers that kernels and library share, by way of the C++ compiler: nothing is written
-down twice.
+Sizes and offsets come from the headers that kernels and library share, through the C++ compiler, so that each is
+defined once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ROOT = nvrtc.KERNELS.parent
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A kernel's configuration without options, as src/plan/fields.h has it."""
+    """A kernel's configuration without options, as in src/plan/fields.h."""
 
     name: str
     fields: dict[str, int] = dataclasses.field(compare=False)
-    columns: str = dataclasses.field(compare=False)  # of the table of choices
+    columns: str = dataclasses.field(compare=False)  # columns of the table of configurations
     kernels: dict[bool, tuple[str, str]] = dataclasses.field(compare=False)  # by causal: name and source
     facts: dict = dataclasses.field(compare=False)
 
@@ -44,11 +44,11 @@ class Tile:
 
 
 MAPS = ("q", "k", "v", "out")
-FAR = 1 << 30  # a window's bound that bounds nothing
+FAR = 1 << 30  # an unbounded window
 
 
 class Layout:
-    """What the shared headers say: offsets of ForwardParams, and all tiles that fit and whose names match."""
+    """Data from the shared headers: offsets of ForwardParams, and all tiles that fit and have a matching name."""
 
     def __init__(self, dims: list[tuple[int, int]], tried: dict[str, Iterable[int]], only: re.Pattern):
         arguments = [",".join(f"{d}/{v}" for d, v in dims)]
@@ -68,7 +68,7 @@ class Layout:
 
 
 def _facts(arguments: list[str]) -> str:
-    """The answer of tiles.cpp."""
+    """The output of tiles.cpp."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise SystemExit("a C++20 compiler is needed to read kernels/shared/: install g++, or name one in CXX")
@@ -95,7 +95,7 @@ def _build_one(job: tuple[str, str, str]) -> tuple[str, str]:
 
 
 def build(folder: pathlib.Path, layout: Layout, jobs: int) -> pathlib.Path:
-    """Compiles what is missing, many at once. The cubins lie in a folder by what the compiler reads."""
+    """Compiles missing cubins in parallel. The folder's name is a hash of the compiler's inputs."""
     texts = [path.read_bytes() for path in sorted(nvrtc.KERNELS.rglob("*.*h"))]
     digest = hashlib.sha256(b"\0".join([*texts, nvrtc.library()[1].encode()]))
     folder = folder / digest.hexdigest()[:16]
@@ -135,12 +135,12 @@ class Kernel:
     def _map(self, address: int, x, box_rows: int, rows: bool) -> None:
         batch, seqlen, heads, dim = x.shape
         sizes, strides, box = [dim, seqlen, heads, batch], [x.stride(1), x.stride(2), x.stride(0)], [64, box_rows, 1, 1]
-        if rows:  # of q and out: the heads of a tile, here one, come before the queries
+        if rows:  # q and out: heads of a tile (one) before queries
             sizes, strides, box = [dim, 1, *sizes[1:]], [dim, *strides], [64, 1, *box[1:]]
         self.driver.encode_map(address, x, sizes, strides, box)
 
     def bind(self, x):
-        """A call of no arguments that launches the kernel on a cell's dense inputs, as src/plan would have it."""
+        """A call without arguments that launches the kernel on a problem's dense inputs, with src/plan's parameters."""
         import torch
 
         cell, rows = x.cell, self.facts["rows"]

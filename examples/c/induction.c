@@ -1,12 +1,11 @@
-/* One attention head that continues a text it has seen before (an "induction head"), in C.
+/* One attention head that continues a text that it has seen before (an "induction head"), in C.
  *
- * Row i asks with its last two characters; key j answers with the two characters before j; value j is character j. So
- * causal attention finds the earlier place with the same two characters and copies what followed there.
+ * Query i encodes the last two characters, key j the two characters before j, and value j character j. Causal attention
+ * therefore finds the earlier position with the same two characters and copies the character that followed.
  *
- * Build it from anywhere:
- *   cmake -S examples/c -B /tmp/example && cmake --build /tmp/example       (CMAKE_PREFIX_PATH: where Tandem lies)
- *   cc examples/c/induction.c $(pkg-config --cflags --libs tandem) -lm      (PKG_CONFIG_PATH likewise)
- */
+ * Build it from any folder:
+ *   cmake -S examples/c -B /tmp/example && cmake --build /tmp/example       (CMAKE_PREFIX_PATH: Tandem's prefix)
+ *   cc examples/c/induction.c $(pkg-config --cflags --libs tandem) -lm      (PKG_CONFIG_PATH: its pkgconfig folder) */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +15,7 @@
 
 enum { embedding = 32, head_dim = 2 * embedding };
 
-/* A fixed pseudo-random vector of +-1 for each character: nearly orthogonal to those of all others. */
+/* A fixed pseudo-random vector of +-1 for each character, nearly orthogonal to the vectors of all other characters. */
 static float embed(unsigned char c, int i) {
   uint32_t x = (uint32_t)c * 2654435761u ^ (uint32_t)(i + 1) * 2246822519u;
   x = (x ^ x >> 15) * 2654435769u;
@@ -97,7 +96,7 @@ int main(void) {
       "next character right in %d of %d places (the first half holds nothing to copy from); it goes on with '%c'\n\n",
       right, (int)n - 1, predicted[n - 1]);
 
-  /* Backward. With the gradient of the last row alone, dv[j] is its attention weight on j times that gradient. */
+  /* Backward. With a gradient of the last row only, dv[j] is its attention weight on j times that gradient. */
   for (int i = 0; i < embedding; ++i) dout[(n - 1) * embedding + i] = 1;
   args.dout = &tdout;
   args.dv = &tdv;

@@ -1,11 +1,11 @@
-// Teaches attention to look at the previous token, by gradient descent through Tandem's backward pass, in C++.
+// Trains attention to attend to the previous token, by gradient descent through Tandem's backward pass, in C++.
 //
 // Four query heads share two key heads. The loss is the squared distance between row i of the output and value i - 1;
-// queries and keys are what is learned. At the end every row should put nearly all its weight on its predecessor.
+// queries and keys are trained. At the end every row should put nearly all its weight on its predecessor.
 //
-// Build it from anywhere:
-//   cmake -S examples/cpp -B /tmp/example && cmake --build /tmp/example     (CMAKE_PREFIX_PATH: where Tandem lies)
-//   c++ -std=c++20 examples/cpp/previous_token.cpp $(pkg-config --cflags --libs tandem)    (PKG_CONFIG_PATH likewise)
+// Build it from any folder:
+//   cmake -S examples/cpp -B /tmp/example && cmake --build /tmp/example     (CMAKE_PREFIX_PATH: Tandem's prefix)
+//   c++ -std=c++20 examples/cpp/previous_token.cpp $(pkg-config --cflags --libs tandem)    (PKG_CONFIG_PATH: see C)
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int rows = 48, heads_q = 4, heads_k = 2, dim = 32;
 
-// A tensor that is learned, its gradient, and Adam's two moments.
+// A trained tensor, its gradient, and Adam's two moments.
 struct Parameter {
   explicit Parameter(size_t n) : value(n), gradient(n), mean(n), square(n) {}
 
@@ -43,7 +43,7 @@ std::vector<float> normal(size_t n, float deviation, std::mt19937& random) {
   return x;
 }
 
-// Half the mean squared distance from out[i] to v[i - 1] over rows and heads; its gradient goes to dout.
+// Half the mean squared distance from out[i] to v[i - 1] over rows and heads; writes its gradient to dout.
 float loss_of(const std::vector<float>& out, const std::vector<float>& v, std::vector<float>& dout) {
   const float count = (rows - 1) * heads_q * dim;
   float loss = 0;
@@ -107,7 +107,7 @@ int train() {
   }
   std::printf("\nEvery row now gives its predecessor at least %.1f %% of its attention.\n", 100 * least);
 
-  // A call that cannot be served says why, and writes nothing.
+  // An unsupported call returns an error message and writes nothing.
   attention.k = tandem::Tensor(k.value, {1, rows, 1, heads_k * dim});
   if (const auto refusal = tandem::check(attention)) std::printf("A wrong shape is refused:\n  %s\n", refusal->what());
   return loss < 1e-3f && least > 0.9f ? 0 : 1;

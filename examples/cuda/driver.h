@@ -1,8 +1,8 @@
-/* The few functions of the CUDA driver that the examples need, found at run time: so they build without CUDA's headers
- * and start on machines without a GPU, to say so. A program of your own includes <cuda.h> or <cuda_runtime.h>: Tandem
- * takes pointers from cuMemAlloc and cudaMalloc, and streams of either.
+/* The CUDA driver functions that the examples need, loaded at run time. The examples therefore build without CUDA's
+ * headers, and start on machines without a GPU to print a message. Your program includes <cuda.h> or
+ * <cuda_runtime.h>: Tandem accepts pointers from cuMemAlloc and cudaMalloc, and streams of either.
  *
- * On a virtual GPU ("vgpu:h200") device memory is the host's, and there are no streams. */
+ * On a virtual GPU ("vgpu:h200") device memory is host memory, and there are no streams. */
 #ifndef TANDEM_EXAMPLES_CUDA_DRIVER_H_
 #define TANDEM_EXAMPLES_CUDA_DRIVER_H_
 
@@ -35,7 +35,7 @@ static void gpu_must(int result, const char* what) {
   exit(1);
 }
 
-/* Makes the primary context of GPU number `index`, which Tandem works in, current. */
+/* Makes the primary context of GPU number `index` current. Tandem works in this context. */
 static gpu_memory gpu_open(int index) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
   gpu_memory memory;
@@ -97,7 +97,7 @@ static void gpu_copy_to(const gpu_memory* gpu, void* to, const void* from, size_
   }
 }
 
-/* And waits for all that the stream had to do. */
+/* Copies to the host and waits for the stream. */
 static void gpu_copy_back(const gpu_memory* gpu, void* to, const void* from, size_t bytes, void* stream) {
   if (gpu->to_host == NULL) {
     memcpy(to, from, bytes);

@@ -1,10 +1,9 @@
-/* A needle in a haystack, on a GPU, in C: among 2000 keys each query finds the one that it was made from.
+/* A needle in a haystack, on a GPU, in C: each query finds its own key among 2000 keys.
  *
  *   ./tandem_example_cuda_c [cuda:0 | vgpu:h200 | vgpu:b200]
  *
- * Build it from anywhere:
- *   cmake -S examples/cuda -B /tmp/example && cmake --build /tmp/example       (CMAKE_PREFIX_PATH: where Tandem lies)
- */
+ * Build it from any folder:
+ *   cmake -S examples/cuda -B /tmp/example && cmake --build /tmp/example       (CMAKE_PREFIX_PATH: Tandem's prefix) */
 #include "driver.h"
 #include "tandem/tandem.h"
 
@@ -39,8 +38,8 @@ int main(int argc, char** argv) {
   must(tandem_context_create(&options, &context));
   printf("Tandem %s on: %s\n", tandem_version(), tandem_context_description(context));
 
-  /* On the host: (1, seqlen, heads, head_dim). Queries are their needles; the first column of a value is its number
-   * modulo 64. */
+  /* On the host: (1, seqlen, heads, head_dim). Queries equal their needles; the first column of a value is its
+   * number modulo 64. */
   const size_t q_bytes = sizeof(uint16_t) * queries * heads * head_dim,
                k_bytes = sizeof(uint16_t) * keys * heads * head_dim;
   const size_t out_bytes = sizeof(float) * queries * heads * head_dim;
@@ -70,11 +69,11 @@ int main(int argc, char** argv) {
   const tandem_tensor tq = {dq, place, 4, bf16, q_shape, NULL, 0}, tk = {dk, place, 4, bf16, k_shape, NULL, 0};
   const tandem_tensor tv = {dv, place, 4, bf16, k_shape, NULL, 0}, tout = {dout, place, 4, f32, q_shape, NULL, 0};
   tandem_attention_args args = {.size = sizeof args, .q = &tq, .k = &tk, .v = &tv, .out = &tout};
-  args.softmax_scale = 0.5; /* the needle's score is 32, those of others some +-4 */
+  args.softmax_scale = 0.5; /* the needle's score is 32, other scores are about +-4 */
 
   size_t bytes = 0;
   must(tandem_workspace_size(context, TANDEM_FORWARD, &args, &bytes));
-  must(tandem_prepare(context, TANDEM_FORWARD, &args)); /* compiles the kernel: else the first call does */
+  must(tandem_prepare(context, TANDEM_FORWARD, &args)); /* compiles the kernel, else the first call does */
   void* const workspace = bytes > 0 ? gpu_allocate(&gpu, bytes) : NULL;
   must(tandem_forward(context, &args, workspace, bytes, stream));
   gpu_copy_back(&gpu, out, dout, out_bytes, stream);

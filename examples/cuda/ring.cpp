@@ -1,9 +1,9 @@
-// Attention to keys that come in parts, as around a ring of GPUs, in C++ on one GPU: each part's result, in float32,
-// is merged into what the parts before have given. The whole is computed at once, too, and must be the same.
+// Attention over keys that arrive in parts, as in a ring of GPUs, in C++ on one GPU. Each part's float32 result is
+// merged into the result of the earlier parts. One call with all keys must give the same result.
 //
 //   ./tandem_example_cuda_cpp [cuda:0 | vgpu:h200 | vgpu:b200]
 //
-// needle.c says how to build it.
+// needle.c explains how to build it.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -88,7 +88,7 @@ int run(const std::string& device) {
   const Array part_lse = array(tandem::float32, {1, kHeads, kQueries});
   q.fill(1, stream), k.fill(2, stream), v.fill(3, stream);
 
-  // The queries are those of the last part of the sequence: the first of them is number kKeys - kQueries.
+  // The queries belong to the last part of the sequence: the first of them is number kKeys - kQueries.
   tandem::Attention attention{.q = q.tensor(), .causal = true, .alignment = tandem::Alignment::explicit_offset};
   for (int64_t n = 0; n < kParts; ++n) {
     attention.k = k.keys(n * kPart, kPart);
@@ -102,7 +102,7 @@ int run(const std::string& device) {
   }
   const std::vector<float> merged = out.floats(stream), merged_lse = lse.floats(stream);
 
-  // At once: the diagonal at the lower right is where it was.
+  // All keys in one call: the bottom-right diagonal is the same.
   tandem::forward(
       {.q = q.tensor(), .k = k.tensor(), .v = v.tensor(), .out = out.tensor(), .lse = lse.tensor(), .causal = true},
       context, workspace, stream);

@@ -1,6 +1,6 @@
-"""Causal attention of one library or another, under one name and with one call: flash_attn_func(q, k, v, causal=True).
+"""Causal attention of several libraries, under one name and with one call: flash_attn_func(q, k, v, causal=True).
 
-q, k and v are (batch, seqlen, heads, head_dim), and so is what comes back. A model changes hands by its import alone:
+q, k, v and the result are (batch, seqlen, heads, head_dim). A model selects a library by its import alone:
 
     from flash_attn_interface import flash_attn_func    # FlashAttention-3
     from tandem.fa3 import flash_attn_func              # Tandem
@@ -23,7 +23,7 @@ _BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENT
 
 
 def missing(name, device):
-    """Why the library cannot serve on "cpu" or "cuda", in one sentence; None where it can."""
+    """The reason why the library cannot run on "cpu" or "cuda", in one sentence; None if it can."""
     if name == "tandem" and importlib.util.find_spec("tandem") is None:
         return "tandem is not installed: pip install tandem-attention"
     if name == "fa3" and importlib.util.find_spec("flash_attn_interface") is None:
@@ -34,7 +34,7 @@ def missing(name, device):
 
 
 def load(name):
-    """flash_attn_func of the library, which missing() has nothing against."""
+    """flash_attn_func of the library. Call missing() before."""
     if name == "tandem":
         from tandem.fa3 import flash_attn_func
 
@@ -44,26 +44,26 @@ def load(name):
 
         def only_out(q, k, v, causal):
             out = fa3(q, k, v, causal=causal)
-            return out[0] if isinstance(out, tuple) else out  # older ones return the log-sum-exp, too
+            return out[0] if isinstance(out, tuple) else out  # older versions also return the log-sum-exp
 
         return only_out
     return _sdpa if name == "sdpa" else _sdpa_by(_BACKENDS[name])
 
 
 def _sdpa(q, k, v, causal):
-    """torch's own choice of a backend. It wants the heads before the sequence: views, nothing is copied."""
+    """torch's choice of a backend. It expects heads before the sequence: these are views, without copies."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
 def _sdpa_by(backend):
     def attend(q, k, v, causal):
-        with sdpa_kernel(backend):  # fails rather than take another
+        with sdpa_kernel(backend):  # fails instead of choosing another backend
             return _sdpa(q, k, v, causal)
 
     return attend
 
 
 def nothing(q, k, v, causal):
-    """A view in the place of attention: what a step costs without it."""
+    """A view in place of attention: measures a step without attention."""
     return v

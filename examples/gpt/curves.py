@@ -1,5 +1,6 @@
-"""The losses as one picture, legible on light and on dark pages: of each library the mean over its seeds, their spread
-as a band, and a table of what a step costs."""
+"""The losses as one picture for light and dark pages. It has each library's mean over its seeds, their spread as a
+band, and a table of step times.
+"""
 
 import html
 import math
@@ -17,7 +18,7 @@ text { font-family: -apple-system, "Segoe UI", Roboto, "DejaVu Sans", Helvetica,
 </style>
 """
 WIDTH, LEFT, TOP, PLOT_WIDTH, PLOT_HEIGHT, ROW = 760, 64, 92, 668, 300, 24
-# Curves that agree lie on each other: the first is broad, the others are dashed, each with gaps of its own.
+# Equal curves overlap: the first is broad, all later ones are dashed with different gaps.
 DASHES = ((5, None), (2, "8 8"), (2, "3 7"), (2, "12 5 2 5"), (2, "1 5"))
 COLUMNS = (("final loss", 310), ("spread", 390), ("ms a step", 490), ("attention", 590), ("two runs", 732))
 
@@ -30,7 +31,9 @@ def _text(x, y, text, size=12, color="soft", anchor="start", extra=""):
 
 
 def smoothed(losses):
-    """Mean of each step and those before it, up to a fortieth of all: single batches differ by more than libraries."""
+    """The mean of each step and the steps before it, up to a fortieth of all, because single batches differ more than
+    libraries.
+    """
     window = max(1, len(losses) // 40)
     return [statistics.fmean(losses[max(0, n - window + 1) : n + 1]) for n in range(len(losses))]
 
@@ -53,7 +56,7 @@ def _axes(highest, steps, x, y):
 
 
 def draw(record, titles):
-    """record: what train.py writes as JSON. titles: of its libraries."""
+    """record: the JSON that train.py writes. titles: of its libraries."""
     names, steps = list(record["libraries"]), record["steps"]
     losses = {n: [smoothed(run["losses"]) for run in record["runs"] if run["attention"] == n] for n in names}
     finite = [loss for curves in losses.values() for curve in curves for loss in curve if math.isfinite(loss)]

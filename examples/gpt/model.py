@@ -1,4 +1,4 @@
-"""A GPT: learned positions, blocks of causal attention and a perceptron behind LayerNorms, embedding and head tied."""
+"""A GPT: learned positions, blocks of causal attention and a perceptron after LayerNorms, tied embedding and head."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ class Size:
     layers: int
     width: int
     heads: int
-    tokens: int  # of a sequence
+    tokens: int  # per sequence
     vocabulary: int = 256  # bytes
 
 
@@ -27,7 +27,7 @@ class Block(nn.Module):
         self.gelu = nn.GELU(approximate="tanh")
 
     def forward(self, x):
-        # (batch, seqlen, heads, head_dim) each: views into one projection, which attention reads where they lie.
+        # (batch, seqlen, heads, head_dim) each: views of one projection, which attention reads without copies.
         q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         x = x + self.out(self.attend(q, k, v, causal=True).flatten(2))
         return x + self.down(self.gelu(self.up(self.norm_2(x))))
@@ -45,7 +45,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(size.width, size.vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # What is added to the residual stream adds up over the layers to what one of them would.
+                # The additions of all layers to the residual stream together have the size of one layer's.
                 added = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * size.layers) ** 0.5 if added else 0.02)
         self.head.weight = self.embedding.weight
@@ -55,7 +55,7 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
     def lookup(self, tokens):
-        """self.embedding(tokens), whose gradient torch sums up on a GPU in any order: that of a product has one."""
+        """self.embedding(tokens). torch sums its gradient on a GPU in any order; a product has a fixed order."""
         weight = self.embedding.weight
         with torch.autocast(weight.device.type, enabled=False):
             return nn.functional.one_hot(tokens, len(weight)).to(weight.dtype) @ weight
@@ -66,6 +66,6 @@ class GPT(nn.Module):
 
 
 def cross_entropy(model, tokens):
-    """Mean loss in nats of each token of (batch, seqlen + 1) but the first, from those before it."""
+    """Mean loss in nats of each token of (batch, seqlen + 1) except the first, predicted from the tokens before it."""
     logits = model(tokens[:, :-1])
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())

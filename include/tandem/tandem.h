@@ -1,27 +1,16 @@
-/* Tandem: exact attention, forward and backward. The C interface (C11, C++ friendly, needs no other header).
+/* Tandem: exact attention, forward and backward. The C interface (C11 and C++; includes no other header of Tandem).
  *
  *   out = softmax(mask(score_mod(bias(softcap(softmax_scale * q k^T))))) v
  *
- * Shapes. Dense tensors are (batch, seqlen, heads, head_dim); packed ones are (total, heads, head_dim) with cu_seqlens.
- * Any strides with a contiguous last dimension. Query head h reads key/value head h / (heads_q / heads_k).
+ * Shapes: dense tensors are (batch, seqlen, heads, head_dim); packed tensors are (total, heads, head_dim) with
+ * cu_seqlens. Strides are free, but the last dimension is contiguous. Query head h reads key/value head
+ * h / (heads_q / heads_k).
  *
- * A call: fill one tandem_attention_args, ask tandem_workspace_size once per shape, then tandem_forward and
- * tandem_backward as often as wanted. Nothing is written before the whole call has been checked. No function throws,
- * aborts or prints (but for the environment variable TANDEM_LOG=1: a line to stderr for every call on a GPU, saying
- * which kernel runs). A failed call returns a code; tandem_last_error() has one sentence that names the argument, its
- * value, the rule and the way out.
+ * Use: fill tandem_attention_args, call tandem_workspace_size once per shape, then tandem_forward and tandem_backward.
  *
- * GPUs. A context of device "cuda:N" works on tensors of device {TANDEM_CUDA, N}, through the device's primary context,
- * which it shares with torch and others. tandem_forward puts the work on the caller's stream and returns; it neither
- * allocates nor waits, so it can be captured into a graph. A kernel that was not used before is compiled first, by
- * NVRTC or from the cache on disk: tandem_prepare does that ahead. The host reads no device memory (but see validate):
- * indices that lie there are clamped to the tensors by the kernels. Errors of the device itself may surface in a later
- * call. "vgpu:h200" and others of its kind run the same kernels on a virtual GPU, which checks them: tensors are in
- * host memory, calls return when their work is done, and streams are ignored (docs/virtual-gpu.md).
- *
- * Threads. Every function may be called from any thread. One context may serve several threads at once; each call needs
- * its own workspace.
- */
+ * Errors: a call is checked completely before anything is written. No function throws, aborts or prints. A failed call
+ * returns a code, and tandem_last_error() names the argument, its value, the rule and the remedy. TANDEM_LOG=1 in the
+ * environment writes one line to stderr for every call on a GPU: it names the kernel. */
 #ifndef TANDEM_TANDEM_H_
 #define TANDEM_TANDEM_H_
 
@@ -44,7 +33,7 @@ extern "C" {
 
 /* ---- Tensors: DLPack's DLTensor, bit for bit ------------------------------------------------------------------- */
 
-/* DLPack's device types that Tandem knows by name. */
+/* DLPack's device types with a name in Tandem. */
 enum { TANDEM_CPU = 1, TANDEM_CUDA = 2 };
 
 /* DLPack's type codes. bool is (TANDEM_BOOL, 8), bf16 is (TANDEM_BFLOAT, 16), f16 is (TANDEM_FLOAT, 16). */
@@ -75,10 +64,10 @@ typedef struct tandem_tensor {
 
 typedef enum tandem_status {
   TANDEM_OK = 0,
-  TANDEM_INVALID_ARGUMENT = 1,    /* the call contradicts itself or these semantics */
-  TANDEM_UNSUPPORTED = 2,         /* a meaningful call that this device or version does not serve */
-  TANDEM_WORKSPACE_TOO_SMALL = 3, /* give at least tandem_workspace_size() bytes */
-  TANDEM_COLD_KERNEL = 4,         /* a kernel would be compiled during graph capture: call tandem_prepare first */
+  TANDEM_INVALID_ARGUMENT = 1,    /* the arguments contradict each other or a rule of this file */
+  TANDEM_UNSUPPORTED = 2,         /* a valid call that this device or version does not serve */
+  TANDEM_WORKSPACE_TOO_SMALL = 3, /* workspace_bytes is below tandem_workspace_size() */
+  TANDEM_COLD_KERNEL = 4,         /* capture would compile a kernel: call tandem_prepare first */
   TANDEM_NO_COMPILER = 5,         /* a kernel must be compiled and no NVRTC was found */
   TANDEM_DEVICE_ERROR = 6,        /* the device or its driver reported an error */
   TANDEM_INTERNAL_ERROR = 7       /* a defect of Tandem: please report it */
@@ -87,7 +76,7 @@ typedef enum tandem_status {
 /* "0.2.0"; static storage. */
 TANDEM_API const char* tandem_version(void);
 
-/* The sentence for the last call of this thread that failed, or "". Valid until this thread's next failing call. */
+/* The error message of this thread's last failed call, or "". It is valid until this thread's next failed call. */
 TANDEM_API const char* tandem_last_error(void);
 
 /* "invalid argument", "unsupported", ...; static storage. Any integer may be passed. */
@@ -95,38 +84,52 @@ TANDEM_API const char* tandem_status_name(int32_t status);
 
 /* ---- Context ---------------------------------------------------------------------------------------------------- */
 
-/* Owns what is not a call's: the device, its compiled kernels, the threads. NULL is accepted wherever a context is
- * asked for and means the process default: device "cpu", one thread per core this process may run on. */
+/* GPUs. A context of device "cuda:N" works on tensors of device {TANDEM_CUDA, N}. It uses the device's primary context,
+ * which torch and other libraries share. tandem_forward enqueues its kernels on the caller's stream and returns. It
+ * neither allocates nor synchronizes, so that a graph can capture it. NVRTC compiles a kernel before its first use,
+ * unless the cache on disk has it; tandem_prepare does this in advance. The host reads no device memory unless validate
+ * is set: kernels clamp indices on the device to the tensors. A later call may report errors of the device.
+ *
+ * Virtual GPUs ("vgpu:h200", ...) run the same kernels in software and check them. Tensors are in host memory, streams
+ * are ignored, and a call returns when its results are written (docs/virtual-gpu.md).
+ *
+ * Threads. Any thread may call any function. Several threads may use one context at once; each call needs its own
+ * workspace. */
+
+/* Owns the device, its compiled kernels and its threads. Every function accepts NULL for the process default: device
+ * "cpu" with one thread per core that this process may use. */
 typedef struct tandem_context tandem_context;
 
-/* Calls body(body_data, task) once for every task in [0, tasks), in any order, on any threads, and returns when all
- * have returned. Serving it serially is allowed. Must not unwind. */
+/* Calls body(body_data, task) once for every task in [0, tasks), in any order and on any threads. Returns after all
+ * calls have returned. A serial loop is allowed. Must not unwind. */
 typedef void (*tandem_parallel_for)(void* user_data, int32_t tasks, void (*body)(void* body_data, int32_t task),
                                     void* body_data);
 
 typedef struct tandem_context_options {
-  int64_t size;                     /* sizeof(tandem_context_options) */
-  const char* device;               /* "cpu" (NULL means "cpu"), "cuda" (the first GPU), "cuda:N", "vgpu:MODEL" */
-  int32_t threads;                  /* most threads a call may use, 1..1024; 0: one per available core. GPUs: ignored */
-  tandem_parallel_for parallel_for; /* the caller's threads; NULL: the context starts its own, asleep between calls */
+  /* threads: the maximum per call, 1..1024; 0 means one per available core. GPUs ignore it. parallel_for runs tasks
+   * on the caller's threads. NULL: the context starts threads, which sleep between calls. */
+  int64_t size;
+  const char* device; /* "cpu" (default), "cuda" (first GPU), "cuda:N", "vgpu:MODEL" */
+  int32_t threads;
+  tandem_parallel_for parallel_for;
   void* parallel_for_data;
 } tandem_context_options;
 
 /* options may be NULL. On failure *context is set to NULL. */
 TANDEM_API tandem_status tandem_context_create(const tandem_context_options* options, tandem_context** context);
-/* NULL is ignored. No call may be under way on the context. */
+/* NULL is ignored. No call may be running on the context. */
 TANDEM_API void tandem_context_destroy(tandem_context* context);
-/* One line about what will run: "cpu, 2 threads, AVX3_ZEN4 with bf16 dot products", or "cuda:0, NVIDIA H200, 132 SMs,
- * driver 13.0, kernels compiled by NVRTC 13.0". Valid while the context lives. */
+/* One line that describes the context. Examples: "cpu, 2 threads, AVX3_ZEN4 with bf16 dot products" and "cuda:0,
+ * NVIDIA H200, 132 SMs, driver 13.0, kernels compiled by NVRTC 13.0". Valid while the context exists. */
 TANDEM_API const char* tandem_context_description(tandem_context* context);
-/* The number of threads a call may use; 1 on a GPU. */
+/* The number of threads that a call may use; 1 on a GPU. */
 TANDEM_API int32_t tandem_context_threads(tandem_context* context);
 
 /* ---- Score and mask modifications: since 0.2 (docs/mods.md) -------------------------------------------------------
  */
 
-/* A number that a text names. Its value comes with each call: another one needs no compilation. One that is to be
- * trained is given as a tensor without dimensions. */
+/* A number that an expression names. Each call passes its value; a new value needs no compilation. A number that
+ * needs a gradient is passed as a tensor without dimensions. */
 typedef struct tandem_mod_scalar {
   const char* name;
   int32_t type;     /* TANDEM_FLOAT, TANDEM_INT (32 bits) or TANDEM_BOOL */
@@ -134,15 +137,17 @@ typedef struct tandem_mod_scalar {
   double value;
 } tandem_mod_scalar;
 
-/* A tensor that a text reads: 0 to 4 dimensions, any strides, bool, int32, int64 or float. backward: gradient, of the
- * tensor's shape, its dtype or float32; NULL: not wanted. Of floats in a score_mod only. */
+/* A tensor that an expression reads: 0 to 4 dimensions, any strides; bool, int32, int64 or float. backward writes
+ * gradient, which has the tensor's shape and its dtype or float32. NULL: no gradient. Only float tensors of a
+ * score_mod have one. */
 typedef struct tandem_mod_tensor {
   const char* name;
   const tandem_tensor* tensor;
   const tandem_tensor* gradient;
 } tandem_mod_tensor;
 
-/* One line such as "score - slope[head] * abs(q - k)", with what it names. Read in each call, and not kept. */
+/* One line such as "score - slope[head] * abs(q - k)", with the scalars and tensors that it names. The call reads it
+ * and keeps no pointer to it. */
 typedef struct tandem_mod {
   int64_t size; /* sizeof(tandem_mod) */
   const char* text;
@@ -154,247 +159,274 @@ typedef struct tandem_mod {
 
 /* ---- Attention -------------------------------------------------------------------------------------------------- */
 
-/* Where the diagonal of causal, window and ALiBi lies: key j is at distance i + offset - j from query i. */
+/* The diagonal of causal masks, windows and ALiBi: key j is at distance i + offset - j from query i. */
 enum {
-  TANDEM_BOTTOM_RIGHT = 0, /* offset = seqlen_k - seqlen_q (the used lengths): the last query meets the last key */
-  TANDEM_TOP_LEFT = 1,     /* offset = 0: the first query meets the first key */
-  TANDEM_EXPLICIT = 2      /* offset = diagonal_offset + diagonal_offsets[sequence] */
+  /* offset = seqlen_k - seqlen_q (used lengths): the diagonal ends at the last query and the last key. */
+  TANDEM_BOTTOM_RIGHT = 0,
+  /* offset = 0: the diagonal begins at the first query and the first key. */
+  TANDEM_TOP_LEFT = 1,
+  /* offset = diagonal_offset + diagonal_offsets[sequence]. */
+  TANDEM_EXPLICIT = 2
 };
 
-/* A window bound that bounds nothing. */
+/* An unbounded side of a window. */
 #define TANDEM_UNBOUNDED INT64_MAX
 
 /* Bits of tandem_attention_args.window. */
 enum { TANDEM_WINDOW_LEFT = 1, TANDEM_WINDOW_RIGHT = 2 };
 
-/* One struct for every function below. Set size, zero the rest, fill in what the problem has: zero bytes are the
- * defaults, a NULL tensor is an absent one. The struct of an older version, which is shorter, is accepted as if it
- * ended with zeros; that of a later one, when what this version does not know of it is zero (docs/abi.md).
+/* The arguments of every function below. Set size, zero the rest, then fill in the fields that the call uses: zero
+ * is the default, and a NULL tensor is absent. A shorter struct of an older version is accepted: the missing fields
+ * are zero. A longer struct of a later version is accepted if the fields unknown to this version are zero
+ * (docs/abi.md).
  *
- * dtype T below: float32, bfloat16 or float16 (float64 is served on the CPU by the reference loops). q, k and v share
- * it. A result (out and every gradient), and what backward reads of one (out, dout), is of T or float32, each for
- * itself: float32 has what T would lose where parts are merged or gradients added up. float64 goes with float64. */
+ * dtype T: float32, bfloat16 or float16; also float64 on the CPU, by reference loops. q, k and v have dtype T. out,
+ * dout and every gradient have dtype T or float32, each chosen separately. float32 keeps digits that T would lose
+ * when parts are merged or gradients are added. A float64 call uses float64 for all of them. */
 typedef struct tandem_attention_args {
   int64_t size; /* sizeof(tandem_attention_args) */
 
-  /* Inputs, T. Dense (batch, seqlen_q, heads_q, head_dim), (batch, seqlen_k, heads_k, head_dim) and
-   * (batch, seqlen_k, heads_k, head_dim_v); packed (total_q, ...), (total_k, ...), (total_k, ...).
-   * With page_table k and v are (pages, page_size, heads_k, ...). */
+  /* Inputs of dtype T. Dense: (batch, seqlen_q, heads_q, head_dim), (batch, seqlen_k, heads_k, head_dim) and (batch,
+   * seqlen_k, heads_k, head_dim_v). Packed: (total_q, ...), (total_k, ...) and (total_k, ...). page_table gives k
+   * and v the shape (pages, page_size, heads_k, ...). */
   const tandem_tensor* q;
   const tandem_tensor* k;
   const tandem_tensor* v;
 
-  /* Outputs of forward, inputs of backward. out like q with head_dim_v, T or float32. lse float32 (or float64 where T
-   * is), natural logarithm, (batch, heads_q, seqlen_q) or packed (heads_q, total_q), any strides; includes the sink;
-   * -inf for a row that sees no key. forward: lse is optional. backward: both are required. */
+  /* Outputs of forward, inputs of backward. out: the shape of q with head_dim_v; T or float32. lse: natural
+   * logarithm, float32 (float64 if T is), any strides; (batch, heads_q, seqlen_q) or packed (heads_q, total_q). It
+   * includes the sink and is -inf for a row without visible keys. forward: lse is optional. backward: both are
+   * required. */
   const tandem_tensor* out;
   const tandem_tensor* lse;
 
-  /* backward: the gradient of out (required) and of lse (optional), then the wanted gradients: each may be NULL, and is
-   * of T or float32. Of a float32 dout products take what T has of it. */
+  /* backward: dout (required) and dlse (optional) are the gradients of out and lse. dq, dk and dv are outputs of T
+   * or float32; a NULL gradient is not computed. A float32 dout is rounded to T before it enters a matrix product. */
   const tandem_tensor* dout;
   const tandem_tensor* dlse;
   const tandem_tensor* dq;
   const tandem_tensor* dk;
   const tandem_tensor* dv;
 
-  /* Added to the scores after softcap: (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), float32 or T, with gradient dbias
-   * (same shape, its dtype or float32, summed over broadcast dimensions); or boolean, true = visible. Not for packed
-   * calls. */
+  /* A bias is added to the scores after softcap: (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), float32 or T. Its
+   * gradient dbias has the same shape and the bias's dtype or float32, and sums over broadcast dimensions. A boolean
+   * bias is a mask: true means visible. Dense calls only. */
   const tandem_tensor* bias;
   const tandem_tensor* dbias;
 
-  /* One extra logit per query head that takes part in the softmax and has no value: (heads_q), float32 or T, with
-   * gradient dsink (its dtype or float32). Of parts that are to be merged one alone has it: see tandem_merge. */
+  /* One extra logit per query head, which enters the softmax and has no value: (heads_q), float32 or T. Its gradient
+   * dsink has its dtype or float32. If parts are merged, exactly one part has the sink: see tandem_merge. */
   const tandem_tensor* sink;
   const tandem_tensor* dsink;
 
-  /* Adds -slope * |i + offset - j|: (heads_q) or (batch, heads_q), float32. */
+  /* ALiBi adds -slope * |i + offset - j| to the scores: (heads_q) or (batch, heads_q), float32. */
   const tandem_tensor* alibi_slopes;
 
-  /* Packed calls: (batch + 1), int32, from 0, not decreasing, ending at total. Both or cu_seqlens_q with page_table. */
+  /* Packed calls: (batch + 1), int32, from 0, not decreasing, ending at total. Give both, or cu_seqlens_q with
+   * page_table. */
   const tandem_tensor* cu_seqlens_q;
   const tandem_tensor* cu_seqlens_k;
-  /* Used lengths: (batch), int32, at most the sequence's own length. Rows of out, dq, dk and dv beyond them are
-   * set to zero, of lse to -inf. */
+  /* Used lengths: (batch), int32, at most the sequence's own length. Rows beyond them are set to zero in out, dq, dk
+   * and dv, and to -inf in lse. */
   const tandem_tensor* seqused_q;
   const tandem_tensor* seqused_k;
-  /* (batch, max_pages), int32: the page that holds keys [p * page_size, (p + 1) * page_size) of a sequence. */
+  /* (batch, max_pages), int32: the page that holds keys [p * page_size, (p + 1) * page_size) of a sequence. Refused:
+   * the CPU and GPUs return TANDEM_UNSUPPORTED in this version. */
   const tandem_tensor* page_table;
-  /* At least the longest sequence. Packed calls: 0 is taken as total on the CPU and refused on other devices. */
+  /* At least the longest sequence's length. Packed calls: 0 means total on the CPU and is refused on other devices. */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 
-  double softmax_scale; /* 0: 1 / sqrt(head_dim) */
-  double softcap;       /* 0: off; else scores become softcap * tanh(score / softcap); > 0 */
+  /* softmax_scale: 0 means 1 / sqrt(head_dim). softcap: 0 means off; a positive one replaces a score by softcap *
+   * tanh(score / softcap). */
+  double softmax_scale;
+  double softcap;
 
-  int32_t causal;       /* nonzero: window_right is 0, or its own value where that is less */
-  int32_t alignment;    /* TANDEM_BOTTOM_RIGHT, TANDEM_TOP_LEFT or TANDEM_EXPLICIT */
-  int32_t window;       /* TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT: which of the two bounds below hold */
-  int32_t reserved;     /* zero */
-  int64_t window_left;  /* key j is visible when i + offset - window_left <= j <= i + offset + window_right; */
-  int64_t window_right; /* either sign; left + right >= 0 */
+  int32_t causal;    /* nonzero: window_right is at most 0 */
+  int32_t alignment; /* TANDEM_BOTTOM_RIGHT, TANDEM_TOP_LEFT or TANDEM_EXPLICIT */
+  /* The bounds that apply: TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT. */
+  int32_t window;
+  int32_t reserved; /* zero */
+  /* Key j is visible if i + offset - window_left <= j <= i + offset + window_right. Bounds have either sign, but
+   * their sum is at least 0. */
+  int64_t window_left;
+  int64_t window_right;
 
-  /* Philox4x32-7 with key (seed.lo, seed.hi + offset.hi) and counter (column / 16, row, sequence * heads_q + head,
-   * offset.lo). With c = column % 16, byte (c / 2) % 4, from the least, of word 2 * (c / 8) + c % 2 drops the entry
-   * when it is below t = dropout_p * 256, rounded to an integer, but from 1 to 255 unless dropout_p is 0. Kept entries
-   * are scaled by 256 / (256 - t). The LSE is that of the undropped softmax. */
-  double dropout_p; /* [0, 1), and 0: nothing is dropped */
+  /* Dropout uses Philox4x32-7 with key (seed.lo, seed.hi + offset.hi) and counter (column / 16, row, sequence *
+   * heads_q + head, offset.lo). With c = column % 16, the entry's byte is byte (c / 2) % 4 (0 is least significant)
+   * of word 2 * (c / 8) + c % 2. An entry is dropped if its byte is below t. t is dropout_p * 256, rounded to an
+   * integer in [1, 255], or 0 if dropout_p is 0. Kept entries are scaled by 256 / (256 - t). lse is the LSE of the
+   * softmax without dropout.
+   *
+   * If seed_ptr or offset_ptr is not NULL, the device reads the value there instead. */
+  double dropout_p; /* [0, 1) */
   uint64_t dropout_seed;
   uint64_t dropout_offset;
-  const uint64_t* dropout_seed_ptr;   /* when not NULL, read on the device in place of dropout_seed */
-  const uint64_t* dropout_offset_ptr; /* when not NULL, read on the device in place of dropout_offset */
+  const uint64_t* dropout_seed_ptr;
+  const uint64_t* dropout_offset_ptr;
 
-  int32_t num_splits;      /* decode: number of parts the keys are split into; 0: chosen for the device */
-  int32_t deterministic;   /* nonzero: backward is bitwise reproducible (on the CPU it always is) */
-  int32_t batch_invariant; /* nonzero: a sequence's result depends on nothing else in the batch and on no split */
-  int32_t validate;        /* nonzero: synchronise and check index tensors that live on a device */
+  /* Changes no result. The CPU ignores it: 0..1024 are accepted. A GPU accepts 0 and 1 and refuses more in this
+   * version. */
+  int32_t num_splits;
+  /* Changes no result: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
+  int32_t deterministic;
+  /* Nonzero: a sequence's result depends on no other sequence of the batch. */
+  int32_t batch_invariant;
+  /* Nonzero: the call synchronises and checks the index tensors on the device. */
+  int32_t validate;
 
   /* ---- From here on since 0.2 ---- */
 
-  /* With TANDEM_EXPLICIT, else 0 and NULL: the diagonal's offset, in keys, of either sign, is their sum, as when
-   * queries and keys are parts of longer sequences (offset = where the first query lies - where the first key lies).
-   * diagonal_offsets: (batch), int32, read on the device; NULL: zeros. A sum beyond +-2^29 counts as +-2^29. */
+  /* With TANDEM_EXPLICIT only, else 0 and NULL. Their sum is the diagonal's offset in keys, of either sign. Queries
+   * and keys that are parts of longer sequences use offset = first query's position - first key's position.
+   * diagonal_offsets: (batch), int32, read on the device; NULL means zeros. Sums are clamped to +-2^29. */
   int64_t diagonal_offset;
   const tandem_tensor* diagonal_offsets;
 
-  /* backward, nonzero: every gradient is added to what its tensor holds, in float32 (float64 where T is), and rounded
-   * once to the tensor's dtype. Rows beyond the used lengths stay as they are. The same bits in every run. */
+  /* backward, nonzero: every gradient is added to its tensor's contents. The sum is float32 (float64 if T is), is
+   * rounded once to the tensor's dtype, and is bitwise reproducible. Rows beyond the used lengths do not change. */
   int32_t accumulate;
 
-  /* At most so many of a GPU's multiprocessors are taken, for other work to run beside (a cluster of kernels that
-   * multiply in pairs takes two); 0: all. Changes no bits. Ignored on the CPU: see tandem_context_options.threads. */
+  /* The number of a GPU's multiprocessors that a call may use; 0 means all. The rest stay free for other work. A
+   * kernel with clusters of two CTAs uses at least two. Changes no bits. The CPU ignores it: see
+   * tandem_context_options.threads. */
   int32_t sm_limit;
 
-  /* Changes every score: a float of score, batch, head, q, k, seqlen_q, seqlen_k and what it names. After softcap,
-   * ALiBi and bias, before masks; -inf hides. Positions are counted from 0 in their sequence, wherever the diagonal
-   * lies. */
+  /* Changes every score: a float expression of score, batch, head, q, k, seqlen_q, seqlen_k and the names of its
+   * scalars and tensors. It is applied after softcap, ALiBi and bias, and before masks; -inf hides a key. Positions
+   * count from 0 in their sequence and do not depend on the diagonal. */
   const tandem_mod* score_mod;
-  /* Says which keys are visible, beside causal, window and boolean bias: a bool of the same, but for score. */
+  /* Hides keys in addition to causal, window and boolean bias: a bool expression of the same names without score. */
   const tandem_mod* mask_mod;
 
-  /* A block mask, as torch's BlockMask has it: for each block of mask_block_q queries the blocks of mask_block_k keys
-   * of which it may see some keys, in any order. Its other blocks are hidden, and on GPUs left out. In full_kv_indices
-   * are blocks that are seen whole, whatever mask_mod says; in kv_indices those of which mask_mod, where there is one,
-   * says what is seen. One in both is seen whole; causal, window and boolean bias hide what they hide. int32:
-   * kv_num_blocks (batch|1, heads_q|1, blocks of queries), kv_indices (batch|1, heads_q|1, blocks of queries, any
-   * number), any strides; both, or NULL. full_kv_num_blocks and full_kv_indices likewise, beside those. Of a row of
-   * indices the first kv_num_blocks[...] count. They are read where they lie: counts are clamped to the row, and an
-   * index that is no block of keys is none. Dense calls only. */
+  /* A block mask in the format of torch's BlockMask. For each block of mask_block_q queries it lists blocks of
+   * mask_block_k keys, in any order. A GPU skips the blocks that are in no list: their keys are hidden.
+   *
+   *   full_kv_indices  all keys of the block are visible; mask_mod is not evaluated
+   *   kv_indices       mask_mod decides; without a mask_mod all keys are visible
+   *
+   * A block in both lists counts as full. Causal, window and boolean bias apply in addition. All are int32 with any
+   * strides: kv_num_blocks (batch|1, heads_q|1, blocks of queries), kv_indices (batch|1, heads_q|1, blocks of queries,
+   * any number). Give both or neither; the full lists follow the same rule. The first kv_num_blocks[...] indices of a
+   * row count. The device clamps counts to the row and ignores an index that is no block of keys. Dense calls only. */
   const tandem_tensor* kv_num_blocks;
   const tandem_tensor* kv_indices;
   const tandem_tensor* full_kv_num_blocks;
   const tandem_tensor* full_kv_indices;
-  int64_t mask_block_q; /* with them at least 1, else 0 */
+  int64_t mask_block_q; /* at least 1 with a block mask, else 0 */
   int64_t mask_block_k;
 
-  /* Output of forward, optional, like lse: the largest score that a query sees, as the softmax takes it (after
-   * score_mod and masks, the sink left out). -inf for a row that sees no key; NaN where one of its scores is. On a GPU
-   * a kernel of its own makes all scores anew. */
+  /* Output of forward, optional, with the shape and dtype rules of lse: the largest visible score of each query. It
+   * is read after score_mod and masks, without the sink. -inf: no visible key; NaN: a score is NaN. A GPU runs one
+   * more kernel, which computes all scores again. */
   const tandem_tensor* max_scores;
 
-  /* Nonzero: the block mask's lists are those that tandem_make_block_mask makes of this mask_mod, with what it names as
-   * it is now, and of these lengths. So they say nothing that mask_mod does not say, and are not read where that is a
-   * window: such a mask_mod, alone or with this, is as fast as causal and window. */
+  /* Nonzero: the lists equal the result of tandem_make_block_mask for this mask_mod, with its present scalars and
+   * tensors, and these lengths. A mask_mod that is a causal mask or a window then runs as fast as those options, and
+   * the lists are not read. */
   int32_t blocks_of_mask_mod;
   int32_t reserved_2; /* zero */
 } tandem_attention_args;
 
-/* What a check, a workspace or a preparation is for. */
+/* The pass that a check, a workspace size or a preparation is for. */
 typedef enum tandem_pass { TANDEM_FORWARD = 0, TANDEM_BACKWARD = 1 } tandem_pass;
 
-/* Whether the call would be served, and if not, why (tandem_last_error). Ignores data pointers: tensors may be
+/* Returns TANDEM_OK if the call would be served, else the error of the call. Ignores data pointers: tensors may be
  * unallocated. */
 TANDEM_API tandem_status tandem_check(tandem_context* context, tandem_pass pass, const tandem_attention_args* args);
 
-/* Bytes of scratch memory the call needs, for this context; the same for equal shapes. Ignores data pointers. */
+/* The number of bytes of workspace that the call needs on this context. Equal shapes need the same number. Ignores
+ * data pointers. */
 TANDEM_API tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass,
                                                const tandem_attention_args* args, size_t* bytes);
 
-/* Compiles ahead what the call needs (nothing on the CPU), so that the call itself only launches. Ignores data
- * pointers. */
+/* Compiles the kernels of the call, so that the call itself only launches them. Does nothing on the CPU. Ignores
+ * data pointers. */
 TANDEM_API tandem_status tandem_prepare(tandem_context* context, tandem_pass pass, const tandem_attention_args* args);
 
-/* out and lse. workspace: workspace_bytes of the device's memory, any alignment; NULL when 0 are needed.
- * stream: a CUstream (cudaStream_t) of the context's device, NULL for its default stream; NULL on the CPU, where the
- * call returns when the work is done. */
+/* Writes out, and lse unless it is NULL. workspace: workspace_bytes of the device's memory, any alignment; NULL if 0
+ * are needed. stream: a CUstream (cudaStream_t) of the context's device; NULL is its default stream. On the CPU
+ * stream is NULL, and the call returns when the results are written. */
 TANDEM_API tandem_status tandem_forward(tandem_context* context, const tandem_attention_args* args, void* workspace,
                                         size_t workspace_bytes, void* stream);
 
-/* The gradients that are not NULL, from q, k, v, out, lse, dout and dlse. */
+/* Writes the gradients that are not NULL. Reads q, k, v, out, lse, dout and dlse. */
 TANDEM_API tandem_status tandem_backward(tandem_context* context, const tandem_attention_args* args, void* workspace,
                                          size_t workspace_bytes, void* stream);
 
 /* ---- Merging: since 0.2 ----------------------------------------------------------------------------------------- */
 
-/* What queries give over all keys, from what they give over parts of them, each the result of a tandem_forward:
+/* Merges attention over disjoint sets of keys, each computed by one tandem_forward, into attention over all keys:
  *
  *   lse = log(sum over parts of exp(part_lse)),   out = sum over parts of exp(part_lse - lse) * part_out
  *
- * A part whose lse is -inf (it shows the query no key) weighs nothing, and its out is not looked at; where all are, out
- * is 0 and lse -inf. An lse that is NaN or +inf makes out and lse of that query and head NaN. Sums are of float32, in
- * the order of the parts.
+ * Sums are float32, in the order of the parts. A part with lse -inf (no visible key) has weight 0, and its out is not
+ * read. If every part has lse -inf, out is 0 and lse is -inf. An lse of NaN or +inf makes out and lse of that query and
+ * head NaN.
  *
- * A sink belongs to the whole softmax: give it to the forward of exactly one part, whichever, or it counts several
- * times. The backward of every part takes the merged out and lse; sink and dsink belong in one of these calls. */
+ * A sink belongs to the whole softmax: pass it to the forward of exactly one part, or it counts several times. The
+ * backward of every part reads the merged out and lse; pass sink and dsink to exactly one of these calls. */
 typedef struct tandem_merge_args {
-  int64_t size;  /* sizeof(tandem_merge_args) */
-  int64_t parts; /* how many there are, at least 1; on a GPU more than 60 need a float32 out, and lse */
+  int64_t size; /* sizeof(tandem_merge_args) */
+  /* The number of parts, at least 1. On a GPU more than 60 parts need a float32 out, and lse. */
+  int64_t parts;
 
-  /* `parts` tensors each. out: (batch, seqlen, heads, head_dim) or (total, heads, head_dim), of float32, bfloat16 or
-   * float16, each for itself (float64 where all are, on the CPU). lse: (batch, heads, seqlen) or (heads, total),
-   * float32 (or float64 where out is). Any strides with a contiguous head_dim. */
+  /* `parts` tensors each. out: (batch, seqlen, heads, head_dim) or (total, heads, head_dim), float32, bfloat16 or
+   * float16, each chosen separately. On the CPU all may be float64. lse: (batch, heads, seqlen) or (heads, total),
+   * float32, or float64 if out is. Strides are free, but head_dim is contiguous. */
   const tandem_tensor* const* part_out;
   const tandem_tensor* const* part_lse;
 
-  /* The result, of the same shapes; lse may be NULL. They may be a part's own tensors, in place; else they overlap
-   * none. */
+  /* The results, with the same shapes; lse may be NULL. A result may be a part's tensor (in place); otherwise it
+   * must not overlap any part. */
   const tandem_tensor* out;
   const tandem_tensor* lse;
 } tandem_merge_args;
 
-/* stream: as for tandem_forward. Needs no workspace. */
+/* stream: see tandem_forward. No workspace is needed. */
 TANDEM_API tandem_status tandem_merge(tandem_context* context, const tandem_merge_args* args, void* stream);
 
-/* Compiles ahead what every merge on the context's GPU needs; nothing on the CPU. */
+/* Compiles every kernel that a merge on the context's GPU needs. Does nothing on the CPU. */
 TANDEM_API tandem_status tandem_prepare_merge(tandem_context* context);
 
 /* ---- Block masks of a mask_mod: since 0.2 ----------------------------------------------------------------------- */
 
-/* The lists of blocks that tandem_attention_args takes, made from a mask_mod. A block is full where it is seen whole
- * and lies within the sequences, else partial where some of it is seen: as torch's create_block_mask has it. Of each
- * block the text is first asked for all of it at once, by interval arithmetic; where that does not decide, for one
- * query and key after the other. Nothing of seqlen_q x seqlen_k is held. */
+/* Computes the block lists of tandem_attention_args from a mask_mod, with the rules of torch's create_block_mask. A
+ * block is full if all its pairs are visible and lie within the sequences. It is partial if some are visible.
+ * Interval arithmetic evaluates the mask_mod for a whole block first; undecided blocks are evaluated pair by pair.
+ * Memory does not grow with seqlen_q * seqlen_k. */
 typedef struct tandem_block_mask_args {
   int64_t size; /* sizeof(tandem_block_mask_args) */
   const tandem_mod* mask_mod;
-  int64_t batch; /* that have lists of their own, from 0 on: 1 where the text does not read it */
+  /* batch and heads: the size of the lists, for sequences and heads from 0 on; 1 if the mask_mod does not read batch
+   * or head. */
+  int64_t batch;
   int64_t heads;
   int64_t seqlen_q;
   int64_t seqlen_k;
   int64_t mask_block_q; /* at least 1 */
   int64_t mask_block_k;
 
-  /* Results, int32, any strides. For each block of queries how many blocks of keys, (batch, heads, blocks of queries),
-   * and which, (batch, heads, blocks of queries, blocks of keys): those of the list first and then the others, each in
-   * rising order. Without the full ones, which may be NULL, the first list has both kinds. */
+  /* Results, int32, any strides. kv_num_blocks: (batch, heads, blocks of queries). kv_indices: (batch, heads, blocks
+   * of queries, blocks of keys); the listed blocks come first, then all remaining blocks, each group in rising
+   * order. The full lists may be NULL: the first lists then hold both kinds. */
   const tandem_tensor* kv_num_blocks;
   const tandem_tensor* kv_indices;
   const tandem_tensor* full_kv_num_blocks;
   const tandem_tensor* full_kv_indices;
-  /* The same for each block of keys, (batch, heads, blocks of keys[, blocks of queries]): may be NULL. */
+  /* The same lists for each block of keys, (batch, heads, blocks of keys[, blocks of queries]). They may be NULL. */
   const tandem_tensor* q_num_blocks;
   const tandem_tensor* q_indices;
   const tandem_tensor* full_q_num_blocks;
   const tandem_tensor* full_q_indices;
 } tandem_block_mask_args;
 
-/* workspace: a byte for each block of each list: batch * heads * blocks of queries * blocks of keys. stream: as for
- * tandem_forward. On a GPU each text is a kernel. */
+/* workspace: batch * heads * blocks of queries * blocks of keys bytes. stream: see tandem_forward. A GPU compiles
+ * one kernel for each mask_mod. */
 TANDEM_API tandem_status tandem_make_block_mask(tandem_context* context, const tandem_block_mask_args* args,
                                                 void* workspace, size_t workspace_bytes, void* stream);
 
-/* Compiles ahead what that call needs; nothing on the CPU. Ignores data pointers. */
+/* Compiles the kernel of tandem_make_block_mask. Does nothing on the CPU. Ignores data pointers. */
 TANDEM_API tandem_status tandem_prepare_block_mask(tandem_context* context, const tandem_block_mask_args* args);
 
 #ifdef __cplusplus

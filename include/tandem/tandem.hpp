@@ -1,4 +1,5 @@
-// Tandem for C++20: a thin layer over tandem.h that owns what can be owned and throws tandem::Error.
+// Tandem for C++20: a thin layer over tandem.h that owns resources and throws tandem::Error. tandem.h defines the
+// meaning, the shape and the rules of every field.
 //
 //   std::vector<float> x(2 * 128 * 8 * 64), y(x.size());
 //   tandem::Tensor q(x, {2, 128, 8, 64});                 // (batch, seqlen, heads, head_dim)
@@ -6,14 +7,12 @@
 //   tandem::Attention a{.q = q, .k = q, .v = q, .out = out, .causal = true};
 //   tandem::forward(a);
 //
-// On a GPU tensors say where they lie, and scratch memory is an object of its own:
+// On a GPU a tensor names its device, and a Workspace owns the scratch memory:
 //
 //   tandem::Context gpu({.device = "cuda:0"});
-//   tandem::Workspace workspace(allocate, release);       // cudaMalloc and cudaFree, or whatever has the GPU's memory
+//   tandem::Workspace workspace(allocate, release);       // cudaMalloc and cudaFree, or the functions of a memory pool
 //   tandem::Tensor q = tandem::Tensor(tandem::bfloat16, pointer, {2, 128, 8, 64}).on(tandem::cuda(0));
 //   tandem::forward({.q = q, .k = q, .v = q, .out = out}, gpu, workspace, stream);
-//
-// tandem.h says what every field means, its shape and its rules; here are only the C++ forms of it.
 #pragma once
 
 #include <concepts>
@@ -36,7 +35,7 @@
 
 namespace tandem {
 
-// A refused or failed call: what() is the sentence, code() the tandem_status.
+// A refused or failed call: what() is the error message, code() the tandem_status.
 class Error : public std::runtime_error {
  public:
   Error(tandem_status code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
@@ -102,22 +101,22 @@ class Sizes {
   int32_t count_ = 0;
 };
 
-// A view of memory that somebody else owns: where, of what type, in which shape. An empty one is an absent argument.
-// Strides count elements; without them the tensor is compact, row-major.
+// A view of memory with a dtype and a shape; it does not own the memory. An empty Tensor is an absent argument. Strides
+// count elements; without strides the tensor is compact and row-major.
 class Tensor {
  public:
   Tensor() = default;
 
-  // From a pointer: Tensor(float*, shape). A const pointer makes a tensor that can be an input only.
+  // From a pointer: Tensor(float*, shape). A const pointer makes a tensor that can only be an input.
   template <Element T>
   Tensor(T* data, Sizes shape, Sizes strides = {}) : Tensor(dtype_of<std::remove_const_t<T>>, data, shape, strides) {}
 
-  // From a vector, array or span: throws Error when the compact shape has more elements than the range.
+  // From a vector, array or span. Throws Error if the compact shape has more elements than the range.
   template <std::ranges::contiguous_range R>
     requires std::ranges::sized_range<R> && std::ranges::borrowed_range<R> &&
              Element<std::remove_reference_t<std::ranges::range_reference_t<R>>>
   Tensor(R&& range, Sizes shape) : Tensor(std::ranges::data(range), shape) {
-    // Divides, because a product might overflow. Sizes below 1 leave the check to the call.
+    // Divides, because a product might overflow. The call itself checks sizes below 1.
     uint64_t left = std::ranges::size(range);
     for (int32_t i = 0; i < shape.count(); ++i) {
       if (shape[i] < 1) return;
@@ -129,7 +128,7 @@ class Tensor {
     }
   }
 
-  // From memory of a type that C++ has no name for: Tensor(tandem::bfloat16, data, shape).
+  // From memory of a type without a C++ name: Tensor(tandem::bfloat16, data, shape).
   Tensor(tandem_dtype dtype, void* data, Sizes shape, Sizes strides = {}) : shape_(shape), strides_(strides) {
     if (strides.count() != 0 && strides.count() != shape.count()) {
       throw Error(TANDEM_INVALID_ARGUMENT, "strides (" + std::to_string(strides.count()) + " of them) must be " +
@@ -149,7 +148,7 @@ class Tensor {
     if (tensor.strides != nullptr) strides_ = entries(tensor.strides, tensor.ndim);
   }
 
-  // The same in the memory of a device, where the pointer points.
+  // Returns the same tensor with another device. The pointer must be valid there.
   Tensor on(tandem_device device) const {
     Tensor there = *this;
     there.tensor_.device = device;
@@ -159,7 +158,7 @@ class Tensor {
   explicit operator bool() const { return present_; }
   bool read_only() const { return read_only_; }
 
-  // The C form, or NULL when empty. It points into *this.
+  // The C form, or NULL if empty. It points into *this.
   const tandem_tensor* get() {
     if (!present_) return nullptr;
     tensor_.shape = shape_.data();
@@ -179,7 +178,7 @@ class Tensor {
 
 // ---- Context --------------------------------------------------------------------------------------------------------
 
-// Threads and device; see tandem_context. Move only. A default-constructed one is the process default.
+// Threads and device; see tandem_context. Move only. A default-constructed Context is the process default.
 class Context {
  public:
   struct Options {
@@ -211,7 +210,7 @@ class Context {
   tandem_context* get() const { return handle_; }
   std::string description() const { return tandem_context_description(handle_); }  // "cpu, 2 threads, AVX2"
   int32_t threads() const { return tandem_context_threads(handle_); }
-  // Tensors and workspaces are in the host's memory: on the CPU, and on virtual GPUs.
+  // True if tensors and workspaces are in host memory: on the CPU and on virtual GPUs.
   bool on_host() const { return on_host_; }
 
  private:
@@ -221,20 +220,20 @@ class Context {
 
 // ---- Workspace ------------------------------------------------------------------------------------------------------
 
-// Scratch memory of calls, grown to what they need and kept from one to the next. One call at a time: on a GPU, those
-// of one stream. Move only, which leaves an empty one.
+// Scratch memory for calls. It grows on demand and is kept between calls. Only one call may use it at once, or the
+// calls of one stream on a GPU. Move only; a moved-from Workspace is empty.
 class Workspace {
  public:
-  // bytes of memory, aligned as malloc's; throws when there are none.
+  // Allocates bytes with malloc's alignment. Throws on failure.
   using Allocate = std::function<void*(size_t bytes)>;
   using Release = std::function<void(void* memory)>;
 
-  // In the host's memory.
+  // Allocates host memory.
   Workspace()
       : Workspace([](size_t bytes) { return ::operator new(bytes); }, [](void* memory) { ::operator delete(memory); }) {
   }
-  // In memory of the context's device. release() may come while calls that use the memory are still under way: cudaFree
-  // and cuMemFree wait for them, a pool must order it behind them on the stream.
+  // Allocates memory of the context's device. release() may run while calls still use the memory: cudaFree and cuMemFree
+  // wait for these calls, and a pool must release in stream order.
   Workspace(Allocate allocate, Release release) : allocate_(std::move(allocate)), release_(std::move(release)) {}
   Workspace(Workspace&& other) noexcept
       : allocate_(std::move(other.allocate_)),
@@ -250,7 +249,7 @@ class Workspace {
   }
   ~Workspace() { release(); }
 
-  // At least so many bytes; what was there before is gone where it had to grow.
+  // Returns at least `bytes` bytes. If the memory has to grow, its contents are lost.
   std::span<std::byte> reserve(size_t bytes) {
     if (bytes > bytes_) {
       release();
@@ -281,7 +280,7 @@ enum class Alignment : int32_t {
   explicit_offset = TANDEM_EXPLICIT,
 };
 
-// A score or mask modification: its text (docs/mods.md), and what that names.
+// A score or mask modification: its expression (docs/mods.md), and the scalars and tensors that it names.
 //
 //   attention.score_mod = {.text = "score - slope[head] * abs(q - k)", .tensors = {{"slope", slope, dslope}}};
 //   attention.mask_mod = {.text = "q - k < width", .scalars = {{"width", 128}}};
@@ -298,33 +297,33 @@ struct Mod {
   struct Captured {
     std::string name;
     Tensor tensor;
-    Tensor gradient = {};  // backward: where it is wanted
+    Tensor gradient = {};  // backward: optional
   };
 
-  std::string text = {};  // none: no modification
+  std::string text = {};  // empty: no modification
   std::vector<Scalar> scalars = {};
   std::vector<Captured> tensors = {};
 };
 
-// One call. The fields are those of tandem_attention_args, in its order; what is not set is absent.
+// The arguments of one call: the fields of tandem_attention_args, in its order. A default value is absent.
 struct Attention {
-  Tensor q = {}, k = {}, v = {};                // (batch, seqlen, heads, head_dim), or packed (total, heads, head_dim)
-  Tensor out = {}, lse = {};                    // lse: (batch, heads, seqlen) or (heads, total), natural logarithm
-  Tensor dout = {}, dlse = {};                  // backward: gradients that come in
-  Tensor dq = {}, dk = {}, dv = {};             // backward: gradients that are wanted
+  Tensor q = {}, k = {}, v = {};                // (batch, seqlen, heads, head_dim) or (total, heads, head_dim)
+  Tensor out = {}, lse = {};                    // lse: (batch, heads, seqlen) or (heads, total)
+  Tensor dout = {}, dlse = {};                  // backward: incoming gradients
+  Tensor dq = {}, dk = {}, dv = {};             // backward: outputs
   Tensor bias = {}, dbias = {};                 // (batch|1, heads|1, seqlen_q|1, seqlen_k|1)
   Tensor sink = {}, dsink = {};                 // (heads)
   Tensor alibi_slopes = {};                     // (heads) or (batch, heads)
   Tensor cu_seqlens_q = {}, cu_seqlens_k = {};  // (batch + 1)
   Tensor seqused_q = {}, seqused_k = {};        // (batch)
-  Tensor page_table = {};                       // (batch, max_pages)
+  Tensor page_table = {};                       // (batch, max_pages); refused in this version
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
 
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   double softcap = 0;        // 0: off
   bool causal = false;
   Alignment alignment = Alignment::bottom_right;
-  std::optional<int64_t> window_left = {}, window_right = {};  // nothing: unbounded
+  std::optional<int64_t> window_left = {}, window_right = {};  // absent: unbounded
 
   double dropout_p = 0;
   uint64_t dropout_seed = 0, dropout_offset = 0;
@@ -336,19 +335,19 @@ struct Attention {
 
   int64_t diagonal_offset = 0;   // with Alignment::explicit_offset
   Tensor diagonal_offsets = {};  // (batch)
-  bool accumulate = false;       // backward: gradients are added to what their tensors hold
-  int32_t sm_limit = 0;          // 0: all multiprocessors of the GPU
+  bool accumulate = false;       // backward: adds to the gradients
+  int32_t sm_limit = 0;          // 0: all SMs of the GPU
   Mod score_mod = {}, mask_mod = {};
   Tensor kv_num_blocks = {}, kv_indices = {};            // (batch|1, heads|1, blocks of queries), (..., any number)
-  Tensor full_kv_num_blocks = {}, full_kv_indices = {};  // the same of blocks that are seen whole
+  Tensor full_kv_num_blocks = {}, full_kv_indices = {};  // like kv_*; fully visible blocks
   int64_t mask_block_q = 0, mask_block_k = 0;            // queries and keys of a block
-  bool blocks_of_mask_mod = false;                       // the lists are what make_block_mask() makes of mask_mod
+  bool blocks_of_mask_mod = false;                       // lists are the result of make_block_mask()
   Tensor max_scores = {};                                // forward: like lse
 };
 
 namespace detail {
 
-// The C form of a modification; it points into the one it was made from.
+// The C form of a modification. It points into the Mod that it is built from.
 class CMod {
  public:
   explicit CMod(Mod& mod) {
@@ -498,8 +497,8 @@ inline void run(Function function, tandem_pass pass, const Attention& attention,
 
 }  // namespace detail
 
-// out, and lse where given. workspace: memory of the context's device; or none, for which the host's is allocated for
-// the call, but on a GPU it is then refused where it is needed. stream: as in tandem.h. Throws Error; then nothing was
+// Writes out, and lse if present. workspace: memory of the context's device. Without one, a call in host memory
+// allocates its own, and a GPU refuses a call that needs one. stream: see tandem.h. Throws Error before anything is
 // written.
 inline void forward(const Attention& attention, const Context& context = {}, std::span<std::byte> workspace = {},
                     void* stream = nullptr) {
@@ -509,7 +508,7 @@ inline void forward(const Attention& attention, const Context& context, Workspac
   detail::run(tandem_forward, TANDEM_FORWARD, attention, context, workspace, stream);
 }
 
-// The gradients that are given, from q, k, v, out, lse, dout and dlse. Otherwise as forward.
+// Writes the gradients that are present. Reads q, k, v, out, lse, dout and dlse. See forward for the arguments.
 inline void backward(const Attention& attention, const Context& context = {}, std::span<std::byte> workspace = {},
                      void* stream = nullptr) {
   detail::run(tandem_backward, TANDEM_BACKWARD, attention, context, workspace, stream);
@@ -518,12 +517,12 @@ inline void backward(const Attention& attention, const Context& context, Workspa
   detail::run(tandem_backward, TANDEM_BACKWARD, attention, context, workspace, stream);
 }
 
-// What attention gives over a part of the keys.
+// Attention over a part of the keys.
 struct Part {
   Tensor out = {}, lse = {};
 };
 
-// out, and lse where given, over the keys of all parts: see tandem_merge. result may be one of the parts. Throws Error.
+// Merges parts into out, and lse if present: see tandem_merge. result may be one of the parts. Throws Error.
 inline void merge(std::vector<Part> parts, Part result, const Context& context = {}, void* stream = nullptr) {
   std::vector<const tandem_tensor*> outs, lses;
   for (Part& part : parts) {
@@ -546,17 +545,17 @@ inline void merge(std::vector<Part> parts, Part result, const Context& context =
   throw_if_failed(tandem_merge(context.get(), &args, stream));
 }
 
-// Lists of blocks that Attention takes, to be made from a mask_mod: tandem_block_mask_args has their shapes.
+// The arguments of make_block_mask: tandem_block_mask_args has their shapes.
 struct BlockMask {
   Mod mask_mod = {};
-  int64_t batch = 1, heads = 1;  // that have lists of their own
+  int64_t batch = 1, heads = 1;  // sizes of the lists
   int64_t seqlen_q = 0, seqlen_k = 0;
   int64_t mask_block_q = 128, mask_block_k = 128;
   Tensor kv_num_blocks = {}, kv_indices = {}, full_kv_num_blocks = {}, full_kv_indices = {};
   Tensor q_num_blocks = {}, q_indices = {}, full_q_num_blocks = {}, full_q_indices = {};
 };
 
-// Fills the lists: see tandem_make_block_mask. workspace and stream: as for forward. Throws Error.
+// Fills the lists: see tandem_make_block_mask. See forward for workspace and stream. Throws Error.
 inline void make_block_mask(BlockMask blocks, const Context& context = {}, std::span<std::byte> workspace = {},
                             void* stream = nullptr) {
   for (const Tensor* tensor :
@@ -586,7 +585,7 @@ inline void make_block_mask(BlockMask blocks, const Context& context = {}, std::
                                     .full_q_indices = blocks.full_q_indices.get()};
   Workspace own;
   if (workspace.empty() && context.on_host() && blocks.kv_indices) {
-    // A byte for each index that there is room for.
+    // One byte for each index that fits into kv_indices.
     size_t bytes = 1;
     for (int i = 0; i < args.kv_indices->ndim; ++i) bytes *= static_cast<size_t>(args.kv_indices->shape[i]);
     workspace = own.reserve(bytes);
@@ -594,7 +593,7 @@ inline void make_block_mask(BlockMask blocks, const Context& context = {}, std::
   throw_if_failed(tandem_make_block_mask(context.get(), &args, workspace.data(), workspace.size(), stream));
 }
 
-// Why the call would be refused, or nothing when it would be served. Ignores data pointers.
+// Returns the error of the call, or nothing if it would be served. Ignores data pointers.
 inline std::optional<Error> check(const Attention& attention, tandem_pass pass = TANDEM_FORWARD,
                                   const Context& context = {}) {
   try {
@@ -606,13 +605,13 @@ inline std::optional<Error> check(const Attention& attention, tandem_pass pass =
   }
 }
 
-// Bytes that forward or backward need as their workspace. Ignores data pointers. Throws Error.
+// The number of bytes of workspace that forward or backward need. Ignores data pointers. Throws Error.
 inline size_t workspace_size(const Attention& attention, tandem_pass pass = TANDEM_FORWARD,
                              const Context& context = {}) {
   return detail::workspace_size(detail::CArgs(attention, pass), pass, context);
 }
 
-// Compiles ahead what the call needs; nothing on the CPU. Throws Error.
+// Compiles the kernels of the call in advance. Does nothing on the CPU. Throws Error.
 inline void prepare(const Attention& attention, tandem_pass pass = TANDEM_FORWARD, const Context& context = {}) {
   const detail::CArgs args(attention, pass);
   throw_if_failed(tandem_prepare(context.get(), pass, args.get()));

@@ -1,5 +1,5 @@
-// Gradients in the caller's type and place, from the sums that the main kernel leaves in memory, in the order in which
-// its threads hold fragments: dq, and where the steps of an n_block were split, dk and dv.
+// Converts gradient sums in workspace, which are in the fragment order of the main kernel's threads, to the caller's
+// type and layout. It handles dq and, if an n_block's iterations were split, dk and dv.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
@@ -8,15 +8,15 @@
 #include "tile/key_tile.cuh"
 #include "tile/sequence.cuh"
 
-// dq of a (query head, m_block), by the threads that computed it: so many pairs of each, from `begin` on. nothing: that
-// it sees no key.
+// Converts dq of a (query head, m_block) with the threads that computed it: a batch of pairs per thread from `begin`
+// on. nothing: the m_block sees no key.
 template <auto T>
 struct ConvertDq {
-  static constexpr int kPairs = T.convert_pairs(), kThreads = T.dq_part_threads();  // of a part
+  static constexpr int kPairs = T.convert_pairs(), kThreads = T.dq_part_threads();  // per part
   const BackwardParams& p;
   const SequenceCoords& s;
   const int m_block, begin;
-  const i64 base;  // of the head's first query
+  const i64 base;  // first query of the head
   float4 x[kPairs / 2];
 
   TANDEM_DEVICE ConvertDq(const BackwardParams& params, const SequenceCoords& sequence, int head, int block, int at,
@@ -40,7 +40,7 @@ struct ConvertDq {
     return n % 2 == 0 ? make_float2(both.x * scale, both.y * scale) : make_float2(both.z * scale, both.w * scale);
   }
 
-  // Any type and strides.
+  // For any type and strides.
   TANDEM_DEVICE void store_pairs() const {
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
@@ -52,11 +52,11 @@ struct ConvertDq {
     }
   }
 
-  // 16 bytes at once take a quarter of the time of pairs. Where four threads have a row they exchange what they have of
-  // four times 8 columns.
+  // Stores 16 bytes at once, which takes a quarter of the time of pairs. If four threads share a row, they first
+  // exchange pairs of four times 8 columns.
   TANDEM_DEVICE void store_chunks() const {
     constexpr bool kShared = T.kFourHaveRow;
-    constexpr int kRows = kShared ? 2 : 1;  // whose pairs alternate
+    constexpr int kRows = kShared ? 2 : 1;  // rows with alternating pairs
 #pragma unroll
     for (int first = 0; first < kPairs; first += 4 * kRows) {
 #pragma unroll
@@ -77,8 +77,8 @@ struct ConvertDq {
     }
   }
 };
-// Until all n_blocks that see the m_block have added to its dq; whether none does. The main kernel may go on:
-// multiprocessors that it has left convert meanwhile. (It lets this kernel begin only when tickets count from zero.)
+// Waits until all n_blocks that see the m_block have added to its dq; returns true if none does. The main kernel may
+// still run: finished SMs convert meanwhile. (It lets this kernel begin only if semaphores count from zero.)
 template <auto T>
 TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& s, int block, int m_block) {
   const int* const tickets = p.dq_tickets + T.dq_tickets() * block;
@@ -110,8 +110,8 @@ TANDEM_DEVICE void convert_dq(const BackwardParams& p, int block) {
   }
 }
 
-// T.kSumFloats of each thread's dk or dv of a CTA's keys of an n_block: the sums of its splits, in their order (by_head
-// they have been added up).
+// Sums T.kSumFloats of each thread's dk or dv over the splits of an n_block, in their order. With by_head they are
+// already summed.
 template <auto T>
 TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
   const int sum = block % T.key_sums(), n = block / T.key_sums();
@@ -120,10 +120,10 @@ TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
   if (threadIdx.x >= T.key_threads()) return;
   const int n_blocks = p.n_blocks * T.ctas(), n_block = n % n_blocks, head = n / n_blocks % p.heads_k;
   const SequenceCoords s = sequence_coords<T>(p, n / n_blocks / p.heads_k);
-  if (n_block * T.cta_keys() >= s.k_rows) return;  // nobody has summed it
+  if (n_block * T.cta_keys() >= s.k_rows) return;  // not summed
   const int parts = by_head<T>() ? 1 : p.splits;
   const int columns = of_k ? T.dk_columns() : T.dv_columns();
-  const int first = (of_k ? sum : sum - T.dk_sums()) * T.kSumFloats;  // of the thread's
+  const int first = (of_k ? sum : sum - T.dk_sums()) * T.kSumFloats;  // the thread's first
   const float* const sums = p.key_sums + static_cast<i64>(n) * parts * T.key_floats() +
                             (of_k ? 0 : T.cta_keys() * T.head_dim) + threadIdx.x / 128 * (64 * columns) + first * 128;
   const float4* from = reinterpret_cast<const float4*>(sums) + threadIdx.x % 128;
@@ -151,8 +151,8 @@ TANDEM_DEVICE void convert_keys(const BackwardParams& p, int block) {
   }
 }
 
-// A CTA for each (query head, m_block), where dq is wanted and not stored, and for each of T.key_sums() of an n_block.
-// The first one waits for the main kernel, so that this one is not done before it.
+// One CTA for each (query head, m_block) if dq is wanted and not stored, and for each of T.key_sums() of an n_block.
+// The first CTA waits for the main kernel, so that this kernel does not end before it.
 template <auto T>
 TANDEM_DEVICE void convert(const BackwardParams& p) {
   launch_dependents();

@@ -1,5 +1,5 @@
-// What a backward needs of each query before its main kernel: -lse in log2 units and delta = sum of dout * out, less
-// dlse. Also zeros what the main kernel counts by, sums what makes dsink, and rounds a float32 dout.
+// The first kernel of a backward. It computes -lse in log2 units and delta = sum(dout * out) - dlse for each query. It
+// also zeroes the main kernel's counters, sums the terms of dsink, and rounds a float32 dout.
 #pragma once
 #include "ptx/warp.cuh"
 #include "tile/chunk.cuh"
@@ -8,7 +8,7 @@
 #include "tile/row.cuh"
 #include "tile/sequence.cuh"
 
-// Eight neighbours of a row: as one thread reads them, of float32 or of the kernel's type.
+// Eight neighbours of a row, of float32 or the kernel's type.
 struct Eight {
   float x[8];
 };
@@ -40,13 +40,13 @@ TANDEM_DEVICE float dot(const Eight& a, const Eight& b) {
   return sum;
 }
 
-// One CTA for each (query head, m_block). Queries that there are not, or that see nothing, have probabilities of
-// 0: -lse is -infinity.
+// One CTA for each (query head, m_block). Queries beyond the sequence or without visible keys get -lse = -infinity, so
+// that their probabilities are 0.
 template <auto T>
 TANDEM_DEVICE void delta(const BackwardParams& p) {
-  constexpr int kChunks = T.head_dim_v / 8;                           // of a row
-  constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // that share a row
-  constexpr int kRows = T.kDeltaThreads / kLanes;                     // at once
+  constexpr int kChunks = T.head_dim_v / 8;                           // per row
+  constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // lanes per row
+  constexpr int kRows = T.kDeltaThreads / kLanes;                     // rows at once
   launch_dependents();
   grid_dependency_wait();
   const int block = blockIdx.x, head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
@@ -95,7 +95,7 @@ TANDEM_DEVICE void delta(const BackwardParams& p) {
     for (int first = begin; first < begin + T.delta_queries(); first += kRows) make(first + threadIdx.x / kLanes);
   }
   if (!p.dsink) return;
-  // The sink's probability in each row times the derivative, -delta, by one warp in a fixed order.
+  // Sums the sink's probability times its derivative, -delta, over the rows: one warp, in a fixed order.
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const float sink = kLog2e * load_element<T.f16>(p.sink, head * p.sink_head, p.sink_is_f32);

@@ -1,10 +1,10 @@
-// dsink: the sum over all queries of a head, of what delta() has left for each m_block, always in the same order.
+// dsink: sums the terms that delta() has stored for each m_block over all queries of a head, always in the same order.
 #pragma once
 #include "ptx/warp.cuh"
 #include "shared/backward.h"
 #include "tile/gradient.cuh"
 
-// One warp for each query head.
+// One warp per query head.
 template <auto T>
 TANDEM_DEVICE void dsink(const BackwardParams& p) {
   grid_dependency_wait();

@@ -1,17 +1,17 @@
-// A block mask from a mask_mod: which blocks of queries and keys are seen whole, in part, or not at all. Interval
-// arithmetic over a block decides most; of the others a warp asks the text, and stops where the block is neither whole
-// nor empty, which it mostly finds out at once. What a block is takes a byte; lists are made of these.
+// Computes a block mask from a mask_mod: classifies each block of queries and keys as full, partial or empty. Interval
+// arithmetic decides most blocks. For the rest a warp evaluates the mask_mod until the block is known to be partial,
+// which is usually the first evaluation. Each block's state takes a byte; the lists follow from the states.
 #pragma once
 #include "shared/make_blocks.h"
 #include "tile/block_mask.cuh"
 #include "tile/mod_range.cuh"
 
-// Of one block, by a warp. T: nothing here; the text is printed for any.
+// Classifies one block with one warp. T is unused, because the printed functions are the same for any T.
 template <auto T>
 TANDEM_DEVICE MadeState classify_block(const MakeBlocksParams& p, int batch, int head, int i, int j) {
   const int first_q = i * p.block_q, first_k = j * p.block_k, lane = threadIdx.x % 32;
   const int rows = min(p.block_q, p.seqlen_q - first_q), keys = min(p.block_k, p.seqlen_k - first_k);
-  const bool whole = rows == p.block_q && keys == p.block_k;  // torch's rule: one that ends early is never full
+  const bool whole = rows == p.block_q && keys == p.block_k;  // torch's rule: a block that ends early is never full
   const IntRange seen = mask_range<T>({range_of(batch),
                                        range_of(head),
                                        {first_q, first_q + rows - 1},
@@ -51,7 +51,8 @@ TANDEM_DEVICE void classify_blocks(const MakeBlocksParams& p) {
   }
 }
 
-// One row of one list: columns in a state between these, then the others. state_at: of a column.
+// Writes one row of one list: the columns whose state is in the range, then the remaining columns. state_at(column) is
+// a column's state.
 template <class StateAt>
 TANDEM_DEVICE void list_row(const MadeListParams& list, i64 batch, i64 head, i64 row, int columns, MadeState least,
                             MadeState most, const StateAt& state_at) {
@@ -65,7 +66,7 @@ TANDEM_DEVICE void list_row(const MadeListParams& list, i64 batch, i64 head, i64
   for (int first = 0; first < columns; first += kListStepsThreads)
     listed += place_item(is_listed(first + threadIdx.x), counts).all;
   int* const index = list.index + batch * list.index_batch + head * list.index_head + row * list.index_row;
-  int before = 0;  // of the list
+  int before = 0;  // listed columns before
 #pragma unroll 1
   for (int first = 0; first < columns; first += kListStepsThreads) {
     const int column = first + threadIdx.x;
@@ -78,7 +79,7 @@ TANDEM_DEVICE void list_row(const MadeListParams& list, i64 batch, i64 head, i64
   if (threadIdx.x == 0) list.count[batch * list.count_batch + head * list.count_head + row * list.count_row] = listed;
 }
 
-// Rows of queries, and behind them, where they are wanted, rows of keys.
+// CTAs for rows of queries, followed by CTAs for rows of keys if they are wanted.
 template <auto T>
 TANDEM_DEVICE void list_blocks(const MakeBlocksParams& p) {
   const int of_queries = p.batch * p.heads * p.blocks_q;

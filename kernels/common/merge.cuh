@@ -1,7 +1,8 @@
-// Merging parts of an attention: lse = log(sum exp(part_lse)), out = sum exp(part_lse - lse) part_out.
+// Merges parts of an attention: lse = log(sum exp(part_lse)), out = sum exp(part_lse - lse) part_out.
 //
-// A few neighbouring lanes have a row (a query and head), each some of its columns, and read it once from every part.
-// Results may be a part's own tensors: a lane writes only what it alone has read, and the lse when all have read it.
+// A few neighbouring lanes share a row (a query and head). Each lane has some columns and reads them once from every
+// part. Results may be a part's own tensors. A lane only overwrites elements that no other lane reads, and the lse
+// after all lanes have read it.
 #pragma once
 #include "shared/merge.h"
 #include "tile/chunk.cuh"
@@ -16,7 +17,7 @@ struct MergeRow {
   TANDEM_DEVICE float lse(const MergeTensor& t) const { return static_cast<const float*>(t.data)[offset(t)]; }
 };
 
-// `count` numbers from an element on, or kColumns at once where everything is aligned.
+// Loads `count` numbers from an element on, or kColumns at once if everything is aligned.
 TANDEM_DEVICE void load_columns(const void* data, MergeType type, i64 at, int count, bool aligned,
                                 float (&x)[MergeParams::kColumns]) {
   struct alignas(8) Halves {
@@ -69,7 +70,7 @@ TANDEM_DEVICE void store_columns(void* data, MergeType type, i64 at, int count, 
   }
 }
 
-// The largest lse of a row; NaN where one of them is NaN or +infinity.
+// The largest lse of a row, or NaN if one of them is NaN or +infinity.
 TANDEM_DEVICE float largest_lse(const MergeParams& p, const MergeRow& row) {
   float largest = -kInfinity;
   bool defined = true;
@@ -90,11 +91,11 @@ TANDEM_DEVICE void merge_parts(const MergeParams& p) {
   for (i64 first = static_cast<i64>(blockIdx.x) * rows_of_block; first < rows;
        first += static_cast<i64>(gridDim.x) * rows_of_block) {
     const i64 own = first + threadIdx.x / p.lanes;
-    // The others read nothing: another warp may be writing it.
+    // Lanes beyond the last row read nothing, because another warp may be writing it.
     const bool has_row = own < rows;
     const MergeRow row(p, own);
     const float largest = has_row ? largest_lse(p, row) : -kInfinity;
-    const bool sees = !(largest == -kInfinity);  // NaN does
+    const bool sees = !(largest == -kInfinity);  // true for NaN
     float sum = 0;
 #pragma unroll 1
     for (int n = 0; sees && n < p.parts; ++n) sum += expf(row.lse(p.part_lse[n]) - largest);

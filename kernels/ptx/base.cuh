@@ -1,5 +1,5 @@
-// Types and qualifiers of device code. Device headers include nothing but each other: NVRTC compiles a kernel in the
-// time that foreign headers alone would take.
+// Types and qualifiers of device code. Device headers include only each other, because foreign headers alone would take
+// NVRTC as long as a kernel.
 #pragma once
 
 using u16 = unsigned short;
@@ -9,7 +9,7 @@ using i64 = long long;
 
 #define TANDEM_DEVICE __device__ __forceinline__
 
-// Where in shared memory, for instructions that take a 32-bit address.
+// Converts a pointer to a 32-bit shared memory address.
 TANDEM_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
@@ -21,7 +21,7 @@ TANDEM_DEVICE bool elect_one() {
   return elected != 0;
 }
 
-// The first of two types, or the second.
+// The first of two types if `first`, else the second.
 template <bool first, class A, class B>
 struct OneOf {
   using Type = A;
@@ -31,20 +31,19 @@ struct OneOf<false, A, B> {
   using Type = B;
 };
 
-// The same value in all lanes, in a way that the compiler sees: what is computed from it stays in uniform registers.
+// Broadcasts lane 0's value, so that the compiler keeps the results in uniform registers.
 TANDEM_DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-// A condition that is the same in all lanes, likewise: ring slots and descriptors of a loop that ends by it stay in
-// uniform registers.
+// A condition that is equal in all lanes. Slots and descriptors of a loop that ends by it stay in uniform registers.
 TANDEM_DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
-// The same, but the compiler does not see it: what follows from it is not computed before a loop and kept in registers.
+// Returns x, but hides its value from the compiler. Code that uses it is not hoisted out of a loop.
 TANDEM_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// x where bit n is set, else otherwise. In PTX, since the compiler would ask for bit 0 in another way than for the
-// others, for which there is one instruction to seven bits.
+// x if bit n is set, else otherwise. Written in PTX because one instruction then tests up to seven bits, bit 0
+// included.
 TANDEM_DEVICE float where_bit(u32 bits, int n, float x, float otherwise) {
   float y;
   asm("{.reg .pred p; .reg .b32 bit;\n"
@@ -54,14 +53,14 @@ TANDEM_DEVICE float where_bit(u32 bits, int n, float x, float otherwise) {
   return y;
 }
 
-// Keeps the compiler from moving uses of these registers over a wait or an issue.
+// Keeps the compiler from moving uses of these registers across a wait or an issue.
 template <int n>
 TANDEM_DEVICE void fence_operand(float (&x)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-// Registers that a product overwrites whatever they hold: what they held need not be kept until then.
+// Marks registers as undefined before a product overwrites them, so that the compiler need not keep their old values.
 template <int n>
 TANDEM_DEVICE void discard(float (&x)[n]) {
 #pragma unroll

@@ -1,8 +1,8 @@
-// CTAs of a cluster, which reach each other's shared memory.
+// Instructions between the CTAs of a cluster, which access each other's shared memory.
 #pragma once
 #include "ptx/base.cuh"
 
-// All threads of all its CTAs. What was written before is seen after. PTX ISA "barrier.cluster".
+// Synchronizes all threads of all CTAs of the cluster and orders their memory accesses. PTX ISA "barrier.cluster".
 TANDEM_DEVICE void cluster_sync() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -10,8 +10,8 @@ TANDEM_DEVICE void cluster_sync() {
           : "memory");
 }
 
-// At the barrier of this place in the CTA of this rank. Orders tensor memory (with tcgen05_fence_before) and what TMA
-// has written, ordinary writes for threads of the own CTA alone. "mapa", "mbarrier.arrive".
+// Arrives at the barrier at the same offset in the CTA with this rank. Orders tensor memory (with tcgen05_fence_before)
+// and TMA writes; ordinary writes only for threads of the own CTA. PTX ISA "mapa", "mbarrier.arrive".
 TANDEM_DEVICE void mbarrier_arrive_at(u64* barrier, u32 rank) {
   asm volatile(
       "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
@@ -19,8 +19,8 @@ TANDEM_DEVICE void mbarrier_arrive_at(u64* barrier, u32 rank) {
       "r"(rank)
       : "memory");
 }
-// The same, ordering ordinary writes too, of this thread and of those it has synchronised with, for whoever waits by
-// mbarrier_wait_cluster: it costs a round trip to L2.
+// Also orders ordinary writes of this thread and of the threads that it has synchronized with. The waiting thread must
+// use mbarrier_wait_cluster. Costs a round trip to L2.
 TANDEM_DEVICE void mbarrier_release_at(u64* barrier, u32 rank) {
   asm volatile(
       "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
@@ -28,7 +28,7 @@ TANDEM_DEVICE void mbarrier_release_at(u64* barrier, u32 rank) {
       "r"(rank)
       : "memory");
 }
-// A number to this place in the CTA of this rank; seen there behind mbarrier_release_at. "st".
+// Stores a number at the same offset in the CTA with this rank. Visible after mbarrier_release_at. PTX ISA "st".
 TANDEM_DEVICE void store_at(int* place, u32 rank, int value) {
   asm volatile(
       "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
@@ -36,8 +36,8 @@ TANDEM_DEVICE void store_at(int* place, u32 rank, int value) {
       "r"(rank), "r"(value)
       : "memory");
 }
-// One thread, after fence_proxy_async by the writers. Bytes of the own shared memory, a multiple of 16, go to this
-// place in the CTA of this rank, and count on its barrier. "cp.async.bulk".
+// Copies bytes (a multiple of 16) from own shared memory to the CTA with this rank, and signals its barrier. One
+// thread, after the writers' fence_proxy_async. PTX ISA "cp.async.bulk".
 TANDEM_DEVICE void bulk_send(void* to, const void* from, u32 bytes, u64* barrier, u32 rank) {
   asm volatile(
       "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 counts, %3, %4;\n"
@@ -46,7 +46,7 @@ TANDEM_DEVICE void bulk_send(void* to, const void* from, u32 bytes, u64* barrier
       "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
       : "memory");
 }
-// mbarrier_wait for a phase that other CTAs have released. "mbarrier.try_wait".
+// mbarrier_wait for a phase that other CTAs complete with mbarrier_release_at. PTX ISA "mbarrier.try_wait".
 TANDEM_DEVICE void mbarrier_wait_cluster(u64* barrier, u32 parity) {
   asm volatile(
       "{.reg .pred p;\n"
@@ -58,9 +58,9 @@ TANDEM_DEVICE void mbarrier_wait_cluster(u64* barrier, u32 parity) {
       : "memory");
 }
 
-// Cluster launch control: this cluster takes over the blocks of one that has not begun. One thread of one CTA asks; the
-// answer, 16 bytes, and its count on a barrier come to this place in all CTAs (ctas > 1; else in this one). Not again
-// after an answer was no. "clusterlaunchcontrol.try_cancel".
+// Cluster launch control: requests the blocks of a cluster that has not begun. One thread of one CTA. The 16-byte
+// answer arrives in every CTA (ctas > 1). Not allowed after a negative answer. PTX ISA
+// "clusterlaunchcontrol.try_cancel".
 template <int ctas>
 TANDEM_DEVICE void clc_try_cancel(void* answer, u64* barrier) {
   if constexpr (ctas > 1) {
@@ -77,7 +77,7 @@ TANDEM_DEVICE void clc_try_cancel(void* answer, u64* barrier) {
         : "memory");
   }
 }
-// The first of those blocks, by x; -1: no. "clusterlaunchcontrol.query_cancel".
+// The x index of the first block of the answer, or -1. PTX ISA "clusterlaunchcontrol.query_cancel".
 TANDEM_DEVICE int clc_query_cancel(const void* answer) {
   int first;
   asm volatile(

@@ -1,5 +1,5 @@
-// Two floats in one instruction (PTX ISA "fma", "add", "mul" of .f32x2; Blackwell). Half the instructions; the FMA
-// units take as long.
+// Two floats per instruction (PTX ISA "fma", "add", "mul" with .f32x2; Blackwell). This halves the number of
+// instructions, but not the time of the FMA units.
 #pragma once
 #include "ptx/base.cuh"
 

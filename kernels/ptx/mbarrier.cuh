@@ -1,5 +1,5 @@
-// mbarrier objects in shared memory (PTX ISA "Parallel Synchronization: mbarrier"). A phase completes when the arrivals
-// it expects have come and the bytes it expects have landed.
+// mbarrier objects in shared memory (PTX ISA "Parallel Synchronization: mbarrier"). A phase completes after its
+// expected arrivals and its expected bytes.
 #pragma once
 #include "ptx/base.cuh"
 
@@ -12,12 +12,12 @@ TANDEM_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.rel
 TANDEM_DEVICE void mbarrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Arrives, and makes the phase wait for this many bytes too.
+// Arrives, and adds this many bytes to the expected bytes of the phase.
 TANDEM_DEVICE void mbarrier_expect_tx(u64* barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// Returns when the phase of this parity has completed: at once for parity 1 of a fresh barrier.
+// Waits for the phase with this parity. Returns immediately for parity 1 of a fresh barrier.
 TANDEM_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
   asm volatile(
       "{.reg .pred p;\n"
@@ -28,7 +28,7 @@ TANDEM_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
       "r"(parity)
       : "memory");
 }
-// Whether that phase has completed.
+// True if the phase with this parity has completed.
 TANDEM_DEVICE bool mbarrier_test(u64* barrier, u32 parity) {
   u32 there;
   asm volatile(

@@ -1,14 +1,14 @@
 // The tensor core of Blackwell and its memory: 128 lanes of 512 columns of 32 bits (PTX ISA "TensorCore 5th Generation
-// Family Instructions"). An address is lane << 16 | column. A warp reaches lanes 32 * (warp % 4) to + 31, its thread t
-// the t-th of them.
+// Family Instructions"). An address is lane << 16 | column. A warp accesses lanes 32 * (warp % 4) to + 31; its thread t
+// accesses the t-th of them.
 //
-// Products and accesses are asynchronous. Between threads they are ordered by a barrier with tcgen05_fence_before on
-// its one side and tcgen05_fence_after on its other.
+// Products and accesses are asynchronous. Between threads a barrier orders them, with tcgen05_fence_before on the
+// signalling side and tcgen05_fence_after on the waiting side.
 #pragma once
 #include "ptx/base.cuh"
 
-// A whole warp, of each CTA of a pair (ctas: 2); blocks until there are so many columns (a power of two, 32 to 512),
-// and writes the address of the first. "tcgen05.alloc", "tcgen05.relinquish_alloc_permit".
+// Allocates columns (a power of two, 32 to 512) and writes the first address. One whole warp of each CTA (ctas: 2, of
+// both). Blocks until the columns are free. PTX ISA "tcgen05.alloc", "tcgen05.relinquish_alloc_permit".
 template <int ctas>
 TANDEM_DEVICE void tmem_alloc(u32* address, u32 columns) {
   asm volatile(
@@ -17,14 +17,14 @@ TANDEM_DEVICE void tmem_alloc(u32* address, u32 columns) {
       "r"(columns), "n"(ctas)
       : "memory");
 }
-// The same warps, before their blocks end. "tcgen05.dealloc".
+// The same warps free the columns before their CTAs end. PTX ISA "tcgen05.dealloc".
 template <int ctas>
 TANDEM_DEVICE void tmem_free(u32 address, u32 columns) {
   asm volatile("tcgen05.dealloc.cta_group::%2.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(columns), "n"(ctas)
                : "memory");
 }
 
-// "tcgen05.fence"
+// PTX ISA "tcgen05.fence".
 TANDEM_DEVICE void tcgen05_fence_before() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 TANDEM_DEVICE void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
@@ -33,8 +33,8 @@ TANDEM_DEVICE void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_th
 #define TANDEM_T16(how, x, i) TANDEM_T8(how, x, i), TANDEM_T8(how, x, i + 8)
 #define TANDEM_T32(how, x, i) TANDEM_T16(how, x, i), TANDEM_T16(how, x, i + 16)
 
-// The columns [address, address + n) of this warp's lanes, a lane's to its thread. A whole warp. The registers hold
-// them after tmem_wait_load, which covers all loads before. "tcgen05.ld", "tcgen05.wait".
+// Loads columns [address, address + n) of this warp's lanes, one lane per thread. A whole warp. The registers are valid
+// after tmem_wait_load, which covers all earlier loads. PTX ISA "tcgen05.ld", "tcgen05.wait".
 TANDEM_DEVICE void tmem_load(float (&x)[16], u32 address) {
   asm volatile(
       "tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
@@ -63,7 +63,7 @@ TANDEM_DEVICE void tmem_wait_load(float (&x)[chunks][n]) {
   for (int c = 0; c < chunks; ++c) fence_operand(x[c]);
 }
 
-// The other way round; done after tmem_wait_store. "tcgen05.st", "tcgen05.wait".
+// Stores to tensor memory; complete after tmem_wait_store. PTX ISA "tcgen05.st", "tcgen05.wait".
 TANDEM_DEVICE void tmem_store(u32 address, const u32 (&x)[16]) {
   asm volatile(
       "tcgen05.st.sync.aligned.32x32b.x16.b32 [%16], {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
@@ -87,18 +87,17 @@ TANDEM_DEVICE void tmem_store(u32 address, const float (&x)[32]) {
 }
 TANDEM_DEVICE void tmem_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
 
-// Shared memory descriptor of a matrix of 16-bit elements in rows of 64, swizzled by 128 bytes as TMA writes them (PTX
-// ISA "Shared memory descriptor"). stride_bytes: from 8 rows to the next 8. leading_bytes: from 64 columns to the next
-// 64 where the operand is transposed in the sense of the hardware (its rows are along the inner dimension); else
-// unused.
+// Shared memory descriptor of 16-bit elements in rows of 64 with TMA's 128-byte swizzle (PTX ISA "Shared memory
+// descriptor"). stride_bytes: from 8 rows to the next 8. leading_bytes: from 64 columns to the next 64 of a transposed
+// operand, whose rows lie along the inner dimension; else unused.
 TANDEM_DEVICE u64 tcgen05_smem_desc(u32 address, u32 leading_bytes, u32 stride_bytes) {
   return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
          static_cast<u64>(stride_bytes >> 4) << 32 | u64{1} << 46 | u64{2} << 61;
 }
-// How a and b lie, as BLAS has it for row-major matrices: n as written, rows x columns; t transposed. q k^T with keys
-// in rows is nt, p v with values in rows nn. a in tensor memory is never transposed.
+// Operand layouts in BLAS terms for row-major matrices: n is rows x columns, t is transposed. q k^T with keys in rows
+// is nt, p v with values in rows is nn. An operand a in tensor memory is never transposed.
 enum class Layout { nn, nt, tn, tt };
-// Instruction descriptor of m x n products of f16 or bfloat16 in float32. "Instruction descriptor".
+// Instruction descriptor of m x n products of f16 or bfloat16 with float32 sums. PTX ISA "Instruction descriptor".
 constexpr u32 tcgen05_instr_desc(Layout layout, bool f16, int m, int n) {
   const u32 type = f16 ? 0 : 1;
   const bool a_by_columns = layout == Layout::tn || layout == Layout::tt;
@@ -107,10 +106,9 @@ constexpr u32 tcgen05_instr_desc(Layout layout, bool f16, int m, int n) {
          static_cast<u32>(n) / 8 << 17 | static_cast<u32>(m) / 16 << 24;
 }
 
-// d += a b, or d = a b where not add; 128 rows of each CTA, 16 elements of the inner dimension. One thread, the same as
-// for tcgen05_commit. ss: a in shared memory; ts: in tensor memory, two elements in a column. Of a pair of CTAs (ctas:
-// 2) the leader issues for both; a, b and d lie in both at these addresses, half of the rows of a and of the columns of
-// b in each. "tcgen05.mma".
+// d += a b, or d = a b if not add: 128 rows of each CTA, 16 inner elements. One thread, which also calls
+// tcgen05_commit. ss: a in shared memory; ts: a in tensor memory, two elements per column. ctas 2: the leader issues
+// for both CTAs, and each has half of the rows of a and half of the columns of b. PTX ISA "tcgen05.mma".
 template <int ctas>
 TANDEM_DEVICE void tcgen05_mma_ss(u32 d, u64 a, u64 b, u32 instr_desc, bool add) {
   asm volatile(
@@ -127,7 +125,7 @@ TANDEM_DEVICE void tcgen05_mma_ts(u32 d, u32 a, u64 b, u32 instr_desc, bool add)
       "r"(a), "l"(b), "r"(instr_desc), "r"(static_cast<u32>(add)), "n"(ctas)
       : "memory");
 }
-// The barrier, of a pair those of both CTAs, gets an arrival when all products issued before are done. One thread.
+// Signals the barrier (ctas 2: of both CTAs) when all earlier products are complete. One thread. PTX ISA
 // "tcgen05.commit".
 template <int ctas>
 TANDEM_DEVICE void tcgen05_commit(u64* barrier) {

@@ -1,14 +1,13 @@
-// What warps and warpgroups say to each other, and how they move fragments.
+// Synchronization of warps and warpgroups, and moves of fragments between lanes.
 #pragma once
 #include "ptx/base.cuh"
 
-// Named barriers, 0 to 15 (0 is __syncthreads). threads counts those that sync and those that only arrive.
+// Named barriers 0 to 15 (0 is __syncthreads). threads counts the threads that sync and the threads that only arrive.
 TANDEM_DEVICE void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// The same for warps that are at several places of the code. "bar" is "barrier" with .aligned, which the PTX ISA asks
-// of a warp's threads only; but compute-sanitizer's synccheck takes warps that meet at two such instructions for
-// divergent.
+// named_sync for warps at different places of the code. "bar" is "barrier" with .aligned, which the PTX ISA requires
+// only of the threads of a warp. compute-sanitizer's synccheck reports two such instructions as divergent.
 TANDEM_DEVICE void named_sync_from_anywhere(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -16,13 +15,13 @@ TANDEM_DEVICE void named_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// For a kernel that may begin before the one in front of it in the stream has ended (PTX ISA "griddepcontrol"): until
-// that one's writes are there; and that the next one may begin, which waits in the same way.
+// For kernels that may overlap the preceding kernel of the stream (PTX ISA "griddepcontrol"). The first waits for the
+// preceding kernel's writes; the second lets the next kernel begin.
 TANDEM_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 TANDEM_DEVICE void sleep(u32 nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds)); }
 TANDEM_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// Of x over groups of `lanes` neighbouring lanes, in all of them; every lane of the warp takes part.
+// The sum of x over each group of `lanes` neighbouring lanes, in all of them. Every lane takes part.
 template <int lanes>
 TANDEM_DEVICE float sum_over_lanes(float x) {
 #pragma unroll
@@ -30,7 +29,7 @@ TANDEM_DEVICE float sum_over_lanes(float x) {
   return x;
 }
 
-// Registers of a warpgroup's threads: fewer, so that others may have more (PTX ISA "setmaxnreg").
+// Reduces the registers of a warpgroup's threads, so that other warpgroups can have more (PTX ISA "setmaxnreg").
 template <int n>
 TANDEM_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
@@ -40,7 +39,7 @@ TANDEM_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
 }
 
-// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8 x 8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8.
 TANDEM_DEVICE void ldmatrix(u32 (&to)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -53,7 +52,7 @@ TANDEM_DEVICE void stmatrix(u32 address, const u32 (&from)[4]) {
                : "memory");
 }
 
-// To shared memory, where other threads may write the same.
+// Stores to shared memory. Other threads may store the same value.
 TANDEM_DEVICE void store_relaxed(int* to, int value) {
   asm volatile("st.relaxed.cta.shared::cta.b32 [%0], %1;" ::"r"(shared_address(to)), "r"(value) : "memory");
 }
@@ -73,7 +72,7 @@ TANDEM_DEVICE float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// The larger, or NaN where there is one. PTX ISA "max".
+// The maximum, or NaN if an operand is NaN. PTX ISA "max".
 TANDEM_DEVICE float max_or_nan(float x, float y) {
   float larger;
   asm("max.NaN.ftz.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));

@@ -1,22 +1,24 @@
-// Matrix products of a warpgroup: 64 x N += 64 x 16 * 16 x N, float32 sums of bf16 or f16 products (PTX ISA
-// "wgmma.mma_async"). All 128 threads execute each of these. A thread t holds of the sum, in register r, row
-// 16 (t / 32) + t % 32 / 4 + 8 (r / 2 % 2) and column 8 (r / 4) + 2 (t % 4) + r % 2.
+// Matrix products of a warpgroup: 64 x N += 64 x 16 * 16 x N with bf16 or f16 elements and float32 sums (PTX ISA
+// "wgmma.mma_async"). All 128 threads execute each function.
 //
-// A product is asynchronous: its registers may not be touched between issue and the wait that covers it.
+// Register r of thread t holds one sum. Its row is 16 (t / 32) + t % 32 / 4 + 8 (r / 2 % 2). Its column is 8 (r / 4) +
+// 2 (t % 4) + r % 2.
+//
+// A product is asynchronous: its registers may not be touched between its issue and the wait that covers it.
 #pragma once
 #include "ptx/base.cuh"
 
-// Before the first product, and whenever ordinary instructions have written its registers.
+// Required before the first product, and after ordinary instructions have written a product's registers.
 TANDEM_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TANDEM_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most `pending` of the groups committed last are under way.
+// Waits until at most the last `pending` committed groups are outstanding.
 template <int pending>
 TANDEM_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// Matrix descriptor of 16-bit elements in shared memory, in rows of 64 swizzled by 128 bytes as TMA writes them (PTX
-// ISA "Matrix Descriptor Format"). stride_bytes: from 8 rows to the next 8. leading_bytes: from 64 columns to the next
-// 64 where the rows are those of the sum (transposed operands); unused otherwise.
+// Matrix descriptor of 16-bit elements in rows of 64 with TMA's 128-byte swizzle (PTX ISA "Matrix Descriptor Format").
+// stride_bytes: from 8 rows to the next 8. leading_bytes: from 64 columns to the next 64 of a transposed operand; else
+// unused.
 TANDEM_DEVICE u64 wgmma_smem_desc(u32 address, u32 leading_bytes, u32 stride_bytes) {
   return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
          static_cast<u64>(stride_bytes >> 4) << 32 | u64{1} << 62;
@@ -25,7 +27,7 @@ TANDEM_DEVICE u64 wgmma_smem_desc(u32 address, u32 leading_bytes, u32 stride_byt
 #define TANDEM_O8(d, i)                                                                                       \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-// The first n registers of d: as operands, and as the instruction lists them.
+// The first n registers of d, as operands and as the instruction lists them.
 #define TANDEM_OUT8 TANDEM_O8(d, 0)
 #define TANDEM_OUT16 TANDEM_OUT8, TANDEM_O8(d, 8)
 #define TANDEM_OUT24 TANDEM_OUT16, TANDEM_O8(d, 16)
@@ -59,21 +61,19 @@ TANDEM_DEVICE u64 wgmma_smem_desc(u32 address, u32 leading_bytes, u32 stride_byt
 #define TANDEM_R120 TANDEM_R112 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define TANDEM_R128 TANDEM_R120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
-// d += a b, or d = a b where not add. Named by where a and b come from (s: shared memory, r: registers; b always s) and
-// by how each lies, as BLAS has it for row-major matrices: n as written, rows x columns; t transposed. So q k^T with
-// keys in rows is ss_nt, and p v with values in rows is rs_nn; a from registers is never transposed. ..._of_4: four
-// products along the inner dimension whose operands lie one behind the other (untransposed a and transposed b: in the
-// same 64 columns), in one statement, which gives the compiler a quarter of the operands to think about.
+// d += a b, or d = a b if not add. The name has the sources of a and b (s: shared memory, r: registers) and their
+// layouts: n is rows x columns, t is transposed. q k^T is ss_nt, p v is rs_nn. ..._of_4: four products along the inner
+// dimension in one statement, which compiles faster. Operands are contiguous.
 template <bool f16, int N>
 struct Wgmma;
 
 // clang-format off
-// Operands of the statement, by their numbers: behind the R registers of d come A, B, C, ... Transposition is an immediate.
+// Operand numbers of the statement: A, B, C, ... follow the R registers of d. Transposition is an immediate.
 #define TANDEM_MMA(TYPE, N, R, LEFT, RIGHT, ADD, ORDER)                                                                \
   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TANDEM_R##R "}, " LEFT ", " RIGHT ", " ADD ", 1, 1, "\
   ORDER ";"
 #define TANDEM_4(A, B, C, D) "{%" #A ", %" #B ", %" #C ", %" #D "}"
-// From one operand to the next along the inner dimension, in units of 16 bytes: 16 elements of a row, or 16 rows.
+// The distance between operands along the inner dimension, in units of 16 bytes: 16 elements of a row, or 16 rows.
 constexpr int wgmma_next(bool along_rows) { return along_rows ? 2 : 128; }
 #define TANDEM_WGMMA_SS(TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K)                                                   \
     template <bool trans_a, bool trans_b>                                                                              \
@@ -119,7 +119,7 @@ constexpr int wgmma_next(bool along_rows) { return along_rows ? 2 : 128; }
                      "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]),        \
                      "r"(a[13]), "r"(a[14]), "r"(a[15]), "n"(trans_b ? 0 : 1), "n"(wgmma_next(trans_b)));              \
     }
-// Each under its name.
+// One name for each source and layout.
 #define TANDEM_WGMMA_NAMED(N, NAME, A, FORM)                                                                           \
     static TANDEM_DEVICE void NAME(float (&d)[N / 2], A a, u64 b, bool add) { FORM(d, a, b, add); }
 #define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T, U, V)                      \
@@ -137,8 +137,8 @@ constexpr int wgmma_next(bool along_rows) { return along_rows ? 2 : 128; }
 #define TANDEM_WGMMAS(...) TANDEM_WGMMA(false, "bf16", __VA_ARGS__) TANDEM_WGMMA(true, "f16", __VA_ARGS__)
 // clang-format on
 
-// Reading all of them takes a tenth as long as compiling a kernel: a translation unit may say beforehand of which
-// widths, two or four, it needs products.
+// A translation unit may select two or four widths, because parsing all of them takes a tenth of a kernel's compile
+// time.
 #ifdef TANDEM_WGMMA_N2
 #define TANDEM_IS_NEEDED(N) \
   (N == TANDEM_WGMMA_N0 || N == TANDEM_WGMMA_N1 || N == TANDEM_WGMMA_N2 || N == TANDEM_WGMMA_N3)

@@ -2,51 +2,50 @@
 #pragma once
 #include "shared/forward.h"
 
-// What a forward has been given, and more: dq is summed in float32, m_block by m_block, in the order in which threads
-// hold it. q and dout are boxes of 64 columns and a step's queries, k and v of 64 columns and a CTA's keys, dk and dv
-// of 64 columns and 64 keys. m_blocks counts those of a head over all sequences; tiles are n_blocks of key heads.
+// The parameter of a forward, and the backward's own. dq is summed in float32, per m_block, in the order of the
+// threads' fragments. Boxes have 64 columns and an iteration's queries (q, dout), a CTA's keys (k, v), or 64 keys (dk,
+// dv). m_blocks counts the blocks of a head over all sequences; tiles are n_blocks of key heads.
 struct BackwardParams : ForwardParams {
   TensorMap dout, dk, dv;
 
-  const void *out_given, *dout_data;  // for the sums of their products
+  const void *out_given, *dout_data;  // inputs of delta
   long long dout_batch, dout_row, dout_head;
   const float* dlse;  // or null
   long long dlse_batch, dlse_row, dlse_head;
   void* dq;  // or null
   long long dq_batch, dq_row, dq_head;
 
-  int sequence_m_blocks;  // dense: of a sequence
-  int n_blocks;           // of a sequence, the most there can be
-  int diagonal_heads;     // taken from_diagonal (tile/key_tile.cuh): so many, over the batch (by_head: query heads)
-  int splits;             // of an n_block's steps, one in each tile
-  int has_dk, has_dv;     // they are wanted
+  int sequence_m_blocks;  // dense: per sequence
+  int n_blocks;           // per sequence, an upper bound
+  int diagonal_heads;     // heads with from_diagonal (by_head: query heads)
+  int splits;             // parts of an n_block's iterations, one per tile
+  int has_dk, has_dv;     // 0: not wanted
 
-  void *dk_data, *dv_data;  // for tiles that a sequence ends in: varlen only
+  void *dk_data, *dv_data;  // varlen: for tiles at the end of a sequence
   long long dk_batch, dk_row, dk_head, dv_batch, dv_row, dv_head;
 
-  // Of each (query head, m_block):
-  float* stats;     // of its queries -lse in log2 units, then delta = sum of dout * out, less dlse
+  // For each (query head, m_block):
+  float* stats;     // -lse in log2 units, then delta = sum(dout * out) - dlse
   float* dq_sums;   // Sm90BackwardConfig::dq_floats()
-  int* dq_tickets;  // n_blocks that have been added
-  // Of each (sequence, key head, n_block), and of each split, but by_head: Sm90BackwardConfig::key_floats().
+  int* dq_tickets;  // number of n_blocks added so far
+  // For each (sequence, key head, n_block) and each split (not by_head): Sm90BackwardConfig::key_floats().
   float* key_sums;
-  int* key_tickets;  // by_head: heads that have been added; Sm90BackwardConfig::key_tickets() of a CTA's n_block
+  int* key_tickets;  // by_head: number of heads added so far
   int key_ticket_count;
-  // Sm90BackwardConfig::strips: dS of a strip, which has so many query heads (over the batch) with all of their
-  // n_blocks, or n_blocks of one head: tile/strip.cuh. counter[1] is the strip's number, counter[2] counts who knows
-  // it.
-  void* ds;  // or null: dq is not wanted
+  // Sm90BackwardConfig::strips: dS of one strip (tile/strip.cuh), which has all n_blocks of several query heads or
+  // several n_blocks of one. counter[1] is the strip's number, counter[2] the number of CTAs that have read it.
+  void* ds;  // null: dq is not wanted
   int strip_heads, strip_n_blocks, strip_row_n_blocks, strip_folds;
-  int head_dim;  // the problem's own
+  int head_dim;  // the problem's
 
   void* dsink;  // or null
   long long dsink_head;
-  int dsink_is_f32;         // else of the type of q
-  float* dsink_of_m_block;  // of each (query head, m_block)
+  int dsink_is_f32;         // else the type of q
+  float* dsink_of_m_block;  // [query head][m_block]
 
-  // Which of these are of float32, else of the type of q; and whether gradients are added to what is there.
+  // Element types: float32, else the type of q. accumulate: gradients are added to the contents of their tensors.
   int out_is_f32, dout_is_f32, dq_is_f32, dk_is_f32, dv_is_f32, dbias_is_f32, accumulate;
-  void* dout_rounded;  // dout in the type of q, for products: compact, as dout is; null where dout is
+  void* dout_rounded;  // dout rounded to the type of q, compact; null: not needed
 
   void* dbias;                                                // or null
   int dbias_batches, dbias_heads, dbias_rows, dbias_columns;  // 1: summed over

@@ -1,42 +1,40 @@
-// What a forward with a block mask is told of it. The parameter of such a kernel has it behind all else.
+// The block mask of a forward or backward. Kernels with a block mask have it after all other parameters.
 #pragma once
 
 #include "shared/mods.h"
 
-// For each block of queries how many blocks of keys a row has, and which. As the caller gave them: they may hold
-// anything. Strides are in elements; 0: broadcast.
+// For each row of query blocks the number and the indices of its key blocks. They are the caller's and unchecked.
+// Strides are in elements; 0: broadcast.
 struct BlockListParams {
   const int *count, *index;  // or null
   long long count_batch, count_head, count_row;
   long long index_batch, index_head, index_row, index_column;
-  int columns;  // of a row of indices
+  int columns;  // entries per row of indices
 };
 
-// A tile's steps are a list in the workspace: kStepHeader numbers, which are how many there are and how many each of
-// its (one or two) tiles of a Blackwell CTA takes part in, then an entry for each n_block that some row looks at, from
-// the last to the first: n_block << kStepBits, and two bits (StepState) for each unit of its rows; then a 0, so that
-// reading ahead needs no question.
+// A tile's iterations are a list in the workspace. Its header of kStepHeader numbers is the length, then the number of
+// iterations of each tile of a Blackwell CTA. One entry for each n_block, from the last to the first, has n_block <<
+// kStepBits and two bits (StepState) per unit of rows. A final 0 allows reading ahead.
 constexpr int kStepHeader = 4, kStepBits = 8, kStepUnits = 4, kListStepsThreads = 128;
 
 struct BlockMaskParams {
   BlockListParams partial, full;
-  int block_q;           // queries of a block
-  int block_n_blocks;    // n_blocks of one
-  int m_blocks;          // that a list has: those of a sequence
-  int batch, heads;      // that have lists of their own: 1, or all
-  long long list_words;  // from one tile's steps to the next
-  int* steps;            // by batch, head and m_block
-  int* order;            // of a forward whose lengths the host knows: ForwardParams::tile_order, to be written
+  int block_q;           // queries per block
+  int block_n_blocks;    // n_blocks per key block
+  int m_blocks;          // per list
+  int batch, heads;      // lists: 1 means broadcast
+  long long list_words;  // stride from one tile's list to the next
+  int* steps;            // [batch][head][m_block]
+  int* order;            // output: ForwardParams::tile_order
 };
 
 struct BlockMaskedForwardParams : ModifiedForwardParams {
   BlockMaskParams blocks;
 };
 
-// A backward has a table: for each list, m_block and n_block two bits (StepState) for each CTA's keys, and above them
-// how many n_blocks before it the m_block looks at: those add to its dq first. And of each sequence, key head and
-// n_block a list of its steps: how many, then m_block * heads_q + head of each, then a 0.
-// There `steps` are the latter, list_words theirs, and blocks count the keys of a CTA.
+// A backward has a table: two bits (StepState) for each list, m_block, n_block and CTA. The bits above count the
+// earlier n_blocks that add to the m_block's dq. `steps` has a list for each n_block of a key head: its length, then
+// m_block * heads_q + head of each iteration, then 0.
 struct BlockMaskedBackwardParams : ModifiedBackwardParams {
   BlockMaskParams blocks;
   int* table;

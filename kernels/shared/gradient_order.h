@@ -1,9 +1,8 @@
-// In which order a backward's main kernel leaves sums in workspace: that in which its threads hold them, which is the
-// kernel's. A thread has pairs of neighbouring columns, and two pairs one behind the other in memory, 16 bytes; those
-// of 128 threads follow each other.
+// The order of the gradient sums that the main kernel stores in workspace: its threads' fragment order. A thread has
+// pairs of neighbouring columns. Two pairs are contiguous (16 bytes), and the 128 threads follow each other.
 #pragma once
 
-// The place of a pair of dq in its m_block, or of one of dk or dv in its n_block.
+// The row and column of a pair in its m_block (dq) or n_block (dk, dv).
 struct GradientPair {
   int row, column;
 };

@@ -1,4 +1,4 @@
-// The parameter of the kernel that merges parts of an attention, which the host fills in.
+// The parameter of the kernel that merges parts of an attention.
 #pragma once
 
 enum class MergeType : unsigned char { f32, bf16, f16 };
@@ -10,14 +10,14 @@ struct MergeTensor {
 };
 
 struct MergeParams {
-  static constexpr int kMostParts = 60;               // of one launch: a parameter has 4 KB
-  static constexpr int kThreads = 128, kColumns = 4;  // of a block; that a thread has at once
+  static constexpr int kMostParts = 60;               // per launch: a parameter has 4 KB
+  static constexpr int kThreads = 128, kColumns = 4;  // threads per CTA, columns per thread
 
   MergeTensor part_out[kMostParts], part_lse[kMostParts];
-  MergeTensor out, lse;  // lse.data: or null
+  MergeTensor out, lse;  // lse.data may be null
   MergeType part_type[kMostParts], out_type;
   int parts;
   int batch, seqlen, heads, head_dim;
-  int lanes;    // that share a row: a power of two, at most 32
-  int aligned;  // kColumns neighbours can be moved at once, wherever they lie
+  int lanes;    // lanes per row: power of two <= 32
+  int aligned;  // kColumns elements can be loaded at once
 };

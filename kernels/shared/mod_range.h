@@ -1,20 +1,19 @@
-// Interval arithmetic of modifications: in which range a value lies for all queries and keys of a block, from the
-// ranges of what it is made of. One function for each operation of docs/mods.md, by the names of mod_functions.cuh, for
-// the host and for kernels. A range may be wider than need be, never narrower; where an operation is not worth the
-// trouble, it is anything.
+// Interval arithmetic for score_mods and mask_mods: the range of a value over all queries and keys of a block, from the
+// ranges of its operands. Each operation of docs/mods.md has one function with the name in mod_functions.cuh, for host
+// and kernels. A range may be too wide, never too narrow.
 #pragma once
 
-// Ints, and bools, which are 0 and 1. low <= high.
+// Ints and bools (0 and 1). low <= high.
 struct IntRange {
   int low, high;
 };
-// Floats: low <= high, infinities included; nan: or NaN.
+// Floats: low <= high, infinities included. nan: the value may also be NaN.
 struct FloatRange {
   float low, high;
   bool nan;
 };
 
-// A gather looks at so many elements at most.
+// The maximum number of elements that a gather examines.
 constexpr int kRangeElements = 1024;
 
 constexpr IntRange kAnyInt{-2147483647 - 1, 2147483647}, kAnyBool{0, 1};
@@ -32,7 +31,7 @@ constexpr IntRange union_of(IntRange a, IntRange b) { return {range_least(a.low,
 constexpr FloatRange union_of(FloatRange a, FloatRange b) {
   return {a.low < b.low ? a.low : b.low, a.high > b.high ? a.high : b.high, a.nan || b.nan};
 }
-// Where a bound is beyond an int, values may have wrapped around.
+// The range is unknown if a bound is beyond int, because values may have wrapped around.
 constexpr IntRange wrapped(long long low, long long high) {
   const bool fits = low >= kAnyInt.low && high <= kAnyInt.high;
   return fits ? IntRange{static_cast<int>(low), static_cast<int>(high)} : kAnyInt;
@@ -55,7 +54,7 @@ constexpr IntRange range_flip(IntRange a) { return {~a.high, ~a.low}; }
 constexpr IntRange range_not(IntRange a) { return {1 - a.high, 1 - a.low}; }
 constexpr IntRange range_to_int(IntRange a) { return a; }
 constexpr FloatRange range_to_real(IntRange a) {
-  return {static_cast<float>(a.low), static_cast<float>(a.high), false};  // rounding keeps the order
+  return {static_cast<float>(a.low), static_cast<float>(a.high), false};  // rounding is monotonic
 }
 constexpr IntRange range_add(IntRange a, IntRange b) {
   return wrapped(static_cast<long long>(a.low) + b.low, static_cast<long long>(a.high) + b.high);
@@ -63,7 +62,7 @@ constexpr IntRange range_add(IntRange a, IntRange b) {
 constexpr IntRange range_subtract(IntRange a, IntRange b) {
   return wrapped(static_cast<long long>(a.low) - b.high, static_cast<long long>(a.high) - b.low);
 }
-// Of what is monotonic in each operand: from the least to the greatest of its corners.
+// The range of a function that is monotonic in each operand: the extremes of its corners.
 constexpr IntRange between(long long a, long long b, long long c, long long d) {
   const long long low_ab = a < b ? a : b, low_cd = c < d ? c : d, high_ab = a < b ? b : a, high_cd = c < d ? d : c;
   return wrapped(low_ab < low_cd ? low_ab : low_cd, high_ab > high_cd ? high_ab : high_cd);
@@ -82,7 +81,7 @@ constexpr IntRange range_floor_divide(IntRange a, IntRange b) {
 constexpr IntRange range_modulo(IntRange a, IntRange b) {
   if (b.low == 0 && b.high == 0) return a;
   if (b.low <= 0 && b.high >= 0) return kAnyInt;
-  // Within one period of the divisor the rest goes up with a.
+  // Within one period of the divisor the remainder grows with a.
   if (is_point(b) && floor_quotient(a.low, b.low) == floor_quotient(a.high, b.low)) {
     const long long period = floor_quotient(a.low, b.low) * b.low;
     return {static_cast<int>(a.low - period), static_cast<int>(a.high - period)};
@@ -94,7 +93,7 @@ constexpr IntRange range_min(IntRange a, IntRange b) {
 }
 constexpr IntRange range_max(IntRange a, IntRange b) { return {range_most(a.low, b.low), range_most(a.high, b.high)}; }
 
-// The least number of the form 2^n - 1 that is no less than x, which is not negative.
+// The least number of the form 2^n - 1 that is at least x. x is not negative.
 constexpr int ones_above(int x) {
   for (int shift = 1; shift < 32; shift *= 2) x |= x >> shift;
   return x;
@@ -162,16 +161,16 @@ constexpr IntRange range_to_int(FloatRange a) {
 }
 constexpr FloatRange range_add(FloatRange a, FloatRange b) {
   if (!is_finite(a) || !is_finite(b)) return kAnyFloat;
-  return {a.low + b.low, a.high + b.high, false};  // rounding keeps the order
+  return {a.low + b.low, a.high + b.high, false};  // rounding is monotonic
 }
 constexpr FloatRange range_subtract(FloatRange a, FloatRange b) { return range_add(a, range_negate(b)); }
-// The next float above one that is finite.
+// The next float above a finite one.
 constexpr float float_above(float x) {
   if (x == 0) return __builtin_bit_cast(float, 1);
   const int bits = __builtin_bit_cast(int, x);
   return __builtin_bit_cast(float, x > 0 ? bits + 1 : bits - 1);
 }
-// A float further than its bounds: a compiler may add to a product before that is rounded.
+// Widens the bounds by one float, because a compiler may add to a product before it is rounded.
 constexpr FloatRange range_multiply(FloatRange a, FloatRange b) {
   if (!is_finite(a) || !is_finite(b)) return kAnyFloat;
   const float corners[] = {a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high};

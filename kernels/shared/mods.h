@@ -1,12 +1,12 @@
-// What score and mask modifications read on a device beside scores and positions: scalars and tensors, by number; and
-// where the gradients of tensors go. The parameter of a kernel with modifications has them behind all else.
+// Scalars and tensors that score_mods and mask_mods read on a device, by number, and the gradients of tensors. A kernel
+// with modifications has them after all other parameters.
 #pragma once
 
 #include "shared/backward.h"
 
-enum class ModElement { f64, f32, bf16, f16, i64, i32, boolean };  // as mods::Element
+enum class ModElement { f64, f32, bf16, f16, i64, i32, boolean };  // same order as mods::Element
 
-constexpr int kModRank = 4, kModTensors = 8, kModScalars = 8;  // of one text
+constexpr int kModRank = 4, kModTensors = 8, kModScalars = 8;  // maxima per modification
 
 struct ModTensor {
   const void* data;
@@ -16,29 +16,29 @@ struct ModTensor {
 
 struct ModNames {
   ModTensor tensors[kModTensors];
-  int scalars[kModScalars];  // the bits of a float, or an int
+  int scalars[kModScalars];  // bits of a float, or an int
 };
 
 struct ModParams {
   ModNames score, mask;
 };
 
-// The gradient of an element is an exact sum of float32 numbers, in the same bits whatever the order: a fixed-point
-// number with a bit for each that float32 has, kept in digits of which each has room for 2^39 additions (the least
-// number is 2^-149; 149 + 128 + 24 bits). A last word says which infinities and NaN were added.
+// The gradient of an element is an exact sum of float32 numbers, so that its bits do not depend on the order. It is a
+// fixed-point number of 149 + 128 + 24 bits in kDigits digits; each digit can absorb 2^39 additions. The last word
+// records added infinities and NaNs.
 constexpr int kDigitBits = 24, kDigits = 12, kCellWords = kDigits + 1, kSumsLog2 = 63 - kDigitBits;
 
 struct CapturedTensor {
-  long long first;             // cell of its first element; below 0: its gradient is not wanted
-  void* gradient;              // as its tensor in ModNames, but for this:
+  long long first;             // first cell; below 0: gradient not wanted
+  void* gradient;              // shape of the tensor in ModNames
   long long stride[kModRank];  // in elements
-  long long count;             // of elements
+  long long count;             // elements
   ModElement element;
 };
 
 constexpr int kConvertCapturedThreads = 256;
 
-// Cells are those of all tensors whose gradients are wanted. Words lie by number: word n of all cells, then n + 1.
+// Cells of all tensors with a wanted gradient. Word n of all cells comes before word n + 1.
 struct CapturedParams {
   unsigned long long* words;
   long long cells;

@@ -1,7 +1,7 @@
-// What a kernel of any pass may do to scores before the softmax.
+// Options that change scores before the softmax, in kernels of any pass.
 #pragma once
 
-enum class Bias { none, boolean, f32, element };  // element: of the type of q
+enum class Bias { none, boolean, f32, element };  // element: the type of q
 
 constexpr int bytes_of(Bias bias) {
   switch (bias) {

@@ -1,8 +1,8 @@
-// Which keys queries see, and which queries see keys: causal masks, windows and their alignment. Host and device use
-// the same functions; nothing else works this out.
+// The keys that queries see and the queries that see keys, by causal masks, windows and their alignment. Host and
+// device use these functions; no other code computes the ranges.
 #pragma once
 
-// [begin, end): empty where end <= begin. Either may lie beyond the sequence: what is not a key of it is none.
+// [begin, end): empty if end <= begin. Either bound may lie beyond the sequence.
 struct KeyRange {
   int begin, end;
 };
@@ -10,21 +10,21 @@ struct QueryRange {
   int begin, end;
 };
 
-// Query i sees key j where i + diagonal - left <= j <= i + diagonal + right and j < k_len. A side that the kernel is
-// not compiled for has no bound there. Sums stay within int: bounds are within +-2^30, the diagonal within +-2^29,
-// lengths within 2^28.
+// Query i sees key j if i + diagonal - left <= j <= i + diagonal + right and j < k_len. A side that the kernel is not
+// compiled for is unbounded. Sums fit an int: bounds are within +-2^30, the diagonal within +-2^29, lengths within
+// 2^28.
 template <bool bounded_left, bool bounded_right>
 struct Band {
   int diagonal, left, right, q_len, k_len;
 
-  // Keys that some query of [first, last] sees, and those that all of them see.
+  // The keys that some query of [first, last] sees, and the keys that all of them see.
   constexpr KeyRange visible_keys(int first, int last) const {
     return {bounded_left ? first + diagonal - left : 0,
             bounded_right ? smaller(k_len, last + diagonal + right + 1) : k_len};
   }
   constexpr KeyRange unmasked_keys(int first, int last) const { return visible_keys(last, first); }
 
-  // Queries that see some key of [first, last], and those that see all of them.
+  // The queries that see some key of [first, last], and the queries that see all of them.
   constexpr QueryRange visible_queries(int first, int last) const {
     return {bounded_right ? first - diagonal - right : 0,
             bounded_left ? smaller(q_len, last - diagonal + left + 1) : q_len};

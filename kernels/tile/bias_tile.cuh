@@ -1,17 +1,17 @@
-// A bias on its way to shared memory, tile by tile: copied by warps that do not compute, in pieces as long as its
-// strides and address allow. What lies beyond a sequence's lengths arrives as zeros, and is not read.
+// Loads of a bias to shared memory, tile by tile, by warps that do not compute. Copies are as long as the bias's
+// strides and address allow. Elements beyond a sequence's lengths become zeros and are not read.
 #pragma once
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "shared/score_options.h"
 #include "tile/coords.cuh"
 
-// How a bias lies in memory: strides in bytes.
+// The layout of a bias in memory: strides in bytes.
 template <Bias type>
 struct BiasLayout {
   static constexpr int kBytes = bytes_of(type);
   const ForwardParams& p;
-  int piece = kBytes;  // bytes that one copy may have: 16 or 4, of neighbouring columns, or those of an element
+  int piece = kBytes;  // bytes per copy: 16, 4 or one element
 
   TANDEM_DEVICE explicit BiasLayout(const ForwardParams& params) : p(params) {
     if (p.bias_column != 1) return;
@@ -26,14 +26,14 @@ struct BiasLayout {
   TANDEM_DEVICE i64 head() const { return p.bias_head * kBytes; }
   TANDEM_DEVICE i64 row() const { return p.bias_row * kBytes; }
   TANDEM_DEVICE i64 column() const { return p.bias_column * kBytes; }
-  // Of a sequence of the batch.
+  // The address of an element of a sequence.
   TANDEM_DEVICE const char* at(int sequence, int of_head, int query, int key) const {
     return static_cast<const char*>(p.bias) + sequence * batch() + of_head * head() + query * row() + key * column();
   }
 };
 
-// Rows of a tile: `left` of them are used. They are queries of one head or, as in the forward, query by query those of
-// heads that are taken together.
+// Rows of a tile, of which `left` are used. They are queries of one head or, with packed heads in the forward, the
+// heads of each query in turn.
 template <Bias type>
 struct BiasRows {
   const char* first;
@@ -42,14 +42,14 @@ struct BiasRows {
   TANDEM_DEVICE const char* at(const BiasLayout<type>& bias, int row) const {
     return first + (row >> pack_shift) * bias.row() + (row & ((1 << pack_shift) - 1)) * bias.head();
   }
-  // Used, and at equal distances.
+  // All rows are used and equally spaced.
   TANDEM_DEVICE bool are_whole(int rows) const { return left >= rows && pack_shift == 0; }
 };
 
-// The tile that a thread copied last, while it is on its way. Each thread tells of it when its copies are there: behind
-// those of the next tile or, where somebody waits for it before there is a next one, at once.
+// The tile that a thread copied last, until its copies have arrived. Each thread signals the tile's barrier after the
+// copies of the next tile, or immediately if a warp waits before there is a next tile.
 struct BiasUnderWay {
-  u64* full = nullptr;  // the tile's barrier; none: all have been told of
+  u64* full = nullptr;  // the tile's barrier; null: all signalled
 
   TANDEM_DEVICE void begins(u64* next) {
     cp_async_commit();
@@ -65,7 +65,7 @@ struct BiasUnderWay {
   }
 };
 
-// A tile's rows and columns, `threads` that copy it, and Place::at(row, byte): where it goes.
+// A tile's rows and columns, the number of copying threads, and Place::at(row, byte), the destination.
 template <Bias type, int rows, int columns, int threads, class Place>
 struct BiasTile {
   static constexpr int kBytes = bytes_of(type), kRowBytes = columns * kBytes;
@@ -74,7 +74,7 @@ struct BiasTile {
   char* const to;
   const int thread;
 
-  // Rows lie as BiasRows says; columns_left: how many there are from the first on.
+  // Copies rows of a BiasRows. columns_left: the number of columns from the first on.
   TANDEM_DEVICE void copy(const BiasRows<type>& from, int columns_left) const {
     if (bias.piece < 4) return copy_elements(from, columns_left);
     if (bias.piece == 4) return copy_pieces<4>(from, columns_left);
@@ -87,8 +87,8 @@ struct BiasTile {
   }
 
  private:
-  // Which pieces are this thread's: one of each kRows-th row or, where a row has more of them than there are threads,
-  // kEach of every row.
+  // The pieces of this thread: one piece of each kRows-th row. If a row has more pieces than there are threads, it is
+  // kEach pieces of every row.
   template <int bytes>
   struct Pieces {
     static constexpr int kInRow = kRowBytes / bytes, kRows = kInRow < threads ? threads / kInRow : 1;
@@ -115,7 +115,7 @@ struct BiasTile {
       cp_async<bytes>(shared_address(to) + Place::at(row, byte), from.at(bias, row) + column * bias.column(), given);
     }
   }
-  // Those of one or two bytes, which cp.async has not: some on their way at once.
+  // Copies elements of one or two bytes, which cp.async does not support. Several loads are in flight.
   TANDEM_DEVICE void copy_elements(const BiasRows<type>& from, int columns_left) const {
     constexpr int kAtOnce = 8;
     using Element = typename OneOf<kBytes == 1, unsigned char, u16>::Type;

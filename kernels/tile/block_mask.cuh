@@ -1,20 +1,20 @@
-// Block masks: which n_blocks a tile goes through, and what is to be done with the scores of each.
+// Block masks: the n_blocks of a tile, and the state of each n_block's scores.
 //
-// list_steps() makes them, before the kernel itself, from the caller's lists: these may hold anything, so nothing else
-// reads them. The roles of the kernel go through a tile's steps as they otherwise go through a range of n_blocks. A
-// tile that sees nothing has one step, which hides all.
+// list_steps() computes them before the main kernel, from the caller's lists. It is the only reader of these lists,
+// because they may hold any values. The roles of the kernel iterate over a tile's list as they iterate over a range of
+// n_blocks without a block mask. A tile without visible keys has one iteration, which hides all.
 #pragma once
 #include "shared/block_mask.h"
 #include "tile/coords.cuh"
 #include "tile/mod_functions.cuh"
 #include "tile/row.cuh"
 
-// Of the rows of one unit in an n_block. absent: other units look at it.
+// The state of one unit's rows in an n_block. absent: only other units read the n_block.
 enum class StepState : u32 { absent, partial, full, hidden };
 
 TANDEM_DEVICE int n_block_of(u32 step) { return static_cast<int>(step >> kStepBits); }
 TANDEM_DEVICE StepState state_of(u32 step, int unit) { return static_cast<StepState>(step >> 2 * unit & 3); }
-// The bits of the units of a CTA's, or a pair's, i-th tile.
+// The bits of all units of the i-th tile of a CTA or CTA pair.
 template <auto T>
 TANDEM_DEVICE u32 tile_bits(int i) {
   constexpr int kBits = 2 * T.step_units() / T.step_tiles();
@@ -29,16 +29,16 @@ TANDEM_DEVICE int* steps_of(const ForwardParams& params, const TileCoords& tile)
          (static_cast<i64>(batch * p.blocks.heads + head) * p.blocks.m_blocks + tile.m_block) * p.blocks.list_words;
 }
 
-// What the mask_mod says of a row's keys in a block that is seen in part.
+// Evaluates the mask_mod for a row's keys in a partial block.
 template <auto T>
 struct MaskMod {
-  ModPlace place;  // but for the key
+  ModPlace place;  // without the key
 
   MaskMod() = default;
   TANDEM_DEVICE MaskMod(const TileCoords& t, const Row& row)
       : place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len} {}
   TANDEM_DEVICE bool operator()(const ForwardParams& p, int column) const { return mask_mod<T>(at(column), names(p)); }
-  // The same where it is known what the row, and the key, hold.
+  // The same with preloaded values of the row and the key.
   TANDEM_DEVICE bool operator()(const ForwardParams& p, const MaskRow<T>& row, const MaskKey<T>& key,
                                 int column) const {
     return mask_mod<T>(row, key, at(column), names(p));
@@ -57,8 +57,8 @@ struct MaskMod {
   }
 };
 
-// Marks those of the n_blocks [begin, end) that a row's blocks have in states, which begin at first. Indices may be
-// anything.
+// Marks the n_blocks of [begin, end) that a row's blocks contain in states, which starts at first. Indices may have any
+// value.
 TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& list, const TileCoords& tile, int row,
                                int first, int begin, int end, u32 bits, u32* states) {
   if (!list.count) return;
@@ -78,7 +78,7 @@ TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& 
   }
 }
 
-// The same of both lists. shift: of the bits of these rows in a state.
+// Marks both lists. shift: the position of these rows' bits in a state.
 template <auto T>
 TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, int row, int first, int begin, int end,
                             int shift, u32* states) {
@@ -86,10 +86,10 @@ TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, in
   mark_blocks(p, p.partial, tile, row, first, begin, end, (T.mask_mod ? kPartial : kFull) << shift, states);
   mark_blocks(p, p.full, tile, row, first, begin, end, kFull << shift, states);
 }
-// What is in both lists is full.
+// A block in both lists is full.
 TANDEM_DEVICE u32 without_twice(u32 states) { return states & ~(states >> 1 & 0x55); }
 
-// The tile, of one list, whose steps a block of threads lists.
+// The tile of a list whose iterations a CTA lists.
 template <auto T, class Params>
 TANDEM_DEVICE TileCoords listed_tile(const Params& p) {
   const int list = blockIdx.x / p.blocks.m_blocks, batch = list / p.blocks.heads;
@@ -100,11 +100,11 @@ TANDEM_DEVICE TileCoords listed_tile(const Params& p) {
   return tile;
 }
 
-// Where this thread's item goes behind those of threads before, and how many all have.
+// The number of items of earlier threads, and of all threads.
 struct ItemPlace {
   int before, all;
 };
-// By all kListStepsThreads threads, alike. counts: of each warp; free again when all have left.
+// Called by all kListStepsThreads threads. counts: per warp; it can be reused after all threads have returned.
 TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListStepsThreads / 32]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 voters = __ballot_sync(~0u, has);
@@ -120,13 +120,13 @@ TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListStepsThreads / 3
   return place;
 }
 
-// The steps of one tile of one list: one block of kListStepsThreads threads. Where the host knows all lengths, Hopper's
-// also sets the counter of tiles: a fill in front of it would have to end before it may begin.
+// Lists the iterations of one tile: one CTA of kListStepsThreads threads. If the host knows all lengths, Hopper's
+// kernel also sets the tile counter. A memset before it would have to end before the kernel may begin.
 template <auto T>
 TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   constexpr int kChunk = 1024, kWarps = kListStepsThreads / 32, kTiles = T.step_tiles();
   __shared__ u32 states[kChunk];
-  __shared__ int counts[kTiles + 1][kWarps];  // of a warp's n_blocks: those that are steps, of all and of each tile
+  __shared__ int counts[kTiles + 1][kWarps];  // per warp: iterations of all tiles, then of each tile
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   if constexpr (T.overlaps_launches()) {
     launch_dependents();
@@ -176,7 +176,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
     }
   }
   if (thread != 0) return;
-  // Rows that see nothing get their zeros from a step that hides all.
+  // Rows without visible keys get their zeros from an iteration that hides all.
   u32 step = total[0] > 0 ? steps[kStepHeader] : static_cast<u32>(range.end - 1) << kStepBits;
   total[0] = max(total[0], 1);
 #pragma unroll
@@ -191,7 +191,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
   for (int i = 0; i <= kTiles; ++i) steps[i] = total[i];
 }
 
-// The place of one m_block of one list in the order of those of most steps first: one block of kListStepsThreads
+// The position of one m_block of a list in the order by falling number of iterations: one CTA of kListStepsThreads
 // threads.
 template <auto T>
 TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {

@@ -1,26 +1,27 @@
-// The gradients of what a score_mod reads: of each element the sum, over all scores that read it, of P (dP - delta)
-// times the derivative by it; by a kernel of its own (tile/score_tile.cuh), of which a CTA makes the scores of a block
-// of keys, 64 queries at a time, in shared memory. There its threads walk over them in lines. Which element a score
-// reads is known only then, so a sum has many writers; it is exact (shared/mods.h), so their order does not matter. As
-// long as neighbours on a line read the same element, a thread adds them up in float32 first: 128 numbers at most, then
-// over a warp. What all scores of a tile read the same element of is summed without that, by the threads that make
-// them. convert_captured() rounds the sums to where they go.
+// Gradients of the tensors that a score_mod reads. The gradient of an element is the sum of P (dP - delta) times the
+// derivative by it, over all scores that read it. A separate kernel (tile/score_tile.cuh) computes scores in shared
+// memory, for a block of keys and 64 queries at a time. Its threads traverse them along lines.
 //
-// Tiles that read one element of each tensor are most, where positions are clamped or there is one for a head. What
-// they add is the main kernel's to add (T.sums_tiles), which has their dS: captured_sums.cuh.
+// Only then the element that a score reads is known, so that a sum has several writers. Sums are exact (shared/mods.h),
+// so that their order does not matter. While neighbours on a line read the same element, a thread adds at most 128
+// numbers in float32, then a warp does. If all scores of a tile read the same element, the threads that compute them
+// sum it directly. convert_captured() rounds the sums and stores them.
+//
+// Most tiles read one element of each tensor, because positions are clamped or a head has one element. The main kernel,
+// which has their dS, adds these sums (T.sums_tiles): captured_sums.cuh.
 #pragma once
 #include "ptx/global.cuh"
 #include "tile/captured_sums.cuh"
 #include "tile/pack.cuh"
 #include "tile/score_tile.cuh"
 
-// So many queries are in shared memory at once.
+// The number of queries in shared memory at once.
 constexpr int kCapturedRows = 64;
 
-// One column more than there are keys: threads on lines of any direction are then in different banks.
+// One more column than keys, so that threads on lines of any direction use different banks.
 template <int keys>
 struct CapturedScores {
-  float given[kCapturedRows][keys + 1], ds[kCapturedRows][keys + 1];  // of ScoreGradient
+  float given[kCapturedRows][keys + 1], ds[kCapturedRows][keys + 1];  // see ScoreGradient
 
   TANDEM_DEVICE void put(int row, int key, const ScoreGradient& score) {
     given[row][key] = score.given;
@@ -30,8 +31,8 @@ struct CapturedScores {
 
 // ---- Exact sums ----
 
-// The sum of a cell. Digits of a negative one are made those of its opposite, so that all are of one sign: float64 then
-// adds them up with an error in its own last bits alone.
+// The sum of a cell. The digits of a negative sum are negated, so that all have one sign. float64 then adds them with
+// an error only in its last bits.
 TANDEM_DEVICE double exact_sum(const CapturedParams& p, i64 cell) {
   const u64 flags = p.words[kDigits * p.cells + cell];
   if (flags == kSumPlus || flags == kSumMinus) return flags == kSumPlus ? kInfinity : -kInfinity;
@@ -54,9 +55,9 @@ TANDEM_DEVICE double exact_sum(const CapturedParams& p, i64 cell) {
   return negative ? -sum : sum;
 }
 
-// Numbers for one cell after the other.
+// Adds numbers to one cell after another.
 struct CellSum {
-  i64 cell = -1;  // of none
+  i64 cell = -1;  // no cell
   float sum = 0;
 
   TANDEM_DEVICE void add(const CapturedParams& p, i64 to, float x) {
@@ -70,7 +71,7 @@ struct CellSum {
   TANDEM_DEVICE void store(const CapturedParams& p) const {
     if (cell >= 0) add_exactly(p, cell, sum);
   }
-  // By all lanes of a warp: one number where none has another cell.
+  // Called by all lanes of a warp: one addition if no lane has another cell.
   TANDEM_DEVICE void store_together(const CapturedParams& p) const {
     const u32 some = __ballot_sync(~0u, cell >= 0);
     if (some == 0) return;
@@ -83,7 +84,7 @@ struct CellSum {
 
 // ---- Lines ----
 
-// Takes what score_captures() says of one score.
+// Receives the derivatives that score_captures() passes for one score.
 template <int count>
 struct Captures {
   const CapturedParams& p;
@@ -98,7 +99,7 @@ struct Captures {
   }
 };
 
-// Over the scores in shared memory, by all threads, each along a piece of a line. at: the first query and key.
+// Traverses the scores in shared memory with all threads, each along a part of a line. at: the first query and key.
 template <auto T, CaptureLine line, int keys>
 TANDEM_DEVICE void walk(const ModifiedBackwardParams& p, const CapturedScores<keys>& scores, ModPlace at) {
   constexpr int kCount = captures_along<T>(line);
@@ -113,7 +114,7 @@ TANDEM_DEVICE void walk(const ModifiedBackwardParams& p, const CapturedScores<ke
       const int row = line == CaptureLine::row ? index : i;
       const int key = line == CaptureLine::row ? i : line == CaptureLine::column ? index : (index + i) % keys;
       const float ds = scores.ds[row][key];
-      if (ds == 0) continue;  // of a gradient of 0 nothing goes on, whatever the derivative is
+      if (ds == 0) continue;  // the derivative may be inf or NaN
       at.q = first_query + row;
       at.k = first_key + key;
       score_captures<T, line>(scores.given[row][key], at, p.mods.score, Captures<kCount>{p.captured, sums, ds});
@@ -140,7 +141,7 @@ TANDEM_DEVICE void walk_all(const ModifiedBackwardParams& p, const CapturedScore
 
 // ---- Tiles ----
 
-// Whether the tile is one that is seen, and that the main kernel has left.
+// True if the tile is visible and the main kernel has not added it.
 template <auto T, int keys>
 TANDEM_DEVICE bool is_walked(const BackwardParams& p, const ScoreTileAt& at) {
   if (!sees_some<T, keys>(p, at)) return false;
@@ -152,12 +153,12 @@ TANDEM_DEVICE bool is_walked(const BackwardParams& p, const ScoreTileAt& at) {
   return true;
 }
 
-// The tiles of a CTA, which has one of a head's blocks of keys. Lanes look at an m_block each, for the warp.
+// The tiles of a CTA, which has one block of keys of a head. Each lane of a warp examines one m_block.
 template <auto T, int keys>
 struct CapturedTiles {
   const BackwardParams& p;
   ScoreTileAt at;
-  bool any = true;  // there is one: that at hand
+  bool any = true;  // a current tile exists
 
   TANDEM_DEVICE explicit CapturedTiles(const BackwardParams& params) : p(params) {
     const int key_blocks = p.n_blocks * (T.tile_n() / keys), head = blockIdx.x / key_blocks;
@@ -180,14 +181,14 @@ struct CapturedTiles {
   }
 
  private:
-  u32 left_ = 0;  // of the 32 m_blocks before next_
+  u32 left_ = 0;  // bits of the 32 m_blocks before next_
   int next_ = 0;
 };
 
 // ---- Gradients ----
 
-// To an element that is not float64's, rounded once: what float32 cannot hold is its next bit, which is then an odd
-// one, and so no tie.
+// Rounds to odd: truncates to float32 and sets the last bit if the result is inexact. The later rounding to 16 bits
+// then rounds correctly, because no tie appears.
 TANDEM_DEVICE float odd_float(double x) {
   const float cut = __double2float_rz(x);
   return cut == x || x != x ? cut : __uint_as_float(__float_as_uint(cut) | 1);
@@ -208,7 +209,7 @@ TANDEM_DEVICE void store_captured(void* to, i64 at, double x, bool accumulate) {
   }
 }
 
-// A thread for each cell.
+// One thread per cell.
 template <auto T>
 TANDEM_DEVICE void convert_captured(const ModifiedBackwardParams& p) {
   grid_dependency_wait();

@@ -1,6 +1,6 @@
-// How the gradients of what a score_mod reads are added to (shared/mods.h), and what the main kernel adds to them: of
-// tiles whose scores read the same element. By constant derivatives that is the sum of its dS (T.sums_tiles: ranges say
-// which tiles these are); else of each score's, where all tiles are such (T.sums_scores).
+// Additions to the gradients of the tensors that a score_mod reads (shared/mods.h), and the main kernel's part: tiles
+// whose scores all read the same element. With constant derivatives it adds the sum of dS (T.sums_tiles: ranges select
+// these tiles). If all tiles are of this kind, it adds the terms of each score (T.sums_scores).
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
@@ -17,7 +17,7 @@ TANDEM_DEVICE void add_exactly(const CapturedParams& p, i64 cell, float x) {
     global_or(words + kDigits * p.cells, x != x ? kSumNan : x > 0 ? kSumPlus : kSumMinus);
     return;
   }
-  const int lowest = max(exponent, 1) - 1;  // the mantissa's lowest bit is 2^lowest times the least number
+  const int lowest = max(exponent, 1) - 1;  // lowest mantissa bit: 2^lowest times the least number
   const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
   const u64 shifted = mantissa << lowest % kDigitBits;
   const u64 low = shifted & ((1 << kDigitBits) - 1), high = shifted >> kDigitBits;
@@ -27,13 +27,13 @@ TANDEM_DEVICE void add_exactly(const CapturedParams& p, i64 cell, float x) {
   if (high != 0) global_add(to + p.cells, negative ? 0 - high : high);
 }
 
-// Of what all scores of a tile read the same element of: by a thread, of those that it makes; then by a warp.
+// Sums an element that all scores of a tile read: first per thread, then per warp.
 template <auto T>
 struct TileSums {
   static constexpr int kCount = captures_along<T>(CaptureLine::tile);
   float sums[kCount > 0 ? kCount : 1] = {};
 
-  // They take what score_captures() says of one score, in general and where derivatives are finite, and of any.
+  // Receive the derivatives of one score from score_captures(): in general, finite derivatives only, and any element.
   struct Adding {
     TileSums& to;
     float ds;
@@ -77,11 +77,11 @@ struct TileSums {
   }
 };
 struct NoSums {};
-// Of a step of the main kernel, whose scores are asked one by one.
+// Evaluates the scores of an iteration of the main kernel one by one.
 template <auto T>
 using ScoreSums = typename OneOf<T.sums_scores, TileSums<T>, NoSums>::Type;
 
-// The tile of an m_block and a block of keys, also of those that there are not.
+// The tile of an m_block and a block of keys; either may lie beyond the sequence.
 template <auto T, int keys>
 TANDEM_DEVICE RangePlace range_place_of(const SequenceCoords& s, int head, int m_block, int key_block) {
   const int q = m_block * T.tile_m, k = key_block * keys;
@@ -89,13 +89,13 @@ TANDEM_DEVICE RangePlace range_place_of(const SequenceCoords& s, int head, int m
           {k, k + keys - 1},    range_of(s.q_len), range_of(s.k_len)};
 }
 
-// For tile_captures(), where nothing is to be added.
+// An argument of tile_captures() that adds nothing.
 struct NoCaptures {
   template <int n, int tensor>
   TANDEM_DEVICE void add(float, i64) const {}
 };
-// sum: of a thread's dS, then of a warp's. Lanes meet when it is known that they are to, which is behind a branch: else
-// ptxas has them meet between the products that are being issued, which wait.
+// sum: a thread's sum of dS, then the warp's. Lanes converge only in the branch that needs it. Otherwise ptxas makes
+// them converge between the issues of products, which delays these.
 struct TileCaptures {
   const CapturedParams& p;
   float& sum;
@@ -109,7 +109,7 @@ struct TileCaptures {
   }
 };
 
-// By a warp of the main kernel: what its dS of a step add to gradients. sum: of a thread's.
+// Adds an iteration's dS to the gradients, by a warp of the main kernel. sum: the thread's sum of dS.
 template <auto T, int keys>
 TANDEM_DEVICE void add_tile(const BackwardParams& params, const SequenceCoords& sequence, int head, int m_block,
                             int key_block, float sum) {

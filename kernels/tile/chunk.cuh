@@ -1,4 +1,4 @@
-// 16 bytes of a row: what one thread moves at once.
+// 16 bytes of a row, the amount that one thread moves at once.
 #pragma once
 #include "tile/coords.cuh"
 
@@ -6,9 +6,9 @@ struct alignas(16) Chunk {
   u32 x[4];
 };
 
-// Rows [begin, rows) of blocks of 64 columns become zeros.
+// Sets rows [begin, rows) of blocks of 64 columns to zero.
 TANDEM_DEVICE void zero_rows(u16* blocks, int rows, int columns, int begin, int thread, int threads) {
-  constexpr int kChunks = 8;  // of 16 bytes, in a row
+  constexpr int kChunks = 8;  // 16 bytes each, per row
   auto* const chunks = reinterpret_cast<Chunk*>(blocks);
 #pragma unroll 1
   for (int block = 0; block < columns / 64; ++block)
@@ -17,8 +17,8 @@ TANDEM_DEVICE void zero_rows(u16* blocks, int rows, int columns, int begin, int 
       chunks[block * rows * kChunks + i] = {0, 0, 0, 0};
 }
 
-// Ordinary stores, by the 128 threads of a warpgroup, of the rows of a tile that a sequence ends in: the first `count`
-// of those from first_row on, columns [column0, column0 + columns). from: blocks of 128 bytes and kRows rows, swizzled.
+// Stores a partial tile at the end of a sequence with ordinary stores of 128 threads. It writes `count` rows from
+// first_row on and columns [column0, column0 + columns). from: blocks of 128 bytes and kRows rows, swizzled.
 template <int kRows, int kElementBytes>
 TANDEM_DEVICE void store_rows(const ForwardParams& p, const TileCoords& t, const u16* from, int first_row, int count,
                               int column0, int columns) {

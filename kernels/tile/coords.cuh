@@ -1,23 +1,23 @@
-// Where a tile of the forward lies: its rows, its sequence, and the blocks of keys (n_blocks) that its rows see.
+// The coordinates of a forward tile: its rows, its sequence, and the n_blocks that its rows see.
 #pragma once
 #include "ptx/base.cuh"
 #include "shared/forward.h"
 #include "shared/score_options.h"
 #include "shared/visible_range.h"
 
-// Rows [m_block * T.tile_m(), ...) of a sequence and of pack_gqa heads: row r is query r / pack_gqa of head
-// head * pack_gqa + r % pack_gqa.
+// Rows [m_block * T.tile_m(), ...) of a sequence and of pack_gqa heads. Row r is query r / pack_gqa of head head *
+// pack_gqa + r % pack_gqa.
 struct TileCoords {
   int m_block, head;
   int sequence, batch;   // batch: of the tensors, 0 when packed
   int q_begin, k_begin;  // first rows of the sequence in packed tensors
-  int q_rows;            // of the sequence; those from q_len on are not used
+  int q_rows;            // in memory; rows from q_len on are unused
   int q_len, k_len;      // the used lengths
 };
 
 TANDEM_DEVICE int log2_of(int power_of_two) { return 31 - __clz(power_of_two); }
 
-// Of the n-th work tile: heads in groups, in a group by tile. m_blocks: of one head.
+// The n-th work tile: groups of heads, in a group ordered by tile. m_blocks: of one head.
 struct TileIndex {
   int m_block, head;  // head: over the batch
 };
@@ -27,8 +27,8 @@ TANDEM_DEVICE TileIndex tile_index_at(const ForwardParams& p, int n, int m_block
   return {rest / width, group * p.l2_heads + rest % width};
 }
 
-// Dense: the longest tiles first. Sequences that share a bias follow each other, so that it is in the L2 cache when the
-// next one comes to it.
+// Dense: the longest tiles come first. Sequences that share a bias follow each other, so that the bias stays in the L2
+// cache.
 template <auto T>
 TANDEM_DEVICE TileCoords dense_coords(const ForwardParams& p, int n) {
   const int heads = p.heads_q >> log2_of(p.pack_gqa);
@@ -43,11 +43,11 @@ TANDEM_DEVICE TileCoords dense_coords(const ForwardParams& p, int n) {
   return {m_block, head, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
 }
 
-// Lengths as the device has them: whatever they say, they stay within the tensors.
+// Reads a length on the device and clamps it, so that any value stays within the tensors.
 TANDEM_DEVICE int index_at(const int* values, int stride, int i) { return values[static_cast<i64>(i) * stride]; }
 TANDEM_DEVICE int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
-// Of a sequence: its own, added to that of all; within +-2^29, whatever they are.
+// The offset of a sequence plus the common offset, clamped to +-2^29.
 TANDEM_DEVICE int explicit_diagonal(const ForwardParams& p, int sequence) {
   constexpr i64 kFar = i64{1} << 29;
   i64 offset = p.diagonal_offset;
@@ -72,8 +72,8 @@ TANDEM_DEVICE TileCoords varlen_coords(const ForwardParams& p, int sequence) {
   return t;
 }
 
-// Key j is at distance i + diagonal - j from query i. An explicit one is read where it is needed: kernels whose
-// diagonal is not would keep it for nothing.
+// Key j is at distance i + diagonal - j from query i. Loaded where it is used, so that kernels without a diagonal do
+// not keep it in a register.
 template <auto T>
 TANDEM_DEVICE int diagonal_of(const ForwardParams& p, const TileCoords& t) {
   if (p.bottom_right) return t.k_len - t.q_len;
@@ -85,14 +85,14 @@ TANDEM_DEVICE Band<T.left, T.right> band_of(const ForwardParams& p, const TileCo
   return {diagonal_of<T>(p, t), p.window_left, p.window_right, t.q_len, t.k_len};
 }
 
-// The n_blocks that some row of a tile sees, which are taken from the last to the first; and those of them that every
-// row sees whole, which need no mask.
+// The n_blocks that some row of a tile sees, visited from the last to the first. Inside them is the range of n_blocks
+// that every row sees completely, which needs no mask.
 struct NBlockRange {
   int begin, end, unmasked_begin, unmasked_end;
 };
 
-// For rows [row, row + rows) of a sequence. There is always one n_block: rows that see nothing get their zeros from a
-// masked one.
+// For rows [row, row + rows) of a sequence. The range is never empty: rows without visible keys get their zeros from a
+// masked n_block.
 template <auto T>
 TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords& t, int row, int rows) {
   const int pack_shift = log2_of(p.pack_gqa);

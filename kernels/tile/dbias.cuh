@@ -1,11 +1,11 @@
-// The gradient of a bias: P (dP - delta), summed over what the bias is broadcast along, by a kernel of its own
-// (tile/score_tile.cuh). Each number has one CTA that writes it and one order in which it is summed, so it needs no
-// workspace. Here is what does not depend on the GPU: which tiles a CTA sums over, what a score adds, where sums go.
+// The gradient of a bias: P (dP - delta), summed over the broadcast dimensions by a separate kernel
+// (tile/score_tile.cuh). One CTA writes each number, in one order, so that no workspace is needed. This file has the
+// parts that do not depend on the GPU: the tiles of a CTA, the term of a score, and the stores.
 #pragma once
 #include "tile/gradient.cuh"
 #include "tile/score_tile.cuh"
 
-// [begin, end) of what a CTA sums over: all there is where the bias is broadcast, else its own part.
+// The range [begin, end) that a CTA sums over: everything if the bias is broadcast, else its own part.
 struct Span {
   int begin, end;
 };
@@ -16,7 +16,7 @@ TANDEM_DEVICE Span span_of(bool summed, int all, int parts, int* block) {
   return {own, own + 1};
 }
 
-// A CTA's part of dbias, as many as BackwardTiling::dbias_blocks, in tiles of T.tile_m queries and kKeys keys.
+// A CTA's part of dbias, one of BackwardTiling::dbias_blocks, in tiles of T.tile_m queries and kKeys keys.
 template <auto T, int kKeys>
 struct DbiasPart {
   const BackwardParams& p;
@@ -33,7 +33,7 @@ struct DbiasPart {
     batches = span_of(p.dbias_batches == 1, p.batch, p.dbias_batches, &block);
   }
 
-  // add(ScoreTileAt) of each tile that is not hidden whole, by all threads alike.
+  // Calls add(ScoreTileAt) for each tile that is not hidden completely. All threads call it.
   template <class Add>
   TANDEM_DEVICE void for_each_tile(const Add& add) const {
 #pragma unroll 1
@@ -53,9 +53,9 @@ struct DbiasPart {
     }
   }
 
-  // Sums of a tile's entries go to memory, summed over its queries and over its keys where that is wanted.
+  // Stores the sums of a tile, reduced over its queries and its keys if the bias is broadcast there.
   TANDEM_DEVICE void store(float (&sums)[T.tile_m][kKeys]) const {
-    __syncthreads();  // all are there
+    __syncthreads();  // all sums are stored
     if (over_rows) {
       for (int key = threadIdx.x; key < kKeys; key += blockDim.x)
         for (int query = 1; query < T.tile_m; ++query) sums[0][key] += sums[query][key];
@@ -77,7 +77,7 @@ struct DbiasPart {
   }
 };
 
-// What a score adds: nothing of a gradient of 0 that comes to a score_mod, whatever its derivative is.
+// The term of a score. An incoming gradient of 0 adds nothing, even if the score_mod's derivative is inf or NaN.
 template <auto T>
 TANDEM_DEVICE float dbias_of(const ScoreGradient& score) {
   if constexpr (T.score_mod) return score.ds == 0 ? 0.0f : score.ds * score.derivative;

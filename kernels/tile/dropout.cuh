@@ -1,9 +1,9 @@
-// Which probabilities dropout keeps: Philox4x32 of seven rounds (Salmon et al., SC11) as tandem.h states it, the same
-// entries in the forward, in the backward and on a CPU. Nothing is stored: each pass draws the words again.
+// The mask of dropout: Philox4x32 with seven rounds (Salmon et al., SC11) as tandem.h defines it. The forward, the
+// backward and the CPU drop the same entries. No mask is stored: each pass draws the words again.
 //
-// A call decides about 16 neighbouring columns of a row, a byte each. Where these are not one thread's, lanes that
-// share them draw a part of the calls each, and exchange bits, so that nothing is drawn twice. A thread comes to have a
-// bit for each of 32 registers of a fragment, or of 32 neighbouring columns.
+// One draw decides 16 neighbouring columns of a row, one byte each. If several lanes share these columns, each lane
+// performs a part of the draws, and the lanes exchange bits. A thread finally has one bit for each of 32 registers of a
+// fragment, or of 32 neighbouring columns.
 #pragma once
 #include "ptx/base.cuh"
 #include "shared/forward.h"
@@ -19,8 +19,8 @@ struct Dropout {
     offset = uniform(static_cast<u32>(at));
   }
 
-  // Queries in rows: of `blocks` times 8 columns from `column` on, up to 32 registers; bit_in_rows() says where. Four
-  // lanes share two rows. Each draws for one of them, every other group. row, head: of that one, row lane / 2 % 2.
+  // Queries in rows: `blocks` times 8 columns from `column` on, up to 32 registers; bit_in_rows() maps them. Four lanes
+  // share two rows; each draws every other group of one row. row, head: this row, lane / 2 % 2.
   TANDEM_DEVICE u32 by_rows(u32 row, u32 head, int column, int blocks, int lane) const {
     const u32 group = column / 16 + (lane & 1);
     u32 words[8] = {};
@@ -33,8 +33,8 @@ struct Dropout {
     return 16 * (r >> 1 & 1) + 8 * (r >> 3 & 1) + 4 * (r >> 4 & 1) + 2 * (r >> 2 & 1) + (r & 1);
   }
 
-  // Keys in rows: of `blocks` times 8 queries from `query` on and the warp's 16 keys from `first_key` on, a bit for
-  // each register in their order. Eight lanes that are four apart share 16 keys. Each draws for a query, or for two.
+  // Keys in rows: `blocks` times 8 queries from `query` on and the warp's 16 keys from `first_key` on, one bit per
+  // register in their order. The eight lanes at distance four share 16 keys. Each draws for one or two queries.
   TANDEM_DEVICE u32 by_columns(int query, u32 head, int first_key, int blocks, int lane) const {
     const int of_lane = lane >> 2;
     const u32 row = query + 2 * (lane & 3) + (of_lane & 1) + (of_lane & 2) * 8 + (of_lane & 4) * (blocks > 4 ? 8 : 2);
@@ -46,8 +46,8 @@ struct Dropout {
     return blocks > 4 ? bits : bits | bits >> 12;
   }
 
-  // Where a thread has a column, `key`, and the lanes of a warp neighbouring ones, from a multiple of 16 on: of 32
-  // queries from `query` on, in their order. Sixteen lanes share a group, and each draws for two queries.
+  // One column per thread: lanes have neighbouring keys from a multiple of 16 on, each with 32 queries from `query` on.
+  // Sixteen lanes share a group; each draws for two queries.
   TANDEM_DEVICE u32 of_column(int query, u32 head, int key, int lane) const {
     const u32 row = query + (lane & 1) + (lane & 6) * 4 + (lane & 8) / 4;
     u32 words[8];
@@ -57,7 +57,7 @@ struct Dropout {
     return exchanged<16, 4>(exchanged<8, 2>(bits, lane), lane);
   }
 
-  // Where a thread has a row: of 32 columns from `column` on; bit_in_row() says where.
+  // One row per thread: 32 columns from `column` on; bit_in_row() maps them.
   TANDEM_DEVICE u32 of_row(u32 row, u32 head, int column) const {
     u32 words[8];
     draw(&words[0], column / 16, row, head);
@@ -67,7 +67,7 @@ struct Dropout {
   static constexpr int bit_in_row(int n) { return 8 * (n >> 1 & 3) + 4 * (n >> 4) + 2 * (n >> 3 & 1) + (n & 1); }
 
  private:
-  // Of columns [16 group, 16 group + 16): bit 7 of a byte is set where its column is kept.
+  // Draws columns [16 group, 16 group + 16). Bit 7 of a byte is set if its column is kept.
   TANDEM_DEVICE void draw(u32* words, u32 group, u32 row, u32 head) const {
     u32 c[4] = {group, row, head, offset}, k0 = key[0], k1 = key[1];
 #pragma unroll
@@ -78,8 +78,8 @@ struct Dropout {
       c[2] = static_cast<u32>(a >> 32) ^ c[3] ^ k1;
       c[3] = static_cast<u32>(a);
     }
-    // Whether a byte and 256 less the threshold carry into a ninth bit: seven bits of each are added, and the eighth
-    // carries where two of three are set.
+    // Computes for each byte whether its sum with (256 - threshold) carries into a ninth bit. Seven bits of each are
+    // added; the eighth carries if two of three bits are set.
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const u32 sum = (c[w] & 0x7f7f7f7fu) + low_carry;
@@ -87,7 +87,7 @@ struct Dropout {
     }
   }
 
-  // Bit 7 of each byte of the n-th word becomes bit n of that byte.
+  // Moves bit 7 of each byte of the n-th word to bit n of that byte.
   TANDEM_DEVICE static u32 gathered(const u32 (&words)[8]) {
     u32 bits = words[0];
 #pragma unroll
@@ -95,8 +95,8 @@ struct Dropout {
     return bits;
   }
 
-  // Of lanes that are kLanes apart, the lower comes to have the even fields of kBits bits of both, and the upper the
-  // odd ones: where a field was, bit kBits of a bit's number says whose it is now.
+  // Exchanges between lanes at distance kLanes: the lower lane gets the even fields of kBits bits of both lanes, the
+  // upper lane the odd fields. Bit kBits of a bit's number then identifies the source lane.
   template <int kBits, int kLanes>
   TANDEM_DEVICE static u32 exchanged(u32 bits, int lane) {
     const u32 others = __shfl_xor_sync(~0u, bits, kLanes);
@@ -109,9 +109,9 @@ struct Dropout {
   }
 };
 
-// x, or 0 where the bit is not set.
+// x, or 0 if the bit is not set.
 TANDEM_DEVICE float kept_or_zero(u32 bits, int bit, float x) { return where_bit(bits, bit, x, 0.0f); }
-// The same of a finite x by the unit that multiplies, where the one that selects has more to do.
+// x times the bit, on the FMA unit instead of a select. x must be finite.
 TANDEM_DEVICE float kept_or_times_zero(u32 bits, int n, float x) {
   asm("{.reg .pred p; .reg .b32 bit;\n"
       "and.b32 bit, %1, %2; setp.ne.b32 p, bit, 0; @!p mul.f32 %0, %0, 0f00000000;}"

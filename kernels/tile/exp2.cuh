@@ -1,26 +1,26 @@
-// 2^x for scores x = scale * score - row_max, two at a time: on the exponential unit, which takes 16 a clock and SM, or
-// on the FMA units, which have room beside it (FlashAttention-4, "software emulation of the exponential").
+// 2^x for scores x = scale * score - row_max, two at a time. The exponential unit computes 16 per clock and SM; the FMA
+// units compute some of them in parallel (FlashAttention-4, "software emulation of the exponential").
 #pragma once
 #include "ptx/float2.cuh"
 #include "ptx/warp.cuh"
 
-// From scores to powers of two; positive.
+// The factor from scores to exponents of two; positive.
 struct ScoreScale {
   float value, inverse;
 
   TANDEM_DEVICE explicit ScoreScale(float f) : value(f), inverse(__fdividef(1.0f, f)) {
-    asm volatile("" : "+f"(value), "+f"(inverse));  // registers, instead of a load in every step
+    asm volatile("" : "+f"(value), "+f"(inverse));  // keeps them in registers instead of a load per iteration
   }
 };
 
-// What a row's exponentials are taken against.
+// The parameters of a row's exponentials.
 struct Exponents {
   Float2 scale, minus_max;
-  Float2 floor_bias;      // kRound - floor(row_max): what is added to a float below it loses its fraction
-  Float2 coefficient[4];  // of the polynomial, by rising power, times 2^(floor(row_max) - row_max)
-  float lowest;           // scores below it count as this one: about 2^-125
+  Float2 floor_bias;      // kRound - floor(row_max); added to round down
+  Float2 coefficient[4];  // polynomial coefficients times 2^(floor - row_max)
+  float lowest;           // lower bound of scores, about 2^-125
 
-  // Floats of this size are integers, and their low bits are those of the integer.
+  // Floats of this magnitude are integers, and their low bits equal the integer's low bits.
   static constexpr float kRound = 0x1.8p23f;
 
   TANDEM_DEVICE Exponents(const ScoreScale& s, float row_max)
@@ -32,8 +32,8 @@ struct Exponents {
     for (int n = 0; n < 4; ++n) coefficient[n] = float2_of(polynomial[n] * rest);
   }
 
-  // Does nothing, but the compiler does not know that sums of exponentials have no sign (one that has, by a score far
-  // above row_max, is of a tile that is done again): it cannot move what uses this to where the sum is not known yet.
+  // Emits no work, but the compiler cannot know that the sign of a sum of exponentials is 0. It therefore cannot move a
+  // use of the result before the sum is complete. (A negative sum only occurs in a tile that is repeated.)
   TANDEM_DEVICE void use_after(Float2 sum) {
     float even, odd, x, y;
     split(sum, &even, &odd);
@@ -51,11 +51,9 @@ TANDEM_DEVICE Float2 exp2_mufu(Float2 scores, const Exponents& e) {
   return float2_of(exp2_approx(x), exp2_approx(y));
 }
 
-// 2^x = 2^floor(x) * 2^fraction (Cody and Waite), where the first factor is added to the exponent of the second, a
-// polynomial: within 8.6e-5 of it, and bfloat16 has 3.9e-3. The fraction is that of scale * score, so that floors are
-// sums with whole numbers; what the row_max's own fraction makes of it is in the polynomial. NaN becomes the largest
-// float: sums show it. x below -125 gives some 2^-125, not 0; from 128 on float's exponent has no room for it, and it
-// gives anything: largest, where it is not null, becomes the largest score.
+// 2^x = 2^floor(x) * 2^fraction (Cody and Waite): a polynomial within 8.6e-5, while bfloat16 has 3.9e-3. The fraction
+// is scale * score's; the polynomial contains the row_max's fraction. NaN becomes the largest float. x below -125 gives
+// about 2^-125; from 128 on the result is undefined, and *largest (if not null) reports the score.
 TANDEM_DEVICE Float2 exp2_fma(Float2 scores, const Exponents& e, float* largest) {
   float low, high;
   split(scores, &low, &high);

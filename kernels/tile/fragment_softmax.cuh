@@ -1,4 +1,4 @@
-// Online softmax over the fragments of a warpgroup: each thread has two rows, four neighbouring lanes share them.
+// Online softmax over the fragments of a warpgroup: each thread has two rows, and four neighbouring lanes share them.
 #pragma once
 #include "ptx/warp.cuh"
 #include "tile/rescale.cuh"
@@ -6,29 +6,29 @@
 
 // The row of fragment register r.
 TANDEM_DEVICE constexpr int row_of(int r) { return r >> 1 & 1; }
-// Its column, from the thread's first on.
+// The column of fragment register r, relative to the thread's first.
 TANDEM_DEVICE constexpr int column_of(int r) { return 8 * (r >> 2) + (r & 1); }
 
 template <bool f16>
 struct FragmentSoftmax {
-  // What the exponentials are taken against: row_max_of(scale times the largest score), or up to 8 less; 0 before
-  // anything is seen.
+  // The reference of the exponentials: row_max_of(scale times the largest score) or up to 8 less; 0 before the first
+  // visible key.
   float row_max[2] = {0, 0};
-  float rescale_above[2] = {-kInfinity, -kInfinity};  // scores beyond it move the row_max
-  int rescale_above_bits = kNever;                    // of both rows, by their bits: see may_exceed()
-  // Of this thread's columns: the sum of the steps before, and of the last one, which is not in it yet (lazy_max); how
-  // much more the sum is that the result is divided by, as probabilities are rounded before they are multiplied.
+  float rescale_above[2] = {-kInfinity, -kInfinity};  // scores above it move row_max
+  int rescale_above_bits = kNever;                    // minimum over both rows, as bits: see may_exceed()
+  // This thread's columns: the sum of earlier iterations, the sum of the last iteration (lazy_max adds it later), and
+  // rounding. The divisor exceeds the sum by rounding, because probabilities are rounded before they are multiplied.
   float sum[2] = {0, 0}, step_sum[2], rounding[2] = {0, 0};
-  // lazy_max: a step's sum (of this thread's columns) beyond it is looked at. Follows the row's sum of all steps, as
-  // that was at the last look.
+  // lazy_max: an iteration's sum above this limit is examined. The limit follows the row's total sum as of the last
+  // examination.
   float limit[2] = {kOutgrownSum, kOutgrownSum};
-  float alpha[2];         // by which earlier sums shrink, where rescale
-  bool rescale;           // the same in the whole warp
-  bool outgrown = false;  // likewise: some step, or all of them
+  float alpha[2];         // factor of earlier sums, if rescale
+  bool rescale;           // warp-uniform
+  bool outgrown = false;  // warp-uniform: an iteration, or all
 
-  // Of a step, before its exponentials: moves the row_max of a row that outgrows it by more than 8. The result stays
-  // exact, since the last step divides by the same sum, and most steps leave the accumulator alone (conditional
-  // rescaling, FlashAttention-4).
+  // Before an iteration's exponentials: moves the row_max of a row that exceeds it by more than 8. The result stays
+  // exact, because the last iteration divides by the same sum. Most iterations skip the rescale (conditional rescaling,
+  // FlashAttention-4).
   template <int n>
   TANDEM_DEVICE void update_max(const float (&s)[n], float scale, float threshold) {
     rescale = __any_sync(~0u, may_exceed(s));
@@ -45,11 +45,9 @@ struct FragmentSoftmax {
     rescale_above_bits = lower_bits(rescale_above);
   }
 
-  // lazy_max: the last step's sum joins the others, while its probabilities are multiplied. bfloat16 has float's range,
-  // so a row_max that is too small costs nothing until sums come near the end of it: then it moves by the power of two
-  // that they have grown by, without a look at the scores. A step whose sum has outgrown all before may be one key with
-  // all the weight of its row, which must give its own value: it is summed again as it was rounded. wait(): until the
-  // probabilities may be read.
+  // lazy_max: adds the last iteration's sum while its probabilities are multiplied. A sum near the end of float's range
+  // moves row_max by the power of two that it has grown by, without a maximum. A sum above all earlier ones may be one
+  // key with all the weight: it is summed again from rounded probabilities. wait(): until these may be read.
   template <int n, class Wait>
   TANDEM_DEVICE void settle(const u32 (&probabilities)[n], float scale, float threshold, const Wait& wait) {
     rescale = passes_limit();
@@ -60,16 +58,16 @@ struct FragmentSoftmax {
     for (int i = 0; i < 2; ++i) {
       const float from = row_max[i];
       if (step[i] > kMovingSum) {
-        row_max[i] += static_cast<float>((__float_as_int(step[i]) >> 23) - 127);  // its exponent
+        row_max[i] += static_cast<float>((__float_as_int(step[i]) >> 23) - 127);  // exponent of the sum
         rescale_above[i] = __fdividef(row_max[i], scale) + threshold;
         limit[i] = kOutgrownSum;
       }
       rescale_sum(i, from);
-      if (step[i] > kOverflowedSum) sum[i] = __int_as_float(0x7fffffff);  // lost, and NaN from here on
+      if (step[i] > kOverflowedSum) sum[i] = __int_as_float(0x7fffffff);  // NaN from here on
     }
     rescale_above_bits = lower_bits(rescale_above);
   }
-  // Of the last of all. Where a sum is large, products with large values may be too large as well.
+  // After the last iteration. If a sum is large, its products with large values may overflow too.
   template <int n, class Wait>
   TANDEM_DEVICE void settle_last(const u32 (&probabilities)[n], const Wait& wait) {
     float step[2];
@@ -84,10 +82,10 @@ struct FragmentSoftmax {
     sum[0] += step_sum[0];
     sum[1] += step_sum[1];
   }
-  // Of row i: what its sum became cannot be trusted.
+  // True if the sum of row i is not reliable.
   TANDEM_DEVICE bool overflowed(int i) const { return !(sum[i] <= kOverflowedSum); }
 
-  // Scores [begin, end) of a step become 2^(scale * score - row_max).
+  // Replaces scores [begin, end) of an iteration by 2^(scale * score - row_max).
   template <int begin, int end, int n>
   TANDEM_DEVICE void exponentials(float (&s)[n], float scale) {
     if (begin == 0) step_sum[0] = step_sum[1] = 0;
@@ -98,7 +96,7 @@ struct FragmentSoftmax {
     }
   }
 
-  // The same of products to which a softcap's polynomial is still to be applied (tile/score_mod.cuh).
+  // The same for products before a softcap's polynomial is applied (tile/score_mod.cuh).
   template <int n>
   TANDEM_DEVICE void capped_exponentials(float (&s)[n], const float (&c)[3]) {
     step_sum[0] = step_sum[1] = 0;
@@ -110,7 +108,7 @@ struct FragmentSoftmax {
     }
   }
 
-  // Over the four lanes of a row.
+  // Reduces the sum over the four lanes of a row.
   TANDEM_DEVICE void reduce_sum() {
     add_lanes(sum);
     if (!outgrown) return;
@@ -120,18 +118,18 @@ struct FragmentSoftmax {
   }
 
  private:
-  static constexpr int kNever = 0x80000000;  // less than any
+  static constexpr int kNever = 0x80000000;  // below any float's bits
 
   TANDEM_DEVICE static int lower_bits(const float (&rescale_above)[2]) {
     const float lower = fminf(rescale_above[0], rescale_above[1]);
     return lower >= 0 ? __float_as_int(lower) : kNever;
   }
 
-  // Whether a score may be beyond its row's limit: exact unless a limit is negative, when it says yes. Floats that are
-  // not negative are ordered as their bits are, and the integer unit compares three at once, the float unit two.
+  // True if a score may exceed its row's limit: exact unless a limit is negative, which returns true. Bits of
+  // non-negative floats are ordered like the floats. The integer unit compares three at once, the float unit two.
   template <int n>
   TANDEM_DEVICE bool may_exceed(const float (&s)[n]) const {
-    int largest[2] = {kNever, kNever};  // two chains: one would wait for its own results
+    int largest[2] = {kNever, kNever};  // two chains, because one would wait for its own results
 #pragma unroll
     for (int r = 0; r < n; r += 4) {
 #pragma unroll
@@ -148,7 +146,7 @@ struct FragmentSoftmax {
       x[i] += __shfl_xor_sync(~0u, x[i], 2);
     }
   }
-  // Over its four lanes.
+  // Reduces over the four lanes of a row.
   template <int n>
   TANDEM_DEVICE static float max_of_row(const float (&s)[n], int row) {
     float largest = -kInfinity;
@@ -159,9 +157,9 @@ struct FragmentSoftmax {
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
   }
 
-  // The same in the whole warp.
+  // True for the whole warp if any row exceeds its limit.
   TANDEM_DEVICE bool passes_limit() const { return __any_sync(~0u, step_sum[0] > limit[0] || step_sum[1] > limit[1]); }
-  // Takes the step into the sums. row: its sum over the four lanes of a row.
+  // Adds the iteration to the sums. row: its sum over the four lanes of a row.
   template <int n, class Wait>
   TANDEM_DEVICE void look_at_step(const u32 (&probabilities)[n], const Wait& wait, float (&row)[2]) {
     float before[2] = {sum[0], sum[1]};
@@ -188,7 +186,7 @@ struct FragmentSoftmax {
       if (jumps[i]) rounding[i] += rounded[i] - step_sum[i];
   }
 
-  // What was summed against row_max `from` is brought to the row_max of now.
+  // Rescales the sums from row_max `from` to the current row_max.
   TANDEM_DEVICE void rescale_sum(int row, float from) {
     alpha[row] = exp2_approx(from - row_max[row]);
     sum[row] *= alpha[row];

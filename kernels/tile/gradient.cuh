@@ -1,5 +1,5 @@
-// Gradients as the caller wants them: of float32 or of the kernel's type, in place of what is there or added to it, in
-// float32 and rounded once.
+// Stores gradients in the caller's type: float32 or the kernel's type. With accumulate the old value is added in
+// float32 and the sum is rounded once.
 #pragma once
 #include "shared/backward.h"
 #include "tile/pack.cuh"
@@ -15,7 +15,7 @@ TANDEM_DEVICE void store_element(void* to, i64 at, float x, bool is_f32, bool ac
   }
 }
 
-// Whether dq may be stored 16 bytes at once.
+// True if dq may be stored 16 bytes at once.
 TANDEM_DEVICE bool dq_has_chunks(const BackwardParams& p) {
   const i64 bytes = 2 * (p.dq_row | p.dq_head | p.dq_batch) | static_cast<i64>(reinterpret_cast<u64>(p.dq));
   return !p.dq_is_f32 && !p.accumulate && bytes % 16 == 0;
@@ -35,7 +35,7 @@ TANDEM_DEVICE void store_pair(void* to, i64 at, float x, float y, bool is_f32, b
   }
 }
 
-// Of four neighbouring threads with four words each: the i-th gets the i-th of each.
+// Transposes four words of four neighbouring threads: thread i gets word i of each.
 TANDEM_DEVICE void transpose_words(u32 (&w)[4]) {
 #pragma unroll
   for (int d = 1; d < 4; d *= 2) {

@@ -1,24 +1,23 @@
-// What is done to scores, and their derivatives, where keys are in rows and queries in columns: the same changes and
-// masks as the forward's.
+// Scores and their derivatives with keys in rows and queries in columns: the same options and masks as in the forward.
 #pragma once
 #include "ptx/warp.cuh"
 #include "tile/block_mask.cuh"
 #include "tile/score_mod.cuh"
 #include "tile/sequence.cuh"
 
-// The score in log2 units before ALiBi and bias, from a product or, with a softcap, from what apply_softcap() makes of
-// it.
+// The score in log2 units before ALiBi and bias, from a product or, with a softcap, from the result of apply_softcap().
 template <auto T>
 TANDEM_DEVICE float scaled_score(float x, const BackwardParams& p) {
   return T.softcap ? x : x * p.scale_log2;
 }
-// Its derivative where there is a softcap, without the scale: 1 - tanh^2; 0 of a hidden one, which is -infinity.
+// The derivative of a softcap without the scale: 1 - tanh^2, or 0 for a hidden score, which is -infinity.
 TANDEM_DEVICE float softcap_derivative(float score, const BackwardParams& p) {
   const float tanh = score * p.softcap_inverse;
   return fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
 }
 
-// What a score_mod holds of rows, where that is the same for all of a head: then it is read before scores are there.
+// Values of a score_mod that depend only on the row. They are loaded before the scores are ready if all rows of a head
+// share them.
 template <auto T>
 constexpr bool holds_heads() {
   if constexpr (T.score_mod) return rows_are_alike<T>();
@@ -36,15 +35,15 @@ TANDEM_DEVICE HeadRow<T> hold_head(const BackwardParams& p, const SequenceCoords
   }
 }
 
-// The head's own part of scores.
+// Score options of one head.
 template <auto T>
 struct HeadScores {
   static constexpr int kBiasBytes = T.bias == Bias::boolean ? 1 : T.bias == Bias::f32 ? 4 : 2;
   float slope = 0;
   int diagonal = 0;
   const char* bias = nullptr;
-  ModPlace place;                     // but for the query and the key
-  StepState state = StepState::full;  // of a block mask, unless that is asked apart
+  ModPlace place;                     // without the query and the key
+  StepState state = StepState::full;  // block mask, unless evaluated separately
   HeadRow<T> held;
 
   TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head)
@@ -59,8 +58,8 @@ struct HeadScores {
       bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
     if constexpr (T.score_mod || T.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
-  // ALiBi, bias and modifications, of query0 + n, n a constant. Beyond the tensor, where everything is masked, the last
-  // bias is read again. derivative: of what score_mod gives by what it is given, as a factor; given: that.
+  // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor everything is masked, and
+  // the last bias is read again. given: the score before the score_mod. derivative: the score_mod's derivative by it.
   TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query0, int n, int key, float* derivative,
                                  float* given = nullptr) const {
     const int query = query0 + n;
@@ -109,8 +108,8 @@ struct HeadScores {
   }
 };
 
-// Where scores are capped or modified, P times the derivative of its score: what meets dP - delta. Nothing of a P of 0,
-// whatever the derivative is.
+// With a softcap or score_mod: P times the derivative of its score, the factor of dP - delta. A P of 0 gives 0, even if
+// the derivative is inf or NaN.
 template <auto T>
 TANDEM_DEVICE float through_scores(float probability, float derivative) {
   if constexpr (T.score_mod) return probability == 0 ? 0.0f : probability * derivative;

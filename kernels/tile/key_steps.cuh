@@ -1,14 +1,14 @@
-// The steps of a backward's tile with a block mask, which two kernels list before the main one.
+// The iterations of a backward tile with a block mask. Two kernels list them before the main kernel.
 //
-// Which n_blocks an m_block sees is not known before, so their order must do for any mask: from the last to the first,
-// each from its first m_block on. Of a causal mask and what is like it n_blocks then come to an m_block one step after
-// the other (see from_diagonal), and one that all m_blocks see, as of the first keys, comes last, when it waits for
-// nobody.
+// The n_blocks that an m_block sees are unknown in advance, so that one order must work for any mask. n_blocks go from
+// last to first, each from its first m_block on. With causal and similar masks n_blocks then reach an m_block in
+// consecutive iterations (see from_diagonal). An n_block that all m_blocks see, such as the first keys, comes last and
+// waits for no other.
 #pragma once
 #include "tile/block_mask.cuh"
 #include "tile/sequence.cuh"
 
-// What the table says of an m_block of a query head and an n_block.
+// The state of an m_block of a query head and an n_block in the table.
 template <auto T>
 TANDEM_DEVICE u32 table_word(const BackwardParams& params, const SequenceCoords& s, int head, int m_block,
                              int n_block) {
@@ -17,7 +17,7 @@ TANDEM_DEVICE u32 table_word(const BackwardParams& params, const SequenceCoords&
   const i64 row = static_cast<i64>(batch * p.blocks.heads + list) * p.sequence_m_blocks + m_block;
   return p.table[row * p.n_blocks + n_block];
 }
-// Of the keys of one CTA.
+// The state of one CTA's keys.
 template <auto T>
 TANDEM_DEVICE StepState step_state(const BackwardParams& p, const SequenceCoords& s, int head, int m_block, int n_block,
                                    int cta) {
@@ -25,11 +25,11 @@ TANDEM_DEVICE StepState step_state(const BackwardParams& p, const SequenceCoords
   return StepState::full;
 }
 
-// A row of the table, of one m_block of one list: one block of kListStepsThreads threads.
+// Computes a row of the table, for one m_block of one list: one CTA of kListStepsThreads threads.
 template <auto T>
 TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
   constexpr int kChunk = 1024 / T.ctas() * T.ctas(), kKeys = T.tile_n() / T.ctas();
-  __shared__ u32 states[kChunk];  // of the keys of a CTA
+  __shared__ u32 states[kChunk];  // per key of a CTA
   __shared__ int counts[kListStepsThreads / 32];
   const TileCoords tile = listed_tile<T>(p);
   const int row = tile.m_block * T.tile_m, last = min(row + T.tile_m, tile.q_len) - 1;
@@ -61,7 +61,7 @@ TANDEM_DEVICE void mark_steps(const BlockMaskedBackwardParams& p) {
   }
 }
 
-// From the first m_block on: heads of an m_block together, or where a bound is on the left m_blocks of a head.
+// From the first m_block on. All heads of an m_block come together; with a bound on the left all m_blocks of a head do.
 template <auto T>
 TANDEM_DEVICE void list_key_steps(const BlockMaskedBackwardParams& p) {
   __shared__ int counts[kListStepsThreads / 32];

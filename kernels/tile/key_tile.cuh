@@ -1,4 +1,4 @@
-// A tile of a backward: keys of an n_block, and the m_blocks of queries that see them.
+// A backward tile: the keys of an n_block, and the m_blocks of queries that see them.
 #pragma once
 #include "tile/key_steps.cuh"
 #include "tile/sequence.cuh"
@@ -8,14 +8,13 @@
 struct KeyTile {
   int n_block, head_k = 0, sequence = 0;
   int m_begin = 0, m_end = 0;
-  int split = 0;     // which part of the steps
-  int diagonal = 0;  // they begin there
+  int split = 0;     // index of the part of the iterations
+  int diagonal = 0;  // the iterations begin here
 };
 
-// Under a causal mask the n_blocks of a head may be taken from the last to the first, and their steps from the first
-// m_block on, which is at the diagonal. Then n_blocks come to an m_block one step after the other, in the order in
-// which they add to its dq, and none waits for its turn. But the longest come last: some heads, which are worked on
-// when all else is done, are taken from their first n_block, and all of them together.
+// from_diagonal: under a causal mask the n_blocks of a head go from last to first, and their iterations from the
+// diagonal on. n_blocks then reach an m_block in consecutive iterations, in the order in which they add dq, so that
+// none stalls. The longest tiles come last; therefore some heads run together at the end, from the first n_block on.
 template <auto T>
 TANDEM_DEVICE constexpr bool from_diagonal() {
   if constexpr (requires { T.from_diagonal; }) return T.from_diagonal;
@@ -26,13 +25,13 @@ TANDEM_DEVICE constexpr bool by_head() {
   if constexpr (requires { T.by_head; }) return T.by_head;
   return false;
 }
-// Query heads that a tile of strips goes over, of those that share its keys.
+// The number of query heads that a tile of strips iterates over, out of the heads that share its keys.
 template <auto T>
 TANDEM_DEVICE int heads_of_tile(const BackwardParams& p) {
   return by_head<T>() ? p.heads_q / (p.heads_k * p.splits) : 1;
 }
 
-// Heads whose tiles are taken together: numbers from `first` on, an n_block of each head after the other.
+// Heads whose tiles are interleaved: numbers from `first` on, one n_block of each head after the other.
 struct KeyTileGroup {
   int first, first_head, heads;
   bool falls;  // from the last n_block to the first
@@ -54,10 +53,9 @@ TANDEM_DEVICE KeyTileGroup key_tile_group_at(const BackwardParams& p, int n, int
   return {group * per_group, first_head, min(heads - first_head, p.l2_heads), T.block_mask};
 }
 
-// The steps of a tile: the m_blocks that see it, from the last to the first (or from_diagonal), each with all query
-// heads that share its keys. So a CTA whose n_block is seen by few m_blocks is done with them without waiting, for its
-// turn to add to dq, for those of a head that the n_block before comes to late. With a bound on the left as many see
-// one as another; then all m_blocks of a head come before the next head, and fewer dq are in the L2 cache at once.
+// The iterations of a tile: the m_blocks that see it, from last to first (or from_diagonal), each with all query heads
+// that share its keys. A CTA with few m_blocks then rarely waits for its turn to add dq. With a bound on the left all
+// m_blocks of a head come before the next head, which keeps fewer dq in the L2 cache.
 template <auto T>
 struct RangeOfSteps {
   int head, m_block, left;
@@ -67,7 +65,7 @@ struct RangeOfSteps {
     if (from_diagonal<T>() && tile.diagonal) m_block = m_begin_, next_ = 1;
     int heads = p.heads_q / p.heads_k;
     head = tile.head_k * heads;
-    // Split over CTAs by heads, where they can be.
+    // Split over CTAs by heads if possible.
     const bool by_heads = split() && heads % p.splits == 0;
     if (by_heads) heads /= p.splits, head += tile.split * heads;
     first_head_ = head;
@@ -102,7 +100,7 @@ struct RangeOfSteps {
   }
 };
 
-// With a block mask: those that list_key_steps() has listed.
+// With a block mask: the iterations that list_key_steps() has listed.
 template <auto T>
 struct ListedSteps {
   int head, m_block, left;
@@ -131,9 +129,9 @@ struct ListedSteps {
  private:
   const BackwardParams& p_;
   const int* next_;
-  int ahead_;  // the next step: on its way while this one is made
+  int ahead_;  // prefetched next iteration
 
-  // Behind the last step there is one more number, which is none.
+  // The list has one extra entry after the last iteration.
   TANDEM_DEVICE void read() {
     const int step = ahead_;
     if (left > 0) ahead_ = *next_++;
@@ -148,36 +146,36 @@ struct NoSteps {
 
 template <auto T>
 using KeySteps = typename OneOf<T.block_mask, ListedSteps<T>, RangeOfSteps<T>>::Type;
-// For who counts the others by itself.
+// For a caller that counts the other indices itself.
 template <auto T>
 using ListedOrNone = typename OneOf<T.block_mask, ListedSteps<T>, NoSteps>::Type;
 
-// Whether the main kernel stores dq.
+// True if the main kernel stores dq.
 template <auto T>
 TANDEM_DEVICE constexpr bool single() {
   if constexpr (requires { T.single; }) return T.single;
   return false;
 }
 
-// The heads that tiles are counted for, of a sequence.
+// The number of heads of a sequence that tiles are counted for.
 template <auto T>
 TANDEM_DEVICE int tile_heads(const BackwardParams& p) {
   return p.heads_k * (by_head<T>() ? p.splits : 1);
 }
-// Whether a head of all sequences comes before the next head: they share a bias.
+// True if a head of all sequences comes before the next head, because they share a bias.
 template <auto T>
 TANDEM_DEVICE bool sequences_follow(const BackwardParams& p) {
   return T.bias != Bias::none && p.bias_batch == 0;
 }
-// Tiles that share an n_block and a head, one after the other.
+// The number of consecutive tiles that share an n_block and a head.
 template <auto T>
 TANDEM_DEVICE int tile_parts(const BackwardParams& p) {
   return T.split && !by_head<T>() ? p.splits : 1;
 }
 
-// The n-th, the longest first (but from_diagonal, and of block masks: tile/key_steps.cuh): under a causal mask the
-// first keys are seen by the most queries. Heads that are taken together share the L2 cache; the splits of an n_block
-// follow each other, and so do sequences that share a bias.
+// The n-th tile, longest first (except with from_diagonal and block masks: tile/key_steps.cuh); under a causal mask the
+// most queries see the first keys. Interleaved heads share the L2 cache. The splits of an n_block and the sequences
+// that share a bias follow each other.
 template <auto T>
 TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   const int parts = tile_parts<T>(p);
@@ -186,7 +184,7 @@ TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   const KeyTileGroup group = key_tile_group_at<T>(p, n, p.batch * tile_heads<T>(p));
   const int rest = n - group.first, from_begin = rest / group.heads;
   const int n_block = group.falls ? p.n_blocks - 1 - from_begin : group.first_n_block + from_begin;
-  int of_all = group.first_head + rest % group.heads;  // a head over the batch
+  int of_all = group.first_head + rest % group.heads;  // head index over the batch
   if constexpr (by_head<T>()) split = of_all % p.splits, of_all /= p.splits;
   int sequence = of_all / p.heads_k, head_k = of_all - sequence * p.heads_k;
   if (sequences_follow<T>(p)) head_k = of_all / p.batch, sequence = of_all - head_k * p.batch;
@@ -197,7 +195,7 @@ TANDEM_DEVICE KeyTile key_tile_at(const BackwardParams& p, int n) {
   const QueryRange visible = band_of<T>(p, s).visible_queries(first, last);
   const int begin = max(0, visible.begin), end = min(visible.end, s.q_len);
   tile.m_begin = begin / T.tile_m;
-  // None where the first query that would see them is beyond the last, though in its m_block: it would not be counted.
+  // No m_block if the first query that sees them is beyond the last query: such a tile is not counted.
   tile.m_end = begin < end ? (end + T.tile_m - 1) / T.tile_m : tile.m_begin;
   return tile;
 }
@@ -208,8 +206,8 @@ TANDEM_DEVICE int tiles_of_launch(const BackwardParams& p) {
   return p.tiles;
 }
 
-// Tiles are counted as if all sequences were as long as the longest: whether there is nothing of this one. Then the
-// counter goes on behind others that are as far out, where a group is of one sequence.
+// Tiles are counted as if all sequences had the maximum length; true if this n_block is beyond its sequence. The
+// counter then skips the equally distant n_blocks of the group's other heads, if the group has one sequence.
 template <auto T>
 TANDEM_DEVICE bool pass_empty_tiles(const BackwardParams& p, int* counter, int n, const KeyTile& tile,
                                     const SequenceCoords& s) {
@@ -224,12 +222,12 @@ TANDEM_DEVICE bool pass_empty_tiles(const BackwardParams& p, int* counter, int n
   return true;
 }
 
-// Where an m_block's numbers are in workspace.
+// The index of an m_block in workspace.
 TANDEM_DEVICE i64 m_block_at(const BackwardParams& p, const SequenceCoords& s, int head, int m_block) {
   return static_cast<i64>(head) * p.m_blocks + s.first_m_block + m_block;
 }
 
-// How many n_blocks add to an m_block's dq in all.
+// The number of n_blocks that add to an m_block's dq.
 template <auto T>
 TANDEM_DEVICE int n_blocks_of(const BackwardParams& p, const SequenceCoords& s, int m_block) {
   const int first = m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
@@ -238,7 +236,7 @@ TANDEM_DEVICE int n_blocks_of(const BackwardParams& p, const SequenceCoords& s, 
   if (last < first || max(0, keys.begin) >= end) return 0;
   return (end - 1) / T.tile_n() - first_n_block<T>(p, s, m_block) + 1;
 }
-// How many n_blocks add to the dq of a step before this one.
+// The number of n_blocks that add to an iteration's dq before this one.
 template <auto T>
 TANDEM_DEVICE int n_blocks_before(const BackwardParams& p, const SequenceCoords& s, const KeySteps<T>& step,
                                   const KeyTile& tile) {

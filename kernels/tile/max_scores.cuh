@@ -1,6 +1,6 @@
-// The largest score of each query, by a kernel of its own behind the main one, which knows its maxima only as far as
-// its exponentials need them: all scores are made anew, one of the forward's two products. No warp needs another: it
-// has 16 rows, its queries in registers, and reads keys where they lie.
+// The largest score of each query, by a separate kernel after the main one, which computes maxima only as far as its
+// exponentials need them. This kernel computes all scores again, which is one of the forward's two products. Each warp
+// works alone: it has 16 rows, keeps their queries in registers, and reads keys from global memory.
 #pragma once
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
@@ -9,17 +9,17 @@
 #include "tile/mask.cuh"
 #include "tile/score_mod.cuh"
 
-// 16 bytes of a row of queries or keys, or zeros.
+// Loads 16 bytes of a row of queries or keys, or zeros.
 TANDEM_DEVICE Chunk load_operand(const void* data, i64 row, int column, bool there) {
   if (!there) return {};
   return *reinterpret_cast<const Chunk*>(static_cast<const u16*>(data) + row + column);
 }
 
-// What a warp needs of its rows: a thread has two of them, as its fragments do.
+// A warp's rows: a thread has two of them, as its fragments do.
 template <auto T>
 struct MaxScoresOfWarp {
-  // Columns of operands come in pieces of 32, of which a thread has 8 neighbours: the inner dimension of a product may
-  // be in any order, as long as queries and keys have the same.
+  // Operand columns come in pieces of 32, and a thread has 8 neighbours. The inner dimension of a product may be
+  // permuted, if queries and keys use the same order.
   static constexpr int kPieces = (T.head_dim + 31) / 32;
 
   const ForwardParams& p;
@@ -50,7 +50,7 @@ struct MaxScoresOfWarp {
 
   TANDEM_DEVICE int column_of(int piece) const { return 32 * piece + 8 * (lane % 4); }
 
-  // Of 8 keys.
+  // Adds 8 keys.
   TANDEM_DEVICE void add(int first_key, [[maybe_unused]] StepState state) {
     const MaxScoresParams& m = p.max_scores;
     const int key = first_key + lane / 4, group = p.heads_q / p.heads_k;
@@ -90,7 +90,7 @@ struct MaxScoresOfWarp {
   }
 };
 
-// A block for each 64 rows of a work tile.
+// One CTA per 64 rows of a work tile.
 template <auto T>
 TANDEM_DEVICE void max_scores(const ForwardParams& p) {
   constexpr int kBlocks = T.tile_m() / kMaxScoresRows, kGroup = T.tile_n % 32 == 0 ? 32 : 16;

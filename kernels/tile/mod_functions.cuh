@@ -1,20 +1,19 @@
-// The operations of score and mask modifications, one function each, as docs/mods.md has them: src/mods/print.cpp makes
-// texts of calls to these. A bool is the int 0 or 1.
+// The operations of score_mods and mask_mods, one function each (docs/mods.md). src/mods/print.cpp prints expressions
+// as calls of these functions. A bool is the int 0 or 1.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
 #include "shared/mods.h"
 #include "tile/row.cuh"
 
-// Where an element lies: query q sees key k.
+// The position of an element: query q sees key k.
 struct ModPlace {
   int batch, head, q, k, seqlen_q, seqlen_k;
 };
 
-// Printed for a kernel, if it has such: the new score, its derivative by the old one, and whether the key is visible.
-// Templates, so that one which is not printed is not asked for. What costs something and is the same for all scores of
-// a row, elements of its head or query that are read above all, is held by who goes through the row; likewise what a
-// mask needs of a key.
+// Functions printed for a kernel with modifications: the new score, its derivative by the old one, and the key's
+// visibility. They are templates, so that an absent one is not instantiated. Costly values that all scores of a row
+// share are preloaded per row, and a mask's values per key.
 template <auto T>
 struct ScoreRow;
 template <auto T>
@@ -24,7 +23,7 @@ TANDEM_DEVICE float score_mod(float score, const ScoreRow<T>& row, const ModPlac
 template <auto T>
 TANDEM_DEVICE float score_slope(float score, const ScoreRow<T>& row, const ModPlace& at, const ModNames& names);
 template <auto T>
-constexpr bool rows_are_alike();  // those of a head hold the same
+constexpr bool rows_are_alike();  // all rows of a head share their values
 template <auto T>
 struct MaskRow;
 template <auto T>
@@ -36,19 +35,19 @@ TANDEM_DEVICE MaskKey<T> mask_key(const ModPlace& at, const ModNames& names);
 template <auto T>
 TANDEM_DEVICE bool mask_mod(const MaskRow<T>& row, const MaskKey<T>& key, const ModPlace& at, const ModNames& names);
 template <auto T>
-constexpr int mask_operations();  // for each score, beside what rows and keys hold
+constexpr int mask_operations();  // per score, without row and key values
 template <auto T>
 TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names) {
   return mask_mod<T>(mask_row<T>(at, names), mask_key<T>(at, names), at, names);
 }
-// Fetches what mask_mod() reads of a query, whichever the key: a warp does that for all of a step at once, before it
-// asks for them some at a time, and would wait for memory each time.
+// Prefetches the elements that mask_mod() reads for a query with any key. A warp prefetches an iteration at once.
+// Otherwise it would wait for memory at each evaluation.
 template <auto T>
 TANDEM_DEVICE void mask_touch_queries(const ModPlace& at, const ModNames& names);
 
-// And what score_mod reads: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. They are parted
-// by the lines of a tile along which the same element may be read again and again: of a query, of a key, or of a
-// distance; or tile: all of its scores read the same one.
+// For score_mod: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. Elements are grouped by the
+// line along which a tile reads the same element again: a query, a key or a distance. tile: all of its scores read the
+// same element.
 enum class CaptureLine { row, column, diagonal, tile };
 template <auto T>
 constexpr int captures_along(CaptureLine line);
@@ -70,9 +69,8 @@ TANDEM_DEVICE float mod_exp(float a) { return expf(a); }
 TANDEM_DEVICE float mod_exp2(float a) { return exp2f(a); }
 TANDEM_DEVICE float mod_log(float a) { return logf(a); }
 TANDEM_DEVICE float mod_log2(float a) { return log2f(a); }
-// Within 2^-21 of it, from 0 on; and 1 - |tanh|, which is what derivatives are made of, as near to what there is of it
-// in a float: hence of |a|, since the reciprocal of what is hardly above 1 is a unit off. tanhf() is two units in the
-// last place at most, and parts a warp where some scores are small and some are not: here all go both ways.
+// Within 2^-21 of tanh, relative. 1 - |tanh|, which derivatives use, has full precision, because |a| avoids a
+// reciprocal near 1. tanhf() has two units in the last place but diverges within a warp between small and large scores.
 TANDEM_DEVICE float mod_tanh(float a) {
   constexpr float kNear = 0.6f, kDoubleLog2e = 2.88539008177792681472f;
   const float square = a * a;
@@ -83,7 +81,7 @@ TANDEM_DEVICE float mod_tanh(float a) {
   const float far = fmaf(-2.0f, reciprocal(1.0f + exp2_approx(kDoubleLog2e * fabsf(a))), 1.0f);
   return fabsf(a) < kNear ? near : copysignf(far, a);
 }
-// Within (2 + |a|) 2^-23 of it; 0 below -88. Of |a| for the same reason.
+// Within (2 + |a|) 2^-23 of the sigmoid, relative; 0 below -88. Uses |a| for the same reason.
 TANDEM_DEVICE float mod_sigmoid(float a) {
   const float rest = reciprocal(1.0f + exp2_approx(1.44269504088896340736f * fabsf(a)));
   return a < 0 ? rest : 1.0f - rest;
@@ -93,9 +91,9 @@ TANDEM_DEVICE float mod_add(float a, float b) { return a + b; }
 TANDEM_DEVICE float mod_subtract(float a, float b) { return a - b; }
 TANDEM_DEVICE float mod_multiply(float a, float b) { return a * b; }
 TANDEM_DEVICE float mod_divide(float a, float b) { return a / b; }
-// The same where b is that of all scores: what follows from it is computed once. Rounded correctly, by the remainder
-// (Markstein), where that is a normal number: elsewhere, which is where quotients are beyond 2^+-60 or so, within a
-// unit in the last place.
+// Division by a divisor that all scores share: its reciprocal is computed once. The remainder corrects the rounding
+// (Markstein) if it is a normal number. Otherwise, for quotients beyond about 2^+-60, the error is at most a unit in
+// the last place.
 TANDEM_DEVICE float mod_divide_by(float a, float b) {
   const float size = fabsf(b), scale = size < 0x1p-60f ? 0x1p64f : size > 0x1p60f ? 0x1p-64f : 1.0f;
   const float divisor = b * scale, inverse = 1.0f / divisor, dividend = a * scale, near = dividend * inverse;
@@ -136,16 +134,16 @@ TANDEM_DEVICE int mod_not(int a) { return a ^ 1; }
 TANDEM_DEVICE int mod_add(int a, int b) { return static_cast<int>(static_cast<u32>(a) + static_cast<u32>(b)); }
 TANDEM_DEVICE int mod_subtract(int a, int b) { return static_cast<int>(static_cast<u32>(a) - static_cast<u32>(b)); }
 TANDEM_DEVICE int mod_multiply(int a, int b) { return static_cast<int>(static_cast<u32>(a) * static_cast<u32>(b)); }
-// Rounded down; by 0 it is 0. Mostly one divisor is that of all scores: what follows from it, a division among that, a
-// compiler works out once. Of what is left, some ten instructions, all is multiplied, nothing is asked.
+// Quotient rounded down; 0 for division by 0. Usually all scores share the divisor, so that the compiler hoists its
+// reciprocal. About ten instructions remain, without branches.
 TANDEM_DEVICE int mod_floor_divide(int a, int b) {
   const int sign = b >> 31;
   const u32 divisor = max(static_cast<u32>((b ^ sign) - static_cast<u32>(sign)), 1u);
-  const u32 inverse = ~0u / divisor;  // of 2^32, by less than 1 + 1 / divisor too little
+  const u32 inverse = ~0u / divisor;  // 2^32 / divisor, low by less than 1 + 1 / divisor
   const u32 turned = static_cast<u32>(a) * static_cast<u32>(sign | 1);
-  // Below 0 (what the least int by -1 gives is not) rounding down is rounding ~ of it to 0.
+  // A negative dividend is rounded down through its complement. The least int divided by -1 is not negative.
   const int below = static_cast<int>(turned & ~static_cast<u32>(a & sign)) >> 31;
-  const u32 dividend = turned ^ static_cast<u32>(below);  // 2^31 at most: so the quotient is 1 too little at most
+  const u32 dividend = turned ^ static_cast<u32>(below);  // at most 2^31, so that the quotient is at most 1 low
   u32 quotient = __umulhi(dividend, inverse);
   quotient += dividend - quotient * divisor >= divisor;
   return static_cast<int>((quotient ^ static_cast<u32>(below)) & (b != 0 ? ~0u : 0u));
@@ -180,7 +178,7 @@ constexpr int size_of(ModElement element) {
   }
 }
 
-// What a gather gives: a float, or an int.
+// The type of a gather's result: float or int.
 template <ModElement element>
 TANDEM_DEVICE auto mod_load(const char* at) {
   if constexpr (element == ModElement::f64) {
@@ -199,8 +197,8 @@ TANDEM_DEVICE auto mod_load(const char* at) {
   }
 }
 
-// Where the element is that indices name, each clamped to its dimension. What is added to an address are products of
-// unsigned numbers: two instructions each.
+// The address of the element, with each index clamped to its dimension. Offsets are products of unsigned numbers, two
+// instructions each.
 template <ModElement element, class... Index>
 TANDEM_DEVICE const char* mod_address(const ModTensor& tensor, Index... indices) {
   const int at[sizeof...(indices) + 1] = {indices..., 0};
@@ -220,7 +218,7 @@ TANDEM_DEVICE void mod_touch(const ModTensor& tensor, Index... indices) {
   prefetch_global(mod_address<element>(tensor, indices...));
 }
 
-// The element that indices name, as a number of all in its tensor.
+// The number of the element within its tensor.
 template <class... Index>
 TANDEM_DEVICE i64 mod_cell(const ModTensor& tensor, Index... indices) {
   const int at[sizeof...(indices) + 1] = {indices..., 0};

@@ -1,19 +1,19 @@
-// Interval arithmetic of a text on the device: shared/mod_range.h, and what reads memory. A warp works on one block,
-// all lanes alike; src/mods/print.cpp makes the calls.
+// Interval arithmetic of an expression on the device: shared/mod_range.h, and the functions that read memory. All lanes
+// of a warp work on one block; src/mods/print.cpp prints the calls.
 #pragma once
 #include "shared/mod_range.h"
 #include "tile/mod_functions.cuh"
 
-// Where elements lie: a range of each.
+// The positions of a block: a range of each.
 struct RangePlace {
   IntRange batch, head, q, k, seqlen_q, seqlen_k;
 };
 
-// Printed beside mask_mod().
+// Printed in addition to mask_mod().
 template <auto T>
 TANDEM_DEVICE IntRange mask_range(const RangePlace& at, const ModNames& names);
-// Printed beside score_captures() where derivatives are constants, and indices read nothing: false where a tile may
-// read several elements of a tensor, else captures.add() of the one of each.
+// Printed in addition to score_captures() if derivatives are constant and indices read no memory. Returns false if a
+// tile may read several elements of a tensor. Otherwise calls captures.add() for the one element of each tensor.
 template <auto T, class Captures>
 TANDEM_DEVICE bool tile_captures(const RangePlace& at, const ModNames& names, const Captures& captures);
 
@@ -33,8 +33,8 @@ TANDEM_DEVICE FloatRange union_over_lanes(FloatRange a) {
 TANDEM_DEVICE IntRange any_like(int) { return kAnyInt; }
 TANDEM_DEVICE FloatRange any_like(float) { return kAnyFloat; }
 
-// Of all elements that indices in these ranges name, each clamped to its dimension: where they are few, lanes look at
-// them together.
+// The range of all elements that indices in these ranges name, each clamped to its dimension. If they are few, the
+// lanes read them together.
 template <ModElement element, class... Index>
 TANDEM_DEVICE auto range_gather(const ModTensor& tensor, Index... indices) {
   constexpr int kRank = sizeof...(indices);
@@ -58,7 +58,7 @@ TANDEM_DEVICE auto range_gather(const ModTensor& tensor, Index... indices) {
   Range range{};
 #pragma unroll 1
   for (int i = threadIdx.x % 32, n = 0; n < count; i += 32, n += 32) {
-    int rest = i < count ? i : 0;  // the first again
+    int rest = i < count ? i : 0;  // repeats the first
     i64 offset = 0;
 #pragma unroll
     for (int dim = kRank - 1; dim >= 0; --dim) {

@@ -1,4 +1,4 @@
-// Two floats as elements of the kernel's type, in one register.
+// Packs two floats as elements of the kernel's type into one register.
 #pragma once
 #include "ptx/base.cuh"
 

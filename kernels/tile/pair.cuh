@@ -1,16 +1,16 @@
-// Two CTAs that work on one tile.
+// CTA pairs, which work on one tile.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 
-// In its pair. On Blackwell the CTA that multiplies for both is 0.
+// The rank of a CTA in its pair. On Blackwell CTA 0 issues the products of both.
 template <auto T>
 TANDEM_DEVICE int rank_of_cta() {
   return T.pair ? blockIdx.x & 1 : 0;
 }
 
-// The first CTA takes a tile and tells the other its number: both begin the tiles of a pair in the order of the
-// counter, as tickets want it, whatever clusters run. take() gives the number.
+// The first CTA takes a tile and sends its number to the second. All pairs begin tiles in the order of the counter, as
+// semaphores require, in any order of clusters. take() returns the number.
 template <auto T, class Pair, class Take>
 TANDEM_DEVICE int next_tile_of_pair(Pair& pair, u32 taken, const Take& take) {
   if (rank_of_cta<T>() == 0) {

@@ -1,4 +1,4 @@
-// A slot of a ring of buffers, and the parity of its barriers: they travel together.
+// The slot of a ring of buffers together with the parity of its barriers.
 #pragma once
 #include "ptx/base.cuh"
 

@@ -1,4 +1,4 @@
-// A row of a tile: which query it is, and what becomes of its sum after the last n_block.
+// A row of a tile: its query and head, and its final sum.
 #pragma once
 #include "ptx/warp.cuh"
 #include "tile/coords.cuh"
@@ -17,7 +17,7 @@ TANDEM_DEVICE float load_element(const void* base, i64 offset, bool is_f32) {
   return is_f32 ? static_cast<const float*>(base)[offset] : to_float<f16>(static_cast<const u16*>(base)[offset]);
 }
 
-// Which query of the sequence a row of a tile is, of which head.
+// The query of the sequence and the head of a row of a tile.
 struct Row {
   int query, head;
 
@@ -29,12 +29,11 @@ struct Row {
   }
 };
 
-// Of a row whose exponentials, against row_max, have this sum: what its result is multiplied by, 0 where it sees
-// nothing, and its log-sum-exp.
+// The final values of a row: the factor of its result (0 without visible keys) and its log-sum-exp.
 struct RowFinal {
   float inverse, lse;
 };
-// sum: of exponentials that were taken against row_max. used: the row is a query of the sequence.
+// sum: of exponentials relative to row_max. used: the row is a query of the sequence.
 template <auto T>
 TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool used, float sum, float row_max) {
   const bool nothing = sum == 0;
@@ -51,7 +50,7 @@ TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool
   return {used && !nothing ? alpha / sum : 0.0f, used && sum != 0 ? kLn2 * (top + __log2f(sum)) : -kInfinity};
 }
 
-// Where the caller wants it.
+// Stores lse if the caller wants it.
 TANDEM_DEVICE void store_lse(const ForwardParams& p, const TileCoords& t, const Row& row, float lse) {
   p.lse[t.batch * p.lse_batch + row.head * p.lse_head + (t.q_begin + row.query) * p.lse_row] = lse;
 }

@@ -1,8 +1,8 @@
-// The list of tiles of a varlen problem, made on the device: where lengths are known, and costs with them.
+// Computes the tile list of a varlen problem on the device, where the lengths and therefore the costs are known.
 #pragma once
 #include "tile/block_mask.cuh"
 
-// Over the lanes of a warp, up to and with one's own.
+// Inclusive prefix sum over the lanes of a warp.
 TANDEM_DEVICE int running_sum(int x) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -13,17 +13,18 @@ TANDEM_DEVICE int running_sum(int x) {
   return x;
 }
 
-// Ragged: writes the list of all tiles of one head, the longest first, and its length. One block of 1024 threads.
+// Ragged problems: writes the list of all tiles of one head, the longest first, and its length. One CTA of 1024
+// threads.
 template <auto T>
 TANDEM_DEVICE void schedule(const ForwardParams& p) {
   constexpr int kBuckets = 1024;
-  __shared__ int first[kBuckets];  // by falling number of steps: how many tiles, then where the next one goes
+  __shared__ int first[kBuckets];  // by falling length: tile counts, then next positions
   __shared__ int sums[32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pack_shift = log2_of(p.pack_gqa);
   const int most = (p.seqlen_k + T.tile_n - 1) / T.tile_n;
   first[threadIdx.x] = 0;
   __syncthreads();
-  // Counts the tiles of each bucket, then gives them their places.
+  // Counts the tiles of each bucket, then computes their positions.
 #pragma unroll 1
   for (int placing = 0;; ++placing) {
 #pragma unroll 1
@@ -34,15 +35,15 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
       for (t.m_block = lane; t.m_block < tiles; t.m_block += 32) {
         int steps;
         if constexpr (T.block_mask) {
-          steps = *steps_of<T>(p, t);  // of the first head
+          steps = *steps_of<T>(p, t);  // the first head's
         } else {
           const NBlockRange s = n_block_range<T>(p, t);
           steps = s.end - s.begin;
         }
-        const int shorter = max(0, most - steps);  // than the longest
+        const int shorter = max(0, most - steps);  // relative to the longest
         const int bucket = most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most);
         const int at = atomicAdd(&first[min(kBuckets - 1, bucket)], 1);
-        // The list has room for m_blocks entries, more than honest lengths need.
+        // The list has capacity for m_blocks entries, which is enough for valid lengths.
         if (placing && at < p.m_blocks) p.tile_list[at] = {b, t.m_block};
       }
     }

@@ -1,12 +1,13 @@
-// What becomes of a product before the softmax, beside its scale: softcap, ALiBi, bias. By rows: how a thread's
-// registers lie in them is the kernel's.
+// Score options applied to a product before the softmax, other than its scale: softcap, ALiBi, bias. They work by rows;
+// the mapping of registers to rows is the kernel's.
 #pragma once
 #include "ptx/float2.cuh"
 #include "shared/score_options.h"
 #include "tile/mod_functions.cuh"
 #include "tile/row.cuh"
 
-// softcap * tanh(score / softcap) in log2 units, from products: an odd polynomial. packed: by pairs, on Blackwell.
+// softcap * tanh(score / softcap) in log2 units, from products, by an odd polynomial. packed: two at a time, on
+// Blackwell.
 template <bool packed, int terms, int n>
 TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms]) {
   auto capped = [&](auto product, const auto& of) {
@@ -26,20 +27,19 @@ TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms
   }
 }
 
-// At least the largest |x|, and at most twice that: of sums of two, which is half of the work.
+// A bound between the largest |x| and twice that. It adds pairs, which halves the work.
 template <int n>
 TANDEM_DEVICE float bound_of(const float (&x)[n]) {
   auto sum = [&](int i) { return __float_as_int(fabsf(x[i]) + fabsf(x[i + 1])); };
-  int largest[2] = {0, 0};  // two chains: one would wait for its own results
+  int largest[2] = {0, 0};  // two chains, because one would wait for its own results
 #pragma unroll
   for (int i = 0; i < n; i += 4) largest[i / 4 & 1] = max(max(sum(i), sum(i + 2)), largest[i / 4 & 1]);
   return __int_as_float(max(largest[0], largest[1]));
 }
 
-// The same of any products. Beyond the cap it takes two operations of the exponential unit (tanh.approx, which is one,
-// has eleven bits), which beside the exponentials has no time for them: so that is for warps with such a score alone.
-// The polynomial of all scores within the cap has degree 11 and is 3.2e-7 of the cap off; that of scores within 0.28 of
-// it, as most are, has degree 5.
+// The same for any products. Within the cap a polynomial of degree 11 is within 3.2e-7 of the cap; within 0.28 of it
+// degree 5 suffices. Beyond the cap two operations of the exponential unit are needed. Only warps with such a score use
+// them, because that unit is busy (tanh.approx has only eleven bits).
 template <bool packed, int n>
 TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
   float largest = 0;
@@ -61,18 +61,18 @@ TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
   }
 }
 
-// from + more, more a constant. The exponential unit makes floats of integers, too, and has no time for one of each
-// score: so it makes one of `from`, which is that of many.
+// from + more; more is a constant. The exponential unit also converts integers to floats and has no time for one
+// conversion per score. One conversion of `from` therefore serves several scores.
 TANDEM_DEVICE float distance_of(int from, int more) { return static_cast<float>(from) + static_cast<float>(more); }
 
-// With a block mask it is asked apart, of some blocks (MaskMod).
+// With a block mask the mask_mod is evaluated separately, in partial blocks (MaskMod).
 template <auto T>
 constexpr bool mask_mod_of_all() {
   if constexpr (requires { T.block_mask; }) return T.mask_mod && !T.block_mask;
   return T.mask_mod;
 }
 
-// What a score_mod holds of a row, if there is one.
+// Preloaded values of a row for a score_mod, or nothing.
 struct NoRow {};
 template <auto T>
 using HeldRow = typename OneOf<T.score_mod, ScoreRow<T>, NoRow>::Type;
@@ -86,7 +86,7 @@ TANDEM_DEVICE HeldRow<T> hold_row(const ForwardParams& p, const TileCoords& t, c
   }
 }
 
-// What a bias has of a score: a number, or whether it is shown.
+// The value of a bias for a score: a number, or visibility.
 template <auto T>
 using BiasValue = typename OneOf<T.bias == Bias::boolean, bool, float>::Type;
 template <auto T>
@@ -94,27 +94,26 @@ TANDEM_DEVICE BiasValue<T> bias_value(const char* at) {
   if constexpr (T.bias == Bias::boolean) return *at != 0;
   return load_element<T.f16>(at, 0, T.bias == Bias::f32);
 }
-// What one that comes alone adds to products, before their scale: its numbers by 1 / scale; a boolean one hides. The
-// scale is not far from 1 then, or scores are made otherwise (unscaled).
+// Adds a bias to a product before the scale if there is no other option: a number times 1 / scale, or -infinity. The
+// scale is then close to 1; otherwise scores are computed differently (unscaled).
 template <auto T>
 TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
   if constexpr (T.bias == Bias::boolean) return bias ? product : -kInfinity;
   return fmaf(bias, by, product);
 }
 
-// Makes a row's scores, in log2 units, from products of queries and keys (with a softcap: from what apply_softcap()
-// makes of them). Beyond the tensor, where everything is masked, it reads the last bias again: a load that depends on
-// nothing needs no branch, and branches for each element are what takes long to compile. natural: not in log2 units,
-// since a text gives none; then the exponentials' factor says so.
+// Computes a row's scores in log2 units from products (with a softcap: from apply_softcap()'s results). Beyond the
+// tensor, where all is masked, it reads the last bias again, because branches per element compile slowly. natural:
+// scores are natural ones from an expression; the factor of the exponentials accounts for it.
 template <auto T, bool natural = false>
 struct ScoreMod {
   static constexpr float kUnit = natural ? 1.0f : kLog2e;
   static constexpr int kBiasBytes = bytes_of(T.bias);
   float slope;
-  int diagonal;      // the column that the row's query is at
+  int diagonal;      // column on the diagonal of the row's query
   const char* bias;  // the row's
-  i64 bias_stride;   // bytes from one column of it to the next
-  ModPlace place;    // but for the key
+  i64 bias_stride;   // bytes per column
+  ModPlace place;    // without the key
   HeldRow<T> held;
 
   ScoreMod() = default;
@@ -137,7 +136,7 @@ struct ScoreMod {
     if constexpr (T.bias == Bias::none) return {};
     return bias_value<T>(bias + min(column, p.seqlen_k - 1) * bias_stride);
   }
-  // Of column0 + n, n a constant.
+  // Applies the options to column0 + n; n is a constant.
   TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n) const {
     return (*this)(x, p, column0, n, bias_at(p, column0 + n));
   }

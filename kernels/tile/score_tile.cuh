@@ -1,6 +1,6 @@
-// Kernels beside the main one of a backward, which make scores anew and sum their gradients over other tiles than it
-// does: the gradient of a bias (tile/dbias.cuh), those of what a score_mod reads (tile/captured.cuh). The main kernel
-// has no registers left for such sums, and tiles of other heads and sequences meet nowhere.
+// Additional kernels of a backward. They compute scores again and sum their gradients: of a bias (tile/dbias.cuh) and
+// of a score_mod's tensors (tile/captured.cuh). The main kernel has no registers for such sums, and it spreads the
+// tiles of a sum over heads and sequences.
 #pragma once
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
@@ -18,13 +18,13 @@ TANDEM_DEVICE ModPlace place_of(const ScoreTileAt& at, int query, int key) {
   return {at.sequence.sequence, at.head, query, key, at.sequence.q_len, at.sequence.k_len};
 }
 
-// What a block mask says of it. Its keys are those of a CTA of the main kernel.
+// The block mask's state of the tile. Its keys are the keys of one CTA of the main kernel.
 template <auto T>
 TANDEM_DEVICE StepState state_at(const BackwardParams& p, const ScoreTileAt& at) {
   return step_state<T>(p, at.sequence, at.head, at.m_block, at.key_block / T.ctas(), at.key_block % T.ctas());
 }
 
-// Whether some query of the tile, which has so many keys, sees some key.
+// True if some query of the tile sees some of its `keys` keys.
 template <auto T, int keys>
 TANDEM_DEVICE bool sees_some(const BackwardParams& p, const ScoreTileAt& at) {
   const SequenceCoords& sequence = at.sequence;
@@ -35,15 +35,15 @@ TANDEM_DEVICE bool sees_some(const BackwardParams& p, const ScoreTileAt& at) {
   return first <= last && query < min(visible.end, sequence.q_len) && visible.begin < query + T.tile_m;
 }
 
-// Of one score.
+// The gradient of one score.
 struct ScoreGradient {
-  float ds;          // P (dP - delta): the gradient of the score that the softmax is of
-  float given;       // to a score_mod
-  float derivative;  // of what it made of that, if there is one
+  float ds;          // P (dP - delta), the gradient of the softmax's score
+  float given;       // score_mod's input
+  float derivative;  // score_mod's derivative by its input
 };
 
-// ds is 0 where the score is -infinity (not seen, or beyond a sequence): a product with 0 would not do, for it may be
-// NaN. kept, r: as kept_or_zero() takes them.
+// ds is 0 if the score is -infinity (hidden or beyond a sequence). A product with 0 is not enough, because the factor
+// may be NaN. kept, r: see kept_or_zero().
 template <auto T>
 TANDEM_DEVICE float ds_of(const BackwardParams& p, float score, float minus_lse, float dp, float delta, u32 kept,
                           int r) {

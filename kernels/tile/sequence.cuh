@@ -1,12 +1,12 @@
-// Sequences of a backward: where their queries, keys and m_blocks are.
+// The sequences of a backward: their queries, keys and m_blocks.
 #pragma once
 #include "shared/backward.h"
 #include "tile/coords.cuh"
 
-// A sequence of the batch, as tiles of the forward have it, and its keys.
+// The forward's tile coordinates of a sequence, and its keys.
 struct SequenceCoords : TileCoords {
-  int k_rows;         // of the sequence; those from k_len on are not used
-  int first_m_block;  // of those that all sequences of a head have in workspace
+  int k_rows;         // in memory; keys from k_len on are unused
+  int first_m_block;  // among all m_blocks of a head in workspace
 };
 
 template <auto T>
@@ -17,11 +17,12 @@ TANDEM_DEVICE SequenceCoords sequence_coords(const BackwardParams& p, int sequen
   SequenceCoords s{varlen_coords(p, sequence), p.seqlen_k, first_m_block};
   if (p.cu_seqlens_k)
     s.k_rows = clamp(index_at(p.cu_seqlens_k, p.cu_seqlens_k_stride, sequence + 1), s.k_begin, p.total_k) - s.k_begin;
-  if (p.cu_seqlens_q) s.first_m_block = s.q_begin / T.tile_m + sequence;  // a sequence's last one may be filled in part
+  if (p.cu_seqlens_q)
+    s.first_m_block = s.q_begin / T.tile_m + sequence;  // the last m_block of a sequence may be partial
   return s;
 }
 
-// The sequence that one of a head's m_blocks in workspace is of.
+// The sequence of a head's m_block in workspace.
 template <auto T>
 TANDEM_DEVICE int sequence_at(const BackwardParams& p, int m_block) {
   if (!T.varlen || !p.cu_seqlens_q) return m_block / p.sequence_m_blocks;

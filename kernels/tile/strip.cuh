@@ -1,5 +1,5 @@
-// A strip of a backward: the tiles whose dS is in memory at once, between a launch of the main kernel, which leaves it
-// there, and one of the kernel that makes dq of it. Both are launched as often as there are strips.
+// A dS chunk ("strip") of a backward: the tiles whose dS is in global memory at once. The main kernel stores it, then
+// another kernel computes dq from it. Both are launched once per chunk.
 #pragma once
 #include "tile/key_steps.cuh"
 #include "tile/sequence.cuh"
@@ -10,7 +10,7 @@ TANDEM_DEVICE constexpr bool strips() {
   return false;
 }
 
-// Query heads count over the batch. n_blocks: those of a head that there are.
+// Query heads count over the batch. n_blocks: the number of n_blocks of a head.
 struct Strip {
   int first_head, heads, first_n_block, n_blocks;
 
@@ -32,9 +32,9 @@ TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s
   return max(0, band_of<T>(p, s).visible_keys(first, last).begin) / T.tile_n();
 }
 
-// Where dS of an m_block and n_block is. Those of an m_block follow each other, from the first one that it sees, or of
-// the strip, on. Under a causal mask m_blocks see few or many, and share rows (strip_folds): the first with the last
-// one.
+// The address of the dS of an m_block and n_block. The n_blocks of an m_block are contiguous, from the first that it
+// sees or the strip's first. Under a causal mask m_blocks see different numbers and share rows (strip_folds): the first
+// with the last.
 template <auto T>
 TANDEM_DEVICE u16* ds_at(const BackwardParams& p, const SequenceCoords& s, const Strip& strip, int head, int m_block,
                          int n_block) {

@@ -14,17 +14,16 @@
 
 namespace tandem::plan {
 
-// Dimensions of a tensor as the bulk copy engine sees it, added from the contiguous one outwards.
+// Dimensions of a tensor map, added from the contiguous one outwards.
 class MapDimensions {
  public:
   MapDimensions(gpu::TensorMapSpec& spec, int64_t element_bytes)
       : spec_(spec), element_(static_cast<uint64_t>(element_bytes)) {}
 
-  // Of a box: as wide as the swizzle, 128 bytes.
+  // The columns of a box: the swizzle's width, 128 bytes.
   int64_t columns() const { return static_cast<int64_t>(128 / element_); }
 
-  // stride: in elements. That of a dimension of size 1 is 0 in a Problem and never used; the map wants one all the
-  // same.
+  // stride: in elements. A Problem has stride 0 for a dimension of size 1; the map needs a valid stride even there.
   const MapDimensions& add(int64_t size, int64_t stride, int64_t box) const {
     const int i = spec_.rank++;
     spec_.dims[i] = static_cast<uint64_t>(size);
@@ -42,26 +41,26 @@ class Arguments {
  public:
   struct Map {
     gpu::TensorMapSpec spec;
-    ::TensorMap* place = nullptr;  // within the parameters: to be encoded there
+    ::TensorMap* place = nullptr;  // destination within the parameters
   };
 
   Arguments() {}  // NOLINT(modernize-use-equals-default): the memory is left as it is, not zeroed
   Arguments(const Arguments&) = delete;
   Arguments& operator=(const Arguments&) = delete;
 
-  // The parameter, all zeros, of the plan's next kernel.
+  // Appends the zeroed parameter of the plan's next kernel.
   template <class Parameter>
   Parameter& add() {
     static_assert(std::is_trivially_copyable_v<Parameter> && std::is_trivially_default_constructible_v<Parameter>);
     static_assert(alignof(Parameter) <= kAlignment);
     return *std::launder(static_cast<Parameter*>(zeroed(sizeof(Parameter))));
   }
-  // The plan's next kernel has this one's too.
+  // Lets the plan's next kernel share the last parameter.
   template <class Parameter>
   void share(Parameter& parameter) {
     of_kernel_.push_back(&parameter);
   }
-  // The map of a tensor of float16, bfloat16 or float32, to be encoded at that place of a parameter.
+  // Adds the map of a tensor of float16, bfloat16 or float32, which is encoded at `place`.
   MapDimensions add_map(::TensorMap* place, const void* address, DType dtype,
                         gpu::Swizzle swizzle = gpu::Swizzle::b128) {
     static constexpr Map kEmpty;
@@ -82,7 +81,7 @@ class Arguments {
  private:
   static constexpr size_t kBytes = 4096, kAlignment = 64;
 
-  // Room for the next parameter.
+  // Reserves zeroed memory for the next parameter.
   void* zeroed(size_t bytes);
 
   size_t used_ = 0;

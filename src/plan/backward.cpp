@@ -30,26 +30,27 @@ Status check_sizes(const Problem& p) {
   const int64_t blocks = std::max(std::max(p.seqlen_q, p.seqlen_k), p.packed_q() ? p.total_q : 0) / 64 + 2;
   constexpr int64_t kMostBlocks = (int64_t{1} << 27) - 1;  // a launch may have a dozen CTAs for each
   if (p.heads_q > 0 && p.batch > kMostBlocks / blocks / p.heads_q) {
-    return Status::unsupported(str_cat("batch (", p.batch, ") and q.heads (", p.heads_q,
-                                       ") give 2^27 tiles of 64 queries or keys or more: split the call over batch"));
+    return Status::unsupported(
+        str_cat("batch (", p.batch, ") and q.heads (", p.heads_q,
+                ") must give fewer than 2^27 tiles of 64 queries or keys on a GPU: split the call over batch"));
   }
   return {};
 }
 
 bool wants_captured(const Problem& p) { return p.score_mod && p.score_mod->cells > 0; }
 
-// Sums of what a score_mod reads are exact up to a number of scores that takes a GPU seconds.
+// Gradients of a score_mod's tensors are exact up to a number of scores that takes a GPU seconds.
 Status check_captured(const Problem& p) {
   if (!wants_captured(p)) return {};
   const auto reads = static_cast<int64_t>(p.score_mod->program->captures.size());
   const double most = static_cast<double>(int64_t{1} << kSumsLog2);
   double scores = 1;
   for (const int64_t x : {p.total_q, p.seqlen_k, p.heads_q, reads}) scores *= static_cast<double>(x);
-  constexpr int64_t kMostCells = int64_t{1} << 38;  // of a grid of 2^31 blocks, less than half
+  constexpr int64_t kMostCells = int64_t{1} << 38;  // less than half of a grid of 2^31 CTAs
   if (p.score_mod->cells > kMostCells) {
     return Status::unsupported(
-        str_cat("score_mod.tensors[].gradient must have at most 2^38 elements on a GPU, all together (here ",
-                p.score_mod->cells, "): leave some out"));
+        str_cat("score_mod.tensors[].gradient (", p.score_mod->cells,
+                " elements in total) must be at most 2^38 elements on a GPU: pass NULL for some"));
   }
   if (scores < most) return {};
   return Status::unsupported(str_cat("score_mod.tensors[].gradient must be NULL on a GPU for 2^", kSumsLog2,
@@ -58,28 +59,27 @@ Status check_captured(const Problem& p) {
                                      "): split the call over batch or heads, with accumulate"));
 }
 
-// Whether the main kernel, whose dS is the gradient of what the text gives, can add what a tile's sum says.
+// True if the main kernel can add the sums of tiles: its dS is the gradient of the expression's result.
 bool sums_tiles(const Problem& p) {
   return wants_captured(p) && p.score_mod->program->sums_tiles && p.score_mod->program->passes() && p.softcap == 0 &&
          (p.dq || p.dk);
 }
 
-// The same of texts whose scores are asked one by one.
+// The same for expressions whose scores are evaluated one by one.
 bool sums_scores(const Problem& p) {
   return wants_captured(p) && !sums_tiles(p) && p.score_mod->program->sums_scores && (p.dq || p.dk);
 }
 
-// Of float32, or added to what is there: then dk and dv are stored in pairs of columns.
+// True for float32 or accumulated gradients: dk and dv are then stored in pairs of columns.
 bool stores_directly(const Problem& p) {
   return p.accumulate || (p.dk && p.dk.dtype == DType::f32) || (p.dv && p.dv.dtype == DType::f32);
 }
 
 constexpr int64_t kHopperMultiprocessors = 132, kBlackwellMultiprocessors = 148;
 
-// By how many CTAs, or pairs of them, the steps of an n_block are shared, where n_blocks are too few for all
-// multiprocessors, or of too unequal lengths to fill them: under a causal mask the first n_block has twice the mean,
-// and grouped heads make it long. As with pairs() the answer is that of a whole device, here of an H200, and does not
-// depend on other sequences where that was asked for.
+// The number of CTAs (or CTA pairs) that share the iterations of an n_block. Splits help if n_blocks are fewer than
+// multiprocessors, or too unequal: a causal mask or grouped heads make some long. The result assumes a whole H200 and,
+// with batch_invariant, does not depend on other sequences.
 int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
   constexpr int64_t kLeastSteps = 2, kMostSplits = 16, kTilesOfEach = 3;
   if (p.batch_invariant || p.total_q == 0) return 1;
@@ -87,19 +87,18 @@ int choose_splits(const Problem& p, int tile_m, int tile_n, int ctas) {
   const int64_t steps = p.group() * ceil_div(p.seqlen_q, tile_m), at_once = kHopperMultiprocessors / ctas;
   const int64_t splits = std::clamp(std::min(at_once / tiles, steps / kLeastSteps), int64_t{1}, kMostSplits);
   if (!binds_right(p) || binds_left(p)) return static_cast<int>(splits);
-  // By heads: parts that begin within a head's m_blocks would wait for those of the n_block before.
+  // Split by heads, because parts that begin within a head's m_blocks would wait for the preceding n_block's.
   int64_t heads = 1;
   while (heads < p.group() && (heads * tiles < kTilesOfEach * at_once || p.group() % heads != 0)) ++heads;
   return static_cast<int>(std::max(splits, std::min(heads, kMostSplits)));
 }
 
-// Of a query what is read and added to in a step, which the L2 cache should hold: q, dout and the sums of dq.
+// The bytes that an iteration reads and adds per query, which should fit the L2 cache: q, dout and the sums of dq.
 int64_t bytes_of_query(int64_t head_dim, int64_t head_dim_v) { return 2 * (head_dim + head_dim_v) + 4 * head_dim; }
 
-// Whether a causal mask's n_blocks are taken from_diagonal. They are spread over all m_blocks of a head then, which the
-// L2 cache must hold: not those of long sequences, nor of several heads, so that on Hopper query heads that share keys
-// are taken one by one (by_head). Sums are in another order, and a batch_invariant call must not ask for lengths:
-// neither how many there are, nor whether a bound binds.
+// True if a causal mask may use from_diagonal. Active n_blocks then spread over all m_blocks of a head, which the L2
+// cache must hold; Hopper therefore splits long groups by query head (by_head). It changes the order of sums, so that
+// with batch_invariant the answer must not depend on lengths.
 template <class T>
 bool may_begin_at_diagonal(const Problem& p, const T& t) {
   if (t.block_mask || p.total_q == 0 || (p.batch_invariant && p.group() > 1)) return false;
@@ -112,21 +111,21 @@ bool begins_at_diagonal(const Problem& p, const Sm90BackwardConfig& t) {
   if ((t.split && p.group() == 1) || t.few_queries) return false;
   const int64_t most = t.head_dim > 192 && p.group() == 1 ? 16 << 20 : 32 << 20;
   if (p.seqlen_q * bytes_of_query(t.head_dim, t.head_dim_v) > most) return false;
-  // Adding dk and dv in memory for each query head is little beside the steps of long ones alone.
+  // Accumulating dk and dv in memory per query head is cheap only relative to long iterations.
   constexpr int64_t kLong = 4096;
   const int64_t tiles = ceil_div(p.seqlen_k, t.tile_n()) * p.heads_q * p.batch;
   return p.group() == 1 || (p.seqlen_q >= kLong && tiles * t.ctas() >= kHopperMultiprocessors);
 }
-// The bound is Hopper's; a B200 has twice its cache.
+// The limit is Hopper's; a B200 has twice its L2 cache.
 bool begins_at_diagonal(const Problem& p, const Sm100BackwardConfig& t) {
   constexpr int64_t kMost = 32 << 20;
   if (!may_begin_at_diagonal(p, t)) return false;
   return p.batch_invariant || p.group() * p.seqlen_q * bytes_of_query(t.head_dim, t.head_dim_v) <= kMost;
 }
 
-// Whether one n_block has all keys, and its CTAs see every query: dq is then stored as it is made. Lengths and
-// diagonals that the device alone knows might leave queries that no CTA goes over; for some options registers do not
-// suffice. Other steps give other bits, which a batch_invariant call must not ask lengths for.
+// True if one n_block has all keys and its CTAs see every query: dq is then stored directly. Lengths and diagonals must
+// be known on the host, and registers must suffice. False with batch_invariant, because the other schedule gives other
+// bits.
 bool has_one_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   if (p.batch_invariant || p.accumulate || p.dq.dtype == DType::f32) return false;
   if (t.bias != Bias::none || t.score_mod || t.mask_mod || t.dropout || (t.softcap && t.alibi)) return false;
@@ -136,10 +135,10 @@ bool has_one_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   return known && p.window_right >= 0 && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
 }
 
-// How dS of wide heads goes to memory: nothing of it where that takes more than it may.
+// The size of the dS chunks (strips) of wide heads. No heads: dS would exceed its limit.
 struct Strips {
   int64_t heads = 0, n_blocks = 0, row_n_blocks = 0, bytes = 0;
-  int64_t tile_heads = 1;  // query heads of a group that a tile goes over
+  int64_t tile_heads = 1;  // query heads of a group that one tile handles
   bool folds = false;
 
   int64_t count(int64_t all_heads, int64_t all_n_blocks) const {
@@ -147,18 +146,17 @@ struct Strips {
   }
 };
 
-// Sums that dq of an m_block is made of over so many n_blocks, at most. With a window they begin where that does.
+// The maximum number of sums over n_blocks for dq of an m_block. With a window they begin at the window.
 int64_t dq_sums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& t) {
   return ceil_div(t.left ? row_n_blocks : n_blocks, t.dq_sum_n_blocks());
 }
-// Of the kernel that makes those of a strip.
+// The CTAs of the dq kernel for one strip.
 int64_t dq_ctas(const Strips& s, int64_t m_blocks, const Sm90BackwardConfig& t) {
   return s.heads * ceil_div(m_blocks, t.dq_cta_m_blocks()) * dq_sums(s.n_blocks, s.row_n_blocks, t);
 }
 
-// The heads of a strip, at most so many: as many in each, which takes least memory, but where multiprocessors would be
-// idle longer, each time that the last round of a strip's tiles fills them in part. Under a bound tiles are of unequal
-// lengths, and even that out.
+// The heads of a strip, at most `most`. Equal strips need the least memory. They are not used if multiprocessors would
+// then idle longer in the last rounds; under a mask unequal tiles balance that.
 int64_t heads_of_strip(int64_t heads, int64_t n_blocks, int64_t most, bool bounded) {
   const int64_t even = ceil_div(heads, ceil_div(heads, most));
   auto rounds = [&](int64_t n) { return ceil_div(n * n_blocks, kHopperMultiprocessors); };
@@ -166,11 +164,9 @@ int64_t heads_of_strip(int64_t heads, int64_t n_blocks, int64_t most, bool bound
   return bounded || all_rounds(even) <= all_rounds(most) ? even : most;
 }
 
-// dS of a strip may take half more than float32 gradients would. Strips of a few hundred tiles fill the device and
-// stay in the L2 cache where sequences are short; without a bound a head may be cut, under one tiles would be of too
-// unequal lengths. What is summed does not depend on strips. Tiles of a group's query heads add dk and dv in memory, in
-// turn; where a strip has tiles enough for it each goes over two heads, and half as much is added. It is under a causal
-// mask that they even out, and beside long tiles additions are little.
+// The dS of a strip may take 1.5 times the bytes of float32 gradients, or some hundred tiles. A head is split into
+// several strips only without a mask, which would unbalance them; sums do not depend on strips. If a causal mask's
+// strip has enough tiles, each handles two query heads, which halves the additions to dk and dv.
 Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   constexpr int64_t kTiles = 512, kLongMBlocks = 128;
   const int64_t m_blocks = ceil_div(p.seqlen_q, t.tile_m), n_blocks = ceil_div(p.seqlen_k, t.cta_keys());
@@ -182,13 +178,13 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   int64_t rows = m_blocks;
   s.n_blocks = s.row_n_blocks = n_blocks;
   if (t.left) {
-    // Of a row, from the first n_block that it sees.
+    // The n_blocks of a row, from the first visible one.
     if (p.window_right != TANDEM_UNBOUNDED) {
-      const int64_t seen = std::min(p.window_left + p.window_right, p.seqlen_k);  // one bound may be below 0
+      const int64_t seen = std::min(p.window_left + p.window_right, p.seqlen_k);  // one bound may be negative
       s.row_n_blocks = std::min(n_blocks, ceil_div(seen + t.tile_m, t.cta_keys()) + 1);
     }
   } else if (t.right && !p.diagonal_offsets) {
-    // The m-th and the m-th last see the same number of keys together, at most, each in a whole number of n_blocks.
+    // Together, the m-th and the m-th last m_block see at most this number of keys, each in whole n_blocks.
     const int64_t beyond = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
     const int64_t seen = (m_blocks + 1) * t.tile_m + 2 * std::clamp<int64_t>(beyond, 0, p.seqlen_k);
     const int64_t of_two = std::min(2 * n_blocks, (seen - 2) / t.cta_keys() + 2);
@@ -204,7 +200,7 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
     s.heads = round_up(heads_of_strip(heads, n_blocks, s.heads, t.right || t.left), s.tile_heads);
   } else if (!t.left && !t.right && most / m_blocks >= t.dq_sum_n_blocks()) {
     s.heads = 1;
-    // In whole sums of dq, and as even as that leaves them.
+    // In whole sums of dq, split evenly.
     const int64_t sums = ceil_div(n_blocks, t.dq_sum_n_blocks()), at_most = most / m_blocks / t.dq_sum_n_blocks();
     s.n_blocks = s.row_n_blocks = ceil_div(sums, ceil_div(sums, at_most)) * t.dq_sum_n_blocks();
   } else {
@@ -215,22 +211,22 @@ Strips choose_strips(const Problem& p, const Sm90BackwardConfig& t) {
   return s;
 }
 
-// Whether dS of wide heads goes to memory. Only the device knows lengths and diagonals of packed sequences, and what a
-// block mask shows; a single n_block's dq is stored as it is made. One sequence has the same bits dense and packed,
-// where that was asked for.
+// True if dS of wide heads goes to global memory. Not if lengths or diagonals are known only on the device, with a
+// block mask, or for a single n_block. Not with batch_invariant, because dense and packed sequences must give the same
+// bits.
 bool takes_strips(const Problem& p, const Sm90BackwardConfig& t) {
   if ((!t.wide() && !t.halves) || t.roles || t.single || t.varlen || t.block_mask || p.batch_invariant) return false;
   if (p.total_q == 0 || p.heads_q == 0 || p.seqlen_k <= t.cta_keys()) return false;
   return choose_strips(p, t).heads > 0;
 }
 
-// by_head: the number of tiles that the query heads of a group are divided into.
+// by_head: the number of tiles that share the query heads of a group.
 int count_head_parts(const Problem& p, const Sm90BackwardConfig& t) {
   return static_cast<int>(p.group() / (t.strips ? choose_strips(p, t).tile_heads : 1));
 }
 
-// Whether warpgroups have keys of their own: where their sums leave registers for the scores of half a step. Those of
-// dropout, a bias or a text do not fit as well.
+// True if warpgroups have separate keys: their accumulators must leave registers for half an iteration's scores.
+// Dropout, a bias or an expression need too many registers.
 bool takes_halves(const Problem& p, Sm90BackwardConfig* config) {
   Sm90BackwardConfig t = *config;
   if (!t.wide() || t.bias != Bias::none || t.dropout || t.score_mod || t.mask_mod) return false;
@@ -251,18 +247,18 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.unscaled = t.unscaled || (p.bias && !is_near_one(p.softmax_scale));
   t.dropout = static_cast<bool>(p.dropout);
   t.single = has_one_n_block(p, t);
-  // Of packed queries rows may be more than the longest length: dq of those is zeros.
+  // Packed queries may have more rows than the longest length; their dq is zero.
   t.few_queries = p.seqlen_q <= t.kFewQueries && !p.packed_q() && !t.wide() && !t.single &&
                   choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) == 1;
-  // Short products are worth more queries at once, where registers suffice.
+  // Short products benefit from more queries per iteration if registers suffice.
   if (t.head_dim <= 64 && t.head_dim_v <= 64 && t.plain_scores() && !t.single && !t.few_queries) t.tile_m = 128;
-  // At head_dim 256 adding dq in memory costs most, and pairs add half as much. One sequence has the same bits whatever
-  // is beside it, where that was asked for.
+  // At head_dim 256 additions to dq cost most, and pairs halve them. With batch_invariant the choice does not depend on
+  // other sequences.
   t.pair = t.head_dim == 256 && (p.seqlen_k > t.cta_keys() || p.batch_invariant);
   if (takes_halves(p, &t)) {
     t.pair = false;
   } else {
-    // Up to 192 there is room for dk, and for dv, of all keys in a warpgroup, and for dq in shared memory.
+    // Up to 192, one warpgroup has registers for dk or dv of all keys, and shared memory has capacity for dq.
     t.roles = t.pair && p.head_dim <= 192 && p.head_dim_v <= 192 && t.plain_scores();
     if (t.roles) {
       t.warpgroups = 3;
@@ -275,32 +271,30 @@ Sm90BackwardConfig cut_for_hopper(const Problem& p) {
   t.split = choose_splits(p, t.tile_m, t.tile_n(), t.ctas()) > 1;
   t.from_diagonal = !t.single && !t.strips && begins_at_diagonal(p, t);
   t.by_head = (t.from_diagonal || t.strips) && p.group() > 1;
-  // A tile that has all query heads of its group stores dk and dv itself.
+  // A tile with all query heads of its group stores dk and dv directly.
   if (t.by_head) t.split = count_head_parts(p, t) > 1;
   t.direct = stores_directly(p) && !t.split;
   t.captured = wants_captured(p);
   t.sums_tiles = sums_tiles(p) && !t.wide();
   t.sums_scores = sums_scores(p) && !t.wide();
-  // Wide heads, and steps of many queries, leave room for fewer of them.
+  // Wide heads and iterations of many queries leave capacity for fewer buffers.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
 }
 
-// Whether two CTAs multiply together. In a step, by what its CTA moves through shared memory, that is faster; but an
-// n_block is twice as long: more keys that there are not, with a mask more that nobody sees, and the last CTAs may have
-// less to do. The answer must not depend on how many multiprocessors are to be had: sums would be other bits. So it is
-// that of a whole B200. A batch_invariant problem has no pairs: how many tiles there are and the longest length, by
-// which they are chosen, may be of other sequences, and one sequence has the same bits dense and packed.
+// True if two CTAs multiply together. This moves fewer bytes through shared memory per iteration, but n_blocks are
+// twice as long, so that padding, masks and imbalance cost more. The result assumes a whole B200, because sums would
+// have other bits. With batch_invariant it is false, because the choice depends on other sequences.
 bool pairs(const Problem& p) {
   constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys;
-  // Of a step (lab note). Pairs multiply all heads as those of 128.
+  // Per iteration. Pairs run all heads like head_dim 128.
   constexpr int64_t kPairClocks = 2816;
   const int64_t d = round_up(p.head_dim, 16), clocks = 16 * d + 6 * round_up(p.head_dim_v, 16) + 640;
   const auto fits = [](int64_t head_dim) { return head_dim > 64 && head_dim <= 128; };
   if (!fits(p.head_dim) || !fits(p.head_dim_v) || p.seqlen_k <= kKeys || p.batch_invariant) return false;
   const int64_t heads = p.batch * p.heads_k;
   const int64_t tiles = ceil_div(p.seqlen_k, kKeys) * heads, of_pairs = ceil_div(p.seqlen_k, 2 * kKeys) * heads;
-  // Of a triangle of blocks pairs see one more in each row of them.
+  // In a triangle of blocks, pairs see one more block per row.
   const bool masks = binds_left(p) || binds_right(p);
   const int64_t m_blocks = masks ? ceil_div(p.seqlen_q, Sm100BackwardConfig::tile_m) : 0;
   const int64_t rounds = ceil_div(tiles, kBlackwellMultiprocessors);
@@ -326,7 +320,7 @@ Sm100BackwardConfig cut_for_blackwell(const Problem& p) {
     return t;
   }
   round_dims(16);
-  // The most that there is room for: steps of queries first, then dout, then dq on its way.
+  // The most buffers that fit: queries first, then dout, then dq.
   for (t.dq_stages = 4; t.dq_stages > 1; t.dq_stages /= 2) {
     for (t.dout_stages = 2; t.dout_stages > 0; --t.dout_stages) {
       for (t.q_stages = 3; t.q_stages > 1; --t.q_stages) {
@@ -349,9 +343,9 @@ BackwardTile cut(const Problem& p, const gpu::Properties& device) {
   return t;
 }
 
-// With a bound on the left n_blocks at work see what lies between the first and the last of them, and a window more.
-// All heads together would wait least for each other; but what they add to must stay in the L2 cache. Steps of pairs
-// are so long that they may wait for memory rather than for each other.
+// Heads that run together with a left bound. Their active n_blocks see the rows between the first and the last, and one
+// window more. More heads wait less for each other, but their dq must fit the L2 cache. CTA pairs have long iterations,
+// so that waiting costs less than memory.
 int64_t window_heads(const Problem& p, const BackwardTiling& t, int64_t at_once) {
   constexpr int64_t kL2Bytes = 24 << 20, kMost = 33;
   const int64_t least = t.tile.ctas > 1 ? 8 : 4;
@@ -360,20 +354,17 @@ int64_t window_heads(const Problem& p, const BackwardTiling& t, int64_t at_once)
   return std::clamp<int64_t>(rows / std::max<int64_t>(left + right, t.tile.tile_n), least, kMost);
 }
 
-// Groups of `most` heads or somewhat fewer, all of one size where there are such: the n_blocks of a last one with few
-// heads would wait for each other at the end, when nothing else is left to do.
+// The number of groups of about `most` heads, equal ones if possible. The n_blocks of a small last group would wait for
+// each other at the end, without other work.
 int64_t even_groups(int64_t heads, int64_t most) {
   for (int64_t n = most; 4 * n >= 3 * most; --n)
     if (heads % n == 0) return heads / n;
   return ceil_div(heads, most);
 }
 
-// How many key heads are worked on together (docs/lab/hopper-backward.md has what was measured). Without a mask as many
-// as have all of their n_blocks at work at once, which read the same queries and add to the same dq, but no more
-// n_blocks of a head than it has steps: they would only wait for their turns. The end of a tile counts as steps, but
-// beside few queries, whose dq is so small that all of it stays in the L2 cache. Of long heads two, and at head_dim 64
-// twice as many: the last n_block of a head begins when those before it have each added. Under a causal mask, where
-// n_blocks are of unequal lengths and add in an order, more; grouped query heads count each.
+// The key heads that run together (docs/lab/hopper-backward.md). Without a mask, these are the heads whose n_blocks run
+// at once, but at most one n_block per iteration of a head. The epilogue counts as iterations, except with few queries.
+// Long heads run at least in twos. Causal masks use more heads, because their n_blocks are unequal and add in order.
 int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
   constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 3, kLongHead = 16;
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), at_once = sm_count / t.tile.ctas;
@@ -396,9 +387,8 @@ int choose_l2_heads(const Problem& p, const BackwardTiling& t, int sm_count) {
   return static_cast<int>(ceil_div(heads, std::max<int64_t>(groups, 1)));
 }
 
-// All heads but those that are worked on last: enough of them for all multiprocessors to be at work for as long as the
-// longest n_block of another head, begun just before, takes. As with pairs() the answer is that of a whole device and
-// does not depend on other sequences where that was asked for.
+// All heads except the last ones. The last heads keep all multiprocessors busy while the longest n_block of another
+// head finishes. The result assumes a whole device and, with batch_invariant, does not depend on other sequences.
 int count_diagonal_heads(const Problem& p, const BackwardTiling& t, const gpu::Properties& device) {
   const int64_t heads = p.batch * (t.tile.key_tickets > 0 ? p.heads_q : p.heads_k);
   if (p.batch_invariant) return static_cast<int>(heads);
@@ -407,7 +397,7 @@ int count_diagonal_heads(const Problem& p, const BackwardTiling& t, const gpu::P
   return static_cast<int>(std::max<int64_t>(heads - last, 0));
 }
 
-// Where nobody asks for dq, all tiles are one strip.
+// Without dq all tiles are one strip.
 void set_strips(const Problem& p, BackwardTiling* tiling) {
   BackwardTiling& t = *tiling;
   Strips strips = choose_strips(p, t.tile.for_hopper());
@@ -427,7 +417,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.tile = cut(p, device);
   const int ctas = t.tile.ctas, sms = sms_for(p, device, ctas);
   t.sequence_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, t.tile.tile_m));
-  // Packed: of each sequence the last one may be filled in part.
+  // Packed: the last m_block of each sequence may be partial.
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   if (p.total_q == 0) t.m_blocks = 0;
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
@@ -437,7 +427,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.splits);
   t.l2_heads = choose_l2_heads(p, t, sms);
   t.diagonal_heads = count_diagonal_heads(p, t, device);
-  const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
+  const bool twice = t.tile.apart && p.dv && (p.dq || p.dk);  // tiles of dv after the tiles of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   if (t.tile.strips) set_strips(p, &t);
   if (t.tile.captured && !t.tile.sums_scores && p.total_q > 0)
@@ -450,7 +440,7 @@ void tile(const Problem& p, const gpu::Properties& device, BackwardTiling* tilin
 
 bool has_main(const Problem& p, const BackwardTiling& t) { return t.tiles > 0 && (p.dq || p.dk || p.dv); }
 
-// What a block mask shows, for main's kernel and those that make scores anew.
+// Launches that list the iterations of a block mask, for the main kernel and the kernels that compute scores again.
 void add_step_launches(const Problem& p, BackwardTiling* tiling, Plan* plan) {
   BackwardTiling& t = *tiling;
   if (!t.tile.block_mask || t.tiles == 0) return;
@@ -464,8 +454,8 @@ void add_step_launches(const Problem& p, BackwardTiling* tiling, Plan* plan) {
                             .block = kListStepsThreads});
 }
 
-// Those of main's kernel and of what comes after it: that may begin before main has ended, but where its blocks would
-// wait on multiprocessors that a limit leaves to others.
+// Launches of the main kernel and the later ones. These may begin before it has ended, unless their CTAs would then
+// wait on multiprocessors that a limit reserves for other work.
 void add_launches(const Problem& p, const BackwardTiling& t, uint32_t blocks, Plan* plan) {
   if (has_main(p, t)) {
     plan->launches.push_back({.entry = kMainEntry,
@@ -565,7 +555,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   for (const Unit unit : {Unit::main, Unit::ends}) plan->kernels.push_back(kernel_of(p, t.tile.kernel, unit));
   const int64_t blocks = p.total_q > 0 ? p.heads_q * t.m_blocks : 0;
   const auto count = static_cast<uint32_t>(blocks);
-  // Where there is no query, there is no delta, and nothing but the counter to be zeroed.
+  // Without queries there is no delta, and only the counter is zeroed.
   const int delta = count > 0 ? 0 : kFilled;
   if (count > 0) {
     plan->launches.push_back({.kernel = kEndsKernel,
@@ -589,7 +579,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* p
   region("workspace.counter", 3 * sizeof(int), delta);
   t.tickets_offset = region("workspace.tickets", blocks * t.tile.dq_tickets * static_cast<int64_t>(sizeof(int)), delta);
   t.stats_offset = region("workspace.stats", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
-  // Of strips those alone that several sums are added in.
+  // Only the sums of strips to which several CTAs add.
   const bool adds =
       t.tile.strips ? p.dq && dq_sums(t.n_blocks, t.strip_row_n_blocks, t.tile.for_hopper()) > 1 : !t.tile.single;
   const int64_t sums = has_main(p, t) && adds ? blocks * t.tile.dq_floats : 0;

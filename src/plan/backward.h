@@ -5,7 +5,7 @@
 
 namespace tandem::plan {
 
-// Of Plan::kernels, after the kernel itself; dbias where that gradient is wanted.
+// Indices into Plan::kernels after the main kernel; dbias only if that gradient is wanted.
 inline constexpr uint8_t kEndsKernel = 1, kDbiasKernel = 2;
 
 class BackwardPass final : public Pass {

@@ -1,4 +1,4 @@
-// What the kernels of a backward are given in a call.
+// Binds the parameters of a backward's kernels to a call.
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +13,7 @@
 namespace tandem::plan {
 namespace {
 
-// dout as products take it: that of the caller, or where it is of float32 what delta makes of it.
+// dout as products read it: the caller's, or delta's copy if the caller's is float32.
 View dout_of(const Problem& p, const BackwardParams& params) {
   if (p.dout.dtype != DType::f32) return p.dout;
   View view = p.dout;
@@ -28,7 +28,7 @@ View dout_of(const Problem& p, const BackwardParams& params) {
 void add_maps(const Problem& p, const BackwardTile& tile, BackwardParams* params, Arguments* arguments) {
   const auto map = [&](::TensorMap* place, const View& view, bool packed, int64_t rows, int64_t heads, int64_t head_dim,
                        int box) {
-    if (!view || rows == 0 || heads == 0 || view.dtype != p.dtype) return;  // float32 goes there from registers
+    if (!view || rows == 0 || heads == 0 || view.dtype != p.dtype) return;  // float32 is stored from registers
     const MapDimensions dimensions = arguments->add_map(place, view.data, p.dtype);
     dimensions.add(head_dim, 1, dimensions.columns())
         .add(rows, view.row, box)
@@ -230,7 +230,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
   } else if (tile.block_mask) {
     buffers.add_block_lists(p);
     buffers.add_lengths(p);
-  } else {  // dq, of strips
+  } else {  // strips: dq
     buffers.add_inputs(p);
     buffers.add_query_gradient(p);
   }

@@ -1,4 +1,4 @@
-// The kernel of a backward plan, one of Hopper's or one of Blackwell's.
+// The kernel of a backward plan, on Hopper or Blackwell.
 #pragma once
 
 #include <variant>
@@ -31,22 +31,22 @@ struct BackwardTile {
 
   Configuration kernel;
   int head_dim, head_dim_v;
-  int ctas;                                                    // of a cluster
-  int tile_m, tile_n;                                          // queries of a step, keys of an n_block
-  int q_box, k_box;                                            // rows that TMA brings at once
-  int threads, delta_threads, convert_threads, score_threads;  // score: of kernels that make scores anew
+  int ctas;                                                    // per cluster
+  int tile_m, tile_n;                                          // queries per iteration, keys per n_block
+  int q_box, k_box;                                            // rows per TMA box
+  int threads, delta_threads, convert_threads, score_threads;  // score: kernels that compute scores again
   int smem_bytes, dbias_smem_bytes, captured_smem_bytes;
-  int dq_floats;                     // of a step
-  int dq_tickets;                    // of an m_block
-  int key_floats = 0, key_sums = 0;  // of a split, and CTAs that sum them up: where steps are split
-  int key_tickets = 0;               // of a CTA's n_block, where the splits are heads that add to one sum
+  int dq_floats;                     // per iteration
+  int dq_tickets;                    // per m_block
+  int key_floats = 0, key_sums = 0;  // per split: size of the sums, CTAs that convert them
+  int key_tickets = 0;               // per n_block and CTA, if heads accumulate into one sum
   bool from_diagonal;                // tile/key_tile.cuh
-  bool single = false;               // main stores dq
-  bool strips = false;               // dS goes to memory
-  bool few_queries = false;          // of a head
-  bool apart;                        // dk and dv are summed by tiles of their own
-  bool captured;                     // gradients of what a score_mod reads are wanted, by this entry and the next
-  bool sums_scores = false;          // main makes them: then this entry has nothing to do
+  bool single = false;               // the main kernel stores dq
+  bool strips = false;               // dS goes to global memory
+  bool few_queries = false;          // per head
+  bool apart;                        // dk and dv use two passes
+  bool captured;                     // gradients of score_mod's tensors: this entry and the next
+  bool sums_scores = false;          // the main kernel computes them; the entry does nothing
   uint8_t mark_steps_entry;
   bool block_mask;
 

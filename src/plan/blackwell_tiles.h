@@ -1,5 +1,5 @@
-// How a Blackwell forward kernel is cut: derived from the clocks that each unit needs (docs/lab/blackwell-forward.md),
-// not yet measured. This table is all that tuning changes.
+// The configurations of Blackwell forward kernels, derived from the clocks of each unit
+// (docs/lab/blackwell-forward.md), not yet measured. Tuning changes only this table.
 #pragma once
 
 #include <algorithm>
@@ -11,18 +11,18 @@
 
 namespace tandem::plan {
 
-enum class Cluster : uint8_t { one, pair_if_full, pair };  // pair_if_full: where nothing is hidden and rows fill pairs
+enum class Cluster : uint8_t { one, pair_if_full, pair };  // pair_if_full: without a mask, if rows fill pairs
 
-// Serves what has these sizes at most. Pairs of exponentials, of 16, that the FMA units take: of steps that do not look
-// for the largest score (Sm100ForwardConfig::lazy_max), of these where two CTAs multiply together, of these under
-// windows, whose softmax holds fewer scores and has registers left, and of steps that look.
+// A row of the table: the maximum sizes, and the pairs of 16 whose exponentials run on the FMA units. They are given
+// for lazy iterations (Sm100ForwardConfig::lazy_max) of one CTA, of a CTA pair and under a window, and for iterations
+// with a maximum.
 struct Sm100Choice {
   int head_dim, head_dim_v;
   Cluster cluster;
   int fma_pairs_lazy, fma_pairs_pair, fma_pairs_window, fma_pairs_strict;
 };
 
-// The first that serves a problem is taken.
+// The first row that serves a problem is selected.
 inline constexpr Sm100Choice kSm100Choices[] = {
     {64, 64, Cluster::one, 6, 6, 6, 5},
     {128, 128, Cluster::pair_if_full, 2, 2, 4, 3},

@@ -17,7 +17,7 @@ void Buffers::add(const char* name, Access access, const void* data, DType dtype
                   .initialised = access != Access::write});
 }
 
-// What there is for each query and query head, or for each key and key head; nothing where the tensor is absent.
+// Adds a tensor of queries and query heads, or of keys and key heads; nothing if it is absent.
 void Buffers::add_rows(const char* name, Access access, const Problem& p, const View& t, int64_t dim) {
   const int64_t batch = p.packed_q() ? 1 : p.batch, rows = p.packed_q() ? p.total_q : p.seqlen_q;
   if (t) add(name, access, t.data, t.dtype, {{batch, t.batch}, {rows, t.row}, {p.heads_q, t.head}, {dim, 1}});
@@ -83,7 +83,7 @@ void Buffers::add_terms(const Problem& p) {
   per_head("alibi_slopes", p.alibi_slopes);
   per_head("sink", p.sink);
   const auto number = [&](const char* name, const uint64_t* data) {
-    if (p.dropout && data != nullptr) add(name, Access::read, data, DType::f64, {{1, 1}});  // as long as a number
+    if (p.dropout && data != nullptr) add(name, Access::read, data, DType::f64, {{1, 1}});  // size of one number
   };
   for (const ModView* mod : {&p.score_mod, &p.mask_mod}) add_mod(*mod);
   number("dropout_seed", p.dropout.seed_ptr);

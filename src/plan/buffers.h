@@ -1,5 +1,5 @@
-// The tensors of a call by name, each from its first byte to its last, gaps of strides included: what devices that
-// watch every access are told with a launch.
+// The tensors of a call by name, from first to last byte with the gaps of strides. Devices that check every access
+// receive them with each launch.
 #pragma once
 
 #include <initializer_list>
@@ -16,8 +16,7 @@ class Buffers {
   void add_inputs(const Problem& problem);   // q, k, v
   void add_results(const Problem& problem);  // out, lse: to be written
   void add_max_scores(const Problem& problem);
-  // Of a backward: out, lse, dout and dlse; dout; dk and dv; dq; dsink; dbias; those of what a score_mod
-  // reads.
+  // Backward: out, lse, dout and dlse; dout; dk and dv; dq; dsink; dbias; the gradients of a score_mod's tensors.
   void add_results_given(const Problem& problem);
   void add_result_gradient(const Problem& problem);
   void add_key_gradients(const Problem& problem);
@@ -25,10 +24,10 @@ class Buffers {
   void add_sink_gradient(const Problem& problem);
   void add_bias_gradient(const Problem& problem);
   void add_captured_gradients(const Problem& problem);
-  void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers, what modifications read
+  void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers, mods' tensors
   void add_lengths(const Problem& problem);  // cu_seqlens, seqused
   void add_block_lists(const Problem& problem);
-  void add_mod(const ModView& mod);  // the tensors that it names
+  void add_mod(const ModView& mod);  // its tensors
   void add_made_list(const char* count, const char* index, const MakeBlocksProblem& problem, const MadeList& made,
                      bool by_keys);
 

@@ -13,9 +13,9 @@ namespace tandem::plan {
 namespace {
 
 constexpr int64_t kMostHeadDim = 256;
-constexpr int kMaxStrideLog2 = 40;  // of tensor maps: bytes between rows are fewer
+constexpr int kMaxStrideLog2 = 40;  // tensor maps: stride in bytes below 2^40
 
-// Blackwell of data centres: B200, B300.
+// Blackwell in data centres: B200, B300.
 bool is_blackwell(const gpu::Properties& device) {
   return device.compute_major == 10 && (device.compute_minor == 0 || device.compute_minor == 3);
 }
@@ -29,7 +29,7 @@ Status check_mod(const char* name, const ModView& mod) {
        {std::tuple{"scalar", names.scalars.size(), kModScalars}, {"tensor", names.tensors.size(), kModTensors}}) {
     if (count <= static_cast<size_t>(most)) continue;
     return Status::unsupported(str_cat(name, ".", kind, "_count (", count, ") must be at most ", most,
-                                       " on a GPU: they are the kernel's parameters; put several into one tensor"));
+                                       " on a GPU: combine several in one tensor"));
   }
   return {};
 }
@@ -38,8 +38,8 @@ Status check_device(const gpu::Properties& device) {
   if ((device.compute_major == 9 && device.compute_minor == 0) || is_blackwell(device)) return {};
   return Status::unsupported(str_cat(
       "device (", device.name, ", compute capability ", device.compute_major, ".", device.compute_minor,
-      ") must have compute capability 9.0, 10.0 or 10.3: there are kernels for Hopper (H100, H200) and Blackwell "
-      "(B200, B300) in this version; choose device \"cpu\""));
+      ") must have compute capability 9.0 (H100, H200), 10.0 or 10.3 (B200, B300) in this version: choose device "
+      "\"cpu\""));
 }
 
 Status check(const Problem& p, const gpu::Properties& device) {
@@ -50,23 +50,20 @@ Status check(const Problem& p, const gpu::Properties& device) {
 Status check_options(const Problem& p) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
     return Status::unsupported(
-        str_cat("q.dtype (", name_of(p.dtype),
-                ") must be bfloat16 or float16 on a GPU: its tensor cores multiply these; convert to "
-                "bfloat16 or float16"));
+        str_cat("q.dtype (", name_of(p.dtype), ") must be bfloat16 or float16 on a GPU: convert q, k and v"));
   }
   for (const auto& [name, pointer] : {std::pair<const char*, const uint64_t*>{"dropout_seed_ptr", p.dropout.seed_ptr},
                                       {"dropout_offset_ptr", p.dropout.offset_ptr}}) {
     if (reinterpret_cast<uintptr_t>(pointer) % alignof(uint64_t) == 0) continue;
     return Status::unsupported(str_cat(name, " (address ", reinterpret_cast<uintptr_t>(pointer) % 64,
-                                       " modulo 64) must be a multiple of 8 on a GPU: it is read as one number"));
+                                       " modulo 64) must be a multiple of 8 on a GPU: align it"));
   }
   if (p.page_table) return refuse_pages("a GPU");
   TANDEM_TRY(check_mod("score_mod", p.score_mod));
   TANDEM_TRY(check_mod("mask_mod", p.mask_mod));
   if (p.num_splits > 1) {
     return Status::unsupported(
-        str_cat("num_splits (", p.num_splits,
-                ") must be 0 or 1 on a GPU: keys are not split there in this version; set it to 0"));
+        str_cat("num_splits (", p.num_splits, ") must be 0 or 1 on a GPU in this version: set it to 0"));
   }
   return {};
 }
@@ -75,8 +72,8 @@ Status check_head_dim(const char* tensor, int64_t head_dim) {
   if (head_dim % 8 == 0 && head_dim <= kMostHeadDim) return {};
   return Status::unsupported(
       str_cat(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMostHeadDim, " on a GPU: ",
-              head_dim > kMostHeadDim ? "there is no kernel for a longer one; choose device \"cpu\""
-                                      : "rows are copied in pieces of 16 bytes; pad it with zeros"));
+              head_dim > kMostHeadDim ? "choose device \"cpu\""
+                                      : "pad it with zeros, because rows are copied 16 bytes at a time"));
 }
 
 Status check_tensor(const char* name, const View& view, bool packed, bool empty) {
@@ -87,15 +84,12 @@ Status check_tensor(const char* name, const View& view, bool packed, bool empty)
     if (stride % step == 0 && stride < int64_t{1} << most_log2) continue;
     return Status::unsupported(str_cat(name, ".strides[", packed ? i - 1 : i, "] (", stride, ") must be a multiple of ",
                                        step, " elements (16 bytes) below 2^", most_log2,
-                                       " on a GPU: rows are copied "
-                                       "in pieces of 16 bytes; copy the tensor or pad its rows"));
+                                       " on a GPU: copy the tensor or pad its rows"));
   }
   const auto address = reinterpret_cast<uintptr_t>(view.data);
   if (empty || address % 16 == 0) return {};
-  return Status::unsupported(
-      str_cat(name, ".data + byte_offset (address ", address % 64,
-              " modulo 64) must be a multiple of 16 on a GPU: rows are copied in pieces of 16 bytes; "
-              "copy the tensor"));
+  return Status::unsupported(str_cat(name, ".data + byte_offset (address ", address % 64,
+                                     " modulo 64) must be a multiple of 16 on a GPU: copy the tensor"));
 }
 
 Status check_index(const char* name, const IndexView& view) {

@@ -1,4 +1,4 @@
-// Rules that all kernels share, each with its sentence: for the checks of the passes.
+// Rules that all kernels share, each with its error message, for the checks of the passes.
 #pragma once
 
 #include "base/status.h"
@@ -7,18 +7,18 @@
 
 namespace tandem::plan {
 
-// Whether there are kernels for the device.
+// Ok if there are kernels for the device.
 Status check_device(const gpu::Properties& device);
 
-// Type and options.
+// Checks type and options.
 Status check_options(const Problem& problem);
 
-// What a kernel has room for of a modification's names.
+// Checks that a kernel has capacity for a modification's scalars and tensors.
 Status check_mod(const char* name, const ModView& mod);
 
 Status check_head_dim(const char* tensor, int64_t head_dim);
 
-// A tensor that the bulk copy engine reads or writes. empty: nothing of it is touched.
+// Checks a tensor that TMA reads or writes. empty: no element is accessed.
 Status check_tensor(const char* name, const View& view, bool packed, bool empty);
 
 Status check_index(const char* name, const IndexView& view);

@@ -10,7 +10,7 @@
 namespace tandem::plan {
 namespace {
 
-// The sum of clamp(x, 0, most) over all integers x < end; doubles, as it may pass 2^63.
+// The sum of clamp(x, 0, most) over all integers x < end, as a double, because it may exceed 2^63.
 double clamped_sum(int64_t end, int64_t most) {
   if (end <= 0) return 0;
   const auto e = static_cast<double>(end), m = static_cast<double>(most);
@@ -22,44 +22,43 @@ std::string why_tile(const Problem& p, const Tile& tile) {
   if (tile.blackwell()) {
     const Sm100ForwardConfig& t = tile.for_blackwell();
     text = str_cat("tile: ", t.q_tiles(), " x ", t.mma_m(), " rows x ", t.tile_n, " keys",
-                   t.q_tiles() > 1 ? ", which take turns on the tensor core" : ", two steps of scores at once",
-                   t.pair ? ", two blocks multiply together" : "", ", keys and values in a ring of ", t.ring_slots(),
-                   " pieces of ", t.block_bytes(), " bytes, ", t.fma_pairs,
+                   t.q_tiles() > 1 ? ", which alternate on the tensor core" : ", two score buffers",
+                   t.pair ? ", two-CTA products" : "", ", keys and values in a ring of ", t.ring_slots(), " blocks of ",
+                   t.block_bytes(), " bytes, ", t.fma_pairs,
                    " of 16 exponentials on the FMA units: counted, not measured, at head_dim ", p.head_dim);
   } else {
     const Sm90ForwardConfig& t = tile.for_hopper();
-    text = str_cat("tile: ", t.tile_m(), " rows x ", t.tile_n, " keys, ", t.warpgroups, " computing warpgroups");
-    text += t.pingpong ? " that take turns on the tensor core" : " that run freely";
-    text += str_cat(", ", t.stages, " stages, ", t.smem_bytes(), " bytes of shared memory: measured best at head_dim ",
-                    p.head_dim);
+    text = str_cat("tile: ", t.tile_m(), " rows x ", t.tile_n, " keys, ", t.warpgroups, " MMA warpgroups");
+    text += t.pingpong ? " in pingpong order" : " without an order";
+    text += str_cat(", ", t.stages, " stages, ", t.smem_bytes(),
+                    " bytes of shared memory: the fastest measured at head_dim ", p.head_dim);
   }
   if (p.head_dim_v != p.head_dim) text += str_cat(" and ", p.head_dim_v);
   return text;
 }
 
-// Bytes of shared memory that products read and TMA writes, of a query-key pair.
+// Bytes of shared memory that products read and TMA writes per query-key pair.
 double shared_bytes_of_pair(const Tile& tile) {
   const double written = static_cast<double>(tile.head_dim + tile.head_dim_v) / tile.tile_m();
-  if (tile.blackwell()) {  // probabilities are in tensor memory; of a pair each block reads half of keys and values
+  // Probabilities are in tensor memory. In a CTA pair each CTA reads half of the keys and values.
+  if (tile.blackwell()) {
     const double keys_and_values = tile.head_dim + tile.head_dim_v;
     return kElement * ((tile.head_dim + keys_and_values / tile.ctas()) / Sm100ForwardConfig::kTileM + written);
   }
-  // 64 rows read a step's keys and values once, and the queries unless registers have them.
+  // 64 rows read an iteration's keys and values once, and the queries unless they are in registers.
   const double queries = tile.for_hopper().q_in_registers() ? 0 : static_cast<double>(tile.head_dim) / tile.tile_n;
   return kElement * (static_cast<double>(tile.head_dim + tile.head_dim_v) / 64 + written + queries);
 }
 
 std::string why_order(const ForwardTiling& t) {
   if (t.tile.clc()) {
-    return t.tile.varlen ? "order: a list of tiles made on the device, the longest first; blocks that run take over "
-                           "those that have not begun"
-                         : "order: tiles differ in length, the longest first; blocks that run take over those that "
-                           "have not begun";
+    return t.tile.varlen ? "order: the device sorts the tiles, longest first; running blocks take over waiting tiles"
+                         : "order: tiles differ in length, longest first; running blocks take over waiting tiles";
   }
-  if (t.tile.varlen) return "order: a list of tiles made on the device, the longest first, taken from a counter";
-  if (t.counted) return "order: tiles differ in length, so blocks take them from a counter, the longest first";
+  if (t.tile.varlen) return "order: the device sorts the tiles, longest first; blocks take them from a counter";
+  if (t.counted) return "order: tiles differ in length, so that blocks take them from a counter, longest first";
   if (t.grid == t.tiles) return "order: each block has one tile";
-  return "order: tiles are equally long, so each block takes every grid-th one";
+  return "order: tiles have equal lengths, so that each block takes every grid-th tile";
 }
 
 }  // namespace
@@ -112,22 +111,21 @@ std::vector<std::string> forward_reasons(const Problem& p, const Plan& plan, con
   const bool masked = t.tile.left || t.tile.right;
   std::vector<std::string> lines{why_tile(p, t.tile)};
   if (p.group() > 1) {
-    lines.push_back(t.pack_gqa > 1
-                        ? str_cat("heads: rows of ", t.pack_gqa, " query heads of a key head share tiles, which ",
-                                  masked ? "then have fewer queries, that see fewer keys" : "fills them")
-                        : std::string("heads: one in a tile, as several would not need fewer tiles"));
+    lines.push_back(t.pack_gqa > 1 ? str_cat("heads: rows of ", t.pack_gqa, " query heads of a key head share tiles, ",
+                                             masked ? "whose fewer queries see fewer keys" : "which are then full")
+                                   : std::string("heads: one per tile, because packing heads saves no tiles"));
   }
   if (p.banded() && !masked) {
-    lines.emplace_back("mask: no bound hides a key at these lengths, so the kernel has none");
+    lines.emplace_back("mask: no bound hides a key at these lengths, so that the kernel has no mask");
   }
   lines.push_back(why_order(t));
   if (t.l2_heads > 1) {
     lines.push_back(str_cat("cache: the tiles of ", t.l2_heads, t.pack_gqa > 1 ? " such groups" : " heads",
-                            " are taken together and share the L2 cache"));
+                            " run together and share the L2 cache"));
   }
   lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", t.tile.varlen ? "up to " : "",
                           t.tiles, " tiles"));
-  if (p.batch_invariant) lines.emplace_back("batch_invariant: lengths did not enter the choice of tile");
+  if (p.batch_invariant) lines.emplace_back("batch_invariant: the choice of tile ignores lengths");
   return lines;
 }
 
@@ -151,9 +149,9 @@ std::vector<std::string> launches(const Plan& plan) {
     lines.push_back(str_cat(entries[launch.entry].name, ": ", launch.grid,
                             launch.grid == 1 ? " block of " : " blocks of ", launch.block, " threads"));
     if (launch.shared_bytes > 0) lines.back() += str_cat(", ", launch.shared_bytes, " bytes of shared memory");
-    if (launch.overlap_previous) lines.back() += ", may begin before the one above has ended";
+    if (launch.overlap_previous) lines.back() += ", may begin before the previous launch has ended";
     if (plan.repeat.times > 1 && n >= plan.repeat.begin && n < plan.repeat.end)
-      lines.back() += str_cat(", ", plan.repeat.times, " times, in turn");
+      lines.back() += str_cat(", ", plan.repeat.times, " times, alternating with the repeated launches");
   }
   return lines;
 }

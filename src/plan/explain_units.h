@@ -1,4 +1,4 @@
-// What the floors of forward and backward have in common: rates of units, and how much there is to do.
+// The common part of the lower bounds of forward and backward: rates of units, and amounts of work.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace tandem::plan {
 
-inline constexpr double kSharedPerClock = 128;  // of an SM
+inline constexpr double kSharedPerClock = 128;  // per SM
 inline constexpr double kElement = 2;           // bytes
-// Twice as many from compute capability 10.3 (B300) on.
+// Twice the rate from compute capability 10.3 (B300) on.
 inline double exp_per_clock(const gpu::Properties& device) {
   return device.compute_major == 10 && device.compute_minor >= 3 ? 32 : 16;
 }

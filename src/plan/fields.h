@@ -1,8 +1,8 @@
-// Every field of each kernel configuration, listed once: the number and the name that tell kernels apart, the source
-// they are compiled from and what bench/tune.py tries are all derived from these lists.
+// The fields of each kernel configuration, listed once. The id and name of a kernel, its source, and the candidates of
+// bench/tune.py all derive from these lists.
 //
 // A configuration is an aggregate of whole numbers, flags and enumerations. Its list names each member in the order of
-// the struct, as designated initialisers need it; static_asserts below hold a list to its struct.
+// the struct, as designated initialisers require. static_asserts below compare a list with its struct.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tandem::plan {
 
-// The values that a field may have: first, first + step, ... last.
+// The values of a field: first, first + step, ... last.
 struct Values {
   int first, last, step = 1;
 
@@ -25,13 +25,14 @@ struct Values {
 inline constexpr Values kFlag{0, 1}, kHeadDims{16, 256, 16}, kWholeHeadDims{64, 256, 64}, kBiases{0, 3};
 
 struct Field {
-  const char* name;  // of the member
+  const char* name;  // member name
   Values values;
-  const char* mark = "";  // what a set flag adds to a kernel's name; without one, the shape in the name has the field
-  bool cut = false;       // one of the columns that say in the tables of choices how a kernel is cut
+  // A set flag adds `mark` to a kernel's name; without one, the shape in the name contains the field.
+  const char* mark = "";
+  bool cut = false;  // a column of the tables of configurations
 };
 
-// What a problem asks of a kernel, whatever the kernel: every configuration ends with these.
+// The score options that every configuration ends with.
 template <class Configuration, class Visit>
 constexpr void score_fields(Configuration& c, Visit&& visit) {
   visit(Field{"f16", kFlag}, c.f16);
@@ -46,7 +47,7 @@ constexpr void score_fields(Configuration& c, Visit&& visit) {
   visit(Field{"mask_mod", kFlag, "_maskmod"}, c.mask_mod);
 }
 
-// visit(Field, member) for each field of a configuration, which may be const.
+// Calls visit(Field, member) for each field of a configuration, which may be const.
 template <class T, class Visit>
   requires std::is_same_v<std::remove_const_t<T>, Sm90ForwardConfig>
 constexpr void fields(T& t, Visit&& visit) {
@@ -126,7 +127,7 @@ constexpr void fields(T& t, Visit&& visit) {
   score_fields(t, visit);
 }
 
-// ---- What the lists are held to ----
+// ---- Checks of the lists ----
 
 namespace detail {
 
@@ -157,7 +158,7 @@ consteval bool lists_every_member() {
   return distinct && count == count_members<T>();
 }
 
-// How many configurations there can be; 0 when they are too many to be numbered.
+// The number of possible configurations; 0 if they are too many for an id.
 template <class T>
 consteval uint64_t combinations() {
   const T t{};
@@ -171,7 +172,7 @@ consteval uint64_t combinations() {
 
 }  // namespace detail
 
-// A configuration whose every member is among the values of its field, as its number needs it to be.
+// A configuration whose members are all values of their fields, as an id requires.
 template <class Configuration>
 constexpr bool is_valid(const Configuration& configuration) {
   bool valid = true;

@@ -18,7 +18,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int rounded(int64_t head_dim) { return static_cast<int>(ceil_div(head_dim, 16) * 16); }
 
-// The most query heads of a key head that can be neighbours: a power of two, at most 64, so that each warpgroup's 64
+// The most query heads of a key head that can share a tile. It is a power of two up to 64, so that a warpgroup's 64
 // rows are whole queries.
 int max_pack_gqa(const Problem& p) {
   const int64_t group = p.group();
@@ -27,7 +27,7 @@ int max_pack_gqa(const Problem& p) {
   return pack_gqa;
 }
 
-// What the problem asks of a kernel, however it is cut.
+// The score options of a problem for a kernel's configuration.
 template <class Kernel>
 Kernel options_of(const Problem& p) {
   Kernel t;
@@ -40,9 +40,9 @@ Kernel options_of(const Problem& p) {
   return t;
 }
 
-// A softcap and ALiBi take few registers beside scores, and so does dropout, but beside neither. At head_dim 64 there
-// are fewest: enough for one of them, without a window, and for the former where each sequence has its tensor's
-// lengths. With a block mask there are none for ALiBi.
+// The kind of scores by their registers. A softcap and ALiBi need few, and so does dropout, but not together. head_dim
+// 64 has capacity for only one of them, without a window. A softcap there also needs the tensor's own lengths. With a
+// block mask there is no capacity for ALiBi.
 Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   Sm90ForwardConfig rest = t;
   const bool narrow = t.head_dim <= 64;
@@ -60,7 +60,7 @@ Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   return !rest.has_score_mod() && !t.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
 }
 
-// Whether TMA can copy a bias: not into packed or padded sequences' own lengths, nor beside heads that share a tile.
+// True if TMA can copy a bias: not for packed or padded sequences, and not with several heads per tile.
 bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (pack_gqa > 1 || p.seqlen_k == 0 || t.bias == Bias::none || t.bias == Bias::boolean || t.varlen || t.block_mask ||
       t.score_mod || t.mask_mod)
@@ -75,31 +75,31 @@ bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
          reinterpret_cast<uintptr_t>(p.bias.data) % 16 == 0;
 }
 
-// Heads that follow each other in the order of tiles and have the same bias: tile/coords.cuh.
+// Heads that are consecutive in the order of tiles and share a bias: tile/coords.cuh.
 int64_t heads_beside(const Problem& p, int64_t heads) {
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
   if (of_batch) return p.batch * (of_heads ? heads : 1);
   return of_heads ? heads : 1;
 }
 
-// CTAs of a cluster that copy a bias for each other: they are at the same n_block all the time, so none may have more
-// of them than another.
+// The CTAs of a cluster that copy a bias for each other. They process the same n_blocks at the same time, so that all
+// must have equally many.
 int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (!has_bias_map(p, t, pack_gqa)) return 0;
   const bool even = !t.left && !t.right && heads_beside(p, p.heads_q) % kBiasCtas == 0;
   if (even) return kBiasCtas;
-  return t.head_dim > 64 ? 1 : 0;  // TMA alone is the slower one there
+  return t.head_dim > 64 ? 1 : 0;  // TMA alone is slower there
 }
 
-// CTAs of a cluster that copy keys and values for each other, where they cannot have a bias in common: neighbouring
-// tiles of a head, of which there is an even number.
+// The CTAs of a cluster that copy keys and values for each other if they cannot share a bias. They are neighbouring
+// tiles of a head with an even number of tiles.
 int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
   const bool in_order = t.bias_ctas == 1 && !t.left && !t.right && heads_beside(p, p.heads_q) == 1;
   return in_order && ceil_div(p.seqlen_q, t.tile_m()) % kBiasKvCtas == 0 ? kBiasKvCtas : 1;
 }
 
-// The choice depends on lengths for speed only. A batch-invariant call does without: in a packed or padded batch they
-// are those of other sequences.
+// Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch they belong to
+// other sequences.
 Tile cut_for_hopper(const Problem& p, int pack_gqa) {
   auto t = options_of<Sm90ForwardConfig>(p);
   int64_t rows = p.seqlen_q * pack_gqa;
@@ -125,7 +125,7 @@ Tile cut_for_hopper(const Problem& p, int pack_gqa) {
   return t;
 }
 
-// Where rows fill the tiles of two CTAs as well as those of one.
+// True if rows fill the tiles of two CTAs as well as the tiles of one.
 bool fills_pairs(const Sm100ForwardConfig& t, int64_t rows) {
   Sm100ForwardConfig alone = t;
   alone.pair = false;
@@ -139,13 +139,13 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
     const bool full = !t.left && !t.right && !t.varlen && !t.has_score_mod() && !t.block_mask;
     t.pair = c.cluster == Cluster::pair ||
              (c.cluster == Cluster::pair_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
-    // It takes as many blocks as there are tiles, which a limit does not allow.
+    // CLC launches one CTA per tile, which sm_limit forbids.
     t.clc = t.pair && (t.left || t.right || t.varlen) && p.sm_limit == 0;
-    const bool fast_exponentials = device.compute_minor > 0;  // twice as many a clock from B300 on
+    const bool fast_exponentials = device.compute_minor > 0;  // double rate from B300 on
     if (t.has_score_mod() || t.dropout || fast_exponentials) {
       t.fma_pairs = 0;
     } else {
-      const bool few = t.left || t.block_mask;  // scores are in registers at once
+      const bool few = t.left || t.block_mask;  // few scores in registers at once
       t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict
                     : t.pair      ? c.fma_pairs_pair
                     : few         ? c.fma_pairs_window
@@ -156,23 +156,23 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
   return t;
 }
 
-// pack_gqa: query heads that are taken together.
+// pack_gqa: query heads per tile.
 Tile cut(const Problem& p, const gpu::Properties& device, int pack_gqa) {
   return device.compute_major == 10 ? cut_for_blackwell(p, device, p.seqlen_q * pack_gqa) : cut_for_hopper(p, pack_gqa);
 }
 
-// Tiles of a packed head; where only the device knows the lengths, a bound on those of all sequences together.
+// The m_blocks of a packed head, or a bound over all sequences if only the device knows the lengths.
 int64_t count_m_blocks(const Problem& p, int rows, int pack_gqa) {
   const int64_t longest = ceil_div(p.seqlen_q * pack_gqa, rows);
   if (!varlen(p)) return longest;
   if (!p.packed_q()) return p.batch * longest;
-  // Of each sequence that has rows, the last tile may be filled in part.
+  // The last m_block of each sequence with rows may be partial.
   const int64_t partly = std::min(p.batch, p.total_q);
   return std::min((p.total_q * pack_gqa + partly * (rows - 1)) / rows, p.batch * longest);
 }
 
-// Heads, over the batch, that follow each other and share a bias, which their tiles then read at the same time; but no
-// more than whose keys and values are in the L2 cache beside it.
+// Consecutive heads over the batch that share a bias, so that their tiles read it at the same time. Limited to heads
+// whose keys and values fit the L2 cache with it.
 double heads_of_a_bias(const Problem& p, double heads) {
   if (!p.bias) return 1;
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
@@ -207,21 +207,22 @@ Status check_sizes(const Problem& p) {
     return Status::unsupported(str_cat(
         "k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys and merge the parts by their lse"));
   }
-  // The most tiles there can be; each has 64 rows or more. A launch may have some blocks for each.
+  // The maximum number of tiles, each with 64 rows or more. A launch may have several CTAs for each.
   constexpr int64_t kMostTiles = (int64_t{1} << 29) - 1;
   const int64_t heads = p.heads_q, m_blocks = p.packed_q() ? p.total_q / 64 + p.batch : p.batch * (p.seqlen_q / 64 + 1);
   if (heads > 0 && m_blocks > kMostTiles / heads) {
-    return Status::unsupported(str_cat("batch (", p.batch, ") and q.heads (", heads,
-                                       ") give 2^29 tiles of 64 queries or more: split the call over batch"));
+    return Status::unsupported(
+        str_cat("batch (", p.batch, ") and q.heads (", heads,
+                ") must give fewer than 2^29 tiles of 64 queries on a GPU: split the call over batch"));
   }
   return {};
 }
 
 void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) {
   ForwardTiling& t = *plan;
-  t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // heads have steps of their own
+  t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // heads have separate lists
   t.tile = cut(p, device, t.pack_gqa);
-  // Under a mask few queries of many heads see fewer keys than many queries of one.
+  // Under a mask few queries of many heads see fewer keys than many queries of one head.
   if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.left && !t.tile.right && !p.batch_invariant) {
     const int64_t rows = t.tile.tile_m();
     const int64_t apart = ceil_div(p.seqlen_q, rows) * t.pack_gqa, joined = ceil_div(p.seqlen_q * t.pack_gqa, rows);
@@ -249,7 +250,7 @@ void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) 
   t.keyless = p.total_k == 0 || p.seqlen_k == 0;
 }
 
-// Steps of a block mask: those of all tiles that have a list of their own.
+// The lists of a block mask: all tiles with a separate list.
 void count_step_lists(const Problem& p, ForwardTiling* t) {
   if (!p.block_mask) return;
   t->list_batch = lists_of(p, 0);
@@ -258,10 +259,10 @@ void count_step_lists(const Problem& p, ForwardTiling* t) {
   t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n)) + 1;
 }
 
-// Behind what varlen problems and block masks have.
+// The index after the entries of varlen problems and block masks.
 uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + varlen(p) + 2 * bool{p.block_mask}); }
 
-// Tiles of varlen problems are listed first, and so are the steps of a block mask.
+// The tiles of varlen problems and the iterations of a block mask are listed first.
 void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
   const bool overlaps = !t.tile.blackwell();
   if (t.list_words > 0) {
@@ -295,7 +296,7 @@ void add_workspace(ForwardTiling& t, Plan* plan) {
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
   const size_t order = t.tile.varlen ? 0 : lists * sizeof(int);
   plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
-  // The schedule sets the counter of the tiles that it lists; Hopper's list_steps() that of others.
+  // The schedule sets the counter of listed tiles; Hopper's list_steps() sets the counter otherwise.
   const int schedule = steps > 0 ? 1 : 0;
   const int writer = t.tile.varlen ? schedule : steps > 0 && !t.tile.blackwell() ? 0 : kFilled;
   if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
@@ -325,8 +326,8 @@ int sms_for(const Problem& p, const gpu::Properties& device, int ctas) {
   return std::max(sms, ctas);
 }
 
-// The first query's last visible key is the last one, or not: for all lengths up to the problem's. Where the device
-// alone knows the diagonal a bound may bind.
+// True unless the first query sees the last key for all lengths up to the problem's. A diagonal that only the device
+// knows may hide keys.
 bool binds_right(const Problem& p) {
   if (p.window_right == TANDEM_UNBOUNDED) return false;
   if (p.bottom_right) return p.window_right < p.seqlen_q - 1;
@@ -347,14 +348,13 @@ bool fits_blocks(const Problem& p, int64_t queries, int64_t keys) {
 Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
   if (!p.block_mask) return {};
   if (fits_blocks(p, queries, keys)) return {};
-  return Status::unsupported(str_cat("mask_block_q (", p.block_mask.block_q, ") and mask_block_k (",
-                                     p.block_mask.block_k, ") must be multiples of ", queries, " and ", keys,
-                                     " on this GPU, or as long as q and k: tiles are of so many; give mask_mod "
-                                     "alone"));
+  return Status::unsupported(str_cat(
+      "mask_block_q (", p.block_mask.block_q, ") and mask_block_k (", p.block_mask.block_k, ") must be multiples of ",
+      queries, " and ", keys, " on this GPU, or at least seqlen_q and seqlen_k: pass mask_mod without block lists"));
 }
 
 void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMaskParams* params) {
-  constexpr int64_t kMost = int64_t{1} << 30;  // longer than sequences are
+  constexpr int64_t kMost = int64_t{1} << 30;  // longer than any sequence
   const BlockMaskView& mask = p.block_mask;
   const auto set = [](const BlockList& list, BlockListParams* to) {
     if (!list.present) return;
@@ -379,7 +379,7 @@ void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMask
 
 int lists_of(const Problem& p, int dim) {
   const int64_t size = dim == 0 ? p.batch : p.heads_q;
-  if (dim == 0 && varlen(p)) return static_cast<int>(size);  // of sequences of other lengths
+  if (dim == 0 && varlen(p)) return static_cast<int>(size);  // sequences of other lengths
   return static_cast<int>(p.block_mask.partial.varies(dim) || p.block_mask.full.varies(dim) ? size : 1);
 }
 

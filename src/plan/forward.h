@@ -17,33 +17,32 @@ class ForwardPass final : public Pass {
   std::string summary(const Plan& plan) const override;
 };
 
-// The workspace.
+// Offsets in the workspace.
 inline constexpr size_t kCounterOffset = 0;    // two ints
-inline constexpr size_t kZerosOffset = 16;     // what stands for keys and values where there are none
+inline constexpr size_t kZerosOffset = 16;     // read instead of absent keys and values
 inline constexpr size_t kTileListOffset = 32;  // ListedTile[m_blocks], varlen only
 
-// Of queries, and of keys.
+// For queries and for keys.
 inline constexpr int64_t kLongestSequence = int64_t{1} << 28;
 
-// Bounds beyond are as good as these, and sums stay in int.
+// Larger bounds have the same effect, and sums with these fit an int.
 inline constexpr int kFarWindow = 1 << 30;
 
-// A left or right bound that hides a key from some query.
+// True if a left or right bound hides a key from some query.
 bool binds_left(const Problem& problem);
 bool binds_right(const Problem& problem);
 
-// Lengths, or where the diagonal lies, are known on the device only.
+// True if lengths or the diagonal are known only on the device.
 inline bool varlen(const Problem& p) {
   return p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k || p.diagonal_offsets;
 }
 
-// What follows is the backward's too: what a problem asks of a kernel, however it is cut, and what the kernel is told
-// of scores.
+// The backward also uses the following functions: the score options of a kernel, and their parameters.
 Bias bias_of(const Problem& problem);
 int clamped_bound(int64_t bound);
-// Whether a bias may be divided by it and added to products, and neither is lost beside the other.
+// True if a bias may be divided by the scale and added to products without losing either.
 bool is_near_one(double scale);
-// Multiprocessors that the call may take, of which a cluster needs so many.
+// The multiprocessors that the call may use; a cluster needs `ctas` of them.
 int sms_for(const Problem& problem, const gpu::Properties& device, int ctas);
 template <class Kernel>
 void set_options(const Problem& p, Kernel* t) {
@@ -66,12 +65,13 @@ void set_bias(const Problem& problem, ForwardParams* params);
 void set_mods(const Problem& problem, ModParams* params);
 void set_names(const ModView& mod, ModNames* names);
 
-// Block masks. Whether blocks are of so many queries and keys, or multiples, or there is but one; and why not.
+// Block masks. True if blocks have this number of queries and keys or a multiple, or if there is only one; otherwise
+// also the reason.
 bool fits_blocks(const Problem& problem, int64_t queries, int64_t keys);
 Status check_blocks(const Problem& problem, int64_t queries, int64_t keys);
-// Lists that there are: 1, or for all of the batch (0) or heads (1).
+// The number of lists: 1, or one for each sequence (dim 0) or head (dim 1).
 int lists_of(const Problem& problem, int dim);
-// keys: in which the kernel counts blocks.
+// keys: the kernel's n_block size.
 void set_block_lists(const Problem& problem, int keys, int heads, int batch, BlockMaskParams* params);
 
 }  // namespace tandem::plan

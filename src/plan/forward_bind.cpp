@@ -1,4 +1,4 @@
-// What the kernels of a forward are given in a call.
+// Binds the parameters of a forward's kernels to a call.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -15,7 +15,7 @@
 namespace tandem::plan {
 namespace {
 
-// q and out: the rows of a box are neighbours in the order of tiles, query by query, each with the heads together.
+// q and out: the rows of a box are neighbours in the order of tiles: the packed heads of each query in turn.
 void add_rows(const Problem& p, const ForwardTiling& t, const View& view, int64_t head_dim, int rows,
               const MapDimensions& map) {
   const int64_t pack_gqa = t.pack_gqa;
@@ -26,7 +26,8 @@ void add_rows(const Problem& p, const ForwardTiling& t, const View& view, int64_
       .add(p.packed_q() ? 1 : p.batch, view.batch, 1);
 }
 
-// k and v. Where there is no key, all that is copied is zeros: a hidden value still meets a probability of 0.
+// k and v. Without keys all copied elements are zeros, because a hidden value is still multiplied by a probability of
+// 0.
 void add_keys(const Problem& p, const ForwardTiling& t, const View& view, int64_t head_dim, int box,
               const MapDimensions& map) {
   if (t.keyless) {
@@ -118,9 +119,9 @@ void set_bias(const Problem& p, ForwardParams* params) {
   params->bias_column = p.bias.stride[3];
 }
 
-// Of a product: factors of a polynomial for tanh (x, x^3, ...) that holds for |x| <= within, of x = product times
-// `to_cap`, times `of`. Where a factor is too small a number for float32 the polynomial serves as far as it is not
-// needed for that. Returns the first product beyond it.
+// Coefficients (of x, x^3, ...) of a tanh polynomial for |x| <= within, with x = product times `to_cap`, and the result
+// times `of`. If a coefficient is too small for float32, the polynomial is still used as far as it needs no such term.
+// Returns the first product beyond it.
 template <int terms>
 float set_tanh(const double (&tanh)[terms], double within, double to_cap, double of, float (&polynomial)[terms]) {
   constexpr double error = 3e-7;
@@ -134,18 +135,18 @@ float set_tanh(const double (&tanh)[terms], double within, double to_cap, double
   return static_cast<float>(within / std::fabs(to_cap));
 }
 
-// Minimax fits of tanh(x) - x: 3.2e-7 off at most for |x| <= 1, 1.8e-7 for |x| <= 0.28.
+// Minimax fits of tanh(x) - x: at most 3.2e-7 off for |x| <= 1, 1.8e-7 for |x| <= 0.28.
 void set_softcap(const Problem& p, ForwardParams* params) {
   constexpr double tanh[kSoftcapTerms] = {
       1, -0.3332866991268495, 0.13275615259971799, -0.051425354112036775, 0.016532816377251736, -0.002983081860725399};
   constexpr double near[kSoftcapNearTerms] = {1, -0.33317107294619436, 0.12726653182975292};
-  const double x = p.softmax_scale / p.softcap, cap = p.softcap * std::numbers::log2e;  // x: of a product of 1
+  const double x = p.softmax_scale / p.softcap, cap = p.softcap * std::numbers::log2e;  // x: for a product of 1
   params->softcap_log2 = static_cast<float>(cap);
   params->softcap_inverse = static_cast<float>(1 / cap);
   params->scale_softcap = static_cast<float>(2 * std::numbers::log2e * x);
   params->softcap_product = set_tanh(tanh, 1, x, cap, params->softcap_polynomial);
   params->softcap_near_product = set_tanh(near, 0.28, x, cap, params->softcap_near_polynomial);
-  // A warp chooses by all that it multiplies, other sequences' queries and keys among it.
+  // A warp decides by all its products, which may include other sequences' queries and keys.
   if (p.batch_invariant) params->softcap_near_product = 0;
 }
 
@@ -196,8 +197,8 @@ void set_names(const ModView& mod, ModNames* names) {
 
 namespace {
 
-// Eight columns more than a step's: their places keep threads that read apart. A bias of all sequences or heads is that
-// of the first.
+// Eight more columns than an iteration's, which avoid bank conflicts. A bias that all sequences or heads share is the
+// first one's.
 void add_bias_map(const Problem& p, const ForwardTiling& t, int ctas, BiasedForwardParams* params,
                   Arguments* arguments) {
   const int64_t* const stride = p.bias.stride;
@@ -249,7 +250,7 @@ void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace,
   set_lengths(p, &params);
   set_scores(p, &params);
   if (p.bias && !t.keyless) set_bias(p, &params);
-  // Where there is no key, a bias may have no element: the kernel reads a zero for it.
+  // Without keys a bias may have no element: the kernel reads a zero for it.
   if (p.bias && t.keyless) params.bias = workspace + kZerosOffset;
   set_order(p, t, workspace, &params);
   add_maps(p, t, workspace, &params, arguments);

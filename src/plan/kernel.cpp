@@ -62,7 +62,7 @@ std::string initialiser_of(const T& configuration) {
   return text + "}";
 }
 
-// What a kernel's file is told before it is included: which sizes of matrix products it needs.
+// Definitions before a kernel's file: the sizes of matrix products that it needs.
 std::string prologue_of(std::initializer_list<int> widths) {
   std::string text;
   int n = 0;
@@ -78,7 +78,7 @@ std::string prologue_of(const Sm90BackwardConfig& t) {
 std::string prologue_of(const Sm100ForwardConfig&) { return ""; }
 std::string prologue_of(const Sm100BackwardConfig&) { return ""; }
 
-// Where a kernel is, and of which type its configuration and its parameter are.
+// The place of a kernel, and the types of its configuration and parameter.
 struct Source {
   const char *pass, *header, *configuration, *parameter;
 };
@@ -99,7 +99,7 @@ constexpr int ctas_of(const Sm100ForwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm90BackwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
 
-// An entry that is launched beside the kernel itself, with so many threads in a block.
+// An entry that is launched in addition to the kernel itself, and its threads per CTA.
 struct Beside {
   const char* name;
   uint32_t threads;
@@ -147,7 +147,7 @@ FixedVector<Beside, kMostEntries - 1> beside(const T& t, Unit unit) {
 
 }  // namespace
 
-// Mixed radix: each field is a digit. The type is the last one.
+// Mixed radix: each field is a digit. The type is the last digit.
 uint64_t id_of(const Configuration& configuration) {
   uint64_t id = 0;
   std::visit(

@@ -13,7 +13,7 @@
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kBlocksOfSm = 16;  // that fit at once
+constexpr int64_t kBlocksOfSm = 16;  // resident at once
 
 MadeListParams params_of(const MadeList& list) {
   if (!list) return {};
@@ -46,11 +46,11 @@ Status check_make_blocks(const MakeBlocksProblem& m, const gpu::Properties& devi
   TANDEM_TRY(check_mod("mask_mod", m.mask_mod));
   if (m.seqlen_q > kLongestSequence || m.seqlen_k > kLongestSequence) {
     return Status::unsupported(str_cat("seqlen_q (", m.seqlen_q, ") and seqlen_k (", m.seqlen_k,
-                                       ") must be at most 2^28 on a GPU: so long sequences are served there"));
+                                       ") must be at most 2^28 on a GPU: choose device \"cpu\""));
   }
   if (m.rows() <= INT32_MAX) return {};
-  return Status::unsupported(str_cat("rows of lists (", m.rows(),
-                                     ") must be below 2^31 on a GPU: make larger blocks, or lists of fewer heads"));
+  return Status::unsupported(
+      str_cat("rows of lists (", m.rows(), ") must be below 2^31 on a GPU: use larger blocks or fewer heads"));
 }
 
 MakeBlocksLaunch make_blocks_launch(const MakeBlocksProblem& m, const gpu::Properties& device, std::byte* workspace) {

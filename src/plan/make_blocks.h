@@ -1,4 +1,4 @@
-// Making a block mask from a mask_mod on a GPU: two kernels, compiled for each text.
+// Computes a block mask from a mask_mod on a GPU: two kernels, compiled for each expression.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +18,17 @@ inline constexpr const char* kMakeBlocksEntries[] = {"classify_blocks", "list_bl
 std::string make_blocks_name(const MakeBlocksProblem& problem);
 std::string make_blocks_translation_unit(const MakeBlocksProblem& problem);
 
-// Ok, or why this device does not serve it.
+// Ok, or the reason why this device does not serve it.
 Status check_make_blocks(const MakeBlocksProblem& problem, const gpu::Properties& device);
 
-// The parameter of both, and how many blocks of threads each has.
+// The parameter of both kernels, and the number of CTAs of each.
 struct MakeBlocksLaunch {
   MakeBlocksParams params;
   uint32_t grid[2], threads[2];
 };
 MakeBlocksLaunch make_blocks_launch(const MakeBlocksProblem& problem, const gpu::Properties& device,
                                     std::byte* workspace);
-// The memory that either touches, for devices that watch every access.
+// The memory that either kernel accesses, for devices that check every access.
 std::vector<gpu::NamedBuffer> make_blocks_buffers(const MakeBlocksProblem& problem, std::byte* workspace,
                                                   size_t launch);
 

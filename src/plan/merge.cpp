@@ -9,7 +9,7 @@
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kBlocksOfSm = 16;  // that fit at once
+constexpr int64_t kBlocksOfSm = 16;  // resident at once
 
 MergeTensor tensor_of(const View& view) { return {view.data, view.batch, view.row, view.head}; }
 
@@ -17,7 +17,7 @@ MergeType type_of(DType type) {
   return type == DType::f32 ? MergeType::f32 : type == DType::f16 ? MergeType::f16 : MergeType::bf16;
 }
 
-// Whether each run of kColumns of a row's columns lies at a multiple of its own size.
+// True if each run of kColumns columns is aligned to its size.
 bool is_aligned(const View& view) {
   constexpr int64_t step = MergeParams::kColumns;
   return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(step * size_of(view.dtype)) == 0 &&
@@ -45,13 +45,12 @@ Status check_merge(const MergeProblem& m, const gpu::Properties& device) {
   TANDEM_TRY(check_device(device));
   if (m.out.dtype == DType::f64) {
     return Status::unsupported(
-        "out.dtype (float64) must be float32, bfloat16 or float16 on a GPU: float64 is merged on the CPU alone");
+        "out.dtype (float64) must be float32, bfloat16 or float16 on a GPU: merge float64 on the CPU");
   }
   if (m.parts > MergeParams::kMostParts && (m.out.dtype != DType::f32 || !m.lse)) {
     return Status::unsupported(
         str_cat("parts (", m.parts, ") must be at most ", MergeParams::kMostParts,
-                " on a GPU unless out is float32 and lse is given: so many go into a launch, and "
-                "the result is a part of the next; allocate them so, or merge some first"));
+                " on a GPU unless out is float32 and lse is present: allocate them so, or merge some parts first"));
   }
   return {};
 }
@@ -101,7 +100,7 @@ std::vector<gpu::NamedBuffer> MergeLaunches::tensors(const MergeParams& params) 
         list.push_back(buffer_of(m_, name, view, dim, false));
       }
     };
-    const bool is_sum = n == 0 && done_ > params.parts;  // what the launch before has left
+    const bool is_sum = n == 0 && done_ > params.parts;  // result of the previous launch
     const MergeProblem::Part part = is_sum ? MergeProblem::Part{m_.out, m_.lse} : m_.part(done_ - params.parts + n);
     add("part_out", part.out, m_.head_dim);
     add("part_lse", part.lse, 1);

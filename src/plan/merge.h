@@ -1,5 +1,4 @@
-// Merging parts of an attention on a GPU: one kernel for all of them, launched as often as its parameter has room for
-// the parts.
+// Merges parts of an attention on a GPU with one kernel, launched once per group of parts that fits its parameter.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +15,17 @@ namespace tandem::plan {
 inline constexpr const char* kMergeKernel = "merge";
 std::string merge_translation_unit();
 
-// Ok, or why this device does not serve the merge.
+// Ok, or the reason why this device does not serve the merge.
 Status check_merge(const MergeProblem& problem, const gpu::Properties& device);
 
-// A launch takes parts [first, first + count) and, but for the first launch, what those before it have left in the
-// result.
+// A launch reads parts [first, first + count) and, except for the first launch, the previous launch's result.
 class MergeLaunches {
  public:
   MergeLaunches(const MergeProblem& problem, const gpu::Properties& device);
 
-  // The next launch's parameter and grid; false when there are no more.
+  // Computes the next launch's parameter and grid. Returns false after the last launch.
   bool next(MergeParams* params, uint32_t* grid);
-  // The tensors that the launch which next() has brought touches, for devices that watch every access.
+  // The tensors that the launch of the last next() accesses, for devices that check every access.
   std::vector<gpu::NamedBuffer> tensors(const MergeParams& params) const;
 
  private:

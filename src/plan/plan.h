@@ -1,5 +1,5 @@
-// What a GPU does for a call: which kernels, launched in which order, and the memory between them. A pure function of
-// the problem and the device's properties, without allocation, as it is made anew for every call.
+// A GPU's work for a call: its kernels, their launches in order, and the workspace. A plan is a pure function of the
+// problem and the device's properties. It does not allocate, because every call computes it.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ class Pass;
 struct Kernel {
   Configuration configuration;
   Unit unit;
-  uint64_t id;                                                    // of these and of what is printed for it
+  uint64_t id;                                                    // id of the configuration and its printed functions
   const mods::Program *score_mod = nullptr, *mask_mod = nullptr;  // the problem's
 };
 
@@ -35,29 +35,30 @@ Kernel kernel_of(const Problem& problem, const Configuration& configuration, Uni
 std::string name_of(const Kernel& kernel);
 std::string translation_unit(const Kernel& kernel);
 
-// Blocks of a cluster are the kernel's own affair: they are compiled into it.
+// The size of a cluster is compiled into the kernel.
 struct Launch {
-  uint8_t kernel = 0;  // of Plan::kernels
-  uint8_t entry = 0;   // of entries_of(configuration, unit)
+  uint8_t kernel = 0;  // index into Plan::kernels
+  uint8_t entry = 0;   // index into entries_of(configuration, unit)
   uint32_t grid = 1, block = 1;
   uint32_t shared_bytes = 0;
-  bool overlap_previous = false;  // may start while the stream's previous kernel still runs (programmatic launch)
+  // The launch may start while the stream's previous kernel still runs (programmatic launch).
+  bool overlap_previous = false;
 };
 
-// A part of the workspace, whose offsets count from its first multiple of kWorkspaceAlignment.
+// A part of the workspace; offsets count from its first multiple of kWorkspaceAlignment.
 inline constexpr size_t kWorkspaceAlignment = 16;
 struct Region {
   const char* name;  // "workspace.counter"
   size_t offset, bytes;
-  int written_by;  // the launch that gives it its first contents; kFilled: a fill does
+  int written_by;  // first launch that writes it; kFilled: a memset does
 };
 inline constexpr int kFilled = -1;
 
 struct Fill {
-  size_t offset, bytes;  // with zeros
+  size_t offset, bytes;  // filled with zeros
 };
 
-// Launches [begin, end) of a plan are made so many times, one after the other.
+// Launches [begin, end) of a plan are repeated `times` times.
 struct Repeat {
   size_t begin = 0, end = 0;
   int64_t times = 1;
@@ -71,24 +72,24 @@ struct Plan {
   FixedVector<Launch, 10> launches;  // in this order on one stream
   Repeat repeat;
   FixedVector<Region, 12> regions;
-  size_t workspace_bytes = 0;  // 0: none is needed
+  size_t workspace_bytes = 0;  // 0: none needed
 
-  ForwardTiling forward;    // a forward's own: read by its Pass and by what explains it
-  BackwardTiling backward;  // a backward's
+  ForwardTiling forward;    // forward only: read by its Pass and explain
+  BackwardTiling backward;  // backward only
 };
 
-// One pass of attention on GPUs. Another pass is another such class, in a file of its own.
+// One pass of attention on GPUs. A new pass is a new class in a separate file.
 class Pass {
  public:
-  // Ok, or the first reason for which a GPU does not serve the call, where there are kernels for that GPU, this device.
+  // Ok, or the first reason why a GPU does not serve the call. If the GPU has kernels, this device's limits count.
   virtual Status check(const Problem& problem, const gpu::Properties& device) const = 0;
   virtual void plan(const Problem& problem, const gpu::Properties& device, Plan* plan) const = 0;
 
-  // Parameters of the plan's kernels in a call. workspace: aligned.
+  // Fills the parameters of the plan's kernels. workspace: aligned.
   virtual void bind(const Problem& problem, const Plan& plan, std::byte* workspace, Arguments* arguments) const = 0;
-  // The tensors that a launch touches, for devices that watch every access.
+  // The tensors that a launch accesses, for devices that check every access.
   virtual std::vector<gpu::NamedBuffer> tensors_of(const Problem& problem, const Plan& plan, size_t launch) const = 0;
-  // How work is cut and ordered, for TANDEM_LOG: "132 blocks for 512 tiles, ...".
+  // The tiles and their order, for TANDEM_LOG: "132 blocks for 512 tiles, ...".
   virtual std::string summary(const Plan& plan) const = 0;
 
  protected:
@@ -97,10 +98,10 @@ class Pass {
 
 const Pass* pass_of(tandem_pass pass);
 
-// Ok, or the first reason for which this device does not serve the call. Where data pointers are set they count too.
+// Ok, or the first reason why this device does not serve the call. Data pointers that are set are checked too.
 Status check(const Problem& problem, const gpu::Properties& device);
 
-// For a problem that check() accepts and that has something to write.
+// For a problem that check() accepts and that writes something.
 Plan make_plan(const Problem& problem, const gpu::Properties& device);
 
 }  // namespace tandem::plan

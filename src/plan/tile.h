@@ -1,4 +1,4 @@
-// The kernel of a forward plan, one of Hopper's or one of Blackwell's, and how it goes through the problem.
+// The kernel of a forward plan, on Hopper or Blackwell, and its schedule.
 #pragma once
 
 #include <variant>
@@ -10,7 +10,7 @@
 namespace tandem::plan {
 
 struct Tile {
-  // Rows of what is copied at once: queries, keys, values, results.
+  // Rows of the TMA boxes: queries, keys, values, results.
   struct Boxes {
     int q, k, v, out;
   };
@@ -32,11 +32,11 @@ struct Tile {
   const Sm100ForwardConfig& for_blackwell() const { return std::get<Sm100ForwardConfig>(kernel); }
 
   int tile_m() const { return rows_; }
-  // CTAs of a cluster.
+  // CTAs per cluster.
   int ctas() const {
     return std::visit([](const auto& t) { return t.ctas(); }, kernel);
   }
-  // TMA brings a bias, to so many CTAs at once; 0: it does not.
+  // The number of CTAs for which TMA copies a bias at once; 0: TMA does not copy it.
   int bias_ctas() const { return blackwell() ? 0 : for_hopper().bias_ctas; }
   bool clc() const { return blackwell() && for_blackwell().clc; }
   int threads() const {
@@ -69,19 +69,19 @@ struct Tile {
 
 struct ForwardTiling {
   Tile tile;
-  int pack_gqa = 1;      // query heads of a key head whose rows are neighbours in a tile
-  int packed_heads = 0;  // heads of a sequence, counted together
-  int m_blocks = 0;      // of a packed head; varlen: of one over all sequences, at most
-  int tiles = 0;         // of all; varlen: at most
-  int l2_heads = 1;      // packed heads whose tiles are taken together (varlen: of each sequence)
-  bool counted = false;  // tiles are taken from a counter
-  bool keyless = false;  // there is no key at all: the kernel reads zeros in the workspace
+  int pack_gqa = 1;      // query heads of a key head in one tile
+  int packed_heads = 0;  // packed heads of a sequence
+  int m_blocks = 0;      // per packed head; varlen: over all sequences, at most
+  int tiles = 0;         // in total; varlen: at most
+  int l2_heads = 1;      // packed heads that run together (varlen: per sequence)
+  bool counted = false;  // tiles come from a counter
+  bool keyless = false;  // no key: the kernel reads zeros in the workspace
   int grid = 0;
-  // Of a block mask: batch and heads that have steps of their own, m_blocks of each, and the words of a tile's.
+  // Block mask: batch and heads of the lists, the m_blocks of each, and the words of a tile's list.
   int list_batch = 0, list_heads = 0, list_m_blocks = 0;
-  int64_t list_words = 0;      // 0: there is no block mask
-  size_t steps_offset = 0;     // in the workspace, behind the tiles that are listed
-  int max_scores_launch = -1;  // of the plan's: that of largest scores, where they are wanted
+  int64_t list_words = 0;      // 0: no block mask
+  size_t steps_offset = 0;     // in the workspace, after the tile list
+  int max_scores_launch = -1;  // index of the launch of max_scores
 };
 
 }  // namespace tandem::plan

@@ -1,5 +1,5 @@
-// How a Hopper forward kernel is cut, by head_dim, length and mask: measured (docs/lab/hopper-forward.md), not derived.
-// This table is all that tuning for another card changes. Of light scores it is modelled (docs/lab/mods.md).
+// The configurations of Hopper forward kernels by head_dim, length and mask, as measured (docs/lab/hopper-forward.md).
+// Rows for light scores are modelled (docs/lab/mods.md). Tuning for another GPU changes only this table.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,21 @@
 namespace tandem::plan {
 
 enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a window; left: a window
-// plain: scaled products, nothing added. capped: by a softcap, perhaps with ALiBi. light: plain ones, or those that a
-// short text alone changes. bias: to which it alone is added.
+// plain: scaled products only. capped: a softcap, also with ALiBi. light: plain, or changed only by a short expression.
+// bias: a bias only.
 enum class Scores : uint8_t { any, bias, light, plain, capped };
 
-// Serves what has these sizes at most, and at least so many rows and keys.
+// A row of the table: maximum sizes, and minimum numbers of rows and keys.
 struct Sm90Choice {
   int head_dim, head_dim_v;
-  int64_t rows, keys;  // of one sequence; rows of the query heads that are taken together
+  // rows: of all packed query heads; keys: of one sequence.
+  int64_t rows, keys;
   Mask mask;
   Scores scores;
-  int warpgroups, tile_n, stages;  // tile_n: keys of an n_block
+  int warpgroups, tile_n, stages;  // tile_n: keys per n_block
   bool pingpong;
 
-  // A configuration that is cut so, and else as it was.
+  // Applies this row's sizes to a configuration.
   constexpr Sm90ForwardConfig cut(Sm90ForwardConfig t) const {
     t.warpgroups = warpgroups;
     t.tile_n = tile_n;
@@ -42,12 +43,12 @@ struct Sm90Choice {
     return false;
   }
   constexpr bool serves(Scores of) const {
-    const bool has_few = of == Scores::plain || of == Scores::capped;  // registers of their own
+    const bool has_few = of == Scores::plain || of == Scores::capped;  // separate register limits
     return scores == Scores::any || of == scores || (has_few && (scores == Scores::light || scores == Scores::plain));
   }
 };
 
-// The first that serves a problem is taken.
+// The first row that serves a problem is selected.
 inline constexpr Sm90Choice kSm90Choices[] = {
     {64, 64, 129, 0, Mask::full, Scores::plain, 4, 64, 2, true},
     {64, 64, 129, 0, Mask::bounded, Scores::plain, 4, 64, 3, true},
@@ -71,8 +72,8 @@ inline constexpr Sm90Choice kSm90Choices[] = {
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };
 
-// The same with a block mask, whose blocks' keys must be a multiple of tile_n: it may be halved twice, down to
-// kLeastBlockKeys. A mask_mod may be asked beside any scores. Modelled, not measured.
+// The same with a block mask: the keys of its blocks must be a multiple of tile_n, which may be halved twice, down to
+// kLeastBlockKeys. A mask_mod may be evaluated with any scores. Modelled, not measured.
 inline constexpr Sm90Choice kSm90BlockChoices[] = {
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 128, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::light, 2, 128, 2, true},
@@ -81,26 +82,25 @@ inline constexpr Sm90Choice kSm90BlockChoices[] = {
 };
 inline constexpr int64_t kLeastBlockKeys = 32;
 
-// Heads whose tiles are taken together under a mask, for 16384 keys; falls as the square root of the keys and of the
-// query heads that share a tile, and is twice that at head_dim 64. More of them share the L2 cache, fewer balance
-// worse: measured.
+// Heads that run together under a mask, for 16384 keys. The number falls as the square root of the keys and of
+// pack_gqa, and doubles at head_dim 64. More heads share the L2 cache, fewer balance better (measured).
 inline constexpr double kL2Heads = 8;
-// Heads that share a bias, without a mask. Of 132 tiles at once so many times fewer are of one head: the bias is read
-// as many times less often from memory, keys and values more often. Not measured.
+// Heads that share a bias, without a mask. The bias is then read less often from memory by this factor, keys and values
+// more often. Not measured.
 inline constexpr double kL2BiasHeads = 8;
-// CTAs of a cluster among which TMA spreads a bias that they share. Four leave multiprocessors idle, and are slower.
+// CTAs of a cluster that share a bias by TMA multicast. Four leave multiprocessors idle and are slower.
 inline constexpr int kBiasCtas = 2;
-// Among which it spreads keys and values beside a bias that each has for itself: 1 or 2.
+// CTAs of a cluster that share keys and values if each has a separate bias: 1 or 2.
 inline constexpr int kBiasKvCtas = 2;
-// Of varlen sequences, whose tiles are listed for all of them: tiles per SM.
+// Tiles per SM in a group of a varlen tile list.
 inline constexpr double kL2Waves = 6;
 
 constexpr Sm90ForwardConfig tile_of(const Sm90Choice& c, int head_dim, int head_dim_v) {
   return c.cut({.head_dim = head_dim, .head_dim_v = head_dim_v});
 }
 
-// A computing thread's registers hold scores, result, probabilities and perhaps the queries, beside some 30 to 40 for
-// everything else.
+// An MMA thread's registers hold scores, result, probabilities and sometimes queries. All other values need about 30 to
+// 40 registers.
 constexpr bool fits(const Sm90ForwardConfig& t) {
   const int queries = t.q_in_registers() ? t.head_dim / 4 : 0;
   const int registers = t.tile_n / 2 + t.head_dim_v / 2 + t.tile_n / 4 + queries;

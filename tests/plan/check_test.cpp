@@ -90,7 +90,7 @@ TEST(PlanCheck, Modifications) {
   many.total_q = int64_t{1} << 36, many.seqlen_k = int64_t{1} << 28;  // 2^64 for each head
   refused(many, "score_mod.tensors[].gradient must be NULL on a GPU for 2^39 or more scores");
   refused(backward(modified("score + t0", 1, (int64_t{1} << 38) + 1)),
-          "score_mod.tensors[].gradient must have at most 2^38 elements on a GPU, all together (here 274877906945): ");
+          "score_mod.tensors[].gradient (274877906945 elements in total) must be at most 2^38 elements on a GPU: ");
 }
 
 TEST(PlanCheck, BlockMasks) {
@@ -237,9 +237,11 @@ TEST(PlanCheck, Sizes) {
   accepted(dense({.seqlen_q = int64_t{1} << 25, .heads_q = 8}));
   refused(dense({.seqlen_q = (int64_t{1} << 25) + 1, .heads_q = 8}), "q.seqlen (33554433) times the query heads of a");
   refused(dense({.seqlen_k = (int64_t{1} << 28) + 1}), "k.seqlen (268435457) must be at most 2^28");
-  refused(dense({.batch = 1 << 20, .heads_q = 1 << 9}), "batch (1048576) and q.heads (512) give 2^29 tiles");
+  refused(dense({.batch = 1 << 20, .heads_q = 1 << 9}),
+          "batch (1048576) and q.heads (512) must give fewer than 2^29 tiles");
   accepted(dense({.batch = 1 << 20, .heads_q = 1 << 8}));
-  refused(backward(dense({.batch = 1 << 20, .heads_q = 1 << 6})), "batch (1048576) and q.heads (64) give 2^27 tiles");
+  refused(backward(dense({.batch = 1 << 20, .heads_q = 1 << 6})),
+          "batch (1048576) and q.heads (64) must give fewer than 2^27 tiles");
   accepted(backward(dense({.batch = 1 << 20, .heads_q = 1 << 5})));
 }
 

@@ -81,7 +81,7 @@ TEST(PlanFloor, TwoTilesPerSmOfBlackwell) {
   EXPECT_EQ(f.shared_clocks, (2 * 3 + 2) * 32768 / 128);
   std::string text;
   for (const std::string& line : plan::reasons(p, plan, blackwell())) text += line + "\n";
-  EXPECT_NE(text.find("tile: 2 x 128 rows x 128 keys, which take turns on the tensor core"), std::string::npos) << text;
+  EXPECT_NE(text.find("tile: 2 x 128 rows x 128 keys, which alternate on the tensor core"), std::string::npos) << text;
 }
 
 // 132 heads of 128 queries and 128 keys: each SM of a Hopper has two steps of 64 queries.
@@ -137,7 +137,7 @@ TEST(PlanReasons, SayWhatWasChosen) {
   const Sm90ForwardConfig tile = plan::make_plan(grouped, hopper()).forward.tile.for_hopper();
   const std::string gqa = reasons_of(grouped);
   EXPECT_NE(gqa.find("tile: " + std::to_string(tile.tile_m()) + " rows x " + std::to_string(tile.tile_n) + " keys, " +
-                     std::to_string(tile.warpgroups) + " computing warpgroups"),
+                     std::to_string(tile.warpgroups) + " MMA warpgroups"),
             std::string::npos)
       << gqa;
   EXPECT_NE(gqa.find("heads: rows of 8 query heads"), std::string::npos) << gqa;
@@ -148,7 +148,7 @@ TEST(PlanReasons, SayWhatWasChosen) {
   EXPECT_NE(decode.find("mask: no bound hides a key"), std::string::npos) << decode;
   EXPECT_NE(decode.find("order: each block has one tile"), std::string::npos) << decode;
   const std::string documents = reasons_of(packed({.batch = 9, .seqlen_q = 500, .seqlen_k = 500}, 3000, 3000));
-  EXPECT_NE(documents.find("made on the device"), std::string::npos) << documents;
+  EXPECT_NE(documents.find("the device sorts the tiles"), std::string::npos) << documents;
   EXPECT_NE(documents.find("for up to "), std::string::npos) << documents;
 }
 
@@ -156,23 +156,24 @@ TEST(PlanReasons, SayWhatABackwardDoes) {
   const Problem p = backward(causal(dense({.seqlen_q = 300, .seqlen_k = 300, .heads_q = 8, .heads_k = 2})));
   const plan::Plan plan = plan::make_plan(p, hopper());
   const std::string text = reasons_of(p);
-  for (const char* said : {"tile: 128 keys, which go over the queries that see them in steps of 64",
-                           "heads: a block goes over the 4 query heads", "every run gives the same bits",
-                           "split: n_blocks are few, so 10 blocks share", "grid: 60 blocks on 132 SMs for 60 tiles"})
+  for (const char* said :
+       {"tile: 128 keys, which iterate over the queries that see them, 64 at a time",
+        "heads: a block iterates over the 4 query heads", "every run gives the same bits",
+        "split: n_blocks are few, so that 10 blocks share", "grid: 60 blocks on 132 SMs for 60 tiles"})
     EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
   const std::vector<std::string> launches = plan::launches(plan);
   ASSERT_EQ(launches.size(), 3u);
   EXPECT_EQ(launches[0], "delta: 40 blocks of 256 threads");
   EXPECT_EQ(launches[1].find("backward: 60 blocks of 384 threads, "), 0u);
-  EXPECT_EQ(launches[2], "convert: 88 blocks of 256 threads, may begin before the one above has ended");
+  EXPECT_EQ(launches[2], "convert: 88 blocks of 256 threads, may begin before the previous launch has ended");
 }
 
 TEST(PlanReasons, SayThatWideGradientsAreApart) {
   const Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 192, .head_dim_v = 128}));
   std::string text;
   for (const std::string& line : plan::reasons(p, plan::make_plan(p, blackwell()), blackwell())) text += line + "\n";
-  for (const char* said : {"once for dk and dq, then once for dv", "6 and 10 blocks of 64 columns",
-                           "6 blocks on 148 SMs for 3 tiles of dk and as many of dv"})
+  for (const char* said : {"in two passes, for dk with dq and for dv", "6 and 10 blocks of 64 columns",
+                           "6 blocks on 148 SMs for 3 tiles each of dk and dv"})
     EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
 }
 

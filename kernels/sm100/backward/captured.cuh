@@ -1,4 +1,4 @@
-// The gradients of what a score_mod reads (tile/captured.cuh), on Blackwell.
+// Gradients of the tensors that a score_mod reads (tile/captured.cuh), on Blackwell.
 #pragma once
 #include "sm100/backward/score_tile.cuh"
 #include "tile/captured.cuh"
@@ -22,7 +22,7 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
     TileSums<T> sums;
 #pragma unroll 1
     for (int c = 0; c < Tile::kChunks; ++c) {
-      if (walks<T>() && c > 0) __syncthreads();  // scores before have been read
+      if (walks<T>() && c > 0) __syncthreads();  // earlier scores have been read
       const ModPlace first = place_of(at, at.m_block * T.tile_m + c * Tile::kRows, at.key_block * T.kCtaKeys);
       tile.each(at, c, [&](int n, const ScoreGradient& score) {
         if constexpr (walks<T>()) s.scores.put(tile.first_query + n, tile.row, score);
@@ -34,6 +34,6 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
     }
     sums.store(p, place_of(at, 0, 0));
   }
-  __syncthreads();  // no warp reads tensor memory any more
+  __syncthreads();  // no warp reads tensor memory from here on
   tile.end();
 }

@@ -1,5 +1,5 @@
-// dq, in the Blackwell backward: a warpgroup takes that of each step from tensor memory and adds it to what is in
-// memory.
+// dq in the Blackwell backward: a warpgroup reads each iteration's dq from tensor memory and adds it to the sums in
+// global memory.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tcgen05.cuh"
@@ -7,22 +7,21 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/shared_plan.cuh"
 
-// n_blocks add in their order, whatever the order of CTAs: a ticket counts those that have added, the first one finds 0
-// and writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun before it.
-// Of a pair each CTA has half of the queries; a ticket counts both of its additions.
-// A ticket goes on when the additions are there, not when their source has been read.
+// A semaphore orders the additions of n_blocks: the first finds 0 and stores. CTAs take tiles in this order and wait
+// only for earlier ones. In a CTA pair each CTA has half of the queries, and the semaphore counts both additions. It is
+// released after the additions are complete, not when their source has been read.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
   constexpr int kDqSync = 2;  // named barrier
   constexpr int kColumns = T.dq_part_columns();
   constexpr int kLoaded =
-      T.pair ? T.dq_columns() / kColumns : 1;  // parts at once: the next scores wait for their place
+      T.pair ? T.dq_columns() / kColumns : 1;  // parts loaded at once; the next scores overwrite them
   const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   Ring<T.dq_stages> place;
   u32 steps = 0;
   auto add_part = [&](const float(&x)[kColumns], int column, float* sums, int* ticket, int before) {
-    // Once the last addition from this place has read it.
+    // After the last addition from this buffer has read it.
     if (warp == 0 && elect_one()) tma_store_wait_read<T.dq_stages - 1>();
     named_sync(kDqSync, 128);
     float4* const to = reinterpret_cast<float4*>(s.dq[place.slot]) + threadIdx.x % 128;
@@ -45,7 +44,7 @@ TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
     }
     place.advance();
   };
-  // Columns [begin, end) of a step's.
+  // Adds columns [begin, end) of an iteration.
   auto add_columns = [&](int begin, int end, u32 from, u64* empty, float* sums, int* ticket, int before) {
 #pragma unroll 1
     for (int column = begin; column < end; column += kLoaded * kColumns) {

@@ -1,5 +1,5 @@
-// The end of a tile, in the Blackwell backward: dk and dv from tensor memory to the caller's tensors, by the warpgroups
-// that compute, some of the columns each.
+// The epilogue of the Blackwell backward: the MMA warpgroups store dk and dv from tensor memory to the caller's
+// tensors, some of the columns each.
 #pragma once
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
@@ -9,20 +9,20 @@
 #include "tile/gradient.cuh"
 #include "tile/pack.cuh"
 
-// A gradient of keys or values: the columns of tensor memory that it is in, and where it goes.
+// A gradient of keys or values: its columns of tensor memory, and its destination.
 struct KeyGradient {
   u32 columns_at;
   int columns;
-  u16* staging;  // of operands that nobody needs any more
+  u16* staging;  // reuses the buffer of consumed operands
   const TensorMap* map;
   void* data;
   bool is_f32;
-  i64 at, row;   // of data: the head's first element, and from one row to the next
-  int head_dim;  // the problem's own
+  i64 at, row;   // in data: the head's first element, the row stride
+  int head_dim;  // the problem's
   float scale;
 };
 
-// A row of a thread, columns [column, column + n). any: something has been summed.
+// Loads columns [column, column + n) of a thread's row. any: something has been summed.
 template <int n>
 TANDEM_DEVICE void load_sums(float (&x)[n], const KeyGradient& g, u32 lanes, int column, bool any) {
   if (any) {
@@ -37,7 +37,7 @@ TANDEM_DEVICE void load_sums(float (&x)[n], const KeyGradient& g, u32 lanes, int
   for (float& sum : x) sum *= g.scale;
 }
 
-// Straight to memory. rows: that the tile has of the sequence, and where gradients are added that are used.
+// Stores directly. rows: rows of the tile within the sequence; if gradients accumulate, its used rows.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int rows, int first_row, bool accumulate) {
   const int warp = uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
@@ -54,11 +54,11 @@ TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int r
         if (column + n < g.head_dim) store_pair<T>(g.data, at + column + n, x[n], x[n + 1], g.is_f32, accumulate);
       }
     }
-    __syncwarp();  // the next load is by whole warps
+    __syncwarp();  // the next load is warp-wide
   }
 }
 
-// rows: that the tile has of the sequence. first_row: in the tensor.
+// rows: rows of the tile within the sequence. first_row: in the tensor.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int rows, int first_row, int head, int batch) {
   constexpr int kStoreSync = 1;  // named barrier
@@ -107,7 +107,7 @@ TANDEM_DEVICE u16* staging_of_dv(BackwardShared<T>& s) {
   }
 }
 
-// Reads the tile and its sequence again: kept until here they would take registers that the steps want.
+// Reads the tile and its sequence again, because values kept from the start would occupy registers during iterations.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_tile(const BackwardParams& p, BackwardShared<T>& s, int index, bool any) {
   const KeyTile tile = s.tile;

@@ -1,11 +1,9 @@
-// Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh). Run
-// on the virtual GPU, not yet on hardware.
+// Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh).
+// Tested on the virtual GPU, not yet on hardware.
 //
-// One CTA per SM takes n_blocks of a key head from a counter. It keeps their 128 keys and values, and goes over the
-// queries of all heads that share them, 128 at a time, from the last m_block that sees some on (or the first); dk
-// and dv stay in tensor memory. All scores are transposed, keys in the lanes: so P' and dS' lie as the tensor core
-// wants its operand of what is summed over queries. S of the next step is multiplied under dS of this one, and P under
-// dK and dQ:
+// A CTA takes n_blocks of a key head and keeps their 128 keys and values. It iterates over the queries that see them,
+// 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
+// queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq.cuh); common/convert.cuh rounds it.
 //
 //    load     | mma                 | two warpgroups, 64 queries each | dq
 //    Q, K     | S = K Q'            |                                 |
@@ -13,18 +11,12 @@
 //    Q'       | dV += P dO          |                                 |
 //             | S' = K Q'' (next)   | dS = P (dP - delta)             |
 //    dO'      | dK += dS Q, dQ = .. | P' = exp(S' - lse)              |
-//             | dP' (dQ is taken)   |                                 | dQ to shared memory
+//             | dP' (dQ is read)    |                                 | dQ to shared memory
 //    Q''      | dV += P' dO'        |                                 | added to memory
 //             | S'' ...             | dS' = P' (dP' - delta)          |
 //
-// dQ = dS' K is summed in float32 in memory, by bulk additions in the order of n_blocks (dq.cuh), in the order in which
-// threads hold it; common/convert.cuh rounds it. The map of tensor memory is with its proof in
-// shared/sm100_backward.h; P lies in the columns of S, dS and at head_dim 128 then dQ in those of dP.
-//
-// Two CTAs may multiply together (a pair): 256 keys in a product, 128 of them in each CTA, which gives half of the
-// other operand. dQ has half of the queries in each CTA, and all 256 keys, for which halves of dS are exchanged
-// (pair_load.cuh, pair_mma.cuh). That takes long: meanwhile S, dK and the next dP are multiplied, and dQ then goes
-// where scores of the next step have been read:
+// A CTA pair multiplies 256 keys at once. dQ has half of the queries in each CTA and all 256 keys, so that halves of dS
+// are exchanged (pair_load.cuh, pair_mma.cuh). Meanwhile S, dK and the next dP are multiplied:
 //
 //    load     | mma, for both CTAs  | two warpgroups, 64 queries each | exchange, dq
 //    Q''      | S' = K Q''          | dS = P (dP - delta)             | halves of dS to the other CTA
@@ -34,13 +26,10 @@
 //             | dV += P' dO'        |                                 | dQ to shared memory
 //             | S'' ...             | dS' = P' (dP' - delta)          | added to memory
 //
-// Wide heads leave no room for dK and dV at once: n_blocks are gone over twice, for dk and dq, then for dv, and queries
-// and dout stream by in blocks of 64 columns, in the order in which products want them (wide_load.cuh, wide_mma.cuh).
-//
-// Barriers between products of one thread are none, as in the forward: the tensor core executes them in the order of
-// their issue. What is committed behind a product says that all before it are done too: so dp_ready tells that dS of
-// the step before has been read, in tensor and in shared memory (there of a pair dq_ready does), and s_ready that P
-// has.
+// Wide heads use two passes, one for dk and dq and one for dv, with queries and dout in a ring (wide_load.cuh,
+// wide_mma.cuh). One thread's products need no barriers between them, because the tensor core executes them in the
+// order of issue. A commit covers all earlier products. dp_ready therefore signals that the previous dS has been read,
+// and s_ready that P has been read. In a pair, dq_ready covers dS in shared memory.
 #pragma once
 #include "common/convert.cuh"
 #include "common/delta.cuh"
@@ -119,16 +108,17 @@ TANDEM_DEVICE void begin(const BackwardParams& p, BackwardShared<T>& s, int warp
     for (const TensorMap* map : {&p.k, &p.v, &p.q, &p.dout}) prefetch_tensor_map(map);
     init_barriers<T>(s);
   }
-  // Both CTAs of a pair run from here on: tensor memory is allocated for both at once, and each reaches for the
-  // other's barriers.
+  // Both CTAs of a pair must run from here on: tensor memory is allocated for both at once, and each uses the other's
+  // barriers.
   if constexpr (T.pair) cluster_sync();
-  if (warp == 0) tmem_alloc<T.ctas()>(&s.tensor_memory, T.kTmemColumns);  // all there are: they begin at 0
+  if (warp == 0) tmem_alloc<T.ctas()>(&s.tensor_memory, T.kTmemColumns);  // all columns: they begin at 0
   __syncthreads();
   grid_dependency_wait();
-  launch_dependents();  // now tickets count from zero
+  launch_dependents();  // semaphores are zero from here on
 }
 
-// A role's work on all tiles; where sums are apart, on those of dk, then on those of dv: all warps of the CTA call it.
+// Runs a role on all tiles. In two passes it runs on the tiles of dk, then on the tiles of dv; all warps of the CTA
+// call it.
 template <Sm100BackwardConfig T, class Work>
 TANDEM_DEVICE void do_tiles(const BackwardParams& p, BackwardShared<T>& s, Work&& work) {
   if constexpr (!T.apart()) {
@@ -137,8 +127,8 @@ TANDEM_DEVICE void do_tiles(const BackwardParams& p, BackwardShared<T>& s, Work&
     if (p.has_dk || p.dq) work(s);
     if (!p.has_dv) return;
     auto& of_dv = *reinterpret_cast<BackwardShared<T.for_dv()>*>(&s);
-    static_assert(sizeof of_dv <= T.kBlocksApart * T.kBlockBytes);  // before the barriers of dk
-    // In the ring of dk, which is idle once there are no more tiles.
+    static_assert(sizeof of_dv <= T.kBlocksApart * T.kBlockBytes);  // ends before the barriers of dk
+    // In the ring of dk, which is idle after the last tile.
     if (threadIdx.x == 0) init_barriers<T.for_dv()>(of_dv);
     __syncwarp();
     __syncthreads();

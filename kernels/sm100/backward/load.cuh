@@ -1,10 +1,10 @@
-// Loading, in the Blackwell backward: one thread, by TMA. It also takes the tiles and tells the others.
+// The loading thread of the Blackwell backward. It also takes the tiles and publishes them to the other warps.
 #pragma once
 #include "ptx/tma.cuh"
 #include "sm100/backward/shared_plan.cuh"
 
-// For every tile its keys and values, then for every step its queries with what belongs to them, and dout. The first
-// step's come before the keys: while the tile before is stored.
+// Loads keys and values of every tile, then queries with lse and delta, and dout of every iteration. The first
+// iteration's operands come before the keys, while the previous tile is stored.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   Ring<T.q_stages> q_ring;
@@ -45,7 +45,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
     ++taken;
-    if (!any) {  // what nobody sees need not come: its gradients are zeros
+    if (!any) {  // no visible key: gradients are zeros
       mbarrier_arrive(&s.k_landed);
       mbarrier_arrive(&s.v_landed);
       continue;

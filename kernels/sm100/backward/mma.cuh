@@ -1,14 +1,14 @@
-// The products of the Blackwell backward: one thread.
+// The products of the Blackwell backward, issued by one thread.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
 #include "sm100/backward/shared_plan.cuh"
 
-// The order of issue is what keeps apart products that share columns of tensor memory: S of the next step goes over the
-// P that dV has read, dQ over the dS that dK has read, and dP of the next step over both.
+// The order of issue protects products that share columns of tensor memory. S of the next iteration overwrites the P
+// that dV has read. dQ overwrites the dS that dK has read, and dP of the next iteration overwrites both.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
-  constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries or keys
+  constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys
   constexpr u32 kBlock = T.kBlockBytes;
   constexpr u32 kScoreProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.kCtaKeys, T.tile_m);
   constexpr u32 kDkProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.kCtaKeys, T.head_dim);
@@ -16,15 +16,15 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
   constexpr u32 kDqProduct = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.head_dim);
   Ring<T.q_stages> q_next, q_ring;
   Ring<T.dout_stages> dout_ring;
-  u32 steps = 0;  // of all tiles
+  u32 steps = 0;  // over all tiles
 
   auto wait = [](u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
     tcgen05_fence_after();
   };
-  // The c-th 16 columns of an operand whose rows are those of the sum, in blocks of 64.
+  // The c-th 16 columns of an operand with rows along the result, in blocks of 64.
   auto in_row = [](int c) { return static_cast<u64>(c / 4 * (kBlock >> 4) + c % 4 * 2); };
-  // The c-th 16 rows of one whose rows are along the inner dimension.
+  // The c-th 16 rows of an operand with rows along the inner dimension.
   auto rows_16 = [](int c) { return static_cast<u64>(c * (2048 >> 4)); };
   auto by_columns = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); };
   auto by_rows = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); };
@@ -40,7 +40,7 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
   };
   auto mma_dp = [&] {
     wait(s.dout_full(dout_ring.slot), dout_ring.parity);
-    if (!T.dq_has_place()) wait(s.dq_empty, (steps & 1) ^ 1);  // of the step before
+    if (!T.dq_has_place()) wait(s.dq_empty, (steps & 1) ^ 1);  // previous iteration's dQ
     const u64 v = by_rows(s.v), dout = by_rows(s.dout[dout_ring.slot]);
 #pragma unroll
     for (int c = 0; c < T.head_dim_v / 16; ++c)

@@ -1,33 +1,33 @@
-// Loading, in a pair of CTAs of the Blackwell backward, and the relay, which tells the leader what has come.
+// Loads in a CTA pair of the Blackwell backward, and the relay, which signals the leader when operands have arrived.
 #pragma once
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/backward/shared_plan.cuh"
 #include "tile/chunk.cuh"
 
-// A step's operands have one place each, and each is free when its own product is done: S, dP, dV, and dK, which is
-// issued behind the next S. -lse and delta have two places: that of a step is free when dK of it is done, which was
-// waited for one step before it is written again.
+// An iteration's operands have one buffer each, free after its product: S, dP, dV, or dK, which is issued after the
+// next S. -lse and delta have two buffers: one is free after the iteration's dK, for which the wait was an iteration
+// earlier.
 template <Sm100BackwardConfig T>
 struct PairSteps {
   const BackwardParams& p;
   BackwardShared<T>& s;
   const int rank = rank_of_cta<T>();
-  u32 steps = 0;  // of all tiles
+  u32 steps = 0;  // over all tiles
 
-  // rows: of each box. Boxes of 64 columns lie one behind the other, the first at this column.
+  // rows: per box. Boxes of 64 columns are contiguous; the first begins at this column.
   TANDEM_DEVICE static void load_boxes(u16* to, const TensorMap* map, u64* landed, int rows, int columns, int column,
                                        int row, int head, int batch) {
 #pragma unroll 1
     for (int c = 0; c < columns; c += 64) tma_load(to + c * rows, map, landed, column + c, row, head, batch);
   }
-  // Half of the rows, all columns.
+  // Loads half of the rows, all columns.
   TANDEM_DEVICE void load_rows(u16* to, const TensorMap* map, u64* landed, u64* empty, int row, int head, int batch) {
     mbarrier_wait(empty, (steps & 1) ^ 1);
     mbarrier_expect_tx(landed, T.kBlockBytes);
     load_boxes(to, map, landed, 64, 128, 0, row + 64 * rank, head, batch);
   }
-  // All rows, half of the columns.
+  // Loads all rows, half of the columns.
   TANDEM_DEVICE void load_columns(u16* to, const TensorMap* map, u64* landed, u64* empty, int row, int head,
                                   int batch) {
     mbarrier_wait(empty, (steps & 1) ^ 1);
@@ -64,7 +64,7 @@ TANDEM_DEVICE void load_pair(const BackwardParams& p, BackwardShared<T>& s) {
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
     ++taken;
-    if (step.left == 0) {  // what nobody sees need not come: its gradients are zeros
+    if (step.left == 0) {  // no visible key: gradients are zeros
       for (u64* barrier : {&s.k_landed, &s.v_landed, &s.pair.kt_landed}) mbarrier_arrive(barrier);
       continue;
     }
@@ -82,12 +82,12 @@ TANDEM_DEVICE void load_pair(const BackwardParams& p, BackwardShared<T>& s) {
   mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
   s.tile = {-1, 0, 0, 0, 0};
   mbarrier_arrive(&s.k_landed);
-  // The leader's products say when places are free: not to a CTA that has ended.
+  // The leader's commits signal free buffers, and must not signal a CTA that has ended.
   for (u64* empty : {&s.q_empty[0], &s.dout_empty[0], &s.pair.doutt_empty, &s.pair.qt_empty})
     mbarrier_wait(empty, (steps.steps & 1) ^ 1);
 }
 
-// What has come is told to the leader; rows beyond a sequence become zeros before.
+// Signals the leader after operands have arrived; rows beyond a sequence are zeroed before.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_pair(const BackwardParams& p, BackwardShared<T>& s) {
   const int lane = threadIdx.x % 32, own_queries = rank_of_cta<T>() * T.q_box_rows();

@@ -1,16 +1,16 @@
-// The products of a pair of CTAs in the Blackwell backward: one thread of the leader.
+// The products of a CTA pair in the Blackwell backward, issued by one thread of the leader.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
 #include "sm100/backward/shared_plan.cuh"
 
-// S, dP, dV and dK have 256 rows, 128 keys in each CTA. dQ has 128, 64 queries in each CTA, and sums over the keys of
-// both: the halves of dS are exchanged while S, dK and the next dP are multiplied. It goes over the scores of the next
-// step, whose P is in their other half, and is taken while dV is multiplied.
+// S, dP, dV and dK have 256 rows, 128 keys in each CTA. dQ has 128 rows, 64 queries in each CTA, and sums over all
+// keys. Halves of dS are exchanged while S, dK and the next dP are multiplied. dQ overwrites the next scores, next to
+// their P, and is read during dV.
 template <Sm100BackwardConfig T>
 struct PairProducts {
-  static constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries
+  static constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each, if these are queries
   static constexpr u32 kBlock = T.kBlockBytes;
   static constexpr u32 kScoreProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.tile_n(), T.tile_m);
   static constexpr u32 kDkProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.tile_n(), T.head_dim);
@@ -18,13 +18,13 @@ struct PairProducts {
   static constexpr u32 kDqProduct = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.head_dim);
 
   BackwardShared<T>& s;
-  u32 scores = 0, steps = 0, summed = 0;  // of all tiles: S, dP and dV, dK and dQ
+  u32 scores = 0, steps = 0, summed = 0;  // over all tiles: S; dP and dV; dK and dQ
 
   TANDEM_DEVICE static void wait(u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
     tcgen05_fence_after();
   }
-  // For what the other CTA has written by ordinary stores, or sent.
+  // Waits for data that the other CTA has stored or sent.
   TANDEM_DEVICE static void wait_cluster(u64* barrier, u32 parity) {
     mbarrier_wait_cluster(barrier, parity);
     tcgen05_fence_after();
@@ -32,9 +32,9 @@ struct PairProducts {
   TANDEM_DEVICE static void wait_relayed(u64* barrier, u32 parity) {
     T.varlen ? wait_cluster(barrier, parity) : wait(barrier, parity);
   }
-  // The c-th 16 columns of an operand whose rows are those of the sum, in blocks of 64 columns of so many bytes.
+  // The c-th 16 columns of an operand with rows along the result. block: bytes of 64 columns.
   TANDEM_DEVICE static u64 in_row(int c, u32 block) { return static_cast<u64>(c / 4 * (block >> 4) + c % 4 * 2); }
-  // The c-th 16 rows of one whose rows are along the inner dimension.
+  // The c-th 16 rows of an operand with rows along the inner dimension.
   TANDEM_DEVICE static u64 rows_16(int c) { return static_cast<u64>(c * (2048 >> 4)); }
   TANDEM_DEVICE static u64 by_columns(const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); }
   TANDEM_DEVICE static u64 by_rows(const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); }
@@ -86,21 +86,21 @@ struct PairProducts {
     wait_cluster(&s.pair.ds_landed, summed & 1);
     wait(&s.pair.ds_relayed, summed & 1);
     if (last) {
-      wait(s.dq_empty, (summed & 1) ^ 1);  // goes over that of the step before
+      wait(s.dq_empty, (summed & 1) ^ 1);  // overwrites the previous dQ
     } else {
-      wait(&s.s_empty, (scores & 1) ^ 1);  // goes over scores of the next step
+      wait(&s.s_empty, (scores & 1) ^ 1);  // overwrites scores of the next iteration
     }
     const u64 ds = by_columns(s.ds), k = by_columns(s.kt);
 #pragma unroll
     for (int c = 0; c < T.tile_n() / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
     tcgen05_commit<2>(s.dq_ready);
-    // At once: later nothing may be under way, and who is told of that is not said anywhere.
+    // Commit now: PTX does not specify which barriers a later commit signals if no MMA is outstanding.
     if (last) tcgen05_commit<2>(&s.sums_ready);
     ++summed;
   }
 
-  // All of a tile's, of which there are so many steps.
+  // Multiplies a tile with `count` iterations.
   TANDEM_DEVICE void multiply(int count) {
     mma_s();
     mma_dp();
@@ -132,7 +132,7 @@ TANDEM_DEVICE void mma_pair(const BackwardParams& p, BackwardShared<T>& s) {
   }
 }
 
-// The other CTA's thread of this role: tells the leader that its half of dS has come.
+// The same role's thread in the other CTA: signals the leader that its half of dS has arrived.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_ds(const BackwardParams& p, BackwardShared<T>& s) {
   u32 steps = 0;

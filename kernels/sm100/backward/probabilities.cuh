@@ -1,5 +1,5 @@
-// P from S and dS from dP in the Blackwell backward, a thread's 32 scores at a time: masks, what is done to scores,
-// exponentials, dropout, and the derivatives of all that.
+// P from S and dS from dP in the Blackwell backward, 32 scores of a thread at a time. Includes masks, score options,
+// exponentials, dropout, and their derivatives.
 #pragma once
 #include "ptx/float2.cuh"
 #include "ptx/warp.cuh"
@@ -11,10 +11,10 @@
 
 constexpr int kChunk = Sm100BackwardConfig::kRun;  // queries whose scores are loaded together
 
-// Which queries of a tile's steps its keys see.
+// The queries of a tile's iterations that see its keys.
 template <Sm100BackwardConfig T>
 struct Visibility {
-  QueryRange seen;                   // by the thread's key
+  QueryRange seen;                   // the queries that see the thread's key
   int unmasked_begin, unmasked_end;  // m_blocks whose queries all see all of the CTA's keys
 
   TANDEM_DEVICE Visibility(const BackwardParams& p, const SequenceCoords& sequence, int first_key, int key) {
@@ -30,10 +30,10 @@ struct Visibility {
   TANDEM_DEVICE bool masks(int m_block) const {
     return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
   }
-  // Whether the key is seen by some of the queries [first, end).
+  // True if some of the queries [first, end) sees the key.
   TANDEM_DEVICE bool sees_some(int first, int end) const { return seen.begin < end && (!T.left || first < seen.end); }
-  // Scores [begin, end) of queries from first on that the key is not seen by become -infinity. Queries that there are
-  // not have probabilities of 0 by their lse.
+  // Sets scores [begin, end) of queries from `first` on that do not see the key to -infinity. Queries beyond the
+  // sequence have probabilities of 0 through their lse.
   TANDEM_DEVICE void apply_mask(float (&x)[kChunk], int first, int begin, int end) const {
     const int first_seen = clamp(seen.begin - first, 0, kChunk);
     const int seen_end = T.left ? clamp(seen.end - first, first_seen, kChunk) : kChunk;
@@ -43,25 +43,25 @@ struct Visibility {
   }
 };
 
-// Of the n-th query of a chunk: what dropout leaves of a probability, or of the derivative by it.
+// Applies dropout to a probability, or to its derivative, of the n-th query of a chunk.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE float kept_or_zero(u32 kept, int n, float x) {
   if constexpr (T.dropout) return kept_or_zero(kept, n, x);
   return x;
 }
 
-// A step, as a thread sees it: its key, and of the queries the warpgroup's own.
+// An iteration as one thread sees it: its key, and the warpgroup's queries.
 template <Sm100BackwardConfig T>
 struct StepAt {
   static constexpr int kChunks = T.queries_of_warpgroup() / kChunk;
-  static constexpr int kNextRun = T.run_begin(0, 1);  // from one chunk's first query to the next one's
+  static constexpr int kNextRun = T.run_begin(0, 1);  // distance between the first queries of two chunks
 
   const BackwardParams& p;
   const Visibility<T>& visibility;
   const HeadScores<T>& of_head;
-  const u32 (&kept)[kChunks];  // by dropout
-  const float* const stats;    // -lse, and T.tile_m behind it delta
-  const int query, key;        // the first query
+  const u32 (&kept)[kChunks];  // dropout mask
+  const float* const stats;    // -lse, then delta from T.tile_m on
+  const int query, key;        // query: the first one
 };
 
 // Half of a chunk.
@@ -69,8 +69,8 @@ TANDEM_DEVICE float (&half_of(float (&x)[kChunk], int begin))[kChunk / 2] {
   return reinterpret_cast<float(&)[kChunk / 2]>(x[begin]);
 }
 
-// Scores [begin, end) of chunk c become probabilities, in float32 and, two in a word, rounded; where a score is capped,
-// the former times its derivative. Dropout is of the rounded ones only.
+// Replaces scores [begin, end) of chunk c by probabilities: in float32, and rounded with two in a word. With a softcap
+// the float32 one is multiplied by its derivative. Only the rounded ones have dropout.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], const StepAt<T>& at, int c,
                                       int begin, int end) {
@@ -89,7 +89,7 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
       float derivative[4] = {1, 1, 1, 1};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool hidden = x[n + i] == -kInfinity || of_query[i] == -kInfinity;  // or its query is none
+        const bool hidden = x[n + i] == -kInfinity || of_query[i] == -kInfinity;  // or the query is beyond the sequence
         float score = scaled_score<T>(x[n + i], p);
         if constexpr (T.softcap) derivative[i] = softcap_derivative(score, p);
         score = at.of_head(score, p, query, n + i, at.key, &derivative[i]);
@@ -99,7 +99,7 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
       round(n + 2);
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[n + i] = through_scores<T>(x[n + i], derivative[i]);
-      __syncwarp();  // ptxas would have the loads and exponentials of all queries under way at once, and spill
+      __syncwarp();  // else ptxas overlaps all loads and exponentials, and spills
     } else {
       const Float2 scale = float2_of(p.scale_log2);
       split(fma(float2_of(x[n], x[n + 1]), scale, float2_of(lse.x, lse.y)), &x[n], &x[n + 1]);
@@ -112,7 +112,7 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
   }
 }
 
-// Scores [begin, end) of a chunk that no key of the warp is seen by.
+// Scores [begin, end) of a chunk that are hidden from all keys of the warp.
 TANDEM_DEVICE void no_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], int begin, int end) {
 #pragma unroll
   for (int n = begin; n < end; n += 2) {
@@ -121,8 +121,8 @@ TANDEM_DEVICE void no_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 
   }
 }
 
-// dS = P (dP - delta) of chunk c, rounded. With dropout dP is that of the kept ones, over the probability to be kept.
-// sum: of all, if it is wanted.
+// dS = P (dP - delta) of chunk c, rounded. With dropout, dropped dP count as 0, and kept ones are divided by the keep
+// probability. sum: the sum over all dS, if it is wanted.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[kChunk], const float (&dp)[kChunk],
                            const StepAt<T>& at, int c, Float2& sum) {

@@ -1,12 +1,12 @@
-// The relay of the Blackwell backward: a warp, where T.relays(). Rows beyond a sequence are a neighbour's or nobody's,
-// and 0 * NaN is NaN: they become zeros before the products hear of them.
+// The relay warp of the Blackwell backward, with T.relays(). It zeroes rows beyond a sequence before it signals
+// operands to the products, because these rows are undefined and 0 * NaN is NaN.
 #pragma once
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/backward/shared_plan.cuh"
 #include "tile/chunk.cuh"
 
-// 128 rows, of which so many are used.
+// Handles 128 rows, of which `used` are used.
 TANDEM_DEVICE void pass(u64* landed, u64* relayed, u32 parity, u16* block, int columns, int used) {
   constexpr int kRows = Sm100BackwardConfig::tile_m;
   const int lane = threadIdx.x % 32;

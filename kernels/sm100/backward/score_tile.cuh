@@ -1,6 +1,6 @@
-// Tiles of scores one after the other, on Blackwell, for kernels beside the main one (tile/score_tile.cuh): S and dP
-// come to be in tensor memory, keys in the lanes. A thread has a key and half of the queries. Tiles are those of one
-// CTA where the main kernel's are of a pair.
+// A pipeline over score tiles on Blackwell, for the additional kernels (tile/score_tile.cuh): S and dP in tensor
+// memory, with keys in the lanes. A thread has one key and half of the queries. Tiles belong to one CTA, even if the
+// main kernel uses CTA pairs.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
@@ -11,7 +11,7 @@
 #include "tile/mask.cuh"
 #include "tile/score_tile.cuh"
 
-// The two products of a tile: keys times queries, S, and values times dout, dP.
+// The two products of a tile: S is keys times queries, dP is values times dout.
 enum ScoreProduct { kScores, kDp };
 
 template <Sm100BackwardConfig T>
@@ -20,22 +20,22 @@ struct ScoreTileShared {
     alignas(1024) u16 keys[T.kCtaKeys * T.score_columns()];
     alignas(1024) u16 queries[T.tile_m * T.score_columns()];
   };
-  Operands operands[T.score_places()];    // of each product; of wide heads there is room for one at a time
-  alignas(16) float stats[2 * T.tile_m];  // of the queries: -lse in log2 units, delta
+  Operands operands[T.score_places()];    // one per product; wide heads share one
+  alignas(16) float stats[2 * T.tile_m];  // per query: -lse in log2 units, delta
   alignas(8) u64 stats_landed;
-  u64 landed[2], ready[2];  // of each product: what it multiplies; it is in tensor memory
+  u64 landed[2], ready[2];  // per product: operands arrived; result complete
   u32 tensor_memory;
 };
 
 template <Sm100BackwardConfig T>
 struct ScoreTile {
-  // A thread takes its queries in chunks: those that all have at once are neighbours.
+  // A thread processes its queries in chunks. The chunks that all threads process at once are neighbours.
   static constexpr int kChunk = 32, kRows = kChunk * T.kScoreWarpgroups, kChunks = T.tile_m / kRows;
 
   const BackwardParams& p;
   ScoreTileShared<T>& s;
   Dropout dropout;
-  const int warp, lane, row, first_query;  // row: of its key, in a tile; first_query: in a chunk of all
+  const int warp, lane, row, first_query;  // row: of the key in a tile; first_query: in a chunk
   u32 parity = 0;
 
   TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)
@@ -52,18 +52,18 @@ struct ScoreTile {
       fence_mbarrier_init();
       fence_proxy_async();
     }
-    if (warp == 0) tmem_alloc<1>(&s.tensor_memory, T.kTmemColumns);  // all there are: they begin at 0
+    if (warp == 0) tmem_alloc<1>(&s.tensor_memory, T.kTmemColumns);  // all columns: they begin at 0
     __syncthreads();
     grid_dependency_wait();
   }
-  // When all have used the last tile.
+  // After all warps have read the last tile.
   TANDEM_DEVICE void end() const {
     if (warp == 0) tmem_free<1>(s.tensor_memory, T.kTmemColumns);
   }
 
   static constexpr int columns_of(ScoreProduct n) { return n == kScores ? T.k_columns() : T.v_columns(); }
 
-  // What a product multiplies. One thread, as multiply().
+  // Loads the operands of a product. One thread, the same as for multiply().
   template <ScoreProduct n>
   TANDEM_DEVICE void load(int key, int query, int head, int batch) const {
     auto& to = s.operands[n % T.score_places()];
@@ -98,17 +98,17 @@ struct ScoreTile {
     if (T.score_places() == 2) load<kDp>(key, query, head, batch);
     multiply<kScores>();
     if (T.score_places() == 1) {
-      mbarrier_wait(&s.ready[kScores], parity);  // the place is free
+      mbarrier_wait(&s.ready[kScores], parity);  // the buffer is free
       load<kDp>(key, query, head, batch);
     }
     multiply<kDp>();
   }
 
-  // Until its products are there.
+  // Waits until the products of a tile are complete.
   TANDEM_DEVICE void make(const ScoreTileAt& at) {
     tcgen05_fence_before();
     fence_proxy_async();
-    __syncthreads();  // all have used the tile before
+    __syncthreads();  // all warps have read the previous tile
     if (warp == 0 && elect_one()) {
       mbarrier_expect_tx(&s.stats_landed, sizeof s.stats);
       bulk_load(s.stats, p.stats + m_block_at(p, at.sequence, at.head, at.m_block) * (2 * T.tile_m), sizeof s.stats,
@@ -118,12 +118,12 @@ struct ScoreTile {
     }
     __syncwarp();
     mbarrier_wait(&s.stats_landed, parity);
-    mbarrier_wait(&s.ready[kDp], parity);  // and S, which was multiplied before
+    mbarrier_wait(&s.ready[kDp], parity);  // also covers S, which was issued before
     parity ^= 1;
     tcgen05_fence_after();
   }
 
-  // use(n, ScoreGradient) for each of a thread's queries of a chunk.
+  // Calls use(n, ScoreGradient) for each of a thread's queries of a chunk.
   template <class Use>
   TANDEM_DEVICE void each(const ScoreTileAt& at, int chunk, const Use& use) const {
     const SequenceCoords& sequence = at.sequence;
@@ -139,7 +139,7 @@ struct ScoreTile {
     u32 kept = 0;
     if constexpr (T.dropout) kept = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
     const u32 from = (static_cast<u32>(warp % 4) * 32 << 16) + in_tile;
-    // ptxas makes addresses of a bias ahead of their use, as far as a branch, and beside all that it spilled.
+    // ptxas computes addresses of a bias early, up to the next branch. With these options the registers would spill.
     constexpr bool kBranches = T.bias != Bias::none && (T.softcap || T.dropout);
     constexpr int kAtOnce = kBranches ? kChunk / 2 : kChunk;
 #pragma unroll
@@ -165,7 +165,7 @@ struct ScoreTile {
         gradient.ds =
             ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, stats[n], x[kDp][i], stats[T.tile_m + n], kept, n);
         use(n, gradient);
-        if (n % 4 == 3) __syncwarp();  // ptxas would have the loads of all queries under way at once, and spill
+        if (n % 4 == 3) __syncwarp();  // else ptxas overlaps the loads of all queries, and spills
       }
     }
   }

@@ -1,4 +1,4 @@
-// What the warps of a CTA of the Blackwell backward share: the n_block at hand, shared memory, barriers.
+// Shared memory of a CTA of the Blackwell backward: operands, barriers and the current n_block.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -8,38 +8,39 @@
 #include "tile/pair.cuh"
 #include "tile/ring.cuh"
 
-// What a CTA of a pair has besides: it gives a product half of the rows of one operand, and half of the columns of the
-// other. So queries and dout come twice: 64 rows of all columns for S and dP, all rows of 64 columns for dK and dV.
+// Additional storage of a CTA pair. A product needs half of the rows of one operand and half of the columns of the
+// other. Queries and dout are therefore loaded twice: 64 rows of all columns for S and dP, all rows of 64 columns for
+// dK and dV.
 template <Sm100BackwardConfig T, bool = T.pair>
 struct PairShared {
   static constexpr int kColumns = 64;
   alignas(1024) u16 kt[T.tile_n() * kColumns];  // for dQ: all keys of the pair
   alignas(1024) u16 qt[T.tile_m * kColumns], doutt[T.tile_m * kColumns];
-  alignas(1024) u16 ds_sent[T.kCtaKeys * kColumns];  // dS of the other CTA's queries, on its way there
+  alignas(1024) u16 ds_sent[T.kCtaKeys * kColumns];  // outgoing dS of the other CTA's queries
 };
 template <Sm100BackwardConfig T>
 struct PairShared<T, false> {};
 template <Sm100BackwardConfig T>
 struct PairBarriers {
-  // Arrivals: 1; of those marked * one of each CTA, at the leader.
+  // Arrivals: 1. Barriers marked * count one arrival of each CTA, at the leader.
   alignas(8) u64 kt_landed, qt_landed, doutt_landed;
   u64 kt_relayed, qt_relayed, doutt_relayed;  // *
   u64 qt_empty, doutt_empty;
-  u64 ds_written;             // of the leader: 4 warps of each CTA have written their own half of dS for dQ
-  u64 ds_landed, ds_relayed;  // the other CTA's half of dS is here, and bytes; of the leader: is there too
-  u64 tile_told, tile_taken;  // the number of the next tile is here; of the leader: has been read there
+  u64 ds_written;             // leader: 4 warps per CTA have written their half of dS
+  u64 ds_landed, ds_relayed;  // other's dS arrived (bytes); leader: there too
+  u64 tile_told, tile_taken;  // next tile's number arrived; leader: other CTA read it
   int next_tile;
 };
 
-// What products multiply, and their results on the way out. Apart, queries and dout are in one ring.
+// Operands of products, and results before their stores. In two passes queries and dout share one ring.
 template <Sm100BackwardConfig T, Sums = T.sums>
 struct Operands {
   alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
   alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
   alignas(1024) u16 q[T.q_stages][T.q_box_rows() * T.k_columns()];
   alignas(1024) u16 dout[T.dout_stages][T.q_box_rows() * T.v_columns()];
-  alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];              // keys in rows; of a pair all keys, half of the queries
-  alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];  // as threads hold it
+  alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];              // keys in rows; pair: all keys, half of the queries
+  alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];  // in fragment order
 };
 template <Sm100BackwardConfig T>
 struct Operands<T, Sums::dk> {
@@ -52,30 +53,30 @@ struct Operands<T, Sums::dk> {
 template <Sm100BackwardConfig T>
 struct Operands<T, Sums::dv> {
   alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
-  alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];  // at the end of a tile the place of dv
+  alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];  // reused for dv at the end of a tile
 };
 
 template <Sm100BackwardConfig T>
 struct BackwardShared : PairShared<T>, Operands<T> {
-  alignas(16) float stats[T.stats_slots()][2 * T.tile_m];  // of the queries: -lse in log2 units, delta
-  // A barrier is named for what is true after waiting for it. Arrivals: 1, but where another number is said. "landed"
-  // ones count the bytes that TMA brings, those of "ready" ones without a number and of q_empty and dout_empty are
-  // commits of products. Of a pair the leader's alone say what products wait for, and get the arrivals of both CTAs.
+  alignas(16) float stats[T.stats_slots()][2 * T.tile_m];  // per query: -lse in log2 units, delta
+  // A barrier's name states what is true after the wait. Arrivals: 1 unless noted. "landed" barriers count TMA's bytes.
+  // "ready" barriers without a number, q_empty and dout_empty receive commits. In a CTA pair only the leader's barriers
+  // gate products; they receive the arrivals of both CTAs.
   alignas(8) u64 k_landed, v_landed;
   u64 q_landed[T.q_stages], q_empty[T.q_stages], dout_landed[T.dout_stages], dout_empty[T.dout_stages];
-  u64 kv_empty;  // kTileWarps: nobody needs the tile, its keys or its values any more
-  // In tensor memory. Behind dp_ready all products of the step before are done, of a pair but for dQ.
+  u64 kv_empty;  // kTileWarps: tile, keys and values have been read
+  // In tensor memory. After dp_ready all products of the previous iteration are complete (CTA pair: except dQ).
   u64 s_ready[T.s_slots()], dp_ready;
-  u64 p_ready[T.p_parts()], ds_ready;                    // 4 warps of each computing warpgroup
-  u64 s_empty;                                           // likewise: apart, for dk, and of a pair: scores were read
+  u64 p_ready[T.p_parts()], ds_ready;                    // 4 warps of each MMA warpgroup
+  u64 s_empty;                                           // same; dk pass and CTA pair: scores have been read
   u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];  // empty: 4 warps
   u64 sums_ready;                                        // dk and dv of the tile
-  u64 stats_landed[2], stats_empty[2];                   // T.stats_alone(); empty: by commit, of a pair unused
-  u64 ring_landed[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_relayed[T.ring_blocks()];  // apart
-  // What has come and may be multiplied: cleared beyond the sequence.
+  u64 stats_landed[2], stats_empty[2];                   // T.stats_alone(); empty: by commit, unused in a pair
+  u64 ring_landed[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_relayed[T.ring_blocks()];  // two passes
+  // Operands that have arrived and are zeroed beyond the sequence.
   u64 k_relayed, v_relayed, q_relayed[T.q_stages], dout_relayed[T.dout_stages];
   PairBarriers<T> pair;
-  KeyTile tile;  // told by k_landed, and by k_full(); n_block -1: there are no more
+  KeyTile tile;  // valid after k_landed and k_full(); n_block -1: no tile
   u32 tensor_memory;
 
   static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 4 : 0) + 1 + T.relays();
@@ -92,7 +93,7 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE int first_key_of(const KeyTile& tile) {
   return tile.n_block * T.tile_n() + rank_of_cta<T>() * T.kCtaKeys;
 }
-// written: what the other CTA's products read was written by ordinary stores.
+// written: the other CTA's products read data from ordinary stores.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void arrive_at_leader(u64* barrier, bool written = false) {
   if constexpr (!T.pair) {
@@ -104,13 +105,13 @@ TANDEM_DEVICE void arrive_at_leader(u64* barrier, bool written = false) {
   }
 }
 
-// Tiles of dv that are apart are counted by themselves.
+// The dv pass counts its tiles separately.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE int* counter_of(const BackwardParams& p) {
   return p.counter + (T.sums == Sums::dv ? 1 : 0);
 }
 
-// Of tile `taken`, whole warps alike. n_block -1: there are no more.
+// Reads tile `taken`; called by whole warps. n_block -1: there are no more tiles.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE KeyTile wait_for_tile(BackwardShared<T>& s, u32 taken) {
   mbarrier_wait(T.pair ? &s.k_landed : s.k_full(), taken & 1);
@@ -123,8 +124,8 @@ TANDEM_DEVICE KeyTile wait_for_tile(BackwardShared<T>& s, u32 taken) {
           from_diagonal<T>() ? uniform(s.tile.diagonal) : 0};
 }
 
-// Apart: calls what loads, clears or multiplies the operands of a tile's products, in the order of their issue. S is
-// two steps ahead of the sum, dk or dv, and dP one.
+// Two passes: calls the visitor that loads, zeroes or multiplies operands, in the order of issue. S is two iterations
+// ahead of the sum (dk or dv), dP one.
 template <Sm100BackwardConfig T, class Visitor>
 TANDEM_DEVICE void in_order(const KeySteps<T>& first, Visitor& visit) {
   KeySteps<T> scores = first, dp = first, sum = first;

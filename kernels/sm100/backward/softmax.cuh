@@ -1,6 +1,5 @@
-// What a computing warpgroup of the Blackwell backward does: probabilities P from S, and dS from dP
-// (probabilities.cuh), from tensor memory and to where they are multiplied. A thread has a key, and of a step the
-// queries of its warpgroup, half of them.
+// An MMA warpgroup of the Blackwell backward: P from S and dS from dP (probabilities.cuh), read from tensor memory and
+// stored for the next products. A thread has one key and its warpgroup's half of an iteration's queries.
 #pragma once
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
@@ -11,8 +10,8 @@
 #include "tile/captured_sums.cuh"
 #include "tile/dropout.cuh"
 
-// Where a warpgroup's dS goes, keys in rows of 64 queries. Of a pair each CTA wants all keys of its own half of the
-// queries: the other half is sent.
+// The destination of a warpgroup's dS: keys in rows of 64 queries. In a CTA pair each CTA needs all keys, but only half
+// of the queries; the other half is sent.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE u16* ds_place(BackwardShared<T>& s, int index) {
   constexpr int kHalf = T.kCtaKeys * T.queries_of_warpgroup();
@@ -22,7 +21,7 @@ TANDEM_DEVICE u16* ds_place(BackwardShared<T>& s, int index) {
   if constexpr (T.makes_dk()) return s.ds + index * kHalf;
   return nullptr;
 }
-// A warp's rows of the own half are told to the leader, those of the other half go to the other CTA.
+// Signals the leader for a warp's rows of the own half, or sends its rows of the other half.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void send_ds(BackwardShared<T>& s, int index, int warp) {
   const int rank = rank_of_cta<T>();
@@ -34,7 +33,7 @@ TANDEM_DEVICE void send_ds(BackwardShared<T>& s, int index, int warp) {
             rank ^ 1);
 }
 
-// What a warp has written to tensor memory is told; written: to shared memory, too.
+// Signals that a warp has written tensor memory; written: shared memory, too.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void signal(u64* barrier, bool written = false) {
   tmem_wait_store();
@@ -43,7 +42,7 @@ TANDEM_DEVICE void signal(u64* barrier, bool written = false) {
   if (threadIdx.x % 32 == 0) arrive_at_leader<T>(barrier, written);
 }
 
-// P of a step, from S at scores_at of tensor memory, in whose place it goes rounded.
+// Computes P of an iteration from S at column scores_at, and overwrites S with the rounded P.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, BackwardShared<T>& s,
                                       u32 scores_at, u32 s_slot, bool hides) {
@@ -66,7 +65,7 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
     if constexpr (T.makes_dv()) tmem_store(scores_at + c * (kChunk / 2), rounded[c]);
   };
   if constexpr (T.pair) {
-    // What of the scores is there first is small, and the rest comes under its exponentials.
+    // Load a small first part of S, then load the rest while its exponentials are computed.
     tmem_load(half_of(x[0], 0), scores_at);
     tmem_wait_load(half_of(x[0], 0));
     tmem_load(half_of(x[0], kChunk / 2), scores_at + kChunk / 2);
@@ -97,15 +96,15 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
       store_probabilities(c);
     }
     if constexpr (T.makes_dv()) {
-      // The sums have been read, where TMA brings those of another step; with dS comes a fence of its own.
+      // Orders the reads of lse and delta before TMA overwrites them. dS has its own fence.
       if constexpr (!T.makes_dk()) fence_proxy_async();
       signal<T>(&s.p_ready[s_slot]);
     }
   }
 }
 
-// dS of a step, from dP at dp_at of tensor memory, in whose place it goes; and to shared memory, at chunks of 16 bytes.
-// Gives the sum of the thread's, if it is wanted.
+// Computes dS of an iteration from dP at column dp_at, and overwrites dP; also stores it to shared memory in chunks of
+// 16 bytes. Returns the thread's sum if it is wanted.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, BackwardShared<T>& s,
                             u32 dp_at, Chunk* ds_smem, int ds_at, u32 steps) {
@@ -127,9 +126,9 @@ TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const 
     if constexpr (!T.pair) write_ds(c);
   }
   if constexpr (T.pair) {
-    fence_proxy_async();  // -lse and delta have been read, where TMA may bring others once dK is made
+    fence_proxy_async();  // TMA may overwrite lse and delta after dK
     signal<T>(&s.ds_ready);
-    mbarrier_wait(s.dq_ready, (steps & 1) ^ 1);  // of the step before: it has read dS, here and there
+    mbarrier_wait(s.dq_ready, (steps & 1) ^ 1);  // previous dQ has read dS, in both CTAs
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) write_ds(c);
   }
@@ -144,7 +143,7 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int index) {
   constexpr int kChunks = StepAt<T>::kChunks;
   const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, row = threadIdx.x % 128;
-  // Of a step, and in columns of S and dP.
+  // The first query of an iteration, and the first column in S and dP.
   const int first_query = T.run_begin(index, 0);
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   const u32 scores = lanes + T.tmem_s() + first_query, dp_scores = lanes + T.tmem_dp() + first_query;
@@ -188,8 +187,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       tcgen05_fence_after();
       const bool masks = visibility.masks(step.m_block);
       float x[kChunks][kChunk];
-      // Steps without a mask have code of their own: branches within would keep instructions apart. Changes of scores
-      // are too long for that.
+      // Iterations without a mask have separate code, because branches would keep instructions from overlapping. Score
+      // options are too long for two copies.
       if (T.has_score_mod()) {
         step_probabilities(x, at, s, scores_at, s_slot, masks);
       } else if (masks) {

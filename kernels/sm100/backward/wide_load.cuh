@@ -1,6 +1,6 @@
-// Loading for wide heads, in the Blackwell backward, and the relay, which clears what is beyond a sequence. Queries and
-// dout come through one ring in blocks of 64 columns, in the order in which products want them, so a step's queries
-// come twice where dk is summed: for S, and later for dK.
+// Loads for wide heads in the Blackwell backward, and the relay, which zeroes rows beyond a sequence. Queries and dout
+// share one ring with blocks of 64 columns, in the order of their products. In the dk pass an iteration's queries are
+// loaded twice, for S and later for dK.
 #pragma once
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -13,7 +13,7 @@ struct WideLoads {
   BackwardShared<T>& s;
   SequenceCoords sequence;
   Ring<T.ring_blocks()> ring;
-  u32 steps = 0;  // whose queries have come for S, of all tiles
+  u32 steps = 0;  // over all tiles: queries loaded for S
 
   TANDEM_DEVICE void load_blocks(const TensorMap* map, int columns, const KeySteps<T>& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m;
@@ -61,7 +61,7 @@ TANDEM_DEVICE void load_wide(const BackwardParams& p, BackwardShared<T>& s) {
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
     ++taken;
-    if (first.left == 0) {  // what nobody sees need not come: its gradients are zeros
+    if (first.left == 0) {  // no visible key: gradients are zeros
       mbarrier_arrive(&s.k_landed);
       if constexpr (T.makes_dk()) mbarrier_arrive(&s.v_landed);
       continue;
@@ -78,7 +78,7 @@ TANDEM_DEVICE void load_wide(const BackwardParams& p, BackwardShared<T>& s) {
 template <Sm100BackwardConfig T>
 struct WideRelay {
   BackwardShared<T>& s;
-  int queries;  // of the sequence
+  int queries;  // within the sequence
   Ring<T.ring_blocks()> ring;
 
   TANDEM_DEVICE void pass_blocks(int columns, const KeySteps<T>& step) {

@@ -1,34 +1,34 @@
-// The products of wide heads in the Blackwell backward: one thread.
+// The products of wide heads in the Blackwell backward, issued by one thread.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
 #include "sm100/backward/shared_plan.cuh"
 
-// What shares columns of tensor memory is kept apart by the order of issue, and by barriers where threads read it: S
-// goes over the dQ that has been taken, dQ over the S that has been read, and over the dS that dK has read.
+// The order of issue protects products that share columns of tensor memory, and barriers protect the threads' reads. S
+// overwrites the dQ that has been read. dQ overwrites the S that has been read and the dS that dK has read.
 template <Sm100BackwardConfig T>
 struct WideProducts {
-  static constexpr int kSteps = T.tile_m / 16;  // of the inner dimension, where that is queries or keys
+  static constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys
   static constexpr int kLast = T.dq_pieces() - 1;
 
   BackwardShared<T>& s;
-  bool first;                        // of the tile's sums
-  u32 issued = 0, steps = 0;         // S, and sums, of all tiles
+  bool first;                        // first iteration of the tile
+  u32 issued = 0, steps = 0;         // over all tiles: S, and sums
   Ring<T.ring_blocks()> ring;        // blocks of queries and dout
-  Ring<T.s_slots()> s_ring, p_ring;  // of S, and of the P made from it
+  Ring<T.s_slots()> s_ring, p_ring;  // S, and the P computed from it
 
   TANDEM_DEVICE static void wait(u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
     tcgen05_fence_after();
   }
-  // The c-th 16 rows of an operand whose rows are along the inner dimension.
+  // The c-th 16 rows of an operand with rows along the inner dimension.
   TANDEM_DEVICE static u64 rows_16(int c) { return static_cast<u64>(c * (2048 >> 4)); }
   TANDEM_DEVICE static u64 by_columns(const u16* at) {
     return tcgen05_smem_desc(shared_address(at), T.kBlockBytes, 1024);
   }
   TANDEM_DEVICE static u64 by_rows(const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); }
 
-  // multiply(block) is issued when the next block is here; its place is free when that is done.
+  // Issues multiply(block) after the next block has arrived; the block is free when the product is complete.
   template <class Multiply>
   TANDEM_DEVICE void with_block(Multiply&& multiply) {
     wait(s.ring_full(ring.slot), ring.parity);

@@ -1,4 +1,4 @@
-// The epilogue, the last step of the Blackwell forward: a warpgroup for both tiles divides results and stores them.
+// The epilogue of the Blackwell forward: one warpgroup divides the results of both tiles and stores them.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
@@ -15,15 +15,15 @@
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
   constexpr int kEpilogueSync = 1;  // named barrier
-  // Of the result: columns of a block, and chunks of 16 columns.
+  // The columns of a block of the result, and its chunks of 16 columns.
   constexpr int kColumns = T.o_block_columns(), kChunks = 128 / kColumns;
   const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   const int pack_shift = log2_of(p.pack_gqa);
   Ring<kWorkSlots> slot;
   Ring<T.o_blocks()> out;
-  u32 parities = 0;                   // a bit for each tile
-  [[maybe_unused]] u32 n_blocks = 0;  // of all work tiles
+  u32 parities = 0;                   // one bit per tile
+  [[maybe_unused]] u32 n_blocks = 0;  // over all work tiles
 
   auto finish = [&](Work& work, int i) {
     const TileCoords& tile = work.coords;
@@ -40,9 +40,9 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
     if (lane == 0) mbarrier_arrive(&s.sum_empty[i]);
     mbarrier_wait(&s.o_full[i], parity);
     constexpr int kBlocks = (T.head_dim_v + kColumns - 1) / kColumns;
-    bool lost = false;  // probabilities that are as large as they may become, times large values
+    bool lost = false;  // products of large probabilities and values overflow
     for (int block = 0; block < kBlocks; ++block, out.advance()) {
-      // Once the last store from this place has read it.
+      // After the last store from this buffer has read it.
       if (warp == 0 && elect_one()) tma_store_wait_read<T.o_blocks() - 1>();
       named_sync(kEpilogueSync, 128);
       tcgen05_fence_after();
@@ -61,7 +61,7 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
         u32 words[4 * kChunks];
 #pragma unroll
         for (int n = 0; n < 4 * kChunks; ++n) {
-          if (end.inverse == 0) {  // a row that sees nothing, whatever it met
+          if (end.inverse == 0) {  // a row without visible keys
             words[n] = 0;
           } else if constexpr (T.f32_out) {
             words[n] = __float_as_uint(x[n] * end.inverse);
@@ -85,7 +85,7 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
                                                 min(kColumns, p.head_dim_v - kColumns * block));
         named_sync(kEpilogueSync, 128);
       } else if (warp == 0 && elect_one()) {
-        if (T.lazy_max() && work.strict) tma_store_wait();  // for the result that was no good
+        if (T.lazy_max() && work.strict) tma_store_wait();  // waits for the invalid result's store
         tma_store(&p.out, s.out[out.slot], kColumns * block, 0, tile.q_begin + (first_row >> pack_shift), tile.head,
                   tile.batch);
       }
@@ -107,9 +107,9 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.work_empty[slot.slot]);
   }
-  // The leader's products say of every n_block that its values are added, and must not say it to a CTA that has ended.
-  // (One tile is always a pair's.) Behind o_full no more than the last of these can be outstanding: softmax, which sees
-  // one less, could take the parity of the last but two for it.
+  // The leader commits every n_block's PV product to the other CTA, which must not end before. (One tile always means a
+  // CTA pair.) After o_full at most the last commit is outstanding. The softmax sees one commit less, and could mistake
+  // the parity of the last but two.
   if constexpr (T.q_tiles() == 1) mbarrier_wait(&s.o_added[0], (n_blocks & 1) ^ 1);
   if (warp == 0 && elect_one()) tma_store_wait();
 }

@@ -1,9 +1,7 @@
-// Attention forward for Blackwell: out = softmax(scale q k^T) v and its log-sum-exp. Run on the virtual GPU, not yet on
-// hardware.
-//
-// One CTA per SM takes units of two tiles, 128 rows each, the longest first, from a counter (varlen sequences: from a
-// list that schedule() has made). Scores S, probabilities P and the result O of both tiles stay in tensor memory. The
-// tiles take turns on the tensor core, so that the softmax of one runs under the products of the other:
+// Attention forward for Blackwell: out = softmax(scale q k^T) v and its log-sum-exp. Tested on the virtual GPU, not yet
+// on hardware. One CTA per SM takes work tiles of two 128-row tiles, the longest first (varlen: from the list of
+// schedule()). S, P and O stay in tensor memory. The tiles alternate on the tensor core, so that the softmax of one
+// overlaps the products of the other. The next work tile (') begins before the last values of this one are multiplied:
 //
 //    load      | mma                  | softmax0            | softmax1            | epilogue
 //    K1 Q0 Q1  | S0 = Q0 K1           |                     |                     |
@@ -13,32 +11,20 @@
 //    K' Q0'    | O0 += P0 V0, S0'= .. |                     | P1 = softmax(S1)    | O0 / sum -> out
 //    Q1' V'    | O1 += P1 V0, S1'= .. | P0 = softmax(S0')   |                     | O1 / sum -> out
 //
-// The next unit (') begins before the last values of this one are multiplied: no turn is left out. P0 goes to the
-// tensor core in two parts; its product starts under the softmax of the rest.
-//
-// A warp of softmax has 32 rows, a thread one of them: no shuffles. It moves a row's row_max, and then scales its row
-// of O by itself, only where sums or scores outgrow it (most steps do not): the other tile's products run meanwhile. So
-// the epilogue is left with the exact one after the last step: the division by the sum.
-//
-// Tensor memory, 512 columns. P takes the place of the S it is made from, from the left, two elements in a column:
+// A softmax thread has one row. It moves row_max and scales its row of O only if sums or scores grow too much; the
+// epilogue divides by the sum. Tensor memory has 512 columns. P overwrites its S from the left, two elements per
+// column:
 //
 //    two tiles                       | one tile (of a pair), head_dim_v over 128 or head_dim over 192
-//    0    S0, P0                     | 0    S, P of even steps
-//    128  S1, P1                     | 128  S, P of odd steps
+//    0    S0, P0                     | 0    S, P of even iterations
+//    128  S1, P1                     | 128  S, P of odd iterations
 //    256  O0 [head_dim_v <= 128]     | 256  O [head_dim_v <= 256]
 //    ...  O1                         |
 //
-// With one tile the scores of the next step are multiplied before the values of this one, and a row of O is scaled once
-// the values of the step before have been added.
-//
-// Two CTAs may multiply together (a pair): 256 rows in a product, 128 of them in each CTA, which loads half of the keys
-// (64 rows) and half of the values (columns), so that shared memory and L2 are read half as often. Softmax and
-// epilogue know nothing of it; the products are issued by the first CTA, which the relay of the other tells what has
-// come there. Pairs whose units differ in length take over those of pairs that have not begun (cluster launch control).
-//
-// Barriers between products of one warp are none: the tensor core executes them in the order of their issue. (PTX
-// promises that for products into the same columns only; that S may overwrite P behind the product that reads P is what
-// FlashAttention-4 and CUTLASS rely on as well.)
+// In a CTA pair a product has 256 rows. Each CTA loads half of the keys (64 rows) and half of the values (columns). The
+// first CTA issues all products; the other CTA's relay signals it. Running pairs take over work by cluster launch
+// control. One warp's products need no barriers: the tensor core executes them in the order of issue. PTX guarantees
+// this only for products into the same columns; FlashAttention-4 and CUTLASS also rely on it when S overwrites P.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -77,7 +63,7 @@ TANDEM_DEVICE void sync_all() {
 
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) {
-  // Warps that learn from load() what there is to do.
+  // Warps that read work tiles from load().
   const int warps = 4 * (T.q_tiles() + 1) + (rank_of_cta<T>() == 0) + T.relays();
   constexpr int ctas = T.ctas();
   if (threadIdx.x == 0) {
@@ -116,10 +102,10 @@ TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) 
     fence_mbarrier_init();
     fence_proxy_async();
   }
-  // Both CTAs of a pair run from here on: tensor memory is allocated for both at once, and each reaches for the
-  // other's barriers.
+  // Both CTAs of a pair must run from here on: tensor memory is allocated for both at once, and each uses the other's
+  // barriers.
   if constexpr (T.pair) cluster_sync();
-  if (warp == 0) tmem_alloc<ctas>(&s.tensor_memory, T.kTmemColumns);  // all there are: they begin at 0
+  if (warp == 0) tmem_alloc<ctas>(&s.tensor_memory, T.kTmemColumns);  // all columns: they begin at 0
   __syncthreads();
 }
 

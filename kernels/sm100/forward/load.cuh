@@ -1,4 +1,4 @@
-// Loading, in the Blackwell forward: one thread, by TMA. It also takes the work tiles and tells the others.
+// The loading thread of the Blackwell forward. It also takes the work tiles and publishes them to the other warps.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -8,8 +8,8 @@
 #include "tile/coords.cuh"
 #include "tile/ring.cuh"
 
-// The steps of a work tile, of its tiles and of those rows of them that are the CTA's. With a block mask begins and
-// ends count steps, the last first, and unmasked n_blocks are those of which causal and window hide nothing.
+// The iterations of a work tile, of its tiles, and of the tile rows of this CTA. With a block mask begins and ends
+// count iterations, the last first. Unmasked n_blocks are then those without causal or window bounds.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
   const TileCoords& tile = work.coords;
@@ -45,10 +45,9 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
   work.last_n_block = work.end - 1;
 }
 
-// Work tiles in the order of blocks: the hardware gives this cluster those of clusters that have not begun, so that
-// the longest, which come first, are begun first, and no counter is needed. An answer is read before the queries of its
-// work tile are loaded, in both CTAs, and two work tiles later, when its place is used again, those have been
-// multiplied.
+// Work tiles come in the order of CTAs: the hardware gives this cluster the work of clusters that have not begun. The
+// longest come first, and no counter is needed. The answer is read before the queries of its work tile are loaded, in
+// both CTAs. Its slot is used again two work tiles later, after those products.
 template <Sm100ForwardConfig T>
 struct ClcQuery {
   ForwardShared<T>& s;
@@ -60,7 +59,7 @@ struct ClcQuery {
     if (rank_of_cta<T>() == 0) clc_try_cancel<T.ctas()>(&s.clc_response[at.slot], &s.clc_full[at.slot]);
     asked = true;
   }
-  // The unit that ask() has brought; -1: none is left.
+  // The work tile that ask() has requested; -1: none is left.
   TANDEM_DEVICE int answer() {
     mbarrier_wait(&s.clc_full[at.slot], at.parity);
     const int first = clc_query_cancel(&s.clc_response[at.slot]);
@@ -70,8 +69,8 @@ struct ClcQuery {
   }
 };
 
-// Whether the work tile that was in this place is to be done again: where rows of either CTA of a pair have overflowed,
-// by both, which take the same tiles.
+// True if the work tile of this slot must be repeated. In a CTA pair both CTAs repeat it if rows of either have
+// overflowed.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE bool has_overflowed(ForwardShared<T>& s, const Ring<kWorkSlots>& slot) {
   const int here = s.work[slot.slot].overflowed;
@@ -83,19 +82,18 @@ TANDEM_DEVICE bool has_overflowed(ForwardShared<T>& s, const Ring<kWorkSlots>& s
   return here | s.overflowed_there[slot.slot];
 }
 
-// For every work tile its queries, and its keys and values from the last to the first. One that comes out overflowed is
-// taken again, in the place where it was.
+// Loads queries of every work tile, and keys and values from last to first. A retry uses the same slot.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   Ring<T.ring_slots()> ring;
   Ring<kWorkSlots> slot;
-  u32 q_parity = 3;  // a bit for each tile
+  u32 q_parity = 3;  // one bit per tile
   const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift, rank = rank_of_cta<T>();
   const int listed = T.varlen ? p.counter[1] : 0, num_work_tiles = T.varlen ? listed * heads : p.tiles;
   const int stride = gridDim.x / T.ctas();
-  int fresh = blockIdx.x / T.ctas();  // unit
-  int idle = 0;                       // places that were found free, and not lost, since there is nothing fresh
-  bool used = false;                  // every place
+  int fresh = blockIdx.x / T.ctas();  // work tile
+  int idle = 0;                       // free slots without a retry, after the last fresh tile
+  bool used = false;                  // every slot
   [[maybe_unused]] ClcQuery<T> clc_query{s};
   for (;; slot.advance(), used |= slot.slot == 0) {
     Work& work = s.work[slot.slot];
@@ -132,7 +130,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
         tma_load(s.ring[ring.slot] + c * rows, map, &s.ring_landed[ring.slot], column + c, row, head_k, tile.batch);
       ring.advance();
     };
-    // Steps are n_blocks; those of a block mask are counted, the last first.
+    // Iterations are n_blocks; with a block mask they are counted, the last first.
     [[maybe_unused]] const int* const steps = T.block_mask ? steps_of<T>(p, tile) + kStepHeader : nullptr;
     auto n_block_at = [&](int step) {
       if constexpr (T.block_mask) return n_block_of(steps[end - 1 - step]);
@@ -175,7 +173,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
       for (int c = 0; c < T.k_blocks(); ++c) load_k(after, c);
     }
   }
-  if constexpr (T.pair) {  // the leader's products say when blocks are free: not to a CTA that has ended
+  if constexpr (T.pair) {  // commits signal free blocks only to a running CTA
 #pragma unroll 1
     for (int i = 0; i < T.ring_slots(); ++i, ring.advance()) mbarrier_wait(&s.ring_empty[ring.slot], ring.parity ^ 1);
 #pragma unroll 1

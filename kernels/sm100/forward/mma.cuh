@@ -1,4 +1,4 @@
-// The products of the Blackwell forward: a thread, of a pair the leader's.
+// The products of the Blackwell forward, issued by one thread, of the leader in a CTA pair.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -7,15 +7,15 @@
 #include "tile/block_mask.cuh"
 #include "tile/ring.cuh"
 
-// Probabilities that wait for their product with the values.
+// Probabilities with an outstanding PV product.
 template <Sm100ForwardConfig T>
 struct Pending {
-  bool any = false, first, last;  // first, last: of the steps of its tile
+  bool any = false, first, last;  // first, last: iteration of its tile
   Ring<T.score_slots()> s_ring;
 };
 
-// The steps of a work tile, and which of its tiles take part in the one at hand. Without tiles one step is left, in
-// which the last values are multiplied: if it is not over, load() wants to know how they come out.
+// The iterations of a work tile, and the tiles that take part in the current one. Without tiles one iteration remains,
+// for the last PV products. An unfinished work tile waits for load(), which reads the retry requests.
 template <Sm100ForwardConfig T>
 struct TileSteps {
   static constexpr int kTiles = T.q_tiles();
@@ -23,7 +23,7 @@ struct TileSteps {
   const int begin, end;
   int n_block;
   int begins[kTiles], ends[kTiles];
-  // Of a block mask: where its steps are listed, the one at hand, and those that a tile has still to take part in.
+  // Block mask: the list of iterations, the current one, and the number that each tile still takes part in.
   [[maybe_unused]] const int* const listed;
   [[maybe_unused]] u32 step = 0;
   [[maybe_unused]] int left[kTiles];
@@ -45,7 +45,7 @@ struct TileSteps {
     if constexpr (T.block_mask) step = tiles ? listed[kStepHeader + end - 1 - n_block] : 0;
   }
 
-  // Where tile i is in its steps.
+  // The position of tile i in its iterations.
   TANDEM_DEVICE bool takes_part(int i) const {
     if constexpr (T.block_mask) return (step & tile_bits<T>(i)) != 0;
     return !(n_block < begins[i] || n_block >= ends[i]);
@@ -65,7 +65,7 @@ struct Products {
   u32 q_parity[kTiles] = {}, o_parity[kTiles];
   Pending<T> pending[kTiles];
   bool any_pending = false;
-  Ring<T.ring_slots()> values;  // of the pending products
+  Ring<T.ring_slots()> values;  // ring of the pending products
 
   TANDEM_DEVICE explicit Products(ForwardShared<T>& shared)
       : s(shared),
@@ -128,7 +128,7 @@ struct Products {
 #pragma unroll
     for (int b = 0; b < blocks; ++b, at.advance()) tcgen05_commit<kCtas>(&s.ring_empty[at.slot]);
   }
-  // What is pending then.
+  // Issues scores; returns the pending product.
   TANDEM_DEVICE Pending<T> begin_scores(int i, TileSteps<T>& at, Ring<T.ring_slots()> keys) {
     if (!at.takes_part(i)) return Pending<T>();
     if (at.is_first(i)) {
@@ -142,8 +142,8 @@ struct Products {
     s_ring[i].advance();
     return now;
   }
-  // The products of the step before with its values, beside those of this one with its keys. With one tile the latter
-  // come first, as its softmax runs behind.
+  // Issues the PV products of the preceding iteration and the QK products of this one. With one tile the QK products
+  // come first, because their softmax runs afterwards.
   TANDEM_DEVICE void turn(TileSteps<T>& at) {
     const Ring<T.ring_slots()> keys = ring;
 #pragma unroll

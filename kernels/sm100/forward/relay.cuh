@@ -1,4 +1,4 @@
-// The relay of the Blackwell forward: a warp, where T.relays().
+// The relay warp of the Blackwell forward, with T.relays().
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -6,10 +6,10 @@
 #include "sm100/forward/shared_plan.cuh"
 #include "tile/ring.cuh"
 
-// Rows [begin, T.tile_n) of an n_block's values, which are here, become zeros.
+// Zeroes rows [begin, T.tile_n) of an n_block's values, which have arrived.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void zero_v_tail(ForwardShared<T>& s, Ring<T.ring_slots()> ring, int begin) {
-  constexpr int kRows = T.v_block_rows(), kRowChunks = 8;  // of 16 bytes, in a row of 64 columns
+  constexpr int kRows = T.v_block_rows(), kRowChunks = 8;  // 16 bytes each, per row of 64 columns
   for (int b = 0; b < T.v_blocks(); ++b, ring.advance()) {
     mbarrier_wait(&s.ring_landed[ring.slot], ring.parity);
     auto* chunks = reinterpret_cast<Chunk*>(s.ring[ring.slot]);
@@ -21,14 +21,14 @@ TANDEM_DEVICE void zero_v_tail(ForwardShared<T>& s, Ring<T.ring_slots()> ring, i
   __syncwarp();
 }
 
-// Tells the warp that multiplies what has come. Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN
-// is NaN.
+// Signals the MMA warp when operands have arrived. Values beyond the sequence are zeroed first, because they are
+// undefined and 0 * NaN is NaN.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void relay(ForwardShared<T>& s) {
   const int lane = threadIdx.x % 32;
   Ring<T.ring_slots()> ring;
   Ring<kWorkSlots> slot;
-  u32 q_parity = 0;  // a bit for each tile
+  u32 q_parity = 0;  // one bit per tile
   auto pass = [&](u64* landed, u64* relayed, u32 parity, bool zeroed = false) {
     mbarrier_wait(landed, parity);
     __syncwarp();

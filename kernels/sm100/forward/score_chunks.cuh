@@ -1,4 +1,4 @@
-// A thread's scores in chunks of 32: which of them its row sees, their maximum, and how they become probabilities.
+// A thread's scores in chunks of 32: visibility, maximum, and the conversion to probabilities.
 #pragma once
 #include "ptx/float2.cuh"
 #include "ptx/tcgen05.cuh"
@@ -12,19 +12,19 @@
 
 constexpr int kChunk = 32;  // columns of scores that are loaded together
 
-// Whether pair n of a chunk goes to the FMA units: spread evenly.
+// True if pair n of a chunk uses the FMA units; such pairs are spread evenly.
 template <Sm100ForwardConfig T>
 constexpr bool on_fma_units(int n) {
   return (n + 1) * T.fma_pairs / 16 > n * T.fma_pairs / 16;
 }
 
-// A chunk of scores becomes probabilities. plain: all on the exponential unit. Else, where nobody has looked at them,
-// largest becomes the largest of those scores that are not. With dropout those are kept that `kept` tells; the sum is
-// of all. The chunk that is next begins when this one is nearly done: mixed, both would be late.
+// Replaces a chunk of scores by probabilities. plain: all on the exponential unit. Otherwise, without a maximum,
+// largest receives the largest score of the FMA units. Dropout keeps the entries of `kept`; the sum counts all. The
+// next chunk begins when this one is almost complete, because mixing would delay both.
 template <Sm100ForwardConfig T, bool plain>
 TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* sum, u32 to, float* largest,
                                 u32 kept = 0) {
-  // From here on there is enough left to do for the chunk behind it to begin.
+  // From here on enough work remains for the next chunk to begin.
   constexpr int kNextFrom = !T.lazy_max() ? 8 : T.head_dim > 64 || T.left ? 12 : 10;
   u32 packed[kChunk / 2];
   Float2 known;
@@ -47,12 +47,12 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* 
   tmem_store(to, packed);
 }
 
-// Chunks of a step of which some rows of the warp see some columns, and those that all rows see whole, [0, all_end):
-// all or all but one. From one row to the next a bound moves by one at most.
+// Chunks of an iteration with visible columns for some row of the warp. All rows see chunks [0, all_end) completely:
+// all or all but one. A bound moves by at most one column per row.
 template <Sm100ForwardConfig T>
 struct VisibleChunks {
   int some_end, all_end;
-  u32 some_bits;  // a bit for each, where there is a left bound
+  u32 some_bits;  // one bit per chunk, with a left bound
 
   TANDEM_DEVICE VisibleChunks(const KeyRange& keys, int n_block) {
     const int most_end = __shfl_sync(~0u, keys.end - n_block * T.tile_n, 31);
@@ -64,11 +64,11 @@ struct VisibleChunks {
     }
   }
   TANDEM_DEVICE bool some(int c) const { return T.left ? some_bits >> c & 1 : c == 0 || c < some_end; }
-  // With both bounds the question costs more than it saves.
+  // With both bounds the test costs more than it saves.
   TANDEM_DEVICE bool all(int c) const { return !T.left && c < all_end; }
 };
 
-// Scores of chunk c of a step that the row does not see become -infinity.
+// Sets scores of chunk c of an iteration that the row does not see to -infinity.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void apply_mask(float (&x)[kChunk], const KeyRange& keys, int n_block, int c) {
   const int first = c * kChunk, end = keys.end - n_block * T.tile_n;

@@ -1,15 +1,15 @@
-// The softmax of the Blackwell forward: a warpgroup for each tile.
+// The softmax of the Blackwell forward: one warpgroup per tile.
 #pragma once
 #include "sm100/forward/softmax_steps.cuh"
 
-// With a block mask: the steps that tile i takes part in.
+// With a block mask: the iterations that tile i takes part in.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, const Work& work, int i,
                                     int unmasked_begin, int unmasked_end, bool strict) {
   const int* next_step = steps_of<T>(p, work.coords) + kStepHeader;
   const int unit = i * T.ctas() + rank_of_cta<T>();
-  [[maybe_unused]] bool shown = false;  // a step has shown each row some key
-  [[maybe_unused]] bool moved = true;   // the row_max, since e was made
+  [[maybe_unused]] bool shown = false;  // each row has seen some key
+  [[maybe_unused]] bool moved = true;   // row_max, since e was computed
   [[maybe_unused]] Exponents e(steps.scale, steps.softmax.row_max);
   int ahead = *next_step++;
 #pragma unroll 1
@@ -21,7 +21,7 @@ TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, c
     steps.state = state_of(step, unit);
     const bool whole =
         steps.state == StepState::full && n_block < unmasked_end && (!T.left || n_block >= unmasked_begin);
-    // Where others look at their scores each step may hide some.
+    // Options that read all scores may hide scores in every iteration.
     constexpr bool kModded = T.has_score_mod() || T.dropout;
     if (kModded || warp_any(!whole || (T.lazy_max() && (!shown || strict)))) {
       steps.modded_block(n_block);
@@ -66,7 +66,7 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
 #pragma unroll 1
         for (; warp_any(n_block >= begin); --n_block) steps.modded_block(n_block);
       } else {
-        // The first step that hides nothing may be the first in which a row sees a key.
+        // The first iteration without a mask may be the first in which a row sees a key.
         int strict_end = T.right ? min(n_block, unmasked_end - T.lazy_max()) : n_block;
         if (T.lazy_max() && strict) strict_end = begin;
         [[maybe_unused]] Exponents e(scale, steps.softmax.row_max);
@@ -74,9 +74,9 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
 #pragma unroll 1
           for (; warp_any(n_block >= begin); --n_block) steps.masked_block(n_block);
         } else if constexpr (T.left) {
-          // A window hides at both ends: loops one after the other would have the step that hides twice, and compile
+          // A window hides scores at both ends. Consecutive loops would contain the masked iteration twice, and compile
           // longer.
-          [[maybe_unused]] bool moved = false;  // the row_max, since e was made
+          [[maybe_unused]] bool moved = false;  // row_max, since e was computed
 #pragma unroll 1
           for (; warp_any(n_block >= begin); --n_block) {
             if (warp_any(n_block >= strict_end || n_block < unmasked_begin)) {

@@ -1,4 +1,4 @@
-// The steps of the Blackwell forward's softmax, in the forms that there are: with a mask, without, lazy, modified.
+// The iterations of the Blackwell forward's softmax, in several forms: with a mask, without, lazy, modified.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "sm100/forward/score_chunks.cuh"
@@ -9,14 +9,14 @@
 #include "tile/row_softmax.cuh"
 #include "tile/score_mod.cuh"
 
-// A warp's rows of tile i in tensor memory, from one step to the next.
+// A warp's rows of tile i in tensor memory; continues over iterations.
 template <Sm100ForwardConfig T>
 struct TmemRows {
   ForwardShared<T>& s;
   const int i, lane;
   const u32 lanes;
   Ring<T.score_slots()> s_ring;
-  int s_slot;  // of this step's scores
+  int s_slot;  // slot of this iteration's scores
   u32 scores, probabilities;
 
   TANDEM_DEVICE TmemRows(ForwardShared<T>& s, int i, int warp, int lane)
@@ -41,7 +41,7 @@ struct TmemRows {
   TANDEM_DEVICE void signal_p_after(int chunk) {
     if (chunk == T.first_part() / kChunk - 1) signal_p(0);
   }
-  // Of this step's probabilities, before they are signalled.
+  // The sum of this iteration's probabilities, before they are signalled.
   TANDEM_DEVICE float sum_of_p() const {
     float sum = 0;
     tmem_wait_store();
@@ -61,7 +61,7 @@ struct TmemRows {
   TANDEM_DEVICE void rescale_o(float by) {
     const Float2 alpha = float2_of(by);
     const u32 result = lanes + T.tmem_o(0) + i * T.o_columns();
-    if (T.q_tiles() == 1) {  // the values of the step before may still be under way
+    if (T.q_tiles() == 1) {  // the previous PV product may be outstanding
       mbarrier_wait(&s.o_added[i], s_slot ^ 1);
       tcgen05_fence_after();
     }
@@ -77,12 +77,12 @@ struct TmemRows {
   }
 };
 
-// The steps of one work tile, for a warp's rows of one of its tiles.
+// The iterations of one work tile, for a warp's rows of one of its tiles.
 template <Sm100ForwardConfig T>
 struct Softmax {
   static constexpr int kChunks = T.tile_n / kChunk;
-  // Whether steps that hide and others are of the same code: all scores are looked at, and all exponentials are taken
-  // on the exponential unit.
+  // True if masked and other iterations share one code path: every maximum is taken, and all exponentials use the
+  // exponential unit.
   static constexpr bool kOneKind = !T.lazy_max() && T.fma_pairs == 0;
 
   const ForwardParams& p;
@@ -95,16 +95,16 @@ struct Softmax {
   const Dropout& dropout;
   RowSoftmax<T.f16> softmax;
   bool overflowed = false;
-  StepState state = StepState::full;  // of a block mask: in the step at hand
-  bool first = true;                  // and whether it is the tile's first
+  StepState state = StepState::full;  // block mask: current iteration
+  bool first = true;                  // block mask: first iteration of the tile
 
-  // Of the row's scores in chunk c of a step.
+  // The dropout mask of the row's scores in chunk c of an iteration.
   TANDEM_DEVICE u32 draw_kept(int n_block, int c) const {
     if constexpr (!T.dropout) return 0;
     return dropout.of_row(row.query, tile.sequence * p.heads_q + row.head, n_block * T.tile_n + c * kChunk);
   }
 
-  // Moves this row's row_max where a score is too far beyond it.
+  // Moves this row's row_max if a score exceeds it by too much.
   TANDEM_DEVICE Exponents update_max(float largest, int n_block) {
     softmax.update_max(largest, scale);
     softmax.step_sum = 0;
@@ -112,7 +112,7 @@ struct Softmax {
     return Exponents(scale, softmax.row_max);
   }
 
-  // A step that looks at its scores, and hides some of them; where there is one kind of steps, if it must.
+  // An iteration that takes the maximum and hides some scores; with kOneKind only if it must.
   TANDEM_DEVICE void masked_block(int n_block) {
     float x[kChunks][kChunk], largest = -kInfinity;
     const VisibleChunks<T> chunks(keys, n_block);
@@ -147,7 +147,7 @@ struct Softmax {
     rows.signal_p(1);
   }
 
-  // One that hides nothing. A chain of maxima for each chunk.
+  // An iteration that hides nothing and takes the maximum, with one chain of maxima per chunk.
   TANDEM_DEVICE void strict_block(int n_block) {
     float x[kChunks][kChunk], largest[kChunks];
     rows.wait_s();
@@ -166,7 +166,7 @@ struct Softmax {
     rows.signal_p(1);
   }
 
-  // Of scores from column0 on: those that a block mask hides become -infinity.
+  // Sets scores from column0 on that a block mask hides to -infinity.
   TANDEM_DEVICE void apply_block_mask(float (&x)[kChunk], int column0) const {
     if (state == StepState::full) return;
     if constexpr (T.mask_mod) {
@@ -181,7 +181,7 @@ struct Softmax {
     for (int n = 0; n < kChunk; ++n) x[n] = -kInfinity;
   }
 
-  // The same of scores that are more than products: they are changed where they lie.
+  // The same with score options, which change scores in place.
   TANDEM_DEVICE void modded_block(int n_block) {
     const ScoreMod<T> mod(p, tile, row);
     float x[kChunk], largest = -kInfinity;
@@ -213,7 +213,7 @@ struct Softmax {
     rows.signal_p(1);
   }
 
-  // One that hides nothing and does not look before: the sum of the step before says whether the row_max must move.
+  // An iteration that hides nothing and takes no maximum: the preceding iteration's sum decides whether row_max moves.
   TANDEM_DEVICE void lazy_block(Exponents& e) {
     const bool late = softmax.outgrown();
     rows.wait_s();
@@ -222,11 +222,11 @@ struct Softmax {
       e = Exponents(scale, softmax.row_max);
       rows.rescale_o(softmax.alpha);
     }
-    // Chunks in registers: with both bounds, or a block mask, there are few.
+    // Chunks kept in registers: few with both bounds or a block mask.
     constexpr int kHeld = T.left || T.block_mask ? 2 : kChunks;
     float x[kHeld][kChunk], largest = -kInfinity;
     Float2 sum = float2_of(0);
-    // From the last to the first: the compiler moves a load down to what needs it, but not over another load.
+    // From last to first: the compiler moves a load down to its use, but not past another load.
 #pragma unroll
     for (int c = kHeld - 1; c >= 0; --c) tmem_load(x[c], rows.scores + c * kChunk);
 #pragma unroll
@@ -239,7 +239,7 @@ struct Softmax {
     softmax.add_step(sum);
     if (softmax.jumped()) softmax.add_rounding(rows.sum_of_p());
     rows.signal_p(1);
-    overflowed |= softmax.overflows(largest, scale);  // its exponential may be anything, and the sum look well
+    overflowed |= softmax.overflows(largest, scale);  // the exponential may be undefined and the sum look valid
   }
 
   TANDEM_DEVICE void unmasked_block(int n_block, Exponents& e) {

@@ -1,11 +1,11 @@
-// A bias that alone is added to products, in the Hopper backward: a warp copies it to shared memory, queries in rows as
-// it lies in memory; a thread reads those of its two keys.
+// A bias as the only score option of the Hopper backward. A warp copies it to shared memory, with queries in rows as in
+// global memory. A thread reads the columns of its two keys.
 #pragma once
 #include "sm90/backward/warpgroup_tile.cuh"
 #include "tile/bias_tile.cuh"
 #include "tile/score_mod.cuh"
 
-// Threads of a warp read eight keys of every other query: what would lie in the same banks is moved apart.
+// Threads of a warp read eight keys of every other query; the swizzle avoids bank conflicts between them.
 template <Sm90BackwardConfig T>
 struct BiasPlace {
   static constexpr int kPitch = 64 * bytes_of(T.bias), kShift = T.bias == Bias::f32 ? 5 : 4;
@@ -29,7 +29,7 @@ TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
     for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), parity ^= 1) {
 #pragma unroll 1
       for (int i = 0; i < T.warpgroups; ++i) {
-        // (What follows from it is not worth registers.)
+        // opaque(): derived values are not worth registers.
         const int query = opaque(steps.m_block * T.tile_m), key = tile.n_block * T.cta_keys() + i * 64;
         const BiasTile<T.bias, T.tile_m, 64, 32, BiasPlace<T>> to{bias, s.bias.rows[i], opaque(threadIdx.x % 32)};
         if constexpr (T.warpgroups == 1) under_way.tell();
@@ -42,7 +42,7 @@ TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
   }
 }
 
-// Adds it to the products of a step when it is there.
+// Adds the bias to the products of an iteration after it has arrived.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void add_bias(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, u32 step) {
   constexpr int kBytes = bytes_of(T.bias);

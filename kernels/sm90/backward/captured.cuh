@@ -1,4 +1,4 @@
-// The gradients of what a score_mod reads (tile/captured.cuh), on Hopper.
+// Gradients of the tensors that a score_mod reads (tile/captured.cuh), on Hopper.
 #pragma once
 #include "sm90/backward/score_tile.cuh"
 #include "tile/captured.cuh"
@@ -26,7 +26,7 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
     ModPlace place = place_of(at, at.m_block * T.tile_m, at.key_block * T.cta_keys());
     const int query = place.q, key = place.k;
     TileSums<T> sums;
-    if constexpr (walks<T>()) __syncthreads();  // scores before have been read
+    if constexpr (walks<T>()) __syncthreads();  // earlier scores have been read
     tile.each(at, [&](int r, const ScoreGradient& score) {
       if constexpr (walks<T>()) s.scores.put(tile.query_of(r), tile.key_of(r), score);
       place.q = query + tile.query_of(r), place.k = key + tile.key_of(r);

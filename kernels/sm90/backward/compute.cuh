@@ -1,16 +1,15 @@
-// What a computing warpgroup of the Hopper backward does with its 64 keys: probabilities, their derivatives, and its
-// parts of dk, dv and dq. Here is the order of a tile's steps, in three forms; what they are made of is in products.cuh
-// and probabilities.cuh.
+// The main loops of an MMA warpgroup of the Hopper backward, one per schedule. Each computes P, dS and the warpgroup's
+// parts of dk, dv and dq for its 64 keys. The parts of an iteration are in products.cuh and probabilities.cuh.
 //
-// The form is what ptxas wants, as in the forward: what products write are arrays that are locals of the function with
-// the loop, and a step is a lambda in it.
+// ptxas determines the form: arrays that products write are locals of the function with the loop, and an iteration is a
+// lambda in it.
 #pragma once
 #include "sm90/backward/epilogue.cuh"
 #include "sm90/backward/probabilities.cuh"
 #include "sm90/backward/products.cuh"
 #include "tile/captured_sums.cuh"
 
-// S and dP of a tile's first step, or half of it: dP is under way when S is there.
+// S and dP of a tile's first iteration, or of its first half. Afterwards S is complete and dP is in flight.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void first_scores(float (&scores)[T.score_queries() / 2], float (&dp)[T.score_queries() / 2],
                                 Ahead<T>& ahead, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
@@ -23,38 +22,37 @@ TANDEM_DEVICE void first_scores(float (&scores)[T.score_queries() / 2], float (&
   wgmma_wait<1>();
 }
 
-// A warpgroup's steps, 64 keys each its own: dq comes a step late, and the next step's S and dP are under way while
-// there is something else to do. Drawn in kernel.cuh. That of the last step is left to be added.
+// Schedule with P and dS in registers: each warpgroup has its own 64 keys. dq is one iteration late, and the next S and
+// dP overlap other work (drawing in kernel.cuh). The caller adds dq of the last iteration.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                    float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2],
                                    float (&last_dq)[T.dq_columns() / 2]) {
-  // What registers allow: the next S under way with dK; and dP too, beside the dS that dK is made of. The store of dq
-  // takes more than its addition, and steps are few.
+  // Issues the next S with dK, and the next dP with it, if registers suffice next to dS. Not with a stored dq, which
+  // takes longer than an addition while iterations are few.
   constexpr bool kScoresAhead = !T.single && (T.head_dim <= 64 || T.plain_scores());
-  // dq to shared memory before the next S is issued: stores behind products wait until the tensor core has taken them,
-  // the fence for the stores, and dP for the fence.
+  // Writes dq to shared memory before the next S is issued. Stores after a product stall until the tensor core has
+  // accepted it, the fence waits for these stores, and dP waits for the fence.
   constexpr bool kDqFirst = T.staged();
   constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead || kDqFirst;
-  // dV under way while dS is made: under a causal mask 2 % are gained by that, without one nothing.
+  // Overlaps dV with the computation of dS: 2 % faster under a causal mask, no gain without.
   constexpr bool kDvFirst = T.tile_m > 64 && T.right && !T.left;
-  // dS of a step is multiplied for dq in the next one, so that the fence behind it may wait until other products are
-  // under way: by the clock.
+  // The position of the fence after the stores of dS. dq multiplies dS only in the next iteration, so that the fence
+  // can overlap other products.
   enum class Fence { first, between, last };
   constexpr Fence kFence = T.staged() ? Fence::last : T.held_lse() > 0 ? Fence::between : Fence::first;
-  // Whether the next step's operands are there is asked before products are issued: behind them the answer waits until
-  // the tensor core has taken them. By the clock.
+  // Tests whether the next operands have arrived before products are issued. A test after the issue stalls until the
+  // tensor core has accepted the products.
   constexpr bool kAsksQueries = T.tile_m > 64 && !T.varlen, kAsksDout = kAsksQueries && !kDvFirst;
-  // What the next step keeps is drawn under dq, dV and dK, where there are no scores in registers, or as late as S is
-  // not waited for: modelled.
+  // Draws the next dropout mask during dq, dV and dK if no scores are in registers; else while S is multiplied.
   constexpr bool kDrawsAhead = T.dropout && !kScoresAhead;
   BackwardShared<T>& s = tile.s;
   float scores[T.score_queries() / 2], dp[T.score_queries() / 2];
   u32 probabilities[T.score_queries() / 4], ds[T.score_queries() / 4];
   Ahead<T> ahead;
-  // All warpgroups have written dS of the n-th step, and multiplied that of two steps before for dq.
+  // All warpgroups have written dS of the n-th iteration and read dS of iteration n - 2 for dq.
   auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
-  // Scores of the n-th step have been multiplied, dP is under way.
+  // On entry scores of the n-th iteration are complete and dP is in flight.
   auto probabilities_and_dp = [&](u32 n) {
     fence_operand(scores);
     if constexpr (!T.sums_scores) make_probabilities(scores, probabilities, ahead, tile, rings, at, n);
@@ -67,8 +65,8 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     __syncwarp();
     arrive(&s.ds_full[rings.steps & 1]);
   };
-  // From dS of a step to S and dP of the next one: nothing is under way where the loop begins again, which is what
-  // ptxas wants of registers that products write.
+  // An iteration extends from dS to the next S and dP. No product is in flight at the loop's start, as ptxas requires
+  // for registers that products write.
   auto step = [&](bool more, bool previous) __attribute__((always_inline)) {
     [[maybe_unused]] ScoreSums<T> sums;
     [[maybe_unused]] float sum = 0;
@@ -88,7 +86,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
       next.advance();
       dout_there = mbarrier_test(&s.dout_full[next.slot], next.parity);
     }
-    if constexpr (T.ds_stages() == 2) mbarrier_wait(&s.bias.dq_made, (rings.steps & 1) ^ 1);  // of the step before
+    if constexpr (T.ds_stages() == 2) mbarrier_wait(&s.bias.dq_made, (rings.steps & 1) ^ 1);  // previous iteration
     store_fragments(shared_address(s.ds[rings.ds_slot]), ds, tile);
     float dq[T.dq_columns() / 2];
     if constexpr (kFence == Fence::first) tell_ds();
@@ -98,7 +96,7 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
     mma_dk(dk, ds, tile, rings);
     if constexpr (kFence == Fence::last) tell_ds();
     if constexpr (T.sums_tiles) {
-      // Opaque: else what follows from it is kept over all steps, and spills.
+      // opaque(): derived values would be kept over all iterations and spill.
       add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, opaque(tile.n_block), sum);
     }
     if constexpr (T.sums_scores) sums.store(tile.p, tile.place(at.head, 0, 0));
@@ -153,7 +151,8 @@ TANDEM_DEVICE void pipelined_steps(const WarpgroupTile<T>& tile, WarpgroupRings<
   fence_operand(last_dq);
 }
 
-// Of wide heads: scores have been multiplied, dP is under way. P to shared memory, dV, and dS.
+// Wide heads, after scores are complete and with dP in flight: stores P to shared memory, multiplies dV and computes
+// dS.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.score_queries() / 2],
                              float (&dp)[T.score_queries() / 2], u32 (&ds)[T.score_queries() / 4],
@@ -169,7 +168,7 @@ TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.
   wgmma_wait<1>();
   fence_operand(dp);
   make_ds(dp, scores, ahead, tile, rings);
-  fence_proxy_async();  // delta has been read, where TMA brings that of another step
+  fence_proxy_async();  // the next TMA load may overwrite delta
   wgmma_wait<0>();
   fence_operand(dv);
   arrive(&s.dout_empty[rings.dout.slot]);
@@ -177,7 +176,8 @@ TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.
   pack_all<T>(ds, dp);
 }
 
-// All warpgroups have the same keys, each its queries of a step: they meet when P, and when dS, is in shared memory.
+// shared_p schedule for wide heads: all warpgroups share the same keys, and each has its own queries of an iteration.
+// They synchronize after P and after dS have been stored.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void wide_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                               float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
@@ -214,8 +214,8 @@ TANDEM_DEVICE void wide_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   }
 }
 
-// The same of a pair of CTAs, which send each other dS. A step is from scores to those of the next one, which are
-// multiplied while dq is added.
+// The same for a pair of CTAs, which exchange dS. An iteration extends to the next scores, which are multiplied while
+// dq is added.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                               float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
@@ -229,7 +229,7 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
     draw_kept(ahead, tile, at);
     ask_block_mask(ahead, tile, at);
     dv_and_ds(dv, scores, dp, ds, ahead, tile, rings, at);
-    mbarrier_wait(&s.pair.ds_taken, (rings.steps & 1) ^ 1);  // of the step before, so that it has left its place too
+    mbarrier_wait(&s.pair.ds_taken, (rings.steps & 1) ^ 1);  // the other CTA has read dS of the previous iteration
     store_fragments(shared_address(s.ds[0]), ds, tile);
     fence_proxy_async();
     named_sync(kSyncAll, 128 * T.warpgroups);
@@ -268,9 +268,8 @@ TANDEM_DEVICE void pair_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& r
   step(false);
 }
 
-// Wide heads, whose dS goes to memory. Products follow each other without a gap: dV, dK, then S and dP of the next
-// step, under which its probabilities are made. Warpgroups meet when P, and when dS, is in shared memory, which has
-// room for two steps of each.
+// Wide heads with dS in global memory. Products follow each other without a gap: dV, dK, then the next S and dP, which
+// overlap the computation of P. Warpgroups synchronize after P and after dS have been stored; both are double-buffered.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
@@ -288,7 +287,7 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     wgmma_wait<1>();
     fence_operand(dp);
   };
-  // From dS to that of the next step.
+  // An iteration extends from dS to the next dS.
   auto step = [&](bool more) __attribute__((always_inline)) {
     const int slot = rings.steps & 1;
     make_ds(dp, scores, ahead, tile, rings);
@@ -335,9 +334,9 @@ TANDEM_DEVICE void strip_steps(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
   step(false);
 }
 
-// The same with keys of its own in each warpgroup, whose sums leave registers for 32 queries at a time: P and dS are
-// operands from registers, and warpgroups wait for nobody. dV of a half is multiplied under its dS. Behind that come S
-// and dP of the next half and only then dK, so that the tensor core has something to do while P is made.
+// dS in global memory, and separate keys per warpgroup, whose accumulators leave registers for 32 queries at a time. P
+// and dS stay in registers, so that warpgroups need not synchronize. dV of a half overlaps its dS. S and dP of the next
+// half are issued before dK, so that the tensor core is busy while P is computed.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void half_steps(const WarpgroupTile<T>& first, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                               float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {
@@ -352,7 +351,7 @@ TANDEM_DEVICE void half_steps(const WarpgroupTile<T>& first, WarpgroupRings<T>& 
     pack_all<T>(ds, dp);
     store_fragments(to, ds, tile);
   };
-  // Then nothing is under way.
+  // Afterwards no product is in flight.
   auto probabilities_and_dp = [&](const WarpgroupTile<T>& tile) {
     fence_operand(scores);
     make_probabilities(scores, probabilities, ahead, tile, rings, at);
@@ -366,7 +365,7 @@ TANDEM_DEVICE void half_steps(const WarpgroupTile<T>& first, WarpgroupRings<T>& 
     const u32 to = shared_address(s.ds[slot]);
     mbarrier_wait(&s.ds_empty[slot], (rings.steps >> 1 & 1) ^ 1);
     dv_and_ds(first, to);
-    mma_s(scores, second, rings, at.m_block, true, true);  // of the same queries, which are there
+    mma_s(scores, second, rings, at.m_block, true, true);  // the same queries have arrived
     mma_dp(dp, ahead, second, rings, at.m_block, true);
     mma_dk(dk, ds, first, rings);
     wgmma_wait<2>();
@@ -440,7 +439,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
     leave_tile<T>(s, index);
     epilogue.template store<false>(dv);
     epilogue.template store<true>(dk);
-    // Behind all that, since its turn comes late, and the next tile's keys meanwhile.
+    // The last dq comes after the epilogue, because its turn comes late and the next tile's keys load meanwhile.
     if constexpr (!T.wide() && !T.strips) {
       if (warp_any(steps.count > 0)) add_dq(last_dq, tile, rings.steps - 1);
     }

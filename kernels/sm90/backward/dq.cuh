@@ -1,7 +1,8 @@
-// dq of wide heads by a kernel of its own: the sum of dS' K over the n_blocks of a strip, whose dS the main kernel has
-// left in memory. A CTA has one or two m_blocks for each warpgroup, and of each a sum over 8192 keys; one thread loads.
-// What it sums is added to what those before it have, when a ticket says that it is there, and the last one stores dq:
-// nobody adds out of order, and sums are the same whatever the strips.
+// dq of wide heads by a separate kernel. It sums dS' K over the n_blocks of a strip, from the dS that the main kernel
+// has stored. A CTA has one or two m_blocks per warpgroup, and for each a sum over 8192 keys; one thread loads.
+//
+// A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last one stores dq. The order,
+// and so the result, does not depend on the strips.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
@@ -15,19 +16,18 @@ template <Sm90BackwardConfig T>
 struct DqShared {
   alignas(1024) u16 k[T.kDqStages][T.k_box() * T.head_dim];
   alignas(1024) u16 ds[T.kDqStages][T.dq_cta_m_blocks()][T.k_box() * T.tile_m];  // keys in rows
-  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                          // arrivals: 1, each multiplying warp
+  alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                          // arrivals: 1, MMA warps
 };
 
-// Of an n_block.
+// Iterations per n_block.
 template <Sm90BackwardConfig T>
 constexpr int kDqSteps = T.cta_keys() / T.k_box();
 
-// Of an m_block, the n_blocks [begin, end) of one sum, the first of which begins where the first key is, or with a
-// window the first that is seen: an m_block has one sum then, mostly. That is also what there is of one that sees no
-// key.
+// One sum of an m_block: its n_blocks [begin, end). The first sum begins at the first key, or with a window at the
+// first visible key, so that most m_blocks have one sum. An m_block without visible keys also has one.
 template <Sm90BackwardConfig T>
 struct DqSum {
-  int begin = 0, end = 0, before = 0;  // sums before this one
+  int begin = 0, end = 0, before = 0;  // before: number of earlier sums
   bool exists = false, is_last = true;
 
   DqSum() = default;
@@ -46,12 +46,12 @@ template <Sm90BackwardConfig T>
 struct DqTile {
   const BackwardParams& p;
   const Strip strip;
-  int number, head, first_m_block;  // number: of the sum
+  int number, head, first_m_block;  // number: index of the sum
   SequenceCoords sequence;
   int begin, end;  // n_blocks that one of the m_blocks needs
 
   TANDEM_DEVICE explicit DqTile(const BackwardParams& params) : p(params), strip(params) {
-    // The most n_blocks first.
+    // CTAs with the most n_blocks come first.
     const int groups = (p.sequence_m_blocks + T.dq_cta_m_blocks() - 1) / T.dq_cta_m_blocks(),
               of_sum = groups * p.strip_heads;
     const int of_strip = static_cast<int>(blockIdx.x) / of_sum;
@@ -62,7 +62,7 @@ struct DqTile {
     sequence = sequence_coords<T>(p, of_all / p.heads_q);
     begin = end = 0;
     if (rest % p.strip_heads >= strip.heads) {
-      first_m_block = p.sequence_m_blocks;  // no such head: none of its m_blocks
+      first_m_block = p.sequence_m_blocks;  // no such head: no m_block exists
       sequence = sequence_coords<T>(p, 0);
     }
 #pragma unroll
@@ -105,7 +105,7 @@ TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
   }
 }
 
-// Of one m_block, what n_blocks of this CTA have given: added to what those before have, or stored.
+// Adds this CTA's sum of one m_block to the earlier sums, or stores dq.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void leave_dq(const DqTile<T>& tile, const DqSum<T>& sum, int m_block, int barrier,
                             float (&dq)[T.head_dim / 2]) {
@@ -147,9 +147,9 @@ TANDEM_DEVICE void leave_dq(const DqTile<T>& tile, const DqSum<T>& sum, int m_bl
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   using DqMma = Wgmma<T.f16, T.head_dim>;
-  constexpr u32 kBlockBytes = T.k_box() * 128;  // of 64 columns
+  constexpr u32 kBlockBytes = T.k_box() * 128;  // 64 columns
   constexpr bool kTwo = T.dq_m_blocks() == 2;
-  const int first = index * T.dq_m_blocks();  // of the CTA's m_blocks
+  const int first = index * T.dq_m_blocks();  // among the CTA's m_blocks
   const DqSum<T> sums[2] = {tile.sum_of(first), kTwo ? tile.sum_of(first + 1) : DqSum<T>()};
   Ring<T.kDqStages> ring;
   float dq[T.dq_m_blocks()][T.head_dim / 2];
@@ -157,10 +157,10 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   for (auto& block : dq)
 #pragma unroll
     for (float& x : block) x = 0;
-  // Of each warp: where nothing is multiplied one might be as many steps behind another as have a place, and would wait
-  // for a phase that has passed.
+  // Each warp arrives. Otherwise a warp could lag by the whole ring while nothing is multiplied, and wait for a phase
+  // that has already passed.
   auto leave = [&](int slot) { arrive(&s.empty[slot]); };
-  // n_blocks that others alone need.
+  // n_blocks that only other warpgroups need.
   auto pass = [&](int begin, int end) {
 #pragma unroll 1
     for (int n = begin * kDqSteps<T>; warp_any(n < end * kDqSteps<T>); ++n, ring.advance()) {
@@ -199,7 +199,7 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
     for (int i = kFirst; i <= kLast; ++i) fence_operand(dq[i]);
     leave(before);
   };
-  // From where the m_blocks that need an n_block change to where they do again.
+  // Splits the range at every n_block where the set of m_blocks that need it changes.
 #pragma unroll 1
   for (int begin = tile.begin; warp_any(begin < tile.end);) {
     int end = tile.end;
@@ -240,7 +240,7 @@ TANDEM_DEVICE void dq(const BackwardParams& p) {
   launch_dependents();
   const DqTile<T> tile(p);
   __syncthreads();
-  // Who is the last to know the strip leaves the next one.
+  // The last CTA to read the strip advances the counter to the next one.
   if (threadIdx.x == 0 && add_acquire_release(p.counter + 2, 1) == static_cast<int>(gridDim.x) - 1) {
     p.counter[0] = 0;
     p.counter[1] += 1;

@@ -1,4 +1,4 @@
-// dk and dv of a tile, from the registers that they have been summed in to memory.
+// Stores dk and dv of a tile from the accumulators to global memory.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
@@ -8,14 +8,14 @@
 #include "tile/gradient.cuh"
 #include "tile/pack.cuh"
 
-// A tensor of gradients, as a sequence and a key head have it: rows [0, used) are sums, those up to `rows` zeros.
+// A gradient tensor of a sequence and key head: rows [0, used) are sums, the rows up to `rows` are zeros.
 struct GradientRows {
   void* to;
   i64 at, stride;
   int rows, used, columns;
   bool is_f32;
 };
-// Fragments straight to memory: this thread's rows are `row` and `row` + 8, its columns come in pairs from `column` on.
+// Stores fragments directly: this thread's rows are `row` and `row` + 8, its columns are pairs from `column` on.
 template <auto T, int n>
 TANDEM_DEVICE void store_direct(const float (&sums)[n], float scale, const GradientRows& g, int row, int column,
                                 bool accumulate) {
@@ -31,7 +31,7 @@ TANDEM_DEVICE void store_direct(const float (&sums)[n], float scale, const Gradi
   }
 }
 
-// Fragments of the kernel's type: 16 bytes at once, for which four threads exchange what they have of a row.
+// Stores fragments of the kernel's type, 16 bytes at once: four threads exchange their parts of a row.
 template <auto T, int n>
 TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const GradientRows& g, int row, int column) {
   static_assert(n % 16 == 0, "four times 8 columns");
@@ -51,8 +51,8 @@ TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const Gradi
   }
 }
 
-// by_head: sums are added to those of the query heads before, so that the first one writes. A warpgroup, whose barrier
-// this is; `turn` have come before it.
+// by_head: adds to the sums of the earlier query heads; the first head stores. Called by one warpgroup with its named
+// barrier. `turn` heads come earlier.
 template <int n>
 TANDEM_DEVICE void add_in_turn(int* ticket, int turn, int barrier, float4* to, int part, const float (&sums)[n]) {
   if (threadIdx.x % 128 == 0) {
@@ -72,15 +72,15 @@ TANDEM_DEVICE void add_in_turn(int* ticket, int turn, int barrier, float4* to, i
   if (threadIdx.x % 128 == 0) add_release(ticket, 1);
 }
 
-// Of a warpgroup: its own keys of an n_block, or where all have the same ones its columns of theirs. Nothing is read
-// of shared memory once this is there.
+// The epilogue of a warpgroup: its own keys of an n_block, or its columns if all warpgroups share the keys. After
+// construction it does not read shared memory.
 template <Sm90BackwardConfig T>
 struct KeyEpilogue {
   const BackwardParams& p;
   const SequenceCoords sequence;
   const KeyTile tile;
-  const int index, part;  // of the warpgroup; of the CTA's dk, or dv
-  const int key;          // this thread's first, within the sequence
+  const int index, part;  // index: warpgroup; part: its part of dk or dv
+  const int key;          // first key of this thread, within the sequence
 
   TANDEM_DEVICE KeyEpilogue(const BackwardParams& params, const BackwardShared<T>& s, const SequenceCoords& coords,
                             int warpgroup)
@@ -92,7 +92,7 @@ struct KeyEpilogue {
         key((tile.n_block * T.ctas() + rank_of_cta<T>()) * T.cta_keys() + (T.wide() ? 0 : warpgroup * 64) +
             threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
 
-  // dk, or dv: to the sums of the tile's split, or to the caller's tensor.
+  // Stores dk or dv to the sums of the tile's split, or to the caller's tensor.
   template <bool of_k, int n>
   TANDEM_DEVICE void store(const float (&sums)[n]) const {
     if (!(of_k ? p.has_dk : p.has_dv)) return;
@@ -129,7 +129,7 @@ struct KeyEpilogue {
     }
   }
 };
-// All threads of a warpgroup have used keys, values and s.tile: those of the next tile may come.
+// All threads of a warpgroup have read keys, values and s.tile: the next tile's may be loaded.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void leave_tile(BackwardShared<T>& s, int index) {
   named_sync(kSyncOwn + index, 128);

@@ -1,40 +1,26 @@
 // Attention backward for Hopper: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta (common/delta.cuh).
 //
-// A CTA takes n_blocks of a key head from a counter. It keeps their keys and values, and goes over the queries of all
-// heads that share them, from the last m_block that sees some of them to the first (under a causal mask often from the
-// first on, and of one head: tile/key_tile.cuh); dk and dv stay in registers. All
-// scores are transposed, keys in rows, so that P and dS are operands from registers of what is summed over queries:
+// A CTA takes n_blocks of a key head, keeps their keys and values, and iterates over the queries that see them. dk and
+// dv stay in registers. Scores are transposed (keys in rows), so that P and dS are register operands. dq is added in
+// float32, in the order of n_blocks (order_dq); common/convert.cuh rounds it. The default schedule (`pipelined_steps`):
 //
 //    load       | order_dq, three       | each warpgroup, of its 64 keys
-//    Q', dO     | threads in turns:     | dS = P (dP - delta), to shared memory
-//               | adds dq to what is in | dQ of the step before = dS' K, dV += P dO, dK += dS Q
-//               | memory, when it is    | under dK: next S = K Q', dQ to shared memory
-//               | this n_block's turn   | next dP = V dO', under it P = exp(S - lse)
+//    Q', dO     | alternating threads:  | dS = P (dP - delta), to shared memory
+//               | add dq to global      | dQ of the previous iteration = dS' K, dV += P dO, dK += dS Q
+//               | memory, in the order  | during dK: next S = K Q', dQ to shared memory
+//               | of n_blocks           | next dP = V dO', during it P = exp(S - lse)
 //
-// dQ comes a step late, so that warpgroups, each of which needs the dS of all, do not wait for each other: they may be
-// almost a step apart. It is summed in float32 in memory, by bulk additions in the order of n_blocks (order_dq), as
-// threads hold it; common/convert.cuh rounds it. At head_dim 64 threads add it from registers, when they are told.
-// Registers of a computing thread at head_dim 128: dK 64, dV 64, S 32, dP or dQ 32, P 16, dS 16. dk and dv are stored
-// from registers while the next tile's keys come; so is dq where one n_block has all keys (`single`). A bias has a
-// place and a warp of its own (bias.cuh). Heads wider than 128 (Sm90BackwardConfig::wide) have 64 keys for all
-// warpgroups, P goes through shared memory as dS does, and dQ is that of the step. Up to 192 each warpgroup may have a
-// role instead: roles.cuh.
-//
-// Adding dq in memory is what binds at head_dim 256: a CTA with 64 keys adds 64 KB in a step. Two of them (a cluster,
-// `pair`) take an n_block of 128 keys, 64 each, and go over the same steps; each sends its dS to the other, and makes
-// dq of half of the columns over the keys of both, so that 64 KB are added for 128 keys:
+// Heads above 128 share 64 keys (Sm90BackwardConfig::wide) or use roles (roles.cuh). With `pair` two CTAs have 64 keys
+// each and exchange dS. Each computes half of dq's columns over both, because additions to dq limit head_dim 256:
 //
 //    CTA 0        keys 0..63,   dS ->  | dq[:, :128] = dS' K[:64, :128] + (dS of CTA 1)' K[64:, :128]
 //    CTA 1        keys 64..127, dS ->  | dq[:, 128:] = (dS of CTA 0)' K[:64, 128:] + dS' K[64:, 128:]
 //
-// Where the host knows all lengths nothing is added to dq (`strips`): a thread stores dS of each step, a ninth of
-// the bytes, and a kernel of its own makes dq of that (dq.cuh), one strip of keys or heads after the other, so that dS
-// takes no more than float32 gradients would:
+// With `strips` dS goes to global memory instead, and a second kernel computes dq (dq.cuh), one strip at a time:
 //
 //    launches     backward, strip 0 | dq, strip 0 | backward, strip 1 | dq, strip 1 | ...
 //
-// Without dQ registers suffice for dK and dV of up to 320 columns (192 and 128) beside the scores of 32 queries: then
-// each warpgroup has 64 keys of its own, goes over a step's 64 queries in two halves (`halves`), and waits for nobody:
+// Without dq registers suffice for 64 keys per warpgroup and 32 queries at a time (`halves`):
 //
 //    queue of a half  | dV += P dO, next S, next dP, dK += dS Q
 //    meanwhile        |    dS, to shared memory     |  next P
@@ -57,7 +43,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
   static_assert(T.fits());
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.v}) prefetch_tensor_map(map);
-    constexpr int kWarps = T.roles ? 8 : 4 * T.warpgroups;  // that read a step's queries, or dout
+    constexpr int kWarps = T.roles ? 8 : 4 * T.warpgroups;  // warps that read queries or dout
     mbarrier_init(&s.k_full, 1);
     mbarrier_init(&s.v_full, 1);
     mbarrier_init(&s.kv_empty, T.warpgroups + (T.strips ? 1 : T.dq_threads()) + (T.roles || T.stages_bias() ? 1 : 0));
@@ -93,7 +79,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     fence_mbarrier_init();
     fence_proxy_async();
   }
-  // dS of the step before the first one, whose dq nobody uses.
+  // Zeroes the dS that the first iteration reads as the previous one; its dq is not used.
   if constexpr (!T.wide() && !T.strips) {
     for (int i = threadIdx.x; i < T.cta_keys() * T.tile_m / 8; i += blockDim.x)
       reinterpret_cast<uint4*>(s.ds[0])[i] = make_uint4(0, 0, 0, 0);
@@ -105,7 +91,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     __syncthreads();
   }
   grid_dependency_wait();
-  launch_dependents();  // now tickets count from zero
+  launch_dependents();  // semaphores are zero from here on
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     setmaxnreg_dec<T.load_registers()>();

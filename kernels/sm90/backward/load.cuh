@@ -1,5 +1,4 @@
-// The warps beside those that compute, one thread of each: one takes tiles and loads, others add dq to what is
-// in memory.
+// The non-MMA warps, one thread of each: one takes tiles and loads, the rest add dq to global memory.
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
@@ -15,7 +14,7 @@ TANDEM_DEVICE int next_tile(const BackwardParams& p, BackwardShared<T>& s, u32 t
   }
 }
 
-// The CTA's keys, or values, of so many columns.
+// Loads the CTA's keys or values with this number of columns.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_keys(u16* to, const TensorMap* map, u64* full, int columns, int first_key, int head,
                              int batch) {
@@ -64,7 +63,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
       load_step(sequence, steps.head, steps.m_block);
       steps.advance();
     };
-    if (steps.left > 0) next_step();  // while the tile before is stored
+    if (steps.left > 0) next_step();  // overlaps the previous tile's epilogue
     mbarrier_wait(&s.kv_empty, (taken & 1) ^ 1);
     s.tile = tile;
     u32 bytes = sizeof s.k;
@@ -89,7 +88,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, BackwardShared<T>& s) {
   mbarrier_arrive(&s.k_full);
 }
 
-// dS of each step to its place in memory, where the strip is to have it.
+// Stores dS of each iteration to its place in the strip.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void store_ds(const BackwardParams& p, BackwardShared<T>& s) {
   const Strip strip(p);
@@ -115,7 +114,7 @@ TANDEM_DEVICE void store_ds(const BackwardParams& p, BackwardShared<T>& s) {
   tma_store_wait();
 }
 
-// Where the rows of an m_block's dq are in the caller's tensor.
+// Sets the address of an m_block's rows of dq in the caller's tensor.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void tell_dq_rows(const BackwardParams& p, BackwardShared<T>& s, int part, const SequenceCoords& sequence,
                                 int head, int m_block) {
@@ -124,14 +123,12 @@ TANDEM_DEVICE void tell_dq_rows(const BackwardParams& p, BackwardShared<T>& s, i
   s.dq_is_first_or_rows[part] = p.dq ? sequence.q_len - static_cast<int>(first) : 0;
 }
 
-// Adds the warpgroups' dq of each step to the m_block's sums where it is staged, else says when their threads may.
-// n_blocks do that in their order, whatever the order of CTAs: a ticket counts those that have added, the first one
-// finds 0 and writes. Tiles are taken in the order of n_blocks too, so a CTA waits for those alone that have begun
-// before it. Threads that do this take turns: until others may see an addition takes about as long as a step. A
-// single n_block waits for nobody.
+// Adds the warpgroups' staged dq to the m_block's sums, or signals when their threads may add. A semaphore orders
+// n_blocks: the first finds 0 and stores. CTAs take tiles in this order and wait only for earlier ones. Threads
+// alternate, because publishing an addition takes about one iteration.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 thread) {
-  constexpr int kAtOnce = T.sums_scores ? T.dq_parts() : 1;  // else ptxas spills three numbers of these few registers
+  constexpr int kAtOnce = T.sums_scores ? T.dq_parts() : 1;  // else ptxas spills three registers
   u32 step = 0;
   if (T.staged() && thread == 0) {
     for (u64& turn : s.dq_turn) mbarrier_arrive(&turn);
@@ -168,7 +165,7 @@ TANDEM_DEVICE void order_dq(const BackwardParams& p, BackwardShared<T>& s, u32 t
         }
         if constexpr (T.staged()) {
           mbarrier_wait(dq_added, parity);
-          // What others have added came by the asynchronous proxy, and goes on by it.
+          // Earlier additions came through the async proxy, and this one does too.
           fence_proxy_async_global();
           if (before == 0) {
             bulk_store(sums, s.dq[part], sizeof s.dq[0]);

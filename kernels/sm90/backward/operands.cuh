@@ -1,5 +1,5 @@
-// How the operands of the Hopper backward lie in shared memory: blocks of 64 columns, rows of 128 bytes, swizzled as
-// TMA writes them; how a warp writes a fragment there, and the zeros that rows beyond a sequence become.
+// The layout of operands in shared memory for the Hopper backward: blocks of 64 columns with 128-byte rows and TMA's
+// swizzle. Also the stores of fragments and the zeroing of rows beyond a sequence.
 #pragma once
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -8,21 +8,21 @@
 #include "tile/chunk.cuh"
 #include "tile/pack.cuh"
 
-// Named barriers: of all computing warpgroups, and of one.
+// Named barriers: of all MMA warpgroups, and of one.
 constexpr int kSyncAll = 1, kSyncOwn = 2;
 
-// Bytes of 64 columns of a step's queries, and of the CTA's keys.
+// Bytes of 64 columns of an iteration's queries, and of the CTA's keys.
 template <Sm90BackwardConfig T>
 constexpr u32 kQueryBlockBytes = T.tile_m * 128;
 template <Sm90BackwardConfig T>
 constexpr u32 kKeyBlockBytes = T.cta_keys() * 128;
 
-// The c-th 16 along the inner dimension of a product, as descriptors count: columns of rows in blocks of 64, or rows.
+// The descriptor offset of the c-th 16 inner elements of a product: columns in blocks of 64, or rows.
 TANDEM_DEVICE constexpr u64 in_row(int c, u32 block_bytes) { return c / 4 * (block_bytes >> 4) + c % 4 * 2; }
 TANDEM_DEVICE constexpr u64 rows_16(int c) { return c * (2048 >> 4); }
 
-// Where this lane's 16 bytes of the n-th 16 x 16 fragment of the warp's 16 rows lie, in blocks of 64 columns of the
-// CTA's keys.
+// The address of this lane's 16 bytes of the n-th 16 x 16 fragment of the warp's 16 rows. The layout is blocks of 64
+// columns of the CTA's keys.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE u32 fragment_at(u32 base, int n) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
@@ -30,8 +30,7 @@ TANDEM_DEVICE u32 fragment_at(u32 base, int n) {
   return base + n / 4 * (T.cta_keys() * 128) + row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-// Rows beyond a sequence are a neighbour's, and 0 * NaN is NaN: they become zeros. By as many threads as meet at the
-// barrier.
+// Zeroes rows beyond a sequence: they belong to a neighbour, and 0 * NaN is NaN. All threads of the barrier call it.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void zero_tail(u16* block, int rows, int columns, int used, int barrier, int threads) {
   if (!T.varlen || !warp_any(used < rows)) return;
@@ -40,12 +39,12 @@ TANDEM_DEVICE void zero_tail(u16* block, int rows, int columns, int used, int ba
   named_sync(barrier, threads);
 }
 
-// One arrival of a warp.
+// One arrival per warp.
 TANDEM_DEVICE void arrive(u64* barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// to = a b' over `columns` of both, whose rows lie in blocks of so many bytes: S, or dP. Under way afterwards.
+// Issues to = a b' over `columns` of both, with this number of bytes per row block: S or dP.
 template <class ScoreMma, u32 a_block, u32 b_block, int n>
 TANDEM_DEVICE void multiply_rows(float (&to)[n], u32 a_rows, u32 b_rows, int columns) {
   const u64 a = wgmma_smem_desc(a_rows, 16, 1024), b = wgmma_smem_desc(b_rows, 16, 1024);
@@ -56,7 +55,8 @@ TANDEM_DEVICE void multiply_rows(float (&to)[n], u32 a_rows, u32 b_rows, int col
   wgmma_commit();
 }
 
-// Fragments as they are, of the index-th warpgroup: dq, and dk and dv of a split, which `convert` adds up.
+// Stores fragments in their order, for the warpgroup with this index: dq, or dk and dv of a split, which `convert`
+// sums.
 template <int threads = 128, int n>
 TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
   to += index * (n / 4 * threads) + threadIdx.x % threads;

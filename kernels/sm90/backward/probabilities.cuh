@@ -1,5 +1,4 @@
-// From S and dP to P and dS, keys in rows: masks, what is done to scores, exponentials, dropout, and the derivatives of
-// all that.
+// P and dS from S and dP, with keys in rows: masks, score options, exponentials, dropout, and their derivatives.
 #pragma once
 #include "sm90/backward/bias.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
@@ -13,7 +12,7 @@ TANDEM_DEVICE void pack_all(u32 (&to)[n], const float (&from)[2 * n]) {
   for (int r = 0; r < n; ++r) to[r] = pack<T>(from[2 * r], from[2 * r + 1]);
 }
 
-// -infinity where a key is not seen.
+// Sets scores of hidden keys to -infinity.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void apply_mask(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, int m_block) {
   const QueryRange seen[2] = {tile.seen_by(0), tile.seen_by(1)};
@@ -25,22 +24,22 @@ TANDEM_DEVICE void apply_mask(float (&scores)[T.score_queries() / 2], const Warp
   }
 }
 
-// Which scores of a step a block mask shows, a bit each: asked while they are multiplied, some at a time, as in the
-// forward.
+// The visible scores of an iteration under a block mask, one bit each. The mask_mod is evaluated in parts while scores
+// are multiplied, as in the forward.
 template <Sm90BackwardConfig T>
 constexpr int kShownNumbers = (T.score_queries() / 2 + 31) / 32;
 template <Sm90BackwardConfig T>
 struct Shown {
-  u32 word;  // what the table says of the step: on its way from look_ahead() on
+  u32 word;  // state in the table, prefetched by look_ahead()
   StepState state = StepState::full;
   u32 bits[kShownNumbers<T>];
 };
-// Which of a step's probabilities meet values, where some are dropped.
-constexpr int kKeptGroup = 32;  // registers of which one number tells
+// The dropout mask of an iteration's probabilities.
+constexpr int kKeptGroup = 32;  // registers per word of the mask
 template <Sm90BackwardConfig T>
 constexpr int kKeptNumbers = (T.score_queries() / 2 + kKeptGroup - 1) / kKeptGroup;
 
-// What is read or drawn for a step's scores before they are there.
+// Values of an iteration that are loaded or drawn before its scores are ready.
 template <Sm90BackwardConfig T>
 struct Ahead {
   HeadRow<T> row;
@@ -49,7 +48,7 @@ struct Ahead {
   float2 lse[T.held_lse() + 1], delta[T.held_delta() + 1];  // stat_of the first pairs of columns
 };
 
-// What a step has in memory for its scores is read before they are multiplied.
+// Loads an iteration's prefetched values before its scores are multiplied.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void look_ahead(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
   if constexpr (T.block_mask)
@@ -92,7 +91,7 @@ TANDEM_DEVICE void ask_block_mask(Ahead<T>& ahead, const WarpgroupTile<T>& tile,
     }
   }
 }
-// Hides what a block mask hides.
+// Hides the scores that a block mask hides.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void apply_block_mask(float (&scores)[T.score_queries() / 2], const Shown<T>& shown) {
   if (shown.state == StepState::full) return;
@@ -100,7 +99,7 @@ TANDEM_DEVICE void apply_block_mask(float (&scores)[T.score_queries() / 2], cons
   for (int r = 0; r < T.score_queries() / 2; ++r) scores[r] = shown.bits[r / 32] >> r % 32 & 1 ? scores[r] : -kInfinity;
 }
 
-// -lse in log2 units (which 0), or delta (1), of the queries of a pair of neighbouring columns.
+// -lse in log2 units (which 0) or delta (1) of the queries of two neighbouring columns.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float2 stat_of(const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings, int which, int pair) {
   const float* const at =
@@ -136,8 +135,8 @@ TANDEM_DEVICE float kept_or_zero(const Ahead<T>& ahead, int r, float x) {
   return x;
 }
 
-// Scores of the n-th step become probabilities. use(pair, derivatives, given): of four scores each, by what they are
-// modified, when their probabilities are there. given: to a text, where T.sums_scores.
+// Replaces scores of the n-th iteration by probabilities. use(pair, derivatives, given) is called for four scores at a
+// time, when their probabilities are ready. given: the score_mod's input, with T.sums_scores.
 template <Sm90BackwardConfig T, class Use>
 TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const Ahead<T>& ahead,
                                          const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
@@ -157,7 +156,7 @@ TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2],
       const int r = 4 * pair + n;
       const float lse = n & 1 ? minus_lse.y : minus_lse.x;
       if constexpr (T.has_score_mod()) {
-        const bool hidden = scores[r] == -kInfinity || lse == -kInfinity;  // or its query is none
+        const bool hidden = scores[r] == -kInfinity || lse == -kInfinity;  // or the query is beyond the sequence
         float score = scaled_score<T>(scores[r], p);
         if constexpr (T.softcap) derivative[n] = softcap_derivative(score, p);
         score = of_head(score, p, tile.query_of(step.m_block, 0), column_of(r), tile.key(row_of(r)), &derivative[n],
@@ -179,7 +178,7 @@ TANDEM_DEVICE void pack_probabilities(u32 (&probabilities)[T.score_queries() / 4
                                               kept_or_zero(ahead, 4 * pair + n + 1, scores[4 * pair + n + 1]));
 }
 
-// In float32 and rounded; where a score is capped or modified, the former times the derivative of that.
+// Both in float32 and rounded. With a softcap or score_mod the float32 one is multiplied by its derivative.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
                                       u32 (&probabilities)[T.score_queries() / 4], const Ahead<T>& ahead,
@@ -194,7 +193,7 @@ TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
                            });
 }
 
-// In two parts, so that additions need not wait for each other.
+// Two independent chains of additions.
 template <int n>
 TANDEM_DEVICE float sum_of(const float (&x)[n]) {
   float even = x[0], odd = x[1];
@@ -203,7 +202,7 @@ TANDEM_DEVICE float sum_of(const float (&x)[n]) {
   return even + odd;
 }
 
-// What a probability meets: dP - delta, of what dropout has kept.
+// The factor of a probability: dP - delta, with the dropout mask applied to dP.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float less_delta(float dp, float delta, const Ahead<T>& ahead, int r, const BackwardParams& p) {
   if constexpr (T.dropout) return fmaf(kept_or_zero(ahead, r, dp), p.dropout.scale, -delta);
@@ -224,7 +223,7 @@ TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&sco
   fence_operand(dp);
 }
 
-// All of it at once, where sums need a score and what comes of it: no register keeps the former until dP is there.
+// P and dS together, if sums need a score and its gradient: no register keeps the score until dP is ready.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<T>& sums,
                                     float (&dp)[T.score_queries() / 2], float (&scores)[T.score_queries() / 2],
@@ -246,8 +245,8 @@ TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) ds[2 * pair + n] = pack<T>(dp[4 * pair + 2 * n], dp[4 * pair + 2 * n + 1]);
-        // ptxas would pack them all at the end, when there are too many: a branch that is never taken (no pair of
-        // numbers that are packed is all ones) keeps it from that.
+        // ptxas would pack them all at the end, with too many live registers. A branch that is never taken (no packed
+        // pair is all ones) prevents that.
         if (pair % 4 == 3 && (probabilities[2 * pair + 1] & ds[2 * pair + 1]) == ~0u) asm volatile("nanosleep.u32 0;");
       });
 }

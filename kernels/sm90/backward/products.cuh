@@ -1,12 +1,12 @@
-// The products of a step of the Hopper backward, where each computing warpgroup makes S, dP, dv, dk and dq: each is
-// issued and committed here, and waited for by who needs it (compute.cuh). And how dq leaves.
+// The products of an iteration of the Hopper backward if each MMA warpgroup computes S, dP, dv, dk and dq. They are
+// issued and committed here; the callers wait for them (compute.cuh). Also the stores of dq.
 #pragma once
 #include "ptx/global.cuh"
 #include "sm90/backward/epilogue.cuh"
 #include "sm90/backward/probabilities.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 
-// S = K Q', when the queries are there. there: that they are is known.
+// S = K Q', after the queries have arrived. there: their arrival is known.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
                          int m_block, bool is_last = true, bool there = false) {
@@ -20,7 +20,7 @@ TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const Warpgroup
   if (is_last) q_next.advance();
 }
 
-// dP = V dO', when dout is there, and the log-sum-exp of its queries.
+// dP = V dO', after dout and the log-sum-exp of its queries have arrived.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Ahead<T>& ahead, const WarpgroupTile<T>& tile,
                           const WarpgroupRings<T>& rings, int m_block, bool there = false) {
@@ -34,8 +34,8 @@ TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Ahead<T>& ahead, c
       T.head_dim_v);
 }
 
-// What dk and dv are summed over at a time: a step's queries, or half of them; and where in a step's operand that
-// begins, at the warpgroup's columns.
+// The queries that dk and dv sum over at once: an iteration's, or half of them. Also their offset in the operand at the
+// warpgroup's columns.
 template <Sm90BackwardConfig T>
 constexpr int kSummedQueries = T.halves ? T.score_queries() : T.tile_m;
 template <Sm90BackwardConfig T>
@@ -43,7 +43,7 @@ TANDEM_DEVICE u32 first_summed(const WarpgroupTile<T>& tile, int columns) {
   return tile.thread.own_columns(columns) + (T.halves ? tile.first_query * 128 : 0);
 }
 
-// dv += P dO: P from registers, or where all warpgroups have the same keys from shared memory.
+// dv += P dO: P from registers, or from shared memory if all warpgroups share the keys.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabilities)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
@@ -64,7 +64,7 @@ TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabili
   wgmma_commit();
 }
 
-// dk += dS Q, likewise.
+// dk += dS Q, with the same operand sources.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
@@ -85,7 +85,7 @@ TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.sco
   wgmma_commit();
 }
 
-// dq of these 64 queries and columns, over the CTA's or, of a pair, the other CTA's keys; adds: to what dq is.
+// dq of 64 queries over these columns and the CTA's keys, or the other CTA's keys in a pair. adds: accumulate to dq.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dq_of(float (&dq)[T.dq_columns() / 2], u32 ds, u32 keys, bool adds) {
   using DqMma = Wgmma<T.f16, T.dq_columns()>;
@@ -102,7 +102,7 @@ TANDEM_DEVICE void mma_dq_of(float (&dq)[T.dq_columns() / 2], u32 ds, u32 keys, 
   wgmma_commit();
 }
 
-// The warpgroup's part of dq, of the step whose dS is in the slot.
+// The warpgroup's part of dq of the iteration whose dS is in the slot.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dq(float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, int slot) {
   constexpr bool kByColumns = T.dq_row_parts() == 1;
@@ -111,7 +111,7 @@ TANDEM_DEVICE void mma_dq(float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T
                shared_address(tile.s.k) + column / 64 * kKeyBlockBytes<T> + column % 64 * 2, false);
 }
 
-// Keys in rows, the warpgroup's own rows and columns of them.
+// Keys in rows: the warpgroup's own rows and columns.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_queries() / 4],
                                    const WarpgroupTile<T>& tile) {
@@ -121,7 +121,7 @@ TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_querie
              {fragments[4 * n], fragments[4 * n + 1], fragments[4 * n + 2], fragments[4 * n + 3]});
 }
 
-// dq of a step of the only n_block.
+// Stores dq of an iteration with the only n_block.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void store_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile) {
   const BackwardParams& p = tile.p;
@@ -130,7 +130,7 @@ TANDEM_DEVICE void store_dq(const float (&dq)[T.dq_columns() / 2], const Warpgro
   store_chunks<T>(dq, p.scale, {tile.s.dq_to[index], 0, p.dq_row, rows, rows, p.head_dim, false}, at.row, at.column);
 }
 
-// dq of a step on its way to the sums in memory (order_dq).
+// Stages dq of an iteration for its addition (order_dq).
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, u32 step) {
   BackwardShared<T>& s = tile.s;

@@ -1,16 +1,15 @@
-// What the warpgroup that makes scores does in a step, where warpgroups have roles (roles.cuh): products with queries
-// in rows, P and dS from them, and dq of the columns that its CTA makes.
+// An iteration of the scores role (roles.cuh): products with queries in rows, P, dS, and the dq columns of its CTA.
 //
-// As in compute.cuh, these structs hold numbers and references; the arrays that products write are locals of who has
-// the loop, make_scores().
+// As in compute.cuh, these structs hold only numbers and references. The arrays that products write are locals of
+// make_scores(), which has the loop.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "sm90/backward/operands.cuh"
 
-// What goes on from one tile to the next, and what is the same for all.
+// State that continues over tiles, and constants of all tiles.
 template <Sm90BackwardConfig T>
 struct RoleState {
-  static constexpr int kIndex = 2;  // of the warpgroup
+  static constexpr int kIndex = 2;  // warpgroup index
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, row0 = warp * 16 + lane / 4;
   const int rank = rank_of_cta<T>();
   Ring<T.q_stages> q_ring;
@@ -20,7 +19,7 @@ struct RoleState {
 
 template <Sm90BackwardConfig T>
 struct RoleTile {
-  static constexpr int kScores = T.cta_keys() / 2;  // of a thread
+  static constexpr int kScores = T.cta_keys() / 2;  // per thread
   using ScoreMma = Wgmma<T.f16, T.cta_keys()>;
   using DqFirst = Wgmma<T.f16, T.kDqFirst>;
   using DqRest = Wgmma<T.f16, T.kDqRest>;
@@ -50,15 +49,15 @@ struct RoleTile {
     zero_tail<T>(block, rows, columns, used, kSyncOwn + RoleState<T>::kIndex, 128);
   }
 
-  // Of a step: its slot of dS, and the parity of its barriers.
+  // The dS slot of an iteration, and the parity of its barriers.
   TANDEM_DEVICE static u32 slot_of(u32 step) { return step & 1; }
   TANDEM_DEVICE static u32 parity_of(u32 step) { return step >> 1 & 1; }
-  // Of this thread's i-th row: -lse in log2 units, or delta.
+  // -lse in log2 units, or delta, of this thread's i-th row.
   TANDEM_DEVICE float stat(int which, int i) const {
     return s.stats[state.dout_ring.slot][which * T.tile_m + state.row0 + 8 * i];
   }
 
-  // Rows of queries, or of dout, times keys or values.
+  // Issues rows of queries or dout times keys or values.
   TANDEM_DEVICE void multiply(float (&to)[kScores], u16* rows, const u16* keys, int columns, int m_block) const {
     clear(rows, T.tile_m, columns, sequence.q_len - m_block * T.tile_m);
     multiply_rows<ScoreMma, kQueryBlockBytes<T>, kKeyBlockBytes<T>>(to, shared_address(rows), shared_address(keys),
@@ -75,7 +74,7 @@ struct RoleTile {
     multiply(dp, s.dout[dout_ring.slot], s.v, T.head_dim_v, m_block);
   }
 
-  // -infinity where a key is not seen.
+  // Sets scores of hidden keys to -infinity.
   TANDEM_DEVICE void apply_mask(float (&scores)[kScores], int m_block) const {
     const int first = m_block * T.tile_m, last = first + T.tile_m - 1;
     if (!warp_any((T.right && first < unmasked.begin) || (T.left && last >= unmasked.end) ||
@@ -95,7 +94,7 @@ struct RoleTile {
     }
   }
 
-  // One fragment of 16 x 16 after the other, rounded, to shared memory, of which `full` tells.
+  // Stores 16 x 16 fragments rounded to shared memory and signals `full`.
   TANDEM_DEVICE void store_rounded(u16* to, const float (&x)[kScores], u64* full) const {
 #pragma unroll
     for (int n = 0; n < T.cta_keys() / 16; ++n) {
@@ -108,7 +107,7 @@ struct RoleTile {
     __syncwarp();
     arrive(full);
   }
-  // S has been multiplied, dP is under way: P for dv.
+  // On entry S is complete and dP is in flight. Computes P for dv.
   TANDEM_DEVICE void make_probabilities(float (&scores)[kScores], float (&dp)[kScores], int m_block) const {
     fence_operand(scores);
     arrive(&s.q_empty[state.q_ring.slot]);
@@ -122,13 +121,13 @@ struct RoleTile {
     wgmma_wait<0>();
     fence_operand(dp);
   }
-  // dS = P (dP - delta), for dk and dq, here and in the other CTA.
+  // dS = P (dP - delta), for dk and for dq, here and in the other CTA.
   TANDEM_DEVICE void make_ds(const float (&scores)[kScores], float (&dp)[kScores]) const {
     const u32 slot = slot_of(state.steps);
     const float delta[2] = {stat(1, 0), stat(1, 1)};
 #pragma unroll
     for (int r = 0; r < kScores; ++r) dp[r] = scores[r] * (dp[r] - delta[r / 2 % 2]);
-    fence_proxy_async();  // these have been read, where TMA brings those of another step
+    fence_proxy_async();  // TMA may overwrite the delta that was read
     __syncwarp();
     arrive(&s.dout_empty[state.dout_ring.slot]);
     state.dout_ring.advance();
@@ -137,7 +136,7 @@ struct RoleTile {
     ++state.steps;
   }
 
-  // dq of a step, over the keys of both CTAs, in two parts: Sm90BackwardConfig::role_dq_column.
+  // dq of an iteration over the keys of both CTAs, in two parts: Sm90BackwardConfig::role_dq_column.
   TANDEM_DEVICE void mma_dq(float (&dq_first)[T.kDqFirst / 2], float (&dq_rest)[T.kDqRest / 2], u32 step) const {
     const u32 slot = slot_of(step);
     mbarrier_wait(&s.ds_full[slot], parity_of(step));

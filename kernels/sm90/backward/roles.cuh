@@ -1,16 +1,16 @@
-// What the computing warpgroups of the Hopper backward do where each has a role: one makes scores, dS and dq, with
-// queries in rows, one sums dv, one dk, over all steps of a tile. What they multiply goes through shared memory. No
-// warpgroup waits for the other to reach the same place, so that products of one run under the exponentials of another:
+// The main loops of the Hopper backward with warpgroup roles. One warpgroup computes scores, dS and dq, with queries in
+// rows; one sums dv and one dk over all iterations of a tile. Operands pass through shared memory. No warpgroup waits
+// for another at the same place, so that products of one overlap the exponentials of another:
 //
 //    make_scores         | sum_steps, of dv | sum_steps, of dk
 //    S = Q K'            |                  |
-//    dP = dO V', under   |                  |
+//    dP = dO V', during  |                  |
 //      it P -> p         | dv += P' dO      |
 //    dS -> ds, and to    |                  | dk += dS' Q
 //      the other CTA     |                  |
-//    dq of the step      |                  |
-//      before, then S    |                  |
-//      of the next one   |                  |
+//    dq of the previous  |                  |
+//      iteration, then   |                  |
+//      the next S        |                  |
 #pragma once
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -19,7 +19,7 @@
 #include "sm90/backward/role_scores.cuh"
 #include "sm90/backward/shared_plan.cuh"
 
-// dk (of_k), or dv.
+// dk (of_k) or dv.
 template <Sm90BackwardConfig T, bool of_k>
 TANDEM_DEVICE void sum_steps(const BackwardParams& p, BackwardShared<T>& s, int index) {
   constexpr int kColumns = of_k ? T.dk_columns() : T.dv_columns(), kLefts = of_k ? T.ds_stages() : 1;
@@ -63,7 +63,7 @@ TANDEM_DEVICE void sum_steps(const BackwardParams& p, BackwardShared<T>& s, int 
   }
 }
 
-// dS of each step to the other CTA, whose dS of two steps before has been used by then: one thread.
+// One thread sends dS of each iteration to the other CTA, after that has read dS of two iterations earlier.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void send_ds(const BackwardParams& p, BackwardShared<T>& s) {
   const int rank = rank_of_cta<T>();
@@ -93,7 +93,7 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, BackwardShared<T>& s) {
     float scores[T.cta_keys() / 2], dp[T.cta_keys() / 2];
     float dq_first[T.kDqFirst / 2], dq_rest[T.kDqRest / 2];
     KeySteps<T> at(p, s.tile);
-    // From dS of a step to that of the next one: nothing is under way where the loop begins again.
+    // An iteration extends from dS to the next dS. No product is in flight at the loop's start.
     auto step = [&](bool more, bool previous) __attribute__((always_inline)) {
       tile.make_ds(scores, dp);
       at.advance();

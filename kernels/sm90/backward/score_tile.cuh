@@ -1,5 +1,5 @@
-// One tile of scores after the other, on Hopper, for kernels beside the main one (tile/score_tile.cuh). The next one's
-// operands may be under way meanwhile; keys and values stay as long as they are the same.
+// A pipeline over score tiles on Hopper, for the additional kernels (tile/score_tile.cuh). The next tile's operands can
+// load meanwhile; keys and values stay in shared memory while they are the same.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -19,19 +19,19 @@ struct ScoreTileShared {
   alignas(8) u64 full[T.kScoreStages], empty[T.kScoreStages];
 };
 
-// Threads hold fragments as those of the main kernel do.
+// Threads hold fragments like the main kernel.
 template <Sm90BackwardConfig T>
 struct ScoreTile {
-  static_assert(T.kScoreStages == 2);                                         // load_keys()
-  static constexpr int kQueries = T.score_queries(), kScores = kQueries / 2;  // of a thread
+  static_assert(T.kScoreStages == 2);                                         // see load_keys()
+  static constexpr int kQueries = T.score_queries(), kScores = kQueries / 2;  // per thread
   using ScoreMma = Wgmma<T.f16, kQueries>;
 
   const BackwardParams& p;
   ScoreTileShared<T>& s;
   Dropout dropout;
-  const int index, lane, key0, first_query;  // key0: this thread's first, within a tile
+  const int index, lane, key0, first_query;  // key0: first key of this thread, within a tile
   Ring<T.kScoreStages> loaded, made;
-  int loaded_keys = -1;  // which block of all
+  int loaded_keys = -1;  // the loaded block of keys
 
   TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)
       : p(params),
@@ -51,15 +51,15 @@ struct ScoreTile {
     grid_dependency_wait();
   }
 
-  // Within a tile, of score r.
+  // The query of score r within a tile.
   TANDEM_DEVICE int query_of(int r) const { return first_query + 2 * (lane & 3) + 8 * (r >> 2) + (r & 1); }
   TANDEM_DEVICE int key_of(int r) const { return key0 + 8 * row_of(r); }
 
-  // A tile's operands, on their way when this returns. each() makes tiles in the order in which they were loaded, which
-  // is done for one more at most.
+  // Starts to load a tile's operands. each() processes tiles in the order of their loads; at most one load may be
+  // ahead.
   TANDEM_DEVICE void load(const ScoreTileAt& at) {
     if (threadIdx.x == 0) {
-      mbarrier_wait(&s.empty[loaded.slot], loaded.parity ^ 1);  // all have used what was there
+      mbarrier_wait(&s.empty[loaded.slot], loaded.parity ^ 1);  // all warps have read the old contents
       const int head_k = at.head / (p.heads_q / p.heads_k);
       const int keys = (at.sequence.sequence * p.heads_k + head_k) * (p.n_blocks * T.ctas()) + at.key_block;
       const bool others = keys != loaded_keys;
@@ -82,7 +82,7 @@ struct ScoreTile {
       tma_load(s.dout[loaded.slot] + c * T.tile_m, &p.dout, &s.full[loaded.slot], c, query, at.head, batch);
   }
   TANDEM_DEVICE void load_keys(const ScoreTileAt& at, int head_k) const {
-    // Of the tile before, whichever place that had.
+    // The previous tile, in either buffer.
     mbarrier_wait(&s.empty[loaded.slot ^ 1], loaded.slot == 0 ? loaded.parity ^ 1 : loaded.parity);
     const int key = at.sequence.k_begin + at.key_block * T.cta_keys(), batch = at.sequence.batch;
 #pragma unroll 1
@@ -93,7 +93,7 @@ struct ScoreTile {
       tma_load(s.v + c * T.cta_keys(), &p.v, &s.full[loaded.slot], c, key, head_k, batch);
   }
 
-  // Keys times queries, or values times dout.
+  // Issues keys times queries, or values times dout.
   TANDEM_DEVICE void multiply(float (&to)[kScores], const u16* keys, const u16* queries, int columns) const {
     const u64 a = wgmma_smem_desc(shared_address(keys) + (T.wide() ? 0 : index * 64 * 128), 16, 1024);
     const u64 b = wgmma_smem_desc(shared_address(queries) + first_query * 128, 16, 1024);
@@ -106,7 +106,7 @@ struct ScoreTile {
     wgmma_commit();
   }
 
-  // use(r, ScoreGradient) for each of a thread's scores of a tile that was loaded.
+  // Calls use(r, ScoreGradient) for each of a thread's scores of a loaded tile.
   template <class Use>
   TANDEM_DEVICE void each(const ScoreTileAt& at, const Use& use) {
     const SequenceCoords& sequence = at.sequence;

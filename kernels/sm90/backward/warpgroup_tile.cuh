@@ -1,9 +1,8 @@
-// What a computing warpgroup of the Hopper backward knows of the tile at hand: whose keys these are and what sees them,
-// where in the tile's steps it is, and how far the rings have come.
+// The state of an MMA warpgroup of the Hopper backward: the current tile's keys and visible queries, its iteration, and
+// its rings.
 //
-// These structs hold numbers and references only: what products write are arrays that are locals of the functions with
-// the loops (compute.cuh). What is worked out once, and in which order, shows in the machine code of the loop
-// (docs/lab/kernel-structure.md).
+// These structs hold only numbers and references. Arrays that products write are locals of the functions with the loops
+// (compute.cuh). The order of these computations affects the machine code of the loop.
 #pragma once
 #include "ptx/warp.cuh"
 #include "sm90/backward/operands.cuh"
@@ -12,18 +11,18 @@
 #include "tile/fragment_softmax.cuh"
 #include "tile/mod_functions.cuh"
 
-// Whether a warpgroup has to know which head and sequence a step is of.
+// True if a warpgroup needs the head and sequence of an iteration.
 template <Sm90BackwardConfig T>
 constexpr bool kKnowsHead = T.has_score_mod() || T.dropout;
 
-// What is the same for all tiles: which warpgroup, and of it which thread, this is.
+// Constants of all tiles: the indices of the warpgroup and of the thread.
 template <Sm90BackwardConfig T>
 struct WarpgroupThread {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const int group;        // query heads that share a key head
-  const int index, rank;  // of the warpgroup in its CTA, of the CTA in its pair
-  // The warpgroup's own keys, or where all have the same ones its own columns of dk and dv. Bytes of rows are those in
-  // each 64 columns.
+  const int group;        // query heads per key head
+  const int index, rank;  // warpgroup in the CTA, CTA in the pair
+  // The warpgroup's own keys, or its own columns of dk and dv if all warpgroups share the keys. Row bytes count 64
+  // columns.
   const u32 own_keys;
   Dropout dropout;
 
@@ -40,17 +39,17 @@ struct WarpgroupThread {
   }
 };
 
-// What goes on from one tile to the next.
+// State that continues over tiles.
 template <Sm90BackwardConfig T>
 struct WarpgroupRings {
-  Ring<T.q_stages> q_next, q;  // the queries whose scores come next, and those that dk is summed of next
+  Ring<T.q_stages> q_next, q;  // queries of the next scores, of the next dk
   Ring<T.dout_stages> dout;
-  u32 steps = 0;                   // that are done
-  int ds_slot = 1, ds_before = 0;  // where dS of this step is, and that of the step before
+  u32 steps = 0;                   // completed iterations
+  int ds_slot = 1, ds_before = 0;  // dS slots of this and the previous iteration
 };
 
-// The steps of a tile in the order of KeySteps, but in numbers that stay in uniform registers, and without what nobody
-// asks: heads are counted from 0 where a step does not need its own.
+// The iterations of a tile in the order of KeySteps, with numbers in uniform registers. Only needed values are
+// computed: heads count from 0 if an iteration does not need the real one.
 template <Sm90BackwardConfig T>
 struct WarpgroupSteps {
   int m_block, head, count;
@@ -92,17 +91,17 @@ struct WarpgroupSteps {
   [[maybe_unused]] ListedOrNone<T> listed_;
 };
 
-// The tile, as one warpgroup and thread see it.
+// The tile as one warpgroup and thread see it.
 template <Sm90BackwardConfig T>
 struct WarpgroupTile {
   const BackwardParams& p;
   BackwardShared<T>& s;
   const WarpgroupThread<T>& thread;
-  const int taken_block, n_block;  // of the CTA or pair, and the CTA's own
+  const int taken_block, n_block;  // the CTA's or pair's; the CTA's own
   const SequenceCoords sequence;
   const decltype(band_of<T>(p, sequence)) band;
-  int first_query;                   // of a step's, whose scores the warpgroup makes, or is about to
-  int key0;                          // the first of the thread's two keys
+  int first_query;                   // first query of this or the next iteration's scores
+  int key0;                          // first of the thread's two keys
   int unmasked_begin, unmasked_end;  // m_blocks whose queries all see all of the CTA's keys
 
   TANDEM_DEVICE WarpgroupTile(const BackwardParams& params, BackwardShared<T>& shared, const WarpgroupThread<T>& of,
@@ -123,7 +122,7 @@ struct WarpgroupTile {
     key0 = n_block * T.cta_keys() + (T.wide() ? 0 : of.index * 64) + of.warp * 16 + of.lane / 4;
   }
 
-  // Of a step's second half.
+  // The second half of an iteration.
   TANDEM_DEVICE WarpgroupTile second_half() const {
     WarpgroupTile half = *this;
     half.first_query = T.score_queries();
@@ -139,7 +138,7 @@ struct WarpgroupTile {
     return {sequence.sequence, head, query, key, sequence.q_len, sequence.k_len};
   }
 
-  // Queries that see the thread's i-th key.
+  // The queries that see the thread's i-th key.
   TANDEM_DEVICE QueryRange seen_by(int i) const {
     QueryRange range = band.visible_queries(key(i), key(i));
     if (key(i) >= sequence.k_len) range.begin = range.end = 1 << 29;
@@ -149,7 +148,7 @@ struct WarpgroupTile {
     return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
   }
 
-  // All computing warpgroups together.
+  // Called by all MMA warpgroups together.
   TANDEM_DEVICE void clear(u16* block, int rows, int columns, int used) const {
     zero_tail<T>(block, rows, columns, used, kSyncAll, 128 * T.warpgroups);
   }

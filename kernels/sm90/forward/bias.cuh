@@ -1,5 +1,5 @@
-// A bias, in the Hopper forward: two warps copy it to shared memory, the rows of every other warpgroup each, those of
-// an n_block when the warpgroup has read those of the one before. Its threads read what their fragments need.
+// A bias in the Hopper forward. Two warps copy it to shared memory, each for every other warpgroup. They copy the rows
+// of an n_block after the warpgroup has read the preceding n_block's. Its threads load what their fragments need.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
@@ -8,7 +8,7 @@
 #include "tile/fragment_softmax.cuh"
 #include "tile/score_mod.cuh"
 
-// Which n_blocks of a tile a warpgroup adds a bias to: those that compute() does not pass over.
+// The n_blocks of a tile to which a warpgroup adds a bias: all that compute() does not skip.
 template <Sm90ForwardConfig T>
 struct BiasSteps {
   NBlockRange own{0, 0, 0, 0};
@@ -21,7 +21,7 @@ struct BiasSteps {
     own = T.left || T.right ? own_n_blocks<T>(p, tile, all, first_row) : all;
   }
   TANDEM_DEVICE bool has(int n_block) const { return n_block >= own.begin && n_block < own.end; }
-  // Of a block mask, from the first step on that some row takes part in; last: there is no other.
+  // Block mask: from the first iteration on in which some row takes part. last: no further iteration.
   TANDEM_DEVICE bool takes(StepState state, bool last) {
     begun = begun || last || state != StepState::absent;
     return begun && own.end > 0;
@@ -33,7 +33,7 @@ struct BiasPlace {
   TANDEM_DEVICE static u32 at(int row, int byte) { return row * T.bias_pitch() + byte; }
 };
 
-// A warp that copies it, by cp.async.
+// A warp that copies the bias by cp.async.
 template <Sm90ForwardConfig T>
 struct BiasLoader {
   using Tile = BiasTile<T.bias, 64, T.tile_n, 32, BiasPlace<T>>;
@@ -41,21 +41,21 @@ struct BiasLoader {
   const ForwardParams& p;
   ForwardShared<T>& s;
   const BiasLayout<T.bias> bias;
-  u32 parities = 0;  // of the next n_block, a bit of each warpgroup
+  u32 parities = 0;  // next n_block's, one bit per warpgroup
   BiasUnderWay under_way;
 
   TANDEM_DEVICE BiasLoader(const ForwardParams& params, ForwardShared<T>& shared)
       : p(params), s(shared), bias(params) {}
 
   TANDEM_DEVICE void load(const TileCoords& tile, int warpgroup, int n_block) {
-    // (What follows from it is not worth registers.)
+    // opaque(): derived values are not worth registers.
     const int first_row = tile.m_block * T.tile_m() + warpgroup * 64, first_column = opaque(n_block * T.tile_n);
     const int shift = log2_of(p.pack_gqa);
     const BiasRows<T.bias> rows{bias.at(tile.batch, tile.head << shift, first_row >> shift, first_column),
                                 (tile.q_len << shift) - first_row, shift};
     const Tile to{bias, s.bias.rows[warpgroup], opaque(threadIdx.x % 32)};
     u64* const full = &s.bias.full[warpgroup];
-    if (warp_any(under_way.full == full)) under_way.tell();  // else its place is never empty
+    if (warp_any(under_way.full == full)) under_way.tell();  // else the buffer never becomes empty
     mbarrier_wait(&s.bias.empty[warpgroup], (parities >> warpgroup & 1) ^ 1);
     parities ^= 1u << warpgroup;
     to.copy(rows, tile.k_len - first_column);
@@ -64,15 +64,15 @@ struct BiasLoader {
   TANDEM_DEVICE void finish() { under_way.tell(); }
 };
 
-// A warp that has TMA copy it. In a cluster, whose CTAs all have the same rows and n_blocks of one bias at a time, each
-// reads its part of a warpgroup's rows for all of them, when the place is empty in all of them.
+// A warp that copies the bias by TMA. The CTAs of a cluster have the same rows and n_blocks of one bias. Each loads its
+// part of a warpgroup's rows for all of them, after the buffer is empty in all of them.
 template <Sm90ForwardConfig T>
 struct BiasTmaLoader {
   static constexpr int kRows = 64 / T.bias_ctas;
 
   const BiasedForwardParams& p;
   ForwardShared<T>& s;
-  u32 parities = 0;  // of the next n_block, a bit of each warpgroup
+  u32 parities = 0;  // next n_block's, one bit per warpgroup
 
   TANDEM_DEVICE BiasTmaLoader(const ForwardParams& params, ForwardShared<T>& shared)
       : p(static_cast<const BiasedForwardParams&>(params)), s(shared) {}
@@ -101,7 +101,7 @@ struct BiasTmaLoader {
   TANDEM_DEVICE void finish() {}
 };
 
-// warp: of those that copy it.
+// warp: the index among the copying warps.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int warp) {
   constexpr int kEach = (T.warpgroups + T.kBiasWarps - 1) / T.kBiasWarps;
@@ -117,7 +117,7 @@ TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int wa
     BiasSteps<T> steps[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) steps[i] = BiasSteps<T>(p, tile, all, warp + i * T.kBiasWarps);
-    // takes(steps): of a warpgroup.
+    // takes(steps): the warpgroup adds the bias in this iteration.
     auto load = [&](int n_block, const auto& takes) {
       u32 takers = 0;
 #pragma unroll
@@ -145,7 +145,7 @@ TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int wa
   }
 }
 
-// The warpgroup's rows of the bias in an n_block, as a thread's fragments have them.
+// The warpgroup's rows of the bias in an n_block, read in fragment order.
 template <Sm90ForwardConfig T>
 struct BiasFragments {
   const char* own = nullptr;
@@ -154,7 +154,7 @@ struct BiasFragments {
     if constexpr (T.bias != Bias::none)
       own = w.s.bias.rows[w.index] + (w.warp * 16 + w.lane / 4) * T.bias_pitch() + 2 * (w.lane & 3) * bytes_of(T.bias);
   }
-  // Of registers r and r + 1.
+  // Loads registers r and r + 1.
   TANDEM_DEVICE void load(int r, BiasValue<T> (&to)[2]) const {
     const char* const from = own + 8 * row_of(r) * T.bias_pitch() + column_of(r) * bytes_of(T.bias);
     if constexpr (T.bias == Bias::f32) {

@@ -1,8 +1,8 @@
-// What a computing warpgroup of the Hopper forward does: scores, softmax, result, tile after tile.
+// The loop of an MMA warpgroup of the Hopper forward: scores, softmax and result, tile after tile.
 //
-// The form of compute() is what ptxas wants (docs/lab/hopper-forward.md): the arrays that products write are its
-// locals, and what works on them (steps.cuh) takes references. As members of a struct they come out with other address
-// arithmetic in the main loop; so does a block mask's whose steps before the first are gone through by a function.
+// ptxas determines the form of compute() (docs/lab/hopper-forward.md). Arrays that products write are its locals, and
+// the functions that work on them (steps.cuh) take references. As members of a struct they would change the address
+// arithmetic of the main loop. A function for a block mask's first iterations would do so too.
 #pragma once
 #include "sm90/forward/steps.cuh"
 #include "tile/row.cuh"
@@ -16,19 +16,19 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     w.o_smem_release();
   }
 
-  // (With another form of loop ring slots leave the uniform registers.)
+  // This form of loop keeps ring slots in uniform registers.
   for (int n = w.next_work_tile(); n >= 0; n = w.next_work_tile()) {
     const WorkRows<T> rows(p, w);
     typename Warpgroup<T>::QFragments queries;
     if constexpr (T.q_in_registers()) {
       w.load_q(queries);
-      fence_proxy_async();  // TMA brings the next tile's queries to where these were read
+      fence_proxy_async();  // the next TMA load may overwrite the queries
       __syncwarp();
       w.release_q();
     }
     NBlockSteps<T> at(rows);
-    // To the first step that the warpgroup's rows see.
-    const bool no_rows = warp_any(rows.rows_left() <= 0);  // the sequence ended in the warpgroups before
+    // Advances to the first iteration that the warpgroup's rows see.
+    const bool no_rows = warp_any(rows.rows_left() <= 0);  // the sequence ended in earlier warpgroups
     const int visible_end = no_rows ? at.all.begin : at.own.end;
     int n_block = at.all.end - 1;
     if constexpr (T.block_mask) {

@@ -1,4 +1,4 @@
-// Score mods and masks on the fragments of a warpgroup.
+// Score options and masks on the fragments of a warpgroup.
 #pragma once
 #include "sm90/forward/bias.cuh"
 #include "sm90/forward/shared_plan.cuh"
@@ -7,8 +7,8 @@
 #include "tile/mask.cuh"
 #include "tile/score_mod.cuh"
 
-// Scores from products: in log2 units, or with a score_mod not. What is but a bias is added to products as they are;
-// by: 1 / scale.
+// Scores from products, in log2 units unless a score_mod is present. A bias without other options is added to the raw
+// products. by: 1 / scale.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void apply_score_mod(float (&s)[T.tile_n / 2], const ForwardParams& p, const TileCoords& t,
                                    const Row (&rows)[2], const HeldRow<T> (&held)[2], int column0,
@@ -30,12 +30,12 @@ TANDEM_DEVICE void apply_score_mod(float (&s)[T.tile_n / 2], const ForwardParams
   }
 }
 
-// What the mask_mod of a block mask says of this thread's scores, from what is held for its rows and for keys. column0:
-// of its first key; steps: left, with the one at hand.
+// Evaluates the mask_mod of a block mask for this thread's scores, from the preloaded values of its rows and of keys.
+// column0: its first key; steps: the number of remaining iterations, this one included.
 template <Sm90ForwardConfig T>
 struct FragmentMask {
   const ForwardParams& p;
-  const typename MaskShared<T>::KeyPair* const pairs;  // from the thread's first on
+  const typename MaskShared<T>::KeyPair* const pairs;  // from the thread's first key on
   const MaskMod<T> mods[2];
   const MaskRow<T> held[2];
   const int column0;
@@ -47,7 +47,7 @@ struct FragmentMask {
         mods{{t, rows[0]}, {t, rows[1]}},
         held{s.rows[own_row()], s.rows[own_row() + 8]},
         column0(first_column) {}
-  // use(n, whether score r + n is shown), of four.
+  // Calls use(n, score r + n is visible) for four scores.
   template <class Use>
   TANDEM_DEVICE void ask_four(int r, const Use& use) const {
     const auto pair = pairs[r];
@@ -60,9 +60,9 @@ struct FragmentMask {
   TANDEM_DEVICE static int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 };
 
-// A text that takes few operations for a score is asked where it hides scores: six, or three where something is held of
-// keys (a few spills of long ones cost less than bits). Another is asked while they are multiplied, a bit for each: so
-// it has the registers of a few scores beside it, and copies are few, since each is the whole text.
+// A mask_mod of at most six operations per score is evaluated where it hides scores. With per-key values the limit is
+// three (a few spills cost less than bits). A longer one is evaluated during the product, one bit per score. Only few
+// copies are inlined, because each is the whole expression.
 template <Sm90ForwardConfig T>
 constexpr bool asks_ahead() {
   if constexpr (T.asks_mask()) return mask_operations<T>() > (__is_empty(MaskKey<T>) ? 6 : 3);
@@ -89,7 +89,7 @@ TANDEM_DEVICE void ask_block_mask(u32 (&shown)[kShownNumbers<T>], const ForwardP
     }
   }
 }
-// Hides what a block mask hides in an n_block.
+// Hides the scores that a block mask hides in an n_block.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)[kShownNumbers<T>],
                                     const ForwardParams& p, const MaskShared<T>& held, const TileCoords& t,
@@ -112,7 +112,7 @@ TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)
   for (float& score : s) score = -kInfinity;
 }
 
-// Hides what lies beyond the keys or outside the window.
+// Hides scores beyond the keys or outside the window.
 template <Sm90ForwardConfig T, int n>
 TANDEM_DEVICE void apply_mask(float (&s)[n], const ForwardParams& p, const TileCoords& t, const Row (&rows)[2],
                               int column0) {

@@ -1,22 +1,20 @@
 // Attention forward for Hopper: out = softmax(scale q k^T) v and its log-sum-exp.
 //
-// One CTA per SM takes tiles of 64 rows per computing warpgroup, the longest first, from a counter (varlen sequences:
-// from a list that schedule() has made). A warpgroup leaves out the steps of its tile that its own rows do not see. One
-// warp loads with TMA; the warpgroups may take turns on the tensor core ("->": passes the turn), so that the softmax of
-// one runs under the products of the others, and each issues the next q k^T before it waits for p v:
+// One CTA per SM takes tiles from a counter, the longest first (varlen: from the list of schedule()). A tile has 64
+// rows per MMA warpgroup; a warpgroup skips iterations that its rows do not see. One warp loads with TMA. Warpgroups
+// may alternate on the tensor core ("->": signals the next one), so that one's softmax overlaps the other's products.
+// Each issues the next q k^T before it waits for p v:
 //
 //    load        | warpgroup 0              | warpgroup 1
 //    K1, Q, K0   | S = Q K1              -> |
 //    V1          | softmax                  | S = Q K1              ->
 //    K', V0      | S' = Q K0, O += P V1  -> | softmax
-//                | softmax of S' under P V1 | S' = Q K0, O += P V1  ->
-//                | (O *= alpha), P = S'    | softmax of S' under P V1
+//                | softmax of S' during P V1| S' = Q K0, O += P V1  ->
+//                | (O *= alpha), P = S'    | softmax of S' during P V1
 //
-// Shared memory: Q [queries][head_dim] in blocks of 64 columns, K and V rings and O alike, all swizzled by 128 bytes.
-// Each warpgroup has its own part of Q and of O (or, where there is no room, all have one in turn), so that the queries
-// of the next tile come in while it computes. Registers of a computing thread at head_dim 128: S 64, O 64, P 32, Q 32.
-// A bias has a place of its own and two warps that copy it (bias.cuh), perhaps for all CTAs of a cluster, whose tiles
-// have the same steps.
+// Shared memory has Q, rings of K and V, and O, all in blocks of 64 columns with the 128-byte swizzle. Each warpgroup
+// has its own part of Q, so that the next tile's queries load during computation. It also has its own part of O, or all
+// share one. Two warps copy a bias to separate buffers (bias.cuh).
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -40,7 +38,7 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     for (Work& work : s.work_tiles) work.overflowed = 0;
     for (int i = 0; i < T.warpgroups; ++i) {
       mbarrier_init(&s.q_full[i], 1);
-      mbarrier_init(&s.q_empty[i], 4 + (T.bias != Bias::none && i == 0 ? T.kBiasWarps : 0));  // one of each warp
+      mbarrier_init(&s.q_empty[i], 4 + (T.bias != Bias::none && i == 0 ? T.kBiasWarps : 0));  // one per warp
     }
     if constexpr (T.bias != Bias::none) {
       for (u64& full : s.bias.full) mbarrier_init(&full, T.bias_ctas > 0 ? 1 : 32);

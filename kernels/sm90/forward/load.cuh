@@ -1,4 +1,4 @@
-// Loading, in the Hopper forward: one thread, by TMA. It also takes the tiles and tells the others.
+// The loading thread of the Hopper forward. It also takes the tiles and publishes them to the other warps.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -6,7 +6,7 @@
 #include "tile/block_mask.cuh"
 #include "tile/ring.cuh"
 
-// Where the CTA's work tiles come from, and where they are told to the others.
+// The source of the CTA's work tiles, and the buffer where they are published.
 template <Sm90ForwardConfig T>
 struct WorkTiles {
   static constexpr int kSlots = ForwardShared<T>::kWorkTiles;
@@ -24,7 +24,7 @@ struct WorkTiles {
 
   TANDEM_DEVICE const Work& last(u32 taken) const { return s.work_tiles[(taken - 1) % kSlots]; }
 
-  // The next tile is taken, if there is one: the n-th, or one that is done again. idle: all that were taken are done.
+  // Takes the next tile if there is one: the n-th tile, or a retry. idle: all taken tiles are complete.
   TANDEM_DEVICE bool take(u32& taken, int n, bool idle) const {
     u32 retry = taken % kSlots;
     if (idle) {
@@ -42,7 +42,7 @@ struct WorkTiles {
     s.work_tiles[taken++ % kSlots] = {{tile, n, strict, 0}, (tile.head << pack_shift) / (p.heads_q / p.heads_k)};
     return true;
   }
-  // The queries of the one that was taken last.
+  // Loads the queries of the tile that was taken last.
   TANDEM_DEVICE void load_q(u32 taken) const {
     const u32 parity = taken & 1;
     const Work& work = last(taken);
@@ -63,24 +63,21 @@ struct WorkTiles {
   }
 };
 
-// One thread: for every tile its queries, and its keys and values from the last to the first. While the first of them
-// are on their way it takes the next tile, and loads that one's queries where this one's are in registers by then. A
-// tile that comes out overflowed is taken again when its place is wanted, or when there are no others.
-//
-// The warps that compute beside it feel every instruction of a step; no other role stands in its branch, or the
-// compiler keeps nothing of it in uniform registers.
+// One thread loads queries, and keys and values from last to first. During the first loads it takes the next tile and
+// loads its queries if registers hold the current ones. A retry is taken when its slot is needed or no tiles are left.
+// Each extra instruction delays the MMA warps, and other roles in this branch would cost uniform registers.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   const WorkTiles<T> tiles(p, s);
   Ring<T.stages> k_ring, v_ring;
-  u32 taken = 0;  // tiles
-  // The next work tile, less gridDim.x: that is added where it is used, as until then nobody waits for the counter.
+  u32 taken = 0;  // number of taken tiles
+  // The next work tile minus gridDim.x, which is added at its use, so that no instruction waits for the counter before.
   int counted = blockIdx.x - gridDim.x;
-  // Of the tile at hand: steps that are still to load, and where its keys are.
+  // The current tile: its remaining iterations and its keys' position.
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
-  [[maybe_unused]] const int* next_step = nullptr;  // of a block mask: behind that of n_block; begin is not used
-  [[maybe_unused]] int steps = 0;                   // and steps are counted, with that of n_block
-  // turn: of the CTAs that bring columns for each other, the one to begin.
+  [[maybe_unused]] const int* next_step = nullptr;  // block mask: entry after n_block's; begin is unused
+  [[maybe_unused]] int steps = 0;                   // block mask: remaining iterations, n_block's included
+  // turn: the CTA of the cluster that begins the multicast.
   auto load_block = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
                         int n_block, [[maybe_unused]] int turn) {
     mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
@@ -101,7 +98,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, n_block, 0); };
   auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, n_block, 1); };
 
-  // The values of a step, behind the keys of the next.
+  // Loads an iteration's values, after the next iteration's keys.
   [[maybe_unused]] auto load_step = [&] {
     const int at_hand = n_block;
     if (steps > 1) {
@@ -127,7 +124,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     }
     idle = !more;
     if (idle) {
-      // When all values have been given up, all tiles are done, and no other CTA of a cluster arrives here any more.
+      // When all values are released, all tiles are complete, and no other CTA of the cluster arrives here any more.
       Ring<T.stages> ring = v_ring;
 #pragma unroll 1
       for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.slot], ring.parity ^ 1);

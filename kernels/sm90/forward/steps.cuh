@@ -1,5 +1,5 @@
-// The steps of a computing warpgroup of the Hopper forward, an n_block each: scores, softmax, and the product with the
-// values of the step before.
+// The iterations of an MMA warpgroup of the Hopper forward, one n_block each: scores, softmax, and the PV product of
+// the preceding iteration.
 #pragma once
 #include "sm90/forward/fragment_scores.cuh"
 #include "sm90/forward/work_rows.cuh"
@@ -7,7 +7,7 @@
 #include "tile/fragment_softmax.cuh"
 #include "tile/pack.cuh"
 
-// What is the same for all steps.
+// Constants of all iterations.
 template <Sm90ForwardConfig T>
 struct ScoreConstants {
   const float scale_log2, threshold;
@@ -24,12 +24,12 @@ struct ScoreConstants {
   }
 };
 
-// Which of a step's probabilities meet values, drawn while it is multiplied. Sums are of all of them.
-constexpr int kKeptGroup = 32;  // registers of which one number tells
+// The dropout mask of an iteration, drawn during its product. Sums include dropped probabilities.
+constexpr int kKeptGroup = 32;  // registers per word of the mask
 template <Sm90ForwardConfig T>
 constexpr int kKeptNumbers = (T.tile_n / 2 + kKeptGroup - 1) / kKeptGroup;
 
-// compute()'s own arrays.
+// References to compute()'s arrays.
 template <Sm90ForwardConfig T>
 struct Fragments {
   const typename Warpgroup<T>::QFragments& queries;
@@ -41,14 +41,14 @@ struct Fragments {
   const HeldRow<T> (&held)[2];
 };
 
-// What a mask_mod needs of rows alone, and of keys alone, the threads of a warpgroup make, one each: of rows where a
-// tile begins, of keys there and then a step before they are asked for. In between all of them meet, as they wait for
-// their turn; so nobody waits for what the text loads.
+// Per-row and per-key values of a mask_mod: each thread of a warpgroup evaluates one. Row values are evaluated at the
+// start of a tile, key values one iteration ahead. The warpgroup synchronizes in between when it waits for its turn, so
+// that no thread waits for these loads.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void hold_mask_rows(const WorkRows<T>& rows) {
   if constexpr (T.asks_mask()) {
     static_assert(T.pingpong);
-    named_sync(Warpgroup<T>::kWarpgroupSync + rows.w.index, 128);  // nobody asks in the tile before
+    named_sync(Warpgroup<T>::kWarpgroupSync + rows.w.index, 128);  // the preceding tile's values have been read
     const int row = threadIdx.x % 128;
     const TileCoords tile = rows.tile();
     if (row < 64) rows.w.mask().rows[row] = MaskMod<T>(tile, Row(rows.p, tile, rows.first_row() + row)).row(rows.p);
@@ -59,7 +59,7 @@ TANDEM_DEVICE MaskKey<T> mask_key_of(const WorkRows<T>& rows, int n_block) {
   const TileCoords tile = rows.tile();
   return MaskMod<T>(tile, Row(rows.p, tile, 0)).key(rows.p, n_block * T.tile_n + threadIdx.x % 128);
 }
-// steps: left, with the one that it is of.
+// steps: the number of remaining iterations, this one included.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void hold_mask_key(const WorkRows<T>& rows, const MaskKey<T>& key, int steps) {
   const int n = threadIdx.x % 128;
@@ -72,7 +72,7 @@ TANDEM_DEVICE void hold_first_mask_keys(const WorkRows<T>& rows, const NBlockSte
   }
 }
 
-// What the next step's keys hold, on its way while scores are multiplied.
+// Values of the next iteration's keys, loaded while scores are multiplied.
 template <Sm90ForwardConfig T>
 struct NextMaskKey {
   bool any = false;
@@ -100,13 +100,13 @@ TANDEM_DEVICE void ask_ahead(const Fragments<T>& f, const WorkRows<T>& rows, con
   }
 }
 
-// Some rows of the warpgroup may not see some of the keys.
+// True if some rows of the warpgroup may not see some of the keys.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE bool hides(const NBlockSteps<T>& at, int n_block) {
   return n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin);
 }
 
-// Changes and hides scores. masked: some rows may not see some of the keys.
+// Applies score options and masks. masked: some rows may not see some of the keys.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows,
                                 const NBlockSteps<T>& at, int n_block, const ScoreConstants<T>& constants,
@@ -151,12 +151,12 @@ TANDEM_DEVICE void pack_p(const Fragments<T>& f) {
   for (int r = 0; r < T.tile_n / 4; ++r) f.probabilities[r] = pack<T>(f.scores[2 * r], f.scores[2 * r + 1]);
 }
 
-// The last n_block, with which a tile begins.
+// The first iteration of a tile, with its last n_block.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows, const NBlockSteps<T>& at,
                               int n_block, FragmentSoftmax<T.f16>& softmax, const ScoreConstants<T>& constants) {
   w.wait_k();
-  if (T.pingpong) tma_store_wait_read();  // of the last result; all know of it by the turn
+  if (T.pingpong) tma_store_wait_read();  // last result; the pingpong order publishes this
   w.pingpong_wait();
   w.mma_qk(f.scores, f.queries);
   w.pingpong_signal();
@@ -174,17 +174,17 @@ TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const Work
   w.zero_v_tail(rows.tile(), at.all, n_block);
 }
 
-// All others, each with the values of the step before.
+// The remaining iterations, each with the PV product of the preceding one.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows, NBlockSteps<T>& at,
                                 int& n_block, FragmentSoftmax<T.f16>& softmax, const ScoreConstants<T>& constants) {
   const Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
-  // Lanes exchange the bits of what dropout keeps, and what they exchange behind products waits until the tensor core
-  // has taken them: so bits are drawn before p v is issued. At head_dim 64 q k' is not as long as that: before the
-  // turn. Only the list of a block mask's steps says, a little later, which n_block this is.
+  // Lanes exchange the bits of the dropout mask. An exchange after products stalls until the tensor core has accepted
+  // them, so that bits are drawn before p v is issued. At head_dim 64 q k' is too short for that, and they are drawn
+  // before the turn. With a block mask the n_block is known only later.
   constexpr bool kDrawsLate = T.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
-  // strict_now(), asked when the products are under way: every maximum is taken.
+  // strict_now() is evaluated after the products are issued. True: every maximum is taken.
   auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {
     if constexpr (kDrawsFirst) draw_kept(f.kept, constants.dropout, rows, n_block);
     w.wait_k();
@@ -206,19 +206,19 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     wgmma_wait<1>();
     fence_operand(f.scores);
     w.release_k();
-    // A softcap's last factor may join what is subtracted from scores, where nobody else looks at them.
+    // The last factor of a softcap can be merged into the exponentials if no other code reads the scores.
     constexpr bool kCapsLate = T.softcap && T.lazy_max() && !T.block_mask;
     bool caps_late = false;
     if constexpr (kCapsLate) {
-      const float bound = bound_of(f.scores);  // before `strict` is asked: behind it ptxas would spill
+      const float bound = bound_of(f.scores);  // after the evaluation of `strict` ptxas would spill
       const bool masks = masked && hides<T>(at, n_block);
       caps_late = !strict && !__any_sync(~0u, masks || !(bound < rows.p.softcap_near_product));
     }
     if (!caps_late) mod_and_mask(f, w, rows, at, n_block, constants, masked);
     if (strict) softmax.update_max(f.scores, scale_log2, threshold);
     next.hold(rows, at);
-    // Some exponentials run under p v, the others beside the packing. ptxas would wait for p v before them all: a
-    // branch that asks for their sums (and is never taken) keeps it from that.
+    // Some exponentials overlap p v, the rest overlap the packing. ptxas would wait for p v before all of them; a
+    // branch on their sums, which is never taken, prevents that.
     constexpr int kAll = T.tile_n / 2, kUnder = T.exps_under_pv();
     if (caps_late) {
       softmax.capped_exponentials(f.scores, rows.p.softcap_near_polynomial);
@@ -238,12 +238,12 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     pack_p(f);
   };
   if constexpr (!T.block_mask) --n_block;
-  // The first step that hides nothing may be the first in which a row sees a key.
+  // The first iteration without a mask may be the first in which a row sees a key.
   int strict_end = at.own.begin;
   if (!T.lazy_max() || !warp_any(work.strict))
     strict_end = max(strict_end, T.right ? at.own.unmasked_end - T.lazy_max() : n_block + 1);
-  // A step is long, and so is its compilation: one copy asks what it has to do. Only where results are narrow
-  // and steps short does asking cost 2 %.
+  // One loop with a branch compiles faster than two loops. Only narrow results with short iterations use two, because
+  // the branch costs 2 % there.
   constexpr bool kMasked = T.left || T.right || T.block_mask, kTwoLoops = T.lazy_max() && T.right && !T.left &&
                                                                           !T.block_mask && T.head_dim_v <= 64 &&
                                                                           T.tile_n <= 64;
@@ -271,7 +271,7 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
   }
 }
 
-// The values of the last step, and under their product what the sums come to: by what the result is multiplied.
+// The PV product of the last iteration. Meanwhile the sums are reduced to the factor of the result.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<T>& w, const WorkRows<T>& rows,
                           FragmentSoftmax<T.f16>& softmax) {
@@ -295,8 +295,8 @@ TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<
   }
   wgmma_wait<0>();
   fence_operand(f.out);
-  // Probabilities that are as large as they may become, times large values, may come to infinity, too. It is asked
-  // for before the last values are given up: then all tiles are done.
+  // The largest probabilities times large values may overflow too. This is tested before the last values are released,
+  // because afterwards all tiles count as complete.
   if (T.lazy_max() && softmax.outgrown && !warp_any(rows.work.strict)) {
     const bool used[2] = {rows.is_used(0), rows.is_used(1)};
     bool lost = (used[0] && softmax.overflowed(0)) || (used[1] && softmax.overflowed(1));

@@ -1,4 +1,4 @@
-// A computing warpgroup of the Hopper forward: its barriers, its products, and how it stores its rows of the result.
+// An MMA warpgroup of the Hopper forward: its barriers, its products, and the stores of its rows of the result.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -11,10 +11,10 @@
 #include "tile/ring.cuh"
 #include "tile/row.cuh"
 
-// Rows [begin, T.tile_n) of the values become zeros. thread: among all that compute.
+// Sets rows [begin, T.tile_n) of the values to zero. thread: index among the MMA threads.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void zero_rows(u16* values, int begin, int thread) {
-  constexpr int kChunks = 8;  // of 16 bytes, in a row of 64 columns
+  constexpr int kChunks = 8;  // 16 bytes each, per row of 64 columns
   auto* chunks = reinterpret_cast<Chunk*>(values);
   const int count = (T.tile_n - begin) * kChunks;
 #pragma unroll 1
@@ -24,13 +24,13 @@ TANDEM_DEVICE void zero_rows(u16* values, int begin, int thread) {
       chunks[(block * T.tile_n + begin) * kChunks + i] = {0, 0, 0, 0};
 }
 
-// A computing warpgroup: where it is in the rings, its turns on the tensor core, its products.
+// The state of an MMA warpgroup: its rings, its turn on the tensor core, its products.
 template <Sm90ForwardConfig T>
 struct Warpgroup {
   using QkMma = Wgmma<T.f16, T.tile_n>;
   using PvMma = Wgmma<T.f16, T.head_dim_v>;
   using QFragments = u32[T.q_in_registers() ? T.head_dim / 16 : 1][4];
-  // Named barriers: one per warpgroup, of which there are four at most; kComputeSync: one.
+  // Named barriers: one per warpgroup, at most four; kComputeSync: a single one.
   static constexpr int kPingpong = 1, kComputeSync = 5, kWarpgroupSync = 8, kOSmem = 12;
   static_assert(T.warpgroups <= 4, "barriers would be shared");
   static constexpr u32 kQBlockBytes = T.tile_m() * 128, kOBlockBytes = T.o_smem_rows() * 128,
@@ -43,7 +43,7 @@ struct Warpgroup {
   const u32 q_smem;
   Ring<T.stages> k_ring, v_ring;
   [[maybe_unused]] u32 bias_parity = 0;
-  u32 tile = ~0u;  // at hand: so many were before
+  u32 tile = ~0u;  // current tile: number of earlier tiles
 
   TANDEM_DEVICE Warpgroup(const ForwardParams& params, ForwardShared<T>& shared, int warpgroup)
       : p(params),
@@ -59,7 +59,7 @@ struct Warpgroup {
   TANDEM_DEVICE void pingpong_signal() const {
     if (T.pingpong) named_arrive(kPingpong + (index + 1) % T.warpgroups, 256);
   }
-  // The place of the result, where all have but one.
+  // Waits for the result's buffer if all warpgroups share one.
   TANDEM_DEVICE void o_smem_acquire() const {
     if (T.o_smem_shared()) named_sync(kOSmem + index, 256);
   }
@@ -76,7 +76,7 @@ struct Warpgroup {
     release(&s.v_empty[v_ring.slot]);
     v_ring.advance();
   }
-  // In all CTAs that bring what was read.
+  // Arrives in all CTAs that load the data by multicast.
   TANDEM_DEVICE void release(u64* empty) const {
     if (lane != 0) return;
     if constexpr (T.kv_ctas > 1) {
@@ -91,7 +91,8 @@ struct Warpgroup {
   }
   TANDEM_DEVICE void release_bias() {
     if constexpr (T.bias != Bias::none) {
-      // Reads that are under way, and what TMA writes next, are of different proxies: a load may come later than both.
+      // Generic reads and TMA's next writes are of different proxies: without the fence a read could come after the
+      // write.
       if constexpr (T.bias_ctas > 0) fence_proxy_async();
       mbarrier_arrive(&s.bias.empty[index]);
       bias_parity ^= 1;
@@ -100,7 +101,7 @@ struct Warpgroup {
   TANDEM_DEVICE void release_q() const {
     if (lane == 0) mbarrier_arrive(&s.q_empty[index]);
   }
-  // The next work tile, once its queries are here.
+  // The next work tile, after its queries have arrived.
   TANDEM_DEVICE int next_work_tile() {
     ++tile;
     mbarrier_wait(&s.q_full[index], tile & 1);
@@ -108,13 +109,13 @@ struct Warpgroup {
   }
   TANDEM_DEVICE Work& work() const { return s.work_tiles[tile % ForwardShared<T>::kWorkTiles]; }
   TANDEM_DEVICE MaskShared<T>& mask() const { return s.mask[index]; }
-  TANDEM_DEVICE void request_retry() const {  // the tile is done again
+  TANDEM_DEVICE void request_retry() const {  // the tile is repeated
     if (lane == 0) work().request_retry();
   }
 
-  // Values beyond the sequence are a neighbour's or nobody's, and 0 * NaN is NaN. They are in the tile's last step,
-  // which all warpgroups clear together, whether they need it or not. None goes on before all have: one that did could
-  // be here again, for its next tile, and be counted for another.
+  // Zeroes values beyond the sequence, because they are undefined and 0 * NaN is NaN. They are in the tile's last
+  // iteration. All warpgroups do it together, even if they do not need it: one that skipped the barrier could arrive
+  // for its next tile.
   TANDEM_DEVICE void zero_v_tail(const TileCoords& tile, const NBlockRange& n_blocks, int n_block) const {
     if constexpr (T.varlen) {
       const int left = tile.k_len - n_block * T.tile_n;
@@ -137,8 +138,8 @@ struct Warpgroup {
     release_v();
   }
 
-  // Where this lane's 16 bytes of a 16 x 16 fragment lie, in a block of 64 columns; of which row. The row is worked out
-  // anew at both ends of a tile: between them it is not worth registers.
+  // The offset of this lane's 16 bytes of a 16 x 16 fragment in a block of 64 columns, and its row. The row is computed
+  // again at both ends of a tile, because a register would be live through the main loop.
   TANDEM_DEVICE int fragment_row() const {
     int row = warp * 16 + (lane & 15);
     asm volatile("" : "+r"(row));
@@ -153,7 +154,7 @@ struct Warpgroup {
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_smem, kQBlockBytes, row, c));
   }
-  // Of so many products those that are issued by fours. At head_dim 64 single ones are 2 % faster: measured.
+  // The number of products that are issued in groups of four. At head_dim 64 single products are 2 % faster.
   static constexpr int by_fours(int products) { return T.head_dim > 64 ? products / 4 * 4 : 0; }
   TANDEM_DEVICE void mma_qk(float (&scores)[T.tile_n / 2], const QFragments& queries) const {
     const u64 k = wgmma_smem_desc(shared_address(s.k[k_ring.slot]), 16, 1024);
@@ -196,7 +197,7 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // The warpgroup's rows of the result, once their place is free. left: as many of them as there are of the sequence
+  // Stores the warpgroup's rows of the result, after their buffer is free. left: the number of rows of the sequence
   // from first_row on.
   TANDEM_DEVICE void store(const float (&out)[T.head_dim_v / 2], const float (&inverse)[2], const TileCoords& tile,
                            int first_row, int left, bool again) const {
@@ -213,19 +214,19 @@ struct Warpgroup {
       u32 w[4];
 #pragma unroll
       for (int x = 0; x < 4; ++x)
-        w[x] = inverse[x & 1] == 0  // a row that sees nothing, whatever it met
+        w[x] = inverse[x & 1] == 0  // a row without visible keys
                    ? 0
                    : pack<T>(out[8 * c + 2 * x] * inverse[x & 1], out[8 * c + 2 * x + 1] * inverse[x & 1]);
       stmatrix(fragment(shared_address(own_out), kOBlockBytes, row, c), w);
     }
     int first_query = tile.q_begin + (first_row >> log2_of(p.pack_gqa));
-    asm volatile("" : "+r"(first_query));  // behind the barrier all would wait for it
+    asm volatile("" : "+r"(first_query));  // after the barrier all threads would wait for it
     fence_proxy_async();
     named_sync(kWarpgroupSync + index, 128);
     if (T.varlen && left < 64) {
       store_rows<T.o_smem_rows(), 2>(p, tile, own_out, first_row, left, 0, p.head_dim_v);
     } else if (warp == 0 && elect_one()) {
-      if (T.lazy_max() && again) tma_store_wait();  // for the result that was no good
+      if (T.lazy_max() && again) tma_store_wait();  // waits for the invalid result's store
 #pragma unroll
       for (int c = 0; c < T.head_dim_v; c += 64)
         tma_store(&p.out, own_out + c * T.o_smem_rows(), c, 0, first_query, tile.head, tile.batch);
@@ -235,8 +236,8 @@ struct Warpgroup {
     o_smem_release();
   }
 
-  // The same of a float32 result, without a stop in shared memory: the four threads of a row fill whole sectors. rows:
-  // this thread's. One that is stored again is so by the same threads.
+  // Stores a float32 result directly: the four threads of a row fill whole sectors. rows: this thread's. A retry stores
+  // with the same threads.
   TANDEM_DEVICE void store_f32(const float (&out)[T.head_dim_v / 2], const float (&inverse)[2], const TileCoords& tile,
                                const Row (&rows)[2]) const {
     struct alignas(8) Pair {
@@ -251,7 +252,7 @@ struct Warpgroup {
       for (int c = 0; c < T.head_dim_v / 8; ++c) {
         if (8 * c >= p.head_dim_v) break;
         const float *x = &out[4 * c + 2 * i], by = inverse[i];
-        // 0: a row that sees nothing, whatever it met
+        // 0: a row without visible keys.
         *reinterpret_cast<Pair*>(to + 8 * c) = by == 0 ? Pair{{0, 0}} : Pair{{x[0] * by, x[1] * by}};
       }
     }

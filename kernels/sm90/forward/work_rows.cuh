@@ -1,14 +1,14 @@
-// What a computing warpgroup of the Hopper forward knows of the work tile at hand: its rows, and which n_blocks they
-// see.
+// The current work tile of an MMA warpgroup of the Hopper forward: its rows and the n_blocks that they see.
 //
-// These structs hold numbers and references only: what products write are arrays that are locals of compute().
+// These structs hold only numbers and references. Arrays that products write are locals of compute().
 #pragma once
 #include "sm90/forward/warpgroup.cuh"
 #include "tile/block_mask.cuh"
 
 template <Sm90ForwardConfig T>
 struct WorkRows {
-  // Read when it is needed, but where registers abound: then at once, which is 2 % where tiles are short.
+  // Loaded when needed. If registers suffice it is loaded at the start of the tile, which is 2 % faster for short
+  // tiles.
   static constexpr bool kAtOnce = !T.varlen && !T.block_mask && T.registers() > 160;
 
   const ForwardParams& p;
@@ -23,8 +23,8 @@ struct WorkRows {
         known(kAtOnce ? warpgroup.work().template tile<T>(params) : TileCoords()) {}
 
   TANDEM_DEVICE TileCoords tile() const { return kAtOnce ? known : work.tile<T>(p); }
-  // Of the warpgroup: its first row, and how many of the sequence there are from it on. Worked out where they are
-  // needed, as the rows of this thread are: they are not worth registers through the main loop.
+  // The warpgroup's first row, and the number of rows of the sequence from it on. They are computed where they are
+  // needed, like the thread's rows, because registers would be live through the main loop.
   TANDEM_DEVICE int first_row() const { return tile().m_block * T.tile_m() + w.index * 64; }
   TANDEM_DEVICE int rows_left() const { return (tile().q_rows << log2_of(p.pack_gqa)) - first_row(); }
   TANDEM_DEVICE Row own_row(int i) const {
@@ -32,11 +32,11 @@ struct WorkRows {
     asm volatile("" : "+r"(row));
     return Row(p, tile(), row);
   }
-  // Whether row i of this thread is a query of the sequence: others hold anything, and must not count.
+  // True if row i of this thread is a query of the sequence. Unused rows have undefined values and must not count.
   TANDEM_DEVICE bool is_used(int i) const { return !T.varlen || own_row(i).query < tile().q_len; }
 };
 
-// Those of a tile's n_blocks that 64 rows see: one at least.
+// The n_blocks of a tile that 64 rows see: at least one.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords& tile, const NBlockRange& all,
                                        int first_row) {
@@ -46,8 +46,7 @@ TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords&
   return own;
 }
 
-// The n_blocks of a work tile, from the last to the first: all that the CTA goes over, and of these the warpgroup's
-// own.
+// The n_blocks of a work tile, from last to first: all of the CTA, and the warpgroup's own.
 template <Sm90ForwardConfig T>
 struct NBlockSteps {
   const NBlockRange all;
@@ -57,15 +56,15 @@ struct NBlockSteps {
     if constexpr (T.left || T.right) own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
   }
 
-  // Of a block mask: what is left of the list; how many steps there are with this one, the next and the one behind
-  // that; and whether one has shown each row of the warpgroup some key.
+  // Block mask: the rest of the list, the number of iterations with this one, and the next two entries. shown: each row
+  // of the warpgroup has seen some key.
   const int* list = nullptr;
   int steps = 0, ahead = 0;
   u32 next = 0;
   StepState state = StepState::full;
   bool shown = false;
 
-  // Goes on to the next step, whose n_block it gives.
+  // Advances to the next iteration and returns its n_block.
   TANDEM_DEVICE int read_step(int index) {
     const u32 bits = next;
     state = state_of(bits, index);
@@ -73,7 +72,7 @@ struct NBlockSteps {
     if (steps > 2) ahead = *list++;
     return n_block_of(bits);
   }
-  // The step at hand hides nothing.
+  // True if the current iteration hides nothing.
   TANDEM_DEVICE bool is_whole(int n_block) const {
     return state == StepState::full && n_block < own.unmasked_end && (!T.left || n_block >= own.unmasked_begin);
   }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Score and mask modifications on a GPU beside torch's FlexAttention, compiled, on the same tensors, round by round.
 
-    python bench/flex.py                              # the gallery of docs/mods.md, forward and backward
+    python bench/flex.py                              # the gallery of docs/score_mod.md, forward and backward
     python bench/flex.py --only options,documents     # a mask_mod beside the option, documents beside packed sequences
     python bench/flex.py --only masks,learned,cold    # making block masks, learned tables, a new text
     python bench/flex.py --only fa4 --fa4 FOLDER      # the gallery beside FlashAttention-4 with the same modifications

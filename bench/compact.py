@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("raw", type=pathlib.Path)
     parser.add_argument("compact", type=pathlib.Path)
-    parser.add_argument("--about", nargs="*", default=[], metavar="KEY=VALUE", help="conditions that the raw file lacks")
+    parser.add_argument("--about", nargs="*", default=[], metavar="KEY=VALUE", help="conditions of the run")
     args = parser.parse_args()
     raw = json.loads(args.raw.read_text())
     about = dict(word.split("=", 1) for word in args.about)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws the chart of README.md from docs/results: an H200, forward and backward, Tandem beside FlashAttention-3 and cuDNN.
+"""Draws the chart of README.md from docs/results: Tandem, FlashAttention-3 and cuDNN on an H200.
 
-    python bench/results_chart.py        # writes docs/images/h200.svg; needs no GPU
+python bench/results_chart.py        # writes docs/images/h200.svg; needs no GPU
 """
 
 from __future__ import annotations

@@ -200,7 +200,8 @@ def main() -> None:
         print(f"{row['cell']:<28} measured {row['measured']:6.1f}  modelled {row['modelled']:6.1f}")
     halves = {"fit": judge(rows[::2], "fit"), "test": judge(rows[1::2], "test")} if len(rows) > 3 else {}
     if args.json:
-        args.json.write_text(json.dumps({"halves": halves, "cells": rows}, indent=1) + "\n")
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        args.json.write_text(f'{{"halves": {json.dumps(halves)},\n"cells": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

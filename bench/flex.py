@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares score_mods and mask_mods on a GPU with torch's compiled FlexAttention, on the same tensors, round by round.
 
-    python bench/flex.py                              # the gallery of docs/mods.md, forward and backward
+    python bench/flex.py                              # the gallery of docs/score_mod.md, forward and backward
     python bench/flex.py --only options,documents     # a mask_mod and the option, documents and packed sequences
     python bench/flex.py --only masks,learned,cold    # creating block masks, learned tables, a new expression
     python bench/flex.py --only fa4 --fa4 FOLDER      # the gallery in FlashAttention-4

@@ -128,26 +128,30 @@ def page() -> str:
         same = [device for device, said in answers.items() if said == [first, *rest]]
         lines += [f"| on {', '.join(same)} | {first}", *rest]
         answers = {device: said for device, said in answers.items() if device not in same}
-    lines += ["The sentences of the refusals:", ""]
+    lines += ["Refusals:", ""]
     lines += [f"{n}. {reason}" for n, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", TAIL])
 
 
 HEAD = """\
-# What is served where
+# What each device serves
 
-The library's own answers (`tandem_check`, which each call begins with), written by
-`scripts/support_matrix.py`; a test holds this page to them. What says yes, the tests run on every commit,
-on the instruction sets of the machine at hand. fwd and bwd: forward and backward.
+These are the library's answers (`tandem_check`, with which every call begins). `scripts/support_matrix.py` writes
+this page, and a test compares it with the library.
+The tests run every "yes" on every commit, on the instruction sets of the machine. fwd and bwd mean forward and
+backward.
+
+No engine reads `num_splits` and `deterministic`: a "yes" means that the value is accepted and has no effect.
+`page_table` is refused on every device.
 """
 
 TAIL = """\
-A [virtual GPU](virtual-gpu.md) executes on the CPU, on tensors in host memory, the kernels of the GPU that it is
-called after, and serves what that is served: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as `vgpu:b200`. On hardware,
-`cuda:N`, the kernels for Hopper (compute capability 9.0) have been run by the tests of `tests/kernels`, on an H200;
-those for Blackwell (10.0, 10.3) not yet. `tandem explain` answers for any call, also where there is no GPU: the
-kernel and its plan, or the sentence of the refusal. Where the backward is refused, torch's own takes over from Python
-where it can.
+A [virtual GPU](virtual-gpu.md) runs the kernels of the GPU that it is named after, on the CPU and on tensors in host
+memory. It serves what that GPU serves: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as `vgpu:b200`.
+On hardware (`cuda:N`), the Hopper kernels (compute capability 9.0) have passed `tests/kernels` on an H200. The
+Blackwell kernels (10.0, 10.3) have not run on hardware.
+`tandem explain` answers for any call, also without a GPU: the kernel and its plan, or the refusal. If the backward is
+refused, Python uses torch's own backward where it can.
 """
 
 

@@ -1,4 +1,4 @@
-// The lines of docs/mods.md's gallery, as they stand there.
+// The lines of docs/score_mod.md's gallery, as they stand there.
 #include <fstream>
 
 #include "mods/program.h"

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import tandem._ctypes as tc
-from tandem import _library
+from tandem import _binding
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -90,7 +90,7 @@ def with_c():
 
 
 def with_ctypes():
-    arrays, size, forward = ctypes.c_int64 * 4, ctypes.sizeof(tc._Args), tc._library.tandem_forward
+    arrays, size, forward = ctypes.c_int64 * 4, ctypes.sizeof(tc._Args), tc._binding.tandem_forward
     workspace = ctypes.create_string_buffer(1 << 24)
 
     def view(x):
@@ -111,7 +111,7 @@ def with_ctypes():
 
 def through(run):
     """The package's own boundary: a record with every tensor and option there is, and the workspace its own affair."""
-    absent = dict.fromkeys((*_library.TENSORS[3:], *_library.OPTIONS))
+    absent = dict.fromkeys((*_binding.TENSORS[3:], *_binding.OPTIONS))
     return lambda q, k, v, out, *_: run(0, {"q": q, "k": k, "v": v, **absent, "out": out})
 
 
@@ -121,7 +121,7 @@ WAYS = (
     ("nanobind", with_nanobind, BUILD / "with_nanobind.so", None, "no: 3.10, 3.11 and 3.12 on"),
     ("C for the stable ABI", with_c, BUILD / "with_c.abi3.so", None, "yes, but free-threaded ones"),
     ("ctypes", with_ctypes, None, None, "yes"),
-    ("tandem._native", lambda: through(_library.boundary.run), PACKAGE / "_native.abi3.so", None, "yes, as above"),
+    ("tandem._native", lambda: through(_binding.binding.run), PACKAGE / "_native.abi3.so", None, "yes, as above"),
     ("tandem._ctypes", lambda: through(tc.run), None, None, "yes"),
 )  # fmt: skip
 
@@ -152,7 +152,7 @@ def main() -> None:
             functions[name, convert] = timed(CALL, names)
     best = least(functions)
     versions = f"torch {torch.__version__}, numpy {np.__version__}, Python {sys.version.split()[0]}"
-    print(f"The call in C: {best['C']:.0f} ns. {_library.boundary.description()}; {versions}\n")
+    print(f"The call in C: {best['C']:.0f} ns. {_binding.binding.description()}; {versions}\n")
     print("| way | numpy, ns | torch, ns | beside libtandem | needs at run time | one wheel for CPython >= 3.9 |")
     print("|---|---|---|---|---|---|")
     for name, shipped, needed, wheel in rows:

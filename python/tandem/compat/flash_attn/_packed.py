@@ -9,8 +9,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 import tandem
-from tandem import _torch
-from tandem.flash_attn._arguments import unit_stride
+from tandem import _torch_ops
+from tandem.compat._arguments import unit_stride
 
 Unpack = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
@@ -30,7 +30,7 @@ def attention(
     if (
         packed.is_cuda
         or torch.compiler.is_compiling()
-        or not _torch._is_eager(packed, packed, packed if q is None else q)
+        or not _torch_ops._is_eager(packed, packed, packed if q is None else q)
     ):
         parts = unpack(packed) if q is None else (q, *unpack(packed))
         out, lse = tandem.attention(*parts, return_lse=True, **options)

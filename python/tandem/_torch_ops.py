@@ -18,13 +18,13 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         f"torch is {torch.__version__} and must be 2.10 or later, whose tensors tandem can read: pip install -U torch"
     )
 
-from tandem import _attention, _gradients, _mods, _vmap
+from tandem import _api, _gradients, _score_mod, _vmap
 from tandem._errors import Unsupported
-from tandem._library import FORWARD, HEADS_FIRST, OPTIONS, TENSORS, Record, boundary, call
-from tandem._library import merge as merge_into
+from tandem._binding import FORWARD, HEADS_FIRST, OPTIONS, TENSORS, CallArgs, binding, call
+from tandem._binding import merge as merge_into
 
 # One set of threads for torch and for us. Without torch's OpenMP our own threads serve; they sleep between calls.
-boundary.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -63,7 +63,7 @@ def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 # ---- Operators -----------------------------------------------------------------------------------------------------
 
-# An operator takes a record apart: its tensors, with the seed, by their place, and its options by their names. A tensor
+# An operator takes a call_args apart: its tensors, with the seed, by their place, and its options by their names. A tensor
 # of a later version goes to the end, so that others keep their places.
 _LATER = TENSORS[TENSORS.index("diagonal_offsets") :]
 _INPUTS = (*(name for name in TENSORS if name not in _LATER), "seed", *_LATER)
@@ -112,31 +112,31 @@ _forward = torch.ops.tandem.forward.default
 _backward = torch.ops.tandem.backward.default
 
 
-def _apart(record: Record) -> tuple[list[Any], dict[str, Any]]:
-    """A record as the operator's arguments."""
-    inputs = [record.get(name) for name in _INPUTS]
+def to_op_args(call_args: CallArgs) -> tuple[list[Any], dict[str, Any]]:
+    """A call_args as the operator's arguments."""
+    inputs = [call_args.get(name) for name in _INPUTS]
     seed = inputs[_SEED]
     if seed is not None and not isinstance(seed, Tensor):
         pair = seed if isinstance(seed, tuple) else (seed, 0)
         signed = [(x + 2**63) % 2**64 - 2**63 for x in pair]
-        inputs[_SEED] = torch.tensor(signed, dtype=torch.int64, device=record["q"].device)
-    options = {name: record[name] for name in OPTIONS if record.get(name) is not None}
+        inputs[_SEED] = torch.tensor(signed, dtype=torch.int64, device=call_args["q"].device)
+    options = {name: call_args[name] for name in OPTIONS if call_args.get(name) is not None}
     options.update((name, bool(x)) for name, x in options.items() if name in _FLAGS)
     if "window" in options:
         options["window_left"], options["window_right"] = options.pop("window")
     captured: list[Any] = []
-    for argument in _mods.MODS:
-        if (mod := record.get(argument)) is not None:
-            numbers = [(name, x) for name, x, _ in mod[1] if _mods.is_number(x)]
-            others = [(name, x) for name, x, _ in mod[1] if not _mods.is_number(x)]
+    for argument in _score_mod.MODS:
+        if (mod := call_args.get(argument)) is not None:
+            numbers = [(name, x) for name, x, _ in mod[1] if _score_mod.is_number(x)]
+            others = [(name, x) for name, x, _ in mod[1] if not _score_mod.is_number(x)]
             options[argument] = mod[0]
             options[f"{argument}_names"] = [name for name, _ in numbers + others]
             options[f"{argument}_numbers"] = [x for _, x in numbers]
             captured += [x for _, x in others]
-    return _with(inputs, captured), options
+    return append_captured(inputs, captured), options
 
 
-def _with(inputs: Sequence[Any], captured: Sequence[Tensor]) -> list[Any]:
+def append_captured(inputs: Sequence[Any], captured: Sequence[Tensor]) -> list[Any]:
     """An operator's inputs and what modifications capture."""
     return [*inputs, list(captured)] if captured else list(inputs)
 
@@ -145,32 +145,32 @@ def _captured(inputs: Sequence[Any]) -> Sequence[Tensor]:
     return inputs[len(_INPUTS)] or () if len(inputs) > len(_INPUTS) else ()
 
 
-def _together(inputs: Sequence[Any], options: dict[str, Any]) -> Record:
-    """The record of an operator's arguments; those that have their defaults may be missing."""
-    record = dict(zip(_INPUTS, inputs))
-    record.update(options)
-    record["window"] = (record.pop("window_left", None), record.pop("window_right", None))
-    for argument in _mods.MODS:
-        names, numbers = (record.pop(f"{argument}_{of}", None) or () for of in ("names", "numbers"))
-        if record.get(argument) is not None:
+def from_op_args(inputs: Sequence[Any], options: dict[str, Any]) -> CallArgs:
+    """The call_args of an operator's arguments; those that have their defaults may be missing."""
+    call_args = dict(zip(_INPUTS, inputs))
+    call_args.update(options)
+    call_args["window"] = (call_args.pop("window_left", None), call_args.pop("window_right", None))
+    for argument in _score_mod.MODS:
+        names, numbers = (call_args.pop(f"{argument}_{of}", None) or () for of in ("names", "numbers"))
+        if call_args.get(argument) is not None:
             values = (*numbers, *(None,) * (len(names) - len(numbers)))
-            record[argument] = record[argument], tuple((name, x, None) for name, x in zip(names, values))
-    _mods.put_back(record, _captured(inputs))
-    return record
+            call_args[argument] = call_args[argument], tuple((name, x, None) for name, x in zip(names, values))
+    _score_mod.put_back(call_args, _captured(inputs))
+    return call_args
 
 
 def _forward_kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    record = _together(inputs, options)
-    record["out"], record["lse"] = result = new_outputs(record["q"], record["v"], record.get("float32_out"))
-    call(FORWARD, record)
+    call_args = from_op_args(inputs, options)
+    call_args["out"], call_args["lse"] = result = new_outputs(call_args["q"], call_args["v"], call_args.get("float32_out"))
+    call(FORWARD, call_args)
     return result
 
 
 def _max_scores_kernel(*inputs: Any, **options: Any) -> Tensor:
-    record = _together(inputs, options)
-    record["out"] = new_outputs(record["q"], record["v"], record.get("float32_out"))[0]
-    result = record["max_scores"] = new_lse(record["q"])
-    call(FORWARD, record)
+    call_args = from_op_args(inputs, options)
+    call_args["out"] = new_outputs(call_args["q"], call_args["v"], call_args.get("float32_out"))[0]
+    result = call_args["max_scores"] = new_lse(call_args["q"])
+    call(FORWARD, call_args)
     return result
 
 
@@ -184,12 +184,12 @@ def _backward_kernel(
     wanted_captured: Sequence[bool] | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
-    record = _together(inputs, options)
-    record.update(out=out, lse=lse, dout=dout, dlse=dlse)
-    captured = _mods.tensors_of(record.get("score_mod"))
+    call_args = from_op_args(inputs, options)
+    call_args.update(out=out, lse=lse, dout=dout, dlse=dlse)
+    captured = _score_mod.tensors_of(call_args.get("score_mod"))
     wanted_captured = wanted_captured or ()
-    gradients = _gradients.gradients(record, [*wanted, *wanted_captured[: len(captured)]])
-    inputs = (*(record.get(name) for name in _INPUTS[:_DIFFERENTIABLE]), *captured)
+    gradients = _gradients.gradients(call_args, [*wanted, *wanted_captured[: len(captured)]])
+    inputs = (*(call_args.get(name) for name in _INPUTS[:_DIFFERENTIABLE]), *captured)
     found = [out.new_empty(0) if g is None else _laid_out(g, x) for g, x in zip(gradients, inputs)]
     found += [out.new_empty(0) for _ in wanted_captured[len(captured) :]]
     return (*found[:_DIFFERENTIABLE], found[_DIFFERENTIABLE:])
@@ -266,7 +266,7 @@ def _differentiate(
         of_score = len(names) - len(numbers)  # they come first; a mask has no gradient
         wanted_captured = [w and n < of_score for n, w in enumerate(wanted_captured)]
         options = {**options, "wanted_captured": wanted_captured}
-    *gradients, others = _backward(dout, dlse, out, lse, *_with(inputs, captured), **options, wanted=wanted)
+    *gradients, others = _backward(dout, dlse, out, lse, *append_captured(inputs, captured), **options, wanted=wanted)
     return tuple(g if w else None for g, w in zip(gradients, wanted)), tuple(
         g if w else None for g, w in zip(others, wanted_captured)
     )
@@ -284,7 +284,7 @@ class _Operator(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         others, options, keyset, *captured = arguments[_DIFFERENTIABLE:]
         inputs = (*arguments[:_DIFFERENTIABLE], *others)
-        result = _below_autograd(keyset, _with(inputs, captured), options)
+        result = _below_autograd(keyset, append_captured(inputs, captured), options)
         _save(ctx, inputs, captured, options, result)
         return result
 
@@ -300,9 +300,9 @@ def _autograd_kernel(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor,
     captured = _captured(inputs)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*differentiable, *captured):
         if inputs[0].is_cuda and type(inputs[0]) in _PLAIN:  # a fake tensor's shapes cannot be looked at from C
-            record = _together(inputs, options)
-            record["out"], record["lse"] = new_outputs(record["q"], record["v"], record.get("float32_out"))
-            _gradients.refuse(record)
+            call_args = from_op_args(inputs, options)
+            call_args["out"], call_args["lse"] = new_outputs(call_args["q"], call_args["v"], call_args.get("float32_out"))
+            _gradients.refuse(call_args)
         return _Operator.apply(*differentiable, others, options, keyset, *captured)
     return _below_autograd(keyset, inputs, options)
 
@@ -335,22 +335,22 @@ for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
 
 
 class _Attention(torch.autograd.Function):
-    """The operator's gradient without the dispatcher. Takes q, k, v, bias, sink, then the whole record, since each
+    """The operator's gradient without the dispatcher. Takes q, k, v, bias, sink, then the whole call_args, since each
     argument costs time, and the tensors that score_mod names."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        record, return_lse = arguments[_DIFFERENTIABLE : _DIFFERENTIABLE + 2]
-        record["out"], record["lse"] = result = new_outputs(arguments[0], arguments[2], record.get("float32_out"))
+        call_args, return_lse = arguments[_DIFFERENTIABLE : _DIFFERENTIABLE + 2]
+        call_args["out"], call_args["lse"] = result = new_outputs(arguments[0], arguments[2], call_args.get("float32_out"))
         if result[0].is_cuda:
-            _gradients.refuse(record)
-        call(FORWARD, record)
-        # Tensors are saved apart from the record, by what knows when they are changed and when no longer needed.
-        del record["out"], record["lse"]
-        record.pop("max_scores", None)
-        kept = None if isinstance(record.get("seed"), Tensor) else "seed"
-        captured = _mods.take_out(record)
-        _save(ctx, [None if name == kept else record.pop(name, None) for name in _INPUTS], captured, record, result)
+            _gradients.refuse(call_args)
+        call(FORWARD, call_args)
+        # Tensors are saved apart from the call_args, by what knows when they are changed and when no longer needed.
+        del call_args["out"], call_args["lse"]
+        call_args.pop("max_scores", None)
+        kept = None if isinstance(call_args.get("seed"), Tensor) else "seed"
+        captured = _score_mod.take_out(call_args)
+        _save(ctx, [None if name == kept else call_args.pop(name, None) for name in _INPUTS], captured, call_args, result)
         return result if return_lse else result[0]
 
     @staticmethod
@@ -363,10 +363,10 @@ def _differentiate_now(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None
     if dout is None and dlse is None:
         return (None,) * len(ctx.needs_input_grad)
     out, lse, inputs, captured = _saved(ctx)
-    record = {**dict(zip(_INPUTS, inputs)), **ctx.options, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-    _mods.put_back(record, captured)
+    call_args = {**dict(zip(_INPUTS, inputs)), **ctx.options, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+    _score_mod.put_back(call_args, captured)
     needed = ctx.needs_input_grad
-    found = _gradients.gradients(record, needed[:_DIFFERENTIABLE] + needed[_DIFFERENTIABLE + 2 :])
+    found = _gradients.gradients(call_args, needed[:_DIFFERENTIABLE] + needed[_DIFFERENTIABLE + 2 :])
     return (*found[:_DIFFERENTIABLE], None, None, *found[_DIFFERENTIABLE:])
 
 
@@ -411,26 +411,26 @@ def _check_tensor(x: Any, name: str) -> None:
         raise TypeError(f"{name} ({type(x).__name__}) must be a torch tensor, as q is: torch.as_tensor makes one")
 
 
-def attention(record: Record, return_lse: bool) -> Any:
-    """tandem.attention for torch tensors. record: its arguments."""
-    q, k, v = record["q"], record["k"], record["v"]
-    bias, sink, out = record.get("bias"), record.get("sink"), record.get("out")
+def attention(call_args: CallArgs, return_lse: bool) -> Any:
+    """tandem.attention for torch tensors. call_args: its arguments."""
+    q, k, v = call_args["q"], call_args["k"], call_args["v"]
+    bias, sink, out = call_args.get("bias"), call_args.get("sink"), call_args.get("out")
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or bias is not None or sink is not None or out is not None:
         for name in ("k", "v", "bias", "sink", "out"):
-            _check_tensor(record.get(name, q), name)
-    if "max_scores" in record:
-        _check_tensor(record["max_scores"], "max_scores")
+            _check_tensor(call_args.get(name, q), name)
+    if "max_scores" in call_args:
+        _check_tensor(call_args["max_scores"], "max_scores")
     captured = []
-    if "score_mod" in record or "mask_mod" in record:
-        for name, x in _mods.named(record).items():
+    if "score_mod" in call_args or "mask_mod" in call_args:
+        for name, x in _score_mod.named(call_args).items():
             _check_tensor(x, name)
-        captured = _mods.tensors_of(record.get("score_mod"))
+        captured = _score_mod.tensors_of(call_args.get("score_mod"))
     if _gradients.needs_padding(q, v) and q.shape[-1] == k.shape[-1]:
-        return _padded_attention(record, return_lse)
-    if "dropout_p" in record and "seed" not in record:
-        record["seed"] = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+        return _padded_attention(call_args, return_lse)
+    if "dropout_p" in call_args and "seed" not in call_args:
+        call_args["seed"] = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if torch.compiler.is_compiling() or not _is_eager(q, k, v):
-        return _traced(record, return_lse)
+        return _traced(call_args, return_lse)
     wants_gradient = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -446,26 +446,26 @@ def attention(record: Record, return_lse: bool) -> Any:
                 "leave it out, or call under torch.no_grad() with detached tensors"
             )
     elif wants_gradient:
-        if not _WITHOUT_GRADIENT.isdisjoint(record):
-            for name in _WITHOUT_GRADIENT.intersection(record):
-                _check_tensor(record[name], name)
-        return _apply(q, k, v, bias, sink, record, return_lse, *captured)
+        if not _WITHOUT_GRADIENT.isdisjoint(call_args):
+            for name in _WITHOUT_GRADIENT.intersection(call_args):
+                _check_tensor(call_args[name], name)
+        return _apply(q, k, v, bias, sink, call_args, return_lse, *captured)
     else:
-        out = record["out"] = _new_out(q, v, record.get("float32_out"))
+        out = call_args["out"] = _new_out(q, v, call_args.get("float32_out"))
     if return_lse:
-        lse = record["lse"] = new_lse(q)
-        call(FORWARD, record)
+        lse = call_args["lse"] = new_lse(q)
+        call(FORWARD, call_args)
         return out, lse
-    call(FORWARD, record)
+    call(FORWARD, call_args)
     return out
 
 
-def _traced(record: Record, return_lse: bool) -> Any:
+def _traced(call_args: CallArgs, return_lse: bool) -> Any:
     """attention() as whatever traces or transforms it must see it: by the operator."""
-    if "out" in record:
+    if "out" in call_args:
         raise ValueError("out must be None under torch.compile, autocast and transforms: the result is a new tensor")
-    inputs, options = _apart(record)
-    if (max_scores := record.get("max_scores")) is not None:
+    inputs, options = to_op_args(call_args)
+    if (max_scores := call_args.get("max_scores")) is not None:
         # Operators write into nothing they are given. This one's forward is another: what traces sees both.
         max_scores.copy_(torch.ops.tandem.max_scores(*_detached(inputs), **options))
     if torch._C._are_functorch_transforms_active():
@@ -484,16 +484,16 @@ def _detached(inputs: Sequence[Any]) -> list[Any]:
     return [x.detach() if isinstance(x, Tensor) else _detached(x) if isinstance(x, list) else x for x in inputs]
 
 
-def _padded_attention(record: Record, return_lse: bool) -> Any:
+def _padded_attention(call_args: CallArgs, return_lse: bool) -> Any:
     """attention() with zeros up to a head_dim that a GPU serves."""
-    q, v, out = record["q"], record["v"], record.get("out")
+    q, v, out = call_args["q"], call_args["v"], call_args.get("out")
     dim = v.shape[-1]
-    padding = dict(zip(("q", "k", "v"), padded(q, record["k"], v)))
-    if "softmax_scale" not in record:
+    padding = dict(zip(("q", "k", "v"), padded(q, call_args["k"], v)))
+    if "softmax_scale" not in call_args:
         padding["softmax_scale"] = q.shape[-1] ** -0.5
     if out is not None:
         padding["out"] = out.new_empty((*out.shape[:-1], out.shape[-1] + -dim % 8))
-    result = attention({**record, **padding}, return_lse)
+    result = attention({**call_args, **padding}, return_lse)
     whole, *lse = result if return_lse else (result,)
     whole = whole[..., :dim] if out is None else out.copy_(whole[..., :dim])
     return (whole, *lse) if return_lse else whole
@@ -506,7 +506,7 @@ def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Te
     modified = "score_mod" in options or "mask_mod" in options or "block_mask" in options
     longer = _gradients.needs_padding(q, v) or modified
     if longer or torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(q, k, v):
-        return _attention.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
+        return _api.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
     batch, heads, seqlen, _ = q.shape
     out = q.new_empty((batch, seqlen, heads, v.shape[3]))
     call(HEADS_FIRST, {"q": q, "k": k, "v": v, **options, "out": out})

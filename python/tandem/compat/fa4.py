@@ -29,8 +29,8 @@ import torch
 
 import tandem
 from tandem._trace import Symbol, lengths, trace
-from tandem.flash_attn._arguments import in_words, is_tensor, pair, sink_for, splits, unit_stride
-from tandem.flash_attn._combine import combine
+from tandem.compat._arguments import in_words, is_tensor, pair, sink_for, splits, unit_stride
+from tandem.compat.flash_attn._combine import combine
 
 __version__ = "4.0.0"
 

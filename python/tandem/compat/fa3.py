@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 
 import tandem
-from tandem.flash_attn import _kvcache, _packed
-from tandem.flash_attn._arguments import bounds, cap, in_words, is_deterministic, is_tensor, splits, unit_stride
-from tandem.flash_attn._combine import combine
+from tandem.compat.flash_attn import _kvcache, _packed
+from tandem.compat._arguments import bounds, cap, in_words, is_deterministic, is_tensor, splits, unit_stride
+from tandem.compat.flash_attn._combine import combine
 
 __version__ = "3.0.0"
 
@@ -183,7 +183,7 @@ def flash_attn_with_kvcache(
     sm_margin=0,
     return_softmax_lse=False,
 ):
-    """tandem.flash_attn.flash_attn_with_kvcache, also for packed q and packed new keys. No gradient.
+    """tandem.compat.flash_attn.flash_attn_with_kvcache, also for packed q and packed new keys. No gradient.
 
     q (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q; k and v (batch, seqlen_new,
     heads_k, head_dim), or (total_new, ...) with cu_seqlens_k_new. rotary_seqlens (batch, int32) takes the place of

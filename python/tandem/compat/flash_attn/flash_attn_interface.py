@@ -21,8 +21,8 @@ from __future__ import annotations
 import torch
 
 import tandem
-from tandem.flash_attn import _kvcache, _packed
-from tandem.flash_attn._arguments import bounds, cap, in_words, is_deterministic, is_tensor, places, splits, unit_stride
+from tandem.compat.flash_attn import _kvcache, _packed
+from tandem.compat._arguments import bounds, cap, in_words, is_deterministic, is_tensor, places, splits, unit_stride
 
 # Our arguments' names here.
 _NAMES = {"window": "window_size", "page_table": "block_table"}

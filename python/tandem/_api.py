@@ -29,7 +29,7 @@ from tandem._binding import (
 from tandem._binding import merge as merge_into
 
 _ndarray = np.ndarray
-_torch_front: Any = None  # tandem._torch_ops, once torch is loaded
+_torch_front: Any = None  # tandem._torch_api, once torch is loaded
 
 
 class Gradients(NamedTuple):
@@ -44,12 +44,12 @@ class Gradients(NamedTuple):
 
 
 def use_torch() -> Any:
-    """tandem._torch_ops where torch is loaded, else None. From then on all calls run on torch's threads."""
+    """tandem._torch_api where torch is loaded, else None. From then on all calls run on torch's threads."""
     global _torch_front
     if _torch_front is None and hasattr(sys.modules.get("torch"), "library"):
-        from tandem import _torch_ops
+        from tandem import _torch_api
 
-        _torch_front = _torch_ops
+        _torch_front = _torch_api
     return _torch_front
 
 
@@ -299,9 +299,6 @@ def attention_backward(
         raise ValueError(
             "seed (None) must be that of the forward call: its dropout decides which entries have gradients"
         )
-    on_torch = _arrays.is_torch(q)
-    ways = use_torch()._gradients if on_torch else None
-    new = ways.like if ways else _new_gradient
     call_args: CallArgs = {
         "q": _arrays.view(q, "q"),
         "k": _arrays.view(k, "k"),
@@ -336,26 +333,36 @@ def attention_backward(
         call_args.update(diagonal_of(diagonal_offset, alignment))
     if block_mask is not None:
         call_args.update(blocks_of(block_mask))
-    given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
-    # Of these there are gradients: a mask has none.
-    inputs = {name: call_args[name[1:]] for name in given}
+    targets = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
+    return _backward(call_args, targets, dscore_mod, accumulate)
+
+
+def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, accumulate: bool) -> Gradients:
+    """attention_backward() of a call's arguments, with out, lse and dout. targets: what the caller gave for each
+    gradient."""
+    front = use_torch() if _arrays.is_torch(call_args["q"]) else None
+    if front is not None:
+        front.prepare_backward(call_args)
+    # A mask has no gradient.
+    inputs = {name: call_args[name[1:]] for name in targets}
     captured = {name: x for name, x in _score_mod.named(call_args).items() if name.startswith("score_mod.")}
     inputs.update(captured)
-    given.update(_captured_targets(dscore_mod, captured))
+    targets = {**targets, **_captured_targets(dscore_mod, captured)}
     for name in ("dbias", *captured):
         if not _is_floating(inputs[name]):
             inputs[name] = None
-    wanted = {name: x is not None and given[name] is not False for name, x in inputs.items()}
-    if ways and (not ways.is_own(q) or ways.needs_padding(q, v)):
-        found = ways.gradients(call_args, list(wanted.values()))
-        pairs = zip(found, given.values())
-        put = (lambda target, x: target.add_(x)) if accumulate else (lambda target, x: target.copy_(x))
-        return _gradients_of([x if target is None or x is None else put(target, x) for x, target in pairs], captured)
-    written = dict.fromkeys(given)
+    wanted = {name: x is not None and targets[name] is not False for name, x in inputs.items()}
+    if front is not None:
+        front.check_targets((name, targets[name]) for name, w in wanted.items() if w)
+    if front is not None and not front.serves_backward(call_args):
+        results = front.other_gradients(call_args, list(wanted.values()), list(targets.values()), accumulate)
+        return _gradients_of(results, captured)
+    new = _new_gradient if front is None else front.new_gradient
+    written = dict.fromkeys(targets)
     for name, x in inputs.items():
         if wanted[name]:
-            written[name] = new(x) if given[name] is None else _arrays.view(given[name], name)
-            if accumulate and given[name] is None:
+            written[name] = new(x) if targets[name] is None else _arrays.view(targets[name], name)
+            if accumulate and targets[name] is None:
                 written[name][...] = 0
             if name not in captured:
                 call_args[name] = written[name]
@@ -364,7 +371,10 @@ def attention_backward(
         call_args["score_mod"] = _score_mod.replaced(call_args["score_mod"], list(captured.values()), places)
     call_args["accumulate"] = accumulate
     call(BACKWARD, call_args)
-    return _gradients_of([_gradient(written[name], target, q) for name, target in given.items()], captured)
+    results = [_gradient(written[name], target, call_args["q"]) for name, target in targets.items()]
+    if front is not None:
+        results = front.finish_backward(call_args, list(captured.values()), results, list(targets.values()))
+    return _gradients_of(results, captured)
 
 
 def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, Any]:
@@ -460,14 +470,14 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         front = use_torch()
         new = front.new_outputs
         if q.is_cuda:
-            if backward and not front._gradients.is_own(q):  # served by another, where it is
-                front._gradients.refuse(call_args)
+            if backward and not front.serves_backward(call_args):  # by torch's operator, where that serves it
+                front.refuse_other_gradients(call_args)
                 backward = False
-            call_args.update(zip(("q", "k", "v"), front.padded(q, k, v)))
+            call_args.update(zip(("q", "k", "v"), front.padded_qkv(q, k, v)))
     call_args["out"], call_args["lse"] = new(call_args["q"], call_args["v"], call_args["float32_out"])
     if backward:
         call_args.update(dout=call_args["out"], dq=call_args["q"], dk=call_args["k"], dv=call_args["v"])
-        like = use_torch()._gradients.like if _arrays.is_torch(q) else _new_gradient
+        like = use_torch().new_gradient if _arrays.is_torch(q) else _new_gradient
         for name in ("bias", "sink"):
             if _is_floating(call_args[name]):
                 call_args["d" + name] = like(_arrays.view(call_args[name], name))

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tandem import _flash_backward, _score_mod
 from tandem._binding import BACKWARD, CHECK, CallArgs, call
+from tandem._padding import needs_padding, padded_gradients
+from tandem._tensors import resolved
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 _KERNELS_FOR = 9  # the compute capability's major number: Hopper
@@ -33,18 +35,6 @@ def like(x: Tensor) -> Tensor:
     return torch.empty_like(x) if compact else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def needs_padding(q: Tensor, v: Tensor) -> bool:
-    """GPUs serve multiples of 8."""
-    return q.is_cuda and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
-
-
-def padded(x: Tensor) -> Tensor:
-    """x with zeros up to a head_dim that is a multiple of 8, which changes no score and adds columns of zeros to a
-    result."""
-    missing = -x.shape[-1] % 8
-    return torch.nn.functional.pad(x, (0, missing)) if missing else x
-
-
 def refuse(call_args: CallArgs) -> None:
     """Raises what gradients() would raise for this call on a GPU. call_args: with out and lse, not filled yet."""
     if not is_own(call_args["q"]):
@@ -65,8 +55,9 @@ def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None
         return _flash_backward.gradients(call_args, wanted)
     if call_args["dout"] is None:
         call_args["dout"] = torch.zeros_like(call_args["out"])
+    call_args["dout"], call_args["dlse"] = resolved(call_args["dout"]), resolved(call_args.get("dlse"))
     if needs_padding(call_args["q"], call_args["v"]):
-        return _of_padded(call_args, wanted)
+        return padded_gradients(gradients, call_args, wanted)
     captured = _score_mod.tensors_of(call_args.get("score_mod"))
     inputs = [call_args.get(name) for name in DIFFERENTIABLE] + captured
     found = [like(x) if w else None for x, w in zip(inputs, wanted)]
@@ -74,13 +65,4 @@ def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None
     if captured:
         call_args["score_mod"] = _score_mod.replaced(call_args["score_mod"], captured, found[5:])
     call(BACKWARD, call_args)
-    return found
-
-
-def _of_padded(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
-    dims = [call_args[name].shape[-1] for name in DIFFERENTIABLE[:3]]
-    scale = call_args.get("softmax_scale")
-    whole = {name: padded(call_args[name]) for name in ("q", "k", "v", "out", "dout")}
-    found = gradients({**call_args, **whole, "softmax_scale": dims[0] ** -0.5 if scale is None else scale}, wanted)
-    found[:3] = (x if x is None else x[..., :dim] for x, dim in zip(found, dims))
     return found

@@ -9,7 +9,7 @@ import tandem
 
 torch = pytest.importorskip("torch")
 
-from tandem import _flash_backward, _gpu, _gradients, _binding, _torch_ops  # noqa: E402
+from tandem import _binding, _flash_backward, _gpu, _gradients, _torch_api, _torch_ops  # noqa: E402
 
 
 def tensors(*shapes, seed=0, dtype=torch.float32):
@@ -224,7 +224,7 @@ def test_padding_changes_nothing(padding, monkeypatch, dims):
         mine = torch.full_like(out, float("nan"))
         assert tandem.attention(q, k, v, causal=True, out=mine) is mine
     compiled = torch.compile(tandem.attention, backend="aot_eager", fullgraph=True)(q, k, v, causal=True)
-    heads_first = _torch_ops.attention_heads_first(*(x.detach().transpose(1, 2) for x in (q, k, v)), causal=True)
+    heads_first = _torch_api.attention_heads_first(*(x.detach().transpose(1, 2) for x in (q, k, v)), causal=True)
     monkeypatch.undo()
     want, want_lse = tandem.attention(q, k, v, causal=True, return_lse=True)
     for x in (out, mine, compiled, heads_first):

@@ -42,7 +42,7 @@ def flash_attn_func(
 ):
     """Attention of q (batch, seqlen_q, heads, head_dim) to k and v (batch, seqlen_k, heads_k, head_dim or head_dim_v).
 
-    Returns out, or with return_attn_probs (out, softmax_lse): (batch, heads, seqlen_q), without a gradient.
+    Returns out, or with return_attn_probs (out, softmax_lse): (batch, heads, seqlen_q), with a gradient.
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     is_tensor(q, "q")
@@ -124,7 +124,7 @@ def flash_attn_varlen_func(
     """Attention of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim or head_dim_v).
 
     Sequence b holds the rows from cu_seqlens[b] to cu_seqlens[b + 1] (int32), of which seqused[b] are used; the rest of
-    the result is 0. Returns out, or with return_attn_probs (out, softmax_lse): (heads, total_q), without a gradient.
+    the result is 0. Returns out, or with return_attn_probs (out, softmax_lse): (heads, total_q), with a gradient.
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     is_tensor(q, "q")
@@ -256,8 +256,7 @@ def _attend(q, k, v, options, return_attn_probs):
     q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
     if not return_attn_probs:
         return in_words(_NAMES, tandem.attention, q, k, v, **options)
-    out, lse = in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
-    return out, lse.detach()
+    return in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
 
 
 def _unbind(packed):

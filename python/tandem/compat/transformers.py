@@ -25,7 +25,7 @@ from transformers import AttentionInterface, masking_utils
 from transformers.utils import logging
 
 import tandem
-from tandem._torch_ops import attention_heads_first
+from tandem._torch_api import attention_heads_first
 from tandem.compat._arguments import in_words, sink_for
 from tandem.compat.flex import BlockMask, mask_of
 

@@ -7,7 +7,7 @@
 static struct {
   _Atomic(tandem_context*) context;
   atomic_size_t workspace;
-} gpus[kMostDevices];
+} gpus[kMaxDevices];
 
 tandem_context* tandem_python_gpu(int32_t index) { return atomic_load(&gpus[index].context); }
 

@@ -4,9 +4,9 @@
 
 #include <tandem/tandem.h>
 
-enum { kMostDevices = 128 }; /* more than torch serves */
+enum { kMaxDevices = 128 }; /* more than torch serves */
 
-/* The context of "cuda:index", 0 <= index < kMostDevices, or NULL before it has been opened. */
+/* The context of "cuda:index", 0 <= index < kMaxDevices, or NULL before it has been opened. */
 tandem_context* tandem_python_gpu(int32_t index);
 
 /* Makes that context. From any thread, any number of times. */

@@ -1,7 +1,7 @@
-/* The fast way from Python into the C interface: fills one tandem_attention_args from a call's record and runs the call
+/* The fast way from Python into the C interface: fills one tandem_attention_args from a call's call_args and runs the call
  * without the interpreter lock. Written for the stable ABI of CPython 3.9, so one file serves every later one.
  *
- * tandem/_library.py describes run(), and tandem/_ctypes.py has the same function over ctypes. */
+ * tandem/_binding.py describes run(), and tandem/_ctypes.py has the same function over ctypes. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x03090000
 #include <Python.h>
@@ -13,7 +13,7 @@
 #include <tandem/tandem.h>
 
 #include "devices.h"
-#include "record.h"
+#include "call_args.h"
 #include "threads.h"
 
 /* ---- The call on the CPU ---------------------------------------------------------------------------------------- */
@@ -23,7 +23,7 @@ typedef struct {
   size_t bytes;
   max_align_t memory[];
 } Workspace;
-enum { kMostKept = 4 << 20 };
+enum { kMaxKept = 4 << 20 };
 static pthread_key_t kept_workspace;
 
 static tandem_status execute_in(const Workspace* w, tandem_context* context, tandem_pass pass,
@@ -45,7 +45,7 @@ static tandem_status execute(tandem_pass pass, const tandem_attention_args* args
   Workspace* larger = malloc(sizeof *larger + bytes);
   if (larger != NULL) larger->bytes = bytes;
   status = execute_in(larger, context, pass, args);
-  if (larger != NULL && bytes <= kMostKept && pthread_setspecific(kept_workspace, larger) == 0) {
+  if (larger != NULL && bytes <= kMaxKept && pthread_setspecific(kept_workspace, larger) == 0) {
     free(kept);
   } else {
     free(larger);
@@ -87,20 +87,20 @@ static tandem_status execute_on_gpu(tandem_pass pass, const tandem_attention_arg
   if (status != TANDEM_WORKSPACE_TOO_SMALL) return status;
   const tandem_status sized = tandem_workspace_size(context, pass, args, &gpu->wanted);
   if (sized != TANDEM_OK) return sized;
-  if (gpu->wanted <= kMostKept) tandem_python_gpu_wants(index, gpu->wanted);
+  if (gpu->wanted <= kMaxKept) tandem_python_gpu_wants(index, gpu->wanted);
   return status;
 }
 
 /* ---- From Python ------------------------------------------------------------------------------------------------ */
 
-/* The answer of a call whose record has been read; NULL with an exception. */
+/* The request of a call whose call_args has been read; NULL with an exception. */
 static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q, Gpu* gpu) {
   const tandem_pass pass = (tandem_pass)(what & 1);
   const int on_gpu = args->q != NULL && args->q->device.type == TANDEM_CUDA;
   const int32_t index = on_gpu ? args->q->device.index : 0;
-  if (on_gpu && (index < 0 || index >= kMostDevices))
+  if (on_gpu && (index < 0 || index >= kMaxDevices))
     return PyErr_Format(PyExc_ValueError, "q's device (cuda:%d) must be one of the first %d", (int)index,
-                        (int)kMostDevices);
+                        (int)kMaxDevices);
   if (on_gpu && tandem_python_gpu(index) == NULL) return Py_BuildValue("(si)", "open", (int)index);
   if (on_gpu && !find_stream(q, index, &gpu->stream)) return NULL;
   tandem_status status;
@@ -119,11 +119,11 @@ static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q
   Py_RETURN_NONE;
 }
 
-/* run(what, record, workspace = 0, bytes = 0) -> None or what must be done first; see _library.py */
+/* run(what, call_args, workspace = 0, bytes = 0) -> None or what must be done first; see _binding.py */
 static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   (void)module;
   if ((count != 2 && count != 4) || !PyDict_Check(arguments[1])) {
-    PyErr_SetString(PyExc_TypeError, "run(what, record), or with workspace, bytes");
+    PyErr_SetString(PyExc_TypeError, "run(what, call_args), or with workspace, bytes");
     return NULL;
   }
   const long what = PyLong_AsLong(arguments[0]);
@@ -135,12 +135,12 @@ static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t co
   call.args.size = sizeof call.args;
   call.used = call.mods_used = 0;
   call.q = call.scattered = NULL;
-  PyObject* answer = NULL;
-  if (read_record(arguments[1], what, &call, &answer))
-    answer =
+  PyObject* request = NULL;
+  if (read_call_args(arguments[1], what, &call, &request))
+    request =
         call.scattered != NULL ? Py_BuildValue("(sO)", "copy", call.scattered) : serve(what, &call.args, call.q, &gpu);
   release_call(&call);
-  return answer;
+  return request;
 }
 
 /* ---- Merging ----------------------------------------------------------------------------------------------------- */
@@ -159,16 +159,16 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
 }
 
 /* Where a call on this device is made: its context, and the stream of what `described` describes. 0: not yet, and the
- * answer says what must be done first, or is NULL with an error. */
+ * request says what must be done first, or is NULL with an error. */
 static int find_place(tandem_device device, PyObject* described, tandem_context** context, void** stream,
-                      PyObject** answer) {
+                      PyObject** request) {
   *stream = NULL;
   if (device.type != TANDEM_CUDA) {
     *context = tandem_python_context();
     return 1;
   }
-  *context = device.index >= 0 && device.index < kMostDevices ? tandem_python_gpu(device.index) : NULL;
-  *answer = *context == NULL ? Py_BuildValue("(si)", "open", (int)device.index) : NULL;
+  *context = device.index >= 0 && device.index < kMaxDevices ? tandem_python_gpu(device.index) : NULL;
+  *request = *context == NULL ? Py_BuildValue("(si)", "open", (int)device.index) : NULL;
   return *context != NULL && find_stream(described, device.index, stream);
 }
 
@@ -177,8 +177,8 @@ static PyObject* serve_merge(const tandem_merge_args* args, PyObject* first) {
   const tandem_device device = args->out->device;
   void* stream;
   tandem_context* context;
-  PyObject* answer = NULL;
-  if (!find_place(device, first, &context, &stream, &answer)) return answer;
+  PyObject* request = NULL;
+  if (!find_place(device, first, &context, &stream, &request)) return request;
   tandem_status status;
   Py_BEGIN_ALLOW_THREADS;
   status = tandem_merge(context, args, stream);
@@ -200,7 +200,7 @@ static PyObject* merge(PyObject* module, PyObject* arguments) {
   }
   Operand* operands = calloc((size_t)(2 * parts + 2), sizeof *operands);
   const tandem_tensor** tensors = calloc((size_t)(2 * parts + 2), sizeof *tensors);
-  PyObject* answer = NULL;
+  PyObject* request = NULL;
   if (operands == NULL || tensors == NULL) {
     PyErr_NoMemory();
   } else if (read_tensors(outs, operands, tensors) && read_tensors(lses, operands + parts, tensors + parts) &&
@@ -211,11 +211,11 @@ static PyObject* merge(PyObject* module, PyObject* arguments) {
                                     .part_lse = tensors + parts,
                                     .out = tensors[2 * parts],
                                     .lse = tensors[2 * parts + 1]};
-    answer = serve_merge(&args, PyTuple_GetItem(result, 0));
+    request = serve_merge(&args, PyTuple_GetItem(result, 0));
   }
   free(operands);
   free(tensors);
-  return answer;
+  return request;
 }
 
 /* ---- Block masks ------------------------------------------------------------------------------------------------- */
@@ -227,8 +227,8 @@ static PyObject* serve_blocks(const tandem_block_mask_args* args, PyObject* firs
   const tandem_device device = args->kv_num_blocks->device;
   void* stream;
   tandem_context* context;
-  PyObject* answer = NULL;
-  if (!find_place(device, first, &context, &stream, &answer)) return answer;
+  PyObject* request = NULL;
+  if (!find_place(device, first, &context, &stream, &request)) return request;
   tandem_status status;
   Py_BEGIN_ALLOW_THREADS;
   status = tandem_make_block_mask(context, args, workspace, bytes, stream);
@@ -257,7 +257,7 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
   Operand operands[kLists];
   const tandem_tensor* tensors[kLists] = {NULL};
   ReadMod* read = NULL;
-  PyObject* answer = NULL;
+  PyObject* request = NULL;
   if (read_tensors(lists, operands, tensors)) {
     const Reading reading = read_mod(mod, TANDEM_FORWARD, &read);
     if (reading == kRead) {
@@ -277,19 +277,19 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
                                            .q_indices = tensors[5],
                                            .full_q_num_blocks = tensors[6],
                                            .full_q_indices = tensors[7]};
-      answer = serve_blocks(&args, PyTuple_GetItem(lists, 0), workspace, (size_t)bytes);
+      request = serve_blocks(&args, PyTuple_GetItem(lists, 0), workspace, (size_t)bytes);
     } else if (!PyErr_Occurred()) {
       PyErr_SetString(PyExc_TypeError, "make_block_mask() takes descriptions of tensors");
     }
     release_mod(read);
   }
-  return answer;
+  return request;
 }
 
 static int32_t gpu_index(PyObject* number) {
   const long index = PyLong_AsLong(number);
-  if (!PyErr_Occurred() && (index < 0 || index >= kMostDevices))
-    PyErr_Format(PyExc_ValueError, "a GPU's index (%ld) must be at least 0 and below %d", index, (int)kMostDevices);
+  if (!PyErr_Occurred() && (index < 0 || index >= kMaxDevices))
+    PyErr_Format(PyExc_ValueError, "a GPU's index (%ld) must be at least 0 and below %d", index, (int)kMaxDevices);
   return PyErr_Occurred() ? -1 : (int32_t)index;
 }
 
@@ -334,7 +334,7 @@ static PyObject* description(PyObject* module, PyObject* unused) {
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, 0x0080 /* METH_FASTCALL: named by the stable ABI from 3.10 on */,
-     "run(what, record, workspace = 0, bytes = 0) -> None, or what must be done first"},
+     "run(what, call_args, workspace = 0, bytes = 0) -> None, or what must be done first"},
     {"merge", merge, METH_VARARGS, "merge(outs, lses, (out, lse)) -> None, or what must be done first"},
     {"make_block_mask", make_block_mask, METH_VARARGS,
      "make_block_mask(mask_mod, sizes, lists, workspace, bytes) -> None, or what must be done first"},
@@ -349,7 +349,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "tandem._native",
-    .m_doc = "Calls of the C interface; see tandem/_library.py.",
+    .m_doc = "Calls of the C interface; see tandem/_binding.py.",
     .m_size = -1,
     .m_methods = methods,
 };

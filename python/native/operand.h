@@ -11,7 +11,7 @@
 
 #include "dlpack/dlpack.h"
 
-enum { kMostDims = 8 };
+enum { kMaxDims = 8 };
 
 /* The buffer protocol. Its layout has not changed since CPython 3.0; the stable ABI names it from 3.11 on. */
 typedef struct {
@@ -29,7 +29,7 @@ PyAPI_FUNC(void) PyBuffer_Release(Buffer* view);
 
 typedef struct {
   tandem_tensor tensor;
-  int64_t shape[kMostDims], strides[kMostDims];
+  int64_t shape[kMaxDims], strides[kMaxDims];
   Buffer buffer;
   int has_buffer;
 } Operand;
@@ -75,7 +75,7 @@ static Reading read_exchange(const DLPackExchangeAPI* exchange, PyObject* object
     PyErr_Clear();
     return kNeedsDescription;
   }
-  if (t->ndim > kMostDims) return kNeedsDescription;
+  if (t->ndim > kMaxDims) return kNeedsDescription;
   int64_t compact = 1;
   for (int32_t d = t->ndim; d-- > 0;) {
     o->shape[d] = t->shape[d];
@@ -124,7 +124,7 @@ static Reading read_buffer(PyObject* object, int written, Operand* o) {
   }
   o->has_buffer = 1;
   const Buffer* b = &o->buffer;
-  if (b->ndim > kMostDims || !dtype_of(b->format, b->itemsize, &o->tensor.dtype)) return kNeedsDescription;
+  if (b->ndim > kMaxDims || !dtype_of(b->format, b->itemsize, &o->tensor.dtype)) return kNeedsDescription;
   for (int d = 0; d < b->ndim; ++d) {
     if (b->strides[d] % b->itemsize != 0) return kNeedsDescription;
     o->shape[d] = b->shape[d];
@@ -153,9 +153,9 @@ static Reading read_description(PyObject* tuple, int written, Operand* o) {
     PyErr_SetString(PyExc_TypeError, "a description of a tensor has nine items");
     return kFailed;
   }
-  if (PyTuple_Size(shape) > kMostDims) {
+  if (PyTuple_Size(shape) > kMaxDims) {
     PyErr_Format(PyExc_ValueError, "a tensor of %zd dimensions is no argument of a call, whose have at most %d",
-                 PyTuple_Size(shape), (int)kMostDims);
+                 PyTuple_Size(shape), (int)kMaxDims);
     return kFailed;
   }
   if (written && integer_at(tuple, 7)) return kIsReadOnly;

@@ -15,8 +15,8 @@ static omp_query omp_get_max_threads_of_host, omp_in_parallel_of_host;
 static atomic_int in_use;
 static atomic_int forked; /* OpenMP's threads do not survive a fork, and its runtime does not notice */
 
-enum { kMostThreads = 1024 };
-static _Atomic(tandem_context*) contexts[2][kMostThreads + 1]; /* [forked][threads] */
+enum { kMaxThreads = 1024 };
+static _Atomic(tandem_context*) contexts[2][kMaxThreads + 1]; /* [forked][threads] */
 
 typedef struct {
   void (*body)(void*, int32_t);
@@ -60,7 +60,7 @@ int tandem_python_use_openmp_of(const char* library) {
 tandem_context* tandem_python_context(void) {
   if (!atomic_load(&in_use)) return NULL;
   int threads = omp_get_max_threads_of_host(); /* torch.set_num_threads changes it */
-  if (threads > kMostThreads) threads = kMostThreads;
+  if (threads > kMaxThreads) threads = kMaxThreads;
   if (threads < 1) threads = 1;
   const int own = atomic_load(&forked);
   tandem_context* context = atomic_load(&contexts[own][threads]);

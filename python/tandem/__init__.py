@@ -1,13 +1,15 @@
-"""Tandem: exact attention, forward and backward, on CPUs, and forward on Hopper GPUs.
+"""Exact attention, forward and backward, on CPUs and on NVIDIA GPUs (see docs/support.md for which).
 
     import tandem
-    out = tandem.attention(q, k, v, causal=True)  # numpy, torch, or anything that speaks DLPack
+    out = tandem.attention(q, k, v, causal=True)  # numpy arrays, torch tensors, or any other arrays with __dlpack__
 
-Other people's names for it, each a module: ``tandem.flash_attn`` (FlashAttention-2), ``tandem.fa3``, ``tandem.fa4``,
-``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.flex`` (torch's flex_attention, also
-``tandem.flex_attention``), ``tandem.transformers``. ``tandem.torch_sdpa`` puts Tandem below
-torch's own function on GPUs. ``tandem.patch()`` makes ``import flash_attn`` resolve to Tandem. docs/python.md is one
-page about all.
+torch tensors have gradients, on CPUs and on Hopper and Blackwell GPUs. For other arrays :func:`attention_backward`
+computes them.
+
+Modules that take the place of other libraries: ``tandem.flash_attn`` (FlashAttention-2), ``tandem.fa3``,
+``tandem.fa4``, ``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.flex`` (torch's flex_attention, also
+``tandem.flex_attention``) and ``tandem.transformers``. ``tandem.torch_sdpa`` makes torch's own function run Tandem on
+GPUs. ``tandem.patch()`` makes ``import flash_attn`` find Tandem. docs/python.md describes all of them.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tandem import _gpu
-from tandem._attention import Gradients, attention, attention_backward, check, merge, prepare, use_torch
+from tandem import _gpu, _import_paths
+from tandem._api import Gradients, attention, attention_backward, check, merge, prepare, use_torch
 from tandem._errors import Unsupported
-from tandem._library import boundary as _boundary
-from tandem._mods import Blocks, Mod
+from tandem._binding import binding as _active
+from tandem._score_mod import Blocks, Mod
 
-__version__: str = _boundary.version
+__version__: str = _active.version
 __all__ = [
     "Blocks",
     "Gradients",
@@ -36,10 +38,9 @@ __all__ = [
     "prepare",
 ]
 
-_MODULES = ("fa3", "fa4", "flash_attn", "flex", "sdpa", "torch_sdpa", "transformers")
-# torch's names of FlexAttention, which tandem.flex has.
-_OF_FLEX = ("BlockMask", "and_masks", "create_block_mask", "create_mask", "flex_attention", "noop_mask", "or_masks")
+_FLEX_NAMES = ("BlockMask", "and_masks", "create_block_mask", "create_mask", "flex_attention", "noop_mask", "or_masks")
 
+_import_paths.install()
 use_torch()  # registers the operators where torch is loaded already; later calls see to it otherwise
 
 
@@ -47,16 +48,16 @@ def description() -> str:
     """What will run, a line for each device: the CPU's threads and instruction set, then the GPUs in use or, where none
     is yet, torch's current one."""
     front = use_torch()
-    gpus = _gpu.descriptions(_boundary, front.torch) if front is not None else []
-    return "\n".join((_boundary.description(), *gpus))
+    gpus = _gpu.descriptions(_active, front.torch) if front is not None else []
+    return "\n".join((_active.description(), *gpus))
 
 
 def __getattr__(name: str) -> Any:
     if name == "patch":
-        globals()["patch"] = function = importlib.import_module("tandem.patch").patch  # not the module of that name
+        globals()["patch"] = function = importlib.import_module("tandem.compat.patch").patch
         return function
-    if name in _OF_FLEX:
-        return getattr(importlib.import_module("tandem.flex"), name)
-    if name in _MODULES:
+    if name in _FLEX_NAMES:
+        return getattr(importlib.import_module("tandem.compat.flex"), name)
+    if name == "compat" or name in _import_paths.MODULES:
         return importlib.import_module(f"tandem.{name}")
     raise AttributeError(f"module 'tandem' has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """The C interface over ctypes: serves where _native cannot be loaded (free-threaded CPython), at some microseconds more
-a call. run() is _native's; _library.py describes it."""
+a call. run() is _native's; _binding.py describes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _mods
+from tandem import _arrays, _score_mod
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _int32, _int64 = ctypes.c_int32, ctypes.c_int64
@@ -181,7 +181,7 @@ _library = _load()
 _threads = _load_threads()
 _gpus: dict[int, ctypes.c_void_p] = {}
 _opening = threading.Lock()
-version = _library.tandem_version().decode()
+version = _binding.tandem_version().decode()
 
 
 def _context() -> int | None:
@@ -195,12 +195,12 @@ def use_openmp_of(library: str) -> bool:
 
 def last_error() -> str:
     """The sentence of this thread's last call that failed."""
-    return _library.tandem_last_error().decode(errors="replace")
+    return _binding.tandem_last_error().decode(errors="replace")
 
 
 def description() -> str:
     """One line about what will run on the CPU."""
-    return _library.tandem_context_description(_context()).decode()
+    return _binding.tandem_context_description(_context()).decode()
 
 
 def open_gpu(index: int) -> int:
@@ -210,7 +210,7 @@ def open_gpu(index: int) -> int:
             return 0
         options = _ContextOptions(size=ctypes.sizeof(_ContextOptions), device=f"cuda:{index}".encode())
         context = ctypes.c_void_p()
-        status = _library.tandem_context_create(options, ctypes.byref(context))
+        status = _binding.tandem_context_create(options, ctypes.byref(context))
         if status == 0:
             _gpus[index] = context
         return status
@@ -218,7 +218,7 @@ def open_gpu(index: int) -> int:
 
 def gpu_description(index: int) -> str | None:
     """One line about what will run there; None before it has been opened."""
-    return _library.tandem_context_description(_gpus[index]).decode() if index in _gpus else None
+    return _binding.tandem_context_description(_gpus[index]).decode() if index in _gpus else None
 
 
 _LENGTHS = ("max_seqlen_q", "max_seqlen_k", "diagonal_offset", "mask_block_q", "mask_block_k")
@@ -273,13 +273,13 @@ def _set_window(args: _Args, window: tuple[Any, Any]) -> None:
             setattr(args, name, _integer(bound, f"window[{index}]", otherwise=", or None"))
 
 
-def _mod_of(mod: _mods.Bound, name: str, forward_or_backward: int) -> _Mod | None:
+def _mod_of(mod: _score_mod.Bound, name: str, forward_or_backward: int) -> _Mod | None:
     """None where a gradient's tensor is read-only."""
-    text, items = _mods.described(mod, name)
+    text, items = _score_mod.described(mod, name)
     scalars = [
         _ModScalar(n.encode(), next(code for t, code in _SCALAR_TYPES.items() if isinstance(x, t)), 0, x)
         for n, x, _ in items
-        if _mods.is_number(x)
+        if _score_mod.is_number(x)
     ]
     tensors = [
         _ModTensor(
@@ -288,7 +288,7 @@ def _mod_of(mod: _mods.Bound, name: str, forward_or_backward: int) -> _Mod | Non
             ctypes.pointer(_tensor_of(gradient)) if gradient is not None and forward_or_backward else None,
         )
         for n, x, gradient in items
-        if not _mods.is_number(x)
+        if not _score_mod.is_number(x)
     ]
     if forward_or_backward and any(gradient is not None and gradient[7] for _, _, gradient in items):
         return None
@@ -329,20 +329,20 @@ def _set_seed(args: _Args, seed: Any) -> bool:
     return True
 
 
-def run(what: int, record: dict[str, Any], workspace: int = 0, workspace_bytes: int = 0) -> tuple[str, Any] | None:
-    """See _library.py."""
+def run(what: int, call_args: dict[str, Any], workspace: int = 0, workspace_bytes: int = 0) -> tuple[str, Any] | None:
+    """See _binding.py."""
     forward_or_backward, heads_first = what & 1, what & 4
     args = _Args(size=ctypes.sizeof(_Args))
     to_copy = []
     gpu = None
-    for name, x in record.items():
+    for name, x in call_args.items():
         if x is None:
             continue
         if name == "seed":
             if not _set_seed(args, x):
                 return "describe", name
             continue
-        if name in _mods.MODS:
+        if name in _score_mod.MODS:
             mod = _mod_of(x, name, forward_or_backward)
             if mod is None:
                 return "read-only", name
@@ -383,35 +383,35 @@ def _tensor_of(described: tuple[Any, ...]) -> _Tensor:
 
 
 def merge(outs: tuple[Any, ...], lses: tuple[Any, ...], result: tuple[Any, Any]) -> tuple[str, Any] | None:
-    """See _library.py."""
+    """See _binding.py."""
     pointer = ctypes.POINTER(_Tensor)
     lists = [(pointer * len(tensors))(*(ctypes.pointer(_tensor_of(x)) for x in tensors)) for tensors in (outs, lses)]
     out, lse = (ctypes.pointer(_tensor_of(x)) for x in result)
     args = _MergeArgs(ctypes.sizeof(_MergeArgs), len(outs), *lists, out, lse)
     device, index = result[0][1:3]
     if device != _arrays.CUDA:
-        return _answer(_library.tandem_merge(_context(), args, None))
+        return _answer(_binding.tandem_merge(_context(), args, None))
     if index not in _gpus:
         return "open", index
     stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
-    return _answer(_library.tandem_merge(_gpus[index], args, stream))
+    return _answer(_binding.tandem_merge(_gpus[index], args, stream))
 
 
 def make_block_mask(
-    mask_mod: _mods.Bound, sizes: tuple[int, ...], lists: tuple[Any, ...], workspace: int, workspace_bytes: int
+    mask_mod: _score_mod.Bound, sizes: tuple[int, ...], lists: tuple[Any, ...], workspace: int, workspace_bytes: int
 ) -> tuple[str, Any] | None:
-    """See _library.py."""
+    """See _binding.py."""
     args = _BlockMaskArgs(size=ctypes.sizeof(_BlockMaskArgs), **dict(zip(_SIZES, sizes)))
     args.mask_mod = ctypes.pointer(_mod_of(mask_mod, "mask_mod", 0))
     for name, described in zip(_LISTS, lists):
         setattr(args, name, ctypes.pointer(_tensor_of(described)))
     device, index = lists[0][1:3]
     if device != _arrays.CUDA:
-        return _answer(_library.tandem_make_block_mask(_context(), args, workspace, workspace_bytes, None))
+        return _answer(_binding.tandem_make_block_mask(_context(), args, workspace, workspace_bytes, None))
     if index not in _gpus:
         return "open", index
     stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
-    return _answer(_library.tandem_make_block_mask(_gpus[index], args, workspace, workspace_bytes, stream))
+    return _answer(_binding.tandem_make_block_mask(_gpus[index], args, workspace, workspace_bytes, stream))
 
 
 def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
@@ -424,11 +424,11 @@ def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_by
     context = _context() if gpu is None else _gpus[gpu]
     forward_or_backward = what & 1
     if what & 2:
-        return _answer(_library.tandem_check(context, forward_or_backward, args))
+        return _answer(_binding.tandem_check(context, forward_or_backward, args))
     if what & 8:
-        return _answer(_library.tandem_prepare(context, forward_or_backward, args))
+        return _answer(_binding.tandem_prepare(context, forward_or_backward, args))
     size = ctypes.c_size_t(0)
-    status = _library.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
+    status = _binding.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
     if status != 0:
         return _answer(status)
     stream = None
@@ -439,7 +439,7 @@ def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_by
         if size.value > workspace_bytes:
             return "workspace", size.value
         stream = sys.modules["torch"].cuda.current_stream(gpu).cuda_stream
-    function = _library.tandem_backward if forward_or_backward else _library.tandem_forward
+    function = _binding.tandem_backward if forward_or_backward else _binding.tandem_forward
     return _answer(function(context, args, workspace, workspace_bytes, stream))
 
 

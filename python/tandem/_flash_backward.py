@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem._errors import Unsupported
-from tandem._library import Record
+from tandem._binding import CallArgs
 
 _INFINITY = float("inf")
 
@@ -27,25 +27,25 @@ class _Mask(NamedTuple):
     right: int | None
 
 
-def refuse(record: Record) -> None:
+def refuse(call_args: CallArgs) -> None:
     """Raises Unsupported where torch's operator cannot compute the gradients of this call."""
-    softcap, dropout_p = record.get("softcap"), record.get("dropout_p")
-    used = record.get("seqused_q") is not None or record.get("seqused_k") is not None
-    deterministic = record.get("deterministic") and not torch.are_deterministic_algorithms_enabled()
+    softcap, dropout_p = call_args.get("softcap"), call_args.get("dropout_p")
+    used = call_args.get("seqused_q") is not None or call_args.get("seqused_k") is not None
+    deterministic = call_args.get("deterministic") and not torch.are_deterministic_algorithms_enabled()
     reasons = (
-        (record.get("bias") is not None, "bias is given", "mask with causal and window, or detach q, k, v and bias"),
-        (record.get("alibi_slopes") is not None, "alibi_slopes is given", "leave it out"),
-        (record.get("score_mod") is not None, "score_mod is given", "leave it out"),
-        (record.get("mask_mod") is not None, "mask_mod is given", "mask with causal and window"),
-        (record.get("kv_num_blocks") is not None, "block_mask is given", "mask with causal and window"),
+        (call_args.get("bias") is not None, "bias is given", "mask with causal and window, or detach q, k, v and bias"),
+        (call_args.get("alibi_slopes") is not None, "alibi_slopes is given", "leave it out"),
+        (call_args.get("score_mod") is not None, "score_mod is given", "leave it out"),
+        (call_args.get("mask_mod") is not None, "mask_mod is given", "mask with causal and window"),
+        (call_args.get("kv_num_blocks") is not None, "block_mask is given", "mask with causal and window"),
         (softcap, f"softcap ({softcap}) is given", "leave it out"),
         (
             used,
             "seqused_q or seqused_k is given",
             "pack what is used of each sequence, with cu_seqlens_q and cu_seqlens_k",
         ),
-        (record.get("page_table") is not None, "page_table is given", "give keys and values dense or packed"),
-        (record.get("float32_out"), "out_dtype (float32) is given", "leave it out"),
+        (call_args.get("page_table") is not None, "page_table is given", "give keys and values dense or packed"),
+        (call_args.get("float32_out"), "out_dtype (float32) is given", "leave it out"),
         (dropout_p, f"dropout_p ({dropout_p}) is given", "leave it out"),
         (
             deterministic,
@@ -56,7 +56,7 @@ def refuse(record: Record) -> None:
     for refused, what, way_out in reasons:
         if refused:
             _raise(what, way_out)
-    _mask(record)
+    _mask(call_args)
 
 
 def _raise(what: str, way_out: str) -> None:
@@ -66,35 +66,35 @@ def _raise(what: str, way_out: str) -> None:
     )
 
 
-def _is_packed(record: Record) -> bool:
-    return record.get("cu_seqlens_q") is not None
+def _is_packed(call_args: CallArgs) -> bool:
+    return call_args.get("cu_seqlens_q") is not None
 
 
-def _lengths(record: Record) -> tuple[int, int]:
+def _lengths(call_args: CallArgs) -> tuple[int, int]:
     """The queries and keys of a sequence; packed: of the longest ones."""
-    if _is_packed(record):
-        return record.get("max_seqlen_q") or 0, record.get("max_seqlen_k") or 0
-    return record["q"].shape[1], record["k"].shape[1]
+    if _is_packed(call_args):
+        return call_args.get("max_seqlen_q") or 0, call_args.get("max_seqlen_k") or 0
+    return call_args["q"].shape[1], call_args["k"].shape[1]
 
 
-def _mask(record: Record) -> _Mask:
+def _mask(call_args: CallArgs) -> _Mask:
     """Tandem's causal, window and alignment as torch's operator means them, else Unsupported.
 
     That one has its diagonal bottom-right. It takes a bound of seqlen_k or more for none, and puts one of seqlen_k
     where only the other side has a bound: that matters where there are more queries than keys.
     """
-    seqlen_q, seqlen_k = _lengths(record)
-    window = left, right = record.get("window") or (None, None)
-    if record.get("causal"):
+    seqlen_q, seqlen_k = _lengths(call_args)
+    window = left, right = call_args.get("window") or (None, None)
+    if call_args.get("causal"):
         right = 0 if right is None else min(right, 0)
-    alignment = record.get("alignment")
+    alignment = call_args.get("alignment")
     if alignment in ("top_left", "explicit") and (left is not None or right is not None):
-        if record.get("diagonal_offsets") is not None:
+        if call_args.get("diagonal_offsets") is not None:
             _raise("diagonal_offset is an array", "call for each sequence with its own number")
-        if _is_packed(record):
+        if _is_packed(call_args):
             which = "alignment is 'top_left'" if alignment == "top_left" else "diagonal_offset is given"
             _raise(f"{which} with cu_seqlens_q", "where lengths are equal 'bottom_right' is the same")
-        shift = seqlen_k - seqlen_q - (record.get("diagonal_offset") or 0)
+        shift = seqlen_k - seqlen_q - (call_args.get("diagonal_offset") or 0)
         left = None if left is None else left + shift
         right = None if right is None else right - shift
     # A bound that hides nothing is none.
@@ -112,39 +112,39 @@ def _mask(record: Record) -> _Mask:
     return _Mask(left is None and right == 0, left, right)
 
 
-def gradients(record: Record, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The wanted gradients of q, k, v, bias and sink; None for the others. record: the call's, with out, lse, dout and
+def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The wanted gradients of q, k, v, bias and sink; None for the others. call_args: the call's, with out, lse, dout and
     dlse."""
-    refuse(record)
-    if record.get("dlse") is not None:
+    refuse(call_args)
+    if call_args.get("dlse") is not None:
         _raise("lse has a gradient", "use lse.detach()")
-    inputs = [record.get(name) for name in ("q", "k", "v", "bias", "sink")]
-    out, sink = record["out"], record.get("sink")
-    dout = torch.zeros_like(out) if record["dout"] is None else record["dout"]
-    if record["q"].numel() == 0 or record["k"].numel() == 0:
+    inputs = [call_args.get(name) for name in ("q", "k", "v", "bias", "sink")]
+    out, sink = call_args["out"], call_args.get("sink")
+    dout = torch.zeros_like(out) if call_args["dout"] is None else call_args["dout"]
+    if call_args["q"].numel() == 0 or call_args["k"].numel() == 0:
         return [torch.zeros_like(x) if w else None for x, w in zip(inputs, wanted)]
     # The operator wants +inf where a query sees no key.
-    lse = record["lse"].masked_fill(record["lse"] == -_INFINITY, _INFINITY)
+    lse = call_args["lse"].masked_fill(call_args["lse"] == -_INFINITY, _INFINITY)
     result: list[Tensor | None] = [None] * 5
     if any(wanted[:3]):
-        result[:3] = (x if w else None for x, w in zip(_flash_backward(record, dout, lse), wanted))
+        result[:3] = (x if w else None for x, w in zip(_flash_backward(call_args, dout, lse), wanted))
     if sink is not None and wanted[4]:
         result[4] = _sink_gradient(dout, out, lse, sink)
     return result
 
 
-def _flash_backward(record: Record, dout: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _flash_backward(call_args: CallArgs, dout: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv. A sink needs no word of its own: it is in the lse, which is all the operator knows of the softmax."""
-    q, k, v, out = record["q"], record["k"], record["v"], record["out"]
-    mask = _mask(record)
+    q, k, v, out = call_args["q"], call_args["k"], call_args["v"], call_args["out"]
+    mask = _mask(call_args)
     random = torch.empty(2, dtype=torch.uint64, device=q.device)  # for dropout
     dim, dim_v = q.shape[-1], v.shape[-1]  # the operator takes one: columns of zeros change nothing
-    scale = record.get("softmax_scale")
+    scale = call_args.get("softmax_scale")
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
         *(_in_pieces(x, max(dim, dim_v)) for x in (dout, q, k, v, out)),
         lse.contiguous(),
-        *(record[name].contiguous() if _is_packed(record) else None for name in ("cu_seqlens_q", "cu_seqlens_k")),
-        *_lengths(record),
+        *(call_args[name].contiguous() if _is_packed(call_args) else None for name in ("cu_seqlens_q", "cu_seqlens_k")),
+        *_lengths(call_args),
         0.0,
         mask.causal,
         random,

@@ -11,13 +11,13 @@ from typing import Any
 from tandem._errors import error_of
 
 
-def open_gpu(boundary: Any, index: int) -> None:
+def open_gpu(binding: Any, index: int) -> None:
     """Makes the context of GPU number index; raises with the library's sentence where there is none."""
     if not os.environ.get("TANDEM_NVRTC") and (compiler := find_compiler(sys.path)):
         os.environ["TANDEM_NVRTC"] = compiler  # the engine reads it once, when the first GPU is opened
-    code = boundary.open_gpu(index)
+    code = binding.open_gpu(index)
     if code:
-        raise error_of(code, boundary.last_error(), {})
+        raise error_of(code, binding.last_error(), {})
 
 
 def find_compiler(folders: Sequence[str]) -> str | None:
@@ -39,20 +39,20 @@ def find_compiler(folders: Sequence[str]) -> str | None:
     return found[max(found)] if found else None
 
 
-def descriptions(boundary: Any, torch: Any) -> list[str]:
+def descriptions(binding: Any, torch: Any) -> list[str]:
     """One line for each GPU in use, or for torch's current one where none is yet."""
     if not torch.cuda.is_available():
         return []
     gpus = range(torch.cuda.device_count())
-    lines = [line for line in map(boundary.gpu_description, gpus) if line is not None]
+    lines = [line for line in map(binding.gpu_description, gpus) if line is not None]
     if lines:
         return lines
     index = torch.cuda.current_device()
     try:
-        open_gpu(boundary, index)
+        open_gpu(binding, index)
     except RuntimeError as error:
         return [f"cuda:{index} is not served: {error}"]
-    return [boundary.gpu_description(index)]
+    return [binding.gpu_description(index)]
 
 
 def workspace(like: Any, size: int) -> Any:

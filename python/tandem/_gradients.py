@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem import _flash_backward, _mods
-from tandem._library import BACKWARD, CHECK, Record, call
+from tandem import _flash_backward, _score_mod
+from tandem._binding import BACKWARD, CHECK, CallArgs, call
+from tandem._padding import needs_padding, padded_gradients
+from tandem._tensors import resolved
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 _KERNELS_FOR = 9  # the compute capability's major number: Hopper
@@ -33,54 +35,34 @@ def like(x: Tensor) -> Tensor:
     return torch.empty_like(x) if compact else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def needs_padding(q: Tensor, v: Tensor) -> bool:
-    """GPUs serve multiples of 8."""
-    return q.is_cuda and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
-
-
-def padded(x: Tensor) -> Tensor:
-    """x with zeros up to a head_dim that is a multiple of 8, which changes no score and adds columns of zeros to a
-    result."""
-    missing = -x.shape[-1] % 8
-    return torch.nn.functional.pad(x, (0, missing)) if missing else x
-
-
-def refuse(record: Record) -> None:
-    """Raises what gradients() would raise for this call on a GPU. record: with out and lse, not filled yet."""
-    if not is_own(record["q"]):
-        _flash_backward.refuse(record)
+def refuse(call_args: CallArgs) -> None:
+    """Raises what gradients() would raise for this call on a GPU. call_args: with out and lse, not filled yet."""
+    if not is_own(call_args["q"]):
+        _flash_backward.refuse(call_args)
         return
-    bias, mod = record.get("bias"), record.get("score_mod")
+    bias, mod = call_args.get("bias"), call_args.get("score_mod")
     dbias = like(bias) if bias is not None and bias.requires_grad else None
     if mod is not None:
-        captured = _mods.tensors_of(mod)
-        mod = _mods.replaced(mod, captured, [like(x) if x.requires_grad else None for x in captured])
-    call(CHECK + BACKWARD, {**record, "dout": record["out"], "dbias": dbias, "score_mod": mod})
+        captured = _score_mod.tensors_of(mod)
+        mod = _score_mod.replaced(mod, captured, [like(x) if x.requires_grad else None for x in captured])
+    call(CHECK + BACKWARD, {**call_args, "dout": call_args["out"], "dbias": dbias, "score_mod": mod})
 
 
-def gradients(record: Record, wanted: Sequence[bool]) -> list[Tensor | None]:
+def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
     """The wanted gradients of q, k, v, bias and sink, then of the tensors that score_mod names; None for the others.
-    record: the call's, with out, lse, dout and dlse."""
-    if not is_own(record["q"]):
-        return _flash_backward.gradients(record, wanted)
-    if record["dout"] is None:
-        record["dout"] = torch.zeros_like(record["out"])
-    if needs_padding(record["q"], record["v"]):
-        return _of_padded(record, wanted)
-    captured = _mods.tensors_of(record.get("score_mod"))
-    inputs = [record.get(name) for name in DIFFERENTIABLE] + captured
+    call_args: the call's, with out, lse, dout and dlse."""
+    if not is_own(call_args["q"]):
+        return _flash_backward.gradients(call_args, wanted)
+    if call_args["dout"] is None:
+        call_args["dout"] = torch.zeros_like(call_args["out"])
+    call_args["dout"], call_args["dlse"] = resolved(call_args["dout"]), resolved(call_args.get("dlse"))
+    if needs_padding(call_args["q"], call_args["v"]):
+        return padded_gradients(gradients, call_args, wanted)
+    captured = _score_mod.tensors_of(call_args.get("score_mod"))
+    inputs = [call_args.get(name) for name in DIFFERENTIABLE] + captured
     found = [like(x) if w else None for x, w in zip(inputs, wanted)]
-    record["dq"], record["dk"], record["dv"], record["dbias"], record["dsink"] = found[:5]
+    call_args["dq"], call_args["dk"], call_args["dv"], call_args["dbias"], call_args["dsink"] = found[:5]
     if captured:
-        record["score_mod"] = _mods.replaced(record["score_mod"], captured, found[5:])
-    call(BACKWARD, record)
-    return found
-
-
-def _of_padded(record: Record, wanted: Sequence[bool]) -> list[Tensor | None]:
-    dims = [record[name].shape[-1] for name in DIFFERENTIABLE[:3]]
-    scale = record.get("softmax_scale")
-    whole = {name: padded(record[name]) for name in ("q", "k", "v", "out", "dout")}
-    found = gradients({**record, **whole, "softmax_scale": dims[0] ** -0.5 if scale is None else scale}, wanted)
-    found[:3] = (x if x is None else x[..., :dim] for x, dim in zip(found, dims))
+        call_args["score_mod"] = _score_mod.replaced(call_args["score_mod"], captured, found[5:])
+    call(BACKWARD, call_args)
     return found

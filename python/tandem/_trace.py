@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tandem._errors import Unsupported
 from tandem._expressions import BOOL, FLOAT, INT, RESERVED, Graph, Node
-from tandem._mods import Mod, is_number
+from tandem._score_mod import Mod, is_number
 from tandem._trace_rules import BINARY, OTHERS, RULES, kind_of
 
 _ARGUMENTS = {"score_mod": ("score", "batch", "head", "q", "k"), "mask_mod": ("batch", "head", "q", "k")}

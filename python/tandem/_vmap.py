@@ -91,9 +91,16 @@ def _one_by_one(
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     if count == 0:
         raise ValueError("vmap's examples must be at least 1: there is no shape to take a result's from")
-    examples = [
-        operator(*(x if dim is None else x.select(dim, n) for x, dim in zip(arguments, dims)), **options)
-        for n in range(count)
-    ]
-    found = tuple([] if isinstance(x[0], list) else torch.stack(x) for x in zip(*examples))
-    return found, tuple([] if isinstance(x, list) else 0 for x in found)
+    examples = [operator(*(_example(x, dim, n) for x, dim in zip(arguments, dims)), **options) for n in range(count)]
+    results = tuple(
+        [torch.stack(y) for y in zip(*x)] if isinstance(x[0], list) else torch.stack(x) for x in zip(*examples)
+    )
+    return results, tuple([0] * len(x) if isinstance(x, list) else 0 for x in results)
+
+
+def _example(x: Any, dim: Any, n: int) -> Any:
+    """Example n of an argument, which may be a list."""
+    if isinstance(x, (list, tuple)):
+        dims = dim if isinstance(dim, (list, tuple)) else [dim] * len(x)
+        return [_example(y, d, n) for y, d in zip(x, dims)]
+    return x if dim is None else x.select(dim, n)

@@ -67,10 +67,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("boundary", ["native", "ctypes"])
-def test_sentences_and_no_writes(name, boundary, monkeypatch):
-    if boundary == "ctypes":
-        monkeypatch.setattr(tandem._library, "boundary", __import__("tandem._ctypes")._ctypes)
+@pytest.mark.parametrize("binding", ["native", "ctypes"])
+def test_sentences_and_no_writes(name, binding, monkeypatch):
+    if binding == "ctypes":
+        monkeypatch.setattr(tandem._binding, "binding", __import__("tandem._ctypes")._ctypes)
     change, kind, words = BAD[name]
     out = change.get("out", np.full((2, 5, 4, 8), np.nan, f32))
     arguments = {"q": Q, "k": K, "v": V, "out": out, **change}

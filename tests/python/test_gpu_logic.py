@@ -9,7 +9,7 @@ import tandem
 
 torch = pytest.importorskip("torch")
 
-from tandem import _flash_backward, _gpu, _gradients, _library, _torch  # noqa: E402
+from tandem import _binding, _flash_backward, _gpu, _gradients, _torch_api, _torch_ops  # noqa: E402
 
 
 def tensors(*shapes, seed=0, dtype=torch.float32):
@@ -201,7 +201,7 @@ def test_what_the_operator_cannot_do_is_refused():
         _flash_backward.refuse({**qkv, "deterministic": True})
     finally:
         torch.use_deterministic_algorithms(False)
-    out, lse = _torch.new_outputs(q, v)
+    out, lse = _torch_ops.new_outputs(q, v)
     with pytest.raises(tandem.Unsupported, match="lse has a gradient"):
         _flash_backward.gradients({**qkv, "out": out, "lse": lse, "dout": out, "dlse": lse}, [True] * 5)
 
@@ -224,7 +224,7 @@ def test_padding_changes_nothing(padding, monkeypatch, dims):
         mine = torch.full_like(out, float("nan"))
         assert tandem.attention(q, k, v, causal=True, out=mine) is mine
     compiled = torch.compile(tandem.attention, backend="aot_eager", fullgraph=True)(q, k, v, causal=True)
-    heads_first = _torch.attention_heads_first(*(x.detach().transpose(1, 2) for x in (q, k, v)), causal=True)
+    heads_first = _torch_api.attention_heads_first(*(x.detach().transpose(1, 2) for x in (q, k, v)), causal=True)
     monkeypatch.undo()
     want, want_lse = tandem.attention(q, k, v, causal=True, return_lse=True)
     for x in (out, mine, compiled, heads_first):
@@ -245,8 +245,8 @@ def test_padding_hides_no_mistake(padding):
 # ---- Opening, workspace, compiler, streams --------------------------------------------------------------------------
 
 
-class Boundary:
-    """A boundary whose calls answer like this."""
+class Binding:
+    """A binding whose calls answer like this."""
 
     def __init__(self, *answers, opened=0):
         self.answers, self.opened, self.calls, self.open = list(answers), opened, [], []
@@ -269,28 +269,28 @@ def no_compiler(monkeypatch):
 
 
 def test_a_call_opens_its_gpu_and_gets_workspace(monkeypatch, no_compiler):
-    boundary = Boundary(("open", 2), ("workspace", 64), ("workspace", 4096), None)
-    monkeypatch.setattr(_library, "boundary", boundary)
+    binding = Binding(("open", 2), ("workspace", 64), ("workspace", 4096), None)
+    monkeypatch.setattr(_binding, "binding", binding)
     (q,) = tensors((1, 2, 1, 8))
-    _library.call(_library.FORWARD, {"q": q})
-    assert boundary.open == [2]
-    sizes = [size for *_, size in boundary.calls]
-    assert sizes == [0, 0, 64, 4096] and [memory != 0 for _, _, memory, _ in boundary.calls] == [False] * 2 + [True] * 2
+    _binding.call(_binding.FORWARD, {"q": q})
+    assert binding.open == [2]
+    sizes = [size for *_, size in binding.calls]
+    assert sizes == [0, 0, 64, 4096] and [memory != 0 for _, _, memory, _ in binding.calls] == [False] * 2 + [True] * 2
 
 
 def test_a_gpu_that_does_not_open(monkeypatch, no_compiler):
-    monkeypatch.setattr(_library, "boundary", Boundary(("open", 0), opened=2))
+    monkeypatch.setattr(_binding, "binding", Binding(("open", 0), opened=2))
     with pytest.raises(tandem.Unsupported, match="the sentence"):
-        _library.call(_library.FORWARD, {"q": tensors((1, 2, 1, 8))[0]})
+        _binding.call(_binding.FORWARD, {"q": tensors((1, 2, 1, 8))[0]})
 
 
 def test_rows_that_are_not_pieces_of_16_bytes_are_copied_in_silence(monkeypatch, recwarn):
-    boundary = Boundary(("copy", ["q"]), None)
-    monkeypatch.setattr(_library, "boundary", boundary)
-    monkeypatch.setattr(_library, "_said_that_copies_are_made", False)
+    binding = Binding(("copy", ["q"]), None)
+    monkeypatch.setattr(_binding, "binding", binding)
+    monkeypatch.setattr(_binding, "_said_that_copies_are_made", False)
     q = torch.zeros(2 * 8 + 1)[1:].view(1, 2, 1, 8)
-    _library.call(_library.FORWARD, {"q": q})
-    assert boundary.calls[1][1]["q"].data_ptr() % 16 == 0 and not recwarn.list
+    _binding.call(_binding.FORWARD, {"q": q})
+    assert binding.calls[1][1]["q"].data_ptr() % 16 == 0 and not recwarn.list
 
 
 def test_the_compiler_of_torchs_version_is_found(tmp_path, monkeypatch):
@@ -312,9 +312,9 @@ def test_the_compiler_of_torchs_version_is_found(tmp_path, monkeypatch):
     assert _gpu.find_compiler(folders[1:]) == second and _gpu.find_compiler([str(tmp_path)]) is None
 
 
-@pytest.mark.parametrize("boundary", ["_native", "_ctypes"])
-def test_what_the_boundary_asks_for(boundary):
-    run = pytest.importorskip(f"tandem.{boundary}").run
+@pytest.mark.parametrize("binding", ["_native", "_ctypes"])
+def test_what_the_boundary_asks_for(binding):
+    run = pytest.importorskip(f"tandem.{binding}").run
 
     def on_gpu(address, strides, dim=8, bits=16):  # of GPU number 77, described as _arrays.describe does
         return (address, 2, 77, 4, bits, (1, 2, 1, dim), (*strides, 1), False, None)
@@ -324,7 +324,7 @@ def test_what_the_boundary_asks_for(boundary):
 
     whole, off, wide = on_gpu(64, (16, 8, 8)), on_gpu(66, (16, 8, 8)), on_gpu(64, (18, 9, 9))
     assert asked(whole, whole, whole, whole) == ("open", 77)
-    assert asked(whole, whole, whole, whole, what=_library.CHECK) == ("open", 77)
+    assert asked(whole, whole, whole, whole, what=_binding.CHECK) == ("open", 77)
     assert asked(whole, off, wide, off) == ("copy", ["k", "v"])  # out is written where it lies
     assert asked(off, on_gpu(64, (16, 8, 8), bits=32), whole, whole) == ("copy", ["q"])
     odd = on_gpu(64, (10, 5, 5), dim=5)  # a copy would not help
@@ -345,11 +345,11 @@ def test_what_lies_on_a_gpu_and_is_no_torch_tensor():
         tandem.attention(Array(), Array(), Array())
 
 
-@pytest.mark.parametrize("boundary", ["_native", "_ctypes"])
-def test_no_gpu_here(boundary, monkeypatch, no_compiler):
+@pytest.mark.parametrize("binding", ["_native", "_ctypes"])
+def test_no_gpu_here(binding, monkeypatch, no_compiler):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU: test_cuda.py")
-    module = pytest.importorskip(f"tandem.{boundary}")
+    module = pytest.importorskip(f"tandem.{binding}")
     code = module.open_gpu(0)
     assert code != 0 and len(module.last_error()) > 20
     assert module.gpu_description(0) is None
@@ -432,7 +432,7 @@ def test_gradients_are_padded_as_results_are(padding):
 def test_a_call_whose_gradient_is_refused_is_refused_before(monkeypatch):
     q, k, v = tensors((1, 4, 2, 8), (1, 4, 2, 8), (1, 4, 2, 8))
     monkeypatch.setattr(_gradients, "is_own", lambda q: True)
-    out, lse = _torch.new_outputs(q, v)
+    out, lse = _torch_ops.new_outputs(q, v)
     _gradients.refuse({"q": q, "k": k, "v": v, "out": out, "lse": lse})
     with pytest.raises(ValueError, match="dbias"):
         bias = torch.zeros(1, 2, 4, 4, requires_grad=True)

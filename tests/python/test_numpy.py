@@ -181,7 +181,7 @@ def test_strides_are_free_but_the_last():
 
 
 def test_another_last_dimension_is_copied_and_said_once(monkeypatch):
-    monkeypatch.setattr(tandem._library, "_said_that_copies_are_made", False)
+    monkeypatch.setattr(tandem._binding, "_said_that_copies_are_made", False)
     q, k, v = arrays(8, (1, 6, 2, 8), (1, 6, 2, 8), (1, 8, 2, 6))
     v = v.transpose(0, 3, 2, 1)
     with pytest.warns(UserWarning, match="v: the last dimension is not contiguous"):

@@ -38,7 +38,7 @@ def leaves_no_trace():
 def snapshot():
     """What a patch changes: the modules, by identity, and who finds distributions."""
     modules = {name: module for name, module in sys.modules.items() if name.startswith("flash_attn")}
-    return modules, [finder for finder in sys.meta_path if type(finder).__module__ == "tandem.patch"]
+    return modules, [finder for finder in sys.meta_path if type(finder).__module__ == "tandem.compat.patch"]
 
 
 def test_imports_find_tandem():
@@ -64,7 +64,7 @@ def test_imports_find_tandem():
         for module in (flash_attn_interface, cute, sys.modules["flash_attn.cute.interface"]):
             assert callable(module.get_scheduler_metadata) and callable(module.flash_attn_combine)
         assert flash_attn.__version__ == "2.8.3"
-        assert flash_attn.__name__ == "flash_attn" and ours.__name__ == "tandem.flash_attn"
+        assert flash_attn.__name__ == "flash_attn" and ours.__name__ == "tandem.compat.flash_attn"
         for name in NAMES:
             assert importlib.import_module(name).__spec__.name == importlib.util.find_spec(name).name == name
         with pytest.raises(ModuleNotFoundError):

@@ -28,7 +28,7 @@ def test_is_tied_to_no_python_and_holds_what_it_needs(wheel):
         "tandem/_native.abi3.so",
         "tandem/libtandem.so.0",
         "tandem/libtandem_vgpu.so.0",
-        "tandem/flash_attn/__init__.py",
+        "tandem/compat/flash_attn/__init__.py",
     } <= names
     assert not [n for n in names if n.endswith((".c", ".h", ".cmake", ".a", ".pyc"))]
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
@@ -70,8 +70,8 @@ def test_the_boundary_over_ctypes_under_torch(run_python, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("TANDEM_PYTHON_BOUNDARY", "ctypes")
     run_python("""
-        import torch, tandem, tandem._library as library
-        assert library.boundary.__name__ == "tandem._ctypes"
+        import torch, tandem, tandem._binding as library
+        assert library.binding.__name__ == "tandem._ctypes"
         torch.set_num_threads(2)
         q, k, v = (torch.randn(1, 40, 2, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
         out = tandem.attention(q, k, v, causal=True)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import tandem
-from tandem.flash_attn._arguments import in_words, is_tensor, places, unit_stride
-from tandem.flash_attn.layers.rotary import rotate
+from tandem.compat._arguments import in_words, is_tensor, places, unit_stride
+from tandem.compat.flash_attn.layers.rotary import rotate
 
 _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens", "window": "window_size"}
 

@@ -29,8 +29,8 @@ import torch
 
 import tandem
 from tandem._trace import Symbol, lengths, trace
-from tandem.flash_attn._arguments import in_words, is_tensor, pair, sink_for, splits, unit_stride
-from tandem.flash_attn._combine import combine
+from tandem.compat._arguments import in_words, is_tensor, pair, sink_for, splits, unit_stride
+from tandem.compat.flash_attn._combine import combine
 
 __version__ = "4.0.0"
 
@@ -300,7 +300,7 @@ def _attend(q, k, v, options, return_lse):
         return out, lse
     captured = (x for name in ("score_mod", "mask_mod") if name in options for x in options[name].bindings.values())
     inputs = (q, k, v, options["sink"], *(x for x in captured if isinstance(x, torch.Tensor)))
-    return out, lse.detach() if any(x is not None and x.requires_grad for x in inputs) else None
+    return out, lse if any(x is not None and x.requires_grad for x in inputs) else None
 
 
 _WAYS_OUT = {

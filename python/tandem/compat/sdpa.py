@@ -14,7 +14,7 @@ import types
 import torch
 
 import tandem
-from tandem.flash_attn._arguments import in_words, is_tensor, unit_stride
+from tandem.compat._arguments import in_words, is_tensor, unit_stride
 
 # Our arguments' names here.
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "softmax_scale": "scale", "causal": "is_causal"}

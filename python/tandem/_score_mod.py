@@ -1,4 +1,4 @@
-"""Score and mask modifications: a text and what it names (docs/mods.md), and how a call's record has them."""
+"""Score and mask modifications: a text and what it names (docs/mods.md), and how a call's call_args has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem import _arrays
 
 MODS = ("score_mod", "mask_mod")
 
-# As a record has it: the text and, for each name, (name, a number or tensor, the tensor for its gradient or None).
+# As a call_args has it: the text and, for each name, (name, a number or tensor, the tensor for its gradient or None).
 Bound = tuple[str, tuple[tuple[str, Any, Any], ...]]
 
 
@@ -85,7 +85,7 @@ class Blocks(NamedTuple):
 def made_lists(mask_mod: Any, sizes: tuple[int, ...], device: Any, by_keys: bool) -> dict[str, Any]:
     """The lists of a block mask, of :class:`Blocks` and maybe those for each block of keys, by torch's names. sizes:
     batch, heads, seqlen_q, seqlen_k, queries and keys of a block."""
-    from tandem import _library
+    from tandem import _binding
 
     batch, heads, *lengths = (max(x, 0) for x in sizes[:4])
     rows, columns = (-(-length // max(size, 1)) for length, size in zip(lengths, sizes[4:]))
@@ -96,7 +96,7 @@ def made_lists(mask_mod: Any, sizes: tuple[int, ...], device: Any, by_keys: bool
             made[f"{full}{kind}_num_blocks"] = new((batch, heads, count), "int32")
             made[f"{full}{kind}_indices"] = new((batch, heads, count, most), "int32")
     cells = new((batch * heads * rows * columns,), "uint8")
-    _library.make_block_mask(bound(mask_mod, "mask_mod"), sizes, made, cells)
+    _binding.make_block_mask(bound(mask_mod, "mask_mod"), sizes, made, cells)
     return made
 
 
@@ -118,7 +118,7 @@ def is_number(x: Any) -> bool:
 
 
 def bound(mod: Any, argument: str) -> Bound:
-    """What a caller gave for the argument score_mod or mask_mod, as a record has it."""
+    """What a caller gave for the argument score_mod or mask_mod, as a call_args has it."""
     if isinstance(mod, str):
         mod = Mod(mod)
     if not isinstance(mod, Mod):
@@ -150,7 +150,7 @@ def replaced(mod: Bound, tensors: Sequence[Any], gradients: Sequence[Any] = ()) 
 
 
 def described(mod: Bound, argument: str) -> Bound:
-    """A modification whose tensors are descriptions, for a boundary that cannot read them as they are."""
+    """A modification whose tensors are descriptions, for a binding that cannot read them as they are."""
     items = []
     for name, x, gradient in mod[1]:
         known = x if is_number(x) or isinstance(x, tuple) else _arrays.describe(x, f"{argument}.{name}")
@@ -160,32 +160,32 @@ def described(mod: Bound, argument: str) -> Bound:
     return mod[0], tuple(items)
 
 
-def named(record: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a record's modifications, by the names that sentences have for them."""
+def named(call_args: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a call_args's modifications, by the names that sentences have for them."""
     return {
         f"{argument}.{name}": x
         for argument in MODS
-        for name, x, _ in (record.get(argument) or ("", ()))[1]
+        for name, x, _ in (call_args.get(argument) or ("", ()))[1]
         if not is_number(x)
     }
 
 
-def take_out(record: dict[str, Any]) -> list[Any]:
-    """The tensors of a record's modifications, which has None in their places from then on."""
+def take_out(call_args: dict[str, Any]) -> list[Any]:
+    """The tensors of a call_args's modifications, which has None in their places from then on."""
     found = []
     for argument in MODS:
-        if (mod := record.get(argument)) is not None:
+        if (mod := call_args.get(argument)) is not None:
             tensors = tensors_of(mod)
-            record[argument] = replaced(mod, [None] * len(tensors))
+            call_args[argument] = replaced(mod, [None] * len(tensors))
             found += tensors
     return found
 
 
-def put_back(record: dict[str, Any], tensors: Sequence[Any]) -> None:
+def put_back(call_args: dict[str, Any], tensors: Sequence[Any]) -> None:
     """Puts the tensors that take_out() found where they were."""
     start = 0
     for argument in MODS:
-        if (mod := record.get(argument)) is not None:
+        if (mod := call_args.get(argument)) is not None:
             count = len(tensors_of(mod))
-            record[argument] = replaced(mod, tensors[start : start + count])
+            call_args[argument] = replaced(mod, tensors[start : start + count])
             start += count

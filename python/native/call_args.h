@@ -1,6 +1,6 @@
-/* A call's record, by tandem/_library.py a dict from names to values, read into tandem_attention_args. */
-#ifndef TANDEM_PYTHON_RECORD_H_
-#define TANDEM_PYTHON_RECORD_H_
+/* A call's call_args, by tandem/_binding.py a dict from names to values, read into tandem_attention_args. */
+#ifndef TANDEM_PYTHON_CALL_ARGS_H_
+#define TANDEM_PYTHON_CALL_ARGS_H_
 
 #include <Python.h>
 #include <float.h>
@@ -9,20 +9,20 @@
 #include <string.h>
 #include <tandem/tandem.h>
 
-#include "mod.h"
+#include "score_mod.h"
 #include "operand.h"
 
 typedef enum { kTensor, kSeed, kLength, kScale, kReal, kCount, kFlag, kAlignment, kWindow, kMod, kNotOfTheCall } Kind;
 enum { kForward = 1 << TANDEM_FORWARD, kBackward = 1 << TANDEM_BACKWARD };
 
-/* What a record may have, by name, and where it goes. q, k and v come first. */
+/* What a call_args may have, by name, and where it goes. q, k and v come first. */
 static struct {
   const char* name;
   Kind kind;
   size_t offset;
   int written;   /* the passes that write this tensor */
   int compacted; /* the passes that need its last dimension contiguous: the caller then copies it */
-  PyObject* key; /* the name, interned: nearly every record has this very object */
+  PyObject* key; /* the name, interned: nearly every call_args has this very object */
 } fields[] = {
 #define FIELD(name, kind) \
   { #name, kind, offsetof(tandem_attention_args, name), 0, 0, NULL }
@@ -77,7 +77,7 @@ static struct {
 #undef TENSOR
 #undef FIELD
 };
-enum { kFields = sizeof fields / sizeof fields[0], kMostTensors = 27, kMostMods = 2 };
+enum { kFields = sizeof fields / sizeof fields[0], kMaxTensors = 27, kMaxMods = 2 };
 
 static int intern_names(void) {
   for (int i = 0; i < kFields; ++i)
@@ -187,12 +187,12 @@ static int read_seed(PyObject* seed, tandem_attention_args* args) {
 /* What run() is asked beside the pass. */
 enum { kCheck = 2, kHeadsFirst = 4, kPrepare = 8 };
 
-/* A record as it is being read. */
+/* A call_args as it is being read. */
 typedef struct {
   tandem_attention_args args;
-  Operand operands[kMostTensors];
+  Operand operands[kMaxTensors];
   int used;
-  ReadMod* mods[kMostMods];
+  ReadMod* mods[kMaxMods];
   int mods_used;
   PyObject* q;
   PyObject* scattered; /* the names of the tensors to copy, or NULL */
@@ -210,14 +210,14 @@ static void release_call(Call* call) {
 }
 
 /* What the caller must do where a tensor could not be read. */
-static PyObject* answer_of(Reading reading, int field) {
+static PyObject* request_for(Reading reading, int field) {
   if (reading == kNeedsDescription) return Py_BuildValue("(sO)", "describe", fields[field].key);
   return reading == kIsReadOnly ? Py_BuildValue("(sO)", "read-only", fields[field].key) : NULL;
 }
 
-/* Puts a tensor into the call. 0 with an exception, or with what the caller must do first in *answer. */
-static int read_operand(PyObject* object, int field, long what, Call* call, PyObject** answer) {
-  if (call->used == kMostTensors) {
+/* Puts a tensor into the call. 0 with an exception, or with what the caller must do first in *request. */
+static int read_operand(PyObject* object, int field, long what, Call* call, PyObject** request) {
+  if (call->used == kMaxTensors) {
     PyErr_SetString(PyExc_TypeError, "a call has too many tensors");
     return 0;
   }
@@ -230,7 +230,7 @@ static int read_operand(PyObject* object, int field, long what, Call* call, PyOb
   const int fits = !is_seed || (t->ndim == 1 && t->shape[0] == 2 && t->dtype.bits == 64);
   if (reading == kFailed) return 0;
   if (reading != kRead || !fits) {
-    *answer = answer_of(fits ? reading : kNeedsDescription, field);
+    *request = request_for(fits ? reading : kNeedsDescription, field);
     return 0;
   }
   if (is_seed) {
@@ -246,8 +246,8 @@ static int read_operand(PyObject* object, int field, long what, Call* call, PyOb
 }
 
 /* Puts a modification into the call; 0 as above. */
-static int read_modification(PyObject* object, int field, long what, Call* call, PyObject** answer) {
-  if (call->mods_used == kMostMods) {
+static int read_modification(PyObject* object, int field, long what, Call* call, PyObject** request) {
+  if (call->mods_used == kMaxMods) {
     PyErr_SetString(PyExc_TypeError, "a call has too many modifications");
     return 0;
   }
@@ -255,7 +255,7 @@ static int read_modification(PyObject* object, int field, long what, Call* call,
   *mod = NULL;
   const Reading reading = read_mod(object, (int)(what & 1), mod);
   if (reading != kRead) {
-    *answer = answer_of(reading, field);
+    *request = request_for(reading, field);
     return 0;
   }
   const tandem_mod* read = &(*mod)->mod;
@@ -263,11 +263,11 @@ static int read_modification(PyObject* object, int field, long what, Call* call,
   return 1;
 }
 
-/* Puts all of a record into the call; 0 as above. */
-static int read_record(PyObject* record, long what, Call* call, PyObject** answer) {
+/* Puts all of a call_args into the call; 0 as above. */
+static int read_call_args(PyObject* call_args, long what, Call* call, PyObject** request) {
   PyObject *key, *value;
   Py_ssize_t position = 0;
-  for (int expected = 0; PyDict_Next(record, &position, &key, &value); ++expected) {
+  for (int expected = 0; PyDict_Next(call_args, &position, &key, &value); ++expected) {
     if (value == Py_None) continue;
     const int field = field_of(key, expected);
     if (field < 0) return 0;
@@ -277,9 +277,9 @@ static int read_record(PyObject* record, long what, Call* call, PyObject** answe
     if (fields[field].kind == kSeed && is_number) {
       fine = read_seed(value, &call->args);
     } else if (fields[field].kind == kTensor || fields[field].kind == kSeed) {
-      fine = read_operand(value, field, what, call, answer);
+      fine = read_operand(value, field, what, call, request);
     } else if (fields[field].kind == kMod) {
-      fine = read_modification(value, field, what, call, answer);
+      fine = read_modification(value, field, what, call, request);
     } else {
       fine = read_option(value, field, &call->args);
     }
@@ -288,4 +288,4 @@ static int read_record(PyObject* record, long what, Call* call, PyObject** answe
   return 1;
 }
 
-#endif /* TANDEM_PYTHON_RECORD_H_ */
+#endif /* TANDEM_PYTHON_CALL_ARGS_H_ */

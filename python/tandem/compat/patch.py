@@ -10,13 +10,13 @@ import threading
 import types
 from importlib.machinery import ModuleSpec
 
-_FA4, _FA3 = "tandem.fa4", "tandem.fa3"
+_FA4, _FA3 = "tandem.compat.fa4", "tandem.compat.fa3"
 _MODULES = {  # parents before their children
-    "flash_attn": "tandem.flash_attn",
-    "flash_attn.flash_attn_interface": "tandem.flash_attn.flash_attn_interface",
-    "flash_attn.bert_padding": "tandem.flash_attn.bert_padding",
-    "flash_attn.layers": "tandem.flash_attn.layers",
-    "flash_attn.layers.rotary": "tandem.flash_attn.layers.rotary",
+    "flash_attn": "tandem.compat.flash_attn",
+    "flash_attn.flash_attn_interface": "tandem.compat.flash_attn.flash_attn_interface",
+    "flash_attn.bert_padding": "tandem.compat.flash_attn.bert_padding",
+    "flash_attn.layers": "tandem.compat.flash_attn.layers",
+    "flash_attn.layers.rotary": "tandem.compat.flash_attn.layers.rotary",
     "flash_attn.cute": _FA4,
     "flash_attn.cute.interface": _FA4,
     "flash_attn_interface": _FA3,
@@ -24,7 +24,7 @@ _MODULES = {  # parents before their children
 _PACKAGES = ("flash_attn", "flash_attn_interface")
 # What importlib.metadata says is installed: distribution, the module whose __version__ it has, the package it holds.
 _DISTRIBUTIONS = (
-    ("flash-attn", "tandem.flash_attn", "flash_attn"),
+    ("flash-attn", "tandem.compat.flash_attn", "flash_attn"),
     ("flash-attn-3", _FA3, "flash_attn_interface"),
     ("flash-attn-4", _FA4, "flash_attn"),
 )
@@ -132,3 +132,12 @@ class _Finder(importlib.metadata.DistributionFinder):
 
 
 _finder = _Finder()
+
+
+class _Callable(types.ModuleType):
+    """The module, which is also the function it holds: ``import tandem.patch`` keeps ``tandem.patch()`` callable."""
+
+    __call__ = staticmethod(patch)
+
+
+sys.modules[__name__].__class__ = _Callable

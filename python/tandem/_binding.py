@@ -1,15 +1,15 @@
-"""The boundary to the C interface: what a call is made of, and what comes back.
+"""The binding to the C interface: what a call is made of, and what comes back.
 
-A call is a record: a dict from names to values, where None and a missing name are the same. Its names are those of
+A call is a call_args: a dict from names to values, where None and a missing name are the same. Its names are those of
 tandem.attention's arguments (TENSORS, OPTIONS and "seed") and of tandem_attention_args' results and gradients ("out",
 "lse", "dout", "dlse", "dq", ...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe); options
 are as tandem.attention takes them, but for where the diagonal lies: alignment is "explicit" where diagonal_offset (a
-number) or diagonal_offsets (a tensor) is there; float32_out has no meaning to a boundary. seed is an integer, two of
-them (seed, offset), or a tensor of two int64. score_mod and mask_mod are _mods.Bound.
+number) or diagonal_offsets (a tensor) is there; float32_out has no meaning to a binding. seed is an integer, two of
+them (seed, offset), or a tensor of two int64. score_mod and mask_mod are _score_mod.Bound.
 
-A boundary is a module with
+A binding is a module with
 
-  ``run(what, record, workspace=0, bytes=0)``
+  ``run(what, call_args, workspace=0, bytes=0)``
       what: FORWARD or BACKWARD; plus CHECK to check only, PREPARE to prepare only, or HEADS_FIRST where q, k and v are
       (batch, heads, seqlen, head_dim). workspace, bytes: address and size of a GPU's memory that the call may use.
       Returns None when all is done, else what stands in the way:
@@ -40,10 +40,10 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _gpu, _mods
+from tandem import _arrays, _gpu, _score_mod
 from tandem._errors import error_of, renamed
 
-Record = dict[str, Any]
+CallArgs = dict[str, Any]
 
 # The inputs that are tensors, those that have gradients first.
 TENSORS = (
@@ -60,7 +60,7 @@ FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
 
 
 def _load(chosen: str) -> Any:
-    """The boundary that TANDEM_PYTHON_BOUNDARY chooses; none: the faster one of those that can be loaded."""
+    """The binding that TANDEM_PYTHON_BOUNDARY chooses; none: the faster one of those that can be loaded."""
     if chosen not in ("", "native", "ctypes"):
         raise ImportError(
             f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native' or 'ctypes', or not set: it is how Python reaches "
@@ -79,7 +79,7 @@ def _load(chosen: str) -> Any:
     return _ctypes
 
 
-boundary: Any = _load(os.environ.get("TANDEM_PYTHON_BOUNDARY", ""))
+binding: Any = _load(os.environ.get("TANDEM_PYTHON_BOUNDARY", ""))
 
 _said_that_copies_are_made = False
 
@@ -94,64 +94,64 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
         if x[7]:
             raise ValueError(f"{name} is read-only and would be written to: give an array that may be written")
     parts = tuple(described[: len(outs)]), tuple(described[len(outs) :]), result
-    answer = boundary.merge(*parts)
-    if answer is not None and answer[0] == "open":
-        _gpu.open_gpu(boundary, answer[1])
-        answer = boundary.merge(*parts)
-    if answer is not None:
-        raise renamed(error_of(answer[1], boundary.last_error(), arrays), {"part_out": "outs", "part_lse": "lses"})
+    request = binding.merge(*parts)
+    if request is not None and request[0] == "open":
+        _gpu.open_gpu(binding, request[1])
+        request = binding.merge(*parts)
+    if request is not None:
+        raise renamed(error_of(request[1], binding.last_error(), arrays), {"part_out": "outs", "part_lse": "lses"})
 
 
-def make_block_mask(mask_mod: _mods.Bound, sizes: tuple[int, ...], lists: dict[str, Any], workspace: Any) -> None:
+def make_block_mask(mask_mod: _score_mod.Bound, sizes: tuple[int, ...], lists: dict[str, Any], workspace: Any) -> None:
     """Fills the lists of a block mask, by name, in the order of tandem_block_mask_args: four or eight; raises as call()
     does. sizes: batch, heads, seqlen_q, seqlen_k, and queries and keys of a block. workspace: an array of bytes."""
     described = tuple(_arrays.describe(x, name) for name, x in lists.items())
-    text = _mods.described(mask_mod, "mask_mod")
+    text = _score_mod.described(mask_mod, "mask_mod")
     memory = _arrays.describe(workspace, "workspace")[0], workspace.shape[0]
-    answer = boundary.make_block_mask(text, sizes, described, *memory)
-    if answer is not None and answer[0] == "open":
-        _gpu.open_gpu(boundary, answer[1])
-        answer = boundary.make_block_mask(text, sizes, described, *memory)
-    if answer is not None:
-        arrays = {**lists, **_mods.named({"mask_mod": mask_mod})}
-        raise error_of(answer[1], boundary.last_error(), arrays)
+    request = binding.make_block_mask(text, sizes, described, *memory)
+    if request is not None and request[0] == "open":
+        _gpu.open_gpu(binding, request[1])
+        request = binding.make_block_mask(text, sizes, described, *memory)
+    if request is not None:
+        arrays = {**lists, **_score_mod.named({"mask_mod": mask_mod})}
+        raise error_of(request[1], binding.last_error(), arrays)
 
 
-def call(what: int, record: Record) -> None:
+def call(what: int, call_args: CallArgs) -> None:
     """Runs a pass; raises ValueError, TypeError, RuntimeError or tandem.Unsupported with the library's sentence."""
-    answer = boundary.run(what, record)
-    if answer is not None:
-        _recover(answer, what, dict(record))
+    request = binding.run(what, call_args)
+    if request is not None:
+        retry_until_done(request, what, dict(call_args))
 
 
-def _recover(answer: tuple[str, Any] | None, what: int, record: Record) -> None:
-    """Does what the boundary asks for and calls again, until all is done or an error is raised."""
-    arrays = dict(record)  # as they were before they were described
+def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: CallArgs) -> None:
+    """Does what the binding asks for and calls again, until all is done or an error is raised."""
+    arrays = dict(call_args)  # as they were before they were described
     memory, size = 0, 0
-    while answer is not None:
-        wanted, detail = answer
+    while request is not None:
+        wanted, detail = request
         if wanted == "copy":
             for name in detail:
-                arrays[name] = record[name] = _copy(arrays[name], name)
+                arrays[name] = call_args[name] = _copy(arrays[name], name)
         elif wanted == "workspace":
             size = detail
             workspace = _gpu.workspace(arrays["q"], size)
             memory = workspace.data_ptr()
         elif wanted == "open":
-            _gpu.open_gpu(boundary, detail)
+            _gpu.open_gpu(binding, detail)
         elif wanted == "read-only":
-            what = f"a gradient of {detail}" if detail in _mods.MODS else detail
+            what = f"a gradient of {detail}" if detail in _score_mod.MODS else detail
             raise ValueError(f"{what} is read-only and would be written to: give an array that may be written")
         elif wanted == "describe":
-            if detail in _mods.MODS:
-                record[detail] = _mods.described(arrays[detail], detail)
+            if detail in _score_mod.MODS:
+                call_args[detail] = _score_mod.described(arrays[detail], detail)
             else:
-                record[detail] = described = _arrays.describe(arrays[detail], detail)
+                call_args[detail] = described = _arrays.describe(arrays[detail], detail)
                 if detail == "seed":
                     _check_seed(described)
         else:
-            raise error_of(detail, boundary.last_error(), {**arrays, **_mods.named(arrays)})
-        answer = boundary.run(what, record, memory, size)
+            raise error_of(detail, binding.last_error(), {**arrays, **_score_mod.named(arrays)})
+        request = binding.run(what, call_args, memory, size)
 
 
 def _copy(x: Any, name: str) -> Any:
@@ -196,8 +196,8 @@ def check_mask(causal: Any, alignment: Any) -> None:
         )
 
 
-def diagonal_of(diagonal_offset: Any, alignment: str) -> Record:
-    """What a record has of an explicit diagonal: a number for all sequences, or an array with one for each."""
+def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
+    """What a call_args has of an explicit diagonal: a number for all sequences, or an array with one for each."""
     if alignment != "bottom_right":
         raise ValueError(
             f"alignment ({alignment!r}) must be left out where diagonal_offset is given: that places the diagonal"
@@ -209,8 +209,8 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> Record:
     return {"alignment": "explicit", "diagonal_offsets": _arrays.view(diagonal_offset, "diagonal_offset")}
 
 
-def blocks_of(block_mask: Any) -> Record:
-    """What a record has of a block mask: of whatever has torch's names."""
+def blocks_of(block_mask: Any) -> CallArgs:
+    """What a call_args has of a block mask: of whatever has torch's names."""
     if not hasattr(block_mask, "kv_num_blocks") or not hasattr(block_mask, "BLOCK_SIZE"):
         raise TypeError(
             f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask as torch has it"
@@ -219,8 +219,8 @@ def blocks_of(block_mask: Any) -> Record:
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     found = {name: getattr(block_mask, name, None) for name in names}
     blocks = {name: x for name, x in found.items() if x is not None}
-    record = {**blocks, "mask_block_q": int(size_q), "mask_block_k": int(size_k)}
-    return {**record, "blocks_of_mask_mod": True} if getattr(block_mask, "of_mask_mod", False) else record
+    call_args = {**blocks, "mask_block_q": int(size_q), "mask_block_k": int(size_k)}
+    return {**call_args, "blocks_of_mask_mod": True} if getattr(block_mask, "of_mask_mod", False) else call_args
 
 
 def is_float32(out_dtype: Any) -> bool:
@@ -234,7 +234,7 @@ def is_float32(out_dtype: Any) -> bool:
 
 
 def window_of(window: Any) -> tuple[Any, Any]:
-    """A window as a record has it."""
+    """A window as a call_args has it."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
     left, right = window
@@ -242,7 +242,7 @@ def window_of(window: Any) -> tuple[Any, Any]:
 
 
 def seed_of(seed: Any) -> Any:
-    """A seed as a record has it."""
+    """A seed as a call_args has it."""
     if isinstance(seed, (int, np.integer)):
         return int(seed)
     if isinstance(seed, (tuple, list)):

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from tandem import _gradients, _torch
+from tandem import _gradients, _torch_ops
 from tandem._errors import Unsupported
-from tandem._library import FORWARD, Record, call
+from tandem._binding import FORWARD, CallArgs, call
 
 if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
     raise ImportError(
@@ -68,9 +68,9 @@ def _or(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
 def _record(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any, max_q: int, max_k: int,
     is_causal: bool, scale: float | None, left: int | None, right: int | None,
-) -> Record:  # fmt: skip
+) -> CallArgs:  # fmt: skip
     """What both of torch's operators are told of a call; q (batch, seqlen, heads, head_dim), or packed."""
-    record: Record = {
+    call_args: CallArgs = {
         "q": q,
         "k": k,
         "v": v,
@@ -81,27 +81,18 @@ def _record(
         "window": tuple(None if x is None or x < 0 else x for x in (left, right)),
     }
     if cu_seqlens_q is not None:
-        record.update(max_seqlen_q=max_q, max_seqlen_k=max_k)
-    return record
+        call_args.update(max_seqlen_q=max_q, max_seqlen_k=max_k)
+    return call_args
 
 
-def _may_hide_all(record: Record, max_q: int, max_k: int) -> bool:
+def _may_hide_all(call_args: CallArgs, max_q: int, max_k: int) -> bool:
     """Whether a query may see no key: torch's lse is then +inf and Tandem's -inf."""
     named = ("cu_seqlens_q", "seqused_k")
     return (
-        any(record.get(name) is not None for name in named)
-        or record["window"] != (None, None)
-        or (record["causal"] and max_q > max_k)
+        any(call_args.get(name) is not None for name in named)
+        or call_args["window"] != (None, None)
+        or (call_args["causal"] and max_q > max_k)
     )
-
-
-def _forward(
-    self, keyset: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any, **named: Any
-) -> Any:
-    try:
-        return _forward(q, k, v, *arguments, **named)
-    except Unsupported:
-        return self._own.call_boxed(keyset, q, k, v, *arguments, **named)
 
 
 def _forward(
@@ -114,13 +105,13 @@ def _forward(
     for what torch shall compute. Returns out, logsumexp, two tensors about dropout, and an empty one."""
     if dropout_p or return_debug_mask or any(x is not None for x in newer.values()) or q.shape[-1] != v.shape[-1]:
         raise Unsupported("dropout, its mask, pages and splits are torch's")
-    record = _record(
+    call_args = _record(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )
-    out, lse = torch.empty_like(q), _torch.new_lse(q)  # out in q's layout, as torch's own
-    record.update(alibi_slopes=alibi_slopes, seqused_k=seqused_k, out=out, lse=lse)
-    call(FORWARD, record)
-    if _may_hide_all(record, max_q, max_k):
+    out, lse = torch.empty_like(q), _torch_ops.new_lse(q)  # out in q's layout, as torch's own
+    call_args.update(alibi_slopes=alibi_slopes, seqused_k=seqused_k, out=out, lse=lse)
+    call(FORWARD, call_args)
+    if _may_hide_all(call_args, max_q, max_k):
         lse.masked_fill_(lse == float("-inf"), float("inf"))
     random = torch.empty(2, dtype=torch.uint64, device=q.device)
     return out, lse, random, random.new_empty(()), q.new_empty(0)
@@ -135,13 +126,13 @@ def _backward(
     """aten::_flash_attention_backward. Returns dq, dk, dv."""
     if dropout_p or any(x is not None for x in newer.values()) or not _gradients.is_own(q):
         raise Unsupported("dropout and what is newer are torch's, and GPUs without a backward of ours")
-    record = _record(
+    call_args = _record(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )
-    if _may_hide_all(record, max_q, max_k):
+    if _may_hide_all(call_args, max_q, max_k):
         lse = lse.masked_fill(lse == float("inf"), float("-inf"))
-    record.update(out=out, lse=lse, dout=dout)
-    return tuple(_gradients.gradients(record, [True, True, True, False, False])[:3])
+    call_args.update(out=out, lse=lse, dout=dout)
+    return tuple(_gradients.gradients(call_args, [True, True, True, False, False])[:3])
 
 
 torch.nn.attention.register_flash_attention_impl("Tandem", register_fn=_Registration)

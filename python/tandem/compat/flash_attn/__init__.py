@@ -3,7 +3,7 @@
 Names, order of parameters, defaults and results are those of the package flash_attn.
 """
 
-from tandem.flash_attn.flash_attn_interface import (
+from tandem.compat.flash_attn.flash_attn_interface import (
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,

@@ -1,6 +1,6 @@
 /* A score or mask modification of a call: (text, ((name, number or tensor, tensor for its gradient or None), ...)). */
-#ifndef TANDEM_PYTHON_MOD_H_
-#define TANDEM_PYTHON_MOD_H_
+#ifndef TANDEM_PYTHON_SCORE_MOD_H_
+#define TANDEM_PYTHON_SCORE_MOD_H_
 
 #include <Python.h>
 #include <stdint.h>
@@ -94,4 +94,4 @@ static Reading read_mod(PyObject* tuple, int pass, ReadMod** mod) {
   return kRead;
 }
 
-#endif /* TANDEM_PYTHON_MOD_H_ */
+#endif /* TANDEM_PYTHON_SCORE_MOD_H_ */

@@ -7,7 +7,7 @@ bound is no bound; softcap of 0 or less is off; alibi_slopes (heads) or (batch, 
 to a multiple of 1/256, and what is kept is scaled by that.
 
 With return_attn_probs the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
-total_q), is float32, has no gradient, and is +inf for a row that sees no key (tandem.attention says -inf there).
+total_q), is float32 and has a gradient. It is +inf for a row that sees no key, where tandem.attention returns -inf.
 S_dmask is empty without dropout; with it, it holds the probabilities, (batch, heads, seqlen_q, seqlen_k), negative
 where dropout dropped them: a testing aid, as large as the array that attention avoids.
 
@@ -21,8 +21,8 @@ from __future__ import annotations
 import torch
 
 import tandem
-from tandem.flash_attn import _kvcache, _packed
-from tandem.flash_attn._arguments import bounds, cap, in_words, is_deterministic, is_tensor, places, splits, unit_stride
+from tandem.compat.flash_attn import _kvcache, _packed
+from tandem.compat._arguments import bounds, cap, in_words, is_deterministic, is_tensor, places, splits, unit_stride
 
 # Our arguments' names here.
 _NAMES = {"window": "window_size", "page_table": "block_table"}
@@ -281,8 +281,7 @@ def _check_packed(name, x, shape):
 
 
 def _lse(lse):
-    """flash_attn marks a row that sees no key by +inf."""
-    lse = lse.detach()
+    """flash_attn's lse is +inf for a row that sees no key."""
     return lse.masked_fill(lse == float("-inf"), float("inf"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.flash_attn._arguments import is_tensor
+from tandem.compat._arguments import is_tensor
 
 _NOTHING = float("-inf")
 

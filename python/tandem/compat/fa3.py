@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 
 import tandem
-from tandem.flash_attn import _kvcache, _packed
-from tandem.flash_attn._arguments import bounds, cap, in_words, is_deterministic, is_tensor, splits, unit_stride
-from tandem.flash_attn._combine import combine
+from tandem.compat.flash_attn import _kvcache, _packed
+from tandem.compat._arguments import bounds, cap, in_words, is_deterministic, is_tensor, splits, unit_stride
+from tandem.compat.flash_attn._combine import combine
 
 __version__ = "3.0.0"
 
@@ -42,7 +42,7 @@ def flash_attn_func(
 ):
     """Attention of q (batch, seqlen_q, heads, head_dim) to k and v (batch, seqlen_k, heads_k, head_dim or head_dim_v).
 
-    Returns out, or with return_attn_probs (out, softmax_lse): (batch, heads, seqlen_q), without a gradient.
+    Returns out, or with return_attn_probs (out, softmax_lse): (batch, heads, seqlen_q), with a gradient.
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     is_tensor(q, "q")
@@ -124,7 +124,7 @@ def flash_attn_varlen_func(
     """Attention of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim or head_dim_v).
 
     Sequence b holds the rows from cu_seqlens[b] to cu_seqlens[b + 1] (int32), of which seqused[b] are used; the rest of
-    the result is 0. Returns out, or with return_attn_probs (out, softmax_lse): (heads, total_q), without a gradient.
+    the result is 0. Returns out, or with return_attn_probs (out, softmax_lse): (heads, total_q), with a gradient.
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     is_tensor(q, "q")
@@ -183,7 +183,7 @@ def flash_attn_with_kvcache(
     sm_margin=0,
     return_softmax_lse=False,
 ):
-    """tandem.flash_attn.flash_attn_with_kvcache, also for packed q and packed new keys. No gradient.
+    """tandem.compat.flash_attn.flash_attn_with_kvcache, also for packed q and packed new keys. No gradient.
 
     q (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q; k and v (batch, seqlen_new,
     heads_k, head_dim), or (total_new, ...) with cu_seqlens_k_new. rotary_seqlens (batch, int32) takes the place of
@@ -256,8 +256,7 @@ def _attend(q, k, v, options, return_attn_probs):
     q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
     if not return_attn_probs:
         return in_words(_NAMES, tandem.attention, q, k, v, **options)
-    out, lse = in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
-    return out, lse.detach()
+    return in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
 
 
 def _unbind(packed):

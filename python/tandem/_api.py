@@ -1,4 +1,4 @@
-"""The native call, for every kind of array. torch tensors go on to _torch.py: gradients, operators, torch.compile."""
+"""The native call, for every kind of array. torch tensors go on to _torch_ops.py: gradients, operators, torch.compile."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem import _arrays, _mods
-from tandem._library import (
+from tandem import _arrays, _score_mod
+from tandem._binding import (
     BACKWARD,
     CHECK,
     FORWARD,
     OPTIONS,
     PREPARE,
     TENSORS,
-    Record,
+    CallArgs,
     blocks_of,
     call,
     check_mask,
@@ -26,10 +26,10 @@ from tandem._library import (
     seed_of,
     window_of,
 )
-from tandem._library import merge as merge_into
+from tandem._binding import merge as merge_into
 
 _ndarray = np.ndarray
-_torch_front: Any = None  # tandem._torch, once torch is loaded
+_torch_front: Any = None  # tandem._torch_api, once torch is loaded
 
 
 class Gradients(NamedTuple):
@@ -44,12 +44,12 @@ class Gradients(NamedTuple):
 
 
 def use_torch() -> Any:
-    """tandem._torch where torch is loaded, else None. From then on all calls run on torch's threads."""
+    """tandem._torch_api where torch is loaded, else None. From then on all calls run on torch's threads."""
     global _torch_front
     if _torch_front is None and hasattr(sys.modules.get("torch"), "library"):
-        from tandem import _torch
+        from tandem import _torch_api
 
-        _torch_front = _torch
+        _torch_front = _torch_api
     return _torch_front
 
 
@@ -147,93 +147,93 @@ def attention(
     """
     if (causal is not True and causal is not False) or alignment != "bottom_right":
         check_mask(causal, alignment)
-    record: Record = {"q": q, "k": k, "v": v}
+    call_args: CallArgs = {"q": q, "k": k, "v": v}
     # To write down all the rest each time would take half as long as a small call.
     if softmax_scale is not None:
-        record["softmax_scale"] = softmax_scale
+        call_args["softmax_scale"] = softmax_scale
     if causal:
-        record["causal"] = causal
+        call_args["causal"] = causal
     if alignment != "bottom_right":
-        record["alignment"] = alignment
+        call_args["alignment"] = alignment
     if diagonal_offset is not None:
-        record.update(diagonal_of(diagonal_offset, alignment))
+        call_args.update(diagonal_of(diagonal_offset, alignment))
     if window is not None:
-        record["window"] = window_of(window)
+        call_args["window"] = window_of(window)
     if softcap:
-        record["softcap"] = softcap
+        call_args["softcap"] = softcap
     if bias is not None:
-        record["bias"] = bias
+        call_args["bias"] = bias
     if sink is not None:
-        record["sink"] = sink
+        call_args["sink"] = sink
     if alibi_slopes is not None:
-        record["alibi_slopes"] = alibi_slopes
+        call_args["alibi_slopes"] = alibi_slopes
     if score_mod is not None:
-        record["score_mod"] = _mods.bound(score_mod, "score_mod")
+        call_args["score_mod"] = _score_mod.bound(score_mod, "score_mod")
     if mask_mod is not None:
-        record["mask_mod"] = _mods.bound(mask_mod, "mask_mod")
+        call_args["mask_mod"] = _score_mod.bound(mask_mod, "mask_mod")
     if block_mask is not None:
-        record.update(blocks_of(block_mask))
+        call_args.update(blocks_of(block_mask))
     if cu_seqlens_q is not None:
-        record["cu_seqlens_q"] = cu_seqlens_q
+        call_args["cu_seqlens_q"] = cu_seqlens_q
     if cu_seqlens_k is not None:
-        record["cu_seqlens_k"] = cu_seqlens_k
+        call_args["cu_seqlens_k"] = cu_seqlens_k
     if seqused_q is not None:
-        record["seqused_q"] = seqused_q
+        call_args["seqused_q"] = seqused_q
     if seqused_k is not None:
-        record["seqused_k"] = seqused_k
+        call_args["seqused_k"] = seqused_k
     if page_table is not None:
-        record["page_table"] = page_table
+        call_args["page_table"] = page_table
     if max_seqlen_q is not None:
-        record["max_seqlen_q"] = max_seqlen_q
+        call_args["max_seqlen_q"] = max_seqlen_q
     if max_seqlen_k is not None:
-        record["max_seqlen_k"] = max_seqlen_k
+        call_args["max_seqlen_k"] = max_seqlen_k
     if dropout_p:
-        record["dropout_p"] = dropout_p
+        call_args["dropout_p"] = dropout_p
     if seed is not None:
-        record["seed"] = seed_of(seed)
+        call_args["seed"] = seed_of(seed)
     if deterministic:
-        record["deterministic"] = deterministic
+        call_args["deterministic"] = deterministic
     if batch_invariant:
-        record["batch_invariant"] = batch_invariant
+        call_args["batch_invariant"] = batch_invariant
     if num_splits is not None:
-        record["num_splits"] = num_splits
+        call_args["num_splits"] = num_splits
     if out is not None:
-        record["out"] = out
+        call_args["out"] = out
     if out_dtype is not None and is_float32(out_dtype):
-        record["float32_out"] = True
+        call_args["float32_out"] = True
     if max_scores is not None:
-        record["max_scores"] = max_scores
+        call_args["max_scores"] = max_scores
     if type(q) is not _ndarray or _torch_front is None:
         front = use_torch()
         if front is not None and isinstance(q, front.Tensor):
-            return front.attention(record, return_lse)
-    return _of_arrays(record, return_lse)
+            return front.attention(call_args, return_lse)
+    return _attention_numpy(call_args, return_lse)
 
 
-def _of_arrays(record: Record, return_lse: bool) -> Any:
+def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:
     """attention() of what is no torch tensor."""
-    given, out = record["q"], record.get("out")
-    q, k, v = given, record["k"], record["v"]
+    given, out = call_args["q"], call_args.get("out")
+    q, k, v = given, call_args["k"], call_args["v"]
     if type(q) is not _ndarray or type(k) is not _ndarray or type(v) is not _ndarray:
-        q = record["q"] = _arrays.view(q, "q")
-        record["k"] = _arrays.view(k, "k")
-        v = record["v"] = _arrays.view(v, "v")
-    if "dropout_p" in record and "seed" not in record:
-        record["seed"] = int.from_bytes(os.urandom(8), "little")
+        q = call_args["q"] = _arrays.view(q, "q")
+        call_args["k"] = _arrays.view(k, "k")
+        v = call_args["v"] = _arrays.view(v, "v")
+    if "dropout_p" in call_args and "seed" not in call_args:
+        call_args["seed"] = int.from_bytes(os.urandom(8), "little")
     if out is None:
-        result = record["out"] = np.empty(
-            q.shape[:-1] + v.shape[-1:], np.float32 if record.get("float32_out") else q.dtype
+        result = call_args["out"] = np.empty(
+            q.shape[:-1] + v.shape[-1:], np.float32 if call_args.get("float32_out") else q.dtype
         )
     else:
         result = out
         if type(out) is not _ndarray:
-            record["out"] = _arrays.view(out, "out")
-    if "max_scores" in record:
-        record["max_scores"] = _arrays.view(record["max_scores"], "max_scores")
+            call_args["out"] = _arrays.view(out, "out")
+    if "max_scores" in call_args:
+        call_args["max_scores"] = _arrays.view(call_args["max_scores"], "max_scores")
     lse = None
     if return_lse:
-        lse = record["lse"] = _new_lse(q)
-    call(FORWARD, record)
+        lse = call_args["lse"] = _new_lse(q)
+    call(FORWARD, call_args)
     if q is not given:
         result = result if out is not None else _arrays.like(given, result)
         lse = lse if lse is None else _arrays.like(given, lse)
@@ -299,10 +299,7 @@ def attention_backward(
         raise ValueError(
             "seed (None) must be that of the forward call: its dropout decides which entries have gradients"
         )
-    on_torch = _arrays.is_torch(q)
-    ways = use_torch()._gradients if on_torch else None
-    new = ways.like if ways else _new_gradient
-    record: Record = {
+    call_args: CallArgs = {
         "q": _arrays.view(q, "q"),
         "k": _arrays.view(k, "k"),
         "v": _arrays.view(v, "v"),
@@ -329,42 +326,55 @@ def attention_backward(
         "lse": _arrays.view(lse, "lse"),
         "dout": _arrays.view(dout, "dout"),
         "dlse": dlse,
-        "score_mod": score_mod if score_mod is None else _mods.bound(score_mod, "score_mod"),
-        "mask_mod": mask_mod if mask_mod is None else _mods.bound(mask_mod, "mask_mod"),
+        "score_mod": score_mod if score_mod is None else _score_mod.bound(score_mod, "score_mod"),
+        "mask_mod": mask_mod if mask_mod is None else _score_mod.bound(mask_mod, "mask_mod"),
     }
     if diagonal_offset is not None:
-        record.update(diagonal_of(diagonal_offset, alignment))
+        call_args.update(diagonal_of(diagonal_offset, alignment))
     if block_mask is not None:
-        record.update(blocks_of(block_mask))
-    given = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
-    # Of these there are gradients: a mask has none.
-    inputs = {name: record[name[1:]] for name in given}
-    captured = {name: x for name, x in _mods.named(record).items() if name.startswith("score_mod.")}
+        call_args.update(blocks_of(block_mask))
+    targets = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
+    return _backward(call_args, targets, dscore_mod, accumulate)
+
+
+def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, accumulate: bool) -> Gradients:
+    """attention_backward() of a call's arguments, with out, lse and dout. targets: what the caller gave for each
+    gradient."""
+    front = use_torch() if _arrays.is_torch(call_args["q"]) else None
+    if front is not None:
+        front.prepare_backward(call_args)
+    # A mask has no gradient.
+    inputs = {name: call_args[name[1:]] for name in targets}
+    captured = {name: x for name, x in _score_mod.named(call_args).items() if name.startswith("score_mod.")}
     inputs.update(captured)
-    given.update(_captured_targets(dscore_mod, captured))
+    targets = {**targets, **_captured_targets(dscore_mod, captured)}
     for name in ("dbias", *captured):
         if not _is_floating(inputs[name]):
             inputs[name] = None
-    wanted = {name: x is not None and given[name] is not False for name, x in inputs.items()}
-    if ways and (not ways.is_own(q) or ways.needs_padding(q, v)):
-        found = ways.gradients(record, list(wanted.values()))
-        pairs = zip(found, given.values())
-        put = (lambda target, x: target.add_(x)) if accumulate else (lambda target, x: target.copy_(x))
-        return _gradients_of([x if target is None or x is None else put(target, x) for x, target in pairs], captured)
-    written = dict.fromkeys(given)
+    wanted = {name: x is not None and targets[name] is not False for name, x in inputs.items()}
+    if front is not None:
+        front.check_targets((name, targets[name]) for name, w in wanted.items() if w)
+    if front is not None and not front.serves_backward(call_args):
+        results = front.other_gradients(call_args, list(wanted.values()), list(targets.values()), accumulate)
+        return _gradients_of(results, captured)
+    new = _new_gradient if front is None else front.new_gradient
+    written = dict.fromkeys(targets)
     for name, x in inputs.items():
         if wanted[name]:
-            written[name] = new(x) if given[name] is None else _arrays.view(given[name], name)
-            if accumulate and given[name] is None:
+            written[name] = new(x) if targets[name] is None else _arrays.view(targets[name], name)
+            if accumulate and targets[name] is None:
                 written[name][...] = 0
             if name not in captured:
-                record[name] = written[name]
+                call_args[name] = written[name]
     if captured:
         places = [written[name] for name in captured]
-        record["score_mod"] = _mods.replaced(record["score_mod"], list(captured.values()), places)
-    record["accumulate"] = accumulate
-    call(BACKWARD, record)
-    return _gradients_of([_gradient(written[name], target, q) for name, target in given.items()], captured)
+        call_args["score_mod"] = _score_mod.replaced(call_args["score_mod"], list(captured.values()), places)
+    call_args["accumulate"] = accumulate
+    call(BACKWARD, call_args)
+    results = [_gradient(written[name], target, call_args["q"]) for name, target in targets.items()]
+    if front is not None:
+        results = front.finish_backward(call_args, list(captured.values()), results, list(targets.values()))
+    return _gradients_of(results, captured)
 
 
 def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, Any]:
@@ -442,39 +452,39 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         raise TypeError(f"{sorted(unknown)} are no arguments of tandem.attention")
     given = {**known, **arguments, "q": _arrays.view(q, "q"), "k": _arrays.view(k, "k"), "v": _arrays.view(v, "v")}
     offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
-    record: Record = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}
-    record.update((name, _mods.bound(given[name], name)) for name in _mods.MODS if given[name] is not None)
-    check_mask(record["causal"], record["alignment"])
+    call_args: CallArgs = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}
+    call_args.update((name, _score_mod.bound(given[name], name)) for name in _score_mod.MODS if given[name] is not None)
+    check_mask(call_args["causal"], call_args["alignment"])
     if offset is not None:
-        record.update(diagonal_of(offset, record["alignment"]))
+        call_args.update(diagonal_of(offset, call_args["alignment"]))
     if given["block_mask"] is not None:
-        record.update(blocks_of(given["block_mask"]))
-    record["float32_out"] = is_float32(out_dtype)
-    if record["seed"] is not None:
-        record["seed"] = seed_of(record["seed"])
-    if record["window"] is not None:
-        record["window"] = window_of(record["window"])
+        call_args.update(blocks_of(given["block_mask"]))
+    call_args["float32_out"] = is_float32(out_dtype)
+    if call_args["seed"] is not None:
+        call_args["seed"] = seed_of(call_args["seed"])
+    if call_args["window"] is not None:
+        call_args["window"] = window_of(call_args["window"])
     backward = pass_ == "backward"
     new = _new_outputs
     if _arrays.is_torch(q):
         front = use_torch()
         new = front.new_outputs
         if q.is_cuda:
-            if backward and not front._gradients.is_own(q):  # served by another, where it is
-                front._gradients.refuse(record)
+            if backward and not front.serves_backward(call_args):  # by torch's operator, where that serves it
+                front.refuse_other_gradients(call_args)
                 backward = False
-            record.update(zip(("q", "k", "v"), front.padded(q, k, v)))
-    record["out"], record["lse"] = new(record["q"], record["v"], record["float32_out"])
+            call_args.update(zip(("q", "k", "v"), front.padded_qkv(q, k, v)))
+    call_args["out"], call_args["lse"] = new(call_args["q"], call_args["v"], call_args["float32_out"])
     if backward:
-        record.update(dout=record["out"], dq=record["q"], dk=record["k"], dv=record["v"])
-        like = use_torch()._gradients.like if _arrays.is_torch(q) else _new_gradient
+        call_args.update(dout=call_args["out"], dq=call_args["q"], dk=call_args["k"], dv=call_args["v"])
+        like = use_torch().new_gradient if _arrays.is_torch(q) else _new_gradient
         for name in ("bias", "sink"):
-            if _is_floating(record[name]):
-                record["d" + name] = like(_arrays.view(record[name], name))
-        if captured := _mods.tensors_of(record.get("score_mod")):
+            if _is_floating(call_args[name]):
+                call_args["d" + name] = like(_arrays.view(call_args[name], name))
+        if captured := _score_mod.tensors_of(call_args.get("score_mod")):
             places = [like(x) if _wants_gradient(x) else None for x in captured]
-            record["score_mod"] = _mods.replaced(record["score_mod"], captured, places)
-    call(what + (BACKWARD if backward else FORWARD), record)
+            call_args["score_mod"] = _score_mod.replaced(call_args["score_mod"], captured, places)
+    call(what + (BACKWARD if backward else FORWARD), call_args)
 
 
 def _new_lse(q: np.ndarray) -> np.ndarray:

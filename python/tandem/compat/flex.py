@@ -31,9 +31,9 @@ from torch.nn.attention.flex_attention import (
 )
 
 import tandem
-from tandem._mods import Blocks, Mod, is_number, made_lists
+from tandem._score_mod import Blocks, Mod, is_number, made_lists
 from tandem._trace import trace
-from tandem.flash_attn._arguments import in_words, is_tensor, unit_stride
+from tandem.compat._arguments import in_words, is_tensor, unit_stride
 
 __all__ = [
     "AuxOutput",

@@ -25,9 +25,9 @@ from transformers import AttentionInterface, masking_utils
 from transformers.utils import logging
 
 import tandem
-from tandem._torch import attention_heads_first
-from tandem.flash_attn._arguments import in_words, sink_for
-from tandem.flex import BlockMask, mask_of
+from tandem._torch_api import attention_heads_first
+from tandem.compat._arguments import in_words, sink_for
+from tandem.compat.flex import BlockMask, mask_of
 
 __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
 

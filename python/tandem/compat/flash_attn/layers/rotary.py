@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.flash_attn._arguments import places
+from tandem.compat._arguments import places
 
 
 def rotate(x, cos, sin, place, interleaved=False, conjugate=False):

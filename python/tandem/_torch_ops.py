@@ -1,0 +1,481 @@
+"""torch operators in the tandem:: namespace, with gradients, fake tensors, autocast and vmap rules.
+
+torch.compile, functorch, fake tensors, autocast, subclasses and modes see these operators. Eager calls of plain tensors
+skip them (_torch_api.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+    raise ImportError(
+        f"torch is {torch.__version__} and must be 2.10 or later, whose tensors tandem can read: pip install -U torch"
+    )
+
+from tandem import _gradients, _score_mod, _vmap
+from tandem._binding import FORWARD, OPTIONS, TENSORS, CallArgs, binding, call
+from tandem._binding import merge as merge_into
+from tandem._derivatives import once_differentiable, refuse_forward, refuse_second, refuse_tangents
+from tandem._errors import Unsupported
+from tandem._tensors import PLAIN
+
+# Tandem and torch share one set of threads. Without torch's OpenMP Tandem's own threads serve; they sleep between calls.
+binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+
+
+def new_outputs(q: Tensor, v: Tensor, float32: bool | None = False) -> tuple[Tensor, Tensor]:
+    """out and lse, not filled."""
+    return new_out(q, v, float32), new_lse(q)
+
+
+def new_out(q: Tensor, v: Tensor, float32: bool | None = False) -> Tensor:
+    shape = q.shape
+    if float32 and shape and v.dim():
+        return torch.empty((*shape[:-1], v.shape[-1]), dtype=torch.float32, device=q.device)
+    if not shape or v.dim() == 0:
+        return q.new_empty(0)  # the call will be refused
+    if shape[-1] == v.shape[-1]:
+        return torch.empty_like(q, memory_format=torch.contiguous_format)  # takes two thirds of new_empty's time
+    return q.new_empty((*shape[:-1], v.shape[-1]))
+
+
+def new_lse(q: Tensor) -> Tensor:
+    sizes = q.shape
+    shape = (sizes[0], sizes[2], sizes[1]) if len(sizes) == 4 else sizes[1::-1]
+    if q.dtype is torch.float32 or q.dtype is torch.float64:
+        return q.new_empty(shape)
+    return torch.empty(shape, dtype=torch.float32, device=q.device)
+
+
+# ---- Schemas -------------------------------------------------------------------------------------------------------
+
+# An operator's arguments are a call's tensors, with the seed, by position, and its options by name. Tensors of later
+# versions go to the end, so that positions do not change.
+_LATER = TENSORS[TENSORS.index("diagonal_offsets") :]
+INPUTS = (*(name for name in TENSORS if name not in _LATER), "seed", *_LATER)
+_SEED = INPUTS.index("seed")
+_SINK = INPUTS.index("sink")  # autocast casts those before it
+DIFFERENTIABLE = _SINK + 1  # the number of inputs that have gradients; they come first
+_OPTIONS = {
+    "max_seqlen_q": "SymInt? max_seqlen_q=None",
+    "max_seqlen_k": "SymInt? max_seqlen_k=None",
+    "softmax_scale": "float? softmax_scale=None",
+    "softcap": "float softcap=0.0",
+    "causal": "bool causal=False",
+    "alignment": "str alignment='bottom_right'",
+    "window_left": "SymInt? window_left=None",
+    "window_right": "SymInt? window_right=None",
+    "dropout_p": "float dropout_p=0.0",
+    "num_splits": "SymInt? num_splits=None",
+    "deterministic": "bool deterministic=False",
+    "batch_invariant": "bool batch_invariant=False",
+    "diagonal_offset": "SymInt? diagonal_offset=None",
+    "float32_out": "bool float32_out=False",
+    "mask_block_q": "SymInt mask_block_q=0",
+    "mask_block_k": "SymInt mask_block_k=0",
+    "blocks_of_mask_mod": "bool blocks_of_mask_mod=False",
+    # An expression, its names (those of numbers first), and these numbers.
+    "score_mod": "str? score_mod=None",
+    "score_mod_names": "str[]? score_mod_names=None",
+    "score_mod_numbers": "Scalar[]? score_mod_numbers=None",
+    "mask_mod": "str? mask_mod=None",
+    "mask_mod_names": "str[]? mask_mod_names=None",
+    "mask_mod_numbers": "Scalar[]? mask_mod_numbers=None",
+}
+_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out", "blocks_of_mask_mod")
+_parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
+_parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then those of mask_mod
+_parameters += ", *, " + ", ".join(_OPTIONS.values())
+_library = torch.library.Library("tandem", "DEF")
+_library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
+_library.define(f"max_scores({_parameters}) -> Tensor")
+_library.define(
+    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_parameters}, bool[5] wanted, "
+    "bool[]? wanted_captured=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink, Tensor[] dcaptured)"
+)
+_library.define("merge(Tensor[] outs, Tensor[] lses, bool float32) -> (Tensor out, Tensor lse)")
+forward_op = torch.ops.tandem.forward.default
+_backward_op = torch.ops.tandem.backward.default
+_max_scores_op = torch.ops.tandem.max_scores.default
+_merge_op = torch.ops.tandem.merge.default
+
+
+def to_op_args(call_args: CallArgs) -> tuple[list[Any], dict[str, Any]]:
+    """A call's arguments as the operator's: inputs by position and options by name."""
+    inputs = [call_args.get(name) for name in INPUTS]
+    seed = inputs[_SEED]
+    if seed is not None and not isinstance(seed, Tensor):
+        pair = seed if isinstance(seed, tuple) else (seed, 0)
+        signed = [(x + 2**63) % 2**64 - 2**63 for x in pair]
+        inputs[_SEED] = torch.tensor(signed, dtype=torch.int64, device=call_args["q"].device)
+    options = {name: call_args[name] for name in OPTIONS if call_args.get(name) is not None}
+    options.update((name, bool(x)) for name, x in options.items() if name in _FLAGS)
+    if "window" in options:
+        options["window_left"], options["window_right"] = options.pop("window")
+    captured: list[Any] = []
+    for argument in _score_mod.MODS:
+        if (mod := call_args.get(argument)) is not None:
+            numbers = [(name, x) for name, x, _ in mod[1] if _score_mod.is_number(x)]
+            others = [(name, x) for name, x, _ in mod[1] if not _score_mod.is_number(x)]
+            options[argument] = mod[0]
+            options[f"{argument}_names"] = [name for name, _ in numbers + others]
+            options[f"{argument}_numbers"] = [x for _, x in numbers]
+            captured += [x for _, x in others]
+    return append_captured(inputs, captured), options
+
+
+def append_captured(inputs: Sequence[Any], captured: Sequence[Tensor]) -> list[Any]:
+    """An operator's inputs, followed by the tensors that score_mod and mask_mod name."""
+    return [*inputs, list(captured)] if captured else list(inputs)
+
+
+def captured_of(inputs: Sequence[Any]) -> Sequence[Tensor]:
+    return inputs[len(INPUTS)] or () if len(inputs) > len(INPUTS) else ()
+
+
+def from_op_args(inputs: Sequence[Any], options: dict[str, Any]) -> CallArgs:
+    """A call's arguments from the operator's; those that have their defaults may be missing."""
+    call_args = dict(zip(INPUTS, inputs))
+    call_args.update(options)
+    call_args["window"] = (call_args.pop("window_left", None), call_args.pop("window_right", None))
+    for argument in _score_mod.MODS:
+        names, numbers = (call_args.pop(f"{argument}_{part}", None) or () for part in ("names", "numbers"))
+        if call_args.get(argument) is not None:
+            values = (*numbers, *(None,) * (len(names) - len(numbers)))
+            call_args[argument] = call_args[argument], tuple((name, x, None) for name, x in zip(names, values))
+    _score_mod.put_back(call_args, captured_of(inputs))
+    return call_args
+
+
+# ---- Kernels -------------------------------------------------------------------------------------------------------
+
+
+def _forward_kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    call_args = from_op_args(inputs, options)
+    call_args["out"], call_args["lse"] = result = new_outputs(
+        call_args["q"], call_args["v"], call_args.get("float32_out")
+    )
+    call(FORWARD, call_args)
+    return result
+
+
+def _max_scores_kernel(*inputs: Any, **options: Any) -> Tensor:
+    call_args = from_op_args(inputs, options)
+    call_args["out"] = new_out(call_args["q"], call_args["v"], call_args.get("float32_out"))
+    result = call_args["max_scores"] = new_lse(call_args["q"])
+    call(FORWARD, call_args)
+    return result
+
+
+def _backward_kernel(
+    dout: Any,
+    dlse: Any,
+    out: Tensor,
+    lse: Tensor,
+    *inputs: Any,
+    wanted: Sequence[bool],
+    wanted_captured: Sequence[bool] | None = None,
+    **options: Any,
+) -> tuple[Any, ...]:
+    call_args = from_op_args(inputs, options)
+    call_args.update(out=out, lse=lse, dout=dout, dlse=dlse)
+    captured = _score_mod.tensors_of(call_args.get("score_mod"))
+    wanted_captured = wanted_captured or ()
+    gradients = _gradients.gradients(call_args, [*wanted, *wanted_captured[: len(captured)]])
+    inputs = (*(call_args.get(name) for name in INPUTS[:DIFFERENTIABLE]), *captured)
+    results = [out.new_empty(0) if g is None else _laid_out(g, x) for g, x in zip(gradients, inputs)]
+    results += [out.new_empty(0) for _ in wanted_captured[len(captured) :]]
+    return (*results[:DIFFERENTIABLE], results[DIFFERENTIABLE:])
+
+
+def _laid_out(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x in the layout that the fake kernel promises, which torch's backward need not return."""
+    if not gradient.is_cuda or gradient.stride() == _gradients.like(x.detach().to("meta")).stride():
+        return gradient
+    return _gradients.like(x).copy_(gradient)
+
+
+def _new_merged(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> tuple[Tensor, Tensor]:
+    """out and lse of all parts, not filled."""
+    out = torch.empty(outs[0].shape, dtype=torch.float32 if float32 else outs[0].dtype, device=outs[0].device)
+    return out, new_lse(outs[0])
+
+
+def _merge_kernel(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> tuple[Tensor, Tensor]:
+    result = _new_merged(outs, lses, float32)
+    merge_into([x.detach() for x in outs], [x.detach() for x in lses], *result)
+    return result
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("forward", _forward_kernel, _device)
+    _library.impl("max_scores", _max_scores_kernel, _device)
+    _library.impl("backward", _backward_kernel, _device)
+    _library.impl("merge", _merge_kernel, _device)
+
+
+@torch.library.register_fake("tandem::forward", lib=_library)
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any, float32_out: bool = False, **__: Any) -> tuple[Tensor, Tensor]:
+    return new_outputs(q, v, float32_out)
+
+
+@torch.library.register_fake("tandem::max_scores", lib=_library)
+def _(q: Tensor, *_: Any, **__: Any) -> Tensor:
+    return new_lse(q)
+
+
+@torch.library.register_fake("tandem::backward", lib=_library)
+def _(
+    dout: Any,
+    dlse: Any,
+    out: Tensor,
+    lse: Tensor,
+    *inputs: Any,
+    wanted: Sequence[bool],
+    wanted_captured: Sequence[bool] | None = None,
+    **_: Any,
+) -> tuple[Any, ...]:
+    def results(tensors: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor]:
+        return [_gradients.like(x) if w else out.new_empty(0) for x, w in zip(tensors, wanted)]
+
+    inputs += (None,) * (DIFFERENTIABLE - len(inputs))
+    return (*results(inputs, wanted), results(captured_of(inputs), wanted_captured or ()))
+
+
+torch.library.register_fake("tandem::merge", _new_merged, lib=_library)
+torch.library.register_vmap("tandem::forward", _vmap.Rule(forward_op, INPUTS, before=0), lib=_library)
+torch.library.register_vmap("tandem::backward", _vmap.Rule(_backward_op, INPUTS, before=4), lib=_library)
+
+
+# ---- Gradients -----------------------------------------------------------------------------------------------------
+
+
+def save(ctx: Any, inputs: Sequence[Any], captured: Sequence[Any], options: dict[str, Any], output: Any) -> None:
+    ctx.save_for_backward(*output, *inputs, *captured)
+    ctx.inputs = len(inputs)
+    ctx.options = options
+    ctx.set_materialize_grads(False)
+
+
+def saved(ctx: Any) -> tuple[Any, ...]:
+    """out, lse, the inputs, and the captured tensors."""
+    out, lse, *tensors = ctx.saved_tensors
+    return out, lse, tensors[: ctx.inputs], tensors[ctx.inputs :]
+
+
+def _differentiate(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None, wanted_captured: Sequence[bool], backward: Any
+) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+    """The gradients of q, k, v, bias and sink, and of the captured tensors, by backward(dout, dlse, ..., wanted=)."""
+    if dout is None and dlse is None:
+        return (None,) * DIFFERENTIABLE, (None,) * len(wanted_captured)
+    out, lse, inputs, captured = saved(ctx)
+    wanted, options = list(ctx.needs_input_grad[:DIFFERENTIABLE]), ctx.options
+    if captured:
+        names, numbers = (options.get(f"score_mod_{part}") or () for part in ("names", "numbers"))
+        of_score_mod = len(names) - len(numbers)  # these come first; a mask has no gradient
+        wanted_captured = [w and n < of_score_mod for n, w in enumerate(wanted_captured)]
+        options = {**options, "wanted_captured": wanted_captured}
+    *gradients, others = backward(dout, dlse, out, lse, *append_captured(inputs, captured), wanted=wanted, **options)
+    return tuple(g if w else None for g, w in zip(gradients, wanted)), tuple(
+        g if w else None for g, w in zip(others, wanted_captured)
+    )
+
+
+def _redispatch(op: Any, keyset: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+    """The operator's kernel below autograd."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments, **options)
+
+
+class _Operator(torch.autograd.Function):
+    """The operator's gradient. torch.library.register_autograd would take 160 us more a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        others, options, keyset, *captured = arguments[DIFFERENTIABLE:]
+        inputs = (*arguments[:DIFFERENTIABLE], *others)
+        result = _redispatch(forward_op, keyset, append_captured(inputs, captured), options)
+        save(ctx, inputs, captured, options, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        gradients, captured = _differentiate(
+            ctx, dout, dlse, ctx.needs_input_grad[DIFFERENTIABLE + 3 :], _backward_op
+        )
+        return (*gradients, None, None, None, *captured)
+
+    jvp = staticmethod(refuse_forward)
+
+
+def _refuse_transforms() -> None:
+    if torch._C._are_functorch_transforms_active():
+        raise Unsupported(
+            "torch.ops.tandem has no gradients under torch.func's transforms: call tandem.attention or tandem.merge"
+        )
+
+
+def _forward_autograd(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    refuse_tangents(inputs)
+    inputs += (None,) * (DIFFERENTIABLE - len(inputs))
+    differentiable, others = inputs[:DIFFERENTIABLE], inputs[DIFFERENTIABLE : len(INPUTS)]
+    captured = captured_of(inputs)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*differentiable, *captured):
+        _refuse_transforms()
+        if inputs[0].is_cuda and type(inputs[0]) in PLAIN:  # C code cannot read a fake tensor's shapes
+            call_args = from_op_args(inputs, options)
+            call_args["out"], call_args["lse"] = new_outputs(
+                call_args["q"], call_args["v"], call_args.get("float32_out")
+            )
+            _gradients.refuse(call_args)
+        return _Operator.apply(*differentiable, others, options, keyset, *captured)
+    return _redispatch(forward_op, keyset, inputs, options)
+
+
+def _max_scores_autograd(keyset: Any, *inputs: Any, **options: Any) -> Tensor:
+    refuse_tangents(inputs)
+    return _redispatch(_max_scores_op, keyset, inputs, options)
+
+
+def _backward_autograd(keyset: Any, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+    refuse_tangents(arguments)
+    *gradients, captured = _redispatch(_backward_op, keyset, arguments, options)
+    sources = [*arguments, *captured_of(arguments[4:])]
+    if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in sources):
+        return (*gradients, captured)
+    _refuse_transforms()
+    results = once_differentiable([*gradients, *captured], sources)
+    return (*results[:DIFFERENTIABLE], results[DIFFERENTIABLE:])
+
+
+class _Merge(torch.autograd.Function):
+    """Gradients of out = sum exp(part_lse - lse) part_out and of lse, in torch's operations: these have derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, float32: bool, *parts: Tensor) -> tuple[Tensor, Tensor]:
+        half = len(parts) // 2
+        result = _redispatch(_merge_op, keyset, (parts[:half], parts[half:], float32), {})
+        ctx.save_for_backward(*result, *parts)
+        ctx.set_materialize_grads(False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        out, lse, *parts = ctx.saved_tensors
+        half = len(parts) // 2
+        dout = (torch.zeros_like(out) if dout is None else dout).to(lse.dtype)
+        douts, dlses = [], []
+        for part, part_lse in zip(parts[:half], parts[half:]):
+            # A part of weight 0 may hold anything.
+            weight = torch.where(part_lse == -torch.inf, 0.0, torch.exp(part_lse - lse))
+            column = weight.transpose(-1, -2).unsqueeze(-1)  # (..., seqlen, heads, 1)
+            difference = torch.where(column == 0, 0.0, part.to(lse.dtype) - out.to(lse.dtype))
+            share = (dout * difference).sum(-1).transpose(-1, -2)
+            douts.append((column * dout).to(part.dtype))
+            dlses.append(weight * (share if dlse is None else share + dlse))
+        return None, None, *douts, *dlses
+
+    jvp = staticmethod(refuse_forward)
+
+
+def _merge_autograd(keyset: Any, outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> Any:
+    refuse_tangents((outs, lses))
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*outs, *lses):
+        _refuse_transforms()
+        return _Merge.apply(keyset, float32, *outs, *lses)
+    return _redispatch(_merge_op, keyset, (outs, lses, float32), {})
+
+
+_library.impl("forward", _forward_autograd, "Autograd", with_keyset=True)
+_library.impl("max_scores", _max_scores_autograd, "Autograd", with_keyset=True)
+_library.impl("backward", _backward_autograd, "Autograd", with_keyset=True)
+_library.impl("merge", _merge_autograd, "Autograd", with_keyset=True)
+
+
+class Transformed(torch.autograd.Function):
+    """The operator under functorch (torch.func.grad, vmap), which the dispatcher's autograd kernels do not serve."""
+
+    generate_vmap_rule = True  # by those of the operators
+
+    @staticmethod
+    def forward(options: dict[str, Any], *arguments: Any) -> tuple[Tensor, Tensor]:
+        return forward_op(*append_captured(arguments[: len(INPUTS)], arguments[len(INPUTS) :]), **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        options, *arguments = inputs
+        save(ctx, arguments[: len(INPUTS)], arguments[len(INPUTS) :], options, output)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[1:]
+
+        class Context:  # without the options, which come first
+            saved_tensors, inputs, options = ctx.saved_tensors, ctx.inputs, ctx.options
+            needs_input_grad = needed
+
+        gradients, captured = _differentiate(Context, dout, dlse, needed[len(INPUTS) :], _transformed_backward)
+        return (None, *gradients, *(None,) * (len(INPUTS) - DIFFERENTIABLE), *captured)
+
+    jvp = staticmethod(refuse_forward)
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """The operator's backward under functorch, whose own derivative is refused."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(options: dict[str, Any], *arguments: Any) -> tuple[Tensor, ...]:
+        count = 4 + len(INPUTS)
+        inputs = append_captured(arguments[:count], arguments[count:])
+        *gradients, captured = _backward_op(*inputs, **options)
+        return (*gradients, *captured)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        refuse_second()
+
+    jvp = staticmethod(refuse_forward)
+
+
+def _transformed_backward(*arguments: Any, **options: Any) -> tuple[Any, ...]:
+    *arguments, last = arguments
+    flat = [*arguments, *last] if isinstance(last, list) else [*arguments, last]
+    results = _TransformedBackward.apply(options, *flat)
+    return (*results[:DIFFERENTIABLE], results[DIFFERENTIABLE:])
+
+
+# ---- Autocast ------------------------------------------------------------------------------------------------------
+
+
+def _autocast_kernel(device: str, key: Any) -> Any:
+    excluded = torch._C.DispatchKeySet(key)
+
+    def forward(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        dtype = torch.get_autocast_dtype(device)
+
+        def cast(x: Any) -> Any:
+            if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device:
+                return x.to(dtype)
+            return x
+
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return forward_op(*map(cast, inputs[:_SINK]), *inputs[_SINK:], **options)
+
+    return forward
+
+
+for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+    _library.impl("forward", _autocast_kernel(_device, getattr(torch._C.DispatchKey, _key)), _key)

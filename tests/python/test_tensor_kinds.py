@@ -1,0 +1,167 @@
+"""Eager calls heed what torch's dispatcher does: lazy negation, versions of written tensors, layouts without strides."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import tandem  # noqa: E402
+from tandem import fa3, fa4  # noqa: E402
+from tandem.flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func  # noqa: E402
+
+Q = torch.randn(1, 4, 2, 8, generator=torch.Generator().manual_seed(0))
+CU = torch.tensor([0, 4], dtype=torch.int32)
+
+
+def heads_first(x):
+    return x.transpose(1, 2)
+
+
+def negated(x):
+    """-x, as a lazily negated view."""
+    result = torch._neg_view(x.clone())
+    assert result.is_neg()
+    return result
+
+
+def gradients(x):
+    """The gradients of a call of x, and of a gradient that is negated lazily itself."""
+    x = x.requires_grad_()
+    out = tandem.attention(x, Q, Q)
+    return torch.autograd.grad(out, x, negated(torch.ones_like(out)))[0]
+
+
+def of_attention_backward(name):
+    def call(x):
+        out, lse = tandem.attention(Q, Q, Q, return_lse=True)
+        arguments = {"dout": Q, "q": Q, "k": Q, "v": Q, "out": out, "lse": lse, name: x}
+        return tandem.attention_backward(**arguments).dk
+
+    return call
+
+
+CASES = {
+    "q": (Q, lambda x: tandem.attention(x, Q, Q)),
+    "k": (Q, lambda x: tandem.attention(Q, x, Q, causal=True)),
+    "v": (Q, lambda x: tandem.attention(Q, Q, x)),
+    "gradients": (Q, gradients),
+    "bias": (Q[..., :4].reshape(1, 4, 4, 2)[:, :2, :, :1].contiguous(), lambda x: tandem.attention(Q, Q, Q, bias=x)),
+    "sink": (Q[0, 0, :, 0].contiguous(), lambda x: tandem.attention(Q, Q, Q, sink=x)),
+    "alibi_slopes": (Q[0, 0, :, 0].contiguous(), lambda x: tandem.attention(Q, Q, Q, alibi_slopes=x)),
+    "cu_seqlens": (-CU, lambda x: tandem.attention(Q[0], Q[0], Q[0], cu_seqlens_q=x, cu_seqlens_k=x,
+                                                    max_seqlen_q=4, max_seqlen_k=4)),  # fmt: skip
+    "seqused": (-CU[1:] // 2, lambda x: tandem.attention(Q, Q, Q, seqused_k=x)),
+    "table of an expression": (
+        Q[0, :, :, 0].contiguous(),
+        lambda x: tandem.attention(Q, Q, Q, score_mod=tandem.Mod("score + t[q, head]", t=x)),
+    ),
+    "table of a mask": (
+        -torch.tensor([0, 1, 1, 2]),
+        lambda x: tandem.attention(Q, Q, Q, mask_mod=tandem.Mod("t[q] == t[k]", t=x)),
+    ),
+    "flex": (Q, lambda x: tandem.flex_attention(*(heads_first(x),) * 3, lambda s, b, h, i, j: s * x[0, i, 0, 0])),
+    "sdpa": (Q, lambda x: tandem.sdpa(*(heads_first(x),) * 3)),
+    "FA2": (Q, lambda x: flash_attn_func(x, x, x)),
+    "packed": (Q, lambda x: flash_attn_qkvpacked_func(torch._neg_view(torch.stack([-x] * 3, 2)))),
+    "FA3": (Q, lambda x: fa3.flash_attn_func(x, x, x)),
+    "FA4": (Q, lambda x: fa4.flash_attn_func(x, x, x, learnable_sink=x[0, 0, :, 0])[0]),
+    "without gradients": (Q, torch.no_grad()(lambda x: tandem.sdpa(*(heads_first(x),) * 3))),
+    **{f"attention_backward, {name}": (Q, of_attention_backward(name)) for name in ("dout", "q", "k", "v")},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lazily_negated_tensors_are_read_with_their_sign(name):
+    x, call = CASES[name]
+    torch.testing.assert_close(call(negated(x)), call(-x), rtol=0, atol=0)
+
+
+def test_lazily_negated_outputs_are_refused():
+    with pytest.raises(ValueError, match=r"out \(lazily negated\) must be a plain tensor"):
+        tandem.attention(Q, Q, Q, out=negated(Q))
+    out, lse = tandem.attention(Q, Q, Q, return_lse=True)
+    with pytest.raises(ValueError, match=r"dk \(lazily negated\) must be a plain tensor"):
+        tandem.attention_backward(Q, Q, Q, Q, out, lse, dk=negated(Q))
+
+
+def test_writes_are_counted():
+    out, lse = tandem.attention(Q, Q, Q, return_lse=True)
+    table, bias, sink = torch.ones(4), torch.zeros(1, 2, 4, 4), torch.zeros(2)
+    targets = {
+        "out": (out.clone(), lambda x: tandem.attention(Q, Q, Q, out=x)),
+        "out of inference": (out.clone(), torch.no_grad()(lambda x: tandem.attention(Q, Q, Q, out=x, return_lse=True))),
+        "max_scores": (lse.clone(), lambda x: tandem.attention(Q, Q, Q, max_scores=x)),
+        "max_scores with a gradient": (
+            lse.clone(), lambda x: tandem.attention(Q.clone().requires_grad_(), Q, Q, max_scores=x)
+        ),
+    }  # fmt: skip
+    more = {"bias": bias, "sink": sink, "score_mod": tandem.Mod("score + t[q]", t=table)}
+    for name, x in (("dq", Q), ("dk", Q), ("dv", Q), ("dbias", bias), ("dsink", sink)):
+        targets[name] = torch.zeros_like(x), lambda x, name=name: tandem.attention_backward(
+            Q, Q, Q, Q, out, lse, **more, **{name: x}
+        )
+    targets["dscore_mod"] = torch.zeros(4), lambda x: tandem.attention_backward(
+        Q, Q, Q, Q, out, lse, **more, dscore_mod={"t": x}
+    )
+    for name, (x, call) in targets.items():
+        before = x._version
+        call(x)
+        assert x._version > before, name
+    with torch.inference_mode():
+        tandem.attention(Q, Q, Q, out=torch.empty_like(Q))
+
+
+def test_a_backward_refuses_a_saved_tensor_that_was_written_over():
+    w, buffer = Q.clone().requires_grad_(), Q.clone()
+    y = (w * buffer).sum()
+    with torch.no_grad():
+        tandem.attention(Q, Q, Q, out=buffer)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("name", ["max_scores", "dq"])
+def test_written_tensors_want_no_gradient(name):
+    x = (torch.zeros(1, 2, 4) if name == "max_scores" else torch.zeros_like(Q)).requires_grad_()
+    out, lse = tandem.attention(Q, Q, Q, return_lse=True)
+    with pytest.raises(ValueError, match=f"{name} must not require a gradient"):
+        if name == "max_scores":
+            tandem.attention(Q, Q, Q, max_scores=x)
+        else:
+            tandem.attention_backward(Q, Q, Q, Q, out, lse, dq=x)
+
+
+JAGGED = torch.nested.nested_tensor([Q[0, :2], Q[0]], layout=torch.jagged)
+with pytest.warns(UserWarning):
+    NESTED = torch.nested.nested_tensor([Q[0, :2], Q[0]])
+KINDS = {"jagged, nested": JAGGED, "nested": NESTED, "sparse_coo": Q.to_sparse(), "_mkldnn": Q.to_mkldnn()}
+CALLS = {
+    "attention": lambda x: tandem.attention(x, x, x),
+    "k": lambda x: tandem.attention(Q, x, Q),
+    "v": lambda x: tandem.attention(Q, Q, x),
+    "sdpa": lambda x: tandem.sdpa(x, x, x),
+    "flex": lambda x: tandem.flex_attention(x, x, x),
+    "FA2": lambda x: flash_attn_func(x, x, x),
+    "varlen": lambda x: flash_attn_varlen_func(x, x, x, CU, CU, 4, 4),
+    "FA3": lambda x: fa3.flash_attn_func(x, x, x),
+    "FA4": lambda x: fa4.flash_attn_func(x, x, x),
+    "sink": lambda x: tandem.attention(Q, Q, Q, sink=x),
+    "attention_backward": lambda x: tandem.attention_backward(x, Q, Q, Q, Q, Q[..., 0].transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layouts_without_strides_are_refused_by_name(kind, call):
+    with pytest.raises((TypeError, ValueError, tandem.Unsupported)) as error:
+        CALLS[call](KINDS[kind])
+    sentence = str(error.value)
+    assert "must" in sentence or "not served" in sentence, sentence
+    assert "Tandem" not in sentence and "\n" not in sentence and "aten" not in sentence, sentence
+
+
+def test_zero_tensors_are_read_as_zeros_or_refused():
+    zero = torch._efficientzerotensor(Q.shape)
+    out = tandem.attention(Q.clone().requires_grad_(), Q, Q)
+    torch.autograd.grad(out, out.grad_fn.next_functions[0][0].variable, zero)
+    with pytest.raises((TypeError, ValueError)):
+        tandem.attention(zero, Q, Q)

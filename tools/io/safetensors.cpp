@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "io/file.h"
+#include "io/json.h"
 
 static_assert(std::endian::native == std::endian::little, "both formats are read as they lie in memory");
 
@@ -32,7 +32,7 @@ struct Entry {
 };
 
 // Follows the parser's events through the three levels a header may have, so that nothing else is ever stored.
-class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+class HeaderReader : public JsonEvents {
  public:
   explicit HeaderReader(const std::string& file) : file_(file) {}
 
@@ -42,7 +42,6 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool null() override { return unexpected("null"); }
   bool boolean(bool) override { return unexpected("a boolean"); }
   bool number_float(double, const std::string& text) override { return unexpected("the number " + text.substr(0, 30)); }
-  bool binary(binary_t&) override { return unexpected("binary data"); }
   bool number_integer(int64_t value) override { return unexpected("the number " + std::to_string(value)); }
 
   bool number_unsigned(uint64_t value) override {
@@ -54,7 +53,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool string(std::string& text) override {
+  bool string(const std::string& text) override {
     if (depth_ == 2 && in_metadata_) {
       metadata[key_] = text;
       return true;
@@ -64,7 +63,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool start_object(size_t) override {
+  bool start_object() override {
     if (depth_ == 2 || numbers_) return unexpected("an object");
     ++depth_;
     return true;
@@ -77,7 +76,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool key(std::string& name) override {
+  bool key(const std::string& name) override {
     if (depth_ == 1) {
       if (!names_.insert(name).second)
         throw InputError(file_ + ": header: the key " + in_quotes(name) + " appears twice; names must be unique");
@@ -94,7 +93,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool start_array(size_t) override {
+  bool start_array() override {
     if (depth_ != 2 || in_metadata_ || numbers_ || key_ == "dtype") return unexpected("an array");
     numbers_ = key_ == "shape" ? &entries.back().shape.emplace() : &entries.back().offsets.emplace();
     return true;
@@ -105,9 +104,9 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
-    // what() is "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error while ... - why; ..."
-    std::string why = error.what();
+  bool parse_error(size_t position, const std::string& message) override {
+    // message is "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error while ... - why; ..."
+    std::string why = message;
     if (const size_t at = why.find(": "); at != std::string::npos) why.erase(0, at + 2);
     std::string clean;
     for (const char c : why.substr(0, 120)) clean += (c >= 0x20 && c < 0x7f) ? c : '?';
@@ -208,7 +207,7 @@ Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::strin
   const auto* header = reinterpret_cast<const char*>(bytes.data()) + sizeof length;
   if (length == 0 || header[0] != '{') throw InputError(file + ": header: must begin with '{'");
   HeaderReader reader(file);
-  nlohmann::json::sax_parse(header, header + length, &reader);
+  read_json({header, length}, reader);
 
   const auto data = bytes.subspan(sizeof length + length);
   Safetensors result;
@@ -223,13 +222,13 @@ Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::strin
 
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
                        const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  Json header = Json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t offset = 0;
   for (const TensorView& tensor : tensors) {
     const auto end = offset + static_cast<int64_t>(tensor.data.size());
     header[tensor.name] = {
-        {"dtype", name_of(tensor.element)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+        {"dtype", name_of(tensor.element)}, {"shape", tensor.shape}, {"data_offsets", std::vector{offset, end}}};
     offset = end;
   }
   std::string text = header.dump();

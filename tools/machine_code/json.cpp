@@ -1,11 +1,11 @@
-#include <nlohmann/json.hpp>
+#include "io/json.h"
 
 #include "machine_code/report.h"
 
 namespace tandem::tool {
 namespace {
 
-using json = nlohmann::ordered_json;
+using io::Json;
 using machine_code::Account;
 using machine_code::kUnits;
 using machine_code::LoopCost;
@@ -15,14 +15,14 @@ using machine_code::Unit;
 
 // {"MMA": 16, "exponential": 66, ...}
 template <class Values>
-json by_unit(const Values& values) {
-  json all;
+Json by_unit(const Values& values) {
+  Json all = Json::object();
   for (size_t u = 0; u < kUnits; ++u) all[std::string(name_of(static_cast<Unit>(u)))] = values[u];
   return all;
 }
 
 // steady: it stands for its role in a tile.
-json of(const LoopCost& loop, bool steady) {
+Json of(const LoopCost& loop, bool steady) {
   return {{"role", name_of(loop.role)},
           {"masked", loop.masked},
           {"around_the_loops", loop.once},
@@ -38,9 +38,9 @@ json of(const LoopCost& loop, bool steady) {
           {"opcodes", loop.opcodes}};
 }
 
-json of(const std::optional<TileCost>& tile) {
+Json of(const std::optional<TileCost>& tile) {
   if (!tile) return nullptr;
-  json clocks = by_unit(tile->clocks);
+  Json clocks = by_unit(tile->clocks);
   clocks["issue"] = tile->issue_clocks;
   return {{"instructions", by_unit(tile->instructions)},
           {"issued", tile->issued},
@@ -48,21 +48,21 @@ json of(const std::optional<TileCost>& tile) {
           {"binds", tile->binds}};
 }
 
-json of(const Examined& e) {
+Json of(const Examined& e) {
   const Account& a = e.account;
-  json loops = json::array();
+  Json loops = Json::list();
   for (const LoopCost& loop : a.loops) {
     const bool steady = &loop == a.steady(loop.role, false) || &loop == a.steady(loop.role, true);
-    loops.push_back(of(loop, steady && loop.turns > 0));
+    loops.add(of(loop, steady && loop.turns > 0));
   }
-  json companions = json::array();
+  Json companions = Json::list();
   for (const machine_code::Companion& other : a.companions) {
-    companions.push_back({{"name", other.name},
-                          {"registers", other.registers},
-                          {"instructions", other.instructions},
-                          {"stack_bytes", other.stack_bytes}});
+    companions.add({{"name", other.name},
+                    {"registers", other.registers},
+                    {"instructions", other.instructions},
+                    {"stack_bytes", other.stack_bytes}});
   }
-  json all = {{"name", e.name},
+  Json all = {{"name", e.name},
               {"arch", a.arch},
               {"kernel", a.kernel},
               {"registers", a.registers},
@@ -89,9 +89,9 @@ json of(const Examined& e) {
 }  // namespace
 
 std::string json_of(const std::vector<Examined>& all) {
-  json kernels = json::array();
-  for (const Examined& examined : all) kernels.push_back(of(examined));
-  return json{{"kernels", kernels}}.dump(1) + "\n";
+  Json kernels = Json::list();
+  for (const Examined& examined : all) kernels.add(of(examined));
+  return Json({{"kernels", kernels}}).dump(1) + "\n";
 }
 
 }  // namespace tandem::tool

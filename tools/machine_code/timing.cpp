@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/text.h"
+#include "io/json.h"
 #include "tandem/cards.h"
 #include "tandem/terminal.h"
 
 namespace tandem::tool {
 namespace {
 
+using io::Json;
 using machine_code::Clocks;
 using machine_code::Delay;
 using machine_code::Issue;
@@ -184,16 +185,15 @@ std::string timing_report(const Modelled& m, const WholeProblem& problem) {
 
 std::string timing_json(const Modelled& m, const WholeProblem& problem) {
   const std::optional<Grid>& grid = problem.grid;
-  using json = nlohmann::ordered_json;
   const Clocks& c = m.clocks;
-  json roles = json::array(), chain = json::array();
+  Json roles = Json::list(), chain = Json::list();
   for (const RoleClocks& r : c.roles) {
-    json one{{"role", name_of(r.role)}, {"block", r.block}, {"warps", r.warps}, {"instructions", r.issued}};
+    Json one{{"role", name_of(r.role)}, {"block", r.block}, {"warps", r.warps}, {"instructions", r.issued}};
     for (size_t d = 0; d < kDelays; ++d) one[std::string(name_of(static_cast<Delay>(d)))] = r.delays[d];
-    roles.push_back(one);
+    roles.add(one);
   }
-  for (const Link& link : c.chain) chain.push_back({{"what", link.what}, {"clocks", link.clocks}});
-  json all{{"kernel", m.name},
+  for (const Link& link : c.chain) chain.add({{"what", link.what}, {"clocks", link.clocks}});
+  Json all{{"kernel", m.name},
            {"step", c.step},
            {"step_least", m.least},
            {"step_most", m.most},

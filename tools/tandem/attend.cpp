@@ -151,10 +151,10 @@ int Attend::run() {
 
 }  // namespace
 
-void add_attend(CLI::App& app, int* exit_code) {
+void add_attend(Command app) {
   auto attend = std::make_shared<Attend>();
-  CLI::App* command = app.add_subcommand("attend", "Attention over q, k, v from .safetensors or .npy files");
-  command->footer(R"(Examples:
+  Command command = app.add("attend", "Attention over q, k, v from .safetensors or .npy files");
+  command.footer(R"(Examples:
   tandem attend qkv.safetensors --out result.safetensors         tensors q, k, v -> out, lse
   tandem attend model.safetensors --names layer0.q,layer0.k,layer0.v --causal --verify
   tandem attend q.npy k.npy v.npy --grad --out result/           random dout -> out, lse, dq, dk, dv as .npy
@@ -163,18 +163,18 @@ void add_attend(CLI::App& app, int* exit_code) {
 
 Shapes are (batch, seqlen, heads, head_dim), or the same without batch, or without heads too. lse is (batch, heads, seqlen).
 Exit code: 0, 1 when --verify finds an error that is too large, 2 when the input cannot be used.)");
-  command->add_option("files", attend->files, "One .safetensors, or q.npy k.npy v.npy [dout.npy]")->required();
-  command->add_option("--names", attend->names, "Names of q, k, v and dout in the .safetensors [q,k,v,dout]")
-      ->delimiter(',')
-      ->expected(3, 4);
-  command->add_option("--dtype", attend->dtype, "Convert to f32, bf16, f16 or f64 first");
-  command->add_flag("--grad", attend->grad, "Gradients too; without a dout in the files it is random");
-  command->add_option("--seed", attend->seed, "Of a random dout [1]");
-  command->add_option("--out", attend->out, "Where results go: a .safetensors file, or a folder for .npy files");
-  command->add_flag("--verify", attend->verify, "Compare with float64");
-  attend->mask.add_to(*command);
-  attend->machine.add_to(*command);
-  command->callback([attend, exit_code] { *exit_code = guarded([&] { return attend->run(); }); });
+  command.option("files", attend->files, "One .safetensors, or q.npy k.npy v.npy [dout.npy]").required();
+  command.option("--names", attend->names, "Names of q, k, v and dout in the .safetensors [q,k,v,dout]")
+      .separated_by_commas()
+      .count(3, 4);
+  command.option("--dtype", attend->dtype, "Convert to f32, bf16, f16 or f64 first");
+  command.flag("--grad", attend->grad, "Gradients too; without a dout in the files it is random");
+  command.option("--seed", attend->seed, "Of a random dout [1]");
+  command.option("--out", attend->out, "Where results go: a .safetensors file, or a folder for .npy files");
+  command.flag("--verify", attend->verify, "Compare with float64");
+  attend->mask.add_to(command);
+  attend->machine.add_to(command);
+  command.run([attend] { return attend->run(); });
 }
 
 }  // namespace tandem::tool

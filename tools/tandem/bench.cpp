@@ -3,9 +3,9 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "io/file.h"
+#include "io/json.h"
 #include "svg/bars.h"
 #include "tandem/compare.h"
 #include "tandem/flags.h"
@@ -187,26 +187,26 @@ int Bench::run() {
 }
 
 void Bench::save_json(const std::vector<Cell>& results, const std::string& device) const {
-  nlohmann::ordered_json document = {{"version", tandem_version()},
-                                     {"device", device},
-                                     {"blas", plain::Blas::best().name()},
-                                     {"cells", nlohmann::json::array()}};
+  io::Json document = {{"version", tandem_version()},
+                       {"device", device},
+                       {"blas", plain::Blas::best().name()},
+                       {"cells", io::Json::list()}};
   for (const Cell& cell : results) {
     const Speed& s = cell.speed;
-    document["cells"].push_back({{"dtype", short_name(cell.dtype)},
-                                 {"batch", cell.batch},
-                                 {"heads", cell.heads},
-                                 {"head_dim", cell.head_dim},
-                                 {"causal", cell.causal},
-                                 {"seqlen", cell.seqlen},
-                                 {"forward_seconds", s.forward},
-                                 {"backward_seconds", s.backward},
-                                 {"plain_forward_seconds", s.plain_forward},
-                                 {"plain_backward_seconds", s.plain_backward},
-                                 {"forward_flops", s.flops_forward},
-                                 {"backward_flops", s.flops_backward},
-                                 {"extra_bytes", s.memory},
-                                 {"plain_extra_bytes", s.plain_memory}});
+    document["cells"].add({{"dtype", short_name(cell.dtype)},
+                           {"batch", cell.batch},
+                           {"heads", cell.heads},
+                           {"head_dim", cell.head_dim},
+                           {"causal", cell.causal},
+                           {"seqlen", cell.seqlen},
+                           {"forward_seconds", s.forward},
+                           {"backward_seconds", s.backward},
+                           {"plain_forward_seconds", s.plain_forward},
+                           {"plain_backward_seconds", s.plain_backward},
+                           {"forward_flops", s.flops_forward},
+                           {"backward_flops", s.flops_backward},
+                           {"extra_bytes", s.memory},
+                           {"plain_extra_bytes", s.plain_memory}});
   }
   io::AtomicFile file(json);
   file.write(document.dump(2) + "\n");
@@ -253,10 +253,10 @@ void Bench::save_svg(const std::vector<Cell>& results, const std::string& device
 
 }  // namespace
 
-void add_bench(CLI::App& app, int* exit_code) {
+void add_bench(Command app) {
   auto bench = std::make_shared<Bench>();
-  CLI::App* command = app.add_subcommand("bench", "Speed over a grid of problems, beside the plain formula");
-  command->footer(R"(Examples:
+  Command command = app.add("bench", "Speed over a grid of problems, beside the plain formula");
+  command.footer(R"(Examples:
   tandem bench                                            f32 and bf16, head_dim 64 and 128, 512 and 2048
   tandem bench --seqlens 512,2048,8192 --dtypes f32,bf16,f16 --json bench.json --svg bench.svg
   tandem bench --seqlens 4096 --head-dims 128 --causal-only --no-plain
@@ -265,22 +265,22 @@ GF/s count 2 matrix products forward and 5 backward over the keys that a query s
 than the plain formula: whole score matrices, products by the machine's BLAS, its probabilities kept for the gradients.
 It runs on the CPU and is left out on a GPU, whose figures are TF/s, by the GPU's clock. Gradients are measured where
 they are served.)");
-  command->add_option("--dtypes", bench->dtypes, "f32, bf16, f16 [f32,bf16; GPU: bf16]")->delimiter(',');
-  command->add_option("--seqlens", bench->seqlens, "Queries and keys of a sequence [512,2048; GPU: 1024,4096,16384]")
-      ->delimiter(',')
-      ->check(positive());
-  command->add_option("--head-dims", bench->head_dims, "Sizes of a head [64,128]")->delimiter(',')->check(positive());
-  command->add_option("--batch", bench->batch, "Sequences [1; GPU: 16384/seqlen]")->check(positive());
-  command->add_option("--heads", bench->heads, "Heads [8; GPU: 2048/head_dim]")->check(positive());
-  command->add_option("--seconds", bench->seconds, "About how long each measurement lasts [0.3]")->check(positive());
-  auto* causal = command->add_flag("--causal-only", bench->causal_only, "Only causal problems");
-  command->add_flag("--full-only", bench->full_only, "Only problems without a mask")->excludes(causal);
-  command->add_flag("--backward", bench->backward, "Gradients, or exit code 2 where they are not served");
-  command->add_flag("--no-plain", bench->no_plain, "Leave the plain formula out");
-  command->add_option("--json", bench->json, "Write the measurements to this file");
-  command->add_option("--svg", bench->svg, "Draw them into this file");
-  bench->machine.add_to(*command);
-  command->callback([bench, exit_code] { *exit_code = guarded([&] { return bench->run(); }); });
+  command.option("--dtypes", bench->dtypes, "f32, bf16, f16 [f32,bf16; GPU: bf16]").separated_by_commas();
+  command.option("--seqlens", bench->seqlens, "Queries and keys of a sequence [512,2048; GPU: 1024,4096,16384]")
+      .separated_by_commas()
+      .above_zero();
+  command.option("--head-dims", bench->head_dims, "Sizes of a head [64,128]").separated_by_commas().above_zero();
+  command.option("--batch", bench->batch, "Sequences [1; GPU: 16384/seqlen]").above_zero();
+  command.option("--heads", bench->heads, "Heads [8; GPU: 2048/head_dim]").above_zero();
+  command.option("--seconds", bench->seconds, "About how long each measurement lasts [0.3]").above_zero();
+  const Flag causal = command.flag("--causal-only", bench->causal_only, "Only causal problems");
+  command.flag("--full-only", bench->full_only, "Only problems without a mask").excludes(causal);
+  command.flag("--backward", bench->backward, "Gradients, or exit code 2 where they are not served");
+  command.flag("--no-plain", bench->no_plain, "Leave the plain formula out");
+  command.option("--json", bench->json, "Write the measurements to this file");
+  command.option("--svg", bench->svg, "Draw them into this file");
+  bench->machine.add_to(command);
+  command.run([bench] { return bench->run(); });
 }
 
 }  // namespace tandem::tool

@@ -117,10 +117,10 @@ int Warm::run() const {
 
 }  // namespace
 
-void add_cache(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand("cache", "The compiled kernels on disk: list, clear, warm");
-  command->require_subcommand(1);
-  command->footer(R"(Examples:
+void add_cache(Command app) {
+  Command command = app.add("cache", "The compiled kernels on disk: list, clear, warm");
+  command.requires_command();
+  command.footer(R"(Examples:
   tandem cache list
   tandem cache clear
   tandem cache warm --presets                             kernels of well-known models
@@ -129,18 +129,18 @@ void add_cache(CLI::App& app, int* exit_code) {
   tandem cache warm --head-dim 128 --seqlen 4096 --heads 16 --causal
 
 The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. TANDEM_CACHE=off does without.)");
-  CLI::App* lister = command->add_subcommand("list", "Kernels, their sizes, when they were last used");
-  lister->callback([exit_code] { *exit_code = guarded(list); });
-  CLI::App* cleaner = command->add_subcommand("clear", "Removes all of them");
-  cleaner->callback([exit_code] { *exit_code = guarded(clear); });
+  Command lister = command.add("list", "Kernels, their sizes, when they were last used");
+  lister.run(list);
+  Command cleaner = command.add("clear", "Removes all of them");
+  cleaner.run(clear);
   auto warm = std::make_shared<Warm>();
-  CLI::App* warmer = command->add_subcommand("warm", "Compiles what a problem needs; no GPU is needed");
-  warmer->add_flag("--presets", warm->all_presets, "The kernels of all presets of `tandem explain`");
-  warmer->add_flag("--backward", warm->backward, "Those of gradients too: for training");
-  warm->card.add_to(*warmer);
-  warm->problem.add_presets_to(*warmer);
-  warm->problem.add_to(*warmer);
-  warmer->callback([warm, exit_code] { *exit_code = guarded([&] { return warm->run(); }); });
+  Command warmer = command.add("warm", "Compiles what a problem needs; no GPU is needed");
+  warmer.flag("--presets", warm->all_presets, "The kernels of all presets of `tandem explain`");
+  warmer.flag("--backward", warm->backward, "Those of gradients too: for training");
+  warm->card.add_to(warmer);
+  warm->problem.add_presets_to(warmer);
+  warm->problem.add_to(warmer);
+  warmer.run([warm] { return warm->run(); });
 }
 
 }  // namespace tandem::tool

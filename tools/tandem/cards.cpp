@@ -47,12 +47,12 @@ gpu::Properties properties_of(const std::string& device) {
 
 }  // namespace
 
-void CardFlags::add_to(CLI::App& app) {
+void CardFlags::add_to(Command app) {
   std::vector<std::string> keys;
   for (const Card& known : cards) keys.emplace_back(known.key);
-  auto* by_name = app.add_option("--card", card, "A card that need not be here")->check(CLI::IsMember(keys));
-  app.add_option("--device", device, "cuda, cuda:N or vgpu:MODEL [the GPU that is here, else --card h200]")
-      ->excludes(by_name);
+  const Flag by_name = app.option("--gpu,--card", card, "A GPU that need not be here").one_of(keys);
+  app.option("--device", device, "cuda, cuda:N or vgpu:MODEL [the GPU that is here, else --card h200]")
+      .excludes(by_name);
 }
 
 gpu::Properties CardFlags::properties() const {

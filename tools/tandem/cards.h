@@ -1,7 +1,6 @@
 // Plans for a GPU that need not be here: it is known by name.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
 
@@ -14,7 +13,7 @@ namespace tandem::tool {
 // The GPU that a plan is made for.
 struct CardFlags {
   std::string device, card;  // "cuda:N"; "h200"; none: the GPU that is here, else an H200
-  void add_to(CLI::App& app);
+  void add_to(Command app);
 
   gpu::Properties properties() const;
 };

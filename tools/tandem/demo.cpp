@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "base/text.h"
 #include "io/file.h"
+#include "io/json.h"
 #include "io/safetensors.h"
 #include "svg/heatmap.h"
 #include "tandem/compare.h"
@@ -49,11 +49,25 @@ std::string default_folder() {
 Words words_of(const io::Safetensors& file, const std::string& path) {
   const auto found = file.metadata.find("tokens");
   if (found == file.metadata.end()) return {};
+  Words words;
+  const auto refuse = [&] {
+    return io::InputError(path + ": __metadata__: \"tokens\" must be JSON, a list of words for each sequence");
+  };
   try {
-    return nlohmann::json::parse(found->second).get<Words>();
-  } catch (const nlohmann::json::exception&) {
-    throw io::InputError(path + ": __metadata__: \"tokens\" must be JSON, a list of words for each sequence");
+    const io::Json json = io::parse_json(found->second);
+    if (!json.is_list()) throw refuse();
+    for (const io::Json& sequence : json.items()) {
+      if (!sequence.is_list()) throw refuse();
+      std::vector<std::string>& texts = words.emplace_back();
+      for (const io::Json& word : sequence.items()) {
+        if (!word.text()) throw refuse();
+        texts.push_back(*word.text());
+      }
+    }
+  } catch (const io::JsonError&) {
+    throw refuse();
   }
+  return words;
 }
 
 // Every NAME.q with its NAME.k and NAME.v, in the order of their names.
@@ -316,31 +330,27 @@ int Demo::run() {
 
 }  // namespace
 
-void add_demo(CLI::App& app, int* exit_code) {
+void add_demo(Command app) {
   auto demo = std::make_shared<Demo>();
-  CLI::App* command = app.add_subcommand("demo", "Attend to every layer of a real model; check, time and draw it");
-  command->footer(R"(Examples:
+  Command command = app.add("demo", "Attend to every layer of a real model; check, time and draw it");
+  command.footer(R"(Examples:
   tandem demo                                   MiniLM, from examples/minilm
   tandem demo --layer 5 --head 2 --picture head.svg
   tandem demo folder/                           your own: tensors NAME.q, NAME.k, NAME.v, perhaps seqused, and the words
                                                 as "tokens" in the metadata; see examples/minilm/README.md
 
 Exit code: 0 when every result is exact enough, 1 when not, 2 when the input cannot be used.)");
-  command->add_option("folder", demo->folder, "Folder of .safetensors files [examples/minilm]");
-  command->add_option("--layer", demo->layer, "Of the picture: which layer, in the order of the table")
-      ->capture_default_str();
-  command->add_option("--head", demo->head, "Of the picture: which head")->capture_default_str();
-  command->add_option("--sentence", demo->sentence, "Of the picture: which sequence")->capture_default_str();
-  command->add_option("--picture", demo->picture, "Where the picture goes")->capture_default_str();
-  command->add_option("--timeline", demo->timeline, "Where the picture of the virtual GPU's warps goes")
-      ->capture_default_str();
-  command->add_option("--timeline-backward", demo->backward_timeline, "Where that of the gradients' kernel goes")
-      ->capture_default_str();
-  command->add_option("--seconds", demo->seconds, "About how long each measurement lasts")
-      ->capture_default_str()
-      ->check(positive());
-  demo->machine.add_to(*command);
-  command->callback([demo, exit_code] { *exit_code = guarded([&] { return demo->run(); }); });
+  command.option("folder", demo->folder, "Folder of .safetensors files [examples/minilm]");
+  command.option("--layer", demo->layer, "Of the picture: which layer, in the order of the table").show_default();
+  command.option("--head", demo->head, "Of the picture: which head").show_default();
+  command.option("--sentence", demo->sentence, "Of the picture: which sequence").show_default();
+  command.option("--picture", demo->picture, "Where the picture goes").show_default();
+  command.option("--timeline", demo->timeline, "Where the picture of the virtual GPU's warps goes").show_default();
+  command.option("--timeline-backward", demo->backward_timeline, "Where that of the gradients' kernel goes")
+      .show_default();
+  command.option("--seconds", demo->seconds, "About how long each measurement lasts").show_default().above_zero();
+  demo->machine.add_to(command);
+  command.run([demo] { return demo->run(); });
 }
 
 }  // namespace tandem::tool

@@ -96,9 +96,9 @@ int Explain::run() const {
 
 }  // namespace
 
-void add_explain(CLI::App& app, int* exit_code) {
+void add_explain(Command app) {
   auto explain = std::make_shared<Explain>();
-  CLI::App* command = app.add_subcommand("explain", "What a GPU would do for a problem, why, and its least time");
+  Command command = app.add("explain", "What a GPU would do for a problem, why, and its least time");
   std::string footer = R"(Examples:
   tandem explain --seqlen 4096 --heads 16 --head-dim 128 --causal
   tandem explain --preset llama --card h100               no GPU is needed
@@ -117,13 +117,13 @@ The floor is what each unit of the card must do at least, as clocks of every SM.
 is the least time. It counts visible keys only, as if tiles had no edges. Machine code is read by nvdisasm (pip install
 nvidia-cuda-nvdisasm); docs/machine-code.md says what its figures mean.
 Exit code: 0, 2 when the card would not serve the problem.)";
-  command->footer(footer);
-  command->add_flag("--backward", explain->backward, "The gradients of q, k, v and of what else is given");
-  explain->card.add_to(*command);
-  explain->machine_code.add_to(*command);
-  explain->problem.add_presets_to(*command);
-  explain->problem.add_to(*command);
-  command->callback([explain, exit_code] { *exit_code = guarded([&] { return explain->run(); }); });
+  command.footer(footer);
+  command.flag("--backward", explain->backward, "The gradients of q, k, v and of what else is given");
+  explain->card.add_to(command);
+  explain->machine_code.add_to(command);
+  explain->problem.add_presets_to(command);
+  explain->problem.add_to(command);
+  command.run([explain] { return explain->run(); });
 }
 
 }  // namespace tandem::tool

@@ -24,25 +24,12 @@ std::optional<int64_t> window_bound(const std::string& text, const std::string& 
   return value;
 }
 
-CLI::Validator number(bool zero, const char* name) {
-  const auto check = [zero](const std::string& text) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    const bool fits = end != text.c_str() && *end == '\0' && std::isfinite(value) && (zero ? value >= 0 : value > 0);
-    return fits ? std::string() : "\"" + text + "\" must be a number " + (zero ? "of at least 0" : "above 0");
-  };
-  return {check, name};
-}
-
 }  // namespace
 
-CLI::Validator positive() { return number(false, "POSITIVE"); }
-CLI::Validator not_negative() { return number(true, "NONNEGATIVE"); }
-
-void MachineFlags::add_to(CLI::App& app) {
-  app.add_option("--device", device, "cpu, cuda, cuda:N or vgpu:MODEL [a GPU that there are kernels for, else cpu]")
-      ->envname("TANDEM_DEVICE");
-  app.add_option("--threads", threads, "Most threads to use; 0: one per core")->check(CLI::Range(0, 1024));
+void MachineFlags::add_to(Command app) {
+  app.option("--device", device, "cpu, cuda, cuda:N or vgpu:MODEL [a GPU that there are kernels for, else cpu]")
+      .environment("TANDEM_DEVICE");
+  app.option("--threads", threads, "Most threads to use; 0: one per core").within(0, 1024);
 }
 
 std::unique_ptr<Machine> MachineFlags::open(std::vector<std::string>* remarks) const {
@@ -67,18 +54,18 @@ Opened MachineFlags::open(Inputs inputs, const Attention& options, tandem_pass p
   return {std::move(machine), std::move(given), std::move(remarks)};
 }
 
-void MaskFlags::add_to(CLI::App& app) {
-  app.add_flag("--causal", causal, "A query sees no later key")->group("Scores and masks");
-  app.add_option("--window", window, "LEFT,RIGHT: how far a query sees; * is no bound")->group("Scores and masks");
-  app.add_flag("--top-left", top_left, "The first query meets the first key (else the last meets the last)")
-      ->group("Scores and masks");
-  app.add_option("--scale", scale, "Factor of the scores; 0: 1/sqrt(head_dim)")->group("Scores and masks");
-  app.add_option("--softcap", softcap, "Scores become C * tanh(score / C); 0: off")->group("Scores and masks");
-  app.add_flag("--alibi", alibi, "Subtract slope * distance; slopes 2^(-8/heads), its square, ...")
-      ->group("Scores and masks");
-  app.add_option("--seqused", seqused, "Used length of each sequence, queries and keys alike: 13,11,7")
-      ->delimiter(',')
-      ->group("Scores and masks");
+void MaskFlags::add_to(Command app) {
+  app.flag("--causal", causal, "A query sees no later key").group("Scores and masks");
+  app.option("--window", window, "LEFT,RIGHT: how far a query sees; * is no bound").group("Scores and masks");
+  app.flag("--top-left", top_left, "The first query meets the first key (else the last meets the last)")
+      .group("Scores and masks");
+  app.option("--scale", scale, "Factor of the scores; 0: 1/sqrt(head_dim)").group("Scores and masks");
+  app.option("--softcap", softcap, "Scores become C * tanh(score / C); 0: off").group("Scores and masks");
+  app.flag("--alibi", alibi, "Subtract slope * distance; slopes 2^(-8/heads), its square, ...")
+      .group("Scores and masks");
+  app.option("--seqused", seqused, "Used length of each sequence, queries and keys alike: 13,11,7")
+      .separated_by_commas()
+      .group("Scores and masks");
 }
 
 Attention MaskFlags::options() const {

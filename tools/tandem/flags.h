@@ -1,19 +1,17 @@
 // Flags that several commands share.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "tandem/command_line.h"
 #include "tandem/compare.h"
 
 namespace tandem::tool {
-
-// What a flag's number must be. (CLI11's own of these names answer with the largest double there is, in 309 digits.)
-CLI::Validator positive();
-CLI::Validator not_negative();
 
 struct Opened {
   std::unique_ptr<Machine> machine;
@@ -24,7 +22,7 @@ struct Opened {
 struct MachineFlags {
   std::string device;  // "": the best there is
   int threads = 0;
-  void add_to(CLI::App& app);
+  void add_to(Command app);
 
   // The device asked for, else the best there is.
   std::unique_ptr<Machine> open(std::vector<std::string>* remarks) const;
@@ -38,7 +36,7 @@ struct MaskFlags {
   std::string window;
   double softcap = 0, scale = 0, dropout = 0;
   std::vector<int64_t> seqused;
-  void add_to(CLI::App& app);
+  void add_to(Command app);
 
   Attention options() const;        // throws io::InputError
   void fill(Inputs& inputs) const;  // alibi_slopes and seqused, by the shape of inputs.q
@@ -52,8 +50,8 @@ struct ProblemFlags {
   std::vector<int64_t> lengths_q, lengths_k;
   bool sink = false;
 
-  void add_to(CLI::App& app);
-  void add_presets_to(CLI::App& app);  // before add_to
+  void add_to(Command app);
+  void add_presets_to(Command app);  // before add_to
 
   // make fills in a tensor: q, k, v, dout, sink and bias, in this order. magnitude: of q.
   using Make = std::function<Buffer(DType dtype, const std::vector<int64_t>& shape, double magnitude)>;
@@ -75,15 +73,15 @@ int32_t checked_index(int64_t value, const char* flag);  // as int32, or io::Inp
 // cannot be used, 1 for anything else.
 int guarded(const std::function<int()>& run);
 
-// Each adds a subcommand; its callback sets *exit_code.
-void add_attend(CLI::App& app, int* exit_code);
-void add_verify(CLI::App& app, int* exit_code);
-void add_bench(CLI::App& app, int* exit_code);
-void add_explain(CLI::App& app, int* exit_code);
-void add_cache(CLI::App& app, int* exit_code);
-void add_info(CLI::App& app, int* exit_code);
-void add_demo(CLI::App& app, int* exit_code);
+// Each adds a command.
+void add_attend(Command app);
+void add_verify(Command app);
+void add_bench(Command app);
+void add_explain(Command app);
+void add_cache(Command app);
+void add_info(Command app);
+void add_demo(Command app);
 // arguments: the command line, for the one that repeats a failure.
-void add_vgpu(CLI::App& app, const std::vector<std::string>& arguments, int* exit_code);
+void add_vgpu(Command app, const std::vector<std::string>& arguments);
 
 }  // namespace tandem::tool

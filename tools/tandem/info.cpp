@@ -84,12 +84,11 @@ int run(const MachineFlags& flags) {
 
 }  // namespace
 
-void add_info(CLI::App& app, int* exit_code) {
+void add_info(Command app) {
   auto flags = std::make_shared<MachineFlags>();
-  CLI::App* command =
-      app.add_subcommand("info", "What is here: GPUs, NVRTC, kernel cache, threads, BLAS, memory speed");
-  flags->add_to(*command);
-  command->callback([flags, exit_code] { *exit_code = guarded([&] { return run(*flags); }); });
+  Command command = app.add("info", "What is here: GPUs, NVRTC, kernel cache, threads, BLAS, memory speed");
+  flags->add_to(command);
+  command.run([flags] { return run(*flags); });
 }
 
 }  // namespace tandem::tool

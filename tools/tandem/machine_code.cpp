@@ -142,20 +142,19 @@ void MachineCodeFlags::print_clocks(const Examined& examined, const Modelled& mo
   if (!json.empty()) write(json, timing_json(model, problem));
 }
 
-void MachineCodeFlags::add_to(CLI::App& app) {
+void MachineCodeFlags::add_to(Command app) {
   constexpr const char* group = "Machine code";
-  app.add_flag("--machine-code", wanted, "What the kernel's machine code costs, a unit at a time")->group(group);
-  app.add_flag("--clocks", clocks, "Where the clocks of a step go, by a model of the machine code's timing")
-      ->group(group);
-  app.add_option("--clocks-timeline", timeline, "Draw the modelled run: FILE.svg, or JSON for ui.perfetto.dev")
-      ->group(group);
-  app.add_option("--cubin", cubin, "The same for this file, instead of a problem's kernel")->group(group);
-  app.add_option("--beside", beside, "Its figures beside those of these files")->group(group);
-  app.add_option("--path", path, "likely: what a turn of a loop executes; all: everything in it")
-      ->check(CLI::IsMember({"likely", "all"}))
-      ->group(group);
-  app.add_option("--save-cubin", save, "Write the problem's kernel to this file")->group(group);
-  app.add_option("--json", json, "Write what was found to this file; -: print it instead of tables")->group(group);
+  app.flag("--machine-code", wanted, "What the kernel's machine code costs, a unit at a time").group(group);
+  app.flag("--clocks", clocks, "Where the clocks of a step go, by a model of the machine code's timing").group(group);
+  app.option("--clocks-timeline", timeline, "Draw the modelled run: FILE.svg, or JSON for ui.perfetto.dev")
+      .group(group);
+  app.option("--cubin", cubin, "The same for this file, instead of a problem's kernel").group(group);
+  app.option("--beside", beside, "Its figures beside those of these files").group(group);
+  app.option("--path", path, "likely: what a turn of a loop executes; all: everything in it")
+      .one_of({"likely", "all"})
+      .group(group);
+  app.option("--save-cubin", save, "Write the problem's kernel to this file").group(group);
+  app.option("--json", json, "Write what was found to this file; -: print it instead of tables").group(group);
 }
 
 int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const {

@@ -2,7 +2,6 @@
 // clocks of a step go.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "machine_code/timing.h"
@@ -15,7 +14,7 @@ struct MachineCodeFlags {
   bool wanted = false, clocks = false;
   std::string cubin, path, json, save, timeline;
   std::vector<std::string> beside;
-  void add_to(CLI::App& app);
+  void add_to(Command app);
 
   bool asked() const {
     return wanted || clocks || !timeline.empty() || !cubin.empty() || !beside.empty() || !path.empty() ||

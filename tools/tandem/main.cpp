@@ -9,8 +9,7 @@
 int main(int argc, char** argv) {
   using namespace tandem::tool;
   tandem::gpu::use_linked_virtual(tandem::vgpu::open);
-  CLI::App app("Exact attention, forward and backward.", "tandem");
-  app.footer(R"(Start here:
+  constexpr char footer[] = R"(Start here:
   tandem demo                                        a real model's attention, checked, timed, drawn
   tandem attend qkv.safetensors --causal --grad --out result.safetensors
   tandem attend q.npy k.npy v.npy --out result/      the same from numpy
@@ -18,29 +17,18 @@ int main(int argc, char** argv) {
   tandem bench --svg bench.svg                       how fast is it?
   tandem explain --preset llama                      what would a GPU do, and how fast at best?
   tandem vgpu check --seqlen 300 --causal            is the GPU's kernel free of races? (no GPU needed)
-  tandem <command> --help                            more examples of each)");
-  app.set_version_flag("--version", std::string("tandem ") + tandem_version());
-  app.require_subcommand(1);
-  int exit_code = 0;
-  add_demo(app, &exit_code);
-  add_attend(app, &exit_code);
-  add_verify(app, &exit_code);
-  add_bench(app, &exit_code);
-  add_explain(app, &exit_code);
-  add_cache(app, &exit_code);
-  add_info(app, &exit_code);
-  std::vector<std::string> words(argv, argv + argc);
-  add_vgpu(app, words, &exit_code);
-  words = without_mark(std::move(words));
-  try {
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend() - 1));
-  } catch (const CLI::Success& success) {
-    return app.exit(success);
-  } catch (const CLI::ParseError& error) {
-    std::string command = "tandem";
-    for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
-    std::fprintf(stderr, "tandem: %s; see %s --help\n", error.what(), command.c_str());
-    return 2;
-  }
-  return exit_code;
+  tandem <command> --help                            more examples of each)";
+  const std::vector<std::string> typed(argv, argv + argc);
+  const auto declare = [&](Command root) {
+    add_demo(root);
+    add_attend(root);
+    add_verify(root);
+    add_bench(root);
+    add_explain(root);
+    add_cache(root);
+    add_info(root);
+    add_vgpu(root, typed);
+  };
+  return run_command_line("Exact attention, forward and backward.", footer, std::string("tandem ") + tandem_version(),
+                          without_mark(typed), declare);
 }

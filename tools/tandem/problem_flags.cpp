@@ -61,7 +61,7 @@ constexpr Preset all_presets[] = {
 
 std::span<const Preset> presets() { return all_presets; }
 
-void ProblemFlags::add_presets_to(CLI::App& app) {
+void ProblemFlags::add_presets_to(Command app) {
   std::vector<std::string> names;
   for (const Preset& preset : presets()) names.emplace_back(preset.name);
   const auto apply = [this](const std::string& name) {
@@ -69,15 +69,13 @@ void ProblemFlags::add_presets_to(CLI::App& app) {
       if (name == preset.name) preset.apply(*this);
     }
   };
-  app.add_option_function<std::string>("--preset", apply, "Sizes and mask of a model; other flags change them")
-      ->check(CLI::IsMember(names))
-      ->group("Shape");
+  app.option("--preset", apply, "Sizes and mask of a model; other flags change them").one_of(names).group("Shape");
 }
 
-void ProblemFlags::add_to(CLI::App& app) {
-  app.add_option("--dtype", dtype, "f32, bf16, f16 or f64")->capture_default_str();
+void ProblemFlags::add_to(Command app) {
+  app.option("--dtype", dtype, "f32, bf16, f16 or f64").show_default();
   const auto size = [&](const char* flag, int64_t& value, const char* text) {
-    app.add_option(flag, value, text)->check(not_negative())->group("Shape");
+    app.option(flag, value, text).at_least_zero().group("Shape");
   };
   size("--batch", batch, "Sequences [1]");
   size("--heads-q,--heads", heads_q, "Query heads [8]");
@@ -86,21 +84,21 @@ void ProblemFlags::add_to(CLI::App& app) {
   size("--seqlen-k", seqlen_k, "Keys of a sequence [as --seqlen-q]");
   size("--head-dim", head_dim, "Size of a query and a key [64]");
   size("--head-dim-v", head_dim_v, "Size of a value [as --head-dim]");
-  app.add_option("--lengths-q", lengths_q, "Packed: queries of each sequence")
-      ->delimiter(',')
-      ->check(not_negative())
-      ->group("Shape");
-  app.add_option("--lengths-k", lengths_k, "Packed: keys of each sequence [as --lengths-q]")
-      ->delimiter(',')
-      ->check(not_negative())
-      ->group("Shape")
-      ->needs("--lengths-q");
+  app.option("--lengths-q", lengths_q, "Packed: queries of each sequence")
+      .separated_by_commas()
+      .at_least_zero()
+      .group("Shape");
+  app.option("--lengths-k", lengths_k, "Packed: keys of each sequence [as --lengths-q]")
+      .separated_by_commas()
+      .at_least_zero()
+      .group("Shape")
+      .needs("--lengths-q");
   mask.add_to(app);
-  app.add_option("--bias", bias, "A bias per head: f32, same (as q) or bool")
-      ->check(CLI::IsMember({"f32", "same", "bool"}))
-      ->group(scores_group);
-  app.add_flag("--sink", sink, "A sink per head")->group(scores_group);
-  app.add_option("--dropout", mask.dropout, "Probability to drop an entry [0]")->group(scores_group);
+  app.option("--bias", bias, "A bias per head: f32, same (as q) or bool")
+      .one_of({"f32", "same", "bool"})
+      .group(scores_group);
+  app.flag("--sink", sink, "A sink per head").group(scores_group);
+  app.option("--dropout", mask.dropout, "Probability to drop an entry [0]").group(scores_group);
 }
 
 Inputs ProblemFlags::random_inputs(Random& random, double magnitude) const {

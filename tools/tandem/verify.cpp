@@ -57,10 +57,10 @@ int Verify::run() {
 
 }  // namespace
 
-void add_verify(CLI::App& app, int* exit_code) {
+void add_verify(Command app) {
   auto verify = std::make_shared<Verify>();
-  CLI::App* command = app.add_subcommand("verify", "Compare any problem with float64, forward and backward");
-  command->footer(R"(Examples:
+  Command command = app.add("verify", "Compare any problem with float64, forward and backward");
+  command.footer(R"(Examples:
   tandem verify                                      8 heads, 512 x 512, head_dim 64, float32
   tandem verify --dtype bf16 --causal --head-dim 128
   tandem verify --heads-q 8 --heads-k 2 --seqlen-q 1 --seqlen-k 4096      decoding, grouped queries
@@ -69,15 +69,15 @@ void add_verify(CLI::App& app, int* exit_code) {
   tandem verify --dtype f16 --softcap 30 --sink --bias f32 --dropout 0.1
 
 Exit code: 0 when every head of every result is exact enough, 1 when not, 2 when the problem cannot be served.)");
-  verify->problem.add_to(*command);
-  command->add_option("--magnitude", verify->magnitude, "Standard deviation of q; large ones make sharp softmaxes [1]");
-  command->add_option("--seed", verify->seed, "Of the random inputs and of dropout [1]");
-  auto* forward_only = command->add_flag("--forward-only", verify->forward_only, "No gradients");
-  command->add_flag("--backward", verify->gradients, "Gradients, or exit code 2 where they are not served")
-      ->excludes(forward_only);
-  command->add_flag("--dlse", verify->dlse, "A random gradient of the lse too");
-  verify->machine.add_to(*command);
-  command->callback([verify, exit_code] { *exit_code = guarded([&] { return verify->run(); }); });
+  verify->problem.add_to(command);
+  command.option("--magnitude", verify->magnitude, "Standard deviation of q; large ones make sharp softmaxes [1]");
+  command.option("--seed", verify->seed, "Of the random inputs and of dropout [1]");
+  const Flag forward_only = command.flag("--forward-only", verify->forward_only, "No gradients");
+  command.flag("--backward", verify->gradients, "Gradients, or exit code 2 where they are not served")
+      .excludes(forward_only);
+  command.flag("--dlse", verify->dlse, "A random gradient of the lse too");
+  verify->machine.add_to(command);
+  command.run([verify] { return verify->run(); });
 }
 
 }  // namespace tandem::tool

@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
 
 #include "base/text.h"
 #include "gpu/virtual.h"
 #include "io/file.h"
+#include "io/json.h"
 #include "io/npy.h"
 #include "svg/timeline.h"
 #include "tandem/flags.h"
@@ -215,8 +215,8 @@ class Reports {
   std::vector<Reported> all_;
 };
 
-nlohmann::ordered_json json_of(const vgpu::Party& party, const std::string& place) {
-  nlohmann::ordered_json json;
+io::Json json_of(const vgpu::Party& party, const std::string& place) {
+  io::Json json = io::Json::object();
   const auto add = [&](const char* key, int32_t number) {
     if (number >= 0) json[key] = number;
   };
@@ -233,23 +233,22 @@ std::string count_text(size_t count, const char* what) { return str_cat(count, "
 // docs/virtual-gpu.md says what the keys mean.
 void Vgpu::write_findings(const Reports& reports, const std::vector<std::string>& complaints, int last) const {
   if (findings.empty()) return;
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  io::Json list = io::Json::list();
   for (const Reported& one : reports.all()) {
     const vgpu::Finding& f = one.finding;
-    nlohmann::ordered_json entry{{"rule", vgpu::name_of(f.rule)}, {"grade", name_of(vgpu::grade_of(f.rule))},
-                                 {"kernel", one.kernel},          {"message", f.message},
-                                 {"subject", f.subject},          {"times", f.times},
-                                 {"addresses", f.places},         {"warps", f.warps}};
+    io::Json entry{{"rule", vgpu::name_of(f.rule)}, {"grade", name_of(vgpu::grade_of(f.rule))},
+                   {"kernel", one.kernel},          {"message", f.message},
+                   {"subject", f.subject},          {"times", f.times},
+                   {"addresses", f.places},         {"warps", f.warps}};
     entry["by"] = json_of(f.party, one.place);
     if (f.other.cta >= 0 || f.other.instruction >= 0) entry["and"] = json_of(f.other, one.other);
     entry["advice"] = vgpu::advice_of(f.rule);
     entry["schedule"] = one.schedule;
     entry["repeat"] = repeated_with(one.schedule);
-    list.push_back(std::move(entry));
+    list.add(std::move(entry));
   }
-  const nlohmann::ordered_json all{{"findings", std::move(list)},
-                                   {"wrong_results", complaints},
-                                   {"schedules", nlohmann::ordered_json::array({schedule, last})}};
+  const io::Json all{
+      {"findings", std::move(list)}, {"wrong_results", complaints}, {"schedules", std::vector{schedule, last}}};
   io::AtomicFile file(findings);
   file.write(all.dump(2) + "\n");
   file.commit();
@@ -322,32 +321,30 @@ leaves these out. A rule that is broken at a line is one finding, with how often
 Exit code: 0 without errors, 1 with errors or wrong results, 2 when the kernel cannot be run (bad flags or files, PTX
 that is not known here). docs/sanitizer.md says what is checked, on five short kernels.)";
 
-void add_flags(CLI::App& app, Vgpu& vgpu, bool many) {
-  app.add_option("ptx", vgpu.ptx, "A PTX file; without one the problem of the flags below");
-  app.add_option("--launch", vgpu.launch, "How the file's kernel is launched: JSON, see docs/virtual-gpu.md");
-  app.add_option("--device", vgpu.device, "vgpu:MODEL, see tandem vgpu models [vgpu:h200; a PTX file's own]");
-  app.add_option("--schedule", vgpu.schedule, "In which order warps run and copies complete; 0: early, 1: late")
-      ->check(not_negative())
-      ->capture_default_str();
+void add_flags(Command app, Vgpu& vgpu, bool many) {
+  app.option("ptx", vgpu.ptx, "A PTX file; without one the problem of the flags below");
+  app.option("--launch", vgpu.launch, "How the file's kernel is launched: JSON, see docs/virtual-gpu.md");
+  app.option("--device", vgpu.device, "vgpu:MODEL, see tandem vgpu models [vgpu:h200; a PTX file's own]");
+  app.option("--schedule", vgpu.schedule, "In which order warps run and copies complete; 0: early, 1: late")
+      .at_least_zero()
+      .show_default();
   if (many) {
-    app.add_option("--schedules", vgpu.schedules, "So many, from --schedule on")
-        ->check(positive())
-        ->capture_default_str();
+    app.option("--schedules", vgpu.schedules, "So many, from --schedule on").above_zero().show_default();
   }
-  app.add_option("--threads", vgpu.threads, "Of the host; 0: one per core")->check(CLI::Range(0, 1024));
-  app.add_option("--seed", vgpu.seed, "Of the problem's random inputs [1]");
-  app.add_option("--out", vgpu.out, "Write the results into this folder, as .npy");
-  app.add_flag("--backward", vgpu.backward, "Of a problem: its gradients, behind its forward");
+  app.option("--threads", vgpu.threads, "Of the host; 0: one per core").within(0, 1024);
+  app.option("--seed", vgpu.seed, "Of the problem's random inputs [1]");
+  app.option("--out", vgpu.out, "Write the results into this folder, as .npy");
+  app.flag("--backward", vgpu.backward, "Of a problem: its gradients, behind its forward");
   vgpu.problem.add_presets_to(app);
   vgpu.problem.add_to(app);
 }
 
 }  // namespace
 
-void add_vgpu(CLI::App& app, const std::vector<std::string>& arguments, int* exit_code) {
-  CLI::App* command = app.add_subcommand("vgpu", "Kernels on a virtual GPU: run, check, trace, exec, models");
-  command->require_subcommand(1);
-  command->footer(R"(Examples:
+void add_vgpu(Command app, const std::vector<std::string>& arguments) {
+  Command command = app.add("vgpu", "Kernels on a virtual GPU: run, check, trace, exec, models");
+  command.requires_command();
+  command.footer(R"(Examples:
   tandem vgpu run --seqlen 512 --head-dim 128 --causal          results and speed, unchecked
   tandem vgpu check --seqlen 300 --window '64,0' --schedules 20 races, missing fences and waits, deadlocks, ...
   tandem vgpu check kernel.ptx --launch kernel.json             the same for any PTX
@@ -368,25 +365,26 @@ Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when i
   for (const auto& one : verbs) {
     auto vgpu = std::make_shared<Vgpu>();
     vgpu->command = arguments;
-    CLI::App* verb = command->add_subcommand(one.name, one.what);
-    add_flags(*verb, *vgpu, one.many);
+    Command verb = command.add(one.name, one.what);
+    add_flags(verb, *vgpu, one.many);
     if (one.verb == &Vgpu::check) {
-      verb->add_option("--json", vgpu->findings, "Write the findings into this file, as JSON");
-      verb->add_option("--letter", vgpu->letter, "off: without what only breaks the letter of PTX [on]")
-          ->check(CLI::IsMember({"on", "off"}));
-      verb->footer(kAboutCheck);
+      verb.option("--json", vgpu->findings, "Write the findings into this file, as JSON");
+      verb.option("--letter", vgpu->letter, "off: without what only breaks the letter of PTX [on]")
+          .one_of({"on", "off"});
+      verb.footer(kAboutCheck);
     }
     if (one.verb == &Vgpu::trace) {
-      verb->add_option("--block", vgpu->block, "Which block, counted through the grid [0]")->check(not_negative());
-      verb->add_flag("--cluster", vgpu->cluster, "And all blocks of its cluster");
-      verb->add_option("--json", vgpu->json, "The trace for Perfetto; \"\": none")->capture_default_str();
-      verb->add_option("--svg", vgpu->svg, "The picture; \"\": none")->capture_default_str();
+      verb.option("--block", vgpu->block, "Which block, counted through the grid [0]").at_least_zero();
+      verb.flag("--cluster", vgpu->cluster, "And all blocks of its cluster");
+      verb.option("--json", vgpu->json, "The trace for Perfetto; \"\": none").show_default();
+      verb.option("--svg", vgpu->svg, "The picture; \"\": none").show_default();
     }
-    verb->callback([vgpu, run = one.verb, exit_code] { *exit_code = guarded([&] { return (*vgpu.*run)(); }); });
+    verb.run([vgpu, run = one.verb] { return (*vgpu.*run)(); });
   }
-  add_exec(*command, exit_code);
-  command->add_subcommand("models", "The GPUs that there are, and what each has")->callback([exit_code] {
-    *exit_code = guarded([] { return std::printf("%s", models_table().c_str()), 0; });
+  add_exec(command);
+  command.add("models", "The GPUs that can be simulated, and what each has").run([] {
+    std::printf("%s", models_table().c_str());
+    return 0;
   });
 }
 

@@ -139,11 +139,10 @@ std::vector<std::string> without_mark(std::vector<std::string> words) {
   return words;
 }
 
-void add_exec(CLI::App& vgpu, int* exit_code) {
+void add_exec(Command vgpu) {
   auto exec = std::make_shared<Exec>();
-  CLI::App* verb =
-      vgpu.add_subcommand("exec", "A program on the CUDA driver's or runtime's interface, on a virtual GPU");
-  verb->footer(R"(Examples:
+  Command verb = vgpu.add("exec", "A program on the CUDA driver's or runtime's interface, on a virtual GPU");
+  verb.footer(R"(Examples:
   tandem vgpu exec ./program its arguments
   tandem vgpu exec --device vgpu:b200 --schedule 7 -- ./program --its-flag
 
@@ -151,21 +150,20 @@ The program finds a libcuda.so.1 and a libcudart.so.13 that answer for the virtu
 text, by NVRTC, or in a fat binary (nvcc -cudart shared -gencode arch=compute_90a,code=compute_90a).
 Exit code: the program's own where that is not 0; else 1 when the checker found errors, 2 when the program never reached
 the virtual GPU, 0 otherwise. 127: it cannot be run; 128 + N: it was ended by signal N.)");
-  verb->add_option("--device", exec->device, "vgpu:h200, vgpu:h100 or vgpu:b200")->capture_default_str();
-  verb->add_option("--check", exec->check, "on, or off: several times as fast, and a wild address ends the program")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->capture_default_str();
-  verb->add_option("--letter", exec->letter, "Findings that only the letter of PTX has: on, off")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->capture_default_str();
-  verb->add_option("--schedule", exec->schedule, "In which order warps run and copies complete; 0: early, 1: late")
-      ->check(not_negative())
-      ->capture_default_str();
-  verb->add_option("--threads", exec->threads, "Of the host; 0: one per core")->check(CLI::Range(0, 1024));
-  verb->prefix_command();
-  verb->callback([exec, verb, exit_code] {
-    exec->command = verb->remaining();
-    *exit_code = guarded([&] { return exec->run(); });
+  verb.option("--device", exec->device, "vgpu:h200, vgpu:h100 or vgpu:b200").show_default();
+  verb.option("--check", exec->check, "on, or off: several times as fast, and a wild address ends the program")
+      .one_of({"on", "off"})
+      .show_default();
+  verb.option("--letter", exec->letter, "Findings that only the letter of PTX has: on, off")
+      .one_of({"on", "off"})
+      .show_default();
+  verb.option("--schedule", exec->schedule, "In which order warps run and copies complete; 0: early, 1: late")
+      .at_least_zero()
+      .show_default();
+  verb.option("--threads", exec->threads, "Of the host; 0: one per core").within(0, 1024);
+  verb.run_with_rest([exec](std::vector<std::string> program) {
+    exec->command = std::move(program);
+    return exec->run();
   });
 }
 

@@ -2,19 +2,21 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <limits>
+#include <optional>
 #include <set>
 
 #include "base/text.h"
 #include "io/file.h"
+#include "io/json.h"
 #include "io/npy.h"
 
 namespace tandem::tool {
 namespace {
 
-using Json = nlohmann::json;
 using io::Element;
 using io::InputError;
+using io::Json;
 
 struct TypeName {
   const char* name;
@@ -38,6 +40,34 @@ constexpr TypeName map_types[] = {
     {"u4_align16", Element::u8, gpu::TensorType::u4_align16}, {"u6_align16", Element::u8, gpu::TensorType::u6_align16},
 };
 
+// A member's value as T, or nothing where it is of another type or does not fit into T.
+template <class T>
+std::optional<T> value_of(const Json& json) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return json.text();
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return json.boolean();
+  } else if constexpr (std::is_same_v<T, double>) {
+    return json.real();
+  } else {
+    if (!json.is_list()) return std::nullopt;
+    T values;
+    for (const Json& item : json.items()) {
+      std::optional<typename T::value_type> value;
+      if constexpr (std::is_signed_v<typename T::value_type>) {
+        if (const auto number = item.integer()) value = *number;
+      } else {
+        using Limits = std::numeric_limits<typename T::value_type>;
+        const auto number = item.unsigned_integer();
+        if (number && *number <= Limits::max()) value = static_cast<typename T::value_type>(*number);
+      }
+      if (!value) return std::nullopt;
+      values.push_back(*value);
+    }
+    return values;
+  }
+}
+
 // An object of the file whose keys are asked for one by one; what nobody asked for is a mistake.
 class Fields {
  public:
@@ -47,19 +77,16 @@ class Fields {
 
   bool has(const char* key) {
     asked_.insert(key);
-    return json_.contains(key);
+    return json_.find(key) != nullptr;
   }
   const Json& at(const char* key) {
     if (!has(key)) refuse(key, "is missing");
-    return json_.at(key);
+    return *json_.find(key);
   }
   template <class T>
   T get(const char* key) {
-    try {
-      return at(key).get<T>();
-    } catch (const Json::exception&) {
-      refuse(key, str_cat("(", at(key).dump(), ") has not the type it must have"));
-    }
+    if (std::optional<T> value = value_of<T>(at(key))) return *std::move(value);
+    refuse(key, str_cat("(", at(key).dump(), ") must have another type; docs/virtual-gpu.md lists the fields"));
   }
   template <class T>
   T get(const char* key, const T& otherwise) {
@@ -70,9 +97,10 @@ class Fields {
   uint64_t count(const char* key, uint64_t otherwise) { return has(key) ? count(key) : otherwise; }
   // Of value, which is the key's or in its list.
   uint64_t integer(const char* key, const Json& value) const {
-    if (value.is_number_integer()) return static_cast<uint64_t>(value.get<int64_t>());
-    if (value.is_string()) {
-      const std::string text = value.get<std::string>();
+    if (const auto number = value.integer()) return static_cast<uint64_t>(*number);
+    if (const auto number = value.unsigned_integer()) return *number;
+    if (value.text()) {
+      const std::string text = *value.text();
       size_t used = 0;
       try {
         const uint64_t number = std::stoull(text, &used, 0);
@@ -96,8 +124,8 @@ class Fields {
   }
 
   void finish() const {
-    for (const auto& item : json_.items()) {
-      if (!asked_.contains(item.key())) refuse(item.key(), "is not known here; docs/virtual-gpu.md lists what is");
+    for (const auto& [key, value] : json_.members()) {
+      if (!asked_.contains(key)) refuse(key, "is not known here; docs/virtual-gpu.md lists what is");
     }
   }
   std::string place(const std::string& key) const {
@@ -247,13 +275,13 @@ int read_numbers(Fields& fields, LaunchParameter* parameter) {
     ++types_given;
     parameter->alignment = sizeof type;
     const Json& value = fields.at(key);
-    for (const Json& one : value.is_array() ? value : Json::array({value}))
+    for (const Json& one : value.is_list() ? value.items() : Json::List{value})
       append(parameter->bytes, static_cast<decltype(type)>(value_of(key, one)));
   };
   const auto integer = [&](const char* key, const Json& one) { return fields.integer(key, one); };
-  const auto real = [&](const char* key, const Json& one) {
-    if (!one.is_number()) fields.refuse(key, str_cat("(", one.dump(), ") must be a number"));
-    return one.get<double>();
+  const auto real = [&](const char* key, const Json& one) -> double {
+    if (const auto number = one.real()) return *number;
+    fields.refuse(key, str_cat("(", one.dump(), ") must be a number"));
   };
   numbers("i8", int8_t{}, integer), numbers("u8", uint8_t{}, integer);
   numbers("i16", int16_t{}, integer), numbers("u16", uint16_t{}, integer);
@@ -286,9 +314,9 @@ LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const s
   if (fields.has("struct")) {
     ++values;
     const Json& parts = fields.at("struct");
-    if (!parts.is_array() || parts.empty()) fields.refuse("struct", "must be a list of its parts in [ ]");
-    for (size_t n = 0; n < parts.size(); ++n)
-      parameter.parts.push_back(read_parameter(parts[n], file, str_cat(fields.place("struct"), "[", n, "]")));
+    if (!parts.is_list() || parts.items().empty()) fields.refuse("struct", "must be a list of its parts in [ ]");
+    for (size_t n = 0; n < parts.items().size(); ++n)
+      parameter.parts.push_back(read_parameter(parts.items()[n], file, str_cat(fields.place("struct"), "[", n, "]")));
   }
   constexpr const char* kinds = "i32, u32, i64, u64, f32, f64, hex, pointer, tensor_map, struct, ...";
   if (values == 0) fields.refuse("", str_cat("has no value: one of ", kinds));
@@ -310,9 +338,8 @@ LaunchFile read_launch(const std::string& path) {
   const auto* text = reinterpret_cast<const char*>(mapped.bytes().data());
   Json json;
   try {
-    constexpr bool exceptions = true, comments = true;
-    json = Json::parse(text, text + mapped.bytes().size(), nullptr, exceptions, comments);
-  } catch (const Json::exception& error) {
+    json = io::parse_json({text, mapped.bytes().size()});
+  } catch (const io::JsonError& error) {
     throw InputError(path + ": is no JSON: " + error.what());
   }
   Fields fields(json, path + ": ");
@@ -324,8 +351,8 @@ LaunchFile read_launch(const std::string& path) {
   const auto each = [&](const char* key, auto&& read) {
     if (!fields.has(key)) return;
     const Json& list = fields.at(key);
-    if (!list.is_array()) fields.refuse(key, "must be a list in [ ]");
-    for (size_t n = 0; n < list.size(); ++n) read(list[n], str_cat(fields.place(key), "[", n, "]"));
+    if (!list.is_list()) fields.refuse(key, "must be a list in [ ]");
+    for (size_t n = 0; n < list.items().size(); ++n) read(list.items()[n], str_cat(fields.place(key), "[", n, "]"));
   };
   each("buffers",
        [&](const Json& one, const std::string& where) { file.buffers.push_back(read_buffer(one, file, where)); });

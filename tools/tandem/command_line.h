@@ -1,0 +1,77 @@
+// Commands, their flags and their help. Only command_line.cpp includes CLI11, whose header takes seconds to compile.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace tandem::tool {
+
+// One flag or positional argument. Every function returns the flag itself.
+class Flag {
+ public:
+  struct Rule;
+  Flag(CLI::Option* option, std::shared_ptr<Rule> rule) : option_(option), rule_(std::move(rule)) {}
+
+  // What a number must be. A refusal quotes the number as it was typed.
+  Flag at_least_zero();
+  Flag above_zero();
+  Flag within(int64_t least, int64_t most);
+  Flag one_of(std::vector<std::string> values);  // of a text
+
+  Flag separated_by_commas();
+  Flag count(int least, int most);  // number of values of a list
+  Flag required();
+  Flag show_default();
+  Flag environment(const char* variable);  // its value where the flag is absent
+  Flag group(const char* heading);
+  Flag needs(const char* flag);
+  Flag excludes(const Flag& other);
+
+ private:
+  CLI::Option* option_;
+  std::shared_ptr<Rule> rule_;
+};
+
+class Command {
+ public:
+  Command(CLI::App* app, int* exit_code) : app_(app), exit_code_(exit_code) {}
+
+  Command add(const char* name, const char* what);  // a command below this one
+  void requires_command();                          // one of those below must follow
+  void footer(const std::string& text);
+  void run(std::function<int()> work);  // through guarded(); its result becomes the exit code
+  void run_with_rest(std::function<int(std::vector<std::string>)> work);  // with the words after the flags
+
+  // names: "--heads-q,--heads", or "files" for a positional argument. The value must outlive the command line.
+  Flag flag(const char* names, bool& value, const char* help);
+  Flag option(const char* names, std::string& value, const char* help);
+  Flag option(const char* names, int& value, const char* help);
+  Flag option(const char* names, int64_t& value, const char* help);
+  Flag option(const char* names, uint64_t& value, const char* help);
+  Flag option(const char* names, double& value, const char* help);
+  Flag option(const char* names, std::vector<std::string>& values, const char* help);
+  Flag option(const char* names, std::vector<int64_t>& values, const char* help);
+  Flag option(const char* names, std::function<void(const std::string&)> apply, const char* help);
+
+ private:
+  CLI::App* app_;
+  int* exit_code_;
+};
+
+// The whole command line: declare() adds the commands to the root. Returns the exit code: 2 where the words make no
+// command, after one sentence on standard error that names the nearest command or flag.
+int run_command_line(const std::string& what, const std::string& footer, const std::string& version,
+                     const std::vector<std::string>& words, const std::function<void(Command)>& declare);
+
+// Of several names the one that differs from a word by the fewest letters, or "" when none is near.
+std::string nearest(const std::string& word, const std::vector<std::string>& names);
+
+}  // namespace tandem::tool

@@ -16,7 +16,8 @@ uintptr_t place_of(const void* address) { return reinterpret_cast<uintptr_t>(add
 }  // namespace
 
 Allocator::~Allocator() {
-  for (const auto& [address, allocation] : allocations_) std::free(reinterpret_cast<void*>(address));
+  for (const auto& [address, allocation] : allocations_)
+    if (allocation.is_own) std::free(reinterpret_cast<void*>(address));
 }
 
 Status Allocator::allocate(size_t bytes, void** address) {
@@ -30,9 +31,14 @@ Status Allocator::allocate(size_t bytes, void** address) {
                     " that are left of the virtual GPU's memory, and fit into the host's: free some")};
   }
   std::memset(*address, 0xff, rounded);  // NaN in every format: what nobody wrote shows in results too
-  allocations_[place_of(*address)] = {made_++, bytes, false};
+  allocations_[place_of(*address)] = {made_++, bytes, false, true};
   in_use_ += static_cast<int64_t>(bytes);
   return {};
+}
+
+void Allocator::adopt(void* address, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  allocations_[place_of(address)] = {made_++, bytes, true, false};
 }
 
 Status Allocator::free(void* address) {
@@ -43,8 +49,10 @@ Status Allocator::free(void* address) {
     return Status::invalid(
         str_cat("address (", place_of(address), ") must be one that allocate gave and nobody freed"));
   }
-  in_use_ -= static_cast<int64_t>(found->second.bytes);
+  const Allocation freed = found->second;
   allocations_.erase(found);
+  if (!freed.is_own) return {};
+  in_use_ -= static_cast<int64_t>(freed.bytes);
   std::free(address);
   return {};
 }

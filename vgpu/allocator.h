@@ -21,6 +21,8 @@ class Allocator {
   ~Allocator();
 
   Status allocate(size_t bytes, void** address);
+  // Memory of the program, which free() takes back without freeing it. It counts as written.
+  void adopt(void* address, size_t bytes);
   Status free(void* address);
   // Refuses what begins in an allocation and goes beyond its end; memory of others is not ours to judge.
   Status check(const char* what, const void* address, size_t bytes) const;
@@ -34,6 +36,7 @@ class Allocator {
     int number = 0;  // counted from 0, for names
     size_t bytes = 0;
     bool written = false;
+    bool is_own = true;  // false: adopted
   };
   using Allocations = std::map<uintptr_t, Allocation>;
   Allocations::const_iterator around(const void* address) const;  // or end()

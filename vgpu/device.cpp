@@ -157,6 +157,7 @@ class VirtualDevice final : public gpu::Device {
     return units::encode(spec, map);
   }
   Status launch(const gpu::Launch& launch) override;
+  void adopt(void* address, size_t bytes) { memory_.adopt(address, bytes); }
 
  private:
   Status copy(void* to, const void* from, size_t bytes) {
@@ -198,8 +199,8 @@ std::vector<std::byte> parameters_of(const Program& program, void** args) {
 Status VirtualDevice::launch(const gpu::Launch& launch) {
   const Program& program = program_of(launch.kernel);
   const std::vector<std::byte> parameters = parameters_of(program, launch.args);
-  const LaunchDescription description{&program,  launch.grid, launch.block, launch.cluster, launch.dynamic_smem_bytes,
-                                      parameters};
+  const LaunchDescription description{
+      &program, launch.grid, launch.block, launch.cluster, launch.dynamic_smem_bytes, parameters, launch.cooperative};
   std::unique_ptr<Checker> checker;
   std::shared_ptr<Observer> other;
   if (options_.observe) {
@@ -254,6 +255,10 @@ std::string text_of(const Outcome& outcome) {
     if (!text.ends_with('\n')) text += '\n';
   }
   return text;
+}
+
+void adopt(gpu::Device& device, void* address, size_t bytes) {
+  static_cast<VirtualDevice&>(device).adopt(address, bytes);
 }
 
 const Program& program_of(gpu::Kernel kernel) { return *entry_of(kernel).program; }

@@ -46,6 +46,9 @@ Status find_model(std::string_view device, const Model** model);
 Status open(std::string_view name, std::unique_ptr<gpu::Device>* device);  // options_from_environment()
 Status open(std::string_view name, Options options, std::unique_ptr<gpu::Device>* device);
 
+// Memory that the program has allocated itself becomes accessible to kernels, until free() is called with its address.
+void adopt(gpu::Device& device, void* address, size_t bytes);
+
 // Of a kernel that such a device's module has found.
 const Program& program_of(gpu::Kernel kernel);
 

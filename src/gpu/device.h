@@ -116,6 +116,7 @@ struct Launch {
   Dim3 grid, block;
   Dim3 cluster;  // blocks per cluster
   uint32_t dynamic_smem_bytes = 0;
+  bool cooperative = false;       // all blocks run at once and may wait for each other
   bool overlap_previous = false;  // may start before the stream's previous kernel ends; the kernel waits where it must
   void** args = nullptr;          // the address of each parameter
   Stream stream = nullptr;

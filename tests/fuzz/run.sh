@@ -19,12 +19,12 @@ if ! { cmake --preset asan -B "$build" && cmake --build "$build" --target fuzzer
   exit 1
 fi
 
-export LLVM_PROFILE_FILE="$work/%p.lines" # counted, but not asked for here
+export LLVM_PROFILE_FILE="$work/%p.lines" # the coverage build counts lines; nothing reads these files
 
-# All at once; on few cores they share.
-for corpus in tests/fuzz/corpus/*/; do
-  name=$(basename "$corpus")
-  cp -r "$corpus" "$work/$name"
+# All fuzzers run at once and share the cores.
+for corpus in tests/fuzz/corpus/*.tar.gz; do
+  name=$(basename "$corpus" .tar.gz)
+  tar -xzf "$corpus" -C "$work"
   (
     code=0
     "$build/tests/fuzz/${name}_fuzzer" -max_total_time="$seconds" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
@@ -35,8 +35,8 @@ done
 wait
 
 failed=0
-for corpus in tests/fuzz/corpus/*/; do
-  name=$(basename "$corpus")
+for corpus in tests/fuzz/corpus/*.tar.gz; do
+  name=$(basename "$corpus" .tar.gz)
   if [ "$(cat "$work/$name.code")" = 0 ]; then
     echo "$name: $(tail -n 1 "$work/$name.log")"
   else

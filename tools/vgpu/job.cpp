@@ -278,6 +278,7 @@ Status PtxJob::start(gpu::Device& device, gpu::Kernel kernel, std::span<const gp
                         .block = launch_.block,
                         .cluster = launch_.cluster,
                         .dynamic_smem_bytes = launch_.dynamic_shared_bytes,
+                        .cooperative = launch_.cooperative,
                         .args = args.data(),
                         .buffers = buffers});
 }

@@ -348,6 +348,7 @@ LaunchFile read_launch(const std::string& path) {
   file.block = read_dim3(fields, "block", true);
   file.cluster = read_dim3(fields, "cluster", false);
   file.dynamic_shared_bytes = static_cast<uint32_t>(fields.count("dynamic_shared_bytes", 0));
+  file.cooperative = fields.get<bool>("cooperative", false);
   const auto each = [&](const char* key, auto&& read) {
     if (!fields.has(key)) return;
     const Json& list = fields.at(key);

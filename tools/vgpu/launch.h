@@ -45,6 +45,7 @@ struct LaunchFile {
   std::string entry;
   gpu::Dim3 grid, block, cluster;
   uint32_t dynamic_shared_bytes = 0;
+  bool cooperative = false;
   std::vector<LaunchBuffer> buffers;
   std::vector<LaunchParameter> parameters;
 

@@ -71,7 +71,7 @@ Touch::Verdict Access::decide(Epoch x) {
       return both_atomic(site, x) ? Verdict::allowed : Verdict::narrow;
     }
     if (same_store(x)) return Verdict::ordered;
-    if (both_atomic(site, x)) return Verdict::allowed;
+    if (both_atomic(site, x) || changes_nothing(site, x)) return Verdict::allowed;
     return handed_over(site, site.row, lanes, x.time());
   }
   return both_atomic(site, x) ? Verdict::allowed : Verdict::unordered;
@@ -132,6 +132,19 @@ bool Access::same_store(Epoch x) const {
   if (x.is_run() || epoch.is_run() || x.lane() == kTogether || !(instruction_lanes_ >> x.lane() & 1)) return false;
   const uint64_t a = instruction_->address[x.lane()], b = instruction_->address[epoch.lane()];
   return (a < b ? b - a : a - b) < instruction_->bytes;
+}
+
+// PTX ISA, "Memory Consistency Model": a read returns the value of one of the racing writes. If all of them write the
+// same value, no other result is possible. Values that depend on the input only count at the same instruction, so that
+// an input of equal numbers hides no race between different ones.
+bool Access::changes_nothing(const Site& site, Epoch x) const {
+  const StoredValues* const stored = instruction_ ? instruction_->stored : nullptr;
+  if (!stored || x.scope() != kWeak || async_) return false;
+  const bool same_instruction = x.wrote() && site.instruction == sites_[epoch.site()].instruction;
+  if (!same_instruction && !stored->are_constant()) return false;
+  for (uint32_t m = epoch.lanes(instruction_lanes_); m; m &= m - 1)
+    if (!stored->change_nothing(first_of(m))) return false;
+  return true;
 }
 
 // Runs of a warp whose lanes have each the same bytes: none meets what another did.

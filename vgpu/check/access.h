@@ -74,6 +74,7 @@ class Access : public Touch {
   bool widely(const Site& site, uint32_t lanes, int32_t time) const;
   bool both_atomic(const Site& site, Epoch x) const;
   bool same_store(Epoch x) const;
+  bool changes_nothing(const Site& site, Epoch x) const;
   bool same_copy(const Site& site) const;
   bool in_order(const Site& site) const;
   bool same_lanes(const Site& site, Epoch x) const;

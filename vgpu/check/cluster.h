@@ -82,6 +82,7 @@ struct Mbarrier {
   uint32_t count = 1;                 // arrivals of a phase
   int32_t committed = 0;              // the phase, over all its lives, that a peer's last tcgen05.commit arrives in
   Actor committed_by;
+  Token commit;  // that commit, as clocks know it
   Token token() const {
     return {row, lane, static_cast<int32_t>(phases_before + phase + 1)};  // of the phase that has begun
   }

@@ -58,24 +58,33 @@ void Watch::check_begun(const Scene& scene, const Actor& actor, const LaneAccess
 
 // The arrival comes when the tensor core likes: of a barrier with one arrival, in the phase behind that of the commit
 // before.
-void Watch::note_commit(const Actor& actor, BarrierId id, Mbarrier* barrier) {
+void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mbarrier* barrier) {
   if (id.cta == actor.cta) return;
+  const int lane = first_of(actor.lanes);
+  barrier->commit = {scene.warp.tensor_row, static_cast<uint16_t>(lane), scene.warp.tensor_committed[lane]};
   const int32_t begun = barrier->token().time;
   barrier->committed = barrier->count == 1 ? std::max(begun, barrier->committed + 1) : begun;
   barrier->committed_by = actor;
 }
 
-// It must not come to a block that has ended.
+// The arrival must not come to a block that has ended. If the block knows of a later commit of the same thread, only
+// hardware that delivers arrivals in the order of their commits keeps it from that; PTX promises no such order.
 void Watch::check_commits_of_peers(const Cluster& cluster, const Block& block) {
   for (const auto& [key, barrier] : cluster.mbarriers) {
     if (!barrier.alive || barrier.committed == 0 || static_cast<int32_t>(key >> 32) != block.cta) continue;
     if (knows(block.at_exit.seen, barrier.row, 1u << barrier.lane, barrier.committed)) continue;
     const Actor& by = barrier.committed_by;
-    if (!findings_.counts({Rule::live_at_exit, by.cta, by.warp, by.instruction})) continue;
-    findings_.add(Rule::live_at_exit, party_of(by, first_of(by.lanes), "commits to the barrier"),
-                  {block.cta, -1, -1, -1, "block ends"},
-                  str_cat("barrier ", subject_of(Memory::shared, key & 0xffffffff)),
-                  "the block ends, but none of its threads has waited for the arrival of a peer's tcgen05.commit");
+    const Token& commit = barrier.commit;
+    const bool knows_later = knows(block.at_exit.seen, commit.row, 1u << commit.lane, commit.time + 1);
+    const Rule rule = knows_later ? Rule::unwaited_commit : Rule::live_at_exit;
+    if (!findings_.counts({rule, by.cta, by.warp, by.instruction})) continue;
+    findings_.add(
+        rule, party_of(by, first_of(by.lanes), "commits to the barrier"), {block.cta, -1, -1, -1, "block ends"},
+        str_cat("barrier ", subject_of(Memory::shared, key & 0xffffffff)),
+        knows_later ? "the block ends without a wait for the arrival of a peer's tcgen05.commit; it has waited "
+                      "only for a later commit of the same thread"
+                    : "the block ends, but none of its threads has waited for the arrival of a peer's "
+                      "tcgen05.commit");
   }
 }
 

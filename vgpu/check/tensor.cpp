@@ -65,16 +65,16 @@ void Watch::tcgen05_commits(const Actor& actor, std::span<const BarrierId> barri
     check_begun(scene, actor, id.cta, "commits to the barrier");
     use_barrier(scene, actor, id, false, "commits to the barrier");
   }
+  if (!warp.tensor_row) warp.tensor_row = new_row(scene.cluster);
   Knowledge told = warp.release(actor.lanes);
   for (uint32_t m = actor.lanes; m; m &= m - 1) {
     const int lane = first_of(m);
-    ++warp.tensor_committed[lane];
-    if (warp.tensor_row) raise(&told.seen, warp.tensor_row, lane, warp.tensor_committed[lane]);
+    raise(&told.seen, warp.tensor_row, lane, ++warp.tensor_committed[lane]);
   }
   for (const BarrierId id : barriers) {
     if (Mbarrier* const barrier = find(scene.cluster, id)) {
       barrier->told.join(told);
-      note_commit(actor, id, barrier);
+      note_commit(scene, actor, id, barrier);
     }
   }
 }
@@ -120,9 +120,10 @@ void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Pa
                         name_of(past.async), " that a barrier orders before it"));
 }
 
-void Watch::tmem_allocates(const Actor& actor, uint32_t column, uint32_t columns) {
+void Watch::tmem_allocates(const Actor& actor, uint32_t column, uint32_t columns, int32_t peer) {
   const Scene scene = enter(actor);
   order_lanes(scene, actor);
+  if (peer >= 0) check_begun(scene, actor, peer, "allocates tensor memory together with the block");
   scene.block.columns.push_back({column, columns, actor});
 }
 

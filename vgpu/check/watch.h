@@ -64,7 +64,7 @@ class Watch : public Checker {
   void tcgen05_commits(const Actor& actor, std::span<const BarrierId> barriers) override;
   void tcgen05_waits(const Actor& actor, bool loads, bool stores) override;
   void tcgen05_fence(const Actor& actor, bool before) override;
-  void tmem_allocates(const Actor& actor, uint32_t column, uint32_t columns) override;
+  void tmem_allocates(const Actor& actor, uint32_t column, uint32_t columns, int32_t peer) override;
   void tmem_frees(const Actor& actor, uint32_t column, uint32_t columns) override;
 
   void fence(const Actor& actor, Order order, Scope scope) override;
@@ -94,7 +94,7 @@ class Watch : public Checker {
   void check_begun(const Scene& scene, const Actor& actor, int32_t cta, std::string_view does);
   void check_begun(const Scene& scene, const Actor& actor, std::span<const Span> spans, std::string_view does);
   void check_begun(const Scene& scene, const Actor& actor, const LaneAccess& access, uint32_t lanes);
-  static void note_commit(const Actor& actor, BarrierId id, Mbarrier* barrier);
+  static void note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mbarrier* barrier);
   void check_commits_of_peers(const Cluster& cluster, const Block& block);
 
   // limits.cpp

@@ -52,6 +52,7 @@ int attribute_of(const Model& m, int attribute) {
     case 90: return 1;  // preemption
     case 95: return 1;  // cooperative launches
     case 97: return m.shared_bytes_per_block;
+    case 99: return 1;  // host memory that the program registers
     case 106: return kBlocksPerSm;
     case 111: return kReservedSharedBytes;
     case 115: return 1;  // memory pools

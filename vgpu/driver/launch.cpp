@@ -182,11 +182,15 @@ bool take_parameters(const Function& function, void** parameters, void** extra, 
   return args->size() == count;
 }
 
+// A captured launch keeps the values of its parameters, and is executed without a stream.
+Work replay_of(const char* name, Wanted wanted, Function* function, void* const* parameters);
+
 CUresult launch(const char* name, const Wanted& asked, Function* function, void** parameters, void** extra) {
   return serve(name, Needs::context, [&](State& state) {
     Wanted wanted = asked;
     gpu::Launch launch;
     std::vector<void*> args;
+    const bool captures = is_capturing(asked.config.stream);
     {
       const std::lock_guard lock(state.mutex);
       if (!state.functions.contains(function)) return kInvalidHandle;
@@ -197,11 +201,14 @@ CUresult launch(const char* name, const Wanted& asked, Function* function, void*
       if (!take_parameters(*function, parameters, extra, &args)) return kInvalidValue;
       launch.kernel = function->kernel;
     }
+    if (captures)
+      return submit(name, wanted.config.stream, GraphNode::kernel, replay_of(name, wanted, function, args.data()));
     const LaunchConfig& c = wanted.config;
     launch.grid = {c.grid_x, c.grid_y, c.grid_z};
     launch.block = {c.block_x, c.block_y, c.block_z};
     launch.cluster = wanted.cluster;
     launch.dynamic_smem_bytes = c.shared_bytes;
+    launch.cooperative = wanted.cooperative;
     launch.overlap_previous = wanted.overlaps;
     launch.args = args.data();
     const Status status = state.device().launch(launch);
@@ -213,6 +220,16 @@ CUresult launch(const char* name, const Wanted& asked, Function* function, void*
     if (result != kInvalidValue) state.failure = result;
     return result;
   });
+}
+
+Work replay_of(const char* name, Wanted wanted, Function* function, void* const* parameters) {
+  wanted.config.attributes = nullptr;
+  wanted.config.attribute_count = 0;
+  wanted.config.stream = nullptr;
+  return [=, block = keep_parameters(function->program(), parameters)] {
+    std::vector<void*> addresses = addresses_of(function->program(), *block);
+    return launch(name, wanted, function, addresses.data(), nullptr);
+  };
 }
 
 CUresult occupancy(const char* name, int* blocks, Function* function, int threads, size_t dynamic_bytes) {
@@ -247,6 +264,24 @@ CUresult best_block(const char* name, int* grid, int* block, Function* function,
 }
 
 }  // namespace
+
+std::shared_ptr<ParameterBlock> keep_parameters(const Program& program, void* const* parameters) {
+  auto block = std::make_shared<ParameterBlock>(static_cast<size_t>(program.parameter_bytes()));
+  const ptx::Function& function = program.function();
+  for (size_t i = 0; i < function.parameters.size(); ++i) {
+    const ptx::Symbol& symbol = function.symbols[static_cast<size_t>(function.parameters[i])];
+    std::memcpy(block->data() + program.parameter_offset(static_cast<int>(i)), parameters[i],
+                static_cast<size_t>(symbol.bytes()));
+  }
+  return block;
+}
+
+std::vector<void*> addresses_of(const Program& program, ParameterBlock& block) {
+  std::vector<void*> addresses;
+  for (size_t i = 0; i < program.function().parameters.size(); ++i)
+    addresses.push_back(block.data() + program.parameter_offset(static_cast<int>(i)));
+  return addresses;
+}
 
 TANDEM_DRIVER(cuFuncGetAttribute, (int* value, int attribute, Function* function)) {
   return get("cuFuncGetAttribute", value, attribute, function);
@@ -339,11 +374,10 @@ TANDEM_DRIVER(cuLaunchCooperativeKernel,
   const LaunchConfig config{grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, nullptr, 0};
   return launch("cuLaunchCooperativeKernel", {config, {}, true, false}, function, parameters, nullptr);
 }
-TANDEM_DRIVER(cuLaunchHostFunc, (void*, void (*function)(void*), void* data)) {
+TANDEM_DRIVER(cuLaunchHostFunc, (void* stream, void (*function)(void*), void* data)) {
   return serve("cuLaunchHostFunc", Needs::context, [&](State&) {
     if (function == nullptr) return kInvalidValue;
-    function(data);
-    return kSuccess;
+    return submit("cuLaunchHostFunc", stream, GraphNode::host, [=] { return function(data), kSuccess; });
   });
 }
 

@@ -21,7 +21,7 @@ CUresult allocate(const char* name, size_t bytes, Memory::Kind kind, CUdeviceptr
     if (kind != Memory::Kind::device) (void)state.device().fill(pointer, 0, bytes, nullptr);
     const std::lock_guard lock(state.mutex);
     *address = address_of(pointer);
-    state.memory[*address] = {kind, bytes, state.next_id++};
+    state.memory[*address] = {kind, bytes, state.next_id++, false};
     return kSuccess;
   });
 }
@@ -31,7 +31,8 @@ CUresult release(const char* name, CUdeviceptr address, bool of_host) {
     if (address == 0) return kSuccess;
     const std::lock_guard lock(state.mutex);
     const auto found = state.memory.find(address);
-    if (found == state.memory.end() || (found->second.kind == Memory::Kind::host) != of_host)
+    if (found == state.memory.end() || (found->second.kind == Memory::Kind::host) != of_host ||
+        found->second.is_registered)
       return refuse(name, kInvalidValue, str_cat("address ", address, " is none that was allocated and not yet freed"));
     state.memory.erase(found);
     return result_of(name, state.device().free(pointer_of(address)));
@@ -111,8 +112,34 @@ TANDEM_DRIVER(cuMemHostAlloc, (void** address, size_t bytes, unsigned)) {
   return allocate("cuMemHostAlloc", bytes, Memory::Kind::host, reinterpret_cast<CUdeviceptr*>(address));
 }
 TANDEM_DRIVER(cuMemFree_v2, (CUdeviceptr address)) { return release("cuMemFree", address, false); }
-TANDEM_DRIVER(cuMemFreeAsync, (CUdeviceptr address, void*)) { return release("cuMemFreeAsync", address, false); }
+// A captured release frees nothing: the graph may be launched again with the same address.
+TANDEM_DRIVER(cuMemFreeAsync, (CUdeviceptr address, void* stream)) {
+  return is_capturing(stream) ? kSuccess : release("cuMemFreeAsync", address, false);
+}
 TANDEM_DRIVER(cuMemFreeHost, (void* address)) { return release("cuMemFreeHost", address_of(address), true); }
+
+TANDEM_DRIVER(cuMemHostRegister_v2, (void* host, size_t bytes, unsigned)) {
+  return serve("cuMemHostRegister", Needs::context, [&](State& state) {
+    if (host == nullptr || bytes == 0) return kInvalidValue;
+    const std::lock_guard lock(state.mutex);
+    const CUdeviceptr begin = address_of(host);
+    const auto next = state.memory.lower_bound(begin);
+    const bool overlaps = next != state.memory.end() && next->first < begin + bytes;
+    if (overlaps || state.around(begin) != state.memory.end()) return kHostMemoryAlreadyRegistered;
+    adopt(state.device(), host, bytes);
+    state.memory[begin] = {Memory::Kind::host, bytes, state.next_id++, true};
+    return kSuccess;
+  });
+}
+TANDEM_DRIVER(cuMemHostUnregister, (void* host)) {
+  return serve("cuMemHostUnregister", Needs::context, [&](State& state) {
+    const std::lock_guard lock(state.mutex);
+    const auto found = state.memory.find(address_of(host));
+    if (found == state.memory.end() || !found->second.is_registered) return kHostMemoryNotRegistered;
+    state.memory.erase(found);
+    return result_of("cuMemHostUnregister", state.device().free(host));
+  });
+}
 
 TANDEM_DRIVER(cuMemHostGetDevicePointer_v2, (CUdeviceptr * address, void* host, unsigned)) {
   return serve("cuMemHostGetDevicePointer", Needs::context, [&](State& state) {
@@ -152,30 +179,38 @@ TANDEM_DRIVER(cuMemGetAddressRange_v2, (CUdeviceptr * begin, size_t* bytes, CUde
 TANDEM_DRIVER(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes)) {
   return copy("cuMemcpy", pointer_of(to), pointer_of(from), bytes);
 }
-TANDEM_DRIVER(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, void*)) {
-  return copy("cuMemcpyAsync", pointer_of(to), pointer_of(from), bytes);
+TANDEM_DRIVER(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, void* stream)) {
+  return submit("cuMemcpyAsync", stream, GraphNode::copy,
+                [=] { return copy("cuMemcpyAsync", pointer_of(to), pointer_of(from), bytes); });
 }
 TANDEM_DRIVER(cuMemcpyHtoD_v2, (CUdeviceptr to, const void* from, size_t bytes)) {
   return copy("cuMemcpyHtoD", pointer_of(to), from, bytes);
 }
-TANDEM_DRIVER(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void* from, size_t bytes, void*)) {
-  return copy("cuMemcpyHtoDAsync", pointer_of(to), from, bytes);
+TANDEM_DRIVER(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void* from, size_t bytes, void* stream)) {
+  return submit("cuMemcpyHtoDAsync", stream, GraphNode::copy,
+                [=] { return copy("cuMemcpyHtoDAsync", pointer_of(to), from, bytes); });
 }
 TANDEM_DRIVER(cuMemcpyDtoH_v2, (void* to, CUdeviceptr from, size_t bytes)) {
   return copy("cuMemcpyDtoH", to, pointer_of(from), bytes);
 }
-TANDEM_DRIVER(cuMemcpyDtoHAsync_v2, (void* to, CUdeviceptr from, size_t bytes, void*)) {
-  return copy("cuMemcpyDtoHAsync", to, pointer_of(from), bytes);
+TANDEM_DRIVER(cuMemcpyDtoHAsync_v2, (void* to, CUdeviceptr from, size_t bytes, void* stream)) {
+  return submit("cuMemcpyDtoHAsync", stream, GraphNode::copy,
+                [=] { return copy("cuMemcpyDtoHAsync", to, pointer_of(from), bytes); });
 }
 TANDEM_DRIVER(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes)) {
   return copy("cuMemcpyDtoD", pointer_of(to), pointer_of(from), bytes);
 }
-TANDEM_DRIVER(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, void*)) {
-  return copy("cuMemcpyDtoDAsync", pointer_of(to), pointer_of(from), bytes);
+TANDEM_DRIVER(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, void* stream)) {
+  return submit("cuMemcpyDtoDAsync", stream, GraphNode::copy,
+                [=] { return copy("cuMemcpyDtoDAsync", pointer_of(to), pointer_of(from), bytes); });
 }
 TANDEM_DRIVER(cuMemcpy2D_v2, (const Copy2D* how)) { return copy_rows("cuMemcpy2D", how); }
 TANDEM_DRIVER(cuMemcpy2DUnaligned_v2, (const Copy2D* how)) { return copy_rows("cuMemcpy2DUnaligned", how); }
-TANDEM_DRIVER(cuMemcpy2DAsync_v2, (const Copy2D* how, void*)) { return copy_rows("cuMemcpy2DAsync", how); }
+TANDEM_DRIVER(cuMemcpy2DAsync_v2, (const Copy2D* how, void* stream)) {
+  if (how == nullptr) return kInvalidValue;
+  return submit("cuMemcpy2DAsync", stream, GraphNode::copy,
+                [how = *how] { return copy_rows("cuMemcpy2DAsync", &how); });
+}
 
 TANDEM_DRIVER(cuMemsetD8_v2, (CUdeviceptr to, unsigned char value, size_t count)) {
   return fill("cuMemsetD8", to, 0, value, 1, count, 1);
@@ -186,24 +221,31 @@ TANDEM_DRIVER(cuMemsetD16_v2, (CUdeviceptr to, unsigned short value, size_t coun
 TANDEM_DRIVER(cuMemsetD32_v2, (CUdeviceptr to, unsigned value, size_t count)) {
   return fill("cuMemsetD32", to, 0, value, 4, count, 1);
 }
-TANDEM_DRIVER(cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t count, void*)) {
-  return fill("cuMemsetD8Async", to, 0, value, 1, count, 1);
+TANDEM_DRIVER(cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t count, void* stream)) {
+  return submit("cuMemsetD8Async", stream, GraphNode::fill,
+                [=] { return fill("cuMemsetD8Async", to, 0, value, 1, count, 1); });
 }
-TANDEM_DRIVER(cuMemsetD16Async, (CUdeviceptr to, unsigned short value, size_t count, void*)) {
-  return fill("cuMemsetD16Async", to, 0, value, 2, count, 1);
+TANDEM_DRIVER(cuMemsetD16Async, (CUdeviceptr to, unsigned short value, size_t count, void* stream)) {
+  return submit("cuMemsetD16Async", stream, GraphNode::fill,
+                [=] { return fill("cuMemsetD16Async", to, 0, value, 2, count, 1); });
 }
-TANDEM_DRIVER(cuMemsetD32Async, (CUdeviceptr to, unsigned value, size_t count, void*)) {
-  return fill("cuMemsetD32Async", to, 0, value, 4, count, 1);
+TANDEM_DRIVER(cuMemsetD32Async, (CUdeviceptr to, unsigned value, size_t count, void* stream)) {
+  return submit("cuMemsetD32Async", stream, GraphNode::fill,
+                [=] { return fill("cuMemsetD32Async", to, 0, value, 4, count, 1); });
 }
 TANDEM_DRIVER(cuMemsetD2D8_v2, (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height)) {
   return fill("cuMemsetD2D8", to, pitch, value, 1, width, height);
+}
+TANDEM_DRIVER(cuMemsetD2D16_v2, (CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height)) {
+  return fill("cuMemsetD2D16", to, pitch, value, 2, width, height);
 }
 TANDEM_DRIVER(cuMemsetD2D32_v2, (CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height)) {
   return fill("cuMemsetD2D32", to, pitch, value, 4, width, height);
 }
 TANDEM_DRIVER(cuMemsetD2D8Async,
-              (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, void*)) {
-  return fill("cuMemsetD2D8Async", to, pitch, value, 1, width, height);
+              (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, void* stream)) {
+  return submit("cuMemsetD2D8Async", stream, GraphNode::fill,
+                [=] { return fill("cuMemsetD2D8Async", to, pitch, value, 1, width, height); });
 }
 
 // Managed memory is everywhere.

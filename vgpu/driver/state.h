@@ -15,6 +15,7 @@
 #include "gpu/device.h"
 #include "vgpu/device.h"
 #include "vgpu/driver/cuda.h"
+#include "vgpu/driver/graph.h"
 #include "vgpu/machine/address.h"
 #include "vgpu/ptx/module.h"
 
@@ -55,6 +56,7 @@ struct Stream {
   unsigned flags = 0;
   int priority = 0;
   uint64_t id = 0;
+  std::shared_ptr<Capture> capture = {};  // null: work is executed when it is submitted
 };
 
 // Memory that a program was given.
@@ -63,7 +65,13 @@ struct Memory {
   Kind kind = Kind::device;
   size_t bytes = 0;
   uint64_t id = 0;
+  bool is_registered = false;  // the program allocated it: cuMemHostRegister
 };
+
+// Values of a kernel's parameters, and the address of each.
+using ParameterBlock = std::vector<std::byte>;
+std::shared_ptr<ParameterBlock> keep_parameters(const Program& program, void* const* parameters);
+std::vector<void*> addresses_of(const Program& program, ParameterBlock& block);
 
 class State {
  public:

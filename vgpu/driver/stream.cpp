@@ -12,6 +12,7 @@ struct Event {
   unsigned flags = 0;
   bool recorded = false;
   Clock::time_point at;
+  std::shared_ptr<Capture> capture = {};  // of the stream that recorded it last
 };
 constexpr unsigned kDisableTiming = 2;
 
@@ -38,6 +39,15 @@ CUresult with_event(const char* name, const Event* event, Body&& body) {
 
 CUresult done(State&) { return kSuccess; }
 
+const Capture* capture_of(const State& state, const Stream* stream) {
+  return state.streams.contains(stream) ? stream->capture.get() : nullptr;
+}
+
+// A stream that captures has nothing that could be waited for.
+auto done_unless_capturing(const Stream* stream) {
+  return [stream](State& state) { return capture_of(state, stream) ? kStreamCaptureUnsupported : kSuccess; };
+}
+
 }  // namespace
 
 TANDEM_DRIVER(cuStreamCreateWithPriority, (Stream * *stream, unsigned flags, int priority)) {
@@ -60,22 +70,32 @@ TANDEM_DRIVER(cuStreamDestroy_v2, (Stream * stream)) {
     return kSuccess;
   });
 }
-TANDEM_DRIVER(cuStreamSynchronize, (Stream * stream)) { return with_stream("cuStreamSynchronize", stream, done); }
-TANDEM_DRIVER(cuStreamQuery, (Stream * stream)) { return with_stream("cuStreamQuery", stream, done); }
-TANDEM_DRIVER(cuStreamIsCapturing, (Stream * stream, int* capturing)) {
-  return with_stream("cuStreamIsCapturing", stream, [&](State&) { return *capturing = 0, kSuccess; });
+TANDEM_DRIVER(cuStreamSynchronize, (Stream * stream)) {
+  return with_stream("cuStreamSynchronize", stream, done_unless_capturing(stream));
 }
-// Only what is not captured is served: the answer is that it is not.
-TANDEM_DRIVER(cuStreamGetCaptureInfo_v2, (Stream * stream, int* capturing, uint64_t* id, void*, void*, size_t*)) {
-  return with_stream("cuStreamGetCaptureInfo", stream, [&](State&) {
-    *capturing = 0;
-    if (id != nullptr) *id = 0;
+TANDEM_DRIVER(cuStreamQuery, (Stream * stream)) {
+  return with_stream("cuStreamQuery", stream, done_unless_capturing(stream));
+}
+TANDEM_DRIVER(cuStreamIsCapturing, (Stream * stream, int* capturing)) {
+  return with_stream("cuStreamIsCapturing", stream, [&](State& state) {
+    *capturing = capture_of(state, stream) != nullptr;
+    return kSuccess;
+  });
+}
+TANDEM_DRIVER(cuStreamGetCaptureInfo_v2,
+              (Stream * stream, int* capturing, uint64_t* id, Graph** graph, void*, size_t* dependencies)) {
+  return with_stream("cuStreamGetCaptureInfo", stream, [&](State& state) {
+    const Capture* const capture = capture_of(state, stream);
+    *capturing = capture != nullptr;
+    if (id != nullptr) *id = capture ? capture->id : 0;
+    if (graph != nullptr) *graph = capture ? capture->graph.get() : nullptr;
+    if (dependencies != nullptr) *dependencies = 0;
     return kSuccess;
   });
 }
 TANDEM_DRIVER(cuStreamGetCaptureInfo_v3,
-              (Stream * stream, int* capturing, uint64_t* id, void*, void*, void*, size_t*)) {
-  return cuStreamGetCaptureInfo_v2(stream, capturing, id, nullptr, nullptr, nullptr);
+              (Stream * stream, int* capturing, uint64_t* id, Graph** graph, void*, void*, size_t* dependencies)) {
+  return cuStreamGetCaptureInfo_v2(stream, capturing, id, graph, nullptr, dependencies);
 }
 TANDEM_DRIVER(cuThreadExchangeStreamCaptureMode, (int* mode)) {
   return serve("cuThreadExchangeStreamCaptureMode", Needs::device, [&](State&) {
@@ -112,22 +132,28 @@ TANDEM_DRIVER(cuStreamGetDevice, (Stream * stream, CUdevice* device)) {
 TANDEM_DRIVER(cuStreamAddCallback,
               (Stream * stream, void (*callback)(Stream*, CUresult, void*), void* data, unsigned)) {
   const CUresult result = with_stream("cuStreamAddCallback", stream, done);
-  if (result == kSuccess) callback(stream, kSuccess, data);
-  return result;
+  if (result != kSuccess) return result;
+  return submit("cuStreamAddCallback", stream, GraphNode::host,
+                [=] { return callback(stream, kSuccess, data), kSuccess; });
 }
 TANDEM_DRIVER(cuStreamAttachMemAsync, (Stream * stream, CUdeviceptr, size_t, unsigned)) {
   return with_stream("cuStreamAttachMemAsync", stream, done);
 }
 TANDEM_DRIVER(cuStreamWaitEvent, (Stream * stream, Event* event, unsigned)) {
-  return with_event("cuStreamWaitEvent", event,
-                    [&](State& state) { return is_stream(state, stream) ? kSuccess : kInvalidHandle; });
+  return with_event("cuStreamWaitEvent", event, [&](State& state) {
+    if (!is_stream(state, stream)) return kInvalidHandle;
+    if (!event->capture || !event->capture->active) return kSuccess;
+    if (!state.streams.contains(stream)) return kStreamCaptureUnsupported;
+    if (!stream->capture) stream->capture = event->capture;
+    return stream->capture == event->capture ? kSuccess : kStreamCaptureUnmatched;
+  });
 }
 
 TANDEM_DRIVER(cuEventCreate, (Event * *event, unsigned flags)) {
   return serve("cuEventCreate", Needs::context, [&](State& state) {
     if (event == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
-    *event = new Event{flags, false, {}};
+    *event = new Event{flags, false, {}, {}};
     state.events.insert(*event);
     return kSuccess;
   });
@@ -142,6 +168,7 @@ TANDEM_DRIVER(cuEventDestroy_v2, (Event * event)) {
 TANDEM_DRIVER(cuEventRecord, (Event * event, Stream* stream)) {
   return with_event("cuEventRecord", event, [&](State& state) {
     if (!is_stream(state, stream)) return kInvalidHandle;
+    event->capture = state.streams.contains(stream) ? stream->capture : nullptr;
     event->recorded = true;
     event->at = Clock::now();
     return kSuccess;

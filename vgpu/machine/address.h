@@ -8,7 +8,8 @@ namespace tandem::vgpu::machine {
 
 inline constexpr uint64_t kSharedWindow = 0xfff1'0000'0000'0000;  // + rank << 24 | offset
 inline constexpr uint64_t kLocalWindow = 0xfff2'0000'0000'0000;   // + offset in the thread's own memory
-inline constexpr uint64_t kParamWindow = 0xfff3'0000'0000'0000;   // + offset in the parameters of the kernel
+// + offset in the kernel's parameters. Without the window, in 32 or 64 bits, the offset is an address of .param.
+inline constexpr uint64_t kParamWindow = 0xfff3'0000'0000'0000;
 inline constexpr uint64_t kWindowMask = 0xffff'0000'0000'0000;
 
 inline constexpr uint32_t kReservedShared = 0x400;  // user data begins here

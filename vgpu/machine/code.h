@@ -56,6 +56,8 @@ enum class Special : uint8_t {
   lanemask_gt,
   dynamic_smem_size,
   total_smem_size,
+  workspace_low,  // halves of the address of a cooperative grid's workspace, else 0
+  workspace_high,
 };
 
 struct Initial {
@@ -100,7 +102,10 @@ struct Code {
   int32_t parameter_bytes = 0;
   std::vector<int32_t> parameter_offsets;
   bool uses_wgmma = false, uses_tcgen05 = false;
-  bool uses_cp_async_arrive = false;  // cp.async.mbarrier.arrive
+  // A cooperative grid's workspace: cooperative groups keep its size in the first word and a barrier in the second.
+  static constexpr size_t kWorkspaceBytes = 64;
+  std::unique_ptr<std::byte[]> workspace;  // null: no instruction reads its address
+  bool uses_cp_async_arrive = false;       // cp.async.mbarrier.arrive
 
   // Of an instruction, with the calls that led there (ptx::place_text).
   std::string place(int32_t source) const;

@@ -70,6 +70,7 @@ struct LaunchDescription {
   gpu::Dim3 grid, block, cluster;
   uint32_t dynamic_shared_bytes = 0;
   std::span<const std::byte> parameters;
+  bool cooperative = false;  // blocks may wait for each other: the grid has a workspace in global memory
 };
 
 // Runs the grid to its end. observer: may be null (nothing is watched). A finding after which the kernel cannot go on

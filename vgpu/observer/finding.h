@@ -43,10 +43,11 @@ enum class Rule : uint8_t {
   invalid_descriptor,  // fields out of range, layouts that the instruction does not have
   invalid_shape,       // shape, type or size that the instruction does not have on this target
   invalid_tensor_map,
-  uncommitted,     // work that no commit or wait ever covered
-  live_at_exit,    // the thread or block ended with operations under way, or its peers still use its memory
-  unstarted_peer,  // reaches for another block of the cluster before anything says that it has begun
-  unwaited_store,  // the thread exits while its bulk store may still read shared memory
+  uncommitted,      // work that no commit or wait ever covered
+  live_at_exit,     // the thread or block ended with operations under way, or its peers still use its memory
+  unstarted_peer,   // reaches for another block of the cluster before anything says that it has begun
+  unwaited_commit,  // the block exits with an earlier commit of a peer outstanding than the one that it has waited for
+  unwaited_store,   // the thread exits while its bulk store may still read shared memory
   // Tensor memory.
   tmem_unallocated,
   tmem_quadrant,  // a warp outside its 32 lanes

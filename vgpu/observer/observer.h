@@ -37,6 +37,16 @@ struct Span {
   friend bool operator==(const Span&, const Span&) = default;
 };
 
+// The values that a warp is about to store.
+class StoredValues {
+ public:
+  virtual ~StoredValues() = default;
+  // Memory holds these bytes already, so that the store changes nothing. Only for lanes whose address is valid.
+  virtual bool change_nothing(int lane) const = 0;
+  // The program stores the same constant whenever it executes the instruction.
+  virtual bool are_constant() const = 0;
+};
+
 // An ordinary access of a warp: lane i (if in the actor's mask) touches `bytes` bytes at address[i] of memory (shared:
 // of block cta[i], or all of the actor's own if cta is null).
 struct LaneAccess {
@@ -48,6 +58,7 @@ struct LaneAccess {
   uint32_t bytes = 0;
   const uint64_t* address = nullptr;
   const int32_t* cta = nullptr;
+  const StoredValues* stored = nullptr;  // null: not a weak store
 };
 
 enum class AsyncKind : uint8_t {
@@ -108,7 +119,8 @@ class Observer {
   virtual void tcgen05_commits(const Actor&, std::span<const BarrierId>) {}
   virtual void tcgen05_waits(const Actor&, bool /*loads*/, bool /*stores*/) {}
   virtual void tcgen05_fence(const Actor&, bool /*before*/) {}
-  virtual void tmem_allocates(const Actor&, uint32_t /*column*/, uint32_t /*columns*/) {}
+  // peer: the other block of a pair that allocates together; -1: the block allocates alone.
+  virtual void tmem_allocates(const Actor&, uint32_t /*column*/, uint32_t /*columns*/, int32_t /*peer*/) {}
   virtual void tmem_frees(const Actor&, uint32_t /*column*/, uint32_t /*columns*/) {}
 
   // Barriers. pass: the wait has returned.

@@ -63,6 +63,8 @@ constexpr std::array<About, static_cast<size_t>(Rule::count)> kRules{{
      "before the thread exits."},
     {"unstarted-peer",
      "Let the cluster meet at barrier.cluster.arrive and .wait (relaxed will do) before a block reaches for another."},
+    {"unwaited-commit", "Wait for the phase of the barrier that the commit arrives at before the block exits.",
+     Grade::letter},
     {"unwaited-store", "Commit the group, and execute cp.async.bulk.wait_group.read before the thread exits.",
      Grade::letter},
     {"tmem-unallocated", "Use columns between tcgen05.alloc and tcgen05.dealloc only."},

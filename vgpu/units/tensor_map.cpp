@@ -96,6 +96,11 @@ Status check_packed(const gpu::TensorMapSpec& spec) {
   return {};
 }
 
+bool is_zero(const void* map) {
+  const gpu::TensorMap zero = {};
+  return std::memcmp(map, zero.bytes, sizeof zero.bytes) == 0;
+}
+
 Status check(const gpu::TensorMapSpec& spec) {
   const auto type = static_cast<int32_t>(spec.type), swizzle = static_cast<int32_t>(spec.swizzle);
   if (type < 0 || type >= kTypes) return Status::invalid(str_cat("tensor map: type ", type, " is none of a tensor's"));
@@ -180,8 +185,11 @@ Status decode(const void* map, gpu::TensorMapSpec* spec) {
 Status replace(void* map, MapField field, int32_t index, uint64_t value) {
   Encoding e;
   std::memcpy(&e, map, sizeof e);
+  // Hardware takes 128 zero bytes for a map whose fields are all zero.
+  if (is_zero(map)) e.mark = kMark;
   if (e.mark != kMark)
-    return Status::invalid("tensormap.replace: these 128 bytes are no tensor map of the virtual GPU");
+    return Status::invalid(
+        "tensormap.replace: the 128 bytes must be zero, or a tensor map that the virtual GPU has encoded");
   if (index < 0 || index >= gpu::kMaxTensorRank)
     return Status::invalid(str_cat("tensormap.replace: dimension ", index, " must be 0 to ", gpu::kMaxTensorRank - 1));
   const auto small = static_cast<uint8_t>(value > 255 ? 255 : value);

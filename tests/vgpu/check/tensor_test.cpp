@@ -14,7 +14,7 @@ class Tensor : public testing::Test {
   Tensor() {
     done = play.mbarrier();
     ready = play.mbarrier(kBar + 8);
-    play.checker->tmem_allocates(play.at(0, kAll, "tcgen05.alloc.cta_group::1.sync.aligned"), 0, 128);
+    play.checker->tmem_allocates(play.at(0, kAll, "tcgen05.alloc.cta_group::1.sync.aligned"), 0, 128, -1);
     play.barrier({0, 1, 2, 3, 4});
   }
   void multiply(uint32_t column = 0, uint32_t columns = 128) {
@@ -45,7 +45,7 @@ class Tensor : public testing::Test {
   }
   void free_and_end() {
     play.barrier({0, 1, 2, 3, 4});
-    play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128);
+    play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128, -1);
     play.end();
   }
 
@@ -178,7 +178,7 @@ TEST_F(Tensor, FreedBehindARelaxedBarrier) {
                 passes = play.at(0, kAll, "barrier.cluster.wait.aligned").instruction;
   for (int32_t w = 0; w < 5; ++w) play.checker->cluster_arrives({0, w, kAll, arrival}, Order::relaxed);
   for (int32_t w = 0; w < 5; ++w) play.checker->cluster_passes({0, w, kAll, passes});
-  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128);
+  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128, -1);
   play.end();
   EXPECT_EQ(play.text(), "");
 }
@@ -200,7 +200,7 @@ TEST(TensorOfAPair, CommitToAPeerThatWaits) {
 TEST_F(Tensor, FreedTooEarly) {
   multiply();
   commit(0);
-  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128);
+  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128, -1);
   EXPECT_EQ(play.rules(), "missing-wait");
 }
 

@@ -196,11 +196,15 @@ TEST(Threads, DistributedSharedMemory) {
   }
 }
 
-// tcgen05.alloc of a pair waits for the peer by itself.
-TEST(Threads, APairAllocatesTogether) {
-  Play play({.blocks = 2, .cluster = 2});
-  play.checker->tmem_allocates(play.at(0, kAll, "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32"), 0, 32);
-  EXPECT_EQ(play.rules(), "");
+// tcgen05.alloc of a pair may hang when the peer has not begun.
+TEST(Threads, APairAllocatesBehindABarrierOfTheCluster) {
+  for (const bool synced : {false, true}) {
+    Play play({.blocks = 2, .cluster = 2});
+    if (synced) play.cluster_barrier();
+    const Actor actor = play.at(0, kAll, "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32");
+    play.checker->tmem_allocates(actor, 0, 32, 1);
+    EXPECT_EQ(play.rules(), synced ? "" : "unstarted-peer");
+  }
 }
 
 // Whoever has passed a barrier of the cluster tells the threads of its block that the peers have begun.

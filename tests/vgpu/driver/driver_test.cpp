@@ -142,7 +142,7 @@ TEST_F(Driver, RefusesWhatTheDriverRefuses) {
   EXPECT_EQ(call("cuFuncGetAttribute", &value, 8, kernel), kSuccess);
   EXPECT_EQ(value, 200000);
   EXPECT_EQ(call("cuMemcpyHtoD_v2", uint64_t{0}, static_cast<const void*>(&value), size_t{4}), kInvalidValue);
-  EXPECT_EQ(call("cuGraphCreate", &other, 0u), kNotSupported);
+  EXPECT_EQ(call("cuGraphClone", &other, other), kNotSupported);
   EXPECT_EQ(call("cuModuleUnload", module), kSuccess);
 }
 
@@ -162,6 +162,120 @@ TEST_F(Driver, StreamsAndEventsAreInOrder) {
   EXPECT_EQ(call("cuStreamSynchronize", stream), kInvalidHandle);
   EXPECT_EQ(call("cuEventDestroy_v2", begin), kSuccess);
   EXPECT_EQ(call("cuEventDestroy_v2", end), kSuccess);
+}
+
+TEST_F(Driver, RegistersMemoryOfTheProgram) {
+  void* const module = load(kScale);
+  std::vector<float> numbers(100, 3.0f);
+  void* const host = numbers.data();
+  const auto at = reinterpret_cast<uint64_t>(host);
+  EXPECT_EQ(call("cuMemHostUnregister", host), kHostMemoryNotRegistered);
+  ASSERT_EQ(call("cuMemHostRegister_v2", host, size_t{400}, 0u), kSuccess);
+  EXPECT_EQ(call("cuMemHostRegister_v2", static_cast<void*>(&numbers[50]), size_t{8}, 0u),
+            kHostMemoryAlreadyRegistered);
+  EXPECT_EQ(call("cuMemFreeHost", host), kInvalidValue);
+  uint64_t device = 0;
+  ASSERT_EQ(call("cuMemHostGetDevicePointer_v2", &device, host, 0u), kSuccess);
+  EXPECT_EQ(device, at);
+  EXPECT_EQ(launch(kernel_of(module), device, 100), kSuccess);
+  for (const float x : numbers) EXPECT_EQ(x, 6.0f);
+  EXPECT_EQ(call("cuMemHostUnregister", host), kSuccess);
+  EXPECT_EQ(call("cuMemHostGetDevicePointer_v2", &device, host, 0u), kInvalidValue);
+  EXPECT_EQ(call("cuModuleUnload", module), kSuccess);
+}
+
+// A stream captures a copy, a launch of another stream that waits for it, and a copy back. Each launch of the graph
+// executes them again, with the parameters that they were captured with.
+TEST_F(Driver, CapturesAndReplaysAStream) {
+  void* const module = load(kScale);
+  void *const kernel = kernel_of(module), *first = nullptr, *second = nullptr, *event = nullptr;
+  ASSERT_EQ(call("cuStreamCreate", &first, 1u), kSuccess);
+  ASSERT_EQ(call("cuStreamCreate", &second, 1u), kSuccess);
+  ASSERT_EQ(call("cuEventCreate", &event, 0u), kSuccess);
+  uint64_t at = 0;
+  ASSERT_EQ(call("cuMemAlloc_v2", &at, size_t{400}), kSuccess);
+  std::vector<float> in(100, 3.0f), out(100, -1.0f);
+  const auto join = [&](void* recording, void* waiting) {
+    ASSERT_EQ(call("cuEventRecord", event, recording), kSuccess);
+    ASSERT_EQ(call("cuStreamWaitEvent", waiting, event, 0u), kSuccess);
+  };
+  EXPECT_EQ(call("cuStreamBeginCapture_v2", static_cast<void*>(nullptr), 0), kStreamCaptureUnsupported);
+  ASSERT_EQ(call("cuStreamBeginCapture_v2", first, 0), kSuccess);
+  EXPECT_EQ(call("cuStreamBeginCapture_v2", first, 0), kIllegalState);
+  ASSERT_EQ(call("cuMemcpyHtoDAsync_v2", at, static_cast<const void*>(in.data()), size_t{400}, first), kSuccess);
+  join(first, second);
+  {
+    uint64_t to = at;
+    uint32_t count = 100;
+    void* parameters[] = {&to, &count};
+    ASSERT_EQ(call("cuLaunchKernel", kernel, 2u, 1u, 1u, 64u, 1u, 1u, 0u, second, &parameters[0],
+                   static_cast<void**>(nullptr)),
+              kSuccess);
+    to = count = 0;
+  }
+  join(second, first);
+  ASSERT_EQ(call("cuMemcpyDtoHAsync_v2", static_cast<void*>(out.data()), at, size_t{400}, first), kSuccess);
+  EXPECT_EQ(call("cuStreamSynchronize", first), kStreamCaptureUnsupported);
+  void *graph = nullptr, *exec = nullptr;
+  EXPECT_EQ(call("cuStreamEndCapture", second, &graph), kStreamCaptureUnmatched);
+  ASSERT_EQ(call("cuStreamEndCapture", first, &graph), kSuccess);
+  EXPECT_EQ(out[0], -1.0f);
+  EXPECT_EQ(call("cuStreamSynchronize", second), kSuccess);
+  size_t nodes = 0;
+  EXPECT_EQ(call("cuGraphGetNodes", graph, static_cast<void**>(nullptr), &nodes), kSuccess);
+  EXPECT_EQ(nodes, 3u);
+  ASSERT_EQ(call("cuGraphInstantiateWithFlags", &exec, graph, 0ull), kSuccess);
+  EXPECT_EQ(call("cuGraphDestroy", graph), kSuccess);
+  for (const float x : {3.0f, 5.0f}) {
+    in.assign(100, x);
+    ASSERT_EQ(call("cuGraphLaunch", exec, first), kSuccess);
+    EXPECT_EQ(out, std::vector<float>(100, 2 * x));
+  }
+  EXPECT_EQ(call("cuGraphExecDestroy", exec), kSuccess);
+  EXPECT_EQ(call("cuGraphLaunch", exec, first), kInvalidValue);
+  EXPECT_EQ(call("cuMemFree_v2", at), kSuccess);
+  EXPECT_EQ(call("cuModuleUnload", module), kSuccess);
+}
+
+// Nodes come after those that they depend on, in whichever order they are added.
+TEST_F(Driver, MakesAGraphNodeByNode) {
+  void* const module = load(kScale);
+  uint64_t at = 0;
+  ASSERT_EQ(call("cuMemAlloc_v2", &at, size_t{400}), kSuccess);
+  void *graph = nullptr, *exec = nullptr, *launched = nullptr, *filled = nullptr;
+  ASSERT_EQ(call("cuGraphCreate", &graph, 0u), kSuccess);
+  uint32_t count = 100;
+  void* parameters[] = {&at, &count};
+  struct {
+    void* function;
+    unsigned grid[3], block[3], shared_bytes;
+    void **parameters, **extra;
+  } launch{kernel_of(module), {2, 1, 1}, {64, 1, 1}, 0, &parameters[0], nullptr};
+  struct {
+    uint64_t to;
+    size_t pitch;
+    unsigned value, element_bytes;
+    size_t width, height;
+  } fill{at, 0, 0x40400000, 4, 100, 1};  // 3.0f
+  void* const none = nullptr;
+  ASSERT_EQ(call("cuGraphAddKernelNode_v2", &launched, graph, none, size_t{0}, static_cast<void*>(&launch)), kSuccess);
+  ASSERT_EQ(call("cuGraphAddMemsetNode", &filled, graph, none, size_t{0}, static_cast<void*>(&fill), context_),
+            kSuccess);
+  ASSERT_EQ(call("cuGraphAddDependencies_v2", graph, &filled, &launched, none, size_t{1}), kSuccess);
+  ASSERT_EQ(call("cuGraphInstantiateWithFlags", &exec, graph, 0ull), kSuccess);
+  std::vector<float> numbers(100);
+  for (int n = 0; n < 2; ++n) {
+    ASSERT_EQ(call("cuGraphLaunch", exec, none), kSuccess);
+    ASSERT_EQ(call("cuMemcpyDtoH_v2", static_cast<void*>(numbers.data()), at, size_t{400}), kSuccess);
+    EXPECT_EQ(numbers, std::vector<float>(100, 6.0f));
+  }
+  ASSERT_EQ(call("cuGraphAddDependencies_v2", graph, &launched, &filled, none, size_t{1}), kSuccess);
+  void* cyclic = nullptr;
+  EXPECT_EQ(call("cuGraphInstantiateWithFlags", &cyclic, graph, 0ull), kInvalidValue);
+  EXPECT_EQ(call("cuGraphExecDestroy", exec), kSuccess);
+  EXPECT_EQ(call("cuGraphDestroy", graph), kSuccess);
+  EXPECT_EQ(call("cuMemFree_v2", at), kSuccess);
+  EXPECT_EQ(call("cuModuleUnload", module), kSuccess);
 }
 
 TEST_F(Driver, FindsFunctionsByNameAndVersion) {
@@ -298,6 +412,25 @@ TEST(Runtime, RunsAKernelOfTheProgram) {
       kSuccess);
   for (const float x : numbers) EXPECT_EQ(x, 30.0f);
 
+  // The same launch, captured; a copy behind it.
+  void *stream = nullptr, *captured = nullptr, *exec = nullptr;
+  ASSERT_EQ(runtime("cudaStreamCreate", &stream), kSuccess);
+  ASSERT_EQ(runtime("cudaStreamBeginCapture", stream, 0), kSuccess);
+  const void* const symbol = &kernel;
+  EXPECT_EQ(runtime("cudaLaunchKernel", symbol, Size{2, 1, 1}, Size{64, 1, 1}, &parameters[0], size_t{0}, stream),
+            kSuccess);
+  EXPECT_EQ(runtime("cudaMemcpyAsync", static_cast<void*>(numbers.data()), static_cast<const void*>(to), size_t{400},
+                    kToHost, stream),
+            kSuccess);
+  ASSERT_EQ(runtime("cudaStreamEndCapture", stream, &captured), kSuccess);
+  ASSERT_EQ(runtime("cudaGraphInstantiate", &exec, captured, 0ull), kSuccess);
+  for (const float expected : {300.0f, 3000.0f}) {
+    ASSERT_EQ(runtime("cudaGraphLaunch", exec, stream), kSuccess);
+    EXPECT_EQ(numbers, std::vector<float>(100, expected));
+  }
+  ASSERT_EQ(runtime("cudaHostRegister", static_cast<void*>(numbers.data()), size_t{400}, 0u), kSuccess);
+  EXPECT_EQ(runtime("cudaHostUnregister", static_cast<void*>(numbers.data())), kSuccess);
+
   EXPECT_EQ(runtime("cudaGetLastError"), kSuccess);
   EXPECT_EQ(launch(&stranger, 64), kInvalidHandle);
   EXPECT_EQ(runtime("cudaPeekAtLastError"), kInvalidHandle);
@@ -306,7 +439,7 @@ TEST(Runtime, RunsAKernelOfTheProgram) {
   EXPECT_EQ(runtime("cudaGetLastError"), kSuccess);
   EXPECT_STREQ(runtime<const char*>("cudaGetErrorName", kInvalidValue), "cudaErrorInvalidValue");
   void* graph = nullptr;
-  EXPECT_EQ(runtime("cudaGraphCreate", &graph, 0u), kNotSupported);
+  EXPECT_EQ(runtime("cudaGraphClone", &graph, graph), kNotSupported);
   EXPECT_EQ(runtime("cudaFree", to), kSuccess);
   EXPECT_EQ(runtime("cudaFree", to), kInvalidValue);
 }

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 namespace tandem::vgpu::units {
 namespace {
@@ -122,7 +124,44 @@ TEST(TensorMap, RefusesForeignBytes) {
   for (const int byte : {0, 0xff, 0x5a}) {
     std::memset(map.bytes, byte, sizeof map.bytes);
     EXPECT_FALSE(decode(&map, &spec).ok());
-    EXPECT_FALSE(replace(&map, MapField::rank, 0, 1).ok());
+    if (byte != 0) EXPECT_FALSE(replace(&map, MapField::rank, 0, 1).ok());
+  }
+  std::memset(map.bytes, 0, sizeof map.bytes);
+  map.bytes[127] = 1;
+  EXPECT_FALSE(replace(&map, MapField::rank, 0, 1).ok());
+}
+
+// The fields may be replaced in any order. Those that are not replaced are zero.
+TEST(TensorMap, IsMadeFromZeroBytes) {
+  const std::vector<std::tuple<MapField, int32_t, uint64_t>> fields = {
+      {MapField::global_address, 0, reinterpret_cast<uint64_t>(memory)},
+      {MapField::rank, 0, 1},
+      {MapField::box_dim, 0, 32},
+      {MapField::box_dim, 1, 8},
+      {MapField::global_dim, 0, 32},
+      {MapField::global_dim, 1, 64},
+      {MapField::global_stride, 0, 128},
+      {MapField::element_stride, 0, 1},
+      {MapField::element_stride, 1, 1},
+      {MapField::elemtype, 0, 2}};
+  for (size_t first = 0; first < fields.size(); ++first) {
+    gpu::TensorMap map = {};
+    gpu::TensorMapSpec spec;
+    for (size_t n = 0; n < fields.size(); ++n) {
+      EXPECT_FALSE(decode(&map, &spec).ok());
+      const auto& [field, index, value] = fields[(first + n) % fields.size()];
+      const Status status = replace(&map, field, index, value);
+      ASSERT_TRUE(status.ok()) << status.message;
+    }
+    const Status status = decode(&map, &spec);
+    ASSERT_TRUE(status.ok()) << status.message;
+    EXPECT_EQ(spec.address, memory);
+    EXPECT_EQ(spec.rank, 2);
+    EXPECT_EQ(spec.dims[1], 64u);
+    EXPECT_EQ(spec.byte_strides[1], 128u);
+    EXPECT_EQ(spec.box[0], 32u);
+    EXPECT_EQ(spec.type, gpu::TensorType::u32);
+    EXPECT_EQ(spec.swizzle, gpu::Swizzle::none);
   }
 }
 

@@ -104,6 +104,7 @@ CUresult describe(Properties* all, int device) {
   all->preemption = number(90);
   all->cooperative_launch = number(95);
   all->shared_opt_in = size(97);
+  all->host_register = number(99);
   all->blocks_per_sm = number(106);
   all->reserved_shared = size(111);
   all->memory_pools = number(115);

@@ -28,7 +28,8 @@ CUresult cuStreamSynchronize(void* stream);
 CUresult cuStreamQuery(void* stream);
 CUresult cuStreamWaitEvent(void* stream, void* event, unsigned flags);
 CUresult cuStreamIsCapturing(void* stream, int* capturing);
-CUresult cuStreamGetCaptureInfo_v3(void* stream, int* capturing, uint64_t* id, void*, void*, void*, size_t*);
+CUresult cuStreamGetCaptureInfo_v3(void* stream, int* capturing, uint64_t* id, void** graph, void* after, void* edges,
+                                   size_t* count);
 CUresult cuStreamGetFlags(void* stream, unsigned* flags);
 CUresult cuStreamGetPriority(void* stream, int* priority);
 CUresult cuStreamGetId(void* stream, unsigned long long* id);
@@ -157,8 +158,9 @@ TANDEM_RUNTIME(cudaStreamQuery, (void* stream), cuStreamQuery(stream));
 TANDEM_RUNTIME(cudaStreamWaitEvent, (void* stream, void* event, unsigned flags),
                cuStreamWaitEvent(stream, event, flags));
 TANDEM_RUNTIME(cudaStreamIsCapturing, (void* stream, int* capturing), cuStreamIsCapturing(stream, capturing));
-TANDEM_RUNTIME(cudaStreamGetCaptureInfo, (void* stream, int* capturing, uint64_t* id, void*, void*, void*, size_t*),
-               cuStreamGetCaptureInfo_v3(stream, capturing, id, nullptr, nullptr, nullptr, nullptr));
+TANDEM_RUNTIME(cudaStreamGetCaptureInfo,
+               (void* stream, int* capturing, uint64_t* id, void** graph, void*, void*, size_t* count),
+               cuStreamGetCaptureInfo_v3(stream, capturing, id, graph, nullptr, nullptr, count));
 TANDEM_RUNTIME(cudaThreadExchangeStreamCaptureMode, (int* mode), cuThreadExchangeStreamCaptureMode(mode));
 TANDEM_RUNTIME(cudaStreamGetFlags, (void* stream, unsigned* flags), cuStreamGetFlags(stream, flags));
 TANDEM_RUNTIME(cudaStreamGetPriority, (void* stream, int* priority), cuStreamGetPriority(stream, priority));

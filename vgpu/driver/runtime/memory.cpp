@@ -18,7 +18,16 @@ CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes);
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, void* stream);
 CUresult cuMemcpy2D_v2(const Copy2D* how);
+CUresult cuMemcpy2DAsync_v2(const Copy2D* how, void* stream);
+CUresult cuMemHostRegister_v2(void* host, size_t bytes, unsigned flags);
+CUresult cuMemHostUnregister(void* host);
+CUresult cuMemHostGetFlags(unsigned* flags, void* host);
+CUresult cuMemFreeAsync(CUdeviceptr address, void* stream);
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, void* stream);
+CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
+                           void* stream);
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count);
 CUresult cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height);
 CUresult cuPointerGetAttribute(void* value, int attribute, CUdeviceptr address);
@@ -44,12 +53,18 @@ CUresult copy(void* to, const void* from, size_t bytes, int kind) {
   }
 }
 
+CUresult copy_async(void* to, const void* from, size_t bytes, int kind, void* stream) {
+  if (kind < kHostToHost || kind > kByAddress) return kInvalidCopyDirection;
+  return cuMemcpyAsync(address_of(to), address_of(from), bytes, stream);
+}
+
 struct Rows {
   const void* at;
   size_t pitch;
 };
 
-CUresult copy_rows(Rows to, Rows from, size_t width, size_t height, int kind) {
+// stream: null for a copy that no stream captures.
+CUresult copy_rows(Rows to, Rows from, size_t width, size_t height, int kind, void* stream = nullptr) {
   if (kind < kHostToHost || kind > kByAddress) return kInvalidCopyDirection;
   constexpr unsigned kHost = 1, kDevice = 2, kUnified = 4;
   const auto side = [&](Rows rows, bool device) {
@@ -65,16 +80,19 @@ CUresult copy_rows(Rows to, Rows from, size_t width, size_t height, int kind) {
   how.to = side(to, kind == kHostToDevice || kind == kDeviceToDevice);
   how.width = width;
   how.height = height;
-  return cuMemcpy2D_v2(&how);
+  return stream == nullptr ? cuMemcpy2D_v2(&how) : cuMemcpy2DAsync_v2(&how, stream);
 }
 
-CUresult copy_symbol(const void* symbol, size_t offset, size_t bytes, void* other, bool to_symbol, int kind) {
+CUresult copy_symbol(const void* symbol, size_t offset, size_t bytes, void* other, bool to_symbol, int kind,
+                     void* stream = nullptr) {
   CUdeviceptr address = 0;
   size_t size = 0;
   if (const CUresult result = find_variable(symbol, &address, &size); result != kSuccess) return result;
   if (offset > size || bytes > size - offset) return kInvalidValue;
   void* const variable = reinterpret_cast<void*>(address + offset);
-  return to_symbol ? copy(variable, other, bytes, kind) : copy(other, variable, bytes, kind);
+  void* const to = to_symbol ? variable : other;
+  const void* const from = to_symbol ? other : variable;
+  return stream == nullptr ? copy(to, from, bytes, kind) : copy_async(to, from, bytes, kind, stream);
 }
 
 // cudaPointerAttributes of CUDA 13; type: 0 what nobody allocated, 1 host, 2 device, 3 managed.
@@ -119,39 +137,44 @@ TANDEM_RUNTIME(cudaHostAlloc, (void** address, size_t bytes, unsigned flags), cu
 TANDEM_RUNTIME(cudaHostGetDevicePointer, (CUdeviceptr * address, void* host, unsigned flags),
                cuMemHostGetDevicePointer_v2(address, host, flags));
 TANDEM_RUNTIME(cudaFree, (CUdeviceptr address), address == 0 ? kSuccess : cuMemFree_v2(address));
-TANDEM_RUNTIME(cudaFreeAsync, (CUdeviceptr address, void*), address == 0 ? kSuccess : cuMemFree_v2(address));
+TANDEM_RUNTIME(cudaFreeAsync, (CUdeviceptr address, void* stream),
+               address == 0 ? kSuccess : cuMemFreeAsync(address, stream));
+TANDEM_RUNTIME(cudaHostRegister, (void* host, size_t bytes, unsigned flags), cuMemHostRegister_v2(host, bytes, flags));
+TANDEM_RUNTIME(cudaHostUnregister, (void* host), cuMemHostUnregister(host));
+TANDEM_RUNTIME(cudaHostGetFlags, (unsigned* flags, void* host), cuMemHostGetFlags(flags, host));
 TANDEM_RUNTIME(cudaFreeHost, (void* address), address == nullptr ? kSuccess : cuMemFreeHost(address));
 TANDEM_RUNTIME(cudaMemGetInfo, (size_t * left, size_t* all), cuMemGetInfo_v2(left, all));
 TANDEM_RUNTIME(cudaPointerGetAttributes, (PointerAttributes * all, const void* pointer), describe(all, pointer));
 
 TANDEM_RUNTIME(cudaMemcpy, (void* to, const void* from, size_t bytes, int kind), copy(to, from, bytes, kind));
-TANDEM_RUNTIME(cudaMemcpyAsync, (void* to, const void* from, size_t bytes, int kind, void*),
-               copy(to, from, bytes, kind));
+TANDEM_RUNTIME(cudaMemcpyAsync, (void* to, const void* from, size_t bytes, int kind, void* stream),
+               copy_async(to, from, bytes, kind, stream));
 TANDEM_RUNTIME(cudaMemcpy2D,
                (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height, int kind),
                copy_rows({to, to_pitch}, {from, from_pitch}, width, height, kind));
 TANDEM_RUNTIME(cudaMemcpy2DAsync,
                (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height, int kind,
-                void*),
-               copy_rows({to, to_pitch}, {from, from_pitch}, width, height, kind));
+                void* stream),
+               copy_rows({to, to_pitch}, {from, from_pitch}, width, height, kind, stream));
 TANDEM_RUNTIME(cudaMemcpyToSymbol, (const void* symbol, const void* from, size_t bytes, size_t offset, int kind),
                copy_symbol(symbol, offset, bytes, const_cast<void*>(from), true, kind));
 TANDEM_RUNTIME(cudaMemcpyToSymbolAsync,
-               (const void* symbol, const void* from, size_t bytes, size_t offset, int kind, void*),
-               copy_symbol(symbol, offset, bytes, const_cast<void*>(from), true, kind));
+               (const void* symbol, const void* from, size_t bytes, size_t offset, int kind, void* stream),
+               copy_symbol(symbol, offset, bytes, const_cast<void*>(from), true, kind, stream));
 TANDEM_RUNTIME(cudaMemcpyFromSymbol, (void* to, const void* symbol, size_t bytes, size_t offset, int kind),
                copy_symbol(symbol, offset, bytes, to, false, kind));
-TANDEM_RUNTIME(cudaMemcpyFromSymbolAsync, (void* to, const void* symbol, size_t bytes, size_t offset, int kind, void*),
-               copy_symbol(symbol, offset, bytes, to, false, kind));
+TANDEM_RUNTIME(cudaMemcpyFromSymbolAsync,
+               (void* to, const void* symbol, size_t bytes, size_t offset, int kind, void* stream),
+               copy_symbol(symbol, offset, bytes, to, false, kind, stream));
 
 TANDEM_RUNTIME(cudaMemset, (CUdeviceptr to, int value, size_t bytes),
                cuMemsetD8_v2(to, static_cast<unsigned char>(value), bytes));
-TANDEM_RUNTIME(cudaMemsetAsync, (CUdeviceptr to, int value, size_t bytes, void*),
-               cuMemsetD8_v2(to, static_cast<unsigned char>(value), bytes));
+TANDEM_RUNTIME(cudaMemsetAsync, (CUdeviceptr to, int value, size_t bytes, void* stream),
+               cuMemsetD8Async(to, static_cast<unsigned char>(value), bytes, stream));
 TANDEM_RUNTIME(cudaMemset2D, (CUdeviceptr to, size_t pitch, int value, size_t width, size_t height),
                cuMemsetD2D8_v2(to, pitch, static_cast<unsigned char>(value), width, height));
-TANDEM_RUNTIME(cudaMemset2DAsync, (CUdeviceptr to, size_t pitch, int value, size_t width, size_t height, void*),
-               cuMemsetD2D8_v2(to, pitch, static_cast<unsigned char>(value), width, height));
+TANDEM_RUNTIME(cudaMemset2DAsync, (CUdeviceptr to, size_t pitch, int value, size_t width, size_t height, void* stream),
+               cuMemsetD2D8Async(to, pitch, static_cast<unsigned char>(value), width, height, stream));
 
 TANDEM_RUNTIME(cudaDeviceGetDefaultMemPool, (void** pool, int device), cuDeviceGetDefaultMemPool(pool, device));
 TANDEM_RUNTIME(cudaDeviceGetMemPool, (void** pool, int device), cuDeviceGetDefaultMemPool(pool, device));

@@ -250,11 +250,57 @@ int32_t Builder::source(const ptx::Operand& operand, ptx::Type type) {
         return constant(width, 0);
       if (operand.text == "%reserved_smem_offset_end" || operand.text == "%reserved_smem_offset_cap")
         return constant(width, kReservedShared);
+      // cooperative_groups::this_grid() reads the address of the workspace there. The driver sets the other ones to 0.
+      if (operand.text == "%envreg1" || operand.text == "%envreg2") {
+        if (!code_->workspace) code_->workspace = std::make_unique<std::byte[]>(Code::kWorkspaceBytes);
+        return special(operand.text == "%envreg1" ? Special::workspace_high : Special::workspace_low, width);
+      }
+      if (operand.text.starts_with("%envreg")) return constant(width, 0);
       return failing("special register " + operand.text + " is not known here");
     }
     case Kind::symbol: return of_symbol(operand, width);
     default: return failing("an operand is of a kind that is not known here");
   }
+}
+
+namespace {
+
+// Registers of a function whose only definitions move the same immediate value to them.
+std::vector<bool> constants_of(const ptx::Function& function) {
+  using Kind = ptx::Operand::Kind;
+  const size_t count = function.registers.size();
+  std::vector<bool> defined(count, false), constant(count, true);
+  std::vector<uint64_t> values(count, 0);
+  const auto define = [&](const ptx::Operand& d, const ptx::Operand* value) {
+    if (d.kind != Kind::reg) return;
+    const auto reg = static_cast<size_t>(d.reg);
+    if (value == nullptr || (defined[reg] && values[reg] != value->bits)) constant[reg] = false;
+    defined[reg] = true;
+    if (value != nullptr) values[reg] = value->bits;
+  };
+  for (const ptx::Instruction& i : function.instructions) {
+    if (i.operands.empty()) continue;
+    const bool moves = i.opcode == "mov" && i.operands.size() == 2 && i.guard < 0 &&
+                       (i.operands[1].kind == Kind::integer || i.operands[1].kind == Kind::real);
+    const ptx::Operand& d = i.operands[0];
+    define(d, moves ? &i.operands[1] : nullptr);
+    if (d.kind == Kind::address) continue;
+    for (const ptx::Operand& part : d.parts) {
+      define(part, nullptr);
+      for (const ptx::Operand& inner : part.parts) define(inner, nullptr);
+    }
+  }
+  for (size_t reg = 0; reg < count; ++reg) constant[reg] = constant[reg] && defined[reg];
+  return constant;
+}
+
+}  // namespace
+
+bool Builder::is_constant(const ptx::Operand& operand) {
+  if (operand.kind == ptx::Operand::Kind::integer || operand.kind == ptx::Operand::Kind::real) return true;
+  if (operand.kind != ptx::Operand::Kind::reg || operand.negated) return false;
+  if (frame_->constants.empty()) frame_->constants = constants_of(*frame_->function);
+  return frame_->constants[static_cast<size_t>(operand.reg)];
 }
 
 int32_t Builder::destination(const ptx::Operand& operand, ptx::Type type) {

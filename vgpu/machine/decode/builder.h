@@ -68,6 +68,7 @@ struct Frame {
   std::vector<int32_t> returns;                                  // ops that jump behind the call
   std::vector<std::pair<Detail*, std::vector<int32_t>>> tables;  // of brx.idx: target instructions
   Frame* caller = nullptr;
+  std::vector<bool> constants;  // registers that always have one immediate value; empty: not computed yet
 };
 
 class Builder {
@@ -116,7 +117,8 @@ class Builder {
   std::vector<VirtualRegister>& registers() { return registers_; }
   void begin(const ptx::Instruction& i, int32_t source);
   int32_t position() const { return static_cast<int32_t>(code_->ops.size()); }
-  int32_t carry();  // the extended-precision carry: 0 or 1
+  bool is_constant(const ptx::Operand& operand);  // an immediate value, or a register that only one is moved to
+  int32_t carry();                                // the extended-precision carry: 0 or 1
 
  private:
   int32_t of_register(const ptx::Operand& operand, int width);

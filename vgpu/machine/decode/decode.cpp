@@ -262,6 +262,8 @@ class DecodedProgram : public Program {
       list.push_back(
           {v.name, code.memory->address[i], static_cast<size_t>(v.bytes()), v.space == ptx::Space::global, true});
     }
+    if (code.workspace)
+      list.push_back({"workspace of the grid", code.workspace.get(), Code::kWorkspaceBytes, true, true});
     return list;
   }
 

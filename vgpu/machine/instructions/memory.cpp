@@ -20,6 +20,7 @@ struct AccessDetail : Detail {  // in: address, then values of a store; out: val
   uint32_t element = 4;  // bytes
   bool sign = false;     // shorter than the register: extended by its sign
   bool wide_address = true;
+  bool stores_constant = false;
   int64_t offset = 0;
   std::vector<uint8_t> widths;  // of the registers
 };
@@ -123,9 +124,40 @@ void store_lanes(Context& context, const AccessDetail& detail, const Places& pla
   }
 }
 
+class Stored final : public StoredValues {
+ public:
+  Stored(const Context& context, const AccessDetail& detail, const Places& places)
+      : context_(context), detail_(detail), places_(places) {}
+
+  bool change_nothing(int lane) const override {
+    const auto words_of_element = std::max(detail_.element / 8, 1u), bytes = std::min(detail_.element, 8u);
+    const auto l = static_cast<uint32_t>(lane);
+    for (size_t n = 1; n < detail_.in.size(); ++n) {
+      const std::byte* const at = places_.at[lane] + (n - 1) * detail_.element;
+      for (uint32_t word = 0; word < words_of_element; ++word) {
+        uint64_t value = 0;
+        if (bytes == 8)
+          value = context_.row<uint64_t>(detail_.in[n])[words_of_element * l + word];
+        else
+          value = context_.row(detail_.in[n])[l] & (UINT64_MAX >> (64 - 8 * bytes));
+        if (load_element<__ATOMIC_RELAXED>(at + 8 * word, bytes, false) != value) return false;
+      }
+    }
+    return true;
+  }
+  bool are_constant() const override { return detail_.stores_constant; }
+
+ private:
+  const Context& context_;
+  const AccessDetail& detail_;
+  const Places& places_;
+};
+
 Step store_op(Context& context, const Op& op) {
   const auto& detail = op.as<AccessDetail>();
   Places places;
+  const Stored stored(context, detail, places);
+  if (!detail.form.atomic) places.stored = &stored;
   if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
   ++context.cluster.events;
   if (detail.form.atomic && places.global != 0)
@@ -139,6 +171,7 @@ Step store_op(Context& context, const Op& op) {
 Status address_and_type(Builder& b, const Instruction& i, Words& words, const Operand& operand, AccessDetail* detail,
                         Type* type) {
   take_order(words, &detail->form);
+  const bool is_of_entry = b.frame()->caller == nullptr || i.has("param::entry");
   take_space(words, &detail->form);
   take_cache_hints(words);
   *type = words.take_type();
@@ -150,6 +183,8 @@ Status address_and_type(Builder& b, const Instruction& i, Words& words, const Op
     const Place& place = b.place(base.symbol);
     if (place.in_register) return b.refuse(i, "the parameter is a register");
     if (place.space == Space::local) detail->form.space = Space::local;
+  } else if (detail->form.space == Space::param && !is_of_entry) {
+    detail->form.space = Space::local;  // PTX ISA, "ld": in a device function .param is .param::func
   }
   const int32_t address = b.address(operand, &detail->offset);
   if (b.failed()) return b.fail(i);
@@ -206,8 +241,12 @@ Status st(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   const bool vector = i.operands[1].kind == Operand::Kind::vector;
   if ((vector ? i.operands[1].parts.size() : 1) != count) return b.refuse(i, "the number of registers does not fit");
-  for (size_t n = 0; n < count; ++n)
-    detail->in.push_back(b.source(vector ? i.operands[1].parts[n] : i.operands[1], type));
+  detail->stores_constant = true;
+  for (size_t n = 0; n < count; ++n) {
+    const Operand& value = vector ? i.operands[1].parts[n] : i.operands[1];
+    detail->in.push_back(b.source(value, type));
+    detail->stores_constant = detail->stores_constant && b.is_constant(value);
+  }
   if (b.failed()) return b.fail(i);
   detail->form.writes = true;
   detail->form.bytes = detail->form.alignment = detail->element * count;

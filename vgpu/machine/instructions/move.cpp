@@ -106,8 +106,8 @@ Status mov(Builder& b, const Instruction& i) {
   return {};
 }
 
-// Generic addresses of shared memory are the window's and the 32-bit address; those of parameters and global memory are
-// what they are. Local addresses are offsets.
+// A generic address of shared memory, local memory or a parameter is its window and its 32-bit address. A global
+// address is generic already. A constant's address may come in 32 bits: its upper half is that of the module's memory.
 Status cvta(Builder& b, const Instruction& i) {
   Words words(i);
   const bool to = words.take("to");
@@ -125,13 +125,24 @@ Status cvta(Builder& b, const Instruction& i) {
     a = b.new_register(8);
     b.emit_lanes("add.u64", a, {base, b.constant(8, static_cast<uint64_t>(offset))});
   }
-  const bool moves = space.starts_with("shared") || space == "local";
-  if (!moves)
+  if (space == "const" && !to) {
+    const auto begin = reinterpret_cast<uintptr_t>(b.code().memory->bytes.get());
+    const int32_t low = b.new_register(8), offset_in_memory = b.new_register(8);
+    b.emit_lanes("sub.u64", low, {a, b.constant(8, begin)});
+    b.emit_lanes("and.b64", offset_in_memory, {low, b.constant(8, UINT32_MAX)});
+    b.emit_lanes("add.u64", d, {offset_in_memory, b.constant(8, begin)});
+    return {};
+  }
+  const uint64_t window = space.starts_with("shared")  ? kSharedWindow
+                          : space == "local"           ? kLocalWindow
+                          : space.starts_with("param") ? kParamWindow
+                                                       : 0;
+  if (window == 0)
     b.copy(d, a);
   else if (to)
     b.emit_lanes("and.b64", d, {a, b.constant(8, ~kWindowMask)});
   else
-    b.emit_lanes("or.b64", d, {a, b.constant(8, space == "local" ? kLocalWindow : kSharedWindow)});
+    b.emit_lanes("or.b64", d, {a, b.constant(8, window)});
   return {};
 }
 

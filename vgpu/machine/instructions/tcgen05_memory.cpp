@@ -87,7 +87,8 @@ Step alloc(Context& context, const Op& op, const ManagementDetail& detail, uint3
   }
   const uint32_t column = block.tmem_given.front();
   block.tmem_given.erase(block.tmem_given.begin());
-  if (context.grid.observer != nullptr) context.grid.observer->tmem_allocates(context.actor(op), column, columns);
+  const int32_t peer = blocks.size() == 2 ? blocks[1]->cta : -1;
+  if (context.grid.observer != nullptr) context.grid.observer->tmem_allocates(context.actor(op), column, columns, peer);
   return write_address(context, op, detail, column);
 }
 

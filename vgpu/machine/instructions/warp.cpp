@@ -2,6 +2,7 @@
 // "activemask", "bar.warp.sync".
 #include "vgpu/machine/instructions/warp.h"
 
+#include <array>
 #include <bit>
 #include <cmath>
 
@@ -14,19 +15,57 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-// The lanes of the member mask, once all of them are at the op: false, and the fragment waits. The mask is one row.
-bool members_here(Context& context, const Op& op, int32_t mask_row, uint32_t* present) {
-  const uint32_t members = context.row(mask_row)[first_lane(context.mask)];
-  if ((context.mask & ~members) != 0) {
-    context.finds(Rule::divergent_aligned, op, "", "a lane executes it that is not in its own member mask");
+// The lanes of the fragment that name the same member mask as its lowest lane.
+uint32_t lanes_of_first_mask(const Context& context, int32_t mask_row) {
+  const uint32_t* masks = context.row(mask_row);
+  const uint32_t first = masks[first_lane(context.mask)];
+  uint32_t same = 0;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) same |= uint32_t{masks[lane] == first} << lane;
+  return same & context.mask;
+}
+
+// Executes an op once for each group of lanes that name the same member mask, when all members of the group are there.
+// act(lanes) computes the results of a group. A fragment whose groups are not all complete is split into its groups.
+template <bool kAnyPlace = false, class Act>
+Step for_each_group(Context& context, const Op& op, int32_t mask_row, Act&& act) {
+  const uint32_t all = context.mask;
+  const auto members_of = [&](uint32_t group) { return context.row(mask_row)[first_lane(group)]; };
+  const auto check_members = [&](uint32_t group) {
+    if ((group & ~members_of(group)) != 0)
+      context.finds(Rule::divergent_aligned, op, "", "a lane executes it that is not in its own member mask");
+  };
+  uint32_t group = lanes_of_first_mask(context, mask_row);
+  if (group == all) {
+    check_members(group);
+    uint32_t present;
+    const uint32_t members = members_of(group);
+    if (!gather_lanes(context, op, members, kAnyPlace, &present)) return context.wait(WaitKind::lanes, members, 0);
+    present &= members | all;
+    release_lanes(context, op, present);
+    act(present);
+    return Step::next;
   }
-  if (!gather_lanes(context, op, members, false, present)) {
-    context.wait(WaitKind::lanes, members, 0);
-    return false;
+  std::array<uint32_t, kLanes> groups;
+  size_t count = 0;
+  bool complete = true;
+  for (uint32_t left = all; left != 0; left &= ~group) {
+    context.mask = left;
+    group = lanes_of_first_mask(context, mask_row);
+    groups[count++] = group;
+    const uint32_t missing = members_of(group) & context.warp.alive & ~group;
+    complete = complete && missing == 0;
+    if ((missing & all) != 0)
+      context.finds(Rule::divergent_aligned, op, "",
+                    str_cat("lane ", first_lane(group), " has lane ", first_lane(missing & all),
+                            " in its member mask, which names another mask"));
   }
-  *present &= members | context.mask;
-  release_lanes(context, op, *present);
-  return true;
+  context.mask = all;
+  if (!complete) return split_fragment(context, {groups.data(), count});
+  for (size_t n = 0; n < count; ++n) {
+    check_members(groups[n]);
+    act(groups[n]);
+  }
+  return Step::next;
 }
 
 void put_predicate(Context& context, int32_t at, uint32_t lanes, uint32_t bits) {
@@ -40,10 +79,7 @@ struct ShuffleDetail : Detail {  // in: a, b, c, mask; out: d, p
   Shuffle mode = Shuffle::idx;
 };
 
-Step shfl_op(Context& context, const Op& op) {
-  const auto& detail = op.as<ShuffleDetail>();
-  uint32_t present;
-  if (!members_here(context, op, detail.in[3], &present)) return Step::wait;
+void shuffle(Context& context, const Op& op, const ShuffleDetail& detail, uint32_t present) {
   const uint32_t *a = context.row(detail.in[0]), *b = context.row(detail.in[1]), *c = context.row(detail.in[2]);
   uint32_t result[kLanes], in_range = 0;
   std::pair<int32_t, int32_t> missing(-1, -1);  // a lane, and another that it reads, which does not take part
@@ -82,7 +118,11 @@ Step shfl_op(Context& context, const Op& op) {
   uint32_t* d = context.row(detail.out[0]);
   TANDEM_EACH_LANE(lane, present) d[lane] = result[lane];
   put_predicate(context, detail.out[1], present, in_range);
-  return Step::next;
+}
+
+Step shfl_op(Context& context, const Op& op) {
+  const auto& detail = op.as<ShuffleDetail>();
+  return for_each_group(context, op, detail.in[3], [&](uint32_t present) { shuffle(context, op, detail, present); });
 }
 
 Status shfl(Builder& b, const Instruction& i) {
@@ -113,23 +153,24 @@ struct VoteDetail : Detail {  // in: predicate, mask; out: d
   bool negated = false;
 };
 
-Step vote_op(Context& context, const Op& op) {
-  const auto& detail = op.as<VoteDetail>();
-  uint32_t present;
-  if (!members_here(context, op, detail.in[1], &present)) return Step::wait;
+void vote(Context& context, const VoteDetail& detail, uint32_t present) {
   const uint32_t votes = *context.row(detail.in[0]) & present;
   if (detail.mode == Vote::ballot) {
     uint32_t* d = context.row(detail.out[0]);
     TANDEM_EACH_LANE(lane, present) d[lane] = votes;
-    return Step::next;
+    return;
   }
   const bool all = votes == present, none = votes == 0;
   const bool result = detail.mode == Vote::all ? all : detail.mode == Vote::any ? !none : all || none;
   put_predicate(context, detail.out[0], present, result ? kAllLanes : 0);
-  return Step::next;
 }
 
-Status vote(Builder& b, const Instruction& i) {
+Step vote_op(Context& context, const Op& op) {
+  const auto& detail = op.as<VoteDetail>();
+  return for_each_group(context, op, detail.in[1], [&](uint32_t present) { vote(context, detail, present); });
+}
+
+Status decode_vote(Builder& b, const Instruction& i) {
   Words words(i);
   words.take("sync");
   const std::string mode = words.take_of({"all", "any", "uni", "ballot"});
@@ -150,10 +191,7 @@ struct MatchDetail : Detail {  // in: a, mask; out: d, p
   bool wide = false;
 };
 
-Step match_op(Context& context, const Op& op) {
-  const auto& detail = op.as<MatchDetail>();
-  uint32_t present;
-  if (!members_here(context, op, detail.in[1], &present)) return Step::wait;
+void match(Context& context, const MatchDetail& detail, uint32_t present) {
   const auto value = [&](uint32_t lane) -> uint64_t {
     return detail.wide ? context.row<uint64_t>(detail.in[0])[lane] : context.row(detail.in[0])[lane];
   };
@@ -169,10 +207,14 @@ Step match_op(Context& context, const Op& op) {
   uint32_t* d = context.row(detail.out[0]);
   TANDEM_EACH_LANE(lane, present) d[lane] = detail.all ? (equal ? present : 0) : same[lane];
   put_predicate(context, detail.out[1], present, equal ? kAllLanes : 0);
-  return Step::next;
 }
 
-Status match(Builder& b, const Instruction& i) {
+Step match_op(Context& context, const Op& op) {
+  const auto& detail = op.as<MatchDetail>();
+  return for_each_group(context, op, detail.in[1], [&](uint32_t present) { match(context, detail, present); });
+}
+
+Status decode_match(Builder& b, const Instruction& i) {
   Words words(i);
   words.take("sync");
   const std::string mode = words.take_of({"any", "all"});
@@ -218,20 +260,21 @@ uint32_t reduce(const ReduxDetail& detail, uint32_t x, uint32_t y) {
   return (detail.operation == "min") == less ? x : y;
 }
 
-Step redux_op(Context& context, const Op& op) {
-  const auto& detail = op.as<ReduxDetail>();
-  uint32_t present;
-  if (!members_here(context, op, detail.in[1], &present)) return Step::wait;
+void redux(Context& context, const ReduxDetail& detail, uint32_t present) {
   const uint32_t* a = context.row(detail.in[0]);
   const auto value = [&](int lane) { return detail.absolute ? a[lane] & 0x7fffffffu : a[lane]; };
   uint32_t result = value(first_lane(present));
   TANDEM_EACH_LANE(lane, present & (present - 1)) result = reduce(detail, result, value(static_cast<int>(lane)));
   uint32_t* d = context.row(detail.out[0]);
   TANDEM_EACH_LANE(lane, present) d[lane] = result;
-  return Step::next;
 }
 
-Status redux(Builder& b, const Instruction& i) {
+Step redux_op(Context& context, const Op& op) {
+  const auto& detail = op.as<ReduxDetail>();
+  return for_each_group(context, op, detail.in[1], [&](uint32_t present) { redux(context, detail, present); });
+}
+
+Status decode_redux(Builder& b, const Instruction& i) {
   Words words(i);
   words.take("sync");
   auto detail = std::make_unique<ReduxDetail>();
@@ -250,15 +293,14 @@ Status redux(Builder& b, const Instruction& i) {
 
 // in: mask; out: d, p. The leader is the lowest lane.
 Step elect_op(Context& context, const Op& op) {
-  uint32_t present;
-  if (!members_here(context, op, op.detail->in[0], &present)) return Step::wait;
-  const auto leader = static_cast<uint32_t>(first_lane(present));
-  if (op.detail->out[0] >= 0) {
-    uint32_t* d = context.row(op.detail->out[0]);
-    TANDEM_EACH_LANE(lane, present) d[lane] = leader;
-  }
-  put_predicate(context, op.detail->out[1], present, 1u << leader);
-  return Step::next;
+  return for_each_group(context, op, op.detail->in[0], [&](uint32_t present) {
+    const auto leader = static_cast<uint32_t>(first_lane(present));
+    if (op.detail->out[0] >= 0) {
+      uint32_t* d = context.row(op.detail->out[0]);
+      TANDEM_EACH_LANE(lane, present) d[lane] = leader;
+    }
+    put_predicate(context, op.detail->out[1], present, 1u << leader);
+  });
 }
 
 Status elect(Builder& b, const Instruction& i) {
@@ -290,20 +332,17 @@ Status activemask(Builder& b, const Instruction& i) {
 }
 
 Step warp_sync_op(Context& context, const Op& op) {
-  const uint32_t members = context.row(op.detail->in[0])[first_lane(context.mask)];
-  uint32_t present;
-  if (!gather_lanes(context, op, members, true, &present)) return context.wait(WaitKind::lanes, members, 0);
-  release_lanes(context, op, present & members);
-  if (context.grid.observer != nullptr) {
+  return for_each_group<true>(context, op, op.detail->in[0], [&](uint32_t present) {
+    if (context.grid.observer == nullptr) return;
     Actor actor = context.actor(op);
-    actor.lanes = present & (members | context.mask);
+    actor.lanes = present;
     context.grid.observer->warp_syncs(actor);
-  }
-  return Step::next;
+  });
 }
 
 constexpr Family kFamilies[] = {
-    {"shfl", shfl}, {"vote", vote}, {"match", match}, {"redux", redux}, {"elect", elect}, {"activemask", activemask},
+    {"shfl", shfl},          {"vote", decode_vote}, {"match", decode_match},
+    {"redux", decode_redux}, {"elect", elect},      {"activemask", activemask},
 };
 
 }  // namespace

@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::byte kNobodysData{0xff};  // shared memory before the first write: NaN in every format that has one
 
+uint64_t workspace_of(const Grid& grid) { return reinterpret_cast<uintptr_t>(grid.code->workspace.get()); }
+
 uint64_t value_of(const Initial& initial, const Block& block, const Warp& warp, uint32_t lane) {
   const Grid& g = *block.cluster->grid;
   const uint32_t thread = static_cast<uint32_t>(warp.index) * kLanes + lane;
@@ -58,6 +60,8 @@ uint64_t value_of(const Initial& initial, const Block& block, const Warp& warp, 
     case Special::lanemask_gt: return static_cast<uint32_t>(uint64_t{kAllLanes} << (lane + 1));
     case Special::dynamic_smem_size: return g.dynamic_shared;
     case Special::total_smem_size: return g.window_bytes - kReservedShared;
+    case Special::workspace_low: return g.cooperative ? static_cast<uint32_t>(workspace_of(g)) : 0;
+    case Special::workspace_high: return g.cooperative ? workspace_of(g) >> 32 : 0;
   }
   return 0;
 }

@@ -42,6 +42,14 @@ void diverge(Warp& warp, Fragment& fragment, uint32_t taken, int32_t target, int
   new_fragment(warp, taken, target, record);
 }
 
+Step split_fragment(Context& context, std::span<const uint32_t> groups) {
+  for (const uint32_t group : groups.subspan(1)) {
+    context.fragment.mask &= ~group;
+    new_fragment(context.warp, group, context.fragment.pc, context.fragment.join);
+  }
+  return Step::jump;
+}
+
 bool rejoin(Warp& warp, Fragment& fragment, int32_t pc) {
   while (fragment.join >= 0) {
     Join& join = warp.joins[static_cast<size_t>(fragment.join)];

@@ -1,6 +1,8 @@
 // The dispatch loop, and the scheduler above it.
 #pragma once
 
+#include <span>
+
 #include "vgpu/machine/run/state.h"
 
 namespace tandem::vgpu::machine {
@@ -17,6 +19,8 @@ void exit_lanes(Context& context, const Op& op, uint32_t lanes);
 // Lets lanes go on that wait at a join for others: those may need them.
 bool break_joins(Warp& warp);
 Fragment& new_fragment(Warp& warp, uint32_t mask, int32_t pc, int32_t join);
+// Each group of lanes but the first becomes a fragment of its own. All of them execute the same op again.
+Step split_fragment(Context& context, std::span<const uint32_t> groups);
 
 // What lanes that have exited are to an .aligned instruction. PTX wants all threads of the warp; but a barrier does
 // without those that have left, and hardware does most others for the warp as a whole. Not those that take registers of

@@ -74,8 +74,9 @@ class Resolver {
           form.space = ptx::Space::local;
           return Resolver(context_, op_, form, places_).lane(lane, address);
         }
-        const uint64_t at = address & ~kWindowMask, size = context_.grid.parameters.size();
-        if (!in_window(address, kParamWindow) || at + form_.bytes > size || form_.writes)
+        const uint64_t at = in_window(address, kParamWindow) ? address & ~kWindowMask : address;
+        const uint64_t size = context_.grid.parameters.size();
+        if (at > size || at + form_.bytes > size || form_.writes)
           return outside(context_, op_, "parameter", at, form_.bytes, size);
         places_->constant |= bit;
         places_->at[lane] = context_.grid.parameters.data() + at;
@@ -83,7 +84,8 @@ class Resolver {
       }
       case ptx::Space::constant: {
         const ModuleMemory& memory = *context_.grid.code->memory;
-        const uint64_t at = address - reinterpret_cast<uintptr_t>(memory.bytes.get());
+        uint64_t at = address - reinterpret_cast<uintptr_t>(memory.bytes.get());
+        if (address >> 32 == 0) at = static_cast<uint32_t>(at);  // the low half of an address
         if (at > memory.size || at + form_.bytes > memory.size)
           return outside(context_, op_, "constant", at, form_.bytes, memory.size);
         places_->constant |= bit;
@@ -118,6 +120,7 @@ void announce(Context& context, const Op& op, const AccessForm& form, Places* pl
   access.scope = form.scope;
   access.bytes = form.bytes;
   access.address = places->address;
+  access.stored = places->stored;
   const auto say = [&](Memory memory, uint32_t lanes) {
     if (lanes == 0) return;
     access.memory = memory;

@@ -13,6 +13,7 @@ struct Places {
   uint32_t global = 0, shared = 0, local = 0, constant = 0;  // lanes by kind of memory
   uint32_t nothing = 0;                                      // lanes whose access is not made: they read 0
   bool remote = false;                                       // some lane is in another block's shared memory
+  const StoredValues* stored = nullptr;                      // for observers; null: not a weak store
 };
 
 // What an access does, for checks and observers.

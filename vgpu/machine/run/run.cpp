@@ -183,6 +183,8 @@ Status run(const LaunchDescription& launch, const Model& model, const RunOptions
   grid.block = launch.block;
   grid.cluster = cluster;
   grid.dynamic_shared = launch.dynamic_shared_bytes;
+  grid.cooperative = launch.cooperative;
+  if (code.workspace) std::fill_n(code.workspace.get(), Code::kWorkspaceBytes, std::byte{0});
   grid.window_bytes = code.dynamic_shared_at + launch.dynamic_shared_bytes;
   grid.parameters.assign(launch.parameters.begin(), launch.parameters.end());
   grid.threads = static_cast<int32_t>(product(launch.block));

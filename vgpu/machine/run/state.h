@@ -169,7 +169,7 @@ struct Grid {
   const Model* model = nullptr;
   RunOptions options;
   Observer* observer = nullptr;
-  bool traced = false;
+  bool traced = false, cooperative = false;
   gpu::Dim3 grid, block, cluster;
   uint32_t dynamic_shared = 0;
   uint32_t window_bytes = 0;  // of a block's shared window

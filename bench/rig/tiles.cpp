@@ -15,8 +15,8 @@
 #include "base/text.h"
 #include "members.h"
 #include "plan/fields.h"
+#include "plan/forward_kernel.h"
 #include "plan/kernel.h"
-#include "plan/tile.h"
 #include "shared/forward.h"
 
 namespace {
@@ -53,13 +53,13 @@ std::string describe(const Config& t) {
   tandem::plan::fields(t, [&](const Field& field, const auto& member) {
     members += str_cat(members.empty() ? "" : ", ", quoted(field.name), ": ", static_cast<int>(member));
     if constexpr (!std::is_enum_v<std::remove_cvref_t<decltype(member)>>)
-      if (field.cut) columns += (columns.empty() ? "" : ", ") + text_of(member);
+      if (field.is_tuned) columns += (columns.empty() ? "" : ", ") + text_of(member);
   });
   const std::string check = str_cat("static_assert(sizeof(ForwardParams) == ", sizeof(ForwardParams), ");\n");
   const auto kernel = [&](const Config& c) {
     return str_cat("[", quoted(tandem::plan::name_of(c)), ", ", quoted(tandem::plan::translation_unit(c) + check), "]");
   };
-  const auto [q, k, v, out] = tandem::plan::Tile(t).boxes;
+  const auto [q, k, v, out] = tandem::plan::ForwardKernel(t).boxes;
   return str_cat("{\"fields\": {", members, "}, \"columns\": ", quoted(columns), ", \"full\": ", kernel(t),
                  ", \"causal\": ", kernel(causal), ", \"shared\": ", t.smem_bytes(), ", \"threads\": ", t.threads(),
                  ", \"rows\": ", t.tile_m(), ", \"boxes\": [", q, ", ", k, ", ", v, ", ", out, "]}");
@@ -75,7 +75,7 @@ void add_all(const Config& t, const Tried& tried, int n, std::vector<std::string
   int at = 0;
   const char* name = nullptr;
   tandem::plan::fields(t, [&](const Field& field, const auto&) {
-    if (field.cut && at++ == n) name = field.name;
+    if (field.is_tuned && at++ == n) name = field.name;
   });
   if (name == nullptr) {
     if (tandem::plan::is_valid(t) && tandem::plan::fits(t)) found->push_back(describe(t));

@@ -56,19 +56,19 @@ TANDEM_DEVICE void classify_blocks(const MakeBlocksParams& p) {
 template <class StateAt>
 TANDEM_DEVICE void list_row(const MadeListParams& list, i64 batch, i64 head, i64 row, int columns, MadeState least,
                             MadeState most, const StateAt& state_at) {
-  __shared__ int counts[kListStepsThreads / 32];
+  __shared__ int counts[kListBlocksThreads / 32];
   auto is_listed = [&](int column) {
     const MadeState state = column < columns ? state_at(column) : MadeState::empty;
     return column < columns && least <= state && state <= most;
   };
   int listed = 0;
 #pragma unroll 1
-  for (int first = 0; first < columns; first += kListStepsThreads)
+  for (int first = 0; first < columns; first += kListBlocksThreads)
     listed += place_item(is_listed(first + threadIdx.x), counts).all;
   int* const index = list.index + batch * list.index_batch + head * list.index_head + row * list.index_row;
   int before = 0;  // listed columns before
 #pragma unroll 1
-  for (int first = 0; first < columns; first += kListStepsThreads) {
+  for (int first = 0; first < columns; first += kListBlocksThreads) {
     const int column = first + threadIdx.x;
     const bool own = is_listed(column);
     const ItemPlace place = place_item(own, counts);

@@ -32,7 +32,7 @@ struct OneOf<false, A, B> {
 };
 
 // Broadcasts lane 0's value, so that the compiler keeps the results in uniform registers.
-TANDEM_DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+TANDEM_DEVICE int warp_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 // A condition that is equal in all lanes. Slots and descriptors of a loop that ends by it stay in uniform registers.
 TANDEM_DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 

@@ -96,12 +96,12 @@ TANDEM_DEVICE u64 tcgen05_smem_desc(u32 address, u32 leading_bytes, u32 stride_b
 }
 // Operand layouts in BLAS terms for row-major matrices: n is rows x columns, t is transposed. q k^T with keys in rows
 // is nt, p v with values in rows is nn. An operand a in tensor memory is never transposed.
-enum class Layout { nn, nt, tn, tt };
+enum class MmaLayout { nn, nt, tn, tt };
 // Instruction descriptor of m x n products of f16 or bfloat16 with float32 sums. PTX ISA "Instruction descriptor".
-constexpr u32 tcgen05_instr_desc(Layout layout, bool f16, int m, int n) {
+constexpr u32 tcgen05_instr_desc(MmaLayout layout, bool f16, int m, int n) {
   const u32 type = f16 ? 0 : 1;
-  const bool a_by_columns = layout == Layout::tn || layout == Layout::tt;
-  const bool b_by_columns = layout == Layout::nn || layout == Layout::tn;
+  const bool a_by_columns = layout == MmaLayout::tn || layout == MmaLayout::tt;
+  const bool b_by_columns = layout == MmaLayout::nn || layout == MmaLayout::tn;
   return 1u << 4 | type << 7 | type << 10 | (a_by_columns ? 1u << 15 : 0) | (b_by_columns ? 1u << 16 : 0) |
          static_cast<u32>(n) / 8 << 17 | static_cast<u32>(m) / 16 << 24;
 }

@@ -17,25 +17,25 @@ struct BackwardParams : ForwardParams {
 
   int sequence_m_blocks;  // dense: per sequence
   int n_blocks;           // per sequence, an upper bound
-  int diagonal_heads;     // heads with from_diagonal (by_head: query heads)
-  int splits;             // parts of an n_block's iterations, one per tile
+  int spt_heads;          // heads with spt (split_q_heads: query heads)
+  int m_splits;           // parts of an n_block's iterations, one per tile
   int has_dk, has_dv;     // 0: not wanted
 
   void *dk_data, *dv_data;  // varlen: for tiles at the end of a sequence
   long long dk_batch, dk_row, dk_head, dv_batch, dv_row, dv_head;
 
   // For each (query head, m_block):
-  float* stats;     // -lse in log2 units, then delta = sum(dout * out) - dlse
-  float* dq_sums;   // Sm90BackwardConfig::dq_floats()
-  int* dq_tickets;  // number of n_blocks added so far
-  // For each (sequence, key head, n_block) and each split (not by_head): Sm90BackwardConfig::key_floats().
-  float* key_sums;
-  int* key_tickets;  // by_head: number of heads added so far
-  int key_ticket_count;
-  // Sm90BackwardConfig::strips: dS of one strip (tile/strip.cuh), which has all n_blocks of several query heads or
+  float* lse_delta;   // -lse in log2 units, then delta = sum(dout * out) - dlse
+  float* dq_accum;    // Sm90BackwardConfig::dq_floats()
+  int* dq_semaphore;  // number of n_blocks added so far
+  // For each (sequence, key head, n_block) and each split (not split_q_heads): Sm90BackwardConfig::dkv_floats().
+  float* dkv_accum;
+  int* dkv_semaphore;  // split_q_heads: number of heads added so far
+  int dkv_semaphore_count;
+  // Sm90BackwardConfig::strips: dS of one strip (tile/ds_chunk.cuh), which has all n_blocks of several query heads or
   // several n_blocks of one. counter[1] is the strip's number, counter[2] the number of CTAs that have read it.
   void* ds;  // null: dq is not wanted
-  int strip_heads, strip_n_blocks, strip_row_n_blocks, strip_folds;
+  int chunk_heads, chunk_n_blocks, ds_row_stride, pack_triangle;
   int head_dim;  // the problem's
 
   void* dsink;  // or null

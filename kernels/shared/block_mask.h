@@ -12,10 +12,10 @@ struct BlockListParams {
   int columns;  // entries per row of indices
 };
 
-// A tile's iterations are a list in the workspace. Its header of kStepHeader numbers is the length, then the number of
+// A tile's iterations are a list in the workspace. Its header of kListHeader numbers is the length, then the number of
 // iterations of each tile of a Blackwell CTA. One entry for each n_block, from the last to the first, has n_block <<
-// kStepBits and two bits (StepState) per unit of rows. A final 0 allows reading ahead.
-constexpr int kStepHeader = 4, kStepBits = 8, kStepUnits = 4, kListStepsThreads = 128;
+// kStateBits and two bits (BlockState) per unit of rows. A final 0 allows reading ahead.
+constexpr int kListHeader = 4, kStateBits = 8, kStateUnits = 4, kListBlocksThreads = 128;
 
 struct BlockMaskParams {
   BlockListParams partial, full;
@@ -32,7 +32,7 @@ struct BlockMaskedForwardParams : ModifiedForwardParams {
   BlockMaskParams blocks;
 };
 
-// A backward has a table: two bits (StepState) for each list, m_block, n_block and CTA. The bits above count the
+// A backward has a table: two bits (BlockState) for each list, m_block, n_block and CTA. The bits above count the
 // earlier n_blocks that add to the m_block's dq. `steps` has a list for each n_block of a key head: its length, then
 // m_block * heads_q + head of each iteration, then 0.
 struct BlockMaskedBackwardParams : ModifiedBackwardParams {

@@ -10,12 +10,12 @@ struct MergeTensor {
 };
 
 struct MergeParams {
-  static constexpr int kMostParts = 60;               // per launch: a parameter has 4 KB
+  static constexpr int kMaxParts = 60;                // per launch: a parameter has 4 KB
   static constexpr int kThreads = 128, kColumns = 4;  // threads per CTA, columns per thread
 
-  MergeTensor part_out[kMostParts], part_lse[kMostParts];
+  MergeTensor part_out[kMaxParts], part_lse[kMaxParts];
   MergeTensor out, lse;  // lse.data may be null
-  MergeType part_type[kMostParts], out_type;
+  MergeType part_type[kMaxParts], out_type;
   int parts;
   int batch, seqlen, heads, head_dim;
   int lanes;    // lanes per row: power of two <= 32

@@ -36,7 +36,7 @@ struct CapturedTensor {
   ModElement element;
 };
 
-constexpr int kConvertCapturedThreads = 256;
+constexpr int kPostprocessCapturedThreads = 256;
 
 // Cells of all tensors with a wanted gradient. Word n of all cells comes before word n + 1.
 struct CapturedParams {

@@ -13,12 +13,12 @@ struct Sm90ForwardConfig {
   int kv_ctas = 1;                       // CTAs that share keys and values by multicast
   bool f32_out = false;                  // float32 result, else the type of q
   bool dropout = false;
-  bool block_mask = false;           // n_blocks come from a list: tile/block_mask.cuh
-  bool max_scores = false;           // computed by another kernel: tile/max_scores.cuh
-  bool f16 = false;                  // elements are float16, else bfloat16
-  bool left = false, right = false;  // bounded visibility before, after a query
-  bool varlen = false;               // lengths are read on the device
-  bool unscaled = false;             // scale <= 0: the largest product is not the largest score
+  bool block_mask = false;                           // n_blocks come from a list: tile/block_mask.cuh
+  bool max_scores = false;                           // computed by another kernel: tile/max_scores.cuh
+  bool f16 = false;                                  // elements are float16, else bfloat16
+  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
+  bool varlen = false;                               // lengths are read on the device
+  bool scale_outside_exp2 = false;                   // scale <= 0: the largest product is not the largest score
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
   bool score_mod = false, mask_mod = false;  // printed functions: tile/mod_functions.cuh
@@ -30,13 +30,15 @@ struct Sm90ForwardConfig {
   // Scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated separately, only for
   // n_blocks that need it.
   constexpr bool has_score_mod() const {
-    return unscaled || softcap || alibi || score_mod || (mask_mod && !block_mask);
+    return scale_outside_exp2 || softcap || alibi || score_mod || (mask_mod && !block_mask);
   }
   // A block mask evaluates a mask_mod in partial n_blocks. Shared memory has its values that depend on a row or a key
   // only. There are at most kMaskWords words per row and per key of two iterations (src/mods/program.cpp).
-  constexpr bool asks_mask() const { return mask_mod && block_mask; }
+  constexpr bool evaluates_mask_mod() const { return mask_mod && block_mask; }
   static constexpr int kMaskWords = 2;
-  constexpr int mask_bytes() const { return asks_mask() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0; }
+  constexpr int mask_bytes() const {
+    return evaluates_mask_mod() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0;
+  }
   // The main kernel and the kernels before it may begin before the preceding kernel of the stream has ended.
   static constexpr bool overlaps_launches() { return true; }
   // Block mask: the rows that share one state per n_block, and the number of such units per tile.
@@ -47,11 +49,12 @@ struct Sm90ForwardConfig {
   // repeats the tile with maxima. Not with a bias or ALiBi, which may hide first keys or grow without bound. Not with
   // dropout, because sums include dropped probabilities and cannot be recomputed from kept ones.
   constexpr bool lazy_max() const {
-    return !f16 && !unscaled && !alibi && bias == Bias::none && !score_mod && (!mask_mod || block_mask) && !dropout;
+    return !f16 && !scale_outside_exp2 && !alibi && bias == Bias::none && !score_mod && (!mask_mod || block_mask) &&
+           !dropout;
   }
   // Exponentials per thread and iteration that are computed before the wait for the preceding iteration's PV product.
   // None if that product is short or a softcap runs during it.
-  constexpr int exps_under_pv() const {
+  constexpr int exp_before_pv_wait() const {
     if (head_dim_v <= 64 || softcap) return 0;
     return tile_n > 64 ? tile_n / 4 : tile_n / 2;
   }

@@ -1,6 +1,6 @@
 // Block masks: the n_blocks of a tile, and the state of each n_block's scores.
 //
-// list_steps() computes them before the main kernel, from the caller's lists. It is the only reader of these lists,
+// list_n_blocks() computes them before the main kernel, from the caller's lists. It is the only reader of these lists,
 // because they may hold any values. The roles of the kernel iterate over a tile's list as they iterate over a range of
 // n_blocks without a block mask. A tile without visible keys has one iteration, which hides all.
 #pragma once
@@ -10,10 +10,10 @@
 #include "tile/row.cuh"
 
 // The state of one unit's rows in an n_block. absent: only other units read the n_block.
-enum class StepState : u32 { absent, partial, full, hidden };
+enum class BlockState : u32 { absent, partial, full, hidden };
 
-TANDEM_DEVICE int n_block_of(u32 step) { return static_cast<int>(step >> kStepBits); }
-TANDEM_DEVICE StepState state_of(u32 step, int unit) { return static_cast<StepState>(step >> 2 * unit & 3); }
+TANDEM_DEVICE int n_block_of(u32 step) { return static_cast<int>(step >> kStateBits); }
+TANDEM_DEVICE BlockState state_of(u32 step, int unit) { return static_cast<BlockState>(step >> 2 * unit & 3); }
 // The bits of all units of the i-th tile of a CTA or CTA pair.
 template <auto T>
 TANDEM_DEVICE u32 tile_bits(int i) {
@@ -69,7 +69,7 @@ TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& 
   const int* const index =
       list.index + tile.batch * list.index_batch + tile.head * list.index_head + block_row * list.index_row;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < count; i += kListStepsThreads) {
+  for (int i = threadIdx.x; i < count; i += kListBlocksThreads) {
     const i64 n_block = static_cast<i64>(index[i * list.index_column]) * p.block_n_blocks;
     auto within = [&](i64 n) { return static_cast<int>(min(max(n, static_cast<i64>(begin)), static_cast<i64>(end))); };
     const int from = within(n_block), to = within(n_block + p.block_n_blocks);
@@ -82,7 +82,7 @@ TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& 
 template <auto T>
 TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, int row, int first, int begin, int end,
                             int shift, u32* states) {
-  constexpr u32 kFull = static_cast<u32>(StepState::full), kPartial = static_cast<u32>(StepState::partial);
+  constexpr u32 kFull = static_cast<u32>(BlockState::full), kPartial = static_cast<u32>(BlockState::partial);
   mark_blocks(p, p.partial, tile, row, first, begin, end, (T.mask_mod ? kPartial : kFull) << shift, states);
   mark_blocks(p, p.full, tile, row, first, begin, end, kFull << shift, states);
 }
@@ -104,15 +104,15 @@ TANDEM_DEVICE TileCoords listed_tile(const Params& p) {
 struct ItemPlace {
   int before, all;
 };
-// Called by all kListStepsThreads threads. counts: per warp; it can be reused after all threads have returned.
-TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListStepsThreads / 32]) {
+// Called by all kListBlocksThreads threads. counts: per warp; it can be reused after all threads have returned.
+TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListBlocksThreads / 32]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 voters = __ballot_sync(~0u, has);
   if (lane == 0) counts[warp] = __popc(voters);
   __syncthreads();
   ItemPlace place{__popc(voters & ((1u << lane) - 1)), 0};
 #pragma unroll
-  for (int w = 0; w < kListStepsThreads / 32; ++w) {
+  for (int w = 0; w < kListBlocksThreads / 32; ++w) {
     if (w < warp) place.before += counts[w];
     place.all += counts[w];
   }
@@ -120,11 +120,11 @@ TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListStepsThreads / 3
   return place;
 }
 
-// Lists the iterations of one tile: one CTA of kListStepsThreads threads. If the host knows all lengths, Hopper's
+// Lists the iterations of one tile: one CTA of kListBlocksThreads threads. If the host knows all lengths, Hopper's
 // kernel also sets the tile counter. A memset before it would have to end before the kernel may begin.
 template <auto T>
-TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
-  constexpr int kChunk = 1024, kWarps = kListStepsThreads / 32, kTiles = T.step_tiles();
+TANDEM_DEVICE void list_n_blocks(const BlockMaskedForwardParams& p) {
+  constexpr int kChunk = 1024, kWarps = kListBlocksThreads / 32, kTiles = T.step_tiles();
   __shared__ u32 states[kChunk];
   __shared__ int counts[kTiles + 1][kWarps];  // per warp: iterations of all tiles, then of each tile
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -141,7 +141,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
 #pragma unroll 1
   for (int end = range.end; end > range.begin; end -= kChunk) {
     const int begin = max(range.begin, end - kChunk);
-    for (int i = thread; i < kChunk; i += kListStepsThreads) states[i] = 0;
+    for (int i = thread; i < kChunk; i += kListBlocksThreads) states[i] = 0;
     __syncthreads();
 #pragma unroll 1
     for (int unit = 0; unit < T.step_units(); ++unit) {
@@ -153,7 +153,7 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
     }
     __syncthreads();
 #pragma unroll 1
-    for (int first = end - 1; first >= begin; first -= kListStepsThreads) {
+    for (int first = end - 1; first >= begin; first -= kListBlocksThreads) {
       const int n_block = first - thread;
       u32 state = n_block >= begin ? states[n_block - begin] : 0;
       state = without_twice(state);
@@ -171,13 +171,13 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
         if (w < warp) at += counts[0][w];
         for (int i = 0; i <= kTiles; ++i) total[i] += counts[i][w];
       }
-      if (state != 0) steps[kStepHeader + at] = static_cast<int>(static_cast<u32>(n_block) << kStepBits | state);
+      if (state != 0) steps[kListHeader + at] = static_cast<int>(static_cast<u32>(n_block) << kStateBits | state);
       __syncthreads();
     }
   }
   if (thread != 0) return;
   // Rows without visible keys get their zeros from an iteration that hides all.
-  u32 step = total[0] > 0 ? steps[kStepHeader] : static_cast<u32>(range.end - 1) << kStepBits;
+  u32 step = total[0] > 0 ? steps[kListHeader] : static_cast<u32>(range.end - 1) << kStateBits;
   total[0] = max(total[0], 1);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
@@ -185,13 +185,13 @@ TANDEM_DEVICE void list_steps(const BlockMaskedForwardParams& p) {
     step |= tile_bits<T>(i);  // hidden
     total[i + 1] = 1;
   }
-  steps[kStepHeader] = static_cast<int>(step);
-  steps[kStepHeader + total[0]] = 0;
+  steps[kListHeader] = static_cast<int>(step);
+  steps[kListHeader + total[0]] = 0;
 #pragma unroll
   for (int i = 0; i <= kTiles; ++i) steps[i] = total[i];
 }
 
-// The position of one m_block of a list in the order by falling number of iterations: one CTA of kListStepsThreads
+// The position of one m_block of a list in the order by falling number of iterations: one CTA of kListBlocksThreads
 // threads.
 template <auto T>
 TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
@@ -204,10 +204,11 @@ TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
   const int own = steps[m_block * p.blocks.list_words];
   int place = 0;
 #pragma unroll 1
-  for (int first = 0; first < m_blocks; first += kListStepsThreads) {
+  for (int first = 0; first < m_blocks; first += kListBlocksThreads) {
     const int other = first + static_cast<int>(threadIdx.x);
     const int count = other < m_blocks ? steps[other * p.blocks.list_words] : -1;
-    place += __syncthreads_count(count > own || (count == own && (T.right ? other > m_block : other < m_block)));
+    place +=
+        __syncthreads_count(count > own || (count == own && (T.bounded_right ? other > m_block : other < m_block)));
   }
   if (threadIdx.x == 0) p.blocks.order[static_cast<i64>(list) * m_blocks + place] = m_block;
 }

@@ -5,10 +5,10 @@
 // Only then the element that a score reads is known, so that a sum has several writers. Sums are exact (shared/mods.h),
 // so that their order does not matter. While neighbours on a line read the same element, a thread adds at most 128
 // numbers in float32, then a warp does. If all scores of a tile read the same element, the threads that compute them
-// sum it directly. convert_captured() rounds the sums and stores them.
+// sum it directly. postprocess_captured() rounds the sums and stores them.
 //
 // Most tiles read one element of each tensor, because positions are clamped or a head has one element. The main kernel,
-// which has their dS, adds these sums (T.sums_tiles): captured_sums.cuh.
+// which has their dS, adds these sums (T.captured_per_tile): captured_sums.cuh.
 #pragma once
 #include "ptx/global.cuh"
 #include "tile/captured_sums.cuh"
@@ -21,10 +21,10 @@ constexpr int kCapturedRows = 64;
 // One more column than keys, so that threads on lines of any direction use different banks.
 template <int keys>
 struct CapturedScores {
-  float given[kCapturedRows][keys + 1], ds[kCapturedRows][keys + 1];  // see ScoreGradient
+  float mod_input[kCapturedRows][keys + 1], ds[kCapturedRows][keys + 1];  // see ScoreGradient
 
   TANDEM_DEVICE void put(int row, int key, const ScoreGradient& score) {
-    given[row][key] = score.given;
+    mod_input[row][key] = score.mod_input;
     ds[row][key] = score.ds;
   }
 };
@@ -117,7 +117,7 @@ TANDEM_DEVICE void walk(const ModifiedBackwardParams& p, const CapturedScores<ke
       if (ds == 0) continue;  // the derivative may be inf or NaN
       at.q = first_query + row;
       at.k = first_key + key;
-      score_captures<T, line>(scores.given[row][key], at, p.mods.score, Captures<kCount>{p.captured, sums, ds});
+      score_captures<T, line>(scores.mod_input[row][key], at, p.mods.score, Captures<kCount>{p.captured, sums, ds});
     }
     __syncwarp();
 #pragma unroll
@@ -145,7 +145,7 @@ TANDEM_DEVICE void walk_all(const ModifiedBackwardParams& p, const CapturedScore
 template <auto T, int keys>
 TANDEM_DEVICE bool is_walked(const BackwardParams& p, const ScoreTileAt& at) {
   if (!sees_some<T, keys>(p, at)) return false;
-  if constexpr (T.sums_tiles) {
+  if constexpr (T.captured_per_tile) {
     const auto& modified = static_cast<const ModifiedBackwardParams&>(p);
     return !tile_captures<T>(range_place_of<T, keys>(at.sequence, at.head, at.m_block, at.key_block),
                              modified.mods.score, NoCaptures{});
@@ -176,7 +176,7 @@ struct CapturedTiles {
       left_ = __ballot_sync(~0u, at.m_block < p.sequence_m_blocks && is_walked<T, keys>(p, at));
       next_ += 32;
     }
-    at.m_block = uniform(next_ - 32 + __ffs(left_) - 1);
+    at.m_block = warp_uniform(next_ - 32 + __ffs(left_) - 1);
     left_ &= left_ - 1;
   }
 
@@ -211,9 +211,9 @@ TANDEM_DEVICE void store_captured(void* to, i64 at, double x, bool accumulate) {
 
 // One thread per cell.
 template <auto T>
-TANDEM_DEVICE void convert_captured(const ModifiedBackwardParams& p) {
+TANDEM_DEVICE void postprocess_captured(const ModifiedBackwardParams& p) {
   grid_dependency_wait();
-  const i64 cell = static_cast<i64>(blockIdx.x) * kConvertCapturedThreads + threadIdx.x;
+  const i64 cell = static_cast<i64>(blockIdx.x) * kPostprocessCapturedThreads + threadIdx.x;
 #pragma unroll 1
   for (int n = 0; n < kModTensors; ++n) {
     const CapturedTensor& to = p.captured.tensors[n];

@@ -1,6 +1,6 @@
 // Additions to the gradients of the tensors that a score_mod reads (shared/mods.h), and the main kernel's part: tiles
-// whose scores all read the same element. With constant derivatives it adds the sum of dS (T.sums_tiles: ranges select
-// these tiles). If all tiles are of this kind, it adds the terms of each score (T.sums_scores).
+// whose scores all read the same element. With constant derivatives it adds the sum of dS (T.captured_per_tile: ranges
+// select these tiles). If all tiles are of this kind, it adds the terms of each score (T.captured_per_score).
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
@@ -67,9 +67,10 @@ struct TileSums {
     }
   };
   template <class Adds>
-  TANDEM_DEVICE static void add(const BackwardParams& p, float given, const ModPlace& at, const Adds& adds) {
+  TANDEM_DEVICE static void add(const BackwardParams& p, float mod_input, const ModPlace& at, const Adds& adds) {
     if constexpr (kCount > 0)
-      score_captures<T, CaptureLine::tile>(given, at, static_cast<const ModifiedBackwardParams&>(p).mods.score, adds);
+      score_captures<T, CaptureLine::tile>(mod_input, at, static_cast<const ModifiedBackwardParams&>(p).mods.score,
+                                           adds);
   }
   TANDEM_DEVICE void store(const BackwardParams& params, const ModPlace& at) const {
     const auto& p = static_cast<const ModifiedBackwardParams&>(params);
@@ -79,7 +80,7 @@ struct TileSums {
 struct NoSums {};
 // Evaluates the scores of an iteration of the main kernel one by one.
 template <auto T>
-using ScoreSums = typename OneOf<T.sums_scores, TileSums<T>, NoSums>::Type;
+using ScoreSums = typename OneOf<T.captured_per_score, TileSums<T>, NoSums>::Type;
 
 // The tile of an m_block and a block of keys; either may lie beyond the sequence.
 template <auto T, int keys>

@@ -37,7 +37,7 @@ TANDEM_DEVICE TileCoords dense_coords(const ForwardParams& p, int n) {
   if constexpr (T.bias != Bias::none) {
     if (p.bias_batch == 0) batch = index.head % p.batch, head = index.head / p.batch;
   }
-  int m_block = T.right ? p.m_blocks - 1 - index.m_block : index.m_block;
+  int m_block = T.bounded_right ? p.m_blocks - 1 - index.m_block : index.m_block;
   if constexpr (T.block_mask)
     m_block = p.tile_order[static_cast<i64>(batch) * p.order_batch + head * p.order_head + index.m_block];
   return {m_block, head, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
@@ -81,7 +81,7 @@ TANDEM_DEVICE int diagonal_of(const ForwardParams& p, const TileCoords& t) {
 }
 
 template <auto T>
-TANDEM_DEVICE Band<T.left, T.right> band_of(const ForwardParams& p, const TileCoords& t) {
+TANDEM_DEVICE Band<T.bounded_left, T.bounded_right> band_of(const ForwardParams& p, const TileCoords& t) {
   return {diagonal_of<T>(p, t), p.window_left, p.window_right, t.q_len, t.k_len};
 }
 
@@ -101,9 +101,9 @@ TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords
   const KeyRange visible = band.visible_keys(first, last), unmasked = band.unmasked_keys(first, last);
   NBlockRange range;
   range.end = max(1, (visible.end + T.tile_n - 1) / T.tile_n);
-  range.begin = T.left ? min(max(0, visible.begin) / T.tile_n, range.end - 1) : 0;
-  range.unmasked_end = (T.right ? max(0, unmasked.end) : unmasked.end) / T.tile_n;
-  range.unmasked_begin = T.left ? (max(0, unmasked.begin) + T.tile_n - 1) / T.tile_n : 0;
+  range.begin = T.bounded_left ? min(max(0, visible.begin) / T.tile_n, range.end - 1) : 0;
+  range.unmasked_end = (T.bounded_right ? max(0, unmasked.end) : unmasked.end) / T.tile_n;
+  range.unmasked_begin = T.bounded_left ? (max(0, unmasked.begin) + T.tile_n - 1) / T.tile_n : 0;
   return range;
 }
 template <auto T>

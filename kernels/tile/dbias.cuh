@@ -16,7 +16,7 @@ TANDEM_DEVICE Span span_of(bool summed, int all, int parts, int* block) {
   return {own, own + 1};
 }
 
-// A CTA's part of dbias, one of BackwardTiling::dbias_blocks, in tiles of T.tile_m queries and kKeys keys.
+// A CTA's part of dbias, one of BackwardSchedule::dbias_blocks, in tiles of T.tile_m queries and kKeys keys.
 template <auto T, int kKeys>
 struct DbiasPart {
   const BackwardParams& p;

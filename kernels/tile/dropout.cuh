@@ -14,9 +14,9 @@ struct Dropout {
   Dropout() = default;
   TANDEM_DEVICE explicit Dropout(const DropoutParams& p) : carry(p.carry), low_carry(p.carry & 0x7f7f7f7fu) {
     const u64 seed = p.seed_ptr ? *p.seed_ptr : p.seed, at = p.offset_ptr ? *p.offset_ptr : p.offset;
-    key[0] = uniform(static_cast<u32>(seed));
-    key[1] = uniform(static_cast<u32>(seed >> 32) + static_cast<u32>(at >> 32));
-    offset = uniform(static_cast<u32>(at));
+    key[0] = warp_uniform(static_cast<u32>(seed));
+    key[1] = warp_uniform(static_cast<u32>(seed >> 32) + static_cast<u32>(at >> 32));
+    offset = warp_uniform(static_cast<u32>(at));
   }
 
   // Queries in rows: `blocks` times 8 columns from `column` on, up to 32 registers; bit_in_rows() maps them. Four lanes
@@ -110,9 +110,9 @@ struct Dropout {
 };
 
 // x, or 0 if the bit is not set.
-TANDEM_DEVICE float kept_or_zero(u32 bits, int bit, float x) { return where_bit(bits, bit, x, 0.0f); }
+TANDEM_DEVICE float keep_or_zero(u32 bits, int bit, float x) { return where_bit(bits, bit, x, 0.0f); }
 // x times the bit, on the FMA unit instead of a select. x must be finite.
-TANDEM_DEVICE float kept_or_times_zero(u32 bits, int n, float x) {
+TANDEM_DEVICE float keep_or_times_zero(u32 bits, int n, float x) {
   asm("{.reg .pred p; .reg .b32 bit;\n"
       "and.b32 bit, %1, %2; setp.ne.b32 p, bit, 0; @!p mul.f32 %0, %0, 0f00000000;}"
       : "+f"(x)

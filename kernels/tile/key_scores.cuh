@@ -42,8 +42,8 @@ struct HeadScores {
   float slope = 0;
   int diagonal = 0;
   const char* bias = nullptr;
-  ModPlace place;                     // without the query and the key
-  StepState state = StepState::full;  // block mask, unless evaluated separately
+  ModPlace place;                       // without the query and the key
+  BlockState state = BlockState::full;  // block mask, unless evaluated separately
   HeadRow<T> held;
 
   TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head)
@@ -61,7 +61,7 @@ struct HeadScores {
   // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor everything is masked, and
   // the last bias is read again. given: the score before the score_mod. derivative: the score_mod's derivative by it.
   TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query0, int n, int key, float* derivative,
-                                 float* given = nullptr) const {
+                                 float* mod_input = nullptr) const {
     const int query = query0 + n;
     bool visible = true;
     if constexpr (T.alibi) x -= slope * fabsf(distance_of(query0 + diagonal - key, n));
@@ -82,16 +82,16 @@ struct HeadScores {
         const float score = kLn2 * x;
         const HeldRow<T> row = row_at(at, mods.score);
         *derivative *= score_slope<T>(score, row, at, mods.score);
-        if (given != nullptr) *given = score;
+        if (mod_input != nullptr) *mod_input = score;
         x = kLog2e * score_mod<T>(score, row, at, mods.score);
       }
       if constexpr (T.mask_mod && T.block_mask) {
-        if (state == StepState::partial) visible = visible && mask_mod<T>(at, mods.mask);
+        if (state == BlockState::partial) visible = visible && mask_mod<T>(at, mods.mask);
       } else if constexpr (T.mask_mod) {
         visible = visible && mask_mod<T>(at, mods.mask);
       }
     }
-    if constexpr (T.block_mask) visible = visible && (state == StepState::full || state == StepState::partial);
+    if constexpr (T.block_mask) visible = visible && (state == BlockState::full || state == BlockState::partial);
     if constexpr (T.bias == Bias::boolean || T.mask_mod || T.block_mask) {
       if (!visible) x = -kInfinity;
     }
@@ -111,7 +111,7 @@ struct HeadScores {
 // With a softcap or score_mod: P times the derivative of its score, the factor of dP - delta. A P of 0 gives 0, even if
 // the derivative is inf or NaN.
 template <auto T>
-TANDEM_DEVICE float through_scores(float probability, float derivative) {
+TANDEM_DEVICE float apply_score_derivative(float probability, float derivative) {
   if constexpr (T.score_mod) return probability == 0 ? 0.0f : probability * derivative;
   return T.softcap ? probability * derivative : probability;
 }

@@ -51,7 +51,7 @@ struct MaxScoresOfWarp {
   TANDEM_DEVICE int column_of(int piece) const { return 32 * piece + 8 * (lane % 4); }
 
   // Adds 8 keys.
-  TANDEM_DEVICE void add(int first_key, [[maybe_unused]] StepState state) {
+  TANDEM_DEVICE void add(int first_key, [[maybe_unused]] BlockState state) {
     const MaxScoresParams& m = p.max_scores;
     const int key = first_key + lane / 4, group = p.heads_q / p.heads_k;
     const i64 row = tile.batch * m.k_batch + (tile.k_begin + key) * m.k_row + rows[0].head / group * m.k_head;
@@ -73,7 +73,7 @@ struct MaxScoresOfWarp {
       float score = mods[i](scores[r], p, column0, r % 2);
       bool seen = keys[i].begin <= column && column < keys[i].end;
       if constexpr (T.block_mask && T.mask_mod)
-        seen = seen && (state == StepState::full || MaskMod<T>(tile, rows[i])(p, column));
+        seen = seen && (state == BlockState::full || MaskMod<T>(tile, rows[i])(p, column));
       largest[i] = max_or_nan(largest[i], seen ? score : -kInfinity);
     }
   }
@@ -105,7 +105,7 @@ TANDEM_DEVICE void max_scores(const ForwardParams& p) {
   const int first_row = tile.m_block * T.tile_m() + block * kMaxScoresRows;
   if (first_row + warp * 16 >= tile.q_rows << log2_of(p.pack_gqa)) return;
   MaxScoresOfWarp<T> of(p, tile, first_row + warp * 16, lane);
-  auto add = [&](int n_block, StepState state) {
+  auto add = [&](int n_block, BlockState state) {
 #pragma unroll 1
     for (int key = n_block * T.tile_n; key < (n_block + 1) * T.tile_n; key += kGroup) {
 #pragma unroll
@@ -117,14 +117,14 @@ TANDEM_DEVICE void max_scores(const ForwardParams& p) {
     const int *steps = steps_of<T>(p, tile), count = steps[0];
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const u32 step = uniform(steps[kStepHeader + i]);
-      const StepState state = state_of(step, unit);
-      if (state == StepState::partial || state == StepState::full) add(n_block_of(step), state);
+      const u32 step = warp_uniform(steps[kListHeader + i]);
+      const BlockState state = state_of(step, unit);
+      if (state == BlockState::partial || state == BlockState::full) add(n_block_of(step), state);
     }
   } else {
     const NBlockRange range = n_block_range<T>(p, tile, first_row, kMaxScoresRows);
 #pragma unroll 1
-    for (int n_block = range.begin; n_block < range.end; ++n_block) add(n_block, StepState::full);
+    for (int n_block = range.begin; n_block < range.end; ++n_block) add(n_block, BlockState::full);
   }
   of.store();
 }

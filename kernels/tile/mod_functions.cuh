@@ -54,7 +54,7 @@ constexpr int captures_along(CaptureLine line);
 template <auto T, CaptureLine line, class Captures>
 TANDEM_DEVICE void score_captures(float score, const ModPlace& at, const ModNames& names, const Captures& captures);
 
-constexpr int kLeastInt = -2147483647 - 1, kMostInt = 2147483647;
+constexpr int kLeastInt = -2147483647 - 1, kMaxInt = 2147483647;
 
 TANDEM_DEVICE float mod_float(int bits) { return __int_as_float(bits); }
 
@@ -123,7 +123,7 @@ TANDEM_DEVICE int mod_not_equal(float a, float b) { return a != b; }
 TANDEM_DEVICE float mod_select(int condition, float a, float b) { return condition ? a : b; }
 TANDEM_DEVICE int mod_to_int(float a) {
   if (a != a) return 0;
-  return a >= 2147483648.0f ? kMostInt : a <= -2147483648.0f ? kLeastInt : static_cast<int>(a);
+  return a >= 2147483648.0f ? kMaxInt : a <= -2147483648.0f ? kLeastInt : static_cast<int>(a);
 }
 
 TANDEM_DEVICE int mod_negate(int a) { return static_cast<int>(0 - static_cast<u32>(a)); }
@@ -189,7 +189,7 @@ TANDEM_DEVICE auto mod_load(const char* at) {
     return to_float<element == ModElement::f16>(*reinterpret_cast<const u16*>(at));
   } else if constexpr (element == ModElement::i64) {
     const i64 wide = *reinterpret_cast<const i64*>(at);
-    return static_cast<int>(min(max(wide, static_cast<i64>(kLeastInt)), static_cast<i64>(kMostInt)));
+    return static_cast<int>(min(max(wide, static_cast<i64>(kLeastInt)), static_cast<i64>(kMaxInt)));
   } else if constexpr (element == ModElement::i32) {
     return *reinterpret_cast<const int*>(at);
   } else {

@@ -20,14 +20,14 @@
 
 #include "cpu/cpu.h"
 #include "cpu/schedule.h"
+#include "problem/bound_expression.h"
 #include "problem/convert.h"
-#include "problem/modification.h"
 
 namespace tandem::cpu {
 
 namespace {
 
-constexpr int64_t kMostParts = 64;                         // of captured gradients: so many threads find work
+constexpr int64_t kMaxParts = 64;                          // of captured gradients: so many threads find work
 constexpr int64_t kTableBudget = (int64_t{16} << 20) / 8;  // cells of all their tables, unless one alone has more
 constexpr size_t kSlotBudget = size_t{8} << 20;            // bytes; more where the inputs are large themselves
 
@@ -42,7 +42,7 @@ struct Item {
   int32_t head, index;  // block of keys, or tile of rows
 };
 
-struct Layout {
+struct BackwardLayout {
   bool want_dq, want_dkv, slots_needed, separate_dq;
   int64_t slot_floats, slots;
   float* delta;  // [row of q][heads_q]
@@ -57,7 +57,7 @@ struct Layout {
   std::byte* scratch;
   size_t scratch_bytes, bytes;
 
-  Layout(const Problem& p, int threads, void* base) {
+  BackwardLayout(const Problem& p, int threads, void* base) {
     want_dq = p.dq.present;
     want_dkv = p.dk.present || p.dv.present;
     slots_needed = want_dq && want_dkv && p.dq.dtype != DType::f32;
@@ -82,7 +82,7 @@ struct Layout {
     slot_head = w.take<std::atomic<int32_t>>(slots);
     accumulators = w.take<float>(slots * slot_floats);
     cells = p.score_mod ? p.score_mod->cells : 0;
-    parts = cells > 0 ? std::clamp<int64_t>(kTableBudget / cells, 1, std::clamp<int64_t>(tiles, 1, kMostParts)) : 0;
+    parts = cells > 0 ? std::clamp<int64_t>(kTableBudget / cells, 1, std::clamp<int64_t>(tiles, 1, kMaxParts)) : 0;
     tables = w.take<double>(parts * cells);
     const int64_t local = std::max<int64_t>(kBackwardRows * p.head_dim, kBackwardRows * kBackwardKeys);
     scratch_bytes = scratch_stride(kernels().backward_scratch(p)) + static_cast<size_t>(local) * sizeof(float);
@@ -407,14 +407,14 @@ class Backward {
 
   const Problem& p_;
   Threads& threads_;
-  const Layout layout_;
+  const BackwardLayout layout_;
   int64_t count_ = 0;  // heads
   double work_ = 0;    // multiply-adds of the five products
 };
 
 }  // namespace
 
-size_t backward_workspace_size(const Problem& p, int threads) { return Layout(p, threads, nullptr).bytes; }
+size_t backward_workspace_size(const Problem& p, int threads) { return BackwardLayout(p, threads, nullptr).bytes; }
 
 void backward(const Problem& p, Threads& threads, void* workspace) { Backward(p, threads, workspace).run(); }
 

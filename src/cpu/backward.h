@@ -21,7 +21,7 @@ struct Backward {
   static constexpr int64_t kRowsPadded = kPanels * kPanel;
   static constexpr int64_t kStride = kRowsPadded + 16;  // floats between keys: not a power of two, for the cache's sake
 
-  struct Scratch {
+  struct BackwardScratch {
     // The block of keys.
     Word *k, *v, *k_panels;  // rows, rows, columns in panels
     float *dk, *dv;          // [keys][dim padded]
@@ -38,7 +38,7 @@ struct Backward {
     int64_t k_stride, v_stride, q_words, v_words, k_columns, v_columns;  // columns: dim padded to kPanel
     size_t bytes;
 
-    Scratch(const Problem& p, void* base) {
+    BackwardScratch(const Problem& p, void* base) {
       Arena a(base);
       const int64_t kw = words<Mma>(p.head_dim), vw = words<Mma>(p.head_dim_v);
       k_stride = round_up(kw, kLanes);
@@ -76,7 +76,7 @@ struct Backward {
     }
   };
 
-  static size_t scratch(const Problem& p) { return Scratch(p, nullptr).bytes; }
+  static size_t scratch(const Problem& p) { return BackwardScratch(p, nullptr).bytes; }
 
   // Products take 16-bit rows: a float32 dout is rounded, wherever it is read.
   static bool rounds_dout(const Problem& p) { return p.dout.dtype == DType::f32 && sizeof(T) != sizeof(float); }
@@ -95,7 +95,7 @@ struct Backward {
   static void keys(const Piece& piece, bool want_dkv, bool want_dq, void* base) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
-    Scratch s(p, base);
+    BackwardScratch s(p, base);
     const T* source[kBackwardKeys];
     const int64_t count = piece.key_end - piece.key_begin;
     for (int64_t j = 0; j < count; ++j) {
@@ -111,7 +111,7 @@ struct Backward {
     }
   }
 
-  static void pack_rows(const Piece& piece, bool want_dkv, Scratch& s) {
+  static void pack_rows(const Piece& piece, bool want_dkv, BackwardScratch& s) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
     const T *queries[kRowsPadded], *gradients[kRowsPadded];
@@ -134,7 +134,7 @@ struct Backward {
     }
   }
 
-  static TileMemory options_of(int64_t panel, const Scratch& s) {
+  static TileMemory options_of(int64_t panel, const BackwardScratch& s) {
     TileMemory memory = s.options;
     if (memory.slope != nullptr) memory.slope += panel * kPanel;
     if (memory.unmodified != nullptr) memory.unmodified += panel * kPanel;
@@ -143,7 +143,7 @@ struct Backward {
 
   // P and dS of one panel, from S and dP.
   static void panel_gradients(const Piece& piece, const PanelRows& rows, int64_t panel, const float* delta,
-                              int64_t query_stride, int64_t head_stride, Scratch& s) {
+                              int64_t query_stride, int64_t head_stride, BackwardScratch& s) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
     const int64_t count = piece.key_end - piece.key_begin;
@@ -186,13 +186,13 @@ struct Backward {
   }
 
   // Through softcap, back to the scaled product. After this dS is what dK and dQ are made of (times softmax_scale).
-  static void through_softcap(const Piece& piece, int64_t panel, Scratch& s) {
+  static void through_softcap(const Piece& piece, int64_t panel, BackwardScratch& s) {
     multiply_tile(s.dscores + panel * kPanel, s.options.slope + panel * kPanel, kStride,
                   piece.key_end - piece.key_begin);
   }
 
   // Through score_mod, to the scores that bias was added to.
-  static void through_mod(const Piece& piece, int64_t panel, double* captured, Scratch& s) {
+  static void through_mod(const Piece& piece, int64_t panel, double* captured, BackwardScratch& s) {
     const PanelRows& rows = s.rows[panel];
     const ModTile tile =
         mod_tile(piece, rows, piece.key_begin, piece.key_end - piece.key_begin, kStride, s.options.mods);
@@ -200,7 +200,7 @@ struct Backward {
   }
 
   // A panel whose queries see none of the keys.
-  static void clear_panel(int64_t panel, int64_t count, Scratch& s) {
+  static void clear_panel(int64_t panel, int64_t count, BackwardScratch& s) {
     for (int64_t j = 0; j < count; ++j) {
       std::memset(s.scores + j * kStride + panel * kPanel, 0, kPanel * sizeof(float));
       std::memset(s.dscores + j * kStride + panel * kPanel, 0, kPanel * sizeof(float));
@@ -208,7 +208,7 @@ struct Backward {
   }
 
 #if TANDEM_HAS_BF16_DOT
-  static void round_tiles(int64_t count, bool want_dkv, bool want_dq, Scratch& s) {
+  static void round_tiles(int64_t count, bool want_dkv, bool want_dq, BackwardScratch& s) {
     constexpr int64_t word_stride = kRowsPadded / 2;
     for (int64_t panel = 0; panel < kPanels; ++panel) {
       const float *p = s.scores + panel * kPanel, *ds = s.dscores + panel * kPanel;
@@ -225,7 +225,7 @@ struct Backward {
   static void tile(const Piece& piece, const float* delta, int64_t query_stride, int64_t head_stride, bool want_dkv,
                    bool want_dq, double* captured, void* base) {
     const Problem& p = *piece.problem;
-    Scratch s(p, base);
+    BackwardScratch s(p, base);
     pack_rows(piece, want_dkv, s);
     const int64_t count = piece.key_end - piece.key_begin, row_count = piece.row_end - piece.row_begin;
     const int64_t panels = (row_count + kPanel - 1) / kPanel;
@@ -246,7 +246,7 @@ struct Backward {
     products(count, row_count, want_dkv, want_dq, s);
   }
 
-  static void products(int64_t count, int64_t row_count, bool want_dkv, bool want_dq, Scratch& s) {
+  static void products(int64_t count, int64_t row_count, bool want_dkv, bool want_dq, BackwardScratch& s) {
     Broadcast<Word> p_rows, ds_rows, ds_columns;
     if constexpr (kPair == 1) {
       p_rows = {s.scores, kStride, 1};
@@ -276,7 +276,7 @@ struct Backward {
 
   static void add_dq(const Piece& piece, RowAccumulator to, void* base) {
     const Problem& p = *piece.problem;
-    Scratch s(p, base);
+    BackwardScratch s(p, base);
     const VF scale = set(static_cast<float>(p.softmax_scale));
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
       const float* from = s.dq + (row - piece.row_begin) * s.k_columns;
@@ -290,7 +290,7 @@ struct Backward {
   static void store_dkv(const Piece& piece, void* base) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
-    Scratch s(p, base);
+    BackwardScratch s(p, base);
     const auto put = [&](const View& to, int64_t key, const float* from, int64_t n, double scale) {
       with_row_of<T>(to, q, q.k_begin, key, piece.head_k, [&](auto* row) {
         const auto put_row = p.accumulate ? add_row<std::remove_pointer_t<decltype(row)>>
@@ -306,7 +306,7 @@ struct Backward {
   }
 
   static void add_dbias(const Piece& piece, float* sum, int64_t query_stride, int64_t key_stride, void* base) {
-    Scratch s(*piece.problem, base);
+    BackwardScratch s(*piece.problem, base);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
       const float* ds = s.dscores + (row - piece.row_begin);
       float* to = sum + (row - piece.row_begin) * query_stride;
@@ -317,7 +317,7 @@ struct Backward {
   static void delta(const Piece& piece, float* delta, int64_t query_stride, int64_t head_stride, void* base) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
-    Scratch s(p, base);
+    BackwardScratch s(p, base);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
       const int64_t query = row / piece.heads, head = piece.head_first + row % piece.heads;
       const T* g = dout_row(p, q, query, head, s.dout_rows);

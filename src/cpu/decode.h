@@ -34,14 +34,14 @@ struct Stream {
 };
 
 // Where the score of a key and a row is.
-struct Layout {
+struct DecodeLayout {
   int64_t key, row;
 };
-constexpr Layout kQueriesInLanes{kPanel, 1}, kKeysInLanes{1, kForwardKeys};
+constexpr DecodeLayout kQueriesInLanes{kPanel, 1}, kKeysInLanes{1, kForwardKeys};
 
 // scores[key][row] = q[row] . k[key] for R rows and up to 4 keys.
 template <class T, int R>
-inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int count, int64_t n, Layout at,
+inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int count, int64_t n, DecodeLayout at,
                      float* scores) {
   for (int j = 0; j < count; ++j) {
     VF acc[R];
@@ -74,7 +74,7 @@ inline void score_block(const float* q, int64_t q_stride, const float* keys, int
 // Columns [first, first + V * kLanes) of R rows of o += sum over keys of p[key] * v[key][...], n columns in all.
 // stream: null, or of the values.
 template <class T, int R, int V>
-inline void add_values(const float* p, Layout at, const T* const* values, const Stream<T>* stream, int64_t count,
+inline void add_values(const float* p, DecodeLayout at, const T* const* values, const Stream<T>* stream, int64_t count,
                        int64_t first, int64_t n, float* o, int64_t o_stride) {
   VF acc[R][V];
   for (int r = 0; r < R; ++r)
@@ -116,7 +116,7 @@ inline bool softmax_of_row(float* scores, int64_t count, int lane, SoftmaxState*
 
 template <class T, int Degree>
 struct Decode {
-  struct Scratch {
+  struct DecodeScratch {
     PanelRows* rows;
     SoftmaxState* softmax;
     float *q, *o, *scores, *dropout, *key_rows, *keys;
@@ -124,7 +124,7 @@ struct Decode {
     int64_t q_stride, o_stride;
     size_t bytes;
 
-    Scratch(const Problem& p, int64_t row_count, void* base) {
+    DecodeScratch(const Problem& p, int64_t row_count, void* base) {
       Arena a(base);
       q_stride = round_up(p.head_dim, kLanes);
       o_stride = round_up(p.head_dim_v, kLanes);
@@ -141,10 +141,10 @@ struct Decode {
     }
   };
 
-  static size_t scratch(const Problem& p, int64_t rows) { return Scratch(p, rows, nullptr).bytes; }
+  static size_t scratch(const Problem& p, int64_t rows) { return DecodeScratch(p, rows, nullptr).bytes; }
 
-  static void tile_scores(const Scratch& s, const T* const* keys, const Stream<T>& stream, int64_t count, int64_t n,
-                          int rows, Layout at) {
+  static void tile_scores(const DecodeScratch& s, const T* const* keys, const Stream<T>& stream, int64_t count,
+                          int64_t n, int rows, DecodeLayout at) {
     for (int64_t j = 0; j < count; j += 4) {
       const int block = static_cast<int>(minimum(4, count - j));
       for (int i = 0; i < block; ++i) stream.prefetch(keys[j + i]);
@@ -161,7 +161,7 @@ struct Decode {
 
   // The same with keys in lanes, for more than a few rows: turning the keys costs less than a sum over lanes for each
   // score.
-  static void tile_scores_across(const Scratch& s, const T* const* keys, const Stream<T>& stream, int64_t count,
+  static void tile_scores_across(const DecodeScratch& s, const T* const* keys, const Stream<T>& stream, int64_t count,
                                  int64_t n, int rows) {
     for (int64_t j = 0; j < count; j += kLanes) {
       const int64_t block = minimum(kLanes, count - j);
@@ -182,8 +182,8 @@ struct Decode {
     }
   }
 
-  static void tile_values(const Scratch& s, const T* const* values, const Stream<T>* stream, int64_t count, int64_t n,
-                          int rows, Layout at) {
+  static void tile_values(const DecodeScratch& s, const T* const* values, const Stream<T>* stream, int64_t count,
+                          int64_t n, int rows, DecodeLayout at) {
     const int64_t narrow = s.o_stride / (4 * kLanes) * 4 * kLanes;
     for (int r = 0; r < rows; ++r) {
       const float* p = s.scores + r * at.row;
@@ -212,7 +212,7 @@ struct Decode {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
     const int rows = static_cast<int>(piece.row_end - piece.row_begin);
-    Scratch s(p, rows, base);
+    DecodeScratch s(p, rows, base);
     fill_rows(piece, piece.row_begin, s.rows);
     s.softmax->clear();
     std::memset(s.o, 0, static_cast<size_t>(rows * s.o_stride) * sizeof(float));
@@ -235,7 +235,7 @@ struct Decode {
       // A tile that needs no more than a softmax has its keys in lanes: few queries would leave most lanes idle.
       const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.masked() && !p.max_scores.present &&
                          s.rows->shows(key, key + count);
-      const Layout at = plain ? kKeysInLanes : kQueriesInLanes;
+      const DecodeLayout at = plain ? kKeysInLanes : kQueriesInLanes;
       if (!plain) std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
       if (plain && kLanes >= 4 && rows >= 4 && rows * kLanes >= p.head_dim) {
         tile_scores_across(s, keys, key_stream, count, p.head_dim, rows);

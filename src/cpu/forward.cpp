@@ -53,7 +53,7 @@ int64_t rows_per_item(const Problem& p, int threads) {
   return std::max(rows, panel);
 }
 
-struct Layout {
+struct ForwardLayout {
   int64_t rows;  // per item
   Item* items;
   Group* groups;
@@ -62,7 +62,7 @@ struct Layout {
   size_t scratch_bytes, bytes;
 
   // Bounds from shapes alone: packed lengths are not known when the size is asked for.
-  Layout(const Problem& p, int threads, void* base) {
+  ForwardLayout(const Problem& p, int threads, void* base) {
     rows = rows_per_item(p, threads);
     const int64_t split_rows = std::min<int64_t>(kSplitRows, p.seqlen_q * p.group());
     // A sequence of n >= 2 parts has at most n + 1 <= 1.5 n of them.
@@ -81,7 +81,7 @@ struct Layout {
   }
 };
 
-Piece piece_of(const Problem& p, const Item& item, const Layout& layout) {
+Piece piece_of(const Problem& p, const Item& item, const ForwardLayout& layout) {
   Piece piece = whole_piece(p, sequence_of(p, item.sequence), item.sequence, item.head_k);
   if (item.part >= 0) {
     const int64_t part = shape_of(p, piece.sequence).part;
@@ -98,7 +98,7 @@ struct Plan {
   int64_t items = 0, groups = 0, floats = 0;
 };
 
-void add_sequence(const Problem& p, int32_t b, const Layout& layout, Plan* plan) {
+void add_sequence(const Problem& p, int32_t b, const ForwardLayout& layout, Plan* plan) {
   const Sequence s = sequence_of(p, b);
   const int64_t rows = s.q_len * p.group();
   if (rows == 0) return;
@@ -130,7 +130,7 @@ Partial partial_of(const Group& group, int64_t part, int64_t rows, int64_t strid
   return {data, data + rows * stride, data + rows * (stride + 1), data + rows * (stride + 2), stride};
 }
 
-void run_item(const Problem& p, const Item& item, const Layout& layout, std::byte* scratch) {
+void run_item(const Problem& p, const Item& item, const ForwardLayout& layout, std::byte* scratch) {
   const Piece piece = piece_of(p, item, layout);
   const bool stream = shape_of(p, piece.sequence).stream;
   const auto kernel = stream ? kernels().decode : kernels().forward;
@@ -156,10 +156,10 @@ void run_item(const Problem& p, const Item& item, const Layout& layout, std::byt
 
 }  // namespace
 
-size_t forward_workspace_size(const Problem& p, int threads) { return Layout(p, threads, nullptr).bytes; }
+size_t forward_workspace_size(const Problem& p, int threads) { return ForwardLayout(p, threads, nullptr).bytes; }
 
 void forward(const Problem& p, Threads& threads, void* workspace) {
-  const Layout layout(p, threads.count(), workspace);
+  const ForwardLayout layout(p, threads.count(), workspace);
   Plan plan;
   for (int64_t b = 0; b < p.batch; ++b) add_sequence(p, static_cast<int32_t>(b), layout, &plan);
   Item *const first = layout.items, *const end = first + plan.items;

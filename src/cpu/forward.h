@@ -142,7 +142,7 @@ struct Forward {
     bool started;
   };
 
-  struct Scratch {
+  struct ForwardScratch {
     Panel* panels;
     Word *q, *k, *v, *row, *pairs;
     float *o, *scores, *dropout, *out_rows;
@@ -150,7 +150,7 @@ struct Forward {
     int64_t q_words, k_stride, v_stride, o_rows, out_stride;
     size_t bytes;
 
-    Scratch(const Problem& p, int64_t panel_count, void* base) {
+    ForwardScratch(const Problem& p, int64_t panel_count, void* base) {
       Arena a(base);
       const int64_t w = words<Mma>(p.head_dim), row_words_count = round_up(w, kLanes < 4 ? 4 : kLanes);
       q_words = round_up(w, 4);
@@ -174,10 +174,10 @@ struct Forward {
   };
 
   static size_t scratch(const Problem& p, int64_t rows) {
-    return Scratch(p, (rows + kPanel - 1) / kPanel, nullptr).bytes;
+    return ForwardScratch(p, (rows + kPanel - 1) / kPanel, nullptr).bytes;
   }
 
-  static void pack_queries(const Piece& piece, Panel* panel, Scratch& s, int64_t index) {
+  static void pack_queries(const Piece& piece, Panel* panel, ForwardScratch& s, int64_t index) {
     const Problem& p = *piece.problem;
     const T* source[kPanel];
     for (int i = 0; i < panel->rows.count; ++i)
@@ -188,7 +188,7 @@ struct Forward {
     panel->started = false;
   }
 
-  static void pack_keys(const Piece& piece, int64_t key, int64_t count, Scratch& s) {
+  static void pack_keys(const Piece& piece, int64_t key, int64_t count, ForwardScratch& s) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
     const T* values[kForwardKeys];
@@ -199,7 +199,7 @@ struct Forward {
     pack_columns<Mma, T>({values, count}, p.head_dim_v, s.v);
   }
 
-  static void softmax_step(const Piece& piece, Panel* panel, int64_t key, int64_t count, Scratch& s, float* o,
+  static void softmax_step(const Piece& piece, Panel* panel, int64_t key, int64_t count, ForwardScratch& s, float* o,
                            int64_t o_rows) {
     const float factor =
         finish_scores(piece, panel->rows, key, count, pending_factor<Mma>(*piece.problem), s.scores, kPanel, s.options);
@@ -218,7 +218,8 @@ struct Forward {
     }
   }
 
-  static void panel_step(const Piece& piece, Panel* panel, int64_t index, int64_t key, int64_t count, Scratch& s) {
+  static void panel_step(const Piece& piece, Panel* panel, int64_t index, int64_t key, int64_t count,
+                         ForwardScratch& s) {
     const Problem& p = *piece.problem;
     float* o = s.o + index * s.o_rows * kPanel;
     gemm<Mma>(count, {s.k, s.k_stride, 1}, s.q + index * s.q_words * kPanel, words<Mma>(p.head_dim), s.scores, kPanel,
@@ -235,7 +236,7 @@ struct Forward {
     panel->started = true;
   }
 
-  static void write(const Piece& piece, const Partial* partial, Panel* panel, int64_t index, Scratch& s) {
+  static void write(const Piece& piece, const Partial* partial, Panel* panel, int64_t index, ForwardScratch& s) {
     const int64_t dv = piece.problem->head_dim_v;
     float* o = s.o + index * s.o_rows * kPanel;
     if (!panel->started) std::memset(o, 0, static_cast<size_t>(s.o_rows * kPanel) * sizeof(float));
@@ -259,7 +260,7 @@ struct Forward {
 
   static void run(const Piece& piece, const Partial* partial, void* base) {
     const int64_t panel_count = (piece.row_end - piece.row_begin + kPanel - 1) / kPanel;
-    Scratch s(*piece.problem, panel_count, base);
+    ForwardScratch s(*piece.problem, panel_count, base);
     int64_t begin = piece.key_end, end = piece.key_begin;
     for (int64_t i = 0; i < panel_count; ++i) {
       Panel* panel = s.panels + i;

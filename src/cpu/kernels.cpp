@@ -22,7 +22,7 @@ using MmaOfBF16 = MmaF32;
 // Calls f with the kernels of a dtype. The degree of exp2's polynomial keeps its error below the rounding of P in that
 // type (docs/numerics.md).
 template <class Type, class Mma, int Degree>
-struct Engine {
+struct TargetKernels {
   using T = Type;
   static constexpr int kDegree = Degree;
   using Tiles = Forward<Mma, T, Degree>;
@@ -32,9 +32,9 @@ struct Engine {
 
 template <class F>
 auto by_dtype(DType dtype, F&& f) {
-  if (dtype == DType::bf16) return f(Engine<BF16, MmaOfBF16, 3>());
-  if (dtype == DType::f16) return f(Engine<F16, MmaF32, 4>());
-  return f(Engine<float, MmaF32, 6>());
+  if (dtype == DType::bf16) return f(TargetKernels<BF16, MmaOfBF16, 3>());
+  if (dtype == DType::f16) return f(TargetKernels<F16, MmaF32, 4>());
+  return f(TargetKernels<float, MmaF32, 6>());
 }
 
 size_t forward_scratch(const Problem& p, int64_t rows) {

@@ -63,7 +63,7 @@ struct Kernels {
   // Packs keys [key_begin, key_end) (at most kBackwardKeys) and clears their gradients.
   void (*backward_keys)(const Piece&, bool want_dkv, bool want_dq, void* scratch);
   // One tile of rows (at most kBackwardRows) against the packed keys: adds to dk and dv, leaves the tile of dq.
-  // captured: where not null, the table of all that a score_mod's gradients are asked for (problem/modification.h).
+  // captured: where not null, the table of all that a score_mod's gradients are asked for (problem/bound_expression.h).
   void (*backward_tile)(const Piece&, const float* delta, int64_t query_stride, int64_t head_stride, bool want_dkv,
                         bool want_dq, double* captured, void* scratch);
   void (*backward_add_dq)(const Piece&, RowAccumulator dq, void* scratch);

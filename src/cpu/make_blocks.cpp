@@ -7,7 +7,7 @@
 #include "cpu/schedule.h"
 #include "mods/ranges.h"
 #include "mods/tile.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 
 namespace tandem::cpu {
 namespace {
@@ -34,11 +34,11 @@ class Asker {
       run_.begin({.batch = static_cast<int32_t>(batch),
                   .seqlen_q = static_cast<int32_t>(m_.seqlen_q),
                   .seqlen_k = static_cast<int32_t>(m_.seqlen_k)});
-      std::fill_n(head_, mods::kTile, static_cast<int32_t>(head));
+      std::fill_n(head_, score_mod::kTile, static_cast<int32_t>(head));
       for (int64_t row = q; row < q + rows && !(some && hidden); ++row) {
-        std::fill_n(q_, mods::kTile, static_cast<int32_t>(row));
-        for (int64_t key = k; key < k + keys && !(some && hidden); key += mods::kTile)
-          ask(key, static_cast<int>(std::min<int64_t>(mods::kTile, k + keys - key)), &some, &hidden);
+        std::fill_n(q_, score_mod::kTile, static_cast<int32_t>(row));
+        for (int64_t key = k; key < k + keys && !(some && hidden); key += score_mod::kTile)
+          ask(key, static_cast<int>(std::min<int64_t>(score_mod::kTile, k + keys - key)), &some, &hidden);
       }
     }
     return !some ? State::empty : hidden || !whole ? State::partial : State::full;
@@ -59,10 +59,10 @@ class Asker {
   }
 
   const MakeBlocksProblem& m_;
-  const mods::Program& program_;
-  mods::RangeEvaluator ranges_;
-  mods::TileRun run_;
-  int32_t head_[mods::kTile], q_[mods::kTile], k_[mods::kTile];
+  const score_mod::Program& program_;
+  score_mod::RangeEvaluator ranges_;
+  score_mod::TileRun run_;
+  int32_t head_[score_mod::kTile], q_[score_mod::kTile], k_[score_mod::kTile];
 };
 
 // One row of one list: columns in a state between these, then the others.

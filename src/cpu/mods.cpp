@@ -4,14 +4,14 @@
 #include <cstring>
 
 #include "mods/tile.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 
 namespace tandem::cpu {
 namespace {
 
-using mods::kTile;
+using score_mod::kTile;
 
-mods::Position sequence_of(const ModTile& tile) {
+score_mod::Position sequence_of(const ModTile& tile) {
   const Sequence& s = tile.piece.sequence;
   return {.batch = static_cast<int32_t>(tile.piece.sequence_number),
           .seqlen_q = static_cast<int32_t>(s.q_len),
@@ -21,7 +21,7 @@ mods::Position sequence_of(const ModTile& tile) {
 // A program over a tile, as many keys at once as a run takes.
 class Run {
  public:
-  Run(const ModTile& tile, const Modification& mod, const mods::TileProgram& program)
+  Run(const ModTile& tile, const BoundExpression& mod, const score_mod::TileProgram& program)
       : tile_(tile), keys_(kTile / tile.lanes), run_(program, mod.values, tile.scratch) {
     for (int64_t i = 0; i < tile.lanes; ++i) {
       query_[i] = static_cast<int32_t>(tile.query[i]);
@@ -62,17 +62,17 @@ class Run {
  private:
   const ModTile& tile_;
   const int64_t keys_;
-  mods::TileRun run_;
+  score_mod::TileRun run_;
   float score_[kTile];
   int32_t query_[kTile], head_[kTile], key_[kTile];
 };
 
 // Adds what lane `at` of a run gives, times ds, to the gradient of every tensor that is captured.
-void capture(const Modification& mod, const Run& run, int64_t at, float ds, double* table) {
+void capture(const BoundExpression& mod, const Run& run, int64_t at, float ds, double* table) {
   size_t output = 0;
-  for (const mods::Capture& capture : mod.program->captures) {
+  for (const score_mod::Capture& capture : mod.program->captures) {
     const size_t derivative = output++;
-    int32_t indices[mods::kMaxRank];
+    int32_t indices[score_mod::kMaxRank];
     for (int i = 0; i < capture.rank; ++i) indices[i] = run.integers(output++)[at];
     const CapturedGradient& gradient = mod.gradients[static_cast<size_t>(capture.tensor)];
     if (gradient.to) table[gradient.cell(indices, capture.rank)] += static_cast<double>(ds) * run.reals(derivative)[at];
@@ -80,7 +80,7 @@ void capture(const Modification& mod, const Run& run, int64_t at, float ds, doub
 }
 
 void capture_tile(const ModTile& tile, int64_t rows, const float* unmodified, const float* dscores, double* table) {
-  const Modification& mod = *tile.piece.problem->score_mod.read;
+  const BoundExpression& mod = *tile.piece.problem->score_mod.read;
   Run run(tile, mod, mod.program->capture_tiles);
   run.each(unmodified, [&](int64_t first, int64_t keys) {
     for (int64_t j = 0; j < keys; ++j) {
@@ -98,7 +98,7 @@ size_t mod_floats(const Problem& p) {
   size_t floats = 0;
   for (const ModView* mod : {&p.score_mod, &p.mask_mod}) {
     if (!*mod) continue;
-    const mods::Program& program = *(*mod)->program;
+    const score_mod::Program& program = *(*mod)->program;
     floats = std::max({floats, program.result_tiles.floats(), program.slope_tiles.floats(),
                        (*mod)->cells > 0 ? program.capture_tiles.floats() : 0});
   }
@@ -108,7 +108,7 @@ size_t mod_floats(const Problem& p) {
 namespace {
 
 bool show_by_mod(const ModTile& tile, int32_t* visible) {
-  const Modification& mod = *tile.piece.problem->mask_mod.read;
+  const BoundExpression& mod = *tile.piece.problem->mask_mod.read;
   Run run(tile, mod, mod.program->result_tiles);
   int32_t any = 0;
   run.each(nullptr, [&](int64_t first, int64_t keys) {
@@ -156,7 +156,7 @@ bool show_visible(const ModTile& tile, int32_t* visible) {
 }
 
 void modify_scores(const ModTile& tile, float* scores) {
-  const Modification& mod = *tile.piece.problem->score_mod.read;
+  const BoundExpression& mod = *tile.piece.problem->score_mod.read;
   Run run(tile, mod, mod.program->result_tiles);
   run.each(scores, [&](int64_t first, int64_t keys) {
     for (int64_t j = 0; j < keys; ++j) {
@@ -168,7 +168,7 @@ void modify_scores(const ModTile& tile, float* scores) {
 
 void modify_gradients(const ModTile& tile, int64_t rows, const float* unmodified, float* dscores, double* captured) {
   if (captured != nullptr) capture_tile(tile, rows, unmodified, dscores, captured);
-  const Modification& mod = *tile.piece.problem->score_mod.read;
+  const BoundExpression& mod = *tile.piece.problem->score_mod.read;
   if (mod.program->passes()) return;
   Run run(tile, mod, mod.program->slope_tiles);
   run.each(unmodified, [&](int64_t first, int64_t keys) {

@@ -57,12 +57,12 @@ void for_each_item(Threads& threads, Take take, int64_t count, double work, std:
   const int64_t most = std::min<int64_t>(count, threads.count());
   const auto tasks = static_cast<int32_t>(std::min(1 + work / kWorkPerThread, static_cast<double>(most)));
 
-  constexpr int32_t kMostSections = 64;
+  constexpr int32_t kMaxSections = 64;
   struct alignas(64) Section {
     std::atomic<int64_t> next;
     int64_t end;
-  } sections[kMostSections];
-  const int32_t parts = take == Take::kInSections ? std::min(tasks, kMostSections) : 1;
+  } sections[kMaxSections];
+  const int32_t parts = take == Take::kInSections ? std::min(tasks, kMaxSections) : 1;
   for (int32_t i = 0; i < parts; ++i) {
     sections[i].next.store(count * i / parts, std::memory_order_relaxed);
     sections[i].end = count * (i + 1) / parts;

@@ -6,14 +6,14 @@
 
 #include "base/text.h"
 #include "cpu/cpu.h"
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "problem/refusals.h"
 
 namespace tandem {
 namespace {
 
 // The oracle's tasks on the context's threads. An exception of a task surfaces on the calling thread.
-oracle::ParallelFor on(cpu::Threads& threads) {
+reference::ParallelFor on(cpu::Threads& threads) {
   return [&threads](int64_t tasks, const std::function<void(int64_t)>& body) {
     const auto strands = static_cast<int32_t>(std::min<int64_t>(tasks, 1 << 16));
     std::exception_ptr failure;
@@ -70,13 +70,13 @@ Status OracleEngine::check(const Problem& problem) const {
 }
 
 Status OracleEngine::run(const Problem& problem, const CallWorkspace&, void*) {
-  const auto pass = problem.pass == TANDEM_FORWARD ? oracle::forward : oracle::backward;
+  const auto pass = problem.pass == TANDEM_FORWARD ? reference::forward : reference::backward;
   pass(problem, on(threads_));
   return {};
 }
 
 Status OracleEngine::merge(const MergeProblem& problem, void*) {
-  oracle::merge(problem, on(threads_));
+  reference::merge(problem, on(threads_));
   return {};
 }
 

@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "engine/context.h"
 #include "engine/guard.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "problem/operands.h"
 #include "problem/problem.h"
 #include "problem/use_options.h"

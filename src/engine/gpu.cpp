@@ -9,7 +9,7 @@
 #include "plan/check.h"
 #include "plan/make_blocks.h"
 #include "plan/merge.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "problem/use_options.h"
 
 namespace tandem {
@@ -40,7 +40,7 @@ std::string driver_text(int32_t version) {
 
 }  // namespace
 
-jit::Request request_of(const plan::Kernel& kernel, const gpu::Properties& device) {
+jit::Request request_of(const plan::PlannedKernel& kernel, const gpu::Properties& device) {
   return request_of(plan::name_of(kernel), plan::translation_unit(kernel), device);
 }
 
@@ -85,7 +85,7 @@ const GpuEngine::Compiled* GpuEngine::find(uint64_t id) const {
 // Those of a plan, in its order, up to the first that is not there yet.
 GpuEngine::Kernels GpuEngine::find(const plan::Plan& plan) const {
   Kernels kernels;
-  for (const plan::Kernel& kernel : plan.kernels) {
+  for (const plan::PlannedKernel& kernel : plan.kernels) {
     const Compiled* compiled = find(kernel.id);
     if (compiled == nullptr) break;
     kernels.push_back(compiled);
@@ -96,7 +96,7 @@ GpuEngine::Kernels GpuEngine::find(const plan::Plan& plan) const {
 // The others of the plan, at the same time where there are threads for that. All are loaded by this one, which finds in
 // builder_ what another thread has compiled, waits for it, or compiles it and learns why that failed.
 Status GpuEngine::compile(const plan::Plan& plan, Kernels* kernels) {
-  std::array<std::future<void>, plan::kMostKernels> beside;
+  std::array<std::future<void>, plan::kMaxKernels> beside;
   for (size_t n = kernels->size() + 1; n < plan.kernels.size(); ++n) {
     if (find(plan.kernels[n].id) != nullptr) continue;
     beside[n] = std::async([this, request = request_of(plan.kernels[n], device_->properties())] {
@@ -105,7 +105,7 @@ Status GpuEngine::compile(const plan::Plan& plan, Kernels* kernels) {
     });
   }
   for (size_t n = kernels->size(); n < plan.kernels.size(); ++n) {
-    const plan::Kernel& kernel = plan.kernels[n];
+    const plan::PlannedKernel& kernel = plan.kernels[n];
     const Compiled* compiled = find(kernel.id);
     if (compiled == nullptr) {
       const auto entries = plan::entries_of(kernel.configuration, kernel.unit);
@@ -118,7 +118,7 @@ Status GpuEngine::compile(const plan::Plan& plan, Kernels* kernels) {
 }
 
 // Threads that want one kernel at the same time share its compilation, in builder_; each loads it, one adds it.
-Status GpuEngine::compile(uint64_t id, const jit::Request& request, std::span<const plan::Entry> entries,
+Status GpuEngine::compile(uint64_t id, const jit::Request& request, std::span<const plan::KernelEntry> entries,
                           const Compiled** compiled) {
   std::shared_ptr<const jit::Code> code;
   TANDEM_TRY(builder_.build(request, &code));
@@ -156,14 +156,14 @@ Status GpuEngine::run(const Problem& problem, const CallWorkspace& workspace, vo
   if (problem.validate) TANDEM_TRY(check_values(problem, stream));
   Kernels kernels = find(plan);
   if (kernels.size() < plan.kernels.size()) [[unlikely]] {
-    const plan::Kernel& missing = plan.kernels[kernels.size()];
+    const plan::PlannedKernel& missing = plan.kernels[kernels.size()];
     TANDEM_TRY(refuse_while_capturing(plan::name_of(missing), "tandem_prepare with these arguments", stream));
     TANDEM_TRY(compile(plan, &kernels));
   }
   if (logging_) [[unlikely]]
     log(problem, plan, kernels[0]->name);
   const nvtx::Range range(watching_, kernels[0]->name);
-  FixedVector<const LoadedKernel*, plan::kMostKernels> loaded;
+  FixedVector<const LoadedKernel*, plan::kMaxKernels> loaded;
   for (const Compiled* kernel : kernels) loaded.push_back(&kernel->loaded);
   return launch(*device_, problem, plan, loaded, workspace.data, stream);
 }
@@ -218,7 +218,7 @@ Status GpuEngine::merge(const MergeProblem& problem, void* stream) {
 Status GpuEngine::compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled) {
   const uint64_t id = make_blocks_id(problem);
   if ((*compiled = find(id)) != nullptr) return {};
-  constexpr plan::Entry entries[] = {{plan::kMakeBlocksEntries[0], 0}, {plan::kMakeBlocksEntries[1], 0}};
+  constexpr plan::KernelEntry entries[] = {{plan::kMakeBlocksEntries[0], 0}, {plan::kMakeBlocksEntries[1], 0}};
   return compile(
       id,
       request_of(plan::make_blocks_name(problem), plan::make_blocks_translation_unit(problem), device_->properties()),

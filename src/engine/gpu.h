@@ -23,7 +23,7 @@
 namespace tandem {
 
 // What is compiled of a kernel for a device.
-jit::Request request_of(const plan::Kernel& kernel, const gpu::Properties& device);
+jit::Request request_of(const plan::PlannedKernel& kernel, const gpu::Properties& device);
 jit::Request request_of(std::string name, std::string source, const gpu::Properties& device);
 
 class GpuEngine final : public Engine {
@@ -49,12 +49,12 @@ class GpuEngine final : public Engine {
 
  private:
   struct Compiled;
-  using Kernels = FixedVector<const Compiled*, plan::kMostKernels>;
+  using Kernels = FixedVector<const Compiled*, plan::kMaxKernels>;
 
   const Compiled* find(uint64_t id) const;
   Kernels find(const plan::Plan& plan) const;
   Status compile(const plan::Plan& plan, Kernels* kernels);
-  Status compile(uint64_t id, const jit::Request& request, std::span<const plan::Entry> entries,
+  Status compile(uint64_t id, const jit::Request& request, std::span<const plan::KernelEntry> entries,
                  const Compiled** compiled);
   Status compile_merge(const LoadedKernel** kernel);
   Status compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled);
@@ -65,7 +65,7 @@ class GpuEngine final : public Engine {
   const std::string name_;
   const std::unique_ptr<gpu::Device> device_;
   const bool logging_;
-  jit::Builder builder_;
+  jit::KernelBuilder builder_;
   const nvtx::Tool* const watching_;
   std::string description_;
 

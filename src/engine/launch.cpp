@@ -39,22 +39,23 @@ std::vector<gpu::NamedBuffer> buffers_of(const Problem& p, const plan::Plan& pla
                        .address = workspace + region.offset,
                        .bytes = region.bytes,
                        .writable = true,
-                       .initialised = region.written_by < static_cast<int>(launch) || again});
+                       .initialised = region.first_writer < static_cast<int>(launch) || again});
   }
   return buffers;
 }
 
 }  // namespace
 
-Status load(gpu::Device& device, const plan::Kernel& planned, std::span<const std::byte> image, LoadedKernel* kernel) {
+Status load(gpu::Device& device, const plan::PlannedKernel& planned, std::span<const std::byte> image,
+            LoadedKernel* kernel) {
   const auto entries = plan::entries_of(planned.configuration, planned.unit);
   return load(device, {entries.begin(), entries.end()}, image, kernel);
 }
 
-Status load(gpu::Device& device, std::span<const plan::Entry> entries, std::span<const std::byte> image,
+Status load(gpu::Device& device, std::span<const plan::KernelEntry> entries, std::span<const std::byte> image,
             LoadedKernel* kernel) {
   TANDEM_TRY(device.load(image, &kernel->module));
-  for (const plan::Entry& entry : entries) {
+  for (const plan::KernelEntry& entry : entries) {
     gpu::Kernel found = nullptr;
     TANDEM_TRY(kernel->module->find(entry.name, entry.shared_bytes, &found));
     kernel->entries.push_back(found);
@@ -72,7 +73,7 @@ Status launch(gpu::Device& device, const Problem& p, const plan::Plan& plan,
   const bool named = device.wants_buffers();
   int64_t times = 1;  // that launches which are repeated have begun
   for (size_t n = 0; n < plan.launches.size(); ++n) {
-    const plan::Launch& planned = plan.launches[n];
+    const plan::PlannedLaunch& planned = plan.launches[n];
     void* parameters[] = {arguments.of_kernel(planned.kernel)};
     std::vector<gpu::NamedBuffer> buffers;
     gpu::Launch wanted;

@@ -16,10 +16,11 @@ namespace tandem {
 // A kernel on a device: its code, and the entries, such as those that plan::entries_of() names.
 struct LoadedKernel {
   std::unique_ptr<gpu::Module> module;
-  FixedVector<gpu::Kernel, plan::kMostEntries> entries;
+  FixedVector<gpu::Kernel, plan::kMaxEntries> entries;
 };
-Status load(gpu::Device& device, const plan::Kernel& planned, std::span<const std::byte> image, LoadedKernel* kernel);
-Status load(gpu::Device& device, std::span<const plan::Entry> entries, std::span<const std::byte> image,
+Status load(gpu::Device& device, const plan::PlannedKernel& planned, std::span<const std::byte> image,
+            LoadedKernel* kernel);
+Status load(gpu::Device& device, std::span<const plan::KernelEntry> entries, std::span<const std::byte> image,
             LoadedKernel* kernel);
 
 // kernels: those of the plan. workspace: any alignment.

@@ -27,12 +27,12 @@ namespace {
 // It is offered all that NVTX 3 has, which is what tools expect, whatever of it we use.
 using Function = void (*)();
 constexpr unsigned kSizes[] = {0, 16, 9, 15, 7, 16, 7};  // of the modules from 1 on, the unused slot 0 included
-constexpr int kModules = static_cast<int>(std::size(kSizes)), kMostSlots = 16;
+constexpr int kModules = static_cast<int>(std::size(kSizes)), kMaxSlots = 16;
 constexpr int kDomains = 5;  // the module of these
 constexpr int kPush = 4, kPop = 5, kCreate = 12;
 
-Function functions[kModules][kMostSlots];
-Function* slots[kModules][kMostSlots + 1];  // ends with null
+Function functions[kModules][kMaxSlots];
+Function* slots[kModules][kMaxSlots + 1];  // ends with null
 
 int module_table(int module, Function*** table, unsigned* size) {
   if (module < 1 || module >= kModules) return 0;

@@ -55,10 +55,10 @@ constexpr int kRuns = 3;
 
 }  // namespace
 
-Builder::Builder(Search search, Env env, Cache::Options cache, Sources sources)
+KernelBuilder::KernelBuilder(Search search, Env env, Cache::Options cache, Sources sources)
     : search_(std::move(search)), env_(std::move(env)), cache_(std::move(cache)), sources_(sources) {}
 
-Status Builder::compiler(const Compiler** compiler) {
+Status KernelBuilder::compiler(const Compiler** compiler) {
   const std::lock_guard lock(mutex_);
   if (compiler_ == nullptr) {
     std::unique_ptr<Compiler> found;
@@ -69,12 +69,12 @@ Status Builder::compiler(const Compiler** compiler) {
   return {};
 }
 
-std::string Builder::compiler_name() {
+std::string KernelBuilder::compiler_name() {
   const Compiler* found = nullptr;
   return compiler(&found).ok() ? str_cat("NVRTC ", found->major(), ".", found->minor()) : "";
 }
 
-Status Builder::build(const Request& request, std::shared_ptr<const Code>* code) {
+Status KernelBuilder::build(const Request& request, std::shared_ptr<const Code>* code) {
   const Compiler* with = nullptr;
   TANDEM_TRY(compiler(&with));
   const std::vector<Text> headers = included_by(request.source, sources_);
@@ -99,8 +99,8 @@ Status Builder::build(const Request& request, std::shared_ptr<const Code>* code)
   return {};
 }
 
-Status Builder::fill(const Compiler& compiler, const Request& request, const std::vector<Text>& headers,
-                     const Digest& key, std::string* bytes) {
+Status KernelBuilder::fill(const Compiler& compiler, const Request& request, const std::vector<Text>& headers,
+                           const Digest& key, std::string* bytes) {
   std::optional<std::string> found = cache_.lookup(key);
   std::optional<Cache::Lock> lock;
   if (!found) {

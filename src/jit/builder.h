@@ -21,10 +21,10 @@ struct Code {
 };
 
 // May be used by several threads at once.
-class Builder {
+class KernelBuilder {
  public:
   // sources: what kernels may include, kernels() but in tests; must outlive the builder.
-  Builder(Search search, Env env, Cache::Options cache, Sources sources = kernels());
+  KernelBuilder(Search search, Env env, Cache::Options cache, Sources sources = kernels());
 
   // Finding code that is there already costs hashing what the compiler would read: callers keep what they got. Code is
   // compiled once, whoever asks for it at the same time, in this process or another.

@@ -18,7 +18,7 @@ struct Steady {
   size_t warp = 0;             // that one
 };
 
-Steady steady_of(const Run& run) {
+Steady steady_of(const Simulation& run) {
   Steady s;
   for (size_t w = 0; w < run.warps.size(); ++w) {
     if (!computes(run.warps[w])) continue;
@@ -34,7 +34,7 @@ Steady steady_of(const Run& run) {
 
 class Chain {
  public:
-  Chain(const Run& run, const Kernel& kernel) : run_(run), kernel_(kernel) {}
+  Chain(const Simulation& run, const Kernel& kernel) : run_(run), kernel_(kernel) {}
 
   // Back from an event to what it waited for, and so on.
   std::vector<Link> back_from(size_t warp, size_t event, double until) {
@@ -107,7 +107,7 @@ class Chain {
     }
   }
 
-  const Run& run_;
+  const Simulation& run_;
   const Kernel& kernel_;
   double now_ = 0, until_ = 0;
   std::map<std::string, double> clocks_;
@@ -117,7 +117,7 @@ class Chain {
 
 std::string_view name_of(Delay delay) { return kDelayNames[static_cast<size_t>(delay)]; }
 
-Clocks clocks_of(const Run& run, const Kernel& kernel) {
+Clocks clocks_of(const Simulation& run, const Kernel& kernel) {
   Clocks result;
   const Steady steady = steady_of(run);
   const double steps = static_cast<double>(steady.last - steady.first);

@@ -48,7 +48,7 @@ struct Product {
   int before = -1;  // in the queue of the same tensor core
 };
 
-struct Run {
+struct Simulation {
   std::vector<WarpTrace> warps;
   std::vector<std::vector<Issue>> issues;  // of each warp's events, as far as the run went
   std::vector<Product> products;
@@ -59,8 +59,8 @@ struct Run {
 };
 
 // apart: clocks between the second turns of warps that compute and share a scheduler: whether they stay in step.
-Run run(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies,
-        double apart = 0);
+Simulation simulate(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies,
+                    double apart = 0);
 
 // ---- What a run says of a step ----
 
@@ -85,6 +85,6 @@ struct Clocks {
   std::vector<Link> chain;  // the chain of waits that the step consists of, the largest part first
 };
 
-Clocks clocks_of(const Run& run, const Kernel& kernel);
+Clocks clocks_of(const Simulation& run, const Kernel& kernel);
 
 }  // namespace tandem::machine_code

@@ -8,9 +8,9 @@
 #include <set>
 
 #include "machine_code/graph.h"
-#include "machine_code/path.h"
+#include "machine_code/likely_path.h"
 #include "machine_code/units.h"
-#include "machine_code/values.h"
+#include "machine_code/value_analysis.h"
 
 namespace tandem::machine_code {
 namespace {
@@ -19,7 +19,7 @@ constexpr int kFar = std::numeric_limits<int>::max();
 constexpr uint32_t kBytes = 16;  // of an instruction
 
 // Whether a branch is taken, by what is known of its predicates.
-Truth taken(const Instruction& branch, const Values& values) {
+Truth taken(const Instruction& branch, const ValueAnalysis& values) {
   if (branch.has("DIV")) return false;  // lanes stay together
   Truth all = values.guard(branch);
   for (const std::string& operand : branch.operands) {
@@ -31,7 +31,7 @@ Truth taken(const Instruction& branch, const Values& values) {
   return all;
 }
 
-Event event_of(int32_t number, const Instruction& i, const Values& values) {
+Event event_of(int32_t number, const Instruction& i, const ValueAnalysis& values) {
   Event event{.instruction = number};
   const auto known = [](Value value) { return value.value_or(Event::kUnknown); };
   const auto operand = [&](size_t k) { return k < i.operands.size() ? std::string_view(i.operands[k]) : ""; };
@@ -100,7 +100,7 @@ class Walk {
 
   std::optional<WarpTrace> attempt_to_go(const Place& place, int turns) {
     constexpr size_t most = 400000, most_before = 8000;
-    Values values(kernel_, place);
+    ValueAnalysis values(kernel_, place);
     WarpTrace trace;
     std::map<int32_t, int> passes;  // of the heads of loops around
     asked_ = 0;
@@ -144,7 +144,7 @@ class Walk {
   }
 
   // Executes a block; the one behind it, or -1 where the warp ends or goes where its loop is not.
-  int32_t after(int32_t block, bool within, Values* values, WarpTrace* trace) {
+  int32_t after(int32_t block, bool within, ValueAnalysis* values, WarpTrace* trace) {
     Truth branch;
     Value aim;  // of an indirect branch: an address
     bool ends = false;
@@ -202,7 +202,7 @@ class Walk {
 };
 
 // Loops whose turns are counted, the steady one of each role first.
-std::vector<const LoopCost*> steady_loops(const Account& account) {
+std::vector<const LoopCost*> steady_loops(const CostModel& cost_model) {
   std::vector<const LoopCost*> found;
   const auto add = [&](const LoopCost* loop) {
     const auto same = [&](const LoopCost* other) { return other->address == loop->address; };
@@ -210,13 +210,14 @@ std::vector<const LoopCost*> steady_loops(const Account& account) {
   };
   for (const bool masked : {false, true}) {
     for (const Role role : {Role::computing, Role::softmax}) {
-      if (const LoopCost* loop = account.steady(role, masked); loop != nullptr && (!masked || found.empty())) add(loop);
+      if (const LoopCost* loop = cost_model.steady(role, masked); loop != nullptr && (!masked || found.empty()))
+        add(loop);
     }
   }
   for (const Role role : {Role::mma, Role::load, Role::correction, Role::reduction}) {
-    if (const LoopCost* loop = account.steady(role, false)) add(loop);
+    if (const LoopCost* loop = cost_model.steady(role, false)) add(loop);
   }
-  for (const LoopCost& loop : account.loops) {
+  for (const LoopCost& loop : cost_model.loops) {
     if (!loop.once && loop.role != Role::epilogue) add(&loop);
   }
   return found;
@@ -238,10 +239,10 @@ bool passes_signals_on(const Kernel& kernel, const Graph& graph, const Loop& loo
   return waits && arrives;
 }
 
-std::vector<Way> ways_of(const Kernel& kernel, const Graph& graph, const Account& account) {
+std::vector<Way> ways_of(const Kernel& kernel, const Graph& graph, const CostModel& cost_model) {
   std::vector<Way> ways;
   std::vector<const Loop*> taken;
-  for (const LoopCost* cost : steady_loops(account)) {
+  for (const LoopCost* cost : steady_loops(cost_model)) {
     for (const Loop& loop : graph.loops) {
       const Block& head = graph.blocks[static_cast<size_t>(loop.head)];
       if (kernel.code[static_cast<size_t>(head.begin)].address != cost->address) continue;
@@ -265,12 +266,12 @@ std::vector<Way> ways_of(const Kernel& kernel, const Graph& graph, const Account
 
 }  // namespace
 
-std::vector<WarpTrace> trace(const Kernel& kernel, const Account& account, int turns) {
+std::vector<WarpTrace> trace(const Kernel& kernel, const CostModel& cost_model, int turns) {
   constexpr int lanes = 32;
   const Graph graph = graph_of(kernel.code);
-  std::vector<Way> ways = ways_of(kernel, graph, account);
+  std::vector<Way> ways = ways_of(kernel, graph, cost_model);
   std::vector<WarpTrace> traces;
-  for (int block = 0; block < (account.pair ? 2 : 1); ++block) {
+  for (int block = 0; block < (cost_model.pair ? 2 : 1); ++block) {
     for (int warp = 0; warp < std::max(1, kernel.threads / lanes); ++warp) {
       for (Way& way : ways) {
         std::optional<WarpTrace> found = way.walk.go({.thread = warp * lanes, .block = block}, turns);

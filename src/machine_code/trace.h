@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "machine_code/account.h"
+#include "machine_code/cost_model.h"
 #include "machine_code/sass.h"
 
 namespace tandem::machine_code {
@@ -30,6 +30,6 @@ struct WarpTrace {
 };
 
 // Of one block, or of both of a pair. The account tells which loops are steady.
-std::vector<WarpTrace> trace(const Kernel& kernel, const Account& account, int turns);
+std::vector<WarpTrace> trace(const Kernel& kernel, const CostModel& cost_model, int turns);
 
 }  // namespace tandem::machine_code

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 // Python's and torch's: the quotient is that of what the modulo leaves, so that rounding never puts them apart.
@@ -124,4 +124,4 @@ Value<Real> apply(Op op, Type type, const Value<Real>* operands) {
 template Value<float> apply(Op, Type, const Value<float>*);
 template Value<double> apply(Op, Type, const Value<double>*);
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -6,7 +6,7 @@
 
 #include "mods/graph.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 // A bool is the integer 0 or 1.
 template <class Real>
@@ -41,4 +41,4 @@ inline int32_t shift_right(int32_t a, int32_t by) { return a >> (by < 0 || by > 
 // Where a gather reads along one dimension.
 inline int32_t clamp_index(int32_t index, int32_t size) { return index < 0 ? 0 : index < size ? index : size - 1; }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -2,7 +2,7 @@
 
 #include <numbers>
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 // d result / d node. Where guard is false the derivative is 0, whatever value is there: NaN, often.
@@ -138,4 +138,4 @@ class Differentiation {
 
 Gradient differentiate(Graph& graph, NodeId result) { return Differentiation(graph).run(result); }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

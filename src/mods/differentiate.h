@@ -10,7 +10,7 @@
 
 #include "mods/graph.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 struct Derivative {
   NodeId with_respect_to = kNoNode;  // a scalar or a gather
@@ -25,4 +25,4 @@ struct Gradient {
 // result: a float.
 Gradient differentiate(Graph& graph, NodeId result);
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

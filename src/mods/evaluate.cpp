@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 template <class Real>
 Evaluator<Real>::Evaluator(const Graph& graph, std::span<const NodeId> outputs)
@@ -46,4 +46,4 @@ void Evaluator<Real>::run(Real score, const Position& position, const Values& va
 template class Evaluator<float>;
 template class Evaluator<double>;
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -9,7 +9,7 @@
 #include "mods/position.h"
 #include "mods/values.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 template <class Real>
 class Evaluator {
@@ -34,4 +34,4 @@ class Evaluator {
 extern template class Evaluator<float>;
 extern template class Evaluator<double>;
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

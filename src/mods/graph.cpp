@@ -6,7 +6,7 @@
 
 #include "mods/simplify.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 struct OpEntry {
@@ -122,4 +122,4 @@ std::vector<NodeId> Graph::needed_by(std::span<const NodeId> outputs, std::span<
   return nodes;
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

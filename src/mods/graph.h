@@ -11,7 +11,7 @@
 
 #include "mods/op.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 using NodeId = int32_t;
 inline constexpr NodeId kNoNode = -1;
@@ -69,4 +69,4 @@ class Graph {
   std::unordered_map<Node, NodeId, Hash, Equal> ids_;
 };
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

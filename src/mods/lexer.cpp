@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -140,4 +140,4 @@ Token Lexer::scan_mark() {
   refuse(at_, str_cat(quote({&text_[at_], 1}), " begins nothing that can stand here"));
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 struct Token {
   enum class Kind : uint8_t { end, name, integer, real, mark };
@@ -55,4 +55,4 @@ bool is_name_part(char c);
 
 std::string quote(std::string_view text);  // 'text', shortened, without what a terminal could not show
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 // bool, int (32 bits, two's complement, wraps around) and float (float32 in engines, float64 in the oracle).
 enum class Type : uint8_t { boolean, integer, real };
@@ -72,4 +72,4 @@ int operands_of(Op op);  // 0 of gather, whose tensor says
 
 inline constexpr int kMaxRank = 4;  // of a tensor
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 // What all scores have at a node; 0 where that is not known here.
@@ -67,7 +67,7 @@ class Reader {
   }
 
  private:
-  bool may_read() { return ++read_ <= kMostRead; }
+  bool may_read() { return ++read_ <= kMaxRead; }
 
   std::optional<Sum> sum_of(const Node& node) {
     if (node.type != Type::integer) return {};
@@ -140,7 +140,7 @@ class Reader {
   const Lengths& lengths_;
   const bool known_;
   std::optional<bool> bottom_right_;
-  static constexpr int kMostRead = 256;
+  static constexpr int kMaxRead = 256;
   int read_ = 0;
 };
 
@@ -208,4 +208,4 @@ std::optional<Alibi> alibi_of(const Mod& mod, const Values& values, const Length
   return found ? found : alibi_of(mod, Reader(mod, values, lengths, true));
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

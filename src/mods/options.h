@@ -8,7 +8,7 @@
 #include "mods/values.h"
 #include "tandem/tandem.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 // Where distances are measured from: a query's distance from a key is q - k + offset and, where the diagonal ends at
 // the last query and key, seqlen_k - seqlen_q more.
@@ -47,4 +47,4 @@ double softcap_of(const Mod& mod, const Values& values);
 Band band_of(const Mod& mod, const Values& values, const Lengths& lengths);
 std::optional<Alibi> alibi_of(const Mod& mod, const Values& values, const Lengths& lengths);
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

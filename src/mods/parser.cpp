@@ -9,7 +9,7 @@
 #include "mods/lexer.h"
 #include "mods/typing.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 struct BinaryOperator {
@@ -363,4 +363,4 @@ Status parse(std::string_view text, const Signature& signature, Mod* mod) {
   return {};
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

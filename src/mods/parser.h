@@ -9,7 +9,7 @@
 #include "mods/graph.h"
 #include "mods/tensor_view.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 // What a text may say by name besides score, batch, head, ...: scalars, whose value comes with each call, and tensors.
 // rank 0 of a tensor: one value, which is named without [].
@@ -42,4 +42,4 @@ inline constexpr size_t kMaxNames = 32;
 // Refuses a text with the column and one sentence; names that cannot be names with the name.
 Status parse(std::string_view text, const Signature& signature, Mod* mod);
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -5,7 +5,7 @@
 
 #include "mods/op.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 // Number: of one element, or a range of several.
 template <class Number>
@@ -27,4 +27,4 @@ struct PositionOf {
 };
 using Position = PositionOf<int32_t>;
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

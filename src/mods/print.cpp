@@ -8,7 +8,7 @@
 
 #include "base/text.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 std::string hexadecimal(uint32_t bits) {
@@ -41,7 +41,7 @@ std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
     case Op::constant: return constant(node);
     case Op::input: {
       const auto input = static_cast<Input>(node.index);
-      return input == Input::score ? "score" : str_cat("at.", mods::name_of(input));
+      return input == Input::score ? "score" : str_cat("at.", score_mod::name_of(input));
     }
     case Op::scalar: {
       const std::string bits = str_cat("names.scalars[", index, "]");
@@ -118,7 +118,7 @@ std::string line_of(const Node& node, NodeId id, const std::string& value) {
 std::string function_of(const char* prefix, const Mod& mod, const Node& node) {
   // ~ of a bool is not.
   if (node.op == Op::flip && mod.graph[node.operands[0]].type == Type::boolean) return str_cat(prefix, "not(");
-  return str_cat(prefix, mods::name_of(node.op), "(");
+  return str_cat(prefix, score_mod::name_of(node.op), "(");
 }
 
 // What follows the name of a function: its operands, none of a leaf that is no call.
@@ -167,13 +167,13 @@ std::vector<NodeId> held_by_keys(const Mod& mod, NodeId result, size_t most) {
 }
 
 bool is_light(const Mod& mod, NodeId result) {
-  constexpr int kMost = 24;
+  constexpr int kMax = 24;
   const std::vector<bool> varies = following(mod.graph, of_score);
   int operations = 0;
   for (const NodeId id : mod.graph.needed_by({&result, 1})) {
     const Op op = mod.graph[id].op;
     if (!varies[static_cast<size_t>(id)] || op == Op::input) continue;
-    if (op == Op::gather || ++operations > kMost) return false;
+    if (op == Op::gather || ++operations > kMax) return false;
   }
   return true;
 }
@@ -212,4 +212,4 @@ std::string print_ranges(const Mod& mod, NodeId result) {
   return str_cat(print_range_values(mod, {&result, 1}), "  return v", result, ";\n");
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

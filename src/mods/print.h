@@ -7,7 +7,7 @@
 
 #include "mods/parser.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 // Nodes that are members of `row`, and of `key`, by the names that they have as values.
 struct Held {
@@ -39,4 +39,4 @@ std::string print_touch(const Mod& mod, NodeId gather);
 std::string print_range_values(const Mod& mod, std::span<const NodeId> results);
 std::string print_ranges(const Mod& mod, NodeId result);
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

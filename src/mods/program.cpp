@@ -10,13 +10,13 @@
 #include "base/text.h"
 #include "mods/print.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 // Registers of a thread for each of its rows; and words of shared memory for each row and key of a step.
-constexpr size_t kMostHeldOfScores = 4, kMostHeldOfMasks = 2;
+constexpr size_t kMaxHeldOfScores = 4, kMaxHeldOfMasks = 2;
 
-constexpr size_t kMostKept = 256;  // texts; a process that has more of them reads some again
+constexpr size_t kMaxKept = 256;  // texts; a process that has more of them reads some again
 
 Gradient gradient_of(Mod& mod) {
   if (mod.signature.result == Signature::Result::mask) return {.score = mod.graph.real(0), .captured = {}};
@@ -48,7 +48,7 @@ class Kept {
   }
   void add(const std::string& key, std::shared_ptr<const Program> program) {
     const std::lock_guard lock(mutex_);
-    if (programs_.size() >= kMostKept) programs_.clear();
+    if (programs_.size() >= kMaxKept) programs_.clear();
     programs_.insert_or_assign(key, std::move(program));
   }
 
@@ -141,7 +141,7 @@ std::vector<NodeId> indices_of(const std::vector<Capture>& captures) {
   return indices;
 }
 
-bool sums_tiles(const Graph& graph, const std::vector<Capture>& captures) {
+bool captured_per_tile(const Graph& graph, const std::vector<Capture>& captures) {
   const std::vector<NodeId> indices = indices_of(captures);
   const auto is_of_positions = [&graph](NodeId id) {
     const Node& node = graph[id];
@@ -156,9 +156,9 @@ bool sums_tiles(const Graph& graph, const std::vector<Capture>& captures) {
 }
 
 // A derivative that is finite whatever the score is: itself, or a constant.
-bool sums_scores(const Graph& graph, const std::vector<Capture>& captures) {
-  constexpr size_t kMost = 2;  // sums that a thread has registers for
-  return !captures.empty() && captures.size() <= kMost &&
+bool captured_per_score(const Graph& graph, const std::vector<Capture>& captures) {
+  constexpr size_t kMax = 2;  // sums that a thread has registers for
+  return !captures.empty() && captures.size() <= kMax &&
          std::all_of(captures.begin(), captures.end(), [&graph](const Capture& capture) {
            const Node& derivative = graph[capture.derivative];
            const bool is_score = derivative.op == Op::input && derivative.index == static_cast<int>(Input::score);
@@ -169,7 +169,7 @@ bool sums_scores(const Graph& graph, const std::vector<Capture>& captures) {
 
 // The ranges of a tile's indices, which must be a number each.
 std::string tile_function_of(const Mod& mod, const std::vector<Capture>& captures) {
-  if (!sums_tiles(mod.graph, captures)) return "";
+  if (!captured_per_tile(mod.graph, captures)) return "";
   std::string points;
   for (const NodeId index : indices_of(captures)) points += str_cat("  if (!is_point(v", index, ")) return false;\n");
   return str_cat(
@@ -226,7 +226,7 @@ std::string holder_of(const Mod& mod, const char* name, const char* maker, const
 
 // The new score and its derivative, from what a row holds and from the rest.
 std::string score_functions_of(const Mod& mod, NodeId slope) {
-  const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfScores), .keys = {}};
+  const Held held{.rows = held_by_rows(mod, mod.result, kMaxHeldOfScores), .keys = {}};
   const std::vector<uint8_t> positions = follows(mod.graph);
   const bool of_heads = std::all_of(held.rows.begin(), held.rows.end(),
                                     [&positions](NodeId id) { return positions[static_cast<size_t>(id)] == 0; });
@@ -239,8 +239,8 @@ std::string score_functions_of(const Mod& mod, NodeId slope) {
                  function("score_mod", mod.result), function("score_slope", slope));
 }
 std::string mask_functions_of(const Mod& mod) {
-  const Held held{.rows = held_by_rows(mod, mod.result, kMostHeldOfMasks),
-                  .keys = held_by_keys(mod, mod.result, kMostHeldOfMasks)};
+  const Held held{.rows = held_by_rows(mod, mod.result, kMaxHeldOfMasks),
+                  .keys = held_by_keys(mod, mod.result, kMaxHeldOfMasks)};
   return str_cat(holder_of(mod, "MaskRow", "mask_row", held.rows), holder_of(mod, "MaskKey", "mask_key", held.keys),
                  kTemplate, "constexpr int mask_operations() { return ", operations_of_mask(mod, held), "; }\n",
                  kTemplate, "TANDEM_DEVICE bool mask_mod(const MaskRow<T>& row, const MaskKey<T>& key, ", kPlace,
@@ -279,8 +279,8 @@ Program::Program(Mod read)
       gradient(gradient_of(mod)),
       captures(captures_of(mod.graph, gradient)),
       capturing(outputs_of(captures)),
-      sums_tiles(mods::sums_tiles(mod.graph, captures)),
-      sums_scores(mods::sums_scores(mod.graph, captures)),
+      captured_per_tile(score_mod::captured_per_tile(mod.graph, captures)),
+      captured_per_score(score_mod::captured_per_score(mod.graph, captures)),
       result_tiles(mod.graph, {mod.result}),
       slope_tiles(mod.graph, {gradient.score}),
       capture_tiles(mod.graph, capturing),
@@ -299,4 +299,4 @@ Status read_program(std::string_view text, const Signature& signature, std::shar
   return {};
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

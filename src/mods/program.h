@@ -11,7 +11,7 @@
 #include "mods/parser.h"
 #include "mods/tile.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 // Along which line of a tile a score modification may read the same element again and again: of a query, of a key, of
 // a distance between them. No more than a hint; a query's where none is known. But where neither queries nor keys
@@ -35,17 +35,17 @@ struct Program {
   std::vector<NodeId> capturing;  // of every capture: its derivative, then its indices
   // Whether kernels can be told which tiles read one element of each and no other, by indices that are computed from
   // positions alone, and the derivatives are constants: there the sum of a tile is all that is wanted of it.
-  bool sums_tiles;
+  bool captured_per_tile;
 
   // Whether all scores of a tile read the same elements, one or two, and derivatives are the score or constants.
-  bool sums_scores;
+  bool captured_per_score;
 
   // Their outputs: the result; d result / d score; capturing.
   TileProgram result_tiles, slope_tiles, capture_tiles;
 
   std::string cuda;         // those functions of kernels/tile/mod_functions.cuh that are printed
   uint64_t cuda_hash;       // of that text, never 0
-  std::string cuda_ranges;  // that of kernels/tile/mod_range.cuh: of a mask, or where sums_tiles
+  std::string cuda_ranges;  // that of kernels/tile/mod_range.cuh: of a mask, or where captured_per_tile
   bool light;               // of a score modification: is_light()
 
   bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are
@@ -54,4 +54,4 @@ struct Program {
 // The same text with the same names is read once, however many calls have it. Refusals are those of parse().
 Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program);
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

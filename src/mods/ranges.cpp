@@ -5,7 +5,7 @@
 
 #include "mods/arithmetic.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 FloatRange range_of_real(Op op, FloatRange a, FloatRange b, FloatRange c) {
@@ -135,4 +135,4 @@ void RangeEvaluator::run(const PositionRange& position) {
   }
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

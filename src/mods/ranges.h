@@ -10,7 +10,7 @@
 #include "mods/values.h"
 #include "shared/mod_range.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 using PositionRange = PositionOf<IntRange>;
 
@@ -40,4 +40,4 @@ class RangeEvaluator {
   std::vector<Range> results_;  // by node
 };
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

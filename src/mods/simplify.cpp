@@ -6,7 +6,7 @@
 
 #include "mods/arithmetic.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 bool is_commutative(Op op) {
@@ -217,4 +217,4 @@ NodeId Simplifier::select(const Node& node) {
   return at(a).value != 0 ? graph_.make(Op::bit_or, condition, b) : graph_.make(Op::bit_and, flip(condition), b);
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

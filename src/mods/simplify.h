@@ -4,7 +4,7 @@
 
 #include "mods/graph.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 class Simplifier {
  public:
@@ -35,4 +35,4 @@ class Simplifier {
   Graph& graph_;
 };
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

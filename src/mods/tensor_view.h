@@ -6,7 +6,7 @@
 
 #include "mods/op.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 enum class Element : uint8_t { f64, f32, bf16, f16, i64, i32, boolean };
 inline constexpr int kElements = 7;
@@ -19,4 +19,4 @@ struct TensorView {
   int64_t stride[kMaxRank] = {0, 0, 0, 0};  // in elements
 };
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -5,7 +5,7 @@
 
 #include "base/instruction_set.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 // Registers that come before the others: the caller's arrays.
@@ -71,7 +71,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
       place[id] = register_of(static_cast<Input>(node.index));
       continue;
     }
-    Step step{.op = node.op, .type = node.type, .index = node.index, .value = node.value};
+    TileStep step{.op = node.op, .type = node.type, .index = node.index, .value = node.value};
     const int count = node.operand_count();
     for (int n = 0; n < count; ++n) {
       const NodeId operand = node.operands[static_cast<size_t>(n)];
@@ -87,7 +87,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
       unused.pop_back();
     }
     place[id] = step.to;
-    std::vector<Step>* const steps[] = {&uniform_, &of_queries_, &varying_};
+    std::vector<TileStep>* const steps[] = {&uniform_, &of_queries_, &varying_};
     steps[static_cast<int>(rate[id])]->push_back(step);
     for (int n = 0; n < count; ++n) {
       const auto operand = static_cast<size_t>(node.operands[static_cast<size_t>(n)]);
@@ -103,7 +103,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
 TileRun::TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops)
     : program_(program), values_(values), loops_(loops), memory_(memory) {}
 
-void TileRun::fill(const TileProgram::Step& step, const Position& sequence) {
+void TileRun::fill(const TileProgram::TileStep& step, const Position& sequence) {
   double value = step.value;
   if (step.op == Op::input) value = sequence.of(static_cast<Input>(step.index));
   if (step.op == Op::scalar) value = values_.scalars[static_cast<size_t>(step.index)];
@@ -115,7 +115,7 @@ void TileRun::fill(const TileProgram::Step& step, const Position& sequence) {
   }
 }
 
-void TileRun::execute(const TileProgram::Step& step, int count) {
+void TileRun::execute(const TileProgram::TileStep& step, int count) {
   LoopArguments arguments{count, at(step.to), {}, nullptr};
   for (int i = 0; i < kMaxRank; ++i) arguments.from[i] = at(step.from[i]);
   if (step.op == Op::gather) {
@@ -126,7 +126,7 @@ void TileRun::execute(const TileProgram::Step& step, int count) {
 }
 
 void TileRun::begin(const Position& sequence) {
-  for (const TileProgram::Step& step : program_.uniform_) {
+  for (const TileProgram::TileStep& step : program_.uniform_) {
     if (operands_of(step.op) == 0 && step.op != Op::gather) {
       fill(step, sequence);
     } else {
@@ -143,9 +143,9 @@ void TileRun::run(const TileInputs& inputs) {
   inputs_[2] = const_cast<int32_t*>(inputs.q);
   inputs_[3] = const_cast<int32_t*>(inputs.k);
   if (!inputs.same_queries) {
-    for (const TileProgram::Step& step : program_.of_queries_) execute(step, inputs.count);
+    for (const TileProgram::TileStep& step : program_.of_queries_) execute(step, inputs.count);
   }
-  for (const TileProgram::Step& step : program_.varying_) execute(step, inputs.count);
+  for (const TileProgram::TileStep& step : program_.varying_) execute(step, inputs.count);
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

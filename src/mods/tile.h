@@ -11,7 +11,7 @@
 #include "mods/tile_loops.h"
 #include "mods/values.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 class TileProgram {
  public:
@@ -24,7 +24,7 @@ class TileProgram {
   friend class TileRun;
 
   // Registers are arrays of kTile elements of the run's, or the caller's arrays of score, head, q and k.
-  struct Step {
+  struct TileStep {
     Op op = Op::constant;
     Type type = Type::real;  // of the result: of leaves; else of the last operand
     int16_t index = 0;
@@ -33,7 +33,7 @@ class TileProgram {
     double value = 0;
   };
 
-  std::vector<Step> uniform_, of_queries_, varying_;
+  std::vector<TileStep> uniform_, of_queries_, varying_;
   std::vector<int> outputs_;
   int registers_ = kTileInputs;
 
@@ -70,8 +70,8 @@ class TileRun {
     const auto n = static_cast<size_t>(number);
     return n < TileProgram::kTileInputs ? inputs_[n] : memory_ + (n - TileProgram::kTileInputs) * kTile;
   }
-  void execute(const TileProgram::Step& step, int count);
-  void fill(const TileProgram::Step& step, const Position& sequence);
+  void execute(const TileProgram::TileStep& step, int count);
+  void fill(const TileProgram::TileStep& step, const Position& sequence);
 
   const TileProgram& program_;
   const Values& values_;
@@ -81,4 +81,4 @@ class TileRun {
   int count_ = 0;
 };
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -2,7 +2,7 @@
 // and nothing of other files is called, so that no code for one instruction set is linked into what runs everywhere.
 #include "mods/tile_loops.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 using u32 = uint32_t;
@@ -339,4 +339,4 @@ constexpr TileLoops make_table(const char* name) {
 extern const TileLoops TANDEM_TABLE(TANDEM_TARGET);
 const TileLoops TANDEM_TABLE(TANDEM_TARGET) = make_table(TANDEM_TEXT(TANDEM_TARGET));
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

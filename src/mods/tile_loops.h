@@ -4,7 +4,7 @@
 #include "mods/op.h"
 #include "mods/tensor_view.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 inline constexpr int kTile = 256;  // elements at once: what an operation reads and writes stays in the nearest cache
 
@@ -27,4 +27,4 @@ struct TileLoops {
 // Those for the machine this runs on.
 const TileLoops& tile_loops();
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

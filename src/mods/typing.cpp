@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 struct Function {
@@ -129,4 +129,4 @@ Term Typing::call(const Token& name, std::span<const Term> arguments) const {
   return make(name.at, Op::min, graph_.make(Op::max, a.id, b.id), c.id);  // of ints, which have no derivative
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

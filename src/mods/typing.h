@@ -9,7 +9,7 @@
 #include "mods/graph.h"
 #include "mods/lexer.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 // A part of the text that has a value, and where it begins.
 struct Term {
@@ -49,4 +49,4 @@ class Typing {
 std::string_view with_article(Type type);  // "a bool", "an int", "a float"
 bool is_function(std::string_view name);
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

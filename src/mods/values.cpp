@@ -10,7 +10,7 @@
 #include "mods/lexer.h"
 #include "mods/parser.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 namespace {
 
 template <class T>
@@ -80,4 +80,4 @@ Status check_values(const Signature& signature, const Values& values) {
   return {};
 }
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

@@ -9,7 +9,7 @@
 #include "mods/op.h"
 #include "mods/tensor_view.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 
 struct Signature;
 
@@ -31,4 +31,4 @@ double read(const TensorView& tensor, int64_t offset);
 // Whether they are those that a text was read with: as many, of these types and ranks, with elements to read.
 Status check_values(const Signature& signature, const Values& values);
 
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod

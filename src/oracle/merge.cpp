@@ -4,14 +4,14 @@
 #include <limits>
 #include <vector>
 
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "problem/convert.h"
 
 //   lse = log(sum_n exp(lse_n)),   out = sum_n exp(lse_n - lse) out_n
 //
 // A part whose lse is -inf is skipped: nothing that its out holds can reach the result.
 
-namespace tandem::oracle {
+namespace tandem::reference {
 namespace {
 
 void merge_row(const MergeProblem& m, int64_t b, int64_t i, int64_t h) {
@@ -52,4 +52,4 @@ void merge(const MergeProblem& m, const ParallelFor& parallel_for) {
   });
 }
 
-}  // namespace tandem::oracle
+}  // namespace tandem::reference

@@ -6,7 +6,7 @@
 namespace tandem::plan {
 
 // Indices into Plan::kernels after the main kernel; dbias only if that gradient is wanted.
-inline constexpr uint8_t kEndsKernel = 1, kDbiasKernel = 2;
+inline constexpr uint8_t kPrepostKernel = 1, kDbiasKernel = 2;
 
 class BackwardPass final : public Pass {
  public:

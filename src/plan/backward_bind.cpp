@@ -7,7 +7,7 @@
 #include "plan/backward.h"
 #include "plan/buffers.h"
 #include "plan/forward.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "shared/mods.h"
 
 namespace tandem::plan {
@@ -25,7 +25,7 @@ View dout_of(const Problem& p, const BackwardParams& params) {
   return view;
 }
 
-void add_maps(const Problem& p, const BackwardTile& tile, BackwardParams* params, Arguments* arguments) {
+void add_maps(const Problem& p, const BackwardKernel& tile, BackwardParams* params, Arguments* arguments) {
   const auto map = [&](::TensorMap* place, const View& view, bool packed, int64_t rows, int64_t heads, int64_t head_dim,
                        int box) {
     if (!view || rows == 0 || heads == 0 || view.dtype != p.dtype) return;  // float32 is stored from registers
@@ -97,7 +97,7 @@ void set_dbias(const Problem& p, BackwardParams* params) {
   params->dbias_column = dbias.stride[3];
 }
 
-void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, BackwardParams* params) {
+void set_order(const Problem& p, const BackwardSchedule& t, std::byte* workspace, BackwardParams* params) {
   params->batch = static_cast<int>(p.batch);
   params->heads_q = static_cast<int>(p.heads_q);
   params->heads_k = static_cast<int>(p.heads_k);
@@ -107,22 +107,22 @@ void set_order(const Problem& p, const BackwardTiling& t, std::byte* workspace, 
   params->m_blocks = t.m_blocks;
   params->sequence_m_blocks = t.sequence_m_blocks;
   params->n_blocks = t.n_blocks;
-  params->diagonal_heads = t.diagonal_heads;
-  params->splits = t.splits;
+  params->spt_heads = t.spt_heads;
+  params->m_splits = t.m_splits;
   params->tiles = t.tiles;
   params->l2_heads = t.l2_heads;
   params->counter = reinterpret_cast<int*>(workspace);
-  params->dq_tickets = reinterpret_cast<int*>(workspace + t.tickets_offset);
-  params->stats = reinterpret_cast<float*>(workspace + t.stats_offset);
-  params->dq_sums = reinterpret_cast<float*>(workspace + t.sums_offset);
-  params->key_sums = reinterpret_cast<float*>(workspace + t.key_sums_offset);
-  params->key_tickets = reinterpret_cast<int*>(workspace + t.key_tickets_offset);
-  params->key_ticket_count = t.key_ticket_count;
-  params->ds = t.tile.strips && p.dq ? workspace + t.ds_offset : nullptr;
-  params->strip_heads = t.strip_heads;
-  params->strip_n_blocks = t.strip_n_blocks;
-  params->strip_row_n_blocks = t.strip_row_n_blocks;
-  params->strip_folds = t.strip_folds;
+  params->dq_semaphore = reinterpret_cast<int*>(workspace + t.dq_semaphore_offset);
+  params->lse_delta = reinterpret_cast<float*>(workspace + t.lse_delta_offset);
+  params->dq_accum = reinterpret_cast<float*>(workspace + t.dq_accum_offset);
+  params->dkv_accum = reinterpret_cast<float*>(workspace + t.dkv_accum_offset);
+  params->dkv_semaphore = reinterpret_cast<int*>(workspace + t.dkv_semaphore_offset);
+  params->dkv_semaphore_count = t.dkv_semaphore_count;
+  params->ds = t.tile.ds_gmem && p.dq ? workspace + t.ds_offset : nullptr;
+  params->chunk_heads = t.chunk_heads;
+  params->chunk_n_blocks = t.chunk_n_blocks;
+  params->ds_row_stride = t.ds_row_stride;
+  params->pack_triangle = t.pack_triangle;
 }
 
 ModElement element_of(DType type) {
@@ -134,7 +134,7 @@ ModElement element_of(DType type) {
   }
 }
 
-void set_captured(const Modification& mod, std::byte* words, CapturedParams* params) {
+void set_captured(const BoundExpression& mod, std::byte* words, CapturedParams* params) {
   params->words = reinterpret_cast<unsigned long long*>(words);
   params->cells = mod.cells;
   for (size_t n = 0; n < mod.gradients.size(); ++n) {
@@ -148,7 +148,7 @@ void set_captured(const Modification& mod, std::byte* words, CapturedParams* par
   }
 }
 
-BackwardParams& add_backward_params(const Problem& p, const BackwardTiling& t, std::byte* workspace,
+BackwardParams& add_backward_params(const Problem& p, const BackwardSchedule& t, std::byte* workspace,
                                     Arguments* arguments) {
   const auto set = [&](ModifiedBackwardParams& params) -> BackwardParams& {
     set_mods(p, &params.mods);
@@ -171,7 +171,7 @@ BackwardParams& add_backward_params(const Problem& p, const BackwardTiling& t, s
 }  // namespace
 
 void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
-  const BackwardTiling& t = plan.backward;
+  const BackwardSchedule& t = plan.backward;
   BackwardParams& params = add_backward_params(p, t, workspace, arguments);
   set_rows(p, &params);
   set_order(p, t, workspace, &params);
@@ -194,7 +194,7 @@ void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace
 
 std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const Plan& plan, size_t launch) const {
   Buffers buffers;
-  const BackwardTile& tile = plan.backward.tile;
+  const BackwardKernel& tile = plan.backward.tile;
   const auto [kernel, entry] = std::pair(plan.launches[launch].kernel, plan.launches[launch].entry);
   const auto add_scores = [&] {
     buffers.add_inputs(p);
@@ -202,16 +202,16 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
     buffers.add_terms(p);
     buffers.add_lengths(p);
   };
-  if (kernel == kEndsKernel) {
+  if (kernel == kPrepostKernel) {
     switch (entry) {
-      case kDeltaEntry:
+      case kPreprocessEntry:
         buffers.add_results_given(p);
         buffers.add_terms(p);
         buffers.add_lengths(p);
         break;
-      case kConvertEntry:
+      case kPostprocessEntry:
         buffers.add_query_gradient(p);
-        if (plan.backward.splits > 1) buffers.add_key_gradients(p);
+        if (plan.backward.m_splits > 1) buffers.add_key_gradients(p);
         buffers.add_lengths(p);
         break;
       default: buffers.add_sink_gradient(p); break;
@@ -222,7 +222,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
   } else if (entry == kMainEntry) {
     add_scores();
     buffers.add_key_gradients(p);
-    if (tile.single) buffers.add_query_gradient(p);
+    if (tile.single_n_block) buffers.add_query_gradient(p);
   } else if (tile.captured && entry == kCapturedEntry) {
     add_scores();
   } else if (tile.captured && entry == kCapturedEntry + 1) {
@@ -238,11 +238,11 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
 }
 
 std::string BackwardPass::summary(const Plan& plan) const {
-  const BackwardTiling& t = plan.backward;
-  return str_cat(t.grid, " blocks for ", t.tiles, " tiles, ", t.strips > 1 ? str_cat(t.strips, " strips, ") : "",
-                 t.splits > 1 ? str_cat("steps split by ", t.splits, ", ") : "",
-                 t.tile.from_diagonal ? str_cat(t.diagonal_heads, " heads from the diagonal")
-                                      : str_cat("groups of ", t.l2_heads, " key heads"));
+  const BackwardSchedule& t = plan.backward;
+  return str_cat(
+      t.grid, " blocks for ", t.tiles, " tiles, ", t.ds_chunks > 1 ? str_cat(t.ds_chunks, " strips, ") : "",
+      t.m_splits > 1 ? str_cat("steps split by ", t.m_splits, ", ") : "",
+      t.tile.spt ? str_cat(t.spt_heads, " heads from the diagonal") : str_cat("groups of ", t.l2_heads, " key heads"));
 }
 
 }  // namespace tandem::plan

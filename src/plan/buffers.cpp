@@ -1,12 +1,13 @@
 #include "plan/buffers.h"
 
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 
 namespace tandem::plan {
 
-void Buffers::add(const char* name, Access access, const void* data, DType dtype, std::initializer_list<Step> steps) {
+void Buffers::add(const char* name, Access access, const void* data, DType dtype,
+                  std::initializer_list<DimStep> steps) {
   int64_t last = 0;
-  for (const Step& step : steps) {
+  for (const DimStep& step : steps) {
     if (step.count == 0) return;
     last += (step.count - 1) * step.stride;
   }
@@ -92,7 +93,7 @@ void Buffers::add_terms(const Problem& p) {
 
 void Buffers::add_mod(const ModView& mod) {
   for (size_t n = 0; mod && n < mod->values.tensors.size(); ++n) {
-    const mods::TensorView& t = mod->values.tensors[n];
+    const score_mod::TensorView& t = mod->values.tensors[n];
     add(mod->program->mod.signature.tensors[n].name.c_str(), Access::read, t.data, mod->dtypes[n],
         {{t.size[0], t.stride[0]}, {t.size[1], t.stride[1]}, {t.size[2], t.stride[2]}, {t.size[3], t.stride[3]}});
   }

@@ -34,12 +34,12 @@ class Buffers {
   std::vector<gpu::NamedBuffer> list;
 
  private:
-  struct Step {
+  struct DimStep {
     int64_t count, stride;
   };
   enum class Access : uint8_t { read, write, update };
 
-  void add(const char* name, Access access, const void* data, DType dtype, std::initializer_list<Step> steps);
+  void add(const char* name, Access access, const void* data, DType dtype, std::initializer_list<DimStep> steps);
   void add_rows(const char* name, Access access, const Problem& problem, const View& view, int64_t dim);
   void add_bias(const char* name, Access access, const BiasView& bias);
   static Access gradient_access(const Problem& problem) { return problem.accumulate ? Access::update : Access::write; }

@@ -5,14 +5,14 @@
 
 #include "base/text.h"
 #include "plan/plan.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "problem/refusals.h"
 #include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kMostHeadDim = 256;
+constexpr int64_t kMaxHeadDim = 256;
 constexpr int kMaxStrideLog2 = 40;  // tensor maps: stride in bytes below 2^40
 
 // Blackwell in data centres: B200, B300.
@@ -24,7 +24,7 @@ bool is_blackwell(const gpu::Properties& device) {
 
 Status check_mod(const char* name, const ModView& mod) {
   if (!mod) return {};
-  const mods::Signature& names = mod->program->mod.signature;
+  const score_mod::Signature& names = mod->program->mod.signature;
   for (const auto& [kind, count, most] :
        {std::tuple{"scalar", names.scalars.size(), kModScalars}, {"tensor", names.tensors.size(), kModTensors}}) {
     if (count <= static_cast<size_t>(most)) continue;
@@ -69,11 +69,11 @@ Status check_options(const Problem& p) {
 }
 
 Status check_head_dim(const char* tensor, int64_t head_dim) {
-  if (head_dim % 8 == 0 && head_dim <= kMostHeadDim) return {};
+  if (head_dim % 8 == 0 && head_dim <= kMaxHeadDim) return {};
   return Status::unsupported(
-      str_cat(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMostHeadDim, " on a GPU: ",
-              head_dim > kMostHeadDim ? "choose device \"cpu\""
-                                      : "pad it with zeros, because rows are copied 16 bytes at a time"));
+      str_cat(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMaxHeadDim, " on a GPU: ",
+              head_dim > kMaxHeadDim ? "choose device \"cpu\""
+                                     : "pad it with zeros, because rows are copied 16 bytes at a time"));
 }
 
 Status check_tensor(const char* name, const View& view, bool packed, bool empty) {

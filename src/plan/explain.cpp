@@ -17,14 +17,14 @@ double clamped_sum(int64_t end, int64_t most) {
   return end <= most + 1 ? e * (e - 1) / 2 : m * (m + 1) / 2 + (e - m - 1) * m;
 }
 
-std::string why_tile(const Problem& p, const Tile& tile) {
+std::string why_tile(const Problem& p, const ForwardKernel& tile) {
   std::string text;
   if (tile.blackwell()) {
     const Sm100ForwardConfig& t = tile.for_blackwell();
-    text = str_cat("tile: ", t.q_tiles(), " x ", t.mma_m(), " rows x ", t.tile_n, " keys",
-                   t.q_tiles() > 1 ? ", which alternate on the tensor core" : ", two score buffers",
-                   t.pair ? ", two-CTA products" : "", ", keys and values in a ring of ", t.ring_slots(), " blocks of ",
-                   t.block_bytes(), " bytes, ", t.fma_pairs,
+    text = str_cat("tile: ", t.q_stage(), " x ", t.mma_m(), " rows x ", t.tile_n, " keys",
+                   t.q_stage() > 1 ? ", which alternate on the tensor core" : ", two score buffers",
+                   t.two_cta ? ", two-CTA products" : "", ", keys and values in a ring of ", t.ring_slots(),
+                   " blocks of ", t.block_bytes(), " bytes, ", t.ex2_emu_pairs,
                    " of 16 exponentials on the FMA units: counted, not measured, at head_dim ", p.head_dim);
   } else {
     const Sm90ForwardConfig& t = tile.for_hopper();
@@ -38,7 +38,7 @@ std::string why_tile(const Problem& p, const Tile& tile) {
 }
 
 // Bytes of shared memory that products read and TMA writes per query-key pair.
-double shared_bytes_of_pair(const Tile& tile) {
+double shared_bytes_of_pair(const ForwardKernel& tile) {
   const double written = static_cast<double>(tile.head_dim + tile.head_dim_v) / tile.tile_m();
   // Probabilities are in tensor memory. In a CTA pair each CTA reads half of the keys and values.
   if (tile.blackwell()) {
@@ -50,13 +50,14 @@ double shared_bytes_of_pair(const Tile& tile) {
   return kElement * (static_cast<double>(tile.head_dim + tile.head_dim_v) / 64 + written + queries);
 }
 
-std::string why_order(const ForwardTiling& t) {
+std::string why_order(const ForwardSchedule& t) {
   if (t.tile.clc()) {
     return t.tile.varlen ? "order: the device sorts the tiles, longest first; running blocks take over waiting tiles"
                          : "order: tiles differ in length, longest first; running blocks take over waiting tiles";
   }
   if (t.tile.varlen) return "order: the device sorts the tiles, longest first; blocks take them from a counter";
-  if (t.counted) return "order: tiles differ in length, so that blocks take them from a counter, longest first";
+  if (t.dynamic_scheduler)
+    return "order: tiles differ in length, so that blocks take them from a counter, longest first";
   if (t.grid == t.tiles) return "order: each block has one tile";
   return "order: tiles have equal lengths, so that each block takes every grid-th tile";
 }
@@ -72,7 +73,7 @@ double visible_pairs(int64_t seqlen_q, int64_t seqlen_k, int64_t diagonal, int64
   return sum(diagonal + right + 1) - sum(diagonal - left);
 }
 
-Work work_of(const Problem& p) {
+TileWork work_of(const Problem& p) {
   const auto heads = static_cast<double>(p.heads_q);
   const int64_t diagonal = p.bottom_right ? p.seqlen_k - p.seqlen_q : clamp_diagonal(p.diagonal_offset);
   double one = visible_pairs(p.seqlen_q, p.seqlen_k, diagonal, p.window_left, p.window_right);
@@ -87,8 +88,8 @@ const char* what_binds(const Floor& f) {
 }
 
 Floor forward_floor(const Problem& p, const Plan& plan, const gpu::Properties& device) {
-  const Tile& t = plan.forward.tile;
-  const Work work = work_of(p);
+  const ForwardKernel& t = plan.forward.tile;
+  const TileWork work = work_of(p);
   const double dims = t.head_dim + t.head_dim_v, sms = device.sm_count;
   Floor f;
   f.pairs = work.pairs;
@@ -107,8 +108,8 @@ Floor forward_floor(const Problem& p, const Plan& plan, const gpu::Properties& d
 }
 
 std::vector<std::string> forward_reasons(const Problem& p, const Plan& plan, const gpu::Properties& device) {
-  const ForwardTiling& t = plan.forward;
-  const bool masked = t.tile.left || t.tile.right;
+  const ForwardSchedule& t = plan.forward;
+  const bool masked = t.tile.bounded_left || t.tile.bounded_right;
   std::vector<std::string> lines{why_tile(p, t.tile)};
   if (p.group() > 1) {
     lines.push_back(t.pack_gqa > 1 ? str_cat("heads: rows of ", t.pack_gqa, " query heads of a key head share tiles, ",
@@ -143,8 +144,8 @@ std::vector<std::string> reasons(const Problem& p, const Plan& plan, const gpu::
 std::vector<std::string> launches(const Plan& plan) {
   std::vector<std::string> lines;
   for (size_t n = 0; n < plan.launches.size(); ++n) {
-    const Launch& launch = plan.launches[n];
-    const Kernel& kernel = plan.kernels[launch.kernel];
+    const PlannedLaunch& launch = plan.launches[n];
+    const PlannedKernel& kernel = plan.kernels[launch.kernel];
     const auto entries = entries_of(kernel.configuration, kernel.unit);
     lines.push_back(str_cat(entries[launch.entry].name, ": ", launch.grid,
                             launch.grid == 1 ? " block of " : " blocks of ", launch.block, " threads"));

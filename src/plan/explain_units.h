@@ -18,10 +18,10 @@ inline double exp_per_clock(const gpu::Properties& device) {
 inline double flops_per_clock(const gpu::Properties& device) { return device.compute_major == 10 ? 8192 : 4096; }
 
 // Rows of all sequences, keys of all sequences; visible pairs of all heads.
-struct Work {
+struct TileWork {
   double rows, keys, pairs;
 };
-Work work_of(const Problem& problem);
+TileWork work_of(const Problem& problem);
 
 const char* what_binds(const Floor& floor);
 

@@ -29,17 +29,17 @@ struct Field {
   Values values;
   // A set flag adds `mark` to a kernel's name; without one, the shape in the name contains the field.
   const char* mark = "";
-  bool cut = false;  // a column of the tables of configurations
+  bool is_tuned = false;  // a column of the tables of configurations
 };
 
 // The score options that every configuration ends with.
 template <class Configuration, class Visit>
 constexpr void score_fields(Configuration& c, Visit&& visit) {
   visit(Field{"f16", kFlag}, c.f16);
-  visit(Field{"left", kFlag, "_left"}, c.left);
-  visit(Field{"right", kFlag, "_right"}, c.right);
+  visit(Field{"bounded_left", kFlag, "_left"}, c.bounded_left);
+  visit(Field{"bounded_right", kFlag, "_right"}, c.bounded_right);
   visit(Field{"varlen", kFlag, "_varlen"}, c.varlen);
-  visit(Field{"unscaled", kFlag, "_unscaled"}, c.unscaled);
+  visit(Field{"scale_outside_exp2", kFlag, "_scale_outside_exp2"}, c.scale_outside_exp2);
   visit(Field{"softcap", kFlag, "_softcap"}, c.softcap);
   visit(Field{"alibi", kFlag, "_alibi"}, c.alibi);
   visit(Field{"bias", kBiases}, c.bias);
@@ -71,8 +71,8 @@ template <class T, class Visit>
 constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"head_dim", kHeadDims}, t.head_dim);
   visit(Field{"head_dim_v", kHeadDims}, t.head_dim_v);
-  visit(Field{"fma_pairs", {0, 16}, "", true}, t.fma_pairs);
-  visit(Field{"pair", kFlag, "", true}, t.pair);
+  visit(Field{"ex2_emu_pairs", {0, 16}, "", true}, t.ex2_emu_pairs);
+  visit(Field{"two_cta", kFlag, "", true}, t.two_cta);
   visit(Field{"clc", kFlag, "_clc"}, t.clc);
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
@@ -90,20 +90,20 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"tile_m", {64, 256, 64}, "", true}, t.tile_m);
   visit(Field{"q_stages", {1, 4}, "", true}, t.q_stages);
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
-  visit(Field{"pair", kFlag, "_pair"}, t.pair);
-  visit(Field{"roles", kFlag, "_roles"}, t.roles);
-  visit(Field{"strips", kFlag, "_strips"}, t.strips);
-  visit(Field{"halves", kFlag, "_halves"}, t.halves);
-  visit(Field{"from_diagonal", kFlag, "_diagonal"}, t.from_diagonal);
+  visit(Field{"cluster2", kFlag, "_cluster2"}, t.cluster2);
+  visit(Field{"warpgroup_roles", kFlag, "_roles"}, t.warpgroup_roles);
+  visit(Field{"ds_gmem", kFlag, "_ds_gmem"}, t.ds_gmem);
+  visit(Field{"q_subtiles", kFlag, "_q_subtiles"}, t.q_subtiles);
+  visit(Field{"spt", kFlag, "_spt"}, t.spt);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
-  visit(Field{"direct", kFlag, "_direct"}, t.direct);
-  visit(Field{"split", kFlag, "_split"}, t.split);
-  visit(Field{"single", kFlag, "_single"}, t.single);
-  visit(Field{"few_queries", kFlag, "_few"}, t.few_queries);
-  visit(Field{"by_head", kFlag, "_by_head"}, t.by_head);
+  visit(Field{"store_from_registers", kFlag, "_from_registers"}, t.store_from_registers);
+  visit(Field{"m_split", kFlag, "_m_split"}, t.m_split);
+  visit(Field{"single_n_block", kFlag, "_single_n_block"}, t.single_n_block);
+  visit(Field{"short_q", kFlag, "_short_q"}, t.short_q);
+  visit(Field{"split_q_heads", kFlag, "_split_q_heads"}, t.split_q_heads);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
-  visit(Field{"sums_tiles", kFlag, "_tiles"}, t.sums_tiles);
-  visit(Field{"sums_scores", kFlag, "_scores"}, t.sums_scores);
+  visit(Field{"captured_per_tile", kFlag, "_captured_per_tile"}, t.captured_per_tile);
+  visit(Field{"captured_per_score", kFlag, "_captured_per_score"}, t.captured_per_score);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   score_fields(t, visit);
 }
@@ -116,13 +116,13 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"q_stages", {1, 4}, "", true}, t.q_stages);
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
   visit(Field{"dq_stages", {1, 4}, "", true}, t.dq_stages);
-  visit(Field{"pair", kFlag, "", true}, t.pair);
-  visit(Field{"sums", {0, 1}, "", true}, t.sums);
-  visit(Field{"from_diagonal", kFlag, "_diagonal"}, t.from_diagonal);
+  visit(Field{"two_cta", kFlag, "", true}, t.two_cta);
+  visit(Field{"sums", {0, 1}, "", true}, t.accumulators);
+  visit(Field{"spt", kFlag, "_spt"}, t.spt);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
-  visit(Field{"direct", kFlag, "_direct"}, t.direct);
+  visit(Field{"store_from_registers", kFlag, "_from_registers"}, t.store_from_registers);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
-  visit(Field{"sums_tiles", kFlag, "_tiles"}, t.sums_tiles);
+  visit(Field{"captured_per_tile", kFlag, "_captured_per_tile"}, t.captured_per_tile);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   score_fields(t, visit);
 }

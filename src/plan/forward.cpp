@@ -7,7 +7,7 @@
 #include "plan/blackwell_tiles.h"
 #include "plan/check.h"
 #include "plan/tiles.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "shared/block_mask.h"
 #include "shared/forward.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int rounded(int64_t head_dim) { return static_cast<int>(ceil_div(head_dim, 16) * 16); }
+int pad_head_dim(int64_t head_dim) { return static_cast<int>(ceil_div(head_dim, 16) * 16); }
 
 // The most query heads of a key head that can share a tile. It is a power of two up to 64, so that a warpgroup's 64
 // rows are whole queries.
@@ -31,8 +31,8 @@ int max_pack_gqa(const Problem& p) {
 template <class Kernel>
 Kernel options_of(const Problem& p) {
   Kernel t;
-  t.head_dim = rounded(p.head_dim);
-  t.head_dim_v = rounded(p.head_dim_v);
+  t.head_dim = pad_head_dim(p.head_dim);
+  t.head_dim_v = pad_head_dim(p.head_dim_v);
   t.f32_out = p.out.dtype == DType::f32;
   t.dropout = static_cast<bool>(p.dropout);
   t.max_scores = static_cast<bool>(p.max_scores);
@@ -46,13 +46,13 @@ Kernel options_of(const Problem& p) {
 Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   Sm90ForwardConfig rest = t;
   const bool narrow = t.head_dim <= 64;
-  if (!t.dropout && !(narrow && ((t.softcap && (t.alibi || t.left)) || t.varlen || p.batch_invariant)))
+  if (!t.dropout && !(narrow && ((t.softcap && (t.alibi || t.bounded_left)) || t.varlen || p.batch_invariant)))
     rest.softcap = rest.alibi = false;
   if (p.block_mask) rest.alibi = t.alibi;
   const bool biased = t.bias != Bias::none;
   if (biased && (t.dropout || t.has_score_mod())) return Scores::any;
   if (!rest.has_score_mod()) {
-    if (t.dropout && t.left && narrow) return Scores::any;
+    if (t.dropout && t.bounded_left && narrow) return Scores::any;
     return biased ? Scores::bias : t.softcap ? Scores::capped : Scores::plain;
   }
   rest = t;
@@ -76,7 +76,7 @@ bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
 }
 
 // Heads that are consecutive in the order of tiles and share a bias: tile/coords.cuh.
-int64_t heads_beside(const Problem& p, int64_t heads) {
+int64_t heads_sharing_bias(const Problem& p, int64_t heads) {
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
   if (of_batch) return p.batch * (of_heads ? heads : 1);
   return of_heads ? heads : 1;
@@ -86,7 +86,7 @@ int64_t heads_beside(const Problem& p, int64_t heads) {
 // must have equally many.
 int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (!has_bias_map(p, t, pack_gqa)) return 0;
-  const bool even = !t.left && !t.right && heads_beside(p, p.heads_q) % kBiasCtas == 0;
+  const bool even = !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) % kBiasCtas == 0;
   if (even) return kBiasCtas;
   return t.head_dim > 64 ? 1 : 0;  // TMA alone is slower there
 }
@@ -94,31 +94,32 @@ int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa)
 // The CTAs of a cluster that copy keys and values for each other if they cannot share a bias. They are neighbouring
 // tiles of a head with an even number of tiles.
 int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
-  const bool in_order = t.bias_ctas == 1 && !t.left && !t.right && heads_beside(p, p.heads_q) == 1;
+  const bool in_order =
+      t.bias_ctas == 1 && !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) == 1;
   return in_order && ceil_div(p.seqlen_q, t.tile_m()) % kBiasKvCtas == 0 ? kBiasKvCtas : 1;
 }
 
 // Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch they belong to
 // other sequences.
-Tile cut_for_hopper(const Problem& p, int pack_gqa) {
+ForwardKernel select_sm90_config(const Problem& p, int pack_gqa) {
   auto t = options_of<Sm90ForwardConfig>(p);
   int64_t rows = p.seqlen_q * pack_gqa;
   t.bias_ctas = choose_bias_ctas(p, t, pack_gqa);
-  t.unscaled = t.unscaled || (p.bias && !is_near_one(p.softmax_scale));
+  t.scale_outside_exp2 = t.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
   const Scores scores = scores_of(p, t);
   if (p.block_mask) {
-    for (const Sm90Choice& c : kSm90BlockChoices) {
-      if (!c.serves(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.left, t.right, scores)) continue;
-      t = c.cut(t);
+    for (const Sm90TuningRow& c : kSm90BlockTuningRows) {
+      if (!c.matches(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.bounded_left, t.bounded_right, scores)) continue;
+      t = c.applied_to(t);
       while (t.tile_n > kLeastBlockKeys && !fits_blocks(p, 1, t.tile_n)) t.tile_n /= 2;
       return t;
     }
   }
   if (p.batch_invariant) rows = INT64_MAX;
   const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
-  for (const Sm90Choice& c : kSm90Choices) {
-    if (!c.serves(t.head_dim, t.head_dim_v, rows, keys, t.left, t.right, scores)) continue;
-    t = c.cut(t);
+  for (const Sm90TuningRow& c : kSm90TuningRows) {
+    if (!c.matches(t.head_dim, t.head_dim_v, rows, keys, t.bounded_left, t.bounded_right, scores)) continue;
+    t = c.applied_to(t);
     t.kv_ctas = choose_kv_ctas(p, t);
     return t;
   }
@@ -128,28 +129,28 @@ Tile cut_for_hopper(const Problem& p, int pack_gqa) {
 // True if rows fill the tiles of two CTAs as well as the tiles of one.
 bool fills_pairs(const Sm100ForwardConfig& t, int64_t rows) {
   Sm100ForwardConfig alone = t;
-  alone.pair = false;
+  alone.two_cta = false;
   return 2 * ceil_div(rows, 2 * alone.tile_m()) <= ceil_div(rows, alone.tile_m());
 }
 
-Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t rows) {
+ForwardKernel select_sm100_config(const Problem& p, const gpu::Properties& device, int64_t rows) {
   auto t = options_of<Sm100ForwardConfig>(p);
-  for (const Sm100Choice& c : kSm100Choices) {
+  for (const Sm100TuningRow& c : kSm100TuningRows) {
     if (t.head_dim > c.head_dim || t.head_dim_v > c.head_dim_v) continue;
-    const bool full = !t.left && !t.right && !t.varlen && !t.has_score_mod() && !t.block_mask;
-    t.pair = c.cluster == Cluster::pair ||
-             (c.cluster == Cluster::pair_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
+    const bool full = !t.bounded_left && !t.bounded_right && !t.varlen && !t.has_score_mod() && !t.block_mask;
+    t.two_cta = c.cluster == Cluster::two_cta ||
+                (c.cluster == Cluster::two_cta_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
     // CLC launches one CTA per tile, which sm_limit forbids.
-    t.clc = t.pair && (t.left || t.right || t.varlen) && p.sm_limit == 0;
+    t.clc = t.two_cta && (t.bounded_left || t.bounded_right || t.varlen) && p.sm_limit == 0;
     const bool fast_exponentials = device.compute_minor > 0;  // double rate from B300 on
     if (t.has_score_mod() || t.dropout || fast_exponentials) {
-      t.fma_pairs = 0;
+      t.ex2_emu_pairs = 0;
     } else {
-      const bool few = t.left || t.block_mask;  // few scores in registers at once
-      t.fma_pairs = !t.lazy_max() ? c.fma_pairs_strict
-                    : t.pair      ? c.fma_pairs_pair
-                    : few         ? c.fma_pairs_window
-                                  : c.fma_pairs_lazy;
+      const bool few = t.bounded_left || t.block_mask;  // few scores in registers at once
+      t.ex2_emu_pairs = !t.lazy_max() ? c.ex2_emu_pairs_strict
+                        : t.two_cta   ? c.ex2_emu_pairs_two_cta
+                        : few         ? c.ex2_emu_pairs_window
+                                      : c.ex2_emu_pairs_lazy;
     }
     break;
   }
@@ -157,8 +158,9 @@ Tile cut_for_blackwell(const Problem& p, const gpu::Properties& device, int64_t 
 }
 
 // pack_gqa: query heads per tile.
-Tile cut(const Problem& p, const gpu::Properties& device, int pack_gqa) {
-  return device.compute_major == 10 ? cut_for_blackwell(p, device, p.seqlen_q * pack_gqa) : cut_for_hopper(p, pack_gqa);
+ForwardKernel select_config(const Problem& p, const gpu::Properties& device, int pack_gqa) {
+  return device.compute_major == 10 ? select_sm100_config(p, device, p.seqlen_q * pack_gqa)
+                                    : select_sm90_config(p, pack_gqa);
 }
 
 // The m_blocks of a packed head, or a bound over all sequences if only the device knows the lengths.
@@ -173,7 +175,7 @@ int64_t count_m_blocks(const Problem& p, int rows, int pack_gqa) {
 
 // Consecutive heads over the batch that share a bias, so that their tiles read it at the same time. Limited to heads
 // whose keys and values fit the L2 cache with it.
-double heads_of_a_bias(const Problem& p, double heads) {
+double l2_heads_sharing_bias(const Problem& p, double heads) {
   if (!p.bias) return 1;
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
   const double sharing = (of_batch ? static_cast<double>(p.batch) : 1) * (of_heads ? heads : 1);
@@ -181,15 +183,15 @@ double heads_of_a_bias(const Problem& p, double heads) {
 }
 
 // Without a mask one head after the other: its tiles read the same keys at the same time.
-int choose_l2_heads(const Problem& p, const ForwardTiling& t, int sm_count) {
+int choose_l2_heads(const Problem& p, const ForwardSchedule& t, int sm_count) {
   double wanted, packed_heads = t.packed_heads;
   if (t.tile.varlen) {
     wanted = kL2Waves * sm_count / std::max(t.m_blocks, 1);
   } else {
-    const double of_bias = heads_of_a_bias(p, packed_heads);
-    if (!t.tile.left && !t.tile.right && of_bias <= 1) return 1;
+    const double of_bias = l2_heads_sharing_bias(p, packed_heads);
+    if (!t.tile.bounded_left && !t.tile.bounded_right && of_bias <= 1) return 1;
     packed_heads *= static_cast<double>(p.batch);
-    wanted = !t.tile.left && !t.tile.right
+    wanted = !t.tile.bounded_left && !t.tile.bounded_right
                  ? of_bias
                  : kL2Heads * (t.tile.head_dim <= 64 ? 2 : 1) *
                        std::sqrt(16384.0 / (static_cast<double>(std::max<int64_t>(p.seqlen_k, 1)) * t.pack_gqa));
@@ -208,9 +210,9 @@ Status check_sizes(const Problem& p) {
         "k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys and merge the parts by their lse"));
   }
   // The maximum number of tiles, each with 64 rows or more. A launch may have several CTAs for each.
-  constexpr int64_t kMostTiles = (int64_t{1} << 29) - 1;
+  constexpr int64_t kMaxTiles = (int64_t{1} << 29) - 1;
   const int64_t heads = p.heads_q, m_blocks = p.packed_q() ? p.total_q / 64 + p.batch : p.batch * (p.seqlen_q / 64 + 1);
-  if (heads > 0 && m_blocks > kMostTiles / heads) {
+  if (heads > 0 && m_blocks > kMaxTiles / heads) {
     return Status::unsupported(
         str_cat("batch (", p.batch, ") and q.heads (", heads,
                 ") must give fewer than 2^29 tiles of 64 queries on a GPU: split the call over batch"));
@@ -218,17 +220,17 @@ Status check_sizes(const Problem& p) {
   return {};
 }
 
-void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) {
-  ForwardTiling& t = *plan;
+void make_schedule(const Problem& p, const gpu::Properties& device, ForwardSchedule* plan) {
+  ForwardSchedule& t = *plan;
   t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // heads have separate lists
-  t.tile = cut(p, device, t.pack_gqa);
+  t.tile = select_config(p, device, t.pack_gqa);
   // Under a mask few queries of many heads see fewer keys than many queries of one head.
-  if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.left && !t.tile.right && !p.batch_invariant) {
+  if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.bounded_left && !t.tile.bounded_right && !p.batch_invariant) {
     const int64_t rows = t.tile.tile_m();
     const int64_t apart = ceil_div(p.seqlen_q, rows) * t.pack_gqa, joined = ceil_div(p.seqlen_q * t.pack_gqa, rows);
     if (joined >= apart) {
       t.pack_gqa = 1;
-      t.tile = cut(p, device, t.pack_gqa);
+      t.tile = select_config(p, device, t.pack_gqa);
     }
   }
   const int64_t packed_heads = p.heads_q / t.pack_gqa, m_blocks = count_m_blocks(p, t.tile.tile_m(), t.pack_gqa);
@@ -236,7 +238,7 @@ void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) 
   t.packed_heads = static_cast<int>(packed_heads);
   t.m_blocks = static_cast<int>(m_blocks);
   t.tiles = static_cast<int>(tiles);
-  const int ctas = t.tile.ctas(), sms = sms_for(p, device, ctas);
+  const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, sms);
   if (t.tile.blackwell()) {
     t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
@@ -245,35 +247,35 @@ void tile(const Problem& p, const gpu::Properties& device, ForwardTiling* plan) 
     t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, together)) * together;
     t.grid = static_cast<int>(std::min<int64_t>(sms / ctas * ctas, tiles));
   }
-  const bool uneven = t.tile.left || t.tile.right || p.block_mask;
-  t.counted = t.tile.varlen || (!t.tile.clc() && tiles > sms && uneven);
-  t.keyless = p.total_k == 0 || p.seqlen_k == 0;
+  const bool uneven = t.tile.bounded_left || t.tile.bounded_right || p.block_mask;
+  t.dynamic_scheduler = t.tile.varlen || (!t.tile.clc() && tiles > sms && uneven);
+  t.no_keys = p.total_k == 0 || p.seqlen_k == 0;
 }
 
 // The lists of a block mask: all tiles with a separate list.
-void count_step_lists(const Problem& p, ForwardTiling* t) {
+void count_step_lists(const Problem& p, ForwardSchedule* t) {
   if (!p.block_mask) return;
   t->list_batch = lists_of(p, 0);
   t->list_heads = lists_of(p, 1);
   t->list_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, t->tile.tile_m()));
-  t->list_words = kStepHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n)) + 1;
+  t->list_words = kListHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n)) + 1;
 }
 
 // The index after the entries of varlen problems and block masks.
 uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + varlen(p) + 2 * bool{p.block_mask}); }
 
 // The tiles of varlen problems and the iterations of a block mask are listed first.
-void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
+void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
   const bool overlaps = !t.tile.blackwell();
   if (t.list_words > 0) {
     const auto tiles = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks);
-    plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.varlen ? kScheduleEntry + 1 : kListStepsEntry),
+    plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.varlen ? kScheduleEntry + 1 : kListNBlocksEntry),
                               .grid = tiles,
-                              .block = kListStepsThreads,
+                              .block = kListBlocksThreads,
                               .overlap_previous = overlaps});
     if (!t.tile.varlen)
       plan->launches.push_back(
-          {.entry = kOrderTilesEntry, .grid = tiles, .block = kListStepsThreads, .overlap_previous = overlaps});
+          {.entry = kOrderTilesEntry, .grid = tiles, .block = kListBlocksThreads, .overlap_previous = overlaps});
   }
   if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
   plan->launches.push_back({.entry = kMainEntry,
@@ -288,25 +290,25 @@ void add_launches(const Problem& p, ForwardTiling& t, Plan* plan) {
                             .block = kMaxScoresThreads});
 }
 
-void add_workspace(ForwardTiling& t, Plan* plan) {
-  if (!t.counted && !t.keyless && t.list_words == 0) return;
+void add_workspace(ForwardSchedule& t, Plan* plan) {
+  if (!t.dynamic_scheduler && !t.no_keys && t.list_words == 0) return;
   const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
   t.steps_offset = kTileListOffset + work;
   const size_t lists = static_cast<size_t>(t.list_batch) * static_cast<size_t>(t.list_heads * t.list_m_blocks);
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
   const size_t order = t.tile.varlen ? 0 : lists * sizeof(int);
   plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
-  // The schedule sets the counter of listed tiles; Hopper's list_steps() sets the counter otherwise.
+  // The schedule sets the counter of listed tiles; Hopper's list_n_blocks() sets the counter otherwise.
   const int schedule = steps > 0 ? 1 : 0;
-  const int writer = t.tile.varlen ? schedule : steps > 0 && !t.tile.blackwell() ? 0 : kFilled;
-  if (t.counted) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
-  if (t.keyless) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kFilled});
+  const int writer = t.tile.varlen ? schedule : steps > 0 && !t.tile.blackwell() ? 0 : kMemset;
+  if (t.dynamic_scheduler) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
+  if (t.no_keys) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kMemset});
   if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
   if (steps > 0) {
     plan->regions.push_back({"workspace.steps", t.steps_offset, steps, 0});
     if (order > 0) plan->regions.push_back({"workspace.order", t.steps_offset + steps, order, 1});
   }
-  if (t.keyless || writer == kFilled) plan->fills.push_back({0, kTileListOffset});
+  if (t.no_keys || writer == kMemset) plan->fills.push_back({0, kTileListOffset});
 }
 
 }  // namespace
@@ -321,19 +323,19 @@ bool is_near_one(double scale) { return scale > 0x1p-20 && scale < 0x1p20; }
 
 int clamped_bound(int64_t bound) { return static_cast<int>(std::clamp<int64_t>(bound, -kFarWindow, kFarWindow)); }
 
-int sms_for(const Problem& p, const gpu::Properties& device, int ctas) {
+int usable_sms(const Problem& p, const gpu::Properties& device, int ctas) {
   const int sms = p.sm_limit > 0 ? std::min(p.sm_limit, device.sm_count) : device.sm_count;
   return std::max(sms, ctas);
 }
 
 // True unless the first query sees the last key for all lengths up to the problem's. A diagonal that only the device
 // knows may hide keys.
-bool binds_right(const Problem& p) {
+bool needs_right_mask(const Problem& p) {
   if (p.window_right == TANDEM_UNBOUNDED) return false;
   if (p.bottom_right) return p.window_right < p.seqlen_q - 1;
   return p.diagonal_offsets || p.window_right + clamp_diagonal(p.diagonal_offset) < p.seqlen_k - 1;
 }
-bool binds_left(const Problem& p) {
+bool needs_left_mask(const Problem& p) {
   if (p.window_left == TANDEM_UNBOUNDED) return false;
   if (p.bottom_right) return p.window_left < p.seqlen_k - 1;
   return p.diagonal_offsets || p.window_left - clamp_diagonal(p.diagonal_offset) < p.seqlen_q - 1;
@@ -354,7 +356,7 @@ Status check_blocks(const Problem& p, int64_t queries, int64_t keys) {
 }
 
 void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMaskParams* params) {
-  constexpr int64_t kMost = int64_t{1} << 30;  // longer than any sequence
+  constexpr int64_t kMax = int64_t{1} << 30;  // longer than any sequence
   const BlockMaskView& mask = p.block_mask;
   const auto set = [](const BlockList& list, BlockListParams* to) {
     if (!list.present) return;
@@ -371,8 +373,8 @@ void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMask
   };
   set(mask.partial, &params->partial);
   set(mask.full, &params->full);
-  params->block_q = static_cast<int>(std::min(mask.block_q, kMost));
-  params->block_n_blocks = static_cast<int>(ceil_div(std::min(mask.block_k, kMost), keys));
+  params->block_q = static_cast<int>(std::min(mask.block_q, kMax));
+  params->block_n_blocks = static_cast<int>(ceil_div(std::min(mask.block_k, kMax), keys));
   params->batch = batch;
   params->heads = heads;
 }
@@ -403,8 +405,8 @@ Status ForwardPass::check(const Problem& p, const gpu::Properties& device) const
 }
 
 void ForwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
-  ForwardTiling& t = plan->forward;
-  tile(p, device, &t);
+  ForwardSchedule& t = plan->forward;
+  make_schedule(p, device, &t);
   count_step_lists(p, &t);
   plan->kernels.push_back(kernel_of(p, t.tile.kernel));
   add_launches(p, t, plan);

@@ -29,8 +29,8 @@ inline constexpr int64_t kLongestSequence = int64_t{1} << 28;
 inline constexpr int kFarWindow = 1 << 30;
 
 // True if a left or right bound hides a key from some query.
-bool binds_left(const Problem& problem);
-bool binds_right(const Problem& problem);
+bool needs_left_mask(const Problem& problem);
+bool needs_right_mask(const Problem& problem);
 
 // True if lengths or the diagonal are known only on the device.
 inline bool varlen(const Problem& p) {
@@ -43,14 +43,14 @@ int clamped_bound(int64_t bound);
 // True if a bias may be divided by the scale and added to products without losing either.
 bool is_near_one(double scale);
 // The multiprocessors that the call may use; a cluster needs `ctas` of them.
-int sms_for(const Problem& problem, const gpu::Properties& device, int ctas);
+int usable_sms(const Problem& problem, const gpu::Properties& device, int ctas);
 template <class Kernel>
 void set_options(const Problem& p, Kernel* t) {
   t->f16 = p.dtype == DType::f16;
-  t->left = binds_left(p);
-  t->right = binds_right(p);
+  t->bounded_left = needs_left_mask(p);
+  t->bounded_right = needs_right_mask(p);
   t->varlen = varlen(p);
-  t->unscaled = static_cast<float>(p.softmax_scale) <= 0;
+  t->scale_outside_exp2 = static_cast<float>(p.softmax_scale) <= 0;
   t->softcap = p.softcap > 0;
   t->alibi = p.alibi_slopes.present;
   t->bias = bias_of(p);

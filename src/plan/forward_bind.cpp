@@ -8,7 +8,7 @@
 #include "plan/arguments.h"
 #include "plan/buffers.h"
 #include "plan/forward.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "problem/philox.h"
 #include "shared/block_mask.h"
 
@@ -16,7 +16,7 @@ namespace tandem::plan {
 namespace {
 
 // q and out: the rows of a box are neighbours in the order of tiles: the packed heads of each query in turn.
-void add_rows(const Problem& p, const ForwardTiling& t, const View& view, int64_t head_dim, int rows,
+void add_rows(const Problem& p, const ForwardSchedule& t, const View& view, int64_t head_dim, int rows,
               const MapDimensions& map) {
   const int64_t pack_gqa = t.pack_gqa;
   map.add(head_dim, 1, map.columns())
@@ -28,9 +28,9 @@ void add_rows(const Problem& p, const ForwardTiling& t, const View& view, int64_
 
 // k and v. Without keys all copied elements are zeros, because a hidden value is still multiplied by a probability of
 // 0.
-void add_keys(const Problem& p, const ForwardTiling& t, const View& view, int64_t head_dim, int box,
+void add_keys(const Problem& p, const ForwardSchedule& t, const View& view, int64_t head_dim, int box,
               const MapDimensions& map) {
-  if (t.keyless) {
+  if (t.no_keys) {
     map.add(8, 1, map.columns()).add(1, 0, box).add(1, 0, 1).add(1, 0, 1);
     return;
   }
@@ -40,16 +40,16 @@ void add_keys(const Problem& p, const ForwardTiling& t, const View& view, int64_
       .add(p.packed_k() ? 1 : p.batch, view.batch, 1);
 }
 
-void add_maps(const Problem& p, const ForwardTiling& t, const std::byte* workspace, ForwardParams* params,
+void add_maps(const Problem& p, const ForwardSchedule& t, const std::byte* workspace, ForwardParams* params,
               Arguments* arguments) {
   const auto map = [&](::TensorMap* place, const void* address, DType type) {
     return arguments->add_map(place, address, type);
   };
-  const Tile::Boxes& boxes = t.tile.boxes;
-  const std::byte* const zeros = t.keyless ? workspace + kZerosOffset : nullptr;
+  const ForwardKernel::TmaBoxRows& boxes = t.tile.boxes;
+  const std::byte* const zeros = t.no_keys ? workspace + kZerosOffset : nullptr;
   add_rows(p, t, p.q, p.head_dim, boxes.q, map(&params->q, p.q.data, p.dtype));
-  add_keys(p, t, p.k, p.head_dim, boxes.k, map(&params->k, t.keyless ? zeros : p.k.data, p.dtype));
-  add_keys(p, t, p.v, p.head_dim_v, boxes.v, map(&params->v, t.keyless ? zeros : p.v.data, p.dtype));
+  add_keys(p, t, p.k, p.head_dim, boxes.k, map(&params->k, t.no_keys ? zeros : p.k.data, p.dtype));
+  add_keys(p, t, p.v, p.head_dim_v, boxes.v, map(&params->v, t.no_keys ? zeros : p.v.data, p.dtype));
   add_rows(p, t, p.out, p.head_dim_v, boxes.out, map(&params->out, p.out.data, p.out.dtype));
 }
 
@@ -81,7 +81,7 @@ void set_results(const Problem& p, ForwardParams* params) {
   if (p.max_scores) set_max_scores(p, &params->max_scores);
 }
 
-void set_order(const Problem& p, const ForwardTiling& t, std::byte* workspace, ForwardParams* params) {
+void set_order(const Problem& p, const ForwardSchedule& t, std::byte* workspace, ForwardParams* params) {
   params->batch = static_cast<int>(p.batch);
   params->heads_q = static_cast<int>(p.heads_q);
   params->heads_k = static_cast<int>(p.heads_k);
@@ -90,7 +90,7 @@ void set_order(const Problem& p, const ForwardTiling& t, std::byte* workspace, F
   params->m_blocks = t.m_blocks;
   params->tiles = t.tile.varlen ? 0 : t.tiles;
   params->l2_heads = t.l2_heads;
-  if (t.counted) params->counter = reinterpret_cast<int*>(workspace + kCounterOffset);
+  if (t.dynamic_scheduler) params->counter = reinterpret_cast<int*>(workspace + kCounterOffset);
   if (t.tile.varlen) params->tile_list = reinterpret_cast<ListedTile*>(workspace + kTileListOffset);
 }
 
@@ -180,15 +180,15 @@ void set_scores(const Problem& p, ForwardParams* params) {
 }
 
 void set_names(const ModView& mod, ModNames* names) {
-  const mods::Values& values = mod->values;
-  const std::vector<mods::Name>& scalars = mod->program->mod.signature.scalars;
+  const score_mod::Values& values = mod->values;
+  const std::vector<score_mod::Name>& scalars = mod->program->mod.signature.scalars;
   for (size_t i = 0; i < scalars.size(); ++i) {
-    const bool real = scalars[i].type == mods::Type::real;
+    const bool real = scalars[i].type == score_mod::Type::real;
     names->scalars[i] =
         real ? std::bit_cast<int>(static_cast<float>(values.scalars[i])) : static_cast<int>(values.scalars[i]);
   }
   for (size_t i = 0; i < values.tensors.size(); ++i) {
-    const mods::TensorView& tensor = values.tensors[i];
+    const score_mod::TensorView& tensor = values.tensors[i];
     names->tensors[i].data = tensor.data;
     std::copy_n(tensor.stride, kModRank, names->tensors[i].stride);
     std::copy_n(tensor.size, kModRank, names->tensors[i].size);
@@ -199,7 +199,7 @@ namespace {
 
 // Eight more columns than an iteration's, which avoid bank conflicts. A bias that all sequences or heads share is the
 // first one's.
-void add_bias_map(const Problem& p, const ForwardTiling& t, int ctas, BiasedForwardParams* params,
+void add_bias_map(const Problem& p, const ForwardSchedule& t, int ctas, BiasedForwardParams* params,
                   Arguments* arguments) {
   const int64_t* const stride = p.bias.stride;
   arguments->add_map(&params->bias_map, p.bias.data, p.bias.dtype, gpu::Swizzle::none)
@@ -209,7 +209,7 @@ void add_bias_map(const Problem& p, const ForwardTiling& t, int ctas, BiasedForw
       .add(stride[0] == 0 ? 1 : p.batch, stride[0], 1);
 }
 
-ForwardParams& add_forward_params(const Problem& p, const ForwardTiling& t, std::byte* workspace,
+ForwardParams& add_forward_params(const Problem& p, const ForwardSchedule& t, std::byte* workspace,
                                   Arguments* arguments) {
   if (p.block_mask) {
     auto& params = arguments->add<BlockMaskedForwardParams>();
@@ -244,14 +244,14 @@ void set_mods(const Problem& p, ModParams* params) {
 }
 
 void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
-  const ForwardTiling& t = plan.forward;
+  const ForwardSchedule& t = plan.forward;
   ForwardParams& params = add_forward_params(p, t, workspace, arguments);
   set_results(p, &params);
   set_lengths(p, &params);
   set_scores(p, &params);
-  if (p.bias && !t.keyless) set_bias(p, &params);
+  if (p.bias && !t.no_keys) set_bias(p, &params);
   // Without keys a bias may have no element: the kernel reads a zero for it.
-  if (p.bias && t.keyless) params.bias = workspace + kZerosOffset;
+  if (p.bias && t.no_keys) params.bias = workspace + kZerosOffset;
   set_order(p, t, workspace, &params);
   add_maps(p, t, workspace, &params, arguments);
 }
@@ -274,7 +274,7 @@ std::vector<gpu::NamedBuffer> ForwardPass::tensors_of(const Problem& p, const Pl
 }
 
 std::string ForwardPass::summary(const Plan& plan) const {
-  const ForwardTiling& t = plan.forward;
+  const ForwardSchedule& t = plan.forward;
   return str_cat(t.grid, " blocks for ", t.tile.varlen ? "up to " : "", t.tiles, " tiles, ", t.pack_gqa,
                  " heads together, groups of ", t.l2_heads);
 }

@@ -17,7 +17,7 @@ std::string shape_of(const Sm90ForwardConfig& t) {
   return str_cat("_", t.tile_m(), "x", t.tile_n, "x", t.stages, tma, kv);
 }
 std::string shape_of(const Sm100ForwardConfig& t) {
-  return str_cat("_", t.q_tiles(), "x", t.mma_m(), "x", Sm100ForwardConfig::tile_n, "_fma", t.fma_pairs);
+  return str_cat("_", t.q_stage(), "x", t.mma_m(), "x", Sm100ForwardConfig::tile_n, "_fma", t.ex2_emu_pairs);
 }
 
 std::string shape_of(const Sm90BackwardConfig& t) {
@@ -25,14 +25,14 @@ std::string shape_of(const Sm90BackwardConfig& t) {
 }
 
 std::string shape_of(const Sm100BackwardConfig& t) {
-  if (t.apart()) return str_cat("_", Sm100BackwardConfig::tile_m, "x", t.tile_n(), "_apart", t.ring_blocks());
+  if (t.two_pass()) return str_cat("_", Sm100BackwardConfig::tile_m, "x", t.tile_n(), "_apart", t.ring_blocks());
   return str_cat("_", Sm100BackwardConfig::tile_m, "x", t.tile_n(), "x", t.q_stages, "x", t.dout_stages, "x",
                  t.dq_stages);
 }
 
 const char* mark_of(const Field& field, bool on) { return on ? field.mark : ""; }
 const char* mark_of(const Field&, int) { return ""; }
-const char* mark_of(const Field&, Sums) { return ""; }
+const char* mark_of(const Field&, Accumulators) { return ""; }
 const char* mark_of(const Field&, Bias bias) {
   switch (bias) {
     case Bias::none: return "";
@@ -51,7 +51,9 @@ std::string source_of(Bias bias) {
   const char* names[] = {"none", "boolean", "f32", "element"};
   return str_cat("Bias::", names[static_cast<int>(bias)]);
 }
-std::string source_of(Sums sums) { return sums == Sums::dk ? "Sums::dk" : "Sums::both"; }
+std::string source_of(Accumulators accumulators) {
+  return accumulators == Accumulators::dk ? "Accumulators::dk" : "Accumulators::both";
+}
 
 template <class T>
 std::string initialiser_of(const T& configuration) {
@@ -71,8 +73,8 @@ std::string prologue_of(std::initializer_list<int> widths) {
 }
 std::string prologue_of(const Sm90ForwardConfig& t) { return prologue_of({t.tile_n, t.head_dim_v}); }
 std::string prologue_of(const Sm90BackwardConfig& t) {
-  if (t.roles) return prologue_of({t.cta_keys(), t.dk_columns(), t.dv_columns(), t.kDqRest});
-  if (t.strips) return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.head_dim});
+  if (t.warpgroup_roles) return prologue_of({t.cta_keys(), t.dk_columns(), t.dv_columns(), t.kDqRest});
+  if (t.ds_gmem) return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.head_dim});
   return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.dq_columns()});
 }
 std::string prologue_of(const Sm100ForwardConfig&) { return ""; }
@@ -100,30 +102,30 @@ constexpr int ctas_of(const Sm90BackwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
 
 // An entry that is launched in addition to the kernel itself, and its threads per CTA.
-struct Beside {
+struct CompanionEntry {
   const char* name;
   uint32_t threads;
   int shared_bytes = 0;
 };
 template <class Forward>
-FixedVector<Beside, kMostEntries - 1> beside(const Forward& t, Unit) {
-  FixedVector<Beside, kMostEntries - 1> entries;
+FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const Forward& t, Unit) {
+  FixedVector<CompanionEntry, kMaxEntries - 1> entries;
   if (t.varlen) entries.push_back({"schedule", kScheduleThreads});
   if (t.block_mask) {
-    entries.push_back({"list_steps", kListStepsThreads});
-    entries.push_back({"order_tiles", kListStepsThreads});
+    entries.push_back({"list_n_blocks", kListBlocksThreads});
+    entries.push_back({"order_tiles", kListBlocksThreads});
   }
   if (t.max_scores) entries.push_back({"max_scores", kMaxScoresThreads});
   return entries;
 }
 template <class T>
   requires std::is_same_v<T, Sm90BackwardConfig> || std::is_same_v<T, Sm100BackwardConfig>
-FixedVector<Beside, kMostEntries - 1> beside(const T& t, Unit unit) {
-  FixedVector<Beside, kMostEntries - 1> entries;
+FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const T& t, Unit unit) {
+  FixedVector<CompanionEntry, kMaxEntries - 1> entries;
   const auto threads = static_cast<uint32_t>(t.score_threads());
-  if (unit == Unit::ends) {
-    entries.push_back({"delta", T::kDeltaThreads});
-    entries.push_back({"convert", static_cast<uint32_t>(t.convert_threads())});
+  if (unit == Unit::prepost) {
+    entries.push_back({"bwd_preprocess", T::kPreprocessThreads});
+    entries.push_back({"bwd_postprocess", static_cast<uint32_t>(t.postprocess_threads())});
     entries.push_back({"dsink", 32});
     return entries;
   }
@@ -133,14 +135,14 @@ FixedVector<Beside, kMostEntries - 1> beside(const T& t, Unit unit) {
   }
   if (t.captured) {
     entries.push_back({"captured", threads, t.captured_smem_bytes()});
-    entries.push_back({"convert_captured", kConvertCapturedThreads});
+    entries.push_back({"postprocess_captured", kPostprocessCapturedThreads});
   }
   if (t.block_mask) {
-    entries.push_back({"mark_steps", kListStepsThreads});
-    entries.push_back({"list_key_steps", kListStepsThreads});
+    entries.push_back({"mark_n_blocks", kListBlocksThreads});
+    entries.push_back({"list_m_blocks", kListBlocksThreads});
   }
-  if constexpr (requires { t.strips; }) {
-    if (t.strips) entries.push_back({"dq", static_cast<uint32_t>(t.threads()), t.dq_smem_bytes()});
+  if constexpr (requires { t.ds_gmem; }) {
+    if (t.ds_gmem) entries.push_back({"dq", static_cast<uint32_t>(t.threads()), t.dq_smem_bytes()});
   }
   return entries;
 }
@@ -173,12 +175,13 @@ std::string name_of(const Configuration& configuration) {
       configuration);
 }
 
-FixedVector<Entry, kMostEntries> entries_of(const Configuration& configuration, Unit unit) {
+FixedVector<KernelEntry, kMaxEntries> entries_of(const Configuration& configuration, Unit unit) {
   return std::visit(
       [unit](const auto& t) {
-        FixedVector<Entry, kMostEntries> entries;
+        FixedVector<KernelEntry, kMaxEntries> entries;
         if (unit == Unit::main) entries.push_back({source_of(t).pass, t.smem_bytes()});
-        for (const Beside& entry : beside(t, unit)) entries.push_back({entry.name, entry.shared_bytes});
+        for (const CompanionEntry& entry : companion_entries(t, unit))
+          entries.push_back({entry.name, entry.shared_bytes});
         return entries;
       },
       configuration);
@@ -199,7 +202,8 @@ std::string translation_unit(const Configuration& configuration, const std::stri
                           "(const __grid_constant__ ", more, source.parameter, " p) {\n  ", name, "<kConfig>(p);\n}\n");
         };
         if (unit == Unit::main) add(source.pass, cluster, "kConfig.threads()");
-        for (const Beside& entry : beside(t, unit)) add(entry.name, "", std::to_string(entry.threads));
+        for (const CompanionEntry& entry : companion_entries(t, unit))
+          add(entry.name, "", std::to_string(entry.threads));
         return text;
       },
       configuration);

@@ -7,7 +7,7 @@
 #include "plan/buffers.h"
 #include "plan/check.h"
 #include "plan/forward.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "shared/block_mask.h"
 
 namespace tandem::plan {
@@ -30,9 +30,9 @@ std::string make_blocks_name(const MakeBlocksProblem& m) {
 }
 
 std::string make_blocks_translation_unit(const MakeBlocksProblem& m) {
-  const mods::Program& program = *m.mask_mod->program;
+  const score_mod::Program& program = *m.mask_mod->program;
   std::string text = str_cat("#include \"common/make_blocks.cuh\"\n\n", program.cuda, program.cuda_ranges);
-  const int threads[] = {kClassifyThreads, kListStepsThreads};
+  const int threads[] = {kClassifyThreads, kListBlocksThreads};
   for (int n = 0; n < 2; ++n) {
     const char* name = kMakeBlocksEntries[n];
     text += str_cat("extern \"C\" __global__ void __launch_bounds__(", threads[n], ") ", name,
@@ -74,7 +74,7 @@ MakeBlocksLaunch make_blocks_launch(const MakeBlocksProblem& m, const gpu::Prope
   launch.grid[0] = static_cast<uint32_t>(std::min((m.blocks() + kWarps - 1) / kWarps, kBlocksOfSm * device.sm_count));
   launch.grid[1] = static_cast<uint32_t>(m.rows());
   launch.threads[0] = kClassifyThreads;
-  launch.threads[1] = kListStepsThreads;
+  launch.threads[1] = kListBlocksThreads;
   return launch;
 }
 

@@ -36,7 +36,7 @@ gpu::NamedBuffer buffer_of(const MergeProblem& m, const char* name, const View& 
 }  // namespace
 
 std::string merge_translation_unit() {
-  return str_cat("#include \"common/merge.cuh\"\n\nextern \"C\" __global__ void __launch_bounds__(",
+  return str_cat("#include \"common/combine.cuh\"\n\nextern \"C\" __global__ void __launch_bounds__(",
                  MergeParams::kThreads, ") ", kMergeKernel,
                  "(const __grid_constant__ MergeParams p) {\n  merge_parts(p);\n}\n");
 }
@@ -47,9 +47,9 @@ Status check_merge(const MergeProblem& m, const gpu::Properties& device) {
     return Status::unsupported(
         "out.dtype (float64) must be float32, bfloat16 or float16 on a GPU: merge float64 on the CPU");
   }
-  if (m.parts > MergeParams::kMostParts && (m.out.dtype != DType::f32 || !m.lse)) {
+  if (m.parts > MergeParams::kMaxParts && (m.out.dtype != DType::f32 || !m.lse)) {
     return Status::unsupported(
-        str_cat("parts (", m.parts, ") must be at most ", MergeParams::kMostParts,
+        str_cat("parts (", m.parts, ") must be at most ", MergeParams::kMaxParts,
                 " on a GPU unless out is float32 and lse is present: allocate them so, or merge some parts first"));
   }
   return {};
@@ -79,7 +79,7 @@ bool MergeLaunches::next(MergeParams* params, uint32_t* grid) {
     aligned = aligned && is_aligned(part.out);
   };
   if (done_ > 0) add({m_.out, m_.lse});
-  while (done_ < m_.parts && params->parts < MergeParams::kMostParts) add(m_.part(done_++));
+  while (done_ < m_.parts && params->parts < MergeParams::kMaxParts) add(m_.part(done_++));
   params->aligned = aligned;
   const int64_t rows_of_block = MergeParams::kThreads / params->lanes;
   *grid = static_cast<uint32_t>(std::min<int64_t>(most_blocks_, (m_.rows() + rows_of_block - 1) / rows_of_block));

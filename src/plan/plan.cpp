@@ -9,7 +9,7 @@
 #include "plan/arguments.h"
 #include "plan/backward.h"
 #include "plan/forward.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 
 namespace tandem::plan {
 
@@ -17,10 +17,10 @@ namespace {
 constexpr ForwardPass kForward;
 constexpr BackwardPass kBackward;
 
-bool sums_tiles(const Configuration& configuration) {
+bool captured_per_tile(const Configuration& configuration) {
   return std::visit(
       [](const auto& t) {
-        if constexpr (requires { t.sums_tiles; }) return t.sums_tiles;
+        if constexpr (requires { t.captured_per_tile; }) return t.captured_per_tile;
         return false;
       },
       configuration);
@@ -41,11 +41,11 @@ void* Arguments::zeroed(size_t bytes) {
 }
 
 // An expression counts by its hash, which is almost certainly unique.
-Kernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit) {
+PlannedKernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit) {
   // Configuration ids do not use the two highest bits (combinations() in fields.h).
   const uint64_t of_unit = static_cast<uint64_t>(unit) << 62;
-  Kernel kernel{.configuration = configuration, .unit = unit, .id = id_of(configuration) + of_unit};
-  if (unit == Unit::ends) return kernel;  // it reads no score
+  PlannedKernel kernel{.configuration = configuration, .unit = unit, .id = id_of(configuration) + of_unit};
+  if (unit == Unit::prepost) return kernel;  // it reads no score
   if (p.score_mod) {
     kernel.score_mod = p.score_mod->program.get();
     kernel.id += kernel.score_mod->cuda_hash;
@@ -57,11 +57,11 @@ Kernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit
   return kernel;
 }
 
-std::string name_of(const Kernel& kernel) {
+std::string name_of(const PlannedKernel& kernel) {
   std::string name = name_of(kernel.configuration);
-  if (kernel.unit == Unit::ends) name += "_ends";
+  if (kernel.unit == Unit::prepost) name += "_ends";
   if (kernel.unit == Unit::dbias) name += "_dbias";
-  for (const mods::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
+  for (const score_mod::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
     if (mod == nullptr) continue;
     char hash[20];
     std::snprintf(hash, sizeof hash, "_%016" PRIx64, mod->cuda_hash);
@@ -70,12 +70,12 @@ std::string name_of(const Kernel& kernel) {
   return name;
 }
 
-std::string translation_unit(const Kernel& kernel) {
+std::string translation_unit(const PlannedKernel& kernel) {
   std::string functions;
-  for (const mods::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
+  for (const score_mod::Program* mod : {kernel.score_mod, kernel.mask_mod}) {
     if (mod != nullptr) functions += mod->cuda + "\n";
   }
-  if (kernel.score_mod != nullptr && sums_tiles(kernel.configuration))
+  if (kernel.score_mod != nullptr && captured_per_tile(kernel.configuration))
     functions += kernel.score_mod->cuda_ranges + "\n";
   return translation_unit(kernel.configuration, functions, kernel.unit);
 }

@@ -10,12 +10,12 @@
 #include "base/fixed_vector.h"
 #include "base/status.h"
 #include "gpu/device.h"
-#include "plan/backward_tiling.h"
+#include "plan/backward_schedule.h"
+#include "plan/forward_kernel.h"
 #include "plan/kernel.h"
-#include "plan/tile.h"
 #include "problem/problem.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 struct Program;
 }
 
@@ -24,19 +24,19 @@ namespace tandem::plan {
 class Arguments;
 class Pass;
 
-struct Kernel {
+struct PlannedKernel {
   Configuration configuration;
   Unit unit;
-  uint64_t id;                                                    // id of the configuration and its printed functions
-  const mods::Program *score_mod = nullptr, *mask_mod = nullptr;  // the problem's
+  uint64_t id;  // id of the configuration and its printed functions
+  const score_mod::Program *score_mod = nullptr, *mask_mod = nullptr;  // the problem's
 };
 
-Kernel kernel_of(const Problem& problem, const Configuration& configuration, Unit unit = Unit::main);
-std::string name_of(const Kernel& kernel);
-std::string translation_unit(const Kernel& kernel);
+PlannedKernel kernel_of(const Problem& problem, const Configuration& configuration, Unit unit = Unit::main);
+std::string name_of(const PlannedKernel& kernel);
+std::string translation_unit(const PlannedKernel& kernel);
 
 // The size of a cluster is compiled into the kernel.
-struct Launch {
+struct PlannedLaunch {
   uint8_t kernel = 0;  // index into Plan::kernels
   uint8_t entry = 0;   // index into entries_of(configuration, unit)
   uint32_t grid = 1, block = 1;
@@ -50,32 +50,32 @@ inline constexpr size_t kWorkspaceAlignment = 16;
 struct Region {
   const char* name;  // "workspace.counter"
   size_t offset, bytes;
-  int written_by;  // first launch that writes it; kFilled: a memset does
+  int first_writer;  // first launch that writes it; kFilled: a memset does
 };
-inline constexpr int kFilled = -1;
+inline constexpr int kMemset = -1;
 
 struct Fill {
   size_t offset, bytes;  // filled with zeros
 };
 
 // Launches [begin, end) of a plan are repeated `times` times.
-struct Repeat {
+struct LaunchLoop {
   size_t begin = 0, end = 0;
   int64_t times = 1;
 };
 
-inline constexpr size_t kMostKernels = 4;
+inline constexpr size_t kMaxKernels = 4;
 struct Plan {
   const Pass* pass = nullptr;
-  FixedVector<Kernel, kMostKernels> kernels;
-  FixedVector<Fill, 2> fills;        // before the launches
-  FixedVector<Launch, 10> launches;  // in this order on one stream
-  Repeat repeat;
+  FixedVector<PlannedKernel, kMaxKernels> kernels;
+  FixedVector<Fill, 2> fills;               // before the launches
+  FixedVector<PlannedLaunch, 10> launches;  // in this order on one stream
+  LaunchLoop repeat;
   FixedVector<Region, 12> regions;
   size_t workspace_bytes = 0;  // 0: none needed
 
-  ForwardTiling forward;    // forward only: read by its Pass and explain
-  BackwardTiling backward;  // backward only
+  ForwardSchedule forward;    // forward only: read by its Pass and explain
+  BackwardSchedule backward;  // backward only
 };
 
 // One pass of attention on GPUs. A new pass is a new class in a separate file.

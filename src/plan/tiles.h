@@ -15,7 +15,7 @@ enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a
 enum class Scores : uint8_t { any, bias, light, plain, capped };
 
 // A row of the table: maximum sizes, and minimum numbers of rows and keys.
-struct Sm90Choice {
+struct Sm90TuningRow {
   int head_dim, head_dim_v;
   // rows: of all packed query heads; keys: of one sequence.
   int64_t rows, keys;
@@ -25,15 +25,15 @@ struct Sm90Choice {
   bool pingpong;
 
   // Applies this row's sizes to a configuration.
-  constexpr Sm90ForwardConfig cut(Sm90ForwardConfig t) const {
+  constexpr Sm90ForwardConfig applied_to(Sm90ForwardConfig t) const {
     t.warpgroups = warpgroups;
     t.tile_n = tile_n;
     t.stages = stages;
     t.pingpong = pingpong;
     return t;
   }
-  constexpr bool serves(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, Scores of) const {
-    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys || !serves(of)) return false;
+  constexpr bool matches(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, Scores of) const {
+    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys || !matches(of)) return false;
     switch (mask) {
       case Mask::any: return true;
       case Mask::full: return !left && !right;
@@ -42,14 +42,14 @@ struct Sm90Choice {
     }
     return false;
   }
-  constexpr bool serves(Scores of) const {
+  constexpr bool matches(Scores of) const {
     const bool has_few = of == Scores::plain || of == Scores::capped;  // separate register limits
     return scores == Scores::any || of == scores || (has_few && (scores == Scores::light || scores == Scores::plain));
   }
 };
 
 // The first row that serves a problem is selected.
-inline constexpr Sm90Choice kSm90Choices[] = {
+inline constexpr Sm90TuningRow kSm90TuningRows[] = {
     {64, 64, 129, 0, Mask::full, Scores::plain, 4, 64, 2, true},
     {64, 64, 129, 0, Mask::bounded, Scores::plain, 4, 64, 3, true},
     {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
@@ -74,7 +74,7 @@ inline constexpr Sm90Choice kSm90Choices[] = {
 
 // The same with a block mask: the keys of its blocks must be a multiple of tile_n, which may be halved twice, down to
 // kLeastBlockKeys. A mask_mod may be evaluated with any scores. Modelled, not measured.
-inline constexpr Sm90Choice kSm90BlockChoices[] = {
+inline constexpr Sm90TuningRow kSm90BlockTuningRows[] = {
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 128, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::light, 2, 128, 2, true},
     {192, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
@@ -95,8 +95,8 @@ inline constexpr int kBiasKvCtas = 2;
 // Tiles per SM in a group of a varlen tile list.
 inline constexpr double kL2Waves = 6;
 
-constexpr Sm90ForwardConfig tile_of(const Sm90Choice& c, int head_dim, int head_dim_v) {
-  return c.cut({.head_dim = head_dim, .head_dim_v = head_dim_v});
+constexpr Sm90ForwardConfig tile_of(const Sm90TuningRow& c, int head_dim, int head_dim_v) {
+  return c.applied_to({.head_dim = head_dim, .head_dim_v = head_dim_v});
 }
 
 // An MMA thread's registers hold scores, result, probabilities and sometimes queries. All other values need about 30 to
@@ -108,12 +108,12 @@ constexpr bool fits(const Sm90ForwardConfig& t) {
          registers <= t.registers() - (t.registers() > 160 ? 40 : 28);
 }
 constexpr bool all_fit() {
-  for (const Sm90Choice& c : kSm90Choices) {
+  for (const Sm90TuningRow& c : kSm90TuningRows) {
     Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
-    if (c.serves(Scores::bias)) t.bias = Bias::f32, t.bias_ctas = kBiasCtas;
+    if (c.matches(Scores::bias)) t.bias = Bias::f32, t.bias_ctas = kBiasCtas;
     if (!fits(t) || !is_valid(t)) return false;
   }
-  for (const Sm90Choice& c : kSm90BlockChoices) {
+  for (const Sm90TuningRow& c : kSm90BlockTuningRows) {
     const Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
     if (!fits(t) || !is_valid(t)) return false;
   }

@@ -34,7 +34,7 @@ void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockSta
 
 }  // namespace
 
-Status Builder::read_block_list(Field count, Field index, BlockList* list) {
+Status ProblemBuilder::read_block_list(Field count, Field index, BlockList* list) {
   const int64_t blocks = ceil_div(p_.seqlen_q, args_.mask_block_q);
   constexpr const char* kWhy = "there is one row for each mask_block_q queries";
   const Dim dims[] = {{"batch"}, {"heads"}, {"blocks", blocks, nullptr, kWhy}, {"indices"}};
@@ -56,7 +56,7 @@ Status Builder::read_block_list(Field count, Field index, BlockList* list) {
   return {};
 }
 
-Status Builder::read_block_mask() {
+Status ProblemBuilder::read_block_mask() {
   const bool partial = given(&Args::kv_num_blocks), full = given(&Args::full_kv_num_blocks);
   const struct {
     const char *name, *other;
@@ -98,7 +98,7 @@ Status Builder::read_block_mask() {
   return {};
 }
 
-void Builder::read_block_states() {
+void ProblemBuilder::read_block_states() {
   BlockMaskView& mask = p_.block_mask;
   const auto varying = [&](int dim, int64_t size) {
     return mask.partial.varies(dim) || mask.full.varies(dim) ? size : std::min<int64_t>(size, 1);

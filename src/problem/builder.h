@@ -10,13 +10,13 @@
 
 namespace tandem {
 
-namespace mods {
+namespace score_mod {
 struct Name;
 }
 
-class Builder {
+class ProblemBuilder {
  public:
-  Builder(const tandem_attention_args& args, const ReadMode& mode, Problem* problem)
+  ProblemBuilder(const tandem_attention_args& args, const ReadMode& mode, Problem* problem)
       : args_(args), mode_(mode), p_(*problem) {}
 
   Status build();
@@ -48,8 +48,8 @@ class Builder {
   // modifications.cpp
   Status read_mods();
   Status read_mod(const std::string& mod, const tandem_mod* given, bool mask, ModView* view);
-  Status read_mod_tensor(const std::string& mod, const tandem_mod_tensor& tensor, bool mask, mods::Name* name,
-                         Modification* read);
+  Status read_mod_tensor(const std::string& mod, const tandem_mod_tensor& tensor, bool mask, score_mod::Name* name,
+                         BoundExpression* read);
   Status read_captured(const std::string& name, const tandem_tensor& tensor, const Operand* model, Use use);
 
   // block_mask.cpp

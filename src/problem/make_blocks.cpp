@@ -4,14 +4,14 @@
 #include <vector>
 
 #include "base/text.h"
+#include "problem/bound_expression.h"
 #include "problem/builder.h"
-#include "problem/modification.h"
 #include "problem/struct_size.h"
 
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostBlocks = int64_t{1} << 40;  // of all lists
+constexpr int64_t kMaxBlocks = int64_t{1} << 40;  // of all lists
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
@@ -68,7 +68,7 @@ class Reader {
     m_.blocks_k = ceil_div(m_.seqlen_k, m_.block_k);
     int64_t blocks = 1;
     for (const int64_t size : {m_.batch, m_.heads, m_.blocks_q, m_.blocks_k}) {
-      if (__builtin_mul_overflow(blocks, size, &blocks) || blocks > kMostBlocks) {
+      if (__builtin_mul_overflow(blocks, size, &blocks) || blocks > kMaxBlocks) {
         return Status::unsupported(str_cat("batch (", m_.batch, ") times heads (", m_.heads,
                                            ") times blocks must be at most 2^40: make larger blocks"));
       }
@@ -136,7 +136,7 @@ class Reader {
   MakeBlocksProblem& m_;
   const tandem_attention_args no_call_{};
   Problem no_problem_;
-  Builder builder_{no_call_, mode_, &no_problem_};
+  ProblemBuilder builder_{no_call_, mode_, &no_problem_};
   std::vector<Operand> written_;
 };
 

@@ -150,7 +150,7 @@ Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const
   }
   if (rule.info.in(mode.pass) != Use::write) return {};
   // From the smallest stride up, each dimension must step over all that lies inside it.
-  Step steps[kMaxRank];
+  OperandStep steps[kMaxRank];
   int64_t extent = 1;
   for (int i = steps_of(o, steps) - 1; i >= 0; --i) {
     if (steps[i].stride < extent) {
@@ -191,7 +191,7 @@ Status check_data(const tandem_tensor& tensor, Operand* o) {
 
 }  // namespace
 
-int steps_of(const Operand& operand, Step (&steps)[kMaxRank]) {
+int steps_of(const Operand& operand, OperandStep (&steps)[kMaxRank]) {
   int count = 0;
   for (int i = 0; i < operand.rank; ++i) {
     if (operand.shape[i] <= 1) continue;

@@ -69,12 +69,12 @@ struct Operand {
   int64_t bytes = 0;              // from the first byte to the end of the last element
 };
 
-struct Step {
+struct OperandStep {
   int64_t stride = 0, count = 0;
 };
 
 // The dimensions of more than one element, falling in stride; returns how many there are.
-int steps_of(const Operand& operand, Step (&steps)[kMaxRank]);
+int steps_of(const Operand& operand, OperandStep (&steps)[kMaxRank]);
 
 // A set of DType.
 using DTypes = uint32_t;

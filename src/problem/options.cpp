@@ -36,7 +36,7 @@ Status read_pointer(const char* name, const uint64_t* from, uint64_t* to) {
 
 }  // namespace
 
-Status Builder::read_options() {
+Status ProblemBuilder::read_options() {
   if (args_.num_splits < 0 || args_.num_splits > kMaxSplits) {
     return Status::invalid(str_cat("num_splits (", args_.num_splits, ") must be 0 to ", kMaxSplits,
                                    ": 0 chooses the number for the device"));
@@ -54,7 +54,7 @@ Status Builder::read_options() {
   return {};
 }
 
-Status Builder::read_diagonal() {
+Status ProblemBuilder::read_diagonal() {
   const int32_t alignment = args_.alignment;
   if (alignment < TANDEM_BOTTOM_RIGHT || alignment > TANDEM_EXPLICIT) {
     return Status::invalid(str_cat("alignment (", alignment,
@@ -75,7 +75,7 @@ Status Builder::read_diagonal() {
                                  ") is TANDEM_EXPLICIT (2): elsewhere the lengths say where the diagonal lies"));
 }
 
-Status Builder::read_window() {
+Status ProblemBuilder::read_window() {
   const int32_t window = args_.window;
   if ((window & ~(TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT)) != 0) {
     return Status::invalid(str_cat("window (", window,
@@ -98,7 +98,7 @@ Status Builder::read_window() {
 }
 
 // Engines compute scores in float32 unless the tensors are float64.
-Status Builder::read_scale() {
+Status ProblemBuilder::read_scale() {
   const double scale = args_.softmax_scale, cap = args_.softcap;
   const bool f64 = p_.dtype == DType::f64;
   const double largest = f64 ? DBL_MAX : FLT_MAX, least = f64 ? DBL_MIN : FLT_MIN;
@@ -115,7 +115,7 @@ Status Builder::read_scale() {
   return {};
 }
 
-Status Builder::read_dropout() {
+Status ProblemBuilder::read_dropout() {
   const double p = args_.dropout_p;
   if (!(p >= 0 && p < 1)) {
     return Status::invalid(

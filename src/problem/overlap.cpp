@@ -9,13 +9,13 @@ namespace {
 
 // The bytes of a view: [0, unit) moved by every sum of steps. Steps fall in stride.
 struct Comb {
-  Step steps[kMaxRank];
+  OperandStep steps[kMaxRank];
   int count;
   int64_t unit;
 
   explicit Comb(const Operand& o) : count(steps_of(o, steps)), unit(size_of(o.dtype)) {
     while (count > 0 && steps[count - 1].stride == 0) --count;
-    for (Step& step : steps) step.stride *= unit;
+    for (OperandStep& step : steps) step.stride *= unit;
   }
 
   int64_t extent(int from) const {

@@ -28,7 +28,7 @@ const char* name_of(DType t) {
   return "unknown";
 }
 
-Status Builder::build() {
+Status ProblemBuilder::build() {
   p_.pass = mode_.pass;
   TANDEM_TRY(read_options());
   TANDEM_TRY(read_diagonal());
@@ -73,7 +73,7 @@ Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, 
   tandem_attention_args known;
   TANDEM_TRY(read_args(args, &known));
   *problem = {};
-  return Builder(known, {.pass = pass, .device = device, .with_data = with_data}, problem).build();
+  return ProblemBuilder(known, {.pass = pass, .device = device, .with_data = with_data}, problem).build();
 }
 
 Sequence sequence_of(const Problem& p, int64_t b) {

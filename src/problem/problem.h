@@ -91,15 +91,15 @@ struct PageTable {
   explicit operator bool() const { return present; }
 };
 
-struct Modification;  // problem/modification.h
+struct BoundExpression;  // problem/bound_expression.h
 
 // A score or mask modification. Kernels of the CPU ask no more than whether it is present.
 struct ModView {
   bool present = false;
-  std::shared_ptr<const Modification> read;
+  std::shared_ptr<const BoundExpression> read;
 
   explicit operator bool() const { return present; }
-  const Modification* operator->() const { return read.get(); }
+  const BoundExpression* operator->() const { return read.get(); }
 };
 
 enum class BlockState : uint8_t { hidden, partial, full };

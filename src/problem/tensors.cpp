@@ -42,10 +42,10 @@ Status check_head_dim(const char* tensor, int64_t size) {
 
 }  // namespace
 
-const Operand& Builder::operand(Field field) const { return operands_[position_of(field)]; }
+const Operand& ProblemBuilder::operand(Field field) const { return operands_[position_of(field)]; }
 
-Status Builder::read(Field field, DTypes dtypes, const char* dtype_why, std::span<const Dim> dims, const char* dims_why,
-                     bool contiguous_last) {
+Status ProblemBuilder::read(Field field, DTypes dtypes, const char* dtype_why, std::span<const Dim> dims,
+                            const char* dims_why, bool contiguous_last) {
   const int i = position_of(field);
   if (!given(field)) {
     return Status::invalid(str_cat(kOperands[i].name, " (NULL) must be a tensor: the ",
@@ -61,7 +61,7 @@ Status Builder::read(Field field, DTypes dtypes, const char* dtype_why, std::spa
                       mode_, &operands_[i]);
 }
 
-Status Builder::read_like(Field field, Field model, DType type, bool contiguous_last) {
+Status ProblemBuilder::read_like(Field field, Field model, DType type, bool contiguous_last) {
   const Operand& m = operand(model);
   Dim dims[kMaxRank];
   for (int i = 0; i < m.rank; ++i) dims[i] = {m.dim_name[i], m.shape[i], m.name, "a gradient has its tensor's shape"};
@@ -69,14 +69,14 @@ Status Builder::read_like(Field field, Field model, DType type, bool contiguous_
               {dims, static_cast<size_t>(m.rank)}, "", contiguous_last);
 }
 
-Status Builder::read_index(Field field, const Dim& length, IndexView* view) {
+Status ProblemBuilder::read_index(Field field, const Dim& length, IndexView* view) {
   TANDEM_TRY(read(field, only(DType::i32), "indices and lengths are int32; convert it", {length}));
   const Operand& o = operand(field);
   *view = {.data = reinterpret_cast<const int32_t*>(o.data), .stride = o.stride[0], .present = true};
   return {};
 }
 
-Status Builder::read_queries() {
+Status ProblemBuilder::read_queries() {
   constexpr Dim dense[] = {{"batch"}, {"seqlen"}, {"heads"}, {"head_dim"}};
   constexpr Dim rows[] = {{"total"}, {"heads"}, {"head_dim"}};
   const std::span<const Dim> dims = packed() ? std::span<const Dim>(rows) : dense;
@@ -104,7 +104,7 @@ Status Builder::read_queries() {
   return {};
 }
 
-Status Builder::read_keys() {
+Status ProblemBuilder::read_keys() {
   const bool packed_k = given(&Args::cu_seqlens_k);
   if (packed() && !packed_k && !paged()) {
     return Status::invalid(
@@ -167,7 +167,7 @@ Status Builder::read_keys() {
   return {};
 }
 
-Status Builder::read_page_table() {
+Status ProblemBuilder::read_page_table() {
   TANDEM_TRY(read(&Args::page_table, only(DType::i32), "it holds page numbers; convert it",
                   {{"batch", p_.batch, packed() ? nullptr : "q", "one row of pages per sequence"}, {"max_pages"}}));
   const Operand& k = operand(&Args::k);
@@ -193,7 +193,7 @@ Status Builder::read_page_table() {
   return {};
 }
 
-Status Builder::read_results() {
+Status ProblemBuilder::read_results() {
   const Operand& q = operand(&Args::q);
   Dim dims[kMaxRank];
   for (int i = 0; i < q.rank - 1; ++i) dims[i] = {q.dim_name[i], q.shape[i], "q", "out has one vector per query"};
@@ -206,7 +206,7 @@ Status Builder::read_results() {
   return read_lse(&Args::lse, &p_.lse);
 }
 
-Status Builder::read_lse(Field field, View* view) {
+Status ProblemBuilder::read_lse(Field field, View* view) {
   const char* why = "there is one value per query and head";
   const DTypes dtypes = only(DType::f32) | (p_.dtype == DType::f64 ? only(DType::f64) : 0);
   const char* dtype_why = "log-sum-exp needs more digits than 16-bit types have; allocate it so";
@@ -221,7 +221,7 @@ Status Builder::read_lse(Field field, View* view) {
   return {};
 }
 
-Status Builder::read_gradients() {
+Status ProblemBuilder::read_gradients() {
   TANDEM_TRY(read_like(&Args::dout, &Args::out, p_.dtype, true));
   p_.dout = view_of(operand(&Args::dout));
   if (given(&Args::dlse)) TANDEM_TRY(read_lse(&Args::dlse, &p_.dlse));
@@ -237,7 +237,7 @@ Status Builder::read_gradients() {
   return {};
 }
 
-Status Builder::read_bias() {
+Status ProblemBuilder::read_bias() {
   if (!given(&Args::bias)) {
     if (!backward() || !given(&Args::dbias)) return {};
     return Status::invalid("dbias must be NULL without bias: there is nothing it would be the gradient of");
@@ -271,7 +271,7 @@ Status Builder::read_bias() {
   return {};
 }
 
-Status Builder::read_per_head() {
+Status ProblemBuilder::read_per_head() {
   const char* why = "there is one value per query head";
   if (given(&Args::sink)) {
     TANDEM_TRY(read(&Args::sink, only(DType::f32) | only(p_.dtype), "a sink is float32 or has the type of q",
@@ -295,7 +295,7 @@ Status Builder::read_per_head() {
   return {};
 }
 
-Status Builder::read_used_lengths() {
+Status ProblemBuilder::read_used_lengths() {
   const Dim length{"length", p_.batch, nullptr, "there is one length per sequence of the batch"};
   if (given(&Args::seqused_q)) TANDEM_TRY(read_index(&Args::seqused_q, length, &p_.seqused_q));
   if (given(&Args::seqused_k)) TANDEM_TRY(read_index(&Args::seqused_k, length, &p_.seqused_k));
@@ -306,7 +306,7 @@ Status Builder::read_used_lengths() {
 
 // In a packed call the longest sequence, as the caller gave it, tightens the bound that the total is. The values of
 // cu_seqlens do not, so that a call and its workspace_size see the same Problem.
-Status Builder::read_longest() {
+Status ProblemBuilder::read_longest() {
   const struct {
     const char* name;
     int64_t given;

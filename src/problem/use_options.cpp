@@ -5,23 +5,23 @@
 
 #include "base/text.h"
 #include "mods/options.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 
 namespace tandem {
 namespace {
 
-mods::Lengths lengths_of(const Problem& p) {
+score_mod::Lengths lengths_of(const Problem& p) {
   const bool own = p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k;  // of each sequence
   return {p.seqlen_q, p.seqlen_k, !own};
 }
 
 // Has what measures distances measure them from this diagonal. False: that cannot be said, and nothing is changed.
-bool measure_from(const mods::Diagonal& to, Problem* p) {
+bool measure_from(const score_mod::Diagonal& to, Problem* p) {
   const bool known = lengths_of(*p).exact;
-  const auto offset = [&](const mods::Diagonal& d) {
+  const auto offset = [&](const score_mod::Diagonal& d) {
     return d.offset + (d.bottom_right && known ? p->seqlen_k - p->seqlen_q : 0);
   };
-  const mods::Diagonal from{p->bottom_right, p->bottom_right ? 0 : clamp_diagonal(p->diagonal_offset)};
+  const score_mod::Diagonal from{p->bottom_right, p->bottom_right ? 0 : clamp_diagonal(p->diagonal_offset)};
   const bool comparable = !p->diagonal_offsets && (known || from.bottom_right == to.bottom_right);
   const int64_t further = offset(to) - offset(from);
   if (comparable && further == 0) return true;
@@ -37,7 +37,7 @@ bool measure_from(const mods::Diagonal& to, Problem* p) {
 
 void use_softcap(Problem* p) {
   if (!p->score_mod || p->score_mod->cells > 0 || p->softcap != 0 || p->bias || p->alibi_slopes) return;
-  const double cap = mods::softcap_of(p->score_mod->program->mod, p->score_mod->values);
+  const double cap = score_mod::softcap_of(p->score_mod->program->mod, p->score_mod->values);
   if (!(cap >= FLT_MIN && cap <= FLT_MAX)) return;
   p->softcap = cap;
   p->score_mod = {};
@@ -47,7 +47,7 @@ void use_softcap(Problem* p) {
 // A mask that shows less than a window is asked within it, where no lists leave blocks out.
 void use_window(Problem* p) {
   if (!p->mask_mod) return;
-  const mods::Band band = mods::band_of(p->mask_mod->program->mod, p->mask_mod->values, lengths_of(*p));
+  const score_mod::Band band = score_mod::band_of(p->mask_mod->program->mod, p->mask_mod->values, lengths_of(*p));
   if (p->block_mask && !(p->block_mask.of_mask_mod && band.whole)) return;
   const bool bounded = band.left != TANDEM_UNBOUNDED || band.right != TANDEM_UNBOUNDED;
   if (bounded ? !measure_from(band.diagonal, p) : !band.whole) return;
@@ -66,15 +66,16 @@ void use_window(Problem* p) {
 void use_alibi(Problem* p) {
   if (p->pass == TANDEM_FORWARD && p->block_mask) return;
   if (!p->score_mod || p->score_mod->cells > 0 || p->bias || p->alibi_slopes) return;
-  const auto alibi = mods::alibi_of(p->score_mod->program->mod, p->score_mod->values, lengths_of(*p));
+  const auto alibi = score_mod::alibi_of(p->score_mod->program->mod, p->score_mod->values, lengths_of(*p));
   if (!alibi) return;
-  const mods::TensorView slopes = p->score_mod->values.tensors[static_cast<size_t>(alibi->tensor)];
+  const score_mod::TensorView slopes = p->score_mod->values.tensors[static_cast<size_t>(alibi->tensor)];
   const int head = slopes.rank - 1;
   const auto has_all = [&](int dim, int64_t count) { return slopes.size[dim] == 1 || slopes.size[dim] >= count; };
-  if (slopes.element != mods::Element::f32 || !has_all(head, p->heads_q) || (head > 0 && !has_all(0, p->batch))) return;
+  if (slopes.element != score_mod::Element::f32 || !has_all(head, p->heads_q) || (head > 0 && !has_all(0, p->batch)))
+    return;
   if (!measure_from(alibi->diagonal, p)) return;
-  const bool ahead = alibi->of == mods::Alibi::Of::ahead;
-  if (alibi->of != mods::Alibi::Of::absolute && (ahead ? p->window_left : p->window_right) > 0) return;
+  const bool ahead = alibi->of == score_mod::Alibi::Of::ahead;
+  if (alibi->of != score_mod::Alibi::Of::absolute && (ahead ? p->window_left : p->window_right) > 0) return;
   p->alibi_slopes = {.data = const_cast<std::byte*>(slopes.data),
                      .batch = head > 0 ? slopes.stride[0] : 0,
                      .head = slopes.stride[head],

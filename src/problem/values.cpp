@@ -81,15 +81,15 @@ Status check_values(const Problem& problem) {
   return check_pages(problem);
 }
 
-const Operand& Builder::operand(int i) const {
+const Operand& ProblemBuilder::operand(int i) const {
   return i < kOperandCount ? operands_[i] : mod_operands_[static_cast<size_t>(i - kOperandCount)]->operand;
 }
 
-Use Builder::use(int i) const {
+Use ProblemBuilder::use(int i) const {
   return i < kOperandCount ? kOperands[i].in(mode_.pass) : mod_operands_[static_cast<size_t>(i - kOperandCount)]->use;
 }
 
-Status Builder::check_sharing() const {
+Status ProblemBuilder::check_sharing() const {
   for (int i = 0; i < operand_count(); ++i) {
     const Operand& written = operand(i);
     if (!written.present || use(i) != Use::write) continue;

@@ -5,8 +5,8 @@
 
 #include <string>
 
+#include "support/check_accuracy.h"
 #include "support/engines.h"
-#include "support/judge.h"
 
 namespace tandem::test {
 

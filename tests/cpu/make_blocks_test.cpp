@@ -16,7 +16,7 @@ void make(BlocksInstance& instance) {
 }
 
 TEST(CpuMakeBlocks, ByBruteForce) {
-  for (const BlocksCase& c : blocks_cases()) EXPECT_EQ(judge_blocks(c, make), "") << c;
+  for (const BlocksCase& c : blocks_cases()) EXPECT_EQ(check_blocks_accuracy(c, make), "") << c;
 }
 
 // A shape such as no array of it could be held.

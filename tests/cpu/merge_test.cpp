@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "problem/call.h"
 #include "support/merge_case.h"
 #include "support/random.h"
@@ -19,11 +19,11 @@ void merge_on_cpu(MergeInstance& instance) {
 }
 
 TEST(CpuMerge, ByTheJudge) {
-  for (const MergeCase& c : merge_cases()) EXPECT_EQ(judge_merge(c, merge_on_cpu), "") << c;
+  for (const MergeCase& c : merge_cases()) EXPECT_EQ(check_merge_accuracy(c, merge_on_cpu), "") << c;
   const MergeCase many{.parts = 300, .seqlen = 3, .out = DType::bf16};
-  EXPECT_EQ(judge_merge(many, merge_on_cpu), "") << many;
+  EXPECT_EQ(check_merge_accuracy(many, merge_on_cpu), "") << many;
   const MergeCase f64{.parts = 3, .types = {DType::f64}, .out = DType::f64};
-  EXPECT_EQ(judge_merge(f64, merge_on_cpu), "") << f64;
+  EXPECT_EQ(check_merge_accuracy(f64, merge_on_cpu), "") << f64;
 }
 
 // Compact (1, rows, heads, dim) in float32.

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cpu/judged.h"
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 
 namespace tandem::test {
 namespace {
@@ -132,7 +132,7 @@ TEST(CpuModsBits, MasksAreTheOptionsThatTheyEqual) {
     Instance in(from_flags(
         "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 200 --seqlen-k 230 --head-dim 32 --head-dim-v 32 " + mask));
     Outputs exact = in.exact_outputs(TANDEM_FORWARD);
-    oracle::forward(in.exact_problem(TANDEM_FORWARD, &exact));
+    reference::forward(in.exact_problem(TANDEM_FORWARD, &exact));
     in.give_results(&exact);
     std::vector<uint64_t> all;
     for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {

@@ -7,7 +7,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/judged.h"
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 
 namespace tandem::test {
 namespace {
@@ -33,7 +33,7 @@ void run(const Problem& p, cpu::Threads& threads, std::byte poison) {
 
 void give_oracle_results(Instance& in) {
   Outputs exact = in.exact_outputs(TANDEM_FORWARD);
-  oracle::forward(in.exact_problem(TANDEM_FORWARD, &exact));
+  reference::forward(in.exact_problem(TANDEM_FORWARD, &exact));
   in.give_results(&exact);
 }
 

@@ -80,7 +80,7 @@ class GpuCalls : public testing::Test {
   void runs(GpuCall& call) { ASSERT_EQ(run(call), TANDEM_OK) << tandem_last_error(); }
   const ForwardParams& params() const { return gpu.launched.back().params; }
   // As the table of tiles has it.
-  static plan::ForwardTiling plan_of(const GpuCall& call) {
+  static plan::ForwardSchedule plan_of(const GpuCall& call) {
     Problem problem;
     EXPECT_TRUE(call.make(&problem).ok());
     return plan::make_plan(problem, hopper()).forward;

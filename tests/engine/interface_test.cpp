@@ -11,7 +11,7 @@
 
 #include "cpu/cpu.h"
 #include "engine/guard.h"
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "problem/call.h"
 #include "support/random.h"
 
@@ -294,10 +294,10 @@ TEST(Interface, OracleServesFloat64) {
   spread(outputs_of(call));
   Problem problem;
   ASSERT_TRUE(call.make(&problem).ok());
-  oracle::forward(problem);
+  reference::forward(problem);
   call.pass = TANDEM_BACKWARD;
   ASSERT_TRUE(call.make(&problem).ok());
-  oracle::backward(problem);
+  reference::backward(problem);
   EXPECT_EQ(bits_of(outputs_of(call)), bits);
 }
 

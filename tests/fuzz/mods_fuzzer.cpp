@@ -11,7 +11,7 @@
 
 namespace {
 
-using namespace tandem::mods;
+using namespace tandem::score_mod;
 
 // Elements lie at the end of memory of their own, so that the address sanitizer sees a read beyond them.
 struct Bound {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "problem/problem.h"
 #include "problem/use_options.h"
 
@@ -49,9 +49,9 @@ struct Tensor {
 constexpr size_t tensor_fields = 22;
 constexpr size_t first_index = 16;  // cu_seqlens_q and what follows it hold int32 that make_problem reads
 
-class Call {
+class FuzzedCall {
  public:
-  explicit Call(Bytes& in) {
+  explicit FuzzedCall(Bytes& in) {
     const auto flags = in.take<uint16_t>();
     const bool packed = flags & 1;
     const int64_t batch = in.take<uint8_t>() % 4, heads_k = in.take<uint8_t>() % 3, group = 1 + in.take<uint8_t>() % 3;
@@ -242,7 +242,7 @@ class Call {
     require(p.heads_k == 0 ? p.heads_q == 0 : p.heads_q % p.heads_k == 0);
     require(p.softmax_scale == p.softmax_scale && p.softcap >= 0 && p.dropout.p >= 0 && p.dropout.p < 1);
     if (p.score_mod) {
-      const mods::TensorView& sink = p.score_mod->values.tensors[0];
+      const score_mod::TensorView& sink = p.score_mod->values.tensors[0];
       require(sink.rank == 1 && sink.size[0] >= 1 && p.score_mod->cells <= sink.size[0]);
     }
     if (!with_data && (p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k || p.diagonal_offsets)) return;
@@ -274,7 +274,7 @@ class Call {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Bytes in(data, size);
   const auto mode = in.take<uint8_t>();
-  Call call(in);
+  FuzzedCall call(in);
   for (int n = 0; n < 8 && !in.empty(); ++n) call.spoil(in);
   call.run(mode & 1 ? TANDEM_BACKWARD : TANDEM_FORWARD, mode & 2);
   return 0;

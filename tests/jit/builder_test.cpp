@@ -21,8 +21,8 @@ Sources fake_kernels();
 namespace tandem::test {
 namespace {
 
-using jit::Builder;
 using jit::Code;
+using jit::KernelBuilder;
 using jit::Output;
 using jit::Request;
 
@@ -34,9 +34,9 @@ class Build : public testing::Test {
     result.temporary = folder.path();
     return result;
   }
-  std::unique_ptr<Builder> builder(const std::string& cache_folder) const {
-    return std::make_unique<Builder>(jit::Search{}, env(), jit::Cache::Options{.folder = cache_folder},
-                                     jit::fake_kernels());
+  std::unique_ptr<KernelBuilder> builder(const std::string& cache_folder) const {
+    return std::make_unique<KernelBuilder>(jit::Search{}, env(), jit::Cache::Options{.folder = cache_folder},
+                                           jit::fake_kernels());
   }
   // What counts compilations in the counted() file.
   std::string counting(const std::string& more = "") const { return "//count:" + (folder / "count") + "\n" + more; }
@@ -49,7 +49,7 @@ class Build : public testing::Test {
     }
   }
 
-  static std::shared_ptr<const Code> build(Builder& with, const Request& request) {
+  static std::shared_ptr<const Code> build(KernelBuilder& with, const Request& request) {
     std::shared_ptr<const Code> code;
     const Status status = with.build(request, &code);
     EXPECT_TRUE(status.ok()) << status.message;
@@ -144,7 +144,7 @@ TEST_F(Build, KeyIsEverythingTheCompilerReads) {
   const jit::Text after[] = {{"a.h", "#include \"b.h\""}, {"b.h", "2"}};
   for (const char* source : {"#include \"a.h\"", "unrelated"}) {
     request.source = source;
-    Builder old_headers({}, env(), {}, before), new_headers({}, env(), {}, after);
+    KernelBuilder old_headers({}, env(), {}, before), new_headers({}, env(), {}, after);
     EXPECT_EQ(build(old_headers, request)->key != build(new_headers, request)->key, source[0] == '#');
   }
 }
@@ -184,7 +184,7 @@ TEST_F(Build, ErrorsAreNotKept) {
 
   Env absent;
   absent.nvrtc = "/nowhere";
-  Builder none({}, absent, {.folder = cache}, {});
+  KernelBuilder none({}, absent, {.folder = cache}, {});
   EXPECT_EQ(none.build(request, &code).code, TANDEM_NO_COMPILER);
 }
 
@@ -235,7 +235,7 @@ TEST_F(Build, PatienceWithAStoppedCompilerEnds) {
   wait_until_counted(1);
   kill(worker, SIGSTOP);
   write_file(folder / "go", "");
-  Builder impatient({}, env(), {.folder = cache, .patience = std::chrono::milliseconds(50)}, {});
+  KernelBuilder impatient({}, env(), {.folder = cache, .patience = std::chrono::milliseconds(50)}, {});
   build(impatient, request);
   EXPECT_EQ(impatient.counters().compiled, 1);
   kill(worker, SIGCONT);

@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
   if (argc != 5) return 2;
   tandem::Env env;
   env.nvrtc = argv[1];
-  tandem::jit::Builder builder({}, env, {.folder = argv[2]}, {});
+  tandem::jit::KernelBuilder builder({}, env, {.folder = argv[2]}, {});
   const tandem::jit::Request request{"worker", argv[4], "sm_90a", {}, tandem::jit::Output::cubin};
   std::vector<std::thread> threads;
   for (int i = 0; i < std::atoi(argv[3]); ++i) {

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "kernels/on_gpu.h"
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "support/pairwise.h"
 
 namespace tandem::test {
@@ -61,7 +61,7 @@ TEST(KernelsBackward, EveryPairOfFeatures) {
                             kGiven,   kGradients, kTypes, kLayouts, kDiagonals, kDropout, kResults, kSplits};
   std::vector<int> choices;
   for (const Values& values : options) choices.push_back(static_cast<int>(values.size()));
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const std::vector<int>& combination : pairwise(choices)) {
     std::string flags;
     for (size_t option = 0; option < combination.size(); ++option) {
@@ -78,7 +78,7 @@ TEST(KernelsBackward, EveryPairOfFeatures) {
 // Pairs of CTAs, with all that they share with one: n_blocks of 256 keys, one and several, the last ones not full, of
 // one CTA only too.
 TEST(KernelsBackward, PairsOfCtas) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--seqlen-q 520 --seqlen-k 700 --causal 1 --heads-q 2 --heads-k 1",
         "--seqlen-q 530 --seqlen-k 520 --left 100 --right 60 --softcap 5", "--seqlen-q 1 --seqlen-k 129 --scale -0.2",
@@ -94,7 +94,7 @@ TEST(KernelsBackward, PairsOfCtas) {
 
 // The steps of an n_block split over up to 16 CTAs: more of them than some have steps, cut within and between heads.
 TEST(KernelsBackward, SplitSteps) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--head-dim 128 --head-dim-v 128 --seqlen-q 1100 --seqlen-k 77",
         "--head-dim 64 --head-dim-v 64 --seqlen-q 1100 --seqlen-k 300 --causal 1 --float32 g --accumulate 1",
@@ -110,7 +110,7 @@ TEST(KernelsBackward, SplitSteps) {
 
 // Heads that are no multiple of 64, which one CTA multiplies as multiples of 16 on Blackwell.
 TEST(KernelsBackward, HeadDimsBetween) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--head-dim 16 --head-dim-v 16 --seqlen-q 150 --seqlen-k 300 --heads-q 2 --heads-k 1",
         "--head-dim 24 --head-dim-v 48 --seqlen-q 150 --seqlen-k 140 --causal 1",
@@ -131,7 +131,7 @@ TEST(KernelsBackward, HeadDimsBetween) {
 // dk and dv that no TMA stores, of float32 or added to what is there: with gaps between rows, at sequences that end
 // within a tile, in a tile of nobody's keys; nothing beside them is touched.
 TEST(KernelsBackward, GradientsStoredByThreads) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const std::string results : {"--float32 g", "--accumulate 1", "--float32 g --accumulate 1"}) {
     for (const std::string layout : {"", " --layout 349525", " --layout 1048575"}) {
       for (const char* lengths : {" --seqlen-q 70 --seqlen-k 150 --head-dim 64 --head-dim-v 64 --dtype f16",
@@ -149,7 +149,7 @@ TEST(KernelsBackward, GradientsStoredByThreads) {
 // Wide heads, whose dk and dv are summed by tiles of their own on Blackwell: mixes of sizes, the last blocks not full,
 // options, one gradient alone, and sharp probabilities.
 TEST(KernelsBackward, WideHeads) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--head-dim 256 --head-dim-v 256 --seqlen-q 270 --seqlen-k 300 --causal 1 --heads-q 2 --heads-k 1",
         "--head-dim 192 --head-dim-v 128 --seqlen-q 300 --seqlen-k 270 --heads-q 2 --heads-k 1 --dropout 0.2",
@@ -181,7 +181,7 @@ TEST(KernelsBackward, WideHeads) {
 // the first sum and far from the diagonal, with m_blocks that see no key, two m_blocks in one row, heads of a group one
 // by one or two at a time, two strips, and gradients that are added to what is there.
 TEST(KernelsBackward, WideHeadsByStrips) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--seqlen-q 64 --seqlen-k 8400 --causal 1", "--seqlen-q 100 --seqlen-k 8400 --left 8300 --right 20",
         "--seqlen-q 200 --seqlen-k 17000 --left 100 --right 30",
@@ -207,7 +207,7 @@ TEST(KernelsBackward, WideHeadsByStrips) {
 
 // Of no more than 16 queries a warp has all of dq; 17 are too many. Several n_blocks add to it.
 TEST(KernelsBackward, FewQueries) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--head-dim 128 --head-dim-v 128 --seqlen-q 1 --seqlen-k 700 --batch 2 --heads-q 4 --heads-k 2 --invariant 1",
         "--head-dim 64 --head-dim-v 64 --seqlen-q 1 --seqlen-k 700 --batch 2 --heads-q 3 --heads-k 3",
@@ -233,7 +233,7 @@ TEST(KernelsBackward, ABiasOfEveryShape) {
       " --bias f32 --dtype bf16 --seqlen-k 270 --head-dim 128 --head-dim-v 128 --causal 1",
       " --bias same --dtype f16 --seqlen-k 150 --head-dim 64 --head-dim-v 128 --left 30 --accumulate 1",
       " --bias f32 --dtype f16 --seqlen-k 300 --head-dim 72 --head-dim-v 128 --used-q 140,9 --used-k 20,300"};
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (int shape = 0; shape < 16; ++shape) {
     std::string flags = "--gradients b --align 8 --batch 2 --seqlen-q 140 --heads-q 2 --heads-k 1 --bias-shape ";
     for (int i = 0; i < 4; ++i) flags += (shape >> i & 1) != 0 ? "bhij"[i] : '1';
@@ -284,10 +284,10 @@ TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
         each.flags;
     const auto call = [&](Instance& in) {
       Outputs exact = in.exact_outputs(TANDEM_FORWARD);
-      oracle::forward(in.exact_problem(TANDEM_FORWARD, &exact));
+      reference::forward(in.exact_problem(TANDEM_FORWARD, &exact));
       in.give_results(&exact);
       Outputs outputs = in.outputs(TANDEM_BACKWARD);
-      engine.run(Call(in.problem(TANDEM_BACKWARD, &outputs), &in, &outputs));
+      engine.run(EngineCall(in.problem(TANDEM_BACKWARD, &outputs), &in, &outputs));
       const int64_t q = in.c.lengths_q[0], k = in.c.lengths_k[0];
       return Gradients{rows_of(outputs.dq, 0, q), rows_of(outputs.dk, 0, k), rows_of(outputs.dv, 0, k)};
     };
@@ -307,7 +307,7 @@ TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
 // Under a causal mask n_blocks from the last to the first, of some heads or of all; with lengths that differ, several
 // n_blocks in a pair, and more queries than keys.
 TEST(KernelsBackward, NBlocksFromTheDiagonal) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--batch 9 --heads-q 8 --heads-k 8 --seqlen-q 260 --seqlen-k 260 --head-dim 16 --head-dim-v 16",
         "--invariant 1 --heads-q 2 --heads-k 2 --seqlen-q 500 --seqlen-k 700 --head-dim 64 --head-dim-v 64",
@@ -322,7 +322,7 @@ TEST(KernelsBackward, NBlocksFromTheDiagonal) {
 
 // The last keys are seen by queries that would stand in the last m_block, but are not there.
 TEST(KernelsBackward, ADiagonalThatEndsBeforeTheLastKeys) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags : {"--head-dim 64 --head-dim-v 64 --invariant 1", "--head-dim 128 --head-dim-v 128",
                             "--head-dim 192 --head-dim-v 128", "--head-dim 256 --head-dim-v 256"})
     cases.emplace_back(std::string("--gradients qkv --dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 41 --seqlen-k 284 "
@@ -341,7 +341,7 @@ TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
   }
   const std::string common = "--gradients qkv --dtype bf16 --causal 1 --packed 1 --max-seqlen 4096 --lengths-q " +
                              lengths_q + " --lengths-k " + lengths_k;
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   cases.emplace_back(common + " --heads-q 3 --heads-k 1 --head-dim 64 --head-dim-v 64");
   cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 128 --head-dim-v 128");  // on Blackwell a pair
   cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 136 --head-dim-v 128 --float32 g");
@@ -349,7 +349,7 @@ TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
 }
 
 TEST(KernelsBackward, NothingToSum) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--seqlen-q 0 --seqlen-k 70", "--seqlen-q 70 --seqlen-k 0",
         "--batch 2 --heads-q 4 "
@@ -364,7 +364,7 @@ TEST(KernelsBackward, NothingToSum) {
 
 // A bias of all sequences, of which there are none: drivers refuse tensor maps of nothing.
 TEST(KernelsBackward, ABiasOfNoSequence) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   cases.emplace_back(
       "--gradients qkvb --dtype bf16 --batch 0 --seqlen-q 70 --seqlen-k 139 --head-dim 64 --head-dim-v 64 "
       "--bias f32 --bias-shape 1h1j");
@@ -373,7 +373,7 @@ TEST(KernelsBackward, ABiasOfNoSequence) {
 
 // No head, and so no block mask's list: a launch of no blocks is an error.
 TEST(KernelsBackward, ABlockMaskOfNoHead) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   cases.emplace_back(
       "--gradients qkvs --dtype f16 --batch 2 --heads-q 0 --heads-k 0 --seqlen-q 255 --seqlen-k 255 --head-dim 128 "
       "--head-dim-v 256 --sink f32 --mask-mod true --blocks random --block-shape b1");
@@ -382,7 +382,7 @@ TEST(KernelsBackward, ABlockMaskOfNoHead) {
 
 // What others got wrong, each under the number of its report.
 void expect_good_gradients(const std::vector<std::string>& problems) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const std::string& flags : problems) {
     for (const char* dtype : {"--dtype bf16 ", "--dtype f16 "})
       cases.emplace_back(std::string("--gradients qkvs ") + dtype + flags);

@@ -22,7 +22,7 @@ TEST(KernelsBias, PiecesOfEveryLength) {
   const struct {
     int64_t seqlen_k, margin, gap;
   } places[] = {{256, 64, 0}, {200, 64, 0}, {202, 64, 0}, {201, 64, 0}, {200, 33, 0}, {200, 34, 0}, {201, 64, 7}};
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* bias : {"f32", "same", "bool"}) {
     for (const char* dims : {"64 --head-dim-v 64", "128 --head-dim-v 128"}) {
       for (const auto& place : places) {
@@ -38,7 +38,7 @@ TEST(KernelsBias, PiecesOfEveryLength) {
 // Tiles that share it, which TMA copies for the CTAs of a cluster, several for each: of all sequences, all heads, both.
 // Tiles that share keys and values beside it. Rows and keys end within a tile, and behind each row is a NaN.
 TEST(KernelsBias, OfACluster) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* sharing : {"--batch 4 --bias-shape 1hij --heads-q 2 --heads-k 2 --sm-limit 4",
                               "--batch 2 --bias-shape b1ij --heads-q 4 --heads-k 2 --softcap 3 --sm-limit 7",
                               "--batch 1 --bias-shape 11ij --heads-q 8 --heads-k 8 --dropout 0.2",
@@ -59,7 +59,7 @@ TEST(KernelsBias, OfACluster) {
 // Sequences and heads that share it, heads whose rows are neighbours in a tile, lengths, masks; scales that it is not
 // divided by.
 TEST(KernelsBias, BesideOtherOptions) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* flags :
        {"--batch 3 --bias-shape 1hij --heads-q 2 --heads-k 2", "--batch 3 --bias-shape b1ij --heads-q 2 --heads-k 2",
         "--batch 2 --bias-shape 11i1 --heads-q 4 --heads-k 1 --causal 1", "--batch 2 --used-q 9,140 --used-k 201,70",

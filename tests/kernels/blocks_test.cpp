@@ -7,8 +7,8 @@
 namespace tandem::test {
 namespace {
 
-std::vector<Judged> with_all(const std::string& flags, std::initializer_list<const char*> more) {
-  std::vector<Judged> all;
+std::vector<CheckedCase> with_all(const std::string& flags, std::initializer_list<const char*> more) {
+  std::vector<CheckedCase> all;
   for (const char* one : more) all.emplace_back(flags + one);
   return all;
 }
@@ -30,7 +30,7 @@ TEST(KernelsBlocks, Lists) {
 TEST(KernelsBlocks, Reading) {
   const std::string shape =
       "--dtype bf16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 300 --seqlen-k 620 --sm-limit 2 ";
-  std::vector<Judged> all = with_all(
+  std::vector<CheckedCase> all = with_all(
       shape + "--blocks random --head-dim 64 --head-dim-v 64 ",
       {"--mask-mod doc[batch,q]==doc[batch,k]&&k<=q+200", "--mask-mod seen[k]||!on --seed 2 --float32 o",
        "--mask-mod doc[batch,q]<4||seen[(q+k)//2]", "--mask-mod head==0||q//150==k//200",
@@ -46,7 +46,7 @@ TEST(KernelsBlocks, Reading) {
 // Gradients: of each cut of the kernels, with heads that share keys, with what else makes scores anew.
 TEST(KernelsBlocks, Backward) {
   const std::string shape = "--dtype bf16 --heads-q 2 --heads-k 1 --seqlen-q 200 --seqlen-k 420 ";
-  std::vector<Judged> all =
+  std::vector<CheckedCase> all =
       with_all(shape + "--gradients qkv --dlse 1 ",
                {"--head-dim 64 --head-dim-v 64 --blocks random --mask-mod (q^k)&3!=0 --causal 1",
                 "--head-dim 128 --head-dim-v 128 --blocks random --block-shape 1h --heads-k 2 --batch 2 --left 150",
@@ -75,7 +75,7 @@ TEST(KernelsBlocks, Backward) {
 TEST(KernelsBlocks, LengthsOfTheDevice) {
   const std::string shape = "--dtype bf16 --batch 4 --heads-q 2 --heads-k 1 --seqlen-q 270 --seqlen-k 520 ";
   const std::string used = "--used-q 270,129,0,64 --used-k 300,1,520,0 ";
-  std::vector<Judged> all = with_all(
+  std::vector<CheckedCase> all = with_all(
       shape + used, {"--head-dim 64 --head-dim-v 64 --blocks random --mask-mod (q^k)&3!=0 --causal 1",
                      "--head-dim 128 --head-dim-v 128 --blocks hostile --block-shape 11 --seed 2",
                      "--head-dim 128 --head-dim-v 128 --blocks random --block-shape b1 --left 150",
@@ -128,7 +128,7 @@ TEST(KernelsBlocks, Unseen) {
     for (Tensor* t : {&in.k, &in.v})
       for (int64_t n = 0; n < unseen * row; ++n) t->set(n, std::numeric_limits<double>::quiet_NaN());
   };
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* more :
        {"--head-dim 64 --head-dim-v 64 --gradients qkv", "--head-dim 128 --head-dim-v 128 --mask-mod (q^k)&3!=0",
         "--head-dim 256 --head-dim-v 256 --causal 1 --mask-mod (q^k)&3!=0"}) {
@@ -144,7 +144,7 @@ TEST(KernelsBlocks, Low) {
     for (Tensor* t : {&in.q, &in.k})
       for (int64_t n = 0; n < t->size(); n += in.c.head_dim) t->set(n, t == &in.q ? 64 : -64);
   };
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* more : {"--mask-mod false --seed 2", "--mask-mod false --seed 3", "--seed 4 --block-q 256"})
     all.emplace_back(std::string("--dtype bf16 --heads-q 4 --heads-k 4 --seqlen-q 300 --seqlen-k 700 --head-dim 64 "
                                  "--head-dim-v 64 --blocks random ") +

@@ -13,7 +13,7 @@
 #include "jit/compiler.h"
 #include "plan/forward.h"
 #include "plan/problems.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "support/pairwise.h"
 
 namespace tandem::test {
@@ -97,16 +97,16 @@ std::vector<Choice> pairwise_choices() {
 }
 
 // The distinct kernels that the plans of these problems ask for.
-std::vector<plan::Kernel> kernels_of(const std::vector<Choice>& choices, const gpu::Properties& device,
-                                     Problem (*of)(const Choice&)) {
-  std::map<std::string, plan::Kernel> kernels;
+std::vector<plan::PlannedKernel> kernels_of(const std::vector<Choice>& choices, const gpu::Properties& device,
+                                            Problem (*of)(const Choice&)) {
+  std::map<std::string, plan::PlannedKernel> kernels;
   for (const Choice& choice : choices) {
     const Problem problem = of(choice);
     if (!plan::check(problem, device).ok()) continue;
     const plan::Plan plan = plan::make_plan(problem, device);
-    for (const plan::Kernel& kernel : plan.kernels) kernels.emplace(plan::name_of(kernel), kernel);
+    for (const plan::PlannedKernel& kernel : plan.kernels) kernels.emplace(plan::name_of(kernel), kernel);
   }
-  std::vector<plan::Kernel> list;
+  std::vector<plan::PlannedKernel> list;
   for (const auto& [name, kernel] : kernels) list.push_back(kernel);
   return list;
 }
@@ -152,7 +152,7 @@ class KernelsCompile : public testing::Test {
 
   void compile_all(const std::vector<Choice>& choices, const gpu::Properties& device,
                    Problem (*of)(const Choice&) = problem_of) const {
-    const std::vector<plan::Kernel> kernels = kernels_of(choices, device, of);
+    const std::vector<plan::PlannedKernel> kernels = kernels_of(choices, device, of);
     std::atomic<size_t> next = 0;
     std::mutex mutex;
     double total = 0, longest = 0;
@@ -207,7 +207,7 @@ TEST_F(KernelsCompile, HalvesOfHopper) {
       Problem p = gradients_of(choice);
       p.heads_q = p.heads_k = 16;  // so many that dS of a head may be in memory
       const plan::Plan plan = plan::make_plan(p, hopper());
-      EXPECT_TRUE(plan.backward.tile.for_hopper().halves);
+      EXPECT_TRUE(plan.backward.tile.for_hopper().q_subtiles);
       const std::string name = plan::name_of(plan.kernels[0]);
       EXPECT_EQ(compile(name, plan::translation_unit(plan.kernels[0]), hopper()), "") << name;
     }
@@ -216,15 +216,16 @@ TEST_F(KernelsCompile, HalvesOfHopper) {
 
 // A block mask, with a mask_mod that it asks in some blocks; and the kernel of largest scores beside it.
 TEST_F(KernelsCompile, BlockMasks) {
-  const mods::Signature mask{.result = mods::Signature::Result::mask,
-                             .scalars = {},
-                             .tensors = {{.name = "doc", .type = mods::Type::integer, .rank = 1}}};
-  const auto mod = std::make_shared<Modification>(), longer = std::make_shared<Modification>(),
-             of_documents = std::make_shared<Modification>();
-  ASSERT_TRUE(mods::read_program("k <= q and (q ^ k) & 3 != 0", mask, &mod->program).ok());
+  const score_mod::Signature mask{.result = score_mod::Signature::Result::mask,
+                                  .scalars = {},
+                                  .tensors = {{.name = "doc", .type = score_mod::Type::integer, .rank = 1}}};
+  const auto mod = std::make_shared<BoundExpression>(), longer = std::make_shared<BoundExpression>(),
+             of_documents = std::make_shared<BoundExpression>();
+  ASSERT_TRUE(score_mod::read_program("k <= q and (q ^ k) & 3 != 0", mask, &mod->program).ok());
   // Hopper asks up to six operations where it hides scores: some spills are the faster there (docs/lab/mods.md).
-  ASSERT_TRUE(mods::read_program("k <= q and (q ^ k) & 3 != 0 and (q ^ k) & 12 != 8", mask, &longer->program).ok());
-  ASSERT_TRUE(mods::read_program("k <= q and doc[q] == doc[k]", mask, &of_documents->program).ok());
+  ASSERT_TRUE(
+      score_mod::read_program("k <= q and (q ^ k) & 3 != 0 and (q ^ k) & 12 != 8", mask, &longer->program).ok());
+  ASSERT_TRUE(score_mod::read_program("k <= q and doc[q] == doc[k]", mask, &of_documents->program).ok());
   for (const gpu::Properties& device : {hopper(), blackwell()}) {
     for (const int shape : {0, 3, 4, 5}) {
       for (const int more : {0, 1, 2}) {  // bfloat16, also with a window and softcap; float16, causal
@@ -242,7 +243,7 @@ TEST_F(KernelsCompile, BlockMasks) {
           p.block_mask.partial.present = true;
           p.max_scores.present = p.pass == TANDEM_FORWARD;
           ASSERT_TRUE(plan::check(p, device).ok());
-          const plan::Kernel kernel = plan::make_plan(p, device).kernels[0];
+          const plan::PlannedKernel kernel = plan::make_plan(p, device).kernels[0];
           const std::string name = plan::name_of(kernel), wrong = compile(name, plan::translation_unit(kernel), device);
           EXPECT_EQ(wrong, "") << name;
         }
@@ -253,14 +254,14 @@ TEST_F(KernelsCompile, BlockMasks) {
 
 // Gradients of what a text reads: of elements that tiles read alone, which the main kernel adds, and by a factor.
 TEST_F(KernelsCompile, LearnedTables) {
-  const mods::Signature names{
-      .result = mods::Signature::Result::score,
+  const score_mod::Signature names{
+      .result = score_mod::Signature::Result::score,
       .scalars = {},
-      .tensors = {{.name = "table", .type = mods::Type::real, .rank = 2, .element = mods::Element::f32}}};
+      .tensors = {{.name = "table", .type = score_mod::Type::real, .rank = 2, .element = score_mod::Element::f32}}};
   for (const char* text : {"score + table[head, clamp(q - k + 32, 0, 64)]", "score * table[head, 0]"}) {
-    std::shared_ptr<const mods::Program> program;
-    ASSERT_TRUE(mods::read_program(text, names, &program).ok());
-    const auto mod = std::make_shared<Modification>();
+    std::shared_ptr<const score_mod::Program> program;
+    ASSERT_TRUE(score_mod::read_program(text, names, &program).ok());
+    const auto mod = std::make_shared<BoundExpression>();
     mod->program = program;
     mod->cells = 130;
     for (const gpu::Properties& device : {hopper(), blackwell()}) {
@@ -272,11 +273,11 @@ TEST_F(KernelsCompile, LearnedTables) {
         if (p.head_dim > 128 && device.compute_major == 9) continue;
         p.score_mod = {.present = true, .read = mod};
         ASSERT_TRUE(plan::check(p, device).ok());
-        const plan::Kernel kernel = plan::make_plan(p, device).kernels[0];
+        const plan::PlannedKernel kernel = plan::make_plan(p, device).kernels[0];
         const std::string name = plan::name_of(kernel), wrong = compile(name, plan::translation_unit(kernel), device);
-        EXPECT_EQ(name.find("_tiles") != std::string::npos, program->sums_tiles) << name;
-        const bool sums_scores = program->sums_scores && device.compute_major == 9;
-        EXPECT_EQ(name.find("_scores") != std::string::npos, sums_scores) << name;
+        EXPECT_EQ(name.find("_tiles") != std::string::npos, program->captured_per_tile) << name;
+        const bool captured_per_score = program->captured_per_score && device.compute_major == 9;
+        EXPECT_EQ(name.find("_scores") != std::string::npos, captured_per_score) << name;
         EXPECT_EQ(wrong, "") << name;
       }
     }
@@ -304,8 +305,8 @@ TEST_F(KernelsCompile, ZeroedValuesAreReleasedToTheCluster) {
     return n;
   };
   for (const bool f16 : {false, true}) {
-    const std::string code = ptx({.pair = true, .f16 = f16}),
-                      ragged = ptx({.pair = true, .clc = true, .f16 = f16, .varlen = true});
+    const std::string code = ptx({.two_cta = true, .f16 = f16}),
+                      ragged = ptx({.two_cta = true, .clc = true, .f16 = f16, .varlen = true});
     for (const char* what :
          {"mbarrier.arrive.release.cluster.shared::cluster", "mbarrier.try_wait.parity.acquire.cluster"}) {
       EXPECT_EQ(times(code, what), f16 ? 0 : 1) << what;

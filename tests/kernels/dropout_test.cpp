@@ -6,7 +6,7 @@ namespace tandem::test {
 namespace {
 
 TEST(KernelsDropout, BesideEveryOption) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* dim : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 128 --head-dim-v 128 ",
                           "--head-dim 256 --head-dim-v 256 ", "--head-dim 192 --head-dim-v 40 "}) {
     for (const char* option :
@@ -23,7 +23,7 @@ TEST(KernelsDropout, BesideEveryOption) {
 
 // Nearly none, half and its neighbours, and nearly all: a row may lose whatever it sees.
 TEST(KernelsDropout, AnyProbability) {
-  std::vector<Judged> cases;
+  std::vector<CheckedCase> cases;
   for (const char* p : {"0.0000000001", "0.25", "0.49609375", "0.5", "0.50390625", "0.9375", "0.9999999"})
     cases.emplace_back(
         std::string("--dtype bf16 --seqlen-q 70 --seqlen-k 130 --head-dim 64 --head-dim-v 64 --dropout ") + p);

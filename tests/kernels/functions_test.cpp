@@ -63,13 +63,14 @@ TEST(KernelsFunctions, WholeQuotients) {
   for (int n = 0; n < 20000; ++n) {
     const auto any = [&] { return static_cast<int>(bits()) >> (bits() & 31); };
     b.push_back(any());
-    a.push_back(n % 4 == 0 ? mods::wrap(mods::bits_of(b.back()) * (bits() >> (bits() & 31)) - (bits() & 1)) : any());
+    a.push_back(n % 4 == 0 ? score_mod::wrap(score_mod::bits_of(b.back()) * (bits() >> (bits() & 31)) - (bits() & 1))
+                           : any());
   }
   const auto quotient = run(*the_gpu(), "mod_floor_divide(a, b)", a, b),
              rest = run(*the_gpu(), "mod_modulo(a, b)", a, b);
   for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(quotient[i], mods::floor_divide(a[i], b[i])) << a[i] << " // " << b[i];
-    ASSERT_EQ(rest[i], mods::modulo(a[i], b[i])) << a[i] << " % " << b[i];
+    ASSERT_EQ(quotient[i], score_mod::floor_divide(a[i], b[i])) << a[i] << " // " << b[i];
+    ASSERT_EQ(rest[i], score_mod::modulo(a[i], b[i])) << a[i] << " % " << b[i];
   }
 }
 
@@ -85,11 +86,12 @@ std::vector<float> floats(unsigned seed) {
   return all;
 }
 
-void expect_within(mods::Op op, const std::string& call, const std::function<double(double)>& relative, double least) {
+void expect_within(score_mod::Op op, const std::string& call, const std::function<double(double)>& relative,
+                   double least) {
   const std::vector<float> a = floats(3), got = run(*the_gpu(), call, a, a);
   for (size_t i = 0; i < a.size(); ++i) {
-    const mods::Value<double> operand{.real = a[i]};
-    const double exact = mods::apply(op, mods::Type::real, &operand).real;
+    const score_mod::Value<double> operand{.real = a[i]};
+    const double exact = score_mod::apply(op, score_mod::Type::real, &operand).real;
     if (std::isnan(exact)) {
       ASSERT_TRUE(std::isnan(got[i])) << call << " of " << a[i] << " is " << got[i];
     } else if (got[i] != exact) {
@@ -101,9 +103,9 @@ void expect_within(mods::Op op, const std::string& call, const std::function<dou
 
 TEST(KernelsFunctions, HyperbolicTangentAndSigmoid) {
   expect_within(
-      mods::Op::tanh, "mod_tanh(a)", [](double) { return 0x1p-21; }, 0x1p-148);
+      score_mod::Op::tanh, "mod_tanh(a)", [](double) { return 0x1p-21; }, 0x1p-148);
   expect_within(
-      mods::Op::sigmoid, "mod_sigmoid(a)", [](double a) { return (2 + std::fabs(a)) * 0x1p-23; }, 0x1p-126);
+      score_mod::Op::sigmoid, "mod_sigmoid(a)", [](double a) { return (2 + std::fabs(a)) * 0x1p-23; }, 0x1p-126);
   const float ends[] = {INFINITY, -INFINITY, 20, -20, 0.0f, -0.0f};
   const std::vector<float> a(std::begin(ends), std::end(ends));
   EXPECT_EQ(run(*the_gpu(), "mod_tanh(a)", a, a), (std::vector<float>{1, -1, 1, -1, 0, 0}));

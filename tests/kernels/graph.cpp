@@ -50,21 +50,21 @@ const Driver& driver() {
 
 }  // namespace
 
-Graph::Graph(gpu::Stream stream) : stream_(stream) {
+CudaGraph::Graph(gpu::Stream stream) : stream_(stream) {
   constexpr int global = 0;
   driver().check(driver().begin(stream_, global), "beginning a capture");
 }
 
-void Graph::end() {
+void CudaGraph::end() {
   void* graph = nullptr;
   driver().check(driver().end(stream_, &graph), "ending a capture");
   driver().check(driver().instantiate(&executable_, graph, 0), "instantiating a graph");
   driver().check(driver().destroy(graph), "destroying a graph");
 }
 
-void Graph::launch() const { driver().check(driver().launch(executable_, stream_), "launching a graph"); }
+void CudaGraph::launch() const { driver().check(driver().launch(executable_, stream_), "launching a graph"); }
 
-Graph::~Graph() {
+CudaGraph::~CudaGraph() {
   if (executable_ != nullptr) (void)driver().destroy_executable(executable_);
 }
 

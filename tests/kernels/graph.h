@@ -5,12 +5,12 @@
 
 namespace tandem::test {
 
-class Graph {
+class CudaGraph {
  public:
   // Captures what is put on the stream until end(), in the mode that allows least. Throws std::runtime_error.
-  explicit Graph(gpu::Stream stream);
-  Graph(const Graph&) = delete;
-  ~Graph();
+  explicit CudaGraph(gpu::Stream stream);
+  CudaGraph(const CudaGraph&) = delete;
+  ~CudaGraph();
 
   void end();
   void launch() const;

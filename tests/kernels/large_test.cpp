@@ -101,7 +101,7 @@ class KernelsLarge : public testing::Test {
   // Rows [row, row + rows) of head `head` against the judge's case of their own, whose keys begin at row `key`.
   void expect_good_rows(const std::string& flags, int64_t row, int64_t key, int64_t head, Form form) {
     const Case c = from_flags("--dtype bf16 --gradients none --head-dim 128 --head-dim-v 128 " + flags);
-    const auto engine = [&](const Call& call) {
+    const auto engine = [&](const EngineCall& call) {
       Tensor &out = call.outputs->out, &lse = call.outputs->lse;
       for (int64_t i = 0; i < c.seqlen_q; ++i) {
         const int64_t at = row + i;
@@ -171,7 +171,7 @@ class FarApart {
   enum class Which { inputs, results };
   explicit FarApart(Which which) : which_(which) {}
 
-  void run(const Call& call) const {
+  void run(const EngineCall& call) const {
     const bool forward = call.pass == TANDEM_FORWARD;
     tandem_attention_args args = call.instance->args(call.pass, call.outputs);
     std::vector<Placed> all = placed(call, args);
@@ -205,7 +205,7 @@ class FarApart {
     std::vector<int64_t> strides{};
   };
 
-  static std::vector<Placed> placed(const Call& call, tandem_attention_args& a) {
+  static std::vector<Placed> placed(const EngineCall& call, tandem_attention_args& a) {
     Instance& in = *call.instance;
     Outputs& out = *call.outputs;
     std::vector<Placed> all = {{&a.q, &in.q, false}, {&a.k, &in.k, false}, {&a.v, &in.v, false}};
@@ -257,7 +257,7 @@ TEST(KernelsLargeStrides, FlashAttention2214OffsetsOfMoreThan32Bits) {
                               "--head-dim 256 --head-dim-v 256", "--head-dim 64 --head-dim-v 40 --float32 g"}) {
       const Case c = from_flags(
           std::string("--dtype bf16 --align 8 --batch 2 --seqlen-q 70 --seqlen-k 270 --gradients qkv ") + flags);
-      const Verdict verdict = run_case(c, [&](const Call& call) { engine.run(call); });
+      const Verdict verdict = run_case(c, [&](const EngineCall& call) { engine.run(call); });
       EXPECT_EQ(verdict.failure, "") << flags;
       EXPECT_EQ(verdict.refusal, "") << flags;
     }

@@ -26,7 +26,7 @@ void make_on(const Gpu& gpu, BlocksInstance& instance) {
 
 std::string judged(const BlocksCase& c) {
   try {
-    return judge_blocks(c, [](BlocksInstance& instance) { make_on(*the_gpu(), instance); });
+    return check_blocks_accuracy(c, [](BlocksInstance& instance) { make_on(*the_gpu(), instance); });
   } catch (const std::exception& error) {
     return error.what();
   }

@@ -9,7 +9,7 @@ TEST(KernelsMaxScores, Options) {
   const std::string dense = "--max-scores 1 --batch 2 --heads-q 4 --heads-k 2 --seqlen-q 150 --seqlen-k 330 ";
   const std::string packed =
       "--max-scores 1 --packed 1 --lengths-q 70,0,130,1 --lengths-k 0,90,260,3 --heads-q 8 --heads-k 2 ";
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* more :
        {"--dtype bf16 --head-dim 64 --head-dim-v 64 --causal 1", "--dtype f16 --head-dim 40 --head-dim-v 72 --left 20",
         "--dtype bf16 --head-dim 256 --head-dim-v 256 --softcap 5 --scale -0.3",

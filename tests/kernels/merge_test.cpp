@@ -24,7 +24,7 @@ void merge_on(const Gpu& gpu, MergeInstance& instance) {
 
 std::string judged(const MergeCase& c) {
   try {
-    return judge_merge(c, [](MergeInstance& instance) { merge_on(*the_gpu(), instance); });
+    return check_merge_accuracy(c, [](MergeInstance& instance) { merge_on(*the_gpu(), instance); });
   } catch (const std::exception& error) {
     return error.what();
   }

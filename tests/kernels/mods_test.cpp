@@ -38,15 +38,15 @@ const char* const kDense[] = {
 };
 
 // Every text is a kernel, which takes seconds to compile: each in one type.
-std::vector<Judged> cases(const std::string& flags) {
-  std::vector<Judged> all;
+std::vector<CheckedCase> cases(const std::string& flags) {
+  std::vector<CheckedCase> all;
   for (const char* mod : kMods) all.emplace_back(flags + mod);
   return all;
 }
 
 TEST(KernelsMods, Dense) {
   const std::string shape = "--dtype bf16 --batch 2 --seqlen-q 141 --seqlen-k 150 --head-dim 64 --head-dim-v 64 ";
-  std::vector<Judged> all = cases(shape + "--heads-q 4 --heads-k 2 ");
+  std::vector<CheckedCase> all = cases(shape + "--heads-q 4 --heads-k 2 ");
   for (const char* mod : kDense) all.emplace_back(shape + "--heads-q 2 --heads-k 2 " + mod);
   expect_all_good(all);
 }
@@ -59,7 +59,7 @@ TEST(KernelsMods, Packed) {
 
 // Several tiles, some of which masks hide whole.
 TEST(KernelsMods, Long) {
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* mod :
        {"--mask-mod q//150==k//150 --head-dim 64 --head-dim-v 64",
         "--mask-mod k>=200&&k<=q --score-mod score*temperature --head-dim 128 --head-dim-v 128",
@@ -72,7 +72,7 @@ TEST(KernelsMods, Long) {
 // Texts that GPUs have options for, judged by what they say; and one of each that keeps its text beside the other's
 // option.
 TEST(KernelsMods, Options) {
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* shape : {"--batch 2 --seqlen-q 141 --seqlen-k 250 --head-dim 64 --head-dim-v 64 ",
                             "--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 19,4,133,40 --head-dim 128 "
                             "--head-dim-v 128 "}) {
@@ -87,7 +87,7 @@ TEST(KernelsMods, Options) {
 }
 
 TEST(KernelsMods, Backward) {
-  std::vector<Judged> all = cases(
+  std::vector<CheckedCase> all = cases(
       "--dtype bf16 --batch 2 --seqlen-q 41 --seqlen-k 53 --head-dim 64 --head-dim-v 64 --heads-q 2 --heads-k 1 "
       "--gradients qkvsm --dlse 1 ");
   for (const char* mod : {"--mask-mod q//150==k//150", "--score-mod 5*tanh(score/5)*temperature --mask-mod k<=q"}) {
@@ -100,7 +100,7 @@ TEST(KernelsMods, Backward) {
 // Gradients of what texts read, along each line of a tile and none, with each option that comes before, of several
 // tiles in each direction.
 TEST(KernelsMods, Captured) {
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* flags :
        {"--score-mod score*temperature+table[head,clamp(q-k+4,0,8)] --head-dim 128 --head-dim-v 128 --causal 1",
         "--score-mod score+table[head,(q-k)//40+4]*slope[k]+slope[q] --head-dim 64 --head-dim-v 64 --accumulate 1",
@@ -133,7 +133,7 @@ TEST(KernelsMods, Captured) {
 }
 
 // Of packed tensors, and of lengths that the device alone knows.
-void add_lengths_of_the_device(std::vector<Judged>* all, const std::string& flags) {
+void add_lengths_of_the_device(std::vector<CheckedCase>* all, const std::string& flags) {
   for (const char* lengths : {"--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 319,4,333,40",
                               "--batch 3 --seqlen-q 170 --seqlen-k 341 --used-q 3,170,0 --used-k 341,17,30"}) {
     all->emplace_back("--dtype f16 --heads-q 4 --heads-k 2 --gradients km " + flags + lengths);
@@ -144,7 +144,7 @@ void add_lengths_of_the_device(std::vector<Judged>* all, const std::string& flag
 // with each option that says which tiles there are, and with what keeps the main kernel from it (a slope, softcap,
 // derivatives that are no constants, no gradient of its own).
 TEST(KernelsMods, CapturedTiles) {
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* flags :
        {"--score-mod score+table[head,clamp(q-k+4,0,8)] --head-dim 128 --head-dim-v 128",
         "--score-mod score-2*table[head,clamp(q-k+4,0,8)]+temperature --head-dim 64 --head-dim-v 64 --causal 1",
@@ -173,7 +173,7 @@ TEST(KernelsMods, CapturedTiles) {
 // says, with every option that makes or hides scores, by splits and by heads; and what keeps it from that (wide heads,
 // other derivatives, no gradient of its own).
 TEST(KernelsMods, CapturedScores) {
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* flags :
        {"--score-mod score*temperature --head-dim 128 --head-dim-v 128 --causal 1 --heads-q 4",
         "--score-mod score*(1+slope[head]) --head-dim 64 --head-dim-v 64 --left 100 --right 90 --accumulate 1",
@@ -208,7 +208,7 @@ const std::string kTables =
     "--dtype f16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 130 --seqlen-k 150 --head-dim 64 --head-dim-v 64 "
     "--score-mod score+table[head,q-k+150]*slope[head] ";
 TEST(KernelsMods, Tables) {
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const DType type : {DType::f64, DType::bf16, DType::f16})
     all.emplace_back(kTables, [type](Instance& in) { in.table = table_of(type, 2, 280); });
   all.emplace_back(kTables, [](Instance& in) { in.table = table_of(DType::f32, 2, 30'001); });
@@ -217,7 +217,7 @@ TEST(KernelsMods, Tables) {
 // Elements of every type, and more of them than shared memory holds.
 TEST(KernelsMods, CapturedTables) {
   const std::string flags = kTables + "--gradients m ";
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   const std::pair<DType, const char*> types[] = {
       {DType::f64, ""}, {DType::f64, "--accumulate 1"}, {DType::f32, "--accumulate 1"}, {DType::bf16, "--accumulate 1"},
       {DType::f16, ""}, {DType::f16, "--float32 g"}};
@@ -229,11 +229,11 @@ TEST(KernelsMods, CapturedTables) {
 }
 
 // Tables that hurt, in the forward and in gradients of them.
-std::vector<Judged> hostile(const std::string& more) {
+std::vector<CheckedCase> hostile(const std::string& more) {
   const std::string flags =
       "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 70 --seqlen-k 140 --head-dim 64 --head-dim-v 64 " + more;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   const auto add = [&](const std::string& mod, const std::function<void(Instance&)>& adjust) {
     all.emplace_back(flags + "--score-mod " + mod, adjust);
   };
@@ -276,7 +276,7 @@ TEST(KernelsMods, CapturedHostileBesideKeys) { expect_all_good(hostile("--gradie
 
 // Scores as large as their exponents bear: one key of a row has all its weight.
 TEST(KernelsMods, LargeScores) {
-  std::vector<Judged> all;
+  std::vector<CheckedCase> all;
   for (const char* mod : {"score*1e5", "score*1e7", "-1e7*abs(score)", "score*temperature*1e7 --causal 1"}) {
     all.emplace_back(
         std::string("--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 140 --seqlen-k 270 --head-dim 64 --head-dim-v 64 "

@@ -35,7 +35,7 @@ std::string with_diagonals(const std::string& flags, bool far) {
   return flags.substr(0, at) + list + flags.substr(at + 4);
 }
 
-void expect_all_good(const std::vector<Judged>& cases) {
+void expect_all_good(const std::vector<CheckedCase>& cases) {
   const NamedEngine engine = gpu_engine(the_gpus());
   std::atomic<size_t> next = part.index;
   std::mutex mutex;

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "support/check_accuracy.h"
 #include "support/gpu.h"
-#include "support/judge.h"
 
 namespace tandem::test {
 
@@ -21,8 +21,8 @@ inline const std::shared_ptr<const Gpu>& the_gpu() { return the_gpus().front(); 
 // packed sequences, for which only a virtual GPU can look.
 inline const std::string kServed = "--gradients none --align 8 --max-seqlen 0 ";
 
-struct Judged {
-  Judged(std::string its_flags, std::function<void(Instance&)> adjusted = nullptr)
+struct CheckedCase {
+  CheckedCase(std::string its_flags, std::function<void(Instance&)> adjusted = nullptr)
       : flags(std::move(its_flags)), adjust(std::move(adjusted)) {}
 
   std::string flags;  // those of kServed go before
@@ -33,7 +33,7 @@ struct Judged {
 std::string with_diagonals(const std::string& flags, bool far = true);
 
 // By the judge, on all cores. A case that is refused is not good.
-void expect_all_good(const std::vector<Judged>& cases);
+void expect_all_good(const std::vector<CheckedCase>& cases);
 
 // The bytes of all elements, in order.
 std::vector<std::byte> bytes_of(const Tensor& t);

@@ -25,7 +25,7 @@
 
 #include "base/text.h"
 #include "kernels/on_gpu.h"
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "support/base64.h"
 
 namespace tandem::test {
@@ -131,7 +131,7 @@ struct Bound {
     sums = 2 * static_cast<double>(p.seqlen_k) * 0x1p-23;
     for (int64_t n = 0; n < instance.v.size(); ++n) instance.v.set(n, std::fabs(instance.v.get(n)));
     weighted = instance.exact_outputs(TANDEM_FORWARD);
-    oracle::forward(with_outputs(p, &weighted));
+    reference::forward(with_outputs(p, &weighted));
   }
   double of_out(DType type, double x, double weight) const {
     return unit_of(type) * std::fabs(x) + (2 * scores + 8 * 0x1p-24 + unit_of(type) + sums) * weight;

@@ -90,7 +90,7 @@ TEST(KernelsGraph, AWarmCallIsCapturedAndReplayed) {
     Repeated call(flags);
     const std::vector<std::byte> expected = call.run();
     call.call.poison_outputs();
-    Graph graph(call.gpu.stream());
+    CudaGraph graph(call.gpu.stream());
     call.call.forward(call.gpu.stream());
     graph.end();
     EXPECT_TRUE(unwritten(call.fetch(call.gpu.stream()))) << "it ran while it was captured: " << flags;
@@ -110,7 +110,7 @@ TEST(KernelsGraph, AColdKernelIsRefusedInACapture) {
                           fresh.stream());
   };
   {
-    Graph graph(fresh.stream());
+    CudaGraph graph(fresh.stream());
     EXPECT_EQ(forward(), TANDEM_COLD_KERNEL);
     EXPECT_NE(std::string(tandem_last_error()).find("tandem_prepare"), std::string::npos) << tandem_last_error();
     graph.end();  // the capture is as good as before
@@ -118,7 +118,7 @@ TEST(KernelsGraph, AColdKernelIsRefusedInACapture) {
     EXPECT_TRUE(unwritten(call.fetch(fresh.stream())));
   }
   call.call.prepare();
-  Graph graph(fresh.stream());
+  CudaGraph graph(fresh.stream());
   EXPECT_EQ(forward(), TANDEM_OK) << tandem_last_error();
   graph.end();
   graph.launch();

@@ -14,11 +14,11 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
         Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 3, .pair = true}}) {
     for (const bool causal : {false, true}) {
       Sm100ForwardConfig tile = sizes;
-      tile.right = causal;
+      tile.bounded_right = causal;
       SCOPED_TRACE(plan::name_of(tile));
       Shape shape = shape_of(tile);
       shape.load_waits = tile.k_blocks() + tile.v_blocks();
-      const Account a = account_of(tile, "sm_100a", shape);
+      const CostModel a = account_of(tile, "sm_100a", shape);
       expect_read(a, "sm_100a", tile);
       EXPECT_EQ(a.pair, tile.pair);
       EXPECT_EQ(a.tensor_columns, Sm100ForwardConfig::kTmemColumns);

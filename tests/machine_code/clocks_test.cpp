@@ -32,7 +32,7 @@ WarpTrace warp_of(int warp, Role role, int32_t begin, int32_t end) {
 }
 
 Clocks clocks(const Kernel& kernel, const std::vector<WarpTrace>& warps, const char* arch = "sm_90") {
-  return clocks_of(run(kernel, warps, *rates_of(arch), *latencies_of(arch)), kernel);
+  return clocks_of(simulate(kernel, warps, *rates_of(arch), *latencies_of(arch)), kernel);
 }
 
 double delay(const Clocks& c, Role role, Delay what) {
@@ -105,8 +105,8 @@ TEST(MachineCodeClocks, BurstsOfProductsAsMeasured) {
     const Lines products = burst(128, false);
     const Kernel kernel = kernel_of_turn(times(later, {"NOP"}) + products, 1);
     const int32_t end = later + kBurst + 1;
-    const auto r = run(kernel, {warp_of(4, Role::computing, later, end), warp_of(8, Role::computing, 0, end)},
-                       *rates_of("sm_90"), *latencies_of("sm_90"));
+    const auto r = simulate(kernel, {warp_of(4, Role::computing, later, end), warp_of(8, Role::computing, 0, end)},
+                            *rates_of("sm_90"), *latencies_of("sm_90"));
     double ends[2] = {};
     int seen[2] = {};
     for (const Product& p : r.products) {
@@ -136,10 +136,10 @@ TEST(MachineCodeClocks, WhatRunsBesideProductsAsMeasured) {
     constexpr int kRepeated = 16;
     const int begin = 16, end = begin + kRepeated * static_cast<int>(c.lines.size());
     const Kernel kernel = kernel_of_turn(times(begin, {c.product}) + times(kRepeated, c.lines), 1);
-    const auto r = run(kernel,
-                       {warp_of(4, Role::mma, 0, begin), warp_of(8, Role::computing, begin, end),
-                        warp_of(12, Role::computing, begin, end)},
-                       *rates_of("sm_90"), *latencies_of("sm_90"));
+    const auto r = simulate(kernel,
+                            {warp_of(4, Role::mma, 0, begin), warp_of(8, Role::computing, begin, end),
+                             warp_of(12, Role::computing, begin, end)},
+                            *rates_of("sm_90"), *latencies_of("sm_90"));
     const double from = r.time_of_turn(1, 2), until = r.time_of_turn(1, kTurns - 1);
     const auto products =
         std::ranges::count_if(r.products, [&](const Product& p) { return p.finish > from && p.finish <= until; });
@@ -170,7 +170,7 @@ TEST(MachineCodeClocks, WarpsThatBeginApart) {
   const Kernel kernel = kernel_of_turn(times(10, {"FADD R1, R1, R1"}), 4);
   const std::vector<WarpTrace> warps{warp_of(4, Role::computing, 0, 10), warp_of(8, Role::computing, 0, 10),
                                      warp_of(5, Role::computing, 0, 10)};
-  const auto r = run(kernel, warps, *rates_of("sm_90"), *latencies_of("sm_90"), 300);
+  const auto r = simulate(kernel, warps, *rates_of("sm_90"), *latencies_of("sm_90"), 300);
   EXPECT_NEAR(r.time_of_turn(0, 1), r.time_of_turn(1, 1), 4);
   for (const size_t turn : {size_t{2}, size_t{kTurns - 1}}) {
     EXPECT_NEAR(r.time_of_turn(1, turn) - r.time_of_turn(0, turn), 300, 4);
@@ -181,7 +181,7 @@ TEST(MachineCodeClocks, WarpsThatBeginApart) {
 // A warp whose products find the queue full waits: eight before the tensor core, one in it.
 TEST(MachineCodeClocks, AQueueOfProducts) {
   const Kernel kernel = kernel_of_turn(times(16, {"HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"}), 1);
-  const auto r = run(kernel, {warp_of(4, Role::computing, 0, 16)}, *rates_of("sm_90"), *latencies_of("sm_90"));
+  const auto r = simulate(kernel, {warp_of(4, Role::computing, 0, 16)}, *rates_of("sm_90"), *latencies_of("sm_90"));
   for (size_t k = 0; k < 16; ++k) {
     const double room = k < 8 ? 0 : r.products[k - 8].start;
     EXPECT_NEAR(r.products[k].issue, std::max(12.0 * static_cast<double>(k), room), 1) << k;
@@ -198,7 +198,7 @@ TEST(MachineCodeClocks, APairsProductOf128Rows) {
     WarpTrace products = warp_of(4, Role::softmax, 0, 8);
     constexpr uint32_t columns = 128;
     for (Event& e : products.events) e.amount = rows / 16 << 24 | columns / 8 << 17;
-    return run(kernel, {products}, *rates_of("sm_100"), *latencies_of("sm_100")).products.front();
+    return simulate(kernel, {products}, *rates_of("sm_100"), *latencies_of("sm_100")).products.front();
   };
   const Product whole = first_of(256), half = first_of(128);
   EXPECT_DOUBLE_EQ(whole.finish - whole.start, 64);
@@ -228,7 +228,7 @@ TEST(MachineCodeClocks, CopiesAndBarriers) {
     of_computing[1].amount = 0;
   }
   const Latencies& l = *latencies_of("sm_90");
-  const auto made = run(kernel, {load, computing}, *rates_of("sm_90"), l);
+  const auto made = simulate(kernel, {load, computing}, *rates_of("sm_90"), l);
   EXPECT_EQ(made.assumed, 0);
   const Clocks c = clocks_of(made, kernel);
   EXPECT_NEAR(c.step, l.copy + bytes / l.copy_bytes + 2 * l.arrival, 8);
@@ -247,7 +247,7 @@ TEST(MachineCodeClocks, CopiesTakeSharedMemoryFromProducts) {
       events[0].barrier = events[1].barrier = 0x400;
       events[0].amount = bytes;
     }
-    const auto r = run(kernel, {warp}, *rates_of("sm_90"), *latencies_of("sm_90"));
+    const auto r = simulate(kernel, {warp}, *rates_of("sm_90"), *latencies_of("sm_90"));
     return r.products.front().finish - r.products.front().issue;
   };
   const double own = (64 + 64) * 16 * 2 / 4;  // bytes that a warp's quarter reads
@@ -262,7 +262,7 @@ TEST(MachineCodeClocks, ArrivalsThatNobodyMakesAreCounted) {
   for (Event& e : warp.events) {
     if (e.instruction == 0) e.barrier = 1, e.amount = 64;
   }
-  EXPECT_GT(run(kernel, {warp}, *rates_of("sm_90"), *latencies_of("sm_90")).assumed, 5);
+  EXPECT_GT(simulate(kernel, {warp}, *rates_of("sm_90"), *latencies_of("sm_90")).assumed, 5);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "jit/compiler.h"
-#include "machine_code/account.h"
 #include "machine_code/clocks.h"
+#include "machine_code/cost_model.h"
 #include "machine_code/nvdisasm.h"
 #include "plan/forward.h"
 
@@ -24,40 +24,40 @@ class Compiled : public testing::Test {
   }
 
   // functions: a score_mod() and a mask_mod(), of a tile that has them.
-  Account account_of(const plan::Tile& tile, const std::string& arch, const Shape& known,
-                     const std::string& functions = "") const {
+  CostModel account_of(const plan::ForwardKernel& tile, const std::string& arch, const Shape& known,
+                       const std::string& functions = "") const {
     const std::string source = plan::translation_unit(tile, functions);
     const jit::Request request{.name = plan::name_of(tile),
                                .source = source,
                                .arch = arch,
                                .options = {"--std=c++20", "--device-as-default-execution-space"}};
     std::string code, log, text;
-    Account result;
+    CostModel result;
     Cubin& cubin = last_;
     cubin = {};
     Status status = compiler_->compile(request, jit::included_by(source, jit::kernels()), &code, &log);
     if (status.ok()) status = disassemble_bytes(code, Places::get(), &text);
     if (status.ok()) status = parse(text, &cubin);
-    if (status.ok()) status = account(cubin, known, false, &result);
+    if (status.ok()) status = cost_model(cubin, known, false, &result);
     EXPECT_TRUE(status.ok()) << request.name << ": " << status.message;
     return result;
   }
 
   // A run of the kernel that was accounted for last: every barrier is known, and the role's warps take turns as they
   // do.
-  Clocks clocks_of_last(const Account& a) const {
+  Clocks clocks_of_last(const CostModel& a) const {
     const Kernel& kernel = kernel_of(last_);
     const auto made = run(kernel, trace(kernel, a, 14), *rates_of(a.arch), *latencies_of(a.arch));
     EXPECT_EQ(made.assumed, 0);
     return machine_code::clocks_of(made, kernel);
   }
 
-  static Shape shape_of(const plan::Tile& t) {
+  static Shape shape_of(const plan::ForwardKernel& t) {
     return {.head_dim = t.head_dim, .head_dim_v = t.head_dim_v, .rows = t.tile_m() / t.ctas(), .keys = t.tile_n};
   }
 
   // All of it is understood, and all is in registers.
-  static void expect_read(const Account& a, const std::string& arch, const plan::Tile& tile) {
+  static void expect_read(const CostModel& a, const std::string& arch, const plan::ForwardKernel& tile) {
     EXPECT_EQ(a.arch, arch);
     EXPECT_EQ(a.threads, tile.threads());
     EXPECT_TRUE(a.unknown.empty()) << a.unknown.front();

@@ -7,8 +7,8 @@ namespace {
 
 class MachineCodeHopper : public Compiled {
  protected:
-  Account sound_account_of(const Sm90ForwardConfig& tile, const Shape& known) const {
-    const Account a = account_of(tile, "sm_90a", known);
+  CostModel sound_account_of(const Sm90ForwardConfig& tile, const Shape& known) const {
+    const CostModel a = account_of(tile, "sm_90a", known);
     expect_read(a, "sm_90a", tile);
     const LoopCost *computing = a.steady_softmax(!a.plain), *load = a.steady(Role::load, false);
     if (computing == nullptr || load == nullptr) {
@@ -29,16 +29,16 @@ class MachineCodeHopper : public Compiled {
   // divided for one of them. And the same kernel without one.
   struct Neighbours {
     Sm90ForwardConfig tile;
-    Account without, with;
+    CostModel without, with;
   };
   Neighbours neighbours() const {
-    const Sm90ForwardConfig plain{.right = true}, masked{.block_mask = true, .mask_mod = true};
-    const mods::Signature names{.result = mods::Signature::Result::mask,
-                                .scalars = {{.name = "width", .type = mods::Type::integer}},
-                                .tensors = {}};
-    std::shared_ptr<const mods::Program> text;
+    const Sm90ForwardConfig plain{.bounded_right = true}, masked{.block_mask = true, .mask_mod = true};
+    const score_mod::Signature names{.result = score_mod::Signature::Result::mask,
+                                     .scalars = {{.name = "width", .type = score_mod::Type::integer}},
+                                     .tensors = {}};
+    std::shared_ptr<const score_mod::Program> text;
     const char* const source = "abs(q % width - k % width) <= 3 and abs(q // width - k // width) <= 3";
-    const Status status = mods::read_program(source, names, &text);
+    const Status status = score_mod::read_program(source, names, &text);
     EXPECT_TRUE(status.ok()) << status.message;
     if (!status.ok()) return {};
     return {masked, account_of(plain, "sm_90a", shape_of(plain)),
@@ -52,9 +52,9 @@ TEST_F(MachineCodeHopper, IsUnderstood) {
       Sm90ForwardConfig tile{.head_dim = dim, .head_dim_v = dim};
       tile.warpgroups = dim == 64 ? 3 : 2;
       tile.tile_n = dim == 64 ? 96 : dim == 256 ? 80 : 128;
-      tile.right = causal;
+      tile.bounded_right = causal;
       SCOPED_TRACE(plan::name_of(tile));
-      const Account a = sound_account_of(tile, shape_of(tile));
+      const CostModel a = sound_account_of(tile, shape_of(tile));
       ASSERT_TRUE(a.plain.has_value());
       ASSERT_EQ(a.masked.has_value(), causal);
       if (causal) {
@@ -90,7 +90,7 @@ TEST_F(MachineCodeHopper, StepsThatAskAMaskAreNotThoseThatDoNot) {
 
 // The code says the same as the tile does.
 TEST_F(MachineCodeHopper, ShapesAreFoundInTheCode) {
-  const Account a = sound_account_of({.head_dim = 192, .head_dim_v = 128, .tile_n = 112, .right = true}, {});
+  const CostModel a = sound_account_of({.head_dim = 192, .head_dim_v = 128, .tile_n = 112, .bounded_right = true}, {});
   EXPECT_EQ(a.shape.head_dim, 192);
   EXPECT_EQ(a.shape.head_dim_v, 128);
   EXPECT_EQ(a.shape.rows, 128);

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "machine_code/listing.h"
-#include "machine_code/values.h"
+#include "machine_code/value_analysis.h"
 
 namespace tandem::machine_code {
 namespace {
@@ -16,15 +16,15 @@ Kernel kernel_from(const Lines& lines, int threads = 64) {
 }
 
 // What registers hold after these instructions, in this thread.
-Values after(const Lines& lines, const Place& place = {}) {
+ValueAnalysis after(const Lines& lines, const Place& place = {}) {
   static const Kernel none;
-  Values values(none, place);
+  ValueAnalysis values(none, place);
   for (const Instruction& i : code_of(lines)) values.execute(i);
   return values;
 }
 
 TEST(MachineCodeValues, Arithmetic) {
-  const Values v =
+  const ValueAnalysis v =
       after({"UMOV UR4, 0x400", "S2UR UR5, SR_CgaCtaId", "ULEA UR6, UR5, UR4, 0x18", "S2R R0, SR_TID.X",
              "SHF.R.U32.HI R2, RZ, 0x5, R0", "SHFL.IDX PT, R3, R2, RZ, 0x1f", "R2UR UR7, R3",
              "UIADD3 UR8, UPT, UPT, UR6, -0x8, URZ", "IMAD R4, R3, 0x8, R2", "LOP3.LUT R5, R3, 0x1, RZ, 0x3c, !PT",
@@ -43,20 +43,20 @@ TEST(MachineCodeValues, Arithmetic) {
 
 // Five modulo three, as ptxas has it.
 TEST(MachineCodeValues, Remainder) {
-  const Values v = after({"UMOV UR14, 0x5", "UIMAD.WIDE UR4, UR14, 0x55555556, URZ", "ULEA.HI UR4, UR5, UR5, URZ, 0x1",
-                          "UIMAD UR4, UR4, -0x3, UR14"});
+  const ValueAnalysis v = after({"UMOV UR14, 0x5", "UIMAD.WIDE UR4, UR14, 0x55555556, URZ",
+                                 "ULEA.HI UR4, UR5, UR5, URZ, 0x1", "UIMAD UR4, UR4, -0x3, UR14"});
   EXPECT_EQ(v.value("UR4"), 2u);
 }
 
 // A shift of 64 bits writes one register: the one behind it, here a base of barriers, stays known.
 TEST(MachineCodeValues, AShiftOfTwoRegistersWritesOne) {
-  const Values v = after({"UMOV UR8, 0x100", "UMOV UR9, 0x400", "USHF.R.U64 UR8, UR8, 0x4, URZ"});
+  const ValueAnalysis v = after({"UMOV UR8, 0x100", "UMOV UR9, 0x400", "USHF.R.U64 UR8, UR8, 0x4, URZ"});
   EXPECT_EQ(v.value("UR8"), 0x10u);
   EXPECT_EQ(v.value("UR9"), 0x400u);
 }
 
 TEST(MachineCodeValues, WhatMemorySaysIsUnknown) {
-  const Values v =
+  const ValueAnalysis v =
       after({"MOV R2, 0x7", "LDS.64 R2, [R9]", "LDC R4, c[0x0][0x210]", "IADD3 R5, PT, PT, R2, 0x1, RZ",
              "ISETP.NE.AND P0, PT, R2, RZ, PT", "IMAD R6, R2, RZ, 0x3", "LOP3.LUT R7, R2, RZ, RZ, 0xc0, !PT"});
   EXPECT_EQ(v.value("R2"), std::nullopt);
@@ -69,9 +69,10 @@ TEST(MachineCodeValues, WhatMemorySaysIsUnknown) {
 }
 
 TEST(MachineCodeValues, Predicates) {
-  const Values v = after({"MOV R2, 0xffffffff", "ISETP.LT.AND P0, P1, R2, RZ, PT",
-                          "ISETP.LT.U32.AND P2, PT, R2, RZ, PT", "LDS R3, [R9]", "ISETP.EQ.OR P3, PT, R3, RZ, P0",
-                          "PLOP3.LUT P4, P5, P0, P2, PT, 0x80, 0x08", "SEL R4, R2, 0x5, P2", "@P2 MOV R2, 0x1"});
+  const ValueAnalysis v =
+      after({"MOV R2, 0xffffffff", "ISETP.LT.AND P0, P1, R2, RZ, PT", "ISETP.LT.U32.AND P2, PT, R2, RZ, PT",
+             "LDS R3, [R9]", "ISETP.EQ.OR P3, PT, R3, RZ, P0", "PLOP3.LUT P4, P5, P0, P2, PT, 0x80, 0x08",
+             "SEL R4, R2, 0x5, P2", "@P2 MOV R2, 0x1"});
   EXPECT_EQ(v.truth("P0"), true);
   EXPECT_EQ(v.truth("!P1"), true);
   EXPECT_EQ(v.truth("P2"), false);
@@ -125,10 +126,10 @@ const Lines kRing = Lines{"S2R R0, SR_TID.X",
 TEST(MachineCodeTrace, FollowsARing) {
   const Kernel kernel = kernel_from(kRing);
   Cubin cubin{.arch = "sm_90a", .kernels = {kernel}};
-  Account account_;
-  const Status status = account(cubin, {}, false, &account_);
+  CostModel cost_model_;
+  const Status status = cost_model(cubin, {}, false, &cost_model_);
   ASSERT_TRUE(status.ok()) << status.message;
-  const std::vector<WarpTrace> traces = trace(kernel, account_, 3);
+  const std::vector<WarpTrace> traces = trace(kernel, cost_model_, 3);
   ASSERT_EQ(traces.size(), 2u);
   EXPECT_EQ(traces[0].role, Role::load);
   EXPECT_EQ(traces[1].role, Role::computing);
@@ -151,7 +152,7 @@ TEST(MachineCodeTrace, FollowsARing) {
 TEST(MachineCodeTrace, IndirectBranches) {
   Kernel kernel = kernel_from({"MOV R4, 0x4", "LDC R2, c[0x2][R4]", "NOP"});
   kernel.tables = {0x10, 0, 0, 0, 0x20, 1, 0, 0};
-  Values values(kernel, {});
+  ValueAnalysis values(kernel, {});
   for (const Instruction& i : kernel.code) values.execute(i);
   EXPECT_EQ(values.value("R2"), 0x120u);
 }

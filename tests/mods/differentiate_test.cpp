@@ -3,7 +3,7 @@
 
 #include "mods/texts.h"
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 namespace {
 
 // d text / d score.
@@ -154,4 +154,4 @@ TEST(Differentiate, branches_not_taken_leave_no_nan) {
 }
 
 }  // namespace
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

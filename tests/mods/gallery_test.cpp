@@ -4,7 +4,7 @@
 #include "mods/program.h"
 #include "mods/texts.h"
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 namespace {
 
 Signature names(bool mask) {
@@ -36,4 +36,4 @@ TEST(Gallery, is_read_as_it_stands) {
 }
 
 }  // namespace
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

@@ -3,7 +3,7 @@
 
 #include "mods/texts.h"
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 namespace {
 
 void expect(const std::string& text, double wanted) {
@@ -199,4 +199,4 @@ TEST(Values, must_be_those_of_the_text) {
 }
 
 }  // namespace
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

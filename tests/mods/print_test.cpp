@@ -5,7 +5,7 @@
 #include "mods/program.h"
 #include "mods/texts.h"
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 namespace {
 
 TEST(Print, is_one_line_for_each_operation) {
@@ -100,17 +100,17 @@ TEST(Print, what_rows_and_keys_hold) {
 
 // Texts whose scores the main kernel asks one by one for sums.
 TEST(Print, sums_of_scores) {
-  const auto sums_scores = [](const char* text) {
+  const auto captured_per_score = [](const char* text) {
     std::shared_ptr<const Program> program;
     EXPECT_TRUE(read_program(text, signature(), &program).ok()) << text;
-    return program->sums_scores;
+    return program->captured_per_score;
   };
   for (const char* text : {"score * temperature", "score * (1 + slope[head])", "score * slope[head] + temperature"})
-    EXPECT_TRUE(sums_scores(text)) << text;
+    EXPECT_TRUE(captured_per_score(text)) << text;
   for (const char* text : {"score + 1", "score * slope[k]", "score * score * temperature", "score / temperature",
                            "score * temperature * slope[head]", "score * float(q) + temperature * float(k)",
                            "score * slope[0] + slope[1] + slope[2]", "score + inf * temperature"})
-    EXPECT_FALSE(sums_scores(text)) << text;
+    EXPECT_FALSE(captured_per_score(text)) << text;
 }
 
 // By lines of a tile, along which the same element is read.
@@ -146,11 +146,11 @@ TEST(Print, what_tiles_read) {
        {"score + slope[doc[batch, q]]", "score + slope[select(score > 0, 1, 0)]", "score * slope[head]",
         "score + slope[head] * table[head, q]", "score + q", "score + slope[head] * (q - k)"}) {
     ASSERT_TRUE(read_program(text, signature(), &program).ok()) << text;
-    EXPECT_FALSE(program->sums_tiles) << text;
+    EXPECT_FALSE(program->captured_per_tile) << text;
     EXPECT_EQ(program->cuda_ranges, "") << text;
   }
   ASSERT_TRUE(read_program("score - 2 * table[head, clamp(q - k, 0, 8)] + temperature", signature(), &program).ok());
-  EXPECT_TRUE(program->sums_tiles);
+  EXPECT_TRUE(program->captured_per_tile);
   for (const char* part : {"TANDEM_DEVICE bool tile_captures(", "range_subtract(", ")) return false;\n", ".low));\n"}) {
     EXPECT_NE(program->cuda_ranges.find(part), std::string::npos) << part << " in\n" << program->cuda_ranges;
   }
@@ -166,4 +166,4 @@ TEST(Print, long_texts_take_no_time) {
 }
 
 }  // namespace
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

@@ -6,7 +6,7 @@
 #include "mods/texts.h"
 #include "mods/tile.h"
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 namespace {
 
 // The loops' functions are rounded otherwise than the C library's, so operations are compared one by one: each node of
@@ -113,4 +113,4 @@ TEST(Random, derivatives_are_difference_quotients) {
 }
 
 }  // namespace
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

@@ -6,7 +6,7 @@
 #include <random>
 #include <string>
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 
 class Writer {
  public:
@@ -57,4 +57,4 @@ class Writer {
   std::mt19937_64 random_;
 };
 
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

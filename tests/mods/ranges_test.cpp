@@ -7,7 +7,7 @@
 #include "mods/random_texts.h"
 #include "mods/texts.h"
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 namespace {
 
 IntRange box(std::mt19937_64& random, int most) {
@@ -98,4 +98,4 @@ TEST(Ranges, decide_blocks) {
 }
 
 }  // namespace
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

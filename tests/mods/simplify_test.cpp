@@ -3,7 +3,7 @@
 
 #include "mods/texts.h"
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 namespace {
 
 // Whether both texts give one node, so that nothing is left to select.
@@ -57,4 +57,4 @@ TEST(Simplify, leaves_what_is_not) {
 }
 
 }  // namespace
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

@@ -13,7 +13,7 @@
 #include "mods/evaluate.h"
 #include "mods/parser.h"
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 
 inline Signature signature(Signature::Result result = Signature::Result::score) {
   return {.result = result,
@@ -83,4 +83,4 @@ inline double value_of(const std::string& text, double score = 0.5) {
   return evaluate(parsed(text), score, kSomewhere, bound.values);
 }
 
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

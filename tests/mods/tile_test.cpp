@@ -7,14 +7,14 @@
 #include "base/instruction_set.h"
 #include "mods/texts.h"
 
-namespace tandem::mods {
+namespace tandem::score_mod {
 extern const TileLoops tile_loops_generic;
 #if defined(__x86_64__)
 extern const TileLoops tile_loops_avx2, tile_loops_avx512;
 #endif
-}  // namespace tandem::mods
+}  // namespace tandem::score_mod
 
-namespace tandem::mods::test {
+namespace tandem::score_mod::test {
 namespace {
 
 std::vector<const TileLoops*> all_loops() {
@@ -161,4 +161,4 @@ TEST(Tile, reads_every_type_of_element) {
 }
 
 }  // namespace
-}  // namespace tandem::mods::test
+}  // namespace tandem::score_mod::test

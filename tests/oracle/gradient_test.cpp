@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "support/instance.h"
 
 namespace tandem::test {
@@ -23,7 +23,7 @@ class Differences {
     loss();
     instance_.give_results(&outputs_);
     Outputs gradients = instance_.exact_outputs(TANDEM_BACKWARD);
-    oracle::backward(instance_.exact_problem(TANDEM_BACKWARD, &gradients));
+    reference::backward(instance_.exact_problem(TANDEM_BACKWARD, &gradients));
     compare("dq", instance_.q, gradients.dq);
     compare("dk", instance_.k, gradients.dk);
     compare("dv", instance_.v, gradients.dv);
@@ -34,7 +34,7 @@ class Differences {
  private:
   // The function whose gradients backward gives: sum(dout * out) + sum(dlse * lse).
   double loss() {
-    oracle::forward(forward_);
+    reference::forward(forward_);
     double sum = 0;
     for (size_t n = 0; n < dout_.size(); ++n) {
       const double out = outputs_.out.get(static_cast<int64_t>(n));

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "problem/philox.h"
 #include "support/instance.h"
 
@@ -22,13 +22,13 @@ struct Known {
 
   void forward() {
     results = instance.exact_outputs(TANDEM_FORWARD);
-    oracle::forward(instance.exact_problem(TANDEM_FORWARD, &results));
+    reference::forward(instance.exact_problem(TANDEM_FORWARD, &results));
   }
   void backward() {
     forward();
     instance.give_results(&results);
     gradients = instance.exact_outputs(TANDEM_BACKWARD);
-    oracle::backward(instance.exact_problem(TANDEM_BACKWARD, &gradients));
+    reference::backward(instance.exact_problem(TANDEM_BACKWARD, &gradients));
   }
 
   Instance instance;
@@ -50,7 +50,7 @@ std::string visible(const std::string& options, int64_t seqlen_q, int64_t seqlen
   return text;
 }
 
-TEST(Oracle, WhoSeesWhom) {
+TEST(Reference, WhoSeesWhom) {
   EXPECT_EQ(visible("", 2, 3), "111 111");
   EXPECT_EQ(visible("--causal 1", 2, 5), "11110 11111");
   EXPECT_EQ(visible("--causal 1", 5, 2), "00 00 00 10 11");
@@ -66,7 +66,7 @@ TEST(Oracle, WhoSeesWhom) {
   EXPECT_EQ(visible("--causal 1 --top-left 1 --used-k 2", 3, 4), "1000 1100 1100");
 }
 
-TEST(Oracle, EqualScoresAverageTheValues) {
+TEST(Reference, EqualScoresAverageTheValues) {
   Known known("--seqlen-q 2 --seqlen-k 5 --head-dim-v 1 --values integer");
   double sum = 0;
   for (int64_t j = 0; j < 5; ++j) sum += known.instance.v.get(j);
@@ -77,7 +77,7 @@ TEST(Oracle, EqualScoresAverageTheValues) {
   }
 }
 
-TEST(Oracle, FarApartScoresPickOneValue) {
+TEST(Reference, FarApartScoresPickOneValue) {
   Known known("--seqlen-q 4 --seqlen-k 4 --head-dim 4 --head-dim-v 2 --scale 2000");
   for (int64_t n = 0; n < 16; ++n) {
     known.instance.q.set(n, n % 5 == 0);
@@ -89,7 +89,7 @@ TEST(Oracle, FarApartScoresPickOneValue) {
 }
 
 // One query, two keys, head_dim 1: everything by hand.
-TEST(Oracle, OrderOfScaleSoftcapBiasAlibi) {
+TEST(Reference, OrderOfScaleSoftcapBiasAlibi) {
   Known known(
       "--seqlen-q 1 --seqlen-k 2 --head-dim 1 --head-dim-v 1 --scale 0.5 --softcap 3 --bias same --alibi head --sink "
       "same");
@@ -111,7 +111,7 @@ TEST(Oracle, OrderOfScaleSoftcapBiasAlibi) {
   EXPECT_NEAR(known.results.out.get(0), (10 * std::exp(s0) + 20 * std::exp(s1)) / sum, 1e-14);
 }
 
-TEST(Oracle, RowsThatSeeNothing) {
+TEST(Reference, RowsThatSeeNothing) {
   for (const char* options : {"--seqlen-q 3 --seqlen-k 0", "--seqlen-q 2 --seqlen-k 4 --right -9", "--used-k 0"}) {
     SCOPED_TRACE(options);
     Known known(std::string(options) + " --dlse 1");
@@ -124,7 +124,7 @@ TEST(Oracle, RowsThatSeeNothing) {
   }
 }
 
-TEST(Oracle, SinkAlone) {
+TEST(Reference, SinkAlone) {
   Known known("--seqlen-q 3 --seqlen-k 0 --dlse 1 --sink same");
   known.backward();
   double dlse = 0;
@@ -136,7 +136,7 @@ TEST(Oracle, SinkAlone) {
 }
 
 // Two rows, the second key hidden from the first: NaN there may reach the second only.
-TEST(Oracle, HiddenNanReachesNothing) {
+TEST(Reference, HiddenNanReachesNothing) {
   Known known("--seqlen-q 2 --seqlen-k 2 --head-dim 1 --head-dim-v 1 --causal 1");
   known.instance.k.set(1, NAN);
   known.instance.v.set(1, NAN);
@@ -146,7 +146,7 @@ TEST(Oracle, HiddenNanReachesNothing) {
   EXPECT_TRUE(std::isfinite(known.gradients.dq.get(0)));
 }
 
-TEST(Oracle, DropoutDropsWhatPhiloxSays) {
+TEST(Reference, DropoutDropsWhatPhiloxSays) {
   Known known("--seqlen-q 3 --seqlen-k 9 --head-dim-v 9 --heads-q 2 --heads-k 1 --dropout 0.5 --values integer");
   Instance& in = known.instance;
   for (int64_t n = 0; n < 81; ++n) in.v.set(n, n % 10 == 0);
@@ -164,11 +164,11 @@ TEST(Oracle, DropoutDropsWhatPhiloxSays) {
 }
 
 // In reverse order and on threads of its own: the same bits.
-TEST(Oracle, DoesNotDependOnParallelFor) {
-  const oracle::ParallelFor reverse = [](int64_t tasks, const std::function<void(int64_t)>& body) {
+TEST(Reference, DoesNotDependOnParallelFor) {
+  const reference::ParallelFor reverse = [](int64_t tasks, const std::function<void(int64_t)>& body) {
     while (tasks > 0) body(--tasks);
   };
-  const oracle::ParallelFor threads = [](int64_t tasks, const std::function<void(int64_t)>& body) {
+  const reference::ParallelFor threads = [](int64_t tasks, const std::function<void(int64_t)>& body) {
     std::vector<std::thread> all;
     for (int64_t task = 0; task < tasks; ++task) all.emplace_back(body, task);
     for (std::thread& one : all) one.join();
@@ -179,10 +179,10 @@ TEST(Oracle, DoesNotDependOnParallelFor) {
   for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
     Outputs a = in.exact_outputs(pass);
     const Problem p = in.exact_problem(pass, &a);
-    (pass == TANDEM_FORWARD ? oracle::forward : oracle::backward)(p, oracle::serial);
+    (pass == TANDEM_FORWARD ? reference::forward : reference::backward)(p, reference::serial);
     for (const auto& order : {reverse, threads}) {
       Outputs b = in.exact_outputs(pass);
-      (pass == TANDEM_FORWARD ? oracle::forward : oracle::backward)(with_outputs(p, &b), order);
+      (pass == TANDEM_FORWARD ? reference::forward : reference::backward)(with_outputs(p, &b), order);
       const Tensor Outputs::*all[] = {&Outputs::out, &Outputs::lse,   &Outputs::dq,   &Outputs::dk,
                                       &Outputs::dv,  &Outputs::dbias, &Outputs::dsink};
       for (const auto member : all) EXPECT_EQ((a.*member).fingerprint(), (b.*member).fingerprint());

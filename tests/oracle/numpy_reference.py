@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A second source for the oracle: the same attention written separately, in vectorised numpy, from tandem.h alone.
 
-Usage: numpy_reference.py path/to/oracle_dump [count]
+Usage: numpy_reference.py path/to/reference_dump [count]
 """
 
 import ast

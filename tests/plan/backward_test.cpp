@@ -15,15 +15,15 @@ namespace {
 TEST(BackwardPlan, Launches) {
   const Problem p = backward(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 3, .heads_k = 3}));
   const plan::Plan plan = plan::make_plan(p, hopper());
-  const plan::BackwardTiling& t = plan.backward;
-  EXPECT_EQ(t.splits, 1);
+  const plan::BackwardSchedule& t = plan.backward;
+  EXPECT_EQ(t.m_splits, 1);
   ASSERT_EQ(plan.kernels.size(), 2u);
   EXPECT_EQ(plan.kernels[0].id, plan::id_of(t.tile));
-  EXPECT_NE(plan.kernels[plan::kEndsKernel].id, plan.kernels[0].id);
+  EXPECT_NE(plan.kernels[plan::kPrepostKernel].id, plan.kernels[0].id);
   ASSERT_EQ(plan.launches.size(), 3u);
   EXPECT_TRUE(plan.fills.empty());
-  EXPECT_EQ(plan.launches[0].kernel, plan::kEndsKernel);
-  EXPECT_EQ(plan.launches[0].entry, plan::kDeltaEntry);
+  EXPECT_EQ(plan.launches[0].kernel, plan::kPrepostKernel);
+  EXPECT_EQ(plan.launches[0].entry, plan::kPreprocessEntry);
   EXPECT_EQ(plan.launches[0].grid, 2u * 3 * 2);  // m_blocks of 64 queries
   EXPECT_FALSE(plan.launches[0].overlap_previous);
   EXPECT_EQ(plan.launches[1].kernel, 0);
@@ -31,8 +31,8 @@ TEST(BackwardPlan, Launches) {
   EXPECT_EQ(plan.launches[1].grid, 2u * 3 * 3);  // n_blocks of 128 keys
   EXPECT_EQ(plan.launches[1].block, static_cast<uint32_t>(t.tile.threads));
   EXPECT_EQ(plan.launches[1].shared_bytes, static_cast<uint32_t>(t.tile.smem_bytes));
-  EXPECT_EQ(plan.launches[2].kernel, plan::kEndsKernel);
-  EXPECT_EQ(plan.launches[2].entry, plan::kConvertEntry);
+  EXPECT_EQ(plan.launches[2].kernel, plan::kPrepostKernel);
+  EXPECT_EQ(plan.launches[2].entry, plan::kPostprocessEntry);
   EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid);
 
   // What may begin before main has ended would wait on multiprocessors that a limit leaves to others.
@@ -49,7 +49,7 @@ TEST(BackwardPlan, Launches) {
     end = region.offset + region.bytes;
   }
   EXPECT_LE(end + plan::kWorkspaceAlignment - 1, plan.workspace_bytes);
-  EXPECT_EQ(plan.regions.back().written_by, 1);
+  EXPECT_EQ(plan.regions.back().first_writer, 1);
   // Float32 dq, 16 bytes a row, and what rounding up to whole tiles needs.
   const size_t rows = size_t{2} * 3 * 128;
   EXPECT_LE(plan.workspace_bytes, rows * (128 * sizeof(float) + 16) + 4 * 128 + plan::kWorkspaceAlignment);
@@ -60,47 +60,48 @@ TEST(BackwardPlan, Launches) {
 TEST(BackwardPlan, FewKeysSplitTheirQueries) {
   Problem p = backward(dense({.batch = 2, .seqlen_q = 4096, .seqlen_k = 77, .heads_q = 8, .heads_k = 8}));
   const plan::Plan plan = plan::make_plan(p, hopper());
-  const plan::BackwardTiling& t = plan.backward;
-  EXPECT_EQ(t.splits, 8);
+  const plan::BackwardSchedule& t = plan.backward;
+  EXPECT_EQ(t.m_splits, 8);
   EXPECT_EQ(t.tiles, 2 * 8 * 8);
   EXPECT_EQ(plan.launches[1].grid, 128u);
   // convert: 16 of a thread's 64 floats of dk, or of dv; of more than one n_block an m_block's dq, too.
-  EXPECT_TRUE(t.tile.single);
+  EXPECT_TRUE(t.tile.single_n_block);
   EXPECT_EQ(plan.launches[2].grid, 2u * 8 * (4 + 4));
   p.seqlen_k = 200;
   const plan::Plan two = plan::make_plan(p, hopper());
-  EXPECT_FALSE(two.backward.tile.single);
+  EXPECT_FALSE(two.backward.tile.single_n_block);
   EXPECT_EQ(two.launches[2].grid, two.launches[0].grid + 2 * 2 * 8 * (4 + 4));
   p.seqlen_k = 77;
   EXPECT_EQ(plan.regions.back().bytes, size_t{2} * 8 * 8 * 128 * (128 + 128) * sizeof(float));
   p.sm_limit = 3;
-  EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, 8);
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.m_splits, 8);
   p.dk = p.dv = {};
   EXPECT_EQ(plan::make_plan(p, hopper()).launches.size(), 2u);
   p.batch_invariant = true;
-  EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, 1);
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.m_splits, 1);
 }
 
 // Queries that no key is visible to would be left as they are: no CTA goes over their m_block.
 TEST(BackwardPlan, OneNBlockStoresDqWhereItSeesEveryQuery) {
-  const auto single = [](const auto& change) {
+  const auto single_n_block = [](const auto& change) {
     Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 128}));
     change(p);
-    return plan::make_plan(p, hopper()).backward.tile.single;
+    return plan::make_plan(p, hopper()).backward.tile.single_n_block;
   };
-  EXPECT_TRUE(single([](Problem&) {}));
-  EXPECT_TRUE(single([](Problem& p) { p.window_right = 0; }));
-  EXPECT_TRUE(single([](Problem& p) { p.window_right = 0, p.seqlen_q = p.total_q = 300, p.bottom_right = false; }));
-  EXPECT_FALSE(single([](Problem& p) { p.window_right = 0, p.seqlen_q = p.total_q = 300; }));
-  EXPECT_FALSE(single([](Problem& p) { p.window_right = 0, p.bottom_right = false, p.diagonal_offset = -80; }));
-  EXPECT_FALSE(single([](Problem& p) { p.window_right = -3; }));
-  EXPECT_FALSE(single([](Problem& p) { p.window_left = 3; }));
-  EXPECT_FALSE(single([](Problem& p) { p.seqlen_k = p.total_k = 129; }));
-  EXPECT_FALSE(single([](Problem& p) { p.head_dim = p.head_dim_v = 256; }));
-  EXPECT_FALSE(single([](Problem& p) { p.accumulate = true; }));
-  EXPECT_FALSE(single([](Problem& p) { p.dq.dtype = DType::f32; }));
-  EXPECT_FALSE(single([](Problem& p) { p.batch_invariant = true; }));
-  EXPECT_FALSE(single([](Problem& p) { p.seqused_k.present = true; }));
+  EXPECT_TRUE(single_n_block([](Problem&) {}));
+  EXPECT_TRUE(single_n_block([](Problem& p) { p.window_right = 0; }));
+  EXPECT_TRUE(
+      single_n_block([](Problem& p) { p.window_right = 0, p.seqlen_q = p.total_q = 300, p.bottom_right = false; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.window_right = 0, p.seqlen_q = p.total_q = 300; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.window_right = 0, p.bottom_right = false, p.diagonal_offset = -80; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.window_right = -3; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.window_left = 3; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.seqlen_k = p.total_k = 129; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.head_dim = p.head_dim_v = 256; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.accumulate = true; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.dq.dtype = DType::f32; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.batch_invariant = true; }));
+  EXPECT_FALSE(single_n_block([](Problem& p) { p.seqused_k.present = true; }));
 }
 
 TEST(BackwardPlan, NoConversionWithoutDq) {
@@ -146,8 +147,8 @@ TEST(BackwardPlan, CapturedGradients) {
                    "score * score * t0", 1, 1000));
       const auto expect_last = [&](size_t launches) {
         const plan::Plan plan = plan::make_plan(p, device);
-        const plan::BackwardTiling& t = plan.backward;
-        launches += t.tile.strips;  // and that which makes dq
+        const plan::BackwardSchedule& t = plan.backward;
+        launches += t.tile.ds_gmem;  // and that which makes dq
         ASSERT_EQ(plan.launches.size(), launches);
         EXPECT_EQ(plan.launches[launches - 2].entry, plan::kCapturedEntry);
         EXPECT_EQ(plan.launches[launches - 2].grid, static_cast<uint32_t>(2 * 6 * t.tile.ctas * t.n_blocks));
@@ -159,7 +160,7 @@ TEST(BackwardPlan, CapturedGradients) {
         EXPECT_STREQ(entries[plan::kCapturedEntry + size_t{1}].name, "convert_captured");
         EXPECT_EQ(plan.fills.back().bytes, 1000 * 13 * sizeof(uint64_t));
         EXPECT_EQ(plan.regions.back().offset, plan.fills.back().offset);
-        EXPECT_EQ(plan.regions.back().written_by, plan::kFilled);
+        EXPECT_EQ(plan.regions.back().first_writer, plan::kMemset);
       };
       expect_last(5);
       p.bias.present = true;
@@ -177,50 +178,51 @@ TEST(BackwardPlan, CapturedGradients) {
 
 // Hopper's main kernel sums what scores add to an element that a tile reads alone: nothing makes them anew.
 TEST(BackwardPlan, CapturedScores) {
-  const auto sums_scores = [](const Problem& p, const gpu::Properties& device) {
+  const auto captured_per_score = [](const Problem& p, const gpu::Properties& device) {
     const plan::Plan plan = plan::make_plan(p, device);
-    const auto walks = std::ranges::count_if(plan.launches, [](const plan::Launch& launch) {
+    const auto walks = std::ranges::count_if(plan.launches, [](const plan::PlannedLaunch& launch) {
       return launch.kernel == 0 && launch.entry == plan::kCapturedEntry;
     });
-    EXPECT_EQ(walks, plan.backward.tile.sums_scores ? 0 : 1);
-    EXPECT_EQ(plan.backward.captured_blocks == 0, plan.backward.tile.sums_scores);
-    EXPECT_EQ(plan::name_of(plan.kernels[0]).find("_scores") != std::string::npos, plan.backward.tile.sums_scores);
-    return plan.backward.tile.sums_scores;
+    EXPECT_EQ(walks, plan.backward.tile.captured_per_score ? 0 : 1);
+    EXPECT_EQ(plan.backward.captured_blocks == 0, plan.backward.tile.captured_per_score);
+    EXPECT_EQ(plan::name_of(plan.kernels[0]).find("_scores") != std::string::npos,
+              plan.backward.tile.captured_per_score);
+    return plan.backward.tile.captured_per_score;
   };
   const auto problem = [](const char* text, int64_t dim) {
     return backward(
         modified(dense({.seqlen_q = 100, .seqlen_k = 300, .head_dim = dim, .head_dim_v = dim}), text, 1, 9));
   };
   for (const int64_t dim : {64, 128}) {
-    EXPECT_TRUE(sums_scores(problem("score * t0", dim), hopper()));
-    EXPECT_FALSE(sums_scores(problem("score * t0", dim), blackwell()));
-    EXPECT_FALSE(sums_scores(problem("score * score * t0", dim), hopper()));
+    EXPECT_TRUE(captured_per_score(problem("score * t0", dim), hopper()));
+    EXPECT_FALSE(captured_per_score(problem("score * t0", dim), blackwell()));
+    EXPECT_FALSE(captured_per_score(problem("score * score * t0", dim), hopper()));
     Problem values = problem("score * t0", dim);  // dv alone needs no dS
     values.dq = values.dk = {};
-    EXPECT_FALSE(sums_scores(values, hopper()));
+    EXPECT_FALSE(captured_per_score(values, hopper()));
   }
-  EXPECT_FALSE(sums_scores(problem("score * t0", 256), hopper()));
+  EXPECT_FALSE(captured_per_score(problem("score * t0", 256), hopper()));
 }
 
 // Gradients that need float32 sums or places of their own leave through registers.
 TEST(BackwardPlan, DirectOnlyWhereItMust) {
   const Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 300}));
-  EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().direct);
+  EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().store_from_registers);
   Problem added = p;
   added.accumulate = true;
-  EXPECT_TRUE(plan::make_plan(added, hopper()).backward.tile.for_hopper().direct);
+  EXPECT_TRUE(plan::make_plan(added, hopper()).backward.tile.for_hopper().store_from_registers);
   Problem wide = p;
   wide.dq.dtype = DType::f32;
-  EXPECT_FALSE(plan::make_plan(wide, hopper()).backward.tile.for_hopper().direct);
+  EXPECT_FALSE(plan::make_plan(wide, hopper()).backward.tile.for_hopper().store_from_registers);
   wide.dv.dtype = DType::f32;
-  EXPECT_TRUE(plan::make_plan(wide, hopper()).backward.tile.for_hopper().direct);
+  EXPECT_TRUE(plan::make_plan(wide, hopper()).backward.tile.for_hopper().store_from_registers);
 }
 
 TEST(BackwardPlan, Empty) {
   // No keys: dq is zeros. No queries: dk and dv are.
-  const plan::Plan keyless = plan::make_plan(backward(dense({.seqlen_q = 100, .seqlen_k = 0})), hopper());
-  ASSERT_EQ(keyless.launches.size(), 2u);
-  EXPECT_EQ(keyless.launches[1].entry, plan::kConvertEntry);
+  const plan::Plan no_keys = plan::make_plan(backward(dense({.seqlen_q = 100, .seqlen_k = 0})), hopper());
+  ASSERT_EQ(no_keys.launches.size(), 2u);
+  EXPECT_EQ(no_keys.launches[1].entry, plan::kPostprocessEntry);
   const plan::Plan queryless = plan::make_plan(backward(dense({.seqlen_q = 0, .seqlen_k = 100})), hopper());
   ASSERT_EQ(queryless.launches.size(), 1u);
   EXPECT_EQ(queryless.launches[0].entry, plan::kMainEntry);
@@ -260,17 +262,17 @@ TEST(BackwardPlan, FewQueries) {
     p.cu_seqlens_q.present = packed;
     return plan::make_plan(p, hopper()).backward.tile.for_hopper();
   };
-  EXPECT_TRUE(of(1, 4096, 128).few_queries);
+  EXPECT_TRUE(of(1, 4096, 128).short_q);
   EXPECT_EQ(of(1, 4096, 128).dq_floats(), 16 * 128);
-  EXPECT_EQ(of(1, 4096, 128).convert_threads(), 64);
-  EXPECT_TRUE(of(16, 4096, 64).few_queries);
+  EXPECT_EQ(of(1, 4096, 128).postprocess_threads(), 64);
+  EXPECT_TRUE(of(16, 4096, 64).short_q);
   EXPECT_TRUE(of(16, 4096, 64).staged());
   EXPECT_EQ(of(16, 4096, 64).tile_m, 64);
-  EXPECT_FALSE(of(17, 4096, 128).few_queries);
+  EXPECT_FALSE(of(17, 4096, 128).short_q);
   EXPECT_EQ(of(17, 4096, 64).tile_m, 128);
-  EXPECT_FALSE(of(1, 4096, 256).few_queries);
-  EXPECT_FALSE(of(1, 128, 128).few_queries);         // one n_block: nothing is added
-  EXPECT_FALSE(of(1, 4096, 128, true).few_queries);  // rows may be more
+  EXPECT_FALSE(of(1, 4096, 256).short_q);
+  EXPECT_FALSE(of(1, 128, 128).short_q);         // one n_block: nothing is added
+  EXPECT_FALSE(of(1, 4096, 128, true).short_q);  // rows may be more
   // n_blocks of a head follow each other, and do not wait: with 132 blocks at work 128 heads are taken together.
   const auto tiling_of = [](int64_t seqlen_q, int64_t heads_k) {
     Problem p = backward(dense({.batch = 16,
@@ -286,9 +288,9 @@ TEST(BackwardPlan, FewQueries) {
   };
   EXPECT_EQ(tiling_of(1, 16).l2_heads, 128);
   EXPECT_EQ(tiling_of(16, 16).l2_heads, 256);  // under a mask rather more
-  EXPECT_FALSE(tiling_of(16, 16).tile.from_diagonal);
+  EXPECT_FALSE(tiling_of(16, 16).tile.spt);
   EXPECT_EQ(tiling_of(1, 8).l2_heads, 64);  // two steps each
-  EXPECT_TRUE(tiling_of(17, 16).tile.from_diagonal);
+  EXPECT_TRUE(tiling_of(17, 16).tile.spt);
 }
 
 TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
@@ -300,7 +302,7 @@ TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
       EXPECT_LE(t.dbias_smem_bytes(), Sm90BackwardConfig::kMaxSmemBytes) << dim << " " << dim_v;
       EXPECT_GE(t.head_dim, dim);
       EXPECT_GE(t.head_dim_v, dim_v);
-      EXPECT_EQ(t.registers(), t.roles ? 160 : t.strips ? 232 : 240);
+      EXPECT_EQ(t.registers(), t.warpgroup_roles ? 160 : t.ds_gmem ? 232 : 240);
     }
   }
 }
@@ -314,19 +316,19 @@ TEST(BackwardPlan, TilesOfBlackwellFit) {
       EXPECT_TRUE(t.fits()) << dim << " " << dim_v;
       EXPECT_GE(t.head_dim, dim);
       EXPECT_GE(t.head_dim_v, dim_v);
-      EXPECT_LT(t.head_dim, dim + (t.pair ? 64 : t.apart() ? 64 : 16));
+      EXPECT_LT(t.head_dim, dim + (t.two_cta ? 64 : t.two_pass() ? 64 : 16));
       // Of heads of 80 and 96 one CTA moves less.
       const bool narrow = dim <= 128 && dim_v <= 128, more = 8 * ((dim + 15) / 16) + 3 * ((dim_v + 15) / 16) > 68;
-      EXPECT_EQ(t.pair, narrow && dim > 64 && dim_v > 64 && more) << dim << " " << dim_v;
-      EXPECT_FALSE(t.apart() && (narrow || (dim <= 64 && dim_v <= 192)));
-      EXPECT_TRUE(t.apart() || t.head_dim + t.head_dim_v <= 256);
+      EXPECT_EQ(t.two_cta, narrow && dim > 64 && dim_v > 64 && more) << dim << " " << dim_v;
+      EXPECT_FALSE(t.two_pass() && (narrow || (dim <= 64 && dim_v <= 192)));
+      EXPECT_TRUE(t.two_pass() || t.head_dim + t.head_dim_v <= 256);
       EXPECT_EQ(plan.launches[0].grid, 1u);  // m_blocks of 128 queries
-      if (t.pair) {
+      if (t.two_cta) {
         EXPECT_EQ(plan.launches[1].grid, 4u);  // two n_blocks of 256 keys
         EXPECT_EQ(plan.launches[2].block, 256u);
         continue;
       }
-      if (t.apart()) {
+      if (t.two_pass()) {
         EXPECT_TRUE(t.for_dv().fits());
         EXPECT_EQ(plan.launches[1].grid, 6u);  // three n_blocks, of dk and of dv
         EXPECT_EQ(plan.launches[2].block, dim > 128 ? 256u : 128u);
@@ -345,9 +347,9 @@ TEST(BackwardPlan, TilesOfBlackwellFit) {
 TEST(BackwardPlan, PairsOfBlackwell) {
   const auto pairs = [](Problem p) {
     p = backward(p);
-    const bool pair = plan::make_plan(p, blackwell()).backward.tile.for_blackwell().pair;
+    const bool pair = plan::make_plan(p, blackwell()).backward.tile.for_blackwell().two_cta;
     p.sm_limit = 3;
-    EXPECT_EQ(plan::make_plan(p, blackwell()).backward.tile.for_blackwell().pair, pair);
+    EXPECT_EQ(plan::make_plan(p, blackwell()).backward.tile.for_blackwell().two_cta, pair);
     return pair;
   };
   const auto dense128 = [](int64_t q, int64_t k, int64_t heads) {
@@ -376,11 +378,11 @@ TEST(BackwardPlan, PairsOfBlackwell) {
 // the keys of one, but always where a sequence's bits may not depend on others.
 TEST(BackwardPlan, PairsOfHopper) {
   Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .heads_q = 60, .heads_k = 60, .head_dim = 256}));
-  EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().pair);
+  EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().cluster2);
   p.seqused_k.present = true;
   const plan::Plan plan = plan::make_plan(p, hopper());
   const Sm90BackwardConfig t = plan.backward.tile.for_hopper();
-  EXPECT_TRUE(t.pair);
+  EXPECT_TRUE(t.cluster2);
   EXPECT_EQ(t.tile_n(), 128);
   EXPECT_EQ(plan.backward.n_blocks, 3);
   EXPECT_EQ(plan.launches[1].grid, 132u);
@@ -388,11 +390,11 @@ TEST(BackwardPlan, PairsOfHopper) {
   p.sm_limit = 1;
   EXPECT_EQ(plan::make_plan(p, hopper()).launches[1].grid, 2u);
   Problem few = backward(dense({.seqlen_q = 300, .seqlen_k = 64, .heads_q = 60, .heads_k = 60, .head_dim = 256}));
-  EXPECT_FALSE(plan::make_plan(few, hopper()).backward.tile.for_hopper().pair);
+  EXPECT_FALSE(plan::make_plan(few, hopper()).backward.tile.for_hopper().cluster2);
   few.batch_invariant = true;
-  EXPECT_TRUE(plan::make_plan(few, hopper()).backward.tile.for_hopper().pair);
+  EXPECT_TRUE(plan::make_plan(few, hopper()).backward.tile.for_hopper().cluster2);
   const Problem narrow = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 128, .head_dim_v = 256}));
-  EXPECT_FALSE(plan::make_plan(narrow, hopper()).backward.tile.for_hopper().pair);
+  EXPECT_FALSE(plan::make_plan(narrow, hopper()).backward.tile.for_hopper().cluster2);
 }
 
 // dS of wide heads goes to memory in strips: whole heads, or without a bound n_blocks of one, a few hundred tiles; and
@@ -415,10 +417,10 @@ TEST(BackwardPlan, Strips) {
     return 0;
   };
   const plan::Plan small = of(wide(4, 4096, 8, 8));
-  EXPECT_TRUE(small.backward.tile.for_hopper().strips);
-  EXPECT_FALSE(small.backward.tile.for_hopper().pair);
-  EXPECT_EQ(small.backward.strip_heads, 8);  // 64 n_blocks each
-  EXPECT_EQ(small.backward.strips, 4);
+  EXPECT_TRUE(small.backward.tile.for_hopper().ds_gmem);
+  EXPECT_FALSE(small.backward.tile.for_hopper().cluster2);
+  EXPECT_EQ(small.backward.chunk_heads, 8);  // 64 n_blocks each
+  EXPECT_EQ(small.backward.ds_chunks, 4);
   EXPECT_EQ(small.repeat.times, 4);
   ASSERT_EQ(small.launches.size(), 3u);
   EXPECT_EQ(small.repeat.begin, 1u);
@@ -426,47 +428,47 @@ TEST(BackwardPlan, Strips) {
   EXPECT_EQ(small.launches[1].grid, 132u);
   EXPECT_EQ(small.launches[2].entry, plan::dq_entry(small.backward.tile.for_hopper()));
   EXPECT_EQ(small.launches[2].grid, 8u * 32);
-  EXPECT_EQ(bytes_of(small, "workspace.dq_sums"), 0u);
+  EXPECT_EQ(bytes_of(small, "workspace.dq_accum"), 0u);
   // 16k: a head of 256 n_blocks, whose dq is two sums; under a causal mask two m_blocks share a row of the strip.
   Problem p = wide(1, 16384, 8, 8);
-  EXPECT_EQ(of(p).backward.strip_heads, 1);
+  EXPECT_EQ(of(p).backward.chunk_heads, 1);
   EXPECT_EQ(of(p).launches[2].grid, 128u * 2);
-  EXPECT_EQ(bytes_of(of(p), "workspace.dq_sums"), size_t{4} * 8 * 16384 * 256);
+  EXPECT_EQ(bytes_of(of(p), "workspace.dq_accum"), size_t{4} * 8 * 16384 * 256);
   p.window_right = 0;
-  EXPECT_EQ(of(p).backward.strip_heads, 2);
-  EXPECT_TRUE(of(p).backward.strip_folds);
-  EXPECT_EQ(of(p).backward.strip_row_n_blocks, 258);
+  EXPECT_EQ(of(p).backward.chunk_heads, 2);
+  EXPECT_TRUE(of(p).backward.pack_triangle);
+  EXPECT_EQ(of(p).backward.ds_row_stride, 258);
   // A head that does not fit is cut where tiles are of one length.
   p = wide(1, 32768, 4, 4);
-  EXPECT_EQ(of(p).backward.strip_n_blocks, 128);
-  EXPECT_EQ(of(p).backward.strips, 4 * 4);
+  EXPECT_EQ(of(p).backward.chunk_n_blocks, 128);
+  EXPECT_EQ(of(p).backward.ds_chunks, 4 * 4);
   EXPECT_LE(bytes_of(of(p), "workspace.ds"), size_t{6} * 4 * 32768 * 256 * 3);
   p.window_right = 0;
-  EXPECT_FALSE(of(p).backward.tile.strips);
-  EXPECT_TRUE(of(p).backward.tile.for_hopper().pair);
+  EXPECT_FALSE(of(p).backward.tile.ds_gmem);
+  EXPECT_TRUE(of(p).backward.tile.for_hopper().cluster2);
   p.window_left = 1000;  // rows of few n_blocks
-  EXPECT_TRUE(of(p).backward.tile.strips);
-  EXPECT_EQ(of(p).backward.strip_row_n_blocks, 18);
+  EXPECT_TRUE(of(p).backward.tile.ds_gmem);
+  EXPECT_EQ(of(p).backward.ds_row_stride, 18);
   // Query heads of a group one by one, dk and dv added in their order.
   p = wide(1, 4096, 16, 2);
-  EXPECT_TRUE(of(p).backward.tile.for_hopper().by_head);
+  EXPECT_TRUE(of(p).backward.tile.for_hopper().split_q_heads);
   EXPECT_EQ(of(p).backward.tiles, 16 * 64);
   // Under a causal mask two to a tile, where there are tiles enough, a strip has room for them, and they are short.
   p = wide(1, 4096, 32, 2);
   p.window_right = 0;
-  EXPECT_EQ(of(p).backward.strip_heads, 8);
-  EXPECT_EQ(of(p).backward.splits, 8);
+  EXPECT_EQ(of(p).backward.chunk_heads, 8);
+  EXPECT_EQ(of(p).backward.m_splits, 8);
   EXPECT_EQ(of(p).backward.tiles, 16 * 64);
   p.dq = {};
-  EXPECT_EQ(of(p).backward.splits, 8);  // dk and dv have the same bits
+  EXPECT_EQ(of(p).backward.m_splits, 8);  // dk and dv have the same bits
   EXPECT_EQ(of(p).backward.grid, 132);
   const auto of_tile = [&](int64_t seqlen, int64_t heads_q, int64_t heads_k, int64_t left) {
     Problem causal = wide(1, seqlen, heads_q, heads_k);
     causal.window_right = 0, causal.window_left = left;
-    const plan::BackwardTiling& t = of(causal).backward;
-    EXPECT_TRUE(t.tile.for_hopper().by_head);
-    EXPECT_EQ(t.strip_heads % (causal.group() / t.splits), 0);
-    return causal.group() / t.splits;
+    const plan::BackwardSchedule& t = of(causal).backward;
+    EXPECT_TRUE(t.tile.for_hopper().split_q_heads);
+    EXPECT_EQ(t.chunk_heads % (causal.group() / t.m_splits), 0);
+    return causal.group() / t.m_splits;
   };
   constexpr int64_t kNoBound = TANDEM_UNBOUNDED;
   EXPECT_EQ(of_tile(4096, 32, 2, kNoBound), 2);
@@ -480,14 +482,14 @@ TEST(BackwardPlan, Strips) {
   EXPECT_EQ(bytes_of(of(p), "workspace.ds"), 0u);
   p = wide(1, 4096, 2, 2);
   p.batch_invariant = true;
-  EXPECT_FALSE(of(p).backward.tile.strips);
-  EXPECT_FALSE(of(wide(1, 64, 2, 2)).backward.tile.strips);  // one n_block
+  EXPECT_FALSE(of(p).backward.tile.ds_gmem);
+  EXPECT_FALSE(of(wide(1, 64, 2, 2)).backward.tile.ds_gmem);  // one n_block
 }
 
 // Under a causal mask n_blocks are taken from the last to the first: of all heads but those that are worked on last,
 // never by a limit of multiprocessors. Not where the L2 cache does not hold what they are spread over.
 TEST(BackwardPlan, FromTheDiagonal) {
-  const auto tiling = [](const Problem& p) { return plan::make_plan(backward(p), hopper()).backward; };
+  const auto schedule = [](const Problem& p) { return plan::make_plan(backward(p), hopper()).backward; };
   const auto causal = [](int64_t seqlen, int64_t heads_q, int64_t heads_k) {
     Problem p = dense({.seqlen_q = seqlen,
                        .seqlen_k = seqlen,
@@ -499,13 +501,13 @@ TEST(BackwardPlan, FromTheDiagonal) {
     return p;
   };
   Problem p = causal(4096, 128, 128);
-  EXPECT_TRUE(tiling(p).tile.for_hopper().from_diagonal);
-  EXPECT_EQ(tiling(p).diagonal_heads, 120);  // 8 heads have 528 steps each, and 132 multiprocessors 32 of them
+  EXPECT_TRUE(schedule(p).tile.for_hopper().spt);
+  EXPECT_EQ(schedule(p).spt_heads, 120);  // 8 heads have 528 steps each, and 132 multiprocessors 32 of them
   p.sm_limit = 3;
-  EXPECT_EQ(tiling(p).diagonal_heads, 120);
+  EXPECT_EQ(schedule(p).spt_heads, 120);
   p.batch_invariant = true;
-  EXPECT_EQ(tiling(p).diagonal_heads, 128);
-  const auto begins = [&tiling](const Problem& of) { return tiling(of).tile.for_hopper().from_diagonal; };
+  EXPECT_EQ(schedule(p).spt_heads, 128);
+  const auto begins = [&schedule](const Problem& of) { return schedule(of).tile.for_hopper().spt; };
   EXPECT_FALSE(begins(causal(2048, 128, 64)));
   EXPECT_TRUE(begins(causal(4096, 128, 64)));
   EXPECT_TRUE(begins(causal(65536, 4, 4)));
@@ -536,27 +538,27 @@ TEST(BackwardPlan, FromTheDiagonalOnBlackwell) {
     p.window_right = 0;
     return backward(p);
   };
-  const auto tiling = [](const Problem& p) { return plan::make_plan(p, blackwell()).backward; };
+  const auto schedule = [](const Problem& p) { return plan::make_plan(p, blackwell()).backward; };
   Problem p = causal(4096, 128, 128, 64);
-  EXPECT_TRUE(tiling(p).tile.from_diagonal);
-  EXPECT_EQ(tiling(p).diagonal_heads, 128 - 9);  // 296 tiles of 33 a head
+  EXPECT_TRUE(schedule(p).tile.spt);
+  EXPECT_EQ(schedule(p).spt_heads, 128 - 9);  // 296 tiles of 33 a head
   p.sm_limit = 3;
-  EXPECT_EQ(tiling(p).diagonal_heads, 128 - 9);
+  EXPECT_EQ(schedule(p).spt_heads, 128 - 9);
   p.batch_invariant = true;
-  EXPECT_EQ(tiling(p).diagonal_heads, 128);
+  EXPECT_EQ(schedule(p).spt_heads, 128);
   p = causal(4096, 64, 64, 128);
-  EXPECT_TRUE(tiling(p).tile.ctas == 2 && tiling(p).tile.from_diagonal);
-  EXPECT_EQ(tiling(p).diagonal_heads, 64 - 9);  // 148 of 17
-  EXPECT_TRUE(tiling(causal(4096, 64, 8, 128)).tile.from_diagonal);
-  EXPECT_FALSE(tiling(causal(8192, 64, 8, 128)).tile.from_diagonal);
-  EXPECT_TRUE(tiling(causal(8192, 64, 64, 256)).tile.from_diagonal);
-  EXPECT_FALSE(tiling(causal(65536, 4, 4, 128)).tile.from_diagonal);
+  EXPECT_TRUE(schedule(p).tile.ctas == 2 && schedule(p).tile.spt);
+  EXPECT_EQ(schedule(p).spt_heads, 64 - 9);  // 148 of 17
+  EXPECT_TRUE(schedule(causal(4096, 64, 8, 128)).tile.spt);
+  EXPECT_FALSE(schedule(causal(8192, 64, 8, 128)).tile.spt);
+  EXPECT_TRUE(schedule(causal(8192, 64, 64, 256)).tile.spt);
+  EXPECT_FALSE(schedule(causal(65536, 4, 4, 128)).tile.spt);
   p = causal(4096, 64, 64, 128);
   p.window_left = 100;
-  EXPECT_FALSE(tiling(p).tile.from_diagonal);
+  EXPECT_FALSE(schedule(p).tile.spt);
   p = causal(300, 8, 2, 64);
   p.batch_invariant = true;
-  EXPECT_FALSE(tiling(p).tile.from_diagonal);
+  EXPECT_FALSE(schedule(p).tile.spt);
 }
 
 // Grouped query heads are taken one by one then: workspace has dk and dv of a key head once.
@@ -564,14 +566,14 @@ TEST(BackwardPlan, FromTheDiagonalByHead) {
   Problem p = dense({.seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8, .head_dim = 128});
   p.head_dim_v = 128;
   p.window_right = 0;
-  const plan::BackwardTiling t = plan::make_plan(backward(p), hopper()).backward;
-  EXPECT_TRUE(t.tile.for_hopper().by_head && t.tile.for_hopper().split);
-  EXPECT_EQ(t.splits, 8);
+  const plan::BackwardSchedule t = plan::make_plan(backward(p), hopper()).backward;
+  EXPECT_TRUE(t.tile.for_hopper().split_q_heads && t.tile.for_hopper().split);
+  EXPECT_EQ(t.m_splits, 8);
   EXPECT_EQ(t.tiles, 32 * 64);
-  EXPECT_EQ(t.diagonal_heads, 64 - 8);
-  EXPECT_EQ(t.key_ticket_count, 32 * 8 * 4);
+  EXPECT_EQ(t.spt_heads, 64 - 8);
+  EXPECT_EQ(t.dkv_semaphore_count, 32 * 8 * 4);
   p.batch_invariant = true;
-  EXPECT_FALSE(plan::make_plan(backward(p), hopper()).backward.tile.for_hopper().from_diagonal);
+  EXPECT_FALSE(plan::make_plan(backward(p), hopper()).backward.tile.for_hopper().spt);
 }
 
 // Two query heads in one tile of a group of two: the tile stores dk and dv, and no sums of them are in the workspace.
@@ -585,11 +587,11 @@ TEST(BackwardPlan, ATileOfAWholeGroupStoresDkAndDv) {
     p.window_right = 0;
     const plan::Plan plan = plan::make_plan(backward(p), hopper());
     const Sm90BackwardConfig& config = plan.backward.tile.for_hopper();
-    EXPECT_TRUE(config.strips && config.by_head);
-    EXPECT_GT(plan.backward.strips, 1);
-    EXPECT_EQ(plan.backward.splits, 1);
-    EXPECT_FALSE(config.split);
-    for (const plan::Region& region : plan.regions) EXPECT_STRNE(region.name, "workspace.key_sums");
+    EXPECT_TRUE(config.ds_gmem && config.split_q_heads);
+    EXPECT_GT(plan.backward.ds_chunks, 1);
+    EXPECT_EQ(plan.backward.m_splits, 1);
+    EXPECT_FALSE(config.m_split);
+    for (const plan::Region& region : plan.regions) EXPECT_STRNE(region.name, "workspace.dkv_accum");
   }
 }
 
@@ -601,7 +603,7 @@ TEST(BackwardPlan, HalvesOfHopper) {
   };
   Problem p = of(136, 72);
   const Sm90BackwardConfig t = config(p);
-  EXPECT_TRUE(t.halves && t.strips && !t.pair && !t.wide() && t.fits());
+  EXPECT_TRUE(t.q_subtiles && t.ds_gmem && !t.cluster2 && !t.shared_p() && t.fits());
   EXPECT_EQ(t.head_dim, 192);
   EXPECT_EQ(t.head_dim_v, 128);
   EXPECT_EQ(t.tile_n(), 128);
@@ -612,29 +614,29 @@ TEST(BackwardPlan, HalvesOfHopper) {
   // last n_blocks' share of a row.
   p = backward(dense({.seqlen_q = 32768, .seqlen_k = 32768, .heads_q = 16, .heads_k = 16, .head_dim = 192}));
   p.head_dim_v = 128;
-  EXPECT_EQ(plan::make_plan(p, hopper()).backward.strip_n_blocks, 128);
-  EXPECT_EQ(plan::make_plan(p, hopper()).backward.strips, 32);
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.chunk_n_blocks, 128);
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.ds_chunks, 32);
   p.window_right = 0;
-  EXPECT_EQ(plan::make_plan(p, hopper()).backward.strip_row_n_blocks, 258);
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.ds_row_stride, 258);
   // 11 of 16 heads of 4k fit, so there are two strips of 8.
   p.seqlen_q = p.seqlen_k = p.total_q = p.total_k = 4096;
-  EXPECT_EQ(plan::make_plan(p, hopper()).backward.strip_heads, 8);
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.chunk_heads, 8);
   p = of(136, 72);
   for (const auto& [head_dim, head_dim_v] : {std::pair(256, 64), {64, 256}, {128, 192}, {8, 136}})
-    EXPECT_TRUE(config(of(head_dim, head_dim_v)).halves);
+    EXPECT_TRUE(config(of(head_dim, head_dim_v)).q_subtiles);
   for (const auto& [head_dim, head_dim_v] : {std::pair(192, 192), {200, 72}, {128, 128}, {256, 256}})
-    EXPECT_FALSE(config(of(head_dim, head_dim_v)).halves);
+    EXPECT_FALSE(config(of(head_dim, head_dim_v)).q_subtiles);
   p.softcap = 5;
-  EXPECT_TRUE(config(p).halves);
+  EXPECT_TRUE(config(p).q_subtiles);
   p.bias.present = true;
   p.bias.dtype = DType::f32;
-  EXPECT_FALSE(config(p).halves);
-  EXPECT_TRUE(config(p).strips);
+  EXPECT_FALSE(config(p).q_subtiles);
+  EXPECT_TRUE(config(p).ds_gmem);
   Problem dropped = of(136, 72);
   dropped.dropout.p = 0.5;
-  EXPECT_FALSE(config(dropped).halves);
-  EXPECT_FALSE(config(modified(of(136, 72), "score * 2", 0, 0)).halves);
-  EXPECT_FALSE(config(backward(dense({.seqlen_q = 300, .seqlen_k = 128, .head_dim = 192}))).halves);  // one n_block
+  EXPECT_FALSE(config(dropped).q_subtiles);
+  EXPECT_FALSE(config(modified(of(136, 72), "score * 2", 0, 0)).q_subtiles);
+  EXPECT_FALSE(config(backward(dense({.seqlen_q = 300, .seqlen_k = 128, .head_dim = 192}))).q_subtiles);  // one n_block
 }
 
 // Where it may not, a warpgroup makes scores for two that sum, if registers are left for them: not where scores are
@@ -644,39 +646,39 @@ TEST(BackwardPlan, RolesOfHopper) {
   Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 136, .head_dim_v = 72}));
   p.batch_invariant = true;
   const Sm90BackwardConfig t = config(p);
-  EXPECT_TRUE(t.roles && t.pair && t.fits());
+  EXPECT_TRUE(t.warpgroup_roles && t.cluster2 && t.fits());
   EXPECT_EQ(t.threads(), 512);
   EXPECT_EQ(t.head_dim, 192);
   EXPECT_EQ(t.head_dim_v, 128);
   EXPECT_EQ(t.tile_n(), 128);
   EXPECT_EQ(plan::make_plan(p, hopper()).launches[2].block, 256u);  // two parts of dq
   const Problem wider = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 192, .head_dim_v = 200}));
-  EXPECT_FALSE(config(wider).roles);
+  EXPECT_FALSE(config(wider).warpgroup_roles);
   p.softcap = 5;
-  EXPECT_FALSE(config(p).roles);
-  EXPECT_TRUE(config(p).pair);
+  EXPECT_FALSE(config(p).warpgroup_roles);
+  EXPECT_TRUE(config(p).cluster2);
 }
 
 // Under a causal mask n_blocks of grouped heads are long and of unequal lengths: where they are few, parts of the heads
 // go to CTAs of their own. Never by a limit of multiprocessors, nor where other sequences might change the bits.
 TEST(BackwardPlan, GroupedHeadsAreSplit) {
-  const auto splits = [](int64_t seqlen, int64_t heads, int64_t heads_k, bool causal, int64_t left = -1) {
+  const auto m_splits = [](int64_t seqlen, int64_t heads, int64_t heads_k, bool causal, int64_t left = -1) {
     Problem p = backward(dense({.seqlen_q = seqlen, .seqlen_k = seqlen, .heads_q = heads, .heads_k = heads_k}));
     if (causal) p.window_right = 0;
     if (left >= 0) p.window_left = left;
-    const int found = plan::make_plan(p, hopper()).backward.splits;
+    const int found = plan::make_plan(p, hopper()).backward.m_splits;
     p.sm_limit = 5;
-    EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, found);
+    EXPECT_EQ(plan::make_plan(p, hopper()).backward.m_splits, found);
     p.batch_invariant = true;
-    EXPECT_EQ(plan::make_plan(p, hopper()).backward.splits, 1);
+    EXPECT_EQ(plan::make_plan(p, hopper()).backward.m_splits, 1);
     return found;
   };
-  EXPECT_EQ(splits(2048, 64, 8, true), 4);   // 128 tiles
-  EXPECT_EQ(splits(2048, 64, 8, false), 1);  // all of one length
-  EXPECT_EQ(splits(2048, 64, 8, true, 256), 1);
-  EXPECT_EQ(splits(8192, 64, 8, true), 8);  // head by head, in an order
-  EXPECT_EQ(splits(2048, 24, 8, true), 3);  // the whole group
-  EXPECT_EQ(splits(2048, 8, 8, true), 1);   // no group
+  EXPECT_EQ(m_splits(2048, 64, 8, true), 4);   // 128 tiles
+  EXPECT_EQ(m_splits(2048, 64, 8, false), 1);  // all of one length
+  EXPECT_EQ(m_splits(2048, 64, 8, true, 256), 1);
+  EXPECT_EQ(m_splits(8192, 64, 8, true), 8);  // head by head, in an order
+  EXPECT_EQ(m_splits(2048, 24, 8, true), 3);  // the whole group
+  EXPECT_EQ(m_splits(2048, 8, 8, true), 1);   // no group
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include "plan/make_blocks.h"
 #include "plan/plan.h"
 #include "plan/problems.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 
 namespace tandem::test {
 namespace {

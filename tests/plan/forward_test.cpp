@@ -16,9 +16,9 @@
 namespace tandem::test {
 namespace {
 
-using plan::ForwardTiling;
+using plan::ForwardSchedule;
 
-ForwardTiling plan_of(const Problem& p, const gpu::Properties& device = hopper()) {
+ForwardSchedule plan_of(const Problem& p, const gpu::Properties& device = hopper()) {
   return plan::make_plan(p, device).forward;
 }
 size_t workspace_of(const Problem& p, const gpu::Properties& device = hopper()) {
@@ -30,19 +30,19 @@ Sm100ForwardConfig blackwell_tile_of(const Problem& p, const gpu::Properties& de
 
 // Which problems an entry of the table serves; the entries themselves are measured and may be any.
 TEST(TileTable, EntriesServeWhatTheySay) {
-  const auto serves = [](const plan::Sm90Choice& c, int dim, int dim_v, int64_t rows, int64_t keys) {
-    return c.serves(dim, dim_v, rows, keys, false, false, plan::Scores::plain);
+  const auto matches = [](const plan::Sm90TuningRow& c, int dim, int dim_v, int64_t rows, int64_t keys) {
+    return c.matches(dim, dim_v, rows, keys, false, false, plan::Scores::plain);
   };
-  const plan::Sm90Choice sizes{128, 64, 10, 20, plan::Mask::any, plan::Scores::any, 2, 64, 2, true};
-  EXPECT_TRUE(serves(sizes, 128, 64, 10, 20));
-  EXPECT_FALSE(serves(sizes, 144, 64, 10, 20));
-  EXPECT_FALSE(serves(sizes, 128, 80, 10, 20));
-  EXPECT_FALSE(serves(sizes, 128, 64, 9, 20));
-  EXPECT_FALSE(serves(sizes, 128, 64, 10, 19));
+  const plan::Sm90TuningRow sizes{128, 64, 10, 20, plan::Mask::any, plan::Scores::any, 2, 64, 2, true};
+  EXPECT_TRUE(matches(sizes, 128, 64, 10, 20));
+  EXPECT_FALSE(matches(sizes, 144, 64, 10, 20));
+  EXPECT_FALSE(matches(sizes, 128, 80, 10, 20));
+  EXPECT_FALSE(matches(sizes, 128, 64, 9, 20));
+  EXPECT_FALSE(matches(sizes, 128, 64, 10, 19));
   const auto with = [&](plan::Mask mask, bool left, bool right) {
-    plan::Sm90Choice choice = sizes;
-    choice.mask = mask;
-    return choice.serves(64, 64, 100, 100, left, right, plan::Scores::plain);
+    plan::Sm90TuningRow row_of_table = sizes;
+    row_of_table.mask = mask;
+    return row_of_table.matches(64, 64, 100, 100, left, right, plan::Scores::plain);
   };
   for (const bool left : {false, true}) {
     for (const bool right : {false, true}) {
@@ -52,10 +52,10 @@ TEST(TileTable, EntriesServeWhatTheySay) {
       EXPECT_EQ(with(plan::Mask::left, left, right), left);
     }
   }
-  plan::Sm90Choice plain = sizes;
+  plan::Sm90TuningRow plain = sizes;
   plain.scores = plan::Scores::plain;
-  EXPECT_TRUE(plain.serves(64, 64, 100, 100, false, false, plan::Scores::plain));
-  EXPECT_FALSE(plain.serves(64, 64, 100, 100, false, false, plan::Scores::light));
+  EXPECT_TRUE(plain.matches(64, 64, 100, 100, false, false, plan::Scores::plain));
+  EXPECT_FALSE(plain.matches(64, 64, 100, 100, false, false, plan::Scores::light));
 }
 
 // The plan has the first entry that serves the problem, and there always is one.
@@ -72,14 +72,15 @@ TEST(ForwardPlan, FirstEntryThatServes) {
           EXPECT_EQ(t.head_dim, (dim + 15) / 16 * 16);
           EXPECT_EQ(t.head_dim_v, (dim_v + 15) / 16 * 16);
           const auto* entry = std::find_if(
-              std::begin(plan::kSm90Choices), std::end(plan::kSm90Choices), [&](const plan::Sm90Choice& c) {
-                const bool plain = (options & 4) == 0 || t.head_dim > 64 || !t.left;  // a softcap takes few registers
-                return c.serves(t.head_dim, t.head_dim_v, seqlen, seqlen, t.left, t.right,
-                                !plain          ? plan::Scores::any
-                                : (options & 4) ? plan::Scores::capped
-                                                : plan::Scores::plain);
+              std::begin(plan::kSm90TuningRows), std::end(plan::kSm90TuningRows), [&](const plan::Sm90TuningRow& c) {
+                const bool plain =
+                    (options & 4) == 0 || t.head_dim > 64 || !t.bounded_left;  // a softcap takes few registers
+                return c.matches(t.head_dim, t.head_dim_v, seqlen, seqlen, t.bounded_left, t.bounded_right,
+                                 !plain          ? plan::Scores::any
+                                 : (options & 4) ? plan::Scores::capped
+                                                 : plan::Scores::plain);
               });
-          ASSERT_NE(entry, std::end(plan::kSm90Choices)) << plan::name_of(t);
+          ASSERT_NE(entry, std::end(plan::kSm90TuningRows)) << plan::name_of(t);
           EXPECT_EQ(t.warpgroups, entry->warpgroups);
           EXPECT_EQ(t.tile_n, entry->tile_n);
           EXPECT_EQ(t.stages, entry->stages);
@@ -148,30 +149,30 @@ TEST(ForwardPlan, EveryBlackwellTileFits) {
 
 // Two CTAs multiply together where there is nothing to skip and they are full; wide heads always.
 TEST(ForwardPlan, PairsOfBlackwell) {
-  const auto pair = [](const Sizes& sizes, bool is_causal = false) {
+  const auto two_cta = [](const Sizes& sizes, bool is_causal = false) {
     const Problem p = dense(sizes);
-    return blackwell_tile_of(is_causal ? causal(p) : p).pair;
+    return blackwell_tile_of(is_causal ? causal(p) : p).two_cta;
   };
-  EXPECT_TRUE(pair({.seqlen_q = 4096, .seqlen_k = 4096}));
-  EXPECT_TRUE(pair({.seqlen_q = 400, .seqlen_k = 4096, .head_dim = 192}));
-  EXPECT_FALSE(pair({.seqlen_q = 4096, .seqlen_k = 4096}, true));
-  EXPECT_FALSE(pair({.seqlen_q = 4096, .seqlen_k = 4096, .head_dim = 64, .head_dim_v = 64}));
-  EXPECT_FALSE(pair({.seqlen_q = 256, .seqlen_k = 4096}));  // one tile of one CTA
-  EXPECT_FALSE(pair({.seqlen_q = 700, .seqlen_k = 4096}));  // three
-  EXPECT_TRUE(pair({.seqlen_q = 1, .seqlen_k = 4096, .head_dim = 256, .head_dim_v = 256}, true));
+  EXPECT_TRUE(two_cta({.seqlen_q = 4096, .seqlen_k = 4096}));
+  EXPECT_TRUE(two_cta({.seqlen_q = 400, .seqlen_k = 4096, .head_dim = 192}));
+  EXPECT_FALSE(two_cta({.seqlen_q = 4096, .seqlen_k = 4096}, true));
+  EXPECT_FALSE(two_cta({.seqlen_q = 4096, .seqlen_k = 4096, .head_dim = 64, .head_dim_v = 64}));
+  EXPECT_FALSE(two_cta({.seqlen_q = 256, .seqlen_k = 4096}));  // one tile of one CTA
+  EXPECT_FALSE(two_cta({.seqlen_q = 700, .seqlen_k = 4096}));  // three
+  EXPECT_TRUE(two_cta({.seqlen_q = 1, .seqlen_k = 4096, .head_dim = 256, .head_dim_v = 256}, true));
   const Problem causal_256 =
       causal(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 512, .head_dim = 256, .head_dim_v = 256}));
-  const ForwardTiling unequal = plan_of(causal_256, blackwell());
+  const ForwardSchedule unequal = plan_of(causal_256, blackwell());
   EXPECT_TRUE(unequal.tile.clc());
   EXPECT_EQ(unequal.tiles, 200);
   EXPECT_EQ(unequal.grid, 400);  // all of them, for those that run to take over
   EXPECT_EQ(workspace_of(causal_256, blackwell()), 0u);
-  const ForwardTiling plan = plan_of(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 64}), blackwell());
+  const ForwardSchedule plan = plan_of(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 64}), blackwell());
   EXPECT_FALSE(plan.tile.clc());
   EXPECT_EQ(plan.tile.tile_m(), 512);
   EXPECT_EQ(plan.tiles, 100);
   EXPECT_EQ(plan.grid, 148);
-  EXPECT_FALSE(plan.counted);
+  EXPECT_FALSE(plan.dynamic_scheduler);
 }
 
 Problem with_blocks(Problem p, int64_t block_q, int64_t block_k, int64_t heads = 1) {
@@ -207,19 +208,19 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   EXPECT_EQ(plan.forward.pack_gqa, 1);
   EXPECT_EQ(plan.forward.tile.tile_n, 128);
   ASSERT_EQ(plan.launches.size(), 3u);
-  EXPECT_EQ(plan.launches[0].entry, plan::kListStepsEntry);
+  EXPECT_EQ(plan.launches[0].entry, plan::kListNBlocksEntry);
   EXPECT_EQ(plan.launches[0].grid, 8u);  // tiles of one head
   EXPECT_EQ(plan.launches[1].entry, plan::kOrderTilesEntry);
   EXPECT_EQ(plan.launches[1].grid, 8u);
   // Each may begin before the one in front of it has ended, and none is a fill: the first sets the counter.
-  for (const plan::Launch& launch : plan.launches) EXPECT_TRUE(launch.overlap_previous);
-  EXPECT_TRUE(plan.forward.counted && plan.fills.empty());
-  EXPECT_EQ(plan.regions[0].written_by, 0);
+  for (const plan::PlannedLaunch& launch : plan.launches) EXPECT_TRUE(launch.overlap_previous);
+  EXPECT_TRUE(plan.forward.dynamic_scheduler && plan.fills.empty());
+  EXPECT_EQ(plan.regions[0].first_writer, 0);
   const plan::Plan later = plan::make_plan(all, blackwell());
-  for (const plan::Launch& launch : later.launches) EXPECT_FALSE(launch.overlap_previous);
+  for (const plan::PlannedLaunch& launch : later.launches) EXPECT_FALSE(launch.overlap_previous);
   EXPECT_EQ(later.fills.size(), 1u);
-  Problem keyless = with_blocks(dense({.batch = 3, .seqlen_q = 1000, .seqlen_k = 0}), 128, 128);
-  EXPECT_EQ(plan::make_plan(keyless, hopper()).fills.size(), 1u);  // its zeros
+  Problem no_keys = with_blocks(dense({.batch = 3, .seqlen_q = 1000, .seqlen_k = 0}), 128, 128);
+  EXPECT_EQ(plan::make_plan(no_keys, hopper()).fills.size(), 1u);  // its zeros
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[1].grid, 64u);
   EXPECT_EQ(plan::make_plan(each, hopper()).launches[0].grid, 64u);
   EXPECT_EQ(workspace_of(all), 15u + 32u + 8u * (4 + 4 + 1) * 4u + 8u * 4u);
@@ -239,15 +240,15 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
 // products alone.
 TEST(ForwardPlan, ExponentialsOnFmaUnits) {
   const Problem p = dense({.seqlen_q = 100, .seqlen_k = 100});
-  EXPECT_EQ(blackwell_tile_of(p).fma_pairs, 2);
+  EXPECT_EQ(blackwell_tile_of(p).ex2_emu_pairs, 2);
   Problem f16 = p, softcap = p;
   f16.dtype = DType::f16;
-  EXPECT_EQ(blackwell_tile_of(f16).fma_pairs, 3);
+  EXPECT_EQ(blackwell_tile_of(f16).ex2_emu_pairs, 3);
   softcap.softcap = 3;
-  EXPECT_EQ(blackwell_tile_of(softcap).fma_pairs, 0);
+  EXPECT_EQ(blackwell_tile_of(softcap).ex2_emu_pairs, 0);
   gpu::Properties b300 = blackwell();
   b300.compute_minor = 3;
-  EXPECT_EQ(blackwell_tile_of(p, b300).fma_pairs, 0);
+  EXPECT_EQ(blackwell_tile_of(p, b300).ex2_emu_pairs, 0);
 }
 
 template <class Kernel>
@@ -265,8 +266,8 @@ void expect_options_to_reach(Kernel (*tile_of)(const Problem&)) {
   EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_q.present = true; }).varlen);
   EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_k.present = true; }).varlen);
   EXPECT_TRUE(tile_with([](Problem& p) { p.cu_seqlens_q.present = p.cu_seqlens_k.present = true; }).varlen);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = -1; }).unscaled);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = 1e-60; }).unscaled);  // 0 in float32
+  EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = -1; }).scale_outside_exp2);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = 1e-60; }).scale_outside_exp2);  // 0 in float32
   EXPECT_TRUE(tile_with([](Problem& p) { p.softcap = 1; }).softcap);
   EXPECT_TRUE(tile_with([](Problem& p) { p.alibi_slopes.present = true; }).alibi);
   const auto bias_of = [&](DType dtype) {
@@ -303,13 +304,13 @@ TEST(ForwardPlan, BoundsThatBindNothing) {
           Problem p = dense({.seqlen_q = sq, .seqlen_k = sk});
           p.bottom_right = bottom_right;
           p.window_right = bound;
-          EXPECT_EQ(plan::binds_right(p), hides(p, sq, sk, false)) << sq << " " << sk << " " << bound;
+          EXPECT_EQ(plan::needs_right_mask(p), hides(p, sq, sk, false)) << sq << " " << sk << " " << bound;
           p.window_right = TANDEM_UNBOUNDED;
           p.window_left = bound;
-          EXPECT_EQ(plan::binds_left(p), hides(p, sq, sk, true)) << sq << " " << sk << " " << bound;
+          EXPECT_EQ(plan::needs_left_mask(p), hides(p, sq, sk, true)) << sq << " " << sk << " " << bound;
           for (int64_t q = 0; q <= sq; ++q) {
             for (int64_t k = 0; k <= sk; ++k) {
-              EXPECT_LE(hides(p, q, k, true), plan::binds_left(p));
+              EXPECT_LE(hides(p, q, k, true), plan::needs_left_mask(p));
             }
           }
         }
@@ -318,11 +319,13 @@ TEST(ForwardPlan, BoundsThatBindNothing) {
           p.bottom_right = false;
           p.diagonal_offset = offset;
           p.window_right = bound;
-          EXPECT_EQ(plan::binds_right(p), hides(p, sq, sk, false)) << sq << " " << sk << " " << bound << " " << offset;
+          EXPECT_EQ(plan::needs_right_mask(p), hides(p, sq, sk, false))
+              << sq << " " << sk << " " << bound << " " << offset;
           p.window_left = bound;
-          EXPECT_EQ(plan::binds_left(p), hides(p, sq, sk, true)) << sq << " " << sk << " " << bound << " " << offset;
+          EXPECT_EQ(plan::needs_left_mask(p), hides(p, sq, sk, true))
+              << sq << " " << sk << " " << bound << " " << offset;
           p.diagonal_offsets.present = true;  // wherever it lies
-          EXPECT_TRUE(plan::binds_left(p) && plan::binds_right(p));
+          EXPECT_TRUE(plan::needs_left_mask(p) && plan::needs_right_mask(p));
         }
       }
     }
@@ -332,9 +335,9 @@ TEST(ForwardPlan, BoundsThatBindNothing) {
 // Of the grid, and of nothing that a result depends on.
 TEST(ForwardPlan, LimitOfMultiprocessors) {
   Problem p = causal(dense({.batch = 2, .seqlen_q = 4000, .seqlen_k = 4000, .heads_q = 16, .heads_k = 16}));
-  const ForwardTiling all = plan_of(p);
+  const ForwardSchedule all = plan_of(p);
   p.sm_limit = 20;
-  const ForwardTiling few = plan_of(p);
+  const ForwardSchedule few = plan_of(p);
   EXPECT_EQ(all.grid, 132);
   EXPECT_EQ(few.grid, 20);
   EXPECT_EQ(plan::id_of(few.tile), plan::id_of(all.tile));
@@ -375,7 +378,7 @@ TEST(ForwardPlan, PackGqa) {
 TEST(ForwardPlan, TilesCoverTheRows) {
   for (int64_t seqlen = 1; seqlen < 700; seqlen += 13) {
     for (const int64_t group : {1, 2, 6, 8}) {
-      const ForwardTiling plan =
+      const ForwardSchedule plan =
           plan_of(dense({.batch = 3, .seqlen_q = seqlen, .seqlen_k = 100, .heads_q = 4 * group, .heads_k = 4}));
       const int64_t rows = plan.tile.tile_m();
       EXPECT_EQ(plan.packed_heads * plan.pack_gqa, 4 * group);
@@ -405,10 +408,10 @@ TEST(ForwardPlan, VarlenBoundHoldsForAllLengths) {
     }
     if (total == 0) continue;
     const Sizes sizes{.batch = batch, .seqlen_q = longest, .seqlen_k = 100, .heads_q = 2 * group, .heads_k = 2};
-    const ForwardTiling by_packing = plan_of(packed(sizes, total, 100));
+    const ForwardSchedule by_packing = plan_of(packed(sizes, total, 100));
     Problem padded = dense(sizes);
     padded.seqused_q.present = true;
-    const ForwardTiling by_padding = plan_of(padded);
+    const ForwardSchedule by_padding = plan_of(padded);
     int64_t needed = 0, needed_padded = 0;
     for (const int64_t length : lengths) {
       needed += (length * by_packing.pack_gqa + by_packing.tile.tile_m() - 1) / by_packing.tile.tile_m();
@@ -419,9 +422,9 @@ TEST(ForwardPlan, VarlenBoundHoldsForAllLengths) {
     EXPECT_EQ(by_padding.m_blocks, needed_padded);
     tight += by_packing.m_blocks == needed;
     for (const Problem& p : {packed(sizes, total, 100), padded}) {
-      const ForwardTiling plan = plan_of(p);
+      const ForwardSchedule plan = plan_of(p);
       EXPECT_EQ(plan.tiles, plan.m_blocks * plan.packed_heads);
-      EXPECT_TRUE(plan.counted);
+      EXPECT_TRUE(plan.dynamic_scheduler);
       EXPECT_GE(workspace_of(p), plan::kWorkspaceAlignment - 1 + plan::kTileListOffset +
                                      static_cast<size_t>(plan.m_blocks) * sizeof(ListedTile));
     }
@@ -434,24 +437,24 @@ TEST(ForwardPlan, GridAndCounter) {
   for (const int64_t batch : {1, 132}) {
     const Problem p = causal(dense({.batch = batch, .seqlen_q = 100, .seqlen_k = 100}));
     EXPECT_EQ(plan_of(p).grid, batch);
-    EXPECT_FALSE(plan_of(p).counted);
+    EXPECT_FALSE(plan_of(p).dynamic_scheduler);
     EXPECT_EQ(workspace_of(p), 0u);
   }
   const Problem many = dense({.batch = 133, .seqlen_q = 100, .seqlen_k = 100});
-  EXPECT_FALSE(plan_of(many).counted);
+  EXPECT_FALSE(plan_of(many).dynamic_scheduler);
   EXPECT_EQ(plan_of(many).grid, 132);
-  EXPECT_TRUE(plan_of(causal(many)).counted);
+  EXPECT_TRUE(plan_of(causal(many)).dynamic_scheduler);
   EXPECT_EQ(workspace_of(causal(many)), 47u);
-  const ForwardTiling decode = plan_of(causal(dense({.batch = 500, .seqlen_q = 1, .seqlen_k = 100})));
-  EXPECT_FALSE(decode.counted);  // one query that sees all keys: no mask
+  const ForwardSchedule decode = plan_of(causal(dense({.batch = 500, .seqlen_q = 1, .seqlen_k = 100})));
+  EXPECT_FALSE(decode.dynamic_scheduler);  // one query that sees all keys: no mask
 }
 
 TEST(ForwardPlan, NoKeysAtAll) {
   const Problem p = dense({.batch = 2, .seqlen_q = 5, .seqlen_k = 0});
-  EXPECT_TRUE(plan_of(p).keyless);
+  EXPECT_TRUE(plan_of(p).no_keys);
   EXPECT_GE(workspace_of(p), plan::kWorkspaceAlignment - 1 + plan::kTileListOffset);
-  EXPECT_FALSE(plan_of(dense({})).keyless);
-  EXPECT_TRUE(plan_of(packed({.batch = 2, .seqlen_q = 5, .seqlen_k = 0}, 8, 0)).keyless);
+  EXPECT_FALSE(plan_of(dense({})).no_keys);
+  EXPECT_TRUE(plan_of(packed({.batch = 2, .seqlen_q = 5, .seqlen_k = 0}, 8, 0)).no_keys);
 }
 
 // Under a mask units are taken in groups, which have no more of them the longer their keys are; else one by one.
@@ -491,9 +494,9 @@ TEST(ForwardPlan, HeadsThatShareABias) {
   EXPECT_EQ(group_of(0, 1 << 24), 4);
   EXPECT_EQ(group_of(1 << 24, 0), 8);
   EXPECT_EQ(group_of(0, 0), 8);
-  for (const auto& [scale, unscaled] : {std::pair{0.1, false}, {1e-9, true}, {1e9, true}, {-0.1, true}}) {
+  for (const auto& [scale, scale_outside_exp2] : {std::pair{0.1, false}, {1e-9, true}, {1e9, true}, {-0.1, true}}) {
     p.softmax_scale = scale;
-    EXPECT_EQ(plan_of(p).tile.for_hopper().unscaled, unscaled) << scale;
+    EXPECT_EQ(plan_of(p).tile.for_hopper().scale_outside_exp2, scale_outside_exp2) << scale;
   }
 }
 
@@ -591,8 +594,8 @@ TEST(ForwardPlan, Launches) {
 
 // Parts of the workspace lie apart, within it and where they must, and each has somebody who writes it first.
 TEST(ForwardPlan, WorkspaceLayout) {
-  const Sizes sizes{.batch = 200, .seqlen_q = 300, .seqlen_k = 300}, keyless{.batch = 2, .seqlen_q = 5, .seqlen_k = 0};
-  for (const Problem& p : {causal(dense(sizes)), packed(sizes, 6000, 6000), dense(keyless), packed(keyless, 9, 0),
+  const Sizes sizes{.batch = 200, .seqlen_q = 300, .seqlen_k = 300}, no_keys{.batch = 2, .seqlen_q = 5, .seqlen_k = 0};
+  for (const Problem& p : {causal(dense(sizes)), packed(sizes, 6000, 6000), dense(no_keys), packed(no_keys, 9, 0),
                            with_blocks(dense(sizes), 128, 128)}) {
     for (const gpu::Properties& device : {hopper(), blackwell()}) {
       const plan::Plan plan = plan::make_plan(p, device);
@@ -604,8 +607,8 @@ TEST(ForwardPlan, WorkspaceLayout) {
         end = region.offset + region.bytes;
         const auto fills = [&](const plan::Fill& f) { return f.offset <= region.offset && end <= f.offset + f.bytes; };
         const bool filled = std::any_of(plan.fills.begin(), plan.fills.end(), fills);
-        EXPECT_TRUE(filled || region.written_by >= 0) << region.name;
-        EXPECT_LT(region.written_by, static_cast<int>(plan.launches.size()) - 1) << region.name;
+        EXPECT_TRUE(filled || region.first_writer >= 0) << region.name;
+        EXPECT_LT(region.first_writer, static_cast<int>(plan.launches.size()) - 1) << region.name;
       }
       EXPECT_LE(plan::kWorkspaceAlignment - 1 + end, plan.workspace_bytes + (end == 0 ? 15 : 0));
     }

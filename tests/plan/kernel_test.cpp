@@ -31,10 +31,10 @@ template <class Tile, class Visit>
 void for_all_options(Tile t, Visit&& visit) {
   for (int options = 0; options < 1 << 10; ++options) {
     t.f16 = options & 1;
-    t.left = options & 2;
-    t.right = options & 4;
+    t.bounded_left = options & 2;
+    t.bounded_right = options & 4;
     t.varlen = options & 8;
-    t.unscaled = options & 16;
+    t.scale_outside_exp2 = options & 16;
     t.softcap = options & 32;
     t.alibi = options & 64;
     t.bias = static_cast<Bias>(options >> 7 & 3);
@@ -45,41 +45,43 @@ void for_all_options(Tile t, Visit&& visit) {
 
 // Each way in which a table cuts head_dims that are multiples of 16 and step apart, without options: with them, all
 // that a plan may have.
-std::vector<Sm90ForwardConfig> cuts_of_hopper(int step) {
-  std::vector<Sm90ForwardConfig> cuts;
-  for (const plan::Sm90Choice& choice : plan::kSm90Choices) {
-    for (int dim = 16; dim <= choice.head_dim; dim += step)
-      for (int dim_v = 16; dim_v <= choice.head_dim_v; dim_v += step) cuts.push_back(plan::tile_of(choice, dim, dim_v));
+std::vector<Sm90ForwardConfig> configs_of_hopper(int step) {
+  std::vector<Sm90ForwardConfig> configs;
+  for (const plan::Sm90TuningRow& row_of_table : plan::kSm90TuningRows) {
+    for (int dim = 16; dim <= row_of_table.head_dim; dim += step)
+      for (int dim_v = 16; dim_v <= row_of_table.head_dim_v; dim_v += step)
+        configs.push_back(plan::tile_of(row_of_table, dim, dim_v));
   }
-  return cuts;
+  return configs;
 }
-std::vector<Sm100ForwardConfig> cuts_of_blackwell(int step) {
-  std::vector<Sm100ForwardConfig> cuts;
-  for (const plan::Sm100Choice& choice : plan::kSm100Choices) {
-    for (const int fma_pairs : {0, choice.fma_pairs_lazy, choice.fma_pairs_window, choice.fma_pairs_strict}) {
+std::vector<Sm100ForwardConfig> configs_of_blackwell(int step) {
+  std::vector<Sm100ForwardConfig> configs;
+  for (const plan::Sm100TuningRow& row_of_table : plan::kSm100TuningRows) {
+    for (const int ex2_emu_pairs :
+         {0, row_of_table.ex2_emu_pairs_lazy, row_of_table.ex2_emu_pairs_window, row_of_table.ex2_emu_pairs_strict}) {
       for (const int clusters : {0, 1, 2, 3}) {
-        for (int dim = 16; dim <= choice.head_dim; dim += step) {
-          for (int dim_v = 16; dim_v <= choice.head_dim_v; dim_v += step) {
-            cuts.push_back({.head_dim = dim,
-                            .head_dim_v = dim_v,
-                            .fma_pairs = fma_pairs,
-                            .pair = (clusters & 1) != 0,
-                            .clc = (clusters & 2) != 0});
+        for (int dim = 16; dim <= row_of_table.head_dim; dim += step) {
+          for (int dim_v = 16; dim_v <= row_of_table.head_dim_v; dim_v += step) {
+            configs.push_back({.head_dim = dim,
+                               .head_dim_v = dim_v,
+                               .ex2_emu_pairs = ex2_emu_pairs,
+                               .two_cta = (clusters & 1) != 0,
+                               .clc = (clusters & 2) != 0});
           }
         }
       }
     }
   }
-  return cuts;
+  return configs;
 }
 
 // The numbers of all kernels that are cut so; how many kernels these are.
 template <class Tile>
-size_t add_numbers(const std::vector<Tile>& cuts, std::vector<uint64_t>* ids) {
-  std::set<decltype(members_of(cuts[0]))> kernels;
-  for (const Tile& cut : cuts) {
-    if (!kernels.insert(members_of(cut)).second) continue;  // the tables repeat some
-    for_all_options(cut, [ids](const Tile& t) { ids->push_back(plan::id_of(t)); });
+size_t add_numbers(const std::vector<Tile>& configs, std::vector<uint64_t>* ids) {
+  std::set<decltype(members_of(configs[0]))> kernels;
+  for (const Tile& config : configs) {
+    if (!kernels.insert(members_of(config)).second) continue;  // the tables repeat some
+    for_all_options(config, [ids](const Tile& t) { ids->push_back(plan::id_of(t)); });
   }
   return kernels.size() << 10;
 }
@@ -87,7 +89,7 @@ size_t add_numbers(const std::vector<Tile>& cuts, std::vector<uint64_t>* ids) {
 // The whole product of what a planner may ask for.
 TEST(Kernels, NumbersAreUnique) {
   std::vector<uint64_t> ids;
-  const size_t kernels = add_numbers(cuts_of_hopper(16), &ids) + add_numbers(cuts_of_blackwell(16), &ids);
+  const size_t kernels = add_numbers(configs_of_hopper(16), &ids) + add_numbers(configs_of_blackwell(16), &ids);
   EXPECT_EQ(ids.size(), kernels);
   std::ranges::sort(ids);
   EXPECT_TRUE(std::ranges::adjacent_find(ids) == ids.end());
@@ -131,7 +133,7 @@ TEST(Kernels, EachFieldTellsThemApart) {
       Sm90ForwardConfig{.head_dim = 64, .head_dim_v = 256, .warpgroups = 3, .varlen = true, .alibi = true});
   expect_each_field_to_tell(Sm100ForwardConfig{});
   expect_each_field_to_tell(
-      Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 64, .pair = true, .clc = true, .bias = Bias::element});
+      Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 64, .two_cta = true, .clc = true, .bias = Bias::element});
 }
 
 // Names and sources, which take longer to write, over a part of the product.
@@ -143,8 +145,8 @@ TEST(Kernels, NamesAndSourcesAreUnique) {
     names.insert(plan::name_of(t));
     sources.insert(plan::translation_unit(t));
   };
-  for (const Sm90ForwardConfig& cut : cuts_of_hopper(112)) for_all_options(cut, add);
-  for (const Sm100ForwardConfig& cut : cuts_of_blackwell(240)) for_all_options(cut, add);
+  for (const Sm90ForwardConfig& config : configs_of_hopper(112)) for_all_options(config, add);
+  for (const Sm100ForwardConfig& config : configs_of_blackwell(240)) for_all_options(config, add);
   EXPECT_GT(ids.size(), 10'000u);
   EXPECT_EQ(names.size(), ids.size());
   EXPECT_EQ(sources.size(), ids.size());
@@ -152,7 +154,7 @@ TEST(Kernels, NamesAndSourcesAreUnique) {
 
 TEST(Kernels, TranslationUnit) {
   Sm90ForwardConfig t{
-      .head_dim = 64, .head_dim_v = 48, .warpgroups = 3, .tile_n = 112, .pingpong = false, .right = true};
+      .head_dim = 64, .head_dim_v = 48, .warpgroups = 3, .tile_n = 112, .pingpong = false, .bounded_right = true};
   EXPECT_EQ(plan::name_of(t), "forward_bf16_d64v48_192x112x2_right");
   const std::string dense_unit = plan::translation_unit(t);
   for (const char* part : {"#include \"sm90/forward/kernel.cuh\"", ".head_dim = 64", ".head_dim_v = 48",
@@ -165,7 +167,8 @@ TEST(Kernels, TranslationUnit) {
 }
 
 TEST(Kernels, TranslationUnitOfBlackwell) {
-  const Sm100ForwardConfig t{.head_dim = 192, .head_dim_v = 128, .fma_pairs = 3, .f16 = true, .right = true};
+  const Sm100ForwardConfig t{
+      .head_dim = 192, .head_dim_v = 128, .ex2_emu_pairs = 3, .f16 = true, .bounded_right = true};
   EXPECT_EQ(plan::name_of(t), "forward_f16_d192v128_2x128x128_fma3_right");
   const std::string unit = plan::translation_unit(t);
   for (const char* part : {"#include \"sm100/forward/kernel.cuh\"", "constexpr Sm100ForwardConfig kConfig{",
@@ -173,7 +176,7 @@ TEST(Kernels, TranslationUnitOfBlackwell) {
     EXPECT_NE(unit.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(unit.find("__cluster_dims__"), std::string::npos);
-  const Sm100ForwardConfig pair{.pair = true};
+  const Sm100ForwardConfig pair{.two_cta = true};
   EXPECT_EQ(plan::name_of(pair), "forward_bf16_d128_2x256x128_fma4");
   EXPECT_NE(plan::translation_unit(pair).find("__cluster_dims__(2, 1, 1)"), std::string::npos);
 }

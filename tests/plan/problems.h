@@ -7,7 +7,7 @@
 #include <string>
 
 #include "gpu/device.h"
-#include "problem/modification.h"
+#include "problem/bound_expression.h"
 #include "problem/problem.h"
 
 namespace tandem::test {
@@ -74,13 +74,13 @@ inline Problem backward(Problem p) {
 
 // With a text over so many tensors, whose gradients have so many elements.
 inline Problem modified(Problem p, const std::string& text, size_t tensors, int64_t cells) {
-  mods::Signature names;
+  score_mod::Signature names;
   for (size_t n = 0; n < tensors; ++n) {
-    names.tensors.push_back({"t" + std::to_string(n), mods::Type::real, 0, mods::Element::f32});
+    names.tensors.push_back({"t" + std::to_string(n), score_mod::Type::real, 0, score_mod::Element::f32});
   }
-  const auto mod = std::make_shared<Modification>();
+  const auto mod = std::make_shared<BoundExpression>();
   mod->cells = cells;
-  EXPECT_TRUE(mods::read_program(text, names, &mod->program).ok());
+  EXPECT_TRUE(score_mod::read_program(text, names, &mod->program).ok());
   p.score_mod = {.present = true, .read = mod};
   return p;
 }

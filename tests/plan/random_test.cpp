@@ -81,9 +81,9 @@ void expect_sound(const plan::Plan& plan, const gpu::Properties& device) {
   for (const plan::Region& region : plan.regions) {
     ASSERT_GE(region.offset, end) << region.name;
     ASSERT_LT(region.bytes, size_t{1} << 62) << region.name;
-    ASSERT_GE(region.written_by, plan::kFilled) << region.name;
+    ASSERT_GE(region.first_writer, plan::kMemset) << region.name;
     if (region.bytes > 0) {
-      ASSERT_LT(region.written_by, static_cast<int>(plan.launches.size())) << region.name;
+      ASSERT_LT(region.first_writer, static_cast<int>(plan.launches.size())) << region.name;
     }
     end = region.offset + region.bytes;
   }
@@ -91,7 +91,7 @@ void expect_sound(const plan::Plan& plan, const gpu::Properties& device) {
   if (end > 0) {
     ASSERT_LE(end + plan::kWorkspaceAlignment - 1, plan.workspace_bytes);
   }
-  for (const plan::Launch& launch : plan.launches) {
+  for (const plan::PlannedLaunch& launch : plan.launches) {
     ASSERT_LT(launch.kernel, plan.kernels.size());
     ASSERT_GE(launch.grid, 1u);
     ASSERT_LE(launch.grid, static_cast<uint32_t>(std::numeric_limits<int32_t>::max()));
@@ -106,10 +106,10 @@ void expect_sound(const plan::Plan& plan, const gpu::Properties& device) {
 
 // A kernel that sums dk and dv over tiles of its own needs room for the sums, and a launch that converts them.
 void expect_key_sums(const plan::Plan& plan) {
-  const plan::BackwardTiling& t = plan.backward;
+  const plan::BackwardSchedule& t = plan.backward;
   if (plan.pass != plan::pass_of(TANDEM_BACKWARD)) return;
   const auto* config = std::get_if<Sm90BackwardConfig>(&t.tile.kernel);
-  ASSERT_EQ(config && config->split, t.splits > 1);
+  ASSERT_EQ(config && config->m_split, t.m_splits > 1);
 }
 
 TEST(RandomPlans, HoldTogether) {

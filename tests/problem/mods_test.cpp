@@ -3,8 +3,8 @@
 
 #include <limits>
 
+#include "problem/bound_expression.h"
 #include "problem/call.h"
-#include "problem/modification.h"
 
 namespace tandem::test {
 namespace {

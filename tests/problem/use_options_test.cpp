@@ -7,8 +7,8 @@
 #include <string>
 
 #include "mods/evaluate.h"
+#include "problem/bound_expression.h"
 #include "problem/call.h"
-#include "problem/modification.h"
 #include "support/random.h"
 
 namespace tandem::test {
@@ -280,8 +280,8 @@ TEST(UseOptions, SayWhatTheTextsSay) {
     taken[1] += p.taken.alibi;
     const Sequence s = sequence_of(given, 1), there = sequence_of(p, 1);
     const auto value = [&](const ModView& mod, int64_t i, int64_t j) {
-      const mods::Mod& read = mod->program->mod;
-      mods::Evaluator<double> evaluate(read.graph, {&read.result, 1});
+      const score_mod::Mod& read = mod->program->mod;
+      score_mod::Evaluator<double> evaluate(read.graph, {&read.result, 1});
       const auto q = static_cast<int32_t>(i), k = static_cast<int32_t>(j);
       evaluate.run(0.25, {1, 0, q, k, static_cast<int32_t>(s.q_len), static_cast<int32_t>(s.k_len)}, mod->values);
       return evaluate[read.result];

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "mods/evaluate.h"
+#include "problem/bound_expression.h"
 #include "problem/make_blocks.h"
-#include "problem/modification.h"
 #include "support/random.h"
 
 namespace tandem::test {
@@ -15,9 +15,9 @@ constexpr int kFull = 2, kPartial = 1;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of each block, by every query and key that it has.
-std::vector<int> states_of(const BlocksCase& c, const Modification& mod) {
-  const mods::Mod& text = mod.program->mod;
-  mods::Evaluator<float> evaluator(text.graph, {&text.result, 1});
+std::vector<int> states_of(const BlocksCase& c, const BoundExpression& mod) {
+  const score_mod::Mod& text = mod.program->mod;
+  score_mod::Evaluator<float> evaluator(text.graph, {&text.result, 1});
   std::vector<int> states;
   for (int64_t list = 0; list < c.batch * c.heads; ++list) {
     for (int64_t i = 0; i < c.seqlen_q; i += c.block_q) {
@@ -131,7 +131,7 @@ std::vector<Tensor*> BlocksInstance::tensors() {
   return all;
 }
 
-std::string judge_blocks(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make) {
+std::string check_blocks_accuracy(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make) {
   BlocksInstance instance(c);
   const tandem_block_mask_args args = instance.args();
   MakeBlocksProblem m;

@@ -37,7 +37,7 @@ class BlocksInstance {
   Tensor counts[4], indices[4];  // partial, full, by queries and then by keys
 
  private:
-  friend std::string judge_blocks(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
+  friend std::string check_blocks_accuracy(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
   tandem_mod_tensor named_[4];
   tandem_mod_scalar scalars_[2];
   tandem_mod mod_;
@@ -45,7 +45,7 @@ class BlocksInstance {
 
 // make() makes an instance's lists, which must be those of every query and key asked for itself; guards must be intact.
 // Returns what was wrong.
-std::string judge_blocks(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
+std::string check_blocks_accuracy(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
 
 // Texts and shapes that every engine serves: those of the gallery, tails, sequences of nothing, lists of heads, any
 // block size, random texts.

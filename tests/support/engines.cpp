@@ -8,7 +8,7 @@
 #include "cpu/cpu.h"
 #include "gpu/driver/driver.h"
 #include "gpu/virtual.h"
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "problem/use_options.h"
 #include "support/gpu.h"
 
@@ -47,9 +47,9 @@ NamedEngine engine_named(const std::string& device, int schedules) {
     return {.run =
                 [](const Problem& p) {
                   if (p.pass == TANDEM_FORWARD) {
-                    oracle::forward(p);
+                    reference::forward(p);
                   } else {
-                    oracle::backward(p);
+                    reference::backward(p);
                   }
                 },
             .supports = nullptr};

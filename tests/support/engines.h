@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "support/judge.h"
+#include "support/check_accuracy.h"
 
 namespace tandem::test {
 

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/check_accuracy.h"
 #include "support/engines.h"
-#include "support/judge.h"
 
 namespace {
 
@@ -26,7 +26,7 @@ constexpr const char* kUsage =
     "  GPU cases, judged by all cores; a virtual one runs each under N schedules. Stops at the 20th failure.\n"
     "  --passes backward: of problems with gradients, these alone; their forward is the oracle's.\n";
 
-constexpr uint64_t kMostFailures = 20;  // a GPU that has failed may fail ever after
+constexpr uint64_t kMaxFailures = 20;  // a GPU that has failed may fail ever after
 
 struct Options {
   std::string device = "cpu", cases, flags;
@@ -100,18 +100,18 @@ class Fuzzer {
 
   void work() {
     using namespace tandem::test;
-    for (uint64_t n = next_++; n < o_.count && elapsed() < o_.seconds && failures_ < kMostFailures; n = next_++) {
+    for (uint64_t n = next_++; n < o_.count && elapsed() < o_.seconds && failures_ < kMaxFailures; n = next_++) {
       const uint64_t seed = o_.seed + n;
       const Case c = !o_.flags.empty()        ? from_flags(o_.flags)
                      : o_.cases == "gpu"      ? random_gpu_case(seed)
                      : o_.cases == "backward" ? random_gpu_backward_case(seed)
                                               : random_case(seed);
       if (o_.verbose) say(to_flags(c));
-      judge(seed, run_case(c, engine_.run, engine_.supports, nullptr, engine_.flags, o_.passes));
+      check(seed, run_case(c, engine_.run, engine_.supports, nullptr, engine_.flags, o_.passes));
     }
   }
 
-  void judge(uint64_t seed, const tandem::test::Verdict& verdict) {
+  void check(uint64_t seed, const tandem::test::Verdict& verdict) {
     const std::lock_guard lock(mutex_);
     ++done_;
     worst_ = std::max(worst_, verdict.worst);

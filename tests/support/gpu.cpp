@@ -214,7 +214,7 @@ Gpus open_gpus(const std::string& name, int schedules) {
 namespace {
 
 // Outputs as the call found them, for the first GPU; poisoned for the others, where nothing is added to them.
-void run_on(const Gpu& gpu, const Call& call, bool first, std::mutex& one_at_a_time) {
+void run_on(const Gpu& gpu, const EngineCall& call, bool first, std::mutex& one_at_a_time) {
   DeviceCall there(gpu, *call.instance, call.pass, *call.outputs);
   there.prepare();
   there.allocate_workspace();
@@ -253,7 +253,7 @@ void give_bytes(std::span<const std::byte> bytes, Outputs& outputs) {
 NamedEngine gpu_engine(const Gpus& gpus) {
   const auto one_at_a_time = std::make_shared<std::mutex>();
   return {.run =
-              [=](const Call& call) {
+              [=](const EngineCall& call) {
                 std::vector<std::byte> expected, before;
                 if (call.accumulate && gpus.size() > 1) before = bytes_of(*call.outputs);
                 for (size_t n = 0; n < gpus.size(); ++n) {
@@ -266,7 +266,7 @@ NamedEngine gpu_engine(const Gpus& gpus) {
                   }
                 }
               },
-          .supports = [=](const Call& call) -> std::string {
+          .supports = [=](const EngineCall& call) -> std::string {
             const Gpu& gpu = *gpus.front();
             const DeviceCall there(gpu, *call.instance, call.pass, *call.outputs, DeviceCall::Data::none);
             return tandem_check(gpu.context(), call.pass, &there.args) == TANDEM_OK ? "" : tandem_last_error();

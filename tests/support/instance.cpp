@@ -6,8 +6,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "problem/bound_expression.h"
 #include "problem/convert.h"
-#include "problem/modification.h"
 #include "support/random.h"
 
 namespace tandem::test {
@@ -467,7 +467,7 @@ Problem Instance::problem(tandem_pass pass, Outputs* o) {
 namespace {
 
 void replace_captured(Problem& p, Outputs* o) {
-  auto copy = std::make_shared<Modification>(*p.score_mod.read);
+  auto copy = std::make_shared<BoundExpression>(*p.score_mod.read);
   Tensor* const tensors[] = {&o->dslope, &o->dtable, &o->dtemperature};
   for (size_t n = 0; n < std::size(tensors); ++n) {
     BiasView& to = copy->gradients[n].to;

@@ -5,7 +5,7 @@
 #include <limits>
 #include <sstream>
 
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 #include "problem/convert.h"
 #include "support/random.h"
 
@@ -136,7 +136,7 @@ std::vector<Tensor*> MergeInstance::tensors() {
   return all;
 }
 
-std::string judge_merge(const MergeCase& c, const std::function<void(MergeInstance&)>& merge) {
+std::string check_merge_accuracy(const MergeCase& c, const std::function<void(MergeInstance&)>& merge) {
   MergeInstance instance(c), before(c);  // before: as the parts were
   merge(instance);
   const tandem_merge_args args = before.args();
@@ -150,7 +150,7 @@ std::string judge_merge(const MergeCase& c, const std::function<void(MergeInstan
   const int64_t row = c.heads * c.head_dim;
   exact.out = {out.element(0), DType::f64, c.seqlen * row, row, c.head_dim, true};
   exact.lse = {lse.element(0), DType::f64, c.heads * c.seqlen, 1, c.seqlen, true};
-  oracle::merge(exact);
+  reference::merge(exact);
   Errors of_out, of_lse;
   for (int64_t n = 0; n < m.rows(); ++n) {
     const int64_t h = n % c.heads, i = n / c.heads % c.seqlen, b = n / c.heads / c.seqlen;

@@ -46,7 +46,7 @@ class MergeInstance {
 
 // merge() merges an instance. The largest error must be within twice that of the formula in float32, plus what the
 // result's type loses; guards must be intact. Returns what was wrong.
-std::string judge_merge(const MergeCase& c, const std::function<void(MergeInstance&)>& merge);
+std::string check_merge_accuracy(const MergeCase& c, const std::function<void(MergeInstance&)>& merge);
 
 // Cases of all types, layouts and sizes that every engine serves.
 std::vector<MergeCase> merge_cases();

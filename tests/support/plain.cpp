@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "problem/bound_expression.h"
 #include "problem/convert.h"
-#include "problem/modification.h"
 #include "problem/philox.h"
 #include "support/plain_loops.h"
 #include "support/random.h"
@@ -125,7 +125,7 @@ struct Score {
 // A modification in the working precision, each operation rounded to nearest.
 class ModFormula {
  public:
-  ModFormula(const ModView& view, std::span<const mods::NodeId> outputs, bool wide) : view_(view) {
+  ModFormula(const ModView& view, std::span<const score_mod::NodeId> outputs, bool wide) : view_(view) {
     if (!view) return;
     if (wide) {
       wide_.emplace(view->program->mod.graph, outputs);
@@ -133,27 +133,27 @@ class ModFormula {
       narrow_.emplace(view->program->mod.graph, outputs);
     }
   }
-  void run(double score, const mods::Position& at) {
+  void run(double score, const score_mod::Position& at) {
     if (wide_) wide_->run(score, at, view_->values);
     if (narrow_) narrow_->run(static_cast<float>(score), at, view_->values);
   }
-  double real(mods::NodeId node) const { return wide_ ? (*wide_)[node].real : (*narrow_)[node].real; }
-  int32_t integer(mods::NodeId node) const { return wide_ ? (*wide_)[node].integer : (*narrow_)[node].integer; }
+  double real(score_mod::NodeId node) const { return wide_ ? (*wide_)[node].real : (*narrow_)[node].real; }
+  int32_t integer(score_mod::NodeId node) const { return wide_ ? (*wide_)[node].integer : (*narrow_)[node].integer; }
 
  private:
   const ModView& view_;
-  std::optional<mods::Evaluator<double>> wide_;
-  std::optional<mods::Evaluator<float>> narrow_;
+  std::optional<score_mod::Evaluator<double>> wide_;
+  std::optional<score_mod::Evaluator<float>> narrow_;
 };
 
-std::span<const mods::NodeId> result_of(const ModView& view) {
-  return view ? std::span(&view->program->mod.result, 1) : std::span<const mods::NodeId>();
+std::span<const score_mod::NodeId> result_of(const ModView& view) {
+  return view ? std::span(&view->program->mod.result, 1) : std::span<const score_mod::NodeId>();
 }
-std::span<const mods::NodeId> slope_of(const ModView& view) {
-  return view ? std::span(&view->program->gradient.score, 1) : std::span<const mods::NodeId>();
+std::span<const score_mod::NodeId> slope_of(const ModView& view) {
+  return view ? std::span(&view->program->gradient.score, 1) : std::span<const score_mod::NodeId>();
 }
-std::span<const mods::NodeId> capturing_of(const ModView& view) {
-  return view ? std::span(view->program->capturing) : std::span<const mods::NodeId>();
+std::span<const score_mod::NodeId> capturing_of(const ModView& view) {
+  return view ? std::span(view->program->capturing) : std::span<const score_mod::NodeId>();
 }
 
 class Plain {
@@ -236,7 +236,7 @@ class Plain {
     return is_dropped(words, j, dropout_threshold(p.dropout.p)) ? 0 : fl(1 / (1 - p.dropout.p));
   }
 
-  mods::Position at(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  score_mod::Position at(int64_t b, int64_t h, int64_t i, int64_t j) const {
     return {.batch = static_cast<int32_t>(b),
             .head = static_cast<int32_t>(h),
             .q = static_cast<int32_t>(i),
@@ -395,15 +395,15 @@ class Plain {
     }
   }
 
-  double through_mod(double ds, const Score& e, const mods::Position& position) {
+  double through_mod(double ds, const Score& e, const score_mod::Position& position) {
     if (!p.score_mod || ds == 0) return ds;
-    const mods::Program& program = *p.score_mod->program;
+    const score_mod::Program& program = *p.score_mod->program;
     if (p.score_mod->cells > 0) {
       capturing_.run(e.unmodified, position);
-      for (const mods::Capture& capture : program.captures) {
+      for (const score_mod::Capture& capture : program.captures) {
         const CapturedGradient& gradient = p.score_mod->gradients[static_cast<size_t>(capture.tensor)];
         if (!gradient.to) continue;
-        int32_t indices[mods::kMaxRank];
+        int32_t indices[score_mod::kMaxRank];
         for (int n = 0; n < capture.rank; ++n) indices[n] = capturing_.integer(capture.indices[n]);
         double& sum = captured_[static_cast<size_t>(gradient.cell(indices, capture.rank))];
         sum = fl(sum + fl(ds * fl(capturing_.real(capture.derivative))));

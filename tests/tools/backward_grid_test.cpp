@@ -26,10 +26,10 @@ Problem heads(int64_t batch, int64_t heads, int64_t seqlen, int64_t head_dim) {
                                .head_dim = head_dim,
                                .head_dim_v = head_dim}));
 }
-Waiting waiting(const Problem& p, const plan::BackwardTiling& tiling) {
+Waiting waiting(const Problem& p, const plan::BackwardSchedule& tiling) {
   return waiting_of(p, tiling, kStep, kHandOver).value();
 }
-plan::BackwardTiling tiling_of(const Problem& p, const gpu::Properties& device) {
+plan::BackwardSchedule tiling_of(const Problem& p, const gpu::Properties& device) {
   return plan::make_plan(p, device).backward;
 }
 
@@ -48,7 +48,7 @@ TEST(BackwardGrid, AdditionsMakeAHopperStepLonger) {
 // Four m_blocks and n_blocks of one head.
 TEST(BackwardGrid, OneBlockWaitsForNobody) {
   const Problem p = heads(1, 1, 512, 64);
-  plan::BackwardTiling tiling = tiling_of(p, blackwell());
+  plan::BackwardSchedule tiling = tiling_of(p, blackwell());
   tiling.grid = 1;
   const Waiting w = waiting(p, tiling);
   EXPECT_EQ(w.steps, 16);
@@ -59,7 +59,7 @@ TEST(BackwardGrid, OneBlockWaitsForNobody) {
 // All begin at once with the same m_block: each is what handing over takes behind the one before, three times.
 TEST(BackwardGrid, NBlocksFollowEachOther) {
   const Problem p = heads(1, 1, 512, 64);
-  const plan::BackwardTiling tiling = tiling_of(p, blackwell());
+  const plan::BackwardSchedule tiling = tiling_of(p, blackwell());
   ASSERT_EQ(tiling.grid, 4);
   const Waiting w = waiting(p, tiling);
   EXPECT_EQ(w.without_turns, 1000 + 4 * kStep);
@@ -70,12 +70,12 @@ TEST(BackwardGrid, NBlocksFollowEachOther) {
 // From the diagonal on n_block n + 1 is a step ahead of n.
 TEST(BackwardGrid, FromTheDiagonalNobodyWaits) {
   const Problem p = causal(heads(1, 64, 1024, 64));
-  plan::BackwardTiling tiling = tiling_of(p, blackwell());
-  ASSERT_TRUE(tiling.tile.from_diagonal);
-  tiling.diagonal_heads = 64;
+  plan::BackwardSchedule tiling = tiling_of(p, blackwell());
+  ASSERT_TRUE(tiling.tile.spt);
+  tiling.spt_heads = 64;
   EXPECT_EQ(waiting(p, tiling).share(), 0);
   EXPECT_EQ(waiting(p, tiling).steps, 64 * 36);
-  tiling.tile.from_diagonal = false;
+  tiling.tile.spt = false;
   EXPECT_GT(waiting(p, tiling).share(), 0.02);
 }
 
@@ -89,10 +89,10 @@ TEST(BackwardGrid, AsOrdersWereTimed) {
   for (const auto& [batch, seqlen, gained] : timed) {
     SCOPED_TRACE(seqlen);
     const Problem p = causal(heads(batch, 32, seqlen, 64));
-    plan::BackwardTiling tiling = tiling_of(p, hopper());
-    ASSERT_TRUE(tiling.tile.from_diagonal);
+    plan::BackwardSchedule tiling = tiling_of(p, hopper());
+    ASSERT_TRUE(tiling.tile.spt);
     EXPECT_LT(waiting_of(p, tiling, 3900)->share(), 0.01);
-    tiling.tile.from_diagonal = false;
+    tiling.tile.spt = false;
     tiling.l2_heads = 8;
     EXPECT_GT(waiting_of(p, tiling, 3900)->share(), gained / 3);
     EXPECT_LT(waiting_of(p, tiling, 3900)->share(), gained * 1.5);

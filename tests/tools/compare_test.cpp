@@ -27,7 +27,7 @@ Buffer filled(DType dtype, const std::vector<double>& values) {
 
 bool accepted(const std::vector<double>& engine, const std::vector<double>& plain, const std::vector<double>& exact) {
   const Buffer own = filled(DType::f32, engine), formula = filled(DType::f32, plain), truth = filled(DType::f64, exact);
-  return judge(DType::f32, {"x", &own, 0}, {&formula}, truth).good();
+  return check_accuracy(DType::f32, {"x", &own, 0}, {&formula}, truth).good();
 }
 
 TEST(JudgeTest, AllowsTwiceTheErrorOfThePlainFormula) {
@@ -65,7 +65,7 @@ TEST(JudgeTest, OneBadHeadIsSeen) {
     const int64_t at = (i / 16 * 4 + 2) * 16 + i % 16;
     results.dk.set(at, results.dk.get(at) * 1.00001);
   }
-  for (const Judgement& one : judge(DType::f32, TANDEM_BACKWARD, results, formula, exact)) {
+  for (const AccuracyCheck& one : check_accuracy(DType::f32, TANDEM_BACKWARD, results, formula, exact)) {
     EXPECT_EQ(one.good(), one.name != "dk") << one.why;
     EXPECT_EQ(one.why.starts_with("head 2: "), one.name == "dk") << one.why;
   }

@@ -96,14 +96,14 @@ TEST(GivenTest, ResultsAreJudgedByTheOriginal) {
   const Given given(random_inputs(DType::f32), true);
   Results results(given.used(), true, false);
   Progress progress("test", 1);
-  const auto judgements = check_exactness(machine, given, {.causal = true}, true, results, progress);
-  EXPECT_TRUE(all_good(judgements)) << exactness_table(judgements);
+  const auto checks = check_exactness(machine, given, {.causal = true}, true, results, progress);
+  EXPECT_TRUE(all_good(checks)) << exactness_table(checks);
 
   // Rows of one key: out is v. The error against the original is what the conversion lost.
   double lost = 0;
   for (int64_t i = 0; i < 2 * 16; ++i)
     lost = std::max(lost, std::fabs(given.used().v.get(i) - given.original.v.get(i)));
-  EXPECT_GE(judgements[0].engine.largest, lost);
+  EXPECT_GE(checks[0].engine.largest, lost);
   EXPECT_GT(lost, 0);
 }
 

@@ -83,9 +83,9 @@ run_share() { # <step> <n> <shares>
   local judge=("$tests" --device "$device" --schedules "$schedules" --part "$2/$3" --gtest_brief=1)
   case $1 in
     grid) "${judge[@]}" ;;
-    product) "${judge[@]}" --gtest_also_run_disabled_tests '--gtest_filter=KernelsProduct.*_EveryFeature*' ;;
+    product) "${judge[@]}" --gtest_also_run_disabled_tests '--gtest_filter=KernelsExhaustive.*_EveryFeature*' ;;
     gradients)
-      "${judge[@]}" --passes backward --gtest_also_run_disabled_tests '--gtest_filter=KernelsProduct.*_Gradients*'
+      "${judge[@]}" --passes backward --gtest_also_run_disabled_tests '--gtest_filter=KernelsExhaustive.*_Gradients*'
       ;;
     fuzz | backward)
       from=$((each * $2))

@@ -24,7 +24,7 @@ std::optional<Element> element_of(std::string_view name) {
   return std::nullopt;
 }
 
-struct Entry {
+struct TensorEntry {
   std::string name;
   std::optional<std::string> dtype;
   std::optional<std::vector<int64_t>> shape;
@@ -36,7 +36,7 @@ class HeaderReader : public JsonEvents {
  public:
   explicit HeaderReader(const std::string& file) : file_(file) {}
 
-  std::vector<Entry> entries;
+  std::vector<TensorEntry> entries;
   std::map<std::string, std::string> metadata;
 
   bool null() override { return unexpected("null"); }
@@ -136,7 +136,7 @@ class HeaderReader : public JsonEvents {
   std::set<std::string> names_, fields_;
 };
 
-TensorView tensor_of(const Entry& entry, std::span<const std::byte> data, const std::string& file) {
+TensorView tensor_of(const TensorEntry& entry, std::span<const std::byte> data, const std::string& file) {
   const auto refuse = [&](const std::string& why) {
     throw InputError(file + ": tensor " + in_quotes(entry.name) + ": " + why);
   };
@@ -212,7 +212,7 @@ Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::strin
   const auto data = bytes.subspan(sizeof length + length);
   Safetensors result;
   result.metadata = std::move(reader.metadata);
-  for (const Entry& entry : reader.entries) result.tensors.push_back(tensor_of(entry, data, file));
+  for (const TensorEntry& entry : reader.entries) result.tensors.push_back(tensor_of(entry, data, file));
   std::stable_sort(result.tensors.begin(), result.tensors.end(), [](const auto& a, const auto& b) {
     return std::pair(a.data.data(), a.data.size()) < std::pair(b.data.data(), b.data.size());
   });

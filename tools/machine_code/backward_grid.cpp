@@ -21,10 +21,10 @@ struct Adder {
   bool waits_for_addition = false;
 };
 
-Adder adder_of(const plan::BackwardTile& tile) {
+Adder adder_of(const plan::BackwardKernel& tile) {
   if (const auto* const blackwell = std::get_if<Sm100BackwardConfig>(&tile.kernel))
     return {
-        .taken_before_turn = blackwell->pair, .next_goes_on = blackwell->dq_has_place(), .waits_for_addition = true};
+        .taken_before_turn = blackwell->two_cta, .next_goes_on = blackwell->dq_has_place(), .waits_for_addition = true};
   return {.next_goes_on = tile.for_hopper().staged()};
 }
 
@@ -33,8 +33,8 @@ struct Tile {
   bool from_first_m_block;
 };
 
-// As tile/key_tile.cuh takes them.
-std::vector<Tile> tiles_of(const plan::BackwardTiling& t, int heads) {
+// As tile/n_block_work.cuh takes them.
+std::vector<Tile> tiles_of(const plan::BackwardSchedule& t, int heads) {
   std::vector<Tile> tiles;
   const auto group = [&](int first_head, int count, bool falls) {
     for (int from_begin = 0; from_begin < t.n_blocks; ++from_begin)
@@ -42,8 +42,8 @@ std::vector<Tile> tiles_of(const plan::BackwardTiling& t, int heads) {
         tiles.push_back({falls ? t.n_blocks - 1 - from_begin : from_begin, head, falls});
   };
   int head = 0;
-  if (t.tile.from_diagonal) {
-    for (; head < t.diagonal_heads; ++head) group(head, 1, true);
+  if (t.tile.spt) {
+    for (; head < t.spt_heads; ++head) group(head, 1, true);
     if (head < heads) group(head, heads - head, false);
   } else {
     for (; head < heads; head += t.l2_heads) group(head, std::min(t.l2_heads, heads - head), false);
@@ -80,20 +80,21 @@ class Play {
 
 }  // namespace
 
-double adding_clocks(const plan::BackwardTile& tile) {
+double adding_clocks(const plan::BackwardKernel& tile) {
   // Bytes for each clock that a step is longer than without additions (docs/lab/hopper-backward.md, "Roles").
   constexpr double from_registers = 36, by_copies = 78;
-  if (std::holds_alternative<Sm100BackwardConfig>(tile.kernel) || tile.for_hopper().strips) return 0;
+  if (std::holds_alternative<Sm100BackwardConfig>(tile.kernel) || tile.for_hopper().ds_gmem) return 0;
   const double bytes = 4.0 * tile.tile_m * tile.head_dim / tile.ctas;
   return bytes / (tile.for_hopper().staged() ? by_copies : from_registers);
 }
 
-std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardTiling& t, double step,
+std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardSchedule& t, double step,
                                   const HandOver& hand_over) {
-  const bool by_head = t.tile.key_tickets > 0;
-  if (plan::varlen(p) || t.tile.block_mask || t.tile.apart || t.tile.single || t.tiles == 0) return std::nullopt;
-  if (t.splits > 1 && !by_head) return std::nullopt;
-  const int parts = by_head ? t.splits : 1, m_blocks = t.sequence_m_blocks;
+  const bool split_q_heads = t.tile.dkv_semaphores > 0;
+  if (plan::varlen(p) || t.tile.block_mask || t.tile.two_pass || t.tile.single_n_block || t.tiles == 0)
+    return std::nullopt;
+  if (t.m_splits > 1 && !split_q_heads) return std::nullopt;
+  const int parts = split_q_heads ? t.m_splits : 1, m_blocks = t.sequence_m_blocks;
   const int heads = static_cast<int>(p.batch * p.heads_k * parts), group = static_cast<int>(p.group() / parts);
 
   // Of each m_block the first and the last n_block that it sees.
@@ -118,7 +119,7 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardTiling& 
         if (seen[m].first > tile.n_block || seen[m].second < tile.n_block) continue;
         for (int head = 0; head < group; ++head) steps.emplace_back(m, head);
       }
-      if (plan::binds_left(p)) std::ranges::stable_sort(steps, {}, &std::pair<int, int>::second);
+      if (plan::needs_left_mask(p)) std::ranges::stable_sort(steps, {}, &std::pair<int, int>::second);
       block.begin(free.top() + hand_over.tile);
       free.pop();
       for (const auto& [m, head] : steps) {

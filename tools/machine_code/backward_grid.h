@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "plan/backward_tiling.h"
+#include "plan/backward_schedule.h"
 #include "plan/plan.h"
 
 namespace tandem::tool {
@@ -25,10 +25,10 @@ struct Waiting {
 
 // Clocks that adding its dq to memory makes a step of Hopper's kernels longer: the model of the machine code takes
 // additions to be over at once. Nothing of Blackwell's has been measured.
-double adding_clocks(const plan::BackwardTile& tile);
+double adding_clocks(const plan::BackwardKernel& tile);
 
 // Of dense problems whose tiles sum dk, dv and dq alike; nothing of others. step: clocks, without waiting.
-std::optional<Waiting> waiting_of(const Problem& problem, const plan::BackwardTiling& tiling, double step,
+std::optional<Waiting> waiting_of(const Problem& problem, const plan::BackwardSchedule& tiling, double step,
                                   const HandOver& hand_over = {});
 
 }  // namespace tandem::tool

@@ -6,7 +6,7 @@ namespace tandem::tool {
 namespace {
 
 using io::Json;
-using machine_code::Account;
+using machine_code::CostModel;
 using machine_code::kUnits;
 using machine_code::LoopCost;
 using machine_code::name_of;
@@ -49,7 +49,7 @@ Json of(const std::optional<TileCost>& tile) {
 }
 
 Json of(const Examined& e) {
-  const Account& a = e.account;
+  const CostModel& a = e.cost_model;
   Json loops = Json::list();
   for (const LoopCost& loop : a.loops) {
     const bool steady = &loop == a.steady(loop.role, false) || &loop == a.steady(loop.role, true);

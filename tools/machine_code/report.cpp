@@ -11,7 +11,7 @@
 namespace tandem::tool {
 namespace {
 
-using machine_code::Account;
+using machine_code::CostModel;
 using machine_code::kUnits;
 using machine_code::LoopCost;
 using machine_code::name_of;
@@ -36,12 +36,12 @@ std::string way_of(const LoopCost& loop) {
   return scores ? loop.masked ? "masked" : "unmasked" : "";
 }
 
-std::string spills_of(const Account& a) {
+std::string spills_of(const CostModel& a) {
   if (a.spills == 0 && a.stack_bytes == 0) return "none";
   return str_cat(a.spills, " moves to and from the stack, which has ", a.stack_bytes, " bytes");
 }
 
-std::string tile_of(const Account& a) {
+std::string tile_of(const CostModel& a) {
   if (a.backward && a.shape.head_dim == 0) return "a backward pass: head_dim and tile are not told by its code";
   if (a.backward) {
     return str_cat("a backward pass, head_dim ", a.shape.head_dim,
@@ -53,7 +53,7 @@ std::string tile_of(const Account& a) {
 }
 
 std::string facts_of(const Examined& e) {
-  const Account& a = e.account;
+  const CostModel& a = e.cost_model;
   std::string text = entry("kernel", str_cat(e.name, " for ", a.arch), kIndent);
   if (!e.compiler.empty())
     text +=
@@ -82,7 +82,7 @@ std::string facts_of(const Examined& e) {
   return text;
 }
 
-std::string loops_of(const Account& a) {
+std::string loops_of(const CostModel& a) {
   Table table({"loop", "", "at", "registers", "instructions", "left out", "warps' turns a tile"});
   for (const LoopCost& loop : a.loops) {
     const bool counts = &loop == a.steady(loop.role, false) || &loop == a.steady(loop.role, true);
@@ -93,7 +93,7 @@ std::string loops_of(const Account& a) {
   return table.text();
 }
 
-std::vector<const LoopCost*> steady_of(const Account& a, bool masked) {
+std::vector<const LoopCost*> steady_of(const CostModel& a, bool masked) {
   std::vector<const LoopCost*> loops;
   for (const Role role : {Role::load, Role::mma, Role::softmax, Role::computing, Role::correction, Role::reduction}) {
     if (const LoopCost* loop = a.steady(role, masked)) loops.push_back(loop);
@@ -107,7 +107,7 @@ std::string bar_of(double clocks, double most) {
   return std::string(length, '#') + std::string(static_cast<size_t>(widest) - length, ' ');
 }
 
-std::string tile_table(const Account& a, const TileCost& tile, bool masked) {
+std::string tile_table(const CostModel& a, const TileCost& tile, bool masked) {
   const std::vector<const LoopCost*> loops = steady_of(a, masked);
   const double most = std::max(*std::ranges::max_element(tile.clocks), tile.issue_clocks);
   std::vector<std::string> header{masked ? "masked tile" : "unmasked tile"};
@@ -135,7 +135,7 @@ std::string tile_table(const Account& a, const TileCost& tile, bool masked) {
 // ---- Side by side ----
 
 // Warps whose turns make a tile: of 32 rows each where tensor memory holds the scores, else of 16.
-double warps_of_tile(const Account& a) { return a.steady(Role::mma, false) != nullptr ? 4 : 8; }
+double warps_of_tile(const CostModel& a) { return a.steady(Role::mma, false) != nullptr ? 4 : 8; }
 
 struct Row {
   std::string name;
@@ -143,10 +143,10 @@ struct Row {
 };
 
 std::string per_warp(const Examined& e, double warps, bool masked) {
-  const LoopCost* loop = e.account.steady_softmax(masked);
+  const LoopCost* loop = e.cost_model.steady_softmax(masked);
   if (loop != nullptr) return fixed(loop->instructions * loop->per_tile() / warps, 0);
   // A step outside of the loops: with what else is done there.
-  for (const LoopCost& around : e.account.loops) {
+  for (const LoopCost& around : e.cost_model.loops) {
     if (around.once && around.masked == masked && around.work.scores() > 0) return str_cat("<= ", around.instructions);
   }
   return "-";
@@ -158,7 +158,7 @@ std::string clocks_of(const std::optional<TileCost>& tile, Unit unit) {
 }
 
 const std::optional<TileCost>& main_tile(const Examined& e) {
-  return e.account.plain ? e.account.plain : e.account.masked;
+  return e.cost_model.plain ? e.cost_model.plain : e.cost_model.masked;
 }
 
 template <Unit unit>
@@ -169,8 +169,8 @@ std::string clocks(const Examined& e, double) {
 // Columns of tensor memory that are read in a step by all but the tensor core: 0 where each score is read once, and the
 // result only for an exceptional rescaling.
 std::string columns_beside_scores(const Examined& e, double) {
-  const LoopCost *softmax = e.account.steady(Role::softmax, !e.account.plain),
-                 *correction = e.account.steady(Role::correction, false);
+  const LoopCost *softmax = e.cost_model.steady(Role::softmax, !e.cost_model.plain),
+                 *correction = e.cost_model.steady(Role::correction, false);
   if (softmax == nullptr) return "-";
   const int more = softmax->work.columns_read - softmax->work.scores();
   return str_cat(std::max(0, more) + (correction == nullptr ? 0 : correction->work.columns_read));
@@ -178,7 +178,7 @@ std::string columns_beside_scores(const Examined& e, double) {
 
 std::string registers_of(const Examined& e, double) {
   std::string text;
-  for (const LoopCost* loop : steady_of(e.account, !e.account.plain))
+  for (const LoopCost* loop : steady_of(e.cost_model, !e.cost_model.plain))
     text += str_cat(text.empty() ? "" : "/", loop->registers);
   return text;
 }
@@ -196,9 +196,9 @@ const Row kRows[] = {
     {"bound by", [](const Examined& e, double) { return main_tile(e)->binds; }},
     {"columns read beside the scores", columns_beside_scores},
     {"spills; bytes of stack",
-     [](const Examined& e, double) { return str_cat(e.account.spills, "; ", e.account.stack_bytes); }},
+     [](const Examined& e, double) { return str_cat(e.cost_model.spills, "; ", e.cost_model.stack_bytes); }},
     {"registers, by role", registers_of},
-    {"columns of tensor memory", [](const Examined& e, double) { return str_cat(e.account.tensor_columns); }},
+    {"columns of tensor memory", [](const Examined& e, double) { return str_cat(e.cost_model.tensor_columns); }},
     {"cold compile, CPU time",
      [](const Examined& e, double) { return e.compiler.empty() ? std::string("-") : seconds_text(e.compile_seconds); }},
 };
@@ -206,7 +206,7 @@ const Row kRows[] = {
 }  // namespace
 
 std::string report_of(const Examined& examined) {
-  const Account& a = examined.account;
+  const CostModel& a = examined.cost_model;
   std::string text = str_cat(facts_of(examined), "\n", loops_of(a));
   if (a.plain) text += str_cat("\n", tile_table(a, *a.plain, false));
   if (a.masked) text += str_cat("\n", tile_table(a, *a.masked, true));
@@ -214,13 +214,13 @@ std::string report_of(const Examined& examined) {
 }
 
 std::string comparison_of(const std::vector<Examined>& all) {
-  const Account& first = all.front().account;
+  const CostModel& first = all.front().cost_model;
   const double warps = warps_of_tile(first);
   std::string names;
   std::vector<std::string> header{str_cat("steady loop, head_dim ", first.shape.head_dim)};
   for (const Examined& e : all) {
     header.push_back(e.compiler.empty() ? e.name : "tandem");
-    if (!e.compiler.empty()) names += str_cat("tandem: ", e.name, " for ", e.account.arch, "\n\n");
+    if (!e.compiler.empty()) names += str_cat("tandem: ", e.name, " for ", e.cost_model.arch, "\n\n");
   }
   Table table(header);
   for (const Row& row : kRows) {

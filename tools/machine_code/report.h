@@ -4,13 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "machine_code/account.h"
+#include "machine_code/cost_model.h"
 
 namespace tandem::tool {
 
 struct Examined {
   std::string name;  // of the kernel, or of the file
-  machine_code::Account account;
+  machine_code::CostModel cost_model;
   machine_code::Cubin cubin;
   int shared_bytes = 0;        // of a block, with what is asked for at launch; 0: not known
   std::string compiler;        // "NVRTC 13.0"; "": it came as machine code

@@ -23,14 +23,14 @@ using machine_code::Latencies;
 using machine_code::Link;
 using machine_code::name_of;
 using machine_code::RoleClocks;
-using machine_code::Run;
+using machine_code::Simulation;
 using machine_code::WarpTrace;
 
 constexpr int kTurns = 14;
 constexpr size_t kIndent = 11;
 // Hopper's warpgroups may fall into step or stay apart, by how a tile began: the median of three beginnings counts.
-constexpr double kApart[] = {300, 600, 1000};                   // clocks
-constexpr double kLeastTensorLoad = 60, kMostTensorLoad = 150;  // clocks: nobody has published the latency of LDTM
+constexpr double kApart[] = {300, 600, 1000};                  // clocks
+constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks: nobody has published the latency of LDTM
 
 double megahertz_of(const Modelled& m) {
   constexpr double unlimited = 0.57;
@@ -98,22 +98,22 @@ std::string chain_table(const Clocks& clocks) {
 }  // namespace
 
 Modelled model_of(const Examined& e) {
-  const Latencies* latencies = machine_code::latencies_of(e.account.arch);
+  const Latencies* latencies = machine_code::latencies_of(e.cost_model.arch);
   if (latencies == nullptr)
-    throw_if_failed(Status::unsupported(str_cat("no latencies are known for ", e.account.arch)));
+    throw_if_failed(Status::unsupported(str_cat("no latencies are known for ", e.cost_model.arch)));
   const Kernel& kernel = machine_code::kernel_of(e.cubin);
-  const std::vector<WarpTrace> traces = machine_code::trace(kernel, e.account, kTurns);
-  const machine_code::Rates& rates = *machine_code::rates_of(e.account.arch);
+  const std::vector<WarpTrace> traces = machine_code::trace(kernel, e.cost_model, kTurns);
+  const machine_code::Rates& rates = *machine_code::rates_of(e.cost_model.arch);
   Modelled m{.name = e.name, .latencies = *latencies, .clocks = {}, .run = {}, .range = {}};
   const double rows = rates.tensor_bytes > 0 ? 128 : 64, depth = 16;
   m.peak = 2 * rows * depth * rates.mma_columns;
   struct Beginning {
-    Run run;
+    Simulation run;
     Clocks clocks;
   };
   std::vector<Beginning> all;
   const auto add = [&](double apart) {
-    Run run = machine_code::run(kernel, traces, rates, *latencies, apart);
+    Simulation run = machine_code::simulate(kernel, traces, rates, *latencies, apart);
     Clocks clocks = machine_code::clocks_of(run, kernel);
     all.push_back({std::move(run), std::move(clocks)});
   };
@@ -127,15 +127,15 @@ Modelled model_of(const Examined& e) {
   m.range = "as warpgroups fall into step or not";
   if (m.clocks.step <= 0) {
     throw_if_failed(Status::unsupported(
-        str_cat("no warp of ", e.account.kernel,
+        str_cat("no warp of ", e.cost_model.kernel,
                 " was found that computes step after step: its way there depends on what only memory says")));
   }
   if (rates.tensor_bytes <= 0) return m;
   m.range = "the latency of tensor memory is not known";
-  for (const double latency : {kLeastTensorLoad, kMostTensorLoad}) {
+  for (const double latency : {kLeastTensorLoad, kMaxTensorLoad}) {
     Latencies other = *latencies;
     other.tensor_load = latency;
-    const double step = machine_code::clocks_of(machine_code::run(kernel, traces, rates, other), kernel).step;
+    const double step = machine_code::clocks_of(machine_code::simulate(kernel, traces, rates, other), kernel).step;
     m.least = std::min(m.least, step);
     m.most = std::max(m.most, step);
   }

@@ -15,7 +15,7 @@ struct Modelled {
   std::string name;
   machine_code::Latencies latencies;
   machine_code::Clocks clocks;
-  machine_code::Run run;
+  machine_code::Simulation run;
   double peak = 0;             // FLOP a clock of the tensor core
   double least = 0, most = 0;  // clocks of a step
   std::string range;           // why there is not one figure

@@ -122,10 +122,10 @@ int Attend::run() {
   const auto [on, given, remarks] = machine.open(load_inputs(), options, grad ? TANDEM_BACKWARD : TANDEM_FORWARD);
   const Inputs& in = given.used();
   Results results(in, grad, false);
-  std::vector<Judgement> judgements;
+  std::vector<AccuracyCheck> checks;
   if (verify) {
     Progress progress("float64", 1);
-    judgements = check_exactness(*on, given, options, grad, results, progress);
+    checks = check_exactness(*on, given, options, grad, results, progress);
   } else {
     Call call(on->engine, in, options, results);
     call.forward();
@@ -144,9 +144,9 @@ int Attend::run() {
                 rate_text(speed.flops_backward, speed.backward).c_str());
   }
   std::printf("; %s beyond inputs and results\n", bytes_text(speed.memory).c_str());
-  if (verify) std::printf("\n%s", exactness_table(judgements).c_str());
+  if (verify) std::printf("\n%s", exactness_table(checks).c_str());
   if (!out.empty()) save(results);
-  return all_good(judgements) ? 0 : 1;
+  return all_good(checks) ? 0 : 1;
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ struct Warm {
   std::vector<std::pair<std::string, ProblemFlags>> problems() const;  // with the presets' names
 };
 
-void compile(const jit::Request& request, jit::Builder& builder) {
+void compile(const jit::Request& request, jit::KernelBuilder& builder) {
   const auto start = std::chrono::steady_clock::now();
   const int64_t compiled = builder.counters().compiled;
   std::shared_ptr<const jit::Code> code;
@@ -98,15 +98,15 @@ std::optional<plan::Plan> plan_of(const std::string& preset, const ProblemFlags&
 
 int Warm::run() const {
   const gpu::Properties device = card.properties();
-  jit::Builder builder({.site_packages = {}, .newest_major = device.driver_version / 1000}, Env::get(),
-                       usable_options());
+  jit::KernelBuilder builder({.site_packages = {}, .newest_major = device.driver_version / 1000}, Env::get(),
+                             usable_options());
   std::set<std::string> done;
   for (const auto& [preset, flags] : problems()) {
     for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
       if (pass == TANDEM_BACKWARD && !backward) continue;
       const std::optional<plan::Plan> plan = plan_of(preset, flags, device, pass);
       if (!plan) continue;
-      for (const plan::Kernel& kernel : plan->kernels) {
+      for (const plan::PlannedKernel& kernel : plan->kernels) {
         const jit::Request request = request_of(kernel, device);
         if (done.insert(request.name).second) compile(request, builder);
       }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
 
 namespace tandem::tool {
 
@@ -113,8 +113,8 @@ void truth(const Attention& attention, const Results& exact, bool backward, cpu:
       if (on_progress) on_progress(1.0 / static_cast<double>(tasks));
     });
   };
-  oracle::forward(problem_of(attention, exact, TANDEM_FORWARD), parallel);
-  if (backward) oracle::backward(problem_of(attention, exact, TANDEM_BACKWARD), parallel);
+  reference::forward(problem_of(attention, exact, TANDEM_FORWARD), parallel);
+  if (backward) reference::backward(problem_of(attention, exact, TANDEM_BACKWARD), parallel);
 }
 
 double forward_flops(const Problem& p) {

@@ -22,7 +22,7 @@ struct Flag::Rule {
 namespace {
 
 using Rule = Flag::Rule;
-constexpr int64_t kLeastInt64 = std::numeric_limits<int64_t>::min(), kMostInt64 = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLeastInt64 = std::numeric_limits<int64_t>::min(), kMaxInt64 = std::numeric_limits<int64_t>::max();
 
 [[noreturn]] void refuse(const std::string& name, const std::string& text, const std::string& rule) {
   throw CLI::ValidationError(str_cat(name, " (", text, ") must be ", rule));
@@ -40,7 +40,7 @@ int64_t integer_from(const std::string& name, const std::string& text, const Rul
   const bool too_large = is_number && (errno == ERANGE ? text[0] != '-' : value > rule.most);
   const bool fits = is_number && errno == 0 && value >= rule.least && value <= rule.most;
   if (fits) return value;
-  const bool bounded = too_large || rule.most != kMostInt64 || (is_number && rule.least == kLeastInt64);
+  const bool bounded = too_large || rule.most != kMaxInt64 || (is_number && rule.least == kLeastInt64);
   if (bounded) refuse(name, text, str_cat("a whole number from ", rule.least, " to ", rule.most));
   if (rule.least == kLeastInt64) refuse(name, text, "a whole number");
   refuse(name, text, str_cat("a whole number of at least ", rule.least));

@@ -31,8 +31,8 @@ void Machine::require_gradients(const Inputs& inputs, const Attention& options) 
   if (const std::optional<Error> refusal = engine.refusal(inputs, options, TANDEM_BACKWARD)) throw *refusal;
 }
 
-std::vector<Judgement> check_exactness(Machine& machine, const Given& given, const Attention& options, bool backward,
-                                       Results& results, Progress& progress) {
+std::vector<AccuracyCheck> check_exactness(Machine& machine, const Given& given, const Attention& options,
+                                           bool backward, Results& results, Progress& progress) {
   const Inputs& used = given.used();
   Call engine_call(machine.engine, used, options, results);
   engine_call.forward();
@@ -55,12 +55,12 @@ std::vector<Judgement> check_exactness(Machine& machine, const Given& given, con
   truth(with_results(given.original.attention(options), shapes), exact, backward, machine.threads,
         [&](double share) { progress.advance(share / passes); });
 
-  std::vector<Judgement> judgements = judge(used.q.dtype(), TANDEM_FORWARD, results, formula, exact);
+  std::vector<AccuracyCheck> checks = check_accuracy(used.q.dtype(), TANDEM_FORWARD, results, formula, exact);
   if (backward) {
-    for (Judgement& one : judge(used.q.dtype(), TANDEM_BACKWARD, results, formula, exact))
-      judgements.push_back(std::move(one));
+    for (AccuracyCheck& one : check_accuracy(used.q.dtype(), TANDEM_BACKWARD, results, formula, exact))
+      checks.push_back(std::move(one));
   }
-  return judgements;
+  return checks;
 }
 
 Speed measure_speed(Machine& machine, const Given& given, const Attention& options, bool backward, bool plain,
@@ -103,21 +103,21 @@ Speed measure_speed(Machine& machine, const Given& given, const Attention& optio
   return speed;
 }
 
-std::string exactness_table(const std::vector<Judgement>& judgements) {
+std::string exactness_table(const std::vector<AccuracyCheck>& checks) {
   Table table({"", "largest error", "plain formula", "mean error", "plain formula", "of allowed", ""});
-  for (const Judgement& one : judgements) {
+  for (const AccuracyCheck& one : checks) {
     table.add({one.name, number(one.engine.largest), number(one.plain.largest), number(one.engine.mean),
                number(one.plain.mean), fixed(100 * one.worst, 0) + " %", one.good() ? good("exact") : bad("FAIL")});
   }
   std::string text = table.text();
-  for (const Judgement& one : judgements) {
+  for (const AccuracyCheck& one : checks) {
     if (!one.good()) text += bad(one.name + ": " + one.why) + "\n";
   }
   return text;
 }
 
-bool all_good(const std::vector<Judgement>& judgements) {
-  return std::all_of(judgements.begin(), judgements.end(), [](const Judgement& one) { return one.good(); });
+bool all_good(const std::vector<AccuracyCheck>& checks) {
+  return std::all_of(checks.begin(), checks.end(), [](const AccuracyCheck& one) { return one.good(); });
 }
 
 }  // namespace tandem::tool

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "tandem/check_accuracy.h"
 #include "tandem/engine.h"
-#include "tandem/judge.h"
 #include "tandem/terminal.h"
 
 namespace tandem::tool {
@@ -28,8 +28,8 @@ struct Machine {
 
 // The engine's and the plain formula's results against float64 of the original inputs: out, lse and, with backward,
 // every gradient. The formula gets the inputs that the engine gets. results, made for these, receives the engine's.
-std::vector<Judgement> check_exactness(Machine& machine, const Given& given, const Attention& options, bool backward,
-                                       Results& results, Progress& progress);
+std::vector<AccuracyCheck> check_exactness(Machine& machine, const Given& given, const Attention& options,
+                                           bool backward, Results& results, Progress& progress);
 
 struct Speed {
   double forward = 0, backward = 0;              // seconds
@@ -42,7 +42,7 @@ struct Speed {
 Speed measure_speed(Machine& machine, const Given& given, const Attention& options, bool backward, bool plain,
                     double seconds);
 
-std::string exactness_table(const std::vector<Judgement>& judgements);
-bool all_good(const std::vector<Judgement>& judgements);
+std::string exactness_table(const std::vector<AccuracyCheck>& checks);
+bool all_good(const std::vector<AccuracyCheck>& checks);
 
 }  // namespace tandem::tool

@@ -137,26 +137,26 @@ double difference_to_model(const Layer& layer) {
   return most;
 }
 
-double worst_error(const std::vector<Judgement>& judgements, Errors Judgement::*whose, bool gradients) {
+double worst_error(const std::vector<AccuracyCheck>& checks, Errors AccuracyCheck::*whose, bool gradients) {
   double worst = 0;
-  for (const Judgement& one : judgements) {
+  for (const AccuracyCheck& one : checks) {
     if ((one.name[0] == 'd') == gradients && one.name != "lse") worst = std::max(worst, (one.*whose).largest);
   }
   return worst;
 }
 
-std::vector<std::string> exactness_row(const Layer& layer, const std::vector<Judgement>& judgements, bool gradients) {
+std::vector<std::string> exactness_row(const Layer& layer, const std::vector<AccuracyCheck>& checks, bool gradients) {
   const Buffer& q = layer.given.original.q;
   std::vector<std::string> row = {layer.title(), io::shape_text(q.shape()) + " " + short_name(q.dtype())};
   for (const bool gradient : {false, true}) {
     if (gradient && !gradients) continue;
-    row.push_back(number(worst_error(judgements, &Judgement::engine, gradient), 2));
-    row.push_back(dim(number(worst_error(judgements, &Judgement::plain, gradient), 2)));
+    row.push_back(number(worst_error(checks, &AccuracyCheck::engine, gradient), 2));
+    row.push_back(dim(number(worst_error(checks, &AccuracyCheck::plain, gradient), 2)));
   }
   double worst = 0;
-  for (const Judgement& judged : judgements) worst = std::max(worst, judged.worst);
+  for (const AccuracyCheck& judged : checks) worst = std::max(worst, judged.worst);
   row.push_back(fixed(100 * worst, 0) + " %");
-  row.push_back(all_good(judgements) ? good("exact") : bad("FAIL"));
+  row.push_back(all_good(checks) ? good("exact") : bad("FAIL"));
   return row;
 }
 
@@ -197,14 +197,14 @@ bool Demo::report(Machine& on, std::vector<Layer>& layers, bool gradients) const
   {
     Progress progress("attending", 1.5 * static_cast<double>(layers.size()));
     for (Layer& one : layers) {
-      const auto judgements = check_exactness(on, one.given, {}, gradients, one.results, progress);
+      const auto checks = check_exactness(on, one.given, {}, gradients, one.results, progress);
       speed.add(speed_row(one, measure_speed(on, one.given, {}, gradients, true, seconds), gradients, ratios));
-      exactness.add(exactness_row(one, judgements, gradients));
+      exactness.add(exactness_row(one, checks, gradients));
       progress.advance(0.5);
-      for (const Judgement& judged : judgements) {
+      for (const AccuracyCheck& judged : checks) {
         if (!judged.good()) remarks += bad(one.title() + ": " + judged.name + ": " + judged.why) + "\n";
       }
-      good_so_far = good_so_far && all_good(judgements);
+      good_so_far = good_so_far && all_good(checks);
       if (one.model_out) {
         remarks += one.title() + ": differs from the model's own output by at most " +
                    number(difference_to_model(one), 2) + "\n";

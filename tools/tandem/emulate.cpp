@@ -41,7 +41,7 @@ std::string what_ran(const Inputs& inputs, bool gradients) {
     const Results results(inputs, gradients, false);
     const Problem problem = problem_of(with_results(inputs.attention({}), results), results, pass);
     const plan::Plan plan = plan::make_plan(problem, device);
-    for (const plan::Kernel& kernel : plan.kernels)
+    for (const plan::PlannedKernel& kernel : plan.kernels)
       text += str_cat(&kernel == plan.kernels.begin() ? "" : ", ", plan::name_of(kernel));
     text += pass == TANDEM_FORWARD && gradients ? " and " : "\n";
   }
@@ -62,10 +62,10 @@ std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, in
   std::vector<std::string> remarks;
   const bool gradients = on.serves_gradients(given.used(), {}, &remarks);
   Results results(given.used(), gradients, false);
-  std::vector<Judgement> judgements;
+  std::vector<AccuracyCheck> checks;
   try {
     Progress progress("emulating", 1);
-    judgements = check_exactness(on, given, {}, gradients, results, progress);
+    checks = check_exactness(on, given, {}, gradients, results, progress);
   } catch (const Error& error) {
     if (error.code() != TANDEM_NO_COMPILER) throw;
     std::printf("left out: %s\n\n", error.what());
@@ -73,7 +73,7 @@ std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, in
   }
   print(remarks);
   std::printf("%s\n%s\n%s%s", on.engine.context().description().c_str(), given.note().c_str(),
-              what_ran(given.used(), gradients).c_str(), exactness_table(judgements).c_str());
+              what_ran(given.used(), gradients).c_str(), exactness_table(checks).c_str());
   std::printf("%s\n", what_the_checker_says());
   if (drawn == TANDEM_FORWARD || gradients) {
     io::AtomicFile file(picture);
@@ -85,7 +85,7 @@ std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, in
         drawn == TANDEM_FORWARD ? "forward" : "backward",
         bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());
   }
-  return all_good(judgements);
+  return all_good(checks);
 }
 
 }  // namespace tandem::tool

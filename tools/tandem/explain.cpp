@@ -79,7 +79,7 @@ int Explain::run() const {
   const plan::Plan& plan = *planned.plan;
   constexpr size_t indent = 11;
   std::string text;
-  for (const plan::Kernel& kernel : plan.kernels) text += entry("kernel", plan::name_of(kernel), indent);
+  for (const plan::PlannedKernel& kernel : plan.kernels) text += entry("kernel", plan::name_of(kernel), indent);
   for (const std::string& reason : plan::reasons(planned.problem, plan, device)) {
     const size_t colon = reason.find(": ");
     text += entry(reason.substr(0, colon), reason.substr(colon + 2), indent);

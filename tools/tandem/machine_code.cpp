@@ -30,12 +30,12 @@ Examined examine(const std::string& file, bool whole) {
   Examined examined;
   examined.name = std::filesystem::path(file).stem().string();
   throw_if_failed(machine_code::parse(text, &examined.cubin));
-  throw_if_failed(machine_code::account(examined.cubin, {}, whole, &examined.account));
+  throw_if_failed(machine_code::cost_model(examined.cubin, {}, whole, &examined.cost_model));
   return examined;
 }
 
 // What each block works on; two that multiply together have twice the rows.
-Shape shape_of(const plan::Tile& tile) {
+Shape shape_of(const plan::ForwardKernel& tile) {
   const int rows = tile.tile_m() / tile.ctas();
   Shape shape{.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v, .rows = rows, .keys = tile.tile_n};
   // Blackwell's ring has blocks of keys' columns and of values' rows.
@@ -43,7 +43,7 @@ Shape shape_of(const plan::Tile& tile) {
   return shape;
 }
 
-Shape shape_of(const plan::BackwardTile& tile) { return {.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v}; }
+Shape shape_of(const plan::BackwardKernel& tile) { return {.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v}; }
 
 void write(const std::string& path, std::string_view text) {
   io::AtomicFile file(path);
@@ -66,7 +66,7 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
       jit::Compiler::open({.site_packages = {}, .newest_major = device.driver_version / 1000}, Env::get(), &compiler));
   const double found = seconds_since(start);
   Examined examined;
-  for (const plan::Kernel& kernel : plan.kernels) {
+  for (const plan::PlannedKernel& kernel : plan.kernels) {
     const jit::Request request = request_of(kernel, device);
     const std::clock_t begin = std::clock();
     const std::vector<jit::Text> headers = jit::included_by(request.source, jit::kernels());
@@ -87,13 +87,13 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
   examined.compiler = str_cat("NVRTC ", compiler->major(), ".", compiler->minor());
   examined.shared_bytes = plan::entries_of(plan.kernels[0].configuration)[plan::kMainEntry].shared_bytes;
   const Shape shape = pass == TANDEM_FORWARD ? shape_of(plan.forward.tile) : shape_of(plan.backward.tile);
-  throw_if_failed(machine_code::account(examined.cubin, shape, whole, &examined.account));
+  throw_if_failed(machine_code::cost_model(examined.cubin, shape, whole, &examined.cost_model));
   return examined;
 }
 
 // Of a forward: blocks' tiles, and their steps of keys.
 Grid grid_of(const Planned& planned, const gpu::Properties& device) {
-  const plan::Tile& tile = planned.plan->forward.tile;
+  const plan::ForwardKernel& tile = planned.plan->forward.tile;
   const plan::Floor floor = plan::floor_of(planned.problem, *planned.plan, device);
   const auto& q = planned.inputs.q.shape();
   const double rows = static_cast<double>(q[0]) * static_cast<double>(q[1]) * static_cast<double>(q[2]);
@@ -111,18 +111,18 @@ Grid grid_of(const Planned& planned, const gpu::Properties& device) {
 
 // Of a backward.
 std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& device, double step) {
-  constexpr double kLeast = 0.6, kMost = 1.6;
+  constexpr double kLeast = 0.6, kMax = 1.6;
   const auto waiting = [&](double times) {
     HandOver hand_over;
     hand_over.adds *= times, hand_over.told *= times;
-    const plan::BackwardTiling& tiling = planned.plan->backward;
+    const plan::BackwardSchedule& tiling = planned.plan->backward;
     return waiting_of(planned.problem, tiling, step + adding_clocks(tiling.tile), hand_over);
   };
   const std::optional<Waiting> usual = waiting(1);
   if (!usual) return std::nullopt;
   return Turns{.waiting = *usual,
                .least = waiting(kLeast)->share(),
-               .most = waiting(kMost)->share(),
+               .most = waiting(kMax)->share(),
                .flops = plan::floor_of(planned.problem, *planned.plan, device).flops};
 }
 

@@ -39,14 +39,14 @@ int Verify::run() {
   if (gradients) on->require_gradients(in, options);
   Results results(in, backward, false);
   Progress progress("float64", 1);
-  const auto judgements = check_exactness(*on, given, options, backward, results, progress);
+  const auto checks = check_exactness(*on, given, options, backward, results, progress);
   const std::string type = short_name(in.q.dtype());
   std::printf("q %s  k %s  v %s  %s  on %s\n", io::shape_text(in.q.shape()).c_str(),
               io::shape_text(in.k.shape()).c_str(), io::shape_text(in.v.shape()).c_str(), type.c_str(),
               on->engine.context().description().c_str());
   print(remarks);
-  std::printf("\n%s\n", exactness_table(judgements).c_str());
-  if (all_good(judgements)) {
+  std::printf("\n%s\n", exactness_table(checks).c_str());
+  if (all_good(checks)) {
     std::printf("%s  no head errs more than the rule allows: twice the plain formula's error in %s, plus rounding\n",
                 good("PASS").c_str(), type.c_str());
     return 0;

@@ -215,7 +215,7 @@ class Reports {
   std::vector<Reported> all_;
 };
 
-io::Json json_of(const vgpu::Party& party, const std::string& place) {
+io::Json json_of(const vgpu::Accessor& party, const std::string& place) {
   io::Json json = io::Json::object();
   const auto add = [&](const char* key, int32_t number) {
     if (number >= 0) json[key] = number;
@@ -272,7 +272,7 @@ int Vgpu::check() const {
     print(complaints);
     write_findings(reports, complaints, n);
     std::printf("%s  schedule %d: %s, %zu by the letter\nrepeat: %s\n", bad("FAIL").c_str(), n,
-                count_text(errors, "error").c_str(), reports.count(vgpu::Grade::letter), repeated_with(n).c_str());
+                count_text(errors, "error").c_str(), reports.count(vgpu::Grade::spec_only), repeated_with(n).c_str());
     return 1;
   }
   reports.print_letter();
@@ -280,7 +280,7 @@ int Vgpu::check() const {
   write_findings(reports, {}, schedule + schedules - 1);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::printf("%s  %s: no errors, %zu findings by the letter under %s, %s\n", good("PASS").c_str(), where.c_str(),
-              reports.count(vgpu::Grade::letter), count_text(static_cast<size_t>(schedules), "schedule").c_str(),
+              reports.count(vgpu::Grade::spec_only), count_text(static_cast<size_t>(schedules), "schedule").c_str(),
               seconds_text(seconds).c_str());
   save(*subject);
   return 0;

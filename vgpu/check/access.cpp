@@ -102,16 +102,16 @@ bool Access::proxied(const Site& site, uint32_t lanes, int32_t time) const {
 bool Access::widely(const Site& site, uint32_t lanes, int32_t time) const {
   if (site.cta == cta_ || site.cluster != cluster_) return true;
   return std::all_of(issuers_.begin(), issuers_.begin() + issuers_count_,
-                     [&](const Issuer& by) { return Warp::widely(*by.share, site.row, lanes, time); });
+                     [&](const Issuer& by) { return CheckedWarp::widely(*by.share, site.row, lanes, time); });
 }
 
 Touch::Verdict Access::handed_over(const Site& site, uint16_t row, uint32_t lanes, int32_t time) const {
   if (relaxed_ == Relaxed::nothing || site.cluster != cluster_) return Verdict::unordered;
   if (relaxed_ == Relaxed::by_the_letter && site.cta != cta_) return Verdict::unordered;
-  const bool told = std::all_of(issuers_.begin(), issuers_.begin() + issuers_count_, [&](const Issuer& by) {
+  const bool published = std::all_of(issuers_.begin(), issuers_.begin() + issuers_count_, [&](const Issuer& by) {
     return by.warp->handed(*by.share, by.lanes, row, lanes, time);
   });
-  return !told ? Verdict::unordered : relaxed_ == Relaxed::ordered ? Verdict::ordered : Verdict::relaxed;
+  return !published ? Verdict::unordered : relaxed_ == Relaxed::ordered ? Verdict::ordered : Verdict::relaxed;
 }
 
 bool Access::is_by_warp_of(const Site& site) const {

@@ -28,7 +28,7 @@ class Access : public Touch {
     conflicts.clear();
   }
   // Whose program order it follows: all of them must know what came before (a wgmma is issued by four warps).
-  void issued_by(const Warp& warp, const Share& share, uint32_t lanes) {
+  void issued_by(const CheckedWarp& warp, const LaneGroup& share, uint32_t lanes) {
     issuers_[issuers_count_++] = {&warp, &share, lanes};
   }
   void narrow(Epoch lane) override {
@@ -62,8 +62,8 @@ class Access : public Touch {
 
  private:
   struct Issuer {
-    const Warp* warp;
-    const Share* share;
+    const CheckedWarp* warp;
+    const LaneGroup* share;
     uint32_t lanes;
   };
   Verdict decide(Epoch x);

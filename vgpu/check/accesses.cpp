@@ -84,7 +84,7 @@ uint32_t Watch::find_out_of_bounds(const Scene& scene, const Actor& actor, const
     if (access.memory == Memory::global) {
       if (global_.contains(address, access.bytes, access.writes)) continue;
     } else {
-      const Block* const block = access.cta ? scene.cluster.find(access.cta[lane]) : &scene.block;
+      const CheckedBlock* const block = access.cta ? scene.cluster.find(access.cta[lane]) : &scene.block;
       if (block && address >= kReservedShared && address + access.bytes <= block->shared_end) continue;
     }
     bad |= 1u << lane;
@@ -113,14 +113,14 @@ void Watch::touch_lanes(const Scene& scene, const Actor& actor, const LaneAccess
   const int scope = access.atomic ? scope_code(access.scope) : kWeak;
   const bool together = !access.writes && pattern == Pattern::same;
   GlobalMemory::Toucher toucher(&global_, &scene.cluster.global_pages);
-  const Share* share_now = nullptr;
+  const LaneGroup* share_now = nullptr;
   Access touched(sites, scene.cluster.id, actor.cta);
   touched.lanes_of(access, lanes);
   touched.writes = access.writes;
   touched.is_wide = access.atomic && access.scope >= Scope::gpu;
   touched.is_plain = !access.atomic;
   const auto enters_page = [&](uint64_t page) { touched.page = page; };
-  const auto block_of = [&](int lane) -> Block& {
+  const auto block_of = [&](int lane) -> CheckedBlock& {
     return access.cta ? *scene.cluster.find(access.cta[lane]) : scene.block;
   };
   const auto touch = [&](uint32_t by, int lane, uint32_t site, int epoch_lane) {
@@ -129,7 +129,7 @@ void Watch::touch_lanes(const Scene& scene, const Actor& actor, const LaneAccess
     if (global) {
       toucher.touch(access.address[lane], access.bytes, touched, enters_page);
     } else {
-      Block& block = block_of(lane);
+      CheckedBlock& block = block_of(lane);
       touched.trusts_relaxed(&block == &scene.block ? Relaxed::by_the_letter : Relaxed::nothing);
       block.shared.touch(access.address[lane], access.bytes, touched, enters_page);
     }
@@ -152,7 +152,7 @@ void Watch::touch_lanes(const Scene& scene, const Actor& actor, const LaneAccess
     for (int lane = first; lane < first + in_granule; ++lane) touch(1u << lane, lane, site, lane);
     page_of(first).join(granule);
   };
-  scene.warp.for_each_share(lanes, [&](const Share& share, uint32_t by) {
+  scene.warp.for_each_share(lanes, [&](const LaneGroup& share, uint32_t by) {
     share_now = &share;
     if (together && (by & (by - 1))) {
       touch(by, first_of(by), thread_site(scene, actor, by, global), kTogether);
@@ -210,11 +210,11 @@ void Watch::atomics(const Scene& scene, const Actor& actor, const LaneAccess& ac
     if (!global) address |= static_cast<uint64_t>(access.cta ? access.cta[lane] : actor.cta) << 32;
     if (access.writes) {
       const bool released = releases(access.order);
-      const Knowledge told = released ? scene.warp.release(by)
-                             : global ? scene.warp.release_relaxed(by, false)
-                                      : scene.warp.hand_over(by);
-      if (told.seen || told.relaxed) syncs[address].join(told);
-      if (beyond) syncs_.tell(address, released ? told : scene.warp.release_relaxed(by, true), scene.cluster.id);
+      const VectorClock published = released ? scene.warp.release(by)
+                                    : global ? scene.warp.release_relaxed(by, false)
+                                             : scene.warp.hand_over(by);
+      if (published.seen || published.relaxed) syncs[address].join(published);
+      if (beyond) syncs_.tell(address, released ? published : scene.warp.release_relaxed(by, true), scene.cluster.id);
     }
     if (!access.reads) continue;
     const auto found = syncs.find(address);

@@ -26,11 +26,11 @@ void Watch::order_lanes(const Scene& scene, const Actor& actor) {
   if (lanes == Lanes::aligned) scene.warp.sync(actor.lanes);
 }
 
-void Watch::passes(const Scene& scene, const Actor& actor, const Knowledge& told, Order order) {
+void Watch::passes(const Scene& scene, const Actor& actor, const VectorClock& published, Order order) {
   if (acquires(order)) {
-    scene.warp.acquire(actor.lanes, told);
+    scene.warp.acquire(actor.lanes, published);
   } else {
-    scene.warp.acquire_relaxed(actor.lanes, told);
+    scene.warp.acquire_relaxed(actor.lanes, published);
   }
   scene.warp.tensor_stale |= actor.lanes;
   order_lanes(scene, actor);
@@ -65,14 +65,14 @@ void Watch::cluster_arrives(const Actor& actor, Order order) {
   for (uint32_t m = actor.lanes; m; m &= m - 1) ++scene.warp.cluster_arrivals[first_of(m)];
   ClusterBarrier& barrier = scene.cluster.barrier[static_cast<size_t>(generation) % scene.cluster.barrier.size()];
   if (barrier.generation != generation) barrier = {{}, generation};
-  barrier.told.join(releases(order) ? scene.warp.release(actor.lanes) : scene.warp.hand_over(actor.lanes));
+  barrier.published.join(releases(order) ? scene.warp.release(actor.lanes) : scene.warp.hand_over(actor.lanes));
 }
 
 void Watch::cluster_passes(const Actor& actor) {
   const Scene scene = enter(actor);
   const int32_t generation = scene.warp.cluster_arrivals[first_of(actor.lanes)] - 1;
   const auto& barriers = scene.cluster.barrier;
-  passes(scene, actor, barriers[static_cast<size_t>(generation) % barriers.size()].told, Order::acquire);
+  passes(scene, actor, barriers[static_cast<size_t>(generation) % barriers.size()].published, Order::acquire);
   learn_begun(scene, actor);
 }
 
@@ -83,12 +83,12 @@ Mbarrier* Watch::find(Cluster& cluster, BarrierId id) {
 
 // Ordinary writes that nothing orders make a barrier useless, its init above all; its own operations are atomic.
 void Watch::use_barrier(const Scene& scene, const Actor& actor, BarrierId id, bool writes, std::string_view does) {
-  Block* const block = scene.cluster.find(id.cta);
+  CheckedBlock* const block = scene.cluster.find(id.cta);
   if (!block) return;
   scene.warp.touched(actor.lanes);
   const bool alone = (actor.lanes & (actor.lanes - 1)) == 0;
   const int scope = writes ? kWeak : scope_code(Scope::cluster);
-  scene.warp.for_each_share(actor.lanes, [&](const Share& share, uint32_t by) {
+  scene.warp.for_each_share(actor.lanes, [&](const LaneGroup& share, uint32_t by) {
     Access access(scene.cluster.sites, scene.cluster.id, actor.cta);
     access.issued_by(scene.warp, share, by);
     if (block == &scene.block) access.trusts_relaxed(Relaxed::by_the_letter);
@@ -137,11 +137,11 @@ void Watch::mbarrier_arrives(const Actor& actor, BarrierId id, uint32_t count, u
   Mbarrier* const barrier = find(scene.cluster, id);
   if (!barrier || count == 0) return;
   if (!releases(order)) {
-    barrier->told.join(scene.warp.hand_over(actor.lanes));
+    barrier->published.join(scene.warp.hand_over(actor.lanes));
   } else if (id.cta != actor.cta && scope == Scope::cta) {
-    barrier->told.join(scene.warp.release_narrow(actor.lanes));
+    barrier->published.join(scene.warp.release_narrow(actor.lanes));
   } else {
-    barrier->told.join(scene.warp.release(actor.lanes));
+    barrier->published.join(scene.warp.release(actor.lanes));
   }
 }
 
@@ -150,8 +150,8 @@ void Watch::mbarrier_completes(BarrierId id, uint64_t phase) {
   Mbarrier* const barrier = cluster ? find(*cluster, id) : nullptr;
   if (!barrier) return;
   const Token token = barrier->token();
-  raise(&barrier->told.seen, token.row, token.lane, token.time);
-  barrier->complete[phase % 2] = barrier->told;
+  raise(&barrier->published.seen, token.row, token.lane, token.time);
+  barrier->complete[phase % 2] = barrier->published;
   barrier->phase = static_cast<int64_t>(phase) + 1;
 }
 
@@ -172,8 +172,8 @@ void Watch::check_barrier_visible(Cluster& cluster, const Operation& operation, 
   Rule rule = Rule::data_race;
   std::string message =
       str_cat("the ", name_of(operation.kind), " signals a barrier that nothing makes it see initialised");
-  if (knows(operation.told.seen, site.row, lanes, barrier.init.time())) {
-    if (barrier.fenced || knows(operation.told.proxied.shared, site.row, lanes, barrier.init.time())) return;
+  if (knows(operation.published.seen, site.row, lanes, barrier.init.time())) {
+    if (barrier.fenced || knows(operation.published.proxied.shared, site.row, lanes, barrier.init.time())) return;
     rule = Rule::missing_init_fence;
     message = str_cat("the ", name_of(operation.kind),
                       " signals a barrier, but neither fence.mbarrier_init nor fence.proxy.async came behind its init");

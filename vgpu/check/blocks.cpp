@@ -48,7 +48,7 @@ std::vector<Finding> Watch::findings() const {
 
 void Watch::finds(Finding finding) {
   if (finding.rule == Rule::tmem_leak) return;  // said with the allocation, when the block ends
-  const Party& by = finding.party;
+  const Accessor& by = finding.party;
   if (findings_.counts({finding.rule, by.cta, by.warp, by.instruction, finding.other.instruction, kNoAddress}))
     findings_.add(std::move(finding));
 }
@@ -66,14 +66,14 @@ void Watch::block_begins(int32_t cta, int32_t cluster, int32_t threads, uint32_t
   }
   clusters_[static_cast<size_t>(cta)].store(home, std::memory_order_release);
   ++home->running;
-  Block& block = home->blocks.emplace_back();
+  CheckedBlock& block = home->blocks.emplace_back();
   block.cta = cta;
   block.threads = threads;
   block.shared_end = shared_bytes;
   block.first_row = home->rows;
   block.first_warp = home->warps.size();
   for (int32_t w = 0; w * kLanes < threads; ++w) {
-    Warp& warp = home->warps.emplace_back();
+    CheckedWarp& warp = home->warps.emplace_back();
     warp.cta = cta;
     warp.index = w;
     warp.row = new_row(*home);
@@ -86,15 +86,15 @@ void Watch::block_begins(int32_t cta, int32_t cluster, int32_t threads, uint32_t
 
 Watch::Scene Watch::enter(const Actor& actor) {
   Cluster& cluster = cluster_of(actor.cta);
-  Block& block = *cluster.find(actor.cta);
-  Warp& warp = cluster.warps[block.first_warp + static_cast<size_t>(actor.warp)];
-  for (const Warp::Read& read : warp.reads) {
-    Knowledge told;
-    syncs_.learn(read.address, &told, cluster.id);
+  CheckedBlock& block = *cluster.find(actor.cta);
+  CheckedWarp& warp = cluster.warps[block.first_warp + static_cast<size_t>(actor.warp)];
+  for (const CheckedWarp::Read& read : warp.reads) {
+    VectorClock published;
+    syncs_.learn(read.address, &published, cluster.id);
     if (read.acquires) {
-      warp.acquire(read.lanes, told);
+      warp.acquire(read.lanes, published);
     } else {
-      warp.acquire_relaxed(read.lanes, told);
+      warp.acquire_relaxed(read.lanes, published);
     }
   }
   warp.reads.clear();
@@ -119,7 +119,7 @@ void Watch::check_groups_at_exit(const Scene& scene, const Actor& actor) {
     finding.message = std::move(message);
     findings_.add(std::move(finding));
   };
-  const Warp& warp = scene.warp;
+  const CheckedWarp& warp = scene.warp;
   if (warp.wgmma_open >= 0) {
     left(Rule::uncommitted, -1, warp.wgmma_open, "a matrix product is issued, but never committed: no wait covers it");
   } else if (warp.wgmma_done < warp.wgmma_committed) {
@@ -141,18 +141,18 @@ void Watch::check_groups_at_exit(const Scene& scene, const Actor& actor) {
 
 void Watch::block_ends(int32_t cta) {
   Cluster& cluster = cluster_of(cta);
-  Block& block = *cluster.find(cta);
+  CheckedBlock& block = *cluster.find(cta);
   check_left_under_way(cluster, block);
   check_commits_of_peers(cluster, block);
   check_columns_at_end(block);
   if (--cluster.running > 0) return;
-  for (const Block& each : cluster.blocks) clusters_[static_cast<size_t>(each.cta)].store(nullptr);
+  for (const CheckedBlock& each : cluster.blocks) clusters_[static_cast<size_t>(each.cta)].store(nullptr);
   const std::lock_guard lock(mutex_);
   running_.erase(cluster.id);
 }
 
 // Shared memory goes with the block: nobody may still use it.
-void Watch::check_left_under_way(Cluster& cluster, Block& block) {
+void Watch::check_left_under_way(Cluster& cluster, CheckedBlock& block) {
   if (cluster.blocks.size() == 1 && !cluster.async_in_shared) return;  // its own threads alone, and they have exited
   // That it has happened is enough: a relaxed barrier tells of it.
   const auto happened = [&](uint16_t row, uint32_t lanes, int32_t time) {

@@ -66,14 +66,14 @@ struct BySpace {
 };
 
 // What a thread knows, and what it tells when it releases.
-struct Knowledge {
+struct VectorClock {
   ClockRef seen = {};              // has happened before
   BySpace<ClockRef> proxied = {};  // of this, what has so for the async proxy: a proxy fence came behind it
   ClockRef fenced = {};            // of this, what a relaxed write passes on to other blocks: a fence came behind it
   ClockRef relaxed = {};  // beyond this, what would be seen if all relaxed operations on shared memory were strong
   ClockRef wide = {};     // of seen, what was told by releases whose scope reaches here. Null: all of it, as mostly
 
-  void join(const Knowledge& other) {
+  void join(const VectorClock& other) {
     if (wide || other.wide) {
       ClockRef all = wide ? wide : seen;
       check::join(&all, other.wide ? other.wide : other.seen);

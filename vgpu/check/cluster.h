@@ -58,14 +58,14 @@ class Pages {
 };
 
 struct NamedBarrier {
-  Knowledge arrived;  // of the generation that has begun
+  VectorClock arrived;  // of the generation that has begun
   int32_t generation = 0;
-  std::array<Knowledge, 4> complete;            // of the last generations, by number
+  std::array<VectorClock, 4> complete;          // of the last generations, by number
   std::array<int32_t, kLanes> generation_of{};  // in which each warp arrived last
 };
 
 struct ClusterBarrier {
-  Knowledge told;
+  VectorClock published;
   int32_t generation = -1;
 };
 
@@ -76,11 +76,11 @@ struct Mbarrier {
   int64_t phase = 0;          // the one that has begun
   bool alive = false;
   Epoch init;
-  bool fenced = false;                // a fence.mbarrier_init came behind the init
-  Knowledge told;                     // by all arrivals so far
-  std::array<Knowledge, 2> complete;  // what was told when the last phases of each parity completed
-  uint32_t count = 1;                 // arrivals of a phase
-  int32_t committed = 0;              // the phase, over all its lives, that a peer's last tcgen05.commit arrives in
+  bool fenced = false;                  // a fence.mbarrier_init came behind the init
+  VectorClock published;                // by all arrivals so far
+  std::array<VectorClock, 2> complete;  // what was told when the last phases of each parity completed
+  uint32_t count = 1;                   // arrivals of a phase
+  int32_t committed = 0;                // the phase, over all its lives, that a peer's last tcgen05.commit arrives in
   Actor committed_by;
   Token commit;  // that commit, as clocks know it
   Token token() const {
@@ -93,8 +93,8 @@ struct Operation {
   uint64_t id = 0;
   AsyncKind kind = AsyncKind::bulk_load;
   Actor actor;
-  Knowledge told;     // by those who issued it, at issue: passed on to whoever sees it complete
-  uint32_t copy = 0;  // of a bulk store: its number
+  VectorClock published;  // by those who issued it, at issue: passed on to whoever sees it complete
+  uint32_t copy = 0;      // of a bulk store: its number
   struct Part {
     int32_t cta = 0;  // whose memory it touches, unless it is global
     uint32_t by = 0;  // lanes
@@ -107,7 +107,7 @@ struct Operation {
 // A warp's part of a wgmma that the other warps of its warpgroup have not all issued yet.
 struct Quarter {
   int32_t warp = 0, committed = 0;  // groups, by the warp, before
-  Share share;
+  LaneGroup share;
 };
 
 struct Allocation {
@@ -115,26 +115,26 @@ struct Allocation {
   Actor by;
 };
 
-struct Block {
+struct CheckedBlock {
   int32_t cta = 0, threads = 0;
   uint32_t shared_end = 0;  // offsets in the shared window end here
   uint16_t first_row = 0;   // of its warps in clocks
   size_t first_warp = 0;    // of Cluster::warps
   Pages shared, tensor;
   std::array<NamedBarrier, 16> named;
-  Knowledge at_exit;                         // what all threads that have exited knew
+  VectorClock at_exit;                       // what all threads that have exited knew
   std::vector<std::vector<uint32_t>> local;  // by warp and byte of local memory: the lanes that have written it
   std::vector<Allocation> columns;           // of tensor memory
 };
 
 struct Cluster {
-  Cluster() : sites(kMostSites) {}
-  static constexpr uint32_t kMostSites = 1u << 20;
+  Cluster() : sites(kMaxSites) {}
+  static constexpr uint32_t kMaxSites = 1u << 20;
 
   int32_t id = 0;
   int running = 0;  // blocks
-  std::deque<Block> blocks;
-  std::deque<Warp> warps;
+  std::deque<CheckedBlock> blocks;
+  std::deque<CheckedWarp> warps;
   Sites sites;
   uint16_t rows = 0;
   // The stream rows that barriers get their entries from, and those of warpgroups.
@@ -147,19 +147,19 @@ struct Cluster {
   std::array<ClusterBarrier, 4> barrier;
   std::unordered_map<uint64_t, Mbarrier> mbarriers;  // by block and offset
   std::unordered_map<uint64_t, Operation> operations;
-  std::deque<uint64_t> operation_order, copy_order;                    // the oldest first; copy: by cp.async
-  std::unordered_map<uint64_t, std::vector<Quarter>> quarters;         // by operation
-  std::unordered_map<uint64_t, Knowledge> shared_syncs, global_syncs;  // told through atomics
-  std::set<uint32_t> reported;                                         // sites that were left under way
+  std::deque<uint64_t> operation_order, copy_order;                      // the oldest first; copy: by cp.async
+  std::unordered_map<uint64_t, std::vector<Quarter>> quarters;           // by operation
+  std::unordered_map<uint64_t, VectorClock> shared_syncs, global_syncs;  // told through atomics
+  std::set<uint32_t> reported;                                           // sites that were left under way
 
   enum class Lanes : uint8_t { unknown, apart, aligned };
   std::vector<Lanes> lanes_of;  // by instruction: whether it is .aligned
 
   uint32_t sites_kept = 0;  // when those not in use were last removed
 
-  Block* find(int32_t cta) {
+  CheckedBlock* find(int32_t cta) {
     if (blocks[0].cta == cta) return &blocks[0];
-    for (Block& block : blocks)
+    for (CheckedBlock& block : blocks)
       if (block.cta == cta) return &block;
     return nullptr;
   }

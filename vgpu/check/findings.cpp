@@ -8,7 +8,7 @@ namespace tandem::vgpu::check {
 namespace {
 
 // Of a finding: beyond, addresses, warps and other lines are not told apart any more.
-constexpr size_t kMostAddresses = 4096, kMostWarps = 4096, kMostOthers = 8;
+constexpr size_t kMaxAddresses = 4096, kMaxWarps = 4096, kMaxOthers = 8;
 
 template <class T>
 bool insert(std::set<T>* into, const T& value, size_t most) {
@@ -28,7 +28,7 @@ int32_t Findings::line_of(int32_t instruction) {
 
 bool Findings::counts(const Breach& breach) {
   const Grade grade = grade_of(breach.rule);
-  if (grade == Grade::letter && !letter_) return false;
+  if (grade == Grade::spec_only && !letter_) return false;
   const std::lock_guard lock(mutex_);
   const Key key(breach.rule, line_of(breach.instruction));
   const auto found = known_.find(key);
@@ -40,26 +40,26 @@ bool Findings::counts(const Breach& breach) {
     known_.emplace(key, entries_.size());
     entries_.emplace_back();
   }
-  Entry& entry = fresh ? entries_.back() : entries_[found->second];
+  FindingEntry& entry = fresh ? entries_.back() : entries_[found->second];
   ++entry.times;
-  if (breach.address != kNoAddress) insert(&entry.addresses, breach.address, kMostAddresses);
-  if (breach.warp >= 0) insert(&entry.warps, {breach.cta, breach.warp}, kMostWarps);
-  if (breach.other >= 0 && insert(&entry.other_lines, line_of(breach.other), kMostOthers) && !fresh)
+  if (breach.address != kNoAddress) insert(&entry.addresses, breach.address, kMaxAddresses);
+  if (breach.warp >= 0) insert(&entry.warps, {breach.cta, breach.warp}, kMaxWarps);
+  if (breach.other >= 0 && insert(&entry.other_lines, line_of(breach.other), kMaxOthers) && !fresh)
     entry.finding.others.push_back(breach.other);
   return fresh;
 }
 
 void Findings::add(Finding finding) {
-  if (grade_of(finding.rule) == Grade::letter && !letter_) return;
+  if (grade_of(finding.rule) == Grade::spec_only && !letter_) return;
   const std::lock_guard lock(mutex_);
   const auto found = known_.find({finding.rule, line_of(finding.party.instruction)});
-  Entry& entry = found == known_.end() ? entries_.emplace_back() : entries_[found->second];
+  FindingEntry& entry = found == known_.end() ? entries_.emplace_back() : entries_[found->second];
   finding.others = std::move(entry.finding.others);
   entry.finding = std::move(finding);
   entry.made = true;
 }
 
-void Findings::add(Rule rule, Party party, Party other, std::string subject, std::string message) {
+void Findings::add(Rule rule, Accessor party, Accessor other, std::string subject, std::string message) {
   Finding finding;
   finding.rule = rule;
   finding.party = std::move(party);
@@ -72,7 +72,7 @@ void Findings::add(Rule rule, Party party, Party other, std::string subject, std
 std::vector<Finding> Findings::all() const {
   const std::lock_guard lock(mutex_);
   std::vector<Finding> findings;
-  for (const Entry& entry : entries_) {
+  for (const FindingEntry& entry : entries_) {
     if (!entry.made) continue;
     Finding& finding = findings.emplace_back(entry.finding);
     finding.times = std::max<uint64_t>(entry.times, 1);

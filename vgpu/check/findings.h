@@ -35,12 +35,12 @@ class Findings {
   // Counts it. True: it is the first of its rule at its line, and there is room: its sentence is to be made, for add().
   bool counts(const Breach& breach);
   void add(Finding finding);
-  void add(Rule rule, Party party, Party other, std::string subject, std::string message);
+  void add(Rule rule, Accessor party, Accessor other, std::string subject, std::string message);
   std::vector<Finding> all() const;
 
  private:
   using Key = std::pair<Rule, int32_t>;  // and the line
-  struct Entry {
+  struct FindingEntry {
     Finding finding;
     bool made = false;
     uint64_t times = 0;
@@ -58,7 +58,7 @@ class Findings {
   std::unordered_map<int32_t, int32_t> line_of_;    // by instruction
   std::array<size_t, 2> counts_{};                  // of entries, by grade: neither crowds out the other
   std::map<Key, size_t> known_;                     // of entries_
-  std::deque<Entry> entries_;
+  std::deque<FindingEntry> entries_;
 };
 
 }  // namespace tandem::vgpu::check

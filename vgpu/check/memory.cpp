@@ -16,7 +16,7 @@ uint64_t distance(const Buffer& buffer, uint64_t address) {
 }  // namespace
 
 GlobalMemory::GlobalMemory(std::span<const Buffer> buffers)
-    : buffers_(buffers.begin(), buffers.end()), sites_(Epoch::kMostSites) {
+    : buffers_(buffers.begin(), buffers.end()), sites_(Epoch::kMaxSites) {
   std::stable_sort(buffers_.begin(), buffers_.end(),
                    [](const Buffer& a, const Buffer& b) { return begin_of(a) < begin_of(b); });
 }
@@ -54,7 +54,7 @@ Page& GlobalMemory::Toucher::other_page(uint64_t number) {
   if (lock_.owns_lock()) lock_.unlock();
   Stripe& stripe = memory_->stripes_[number % kStripes];
   lock_ = std::unique_lock(stripe.mutex);
-  PageCache::Entry& known = cache_->place(number);
+  PageCache::PageEntry& known = cache_->place(number);
   if (known.number != number) {
     std::unique_ptr<Page>& found = stripe.pages[number];
     if (!found) found = memory_->make_page(number);

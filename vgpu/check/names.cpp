@@ -88,7 +88,7 @@ std::string_view name_of(AsyncKind kind) {
   return "";
 }
 
-std::string name_of(const Party& party, int32_t from) {
+std::string name_of(const Accessor& party, int32_t from) {
   std::string name;
   if (party.cta != from && party.cta >= 0) name = str_cat("block ", party.cta, " ");
   if (party.warp >= 0) name += str_cat("warp ", party.warp);

@@ -8,7 +8,7 @@ namespace tandem::vgpu::check {
 namespace {
 
 // That may still signal a barrier, of a cluster. Copies by cp.async are each thread's own, of 4 bytes it may be.
-constexpr size_t kMostOperations = 8192, kMostCopies = 32768;
+constexpr size_t kMaxOperations = 8192, kMaxCopies = 32768;
 constexpr uint32_t kManySites = 1u << 16;
 constexpr int kWarpgroup = 4;
 
@@ -49,12 +49,12 @@ bool Watch::async_issues(const Actor& actor, AsyncKind kind, AsyncId id, std::sp
   touch_spans(scene, &operation, writes, true);
   if (kind == AsyncKind::wgmma) scene.cluster.quarters.erase(id);
   if (!signals(kind)) return true;
-  operation.told = scene.warp.release(actor.lanes);
+  operation.published = scene.warp.release(actor.lanes);
   const bool is_copy = kind == AsyncKind::cp_async;
   std::deque<uint64_t>& order = is_copy ? scene.cluster.copy_order : scene.cluster.operation_order;
   order.push_back(id);
   scene.cluster.operations[id] = std::move(operation);
-  if (order.size() > (is_copy ? kMostCopies : kMostOperations)) {
+  if (order.size() > (is_copy ? kMaxCopies : kMaxOperations)) {
     scene.cluster.operations.erase(order.front());
     order.pop_front();
   }
@@ -82,7 +82,7 @@ uint32_t Watch::number_of_copy(const Scene& scene, const Actor& actor, std::span
 bool Watch::in_bounds(const Scene& scene, const Actor& actor, AsyncKind kind, const Span& span, bool writes) {
   if (span.memory == Memory::tensor) return in_tensor_memory(span);
   if (span.memory == Memory::shared) {
-    const Block* const block = scene.cluster.find(span.cta);
+    const CheckedBlock* const block = scene.cluster.find(span.cta);
     if (block && span.address >= kReservedShared && span.address + span.bytes <= block->shared_end) return true;
   } else if (global_.contains(span.address, span.bytes, writes)) {
     return true;
@@ -129,7 +129,7 @@ void Watch::touch_alike(const Scene& scene, Operation* operation, std::span<cons
       Epoch(site_of(scene, operation, spans[0], writes, by), 0, alone ? first_of(by) : kTogether, scope, writes);
   access.writes = writes;
   GlobalMemory::Toucher toucher(&global_, &scene.cluster.global_pages);
-  Block* const block = global ? nullptr : scene.cluster.find(spans[0].cta);
+  CheckedBlock* const block = global ? nullptr : scene.cluster.find(spans[0].cta);
   const auto enters_page = [&](uint64_t page) { access.page = page; };
   const auto party = [&] { return party_of(actor, alone ? first_of(by) : -1, verb(kind, writes)); };
   for (const Span& span : spans) {
@@ -160,7 +160,7 @@ void Watch::add_issuers(const Scene& scene, const Operation& operation, int32_t 
     return;
   }
   for (const Quarter& quarter : scene.cluster.quarters[operation.id]) {
-    const Warp& each = scene.cluster.warps[scene.block.first_warp + static_cast<size_t>(quarter.warp)];
+    const CheckedWarp& each = scene.cluster.warps[scene.block.first_warp + static_cast<size_t>(quarter.warp)];
     if (warp < 0 || quarter.warp == warp) access->issued_by(each, quarter.share, each.lanes);
   }
 }
@@ -223,7 +223,7 @@ Token Watch::token_of(const Scene& scene, const Operation& operation, bool write
 // Where clocks tell of the products of a warpgroup.
 std::pair<uint16_t, uint16_t> Watch::warpgroup_entry(const Scene& scene, int32_t warp) {
   const auto first = scene.block.first_warp + static_cast<size_t>(warp / kWarpgroup * kWarpgroup);
-  Warp& leader = scene.cluster.warps[first];
+  CheckedWarp& leader = scene.cluster.warps[first];
   if (leader.wgmma_row == 0) {
     Cluster& cluster = scene.cluster;
     if (cluster.warpgroups_in_row == kLanes) {
@@ -265,7 +265,7 @@ void Watch::async_signals(AsyncId id, BarrierId barrier_id, uint32_t) {
       cluster.sites[part.site].done.store(barrier->token(), std::memory_order_relaxed);
     }
   }
-  barrier->told.join(operation.told);
+  barrier->published.join(operation.published);
 }
 
 void Watch::group_commits(const Actor& actor, AsyncKind kind) {
@@ -285,7 +285,7 @@ void Watch::group_waits(const Actor& actor, AsyncKind kind, uint32_t pending, bo
   const Scene scene = enter(actor);
   order_lanes(scene, actor);
   const auto left = static_cast<int32_t>(std::min(pending, uint32_t{1} << 30));
-  Warp& warp = scene.warp;
+  CheckedWarp& warp = scene.warp;
   if (kind == AsyncKind::wgmma) {
     warp.wgmma_done = std::max(warp.wgmma_done, warp.wgmma_committed - left);
     const auto [row, entry] = warpgroup_entry(scene, actor.warp);
@@ -307,7 +307,7 @@ void Watch::collect_sites(Cluster& cluster) {
   if (cluster.sites.count() < std::max(kManySites, 2 * cluster.sites_kept)) return;
   std::vector<bool> marked(cluster.sites.end());
   const auto mark = [&](Epoch epoch, uint64_t) { marked[epoch.site()] = true; };
-  for (const Block& block : cluster.blocks) {
+  for (const CheckedBlock& block : cluster.blocks) {
     block.shared.for_each(mark);
     block.tensor.for_each(mark);
   }
@@ -315,7 +315,7 @@ void Watch::collect_sites(Cluster& cluster) {
     for (const Operation::Part& part : operation.parts)
       if (!part.global) marked[part.site] = true;
   for (const auto& [id, barrier] : cluster.mbarriers) mark(barrier.init, 0);
-  for (const Warp& warp : cluster.warps) warp.shared_sites.for_each([&](uint32_t site) { marked[site] = true; });
+  for (const CheckedWarp& warp : cluster.warps) warp.shared_sites.for_each([&](uint32_t site) { marked[site] = true; });
   cluster.sites.keep(marked);
   cluster.sites_kept = cluster.sites.count();
 }

@@ -9,7 +9,7 @@
 namespace tandem::vgpu::check {
 
 // Every thread knows that its own block has begun.
-void Watch::begin_block(Cluster& cluster, const Block& block) {
+void Watch::begin_block(Cluster& cluster, const CheckedBlock& block) {
   if (cluster.blocks.size() == 1) cluster.begun_row = new_row(cluster);
   const auto lane = static_cast<int>(cluster.blocks.size()) - 1;
   for (size_t w = block.first_warp; w < cluster.warps.size(); ++w)
@@ -23,7 +23,7 @@ void Watch::learn_begun(const Scene& scene, const Actor& actor) {
 
 void Watch::check_begun(const Scene& scene, const Actor& actor, int32_t cta, std::string_view does) {
   if (cta == actor.cta) return;
-  const std::deque<Block>& blocks = scene.cluster.blocks;
+  const std::deque<CheckedBlock>& blocks = scene.cluster.blocks;
   int lane = 0;
   while (lane < static_cast<int>(blocks.size()) && blocks[static_cast<size_t>(lane)].cta != cta) ++lane;
   if (lane == static_cast<int>(blocks.size())) return;  // there is no such block: the machine says so
@@ -69,7 +69,7 @@ void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mb
 
 // The arrival must not come to a block that has ended. If the block knows of a later commit of the same thread, only
 // hardware that delivers arrivals in the order of their commits keeps it from that; PTX promises no such order.
-void Watch::check_commits_of_peers(const Cluster& cluster, const Block& block) {
+void Watch::check_commits_of_peers(const Cluster& cluster, const CheckedBlock& block) {
   for (const auto& [key, barrier] : cluster.mbarriers) {
     if (!barrier.alive || barrier.committed == 0 || static_cast<int32_t>(key >> 32) != block.cta) continue;
     if (knows(block.at_exit.seen, barrier.row, 1u << barrier.lane, barrier.committed)) continue;

@@ -9,7 +9,7 @@
 namespace tandem::vgpu {
 namespace {
 
-std::string who(const Party& party) {
+std::string who(const Accessor& party) {
   std::string text;
   const auto add = [&](const char* name, int32_t x) {
     if (x < 0) return;
@@ -48,7 +48,7 @@ std::string often_text(const Finding& finding) {
 }
 
 // "block 0, warp 1, lane 0 writes" and, below it, where.
-std::string lines_of(const Program& program, const Party& party) {
+std::string lines_of(const Program& program, const Accessor& party) {
   std::string text = who(party);
   if (!party.what.empty()) text += (text.empty() ? "" : ": ") + party.what;
   text += "\n";
@@ -64,7 +64,7 @@ std::string place_of(const Program& program, int32_t instruction) {
 }
 
 std::string report(const Program& program, const Finding& finding) {
-  std::string text = str_cat(grade_of(finding.rule) == Grade::letter ? "by the letter: " : "", name_of(finding.rule),
+  std::string text = str_cat(grade_of(finding.rule) == Grade::spec_only ? "by the letter: " : "", name_of(finding.rule),
                              " in ", short_name(program.function().name));
   if (!finding.subject.empty()) text += str_cat(": ", finding.subject);
   text += str_cat("\n  ", finding.message, "\n  by  ", lines_of(program, finding.party));

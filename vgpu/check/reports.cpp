@@ -6,14 +6,14 @@
 namespace tandem::vgpu::check {
 namespace {
 
-struct Words {
+struct ReportWords {
   Rule rule;
   std::string message;
 };
 
 // site: of the other party.
-Words words_of(const Party& party, const Access::Conflict& conflict, const Party& other, const Site& site,
-               const Access& access, Memory memory) {
+ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, const Accessor& other, const Site& site,
+                     const Access& access, Memory memory) {
   const std::string who = name_of(other, party.cta);
   const bool wrote = conflict.other.wrote();
   if (conflict.verdict == Touch::Verdict::unfenced) {
@@ -44,12 +44,12 @@ Words words_of(const Party& party, const Access::Conflict& conflict, const Party
 
 }  // namespace
 
-Party Watch::party_of(const Actor& actor, int lane, std::string_view does) const {
+Accessor Watch::party_of(const Actor& actor, int lane, std::string_view does) const {
   return {actor.cta, actor.warp, lane, actor.instruction, std::string(does)};
 }
 
-Party Watch::party_of(const Site& site, Epoch epoch) const {
-  Party party{site.cta, site.warp, -1, site.instruction, epoch.wrote() ? "writes" : "reads"};
+Accessor Watch::party_of(const Site& site, Epoch epoch) const {
+  Accessor party{site.cta, site.warp, -1, site.instruction, epoch.wrote() ? "writes" : "reads"};
   if (site.kind == SiteKind::async) {
     party.what = str_cat(name_of(site.async), " ", party.what);
     if (site.lanes && !(site.lanes & (site.lanes - 1))) party.lane = first_of(site.lanes);
@@ -68,20 +68,20 @@ std::string Watch::subject_of(Memory memory, uint64_t address) const {
   return "";
 }
 
-void Watch::report(const Party& party, const Access& access, Memory memory, const Sites& sites) {
+void Watch::report(const Accessor& party, const Access& access, Memory memory, const Sites& sites) {
   for (const Access::Conflict& conflict : access.conflicts) {
     const Site& site = sites[conflict.other.site()];
-    Party other = party_of(site, conflict.other);
-    Words words = words_of(party, conflict, other, site, access, memory);
+    Accessor other = party_of(site, conflict.other);
+    ReportWords words = words_of(party, conflict, other, site, access, memory);
     if (!findings_.counts({words.rule, party.cta, party.warp, party.instruction, other.instruction, conflict.address}))
       continue;
     findings_.add(words.rule, party, std::move(other), subject_of(memory, conflict.address), std::move(words.message));
   }
 }
 
-void Watch::report_uninitialised(const Party& party, Memory memory, uint64_t address) {
+void Watch::report_uninitialised(const Accessor& party, Memory memory, uint64_t address) {
   if (!findings_.counts({Rule::uninitialised, party.cta, party.warp, party.instruction, -1, address})) return;
-  findings_.add(Rule::uninitialised, party, Party(), subject_of(memory, address), "nothing has written there yet");
+  findings_.add(Rule::uninitialised, party, Accessor(), subject_of(memory, address), "nothing has written there yet");
 }
 
 void Watch::report_bounds(const Actor& actor, int lane, std::string_view does, Memory memory, uint64_t address,
@@ -95,7 +95,7 @@ void Watch::report_bounds(const Actor& actor, int lane, std::string_view does, M
   } else {
     message += "do not lie within the block's shared memory";
   }
-  findings_.add(Rule::out_of_bounds, party_of(actor, lane, does), Party(), subject_of(memory, address),
+  findings_.add(Rule::out_of_bounds, party_of(actor, lane, does), Accessor(), subject_of(memory, address),
                 std::move(message));
 }
 

@@ -151,8 +151,8 @@ void Page::add_read(Part* part, Touch& touch) {
   if (part->others) {
     Others& others = others_[part->others];
     const size_t count = others.epochs.size();
-    if (++others.untried <= (count < Others::kMost ? count : Others::kUntried)) {
-      if (count < Others::kMost && !has(others.epochs, touch.epoch)) add_since(part, touch.epoch);
+    if (++others.untried <= (count < Others::kMax ? count : Others::kUntried)) {
+      if (count < Others::kMax && !has(others.epochs, touch.epoch)) add_since(part, touch.epoch);
       return;
     }
     others.untried = 0;
@@ -186,7 +186,7 @@ void Page::add_since(Part* part, Epoch epoch) {
       return;
     }
   }
-  if (others_[part->others].epochs.size() == Others::kMost) return;
+  if (others_[part->others].epochs.size() == Others::kMax) return;
   Others& others = *own_others(part);
   others.epochs.push_back(epoch);
   others.wrote |= epoch.wrote();

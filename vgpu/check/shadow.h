@@ -73,7 +73,7 @@ class Page {
   // Few mostly, and these are not allocated one by one.
   class Epochs {
    public:
-    static constexpr size_t kMost = 64;
+    static constexpr size_t kMax = 64;
     Epochs() = default;
     Epochs(Epochs&&) noexcept = default;
     Epochs& operator=(const Epochs& x) {
@@ -90,7 +90,7 @@ class Page {
     Epoch& operator[](size_t i) { return begin()[i]; }
     void push_back(Epoch epoch) {
       if (size_ == kFew && !more_) {
-        more_ = std::make_unique<Epoch[]>(kMost);
+        more_ = std::make_unique<Epoch[]>(kMax);
         std::copy_n(few_, kFew, more_.get());
       }
       begin()[size_++] = epoch;
@@ -110,9 +110,8 @@ class Page {
 
   // Accesses since the last write, other than the first two. Shared by granules that look alike.
   struct Others {
-    static constexpr size_t kMost =
-        Epochs::kMost;  // beyond, the latest is left out: what races with it may go unnoticed
-    static constexpr size_t kUntried = 4 * kMost;
+    static constexpr size_t kMax = Epochs::kMax;  // beyond, the latest is left out: what races with it may go unnoticed
+    static constexpr size_t kUntried = 4 * kMax;
     int32_t users = 0;
     uint32_t untried = 0;  // additions since it was last looked at for what is ordered
     bool wrote = false;    // some of them did
@@ -213,15 +212,15 @@ class Page {
 // Pages of global memory that a cluster has been at lately: they stay where they are until the launch has ended.
 class PageCache {
  public:
-  struct Entry {
+  struct PageEntry {
     uint64_t number = ~uint64_t{0};
     Page* page = nullptr;
   };
   // Buffers may lie a power of two apart, so that pages alike in them must not share a place.
-  Entry& place(uint64_t number) { return entries_[number * 0x9e3779b97f4a7c15 >> 56]; }
+  PageEntry& place(uint64_t number) { return entries_[number * 0x9e3779b97f4a7c15 >> 56]; }
 
  private:
-  std::array<Entry, 256> entries_;
+  std::array<PageEntry, 256> entries_;
 };
 
 template <class F>

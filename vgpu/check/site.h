@@ -55,7 +55,7 @@ inline constexpr uint32_t kGranule = 16;
 class Epoch {
  public:
   static constexpr int32_t kLatest = (1 << 24) - 1;  // times stay there
-  static constexpr uint32_t kMostSites = 1u << 27;
+  static constexpr uint32_t kMaxSites = 1u << 27;
 
   Epoch() = default;
   Epoch(uint32_t site, int32_t time, int lane, int scope, bool wrote)

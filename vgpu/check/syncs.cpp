@@ -2,29 +2,29 @@
 
 namespace tandem::vgpu::check {
 
-void GlobalSyncs::tell(uint64_t address, const Knowledge& told, int32_t cluster) {
-  if (!told.seen) return;
-  const Told all{export_clock(told.seen, cluster),
-                 {export_clock(told.proxied.shared, cluster), export_clock(told.proxied.global, cluster)},
-                 export_clock(told.fenced, cluster)};
+void GlobalSyncs::tell(uint64_t address, const VectorClock& published, int32_t cluster) {
+  if (!published.seen) return;
+  const Told all{export_clock(published.seen, cluster),
+                 {export_clock(published.proxied.shared, cluster), export_clock(published.proxied.global, cluster)},
+                 export_clock(published.fenced, cluster)};
   Stripe& stripe = stripes_[address / 4 % stripes_.size()];
   const std::lock_guard lock(stripe.mutex);
   anything_.store(true, std::memory_order_release);
-  Told& there = stripe.told[address];
+  Told& there = stripe.published[address];
   join(&there.seen, all.seen);
   join(&there.proxied.shared, all.proxied.shared);
   join(&there.proxied.global, all.proxied.global);
   join(&there.fenced, all.fenced);
 }
 
-void GlobalSyncs::learn(uint64_t address, Knowledge* known, int32_t cluster) {
+void GlobalSyncs::learn(uint64_t address, VectorClock* known, int32_t cluster) {
   if (!anything_.load(std::memory_order_acquire)) return;
   Told there;
   {
     Stripe& stripe = stripes_[address / 4 % stripes_.size()];
     const std::lock_guard lock(stripe.mutex);
-    const auto found = stripe.told.find(address);
-    if (found == stripe.told.end()) return;
+    const auto found = stripe.published.find(address);
+    if (found == stripe.published.end()) return;
     there = found->second;
   }
   import_clock(&known->seen, there.seen, cluster);

@@ -15,8 +15,8 @@ class GlobalSyncs {
  public:
   // A write of this cluster tells; whoever reads the address later with the right to know learns it. (One who reads an
   // older value learns too much: a race may go unnoticed, none is made up.)
-  void tell(uint64_t address, const Knowledge& told, int32_t cluster);
-  void learn(uint64_t address, Knowledge* known, int32_t cluster);
+  void tell(uint64_t address, const VectorClock& published, int32_t cluster);
+  void learn(uint64_t address, VectorClock* known, int32_t cluster);
 
  private:
   struct Told {
@@ -26,7 +26,7 @@ class GlobalSyncs {
   };
   struct Stripe {
     std::mutex mutex;
-    std::unordered_map<uint64_t, Told> told;
+    std::unordered_map<uint64_t, Told> published;
   };
   std::array<Stripe, 64> stripes_;
   std::atomic<bool> anything_{false};  // has been told: most kernels never do

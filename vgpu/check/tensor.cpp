@@ -27,7 +27,7 @@ bool Watch::in_tensor_memory(const Span& span) {
   return lane_of(span) + span.rows <= kTensorLanes && column_of(span) + span.bytes / 4 <= kTensorColumns;
 }
 
-void Watch::touch_columns(Block& block, const Span& span, Access& access) {
+void Watch::touch_columns(CheckedBlock& block, const Span& span, Access& access) {
   const auto enters_page = [&](uint64_t page) { access.page = page; };
   if (span.rows == kTensorLanes) {
     block.tensor.touch(shadow_address(span), uint64_t{span.bytes} / 4 * kTensorLanes, access, enters_page);
@@ -38,7 +38,7 @@ void Watch::touch_columns(Block& block, const Span& span, Access& access) {
 }
 
 Token Watch::tensor_token(const Scene& scene, const Actor& actor, AsyncKind kind) {
-  Warp& warp = scene.warp;
+  CheckedWarp& warp = scene.warp;
   switch (kind) {
     case AsyncKind::tcgen05_mma:
     case AsyncKind::tcgen05_cp:
@@ -59,21 +59,21 @@ Token Watch::tensor_token(const Scene& scene, const Actor& actor, AsyncKind kind
 
 void Watch::tcgen05_commits(const Actor& actor, std::span<const BarrierId> barriers) {
   const Scene scene = enter(actor);
-  Warp& warp = scene.warp;
+  CheckedWarp& warp = scene.warp;
   // Before it tells: who waits for the phase knows of this use too, in whichever block the barrier lies.
   for (const BarrierId id : barriers) {
     check_begun(scene, actor, id.cta, "commits to the barrier");
     use_barrier(scene, actor, id, false, "commits to the barrier");
   }
   if (!warp.tensor_row) warp.tensor_row = new_row(scene.cluster);
-  Knowledge told = warp.release(actor.lanes);
+  VectorClock published = warp.release(actor.lanes);
   for (uint32_t m = actor.lanes; m; m &= m - 1) {
     const int lane = first_of(m);
-    raise(&told.seen, warp.tensor_row, lane, ++warp.tensor_committed[lane]);
+    raise(&published.seen, warp.tensor_row, lane, ++warp.tensor_committed[lane]);
   }
   for (const BarrierId id : barriers) {
     if (Mbarrier* const barrier = find(scene.cluster, id)) {
-      barrier->told.join(told);
+      barrier->published.join(published);
       note_commit(scene, actor, id, barrier);
     }
   }
@@ -81,14 +81,14 @@ void Watch::tcgen05_commits(const Actor& actor, std::span<const BarrierId> barri
 
 void Watch::tcgen05_waits(const Actor& actor, bool loads, bool stores) {
   const Scene scene = enter(actor);
-  Warp& warp = scene.warp;
+  CheckedWarp& warp = scene.warp;
   if (warp.tensor_io_row && loads) warp.learn(actor.lanes, warp.tensor_io_row, kLoads, ++warp.tensor_loads);
   if (warp.tensor_io_row && stores) warp.learn(actor.lanes, warp.tensor_io_row, kStores, ++warp.tensor_stores);
   order_lanes(scene, actor);
 }
 
 void Watch::tcgen05_fence(const Actor& actor, bool before) {
-  Warp& warp = enter(actor).warp;
+  CheckedWarp& warp = enter(actor).warp;
   if (before) {
     warp.tensor_fenced_loads = warp.tensor_loads;
     warp.tensor_fenced_stores = warp.tensor_stores;
@@ -98,10 +98,10 @@ void Watch::tcgen05_fence(const Actor& actor, bool before) {
 }
 
 // What one thread issues behind another's operation, ordered by a barrier, wants fences on both sides of that.
-void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Party& party, const Site& past) {
+void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Accessor& party, const Site& past) {
   if (past.cta == actor.cta && past.warp == actor.warp) return;
-  const Block* const block = scene.cluster.find(past.cta);
-  const Warp& other = scene.cluster.warps[block->first_warp + past.warp];
+  const CheckedBlock* const block = scene.cluster.find(past.cta);
+  const CheckedWarp& other = scene.cluster.warps[block->first_warp + past.warp];
   const Token done = past.done.load(std::memory_order_relaxed);
   const int32_t group = done.time;
   const bool before = (past.async == AsyncKind::tcgen05_ld && group > other.tensor_fenced_loads) ||
@@ -130,10 +130,10 @@ void Watch::tmem_allocates(const Actor& actor, uint32_t column, uint32_t columns
 void Watch::tmem_frees(const Actor& actor, uint32_t column, uint32_t columns) {
   const Scene scene = enter(actor);
   order_lanes(scene, actor);
-  Block& block = scene.block;
+  CheckedBlock& block = scene.block;
   std::erase_if(block.columns, [&](const Allocation& a) { return a.column == column && a.columns == columns; });
   // Whoever still uses them collides with this.
-  scene.warp.for_each_share(actor.lanes, [&](const Share& share, uint32_t by) {
+  scene.warp.for_each_share(actor.lanes, [&](const LaneGroup& share, uint32_t by) {
     Access access(scene.cluster.sites, scene.cluster.id, actor.cta);
     access.issued_by(scene.warp, share, by);
     access.trusts_relaxed(Relaxed::ordered);
@@ -146,7 +146,7 @@ void Watch::tmem_frees(const Actor& actor, uint32_t column, uint32_t columns) {
   block.tensor.forget(uint64_t{column} * kTensorLanes, uint64_t{columns} * kTensorLanes);
 }
 
-void Watch::check_columns_at_end(const Block& block) {
+void Watch::check_columns_at_end(const CheckedBlock& block) {
   for (const Allocation& left : block.columns) {
     if (!findings_.counts({Rule::tmem_leak, left.by.cta, left.by.warp, left.by.instruction, -1, left.column})) continue;
     findings_.add(Rule::tmem_leak, party_of(left.by, -1, "allocates"), {block.cta, -1, -1, -1, "block ends"},

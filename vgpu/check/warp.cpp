@@ -2,97 +2,97 @@
 
 namespace tandem::vgpu::check {
 
-void Warp::begin(uint32_t existing) {
+void CheckedWarp::begin(uint32_t existing) {
   lanes = existing;
-  shares_.assign(1, Share{existing, {}, {}, {}, {}});
+  shares_.assign(1, LaneGroup{existing, {}, {}, {}, {}});
 }
 
-const Share& Warp::share_of(int lane) const {
-  for (const Share& share : shares_)
+const LaneGroup& CheckedWarp::share_of(int lane) const {
+  for (const LaneGroup& share : shares_)
     if (share.lanes >> lane & 1) return share;
   return shares_[0];
 }
 
 // Others learn of a thread's own deeds by its releases.
-void Warp::raise_own(Knowledge* told, uint32_t of) const {
+void CheckedWarp::raise_own(VectorClock* published, uint32_t of) const {
   Times now;
   now.fill(time_);
-  raise(&told->seen, row, of, now);
-  if (told->wide) raise(&told->wide, row, of, now);
-  raise(&told->proxied.shared, row, of, proxied_.shared);
-  raise(&told->proxied.global, row, of, proxied_.global);
-  raise(&told->fenced, row, of, fenced_);
+  raise(&published->seen, row, of, now);
+  if (published->wide) raise(&published->wide, row, of, now);
+  raise(&published->proxied.shared, row, of, proxied_.shared);
+  raise(&published->proxied.global, row, of, proxied_.global);
+  raise(&published->fenced, row, of, fenced_);
   for (const Groups* groups : {cp_async.get(), bulk.get()}) {
     if (!groups) continue;
-    raise(&told->seen, groups->reads, of, groups->reads_done);
-    raise(&told->seen, groups->writes, of, groups->done);
+    raise(&published->seen, groups->reads, of, groups->reads_done);
+    raise(&published->seen, groups->writes, of, groups->done);
   }
 }
 
-Knowledge Warp::release(uint32_t of) {
-  Knowledge told;
-  for (const Share& share : shares_)
-    if (share.lanes & of) told.join(share.known);
-  raise_own(&told, of);
+VectorClock CheckedWarp::release(uint32_t of) {
+  VectorClock published;
+  for (const LaneGroup& share : shares_)
+    if (share.lanes & of) published.join(share.known);
+  raise_own(&published, of);
   end_time();
-  return told;
+  return published;
 }
 
-Knowledge Warp::release_relaxed(uint32_t of, bool beyond_cluster) const {
-  Knowledge told;
-  for (const Share& share : shares_) {
+VectorClock CheckedWarp::release_relaxed(uint32_t of, bool beyond_cluster) const {
+  VectorClock published;
+  for (const LaneGroup& share : shares_) {
     if (!(share.lanes & of)) continue;
     const ClockRef& at_fence = beyond_cluster ? share.known.fenced : share.fenced_here;
-    if (at_fence) told.join({at_fence, share.known.proxied, share.known.fenced});
+    if (at_fence) published.join({at_fence, share.known.proxied, share.known.fenced});
   }
-  if (beyond_cluster) raise(&told.seen, row, of, fenced_);
-  return told;
+  if (beyond_cluster) raise(&published.seen, row, of, fenced_);
+  return published;
 }
 
-Knowledge Warp::hand_over(uint32_t of) {
-  Knowledge told = release_relaxed(of, false);
-  const Knowledge all = release(of);
-  join(&told.relaxed, all.seen);
-  join(&told.relaxed, all.relaxed);
-  return told;
+VectorClock CheckedWarp::hand_over(uint32_t of) {
+  VectorClock published = release_relaxed(of, false);
+  const VectorClock all = release(of);
+  join(&published.relaxed, all.seen);
+  join(&published.relaxed, all.relaxed);
+  return published;
 }
 
-Knowledge Warp::release_narrow(uint32_t of) {
+VectorClock CheckedWarp::release_narrow(uint32_t of) {
   ClockRef at_fence = release_relaxed(of, false).seen;
-  Knowledge told = release(of);
-  told.wide = at_fence ? std::move(at_fence) : ClockRef(new Clock);
-  return told;
+  VectorClock published = release(of);
+  published.wide = at_fence ? std::move(at_fence) : ClockRef(new Clock);
+  return published;
 }
 
-void Warp::acquire(uint32_t of, const Knowledge& told) {
-  if (!told.seen && !told.relaxed) return;
-  for_each_share(of, [&](Share& share, uint32_t) { share.known.join(told); });
+void CheckedWarp::acquire(uint32_t of, const VectorClock& published) {
+  if (!published.seen && !published.relaxed) return;
+  for_each_share(of, [&](LaneGroup& share, uint32_t) { share.known.join(published); });
   if (shares_.size() > 1) dirty_ |= of;
 }
 
-void Warp::acquire_relaxed(uint32_t of, const Knowledge& told) {
-  if (!told.seen && !told.relaxed) return;
-  for_each_share(of, [&](Share& share, uint32_t) {
-    share.observed.join(told);
-    join(&share.known.relaxed, told.seen);
-    join(&share.known.relaxed, told.relaxed);
+void CheckedWarp::acquire_relaxed(uint32_t of, const VectorClock& published) {
+  if (!published.seen && !published.relaxed) return;
+  for_each_share(of, [&](LaneGroup& share, uint32_t) {
+    share.observed.join(published);
+    join(&share.known.relaxed, published.seen);
+    join(&share.known.relaxed, published.relaxed);
   });
 }
 
-void Warp::fence(uint32_t of, bool acquires, bool releases, bool beyond_block) {
+void CheckedWarp::fence(uint32_t of, bool acquires, bool releases, bool beyond_block) {
   if (acquires) {
-    for_each_share(of, [&](Share& share, uint32_t) {
+    for_each_share(of, [&](LaneGroup& share, uint32_t) {
       share.known.join(share.observed);
       share.observed = {};
     });
   }
   if (!releases) return;
   const int32_t now = time_;
-  for_each_share(of, [&](Share& share, uint32_t both) {
-    Knowledge told = share.known;
-    raise_own(&told, both);
-    share.fenced_here = told.seen;
-    if (beyond_block) join(&share.known.fenced, told.seen);
+  for_each_share(of, [&](LaneGroup& share, uint32_t both) {
+    VectorClock published = share.known;
+    raise_own(&published, both);
+    share.fenced_here = published.seen;
+    if (beyond_block) join(&share.known.fenced, published.seen);
   });
   if (beyond_block) {
     for (uint32_t m = of; m; m &= m - 1) fenced_[first_of(m)] = now;
@@ -101,29 +101,29 @@ void Warp::fence(uint32_t of, bool acquires, bool releases, bool beyond_block) {
   dirty_ |= of;
 }
 
-void Warp::proxy_fence(uint32_t of, FencedSpaces spaces) {
+void CheckedWarp::proxy_fence(uint32_t of, FencedSpaces spaces) {
   for (const Memory memory : {Memory::shared, Memory::global}) {
     if (spaces == (memory == Memory::global ? FencedSpaces::shared : FencedSpaces::global)) continue;
-    for_each_share(of, [&](Share& share, uint32_t) { join(&share.known.proxied.of(memory), share.known.seen); });
+    for_each_share(of, [&](LaneGroup& share, uint32_t) { join(&share.known.proxied.of(memory), share.known.seen); });
     for (uint32_t m = of; m; m &= m - 1) proxied_.of(memory)[first_of(m)] = time_;
   }
   end_time();
   dirty_ |= of;
 }
 
-void Warp::tensor_fence(uint32_t of) {
-  for_each_share(of, [&](Share& share, uint32_t) { share.tensor_seen = share.known.seen; });
+void CheckedWarp::tensor_fence(uint32_t of) {
+  for_each_share(of, [&](LaneGroup& share, uint32_t) { share.tensor_seen = share.known.seen; });
   tensor_stale &= ~of;
 }
 
-void Warp::sync(uint32_t of) {
+void CheckedWarp::sync(uint32_t of) {
   of &= lanes;
   if (shares_.size() == 1 && !(dirty_ & of)) return;  // nothing to tell each other
-  Share together;
+  LaneGroup together;
   together.lanes = of;
   together.known = release(of);
   for (size_t i = 0; i < shares_.size();) {
-    Share& share = shares_[i];
+    LaneGroup& share = shares_[i];
     if (!(share.lanes & of)) {
       ++i;
       continue;
@@ -143,12 +143,12 @@ void Warp::sync(uint32_t of) {
   dirty_ &= ~of;
 }
 
-void Warp::learn(uint32_t of, uint16_t stream, int lane, int32_t time) {
-  for_each_share(of, [&](Share& share, uint32_t) { raise(&share.known.seen, stream, lane, time); });
+void CheckedWarp::learn(uint32_t of, uint16_t stream, int lane, int32_t time) {
+  for_each_share(of, [&](LaneGroup& share, uint32_t) { raise(&share.known.seen, stream, lane, time); });
   if (shares_.size() > 1) dirty_ |= of;
 }
 
-bool Warp::seen(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const {
+bool CheckedWarp::seen(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const {
   const bool alone = (by & (by - 1)) == 0;
   if (alone && (of_lanes & by)) {
     if (of_row == row) of_lanes &= ~by;
@@ -160,14 +160,14 @@ bool Warp::seen(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_la
   return knows(share.known.seen, of_row, of_lanes, time);
 }
 
-bool Warp::handed(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const {
+bool CheckedWarp::handed(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const {
   for (uint32_t m = of_lanes; m; m &= m - 1)
     if (!knows(share.known.relaxed, of_row, m & -m, time) && !seen(share, by, of_row, m & -m, time)) return false;
   return true;
 }
 
-bool Warp::proxied(const Share& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes,
-                   int32_t time) const {
+bool CheckedWarp::proxied(const LaneGroup& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes,
+                          int32_t time) const {
   if (of_row == row && (by & (by - 1)) == 0 && (of_lanes & by) && proxied_.of(memory)[first_of(by)] >= time)
     of_lanes &= ~by;
   return knows(share.known.proxied.of(memory), of_row, of_lanes, time);

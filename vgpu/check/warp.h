@@ -30,11 +30,11 @@ struct LastCopy {
 };
 
 // Threads with the same knowledge.
-struct Share {
+struct LaneGroup {
   uint32_t lanes = 0;
-  Knowledge known;
+  VectorClock known;
   ClockRef fenced_here;  // known.seen at the last fence of any scope
-  Knowledge observed;    // by relaxed reads: known behind the next fence
+  VectorClock observed;  // by relaxed reads: known behind the next fence
   ClockRef tensor_seen;  // known.seen at the last tcgen05.fence::after_thread_sync
 };
 
@@ -62,7 +62,7 @@ class KnownSites {
   std::unordered_map<uint64_t, uint32_t> all_;
 };
 
-class Warp {
+class CheckedWarp {
  public:
   int32_t cta = 0, index = 0;  // of the block, in it
   uint16_t row = 0;
@@ -103,19 +103,19 @@ class Warp {
   // f(share, lanes of it); what belongs to a share only in part becomes one of its own.
   template <class F>
   void for_each_share(uint32_t of, F&& f);
-  const Share& share_of(int lane) const;
+  const LaneGroup& share_of(int lane) const;
 
   // What these lanes tell together.
-  Knowledge release(uint32_t of);
+  VectorClock release(uint32_t of);
   // What they tell by a relaxed write: what they knew at their last fence. beyond_cluster: what anybody fenced for all
   // the GPU, as they know.
-  Knowledge release_relaxed(uint32_t of, bool beyond_cluster) const;
+  VectorClock release_relaxed(uint32_t of, bool beyond_cluster) const;
   // The same within the cluster, with what it would tell if it were a release.
-  Knowledge hand_over(uint32_t of);
+  VectorClock hand_over(uint32_t of);
   // What they tell another block by a release that reaches their own only: of ordinary writes those before a fence.
-  Knowledge release_narrow(uint32_t of);
-  void acquire(uint32_t of, const Knowledge& told);
-  void acquire_relaxed(uint32_t of, const Knowledge& told);
+  VectorClock release_narrow(uint32_t of);
+  void acquire(uint32_t of, const VectorClock& published);
+  void acquire_relaxed(uint32_t of, const VectorClock& published);
   void fence(uint32_t of, bool acquires, bool releases, bool beyond_block);
   void proxy_fence(uint32_t of, FencedSpaces spaces);
   // tcgen05.fence::after_thread_sync: what they know of tensor memory is ordered before what they do there.
@@ -127,12 +127,13 @@ class Warp {
 
   // A thread of these lanes knows what these others (of a row of its cluster) have done up to a time. own: by program
   // order it knows that of itself.
-  bool seen(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
+  bool seen(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
   // Or would know, if relaxed operations told all.
-  bool handed(const Share& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
-  bool proxied(const Share& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
+  bool handed(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
+  bool proxied(const LaneGroup& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes,
+               int32_t time) const;
   // The same by releases whose scope reaches here.
-  static bool widely(const Share& share, uint16_t of_row, uint32_t of_lanes, int32_t time) {
+  static bool widely(const LaneGroup& share, uint16_t of_row, uint32_t of_lanes, int32_t time) {
     return !share.known.wide || knows(share.known.wide, of_row, of_lanes, time);
   }
 
@@ -140,9 +141,9 @@ class Warp {
 
  private:
   void end_time() { time_ += time_ < Epoch::kLatest; }
-  void raise_own(Knowledge* told, uint32_t of) const;
+  void raise_own(VectorClock* published, uint32_t of) const;
 
-  std::vector<Share> shares_;
+  std::vector<LaneGroup> shares_;
   int32_t time_ = 1;
   BySpace<Times> proxied_;  // until when each lane's accesses came before a proxy fence
   Times fenced_{};          // and a fence
@@ -150,12 +151,12 @@ class Warp {
 };
 
 template <class F>
-void Warp::for_each_share(uint32_t of, F&& f) {
+void CheckedWarp::for_each_share(uint32_t of, F&& f) {
   for (size_t i = 0, count = shares_.size(); i < count; ++i) {
     const uint32_t both = shares_[i].lanes & of;
     if (both == 0) continue;
     if (both != shares_[i].lanes) {
-      Share rest = shares_[i];
+      LaneGroup rest = shares_[i];
       rest.lanes &= ~both;
       shares_[i].lanes = both;
       shares_.push_back(std::move(rest));

@@ -75,8 +75,8 @@ class Watch : public Checker {
   // Where an event takes place.
   struct Scene {
     Cluster& cluster;
-    Block& block;
-    Warp& warp;
+    CheckedBlock& block;
+    CheckedWarp& warp;
   };
   // Every event of a warp begins here: what it has read from global memory until now has taken effect.
   Scene enter(const Actor& actor);
@@ -85,17 +85,17 @@ class Watch : public Checker {
   Cluster& cluster_of(int32_t cta) { return *running_cluster(cta); }
 
   // blocks.cpp
-  void check_left_under_way(Cluster& cluster, Block& block);
+  void check_left_under_way(Cluster& cluster, CheckedBlock& block);
   void check_groups_at_exit(const Scene& scene, const Actor& actor);
 
   // peers.cpp
-  void begin_block(Cluster& cluster, const Block& block);
+  void begin_block(Cluster& cluster, const CheckedBlock& block);
   void learn_begun(const Scene& scene, const Actor& actor);
   void check_begun(const Scene& scene, const Actor& actor, int32_t cta, std::string_view does);
   void check_begun(const Scene& scene, const Actor& actor, std::span<const Span> spans, std::string_view does);
   void check_begun(const Scene& scene, const Actor& actor, const LaneAccess& access, uint32_t lanes);
   static void note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mbarrier* barrier);
-  void check_commits_of_peers(const Cluster& cluster, const Block& block);
+  void check_commits_of_peers(const Cluster& cluster, const CheckedBlock& block);
 
   // limits.cpp
   void check_limits(const Model& model);
@@ -110,11 +110,11 @@ class Watch : public Checker {
   uint32_t add_site(Cluster& cluster, const Site& like, bool global);
 
   // reports.cpp
-  Party party_of(const Actor& actor, int lane, std::string_view does) const;
-  Party party_of(const Site& site, Epoch epoch) const;
+  Accessor party_of(const Actor& actor, int lane, std::string_view does) const;
+  Accessor party_of(const Site& site, Epoch epoch) const;
   std::string subject_of(Memory memory, uint64_t address) const;
-  void report(const Party& party, const Access& access, Memory memory, const Sites& sites);
-  void report_uninitialised(const Party& party, Memory memory, uint64_t address);
+  void report(const Accessor& party, const Access& access, Memory memory, const Sites& sites);
+  void report_uninitialised(const Accessor& party, Memory memory, uint64_t address);
   void report_bounds(const Actor& actor, int lane, std::string_view does, Memory memory, uint64_t address,
                      uint64_t bytes, bool writes);
 
@@ -136,17 +136,17 @@ class Watch : public Checker {
 
   // tensor.cpp
   static bool in_tensor_memory(const Span& span);
-  void touch_columns(Block& block, const Span& span, Access& access);
+  void touch_columns(CheckedBlock& block, const Span& span, Access& access);
   Token tensor_token(const Scene& scene, const Actor& actor, AsyncKind kind);
-  void check_tensor_fences(const Scene& scene, const Actor& actor, const Party& party, const Site& past);
-  void check_columns_at_end(const Block& block);
+  void check_tensor_fences(const Scene& scene, const Actor& actor, const Accessor& party, const Site& past);
+  void check_columns_at_end(const CheckedBlock& block);
 
   // barriers.cpp
   Mbarrier* find(Cluster& cluster, BarrierId barrier);
   void use_barrier(const Scene& scene, const Actor& actor, BarrierId id, bool writes, std::string_view does);
   void check_barrier_visible(Cluster& cluster, const Operation& operation, BarrierId id, const Mbarrier& barrier);
   void order_lanes(const Scene& scene, const Actor& actor);
-  void passes(const Scene& scene, const Actor& actor, const Knowledge& told, Order order);
+  void passes(const Scene& scene, const Actor& actor, const VectorClock& published, Order order);
   const ptx::Instruction& source_of(int32_t instruction) const { return launch_.program->source(instruction); }
 
   const LaunchDescription launch_;

@@ -105,7 +105,7 @@ void Page::note_crowd(uint32_t granule) {
   const auto is_full = [&](const Part& part) {
     if (part.others == 0) return false;
     const Others& others = others_[part.others];
-    return others.epochs.size() == Others::kMost && !others.wrote && part.initialised && !part.write &&
+    return others.epochs.size() == Others::kMax && !others.wrote && part.initialised && !part.write &&
            !part.since[0].wrote() && !part.since[1].wrote();
   };
   const Part& whole = granules_[granule].whole;

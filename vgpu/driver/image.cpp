@@ -13,7 +13,7 @@ namespace tandem::vgpu::driver {
 namespace {
 
 constexpr uint32_t kElf = 0x464c457f, kFatBinary = 0xba55ed50, kWrapper = 0x466243b1;
-constexpr uint64_t kMostBytes = uint64_t{1} << 30;  // of an entry: more is no fat binary
+constexpr uint64_t kMaxBytes = uint64_t{1} << 30;  // of an entry: more is no fat binary
 
 // What nvcc puts beside a fat binary in the program; cudart hands this over.
 struct Wrapper {
@@ -96,7 +96,7 @@ Status unpack_zstd(const void* from, size_t size, std::string* text) {
 Status text_of(const FatEntry& entry, const unsigned char* payload, std::string* text) {
   const bool packed = (entry.flags & (kLz4 | kZstd)) != 0;
   const uint64_t stored = packed ? entry.compressed_size : entry.padded_size;
-  if (stored > entry.padded_size || (packed && entry.size > kMostBytes))
+  if (stored > entry.padded_size || (packed && entry.size > kMaxBytes))
     return Status::invalid("this fat binary has an entry that does not fit into it");
   if (!packed) {
     text->assign(reinterpret_cast<const char*>(payload), stored);

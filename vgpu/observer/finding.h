@@ -65,14 +65,14 @@ std::string_view advice_of(Rule rule);  // one sentence on what to do
 
 // How much a finding weighs.
 enum class Grade : uint8_t {
-  error,   // hardware can give another result, or hang, under some schedule that the architecture allows
-  letter,  // PTX does not promise it, and all hardware that there is does it
+  error,      // hardware can give another result, or hang, under some schedule that the architecture allows
+  spec_only,  // PTX does not promise it, and all hardware that there is does it
 };
 Grade grade_of(Rule rule);
 std::string_view name_of(Grade grade);  // "error", "letter"
 
 // Who did something, as precisely as it is known.
-struct Party {
+struct Accessor {
   int32_t cta = -1;  // linear in the grid
   int32_t warp = -1, lane = -1;
   int32_t instruction = -1;  // of the program; its source line and name are looked up for the report
@@ -82,8 +82,8 @@ struct Party {
 // What happens at a line time and again is one finding, the first time in full.
 struct Finding {
   Rule rule = Rule::trap;
-  Party party;
-  Party other;                     // instruction -1: nobody
+  Accessor party;
+  Accessor other;                  // instruction -1: nobody
   std::string subject;             // the address by symbol: "shared k[2] + 0x1200 (0x14a00)", "barrier q_full, phase 3"
   std::string message;             // one sentence: what happened
   uint64_t times = 1;              // it happened

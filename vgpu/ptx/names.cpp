@@ -100,11 +100,11 @@ bool Names::declare_registers(std::string_view prefix, Type type, int64_t count)
 // The innermost family, of a scope deeper than this, that the name is of: %r12 may be the 13th of %r or the 3rd of %r1.
 const Names::Family* Names::find_family(std::string_view name, int32_t deeper_than) const {
   if (families_.empty() || families_.back().depth <= deeper_than) return nullptr;
-  constexpr size_t kMostDigits = 9;
+  constexpr size_t kMaxDigits = 9;
   const Family* innermost = nullptr;
   int32_t innermost_depth = deeper_than;
   int64_t number = 0, unit = 1;
-  for (size_t digits = 1; digits <= kMostDigits && digits < name.size(); ++digits, unit *= 10) {
+  for (size_t digits = 1; digits <= kMaxDigits && digits < name.size(); ++digits, unit *= 10) {
     const char digit = name[name.size() - digits];
     if (digit < '0' || digit > '9') break;
     number += (digit - '0') * unit;

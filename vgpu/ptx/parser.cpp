@@ -11,7 +11,7 @@
 namespace tandem::vgpu::ptx {
 namespace {
 
-constexpr size_t kMostText = size_t{1} << 30;  // so that lines and instructions can be counted with 32 bits
+constexpr size_t kMaxText = size_t{1} << 30;  // so that lines and instructions can be counted with 32 bits
 
 class ModuleReader {
  public:
@@ -313,7 +313,7 @@ void ModuleReader::share_variables() {
 
 Status parse(std::string_view text, Module* module) {
   while (text.ends_with('\0')) text.remove_suffix(1);  // NVRTC's text has its terminator
-  if (text.size() > kMostText) return Status::unsupported("PTX text is larger than 1 GiB");
+  if (text.size() > kMaxText) return Status::unsupported("PTX text is larger than 1 GiB");
   try {
     *module = ModuleReader(text).read();
     read_inlining(text, module);

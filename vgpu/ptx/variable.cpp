@@ -6,10 +6,10 @@
 namespace tandem::vgpu::ptx {
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{1} << 32;  // of a variable
-constexpr int64_t kMostAlignment = 1 << 20;
-constexpr int64_t kMostRegisters = 1 << 24;  // of one %r<N>
-constexpr size_t kMostDimensions = 16;
+constexpr int64_t kMaxBytes = int64_t{1} << 32;  // of a variable
+constexpr int64_t kMaxAlignment = 1 << 20;
+constexpr int64_t kMaxRegisters = 1 << 24;  // of one %r<N>
+constexpr size_t kMaxDimensions = 16;
 
 // The values of an array, row by row: {{1, 2}, {3, 4}}. What they leave out is zero.
 class InitialValues {
@@ -115,9 +115,9 @@ std::vector<int64_t> read_dimensions(Lexer& lexer) {
   std::vector<int64_t> dimensions;
   while (lexer.peek().is('[')) {
     const int32_t line = lexer.take().line;
-    if (dimensions.size() == kMostDimensions) refuse(line, "an array has too many dimensions; at most 16");
+    if (dimensions.size() == kMaxDimensions) refuse(line, "an array has too many dimensions; at most 16");
     const bool is_open = dimensions.empty() && lexer.peek().is(']');
-    dimensions.push_back(is_open ? 0 : read_count(lexer, "elements of an array", 1, kMostBytes));
+    dimensions.push_back(is_open ? 0 : read_count(lexer, "elements of an array", 1, kMaxBytes));
     lexer.expect(']');
   }
   return dimensions;
@@ -125,7 +125,7 @@ std::vector<int64_t> read_dimensions(Lexer& lexer) {
 
 int32_t read_alignment(Lexer& lexer) {
   const int32_t line = lexer.peek().line;
-  const int64_t alignment = read_count(lexer, "alignment", 1, kMostAlignment);
+  const int64_t alignment = read_count(lexer, "alignment", 1, kMaxAlignment);
   if (!std::has_single_bit(static_cast<uint64_t>(alignment))) {
     refuse(line, "alignment: " + std::to_string(alignment) + " is no power of two");
   }
@@ -215,8 +215,8 @@ Variable read_variable(Reading& reading, const VariableType& type, bool is_exter
   if (type.vector > 1) dimensions.push_back(type.vector);
   const bool is_open = !dimensions.empty() && dimensions[0] == 0;
   for (const int64_t n : dimensions) {
-    if (n > 0 && symbol.elements > kMostBytes * 8 / bits_of(type.type) / n) {
-      unsupported(name.line, quote(name.text) + " is larger than " + std::to_string(kMostBytes >> 30) + " GiB");
+    if (n > 0 && symbol.elements > kMaxBytes * 8 / bits_of(type.type) / n) {
+      unsupported(name.line, quote(name.text) + " is larger than " + std::to_string(kMaxBytes >> 30) + " GiB");
     }
     symbol.elements *= is_open && n == 0 ? 1 : n;
   }
@@ -244,7 +244,7 @@ void read_registers(Reading& reading) {
     const Token name = lexer.expect(Token::Kind::word, "the name of a register");
     bool is_new = true;
     if (lexer.accept('<')) {
-      is_new = reading.names.declare_registers(name.text, type, read_count(lexer, "registers", 1, kMostRegisters));
+      is_new = reading.names.declare_registers(name.text, type, read_count(lexer, "registers", 1, kMaxRegisters));
       lexer.expect('>');
     } else {
       is_new = reading.names.declare_register(name.text, type);

@@ -13,11 +13,11 @@ constexpr const char* kUnitNames[kUnits] = {"copies in", "copies out", "cp.async
 
 class Drawing {
  public:
-  Drawing(const Program& program, const std::vector<Warp>& warps, const std::vector<Operation>& operations,
+  Drawing(const Program& program, const std::vector<TracedWarp>& warps, const std::vector<Operation>& operations,
           int32_t first_block, int32_t blocks)
       : program_(program), roles_(program) {
     size_t instructions = 0;
-    for (const Warp& warp : warps) {
+    for (const TracedWarp& warp : warps) {
       for (const int32_t i : warp.executed) instructions = std::max(instructions, static_cast<size_t>(i) + 1);
     }
     std::vector<std::vector<uint32_t>> counts(warps.size(), std::vector<uint32_t>(instructions));
@@ -50,7 +50,7 @@ class Drawing {
   }
 
   // Runs of instructions of the same name, and the waits between them.
-  void draw_warp(size_t number, const Warp& warp) {
+  void draw_warp(size_t number, const TracedWarp& warp) {
     const int32_t row = rows_[number];
     int64_t step = 0;
     auto wait = warp.waits.begin();
@@ -111,7 +111,7 @@ class Drawing {
 
 }  // namespace
 
-Timeline draw(const Program& program, const std::vector<Warp>& warps, const std::vector<Operation>& operations,
+Timeline draw(const Program& program, const std::vector<TracedWarp>& warps, const std::vector<Operation>& operations,
               int32_t first_block, int32_t blocks) {
   Drawing drawing(program, warps, operations, first_block, blocks);
   for (size_t w = 0; w < warps.size(); ++w) drawing.draw_warp(w, warps[w]);

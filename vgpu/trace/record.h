@@ -50,7 +50,7 @@ struct Groups {
   std::vector<int64_t> committed;
 };
 
-struct Warp {
+struct TracedWarp {
   std::vector<int32_t> executed;  // instructions, one a step between waits
   std::vector<Wait> waits;
   int64_t waited = 0;

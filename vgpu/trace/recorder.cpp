@@ -103,7 +103,7 @@ class BlockRecorder final : public Recorder {
   bool wants_instructions() const override { return true; }
 
   void executes(const Actor& actor) override {
-    Warp* warp = warp_of(actor);
+    TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return;
     if (warp->trying == actor.instruction) {  // the tries before were one
       warp->executed.resize(warp->tried_at);
@@ -117,7 +117,7 @@ class BlockRecorder final : public Recorder {
   // A wgmma is issued by four warps, each with an event: it begins with the last of them.
   bool async_issues(const Actor& actor, AsyncKind kind, AsyncId id, std::span<const Span> reads,
                     std::span<const Span> writes) override {
-    Warp* warp = warp_of(actor);
+    TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return true;
     if (!reads.empty() && !writes.empty()) {
       const Copy copy{actor.instruction, warp->clock(), reads.front().address, writes.front().address};
@@ -152,25 +152,25 @@ class BlockRecorder final : public Recorder {
   }
 
   void group_commits(const Actor& actor, AsyncKind kind) override {
-    if (Warp* warp = warp_of(actor)) {
+    if (TracedWarp* warp = warp_of(actor)) {
       Groups& groups = warp->groups[kind];
       groups.committed.push_back(groups.latest);
     }
   }
   void group_waits(const Actor& actor, AsyncKind kind, uint32_t pending, bool) override {
-    Warp* warp = warp_of(actor);
+    TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return;
     const std::vector<int64_t>& committed = warp->groups[kind].committed;
     if (committed.size() > pending) wait(*warp, mark_of(committed[committed.size() - pending - 1]));
   }
   void tcgen05_commits(const Actor& actor, std::span<const BarrierId> barriers) override {
-    const Warp* warp = warp_of(actor);
+    const TracedWarp* warp = warp_of(actor);
     for (const BarrierId& barrier : barriers) {
       if (warp != nullptr && is_recorded(barrier.cta)) raise(mbarriers_[barrier].arriving, mark_of(warp->matrices));
     }
   }
   void tcgen05_waits(const Actor& actor, bool loads, bool stores) override {
-    Warp* warp = warp_of(actor);
+    TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return;
     if (loads) wait(*warp, mark_of(warp->loads));
     if (stores) wait(*warp, mark_of(warp->stores));
@@ -185,14 +185,14 @@ class BlockRecorder final : public Recorder {
   void cluster_arrives(const Actor& actor, Order) override { arrive(actor, kClusterBarrier); }
   void cluster_passes(const Actor& actor) override {
     // The first to pass ends a generation.
-    const Warp* warp = warp_of(actor);
+    const TracedWarp* warp = warp_of(actor);
     const auto arrived = warp == nullptr ? 0 : warp->arrived.find(kClusterBarrier)->second;
     if (warp != nullptr && arrived == generations_of(actor.cta, kClusterBarrier).complete.size())
       complete(actor.cta, kClusterBarrier);
     pass(actor, kClusterBarrier);
   }
   void mbarrier_arrives(const Actor& actor, BarrierId barrier, uint32_t, uint32_t, Order, Scope) override {
-    const Warp* warp = warp_of(actor);
+    const TracedWarp* warp = warp_of(actor);
     if (warp != nullptr && is_recorded(barrier.cta)) raise(mbarriers_[barrier].arriving, mark_of(actor, *warp));
   }
   void mbarrier_completes(BarrierId barrier, uint64_t phase) override {
@@ -202,7 +202,7 @@ class BlockRecorder final : public Recorder {
     object.arriving = {};
   }
   void mbarrier_passes(const Actor& actor, BarrierId barrier, uint64_t phase, Order, Scope) override {
-    Warp* warp = warp_of(actor);
+    TracedWarp* warp = warp_of(actor);
     if (warp == nullptr || !is_recorded(barrier.cta)) return;
     warp->trying = -1;
     wait(*warp, mbarriers_[barrier].complete[phase]);
@@ -213,10 +213,10 @@ class BlockRecorder final : public Recorder {
  private:
   bool is_recorded(int32_t cta) const { return cta >= block_ && cta < block_ + blocks_; }
   int32_t number_of(const Actor& actor) const { return (actor.cta - block_) * warps_of_block_ + actor.warp; }
-  Warp* warp_of(const Actor& actor) {
+  TracedWarp* warp_of(const Actor& actor) {
     return is_recorded(actor.cta) ? &warps_[static_cast<size_t>(number_of(actor))] : nullptr;
   }
-  Mark mark_of(const Actor& actor, const Warp& warp) const {
+  Mark mark_of(const Actor& actor, const TracedWarp& warp) const {
     return {warp.clock(), number_of(actor), warp.clock() - 1};
   }
   Mark mark_of(int64_t number) const {
@@ -254,7 +254,7 @@ class BlockRecorder final : public Recorder {
     return generations_[{barrier == kClusterBarrier ? block_ : cta, barrier}];
   }
   void arrive(const Actor& actor, uint32_t barrier) {
-    Warp* warp = warp_of(actor);
+    TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return;
     Generations& generations = generations_of(actor.cta, barrier);
     raise(generations.arriving, mark_of(actor, *warp));
@@ -266,14 +266,14 @@ class BlockRecorder final : public Recorder {
     generations.arriving = {};
   }
   void pass(const Actor& actor, uint32_t barrier) {
-    Warp* warp = warp_of(actor);
+    TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return;
     const std::vector<Mark>& complete = generations_of(actor.cta, barrier).complete;
     const size_t generation = warp->arrived[barrier];
     if (generation < complete.size()) wait(*warp, complete[generation]);
   }
 
-  static void wait(Warp& warp, const Mark& until) {
+  static void wait(TracedWarp& warp, const Mark& until) {
     const int64_t now = warp.clock();
     if (until.step <= now) return;
     warp.waits.push_back({warp.executed.size(), now, until});
@@ -283,7 +283,7 @@ class BlockRecorder final : public Recorder {
   const Program& program_;
   const int32_t block_, blocks_, warps_of_block_;
   const Costs costs_;
-  std::vector<Warp> warps_;
+  std::vector<TracedWarp> warps_;
   std::map<std::pair<int32_t, int32_t>, Busy> busy_;        // by unit of a block and part of it
   std::map<std::pair<int32_t, int32_t>, int64_t> last_of_;  // by unit and issuing warp: the end of its last operation
   std::vector<Operation> operations_;

@@ -33,13 +33,14 @@ void read_row(Shape shape, const std::byte* from, uint8_t* to) {
 }
 
 // Which byte of the matrix byte e of register r of a lane is.
-struct Place {
+struct RowPlace {
   int row, byte;
 };
-Place place_of(const MatrixAccess& access, int lane, int r, int e) {
+RowPlace place_of(const MatrixAccess& access, int lane, int r, int e) {
   const int q = lane % 4, line = lane / 4;
   switch (access.shape) {
-    case Shape::m8n8_b16: return access.transpose ? Place{2 * q + e / 2, 2 * line + e % 2} : Place{line, 4 * q + e};
+    case Shape::m8n8_b16:
+      return access.transpose ? RowPlace{2 * q + e / 2, 2 * line + e % 2} : RowPlace{line, 4 * q + e};
     case Shape::m8n16_b8x16_b6x16_p32:
     case Shape::m8n16_b8x16_b4x16_p64: return {line, 4 * q + e};
     case Shape::m16n8_b8: return {2 * q + e % 2, line + 8 * (e / 2)};
@@ -112,7 +113,7 @@ void load_matrix(const MatrixAccess& access, const std::byte* window, const uint
       for (int lane = 0; lane < kLanes; ++lane) {
         uint32_t x = 0;
         for (int e = 0; e < 4; ++e) {
-          const Place place = place_of(access, lane, r, e);
+          const RowPlace place = place_of(access, lane, r, e);
           x |= static_cast<uint32_t>(bytes[place.row][place.byte]) << (8 * e);
         }
         d[matrix * registers_each + r][lane] = x;
@@ -126,7 +127,7 @@ void store_matrix(const MatrixAccess& access, std::byte* window, const uint32_t*
     uint8_t bytes[8][kRowBytes];
     for (int lane = 0; lane < kLanes; ++lane)
       for (int e = 0; e < 4; ++e) {
-        const Place place = place_of(access, lane, 0, e);
+        const RowPlace place = place_of(access, lane, 0, e);
         bytes[place.row][place.byte] = static_cast<uint8_t>(a[matrix][lane] >> (8 * e));
       }
     for (int row = 0; row < 8; ++row) std::memcpy(window + addresses[matrix * 8 + row], bytes[row], kRowBytes);

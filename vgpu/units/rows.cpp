@@ -1,7 +1,7 @@
 // One CPU target's table of rows. Compiled once per instruction set, with TANDEM_TARGET its name and the flags that
 // allow it, and without contraction of a * b + c, which not every CPU has (src/CMakeLists.txt).
-#include "vgpu/units/halves.h"
 #include "vgpu/units/numbers.h"
+#include "vgpu/units/packed16.h"
 
 #define TANDEM_TEXT_(x) #x
 #define TANDEM_TEXT(x) TANDEM_TEXT_(x)

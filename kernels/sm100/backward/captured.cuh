@@ -28,7 +28,7 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
         if constexpr (walks<T>()) s.scores.put(tile.first_query + n, tile.row, score);
         ModPlace place = first;
         place.q += tile.first_query + n, place.k += tile.row;
-        sums.add(p, score.given, place, typename TileSums<T>::Adding{sums, score.ds});
+        sums.add(p, score.mod_input, place, typename TileSums<T>::Adding{sums, score.ds});
       });
       walk_all<T>(p, s.scores, first);
     }

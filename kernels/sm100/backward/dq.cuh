@@ -5,47 +5,47 @@
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "sm100/backward/shared_plan.cuh"
+#include "sm100/backward/smem.cuh"
 
 // A semaphore orders the additions of n_blocks: the first finds 0 and stores. CTAs take tiles in this order and wait
 // only for earlier ones. In a CTA pair each CTA has half of the queries, and the semaphore counts both additions. It is
 // released after the additions are complete, not when their source has been read.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
+TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
   constexpr int kDqSync = 2;  // named barrier
   constexpr int kColumns = T.dq_part_columns();
   constexpr int kLoaded =
-      T.pair ? T.dq_columns() / kColumns : 1;  // parts loaded at once; the next scores overwrite them
-  const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
+      T.two_cta ? T.dq_columns() / kColumns : 1;  // parts loaded at once; the next scores overwrite them
+  const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
-  Ring<T.dq_stages> place;
+  PipelineState<T.dq_stages> place;
   u32 steps = 0;
-  auto add_part = [&](const float(&x)[kColumns], int column, float* sums, int* ticket, int before) {
+  auto add_part = [&](const float(&x)[kColumns], int column, float* sums, int* semaphore, int before) {
     // After the last addition from this buffer has read it.
     if (warp == 0 && elect_one()) tma_store_wait_read<T.dq_stages - 1>();
     named_sync(kDqSync, 128);
-    float4* const to = reinterpret_cast<float4*>(s.dq[place.slot]) + threadIdx.x % 128;
+    float4* const to = reinterpret_cast<float4*>(s.dq[place.index]) + threadIdx.x % 128;
 #pragma unroll
     for (int n = 0; n < kColumns; n += 4) to[n / 4 * 128] = make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]);
     fence_proxy_async();
     named_sync(kDqSync, 128);
     if (warp == 0 && elect_one()) {
       if (column == 0) {
-        while (load_acquire(ticket) < T.ticket_counts() * before) {
+        while (load_acquire(semaphore) < T.semaphore_counts() * before) {
         }
         fence_proxy_async_global();
       }
       if (before == 0) {
-        bulk_store(sums + column * T.tile_m, s.dq[place.slot], sizeof s.dq[0]);
+        bulk_store(sums + column * T.tile_m, s.dq[place.index], sizeof s.dq[0]);
       } else {
-        bulk_add(sums + column * T.tile_m, s.dq[place.slot], sizeof s.dq[0]);
+        bulk_add(sums + column * T.tile_m, s.dq[place.index], sizeof s.dq[0]);
       }
       tma_store_commit();
     }
     place.advance();
   };
   // Adds columns [begin, end) of an iteration.
-  auto add_columns = [&](int begin, int end, u32 from, u64* empty, float* sums, int* ticket, int before) {
+  auto add_columns = [&](int begin, int end, u32 from, u64* empty, float* sums, int* semaphore, int before) {
 #pragma unroll 1
     for (int column = begin; column < end; column += kLoaded * kColumns) {
       float x[kLoaded][kColumns];
@@ -59,35 +59,35 @@ TANDEM_DEVICE void add_dq(const BackwardParams& p, BackwardShared<T>& s) {
         if (lane == 0) arrive_at_leader<T>(empty);
       }
 #pragma unroll
-      for (int n = 0; n < kLoaded; ++n) add_part(x[n], column + n * kColumns, sums, ticket, before);
+      for (int n = 0; n < kLoaded; ++n) add_part(x[n], column + n * kColumns, sums, semaphore, before);
     }
   };
-  auto add = [&](const SequenceCoords& sequence, const KeySteps<T>& step, const KeyTile& tile) {
+  auto add = [&](const SequenceCoords& sequence, const MBlockIterator<T>& step, const NBlockWork& tile) {
     const i64 at = m_block_at(p, sequence, step.head, step.m_block);
-    const int before = n_blocks_before<T>(p, sequence, step, tile);
-    float* const sums = p.dq_sums + at * T.dq_floats() + rank_of_cta<T>() * (T.dq_floats() / T.ctas());
-    int* const ticket = p.dq_tickets + at;
+    const int before = count_n_blocks_before<T>(p, sequence, step, tile);
+    float* const sums = p.dq_accum + at * T.dq_floats() + cta_rank<T>() * (T.dq_floats() / T.ctas());
+    int* const semaphore = p.dq_semaphore + at;
 #pragma unroll
     for (int piece = 0; piece < T.dq_pieces(); ++piece) {
       mbarrier_wait(&s.dq_ready[piece], steps & 1);
       add_columns(T.dq_piece_begin(piece), T.dq_piece_begin(piece + 1), lanes + T.tmem_dq(piece), &s.dq_empty[piece],
-                  sums, ticket, before);
+                  sums, semaphore, before);
     }
     if (warp == 0 && elect_one()) {
       tma_store_wait();
       fence_proxy_async_global();
-      add_release(ticket, 1);
+      add_release(semaphore, 1);
     }
     __syncwarp();
     ++steps;
   };
-  for (u32 taken = 0;; ++taken) {
-    const KeyTile tile = wait_for_tile(s, taken);
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    const NBlockWork tile = wait_for_tile(s, tile_idx);
     if (tile.n_block < 0) break;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
-    for (KeySteps<T> step(p, tile); warp_any(step.left > 0); step.advance()) add(sequence, step, tile);
+    for (MBlockIterator<T> step(p, tile); warp_any(step.left > 0); step.advance()) add(sequence, step, tile);
   }
 }

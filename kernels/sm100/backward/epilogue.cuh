@@ -4,7 +4,7 @@
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "sm100/backward/shared_plan.cuh"
+#include "sm100/backward/smem.cuh"
 #include "tile/chunk.cuh"
 #include "tile/gradient.cuh"
 #include "tile/pack.cuh"
@@ -40,7 +40,7 @@ TANDEM_DEVICE void load_sums(float (&x)[n], const KeyGradient& g, u32 lanes, int
 // Stores directly. rows: rows of the tile within the sequence; if gradients accumulate, its used rows.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int rows, int first_row, bool accumulate) {
-  const int warp = uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
+  const int warp = warp_uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   constexpr int kColumns = T.stored_columns();
   const i64 at = g.at + (first_row + thread) * g.row;
@@ -63,7 +63,7 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int rows, int first_row, int head, int batch) {
   constexpr int kStoreSync = 1;  // named barrier
   constexpr int kColumns = T.stored_columns();
-  const int warp = uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
+  const int warp = warp_uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   const bool tail = T.varlen && warp_any(rows < T.kCtaKeys);
 #pragma unroll 1
@@ -99,8 +99,8 @@ TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int row
 }
 
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE u16* staging_of_dv(BackwardShared<T>& s) {
-  if constexpr (T.apart()) {
+TANDEM_DEVICE u16* staging_of_dv(SharedStorage<T>& s) {
+  if constexpr (T.two_pass()) {
     return s.ring[0];
   } else {
     return s.v;
@@ -109,12 +109,12 @@ TANDEM_DEVICE u16* staging_of_dv(BackwardShared<T>& s) {
 
 // Reads the tile and its sequence again, because values kept from the start would occupy registers during iterations.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void store_tile(const BackwardParams& p, BackwardShared<T>& s, int index, bool any) {
-  const KeyTile tile = s.tile;
+TANDEM_DEVICE void store_tile(const BackwardParams& p, SharedStorage<T>& s, int index, bool any) {
+  const NBlockWork tile = s.tile;
   const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
   const int row = first_key_of<T>(tile), batch = sequence.batch;
   auto store = [&](const KeyGradient& g) {
-    if constexpr (T.direct) {
+    if constexpr (T.store_from_registers) {
       store_direct<T>(g, index, any, (p.accumulate ? sequence.k_len : sequence.k_rows) - row, sequence.k_begin + row,
                       p.accumulate);
     } else {

@@ -2,20 +2,20 @@
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
-#include "sm100/backward/shared_plan.cuh"
+#include "sm100/backward/smem.cuh"
 
 // The order of issue protects products that share columns of tensor memory. S of the next iteration overwrites the P
 // that dV has read. dQ overwrites the dS that dK has read, and dP of the next iteration overwrites both.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
+TANDEM_DEVICE void mma(const BackwardParams& p, SharedStorage<T>& s) {
   constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys
   constexpr u32 kBlock = T.kBlockBytes;
-  constexpr u32 kScoreProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.kCtaKeys, T.tile_m);
-  constexpr u32 kDkProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.kCtaKeys, T.head_dim);
-  constexpr u32 kDvProduct = tcgen05_instr_desc(Layout::nn, T.f16, T.kCtaKeys, T.head_dim_v);
-  constexpr u32 kDqProduct = tcgen05_instr_desc(Layout::tn, T.f16, T.tile_m, T.head_dim);
-  Ring<T.q_stages> q_next, q_ring;
-  Ring<T.dout_stages> dout_ring;
+  constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.kCtaKeys, T.tile_m);
+  constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.kCtaKeys, T.head_dim);
+  constexpr u32 kDvProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.kCtaKeys, T.head_dim_v);
+  constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.f16, T.tile_m, T.head_dim);
+  PipelineState<T.q_stages> q_next, q_ring;
+  PipelineState<T.dout_stages> dout_ring;
   u32 steps = 0;  // over all tiles
 
   auto wait = [](u64* barrier, u32 parity) {
@@ -30,8 +30,8 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
   auto by_rows = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); };
 
   auto mma_s = [&] {
-    wait(s.q_full(q_next.slot), q_next.parity);
-    const u64 k = by_rows(s.k), q = by_rows(s.q[q_next.slot]);
+    wait(s.q_full(q_next.index), q_next.phase);
+    const u64 k = by_rows(s.k), q = by_rows(s.q[q_next.index]);
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c)
       tcgen05_mma_ss<1>(T.tmem_s(), k + in_row(c), q + in_row(c), kScoreProduct, c > 0);
@@ -39,9 +39,9 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
     q_next.advance();
   };
   auto mma_dp = [&] {
-    wait(s.dout_full(dout_ring.slot), dout_ring.parity);
+    wait(s.dout_full(dout_ring.index), dout_ring.phase);
     if (!T.dq_has_place()) wait(s.dq_empty, (steps & 1) ^ 1);  // previous iteration's dQ
-    const u64 v = by_rows(s.v), dout = by_rows(s.dout[dout_ring.slot]);
+    const u64 v = by_rows(s.v), dout = by_rows(s.dout[dout_ring.index]);
 #pragma unroll
     for (int c = 0; c < T.head_dim_v / 16; ++c)
       tcgen05_mma_ss<1>(T.tmem_dp(), v + in_row(c), dout + in_row(c), kScoreProduct, c > 0);
@@ -49,19 +49,19 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
   };
   auto mma_dv = [&](bool first) {
     wait(s.p_ready, steps & 1);
-    const u64 dout = by_columns(s.dout[dout_ring.slot]);
+    const u64 dout = by_columns(s.dout[dout_ring.index]);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c)
       tcgen05_mma_ts<1>(T.tmem_dv(), T.tmem_operand(T.tmem_s(), c), dout + rows_16(c), kDvProduct, !first || c > 0);
-    tcgen05_commit<1>(&s.dout_empty[dout_ring.slot]);
+    tcgen05_commit<1>(&s.dout_empty[dout_ring.index]);
     dout_ring.advance();
   };
   auto mma_dk = [&](bool first) {
-    const u64 q = by_columns(s.q[q_ring.slot]);
+    const u64 q = by_columns(s.q[q_ring.index]);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c)
       tcgen05_mma_ts<1>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
-    tcgen05_commit<1>(&s.q_empty[q_ring.slot]);
+    tcgen05_commit<1>(&s.q_empty[q_ring.index]);
     q_ring.advance();
   };
   auto mma_dq = [&] {
@@ -72,14 +72,14 @@ TANDEM_DEVICE void mma(const BackwardParams& p, BackwardShared<T>& s) {
     tcgen05_commit<1>(s.dq_ready);
   };
 
-  for (u32 taken = 0;; ++taken) {
-    wait(s.k_full(), taken & 1);
-    const KeyTile tile = s.tile;
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    wait(s.k_full(), tile_idx & 1);
+    const NBlockWork tile = s.tile;
     if (tile.n_block < 0) break;
-    const int count = KeySteps<T>(p, tile).left;
+    const int count = MBlockIterator<T>(p, tile).left;
     if (count > 0) {
       mma_s();
-      wait(s.v_full(), taken & 1);
+      wait(s.v_full(), tile_idx & 1);
       mma_dp();
       mma_dv(true);
 #pragma unroll 1

@@ -23,20 +23,22 @@ struct Visibility {
     if (key >= sequence.k_len) seen.begin = seen.end = 1 << 29;
     const int last_key = first_key + T.kCtaKeys - 1;
     const QueryRange unmasked = band.unmasked_queries(first_key, last_key);
-    unmasked_begin = T.right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
+    unmasked_begin = T.bounded_right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
     if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
-    unmasked_end = T.left ? unmasked.end / T.tile_m : 1 << 30;
+    unmasked_end = T.bounded_left ? unmasked.end / T.tile_m : 1 << 30;
   }
   TANDEM_DEVICE bool masks(int m_block) const {
-    return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
+    return warp_any(m_block < unmasked_begin || (T.bounded_left && m_block >= unmasked_end));
   }
   // True if some of the queries [first, end) sees the key.
-  TANDEM_DEVICE bool sees_some(int first, int end) const { return seen.begin < end && (!T.left || first < seen.end); }
+  TANDEM_DEVICE bool sees_some(int first, int end) const {
+    return seen.begin < end && (!T.bounded_left || first < seen.end);
+  }
   // Sets scores [begin, end) of queries from `first` on that do not see the key to -infinity. Queries beyond the
   // sequence have probabilities of 0 through their lse.
   TANDEM_DEVICE void apply_mask(float (&x)[kChunk], int first, int begin, int end) const {
     const int first_seen = clamp(seen.begin - first, 0, kChunk);
-    const int seen_end = T.left ? clamp(seen.end - first, first_seen, kChunk) : kChunk;
+    const int seen_end = T.bounded_left ? clamp(seen.end - first, first_seen, kChunk) : kChunk;
     const u32 visible = bit_range(first_seen, seen_end - first_seen);
 #pragma unroll
     for (int n = begin; n < end; ++n) x[n] = masked_score(visible, n, x[n]);
@@ -45,8 +47,8 @@ struct Visibility {
 
 // Applies dropout to a probability, or to its derivative, of the n-th query of a chunk.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE float kept_or_zero(u32 kept, int n, float x) {
-  if constexpr (T.dropout) return kept_or_zero(kept, n, x);
+TANDEM_DEVICE float keep_or_zero(u32 keep_mask, int n, float x) {
+  if constexpr (T.dropout) return keep_or_zero(keep_mask, n, x);
   return x;
 }
 
@@ -59,9 +61,9 @@ struct StepAt {
   const BackwardParams& p;
   const Visibility<T>& visibility;
   const HeadScores<T>& of_head;
-  const u32 (&kept)[kChunks];  // dropout mask
-  const float* const stats;    // -lse, then delta from T.tile_m on
-  const int query, key;        // query: the first one
+  const u32 (&keep_mask)[kChunks];  // dropout mask
+  const float* const lse_delta;     // -lse, then delta from T.tile_m on
+  const int query, key;             // query: the first one
 };
 
 // Half of a chunk.
@@ -75,11 +77,11 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], const StepAt<T>& at, int c,
                                       int begin, int end) {
   const BackwardParams& p = at.p;
-  const float* const minus_lse = at.stats + c * StepAt<T>::kNextRun;
+  const float* const minus_lse = at.lse_delta + c * StepAt<T>::kNextRun;
   const int query = at.query + c * StepAt<T>::kNextRun;
-  const u32 kept = at.kept[c];
+  const u32 keep_mask = at.keep_mask[c];
   auto round = [&](int n) {
-    rounded[n / 2] = pack<T>(kept_or_zero<T>(kept, n, x[n]), kept_or_zero<T>(kept, n + 1, x[n + 1]));
+    rounded[n / 2] = pack<T>(keep_or_zero<T>(keep_mask, n, x[n]), keep_or_zero<T>(keep_mask, n + 1, x[n + 1]));
   };
 #pragma unroll
   for (int n = begin; n < end; n += 4) {
@@ -98,7 +100,7 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
       round(n);
       round(n + 2);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[n + i] = through_scores<T>(x[n + i], derivative[i]);
+      for (int i = 0; i < 4; ++i) x[n + i] = apply_score_derivative<T>(x[n + i], derivative[i]);
       __syncwarp();  // else ptxas overlaps all loads and exponentials, and spills
     } else {
       const Float2 scale = float2_of(p.scale_log2);
@@ -126,20 +128,20 @@ TANDEM_DEVICE void no_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[kChunk], const float (&dp)[kChunk],
                            const StepAt<T>& at, int c, Float2& sum) {
-  const float* const delta = at.stats + T.tile_m + c * StepAt<T>::kNextRun;
-  const u32 kept = at.kept[c];
-  auto less_delta = [&](int n, float x, float y) {
+  const float* const delta = at.lse_delta + T.tile_m + c * StepAt<T>::kNextRun;
+  const u32 keep_mask = at.keep_mask[c];
+  auto minus_delta = [&](int n, float x, float y) {
     if constexpr (!T.dropout) return float2_of(dp[n], dp[n + 1]) - float2_of(x, y);
-    const Float2 left = float2_of(kept_or_zero<T>(kept, n, dp[n]), kept_or_zero<T>(kept, n + 1, dp[n + 1]));
+    const Float2 left = float2_of(keep_or_zero<T>(keep_mask, n, dp[n]), keep_or_zero<T>(keep_mask, n + 1, dp[n + 1]));
     return fma(left, float2_of(at.p.dropout.scale), float2_of(-x, -y));
   };
 #pragma unroll
   for (int n = 0; n < kChunk; n += 4) {
     const float4 of_query = *reinterpret_cast<const float4*>(delta + n);
-    const Float2 low = float2_of(probabilities[n], probabilities[n + 1]) * less_delta(n, of_query.x, of_query.y);
+    const Float2 low = float2_of(probabilities[n], probabilities[n + 1]) * minus_delta(n, of_query.x, of_query.y);
     const Float2 high =
-        float2_of(probabilities[n + 2], probabilities[n + 3]) * less_delta(n + 2, of_query.z, of_query.w);
-    if constexpr (T.sums_tiles) sum = sum + (low + high);
+        float2_of(probabilities[n + 2], probabilities[n + 3]) * minus_delta(n + 2, of_query.z, of_query.w);
+    if constexpr (T.captured_per_tile) sum = sum + (low + high);
     float x[4];
     split(low, &x[0], &x[1]);
     split(high, &x[2], &x[3]);

@@ -7,8 +7,8 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "shared/sm100_backward.h"
-#include "tile/key_tile.cuh"
 #include "tile/mask.cuh"
+#include "tile/n_block_work.cuh"
 #include "tile/score_tile.cuh"
 
 // The two products of a tile: S is keys times queries, dP is values times dout.
@@ -20,10 +20,10 @@ struct ScoreTileShared {
     alignas(1024) u16 keys[T.kCtaKeys * T.score_columns()];
     alignas(1024) u16 queries[T.tile_m * T.score_columns()];
   };
-  Operands operands[T.score_places()];    // one per product; wide heads share one
-  alignas(16) float stats[2 * T.tile_m];  // per query: -lse in log2 units, delta
-  alignas(8) u64 stats_landed;
-  u64 landed[2], ready[2];  // per product: operands arrived; result complete
+  Operands operands[T.score_places()];        // one per product; wide heads share one
+  alignas(16) float lse_delta[2 * T.tile_m];  // per query: -lse in log2 units, delta
+  alignas(8) u64 lse_delta_tma_full;
+  u64 tma_full[2], ready[2];  // per product: operands arrived; result complete
   u32 tensor_memory;
 };
 
@@ -41,13 +41,13 @@ struct ScoreTile {
   TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)
       : p(params),
         s(shared),
-        warp(uniform(threadIdx.x / 32)),
+        warp(warp_uniform(threadIdx.x / 32)),
         lane(threadIdx.x % 32),
         row(threadIdx.x % 128),
         first_query(warp / 4 * kChunk) {
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
     if (threadIdx.x == 0) {
-      for (u64* barrier : {&s.stats_landed, &s.landed[0], &s.landed[1], &s.ready[0], &s.ready[1]})
+      for (u64* barrier : {&s.lse_delta_tma_full, &s.tma_full[0], &s.tma_full[1], &s.ready[0], &s.ready[1]})
         mbarrier_init(barrier, 1);
       fence_mbarrier_init();
       fence_proxy_async();
@@ -67,25 +67,25 @@ struct ScoreTile {
   template <ScoreProduct n>
   TANDEM_DEVICE void load(int key, int query, int head, int batch) const {
     auto& to = s.operands[n % T.score_places()];
-    mbarrier_expect_tx(&s.landed[n], 2 * (T.kCtaKeys + T.tile_m) * columns_of(n));
+    mbarrier_expect_tx(&s.tma_full[n], 2 * (T.kCtaKeys + T.tile_m) * columns_of(n));
     const int head_k = head / (p.heads_q / p.heads_k);
 #pragma unroll 1
     for (int c = 0; c < columns_of(n); c += 64) {
-      tma_load(to.keys + c * T.kCtaKeys, n == kScores ? &p.k : &p.v, &s.landed[n], c, key, head_k, batch);
+      tma_load(to.keys + c * T.kCtaKeys, n == kScores ? &p.k : &p.v, &s.tma_full[n], c, key, head_k, batch);
 #pragma unroll 1
       for (int r = 0; r < T.tile_m; r += T.q_box_rows())
-        tma_load(to.queries + c * T.tile_m + r * 64, n == kScores ? &p.q : &p.dout, &s.landed[n], c, query + r, head,
+        tma_load(to.queries + c * T.tile_m + r * 64, n == kScores ? &p.q : &p.dout, &s.tma_full[n], c, query + r, head,
                  batch);
     }
   }
   template <ScoreProduct n>
   TANDEM_DEVICE void multiply() const {
-    constexpr u32 kProduct = tcgen05_instr_desc(Layout::nt, T.f16, T.kCtaKeys, T.tile_m);
+    constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.kCtaKeys, T.tile_m);
     constexpr int kKeyBlock = T.kCtaKeys * 128 >> 4, kQueryBlock = T.tile_m * 128 >> 4;
     const auto& from = s.operands[n % T.score_places()];
     const u64 keys = tcgen05_smem_desc(shared_address(from.keys), 0, 1024);
     const u64 queries = tcgen05_smem_desc(shared_address(from.queries), 0, 1024);
-    mbarrier_wait(&s.landed[n], parity);
+    mbarrier_wait(&s.tma_full[n], parity);
     tcgen05_fence_after();
 #pragma unroll
     for (int c = 0; c < columns_of(n) / 16; ++c)
@@ -110,14 +110,14 @@ struct ScoreTile {
     fence_proxy_async();
     __syncthreads();  // all warps have read the previous tile
     if (warp == 0 && elect_one()) {
-      mbarrier_expect_tx(&s.stats_landed, sizeof s.stats);
-      bulk_load(s.stats, p.stats + m_block_at(p, at.sequence, at.head, at.m_block) * (2 * T.tile_m), sizeof s.stats,
-                &s.stats_landed);
+      mbarrier_expect_tx(&s.lse_delta_tma_full, sizeof s.lse_delta);
+      bulk_load(s.lse_delta, p.lse_delta + m_block_at(p, at.sequence, at.head, at.m_block) * (2 * T.tile_m),
+                sizeof s.lse_delta, &s.lse_delta_tma_full);
       make_products(at.sequence.k_begin + at.key_block * T.kCtaKeys, at.sequence.q_begin + at.m_block * T.tile_m,
                     at.head, at.sequence.batch);
     }
     __syncwarp();
-    mbarrier_wait(&s.stats_landed, parity);
+    mbarrier_wait(&s.lse_delta_tma_full, parity);
     mbarrier_wait(&s.ready[kDp], parity);  // also covers S, which was issued before
     parity ^= 1;
     tcgen05_fence_after();
@@ -135,9 +135,9 @@ struct ScoreTile {
     if (key >= sequence.k_len) seen = {0, 0};
     const int begin = clamp(seen.begin - query, 0, kChunk), end = clamp(seen.end - query, begin, kChunk);
     const u32 visible = bit_range(begin, end - begin);
-    const float* const stats = s.stats + in_tile;
-    u32 kept = 0;
-    if constexpr (T.dropout) kept = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
+    const float* const lse_delta = s.lse_delta + in_tile;
+    u32 keep_mask = 0;
+    if constexpr (T.dropout) keep_mask = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
     const u32 from = (static_cast<u32>(warp % 4) * 32 << 16) + in_tile;
     // ptxas computes addresses of a bias early, up to the next branch. With these options the registers would spill.
     constexpr bool kBranches = T.bias != Bias::none && (T.softcap || T.dropout);
@@ -161,9 +161,9 @@ struct ScoreTile {
         const int n = first + i;
         ScoreGradient gradient{0, 0, 1};
         const float score =
-            of_head(scaled_score<T>(x[kScores][i], p), p, query, n, key, &gradient.derivative, &gradient.given);
-        gradient.ds =
-            ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, stats[n], x[kDp][i], stats[T.tile_m + n], kept, n);
+            of_head(scaled_score<T>(x[kScores][i], p), p, query, n, key, &gradient.derivative, &gradient.mod_input);
+        gradient.ds = ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, lse_delta[n], x[kDp][i],
+                               lse_delta[T.tile_m + n], keep_mask, n);
         use(n, gradient);
         if (n % 4 == 3) __syncwarp();  // else ptxas overlaps the loads of all queries, and spills
       }

@@ -6,31 +6,31 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/epilogue.cuh"
 #include "sm100/backward/probabilities.cuh"
-#include "sm100/backward/shared_plan.cuh"
+#include "sm100/backward/smem.cuh"
 #include "tile/captured_sums.cuh"
 #include "tile/dropout.cuh"
 
 // The destination of a warpgroup's dS: keys in rows of 64 queries. In a CTA pair each CTA needs all keys, but only half
 // of the queries; the other half is sent.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE u16* ds_place(BackwardShared<T>& s, int index) {
+TANDEM_DEVICE u16* ds_place(SharedStorage<T>& s, int index) {
   constexpr int kHalf = T.kCtaKeys * T.queries_of_warpgroup();
-  if constexpr (T.pair) {
-    if (index != rank_of_cta<T>()) return s.ds_sent;
+  if constexpr (T.two_cta) {
+    if (index != cta_rank<T>()) return s.ds_sent;
   }
   if constexpr (T.makes_dk()) return s.ds + index * kHalf;
   return nullptr;
 }
 // Signals the leader for a warp's rows of the own half, or sends its rows of the other half.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void send_ds(BackwardShared<T>& s, int index, int warp) {
-  const int rank = rank_of_cta<T>();
+TANDEM_DEVICE void send_ds(SharedStorage<T>& s, int index, int warp) {
+  const int rank = cta_rank<T>();
   __syncwarp();
   if (!elect_one()) return;
-  if (index == rank) return arrive_at_leader<T>(&s.pair.ds_written, true);
+  if (index == rank) return arrive_at_leader<T>(&s.two_cta.ds_written, true);
   constexpr int kOfWarp = 32 * T.queries_of_warpgroup();
-  bulk_send(s.ds + rank * (4 * kOfWarp) + warp * kOfWarp, s.ds_sent + warp * kOfWarp, 2 * kOfWarp, &s.pair.ds_landed,
-            rank ^ 1);
+  bulk_send(s.ds + rank * (4 * kOfWarp) + warp * kOfWarp, s.ds_sent + warp * kOfWarp, 2 * kOfWarp,
+            &s.two_cta.ds_tma_full, rank ^ 1);
 }
 
 // Signals that a warp has written tensor memory; written: shared memory, too.
@@ -44,7 +44,7 @@ TANDEM_DEVICE void signal(u64* barrier, bool written = false) {
 
 // Computes P of an iteration from S at column scores_at, and overwrites S with the rounded P.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, BackwardShared<T>& s,
+TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, SharedStorage<T>& s,
                                       u32 scores_at, u32 s_slot, bool hides) {
   constexpr int kChunks = StepAt<T>::kChunks, kNextRun = StepAt<T>::kNextRun;
   u32 rounded[kChunks][kChunk / 2];
@@ -64,7 +64,7 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
     fence_operand(x[c]);
     if constexpr (T.makes_dv()) tmem_store(scores_at + c * (kChunk / 2), rounded[c]);
   };
-  if constexpr (T.pair) {
+  if constexpr (T.two_cta) {
     // Load a small first part of S, then load the rest while its exponentials are computed.
     tmem_load(half_of(x[0], 0), scores_at);
     tmem_wait_load(half_of(x[0], 0));
@@ -106,7 +106,7 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
 // Computes dS of an iteration from dP at column dp_at, and overwrites dP; also stores it to shared memory in chunks of
 // 16 bytes. Returns the thread's sum if it is wanted.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, BackwardShared<T>& s,
+TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, SharedStorage<T>& s,
                             u32 dp_at, Chunk* ds_smem, int ds_at, u32 steps) {
   constexpr int kChunks = StepAt<T>::kChunks;
   u32 ds[kChunks][kChunk / 2];
@@ -123,9 +123,9 @@ TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const 
     tmem_wait_load(dp);
     make_ds(ds[c], x[c], dp, at, c, sum);
     tmem_store(dp_at + c * (kChunk / 2), ds[c]);
-    if constexpr (!T.pair) write_ds(c);
+    if constexpr (!T.two_cta) write_ds(c);
   }
-  if constexpr (T.pair) {
+  if constexpr (T.two_cta) {
     fence_proxy_async();  // TMA may overwrite lse and delta after dK
     signal<T>(&s.ds_ready);
     mbarrier_wait(s.dq_ready, (steps & 1) ^ 1);  // previous dQ has read dS, in both CTAs
@@ -133,16 +133,16 @@ TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const 
     for (int c = 0; c < kChunks; ++c) write_ds(c);
   }
   fence_proxy_async();
-  if constexpr (!T.sums_tiles) return 0;
+  if constexpr (!T.captured_per_tile) return 0;
   float even, odd;
   split(sum, &even, &odd);
   return even + odd;
 }
 
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int index) {
+TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int index) {
   constexpr int kChunks = StepAt<T>::kChunks;
-  const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, row = threadIdx.x % 128;
+  const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, row = threadIdx.x % 128;
   // The first query of an iteration, and the first column in S and dP.
   const int first_query = T.run_begin(index, 0);
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
@@ -153,35 +153,35 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
   const int ds_first = row * 8 + (row & 7);  // chunk 0 of the row, swizzled
   Dropout dropout;
   if constexpr (T.dropout) dropout = Dropout(p.dropout);
-  Ring<T.q_stages> q_ring;
+  PipelineState<T.q_stages> q_ring;
   u32 steps = 0, summed = 0;
-  for (u32 taken = 0;; ++taken) {
-    const KeyTile tile = wait_for_tile(s, taken);
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    const NBlockWork tile = wait_for_tile(s, tile_idx);
     if (tile.n_block < 0) break;
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     const int first_key = first_key_of<T>(tile), key = first_key + row;
     const Visibility<T> visibility(p, sequence, first_key, key);
-    KeySteps<T> step(p, tile);
+    MBlockIterator<T> step(p, tile);
     const bool any = warp_any(step.left > 0);
 #pragma unroll 1
     for (; warp_any(step.left > 0); step.advance(), q_ring.advance(), ++steps) {
       HeadScores<T> of_head(p, sequence, step.head);
-      of_head.state = step_state<T>(p, sequence, step.head, step.m_block, tile.n_block, rank_of_cta<T>());
+      of_head.state = block_state<T>(p, sequence, step.head, step.m_block, tile.n_block, cta_rank<T>());
       const int query = step.m_block * T.tile_m + first_query;
-      const float* const stats = s.stats[T.stats_alone() ? steps & 1 : q_ring.slot] + first_query;
+      const float* const lse_delta = s.lse_delta[T.lse_delta_alone() ? steps & 1 : q_ring.index] + first_query;
       const u32 s_slot = steps % T.s_slots(), scores_at = scores + s_slot * T.tile_m;
-      u32 kept[kChunks] = {};
+      u32 keep_mask[kChunks] = {};
       if constexpr (T.dropout) {  // drawn while S is multiplied
 #pragma unroll
         for (int c = 0; c < kChunks; ++c)
-          kept[c] =
+          keep_mask[c] =
               dropout.of_column(query + c * StepAt<T>::kNextRun, sequence.sequence * p.heads_q + step.head, key, lane);
       }
-      const StepAt<T> at{p, visibility, of_head, kept, stats, query, key};
-      if constexpr (T.stats_alone()) {
-        mbarrier_wait(&s.stats_landed[steps & 1], steps >> 1 & 1);
+      const StepAt<T> at{p, visibility, of_head, keep_mask, lse_delta, query, key};
+      if constexpr (T.lse_delta_alone()) {
+        mbarrier_wait(&s.lse_delta_tma_full[steps & 1], steps >> 1 & 1);
       } else {
-        mbarrier_wait(&s.q_landed[q_ring.slot], q_ring.parity);
+        mbarrier_wait(&s.q_tma_full[q_ring.index], q_ring.phase);
       }
       mbarrier_wait(&s.s_ready[s_slot], steps / T.s_slots() & 1);
       tcgen05_fence_after();
@@ -200,12 +200,12 @@ TANDEM_DEVICE void compute(const BackwardParams& p, BackwardShared<T>& s, int in
       mbarrier_wait(&s.dp_ready, steps & 1);
       tcgen05_fence_after();
       [[maybe_unused]] const float sum = step_ds(x, at, s, dp_scores, ds_smem, opaque(ds_first), steps);
-      if constexpr (T.pair) {
+      if constexpr (T.two_cta) {
         send_ds(s, index, warp);
       } else {
         signal<T>(&s.ds_ready);
       }
-      if constexpr (T.sums_tiles)
+      if constexpr (T.captured_per_tile)
         add_tile<T, T.kCtaKeys>(p, sequence, step.head, step.m_block, first_key / T.kCtaKeys, sum);
     }
     if (any) {

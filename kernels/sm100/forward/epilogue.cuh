@@ -4,28 +4,28 @@
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "sm100/forward/shared_plan.cuh"
+#include "sm100/forward/smem.cuh"
 #include "tile/coords.cuh"
 #include "tile/mask.cuh"
 #include "tile/pack.cuh"
-#include "tile/ring.cuh"
+#include "tile/pipeline_state.cuh"
 #include "tile/row.cuh"
 #include "tile/score_mod.cuh"
 
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
+TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
   constexpr int kEpilogueSync = 1;  // named barrier
   // The columns of a block of the result, and its chunks of 16 columns.
   constexpr int kColumns = T.o_block_columns(), kChunks = 128 / kColumns;
-  const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, thread = threadIdx.x % 128;
+  const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   const int pack_shift = log2_of(p.pack_gqa);
-  Ring<kWorkSlots> slot;
-  Ring<T.o_blocks()> out;
+  PipelineState<kWorkSlots> slot;
+  PipelineState<T.o_blocks()> out;
   u32 parities = 0;                   // one bit per tile
   [[maybe_unused]] u32 n_blocks = 0;  // over all work tiles
 
-  auto finish = [&](Work& work, int i) {
+  auto finish = [&](Sm100Work& work, int i) {
     const TileCoords& tile = work.coords;
     const int first_row = first_row_of<T>(tile, i);
     const int rows_left = (tile.q_rows << pack_shift) - first_row;
@@ -46,7 +46,7 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
       if (warp == 0 && elect_one()) tma_store_wait_read<T.o_blocks() - 1>();
       named_sync(kEpilogueSync, 128);
       tcgen05_fence_after();
-      auto* to = reinterpret_cast<Chunk*>(s.out[out.slot]) + thread * 8;
+      auto* to = reinterpret_cast<Chunk*>(s.out[out.index]) + thread * 8;
 #pragma unroll 1
       for (int c = 0; c < 8; c += kChunks) {
         const int column = kColumns * block + 16 / kChunks * c;
@@ -81,12 +81,12 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
       fence_proxy_async();
       named_sync(kEpilogueSync, 128);
       if (T.varlen && rows_left < T.kTileM) {
-        store_rows<T.kTileM, T.f32_out ? 4 : 2>(p, tile, s.out[out.slot], first_row, rows_left, kColumns * block,
+        store_rows<T.kTileM, T.f32_out ? 4 : 2>(p, tile, s.out[out.index], first_row, rows_left, kColumns * block,
                                                 min(kColumns, p.head_dim_v - kColumns * block));
         named_sync(kEpilogueSync, 128);
       } else if (warp == 0 && elect_one()) {
         if (T.lazy_max() && work.strict) tma_store_wait();  // waits for the invalid result's store
-        tma_store(&p.out, s.out[out.slot], kColumns * block, 0, tile.q_begin + (first_row >> pack_shift), tile.head,
+        tma_store(&p.out, s.out[out.index], kColumns * block, 0, tile.q_begin + (first_row >> pack_shift), tile.head,
                   tile.batch);
       }
       if (warp == 0 && elect_one()) tma_store_commit();
@@ -94,22 +94,22 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, ForwardShared<T>& s) {
     if (T.lazy_max() && warp_any(lost && end.inverse != 0) && !warp_any(work.strict) && lane == 0) work.request_retry();
   };
   for (;; slot.advance()) {
-    mbarrier_wait(&s.work_full[slot.slot], slot.parity);
-    Work& work = s.work[slot.slot];
-    const auto kind = static_cast<Work::Kind>(uniform(static_cast<int>(work.kind)));
-    if (kind == Work::Kind::over) break;
-    if (kind == Work::Kind::tiles) {
+    mbarrier_wait(&s.work_full[slot.index], slot.phase);
+    Sm100Work& work = s.work[slot.index];
+    const auto kind = static_cast<Sm100Work::Kind>(warp_uniform(static_cast<int>(work.kind)));
+    if (kind == Sm100Work::Kind::over) break;
+    if (kind == Sm100Work::Kind::tiles) {
 #pragma unroll 1
-      for (int i = 0; i < T.q_tiles(); ++i)
+      for (int i = 0; i < T.q_stage(); ++i)
         if (warp_any(work.has(i))) finish(work, i);
-      if (T.q_tiles() == 1) n_blocks += work.ends[0] - work.begins[0];
+      if (T.q_stage() == 1) n_blocks += work.ends[0] - work.begins[0];
     }
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(&s.work_empty[slot.slot]);
+    if (lane == 0) mbarrier_arrive(&s.work_empty[slot.index]);
   }
   // The leader commits every n_block's PV product to the other CTA, which must not end before. (One tile always means a
   // CTA pair.) After o_full at most the last commit is outstanding. The softmax sees one commit less, and could mistake
   // the parity of the last but two.
-  if constexpr (T.q_tiles() == 1) mbarrier_wait(&s.o_added[0], (n_blocks & 1) ^ 1);
+  if constexpr (T.q_stage() == 1) mbarrier_wait(&s.o_added[0], (n_blocks & 1) ^ 1);
   if (warp == 0 && elect_one()) tma_store_wait();
 }

@@ -35,26 +35,26 @@
 #include "sm100/forward/load.cuh"
 #include "sm100/forward/mma.cuh"
 #include "sm100/forward/relay.cuh"
-#include "sm100/forward/shared_plan.cuh"
+#include "sm100/forward/smem.cuh"
 #include "sm100/forward/softmax.cuh"
 #include "tile/block_mask.cuh"
 #include "tile/max_scores.cuh"
 #include "tile/scheduler.cuh"
 
-enum class Role { softmax, epilogue, mma, load, relay, none };
+enum class ForwardRole { softmax, epilogue, mma, load, relay, none };
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE Role role_of(int warp) {
-  constexpr int kOthers = 4 * (T.q_tiles() + 1);
-  if (warp < 4 * T.q_tiles()) return Role::softmax;
-  if (warp < kOthers) return Role::epilogue;
-  if (warp == kOthers) return rank_of_cta<T>() == 0 ? Role::mma : Role::none;
-  if (warp == kOthers + 1) return Role::load;
-  return T.relays() && warp == kOthers + 2 ? Role::relay : Role::none;
+TANDEM_DEVICE ForwardRole role_of(int warp) {
+  constexpr int kOthers = 4 * (T.q_stage() + 1);
+  if (warp < 4 * T.q_stage()) return ForwardRole::softmax;
+  if (warp < kOthers) return ForwardRole::epilogue;
+  if (warp == kOthers) return cta_rank<T>() == 0 ? ForwardRole::mma : ForwardRole::none;
+  if (warp == kOthers + 1) return ForwardRole::load;
+  return T.has_relay_warp() && warp == kOthers + 2 ? ForwardRole::relay : ForwardRole::none;
 }
 
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void sync_all() {
-  if constexpr (T.pair) {
+  if constexpr (T.two_cta) {
     cluster_sync();
   } else {
     __syncthreads();
@@ -62,9 +62,9 @@ TANDEM_DEVICE void sync_all() {
 }
 
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) {
+TANDEM_DEVICE void begin(const ForwardParams& p, SharedStorage<T>& s, int warp) {
   // Warps that read work tiles from load().
-  const int warps = 4 * (T.q_tiles() + 1) + (rank_of_cta<T>() == 0) + T.relays();
+  const int warps = 4 * (T.q_stage() + 1) + (cta_rank<T>() == 0) + T.has_relay_warp();
   constexpr int ctas = T.ctas();
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.q, &p.v, &p.out}) prefetch_tensor_map(map);
@@ -73,13 +73,13 @@ TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) 
       s.work[i].overflowed = 0;
       mbarrier_init(&s.work_full[i], 1);
       mbarrier_init(&s.work_empty[i], warps);
-      if (T.pair) mbarrier_init(&s.overflow_told[i], 1);
+      if (T.two_cta) mbarrier_init(&s.overflow_signalled[i], 1);
     }
 #pragma unroll 1
     for (int i = 0; i < T.ring_slots(); ++i) {
-      mbarrier_init(&s.ring_landed[i], 1);
+      mbarrier_init(&s.ring_tma_full[i], 1);
       mbarrier_init(&s.ring_empty[i], 1);
-      if (T.relays()) mbarrier_init(&s.ring_relayed[i], ctas);
+      if (T.has_relay_warp()) mbarrier_init(&s.ring_peer_full[i], ctas);
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(&s.clc_full[i], 1);
 #pragma unroll 1
@@ -89,10 +89,10 @@ TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) 
       mbarrier_init(&s.p_ready[i][1], 4 * ctas);
     }
 #pragma unroll 1
-    for (int i = 0; i < T.q_tiles(); ++i) {
-      mbarrier_init(&s.q_landed[i], 1);
+    for (int i = 0; i < T.q_stage(); ++i) {
+      mbarrier_init(&s.q_tma_full[i], 1);
       mbarrier_init(&s.q_empty[i], 1);
-      mbarrier_init(&s.q_relayed[i], ctas);
+      mbarrier_init(&s.q_peer_full[i], ctas);
       mbarrier_init(&s.o_added[i], 1);
       mbarrier_init(&s.sum_ready[i], 4);
       mbarrier_init(&s.sum_empty[i], 4);
@@ -104,7 +104,7 @@ TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) 
   }
   // Both CTAs of a pair must run from here on: tensor memory is allocated for both at once, and each uses the other's
   // barriers.
-  if constexpr (T.pair) cluster_sync();
+  if constexpr (T.two_cta) cluster_sync();
   if (warp == 0) tmem_alloc<ctas>(&s.tensor_memory, T.kTmemColumns);  // all columns: they begin at 0
   __syncthreads();
 }
@@ -112,30 +112,30 @@ TANDEM_DEVICE void begin(const ForwardParams& p, ForwardShared<T>& s, int warp) 
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void forward(const ForwardParams& p) {
   extern __shared__ __align__(1024) char memory[];
-  auto& s = *reinterpret_cast<ForwardShared<T>*>(memory);
-  static_assert(sizeof(ForwardShared<T>) <= T.smem_bytes());
+  auto& s = *reinterpret_cast<SharedStorage<T>*>(memory);
+  static_assert(sizeof(SharedStorage<T>) <= T.smem_bytes());
   static_assert(T.fits());
-  const int warp = uniform(threadIdx.x / 32);
+  const int warp = warp_uniform(threadIdx.x / 32);
   begin(p, s, warp);
-  const Role role = role_of<T>(warp);
+  const ForwardRole role = role_of<T>(warp);
   switch (role) {
-    case Role::softmax:
+    case ForwardRole::softmax:
       setmaxnreg_inc<T.softmax_registers()>();
       softmax(p, s, warp / 4);
       break;
-    case Role::epilogue:
+    case ForwardRole::epilogue:
       setmaxnreg_dec<T.epilogue_registers()>();
       epilogue(p, s);
       break;
     default:
       setmaxnreg_dec<T.other_registers()>();
-      if (role == Role::mma && elect_one()) mma(p, s);
-      if (role == Role::load && elect_one()) load(p, s);
-      if constexpr (T.relays()) {
-        if (role == Role::relay) relay(s);
+      if (role == ForwardRole::mma && elect_one()) mma(p, s);
+      if (role == ForwardRole::load && elect_one()) load(p, s);
+      if constexpr (T.has_relay_warp()) {
+        if (role == ForwardRole::relay) relay(s);
       }
       __syncwarp();
   }
   sync_all<T>();
-  if (uniform(threadIdx.x / 32) == 0) tmem_free<T.ctas()>(s.tensor_memory, T.kTmemColumns);
+  if (warp_uniform(threadIdx.x / 32) == 0) tmem_free<T.ctas()>(s.tensor_memory, T.kTmemColumns);
 }

@@ -3,22 +3,22 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
-#include "sm100/forward/shared_plan.cuh"
+#include "sm100/forward/smem.cuh"
 #include "tile/block_mask.cuh"
 #include "tile/coords.cuh"
-#include "tile/ring.cuh"
+#include "tile/pipeline_state.cuh"
 
 // The iterations of a work tile, of its tiles, and of the tile rows of this CTA. With a block mask begins and ends
 // count iterations, the last first. Unmasked n_blocks are then those without causal or window bounds.
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
+TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
   const TileCoords& tile = work.coords;
   if constexpr (T.block_mask) {
     const int* const steps = steps_of<T>(p, tile);
     work.begin = 0;
     work.end = steps[0];
-    work.last_n_block = n_block_of(steps[kStepHeader]);
-    for (int i = 0; i < T.q_tiles(); ++i) {
+    work.last_n_block = n_block_of(steps[kListHeader]);
+    for (int i = 0; i < T.q_stage(); ++i) {
       const NBlockRange own = n_block_range<T>(p, tile, first_row_of<T>(tile, i), T.kTileM);
       work.begins[i] = 0;
       work.ends[i] = steps[i + 1];
@@ -29,12 +29,12 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
   }
   work.begin = 1 << 30;
   work.end = 0;
-  for (int i = 0; i < T.q_tiles(); ++i) {
+  for (int i = 0; i < T.q_stage(); ++i) {
     const int row = tile.m_block * T.tile_m() + i * T.mma_m();
     work.begins[i] = work.ends[i] = 0;
     if (row >= tile.q_rows << log2_of(p.pack_gqa)) continue;
     const NBlockRange all = n_block_range<T>(p, tile, row, T.mma_m());
-    const NBlockRange own = T.pair ? n_block_range<T>(p, tile, first_row_of<T>(tile, i), T.kTileM) : all;
+    const NBlockRange own = T.two_cta ? n_block_range<T>(p, tile, first_row_of<T>(tile, i), T.kTileM) : all;
     work.begins[i] = all.begin;
     work.ends[i] = all.end;
     work.unmasked_begins[i] = own.unmasked_begin;
@@ -50,19 +50,19 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Work& work) {
 // both CTAs. Its slot is used again two work tiles later, after those products.
 template <Sm100ForwardConfig T>
 struct ClcQuery {
-  ForwardShared<T>& s;
-  Ring<2> at;
+  SharedStorage<T>& s;
+  PipelineState<2> at;
   bool asked = false;
 
   TANDEM_DEVICE void ask() {
-    mbarrier_expect_tx(&s.clc_full[at.slot], 16);
-    if (rank_of_cta<T>() == 0) clc_try_cancel<T.ctas()>(&s.clc_response[at.slot], &s.clc_full[at.slot]);
+    mbarrier_expect_tx(&s.clc_full[at.index], 16);
+    if (cta_rank<T>() == 0) clc_try_cancel<T.ctas()>(&s.clc_response[at.index], &s.clc_full[at.index]);
     asked = true;
   }
   // The work tile that ask() has requested; -1: none is left.
   TANDEM_DEVICE int answer() {
-    mbarrier_wait(&s.clc_full[at.slot], at.parity);
-    const int first = clc_query_cancel(&s.clc_response[at.slot]);
+    mbarrier_wait(&s.clc_full[at.index], at.phase);
+    const int first = clc_query_cancel(&s.clc_response[at.index]);
     fence_proxy_async();
     at.advance();
     return first < 0 ? -1 : first / T.ctas();
@@ -72,32 +72,32 @@ struct ClcQuery {
 // True if the work tile of this slot must be repeated. In a CTA pair both CTAs repeat it if rows of either have
 // overflowed.
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE bool has_overflowed(ForwardShared<T>& s, const Ring<kWorkSlots>& slot) {
-  const int here = s.work[slot.slot].overflowed;
-  if constexpr (!T.pair) return here;
-  const int other = rank_of_cta<T>() ^ 1;
-  store_at(&s.overflowed_there[slot.slot], other, here);
-  mbarrier_release_at(&s.overflow_told[slot.slot], other);
-  mbarrier_wait_cluster(&s.overflow_told[slot.slot], slot.parity ^ 1);
-  return here | s.overflowed_there[slot.slot];
+TANDEM_DEVICE bool has_overflowed(SharedStorage<T>& s, const PipelineState<kWorkSlots>& slot) {
+  const int here = s.work[slot.index].overflowed;
+  if constexpr (!T.two_cta) return here;
+  const int other = cta_rank<T>() ^ 1;
+  store_at(&s.overflowed_there[slot.index], other, here);
+  mbarrier_release_at(&s.overflow_signalled[slot.index], other);
+  mbarrier_wait_cluster(&s.overflow_signalled[slot.index], slot.phase ^ 1);
+  return here | s.overflowed_there[slot.index];
 }
 
 // Loads queries of every work tile, and keys and values from last to first. A retry uses the same slot.
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
-  Ring<T.ring_slots()> ring;
-  Ring<kWorkSlots> slot;
+TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
+  PipelineState<T.ring_slots()> ring;
+  PipelineState<kWorkSlots> slot;
   u32 q_parity = 3;  // one bit per tile
-  const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift, rank = rank_of_cta<T>();
+  const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift, rank = cta_rank<T>();
   const int listed = T.varlen ? p.counter[1] : 0, num_work_tiles = T.varlen ? listed * heads : p.tiles;
   const int stride = gridDim.x / T.ctas();
   int fresh = blockIdx.x / T.ctas();  // work tile
   int idle = 0;                       // free slots without a retry, after the last fresh tile
   bool used = false;                  // every slot
   [[maybe_unused]] ClcQuery<T> clc_query{s};
-  for (;; slot.advance(), used |= slot.slot == 0) {
-    Work& work = s.work[slot.slot];
-    mbarrier_wait(&s.work_empty[slot.slot], slot.parity ^ 1);
+  for (;; slot.advance(), used |= slot.index == 0) {
+    Sm100Work& work = s.work[slot.index];
+    mbarrier_wait(&s.work_empty[slot.index], slot.phase ^ 1);
     if constexpr (T.clc) {
       if (clc_query.asked) fresh = clc_query.answer();
       if (fresh < 0) fresh = num_work_tiles;
@@ -105,33 +105,33 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     const bool strict = T.lazy_max() && used && has_overflowed(s, slot);
     if (!strict && fresh >= num_work_tiles) {
       const bool over = !T.lazy_max() || ++idle == kWorkSlots;
-      work.kind = over ? Work::Kind::over : Work::Kind::nothing;
-      mbarrier_arrive(&s.work_full[slot.slot]);
+      work.kind = over ? Sm100Work::Kind::over : Sm100Work::Kind::nothing;
+      mbarrier_arrive(&s.work_full[slot.index]);
       if (over) break;
       continue;
     }
     idle = 0;
     if (!strict) work.index = fresh;
     const TileCoords tile = coords_at<T>(p, work.index, listed);
-    work.kind = Work::Kind::tiles;
+    work.kind = Sm100Work::Kind::tiles;
     work.coords = tile;
     work.strict = strict;
     work.overflowed = 0;
     set_n_blocks<T>(p, work);
     const int begin = work.begin, end = work.end;
-    const int has = work.has(0) | (T.q_tiles() > 1 && work.has(1)) << 1;
-    mbarrier_arrive(&s.work_full[slot.slot]);
+    const int has = work.has(0) | (T.q_stage() > 1 && work.has(1)) << 1;
+    mbarrier_arrive(&s.work_full[slot.index]);
 
     const int head_k = (tile.head << pack_shift) / (p.heads_q / p.heads_k);
     auto load_block = [&](const TensorMap* map, int column, int columns, int row, int rows) {
-      mbarrier_wait(&s.ring_empty[ring.slot], ring.parity ^ 1);
-      mbarrier_expect_tx(&s.ring_landed[ring.slot], columns * rows * 2);
+      mbarrier_wait(&s.ring_empty[ring.index], ring.phase ^ 1);
+      mbarrier_expect_tx(&s.ring_tma_full[ring.index], columns * rows * 2);
       for (int c = 0; c < columns; c += 64)
-        tma_load(s.ring[ring.slot] + c * rows, map, &s.ring_landed[ring.slot], column + c, row, head_k, tile.batch);
+        tma_load(s.ring[ring.index] + c * rows, map, &s.ring_tma_full[ring.index], column + c, row, head_k, tile.batch);
       ring.advance();
     };
     // Iterations are n_blocks; with a block mask they are counted, the last first.
-    [[maybe_unused]] const int* const steps = T.block_mask ? steps_of<T>(p, tile) + kStepHeader : nullptr;
+    [[maybe_unused]] const int* const steps = T.block_mask ? steps_of<T>(p, tile) + kListHeader : nullptr;
     auto n_block_at = [&](int step) {
       if constexpr (T.block_mask) return n_block_of(steps[end - 1 - step]);
       return step;
@@ -149,20 +149,20 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
       if (!(has >> i & 1)) return;
       mbarrier_wait(&s.q_empty[i], q_parity >> i & 1);
       q_parity ^= 1 << i;
-      mbarrier_expect_tx(&s.q_landed[i], T.k_blocks() * T.kTileBlockBytes);
+      mbarrier_expect_tx(&s.q_tma_full[i], T.k_blocks() * T.kTileBlockBytes);
 #pragma unroll 1
       for (int c = 0; c < T.k_blocks(); ++c)
-        tma_load(s.q[i] + c * T.kTileBlockBytes / 2, &p.q, &s.q_landed[i], 64 * c, 0,
+        tma_load(s.q[i] + c * T.kTileBlockBytes / 2, &p.q, &s.q_tma_full[i], 64 * c, 0,
                  tile.q_begin + (first_row_of<T>(tile, i) >> pack_shift), tile.head, tile.batch);
     };
 #pragma unroll 1
     for (int c = 0; c < T.k_blocks(); ++c) load_k(n_block_at(end - 1), c);
 #pragma unroll 1
-    for (int i = 0; i < T.q_tiles(); ++i) load_q(i);
+    for (int i = 0; i < T.q_stage(); ++i) load_q(i);
     if constexpr (T.clc) {
       clc_query.ask();
     } else {
-      if (!strict) fresh = (p.counter && !T.pair ? atomicAdd(p.counter, 1) : fresh) + stride;
+      if (!strict) fresh = (p.counter && !T.two_cta ? atomicAdd(p.counter, 1) : fresh) + stride;
     }
 #pragma unroll 1
     for (int n_block = end - 1; n_block >= begin; --n_block) {
@@ -173,10 +173,10 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
       for (int c = 0; c < T.k_blocks(); ++c) load_k(after, c);
     }
   }
-  if constexpr (T.pair) {  // commits signal free blocks only to a running CTA
+  if constexpr (T.two_cta) {  // commits signal free blocks only to a running CTA
 #pragma unroll 1
-    for (int i = 0; i < T.ring_slots(); ++i, ring.advance()) mbarrier_wait(&s.ring_empty[ring.slot], ring.parity ^ 1);
+    for (int i = 0; i < T.ring_slots(); ++i, ring.advance()) mbarrier_wait(&s.ring_empty[ring.index], ring.phase ^ 1);
 #pragma unroll 1
-    for (int i = 0; i < T.q_tiles(); ++i) mbarrier_wait(&s.q_empty[i], q_parity >> i & 1);
+    for (int i = 0; i < T.q_stage(); ++i) mbarrier_wait(&s.q_empty[i], q_parity >> i & 1);
   }
 }

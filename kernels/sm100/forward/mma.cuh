@@ -3,22 +3,22 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
-#include "sm100/forward/shared_plan.cuh"
+#include "sm100/forward/smem.cuh"
 #include "tile/block_mask.cuh"
-#include "tile/ring.cuh"
+#include "tile/pipeline_state.cuh"
 
 // Probabilities with an outstanding PV product.
 template <Sm100ForwardConfig T>
 struct Pending {
   bool any = false, first, last;  // first, last: iteration of its tile
-  Ring<T.score_slots()> s_ring;
+  PipelineState<T.score_slots()> s_ring;
 };
 
 // The iterations of a work tile, and the tiles that take part in the current one. Without tiles one iteration remains,
 // for the last PV products. An unfinished work tile waits for load(), which reads the retry requests.
 template <Sm100ForwardConfig T>
 struct TileSteps {
-  static constexpr int kTiles = T.q_tiles();
+  static constexpr int kTiles = T.q_stage();
   const bool tiles;
   const int begin, end;
   int n_block;
@@ -28,8 +28,8 @@ struct TileSteps {
   [[maybe_unused]] u32 step = 0;
   [[maybe_unused]] int left[kTiles];
 
-  TANDEM_DEVICE TileSteps(const ForwardParams& p, const Work& work)
-      : tiles(work.kind == Work::Kind::tiles),
+  TANDEM_DEVICE TileSteps(const ForwardParams& p, const Sm100Work& work)
+      : tiles(work.kind == Sm100Work::Kind::tiles),
         begin(tiles ? work.begin : 0),
         end(tiles ? work.end : 1),
         n_block(end - 1),
@@ -42,7 +42,7 @@ struct TileSteps {
     }
   }
   TANDEM_DEVICE void read_step() {
-    if constexpr (T.block_mask) step = tiles ? listed[kStepHeader + end - 1 - n_block] : 0;
+    if constexpr (T.block_mask) step = tiles ? listed[kListHeader + end - 1 - n_block] : 0;
   }
 
   // The position of tile i in its iterations.
@@ -56,18 +56,18 @@ struct TileSteps {
 
 template <Sm100ForwardConfig T>
 struct Products {
-  static constexpr int kCtas = T.ctas(), kTiles = T.q_tiles(), kRows = T.mma_m();
+  static constexpr int kCtas = T.ctas(), kTiles = T.q_stage(), kRows = T.mma_m();
 
-  ForwardShared<T>& s;
+  SharedStorage<T>& s;
   const u64 q, k, v;  // descriptors
-  Ring<T.ring_slots()> ring;
-  Ring<T.score_slots()> s_ring[kTiles];
+  PipelineState<T.ring_slots()> ring;
+  PipelineState<T.score_slots()> s_ring[kTiles];
   u32 q_parity[kTiles] = {}, o_parity[kTiles];
   Pending<T> pending[kTiles];
   bool any_pending = false;
-  Ring<T.ring_slots()> values;  // ring of the pending products
+  PipelineState<T.ring_slots()> values;  // ring of the pending products
 
-  TANDEM_DEVICE explicit Products(ForwardShared<T>& shared)
+  TANDEM_DEVICE explicit Products(SharedStorage<T>& shared)
       : s(shared),
         q(tcgen05_smem_desc(shared_address(s.q), 0, 1024)),
         k(tcgen05_smem_desc(shared_address(s.ring), 0, 1024)),
@@ -80,56 +80,57 @@ struct Products {
     mbarrier_wait(barrier, parity);
     tcgen05_fence_after();
   }
-  TANDEM_DEVICE void wait_for_block(Ring<T.ring_slots()> at) {
-    if constexpr (T.pair && T.varlen) {  // the other CTA's relay may have zeroed values
-      mbarrier_wait_cluster(s.ring_full(at.slot), at.parity);
+  TANDEM_DEVICE void wait_for_block(PipelineState<T.ring_slots()> at) {
+    if constexpr (T.two_cta && T.varlen) {  // the other CTA's relay may have zeroed values
+      mbarrier_wait_cluster(s.ring_full(at.index), at.phase);
       tcgen05_fence_after();
     } else {
-      wait(s.ring_full(at.slot), at.parity);
+      wait(s.ring_full(at.index), at.phase);
     }
   }
-  TANDEM_DEVICE void mma_qk(int i, Ring<T.ring_slots()> at) {
-    const int scores = kTiles > 1 ? i : s_ring[i].slot;
+  TANDEM_DEVICE void mma_qk(int i, PipelineState<T.ring_slots()> at) {
+    const int scores = kTiles > 1 ? i : s_ring[i].index;
 #pragma unroll
     for (int b = 0; b < T.k_blocks(); ++b, at.advance()) {
       wait_for_block(at);
-      const u64 k_b = k + at.slot * (T.block_bytes() >> 4), q_b = q + (i * T.k_blocks() + b) * (T.kTileBlockBytes >> 4);
+      const u64 k_b = k + at.index * (T.block_bytes() >> 4),
+                q_b = q + (i * T.k_blocks() + b) * (T.kTileBlockBytes >> 4);
 #pragma unroll
       for (int c = 0; c < 4 && 4 * b + c < T.head_dim / 16; ++c)
         tcgen05_mma_ss<kCtas>(T.tmem_s(scores), q_b + c * 2, k_b + c * 2,
-                              tcgen05_instr_desc(Layout::nt, T.f16, kRows, T.tile_n), b + c > 0);
+                              tcgen05_instr_desc(MmaLayout::nt, T.f16, kRows, T.tile_n), b + c > 0);
     }
     tcgen05_commit<kCtas>(&s.s_ready[scores]);
   }
   TANDEM_DEVICE void mma_pv(int i) {
     const Pending<T> it = pending[i];
-    const int from = kTiles > 1 ? i : it.s_ring.slot;
+    const int from = kTiles > 1 ? i : it.s_ring.index;
     if (it.first) {
       wait(&s.o_empty[i], o_parity[i]);
       o_parity[i] ^= 1;
     }
-    Ring<T.ring_slots()> at = values;
+    PipelineState<T.ring_slots()> at = values;
     u64 v_b = 0;
 #pragma unroll
     for (int c = 0; c < T.tile_n / 16; ++c) {
       if (c * 16 % T.v_block_rows() == 0) {
         if (c > 0) at.advance();
         wait_for_block(at);
-        v_b = v + at.slot * (T.block_bytes() >> 4);
+        v_b = v + at.index * (T.block_bytes() >> 4);
       }
-      if (c == 0 || c == T.first_part() / 16) wait(&s.p_ready[from][c > 0], it.s_ring.parity);
+      if (c == 0 || c == T.first_part() / 16) wait(&s.p_ready[from][c > 0], it.s_ring.phase);
       tcgen05_mma_ts<kCtas>(T.tmem_o(i), T.tmem_p(from) + 8 * c, v_b + c % (T.v_block_rows() / 16) * (2048 >> 4),
-                            tcgen05_instr_desc(Layout::nn, T.f16, kRows, T.o_columns()), !(it.first && c == 0));
+                            tcgen05_instr_desc(MmaLayout::nn, T.f16, kRows, T.o_columns()), !(it.first && c == 0));
     }
     if (kTiles == 1) tcgen05_commit<kCtas>(&s.o_added[i]);
     if (it.last) tcgen05_commit<kCtas>(&s.o_full[i]);
   }
-  TANDEM_DEVICE void release(Ring<T.ring_slots()> at, int blocks) {
+  TANDEM_DEVICE void release(PipelineState<T.ring_slots()> at, int blocks) {
 #pragma unroll
-    for (int b = 0; b < blocks; ++b, at.advance()) tcgen05_commit<kCtas>(&s.ring_empty[at.slot]);
+    for (int b = 0; b < blocks; ++b, at.advance()) tcgen05_commit<kCtas>(&s.ring_empty[at.index]);
   }
   // Issues scores; returns the pending product.
-  TANDEM_DEVICE Pending<T> begin_scores(int i, TileSteps<T>& at, Ring<T.ring_slots()> keys) {
+  TANDEM_DEVICE Pending<T> begin_scores(int i, TileSteps<T>& at, PipelineState<T.ring_slots()> keys) {
     if (!at.takes_part(i)) return Pending<T>();
     if (at.is_first(i)) {
       wait(s.q_full(i), q_parity[i]);
@@ -145,7 +146,7 @@ struct Products {
   // Issues the PV products of the preceding iteration and the QK products of this one. With one tile the QK products
   // come first, because their softmax runs afterwards.
   TANDEM_DEVICE void turn(TileSteps<T>& at) {
-    const Ring<T.ring_slots()> keys = ring;
+    const PipelineState<T.ring_slots()> keys = ring;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       Pending<T> next;
@@ -167,15 +168,15 @@ struct Products {
 };
 
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void mma(const ForwardParams& p, ForwardShared<T>& s) {
+TANDEM_DEVICE void mma(const ForwardParams& p, SharedStorage<T>& s) {
   Products<T> products(s);
-  Ring<kWorkSlots> slot;
+  PipelineState<kWorkSlots> slot;
   for (bool over = false; !over; slot.advance()) {
-    mbarrier_wait(&s.work_full[slot.slot], slot.parity);
-    const Work& work = s.work[slot.slot];
-    over = work.kind == Work::Kind::over;
+    mbarrier_wait(&s.work_full[slot.index], slot.phase);
+    const Sm100Work& work = s.work[slot.index];
+    over = work.kind == Sm100Work::Kind::over;
     TileSteps<T> at(p, work);
-    if (!over) mbarrier_arrive(&s.work_empty[slot.slot]);
+    if (!over) mbarrier_arrive(&s.work_empty[slot.index]);
 #pragma unroll 1
     for (; at.n_block >= at.begin; --at.n_block) {
       at.read_step();

@@ -4,23 +4,23 @@
 
 // With a block mask: the iterations that tile i takes part in.
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, const Work& work, int i,
+TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, const Sm100Work& work, int i,
                                     int unmasked_begin, int unmasked_end, bool strict) {
-  const int* next_step = steps_of<T>(p, work.coords) + kStepHeader;
-  const int unit = i * T.ctas() + rank_of_cta<T>();
+  const int* next_step = steps_of<T>(p, work.coords) + kListHeader;
+  const int unit = i * T.ctas() + cta_rank<T>();
   [[maybe_unused]] bool shown = false;  // each row has seen some key
   [[maybe_unused]] bool moved = true;   // row_max, since e was computed
   [[maybe_unused]] Exponents e(steps.scale, steps.softmax.row_max);
   int ahead = *next_step++;
 #pragma unroll 1
-  for (int left = uniform(work.end); warp_any(left > 0); --left) {
-    const u32 step = uniform(ahead);
+  for (int left = warp_uniform(work.end); warp_any(left > 0); --left) {
+    const u32 step = warp_uniform(ahead);
     if (left > 1) ahead = *next_step++;
     if ((step & tile_bits<T>(i)) == 0) continue;
     const int n_block = n_block_of(step);
     steps.state = state_of(step, unit);
     const bool whole =
-        steps.state == StepState::full && n_block < unmasked_end && (!T.left || n_block >= unmasked_begin);
+        steps.state == BlockState::full && n_block < unmasked_end && (!T.bounded_left || n_block >= unmasked_begin);
     // Options that read all scores may hide scores in every iteration.
     constexpr bool kModded = T.has_score_mod() || T.dropout;
     if (kModded || warp_any(!whole || (T.lazy_max() && (!shown || strict)))) {
@@ -37,23 +37,24 @@ TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, c
 }
 
 template <Sm100ForwardConfig T>
-TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
-  const int warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
+TANDEM_DEVICE void softmax(const ForwardParams& p, SharedStorage<T>& s, int i) {
+  const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
   const ScoreScale scale(T.has_score_mod() ? 1.0f : p.scale_log2);
   TmemRows<T> rows(s, i, warp, lane);
   Dropout dropout;
   if constexpr (T.dropout) dropout = Dropout(p.dropout);
   u32 sum_parity = 1;
-  Ring<kWorkSlots> slot;
+  PipelineState<kWorkSlots> slot;
   for (;; slot.advance()) {
-    mbarrier_wait(&s.work_full[slot.slot], slot.parity);
-    Work& work = s.work[slot.slot];
-    const auto kind = static_cast<Work::Kind>(uniform(static_cast<int>(work.kind)));
-    if (kind == Work::Kind::over) break;
-    if (kind == Work::Kind::tiles && warp_any(work.has(i))) {
+    mbarrier_wait(&s.work_full[slot.index], slot.phase);
+    Sm100Work& work = s.work[slot.index];
+    const auto kind = static_cast<Sm100Work::Kind>(warp_uniform(static_cast<int>(work.kind)));
+    if (kind == Sm100Work::Kind::over) break;
+    if (kind == Sm100Work::Kind::tiles && warp_any(work.has(i))) {
       const TileCoords& tile = work.coords;
-      const int begin = uniform(work.begins[i]), end = uniform(work.ends[i]);
-      const int unmasked_begin = uniform(work.unmasked_begins[i]), unmasked_end = uniform(work.unmasked_ends[i]);
+      const int begin = warp_uniform(work.begins[i]), end = warp_uniform(work.ends[i]);
+      const int unmasked_begin = warp_uniform(work.unmasked_begins[i]),
+                unmasked_end = warp_uniform(work.unmasked_ends[i]);
       const bool strict = warp_any(work.strict);
       const Row row(p, tile, first_row_of<T>(tile, i) + warp * 32 + lane);
       const bool used = row.query < tile.q_len;
@@ -67,13 +68,13 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
         for (; warp_any(n_block >= begin); --n_block) steps.modded_block(n_block);
       } else {
         // The first iteration without a mask may be the first in which a row sees a key.
-        int strict_end = T.right ? min(n_block, unmasked_end - T.lazy_max()) : n_block;
+        int strict_end = T.bounded_right ? min(n_block, unmasked_end - T.lazy_max()) : n_block;
         if (T.lazy_max() && strict) strict_end = begin;
         [[maybe_unused]] Exponents e(scale, steps.softmax.row_max);
         if constexpr (Softmax<T>::kOneKind) {
 #pragma unroll 1
           for (; warp_any(n_block >= begin); --n_block) steps.masked_block(n_block);
-        } else if constexpr (T.left) {
+        } else if constexpr (T.bounded_left) {
           // A window hides scores at both ends. Consecutive loops would contain the masked iteration twice, and compile
           // longer.
           [[maybe_unused]] bool moved = false;  // row_max, since e was computed
@@ -107,6 +108,6 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, ForwardShared<T>& s, int i) {
       if (lane == 0) mbarrier_arrive(&s.sum_ready[i]);
     }
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(&s.work_empty[slot.slot]);
+    if (lane == 0) mbarrier_arrive(&s.work_empty[slot.index]);
   }
 }

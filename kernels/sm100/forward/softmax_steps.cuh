@@ -2,9 +2,9 @@
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "sm100/forward/score_chunks.cuh"
-#include "sm100/forward/shared_plan.cuh"
+#include "sm100/forward/smem.cuh"
 #include "tile/block_mask.cuh"
-#include "tile/ring.cuh"
+#include "tile/pipeline_state.cuh"
 #include "tile/row.cuh"
 #include "tile/row_softmax.cuh"
 #include "tile/score_mod.cuh"
@@ -12,23 +12,23 @@
 // A warp's rows of tile i in tensor memory; continues over iterations.
 template <Sm100ForwardConfig T>
 struct TmemRows {
-  ForwardShared<T>& s;
+  SharedStorage<T>& s;
   const int i, lane;
   const u32 lanes;
-  Ring<T.score_slots()> s_ring;
+  PipelineState<T.score_slots()> s_ring;
   int s_slot;  // slot of this iteration's scores
   u32 scores, probabilities;
 
-  TANDEM_DEVICE TmemRows(ForwardShared<T>& s, int i, int warp, int lane)
+  TANDEM_DEVICE TmemRows(SharedStorage<T>& s, int i, int warp, int lane)
       : s(s), i(i), lane(lane), lanes(static_cast<u32>(warp) * 32 << 16), s_slot(i) {
     scores = probabilities = lanes + T.tmem_s(i);
   }
   TANDEM_DEVICE void wait_s() {
-    if (T.q_tiles() == 1) {
-      s_slot = s_ring.slot;
+    if (T.q_stage() == 1) {
+      s_slot = s_ring.index;
       scores = probabilities = lanes + T.tmem_s(s_slot);
     }
-    mbarrier_wait(&s.s_ready[s_slot], s_ring.parity);
+    mbarrier_wait(&s.s_ready[s_slot], s_ring.phase);
     s_ring.advance();
     tcgen05_fence_after();
   }
@@ -61,7 +61,7 @@ struct TmemRows {
   TANDEM_DEVICE void rescale_o(float by) {
     const Float2 alpha = float2_of(by);
     const u32 result = lanes + T.tmem_o(0) + i * T.o_columns();
-    if (T.q_tiles() == 1) {  // the previous PV product may be outstanding
+    if (T.q_stage() == 1) {  // the previous PV product may be outstanding
       mbarrier_wait(&s.o_added[i], s_slot ^ 1);
       tcgen05_fence_after();
     }
@@ -83,7 +83,7 @@ struct Softmax {
   static constexpr int kChunks = T.tile_n / kChunk;
   // True if masked and other iterations share one code path: every maximum is taken, and all exponentials use the
   // exponential unit.
-  static constexpr bool kOneKind = !T.lazy_max() && T.fma_pairs == 0;
+  static constexpr bool kOneKind = !T.lazy_max() && T.ex2_emu_pairs == 0;
 
   const ForwardParams& p;
   const TileCoords& tile;
@@ -95,11 +95,11 @@ struct Softmax {
   const Dropout& dropout;
   RowSoftmax<T.f16> softmax;
   bool overflowed = false;
-  StepState state = StepState::full;  // block mask: current iteration
-  bool first = true;                  // block mask: first iteration of the tile
+  BlockState state = BlockState::full;  // block mask: current iteration
+  bool first = true;                    // block mask: first iteration of the tile
 
   // The dropout mask of the row's scores in chunk c of an iteration.
-  TANDEM_DEVICE u32 draw_kept(int n_block, int c) const {
+  TANDEM_DEVICE u32 draw_dropout_mask(int n_block, int c) const {
     if constexpr (!T.dropout) return 0;
     return dropout.of_row(row.query, tile.sequence * p.heads_q + row.head, n_block * T.tile_n + c * kChunk);
   }
@@ -137,7 +137,7 @@ struct Softmax {
     for (int c = 0; c < kChunks; ++c) {
       if (chunks.some(c)) {
         exponentials<T, true>(x[c], e, &softmax.sum, rows.probabilities + c * (kChunk / 2), &largest,
-                              draw_kept(n_block, c));
+                              draw_dropout_mask(n_block, c));
       } else {
         const u32 zeros[kChunk / 2] = {};
         tmem_store(rows.probabilities + c * (kChunk / 2), zeros);
@@ -168,9 +168,9 @@ struct Softmax {
 
   // Sets scores from column0 on that a block mask hides to -infinity.
   TANDEM_DEVICE void apply_block_mask(float (&x)[kChunk], int column0) const {
-    if (state == StepState::full) return;
+    if (state == BlockState::full) return;
     if constexpr (T.mask_mod) {
-      if (state == StepState::partial) {
+      if (state == BlockState::partial) {
         const MaskMod<T> mod(tile, row);
 #pragma unroll
         for (int n = 0; n < kChunk; ++n) x[n] = mod(p, column0 + n) ? x[n] : -kInfinity;
@@ -207,7 +207,8 @@ struct Softmax {
     for (int c = 0; c < kChunks; ++c) {
       tmem_load(x, rows.scores + c * kChunk);
       tmem_wait_load(x);
-      exponentials<T, true>(x, e, &softmax.sum, rows.probabilities + c * (kChunk / 2), &largest, draw_kept(n_block, c));
+      exponentials<T, true>(x, e, &softmax.sum, rows.probabilities + c * (kChunk / 2), &largest,
+                            draw_dropout_mask(n_block, c));
       rows.signal_p_after(c);
     }
     rows.signal_p(1);
@@ -223,7 +224,7 @@ struct Softmax {
       rows.rescale_o(softmax.alpha);
     }
     // Chunks kept in registers: few with both bounds or a block mask.
-    constexpr int kHeld = T.left || T.block_mask ? 2 : kChunks;
+    constexpr int kHeld = T.bounded_left || T.block_mask ? 2 : kChunks;
     float x[kHeld][kChunk], largest = -kInfinity;
     Float2 sum = float2_of(0);
     // From last to first: the compiler moves a load down to its use, but not past another load.

@@ -14,19 +14,19 @@ struct BiasPlace {
 
 // All threads of a warp.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void load_bias(const BackwardParams& p, BackwardShared<T>& s) {
+TANDEM_DEVICE void load_bias(const BackwardParams& p, SharedStorage<T>& s) {
   const BiasLayout<T.bias> bias(p);
   u32 parity = 1;
   BiasUnderWay under_way;
-  for (u32 taken = 0;; ++taken) {
-    mbarrier_wait(&s.k_full, taken & 1);
-    const KeyTile tile = s.tile;
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    mbarrier_wait(&s.k_full, tile_idx & 1);
+    const NBlockWork tile = s.tile;
     if (tile.n_block < 0) break;
     __syncwarp();
     arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
-    for (KeySteps<T> steps(p, tile); steps.left > 0; steps.advance(), parity ^= 1) {
+    for (MBlockIterator<T> steps(p, tile); steps.left > 0; steps.advance(), parity ^= 1) {
 #pragma unroll 1
       for (int i = 0; i < T.warpgroups; ++i) {
         // opaque(): derived values are not worth registers.

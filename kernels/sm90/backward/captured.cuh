@@ -30,7 +30,7 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
     tile.each(at, [&](int r, const ScoreGradient& score) {
       if constexpr (walks<T>()) s.scores.put(tile.query_of(r), tile.key_of(r), score);
       place.q = query + tile.query_of(r), place.k = key + tile.key_of(r);
-      sums.add(p, score.given, place, typename TileSums<T>::Adding{sums, score.ds});
+      sums.add(p, score.mod_input, place, typename TileSums<T>::Adding{sums, score.ds});
     });
     place.q = query, place.k = key;
     sums.store(p, place);

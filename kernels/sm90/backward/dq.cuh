@@ -10,7 +10,7 @@
 #include "ptx/wgmma.cuh"
 #include "sm90/backward/epilogue.cuh"
 #include "sm90/backward/operands.cuh"
-#include "tile/ring.cuh"
+#include "tile/pipeline_state.cuh"
 
 template <Sm90BackwardConfig T>
 struct DqShared {
@@ -33,7 +33,7 @@ struct DqSum {
   DqSum() = default;
   TANDEM_DEVICE DqSum(const BackwardParams& p, const SequenceCoords& s, int m_block, int number) : before(number) {
     if (m_block * T.tile_m >= s.q_rows) return;
-    const int count = n_blocks_of<T>(p, s, m_block), first = count > 0 ? first_n_block<T>(p, s, m_block) : 0;
+    const int count = count_n_blocks<T>(p, s, m_block), first = count > 0 ? first_n_block<T>(p, s, m_block) : 0;
     begin = first + number * T.dq_sum_n_blocks();
     end = max(begin, min(first + count, begin + T.dq_sum_n_blocks()));
     exists = number == 0 || begin < end;
@@ -45,23 +45,23 @@ struct DqSum {
 template <Sm90BackwardConfig T>
 struct DqTile {
   const BackwardParams& p;
-  const Strip strip;
+  const DsChunk chunk;
   int number, head, first_m_block;  // number: index of the sum
   SequenceCoords sequence;
   int begin, end;  // n_blocks that one of the m_blocks needs
 
-  TANDEM_DEVICE explicit DqTile(const BackwardParams& params) : p(params), strip(params) {
+  TANDEM_DEVICE explicit DqTile(const BackwardParams& params) : p(params), chunk(params) {
     // CTAs with the most n_blocks come first.
     const int groups = (p.sequence_m_blocks + T.dq_cta_m_blocks() - 1) / T.dq_cta_m_blocks(),
-              of_sum = groups * p.strip_heads;
-    const int of_strip = static_cast<int>(blockIdx.x) / of_sum;
-    number = strip.first_n_block / T.dq_sum_n_blocks() + of_strip;
-    const int rest = static_cast<int>(blockIdx.x) - of_strip * of_sum, of_all = strip.first_head + rest % p.strip_heads;
-    first_m_block = (groups - 1 - rest / p.strip_heads) * T.dq_cta_m_blocks();
+              of_sum = groups * p.chunk_heads;
+    const int of_chunk = static_cast<int>(blockIdx.x) / of_sum;
+    number = chunk.first_n_block / T.dq_sum_n_blocks() + of_chunk;
+    const int rest = static_cast<int>(blockIdx.x) - of_chunk * of_sum, of_all = chunk.first_head + rest % p.chunk_heads;
+    first_m_block = (groups - 1 - rest / p.chunk_heads) * T.dq_cta_m_blocks();
     head = of_all % p.heads_q;
     sequence = sequence_coords<T>(p, of_all / p.heads_q);
     begin = end = 0;
-    if (rest % p.strip_heads >= strip.heads) {
+    if (rest % p.chunk_heads >= chunk.heads) {
       first_m_block = p.sequence_m_blocks;  // no such head: no m_block exists
       sequence = sequence_coords<T>(p, 0);
     }
@@ -82,42 +82,42 @@ TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
   DqSum<T> sums[T.dq_cta_m_blocks()];
 #pragma unroll
   for (int i = 0; i < T.dq_cta_m_blocks(); ++i) sums[i] = tile.sum_of(i);
-  Ring<T.kDqStages> ring;
+  PipelineState<T.kDqStages> ring;
 #pragma unroll 1
   for (int n = tile.begin * kDqSteps<T>; n < tile.end * kDqSteps<T>; ++n, ring.advance()) {
     const int n_block = n / kDqSteps<T>, first_row = n % kDqSteps<T> * T.k_box();
-    mbarrier_wait(&s.empty[ring.slot], ring.parity ^ 1);
-    u64* const full = &s.full[ring.slot];
+    mbarrier_wait(&s.empty[ring.index], ring.phase ^ 1);
+    u64* const full = &s.full[ring.index];
     u32 blocks = 0;
 #pragma unroll
     for (int i = 0; i < T.dq_cta_m_blocks(); ++i) blocks += u32{sums[i].has(n_block)};
     mbarrier_expect_tx(full, sizeof s.k[0] + blocks * u32{sizeof s.ds[0][0]});
 #pragma unroll 1
     for (int c = 0; c < T.head_dim; c += 64)
-      tma_load(s.k[ring.slot] + c * T.k_box(), &p.k, full, c, tile.sequence.k_begin + n * T.k_box(),
+      tma_load(s.k[ring.index] + c * T.k_box(), &p.k, full, c, tile.sequence.k_begin + n * T.k_box(),
                tile.head / (p.heads_q / p.heads_k), tile.sequence.batch);
 #pragma unroll
     for (int i = 0; i < T.dq_cta_m_blocks(); ++i) {
       if (!sums[i].has(n_block)) continue;
-      const u16* const ds = ds_at<T>(p, tile.sequence, tile.strip, tile.head, tile.first_m_block + i, n_block);
-      bulk_load(s.ds[ring.slot][i], ds + first_row * T.tile_m, sizeof s.ds[0][0], full);
+      const u16* const ds = ds_at<T>(p, tile.sequence, tile.chunk, tile.head, tile.first_m_block + i, n_block);
+      bulk_load(s.ds[ring.index][i], ds + first_row * T.tile_m, sizeof s.ds[0][0], full);
     }
   }
 }
 
 // Adds this CTA's sum of one m_block to the earlier sums, or stores dq.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void leave_dq(const DqTile<T>& tile, const DqSum<T>& sum, int m_block, int barrier,
-                            float (&dq)[T.head_dim / 2]) {
+TANDEM_DEVICE void store_or_accumulate_dq(const DqTile<T>& tile, const DqSum<T>& sum, int m_block, int barrier,
+                                          float (&dq)[T.head_dim / 2]) {
   if (!warp_any(sum.exists)) return;
   const BackwardParams& p = tile.p;
   const SequenceCoords& sequence = tile.sequence;
   const i64 at = m_block_at(p, sequence, tile.head, m_block);
-  float4* const sums = reinterpret_cast<float4*>(p.dq_sums + at * T.dq_floats());
-  int* const ticket = p.dq_tickets + at;
+  float4* const sums = reinterpret_cast<float4*>(p.dq_accum + at * T.dq_floats());
+  int* const semaphore = p.dq_semaphore + at;
   if (warp_any(sum.before > 0)) {
     if (threadIdx.x % 128 == 0) {
-      while (load_acquire(ticket) < sum.before) {
+      while (load_acquire(semaphore) < sum.before) {
       }
     }
     named_sync(barrier, 128);
@@ -130,7 +130,7 @@ TANDEM_DEVICE void leave_dq(const DqTile<T>& tile, const DqSum<T>& sum, int m_bl
   if (warp_any(!sum.is_last)) {
     store_sums(sums, 0, dq);
     named_sync(barrier, 128);
-    if (threadIdx.x % 128 == 0) add_release(ticket, 1);
+    if (threadIdx.x % 128 == 0) add_release(semaphore, 1);
     return;
   }
   const int first = m_block * T.tile_m, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -151,7 +151,7 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   constexpr bool kTwo = T.dq_m_blocks() == 2;
   const int first = index * T.dq_m_blocks();  // among the CTA's m_blocks
   const DqSum<T> sums[2] = {tile.sum_of(first), kTwo ? tile.sum_of(first + 1) : DqSum<T>()};
-  Ring<T.kDqStages> ring;
+  PipelineState<T.kDqStages> ring;
   float dq[T.dq_m_blocks()][T.head_dim / 2];
 #pragma unroll
   for (auto& block : dq)
@@ -164,35 +164,35 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   auto pass = [&](int begin, int end) {
 #pragma unroll 1
     for (int n = begin * kDqSteps<T>; warp_any(n < end * kDqSteps<T>); ++n, ring.advance()) {
-      mbarrier_wait(&s.full[ring.slot], ring.parity);
-      leave(ring.slot);
+      mbarrier_wait(&s.full[ring.index], ring.phase);
+      leave(ring.index);
     }
   };
   // n_blocks that the m_blocks kFirst to kLast need.
   auto run = [&]<int kFirst, int kLast>(int begin, int end) {
     auto multiply = [&] {
-      mbarrier_wait(&s.full[ring.slot], ring.parity);
+      mbarrier_wait(&s.full[ring.index], ring.phase);
 #pragma unroll
       for (int i = kFirst; i <= kLast; ++i) fence_operand(dq[i]);
       wgmma_fence();
 #pragma unroll
       for (int i = kFirst; i <= kLast; ++i) {
-        const u64 a = wgmma_smem_desc(shared_address(s.ds[ring.slot][first + i]), kBlockBytes, 1024);
-        const u64 b = wgmma_smem_desc(shared_address(s.k[ring.slot]), kBlockBytes, 1024);
+        const u64 a = wgmma_smem_desc(shared_address(s.ds[ring.index][first + i]), kBlockBytes, 1024);
+        const u64 b = wgmma_smem_desc(shared_address(s.k[ring.index]), kBlockBytes, 1024);
 #pragma unroll
         for (int c = 0; c < T.k_box() / 16; ++c) DqMma::ss_tn(dq[i], a + rows_16(c), b + rows_16(c), true);
       }
       wgmma_commit();
     };
     multiply();
-    int before = ring.slot;
+    int before = ring.index;
     ring.advance();
 #pragma unroll 1
     for (int n = begin * kDqSteps<T> + 1; warp_any(n < end * kDqSteps<T>); ++n, ring.advance()) {
       multiply();
       wgmma_wait<1>();
       leave(before);
-      before = ring.slot;
+      before = ring.index;
     }
     wgmma_wait<0>();
 #pragma unroll
@@ -222,7 +222,7 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   }
 #pragma unroll
   for (int i = 0; i < T.dq_m_blocks(); ++i)
-    leave_dq<T>(tile, sums[i], tile.first_m_block + first + i, kSyncOwn + index, dq[i]);
+    store_or_accumulate_dq<T>(tile, sums[i], tile.first_m_block + first + i, kBarOwnWarpgroup + index, dq[i]);
 }
 
 template <Sm90BackwardConfig T>
@@ -246,10 +246,10 @@ TANDEM_DEVICE void dq(const BackwardParams& p) {
     p.counter[1] += 1;
     p.counter[2] = 0;
   }
-  const int warpgroup = uniform(threadIdx.x / 128);
+  const int warpgroup = warp_uniform(threadIdx.x / 128);
   if (warpgroup == T.warpgroups) {
     setmaxnreg_dec<T.load_registers()>();
-    if (uniform(threadIdx.x / 32) == 4 * T.warpgroups && elect_one()) load_dq_operands(tile, s);
+    if (warp_uniform(threadIdx.x / 32) == 4 * T.warpgroups && elect_one()) load_dq_operands(tile, s);
   } else {
     setmaxnreg_inc<T.registers()>();
     sum_dq(tile, s, warpgroup);

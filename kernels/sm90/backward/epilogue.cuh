@@ -4,7 +4,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/backward/operands.cuh"
-#include "sm90/backward/shared_plan.cuh"
+#include "sm90/backward/smem.cuh"
 #include "tile/gradient.cuh"
 #include "tile/pack.cuh"
 
@@ -51,12 +51,12 @@ TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const Gradi
   }
 }
 
-// by_head: adds to the sums of the earlier query heads; the first head stores. Called by one warpgroup with its named
-// barrier. `turn` heads come earlier.
+// split_q_heads: adds to the sums of the earlier query heads; the first head stores. Called by one warpgroup with its
+// named barrier. `turn` heads come earlier.
 template <int n>
-TANDEM_DEVICE void add_in_turn(int* ticket, int turn, int barrier, float4* to, int part, const float (&sums)[n]) {
+TANDEM_DEVICE void add_in_turn(int* semaphore, int turn, int barrier, float4* to, int part, const float (&sums)[n]) {
   if (threadIdx.x % 128 == 0) {
-    while (load_acquire(ticket) < turn) {
+    while (load_acquire(semaphore) < turn) {
     }
   }
   named_sync(barrier, 128);
@@ -69,7 +69,7 @@ TANDEM_DEVICE void add_in_turn(int* ticket, int turn, int barrier, float4* to, i
       global_add(to + r / 4 * 128, make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]));
   }
   named_sync(barrier, 128);
-  if (threadIdx.x % 128 == 0) add_release(ticket, 1);
+  if (threadIdx.x % 128 == 0) add_release(semaphore, 1);
 }
 
 // The epilogue of a warpgroup: its own keys of an n_block, or its columns if all warpgroups share the keys. After
@@ -78,33 +78,33 @@ template <Sm90BackwardConfig T>
 struct KeyEpilogue {
   const BackwardParams& p;
   const SequenceCoords sequence;
-  const KeyTile tile;
+  const NBlockWork tile;
   const int index, part;  // index: warpgroup; part: its part of dk or dv
   const int key;          // first key of this thread, within the sequence
 
-  TANDEM_DEVICE KeyEpilogue(const BackwardParams& params, const BackwardShared<T>& s, const SequenceCoords& coords,
+  TANDEM_DEVICE KeyEpilogue(const BackwardParams& params, const SharedStorage<T>& s, const SequenceCoords& coords,
                             int warpgroup)
       : p(params),
         sequence(coords),
         tile(s.tile),
         index(warpgroup),
-        part(T.roles ? 0 : warpgroup),
-        key((tile.n_block * T.ctas() + rank_of_cta<T>()) * T.cta_keys() + (T.wide() ? 0 : warpgroup * 64) +
+        part(T.warpgroup_roles ? 0 : warpgroup),
+        key((tile.n_block * T.ctas() + cta_rank<T>()) * T.cta_keys() + (T.shared_p() ? 0 : warpgroup * 64) +
             threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
 
   // Stores dk or dv to the sums of the tile's split, or to the caller's tensor.
   template <bool of_k, int n>
   TANDEM_DEVICE void store(const float (&sums)[n]) const {
     if (!(of_k ? p.has_dk : p.has_dv)) return;
-    if constexpr (T.split) {
+    if constexpr (T.m_split) {
       const i64 block = (static_cast<i64>(tile.sequence) * p.heads_k + tile.head_k) * (p.n_blocks * T.ctas()) +
-                        tile.n_block * T.ctas() + rank_of_cta<T>();
-      const i64 place = T.by_head ? block : block * p.splits + tile.split;
-      float* const of_block = p.key_sums + place * T.key_floats() + (of_k ? 0 : T.cta_keys() * T.head_dim);
+                        tile.n_block * T.ctas() + cta_rank<T>();
+      const i64 place = T.split_q_heads ? block : block * p.m_splits + tile.m_split_idx;
+      float* const of_block = p.dkv_accum + place * T.dkv_floats() + (of_k ? 0 : T.cta_keys() * T.head_dim);
       auto* const to = reinterpret_cast<float4*>(of_block);
-      if constexpr (T.by_head) {
-        int* const ticket = p.key_tickets + block * T.key_tickets() + 2 * part + of_k;
-        add_in_turn(ticket, tile.split, kSyncOwn + index, to, part, sums);
+      if constexpr (T.split_q_heads) {
+        int* const semaphore = p.dkv_semaphore + block * T.dkv_semaphores() + 2 * part + of_k;
+        add_in_turn(semaphore, tile.m_split_idx, kBarOwnWarpgroup + index, to, part, sums);
       } else {
         store_sums(to, part, sums);
       }
@@ -120,8 +120,8 @@ struct KeyEpilogue {
                             of_k ? p.head_dim : p.head_dim_v,
                             (of_k ? p.dk_is_f32 : p.dv_is_f32) != 0};
       const float scale = of_k ? p.scale : T.dropout ? p.dropout.scale : 1;
-      const int column = T.wide() ? part * 2 * n : 0;
-      if constexpr (T.direct) {
+      const int column = T.shared_p() ? part * 2 * n : 0;
+      if constexpr (T.store_from_registers) {
         store_direct<T>(sums, scale, to, key, 2 * (threadIdx.x & 3) + column, p.accumulate);
       } else {
         store_chunks<T>(sums, scale, to, key, column);
@@ -131,7 +131,7 @@ struct KeyEpilogue {
 };
 // All threads of a warpgroup have read keys, values and s.tile: the next tile's may be loaded.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void leave_tile(BackwardShared<T>& s, int index) {
-  named_sync(kSyncOwn + index, 128);
+TANDEM_DEVICE void release_kv(SharedStorage<T>& s, int index) {
+  named_sync(kBarOwnWarpgroup + index, 128);
   if (threadIdx.x % 128 / 32 == 0 && elect_one()) mbarrier_arrive(&s.kv_empty);
 }

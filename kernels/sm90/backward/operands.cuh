@@ -4,12 +4,12 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/backward/shared_plan.cuh"
+#include "sm90/backward/smem.cuh"
 #include "tile/chunk.cuh"
 #include "tile/pack.cuh"
 
 // Named barriers: of all MMA warpgroups, and of one.
-constexpr int kSyncAll = 1, kSyncOwn = 2;
+constexpr int kBarAllMma = 1, kBarOwnWarpgroup = 2;
 
 // Bytes of 64 columns of an iteration's queries, and of the CTA's keys.
 template <Sm90BackwardConfig T>

@@ -20,7 +20,7 @@ TANDEM_DEVICE void apply_mask(float (&scores)[T.score_queries() / 2], const Warp
   for (int r = 0; r < T.score_queries() / 2; ++r) {
     const QueryRange& by = seen[row_of(r)];
     const int query = tile.query_of(m_block, r);
-    if (query < by.begin || (T.left && query >= by.end)) scores[r] = -kInfinity;
+    if (query < by.begin || (T.bounded_left && query >= by.end)) scores[r] = -kInfinity;
   }
 }
 
@@ -30,43 +30,45 @@ template <Sm90BackwardConfig T>
 constexpr int kShownNumbers = (T.score_queries() / 2 + 31) / 32;
 template <Sm90BackwardConfig T>
 struct Shown {
-  u32 word;  // state in the table, prefetched by look_ahead()
-  StepState state = StepState::full;
+  u32 word;  // state in the table, prefetched by prefetch_iteration()
+  BlockState state = BlockState::full;
   u32 bits[kShownNumbers<T>];
 };
 // The dropout mask of an iteration's probabilities.
-constexpr int kKeptGroup = 32;  // registers per word of the mask
+constexpr int kKeepGroup = 32;  // registers per word of the mask
 template <Sm90BackwardConfig T>
-constexpr int kKeptNumbers = (T.score_queries() / 2 + kKeptGroup - 1) / kKeptGroup;
+constexpr int kKeepMaskWords = (T.score_queries() / 2 + kKeepGroup - 1) / kKeepGroup;
 
 // Values of an iteration that are loaded or drawn before its scores are ready.
 template <Sm90BackwardConfig T>
-struct Ahead {
+struct Prefetched {
   HeadRow<T> row;
   Shown<T> shown;
-  u32 kept[kKeptNumbers<T>];
-  float2 lse[T.held_lse() + 1], delta[T.held_delta() + 1];  // stat_of the first pairs of columns
+  u32 keep_mask[kKeepMaskWords<T>];
+  float2 lse[T.preloaded_lse() + 1], delta[T.preloaded_delta() + 1];  // lse_delta_of the first pairs of columns
 };
 
 // Loads an iteration's prefetched values before its scores are multiplied.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void look_ahead(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
+TANDEM_DEVICE void prefetch_iteration(Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
+                                      const WarpgroupSteps<T>& step) {
   if constexpr (T.block_mask)
-    ahead.shown.word = table_word<T>(tile.p, tile.sequence, step.head, step.m_block, tile.taken_block);
-  ahead.row = hold_head<T>(tile.p, tile.sequence, step.head);
+    prefetched.shown.word = table_word<T>(tile.p, tile.sequence, step.head, step.m_block, tile.cta_pair_n_block);
+  prefetched.row = hold_head<T>(tile.p, tile.sequence, step.head);
 }
 
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void ask_block_mask(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
+TANDEM_DEVICE void evaluate_mask_mod(Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
+                                     const WarpgroupSteps<T>& step) {
   if constexpr (T.block_mask) {
-    Shown<T>& shown = ahead.shown;
+    Shown<T>& shown = prefetched.shown;
     const SequenceCoords& sequence = tile.sequence;
     shown.state = state_of(shown.word, tile.thread.rank);
-    if (shown.state == StepState::full) return;
+    if (shown.state == BlockState::full) return;
 #pragma unroll
     for (int i = 0; i < kShownNumbers<T>; ++i) shown.bits[i] = 0;
     if constexpr (T.mask_mod) {
-      if (shown.state != StepState::partial) return;
+      if (shown.state != BlockState::partial) return;
       const ModNames& names = static_cast<const ModifiedBackwardParams&>(tile.p).mods.mask;
       ModPlace at{sequence.sequence, step.head, 0, 0, sequence.q_len, sequence.k_len};
       const int queries = T.score_queries();
@@ -94,63 +96,67 @@ TANDEM_DEVICE void ask_block_mask(Ahead<T>& ahead, const WarpgroupTile<T>& tile,
 // Hides the scores that a block mask hides.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void apply_block_mask(float (&scores)[T.score_queries() / 2], const Shown<T>& shown) {
-  if (shown.state == StepState::full) return;
+  if (shown.state == BlockState::full) return;
 #pragma unroll
   for (int r = 0; r < T.score_queries() / 2; ++r) scores[r] = shown.bits[r / 32] >> r % 32 & 1 ? scores[r] : -kInfinity;
 }
 
 // -lse in log2 units (which 0) or delta (1) of the queries of two neighbouring columns.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE float2 stat_of(const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings, int which, int pair) {
+TANDEM_DEVICE float2 lse_delta_of(const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings, int which, int pair) {
   const float* const at =
-      tile.s.stats[rings.dout.slot] + which * T.tile_m + tile.first_query + 8 * pair + 2 * (tile.thread.lane & 3);
+      tile.s.lse_delta[rings.dout.index] + which * T.tile_m + tile.first_query + 8 * pair + 2 * (tile.thread.lane & 3);
   return *reinterpret_cast<const float2*>(at);
 }
 
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void hold_lse(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
+TANDEM_DEVICE void preload_lse(Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
+                               const WarpgroupRings<T>& rings) {
 #pragma unroll
-  for (int pair = 0; pair < T.held_lse(); ++pair) ahead.lse[pair] = stat_of(tile, rings, 0, pair);
+  for (int pair = 0; pair < T.preloaded_lse(); ++pair) prefetched.lse[pair] = lse_delta_of(tile, rings, 0, pair);
 }
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void hold_delta(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
+TANDEM_DEVICE void preload_delta(Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
+                                 const WarpgroupRings<T>& rings) {
 #pragma unroll
-  for (int pair = 0; pair < T.held_delta(); ++pair) ahead.delta[pair] = stat_of(tile, rings, 1, pair);
+  for (int pair = 0; pair < T.preloaded_delta(); ++pair) prefetched.delta[pair] = lse_delta_of(tile, rings, 1, pair);
 }
 
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void draw_kept(Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupSteps<T>& step) {
+TANDEM_DEVICE void draw_dropout_mask(Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
+                                     const WarpgroupSteps<T>& step) {
   if constexpr (T.dropout) {
-    const int warp_key = tile.n_block * T.cta_keys() + (T.wide() ? 0 : tile.thread.index * 64) + tile.thread.warp * 16;
+    const int warp_key =
+        tile.n_block * T.cta_keys() + (T.shared_p() ? 0 : tile.thread.index * 64) + tile.thread.warp * 16;
 #pragma unroll
-    for (int r = 0; r < T.score_queries() / 2; r += kKeptGroup)
-      ahead.kept[r / kKeptGroup] = tile.thread.dropout.by_columns(
+    for (int r = 0; r < T.score_queries() / 2; r += kKeepGroup)
+      prefetched.keep_mask[r / kKeepGroup] = tile.thread.dropout.by_columns(
           step.m_block * T.tile_m + tile.first_query + 2 * r, tile.sequence.sequence * tile.p.heads_q + step.head,
-          warp_key, min(kKeptGroup, T.score_queries() / 2 - r) / 4, tile.thread.lane);
+          warp_key, min(kKeepGroup, T.score_queries() / 2 - r) / 4, tile.thread.lane);
   }
 }
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE float kept_or_zero(const Ahead<T>& ahead, int r, float x) {
-  if constexpr (T.dropout) return kept_or_zero(ahead.kept[r / kKeptGroup], r % kKeptGroup, x);
+TANDEM_DEVICE float keep_or_zero(const Prefetched<T>& prefetched, int r, float x) {
+  if constexpr (T.dropout) return keep_or_zero(prefetched.keep_mask[r / kKeepGroup], r % kKeepGroup, x);
   return x;
 }
 
 // Replaces scores of the n-th iteration by probabilities. use(pair, derivatives, given) is called for four scores at a
-// time, when their probabilities are ready. given: the score_mod's input, with T.sums_scores.
+// time, when their probabilities are ready. given: the score_mod's input, with T.captured_per_score.
 template <Sm90BackwardConfig T, class Use>
-TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const Ahead<T>& ahead,
+TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const Prefetched<T>& prefetched,
                                          const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
                                          const WarpgroupSteps<T>& step, [[maybe_unused]] u32 n, const Use& use) {
   const BackwardParams& p = tile.p;
-  const HeadScores<T> of_head(p, tile.sequence, step.head, ahead.row);
+  const HeadScores<T> of_head(p, tile.sequence, step.head, prefetched.row);
   if constexpr (T.softcap) apply_softcap<false>(scores, p);
   if constexpr (T.stages_bias()) add_bias(scores, tile, n);
   if (tile.is_masked(step.m_block)) apply_mask(scores, tile, step.m_block);
-  if constexpr (T.block_mask) apply_block_mask<T>(scores, ahead.shown);
+  if constexpr (T.block_mask) apply_block_mask<T>(scores, prefetched.shown);
 #pragma unroll
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
-    const float2 minus_lse = pair < T.held_lse() ? ahead.lse[pair] : stat_of(tile, rings, 0, pair);
-    float derivative[4] = {1, 1, 1, 1}, given[4] = {};
+    const float2 minus_lse = pair < T.preloaded_lse() ? prefetched.lse[pair] : lse_delta_of(tile, rings, 0, pair);
+    float derivative[4] = {1, 1, 1, 1}, mod_input[4] = {};
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int r = 4 * pair + n;
@@ -160,36 +166,37 @@ TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2],
         float score = scaled_score<T>(scores[r], p);
         if constexpr (T.softcap) derivative[n] = softcap_derivative(score, p);
         score = of_head(score, p, tile.query_of(step.m_block, 0), column_of(r), tile.key(row_of(r)), &derivative[n],
-                        T.sums_scores ? &given[n] : nullptr);
+                        T.captured_per_score ? &mod_input[n] : nullptr);
         scores[r] = hidden ? 0.0f : exp2_approx(score + lse);
       } else {
         scores[r] = exp2_approx(fmaf(scores[r], p.scale_log2, lse));
       }
     }
-    use(pair, derivative, given);
+    use(pair, derivative, mod_input);
   }
 }
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void pack_probabilities(u32 (&probabilities)[T.score_queries() / 4],
-                                      const float (&scores)[T.score_queries() / 2], const Ahead<T>& ahead, int pair) {
+                                      const float (&scores)[T.score_queries() / 2], const Prefetched<T>& prefetched,
+                                      int pair) {
 #pragma unroll
   for (int n = 0; n < 4; n += 2)
-    probabilities[2 * pair + n / 2] = pack<T>(kept_or_zero(ahead, 4 * pair + n, scores[4 * pair + n]),
-                                              kept_or_zero(ahead, 4 * pair + n + 1, scores[4 * pair + n + 1]));
+    probabilities[2 * pair + n / 2] = pack<T>(keep_or_zero(prefetched, 4 * pair + n, scores[4 * pair + n]),
+                                              keep_or_zero(prefetched, 4 * pair + n + 1, scores[4 * pair + n + 1]));
 }
 
 // Both in float32 and rounded. With a softcap or score_mod the float32 one is multiplied by its derivative.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
-                                      u32 (&probabilities)[T.score_queries() / 4], const Ahead<T>& ahead,
+                                      u32 (&probabilities)[T.score_queries() / 4], const Prefetched<T>& prefetched,
                                       const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
                                       const WarpgroupSteps<T>& step, u32 of_steps = 0) {
-  make_each_probability<T>(scores, ahead, tile, rings, step, of_steps,
+  make_each_probability<T>(scores, prefetched, tile, rings, step, of_steps,
                            [&](int pair, const float(&derivative)[4], auto&) {
-                             pack_probabilities(probabilities, scores, ahead, pair);
+                             pack_probabilities(probabilities, scores, prefetched, pair);
 #pragma unroll
                              for (int n = 0; n < 4; ++n)
-                               scores[4 * pair + n] = through_scores<T>(scores[4 * pair + n], derivative[n]);
+                               scores[4 * pair + n] = apply_score_derivative<T>(scores[4 * pair + n], derivative[n]);
                            });
 }
 
@@ -204,21 +211,23 @@ TANDEM_DEVICE float sum_of(const float (&x)[n]) {
 
 // The factor of a probability: dP - delta, with the dropout mask applied to dP.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE float less_delta(float dp, float delta, const Ahead<T>& ahead, int r, const BackwardParams& p) {
-  if constexpr (T.dropout) return fmaf(kept_or_zero(ahead, r, dp), p.dropout.scale, -delta);
+TANDEM_DEVICE float minus_delta(float dp, float delta, const Prefetched<T>& prefetched, int r,
+                                const BackwardParams& p) {
+  if constexpr (T.dropout) return fmaf(keep_or_zero(prefetched, r, dp), p.dropout.scale, -delta);
   return dp - delta;
 }
 
 // dS = P (dP - delta), in place of dP.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&scores)[T.score_queries() / 2],
-                           const Ahead<T>& ahead, const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
+                           const Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
+                           const WarpgroupRings<T>& rings) {
 #pragma unroll
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
-    const float2 delta = pair < T.held_delta() ? ahead.delta[pair] : stat_of(tile, rings, 1, pair);
+    const float2 delta = pair < T.preloaded_delta() ? prefetched.delta[pair] : lse_delta_of(tile, rings, 1, pair);
 #pragma unroll
     for (int r = 4 * pair; r < 4 * pair + 4; ++r)
-      dp[r] = scores[r] * less_delta(dp[r], r & 1 ? delta.y : delta.x, ahead, r, tile.p);
+      dp[r] = scores[r] * minus_delta(dp[r], r & 1 ? delta.y : delta.x, prefetched, r, tile.p);
   }
   fence_operand(dp);
 }
@@ -227,19 +236,19 @@ TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&sco
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<T>& sums,
                                     float (&dp)[T.score_queries() / 2], float (&scores)[T.score_queries() / 2],
-                                    u32 (&probabilities)[T.score_queries() / 4], const Ahead<T>& ahead,
+                                    u32 (&probabilities)[T.score_queries() / 4], const Prefetched<T>& prefetched,
                                     const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
                                     const WarpgroupSteps<T>& step) {
   make_each_probability<T>(
-      scores, ahead, tile, rings, step, 0, [&](int pair, const float(&derivative)[4], const float(&given)[4]) {
-        pack_probabilities(probabilities, scores, ahead, pair);
-        const float2 delta = stat_of(tile, rings, 1, pair);
+      scores, prefetched, tile, rings, step, 0, [&](int pair, const float(&derivative)[4], const float(&mod_input)[4]) {
+        pack_probabilities(probabilities, scores, prefetched, pair);
+        const float2 delta = lse_delta_of(tile, rings, 1, pair);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           const int r = 4 * pair + n;
           const bool is_seen = scores[r] != 0;
-          const float gradient = scores[r] * less_delta(dp[r], n & 1 ? delta.y : delta.x, ahead, r, tile.p);
-          sums.add(tile.p, given[n], tile.place(step.head, 0, 0),
+          const float gradient = scores[r] * minus_delta(dp[r], n & 1 ? delta.y : delta.x, prefetched, r, tile.p);
+          sums.add(tile.p, mod_input[n], tile.place(step.head, 0, 0),
                    typename ScoreSums<T>::AddingFinite{sums, gradient, is_seen});
           dp[r] = is_seen ? gradient * derivative[n] : 0.0f;
         }

@@ -10,37 +10,37 @@
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
                          int m_block, bool is_last = true, bool there = false) {
-  BackwardShared<T>& s = tile.s;
-  Ring<T.q_stages>& q_next = rings.q_next;
-  if (!there) mbarrier_wait(&s.q_full[q_next.slot], q_next.parity);
-  tile.clear(s.q[q_next.slot], T.tile_m, T.head_dim, tile.sequence.q_len - m_block * T.tile_m);
+  SharedStorage<T>& s = tile.s;
+  PipelineState<T.q_stages>& q_next = rings.q_next;
+  if (!there) mbarrier_wait(&s.q_full[q_next.index], q_next.phase);
+  tile.clear(s.q[q_next.index], T.tile_m, T.head_dim, tile.sequence.q_len - m_block * T.tile_m);
   multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
-      scores, shared_address(s.k) + tile.thread.own_keys, shared_address(s.q[q_next.slot]) + tile.first_query * 128,
+      scores, shared_address(s.k) + tile.thread.own_keys, shared_address(s.q[q_next.index]) + tile.first_query * 128,
       T.head_dim);
   if (is_last) q_next.advance();
 }
 
 // dP = V dO', after dout and the log-sum-exp of its queries have arrived.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Ahead<T>& ahead, const WarpgroupTile<T>& tile,
+TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
                           const WarpgroupRings<T>& rings, int m_block, bool there = false) {
-  BackwardShared<T>& s = tile.s;
-  const Ring<T.dout_stages>& dout_ring = rings.dout;
-  if (!there) mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
-  tile.clear(s.dout[dout_ring.slot], T.tile_m, T.head_dim_v, tile.sequence.q_len - m_block * T.tile_m);
-  hold_lse(ahead, tile, rings);
+  SharedStorage<T>& s = tile.s;
+  const PipelineState<T.dout_stages>& dout_ring = rings.dout;
+  if (!there) mbarrier_wait(&s.dout_full[dout_ring.index], dout_ring.phase);
+  tile.clear(s.dout[dout_ring.index], T.tile_m, T.head_dim_v, tile.sequence.q_len - m_block * T.tile_m);
+  preload_lse(prefetched, tile, rings);
   multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
-      dp, shared_address(s.v) + tile.thread.own_keys, shared_address(s.dout[dout_ring.slot]) + tile.first_query * 128,
+      dp, shared_address(s.v) + tile.thread.own_keys, shared_address(s.dout[dout_ring.index]) + tile.first_query * 128,
       T.head_dim_v);
 }
 
 // The queries that dk and dv sum over at once: an iteration's, or half of them. Also their offset in the operand at the
 // warpgroup's columns.
 template <Sm90BackwardConfig T>
-constexpr int kSummedQueries = T.halves ? T.score_queries() : T.tile_m;
+constexpr int kSummedQueries = T.q_subtiles ? T.score_queries() : T.tile_m;
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE u32 first_summed(const WarpgroupTile<T>& tile, int columns) {
-  return tile.thread.own_columns(columns) + (T.halves ? tile.first_query * 128 : 0);
+  return tile.thread.own_columns(columns) + (T.q_subtiles ? tile.first_query * 128 : 0);
 }
 
 // dv += P dO: P from registers, or from shared memory if all warpgroups share the keys.
@@ -48,14 +48,14 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabilities)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
   using DvMma = Wgmma<T.f16, T.dv_columns()>;
-  const u32 place = shared_address(tile.s.dout[rings.dout.slot]) + first_summed(tile, T.dv_columns());
+  const u32 place = shared_address(tile.s.dout[rings.dout.index]) + first_summed(tile, T.dv_columns());
   const u64 dout = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
-  const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p[T.strips ? rings.steps & 1 : 0]), 16, 1024);
+  const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p[T.ds_gmem ? rings.steps & 1 : 0]), 16, 1024);
   fence_operand(dv);
   wgmma_fence();
 #pragma unroll
   for (int c = 0; c < kSummedQueries<T> / 16; ++c) {
-    if constexpr (T.wide()) {
+    if constexpr (T.shared_p()) {
       DvMma::ss_nn(dv, p_smem + in_row(c, kKeyBlockBytes<T>), dout + rows_16(c), true);
     } else {
       DvMma::rs_nn(dv, probabilities + 4 * c, dout + rows_16(c), true);
@@ -69,14 +69,14 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
   using DkMma = Wgmma<T.f16, T.dk_columns()>;
-  const u32 place = shared_address(tile.s.q[rings.q.slot]) + first_summed(tile, T.dk_columns());
+  const u32 place = shared_address(tile.s.q[rings.q.index]) + first_summed(tile, T.dk_columns());
   const u64 q = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
-  const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[T.strips ? rings.steps & 1 : 0]), 16, 1024);
+  const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[T.ds_gmem ? rings.steps & 1 : 0]), 16, 1024);
   fence_operand(dk);
   wgmma_fence();
 #pragma unroll
   for (int c = 0; c < kSummedQueries<T> / 16; ++c) {
-    if constexpr (T.wide()) {
+    if constexpr (T.shared_p()) {
       DkMma::ss_nn(dk, ds_smem + in_row(c, kKeyBlockBytes<T>), q + rows_16(c), true);
     } else {
       DkMma::rs_nn(dk, ds + 4 * c, q + rows_16(c), true);
@@ -130,16 +130,16 @@ TANDEM_DEVICE void store_dq(const float (&dq)[T.dq_columns() / 2], const Warpgro
   store_chunks<T>(dq, p.scale, {tile.s.dq_to[index], 0, p.dq_row, rows, rows, p.head_dim, false}, at.row, at.column);
 }
 
-// Stages dq of an iteration for its addition (order_dq).
+// Stages dq of an iteration for its addition (dq_accumulate_warp).
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, u32 step) {
-  BackwardShared<T>& s = tile.s;
+TANDEM_DEVICE void accumulate_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, u32 step) {
+  SharedStorage<T>& s = tile.s;
   const int index = tile.thread.index;
-  mbarrier_wait(&s.dq_turn[index], step & 1);
+  mbarrier_wait(&s.dq_slot_free[index], step & 1);
   if constexpr (T.staged()) {
-    if (!T.few_queries || uniform(tile.thread.warp) == 0) store_sums<T.dq_part_threads()>(s.dq[index], 0, dq);
+    if (!T.short_q || warp_uniform(tile.thread.warp) == 0) store_sums<T.dq_part_threads()>(s.dq[index], 0, dq);
     fence_proxy_async();
-  } else if constexpr (T.single) {
+  } else if constexpr (T.single_n_block) {
     store_dq(dq, tile);
   } else if (warp_any(s.dq_is_first_or_rows[index])) {
     store_sums(s.dq_to[index], 0, dq);
@@ -150,5 +150,5 @@ TANDEM_DEVICE void add_dq(const float (&dq)[T.dq_columns() / 2], const Warpgroup
       global_add(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
   }
   __syncwarp();
-  arrive(&s.dq_added[index][step % T.dq_threads()]);
+  arrive(&s.dq_slot_full[index][step % T.dq_threads()]);
 }

@@ -11,9 +11,9 @@ template <Sm90BackwardConfig T>
 struct RoleState {
   static constexpr int kIndex = 2;  // warpgroup index
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, row0 = warp * 16 + lane / 4;
-  const int rank = rank_of_cta<T>();
-  Ring<T.q_stages> q_ring;
-  Ring<T.dout_stages> dout_ring;
+  const int rank = cta_rank<T>();
+  PipelineState<T.q_stages> q_ring;
+  PipelineState<T.dout_stages> dout_ring;
   u32 steps = 0;
 };
 
@@ -25,28 +25,28 @@ struct RoleTile {
   using DqRest = Wgmma<T.f16, T.kDqRest>;
 
   const BackwardParams& p;
-  BackwardShared<T>& s;
+  SharedStorage<T>& s;
   RoleState<T>& state;
   const SequenceCoords sequence;
   const decltype(band_of<T>(p, sequence)) band;
   const int first_key, last_key;
   const QueryRange unmasked;
 
-  TANDEM_DEVICE RoleTile(const BackwardParams& params, BackwardShared<T>& shared, RoleState<T>& of, int n_block)
+  TANDEM_DEVICE RoleTile(const BackwardParams& params, SharedStorage<T>& shared, RoleState<T>& of, int n_block)
       : p(params),
         s(shared),
         state(of),
-        sequence(sequence_coords<T>(params, T.varlen ? uniform(shared.tile.sequence) : 0)),
+        sequence(sequence_coords<T>(params, T.varlen ? warp_uniform(shared.tile.sequence) : 0)),
         band(band_of<T>(params, sequence)),
         first_key(n_block * T.cta_keys()),
         last_key(first_key + T.cta_keys() - 1),
         unmasked(band.unmasked_queries(first_key, last_key)) {
     clear(s.k, T.cta_keys(), T.head_dim, sequence.k_len - first_key);
     clear(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - first_key);
-    clear(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
+    clear(s.cluster2.k, T.cta_keys(), T.cluster2_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
   }
   TANDEM_DEVICE void clear(u16* block, int rows, int columns, int used) const {
-    zero_tail<T>(block, rows, columns, used, kSyncOwn + RoleState<T>::kIndex, 128);
+    zero_tail<T>(block, rows, columns, used, kBarOwnWarpgroup + RoleState<T>::kIndex, 128);
   }
 
   // The dS slot of an iteration, and the parity of its barriers.
@@ -54,7 +54,7 @@ struct RoleTile {
   TANDEM_DEVICE static u32 parity_of(u32 step) { return step >> 1 & 1; }
   // -lse in log2 units, or delta, of this thread's i-th row.
   TANDEM_DEVICE float stat(int which, int i) const {
-    return s.stats[state.dout_ring.slot][which * T.tile_m + state.row0 + 8 * i];
+    return s.lse_delta[state.dout_ring.index][which * T.tile_m + state.row0 + 8 * i];
   }
 
   // Issues rows of queries or dout times keys or values.
@@ -64,20 +64,20 @@ struct RoleTile {
                                                                     columns);
   }
   TANDEM_DEVICE void mma_s(float (&scores)[kScores], int m_block) const {
-    const Ring<T.q_stages>& q_ring = state.q_ring;
-    mbarrier_wait(&s.q_full[q_ring.slot], q_ring.parity);
-    multiply(scores, s.q[q_ring.slot], s.k, T.head_dim, m_block);
+    const PipelineState<T.q_stages>& q_ring = state.q_ring;
+    mbarrier_wait(&s.q_full[q_ring.index], q_ring.phase);
+    multiply(scores, s.q[q_ring.index], s.k, T.head_dim, m_block);
   }
   TANDEM_DEVICE void mma_dp(float (&dp)[kScores], int m_block) const {
-    const Ring<T.dout_stages>& dout_ring = state.dout_ring;
-    mbarrier_wait(&s.dout_full[dout_ring.slot], dout_ring.parity);
-    multiply(dp, s.dout[dout_ring.slot], s.v, T.head_dim_v, m_block);
+    const PipelineState<T.dout_stages>& dout_ring = state.dout_ring;
+    mbarrier_wait(&s.dout_full[dout_ring.index], dout_ring.phase);
+    multiply(dp, s.dout[dout_ring.index], s.v, T.head_dim_v, m_block);
   }
 
   // Sets scores of hidden keys to -infinity.
   TANDEM_DEVICE void apply_mask(float (&scores)[kScores], int m_block) const {
     const int first = m_block * T.tile_m, last = first + T.tile_m - 1;
-    if (!warp_any((T.right && first < unmasked.begin) || (T.left && last >= unmasked.end) ||
+    if (!warp_any((T.bounded_right && first < unmasked.begin) || (T.bounded_left && last >= unmasked.end) ||
                   last_key >= sequence.k_len))
       return;
 #pragma unroll
@@ -88,7 +88,7 @@ struct RoleTile {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           const int key = first_key + 2 * (state.lane & 3) + 2 * (r - 2 * i) + n;
-          if (key >= seen.end || (T.left && key < seen.begin)) scores[r + n] = -kInfinity;
+          if (key >= seen.end || (T.bounded_left && key < seen.begin)) scores[r + n] = -kInfinity;
         }
       }
     }
@@ -110,7 +110,7 @@ struct RoleTile {
   // On entry S is complete and dP is in flight. Computes P for dv.
   TANDEM_DEVICE void make_probabilities(float (&scores)[kScores], float (&dp)[kScores], int m_block) const {
     fence_operand(scores);
-    arrive(&s.q_empty[state.q_ring.slot]);
+    arrive(&s.q_empty[state.q_ring.index]);
     state.q_ring.advance();
     apply_mask(scores, m_block);
     const float minus_lse[2] = {stat(0, 0), stat(0, 1)};
@@ -129,18 +129,18 @@ struct RoleTile {
     for (int r = 0; r < kScores; ++r) dp[r] = scores[r] * (dp[r] - delta[r / 2 % 2]);
     fence_proxy_async();  // TMA may overwrite the delta that was read
     __syncwarp();
-    arrive(&s.dout_empty[state.dout_ring.slot]);
+    arrive(&s.dout_empty[state.dout_ring.index]);
     state.dout_ring.advance();
     mbarrier_wait(&s.ds_empty[slot], parity_of(state.steps) ^ 1);
     store_rounded(s.ds[slot], dp, &s.ds_full[slot]);
     ++state.steps;
   }
 
-  // dq of an iteration over the keys of both CTAs, in two parts: Sm90BackwardConfig::role_dq_column.
+  // dq of an iteration over the keys of both CTAs, in two parts: Sm90BackwardConfig::warpgroup_role_dq_column.
   TANDEM_DEVICE void mma_dq(float (&dq_first)[T.kDqFirst / 2], float (&dq_rest)[T.kDqRest / 2], u32 step) const {
     const u32 slot = slot_of(step);
     mbarrier_wait(&s.ds_full[slot], parity_of(step));
-    mbarrier_wait(&s.pair.ds_landed[slot], parity_of(step));
+    mbarrier_wait(&s.cluster2.ds_peer_full[slot], parity_of(step));
     discard(dq_first);
     discard(dq_rest);
     wgmma_fence();
@@ -154,22 +154,24 @@ struct RoleTile {
         DqRest::ss_nn(dq_rest, a + in_row(c, kKeyBlockBytes<T>), b_rest + rows_16(c), adds || c > 0);
       }
     };
-    const int first = T.role_dq_column(state.rank, 0), rest = T.role_dq_column(state.rank, T.kDqFirst);
+    const int first = T.warpgroup_role_dq_column(state.rank, 0),
+              rest = T.warpgroup_role_dq_column(state.rank, T.kDqFirst);
     multiply_dq(s.ds[slot], shared_address(s.k) + first / 64 * kKeyBlockBytes<T>,
                 shared_address(s.k) + rest / 64 * kKeyBlockBytes<T> + rest % 64 * 2, false);
-    multiply_dq(s.pair.ds[slot], shared_address(s.pair.k), shared_address(s.pair.k) + kKeyBlockBytes<T>, true);
+    multiply_dq(s.cluster2.ds[slot], shared_address(s.cluster2.k), shared_address(s.cluster2.k) + kKeyBlockBytes<T>,
+                true);
     wgmma_commit();
   }
-  TANDEM_DEVICE void add_dq(float (&dq_first)[T.kDqFirst / 2], float (&dq_rest)[T.kDqRest / 2], u32 step) const {
+  TANDEM_DEVICE void accumulate_dq(float (&dq_first)[T.kDqFirst / 2], float (&dq_rest)[T.kDqRest / 2], u32 step) const {
     fence_operand(dq_first);
     fence_operand(dq_rest);
     arrive(&s.ds_empty[slot_of(step)]);
     if (state.lane == 0) mbarrier_arrive_at(&s.ds_empty[slot_of(step)], state.rank ^ 1);
-    mbarrier_wait(&s.dq_turn[0], step & 1);
+    mbarrier_wait(&s.dq_slot_free[0], step & 1);
     store_sums(s.dq[0], 0, dq_first);
     store_sums(s.dq[0] + T.kDqFirst / 8 * 128, 0, dq_rest);
     fence_proxy_async();
     __syncwarp();
-    arrive(&s.dq_added[0][step % T.dq_threads()]);
+    arrive(&s.dq_slot_full[0][step % T.dq_threads()]);
   }
 };

@@ -5,9 +5,9 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/backward/shared_plan.cuh"
+#include "sm90/backward/smem.cuh"
 #include "tile/fragment_softmax.cuh"
-#include "tile/ring.cuh"
+#include "tile/pipeline_state.cuh"
 #include "tile/score_tile.cuh"
 
 template <Sm90BackwardConfig T>
@@ -30,16 +30,16 @@ struct ScoreTile {
   ScoreTileShared<T>& s;
   Dropout dropout;
   const int index, lane, key0, first_query;  // key0: first key of this thread, within a tile
-  Ring<T.kScoreStages> loaded, made;
+  PipelineState<T.kScoreStages> loaded, made;
   int loaded_keys = -1;  // the loaded block of keys
 
   TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)
       : p(params),
         s(shared),
-        index(uniform(threadIdx.x / 128)),
+        index(warp_uniform(threadIdx.x / 128)),
         lane(threadIdx.x % 32),
-        key0((T.wide() ? 0 : index * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4),
-        first_query(T.wide() ? index * kQueries : 0) {
+        key0((T.shared_p() ? 0 : index * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4),
+        first_query(T.shared_p() ? index * kQueries : 0) {
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
     if (threadIdx.x == 0) {
       for (u64& full : s.full) mbarrier_init(&full, 1);
@@ -59,11 +59,11 @@ struct ScoreTile {
   // ahead.
   TANDEM_DEVICE void load(const ScoreTileAt& at) {
     if (threadIdx.x == 0) {
-      mbarrier_wait(&s.empty[loaded.slot], loaded.parity ^ 1);  // all warps have read the old contents
+      mbarrier_wait(&s.empty[loaded.index], loaded.phase ^ 1);  // all warps have read the old contents
       const int head_k = at.head / (p.heads_q / p.heads_k);
       const int keys = (at.sequence.sequence * p.heads_k + head_k) * (p.n_blocks * T.ctas()) + at.key_block;
       const bool others = keys != loaded_keys;
-      mbarrier_expect_tx(&s.full[loaded.slot],
+      mbarrier_expect_tx(&s.full[loaded.index],
                          sizeof s.q[0] + sizeof s.dout[0] + (others ? sizeof s.k + sizeof s.v : 0));
       load_queries(at);
       if (others) load_keys(at, head_k);
@@ -76,26 +76,26 @@ struct ScoreTile {
     const int query = at.sequence.q_begin + at.m_block * T.tile_m, batch = at.sequence.batch;
 #pragma unroll 1
     for (int c = 0; c < T.head_dim; c += 64)
-      tma_load(s.q[loaded.slot] + c * T.tile_m, &p.q, &s.full[loaded.slot], c, query, at.head, batch);
+      tma_load(s.q[loaded.index] + c * T.tile_m, &p.q, &s.full[loaded.index], c, query, at.head, batch);
 #pragma unroll 1
     for (int c = 0; c < T.head_dim_v; c += 64)
-      tma_load(s.dout[loaded.slot] + c * T.tile_m, &p.dout, &s.full[loaded.slot], c, query, at.head, batch);
+      tma_load(s.dout[loaded.index] + c * T.tile_m, &p.dout, &s.full[loaded.index], c, query, at.head, batch);
   }
   TANDEM_DEVICE void load_keys(const ScoreTileAt& at, int head_k) const {
     // The previous tile, in either buffer.
-    mbarrier_wait(&s.empty[loaded.slot ^ 1], loaded.slot == 0 ? loaded.parity ^ 1 : loaded.parity);
+    mbarrier_wait(&s.empty[loaded.index ^ 1], loaded.index == 0 ? loaded.phase ^ 1 : loaded.phase);
     const int key = at.sequence.k_begin + at.key_block * T.cta_keys(), batch = at.sequence.batch;
 #pragma unroll 1
     for (int c = 0; c < T.head_dim; c += 64)
-      tma_load(s.k + c * T.cta_keys(), &p.k, &s.full[loaded.slot], c, key, head_k, batch);
+      tma_load(s.k + c * T.cta_keys(), &p.k, &s.full[loaded.index], c, key, head_k, batch);
 #pragma unroll 1
     for (int c = 0; c < T.head_dim_v; c += 64)
-      tma_load(s.v + c * T.cta_keys(), &p.v, &s.full[loaded.slot], c, key, head_k, batch);
+      tma_load(s.v + c * T.cta_keys(), &p.v, &s.full[loaded.index], c, key, head_k, batch);
   }
 
   // Issues keys times queries, or values times dout.
   TANDEM_DEVICE void multiply(float (&to)[kScores], const u16* keys, const u16* queries, int columns) const {
-    const u64 a = wgmma_smem_desc(shared_address(keys) + (T.wide() ? 0 : index * 64 * 128), 16, 1024);
+    const u64 a = wgmma_smem_desc(shared_address(keys) + (T.shared_p() ? 0 : index * 64 * 128), 16, 1024);
     const u64 b = wgmma_smem_desc(shared_address(queries) + first_query * 128, 16, 1024);
     constexpr int kKeyBlock = T.cta_keys() * 128 >> 4, kQueryBlock = T.tile_m * 128 >> 4;
     discard(to);
@@ -113,24 +113,24 @@ struct ScoreTile {
     HeadScores<T> of_head(p, sequence, at.head);
     of_head.state = state_at<T>(p, at);
     const auto band = band_of<T>(p, sequence);
-    const float* const stats = p.stats + m_block_at(p, sequence, at.head, at.m_block) * (2 * T.tile_m);
-    u32 kept[(kQueries + 63) / 64] = {};
+    const float* const lse_delta = p.lse_delta + m_block_at(p, sequence, at.head, at.m_block) * (2 * T.tile_m);
+    u32 keep_mask[(kQueries + 63) / 64] = {};
     if constexpr (T.dropout) {
 #pragma unroll
       for (int n = 0; n < kQueries; n += 64)
-        kept[n / 64] =
+        keep_mask[n / 64] =
             dropout.by_columns(at.m_block * T.tile_m + first_query + n, sequence.sequence * p.heads_q + at.head,
                                at.key_block * T.cta_keys() + key0 - lane / 4, min(64, kQueries - n) / 8, lane);
     }
     float scores[kScores], dp[kScores];
-    mbarrier_wait(&s.full[made.slot], made.parity);
-    multiply(scores, s.k, s.q[made.slot], T.head_dim);
-    multiply(dp, s.v, s.dout[made.slot], T.head_dim_v);
+    mbarrier_wait(&s.full[made.index], made.phase);
+    multiply(scores, s.k, s.q[made.index], T.head_dim);
+    multiply(dp, s.v, s.dout[made.index], T.head_dim_v);
     wgmma_wait<0>();
     fence_operand(scores);
     fence_operand(dp);
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(&s.empty[made.slot]);
+    if (lane == 0) mbarrier_arrive(&s.empty[made.index]);
     made.advance();
     if constexpr (T.softcap) apply_softcap<false>(scores, p);
 #pragma unroll
@@ -140,9 +140,9 @@ struct ScoreTile {
       const bool is_seen = key < sequence.k_len && query >= seen.begin && query < seen.end;
       ScoreGradient gradient{0, 0, 1};
       const float score = of_head(scaled_score<T>(scores[r], p), p, at.m_block * T.tile_m + query_of(0), column_of(r),
-                                  key, &gradient.derivative, &gradient.given);
-      gradient.ds = ds_of<T>(p, is_seen ? score : -kInfinity, stats[query_of(r)], dp[r], stats[T.tile_m + query_of(r)],
-                             kept[r / 32], r % 32);
+                                  key, &gradient.derivative, &gradient.mod_input);
+      gradient.ds = ds_of<T>(p, is_seen ? score : -kInfinity, lse_delta[query_of(r)], dp[r],
+                             lse_delta[T.tile_m + query_of(r)], keep_mask[r / 32], r % 32);
       use(r, gradient);
     }
   }

@@ -6,7 +6,7 @@
 #pragma once
 #include "ptx/warp.cuh"
 #include "sm90/backward/operands.cuh"
-#include "sm90/backward/shared_plan.cuh"
+#include "sm90/backward/smem.cuh"
 #include "tile/dropout.cuh"
 #include "tile/fragment_softmax.cuh"
 #include "tile/mod_functions.cuh"
@@ -29,12 +29,12 @@ struct WarpgroupThread {
   TANDEM_DEVICE WarpgroupThread(const BackwardParams& p, int warpgroup)
       : group(p.heads_q / p.heads_k),
         index(warpgroup),
-        rank(rank_of_cta<T>()),
-        own_keys(T.wide() ? 0 : index * 64 * 128) {
+        rank(cta_rank<T>()),
+        own_keys(T.shared_p() ? 0 : index * 64 * 128) {
     if constexpr (T.dropout) dropout = Dropout(p.dropout);
   }
   TANDEM_DEVICE u32 own_columns(int columns) const {
-    const int first = T.wide() ? index * columns : 0;
+    const int first = T.shared_p() ? index * columns : 0;
     return first / 64 * kQueryBlockBytes<T> + first % 64 * 2;
   }
 };
@@ -42,43 +42,43 @@ struct WarpgroupThread {
 // State that continues over tiles.
 template <Sm90BackwardConfig T>
 struct WarpgroupRings {
-  Ring<T.q_stages> q_next, q;  // queries of the next scores, of the next dk
-  Ring<T.dout_stages> dout;
+  PipelineState<T.q_stages> q_next, q;  // queries of the next scores, of the next dk
+  PipelineState<T.dout_stages> dout;
   u32 steps = 0;                   // completed iterations
   int ds_slot = 1, ds_before = 0;  // dS slots of this and the previous iteration
 };
 
-// The iterations of a tile in the order of KeySteps, with numbers in uniform registers. Only needed values are
+// The iterations of a tile in the order of MBlockIterator, with numbers in uniform registers. Only needed values are
 // computed: heads count from 0 if an iteration does not need the real one.
 template <Sm90BackwardConfig T>
 struct WarpgroupSteps {
   int m_block, head, count;
 
-  TANDEM_DEVICE WarpgroupSteps(const BackwardParams& p, const KeyTile& tile, int group, int m_begin, int m_end)
+  TANDEM_DEVICE WarpgroupSteps(const BackwardParams& p, const NBlockWork& tile, int group, int m_begin, int m_end)
       : m_begin_(m_begin),
         m_end_(m_end),
         heads_(group),
-        first_head_(kKnowsHead<T> ? uniform(tile.head_k) * group : 0),
+        first_head_(kKnowsHead<T> ? warp_uniform(tile.head_k) * group : 0),
         listed_(p, tile) {
     m_block = m_end_ - 1;
-    if (from_diagonal<T>() && uniform(tile.diagonal)) m_block = m_begin_, next_ = 1;
+    if (spt<T>() && warp_uniform(tile.diagonal)) m_block = m_begin_, next_ = 1;
     head = first_head_;
     count = heads_ * (m_end_ - m_begin_);
     if constexpr (T.block_mask) {
-      count = uniform(listed_.left), m_block = uniform(listed_.m_block), head = uniform(listed_.head);
-    } else if constexpr (T.split) {
-      const KeySteps<T> part(p, tile);
-      m_block = uniform(part.m_block), count = uniform(part.left), heads_ = uniform(part.heads());
-      head = uniform(part.head), first_head_ = uniform(part.first_head());
+      count = warp_uniform(listed_.left), m_block = warp_uniform(listed_.m_block), head = warp_uniform(listed_.head);
+    } else if constexpr (T.m_split) {
+      const MBlockIterator<T> part(p, tile);
+      m_block = warp_uniform(part.m_block), count = warp_uniform(part.left), heads_ = warp_uniform(part.heads());
+      head = warp_uniform(part.head), first_head_ = warp_uniform(part.first_head());
     }
   }
   TANDEM_DEVICE void advance() {
     if constexpr (T.block_mask) {
       listed_.advance();
-      m_block = uniform(listed_.m_block), head = uniform(listed_.head);
-    } else if constexpr (from_diagonal<T>()) {  // and the key head has one query head
+      m_block = warp_uniform(listed_.m_block), head = warp_uniform(listed_.head);
+    } else if constexpr (spt<T>()) {  // and the key head has one query head
       m_block += next_;
-    } else if constexpr (T.left) {
+    } else if constexpr (T.bounded_left) {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
       if (++head == first_head_ + heads_) head = first_head_, --m_block;
@@ -88,38 +88,38 @@ struct WarpgroupSteps {
  private:
   int m_begin_, m_end_, heads_, first_head_;
   [[maybe_unused]] int next_ = -1;  // m_block
-  [[maybe_unused]] ListedOrNone<T> listed_;
+  [[maybe_unused]] SparseOrNone<T> listed_;
 };
 
 // The tile as one warpgroup and thread see it.
 template <Sm90BackwardConfig T>
 struct WarpgroupTile {
   const BackwardParams& p;
-  BackwardShared<T>& s;
+  SharedStorage<T>& s;
   const WarpgroupThread<T>& thread;
-  const int taken_block, n_block;  // the CTA's or pair's; the CTA's own
+  const int cta_pair_n_block, n_block;  // the CTA's or pair's; the CTA's own
   const SequenceCoords sequence;
   const decltype(band_of<T>(p, sequence)) band;
   int first_query;                   // first query of this or the next iteration's scores
   int key0;                          // first of the thread's two keys
   int unmasked_begin, unmasked_end;  // m_blocks whose queries all see all of the CTA's keys
 
-  TANDEM_DEVICE WarpgroupTile(const BackwardParams& params, BackwardShared<T>& shared, const WarpgroupThread<T>& of,
-                              int taken)
+  TANDEM_DEVICE WarpgroupTile(const BackwardParams& params, SharedStorage<T>& shared, const WarpgroupThread<T>& of,
+                              int tile_idx)
       : p(params),
         s(shared),
         thread(of),
-        taken_block(taken),
-        n_block(taken * T.ctas() + of.rank),
-        sequence(sequence_coords<T>(params, T.varlen || kKnowsHead<T> ? uniform(shared.tile.sequence) : 0)),
+        cta_pair_n_block(tile_idx),
+        n_block(tile_idx * T.ctas() + of.rank),
+        sequence(sequence_coords<T>(params, T.varlen || kKnowsHead<T> ? warp_uniform(shared.tile.sequence) : 0)),
         band(band_of<T>(params, sequence)),
-        first_query(T.wide() ? of.index * T.score_queries() : 0) {
+        first_query(T.shared_p() ? of.index * T.score_queries() : 0) {
     const int last_key = (n_block + 1) * T.cta_keys() - 1;
     const QueryRange unmasked = band.unmasked_queries(n_block * T.cta_keys(), last_key);
-    unmasked_begin = T.right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
+    unmasked_begin = T.bounded_right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
     if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
-    unmasked_end = T.left ? unmasked.end / T.tile_m : 1 << 30;
-    key0 = n_block * T.cta_keys() + (T.wide() ? 0 : of.index * 64) + of.warp * 16 + of.lane / 4;
+    unmasked_end = T.bounded_left ? unmasked.end / T.tile_m : 1 << 30;
+    key0 = n_block * T.cta_keys() + (T.shared_p() ? 0 : of.index * 64) + of.warp * 16 + of.lane / 4;
   }
 
   // The second half of an iteration.
@@ -145,17 +145,17 @@ struct WarpgroupTile {
     return range;
   }
   TANDEM_DEVICE bool is_masked(int m_block) const {
-    return warp_any(m_block < unmasked_begin || (T.left && m_block >= unmasked_end));
+    return warp_any(m_block < unmasked_begin || (T.bounded_left && m_block >= unmasked_end));
   }
 
   // Called by all MMA warpgroups together.
   TANDEM_DEVICE void clear(u16* block, int rows, int columns, int used) const {
-    zero_tail<T>(block, rows, columns, used, kSyncAll, 128 * T.warpgroups);
+    zero_tail<T>(block, rows, columns, used, kBarAllMma, 128 * T.warpgroups);
   }
   TANDEM_DEVICE void clear_keys() const {
     clear(s.k, T.cta_keys(), T.head_dim, sequence.k_len - n_block * T.cta_keys());
     clear(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
-    if constexpr (T.pair)
-      clear(s.pair.k, T.cta_keys(), T.pair_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
+    if constexpr (T.cluster2)
+      clear(s.cluster2.k, T.cta_keys(), T.cluster2_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
   }
 };

@@ -18,12 +18,12 @@ struct BiasSteps {
   TANDEM_DEVICE BiasSteps(const ForwardParams& p, const TileCoords& tile, const NBlockRange& all, int warpgroup) {
     const int first_row = tile.m_block * T.tile_m() + warpgroup * 64;
     if (warpgroup >= T.warpgroups || first_row >= tile.q_rows << log2_of(p.pack_gqa)) return;
-    own = T.left || T.right ? own_n_blocks<T>(p, tile, all, first_row) : all;
+    own = T.bounded_left || T.bounded_right ? own_n_blocks<T>(p, tile, all, first_row) : all;
   }
   TANDEM_DEVICE bool has(int n_block) const { return n_block >= own.begin && n_block < own.end; }
   // Block mask: from the first iteration on in which some row takes part. last: no further iteration.
-  TANDEM_DEVICE bool takes(StepState state, bool last) {
-    begun = begun || last || state != StepState::absent;
+  TANDEM_DEVICE bool takes(BlockState state, bool last) {
+    begun = begun || last || state != BlockState::absent;
     return begun && own.end > 0;
   }
 };
@@ -39,12 +39,12 @@ struct BiasLoader {
   using Tile = BiasTile<T.bias, 64, T.tile_n, 32, BiasPlace<T>>;
 
   const ForwardParams& p;
-  ForwardShared<T>& s;
+  SharedStorage<T>& s;
   const BiasLayout<T.bias> bias;
   u32 parities = 0;  // next n_block's, one bit per warpgroup
   BiasUnderWay under_way;
 
-  TANDEM_DEVICE BiasLoader(const ForwardParams& params, ForwardShared<T>& shared)
+  TANDEM_DEVICE BiasLoader(const ForwardParams& params, SharedStorage<T>& shared)
       : p(params), s(shared), bias(params) {}
 
   TANDEM_DEVICE void load(const TileCoords& tile, int warpgroup, int n_block) {
@@ -71,10 +71,10 @@ struct BiasTmaLoader {
   static constexpr int kRows = 64 / T.bias_ctas;
 
   const BiasedForwardParams& p;
-  ForwardShared<T>& s;
+  SharedStorage<T>& s;
   u32 parities = 0;  // next n_block's, one bit per warpgroup
 
-  TANDEM_DEVICE BiasTmaLoader(const ForwardParams& params, ForwardShared<T>& shared)
+  TANDEM_DEVICE BiasTmaLoader(const ForwardParams& params, SharedStorage<T>& shared)
       : p(static_cast<const BiasedForwardParams&>(params)), s(shared) {}
 
   TANDEM_DEVICE void load(const TileCoords& tile, int warpgroup, int n_block) {
@@ -103,12 +103,12 @@ struct BiasTmaLoader {
 
 // warp: the index among the copying warps.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int warp) {
+TANDEM_DEVICE void load_bias(const ForwardParams& p, SharedStorage<T>& s, int warp) {
   constexpr int kEach = (T.warpgroups + T.kBiasWarps - 1) / T.kBiasWarps;
   typename OneOf<T.bias_ctas == 0, BiasLoader<T>, BiasTmaLoader<T>>::Type loader(p, s);
-  for (u32 taken = 0;; ++taken) {
-    mbarrier_wait(&s.q_full[0], taken & 1);
-    const Work& work = s.work_tiles[taken % ForwardShared<T>::kWorkTiles];
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    mbarrier_wait(&s.q_full[0], tile_idx & 1);
+    const Sm90Work& work = s.work_tiles[tile_idx % SharedStorage<T>::kWorkTiles];
     if (work.index < 0) break;
     const TileCoords tile = work.tile<T>(p);
     __syncwarp();
@@ -129,7 +129,7 @@ TANDEM_DEVICE void load_bias(const ForwardParams& p, ForwardShared<T>& s, int wa
     if constexpr (T.block_mask) {
       const int* next_step = steps_of<T>(p, tile);
       int left = *next_step;
-      next_step += kStepHeader;
+      next_step += kListHeader;
 #pragma unroll 1
       for (; warp_any(left > 0); --left) {
         const u32 step = *next_step++;

@@ -8,7 +8,7 @@
 #include "tile/row.cuh"
 
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int index) {
+TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int index) {
   const ScoreConstants<T> constants(p);
   Warpgroup<T> w(p, s, index);
   if (index == T.warpgroups - 1) {
@@ -33,15 +33,15 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     int n_block = at.all.end - 1;
     if constexpr (T.block_mask) {
       const int* const list = steps_of<T>(rows.p, rows.tile());
-      const int steps = *list, first = list[kStepHeader];
-      at.ahead = list[kStepHeader + 1];
-      at.list = list + kStepHeader + 2;
+      const int steps = *list, first = list[kListHeader];
+      at.ahead = list[kListHeader + 1];
+      at.list = list + kListHeader + 2;
       hold_mask_rows(rows);
-      at.steps = uniform(steps);
-      at.next = uniform(first);
+      at.steps = warp_uniform(steps);
+      at.next = warp_uniform(first);
       n_block = at.read_step(w.index);
 #pragma unroll 1
-      while (warp_any(no_rows ? at.steps > 0 : at.steps > 1 && at.state == StepState::absent)) {
+      while (warp_any(no_rows ? at.steps > 0 : at.steps > 1 && at.state == BlockState::absent)) {
         w.skip_n_block(rows.tile(), at.all, n_block);
         if (--at.steps > 0) n_block = at.read_step(w.index);
       }
@@ -62,13 +62,13 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     hold_first_mask_keys(rows, at, n_block);
 
     float scores[T.tile_n / 2], out[T.head_dim_v / 2], inverse[2];
-    u32 probabilities[T.tile_n / 4], kept[kKeptNumbers<T>], shown[kShownNumbers<T>];
+    u32 probabilities[T.tile_n / 4], keep_mask[kKeepMaskWords<T>], shown[kShownNumbers<T>];
     HeldRow<T> held[2];
     if constexpr (T.score_mod) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) held[i] = hold_row<T>(p, rows.tile(), rows.own_row(i));
     }
-    const Fragments<T> fragments{queries, scores, out, probabilities, kept, shown, held};
+    const Fragments<T> fragments{queries, scores, out, probabilities, keep_mask, shown, held};
     FragmentSoftmax<T.f16> softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
@@ -76,7 +76,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, ForwardShared<T>& s, int inde
     steady_steps(fragments, w, rows, at, n_block, softmax, constants);
     finish(fragments, inverse, w, rows, softmax);
 
-    if constexpr (T.left && !T.block_mask) {
+    if constexpr (T.bounded_left && !T.block_mask) {
 #pragma unroll 1
       for (; warp_any(n_block >= at.all.begin); --n_block) w.skip_n_block(rows.tile(), at.all, n_block);
     }

@@ -1,7 +1,7 @@
 // Score options and masks on the fragments of a warpgroup.
 #pragma once
 #include "sm90/forward/bias.cuh"
-#include "sm90/forward/shared_plan.cuh"
+#include "sm90/forward/smem.cuh"
 #include "tile/block_mask.cuh"
 #include "tile/fragment_softmax.cuh"
 #include "tile/mask.cuh"
@@ -65,18 +65,19 @@ struct FragmentMask {
 // copies are inlined, because each is the whole expression.
 template <Sm90ForwardConfig T>
 constexpr bool asks_ahead() {
-  if constexpr (T.asks_mask()) return mask_operations<T>() > (__is_empty(MaskKey<T>) ? 6 : 3);
+  if constexpr (T.evaluates_mask_mod()) return mask_operations<T>() > (__is_empty(MaskKey<T>) ? 6 : 3);
   return false;
 }
 template <Sm90ForwardConfig T>
 constexpr int kShownNumbers = (T.tile_n / 2 + 31) / 32;
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void ask_block_mask(u32 (&shown)[kShownNumbers<T>], const ForwardParams& p, const MaskShared<T>& held,
-                                  const TileCoords& t, const Row (&rows)[2], int column0, StepState state, int steps) {
-  if (state == StepState::full) return;
+TANDEM_DEVICE void evaluate_mask_mod(u32 (&shown)[kShownNumbers<T>], const ForwardParams& p, const MaskShared<T>& held,
+                                     const TileCoords& t, const Row (&rows)[2], int column0, BlockState state,
+                                     int steps) {
+  if (state == BlockState::full) return;
 #pragma unroll
   for (int i = 0; i < kShownNumbers<T>; ++i) shown[i] = 0;
-  if (state != StepState::partial) return;
+  if (state != BlockState::partial) return;
   const FragmentMask<T> mask(p, held, t, rows, column0, steps);
 #pragma unroll
   for (int i = 0; i < kShownNumbers<T>; ++i) {
@@ -93,14 +94,14 @@ TANDEM_DEVICE void ask_block_mask(u32 (&shown)[kShownNumbers<T>], const ForwardP
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)[kShownNumbers<T>],
                                     const ForwardParams& p, const MaskShared<T>& held, const TileCoords& t,
-                                    const Row (&rows)[2], int column0, StepState state, int steps) {
-  if (state == StepState::full) return;
+                                    const Row (&rows)[2], int column0, BlockState state, int steps) {
+  if (state == BlockState::full) return;
   if constexpr (asks_ahead<T>()) {
 #pragma unroll
     for (int r = 0; r < T.tile_n / 2; ++r) s[r] = shown[r / 32] >> r % 32 & 1 ? s[r] : -kInfinity;
     return;
-  } else if constexpr (T.asks_mask()) {
-    if (state == StepState::partial) {
+  } else if constexpr (T.evaluates_mask_mod()) {
+    if (state == BlockState::partial) {
       const FragmentMask<T> mask(p, held, t, rows, column0, steps);
 #pragma unroll
       for (int r = 0; r < T.tile_n / 2; r += 4)
@@ -122,6 +123,7 @@ TANDEM_DEVICE void apply_mask(float (&s)[n], const ForwardParams& p, const TileC
 #pragma unroll
   for (int r = 0; r < n; ++r) {
     const int i = row_of(r), column = column0 + column_of(r);
-    if (T.left ? static_cast<u32>(column - keys[i].begin) >= count[i] : column >= keys[i].end) s[r] = -kInfinity;
+    if (T.bounded_left ? static_cast<u32>(column - keys[i].begin) >= count[i] : column >= keys[i].end)
+      s[r] = -kInfinity;
   }
 }

@@ -23,7 +23,7 @@
 #include "sm90/forward/bias.cuh"
 #include "sm90/forward/compute.cuh"
 #include "sm90/forward/load.cuh"
-#include "sm90/forward/shared_plan.cuh"
+#include "sm90/forward/smem.cuh"
 #include "tile/block_mask.cuh"
 #include "tile/max_scores.cuh"
 #include "tile/scheduler.cuh"
@@ -31,11 +31,11 @@
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void forward(const ForwardParams& p) {
   extern __shared__ __align__(1024) char memory[];
-  auto& s = *reinterpret_cast<ForwardShared<T>*>(memory);
-  static_assert(sizeof(ForwardShared<T>) <= T.smem_bytes());
+  auto& s = *reinterpret_cast<SharedStorage<T>*>(memory);
+  static_assert(sizeof(SharedStorage<T>) <= T.smem_bytes());
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.q, &p.v, &p.out}) prefetch_tensor_map(map);
-    for (Work& work : s.work_tiles) work.overflowed = 0;
+    for (Sm90Work& work : s.work_tiles) work.overflowed = 0;
     for (int i = 0; i < T.warpgroups; ++i) {
       mbarrier_init(&s.q_full[i], 1);
       mbarrier_init(&s.q_empty[i], 4 + (T.bias != Bias::none && i == 0 ? T.kBiasWarps : 0));  // one per warp
@@ -62,12 +62,12 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     __syncthreads();
   }
   grid_dependency_wait();
-  const int warpgroup = uniform(threadIdx.x / 128);
+  const int warpgroup = warp_uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     setmaxnreg_dec<T.load_registers()>();
     if (threadIdx.x < 32 && elect_one()) load<T>(p, s);
     if constexpr (T.bias != Bias::none) {
-      const int warp = uniform(threadIdx.x / 32);
+      const int warp = warp_uniform(threadIdx.x / 32);
       if (warp > 0 && warp <= T.kBiasWarps) load_bias<T>(p, s, warp - 1);
     }
   } else {

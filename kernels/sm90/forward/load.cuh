@@ -2,31 +2,31 @@
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
-#include "sm90/forward/shared_plan.cuh"
+#include "sm90/forward/smem.cuh"
 #include "tile/block_mask.cuh"
-#include "tile/ring.cuh"
+#include "tile/pipeline_state.cuh"
 
 // The source of the CTA's work tiles, and the buffer where they are published.
 template <Sm90ForwardConfig T>
 struct WorkTiles {
-  static constexpr int kSlots = ForwardShared<T>::kWorkTiles;
+  static constexpr int kSlots = SharedStorage<T>::kWorkTiles;
 
   const ForwardParams& p;
-  ForwardShared<T>& s;
+  SharedStorage<T>& s;
   const int pack_shift, listed, count;
 
-  TANDEM_DEVICE WorkTiles(const ForwardParams& params, ForwardShared<T>& shared)
+  TANDEM_DEVICE WorkTiles(const ForwardParams& params, SharedStorage<T>& shared)
       : p(params),
         s(shared),
         pack_shift(log2_of(params.pack_gqa)),
         listed(T.varlen ? params.counter[1] : 0),
         count(T.varlen ? listed * (params.heads_q >> pack_shift) : params.tiles) {}
 
-  TANDEM_DEVICE const Work& last(u32 taken) const { return s.work_tiles[(taken - 1) % kSlots]; }
+  TANDEM_DEVICE const Sm90Work& last(u32 tile_idx) const { return s.work_tiles[(tile_idx - 1) % kSlots]; }
 
   // Takes the next tile if there is one: the n-th tile, or a retry. idle: all taken tiles are complete.
-  TANDEM_DEVICE bool take(u32& taken, int n, bool idle) const {
-    u32 retry = taken % kSlots;
+  TANDEM_DEVICE bool take(u32& tile_idx, int n, bool idle) const {
+    u32 retry = tile_idx % kSlots;
     if (idle) {
       retry = 0;
 #pragma unroll 1
@@ -39,13 +39,13 @@ struct WorkTiles {
     }
     if (n >= count) return false;
     const TileCoords tile = coords_at<T>(p, n, listed);
-    s.work_tiles[taken++ % kSlots] = {{tile, n, strict, 0}, (tile.head << pack_shift) / (p.heads_q / p.heads_k)};
+    s.work_tiles[tile_idx++ % kSlots] = {{tile, n, strict, 0}, (tile.head << pack_shift) / (p.heads_q / p.heads_k)};
     return true;
   }
   // Loads the queries of the tile that was taken last.
-  TANDEM_DEVICE void load_q(u32 taken) const {
-    const u32 parity = taken & 1;
-    const Work& work = last(taken);
+  TANDEM_DEVICE void load_q(u32 tile_idx) const {
+    const u32 parity = tile_idx & 1;
+    const Sm90Work& work = last(tile_idx);
 #pragma unroll 1
     for (int i = 0; i < T.warpgroups; ++i) {
       mbarrier_wait(&s.q_empty[i], parity);
@@ -57,8 +57,8 @@ struct WorkTiles {
                  work.coords.batch);
     }
   }
-  TANDEM_DEVICE void tell_end(u32 taken) const {
-    s.work_tiles[taken % kSlots].index = -1;
+  TANDEM_DEVICE void signal_end(u32 tile_idx) const {
+    s.work_tiles[tile_idx % kSlots].index = -1;
     for (u64& full : s.q_full) mbarrier_arrive(&full);
   }
 };
@@ -67,10 +67,10 @@ struct WorkTiles {
 // loads its queries if registers hold the current ones. A retry is taken when its slot is needed or no tiles are left.
 // Each extra instruction delays the MMA warps, and other roles in this branch would cost uniform registers.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
+TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const WorkTiles<T> tiles(p, s);
-  Ring<T.stages> k_ring, v_ring;
-  u32 taken = 0;  // number of taken tiles
+  PipelineState<T.stages> k_ring, v_ring;
+  u32 tile_idx = 0;  // number of taken tiles
   // The next work tile minus gridDim.x, which is added at its use, so that no instruction waits for the counter before.
   int counted = blockIdx.x - gridDim.x;
   // The current tile: its remaining iterations and its keys' position.
@@ -78,19 +78,19 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   [[maybe_unused]] const int* next_step = nullptr;  // block mask: entry after n_block's; begin is unused
   [[maybe_unused]] int steps = 0;                   // block mask: remaining iterations, n_block's included
   // turn: the CTA of the cluster that begins the multicast.
-  auto load_block = [&](auto& slots, auto& full, auto& empty, Ring<T.stages>& ring, const TensorMap& map, int columns,
-                        int n_block, [[maybe_unused]] int turn) {
-    mbarrier_wait(&empty[ring.slot], ring.parity ^ 1);
-    mbarrier_expect_tx(&full[ring.slot], sizeof slots[0]);
+  auto load_block = [&](auto& slots, auto& full, auto& empty, PipelineState<T.stages>& ring, const TensorMap& map,
+                        int columns, int n_block, [[maybe_unused]] int turn) {
+    mbarrier_wait(&empty[ring.index], ring.phase ^ 1);
+    mbarrier_expect_tx(&full[ring.index], sizeof slots[0]);
     if constexpr (T.kv_ctas > 1) {
 #pragma unroll 1
       for (int c = (blockIdx.x + turn) % T.kv_ctas * 64; c < columns; c += 64 * T.kv_ctas)
-        tma_load_multicast(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], (1u << T.kv_ctas) - 1, c,
+        tma_load_multicast(slots[ring.index] + c * T.tile_n, &map, &full[ring.index], (1u << T.kv_ctas) - 1, c,
                            k_begin + n_block * T.tile_n, head_k, batch);
     } else {
 #pragma unroll 1
       for (int c = 0; c < columns; c += 64)
-        tma_load(slots[ring.slot] + c * T.tile_n, &map, &full[ring.slot], c, k_begin + n_block * T.tile_n, head_k,
+        tma_load(slots[ring.index] + c * T.tile_n, &map, &full[ring.index], c, k_begin + n_block * T.tile_n, head_k,
                  batch);
     }
     ring.advance();
@@ -109,9 +109,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
   };
 
   for (bool idle = false;;) {
-    const bool more = tiles.take(taken, counted + gridDim.x, idle);
+    const bool more = tiles.take(tile_idx, counted + gridDim.x, idle);
     if (idle && !more) break;
-    if (more && T.q_in_registers()) tiles.load_q(taken);
+    if (more && T.q_in_registers()) tiles.load_q(tile_idx);
     if constexpr (T.block_mask) {
 #pragma unroll 1
       for (; steps > 0; --steps) load_step();
@@ -125,26 +125,26 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
     idle = !more;
     if (idle) {
       // When all values are released, all tiles are complete, and no other CTA of the cluster arrives here any more.
-      Ring<T.stages> ring = v_ring;
+      PipelineState<T.stages> ring = v_ring;
 #pragma unroll 1
-      for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.slot], ring.parity ^ 1);
+      for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.index], ring.phase ^ 1);
       continue;
     }
-    const Work& work = tiles.last(taken);
+    const Sm90Work& work = tiles.last(tile_idx);
     const TileCoords tile = work.tile<T>(p);
     [[maybe_unused]] const NBlockRange n_blocks = T.block_mask ? NBlockRange() : n_block_range<T>(p, tile);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
     if constexpr (T.block_mask) {
       next_step = steps_of<T>(p, tile);
       steps = *next_step;
-      next_step += kStepHeader;
+      next_step += kListHeader;
       n_block = n_block_of(*next_step++);
     } else {
       n_block = n_blocks.end - 1, begin = n_blocks.begin;
     }
     load_k(n_block);
     if (!work.strict) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
-    if (!T.q_in_registers()) tiles.load_q(taken);
+    if (!T.q_in_registers()) tiles.load_q(tile_idx);
     if constexpr (T.block_mask) {
       load_step();
       --steps;
@@ -153,5 +153,5 @@ TANDEM_DEVICE void load(const ForwardParams& p, ForwardShared<T>& s) {
       load_v(n_block--);
     }
   }
-  tiles.tell_end(taken);
+  tiles.signal_end(tile_idx);
 }

@@ -25,9 +25,9 @@ struct ScoreConstants {
 };
 
 // The dropout mask of an iteration, drawn during its product. Sums include dropped probabilities.
-constexpr int kKeptGroup = 32;  // registers per word of the mask
+constexpr int kKeepGroup = 32;  // registers per word of the mask
 template <Sm90ForwardConfig T>
-constexpr int kKeptNumbers = (T.tile_n / 2 + kKeptGroup - 1) / kKeptGroup;
+constexpr int kKeepMaskWords = (T.tile_n / 2 + kKeepGroup - 1) / kKeepGroup;
 
 // References to compute()'s arrays.
 template <Sm90ForwardConfig T>
@@ -36,7 +36,7 @@ struct Fragments {
   float (&scores)[T.tile_n / 2];
   float (&out)[T.head_dim_v / 2];
   u32 (&probabilities)[T.tile_n / 4];
-  u32 (&kept)[kKeptNumbers<T>];
+  u32 (&keep_mask)[kKeepMaskWords<T>];
   u32 (&shown)[kShownNumbers<T>];
   const HeldRow<T> (&held)[2];
 };
@@ -46,7 +46,7 @@ struct Fragments {
 // that no thread waits for these loads.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void hold_mask_rows(const WorkRows<T>& rows) {
-  if constexpr (T.asks_mask()) {
+  if constexpr (T.evaluates_mask_mod()) {
     static_assert(T.pingpong);
     named_sync(Warpgroup<T>::kWarpgroupSync + rows.w.index, 128);  // the preceding tile's values have been read
     const int row = threadIdx.x % 128;
@@ -67,8 +67,8 @@ TANDEM_DEVICE void hold_mask_key(const WorkRows<T>& rows, const MaskKey<T>& key,
 }
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void hold_first_mask_keys(const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block) {
-  if constexpr (T.asks_mask()) {
-    if (at.state == StepState::partial) hold_mask_key(rows, mask_key_of(rows, n_block), at.steps);
+  if constexpr (T.evaluates_mask_mod()) {
+    if (at.state == BlockState::partial) hold_mask_key(rows, mask_key_of(rows, n_block), at.steps);
   }
 }
 
@@ -76,16 +76,16 @@ TANDEM_DEVICE void hold_first_mask_keys(const WorkRows<T>& rows, const NBlockSte
 template <Sm90ForwardConfig T>
 struct NextMaskKey {
   bool any = false;
-  typename OneOf<T.asks_mask(), MaskKey<T>, NoRow>::Type key;
+  typename OneOf<T.evaluates_mask_mod(), MaskKey<T>, NoRow>::Type key;
 
   TANDEM_DEVICE NextMaskKey(const WorkRows<T>& rows, const NBlockSteps<T>& at) {
-    if constexpr (T.asks_mask()) {
-      any = at.steps > 1 && state_of(at.next, rows.w.index) == StepState::partial;
+    if constexpr (T.evaluates_mask_mod()) {
+      any = at.steps > 1 && state_of(at.next, rows.w.index) == BlockState::partial;
       if (any) key = mask_key_of(rows, n_block_of(at.next));
     }
   }
   TANDEM_DEVICE void hold(const WorkRows<T>& rows, const NBlockSteps<T>& at) const {
-    if constexpr (T.asks_mask()) {
+    if constexpr (T.evaluates_mask_mod()) {
       if (any) hold_mask_key(rows, key, at.steps - 1);
     }
   }
@@ -95,15 +95,15 @@ template <Sm90ForwardConfig T>
 TANDEM_DEVICE void ask_ahead(const Fragments<T>& f, const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block) {
   if constexpr (asks_ahead<T>()) {
     const int column0 = n_block * T.tile_n + 2 * (rows.w.lane & 3);
-    ask_block_mask<T>(f.shown, rows.p, rows.w.mask(), rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0,
-                      at.state, at.steps);
+    evaluate_mask_mod<T>(f.shown, rows.p, rows.w.mask(), rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0,
+                         at.state, at.steps);
   }
 }
 
 // True if some rows of the warpgroup may not see some of the keys.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE bool hides(const NBlockSteps<T>& at, int n_block) {
-  return n_block >= at.own.unmasked_end || (T.left && n_block < at.own.unmasked_begin);
+  return n_block >= at.own.unmasked_end || (T.bounded_left && n_block < at.own.unmasked_begin);
 }
 
 // Applies score options and masks. masked: some rows may not see some of the keys.
@@ -127,16 +127,16 @@ TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const Wo
 }
 
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void draw_kept(u32 (&kept)[kKeptNumbers<T>], const Dropout& dropout, const WorkRows<T>& rows,
-                             int n_block) {
+TANDEM_DEVICE void draw_dropout_mask(u32 (&keep_mask)[kKeepMaskWords<T>], const Dropout& dropout,
+                                     const WorkRows<T>& rows, int n_block) {
   if constexpr (T.dropout) {
     const int lane = rows.w.lane;
     const Row row = rows.own_row(lane >> 1 & 1);
     const u32 head = rows.tile().sequence * rows.p.heads_q + row.head;
 #pragma unroll
-    for (int r = 0; r < T.tile_n / 2; r += kKeptGroup)
-      kept[r / kKeptGroup] =
-          dropout.by_rows(row.query, head, n_block * T.tile_n + 2 * r, min(kKeptGroup, T.tile_n / 2 - r) / 4, lane);
+    for (int r = 0; r < T.tile_n / 2; r += kKeepGroup)
+      keep_mask[r / kKeepGroup] =
+          dropout.by_rows(row.query, head, n_block * T.tile_n + 2 * r, min(kKeepGroup, T.tile_n / 2 - r) / 4, lane);
   }
 }
 
@@ -145,7 +145,7 @@ TANDEM_DEVICE void pack_p(const Fragments<T>& f) {
   if constexpr (T.dropout) {
 #pragma unroll
     for (int r = 0; r < T.tile_n / 2; ++r)
-      f.scores[r] = kept_or_times_zero(f.kept[r / kKeptGroup], Dropout::bit_in_rows(r % kKeptGroup), f.scores[r]);
+      f.scores[r] = keep_or_times_zero(f.keep_mask[r / kKeepGroup], Dropout::bit_in_rows(r % kKeepGroup), f.scores[r]);
   }
 #pragma unroll
   for (int r = 0; r < T.tile_n / 4; ++r) f.probabilities[r] = pack<T>(f.scores[2 * r], f.scores[2 * r + 1]);
@@ -160,7 +160,7 @@ TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const Work
   w.pingpong_wait();
   w.mma_qk(f.scores, f.queries);
   w.pingpong_signal();
-  draw_kept(f.kept, constants.dropout, rows, n_block);
+  draw_dropout_mask(f.keep_mask, constants.dropout, rows, n_block);
   const NextMaskKey<T> next(rows, at);
   ask_ahead(f, rows, at, n_block);
   wgmma_wait<0>();
@@ -178,7 +178,7 @@ TANDEM_DEVICE void first_step(const Fragments<T>& f, Warpgroup<T>& w, const Work
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows, NBlockSteps<T>& at,
                                 int& n_block, FragmentSoftmax<T.f16>& softmax, const ScoreConstants<T>& constants) {
-  const Work& work = rows.work;
+  const Sm90Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
   // Lanes exchange the bits of the dropout mask. An exchange after products stalls until the tensor core has accepted
   // them, so that bits are drawn before p v is issued. At head_dim 64 q k' is too short for that, and they are drawn
@@ -186,11 +186,11 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
   constexpr bool kDrawsLate = T.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
   // strict_now() is evaluated after the products are issued. True: every maximum is taken.
   auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {
-    if constexpr (kDrawsFirst) draw_kept(f.kept, constants.dropout, rows, n_block);
+    if constexpr (kDrawsFirst) draw_dropout_mask(f.keep_mask, constants.dropout, rows, n_block);
     w.wait_k();
     w.pingpong_wait();
     w.mma_qk(f.scores, f.queries);
-    if constexpr (!kDrawsFirst && !kDrawsLate) draw_kept(f.kept, constants.dropout, rows, n_block);
+    if constexpr (!kDrawsFirst && !kDrawsLate) draw_dropout_mask(f.keep_mask, constants.dropout, rows, n_block);
     w.wait_v();
     w.mma_pv(f.out, f.probabilities);
     w.pingpong_signal();
@@ -202,7 +202,7 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     }
     const NextMaskKey<T> next(rows, at);
     ask_ahead(f, rows, at, n_block);
-    if constexpr (kDrawsLate) draw_kept(f.kept, constants.dropout, rows, n_block);
+    if constexpr (kDrawsLate) draw_dropout_mask(f.keep_mask, constants.dropout, rows, n_block);
     wgmma_wait<1>();
     fence_operand(f.scores);
     w.release_k();
@@ -219,7 +219,7 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
     next.hold(rows, at);
     // Some exponentials overlap p v, the rest overlap the packing. ptxas would wait for p v before all of them; a
     // branch on their sums, which is never taken, prevents that.
-    constexpr int kAll = T.tile_n / 2, kUnder = T.exps_under_pv();
+    constexpr int kAll = T.tile_n / 2, kUnder = T.exp_before_pv_wait();
     if (caps_late) {
       softmax.capped_exponentials(f.scores, rows.p.softcap_near_polynomial);
     } else {
@@ -241,12 +241,12 @@ TANDEM_DEVICE void steady_steps(const Fragments<T>& f, Warpgroup<T>& w, const Wo
   // The first iteration without a mask may be the first in which a row sees a key.
   int strict_end = at.own.begin;
   if (!T.lazy_max() || !warp_any(work.strict))
-    strict_end = max(strict_end, T.right ? at.own.unmasked_end - T.lazy_max() : n_block + 1);
+    strict_end = max(strict_end, T.bounded_right ? at.own.unmasked_end - T.lazy_max() : n_block + 1);
   // One loop with a branch compiles faster than two loops. Only narrow results with short iterations use two, because
   // the branch costs 2 % there.
-  constexpr bool kMasked = T.left || T.right || T.block_mask, kTwoLoops = T.lazy_max() && T.right && !T.left &&
-                                                                          !T.block_mask && T.head_dim_v <= 64 &&
-                                                                          T.tile_n <= 64;
+  constexpr bool kMasked = T.bounded_left || T.bounded_right || T.block_mask,
+                 kTwoLoops = T.lazy_max() && T.bounded_right && !T.bounded_left && !T.block_mask &&
+                             T.head_dim_v <= 64 && T.tile_n <= 64;
   auto is_strict = [&] {
     if (!T.lazy_max()) return true;
     return kMasked ? !kTwoLoops && warp_any(n_block >= strict_end) : warp_any(work.strict);

@@ -5,10 +5,10 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/forward/shared_plan.cuh"
+#include "sm90/forward/smem.cuh"
 #include "tile/chunk.cuh"
 #include "tile/pack.cuh"
-#include "tile/ring.cuh"
+#include "tile/pipeline_state.cuh"
 #include "tile/row.cuh"
 
 // Sets rows [begin, T.tile_n) of the values to zero. thread: index among the MMA threads.
@@ -37,15 +37,15 @@ struct Warpgroup {
                        kKvBlockBytes = T.tile_n * 128;  // bytes of 64 columns
 
   const ForwardParams& p;
-  ForwardShared<T>& s;
+  SharedStorage<T>& s;
   const int index;
   const int warp, lane;
   const u32 q_smem;
-  Ring<T.stages> k_ring, v_ring;
+  PipelineState<T.stages> k_ring, v_ring;
   [[maybe_unused]] u32 bias_parity = 0;
   u32 tile = ~0u;  // current tile: number of earlier tiles
 
-  TANDEM_DEVICE Warpgroup(const ForwardParams& params, ForwardShared<T>& shared, int warpgroup)
+  TANDEM_DEVICE Warpgroup(const ForwardParams& params, SharedStorage<T>& shared, int warpgroup)
       : p(params),
         s(shared),
         index(warpgroup),
@@ -66,14 +66,14 @@ struct Warpgroup {
   TANDEM_DEVICE void o_smem_release() const {
     if (T.o_smem_shared()) named_arrive(kOSmem + (index + 1) % T.warpgroups, 256);
   }
-  TANDEM_DEVICE void wait_k() const { mbarrier_wait(&s.k_full[k_ring.slot], k_ring.parity); }
-  TANDEM_DEVICE void wait_v() const { mbarrier_wait(&s.v_full[v_ring.slot], v_ring.parity); }
+  TANDEM_DEVICE void wait_k() const { mbarrier_wait(&s.k_full[k_ring.index], k_ring.phase); }
+  TANDEM_DEVICE void wait_v() const { mbarrier_wait(&s.v_full[v_ring.index], v_ring.phase); }
   TANDEM_DEVICE void release_k() {
-    release(&s.k_empty[k_ring.slot]);
+    release(&s.k_empty[k_ring.index]);
     k_ring.advance();
   }
   TANDEM_DEVICE void release_v() {
-    release(&s.v_empty[v_ring.slot]);
+    release(&s.v_empty[v_ring.index]);
     v_ring.advance();
   }
   // Arrives in all CTAs that load the data by multicast.
@@ -105,9 +105,9 @@ struct Warpgroup {
   TANDEM_DEVICE int next_work_tile() {
     ++tile;
     mbarrier_wait(&s.q_full[index], tile & 1);
-    return uniform(work().index);
+    return warp_uniform(work().index);
   }
-  TANDEM_DEVICE Work& work() const { return s.work_tiles[tile % ForwardShared<T>::kWorkTiles]; }
+  TANDEM_DEVICE Sm90Work& work() const { return s.work_tiles[tile % SharedStorage<T>::kWorkTiles]; }
   TANDEM_DEVICE MaskShared<T>& mask() const { return s.mask[index]; }
   TANDEM_DEVICE void request_retry() const {  // the tile is repeated
     if (lane == 0) work().request_retry();
@@ -121,7 +121,7 @@ struct Warpgroup {
       const int left = tile.k_len - n_block * T.tile_n;
       if (warp_any(n_block == n_blocks.end - 1 && left < T.tile_n)) {
         wait_v();
-        zero_rows<T>(s.v[v_ring.slot], max(0, left), index * 128 + threadIdx.x % 128);
+        zero_rows<T>(s.v[v_ring.index], max(0, left), index * 128 + threadIdx.x % 128);
         fence_proxy_async();
         named_sync_from_anywhere(kComputeSync, 128 * T.warpgroups);
       }
@@ -157,7 +157,7 @@ struct Warpgroup {
   // The number of products that are issued in groups of four. At head_dim 64 single products are 2 % faster.
   static constexpr int by_fours(int products) { return T.head_dim > 64 ? products / 4 * 4 : 0; }
   TANDEM_DEVICE void mma_qk(float (&scores)[T.tile_n / 2], const QFragments& queries) const {
-    const u64 k = wgmma_smem_desc(shared_address(s.k[k_ring.slot]), 16, 1024);
+    const u64 k = wgmma_smem_desc(shared_address(s.k[k_ring.index]), 16, 1024);
     const u64 q = wgmma_smem_desc(q_smem, 16, 1024);
     discard(scores);
     wgmma_fence();
@@ -185,7 +185,7 @@ struct Warpgroup {
     wgmma_commit();
   }
   TANDEM_DEVICE void mma_pv(float (&out)[T.head_dim_v / 2], const u32 (&probabilities)[T.tile_n / 4]) const {
-    const u64 v = wgmma_smem_desc(shared_address(s.v[v_ring.slot]), kKvBlockBytes, 1024);
+    const u64 v = wgmma_smem_desc(shared_address(s.v[v_ring.index]), kKvBlockBytes, 1024);
     fence_operand(out);
     wgmma_fence();
     constexpr int kProducts = T.tile_n / 16, kBytes = 2048;

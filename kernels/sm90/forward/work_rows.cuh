@@ -13,7 +13,7 @@ struct WorkRows {
 
   const ForwardParams& p;
   const Warpgroup<T>& w;
-  const Work& work;
+  const Sm90Work& work;
   const TileCoords known;
 
   TANDEM_DEVICE WorkRows(const ForwardParams& params, const Warpgroup<T>& warpgroup)
@@ -53,7 +53,7 @@ struct NBlockSteps {
   NBlockRange own;
 
   TANDEM_DEVICE explicit NBlockSteps(const WorkRows<T>& rows) : all(n_block_range<T>(rows.p, rows.tile())), own(all) {
-    if constexpr (T.left || T.right) own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
+    if constexpr (T.bounded_left || T.bounded_right) own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
   }
 
   // Block mask: the rest of the list, the number of iterations with this one, and the next two entries. shown: each row
@@ -61,19 +61,20 @@ struct NBlockSteps {
   const int* list = nullptr;
   int steps = 0, ahead = 0;
   u32 next = 0;
-  StepState state = StepState::full;
+  BlockState state = BlockState::full;
   bool shown = false;
 
   // Advances to the next iteration and returns its n_block.
   TANDEM_DEVICE int read_step(int index) {
     const u32 bits = next;
     state = state_of(bits, index);
-    next = uniform(ahead);
+    next = warp_uniform(ahead);
     if (steps > 2) ahead = *list++;
     return n_block_of(bits);
   }
   // True if the current iteration hides nothing.
   TANDEM_DEVICE bool is_whole(int n_block) const {
-    return state == StepState::full && n_block < own.unmasked_end && (!T.left || n_block >= own.unmasked_begin);
+    return state == BlockState::full && n_block < own.unmasked_end &&
+           (!T.bounded_left || n_block >= own.unmasked_begin);
   }
 };

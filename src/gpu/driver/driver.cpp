@@ -250,7 +250,7 @@ std::string text_of(const TensorMapSpec& spec) {
 Status CudaDevice::encode(const TensorMapSpec& spec, TensorMap* map) {
   constexpr int no_interleave = 0;
   thread_local MapCache cache;
-  MapCache::Entry& cached = cache.place(number_, spec);
+  MapCache::MapEntry& cached = cache.place(number_, spec);
   if (cached.holds(number_, spec)) {
     *map = cached.map;
     return {};

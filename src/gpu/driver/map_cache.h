@@ -11,7 +11,7 @@ namespace tandem::gpu::cuda {
 
 class MapCache {
  public:
-  struct Entry {
+  struct MapEntry {
     uint64_t device = 0;  // of all that this process has opened, counted from 1; 0: empty
     TensorMapSpec spec;
     TensorMap map;
@@ -22,7 +22,7 @@ class MapCache {
   };
 
   // The only place where the map of this spec may be.
-  Entry& place(uint64_t device, const TensorMapSpec& spec) {
+  MapEntry& place(uint64_t device, const TensorMapSpec& spec) {
     uint64_t hash = device;
     const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15u; };
     mix(reinterpret_cast<uintptr_t>(spec.address));
@@ -35,7 +35,7 @@ class MapCache {
  private:
   static constexpr int kBits = 6;
 
-  Entry entries_[size_t{1} << kBits] = {};
+  MapEntry entries_[size_t{1} << kBits] = {};
 };
 
 }  // namespace tandem::gpu::cuda

@@ -19,7 +19,7 @@
 namespace tandem::vgpu {
 namespace {
 
-struct Kernel {
+struct CheckedKernel {
   std::string rule, text, target;
   std::set<int> lines;  // of its finding; 0: the launch
   uint32_t grid = 1, cluster = 1, block = 32, shared = 0;
@@ -27,7 +27,7 @@ struct Kernel {
 };
 
 // "// launch: grid 2 block 64": words and numbers.
-void read_launch(const std::string& line, Kernel* kernel) {
+void read_launch(const std::string& line, CheckedKernel* kernel) {
   std::istringstream words(line);
   for (std::string word, value; words >> word >> value;) {
     if (word == "grid") kernel->grid = static_cast<uint32_t>(std::stoi(value));
@@ -38,8 +38,8 @@ void read_launch(const std::string& line, Kernel* kernel) {
   }
 }
 
-Kernel read(const std::filesystem::path& path, bool broken) {
-  Kernel kernel;
+CheckedKernel read(const std::filesystem::path& path, bool broken) {
+  CheckedKernel kernel;
   std::ifstream file(path);
   int number = 0;
   for (std::string line; std::getline(file, line);) {
@@ -85,7 +85,7 @@ void put_map(void* numbers, void* at) {
   std::memcpy(at, &map, sizeof(map));
 }
 
-Result execute(const Kernel& kernel, const Schedule& schedule) {
+Result execute(const CheckedKernel& kernel, const Schedule& schedule) {
   Result result;
   auto module = std::make_shared<ptx::Module>();
   result.status = ptx::parse(kernel.text, module.get());
@@ -114,9 +114,9 @@ Result execute(const Kernel& kernel, const Schedule& schedule) {
   for (const Finding& finding : result.findings) {
     result.text += report(*program, finding);
     if (finding.party.instruction < 0) result.rules.emplace(name_of(finding.rule), 0);
-    std::vector<Party> parties{finding.party, finding.other};
+    std::vector<Accessor> parties{finding.party, finding.other};
     for (const int32_t other : finding.others) parties.push_back({.instruction = other});
-    for (const Party& party : parties)
+    for (const Accessor& party : parties)
       if (party.instruction >= 0)
         result.rules.emplace(name_of(finding.rule), program->source(party.instruction).location.ptx_line);
   }
@@ -125,20 +125,20 @@ Result execute(const Kernel& kernel, const Schedule& schedule) {
 
 bool is_by_the_letter(const std::string& name) {
   for (size_t i = 0; i < static_cast<size_t>(Rule::count); ++i)
-    if (name == name_of(static_cast<Rule>(i))) return grade_of(static_cast<Rule>(i)) == Grade::letter;
+    if (name == name_of(static_cast<Rule>(i))) return grade_of(static_cast<Rule>(i)) == Grade::spec_only;
   return false;
 }
 
 class Rules : public testing::TestWithParam<std::filesystem::path> {};
 
 TEST_P(Rules, AreBrokenByOneTwinOnly) {
-  const Kernel broken = read(GetParam(), true), clean = read(GetParam(), false);
+  const CheckedKernel broken = read(GetParam(), true), no_findings = read(GetParam(), false);
   ASSERT_FALSE(broken.lines.empty());
   std::string others;
   int found = 0;
   for (int n = 0; n < 8; ++n) {
     const Schedule schedule = Schedule::nth(n);
-    const Result good = execute(clean, schedule);
+    const Result good = execute(no_findings, schedule);
     EXPECT_TRUE(good.status.ok()) << good.status.message;
     EXPECT_EQ(good.text, "") << "schedule " << schedule.text();
     const Result bad = execute(broken, schedule);

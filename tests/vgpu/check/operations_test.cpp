@@ -239,9 +239,9 @@ TEST(Proxy, OrdinaryReadsBeforeACopyNeedAFence) {
     play.wait(play.at(0, kOne, "mbarrier.try_wait"), empty, 0);
     if (fenced == By::issuer) fence(0, kOne, FencedSpaces::all);
     play.load_box(play.at(0, kOne, "cp.async.bulk.tensor"), full, 1, kAt, kTile);
-    const bool clean = fenced == By::reader || fenced == By::issuer;
-    EXPECT_EQ(play.rules(), clean ? "" : "missing-proxy-fence") << static_cast<int>(fenced);
-    if (clean) continue;
+    const bool no_findings = fenced == By::reader || fenced == By::issuer;
+    EXPECT_EQ(play.rules(), no_findings ? "" : "missing-proxy-fence") << static_cast<int>(fenced);
+    if (no_findings) continue;
     EXPECT_EQ(play.checker->findings()[0].message,
               "it overwrites what warp 1 lane 0 read by ordinary loads, but no fence.proxy.async of shared memory lies "
               "between");
@@ -497,17 +497,18 @@ TEST(CpAsync, EachThreadWaitsForItsOwn) {
   play.load(play.at(0, 0xffff, "ld.shared"), kAt + 16, 16, 16);
   EXPECT_EQ(play.rules(), "missing-wait");
 
-  Play clean;
-  clean.issue(clean.at(0, kAll, "cp.async.cg.shared.global"), AsyncKind::cp_async, {}, writes);
-  clean.checker->group_commits(clean.at(0, kAll, "cp.async.commit_group"), AsyncKind::cp_async);
-  clean.issue(clean.at(0, kAll, "cp.async.cg.shared.global"), AsyncKind::cp_async, {}, {Play::shared(kAt + 4096, 16)});
-  clean.checker->group_commits(clean.at(0, kAll, "cp.async.commit_group"), AsyncKind::cp_async);
-  clean.checker->group_waits(clean.at(0, kAll, "cp.async.wait_group"), AsyncKind::cp_async, 1, false);
-  clean.barrier({0, 1, 2, 3});
-  clean.load(clean.at(2, kAll, "ld.shared"), kAt + 16, 16, 0);
-  EXPECT_EQ(clean.text(), "");
-  clean.load(clean.at(2, kAll, "ld.shared"), kAt + 4096, 16, 0);
-  EXPECT_EQ(clean.rules(), "missing-wait");
+  Play no_findings;
+  no_findings.issue(no_findings.at(0, kAll, "cp.async.cg.shared.global"), AsyncKind::cp_async, {}, writes);
+  no_findings.checker->group_commits(no_findings.at(0, kAll, "cp.async.commit_group"), AsyncKind::cp_async);
+  no_findings.issue(no_findings.at(0, kAll, "cp.async.cg.shared.global"), AsyncKind::cp_async, {},
+                    {Play::shared(kAt + 4096, 16)});
+  no_findings.checker->group_commits(no_findings.at(0, kAll, "cp.async.commit_group"), AsyncKind::cp_async);
+  no_findings.checker->group_waits(no_findings.at(0, kAll, "cp.async.wait_group"), AsyncKind::cp_async, 1, false);
+  no_findings.barrier({0, 1, 2, 3});
+  no_findings.load(no_findings.at(2, kAll, "ld.shared"), kAt + 16, 16, 0);
+  EXPECT_EQ(no_findings.text(), "");
+  no_findings.load(no_findings.at(2, kAll, "ld.shared"), kAt + 4096, 16, 0);
+  EXPECT_EQ(no_findings.rules(), "missing-wait");
 }
 
 TEST(CpAsync, ArrivesAtABarrier) {

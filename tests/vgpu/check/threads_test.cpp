@@ -88,11 +88,11 @@ TEST(Threads, LanesNeedSyncwarp) {
   play.load(play.at(0, kAll, "ld.shared"), kAt + 64, 4, 0);
   EXPECT_EQ(play.rules(), "data-race");
 
-  Play clean;
-  clean.store(clean.at(0, kAll, "st.shared"), kAt);
-  clean.checker->warp_syncs(clean.at(0, kAll, "bar.warp.sync"));
-  clean.load(clean.at(0, kAll, "ld.shared"), kAt + 64, 4, 0);
-  EXPECT_EQ(clean.text(), "");
+  Play no_findings;
+  no_findings.store(no_findings.at(0, kAll, "st.shared"), kAt);
+  no_findings.checker->warp_syncs(no_findings.at(0, kAll, "bar.warp.sync"));
+  no_findings.load(no_findings.at(0, kAll, "ld.shared"), kAt + 64, 4, 0);
+  EXPECT_EQ(no_findings.text(), "");
 }
 
 TEST(Threads, SyncwarpOrdersItsLanesOnly) {

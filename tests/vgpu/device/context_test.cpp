@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "jit/compiler.h"
-#include "support/judge.h"
+#include "support/check_accuracy.h"
 
 namespace tandem::test {
 namespace {

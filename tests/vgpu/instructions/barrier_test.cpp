@@ -22,8 +22,8 @@ constexpr const char* kProlog = R"(
   mad.wide.u32 out, x, 16, out;
 )";
 
-Kernel kernel_of(const std::string& body, u32 threads, u32 blocks = 1, u32 cluster = 1) {
-  Kernel kernel;
+BenchKernel kernel_of(const std::string& body, u32 threads, u32 blocks = 1, u32 cluster = 1) {
+  BenchKernel kernel;
   kernel.body = kProlog + body;
   kernel.block = {threads, 1, 1}, kernel.grid = {blocks, 1, 1}, kernel.cluster = {cluster, 1, 1};
   if (cluster > 1) kernel.directives = ".explicitcluster";
@@ -32,8 +32,8 @@ Kernel kernel_of(const std::string& body, u32 threads, u32 blocks = 1, u32 clust
 }
 // check(thread of the grid, its words)
 template <class F>
-void try_kernel(const Kernel& kernel, F&& check) {
-  on_each(kernel, [&](const Bench&, const Kernel& done) {
+void try_kernel(const BenchKernel& kernel, F&& check) {
+  on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     const u32 threads = kernel.block.x * kernel.grid.x;
     for (u32 i = 0; i < threads; ++i) {
       u32 words[4];
@@ -335,7 +335,7 @@ TEST(Mbarrier, DropsAndPendingCounts) {
 
 // ---- Clusters ----
 TEST(Cluster, RegistersAndAddresses) {
-  Kernel kernel = kernel_of(R"(
+  BenchKernel kernel = kernel_of(R"(
       .shared .b32 word;
       mov.u32 at, word;
       mov.u32 x, %cluster_ctarank;
@@ -359,7 +359,7 @@ TEST(Cluster, RegistersAndAddresses) {
       barrier.cluster.wait.acquire.aligned;
       barrier.cluster.arrive.release;
       barrier.cluster.wait.acquire;)",
-                            32, 8, 4);
+                                 32, 8, 4);
   try_kernel(kernel, [](u32 i, const u32* words) {
     const u32 rank = i / 32 % 4;
     EXPECT_EQ(words[0], rank);
@@ -533,7 +533,7 @@ TEST(Cluster, RedAsync) {
 
 // ---- Registers ----
 TEST(Registers, SetMaxNReg) {
-  Kernel kernel = kernel_of(R"(
+  BenchKernel kernel = kernel_of(R"(
       setp.ge.u32 p, t, 128;
       @p bra more;
       setmaxnreg.dec.sync.aligned.u32 40;
@@ -542,7 +542,7 @@ TEST(Registers, SetMaxNReg) {
       setmaxnreg.inc.sync.aligned.u32 160;
       done:
       st.global.b32 [out], t;)",
-                            256);
+                                 256);
   kernel.directives = ".maxntid 256\n.minnctapersm 1\n.maxnreg 104";
   for (const Needs needs : {Needs::hopper, Needs::blackwell}) {
     kernel.needs = needs;

@@ -57,7 +57,7 @@ class Copies {
   std::vector<void*> addresses_;
 };
 
-Status run(const Bench& bench, const std::string& text, Kernel* kernel) {
+Status run(const Bench& bench, const std::string& text, BenchKernel* kernel) {
   gpu::Device& device = *bench.device;
   std::unique_ptr<gpu::Module> module;
   TANDEM_TRY(device.load(std::as_bytes(std::span(text.data(), text.size())), &module));
@@ -111,7 +111,7 @@ void add_forms(const std::string& text, const char* path) {
       if (added.insert(instruction.full_name()).second) file << in_order(instruction.full_name()) << "\n";
 }
 
-void add_key(const Kernel& kernel, const std::string& text, const char* path) {
+void add_key(const BenchKernel& kernel, const std::string& text, const char* path) {
   char line[32];
   std::snprintf(line, sizeof line, "key %016llx\n", static_cast<unsigned long long>(key_of(kernel, text)));
   std::ofstream(path, std::ios::app) << line;
@@ -139,7 +139,7 @@ const std::vector<Bench>& benches() {
   return all;
 }
 
-std::string text_of(const Kernel& kernel, const Bench& bench) {
+std::string text_of(const BenchKernel& kernel, const Bench& bench) {
   const std::string target = bench.target();
   std::string text =
       str_cat(".version ", target == "sm_90a" ? "8.7" : "9.0", "\n.target ", target, "\n.address_size 64\n");
@@ -163,7 +163,7 @@ std::string in_order(const std::string& form) {
   return joined;
 }
 
-bool launch(const Bench& bench, Kernel* kernel) {
+bool launch(const Bench& bench, BenchKernel* kernel) {
   const std::string text = text_of(*kernel, bench);
   if (const char* path = std::getenv(kListVariable)) {
     add_forms(text, path);

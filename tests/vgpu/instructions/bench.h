@@ -80,7 +80,7 @@ struct MapParameter {
 
 // A kernel "test" whose parameters are the memories' addresses (.u64 p0, p1, ...), then the tensor maps (map0, ...),
 // with these shared arrays of the module and dynamic shared memory "smem".
-struct Kernel {
+struct BenchKernel {
   std::string declarations;  // outside of the entry: variables, functions
   std::string directives;    // of the entry: ".reqnctapercluster 2"
   std::string body;          // without the braces
@@ -93,7 +93,7 @@ struct Kernel {
 };
 
 // The module's text for a device.
-std::string text_of(const Kernel& kernel, const Bench& bench);
+std::string text_of(const BenchKernel& kernel, const Bench& bench);
 
 // A form of an instruction, "cp.async.bulk...", its qualifiers sorted: their order is free.
 std::string in_order(const std::string& form);
@@ -104,15 +104,15 @@ inline constexpr const char* kListVariable = "TANDEM_LIST_INSTRUCTIONS";
 
 // Loads and launches it; the memories are then what the kernel left. What goes wrong is a failure of the test, with the
 // text.
-bool launch(const Bench& bench, Kernel* kernel);
+bool launch(const Bench& bench, BenchKernel* kernel);
 
 // body(bench, kernel after the launch) on each device that has what the kernel needs.
 template <class F>
-void on_each(const Kernel& kernel, F&& body) {
+void on_each(const BenchKernel& kernel, F&& body) {
   for (const Bench& bench : benches()) {
     if (!bench.has(kernel.needs)) continue;
     SCOPED_TRACE(bench.name);
-    Kernel copy = kernel;
+    BenchKernel copy = kernel;
     if (launch(bench, &copy)) body(bench, copy);
   }
 }

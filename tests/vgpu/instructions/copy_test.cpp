@@ -23,9 +23,9 @@ std::vector<u32> random_words(uint64_t seed, size_t count) {
 }
 
 // Memory p0 is read, p1 written; "smem" has room.
-Kernel kernel_of(const std::string& body, const std::vector<u32>& in, size_t out_bytes, u32 threads = 32,
-                 u32 cluster = 1) {
-  Kernel kernel;
+BenchKernel kernel_of(const std::string& body, const std::vector<u32>& in, size_t out_bytes, u32 threads = 32,
+                      u32 cluster = 1) {
+  BenchKernel kernel;
   kernel.body = R"(
   .reg .b32 t, x, y, z, at, to, bar, rank;
   .reg .b64 in, out, wide, policy;
@@ -74,7 +74,7 @@ TEST(CpAsync, EverySize) {
       on_each(kernel_of("mad.lo.s32 to, t, 16, at;\nmad.wide.u32 wide, t, 16, in;\n" + std::string(operation) + finish +
                             "\nbar.sync 0;\n" + words_out("at", 4),
                         in, 512),
-              [&](const Bench&, const Kernel& done) {
+              [&](const Bench&, const BenchKernel& done) {
                 for (size_t i = 0; i < 128; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), in[i]) << operation << finish;
               });
 }
@@ -86,7 +86,7 @@ TEST(CpAsync, FillsWithZeros) {
                     "cp.async.cg.shared.global [to], [wide], 16, x;\ncp.async.wait_all;\nbar.sync 0;\n" +
                         words_out("at", 4),
                     in, 512),
-          [&](const Bench&, const Kernel& done) {
+          [&](const Bench&, const BenchKernel& done) {
             for (size_t i = 0; i < 512; ++i)
               ASSERT_EQ(done.memory[1].at<uint8_t>(i),
                         i % 16 < i / 16 % 16 ? static_cast<uint8_t>(in[i / 4] >> (8 * (i % 4))) : 0)
@@ -96,7 +96,7 @@ TEST(CpAsync, FillsWithZeros) {
                     "cp.async.ca.shared.global [to], [wide], 16, q;\ncp.async.wait_all;\nbar.sync 0;\n" +
                         words_out("at", 4),
                     in, 512),
-          [&](const Bench&, const Kernel& done) {
+          [&](const Bench&, const BenchKernel& done) {
             for (size_t i = 0; i < 128; ++i)
               ASSERT_EQ(done.memory[1].at<u32>(i), i / 4 % 2 == 1 ? 0 : in[i]) << "an ignored source";
           });
@@ -112,7 +112,7 @@ TEST(CpAsync, Groups) {
                 "cp.async.wait_group 1;\nld.shared.b32 y, [to];\ncp.async.wait_group 0;\nld.shared.b32 x, [to+128];\n"
                 "mad.wide.u32 out, t, 8, out;\nst.global.v2.b32 [out], {y, x};",
                 in, 256),
-      [&](const Bench&, const Kernel& done) {
+      [&](const Bench&, const BenchKernel& done) {
         for (size_t i = 0; i < 32; ++i) {
           ASSERT_EQ(done.memory[1].at<u32>(2 * i), in[i]);
           ASSERT_EQ(done.memory[1].at<u32>(2 * i + 1), in[32 + i]);
@@ -134,7 +134,7 @@ TEST(CpAsync, ArrivesOnABarrier) {
                           "xor.b32 y, t, 63;\nmad.lo.s32 z, y, 4, at;\nld.shared.b32 x, [z];\nmad.wide.u32 out, t, 4, "
                           "out;\nst.global.b32 [out], x;",
                       in, 256, 64),
-            [&](const Bench&, const Kernel& done) {
+            [&](const Bench&, const BenchKernel& done) {
               for (size_t i = 0; i < 64; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), in[i ^ 63]);
             });
   }
@@ -155,13 +155,13 @@ TEST(BulkCopy, FromGlobalMemory) {
                       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 1024;\n" +
                           std::string(copy) + "\ngo:\nbar.sync 0;\n" + kWait + words_out("at", 8),
                       in, 1024),
-            [&](const Bench&, const Kernel& done) {
+            [&](const Bench&, const BenchKernel& done) {
               for (size_t i = 0; i < 256; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), in[i]) << copy;
             });
   on_each(kernel_of("cp.async.bulk.prefetch.L2.global [in], 1024;\nmad.wide.u32 in, t, 4, in;\nld.global.b32 x, "
                     "[in];\nmad.wide.u32 out, t, 4, out;\nst.global.b32 [out], x;",
                     in, 128),
-          [&](const Bench&, const Kernel& done) {
+          [&](const Bench&, const BenchKernel& done) {
             for (size_t i = 0; i < 32; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), in[i]);
           });
 }
@@ -190,17 +190,17 @@ TEST(BulkCopy, ToGlobalMemory) {
       on_each(kernel_of(
                   std::string(kFill) + "@!p bra done;\n" + copy + "\ncp.async.bulk.commit_group;\n" + wait + "\ndone:",
                   {0, 0, 0, 0}, 1024),
-              [&](const Bench&, const Kernel& done) {
+              [&](const Bench&, const BenchKernel& done) {
                 for (u32 i = 0; i < 256; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), filled(i)) << copy;
               });
   // Only the bytes that a mask names, of every sixteen.
-  Kernel masked = kernel_of(std::string(kFill) +
-                                ".reg .b16 mask;\nmov.b16 mask, 0x0f3c;\n@!p bra done;\n"
-                                "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [out], [at], 1024, mask;\n"
-                                "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\ndone:",
-                            {0, 0, 0, 0}, 1024);
+  BenchKernel masked = kernel_of(std::string(kFill) +
+                                     ".reg .b16 mask;\nmov.b16 mask, 0x0f3c;\n@!p bra done;\n"
+                                     "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [out], [at], 1024, mask;\n"
+                                     "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\ndone:",
+                                 {0, 0, 0, 0}, 1024);
   masked.needs = Needs::blackwell;
-  on_each(masked, [](const Bench&, const Kernel& done) {
+  on_each(masked, [](const Bench&, const BenchKernel& done) {
     for (u32 i = 0; i < 1024; ++i)
       ASSERT_EQ(done.memory[1].at<uint8_t>(i),
                 (0x0f3c >> (i % 16) & 1) != 0 ? static_cast<uint8_t>(filled(i / 4) >> (8 * (i % 4))) : 0xa5);
@@ -221,7 +221,7 @@ TEST(BulkCopy, ToAnotherBlock) {
       go:)" + kWait + "mad.wide.u32 out, rank, 1024, out;\nadd.u32 to, at, 2048;\n" +
                         words_out("to", 8) + "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;",
                     {0, 0, 0, 0}, 2048, 32, 2),
-          [](const Bench&, const Kernel& done) {
+          [](const Bench&, const BenchKernel& done) {
             for (u32 i = 0; i < 512; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), filled(i % 256));
           });
 }
@@ -243,7 +243,7 @@ TEST(BulkCopy, ToManyBlocks) {
                     kWait + "have:\nmad.wide.u32 out, rank, 1024, out;\n" + words_out("at", 8) +
                     "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;",
                 in, 4096, 32, 4),
-      [&](const Bench&, const Kernel& done) {
+      [&](const Bench&, const BenchKernel& done) {
         for (u32 i = 0; i < 1024; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), i / 256 == 1 ? 0 : in[i % 256]) << i;
       });
 }
@@ -331,7 +331,7 @@ TEST(BulkReduce, IntoGlobalMemory) {
   for (const Reduction& r : kReductions) {
     SCOPED_TRACE(r.form);
     const std::vector<u32> before = operands_of(r, 7), in = operands_of(r, 8);
-    Kernel kernel = kernel_of(
+    BenchKernel kernel = kernel_of(
         "mad.lo.s32 to, t, 32, at;\nmad.wide.u32 wide, t, 32, in;\n.reg .b32 v<4>;\n"
         "ld.global.v4.b32 {v0, v1, v2, v3}, [wide];\nst.shared.v4.b32 [to], {v0, v1, v2, v3};\n"
         "ld.global.v4.b32 {v0, v1, v2, v3}, [wide+16];\nst.shared.v4.b32 [to+16], {v0, v1, v2, v3};\n"
@@ -341,7 +341,7 @@ TEST(BulkReduce, IntoGlobalMemory) {
             ";\ncp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\ndone:",
         in, 0);
     kernel.memory[1] = Memory::inout(before);
-    on_each(kernel, [&](const Bench&, const Kernel& done) {
+    on_each(kernel, [&](const Bench&, const BenchKernel& done) {
       for (size_t i = 0; i < 1024 / static_cast<size_t>(r.bytes); ++i) {
         const auto bytes = static_cast<size_t>(r.bytes);
         u64 a = 0, b = 0, got = 0;
@@ -379,7 +379,7 @@ TEST(BulkReduce, IntoAnotherBlock) {
                       "mad.wide.u32 out, rank, 1024, out;\nadd.u32 to, at, 2048;\n" + words_out("to", 8) +
                       "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;",
                   in, 2048, 32, 2),
-        [&](const Bench&, const Kernel& done) {
+        [&](const Bench&, const BenchKernel& done) {
           const auto bytes = static_cast<size_t>(r.bytes);
           std::vector<u32> before = in;
           for (size_t i = 0; i < 256; i += 8)

@@ -216,13 +216,13 @@ void try_all(const std::vector<Form>& forms) {
     for (const Values& v : operands)
       for (size_t i = 0; i < form.from.size(); ++i) in.push_back(v[i]);
     in.resize(in.size() + 1);  // never empty
-    Kernel kernel;
+    BenchKernel kernel;
     kernel.body = body_of(form);
     kernel.needs = form.needs;
     kernel.block = {64, 1, 1};
     kernel.grid = {static_cast<uint32_t>(operands.size() / 64), 1, 1};
     kernel.memory = {Memory::in(in), Memory::out(operands.size() * form.to.size() * 8)};
-    on_each(kernel, [&](const Bench&, const Kernel& done) { compare(form, operands, done.memory[1]); });
+    on_each(kernel, [&](const Bench&, const BenchKernel& done) { compare(form, operands, done.memory[1]); });
   }
 }
 

@@ -43,8 +43,8 @@ struct WarpCase {
   int in = 0, out = 0;  // registers of 32 bits, "a0" and "d0" on
   bool wide = false;    // of 64
 };
-Kernel kernel_of(const WarpCase& c, const std::vector<u32>& in) {
-  Kernel kernel;
+BenchKernel kernel_of(const WarpCase& c, const std::vector<u32>& in) {
+  BenchKernel kernel;
   const std::string type = c.wide ? "b64" : "b32", size = c.wide ? "8" : "4";
   kernel.body = ".reg .b32 t, at;\n.reg .b64 in, out;\n.reg ." + type + " a<" + std::to_string(c.in + 1) + ">, d<" +
                 std::to_string(c.out + 1) +
@@ -86,7 +86,7 @@ TEST(Matrix, LdMatrix) {
         Row rows[] = {want[0], want[1], want[2], want[3]};
         for (u32 lane = 0; lane < 32; ++lane) addresses[lane] = 16 * (5 * lane % 32);
         load_matrix(access, reinterpret_cast<const std::byte*>(in.data()), addresses, rows);
-        on_each(kernel_of(c, in), [&](const Bench&, const Kernel& done) {
+        on_each(kernel_of(c, in), [&](const Bench&, const BenchKernel& done) {
           for (size_t r = 0; r < static_cast<size_t>(count); ++r)
             for (size_t t = 0; t < 32; ++t) ASSERT_EQ(done.memory[1].at<u32>(32 * r + t), want[r][t]) << name;
         });
@@ -117,7 +117,7 @@ TEST(Matrix, StMatrix) {
       for (int r = 0; r < count; ++r) rows.push_back(in.data() + 32 * r);
       store_matrix({MatrixAccess::Shape::m8n8_b16, count, trans}, reinterpret_cast<std::byte*>(want.data()), addresses,
                    rows.data());
-      on_each(kernel_of(c, in), [&](const Bench&, const Kernel& done) {
+      on_each(kernel_of(c, in), [&](const Bench&, const BenchKernel& done) {
         for (size_t i = 0; i < 128; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), want[i]) << name;
       });
     }
@@ -131,7 +131,7 @@ TEST(Matrix, MovMatrix) {
   c.in = c.out = 1;
   c.body = "movmatrix.sync.aligned.m8n8.trans.b16 d0, a0;";
   transpose_matrix(in.data(), want.data());
-  on_each(kernel_of(c, in), [&](const Bench&, const Kernel& done) {
+  on_each(kernel_of(c, in), [&](const Bench&, const BenchKernel& done) {
     for (size_t t = 0; t < 32; ++t) ASSERT_EQ(done.memory[1].at<u32>(t), want[t]);
   });
 }
@@ -186,9 +186,9 @@ TEST(Matrix, MovesOfBytes) {
       for (int r = 0; r < count; ++r) rows.push_back(in.data() + 32 * r);
       store_matrix(k.access, reinterpret_cast<std::byte*>(want.data()), addresses, rows.data());
     }
-    Kernel kernel = kernel_of(c, in);
+    BenchKernel kernel = kernel_of(c, in);
     kernel.needs = Needs::blackwell;
-    on_each(kernel, [&](const Bench&, const Kernel& done) {
+    on_each(kernel, [&](const Bench&, const BenchKernel& done) {
       for (size_t i = 0; i < want.size(); ++i) ASSERT_EQ(done.memory[1].at<u32>(i), want[i]) << k.name << " " << i;
     });
   }
@@ -259,7 +259,7 @@ TEST(Matrix, MmaSync) {
     for (int r = 0; r < c.in; ++r) rows.push_back(in.data() + words * static_cast<size_t>(r));
     for (int r = 0; r < nd; ++r) to.push_back(want.data() + words * static_cast<size_t>(r));
     mma(form, rows.data(), rows.data() + na, rows.data() + na + nb, to.data());
-    on_each(kernel_of(c, in), [&](const Bench&, const Kernel& done) {
+    on_each(kernel_of(c, in), [&](const Bench&, const BenchKernel& done) {
       for (size_t i = 0; i < want.size(); ++i) ASSERT_EQ(done.memory[1].at<u32>(i), want[i]) << i;
     });
   }
@@ -333,7 +333,7 @@ void try_wgmma(Random& random, const WgmmaCase& c) {
   wgmma(form, a_matrix, a_warps.data(), b_matrix, reinterpret_cast<const std::byte*>(window.data()), c.accumulate,
         d_warps.data());
 
-  Kernel kernel;
+  BenchKernel kernel;
   kernel.needs = Needs::hopper;
   std::string& body = kernel.body;
   body = ".reg .b32 t, x, y, at, v<4>, a<4>, d<" + std::to_string(nd) + R"(>;
@@ -378,7 +378,7 @@ void try_wgmma(Random& random, const WgmmaCase& c) {
   kernel.dynamic_smem_bytes = kImage;
   kernel.memory = {Memory::in(std::vector<u32>(window.begin() + kBase / 4, window.end())), Memory::in(in),
                    Memory::out(wide(512 * nd))};
-  on_each(kernel, [&](const Bench&, const Kernel& done) {
+  on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     for (size_t i = 0; i < wide(128 * nd); ++i)
       ASSERT_EQ(done.memory[2].at<u32>(i), want[i]) << "register " << i / 128 << " of thread " << i % 128;
   });

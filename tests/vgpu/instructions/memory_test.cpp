@@ -177,7 +177,7 @@ TEST(Memory, Qualifiers) {
 }
 
 TEST(Memory, ConstantsAndParameters) {
-  Kernel kernel;
+  BenchKernel kernel;
   kernel.declarations =
       ".const .align 8 .b8 table[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};\n"
       ".const .u32 one = 77;\n"
@@ -215,7 +215,7 @@ TEST(Memory, ConstantsAndParameters) {
     xor.b32 x, x, lane;
     st.global.b32 [out+32], x;)";
   kernel.memory = {Memory::out(32 * 36)};
-  on_each(kernel, [](const Bench&, const Kernel& done) {
+  on_each(kernel, [](const Bench&, const BenchKernel& done) {
     for (size_t lane = 0; lane < 32; ++lane) {
       const auto at = [&](size_t i) { return done.memory[0].at<u32>(9 * lane + i); };
       EXPECT_EQ(at(0), 0x08070605u);
@@ -414,7 +414,7 @@ TEST(Atomic, Floats) {
 
 // Every thread of every block on one counter: each gets another old value.
 TEST(Atomic, AllThreadsOnOneCounter) {
-  Kernel kernel;
+  BenchKernel kernel;
   kernel.body = R"(
     .reg .b64 counter, out;
     .reg .b32 old, one;
@@ -428,7 +428,7 @@ TEST(Atomic, AllThreadsOnOneCounter) {
     red.relaxed.gpu.global.add.u32 [counter+8], one;)";
   kernel.grid = {7, 1, 1}, kernel.block = {96, 1, 1};
   kernel.memory = {Memory::inout(std::vector<u32>{0, 0, 5}), Memory::out(7 * 96 * 4)};
-  on_each(kernel, [](const Bench&, const Kernel& done) {
+  on_each(kernel, [](const Bench&, const BenchKernel& done) {
     EXPECT_EQ(done.memory[0].at<u32>(0), 672u);
     EXPECT_EQ(done.memory[0].at<u32>(1), 671u);
     EXPECT_EQ(done.memory[0].at<u32>(2), 677u);

@@ -217,7 +217,7 @@ TEST(Program, LeavesTheBitsOfAPlainInterpreter) {
     Writer writer(seed, table);
     const Effect effect = writer.block(0, 40);
 
-    Kernel kernel;
+    BenchKernel kernel;
     kernel.grid = {2, 1, 1}, kernel.block = {kThreads, 1, 1};
     kernel.body = kProlog;
     for (u32 i = 0; i < kRegisters; ++i)
@@ -235,7 +235,7 @@ TEST(Program, LeavesTheBitsOfAPlainInterpreter) {
       }
       effect(want[block], all);
     }
-    on_each(kernel, [&](const Bench&, const Kernel& done) {
+    on_each(kernel, [&](const Bench&, const BenchKernel& done) {
       for (u32 i = 0; i < 2 * kThreads * kRegisters; ++i)
         ASSERT_EQ(done.memory[1].at<u32>(i),
                   want[i / kRegisters / kThreads][i / kRegisters % kThreads].r[i % kRegisters])

@@ -27,7 +27,7 @@ struct Left {
   Record record() const { return record_of(kernel, text); }
   std::string differs_from(const Left& recorded) const { return difference(recorded.record(), record(), text); }
 
-  Kernel kernel;
+  BenchKernel kernel;
   std::string text;
 };
 std::string difference_of(const std::string& instruction, uint32_t recorded, uint32_t got) {
@@ -61,20 +61,20 @@ TEST(Recorded, AKeyKnowsAllThatDecidesTheResult) {
   std::set<uint64_t> keys = {key_of(one.kernel, one.text)};
   EXPECT_TRUE(keys.contains(key_of(one.kernel, one.text)));
   const auto changed = [&](auto change) {
-    Kernel kernel = one.kernel;
+    BenchKernel kernel = one.kernel;
     change(kernel);
     EXPECT_TRUE(keys.insert(key_of(kernel, text_of(kernel, h200()))).second);
   };
-  changed([](Kernel& k) { k.body += "add.f32 d, a, b;"; });
-  changed([](Kernel& k) { k.grid.y = 2; });
-  changed([](Kernel& k) { k.block.y = 2; });
-  changed([](Kernel& k) { k.cluster.y = 2; });
-  changed([](Kernel& k) { k.dynamic_smem_bytes = 16; });
-  changed([](Kernel& k) { k.memory[0].bytes[0] = std::byte{9}; });
-  changed([](Kernel& k) { k.memory[0].output = true; });
-  changed([](Kernel& k) { k.maps.resize(1); });
-  changed([](Kernel& k) { k.maps.resize(1), k.maps[0].offset = 16; });
-  changed([](Kernel& k) { k.maps.resize(1), k.maps[0].spec.rank = 1, k.maps[0].spec.box[0] = 16; });
+  changed([](BenchKernel& k) { k.body += "add.f32 d, a, b;"; });
+  changed([](BenchKernel& k) { k.grid.y = 2; });
+  changed([](BenchKernel& k) { k.block.y = 2; });
+  changed([](BenchKernel& k) { k.cluster.y = 2; });
+  changed([](BenchKernel& k) { k.dynamic_smem_bytes = 16; });
+  changed([](BenchKernel& k) { k.memory[0].bytes[0] = std::byte{9}; });
+  changed([](BenchKernel& k) { k.memory[0].output = true; });
+  changed([](BenchKernel& k) { k.maps.resize(1); });
+  changed([](BenchKernel& k) { k.maps.resize(1), k.maps[0].offset = 16; });
+  changed([](BenchKernel& k) { k.maps.resize(1), k.maps[0].spec.rank = 1, k.maps[0].spec.box[0] = 16; });
 }
 
 TEST(Recorded, IsReadAsItWasWritten) {

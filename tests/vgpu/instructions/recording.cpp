@@ -112,7 +112,7 @@ std::string hex(uint64_t x) {
   return text;
 }
 
-std::vector<std::byte> outputs_of(const Kernel& done) {
+std::vector<std::byte> outputs_of(const BenchKernel& done) {
   std::vector<std::byte> bytes;
   for (const Memory& memory : done.memory)
     if (memory.output && !memory.scratch) bytes.insert(bytes.end(), memory.bytes.begin(), memory.bytes.end());
@@ -210,7 +210,7 @@ const Recording& the_recording() {
   return recording;
 }
 
-uint64_t key_of(const Kernel& kernel, const std::string& text) {
+uint64_t key_of(const BenchKernel& kernel, const std::string& text) {
   Hash hash;
   hash.number(text.size());
   hash.bytes(text.data(), text.size());
@@ -224,7 +224,7 @@ uint64_t key_of(const Kernel& kernel, const std::string& text) {
   return hash.value();
 }
 
-Record record_of(const Kernel& done, const std::string& text) {
+Record record_of(const BenchKernel& done, const std::string& text) {
   Record record;
   record.outputs = outputs_of(done);
   Hash hash;
@@ -254,7 +254,7 @@ std::string difference(const Record& recorded, const Record& got, const std::str
   return "";
 }
 
-void recorded_launch(const Bench& bench, uint64_t key, const Kernel& done, const std::string& text) {
+void recorded_launch(const Bench& bench, uint64_t key, const BenchKernel& done, const std::string& text) {
   const bool recording = !variable(kRecordVariable).empty();
   if (recording) {
     const std::string device = variable(kRecordDeviceVariable);

@@ -41,14 +41,14 @@ Recording read_recording(const std::string& path);
 const Recording& the_recording();  // that of the environment or of this folder
 
 // Of a kernel before its launch.
-uint64_t key_of(const Kernel& kernel, const std::string& text);
-Record record_of(const Kernel& done, const std::string& text);
+uint64_t key_of(const BenchKernel& kernel, const std::string& text);
+Record record_of(const BenchKernel& done, const std::string& text);
 std::string line_of(uint64_t key, const Record& record);
 
 // How a device's result differs from a recorded one beyond what the program's functions may; "" when it does not.
 std::string difference(const Record& recorded, const Record& got, const std::string& text);
 
 // What one launch means for the recording that is made, or read: to be told of each, with the key from before it.
-void recorded_launch(const Bench& bench, uint64_t key, const Kernel& done, const std::string& text);
+void recorded_launch(const Bench& bench, uint64_t key, const BenchKernel& done, const std::string& text);
 
 }  // namespace tandem::test

@@ -34,9 +34,10 @@ std::string registers(const std::string& name, int count) {
 // column), the body does something, and tensor memory goes to p2. The body has: t (thread), warp, lane, p (thread 0 of
 // the even block), at (shared memory), taddr (tensor memory), quad (taddr at the warp's lanes), bar, and bar2
 // (mbarriers of one arrival, whose next parity is 0), r0 to r127.
-Kernel kernel_of(const std::string& body, const std::vector<u32>& image, const std::vector<u32>& cells, int group) {
+BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, const std::vector<u32>& cells,
+                      int group) {
   const std::string g = std::to_string(group);
-  Kernel kernel;
+  BenchKernel kernel;
   kernel.needs = Needs::blackwell;
   kernel.body = R"(
   .reg .b32 t, warp, lane, rank, x, y, at, bar, bar2, taddr, quad, idesc, v<4>, r<128>;
@@ -167,7 +168,7 @@ State state_of(int group, Image&& image_word, Cells&& cell) {
 
 // After the kernel tensor memory is what the state's memories have become.
 void try_kernel(const std::string& body, const State& s, int group, const State* before) {
-  on_each(kernel_of(body, before->image, before->cells, group), [&](const Bench&, const Kernel& done) {
+  on_each(kernel_of(body, before->image, before->cells, group), [&](const Bench&, const BenchKernel& done) {
     size_t wrong = 0;
     for (size_t i = 0; i < kCells * static_cast<size_t>(group); ++i) {
       const size_t cta = i / kCells, column = i % kCells / kTmemLanes, lane = i % kTmemLanes;
@@ -497,8 +498,8 @@ TEST(Tcgen05, Options) {
 
 // Work is taken over from blocks that have not begun: each block's number is written exactly once.
 // cluster: one block is one, and its answer goes to all of it.
-Kernel block_takers(bool cluster) {
-  Kernel kernel;
+BenchKernel block_takers(bool cluster) {
+  BenchKernel kernel;
   kernel.needs = Needs::blackwell;
   kernel.body = str_cat(R"(
   .reg .b32 t, x, y, z, bar, answer, parity;
@@ -543,7 +544,7 @@ Kernel block_takers(bool cluster) {
 
 TEST(ClusterLaunchControl, TakesOverBlocks) {
   for (const bool cluster : {false, true})
-    on_each(block_takers(cluster), [](const Bench&, const Kernel& done) {
+    on_each(block_takers(cluster), [](const Bench&, const BenchKernel& done) {
       for (size_t i = 0; i < 300; ++i) ASSERT_EQ(done.memory[0].at<u32>(i), 1u) << "block " << i;
     });
 }

@@ -118,8 +118,8 @@ std::string image_loop(const std::string& label, const std::string& body) {
 }
 
 // p1: the image before the copy, and after it.
-Kernel load_kernel(const Tensor& t, const int* coordinates, const std::string& name, u32 box_bytes) {
-  Kernel kernel;
+BenchKernel load_kernel(const Tensor& t, const int* coordinates, const std::string& name, u32 box_bytes) {
+  BenchKernel kernel;
   kernel.body = std::string(kProlog) + "ld.param.u64 out, [p1];\n" +
                 image_loop("fill",
                            "add.s64 wide, out, wide;\nld.global.v4.b32 {v0, v1, v2, v3}, [wide];\nst.shared.v4.b32 "
@@ -172,10 +172,10 @@ void try_load(const Tensor& t, const int* coordinates, const std::string& form =
                                                      coordinates_operand(t.spec.rank) + ", [bar];"
                                                : form;
   SCOPED_TRACE(instruction);
-  Kernel kernel = load_kernel(t, coordinates, instruction, box_bytes(t.spec));
+  BenchKernel kernel = load_kernel(t, coordinates, instruction, box_bytes(t.spec));
   kernel.needs = needs;
   const auto bytes = static_cast<u32>(vgpu::units::bytes_of(t.spec.type));
-  on_each(kernel, [&](const Bench&, const Kernel& done) {
+  on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     std::vector<std::byte> want = kernel.memory[1].bytes, got = done.memory[1].bytes;
     for_each_byte(t.spec, coordinates, true, [&](int64_t from, u32 to) {
       want[exchanged(t.spec.swizzle, to)] =
@@ -293,7 +293,7 @@ TEST(TensorCopy, FourAndFiveDimensions) {
 void try_store(const Tensor& t, const int* coordinates, const std::string& instruction,
                u32 (*reduce)(u32, u32) = nullptr) {
   SCOPED_TRACE(instruction);
-  Kernel kernel;
+  BenchKernel kernel;
   kernel.body = std::string(kProlog) + "ld.param.u64 in, [p0];\n" +
                 image_loop("fill",
                            "add.s64 wide, in, wide;\nld.global.v4.b32 {v0, v1, v2, v3}, [wide];\nst.shared.v4.b32 [y], "
@@ -305,7 +305,7 @@ void try_store(const Tensor& t, const int* coordinates, const std::string& instr
   kernel.dynamic_smem_bytes = kImage;
   kernel.memory = {Memory::in(random_bytes(3, kImage)), Memory::inout(random_bytes(4, t.bytes))};
   kernel.maps = {{t.spec, 1, 0}};
-  on_each(kernel, [&](const Bench&, const Kernel& done) {
+  on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     std::vector<std::byte> want = kernel.memory[1].bytes;
     const auto& image = kernel.memory[0].bytes;
     for_each_byte(t.spec, coordinates, false, [&](int64_t to, u32 from) {
@@ -385,13 +385,14 @@ TEST(TensorCopy, GathersAndScattersRows) {
   const int coordinates[5] = {8, 21, -1, 3, 21};
   std::string set;
   for (int i = 0; i < 5; ++i) set += "mov.b32 c" + std::to_string(i) + ", " + std::to_string(coordinates[i]) + ";\n";
-  Kernel load = load_kernel(t, coordinates,
-                            set +
-                                "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes "
-                                "[at], [map, {c0, c1, c2, c3, c4}], [bar];",
-                            512);
+  BenchKernel load =
+      load_kernel(t, coordinates,
+                  set +
+                      "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes "
+                      "[at], [map, {c0, c1, c2, c3, c4}], [bar];",
+                  512);
   load.needs = Needs::blackwell;
-  on_each(load, [&](const Bench&, const Kernel& done) {
+  on_each(load, [&](const Bench&, const BenchKernel& done) {
     std::vector<std::byte> want = load.memory[1].bytes;
     for (u32 row = 0; row < 4; ++row) {
       const int part[2] = {coordinates[0], coordinates[1 + row]};
@@ -407,7 +408,7 @@ TEST(TensorCopy, GathersAndScattersRows) {
 // One block's copy lands in others, and counts on their barriers.
 TEST(TensorCopy, Multicast) {
   const Tensor t = tensor_of(2, gpu::TensorType::bf16, gpu::Swizzle::b128, {64, 40}, {64, 16});
-  Kernel kernel;
+  BenchKernel kernel;
   kernel.body = std::string(kProlog) + R"(
     ld.param.u64 out, [p1];
     @p mbarrier.init.shared::cta.b64 [bar], 1;
@@ -440,7 +441,7 @@ TEST(TensorCopy, Multicast) {
   kernel.dynamic_smem_bytes = 4096;
   kernel.memory = {Memory::in(random_bytes(5, t.bytes)), Memory::out(8192)};
   kernel.maps = {{t.spec, 0, 0}};
-  on_each(kernel, [&](const Bench&, const Kernel& done) {
+  on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     const int origin[2] = {0, 0};
     gpu::TensorMapSpec whole = t.spec;
     whole.box[1] = 32;
@@ -455,7 +456,7 @@ TEST(TensorCopy, Multicast) {
 // A map whose address and size the kernel replaces, in shared memory, then copies to global memory and uses.
 TEST(TensorCopy, ReplacesFieldsOfAMap) {
   const Tensor t = tensor_of(2, gpu::TensorType::u32, gpu::Swizzle::none, {32, 16}, {32, 16});
-  Kernel kernel;
+  BenchKernel kernel;
   kernel.body = std::string(kProlog) + R"(
     .shared .align 128 .b8 copy[128];
     .reg .b64 mine, tensor;
@@ -506,7 +507,7 @@ TEST(TensorCopy, ReplacesFieldsOfAMap) {
   kernel.maps = {{t.spec, 0, 0}};
   for (const Needs needs : {Needs::hopper, Needs::blackwell}) {
     kernel.needs = needs;
-    on_each(kernel, [&](const Bench&, const Kernel& done) {
+    on_each(kernel, [&](const Bench&, const BenchKernel& done) {
       gpu::TensorMapSpec replaced = t.spec;
       replaced.dims[1] = 5;
       const int origin[2] = {0, 0};

@@ -15,8 +15,8 @@ using u64 = uint64_t;
 using Lanes = std::array<u32, 32>;
 
 // A warp: each lane reads `a` from p0 and writes d, and e, to p1; body makes them of a, lane and the mask 0xffffffff.
-Kernel warp_kernel(const std::string& body, const Lanes& a) {
-  Kernel kernel;
+BenchKernel warp_kernel(const std::string& body, const Lanes& a) {
+  BenchKernel kernel;
   kernel.body =
       ".reg .b32 a, d, e, lane;\n.reg .b64 in, out;\n.reg .pred p, q;\n"
       "ld.param.u64 in, [p0];\nld.param.u64 out, [p1];\nmov.u32 lane, %laneid;\n"
@@ -31,10 +31,10 @@ Kernel warp_kernel(const std::string& body, const Lanes& a) {
 template <class F>
 void on_warp(const std::string& body, const Lanes& a, F&& check) {
   SCOPED_TRACE(body);
-  Kernel kernel = warp_kernel(body, a);
+  BenchKernel kernel = warp_kernel(body, a);
   // Which lane is elected, and which lanes are active behind a branch, is the device's choice.
   kernel.settled = body.find("elect.sync") == std::string::npos && body.find("activemask") == std::string::npos;
-  on_each(kernel, [&](const Bench&, const Kernel& done) {
+  on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     for (u32 lane = 0; lane < 32; ++lane)
       check(lane, done.memory[1].at<u32>(2 * lane), done.memory[1].at<u32>(2 * lane + 1));
   });
@@ -174,7 +174,7 @@ TEST(Warp, Elect) {
 }
 
 TEST(Warp, SpecialRegisters) {
-  Kernel kernel;
+  BenchKernel kernel;
   kernel.body = R"(
     .reg .b32 x, y, at;
     .reg .b64 out, clock, later;
@@ -206,7 +206,7 @@ TEST(Warp, SpecialRegisters) {
   kernel.grid = {3, 2, 2}, kernel.block = {8, 4, 2};
   kernel.dynamic_smem_bytes = 2048;
   kernel.memory = {Memory::out(12 * 64 * 64)};
-  on_each(kernel, [](const Bench&, const Kernel& done) {
+  on_each(kernel, [](const Bench&, const BenchKernel& done) {
     for (u32 i = 0; i < 12 * 64; ++i) {
       const auto at = [&](u32 j) { return done.memory[0].at<u32>(16 * i + j); };
       const u32 lane = i % 32;
@@ -276,7 +276,7 @@ TEST(Control, LoopsAndBranches) {
 }
 
 TEST(Control, Calls) {
-  Kernel kernel = warp_kernel(R"(
+  BenchKernel kernel = warp_kernel(R"(
     {
     .param .b32 x; .param .b32 y;
     .param .align 8 .b8 box[8];
@@ -298,7 +298,7 @@ TEST(Control, Calls) {
     ld.param.b32 third, [y];
     sub.u32 e, e, third;
     })",
-                              random_lanes(31));
+                                   random_lanes(31));
   kernel.declarations = R"(
 .func (.param .b32 result) square(.param .b32 value)
 {
@@ -341,7 +341,7 @@ TEST(Control, Calls) {
 }
 )";
   const Lanes a = random_lanes(31);
-  on_each(kernel, [&](const Bench&, const Kernel& done) {
+  on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     for (u32 lane = 0; lane < 32; ++lane) {
       EXPECT_EQ(done.memory[1].at<u32>(2 * lane), a[lane] * a[lane]);
       EXPECT_EQ(done.memory[1].at<u32>(2 * lane + 1), (lane < 16 ? a[lane] - lane : lane - a[lane]) - lane);

@@ -6,7 +6,7 @@ namespace {
 
 // Warps hand a value round: each waits for the one before through a named barrier of its own.
 TEST(NamedBarrier, ArriveAndSyncCountTogether) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
     .shared .align 4 .b32 x;
     ld.param.u64 %rd1, [p0];
@@ -36,7 +36,7 @@ TEST(NamedBarrier, ArriveAndSyncCountTogether) {
 }
 
 TEST(NamedBarrier, Reduces) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<6>;
     ld.param.u64 %rd1, [p0];
     mov.u32 %r1, %tid.x;
@@ -62,7 +62,7 @@ TEST(NamedBarrier, Reduces) {
 }
 
 TEST(NamedBarrier, DeadlockHasATable) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<3>; .reg .pred %p<2>;
     mov.u32 %r1, %tid.x;
     setp.lt.u32 %p1, %r1, 32;
@@ -70,7 +70,7 @@ TEST(NamedBarrier, DeadlockHasATable) {
     bar.sync 5, 64;
   END:
     ret;)",
-                        0));
+                            0));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   under_schedules(4, [&](RunOptions options) {
     Findings findings;
@@ -84,7 +84,7 @@ TEST(NamedBarrier, DeadlockHasATable) {
 
 TEST(NamedBarrier, MisuseIsFound) {
   const auto rule_of = [](const std::string& body, uint32_t threads) {
-    const Kernel k(kernel(
+    const TestKernel k(kernel(
         ".reg .b32 %r<3>; .reg .pred %p<3>; mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32;" + body + " ret;", 0));
     EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
     Findings findings;
@@ -100,7 +100,7 @@ TEST(NamedBarrier, MisuseIsFound) {
 
 // Each block of a cluster writes into its neighbour's shared memory.
 TEST(ClusterBarrier, BlocksReachEachOther) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<6>; .reg .pred %p<4>;
     .shared .align 8 .b32 x[64];
     ld.param.u64 %rd1, [p0];
@@ -145,7 +145,7 @@ TEST(ClusterBarrier, BlocksReachEachOther) {
 // A ring of two slots between a producing and a consuming warp, 50 values.
 // Threads that arrive and exit count once: the others wait for each other as before.
 TEST(ClusterBarrier, ThreadsArriveAndExit) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p<4>;
     .shared .align 4 .b32 box;
     ld.param.u64 %rd1, [p0];
@@ -188,7 +188,7 @@ TEST(ClusterBarrier, ThreadsArriveAndExit) {
 }
 
 TEST(Mbarrier, PhasesOfARing) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<20>; .reg .b64 %rd<4>; .reg .pred %p<6>;
     .shared .align 8 .b64 full[2];
     .shared .align 8 .b64 empty[2];
@@ -265,7 +265,7 @@ TEST(Mbarrier, PhasesOfARing) {
 
 // State tokens, pending counts, remote arrivals, dropped arrivals.
 TEST(Mbarrier, TokensAndRemoteArrivals) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<8>; .reg .pred %p<4>;
     .shared .align 8 .b64 bar;
     ld.param.u64 %rd1, [p0];
@@ -304,10 +304,10 @@ TEST(Mbarrier, TokensAndRemoteArrivals) {
 
 TEST(Mbarrier, MisuseIsFound) {
   const auto finding = [](const std::string& body) {
-    const Kernel k(kernel(R"(.reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>; .shared .align 8 .b64 bar[2];
+    const TestKernel k(kernel(R"(.reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>; .shared .align 8 .b64 bar[2];
       mov.u32 %r1, bar; mov.u32 %r2, 1; mov.u32 %r3, 0; )" +
-                              body + " ret;",
-                          0));
+                                  body + " ret;",
+                              0));
     EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
     Findings findings;
     (void)k.run({}, {1}, {1}, {{}, 1, 0}, &findings);
@@ -347,7 +347,7 @@ TEST(SetMaxNReg, TheBlockHasSoManyRegisters) {
   MORE:
     setmaxnreg.inc.sync.aligned.u32 )" +
                              std::to_string(more) + "; ret;";
-    const Kernel k(kernel(body, 0, ".maxntid 256, 1, 1 .minnctapersm 2"));
+    const TestKernel k(kernel(body, 0, ".maxntid 256, 1, 1 .minnctapersm 2"));
     EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
     for (int n = 0; n < 4; ++n) (void)k.run({}, {1}, {256}, {Schedule::nth(n), 1, 0}, findings);
   };
@@ -363,7 +363,7 @@ TEST(SetMaxNReg, TheBlockHasSoManyRegisters) {
 // Warp 3 keeps 24 registers, its neighbours `less`, whichever of them comes first; the other warpgroup asks for `more`.
 TEST(SetMaxNReg, EachWarpHasItsOwn) {
   const auto run = [](const std::string& less, const std::string& more, Observer* observer) {
-    const Kernel k(kernel(R"(
+    const TestKernel k(kernel(R"(
     .reg .b32 %r<4>; .reg .b64 %rd<2>; .reg .pred %p<4>;
     ld.param.u64 %rd1, [p0];
     mov.u32 %r1, %tid.x;
@@ -379,10 +379,10 @@ TEST(SetMaxNReg, EachWarpHasItsOwn) {
     ret;
   MORE:
     setmaxnreg.inc.sync.aligned.u32 )" +
-                              more + R"(;
+                                  more + R"(;
     red.global.add.u32 [%rd1], 1;
     ret;)",
-                          1, ".maxntid 256, 1, 1 .minnctapersm 2"));
+                              1, ".maxntid 256, 1, 1 .minnctapersm 2"));
     EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
     uint32_t ran = 0;
     under_schedules(6, [&](const RunOptions& options) { (void)k.run({address(&ran)}, {1}, {256}, options, observer); });

@@ -12,9 +12,10 @@ using u32 = uint32_t;
 // One warp that stores d to p0 by lane; before: declarations of the module.
 std::vector<u32> run_warp(const std::string& body, const std::string& before = "") {
   SCOPED_TRACE(body);
-  const Kernel k(kernel(".reg .b32 d, lane, r<9>; .reg .b64 at, x<9>; .reg .pred p, q;\nmov.u32 lane, %laneid;\n" +
-                            body + "\nld.param.u64 at, [p0]; mad.wide.u32 at, lane, 4, at; st.global.b32 [at], d; ret;",
-                        3, "", before));
+  const TestKernel k(kernel(".reg .b32 d, lane, r<9>; .reg .b64 at, x<9>; .reg .pred p, q;\nmov.u32 lane, %laneid;\n" +
+                                body +
+                                "\nld.param.u64 at, [p0]; mad.wide.u32 at, lane, 4, at; st.global.b32 [at], d; ret;",
+                            3, "", before));
   std::vector<u32> out(32, 0);
   EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
   if (!k.decoded().ok()) return out;
@@ -46,7 +47,7 @@ TEST(Addresses, OfParametersInThirtyTwoBits) {
 }
 
 TEST(Addresses, BeyondTheParametersAreRefused) {
-  const Kernel k(kernel(".reg .b32 r<4>; mov.b32 r1, p0; add.u32 r1, r1, 8; ld.param.b32 r2, [r1]; ret;"));
+  const TestKernel k(kernel(".reg .b32 r<4>; mov.b32 r1, p0; add.u32 r1, r1, 8; ld.param.b32 r2, [r1]; ret;"));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   Findings findings;
   EXPECT_FALSE(k.run({0}, {1}, {32}, {{}, 1, 0}, &findings).ok());
@@ -108,8 +109,8 @@ TEST(Masks, GroupsMeetFromBothSidesOfABranch) {
 TEST(Masks, ThatDoNotAgreeAreAFinding) {
   for (const char* masks : {"mov.b32 r2, -1; setp.eq.u32 p, lane, 3; @p mov.b32 r2, 8;",   // lane 3 names itself only
                             "mov.b32 r2, 1; shl.b32 r2, r2, lane; shl.b32 r2, r2, 1;"}) {  // no lane names itself
-    const Kernel k(kernel(".reg .b32 d, lane, r<9>; .reg .pred p; mov.u32 lane, %laneid;\n" + std::string(masks) +
-                          "shfl.sync.idx.b32 d, lane, 0, 31, r2; ret;"));
+    const TestKernel k(kernel(".reg .b32 d, lane, r<9>; .reg .pred p; mov.u32 lane, %laneid;\n" + std::string(masks) +
+                              "shfl.sync.idx.b32 d, lane, 0, 31, r2; ret;"));
     ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
     Findings findings;
     (void)k.run({0}, {1}, {32}, {{}, 1, 0}, &findings);

@@ -5,7 +5,7 @@ namespace tandem::vgpu {
 namespace {
 
 TEST(Control, EveryThreadWritesItsNumber) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<6>; .reg .b64 %rd<4>;
     ld.param.u64 %rd1, [p0];
     mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x;
@@ -25,7 +25,7 @@ TEST(Control, EveryThreadWritesItsNumber) {
 
 // Collatz steps: loops of a different length in each lane, a branch in the loop.
 TEST(Control, LanesLeaveALoopOneByOne) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
     ld.param.u64 %rd1, [p0];
     mov.u32 %r1, %tid.x;
@@ -69,7 +69,7 @@ TEST(Control, LanesLeaveALoopOneByOne) {
 
 // Lane 0 exits out of a loop while the others wait for it behind the loop: they do not go on in it instead.
 TEST(Control, ALaneExitsFromItsLoop) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
     ld.param.u64 %rd1, [p0];
     mov.u32 %r1, %tid.x;
@@ -103,7 +103,7 @@ TEST(Control, ALaneExitsFromItsLoop) {
 
 // Lane 1 waits for what lane 0 does: neither may starve the other.
 TEST(Control, ALaneSpinsForAnother) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
     .shared .align 4 .b32 flag;
     ld.param.u64 %rd1, [p0];
@@ -137,7 +137,7 @@ TEST(Control, ALaneSpinsForAnother) {
 
 // Lane 7 spins for a store that lane 9 makes behind the place where all would meet.
 TEST(Control, ALaneDoesNotWaitForSpinnersForEver) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
     ld.param.u64 %rd1, [p0];
     mov.u32 %r1, %tid.x;
@@ -164,7 +164,7 @@ TEST(Control, ALaneDoesNotWaitForSpinnersForEver) {
 
 // A block waits for one that starts after it.
 TEST(Control, BlocksWaitForEachOtherThroughMemory) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<6>; .reg .pred %p<4>;
     ld.param.u64 %rd1, [p0];
     mov.u32 %r1, %ctaid.x;
@@ -206,7 +206,7 @@ BIG:
   st.param.b32 [result], %r1;
   ret;
 })";
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>;
     ld.param.u64 %rd1, [p0];
     mov.u32 %r1, %tid.x;
@@ -223,7 +223,7 @@ BIG:
     add.s64 %rd3, %rd1, %rd2;
     st.global.u32 [%rd3], %r4;
     ret;)",
-                        1, "", function));
+                            1, "", function));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   std::vector<uint32_t> out(32, 0);
   const Status s = k.run({address(out.data())}, {1}, {32});
@@ -233,7 +233,7 @@ BIG:
 }
 
 TEST(Control, ATrapEndsTheRunWithItsPlace) {
-  const Kernel k(kernel("trap; ret;", 0));
+  const TestKernel k(kernel("trap; ret;", 0));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   const Status s = k.run({}, {1}, {32});
   EXPECT_FALSE(s.ok());
@@ -244,7 +244,7 @@ TEST(Control, ATrapEndsTheRunWithItsPlace) {
 // Lanes meet again where those paths meet that go on, however many others end on the way.
 TEST(Control, EarlyEndsAreNoMeetingPoints) {
   const auto run = [](const std::string& middle) {
-    const Kernel k(kernel(R"(
+    const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<6>;
     .shared .align 4 .b32 number;
     ld.param.u64 %rd1, [p0];
@@ -282,7 +282,7 @@ TEST(Control, EarlyEndsAreNoMeetingPoints) {
 }
 
 TEST(Control, UnknownFormsAreRefusedByNameAndLine) {
-  const Kernel k(kernel(".reg .b32 %r<3>;\nadd.wrong.u32 %r1, %r2, %r2;\nret;", 0));
+  const TestKernel k(kernel(".reg .b32 %r<3>;\nadd.wrong.u32 %r1, %r2, %r2;\nret;", 0));
   EXPECT_FALSE(k.decoded().ok());
 }
 

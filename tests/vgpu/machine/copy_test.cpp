@@ -39,7 +39,7 @@ const char* const kWait = "W: mbarrier.try_wait.parity.shared::cta.b64 %p9, [%r1
 
 // A box of 16 x 8 floats at (x, y), some of it outside, swizzled by 64 bytes, copied out of shared memory again.
 TEST(TensorCopy, LoadsABoxSwizzled) {
-  const Kernel k(kernel(std::string(R"(
+  const TestKernel k(kernel(std::string(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<8>; .reg .pred %p<10>;
     .shared .align 1024 .b8 box[512];
     .shared .align 8 .b64 bar;
@@ -62,7 +62,7 @@ TEST(TensorCopy, LoadsABoxSwizzled) {
     add.s64 %rd4, %rd2, %rd3;
     st.global.u32 [%rd4], %r6;
     ret;)",
-                        3));
+                            3));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   std::vector<float> tensor(20 * 12);
   std::iota(tensor.begin(), tensor.end(), 1.0f);
@@ -85,7 +85,7 @@ TEST(TensorCopy, LoadsABoxSwizzled) {
 
 // Blocks of a cluster load a half each, for both: the halves and the bytes arrive everywhere.
 TEST(TensorCopy, Multicasts) {
-  const Kernel k(kernel(std::string(R"(
+  const TestKernel k(kernel(std::string(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>; .reg .b16 %rs<2>;
     .shared .align 128 .b8 box[256];
     .shared .align 8 .b64 bar;
@@ -108,7 +108,7 @@ TEST(TensorCopy, Multicasts) {
     mul.wide.u32 %rd3, %r7, 4; add.s64 %rd4, %rd2, %rd3; st.global.u32 [%rd4], %r6;
     barrier.cluster.arrive; barrier.cluster.wait;
     ret;)",
-                        2));
+                            2));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   std::vector<uint32_t> tensor(64);
   std::iota(tensor.begin(), tensor.end(), 100u);
@@ -123,7 +123,7 @@ TEST(TensorCopy, Multicasts) {
 
 // Stored once and added twice; the second store waits until the first has read.
 TEST(TensorCopy, StoresAndReduces) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>;
     .shared .align 128 .b8 box[128];
     ld.param.u64 %rd1, [p0];
@@ -163,7 +163,7 @@ TEST(TensorCopy, StoresAndReduces) {
 
 // A block pushes a row to its neighbour, which sends it on to global memory.
 TEST(BulkCopy, ThroughTheNeighboursSharedMemory) {
-  const Kernel k(kernel(std::string(R"(
+  const TestKernel k(kernel(std::string(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>;
     .shared .align 128 .b8 mine[128];
     .shared .align 128 .b8 given[128];
@@ -196,7 +196,7 @@ TEST(BulkCopy, ThroughTheNeighboursSharedMemory) {
   END:
     barrier.cluster.arrive; barrier.cluster.wait;
     ret;)",
-                        2));
+                            2));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   alignas(16) uint32_t in[64], out[64];
   for (uint32_t i = 0; i < 64; ++i) in[i] = 10 * i;
@@ -209,7 +209,7 @@ TEST(BulkCopy, ThroughTheNeighboursSharedMemory) {
 }
 
 TEST(BulkCopy, StAsyncCompletesBytesInTheOtherBlock) {
-  const Kernel k(kernel(std::string(R"(
+  const TestKernel k(kernel(std::string(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>;
     .shared .align 16 .b8 given[512];
     .shared .align 8 .b64 bar;
@@ -248,7 +248,7 @@ TEST(BulkCopy, StAsyncCompletesBytesInTheOtherBlock) {
 
 // Two groups; the older is waited for first. Zeros where the source is short.
 TEST(CpAsync, GroupsAndArrivals) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>;
     .shared .align 16 .b8 a[512];
     .shared .align 16 .b8 b[512];
@@ -278,7 +278,7 @@ TEST(CpAsync, GroupsAndArrivals) {
     mul.wide.u32 %rd5, %r3, 8; add.s64 %rd6, %rd2, %rd5;
     st.global.v2.u32 [%rd6], {%r10, %r11};
     ret;)",
-                        2));
+                            2));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   std::vector<uint32_t> in(256);
   std::iota(in.begin(), in.end(), 1u);
@@ -298,7 +298,7 @@ TEST(CpAsync, GroupsAndArrivals) {
 
 // Read without a wait: only a late schedule shows what that can do.
 TEST(Schedules, LateCompletionShowsAMissingWait) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>;
     .shared .align 16 .b8 a[16];
     .shared .align 8 .b64 bar;
@@ -310,7 +310,7 @@ TEST(Schedules, LateCompletionShowsAMissingWait) {
     ld.shared.u32 %r5, [%r4];
     st.global.u32 [%rd2], %r5;
     ret;)",
-                        2));
+                            2));
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   alignas(16) const uint32_t in[4] = {5, 6, 7, 8};
   uint32_t early = 0, late = 0;
@@ -325,7 +325,7 @@ TEST(Schedules, LateCompletionShowsAMissingWait) {
 
 // Hardware keeps the memory of a block that has ended until its stores have read it.
 TEST(BulkCopy, AStoreOutlivesItsBlock) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>;
     .shared .align 16 .b8 box[16];
     ld.param.u64 %rd1, [p0];

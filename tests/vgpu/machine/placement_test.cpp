@@ -15,7 +15,7 @@ constexpr uint32_t kBlocks = 24;
 
 // p0[block] = how many had come to the counter p1 before it.
 std::vector<uint32_t> tickets(const RunOptions& options) {
-  const Kernel k(kernel(R"(
+  const TestKernel k(kernel(R"(
     .reg .b32 %r<4>; .reg .b64 %rd<4>;
     ld.param.u64 %rd0, [p0];
     ld.param.u64 %rd1, [p1];
@@ -25,7 +25,7 @@ std::vector<uint32_t> tickets(const RunOptions& options) {
     add.s64 %rd3, %rd0, %rd2;
     st.global.u32 [%rd3], %r1;
     ret;)",
-                        2));
+                            2));
   EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
   std::vector<uint32_t> of(kBlocks, ~0u);
   uint32_t counter = 0;

@@ -24,9 +24,9 @@ inline std::string kernel(const std::string& body, int parameters = 1, const std
   return text + ") " + directives + "\n{\n" + body + "\n}\n";
 }
 
-class Kernel {
+class TestKernel {
  public:
-  explicit Kernel(const std::string& text, const Model& model = hopper()) : model_(model) {
+  explicit TestKernel(const std::string& text, const Model& model = hopper()) : model_(model) {
     auto module = std::make_shared<ptx::Module>();
     status_ = ptx::parse(text, module.get());
     if (!status_.ok()) return;

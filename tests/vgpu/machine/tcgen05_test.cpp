@@ -28,7 +28,7 @@ const char* const kFree = "\nbar.sync 0;\n@%p1 tcgen05.dealloc.cta_group::1.sync
 
 // A value goes to tensor memory in one shape and comes back.
 TEST(Tcgen05, StoresAndLoads) {
-  const Kernel k(blackwell_kernel(std::string("ld.param.u64 %rd1, [p0];\n").insert(0, kAllocate) + R"(
+  const TestKernel k(blackwell_kernel(std::string("ld.param.u64 %rd1, [p0];\n").insert(0, kAllocate) + R"(
     mul.lo.u32 %r20, %r3, 10; add.u32 %r21, %r20, 1;
     tcgen05.st.sync.aligned.32x32b.x2.b32 [%r11], {%r20, %r21};
     mov.u32 %r20, 0;
@@ -37,8 +37,8 @@ TEST(Tcgen05, StoresAndLoads) {
     tcgen05.wait::ld.sync.aligned;
     mul.wide.u32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], %r22;
 )" + kFree,
-                                  1),
-                 blackwell());
+                                      1),
+                     blackwell());
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   under_schedules(8, [&](RunOptions options) {
     std::vector<uint32_t> out(128, 0);
@@ -52,7 +52,7 @@ TEST(Tcgen05, StoresAndLoads) {
 
 // The result is there even if its wait is missing, as the compiler sees to it; but by the letter it is wrong.
 TEST(Tcgen05, AMissingWaitIsFoundByTheLetter) {
-  const Kernel k(blackwell_kernel(std::string(kAllocate) + R"(
+  const TestKernel k(blackwell_kernel(std::string(kAllocate) + R"(
     ld.param.u64 %rd1, [p0];
     tcgen05.st.sync.aligned.32x32b.x1.b32 [%r11], {%r3};
     tcgen05.wait::st.sync.aligned;
@@ -61,8 +61,8 @@ TEST(Tcgen05, AMissingWaitIsFoundByTheLetter) {
     tcgen05.wait::ld.sync.aligned;
     mul.wide.u32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], %r22;
 )" + kFree,
-                                  1),
-                 blackwell());
+                                      1),
+                     blackwell());
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   under_schedules(4, [&](RunOptions options) {
     std::vector<uint32_t> out(128, 0);
@@ -77,7 +77,7 @@ TEST(Tcgen05, AMissingWaitIsFoundByTheLetter) {
 
 // Hardware does not look at the bits of an address that say whose lanes they are.
 TEST(Tcgen05, AWarpHasItsOwnLanes) {
-  const Kernel k(blackwell_kernel(std::string(kAllocate) + R"(
+  const TestKernel k(blackwell_kernel(std::string(kAllocate) + R"(
     ld.param.u64 %rd1, [p0];
     tcgen05.st.sync.aligned.32x32b.x1.b32 [%r10], {%r3};
     tcgen05.wait::st.sync.aligned;
@@ -85,8 +85,8 @@ TEST(Tcgen05, AWarpHasItsOwnLanes) {
     tcgen05.wait::ld.sync.aligned;
     mul.wide.u32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], %r22;
 )" + kFree,
-                                  1),
-                 blackwell());
+                                      1),
+                     blackwell());
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   under_schedules(4, [&](RunOptions options) {
     std::vector<uint32_t> out(128, 0);
@@ -101,7 +101,7 @@ TEST(Tcgen05, AWarpHasItsOwnLanes) {
 
 TEST(Tcgen05, MisuseIsFound) {
   const auto rule_of = [](const std::string& body, const std::string& end = kFree) {
-    const Kernel k(blackwell_kernel(kAllocate + body + end, 0), blackwell());
+    const TestKernel k(blackwell_kernel(kAllocate + body + end, 0), blackwell());
     EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
     Findings findings;
     (void)k.run({}, {1}, {128}, {{}, 1, 0}, &findings);
@@ -214,7 +214,7 @@ std::string product_kernel(int group) {
 }
 
 void check_product(int group) {
-  const Kernel k(blackwell_kernel(product_kernel(group), 3), blackwell());
+  const TestKernel k(blackwell_kernel(product_kernel(group), 3), blackwell());
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   const int rows = 128 * group;
   const std::vector<float> a = small_numbers(rows * 16, 3), b = small_numbers(64 * 16, 4);
@@ -249,7 +249,7 @@ TEST(Tcgen05, ProductsOfAPair) { check_product(2); }
 
 // Three blocks do the work of eight: those that have not begun are taken over.
 TEST(ClusterLaunch, TakesOverWhatHasNotBegun) {
-  const Kernel k(blackwell_kernel(R"(
+  const TestKernel k(blackwell_kernel(R"(
     .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .pred %p<10>; .reg .b128 %q<3>;
     .shared .align 16 .b8 answer[16];
     .shared .align 8 .b64 bar;
@@ -271,8 +271,8 @@ TEST(ClusterLaunch, TakesOverWhatHasNotBegun) {
     bra WORK;
   END:
     ret;)",
-                                  1),
-                 blackwell());
+                                      1),
+                     blackwell());
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   under_schedules(6, [&](RunOptions options) {
     std::vector<uint32_t> out(8, 0);
@@ -284,7 +284,7 @@ TEST(ClusterLaunch, TakesOverWhatHasNotBegun) {
 
 // The answer as kernels read it that look at its words: x, y and z in halves of the next, and bit 0 of the third.
 TEST(ClusterLaunch, TheWordsOfItsAnswer) {
-  const Kernel k(blackwell_kernel(R"(
+  const TestKernel k(blackwell_kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p<4>;
     .shared .align 16 .b8 answer[16];
     .shared .align 8 .b64 bar;
@@ -308,8 +308,8 @@ TEST(ClusterLaunch, TheWordsOfItsAnswer) {
     bra NEXT;
   DONE:
     ret;)",
-                                  1),
-                 blackwell());
+                                      1),
+                     blackwell());
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   std::vector<uint32_t> out(4 * 11, 99);
   const Status s = k.run({address(out.data())}, {3, 2, 2}, {1}, {{}, 1, 0});

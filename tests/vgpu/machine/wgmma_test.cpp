@@ -88,7 +88,7 @@ const char* const kFence = "wgmma.fence.sync.aligned;\n";
 const char* const kCommit = "wgmma.commit_group.sync.aligned;\n";
 const char* const kWaitAll = "wgmma.wait_group.sync.aligned 0;\n";
 
-Kernel kernel_of(const std::string& body) { return Kernel(kernel(kLoad + body + kStore, 2)); }
+TestKernel kernel_of(const std::string& body) { return TestKernel(kernel(kLoad + body + kStore, 2)); }
 
 void expect_product(const std::vector<float>& out, const Operands& operands, float times) {
   for (int t = 0; t < 128; ++t)
@@ -101,7 +101,7 @@ void expect_product(const std::vector<float>& out, const Operands& operands, flo
 
 Rule rule_of(const std::string& body, int schedules = 4) {
   const Operands operands;
-  const Kernel k = kernel_of(body);
+  const TestKernel k = kernel_of(body);
   EXPECT_TRUE(k.decoded().ok()) << k.decoded().message;
   Findings findings;
   for (int n = 0; n < schedules; ++n) {
@@ -114,7 +114,7 @@ Rule rule_of(const std::string& body, int schedules = 4) {
 // The body stores so many times the product, watched or not, and nothing is found.
 void expect_times(float times, const std::string& body) {
   const Operands operands;
-  const Kernel k = kernel_of(body);
+  const TestKernel k = kernel_of(body);
   ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
   for (const bool watched : {false, true}) {
     under_schedules(10, [&](RunOptions options) {

@@ -8,18 +8,18 @@
 #include "engine/gpu.h"
 #include "engine/launch.h"
 #include "jit/compiler.h"
-#include "oracle/oracle.h"
+#include "oracle/reference.h"
+#include "support/check_accuracy.h"
 #include "support/gpu.h"
 #include "support/instance.h"
-#include "support/judge.h"
 #include "vgpu/check/checker.h"
 
 namespace tandem::test {
 namespace {
 
-constexpr uint64_t kMostInstructions = 4'000'000;  // of a block: a kernel that does not end is a finding
+constexpr uint64_t kMaxInstructions = 4'000'000;  // of a block: a kernel that does not end is a finding
 
-void add_places(const vgpu::Program& program, const vgpu::Party& party, Found* found) {
+void add_places(const vgpu::Program& program, const vgpu::Accessor& party, Found* found) {
   if (party.instruction < 0) return;
   const vgpu::ptx::Module& module = program.module();
   const auto add = [&](int32_t file, int32_t line) {
@@ -32,8 +32,10 @@ void add_places(const vgpu::Program& program, const vgpu::Party& party, Found* f
 }
 
 Found found_of(const vgpu::Program& program, const vgpu::Finding& finding) {
-  Found found{
-      std::string(name_of(finding.rule)), report(program, finding), {}, grade_of(finding.rule) == vgpu::Grade::letter};
+  Found found{std::string(name_of(finding.rule)),
+              report(program, finding),
+              {},
+              grade_of(finding.rule) == vgpu::Grade::spec_only};
   add_places(program, finding.party, &found);
   add_places(program, finding.other, &found);
   for (const int32_t other : finding.others) add_places(program, {.instruction = other, .what = {}}, &found);
@@ -92,7 +94,7 @@ Subject::Subject(std::string flags, int blocks, std::string device)
   const Problem problem = of_call.problem(pass_, &outputs);
   require(plan::check(problem, opened->properties()));
   plan_ = plan::make_plan(problem, opened->properties());
-  for (plan::Launch& launch : plan_.launches) {
+  for (plan::PlannedLaunch& launch : plan_.launches) {
     // With cluster launch control there is one for every tile.
     if (launch.kernel == 0 && launch.entry == plan::kMainEntry &&
         !(pass_ == TANDEM_FORWARD && plan_.forward.tile.clc()))
@@ -105,14 +107,14 @@ std::unique_ptr<Instance> Subject::instance() const {
   auto made = std::make_unique<Instance>(case_);
   if (pass_ == TANDEM_FORWARD) return made;
   Outputs outputs = made->outputs(TANDEM_FORWARD), exact = made->exact_outputs(TANDEM_FORWARD);
-  oracle::forward(with_outputs(made->problem(TANDEM_FORWARD, &outputs), &exact));
+  reference::forward(with_outputs(made->problem(TANDEM_FORWARD, &outputs), &exact));
   made->give_results(&exact);
   return made;
 }
 
 Status Subject::compile(jit::Sources sources, std::vector<std::string>* ptx) const {
   const std::unique_ptr<gpu::Device> device = open({});
-  for (const plan::Kernel& kernel : plan_.kernels) {
+  for (const plan::PlannedKernel& kernel : plan_.kernels) {
     const jit::Request request = request_of(kernel, device->properties());
     std::string log;
     TANDEM_TRY(
@@ -122,7 +124,7 @@ Status Subject::compile(jit::Sources sources, std::vector<std::string>* ptx) con
 }
 
 Status Subject::launch(const Problem& problem, const std::vector<std::string>& ptx, vgpu::Options options) const {
-  options.run.max_instructions = kMostInstructions;
+  options.run.max_instructions = kMaxInstructions;
   const std::unique_ptr<gpu::Device> device = open(std::move(options));
   std::vector<LoadedKernel> loaded(plan_.kernels.size());
   std::vector<const LoadedKernel*> kernels;
@@ -144,11 +146,11 @@ Trial Subject::run(const std::vector<std::string>& ptx, int n, bool judges) cons
     for (const vgpu::Finding& finding : outcome.findings) trial.found.push_back(found_of(outcome.program, finding));
   };
   if (judges) {
-    const Verdict verdict = run_case(case_, [&](const Call& call) {
+    const Verdict verdict = run_case(case_, [&](const EngineCall& call) {
       if (call.pass == pass_) {
         require(launch(call, ptx, options));
       } else {
-        oracle::forward(call);
+        reference::forward(call);
       }
     });
     trial.failure = verdict.refusal.empty() ? verdict.failure : verdict.refusal;

@@ -15,11 +15,11 @@ size_t wide(int x) { return static_cast<size_t>(x); }
 using test::Random;
 
 // Registers of one warp, of 4 or 8 bytes per lane.
-struct Warp {
+struct MmaWarp {
   std::vector<std::array<uint64_t, 32>> rows;
   std::vector<Row> pointers;
   std::vector<ConstRow> const_pointers;
-  explicit Warp(int count) : rows(static_cast<size_t>(count)) {
+  explicit MmaWarp(int count) : rows(static_cast<size_t>(count)) {
     for (auto& row : rows) {
       row.fill(0x5a5a5a5a5a5a5a5au);
       pointers.push_back(reinterpret_cast<Row>(row.data()));
@@ -43,12 +43,13 @@ struct Warp {
 };
 
 // Tables of "Matrix Fragments for mma": element i of a lane's fragment, groupID = t / 4, threadID_in_group = t % 4.
-struct Place {
+struct ElementPlace {
   int row, column;
 };
-Place a_place(const MmaForm& form, int t, int i) {
+ElementPlace a_place(const MmaForm& form, int t, int i) {
   const int g = t / 4, q = t % 4;
-  if (form.d == Sum::f64) return form.m == 8 ? Place{g, q} : Place{i % 2 == 0 ? g : g + 8, q + 4 * (i / 2)};
+  if (form.d == Sum::f64)
+    return form.m == 8 ? ElementPlace{g, q} : ElementPlace{i % 2 == 0 ? g : g + 8, q + 4 * (i / 2)};
   switch (bits_of(form.a)) {
     case 16:
       if (form.k == 8) return {i < 2 ? g : g + 8, 2 * q + (i & 1)};
@@ -62,7 +63,7 @@ Place a_place(const MmaForm& form, int t, int i) {
       return {i < 4 || (i >= 8 && i < 12) ? g : g + 8, 4 * q + (i & 3) + (i >= 8 ? 16 : 0)};
   }
 }
-Place b_place(const MmaForm& form, int t, int i) {  // row: k
+ElementPlace b_place(const MmaForm& form, int t, int i) {  // row: k
   const int g = t / 4, q = t % 4;
   if (form.d == Sum::f64) return {q + 4 * i, g};
   switch (bits_of(form.b)) {
@@ -71,9 +72,9 @@ Place b_place(const MmaForm& form, int t, int i) {  // row: k
     default: return {4 * q + (i & 3) + (i >= 4 ? 16 : 0), g};
   }
 }
-Place c_place(int t, int i) { return {t / 4 + (i >= 2 ? 8 : 0), 2 * (t % 4) + (i & 1)}; }
+ElementPlace c_place(int t, int i) { return {t / 4 + (i >= 2 ? 8 : 0), 2 * (t % 4) + (i & 1)}; }
 
-void write_operand(Warp* warp, const MmaForm& form, bool is_a, const Plain& p) {
+void write_operand(MmaWarp* warp, const MmaForm& form, bool is_a, const Plain& p) {
   const Format format = is_a ? form.a : form.b;
   const int registers = is_a ? a_registers(form) : b_registers(form);
   const int elements = form.d == Sum::f64 ? 1 : 32 / bits_of(format);
@@ -81,7 +82,7 @@ void write_operand(Warp* warp, const MmaForm& form, bool is_a, const Plain& p) {
     for (int r = 0; r < registers; ++r) {
       uint32_t word = 0;
       for (int e = 0; e < elements; ++e) {
-        const Place place = is_a ? a_place(form, t, r * elements + e) : b_place(form, t, r * elements + e);
+        const ElementPlace place = is_a ? a_place(form, t, r * elements + e) : b_place(form, t, r * elements + e);
         const double x = is_a ? p.at(place.row, place.column) : p.at(place.column, place.row);
         if (form.d == Sum::f64) {
           warp->set_real(r, t, x);
@@ -112,7 +113,7 @@ TEST(Mma, EveryForm) {
   for (const MmaForm& form : forms) {
     ASSERT_TRUE(check(form).ok()) << check(form).message;
     const Plain a = random_plain(random, form.a, form.m, form.k), b = random_plain(random, form.b, 8, form.k);
-    Warp a_warp(a_registers(form)), b_warp(b_registers(form)), c_warp(c_registers(form)), d_warp(d_registers(form));
+    MmaWarp a_warp(a_registers(form)), b_warp(b_registers(form)), c_warp(c_registers(form)), d_warp(d_registers(form));
     write_operand(&a_warp, form, true, a);
     write_operand(&b_warp, form, false, b);
     const int sums = form.m * 8 / 32;
@@ -137,7 +138,7 @@ TEST(Mma, EveryForm) {
         d_warp.pointers.data());
     for (int t = 0; t < 32; ++t)
       for (int i = 0; i < sums; ++i) {
-        const Place place = c_place(t, i);
+        const ElementPlace place = c_place(t, i);
         double want = c[wide(t * sums + i)];
         for (int k = 0; k < form.k; ++k) want += a.at(place.row, k) * b.at(place.column, k);
         double got = 0;
@@ -193,7 +194,7 @@ TEST(MatrixMoves, EightByEightOfSixteenBits) {
       ASSERT_TRUE(check_load(access).ok());
       ASSERT_EQ(registers(access), count);
       ASSERT_EQ(row_addresses(access), 8 * count);
-      Warp d(count);
+      MmaWarp d(count);
       load_matrix(access, rows.window.data(), rows.addresses, d.pointers.data());
       for (int i = 0; i < count; ++i)
         for (int t = 0; t < 32; ++t)
@@ -220,7 +221,7 @@ TEST(MatrixMoves, FourAndSixBitsBecomeBytes) {
       const MatrixAccess access = {bits == 4 ? Shape::m8n16_b8x16_b4x16_p64 : Shape::m8n16_b8x16_b6x16_p32, count,
                                    false};
       ASSERT_TRUE(check_load(access).ok());
-      Warp d(count);
+      MmaWarp d(count);
       load_matrix(access, rows.window.data(), rows.addresses, d.pointers.data());
       for (int i = 0; i < count; ++i)
         for (int t = 0; t < 32; ++t)
@@ -242,7 +243,7 @@ TEST(MatrixMoves, BytesAreTransposed) {
     ASSERT_TRUE(check_load(access).ok());
     ASSERT_EQ(registers(access), 2 * count);
     ASSERT_EQ(row_addresses(access), 16 * count);
-    Warp d(2 * count);
+    MmaWarp d(2 * count);
     load_matrix(access, rows.window.data(), rows.addresses, d.pointers.data());
     for (int i = 0; i < count; ++i)
       for (int t = 0; t < 32; ++t)
@@ -256,7 +257,7 @@ TEST(MatrixMoves, BytesAreTransposed) {
     Rows rows(random);
     const MatrixAccess access = {Shape::m16n8_b8, count, true};
     ASSERT_TRUE(check_store(access).ok());
-    Warp a(count);
+    MmaWarp a(count);
     for (int i = 0; i < count; ++i)
       for (int t = 0; t < 32; ++t) a.set_word(i, t, static_cast<uint32_t>(random.next()));
     store_matrix(access, rows.window.data(), rows.addresses, a.const_pointers.data());

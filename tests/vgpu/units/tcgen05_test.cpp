@@ -76,10 +76,10 @@ uint32_t instruction_of(const Trial& t) {
 }
 
 // "Where D lands": layouts A to G.
-struct Place {
+struct ColumnPlace {
   int cta, lane, column;
 };
-Place d_place(const Trial& t, int m, int n) {
+ColumnPlace d_place(const Trial& t, int m, int n) {
   if (t.group == 2 && t.m == 256) return {m / 128, m % 128, n};                    // A
   if (t.group == 2) return {m / 64, m % 64 + 64 * (n >= t.n / 2), n % (t.n / 2)};  // B
   if (t.m == 128) return {0, m, n};                                                // D
@@ -249,7 +249,7 @@ void run(Random& random, const Trial& t) {
   if (t.scaled()) scales = put_scales(random, t, &pair);
   for (int m = 0; m < t.m && t.accumulate; ++m)
     for (int n = 0; n < t.n; ++n) {
-      const Place p = d_place(t, m, n);
+      const ColumnPlace p = d_place(t, m, n);
       const auto before = static_cast<double>(random.between(-40, 40));
       uint32_t& cell = pair.memories[p.cta]->cells[kD + p.column][p.lane];
       if (t.d == Sum::s32) cell = static_cast<uint32_t>(static_cast<int32_t>(before));
@@ -269,7 +269,7 @@ void run(Random& random, const Trial& t) {
   std::set<std::pair<int, int>> written[2];
   for (int m = 0; m < t.m; ++m)
     for (int n = 0; n < t.n; ++n) {
-      const Place p = d_place(t, m, n);
+      const ColumnPlace p = d_place(t, m, n);
       int32_t cta = -1, lane = -1, cell = -1;
       d_cell(mma, m, n, &cta, &lane, &cell);
       ASSERT_TRUE(cta == p.cta && lane == p.lane && cell == kD + p.column) << what << " cell of " << m << "," << n;

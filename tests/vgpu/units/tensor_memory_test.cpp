@@ -38,11 +38,11 @@ Cell place(Shape shape, int t, int r, int second) {
 }
 int registers_each(Shape shape) { return shape == Shape::s16x128b ? 2 : shape == Shape::s16x256b ? 4 : 1; }
 
-struct Warp {
+struct TmemWarp {
   std::vector<std::array<uint32_t, 32>> rows;
   std::vector<Row> pointers;
   std::vector<ConstRow> const_pointers;
-  Warp(Random& random, int count) : rows(static_cast<size_t>(count)) {
+  TmemWarp(Random& random, int count) : rows(static_cast<size_t>(count)) {
     for (auto& row : rows) {
       for (uint32_t& x : row) x = static_cast<uint32_t>(random.next());
       pointers.push_back(row.data());
@@ -85,7 +85,7 @@ TEST(TensorMemory, LoadsAndStoresEveryShape) {
         ASSERT_TRUE(check(access, address, quadrant).ok()) << check(access, address, quadrant).message;
 
         auto memory = random_memory(random);
-        Warp warp(random, registers(access));
+        TmemWarp warp(random, registers(access));
         load_tmem(access, *memory, address, warp.pointers.data());
         CellSet touched;
         for (int r = 0; r < registers(access); ++r)
@@ -109,7 +109,7 @@ TEST(TensorMemory, LoadsAndStoresEveryShape) {
 
         // A store is the inverse, and leaves all else alone.
         auto before = std::make_unique<TensorMemory>(*memory);
-        Warp values(random, registers(access)), back(random, registers(access));
+        TmemWarp values(random, registers(access)), back(random, registers(access));
         store_tmem(access, memory.get(), address, values.const_pointers.data());
         load_tmem(access, *memory, address, back.pointers.data());
         ASSERT_EQ(values.rows, back.rows);

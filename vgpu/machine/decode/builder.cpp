@@ -58,7 +58,7 @@ const std::unordered_map<std::string_view, Special>& special_names() {
 
 }  // namespace
 
-bool Words::take(std::string_view word) {
+bool Modifiers::take(std::string_view word) {
   for (size_t i = 0; i < words_.size(); ++i) {
     if (used_[i] || words_[i] != word) continue;
     used_[i] = true;
@@ -67,13 +67,13 @@ bool Words::take(std::string_view word) {
   return false;
 }
 
-std::string Words::take_of(std::initializer_list<std::string_view> words) {
+std::string Modifiers::take_of(std::initializer_list<std::string_view> words) {
   for (const std::string_view word : words)
     if (take(word)) return std::string(word);
   return "";
 }
 
-std::string Words::take_prefix(std::string_view prefix) {
+std::string Modifiers::take_prefix(std::string_view prefix) {
   for (size_t i = 0; i < words_.size(); ++i) {
     if (used_[i] || !words_[i].starts_with(prefix)) continue;
     used_[i] = true;
@@ -82,7 +82,7 @@ std::string Words::take_prefix(std::string_view prefix) {
   return "";
 }
 
-ptx::Type Words::take_type() {
+ptx::Type Modifiers::take_type() {
   for (size_t i = 0; i < words_.size(); ++i) {
     const ptx::Type type = used_[i] ? ptx::Type::none : ptx::type_named(words_[i]);
     if (type == ptx::Type::none) continue;
@@ -92,7 +92,7 @@ ptx::Type Words::take_type() {
   return ptx::Type::none;
 }
 
-std::string Words::take_first() {
+std::string Modifiers::take_first() {
   for (size_t i = 0; i < words_.size(); ++i) {
     if (used_[i]) continue;
     used_[i] = true;
@@ -101,7 +101,7 @@ std::string Words::take_first() {
   return "";
 }
 
-std::string Words::left() const {
+std::string Modifiers::left() const {
   std::string text;
   for (size_t i = 0; i < words_.size(); ++i)
     if (!used_[i]) text += "." + words_[i];
@@ -138,7 +138,7 @@ Status Builder::refuse(const ptx::Instruction& i, const std::string& why) const 
   return Status::unsupported(str_cat("PTX line ", i.location.ptx_line, ": ", i.full_name(), ": ", why));
 }
 
-Status Builder::unknown(const ptx::Instruction& i, const Words& words) const {
+Status Builder::unknown(const ptx::Instruction& i, const Modifiers& words) const {
   return words.left().empty() ? Status() : refuse(i, words.left() + " is not known here");
 }
 
@@ -209,7 +209,7 @@ int32_t Builder::of_register(const ptx::Operand& operand, int width) {
 }
 
 int32_t Builder::of_symbol(const ptx::Operand& operand, int width) {
-  const Place& p = place(operand.symbol);
+  const OperandPlace& p = place(operand.symbol);
   if (p.in_register) return p.reg;
   const uint64_t at = p.at + operand.bits;
   switch (p.space) {

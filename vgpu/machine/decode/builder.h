@@ -20,9 +20,10 @@
 namespace tandem::vgpu::machine {
 
 // The modifiers of an instruction, taken one by one: their order is not fixed, and none may remain.
-class Words {
+class Modifiers {
  public:
-  explicit Words(const ptx::Instruction& instruction) : words_(instruction.modifiers), used_(words_.size(), false) {}
+  explicit Modifiers(const ptx::Instruction& instruction)
+      : words_(instruction.modifiers), used_(words_.size(), false) {}
   bool take(std::string_view word);
   // The first of these that is there; empty: none is.
   std::string take_of(std::initializer_list<std::string_view> words);
@@ -51,7 +52,7 @@ struct VirtualRegister {
 };
 
 // Where a symbol of a function that is being decoded lies.
-struct Place {
+struct OperandPlace {
   ptx::Space space = ptx::Space::generic;  // shared: offset; local: offset in the thread's; param: offset; else address
   uint64_t at = 0;
   bool in_register = false;  // a parameter of a .func that is declared .reg: reg
@@ -62,7 +63,7 @@ struct Place {
 struct Frame {
   const ptx::Function* function = nullptr;
   int32_t registers = 0;  // virtual register of its register 0
-  std::vector<Place> places;
+  std::vector<OperandPlace> places;
   std::vector<int32_t> starts;                                   // by instruction: its first op
   std::vector<std::pair<int32_t, int32_t>> branches;             // op, target instruction
   std::vector<int32_t> returns;                                  // ops that jump behind the call
@@ -76,7 +77,7 @@ class Builder {
   Builder(Code* code, const Model& model) : code_(code), model_(model) {}
 
   Status refuse(const ptx::Instruction& i, const std::string& why) const;
-  Status unknown(const ptx::Instruction& i, const Words& words) const;  // for modifiers left over
+  Status unknown(const ptx::Instruction& i, const Modifiers& words) const;  // for modifiers left over
 
   // Operands of an instruction. width: bytes per lane that the op reads. Fails: the returned register is -1 and
   // failure() says why.
@@ -107,7 +108,7 @@ class Builder {
   void widen(int32_t wide, int32_t narrow, ptx::Type type);
 
   // Symbols.
-  const Place& place(int32_t symbol) const { return frame_->places[static_cast<size_t>(symbol)]; }
+  const OperandPlace& place(int32_t symbol) const { return frame_->places[static_cast<size_t>(symbol)]; }
   int64_t local_space(int64_t bytes, int64_t alignment);
 
   Code& code() { return *code_; }

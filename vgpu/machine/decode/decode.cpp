@@ -20,7 +20,7 @@ using ptx::Operand;
 using ptx::Space;
 using ptx::Symbol;
 
-constexpr size_t kMostOps = 4'000'000;  // inlined callees included
+constexpr size_t kMaxOps = 4'000'000;  // inlined callees included
 constexpr int kDeepestCall = 32;
 
 int64_t aligned(int64_t at, int64_t alignment) { return (at + alignment - 1) / alignment * alignment; }
@@ -113,7 +113,7 @@ class KernelDecoder {
     frame->places.resize(f.symbols.size());
     for (size_t s = 0; s < f.symbols.size(); ++s) {
       const Symbol& symbol = f.symbols[s];
-      Place& place = frame->places[s];
+      OperandPlace& place = frame->places[s];
       if (place.space == Space::local || place.in_register) continue;  // an argument
       place.space = symbol.space;
       switch (symbol.space) {
@@ -179,8 +179,8 @@ class KernelDecoder {
     const auto source = static_cast<int32_t>(code_->sources.size());
     code_->sources.push_back(&i);
     builder_.begin(i, source);
-    if (code_->ops.size() > kMostOps)
-      return builder_.refuse(i, "the kernel is larger than " + std::to_string(kMostOps) + " operations");
+    if (code_->ops.size() > kMaxOps)
+      return builder_.refuse(i, "the kernel is larger than " + std::to_string(kMaxOps) + " operations");
     if (i.opcode == "call") return call(i, frame, depth);
     if (i.opcode == "ret" && depth > 0) {
       frame->returns.push_back(builder_.position());
@@ -226,7 +226,7 @@ class KernelDecoder {
     return {};
   }
 
-  Status pass(const Instruction& i, const Operand& operand, Place* place) {
+  Status pass(const Instruction& i, const Operand& operand, OperandPlace* place) {
     if (operand.kind == Operand::Kind::symbol && builder_.place(operand.symbol).space == Space::local) {
       *place = builder_.place(operand.symbol);
       return {};

@@ -1,6 +1,6 @@
 // Integer arithmetic, logic, shifts, comparison and selection.
 #include "vgpu/machine/decode/builder.h"
-#include "vgpu/machine/instructions/real.h"
+#include "vgpu/machine/instructions/float.h"
 
 namespace tandem::vgpu::machine {
 namespace {
@@ -35,8 +35,8 @@ Status simple(Builder& b, const Instruction& i, const std::string& name, Type d_
 
 // add, sub, mul, mad, min, max, ... of integers: floating point goes to real.cpp.
 Status arithmetic(Builder& b, const Instruction& i) {
-  Words words(i);
-  Words look(i);
+  Modifiers words(i);
+  Modifiers look(i);
   const Type type = look.take_type();
   if (is_float(type)) return decode_real(b, i);
   std::string name = i.opcode;
@@ -74,7 +74,7 @@ Status arithmetic(Builder& b, const Instruction& i) {
 
 // add.cc, addc, sub.cc, subc, mad.cc, madc: the carry is a register of its own.
 Status carrying(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const bool sets = words.take("cc"), takes = i.opcode.ends_with('c');
   const bool mad = i.opcode.starts_with("mad");
   const std::string part = mad ? words.take_of({"lo", "hi"}) : "";
@@ -105,7 +105,7 @@ Status carrying(Builder& b, const Instruction& i) {
 Status add_sub_mad(Builder& b, const Instruction& i) { return i.has("cc") ? carrying(b, i) : arithmetic(b, i); }
 
 Status logic(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const Type type = words.take_type();
   if (type == Type::none || !words.left().empty()) return b.refuse(i, "this form is not known here");
   const std::string name = i.opcode + (type == Type::pred ? ".pred" : ".b" + std::to_string(ptx::bits_of(type)));
@@ -114,7 +114,7 @@ Status logic(Builder& b, const Instruction& i) {
 }
 
 Status shift(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const Type type = words.take_type();
   if (type == Type::none || !words.left().empty()) return b.refuse(i, "this form is not known here");
   return simple(b, i, i.opcode + "." + integer_name(type), type, {type, Type::b32});
@@ -122,7 +122,7 @@ Status shift(Builder& b, const Instruction& i) {
 
 // Forms whose name is the text and whose operands are 32 bits wide, or of the type.
 Status by_text(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   std::string name = i.opcode;
   const auto with = [&](const std::string& word) {
     if (!word.empty()) name += "." + word;
@@ -160,7 +160,7 @@ Status by_text(Builder& b, const Instruction& i) {
 }
 
 Status bit_fields(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   std::string name = i.opcode;
   if (words.take("shiftamt")) name += ".shiftamt";
   const Type type = words.take_type();
@@ -175,7 +175,7 @@ Status bit_fields(Builder& b, const Instruction& i) {
 }
 
 Status lop3(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("b32");
   const std::string combine = words.take_of({"or", "and"});
   TANDEM_TRY(b.unknown(i, words));
@@ -223,7 +223,7 @@ int32_t compare(Builder& b, const Comparison& c, int32_t x, int32_t y) {
   return found ? p : -1;
 }
 
-Comparison comparison_of(Words& words) {
+Comparison comparison_of(Modifiers& words) {
   Comparison c;
   c.op = words.take_of({"eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu",
                         "geu", "num", "nan"});
@@ -263,7 +263,7 @@ Status setp_packed(Builder& b, const Instruction& i, Comparison c, const std::st
 }
 
 Status setp(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   Comparison c = comparison_of(words);
   const std::string with = words.take_of({"and", "or", "xor"});
   c.type = words.take_type();
@@ -297,7 +297,7 @@ Status setp(Builder& b, const Instruction& i) {
 
 // set.cmp.dtype.stype: all ones or 1.0 where it holds, else 0.
 Status set(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   Comparison c = comparison_of(words);
   const std::string with = words.take_of({"and", "or", "xor"});
   const Type d_type = words.take_type();
@@ -322,7 +322,7 @@ Status set(Builder& b, const Instruction& i) {
 }
 
 Status selp(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const Type type = words.take_type();
   if (type == Type::none || width_of(type) > 8 || !words.left().empty())
     return b.refuse(i, "this form is not known here");
@@ -330,7 +330,7 @@ Status selp(Builder& b, const Instruction& i) {
 }
 
 Status slct(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const bool ftz = words.take("ftz");
   const Type type = words.take_type(), chooser = words.take_type();
   if (chooser == Type::none || width_of(type) > 8 || !words.left().empty())

@@ -192,7 +192,7 @@ bool exists(Atomic operation, Type type) {
 
 Status decode_atomic(Builder& b, const Instruction& i) {
   if (i.has("async")) return decode_red_async(b, i);
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<AtomicDetail>();
   const bool returns = i.opcode == "atom";
   const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"};

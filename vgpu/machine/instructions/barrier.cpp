@@ -107,7 +107,7 @@ Step named_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-Status named(Builder& b, const Instruction& i, Words& words) {
+Status named(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<NamedDetail>();
   words.take("cta");
   detail->aligned = i.opcode == "bar" || i.has("aligned");
@@ -178,7 +178,7 @@ Step cluster_op(Context& context, const Op& op) {
 }
 
 Status barrier(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   if (!words.take("cluster")) {
     if (words.take("warp")) {
       words.take("sync");
@@ -223,7 +223,7 @@ Step proxy_fence_op(Context& context, const Op& op) {
 }
 
 Status fence(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   if (words.take("proxy")) {
     // .async, .alias, .tensormap::generic...; only the first is between proxies that have something to race for.
     const bool async = !words.take_prefix("async").empty();
@@ -305,7 +305,7 @@ Step registers_op(Context& context, const Op& op) {
 }
 
 Status setmaxnreg(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<RegistersDetail>();
   const std::string way = words.take_of({"inc", "dec"});
   words.take("sync");

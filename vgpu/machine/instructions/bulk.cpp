@@ -69,7 +69,7 @@ constexpr Family kFamilies[] = {{"cp", cp}, {"tensormap", decode_tensor_map}};
 }  // namespace
 
 Status decode_groups(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<GroupDetail>();
   words.take("async");
   detail->bulk = words.take("bulk");

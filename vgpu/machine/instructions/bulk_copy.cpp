@@ -157,7 +157,7 @@ bool tensor_type(Type type, gpu::TensorType* to) {
   }
 }
 
-Status take_reduction(Builder& b, const Instruction& i, Words& words, BulkDetail* detail) {
+Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, BulkDetail* detail) {
   const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor"};
   int n = 0;
   while (n < 8 && !words.take(names[n])) ++n;
@@ -217,7 +217,7 @@ Step store_op(Context& context, const Op& op) {
 
 // st.async and red.async: [to], value(s), [barrier].
 Status store_async(Builder& b, const Instruction& i, bool reduces) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<StoreDetail>();
   for (const char* word : {"async", "weak", "relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes"})
     words.take(word);
@@ -278,7 +278,7 @@ Step zero_op(Context& context, const Op& op) {
 }
 
 Status st_bulk(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   for (const char* word : {"bulk", "weak", "shared::cta"}) words.take(word);
   TANDEM_TRY(b.unknown(i, words));
   if (i.operands.size() != 3) return b.refuse(i, "it has a number of operands that is not known here");
@@ -293,7 +293,7 @@ Status st_bulk(Builder& b, const Instruction& i) {
 }  // namespace
 
 Status decode_bulk_copy(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<BulkDetail>();
   detail->direction = direction_of(i);
   detail->reduces = words.take("reduce");

@@ -65,7 +65,7 @@ Step cancel_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-Status try_cancel(Builder& b, const Instruction& i, Words& words) {
+Status try_cancel(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<CancelDetail>();
   for (const char* word : {"async", "shared::cta", "mbarrier::complete_tx::bytes", "b128"}) words.take(word);
   detail->multicast = words.take("multicast::cluster::all");
@@ -79,7 +79,7 @@ Status try_cancel(Builder& b, const Instruction& i, Words& words) {
 }
 
 // query_cancel: of an answer in a 128-bit register.
-Status query_cancel(Builder& b, const Instruction& i, Words& words) {
+Status query_cancel(Builder& b, const Instruction& i, Modifiers& words) {
   const bool canceled = words.take("is_canceled");
   const std::string part =
       words.take_of({"get_first_ctaid", "get_first_ctaid::x", "get_first_ctaid::y", "get_first_ctaid::z"});
@@ -132,7 +132,7 @@ Status query_cancel(Builder& b, const Instruction& i, Words& words) {
 
 Status decode_cluster_launch(Builder& b, const Instruction& i) {
   if (!b.model().tcgen05) return b.refuse(i, b.model().name + " has no clusterlaunchcontrol");
-  Words words(i);
+  Modifiers words(i);
   if (words.take("try_cancel")) return try_cancel(b, i, words);
   if (words.take("query_cancel") && i.operands.size() == 2) return query_cancel(b, i, words);
   return b.refuse(i, "this form is not known here");

@@ -55,7 +55,7 @@ Step brx_op(Context& context, const Op& op) {
 }
 
 Status bra(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("uni");
   TANDEM_TRY(b.unknown(i, words));
   if (i.operands.size() != 1 || i.operands[0].kind != Operand::Kind::label)
@@ -66,7 +66,7 @@ Status bra(Builder& b, const Instruction& i) {
 }
 
 Status brx(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("idx");
   words.take("uni");
   TANDEM_TRY(b.unknown(i, words));
@@ -96,7 +96,7 @@ Status trap(Builder& b, const Instruction&) {
 }
 
 Status nanosleep(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("u32");
   TANDEM_TRY(b.unknown(i, words));
   b.emit(yield_op, nullptr);
@@ -107,7 +107,7 @@ Status nanosleep(Builder& b, const Instruction& i) {
 Status nothing(Builder&, const Instruction&) { return {}; }
 
 Status griddepcontrol(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   if (words.take_of({"launch_dependents", "wait"}).empty()) return b.refuse(i, "this form is not known here");
   return b.unknown(i, words);  // grids run one after the other
 }

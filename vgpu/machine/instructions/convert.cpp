@@ -1,5 +1,5 @@
 // cvt. PTX ISA, "cvt".
-#include "vgpu/machine/instructions/real.h"
+#include "vgpu/machine/instructions/float.h"
 #include "vgpu/machine/lanes/lanes.h"
 
 namespace tandem::vgpu::machine {
@@ -130,7 +130,7 @@ Status convert_stochastic(Builder& b, const Instruction& i, const Conversion& c)
 }
 
 // cvt.pack.sat: two saturated integers in the low bits; of 8 bits, c goes above them.
-Status convert_packed(Builder& b, const Instruction& i, Words& words) {
+Status convert_packed(Builder& b, const Instruction& i, Modifiers& words) {
   words.take("sat");
   const Type to = words.take_type();
   words.take("s32");
@@ -259,7 +259,7 @@ Status convert_from_integer(Builder& b, const Instruction& i, const Conversion& 
 }  // namespace
 
 Status decode_cvt(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   Conversion c;
   if (words.take("pack")) return convert_packed(b, i, words);
   c.rounding = words.take_of({"rni", "rzi", "rmi", "rpi", "rna", "rn", "rz", "rm", "rp", "rs"});

@@ -94,7 +94,7 @@ Step arrive_op(Context& context, const Op& op) {
 }
 
 Status arrive(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<ArriveDetail>();
   for (const char* word : {"async", "mbarrier", "arrive", "b64"}) words.take(word);
   detail->counted = words.take("noinc");
@@ -112,7 +112,7 @@ Status arrive(Builder& b, const Instruction& i) {
 
 Status decode_cp_async(Builder& b, const Instruction& i) {
   if (i.has("mbarrier")) return arrive(b, i);
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<CopyDetail>();
   words.take("async");
   const std::string cache = words.take_of({"ca", "cg"});

@@ -53,7 +53,7 @@ Step store_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-bool take_access(Words& words, units::MatrixAccess* access) {
+bool take_access(Modifiers& words, units::MatrixAccess* access) {
   using Shape = units::MatrixAccess::Shape;
   const std::string shape = words.take_of({"m8n8", "m16n16", "m8n16", "m16n8"});
   const std::string count = words.take_of({"x1", "x2", "x4"});
@@ -83,7 +83,7 @@ bool take_access(Words& words, units::MatrixAccess* access) {
 
 Status matrix_access(Builder& b, const Instruction& i) {
   const bool load = i.opcode == "ldmatrix";
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<MatrixDetail>();
   words.take("sync");
   words.take("aligned");
@@ -125,7 +125,7 @@ Step transpose_op(Context& context, const Op& op) {
 }
 
 Status movmatrix(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   for (const char* word : {"sync", "aligned", "m8n8", "trans", "b16"}) words.take(word);
   TANDEM_TRY(b.unknown(i, words));
   auto detail = std::make_unique<Detail>();

@@ -15,8 +15,8 @@ using ptx::Operand;
 using ptx::Type;
 
 constexpr uint64_t kMark = 0x6d62'6172'0000'0000;  // "mbar"
-constexpr uint32_t kMostArrivals = (1u << 20) - 1;
-constexpr int64_t kMostBytes = (1 << 20) - 1;
+constexpr uint32_t kMaxArrivals = (1u << 20) - 1;
+constexpr int64_t kMaxBytes = (1 << 20) - 1;
 
 enum class Use : uint8_t { init, inval, arrive, expect_tx, complete_tx, test_wait, try_wait };
 struct MbarrierDetail
@@ -42,7 +42,7 @@ void check_complete(Grid& grid, Block& block, Mbarrier& barrier) {
 bool init(Context& context, const Op& op, const SharedPlace& place, uint32_t count) {
   Block& block = *place.block;
   const std::string name = "mbarrier at " + std::to_string(place.offset);
-  if (count == 0 || count > kMostArrivals) {
+  if (count == 0 || count > kMaxArrivals) {
     context.finds(Rule::invalid_barrier, op, name, "a count of " + std::to_string(count) + " is not from 1 to 2^20 - 1",
                   true);
     return false;
@@ -227,7 +227,7 @@ Step mbarrier_op(Context& context, const Op& op) {
 Step pending_op(Context& context, const Op& op) {
   TANDEM_EACH_LANE(lane, context.mask)
   context.row(op.detail->out[0])[lane] =
-      static_cast<uint32_t>(context.row<uint64_t>(op.detail->in[0])[lane]) & kMostArrivals;
+      static_cast<uint32_t>(context.row<uint64_t>(op.detail->in[0])[lane]) & kMaxArrivals;
   return Step::next;
 }
 
@@ -240,7 +240,7 @@ Status pending_count(Builder& b, const Instruction& i) {
   return {};
 }
 
-Use use_of(Words& words, MbarrierDetail* detail) {
+Use use_of(Modifiers& words, MbarrierDetail* detail) {
   const std::string use =
       words.take_of({"init", "inval", "arrive", "arrive_drop", "test_wait", "try_wait", "complete_tx"});
   if (use == "arrive" || use == "arrive_drop") {
@@ -304,7 +304,7 @@ bool mbarrier_arrive(Grid& grid, const Actor& actor, Block& block, Mbarrier& bar
 
 bool mbarrier_complete_bytes(Grid& grid, const Actor& actor, Block& block, Mbarrier& barrier, int64_t bytes) {
   barrier.bytes -= bytes;
-  if ((barrier.bytes > kMostBytes || barrier.bytes < -kMostBytes) &&
+  if ((barrier.bytes > kMaxBytes || barrier.bytes < -kMaxBytes) &&
       !report(grid, actor, Rule::over_arrival, name_of(barrier),
               std::to_string(barrier.bytes) + " bytes are beyond the counter"))
     return false;
@@ -314,7 +314,7 @@ bool mbarrier_complete_bytes(Grid& grid, const Actor& actor, Block& block, Mbarr
 
 Status decode_mbarrier(Builder& b, const Instruction& i) {
   if (i.has("pending_count")) return pending_count(b, i);
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<MbarrierDetail>();
   detail->use = use_of(words, detail.get());
   detail->parity = words.take("parity");

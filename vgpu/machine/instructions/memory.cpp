@@ -168,8 +168,8 @@ Step store_op(Context& context, const Op& op) {
 }
 
 // Of ld, st, atom and red; what remains in words is the caller's.
-Status address_and_type(Builder& b, const Instruction& i, Words& words, const Operand& operand, AccessDetail* detail,
-                        Type* type) {
+Status address_and_type(Builder& b, const Instruction& i, Modifiers& words, const Operand& operand,
+                        AccessDetail* detail, Type* type) {
   take_order(words, &detail->form);
   const bool is_of_entry = b.frame()->caller == nullptr || i.has("param::entry");
   take_space(words, &detail->form);
@@ -180,7 +180,7 @@ Status address_and_type(Builder& b, const Instruction& i, Words& words, const Op
   // Variables of the parameter space of calls lie in local memory.
   const Operand& base = operand.parts[0];
   if (base.kind == Operand::Kind::symbol && detail->form.space == Space::param) {
-    const Place& place = b.place(base.symbol);
+    const OperandPlace& place = b.place(base.symbol);
     if (place.in_register) return b.refuse(i, "the parameter is a register");
     if (place.space == Space::local) detail->form.space = Space::local;
   } else if (detail->form.space == Space::param && !is_of_entry) {
@@ -202,7 +202,7 @@ int register_width(Builder& b, const Operand& operand) {
 }
 
 Status ld(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<AccessDetail>();
   const uint32_t count = take_vector(words);
   words.take("nc");
@@ -231,7 +231,7 @@ Status ld(Builder& b, const Instruction& i) {
 }
 
 Status st(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<AccessDetail>();
   if (i.has("async") || i.has("bulk")) return decode_st_async(b, i);
   const uint32_t count = take_vector(words);
@@ -275,7 +275,7 @@ constexpr Family kFamilies[] = {
 
 }  // namespace
 
-void take_order(Words& words, AccessForm* form) {
+void take_order(Modifiers& words, AccessForm* form) {
   const std::string order = words.take_of({"weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"});
   if (order == "mmio") words.take("relaxed");
   const std::string scope = words.take_of({"cta", "cluster", "gpu", "sys"});
@@ -291,7 +291,7 @@ void take_order(Words& words, AccessForm* form) {
   form->atomic = form->order != Order::weak;
 }
 
-void take_space(Words& words, AccessForm* form) {
+void take_space(Modifiers& words, AccessForm* form) {
   const std::string space = words.take_of(
       {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry", "param::func"});
   form->cluster = space == "shared::cluster";
@@ -303,13 +303,13 @@ void take_space(Words& words, AccessForm* form) {
                                               : Space::generic;
 }
 
-void take_cache_hints(Words& words) {
+void take_cache_hints(Modifiers& words) {
   words.take_of({"ca", "cg", "cs", "lu", "cv", "wb", "wt"});
   while (!words.take_prefix("L1::").empty() || !words.take_prefix("L2::").empty()) {
   }
 }
 
-uint32_t take_vector(Words& words) {
+uint32_t take_vector(Modifiers& words) {
   const std::string vector = words.take_of({"v2", "v4", "v8"});
   return vector.empty() ? 1 : static_cast<uint32_t>(vector[1] - '0');
 }

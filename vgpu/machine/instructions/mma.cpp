@@ -52,7 +52,7 @@ std::vector<Operand> list_of(const Operand& operand) {
 }  // namespace
 
 Status decode_mma(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<MmaDetail>();
   units::MmaForm& form = detail->form;
   words.take("sync");

@@ -2,7 +2,7 @@
 #include <map>
 
 #include "vgpu/machine/address.h"
-#include "vgpu/machine/instructions/real.h"
+#include "vgpu/machine/instructions/float.h"
 #include "vgpu/machine/run/execute.h"
 
 namespace tandem::vgpu::machine {
@@ -90,7 +90,7 @@ Status read_clock(Builder& b, const Instruction& i, Type type) {
 }
 
 Status mov(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (type == Type::none || i.operands.size() != 2) return b.refuse(i, "this form is not known here");
@@ -109,7 +109,7 @@ Status mov(Builder& b, const Instruction& i) {
 // A generic address of shared memory, local memory or a parameter is its window and its 32-bit address. A global
 // address is generic already. A constant's address may come in 32 bits: its upper half is that of the module's memory.
 Status cvta(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const bool to = words.take("to");
   const std::string space =
       words.take_of({"shared", "shared::cta", "shared::cluster", "local", "global", "const", "param", "param::entry"});
@@ -147,7 +147,7 @@ Status cvta(Builder& b, const Instruction& i) {
 }
 
 Status isspacep(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const std::string space = words.take_first();
   TANDEM_TRY(b.unknown(i, words));
   const int32_t d = b.destination(i.operands[0], Type::pred), a = b.source(i.operands[1], Type::b64);
@@ -182,7 +182,7 @@ Status isspacep(Builder& b, const Instruction& i) {
 
 // mapa and getctarank: the rank of the block is part of a shared address.
 Status mapa(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const bool shared = words.take("shared::cluster");
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
@@ -204,7 +204,7 @@ Status mapa(Builder& b, const Instruction& i) {
 }
 
 Status getctarank(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("shared::cluster");
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));

@@ -9,12 +9,12 @@
 
 namespace tandem::vgpu::machine {
 
-Status decode_tmem_mma(Builder& b, const ptx::Instruction& i, Words& words);
+Status decode_tmem_mma(Builder& b, const ptx::Instruction& i, Modifiers& words);
 Status decode_tmem(Builder& b, const ptx::Instruction& i);            // alloc, dealloc, ld, st, wait, fence
 Status decode_cluster_launch(Builder& b, const ptx::Instruction& i);  // clusterlaunchcontrol
 
 // .cta_group::N: 0 if there is none.
-int32_t take_group(Words& words);
+int32_t take_group(Modifiers& words);
 // All tcgen05 instructions of a kernel use one group. False: the run is over.
 bool use_group(Context& context, const Op& op, int32_t group);
 // The other block of a pair; null, and reported as fatal: the cluster has none.

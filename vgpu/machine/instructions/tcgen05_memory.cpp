@@ -136,7 +136,7 @@ Step management_op(Context& context, const Op& op) {
   }
 }
 
-Status management(Builder& b, const Instruction& i, Words& words, const std::string& what) {
+Status management(Builder& b, const Instruction& i, Modifiers& words, const std::string& what) {
   auto detail = std::make_unique<ManagementDetail>();
   detail->group = take_group(words);
   for (const char* word : {"sync", "aligned", "b32"}) words.take(word);
@@ -272,7 +272,7 @@ bool take_shape(const std::string& word, units::TmemAccess* access) {
   return false;
 }
 
-Status tmem_access(Builder& b, const Instruction& i, Words& words, bool loads) {
+Status tmem_access(Builder& b, const Instruction& i, Modifiers& words, bool loads) {
   auto detail = std::make_unique<AccessDetail>();
   detail->loads = loads;
   if (words.take("red")) return b.refuse(i, "loads that reduce are not of this target");
@@ -342,7 +342,7 @@ Step fence_op(Context& context, const Op& op) {
 
 }  // namespace
 
-int32_t take_group(Words& words) {
+int32_t take_group(Modifiers& words) {
   const std::string group = words.take_of({"cta_group::1", "cta_group::2"});
   return group.empty() ? 0 : group.back() - '0';
 }
@@ -380,7 +380,7 @@ void add_cells(const Block& block, const std::vector<units::CellRange>& cells, s
 }
 
 Status decode_tmem(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   const std::string what = words.take_of({"alloc", "dealloc", "relinquish_alloc_permit", "ld", "st", "wait::ld",
                                           "wait::st", "fence::before_thread_sync", "fence::after_thread_sync"});
   b.code().uses_tcgen05 = true;

@@ -143,7 +143,7 @@ Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detai
 
 }  // namespace
 
-Status decode_tmem_mma(Builder& b, const Instruction& i, Words& words) {
+Status decode_tmem_mma(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<MmaDetail>();
   units::TmmaForm& form = detail->form;
   if (words.take("sp")) return b.refuse(i, "sparse products are not executed");

@@ -72,7 +72,7 @@ Step cp_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-Status cp(Builder& b, const Instruction& i, Words& words) {
+Status cp(Builder& b, const Instruction& i, Modifiers& words) {
   using Copy = units::TmemCopy;
   auto detail = std::make_unique<CopyDetail>();
   detail->group = take_group(words);
@@ -148,7 +148,7 @@ Step shift_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-Status shift(Builder& b, const Instruction& i, Words& words) {
+Status shift(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<ShiftDetail>();
   detail->group = take_group(words);
   words.take("down");
@@ -219,7 +219,7 @@ Step commit_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-Status commit(Builder& b, const Instruction& i, Words& words) {
+Status commit(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<CommitDetail>();
   detail->group = take_group(words);
   words.take("mbarrier::arrive::one");
@@ -238,7 +238,7 @@ Status commit(Builder& b, const Instruction& i, Words& words) {
 
 Status tcgen05(Builder& b, const Instruction& i) {
   if (!b.model().tcgen05) return b.refuse(i, b.model().name + " has no tensor memory");
-  Words words(i);
+  Modifiers words(i);
   b.code().uses_tcgen05 = true;
   const std::string what = words.take_of({"mma", "commit", "cp", "shift"});
   if (what == "mma") return decode_tmem_mma(b, i, words);

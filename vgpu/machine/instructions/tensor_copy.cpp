@@ -151,7 +151,7 @@ Step tensor_op(Context& context, const Op& op) {
   return context.grid.stopped.load(std::memory_order_relaxed) ? Step::end : Step::next;
 }
 
-Status take_reduction(Builder& b, const Instruction& i, Words& words, TensorDetail* detail) {
+Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, TensorDetail* detail) {
   const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor"};
   for (int n = 0; n < 8; ++n) {
     if (!words.take(names[n])) continue;
@@ -178,7 +178,7 @@ Status take_box(Builder& b, const Instruction& i, const Operand& operand, Tensor
 }  // namespace
 
 Status decode_tensor_copy(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   auto detail = std::make_unique<TensorDetail>();
   detail->direction = direction_of(i);
   detail->reduces = words.take("reduce");

@@ -38,7 +38,7 @@ Step replace_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-bool take_field(Words& words, units::MapField* field) {
+bool take_field(Modifiers& words, units::MapField* field) {
   const char* const names[] = {"global_address", "rank",           "box_dim",          "global_dim",
                                "global_stride",  "element_stride", "elemtype",         "interleave_layout",
                                "swizzle_mode",   "fill_mode",      "swizzle_atomicity"};
@@ -50,7 +50,7 @@ bool take_field(Words& words, units::MapField* field) {
   return false;
 }
 
-Status replace(Builder& b, const Instruction& i, Words& words) {
+Status replace(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<ReplaceDetail>();
   words.take("tile");
   if (!take_field(words, &detail->field)) return b.refuse(i, "its field is not known here");
@@ -98,7 +98,7 @@ Step copy_op(Context& context, const Op& op) {
   return ok ? Step::next : Step::end;
 }
 
-Status copy(Builder& b, const Instruction& i, Words& words) {
+Status copy(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<CopyDetail>();
   for (const char* word :
        {"global", "shared::cta", "tensormap::generic", "release", "cta", "cluster", "gpu", "sys", "sync", "aligned"})
@@ -122,7 +122,7 @@ Status copy(Builder& b, const Instruction& i, Words& words) {
 }  // namespace
 
 Status decode_tensor_map(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   if (words.take("replace")) return replace(b, i, words);
   if (words.take("cp_fenceproxy")) return copy(b, i, words);
   return b.refuse(i, "this form is not known here");

@@ -126,7 +126,7 @@ Step shfl_op(Context& context, const Op& op) {
 }
 
 Status shfl(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("sync");
   const std::string mode = words.take_of({"up", "down", "bfly", "idx"});
   words.take("b32");
@@ -171,7 +171,7 @@ Step vote_op(Context& context, const Op& op) {
 }
 
 Status decode_vote(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("sync");
   const std::string mode = words.take_of({"all", "any", "uni", "ballot"});
   words.take_type();
@@ -215,7 +215,7 @@ Step match_op(Context& context, const Op& op) {
 }
 
 Status decode_match(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("sync");
   const std::string mode = words.take_of({"any", "all"});
   const Type type = words.take_type();
@@ -275,7 +275,7 @@ Step redux_op(Context& context, const Op& op) {
 }
 
 Status decode_redux(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("sync");
   auto detail = std::make_unique<ReduxDetail>();
   detail->operation = words.take_of({"add", "min", "max", "and", "or", "xor"});
@@ -304,7 +304,7 @@ Step elect_op(Context& context, const Op& op) {
 }
 
 Status elect(Builder& b, const Instruction& i) {
-  Words words(i);
+  Modifiers words(i);
   words.take("sync");
   TANDEM_TRY(b.unknown(i, words));
   if (i.operands.size() != 2 || i.operands[0].kind != Operand::Kind::pair)

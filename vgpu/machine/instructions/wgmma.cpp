@@ -292,7 +292,7 @@ Status take_flags(Builder& b, const Instruction& i, WgmmaDetail* detail) {
   return {};
 }
 
-Status mma_async(Builder& b, const Instruction& i, Words& words) {
+Status mma_async(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<WgmmaDetail>();
   units::WgmmaForm& form = detail->form;
   if (words.take("sp")) return b.refuse(i, "sparse products are not executed");
@@ -338,7 +338,7 @@ Status mma_async(Builder& b, const Instruction& i, Words& words) {
 
 Status wgmma_family(Builder& b, const Instruction& i) {
   if (!b.model().wgmma) return b.refuse(i, std::string(b.model().name) + " has no wgmma");
-  Words words(i);
+  Modifiers words(i);
   const std::string what = words.take_of({"mma_async", "fence", "commit_group", "wait_group"});
   words.take("sync");
   words.take("aligned");

@@ -2,7 +2,7 @@
 // (src/CMakeLists.txt).
 #include "vgpu/machine/lanes/lanes.h"
 
-#include "vgpu/machine/lanes/real.h"
+#include "vgpu/machine/lanes/float.h"
 
 #define TANDEM_TEXT_(x) #x
 #define TANDEM_TEXT(x) TANDEM_TEXT_(x)

@@ -1,0 +1,147 @@
+// Shared memory of a CTA of the Blackwell backward: operands, barriers and the current n_block.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "shared/backward.h"
+#include "shared/sm100_backward.h"
+#include "tile/cta_pair.cuh"
+#include "tile/n_block_work.cuh"
+#include "tile/pipeline_state.cuh"
+
+// Additional storage of a CTA pair. A product needs half of the rows of one operand and half of the columns of the
+// other. Queries and dout are therefore loaded twice: 64 rows of all columns for S and dP, all rows of 64 columns for
+// dK and dV.
+template <Sm100BackwardConfig T, bool = T.two_cta>
+struct TwoCtaShared {
+  static constexpr int kColumns = 64;
+  alignas(1024) u16 kt[T.tile_n() * kColumns];  // for dQ: all keys of the pair
+  alignas(1024) u16 qt[T.tile_m * kColumns], doutt[T.tile_m * kColumns];
+  alignas(1024) u16 ds_sent[T.kCtaKeys * kColumns];  // outgoing dS of the other CTA's queries
+};
+template <Sm100BackwardConfig T>
+struct TwoCtaShared<T, false> {};
+template <Sm100BackwardConfig T>
+struct TwoCtaBarriers {
+  // Arrivals: 1. Barriers marked * count one arrival of each CTA, at the leader.
+  alignas(8) u64 kt_tma_full, qt_tma_full, doutt_tma_full;
+  u64 kt_peer_full, qt_peer_full, doutt_peer_full;  // *
+  u64 qt_empty, doutt_empty;
+  u64 ds_written;                 // leader: 4 warps per CTA have written their half of dS
+  u64 ds_tma_full, ds_peer_full;  // other's dS arrived (bytes); leader: there too
+  u64 tile_signalled, tile_read;  // next tile's number arrived; leader: other CTA read it
+  int next_tile;
+};
+
+// Operands of products, and results before their stores. In two passes queries and dout share one ring.
+template <Sm100BackwardConfig T, Accumulators = T.accumulators>
+struct Operands {
+  alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
+  alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
+  alignas(1024) u16 q[T.q_stages][T.q_box_rows() * T.k_columns()];
+  alignas(1024) u16 dout[T.dout_stages][T.q_box_rows() * T.v_columns()];
+  alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];              // keys in rows; pair: all keys, half of the queries
+  alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];  // in fragment order
+};
+template <Sm100BackwardConfig T>
+struct Operands<T, Accumulators::dk> {
+  alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
+  alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
+  alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];
+  alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];
+  alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];
+};
+template <Sm100BackwardConfig T>
+struct Operands<T, Accumulators::dv> {
+  alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
+  alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];  // reused for dv at the end of a tile
+};
+
+template <Sm100BackwardConfig T>
+struct SharedStorage : TwoCtaShared<T>, Operands<T> {
+  alignas(16) float lse_delta[T.lse_delta_slots()][2 * T.tile_m];  // per query: -lse in log2 units, delta
+  // A barrier's name states what is true after the wait. Arrivals: 1 unless noted. "landed" barriers count TMA's bytes.
+  // "ready" barriers without a number, q_empty and dout_empty receive commits. In a CTA pair only the leader's barriers
+  // gate products; they receive the arrivals of both CTAs.
+  alignas(8) u64 k_tma_full, v_tma_full;
+  u64 q_tma_full[T.q_stages], q_empty[T.q_stages], dout_tma_full[T.dout_stages], dout_empty[T.dout_stages];
+  u64 kv_empty;  // kTileWarps: tile, keys and values have been read
+  // In tensor memory. After dp_ready all products of the previous iteration are complete (CTA pair: except dQ).
+  u64 s_ready[T.s_slots()], dp_ready;
+  u64 p_ready[T.p_parts()], ds_ready;                    // 4 warps of each MMA warpgroup
+  u64 s_empty;                                           // same; dk pass and CTA pair: scores have been read
+  u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];  // empty: 4 warps
+  u64 sums_ready;                                        // dk and dv of the tile
+  u64 lse_delta_tma_full[2], lse_delta_empty[2];         // T.lse_delta_alone(); empty: by commit, unused in a pair
+  u64 ring_tma_full[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_peer_full[T.ring_blocks()];  // two passes
+  // Operands that have arrived and are zeroed beyond the sequence.
+  u64 k_peer_full, v_peer_full, q_peer_full[T.q_stages], dout_peer_full[T.dout_stages];
+  TwoCtaBarriers<T> two_cta;
+  NBlockWork tile;  // valid after k_landed and k_full(); n_block -1: no tile
+  u32 tensor_memory;
+
+  static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 4 : 0) + 1 + T.has_relay_warp();
+
+  TANDEM_DEVICE u64* k_full() { return T.has_relay_warp() ? &k_peer_full : &k_tma_full; }
+  TANDEM_DEVICE u64* v_full() { return T.has_relay_warp() ? &v_peer_full : &v_tma_full; }
+  TANDEM_DEVICE u64* q_full(u32 slot) { return T.has_relay_warp() ? &q_peer_full[slot] : &q_tma_full[slot]; }
+  TANDEM_DEVICE u64* dout_full(u32 slot) { return T.has_relay_warp() ? &dout_peer_full[slot] : &dout_tma_full[slot]; }
+  TANDEM_DEVICE u64* ring_full(u32 slot) { return T.has_relay_warp() ? &ring_peer_full[slot] : &ring_tma_full[slot]; }
+};
+
+// The first of the CTA's own keys.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE int first_key_of(const NBlockWork& tile) {
+  return tile.n_block * T.tile_n() + cta_rank<T>() * T.kCtaKeys;
+}
+// written: the other CTA's products read data from ordinary stores.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void arrive_at_leader(u64* barrier, bool written = false) {
+  if constexpr (!T.two_cta) {
+    mbarrier_arrive(barrier);
+  } else if (written) {
+    mbarrier_release_at(barrier, 0);
+  } else {
+    mbarrier_arrive_at(barrier, 0);
+  }
+}
+
+// The dv pass counts its tiles separately.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE int* counter_of(const BackwardParams& p) {
+  return p.counter + (T.accumulators == Accumulators::dv ? 1 : 0);
+}
+
+// Reads tile `tile_idx`; called by whole warps. n_block -1: there are no more tiles.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE NBlockWork wait_for_tile(SharedStorage<T>& s, u32 tile_idx) {
+  mbarrier_wait(T.two_cta ? &s.k_tma_full : s.k_full(), tile_idx & 1);
+  return {warp_uniform(s.tile.n_block),
+          warp_uniform(s.tile.head_k),
+          warp_uniform(s.tile.sequence),
+          warp_uniform(s.tile.m_begin),
+          warp_uniform(s.tile.m_end),
+          0,
+          spt<T>() ? warp_uniform(s.tile.diagonal) : 0};
+}
+
+// Two passes: calls the visitor that loads, zeroes or multiplies operands, in the order of issue. S is two iterations
+// ahead of the sum (dk or dv), dP one.
+template <Sm100BackwardConfig T, class Visitor>
+TANDEM_DEVICE void in_order(const MBlockIterator<T>& first, Visitor& visit) {
+  MBlockIterator<T> scores = first, dp = first, sum = first;
+#pragma unroll 1
+  for (int i = 0; i < first.left + 2; ++i) {
+    if (i >= 2) {
+      visit.sum(sum);
+      sum.advance();
+    }
+    if (T.makes_dk() && i >= 1 && dp.left > 0) {
+      visit.dp(dp);
+      dp.advance();
+    }
+    if (scores.left > 0) {
+      visit.scores(scores);
+      scores.advance();
+    }
+  }
+}

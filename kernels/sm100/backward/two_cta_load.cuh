@@ -1,0 +1,131 @@
+// Loads in a CTA pair of the Blackwell backward, and the relay, which signals the leader when operands have arrived.
+#pragma once
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "sm100/backward/smem.cuh"
+#include "tile/chunk.cuh"
+
+// An iteration's operands have one buffer each, free after its product: S, dP, dV, or dK, which is issued after the
+// next S. -lse and delta have two buffers: one is free after the iteration's dK, for which the wait was an iteration
+// earlier.
+template <Sm100BackwardConfig T>
+struct PairSteps {
+  const BackwardParams& p;
+  SharedStorage<T>& s;
+  const int rank = cta_rank<T>();
+  u32 steps = 0;  // over all tiles
+
+  // rows: per box. Boxes of 64 columns are contiguous; the first begins at this column.
+  TANDEM_DEVICE static void load_boxes(u16* to, const TensorMap* map, u64* tma_full, int rows, int columns, int column,
+                                       int row, int head, int batch) {
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64) tma_load(to + c * rows, map, tma_full, column + c, row, head, batch);
+  }
+  // Loads half of the rows, all columns.
+  TANDEM_DEVICE void load_rows(u16* to, const TensorMap* map, u64* tma_full, u64* empty, int row, int head, int batch) {
+    mbarrier_wait(empty, (steps & 1) ^ 1);
+    mbarrier_expect_tx(tma_full, T.kBlockBytes);
+    load_boxes(to, map, tma_full, 64, 128, 0, row + 64 * rank, head, batch);
+  }
+  // Loads all rows, half of the columns.
+  TANDEM_DEVICE void load_columns(u16* to, const TensorMap* map, u64* tma_full, u64* empty, int row, int head,
+                                  int batch) {
+    mbarrier_wait(empty, (steps & 1) ^ 1);
+    mbarrier_expect_tx(tma_full, T.kBlockBytes);
+#pragma unroll 1
+    for (int r = 0; r < T.tile_m; r += 64) tma_load(to + r * 64, map, tma_full, 64 * rank, row + r, head, batch);
+  }
+  TANDEM_DEVICE void load(const SequenceCoords& sequence, const MBlockIterator<T>& step) {
+    const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch, head = step.head;
+    load_rows(s.q[0], &p.q, &s.q_tma_full[0], &s.q_empty[0], row, head, batch);
+    u64* const lse_delta_tma_full = &s.lse_delta_tma_full[steps & 1];
+    mbarrier_expect_tx(lse_delta_tma_full, sizeof s.lse_delta[0]);
+    bulk_load(s.lse_delta[steps & 1], p.lse_delta + m_block_at(p, sequence, head, step.m_block) * (2 * T.tile_m),
+              sizeof s.lse_delta[0], lse_delta_tma_full);
+    load_rows(s.dout[0], &p.dout, &s.dout_tma_full[0], &s.dout_empty[0], row, head, batch);
+    load_columns(s.doutt, &p.dout, &s.two_cta.doutt_tma_full, &s.two_cta.doutt_empty, row, head, batch);
+    load_columns(s.qt, &p.q, &s.two_cta.qt_tma_full, &s.two_cta.qt_empty, row, head, batch);
+    ++steps;
+  }
+};
+
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void load_pair(const BackwardParams& p, SharedStorage<T>& s) {
+  const int rank = cta_rank<T>();
+  PairSteps<T> steps{p, s};
+  u32 tile_idx = 0;
+  for (u32 asked = 0;; ++asked) {
+    const int n = next_cta_pair_tile<T>(s.two_cta, asked, [&] { return atomicAdd(counter_of<T>(p), 1); });
+    if (n >= p.tiles) break;
+    const NBlockWork tile = n_block_work_at<T>(p, n);
+    const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    if (skip_empty_tiles<T>(p, counter_of<T>(p), n, tile, sequence)) continue;
+    MBlockIterator<T> step(p, tile);
+    mbarrier_wait(&s.kv_empty, (tile_idx & 1) ^ 1);
+    s.tile = tile;
+    ++tile_idx;
+    if (step.left == 0) {  // no visible key: gradients are zeros
+      for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.two_cta.kt_tma_full}) mbarrier_arrive(barrier);
+      continue;
+    }
+    const int first = sequence.k_begin + tile.n_block * T.tile_n(), own = first + rank * T.kCtaKeys;
+    mbarrier_expect_tx(&s.k_tma_full, sizeof s.k);
+    steps.load_boxes(s.k, &p.k, &s.k_tma_full, T.kCtaKeys, T.head_dim, 0, own, tile.head_k, sequence.batch);
+    mbarrier_expect_tx(&s.v_tma_full, sizeof s.v);
+    steps.load_boxes(s.v, &p.v, &s.v_tma_full, T.kCtaKeys, T.head_dim_v, 0, own, tile.head_k, sequence.batch);
+    mbarrier_expect_tx(&s.two_cta.kt_tma_full, sizeof s.kt);
+    for (int r = 0; r < T.tile_n(); r += T.kCtaKeys)
+      tma_load(s.kt + r * 64, &p.k, &s.two_cta.kt_tma_full, 64 * rank, first + r, tile.head_k, sequence.batch);
+#pragma unroll 1
+    for (; step.left > 0; step.advance()) steps.load(sequence, step);
+  }
+  mbarrier_wait(&s.kv_empty, (tile_idx & 1) ^ 1);
+  s.tile = {-1, 0, 0, 0, 0};
+  mbarrier_arrive(&s.k_tma_full);
+  // The leader's commits signal free buffers, and must not signal a CTA that has ended.
+  for (u64* empty : {&s.q_empty[0], &s.dout_empty[0], &s.two_cta.doutt_empty, &s.two_cta.qt_empty})
+    mbarrier_wait(empty, (steps.steps & 1) ^ 1);
+}
+
+// Signals the leader after operands have arrived; rows beyond a sequence are zeroed before.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void relay_pair(const BackwardParams& p, SharedStorage<T>& s) {
+  const int lane = threadIdx.x % 32, own_queries = cta_rank<T>() * T.q_box_rows();
+  u32 steps = 0;
+  auto pass = [&](u64* tma_full, u64* peer_full, u32 parity, u16* block, int rows, int columns, int used) {
+    mbarrier_wait(tma_full, parity);
+    const bool clears = T.varlen && warp_any(used < rows);
+    if (clears) {
+      zero_rows(block, rows, columns, max(0, used), lane, 32);
+      fence_proxy_async();
+    }
+    __syncwarp();
+    if (lane == 0) arrive_at_leader<T>(peer_full, clears);
+  };
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    mbarrier_wait(&s.k_tma_full, tile_idx & 1);
+    const NBlockWork tile = s.tile;
+    if (warp_any(tile.n_block < 0)) break;
+    const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    MBlockIterator<T> step(p, tile);
+    const bool any = step.left > 0;
+    const int keys = any ? sequence.k_len - tile.n_block * T.tile_n() : T.tile_n();
+    const int own = any ? sequence.k_len - first_key_of<T>(tile) : T.kCtaKeys;
+    pass(&s.k_tma_full, &s.k_peer_full, tile_idx & 1, s.k, T.kCtaKeys, T.head_dim, own);
+    pass(&s.v_tma_full, &s.v_peer_full, tile_idx & 1, s.v, T.kCtaKeys, T.head_dim_v, own);
+    pass(&s.two_cta.kt_tma_full, &s.two_cta.kt_peer_full, tile_idx & 1, s.kt, T.tile_n(), 64, keys);
+#pragma unroll 1
+    for (; warp_any(step.left > 0); step.advance(), ++steps) {
+      const u32 parity = steps & 1;
+      const int queries = sequence.q_len - step.m_block * T.tile_m, rows = queries - own_queries;
+      pass(&s.q_tma_full[0], &s.q_peer_full[0], parity, s.q[0], T.q_box_rows(), T.head_dim, rows);
+      pass(&s.dout_tma_full[0], &s.dout_peer_full[0], parity, s.dout[0], T.q_box_rows(), T.head_dim_v, rows);
+      pass(&s.two_cta.doutt_tma_full, &s.two_cta.doutt_peer_full, parity, s.doutt, T.tile_m, 64, queries);
+      pass(&s.two_cta.qt_tma_full, &s.two_cta.qt_peer_full, parity, s.qt, T.tile_m, 64, queries);
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&s.kv_empty);
+  }
+  __syncwarp();
+  if (lane == 0) arrive_at_leader<T>(&s.k_peer_full);
+}

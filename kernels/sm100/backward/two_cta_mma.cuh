@@ -1,0 +1,152 @@
+// The products of a CTA pair in the Blackwell backward, issued by one thread of the leader.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "sm100/backward/smem.cuh"
+
+// S, dP, dV and dK have 256 rows, 128 keys in each CTA. dQ has 128 rows, 64 queries in each CTA, and sums over all
+// keys. Halves of dS are exchanged while S, dK and the next dP are multiplied. dQ overwrites the next scores, next to
+// their P, and is read during dV.
+template <Sm100BackwardConfig T>
+struct PairProducts {
+  static constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each, if these are queries
+  static constexpr u32 kBlock = T.kBlockBytes;
+  static constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.tile_n(), T.tile_m);
+  static constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.tile_n(), T.head_dim);
+  static constexpr u32 kDvProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.tile_n(), T.head_dim_v);
+  static constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.f16, T.tile_m, T.head_dim);
+
+  SharedStorage<T>& s;
+  u32 scores = 0, steps = 0, summed = 0;  // over all tiles: S; dP and dV; dK and dQ
+
+  TANDEM_DEVICE static void wait(u64* barrier, u32 parity) {
+    mbarrier_wait(barrier, parity);
+    tcgen05_fence_after();
+  }
+  // Waits for data that the other CTA has stored or sent.
+  TANDEM_DEVICE static void wait_cluster(u64* barrier, u32 parity) {
+    mbarrier_wait_cluster(barrier, parity);
+    tcgen05_fence_after();
+  }
+  TANDEM_DEVICE static void wait_peer_full(u64* barrier, u32 parity) {
+    T.varlen ? wait_cluster(barrier, parity) : wait(barrier, parity);
+  }
+  // The c-th 16 columns of an operand with rows along the result. block: bytes of 64 columns.
+  TANDEM_DEVICE static u64 in_row(int c, u32 block) { return static_cast<u64>(c / 4 * (block >> 4) + c % 4 * 2); }
+  // The c-th 16 rows of an operand with rows along the inner dimension.
+  TANDEM_DEVICE static u64 rows_16(int c) { return static_cast<u64>(c * (2048 >> 4)); }
+  TANDEM_DEVICE static u64 by_columns(const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); }
+  TANDEM_DEVICE static u64 by_rows(const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); }
+
+  TANDEM_DEVICE void mma_s() {
+    wait_peer_full(s.q_full(0), scores & 1);
+    wait(s.dq_empty, (summed & 1) ^ 1);
+    const u64 k = by_rows(s.k), q = by_rows(s.q[0]);
+#pragma unroll
+    for (int c = 0; c < T.head_dim / 16; ++c)
+      tcgen05_mma_ss<2>(T.tmem_s(), k + in_row(c, kBlock), q + in_row(c, kBlock / 2), kScoreProduct, c > 0);
+    tcgen05_commit<2>(s.s_ready);
+    tcgen05_commit<2>(&s.q_empty[0]);
+    ++scores;
+  }
+  TANDEM_DEVICE void mma_dp() {
+    wait_peer_full(s.dout_full(0), steps & 1);
+    const u64 v = by_rows(s.v), dout = by_rows(s.dout[0]);
+#pragma unroll
+    for (int c = 0; c < T.head_dim_v / 16; ++c)
+      tcgen05_mma_ss<2>(T.tmem_dp(), v + in_row(c, kBlock), dout + in_row(c, kBlock / 2), kScoreProduct, c > 0);
+    tcgen05_commit<2>(&s.dp_ready);
+    tcgen05_commit<2>(&s.dout_empty[0]);
+  }
+  TANDEM_DEVICE void mma_dv(bool first) {
+    wait_peer_full(&s.two_cta.doutt_peer_full, steps & 1);
+    const u64 dout = by_columns(s.doutt);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c) {
+      constexpr int kOfPart = kSteps / T.p_parts();
+      if (c % kOfPart == 0) wait(&s.p_ready[c / kOfPart], steps & 1);
+      tcgen05_mma_ts<2>(T.tmem_dv(), T.tmem_operand(T.tmem_s(), c), dout + rows_16(c), kDvProduct, !first || c > 0);
+    }
+    tcgen05_commit<2>(&s.two_cta.doutt_empty);
+    ++steps;
+  }
+  TANDEM_DEVICE void mma_dk(bool first) {
+    wait_peer_full(&s.two_cta.qt_peer_full, summed & 1);
+    wait(&s.ds_ready, summed & 1);
+    const u64 q = by_columns(s.qt);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c)
+      tcgen05_mma_ts<2>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
+    tcgen05_commit<2>(&s.two_cta.qt_empty);
+  }
+  TANDEM_DEVICE void mma_dq(bool last) {
+    wait_cluster(&s.two_cta.ds_written, summed & 1);
+    mbarrier_expect_tx(&s.two_cta.ds_tma_full, T.kBlockBytes);
+    wait_cluster(&s.two_cta.ds_tma_full, summed & 1);
+    wait(&s.two_cta.ds_peer_full, summed & 1);
+    if (last) {
+      wait(s.dq_empty, (summed & 1) ^ 1);  // overwrites the previous dQ
+    } else {
+      wait(&s.s_empty, (scores & 1) ^ 1);  // overwrites scores of the next iteration
+    }
+    const u64 ds = by_columns(s.ds), k = by_columns(s.kt);
+#pragma unroll
+    for (int c = 0; c < T.tile_n() / 16; ++c)
+      tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
+    tcgen05_commit<2>(s.dq_ready);
+    // Commit now: PTX does not specify which barriers a later commit signals if no MMA is outstanding.
+    if (last) tcgen05_commit<2>(&s.sums_ready);
+    ++summed;
+  }
+
+  // Multiplies a tile with `count` iterations.
+  TANDEM_DEVICE void multiply(int count) {
+    mma_s();
+    mma_dp();
+    mma_dv(true);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const bool last = i + 1 == count;
+      if (!last) mma_s();
+      mma_dk(i == 0);
+      if (!last) mma_dp();
+      mma_dq(last);
+      if (!last) mma_dv(false);
+    }
+  }
+};
+
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void mma_pair(const BackwardParams& p, SharedStorage<T>& s) {
+  PairProducts<T> products{s};
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    products.wait_peer_full(&s.k_peer_full, tile_idx & 1);
+    const NBlockWork tile = s.tile;
+    if (tile.n_block < 0) break;
+    products.wait_peer_full(&s.v_peer_full, tile_idx & 1);
+    products.wait_peer_full(&s.two_cta.kt_peer_full, tile_idx & 1);
+    const int count = MBlockIterator<T>(p, tile).left;
+    if (count > 0) products.multiply(count);
+    mbarrier_arrive(&s.kv_empty);
+  }
+}
+
+// The same role's thread in the other CTA: signals the leader that its half of dS has arrived.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void relay_ds(const BackwardParams& p, SharedStorage<T>& s) {
+  u32 steps = 0;
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    mbarrier_wait(&s.k_tma_full, tile_idx & 1);
+    const NBlockWork tile = s.tile;
+    if (tile.n_block < 0) break;
+    const int count = MBlockIterator<T>(p, tile).left;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, ++steps) {
+      mbarrier_expect_tx(&s.two_cta.ds_tma_full, T.kBlockBytes);
+      mbarrier_wait_cluster(&s.two_cta.ds_tma_full, steps & 1);
+      arrive_at_leader<T>(&s.two_cta.ds_peer_full);
+    }
+    mbarrier_arrive(&s.kv_empty);
+  }
+}

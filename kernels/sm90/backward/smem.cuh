@@ -1,0 +1,61 @@
+// Shared memory of a CTA of the Hopper backward: operands, barriers and the current n_block.
+#pragma once
+#include "ptx/mbarrier.cuh"
+#include "shared/backward.h"
+#include "shared/sm90_backward.h"
+#include "tile/cta_pair.cuh"
+#include "tile/n_block_work.cuh"
+#include "tile/pipeline_state.cuh"
+
+// Additional storage of a CTA pair. landed counts bytes; ds_read counts the other CTA's MMA warps (without roles).
+template <Sm90BackwardConfig T, bool = T.cluster2>
+struct ClusterShared {};
+template <Sm90BackwardConfig T>
+struct ClusterShared<T, true> {
+  alignas(1024) u16 k[T.cta_keys() * T.cluster2_columns()];      // the other CTA's keys, columns of own dq
+  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];  // the other CTA's dS
+  u64 ds_peer_full[T.ds_stages()], ds_read, tile_signalled, tile_read;
+  int next_tile;
+};
+
+// A bias of each warpgroup's keys and an iteration's queries, with queries in rows. Arrivals: full: threads of the
+// copying warp; empty: threads of the warpgroup; dq_made: all MMA warps.
+template <Sm90BackwardConfig T, bool = T.stages_bias()>
+struct BiasShared {};
+template <Sm90BackwardConfig T>
+struct BiasShared<T, true> {
+  alignas(128) char rows[T.warpgroups][T.bias_bytes()];
+  u64 full[T.warpgroups], empty[T.warpgroups], dq_made;
+};
+
+template <Sm90BackwardConfig T>
+struct SharedStorage {
+  alignas(1024) u16 k[T.cta_keys() * T.head_dim];
+  alignas(1024) u16 v[T.cta_keys() * T.head_dim_v];
+  alignas(1024) u16 q[T.q_stages][T.tile_m * T.head_dim];
+  alignas(1024) u16 dout[T.dout_stages][T.tile_m * T.head_dim_v];
+  alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];                   // keys in rows; with roles queries
+  alignas(1024) u16 p[T.p_stages()][T.shared_p() ? T.cta_keys() * T.tile_m : 8];  // like ds; only for wide heads
+  ClusterShared<T> cluster2;
+  alignas(128) float4 dq[T.dq_parts()][T.staged() ? T.dq_part_floats() / 4 : 1];
+  alignas(16) float lse_delta[T.dout_stages][2 * T.tile_m];
+  // A barrier's name states what is true after the wait. Arrivals:
+  //
+  //   k_full, v_full, q_full, dout_full  1, and the bytes of TMA
+  //   q_empty, dout_empty    all MMA warps; with roles the warps of scores and of dk (q) or dv (dout)
+  //   kv_empty               one per warpgroup, dq_accumulate_warp() thread and load_bias() warp
+  //   ds_full                all MMA warps, per even and odd iteration; with roles the warps of scores
+  //   ds_empty               with roles the warps of dk and of dq, here and in the other CTA; with strips 1
+  //   p_full, p_empty        with roles the warps of scores, and of dv
+  //   dq_slot_free                1: the warpgroup may stage or add its dq
+  //   dq_slot_full               the warps of the warpgroup: dq is staged or added
+  alignas(8) u64 k_full, v_full, kv_empty;
+  u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
+  u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_slot_free[T.dq_parts()], dq_slot_full[T.dq_parts()][T.dq_threads()];
+  // Valid after dq_slot_free if dq is not staged: the address of the sums, and whether the first n_block stores instead
+  // of adding. For `single` it is the caller's first row of dq, and the number of rows from it on.
+  float4* dq_to[T.dq_parts()];
+  int dq_is_first_or_rows[T.dq_parts()];
+  NBlockWork tile;  // valid after k_full; n_block -1: no more tiles
+  BiasShared<T> bias;
+};

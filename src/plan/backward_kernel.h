@@ -1,0 +1,80 @@
+// The kernel of a backward plan, on Hopper or Blackwell.
+#pragma once
+
+#include <variant>
+
+#include "plan/kernel.h"
+#include "shared/sm100_backward.h"
+#include "shared/sm90_backward.h"
+
+namespace tandem::plan {
+
+struct BackwardKernel {
+  BackwardKernel() : BackwardKernel(Sm90BackwardConfig{}) {}
+  BackwardKernel(const Sm90BackwardConfig& t)
+      : BackwardKernel(t, t.ctas(), t.tile_m, t.k_box(), false) {  // NOLINT(google-explicit-constructor)
+    dkv_floats = t.dkv_floats();
+    dkv_accum_ctas = t.dkv_accum_ctas();
+    dkv_semaphores = t.dkv_semaphores();
+    single_n_block = t.single_n_block;
+    captured_per_score = t.captured_per_score;
+    ds_gmem = t.ds_gmem;
+    short_q = t.short_q;
+  }
+  BackwardKernel(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
+      : BackwardKernel(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.two_pass()) {}
+
+  operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
+
+  const Sm90BackwardConfig& for_hopper() const { return std::get<Sm90BackwardConfig>(kernel); }
+  const Sm100BackwardConfig& for_blackwell() const { return std::get<Sm100BackwardConfig>(kernel); }
+
+  Configuration kernel;
+  int head_dim, head_dim_v;
+  int ctas;                                                             // per cluster
+  int tile_m, tile_n;                                                   // queries per iteration, keys per n_block
+  int q_box, k_box;                                                     // rows per TMA box
+  int threads, preprocess_threads, postprocess_threads, score_threads;  // score: kernels that compute scores again
+  int smem_bytes, dbias_smem_bytes, captured_smem_bytes;
+  int dq_floats;                           // per iteration
+  int dq_semaphores;                       // per m_block
+  int dkv_floats = 0, dkv_accum_ctas = 0;  // per split: size of the sums, CTAs that convert them
+  int dkv_semaphores = 0;                  // per n_block and CTA, if heads accumulate into one sum
+  bool spt;                                // tile/n_block_work.cuh
+  bool single_n_block = false;             // the main kernel stores dq
+  bool ds_gmem = false;                    // dS goes to global memory
+  bool short_q = false;                    // per head
+  bool two_pass;                           // dk and dv use two passes
+  bool captured;                           // gradients of score_mod's tensors: this entry and the next
+  bool captured_per_score = false;         // the main kernel computes them; the entry does nothing
+  uint8_t mark_n_blocks_entry;
+  bool block_mask;
+
+ private:
+  template <class T>
+  BackwardKernel(const T& t, int ctas_of_cluster, int q_rows, int k_rows, bool is_two_pass)
+      : kernel(t),
+        head_dim(t.head_dim),
+        head_dim_v(t.head_dim_v),
+        ctas(ctas_of_cluster),
+        tile_m(t.tile_m),
+        tile_n(t.tile_n()),
+        q_box(q_rows),
+        k_box(k_rows),
+        threads(t.threads()),
+        preprocess_threads(T::kPreprocessThreads),
+        postprocess_threads(t.postprocess_threads()),
+        score_threads(t.score_threads()),
+        smem_bytes(t.smem_bytes()),
+        dbias_smem_bytes(t.dbias_smem_bytes()),
+        captured_smem_bytes(t.captured_smem_bytes()),
+        dq_floats(t.dq_floats()),
+        dq_semaphores(t.dq_semaphores()),
+        spt(t.spt),
+        two_pass(is_two_pass),
+        captured(t.captured),
+        mark_n_blocks_entry(plan::mark_n_blocks_entry(t)),
+        block_mask(t.block_mask) {}
+};
+
+}  // namespace tandem::plan

@@ -1,0 +1,41 @@
+// The schedule of a backward for one problem.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan/backward_kernel.h"
+
+namespace tandem::plan {
+
+struct BackwardSchedule {
+  BackwardKernel tile;
+  int m_blocks = 0;             // per query head, over all sequences
+  int sequence_m_blocks = 0;    // dense: per sequence
+  int n_blocks = 0;             // per sequence, an upper bound
+  int m_splits = 1;             // parts of an n_block's iterations; kPostprocessEntry sums them
+  int tiles = 0;                // splits of n_blocks of all key heads and sequences
+  int dkv_semaphore_count = 0;  // BackwardParams
+  int spt_heads = 0;            // heads that start at the diagonal: BackwardParams
+  int l2_heads = 1;             // key heads whose n_blocks run together
+  int grid = 0;
+
+  // dS in global memory. A strip has query heads or n_blocks of one head; a row has n_blocks and may be shared by two
+  // m_blocks (tile/ds_chunk.cuh).
+  int chunk_heads = 0, chunk_n_blocks = 0, ds_row_stride = 0;
+  bool pack_triangle = false;
+  int64_t ds_chunks = 0, ds_chunk_bytes = 0;
+  int64_t dbias_blocks = 0;     // parts of dbias, one CTA each
+  int64_t captured_blocks = 0;  // blocks of keys per query head for score_mod, one CTA each
+
+  // Block mask: batch and heads of the lists, and the words of an n_block's list.
+  int list_batch = 0, list_heads = 0;
+  int64_t list_words = 0;  // 0: no list
+
+  // Offsets in the workspace; the tile counter is at 0.
+  size_t dq_semaphore_offset = 0, lse_delta_offset = 0, dq_accum_offset = 0, dsink_offset = 0, dout_offset = 0,
+         dkv_accum_offset = 0, dkv_semaphore_offset = 0, captured_offset = 0, table_offset = 0, steps_offset = 0,
+         ds_offset = 0;
+};
+
+}  // namespace tandem::plan

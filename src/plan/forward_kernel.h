@@ -1,0 +1,87 @@
+// The kernel of a forward plan, on Hopper or Blackwell, and its schedule.
+#pragma once
+
+#include <variant>
+
+#include "plan/kernel.h"
+#include "shared/sm100_forward.h"
+#include "shared/sm90_forward.h"
+
+namespace tandem::plan {
+
+struct ForwardKernel {
+  // Rows of the TMA boxes: queries, keys, values, results.
+  struct TmaBoxRows {
+    int q, k, v, out;
+  };
+
+  ForwardKernel() : ForwardKernel(Sm90ForwardConfig{}) {}
+  ForwardKernel(const Sm90ForwardConfig& t)  // NOLINT(google-explicit-constructor): it is one
+      : ForwardKernel(t, t.tile_n, t.tile_m(), {.q = 64, .k = t.tile_n, .v = t.tile_n, .out = 64}) {}
+  ForwardKernel(const Sm100ForwardConfig& t)  // NOLINT(google-explicit-constructor): it is one
+      : ForwardKernel(t, Sm100ForwardConfig::tile_n, t.tile_m(),
+                      {.q = Sm100ForwardConfig::kTileM,
+                       .k = t.k_block_rows(),
+                       .v = t.v_block_rows(),
+                       .out = Sm100ForwardConfig::kTileM}) {}
+
+  operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
+
+  bool blackwell() const { return std::holds_alternative<Sm100ForwardConfig>(kernel); }
+  const Sm90ForwardConfig& for_hopper() const { return std::get<Sm90ForwardConfig>(kernel); }
+  const Sm100ForwardConfig& for_blackwell() const { return std::get<Sm100ForwardConfig>(kernel); }
+
+  int tile_m() const { return rows_; }
+  // CTAs per cluster.
+  int ctas() const {
+    return std::visit([](const auto& t) { return t.ctas(); }, kernel);
+  }
+  // The number of CTAs for which TMA copies a bias at once; 0: TMA does not copy it.
+  int bias_ctas() const { return blackwell() ? 0 : for_hopper().bias_ctas; }
+  bool clc() const { return blackwell() && for_blackwell().clc; }
+  int threads() const {
+    return std::visit([](const auto& t) { return t.threads(); }, kernel);
+  }
+  int smem_bytes() const {
+    return std::visit([](const auto& t) { return t.smem_bytes(); }, kernel);
+  }
+
+  Configuration kernel;
+  int head_dim, head_dim_v, tile_n;
+  bool bounded_left, bounded_right, varlen;
+  TmaBoxRows boxes;
+
+ private:
+  template <class T>
+  ForwardKernel(const T& t, int step, int all_rows, const TmaBoxRows& all_boxes)
+      : kernel(t),
+        head_dim(t.head_dim),
+        head_dim_v(t.head_dim_v),
+        tile_n(step),
+        bounded_left(t.bounded_left),
+        bounded_right(t.bounded_right),
+        varlen(t.varlen),
+        boxes(all_boxes),
+        rows_(all_rows) {}
+
+  int rows_;
+};
+
+struct ForwardSchedule {
+  ForwardKernel tile;
+  int pack_gqa = 1;                // query heads of a key head in one tile
+  int packed_heads = 0;            // packed heads of a sequence
+  int m_blocks = 0;                // per packed head; varlen: over all sequences, at most
+  int tiles = 0;                   // in total; varlen: at most
+  int l2_heads = 1;                // packed heads that run together (varlen: per sequence)
+  bool dynamic_scheduler = false;  // tiles come from a counter
+  bool no_keys = false;            // no key: the kernel reads zeros in the workspace
+  int grid = 0;
+  // Block mask: batch and heads of the lists, the m_blocks of each, and the words of a tile's list.
+  int list_batch = 0, list_heads = 0, list_m_blocks = 0;
+  int64_t list_words = 0;      // 0: no block mask
+  size_t steps_offset = 0;     // in the workspace, after the tile list
+  int max_scores_launch = -1;  // index of the launch of max_scores
+};
+
+}  // namespace tandem::plan

@@ -1,0 +1,49 @@
+// A score or mask modification of a call: its text, and what its names stand for.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "mods/program.h"
+#include "problem/problem.h"
+
+namespace tandem {
+
+// The gradient of one of a modification's tensors. Tables in which gradients are added up are compact; that of a
+// tensor begins at `first` of the table of all.
+struct CapturedGradient {
+  BiasView to;  // not present: not wanted
+  int64_t first = 0;
+
+  // The cell that indices name, each clamped to its dimension.
+  int64_t cell(const int32_t* indices, int rank) const {
+    int64_t cell = 0;
+    for (int i = 0; i < rank; ++i)
+      cell = cell * to.shape[i] + score_mod::clamp_index(indices[i], static_cast<int32_t>(to.shape[i]));
+    return first + cell;
+  }
+};
+
+struct BoundExpression {
+  std::shared_ptr<const score_mod::Program> program;
+  score_mod::Values values;   // tensors have no data in a problem that is only checked or planned
+  std::vector<DType> dtypes;  // by tensor, as the next
+  std::vector<CapturedGradient> gradients;
+  int64_t cells = 0;  // of the table of all gradients; 0: none is wanted
+};
+
+// put(gradient, i, j, k, l, cell) for every element of every gradient that is wanted.
+template <class Put>
+void each_captured(const BoundExpression& mod, Put&& put) {
+  for (const CapturedGradient& gradient : mod.gradients) {
+    if (!gradient.to) continue;
+    const int64_t* n = gradient.to.shape;
+    int64_t cell = gradient.first;
+    for (int64_t i = 0; i < n[0]; ++i)
+      for (int64_t j = 0; j < n[1]; ++j)
+        for (int64_t k = 0; k < n[2]; ++k)
+          for (int64_t l = 0; l < n[3]; ++l) put(gradient.to, gradient.to.at(i, j, k, l), cell++);
+  }
+}
+
+}  // namespace tandem

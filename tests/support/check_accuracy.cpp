@@ -1,0 +1,377 @@
+#include "support/check_accuracy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "oracle/reference.h"
+#include "problem/bound_expression.h"
+#include "problem/convert.h"
+#include "support/plain.h"
+
+namespace tandem::test {
+namespace {
+
+double rounded(DType t, double x) {
+  std::byte bytes[8];
+  store(t, bytes, x);
+  return load(t, bytes);
+}
+
+double half_unit_of_float32(double x) {
+  const float magnitude = std::fabs(static_cast<float>(x));
+  return (static_cast<double>(std::nextafter(magnitude, INFINITY)) - magnitude) / 2;
+}
+
+// By how much a log-sum-exp may err because of its exponentials, or in units of itself a result that is not rounded.
+double exponential_slack(DType input) { return input == DType::bf16 || input == DType::f16 ? 0x1p-13 : 0; }
+
+// Where the numbers of one head of one result are, in any of the problems that are compared.
+struct Part {
+  std::string name;
+  std::function<void(const Problem&, const std::function<void(DType, const std::byte*)>&)> each;
+
+  std::vector<double> values(const Problem& p) const {
+    std::vector<double> all;
+    each(p, [&](DType t, const std::byte* at) { all.push_back(load(t, at)); });
+    return all;
+  }
+  // In the unit of scores.
+  bool is_lse() const { return name.starts_with("lse") || name.starts_with("max_scores"); }
+};
+
+std::string head_name(const char* tensor, int64_t b, int64_t h) {
+  return std::string(tensor) + " of sequence " + std::to_string(b) + ", head " + std::to_string(h);
+}
+
+void add_view(std::vector<Part>& parts, const char* tensor, const Problem& p, View Problem::*view, int64_t heads,
+              bool keys, int64_t dim) {
+  if (!(p.*view)) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_of(p, b);
+    const int64_t begin = keys ? s.k_begin : s.q_begin, rows = keys ? s.k_rows : s.q_rows;
+    for (int64_t h = 0; h < heads; ++h) {
+      parts.push_back({head_name(tensor, b, h), [=](const Problem& any, const auto& f) {
+                         const View& at = any.*view;
+                         for (int64_t i = begin; i < begin + rows; ++i) {
+                           for (int64_t c = 0; c < dim; ++c) f(at.dtype, at.at(b, i, h) + c * size_of(at.dtype));
+                         }
+                       }});
+    }
+  }
+}
+
+void add_pages(std::vector<Part>& parts, const char* tensor, const Problem& p, View Problem::*view, int64_t dim) {
+  if (!(p.*view)) return;
+  for (int64_t h = 0; h < p.heads_k; ++h) {
+    parts.push_back({std::string(tensor) + " of head " + std::to_string(h), [=](const Problem& any, const auto& f) {
+                       const View& at = any.*view;
+                       for (int64_t page = 0; page < any.page_table.pages; ++page) {
+                         for (int64_t j = 0; j < any.page_table.page_size; ++j) {
+                           for (int64_t c = 0; c < dim; ++c) f(at.dtype, at.at(page, j, h) + c * size_of(at.dtype));
+                         }
+                       }
+                     }});
+  }
+}
+
+// The gradients of what a score_mod reads.
+void add_captured(std::vector<Part>& parts, const Problem& p) {
+  for (size_t n = 0; p.score_mod && n < p.score_mod->gradients.size(); ++n) {
+    if (!p.score_mod->gradients[n].to) continue;
+    parts.push_back(
+        {"gradient of " + p.score_mod->program->mod.signature.tensors[n].name, [n](const Problem& any, const auto& f) {
+           const BiasView& at = any.score_mod->gradients[n].to;
+           for (int64_t i = 0; i < at.shape[0]; ++i) {
+             for (int64_t j = 0; j < at.shape[1]; ++j) f(at.dtype, at.at(i, j, 0, 0));
+           }
+         }});
+  }
+}
+
+std::vector<Part> parts_of(const Problem& p) {
+  std::vector<Part> parts;
+  if (p.pass == TANDEM_FORWARD) {
+    add_view(parts, "out", p, &Problem::out, p.heads_q, false, p.head_dim_v);
+    add_view(parts, "lse", p, &Problem::lse, p.heads_q, false, 1);
+    add_view(parts, "max_scores", p, &Problem::max_scores, p.heads_q, false, 1);
+    return parts;
+  }
+  add_view(parts, "dq", p, &Problem::dq, p.heads_q, false, p.head_dim);
+  if (p.page_table) {
+    add_pages(parts, "dk", p, &Problem::dk, p.head_dim);
+    add_pages(parts, "dv", p, &Problem::dv, p.head_dim_v);
+  } else {
+    add_view(parts, "dk", p, &Problem::dk, p.heads_k, true, p.head_dim);
+    add_view(parts, "dv", p, &Problem::dv, p.heads_k, true, p.head_dim_v);
+  }
+  for (int64_t h = 0; p.dsink && h < p.heads_q; ++h) {
+    parts.push_back({"dsink of head " + std::to_string(h),
+                     [=](const Problem& any, const auto& f) { f(any.dsink.dtype, any.dsink.at(0, h)); }});
+  }
+  for (int64_t b = 0; p.dbias && b < p.dbias.shape[0]; ++b) {
+    for (int64_t h = 0; h < p.dbias.shape[1]; ++h) {
+      parts.push_back({head_name("dbias", b, h), [=](const Problem& any, const auto& f) {
+                         for (int64_t i = 0; i < any.dbias.shape[2]; ++i) {
+                           for (int64_t j = 0; j < any.dbias.shape[3]; ++j)
+                             f(any.dbias.dtype, any.dbias.at(b, h, i, j));
+                         }
+                       }});
+    }
+  }
+  add_captured(parts, p);
+  return parts;
+}
+
+DType dtype_of(const Part& part, const Problem& p) {
+  DType type = DType::f32;
+  part.each(p, [&](DType t, const std::byte*) { type = t; });
+  return type;
+}
+
+struct Errors {
+  double largest = 0, mean = 0, finite = 0;
+  size_t where = 0;
+};
+
+Errors errors(const std::vector<double>& got, const std::vector<double>& reference) {
+  Errors e;
+  for (size_t n = 0; n < got.size(); ++n) {
+    if (!std::isfinite(reference[n])) continue;
+    ++e.finite;
+    const double error = std::fabs(got[n] - reference[n]);
+    e.mean += error;
+    if (error > e.largest) {
+      e.largest = error;
+      e.where = n;
+    }
+  }
+  e.mean /= std::max(e.finite, 1.0);
+  return e;
+}
+
+// What the runs of the plain formula say about its errors.
+struct PlainErrors {
+  double largest = 0, mean = 0;
+
+  PlainErrors(const std::vector<std::vector<double>>& runs, const std::vector<double>& reference) {
+    const auto count = static_cast<double>(runs.size());
+    double square_of_means = 0;
+    for (const std::vector<double>& run : runs) {
+      const Errors one = errors(run, reference);
+      largest = std::max(largest, one.largest);
+      mean += one.mean / count;
+      square_of_means += one.mean * one.mean / count;
+    }
+    // Few numbers, or few that are hard, may all be right by luck: 3 deviations of the hardest.
+    for (size_t n = 0; n < reference.size(); ++n) {
+      double square = 0;
+      for (const std::vector<double>& run : runs) square += (run[n] - reference[n]) * (run[n] - reference[n]) / count;
+      if (std::isfinite(reference[n])) largest = std::max(largest, 3 * std::sqrt(square));
+    }
+    mean += 3 * std::sqrt(std::max(square_of_means - mean * mean, 0.0));
+  }
+};
+
+std::string describe(const std::string& what, size_t n, double got, double reference) {
+  std::ostringstream text;
+  text.precision(9);
+  text << what << " at element " << n << ": " << got << ", expected " << reference;
+  return text.str();
+}
+
+// Infinities, NaN and structural zeros. A number that overflows the result's type is an infinity there.
+std::string compare_special(const std::vector<double>& got, const std::vector<double>& reference,
+                            const std::vector<std::vector<double>>& plain, DType type) {
+  for (size_t n = 0; n < got.size(); ++n) {
+    const double expected = rounded(type, reference[n]);
+    if (std::isnan(expected) != std::isnan(got[n])) return describe("NaN", n, got[n], expected);
+    if ((std::isinf(expected) || std::isinf(got[n])) && expected != got[n]) {
+      return describe("infinity", n, got[n], expected);
+    }
+    const bool zero =
+        reference[n] == 0 && std::all_of(plain.begin(), plain.end(), [n](const auto& run) { return run[n] == 0; });
+    if (zero && got[n] != 0) return describe("not exactly zero", n, got[n], 0);
+  }
+  return "";
+}
+
+// true: its errors are too large, as far as these runs of the plain formula say.
+bool compare(const Part& part, const Problem& got_problem, const Problem& reference_problem,
+             std::span<const Problem> plain_problems, Verdict& verdict) {
+  const std::vector<double> got = part.values(got_problem);
+  std::vector<double> reference = part.values(reference_problem);
+  if (got.empty()) return false;
+  const DType type = dtype_of(part, got_problem);
+  std::vector<std::vector<double>> plain_runs;
+  for (const Problem& p : plain_problems) plain_runs.push_back(part.values(p));
+  if (std::string special = compare_special(got, reference, plain_runs, type); !special.empty()) {
+    verdict.failure = part.name + ": " + special;
+    return false;
+  }
+  for (double& x : reference) {
+    if (std::isinf(rounded(type, x))) x = rounded(type, x);  // has no error to measure
+  }
+  const PlainErrors plain(plain_runs, reference);
+  // What the result's type loses around the values, and half a unit of float32, in which every sum is made and whose
+  // subnormal numbers may be flushed to zero.
+  double slack = 0, mean_slack = std::numeric_limits<float>::min();
+  for (const double exact : reference) {
+    const double x = rounded(type, exact);
+    if (!std::isfinite(x)) continue;
+    const double lost = std::fabs(rounded(type, rounded(type, rounded(type, x + 0.3) - 0.3) - x));
+    slack = std::max(slack, 2 * lost);
+    const double half_unit = type == DType::f64 ? std::fabs(x) * 0x1p-53 : half_unit_of_float32(x);
+    mean_slack += half_unit / static_cast<double>(reference.size());
+  }
+  const bool lse = part.is_lse(), out = part.name.starts_with("out");
+  if (lse || (out && type == DType::f32)) {
+    double largest = 1;
+    for (const double x : reference) largest = lse || !std::isfinite(x) ? largest : std::max(largest, std::fabs(x));
+    slack += exponential_slack(got_problem.dtype) * largest;
+    mean_slack += exponential_slack(got_problem.dtype) * largest;
+  }
+  const Errors own = errors(got, reference);
+  const double allowed = 2 * plain.largest + slack, allowed_mean = 1.5 * plain.mean + mean_slack;
+  const bool mean_counts = own.finite >= 16;
+  if (own.largest > 0) verdict.worst = std::max(verdict.worst, own.largest / allowed);
+  if (own.mean > 0 && mean_counts) verdict.worst = std::max(verdict.worst, own.mean / allowed_mean);
+  if (own.largest <= allowed && (own.mean <= allowed_mean || !mean_counts)) return false;
+  std::ostringstream text;
+  text << part.name << ": max error " << own.largest << " (allowed " << allowed << "; plain formula " << plain.largest
+       << "), mean error " << own.mean << " (allowed " << allowed_mean << "; plain formula " << plain.mean << "); "
+       << describe("worst", own.where, got[own.where], reference[own.where]);
+  verdict.failure = text.str();
+  return true;
+}
+
+// Small problems are repeated more often: with few numbers, luck decides the largest error of a single run.
+constexpr int kMaxRuns = 32;
+int plain_runs(const Problem& p) {
+  const int64_t work = p.total_q * p.seqlen_k * p.heads_q * (p.head_dim + p.head_dim_v) + 1;
+  return static_cast<int>(std::clamp<int64_t>(8'000'000 / work, 6, kMaxRuns));
+}
+
+std::string check_memory(Instance& instance, uint64_t before, Outputs& outputs) {
+  if (instance.fingerprint() != before) return "an input was written to";
+  static constexpr const char* kNames[] = {"out",   "lse",    "dq",     "dk",           "dv",        "dbias",
+                                           "dsink", "dslope", "dtable", "dtemperature", "max_scores"};
+  const std::vector<Tensor*> all = outputs.all();
+  for (size_t n = 0; n < all.size(); ++n) {
+    if (*all[n] && !all[n]->guards_intact()) return std::string(kNames[n]) + " was written to outside its elements";
+  }
+  return "";
+}
+
+void run_engine(const EngineCall& call, const Engine& engine, Verdict& verdict) {
+  const auto fingerprint = [&] {
+    uint64_t sum = 0;
+    for (const Tensor* t : call.outputs->all()) sum = sum * 31 + t->fingerprint();
+    return sum;
+  };
+  const uint64_t before = call.instance->fingerprint(), outputs_before = fingerprint();
+  try {
+    engine(call);
+  } catch (const Refused& refused) {
+    verdict.refusal = refused.what();
+    if (fingerprint() != outputs_before) verdict.failure = "written to before it was refused: " + verdict.refusal;
+  } catch (const std::exception& error) {
+    verdict.failure = error.what();
+  }
+  if (verdict.failure.empty()) verdict.failure = check_memory(*call.instance, before, *call.outputs);
+}
+
+// One pass. Leaves the oracle's results in *exact.
+void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const Supports& supports, Outputs* exact,
+              Verdict& verdict) {
+  Outputs outputs = instance.outputs(pass);
+  Problem p;
+  try {
+    p = instance.problem(pass, &outputs);
+  } catch (const std::runtime_error& error) {
+    verdict.refusal = error.what();
+    return;
+  }
+  const EngineCall call(p, &instance, &outputs);
+  if (supports) verdict.refusal = supports(call);
+  if (verdict.refusal.empty()) run_engine(call, engine, verdict);
+  if (!verdict.refusal.empty() || !verdict.failure.empty()) return;
+
+  *exact = instance.exact_outputs(pass);
+  const Problem reference = with_outputs(p, exact);
+  if (pass == TANDEM_FORWARD) {
+    reference::forward(reference);
+  } else {
+    reference::backward(reference);
+  }
+  std::deque<Outputs> plain_outputs;
+  std::vector<Problem> plain_problems;
+  const auto run_plain = [&](int runs) {
+    for (int run = static_cast<int>(plain_problems.size()); run < runs; ++run) {
+      plain_outputs.push_back(instance.exact_outputs(pass));
+      plain_problems.push_back(with_outputs(p, &plain_outputs.back()));
+      plain(plain_problems.back(), p, static_cast<uint64_t>(run));
+    }
+  };
+  run_plain(plain_runs(p));
+  // A weight of one has no error, which noise would give it; the score that is its row's log-sum-exp has.
+  const bool first_alone = instance.c.sharp() && pass == TANDEM_FORWARD;
+  for (const Part& part : parts_of(p)) {
+    const auto check = [&] {
+      Verdict one;
+      const std::span<const Problem> all = plain_problems;
+      const bool too_large = compare(part, p, reference, first_alone && !part.is_lse() ? all.first(1) : all, one);
+      return std::pair(one, too_large);
+    };
+    auto [one, too_large] = check();
+    if (too_large && static_cast<int>(plain_problems.size()) < kMaxRuns) {
+      run_plain(kMaxRuns);
+      one = check().first;
+    }
+    verdict.worst = std::max(verdict.worst, one.worst);
+    verdict.failure = one.failure;
+    if (!verdict.failure.empty()) return;
+  }
+}
+
+// The oracle's forward alone.
+void make_forward(Instance& instance, Outputs* exact, Verdict& verdict) {
+  Outputs outputs = instance.outputs(TANDEM_FORWARD);
+  try {
+    const Problem p = instance.problem(TANDEM_FORWARD, &outputs);
+    *exact = instance.exact_outputs(TANDEM_FORWARD);
+    reference::forward(with_outputs(p, exact));
+  } catch (const std::runtime_error& error) {
+    verdict.refusal = error.what();
+  }
+}
+
+}  // namespace
+
+Verdict run_case(const Case& c, const Engine& engine, const Supports& supports,
+                 const std::function<void(Instance&)>& adjust, const std::string& flags, Passes passes) {
+  Verdict verdict;
+  Instance instance(c);
+  if (adjust) adjust(instance);
+  Outputs exact;
+  if (passes == Passes::backward && !c.gradients.empty()) {
+    make_forward(instance, &exact, verdict);
+  } else {
+    run_pass(instance, TANDEM_FORWARD, engine, supports, &exact, verdict);
+  }
+  if (verdict.failure.empty() && verdict.refusal.empty() && !c.gradients.empty()) {
+    instance.give_results(&exact);
+    Outputs gradients;
+    run_pass(instance, TANDEM_BACKWARD, engine, supports, &gradients, verdict);
+  }
+  if (!verdict.failure.empty()) verdict.failure += "\n  repeat: tandem_fuzz " + flags + "--case '" + to_flags(c) + "'";
+  return verdict;
+}
+
+}  // namespace tandem::test

@@ -25,7 +25,7 @@ files() { # <pattern of names>: all of them outside of build folders
 }
 # ruff is no package of Debian's: that of the Python tests' environment, or one of its own.
 lint_python() {
-  local ruff=build/venv/bin/ruff folders=(bench examples python scripts tests tools)
+  local ruff=build/venv/bin/ruff folders=(bench examples python sass scripts tests vgpu)
   if [ ! -x $ruff ]; then
     ruff=build/ruff/bin/ruff
     [ -x $ruff ] || quietly "Installing ruff" bash -c "python3 -m venv build/ruff && build/ruff/bin/pip install ruff"
@@ -56,6 +56,6 @@ fi
 
 if $tidy; then
   [ -f build/clang/build.ninja ] || quietly "Configuring clang" cmake --preset clang
-  mapfile -t sources < <(files '\./(src|tools|vgpu)/.*\.cpp')
+  mapfile -t sources < <(files '\./(cli|sass/cli|sass/src|src|vgpu/src)/.*\.cpp')
   scripts/tidy.py build/clang "$(jobs_at_once)" "${sources[@]}"
 fi

@@ -2,7 +2,7 @@
 """Finds the fastest tiles of the forward kernel on this GPU, and writes the table that src/plan reads.
 
     python bench/tune.py cubins/ --build                        # compiles ahead, on any machine with NVRTC and g++
-    python bench/tune.py cubins/ --write src/plan/tiles.h       # the rest; compiles missing kernels
+    python bench/tune.py cubins/ --write src/plan/sm90/tuning.h       # the rest; compiles missing kernels
     python bench/tune.py cubins/ --dims 128 --only 128x128x2_pingpong --seqlens 1024,16384 --fa3 libfa3_sm90.so
     python bench/tune.py cubins/ --all --seqlens 16384 --json rates.json # every tile, for bench/clocks.py --variants
 
@@ -54,7 +54,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="time all in interleaved rounds, not the best few alone")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=15, help="a window's milliseconds")
-    parser.add_argument("--write", type=pathlib.Path, metavar="tiles.h", help="put the choices into this table")
+    parser.add_argument("--write", type=pathlib.Path, metavar="tuning.h", help="put the choices into this table")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all rates and clocks here")
     options = parser.parse_args(arguments)
     try:

@@ -173,7 +173,7 @@ nvrtc_environment() {
 # ---- nvdisasm, which takes compiled kernels apart ----
 NVDISASM='nvidia-cuda-nvdisasm==13.5.37'
 
-# Where there is none (src/machine_code/nvdisasm.h): its wheel in build/nvdisasm, which TANDEM_NVDISASM then names. 1 where
+# Where there is none (sass/src/nvdisasm.h): its wheel in build/nvdisasm, which TANDEM_NVDISASM then names. 1 where
 # that cannot be had.
 nvdisasm_program() {
   local venv=$PWD/build/nvdisasm

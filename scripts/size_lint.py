@@ -24,8 +24,8 @@ NO_PARAMETER_LIMIT = re.compile(
 )
 FIXED_NAME = re.compile(r"(?:cu[A-Z]|cuda[A-Z]|nvrtc|nvtx|tandem_|[sd]gemm$|main$|LLVMFuzzer)")
 PRODUCTS = [
-    (re.compile(r"(?:vgpu|tools/vgpu)/(?!.*tests/)"), "vgpu"),
-    (re.compile(r"(?:src/machine_code|tools/machine_code|sass)/(?!.*tests/)"), "sass"),
+    (re.compile(r"(?:vgpu|cli/vgpu)/(?!.*tests/)"), "vgpu"),
+    (re.compile(r"(?:sass/src|sass/cli|sass)/(?!.*tests/)"), "sass"),
     (re.compile(r"(?:kernels|src/plan)/sm\d+/(?:[a-z]+/)?"), None),  # the folder is the scope
     (re.compile(r"(?:src|kernels|cli|tools)/(?!.*tests/)"), "attention"),
 ]

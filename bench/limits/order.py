@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The order in which a Hopper GPU's tensor cores execute the products of two warpgroups, and the cost of other
-instructions during products. The timing model (docs/clocks.md) needs both, and neither is published.
+instructions during products. The timing model (sass/docs/clocks.md) needs both, and neither is published.
 
     python bench/limits/order.py        # a second; --cubin FILE: compile alone, on any machine with NVRTC
 

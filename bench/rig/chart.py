@@ -1,4 +1,4 @@
-"""The table as one picture: bars of each row, legible on light and on dark pages (the style of tools/svg)."""
+"""The table as one picture: bars of each row, legible on light and on dark pages (the style of cli/svg)."""
 
 from __future__ import annotations
 

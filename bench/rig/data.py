@@ -84,7 +84,7 @@ RESCALE, LOST = 24.0, 100.0  # log2 of the sums for a rescale, for a retry
 
 def hardness(x, scores, sampled: int = 3, tiles: int = 6) -> dict:
     """On sampled tiles: the share of iterations in which a warpgroup rescales, and the share of repeated tiles. It
-    follows the rules of kernels/tile/rescale.cuh for bfloat16 with 128 keys per iteration, last keys first.
+    follows the rules of kernels/device/rescale.cuh for bfloat16 with 128 keys per iteration, last keys first.
     scores(q, k, rows, head) returns scores in nats, -inf for hidden keys. (The kernel's tiles may differ.)
     """
     draw, steps, rescaled, lost, seen = random.Random(2), 0, 0, 0, 0

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "base/text.h"
-#include "shared/forward.h"
+#include "config/forward.h"
 
 inline std::string quoted(const std::string& text) {
   std::string json = "\"";

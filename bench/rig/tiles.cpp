@@ -3,8 +3,6 @@
 //
 //   tiles 64/64,192/128 warpgroups=2,3 tile_n=64,96 stages=2 pingpong=0,1     all columns of the table of
 //   configurations
-#include "plan/tiles.h"
-
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -13,11 +11,12 @@
 #include <vector>
 
 #include "base/text.h"
+#include "config/forward.h"
 #include "members.h"
 #include "plan/fields.h"
 #include "plan/forward_kernel.h"
 #include "plan/kernel.h"
-#include "shared/forward.h"
+#include "plan/sm90/tuning.h"
 
 namespace {
 

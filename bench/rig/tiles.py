@@ -71,7 +71,7 @@ def _facts(arguments: list[str]) -> str:
     """The output of tiles.cpp."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
-        raise SystemExit("a C++20 compiler is needed to read kernels/shared/: install g++, or name one in CXX")
+        raise SystemExit("a C++20 compiler is needed to read kernels/config/: install g++, or name one in CXX")
     with tempfile.TemporaryDirectory() as folder:
         sources = [pathlib.Path(__file__).with_suffix(".cpp"), ROOT / "src/plan/kernel.cpp"]
         command = [compiler, "-std=c++20", f"-I{ROOT}/src", f"-I{nvrtc.KERNELS}", "-o", f"{folder}/facts", *sources]

@@ -91,7 +91,7 @@ TANDEM_API const char* tandem_status_name(int32_t status);
  * is set: kernels clamp indices on the device to the tensors. A later call may report errors of the device.
  *
  * Virtual GPUs ("vgpu:h200", ...) run the same kernels in software and check them. Tensors are in host memory, streams
- * are ignored, and a call returns when its results are written (docs/virtual-gpu.md).
+ * are ignored, and a call returns when its results are written (vgpu/docs/virtual-gpu.md).
  *
  * Threads. Any thread may call any function. Several threads may use one context at once; each call needs its own
  * workspace. */

@@ -1,13 +1,13 @@
-// A block mask from a mask_mod, as kernels/common/make_blocks.cuh has it: a state for each block, by interval
+// A block mask from a mask_mod, as kernels/prepost/make_blocks.cuh has it: a state for each block, by interval
 // arithmetic where that decides, and lists of these.
 #include <algorithm>
 #include <vector>
 
 #include "cpu/cpu.h"
 #include "cpu/schedule.h"
-#include "mods/ranges.h"
-#include "mods/tile.h"
 #include "problem/bound_expression.h"
+#include "score_mod/ranges.h"
+#include "score_mod/tile.h"
 
 namespace tandem::cpu {
 namespace {

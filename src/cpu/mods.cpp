@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "mods/tile.h"
 #include "problem/bound_expression.h"
+#include "score_mod/tile.h"
 
 namespace tandem::cpu {
 namespace {

@@ -1,5 +1,5 @@
 // Score and mask modifications on a tile of scores: [keys][lanes], a lane a query. Plain functions, which kernels.h
-// explains; what takes time in them is compiled for the machine (src/mods/tile_loops.cpp).
+// explains; what takes time in them is compiled for the machine (src/score_mod/tile_loops.cpp).
 #pragma once
 
 #include <cstddef>

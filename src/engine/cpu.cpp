@@ -6,8 +6,8 @@
 
 #include "base/text.h"
 #include "cpu/cpu.h"
-#include "oracle/reference.h"
 #include "problem/refusals.h"
+#include "reference/reference.h"
 
 namespace tandem {
 namespace {

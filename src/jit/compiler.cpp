@@ -57,7 +57,7 @@ void drop_trailing_nul(std::string* text) {
 }
 
 // Line information names files by where NVRTC believes them, in the working folder of the moment. They become what they
-// are in the source tree: "kernels/tile/exp2.h".
+// are in the source tree: "kernels/device/exp2.h".
 void name_files(const std::string& unit, std::string* ptx) {
   constexpr std::string_view directive = "\t.file\t";
   const size_t end = ptx->find(str_cat("/", unit, "\"\n"));

@@ -7,10 +7,10 @@
 #include <type_traits>
 
 #include "base/fixed_vector.h"
+#include "config/backward.h"
+#include "config/forward.h"
 #include "gpu/device.h"
 #include "problem/problem.h"
-#include "shared/backward.h"
-#include "shared/forward.h"
 
 namespace tandem::plan {
 

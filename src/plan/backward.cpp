@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "config/block_mask.h"
 #include "plan/check.h"
 #include "plan/forward.h"
 #include "problem/bound_expression.h"
-#include "shared/block_mask.h"
 
 namespace tandem::plan {
 namespace {

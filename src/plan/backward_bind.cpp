@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "base/text.h"
+#include "config/mods.h"
 #include "plan/arguments.h"
 #include "plan/backward.h"
 #include "plan/buffers.h"
 #include "plan/forward.h"
 #include "problem/bound_expression.h"
-#include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <variant>
 
+#include "config/sm100_backward.h"
+#include "config/sm90_backward.h"
 #include "plan/kernel.h"
-#include "shared/sm100_backward.h"
-#include "shared/sm90_backward.h"
 
 namespace tandem::plan {
 
@@ -40,7 +40,7 @@ struct BackwardKernel {
   int dq_semaphores;                       // per m_block
   int dkv_floats = 0, dkv_accum_ctas = 0;  // per split: size of the sums, CTAs that convert them
   int dkv_semaphores = 0;                  // per n_block and CTA, if heads accumulate into one sum
-  bool spt;                                // tile/n_block_work.cuh
+  bool spt;                                // device/n_block_work.cuh
   bool single_n_block = false;             // the main kernel stores dq
   bool ds_gmem = false;                    // dS goes to global memory
   bool short_q = false;                    // per head

@@ -21,7 +21,7 @@ struct BackwardSchedule {
   int grid = 0;
 
   // dS in global memory. A strip has query heads or n_blocks of one head; a row has n_blocks and may be shared by two
-  // m_blocks (tile/ds_chunk.cuh).
+  // m_blocks (device/ds_chunk.cuh).
   int chunk_heads = 0, chunk_n_blocks = 0, ds_row_stride = 0;
   bool pack_triangle = false;
   int64_t ds_chunks = 0, ds_chunk_bytes = 0;

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "base/text.h"
+#include "config/mods.h"
 #include "plan/plan.h"
 #include "problem/bound_expression.h"
 #include "problem/refusals.h"
-#include "shared/mods.h"
 
 namespace tandem::plan {
 namespace {

@@ -4,12 +4,12 @@
 #include <cmath>
 
 #include "base/text.h"
-#include "plan/blackwell_tiles.h"
+#include "config/block_mask.h"
+#include "config/forward.h"
 #include "plan/check.h"
-#include "plan/tiles.h"
+#include "plan/sm100/tuning.h"
+#include "plan/sm90/tuning.h"
 #include "problem/bound_expression.h"
-#include "shared/block_mask.h"
-#include "shared/forward.h"
 
 namespace tandem::plan {
 namespace {
@@ -75,7 +75,7 @@ bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
          reinterpret_cast<uintptr_t>(p.bias.data) % 16 == 0;
 }
 
-// Heads that are consecutive in the order of tiles and share a bias: tile/coords.cuh.
+// Heads that are consecutive in the order of tiles and share a bias: device/coords.cuh.
 int64_t heads_sharing_bias(const Problem& p, int64_t heads) {
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
   if (of_batch) return p.batch * (of_heads ? heads : 1);

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
+#include "config/block_mask.h"
 #include "plan/plan.h"
-#include "shared/block_mask.h"
 
 namespace tandem::plan {
 

@@ -5,12 +5,12 @@
 #include <numbers>
 
 #include "base/text.h"
+#include "config/block_mask.h"
 #include "plan/arguments.h"
 #include "plan/buffers.h"
 #include "plan/forward.h"
 #include "problem/bound_expression.h"
 #include "problem/philox.h"
-#include "shared/block_mask.h"
 
 namespace tandem::plan {
 namespace {

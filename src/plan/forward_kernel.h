@@ -3,9 +3,9 @@
 
 #include <variant>
 
+#include "config/sm100_forward.h"
+#include "config/sm90_forward.h"
 #include "plan/kernel.h"
-#include "shared/sm100_forward.h"
-#include "shared/sm90_forward.h"
 
 namespace tandem::plan {
 

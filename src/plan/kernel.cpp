@@ -3,8 +3,8 @@
 #include <type_traits>
 
 #include "base/text.h"
+#include "config/block_mask.h"
 #include "plan/fields.h"
-#include "shared/block_mask.h"
 
 namespace tandem::plan {
 namespace {

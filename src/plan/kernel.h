@@ -6,10 +6,10 @@
 #include <variant>
 
 #include "base/fixed_vector.h"
-#include "shared/sm100_backward.h"
-#include "shared/sm100_forward.h"
-#include "shared/sm90_backward.h"
-#include "shared/sm90_forward.h"
+#include "config/sm100_backward.h"
+#include "config/sm100_forward.h"
+#include "config/sm90_backward.h"
+#include "config/sm90_forward.h"
 
 namespace tandem::plan {
 

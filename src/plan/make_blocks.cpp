@@ -4,11 +4,11 @@
 #include <cstdio>
 
 #include "base/text.h"
+#include "config/block_mask.h"
 #include "plan/buffers.h"
 #include "plan/check.h"
 #include "plan/forward.h"
 #include "problem/bound_expression.h"
-#include "shared/block_mask.h"
 
 namespace tandem::plan {
 namespace {
@@ -31,7 +31,7 @@ std::string make_blocks_name(const MakeBlocksProblem& m) {
 
 std::string make_blocks_translation_unit(const MakeBlocksProblem& m) {
   const score_mod::Program& program = *m.mask_mod->program;
-  std::string text = str_cat("#include \"common/make_blocks.cuh\"\n\n", program.cuda, program.cuda_ranges);
+  std::string text = str_cat("#include \"prepost/make_blocks.cuh\"\n\n", program.cuda, program.cuda_ranges);
   const int threads[] = {kClassifyThreads, kListBlocksThreads};
   for (int n = 0; n < 2; ++n) {
     const char* name = kMakeBlocksEntries[n];

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "config/make_blocks.h"
 #include "gpu/device.h"
 #include "problem/make_blocks.h"
-#include "shared/make_blocks.h"
 
 namespace tandem::plan {
 

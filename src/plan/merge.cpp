@@ -36,7 +36,7 @@ gpu::NamedBuffer buffer_of(const MergeProblem& m, const char* name, const View& 
 }  // namespace
 
 std::string merge_translation_unit() {
-  return str_cat("#include \"common/combine.cuh\"\n\nextern \"C\" __global__ void __launch_bounds__(",
+  return str_cat("#include \"prepost/combine.cuh\"\n\nextern \"C\" __global__ void __launch_bounds__(",
                  MergeParams::kThreads, ") ", kMergeKernel,
                  "(const __grid_constant__ MergeParams p) {\n  merge_parts(p);\n}\n");
 }

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "config/merge.h"
 #include "gpu/device.h"
 #include "problem/merge.h"
-#include "shared/merge.h"
 
 namespace tandem::plan {
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "mods/program.h"
 #include "problem/problem.h"
+#include "score_mod/program.h"
 
 namespace tandem {
 

@@ -4,8 +4,8 @@
 #include <cfloat>
 
 #include "base/text.h"
-#include "mods/options.h"
 #include "problem/bound_expression.h"
+#include "score_mod/options.h"
 
 namespace tandem {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cpu/judged.h"
-#include "oracle/reference.h"
+#include "reference/reference.h"
 
 namespace tandem::test {
 namespace {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <vector>
 
-#include "oracle/reference.h"
-#include "problem/call.h"
+#include "reference/reference.h"
 #include "support/merge_case.h"
 #include "support/random.h"
+#include "unit/problem/call.h"
 
 namespace tandem::test {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/judged.h"
-#include "oracle/reference.h"
+#include "reference/reference.h"
 
 namespace tandem::test {
 namespace {

@@ -9,7 +9,7 @@ page=docs/environment.md failed=0
 by_name='(getenv|variable|read_count|read_switch|check_switch|envname|environ\.get|environ\.setdefault|environ\.pop)\("[A-Z][A-Z0-9_]+"|environ\["[A-Z][A-Z0-9_]+"'
 constants='Variable = "TANDEM_[A-Z0-9_]+"'
 shell='\$\{(TANDEM_[A-Z0-9_]+|CI):-'
-folders=(src vgpu tools python bench examples scripts tests)
+folders=(src vgpu sass cli tools python bench examples scripts tests)
 
 read_names() {
   grep -rhoE --include='*.cpp' --include='*.h' --include='*.py' "$by_name|$constants" "${folders[@]}"

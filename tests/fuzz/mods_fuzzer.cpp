@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "mods/evaluate.h"
-#include "mods/options.h"
-#include "mods/program.h"
+#include "score_mod/evaluate.h"
+#include "score_mod/options.h"
+#include "score_mod/program.h"
 
 namespace {
 

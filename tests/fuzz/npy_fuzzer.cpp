@@ -1,7 +1,7 @@
 // Any bytes: refused with a sentence, or the array is the end of them and as large as its shape says.
 #include <cstdlib>
 
-#include "io/npy.h"
+#include "cli/io/npy.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "vgpu/ptx/parser.h"
+#include "vgpu/src/ptx/parser.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Any bytes: refused with a sentence, or every tensor lies inside them and together they are all of the data.
 #include <cstdlib>
 
-#include "io/safetensors.h"
+#include "cli/io/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));

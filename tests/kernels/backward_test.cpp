@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "kernels/on_gpu.h"
-#include "oracle/reference.h"
+#include "reference/reference.h"
 #include "support/pairwise.h"
 
 namespace tandem::test {

@@ -12,9 +12,9 @@
 
 #include "jit/compiler.h"
 #include "plan/forward.h"
-#include "plan/problems.h"
 #include "problem/bound_expression.h"
 #include "support/pairwise.h"
+#include "unit/plan/problems.h"
 
 namespace tandem::test {
 namespace {

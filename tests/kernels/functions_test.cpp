@@ -1,5 +1,5 @@
-// The functions that texts are printed with (kernels/tile/mod_functions.cuh), one at a time, against what their
-// operations give in src/mods/arithmetic.h: ints to the bit, floats as their comments promise.
+// The functions that texts are printed with (kernels/device/mod_functions.cuh), one at a time, against what their
+// operations give in src/score_mod/arithmetic.h: ints to the bit, floats as their comments promise.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "jit/compiler.h"
 #include "kernels/on_gpu.h"
-#include "mods/arithmetic.h"
+#include "score_mod/arithmetic.h"
 
 namespace tandem::test {
 namespace {
@@ -21,7 +21,7 @@ std::vector<T> run(const Gpu& gpu, const std::string& call, const std::vector<T>
   const char* type = std::is_same_v<T, float> ? "float" : "int";
   const jit::Request request{
       .name = "functions",
-      .source = str_cat("#include \"tile/mod_functions.cuh\"\nextern \"C\" __global__ void functions(const ", type,
+      .source = str_cat("#include \"device/mod_functions.cuh\"\nextern \"C\" __global__ void functions(const ", type,
                         "* x, const ", type, "* y, ", type,
                         "* to, int n) {\n  for (int i = threadIdx.x; i < n; i += blockDim.x) {\n    const ", type,
                         " a = x[i], b = y[i];\n    to[i] = ", call, ";\n  }\n}\n"),

@@ -25,7 +25,7 @@
 
 #include "base/text.h"
 #include "kernels/on_gpu.h"
-#include "oracle/reference.h"
+#include "reference/reference.h"
 #include "support/base64.h"
 
 namespace tandem::test {

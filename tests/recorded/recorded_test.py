@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 
-PROVEN = (":/kernels", ":/src/plan", ":/vgpu")  # what a proof is about, from the top folder
+PROVEN = (":/kernels", ":/src/plan", ":/vgpu/src", ":/vgpu/models")  # what a proof is about, from the top folder
 
 
 def git(folder, *words):

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "mods/evaluate.h"
 #include "problem/bound_expression.h"
 #include "problem/make_blocks.h"
+#include "score_mod/evaluate.h"
 #include "support/random.h"
 
 namespace tandem::test {

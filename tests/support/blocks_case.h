@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "mods/program.h"
+#include "score_mod/program.h"
 #include "support/tensor.h"
 
 namespace tandem::test {

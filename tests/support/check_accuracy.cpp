@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "oracle/reference.h"
 #include "problem/bound_expression.h"
 #include "problem/convert.h"
+#include "reference/reference.h"
 #include "support/plain.h"
 
 namespace tandem::test {

@@ -8,8 +8,8 @@
 #include "cpu/cpu.h"
 #include "gpu/driver/driver.h"
 #include "gpu/virtual.h"
-#include "oracle/reference.h"
 #include "problem/use_options.h"
+#include "reference/reference.h"
 #include "support/gpu.h"
 
 namespace tandem::test {

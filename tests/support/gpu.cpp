@@ -14,7 +14,7 @@
 #include "gpu/virtual.h"
 #include "jit/compiler.h"
 #include "problem/operands.h"
-#include "vgpu/device.h"
+#include "vgpu/src/device.h"
 
 namespace tandem::test {
 namespace {

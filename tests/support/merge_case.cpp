@@ -5,8 +5,8 @@
 #include <limits>
 #include <sstream>
 
-#include "oracle/reference.h"
 #include "problem/convert.h"
+#include "reference/reference.h"
 #include "support/random.h"
 
 namespace tandem::test {

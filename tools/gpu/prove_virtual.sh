@@ -14,7 +14,7 @@
 # put together, the command without it has nothing left to do but to count. The file is written when no share is missing.
 #
 # The build folder may come from another machine: tests/kernels/kernels_test, tests/support/tandem_fuzz and
-# tests/vgpu/mutation/vgpu_mutation_test are all that is read of it. Environment:
+# vgpu/tests/mutation/vgpu_mutation_test are all that is read of it. Environment:
 #   TANDEM_NVRTC, TANDEM_CACHE_DIR, COMMIT  as of tools/gpu/prove.sh
 #   SCHEDULES, FUZZ  under which each problem runs (3: all early, all late, random); random problems (2000)
 #   JOBS, SECONDS_EACH  processes (one a core); the most that a share may take (1800)
@@ -47,7 +47,7 @@ build=${places[0]:-} json=${places[1]:-$here/docs/results/$name-forward-proof.js
 [ -n "$build" ] || die "usage: tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device <model>] [--in <folder>]" \
   "[--share I/N] [--only <steps>]"
 tests=$build/tests/kernels/kernels_test fuzz=$build/tests/support/tandem_fuzz
-mutation=$build/tests/vgpu/mutation/vgpu_mutation_test
+mutation=$build/vgpu/tests/mutation/vgpu_mutation_test
 for file in "$tests" "$fuzz" "$mutation"; do
   [ -e "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
 done

@@ -4,8 +4,8 @@
 #
 #   tools/gpu/record.sh <build folder> [<root>]
 #
-# Writes tests/vgpu/instructions/recorded/hopper.txt and tests/kernels/recorded/hopper.txt under the root, which is this
-# checkout if not given. The build folder may come from another machine: tests/vgpu/instructions/vgpu_instructions_test
+# Writes vgpu/tests/instructions/recorded/hopper.txt and tests/kernels/recorded/hopper.txt under the root, which is this
+# checkout if not given. The build folder may come from another machine: vgpu/tests/instructions/vgpu_instructions_test
 # and tests/kernels/kernels_test are all that is read of it. Every test runs in a process of its own, so that a kernel
 # that fails takes no other down. Environment:
 #   TANDEM_NVRTC  the compiler, see common.sh
@@ -18,7 +18,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$here/tools/gpu/common.sh"
 [ $# = 1 ] || [ $# = 2 ] || die "usage: tools/gpu/record.sh <build folder> [<root>]"
 build=$1 root=${2:-$here} device=${DEVICE:-cuda}
-instructions=$build/tests/vgpu/instructions/vgpu_instructions_test kernels=$build/tests/kernels/kernels_test
+instructions=$build/vgpu/tests/instructions/vgpu_instructions_test kernels=$build/tests/kernels/kernels_test
 for file in "$instructions" "$kernels"; do
   [ -x "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
 done
@@ -68,7 +68,7 @@ gather() { # <file under the root> <where its format is explained> <tests...>
   done
   wc -lc "$to"
 }
-gather tests/vgpu/instructions/recorded/hopper.txt tests/vgpu/instructions/recording.h "${tests[@]}"
+gather vgpu/tests/instructions/recorded/hopper.txt vgpu/tests/instructions/recording.h "${tests[@]}"
 gather tests/kernels/recorded/hopper.txt tests/kernels/recorded_test.cpp $compiled
 
 [ -z "${LOG:-}" ] || for test in "${tests[@]}" $compiled; do

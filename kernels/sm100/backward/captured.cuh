@@ -1,7 +1,7 @@
-// Gradients of the tensors that a score_mod reads (tile/captured.cuh), on Blackwell.
+// Gradients of the tensors that a score_mod reads (score_grads/captured.cuh), on Blackwell.
 #pragma once
+#include "score_grads/captured.cuh"
 #include "sm100/backward/score_tile.cuh"
-#include "tile/captured.cuh"
 
 template <Sm100BackwardConfig T>
 struct CapturedShared {

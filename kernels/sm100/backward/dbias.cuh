@@ -1,7 +1,7 @@
-// The gradient of a bias (tile/dbias.cuh), on Blackwell: sums over tiles are in registers.
+// The gradient of a bias (score_grads/dbias.cuh), on Blackwell: sums over tiles are in registers.
 #pragma once
+#include "score_grads/dbias.cuh"
 #include "sm100/backward/score_tile.cuh"
-#include "tile/dbias.cuh"
 
 template <Sm100BackwardConfig T>
 struct DbiasShared {

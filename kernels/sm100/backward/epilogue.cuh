@@ -1,13 +1,13 @@
 // The epilogue of the Blackwell backward: the MMA warpgroups store dk and dv from tensor memory to the caller's
 // tensors, some of the columns each.
 #pragma once
+#include "device/chunk.cuh"
+#include "device/gradient.cuh"
+#include "device/pack.cuh"
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
-#include "tile/chunk.cuh"
-#include "tile/gradient.cuh"
-#include "tile/pack.cuh"
 
 // A gradient of keys or values: its columns of tensor memory, and its destination.
 struct KeyGradient {

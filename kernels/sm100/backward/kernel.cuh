@@ -1,10 +1,10 @@
 // Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta
-// (common/bwd_preprocess.cuh). Tested on the virtual GPU, not yet on hardware.
+// (prepost/bwd_preprocess.cuh). Tested on the virtual GPU, not yet on hardware.
 //
 // A CTA takes n_blocks of a key head and keeps their 128 keys and values. It iterates over the queries that see them,
 // 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
-// queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq.cuh); common/bwd_postprocess.cuh rounds
-// it.
+// queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq.cuh); prepost/bwd_postprocess.cuh
+// rounds it.
 //
 //    load     | mma                 | two warpgroups, 64 queries each | dq
 //    Q, K     | S = K Q'            |                                 |
@@ -32,9 +32,9 @@
 // order of issue. A commit covers all earlier products. dp_ready therefore signals that the previous dS has been read,
 // and s_ready that P has been read. In a pair, dq_ready covers dS in shared memory.
 #pragma once
-#include "common/bwd_postprocess.cuh"
-#include "common/bwd_preprocess.cuh"
-#include "common/dsink.cuh"
+#include "prepost/bwd_postprocess.cuh"
+#include "prepost/bwd_preprocess.cuh"
+#include "prepost/dsink.cuh"
 #include "sm100/backward/captured.cuh"
 #include "sm100/backward/dbias.cuh"
 #include "sm100/backward/dq.cuh"

@@ -1,13 +1,13 @@
 // P from S and dS from dP in the Blackwell backward, 32 scores of a thread at a time. Includes masks, score options,
 // exponentials, dropout, and their derivatives.
 #pragma once
+#include "config/sm100_backward.h"
+#include "device/dropout.cuh"
+#include "device/key_scores.cuh"
+#include "device/mask.cuh"
+#include "device/pack.cuh"
 #include "ptx/float2.cuh"
 #include "ptx/warp.cuh"
-#include "shared/sm100_backward.h"
-#include "tile/dropout.cuh"
-#include "tile/key_scores.cuh"
-#include "tile/mask.cuh"
-#include "tile/pack.cuh"
 
 constexpr int kChunk = Sm100BackwardConfig::kRun;  // queries whose scores are loaded together
 

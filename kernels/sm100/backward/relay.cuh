@@ -1,10 +1,10 @@
 // The relay warp of the Blackwell backward, with T.has_relay_warp(). It zeroes rows beyond a sequence before it signals
 // operands to the products, because these rows are undefined and 0 * NaN is NaN.
 #pragma once
+#include "device/chunk.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
-#include "tile/chunk.cuh"
 
 // Handles 128 rows, of which `used` are used.
 TANDEM_DEVICE void pass(u64* tma_full, u64* peer_full, u32 parity, u16* block, int columns, int used) {

@@ -1,15 +1,15 @@
-// A pipeline over score tiles on Blackwell, for the additional kernels (tile/score_tile.cuh): S and dP in tensor
+// A pipeline over score tiles on Blackwell, for the additional kernels (score_grads/score_tile.cuh): S and dP in tensor
 // memory, with keys in the lanes. A thread has one key and half of the queries. Tiles belong to one CTA, even if the
 // main kernel uses CTA pairs.
 #pragma once
+#include "config/sm100_backward.h"
+#include "device/mask.cuh"
+#include "device/n_block_work.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "shared/sm100_backward.h"
-#include "tile/mask.cuh"
-#include "tile/n_block_work.cuh"
-#include "tile/score_tile.cuh"
+#include "score_grads/score_tile.cuh"
 
 // The two products of a tile: S is keys times queries, dP is values times dout.
 enum ScoreProduct { kScores, kDp };

@@ -1,12 +1,12 @@
 // Shared memory of a CTA of the Blackwell backward: operands, barriers and the current n_block.
 #pragma once
+#include "config/backward.h"
+#include "config/sm100_backward.h"
+#include "device/cta_pair.cuh"
+#include "device/n_block_work.cuh"
+#include "device/pipeline_state.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
-#include "shared/backward.h"
-#include "shared/sm100_backward.h"
-#include "tile/cta_pair.cuh"
-#include "tile/n_block_work.cuh"
-#include "tile/pipeline_state.cuh"
 
 // Additional storage of a CTA pair. A product needs half of the rows of one operand and half of the columns of the
 // other. Queries and dout are therefore loaded twice: 64 rows of all columns for S and dP, all rows of 64 columns for

@@ -1,9 +1,9 @@
 // Loads in a CTA pair of the Blackwell backward, and the relay, which signals the leader when operands have arrived.
 #pragma once
+#include "device/chunk.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
-#include "tile/chunk.cuh"
 
 // An iteration's operands have one buffer each, free after its product: S, dP, dV, or dK, which is issued after the
 // next S. -lse and delta have two buffers: one is free after the iteration's dK, for which the wait was an iteration

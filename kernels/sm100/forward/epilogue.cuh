@@ -1,16 +1,16 @@
 // The epilogue of the Blackwell forward: one warpgroup divides the results of both tiles and stores them.
 #pragma once
+#include "device/coords.cuh"
+#include "device/mask.cuh"
+#include "device/pack.cuh"
+#include "device/pipeline_state.cuh"
+#include "device/row.cuh"
+#include "device/score_mod.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/forward/smem.cuh"
-#include "tile/coords.cuh"
-#include "tile/mask.cuh"
-#include "tile/pack.cuh"
-#include "tile/pipeline_state.cuh"
-#include "tile/row.cuh"
-#include "tile/score_mod.cuh"
 
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {

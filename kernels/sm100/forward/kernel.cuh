@@ -26,6 +26,9 @@
 // control. One warp's products need no barriers: the tensor core executes them in the order of issue. PTX guarantees
 // this only for products into the same columns; FlashAttention-4 and CUTLASS also rely on it when S overwrites P.
 #pragma once
+#include "device/block_mask.cuh"
+#include "device/max_scores.cuh"
+#include "device/scheduler.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
@@ -37,9 +40,6 @@
 #include "sm100/forward/relay.cuh"
 #include "sm100/forward/smem.cuh"
 #include "sm100/forward/softmax.cuh"
-#include "tile/block_mask.cuh"
-#include "tile/max_scores.cuh"
-#include "tile/scheduler.cuh"
 
 enum class ForwardRole { softmax, epilogue, mma, load, relay, none };
 template <Sm100ForwardConfig T>

@@ -1,12 +1,12 @@
 // The loading thread of the Blackwell forward. It also takes the work tiles and publishes them to the other warps.
 #pragma once
+#include "device/block_mask.cuh"
+#include "device/coords.cuh"
+#include "device/pipeline_state.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "sm100/forward/smem.cuh"
-#include "tile/block_mask.cuh"
-#include "tile/coords.cuh"
-#include "tile/pipeline_state.cuh"
 
 // The iterations of a work tile, of its tiles, and of the tile rows of this CTA. With a block mask begins and ends
 // count iterations, the last first. Unmasked n_blocks are then those without causal or window bounds.

@@ -1,11 +1,11 @@
 // The products of the Blackwell forward, issued by one thread, of the leader in a CTA pair.
 #pragma once
+#include "device/block_mask.cuh"
+#include "device/pipeline_state.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
 #include "sm100/forward/smem.cuh"
-#include "tile/block_mask.cuh"
-#include "tile/pipeline_state.cuh"
 
 // Probabilities with an outstanding PV product.
 template <Sm100ForwardConfig T>

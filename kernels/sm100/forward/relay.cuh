@@ -1,10 +1,10 @@
 // The relay warp of the Blackwell forward, with T.has_relay_warp().
 #pragma once
+#include "device/pipeline_state.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "sm100/forward/smem.cuh"
-#include "tile/pipeline_state.cuh"
 
 // Zeroes rows [begin, T.tile_n) of an n_block's values, which have arrived.
 template <Sm100ForwardConfig T>

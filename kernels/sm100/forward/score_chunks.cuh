@@ -1,14 +1,14 @@
 // A thread's scores in chunks of 32: visibility, maximum, and the conversion to probabilities.
 #pragma once
+#include "config/sm100_forward.h"
+#include "device/coords.cuh"
+#include "device/dropout.cuh"
+#include "device/exp2.cuh"
+#include "device/mask.cuh"
+#include "device/pack.cuh"
 #include "ptx/float2.cuh"
 #include "ptx/tcgen05.cuh"
 #include "ptx/warp.cuh"
-#include "shared/sm100_forward.h"
-#include "tile/coords.cuh"
-#include "tile/dropout.cuh"
-#include "tile/exp2.cuh"
-#include "tile/mask.cuh"
-#include "tile/pack.cuh"
 
 constexpr int kChunk = 32;  // columns of scores that are loaded together
 

@@ -1,11 +1,11 @@
 // Shared memory of a CTA of the Blackwell forward: work tiles, operand blocks, barriers.
 #pragma once
+#include "config/sm100_forward.h"
+#include "device/chunk.cuh"
+#include "device/cta_pair.cuh"
+#include "device/work_tile.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
-#include "shared/sm100_forward.h"
-#include "tile/chunk.cuh"
-#include "tile/cta_pair.cuh"
-#include "tile/work_tile.cuh"
 
 constexpr int kWorkSlots = 3;  // work tiles in flight
 

@@ -1,13 +1,13 @@
 // The iterations of the Blackwell forward's softmax, in several forms: with a mask, without, lazy, modified.
 #pragma once
+#include "device/block_mask.cuh"
+#include "device/pipeline_state.cuh"
+#include "device/row.cuh"
+#include "device/row_softmax.cuh"
+#include "device/score_mod.cuh"
 #include "ptx/mbarrier.cuh"
 #include "sm100/forward/score_chunks.cuh"
 #include "sm100/forward/smem.cuh"
-#include "tile/block_mask.cuh"
-#include "tile/pipeline_state.cuh"
-#include "tile/row.cuh"
-#include "tile/row_softmax.cuh"
-#include "tile/score_mod.cuh"
 
 // A warp's rows of tile i in tensor memory; continues over iterations.
 template <Sm100ForwardConfig T>

@@ -1,9 +1,9 @@
 // A bias as the only score option of the Hopper backward. A warp copies it to shared memory, with queries in rows as in
 // global memory. A thread reads the columns of its two keys.
 #pragma once
+#include "device/bias_tile.cuh"
+#include "device/score_mod.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
-#include "tile/bias_tile.cuh"
-#include "tile/score_mod.cuh"
 
 // Threads of a warp read eight keys of every other query; the swizzle avoids bank conflicts between them.
 template <Sm90BackwardConfig T>

@@ -1,7 +1,7 @@
-// Gradients of the tensors that a score_mod reads (tile/captured.cuh), on Hopper.
+// Gradients of the tensors that a score_mod reads (score_grads/captured.cuh), on Hopper.
 #pragma once
+#include "score_grads/captured.cuh"
 #include "sm90/backward/score_tile.cuh"
-#include "tile/captured.cuh"
 
 template <Sm90BackwardConfig T>
 struct CapturedShared {

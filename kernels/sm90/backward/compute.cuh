@@ -4,10 +4,10 @@
 // ptxas determines the form: arrays that products write are locals of the function with the loop, and an iteration is a
 // lambda in it.
 #pragma once
+#include "score_grads/captured_sums.cuh"
 #include "sm90/backward/epilogue.cuh"
 #include "sm90/backward/probabilities.cuh"
 #include "sm90/backward/products.cuh"
-#include "tile/captured_sums.cuh"
 
 // S and dP of a tile's first iteration, or of its first half. Afterwards S is complete and dP is in flight.
 template <Sm90BackwardConfig T>

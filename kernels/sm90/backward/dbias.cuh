@@ -1,7 +1,7 @@
-// The gradient of a bias (tile/dbias.cuh), on Hopper: sums over tiles are in registers.
+// The gradient of a bias (score_grads/dbias.cuh), on Hopper: sums over tiles are in registers.
 #pragma once
+#include "score_grads/dbias.cuh"
 #include "sm90/backward/score_tile.cuh"
-#include "tile/dbias.cuh"
 
 template <Sm90BackwardConfig T>
 struct DbiasShared {

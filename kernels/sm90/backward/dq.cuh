@@ -4,13 +4,13 @@
 // A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last one stores dq. The order,
 // and so the result, does not depend on the strips.
 #pragma once
+#include "device/pipeline_state.cuh"
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/backward/epilogue.cuh"
 #include "sm90/backward/operands.cuh"
-#include "tile/pipeline_state.cuh"
 
 template <Sm90BackwardConfig T>
 struct DqShared {

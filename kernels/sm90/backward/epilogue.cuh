@@ -1,12 +1,12 @@
 // Stores dk and dv of a tile from the accumulators to global memory.
 #pragma once
+#include "device/gradient.cuh"
+#include "device/pack.cuh"
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/backward/operands.cuh"
 #include "sm90/backward/smem.cuh"
-#include "tile/gradient.cuh"
-#include "tile/pack.cuh"
 
 // A gradient tensor of a sequence and key head: rows [0, used) are sums, the rows up to `rows` are zeros.
 struct GradientRows {

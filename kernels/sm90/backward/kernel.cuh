@@ -1,9 +1,9 @@
 // Attention backward for Hopper: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta
-// (common/bwd_preprocess.cuh).
+// (prepost/bwd_preprocess.cuh).
 //
 // A CTA takes n_blocks of a key head, keeps their keys and values, and iterates over the queries that see them. dk and
 // dv stay in registers. Scores are transposed (keys in rows), so that P and dS are register operands. dq is added in
-// float32, in the order of n_blocks (dq_accumulate_warp); common/bwd_postprocess.cuh rounds it. The default schedule
+// float32, in the order of n_blocks (dq_accumulate_warp); prepost/bwd_postprocess.cuh rounds it. The default schedule
 // (`pipelined_steps`):
 //
 //    load       | dq_accumulate_warp, three       | each warpgroup, of its 64 keys
@@ -27,9 +27,9 @@
 //    queue of a half  | dV += P dO, next S, next dP, dK += dS Q
 //    meanwhile        |    dS, to shared memory     |  next P
 #pragma once
-#include "common/bwd_postprocess.cuh"
-#include "common/bwd_preprocess.cuh"
-#include "common/dsink.cuh"
+#include "prepost/bwd_postprocess.cuh"
+#include "prepost/bwd_preprocess.cuh"
+#include "prepost/dsink.cuh"
 #include "sm90/backward/captured.cuh"
 #include "sm90/backward/compute.cuh"
 #include "sm90/backward/dbias.cuh"

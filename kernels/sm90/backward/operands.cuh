@@ -1,12 +1,12 @@
 // The layout of operands in shared memory for the Hopper backward: blocks of 64 columns with 128-byte rows and TMA's
 // swizzle. Also the stores of fragments and the zeroing of rows beyond a sequence.
 #pragma once
+#include "device/chunk.cuh"
+#include "device/pack.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/backward/smem.cuh"
-#include "tile/chunk.cuh"
-#include "tile/pack.cuh"
 
 // Named barriers: of all MMA warpgroups, and of one.
 constexpr int kBarAllMma = 1, kBarOwnWarpgroup = 2;

@@ -1,10 +1,10 @@
 // P and dS from S and dP, with keys in rows: masks, score options, exponentials, dropout, and their derivatives.
 #pragma once
+#include "device/fragment_softmax.cuh"
+#include "device/key_scores.cuh"
+#include "score_grads/captured_sums.cuh"
 #include "sm90/backward/bias.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
-#include "tile/captured_sums.cuh"
-#include "tile/fragment_softmax.cuh"
-#include "tile/key_scores.cuh"
 
 template <auto T, int n>
 TANDEM_DEVICE void pack_all(u32 (&to)[n], const float (&from)[2 * n]) {

@@ -1,14 +1,14 @@
-// A pipeline over score tiles on Hopper, for the additional kernels (tile/score_tile.cuh). The next tile's operands can
-// load meanwhile; keys and values stay in shared memory while they are the same.
+// A pipeline over score tiles on Hopper, for the additional kernels (score_grads/score_tile.cuh). The next tile's
+// operands can load meanwhile; keys and values stay in shared memory while they are the same.
 #pragma once
+#include "device/fragment_softmax.cuh"
+#include "device/pipeline_state.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
+#include "score_grads/score_tile.cuh"
 #include "sm90/backward/smem.cuh"
-#include "tile/fragment_softmax.cuh"
-#include "tile/pipeline_state.cuh"
-#include "tile/score_tile.cuh"
 
 template <Sm90BackwardConfig T>
 struct ScoreTileShared {

@@ -1,11 +1,11 @@
 // Shared memory of a CTA of the Hopper backward: operands, barriers and the current n_block.
 #pragma once
+#include "config/backward.h"
+#include "config/sm90_backward.h"
+#include "device/cta_pair.cuh"
+#include "device/n_block_work.cuh"
+#include "device/pipeline_state.cuh"
 #include "ptx/mbarrier.cuh"
-#include "shared/backward.h"
-#include "shared/sm90_backward.h"
-#include "tile/cta_pair.cuh"
-#include "tile/n_block_work.cuh"
-#include "tile/pipeline_state.cuh"
 
 // Additional storage of a CTA pair. landed counts bytes; ds_read counts the other CTA's MMA warps (without roles).
 template <Sm90BackwardConfig T, bool = T.cluster2>

@@ -4,12 +4,12 @@
 // These structs hold only numbers and references. Arrays that products write are locals of the functions with the loops
 // (compute.cuh). The order of these computations affects the machine code of the loop.
 #pragma once
+#include "device/dropout.cuh"
+#include "device/fragment_softmax.cuh"
+#include "device/mod_functions.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/backward/operands.cuh"
 #include "sm90/backward/smem.cuh"
-#include "tile/dropout.cuh"
-#include "tile/fragment_softmax.cuh"
-#include "tile/mod_functions.cuh"
 
 // True if a warpgroup needs the head and sequence of an iteration.
 template <Sm90BackwardConfig T>

@@ -1,12 +1,12 @@
 // A bias in the Hopper forward. Two warps copy it to shared memory, each for every other warpgroup. They copy the rows
 // of an n_block after the warpgroup has read the preceding n_block's. Its threads load what their fragments need.
 #pragma once
+#include "device/bias_tile.cuh"
+#include "device/fragment_softmax.cuh"
+#include "device/score_mod.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/forward/work_rows.cuh"
-#include "tile/bias_tile.cuh"
-#include "tile/fragment_softmax.cuh"
-#include "tile/score_mod.cuh"
 
 // The n_blocks of a tile to which a warpgroup adds a bias: all that compute() does not skip.
 template <Sm90ForwardConfig T>

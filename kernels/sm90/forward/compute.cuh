@@ -4,8 +4,8 @@
 // the functions that work on them (steps.cuh) take references. As members of a struct they would change the address
 // arithmetic of the main loop. A function for a block mask's first iterations would do so too.
 #pragma once
+#include "device/row.cuh"
 #include "sm90/forward/steps.cuh"
-#include "tile/row.cuh"
 
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int index) {

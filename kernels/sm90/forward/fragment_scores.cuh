@@ -1,11 +1,11 @@
 // Score options and masks on the fragments of a warpgroup.
 #pragma once
+#include "device/block_mask.cuh"
+#include "device/fragment_softmax.cuh"
+#include "device/mask.cuh"
+#include "device/score_mod.cuh"
 #include "sm90/forward/bias.cuh"
 #include "sm90/forward/smem.cuh"
-#include "tile/block_mask.cuh"
-#include "tile/fragment_softmax.cuh"
-#include "tile/mask.cuh"
-#include "tile/score_mod.cuh"
 
 // Scores from products, in log2 units unless a score_mod is present. A bias without other options is added to the raw
 // products. by: 1 / scale.

@@ -16,6 +16,9 @@
 // has its own part of Q, so that the next tile's queries load during computation. It also has its own part of O, or all
 // share one. Two warps copy a bias to separate buffers (bias.cuh).
 #pragma once
+#include "device/block_mask.cuh"
+#include "device/max_scores.cuh"
+#include "device/scheduler.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -24,9 +27,6 @@
 #include "sm90/forward/compute.cuh"
 #include "sm90/forward/load.cuh"
 #include "sm90/forward/smem.cuh"
-#include "tile/block_mask.cuh"
-#include "tile/max_scores.cuh"
-#include "tile/scheduler.cuh"
 
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void forward(const ForwardParams& p) {

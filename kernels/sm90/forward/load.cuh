@@ -1,10 +1,10 @@
 // The loading thread of the Hopper forward. It also takes the tiles and publishes them to the other warps.
 #pragma once
+#include "device/block_mask.cuh"
+#include "device/pipeline_state.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/forward/smem.cuh"
-#include "tile/block_mask.cuh"
-#include "tile/pipeline_state.cuh"
 
 // The source of the CTA's work tiles, and the buffer where they are published.
 template <Sm90ForwardConfig T>

@@ -1,9 +1,9 @@
 // Shared memory of a CTA of the Hopper forward: work tiles, operands, barriers.
 #pragma once
-#include "shared/forward.h"
-#include "shared/sm90_forward.h"
-#include "tile/mod_functions.cuh"
-#include "tile/work_tile.cuh"
+#include "config/forward.h"
+#include "config/sm90_forward.h"
+#include "device/mod_functions.cuh"
+#include "device/work_tile.cuh"
 
 struct Sm90Work : WorkTile {
   int head_k;
@@ -17,7 +17,7 @@ struct Sm90Work : WorkTile {
 };
 
 // The values of a mask_mod that depend only on a warpgroup's rows or only on an iteration's keys
-// (tile/mod_functions.cuh).
+// (device/mod_functions.cuh).
 template <Sm90ForwardConfig T, bool = T.evaluates_mask_mod()>
 struct MaskShared {};
 template <Sm90ForwardConfig T>

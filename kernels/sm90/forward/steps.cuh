@@ -1,11 +1,11 @@
 // The iterations of an MMA warpgroup of the Hopper forward, one n_block each: scores, softmax, and the PV product of
 // the preceding iteration.
 #pragma once
+#include "device/dropout.cuh"
+#include "device/fragment_softmax.cuh"
+#include "device/pack.cuh"
 #include "sm90/forward/fragment_scores.cuh"
 #include "sm90/forward/work_rows.cuh"
-#include "tile/dropout.cuh"
-#include "tile/fragment_softmax.cuh"
-#include "tile/pack.cuh"
 
 // Constants of all iterations.
 template <Sm90ForwardConfig T>

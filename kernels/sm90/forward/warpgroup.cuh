@@ -1,15 +1,15 @@
 // An MMA warpgroup of the Hopper forward: its barriers, its products, and the stores of its rows of the result.
 #pragma once
+#include "device/chunk.cuh"
+#include "device/pack.cuh"
+#include "device/pipeline_state.cuh"
+#include "device/row.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/forward/smem.cuh"
-#include "tile/chunk.cuh"
-#include "tile/pack.cuh"
-#include "tile/pipeline_state.cuh"
-#include "tile/row.cuh"
 
 // Sets rows [begin, T.tile_n) of the values to zero. thread: index among the MMA threads.
 template <Sm90ForwardConfig T>

@@ -2,8 +2,8 @@
 //
 // These structs hold only numbers and references. Arrays that products write are locals of compute().
 #pragma once
+#include "device/block_mask.cuh"
 #include "sm90/forward/warpgroup.cuh"
-#include "tile/block_mask.cuh"
 
 template <Sm90ForwardConfig T>
 struct WorkRows {

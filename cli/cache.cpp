@@ -1,0 +1,146 @@
+// tandem cache: the compiled kernels on disk.
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "cli/cards.h"
+#include "cli/terminal.h"
+#include "engine/gpu.h"
+#include "jit/builder.h"
+
+namespace tandem::tool {
+namespace {
+
+jit::Cache::Options usable_options() {
+  jit::Cache::Options options = jit::Cache::options(Env::get());
+  throw_if_failed(jit::Cache(options).usable());
+  return options;
+}
+
+std::string age_text(std::chrono::seconds age) {
+  const auto hours = age.count() / 3600;
+  if (hours < 1) return "within the hour";
+  return hours < 48 ? str_cat(hours, hours == 1 ? " hour ago" : " hours ago") : str_cat(hours / 24, " days ago");
+}
+
+std::string count_text(int64_t kernels) { return str_cat(kernels, kernels == 1 ? " kernel" : " kernels"); }
+
+int list() {
+  const jit::Cache::Options options = usable_options();
+  Table table({"kernel", "size", "last used"});
+  double bytes = 0;
+  const auto kernels = jit::Cache(options).list();
+  for (const auto& kernel : kernels) {
+    table.add({kernel.description, bytes_text(static_cast<double>(kernel.bytes)), age_text(kernel.age)});
+    bytes += static_cast<double>(kernel.bytes);
+  }
+  if (!kernels.empty()) std::printf("%s\n", table.text().c_str());
+  std::printf("%s in %s, %s of %s\n", count_text(static_cast<int64_t>(kernels.size())).c_str(), options.folder.c_str(),
+              bytes_text(bytes).c_str(), bytes_text(static_cast<double>(options.max_bytes)).c_str());
+  return 0;
+}
+
+int clear() {
+  const jit::Cache::Options options = usable_options();
+  std::printf("removed %s from %s\n", count_text(jit::Cache(options).clear()).c_str(), options.folder.c_str());
+  return 0;
+}
+
+struct Warm {
+  ProblemFlags problem;
+  CardFlags card;
+  bool all_presets = false, backward = false;
+  Warm() { problem.dtype = "bf16"; }
+
+  int run() const;
+  std::vector<std::pair<std::string, ProblemFlags>> problems() const;  // with the presets' names
+};
+
+void compile(const jit::Request& request, jit::KernelBuilder& builder) {
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t compiled = builder.counters().compiled;
+  std::shared_ptr<const jit::Code> code;
+  throw_if_failed(builder.build(request, &code));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%s: %s in %s\n", request.name.c_str(),
+              builder.counters().compiled > compiled ? "compiled" : "was there, read", seconds_text(seconds).c_str());
+  std::fflush(stdout);
+}
+
+std::vector<std::pair<std::string, ProblemFlags>> Warm::problems() const {
+  if (!all_presets) return {{"", problem}};
+  std::vector<std::pair<std::string, ProblemFlags>> all;
+  for (const Preset& preset : presets()) {
+    ProblemFlags& flags = all.emplace_back(preset.name, ProblemFlags()).second;
+    flags.dtype = problem.dtype;
+    preset.apply(flags);
+  }
+  return all;
+}
+
+// A preset whose gradients the card does not serve has its forward all the same; whoever asks for one problem is told.
+std::optional<plan::Plan> plan_of(const std::string& preset, const ProblemFlags& flags, const gpu::Properties& device,
+                                  tandem_pass pass) {
+  try {
+    return Planned(flags, device, pass).plan;
+  } catch (const Error& error) {
+    if (preset.empty() || pass == TANDEM_FORWARD || error.code() != TANDEM_UNSUPPORTED) throw;
+    std::printf("left out: %s: %s\n", preset.c_str(), error.what());
+    return std::nullopt;
+  }
+}
+
+int Warm::run() const {
+  const gpu::Properties device = card.properties();
+  jit::KernelBuilder builder({.site_packages = {}, .newest_major = device.driver_version / 1000}, Env::get(),
+                             usable_options());
+  std::set<std::string> done;
+  for (const auto& [preset, flags] : problems()) {
+    for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
+      if (pass == TANDEM_BACKWARD && !backward) continue;
+      const std::optional<plan::Plan> plan = plan_of(preset, flags, device, pass);
+      if (!plan) continue;
+      for (const plan::PlannedKernel& kernel : plan->kernels) {
+        const jit::Request request = request_of(kernel, device);
+        if (done.insert(request.name).second) compile(request, builder);
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_cache(Command app) {
+  Command command = app.add("cache", "The compiled kernels on disk: list, clear, warm");
+  command.requires_command();
+  command.footer(R"(Examples:
+  tandem cache list
+  tandem cache clear
+  tandem cache warm --presets                             kernels of well-known models
+  tandem cache warm --presets --backward                  those of their gradients too
+  tandem cache warm --preset llama --dtype f16 --card h100
+  tandem cache warm --head-dim 128 --seqlen 4096 --heads 16 --causal
+
+The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. TANDEM_CACHE=off does without.)");
+  Command lister = command.add("list", "Kernels, their sizes, when they were last used");
+  lister.run(list);
+  Command cleaner = command.add("clear", "Removes all of them");
+  cleaner.run(clear);
+  auto warm = std::make_shared<Warm>();
+  Command warmer = command.add("warm", "Compiles what a problem needs; no GPU is needed");
+  warmer.flag("--presets", warm->all_presets, "The kernels of all presets of `tandem explain`");
+  warmer.flag("--backward", warm->backward, "Those of gradients too: for training");
+  warm->card.add_to(warmer);
+  warm->problem.add_presets_to(warmer);
+  warm->problem.add_to(warmer);
+  warmer.run([warm] { return warm->run(); });
+}
+
+}  // namespace tandem::tool

@@ -1,0 +1,91 @@
+#include "cli/emulate.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include "base/text.h"
+#include "cli/cards.h"
+#include "cli/compare.h"
+#include "cli/io/file.h"
+#include "cli/svg/timeline.h"
+#include "cli/vgpu/trace.h"
+#include "plan/plan.h"
+
+namespace tandem::tool {
+namespace {
+
+constexpr const char* kDevice = "vgpu:b200";
+
+// Of block 0, or the pair that it is of, in a run of its own: the checker watches the other one.
+std::string drawing_of(Inputs head, tandem_pass pass) {
+  const Trace trace = trace_of(*attention_job(std::move(head), {}, pass), kDevice, {}, 0, Traced::cluster);
+  throw_if_failed(trace.status);
+  const char* const whose = trace.cluster > 1 ? ", a pair of CTAs, of which block 0 multiplies for both" : "";
+  return svg::draw(trace.timeline, {.where = str_cat(kDevice, whose)});
+}
+
+// Of the run before: a kernel in which the checker finds something does not get here.
+const char* what_the_checker_says() {
+  vgpu::Options options;
+  throw_if_failed(vgpu::options_from_environment(&options));
+  return options.check ? "the checker found no race, no missing fence or wait: vgpu/docs/virtual-gpu.md"
+                       : "the checker was off: TANDEM_VGPU_CHECK=off";
+}
+
+// The kernels of the head's forward and backward.
+std::string what_ran(const Inputs& inputs, bool gradients) {
+  const gpu::Properties device = CardFlags{.device = kDevice, .card = {}}.properties();
+  std::string text = "ran ";
+  for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
+    if (pass == TANDEM_BACKWARD && !gradients) continue;
+    const Results results(inputs, gradients, false);
+    const Problem problem = problem_of(with_results(inputs.attention({}), results), results, pass);
+    const plan::Plan plan = plan::make_plan(problem, device);
+    for (const plan::PlannedKernel& kernel : plan.kernels)
+      text += str_cat(&kernel == plan.kernels.begin() ? "" : ", ", plan::name_of(kernel));
+    text += pass == TANDEM_FORWARD && gradients ? " and " : "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, int threads, tandem_pass drawn,
+                                        const std::string& picture) {
+  std::printf("%s\n", bold("Without a GPU: " + what + " by the kernels of a GPU, on a virtual one").c_str());
+  Machine on(kDevice, threads);
+  Random random(1);
+  std::vector<int64_t> shape = head.q.shape();
+  shape.back() = head.v.shape().back();
+  head.dout = random_buffer(random, head.q.dtype(), shape);
+  Given given(std::move(head), true);
+  std::vector<std::string> remarks;
+  const bool gradients = on.serves_gradients(given.used(), {}, &remarks);
+  Results results(given.used(), gradients, false);
+  std::vector<AccuracyCheck> checks;
+  try {
+    Progress progress("emulating", 1);
+    checks = check_exactness(on, given, {}, gradients, results, progress);
+  } catch (const Error& error) {
+    if (error.code() != TANDEM_NO_COMPILER) throw;
+    std::printf("left out: %s\n\n", error.what());
+    return std::nullopt;
+  }
+  print(remarks);
+  std::printf("%s\n%s\n%s%s", on.engine.context().description().c_str(), given.note().c_str(),
+              what_ran(given.used(), gradients).c_str(), exactness_table(checks).c_str());
+  std::printf("%s\n", what_the_checker_says());
+  if (drawn == TANDEM_FORWARD || gradients) {
+    io::AtomicFile file(picture);
+    file.write(drawing_of(std::move(given.converted ? *given.converted : given.original), drawn));
+    file.commit();
+    std::printf(
+        "What the warps of the %s's first CTA, or pair of them, did, and who waited for whom (open it in a browser):\n "
+        " %s\n\n",
+        drawn == TANDEM_FORWARD ? "forward" : "backward",
+        bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());
+  }
+  return all_good(checks);
+}
+
+}  // namespace tandem::tool

@@ -1,0 +1,79 @@
+// The engine behind the public interface, on the CPU or on a GPU, and calls whose tensors are where it works.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/call.h"
+#include "cli/gpu.h"
+
+namespace tandem::tool {
+
+// Keeps a workspace from call to call.
+class Engine {
+ public:
+  Engine(const std::string& device, int threads);
+
+  bool on_gpu() const { return gpu_ != nullptr; }
+  bool emulated() const { return emulated_; }  // a virtual GPU, whose clock is the CPU's
+  const Context& context() const { return context_; }
+  size_t workspace_bytes() const { return needed_; }  // the most that a call needed since the last release
+  void release_workspace();
+
+  // Why the engine would refuse a call of these inputs, or nothing.
+  std::optional<Error> refusal(const Inputs& inputs, const Attention& options, tandem_pass pass) const;
+
+ private:
+  friend class Call;
+  std::span<std::byte> workspace(const Attention& attention, tandem_pass pass);
+
+  const bool emulated_;
+  std::unique_ptr<Gpu> gpu_;  // first: it says best why there is none
+  Context context_;
+  size_t needed_ = 0;
+  std::vector<std::byte> workspace_;
+  Gpu::Memory device_workspace_;
+};
+
+// One call, bound to its tensors. On a GPU these are copies, in which results are NaN until written.
+class Call {
+ public:
+  // Inputs and results stay where they are while the call lives.
+  Call(Engine& engine, const Inputs& inputs, const Attention& options, const Results& results);
+
+  // On a GPU they return when the work is on its stream.
+  void forward() { run(TANDEM_FORWARD); }
+  void backward() { run(TANDEM_BACKWARD); }
+  // The results are on the host.
+  void fetch();
+
+  double median_seconds(tandem_pass pass, double seconds);
+
+ private:
+  struct Copy {
+    const Buffer* host;
+    Gpu::Memory device;
+    bool result;
+  };
+  Tensor place(const Buffer& buffer, bool result);
+  void run(tandem_pass pass);
+
+  Engine& engine_;
+  std::vector<Copy> copies_;  // on a GPU
+  Attention attention_;
+};
+
+// The inputs of a command, and what the engine gets: a GPU gets two-byte types.
+struct Given {
+  Given(Inputs inputs, bool for_gpu);
+
+  Inputs original;
+  std::optional<Inputs> converted;
+
+  const Inputs& used() const { return converted ? *converted : original; }
+  std::string note() const;  // "float32 converted to bfloat16 for the GPU", or ""
+};
+
+}  // namespace tandem::tool

@@ -1,0 +1,87 @@
+// Flags that several commands share.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/command_line.h"
+#include "cli/compare.h"
+
+namespace tandem::tool {
+
+struct Opened {
+  std::unique_ptr<Machine> machine;
+  Given given;
+  std::vector<std::string> remarks;  // why not the GPU, what was converted
+};
+
+struct MachineFlags {
+  std::string device;  // "": the best there is
+  int threads = 0;
+  void add_to(Command app);
+
+  // The device asked for, else the best there is.
+  std::unique_ptr<Machine> open(std::vector<std::string>* remarks) const;
+  // The same for one call: where no device was asked for, one that serves it.
+  Opened open(Inputs inputs, const Attention& options, tandem_pass pass) const;
+};
+
+// Everything about the mask and the scores.
+struct MaskFlags {
+  bool causal = false, top_left = false, alibi = false;
+  std::string window;
+  double softcap = 0, scale = 0, dropout = 0;
+  std::vector<int64_t> seqused;
+  void add_to(Command app);
+
+  Attention options() const;        // throws io::InputError
+  void fill(Inputs& inputs) const;  // alibi_slopes and seqused, by the shape of inputs.q
+};
+
+// A problem of one's own: sizes, mask and scores; or a preset's, changed by the other flags.
+struct ProblemFlags {
+  MaskFlags mask;
+  std::string dtype = "f32", bias;
+  int64_t batch = 1, heads_q = 8, heads_k = 0, seqlen_q = 512, seqlen_k = 0, head_dim = 64, head_dim_v = 0;
+  std::vector<int64_t> lengths_q, lengths_k;
+  bool sink = false;
+
+  void add_to(Command app);
+  void add_presets_to(Command app);  // before add_to
+
+  // make fills in a tensor: q, k, v, dout, sink and bias, in this order. magnitude: of q.
+  using Make = std::function<Buffer(DType dtype, const std::vector<int64_t>& shape, double magnitude)>;
+  Inputs inputs(const Make& make, double magnitude = 1) const;
+  // Filled with normal numbers; a boolean bias shows most keys.
+  Inputs random_inputs(Random& random, double magnitude = 1) const;
+};
+
+// Problems as models pose them.
+struct Preset {
+  const char *name, *what;
+  void (*apply)(ProblemFlags& flags);
+};
+std::span<const Preset> presets();
+
+int32_t checked_index(int64_t value, const char* flag);  // as int32, or io::InputError
+
+// Runs a command's function; what it throws becomes one sentence on standard error and the exit code: 2 for input that
+// cannot be used, 1 for anything else.
+int guarded(const std::function<int()>& run);
+
+// Each adds a command.
+void add_attend(Command app);
+void add_verify(Command app);
+void add_bench(Command app);
+void add_explain(Command app);
+void add_cache(Command app);
+void add_info(Command app);
+void add_demo(Command app);
+// arguments: the command line, for the one that repeats a failure.
+void add_vgpu(Command app, const std::vector<std::string>& arguments);
+
+}  // namespace tandem::tool

@@ -1,0 +1,30 @@
+// .safetensors: 8 bytes of header length (little endian), a JSON header, the tensors' bytes.
+//
+// {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {"key": "text"}}
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/io/tensor.h"
+
+namespace tandem::io {
+
+struct Safetensors {
+  std::vector<TensorView> tensors;  // in the order of their bytes; the views point into the parsed bytes
+  std::map<std::string, std::string> metadata;
+
+  const TensorView* find(std::string_view name) const;  // nullptr when absent
+};
+
+// Refuses, with an InputError, whatever the format's rules refuse: every byte after the header belongs to exactly one
+// tensor, names are unique, sizes agree. file is for messages.
+Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
+
+// Replaces path when all has been written.
+void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace tandem::io

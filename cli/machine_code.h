@@ -1,0 +1,30 @@
+// tandem explain --machine-code and --clocks: what a kernel's machine code costs, a unit at a time, and where the
+// clocks of a step go.
+#pragma once
+
+#include <string>
+
+#include "cli/cards.h"
+#include "cli/flags.h"
+#include "sass/cli/timing.h"
+
+namespace tandem::tool {
+
+struct MachineCodeFlags {
+  bool wanted = false, clocks = false;
+  std::string cubin, path, json, save, timeline;
+  std::vector<std::string> beside;
+  void add_to(Command app);
+
+  bool asked() const {
+    return wanted || clocks || !timeline.empty() || !cubin.empty() || !beside.empty() || !path.empty() ||
+           !json.empty() || !save.empty();
+  }
+  // Of the kernel for a problem, or of a cubin.
+  int run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const;
+
+ private:
+  void print_clocks(const Examined& examined, const Modelled& model, const WholeProblem& problem) const;
+};
+
+}  // namespace tandem::tool

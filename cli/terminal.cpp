@@ -1,0 +1,147 @@
+#include "cli/terminal.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace tandem::tool {
+namespace {
+
+bool no_color() {
+  const char* value = std::getenv("NO_COLOR");  // https://no-color.org: set and not empty
+  const char* terminal = std::getenv("TERM");
+  return (value && *value) || (terminal && std::strcmp(terminal, "dumb") == 0);
+}
+
+std::string coloured(const char* code, const std::string& text) {
+  static const bool colours = ::isatty(STDOUT_FILENO) && !no_color();
+  return colours ? std::string("\x1b[") + code + "m" + text + "\x1b[0m" : text;
+}
+
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  char text[64];
+  std::snprintf(text, sizeof text, pattern, args...);
+  return text;
+}
+
+// Columns that a cell takes up on a terminal: without colour codes and UTF-8's continuation bytes.
+size_t width_of(const std::string& cell) {
+  size_t width = 0;
+  for (size_t i = 0; i < cell.size(); ++i) {
+    if (cell[i] == '\x1b') {
+      i = std::min(cell.find('m', i), cell.size());
+    } else if ((cell[i] & 0xc0) != 0x80) {
+      ++width;
+    }
+  }
+  return width;
+}
+
+}  // namespace
+
+std::string bold(const std::string& text) { return coloured("1", text); }
+std::string dim(const std::string& text) { return coloured("2", text); }
+std::string good(const std::string& text) { return coloured("32", text); }
+std::string bad(const std::string& text) { return coloured("31", text); }
+
+std::string number(double value, int digits) { return format("%.*g", digits, value); }
+
+std::string fixed(double value, int decimals) { return format("%.*f", decimals, value); }
+
+std::string si_text(double value, const char* unit) {
+  const char* prefixes[] = {"", "k", "M", "G", "T", "P"};
+  int at = 0;
+  for (; value >= 999.5 && at < 5; ++at) value /= 1000;
+  return format("%.3g %s%s", value, prefixes[at], unit);
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds < 1e-6) return format("%.0f ns", seconds * 1e9);
+  if (seconds < 1e-5) return format("%.1f us", seconds * 1e6);
+  if (seconds < 1e-3) return format("%.0f us", seconds * 1e6);
+  if (seconds < 1) return format("%.*f ms", seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0, seconds * 1e3);
+  if (seconds < 90) return format("%.1f s", seconds);
+  return format("%d min %d s", static_cast<int>(seconds) / 60, static_cast<int>(seconds) % 60);
+}
+
+std::string bytes_text(double bytes) {
+  if (bytes < 1024) return format("%.0f B", bytes);
+  const char* units[] = {"KiB", "MiB", "GiB", "TiB"};
+  int unit = -1;
+  do {
+    bytes /= 1024;
+    ++unit;
+  } while (bytes >= 1024 && unit < 3);
+  return format(bytes < 10 ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+}
+
+std::string rate_text(double flops, double seconds) {
+  const double rate = seconds > 0 ? flops / seconds : 0;
+  return rate < 1e13 ? format("%.1f GF/s", rate / 1e9) : format("%.0f TF/s", rate / 1e12);
+}
+
+std::string entry(const std::string& name, std::string text, size_t indent) {
+  constexpr size_t columns = 98;
+  std::string lines = bold(name) + std::string(indent - std::min(indent, name.size()), ' ');
+  const size_t width = columns - indent;
+  while (text.size() > width) {
+    const size_t space = text.find_last_of(' ', width);
+    if (space == std::string::npos || space == 0) break;
+    lines += text.substr(0, space) + "\n" + std::string(indent, ' ');
+    text.erase(0, space + 1);
+  }
+  return lines + text + "\n";
+}
+
+void print(const std::vector<std::string>& remarks) {
+  for (const std::string& remark : remarks) std::printf("%s", entry("", remark, 0).c_str());
+}
+
+std::string Table::text() const {
+  std::vector<size_t> widths;
+  for (const auto& row : rows_) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width_of(row[c]));
+  }
+  std::string text;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    std::string line;
+    for (size_t c = 0; c < rows_[r].size(); ++c) {
+      const std::string& cell = rows_[r][c];
+      const std::string space(widths[c] - width_of(cell), ' ');
+      if (c > 0) line += "  ";
+      line += c == 0 ? cell + space : space + cell;
+    }
+    text += (r == 0 ? dim(line) : line) + "\n";
+  }
+  return text;
+}
+
+Progress::Progress(std::string what, double total)
+    : what_(std::move(what)), total_(total), terminal_(::isatty(STDERR_FILENO)) {}
+
+void Progress::advance(double done) {
+  done_ += done;
+  const auto now = Clock::now();
+  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  const double since_shown = std::chrono::duration<double>(now - shown_at_).count();
+  if (!terminal_ || elapsed < 2 || (shown_ && since_shown < 0.2) || total_ <= 0) return;
+  const double share = std::min(done_ / total_, 1.0);
+  const double rest = share > 0 ? elapsed * (1 - share) / share : 0;
+  std::fprintf(stderr, "\r\x1b[K%s: %.0f %%, about %s left", what_.c_str(), 100 * share,
+               seconds_text(std::max(rest, 1.0)).c_str());
+  std::fflush(stderr);
+  shown_ = true;
+  shown_at_ = now;
+}
+
+Progress::~Progress() {
+  if (shown_) std::fprintf(stderr, "\r\x1b[K");
+}
+
+}  // namespace tandem::tool

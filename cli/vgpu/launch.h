@@ -1,0 +1,58 @@
+// Launch descriptions: which kernel of a PTX file, over which grid, with which parameters over which memory.
+// vgpu/docs/virtual-gpu.md has the format.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/io/tensor.h"
+#include "gpu/device.h"
+
+namespace tandem::tool {
+
+struct LaunchBuffer {
+  enum class Fill : uint8_t { none, zeros, normal, iota, file };
+
+  std::string name;
+  io::Element type = io::Element::u8;
+  std::vector<int64_t> shape;  // of elements; one dimension where only bytes are given
+  size_t bytes = 0;
+  Fill fill = Fill::none;
+  uint64_t seed = 1;
+  double scale = 1;
+  std::string file;  // .npy, for Fill::file
+  bool read_only = false;
+  std::string expected;  // .npy, or ""
+  double tolerance = 0;  // |result - expected| <= tolerance * max(1, |expected|)
+};
+
+// What goes into the parameter block at one place.
+struct LaunchParameter {
+  std::optional<size_t> at;      // offset in the block, or in the struct that it is a part of; else it is the next
+  size_t alignment = 1;          // of a part
+  std::vector<std::byte> bytes;  // a value; filled in for pointers and tensor maps when the buffers are there
+  int buffer = -1;               // of a pointer or a tensor map
+  int64_t offset = 0;            // from the begin of that buffer; negative for maps that begin in front of it
+  std::optional<gpu::TensorMapSpec> map;
+  std::vector<LaunchParameter> parts;  // of a struct
+};
+
+struct LaunchFile {
+  std::string path;  // file names in it are relative to its folder
+  std::string entry;
+  gpu::Dim3 grid, block, cluster;
+  uint32_t dynamic_shared_bytes = 0;
+  bool cooperative = false;
+  std::vector<LaunchBuffer> buffers;
+  std::vector<LaunchParameter> parameters;
+
+  std::string beside(const std::string& file) const;  // its path
+};
+
+// Throws io::InputError with a sentence that names the field.
+LaunchFile read_launch(const std::string& path);
+
+}  // namespace tandem::tool

@@ -1,0 +1,13 @@
+// A timeline as a file for ui.perfetto.dev and chrome://tracing.
+#pragma once
+
+#include <string>
+
+#include "vgpu/src/trace/timeline.h"
+
+namespace tandem::tool {
+
+// JSON; a step is a microsecond.
+std::string perfetto_json(const vgpu::Timeline& timeline);
+
+}  // namespace tandem::tool

@@ -1,0 +1,53 @@
+// The parameter of the backward kernels, which the host fills in.
+#pragma once
+#include "config/forward.h"
+
+// The parameter of a forward, and the backward's own. dq is summed in float32, per m_block, in the order of the
+// threads' fragments. Boxes have 64 columns and an iteration's queries (q, dout), a CTA's keys (k, v), or 64 keys (dk,
+// dv). m_blocks counts the blocks of a head over all sequences; tiles are n_blocks of key heads.
+struct BackwardParams : ForwardParams {
+  TensorMap dout, dk, dv;
+
+  const void *out_given, *dout_data;  // inputs of delta
+  long long dout_batch, dout_row, dout_head;
+  const float* dlse;  // or null
+  long long dlse_batch, dlse_row, dlse_head;
+  void* dq;  // or null
+  long long dq_batch, dq_row, dq_head;
+
+  int sequence_m_blocks;  // dense: per sequence
+  int n_blocks;           // per sequence, an upper bound
+  int spt_heads;          // heads with spt (split_q_heads: query heads)
+  int m_splits;           // parts of an n_block's iterations, one per tile
+  int has_dk, has_dv;     // 0: not wanted
+
+  void *dk_data, *dv_data;  // varlen: for tiles at the end of a sequence
+  long long dk_batch, dk_row, dk_head, dv_batch, dv_row, dv_head;
+
+  // For each (query head, m_block):
+  float* lse_delta;   // -lse in log2 units, then delta = sum(dout * out) - dlse
+  float* dq_accum;    // Sm90BackwardConfig::dq_floats()
+  int* dq_semaphore;  // number of n_blocks added so far
+  // For each (sequence, key head, n_block) and each split (not split_q_heads): Sm90BackwardConfig::dkv_floats().
+  float* dkv_accum;
+  int* dkv_semaphore;  // split_q_heads: number of heads added so far
+  int dkv_semaphore_count;
+  // Sm90BackwardConfig::strips: dS of one strip (device/ds_chunk.cuh), which has all n_blocks of several query heads or
+  // several n_blocks of one. counter[1] is the strip's number, counter[2] the number of CTAs that have read it.
+  void* ds;  // null: dq is not wanted
+  int chunk_heads, chunk_n_blocks, ds_row_stride, pack_triangle;
+  int head_dim;  // the problem's
+
+  void* dsink;  // or null
+  long long dsink_head;
+  int dsink_is_f32;         // else the type of q
+  float* dsink_of_m_block;  // [query head][m_block]
+
+  // Element types: float32, else the type of q. accumulate: gradients are added to the contents of their tensors.
+  int out_is_f32, dout_is_f32, dq_is_f32, dk_is_f32, dv_is_f32, dbias_is_f32, accumulate;
+  void* dout_rounded;  // dout rounded to the type of q, compact; null: not needed
+
+  void* dbias;                                                // or null
+  int dbias_batches, dbias_heads, dbias_rows, dbias_columns;  // 1: summed over
+  long long dbias_batch, dbias_head, dbias_row, dbias_column;
+};

@@ -1,0 +1,211 @@
+// The configuration of a Blackwell backward kernel, and the sizes, registers, shared and tensor memory that follow from
+// it.
+#pragma once
+#include "config/gradient_order.h"
+#include "config/score_options.h"
+
+// The accumulators of a tile: dk (with dq) and dv. Tensor memory has no capacity for both with wide heads. These use
+// two passes: dk tiles first, then dv tiles (for_dv in the kernel).
+enum class Accumulators { both, dk, dv };
+
+// The kernel's only template parameter. A CTA keeps the 128 keys and values of an n_block and iterates over the
+// m_blocks that see them, 128 queries each. Scores are transposed: keys are in the lanes of tensor memory.
+struct Sm100BackwardConfig {
+  int head_dim = 128, head_dim_v = 128;  // rounded up to 16; two passes or CTA pair: to 64
+  int q_stages = 2, dout_stages = 1;     // iterations in shared memory
+  int dq_stages = 2;                     // buffers of 32 dq columns on their way to global memory
+  bool two_cta = false;                  // two-CTA products: each CTA has 128 keys of an n_block
+  Accumulators accumulators = Accumulators::both;
+  bool spt = false;  // iterations start at the diagonal: device/n_block_work.cuh
+  bool dropout = false;
+  bool store_from_registers = false;                 // dk, dv stored from registers: float32 or accumulated
+  bool captured = false;                             // computes gradients of tensors that score_mod reads
+  bool captured_per_tile = false;                    // also for tiles that read one element per tensor
+  bool block_mask = false;                           // iterations come from a list: device/m_block_lists.cuh
+  bool f16 = false;                                  // elements are float16, else bfloat16
+  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
+  bool varlen = false;                               // lengths are read on the device
+  bool scale_outside_exp2 = false;                   // scale <= 0
+  bool softcap = false, alibi = false;
+  Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+
+  static constexpr bool m_split = false;  // no split over CTAs
+
+  static constexpr int tile_m = 128;
+  static constexpr int kCtaKeys = 128;
+  constexpr int ctas() const { return two_cta ? 2 : 1; }
+  constexpr int tile_n() const { return ctas() * kCtaKeys; }
+  static constexpr int threads() { return 512; }
+  constexpr bool two_pass() const { return accumulators != Accumulators::both; }
+  constexpr bool makes_dk() const { return accumulators != Accumulators::dv; }
+  constexpr bool makes_dv() const { return accumulators != Accumulators::dk; }
+  constexpr Sm100BackwardConfig for_dv() const {
+    Sm100BackwardConfig t = *this;
+    t.accumulators = Accumulators::dv;
+    return t;
+  }
+  constexpr bool has_score_mod() const {
+    return scale_outside_exp2 || softcap || alibi || bias != Bias::none || score_mod || mask_mod || block_mask;
+  }
+
+  // Skips scores that a mask hides from all keys of a warp. The branch keeps ptxas from computing bias addresses early,
+  // because with dropout they spilled.
+  constexpr bool branches_at_scores() const { return two_cta && dropout && bias != Bias::none; }
+
+  // Keys, values, queries and dout beyond a sequence must be zeroed before they are multiplied.
+  constexpr bool has_relay_warp() const { return varlen || two_cta; }
+
+  // Two warpgroups compute; each has half of an iteration's queries and all keys.
+  static constexpr int kComputing = 2;
+  static constexpr int queries_of_warpgroup() { return tile_m / kComputing; }
+  // Each half is two runs of 32 queries, given by their first query. In a CTA pair the runs alternate, so that the
+  // second halves of S and dP become free when all scores have been read.
+  static constexpr int kRun = 32;
+  constexpr int run_begin(int warpgroup, int run) const {
+    return kRun * (two_cta ? run * kComputing + warpgroup : warpgroup * kComputing + run);
+  }
+
+  // 128 rows of 64 columns. Shared memory has only whole blocks.
+  static constexpr int kBlockBytes = 16384;
+  constexpr int k_blocks() const { return (head_dim + 63) / 64; }
+  constexpr int v_blocks() const { return (head_dim_v + 63) / 64; }
+  constexpr int k_columns() const { return 64 * k_blocks(); }
+  constexpr int v_columns() const { return 64 * v_blocks(); }
+
+  // The number of dk or dv columns that a thread stores at once.
+  constexpr int stored_columns() const { return head_dim % 32 == 0 && head_dim_v % 32 == 0 ? 32 : 16; }
+
+  // dq of an iteration is added to global memory in parts, one row per thread.
+  constexpr int dq_part_columns() const { return two_pass() || head_dim % 32 != 0 ? 16 : 32; }
+  constexpr int dq_part_floats() const { return tile_m * dq_part_columns(); }
+  constexpr int dq_stages_bytes() const { return dq_stages * dq_part_floats() * 4; }
+  constexpr int dq_columns() const { return head_dim / ctas(); }  // per thread
+  constexpr int dq_floats() const { return tile_m * head_dim; }   // per iteration
+  constexpr int dq_semaphores() const { return 1; }               // per m_block
+  constexpr int semaphore_counts() const { return ctas(); }       // per n_block
+  constexpr int postprocess_threads() const { return two_cta || head_dim > 128 ? 256 : 128; }
+  constexpr int dq_pairs() const { return dq_floats() / postprocess_threads() / 2; }
+  static constexpr int postprocess_pairs() { return 8; }  // pairs per batch; a larger batch compiles slower
+  static constexpr int dq_part_threads() { return 128; }
+  static constexpr bool kFourHaveRow = false;  // each thread has its own row
+  // In a CTA pair each CTA has the 64 queries of one warpgroup. Lanes 64 to 127 have the other half of their columns.
+  constexpr GradientPair dq_pair(int thread, int n) const {
+    if (!two_cta) return {thread % 128, 2 * (thread / 128 * dq_pairs() + n)};
+    const int run = thread % q_box_rows() / kRun;
+    return {run_begin(thread / 128, run) + thread % kRun, thread % 128 / 64 * dq_columns() + 2 * n};
+  }
+
+  // Columns of tensor memory. P and dS, two elements per column, overwrite the S and dP of the same warpgroup, because
+  // it may still read the other warpgroup's. dQ overwrites dP if 512 columns are not enough (d128). With a CTA pair dQ
+  // overwrites the second half of S, after all of S has been read:
+  //
+  //    0    S, P          [128]              S, P           [64]
+  //    64                                    S, dQ          [64]
+  //    128  dP, dS, dQ    [128]              dP, dS         [128]
+  //    256  dV            [head_dim_v]       dV             [128]
+  //    ...  dK            [head_dim]         dK             [128]
+  //    ...  dQ            [head_dim], if 512 columns suffice
+  //
+  // In two passes dQ overwrites both: the columns from 128 on overwrite dP, the last 128 overwrite S. The dv pass has
+  // two buffers for S, for even and odd iterations:
+  //
+  //    0    S, dQ         [128]           S, P   [128]
+  //    128  dP, dS, dQ    [128]           S, P   [128]
+  //    256  dK            [head_dim]      dV     [head_dim_v]
+  static constexpr int kTmemColumns = 512;
+  static constexpr unsigned tmem_s() { return 0; }
+  static constexpr unsigned tmem_dp() { return tile_m; }
+  static constexpr unsigned tmem_dv() { return 2 * tile_m; }
+  constexpr int s_slots() const { return accumulators == Accumulators::dv ? 2 : 1; }
+  // Signals per iteration for P. A CTA pair signals each run, so that dV begins with the first run.
+  constexpr int p_parts() const { return two_cta ? 2 : s_slots(); }
+  constexpr unsigned tmem_dk() const { return tmem_dv() + (two_pass() ? 0 : head_dim_v); }
+  constexpr bool dq_has_place() const { return !two_pass() && tmem_dk() + 2 * head_dim <= kTmemColumns; }
+  // Parts of dQ that are multiplied and read in sequence, each in its own columns.
+  constexpr int dq_pieces() const { return two_pass() && head_dim > tile_m ? 2 : 1; }
+  constexpr int dq_piece_begin(int piece) const {
+    if (piece == dq_pieces()) return dq_columns();
+    return piece > 0 ? head_dim - tile_m : 0;
+  }
+  constexpr unsigned tmem_dq(int piece = 0) const {
+    if (two_pass()) return piece == dq_pieces() - 1 ? tmem_s() : tmem_dp();
+    if (two_cta) return tmem_s() + tile_m / 2;
+    return dq_has_place() ? tmem_dk() + head_dim : tmem_dp();
+  }
+  // All scores of an iteration are read before the first is used, because dQ overwrites them.
+  constexpr bool reads_scores_ahead() const { return accumulators == Accumulators::dk || two_cta; }
+  constexpr bool tmem_fits() const {
+    if (two_pass()) return tmem_dv() + (head_dim > head_dim_v ? head_dim : head_dim_v) <= kTmemColumns;
+    return tmem_dk() + head_dim <= kTmemColumns && head_dim <= tile_m;
+  }
+  // The column of a warpgroup's run of P or dS, which overwrites its first run.
+  constexpr unsigned tmem_rounded(unsigned at, int warpgroup, int run) const {
+    return at + run_begin(warpgroup, 0) + run * (kRun / 2);
+  }
+  // The column of the n-th 16 queries of P or dS.
+  constexpr unsigned tmem_operand(unsigned at, int n) const {
+    const int runs = n * 16 / kRun, warpgroup = two_cta ? runs % kComputing : runs / kComputing;
+    const int run = two_cta ? runs / kComputing : runs % kComputing;
+    return tmem_rounded(at, warpgroup, run) + n * 16 % kRun / 2;
+  }
+
+  // In a CTA pair each CTA keeps the operands of its products. For S and dP it keeps half of the rows of queries and
+  // dout, for dK and dV half of their columns. For dQ it keeps half of the columns of all keys and half of the queries
+  // of dS; it sends the other half.
+  constexpr int q_box_rows() const { return tile_m / ctas(); }
+  static constexpr int kTwoCtaBlocks = 2 + 2 + 2 + 4 + 2 + 1;  // k, v, kt; q, qt, dout, doutt; ds; ds_sent
+
+  // In two passes queries and dout come in blocks of 64 columns, once for every product that reads them. As many fit as
+  // shared memory has capacity for. The dv pass leaves one block unused: barriers of the dk pass may still receive
+  // arrivals there.
+  static constexpr int kTwoPassBlocks = 14;
+  constexpr int ring_blocks() const {
+    if (!two_pass()) return 1;
+    const int for_dk = v_blocks() + tile_m / 64 + dq_stages_bytes() / kBlockBytes;
+    return kTwoPassBlocks - k_blocks() - (makes_dk() ? for_dk : 1);
+  }
+
+  // In addition to the blocks: -lse and delta of each iteration, the current tile, barriers.
+  constexpr bool lse_delta_alone() const { return two_cta || two_pass(); }  // separate barriers
+  constexpr int lse_delta_slots() const { return lse_delta_alone() ? 2 : q_stages; }
+  constexpr int lse_delta_bytes() const { return lse_delta_slots() * 2 * tile_m * 4; }
+  static constexpr int kSmallBytes = 1024;
+  constexpr int smem_bytes() const {
+    if (two_cta) return (kTwoCtaBlocks + dq_stages) * kBlockBytes + lse_delta_bytes() + kSmallBytes;
+    if (two_pass()) return kTwoPassBlocks * kBlockBytes + lse_delta_bytes() + kSmallBytes;
+    const int blocks = (1 + q_stages) * k_blocks() + (1 + dout_stages) * v_blocks() + tile_m / 64;
+    return blocks * kBlockBytes + dq_stages_bytes() + lse_delta_bytes() + kSmallBytes;
+  }
+
+  // Kernels that compute scores again use two warpgroups. Shared memory has the operands of a tile and either the sums
+  // of a bias's gradient or two numbers per score of half a tile.
+  static constexpr int kScoreWarpgroups = 2;
+  static constexpr int score_threads() { return 128 * kScoreWarpgroups; }
+  constexpr int score_columns() const { return k_columns() > v_columns() ? k_columns() : v_columns(); }
+  constexpr int score_places() const { return score_columns() > 128 ? 1 : 2; }
+  constexpr int score_smem_bytes() const {
+    return score_places() * 2 * (kCtaKeys + tile_m) * score_columns() + 8 * tile_m + 1024;
+  }
+  constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * kCtaKeys * tile_m; }
+  constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (kCtaKeys + 1) * (tile_m / 2) + 1024; }
+
+  // Registers per thread, by role.
+  constexpr int compute_registers() const { return two_cta ? 184 : 192; }
+  constexpr int dq_registers() const { return two_cta ? 88 : 72; }
+  static constexpr int kOtherRegisters = 56;
+  constexpr bool registers_fit() const {
+    return kComputing * compute_registers() + dq_registers() + kOtherRegisters <= 65536 / 128;
+  }
+
+  constexpr bool fits() const {
+    if (two_cta && (head_dim != 128 || head_dim_v != 128 || q_stages + dout_stages > 2)) return false;
+    const int step = two_cta || two_pass() ? 64 : 16;
+    return !(two_cta && two_pass()) && head_dim % step == 0 && head_dim_v % step == 0 && tmem_fits() &&
+           ring_blocks() > 0 && smem_bytes() <= kMaxSmemBytes;
+  }
+
+  static constexpr int kPreprocessThreads = 256;            // the preceding kernel's
+  static constexpr int preprocess_queries() { return 32; }  // unrolled; more compile slower
+  static constexpr int kMaxSmemBytes = 232448;              // per CTA
+};

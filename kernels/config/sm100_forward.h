@@ -1,0 +1,100 @@
+// The configuration of a Blackwell forward kernel, and the sizes, registers, shared and tensor memory that follow from
+// it.
+#pragma once
+#include "config/score_options.h"
+
+// A tile has 128 rows, with scores, probabilities and results in tensor memory; an iteration has 128 keys. One CTA has
+// two tiles, or one tile with two score buffers if results are wide. In a CTA pair each CTA has its own rows and half
+// of the keys and values. Wide results always use a pair.
+struct Sm100ForwardConfig {
+  int head_dim = 128, head_dim_v = 128;              // rounded up to multiples of 16; at most 256
+  int ex2_emu_pairs = 4;                             // pairs of 16 whose exponentials run on the FMA units
+  bool two_cta = false;                              // two-CTA products
+  bool clc = false;                                  // one CTA per tile; running CTAs take over others (CLC)
+  bool f32_out = false;                              // float32 result, else the type of q
+  bool dropout = false;                              // dropout of probabilities
+  bool block_mask = false;                           // n_blocks come from a list: device/block_mask.cuh
+  bool max_scores = false;                           // computed by another kernel: device/max_scores.cuh
+  bool f16 = false;                                  // elements are float16, else bfloat16
+  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
+  bool varlen = false;                               // lengths are read on the device
+  bool scale_outside_exp2 = false;                   // scale <= 0: the largest product is not the largest score
+  bool softcap = false, alibi = false;
+  Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+
+  static constexpr int kTileM = 128, tile_n = 128;
+  constexpr int q_stage() const { return head_dim <= 192 && head_dim_v <= 128 ? 2 : 1; }
+  constexpr int ctas() const { return two_cta ? 2 : 1; }
+  // The rows of one product, and all rows of a work tile.
+  constexpr int mma_m() const { return ctas() * kTileM; }
+  constexpr int tile_m() const { return q_stage() * mma_m(); }
+  constexpr int threads() const { return 128 * (q_stage() + 2); }
+  constexpr bool has_score_mod() const {
+    return scale_outside_exp2 || softcap || alibi || bias != Bias::none || score_mod || (mask_mod && !block_mask);
+  }
+  static constexpr bool overlaps_launches() { return false; }
+  // See Sm90ForwardConfig.
+  static constexpr int step_rows() { return kTileM; }
+  constexpr int step_units() const { return q_stage() * ctas(); }
+  constexpr int step_tiles() const { return q_stage(); }
+  // See Sm90ForwardConfig. It requires two tiles per CTA. In a CTA pair both CTAs can request a retry (load.cuh), but
+  // not with a block mask.
+  constexpr bool lazy_max() const {
+    return !f16 && !has_score_mod() && !dropout && q_stage() == 2 && !clc && !(two_cta && block_mask);
+  }
+
+  // Shared memory has queries and the result in blocks of 16 KB (128 bytes of a tile's rows). A ring of key and value
+  // blocks follows. A key block has 64 columns of the CTA's keys of an iteration. A value block has all columns and the
+  // keys that fit.
+  static constexpr int kTileBlockBytes = 16384, kMaxBlockBytes = 14 * kTileBlockBytes, kMaxRingSlots = 16;
+  static constexpr int blocks(int columns) { return (columns + 63) / 64; }
+  constexpr int k_block_rows() const { return tile_n / ctas(); }
+  constexpr int block_bytes() const { return k_block_rows() * 128; }
+  constexpr int k_blocks() const { return blocks(head_dim); }
+  // Columns of values and result in tensor memory, per CTA. The product of a CTA pair needs a multiple of 32.
+  constexpr int o_columns() const { return two_cta ? (head_dim_v + 31) / 32 * 32 : head_dim_v; }
+  constexpr int columns_v() const { return o_columns() / ctas(); }
+  constexpr int v_block_rows() const { return k_block_rows() / (blocks(columns_v()) == 3 ? 4 : blocks(columns_v())); }
+  constexpr int v_blocks() const { return tile_n / v_block_rows(); }
+  // Columns of the result in 128 bytes, the width of a block.
+  constexpr int o_block_columns() const { return f32_out ? 32 : 64; }
+  constexpr int o_blocks() const { return head_dim <= 128 && q_stage() == 2 ? 2 : 1; }
+  constexpr int ring_slots() const {
+    const int most = (kMaxBlockBytes - (q_stage() * k_blocks() + o_blocks()) * kTileBlockBytes) / block_bytes();
+    return most < kMaxRingSlots ? most : kMaxRingSlots;
+  }
+  // In addition to the blocks: row sums and shifts, work tiles, barriers.
+  static constexpr int kSmallBytes = 3072;
+  static constexpr int smem_bytes() { return kMaxBlockBytes + kSmallBytes; }
+  // An iteration's products read the keys while the preceding iteration's products read the values.
+  constexpr bool ring_fits() const { return ring_slots() >= k_blocks() + v_blocks(); }
+
+  // Columns of tensor memory: two score buffers, then results. Probabilities, two per column, overwrite scores from the
+  // left, after these have been read.
+  static constexpr int kTmemColumns = 512, kScoreSlots = 2;
+  constexpr int score_slots() const { return kScoreSlots / q_stage(); }
+  static constexpr unsigned tmem_s(int slot) { return slot * tile_n; }
+  static constexpr unsigned tmem_p(int slot) { return tmem_s(slot); }
+  constexpr unsigned tmem_o(int tile) const { return kScoreSlots * tile_n + tile * o_columns(); }
+  constexpr bool tmem_fits() const { return tmem_o(q_stage()) <= kTmemColumns; }
+
+  // Keys of an iteration whose probabilities are signalled first: fewer if its softmax takes longer.
+  constexpr int first_part() const { return lazy_max() ? 96 : 64; }
+
+  // A warp of the CTA must signal blocks of keys and values before products may read them. In a CTA pair it signals the
+  // other CTA; with varlen it first zeroes values beyond a sequence.
+  constexpr bool has_relay_warp() const { return two_cta || varlen; }
+
+  // Registers per thread, by role.
+  constexpr int softmax_registers() const { return q_stage() == 2 ? 200 : 240; }
+  constexpr int epilogue_registers() const { return q_stage() == 1 ? 152 : bounded_left ? 56 : 64; }
+  constexpr int other_registers() const { return q_stage() == 1 ? 104 : bounded_left ? 56 : 48; }
+  constexpr bool registers_fit() const {
+    const int at_launch = 65536 / threads() / 8 * 8;
+    return q_stage() * softmax_registers() + epilogue_registers() + other_registers() <= at_launch * (q_stage() + 2);
+  }
+  constexpr bool fits() const {
+    return (two_cta || (q_stage() == 2 && !clc)) && ring_fits() && tmem_fits() && registers_fit();
+  }
+};

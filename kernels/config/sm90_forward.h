@@ -1,0 +1,101 @@
+// The configuration of a Hopper forward kernel, and the sizes, registers and shared memory that follow from it.
+#pragma once
+#include "config/score_options.h"
+
+// The kernel's only template parameter. An n_block is one iteration over keys.
+struct Sm90ForwardConfig {
+  int head_dim = 128, head_dim_v = 128;  // rounded up to multiples of 16; at most 256
+  int warpgroups = 2;                    // MMA warpgroups, 64 rows each; a row is a query of a head
+  int tile_n = 128;                      // keys per iteration, a multiple of 16
+  int stages = 2;                        // iterations of keys and values in shared memory
+  bool pingpong = true;                  // warpgroups alternate their products
+  int bias_ctas = 0;                     // CTAs that share a bias by TMA multicast; 0: cp.async
+  int kv_ctas = 1;                       // CTAs that share keys and values by multicast
+  bool f32_out = false;                  // float32 result, else the type of q
+  bool dropout = false;
+  bool block_mask = false;                           // n_blocks come from a list: device/block_mask.cuh
+  bool max_scores = false;                           // computed by another kernel: device/max_scores.cuh
+  bool f16 = false;                                  // elements are float16, else bfloat16
+  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
+  bool varlen = false;                               // lengths are read on the device
+  bool scale_outside_exp2 = false;                   // scale <= 0: the largest product is not the largest score
+  bool softcap = false, alibi = false;
+  Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+
+  constexpr int tile_m() const { return 64 * warpgroups; }
+  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  // CTAs per cluster.
+  constexpr int ctas() const { return bias_ctas > kv_ctas ? bias_ctas : kv_ctas; }
+  // Scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated separately, only for
+  // n_blocks that need it.
+  constexpr bool has_score_mod() const {
+    return scale_outside_exp2 || softcap || alibi || score_mod || (mask_mod && !block_mask);
+  }
+  // A block mask evaluates a mask_mod in partial n_blocks. Shared memory has its values that depend on a row or a key
+  // only. There are at most kMaskWords words per row and per key of two iterations (src/score_mod/program.cpp).
+  constexpr bool evaluates_mask_mod() const { return mask_mod && block_mask; }
+  static constexpr int kMaskWords = 2;
+  constexpr int mask_bytes() const {
+    return evaluates_mask_mod() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0;
+  }
+  // The main kernel and the kernels before it may begin before the preceding kernel of the stream has ended.
+  static constexpr bool overlaps_launches() { return true; }
+  // Block mask: the rows that share one state per n_block, and the number of such units per tile.
+  static constexpr int step_rows() { return 64; }
+  constexpr int step_units() const { return warpgroups; }
+  static constexpr int step_tiles() { return 1; }
+  // lazy_max: iterations without a mask compute exponentials without a maximum (FragmentSoftmax::settle); an overflow
+  // repeats the tile with maxima. Not with a bias or ALiBi, which may hide first keys or grow without bound. Not with
+  // dropout, because sums include dropped probabilities and cannot be recomputed from kept ones.
+  constexpr bool lazy_max() const {
+    return !f16 && !scale_outside_exp2 && !alibi && bias == Bias::none && !score_mod && (!mask_mod || block_mask) &&
+           !dropout;
+  }
+  // Exponentials per thread and iteration that are computed before the wait for the preceding iteration's PV product.
+  // None if that product is short or a softcap runs during it.
+  constexpr int exp_before_pv_wait() const {
+    if (head_dim_v <= 64 || softcap) return 0;
+    return tile_n > 64 ? tile_n / 4 : tile_n / 2;
+  }
+  // Columns in shared memory come in blocks of 64, the width of the swizzle.
+  static constexpr int blocks(int columns) { return (columns + 63) / 64; }
+  constexpr int columns_k() const { return blocks(head_dim) * 64; }
+  constexpr int columns_v() const { return blocks(head_dim_v) * 64; }
+  // Rows of the result in shared memory: all of a tile, or 64 rows that the warpgroups use in turn.
+  constexpr int o_smem_rows() const { return bytes_with(tile_m()) <= kMaxSmemBytes ? tile_m() : 64; }
+  // A float32 result is stored from registers and needs no shared memory.
+  constexpr bool o_smem_shared() const { return !f32_out && o_smem_rows() < tile_m(); }
+  // Queries in registers save the tensor core reads of shared memory. A thread also has the result, the scores and the
+  // probabilities. Score options together with dropout leave no registers.
+  constexpr bool q_in_registers() const {
+    if (dropout && (has_score_mod() || bias != Bias::none)) return false;
+    return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - (registers() > 160 ? 40 : 28);
+  }
+  // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. With a bias it keeps
+  // more.
+  constexpr int registers() const {
+    const int most = (all_registers() - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
+    const int beside_bias = (all_registers() - 128 * kBiasLoadRegisters) / (128 * warpgroups) / 8 * 8;
+    return bias != Bias::none ? beside_bias : most < 240 ? most : 240;
+  }
+  constexpr int load_registers() const {
+    return bias != Bias::none ? (all_registers() / 128 - warpgroups * registers()) / 8 * 8 : kLoadRegisters;
+  }
+  constexpr int all_registers() const { return threads() * (65536 / threads() / 8 * 8); }  // at launch
+  constexpr int smem_bytes() const { return bytes_with(o_smem_rows()); }
+
+  // Two warps copy a bias to shared memory, where each warpgroup has a buffer for its rows of an iteration. The pitch
+  // avoids bank conflicts between the eight rows and two columns that a warp reads, so that TMA copies eight unused
+  // columns.
+  static constexpr int kBiasWarps = 2, kBiasLoadRegisters = 32, kLoadRegisters = 24;
+  constexpr int bias_pitch() const { return tile_n * bytes_of(bias) + (bias == Bias::f32 ? 32 : 16); }
+  constexpr int bias_bytes() const { return bias == Bias::none ? 0 : 64 * bias_pitch(); }
+
+  static constexpr int kMaxSmemBytes = 232448;  // per CTA
+  // Bytes for queries, o_rows rows of the result, keys and values, a bias and barriers.
+  constexpr int bytes_with(int o_rows) const {
+    return 2 * (tile_m() * columns_k() + o_rows * columns_v() + stages * tile_n * (columns_k() + columns_v())) +
+           mask_bytes() + warpgroups * bias_bytes() + 1024;
+  }
+};

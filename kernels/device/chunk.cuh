@@ -1,0 +1,36 @@
+// 16 bytes of a row, the amount that one thread moves at once.
+#pragma once
+#include "device/coords.cuh"
+
+struct alignas(16) Chunk {
+  u32 x[4];
+};
+
+// Sets rows [begin, rows) of blocks of 64 columns to zero.
+TANDEM_DEVICE void zero_rows(u16* blocks, int rows, int columns, int begin, int thread, int threads) {
+  constexpr int kChunks = 8;  // 16 bytes each, per row
+  auto* const chunks = reinterpret_cast<Chunk*>(blocks);
+#pragma unroll 1
+  for (int block = 0; block < columns / 64; ++block)
+#pragma unroll 1
+    for (int i = begin * kChunks + thread; i < rows * kChunks; i += threads)
+      chunks[block * rows * kChunks + i] = {0, 0, 0, 0};
+}
+
+// Stores a partial tile at the end of a sequence with ordinary stores of 128 threads. It writes `count` rows from
+// first_row on and columns [column0, column0 + columns). from: blocks of 128 bytes and kRows rows, swizzled.
+template <int kRows, int kElementBytes>
+TANDEM_DEVICE void store_rows(const ForwardParams& p, const TileCoords& t, const u16* from, int first_row, int count,
+                              int column0, int columns) {
+  constexpr int kElements = 16 / kElementBytes;
+  const int pack_shift = log2_of(p.pack_gqa), chunks = columns / kElements;
+#pragma unroll 1
+  for (int i = threadIdx.x % 128; i < count * chunks; i += 128) {
+    const int row = i / chunks, chunk = i % chunks, at = first_row + row;
+    const int swizzled = chunk / 8 * kRows * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
+    const i64 element = t.batch * p.out_batch + (t.q_begin + (at >> pack_shift)) * p.out_row +
+                        ((t.head << pack_shift) + (at & (p.pack_gqa - 1))) * p.out_head + column0 + chunk * kElements;
+    char* const to = static_cast<char*>(p.out_data) + element * kElementBytes;
+    *reinterpret_cast<Chunk*>(to) = reinterpret_cast<const Chunk*>(from)[swizzled];
+  }
+}

@@ -1,0 +1,170 @@
+// Score options applied to a product before the softmax, other than its scale: softcap, ALiBi, bias. They work by rows;
+// the mapping of registers to rows is the kernel's.
+#pragma once
+#include "config/score_options.h"
+#include "device/mod_functions.cuh"
+#include "device/row.cuh"
+#include "ptx/float2.cuh"
+
+// softcap * tanh(score / softcap) in log2 units, from products, by an odd polynomial. packed: two at a time, on
+// Blackwell.
+template <bool packed, int terms, int n>
+TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms]) {
+  auto capped = [&](auto product, const auto& of) {
+    const auto square = product * product;
+    auto quotient = of(polynomial[terms - 1]);
+#pragma unroll
+    for (int term = terms - 2; term >= 0; --term) quotient = fma(quotient, square, of(polynomial[term]));
+    return product * quotient;
+  };
+#pragma unroll
+  for (int i = 0; i < n; i += packed ? 2 : 1) {
+    if constexpr (packed) {
+      split(capped(float2_of(x[i], x[i + 1]), [](float c) { return float2_of(c); }), &x[i], &x[i + 1]);
+    } else {
+      x[i] = capped(x[i], [](float c) { return c; });
+    }
+  }
+}
+
+// A bound between the largest |x| and twice that. It adds pairs, which halves the work.
+template <int n>
+TANDEM_DEVICE float bound_of(const float (&x)[n]) {
+  auto sum = [&](int i) { return __float_as_int(fabsf(x[i]) + fabsf(x[i + 1])); };
+  int largest[2] = {0, 0};  // two chains, because one would wait for its own results
+#pragma unroll
+  for (int i = 0; i < n; i += 4) largest[i / 4 & 1] = max(max(sum(i), sum(i + 2)), largest[i / 4 & 1]);
+  return __int_as_float(max(largest[0], largest[1]));
+}
+
+// The same for any products. Within the cap a polynomial of degree 11 is within 3.2e-7 of the cap; within 0.28 of it
+// degree 5 suffices. Beyond the cap two operations of the exponential unit are needed. Only warps with such a score use
+// them, because that unit is busy (tanh.approx has only eleven bits).
+template <bool packed, int n>
+TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < n; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  if (!__any_sync(~0u, !(largest < p.softcap_near_product))) {
+    softcap_within<packed>(x, p.softcap_near_polynomial);
+  } else if (!__any_sync(~0u, !(largest < p.softcap_product))) {
+    softcap_within<packed>(x, p.softcap_polynomial);
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      float within[1] = {x[i]};
+      softcap_within<false>(within, p.softcap_polynomial);
+      const float any =
+          fmaf(-2 * p.softcap_log2, reciprocal(1.0f + exp2_approx(x[i] * p.scale_softcap)), p.softcap_log2);
+      x[i] = fabsf(x[i]) < p.softcap_product ? within[0] : any;
+    }
+  }
+}
+
+// from + more; more is a constant. The exponential unit also converts integers to floats and has no time for one
+// conversion per score. One conversion of `from` therefore serves several scores.
+TANDEM_DEVICE float distance_of(int from, int more) { return static_cast<float>(from) + static_cast<float>(more); }
+
+// With a block mask the mask_mod is evaluated separately, in partial blocks (MaskMod).
+template <auto T>
+constexpr bool mask_mod_of_all() {
+  if constexpr (requires { T.block_mask; }) return T.mask_mod && !T.block_mask;
+  return T.mask_mod;
+}
+
+// Preloaded values of a row for a score_mod, or nothing.
+struct NoRow {};
+template <auto T>
+using HeldRow = typename OneOf<T.score_mod, ScoreRow<T>, NoRow>::Type;
+template <auto T>
+TANDEM_DEVICE HeldRow<T> hold_row(const ForwardParams& p, const TileCoords& t, const Row& row) {
+  if constexpr (T.score_mod) {
+    const ModPlace place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
+    return score_row<T>(place, static_cast<const ModifiedForwardParams&>(p).mods.score);
+  } else {
+    return {};
+  }
+}
+
+// The value of a bias for a score: a number, or visibility.
+template <auto T>
+using BiasValue = typename OneOf<T.bias == Bias::boolean, bool, float>::Type;
+template <auto T>
+TANDEM_DEVICE BiasValue<T> bias_value(const char* at) {
+  if constexpr (T.bias == Bias::boolean) return *at != 0;
+  return load_element<T.f16>(at, 0, T.bias == Bias::f32);
+}
+// Adds a bias to a product before the scale if there is no other option: a number times 1 / scale, or -infinity. The
+// scale is then close to 1; otherwise scores are computed differently (unscaled).
+template <auto T>
+TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
+  if constexpr (T.bias == Bias::boolean) return bias ? product : -kInfinity;
+  return fmaf(bias, by, product);
+}
+
+// Computes a row's scores in log2 units from products (with a softcap: from apply_softcap()'s results). Beyond the
+// tensor, where all is masked, it reads the last bias again, because branches per element compile slowly. natural:
+// scores are natural ones from an expression; the factor of the exponentials accounts for it.
+template <auto T, bool natural = false>
+struct ScoreMod {
+  static constexpr float kUnit = natural ? 1.0f : kLog2e;
+  static constexpr int kBiasBytes = bytes_of(T.bias);
+  float slope;
+  int diagonal;      // column on the diagonal of the row's query
+  const char* bias;  // the row's
+  i64 bias_stride;   // bytes per column
+  ModPlace place;    // without the key
+  HeldRow<T> held;
+
+  ScoreMod() = default;
+  TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row)
+      : ScoreMod(p, t, row, hold_row<T>(p, t, row)) {}
+  TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row, const HeldRow<T>& held_row)
+      : held(held_row) {
+    if constexpr (T.alibi) {
+      slope = kUnit * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
+      diagonal = row.query + diagonal_of<T>(p, t);
+    }
+    if constexpr (T.bias != Bias::none) {
+      const i64 at = t.batch * p.bias_batch + row.head * p.bias_head + min(row.query, p.seqlen_q - 1) * p.bias_row;
+      bias = static_cast<const char*>(p.bias) + at * kBiasBytes;
+      bias_stride = p.bias_column * kBiasBytes;
+    }
+    if constexpr (T.score_mod || T.mask_mod) place = {t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
+  }
+  TANDEM_DEVICE BiasValue<T> bias_at(const ForwardParams& p, int column) const {
+    if constexpr (T.bias == Bias::none) return {};
+    return bias_value<T>(bias + min(column, p.seqlen_k - 1) * bias_stride);
+  }
+  // Applies the options to column0 + n; n is a constant.
+  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n) const {
+    return (*this)(x, p, column0, n, bias_at(p, column0 + n));
+  }
+  TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n, BiasValue<T> of_bias) const {
+    const int column = column0 + n;
+    bool visible = true;
+    if constexpr (!T.softcap) {
+      x *= natural ? kLn2 * p.scale_log2 : p.scale_log2;
+    } else if constexpr (natural) {
+      x *= kLn2;
+    }
+    if constexpr (T.alibi) x -= slope * fabsf(distance_of(diagonal - column0, -n));
+    if constexpr (T.bias == Bias::boolean) {
+      visible = of_bias;
+    } else if constexpr (T.bias != Bias::none) {
+      x += kUnit * of_bias;
+    }
+    if constexpr (T.score_mod || T.mask_mod) {
+      const ModParams& mods = static_cast<const ModifiedForwardParams&>(p).mods;
+      ModPlace at = place;
+      at.k = column;
+      if constexpr (T.score_mod)
+        x = natural ? score_mod<T>(x, held, at, mods.score) : kLog2e * score_mod<T>(kLn2 * x, held, at, mods.score);
+      if constexpr (mask_mod_of_all<T>()) visible = visible && mask_mod<T>(at, mods.mask);
+    }
+    if constexpr (T.bias == Bias::boolean || mask_mod_of_all<T>()) {
+      if (!visible) x = -kInfinity;
+    }
+    return x;
+  }
+};

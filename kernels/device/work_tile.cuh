@@ -1,0 +1,19 @@
+// The tile of a CTA as the scheduler warp publishes it, and its retry.
+//
+// With lazy maxima (lazy_max) a softmax warp may find a sum overflowed at the end of a tile. It then requests a retry
+// and continues; the result that it stores is invalid. The scheduler warp reads the request before it reuses the slot,
+// or after the last fresh tile. It then issues the same tile again as strict: every maximum is taken, so that no sum
+// overflows. The second result is stored after the first store is complete.
+#pragma once
+#include "device/coords.cuh"
+#include "ptx/warp.cuh"
+
+struct WorkTile {
+  TileCoords coords;
+  int index;       // in the order of tiles; -1: no more tiles
+  bool strict;     // a retry: every maximum is taken
+  int overflowed;  // 1: a retry is requested
+
+  // Called by one lane. Several warps may call it at once.
+  TANDEM_DEVICE void request_retry() { store_relaxed(&overflowed, 1); }
+};

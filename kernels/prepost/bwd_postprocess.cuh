@@ -1,0 +1,171 @@
+// Converts gradient sums in workspace, which are in the fragment order of the main kernel's threads, to the caller's
+// type and layout. It handles dq and, if an n_block's iterations were split, dk and dv.
+#pragma once
+#include "config/gradient_order.h"
+#include "device/gradient.cuh"
+#include "device/n_block_work.cuh"
+#include "device/sequence.cuh"
+#include "ptx/global.cuh"
+#include "ptx/warp.cuh"
+
+// Converts dq of a (query head, m_block) with the threads that computed it: a batch of pairs per thread from `begin`
+// on. nothing: the m_block sees no key.
+template <auto T>
+struct PostprocessDq {
+  static constexpr int kPairs = T.postprocess_pairs(), kThreads = T.dq_part_threads();  // per part
+  const BackwardParams& p;
+  const SequenceCoords& s;
+  const int m_block, begin;
+  const i64 base;  // first query of the head
+  float4 x[kPairs / 2];
+
+  TANDEM_DEVICE PostprocessDq(const BackwardParams& params, const SequenceCoords& sequence, int head, int block, int at,
+                              bool nothing, int first)
+      : p(params),
+        s(sequence),
+        m_block(at),
+        begin(first),
+        base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
+    const float4* const sums = reinterpret_cast<const float4*>(p.dq_accum + static_cast<i64>(block) * T.dq_floats() +
+                                                               threadIdx.x / kThreads * (2 * kThreads * T.dq_pairs())) +
+                               begin / 2 * kThreads + threadIdx.x % kThreads;
+#pragma unroll
+    for (int n = 0; n < kPairs / 2; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
+  }
+
+  TANDEM_DEVICE int query_of(const GradientPair& at) const { return m_block * T.tile_m + at.row; }
+  TANDEM_DEVICE float2 pair(int n, int query) const {
+    const float scale = query < s.q_len ? p.scale : 0;
+    const float4& both = x[n / 2];
+    return n % 2 == 0 ? make_float2(both.x * scale, both.y * scale) : make_float2(both.z * scale, both.w * scale);
+  }
+
+  // For any type and strides.
+  TANDEM_DEVICE void store_pairs() const {
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const GradientPair at = T.dq_pair(threadIdx.x, begin + n);
+      const int query = query_of(at);
+      if (at.column >= p.head_dim || query >= (p.accumulate ? s.q_len : s.q_rows)) continue;
+      const float2 dq = pair(n, query);
+      store_pair<T>(p.dq, base + query * p.dq_row + at.column, dq.x, dq.y, p.dq_is_f32, p.accumulate);
+    }
+  }
+
+  // Stores 16 bytes at once, which takes a quarter of the time of pairs. If four threads share a row, they first
+  // exchange pairs of four times 8 columns.
+  TANDEM_DEVICE void store_chunks() const {
+    constexpr bool kShared = T.kFourHaveRow;
+    constexpr int kRows = kShared ? 2 : 1;  // rows with alternating pairs
+#pragma unroll
+    for (int first = 0; first < kPairs; first += 4 * kRows) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const GradientPair at = kShared ? T.dq_pair(threadIdx.x & ~3, begin + first + 2 * (threadIdx.x & 3) + i)
+                                        : T.dq_pair(threadIdx.x, begin + first);
+        const int query = query_of(at);
+        u32 words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const float2 dq = pair(first + kRows * w + i, query);
+          words[w] = pack<T>(dq.x, dq.y);
+        }
+        if (kShared) transpose_words(words);
+        if (at.column < p.head_dim && query < s.q_rows)
+          global_store(static_cast<u16*>(p.dq) + base + query * p.dq_row + at.column, words);
+      }
+    }
+  }
+};
+// Waits until all n_blocks that see the m_block have added to its dq; returns true if none does. The main kernel may
+// still run: finished SMs convert meanwhile. (It lets this kernel begin only if semaphores count from zero.)
+template <auto T>
+TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& s, int block, int m_block) {
+  const int* const semaphores = p.dq_semaphore + T.dq_semaphores() * block;
+  if constexpr (T.block_mask) {
+    grid_dependency_wait();
+    return *semaphores == 0;
+  }
+  const int all = T.semaphore_counts() * count_n_blocks<T>(p, s, m_block);
+  if (threadIdx.x < T.dq_semaphores()) {
+    while (load_acquire(semaphores + threadIdx.x) != all) sleep(100);
+  }
+  __syncthreads();
+  return all == 0;
+}
+template <auto T>
+TANDEM_DEVICE void postprocess_dq(const BackwardParams& p, int block) {
+  const int head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
+  const SequenceCoords s = sequence_coords<T>(p, sequence);
+  const int m_block = block % p.m_blocks - s.first_m_block;
+  const bool nothing = wait_for_sums<T>(p, s, block, m_block);
+#pragma unroll 1
+  for (int first = 0; first < T.dq_pairs(); first += T.postprocess_pairs()) {
+    const PostprocessDq<T> dq(p, s, head, block, m_block, nothing, first);
+    if (dq_has_chunks(p)) {
+      dq.store_chunks();
+    } else {
+      dq.store_pairs();
+    }
+  }
+}
+
+// Sums T.kSumFloats of each thread's dk or dv over the splits of an n_block, in their order. With split_q_heads they
+// are already summed.
+template <auto T>
+TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
+  const int sum = block % T.dkv_accum_ctas(), n = block / T.dkv_accum_ctas();
+  const bool of_k = sum < T.dk_sums();
+  if (!(of_k ? p.has_dk : p.has_dv)) return;
+  if (threadIdx.x >= T.dkv_threads()) return;
+  const int n_blocks = p.n_blocks * T.ctas(), n_block = n % n_blocks, head = n / n_blocks % p.heads_k;
+  const SequenceCoords s = sequence_coords<T>(p, n / n_blocks / p.heads_k);
+  if (n_block * T.cta_keys() >= s.k_rows) return;  // not summed
+  const int parts = split_q_heads<T>() ? 1 : p.m_splits;
+  const int columns = of_k ? T.dk_columns() : T.dv_columns();
+  const int first = (of_k ? sum : sum - T.dk_sums()) * T.kSumFloats;  // the thread's first
+  const float* const sums = p.dkv_accum + static_cast<i64>(n) * parts * T.dkv_floats() +
+                            (of_k ? 0 : T.cta_keys() * T.head_dim) + threadIdx.x / 128 * (64 * columns) + first * 128;
+  const float4* from = reinterpret_cast<const float4*>(sums) + threadIdx.x % 128;
+  float x[T.kSumFloats] = {};
+#pragma unroll 2
+  for (int m_split_idx = 0; m_split_idx < parts; ++m_split_idx, from += T.dkv_floats() / 4) {
+#pragma unroll
+    for (int r = 0; r < T.kSumFloats; r += 4) {
+      const float4 more = from[r / 4 * 128];
+      x[r] += more.x, x[r + 1] += more.y, x[r + 2] += more.z, x[r + 3] += more.w;
+    }
+  }
+  const float scale = of_k ? p.scale : T.dropout ? p.dropout.scale : 1;
+  void* const to = of_k ? p.dk_data : p.dv_data;
+  const i64 row = of_k ? p.dk_row : p.dv_row;
+  const i64 base = s.batch * (of_k ? p.dk_batch : p.dv_batch) + s.k_begin * row + head * (of_k ? p.dk_head : p.dv_head);
+#pragma unroll
+  for (int r = 0; r < T.kSumFloats; r += 2) {
+    const GradientPair at = T.dkv_pair(threadIdx.x, (first + r) / 2, columns);
+    const int key = n_block * T.cta_keys() + at.row;
+    if (at.column >= (of_k ? p.head_dim : p.head_dim_v) || key >= (p.accumulate ? s.k_len : s.k_rows)) continue;
+    const float keep = key < s.k_len ? scale : 0;
+    store_pair<T>(to, base + key * row + at.column, x[r] * keep, x[r + 1] * keep, of_k ? p.dk_is_f32 : p.dv_is_f32,
+                  p.accumulate);
+  }
+}
+
+// One CTA for each (query head, m_block) if dq is wanted and not stored, and for each of T.key_sums() of an n_block.
+// The first CTA waits for the main kernel, so that this kernel does not end before it.
+template <auto T>
+TANDEM_DEVICE void bwd_postprocess(const BackwardParams& p) {
+  launch_dependents();
+  const int of_dq = p.dq && !single_n_block<T>() && !ds_gmem<T>() ? p.heads_q * p.m_blocks : 0, block = blockIdx.x;
+  if constexpr (!ds_gmem<T>()) {
+    if (!T.m_split || block < of_dq) {
+      postprocess_dq<T>(p, block);
+      if (block == 0) grid_dependency_wait();
+      return;
+    }
+  }
+  if constexpr (T.m_split) {
+    grid_dependency_wait();
+    postprocess_dkv<T>(p, block - of_dq);
+  }
+}

@@ -1,0 +1,111 @@
+// The first kernel of a backward. It computes -lse in log2 units and delta = sum(dout * out) - dlse for each query. It
+// also zeroes the main kernel's counters, sums the terms of dsink, and rounds a float32 dout.
+#pragma once
+#include "device/chunk.cuh"
+#include "device/n_block_work.cuh"
+#include "device/pack.cuh"
+#include "device/row.cuh"
+#include "device/sequence.cuh"
+#include "ptx/warp.cuh"
+
+// Eight neighbours of a row, of float32 or the kernel's type.
+struct Eight {
+  float x[8];
+};
+template <auto T>
+TANDEM_DEVICE Eight unpack(const Chunk& chunk) {
+  Eight eight;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) eight.x[i] = to_float<T.f16>(static_cast<u16>(chunk.x[i / 2] >> i % 2 * 16));
+  return eight;
+}
+template <auto T>
+TANDEM_DEVICE Chunk rounded(const Eight& eight) {
+  Chunk chunk;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) chunk.x[i] = pack<T>(eight.x[2 * i], eight.x[2 * i + 1]);
+  return chunk;
+}
+template <auto T>
+TANDEM_DEVICE Eight load_eight(const void* from, i64 at, bool is_f32) {
+  if (!is_f32) return unpack<T>(*reinterpret_cast<const Chunk*>(static_cast<const u16*>(from) + at));
+  const auto* const chunks = reinterpret_cast<const float4*>(static_cast<const float*>(from) + at);
+  const float4 low = chunks[0], high = chunks[1];
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+TANDEM_DEVICE float dot(const Eight& a, const Eight& b) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(a.x[i], b.x[i], sum);
+  return sum;
+}
+
+// One CTA for each (query head, m_block). Queries beyond the sequence or without visible keys get -lse = -infinity, so
+// that their probabilities are 0.
+template <auto T>
+TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
+  constexpr int kChunks = T.head_dim_v / 8;                           // per row
+  constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // lanes per row
+  constexpr int kRows = T.kPreprocessThreads / kLanes;                // rows at once
+  launch_dependents();
+  grid_dependency_wait();
+  const int block = blockIdx.x, head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
+  const SequenceCoords s = sequence_coords<T>(p, sequence);
+  const int m_block = block % p.m_blocks - s.first_m_block;
+  if (threadIdx.x < T.dq_semaphores()) p.dq_semaphore[T.dq_semaphores() * block + threadIdx.x] = 0;
+  if (threadIdx.x < 3 && block == 0) p.counter[threadIdx.x] = 0;
+  if constexpr (split_q_heads<T>()) {
+    for (int i = block * T.kPreprocessThreads + threadIdx.x; i < p.dkv_semaphore_count;
+         i += gridDim.x * T.kPreprocessThreads)
+      p.dkv_semaphore[i] = 0;
+  }
+  float* const lse_delta = p.lse_delta + static_cast<i64>(block) * (2 * T.tile_m);
+  const int lane = threadIdx.x % kLanes;
+  auto make = [&](int row) {
+    const int query = m_block * T.tile_m + row;
+    const bool used = query < s.q_len;
+    const i64 at = s.q_begin + query;
+    float sum = 0;
+    if (query < s.q_rows && lane * 8 < p.head_dim_v) {
+      Eight out{}, dout{};
+      if (used) {
+        out = load_eight<T>(p.out_given, s.batch * p.out_batch + at * p.out_row + head * p.out_head + lane * 8,
+                            p.out_is_f32);
+        dout = load_eight<T>(p.dout_data, s.batch * p.dout_batch + at * p.dout_row + head * p.dout_head + lane * 8,
+                             p.dout_is_f32);
+      }
+      if (p.dout_rounded) {
+        const Chunk chunk = rounded<T>(dout);
+        const i64 row_at = (s.batch * static_cast<i64>(p.seqlen_q) + at) * p.heads_q + head;
+        reinterpret_cast<Chunk*>(p.dout_rounded)[row_at * (p.head_dim_v / 8) + lane] = chunk;
+        dout = unpack<T>(chunk);
+      }
+      sum = dot(out, dout);
+    }
+    sum = sum_over_lanes<kLanes>(sum);
+    if (lane != 0) return;
+    const float lse = used ? p.lse[s.batch * p.lse_batch + at * p.lse_row + head * p.lse_head] : -kInfinity;
+    if (used && p.dlse) sum -= p.dlse[s.batch * p.dlse_batch + at * p.dlse_row + head * p.dlse_head];
+    const bool nothing = lse == -kInfinity;
+    lse_delta[row] = nothing ? -kInfinity : -kLog2e * lse;
+    lse_delta[T.tile_m + row] = nothing ? 0.0f : sum;
+  };
+#pragma unroll 1
+  for (int begin = 0; begin < T.tile_m; begin += T.preprocess_queries()) {
+#pragma unroll
+    for (int first = begin; first < begin + T.preprocess_queries(); first += kRows) make(first + threadIdx.x / kLanes);
+  }
+  if (!p.dsink) return;
+  // Sums the sink's probability times its derivative, -delta, over the rows: one warp, in a fixed order.
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  const float sink = kLog2e * load_element<T.f16>(p.sink, head * p.sink_head, p.sink_is_f32);
+  float sum = 0;
+#pragma unroll
+  for (int row = threadIdx.x; row < T.tile_m; row += 32) {
+    const float probability = sink == -kInfinity ? 0.0f : exp2_approx(sink + lse_delta[row]);
+    sum = fmaf(-probability, lse_delta[T.tile_m + row], sum);
+  }
+  sum = sum_over_lanes<32>(sum);
+  if (threadIdx.x == 0) p.dsink_of_m_block[block] = sum;
+}

@@ -1,0 +1,124 @@
+// Merges parts of an attention: lse = log(sum exp(part_lse)), out = sum exp(part_lse - lse) part_out.
+//
+// A few neighbouring lanes share a row (a query and head). Each lane has some columns and reads them once from every
+// part. Results may be a part's own tensors. A lane only overwrites elements that no other lane reads, and the lse
+// after all lanes have read it.
+#pragma once
+#include "config/merge.h"
+#include "device/chunk.cuh"
+#include "device/row.cuh"
+
+struct MergeRow {
+  i64 batch, query, head;
+
+  TANDEM_DEVICE MergeRow(const MergeParams& p, i64 row)
+      : batch(row / p.heads / p.seqlen), query(row / p.heads % p.seqlen), head(row % p.heads) {}
+  TANDEM_DEVICE i64 offset(const MergeTensor& t) const { return batch * t.batch + query * t.row + head * t.head; }
+  TANDEM_DEVICE float lse(const MergeTensor& t) const { return static_cast<const float*>(t.data)[offset(t)]; }
+};
+
+// Loads `count` numbers from an element on, or kColumns at once if everything is aligned.
+TANDEM_DEVICE void load_columns(const void* data, MergeType type, i64 at, int count, bool aligned,
+                                float (&x)[MergeParams::kColumns]) {
+  struct alignas(8) Halves {
+    u16 x[MergeParams::kColumns];
+  };
+  if (aligned && type == MergeType::f32) {
+    const Chunk chunk = *reinterpret_cast<const Chunk*>(static_cast<const float*>(data) + at);
+#pragma unroll
+    for (int n = 0; n < MergeParams::kColumns; ++n) x[n] = __uint_as_float(chunk.x[n]);
+  } else if (aligned) {
+    const Halves halves = *reinterpret_cast<const Halves*>(static_cast<const u16*>(data) + at);
+#pragma unroll
+    for (int n = 0; n < MergeParams::kColumns; ++n)
+      x[n] = type == MergeType::f16 ? to_float<true>(halves.x[n]) : to_float<false>(halves.x[n]);
+  } else {
+#pragma unroll
+    for (int n = 0; n < MergeParams::kColumns; ++n) {
+      if (n >= count) break;
+      x[n] = type == MergeType::f16 ? load_element<true>(data, at + n, false)
+                                    : load_element<false>(data, at + n, type == MergeType::f32);
+    }
+  }
+}
+
+TANDEM_DEVICE u16 to_half(float x, MergeType type) {
+  u16 y;
+  if (type == MergeType::f16) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  } else {
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  }
+  return y;
+}
+
+TANDEM_DEVICE void store_columns(void* data, MergeType type, i64 at, int count, bool aligned,
+                                 const float (&x)[MergeParams::kColumns]) {
+  if (aligned && type == MergeType::f32) {
+    *reinterpret_cast<Chunk*>(static_cast<float*>(data) + at) = {
+        {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])}};
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < MergeParams::kColumns; ++n) {
+    if (n >= count) break;
+    if (type == MergeType::f32) {
+      static_cast<float*>(data)[at + n] = x[n];
+    } else {
+      static_cast<u16*>(data)[at + n] = to_half(x[n], type);
+    }
+  }
+}
+
+// The largest lse of a row, or NaN if one of them is NaN or +infinity.
+TANDEM_DEVICE float largest_lse(const MergeParams& p, const MergeRow& row) {
+  float largest = -kInfinity;
+  bool defined = true;
+#pragma unroll 1
+  for (int n = 0; n < p.parts; ++n) {
+    const float lse = row.lse(p.part_lse[n]);
+    defined = defined && lse < kInfinity;
+    largest = fmaxf(largest, lse);
+  }
+  return defined ? largest : __uint_as_float(0x7fffffffu);
+}
+
+TANDEM_DEVICE void merge_parts(const MergeParams& p) {
+  constexpr int kColumns = MergeParams::kColumns;
+  const i64 rows = static_cast<i64>(p.batch) * p.seqlen * p.heads;
+  const int lane = threadIdx.x & (p.lanes - 1), rows_of_block = MergeParams::kThreads / p.lanes;
+#pragma unroll 1
+  for (i64 first = static_cast<i64>(blockIdx.x) * rows_of_block; first < rows;
+       first += static_cast<i64>(gridDim.x) * rows_of_block) {
+    const i64 own = first + threadIdx.x / p.lanes;
+    // Lanes beyond the last row read nothing, because another warp may be writing it.
+    const bool has_row = own < rows;
+    const MergeRow row(p, own);
+    const float largest = has_row ? largest_lse(p, row) : -kInfinity;
+    const bool sees = !(largest == -kInfinity);  // true for NaN
+    float sum = 0;
+#pragma unroll 1
+    for (int n = 0; sees && n < p.parts; ++n) sum += expf(row.lse(p.part_lse[n]) - largest);
+    const float inverse = sees ? 1 / sum : 0;
+#pragma unroll 1
+    for (int column = lane * kColumns; has_row && column < p.head_dim; column += p.lanes * kColumns) {
+      const int count = min(kColumns, p.head_dim - column);
+      float out[kColumns] = {};
+#pragma unroll 1
+      for (int n = 0; n < p.parts; ++n) {
+        const float lse = row.lse(p.part_lse[n]);
+        if (lse == -kInfinity) continue;
+        const float weight = expf(lse - largest) * inverse;
+        float x[kColumns] = {};
+        load_columns(p.part_out[n].data, p.part_type[n], row.offset(p.part_out[n]) + column, count, p.aligned, x);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) out[c] = fmaf(weight, x[c], out[c]);
+      }
+      store_columns(p.out.data, p.out_type, row.offset(p.out) + column, count, p.aligned, out);
+    }
+    if (!p.lse.data) continue;
+    __syncwarp();
+    if (has_row && lane == 0)
+      static_cast<float*>(p.lse.data)[row.offset(p.lse)] = sees ? largest + logf(sum) : -kInfinity;
+  }
+}

@@ -1,0 +1,67 @@
+// What one lane of a warp computes with integers: enough to know which barriers and bytes instructions are about.
+//
+// Values that come from memory or from the kernel's parameters are unknown, and so is all that follows from them. A
+// warp is seen through its first lane; what a vote or a shuffle exchanges is taken to be the same in all lanes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sass/src/sass.h"
+
+namespace tandem::machine_code {
+
+using Value = std::optional<uint32_t>;
+using Truth = std::optional<bool>;
+
+struct Place {
+  int thread = 0;  // of the block, the first of its warp
+  int block = 0;   // of the cluster
+};
+
+class ValueAnalysis {
+ public:
+  // kernel: outlives this.
+  ValueAnalysis(const Kernel& kernel, const Place& place) : kernel_(kernel), place_(place) {
+    registers_.fill(0);  // what nobody has written yet is not read, but for bytes that nobody asks about
+    uniform_.fill(0);
+  }
+
+  // Executes an instruction that branches nowhere. Where its predicate is not known it is executed all the same.
+  void execute(const Instruction& instruction);
+
+  Truth guard(const Instruction& instruction) const {
+    return instruction.guard.empty() ? true : truth(instruction.guard);
+  }
+  Value value(std::string_view operand) const;                  // "-R4", "0x10", "UR5", "SRZ"
+  Value address(std::string_view operand) const;                // "[R3+URZ+-0x18]"
+  Value behind(std::string_view operand, int registers) const;  // "[UR8]": of the register so many behind UR8
+  Truth truth(std::string_view predicate) const;                // "!UP0", "PT"
+
+ private:
+  struct Register {
+    bool uniform = false;
+    int number = -1;  // -1: none, or the one that is always zero
+  };
+  static Register register_of(std::string_view operand);
+  void set(std::string_view operand, Value value, int behind = 0);
+  void set_predicate(std::string_view operand, Truth value);
+  void forget(const Instruction& instruction);
+  Value special(std::string_view name) const;
+  Value table(std::string_view operand) const;
+  Value compute(const Instruction& i, const std::vector<std::string_view>& from) const;
+  void compare(const Instruction& i);
+  void logic(const Instruction& i);
+  void multiply_wide(const Instruction& i);
+
+  const Kernel& kernel_;
+  Place place_;
+  std::array<Value, 256> registers_{}, uniform_{};
+  std::array<Truth, 8> predicates_{}, uniform_predicates_{};
+};
+
+}  // namespace tandem::machine_code

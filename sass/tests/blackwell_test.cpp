@@ -1,0 +1,54 @@
+// The Blackwell kernels' machine code, as NVRTC makes it: facts that hold for every tile, by what is computed.
+#include "sass/tests/compiled.h"
+
+namespace tandem::machine_code {
+namespace {
+
+class MachineCodeBlackwell : public Compiled {};
+
+TEST_F(MachineCodeBlackwell, IsUnderstood) {
+  for (const Sm100ForwardConfig& sizes :
+       {Sm100ForwardConfig{.head_dim = 64, .head_dim_v = 64, .fma_pairs = 3},
+        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 2},
+        Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 128, .fma_pairs = 3, .f16 = true},
+        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 3, .pair = true}}) {
+    for (const bool causal : {false, true}) {
+      Sm100ForwardConfig tile = sizes;
+      tile.bounded_right = causal;
+      SCOPED_TRACE(plan::name_of(tile));
+      Shape shape = shape_of(tile);
+      shape.load_waits = tile.k_blocks() + tile.v_blocks();
+      const CostModel a = account_of(tile, "sm_100a", shape);
+      expect_read(a, "sm_100a", tile);
+      EXPECT_EQ(a.pair, tile.pair);
+      EXPECT_EQ(a.tensor_columns, Sm100ForwardConfig::kTmemColumns);
+      const LoopCost *softmax = a.steady(Role::softmax, false), *mma = a.steady(Role::mma, false),
+                     *load = a.steady(Role::load, false);
+      ASSERT_TRUE(softmax != nullptr && mma != nullptr && load != nullptr && a.plain);
+      EXPECT_EQ(softmax->registers, tile.softmax_registers());
+      EXPECT_EQ(mma->registers, tile.other_registers());
+      EXPECT_EQ(load->registers, tile.other_registers());
+      EXPECT_EQ(softmax->work.scores(), 128);
+      EXPECT_EQ(softmax->work.columns_written, 64);
+      EXPECT_DOUBLE_EQ(clocks(*a.plain, Unit::mma), 2.0 * 128 * 128 * (tile.head_dim + tile.head_dim_v) / 8192);
+      // The others of a step's exponentials; and, where its scores are looked at, a factor of each row. No results:
+      // these are rescaled in exceptions only.
+      const double exponentials = 128 * 128 / 16.0 * (16 - tile.fma_pairs) / 16;
+      if (tile.lazy_max()) {
+        EXPECT_DOUBLE_EQ(clocks(*a.plain, Unit::exponential), exponentials);
+      } else {
+        EXPECT_GE(clocks(*a.plain, Unit::exponential), exponentials);
+        EXPECT_LE(clocks(*a.plain, Unit::exponential), exponentials + 4 * 128 / 16.0);
+      }
+      EXPECT_EQ(softmax->work.columns_read, 128);
+      const Clocks c = clocks_of_last(a);
+      EXPECT_GT(c.tensor_share, tile.head_dim > 64 ? 0.4 : 0.35);  // short products: the softmax binds
+      EXPECT_LE(c.tensor_share, 1.001);
+      ASSERT_TRUE(a.masked.has_value());  // the last keys of a sequence, if nothing else
+      EXPECT_GT(a.masked->issued, a.plain->issued);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::machine_code

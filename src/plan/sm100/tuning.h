@@ -1,0 +1,52 @@
+// The configurations of Blackwell forward kernels, derived from the clocks of each unit
+// (docs/lab/blackwell-forward.md), not yet measured. Tuning changes only this table.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "config/sm100_forward.h"
+#include "config/sm90_forward.h"
+#include "plan/fields.h"
+
+namespace tandem::plan {
+
+enum class Cluster : uint8_t { one, two_cta_if_full, two_cta };  // two_cta_if_full: without a mask, if rows fill pairs
+
+// A row of the table: the maximum sizes, and the pairs of 16 whose exponentials run on the FMA units. They are given
+// for lazy iterations (Sm100ForwardConfig::lazy_max) of one CTA, of a CTA pair and under a window, and for iterations
+// with a maximum.
+struct Sm100TuningRow {
+  int head_dim, head_dim_v;
+  Cluster cluster;
+  int ex2_emu_pairs_lazy, ex2_emu_pairs_two_cta, ex2_emu_pairs_window, ex2_emu_pairs_strict;
+};
+
+// The first row that serves a problem is selected.
+inline constexpr Sm100TuningRow kSm100TuningRows[] = {
+    {64, 64, Cluster::one, 6, 6, 6, 5},
+    {128, 128, Cluster::two_cta_if_full, 2, 2, 4, 3},
+    {192, 128, Cluster::two_cta_if_full, 3, 2, 3, 3},
+    {256, 256, Cluster::two_cta, 0, 0, 0, 0},
+};
+
+constexpr bool sm100_rows_fit() {
+  for (const Sm100TuningRow& c : kSm100TuningRows) {
+    for (const bool two_cta : {false, true}) {
+      if (c.cluster == Cluster::two_cta && !two_cta) continue;
+      const int max_ex2_emu_pairs =
+          std::max({c.ex2_emu_pairs_lazy, c.ex2_emu_pairs_two_cta, c.ex2_emu_pairs_window, c.ex2_emu_pairs_strict});
+      const Sm100ForwardConfig t{
+          .head_dim = c.head_dim, .head_dim_v = c.head_dim_v, .ex2_emu_pairs = max_ex2_emu_pairs, .two_cta = two_cta};
+      if (!t.fits() || !is_valid(t) || Sm100ForwardConfig::smem_bytes() > Sm90ForwardConfig::kMaxSmemBytes)
+        return false;
+    }
+  }
+  return true;
+}
+static_assert(
+    sm100_rows_fit(),
+    "a tile of the table needs more registers, shared or tensor memory than there are, or plan/fields.h does not "
+    "know it");
+
+}  // namespace tandem::plan

@@ -1,0 +1,126 @@
+// The configurations of Hopper forward kernels by head_dim, length and mask, as measured (docs/lab/hopper-forward.md).
+// Rows for light scores are modelled (docs/lab/mods.md). Tuning for another GPU changes only this table.
+#pragma once
+
+#include <cstdint>
+
+#include "config/sm90_forward.h"
+#include "plan/fields.h"
+
+namespace tandem::plan {
+
+enum class Mask : uint8_t { any, full, bounded, left };  // bounded: causal or a window; left: a window
+// plain: scaled products only. capped: a softcap, also with ALiBi. light: plain, or changed only by a short expression.
+// bias: a bias only.
+enum class Scores : uint8_t { any, bias, light, plain, capped };
+
+// A row of the table: maximum sizes, and minimum numbers of rows and keys.
+struct Sm90TuningRow {
+  int head_dim, head_dim_v;
+  // rows: of all packed query heads; keys: of one sequence.
+  int64_t rows, keys;
+  Mask mask;
+  Scores scores;
+  int warpgroups, tile_n, stages;  // tile_n: keys per n_block
+  bool pingpong;
+
+  // Applies this row's sizes to a configuration.
+  constexpr Sm90ForwardConfig applied_to(Sm90ForwardConfig t) const {
+    t.warpgroups = warpgroups;
+    t.tile_n = tile_n;
+    t.stages = stages;
+    t.pingpong = pingpong;
+    return t;
+  }
+  constexpr bool matches(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, Scores of) const {
+    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys || !matches(of)) return false;
+    switch (mask) {
+      case Mask::any: return true;
+      case Mask::full: return !left && !right;
+      case Mask::bounded: return left || right;
+      case Mask::left: return left;
+    }
+    return false;
+  }
+  constexpr bool matches(Scores of) const {
+    const bool has_few = of == Scores::plain || of == Scores::capped;  // separate register limits
+    return scores == Scores::any || of == scores || (has_few && (scores == Scores::light || scores == Scores::plain));
+  }
+};
+
+// The first row that serves a problem is selected.
+inline constexpr Sm90TuningRow kSm90TuningRows[] = {
+    {64, 64, 129, 0, Mask::full, Scores::plain, 4, 64, 2, true},
+    {64, 64, 129, 0, Mask::bounded, Scores::plain, 4, 64, 3, true},
+    {64, 64, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
+    {64, 64, 129, 0, Mask::any, Scores::light, 4, 64, 2, true},
+    {64, 64, 129, 0, Mask::any, Scores::bias, 4, 64, 2, true},
+    {64, 64, 0, 0, Mask::any, Scores::any, 2, 96, 2, false},
+    {128, 128, 129, 0, Mask::any, Scores::capped, 3, 80, 2, true},
+    {128, 128, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
+    {128, 128, 129, 0, Mask::any, Scores::light, 3, 64, 2, true},
+    {128, 128, 0, 0, Mask::any, Scores::bias, 2, 112, 2, true},
+    {128, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
+    {192, 128, 129, 24576, Mask::full, Scores::plain, 3, 64, 2, true},
+    {192, 128, 0, 513, Mask::full, Scores::plain, 2, 96, 2, true},
+    {192, 128, 0, 0, Mask::full, Scores::plain, 2, 128, 2, false},
+    {192, 128, 0, 2048, Mask::bounded, Scores::plain, 2, 96, 2, true},
+    {192, 128, 0, 512, Mask::bounded, Scores::plain, 2, 64, 3, true},
+    {192, 128, 0, 0, Mask::bounded, Scores::plain, 2, 96, 2, true},
+    {192, 192, 0, 0, Mask::any, Scores::plain, 2, 64, 2, true},
+    {256, 256, 0, 0, Mask::any, Scores::plain, 2, 64, 2, true},
+    {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
+};
+
+// The same with a block mask: the keys of its blocks must be a multiple of tile_n, which may be halved twice, down to
+// kLeastBlockKeys. A mask_mod may be evaluated with any scores. Modelled, not measured.
+inline constexpr Sm90TuningRow kSm90BlockTuningRows[] = {
+    {64, 64, 0, 0, Mask::any, Scores::any, 2, 128, 2, true},
+    {128, 128, 0, 0, Mask::any, Scores::light, 2, 128, 2, true},
+    {192, 128, 0, 0, Mask::any, Scores::any, 2, 64, 2, true},
+    {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
+};
+inline constexpr int64_t kLeastBlockKeys = 32;
+
+// Heads that run together under a mask, for 16384 keys. The number falls as the square root of the keys and of
+// pack_gqa, and doubles at head_dim 64. More heads share the L2 cache, fewer balance better (measured).
+inline constexpr double kL2Heads = 8;
+// Heads that share a bias, without a mask. The bias is then read less often from memory by this factor, keys and values
+// more often. Not measured.
+inline constexpr double kL2BiasHeads = 8;
+// CTAs of a cluster that share a bias by TMA multicast. Four leave multiprocessors idle and are slower.
+inline constexpr int kBiasCtas = 2;
+// CTAs of a cluster that share keys and values if each has a separate bias: 1 or 2.
+inline constexpr int kBiasKvCtas = 2;
+// Tiles per SM in a group of a varlen tile list.
+inline constexpr double kL2Waves = 6;
+
+constexpr Sm90ForwardConfig tile_of(const Sm90TuningRow& c, int head_dim, int head_dim_v) {
+  return c.applied_to({.head_dim = head_dim, .head_dim_v = head_dim_v});
+}
+
+// An MMA thread's registers hold scores, result, probabilities and sometimes queries. All other values need about 30 to
+// 40 registers.
+constexpr bool fits(const Sm90ForwardConfig& t) {
+  const int queries = t.q_in_registers() ? t.head_dim / 4 : 0;
+  const int registers = t.tile_n / 2 + t.head_dim_v / 2 + t.tile_n / 4 + queries;
+  return t.smem_bytes() <= Sm90ForwardConfig::kMaxSmemBytes &&
+         registers <= t.registers() - (t.registers() > 160 ? 40 : 28);
+}
+constexpr bool all_fit() {
+  for (const Sm90TuningRow& c : kSm90TuningRows) {
+    Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
+    if (c.matches(Scores::bias)) t.bias = Bias::f32, t.bias_ctas = kBiasCtas;
+    if (!fits(t) || !is_valid(t)) return false;
+  }
+  for (const Sm90TuningRow& c : kSm90BlockTuningRows) {
+    const Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
+    if (!fits(t) || !is_valid(t)) return false;
+  }
+  return true;
+}
+static_assert(
+    all_fit(),
+    "a tile of the table needs more shared memory or registers than there are, or plan/fields.h does not know it");
+
+}  // namespace tandem::plan

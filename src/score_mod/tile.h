@@ -1,0 +1,84 @@
+// A graph as a list of loops over the elements of a tile: float32 in vectors, without a compiler. What depends on no
+// element (constants, scalars, the batch, the lengths and what is made of them) is computed once for a sequence; what
+// depends on the query alone, once for all tiles of the same queries.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "score_mod/evaluate.h"
+#include "score_mod/graph.h"
+#include "score_mod/tile_loops.h"
+#include "score_mod/values.h"
+
+namespace tandem::score_mod {
+
+class TileProgram {
+ public:
+  // The graph is not looked at later.
+  TileProgram(const Graph& graph, std::vector<NodeId> outputs);
+
+  size_t floats() const { return static_cast<size_t>(registers_ - kTileInputs) * kTile; }  // of a run's memory
+
+ private:
+  friend class TileRun;
+
+  // Registers are arrays of kTile elements of the run's, or the caller's arrays of score, head, q and k.
+  struct TileStep {
+    Op op = Op::constant;
+    Type type = Type::real;  // of the result: of leaves; else of the last operand
+    int16_t index = 0;
+    int to = 0;
+    int from[kMaxRank] = {0, 0, 0, 0};
+    double value = 0;
+  };
+
+  std::vector<TileStep> uniform_, of_queries_, varying_;
+  std::vector<int> outputs_;
+  int registers_ = kTileInputs;
+
+  static constexpr int kTileInputs = 4;
+};
+
+// Elements of one sequence. What a text does not name may be null.
+struct TileInputs {
+  int count = 0;  // at most kTile
+  const float* score = nullptr;
+  const int32_t *head = nullptr, *q = nullptr, *k = nullptr;
+  bool same_queries = false;  // head and q are those of the run before, or the first of them
+};
+
+// A program with room to run it in, for one thread.
+class TileRun {
+ public:
+  // All must outlive it. values have been checked; memory: program.floats().
+  TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops = tile_loops());
+  TileRun(TileProgram&&, const Values&, float*, const TileLoops& = tile_loops()) = delete;
+
+  // Before the first tile of a sequence: its batch and lengths; the rest of the position is of no account.
+  void begin(const Position& sequence);
+  void run(const TileInputs& inputs);
+
+  // Of the run before: output i of the program's, an element each.
+  std::span<const float> reals(size_t i) const { return {static_cast<const float*>(output(i)), count()}; }
+  std::span<const int32_t> integers(size_t i) const { return {static_cast<const int32_t*>(output(i)), count()}; }
+
+ private:
+  const void* output(size_t i) const { return at(program_.outputs_[i]); }
+  size_t count() const { return static_cast<size_t>(count_); }
+  void* at(int number) const {
+    const auto n = static_cast<size_t>(number);
+    return n < TileProgram::kTileInputs ? inputs_[n] : memory_ + (n - TileProgram::kTileInputs) * kTile;
+  }
+  void execute(const TileProgram::TileStep& step, int count);
+  void fill(const TileProgram::TileStep& step, const Position& sequence);
+
+  const TileProgram& program_;
+  const Values& values_;
+  const TileLoops& loops_;
+  float* memory_;
+  void* inputs_[TileProgram::kTileInputs] = {};
+  int count_ = 0;
+};
+
+}  // namespace tandem::score_mod

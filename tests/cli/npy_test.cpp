@@ -1,0 +1,143 @@
+#include "cli/io/npy.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "cli/io/file.h"
+#include "cli/refusal.h"
+
+namespace tandem::io {
+namespace {
+
+std::string file_of(const std::string& header, size_t data_bytes = 0, char version = 1) {
+  const std::string length = version == 1 ? little_endian(static_cast<uint16_t>(header.size()))
+                                          : little_endian(static_cast<uint32_t>(header.size()));
+  return "\x93NUMPY"s + version + '\0' + length + header + std::string(data_bytes, 'x');
+}
+
+std::string refused(const std::string& header, size_t data_bytes = 0) {
+  return refusal(parse_npy, file_of(header, data_bytes));
+}
+
+const std::string good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n";
+
+TEST(NpyTest, ReadsEveryVersion) {
+  for (const char version : {1, 2, 3}) {
+    const std::string text = file_of(good, 24, version);
+    const TensorView tensor = parse_npy(bytes_of(text), "file");
+    EXPECT_EQ(tensor.element, Element::f32);
+    EXPECT_EQ(tensor.shape, (std::vector<int64_t>{2, 3}));
+    EXPECT_EQ(tensor.data.size(), 24u);
+  }
+}
+
+TEST(NpyTest, ReadsShapesAndKeysInAnyForm) {
+  const auto shape = [](const std::string& header, size_t bytes) {
+    const std::string text = file_of(header, bytes);
+    return parse_npy(bytes_of(text), "file").shape;
+  };
+  EXPECT_EQ(shape("{'shape':(),\"descr\":'|b1','fortran_order':False}", 1), std::vector<int64_t>{});
+  EXPECT_EQ(shape("{'shape':(5,),'descr':'|u1','fortran_order':True}", 5), std::vector<int64_t>{5});
+  EXPECT_EQ(shape("{'shape':(0,7),'descr':'<i8','fortran_order':False}", 0), (std::vector<int64_t>{0, 7}));
+  EXPECT_EQ(shape("{'shape':(1,2),'descr':'<V2','fortran_order':False}", 4), (std::vector<int64_t>{1, 2}));
+}
+
+TEST(NpyTest, WritesWhatItReads) {
+  const std::string path = (std::filesystem::temp_directory_path() / ("npy-" + std::to_string(getpid()))).string();
+  const uint16_t values[] = {1, 2, 3, 4, 5, 6};
+  for (const auto& shape : {std::vector<int64_t>{2, 3}, {6}, {1, 1, 6}}) {
+    for (const auto& [wrote, expected] : {std::pair{Element::f16, Element::f16}, {Element::bf16, Element::raw16}}) {
+      write_npy(path, {"", wrote, shape, std::as_bytes(std::span(values))});
+      const MappedFile mapped(path);
+      const TensorView read = parse_npy(mapped.bytes(), path);
+      EXPECT_EQ(read.element, expected);
+      EXPECT_EQ(read.shape, shape);
+      ASSERT_EQ(read.data.size(), sizeof values);
+      EXPECT_EQ(std::memcmp(read.data.data(), values, sizeof values), 0);
+      EXPECT_EQ((read.data.data() - mapped.bytes().data()) % 64, 0);
+    }
+  }
+  const uint8_t byte[] = {1};
+  EXPECT_THROW(write_npy(path, {"", Element::f8_e4m3, {1}, std::as_bytes(std::span(byte))}), InputError);
+  std::filesystem::remove(path);
+}
+
+TEST(NpyTest, RefusesTruncatedFiles) {
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMP"), "file: does not begin as a .npy file does (\\x93NUMPY)");
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x01\0\x00"s), "file: is truncated within the first 10 bytes");
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x02\0\x00\x00\x00"s), "file: is truncated within the first 12 bytes");
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x01\0\x05\x00{}"s),
+            "file: header length 5 is more than the 2 bytes that follow it; the file may be truncated");
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x02\0\xff\xff\xff\xff{}"s),
+            "file: header length 4294967295 is above the limit of 65536");
+  EXPECT_EQ(refused(good, 23), "file: holds 23 bytes of data but <f4 (2, 3) needs 24; the file may be truncated");
+  EXPECT_EQ(refused(good, 25), "file: holds 25 bytes of data but <f4 (2, 3) needs 24; one file holds one array");
+}
+
+TEST(NpyTest, RefusesUnknownVersions) {
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x04\0\0\0\0\0"s),
+            "file: version 4.0 is not known; known are 1.0, 2.0 and 3.0");
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x01\x01\0\0\0\0"s),
+            "file: version 1.1 is not known; known are 1.0, 2.0 and 3.0");
+}
+
+TEST(NpyTest, RefusesHeadersThatAreNoDictionary) {
+  const auto at = [](const std::string& rest) { return "file: header: is not a dictionary of numpy: at byte " + rest; };
+  EXPECT_EQ(refused(""), at("0 '{' must be, not the end"));
+  EXPECT_EQ(refused("x"), at("0 '{' must be, not \"x\""));
+  EXPECT_EQ(refused("{descr"), at("1 a key in quotes must be, not \"d\""));
+  EXPECT_EQ(refused("{'descr"), at("2 a closing quote must be, not \"d\""));
+  EXPECT_EQ(refused("{'descr' 1"), at("9 ':' must be, not \"1\""));
+  EXPECT_EQ(refused("{'descr': 1"), at("10 a type in quotes must be, not \"1\""));
+  EXPECT_EQ(refused("{'descr': '<f4' 'shape'"), at("16 ',' must be, not \"'\""));
+  EXPECT_EQ(refused("{'fortran_order': 0"), at("18 True or False must be, not \"0\""));
+  EXPECT_EQ(refused("{'shape': 3"), at("10 '(' must be, not \"3\""));
+  EXPECT_EQ(refused("{'shape': (2 3)"), at("13 ',' or ')' must be, not \"3\""));
+  EXPECT_EQ(refused("{'shape': (,)"), at("11 a number must be, not \",\""));
+  EXPECT_EQ(refused(good + "x"), at("63 the end of the header must be, not \"x\""));
+}
+
+TEST(NpyTest, RefusesWrongKeys) {
+  EXPECT_EQ(refused("{}"), "file: header: has no 'descr'");
+  EXPECT_EQ(refused("{'descr': '<f4'}"), "file: header: has no 'fortran_order'");
+  EXPECT_EQ(refused("{'descr': '<f4', 'fortran_order': False}"), "file: header: has no 'shape'");
+  EXPECT_EQ(refused("{'descr': '<f4', 'descr': '<f4'}"), "file: header: 'descr' appears twice");
+  EXPECT_EQ(refused("{'shape': (), 'shape': ()}"), "file: header: 'shape' appears twice");
+  EXPECT_EQ(refused("{'fortran_order': True, 'fortran_order': False}"), "file: header: 'fortran_order' appears twice");
+  EXPECT_EQ(refused("{'colour': 1}"),
+            "file: header: \"colour\" is not a key of .npy; the keys are descr, fortran_order and shape");
+}
+
+TEST(NpyTest, RefusesTypesAndOrders) {
+  const auto with = [](const std::string& descr, const std::string& order = "False") {
+    return refused("{'descr': " + descr + ", 'fortran_order': " + order + ", 'shape': (2, 3)}", 24);
+  };
+  EXPECT_EQ(with("'>f4'"), "file: header: 'descr' \">f4\" is big-endian; save it with .astype('<f4') or the like");
+  EXPECT_EQ(
+      with("'|O'"),
+      "file: header: 'descr' \"|O\" is not known; known are booleans, integers, <f2, <f4, <f8 and <V2 (bfloat16)");
+  EXPECT_EQ(with("[('a', '<f4')]"),
+            "file: header: 'descr' is a list of fields; structured arrays are not read, save one field as an array of "
+            "its own");
+  EXPECT_EQ(with("'<f4'", "True"),
+            "file: header: 'fortran_order' is True; save the array with numpy.ascontiguousarray");
+}
+
+TEST(NpyTest, RefusesBadShapes) {
+  const auto with = [](const std::string& shape) {
+    return refused("{'descr': '<f4', 'fortran_order': False, 'shape': " + shape + "}", 4);
+  };
+  EXPECT_EQ(with("(-1,)"), "file: header: 'shape' has a negative number");
+  EXPECT_EQ(with("(9223372036854775808,)"), "file: header: 'shape' has a number above 2^63 - 1");
+  EXPECT_EQ(with("(4294967296, 4294967296)"),
+            "file: header: 'shape' (4294967296, 4294967296) overflows; its bytes must fit into 63 bits");
+  EXPECT_EQ(with("(1)"), "file: header: 'shape' is a number in brackets, not a tuple; write (n,)");
+  std::string many = "(";
+  for (size_t i = 0; i <= max_dimensions; ++i) many += "1,";
+  EXPECT_EQ(with(many + ")"), "file: header: 'shape' has more than 64 dimensions");
+}
+
+}  // namespace
+}  // namespace tandem::io

@@ -1,0 +1,185 @@
+// Kernels are told apart by every field of their configuration: by number, by name and by source.
+#include "plan/kernel.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "plan/fields.h"
+#include "plan/sm100/tuning.h"
+#include "plan/sm90/tuning.h"
+
+namespace tandem::test {
+namespace {
+
+// All members, whose number the language checks: the judge of fields().
+auto members_of(const Sm90ForwardConfig& t) {
+  const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, v, w, x] = t;
+  return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, static_cast<int>(v), w, x);
+}
+auto members_of(const Sm100ForwardConfig& t) {
+  const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u] = t;
+  return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, static_cast<int>(r), s, u);
+}
+
+// visit(t) with all 2^10 of the options that a problem may ask for.
+template <class Tile, class Visit>
+void for_all_options(Tile t, Visit&& visit) {
+  for (int options = 0; options < 1 << 10; ++options) {
+    t.f16 = options & 1;
+    t.bounded_left = options & 2;
+    t.bounded_right = options & 4;
+    t.varlen = options & 8;
+    t.scale_outside_exp2 = options & 16;
+    t.softcap = options & 32;
+    t.alibi = options & 64;
+    t.bias = static_cast<Bias>(options >> 7 & 3);
+    t.f32_out = options & 512;
+    visit(t);
+  }
+}
+
+// Each way in which a table cuts head_dims that are multiples of 16 and step apart, without options: with them, all
+// that a plan may have.
+std::vector<Sm90ForwardConfig> configs_of_hopper(int step) {
+  std::vector<Sm90ForwardConfig> configs;
+  for (const plan::Sm90TuningRow& row_of_table : plan::kSm90TuningRows) {
+    for (int dim = 16; dim <= row_of_table.head_dim; dim += step)
+      for (int dim_v = 16; dim_v <= row_of_table.head_dim_v; dim_v += step)
+        configs.push_back(plan::tile_of(row_of_table, dim, dim_v));
+  }
+  return configs;
+}
+std::vector<Sm100ForwardConfig> configs_of_blackwell(int step) {
+  std::vector<Sm100ForwardConfig> configs;
+  for (const plan::Sm100TuningRow& row_of_table : plan::kSm100TuningRows) {
+    for (const int ex2_emu_pairs :
+         {0, row_of_table.ex2_emu_pairs_lazy, row_of_table.ex2_emu_pairs_window, row_of_table.ex2_emu_pairs_strict}) {
+      for (const int clusters : {0, 1, 2, 3}) {
+        for (int dim = 16; dim <= row_of_table.head_dim; dim += step) {
+          for (int dim_v = 16; dim_v <= row_of_table.head_dim_v; dim_v += step) {
+            configs.push_back({.head_dim = dim,
+                               .head_dim_v = dim_v,
+                               .ex2_emu_pairs = ex2_emu_pairs,
+                               .two_cta = (clusters & 1) != 0,
+                               .clc = (clusters & 2) != 0});
+          }
+        }
+      }
+    }
+  }
+  return configs;
+}
+
+// The numbers of all kernels that are cut so; how many kernels these are.
+template <class Tile>
+size_t add_numbers(const std::vector<Tile>& configs, std::vector<uint64_t>* ids) {
+  std::set<decltype(members_of(configs[0]))> kernels;
+  for (const Tile& config : configs) {
+    if (!kernels.insert(members_of(config)).second) continue;  // the tables repeat some
+    for_all_options(config, [ids](const Tile& t) { ids->push_back(plan::id_of(t)); });
+  }
+  return kernels.size() << 10;
+}
+
+// The whole product of what a planner may ask for.
+TEST(Kernels, NumbersAreUnique) {
+  std::vector<uint64_t> ids;
+  const size_t kernels = add_numbers(configs_of_hopper(16), &ids) + add_numbers(configs_of_blackwell(16), &ids);
+  EXPECT_EQ(ids.size(), kernels);
+  std::ranges::sort(ids);
+  EXPECT_TRUE(std::ranges::adjacent_find(ids) == ids.end());
+}
+
+// A change of any one field, whatever its neighbours are, changes number, name and source.
+template <class Tile>
+void expect_each_field_to_tell(const Tile& base) {
+  std::set<uint64_t> ids;
+  std::set<std::string> names, sources;
+  std::set<decltype(members_of(base))> distinct;
+  size_t fields = 0;
+  const auto add = [&](const Tile& t) {
+    distinct.insert(members_of(t));
+    ids.insert(plan::id_of(t));
+    names.insert(plan::name_of(t));
+    sources.insert(plan::translation_unit(t));
+  };
+  add(base);
+  plan::fields(base, [&](const plan::Field& field, const auto&) {
+    ++fields;
+    for (int value = field.values.first; value <= field.values.last; value += field.values.step) {
+      Tile changed = base;
+      plan::fields(changed, [&](const plan::Field& its, auto& member) {
+        if (its.name == std::string_view(field.name))
+          member = static_cast<std::remove_cvref_t<decltype(member)>>(value);
+      });
+      EXPECT_TRUE(plan::is_valid(changed)) << field.name << " " << value;
+      add(changed);
+    }
+  });
+  EXPECT_EQ(fields, std::tuple_size_v<decltype(members_of(base))>);
+  EXPECT_EQ(ids.size(), distinct.size());
+  EXPECT_EQ(sources.size(), distinct.size());
+  EXPECT_EQ(names.size(), distinct.size());
+}
+
+TEST(Kernels, EachFieldTellsThemApart) {
+  expect_each_field_to_tell(Sm90ForwardConfig{});
+  expect_each_field_to_tell(
+      Sm90ForwardConfig{.head_dim = 64, .head_dim_v = 256, .warpgroups = 3, .varlen = true, .alibi = true});
+  expect_each_field_to_tell(Sm100ForwardConfig{});
+  expect_each_field_to_tell(
+      Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 64, .two_cta = true, .clc = true, .bias = Bias::element});
+}
+
+// Names and sources, which take longer to write, over a part of the product.
+TEST(Kernels, NamesAndSourcesAreUnique) {
+  std::set<uint64_t> ids;
+  std::set<std::string> names, sources;
+  const auto add = [&](const auto& t) {
+    ids.insert(plan::id_of(t));
+    names.insert(plan::name_of(t));
+    sources.insert(plan::translation_unit(t));
+  };
+  for (const Sm90ForwardConfig& config : configs_of_hopper(112)) for_all_options(config, add);
+  for (const Sm100ForwardConfig& config : configs_of_blackwell(240)) for_all_options(config, add);
+  EXPECT_GT(ids.size(), 10'000u);
+  EXPECT_EQ(names.size(), ids.size());
+  EXPECT_EQ(sources.size(), ids.size());
+}
+
+TEST(Kernels, TranslationUnit) {
+  Sm90ForwardConfig t{
+      .head_dim = 64, .head_dim_v = 48, .warpgroups = 3, .tile_n = 112, .pingpong = false, .bounded_right = true};
+  EXPECT_EQ(plan::name_of(t), "forward_bf16_d64v48_192x112x2_right");
+  const std::string dense_unit = plan::translation_unit(t);
+  for (const char* part : {"#include \"sm90/forward/kernel.cuh\"", ".head_dim = 64", ".head_dim_v = 48",
+                           ".tile_n = 112", ".right = true", ".bias = Bias::none", "forward<kConfig>(p)"}) {
+    EXPECT_NE(dense_unit.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(dense_unit.find("schedule"), std::string::npos);
+  t.varlen = true;
+  EXPECT_NE(plan::translation_unit(t).find("schedule<kConfig>(p)"), std::string::npos);
+}
+
+TEST(Kernels, TranslationUnitOfBlackwell) {
+  const Sm100ForwardConfig t{
+      .head_dim = 192, .head_dim_v = 128, .ex2_emu_pairs = 3, .f16 = true, .bounded_right = true};
+  EXPECT_EQ(plan::name_of(t), "forward_f16_d192v128_2x128x128_fma3_right");
+  const std::string unit = plan::translation_unit(t);
+  for (const char* part : {"#include \"sm100/forward/kernel.cuh\"", "constexpr Sm100ForwardConfig kConfig{",
+                           ".head_dim = 192", ".fma_pairs = 3", ".f16 = true", "forward<kConfig>(p)"}) {
+    EXPECT_NE(unit.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(unit.find("__cluster_dims__"), std::string::npos);
+  const Sm100ForwardConfig pair{.two_cta = true};
+  EXPECT_EQ(plan::name_of(pair), "forward_bf16_d128_2x256x128_fma4");
+  EXPECT_NE(plan::translation_unit(pair).find("__cluster_dims__(2, 1, 1)"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,51 @@
+// The virtual GPU's memory: pieces of the host's, and whether anything has been written to them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "vgpu/src/machine/machine.h"
+
+namespace tandem::vgpu {
+
+// May be used by several threads at once. What was not freed goes with it.
+class Allocator {
+ public:
+  explicit Allocator(int64_t capacity) : capacity_(capacity) {}
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+  ~Allocator();
+
+  Status allocate(size_t bytes, void** address);
+  // Memory of the program, which free() takes back without freeing it. It counts as written.
+  void adopt(void* address, size_t bytes);
+  Status free(void* address);
+  // Refuses what begins in an allocation and goes beyond its end; memory of others is not ours to judge.
+  Status check(const char* what, const void* address, size_t bytes) const;
+  void written(const void* address, size_t bytes);
+
+  // Everything that is allocated, for a launch that does not say what it touches; afterwards it counts as written.
+  std::vector<Buffer> buffers();
+
+ private:
+  struct Allocation {
+    int number = 0;  // counted from 0, for names
+    size_t bytes = 0;
+    bool written = false;
+    bool is_own = true;  // false: adopted
+  };
+  using Allocations = std::map<uintptr_t, Allocation>;
+  Allocations::const_iterator around(const void* address) const;  // or end()
+
+  const int64_t capacity_;
+  mutable std::mutex mutex_;  // of what follows
+  Allocations allocations_;
+  int64_t in_use_ = 0;
+  int made_ = 0;
+};
+
+}  // namespace tandem::vgpu

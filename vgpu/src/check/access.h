@@ -1,0 +1,104 @@
+// One access as shadow memory meets it: what has happened before it, and what it collides with.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "vgpu/src/check/cluster.h"
+
+namespace tandem::vgpu::check {
+
+// What relaxed operations are worth that order an access behind another.
+enum class Relaxed : uint8_t {
+  nothing,
+  by_the_letter,  // shared memory executes in order what its block's threads do, but PTX does not say so
+  ordered,        // it is enough that the other one has happened
+};
+
+class Access : public Touch {
+ public:
+  Access(const Sites& sites, int32_t cluster, int32_t cta) : sites_(sites), cluster_(cluster), cta_(cta) {}
+
+  // Another epoch of the same instruction.
+  void begin(Epoch x) {
+    epoch = x;
+    met_initialised = false;
+    issuers_count_ = 0;
+    last_ = Epoch();
+    conflicts.clear();
+  }
+  // Whose program order it follows: all of them must know what came before (a wgmma is issued by four warps).
+  void issued_by(const CheckedWarp& warp, const LaneGroup& share, uint32_t lanes) {
+    issuers_[issuers_count_++] = {&warp, &share, lanes};
+  }
+  void narrow(Epoch lane) override {
+    epoch = lane;
+    issuers_[0].lanes = lane.lanes(0);
+    last_ = Epoch();
+  }
+  // An asynchronous operation on this memory. Through the async proxy it comes behind what threads wrote, and what they
+  // read of shared memory that it writes, only if a proxy fence lies between.
+  void asynchronous(AsyncKind kind, Memory memory);
+  // The lanes of one instruction may write the same bytes: one of them wins.
+  void lanes_of(const LaneAccess& access, uint32_t lanes) { instruction_ = &access, instruction_lanes_ = lanes; }
+
+  void trusts_relaxed(Relaxed relaxed) { relaxed_ = relaxed; }
+
+  bool is_async() const { return async_; }
+  // A load or store of tensor memory by the warp whose operation this is.
+  bool is_by_warp_of(const Site& site) const;
+
+  Verdict judge(Epoch x) override;
+  void conflict(Epoch x, Verdict verdict, uint32_t at) override;
+
+  struct Conflict {
+    Epoch other;
+    Verdict verdict;
+    uint64_t address;
+  };
+  std::vector<Conflict> conflicts;    // one for each site
+  uint64_t page = 0;                  // what addresses in the page are relative to
+  std::vector<uint32_t> tensor_past;  // sites of tcgen05 operations that were ordered before this one
+
+ private:
+  struct Issuer {
+    const CheckedWarp* warp;
+    const LaneGroup* share;
+    uint32_t lanes;
+  };
+  Verdict decide(Epoch x);
+  bool crosses_proxies(Epoch x) const;
+  void note_past(uint32_t site);
+  bool seen(const Site& site, uint16_t row, uint32_t lanes, int32_t time) const;
+  bool proxied(const Site& site, uint32_t lanes, int32_t time) const;
+  bool widely(const Site& site, uint32_t lanes, int32_t time) const;
+  bool both_atomic(const Site& site, Epoch x) const;
+  bool same_store(Epoch x) const;
+  bool changes_nothing(const Site& site, Epoch x) const;
+  bool same_copy(const Site& site) const;
+  bool in_order(const Site& site) const;
+  bool same_lanes(const Site& site, Epoch x) const;
+  Verdict handed_over(const Site& site, uint16_t row, uint32_t lanes, int32_t time) const;
+
+  const Sites& sites_;
+  const int32_t cluster_, cta_;
+  std::array<Issuer, 4> issuers_;
+  int issuers_count_ = 0;
+  bool async_ = false, proxy_ = false;
+  Relaxed relaxed_ = Relaxed::nothing;
+  AsyncKind kind_ = AsyncKind::bulk_load;
+  Memory memory_ = Memory::shared;
+  const LaneAccess* instruction_ = nullptr;
+  uint32_t instruction_lanes_ = 0;
+  Epoch last_;
+  Verdict last_verdict_ = Verdict::ordered;
+};
+
+// Through the async proxy, not as threads do.
+bool is_proxy(AsyncKind kind);
+// Of tcgen05.
+bool on_tensor_memory(AsyncKind kind);
+// Its threads wait for it by groups: at their exit it is clear whether they did.
+inline bool waits_by_group(AsyncKind kind) { return kind == AsyncKind::wgmma || kind == AsyncKind::bulk_store; }
+
+}  // namespace tandem::vgpu::check

@@ -1,0 +1,33 @@
+// The checker: happens-before over barriers, mbarriers, fences and proxies, for every byte that a kernel touches.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "vgpu/src/machine/machine.h"
+#include "vgpu/src/observer/observer.h"
+
+namespace tandem::vgpu {
+
+// Of one launch.
+class Checker : public Observer {
+ public:
+  struct Options {
+    size_t max_findings = 20;  // errors, and as many by the letter; one for each rule and line
+    bool letter = true;        // whether those by the letter are wanted
+  };
+  // buffers: all global memory the kernel may touch. Empty: global memory is not checked for bounds.
+  static std::unique_ptr<Checker> create(const LaunchDescription& launch, const Model& model,
+                                         std::span<const Buffer> buffers, Options options);
+  // Sorted by place in the source; complete once run() has returned.
+  virtual std::vector<Finding> findings() const = 0;
+};
+
+// The line of an instruction, with the calls that led there; of PTX without line information, its own. -1: "".
+std::string place_of(const Program& program, int32_t instruction);
+
+// Lines of a report: rule, kernel, source line, thread, subject, the other party, advice.
+std::string report(const Program& program, const Finding& finding);
+
+}  // namespace tandem::vgpu

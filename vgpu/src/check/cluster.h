@@ -1,0 +1,176 @@
+// What the checker keeps of a cluster while it runs.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "vgpu/src/check/shadow.h"
+#include "vgpu/src/check/site.h"
+#include "vgpu/src/check/warp.h"
+
+namespace tandem::vgpu::check {
+
+inline constexpr uint32_t kReservedShared = 0x400;  // of the shared window: what lies before is the system's
+
+inline constexpr uint32_t kTensorLanes = 128;  // tensor memory is shadowed column by column
+
+// Pages of a memory that a block has for itself, allocated where they are touched.
+class Pages {
+ public:
+  template <class F>
+  void touch(uint64_t address, uint64_t bytes, Touch& touch, F&& enters_page) {
+    for (const uint64_t end = address + bytes; address < end;) {
+      const uint64_t number = address / kPageBytes, begin = number * kPageBytes;
+      const uint64_t last = end - begin < kPageBytes ? end - begin : kPageBytes;
+      enters_page(begin);
+      page(number).touch(static_cast<uint32_t>(address - begin), static_cast<uint32_t>(last), touch);
+      address = begin + last;
+    }
+  }
+  Page& page(uint64_t number) {
+    if (pages_.size() <= number) pages_.resize(number + 1);
+    if (!pages_[number]) pages_[number] = std::make_unique<Page>(false);
+    return *pages_[number];
+  }
+  void forget(uint64_t address, uint64_t bytes) {
+    for (uint64_t at = address; at < address + bytes; at += kPageBytes - at % kPageBytes) {
+      const uint64_t begin = at - at % kPageBytes, last = std::min<uint64_t>(address + bytes - begin, kPageBytes);
+      if (at / kPageBytes < pages_.size() && pages_[at / kPageBytes])
+        pages_[at / kPageBytes]->forget(static_cast<uint32_t>(at - begin), static_cast<uint32_t>(last));
+    }
+  }
+  template <class F>  // f(epoch, address)
+  void for_each(F&& f) const {
+    for (size_t i = 0; i < pages_.size(); ++i) {
+      if (!pages_[i]) continue;
+      pages_[i]->for_each(0, kPageBytes, [&](Epoch epoch, uint32_t at) { f(epoch, i * kPageBytes + at); });
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<Page>> pages_;
+};
+
+struct NamedBarrier {
+  VectorClock arrived;  // of the generation that has begun
+  int32_t generation = 0;
+  std::array<VectorClock, 4> complete;          // of the last generations, by number
+  std::array<int32_t, kLanes> generation_of{};  // in which each warp arrived last
+};
+
+struct ClusterBarrier {
+  VectorClock published;
+  int32_t generation = -1;
+};
+
+struct Mbarrier {
+  uint16_t row = 0;
+  uint8_t lane = 0;           // its entry in clocks: phases completed, over all its lives
+  int32_t phases_before = 0;  // of lives before this one
+  int64_t phase = 0;          // the one that has begun
+  bool alive = false;
+  Epoch init;
+  bool fenced = false;                  // a fence.mbarrier_init came behind the init
+  VectorClock published;                // by all arrivals so far
+  std::array<VectorClock, 2> complete;  // what was told when the last phases of each parity completed
+  uint32_t count = 1;                   // arrivals of a phase
+  int32_t committed = 0;                // the phase, over all its lives, that a peer's last tcgen05.commit arrives in
+  Actor committed_by;
+  Token commit;  // that commit, as clocks know it
+  Token token() const {
+    return {row, lane, static_cast<int32_t>(phases_before + phase + 1)};  // of the phase that has begun
+  }
+};
+
+// An asynchronous operation that may still signal a barrier.
+struct Operation {
+  uint64_t id = 0;
+  AsyncKind kind = AsyncKind::bulk_load;
+  Actor actor;
+  VectorClock published;  // by those who issued it, at issue: passed on to whoever sees it complete
+  uint32_t copy = 0;      // of a bulk store: its number
+  struct Part {
+    int32_t cta = 0;  // whose memory it touches, unless it is global
+    uint32_t by = 0;  // lanes
+    uint32_t site = 0;
+    bool global = false, writes = false;
+  };
+  std::vector<Part> parts;
+};
+
+// A warp's part of a wgmma that the other warps of its warpgroup have not all issued yet.
+struct Quarter {
+  int32_t warp = 0, committed = 0;  // groups, by the warp, before
+  LaneGroup share;
+};
+
+struct Allocation {
+  uint32_t column = 0, columns = 0;
+  Actor by;
+};
+
+struct CheckedBlock {
+  int32_t cta = 0, threads = 0;
+  uint32_t shared_end = 0;  // offsets in the shared window end here
+  uint16_t first_row = 0;   // of its warps in clocks
+  size_t first_warp = 0;    // of Cluster::warps
+  Pages shared, tensor;
+  std::array<NamedBarrier, 16> named;
+  VectorClock at_exit;                       // what all threads that have exited knew
+  std::vector<std::vector<uint32_t>> local;  // by warp and byte of local memory: the lanes that have written it
+  std::vector<Allocation> columns;           // of tensor memory
+};
+
+struct Cluster {
+  Cluster() : sites(kMaxSites) {}
+  static constexpr uint32_t kMaxSites = 1u << 20;
+
+  int32_t id = 0;
+  int running = 0;  // blocks
+  std::deque<CheckedBlock> blocks;
+  std::deque<CheckedWarp> warps;
+  Sites sites;
+  uint16_t rows = 0;
+  // The stream rows that barriers get their entries from, and those of warpgroups.
+  uint16_t barrier_row = 0, wgmma_row = 0;
+  int barriers_in_row = kLanes, warpgroups_in_row = kLanes;
+  uint16_t begun_row = 0;  // an entry for each block, by its place in blocks: 1 for whoever knows that it has begun
+
+  PageCache global_pages;
+  bool async_in_shared = false;  // an asynchronous operation has touched shared memory
+  std::array<ClusterBarrier, 4> barrier;
+  std::unordered_map<uint64_t, Mbarrier> mbarriers;  // by block and offset
+  std::unordered_map<uint64_t, Operation> operations;
+  std::deque<uint64_t> operation_order, copy_order;                      // the oldest first; copy: by cp.async
+  std::unordered_map<uint64_t, std::vector<Quarter>> quarters;           // by operation
+  std::unordered_map<uint64_t, VectorClock> shared_syncs, global_syncs;  // told through atomics
+  std::set<uint32_t> reported;                                           // sites that were left under way
+
+  enum class Lanes : uint8_t { unknown, apart, aligned };
+  std::vector<Lanes> lanes_of;  // by instruction: whether it is .aligned
+
+  uint32_t sites_kept = 0;  // when those not in use were last removed
+
+  CheckedBlock* find(int32_t cta) {
+    if (blocks[0].cta == cta) return &blocks[0];
+    for (CheckedBlock& block : blocks)
+      if (block.cta == cta) return &block;
+    return nullptr;
+  }
+  // Two blocks whose ranks differ in the last bit work together on tensor memory.
+  bool are_pair(int32_t a, int32_t b) const {
+    for (size_t i = 0; i + 1 < blocks.size(); i += 2) {
+      const int32_t x = blocks[i].cta, y = blocks[i + 1].cta;
+      if ((x == a && y == b) || (x == b && y == a)) return true;
+    }
+    return false;
+  }
+};
+
+}  // namespace tandem::vgpu::check

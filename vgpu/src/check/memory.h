@@ -1,0 +1,77 @@
+// Global memory: which buffers there are, and their shadow.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "vgpu/src/check/shadow.h"
+#include "vgpu/src/machine/machine.h"
+
+namespace tandem::vgpu::check {
+
+// May be used by several host threads at once.
+class GlobalMemory {
+ public:
+  explicit GlobalMemory(std::span<const Buffer> buffers);
+
+  // Whether all of these bytes lie in one buffer; in any memory if no buffers are known.
+  bool contains(uint64_t address, uint64_t bytes, bool writes) const;
+  // The buffer that has the address, else the nearest one; null: there are none.
+  const Buffer* nearest(uint64_t address) const;
+
+  // Touches many ranges, one after the other. Neighbours share a lock.
+  class Toucher {
+   public:
+    Toucher(GlobalMemory* memory, PageCache* cache) : memory_(memory), cache_(cache) {}
+    // at of what the touch is told is relative to this page.
+    template <class F>
+    void touch(uint64_t address, uint64_t bytes, Touch& touch, F&& enters_page);
+    // Until the next one is asked for.
+    Page& page(uint64_t number) { return number == number_ ? *page_ : other_page(number); }
+
+   private:
+    Page& other_page(uint64_t number);
+
+    GlobalMemory* const memory_;
+    PageCache* const cache_;
+    std::unique_lock<std::mutex> lock_;
+    uint64_t number_ = ~uint64_t{0};
+    Page* page_ = nullptr;
+  };
+
+  // Sites of all clusters.
+  const Sites& sites() const { return sites_; }
+  uint32_t add_site(const Site& like);
+  void set_done(uint32_t site, Token token) { sites_[site].done.store(token, std::memory_order_release); }
+
+ private:
+  struct Stripe {
+    std::mutex mutex;
+    std::unordered_map<uint64_t, std::unique_ptr<Page>> pages;  // by number: address / kPageBytes
+  };
+  static constexpr size_t kStripes = 256;
+
+  std::unique_ptr<Page> make_page(uint64_t number) const;
+
+  std::vector<Buffer> buffers_;  // by address
+  std::array<Stripe, kStripes> stripes_;
+  std::mutex sites_mutex_;
+  Sites sites_;
+};
+
+template <class F>
+void GlobalMemory::Toucher::touch(uint64_t address, uint64_t bytes, Touch& touch, F&& enters_page) {
+  for (const uint64_t end = address + bytes; address < end;) {
+    const uint64_t number = address / kPageBytes, begin = number * kPageBytes;
+    const uint64_t last = end - begin < kPageBytes ? end - begin : kPageBytes;
+    enters_page(begin);
+    page(number).touch(static_cast<uint32_t>(address - begin), static_cast<uint32_t>(last), touch);
+    address = begin + last;
+  }
+}
+
+}  // namespace tandem::vgpu::check

@@ -1,0 +1,102 @@
+// Findings about memory, in words.
+#include "base/text.h"
+#include "vgpu/src/check/names.h"
+#include "vgpu/src/check/watch.h"
+
+namespace tandem::vgpu::check {
+namespace {
+
+struct ReportWords {
+  Rule rule;
+  std::string message;
+};
+
+// site: of the other party.
+ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, const Accessor& other, const Site& site,
+                     const Access& access, Memory memory) {
+  const std::string who = name_of(other, party.cta);
+  const bool wrote = conflict.other.wrote();
+  if (conflict.verdict == Touch::Verdict::unfenced) {
+    return {Rule::missing_proxy_fence,
+            str_cat(wrote ? "it reaches what " : "it overwrites what ", who,
+                    wrote ? " wrote by ordinary stores" : " read by ordinary loads", ", but no fence.proxy.async of ",
+                    memory == Memory::global ? "global" : "shared", " memory lies between")};
+  }
+  if (conflict.verdict == Touch::Verdict::relaxed) {
+    return {Rule::relaxed_hand_over,
+            str_cat("only relaxed operations order it behind what ", who, wrote ? " wrote" : " read", " there")};
+  }
+  if (conflict.verdict == Touch::Verdict::narrow) {  // nothing makes global memory take notice in time
+    return {
+        memory == Memory::global ? Rule::data_race : Rule::narrow_release,
+        str_cat("what tells of that which ", who, " wrote there is an arrival that releases to its own block only")};
+  }
+  if (site.kind == SiteKind::async) {
+    const bool own = site.async == AsyncKind::tcgen05_st && access.is_by_warp_of(site);
+    return {own ? Rule::pending_store : Rule::missing_wait,
+            str_cat("the ", name_of(site.async), " issued by ", who, " may still be ", wrote ? "writing" : "reading",
+                    " there: no wait covers it")};
+  }
+  std::string message = str_cat("nothing orders it behind what ", who, wrote ? " wrote" : " read", " there");
+  if (access.is_async()) message += " before it was issued";
+  return {Rule::data_race, std::move(message)};
+}
+
+}  // namespace
+
+Accessor Watch::party_of(const Actor& actor, int lane, std::string_view does) const {
+  return {actor.cta, actor.warp, lane, actor.instruction, std::string(does)};
+}
+
+Accessor Watch::party_of(const Site& site, Epoch epoch) const {
+  Accessor party{site.cta, site.warp, -1, site.instruction, epoch.wrote() ? "writes" : "reads"};
+  if (site.kind == SiteKind::async) {
+    party.what = str_cat(name_of(site.async), " ", party.what);
+    if (site.lanes && !(site.lanes & (site.lanes - 1))) party.lane = first_of(site.lanes);
+  }
+  if (epoch.lane() != kTogether) party.lane = epoch.lane();
+  return party;
+}
+
+std::string Watch::subject_of(Memory memory, uint64_t address) const {
+  switch (memory) {
+    case Memory::global: return global_name(global_, address);
+    case Memory::shared: return shared_name(*launch_.program, address);
+    case Memory::tensor: return tensor_name(address % kTensorLanes, address / kTensorLanes);
+    case Memory::local: return str_cat("local memory + ", address);
+  }
+  return "";
+}
+
+void Watch::report(const Accessor& party, const Access& access, Memory memory, const Sites& sites) {
+  for (const Access::Conflict& conflict : access.conflicts) {
+    const Site& site = sites[conflict.other.site()];
+    Accessor other = party_of(site, conflict.other);
+    ReportWords words = words_of(party, conflict, other, site, access, memory);
+    if (!findings_.counts({words.rule, party.cta, party.warp, party.instruction, other.instruction, conflict.address}))
+      continue;
+    findings_.add(words.rule, party, std::move(other), subject_of(memory, conflict.address), std::move(words.message));
+  }
+}
+
+void Watch::report_uninitialised(const Accessor& party, Memory memory, uint64_t address) {
+  if (!findings_.counts({Rule::uninitialised, party.cta, party.warp, party.instruction, -1, address})) return;
+  findings_.add(Rule::uninitialised, party, Accessor(), subject_of(memory, address), "nothing has written there yet");
+}
+
+void Watch::report_bounds(const Actor& actor, int lane, std::string_view does, Memory memory, uint64_t address,
+                          uint64_t bytes, bool writes) {
+  if (!findings_.counts({Rule::out_of_bounds, actor.cta, actor.warp, actor.instruction, -1, address})) return;
+  std::string message = str_cat("the ", bytes, " bytes ");
+  if (memory == Memory::global && writes && global_.contains(address, bytes, false)) {
+    message += "belong to a buffer that is only to be read";
+  } else if (memory == Memory::global) {
+    message += "do not lie within one buffer";
+  } else {
+    message += "do not lie within the block's shared memory";
+  }
+  findings_.add(Rule::out_of_bounds, party_of(actor, lane, does), Accessor(), subject_of(memory, address),
+                std::move(message));
+}
+
+}  // namespace tandem::vgpu::check

@@ -1,0 +1,251 @@
+// Shadow memory: for every byte who wrote it last, who has accessed it since, and whether it was ever written.
+//
+// A page stands for 4096 bytes in granules of 16, the smallest thing that asynchronous operations move. A granule that
+// one access after the other covers whole is one part; where accesses cover some of its bytes it falls into several.
+// Lanes side by side cover it whole between them: a run. Where plain loads and stores come by words, and each word
+// needs no more than one of them to be remembered, a granule is four epochs. Of a granule that so many have read that
+// no more are kept, reads are let by. Tensor memory is shadowed alike, its "bytes" being the 32-bit cells of a column,
+// lane by lane.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "vgpu/src/check/site.h"
+
+namespace tandem::vgpu::check {
+
+inline constexpr uint32_t kPageBytes = 4096;
+
+// Atomic for all the GPU.
+inline bool is_wide(Epoch x) { return x.scope() >= scope_code(Scope::gpu); }
+
+// What an access, or an asynchronous operation's share of one, finds in a page. Made by the checker, which knows what
+// has happened before it.
+class Touch {
+ public:
+  virtual ~Touch() = default;
+  enum class Verdict : uint8_t {
+    ordered,  // x has happened before
+    allowed,  // it has not, but both are atomic (or the hardware keeps them in order)
+    relaxed,  // it has, but by relaxed operations only
+    narrow,   // it has, but what tells of it reaches its own block only
+    unordered,
+    unfenced,  // it has, but in another proxy, and no fence of proxies lies between
+  };
+  virtual Verdict judge(Epoch x) = 0;
+  // Once for each x in a run of equal granules; at: in the page.
+  virtual void conflict(Epoch x, Verdict verdict, uint32_t at) = 0;
+  // Of a run: from here on it is the access of this lane.
+  virtual void narrow(Epoch lane) = 0;
+
+  Epoch epoch;
+  bool writes = false;           // else it reads
+  bool is_wide = false;          // a thread's atomic access that no other of its kind collides with, see is_wide()
+  bool is_plain = false;         // a thread's load or store that is neither atomic nor strong
+  bool met_initialised = false;  // some of what it touched had been written
+};
+
+class Page {
+ public:
+  explicit Page(bool initialised);
+
+  // Bytes [begin, end) of the page.
+  void touch(uint32_t begin, uint32_t end, Touch& touch);
+
+  // A whole granule by a run, which is touch.epoch: mostly all of it is ordered, and a granule touched by run after run
+  // stays one part. False, and nothing has changed: there is more to it, each lane must touch it by itself.
+  bool touch_run(uint32_t granule, Touch& touch);
+  // Behind what lanes did to a granule by themselves: one part again if they were a run.
+  void join(uint32_t granule);
+
+  // What nobody has written yet: whole granules within [begin, end).
+  void forget(uint32_t begin, uint32_t end);
+
+  // Every epoch of bytes [begin, end) that may still matter: f(epoch, at).
+  template <class F>
+  void for_each(uint32_t begin, uint32_t end, F&& f) const;
+
+ private:
+  // Few mostly, and these are not allocated one by one.
+  class Epochs {
+   public:
+    static constexpr size_t kMax = 64;
+    Epochs() = default;
+    Epochs(Epochs&&) noexcept = default;
+    Epochs& operator=(const Epochs& x) {
+      if (this == &x) return *this;
+      clear();
+      for (const Epoch epoch : x) push_back(epoch);
+      return *this;
+    }
+    size_t size() const { return size_; }
+    Epoch* begin() { return more_ ? more_.get() : few_; }
+    Epoch* end() { return begin() + size_; }
+    const Epoch* begin() const { return more_ ? more_.get() : few_; }
+    const Epoch* end() const { return begin() + size_; }
+    Epoch& operator[](size_t i) { return begin()[i]; }
+    void push_back(Epoch epoch) {
+      if (size_ == kFew && !more_) {
+        more_ = std::make_unique<Epoch[]>(kMax);
+        std::copy_n(few_, kFew, more_.get());
+      }
+      begin()[size_++] = epoch;
+    }
+    template <class F>
+    void erase_if(F&& f) {
+      size_ = static_cast<size_t>(std::remove_if(begin(), end(), f) - begin());
+    }
+    void clear() { size_ = 0; }
+
+   private:
+    static constexpr size_t kFew = 3;
+    Epoch few_[kFew];
+    size_t size_ = 0;
+    std::unique_ptr<Epoch[]> more_;
+  };
+
+  // Accesses since the last write, other than the first two. Shared by granules that look alike.
+  struct Others {
+    static constexpr size_t kMax = Epochs::kMax;  // beyond, the latest is left out: what races with it may go unnoticed
+    static constexpr size_t kUntried = 4 * kMax;
+    int32_t users = 0;
+    uint32_t untried = 0;  // additions since it was last looked at for what is ordered
+    bool wrote = false;    // some of them did
+    Epochs epochs;
+  };
+
+  // Some bytes of a granule that have the same past.
+  struct Part {
+    Epoch write;
+    Epoch since[2];           // since the write: reads, and atomic updates that the write came behind
+    uint32_t others = 0;      // index, 0: none. In a granule of several parts: of these
+    uint16_t bytes = 0xffff;  // 0: in several parts
+    bool initialised = false;
+    bool is_wide = true;  // all that accessed it since it was last written otherwise, and that write itself
+
+    bool same_past(const Part& x) const {
+      return write == x.write && since[0] == x.since[0] && since[1] == x.since[1] && others == x.others &&
+             initialised == x.initialised && is_wide == x.is_wide;
+    }
+  };
+  static_assert(sizeof(Part) == 32);
+
+  // Of a word the last access; before it nothing, or what has happened before it and matters no more.
+  using Words = std::array<Epoch, kGranule / 4>;
+  union Granule {
+    Granule() : whole() {}
+    Part whole;
+    Words words;
+  };
+  // unwritten_words: but for those whose epoch is a write.
+  enum class Kind : uint8_t { parts, words, unwritten_words };
+  struct State {
+    Kind kind = Kind::parts;
+    uint8_t let_by = 0;  // reads still to be let by, of a granule that is crowded
+
+    bool is_usual() const { return kind == Kind::parts && let_by == 0; }
+  };
+
+  // Of a granule: mostly the four that words make.
+  class Parts {
+   public:
+    size_t size() const { return size_; }
+    Part* begin() { return more_ ? more_.get() : few_; }
+    Part* end() { return begin() + size_; }
+    const Part* begin() const { return more_ ? more_.get() : few_; }
+    const Part* end() const { return begin() + size_; }
+    Part& operator[](size_t i) { return begin()[i]; }
+    Part& add(const Part& part) {
+      if (size_ == kFew && !more_) {
+        more_ = std::make_unique<Part[]>(kGranule);
+        std::copy_n(few_, kFew, more_.get());
+      }
+      return begin()[size_++] = part;
+    }
+    void clear() { size_ = 0; }
+
+   private:
+    static constexpr size_t kFew = 4;
+    Part few_[kFew];
+    size_t size_ = 0;
+    std::unique_ptr<Part[]> more_;
+  };
+
+  static bool is_by_words(uint16_t bytes) { return (bytes & 0x1111) * 15 == bytes; }
+  bool touch_words(uint32_t granule, uint16_t bytes, Touch& touch);
+  bool touch_words_by_run(uint32_t granule, Touch& touch);
+  void become_whole(uint32_t granule, Touch& touch);
+  void leave_words(uint32_t granule);
+  static bool let_by(State* state, Touch& touch);
+  void note_crowd(uint32_t granule);
+
+  void apply(Part* part, Touch& touch, uint32_t at);
+  static void judge(Epoch x, Touch& touch, uint32_t at);
+  static bool has(const Epochs& epochs, Epoch epoch);
+  uint32_t new_several();  // from 1 on
+  Parts& split(Part* granule);
+  bool is_behind(const Part& part, Touch& touch) const;
+  void record(Part* part, Touch& touch);
+  void touch_some(Part* granule, uint16_t bytes, Touch& touch, uint32_t at);
+  void add_since(Part* part, Epoch epoch);
+  void add_read(Part* part, Touch& touch);
+  void update(Part* part, Epoch epoch);
+  void release_others(Part* part);
+  Others* own_others(Part* part);
+
+  static constexpr uint32_t kGranules = kPageBytes / kGranule;
+  std::array<Granule, kGranules> granules_;
+  std::array<State, kGranules> states_;
+  // Granules that one access touches mostly look alike: what has become of the last one becomes of the next.
+  Epoch last_touch_;
+  Part before_, after_;
+  std::vector<Others> others_;  // [0]: none
+  std::vector<uint32_t> free_others_;
+  std::vector<Parts> several_;
+  std::vector<uint32_t> free_several_;
+};
+
+// Pages of global memory that a cluster has been at lately: they stay where they are until the launch has ended.
+class PageCache {
+ public:
+  struct PageEntry {
+    uint64_t number = ~uint64_t{0};
+    Page* page = nullptr;
+  };
+  // Buffers may lie a power of two apart, so that pages alike in them must not share a place.
+  PageEntry& place(uint64_t number) { return entries_[number * 0x9e3779b97f4a7c15 >> 56]; }
+
+ private:
+  std::array<PageEntry, 256> entries_;
+};
+
+template <class F>
+void Page::for_each(uint32_t begin, uint32_t end, F&& f) const {
+  const auto of_epoch = [&](Epoch e, uint32_t at) {
+    if (!e) return;
+    const uint32_t step = e.is_run() ? e.bytes_of_lane() : kGranule;
+    for (uint32_t byte = 0; byte < kGranule; byte += step) f(e.at(byte), at + byte);
+  };
+  const auto of_part = [&](const Part& part, uint32_t at) {
+    of_epoch(part.write, at);
+    for (const Epoch e : part.since) of_epoch(e, at);
+    for (const Epoch e : others_[part.others].epochs) of_epoch(e, at);
+  };
+  for (uint32_t g = begin / kGranule; g < (end + kGranule - 1) / kGranule; ++g) {
+    if (states_[g].kind != Kind::parts) {
+      for (uint32_t i = 0; i < 4; ++i)
+        if (granules_[g].words[i]) f(granules_[g].words[i], g * kGranule + 4 * i);
+    } else if (granules_[g].whole.bytes) {
+      of_part(granules_[g].whole, g * kGranule);
+    } else {
+      for (const Part& part : several_[granules_[g].whole.others])
+        of_part(part, g * kGranule + std::countr_zero(part.bytes));
+    }
+  }
+}
+
+}  // namespace tandem::vgpu::check

@@ -1,0 +1,124 @@
+// Shadow memory of words that plain loads and stores come by one at a time, and of what everybody reads.
+#include <algorithm>
+
+#include "vgpu/src/check/shadow.h"
+
+namespace tandem::vgpu::check {
+namespace {
+
+// The access alone is worth remembering: of its word there was nothing, or what has happened before it. Not so a read
+// behind a write: who comes later may know of the write and not of the read.
+bool takes_place_of(Epoch x, Touch& touch) {
+  if (!x || x == touch.epoch) return true;
+  return (touch.writes || !x.wrote()) && touch.judge(x) == Touch::Verdict::ordered;
+}
+
+}  // namespace
+
+// Bytes of a granule that is kept by words, or a plain access to some bytes of one in parts. False: it is in parts now.
+bool Page::touch_words(uint32_t granule, uint16_t bytes, Touch& touch) {
+  Granule& g = granules_[granule];
+  if (states_[granule].kind == Kind::parts) {
+    if (!touch.is_plain || bytes == 0xffff || !is_by_words(bytes)) return false;
+    if (!g.whole.bytes || g.whole.write || g.whole.since[0] || g.whole.others) return false;
+    states_[granule].kind = g.whole.initialised ? Kind::words : Kind::unwritten_words;
+    std::construct_at(&g.words);
+  } else if (!touch.is_plain || !is_by_words(bytes)) {
+    leave_words(granule);
+    return false;
+  }
+  for (uint32_t i = 0; i < 4; ++i) {
+    if (!(bytes >> 4 * i & 1) || takes_place_of(g.words[i], touch)) continue;
+    leave_words(granule);
+    return false;
+  }
+  if (bytes == 0xffff && (touch.writes || states_[granule].kind == Kind::words)) {
+    become_whole(granule, touch);
+    return true;
+  }
+  for (uint32_t i = 0; i < 4; ++i) {
+    if (!(bytes >> 4 * i & 1)) continue;
+    touch.met_initialised |= states_[granule].kind == Kind::words || g.words[i].wrote();
+    g.words[i] = touch.epoch;
+  }
+  return true;
+}
+
+// The same for a run, which makes it one part again.
+bool Page::touch_words_by_run(uint32_t granule, Touch& touch) {
+  const Words words = granules_[granule].words;
+  const Epoch run = touch.epoch;
+  bool takes = touch.is_plain && run.bytes_of_lane() == 4 && (touch.writes || states_[granule].kind == Kind::words);
+  for (uint32_t i = 0; i < 4 && takes; ++i) {
+    touch.narrow(run.at(4 * i));
+    takes = takes_place_of(words[i], touch);
+  }
+  touch.narrow(run);
+  if (!takes) {
+    leave_words(granule);
+    return false;
+  }
+  become_whole(granule, touch);
+  return true;
+}
+
+void Page::become_whole(uint32_t granule, Touch& touch) {
+  touch.met_initialised |= states_[granule].kind == Kind::words;
+  states_[granule].kind = Kind::parts;
+  Part* const whole = std::construct_at(&granules_[granule].whole);
+  (touch.writes ? whole->write : whole->since[0]) = touch.epoch;
+  whole->initialised = true;
+  whole->is_wide = false;
+}
+
+void Page::leave_words(uint32_t granule) {
+  const Words words = granules_[granule].words;
+  const bool initialised = states_[granule].kind == Kind::words;
+  states_[granule].kind = Kind::parts;
+  Part* const whole = std::construct_at(&granules_[granule].whole);
+  whole->bytes = 0;
+  whole->others = new_several();
+  Parts& parts = several_[whole->others];
+  for (uint32_t i = 0; i < 4; ++i) {
+    Part& part = parts.add(Part());
+    part.bytes = static_cast<uint16_t>(0xf << 4 * i);
+    (words[i].wrote() ? part.write : part.since[0]) = words[i];
+    part.initialised = initialised || words[i].wrote();
+    part.is_wide = !words[i];
+  }
+}
+
+// Of a crowded granule, whether this is a read. Now and then one is looked at: by then others may be ordered behind.
+bool Page::let_by(State* state, Touch& touch) {
+  uint8_t& left = state->let_by;
+  if (touch.writes) {
+    left = 0;
+    return false;
+  }
+  if (--left == 0) return false;
+  touch.met_initialised = true;
+  return true;
+}
+
+// Behind a read: nobody has written what is there, and no further reader of any of it is kept.
+void Page::note_crowd(uint32_t granule) {
+  const auto is_full = [&](const Part& part) {
+    if (part.others == 0) return false;
+    const Others& others = others_[part.others];
+    return others.epochs.size() == Others::kMax && !others.wrote && part.initialised && !part.write &&
+           !part.since[0].wrote() && !part.since[1].wrote();
+  };
+  const Part& whole = granules_[granule].whole;
+  const auto let_many_by = [&](const Part& part) { others_[part.others].untried = Others::kUntried; };
+  if (whole.bytes) {
+    if (!is_full(whole)) return;
+    let_many_by(whole);
+  } else {
+    const Parts& parts = several_[whole.others];
+    if (!std::all_of(parts.begin(), parts.end(), is_full)) return;
+    std::for_each(parts.begin(), parts.end(), let_many_by);
+  }
+  states_[granule].let_by = 255;
+}
+
+}  // namespace tandem::vgpu::check

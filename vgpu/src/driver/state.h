@@ -1,0 +1,155 @@
+// What the stand-in for the CUDA driver library keeps: one virtual device for the process, and what programs have made
+// on it. Work is done when it is asked for, by the calling thread and those that the device takes for a launch.
+#pragma once
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/text.h"
+#include "gpu/device.h"
+#include "vgpu/src/device.h"
+#include "vgpu/src/driver/cuda.h"
+#include "vgpu/src/driver/graph.h"
+#include "vgpu/src/machine/address.h"
+#include "vgpu/src/ptx/module.h"
+
+namespace tandem::vgpu::driver {
+
+struct Module;
+
+// Of an SM, and of each block's shared memory what the system keeps: alike on all models.
+inline constexpr int kThreadsPerSm = 2048, kBlocksPerSm = 32, kReservedSharedBytes = machine::kReservedShared;
+
+inline bool is_error(const Finding& finding) { return grade_of(finding.rule) == Grade::error; }
+
+// CUfunction and CUkernel.
+struct Function {
+  Module* module = nullptr;
+  gpu::Kernel kernel = nullptr;
+  std::string name;
+  gpu::KernelAttributes attributes;
+  int32_t max_dynamic_bytes = 0;  // kMaxDynamicSharedSizeBytes
+  int32_t carveout = -1, cluster_policy = 0, non_portable_cluster = 0;
+  int32_t cluster[3] = {0, 0, 0};  // kRequiredClusterWidth, ...: as set; else the kernel's own
+
+  const Program& program() const { return program_of(kernel); }
+};
+
+// CUmodule and CUlibrary.
+struct Module {
+  std::unique_ptr<gpu::Module> code;
+  std::shared_ptr<const ptx::Module> text;
+  std::map<std::string, std::unique_ptr<Function>, std::less<>> functions;
+};
+
+struct Context {
+  unsigned flags = 0;
+};
+
+struct Stream {
+  unsigned flags = 0;
+  int priority = 0;
+  uint64_t id = 0;
+  std::shared_ptr<Capture> capture = {};  // null: work is executed when it is submitted
+};
+
+// Memory that a program was given.
+struct Memory {
+  enum class Kind : uint8_t { device, host, managed };
+  Kind kind = Kind::device;
+  size_t bytes = 0;
+  uint64_t id = 0;
+  bool is_registered = false;  // the program allocated it: cuMemHostRegister
+};
+
+// Values of a kernel's parameters, and the address of each.
+using ParameterBlock = std::vector<std::byte>;
+std::shared_ptr<ParameterBlock> keep_parameters(const Program& program, void* const* parameters);
+std::vector<void*> addresses_of(const Program& program, ParameterBlock& block);
+
+class State {
+ public:
+  // The process's; made at the first call, never destroyed.
+  static State& get();
+
+  // cuInit. Says why there is no device, once.
+  CUresult initialise();
+  bool is_initialised() const { return device_ != nullptr; }
+  gpu::Device& device() { return *device_; }
+  const Model& model() const { return *model_; }
+
+  // Of what follows; not held while a kernel runs.
+  std::recursive_mutex mutex;
+  Context primary;
+  int primary_users = 0;
+  std::set<const Context*> contexts;  // made by cuCtxCreate
+  std::map<const void*, std::unique_ptr<Module>> modules;
+  std::set<const Function*> functions;
+  std::set<const Stream*> streams;
+  std::set<const void*> events;
+  std::map<CUdeviceptr, Memory> memory;
+  uint64_t next_id = 1;
+  CUresult failure = kSuccess;  // of a kernel that could not go on: every later call has it, as after a real one
+
+  bool holds(const Context* context) const { return context == &primary || contexts.contains(context); }
+  // The allocation around an address, or end().
+  std::map<CUdeviceptr, Memory>::iterator around(CUdeviceptr address);
+
+  // Of each launch: prints what is new of its findings. What a GPU answers where the kernel could not go on.
+  void report(const Outcome& outcome);
+  CUresult result_of_last_launch();  // of this thread
+
+ private:
+  State();
+
+  std::unique_ptr<gpu::Device> device_;
+  const Model* model_ = nullptr;
+  bool tried_ = false;
+};
+
+// Contexts of this thread, the current one last.
+std::vector<Context*>& context_stack();
+Context* current_context();
+
+// "tandem vgpu: cuMemAlloc_v2: <sentence>" on standard error.
+void say(const char* function, const std::string& sentence);
+// The same, and what the function returns.
+CUresult refuse(const char* function, CUresult result, const std::string& sentence);
+// Of a device's answer: out of memory, or what it was asked for.
+CUresult result_of(const char* function, const Status& status, CUresult otherwise = kInvalidValue);
+
+enum class Needs : uint8_t { nothing, device, context };
+
+// Every function of the interface: refuses what comes too early, and lets no exception out.
+template <class Body>
+CUresult serve(const char* name, Needs needs, Body&& body) noexcept {
+  try {
+    State& state = State::get();
+    if (needs != Needs::nothing && !state.is_initialised()) return kNotInitialized;
+    if (needs == Needs::context) {
+      if (current_context() == nullptr) return kInvalidContext;
+      if (state.failure != kSuccess) return state.failure;
+    }
+    return body(state);
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  } catch (const std::exception& error) {
+    say(name, error.what());
+    return kUnknown;
+  }
+}
+
+// A function that the library exports.
+#define TANDEM_DRIVER(name, parameters) extern "C" [[gnu::visibility("default")]] CUresult name parameters
+// The same under the name that code compiled for a default stream per thread uses: streams have nothing to order here.
+#define TANDEM_DRIVER_ALIAS(alias, name)                                                   \
+  __asm__(".globl " #alias "\n.type " #alias ", @function\n.set " #alias ", " #name "\n"); \
+  static_assert(true)
+
+}  // namespace tandem::vgpu::driver

@@ -1,0 +1,160 @@
+// What the decoders of instruction families share: operands become virtual registers, ops are appended.
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "base/text.h"
+#include "vgpu/src/machine/code.h"
+#include "vgpu/src/machine/op.h"
+#include "vgpu/src/ptx/module.h"
+
+namespace tandem::vgpu::machine {
+
+// The modifiers of an instruction, taken one by one: their order is not fixed, and none may remain.
+class Modifiers {
+ public:
+  explicit Modifiers(const ptx::Instruction& instruction)
+      : words_(instruction.modifiers), used_(words_.size(), false) {}
+  bool take(std::string_view word);
+  // The first of these that is there; empty: none is.
+  std::string take_of(std::initializer_list<std::string_view> words);
+  // The first word left that begins so; empty: none does.
+  std::string take_prefix(std::string_view prefix);
+  // The first word left that is a type's name.
+  ptx::Type take_type();
+  std::string take_first();  // whatever it is
+  std::string left() const;  // ".a.b", or empty
+
+ private:
+  const std::vector<std::string>& words_;
+  std::vector<bool> used_;
+};
+
+// Of a type as it lies in a register file: 4, 8 or 16 bytes; predicates 0.
+int width_of(ptx::Type type);
+bool is_signed(ptx::Type type);
+bool is_integer(ptx::Type type);           // u, s and b types
+std::string integer_name(ptx::Type type);  // "u32" for b32
+
+struct VirtualRegister {
+  int width = 4;
+  bool is_initial = false;
+  Initial initial;
+};
+
+// Where a symbol of a function that is being decoded lies.
+struct OperandPlace {
+  ptx::Space space = ptx::Space::generic;  // shared: offset; local: offset in the thread's; param: offset; else address
+  uint64_t at = 0;
+  bool in_register = false;  // a parameter of a .func that is declared .reg: reg
+  int32_t reg = -1;
+};
+
+// A function that is being decoded: the kernel itself, or a callee at one of its call sites.
+struct Frame {
+  const ptx::Function* function = nullptr;
+  int32_t registers = 0;  // virtual register of its register 0
+  std::vector<OperandPlace> places;
+  std::vector<int32_t> starts;                                   // by instruction: its first op
+  std::vector<std::pair<int32_t, int32_t>> branches;             // op, target instruction
+  std::vector<int32_t> returns;                                  // ops that jump behind the call
+  std::vector<std::pair<Detail*, std::vector<int32_t>>> tables;  // of brx.idx: target instructions
+  Frame* caller = nullptr;
+  std::vector<bool> constants;  // registers that always have one immediate value; empty: not computed yet
+};
+
+class Builder {
+ public:
+  Builder(Code* code, const Model& model) : code_(code), model_(model) {}
+
+  Status refuse(const ptx::Instruction& i, const std::string& why) const;
+  Status unknown(const ptx::Instruction& i, const Modifiers& words) const;  // for modifiers left over
+
+  // Operands of an instruction. width: bytes per lane that the op reads. Fails: the returned register is -1 and
+  // failure() says why.
+  int32_t source(const ptx::Operand& operand, ptx::Type type);
+  int32_t destination(const ptx::Operand& operand, ptx::Type type);  // a sink: a register that nobody reads
+  // Of [register + offset], [symbol + offset], [number]: the register (or a constant), 8 bytes wide or 4, and what to
+  // add.
+  int32_t address(const ptx::Operand& operand, int64_t* offset, int width = 0);
+  int32_t predicate(const ptx::Operand& operand) { return source(operand, ptx::Type::pred); }
+  bool failed() const { return !failure_.empty(); }
+  Status fail(const ptx::Instruction& i);
+  int width(int32_t reg) const { return registers_[static_cast<size_t>(reg)].width; }
+
+  int32_t new_register(int width);
+  int32_t constant(int width, uint64_t value);
+  int32_t special(Special special, int width);
+  int32_t always() { return constant(0, 1); }
+
+  // Appends an op under the instruction's guard.
+  Op& emit(Action action, int32_t d, std::initializer_list<int32_t> sources = {});
+  Op& emit(Exec exec, std::unique_ptr<Detail> detail);
+  // By name, from lanes/. False: there is none.
+  bool emit_lanes(const std::string& name, int32_t d, std::initializer_list<int32_t> sources);
+  void copy(int32_t d, int32_t a);  // the same width
+
+  // Written as type t, kept in a register that may be wider: extends it as cvt and ld do.
+  int32_t narrow_destination(const ptx::Operand& operand, ptx::Type type, int32_t* wide);
+  void widen(int32_t wide, int32_t narrow, ptx::Type type);
+
+  // Symbols.
+  const OperandPlace& place(int32_t symbol) const { return frame_->places[static_cast<size_t>(symbol)]; }
+  int64_t local_space(int64_t bytes, int64_t alignment);
+
+  Code& code() { return *code_; }
+  const Model& model() const { return model_; }
+  Frame* frame() { return frame_; }
+  Frame* enter(Frame* frame) { return std::exchange(frame_, frame); }
+  std::vector<VirtualRegister>& registers() { return registers_; }
+  void begin(const ptx::Instruction& i, int32_t source);
+  int32_t position() const { return static_cast<int32_t>(code_->ops.size()); }
+  bool is_constant(const ptx::Operand& operand);  // an immediate value, or a register that only one is moved to
+  int32_t carry();                                // the extended-precision carry: 0 or 1
+
+ private:
+  int32_t of_register(const ptx::Operand& operand, int width);
+  int32_t of_symbol(const ptx::Operand& operand, int width);
+  int32_t failing(std::string why) {
+    if (failure_.empty()) failure_ = std::move(why);
+    return -1;
+  }
+
+  Code* code_;
+  const Model& model_;
+  Frame* frame_ = nullptr;
+  std::vector<VirtualRegister> registers_;
+  std::map<std::tuple<int, int, uint64_t>, int32_t> initials_;
+  std::string failure_;
+  int32_t guard_ = -1, source_ = 0, carry_ = -1, wide_bits_ = 0;
+  bool guard_negated_ = false, first_ = true;
+};
+
+// One PTX opcode's decoder.
+using Decoder = Status (*)(Builder&, const ptx::Instruction&);
+struct Family {
+  const char* opcode;
+  Decoder decode;
+};
+std::span<const Family> arithmetic_families();
+std::span<const Family> real_families();
+std::span<const Family> move_families();
+std::span<const Family> memory_families();
+std::span<const Family> control_families();
+std::span<const Family> warp_families();
+std::span<const Family> barrier_families();
+std::span<const Family> bulk_families();
+std::span<const Family> matrix_families();
+std::span<const Family> tcgen05_families();
+std::vector<std::span<const Family>> all_families();
+
+}  // namespace tandem::vgpu::machine

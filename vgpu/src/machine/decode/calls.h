@@ -1,0 +1,15 @@
+// Functions that a kernel may call without having their code, and the end of a thread.
+#pragma once
+
+#include <string>
+
+#include "vgpu/src/machine/decode/builder.h"
+
+namespace tandem::vgpu::machine {
+
+// vprintf, malloc, free, __assertfail: what the CUDA runtime provides.
+Status call_builtin(Builder& b, const ptx::Instruction& i, const std::string& name);
+
+void emit_exit(Builder& b);
+
+}  // namespace tandem::vgpu::machine

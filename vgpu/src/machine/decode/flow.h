@@ -1,0 +1,23 @@
+// Control flow of decoded ops, and where divergent lanes meet again.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "vgpu/src/machine/op.h"
+
+namespace tandem::vgpu::machine {
+
+struct BasicBlock {
+  int32_t begin = 0, end = 0;  // ops [begin, end)
+  std::vector<int32_t> next, previous;
+};
+
+// always: the virtual register that guards what is executed unconditionally.
+std::vector<BasicBlock> blocks_of(const std::vector<Op>& ops, int32_t always);
+
+// Finds for each branch where its lanes meet again, those that go on: its immediate post-dominator if early ends are
+// left out. Puts a join op there, and says so in the branch.
+void insert_joins(std::vector<Op>* ops, int32_t always);
+
+}  // namespace tandem::vgpu::machine

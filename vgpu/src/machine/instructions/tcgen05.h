@@ -1,0 +1,43 @@
+// What tcgen05 instructions share. PTX ISA, "TensorCore 5th Generation Family Instructions".
+#pragma once
+
+#include <vector>
+
+#include "vgpu/src/machine/decode/builder.h"
+#include "vgpu/src/machine/run/state.h"
+#include "vgpu/src/units/ranges.h"
+
+namespace tandem::vgpu::machine {
+
+Status decode_tmem_mma(Builder& b, const ptx::Instruction& i, Modifiers& words);
+Status decode_tmem(Builder& b, const ptx::Instruction& i);            // alloc, dealloc, ld, st, wait, fence
+Status decode_cluster_launch(Builder& b, const ptx::Instruction& i);  // clusterlaunchcontrol
+
+// .cta_group::N: 0 if there is none.
+int32_t take_group(Modifiers& words);
+// All tcgen05 instructions of a kernel use one group. False: the run is over.
+bool use_group(Context& context, const Op& op, int32_t group);
+// The other block of a pair; null, and reported as fatal: the cluster has none.
+Block* peer_of(Context& context, const Op& op);
+
+// Whether all cells are allocated in the block. False: the run is over.
+bool check_cells(Context& context, const Op& op, const Block& block, const std::vector<units::CellRange>& cells);
+void add_cells(const Block& block, const std::vector<units::CellRange>& cells, std::vector<Span>* spans);
+
+// The blocks that an instruction works on, that of even rank first. False: the run is over.
+bool group_of(Context& context, const Op& op, int32_t group, std::vector<Block*>* blocks);
+// Operations of these blocks under way.
+std::vector<TensorOp>& tensor_ops(const std::vector<Block*>& blocks);
+void add_shared(const Block& block, const std::vector<units::Range>& ranges, std::vector<Span>* spans);
+
+// An operation of the tensor core: what it touches, and what it comes after.
+struct TensorWork {
+  AsyncKind kind = AsyncKind::tcgen05_mma;
+  std::vector<Block*> blocks;
+  std::vector<Span> reads, writes;
+  std::vector<AsyncRef> after;
+  std::function<void()> move;
+};
+AsyncRef issue_work(Context& context, const Op& op, uint32_t lane, TensorWork work);
+
+}  // namespace tandem::vgpu::machine

@@ -1,0 +1,45 @@
+// Addresses to memory.
+#pragma once
+
+#include "vgpu/src/machine/run/state.h"
+
+namespace tandem::vgpu::machine {
+
+// Where the lanes of an op touch memory.
+struct Places {
+  std::byte* at[kLanes];
+  uint64_t address[kLanes];  // as observers have it
+  int32_t cta[kLanes];
+  uint32_t global = 0, shared = 0, local = 0, constant = 0;  // lanes by kind of memory
+  uint32_t nothing = 0;                                      // lanes whose access is not made: they read 0
+  bool remote = false;                                       // some lane is in another block's shared memory
+  const StoredValues* stored = nullptr;                      // for observers; null: not a weak store
+};
+
+// What an access does, for checks and observers.
+struct AccessForm {
+  ptx::Space space = ptx::Space::generic;
+  bool cluster = false;  // shared::cluster: the address has the rank of a block
+  bool reads = false, writes = false, atomic = false;
+  Order order = Order::weak;
+  Scope scope = Scope::gpu;
+  uint32_t bytes = 0;  // of a lane
+  uint32_t alignment = 1;
+};
+
+// Resolves, checks and announces. address: a register of 4 or 8 bytes. False: the run is over.
+bool resolve(Context& context, const Op& op, const AccessForm& form, int32_t address, bool wide, int64_t offset,
+             Places* places);
+
+// One shared address, window or not: the block it is in and the offset. own: a rank of zero means the own block.
+struct SharedPlace {
+  Block* block = nullptr;
+  uint32_t offset = 0;
+};
+// False: there is no such memory; reported as fatal.
+bool resolve_shared(Context& context, const Op& op, uint64_t address, bool cluster, uint32_t bytes, SharedPlace* place);
+
+// One generic (or global, or parameter) address, for bytes that are only read: tensor maps. Null: reported as fatal.
+const std::byte* resolve_constant(Context& context, const Op& op, uint64_t address, uint32_t bytes);
+
+}  // namespace tandem::vgpu::machine

@@ -1,0 +1,110 @@
+// Who executes next: warps of a cluster in turns, their fragments in turns, and asynchronous operations between them.
+#include <utility>
+
+#include "vgpu/src/machine/run/execute.h"
+
+namespace tandem::vgpu::machine {
+namespace {
+
+constexpr int64_t kSlice = 2000;  // ops that a fragment executes before another has its turn
+// Ops executed without an event: whoever executes them is probably waiting for something, and is so for sure.
+constexpr int64_t kIdle = 40'000, kStarving = 1'000'000;
+constexpr int kHopelessRounds = 3;  // of waits that were told that their time is up
+
+int64_t slice_length(Cluster& cluster) {
+  if (cluster.grid->options.schedule.seed == 0) return kSlice;
+  // Short ones too: races hide between neighbouring instructions.
+  return cluster.random.below(4) == 0 ? 1 + cluster.random.below(16) : 1 + cluster.random.below(2 * kSlice);
+}
+
+// One slice of every fragment of the warp that there is now. True: something was executed.
+bool run_warp(Cluster& cluster, Warp& warp, int64_t* executed) {
+  bool any = false;
+  const int count = warp.fragment_count;
+  for (int n = 0, seen = 0; n < kLanes && seen < count; ++n) {
+    const auto at = static_cast<size_t>(warp.next_fragment = (warp.next_fragment + 1) % kLanes);
+    Fragment& fragment = warp.fragments[at];
+    if (fragment.mask == 0) continue;
+    ++seen;
+    const int64_t slice = slice_length(cluster);
+    int64_t left = slice;
+    const Step step = execute(*cluster.grid, warp, fragment, &left);
+    *executed += slice - left;
+    warp.executed += static_cast<uint64_t>(slice - left);
+    any = any || left < slice || step == Step::gone;
+    if (step == Step::end) return true;
+    cluster.async.advance(&cluster.random);
+  }
+  return any;
+}
+
+bool end_waits(Cluster& cluster) {
+  bool any = false;
+  for (Warp* warp : cluster.warps)
+    for (Fragment& fragment : warp->fragments) {
+      if (fragment.mask == 0 || fragment.wait.kind != WaitKind::mbarrier || !fragment.tried) continue;
+      fragment.time_is_up = true;
+      any = true;
+    }
+  return any;
+}
+
+// Nobody can go on. False: for ever.
+bool unstick(Cluster& cluster) {
+  if (cluster.async.force(&cluster.random)) return true;
+  bool any = false;
+  for (Warp* warp : cluster.warps) any = break_joins(*warp) || any;
+  if (any) return true;
+  return ++cluster.hopeless <= kHopelessRounds && end_waits(cluster);
+}
+
+bool over_bound(Cluster& cluster) {
+  const uint64_t bound = cluster.grid->options.max_instructions;
+  return bound != 0 && cluster.executed > bound * cluster.blocks.size();
+}
+
+}  // namespace
+
+Turn take_turn(Cluster& cluster, int64_t budget) {
+  const auto count = cluster.warps.size();
+  const bool in_order = cluster.grid->options.schedule.seed == 0;
+  while (budget > 0) {
+    const uint64_t events = cluster.events;
+    bool any = false;
+    int64_t executed = 0;
+    if (!in_order) cluster.next_warp = cluster.random.below(static_cast<uint32_t>(count));
+    for (size_t n = 0; n < count; ++n) {
+      Warp& warp = *cluster.warps[cluster.next_warp];
+      cluster.next_warp = (cluster.next_warp + 1) % count;
+      if (warp.fragment_count != 0) any = run_warp(cluster, warp, &executed) || any;
+      if (cluster.grid->stopped.load(std::memory_order_relaxed)) return Turn::stopped;
+    }
+    budget -= executed + 1;
+    cluster.executed += static_cast<uint64_t>(executed);
+    if (cluster.threads_alive == 0) {
+      while (cluster.async.force(&cluster.random)) {
+      }
+      return Turn::done;
+    }
+    if (cluster.events != events) cluster.idle = cluster.starving = cluster.hopeless = 0;
+    if (!any && cluster.events == events && !unstick(cluster)) {
+      report_deadlock(cluster);
+      return Turn::stopped;
+    }
+    if (over_bound(cluster)) {
+      report_deadlock(cluster);
+      return Turn::stopped;
+    }
+    if (cluster.events != events) continue;
+    cluster.idle += executed;
+    if (cluster.idle < kIdle) continue;
+    cluster.starving += std::exchange(cluster.idle, 0);
+    if (cluster.async.force(&cluster.random)) continue;
+    if (cluster.starving < kStarving) return Turn::idle;
+    cluster.starving = 0;
+    for (Warp* warp : cluster.warps) break_joins(*warp);
+  }
+  return Turn::active;
+}
+
+}  // namespace tandem::vgpu::machine

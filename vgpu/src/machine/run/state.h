@@ -1,0 +1,232 @@
+// What a grid in execution consists of: Grid > Cluster > Block > Warp > Fragment.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "vgpu/src/machine/address.h"
+#include "vgpu/src/machine/code.h"
+#include "vgpu/src/machine/machine.h"
+#include "vgpu/src/machine/run/async.h"
+#include "vgpu/src/machine/run/random.h"
+
+namespace tandem::vgpu::units {
+struct TensorMemory;
+}
+
+namespace tandem::vgpu::machine {
+
+struct Grid;
+struct Cluster;
+struct Block;
+struct Warp;
+struct Warpgroup;
+
+// What a fragment waits for; a and b are as deadlock.cpp prints them.
+enum class WaitKind : uint8_t {
+  none,
+  lanes,
+  named,
+  cluster,
+  mbarrier,
+  wgmma,
+  bulk,
+  cp_async,
+  tensor_memory,
+  registers,
+  tmem_columns,
+  pair
+};
+struct Wait {
+  WaitKind kind = WaitKind::none;
+  uint64_t a = 0, b = 0;
+};
+
+// Lanes of a warp that execute together.
+struct Fragment {
+  uint32_t mask = 0;  // 0: not in use
+  int32_t pc = 0;
+  int32_t join = -1;        // the record of the divergence that it came from
+  bool tried = false;       // the op at pc has been tried and must wait; `state` is what it keeps until then
+  bool time_is_up = false;  // it must not wait any longer: an mbarrier.try_wait returns false
+  uint64_t state = 0;
+  Wait wait;
+};
+
+// A divergence: the lanes that meet again at pc, and those that are there.
+struct Join {
+  int32_t pc = -1;
+  int32_t parent = -1;
+  uint32_t lanes = 0, arrived = 0;  // lanes 0: not in use
+};
+
+struct Warp {
+  Block* block = nullptr;
+  int32_t index = 0;                 // in the block
+  uint32_t alive = 0, launched = 0;  // lanes: now, and at the beginning
+  std::byte* registers = nullptr;
+  std::vector<std::byte> local;  // kLanes times Code::local_bytes
+  std::array<Fragment, kLanes> fragments;
+  std::array<Join, kLanes + 1> joins;
+  int32_t next_fragment = 0;  // whose turn it is
+  int32_t fragment_count = 0;
+  uint64_t executed = 0;  // ops
+  int64_t clock_reads = 0;
+  int32_t thread_registers = 0;  // of each of its threads: setmaxnreg
+  size_t reallocations = 0;      // setmaxnregs that it has executed
+
+  // Registers that asynchronous operations hold, by row of 32 * 4 bytes: the group or number after which they are free.
+  std::vector<uint32_t> mma_writes, mma_reads, tmem_loads;
+  uint32_t groups_committed = 0, groups_waited = 0;  // of wgmma; the open group has the next number
+  uint32_t loads_issued = 0, loads_waited = 0;       // of tcgen05.ld
+  std::vector<uint64_t> commit_marks;                // by group: how many wgmmas had been issued
+  uint64_t mma_issued = 0;
+  uint32_t fences = 0;            // wgmma.fence so far
+  uint32_t fences_at_wait = 0;    // how many there were at the last wait for products
+  std::vector<uint32_t> touched;  // by row: how many there had been when another instruction last touched it
+  bool holds = false;             // some register may be held
+  std::vector<uint32_t> written;  // of registers that may be unwritten (Code::uses): the lanes that have written each
+
+  // By lane.
+  std::array<uint32_t, kLanes> cluster_generation{};            // of its last barrier.cluster.arrive
+  uint32_t cluster_arrived = 0;                                 // lanes that have arrived and not waited
+  std::vector<LaneGroups> lane_groups;                          // bulk and cp.async groups; empty until the first
+  std::vector<AsyncRef> tmem_pending_ops, tmem_pending_stores;  // tcgen05.ld and .st under way
+};
+
+struct NamedBarrier {
+  uint32_t expected = 0, arrived = 0;  // threads
+  uint32_t generation = 0;
+  uint32_t count = 0, all = 1, any = 0;                 // of a reduction, while it is being made
+  uint32_t last_count = 0, last_all = 0, last_any = 0;  // of the last generation
+  bool all_threads = false;                             // no count was given
+};
+
+struct Mbarrier {
+  uint32_t address = 0;
+  bool live = false;
+  uint32_t expected = 0, pending = 0;
+  int64_t bytes = 0;
+  uint64_t phase = 0;
+};
+
+// A tcgen05 operation under way.
+struct TensorOp {
+  AsyncKind kind = AsyncKind::tcgen05_mma;
+  AsyncRef op;
+};
+
+struct Block {
+  Cluster* cluster = nullptr;
+  int32_t cta = 0;   // linear in the grid
+  int32_t rank = 0;  // in the cluster
+  uint32_t ctaid[3] = {0, 0, 0};
+  std::vector<std::byte> shared;  // from offset 0 of the window on
+  std::vector<Warp> warps;
+  std::byte* registers = nullptr;
+  std::vector<std::byte> register_memory;
+  int32_t threads_alive = 0;
+  std::array<NamedBarrier, 16> named;
+  std::vector<Mbarrier> mbarriers;
+  std::vector<std::unique_ptr<Warpgroup>> warpgroups;
+  int32_t register_pool = 0;  // setmaxnreg: registers that nobody has
+
+  std::unique_ptr<units::TensorMemory> tensor_memory;
+  std::array<bool, 16> tmem_used{};  // by 32 columns
+  bool tmem_relinquished = false;
+  int32_t cta_group = 0;             // of its tcgen05 instructions so far
+  uint64_t pair_steps = 0;           // allocations and the like that it has come to with the other block of its pair
+  std::vector<uint32_t> tmem_given;  // columns allocated for it, not yet told
+  std::vector<TensorOp> tensor_ops;  // of the pair: in the block of even rank
+};
+
+struct Cluster {
+  Grid* grid = nullptr;
+  int32_t index = 0;  // linear in the grid
+  std::vector<Block> blocks;
+  std::vector<Warp*> warps;  // of all blocks
+  AsyncQueue async;
+  Random random;
+  size_t next_warp = 0;
+  int32_t threads_alive = 0;
+  uint32_t barrier_generation = 0;
+  int32_t barrier_arrived = 0;
+  uint64_t events = 0;  // changes that somebody may wait for
+  uint64_t executed = 0;
+  int64_t idle = 0, starving = 0;  // ops executed without an event
+  int32_t hopeless = 0;            // rounds of waits that were ended
+};
+
+struct Grid {
+  const Code* code = nullptr;
+  const Model* model = nullptr;
+  RunOptions options;
+  Observer* observer = nullptr;
+  bool traced = false, cooperative = false;
+  gpu::Dim3 grid, block, cluster;
+  uint32_t dynamic_shared = 0;
+  uint32_t window_bytes = 0;  // of a block's shared window
+  std::vector<std::byte> parameters;
+  int32_t threads = 0, warps = 0;  // of a block
+  int32_t launch_registers = 0;    // of a thread
+
+  int32_t cluster_count = 0, cluster_blocks = 1;
+  std::atomic<int32_t> begun{0};  // clusters that have begun, or been taken over
+  std::vector<int32_t> order;     // in which they begin; empty: by index
+  std::atomic<bool> stopped{false};
+  std::atomic<AsyncId> next_async{1};
+  std::atomic<uint32_t> fences{0};  // executed by fences between host threads
+  std::mutex mutex;
+  Status status;
+
+  void stop(std::string sentence);
+  // The next cluster that has not begun; -1: there is none.
+  int32_t take_cluster();
+};
+
+// Where an op is executed.
+struct Context {
+  Grid& grid;
+  Cluster& cluster;
+  Block& block;
+  Warp& warp;
+  Fragment& fragment;
+  uint32_t mask;  // lanes that execute the op: those of the fragment whose guard holds
+
+  template <class T = uint32_t>
+  T* row(int32_t at) const {
+    return reinterpret_cast<T*>(warp.registers + at);
+  }
+  Actor actor(const Op& op) const { return {block.cta, warp.index, mask, op.source}; }
+
+  // Reports. True: execution can go on.
+  bool finds(Rule rule, const Op& op, std::string subject, std::string message, bool fatal = false) const;
+
+  // An op that cannot be done yet.
+  Step wait(WaitKind kind, uint64_t a = 0, uint64_t b = 0) const {
+    fragment.tried = true;
+    fragment.wait = {kind, a, b};
+    return Step::wait;
+  }
+};
+
+// The same from an asynchronous operation, which nobody executes.
+bool report(Grid& grid, const Actor& actor, Rule rule, std::string subject, std::string message, bool fatal = false);
+
+// Lowest lane of a mask.
+inline int first_lane(uint32_t mask) { return __builtin_ctz(mask); }
+// NOLINTBEGIN(bugprone-macro-parentheses): lane is a name to declare
+#define TANDEM_EACH_LANE(lane, mask)                                                       \
+  for (uint32_t lanes_left = (mask), lane = 0;                                             \
+       lanes_left != 0 && (lane = static_cast<uint32_t>(__builtin_ctz(lanes_left)), true); \
+       lanes_left &= lanes_left - 1)
+// NOLINTEND(bugprone-macro-parentheses)
+
+}  // namespace tandem::vgpu::machine

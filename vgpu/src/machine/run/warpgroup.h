@@ -1,0 +1,57 @@
+// Four warps and the wgmmas that they have issued.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "vgpu/src/machine/run/async.h"
+#include "vgpu/src/units/matrix.h"
+
+namespace tandem::vgpu::machine {
+
+struct Block;
+struct WgmmaDetail;
+
+// A copy of a register that a wgmma will write, made while it was under way: done once it is complete.
+struct LateCopy {
+  int warp = 0;  // in the warpgroup
+  int32_t from = 0, to = 0;
+  uint32_t lanes = 0;
+};
+
+struct Wgmma {
+  const WgmmaDetail* detail = nullptr;
+  int32_t source = 0;
+  uint64_t a = 0, b = 0;  // descriptors
+  units::MatrixTile a_tile, b_tile;
+  bool accumulate = false;
+  uint32_t issued_by = 0;  // warps of the warpgroup
+  std::vector<LateCopy> copies;
+  AsyncRef op;
+};
+
+// A setmaxnreg as the first warp to come to it has it. PTX wants the others to execute the same.
+struct Reallocation {
+  int32_t count = 0;   // registers of a thread
+  int32_t source = 0;  // of the op
+  uint32_t warps = 0;  // that have executed it
+};
+
+struct Warpgroup {
+  std::deque<Wgmma> under_way;  // not complete, in order
+  uint64_t completed = 0;       // of all that were ever issued
+
+  // Products that follow each other mostly add to the same sums. Nobody may read these registers before a wait, which
+  // is when they are written; those who do all the same call write_sums() first.
+  const WgmmaDetail* unwritten = nullptr;  // whose sums are here only
+  std::vector<float> sums;
+
+  std::vector<Reallocation> reallocations;
+};
+
+bool writes_register(const Wgmma& wgmma, int32_t at);  // in the register file
+void write_sums(Block& block, size_t group);
+
+}  // namespace tandem::vgpu::machine

@@ -1,0 +1,150 @@
+// What the machine tells others while it runs a kernel: the checker, the trace, later a timing model. Events come in
+// the order in which the machine executes. Blocks of different clusters may run in different host threads at once:
+// calls about one cluster are never concurrent, calls about different ones are.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "vgpu/src/observer/finding.h"
+
+namespace tandem::vgpu {
+
+// Lanes of a warp at an instruction.
+struct Actor {
+  int32_t cta = 0;     // linear in the grid
+  int32_t warp = 0;    // in the block
+  uint32_t lanes = 0;  // mask
+  int32_t instruction = 0;
+};
+
+enum class Memory : uint8_t { global, shared, local, tensor };  // parameters and constants are only read: no events
+enum class Order : uint8_t { weak, relaxed, acquire, release, acquire_release };
+enum class Scope : uint8_t { cta, cluster, gpu, system };
+
+// Of which memory a proxy fence orders accesses. A block's own shared memory and its cluster's are not told apart.
+enum class FencedSpaces : uint8_t { all, shared, global };
+
+// Bytes somewhere. global: a host address. shared: an offset in the shared window of block `cta`. tensor: lane << 16 |
+// column in block `cta`'s tensor memory, bytes = 4 * columns, of `rows` lanes from that one on.
+struct Span {
+  Memory memory = Memory::global;
+  int32_t cta = 0;
+  uint64_t address = 0;
+  uint32_t bytes = 0;
+  uint32_t rows = 1;
+  int32_t warp = -1;  // of a wgmma: the only one of the four warps that reads these (rows of A); -1: all do
+  friend bool operator==(const Span&, const Span&) = default;
+};
+
+// The values that a warp is about to store.
+class StoredValues {
+ public:
+  virtual ~StoredValues() = default;
+  // Memory holds these bytes already, so that the store changes nothing. Only for lanes whose address is valid.
+  virtual bool change_nothing(int lane) const = 0;
+  // The program stores the same constant whenever it executes the instruction.
+  virtual bool are_constant() const = 0;
+};
+
+// An ordinary access of a warp: lane i (if in the actor's mask) touches `bytes` bytes at address[i] of memory (shared:
+// of block cta[i], or all of the actor's own if cta is null).
+struct LaneAccess {
+  Memory memory = Memory::global;
+  bool reads = false, writes = false;
+  bool atomic = false;  // atom, red, and ld/st with an order other than weak
+  Order order = Order::weak;
+  Scope scope = Scope::gpu;
+  uint32_t bytes = 0;
+  const uint64_t* address = nullptr;
+  const int32_t* cta = nullptr;
+  const StoredValues* stored = nullptr;  // null: not a weak store
+};
+
+enum class AsyncKind : uint8_t {
+  bulk_load,
+  bulk_store,
+  cp_async,
+  st_async,
+  wgmma,
+  tcgen05_mma,
+  tcgen05_cp,
+  tcgen05_shift,
+  tcgen05_ld,
+  tcgen05_st,
+  cluster_launch
+};
+using AsyncId = uint64_t;
+
+// An mbarrier object: offset in the shared window of a block.
+struct BarrierId {
+  int32_t cta = 0;
+  uint32_t address = 0;
+};
+
+class Observer {
+ public:
+  virtual ~Observer() = default;
+
+  // Blocks.
+  // shared_bytes: of its shared window, what the system reserves in it included.
+  virtual void block_begins(int32_t /*cta*/, int32_t /*cluster*/, int32_t /*threads*/, uint32_t /*shared_bytes*/) {}
+  virtual void block_ends(int32_t /*cta*/) {}
+  virtual void exits(const Actor&) {}
+
+  // Instructions, before each is executed: for traces, off for the checker (wants_instructions).
+  virtual bool wants_instructions() const { return false; }
+  virtual void executes(const Actor&) {}
+
+  // Ordinary memory. Called before the access is made. Returns the lanes whose access must not be made, as nothing is
+  // there: what they read is 0.
+  virtual uint32_t access(const Actor&, const LaneAccess&) { return 0; }
+
+  // Asynchronous operations read and write memory at any time between issue and completion. `lanes` of the actor: the
+  // threads that issued it (one for TMA and tcgen05.mma, all of the warp for a wgmma). A wgmma has an event, with the
+  // same id, for each of the four warps as it issues its quarter; the last of them says what all read. Returns false
+  // when no data may be moved, as nothing is there; it then completes like any other.
+  virtual bool async_issues(const Actor&, AsyncKind, AsyncId, std::span<const Span> /*reads*/,
+                            std::span<const Span> /*writes*/) {
+    return true;
+  }
+  virtual void async_completes(AsyncId) {}                               // its data has moved
+  virtual void async_signals(AsyncId, BarrierId, uint32_t /*bytes*/) {}  // completion is seen by waiters of this phase
+  // Groups: cp.async, bulk stores, wgmma (per thread, or per warp for wgmma). All operations of these threads and kind
+  // since their last commit form the group; wait: at most `pending` groups of theirs are still under way. read_only:
+  // only their reads are known to be done (cp.async.bulk.wait_group.read).
+  virtual void group_commits(const Actor&, AsyncKind) {}
+  virtual void group_waits(const Actor&, AsyncKind, uint32_t /*pending*/, bool /*read_only*/) {}
+  // tcgen05.commit: all earlier mma, cp, shift of this thread complete before that barrier's phase does.
+  virtual void tcgen05_commits(const Actor&, std::span<const BarrierId>) {}
+  virtual void tcgen05_waits(const Actor&, bool /*loads*/, bool /*stores*/) {}
+  virtual void tcgen05_fence(const Actor&, bool /*before*/) {}
+  // peer: the other block of a pair that allocates together; -1: the block allocates alone.
+  virtual void tmem_allocates(const Actor&, uint32_t /*column*/, uint32_t /*columns*/, int32_t /*peer*/) {}
+  virtual void tmem_frees(const Actor&, uint32_t /*column*/, uint32_t /*columns*/) {}
+
+  // Barriers. pass: the wait has returned.
+  // Named ones: bar.sync and bar.arrive arrive. All have arrived: the next arrival is of the next generation. bar.sync
+  // passes: every arrival of its generation came before.
+  virtual void named_arrives(const Actor&, uint32_t /*barrier*/) {}
+  virtual void named_completes(int32_t /*cta*/, uint32_t /*barrier*/) {}
+  virtual void named_passes(const Actor&, uint32_t /*barrier*/) {}
+  virtual void cluster_arrives(const Actor&, Order) {}
+  virtual void cluster_passes(const Actor&) {}
+  virtual void warp_syncs(const Actor&) {}  // bar.warp.sync of these lanes
+  virtual void mbarrier_inits(const Actor&, BarrierId, uint32_t /*count*/) {}
+  virtual void mbarrier_invalidates(const Actor&, BarrierId) {}
+  virtual void mbarrier_arrives(const Actor&, BarrierId, uint32_t /*count*/, uint32_t /*expect_bytes*/, Order, Scope) {}
+  virtual void mbarrier_completes(BarrierId, uint64_t /*phase*/) {}  // phase: 0, 1, 2, ... since init
+  virtual void mbarrier_passes(const Actor&, BarrierId, uint64_t /*phase*/, Order, Scope) {}  // the last completed one
+
+  // Fences.
+  virtual void fence(const Actor&, Order, Scope) {}
+  virtual void proxy_fence(const Actor&, FencedSpaces) {}  // generic <-> async
+  virtual void wgmma_fence(const Actor&) {}
+
+  // What the machine itself finds (deadlock, misuse of barriers, divergence, pending registers).
+  virtual void finds(Finding) {}
+};
+
+}  // namespace tandem::vgpu

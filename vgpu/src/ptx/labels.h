@@ -1,0 +1,44 @@
+// Labels of a function: a branch sees those of the blocks that it is in, before and after it. Within the parser only.
+#pragma once
+
+#include "vgpu/src/ptx/names.h"
+
+namespace tandem::vgpu::ptx {
+
+class Labels {
+ public:
+  // An operand that is to get its target: a part of it, or all (-1).
+  struct Use {
+    NameId label = -1;
+    int32_t instruction = -1, operand = -1, part = -1;
+  };
+
+  void open() { scopes_.push_back({placed_.size(), uses_.size()}); }
+  // Gives the uses in the innermost scope whose labels are in it their targets; others wait for the scope around it.
+  void close(std::vector<Instruction>& instructions);
+
+  // In the innermost scope; false: it has one of that name.
+  bool place(NameId label, int32_t target);
+  void use(const Use& use) { uses_.push_back(use); }
+  const std::vector<Use>& unresolved() const { return uses_; }
+
+ private:
+  struct Label {
+    int32_t target = -1;
+    int32_t depth = -1;
+  };
+  struct Placed {  // to be taken back when the scope closes
+    NameId name = -1;
+    Label before;
+  };
+  struct Scope {
+    size_t first_placed = 0, first_use = 0;
+  };
+
+  std::vector<Label> labels_;  // by NameId
+  std::vector<Placed> placed_;
+  std::vector<Use> uses_;
+  std::vector<Scope> scopes_;
+};
+
+}  // namespace tandem::vgpu::ptx

@@ -1,0 +1,87 @@
+// What a name stands for in the scope where it is read. Within the parser only.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "vgpu/src/ptx/module.h"
+
+namespace tandem::vgpu::ptx {
+
+// A name, numbered in order of first appearance.
+using NameId = int32_t;
+
+struct Entity {
+  enum class Kind : uint8_t { none, reg, symbol, function, branch_targets, call_targets, prototype };
+  Kind kind = Kind::none;
+  int32_t index = -1;  // of a register, a symbol, a function, a list of targets
+  int32_t depth = -1;  // of the scope it belongs to
+};
+
+// All names of a text.
+class NameTable {
+ public:
+  explicit NameTable(size_t expected);
+  NameId add(std::string_view name);
+  NameId find(std::string_view name) const;  // -1: not there
+  size_t size() const { return names_.size(); }
+
+ private:
+  size_t slot_of(std::string_view name) const;
+  void grow();
+
+  std::vector<NameId> slots_;  // -1: free. Half of them at least are
+  std::vector<std::string_view> names_;
+};
+
+// Scopes within each other: the module, a function's parameters, its body, { } blocks. `.reg .b32 %r<100>` declares a
+// hundred names, of which those alone that are used take room and get a register.
+class Names {
+ public:
+  explicit Names(std::string_view text);
+
+  NameId id(std::string_view name);
+
+  void open();
+  void close();
+  int32_t depth() const { return static_cast<int32_t>(scopes_.size()) - 1; }
+
+  // Into the innermost scope; false: it has that name already.
+  bool declare(std::string_view name, Entity::Kind kind, int32_t index);
+  bool declare_register(std::string_view name, Type type);
+  bool declare_registers(std::string_view prefix, Type type, int64_t count);
+
+  // Registers found from here on are numbered in this list.
+  void number_registers(std::vector<RegisterName>* registers) { registers_ = registers; }
+  Entity find(std::string_view name);
+
+ private:
+  struct Family {  // prefix0, prefix1, ...
+    NameId prefix = -1;
+    Type type = Type::none;
+    int64_t count = 0;
+    int32_t depth = -1;
+    int32_t outer = -1;  // the family of the same prefix that it hides, as far as it goes
+  };
+  struct Declared {  // to be taken back when the scope closes
+    NameId name = -1;
+    Entity before;
+  };
+  struct Scope {
+    std::vector<Declared> names;
+    size_t first_family = 0;
+  };
+
+  void bind(NameId name, const Entity& entity);
+  const Family* find_family(std::string_view name, int32_t deeper_than) const;
+
+  NameTable ids_;
+  std::vector<Entity> entities_;    // by NameId: what it stands for now
+  std::vector<int32_t> family_of_;  // by NameId of the prefix: the innermost, or -1
+  std::vector<Family> families_;    // of all scopes that are open, the innermost last
+  std::vector<Scope> scopes_;
+  std::vector<RegisterName>* registers_ = nullptr;
+};
+
+}  // namespace tandem::vgpu::ptx

@@ -1,0 +1,15 @@
+// PTX text -> Module. Follows the PTX ISA, "Syntax" and "Directives".
+#pragma once
+
+#include <string_view>
+
+#include "base/status.h"
+#include "vgpu/src/ptx/module.h"
+
+namespace tandem::vgpu::ptx {
+
+// Refuses what is no PTX, or PTX that it does not know, naming the line and the text; never skips a thing that has a
+// meaning. Time and memory are proportional to the text; nesting is bounded.
+Status parse(std::string_view text, Module* module);
+
+}  // namespace tandem::vgpu::ptx

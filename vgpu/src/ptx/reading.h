@@ -1,0 +1,61 @@
+// What the parts of the parser share while a text is read. Within the parser only.
+#pragma once
+
+#include "vgpu/src/ptx/constant.h"
+#include "vgpu/src/ptx/labels.h"
+#include "vgpu/src/ptx/lexer.h"
+#include "vgpu/src/ptx/module.h"
+#include "vgpu/src/ptx/names.h"
+
+namespace tandem::vgpu::ptx {
+
+// Few texts mean much more memory than they have bytes ("[100000000] = {{1}, {2}}"): what these may take in all.
+class Budget {
+ public:
+  explicit Budget(size_t text_bytes) : left_((int64_t{64} << 20) + 64 * static_cast<int64_t>(text_bytes)) {}
+
+  void spend(int32_t line, int64_t bytes, const char* what) {
+    left_ -= bytes;
+    if (left_ < 0)
+      unsupported(line, std::string(what) + " take far more memory than the text itself; split the module");
+  }
+
+ private:
+  int64_t left_;
+};
+
+struct Reading {
+  explicit Reading(std::string_view text) : lexer(text), names(text), budget(text.size()) {}
+
+  Lexer lexer;
+  Names names;
+  Labels labels;
+  Budget budget;
+};
+
+// "[%rd1+16]", "{%r1, %r2}", "%p1|%p2", "0f3F800000"; names are those that the place of the text sees.
+Operand read_operand(Reading& reading);
+
+// The variables of one declaration: ".global .align 16 .f32" and then names with their sizes and initial values.
+struct VariableType {
+  Space space = Space::generic;
+  Type type = Type::none;
+  int32_t vector = 1;  // elements: .v2, .v4
+  int32_t alignment = 0;
+};
+// Of the dotted word: "global"; generic: it names no space that variables are in.
+Space variable_space(std::string_view dotted);
+VariableType read_variable_type(Reading& reading, Space space);
+struct Variable {
+  Token name;
+  Symbol symbol;
+};
+Variable read_variable(Reading& reading, const VariableType& type, bool is_extern);
+// ".reg .b32 %r<10>, x;"
+void read_registers(Reading& reading);
+
+// A function's body, "{ ... }". function has its name and parameters; its own symbols are
+// numbered from first_symbol on. Location::file is the number that .file and .loc have.
+void read_body(Reading& reading, int32_t first_symbol, Function* function);
+
+}  // namespace tandem::vgpu::ptx

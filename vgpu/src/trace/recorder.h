@@ -1,0 +1,35 @@
+// The observer that draws: it records one block of a launch, or a few that follow each other: a cluster.
+//
+// Steps are counted, not measured: an instruction of a warp is one step, and a wait ends at the step of what it waited
+// for. Units take copies and products one after the other, at the rates of Costs. So rows show what may run beside what
+// and who waits for whom, not how long it takes on a chip. A model of time would be another Observer, with the same
+// events.
+#pragma once
+
+#include <memory>
+
+#include "vgpu/src/machine/machine.h"
+#include "vgpu/src/observer/observer.h"
+#include "vgpu/src/trace/timeline.h"
+
+namespace tandem::vgpu {
+
+// In steps, about as many clocks as a Hopper takes.
+struct Costs {
+  int64_t copy_bytes = 64;     // a step
+  int64_t tensor_bytes = 512;  // of tensor memory, loaded or stored, a step
+  int64_t copy_latency = 500;  // until waiters see a copy
+  int64_t products = 2048;     // multiplications and additions of matrix products, a step
+  int64_t local_latency = 30;  // of loads and stores of tensor memory, cp.async
+};
+
+class Recorder : public Observer {
+ public:
+  // block: the first, linear in the grid.
+  static std::unique_ptr<Recorder> create(const LaunchDescription& launch, int32_t block, const Costs& costs = {},
+                                          int32_t blocks = 1);
+  // Once the launch has ended, while its program lives.
+  virtual Timeline timeline() const = 0;
+};
+
+}  // namespace tandem::vgpu

@@ -1,0 +1,56 @@
+// One bulk tensor copy: a box of a tensor in global memory and its image in a block's shared memory.
+// PTX ISA, "cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor".
+//
+// The image is packed, dimension 0 fastest; a swizzle exchanges its 16-byte chunks by bits of the absolute shared
+// address. window: where offset 0 of the block's shared window lies; offsets are absolute (user data begins at 0x400).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "gpu/device.h"
+#include "vgpu/src/units/ranges.h"
+
+namespace tandem::vgpu::units {
+
+enum class BoxMode : uint8_t {
+  tile,   // coordinates of the first element, one per dimension
+  rows4,  // gather4 and scatter4, rank 2: {column, row, row, row, row}
+};
+
+struct BoxCopy {
+  gpu::TensorMapSpec map;  // decoded
+  BoxMode mode = BoxMode::tile;
+  int32_t coordinates[gpu::kMaxTensorRank] = {};
+  uint32_t shared = 0;  // absolute offset of the image
+};
+
+enum class Reduction : uint8_t { add, min, max, inc, dec, bit_and, bit_or, bit_xor };
+
+// Whether the instruction can be executed: rank (of the instruction) and mode fit the map, the image is aligned.
+Status check(const BoxCopy& copy, int32_t rank, bool is_load);
+Status check_reduction(Reduction reduction, gpu::TensorType type);
+
+// Of the image, elements beyond the tensor included.
+uint32_t image_bytes(const BoxCopy& copy);
+// What a load completes on its mbarrier: the same without padding between packed numbers.
+uint32_t transaction_bytes(const BoxCopy& copy);
+
+void load_box(const BoxCopy& copy, std::byte* window);  // elements beyond the tensor become the map's fill
+// Chunks of 16 bytes that lie beyond the tensor are not written; the rest of a chunk that begins in it is.
+void store_box(const BoxCopy& copy, const std::byte* window);
+void reduce_box(const BoxCopy& copy, Reduction reduction, const std::byte* window);  // atomic, element by element
+
+// What the copy touches: global bytes inside the tensor, and the image (whole for a load; for a store, the chunks it
+// reads). Either may be null.
+void list_ranges(const BoxCopy& copy, bool is_load, std::vector<Range>* global, std::vector<Range>* shared);
+
+// to[i] = to[i] (reduction) from[i], each atomic; also what cp.reduce.async.bulk does. bytes: of all elements.
+void reduce_elements(Reduction reduction, gpu::TensorType type, void* to, const void* from, size_t bytes);
+
+// The image's absolute offset -> where the swizzle puts that byte.
+uint32_t swizzled(gpu::Swizzle swizzle, uint32_t address);
+
+}  // namespace tandem::vgpu::units

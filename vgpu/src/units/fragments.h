@@ -1,0 +1,30 @@
+// How the registers of a warp hold the operands of wgmma and mma.sync: "Register Fragments and Shared Memory Matrix
+// Layouts" and "Matrix Fragments for mma" of the PTX ISA. Dense sides are row-major without gaps.
+//
+// A: register r of lane t holds row t / 4 (+ 8 if r is odd, of 16 rows) and, of its E elements, those from k = E (t %
+// 4)
+// (+ 4 E per pair of registers) on. B likewise with column t / 4. Sums: register r holds row t / 4 + 8 (r / 2 % 2) and
+// column 2 (t % 4) + r % 2 + 8 (r / 4); two f16 sums share a register.
+#pragma once
+
+#include <cstdint>
+
+#include "vgpu/src/units/wgmma.h"
+
+namespace tandem::vgpu::units {
+
+// A of `rows` (8 or 16) x k: to[row * k + k].
+void rows_from_fragment(Format format, int rows, int k, const ConstRow* registers, float* to);
+void rows_from_fragment(Format format, int rows, int k, const ConstRow* registers, int32_t* to);
+
+// B of k x 8 columns: to[k * 8 + column].
+void columns_from_fragment(Format format, int k, const ConstRow* registers, float* to);
+void columns_from_fragment(Format format, int k, const ConstRow* registers, int32_t* to);
+
+// Sums of 16 (s32 only: or 8) rows x n.
+void sums_from_fragment(Sum sum, int n, const ConstRow* registers, float* to);
+void sums_from_fragment(Sum sum, int n, const ConstRow* registers, int32_t* to, int rows = 16);
+void sums_to_fragment(Sum sum, int n, const float* from, const Row* registers);
+void sums_to_fragment(Sum sum, int n, const int32_t* from, const Row* registers, int rows = 16);
+
+}  // namespace tandem::vgpu::units

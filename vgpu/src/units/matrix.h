@@ -1,0 +1,55 @@
+// Operands of matrix products in shared memory: the 64-bit descriptors of wgmma and tcgen05 and the layouts that they
+// describe. PTX ISA, "Matrix Descriptor Format", "Shared Memory Matrix Layout", "Canonical Layouts".
+//
+// mn counts rows of A or columns of B, k the dimension that the product sums over.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "vgpu/src/units/numbers.h"
+#include "vgpu/src/units/ranges.h"
+
+namespace tandem::vgpu::units {
+
+enum class MatrixSwizzle : uint8_t { none, b32, b64, b128, b128_atom_32b };
+
+struct MatrixDescriptor {
+  uint32_t start = 0;    // absolute offset in the block's shared window
+  uint32_t leading = 0;  // byte offsets, as the canonical layouts use them
+  uint32_t stride = 0;
+  uint32_t base_offset = 0;  // phase of a swizzle pattern that does not begin on its repeat, 0..7
+  MatrixSwizzle swizzle = MatrixSwizzle::none;
+};
+
+// Refuse fields that the instruction does not have.
+Status decode_wgmma(uint64_t bits, MatrixDescriptor* descriptor);
+Status decode_tcgen05(uint64_t bits, MatrixDescriptor* descriptor);
+
+// How elements lie in the chunks: elements of 4 and 6 bits either one per byte's place in 16-byte groups of 16 (padded:
+// 8 bytes resp. 12 bytes of data, the rest unused), as kind::f8f6f4 and mxf8f6f4 have them, or packed (mxf4).
+struct MatrixTile {
+  MatrixDescriptor descriptor;
+  Format format = Format::bf16;
+  bool packed4 = false;   // e2m1: two per byte (kinds mxf4, mxf4nvf4)
+  bool mn_major = false;  // "transposed"
+  int32_t mn = 0, k = 0;
+};
+
+// Whether the layout exists for the format, the offsets are possible and the tile ends inside the window of
+// window_bytes bytes.
+Status check(const MatrixTile& tile, uint32_t window_bytes);
+
+// Absolute offset of the byte that holds (the lowest bit of) an element, swizzled; *bit: which of its bits.
+uint32_t element_address(const MatrixTile& tile, int32_t mn, int32_t k, int32_t* bit = nullptr);
+
+// The whole tile as float32: to[mn * pitch + k], resp. to[k * pitch + mn] when k_rows. Integers become their value.
+void gather(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, float* to);
+void gather_s32(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, int32_t* to);
+
+// Bytes of shared memory that the tile occupies, sorted and merged.
+void list_ranges(const MatrixTile& tile, std::vector<Range>* shared);
+
+}  // namespace tandem::vgpu::units

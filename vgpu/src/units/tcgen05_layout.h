@@ -1,0 +1,57 @@
+// Where the operands of tcgen05.mma lie in tensor memory: the data path layouts A to G. Each lane of the data path
+// makes the sums of its own lane of D from its own lanes of A and of the scale factors; the layouts differ in which row
+// and which columns of the product a lane has.
+#pragma once
+
+#include <cstdint>
+
+#include "vgpu/src/units/tcgen05.h"
+
+namespace tandem::vgpu::units {
+
+inline constexpr int kAColumns = 8;  // A's 32 bytes of each row
+
+// Neighbouring lanes with neighbouring rows.
+struct DatapathPart {
+  int cta = 0;  // of the group
+  int lane = 0, lanes = 0;
+  int row = 0;                  // of A in this block
+  int column = 0, columns = 0;  // of the product; D has them from its first column on
+};
+
+// M = 64 without .ws (layout F): every other 16 lanes.
+inline bool is_half_datapath(const Tmma& mma) { return mma.form.group == 1 && mma.m == 64 && !mma.form.ws; }
+
+// Blocks of columns beside each other in different lanes (layouts B, E and G).
+inline int column_blocks(const Tmma& mma) {
+  if (mma.form.group == 2) return mma.m == 128 ? 2 : 1;
+  if (!mma.form.ws) return 1;
+  return 128 / mma.m;
+}
+inline int d_columns(const Tmma& mma) { return mma.n / column_blocks(mma); }
+
+// f(part) for all parts, each within 32 lanes if quadrants (scale factors differ from one to the next).
+template <class F>
+void for_each_part(const Tmma& mma, bool quadrants, F&& f) {
+  const int blocks = column_blocks(mma), rows = mma.m / mma.form.group;
+  const int base = static_cast<int>(mma.operands.d >> 16);
+  for (int cta = 0; cta < mma.form.group; ++cta) {
+    if (is_half_datapath(mma)) {
+      for (int i = 0; i < 4; ++i) f(DatapathPart{cta, base + 32 * i, 16, 16 * i, 0, mma.n});
+      continue;
+    }
+    const int lanes = quadrants ? 32 : rows;
+    for (int block = 0; block < blocks; ++block)
+      for (int row = 0; row < rows; row += lanes)
+        f(DatapathPart{cta, block * rows + row, lanes, row, block * mma.n / blocks, mma.n / blocks});
+  }
+}
+
+// Four factors of a row in each word; 32 rows (or columns of B) in the lanes of a quadrant, the next ones in the next
+// column. With two blocks of columns the factors of B lie where their columns do.
+inline int scale_columns(const Tmma& mma, bool is_a) {
+  const int lines = is_a ? mma.m / mma.form.group : mma.n / column_blocks(mma);
+  return (lines + 31) / 32;
+}
+
+}  // namespace tandem::vgpu::units

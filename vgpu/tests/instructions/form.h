@@ -1,0 +1,138 @@
+// Instructions that compute a value from values: a row of a table each, tried on thousands of operands.
+//
+//   form("add.s32 d, a, b;", [](int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); })
+//
+// says the instruction's text, with d (and e, for a function that returns a pair) for what it writes and a, b, c, g for
+// what it reads, and a function that computes the same plainly. The types of the function are those of the registers:
+// bool is a predicate, others have 16, 32 or 64 bits; Half is a 16-bit number that is no integer.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "vgpu/tests/instructions/bench.h"
+
+namespace tandem::test {
+
+struct Half {
+  uint16_t bits;
+};
+struct Pair {  // two of 16 bits, in a register of 32
+  uint32_t bits;
+};
+
+// Kinds of operands, by which values to try are chosen.
+enum class Operand : uint8_t { none, predicate, integer16, integer32, integer64, half, pair, f32, f64 };
+
+using Values = std::array<uint64_t, 4>;   // of the sources
+using Results = std::array<uint64_t, 2>;  // of d and e
+
+template <class T>
+T value_of(uint64_t bits) {
+  T value;
+  if constexpr (std::is_same_v<T, bool>)
+    return bits != 0;
+  else
+    std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+template <class T>
+uint64_t bits_of(T value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  return bits;
+}
+
+struct Form {
+  std::string text;
+  std::vector<Operand> to, from;
+  std::function<Results(const Values&)> expected;
+  // Whether what came out will do; empty: exactly the expected bits.
+  std::function<bool(const Values&, uint64_t got, uint64_t want)> accepts;
+  // Operands that the instruction leaves undefined are passed over.
+  std::function<bool(const Values&)> defined;
+  std::vector<Values> only;  // tried instead of all others, in turns
+  Needs needs = Needs::any;
+
+  Form& on(Needs n) { return needs = n, *this; }
+  // A float32 result may be this many units in the last place off.
+  Form& within_ulps(double ulps);
+  Form& within(std::function<bool(const Values&, uint64_t got, uint64_t want)> f) {
+    return accepts = std::move(f), *this;
+  }
+  // f(a, b, ...) of the same types: which operands are defined.
+  template <class F>
+  Form& where(F f);
+  // The one set of operands to try.
+  template <class... T>
+  Form& of(T... operands) {
+    only = {Values{bits_of(operands)...}};
+    return *this;
+  }
+  Form& of_each(std::vector<Values> sets) { return only = std::move(sets), *this; }
+};
+
+// A family of forms, each tried on every device.
+void try_all(const std::vector<Form>& forms);
+
+// ---- How a function becomes a row ----
+template <class T>
+constexpr Operand operand_of() {
+  if constexpr (std::is_same_v<T, bool>) return Operand::predicate;
+  if constexpr (std::is_same_v<T, Half>) return Operand::half;
+  if constexpr (std::is_same_v<T, Pair>) return Operand::pair;
+  if constexpr (std::is_same_v<T, float>) return Operand::f32;
+  if constexpr (std::is_same_v<T, double>) return Operand::f64;
+  return sizeof(T) == 2 ? Operand::integer16 : sizeof(T) == 4 ? Operand::integer32 : Operand::integer64;
+}
+
+namespace detail {
+
+template <class R>
+struct Returned {
+  static std::vector<Operand> operands() { return {operand_of<R>()}; }
+  static Results results(const R& r) { return {bits_of(r), 0}; }
+};
+template <class R, class S>
+struct Returned<std::pair<R, S>> {
+  static std::vector<Operand> operands() { return {operand_of<R>(), operand_of<S>()}; }
+  static Results results(const std::pair<R, S>& r) { return {bits_of(r.first), bits_of(r.second)}; }
+};
+
+template <class F>
+struct Signature : Signature<decltype(&F::operator())> {};
+template <class C, class R, class... A>
+struct Signature<R (C::*)(A...) const> {
+  template <class F>
+  static auto call(const F& f, const Values& v) {
+    return [&]<size_t... I>(std::index_sequence<I...>) {
+      return f(value_of<A>(v[I])...);
+    }(std::index_sequence_for<A...>());
+  }
+  template <class F>
+  static Form form(std::string text, F f) {
+    Form row;
+    row.text = std::move(text);
+    row.to = Returned<R>::operands();
+    row.from = {operand_of<A>()...};
+    row.expected = [f](const Values& v) { return Returned<R>::results(call(f, v)); };
+    return row;
+  }
+};
+
+}  // namespace detail
+
+template <class F>
+Form form(std::string text, F f) {
+  return detail::Signature<F>::form(std::move(text), f);
+}
+template <class F>
+Form& Form::where(F f) {
+  defined = [f](const Values& v) { return detail::Signature<F>::call(f, v); };
+  return *this;
+}
+
+}  // namespace tandem::test

@@ -1,0 +1,85 @@
+// A kernel of ours under test: compiled from sources that may have been changed, run on the virtual GPU for a small
+// problem.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "jit/sources.h"
+#include "plan/plan.h"
+#include "support/case.h"
+#include "support/instance.h"
+#include "vgpu/src/device.h"
+
+namespace tandem::test {
+
+// One thing the checker, or the machine, said.
+struct Found {
+  std::string rule;
+  std::string text;                          // the whole report
+  std::set<std::pair<std::string, int>> at;  // source lines of all that take part and of the calls that led there
+  bool warning = false;
+};
+
+struct Trial {
+  std::vector<Found> found;
+  std::string failure;  // why the call failed, or what the judge has against the result; empty: it is good
+};
+
+class Subject {
+ public:
+  // flags: of a Case, whose backward it is where that has gradients; blocks: of the main kernel's grid, at most: few of
+  // them take several tiles each.
+  Subject(std::string flags, int blocks, std::string device = "vgpu:h200");
+
+  // PTX of the plan's kernels as these sources have them.
+  Status compile(jit::Sources sources, std::vector<std::string>* ptx) const;
+  // The n-th of a list of schedules, with the n-th placement of blocks. On one thread of the host: which block takes
+  // which tile, and so what is found, must not depend on the machine. judges: compares the result with the oracle's,
+  // where the call has gone through.
+  Trial run(const std::vector<std::string>& ptx, int n, bool judges) const;
+
+  // Lines of the PTX that has this entry whose instructions some thread executes.
+  std::set<int> executed(const std::vector<std::string>& ptx, const char* entry) const;
+
+ private:
+  std::unique_ptr<gpu::Device> open(vgpu::Options options) const;
+  std::unique_ptr<Instance> instance() const;
+  Status launch(const Problem& problem, const std::vector<std::string>& ptx, vgpu::Options options) const;
+
+  const std::string device_;
+  const Case case_;
+  const tandem_pass pass_;
+  const int blocks_;
+  plan::Plan plan_;
+};
+
+// The sources in use, with one text in the place of another.
+class Changed {
+ public:
+  explicit Changed(jit::Sources sources) : texts_(sources.begin(), sources.end()) {}
+  // Replaces `from`, the first one behind `behind` (anywhere if that is empty); a sentence if there is none, or if it
+  // is not the only one.
+  std::string replace(const std::string& file, const std::string& behind, const std::string& from,
+                      const std::string& to);
+  jit::Sources sources() const { return texts_; }
+  // Text of a line; file as the compiler calls it.
+  std::string line(const std::string& file, int number) const;
+
+ private:
+  std::vector<jit::Text> texts_;
+  std::map<std::string, std::string> changed_;  // what texts_ points to
+};
+
+// Skipped where nothing compiles kernels.
+class CompilerTest : public testing::Test {
+ protected:
+  void SetUp() override;
+};
+
+}  // namespace tandem::test

@@ -6,14 +6,20 @@
 // The kernel's only template parameter. A CTA or CTA pair keeps the tile_n() keys and values of an n_block. It iterates
 // over the m_blocks that see them, tile_m queries each.
 struct Sm90BackwardConfig {
+  // The main loop: sm90/backward/mainloop_*.cuh.
+  enum class Schedule {
+    rs,               // head_dim up to 128: P and dS are register operands; each warpgroup has its own 64 keys
+    shared_p,         // wider heads: warpgroups share 64 keys, P and dS go through shared memory
+    cluster2,         // shared_p by two CTAs that exchange dS, so that each computes dq of half of the columns
+    warpgroup_roles,  // cluster2 with one warpgroup for S and dq, one for dv, one for dk
+    ds_gmem,          // shared_p with dS in global memory, a chunk at a time; dq.cuh computes dq from it
+    ds_gmem_sub_m,    // ds_gmem with own keys for each warpgroup and P, dS in registers, 32 queries at a time
+  };
   int head_dim = 128, head_dim_v = 128;  // rounded up to multiples of 64
   int warpgroups = 2;                    // MMA warpgroups; each has 64 keys or a role
   int tile_m = 64;                       // queries per iteration: 64, or 64 per warpgroup
   int q_stages = 3, dout_stages = 2;     // iterations in shared memory
-  bool cluster2 = false;                 // two CTAs exchange dS; each computes half of dq's columns
-  bool warpgroup_roles = false;          // warpgroup roles: one scores and dq, one dv, one dk
-  bool ds_gmem = false;                  // dS goes to global memory: sm90/backward/dq.cuh
-  bool q_subtiles = false;               // with strips: two query halves, keys split by warpgroup
+  Schedule schedule = Schedule::rs;
   bool spt = false;                      // iterations start at the diagonal: device/n_block_work.cuh
   bool dropout = false;
   bool store_from_registers = false;                 // dk, dv stored from registers: float32 or accumulated
@@ -33,18 +39,22 @@ struct Sm90BackwardConfig {
   Bias bias = Bias::none;
   bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
 
-  // Wide heads: registers cannot hold dk and dv of 64 keys per warpgroup. All warpgroups share the same 64 keys; each
-  // has some queries for scores and some columns of dk and dv, or a role. P and dS then go through shared memory.
-  constexpr bool shared_p() const { return (head_dim > 128 || head_dim_v > 128) && !q_subtiles; }
-  constexpr int ctas() const { return cluster2 ? 2 : 1; }
+  // For head_dim > 128 registers cannot hold dk and dv of 64 keys per warpgroup. All warpgroups share the same 64 keys;
+  // each has some queries for scores and some columns of dk and dv, or a role. P and dS then go through shared memory.
+  constexpr bool shared_p() const { return schedule != Schedule::rs && schedule != Schedule::ds_gmem_sub_m; }
+  constexpr bool cluster2() const { return schedule == Schedule::cluster2 || warpgroup_roles(); }
+  constexpr bool warpgroup_roles() const { return schedule == Schedule::warpgroup_roles; }
+  constexpr bool ds_gmem() const { return schedule == Schedule::ds_gmem || q_subtiles(); }
+  constexpr bool q_subtiles() const { return schedule == Schedule::ds_gmem_sub_m; }
+  constexpr int ctas() const { return cluster2() ? 2 : 1; }
   constexpr int cta_keys() const { return shared_p() ? 64 : 64 * warpgroups; }
   constexpr int tile_n() const { return ctas() * cta_keys(); }
-  constexpr int k_box() const { return ds_gmem ? 64 : cta_keys(); }  // keys or values per TMA box
+  constexpr int k_box() const { return ds_gmem() ? 64 : cta_keys(); }  // keys or values per TMA box
   constexpr int score_queries() const {
-    return q_subtiles ? tile_m / 2 : shared_p() && !warpgroup_roles ? tile_m / warpgroups : tile_m;
+    return q_subtiles() ? tile_m / 2 : shared_p() && !warpgroup_roles() ? tile_m / warpgroups : tile_m;
   }
-  constexpr int dk_columns() const { return shared_p() && !warpgroup_roles ? head_dim / warpgroups : head_dim; }
-  constexpr int dv_columns() const { return shared_p() && !warpgroup_roles ? head_dim_v / warpgroups : head_dim_v; }
+  constexpr int dk_columns() const { return shared_p() && !warpgroup_roles() ? head_dim / warpgroups : head_dim; }
+  constexpr int dv_columns() const { return shared_p() && !warpgroup_roles() ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // Scores are more than scaled products and a bias that comes through shared memory.
   constexpr bool has_score_mod() const {
@@ -65,8 +75,8 @@ struct Sm90BackwardConfig {
   static constexpr int kShortQ = 16;
   constexpr int dq_rows() const { return short_q ? kShortQ : tile_m; }
   constexpr int dq_part_threads() const { return short_q ? 32 : 128; }                                 // per warpgroup
-  constexpr int dq_parts() const { return warpgroup_roles ? 1 : warpgroups; }                          // per CTA
-  constexpr int dq_threads() const { return staged() && !warpgroup_roles && !stages_bias() ? 3 : 2; }  // they alternate
+  constexpr int dq_parts() const { return warpgroup_roles() ? 1 : warpgroups; }                          // per CTA
+  constexpr int dq_threads() const { return staged() && !warpgroup_roles() && !stages_bias() ? 3 : 2; }  // they alternate
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_semaphores(); }
   constexpr int dq_floats() const { return dq_rows() * head_dim; }  // per iteration
@@ -74,22 +84,22 @@ struct Sm90BackwardConfig {
   // outstanding. Threads are faster at head_dim 64, where staging takes longer than an iteration of many queries. Wide
   // heads have no capacity for staging, and a stored dq needs none.
   constexpr bool staged() const {
-    return !ds_gmem && (warpgroup_roles || (!shared_p() && !single_n_block && (head_dim > 64 || short_q)));
+    return !ds_gmem() && (warpgroup_roles() || (!shared_p() && !single_n_block && (head_dim > 64 || short_q)));
   }
   // The dq of each warpgroup is added separately.
-  constexpr int dq_semaphores() const { return ds_gmem ? 1 : ctas() * dq_parts(); }
+  constexpr int dq_semaphores() const { return ds_gmem() ? 1 : ctas() * dq_parts(); }
   constexpr int semaphore_counts() const { return 1; }  // per n_block
   constexpr int dq_part_floats() const { return dq_floats() / dq_semaphores(); }
   // Fragment order: a thread has two rows and one pair of every 8 columns; three neighbouring threads have the other
   // pairs.
   static constexpr bool kFourHaveRow = true;
-  constexpr int postprocess_threads() const { return ds_gmem ? 128 * warpgroups : dq_part_threads() * dq_semaphores(); }
+  constexpr int postprocess_threads() const { return ds_gmem() ? 128 * warpgroups : dq_part_threads() * dq_semaphores(); }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
   constexpr int postprocess_pairs() const { return dq_pairs(); }  // pairs per batch
   constexpr GradientPair dq_pair(int thread, int n) const {
     const int index = thread / dq_part_threads();
     const GradientPair at = fragment_pair(short_q ? thread % 32 : thread, n);
-    if (warpgroup_roles) return {at.row, warpgroup_role_dq_column(index, at.column)};
+    if (warpgroup_roles()) return {at.row, warpgroup_role_dq_column(index, at.column)};
     if (dq_row_parts() == 1) return {at.row, index * dq_columns() + at.column};
     return {index * 64 + at.row, at.column};
   }
@@ -99,9 +109,9 @@ struct Sm90BackwardConfig {
   static constexpr int warpgroup_role_dq_column(int rank, int c) {
     return c < kDqFirst ? (rank == 0 ? 0 : 128) + c : (rank == 0 ? 64 : 96) + c - kDqFirst;
   }
-  constexpr int cluster2_columns() const { return warpgroup_roles ? 128 : head_dim / 2; }
+  constexpr int cluster2_columns() const { return warpgroup_roles() ? 128 : head_dim / 2; }
   constexpr int cluster2_column(int rank, int c) const {  // column of its c-th block of 64
-    return warpgroup_roles ? warpgroup_role_dq_column(rank, c) : rank * (head_dim / 2) + c;
+    return warpgroup_roles() ? warpgroup_role_dq_column(rank, c) : rank * (head_dim / 2) + c;
   }
   // The n-th pair of a thread in a warpgroup's product of 64 rows.
   static constexpr GradientPair fragment_pair(int thread, int n) {
@@ -111,7 +121,7 @@ struct Sm90BackwardConfig {
   // Splits: dk and dv of a part of an n_block's iterations, dk first. `convert` has one CTA for each kSumFloats of a
   // thread.
   static constexpr int kSumFloats = 16;
-  constexpr int dkv_threads() const { return warpgroup_roles ? 128 : 128 * warpgroups; }
+  constexpr int dkv_threads() const { return warpgroup_roles() ? 128 : 128 * warpgroups; }
   constexpr int dkv_floats() const { return cta_keys() * (head_dim + head_dim_v); }
   constexpr int dk_sums() const { return dk_columns() / 2 / kSumFloats; }
   constexpr int dkv_accum_ctas() const { return m_split ? dk_sums() + dv_columns() / 2 / kSumFloats : 0; }
@@ -124,15 +134,15 @@ struct Sm90BackwardConfig {
   }
 
   // split_q_heads: one semaphore for dk and one for dv per warpgroup that has a part.
-  constexpr int dkv_parts() const { return warpgroup_roles ? 1 : warpgroups; }
+  constexpr int dkv_parts() const { return warpgroup_roles() ? 1 : warpgroups; }
   constexpr int dkv_semaphores() const { return split_q_heads ? 2 * dkv_parts() : 0; }
 
   // Buffers of dS in shared memory. Wide heads synchronize at two barriers per iteration. With a bias two buffers fit:
   // a warpgroup overwrites one after all have computed dq from it (dq_made).
   constexpr int ds_stages() const {
-    return warpgroup_roles || ds_gmem || (stages_bias() && head_dim > 64) ? 2 : shared_p() ? 1 : 3;
+    return warpgroup_roles() || ds_gmem() || (stages_bias() && head_dim > 64) ? 2 : shared_p() ? 1 : 3;
   }
-  constexpr int p_stages() const { return ds_gmem ? 2 : 1; }
+  constexpr int p_stages() const { return ds_gmem() ? 2 : 1; }
 
   // Registers per thread of the scores role and of the dk and dv roles. Without roles, MMA warpgroups share the
   // registers that the loading warpgroup has released.
@@ -143,7 +153,7 @@ struct Sm90BackwardConfig {
     return most < 240 ? most : 240;
   }
   constexpr int smem_bytes() const {
-    const int keys = cta_keys() * (head_dim + head_dim_v + (cluster2 ? cluster2_columns() : 0));
+    const int keys = cta_keys() * (head_dim + head_dim_v + (cluster2() ? cluster2_columns() : 0));
     const int queries = tile_m * (q_stages * head_dim + dout_stages * head_dim_v);
     const int scores = cta_keys() * tile_m;  // P, if shared, and dS
     return 2 * (keys + queries + ctas() * ds_stages() * scores + (shared_p() ? p_stages() * scores : 512)) +
@@ -169,33 +179,33 @@ struct Sm90BackwardConfig {
   constexpr int dq_smem_bytes() const {
     return kDqStages * 2 * k_box() * (head_dim + tile_m * dq_cta_m_blocks()) + 1024;
   }
-  static constexpr int kMaxHalvesDims = 320;  // registers suffice for sums and 32 queries of scores
+  static constexpr int kMaxQSubtileDims = 320;  // registers suffice for sums and 32 queries of scores
   // The number of column pairs whose LSE a warpgroup preloads before it issues dP, and whose delta before it waits for
   // dP. Loads of shared memory issued after a product stall until the tensor core has accepted it. Limited by
   // registers.
   constexpr int preloaded_lse() const {
-    return q_subtiles ? 1 : ds_gmem ? 2 : tile_m == 128 && !bounded_right && !bounded_left && plain_scores() ? 4 : 0;
+    return q_subtiles() ? 1 : ds_gmem() ? 2 : tile_m == 128 && !bounded_right && !bounded_left && plain_scores() ? 4 : 0;
   }
-  constexpr int preloaded_delta() const { return q_subtiles ? 1 : !shared_p() && staged() && plain_scores() ? 2 : 0; }
+  constexpr int preloaded_delta() const { return q_subtiles() ? 1 : !shared_p() && staged() && plain_scores() ? 2 : 0; }
   // A warpgroup's columns are blocks of 64, or half of one.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {
     if (head_dim % 64 != 0 || head_dim_v % 64 != 0 || smem_bytes() > kMaxSmemBytes) return false;
-    if (warpgroup_roles)
-      return cluster2 && warpgroups == 3 && tile_m == 64 && q_stages > 1 && head_dim == 192 && head_dim_v <= 192 &&
+    const bool is_narrow = head_dim <= 128 && head_dim_v <= 128;
+    if (schedule == Schedule::rs ? !is_narrow : is_narrow) return false;
+    if (warpgroup_roles())
+      return warpgroups == 3 && tile_m == 64 && q_stages > 1 && head_dim == 192 && head_dim_v <= 192 &&
              !has_score_mod() && !dropout;
-    if (ds_gmem && (shared_p() == q_subtiles || warpgroup_roles || cluster2 || warpgroups != 2 || tile_m != 64))
-      return false;
-    if (q_subtiles && (!ds_gmem || head_dim + head_dim_v > kMaxHalvesDims || bias != Bias::none || dropout))
-      return false;
+    if (ds_gmem() && (warpgroups != 2 || tile_m != 64)) return false;
+    if (q_subtiles() && (head_dim + head_dim_v > kMaxQSubtileDims || bias != Bias::none || dropout)) return false;
     if (stages_bias() && tile_m != 64) return false;
-    if (short_q && (!staged() || warpgroup_roles || m_split || tile_m != 64)) return false;
-    if (single_n_block && (cluster2 || block_mask || varlen || bounded_left || split_q_heads)) return false;
+    if (short_q && (!staged() || m_split || tile_m != 64)) return false;
+    if (single_n_block && (cluster2() || block_mask || varlen || bounded_left || split_q_heads)) return false;
     return (tile_m == 64 || tile_m == 64 * warpgroups) && whole_blocks(dq_columns()) && whole_blocks(dk_columns()) &&
-           whole_blocks(dv_columns()) && (!cluster2 || (shared_p() && dq_columns() == 64 && q_stages > 1));
+           whole_blocks(dv_columns()) && (!cluster2() || (dq_columns() == 64 && q_stages > 1));
   }
 
-  constexpr int load_registers() const { return ds_gmem && !q_subtiles ? 40 : 24; }  // dS addresses need more
+  constexpr int load_registers() const { return ds_gmem() && !q_subtiles() ? 40 : 24; }  // dS addresses need more
   static constexpr int kPreprocessThreads = 256;                                     // the preceding kernel's
   constexpr int preprocess_queries() const { return tile_m; }                        // unrolled
   static constexpr int kMaxSmemBytes = 232448;                                       // per CTA

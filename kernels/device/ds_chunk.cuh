@@ -6,7 +6,7 @@
 
 template <auto T>
 TANDEM_DEVICE constexpr bool ds_gmem() {
-  if constexpr (requires { T.ds_gmem; }) return T.ds_gmem;
+  if constexpr (requires { T.ds_gmem(); }) return T.ds_gmem();
   return false;
 }
 

@@ -70,10 +70,10 @@ GpuEngine::GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, Env 
 
 GpuEngine::~GpuEngine() = default;
 
-Status GpuEngine::check(const Problem& problem) const { return plan::check(problem, device_->properties()); }
+Status GpuEngine::check(const Problem& problem) const { return plan::check(problem, device_->properties(), tuning_); }
 
 size_t GpuEngine::workspace_size(const Problem& problem) const {
-  return plan::make_plan(problem, device_->properties()).workspace_bytes;
+  return plan::make_plan(problem, device_->properties(), tuning_).workspace_bytes;
 }
 
 const GpuEngine::Compiled* GpuEngine::find(uint64_t id) const {
@@ -137,7 +137,7 @@ Status GpuEngine::compile(uint64_t id, const jit::Request& request, std::span<co
 }
 
 Status GpuEngine::prepare(const Problem& problem) {
-  const plan::Plan plan = plan::make_plan(problem, device_->properties());
+  const plan::Plan plan = plan::make_plan(problem, device_->properties(), tuning_);
   Kernels kernels = find(plan);
   return compile(plan, &kernels);
 }
@@ -151,7 +151,7 @@ Status GpuEngine::refuse_while_capturing(const std::string& kernel, const char* 
 }
 
 Status GpuEngine::run(const Problem& problem, const CallWorkspace& workspace, void* stream) {
-  const plan::Plan plan = plan::make_plan(problem, device_->properties());
+  const plan::Plan plan = plan::make_plan(problem, device_->properties(), tuning_);
   TANDEM_TRY(workspace.check(plan.workspace_bytes));
   if (problem.validate) TANDEM_TRY(check_values(problem, stream));
   Kernels kernels = find(plan);

@@ -47,6 +47,9 @@ class GpuEngine final : public Engine {
   Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) override;
   Status prepare_make_blocks(const MakeBlocksProblem& problem) override;
 
+  // Tests: plans are made by these constants from now on.
+  void set_tuning(const plan::Tuning& tuning) { tuning_ = tuning; }
+
  private:
   struct Compiled;
   using Kernels = FixedVector<const Compiled*, plan::kMaxKernels>;
@@ -65,6 +68,7 @@ class GpuEngine final : public Engine {
   const std::string name_;
   const std::unique_ptr<gpu::Device> device_;
   const bool logging_;
+  plan::Tuning tuning_;
   jit::KernelBuilder builder_;
   const nvtx::Tool* const watching_;
   std::string description_;

@@ -42,9 +42,9 @@ Status check_device(const gpu::Properties& device) {
       "\"cpu\""));
 }
 
-Status check(const Problem& p, const gpu::Properties& device) {
+Status check(const Problem& p, const gpu::Properties& device, const Tuning& tuning) {
   TANDEM_TRY(check_device(device));
-  return pass_of(p.pass)->check(p, device);
+  return pass_of(p.pass)->check(p, device, tuning);
 }
 
 Status check_options(const Problem& p) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "base/text.h"
+#include "plan/arch_planner.h"
 #include "plan/explain_units.h"
 #include "problem/use_options.h"
 
@@ -17,37 +18,10 @@ double clamped_sum(int64_t end, int64_t most) {
   return end <= most + 1 ? e * (e - 1) / 2 : m * (m + 1) / 2 + (e - m - 1) * m;
 }
 
-std::string why_tile(const Problem& p, const ForwardKernel& tile) {
-  std::string text;
-  if (tile.blackwell()) {
-    const Sm100ForwardConfig& t = tile.for_blackwell();
-    text = str_cat("tile: ", t.q_stage(), " x ", t.mma_m(), " rows x ", t.tile_n, " keys",
-                   t.q_stage() > 1 ? ", which alternate on the tensor core" : ", two score buffers",
-                   t.two_cta ? ", two-CTA products" : "", ", keys and values in a ring of ", t.ring_slots(),
-                   " blocks of ", t.block_bytes(), " bytes, ", t.ex2_emu_pairs,
-                   " of 16 exponentials on the FMA units: counted, not measured, at head_dim ", p.head_dim);
-  } else {
-    const Sm90ForwardConfig& t = tile.for_hopper();
-    text = str_cat("tile: ", t.tile_m(), " rows x ", t.tile_n, " keys, ", t.warpgroups, " MMA warpgroups");
-    text += t.pingpong ? " in pingpong order" : " without an order";
-    text += str_cat(", ", t.stages, " stages, ", t.smem_bytes(),
-                    " bytes of shared memory: the fastest measured at head_dim ", p.head_dim);
-  }
+std::string why_tile(const Problem& p, const ForwardKernel& tile, const gpu::Properties& device) {
+  std::string text = planner_for(device).explain_tile(p, tile);
   if (p.head_dim_v != p.head_dim) text += str_cat(" and ", p.head_dim_v);
   return text;
-}
-
-// Bytes of shared memory that products read and TMA writes per query-key pair.
-double shared_bytes_of_pair(const ForwardKernel& tile) {
-  const double written = static_cast<double>(tile.head_dim + tile.head_dim_v) / tile.tile_m();
-  // Probabilities are in tensor memory. In a CTA pair each CTA reads half of the keys and values.
-  if (tile.blackwell()) {
-    const double keys_and_values = tile.head_dim + tile.head_dim_v;
-    return kElement * ((tile.head_dim + keys_and_values / tile.ctas()) / Sm100ForwardConfig::kTileM + written);
-  }
-  // 64 rows read an iteration's keys and values once, and the queries unless they are in registers.
-  const double queries = tile.for_hopper().q_in_registers() ? 0 : static_cast<double>(tile.head_dim) / tile.tile_n;
-  return kElement * (static_cast<double>(tile.head_dim + tile.head_dim_v) / 64 + written + queries);
 }
 
 std::string why_order(const ForwardSchedule& t) {
@@ -94,9 +68,9 @@ Floor forward_floor(const Problem& p, const Plan& plan, const gpu::Properties& d
   Floor f;
   f.pairs = work.pairs;
   f.flops = 2 * work.pairs * dims;
-  f.mma_clocks = f.flops / flops_per_clock(device) / sms;
-  f.exp_clocks = work.pairs / exp_per_clock(device) / sms;
-  f.shared_clocks = work.pairs * shared_bytes_of_pair(t) / kSharedPerClock / sms;
+  f.mma_clocks = f.flops / planner_for(device).flops_per_clock() / sms;
+  f.exp_clocks = work.pairs / planner_for(device).exp_per_clock(device) / sms;
+  f.shared_clocks = work.pairs * planner_for(device).pair_smem_bytes(t) / kSharedPerClock / sms;
   const double rows = work.rows * static_cast<double>(p.heads_q), keys = work.keys * static_cast<double>(p.heads_k);
   const double own = rows * (static_cast<double>(p.head_dim) * kElement +
                              static_cast<double>(p.head_dim_v * size_of(p.out.dtype)) + (p.lse ? 4 : 0));
@@ -110,7 +84,7 @@ Floor forward_floor(const Problem& p, const Plan& plan, const gpu::Properties& d
 std::vector<std::string> forward_reasons(const Problem& p, const Plan& plan, const gpu::Properties& device) {
   const ForwardSchedule& t = plan.forward;
   const bool masked = t.tile.bounded_left || t.tile.bounded_right;
-  std::vector<std::string> lines{why_tile(p, t.tile)};
+  std::vector<std::string> lines{why_tile(p, t.tile, device)};
   if (p.group() > 1) {
     lines.push_back(t.pack_gqa > 1 ? str_cat("heads: rows of ", t.pack_gqa, " query heads of a key head share tiles, ",
                                              masked ? "whose fewer queries see fewer keys" : "which are then full")

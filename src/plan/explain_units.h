@@ -10,12 +10,10 @@
 namespace tandem::plan {
 
 inline constexpr double kSharedPerClock = 128;  // per SM
-inline constexpr double kElement = 2;           // bytes
-// Twice the rate from compute capability 10.3 (B300) on.
-inline double exp_per_clock(const gpu::Properties& device) {
-  return device.compute_major == 10 && device.compute_minor >= 3 ? 32 : 16;
-}
-inline double flops_per_clock(const gpu::Properties& device) { return device.compute_major == 10 ? 8192 : 4096; }
+inline constexpr double kElement = 2, kFloat = 4;  // bytes
+
+// "3 stages of queries and 2 of dout in shared memory, "
+std::string explain_stages(int q_stages, int dout_stages);
 
 // Rows of all sequences, keys of all sequences; visible pairs of all heads.
 struct TileWork {

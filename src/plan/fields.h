@@ -90,10 +90,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"tile_m", {64, 256, 64}, "", true}, t.tile_m);
   visit(Field{"q_stages", {1, 4}, "", true}, t.q_stages);
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
-  visit(Field{"cluster2", kFlag, "_cluster2"}, t.cluster2);
-  visit(Field{"warpgroup_roles", kFlag, "_roles"}, t.warpgroup_roles);
-  visit(Field{"ds_gmem", kFlag, "_ds_gmem"}, t.ds_gmem);
-  visit(Field{"q_subtiles", kFlag, "_q_subtiles"}, t.q_subtiles);
+  visit(Field{"schedule", {0, 5}}, t.schedule);
   visit(Field{"spt", kFlag, "_spt"}, t.spt);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"store_from_registers", kFlag, "_from_registers"}, t.store_from_registers);

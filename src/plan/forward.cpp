@@ -6,17 +6,13 @@
 #include "base/text.h"
 #include "config/block_mask.h"
 #include "config/forward.h"
+#include "plan/arch_planner.h"
+#include "plan/arithmetic.h"
 #include "plan/check.h"
-#include "plan/sm100/tuning.h"
-#include "plan/sm90/tuning.h"
 #include "problem/bound_expression.h"
 
 namespace tandem::plan {
 namespace {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int pad_head_dim(int64_t head_dim) { return static_cast<int>(ceil_div(head_dim, 16) * 16); }
 
 // The most query heads of a key head that can share a tile. It is a power of two up to 64, so that a warpgroup's 64
 // rows are whole queries.
@@ -25,142 +21,6 @@ int max_pack_gqa(const Problem& p) {
   int pack_gqa = 1;
   while (pack_gqa < 64 && group % (2 * pack_gqa) == 0) pack_gqa *= 2;
   return pack_gqa;
-}
-
-// The score options of a problem for a kernel's configuration.
-template <class Kernel>
-Kernel options_of(const Problem& p) {
-  Kernel t;
-  t.head_dim = pad_head_dim(p.head_dim);
-  t.head_dim_v = pad_head_dim(p.head_dim_v);
-  t.f32_out = p.out.dtype == DType::f32;
-  t.dropout = static_cast<bool>(p.dropout);
-  t.max_scores = static_cast<bool>(p.max_scores);
-  set_options(p, &t);
-  return t;
-}
-
-// The kind of scores by their registers. A softcap and ALiBi need few, and so does dropout, but not together. head_dim
-// 64 has capacity for only one of them, without a window. A softcap there also needs the tensor's own lengths. With a
-// block mask there is no capacity for ALiBi.
-Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
-  Sm90ForwardConfig rest = t;
-  const bool narrow = t.head_dim <= 64;
-  if (!t.dropout && !(narrow && ((t.softcap && (t.alibi || t.bounded_left)) || t.varlen || p.batch_invariant)))
-    rest.softcap = rest.alibi = false;
-  if (p.block_mask) rest.alibi = t.alibi;
-  const bool biased = t.bias != Bias::none;
-  if (biased && (t.dropout || t.has_score_mod())) return Scores::any;
-  if (!rest.has_score_mod()) {
-    if (t.dropout && t.bounded_left && narrow) return Scores::any;
-    return biased ? Scores::bias : t.softcap ? Scores::capped : Scores::plain;
-  }
-  rest = t;
-  rest.score_mod = false;
-  return !rest.has_score_mod() && !t.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
-}
-
-// True if TMA can copy a bias: not for packed or padded sequences, and not with several heads per tile.
-bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
-  if (pack_gqa > 1 || p.seqlen_k == 0 || t.bias == Bias::none || t.bias == Bias::boolean || t.varlen || t.block_mask ||
-      t.score_mod || t.mask_mod)
-    return false;
-  constexpr int64_t kFar = int64_t{1} << 40;
-  const int64_t element = bytes_of(t.bias);
-  const auto is_far = [&](int64_t stride) { return stride < 0 || stride >= kFar / element; };
-  const int64_t *const shape = p.bias.shape, *const stride = p.bias.stride;
-  for (int dim = 0; dim < 3; ++dim)
-    if (is_far(stride[dim]) || stride[dim] * element % 16 != 0) return false;
-  return shape[2] == p.seqlen_q && stride[2] > 0 && shape[3] == p.seqlen_k && stride[3] == 1 &&
-         reinterpret_cast<uintptr_t>(p.bias.data) % 16 == 0;
-}
-
-// Heads that are consecutive in the order of tiles and share a bias: device/coords.cuh.
-int64_t heads_sharing_bias(const Problem& p, int64_t heads) {
-  const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
-  if (of_batch) return p.batch * (of_heads ? heads : 1);
-  return of_heads ? heads : 1;
-}
-
-// The CTAs of a cluster that copy a bias for each other. They process the same n_blocks at the same time, so that all
-// must have equally many.
-int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
-  if (!has_bias_map(p, t, pack_gqa)) return 0;
-  const bool even = !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) % kBiasCtas == 0;
-  if (even) return kBiasCtas;
-  return t.head_dim > 64 ? 1 : 0;  // TMA alone is slower there
-}
-
-// The CTAs of a cluster that copy keys and values for each other if they cannot share a bias. They are neighbouring
-// tiles of a head with an even number of tiles.
-int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
-  const bool in_order =
-      t.bias_ctas == 1 && !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) == 1;
-  return in_order && ceil_div(p.seqlen_q, t.tile_m()) % kBiasKvCtas == 0 ? kBiasKvCtas : 1;
-}
-
-// Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch they belong to
-// other sequences.
-ForwardKernel select_sm90_config(const Problem& p, int pack_gqa) {
-  auto t = options_of<Sm90ForwardConfig>(p);
-  int64_t rows = p.seqlen_q * pack_gqa;
-  t.bias_ctas = choose_bias_ctas(p, t, pack_gqa);
-  t.scale_outside_exp2 = t.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
-  const Scores scores = scores_of(p, t);
-  if (p.block_mask) {
-    for (const Sm90TuningRow& c : kSm90BlockTuningRows) {
-      if (!c.matches(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.bounded_left, t.bounded_right, scores)) continue;
-      t = c.applied_to(t);
-      while (t.tile_n > kLeastBlockKeys && !fits_blocks(p, 1, t.tile_n)) t.tile_n /= 2;
-      return t;
-    }
-  }
-  if (p.batch_invariant) rows = INT64_MAX;
-  const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
-  for (const Sm90TuningRow& c : kSm90TuningRows) {
-    if (!c.matches(t.head_dim, t.head_dim_v, rows, keys, t.bounded_left, t.bounded_right, scores)) continue;
-    t = c.applied_to(t);
-    t.kv_ctas = choose_kv_ctas(p, t);
-    return t;
-  }
-  return t;
-}
-
-// True if rows fill the tiles of two CTAs as well as the tiles of one.
-bool fills_pairs(const Sm100ForwardConfig& t, int64_t rows) {
-  Sm100ForwardConfig alone = t;
-  alone.two_cta = false;
-  return 2 * ceil_div(rows, 2 * alone.tile_m()) <= ceil_div(rows, alone.tile_m());
-}
-
-ForwardKernel select_sm100_config(const Problem& p, const gpu::Properties& device, int64_t rows) {
-  auto t = options_of<Sm100ForwardConfig>(p);
-  for (const Sm100TuningRow& c : kSm100TuningRows) {
-    if (t.head_dim > c.head_dim || t.head_dim_v > c.head_dim_v) continue;
-    const bool full = !t.bounded_left && !t.bounded_right && !t.varlen && !t.has_score_mod() && !t.block_mask;
-    t.two_cta = c.cluster == Cluster::two_cta ||
-                (c.cluster == Cluster::two_cta_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
-    // CLC launches one CTA per tile, which sm_limit forbids.
-    t.clc = t.two_cta && (t.bounded_left || t.bounded_right || t.varlen) && p.sm_limit == 0;
-    const bool fast_exponentials = device.compute_minor > 0;  // double rate from B300 on
-    if (t.has_score_mod() || t.dropout || fast_exponentials) {
-      t.ex2_emu_pairs = 0;
-    } else {
-      const bool few = t.bounded_left || t.block_mask;  // few scores in registers at once
-      t.ex2_emu_pairs = !t.lazy_max() ? c.ex2_emu_pairs_strict
-                        : t.two_cta   ? c.ex2_emu_pairs_two_cta
-                        : few         ? c.ex2_emu_pairs_window
-                                      : c.ex2_emu_pairs_lazy;
-    }
-    break;
-  }
-  return t;
-}
-
-// pack_gqa: query heads per tile.
-ForwardKernel select_config(const Problem& p, const gpu::Properties& device, int pack_gqa) {
-  return device.compute_major == 10 ? select_sm100_config(p, device, p.seqlen_q * pack_gqa)
-                                    : select_sm90_config(p, pack_gqa);
 }
 
 // The m_blocks of a packed head, or a bound over all sequences if only the device knows the lengths.
@@ -175,25 +35,25 @@ int64_t count_m_blocks(const Problem& p, int rows, int pack_gqa) {
 
 // Consecutive heads over the batch that share a bias, so that their tiles read it at the same time. Limited to heads
 // whose keys and values fit the L2 cache with it.
-double l2_heads_sharing_bias(const Problem& p, double heads) {
+double l2_heads_sharing_bias(const Problem& p, double heads, double max_heads) {
   if (!p.bias) return 1;
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
   const double sharing = (of_batch ? static_cast<double>(p.batch) : 1) * (of_heads ? heads : 1);
-  return std::min(sharing, kL2BiasHeads);
+  return std::min(sharing, max_heads);
 }
 
 // Without a mask one head after the other: its tiles read the same keys at the same time.
-int choose_l2_heads(const Problem& p, const ForwardSchedule& t, int sm_count) {
+int choose_l2_heads(const Problem& p, const ForwardSchedule& t, const ForwardOrderTuning& tuning, int sm_count) {
   double wanted, packed_heads = t.packed_heads;
   if (t.tile.varlen) {
-    wanted = kL2Waves * sm_count / std::max(t.m_blocks, 1);
+    wanted = tuning.l2_waves * sm_count / std::max(t.m_blocks, 1);
   } else {
-    const double of_bias = l2_heads_sharing_bias(p, packed_heads);
+    const double of_bias = l2_heads_sharing_bias(p, packed_heads, tuning.l2_bias_heads);
     if (!t.tile.bounded_left && !t.tile.bounded_right && of_bias <= 1) return 1;
     packed_heads *= static_cast<double>(p.batch);
     wanted = !t.tile.bounded_left && !t.tile.bounded_right
                  ? of_bias
-                 : kL2Heads * (t.tile.head_dim <= 64 ? 2 : 1) *
+                 : tuning.l2_heads * (t.tile.head_dim <= 64 ? 2 : 1) *
                        std::sqrt(16384.0 / (static_cast<double>(std::max<int64_t>(p.seqlen_k, 1)) * t.pack_gqa));
   }
   const double groups = std::clamp(std::round(packed_heads / std::max(wanted, 1.0)), 1.0, std::max(packed_heads, 1.0));
@@ -220,17 +80,18 @@ Status check_sizes(const Problem& p) {
   return {};
 }
 
-void make_schedule(const Problem& p, const gpu::Properties& device, ForwardSchedule* plan) {
+void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning& tuning, ForwardSchedule* plan) {
+  const ArchPlanner& planner = planner_for(device);
   ForwardSchedule& t = *plan;
   t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // heads have separate lists
-  t.tile = select_config(p, device, t.pack_gqa);
+  t.tile = planner.select_forward(p, device, t.pack_gqa);
   // Under a mask few queries of many heads see fewer keys than many queries of one head.
   if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.bounded_left && !t.tile.bounded_right && !p.batch_invariant) {
     const int64_t rows = t.tile.tile_m();
     const int64_t apart = ceil_div(p.seqlen_q, rows) * t.pack_gqa, joined = ceil_div(p.seqlen_q * t.pack_gqa, rows);
     if (joined >= apart) {
       t.pack_gqa = 1;
-      t.tile = select_config(p, device, t.pack_gqa);
+      t.tile = planner.select_forward(p, device, t.pack_gqa);
     }
   }
   const int64_t packed_heads = p.heads_q / t.pack_gqa, m_blocks = count_m_blocks(p, t.tile.tile_m(), t.pack_gqa);
@@ -239,12 +100,12 @@ void make_schedule(const Problem& p, const gpu::Properties& device, ForwardSched
   t.m_blocks = static_cast<int>(m_blocks);
   t.tiles = static_cast<int>(tiles);
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
-  t.l2_heads = choose_l2_heads(p, t, sms);
-  if (t.tile.blackwell()) {
+  t.l2_heads = choose_l2_heads(p, t, planner.forward_order(tuning), sms);
+  const int bias_heads = std::max(t.tile.bias_ctas(), 1);  // heads of a cluster
+  t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, bias_heads)) * bias_heads;
+  if (t.tile.cluster_has_tile()) {
     t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
   } else {
-    const int together = std::max(t.tile.bias_ctas(), 1);  // heads
-    t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, together)) * together;
     t.grid = static_cast<int>(std::min<int64_t>(sms / ctas * ctas, tiles));
   }
   const bool uneven = t.tile.bounded_left || t.tile.bounded_right || p.block_mask;
@@ -266,7 +127,7 @@ uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + var
 
 // The tiles of varlen problems and the iterations of a block mask are listed first.
 void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
-  const bool overlaps = !t.tile.blackwell();
+  const bool overlaps = t.tile.overlaps_launches();
   if (t.list_words > 0) {
     const auto tiles = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks);
     plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.varlen ? kScheduleEntry + 1 : kListNBlocksEntry),
@@ -300,7 +161,7 @@ void add_workspace(ForwardSchedule& t, Plan* plan) {
   plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
   // The schedule sets the counter of listed tiles; Hopper's list_n_blocks() sets the counter otherwise.
   const int schedule = steps > 0 ? 1 : 0;
-  const int writer = t.tile.varlen ? schedule : steps > 0 && !t.tile.blackwell() ? 0 : kMemset;
+  const int writer = t.tile.varlen ? schedule : steps > 0 && t.tile.lists_reset_counter() ? 0 : kMemset;
   if (t.dynamic_scheduler) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
   if (t.no_keys) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kMemset});
   if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
@@ -385,11 +246,10 @@ int lists_of(const Problem& p, int dim) {
   return static_cast<int>(p.block_mask.partial.varies(dim) || p.block_mask.full.varies(dim) ? size : 1);
 }
 
-Status ForwardPass::check(const Problem& p, const gpu::Properties& device) const {
+Status ForwardPass::check(const Problem& p, const gpu::Properties& device, const Tuning&) const {
   TANDEM_TRY(check_options(p));
-  const bool blackwell = device.compute_major == 10;
-  TANDEM_TRY(check_blocks(p, blackwell ? Sm100ForwardConfig::step_rows() : Sm90ForwardConfig::step_rows(),
-                          blackwell ? Sm100ForwardConfig::tile_n : kLeastBlockKeys));
+  const ArchPlanner& planner = planner_for(device);
+  TANDEM_TRY(check_blocks(p, planner.block_mask_queries(), planner.block_mask_keys()));
   TANDEM_TRY(check_head_dim("q", p.head_dim));
   TANDEM_TRY(check_head_dim("v", p.head_dim_v));
   TANDEM_TRY(check_tensor("q", p.q, p.packed_q(), p.total_q == 0));
@@ -404,9 +264,9 @@ Status ForwardPass::check(const Problem& p, const gpu::Properties& device) const
   return check_sizes(p);
 }
 
-void ForwardPass::plan(const Problem& p, const gpu::Properties& device, Plan* plan) const {
+void ForwardPass::plan(const Problem& p, const gpu::Properties& device, const Tuning& tuning, Plan* plan) const {
   ForwardSchedule& t = plan->forward;
-  make_schedule(p, device, &t);
+  make_schedule(p, device, tuning, &t);
   count_step_lists(p, &t);
   plan->kernels.push_back(kernel_of(p, t.tile.kernel));
   add_launches(p, t, plan);

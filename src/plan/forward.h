@@ -4,14 +4,15 @@
 #include <cstddef>
 
 #include "config/block_mask.h"
+#include "plan/arithmetic.h"
 #include "plan/plan.h"
 
 namespace tandem::plan {
 
 class ForwardPass final : public Pass {
  public:
-  Status check(const Problem& problem, const gpu::Properties& device) const override;
-  void plan(const Problem& problem, const gpu::Properties& device, Plan* plan) const override;
+  Status check(const Problem& problem, const gpu::Properties& device, const Tuning& tuning) const override;
+  void plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning, Plan* plan) const override;
   void bind(const Problem& problem, const Plan& plan, std::byte* workspace, Arguments* arguments) const override;
   std::vector<gpu::NamedBuffer> tensors_of(const Problem& problem, const Plan& plan, size_t launch) const override;
   std::string summary(const Plan& plan) const override;
@@ -57,6 +58,18 @@ void set_options(const Problem& p, Kernel* t) {
   t->score_mod = p.score_mod.present;
   t->mask_mod = p.mask_mod.present;
   t->block_mask = static_cast<bool>(p.block_mask);
+}
+// A forward configuration with what the problem asks of any kernel.
+template <class Config>
+Config forward_options(const Problem& p) {
+  Config t;
+  t.head_dim = static_cast<int>(round_up(p.head_dim, 16));
+  t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 16));
+  t.f32_out = p.out.dtype == DType::f32;
+  t.dropout = static_cast<bool>(p.dropout);
+  t.max_scores = static_cast<bool>(p.max_scores);
+  set_options(p, &t);
+  return t;
 }
 void set_lengths(const Problem& problem, ForwardParams* params);
 void set_dropout(const Dropout& dropout, DropoutParams* params);

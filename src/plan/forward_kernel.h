@@ -32,6 +32,12 @@ struct ForwardKernel {
   const Sm100ForwardConfig& for_blackwell() const { return std::get<Sm100ForwardConfig>(kernel); }
 
   int tile_m() const { return rows_; }
+  // A tile belongs to a whole cluster, else to each of its CTAs.
+  bool cluster_has_tile() const { return blackwell(); }
+  // A launch may begin before the preceding one has ended.
+  bool overlaps_launches() const { return !blackwell(); }
+  // list_n_blocks() resets the counter of tiles.
+  bool lists_reset_counter() const { return !blackwell(); }
   // CTAs per cluster.
   int ctas() const {
     return std::visit([](const auto& t) { return t.ctas(); }, kernel);

@@ -33,6 +33,10 @@ std::string shape_of(const Sm100BackwardConfig& t) {
 const char* mark_of(const Field& field, bool on) { return on ? field.mark : ""; }
 const char* mark_of(const Field&, int) { return ""; }
 const char* mark_of(const Field&, Accumulators) { return ""; }
+const char* mark_of(const Field&, Sm90BackwardConfig::Schedule schedule) {
+  constexpr const char* kMarks[] = {"", "", "_cluster2", "_warpgroup_roles", "_ds_gmem", "_ds_gmem_sub_m"};
+  return kMarks[static_cast<int>(schedule)];
+}
 const char* mark_of(const Field&, Bias bias) {
   switch (bias) {
     case Bias::none: return "";
@@ -50,6 +54,10 @@ std::string source_of(int number) { return std::to_string(number); }
 std::string source_of(Bias bias) {
   const char* names[] = {"none", "boolean", "f32", "element"};
   return str_cat("Bias::", names[static_cast<int>(bias)]);
+}
+std::string source_of(Sm90BackwardConfig::Schedule schedule) {
+  constexpr const char* kNames[] = {"rs", "shared_p", "cluster2", "warpgroup_roles", "ds_gmem", "ds_gmem_sub_m"};
+  return str_cat("Sm90BackwardConfig::Schedule::", kNames[static_cast<int>(schedule)]);
 }
 std::string source_of(Accumulators accumulators) {
   return accumulators == Accumulators::dk ? "Accumulators::dk" : "Accumulators::both";
@@ -73,8 +81,8 @@ std::string prologue_of(std::initializer_list<int> widths) {
 }
 std::string prologue_of(const Sm90ForwardConfig& t) { return prologue_of({t.tile_n, t.head_dim_v}); }
 std::string prologue_of(const Sm90BackwardConfig& t) {
-  if (t.warpgroup_roles) return prologue_of({t.cta_keys(), t.dk_columns(), t.dv_columns(), t.kDqRest});
-  if (t.ds_gmem) return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.head_dim});
+  if (t.warpgroup_roles()) return prologue_of({t.cta_keys(), t.dk_columns(), t.dv_columns(), t.kDqRest});
+  if (t.ds_gmem()) return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.head_dim});
   return prologue_of({t.score_queries(), t.dk_columns(), t.dv_columns(), t.dq_columns()});
 }
 std::string prologue_of(const Sm100ForwardConfig&) { return ""; }
@@ -141,8 +149,8 @@ FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const T& t, Unit 
     entries.push_back({"mark_n_blocks", kListBlocksThreads});
     entries.push_back({"list_m_blocks", kListBlocksThreads});
   }
-  if constexpr (requires { t.ds_gmem; }) {
-    if (t.ds_gmem) entries.push_back({"dq", static_cast<uint32_t>(t.threads()), t.dq_smem_bytes()});
+  if constexpr (requires { t.ds_gmem(); }) {
+    if (t.ds_gmem()) entries.push_back({"dq", static_cast<uint32_t>(t.threads()), t.dq_smem_bytes()});
   }
   return entries;
 }

@@ -80,10 +80,10 @@ std::string translation_unit(const PlannedKernel& kernel) {
   return translation_unit(kernel.configuration, functions, kernel.unit);
 }
 
-Plan make_plan(const Problem& problem, const gpu::Properties& device) {
+Plan make_plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning) {
   Plan plan;
   plan.pass = pass_of(problem.pass);
-  plan.pass->plan(problem, device, &plan);
+  plan.pass->plan(problem, device, tuning, &plan);
   return plan;
 }
 

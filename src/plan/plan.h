@@ -13,6 +13,7 @@
 #include "plan/backward_schedule.h"
 #include "plan/forward_kernel.h"
 #include "plan/kernel.h"
+#include "plan/tuning.h"
 #include "problem/problem.h"
 
 namespace tandem::score_mod {
@@ -82,8 +83,8 @@ struct Plan {
 class Pass {
  public:
   // Ok, or the first reason why a GPU does not serve the call. If the GPU has kernels, this device's limits count.
-  virtual Status check(const Problem& problem, const gpu::Properties& device) const = 0;
-  virtual void plan(const Problem& problem, const gpu::Properties& device, Plan* plan) const = 0;
+  virtual Status check(const Problem& problem, const gpu::Properties& device, const Tuning& tuning) const = 0;
+  virtual void plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning, Plan* plan) const = 0;
 
   // Fills the parameters of the plan's kernels. workspace: aligned.
   virtual void bind(const Problem& problem, const Plan& plan, std::byte* workspace, Arguments* arguments) const = 0;
@@ -99,9 +100,9 @@ class Pass {
 const Pass* pass_of(tandem_pass pass);
 
 // Ok, or the first reason why this device does not serve the call. Data pointers that are set are checked too.
-Status check(const Problem& problem, const gpu::Properties& device);
+Status check(const Problem& problem, const gpu::Properties& device, const Tuning& tuning = kTuning);
 
 // For a problem that check() accepts and that writes something.
-Plan make_plan(const Problem& problem, const gpu::Properties& device);
+Plan make_plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning = kTuning);
 
 }  // namespace tandem::plan

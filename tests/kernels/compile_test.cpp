@@ -207,7 +207,7 @@ TEST_F(KernelsCompile, HalvesOfHopper) {
       Problem p = gradients_of(choice);
       p.heads_q = p.heads_k = 16;  // so many that dS of a head may be in memory
       const plan::Plan plan = plan::make_plan(p, hopper());
-      EXPECT_TRUE(plan.backward.tile.for_hopper().q_subtiles);
+      EXPECT_TRUE(plan.backward.tile.for_hopper().q_subtiles());
       const std::string name = plan::name_of(plan.kernels[0]);
       EXPECT_EQ(compile(name, plan::translation_unit(plan.kernels[0]), hopper()), "") << name;
     }

@@ -15,7 +15,7 @@ TANDEM_DEVICE void first_scores(float (&scores)[T.score_queries() / 2], float (&
                                 Prefetched<T>& prefetched, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
                                 const WarpgroupSteps<T>& at) {
   prefetch_iteration(prefetched, tile, at);
-  mma_s(scores, tile, rings, at.m_block, !T.q_subtiles);
+  mma_s(scores, tile, rings, at.m_block, !T.q_subtiles());
   mma_dp(dp, prefetched, tile, rings, at.m_block);
   draw_dropout_mask(prefetched, tile, at);
   evaluate_mask_mod(prefetched, tile, at);
@@ -422,14 +422,14 @@ TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int ind
     tile.clear_keys();
     WarpgroupSteps<T> steps(p, s.tile, thread.group, m_begin, m_end);
     [[maybe_unused]] float last_dq[T.dq_columns() / 2];
-    if constexpr (T.q_subtiles) {
+    if constexpr (T.q_subtiles()) {
       if (warp_any(steps.count > 0)) half_steps(tile, rings, steps, dk, dv);
-    } else if constexpr (T.ds_gmem) {
+    } else if constexpr (T.ds_gmem()) {
       if (warp_any(steps.count > 0)) strip_steps(tile, rings, steps, dk, dv);
-    } else if constexpr (T.shared_p() && !T.cluster2) {
+    } else if constexpr (T.shared_p() && !T.cluster2()) {
       wide_steps(tile, rings, steps, dk, dv);
     } else if (warp_any(steps.count > 0)) {
-      if constexpr (T.cluster2) {
+      if constexpr (T.cluster2()) {
         pair_steps(tile, rings, steps, dk, dv);
       } else {
         pipelined_steps(tile, rings, steps, dk, dv, last_dq);
@@ -440,7 +440,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int ind
     epilogue.template store<false>(dv);
     epilogue.template store<true>(dk);
     // The last dq comes after the epilogue, because its turn comes late and the next tile's keys load meanwhile.
-    if constexpr (!T.shared_p() && !T.ds_gmem) {
+    if constexpr (!T.shared_p() && !T.ds_gmem()) {
       if (warp_any(steps.count > 0)) accumulate_dq(last_dq, tile, rings.steps - 1);
     }
   }

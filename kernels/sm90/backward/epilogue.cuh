@@ -88,7 +88,7 @@ struct KeyEpilogue {
         sequence(coords),
         tile(s.tile),
         index(warpgroup),
-        part(T.warpgroup_roles ? 0 : warpgroup),
+        part(T.warpgroup_roles() ? 0 : warpgroup),
         key((tile.n_block * T.ctas() + cta_rank<T>()) * T.cta_keys() + (T.shared_p() ? 0 : warpgroup * 64) +
             threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
 

@@ -45,11 +45,11 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
   static_assert(T.fits());
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.v}) prefetch_tensor_map(map);
-    constexpr int kWarps = T.warpgroup_roles ? 8 : 4 * T.warpgroups;  // warps that read queries or dout
+    constexpr int kWarps = T.warpgroup_roles() ? 8 : 4 * T.warpgroups;  // warps that read queries or dout
     mbarrier_init(&s.k_full, 1);
     mbarrier_init(&s.v_full, 1);
     mbarrier_init(&s.kv_empty,
-                  T.warpgroups + (T.ds_gmem ? 1 : T.dq_threads()) + (T.warpgroup_roles || T.stages_bias() ? 1 : 0));
+                  T.warpgroups + (T.ds_gmem() ? 1 : T.dq_threads()) + (T.warpgroup_roles() || T.stages_bias() ? 1 : 0));
     if constexpr (T.stages_bias()) {
       for (u64& full : s.bias.full) mbarrier_init(&full, 32);
       for (u64& empty : s.bias.empty) mbarrier_init(&empty, 128);
@@ -64,8 +64,8 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       mbarrier_init(&s.dout_empty[i], kWarps);
     }
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&s.ds_full[i], T.warpgroup_roles ? 4 : kWarps);
-      mbarrier_init(&s.ds_empty[i], T.ds_gmem ? 1 : 12);
+      mbarrier_init(&s.ds_full[i], T.warpgroup_roles() ? 4 : kWarps);
+      mbarrier_init(&s.ds_empty[i], T.ds_gmem() ? 1 : 12);
     }
     mbarrier_init(&s.p_full, 4);
     mbarrier_init(&s.p_empty, 4);
@@ -73,7 +73,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       mbarrier_init(&s.dq_slot_free[i], 1);
       for (u64& added : s.dq_slot_full[i]) mbarrier_init(&added, 4);
     }
-    if constexpr (T.cluster2) {
+    if constexpr (T.cluster2()) {
       for (u64& tma_full : s.cluster2.ds_peer_full) mbarrier_init(&tma_full, 1);
       mbarrier_init(&s.cluster2.ds_read, kWarps);
       mbarrier_init(&s.cluster2.tile_signalled, 1);
@@ -83,12 +83,12 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     fence_proxy_async();
   }
   // Zeroes the dS that the first iteration reads as the previous one; its dq is not used.
-  if constexpr (!T.shared_p() && !T.ds_gmem) {
+  if constexpr (!T.shared_p() && !T.ds_gmem()) {
     for (int i = threadIdx.x; i < T.cta_keys() * T.tile_m / 8; i += blockDim.x)
       reinterpret_cast<uint4*>(s.ds[0])[i] = make_uint4(0, 0, 0, 0);
     fence_proxy_async();
   }
-  if constexpr (T.cluster2) {
+  if constexpr (T.cluster2()) {
     cluster_sync();
   } else {
     __syncthreads();
@@ -101,16 +101,16 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     const int warp = warp_uniform(threadIdx.x / 32);
     if (warp == 0) {
       if (elect_one()) load<T>(p, s);
-    } else if constexpr (T.ds_gmem) {
+    } else if constexpr (T.ds_gmem()) {
       if (warp == 1 && elect_one()) store_ds<T>(p, s);
     } else if (warp <= T.dq_threads()) {
       if (elect_one()) dq_accumulate_warp<T>(p, s, warp - 1);
-    } else if constexpr (T.warpgroup_roles) {
+    } else if constexpr (T.warpgroup_roles()) {
       if (elect_one()) send_ds<T>(p, s);
     } else if constexpr (T.stages_bias()) {
       if (warp == 3) load_bias<T>(p, s);
     }
-  } else if constexpr (!T.warpgroup_roles) {
+  } else if constexpr (!T.warpgroup_roles()) {
     setmaxnreg_inc<T.registers()>();
     compute<T>(p, s, warpgroup - 1);
   } else if (warpgroup == 3) {
@@ -124,7 +124,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       sum_steps<T, true>(p, s, 1);
     }
   }
-  if constexpr (T.cluster2) {  // the other CTA may still write here
+  if constexpr (T.cluster2()) {  // the other CTA may still write here
     __syncwarp();
     cluster_sync();
   }

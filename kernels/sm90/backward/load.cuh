@@ -7,7 +7,7 @@
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE int next_tile(const BackwardParams& p, SharedStorage<T>& s, u32 tile_idx) {
   const auto take = [&p] { return atomicAdd(p.counter, 1); };
-  if constexpr (T.cluster2) {
+  if constexpr (T.cluster2()) {
     return next_cta_pair_tile<T>(s.cluster2, tile_idx, take);
   } else {
     return take();
@@ -67,10 +67,10 @@ TANDEM_DEVICE void load(const BackwardParams& p, SharedStorage<T>& s) {
     mbarrier_wait(&s.kv_empty, (tile_idx & 1) ^ 1);
     s.tile = tile;
     u32 bytes = sizeof s.k;
-    if constexpr (T.cluster2) bytes += sizeof s.cluster2.k;
+    if constexpr (T.cluster2()) bytes += sizeof s.cluster2.k;
     mbarrier_expect_tx(&s.k_full, bytes);
     load_keys<T>(s.k, &p.k, &s.k_full, T.head_dim, first_key, tile.head_k, sequence.batch);
-    if constexpr (T.cluster2) {
+    if constexpr (T.cluster2()) {
       const int other_key = first_of_all + (rank ^ 1) * T.cta_keys();
 #pragma unroll 1
       for (int c = 0; c < T.cluster2_columns(); c += 64)

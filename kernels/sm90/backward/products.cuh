@@ -37,10 +37,10 @@ TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Prefetched<T>& pre
 // The queries that dk and dv sum over at once: an iteration's, or half of them. Also their offset in the operand at the
 // warpgroup's columns.
 template <Sm90BackwardConfig T>
-constexpr int kSummedQueries = T.q_subtiles ? T.score_queries() : T.tile_m;
+constexpr int kSummedQueries = T.q_subtiles() ? T.score_queries() : T.tile_m;
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE u32 first_summed(const WarpgroupTile<T>& tile, int columns) {
-  return tile.thread.own_columns(columns) + (T.q_subtiles ? tile.first_query * 128 : 0);
+  return tile.thread.own_columns(columns) + (T.q_subtiles() ? tile.first_query * 128 : 0);
 }
 
 // dv += P dO: P from registers, or from shared memory if all warpgroups share the keys.
@@ -50,7 +50,7 @@ TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabili
   using DvMma = Wgmma<T.f16, T.dv_columns()>;
   const u32 place = shared_address(tile.s.dout[rings.dout.index]) + first_summed(tile, T.dv_columns());
   const u64 dout = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
-  const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p[T.ds_gmem ? rings.steps & 1 : 0]), 16, 1024);
+  const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p[T.ds_gmem() ? rings.steps & 1 : 0]), 16, 1024);
   fence_operand(dv);
   wgmma_fence();
 #pragma unroll
@@ -71,7 +71,7 @@ TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.sco
   using DkMma = Wgmma<T.f16, T.dk_columns()>;
   const u32 place = shared_address(tile.s.q[rings.q.index]) + first_summed(tile, T.dk_columns());
   const u64 q = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
-  const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[T.ds_gmem ? rings.steps & 1 : 0]), 16, 1024);
+  const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[T.ds_gmem() ? rings.steps & 1 : 0]), 16, 1024);
   fence_operand(dk);
   wgmma_fence();
 #pragma unroll

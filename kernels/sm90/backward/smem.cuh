@@ -8,7 +8,7 @@
 #include "ptx/mbarrier.cuh"
 
 // Additional storage of a CTA pair. landed counts bytes; ds_read counts the other CTA's MMA warps (without roles).
-template <Sm90BackwardConfig T, bool = T.cluster2>
+template <Sm90BackwardConfig T, bool = T.cluster2()>
 struct ClusterShared {};
 template <Sm90BackwardConfig T>
 struct ClusterShared<T, true> {

@@ -155,7 +155,7 @@ struct WarpgroupTile {
   TANDEM_DEVICE void clear_keys() const {
     clear(s.k, T.cta_keys(), T.head_dim, sequence.k_len - n_block * T.cta_keys());
     clear(s.v, T.cta_keys(), T.head_dim_v, sequence.k_len - n_block * T.cta_keys());
-    if constexpr (T.cluster2)
+    if constexpr (T.cluster2())
       clear(s.cluster2.k, T.cta_keys(), T.cluster2_columns(), sequence.k_len - (n_block ^ 1) * T.cta_keys());
   }
 };

@@ -1,5 +1,5 @@
-// The configurations of Blackwell forward kernels, derived from the clocks of each unit
-// (docs/lab/blackwell-forward.md), not yet measured. Tuning changes only this table.
+// Every tuned constant of Blackwell (sm_100a), derived from counted clocks and not yet measured:
+// docs/design/sm100_forward.md and sm100_backward.md.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "config/sm100_forward.h"
 #include "config/sm90_forward.h"
 #include "plan/fields.h"
+#include "plan/order_tuning.h"
 
 namespace tandem::plan {
 
@@ -28,6 +29,23 @@ inline constexpr Sm100TuningRow kSm100TuningRows[] = {
     {128, 128, Cluster::two_cta_if_full, 2, 2, 4, 3},
     {192, 128, Cluster::two_cta_if_full, 3, 2, 3, 3},
     {256, 256, Cluster::two_cta, 0, 0, 0, 0},
+};
+
+inline constexpr int64_t kB200Sms = 148;
+
+struct Sm100BackwardTuning {
+  // Clocks of an iteration of two CTAs, and of one CTA: head_dim_clocks * head_dim + head_dim_v_clocks * head_dim_v +
+  // fixed_clocks.
+  int64_t two_cta_clocks = 2816, head_dim_clocks = 16, head_dim_v_clocks = 6, fixed_clocks = 640;
+
+  int64_t spt_l2_bytes = 32 << 20;  // of q, dout and dq_accum of a group of heads
+
+  BackwardOrderTuning order{.sms = kB200Sms, .prefers_even_groups = true};
+};
+
+struct Sm100Tuning {
+  ForwardOrderTuning forward_order;
+  Sm100BackwardTuning backward;
 };
 
 constexpr bool sm100_rows_fit() {

@@ -1,11 +1,14 @@
-// The configurations of Hopper forward kernels by head_dim, length and mask, as measured (docs/lab/hopper-forward.md).
-// Rows for light scores are modelled (docs/lab/mods.md). Tuning for another GPU changes only this table.
+// Every tuned constant of Hopper (sm_90a). docs/design/sm90_forward.md and sm90_backward.md have the measurements;
+// `python bench/tune.py` times the alternatives of the forward's tables.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
+#include "config/sm90_backward.h"
 #include "config/sm90_forward.h"
 #include "plan/fields.h"
+#include "plan/order_tuning.h"
 
 namespace tandem::plan {
 
@@ -81,19 +84,35 @@ inline constexpr Sm90TuningRow kSm90BlockTuningRows[] = {
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };
 inline constexpr int64_t kLeastBlockKeys = 32;
+inline constexpr int64_t kH200Sms = 132;
 
-// Heads that run together under a mask, for 16384 keys. The number falls as the square root of the keys and of
-// pack_gqa, and doubles at head_dim 64. More heads share the L2 cache, fewer balance better (measured).
-inline constexpr double kL2Heads = 8;
-// Heads that share a bias, without a mask. The bias is then read less often from memory by this factor, keys and values
-// more often. Not measured.
-inline constexpr double kL2BiasHeads = 8;
-// CTAs of a cluster that share a bias by TMA multicast. Four leave multiprocessors idle and are slower.
+// CTAs of a cluster that share a bias by TMA multicast. Four CTAs leave SMs idle.
 inline constexpr int kBiasCtas = 2;
-// CTAs of a cluster that share keys and values if each has a separate bias: 1 or 2.
+// CTAs of a cluster that share K and V by multicast while each loads a bias of its own.
 inline constexpr int kBiasKvCtas = 2;
-// Tiles per SM in a group of a varlen tile list.
-inline constexpr double kL2Waves = 6;
+
+struct Sm90BackwardTuning {
+  // m_splits: fewest iterations of a part, most parts, and waves of tiles up to which query heads are split.
+  int64_t min_split_iterations = 2, max_m_splits = 16, head_split_waves = 3;
+
+  // Shortest-first order (spt): bytes of q, dout and dq_accum of a head that fit in the L2 cache, and the same for
+  // head_dim 256 without grouped heads. Grouped heads need long tiles to hide the accumulation of dk and dv.
+  int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20, spt_min_grouped_seqlen = 4096;
+
+  // dS in global memory: tiles of a chunk, bytes of dS per element of a float32 gradient, and the m_blocks up to which
+  // a tile iterates over two query heads.
+  int64_t ds_chunk_tiles = 512, ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128;
+
+  BackwardOrderTuning order{.sms = kH200Sms};
+
+  // Tests: the only schedule that wide heads may use beside shared_p.
+  std::optional<Sm90BackwardConfig::Schedule> schedule;
+};
+
+struct Sm90Tuning {
+  ForwardOrderTuning forward_order;
+  Sm90BackwardTuning backward;
+};
 
 constexpr Sm90ForwardConfig tile_of(const Sm90TuningRow& c, int head_dim, int head_dim_v) {
   return c.applied_to({.head_dim = head_dim, .head_dim_v = head_dim_v});

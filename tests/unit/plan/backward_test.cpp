@@ -302,7 +302,7 @@ TEST(BackwardPlan, TilesOfEveryHeadDimFit) {
       EXPECT_LE(t.dbias_smem_bytes(), Sm90BackwardConfig::kMaxSmemBytes) << dim << " " << dim_v;
       EXPECT_GE(t.head_dim, dim);
       EXPECT_GE(t.head_dim_v, dim_v);
-      EXPECT_EQ(t.registers(), t.warpgroup_roles ? 160 : t.ds_gmem ? 232 : 240);
+      EXPECT_EQ(t.registers(), t.warpgroup_roles() ? 160 : t.ds_gmem() ? 232 : 240);
     }
   }
 }
@@ -378,11 +378,11 @@ TEST(BackwardPlan, PairsOfBlackwell) {
 // the keys of one, but always where a sequence's bits may not depend on others.
 TEST(BackwardPlan, PairsOfHopper) {
   Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .heads_q = 60, .heads_k = 60, .head_dim = 256}));
-  EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().cluster2);
+  EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().cluster2());
   p.seqused_k.present = true;
   const plan::Plan plan = plan::make_plan(p, hopper());
   const Sm90BackwardConfig t = plan.backward.tile.for_hopper();
-  EXPECT_TRUE(t.cluster2);
+  EXPECT_TRUE(t.cluster2());
   EXPECT_EQ(t.tile_n(), 128);
   EXPECT_EQ(plan.backward.n_blocks, 3);
   EXPECT_EQ(plan.launches[1].grid, 132u);
@@ -390,11 +390,11 @@ TEST(BackwardPlan, PairsOfHopper) {
   p.sm_limit = 1;
   EXPECT_EQ(plan::make_plan(p, hopper()).launches[1].grid, 2u);
   Problem few = backward(dense({.seqlen_q = 300, .seqlen_k = 64, .heads_q = 60, .heads_k = 60, .head_dim = 256}));
-  EXPECT_FALSE(plan::make_plan(few, hopper()).backward.tile.for_hopper().cluster2);
+  EXPECT_FALSE(plan::make_plan(few, hopper()).backward.tile.for_hopper().cluster2());
   few.batch_invariant = true;
-  EXPECT_TRUE(plan::make_plan(few, hopper()).backward.tile.for_hopper().cluster2);
+  EXPECT_TRUE(plan::make_plan(few, hopper()).backward.tile.for_hopper().cluster2());
   const Problem narrow = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 128, .head_dim_v = 256}));
-  EXPECT_FALSE(plan::make_plan(narrow, hopper()).backward.tile.for_hopper().cluster2);
+  EXPECT_FALSE(plan::make_plan(narrow, hopper()).backward.tile.for_hopper().cluster2());
 }
 
 // dS of wide heads goes to memory in strips: whole heads, or without a bound n_blocks of one, a few hundred tiles; and
@@ -417,8 +417,8 @@ TEST(BackwardPlan, Strips) {
     return 0;
   };
   const plan::Plan small = of(wide(4, 4096, 8, 8));
-  EXPECT_TRUE(small.backward.tile.for_hopper().ds_gmem);
-  EXPECT_FALSE(small.backward.tile.for_hopper().cluster2);
+  EXPECT_TRUE(small.backward.tile.for_hopper().ds_gmem());
+  EXPECT_FALSE(small.backward.tile.for_hopper().cluster2());
   EXPECT_EQ(small.backward.chunk_heads, 8);  // 64 n_blocks each
   EXPECT_EQ(small.backward.ds_chunks, 4);
   EXPECT_EQ(small.repeat.times, 4);
@@ -445,7 +445,7 @@ TEST(BackwardPlan, Strips) {
   EXPECT_LE(bytes_of(of(p), "workspace.ds"), size_t{6} * 4 * 32768 * 256 * 3);
   p.window_right = 0;
   EXPECT_FALSE(of(p).backward.tile.ds_gmem);
-  EXPECT_TRUE(of(p).backward.tile.for_hopper().cluster2);
+  EXPECT_TRUE(of(p).backward.tile.for_hopper().cluster2());
   p.window_left = 1000;  // rows of few n_blocks
   EXPECT_TRUE(of(p).backward.tile.ds_gmem);
   EXPECT_EQ(of(p).backward.ds_row_stride, 18);
@@ -587,7 +587,7 @@ TEST(BackwardPlan, ATileOfAWholeGroupStoresDkAndDv) {
     p.window_right = 0;
     const plan::Plan plan = plan::make_plan(backward(p), hopper());
     const Sm90BackwardConfig& config = plan.backward.tile.for_hopper();
-    EXPECT_TRUE(config.ds_gmem && config.split_q_heads);
+    EXPECT_TRUE(config.ds_gmem() && config.split_q_heads);
     EXPECT_GT(plan.backward.ds_chunks, 1);
     EXPECT_EQ(plan.backward.m_splits, 1);
     EXPECT_FALSE(config.m_split);
@@ -603,7 +603,7 @@ TEST(BackwardPlan, HalvesOfHopper) {
   };
   Problem p = of(136, 72);
   const Sm90BackwardConfig t = config(p);
-  EXPECT_TRUE(t.q_subtiles && t.ds_gmem && !t.cluster2 && !t.shared_p() && t.fits());
+  EXPECT_TRUE(t.q_subtiles() && t.ds_gmem() && !t.cluster2() && !t.shared_p() && t.fits());
   EXPECT_EQ(t.head_dim, 192);
   EXPECT_EQ(t.head_dim_v, 128);
   EXPECT_EQ(t.tile_n(), 128);
@@ -623,20 +623,20 @@ TEST(BackwardPlan, HalvesOfHopper) {
   EXPECT_EQ(plan::make_plan(p, hopper()).backward.chunk_heads, 8);
   p = of(136, 72);
   for (const auto& [head_dim, head_dim_v] : {std::pair(256, 64), {64, 256}, {128, 192}, {8, 136}})
-    EXPECT_TRUE(config(of(head_dim, head_dim_v)).q_subtiles);
+    EXPECT_TRUE(config(of(head_dim, head_dim_v)).q_subtiles());
   for (const auto& [head_dim, head_dim_v] : {std::pair(192, 192), {200, 72}, {128, 128}, {256, 256}})
-    EXPECT_FALSE(config(of(head_dim, head_dim_v)).q_subtiles);
+    EXPECT_FALSE(config(of(head_dim, head_dim_v)).q_subtiles());
   p.softcap = 5;
-  EXPECT_TRUE(config(p).q_subtiles);
+  EXPECT_TRUE(config(p).q_subtiles());
   p.bias.present = true;
   p.bias.dtype = DType::f32;
-  EXPECT_FALSE(config(p).q_subtiles);
-  EXPECT_TRUE(config(p).ds_gmem);
+  EXPECT_FALSE(config(p).q_subtiles());
+  EXPECT_TRUE(config(p).ds_gmem());
   Problem dropped = of(136, 72);
   dropped.dropout.p = 0.5;
-  EXPECT_FALSE(config(dropped).q_subtiles);
-  EXPECT_FALSE(config(modified(of(136, 72), "score * 2", 0, 0)).q_subtiles);
-  EXPECT_FALSE(config(backward(dense({.seqlen_q = 300, .seqlen_k = 128, .head_dim = 192}))).q_subtiles);  // one n_block
+  EXPECT_FALSE(config(dropped).q_subtiles());
+  EXPECT_FALSE(config(modified(of(136, 72), "score * 2", 0, 0)).q_subtiles());
+  EXPECT_FALSE(config(backward(dense({.seqlen_q = 300, .seqlen_k = 128, .head_dim = 192}))).q_subtiles());  // one n_block
 }
 
 // Where it may not, a warpgroup makes scores for two that sum, if registers are left for them: not where scores are
@@ -646,17 +646,17 @@ TEST(BackwardPlan, RolesOfHopper) {
   Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 136, .head_dim_v = 72}));
   p.batch_invariant = true;
   const Sm90BackwardConfig t = config(p);
-  EXPECT_TRUE(t.warpgroup_roles && t.cluster2 && t.fits());
+  EXPECT_TRUE(t.warpgroup_roles() && t.cluster2() && t.fits());
   EXPECT_EQ(t.threads(), 512);
   EXPECT_EQ(t.head_dim, 192);
   EXPECT_EQ(t.head_dim_v, 128);
   EXPECT_EQ(t.tile_n(), 128);
   EXPECT_EQ(plan::make_plan(p, hopper()).launches[2].block, 256u);  // two parts of dq
   const Problem wider = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 192, .head_dim_v = 200}));
-  EXPECT_FALSE(config(wider).warpgroup_roles);
+  EXPECT_FALSE(config(wider).warpgroup_roles());
   p.softcap = 5;
-  EXPECT_FALSE(config(p).warpgroup_roles);
-  EXPECT_TRUE(config(p).cluster2);
+  EXPECT_FALSE(config(p).warpgroup_roles());
+  EXPECT_TRUE(config(p).cluster2());
 }
 
 // Under a causal mask n_blocks of grouped heads are long and of unequal lengths: where they are few, parts of the heads

@@ -1,0 +1,34 @@
+// Properties of a backward problem that every architecture's choice of a kernel depends on.
+#pragma once
+
+#include <cstdint>
+
+#include "problem/problem.h"
+
+namespace tandem::plan {
+
+// True if a score_mod reads tensors whose gradients are wanted.
+bool wants_captured(const Problem& p);
+
+// True if the main kernel can accumulate these gradients from a sum of dS per tile.
+bool captured_per_tile(const Problem& p);
+
+// True if the main kernel can accumulate them from each score.
+bool captured_per_score(const Problem& p);
+
+// True if dk or dv is float32 or accumulated into: they are then stored from registers, two columns at a time.
+bool stores_from_registers(const Problem& p);
+
+// Bytes of q, dout and dq_accum touched per query in one iteration: the working set that should fit in the L2 cache.
+constexpr int64_t query_bytes(int64_t head_dim, int64_t head_dim_v) { return 2 * (head_dim + head_dim_v) + 4 * head_dim; }
+
+// True if the n_blocks of a causal mask may be scheduled shortest first (spt). The order of sums differs, so a
+// batch_invariant problem must not decide by lengths.
+template <class Config>
+bool may_use_spt(const Problem& p, const Config& config) {
+  if (config.block_mask || p.total_q == 0 || (p.batch_invariant && p.group() > 1)) return false;
+  if (p.batch_invariant) return p.window_right != TANDEM_UNBOUNDED && p.window_left == TANDEM_UNBOUNDED;
+  return config.bounded_right && !config.bounded_left;
+}
+
+}  // namespace tandem::plan

@@ -1,0 +1,32 @@
+// Constants of the order in which tiles are scheduled. Each architecture has values of its own.
+#pragma once
+
+#include <cstdint>
+
+namespace tandem::plan {
+
+struct ForwardOrderTuning {
+  // Heads whose tiles are scheduled together under a mask, for 16384 keys. The number falls with the square root of the
+  // keys and of pack_gqa, and doubles at head_dim 64. More heads share the L2 cache, fewer balance better.
+  double l2_heads = 8;
+  double l2_bias_heads = 8;  // heads that share a bias, without a mask
+  double l2_waves = 6;       // varlen: tiles per SM that are scheduled together
+};
+
+struct BackwardOrderTuning {
+  int64_t sms = 0;  // of a whole GPU: choices that change bits must not depend on the SMs at hand
+
+  // Windows: key heads scheduled together, as many as leave q, dout and dq_accum in the L2 cache.
+  int64_t window_l2_bytes = 24 << 20, max_window_heads = 33, min_window_heads = 4;
+  int64_t min_cluster_window_heads = 8;  // of clusters, whose iterations are so long that memory binds first
+
+  // Causal masks: the fewest key heads scheduled together, and more for packed sequences and for short iterations.
+  int64_t min_causal_heads = 8, packed_heads = 16, short_iteration_factor = 3;
+
+  // Without a mask: a head is long from so many n_blocks on, and then at least two heads are scheduled together. An
+  // epilogue counts as so many iterations.
+  int64_t long_head_n_blocks = 16, epilogue_iterations = 3;
+  bool prefers_even_groups = false;  // heads are divided into groups of one size
+};
+
+}  // namespace tandem::plan

@@ -1,0 +1,73 @@
+#include "plan/sm100/backward.h"
+
+#include "plan/arithmetic.h"
+#include "plan/backward_needs.h"
+#include "plan/forward.h"
+
+namespace tandem::plan {
+namespace {
+
+// True if two CTAs share each MMA. An iteration then moves less through shared memory. An n_block is twice as long,
+// however: it has more keys beyond the end, with a mask more hidden keys, and the last wave may be emptier. The answer
+// assumes a whole B200, because bits must not depend on the SMs at hand, and is false for batch_invariant.
+bool uses_two_cta(const Problem& p, const Sm100BackwardTuning& tuning) {
+  constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys;
+  const auto is_served = [](int64_t head_dim) { return head_dim > 64 && head_dim <= 128; };
+  if (!is_served(p.head_dim) || !is_served(p.head_dim_v) || p.seqlen_k <= kKeys || p.batch_invariant) return false;
+  const int64_t clocks = tuning.head_dim_clocks * round_up(p.head_dim, 16) +
+                         tuning.head_dim_v_clocks * round_up(p.head_dim_v, 16) + tuning.fixed_clocks;
+  const int64_t heads = p.batch * p.heads_k;
+  const int64_t waves = ceil_div(ceil_div(p.seqlen_k, kKeys) * heads, kB200Sms);
+  const int64_t two_cta_waves = ceil_div(ceil_div(p.seqlen_k, 2 * kKeys) * heads, kB200Sms / 2);
+  if (!needs_left_mask(p) && !needs_right_mask(p)) return two_cta_waves * tuning.two_cta_clocks < waves * clocks;
+  // In a triangle of blocks each row of a cluster covers one more block.
+  const int64_t m_blocks = ceil_div(p.seqlen_q, Sm100BackwardConfig::tile_m);
+  return two_cta_waves * tuning.two_cta_clocks * (m_blocks + 2) < waves * clocks * (m_blocks + 1);
+}
+
+bool uses_spt(const Problem& p, const Sm100BackwardConfig& config, const Sm100BackwardTuning& tuning) {
+  if (!may_use_spt(p, config)) return false;
+  const int64_t bytes = p.group() * p.seqlen_q * query_bytes(config.head_dim, config.head_dim_v);
+  return p.batch_invariant || bytes <= tuning.spt_l2_bytes;
+}
+
+void set_head_dims(const Problem& p, int64_t multiple, Sm100BackwardConfig* config) {
+  config->head_dim = static_cast<int>(round_up(p.head_dim, multiple));
+  config->head_dim_v = static_cast<int>(round_up(p.head_dim_v, multiple));
+}
+
+// The most stages that fit: of q first, then of dout, then of dq. False if none do.
+bool set_one_cta_stages(Sm100BackwardConfig* config) {
+  Sm100BackwardConfig& t = *config;
+  for (t.dq_stages = 4; t.dq_stages > 1; t.dq_stages /= 2)
+    for (t.dout_stages = 2; t.dout_stages > 0; --t.dout_stages)
+      for (t.q_stages = 3; t.q_stages > 1; --t.q_stages)
+        if (t.fits()) return true;
+  return false;
+}
+
+}  // namespace
+
+Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100BackwardTuning& tuning) {
+  Sm100BackwardConfig t;
+  set_options(p, &t);
+  t.dropout = static_cast<bool>(p.dropout);
+  t.store_from_registers = stores_from_registers(p);
+  t.captured = wants_captured(p);
+  t.captured_per_tile = captured_per_tile(p);
+  t.two_cta = uses_two_cta(p, tuning);
+  set_head_dims(p, t.two_cta ? 128 : 16, &t);
+  if (t.two_cta) {
+    t.q_stages = t.dout_stages = t.dq_stages = 1;
+  } else if (!set_one_cta_stages(&t)) {
+    // Tensor memory has no space for all accumulators of wide heads: dk and dq, then dv, in two passes.
+    set_head_dims(p, 64, &t);
+    t.accumulators = Accumulators::dk;
+    t.q_stages = t.dout_stages = 1;
+    t.dq_stages = 2;
+  }
+  t.spt = uses_spt(p, t, tuning);
+  return t;
+}
+
+}  // namespace tandem::plan

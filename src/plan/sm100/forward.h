@@ -1,0 +1,15 @@
+// The choice of a Blackwell forward kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "config/sm100_forward.h"
+#include "gpu/device.h"
+#include "problem/problem.h"
+
+namespace tandem::plan {
+
+// rows: queries of a sequence times the query heads that share a tile.
+Sm100ForwardConfig select_sm100_forward(const Problem& p, const gpu::Properties& device, int64_t rows);
+
+}  // namespace tandem::plan

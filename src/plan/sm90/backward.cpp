@@ -1,0 +1,184 @@
+#include "plan/sm90/backward.h"
+
+#include <algorithm>
+
+#include "plan/arithmetic.h"
+#include "plan/backward_needs.h"
+#include "plan/forward.h"
+#include "plan/sm90/ds_chunks.h"
+
+namespace tandem::plan {
+namespace {
+
+using Schedule = Sm90BackwardConfig::Schedule;
+
+int pad_head_dim(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+
+// The number of CTAs, or clusters, that share the m_blocks of an n_block: more than one where n_blocks are too few to
+// fill the GPU, or too unequal. Under a causal mask the first n_block has twice the mean, and grouped heads lengthen it.
+// The answer assumes a whole H200, so that bits do not depend on the SMs at hand, and is 1 for batch_invariant.
+int choose_m_splits(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
+  if (p.batch_invariant || p.total_q == 0) return 1;
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_k, config.tile_n()) * p.heads_k * p.batch);
+  const int64_t iterations = p.group() * ceil_div(p.seqlen_q, config.tile_m), ctas = kH200Sms / config.ctas();
+  const int64_t m_splits =
+      std::clamp(std::min(ctas / tiles, iterations / tuning.min_split_iterations), int64_t{1}, tuning.max_m_splits);
+  if (!needs_right_mask(p) || needs_left_mask(p)) return static_cast<int>(m_splits);
+  // Split by query heads, because parts that begin within a head's m_blocks wait for the semaphores of its dq.
+  int64_t heads = 1;
+  while (heads < p.group() && (heads * tiles < tuning.head_split_waves * ctas || p.group() % heads != 0)) ++heads;
+  return static_cast<int>(std::max(m_splits, std::min(heads, tuning.max_m_splits)));
+}
+
+// Shortest-first order spreads the CTAs over all m_blocks of a head, which must then fit in the L2 cache. Query heads
+// that share keys are therefore scheduled one by one (split_q_heads).
+bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
+  if (!may_use_spt(p, config)) return false;
+  if (p.batch_invariant) return true;
+  if ((config.m_split && p.group() == 1) || config.short_q) return false;
+  const int64_t most = config.head_dim > 192 && p.group() == 1 ? tuning.spt_wide_l2_bytes : tuning.spt_l2_bytes;
+  if (p.seqlen_q * query_bytes(config.head_dim, config.head_dim_v) > most) return false;
+  // With grouped heads each query head accumulates dk and dv in memory, which only long tiles can hide.
+  const int64_t tiles = ceil_div(p.seqlen_k, config.tile_n()) * p.heads_q * p.batch;
+  return p.group() == 1 || (p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= kH200Sms);
+}
+
+// True if one n_block has all keys and its CTAs visit every query, so that dq needs no sum in memory. Lengths and
+// diagonals that only the device knows might leave queries unvisited; some options lack registers. Lengths must not
+// decide for batch_invariant, because the bits differ.
+bool has_single_n_block(const Problem& p, const Sm90BackwardConfig& t) {
+  if (p.batch_invariant || p.accumulate || p.dq.dtype == DType::f32) return false;
+  if (t.bias != Bias::none || t.score_mod || t.mask_mod || t.dropout || (t.softcap && t.alibi)) return false;
+  if (p.seqlen_k == 0 || p.seqlen_k > t.cta_keys() || t.varlen || t.block_mask || t.bounded_left) return false;
+  if (!t.bounded_right) return true;
+  const bool is_known = !p.diagonal_offsets && p.diagonal_offset == 0;
+  return is_known && p.window_right >= 0 && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
+}
+
+// True if dS may go through global memory. Only the device knows the lengths of packed sequences and the blocks of a
+// mask; a sequence must have the same bits dense and packed for batch_invariant.
+bool may_use_ds_gmem(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
+  if (config.single_n_block || config.varlen || config.block_mask || p.batch_invariant) return false;
+  if (p.total_q == 0 || p.heads_q == 0 || p.seqlen_k <= config.cta_keys()) return false;
+  return choose_ds_chunks(p, config, tuning).heads > 0;
+}
+
+// Warpgroups with keys of their own, where the sums of dk and dv leave registers for the scores of half an iteration.
+// Dropout, a bias and expressions need more registers than that.
+bool may_use_ds_gmem_sub_m(const Problem& p, const Sm90BackwardConfig& config) {
+  return config.bias == Bias::none && !config.dropout && !config.score_mod && !config.mask_mod &&
+         round_up(p.head_dim, 64) + round_up(p.head_dim_v, 64) <= Sm90BackwardConfig::kMaxQSubtileDims;
+}
+
+bool may_use_cluster(const Problem& p, const Sm90BackwardConfig& config) {
+  return config.head_dim == 256 && (p.seqlen_k > config.cta_keys() || p.batch_invariant);
+}
+
+void set_head_dims(int64_t head_dim, int64_t head_dim_v, Sm90BackwardConfig* config) {
+  config->head_dim = static_cast<int>(head_dim);
+  config->head_dim_v = static_cast<int>(head_dim_v);
+}
+
+// Tries a schedule of wide heads; false if it does not serve the problem.
+bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config) {
+  if (tuning.schedule && *tuning.schedule != schedule) return false;
+  Sm90BackwardConfig t = *config;
+  t.schedule = schedule;
+  const int64_t blocks = round_up(p.head_dim, 64), blocks_v = round_up(p.head_dim_v, 64);
+  switch (schedule) {
+    case Schedule::ds_gmem_sub_m:
+      set_head_dims(blocks, blocks_v, &t);
+      if (!may_use_ds_gmem_sub_m(p, t) || !may_use_ds_gmem(p, t, tuning)) return false;
+      break;
+    case Schedule::ds_gmem:
+      if (!may_use_ds_gmem(p, t, tuning)) return false;
+      break;
+    case Schedule::warpgroup_roles:
+      // Up to 192 one warpgroup has registers for dk, one for dv, and shared memory has space for dq.
+      if (p.head_dim > 192 || p.head_dim_v > 192 || !config->plain_scores()) return false;
+      if (!may_use_cluster(p, *config)) return false;
+      t.warpgroups = 3;
+      set_head_dims(192, blocks_v, &t);
+      break;
+    case Schedule::cluster2:
+      // The cluster halves the traffic of dq to memory, which binds at head_dim 256.
+      if (!may_use_cluster(p, *config)) return false;
+      break;
+    default: break;
+  }
+  *config = t;
+  return true;
+}
+
+// The first schedule that serves the problem; shared_p serves all.
+void select_wide_schedule(const Problem& p, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config) {
+  for (const Schedule schedule :
+       {Schedule::ds_gmem_sub_m, Schedule::warpgroup_roles, Schedule::ds_gmem, Schedule::cluster2}) {
+    if (try_schedule(p, schedule, tuning, config)) return;
+  }
+}
+
+// The number of tiles that the query heads of a group are divided into, with split_q_heads.
+int count_head_splits(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
+  return static_cast<int>(p.group() / (config.ds_gmem() ? choose_ds_chunks(p, config, tuning).tile_heads : 1));
+}
+
+Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tuning) {
+  Sm90BackwardConfig t;
+  set_head_dims(pad_head_dim(p.head_dim), pad_head_dim(p.head_dim_v), &t);
+  const bool is_wide = t.head_dim > 128 || t.head_dim_v > 128;
+  if (is_wide) t.schedule = Schedule::shared_p;
+  set_options(p, &t);
+  t.scale_outside_exp2 = t.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
+  t.dropout = static_cast<bool>(p.dropout);
+  t.single_n_block = has_single_n_block(p, t);
+  // Packed queries may have rows beyond the longest length, whose dq must be zero.
+  t.short_q = p.seqlen_q <= t.kShortQ && !p.packed_q() && !is_wide && !t.single_n_block &&
+              choose_m_splits(p, t, tuning) == 1;
+  // Short MMAs gain from more queries per iteration, where registers suffice.
+  if (t.head_dim <= 64 && t.head_dim_v <= 64 && t.plain_scores() && !t.single_n_block && !t.short_q) t.tile_m = 128;
+  if (is_wide) select_wide_schedule(p, tuning, &t);
+  t.m_split = choose_m_splits(p, t, tuning) > 1;
+  t.spt = !t.single_n_block && !t.ds_gmem() && uses_spt(p, t, tuning);
+  t.split_q_heads = (t.spt || t.ds_gmem()) && p.group() > 1;
+  if (t.split_q_heads) t.m_split = count_head_splits(p, t, tuning) > 1;
+  t.store_from_registers = stores_from_registers(p) && !t.m_split;
+  t.captured = wants_captured(p);
+  t.captured_per_tile = captured_per_tile(p) && !t.shared_p();
+  t.captured_per_score = captured_per_score(p) && !t.shared_p();
+  // Wide heads, and iterations of many queries, leave shared memory for fewer stages.
+  while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
+  return t;
+}
+
+}  // namespace
+
+void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
+  const Sm90BackwardConfig config = select_config(p, tuning);
+  schedule->tile = config;
+  schedule->m_splits = config.split_q_heads ? count_head_splits(p, config, tuning)
+                       : config.m_split     ? choose_m_splits(p, config, tuning)
+                                            : 1;
+}
+
+void set_sm90_ds_chunks(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
+  BackwardSchedule& t = *schedule;
+  const Sm90BackwardConfig& config = t.tile.for_hopper();
+  DsChunks chunks = choose_ds_chunks(p, config, tuning);
+  // Without dq no dS is stored, and all tiles are one chunk.
+  if (!p.dq) chunks = {.heads = p.batch * p.heads_q, .n_blocks = t.n_blocks, .tile_heads = chunks.tile_heads};
+  t.chunk_heads = static_cast<int>(chunks.heads);
+  t.chunk_n_blocks = static_cast<int>(chunks.n_blocks);
+  t.ds_row_stride = static_cast<int>(chunks.row_n_blocks);
+  t.pack_triangle = chunks.pack_triangle;
+  t.ds_chunks = chunks.count(p.batch * p.heads_q, t.n_blocks);
+  t.ds_chunk_bytes = chunks.bytes;
+  const int64_t heads = chunks.heads / chunks.tile_heads, parts = config.split_q_heads ? 1 : t.m_splits;
+  t.grid = static_cast<int>(std::min<int64_t>(t.grid, heads * chunks.n_blocks * parts));
+  if (!p.dq) return;
+  t.dq_ctas = count_dq_ctas(chunks, t.sequence_m_blocks, config);
+  t.dq_smem_bytes = config.dq_smem_bytes();
+  t.accumulates_dq = count_dq_accums(t.n_blocks, t.ds_row_stride, config) > 1;
+}
+
+}  // namespace tandem::plan

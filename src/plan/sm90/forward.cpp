@@ -1,0 +1,101 @@
+#include "plan/sm90/forward.h"
+
+#include <cstdint>
+
+#include "plan/arithmetic.h"
+#include "plan/forward.h"
+#include "plan/sm90/tuning.h"
+#include "problem/bound_expression.h"
+
+namespace tandem::plan {
+namespace {
+
+// The kind of scores by their registers. A softcap and ALiBi need few, and so does dropout, but not together. head_dim
+// 64 has capacity for only one of them, without a window. A softcap there also needs the tensor's own lengths. With a
+// block mask there is no capacity for ALiBi.
+Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
+  Sm90ForwardConfig rest = t;
+  const bool narrow = t.head_dim <= 64;
+  if (!t.dropout && !(narrow && ((t.softcap && (t.alibi || t.bounded_left)) || t.varlen || p.batch_invariant)))
+    rest.softcap = rest.alibi = false;
+  if (p.block_mask) rest.alibi = t.alibi;
+  const bool biased = t.bias != Bias::none;
+  if (biased && (t.dropout || t.has_score_mod())) return Scores::any;
+  if (!rest.has_score_mod()) {
+    if (t.dropout && t.bounded_left && narrow) return Scores::any;
+    return biased ? Scores::bias : t.softcap ? Scores::capped : Scores::plain;
+  }
+  rest = t;
+  rest.score_mod = false;
+  return !rest.has_score_mod() && !t.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
+}
+
+// True if TMA can copy a bias: not for packed or padded sequences, and not with several heads per tile.
+bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
+  if (pack_gqa > 1 || p.seqlen_k == 0 || t.bias == Bias::none || t.bias == Bias::boolean || t.varlen || t.block_mask ||
+      t.score_mod || t.mask_mod)
+    return false;
+  constexpr int64_t kFar = int64_t{1} << 40;
+  const int64_t element = bytes_of(t.bias);
+  const auto is_far = [&](int64_t stride) { return stride < 0 || stride >= kFar / element; };
+  const int64_t *const shape = p.bias.shape, *const stride = p.bias.stride;
+  for (int dim = 0; dim < 3; ++dim)
+    if (is_far(stride[dim]) || stride[dim] * element % 16 != 0) return false;
+  return shape[2] == p.seqlen_q && stride[2] > 0 && shape[3] == p.seqlen_k && stride[3] == 1 &&
+         reinterpret_cast<uintptr_t>(p.bias.data) % 16 == 0;
+}
+
+// Heads that are consecutive in the order of tiles and share a bias: device/coords.cuh.
+int64_t heads_sharing_bias(const Problem& p, int64_t heads) {
+  const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
+  if (of_batch) return p.batch * (of_heads ? heads : 1);
+  return of_heads ? heads : 1;
+}
+
+// The CTAs of a cluster that copy a bias for each other. They process the same n_blocks at the same time, so that all
+// must have equally many.
+int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
+  if (!has_bias_map(p, t, pack_gqa)) return 0;
+  const bool even = !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) % kBiasCtas == 0;
+  if (even) return kBiasCtas;
+  return t.head_dim > 64 ? 1 : 0;  // TMA alone is slower there
+}
+
+// The CTAs of a cluster that copy keys and values for each other if they cannot share a bias. They are neighbouring
+// tiles of a head with an even number of tiles.
+int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
+  const bool in_order =
+      t.bias_ctas == 1 && !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) == 1;
+  return in_order && ceil_div(p.seqlen_q, t.tile_m()) % kBiasKvCtas == 0 ? kBiasKvCtas : 1;
+}
+
+}  // namespace
+
+// Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch they belong to
+// other sequences.
+Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa) {
+  auto t = forward_options<Sm90ForwardConfig>(p);
+  int64_t rows = p.seqlen_q * pack_gqa;
+  t.bias_ctas = choose_bias_ctas(p, t, pack_gqa);
+  t.scale_outside_exp2 = t.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
+  const Scores scores = scores_of(p, t);
+  if (p.block_mask) {
+    for (const Sm90TuningRow& c : kSm90BlockTuningRows) {
+      if (!c.matches(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.bounded_left, t.bounded_right, scores)) continue;
+      t = c.applied_to(t);
+      while (t.tile_n > kLeastBlockKeys && !fits_blocks(p, 1, t.tile_n)) t.tile_n /= 2;
+      return t;
+    }
+  }
+  if (p.batch_invariant) rows = INT64_MAX;
+  const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
+  for (const Sm90TuningRow& c : kSm90TuningRows) {
+    if (!c.matches(t.head_dim, t.head_dim_v, rows, keys, t.bounded_left, t.bounded_right, scores)) continue;
+    t = c.applied_to(t);
+    t.kv_ctas = choose_kv_ctas(p, t);
+    return t;
+  }
+  return t;
+}
+
+}  // namespace tandem::plan

@@ -1,0 +1,12 @@
+// The choice of a Hopper forward kernel.
+#pragma once
+
+#include "config/sm90_forward.h"
+#include "problem/problem.h"
+
+namespace tandem::plan {
+
+// pack_gqa: query heads whose rows share a tile.
+Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa);
+
+}  // namespace tandem::plan

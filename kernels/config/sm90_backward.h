@@ -20,7 +20,7 @@ struct Sm90BackwardConfig {
   int tile_m = 64;                       // queries per iteration: 64, or 64 per warpgroup
   int q_stages = 3, dout_stages = 2;     // iterations in shared memory
   Schedule schedule = Schedule::rs;
-  bool spt = false;                      // iterations start at the diagonal: device/n_block_work.cuh
+  bool spt = false;  // iterations start at the diagonal: device/n_block_work.cuh
   bool dropout = false;
   bool store_from_registers = false;                 // dk, dv stored from registers: float32 or accumulated
   bool m_split = false;                              // an n_block's iterations split over CTAs; see `convert`
@@ -74,9 +74,11 @@ struct Sm90BackwardConfig {
   // With few queries only a quarter is added, because additions in the L2 cache limit that kernel.
   static constexpr int kShortQ = 16;
   constexpr int dq_rows() const { return short_q ? kShortQ : tile_m; }
-  constexpr int dq_part_threads() const { return short_q ? 32 : 128; }                                 // per warpgroup
-  constexpr int dq_parts() const { return warpgroup_roles() ? 1 : warpgroups; }                          // per CTA
-  constexpr int dq_threads() const { return staged() && !warpgroup_roles() && !stages_bias() ? 3 : 2; }  // they alternate
+  constexpr int dq_part_threads() const { return short_q ? 32 : 128; }           // per warpgroup
+  constexpr int dq_parts() const { return warpgroup_roles() ? 1 : warpgroups; }  // per CTA
+  constexpr int dq_threads() const {
+    return staged() && !warpgroup_roles() && !stages_bias() ? 3 : 2;
+  }  // they alternate
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_semaphores(); }
   constexpr int dq_floats() const { return dq_rows() * head_dim; }  // per iteration
@@ -93,7 +95,9 @@ struct Sm90BackwardConfig {
   // Fragment order: a thread has two rows and one pair of every 8 columns; three neighbouring threads have the other
   // pairs.
   static constexpr bool kFourHaveRow = true;
-  constexpr int postprocess_threads() const { return ds_gmem() ? 128 * warpgroups : dq_part_threads() * dq_semaphores(); }
+  constexpr int postprocess_threads() const {
+    return ds_gmem() ? 128 * warpgroups : dq_part_threads() * dq_semaphores();
+  }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
   constexpr int postprocess_pairs() const { return dq_pairs(); }  // pairs per batch
   constexpr GradientPair dq_pair(int thread, int n) const {
@@ -184,7 +188,10 @@ struct Sm90BackwardConfig {
   // dP. Loads of shared memory issued after a product stall until the tensor core has accepted it. Limited by
   // registers.
   constexpr int preloaded_lse() const {
-    return q_subtiles() ? 1 : ds_gmem() ? 2 : tile_m == 128 && !bounded_right && !bounded_left && plain_scores() ? 4 : 0;
+    return q_subtiles()                                                         ? 1
+           : ds_gmem()                                                          ? 2
+           : tile_m == 128 && !bounded_right && !bounded_left && plain_scores() ? 4
+                                                                                : 0;
   }
   constexpr int preloaded_delta() const { return q_subtiles() ? 1 : !shared_p() && staged() && plain_scores() ? 2 : 0; }
   // A warpgroup's columns are blocks of 64, or half of one.
@@ -206,7 +213,7 @@ struct Sm90BackwardConfig {
   }
 
   constexpr int load_registers() const { return ds_gmem() && !q_subtiles() ? 40 : 24; }  // dS addresses need more
-  static constexpr int kPreprocessThreads = 256;                                     // the preceding kernel's
-  constexpr int preprocess_queries() const { return tile_m; }                        // unrolled
-  static constexpr int kMaxSmemBytes = 232448;                                       // per CTA
+  static constexpr int kPreprocessThreads = 256;                                         // the preceding kernel's
+  constexpr int preprocess_queries() const { return tile_m; }                            // unrolled
+  static constexpr int kMaxSmemBytes = 232448;                                           // per CTA
 };

@@ -62,7 +62,8 @@ int64_t window_heads(const Problem& p, const BackwardSchedule& t, const Backward
   const int64_t left = std::min(p.window_left, p.seqlen_q), right = needs_right_mask(p) ? p.window_right : p.seqlen_q;
   const int64_t rows =
       tuning.window_l2_bytes / query_bytes(t.tile.head_dim, t.tile.head_dim_v) - ctas * int64_t{t.tile.tile_n};
-  return std::clamp<int64_t>(rows / std::max<int64_t>(left + right, t.tile.tile_n), t.tile.ctas > 1 ? tuning.min_cluster_window_heads : tuning.min_window_heads,
+  return std::clamp<int64_t>(rows / std::max<int64_t>(left + right, t.tile.tile_n),
+                             t.tile.ctas > 1 ? tuning.min_cluster_window_heads : tuning.min_window_heads,
                              tuning.max_window_heads);
 }
 
@@ -74,9 +75,10 @@ int64_t even_groups(int64_t heads, int64_t most) {
   return ceil_div(heads, most);
 }
 
-// The key heads that run together (docs/design/sm90_backward.md). Without a mask, these are the heads whose n_blocks run
-// at once, but at most one n_block per iteration of a head. The epilogue counts as iterations, except with few queries.
-// Long heads run at least in twos. Causal masks use more heads, because their n_blocks are unequal and add in order.
+// The key heads that run together (docs/design/sm90_backward.md). Without a mask, these are the heads whose n_blocks
+// run at once, but at most one n_block per iteration of a head. The epilogue counts as iterations, except with few
+// queries. Long heads run at least in twos. Causal masks use more heads, because their n_blocks are unequal and add in
+// order.
 int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning, int sm_count) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), ctas = sm_count / t.tile.ctas;
   const int64_t head_tiles = std::max(int64_t{t.n_blocks} * t.m_splits, int64_t{1});

@@ -20,7 +20,9 @@ bool captured_per_score(const Problem& p);
 bool stores_from_registers(const Problem& p);
 
 // Bytes of q, dout and dq_accum touched per query in one iteration: the working set that should fit in the L2 cache.
-constexpr int64_t query_bytes(int64_t head_dim, int64_t head_dim_v) { return 2 * (head_dim + head_dim_v) + 4 * head_dim; }
+constexpr int64_t query_bytes(int64_t head_dim, int64_t head_dim_v) {
+  return 2 * (head_dim + head_dim_v) + 4 * head_dim;
+}
 
 // True if the n_blocks of a causal mask may be scheduled shortest first (spt). The order of sums differs, so a
 // batch_invariant problem must not decide by lengths.

@@ -27,7 +27,7 @@ struct BackwardSchedule {
   int64_t ds_chunks = 0, ds_chunk_bytes = 0;
   int64_t dq_ctas = 0;  // of the kernel that computes dq from a chunk; 0: there is none
   int dq_smem_bytes = 0;
-  bool accumulates_dq = true;  // dq_accum holds partial sums
+  bool accumulates_dq = true;   // dq_accum holds partial sums
   int64_t dbias_blocks = 0;     // parts of dbias, one CTA each
   int64_t captured_blocks = 0;  // blocks of keys per query head for score_mod, one CTA each
 

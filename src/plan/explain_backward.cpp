@@ -9,9 +9,8 @@ namespace tandem::plan {
 namespace {
 
 std::string why_tile(const Problem& p, const BackwardKernel& tile, const gpu::Properties& device) {
-  std::string text =
-      str_cat("tile: ", tile.tile_n, " keys, which iterate over the queries that see them, ", tile.tile_m,
-              " at a time, ", planner_for(device).explain_tile(tile));
+  std::string text = str_cat("tile: ", tile.tile_n, " keys, which iterate over the queries that see them, ",
+                             tile.tile_m, " at a time, ", planner_for(device).explain_tile(tile));
   text += str_cat(", head_dim ", p.head_dim);
   if (p.head_dim_v != p.head_dim) text += str_cat(" and ", p.head_dim_v);
   if (tile.head_dim != p.head_dim || tile.head_dim_v != p.head_dim_v)
@@ -37,7 +36,8 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
   f.flops = 2 * work.pairs * (2 * dims + scores * d);
   f.mma_clocks = f.flops / planner.flops_per_clock() / sms;
   f.exp_clocks = scores * work.pairs / planner.exp_per_clock(device) / sms;
-  f.shared_clocks = work.pairs * planner.iteration_smem_bytes(t) / (static_cast<double>(t.tile_m) * t.tile_n) / kSharedPerClock / sms;
+  f.shared_clocks =
+      work.pairs * planner.iteration_smem_bytes(t) / (static_cast<double>(t.tile_m) * t.tile_n) / kSharedPerClock / sms;
   const auto bytes = [](const View& view, int64_t columns) {
     return view ? static_cast<double>(columns * size_of(view.dtype)) : 0;
   };

@@ -9,7 +9,7 @@
 
 namespace tandem::plan {
 
-inline constexpr double kSharedPerClock = 128;  // per SM
+inline constexpr double kSharedPerClock = 128;     // per SM
 inline constexpr double kElement = 2, kFloat = 4;  // bytes
 
 // "3 stages of queries and 2 of dout in shared memory, "

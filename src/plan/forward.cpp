@@ -84,14 +84,14 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   const ArchPlanner& planner = planner_for(device);
   ForwardSchedule& t = *plan;
   t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // heads have separate lists
-  t.tile = planner.select_forward(p, device, t.pack_gqa);
+  t.tile = planner.select_forward(p, device, t.pack_gqa, tuning);
   // Under a mask few queries of many heads see fewer keys than many queries of one head.
   if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.bounded_left && !t.tile.bounded_right && !p.batch_invariant) {
     const int64_t rows = t.tile.tile_m();
     const int64_t apart = ceil_div(p.seqlen_q, rows) * t.pack_gqa, joined = ceil_div(p.seqlen_q * t.pack_gqa, rows);
     if (joined >= apart) {
       t.pack_gqa = 1;
-      t.tile = planner.select_forward(p, device, t.pack_gqa);
+      t.tile = planner.select_forward(p, device, t.pack_gqa, tuning);
     }
   }
   const int64_t packed_heads = p.heads_q / t.pack_gqa, m_blocks = count_m_blocks(p, t.tile.tile_m(), t.pack_gqa);

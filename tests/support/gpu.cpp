@@ -109,6 +109,10 @@ Gpu::~Gpu() {
   tandem_context_destroy(context_);
 }
 
+void Gpu::set_tuning(const plan::Tuning& tuning) const {
+  static_cast<GpuEngine&>(*context_->engine).set_tuning(tuning);
+}
+
 DeviceCall::DeviceCall(const Gpu& gpu, Instance& instance, tandem_pass pass, Outputs& outputs, Data data)
     : args(instance.args(pass, &outputs)), gpu_(gpu), pass_(pass), outputs_(outputs.all()) {
   std::vector<Tensor*> all = instance.inputs();

@@ -9,6 +9,7 @@
 
 #include "engine/context.h"
 #include "gpu/device.h"
+#include "plan/tuning.h"
 #include "support/engines.h"
 #include "support/instance.h"
 
@@ -56,6 +57,9 @@ class Gpu {
   const std::string& name() const { return name_; }
   tandem_device where() const { return context_->device; }
   bool is_virtual() const { return virtual_; }
+
+  // Plans of later calls are made by these constants.
+  void set_tuning(const plan::Tuning& tuning) const;
 
  private:
   void open_virtual(int schedule, const Placement& placement);

@@ -10,7 +10,8 @@ namespace {
 
 class Sm100Planner final : public ArchPlanner {
  public:
-  ForwardKernel select_forward(const Problem& p, const gpu::Properties& device, int pack_gqa) const override {
+  ForwardKernel select_forward(const Problem& p, const gpu::Properties& device, int pack_gqa,
+                               const Tuning&) const override {
     return select_sm100_forward(p, device, p.seqlen_q * pack_gqa);
   }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm100.forward_order; }
@@ -28,17 +29,18 @@ class Sm100Planner final : public ArchPlanner {
     const Sm100ForwardConfig& t = kernel.for_blackwell();
     return str_cat("tile: ", t.q_stage(), " x ", t.mma_m(), " rows x ", t.tile_n, " keys",
                    t.q_stage() > 1 ? ", which alternate on the tensor core" : ", two score buffers",
-                   t.two_cta ? ", two-CTA products" : "", ", keys and values in a ring of ",
-                   t.ring_slots(), " blocks of ", t.block_bytes(), " bytes, ", t.ex2_emu_pairs,
+                   t.two_cta ? ", two-CTA products" : "", ", keys and values in a ring of ", t.ring_slots(),
+                   " blocks of ", t.block_bytes(), " bytes, ", t.ex2_emu_pairs,
                    " of 16 exponentials on the FMA units: counted, not measured, at head_dim ", p.head_dim);
   }
   std::string explain_tile(const BackwardKernel& kernel) const override {
     const Sm100BackwardConfig& t = kernel.for_blackwell();
     const std::string stages =
-        t.two_pass() ? str_cat("in two passes, for dk with dq and for dv, because tensor memory has no capacity for "
-                               "both; ",
-                               t.ring_blocks(), " and ", t.for_dv().ring_blocks(),
-                               " blocks of 64 columns of queries and dout in shared memory, ")
+        t.two_pass() ? str_cat(
+                           "in two passes, for dk with dq and for dv, because tensor memory has no capacity for "
+                           "both; ",
+                           t.ring_blocks(), " and ", t.for_dv().ring_blocks(),
+                           " blocks of 64 columns of queries and dout in shared memory, ")
                      : explain_stages(t.q_stages, t.dout_stages);
     return str_cat(stages, kernel.smem_bytes, " bytes of it",
                    t.two_cta ? " in each of two blocks with two-CTA products" : "", ": counted, not measured");

@@ -15,8 +15,8 @@ using Schedule = Sm90BackwardConfig::Schedule;
 int pad_head_dim(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
 // The number of CTAs, or clusters, that share the m_blocks of an n_block: more than one where n_blocks are too few to
-// fill the GPU, or too unequal. Under a causal mask the first n_block has twice the mean, and grouped heads lengthen it.
-// The answer assumes a whole H200, so that bits do not depend on the SMs at hand, and is 1 for batch_invariant.
+// fill the GPU, or too unequal. Under a causal mask the first n_block has twice the mean, and grouped heads lengthen
+// it. The answer assumes a whole H200, so that bits do not depend on the SMs at hand, and is 1 for batch_invariant.
 int choose_m_splits(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   if (p.batch_invariant || p.total_q == 0) return 1;
   const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_k, config.tile_n()) * p.heads_k * p.batch);
@@ -40,7 +40,8 @@ bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90Back
   if (p.seqlen_q * query_bytes(config.head_dim, config.head_dim_v) > most) return false;
   // With grouped heads each query head accumulates dk and dv in memory, which only long tiles can hide.
   const int64_t tiles = ceil_div(p.seqlen_k, config.tile_n()) * p.heads_q * p.batch;
-  return p.group() == 1 || (p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= kH200Sms);
+  return p.group() == 1 ||
+         (p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= tuning.spt_min_grouped_ctas);
 }
 
 // True if one n_block has all keys and its CTAs visit every query, so that dq needs no sum in memory. Lengths and
@@ -133,8 +134,8 @@ Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tun
   t.dropout = static_cast<bool>(p.dropout);
   t.single_n_block = has_single_n_block(p, t);
   // Packed queries may have rows beyond the longest length, whose dq must be zero.
-  t.short_q = p.seqlen_q <= t.kShortQ && !p.packed_q() && !is_wide && !t.single_n_block &&
-              choose_m_splits(p, t, tuning) == 1;
+  t.short_q =
+      p.seqlen_q <= t.kShortQ && !p.packed_q() && !is_wide && !t.single_n_block && choose_m_splits(p, t, tuning) == 1;
   // Short MMAs gain from more queries per iteration, where registers suffice.
   if (t.head_dim <= 64 && t.head_dim_v <= 64 && t.plain_scores() && !t.single_n_block && !t.short_q) t.tile_m = 128;
   if (is_wide) select_wide_schedule(p, tuning, &t);

@@ -73,7 +73,7 @@ int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
 
 // Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch they belong to
 // other sequences.
-Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa) {
+Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90Tuning& tuning) {
   auto t = forward_options<Sm90ForwardConfig>(p);
   int64_t rows = p.seqlen_q * pack_gqa;
   t.bias_ctas = choose_bias_ctas(p, t, pack_gqa);
@@ -88,8 +88,10 @@ Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa) {
     }
   }
   if (p.batch_invariant) rows = INT64_MAX;
-  const int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
+  int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
+  if (tuning.forward_row) rows = keys = INT64_MAX;
   for (const Sm90TuningRow& c : kSm90TuningRows) {
+    if (tuning.forward_row && &c != &kSm90TuningRows[*tuning.forward_row]) continue;
     if (!c.matches(t.head_dim, t.head_dim_v, rows, keys, t.bounded_left, t.bounded_right, scores)) continue;
     t = c.applied_to(t);
     t.kv_ctas = choose_kv_ctas(p, t);

@@ -21,8 +21,9 @@ const char* describe(Schedule schedule) {
 
 class Sm90Planner final : public ArchPlanner {
  public:
-  ForwardKernel select_forward(const Problem& p, const gpu::Properties&, int pack_gqa) const override {
-    return select_sm90_forward(p, pack_gqa);
+  ForwardKernel select_forward(const Problem& p, const gpu::Properties&, int pack_gqa,
+                               const Tuning& tuning) const override {
+    return select_sm90_forward(p, pack_gqa, tuning.sm90);
   }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm90.forward_order; }
   int64_t block_mask_queries() const override { return Sm90ForwardConfig::step_rows(); }
@@ -39,8 +40,8 @@ class Sm90Planner final : public ArchPlanner {
   std::string explain_tile(const Problem& p, const ForwardKernel& kernel) const override {
     const Sm90ForwardConfig& t = kernel.for_hopper();
     return str_cat("tile: ", t.tile_m(), " rows x ", t.tile_n, " keys, ", t.warpgroups, " MMA warpgroups",
-                   t.pingpong ? " in pingpong order" : " without an order", ", ", t.stages,
-                   " stages, ", t.smem_bytes(), " bytes of shared memory: the fastest measured at head_dim ", p.head_dim);
+                   t.pingpong ? " in pingpong order" : " without an order", ", ", t.stages, " stages, ", t.smem_bytes(),
+                   " bytes of shared memory: the fastest measured at head_dim ", p.head_dim);
   }
   std::string explain_tile(const BackwardKernel& kernel) const override {
     const Sm90BackwardConfig& t = kernel.for_hopper();
@@ -66,9 +67,8 @@ class Sm90Planner final : public ArchPlanner {
     const double scores = groups * (64 + t.score_queries()) * dims;
     const double keys = groups * (m * (t.dk_columns() + t.dv_columns()) + (t.shared_p() ? 2 * 64 * m : 0));
     // warpgroup_roles has two MMAs for dq. With ds_gmem the dq kernel reads K once for two m_blocks.
-    const double queries = t.ds_gmem()
-                               ? m * n + n * t.head_dim + m * n + n * t.head_dim / 2
-                               : groups * ctas * n * ((t.warpgroup_roles() ? 2 : 1) * 64 + t.dq_columns());
+    const double queries = t.ds_gmem() ? m * n + n * t.head_dim + m * n + n * t.head_dim / 2
+                                       : groups * ctas * n * ((t.warpgroup_roles() ? 2 : 1) * 64 + t.dq_columns());
     const double sent = t.cluster2() ? 2 * m * n : t.ds_gmem() ? m * n : 0;  // dS
     const double written = m * n * (t.shared_p() ? 2 : 1) + m * dims;
     const double dq = t.staged() ? 2 * kFloat * t.dq_floats() : 0;

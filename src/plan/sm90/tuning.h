@@ -2,6 +2,7 @@
 // `python bench/tune.py` times the alternatives of the forward's tables.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -97,7 +98,8 @@ struct Sm90BackwardTuning {
 
   // Shortest-first order (spt): bytes of q, dout and dq_accum of a head that fit in the L2 cache, and the same for
   // head_dim 256 without grouped heads. Grouped heads need long tiles to hide the accumulation of dk and dv.
-  int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20, spt_min_grouped_seqlen = 4096;
+  int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20;
+  int64_t spt_min_grouped_seqlen = 4096, spt_min_grouped_ctas = kH200Sms;
 
   // dS in global memory: tiles of a chunk, bytes of dS per element of a float32 gradient, and the m_blocks up to which
   // a tile iterates over two query heads.
@@ -110,6 +112,7 @@ struct Sm90BackwardTuning {
 };
 
 struct Sm90Tuning {
+  std::optional<size_t> forward_row;  // tests: the row of kSm90TuningRows that is used, whatever the lengths
   ForwardOrderTuning forward_order;
   Sm90BackwardTuning backward;
 };

@@ -567,7 +567,7 @@ TEST(BackwardPlan, FromTheDiagonalByHead) {
   p.head_dim_v = 128;
   p.window_right = 0;
   const plan::BackwardSchedule t = plan::make_plan(backward(p), hopper()).backward;
-  EXPECT_TRUE(t.tile.for_hopper().split_q_heads && t.tile.for_hopper().split);
+  EXPECT_TRUE(t.tile.for_hopper().split_q_heads && t.tile.for_hopper().m_split);
   EXPECT_EQ(t.m_splits, 8);
   EXPECT_EQ(t.tiles, 32 * 64);
   EXPECT_EQ(t.spt_heads, 64 - 8);

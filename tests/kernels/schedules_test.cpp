@@ -1,0 +1,165 @@
+// Every schedule that sizes choose, forced at small sizes: schedules of wide heads, chunks of dS, tiles of two query
+// heads, shortest-first order, two CTAs, and the rows of the forward's table.
+#include <iterator>
+
+#include "kernels/on_gpu.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
+
+namespace tandem::test {
+namespace {
+
+using Schedule = Sm90BackwardConfig::Schedule;
+
+// Plans use these constants while it lives.
+class Forced {
+ public:
+  explicit Forced(const plan::Tuning& tuning) {
+    for (const auto& gpu : the_gpus()) gpu->set_tuning(tuning);
+  }
+  Forced(const Forced&) = delete;
+  ~Forced() {
+    for (const auto& gpu : the_gpus()) gpu->set_tuning(plan::kTuning);
+  }
+};
+
+bool is_hopper() { return the_gpu()->device().properties().compute_major == 9; }
+
+// The backward plan of a case.
+plan::Plan backward_plan(const std::string& flags, const plan::Tuning& tuning) {
+  Instance instance(from_flags(kServed + flags));
+  Outputs outputs = instance.outputs(TANDEM_BACKWARD);
+  const tandem_attention_args args = instance.args(TANDEM_BACKWARD, &outputs);
+  Problem problem;
+  constexpr tandem_pass kPass = TANDEM_BACKWARD;
+  require(make_problem(kPass, &args, {TANDEM_CPU, 0}, false, &problem));
+  return plan::make_plan(problem, the_gpu()->device().properties(), tuning);
+}
+
+void expect_good_with(const plan::Tuning& tuning, const std::vector<std::string>& cases) {
+  const Forced forced(tuning);
+  std::vector<Judged> judged;
+  for (const std::string& flags : cases) judged.emplace_back(flags);
+  expect_all_good(judged);
+}
+
+const std::string kWide = "--dtype bf16 --gradients qkv --head-dim 256 --head-dim-v 256 ";
+const std::string kMla = "--dtype bf16 --gradients qkv --head-dim 192 --head-dim-v 128 ";
+
+plan::Tuning with_schedule(Schedule schedule, int64_t chunk_tiles = 512) {
+  plan::Tuning tuning;
+  tuning.sm90.backward.schedule = schedule;
+  tuning.sm90.backward.ds_chunk_tiles = chunk_tiles;
+  return tuning;
+}
+
+TEST(KernelsSchedules, WideHeads) {
+  if (!is_hopper()) GTEST_SKIP();
+  const char* const sizes[] = {"--seqlen-q 130 --seqlen-k 200 --causal 1 --heads-q 4 --heads-k 2 --batch 2",
+                               "--seqlen-q 70 --seqlen-k 300 --heads-q 3 --heads-k 3",
+                               "--seqlen-q 200 --seqlen-k 190 --left 70 --right 5 --heads-q 2 --heads-k 1"};
+  for (const Schedule schedule : {Schedule::shared_p, Schedule::cluster2, Schedule::warpgroup_roles, Schedule::ds_gmem,
+                                  Schedule::ds_gmem_sub_m}) {
+    const bool is_narrower = schedule == Schedule::warpgroup_roles || schedule == Schedule::ds_gmem_sub_m;
+    const plan::Tuning tuning = with_schedule(schedule);
+    std::vector<std::string> cases;
+    for (const char* flags : sizes) cases.push_back((is_narrower ? kMla : kWide) + flags);
+    for (const std::string& flags : cases)
+      EXPECT_EQ(backward_plan(flags, tuning).backward.tile.for_hopper().schedule, schedule) << flags;
+    expect_good_with(tuning, cases);
+  }
+}
+
+// One, two and an odd number of chunks, the last one short; query heads of a group in one tile, all or some of them.
+TEST(KernelsSchedules, ChunksOfDs) {
+  if (!is_hopper()) GTEST_SKIP();
+  const struct {
+    const char* flags;
+    int64_t chunk_tiles, chunks;
+    int tile_heads;
+  } cases[] = {
+      {"--seqlen-q 130 --seqlen-k 130 --heads-q 2 --heads-k 1 --causal 1", 512, 1, 1},
+      {"--seqlen-q 130 --seqlen-k 130 --heads-q 2 --heads-k 1 --causal 1 --batch 2", 4, 2, 2},
+      {"--seqlen-q 100 --seqlen-k 190 --heads-q 6 --heads-k 3 --causal 1", 4, 3, 2},
+      {"--seqlen-q 100 --seqlen-k 130 --heads-q 8 --heads-k 2 --causal 1 --batch 3", 10, 6, 2},
+      {"--seqlen-q 70 --seqlen-k 130 --heads-q 5 --heads-k 5 --causal 1", 5, 3, 1},
+      {"--seqlen-q 70 --seqlen-k 200 --heads-q 5 --heads-k 1", 8, 3, 1},
+      {"--seqlen-q 190 --seqlen-k 200 --heads-q 4 --heads-k 2 --left 60 --causal 1", 7, 2, 1},
+      {"--seqlen-q 150 --seqlen-k 150 --heads-q 4 --heads-k 2 --causal 1 --float32 g --accumulate 1 --batch 2", 6, 4,
+       2},
+  };
+  for (const auto& c : cases) {
+    const plan::Tuning tuning = with_schedule(Schedule::ds_gmem, c.chunk_tiles);
+    const plan::Plan plan = backward_plan(kWide + c.flags, tuning);
+    EXPECT_EQ(plan.backward.ds_chunks, c.chunks) << c.flags;
+    const Case read = from_flags(c.flags);
+    EXPECT_EQ(read.heads_q / read.heads_k / plan.backward.m_splits, c.tile_heads) << c.flags;
+    expect_good_with(tuning, {kWide + c.flags, kWide + c.flags + " --dtype f16"});
+    expect_good_with(with_schedule(Schedule::ds_gmem_sub_m, c.chunk_tiles), {kMla + c.flags});
+  }
+}
+
+// One head in parts, each of whole sums of dq.
+TEST(KernelsSchedules, ChunksOfOneHead) {
+  if (!is_hopper()) GTEST_SKIP();
+  plan::Tuning tuning = with_schedule(Schedule::ds_gmem, 130);
+  tuning.sm90.backward.ds_bytes_per_gradient = 0;
+  const std::string flags = kWide + "--seqlen-q 60 --seqlen-k 17000 --heads-q 2 --heads-k 1";
+  const plan::BackwardSchedule schedule = backward_plan(flags, tuning).backward;
+  EXPECT_EQ(schedule.chunk_n_blocks, 128);
+  EXPECT_EQ(schedule.ds_chunks, 2 * 3);
+  expect_good_with(tuning, {flags});
+}
+
+TEST(KernelsSchedules, ShortestFirst) {
+  plan::Tuning tuning;
+  tuning.sm90.backward.spt_min_grouped_seqlen = tuning.sm90.backward.spt_min_grouped_ctas = 1;
+  std::vector<std::string> cases;
+  for (const char* dims : {"--head-dim 64 --head-dim-v 64", "--head-dim 128 --head-dim-v 128"})
+    for (const char* sizes :
+         {"--heads-q 4 --heads-k 2", "--heads-q 6 --heads-k 2 --batch 2", "--heads-q 3 --heads-k 3"})
+      cases.push_back(std::string("--dtype bf16 --gradients qkv --seqlen-q 280 --seqlen-k 300 --causal 1 ") + dims +
+                      " " + sizes);
+  for (const std::string& flags : cases) EXPECT_TRUE(backward_plan(flags, tuning).backward.tile.spt) << flags;
+  expect_good_with(tuning, cases);
+  tuning.sm90.backward.spt_l2_bytes = tuning.sm100.backward.spt_l2_bytes = 0;
+  for (const std::string& flags : cases) EXPECT_FALSE(backward_plan(flags, tuning).backward.tile.spt) << flags;
+  expect_good_with(tuning, cases);
+}
+
+TEST(KernelsSchedules, TwoCtas) {
+  if (is_hopper()) GTEST_SKIP();
+  for (const int64_t clocks : {int64_t{0}, int64_t{1} << 30}) {
+    plan::Tuning tuning;
+    tuning.sm100.backward.two_cta_clocks = clocks;
+    const std::string flags = "--dtype bf16 --gradients qkv --head-dim 128 --head-dim-v 96 --seqlen-q 150 ";
+    const std::vector<std::string> cases = {flags + "--seqlen-k 300 --heads-q 4 --heads-k 2 --causal 1",
+                                            flags + "--seqlen-k 530 --batch 2", flags + "--seqlen-k 290 --left 50"};
+    for (const std::string& c : cases)
+      EXPECT_EQ(backward_plan(c, tuning).backward.tile.for_blackwell().two_cta, clocks == 0) << c;
+    expect_good_with(tuning, cases);
+  }
+}
+
+// Each row of the table that the lengths would choose otherwise.
+TEST(KernelsSchedules, RowsOfTheForward) {
+  if (!is_hopper()) GTEST_SKIP();
+  size_t used = 0;
+  for (size_t row = 0; row < std::size(plan::kSm90TuningRows); ++row) {
+    const plan::Sm90TuningRow& r = plan::kSm90TuningRows[row];
+    if (r.rows == 0 && r.keys == 0) continue;
+    plan::Tuning tuning;
+    tuning.sm90.forward_row = row;
+    const bool is_capped = r.scores == plan::Scores::capped, has_bias = r.scores == plan::Scores::bias;
+    const std::string flags = "--dtype bf16 --head-dim " + std::to_string(r.head_dim) + " --head-dim-v " +
+                              std::to_string(r.head_dim_v) + (is_capped ? " --softcap 5" : "") +
+                              (has_bias ? " --bias f32" : "") + (r.mask == plan::Mask::bounded ? " --causal 1" : "");
+    expect_good_with(tuning,
+                     {flags + " --seqlen-q 100 --seqlen-k 333", flags + " --seqlen-q 3 --seqlen-k 50 --batch 2"});
+    ++used;
+  }
+  EXPECT_GT(used, 4u);
+}
+
+}  // namespace
+}  // namespace tandem::test

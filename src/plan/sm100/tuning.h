@@ -1,5 +1,5 @@
 // The configurations of Blackwell forward kernels, derived from the clocks of each unit
-// (docs/lab/blackwell-forward.md), not yet measured. Tuning changes only this table.
+// (docs/design/sm100_forward.md), not yet measured. Tuning changes only this table.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The configurations of Hopper forward kernels by head_dim, length and mask, as measured (docs/lab/hopper-forward.md).
-// Rows for light scores are modelled (docs/lab/mods.md). Tuning for another GPU changes only this table.
+// The configurations of Hopper forward kernels by head_dim, length and mask, as measured (docs/design/sm90_forward.md).
+// Rows for light scores are modelled (docs/design/score_mod.md). Tuning for another GPU changes only this table.
 #pragma once
 
 #include <cstdint>

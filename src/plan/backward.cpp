@@ -365,9 +365,8 @@ int64_t even_groups(int64_t heads, int64_t most) {
 }
 
 // The key heads that run together (docs/design/sm90_backward.md). Without a mask, these are the heads whose n_blocks
-// run at once, but at most one n_block per iteration of a head. The epilogue counts as iterations, except with few
-// queries. Long heads run at least in twos. Causal masks use more heads, because their n_blocks are unequal and add in
-// order.
+// run at once, but at most one n_block per iteration. The epilogue counts as iterations, except with few queries.
+// Long heads run at least in twos. Causal masks use more heads: their n_blocks are unequal and add in order.
 int choose_l2_heads(const Problem& p, const BackwardSchedule& t, int sm_count) {
   constexpr int64_t kPackedHeads = 16, kLeastHeads = 8, kShortSteps = 3, kStepsOfAnEnd = 3, kLongHead = 16;
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), at_once = sm_count / t.tile.ctas;

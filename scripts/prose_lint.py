@@ -108,6 +108,8 @@ SHELL_TOKEN = re.compile(
     r"""(?P<string>"(?:\\.|[^"\\])*"|'[^']*')|(?P<escape>\\.|\$\#|\$\{\#)|(?P<line>(?<![^\s;(])\#[^\n]*)""", re.S
 )
 
+PAGE = re.compile(r"(?<![\w/.:-])((?:(?:vgpu|sass)/)?docs/[\w/-]+\.md)\b")
+
 Finding = collections.namedtuple("Finding", "path line rule text")
 # A run of prose: kind is header, comment, trailing, doc, message, heading, cell, entry or paragraph.
 Block = collections.namedtuple("Block", "line kind lines")
@@ -404,6 +406,15 @@ def list_files(paths):
     return sorted(name for name in set(names.splitlines()) if not SKIPPED.match(name) and (ROOT / name).is_file())
 
 
+def check_paths(texts):
+    """Every page that a comment or text names exists: a path from the root, or from the file's product."""
+    for path, text in texts.items():
+        for match in PAGE.finditer(text):
+            roots = (ROOT, ROOT / path.split("/")[0], (ROOT / path).parent)
+            if not any((root / match[1]).is_file() for root in roots) and "git show" not in text:
+                yield Finding(path, text.count("\n", 0, match.start()) + 1, "path", f"{match[1]} does not exist")
+
+
 def folder(path):
     parts = path.split("/")
     return parts[0] if len(parts) > 1 else "."
@@ -436,6 +447,7 @@ def main(words):
     texts = {path: (ROOT / path).read_text(errors="replace") for path in list_files(args.paths)}
     findings = [finding for path, text in texts.items() for finding in check_file(path, text)]
     findings += [Finding(*finding) for finding in size_lint.check_class_names(texts)]
+    findings += check_paths(texts)
     if not args.paths:
         findings += check_subjects(args.base)
     if args.rule:

@@ -5,7 +5,7 @@
 
 Rows hold several documents of random tokens. For every token the model predicts the token --back places before it in
 its document. Tokens have no positions: one bias for each distance distinguishes them, which no query or key contains.
-Tandem computes the gradient of the expression that the two functions below become (docs/mods.md), on the CPU.
+Tandem computes the gradient of the expression that the two functions below become (docs/score_mod.md), on the CPU.
 """
 
 import argparse

@@ -125,7 +125,8 @@ TANDEM_API const char* tandem_context_description(tandem_context* context);
 /* The number of threads that a call may use; 1 on a GPU. */
 TANDEM_API int32_t tandem_context_threads(tandem_context* context);
 
-/* ---- Score and mask modifications: since 0.2 (docs/mods.md) -------------------------------------------------------
+/* ---- Score and mask modifications: since 0.2 (docs/score_mod.md)
+ * -------------------------------------------------------
  */
 
 /* A number that an expression names. Each call passes its value; a new value needs no compilation. A number that

@@ -232,8 +232,8 @@ class Workspace {
   Workspace()
       : Workspace([](size_t bytes) { return ::operator new(bytes); }, [](void* memory) { ::operator delete(memory); }) {
   }
-  // Allocates memory of the context's device. release() may run while calls still use the memory: cudaFree and cuMemFree
-  // wait for these calls, and a pool must release in stream order.
+  // Allocates memory of the context's device. release() may run while calls still use the memory: cudaFree and
+  // cuMemFree wait for these calls, and a pool must release in stream order.
   Workspace(Allocate allocate, Release release) : allocate_(std::move(allocate)), release_(std::move(release)) {}
   Workspace(Workspace&& other) noexcept
       : allocate_(std::move(other.allocate_)),
@@ -280,7 +280,7 @@ enum class Alignment : int32_t {
   explicit_offset = TANDEM_EXPLICIT,
 };
 
-// A score or mask modification: its expression (docs/mods.md), and the scalars and tensors that it names.
+// A score or mask modification: its expression (docs/score_mod.md), and the scalars and tensors that it names.
 //
 //   attention.score_mod = {.text = "score - slope[head] * abs(q - k)", .tensors = {{"slope", slope, dslope}}};
 //   attention.mask_mod = {.text = "q - k < width", .scalars = {{"width", 128}}};

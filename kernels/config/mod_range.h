@@ -1,6 +1,6 @@
 // Interval arithmetic for score_mods and mask_mods: the range of a value over all queries and keys of a block, from the
-// ranges of its operands. Each operation of docs/mods.md has one function with the name in mod_functions.cuh, for host
-// and kernels. A range may be too wide, never too narrow.
+// ranges of its operands. Each operation of docs/score_mod.md has one function with the name in mod_functions.cuh, for
+// host and kernels. A range may be too wide, never too narrow.
 #pragma once
 
 // Ints and bools (0 and 1). low <= high.

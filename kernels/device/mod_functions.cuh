@@ -1,4 +1,4 @@
-// The operations of score_mods and mask_mods, one function each (docs/mods.md). src/score_mod/print.cpp prints
+// The operations of score_mods and mask_mods, one function each (docs/score_mod.md). src/score_mod/print.cpp prints
 // expressions as calls of these functions. A bool is the int 0 or 1.
 #pragma once
 #include "config/mods.h"

@@ -1,4 +1,4 @@
-"""Expressions of the language of modifications (docs/mods.md), as a graph that is written as a text."""
+"""Expressions of the language of modifications (docs/score_mod.md), as a graph that is written as a text."""
 
 from __future__ import annotations
 

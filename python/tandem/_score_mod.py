@@ -1,4 +1,4 @@
-"""Score and mask modifications: a text and what it names (docs/mods.md), and how a call's call_args has them."""
+"""Score and mask modifications: a text and what it names (docs/score_mod.md), and how a call's call_args has them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mod:
 
     Names stand for numbers (bool, int, float), whose values come with each call and need no other kernel, or for
     arrays of float, int32, int64 or bool elements and 0 to 4 dimensions. A text that names nothing of the caller's may
-    be given as a str. docs/mods.md has the language.
+    be given as a str. docs/score_mod.md has the language.
     """
 
     __slots__ = ("bindings", "text")

@@ -248,7 +248,7 @@ def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         args = (args[1], args[0], *args[2:])
     rule = RULES.get(name)
     if rule is None:
-        tracing.refuse(f"torch's {name} is not among what a text can say (docs/mods.md): write it with what is")
+        tracing.refuse(f"torch's {name} is not among what a text can say (docs/score_mod.md): write it with what is")
     try:
         return rule(tracing, *args, **kwargs)
     except TypeError as error:
@@ -348,7 +348,7 @@ class Symbol:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in RULES:
-            self.tracing.refuse(f"a tensor's {name} is not among what a text can say (docs/mods.md)")
+            self.tracing.refuse(f"a tensor's {name} is not among what a text can say (docs/score_mod.md)")
         return lambda *args, **kwargs: RULES[name](self.tracing, self, *args, **kwargs)
 
 

@@ -81,7 +81,7 @@ class Play {
 }  // namespace
 
 double adding_clocks(const plan::BackwardKernel& tile) {
-  // Bytes for each clock that a step is longer than without additions (docs/lab/hopper-backward.md, "Roles").
+  // Bytes for each clock that a step is longer than without additions (docs/design/sm90_backward.md, "Roles").
   constexpr double from_registers = 36, by_copies = 78;
   if (std::holds_alternative<Sm100BackwardConfig>(tile.kernel) || tile.for_hopper().ds_gmem()) return 0;
   const double bytes = 4.0 * tile.tile_m * tile.head_dim / tile.ctas;

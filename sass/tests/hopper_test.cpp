@@ -78,8 +78,8 @@ TEST_F(MachineCodeHopper, Clocks) {
 
 // Steps that show all keys do not ask the mask_mod, and both kinds may have lazy maxima: taken for those that do not,
 // steps that ask were 1.9 times a plain one. What a full one has more, 1.29 times when this was written, is its list
-// and what the next one's keys hold (docs/lab/mods.md). Beside what hides a score, two instructions, this mask takes a
-// dozen.
+// and what the next one's keys hold (docs/design/score_mod.md). Beside what hides a score, two instructions, this mask
+// takes a dozen.
 TEST_F(MachineCodeHopper, StepsThatAskAMaskAreNotThoseThatDoNot) {
   const auto [tile, without, with] = neighbours();
   EXPECT_TRUE(with.unknown.empty()) << with.unknown.front();

@@ -150,7 +150,7 @@ Status ProblemBuilder::read_mod(const std::string& mod, const tandem_mod* given,
   if (given == nullptr) return {};
   tandem_mod args;
   TANDEM_TRY(read_struct(mod.c_str(), "tandem_mod", given, kFirstModSize, &args));
-  if (args.text == nullptr) return Status::invalid(str_cat(mod, ".text (NULL) must be a text: see docs/mods.md"));
+  if (args.text == nullptr) return Status::invalid(str_cat(mod, ".text (NULL) must be a text: see docs/score_mod.md"));
   TANDEM_TRY(check_list(str_cat(mod, ".scalar"), args.scalars, args.scalar_count));
   TANDEM_TRY(check_list(str_cat(mod, ".tensor"), args.tensors, args.tensor_count));
   auto read = std::make_shared<BoundExpression>();

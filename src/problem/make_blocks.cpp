@@ -78,7 +78,7 @@ class Reader {
 
   Status read_text() {
     if (args_.mask_mod == nullptr) {
-      return Status::invalid("mask_mod (NULL) must be a text that says which keys are visible: see docs/mods.md");
+      return Status::invalid("mask_mod (NULL) must be a text that says which keys are visible: see docs/score_mod.md");
     }
     return builder_.read_mask_mod(args_.mask_mod, &m_.mask_mod);
   }

@@ -1,4 +1,4 @@
-// A modification: the text of the language that docs/mods.md describes, read into a graph.
+// A modification: the text of the language that docs/score_mod.md describes, read into a graph.
 #pragma once
 
 #include <string>

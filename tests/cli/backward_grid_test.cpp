@@ -33,7 +33,7 @@ plan::BackwardSchedule tiling_of(const Problem& p, const gpu::Properties& device
   return plan::make_plan(p, device).backward;
 }
 
-// Of synthetic kernels on an H100 (docs/lab/hopper-backward.md) those of (192, 128), 24 KB a step and CTA, took 680
+// Of synthetic kernels on an H100 (docs/design/sm90_backward.md) those of (192, 128), 24 KB a step and CTA, took 680
 // clocks more with additions from registers, 440 by bulk copies; at head_dim 128, 32 KB by bulk copies, 420.
 TEST(BackwardGrid, AdditionsMakeAHopperStepLonger) {
   const auto adds = [](int64_t head_dim, const gpu::Properties& device) {
@@ -79,7 +79,7 @@ TEST(BackwardGrid, FromTheDiagonalNobodyWaits) {
   EXPECT_GT(waiting(p, tiling).share(), 0.02);
 }
 
-// One H100 (docs/lab/hopper-backward.md), causal, d64: 432 TFLOP/s at 4k with n_blocks from the first, 479 from the
+// One H100 (docs/design/sm90_backward.md), causal, d64: 432 TFLOP/s at 4k with n_blocks from the first, 479 from the
 // diagonal, head by head; at 16k 526 and 560, at 32k 558 and 578. Of a step of 3,900 clocks.
 TEST(BackwardGrid, AsOrdersWereTimed) {
   const struct {

@@ -222,7 +222,8 @@ TEST_F(KernelsCompile, BlockMasks) {
   const auto mod = std::make_shared<BoundExpression>(), longer = std::make_shared<BoundExpression>(),
              of_documents = std::make_shared<BoundExpression>();
   ASSERT_TRUE(score_mod::read_program("k <= q and (q ^ k) & 3 != 0", mask, &mod->program).ok());
-  // Hopper asks up to six operations where it hides scores: some spills are the faster there (docs/lab/mods.md).
+  // Hopper asks up to six operations where it hides scores: some spills are the faster there
+  // (docs/design/score_mod.md).
   ASSERT_TRUE(
       score_mod::read_program("k <= q and (q ^ k) & 3 != 0 and (q ^ k) & 12 != 8", mask, &longer->program).ok());
   ASSERT_TRUE(score_mod::read_program("k <= q and doc[q] == doc[k]", mask, &of_documents->program).ok());

@@ -98,7 +98,7 @@ ELEMENTS = {"slope": np.float64, "table": np.float64, "temperature": np.float64,
 
 
 def modified(text, names):
-    """The value of a modification's text (docs/mods.md), of all queries and keys at once, by Python's own parser."""
+    """The value of an expression (docs/score_mod.md) for all queries and keys at once, by Python's parser."""
     python = re.sub(r"!(?!=)", "~", text.replace("&&", " and ").replace("||", " or "))
 
     def join(node):

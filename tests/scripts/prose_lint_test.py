@@ -132,6 +132,13 @@ class Sizes(unittest.TestCase):
         self.assertEqual([finding[0] for finding in size_lint.check_class_names(texts)], ["src/b.h"])
 
 
+class Paths(unittest.TestCase):
+    def test_pages_exist(self):
+        self.assertEqual(list(prose_lint.check_paths({"src/a.h": "// See docs/semantics.md.\n"})), [])
+        found = list(prose_lint.check_paths({"src/a.h": "int a;\n// See docs/gone.md.\n"}))
+        self.assertEqual([(f.line, f.rule) for f in found], [(2, "path")])
+
+
 class Budgets(unittest.TestCase):
     def test_only_rules_over_budget_fail(self):
         findings = prose_lint.check_file("src/a.h", "int a;  // of a tile\nint b;\n// Of a tile.\n")

@@ -1,6 +1,6 @@
 // The loop of an MMA warpgroup of the Hopper forward: scores, softmax and result, tile after tile.
 //
-// ptxas determines the form of compute() (docs/lab/hopper-forward.md). Arrays that products write are its locals, and
+// ptxas determines the form of compute() (docs/design/sm90_forward.md). Arrays that products write are its locals, and
 // the functions that work on them (steps.cuh) take references. As members of a struct they would change the address
 // arithmetic of the main loop. A function for a block mask's first iterations would do so too.
 #pragma once

@@ -8,8 +8,8 @@
     out = flex_attention(query, key, value, score_mod=..., block_mask=create_block_mask(causal, None, None, L, S))
 
 Names, layout (batch, heads, seqlen, head_dim), defaults and return values are torch's. A function is called once with
-symbols in place of numbers, and becomes a text (docs/mods.md): so it has a gradient, on CPUs too, also of the float
-tensors it captures, and runs without torch.compile. What no text can say is refused with the file and line.
+symbols in place of numbers, and becomes an expression (docs/score_mod.md). It therefore has a gradient, on CPUs too, also
+of the float tensors it captures, and runs without torch.compile. Other functions are refused with the file and line.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ def create_block_mask(
 ):
     """torch's create_block_mask, which never holds all of the mask.
 
-    A function that a text can say (docs/mods.md) is asked for whole blocks at a time, by interval arithmetic, and for
-    single queries and keys only where that does not decide; another is evaluated a part of the mask at a time.
+    If an expression can replace the function (docs/score_mod.md), interval arithmetic evaluates whole blocks. Undecided
+    blocks are evaluated for single queries and keys. Other functions are evaluated for a part of the mask at a time.
 
     mask_mod(b, h, q_idx, kv_idx) says whether a query sees a key. B, H: None where the mask is the same for all.
     BLOCK_SIZE: of blocks of queries and keys, one number or two. _compile changes nothing.

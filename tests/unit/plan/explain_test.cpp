@@ -103,7 +103,7 @@ TEST(PlanFloor, BackwardOfOneTilePerSm) {
   EXPECT_STREQ(of_two.binds, "shared memory");
 }
 
-// One step of 128 queries on each SM of a Blackwell: docs/lab/blackwell-backward.md counts the same.
+// One step of 128 queries on each SM of a Blackwell: docs/design/sm100_backward.md counts the same.
 TEST(PlanFloor, BackwardOfOneTilePerSmOfBlackwell) {
   const Problem p = backward(dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 148, .heads_k = 148}));
   const Floor f = plan::floor_of(p, plan::make_plan(p, blackwell()), blackwell());

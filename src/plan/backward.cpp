@@ -122,7 +122,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.m_splits);
   t.l2_heads = choose_l2_heads(p, t, order, sms);
   t.spt_heads = count_spt_heads(p, t, order);
-  const bool twice = t.tile.two_pass && p.dv && (p.dq || p.dk);  // tiles of dv beside those of dk
+  const bool twice = t.tile.two_pass && p.dv && (p.dq || p.dk);  // tiles of dv after the tiles of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   t.accumulates_dq = !t.tile.single_n_block && !t.tile.ds_gmem;
   if (t.tile.ds_gmem) planner.set_ds_chunks(p, tuning, &t);

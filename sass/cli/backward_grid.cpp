@@ -58,16 +58,16 @@ class Play {
       : adder_(adder), step_(step), hand_over_(hand_over), turns_(turns) {}
 
   void begin(double at) { computed_ = at, place_free_ = added_ = 0; }
-  // told: time at which this n_block sees that the previous one has added to the same dq. Returns that time for the
+  // visible: time at which this n_block sees that the previous one has added to the same dq. Returns that time for the
   // next n_block.
-  double take(double told) {
+  double take(double visible) {
     computed_ =
         adder_.next_goes_on ? std::max(computed_ + step_, place_free_) : std::max(computed_, place_free_) + step_;
     const double free = adder_.waits_for_addition ? std::max(computed_, added_) : computed_;
-    const double turn = turns_ ? std::max(free, told) : free;
+    const double turn = turns_ ? std::max(free, visible) : free;
     place_free_ = adder_.taken_before_turn ? free : turn;
     added_ = turn + hand_over_.adds;
-    return added_ + hand_over_.told;
+    return added_ + hand_over_.visible;
   }
   double end() const { return computed_; }
 
@@ -108,7 +108,7 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardSchedule
   }
   const auto play = [&](bool turns) {
     Waiting all;
-    std::vector<double> told(static_cast<size_t>(heads) * group * m_blocks);
+    std::vector<double> visible(static_cast<size_t>(heads) * group * m_blocks);
     std::priority_queue<double, std::vector<double>, std::greater<>> free;  // when each block takes its next tile
     for (int n = 0; n < t.grid / t.tile.ctas; ++n) free.push(0);
     Play block(adder_of(t.tile), step, hand_over, turns);
@@ -124,7 +124,7 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardSchedule
       block.begin(free.top() + hand_over.tile);
       free.pop();
       for (const auto& [m, head] : steps) {
-        double& of_m_block = told[(static_cast<size_t>(tile.head) * group + head) * m_blocks + m];
+        double& of_m_block = visible[(static_cast<size_t>(tile.head) * group + head) * m_blocks + m];
         of_m_block = block.take(of_m_block);
       }
       all.steps += static_cast<int64_t>(steps.size());

@@ -11,9 +11,9 @@ namespace tandem::tool {
 
 // Clocks outside of an iteration.
 struct HandOver {
-  double adds = 1800;  // from the turn until the added dq is visible
-  double told = 700;   // until the next n_block has seen it
-  double tile = 6000;  // last dq of a tile to the next tile's first iteration
+  double adds = 1800;    // from the turn until the added dq is visible
+  double visible = 700;  // until the next n_block has seen it
+  double tile = 6000;    // last dq of a tile to the next tile's first iteration
 };
 
 struct Waiting {

@@ -29,7 +29,7 @@ using machine_code::WarpTrace;
 constexpr int kTurns = 14;
 constexpr size_t kIndent = 11;
 // Hopper's warpgroups may fall into step or not, depending on how a tile begins. The median of three offsets counts.
-constexpr double kApart[] = {300, 600, 1000};                  // clocks
+constexpr double kOffsets[] = {300, 600, 1000};                // clocks
 constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks; no published source has the latency of LDTM
 
 double megahertz_of(const Modelled& m) {
@@ -112,13 +112,13 @@ Modelled model_of(const Examined& e) {
     Clocks clocks;
   };
   std::vector<Beginning> all;
-  const auto add = [&](double apart) {
-    Simulation run = machine_code::simulate(kernel, traces, rates, *latencies, apart);
+  const auto add = [&](double offset) {
+    Simulation run = machine_code::simulate(kernel, traces, rates, *latencies, offset);
     Clocks clocks = machine_code::clocks_of(run, kernel);
     all.push_back({std::move(run), std::move(clocks)});
   };
   if (rates.tensor_bytes > 0) add(0);
-  if (rates.tensor_bytes <= 0) std::ranges::for_each(kApart, add);
+  if (rates.tensor_bytes <= 0) std::ranges::for_each(kOffsets, add);
   std::ranges::sort(all, {}, [](const Beginning& b) { return b.clocks.step; });
   m.least = all.front().clocks.step;
   m.most = all.back().clocks.step;

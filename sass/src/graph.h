@@ -24,7 +24,7 @@ struct Loop {
 
 struct Graph {
   std::vector<Block> blocks;        // in the order of the code; the kernel starts with the first
-  std::vector<int32_t> dominators;  // immediate dominators; the first block: itself; unreachable: -1
+  std::vector<int32_t> dominators;  // immediate dominators; first block: itself; unreachable: -1
   std::vector<Loop> loops;
 
   bool dominates(int32_t a, int32_t b) const;  // every path to b leads through a

@@ -82,7 +82,7 @@ class Play {
 }  // namespace
 
 double adding_clocks(const plan::BackwardKernel& tile) {
-  // One clock per number of bytes: an addition lengthens the iteration (docs/design/sm90_backward.md, "Roles").
+  // Bytes of dq per additional clock of an iteration (sass/docs/clocks.md).
   constexpr double from_registers = 36, by_copies = 78;
   if (std::holds_alternative<Sm100BackwardConfig>(tile.kernel) || tile.for_hopper().ds_gmem()) return 0;
   const double bytes = 4.0 * tile.tile_m * tile.head_dim / tile.ctas;

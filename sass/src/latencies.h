@@ -33,8 +33,8 @@ struct Latencies {
   double left_in_tensor_memory = 0, left_in_shared_memory = 0, by_a_pair = 0;
   // From the issue of a product in registers until an idle tensor core begins, by the place of its left operand.
   double start_from_shared = 0, start_from_registers = 0;
-  // Ports of the register file: reads per clock. A product takes one, and its left operand takes left_reads in all. A
-  // product is delayed once more than spare_reads are missing.
+  // Ports of the register file: reads per clock. A product takes one, and its left operand takes left_reads in all. Up
+  // to spare_reads unused reads carry over.
   double port_reads = 2, left_reads = 0, spare_reads = 0;
   Beside fma, alu, exponentials;  // alu includes conversions
 

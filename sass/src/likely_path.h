@@ -4,8 +4,8 @@
 //   - avoids the side that waits: a loop that polls a barrier, a sleep, a call or a trap;
 //   - executes the exponentials (eight or more) of scores instead of clearing eight registers;
 //   - masks (eight or more selects) if a masked path is requested; else it avoids the mask, or a step with one;
-//   - repeats an earlier decision: of the same predicate about a mask, or of a vote's larger branch;
-//   - avoids the longer side if a vote (an exception) or a barrier test decides, and first the exponentials;
+//   - decides as at another branch with the same predicate: about a mask, or where the sides of a vote differ most;
+//   - avoids the only side with exponentials, else the longer side, if a vote (an exception) or a barrier test decides;
 //   - avoids rescaling: sixteen or more multiplications that are half of a side without a matrix product;
 //   - else takes the longer side, so that no count is too small.
 // Branches out of the loop are not taken, and inner loops make one turn. Predicated instructions count as issued.

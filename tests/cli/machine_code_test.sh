@@ -83,7 +83,7 @@ card="--card h200 --head-dim 64 --heads 8 --seqlen 4096"
   expect 0 "longer than if dq were added in any order" explain --clocks --backward $card
   expect 0 '"waiting_most"' explain --clocks --backward $card --json -
 }
-expect 0 "Instructions are those of a warp for 16 rows x 128 keys" explain --cubin other.cubin --beside other.cubin
+expect 0 "Instructions are counted for one warp and 16 rows x 128 keys" explain --cubin other.cubin --beside other.cubin
 grep -qE '^instructions of a warp, unmasked +110 +110$' output || fail "--beside: other instructions"
 grep -qE '^ +exponential +2048 +2048$' output || fail "--beside: other clocks"
 expect 0 '"binds": "MMA, exponential"' explain --cubin other.cubin --json -

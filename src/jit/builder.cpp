@@ -9,7 +9,7 @@ namespace tandem::jit {
 namespace {
 
 // Part of every key. Raise it when equal inputs must give different code.
-constexpr std::string_view kKeyVersion = "tandem-1";
+constexpr std::string_view kKeyVersion = "tandem-2";
 
 // Lengths are part of the hash, so different lists of texts give different bytes.
 class KeyHash {

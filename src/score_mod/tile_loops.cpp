@@ -73,6 +73,12 @@ inline float tanh_float(float x) {
   const double small = size - size * size * size / 3;  // the other form would cancel
   return static_cast<float>(__builtin_copysign(size < 0.001 ? small : large, wide));
 }
+// One libm call per element, in float64. Its error vanishes in the rounding to float32.
+inline float expm1_float(float x) { return static_cast<float>(__builtin_expm1(static_cast<double>(x))); }
+inline float log1p_float(float x) { return static_cast<float>(__builtin_log1p(static_cast<double>(x))); }
+inline float sin_float(float x) { return static_cast<float>(__builtin_sin(static_cast<double>(x))); }
+inline float cos_float(float x) { return static_cast<float>(__builtin_cos(static_cast<double>(x))); }
+inline float erf_float(float x) { return static_cast<float>(__builtin_erf(static_cast<double>(x))); }
 
 // ---- Floats ---------------------------------------------------------------------------------------------------------
 
@@ -242,6 +248,19 @@ void loop_gather(const LoopArguments& arguments) {
 
 // ---- The table ------------------------------------------------------------------------------------------------------
 
+constexpr void add_conversions(TileLoops* table) {
+  const auto set = [table](Op op, Type type, Loop loop) {
+    table->loops[static_cast<int>(op)][static_cast<int>(type)] = loop;
+  };
+  set(Op::select, Type::boolean, loop_select<int32_t>);
+  set(Op::select, Type::integer, loop_select<int32_t>);
+  set(Op::select, Type::real, loop_select<float>);
+  set(Op::to_real, Type::boolean, loop1<float, int32_t, to_real>);
+  set(Op::to_real, Type::integer, loop1<float, int32_t, to_real>);
+  set(Op::to_int, Type::boolean, loop1<int32_t, int32_t, same>);
+  set(Op::to_int, Type::real, loop1<int32_t, float, to_int>);
+}
+
 constexpr void add_gathers(TileLoops* table) {
   table->gathers[static_cast<int>(Element::f64)] = loop_gather<float, double>;
   table->gathers[static_cast<int>(Element::f32)] = loop_gather<float, float>;
@@ -274,6 +293,11 @@ constexpr TileLoops make_table(const char* name) {
   on_float.operator()<exp2_float>(Op::exp2);
   on_float.operator()<log_float>(Op::log);
   on_float.operator()<log2_float>(Op::log2);
+  on_float.operator()<expm1_float>(Op::expm1);
+  on_float.operator()<log1p_float>(Op::log1p);
+  on_float.operator()<sin_float>(Op::sin);
+  on_float.operator()<cos_float>(Op::cos);
+  on_float.operator()<erf_float>(Op::erf);
   on_float.operator()<tanh_float>(Op::tanh);
   on_float.operator()<sigmoid_float>(Op::sigmoid);
   on_float.operator()<sqrt_float>(Op::sqrt);
@@ -320,14 +344,7 @@ constexpr TileLoops make_table(const char* name) {
   floats(Op::equal, loop2<int32_t, float, equal<float>>);
   floats(Op::not_equal, loop2<int32_t, float, not_equal<float>>);
 
-  bools(Op::select, loop_select<int32_t>);
-  ints(Op::select, loop_select<int32_t>);
-  floats(Op::select, loop_select<float>);
-  bools(Op::to_real, loop1<float, int32_t, to_real>);
-  ints(Op::to_real, loop1<float, int32_t, to_real>);
-  bools(Op::to_int, loop1<int32_t, int32_t, same>);
-  floats(Op::to_int, loop1<int32_t, float, to_int>);
-
+  add_conversions(&table);
   add_gathers(&table);
   return table;
 }

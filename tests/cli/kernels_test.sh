@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the command says of GPUs and does about their kernels, without a GPU: explain, cache, info and refusals.
+# Commands about GPUs and their kernels, without a GPU: explain, cache, info and refusals.
 #
 #   kernels_test.sh <tandem> <fake driver> <fake NVRTC>
 set -eu
@@ -10,7 +10,7 @@ export TANDEM_CACHE_DIR="$work/kernels"
 unset TANDEM_DEVICE TANDEM_CACHE TANDEM_NVRTC
 mkdir none fake
 ln -s "$driver" fake/libcuda.so.1
-printf 'no library' >none/libcuda.so.1 # the loader would otherwise go on to a driver that is installed
+printf 'no library' >none/libcuda.so.1 # otherwise the loader finds an installed driver
 without_a_driver=$work/none:${LD_LIBRARY_PATH:-} with_fake_gpus=$work/fake:${LD_LIBRARY_PATH:-}
 
 # Without a driver: the CPU by default, one clear sentence for a GPU, and plans all the same.
@@ -55,9 +55,10 @@ expect 2 "must be a multiple of 8" explain --head-dim 20
 expect 2 "must be bfloat16 or float16" explain --dtype f32
 expect 2 "only GPUs have a plan" explain --device cpu
 expect 2 "see tandem explain --help" explain --card toaster
+expect 2 "--gpu (h20) must be h200, h100 or h100-pcie: did you mean h200?" explain --gpu h20
 expect 2 "see tandem explain --help" explain --card h100 --device cuda
 
-# GPUs that there are no kernels for are passed over, and the command says so.
+# Unsupported GPUs are skipped, with a remark.
 export LD_LIBRARY_PATH="$with_fake_gpus"
 expect 0 "cuda:1        Fake 1, compute capability" info
 expect 0 "not on the GPU: the Fake 0" verify --seqlen 8
@@ -69,7 +70,11 @@ export LD_LIBRARY_PATH="$without_a_driver"
 
 # The cache on disk.
 expect 0 "0 kernels in $work/kernels" cache list
-TANDEM_NVRTC=$work/missing.so expect 1 "must name NVRTC 12.0 or newer" cache warm
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" cache warm
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" vgpu check --seqlen 8
+[ "$(head -n 1 output)" = "q (1, 8, 8, 64)  k (1, 8, 8, 64)  v (1, 8, 8, 64)  bf16" ] || fail "check does not print the problem first"
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" verify --seqlen 8 --dtype bf16 --device vgpu:h200
+[ "$(head -n 1 output)" = "q (1, 8, 8, 64)  k (1, 8, 8, 64)  v (1, 8, 8, 64)  bf16" ] || fail "verify does not print the problem first"
 export TANDEM_NVRTC="$nvrtc"
 expect 0 "$nvrtc" info
 expect 0 ": compiled in " cache warm --seqlen 4096 --heads 16 --head-dim 96 --causal

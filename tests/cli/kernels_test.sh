@@ -42,7 +42,7 @@ for preset in llama gpt-oss gpt-oss-window qwen deepseek video; do
   [ "$longest" -le 100 ] || fail "explain --preset $preset: a line of $longest columns"
 done
 expect 0 "kernel     backward_bf16_d128_" explain --backward --preset llama
-for text in "delta: " "backward: 132 blocks of 384 threads" "convert: " "workspace " "####" "At least"; do
+for text in "bwd_preprocess: " "backward: 132 blocks of 384 threads" "bwd_postprocess: " "workspace " "####" "At least"; do
   grep -qF "$text" output || fail "explain --backward does not say: $text"
 done
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
@@ -89,7 +89,7 @@ listed=$(grep -c sm_90a output)
 expect 0 ": was there, read in " cache warm --presets
 grep -q ": compiled" output && fail "the presets were compiled twice"
 expect 2 "must be bfloat16 or float16" cache warm --dtype f32
-expect 0 "backward_bf16_d64_128x128x3x2_split: compiled in " cache warm --backward
+expect 0 "backward_bf16_d64_128x128x3x2_m_split: compiled in " cache warm --backward
 grep -q "^forward_bf16_d64_" output || fail "cache warm --backward leaves the forward out"
 expect 0 "backward_bf16_d256_128x128_apart3" cache warm --presets --backward --device vgpu:b200
 expect 0 "backward_bf16_d64_128x128x" cache list

@@ -40,7 +40,7 @@ for file in result.safetensors result/out.npy result/lse.npy result/dq.npy again
 done
 if command -v xmllint >/dev/null; then xmllint --noout attention.svg bench.svg || fail "pictures are no XML"; fi
 
-# What cannot be used is refused in one sentence.
+# Unusable files are refused in one sentence.
 head -c 1000 "$minilm" >cut.safetensors
 printf '\223NUMPY\001\000v\000' >cut.npy
 TANDEM_LOG=maybe expect 2 'TANDEM_LOG ("maybe") must be "1" or "0"' verify --seqlen-q 8
@@ -65,7 +65,7 @@ expect 2 "must be a .safetensors file or a folder" attend "$minilm" --names $nam
 expect 2 "cannot be written" attend "$minilm" --names $names --out /no/such/folder/x.safetensors
 expect 2 "is no folder with .safetensors files" demo "$work/result"
 
-# An interruption ends the command and leaves nothing behind. (io/file.h has tests of its own for one in mid-write.)
+# An interruption ends the command and leaves no file. (The tests of io/file.h interrupt a write.)
 mkdir interrupted
 "$tandem" bench --seqlens 8192 --head-dims 128 --dtypes f32 --svg interrupted/bench.svg --json interrupted/bench.json >/dev/null 2>&1 &
 pid=$!

@@ -1,5 +1,5 @@
-// What the command does around a GPU, on a driver that keeps its memory on the host (tests/unit/gpu/fake_cuda.cpp); and
-// what it does with types that a GPU does not take.
+// Tests the command's use of a GPU, and its handling of types that a GPU does not support. The driver is
+// tests/unit/gpu/fake_cuda.cpp, which keeps its memory on the host.
 #include "cli/gpu.h"
 
 #include <gtest/gtest.h>

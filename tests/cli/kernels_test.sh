@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the command says of GPUs and does about their kernels, without a GPU: explain, cache, info and refusals.
+# Tests the command's reports about GPUs and their kernels without a GPU: explain, cache, info and refusals.
 #
 #   kernels_test.sh <tandem> <fake driver> <fake NVRTC>
 set -eu
@@ -10,7 +10,7 @@ export TANDEM_CACHE_DIR="$work/kernels"
 unset TANDEM_DEVICE TANDEM_CACHE TANDEM_NVRTC
 mkdir none fake
 ln -s "$driver" fake/libcuda.so.1
-printf 'no library' >none/libcuda.so.1 # the loader would otherwise go on to a driver that is installed
+printf 'no library' >none/libcuda.so.1 # otherwise the loader finds an installed driver
 without_a_driver=$work/none:${LD_LIBRARY_PATH:-} with_fake_gpus=$work/fake:${LD_LIBRARY_PATH:-}
 
 # Without a driver: the CPU by default, one clear sentence for a GPU, and plans all the same.
@@ -57,7 +57,7 @@ expect 2 "only GPUs have a plan" explain --device cpu
 expect 2 "see tandem explain --help" explain --card toaster
 expect 2 "see tandem explain --help" explain --card h100 --device cuda
 
-# GPUs that there are no kernels for are passed over, and the command says so.
+# The command skips GPUs without kernels, and reports that it does.
 export LD_LIBRARY_PATH="$with_fake_gpus"
 expect 0 "cuda:1        Fake 1, compute capability" info
 expect 0 "not on the GPU: the Fake 0" verify --seqlen 8

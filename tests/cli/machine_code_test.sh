@@ -68,7 +68,7 @@ longest=$(awk '{ if (length > longest) longest = length } END { print longest }'
 grep -q "modelled, not measured" run.svg || fail "--clocks-timeline draws nothing"
 expect 0 '"flops_a_clock"' explain --clocks --cubin other.cubin --json -
 
-# Our kernel, with the same code; and both beside each other.
+# Compare our kernel with a listing of the same code, and print both side by side.
 card="--card h200 --head-dim 64 --heads 8 --seqlen 4096"
 # shellcheck disable=SC2086
 {
@@ -101,7 +101,7 @@ expect 2 "rates are known for sm_90" explain --cubin other.cubin
 echo "nothing" >listing
 expect 2 "no machine code" explain --cubin other.cubin
 
-# Where it is found: on the way that commands are; nowhere.
+# Find nvdisasm on PATH, or report that it is missing.
 forward >listing
 unset TANDEM_NVDISASM
 cat >elsewhere <<EOF

@@ -1,4 +1,4 @@
-// What the tests of both parsers share: bytes from text, and the sentence a refusal carries.
+// Helpers of both parsers' tests: bytes from text, and the sentence of a refusal.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Any bytes: refused with a sentence, or the array is the end of them and as large as its shape says.
+// Reads any bytes as .npy: they are refused with a sentence, or the array ends the file and has the size of its shape.
 #include <cstdlib>
 
 #include "cli/io/npy.h"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Holds the sources to the table of docs/architecture.md: which folder may use which.
+"""Checks the includes of the sources against the table of docs/architecture.md.
 
-layering_test.py <root>         exit code 1, and a line for each include that the table does not allow
-layering_test.py --self-test    whether it notices: a small tree in which all is wrong
+    layering_test.py <root>         prints each include that the table does not allow; exit code 1 if there is one
+    layering_test.py --self-test    checks that it finds each violation in a small tree of violations
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 
 TABLE = "docs/architecture.md"
 SOURCES = {".c", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
-# Where the compiler looks for what a source of a top folder includes; its own folder comes first.
+# The folders that the compiler searches for includes of each top folder. The including file's folder comes first.
 SEARCH = {
     "include": ["include"],
     "src": ["src", "include", "kernels"],
@@ -23,7 +23,7 @@ SEARCH = {
     "sass": ["", "src", "include", "kernels"],
     "cli": ["", "src", "include", "kernels"],
 }
-DIVIDED = ("src/", "vgpu/src/", "kernels/", "sass/")  # each folder in these has a row of its own
+DIVIDED = ("src/", "vgpu/src/", "kernels/", "sass/")  # each folder in these has its own row
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 ROW = re.compile(r"^\| `([^|]*)/` \|.*\| ([^|]*) \|$")
 
@@ -61,7 +61,7 @@ def room_of(path: str, rooms: dict[str, set[str]]) -> str | None:
 
 
 def find(root: pathlib.Path, source: pathlib.Path, name: str) -> str | None:
-    """The file of this project that an #include names; None: somebody else's."""
+    """Returns the file of this project that an #include names, or None."""
     top = source.relative_to(root).parts[0]
     for folder in [source.parent, *(root / each for each in SEARCH[top])]:
         if (folder / name).is_file():

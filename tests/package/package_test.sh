@@ -65,7 +65,7 @@ read -ra flags < <(pkg-config --cflags --libs tandem)
 "$work/with_pkg_config_cpp" >"$work/cpp.out" || fail "running the C++ example built with pkg-config"
 (cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -F 0.2.0 >/dev/null) || fail "bin/tandem --version"
 
-# A virtual GPU: its library is loaded from beside libtandem, and a sentence says what is missing without it.
+# A virtual GPU: its library is loaded from the folder of libtandem; without it a sentence states what is missing.
 cat >"$work/virtual.c" <<'EOC'
 #include <stdio.h>
 #include <tandem/tandem.h>

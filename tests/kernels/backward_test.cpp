@@ -53,7 +53,7 @@ const Values kGradients = {"--gradients qkvb", "--gradients q",  "--gradients k"
                            "--gradients bs",   "--gradients kv", "--gradients qkvbs"};
 const Values kTypes = {"--dtype bf16", "--dtype f16"};
 const Values kLayouts = {"", "--layout 349525", "--layout 1048575"};
-// So few tiles have their steps split over CTAs, but where bits must not depend on how many there are.
+// Problems with few tiles split their m_blocks over CTAs, unless bits must not depend on the number of CTAs.
 const Values kSplits = {"--invariant 1", ""};
 
 TEST(KernelsBackward, EveryPairOfFeatures) {
@@ -69,14 +69,13 @@ TEST(KernelsBackward, EveryPairOfFeatures) {
       const bool packed_bias = value.starts_with("--bias") && flags.find("--packed") != std::string::npos;
       if (!packed_bias) flags += value + " ";
     }
-    // Far from the diagonal ALiBi's scores are large numbers of float32, in which what tells them apart is lost.
+    // Far from the diagonal, ALiBi adds large float32 numbers that absorb the differences between scores.
     cases.emplace_back(with_diagonals(flags, flags.find("--alibi") == std::string::npos));
   }
   expect_all_good(cases);
 }
 
-// Pairs of CTAs, with all that they share with one: n_blocks of 256 keys, one and several, the last ones not full, of
-// one CTA only too.
+// Two CTAs share n_blocks of 256 keys: one n_block and several, the last one partial. Some have keys of one CTA only.
 TEST(KernelsBackward, PairsOfCtas) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -128,8 +127,8 @@ TEST(KernelsBackward, HeadDimsBetween) {
   expect_all_good(cases);
 }
 
-// dk and dv that no TMA stores, of float32 or added to what is there: with gaps between rows, at sequences that end
-// within a tile, in a tile of nobody's keys; nothing beside them is touched.
+// Threads, not TMA, store dk and dv that are float32 or are added to the old values. Rows have gaps, sequences end
+// within a tile, and some tiles have no keys. Nothing outside the rows changes.
 TEST(KernelsBackward, GradientsStoredByThreads) {
   std::vector<CheckedCase> cases;
   for (const std::string results : {"--float32 g", "--accumulate 1", "--float32 g --accumulate 1"}) {
@@ -146,8 +145,8 @@ TEST(KernelsBackward, GradientsStoredByThreads) {
   expect_all_good(cases);
 }
 
-// Wide heads, whose dk and dv are summed by tiles of their own on Blackwell: mixes of sizes, the last blocks not full,
-// options, one gradient alone, and sharp probabilities.
+// Blackwell accumulates dk and dv of wide heads in separate tiles. Sizes are mixed and the last blocks partial; cases
+// have options, one gradient alone, or sharp probabilities.
 TEST(KernelsBackward, WideHeads) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -177,9 +176,9 @@ TEST(KernelsBackward, WideHeads) {
   expect_all_good(cases);
 }
 
-// dS of wide heads through memory: more n_blocks than one sum has, windows whose rows of dS begin anywhere, also behind
-// the first sum and far from the diagonal, with m_blocks that see no key, two m_blocks in one row, heads of a group one
-// by one or two at a time, two strips, and gradients that are added to what is there.
+// dS of wide heads goes through global memory. Cases have more n_blocks than one sum, windows that begin anywhere, or
+// m_blocks without keys. Others have two m_blocks per row of dS, one or two heads of a group, two chunks, or
+// accumulation.
 TEST(KernelsBackward, WideHeadsByStrips) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -205,7 +204,7 @@ TEST(KernelsBackward, WideHeadsByStrips) {
   expect_all_good(cases);
 }
 
-// Of no more than 16 queries a warp has all of dq; 17 are too many. Several n_blocks add to it.
+// One warp holds all of dq for at most 16 queries; 17 exceed it. Several n_blocks add to dq.
 TEST(KernelsBackward, FewQueries) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -242,8 +241,8 @@ TEST(KernelsBackward, ABiasOfEveryShape) {
   expect_all_good(cases);
 }
 
-// Beside dropout or a softcap, scores of a bias that a warp's keys are not seen by are passed over, 16 or 32 queries at
-// a time: in pairs of CTAs, and by what sums the bias's gradient.
+// With dropout or a softcap, kernels skip 16 or 32 queries of a bias at a time if they see none of a warp's keys. This
+// holds for two CTAs and for the kernel of the bias's gradient.
 TEST(KernelsBackward, ScoresOfABiasThatNobodySees) {
   const std::string pairs = "--gradients qkvb --dtype bf16 --head-dim 128 --head-dim-v 128 --seqlen-k 500 ";
   expect_all_good(
@@ -266,8 +265,8 @@ std::vector<std::byte> rows_of(const Tensor& t, int64_t first, int64_t count) {
   return {all.begin() + first * row, all.begin() + (first + count) * row};
 }
 
-// With batch_invariant a sequence has the same gradients alone and beside a longer one, whatever the longest length and
-// so the fastest kernel is. One query alone sees all keys: nobody knows then that there is a mask.
+// With batch_invariant a sequence has the same gradients alone and next to a longer one. The longest length, and with
+// it the fastest kernel, differs. A single query sees all keys, so its plan alone has no mask.
 TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
   const NamedEngine engine = gpu_engine(the_gpus());
   const struct {
@@ -304,8 +303,8 @@ TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
   }
 }
 
-// Under a causal mask n_blocks from the last to the first, of some heads or of all; with lengths that differ, several
-// n_blocks in a pair, and more queries than keys.
+// Under a causal mask, n_blocks run from the last to the first, for some heads or for all. Cases have unequal lengths,
+// several n_blocks per two CTAs, and more queries than keys.
 TEST(KernelsBackward, NBlocksFromTheDiagonal) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -362,7 +361,7 @@ TEST(KernelsBackward, NothingToSum) {
   expect_all_good(cases);
 }
 
-// A bias of all sequences, of which there are none: drivers refuse tensor maps of nothing.
+// A bias with batch 0 must not get a tensor map, because drivers refuse empty ones.
 TEST(KernelsBackward, ABiasOfNoSequence) {
   std::vector<CheckedCase> cases;
   cases.emplace_back(
@@ -380,7 +379,7 @@ TEST(KernelsBackward, ABlockMaskOfNoHead) {
   expect_all_good(cases);
 }
 
-// What others got wrong, each under the number of its report.
+// Bugs of other attention libraries, each under the number of its report.
 void expect_good_gradients(const std::vector<std::string>& problems) {
   std::vector<CheckedCase> cases;
   for (const std::string& flags : problems) {

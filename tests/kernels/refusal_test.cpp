@@ -1,4 +1,4 @@
-// What a GPU does not serve is refused with a sentence, and nothing is written.
+// Unsupported calls on a GPU are refused with a sentence, and nothing is written.
 #include <list>
 
 #include "kernels/on_gpu.h"

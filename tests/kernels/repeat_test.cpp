@@ -1,4 +1,4 @@
-// The same bits again: run after run, beside other streams, from a graph, alone and in a batch.
+// Results have the same bits again: run after run, next to other streams, from a graph, alone and in a batch.
 #include <cstring>
 #include <thread>
 

@@ -1,5 +1,5 @@
-// Every schedule that sizes choose, forced at small sizes: schedules of wide heads, chunks of dS, tiles of two query
-// heads, shortest-first order, two CTAs, and the rows of the forward's table.
+// Forces every schedule that sizes choose at small sizes: schedules of wide heads, chunks of dS, tiles of two query
+// heads. Also forces shortest-first order, two CTAs, and the rows of the forward's table.
 #include <iterator>
 
 #include "kernels/on_gpu.h"
@@ -38,9 +38,9 @@ plan::Plan backward_plan(const std::string& flags, const plan::Tuning& tuning) {
 
 void expect_good_with(const plan::Tuning& tuning, const std::vector<std::string>& cases) {
   const Forced forced(tuning);
-  std::vector<Judged> judged;
-  for (const std::string& flags : cases) judged.emplace_back(flags);
-  expect_all_good(judged);
+  std::vector<CheckedCase> checked;
+  for (const std::string& flags : cases) checked.emplace_back(flags);
+  expect_all_good(checked);
 }
 
 const std::string kWide = "--dtype bf16 --gradients qkv --head-dim 256 --head-dim-v 256 ";

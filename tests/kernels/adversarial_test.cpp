@@ -123,7 +123,7 @@ TEST_F(KernelsAdversarial, FirstKeysOutweighTheLast) {
   }
 }
 
-// One alone, whose exponential may be taken on either unit, by more than float's exponents have room for.
+// One product exceeds every other one by more than the range of float's exponents. Either unit may compute its exp2.
 TEST_F(KernelsAdversarial, OneProductOutweighsAll) {
   for (const double jump : {40.0, 100.0, 150.0, 220.0, 400.0}) {
     for (const char* more : {"", "--causal 1", "--head-dim 128 --head-dim-v 128"}) {

@@ -1,4 +1,4 @@
-// Gradients: any two features together, at sizes that a virtual GPU runs in moments, and what others got wrong.
+// Gradients: any two features together, at sizes that a virtual GPU runs quickly, and bugs of other libraries.
 #include <cstring>
 
 #include "kernels/on_gpu.h"
@@ -91,7 +91,7 @@ TEST(KernelsBackward, PairsOfCtas) {
   expect_all_good(cases);
 }
 
-// The steps of an n_block split over up to 16 CTAs: more of them than some have steps, cut within and between heads.
+// The m_blocks of an n_block are split over up to 16 CTAs, within and between heads. Some CTAs get no m_block.
 TEST(KernelsBackward, SplitSteps) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -107,7 +107,7 @@ TEST(KernelsBackward, SplitSteps) {
   expect_all_good(cases);
 }
 
-// Heads that are no multiple of 64, which one CTA multiplies as multiples of 16 on Blackwell.
+// Head dims that are no multiple of 64: one CTA on Blackwell multiplies them as multiples of 16.
 TEST(KernelsBackward, HeadDimsBetween) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -197,7 +197,7 @@ TEST(KernelsBackward, WideHeadsByStrips) {
         "--seqlen-q 77 --seqlen-k 200 --gradients kv --values large",
         "--seqlen-q 10 --seqlen-k 2100 --causal 1 --heads-q 20 --heads-k 2"}) {
     const char* const dtype = cases.size() % 2 == 0 ? "--dtype bf16 " : "--dtype f16 ";
-    const bool odd = cases.size() % 3 == 2;  // not all columns of a block are there
+    const bool odd = cases.size() % 3 == 2;  // the last columns of a block are missing
     cases.emplace_back(std::string("--gradients qkv ") + dtype +
                        (odd ? "--head-dim 200 --head-dim-v 136 " : "--head-dim 256 --head-dim-v 256 ") + flags);
   }
@@ -226,7 +226,7 @@ TEST(KernelsBackward, FewQueries) {
   expect_all_good(cases);
 }
 
-// Whatever a bias is broadcast along, of one n_block and of several: batch, heads, queries, keys.
+// A bias is broadcast along every subset of batch, heads, queries and keys, with one n_block and with several.
 TEST(KernelsBackward, ABiasOfEveryShape) {
   const char* const kProblems[] = {
       " --bias f32 --dtype bf16 --seqlen-k 270 --head-dim 128 --head-dim-v 128 --causal 1",
@@ -319,7 +319,7 @@ TEST(KernelsBackward, NBlocksFromTheDiagonal) {
   expect_all_good(cases);
 }
 
-// The last keys are seen by queries that would stand in the last m_block, but are not there.
+// The last keys are visible only to rows beyond the last query of the last m_block.
 TEST(KernelsBackward, ADiagonalThatEndsBeforeTheLastKeys) {
   std::vector<CheckedCase> cases;
   for (const char* flags : {"--head-dim 64 --head-dim-v 64 --invariant 1", "--head-dim 128 --head-dim-v 128",
@@ -330,8 +330,8 @@ TEST(KernelsBackward, ADiagonalThatEndsBeforeTheLastKeys) {
   expect_all_good(cases);
 }
 
-// Query heads that share keys one by one, on Blackwell together, as where queries are many: any of these sequences
-// might have all of them.
+// Any of these sequences might have all queries, so the plan is the plan of many queries. Query heads that share keys
+// run one after the other, on Blackwell together.
 TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
   std::string lengths_q = "150", lengths_k = "200";
   for (int n = 0; n < 40; ++n) {
@@ -342,7 +342,7 @@ TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
                              lengths_q + " --lengths-k " + lengths_k;
   std::vector<CheckedCase> cases;
   cases.emplace_back(common + " --heads-q 3 --heads-k 1 --head-dim 64 --head-dim-v 64");
-  cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 128 --head-dim-v 128");  // on Blackwell a pair
+  cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 128 --head-dim-v 128");  // two CTAs on Blackwell
   cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 136 --head-dim-v 128 --float32 g");
   expect_all_good(cases);
 }
@@ -370,7 +370,7 @@ TEST(KernelsBackward, ABiasOfNoSequence) {
   expect_all_good(cases);
 }
 
-// No head, and so no block mask's list: a launch of no blocks is an error.
+// No head means no list of blocks: a launch of no blocks is an error.
 TEST(KernelsBackward, ABlockMaskOfNoHead) {
   std::vector<CheckedCase> cases;
   cases.emplace_back(
@@ -417,7 +417,7 @@ TEST(KernelsBackward, FlashAttention2087And2552And2888GroupsOfWideHeads) {
                          "--heads-q 4 --heads-k 2 --seqlen-q 130 --seqlen-k 270 --head-dim 256 --head-dim-v 256"});
 }
 
-// Gradients of the mask that the forward had.
+// Gradients under the same mask as the forward.
 TEST(KernelsBackward, FlashAttentionMasksOfPackedAndOfTwoMasksAtOnce) {
   expect_good_gradients(
       {"--packed 1 --lengths-q 70,130 --lengths-k 90,150 --left 20 --causal 1 --head-dim 64 --head-dim-v 64",

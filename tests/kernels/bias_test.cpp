@@ -1,4 +1,4 @@
-// A bias comes to a kernel's shared memory in pieces that its strides and its address allow.
+// Kernels copy a bias to shared memory in pieces of the size that its strides and its address allow.
 #include <string>
 #include <vector>
 
@@ -56,8 +56,8 @@ TEST(KernelsBias, OfACluster) {
   expect_all_good(cases);
 }
 
-// Sequences and heads that share it, heads whose rows are neighbours in a tile, lengths, masks; scales that it is not
-// divided by.
+// Sequences and heads share a bias, or neighbouring rows of a tile belong to different heads. Cases have lengths,
+// masks, and scales that kernels cannot divide the bias by.
 TEST(KernelsBias, BesideOtherOptions) {
   std::vector<CheckedCase> cases;
   for (const char* flags :

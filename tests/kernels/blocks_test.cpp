@@ -63,7 +63,7 @@ TEST(KernelsBlocks, Backward) {
         "score*temperature+table[head,clamp(q-k+4,0,8)]",
         "--seqlen-q 1500 --seqlen-k 200 --head-dim 64 --head-dim-v 64 --heads-q 1 --heads-k 1 --blocks random "
         "--mask-mod (q^k)&3!=0 --gradients kv",
-        // Everything that a workspace may have.
+        // A case that uses every region of the workspace.
         "--batch 3 --used-k 59,0,1 --head-dim 64 --head-dim-v 64 --heads-q 4 --heads-k 2 --seqlen-k 70 --causal 1 "
         "--sink f32 "
         "--blocks hostile --block-shape 1h --float32 d --score-mod score*(1+slope[head])*temperature"}) {
@@ -140,7 +140,7 @@ TEST(KernelsBlocks, Unseen) {
   expect_all_good(all);
 }
 
-// Rows that see nothing in their first blocks and then only scores far below 0, in blocks that are seen whole.
+// Rows see no key in their first blocks, and then only scores far below 0 in full blocks.
 TEST(KernelsBlocks, Low) {
   const auto lower = [](Instance& in) {
     for (Tensor* t : {&in.q, &in.k})

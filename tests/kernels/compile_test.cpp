@@ -18,7 +18,7 @@
 namespace tandem::test {
 namespace {
 
-// ---- What there is to combine ----
+// ---- Options to combine ----
 
 struct Shape {
   int64_t head_dim, head_dim_v, seqlen_q, seqlen_k;
@@ -54,7 +54,7 @@ Problem problem_of(const Choice& choice) {
   if (choice[kDropout] == 1) p.dropout.p = 0.1;
   p.bias.present = choice[kBias] > 0;
   p.bias.dtype = choice[kBias] == 3 ? p.dtype : kBiases[choice[kBias]];
-  // One for both heads, which TMA can copy, or not.
+  // One bias for both heads, which TMA can copy, or not.
   p.bias.shape[2] = p.seqlen_q;
   p.bias.shape[3] = p.seqlen_k;
   p.bias.stride[2] = p.seqlen_k + (choice[kType] == 0 ? 0 : 1);
@@ -62,7 +62,7 @@ Problem problem_of(const Choice& choice) {
   return p;
 }
 
-// All gradients of it.
+// The same problem with all gradients.
 Problem gradients_of(const Choice& choice) {
   Problem p = problem_of(choice);
   p.pass = TANDEM_BACKWARD;
@@ -137,7 +137,7 @@ class KernelsCompile : public testing::Test {
 
   std::string compile(const std::string& name, const std::string& source, const gpu::Properties& device = hopper(),
                       const std::vector<std::string>& more = {}) const {
-    // The engine's, and a report.
+    // The engine's compiler options, and a report of registers.
     jit::Request request{name,
                          source,
                          device.arch(),
@@ -194,7 +194,7 @@ TEST_F(KernelsCompile, EveryPairOfOptionsForBlackwellGradients) {
 TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(all_choices(), hopper()); }
 TEST_F(KernelsCompile, DISABLED_EveryCombinationForBlackwell) { compile_all(all_choices(), blackwell()); }
 
-// Sums leave registers for half a step's scores, and not one more: with eight fewer ptxas serialises all products.
+// Accumulators leave registers for half a tile of scores: with eight registers fewer, ptxas serialises all products.
 TEST_F(KernelsCompile, HalvesOfHopper) {
   for (const int mask : {0, 1, 3}) {
     for (const int more : {0, 1}) {  // bfloat16, capped; float16, float32 gradients
@@ -270,7 +270,7 @@ TEST_F(KernelsCompile, LearnedTables) {
         Choice choice{};
         choice[kShape] = shape;
         Problem p = gradients_of(choice);
-        // The main kernel spills with any text there (lab note).
+        // The main kernel spills with any score_mod there (docs/design/score_mod.md).
         if (p.head_dim > 128 && device.compute_major == 9) continue;
         p.score_mod = {.present = true, .read = mod};
         ASSERT_TRUE(plan::check(p, device).ok());

@@ -89,7 +89,7 @@ TEST_F(KernelsDevices, ThreadsThatGoFromOneToTheOther) {
   EXPECT_EQ(wrong, std::vector<int>(kThreads, 0));
 }
 
-// A tensor of the other GPU is refused by its place, and nothing is written.
+// A tensor on the other GPU is refused with its device, and nothing is written.
 TEST_F(KernelsDevices, TensorsOfTheOtherAreRefused) {
   for (const auto field :
        {&tandem_attention_args::q, &tandem_attention_args::k, &tandem_attention_args::v, &tandem_attention_args::out}) {

@@ -21,7 +21,7 @@ TEST(KernelsDropout, BesideEveryOption) {
   expect_all_good(cases);
 }
 
-// Nearly none, half and its neighbours, and nearly all: a row may lose whatever it sees.
+// Dropout of nearly 0, about a half and nearly 1: a row may lose all its keys.
 TEST(KernelsDropout, AnyProbability) {
   std::vector<CheckedCase> cases;
   for (const char* p : {"0.0000000001", "0.25", "0.49609375", "0.5", "0.50390625", "0.9375", "0.9999999"})

@@ -171,7 +171,7 @@ TEST_F(Kernels, Long) {
   add("--head-dim 128 --head-dim-v 128 --packed 1 --lengths-q 2000,10,33 --lengths-k 300,2000,9 --max-seqlen 7000");
 }
 
-// More tiles than a GPU holds blocks: they come from the counter, in another order.
+// More tiles than resident blocks: the counter assigns them in a different order.
 TEST_F(Kernels, ManyTiles) {
   for (const char* more : {"", "--causal 1", "--left 16 --causal 1"}) {
     add("--batch 3 --heads-q 64 --heads-k 8 --seqlen-q 260 --seqlen-k 33 --head-dim 64 --head-dim-v 64 " +

@@ -14,7 +14,7 @@ constexpr int64_t kBatch = (int64_t{1} << 31) / (kLength * kRow) + 4;
 constexpr int64_t kRows = kBatch * kLength;  // > 2^31 elements
 constexpr int64_t kPeriod = 100'003;         // repeated random rows; no power of two is a period
 
-// q, k and v, each beginning elsewhere in the same random values; and out.
+// q, k and v, which begin at different places of the same random values; and out.
 class KernelsLarge : public testing::Test {
  protected:
   void SetUp() override {
@@ -47,7 +47,7 @@ class KernelsLarge : public testing::Test {
   }
   const std::byte* value_row(int64_t i) const { return &values_[static_cast<size_t>(i % kPeriod * kRow * 2)]; }
 
-  // Runs it over the whole memory: batches of sequences, packed ones, or one long sequence.
+  // Runs the kernel over the whole memory: batches of sequences, packed sequences, or one long sequence.
   enum class Form { dense, packed, one };
   void run(Form form, tandem_attention_args a) {
     for (const DeviceMemory* output : {&memory_[3], lse_.get()}) {
@@ -249,7 +249,7 @@ class FarApart {
   const DeviceMemory far_{device_, kBytesApart + kTensors* kRoom}, near_{device_, 2 * kTensors* kRoom};
 };
 
-// On Blackwell by one CTA, by pairs, of wide heads, and with dk and dv that threads store.
+// On Blackwell one CTA or two compute the tile; heads may be wide, and threads may store dk and dv.
 TEST(KernelsLargeStrides, FlashAttention2214OffsetsOfMoreThan32Bits) {
   for (const FarApart::Which which : {FarApart::Which::inputs, FarApart::Which::results}) {
     const FarApart engine(which);

@@ -37,7 +37,7 @@ const char* const kDense[] = {
     "--score-mod max(score*temperature,table[1,k%9]) --left 20 --right 6 --sink f32 --layout 349525",
 };
 
-// Every text is a kernel, which takes seconds to compile: each in one type.
+// Each expression is a kernel that takes seconds to compile, so each runs in one type only.
 std::vector<CheckedCase> cases(const std::string& flags) {
   std::vector<CheckedCase> all;
   for (const char* mod : kMods) all.emplace_back(flags + mod);
@@ -57,7 +57,7 @@ TEST(KernelsMods, Packed) {
             "--heads-q 2 --heads-k 1 --head-dim 128 --head-dim-v 128 "));
 }
 
-// Several tiles, some of which masks hide whole.
+// Several tiles, some of which the mask hides completely.
 TEST(KernelsMods, Long) {
   std::vector<CheckedCase> all;
   for (const char* mod :
@@ -226,7 +226,7 @@ TEST(KernelsMods, CapturedTables) {
   expect_all_good(all);
 }
 
-// Tables that hurt, in the forward and in gradients of them.
+// Tables with infinities and NaN, in the forward and in the gradients of the tables.
 std::vector<CheckedCase> hostile(const std::string& more) {
   const std::string flags =
       "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 70 --seqlen-k 140 --head-dim 64 --head-dim-v 64 " + more;
@@ -269,10 +269,10 @@ TEST(KernelsMods, Hostile) { expect_all_good(hostile("")); }
 // Derivatives are infinite or undefined where they should be, for elements with and without finite neighbours. Sums
 // have numbers of very different sizes, and no derivative spoils a gradient of 0.
 TEST(KernelsMods, CapturedHostile) { expect_all_good(hostile("--gradients m ")); }
-// The same where the main kernel adds what it can.
+// The same tables if the main kernel accumulates captured gradients.
 TEST(KernelsMods, CapturedHostileBesideKeys) { expect_all_good(hostile("--gradients km ")); }
 
-// Scores as large as their exponents bear: one key of a row has all its weight.
+// Scores as large as their exponents allow: one key of a row has all its weight.
 TEST(KernelsMods, LargeScores) {
   std::vector<CheckedCase> all;
   for (const char* mod : {"score*1e5", "score*1e7", "-1e7*abs(score)", "score*temperature*1e7 --causal 1"}) {

@@ -11,7 +11,7 @@ namespace {
 
 Gpus opened;
 
-// Cases that this process judges: every one whose number leaves `index` when divided by `count`.
+// The cases of this process: case n belongs to it if n % count == index.
 struct Part {
   size_t index = 0, count = 1;
 } part;
@@ -138,7 +138,7 @@ struct Flags {
   tandem::test::Passes passes = tandem::test::Passes::both;
 };
 
-// False when they are none of ours.
+// Returns false for unknown flags.
 bool read_flags(int argc, char** argv, Flags* flags) {
   for (int n = 1; n < argc; n += 2) {
     const std::string flag = argv[n], value = n + 1 < argc ? argv[n + 1] : "";

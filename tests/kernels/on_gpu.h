@@ -44,8 +44,8 @@ class DeviceCopies {
   DeviceCopies(const Gpu& gpu, std::vector<Tensor*> tensors);
   DeviceCopies(const DeviceCopies&) = delete;
 
-  const tandem_tensor* of(const tandem_tensor* host) const;  // one that is not among them stays what it is
-  void fetch();                                              // back to the host, all of them
+  const tandem_tensor* of(const tandem_tensor* host) const;  // returns an unknown tensor itself
+  void fetch();                                              // copies all results back to the host
 
  private:
   const Gpu& gpu_;
@@ -59,7 +59,7 @@ struct Repeated {
   explicit Repeated(const std::string& flags, const Gpu& gpu = *the_gpu());
   explicit Repeated(std::unique_ptr<Instance> instance, const Gpu& gpu = *the_gpu());
 
-  // Makes the call on poisoned outputs and waits; the bytes of out and lse.
+  // Makes the call on poisoned outputs and waits. Returns the bytes of out and lse.
   std::vector<std::byte> run();
   std::vector<std::byte> fetch(gpu::Stream stream);
 

@@ -17,7 +17,7 @@ const char* const kProblems[] = {
     "--heads-k 1 "
     "--head-dim 192 --head-dim-v 192 --left 100 --causal 1"};
 
-// 2: one block of a pair each.
+// 2: the least for clusters of two blocks.
 constexpr int kMultiprocessors[] = {0, 132, 8, 3, 2};
 
 TEST(KernelsPlacement, SameBitsWhereverBlocksRun) {

@@ -217,7 +217,7 @@ Gpus open_gpus(const std::string& name, int schedules) {
 
 namespace {
 
-// Outputs as the call found them, for the first GPU; poisoned for the others, where nothing is added to them.
+// The first GPU gets the outputs as the call found them. The other GPUs get poison, unless the call accumulates.
 void run_on(const Gpu& gpu, const EngineCall& call, bool first, std::mutex& one_at_a_time) {
   DeviceCall there(gpu, *call.instance, call.pass, *call.outputs);
   there.prepare();

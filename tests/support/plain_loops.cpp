@@ -68,7 +68,7 @@ template <bool rounds>
                                              const Disturbance& by, uint64_t state) {
   double sums[kChunk];
   uint64_t exempt = 0;
-  for (int64_t c = 0; c < n; ++c) {  // the compiler's to vectorise: comparisons of vectors it takes apart
+  for (int64_t c = 0; c < n; ++c) {  // scalar: the compiler splits vector comparisons
     const double x = to[c] + factor * from[c];
     const auto bits = std::bit_cast<uint64_t>(x);
     const double magnitude = std::bit_cast<double>(bits & (~uint64_t{0} >> 1));

@@ -1,4 +1,4 @@
-// The plain formula's loops give what one number after the other would.
+// The loops of standard attention return what one number after the other would.
 #include "support/plain_loops.h"
 
 #include <gtest/gtest.h>

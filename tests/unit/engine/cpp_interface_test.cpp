@@ -294,8 +294,7 @@ TEST(CppInterface, MergesParts) {
 }
 
 // Every field reaches its place in the C struct.
-TEST(CppInterface, EveryFieldIsPassed) {
-  const uint64_t seed = 1, offset = 2;
+TEST(CppInterface, EveryTensorIsPassed) {
   Attention a;
   Tensor* const tensors[] = {&a.q,
                              &a.k,
@@ -324,28 +323,8 @@ TEST(CppInterface, EveryFieldIsPassed) {
                              &a.full_kv_indices};
   for (size_t i = 0; i < std::size(tensors); ++i)
     *tensors[i] = Tensor(tandem::float32, reinterpret_cast<void*>(i + 1), {1});
-  a.max_seqlen_q = 3;
-  a.max_seqlen_k = 4;
-  a.softmax_scale = 5;
-  a.softcap = 6;
-  a.causal = true;
-  a.alignment = tandem::Alignment::top_left;
-  a.window_left = 7;
-  a.window_right = 0;
-  a.dropout_p = 0.5;
-  a.dropout_seed = 8;
-  a.dropout_offset = 9;
-  a.dropout_seed_ptr = &seed;
-  a.dropout_offset_ptr = &offset;
-  a.num_splits = 10;
-  a.deterministic = a.batch_invariant = a.validate = a.accumulate = true;
-  a.diagonal_offset = -11;
-  a.sm_limit = 12;
-  a.mask_block_q = 13;
-  a.mask_block_k = 14;
   const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
   const tandem_attention_args& args = *c_args.get();
-  EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
   const tandem_tensor* const handles[] = {args.q,
                                           args.k,
                                           args.v,
@@ -375,6 +354,33 @@ TEST(CppInterface, EveryFieldIsPassed) {
     ASSERT_NE(handles[i], nullptr) << i;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(handles[i]->data), i + 1);
   }
+}
+
+TEST(CppInterface, EveryFieldIsPassed) {
+  const uint64_t seed = 1, offset = 2;
+  Attention a;
+  a.max_seqlen_q = 3;
+  a.max_seqlen_k = 4;
+  a.softmax_scale = 5;
+  a.softcap = 6;
+  a.causal = true;
+  a.alignment = tandem::Alignment::top_left;
+  a.window_left = 7;
+  a.window_right = 0;
+  a.dropout_p = 0.5;
+  a.dropout_seed = 8;
+  a.dropout_offset = 9;
+  a.dropout_seed_ptr = &seed;
+  a.dropout_offset_ptr = &offset;
+  a.num_splits = 10;
+  a.deterministic = a.batch_invariant = a.validate = a.accumulate = true;
+  a.diagonal_offset = -11;
+  a.sm_limit = 12;
+  a.mask_block_q = 13;
+  a.mask_block_k = 14;
+  const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
+  const tandem_attention_args& args = *c_args.get();
+  EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
   EXPECT_EQ(args.max_seqlen_q, 3);
   EXPECT_EQ(args.max_seqlen_k, 4);
   EXPECT_EQ(args.softmax_scale, 5);

@@ -75,7 +75,7 @@ TEST(CppInterface, BlockMasks) {
   EXPECT_TRUE(contains(thrown([&] { tandem::make_block_mask(blocks); }), "lists (read only) must be writable"));
 }
 
-// Lists say what they say, but not where they are the mask_mod's own and that is a window.
+// Lists are an additional mask, unless they belong to the mask_mod and the mask_mod is a window.
 TEST(CppInterface, BlocksOfMaskMod) {
   Small s;
   const std::vector<int32_t> none = {0}, index = {0};
@@ -228,7 +228,7 @@ TEST(CppInterface, TensorsFromDlpack) {
   EXPECT_TRUE(contains(thrown([&] { Tensor{foreign}; }), "ndim (9) must be at most 8"));
 }
 
-// Memory of another's, as a device has it: asked for when it is too small, and given back.
+// A workspace from a caller's allocator, as on a device: a larger one replaces it, and the caller frees it.
 TEST(CppInterface, WorkspaceGrowsAndIsKept) {
   std::vector<size_t> allocated;
   int alive = 0;

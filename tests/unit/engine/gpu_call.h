@@ -69,7 +69,7 @@ class GpuCalls : public testing::Test {
                                               jit::Cache::Options{.folder = ""});
     return std::make_unique<tandem_context>(std::move(engine), tandem_device{TANDEM_CUDA, 3});
   }
-  // The call with a workspace of the size asked for, poisoned; the workspace lies at an odd address.
+  // Runs the call with a poisoned workspace of exactly the requested size, at an odd address.
   tandem_status run(GpuCall& call) {
     size_t bytes = 0;
     const tandem_status status = tandem_workspace_size(context.get(), TANDEM_FORWARD, &call.args, &bytes);

@@ -82,7 +82,7 @@ TEST_F(GpuCalls, ColdKernelIsRefusedDuringCapture) {
   EXPECT_TRUE(gpu.launched.empty());
 }
 
-// Whoever does not ask for the gradient of a bias does not wait for its kernel; whoever does gets both.
+// A call without the gradient of a bias does not wait for its kernel; a call with it gets both.
 TEST_F(GpuCalls, TheGradientOfABiasIsAKernelOfItsOwn) {
   GpuCall call;
   call.dense_on_gpu(kSmall);
@@ -316,7 +316,7 @@ TEST_F(GpuCalls, Float32OutAndExplicitDiagonal) {
   EXPECT_EQ(params().diagonal_offset, kFarDiagonal);
   call.indices(call.seqused_q, &tandem_attention_args::diagonal_offsets, {3, INT32_MIN});
   runs(call);
-  EXPECT_EQ(params().diagonal_offset, int64_t{1} << 33);  // beyond what an entry could bring back
+  EXPECT_EQ(params().diagonal_offset, int64_t{1} << 33);  // no int32 entry reaches back from there
   EXPECT_EQ(params().diagonal_offsets, call.seqused_q.ints());
   call.args.alignment = TANDEM_BOTTOM_RIGHT;
   EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
@@ -351,7 +351,7 @@ TEST_F(GpuCalls, NoKeys) {
   EXPECT_EQ(gpu.fills.size(), 2u);
 }
 
-// "name + offset of its tensor, bytes", and w: it may be written, u: nobody has written it yet.
+// "name + offset of its tensor, bytes". w: kernels may write it. u: nothing has written it yet.
 std::vector<std::string> described(const std::vector<gpu::NamedBuffer>& buffers, const void* base) {
   std::vector<std::string> texts;
   for (const gpu::NamedBuffer& b : buffers) {

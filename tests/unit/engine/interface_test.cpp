@@ -80,7 +80,7 @@ std::vector<uint64_t> bits_of(const std::vector<Held*>& outputs) {
   return bits;
 }
 
-// Both passes with workspaces of the size asked for; the bits of all outputs.
+// Runs both passes with workspaces of exactly the requested size. Returns the bits of all outputs.
 std::vector<uint64_t> run(tandem_context* context, Call& call) {
   spread(outputs_of(call));
   for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {

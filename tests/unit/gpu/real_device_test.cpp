@@ -13,7 +13,8 @@
 namespace tandem::test {
 namespace {
 
-// Copies a box of the tensor through shared memory with the bulk copy engine, and says how many blocks its cluster has.
+// Copies a box of the tensor through shared memory with the bulk copy engine. Stores the number of blocks of its
+// cluster.
 constexpr const char* kSource = R"(
 struct alignas(64) TensorMap { unsigned char bytes[128]; };
 extern "C" __global__ void copy_box(const __grid_constant__ TensorMap map, float* out, unsigned* cluster) {

@@ -38,7 +38,7 @@ class Build : public testing::Test {
     return std::make_unique<KernelBuilder>(jit::Search{}, env(), jit::Cache::Options{.folder = cache_folder},
                                            jit::fake_kernels());
   }
-  // What counts compilations in the counted() file.
+  // A source whose compilations are counted in the counted() file.
   std::string counting(const std::string& more = "") const { return "//count:" + (folder / "count") + "\n" + more; }
   size_t counted() const { return read_file(folder / "count").size(); }
   void wait_until_counted(size_t count) const {

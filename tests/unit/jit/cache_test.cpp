@@ -95,7 +95,7 @@ TEST_F(DiskCache, DamagedEntriesAreRemoved) {
     EXPECT_FALSE(cache.lookup(key(1)));
     EXPECT_FALSE(fs::exists(entry(1)));
   }
-  write_file(entry(2), good);  // of another key
+  write_file(entry(2), good);  // the content of a different key
   EXPECT_FALSE(cache.lookup(key(2)));
   publish(cache, 1, payload);
   EXPECT_EQ(cache.lookup(key(1)), payload);
@@ -113,7 +113,7 @@ TEST_F(DiskCache, LinksAreNotFollowed) {
   EXPECT_FALSE(Cache({.folder = folder / "file"}).usable().ok());
   EXPECT_FALSE(Cache({.folder = folder / "file/tandem"}).usable().ok());
 
-  // A file that blocks whoever opens it.
+  // A FIFO blocks every process that opens it.
   fs::remove(entry(1));
   ASSERT_EQ(mkfifo(entry(1).c_str(), 0600), 0);
   EXPECT_FALSE(cache.lookup(key(1)));

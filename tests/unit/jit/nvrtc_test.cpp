@@ -1,4 +1,4 @@
-// Where NVRTC is looked for, in which order.
+// The places where NVRTC is searched, and their order.
 #include "jit/nvrtc.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Every call that a GPU does not serve, and why it says so.
+// Every call that a GPU does not support, and the sentence of its refusal.
 #include <gtest/gtest.h>
 
 #include "plan/make_blocks.h"

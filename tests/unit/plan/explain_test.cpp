@@ -66,7 +66,7 @@ TEST(PlanFloor, OneTilePerSm) {
   EXPECT_STREQ(f.binds, "tensor core");
 }
 
-// The same of a Blackwell: 148 heads of 256 queries and 128 keys give each SM its two tiles of 128 x 128.
+// 148 heads of 256 queries and 128 keys give each SM of a Blackwell its two tiles of 128 x 128.
 TEST(PlanFloor, TwoTilesPerSmOfBlackwell) {
   const Problem p = dense({.seqlen_q = 256, .seqlen_k = 128, .heads_q = 148, .heads_k = 148});
   const plan::Plan plan = plan::make_plan(p, blackwell());
@@ -96,7 +96,7 @@ TEST(PlanFloor, BackwardOfOneTilePerSm) {
   // q, k, v, out, dout and their gradients, once each, and the lse.
   EXPECT_EQ(f.hbm_bytes, 132.0 * 128 * (8 * 128 * 2 + 4));
   EXPECT_STREQ(f.binds, "tensor core");
-  // Of two n_blocks 32 KB of dq are written and read, too.
+  // With two n_blocks, 32 KB of dq are written and read too.
   const Problem two = backward(dense({.seqlen_q = 128, .seqlen_k = 256, .heads_q = 66, .heads_k = 66}));
   const Floor of_two = plan::floor_of(two, plan::make_plan(two, hopper()), hopper());
   EXPECT_EQ(of_two.shared_clocks, 2 * (262144 + 16384 + 32768 + 65536) / 128);
@@ -111,7 +111,7 @@ TEST(PlanFloor, BackwardOfOneTilePerSmOfBlackwell) {
   EXPECT_EQ(f.shared_clocks, 3328 + 512);  // with the queries and dout that copies write
 }
 
-// Wide heads: scores are made twice, once for dk and once for dv.
+// Wide heads: the kernel computes scores twice, once for dk and once for dv.
 TEST(PlanFloor, BackwardOfOneWideTilePerSmOfBlackwell) {
   const Problem p = backward(
       dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 148, .heads_k = 148, .head_dim = 256, .head_dim_v = 256}));

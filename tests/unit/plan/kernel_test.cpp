@@ -1,4 +1,4 @@
-// Kernels are told apart by every field of their configuration: by number, by name and by source.
+// Kernels differ in number, name and source if any field of their configurations differs.
 #include "plan/kernel.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ auto members_of(const Sm100ForwardConfig& t) {
   return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, static_cast<int>(r), s, u);
 }
 
-// visit(t) with all 2^10 of the options that a problem may ask for.
+// Calls visit(t) with all 2^10 combinations of a problem's options.
 template <class Tile, class Visit>
 void for_all_options(Tile t, Visit&& visit) {
   for (int options = 0; options < 1 << 10; ++options) {
@@ -43,8 +43,8 @@ void for_all_options(Tile t, Visit&& visit) {
   }
 }
 
-// Each way in which a table cuts head_dims that are multiples of 16 and step apart, without options: with them, all
-// that a plan may have.
+// Every configuration of the table for head_dims that are multiples of 16 and of `step`, without options. With options
+// these are all configurations of a plan.
 std::vector<Sm90ForwardConfig> configs_of_hopper(int step) {
   std::vector<Sm90ForwardConfig> configs;
   for (const plan::Sm90TuningRow& row_of_table : plan::kSm90TuningRows) {
@@ -86,7 +86,7 @@ size_t add_numbers(const std::vector<Tile>& configs, std::vector<uint64_t>* ids)
   return kernels.size() << 10;
 }
 
-// The whole product of what a planner may ask for.
+// Every combination that a planner may choose.
 TEST(Kernels, NumbersAreUnique) {
   std::vector<uint64_t> ids;
   const size_t kernels = add_numbers(configs_of_hopper(16), &ids) + add_numbers(configs_of_blackwell(16), &ids);

@@ -1,4 +1,4 @@
-// Derivatives against finite differences, and what they are where there are none.
+// Compares derivatives with finite differences, and checks their values where no derivative exists.
 #include <cmath>
 
 #include "unit/score_mod/texts.h"
@@ -84,7 +84,7 @@ TEST(Differentiate, captured_scalars_and_tensors) {
       }
       mod.result = derivative.value;
       const double value = evaluate(mod, 0.3, kSomewhere, bound.values);
-      // What this gather alone reads: its element, at indices that are evaluated likewise.
+      // The gather alone reads its element, at indices that are evaluated in the same way.
       double* at = nullptr;
       double others = 0;
       if (leaf.op == Op::scalar) {

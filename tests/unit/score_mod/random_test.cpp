@@ -1,4 +1,4 @@
-// Random texts: a tile at a time against one element at a time, and their derivatives likewise.
+// Random expressions and their derivatives: a tile at a time against one element at a time.
 #include <bit>
 #include <cmath>
 
@@ -9,8 +9,8 @@
 namespace tandem::score_mod::test {
 namespace {
 
-// The loops' functions are rounded otherwise than the C library's, so operations are compared one by one: each node of
-// the graph from the values that the tile has of its operands.
+// The loops round differently from the C library. Each node of the graph is therefore compared alone, from the
+// tile's values of its operands.
 void compare(const Mod& mod, uint64_t seed, const std::string& text) {
   const Bound bound(seed);
   std::vector<NodeId> all;
@@ -34,7 +34,7 @@ void compare(const Mod& mod, uint64_t seed, const std::string& text) {
   every.run({n, score, head, q, k});
   only.begin(position);
   only.run({n, score, head, q, k});
-  // What belongs to queries stays from one tile to the next, whatever the tile between them was.
+  // Values of queries stay from one tile to the next, whatever the tile between them was.
   const int32_t elsewhere[n] = {};
   only.run({n, score, head, q, elsewhere, true});
   only.run({n, score, head, q, k, true});
@@ -81,7 +81,7 @@ TEST(Random, tiles_are_elements) {
   }
 }
 
-// Where a text is smooth around a score, its derivative is the difference quotient.
+// If an expression is smooth around a score, its derivative is the difference quotient.
 TEST(Random, derivatives_are_difference_quotients) {
   int compared = 0;
   for (uint64_t seed = 0; seed < 1500; ++seed) {

@@ -1,4 +1,4 @@
-// Random texts that say what texts.h has names for.
+// Random expressions over the names of texts.h.
 #pragma once
 
 #include <cstdint>

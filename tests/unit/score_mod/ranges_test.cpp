@@ -1,5 +1,5 @@
-// Interval arithmetic against all elements of boxes: what a text gives lies in its range, whatever the text; and texts
-// that blocks are to be decided by are.
+// Interval arithmetic against all elements of boxes. An expression's values lie in its range, and block masks can be
+// decided from ranges.
 #include "score_mod/ranges.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Features, head dims, lengths and groups of heads in both types, within the error bound. Shapes are small, but exceed a
-// tile.
+// Features, head dims, lengths and groups of heads in both types, within the error bound. Shapes are small, but exceed
+// a tile.
 #include <cmath>
 
 #include "kernels/on_gpu.h"

@@ -38,7 +38,7 @@ NamedEngine cpu_engine(int threads) {
             }
           },
       .supports =
-          [](const Problem& p) { return p.dtype == DType::f64 ? "dtype (float64) must be float32, bfloat16 or float16 on the CPU engine: only the reference supports it" : cpu::check(p).message; }};
+          [](const Problem& p) { return p.dtype == DType::f64 ? "only the reference supports float64" : cpu::check(p).message; }};
 }
 
 NamedEngine engine_named(const std::string& device, int schedules) {

@@ -27,7 +27,7 @@ class BlocksInstance {
   explicit BlocksInstance(const BlocksCase& c);
   BlocksInstance(const BlocksInstance&) = delete;
 
-  // They point into *this.
+  // Pointers into *this.
   tandem_block_mask_args args();
   std::vector<Tensor*> tensors();  // each tensor once; the results come last
   int64_t blocks() const;          // bytes of workspace

@@ -93,7 +93,7 @@ void parse(const std::string& text, std::vector<int64_t>& list) {
   for (std::string one; std::getline(in, one, ',');) list.push_back(std::stoll(one));
 }
 
-// Mostly small, odd as often as not, now and then past a tile.
+// Mostly small lengths, odd in half of the cases, sometimes longer than a tile.
 int64_t random_length(Random& r) {
   switch (r.between(0, 9)) {
     case 0: return r.between(0, 1);
@@ -180,7 +180,7 @@ std::string random_score_text(Random& r, int depth) {
                                         "0.1*float((q*5+k)%7)", "table[q,k%9]",
                                         "temperature*0.1*q"};
   const int64_t kind = r.between(0, 11);
-  const std::string a = inner();  // drawn one after the other: operands of + come in any order
+  const std::string a = inner();  // in sequence: + may evaluate its operands in any order
   switch (kind) {
     case 0: return "(" + a + "-" + kPlaces[r.between(0, 6)] + ")";
     case 1: return "(" + a + "+" + kPlaces[r.between(0, 6)] + ")";

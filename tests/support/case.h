@@ -16,7 +16,7 @@ struct Case {
   std::string dtype = "f32";  // f64, f32, bf16, f16
   int64_t batch = 1, heads_q = 1, heads_k = 1, seqlen_q = 4, seqlen_k = 4, head_dim = 8, head_dim_v = 8;
 
-  // Packed: the lengths of the sequences, and the batch is their number. One of them with page_size: only queries.
+  // Packed: the lengths of the sequences, whose number is the batch. With page_size, only queries are packed.
   bool packed = false;
   std::vector<int64_t> lengths_q, lengths_k;
   std::vector<int64_t> used_q, used_k;  // seqused, one per sequence; empty: absent
@@ -35,7 +35,7 @@ struct Case {
   std::string sink;                 // "", "f32" or "same"
   double dropout = 0;
   bool dropout_pointers = false;
-  // Texts without spaces, over the names of Instance::bind_mods().
+  // Expressions without spaces, over the names of Instance::bind_mods().
   std::string score_mod, mask_mod;
   // A block mask of block_q x block_k. "random": all kinds, in any order. "partial": no list of full blocks. `hostile`:
   // arbitrary counts and indices. "late": only keys in the second half. block_shape: as bias_shape.
@@ -43,7 +43,7 @@ struct Case {
   int64_t block_q = 128, block_k = 128;
 
   bool lse = true, dlse = false;     // forward writes lse; backward reads dlse
-  bool max_scores = false;           // forward writes them
+  bool max_scores = false;           // forward writes max_scores
   std::string gradients = "qkvbsm";  // m: score_mod's tensors; t: only its table
   std::string float32;               // float32 results of 16-bit cases: out, gradients; d: dout
   bool accumulate = false;           // gradients are added to normal numbers
@@ -79,14 +79,14 @@ Case random_case(uint64_t seed);
 // seed keeps its case.
 void random_results(Random& r, Case& c);
 
-// A score_mod, a mask_mod, both or none. Texts are smooth in the score, so that rounding decides nothing.
+// Adds a score_mod, a mask_mod, both or neither. Expressions are smooth in the score, so that rounding decides nothing.
 void random_mods(Random& r, Case& c);
 
 // A random case for GPUs: forward only, 16-bit types, head dims up to 256 in multiples of 8, mostly aligned. Lengths
 // are near the edges of tiles and up to 2000.
 Case random_gpu_case(uint64_t seed);
 
-// Smaller ones with gradients, and with dropout.
+// A smaller random case for GPUs with gradients and dropout.
 Case random_gpu_backward_case(uint64_t seed);
 
 }  // namespace tandem::test

@@ -1,4 +1,4 @@
-// tandem_fuzz: random problems through an engine and the judge. Prints one line per failure that repeats it.
+// tandem_fuzz: random problems through an engine and the check of accuracy. One line per failure repeats it.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -25,7 +25,7 @@ constexpr const char* kUsage =
     "  GPU cases, which all cores check; a virtual one runs each under N schedules. Stops at the 20th failure.\n"
     "  --passes backward: only gradients, of problems that have them; the reference computes the forward.\n";
 
-constexpr uint64_t kMaxFailures = 20;  // a GPU that has failed may fail ever after
+constexpr uint64_t kMaxFailures = 20;  // a failed GPU may fail every later call
 
 struct Options {
   std::string device = "cpu", cases, flags;

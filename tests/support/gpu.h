@@ -76,7 +76,7 @@ using Gpus = std::vector<std::shared_ptr<const Gpu>>;
 // std::runtime_error if the GPU, or a virtual GPU's compiler, is missing.
 Gpus open_gpus(const std::string& name, int schedules = 1);
 
-// The arguments of a call with tensors of the GPU. Copies of the host's when they are to be used; without, a check's.
+// The arguments of a call with tensors of the GPU, with or without copies of the host's data.
 class DeviceCall {
  public:
   enum class Data { none, copied };
@@ -85,12 +85,12 @@ class DeviceCall {
 
   tandem_attention_args args;
 
-  // Each throws std::runtime_error with the sentence of a call that fails.
+  // Each function throws std::runtime_error with the sentence of a failed call.
   void allocate_workspace();  // exact size, poisoned, guarded, at an odd address
   void prepare();
-  void forward(gpu::Stream stream);  // launches the pass; the workspace must be there
-  void poison_outputs();             // as they were before the call
-  // Waits, then copies all tensors to the host's. Throws std::logic_error when the workspace's guards have changed.
+  void forward(gpu::Stream stream);  // launches the pass in the allocated workspace
+  void poison_outputs();             // restores the state before the call
+  // Waits, then copies all tensors to the host. Throws std::logic_error if the workspace's guards have changed.
   void fetch(gpu::Stream stream);
 
   void* workspace() const;

@@ -7,7 +7,7 @@
 namespace tandem::test {
 namespace {
 
-// Around the edges of tiles as often as not.
+// Half of the lengths are near the edges of tiles.
 int64_t random_length(Random& r) {
   static constexpr int64_t kEdges[] = {64, 80, 96, 112, 128, 160, 176, 192, 256, 320, 384};
   switch (r.between(0, 19)) {
@@ -24,7 +24,7 @@ int64_t random_length(Random& r) {
     case 10:
     case 11: return r.between(1, 200);
     default: {
-      const int64_t edge = kEdges[r.between(0, 10)];  // operands of + come in any order
+      const int64_t edge = kEdges[r.between(0, 10)];  // + may evaluate its operands in any order
       return edge + r.between(-1, 1);
     }
   }

@@ -206,7 +206,7 @@ void Instance::fill_blocks() {
   }
 }
 
-// Some indices of texts lie beyond: positions are longer than doc and seen, and q is no row of table.
+// Some indices of expressions are out of range: positions exceed doc and seen, and q is no row of table.
 void Instance::bind_mods() {
   Random r(static_cast<uint64_t>(c.seed) + 13);
   constexpr int64_t kPlaces = 50;

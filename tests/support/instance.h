@@ -1,4 +1,4 @@
-// The tensors of a Case: filled inputs, poisoned wherever nothing may look, and outputs that begin as NaN.
+// The tensors of a Case: filled inputs, poison wherever nothing may be read, and outputs that begin as NaN.
 #pragma once
 
 #include <functional>
@@ -34,12 +34,12 @@ class Instance {
   // All outputs as compact float64, for the reference and for standard attention.
   Outputs exact_outputs(tandem_pass pass) const;
 
-  // Arguments of the C interface; they point into *this and into *outputs, which must stay where they are.
+  // Arguments of the C interface. They point into *this and *outputs, so both must not move.
   tandem_attention_args args(tandem_pass pass, Outputs* outputs);
-  // The same through make_problem(). Throws std::runtime_error with its sentence when the case is refused.
+  // The same problem through make_problem(). Throws std::runtime_error with its sentence for a refused case.
   Problem problem(tandem_pass pass, Outputs* outputs);
 
-  // The same with all its outputs in *exact.
+  // The same problem with all outputs in *exact.
   Problem exact_problem(tandem_pass pass, Outputs* exact);
 
   // Sets backward's inputs to the reference's out and lse, rounded. Padding that forward skips is poison.
@@ -54,7 +54,7 @@ class Instance {
   Tensor kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices;
   Tensor dout, dlse, given_out, given_lse;
   Tensor slope, table, temperature, doc, seen;  // captured by score_mod, mask_mod
-  std::vector<tandem_mod_scalar> scalars;       // theirs: c, n, on
+  std::vector<tandem_mod_scalar> scalars;       // scalars of the expressions: c, n, on
 
  private:
   void bind_mods();
@@ -84,7 +84,7 @@ class Instance {
 // The problem with its outputs elsewhere: those present in *outputs replace its own.
 Problem with_outputs(Problem problem, Outputs* outputs);
 
-// Rows of sequence b that take part.
+// The number of used rows of sequence b.
 int64_t used_q(const Case& c, int64_t b);
 int64_t used_k(const Case& c, int64_t b);
 

@@ -137,7 +137,7 @@ std::vector<Tensor*> MergeInstance::tensors() {
 }
 
 std::string check_merge_accuracy(const MergeCase& c, const std::function<void(MergeInstance&)>& merge) {
-  MergeInstance instance(c), before(c);  // before: as the parts were
+  MergeInstance instance(c), before(c);  // before: the unmerged parts
   merge(instance);
   const tandem_merge_args args = before.args();
   MergeProblem m;

@@ -1,4 +1,4 @@
-// Merges for tests: parts with guards and poison, an engine that merges them, and the judge.
+// Merges for tests: parts with guards and poison, an engine that merges them, and the check of accuracy.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class MergeInstance {
   explicit MergeInstance(const MergeCase& c);
   MergeInstance(const MergeInstance&) = delete;
 
-  // They point into *this.
+  // Pointers into *this.
   tandem_merge_args args();
   std::vector<Tensor*> tensors();  // all, once each
   Tensor& out() { return c.in_place ? part_out_[0] : out_; }
@@ -48,7 +48,7 @@ class MergeInstance {
 // rounding of the result's type. Guards must be intact. Returns the error as a sentence, or "".
 std::string check_merge_accuracy(const MergeCase& c, const std::function<void(MergeInstance&)>& merge);
 
-// Cases of all types, layouts and sizes that every engine serves.
+// Cases of all types, layouts and sizes that every engine supports.
 std::vector<MergeCase> merge_cases();
 
 }  // namespace tandem::test

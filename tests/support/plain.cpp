@@ -20,7 +20,7 @@ namespace tandem::test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kLargestHalf = 65504;  // beyond it, rounding may make infinity: no noise there
+constexpr double kLargestHalf = 65504;  // rounding a larger one may give infinity: no noise
 
 // Half a unit in the last place: of 1, and of the smallest numbers.
 struct Format {
@@ -82,7 +82,7 @@ class Arithmetic {
       for (int64_t c = 0; c < n; ++c) to[c] = static_cast<float>(to[c] + factor * from[c]);
       return;
     }
-    const Format format = format_of(work_);  // the innermost loop of all: what is always the same, once
+    const Format format = format_of(work_);  // constant in the innermost loop
     int64_t c = loops().add_scaled(to, factor, from, n, {format.half_unit, format.least, kLargestHalf}, &state_);
     for (; c < n; ++c) to[c] = disturb(format, to[c] + factor * from[c]);
   }
@@ -122,7 +122,7 @@ struct Score {
   double unmodified;
 };
 
-// A modification in the working precision, each operation rounded to nearest.
+// An expression in the working precision, each operation rounded to nearest.
 class ModFormula {
  public:
   ModFormula(const ModView& view, std::span<const score_mod::NodeId> outputs, bool wide) : view_(view) {
@@ -359,7 +359,7 @@ class Plain {
   void backward_row(int64_t b, int64_t h, int64_t i, std::vector<double>& dq) {
     const std::vector<double> out = read(p.out, p.out.at(b, s_.q_begin + i, h), p.head_dim_v);
     std::vector<double> dout = read(p.dout, p.dout.at(b, s_.q_begin + i, h), p.head_dim_v);
-    if (p.dout.dtype != p.dtype) {  // products take no float32 where inputs are 16-bit
+    if (p.dout.dtype != p.dtype) {  // products of 16-bit inputs take no float32
       for (double& x : dout) x = fl.round(p.dtype, x);
     }
     const double lse = load(p.lse.dtype, p.lse.at(b, s_.q_begin + i, h));

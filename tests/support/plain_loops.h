@@ -37,13 +37,13 @@ struct Disturbance {
 };
 
 struct Loops {
-  // dots[j] of rows begin to end at least; dots has kLanes more than there are rows.
+  // Sets dots[j] at least for rows `begin` to `end`; dots has kLanes more elements than rows.
   void (*dots)(const double* a, const Interleaved& rows, int64_t begin, int64_t end, Rounding rounding, Dot* dots);
-  // to[c] + factor * from[c], disturbed, from 0 on, for as long as no number is exempt; returns how many.
+  // Adds factor * from[c] to to[c] with disturbance, from 0 up to the first exempt number. Returns the number of sums.
   int64_t (*add_scaled)(double* to, double factor, const double* from, int64_t n, const Disturbance& by,
                         uint64_t* state);
 };
-// By the instructions that this machine has, the widest first.
+// Uses the machine's widest instructions.
 const std::vector<Loops>& all_loops();
 inline const Loops& loops() { return all_loops().front(); }
 

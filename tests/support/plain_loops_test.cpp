@@ -53,7 +53,7 @@ TEST(PlainLoops, DotsOfEachRow) {
   }
 }
 
-// Exempt numbers, anywhere in a row, are left to the caller, with whatever follows in their chunk.
+// The caller handles exempt numbers, anywhere in a row, and the rest of their chunk.
 TEST(PlainLoops, DisturbedSums) {
   const Disturbance by{0x1p-8, 0x1p-134, 65504};
   for (const Loops& loops : all_loops()) {

@@ -1,4 +1,4 @@
-// tandem.hpp: what it builds for the C interface, and what it throws.
+// Tests tandem.hpp: the C structs that it builds, and its exceptions.
 #include <gtest/gtest.h>
 
 #include <array>

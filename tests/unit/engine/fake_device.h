@@ -69,7 +69,7 @@ class FakeDevice final : public gpu::Device {
   Status synchronize_event(gpu::Event) override { return {}; }
   Status elapsed_ms(gpu::Event, gpu::Event, float*) override { return {}; }
 
-  // A kernel is the address of its name.
+  // A kernel handle is the address of its name.
   class FakeModule final : public gpu::Module {
    public:
     Status find(const char* name, int32_t, gpu::Kernel* kernel) override {

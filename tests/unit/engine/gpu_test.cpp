@@ -1,5 +1,5 @@
-// Calls on a GPU as far as the host makes them: what is compiled when, what reaches the kernels, what is refused. The
-// device is a fake that records, the compiler a fake that counts.
+// The host's part of calls on a GPU: compilations, kernel parameters and refusals. The device is a fake that records,
+// and the compiler a fake that counts.
 #include <numbers>
 #include <thread>
 
@@ -96,7 +96,7 @@ TEST_F(GpuCalls, TheGradientOfABiasIsAKernelOfItsOwn) {
   call.args.bias = &call.bias.handle;
   const auto prepare = [&] { return tandem_prepare(context.get(), TANDEM_BACKWARD, &call.args); };
   ASSERT_EQ(prepare(), TANDEM_OK) << tandem_last_error();
-  EXPECT_EQ(gpu.loads, 2);  // and what comes before and after it
+  EXPECT_EQ(gpu.loads, 2);  // and the kernels before and after it
 
   call.args.dbias = &call.dbias.handle;
   gpu.capturing = true;
@@ -322,7 +322,7 @@ TEST_F(GpuCalls, Float32OutAndExplicitDiagonal) {
   EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
 }
 
-// Keys, values and a bias that are not there are zeros in the workspace.
+// Absent keys, values and bias are zeros in the workspace.
 TEST_F(GpuCalls, NoKeys) {
   GpuCall call;
   call.dense_on_gpu({.batch = 2, .seqlen_q = 5, .seqlen_k = 0, .heads_q = 2, .heads_k = 2});
@@ -377,7 +377,7 @@ TEST_F(GpuCalls, BuffersAreNamedForWhoAsks) {
   call.args.bias = &call.bias.handle;
   call.args.sink = &call.sink.handle;
   call.args.alibi_slopes = &call.alibi_slopes.handle;
-  call.k.set_strides({0, 2 * 80, 80, 1});  // the batches share their keys, rows have gaps
+  call.k.set_strides({0, 2 * 80, 80, 1});  // the batches share keys, and rows have gaps
   runs(call);
   EXPECT_EQ(described(gpu.launched.back().buffers, nullptr),
             (Texts{"q 172800", "k 63984", "v 64000", "out 96000 wu", "lse 4800 wu", "bias 2400", "alibi_slopes 48",

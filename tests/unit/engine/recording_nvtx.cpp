@@ -36,7 +36,7 @@ void line(const char* what, const void* domain, const char* name) {
   std::fclose(file);
 }
 
-// A domain is its name.
+// A domain handle is the domain's name.
 void* create(const char* name) { return strdup(name); }
 int push(void* domain, const void* attributes) {
   const auto* a = static_cast<const Attributes*>(attributes);

@@ -358,7 +358,7 @@ TEST_F(Driver, NeverMistakesOneTensorMapForAnother) {
     ASSERT_EQ(words[0], address);
     ASSERT_EQ(words[1], rows);
   }
-  EXPECT_LT(fake->encoded, 20000);  // some were still there
+  EXPECT_LT(fake->encoded, 20000);  // some were still cached
 }
 
 TEST_F(Driver, AFailedTensorMapIsNotKept) {
@@ -385,7 +385,7 @@ TEST_F(Driver, LeavesTheCallersContextAlone) {
   EXPECT_EQ(current(), 1);
   EXPECT_EQ(fake->pushes, pushes + 1);
 
-  make_current(2);  // its own: nothing to do
+  make_current(2);  // the current context already fits
   EXPECT_TRUE(device->launch(launch).ok());
   EXPECT_EQ(current(), 2);
   EXPECT_EQ(fake->pushes, pushes + 1);

@@ -16,8 +16,8 @@ struct FakeCuda {
   std::atomic<int> devices{2};
   std::atomic<int> init_result{0};
   std::atomic<int> capture_state{0};
-  std::string missing;  // a function that this driver does not have
-  std::string failing;  // a function that fails with failure
+  std::string missing;  // this driver lacks this function
+  std::string failing;  // this function fails with `failure`
   int failure = 0;
 
   // Read by tests.

@@ -1,4 +1,4 @@
-// A virtual GPU's library of another Tandem: it refuses, as each version does.
+// The virtual GPU's library of a different Tandem version, which refuses every other version.
 #include <cstdio>
 
 #include "base/status.h"

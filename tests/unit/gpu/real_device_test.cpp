@@ -1,5 +1,4 @@
-// A GPU of this machine, with kernels that NVRTC compiles here: the driver's own idea of every call. Skipped where
-// there is no GPU.
+// Tests the driver of this machine's GPU with kernels that NVRTC compiles. The tests are skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Kernels on demand: what is compiled when, by whom, how often. The compiler is a fake that counts.
+// Kernels on demand: when each one is compiled, by which process, and how often. The compiler is a fake that counts.
 #include "jit/builder.h"
 
 #include <fcntl.h>
@@ -139,7 +139,7 @@ TEST_F(Build, KeyIsEverythingTheCompilerReads) {
     EXPECT_TRUE(inserted) << i << " has the key of " << place->second;
   }
 
-  // A header counts where it is included, however deep.
+  // A header changes the key if a source includes it, directly or not.
   const jit::Text before[] = {{"a.h", "#include \"b.h\""}, {"b.h", "1"}};
   const jit::Text after[] = {{"a.h", "#include \"b.h\""}, {"b.h", "2"}};
   for (const char* source : {"#include \"a.h\"", "unrelated"}) {

@@ -1,4 +1,4 @@
-// The disk cache: what it keeps, whom it trusts, and that nothing wrong with the folder stops anybody.
+// The disk cache: its entries, its checks of ownership, and its tolerance of every fault of the folder.
 #include "jit/cache.h"
 
 #include <fcntl.h>
@@ -259,7 +259,7 @@ TEST_F(DiskCache, OneHoldsTheLock) {
   {
     const Cache::Lock first = impatient.lock(key(1));
     EXPECT_TRUE(first.held());
-    EXPECT_FALSE(impatient.lock(key(1)).held());  // patience is over
+    EXPECT_FALSE(impatient.lock(key(1)).held());  // the timeout is over
     EXPECT_TRUE(impatient.lock(key(2)).held());
   }
   EXPECT_TRUE(files().empty());  // locks are removed

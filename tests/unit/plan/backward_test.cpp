@@ -222,7 +222,7 @@ TEST(BackwardPlan, RegistersStoreOnlyWhatTmaCannot) {
 }
 
 TEST(BackwardPlan, Empty) {
-  // No keys: dq is zeros. No queries: dk and dv are.
+  // Without keys, dq is zeros. Without queries, dk and dv are zeros.
   const plan::Plan no_keys = plan::make_plan(backward(dense({.seqlen_q = 100, .seqlen_k = 0})), hopper());
   ASSERT_EQ(no_keys.launches.size(), 2u);
   EXPECT_EQ(no_keys.launches[1].entry, plan::kPostprocessEntry);

@@ -16,7 +16,7 @@
 namespace tandem::test {
 namespace {
 
-// All members, whose number the language checks: the judge of fields().
+// All members, to check fields(): the language checks their number.
 auto members_of(const Sm90ForwardConfig& t) {
   const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, v, w, x] = t;
   return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, static_cast<int>(v), w, x);
@@ -75,7 +75,7 @@ std::vector<Sm100ForwardConfig> configs_of_blackwell(int step) {
   return configs;
 }
 
-// The numbers of all kernels that are cut so; how many kernels these are.
+// The ids of all kernels of these configurations, and the number of kernels.
 template <class Tile>
 size_t add_numbers(const std::vector<Tile>& configs, std::vector<uint64_t>* ids) {
   std::set<decltype(members_of(configs[0]))> kernels;
@@ -95,7 +95,7 @@ TEST(Kernels, NumbersAreUnique) {
   EXPECT_TRUE(std::ranges::adjacent_find(ids) == ids.end());
 }
 
-// A change of any one field, whatever its neighbours are, changes number, name and source.
+// A change of any one field changes number, name and source, whatever the other fields are.
 template <class Tile>
 void expect_each_field_to_tell(const Tile& base) {
   std::set<uint64_t> ids;
@@ -136,7 +136,7 @@ TEST(Kernels, EachFieldTellsThemApart) {
       Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 64, .two_cta = true, .clc = true, .bias = Bias::element});
 }
 
-// Names and sources, which take longer to write, over a part of the product.
+// Names and sources take longer to write, so only some of the combinations are checked.
 TEST(Kernels, NamesAndSourcesAreUnique) {
   std::set<uint64_t> ids;
   std::set<std::string> names, sources;

@@ -46,7 +46,7 @@ inline Problem dense(const Sizes& s) {
   return p;
 }
 
-// seqlen_q, seqlen_k: the longest.
+// seqlen_q and seqlen_k are the longest lengths.
 inline Problem packed(const Sizes& s, int64_t total_q, int64_t total_k) {
   Problem p = dense(s);
   p.total_q = total_q;

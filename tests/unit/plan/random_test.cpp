@@ -11,7 +11,7 @@
 namespace tandem::test {
 namespace {
 
-// None, one, the edges of tiles, or as many as there may be.
+// Returns 0, 1, a number near the edges of tiles, or the maximum.
 int64_t random_count(Random& r, int64_t most) {
   switch (r.between(0, 7)) {
     case 0: return r.between(0, 1);

@@ -6,7 +6,7 @@
 namespace tandem::score_mod::test {
 namespace {
 
-// d text / d score.
+// Returns d expression / d score.
 double slope_of(const std::string& text, double score) {
   Mod mod = parsed(text);
   const Bound bound;
@@ -74,7 +74,7 @@ TEST(Differentiate, captured_scalars_and_tensors) {
     for (const Derivative& derivative : gradient.captured) {
       const Node leaf = mod.graph[derivative.with_respect_to];
       Bound bound;
-      // In float64: a step is lost in float32.
+      // In float64, because float32 loses the step.
       std::vector<double> wide[5];
       const std::vector<float>* narrow[5] = {&bound.slope, &bound.table, nullptr, nullptr, &bound.temperature};
       for (size_t i : {0, 1, 4}) {

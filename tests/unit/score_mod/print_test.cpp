@@ -55,7 +55,7 @@ TEST(Print, quotients_by_one_divisor) {
   }
 }
 
-// Programs of other texts, types of elements or results have other functions; equal ones are one.
+// Programs of different expressions, element types or results have different functions; equal programs share one.
 TEST(Print, tells_programs_apart) {
   std::shared_ptr<const Program> a, again, other, other_type, mask;
   Signature names = signature();
@@ -113,7 +113,7 @@ TEST(Print, sums_of_scores) {
     EXPECT_FALSE(captured_per_score(text)) << text;
 }
 
-// By lines of a tile, along which the same element is read.
+// Lines of a tile along which all scores read the same element.
 TEST(Print, what_a_score_reads_by_lines) {
   const auto line_of = [](const std::string& text) {
     std::shared_ptr<const Program> program;
@@ -156,7 +156,7 @@ TEST(Print, what_tiles_read) {
   }
 }
 
-// A text of which every line doubles the ways from its result to its inputs.
+// Every line of this expression doubles the paths from its result to its inputs.
 TEST(Print, long_texts_take_no_time) {
   std::string text = "x = q";
   for (int n = 0; n < 60; ++n) text += "; x = x + x * n";

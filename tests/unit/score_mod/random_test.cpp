@@ -97,12 +97,13 @@ TEST(Random, derivatives_are_difference_quotients) {
                    right = at(derivative, score + step);
       const double above = at(mod, score + step), below = at(mod, score - step), middle = at(mod, score);
       if (!std::isfinite(here) || !std::isfinite(above) || !std::isfinite(below)) continue;
-      // Not smooth: a kink or a jump within the step; or so large that the quotient has no digits.
+      // The expression is not smooth: it has a kink or a jump within the step, or is so large that the quotient has no
+      // digits.
       if (std::fabs(left - here) + std::fabs(right - here) > 1e-2 * (1e-6 + std::fabs(here))) continue;
       if (std::fabs(above - middle) + std::fabs(middle - below) > 1e3 * step * (1 + std::fabs(here))) continue;
       if (std::fabs(middle) > 1e4 * (1e-2 + std::fabs(here))) continue;
       const double quotient = (above - below) / (2 * step);
-      // A saw whose teeth are narrower than the step has another quotient for each.
+      // A saw with teeth narrower than the step has a different quotient for each step.
       const double narrower = (at(mod, score + step / 3) - at(mod, score - step / 3)) / (2 * step / 3);
       if (std::fabs(narrower - quotient) > 1e-3 * (1e-2 + std::fabs(quotient))) continue;
       EXPECT_LE(std::fabs(quotient - here), 1e-3 * (1e-2 + std::fabs(here))) << text << " at " << score;

@@ -51,7 +51,7 @@ TEST(Simplify, leaves_what_is_not) {
   expect_different("score / c * c", "score");
   expect_different("q & (q | k)", "q | k");
   expect_different("q ^ (q ^ k)", "q ^ k");
-  // 2^24 + 1 is no float32: what float64 would give is not what float32 gives.
+  // 2^24 + 1 is no float32, so float64 and float32 give different results.
   const Mod mod = parsed("16777216.0 + 1 - 16777216");
   EXPECT_NE(mod.graph[mod.result].op, Op::constant);
 }

@@ -25,7 +25,7 @@ inline Signature signature(Signature::Result result = Signature::Result::score) 
                       {"temperature", Type::real, 0}}};
 }
 
-// Values for those names, owned. Tensors are dense, and of float32, int32 and bytes.
+// Values for those names, with their memory. Tensors are dense, with elements of float32, int32 and bytes.
 struct Bound {
   Values values;
   std::vector<float> slope, table, temperature;

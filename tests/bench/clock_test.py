@@ -25,7 +25,7 @@ class Event:
 
 
 class Graph:
-    """As CUDA's: what was captured is replayed, but nothing that it reads is kept."""
+    """Replays captured calls as CUDA does, without keeping their inputs alive."""
 
     def replay(self):
         pass

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The benchmark's cells and figures: what rounds amount to, and that parts are a whole."""
+"""Tests the benchmark's cells and figures: the results of rounds, and the merging of parts."""
 
 import contextlib
 import io

@@ -9,7 +9,7 @@ tandem=$1 nvrtc=$2 here=$(cd "$(dirname "$0")" && pwd)
 unset TANDEM_DEVICE TANDEM_NVDISASM VIRTUAL_ENV CONDA_PREFIX
 export TANDEM_NVRTC="$nvrtc" CUDA_HOME="$work/none"
 
-# A loop of a computing warpgroup over steps of 128 keys at head_dim 64, and one that loads.
+# A loop of a computing warpgroup over n_blocks of 128 keys at head_dim 64, and a loop of loads.
 forward() {
   awk 'BEGIN {
     at = 0

@@ -172,7 +172,7 @@ void compare(const std::string& flags, const Given& there, const Given& here, co
     lse_at += static_cast<size_t>(size_of(p.lse.dtype));
   });
   std::printf(
-      "%s\n  out: %lld of %lld differ, by %.3g units in the last place at most, %.3g of what is allowed; "
+      "%s\n  out: %lld of %lld differ, by %.3g units in the last place at most, %.3g of the bound; "
       "lse: %lld of %lld, %.3g, %.3g\n",
       flags.c_str(), static_cast<long long>(out.differ), static_cast<long long>(out.elements), out.units, out.share,
       static_cast<long long>(lse.differ), static_cast<long long>(lse.elements), lse.units, lse.share);
@@ -187,7 +187,7 @@ TEST(KernelsRecorded, SameAsARealHopper) {
   if (the_gpu()->device().properties().compute_major != 9) GTEST_SKIP() << "The recording is of Hopper.";
   const std::map<std::string, Given> recorded =
       write_to.empty() ? read_recording(path) : std::map<std::string, Given>();
-  if (write_to.empty() && recorded.empty()) GTEST_SKIP() << path << " is not there: tools/gpu/record.sh makes it.";
+  if (write_to.empty() && recorded.empty()) GTEST_SKIP() << path << " is missing: tools/gpu/record.sh writes it.";
   for (const std::string flags : kCases) {
     Repeated call(flags);
     call.run();

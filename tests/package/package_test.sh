@@ -42,7 +42,7 @@ for language in c cpp; do
   "$work/$language/build/tandem_example_$language" || fail "running the $language example built with find_package"
 done
 
-# The programs for GPUs, on virtual ones; 77: there is no NVRTC to compile their kernels.
+# Runs the programs for GPUs on virtual ones; 77: NVRTC is missing.
 cp -r "$source/examples/cuda" "$work/cuda"
 cmake -G Ninja -S "$work/cuda" -B "$work/cuda/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
   -DCMAKE_CXX_COMPILER="$cxx" >"$work/cuda.log" || fail "configuring the CUDA examples: $(cat "$work/cuda.log")"
@@ -51,7 +51,7 @@ for device in vgpu:h200 vgpu:b200; do
   for language in c cpp; do
     result=0
     "$work/cuda/build/tandem_example_cuda_$language" "$device" || result=$?
-    [ "$result" != 77 ] || echo "skipped: $device compiles its kernels by NVRTC, which is not there"
+    [ "$result" != 77 ] || echo "skipped: $device compiles its kernels with NVRTC, which is missing"
     [ "$result" = 0 ] || [ "$result" = 77 ] || fail "running the $language example for CUDA on $device"
   done
 done

@@ -42,7 +42,7 @@ for preset in llama gpt-oss gpt-oss-window qwen deepseek video; do
   [ "$longest" -le 100 ] || fail "explain --preset $preset: a line of $longest columns"
 done
 expect 0 "kernel     backward_bf16_d128_" explain --backward --preset llama
-for text in "delta: " "backward: 132 blocks of 384 threads" "convert: " "workspace " "####" "At least"; do
+for text in "bwd_preprocess: " "backward: 132 blocks of 384 threads" "bwd_postprocess: " "workspace " "####" "At least"; do
   grep -qF "$text" output || fail "explain --backward does not say: $text"
 done
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)

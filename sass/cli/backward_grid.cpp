@@ -10,14 +10,14 @@
 namespace tandem::tool {
 namespace {
 
-// What of a kernel says how far a block computes ahead while a step's dq waits for its turn.
+// How far a kernel computes ahead while the dq of an iteration waits for its semaphore.
 struct Adder {
   // The place of a step's dq is free for the next one's when that has been taken from it: before its turn (a pair's
   // goes through registers), else behind.
   bool taken_before_turn = false;
   // The next step can be computed but for its own dq; else it is begun when the place is free.
   bool next_goes_on = false;
-  // The thread that adds waits until that is done before it looks at the next step.
+  // The accumulating thread finishes one iteration before it checks the next one.
   bool waits_for_addition = false;
 };
 
@@ -51,14 +51,14 @@ std::vector<Tile> tiles_of(const plan::BackwardSchedule& t, int heads) {
   return tiles;
 }
 
-// What happens to the steps of a tile, one after the other, in one block or pair.
+// The iterations of a tile in one block or pair, in order.
 class Play {
  public:
   Play(const Adder& adder, double step, const HandOver& hand_over, bool turns)
       : adder_(adder), step_(step), hand_over_(hand_over), turns_(turns) {}
 
   void begin(double at) { computed_ = at, place_free_ = added_ = 0; }
-  // told: when the n_block before has added to the same dq, as this one sees. Gives when the next one sees it.
+  // told: time when this n_block observes that the previous one has added to the same dq. Returns the next such time.
   double take(double told) {
     computed_ =
         adder_.next_goes_on ? std::max(computed_ + step_, place_free_) : std::max(computed_, place_free_) + step_;
@@ -97,7 +97,7 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardSchedule
   const int parts = split_q_heads ? t.m_splits : 1, m_blocks = t.sequence_m_blocks;
   const int heads = static_cast<int>(p.batch * p.heads_k * parts), group = static_cast<int>(p.group() / parts);
 
-  // Of each m_block the first and the last n_block that it sees.
+  // First and last n_block of each m_block.
   std::vector<std::pair<int, int>> seen(static_cast<size_t>(m_blocks));
   const Sequence sequence = sequence_of(p, 0);
   for (int m = 0; m < m_blocks; ++m) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Prints our Blackwell forward and backward beside FlashAttention-4's as tables: modelled clocks of a step and
-operations a clock, instructions of a warp by role, issue slots of all roles, and what the step waits for most. Needs no
-GPU; run it in the environment that fa4_cubin.py describes.
+"""Compares our Blackwell forward and backward with FlashAttention-4's in tables. The columns are modelled clocks of a
+step, operations a clock, and instructions of a warp by role. Issue slots and the longest wait of the step follow.
+Needs no GPU; run it in the environment that fa4_cubin.py describes.
 
   python sass/cli/beside_fa4.py build/release/tandem cubins
 
-The second argument is the folder of FlashAttention-4's cubins: those that are not there are compiled first.
+The second argument is the folder of FlashAttention-4's cubins: missing ones are compiled first.
 """
 
 import json
@@ -17,13 +17,13 @@ HERE = Path(__file__).parent
 PROBLEM = ["--device", "vgpu:b200", "--dtype", "bf16", "--heads", "16", "--seqlen", "4096"]
 ONE_CTA = "one CTA"
 
-# What, our flags, FlashAttention-4's.
+# Title, our flags, flags of FlashAttention-4.
 FORWARD = [
     (f"d{dim}{', causal' if causal else ''}", ["--head-dim", dim] + more + causal, [])
     for dim, more in [("64", []), ("128", []), ("192", ["--head-dim-v", "128"]), ("256", [])]
     for causal in ([], ["--causal"])
 ]
-# Ours is deterministic, theirs where it says so.
+# Our kernel is always deterministic; theirs only in the rows marked so.
 BACKWARD = [
     (f"d{dim}{', ' + form if form else ''}{', causal' if causal else ''}", ["--head-dim", str(dim)] + causal, flags)
     for dim, form, flags in [

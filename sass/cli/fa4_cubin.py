@@ -71,7 +71,7 @@ def compile_kernel(args: argparse.Namespace, dump: str) -> None:
         def get_max_active_clusters(self, cluster_size: int, stream: object = None) -> int:
             return MULTIPROCESSORS[args.arch] // cluster_size
 
-    torch.cuda.current_device = lambda: 0  # semaphores are asked whether they are on it
+    torch.cuda.current_device = lambda: 0  # semaphores are checked to be on it
     cutlass.utils.HardwareInfo = cutlass.utils.hardware_info.HardwareInfo = Hardware
     from flash_attn.cute import interface
 
@@ -98,7 +98,7 @@ def compile_kernel(args: argparse.Namespace, dump: str) -> None:
 
 def main() -> None:
     args = arguments()
-    warnings.simplefilter("ignore")  # of tensors without memory
+    warnings.simplefilter("ignore")  # about tensors without memory
     with tempfile.TemporaryDirectory() as dump:
         compile_kernel(args, dump)
         cubins = sorted(Path(dump).rglob("*.cubin"), key=lambda path: path.stat().st_size)

@@ -28,9 +28,9 @@ using machine_code::WarpTrace;
 
 constexpr int kTurns = 14;
 constexpr size_t kIndent = 11;
-// Hopper's warpgroups may fall into step or stay apart, by how a tile began: the median of three beginnings counts.
+// Hopper's warpgroups may synchronise or not, depending on the start of a tile: the median of three starts counts.
 constexpr double kApart[] = {300, 600, 1000};                  // clocks
-constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks: nobody has published the latency of LDTM
+constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks; the latency of LDTM is not published
 
 double megahertz_of(const Modelled& m) {
   constexpr double unlimited = 0.57;
@@ -38,7 +38,7 @@ double megahertz_of(const Modelled& m) {
   return m.latencies.megahertz - m.latencies.megahertz_lost * std::max(0.0, share - unlimited);
 }
 
-// What an engineer can do about a link of the chain.
+// Ways to shorten a link of the chain.
 std::string advice_for(const std::string& what) {
   const struct {
     const char* in;
@@ -50,15 +50,15 @@ std::string advice_for(const std::string& what) {
       {"exponential unit", "more exponentials by polynomials"},
       {"FMA unit", "fewer multiplications and additions, or fewer polynomials"},
       {"ALU unit", "fewer maxima, selects and conversions; integers on FMA units"},
-      {"conversion unit", "conversions apart from what else the ALU does"},
-      {"issue of", "shorter chains: independent instructions between those that wait for each other"},
+      {"conversion unit", "conversions on another unit than the ALU"},
+      {"issue of", "shorter chains: independent instructions between dependent ones"},
       {"other warps issue", "fewer instructions in all roles of a scheduler"},
       {"mma: order", "fewer instructions between products"},
       {"tensor memory unit", "fewer columns read and written"},
       {"copies", "more stages, or earlier copies"},
       {"shared memory unit", "less traffic of shared memory"},
       {"signal", "hand over in smaller parts, or earlier"},
-      {"end is seen", "more work beside products; another step's products queued earlier"},
+      {"end is seen", "more work during MMAs; the MMAs of another step queued earlier"},
   };
   for (const auto& [in, advice] : all) {
     if (what.find(in) != std::string::npos) return advice;
@@ -126,9 +126,9 @@ Modelled model_of(const Examined& e) {
   m.clocks = std::move(all[all.size() / 2].clocks);
   m.range = "as warpgroups fall into step or not";
   if (m.clocks.step <= 0) {
-    throw_if_failed(Status::unsupported(
-        str_cat("no warp of ", e.cost_model.kernel,
-                " was found that computes step after step: its way there depends on what only memory says")));
+    throw_if_failed(
+        Status::unsupported(str_cat("no warp of ", e.cost_model.kernel,
+                                    " was found that computes step after step: its path depends on values in memory")));
   }
   if (rates.tensor_bytes <= 0) return m;
   m.range = "the latency of tensor memory is not known";
@@ -177,10 +177,10 @@ std::string timing_report(const Modelled& m, const WholeProblem& problem) {
   if (m.run.assumed > 0 || m.run.unknown > 0) {
     text += entry("beware",
                   str_cat(m.run.assumed, " arrivals were assumed and ", m.run.unknown,
-                          " waits left out: their barriers are not told by the code"),
+                          " waits left out: the code does not contain their barriers"),
                   kIndent);
   }
-  return str_cat(text, "\nClocks of a warp in a step, by what it waited for:\n", roles_table(c), "\n", chain_table(c));
+  return str_cat(text, "\nClocks of a warp in a step, by reason of its waits:\n", roles_table(c), "\n", chain_table(c));
 }
 
 std::string timing_json(const Modelled& m, const WholeProblem& problem) {

@@ -1,4 +1,4 @@
-// What the timing model says of a kernel: a screen of text, JSON, and a timeline in clocks.
+// Output of the timing model: a screen of text, JSON, and a timeline in clocks.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ struct Modelled {
 // Throws where the model has no figures for the architecture, or finds no warp that computes.
 Modelled model_of(const Examined& examined);
 
-// What a problem makes of a step: all tiles of blocks and their steps, on so many multiprocessors.
+// A whole problem: all tiles and their steps on a number of multiprocessors.
 struct Grid {
   double tiles = 0, steps = 0, flops = 0;
   double tile_bytes = 0;  // queries and result of a tile
@@ -33,14 +33,14 @@ struct Grid {
 // TFLOP/s of the whole problem.
 double rate_of(const Modelled& model, const Grid& grid);
 
-// What a backward's blocks wait for each other: with the clocks that handing over takes, and with 0.6 and 1.6 of them.
+// Waits between the blocks of a backward, with the modelled clocks of a hand-over, and with 0.6 and 1.6 times them.
 struct Turns {
   Waiting waiting;
   double least = 0, most = 0;  // shares
   double flops = 0;
 };
 
-// Of a forward's problem the grid, of a backward's the turns; neither of a cubin alone.
+// A forward has the grid, a backward the turns, and a given cubin neither.
 struct WholeProblem {
   std::optional<Grid> grid;
   std::optional<Turns> turns;

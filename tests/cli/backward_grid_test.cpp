@@ -1,5 +1,4 @@
-// Checks how long blocks of a backward wait for each other. Small grids have clocks that are easy to count; larger ones
-// compare orders that were timed on hardware.
+// Waits between the blocks of a backward: small grids whose clocks are easy to count, and orders that were measured.
 #include "sass/cli/backward_grid.h"
 
 #include <gtest/gtest.h>
@@ -33,8 +32,8 @@ plan::BackwardSchedule tiling_of(const Problem& p, const gpu::Properties& device
   return plan::make_plan(p, device).backward;
 }
 
-// Synthetic kernels on an H100 (docs/design/sm90_backward.md) took this many more clocks an m_block. At (192, 128), 24
-// KB a CTA: 680 with additions from registers, 440 with bulk copies. At head_dim 128, 32 KB: 420 with bulk copies.
+// Measured with synthetic kernels on an H100. At (192, 128), 24 KB a step and CTA, additions from registers took 680
+// clocks and bulk copies 440. At head_dim 128, 32 KB by bulk copies took 420.
 TEST(BackwardGrid, AdditionsMakeAHopperStepLonger) {
   const auto adds = [](int64_t head_dim, const gpu::Properties& device) {
     return adding_clocks(tiling_of(heads(1, 16, 16384, head_dim), device).tile);
@@ -56,14 +55,14 @@ TEST(BackwardGrid, OneBlockWaitsForNobody) {
   EXPECT_EQ(w.share(), 0);
 }
 
-// All blocks begin at once with the same m_block: each waits one hand-over after its predecessor, three times.
+// All n_blocks start with the same m_block, so each is one hand-over later than the one before: three in all.
 TEST(BackwardGrid, NBlocksFollowEachOther) {
   const Problem p = heads(1, 1, 512, 64);
   const plan::BackwardSchedule tiling = tiling_of(p, blackwell());
   ASSERT_EQ(tiling.grid, 4);
   const Waiting w = waiting(p, tiling);
   EXPECT_EQ(w.without_turns, 1000 + 4 * kStep);
-  // The last m_block's turn follows its computation; the m_block before has its turn 1050 clocks after its computation.
+  // The turn of the last step comes after the block's computation. The step before has its turn 1050 clocks later.
   EXPECT_EQ(w.clocks, 1000 + 3 * kStep + 3 * 350);
 }
 
@@ -79,8 +78,8 @@ TEST(BackwardGrid, FromTheDiagonalNobodyWaits) {
   EXPECT_GT(waiting(p, tiling).share(), 0.02);
 }
 
-// Measured on an H100 (docs/design/sm90_backward.md), causal, d64, in TFLOP/s. Shortest tile first against n_block
-// order: 479 and 432 at 4k, 560 and 526 at 16k, 578 and 558 at 32k. An iteration takes 3,900 clocks.
+// Measured on one H100, causal, d64, with a step of 3,900 clocks. From the first n_block 4k reached 432 TFLOP/s, 16k
+// 526 and 32k 558. From the diagonal, head by head, they reached 479, 560 and 578.
 TEST(BackwardGrid, AsOrdersWereTimed) {
   const struct {
     int64_t batch, seqlen;
@@ -99,8 +98,8 @@ TEST(BackwardGrid, AsOrdersWereTimed) {
   }
 }
 
-// Blocks wait less than 3 % of an iteration, by the clocks that `tandem explain --clocks` reports. The exception is
-// unmasked d64 where one or two heads fill the device, because their n_blocks begin together.
+// Waits are under 3 % of a step of `tandem explain --clocks`. The exception is unmasked d64 where one or two heads fill
+// the device, because their n_blocks start together.
 TEST(BackwardGrid, PlansOfBlackwellWaitLittle) {
   constexpr double kD64 = 2555, kPair = 3077;
   for (const int64_t seqlen : {1024, 2048, 4096, 8192, 16384, 32768}) {
@@ -115,8 +114,8 @@ TEST(BackwardGrid, PlansOfBlackwellWaitLittle) {
   }
 }
 
-// Lengths on the device, block masks and separate tiles of dk and dv have no such sum.
-TEST(BackwardGrid, NothingIsSaidOfOthers) {
+// Lengths on the device, block masks and two-pass tiles of dk and dv have no such model.
+TEST(BackwardGrid, OtherProblemsHaveNoModel) {
   Problem p = heads(1, 4, 512, 64);
   p.seqused_k.present = true;
   EXPECT_FALSE(waiting_of(p, tiling_of(p, blackwell()), kStep));

@@ -1,5 +1,5 @@
-// Tests the command's use of a GPU, and its handling of types that a GPU does not support. The driver is
-// tests/unit/gpu/fake_cuda.cpp, which keeps its memory on the host.
+// Tests the command's use of a GPU, and its conversion of types that a GPU does not support. The driver of
+// tests/unit/gpu/fake_cuda.cpp keeps its memory on the host.
 #include "cli/gpu.h"
 
 #include <gtest/gtest.h>

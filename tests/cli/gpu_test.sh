@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tests the command on a real GPU; exit code 77 without a supported one.
+# The command on a real GPU; exit code 77 without a supported one.
 #
 #   gpu_test.sh <tandem> <examples folder>
 set -eu

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tests the command's reports about GPUs and their kernels without a GPU: explain, cache, info and refusals.
+# Commands about GPUs and their kernels, without a GPU: explain, cache, info and refusals.
 #
 #   kernels_test.sh <tandem> <fake driver> <fake NVRTC>
 set -eu
@@ -55,9 +55,10 @@ expect 2 "must be a multiple of 8" explain --head-dim 20
 expect 2 "must be bfloat16 or float16" explain --dtype f32
 expect 2 "only GPUs have a plan" explain --device cpu
 expect 2 "see tandem explain --help" explain --card toaster
+expect 2 "--gpu (h20) must be h200, h100 or h100-pcie: did you mean h200?" explain --gpu h20
 expect 2 "see tandem explain --help" explain --card h100 --device cuda
 
-# The command skips GPUs without kernels, and reports that it does.
+# Unsupported GPUs are skipped, with a remark.
 export LD_LIBRARY_PATH="$with_fake_gpus"
 expect 0 "cuda:1        Fake 1, compute capability" info
 expect 0 "not on the GPU: the Fake 0" verify --seqlen 8
@@ -69,7 +70,11 @@ export LD_LIBRARY_PATH="$without_a_driver"
 
 # The cache on disk.
 expect 0 "0 kernels in $work/kernels" cache list
-TANDEM_NVRTC=$work/missing.so expect 1 "must name NVRTC 12.0 or newer" cache warm
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" cache warm
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" vgpu check --seqlen 8
+[ "$(head -n 1 output)" = "q (1, 8, 8, 64)  k (1, 8, 8, 64)  v (1, 8, 8, 64)  bf16" ] || fail "check does not print the problem first"
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" verify --seqlen 8 --dtype bf16 --device vgpu:h200
+[ "$(head -n 1 output)" = "q (1, 8, 8, 64)  k (1, 8, 8, 64)  v (1, 8, 8, 64)  bf16" ] || fail "verify does not print the problem first"
 export TANDEM_NVRTC="$nvrtc"
 expect 0 "$nvrtc" info
 expect 0 ": compiled in " cache warm --seqlen 4096 --heads 16 --head-dim 96 --causal
@@ -84,7 +89,7 @@ listed=$(grep -c sm_90a output)
 expect 0 ": was there, read in " cache warm --presets
 grep -q ": compiled" output && fail "the presets were compiled twice"
 expect 2 "must be bfloat16 or float16" cache warm --dtype f32
-expect 0 "backward_bf16_d64_128x128x3x2_split: compiled in " cache warm --backward
+expect 0 "backward_bf16_d64_128x128x3x2_m_split: compiled in " cache warm --backward
 grep -q "^forward_bf16_d64_" output || fail "cache warm --backward leaves the forward out"
 expect 0 "backward_bf16_d256_128x128_apart3" cache warm --presets --backward --device vgpu:b200
 expect 0 "backward_bf16_d64_128x128x" cache list

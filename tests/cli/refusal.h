@@ -1,4 +1,4 @@
-// Helpers of both parsers' tests: bytes from text, and the sentence of a refusal.
+// Common parts of the tests of both parsers: bytes from text, and the sentence of a refusal.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Reads any bytes as .npy: they are refused with a sentence, or the array ends the file and has the size of its shape.
+// Any bytes are refused with a sentence, or the array is the end of them and as large as its shape.
 #include <cstdlib>
 
 #include "cli/io/npy.h"

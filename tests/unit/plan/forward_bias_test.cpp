@@ -12,7 +12,7 @@
 namespace tandem::test {
 namespace {
 
-plan::ForwardSchedule plan_of(const Problem& p) { return plan::make_plan(p, hopper()).forward; }
+plan::ForwardSchedule biased_plan(const Problem& p) { return plan::make_plan(p, hopper()).forward; }
 
 // Heads that share a bias run together, as many as the L2 cache has space for. If dividing the bias by the scale would
 // overflow, scores are scaled before the exponential.
@@ -23,7 +23,7 @@ TEST(ForwardPlan, HeadsThatShareABias) {
   const auto group_of = [&](int64_t batch, int64_t head) {
     p.bias.stride[0] = batch;
     p.bias.stride[1] = head;
-    return plan_of(p).l2_heads;
+    return biased_plan(p).l2_heads;
   };
   EXPECT_EQ(group_of(1 << 28, 1 << 24), 1);
   for (const auto& [batch, head] : {std::pair<int64_t, int64_t>{0, 1 << 24}, {1 << 24, 0}, {0, 0}}) {
@@ -33,7 +33,7 @@ TEST(ForwardPlan, HeadsThatShareABias) {
   EXPECT_LE(group_of(0, 1 << 24), 4);  // the batch
   for (const auto& [scale, scale_outside_exp2] : {std::pair{0.1, false}, {1e-9, true}, {1e9, true}, {-0.1, true}}) {
     p.softmax_scale = scale;
-    EXPECT_EQ(plan_of(p).tile.for_hopper().scale_outside_exp2, scale_outside_exp2) << scale;
+    EXPECT_EQ(biased_plan(p).tile.for_hopper().scale_outside_exp2, scale_outside_exp2) << scale;
   }
 }
 
@@ -50,16 +50,16 @@ TEST(ForwardPlan, HowABiasIsCopied) {
     std::ranges::copy(stride, p.bias.stride);
     return p;
   };
-  const auto ctas_of = [](const Problem& p) { return plan_of(p).tile.bias_ctas(); };
+  const auto ctas_of = [](const Problem& p) { return biased_plan(p).tile.bias_ctas(); };
   constexpr int kShared = plan::kBiasCtas, kAlone = std::min(kShared, 1);
   const Problem p = biased({.batch = 4, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 3, .heads_k = 3});
   EXPECT_EQ(ctas_of(p), kShared);
-  EXPECT_EQ(plan_of(p).tile.ctas(), std::max(kShared, 1));
-  EXPECT_EQ(plan_of(p).l2_heads % std::max(kShared, 1), 0);
-  EXPECT_EQ(plan_of(p).grid, plan_of(p).tiles);
+  EXPECT_EQ(biased_plan(p).tile.ctas(), std::max(kShared, 1));
+  EXPECT_EQ(biased_plan(p).l2_heads % std::max(kShared, 1), 0);
+  EXPECT_EQ(biased_plan(p).grid, biased_plan(p).tiles);
   Problem limited = p;
   limited.sm_limit = 7;
-  EXPECT_EQ(plan_of(limited).grid, 7 - 7 % std::max(kShared, 1));
+  EXPECT_EQ(biased_plan(limited).grid, 7 - 7 % std::max(kShared, 1));
 
   // One head, an odd number of heads that share it, or unequal tiles.
   EXPECT_EQ(ctas_of(biased({.batch = 3, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 3, .heads_k = 3})), kAlone);
@@ -67,11 +67,11 @@ TEST(ForwardPlan, HowABiasIsCopied) {
   Problem of_each = p, of_heads = biased({.batch = 3, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 4, .heads_k = 4});
   of_each.bias.stride[0] = of_each.bias.stride[1] * 3;
   EXPECT_EQ(ctas_of(of_each), kAlone);
-  EXPECT_EQ(plan_of(of_each).tile.ctas(), 1);  // an odd number of tiles
+  EXPECT_EQ(biased_plan(of_each).tile.ctas(), 1);  // an odd number of tiles
   of_each.seqlen_q = of_each.bias.shape[2] = 450;
-  EXPECT_EQ(plan_of(of_each).tile.ctas(), kAlone > 0 ? plan::kBiasKvCtas : 1);
-  EXPECT_EQ(plan_of(of_each).l2_heads, 1);
-  EXPECT_EQ(plan_of(causal(of_each)).tile.ctas(), 1);
+  EXPECT_EQ(biased_plan(of_each).tile.ctas(), kAlone > 0 ? plan::kBiasKvCtas : 1);
+  EXPECT_EQ(biased_plan(of_each).l2_heads, 1);
+  EXPECT_EQ(biased_plan(causal(of_each)).tile.ctas(), 1);
   of_heads.bias.stride[0] = of_heads.bias.stride[1];
   of_heads.bias.stride[1] = 0;
   EXPECT_EQ(ctas_of(of_heads), kShared);
@@ -81,7 +81,7 @@ TEST(ForwardPlan, HowABiasIsCopied) {
     Problem other = p;
     change(other);
     EXPECT_EQ(ctas_of(other), 0);
-    EXPECT_EQ(plan_of(other).tile.ctas(), 1);
+    EXPECT_EQ(biased_plan(other).tile.ctas(), 1);
   };
   expect_none([](Problem& o) { o.bias.stride[1] += 2; });
   expect_none([](Problem& o) { o.bias.stride[2] += 1; });
@@ -95,7 +95,7 @@ TEST(ForwardPlan, HowABiasIsCopied) {
   expect_none([](Problem& o) { o.seqused_k.present = true; });
   expect_none([](Problem& o) { o.seqlen_k = o.bias.shape[3] = 0; });
   Problem packs = biased({.batch = 4, .seqlen_q = 10, .seqlen_k = 304, .heads_q = 8, .heads_k = 2});
-  EXPECT_EQ(plan_of(packs).pack_gqa, 4);
+  EXPECT_EQ(biased_plan(packs).pack_gqa, 4);
   EXPECT_EQ(ctas_of(packs), 0);
   Problem same = p;
   same.bias.dtype = DType::bf16;

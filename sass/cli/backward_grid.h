@@ -1,5 +1,5 @@
-// A model of how long the blocks of a backward wait for each other. The dq of each m_block is summed in the order of
-// n_blocks, so that every run gives the same bits. The model simulates the plan's order of tiles with clocks of a step.
+// Waiting times between the blocks of a backward. Each m_block sums dq in the order of n_blocks so that every run gives
+// the same bits. The model plays the plan's order of tiles and iterations with the clocks of one iteration.
 #pragma once
 
 #include <optional>
@@ -9,25 +9,26 @@
 
 namespace tandem::tool {
 
-// Clocks outside of the steps.
+// Clocks outside of an iteration.
 struct HandOver {
-  double adds = 1800;  // from the turn until the added dq is visible
-  double told = 700;   // until the next n_block has seen that
-  double tile = 6000;  // between two tiles: loads of keys, stores of dk and dv
+  double adds = 1800;    // from the turn until the added dq is visible
+  double visible = 700;  // until the next n_block has seen it
+  double tile = 6000;    // last dq of a tile to the next tile's first iteration
 };
 
 struct Waiting {
-  int64_t steps = 0;         // all tiles together
-  double clocks = 0;         // the whole grid
-  double without_turns = 0;  // the same, were dq added in any order
+  int64_t steps = 0;         // sum over all tiles
+  double clocks = 0;         // duration of the grid
+  double without_turns = 0;  // duration with dq added in any order
   double share() const { return clocks / without_turns - 1; }
 };
 
-// Clocks by which adding dq to memory lengthens a step of Hopper's kernels. The model of the machine code assumes that
-// additions finish immediately. Blackwell is not measured.
+// Clocks by which an addition of dq to memory lengthens an iteration on Hopper. The model of the machine code assumes
+// that additions take no time. Blackwell has no measurement.
 double adding_clocks(const plan::BackwardKernel& tile);
 
-// For dense problems whose tiles accumulate dk, dv and dq; nothing for other problems. step: clocks without waiting.
+// Empty unless the problem is dense and its tiles sum dk, dv and dq in the same way. step: clocks of an iteration
+// without waiting.
 std::optional<Waiting> waiting_of(const Problem& problem, const plan::BackwardSchedule& tiling, double step,
                                   const HandOver& hand_over = {});
 

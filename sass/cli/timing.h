@@ -1,4 +1,4 @@
-// Output of the timing model: a screen of text, JSON, and a timeline in clocks.
+// The timing model of a kernel as a screen of text, as JSON, and as a timeline in clocks.
 #pragma once
 
 #include <optional>
@@ -16,31 +16,31 @@ struct Modelled {
   machine_code::Latencies latencies;
   machine_code::Clocks clocks;
   machine_code::Simulation run;
-  double peak = 0;             // FLOP a clock of the tensor core
-  double least = 0, most = 0;  // clocks of a step
-  std::string range;           // why there is not one figure
+  double peak = 0;             // FLOP per clock of the tensor core
+  double least = 0, most = 0;  // clocks of an iteration
+  std::string range;           // reason for a range instead of one figure
 };
-// Throws where the model has no figures for the architecture, or finds no warp that computes.
+// Throws if the model has no figures for the architecture or finds no warp that computes.
 Modelled model_of(const Examined& examined);
 
-// A whole problem: all tiles and their steps on a number of multiprocessors.
+// A whole problem: all tiles of the blocks and their iterations, on a number of SMs.
 struct Grid {
   double tiles = 0, steps = 0, flops = 0;
   double tile_bytes = 0;  // queries and result of a tile
   int multiprocessors = 0;
-  bool longest_first = false;  // tiles differ in length and are taken from a counter
+  bool longest_first = false;  // tiles differ in length and come from a counter
 };
 // TFLOP/s of the whole problem.
 double rate_of(const Modelled& model, const Grid& grid);
 
-// Waits between the blocks of a backward, with the modelled clocks of a hand-over, and with 0.6 and 1.6 times them.
+// Waiting times between the blocks of a backward, for the assumed hand-over clocks and for 0.6 and 1.6 times as many.
 struct Turns {
   Waiting waiting;
   double least = 0, most = 0;  // shares
   double flops = 0;
 };
 
-// A forward has the grid, a backward the turns, and a given cubin neither.
+// A forward has a grid and a backward has turns. A cubin without a problem has neither.
 struct WholeProblem {
   std::optional<Grid> grid;
   std::optional<Turns> turns;

@@ -97,8 +97,8 @@ listed=$(grep -cE "sm_(90|100)a" output)
 expect 0 "removed $listed kernels" cache clear
 expect 0 "0 kernels" cache list
 chmod 777 kernels
-expect 2 "may be written by others" cache list
-expect 2 "may be written by others" cache clear
+expect 2 "is writable by other users" cache list
+expect 2 "is writable by other users" cache clear
 expect 0 "may be written by" info
 chmod 700 kernels
 TANDEM_CACHE=off expect 2 "TANDEM_CACHE is off" cache list

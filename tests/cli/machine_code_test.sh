@@ -61,7 +61,7 @@ longest=$(awk '{ if (length > longest) longest = length } END { print longest }'
 
 # Its clocks. Both sides of every branch stay possible, because no thread number decides.
 expect 0 "the chain that a step is" explain --clocks --cubin other.cubin --clocks-timeline run.svg
-grep -qE '^step +[0-9]+ clocks( \([0-9]+ to [0-9]+: as warpgroups .*\))?; the tensor core works' output ||
+grep -qE '^step +[0-9]+ clocks( \([0-9]+ to [0-9]+: warpgroups .*\))?; the tensor core works' output ||
   fail "explain --clocks does not say what a step takes"
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
 [ "$longest" -le 100 ] || fail "explain --clocks: a line of $longest columns"
@@ -83,7 +83,7 @@ card="--card h200 --head-dim 64 --heads 8 --seqlen 4096"
   expect 0 "longer than if dq were added in any order" explain --clocks --backward $card
   expect 0 '"waiting_most"' explain --clocks --backward $card --json -
 }
-expect 0 "Instructions are counted for a warp and 16 rows x 128 keys" explain --cubin other.cubin --beside other.cubin
+expect 0 "Instructions are counted for one warp and 16 rows x 128 keys" explain --cubin other.cubin --beside other.cubin
 grep -qE '^instructions of a warp, unmasked +110 +110$' output || fail "--beside: other instructions"
 grep -qE '^ +exponential +2048 +2048$' output || fail "--beside: other clocks"
 expect 0 '"binds": "MMA, exponential"' explain --cubin other.cubin --json -

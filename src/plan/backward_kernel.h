@@ -19,7 +19,6 @@ struct BackwardKernel {
     single_n_block = t.single_n_block;
     captured_per_score = t.captured_per_score;
     ds_gmem = t.ds_gmem();
-    dq_entry = plan::dq_entry(t);
     short_q = t.short_q;
   }
   BackwardKernel(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
@@ -48,7 +47,6 @@ struct BackwardKernel {
   bool two_pass;                           // dk and dv use two passes
   bool captured;                           // gradients of score_mod's tensors: this entry and the next
   bool captured_per_score = false;         // the main kernel computes them; the entry does nothing
-  uint8_t mark_n_blocks_entry, dq_entry = 0;
   bool block_mask;
 
  private:
@@ -74,7 +72,6 @@ struct BackwardKernel {
         spt(t.spt),
         two_pass(is_two_pass),
         captured(t.captured),
-        mark_n_blocks_entry(plan::mark_n_blocks_entry(t)),
         block_mask(t.block_mask) {}
 };
 

@@ -211,7 +211,7 @@ void expect_sound_ds_chunks(const Problem& p) {
   EXPECT_EQ(plan.repeat.end, 3u);
   EXPECT_EQ(plan.repeat.times, t.ds_chunks);
   EXPECT_EQ(plan.launches[1].grid, static_cast<uint32_t>(t.grid));
-  EXPECT_EQ(plan.launches[2].entry, plan::dq_entry(config));
+  EXPECT_EQ(plan.launches[2].entry, plan::EntryId::dq);
   EXPECT_EQ(plan.launches[2].grid, static_cast<uint32_t>(t.dq_ctas));
 
   const plan::Sm90BackwardTuning& tuning = plan::kTuning.sm90.backward;

@@ -24,16 +24,16 @@ TEST(BackwardPlan, Launches) {
   ASSERT_EQ(plan.launches.size(), 3u);
   EXPECT_TRUE(plan.fills.empty());
   EXPECT_EQ(plan.launches[0].kernel, plan::kPrepostKernel);
-  EXPECT_EQ(plan.launches[0].entry, plan::kPreprocessEntry);
+  EXPECT_EQ(plan.launches[0].entry, plan::EntryId::preprocess);
   EXPECT_EQ(plan.launches[0].grid, 2u * 3 * 2);  // m_blocks of 64 queries
   EXPECT_FALSE(plan.launches[0].overlap_previous);
   EXPECT_EQ(plan.launches[1].kernel, 0);
-  EXPECT_EQ(plan.launches[1].entry, plan::kMainEntry);
+  EXPECT_EQ(plan.launches[1].entry, plan::EntryId::main);
   EXPECT_EQ(plan.launches[1].grid, 2u * 3 * 3);  // n_blocks of 128 keys
   EXPECT_EQ(plan.launches[1].block, static_cast<uint32_t>(t.tile.threads));
   EXPECT_EQ(plan.launches[1].shared_bytes, static_cast<uint32_t>(t.tile.smem_bytes));
   EXPECT_EQ(plan.launches[2].kernel, plan::kPrepostKernel);
-  EXPECT_EQ(plan.launches[2].entry, plan::kPostprocessEntry);
+  EXPECT_EQ(plan.launches[2].entry, plan::EntryId::postprocess);
   EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid);
 
   // With a limit, a launch must not begin early, because it would wait on multiprocessors reserved for other work.
@@ -135,7 +135,7 @@ TEST(BackwardPlan, BiasGradient) {
     ASSERT_EQ(plan.kernels.size(), 3u);
     EXPECT_EQ(std::set({plan.kernels[0].id, plan.kernels[1].id, plan.kernels[2].id}).size(), 3u);
     EXPECT_EQ(plan.launches[1].kernel, plan::kDbiasKernel);
-    EXPECT_EQ(plan.launches[1].entry, plan::kDbiasEntry);
+    EXPECT_EQ(plan.launches[1].entry, plan::EntryId::dbias);
     EXPECT_EQ(plan.launches[1].grid, blocks);
     EXPECT_LE(plan.launches[1].shared_bytes, static_cast<uint32_t>(Sm90BackwardConfig::kMaxSmemBytes));
   }
@@ -153,14 +153,15 @@ TEST(BackwardPlan, CapturedGradients) {
         const plan::BackwardSchedule& t = plan.backward;
         launches += t.tile.ds_gmem;  // and the kernel of dq
         ASSERT_EQ(plan.launches.size(), launches);
-        EXPECT_EQ(plan.launches[launches - 2].entry, plan::kCapturedEntry);
+        EXPECT_EQ(plan.launches[launches - 2].entry, plan::EntryId::captured);
         EXPECT_EQ(plan.launches[launches - 2].grid, static_cast<uint32_t>(2 * 6 * t.tile.ctas * t.n_blocks));
         EXPECT_LE(plan.launches[launches - 2].shared_bytes, static_cast<uint32_t>(Sm90BackwardConfig::kMaxSmemBytes));
-        EXPECT_EQ(plan.launches[launches - 1].entry, plan::kCapturedEntry + 1);
+        EXPECT_EQ(plan.launches[launches - 1].entry, plan::EntryId::postprocess_captured);
         EXPECT_EQ(plan.launches[launches - 1].grid, 4u);  // 256 elements each
-        const auto entries = plan::entries_of(plan.kernels[0].configuration);
-        EXPECT_STREQ(entries[plan::kCapturedEntry].name, "captured");
-        EXPECT_STREQ(entries[plan::kCapturedEntry + size_t{1}].name, "postprocess_captured");
+        const plan::Configuration& configuration = plan.kernels[0].configuration;
+        const auto name = [&](plan::EntryId id) { return plan::find_entry(configuration, plan::Unit::main, id).name; };
+        EXPECT_STREQ(name(plan::EntryId::captured), "captured");
+        EXPECT_STREQ(name(plan::EntryId::postprocess_captured), "postprocess_captured");
         EXPECT_EQ(plan.fills.back().bytes, 1000 * 13 * sizeof(uint64_t));
         EXPECT_EQ(plan.regions.back().offset, plan.fills.back().offset);
         EXPECT_EQ(plan.regions.back().first_writer, plan::kMemset);
@@ -173,7 +174,7 @@ TEST(BackwardPlan, CapturedGradients) {
       p.bias = p.dbias = {};
       p.seqlen_q = p.total_q = 0;  // zeros, or the old values
       const plan::Plan plan = plan::make_plan(p, device);
-      EXPECT_EQ(plan.launches.back().entry, plan::kCapturedEntry + 1);
+      EXPECT_EQ(plan.launches.back().entry, plan::EntryId::postprocess_captured);
       EXPECT_EQ(plan.backward.captured_blocks, 0);
     }
   }
@@ -184,7 +185,7 @@ TEST(BackwardPlan, CapturedScores) {
   const auto captured_per_score = [](const Problem& p, const gpu::Properties& device) {
     const plan::Plan plan = plan::make_plan(p, device);
     const auto captured_launches = std::ranges::count_if(plan.launches, [](const plan::PlannedLaunch& launch) {
-      return launch.kernel == 0 && launch.entry == plan::kCapturedEntry;
+      return launch.kernel == 0 && launch.entry == plan::EntryId::captured;
     });
     EXPECT_EQ(captured_launches, plan.backward.tile.captured_per_score ? 0 : 1);
     EXPECT_EQ(plan.backward.captured_blocks == 0, plan.backward.tile.captured_per_score);
@@ -225,10 +226,10 @@ TEST(BackwardPlan, Empty) {
   // Without keys, dq is zeros. Without queries, dk and dv are zeros.
   const plan::Plan no_keys = plan::make_plan(backward(dense({.seqlen_q = 100, .seqlen_k = 0})), hopper());
   ASSERT_EQ(no_keys.launches.size(), 2u);
-  EXPECT_EQ(no_keys.launches[1].entry, plan::kPostprocessEntry);
+  EXPECT_EQ(no_keys.launches[1].entry, plan::EntryId::postprocess);
   const plan::Plan no_queries = plan::make_plan(backward(dense({.seqlen_q = 0, .seqlen_k = 100})), hopper());
   ASSERT_EQ(no_queries.launches.size(), 1u);
-  EXPECT_EQ(no_queries.launches[0].entry, plan::kMainEntry);
+  EXPECT_EQ(no_queries.launches[0].entry, plan::EntryId::main);
   EXPECT_FALSE(no_queries.launches[0].overlap_previous);
   EXPECT_EQ(no_queries.fills.size(), 1u);
 }

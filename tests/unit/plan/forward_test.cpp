@@ -209,9 +209,9 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   const auto m_blocks = static_cast<uint32_t>(plan.forward.m_blocks);
   const uint32_t n_blocks = (500 + 127) / 128 * (128 / static_cast<uint32_t>(plan.forward.tile.tile_n));
   ASSERT_EQ(plan.launches.size(), 3u);
-  EXPECT_EQ(plan.launches[0].entry, plan::kListNBlocksEntry);
+  EXPECT_EQ(plan.launches[0].entry, plan::EntryId::list_n_blocks);
   EXPECT_EQ(plan.launches[0].grid, m_blocks);  // the heads share a list
-  EXPECT_EQ(plan.launches[1].entry, plan::kOrderTilesEntry);
+  EXPECT_EQ(plan.launches[1].entry, plan::EntryId::order_tiles);
   EXPECT_EQ(plan.launches[1].grid, m_blocks);
   // Each launch may begin before the previous one has ended, and the first one sets the counter instead of a fill.
   for (const plan::PlannedLaunch& launch : plan.launches) EXPECT_TRUE(launch.overlap_previous);
@@ -487,7 +487,7 @@ TEST(ForwardPlan, Launches) {
   ASSERT_EQ(one.kernels.size(), 1u);
   EXPECT_EQ(one.kernels[0].id, plan::id_of(one.forward.tile));
   ASSERT_EQ(one.launches.size(), 1u);
-  EXPECT_EQ(one.launches[0].entry, plan::kMainEntry);
+  EXPECT_EQ(one.launches[0].entry, plan::EntryId::main);
   EXPECT_EQ(one.launches[0].grid, 2u);
   EXPECT_EQ(one.launches[0].block, static_cast<uint32_t>(one.forward.tile.threads()));
   EXPECT_EQ(one.launches[0].shared_bytes, static_cast<uint32_t>(one.forward.tile.smem_bytes()));
@@ -497,11 +497,11 @@ TEST(ForwardPlan, Launches) {
 
   const plan::Plan two = plan::make_plan(packed({.batch = 3, .seqlen_q = 100, .seqlen_k = 100}, 250, 250), hopper());
   ASSERT_EQ(two.launches.size(), 2u);
-  EXPECT_EQ(two.launches[0].entry, plan::kScheduleEntry);
+  EXPECT_EQ(two.launches[0].entry, plan::EntryId::schedule);
   EXPECT_EQ(two.launches[0].grid, 1u);
   EXPECT_EQ(two.launches[0].block, plan::kScheduleThreads);
   EXPECT_FALSE(two.launches[0].overlap_previous);
-  EXPECT_EQ(two.launches[1].entry, plan::kMainEntry);
+  EXPECT_EQ(two.launches[1].entry, plan::EntryId::main);
   EXPECT_TRUE(two.fills.empty());  // the schedule writes the counter
 }
 

@@ -41,7 +41,7 @@ void add_maps(const Problem& p, const BackwardKernel& tile, BackwardParams* para
   map(&params->dout, dout_of(p, *params), packed_q, rows_q, p.heads_q, p.head_dim_v, tile.q_box);
   map(&params->k, p.k, packed_k, rows_k, p.heads_k, p.head_dim, tile.k_box);
   map(&params->v, p.v, packed_k, rows_k, p.heads_k, p.head_dim_v, tile.k_box);
-  if (!std::holds_alternative<Sm100BackwardConfig>(tile.kernel)) return;  // Hopper stores dk and dv from registers
+  if (!tile.stores_dkv_by_tma) return;
   map(&params->dk, p.dk, packed_k, rows_k, p.heads_k, p.head_dim, 64);
   map(&params->dv, p.dv, packed_k, rows_k, p.heads_k, p.head_dim_v, 64);
 }

@@ -22,7 +22,9 @@ struct BackwardKernel {
     short_q = t.short_q;
   }
   BackwardKernel(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
-      : BackwardKernel(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.two_pass()) {}
+      : BackwardKernel(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.two_pass()) {
+    stores_dkv_by_tma = true;
+  }
 
   operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
 
@@ -42,6 +44,7 @@ struct BackwardKernel {
   int dkv_semaphores = 0;                  // per n_block and CTA, if heads accumulate into one sum
   bool spt;                                // device/n_block_work.cuh
   bool single_n_block = false;             // the main kernel stores dq
+  bool stores_dkv_by_tma = false;          // dk and dv have tensor maps; else they are stored from registers
   bool ds_gmem = false;                    // dS goes to global memory
   bool short_q = false;                    // per head
   bool two_pass;                           // dk and dv use two passes

@@ -154,7 +154,7 @@ void add_workspace(ForwardSchedule& t, Plan* plan) {
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
   const size_t order = t.tile.varlen ? 0 : lists * sizeof(int);
   plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
-  // The schedule sets the counter of listed tiles; Hopper's list_n_blocks() sets the counter otherwise.
+  // The schedule sets the counter of listed tiles. Without it list_n_blocks() may set the counter.
   const int schedule = steps > 0 ? 1 : 0;
   const int writer = t.tile.varlen ? schedule : steps > 0 && t.tile.lists_reset_counter() ? 0 : kMemset;
   if (t.dynamic_scheduler) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});

@@ -336,7 +336,10 @@ bool check_field(Member tandem_attention_args::*member, auto field_of) {
     EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
     args.size = 0;
     args.*member = {};
-    if constexpr (std::is_same_v<std::remove_pointer_t<decltype(field)>, std::optional<int64_t>>) args.window = 0;
+    if constexpr (std::is_same_v<decltype(field), std::optional<int64_t>*>) {
+      EXPECT_EQ(args.window, member == &tandem_attention_args::window_left ? TANDEM_WINDOW_LEFT : TANDEM_WINDOW_RIGHT);
+      args.window = 0;
+    }
     EXPECT_EQ(std::memcmp(&args, &zero, sizeof zero), 0);
     return true;
   }

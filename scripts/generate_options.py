@@ -27,7 +27,7 @@ LISTS = {
     "TENSORS": "The tensors that a call reads; the first ones have gradients.",
     "INPUTS": "The arguments that the operators take by position.",
     "OPTIONS": "The arguments that the operators take by name, without score_mod and mask_mod.",
-    "SCHEMA": "The declarations of those arguments, then those of score_mod and mask_mod.",
+    "SCHEMA": "The declarations of OPTIONS, then the declarations for score_mod and mask_mod.",
     "WRITTEN": "For forward and backward: the tensors that the pass writes.",
     "COMPACTED": "For forward and backward: the tensors whose last dimension must be contiguous.",
 }

@@ -36,14 +36,15 @@ enum {
   kBoth = kForward | kBackward
 };
 
-/* The names that call_args may have, and the members that they set. q, k and v come first. */
+/* The names that call_args may have, and the members that they set. q, k and v come first. The caller copies a tensor
+ * whose last dimension must be contiguous and is not. */
 static struct {
   const char* name;
   Kind kind;
   size_t offset;
-  int written;   /* the passes that write this tensor */
-  int compacted; /* the passes that need its last dimension contiguous: the caller then copies it */
-  PyObject* key; /* the name, interned: nearly every call_args has this very object */
+  int written;   /* passes that write the tensor */
+  int compacted; /* passes that need a contiguous last dimension */
+  PyObject* key; /* the interned name */
 } fields[] = {
 #define TENSOR(member, access, contiguous) \
   {#member, kTensor, offsetof(tandem_attention_args, member), k##access, k##contiguous, NULL},

@@ -169,7 +169,7 @@ OPTIONS = (
     "blocks_of_mask_mod",
 )  # fmt: skip
 
-# The declarations of those arguments, then those of score_mod and mask_mod.
+# The declarations of OPTIONS, then the declarations for score_mod and mask_mod.
 SCHEMA = (
     "SymInt? max_seqlen_q=None",
     "SymInt? max_seqlen_k=None",

@@ -20,7 +20,7 @@ PARTS = {
     **dict.fromkeys(("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), "block_mask"),
     **dict.fromkeys(("mask_block_q", "mask_block_k", "blocks_of_mask_mod"), "block_mask"),
 }
-DEFAULTS = {"Flag": False, "Real": 0.0, "Alignment": "bottom_right"}  # by kind; None for the others
+DEFAULTS = {"Flag": False, "Real": 0.0, "Alignment": "bottom_right"}  # by kind; all other kinds have None
 NUMBERS = [n for n, kind in _options.KINDS.items() if kind in ("Length", "Scale", "Real", "Count")]
 FLAGS = [n for n, kind in _options.KINDS.items() if kind == "Flag"]
 
@@ -119,3 +119,16 @@ def test_operators_have_every_argument():
     assert {*_options.OPTIONS} - {"window"} <= set(defaults)
     for name in set(defaults) & set(parameters):
         assert defaults[name] == parameters[name].default, name
+
+
+@pytest.mark.parametrize("options", [{"num_splits": 7}, {"deterministic": True}, {"batch_invariant": True}])
+def test_options_that_change_no_result(options):
+    """The CPU reads none of these, as tandem.h states."""
+    q, k = (np.random.default_rng(1).standard_normal((2, n, 4, 16), np.float32) for n in (3, 700))
+    assert np.array_equal(tandem.attention(q, k, k, **options), tandem.attention(q, k, k))
+
+
+def test_page_tables_are_refused():
+    q, pages = np.zeros((1, 2, 1, 8), np.float32), np.zeros((3, 4, 1, 8), np.float32)
+    with pytest.raises(tandem.Unsupported, match="page_table must be None on the CPU"):
+        tandem.attention(q, pages, pages, page_table=np.zeros((1, 2), np.int32), seqused_k=np.array([5], np.int32))

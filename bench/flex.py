@@ -21,7 +21,7 @@ import time
 
 import torch
 from rig import clock, peers
-from rig.contest import (
+from rig.compare import (
     Contest,
     Inputs,
     add_arguments,

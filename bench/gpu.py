@@ -38,7 +38,7 @@ import subprocess
 import sys
 import time
 
-from rig import cells, figures
+from rig import shapes, figures
 from rig.figures import BEFORE, OURS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         help="only cells with all of these comma-separated words: d128, causal, 4k, sustained, packed, f16, untuned, "
         "llama, ... (several times: any of them)")  # fmt: skip
     add("--data", default="normal", metavar="KINDS",
-        help="default: normal; " + "; ".join(f"{kind}: {what}" for kind, what in cells.DATA.items()))  # fmt: skip
+        help="default: normal; " + "; ".join(f"{kind}: {what}" for kind, what in shapes.DATA.items()))  # fmt: skip
     add("--activations", metavar="FILE", help="for --data model: what bench/activations.py wrote")
     add("--part", metavar="I/N", help="only the I-th of N stretches of the cells, which take about as long")
     add("--merge", nargs="+", type=pathlib.Path, metavar="JSON", help="measure nothing: put these parts together")
@@ -98,10 +98,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             error(f"--merge: there is no {path}")
     usual = [name for name in PEERS if name != "Flex" and not (chosen.quick and name == "FA2")]
     chosen.peers = several(error, "--peers", chosen.peers, PEERS) if chosen.peers else usual
-    kinds = several(error, "--data", chosen.data, tuple(cells.DATA))
+    kinds = several(error, "--data", chosen.data, tuple(shapes.DATA))
     if "model" in kinds and not chosen.activations:
         error("--data model needs --activations, a file that bench/activations.py wrote")
-    of_shape = cells.chosen(cells.quick() if chosen.quick else cells.grid(), chosen.cells)
+    of_shape = shapes.chosen(shapes.quick() if chosen.quick else shapes.grid(), chosen.cells)
     chosen.cells = [
         dataclasses.replace(cell, data=kind, backward=chosen.backward) for kind in kinds for cell in of_shape
     ]
@@ -109,7 +109,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         number, _, count = chosen.part.partition("/")
         if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
             error(f"--part ({chosen.part}) must be I/N with 1 <= I <= N, as 1/3")
-        chosen.cells = cells.part(chosen.cells, int(number), int(count))
+        chosen.cells = shapes.part(chosen.cells, int(number), int(count))
     if not chosen.cells:
         error("--cells, --part: no cell is left")
     return chosen
@@ -166,7 +166,7 @@ class Bench:
         from rig.judge import Judge
         from rig.judge_gradients import GradientJudge
 
-        x = cells.Inputs(cell, self.options.activations)
+        x = shapes.Inputs(cell, self.options.activations)
         if cell.backward:
             x.out, x.lse = tandem.Forward(self.context, x)()
         judge = GradientJudge(x) if cell.backward else Judge(x)
@@ -248,7 +248,7 @@ def cublas(rounds: int) -> dict:
     from rig import clock
 
     n = 8192
-    a, b = (torch.randn(n, n, device=cells.DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    a, b = (torch.randn(n, n, device=shapes.DEVICE, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     found = {}
     for what, ms in (("burst", 20), ("sustained", 150)):

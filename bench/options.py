@@ -15,7 +15,7 @@ import argparse
 import re
 
 import torch
-from rig.contest import (
+from rig.compare import (
     Contest,
     Inputs,
     add_arguments,

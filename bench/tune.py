@@ -27,7 +27,7 @@ import statistics
 import subprocess
 import time
 
-from rig import cells, tiles
+from rig import shapes, tiles
 
 DIMS = [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)]
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -113,7 +113,7 @@ def load(folder, layout, d, causal) -> list[tiles.Kernel]:
     # batch, seqlen, heads, heads_k: without common divisors; the last has more tiles than the GPU has SMs
     shapes = ((2, 300, 4, 2), (1, 1111, 2, 1), (2, 2500, 16, 4))
     judges = [
-        Judge(cells.Inputs(cells.Cell("check", str(n), n, h, *d, heads_k=k, batch=b, causal=causal)))
+        Judge(shapes.Inputs(shapes.Cell("check", str(n), n, h, *d, heads_k=k, batch=b, causal=causal)))
         for b, n, h, k in shapes
     ]
     there = [t for t in layout.tiles if t.dims == d and (folder / f"{t.kernel(causal)}.cubin").exists()]
@@ -133,10 +133,10 @@ def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
     multiprocessors' clock rate in MHz for each of them.
     """
     import torch
-    from rig import clock, megahertz
+    from rig import clock, clocks as sm_clocks
 
     def timed(bind, ms):
-        return megahertz.Clocked(clock.Timed(bind(x), ms))
+        return sm_clocks.Clocked(clock.Timed(bind(x), ms))
 
     first = {k: clock.Timed(k.bind(x), 4).window() for k in kernels}
     finalists = sorted(kernels, key=first.get)[: None if options.all else FINALISTS]
@@ -161,7 +161,7 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
         raise SystemExit(f"no kernel for {d} passes")
     choices, rates, clocks, kept = [], {}, {}, None
     for seqlen in reversed(options.seqlens):
-        x = cells.Inputs(cells.dense(*d, causal, seqlen))
+        x = shapes.Inputs(shapes.dense(*d, causal, seqlen))
         found, of_peers, clocks[seqlen] = race(kernels, x, options, kept)
         best = max(found, key=found.get)
         if kept is None or found[best] > WORTH * found[kept]:
@@ -176,7 +176,7 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
     if choices[-1][1].fields["warpgroups"] > 2:  # a few rows would leave warpgroups idle
         small = [k for k in kernels if k.tile.fields["warpgroups"] == 2]
         if small:
-            found, _, _ = race(small, cells.Inputs(cells.dense(*d, causal, options.seqlens[0])), options, None)
+            found, _, _ = race(small, shapes.Inputs(shapes.dense(*d, causal, options.seqlens[0])), options, None)
             choices.append([0, max(found, key=found.get)])
     return choices, rates, clocks
 

@@ -32,7 +32,7 @@ OPTIONS = {
 
 
 def variants():
-    from rig.cells import Cell
+    from rig.shapes import Cell
 
     for d, dv, seqlen in TILES:
         for what, options in OPTIONS.items():
@@ -45,7 +45,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     from rig import tandem
-    from rig.cells import Inputs
+    from rig.shapes import Inputs
 
     context = tandem.Context()
     seconds = {}

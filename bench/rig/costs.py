@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from rig import cells, clock, compiling, peers, tandem
+from rig import shapes, clock, compiling, peers, tandem
 
 PYTHON = pathlib.Path(__file__).resolve().parents[2] / "python"
 
@@ -22,7 +22,7 @@ def _in_python(x):
 
 def host(context: tandem.Context) -> dict[str, float]:
     """Microseconds of a warm call from entry to return, on the smallest problem."""
-    x = cells.Inputs(next(c for c in cells.grid() if c.microseconds))
+    x = shapes.Inputs(next(c for c in shapes.grid() if c.microseconds))
     forward = tandem.Forward(context, x)
     forward()
     call, nothing = tandem.host_calls(forward)

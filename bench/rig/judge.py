@@ -8,7 +8,7 @@ import random
 
 import torch
 
-from rig.cells import Inputs
+from rig.shapes import Inputs
 
 ROWS = 256  # per sampled head
 TOGETHER = 32  # rows with a common bound

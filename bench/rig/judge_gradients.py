@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from rig.cells import Inputs
+from rig.shapes import Inputs
 from rig.judge import TINY, TOGETHER, Verdict, visible_scores
 
 KV_HEADS = 2

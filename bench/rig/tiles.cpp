@@ -47,7 +47,7 @@ std::string text_of(int number) { return std::to_string(number); }
 
 std::string describe(const Config& t) {
   Config causal = t;
-  causal.right = true;
+  causal.bounded_right = true;
   std::string members, columns;
   tandem::plan::fields(t, [&](const Field& field, const auto& member) {
     members += str_cat(members.empty() ? "" : ", ", quoted(field.name), ": ", static_cast<int>(member));
@@ -108,5 +108,5 @@ int main(int argc, char** argv) {
   std::string tiles;
   for (const std::string& one : found) tiles += (tiles.empty() ? "" : ",\n") + one;
   std::printf("{\"bytes\": %zu, \"l2_heads\": %.0f, \"parameters\": {%s}, \"tiles\": [\n%s]}\n", sizeof(ForwardParams),
-              tandem::plan::kL2Heads, parameters().c_str(), tiles.c_str());
+              tandem::plan::kTuning.sm90.forward_order.l2_heads, parameters().c_str(), tiles.c_str());
 }

@@ -106,6 +106,7 @@ KINDS = {
     "mask_block_q": "Length",
     "mask_block_k": "Length",
     "blocks_of_mask_mod": "Flag",
+    "layout_of_q": "OutputOnly",
 }
 
 # The tensors that a call reads; the first ones have gradients.
@@ -167,6 +168,7 @@ OPTIONS = (
     "mask_block_q",
     "mask_block_k",
     "blocks_of_mask_mod",
+    "layout_of_q",
 )  # fmt: skip
 
 # The declarations of OPTIONS, then the declarations for score_mod and mask_mod.
@@ -187,6 +189,7 @@ SCHEMA = (
     "SymInt mask_block_q=0",
     "SymInt mask_block_k=0",
     "bool blocks_of_mask_mod=False",
+    "bool layout_of_q=False",
     "str? score_mod=None, str[]? score_mod_names=None, Scalar[]? score_mod_numbers=None",
     "str? mask_mod=None, str[]? mask_mod_names=None, Scalar[]? mask_mod_numbers=None",
 )  # fmt: skip

@@ -8,10 +8,10 @@ class MachineCodeBlackwell : public Compiled {};
 
 TEST_F(MachineCodeBlackwell, IsUnderstood) {
   for (const Sm100ForwardConfig& sizes :
-       {Sm100ForwardConfig{.head_dim = 64, .head_dim_v = 64, .fma_pairs = 3},
-        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 2},
-        Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 128, .fma_pairs = 3, .f16 = true},
-        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .fma_pairs = 3, .pair = true}}) {
+       {Sm100ForwardConfig{.head_dim = 64, .head_dim_v = 64, .ex2_emu_pairs = 3},
+        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .ex2_emu_pairs = 2},
+        Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 128, .ex2_emu_pairs = 3, .f16 = true},
+        Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .ex2_emu_pairs = 3, .two_cta = true}}) {
     for (const bool causal : {false, true}) {
       Sm100ForwardConfig tile = sizes;
       tile.bounded_right = causal;
@@ -20,7 +20,7 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
       shape.load_waits = tile.k_blocks() + tile.v_blocks();
       const CostModel a = account_of(tile, "sm_100a", shape);
       expect_read(a, "sm_100a", tile);
-      EXPECT_EQ(a.pair, tile.pair);
+      EXPECT_EQ(a.pair, tile.two_cta);
       EXPECT_EQ(a.tensor_columns, Sm100ForwardConfig::kTmemColumns);
       const LoopCost *softmax = a.steady(Role::softmax, false), *mma = a.steady(Role::mma, false),
                      *load = a.steady(Role::load, false);
@@ -33,7 +33,7 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
       EXPECT_DOUBLE_EQ(clocks(*a.plain, Unit::mma), 2.0 * 128 * 128 * (tile.head_dim + tile.head_dim_v) / 8192);
       // The others of a step's exponentials; and, where its scores are looked at, a factor of each row. No results:
       // these are rescaled in exceptions only.
-      const double exponentials = 128 * 128 / 16.0 * (16 - tile.fma_pairs) / 16;
+      const double exponentials = 128 * 128 / 16.0 * (16 - tile.ex2_emu_pairs) / 16;
       if (tile.lazy_max()) {
         EXPECT_DOUBLE_EQ(clocks(*a.plain, Unit::exponential), exponentials);
       } else {

@@ -47,7 +47,7 @@ class Compiled : public testing::Test {
   // do.
   Clocks clocks_of_last(const CostModel& a) const {
     const Kernel& kernel = kernel_of(last_);
-    const auto made = run(kernel, trace(kernel, a, 14), *rates_of(a.arch), *latencies_of(a.arch));
+    const auto made = simulate(kernel, trace(kernel, a, 14), *rates_of(a.arch), *latencies_of(a.arch));
     EXPECT_EQ(made.assumed, 0);
     return machine_code::clocks_of(made, kernel);
   }

@@ -9,7 +9,7 @@ namespace tandem::jit {
 namespace {
 
 // Part of every key: to be raised when equal inputs shall give other code than before.
-constexpr std::string_view kKeyVersion = "tandem-1";
+constexpr std::string_view kKeyVersion = "tandem-2";
 
 // Lengths are part of it: no two lists of texts give the same bytes.
 class KeyHash {

@@ -114,7 +114,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
   visit(Field{"dq_stages", {1, 4}, "", true}, t.dq_stages);
   visit(Field{"two_cta", kFlag, "", true}, t.two_cta);
-  visit(Field{"sums", {0, 1}, "", true}, t.accumulators);
+  visit(Field{"accumulators", {0, 1}, "", true}, t.accumulators);
   visit(Field{"spt", kFlag, "_spt"}, t.spt);
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"store_from_registers", kFlag, "_from_registers"}, t.store_from_registers);

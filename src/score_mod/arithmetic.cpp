@@ -43,8 +43,13 @@ Real apply_real(Op op, Real a, Real b, Real c) {
     case Op::round: return std::nearbyint(a);
     case Op::exp: return std::exp(a);
     case Op::exp2: return std::exp2(a);
+    case Op::expm1: return std::expm1(a);
     case Op::log: return std::log(a);
     case Op::log2: return std::log2(a);
+    case Op::log1p: return std::log1p(a);
+    case Op::sin: return std::sin(a);
+    case Op::cos: return std::cos(a);
+    case Op::erf: return std::erf(a);
     case Op::tanh: return std::tanh(a);
     case Op::sigmoid: return 1 / (1 + std::exp(-a));
     case Op::sqrt: return std::sqrt(a);

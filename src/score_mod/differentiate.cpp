@@ -120,6 +120,14 @@ class Differentiation {
       case Op::exp2: return make(Op::multiply, make(Op::multiply, v, id), ln2);
       case Op::log: return make(Op::divide, v, a);
       case Op::log2: return make(Op::divide, v, make(Op::multiply, a, ln2));
+      case Op::expm1: return make(Op::multiply, v, make(Op::add, id, graph_.real(1)));
+      case Op::log1p: return make(Op::divide, v, make(Op::add, a, graph_.real(1)));
+      case Op::sin: return make(Op::multiply, v, make(Op::cos, a));
+      case Op::cos: return make(Op::negate, make(Op::multiply, v, make(Op::sin, a)));
+      case Op::erf: {
+        const NodeId density = make(Op::exp, make(Op::negate, make(Op::multiply, a, a)));
+        return make(Op::multiply, v, make(Op::multiply, density, graph_.real(2 * std::numbers::inv_sqrtpi)));
+      }
       case Op::tanh: return make(Op::multiply, v, make(Op::subtract, graph_.real(1), make(Op::multiply, id, id)));
       case Op::sigmoid: return make(Op::multiply, v, make(Op::multiply, make(Op::subtract, graph_.real(1), id), id));
       case Op::sqrt: return make(Op::divide, v, make(Op::multiply, id, graph_.real(2)));

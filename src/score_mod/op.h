@@ -36,8 +36,13 @@ enum class Op : uint8_t {
   round,  // ties to even
   exp,
   exp2,
+  expm1,  // exp(a) - 1
   log,
   log2,
+  log1p,  // log(1 + a)
+  sin,    // of radians
+  cos,
+  erf,
   tanh,
   sigmoid,
   sqrt,

@@ -74,6 +74,12 @@ inline float tanh_float(float x) {
   const double small = size - size * size * size / 3;  // where the other would cancel
   return static_cast<float>(__builtin_copysign(size < 0.001 ? small : large, wide));
 }
+// One libm call an element, in float64, whose rounding vanishes in that to float32.
+inline float expm1_float(float x) { return static_cast<float>(__builtin_expm1(static_cast<double>(x))); }
+inline float log1p_float(float x) { return static_cast<float>(__builtin_log1p(static_cast<double>(x))); }
+inline float sin_float(float x) { return static_cast<float>(__builtin_sin(static_cast<double>(x))); }
+inline float cos_float(float x) { return static_cast<float>(__builtin_cos(static_cast<double>(x))); }
+inline float erf_float(float x) { return static_cast<float>(__builtin_erf(static_cast<double>(x))); }
 
 // ---- Floats ---------------------------------------------------------------------------------------------------------
 
@@ -265,6 +271,11 @@ constexpr TileLoops make_table(const char* name) {
   on_float.operator()<exp2_float>(Op::exp2);
   on_float.operator()<log_float>(Op::log);
   on_float.operator()<log2_float>(Op::log2);
+  on_float.operator()<expm1_float>(Op::expm1);
+  on_float.operator()<log1p_float>(Op::log1p);
+  on_float.operator()<sin_float>(Op::sin);
+  on_float.operator()<cos_float>(Op::cos);
+  on_float.operator()<erf_float>(Op::erf);
   on_float.operator()<tanh_float>(Op::tanh);
   on_float.operator()<sigmoid_float>(Op::sigmoid);
   on_float.operator()<sqrt_float>(Op::sqrt);

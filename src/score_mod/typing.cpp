@@ -13,13 +13,14 @@ struct Function {
   Op op;
 };
 
-constexpr Function kFunctions[] = {{"abs", 1, Op::abs},        {"sign", 1, Op::sign},     {"floor", 1, Op::floor},
-                                   {"ceil", 1, Op::ceil},      {"trunc", 1, Op::trunc},   {"round", 1, Op::round},
-                                   {"exp", 1, Op::exp},        {"exp2", 1, Op::exp2},     {"log", 1, Op::log},
-                                   {"log2", 1, Op::log2},      {"tanh", 1, Op::tanh},     {"sigmoid", 1, Op::sigmoid},
-                                   {"sqrt", 1, Op::sqrt},      {"float", 1, Op::to_real}, {"int", 1, Op::to_int},
-                                   {"bool", 1, Op::not_equal}, {"min", 2, Op::min},       {"max", 2, Op::max},
-                                   {"clamp", 3, Op::clamp},    {"select", 3, Op::select}, {"where", 3, Op::select}};
+constexpr Function kFunctions[] = {
+    {"abs", 1, Op::abs},         {"sign", 1, Op::sign},   {"floor", 1, Op::floor},   {"ceil", 1, Op::ceil},
+    {"trunc", 1, Op::trunc},     {"round", 1, Op::round}, {"exp", 1, Op::exp},       {"exp2", 1, Op::exp2},
+    {"log", 1, Op::log},         {"log2", 1, Op::log2},   {"expm1", 1, Op::expm1},   {"log1p", 1, Op::log1p},
+    {"sin", 1, Op::sin},         {"cos", 1, Op::cos},     {"erf", 1, Op::erf},       {"tanh", 1, Op::tanh},
+    {"sigmoid", 1, Op::sigmoid}, {"sqrt", 1, Op::sqrt},   {"float", 1, Op::to_real}, {"int", 1, Op::to_int},
+    {"bool", 1, Op::not_equal},  {"min", 2, Op::min},     {"max", 2, Op::max},       {"clamp", 3, Op::clamp},
+    {"select", 3, Op::select},   {"where", 3, Op::select}};
 
 const Function* find_function(std::string_view name) {
   const auto* found = std::find_if(std::begin(kFunctions), std::end(kFunctions),

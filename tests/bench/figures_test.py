@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
-from rig import cells, figures  # noqa: E402
+from rig import shapes, figures  # noqa: E402
 
 import gpu  # noqa: E402
 
@@ -108,27 +108,27 @@ class Merging(unittest.TestCase):
 
 class Cells(unittest.TestCase):
     def test_names_are_unique(self):
-        names = [c.name for c in cells.grid()]
+        names = [c.name for c in shapes.grid()]
         self.assertEqual(len(names), len(set(names)))
 
     def test_parts_make_the_whole(self):
-        whole = cells.grid()
+        whole = shapes.grid()
         for count in (1, 2, 3, 7):
-            parts = [cells.part(whole, n, count) for n in range(1, count + 1)]
+            parts = [shapes.part(whole, n, count) for n in range(1, count + 1)]
             self.assertEqual(sum(parts, []), whole)
-            weights = [sum(cells.SUSTAINED if c.sustained else 1 for c in p) for p in parts]
-            self.assertLessEqual(max(weights) - min(weights), 2 * cells.SUSTAINED)
+            weights = [sum(shapes.SUSTAINED if c.sustained else 1 for c in p) for p in parts]
+            self.assertLessEqual(max(weights) - min(weights), 2 * shapes.SUSTAINED)
 
     def test_untuned_shapes_divide_nothing(self):
-        for c in cells.grid():
+        for c in shapes.grid():
             if c.row.startswith("untuned"):
                 self.assertEqual(c.heads * c.batch % 2, 1)
                 self.assertIn(c.seqlen, (768, 1536, 3000))
 
     def test_operations(self):
-        self.assertEqual(cells.Cell("", "", 4, 1, 8).flops(), 2 * 16 * 16)
-        self.assertEqual(cells.Cell("", "", 4, 1, 8, causal=True).flops(), 2 * 8 * 16)
-        self.assertEqual(cells.Cell("", "", 4, 1, 8, causal=True, window=2).flops(), 2 * (1 + 2 + 2 + 2) * 16)
+        self.assertEqual(shapes.Cell("", "", 4, 1, 8).flops(), 2 * 16 * 16)
+        self.assertEqual(shapes.Cell("", "", 4, 1, 8, causal=True).flops(), 2 * 8 * 16)
+        self.assertEqual(shapes.Cell("", "", 4, 1, 8, causal=True, window=2).flops(), 2 * (1 + 2 + 2 + 2) * 16)
 
     def test_words(self):
         self.assertEqual([c.column for c in gpu.parse(["--cells", "f16,d64,causal"]).cells], ["1k", "4k", "16k"])

@@ -276,9 +276,9 @@ TEST_F(KernelsCompile, LearnedTables) {
         ASSERT_TRUE(plan::check(p, device).ok());
         const plan::PlannedKernel kernel = plan::make_plan(p, device).kernels[0];
         const std::string name = plan::name_of(kernel), wrong = compile(name, plan::translation_unit(kernel), device);
-        EXPECT_EQ(name.find("_tiles") != std::string::npos, program->captured_per_tile) << name;
+        EXPECT_EQ(name.find("_captured_per_tile") != std::string::npos, program->captured_per_tile) << name;
         const bool captured_per_score = program->captured_per_score && device.compute_major == 9;
-        EXPECT_EQ(name.find("_scores") != std::string::npos, captured_per_score) << name;
+        EXPECT_EQ(name.find("_captured_per_score") != std::string::npos, captured_per_score) << name;
         EXPECT_EQ(wrong, "") << name;
       }
     }

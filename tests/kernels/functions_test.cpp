@@ -112,6 +112,15 @@ TEST(KernelsFunctions, HyperbolicTangentAndSigmoid) {
   EXPECT_EQ(std::signbit(run(*the_gpu(), "mod_tanh(a)", a, a)[5]), true);
 }
 
+TEST(KernelsFunctions, ExponentialsSinesAndErf) {
+  const auto units = [](double ulp) { return [ulp](double) { return ulp * 0x1p-23; }; };
+  expect_within(score_mod::Op::expm1, "mod_expm1(a)", units(2), 0x1p-148);
+  expect_within(score_mod::Op::log1p, "mod_log1p(a)", units(2), 0x1p-148);
+  expect_within(score_mod::Op::sin, "mod_sin(a)", units(3), 0x1p-148);
+  expect_within(score_mod::Op::cos, "mod_cos(a)", units(3), 0x1p-148);
+  expect_within(score_mod::Op::erf, "mod_erf(a)", units(3), 0x1p-148);
+}
+
 // Derivatives are made of what is left to 1, which a reciprocal that is one unit off would make noise of.
 TEST(KernelsFunctions, WhatIsLeftToOne) {
   std::vector<float> a;

@@ -50,7 +50,7 @@ const Driver& driver() {
 
 }  // namespace
 
-CudaGraph::Graph(gpu::Stream stream) : stream_(stream) {
+CudaGraph::CudaGraph(gpu::Stream stream) : stream_(stream) {
   constexpr int global = 0;
   driver().check(driver().begin(stream_, global), "beginning a capture");
 }

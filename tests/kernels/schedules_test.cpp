@@ -38,9 +38,9 @@ plan::Plan backward_plan(const std::string& flags, const plan::Tuning& tuning) {
 
 void expect_good_with(const plan::Tuning& tuning, const std::vector<std::string>& cases) {
   const Forced forced(tuning);
-  std::vector<Judged> judged;
-  for (const std::string& flags : cases) judged.emplace_back(flags);
-  expect_all_good(judged);
+  std::vector<CheckedCase> checked;
+  for (const std::string& flags : cases) checked.emplace_back(flags);
+  expect_all_good(checked);
 }
 
 const std::string kWide = "--dtype bf16 --gradients qkv --head-dim 256 --head-dim-v 256 ";

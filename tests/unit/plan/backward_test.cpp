@@ -185,7 +185,7 @@ TEST(BackwardPlan, CapturedScores) {
     });
     EXPECT_EQ(walks, plan.backward.tile.captured_per_score ? 0 : 1);
     EXPECT_EQ(plan.backward.captured_blocks == 0, plan.backward.tile.captured_per_score);
-    EXPECT_EQ(plan::name_of(plan.kernels[0]).find("_scores") != std::string::npos,
+    EXPECT_EQ(plan::name_of(plan.kernels[0]).find("_captured_per_score") != std::string::npos,
               plan.backward.tile.captured_per_score);
     return plan.backward.tile.captured_per_score;
   };

@@ -259,10 +259,10 @@ void expect_options_to_reach(Kernel (*tile_of)(const Problem&)) {
     return tile_of(p);
   };
   const Kernel plain = tile_with([](Problem&) {});
-  EXPECT_FALSE(plain.f16 || plain.left || plain.right || plain.varlen || plain.has_score_mod());
+  EXPECT_FALSE(plain.f16 || plain.bounded_left || plain.bounded_right || plain.varlen || plain.has_score_mod());
   EXPECT_TRUE(tile_with([](Problem& p) { p.dtype = DType::f16; }).f16);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.window_left = 5; }).left);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.window_right = -3; }).right);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.window_left = 5; }).bounded_left);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.window_right = -3; }).bounded_right);
   EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_q.present = true; }).varlen);
   EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_k.present = true; }).varlen);
   EXPECT_TRUE(tile_with([](Problem& p) { p.cu_seqlens_q.present = p.cu_seqlens_k.present = true; }).varlen);

@@ -158,7 +158,7 @@ TEST(Kernels, TranslationUnit) {
   EXPECT_EQ(plan::name_of(t), "forward_bf16_d64v48_192x112x2_right");
   const std::string dense_unit = plan::translation_unit(t);
   for (const char* part : {"#include \"sm90/forward/kernel.cuh\"", ".head_dim = 64", ".head_dim_v = 48",
-                           ".tile_n = 112", ".right = true", ".bias = Bias::none", "forward<kConfig>(p)"}) {
+                           ".tile_n = 112", ".bounded_right = true", ".bias = Bias::none", "forward<kConfig>(p)"}) {
     EXPECT_NE(dense_unit.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(dense_unit.find("schedule"), std::string::npos);
@@ -172,7 +172,7 @@ TEST(Kernels, TranslationUnitOfBlackwell) {
   EXPECT_EQ(plan::name_of(t), "forward_f16_d192v128_2x128x128_fma3_right");
   const std::string unit = plan::translation_unit(t);
   for (const char* part : {"#include \"sm100/forward/kernel.cuh\"", "constexpr Sm100ForwardConfig kConfig{",
-                           ".head_dim = 192", ".fma_pairs = 3", ".f16 = true", "forward<kConfig>(p)"}) {
+                           ".head_dim = 192", ".ex2_emu_pairs = 3", ".f16 = true", "forward<kConfig>(p)"}) {
     EXPECT_NE(unit.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(unit.find("__cluster_dims__"), std::string::npos);

@@ -100,6 +100,7 @@ TEST(Parser, floats_are_ieee_and_torchs) {
   expect("sign(-2.5) + sign(0.0) + sign(nan) + sign(-3)", -2);
   expect("sqrt(-1)", NAN);
   expect("log(0)", -INFINITY);
+  expect("sin(0) + cos(0) + erf(0) + expm1(0) + log1p(0)", 1);
   expect("sigmoid(0) + tanh(0) + exp2(3) + log2(8) + sqrt(4) + exp(0)", 14.5);
 }
 

@@ -51,6 +51,7 @@ struct Case {
   bool accumulate = false;           // gradients are added to normal numbers
   int64_t splits = 0, sm_limit = 0;
   bool invariant = false;
+  std::string members;  // more numbers of tandem_attention_args: "deterministic=1,validate=1"
   // "large": scores times 30; "integer": q = 0 and v of small integers. Rows that one key takes, judged without noise:
   // "sink20", "needle20": the first key, or one in the middle, 20 above the others; "copy": the key before a row's own
   // 30 above the others.

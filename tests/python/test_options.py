@@ -98,7 +98,7 @@ def run(binding, what, call_args):
 @pytest.mark.parametrize("name", list(_options.KINDS))
 def test_bindings_agree(name, what):
     """A value of each kind that the library refuses where it reads the member."""
-    values = {"Tensor": np.zeros((3, 5), np.int64), "Length": -5, "Scale": np.inf, "Real": -1.0, "Count": -1}
+    values = {"Tensor": np.zeros((3, 5), np.int64), "Length": -5, "Scale": np.inf, "Real": np.nan, "Count": -1}
     values |= {"Flag": True, "Alignment": "explicit", "Window": (-2, 1), "Seed": 7, "OutputOnly": True}
     values["Mod"] = ("what", ())
     call_args = {**arrays(), name: values[_options.KINDS[name]]}

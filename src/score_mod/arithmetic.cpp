@@ -6,7 +6,8 @@
 namespace tandem::score_mod {
 namespace {
 
-// Python's and torch's: the quotient is that of what the modulo leaves, so that rounding never puts them apart.
+// The definition of Python and torch: the quotient is derived from the modulo, so that rounding never makes the two
+// inconsistent.
 template <class Real>
 Real modulo_real(Real a, Real b) {
   const Real rest = std::fmod(a, b);
@@ -65,7 +66,7 @@ Real apply_real(Op op, Real a, Real b, Real c) {
       const Real above = a > b || std::isnan(a) ? a : b;
       return above < c || std::isnan(above) ? above : c;
     }
-    default: std::abort();  // not an operation on floats
+    default: std::abort();  // the op takes no floats
   }
 }
 
@@ -87,7 +88,7 @@ int32_t apply_integer(Op op, int32_t a, int32_t b) {
     case Op::bit_xor: return a ^ b;
     case Op::shift_left: return shift_left(a, b);
     case Op::shift_right: return shift_right(a, b);
-    default: std::abort();  // not an operation on ints
+    default: std::abort();  // the op takes no ints
   }
 }
 

@@ -67,8 +67,9 @@ size_t Graph::Hash::operator()(const Node& node) const {
 }
 
 bool Graph::Equal::operator()(const Node& a, const Node& b) const {
+  // Values are compared by their bits, so that 0 differs from -0 and a NaN equals itself.
   return a.op == b.op && a.type == b.type && a.index == b.index && a.operands == b.operands &&
-         std::bit_cast<uint64_t>(a.value) == std::bit_cast<uint64_t>(b.value);  // zeroes differ, a NaN is itself
+         std::bit_cast<uint64_t>(a.value) == std::bit_cast<uint64_t>(b.value);
 }
 
 NodeId Graph::intern(const Node& node) {

@@ -40,19 +40,19 @@ bool is_function(std::string_view name) { return find_function(name) != nullptr;
 
 void Typing::require_condition(const Token& mark, const Term& a) const {
   if (type(a) == Type::boolean) return;
-  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes a bool, and this is ", with_article(type(a)),
-                              ": compare it, as in x != 0"));
+  lexer_.refuse(a.at,
+                str_cat(quote(mark.text), " takes a bool, not ", with_article(type(a)), ": compare it, as in x != 0"));
 }
 
 void Typing::require_number(const Token& mark, const Term& a) const {
   if (type(a) != Type::boolean) return;
-  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes numbers, and this is a bool: int(...) makes it 0 or 1"));
+  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes numbers, not a bool: convert it with int(...)"));
 }
 
 Term Typing::sign(const Token& mark, const Term& a) const {
   if (mark.text == "~") {
     if (type(a) == Type::real) {
-      lexer_.refuse(mark.at, "'~' takes an int or a bool, and what follows is a float: int(...) makes it an int");
+      lexer_.refuse(mark.at, "'~' takes an int or a bool, not a float: convert it with int(...)");
     }
     return make(mark.at, Op::flip, a.id);
   }
@@ -66,11 +66,11 @@ Term Typing::binary(const Token& mark, Op op, const Term& a, const Term& b) cons
   const bool shift = op == Op::shift_left || op == Op::shift_right;
   if ((bits || shift) && common == Type::real) {
     lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes ints", bits ? " or bools" : "",
-                                   ", and one side is a float: int(...) makes it an int"));
+                                   ", not a float: convert it with int(...)"));
   }
   if (!bits && common == Type::boolean) {
-    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, and both sides are bools: 'and' and 'or' join ",
-                                   "them, int(...) makes 0 or 1 of one"));
+    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, not two bools: use 'and' or 'or', or convert ",
+                                   "them with int(...)"));
   }
   const Type to = op == Op::divide ? Type::real : common;
   return make(a.at, op, convert(a, to), convert(b, to));
@@ -79,8 +79,7 @@ Term Typing::binary(const Token& mark, Op op, const Term& a, const Term& b) cons
 Term Typing::compare(const Token& mark, Op op, const Term& a, const Term& b) const {
   const Type common = common_type(a, b);
   if (common == Type::boolean && op != Op::equal && op != Op::not_equal) {
-    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, and both sides are bools: '==' and '!=' compare ",
-                                   "those"));
+    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, not two bools: use '==' or '!='"));
   }
   return make(a.at, op, convert(a, common), convert(b, common));
 }
@@ -127,7 +126,7 @@ Term Typing::call(const Token& name, std::span<const Term> arguments) const {
   const Term& c = arguments[2];
   const Type all = std::max(common, type(c));
   if (all == Type::real) return make(name.at, Op::clamp, convert(a, all), convert(b, all), convert(c, all));
-  return make(name.at, Op::min, graph_.make(Op::max, a.id, b.id), c.id);  // of ints, which have no derivative
+  return make(name.at, Op::min, graph_.make(Op::max, a.id, b.id), c.id);  // ints, which have no derivative
 }
 
 }  // namespace tandem::score_mod

@@ -94,6 +94,8 @@ void expect_within(score_mod::Op op, const std::string& call, const std::functio
     const double exact = score_mod::apply(op, score_mod::Type::real, &operand).real;
     if (std::isnan(exact)) {
       ASSERT_TRUE(std::isnan(got[i])) << call << " of " << a[i] << " is " << got[i];
+    } else if (std::fabs(exact) > std::numeric_limits<float>::max()) {
+      ASSERT_EQ(got[i], std::copysign(INFINITY, exact)) << call << " of " << a[i];
     } else if (got[i] != exact) {
       ASSERT_LE(std::fabs(got[i] - exact), std::fabs(exact) * relative(a[i]) + least)
           << call << " of " << a[i] << " is " << got[i] << ", not " << exact;

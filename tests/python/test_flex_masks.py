@@ -181,7 +181,7 @@ def test_blocks_of_texts():
 
 
 def test_blocks_of_texts_that_are_refused():
-    with pytest.raises(ValueError, match="mask_mod: column 1: a mask_mod gives a bool"):
+    with pytest.raises(ValueError, match="mask_mod: column 1: a mask_mod must return a bool"):
         tandem.Blocks.of("k - q", 8, 8)
     with pytest.raises(ValueError, match=r"mask_block_k \(0\) must be at least 1"):
         tandem.Blocks.of("k <= q", 8, 8, BLOCK_SIZE=(8, 0))

@@ -146,8 +146,8 @@ No engine reads `num_splits` and `deterministic`: a "yes" means that the value i
 """
 
 TAIL = """\
-A [virtual GPU](virtual-gpu.md) runs the kernels of the GPU that it is named after, on the CPU and on tensors in host
-memory. It serves what that GPU serves: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as `vgpu:b200`.
+A [virtual GPU](../vgpu/docs/virtual-gpu.md) runs the kernels of the GPU that it is named after, on the CPU and on
+tensors in host memory. It serves what that GPU serves: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as `vgpu:b200`.
 On hardware (`cuda:N`), the Hopper kernels (compute capability 9.0) have passed `tests/kernels` on an H200. The
 Blackwell kernels (10.0, 10.3) have not run on hardware.
 `tandem explain` answers for any call, also without a GPU: the kernel and its plan, or the refusal. If the backward is

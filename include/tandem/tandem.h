@@ -266,14 +266,13 @@ typedef struct tandem_attention_args {
   const uint64_t* dropout_seed_ptr;
   const uint64_t* dropout_offset_ptr;
 
-  /* Changes no result. The CPU ignores it: 0..1024 are accepted. A GPU accepts 0 and 1 and refuses more in this
-   * version. */
+  /* No engine reads it in this version. The CPU accepts 0..1024. A GPU accepts 0 and 1 and refuses more. */
   int32_t num_splits;
-  /* Changes no result: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
+  /* No engine reads it: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
   int32_t deterministic;
-  /* Nonzero: a sequence's result depends on no other sequence of the batch. */
+  /* Nonzero: a sequence's result depends on no other sequence of the batch. This always holds on the CPU. */
   int32_t batch_invariant;
-  /* Nonzero: the call synchronises and checks the index tensors on the device. */
+  /* Nonzero: a GPU's call synchronises and checks the index tensors. The CPU always checks them. */
   int32_t validate;
 
   /* ---- From here on since 0.2 ---- */

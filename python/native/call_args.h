@@ -9,76 +9,58 @@
 #include <string.h>
 #include <tandem/tandem.h>
 
-#include "score_mod.h"
 #include "operand.h"
+#include "score_mod.h"
 
-typedef enum { kTensor, kSeed, kLength, kScale, kReal, kCount, kFlag, kAlignment, kWindow, kMod, kNotOfTheCall } Kind;
-enum { kForward = 1 << TANDEM_FORWARD, kBackward = 1 << TANDEM_BACKWARD };
+typedef enum {
+  kTensor,
+  kSeed,
+  kLength,
+  kScale,
+  kReal,
+  kCount,
+  kFlag,
+  kAlignment,
+  kWindow,
+  kMod,
+  kOutputOnly /* decides how Python allocates out */
+} Kind;
 
-/* What a call_args may have, by name, and where it goes. q, k and v come first. */
+/* The passes by which options.def names a tensor's access and contiguity. */
+enum {
+  kNone = 0,
+  kInput = 0,
+  kOther = 0,
+  kForward = 1 << TANDEM_FORWARD,
+  kBackward = 1 << TANDEM_BACKWARD,
+  kBoth = kForward | kBackward
+};
+
+/* The names that call_args may have, and the members that they set. q, k and v come first. The caller copies a tensor
+ * whose last dimension must be contiguous and is not. */
 static struct {
   const char* name;
   Kind kind;
   size_t offset;
-  int written;   /* the passes that write this tensor */
-  int compacted; /* the passes that need its last dimension contiguous: the caller then copies it */
-  PyObject* key; /* the name, interned: nearly every call_args has this very object */
+  int written;   /* passes that write the tensor */
+  int compacted; /* passes that need a contiguous last dimension */
+  PyObject* key; /* the interned name */
 } fields[] = {
-#define FIELD(name, kind) \
-  { #name, kind, offsetof(tandem_attention_args, name), 0, 0, NULL }
-#define TENSOR(name, written, compacted) \
-  { #name, kTensor, offsetof(tandem_attention_args, name), written, compacted, NULL }
-    TENSOR(q, 0, kForward | kBackward),
-    TENSOR(k, 0, kForward | kBackward),
-    TENSOR(v, 0, kForward | kBackward),
-    TENSOR(bias, 0, 0),
-    TENSOR(sink, 0, 0),
-    TENSOR(alibi_slopes, 0, 0),
-    TENSOR(cu_seqlens_q, 0, 0),
-    TENSOR(cu_seqlens_k, 0, 0),
-    TENSOR(seqused_q, 0, 0),
-    TENSOR(seqused_k, 0, 0),
-    TENSOR(page_table, 0, 0),
-    TENSOR(diagonal_offsets, 0, 0),
-    TENSOR(kv_num_blocks, 0, 0),
-    TENSOR(kv_indices, 0, 0),
-    TENSOR(full_kv_num_blocks, 0, 0),
-    TENSOR(full_kv_indices, 0, 0),
-    {"seed", kSeed, 0, 0, 0, NULL},
-    FIELD(max_seqlen_q, kLength),
-    FIELD(max_seqlen_k, kLength),
-    FIELD(softmax_scale, kScale),
-    FIELD(softcap, kReal),
-    FIELD(causal, kFlag),
-    FIELD(alignment, kAlignment),
-    FIELD(window, kWindow),
-    FIELD(dropout_p, kReal),
-    FIELD(num_splits, kCount),
-    FIELD(deterministic, kFlag),
-    FIELD(batch_invariant, kFlag),
-    FIELD(diagonal_offset, kLength),
-    FIELD(accumulate, kFlag),
-    FIELD(score_mod, kMod),
-    FIELD(mask_mod, kMod),
-    FIELD(mask_block_q, kLength),
-    FIELD(mask_block_k, kLength),
-    FIELD(blocks_of_mask_mod, kFlag),
-    {"float32_out", kNotOfTheCall, 0, 0, 0, NULL}, /* out has the type */
-    {"layout_of_q", kNotOfTheCall, 0, 0, 0, NULL}, /* out has the strides */
-    TENSOR(out, kForward, kBackward),
-    TENSOR(lse, kForward, 0),
-    TENSOR(max_scores, kForward, 0),
-    TENSOR(dout, 0, kBackward),
-    TENSOR(dlse, 0, 0),
-    TENSOR(dq, kBackward, 0),
-    TENSOR(dk, kBackward, 0),
-    TENSOR(dv, kBackward, 0),
-    TENSOR(dbias, kBackward, 0),
-    TENSOR(dsink, kBackward, 0),
-#undef TENSOR
-#undef FIELD
+#define TENSOR(member, access, contiguous) \
+  {#member, kTensor, offsetof(tandem_attention_args, member), k##access, k##contiguous, NULL},
+#define OPTION(member, type, kind, schema) {#member, k##kind, offsetof(tandem_attention_args, member), 0, 0, NULL},
+#define ARGUMENT(name, kind, schema) {#name, k##kind, 0, 0, 0, NULL},
+#include "problem/options.def"
 };
-enum { kFields = sizeof fields / sizeof fields[0], kMaxTensors = 27, kMaxMods = 2 };
+
+enum {
+  kFields = sizeof fields / sizeof fields[0],
+#define TENSOR(member, access, contiguous) +1
+  kMaxTensors = 1 /* seed */
+#include "problem/options.def"
+  ,
+  kMaxMods = 2
+};
 
 static int intern_names(void) {
   for (int i = 0; i < kFields; ++i)
@@ -86,8 +68,8 @@ static int intern_names(void) {
   return 1;
 }
 
-/* The field of this name, or -1 with an exception. Records are written in the table's order, so the search begins with
- * the one expected. */
+/* The field of this name, or -1 with an exception. A call names most arguments in the order of the list, so the search
+ * begins with the expected one. */
 static int field_of(PyObject* key, int expected) {
   for (int i = expected; i < kFields; ++i)
     if (fields[i].key == key) return i;

@@ -1,5 +1,5 @@
-/* The fast way from Python into the C interface: fills one tandem_attention_args from a call's call_args and runs the call
- * without the interpreter lock. Written for the stable ABI of CPython 3.9, so one file serves every later one.
+/* The fast way from Python into the C interface: fills one tandem_attention_args from a call's call_args and runs the
+ * call without the interpreter lock. Written for the stable ABI of CPython 3.9, so one file serves every later one.
  *
  * tandem/_binding.py describes run(), and tandem/_ctypes.py has the same function over ctypes. */
 #define PY_SSIZE_T_CLEAN
@@ -12,8 +12,8 @@
 #include <string.h>
 #include <tandem/tandem.h>
 
-#include "devices.h"
 #include "call_args.h"
+#include "devices.h"
 #include "threads.h"
 
 /* ---- The call on the CPU ---------------------------------------------------------------------------------------- */

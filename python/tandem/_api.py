@@ -14,9 +14,7 @@ from tandem._binding import (
     BACKWARD,
     CHECK,
     FORWARD,
-    OPTIONS,
     PREPARE,
-    TENSORS,
     CallArgs,
     blocks_of,
     call,
@@ -27,6 +25,7 @@ from tandem._binding import (
     window_of,
 )
 from tandem._binding import merge as merge_into
+from tandem._options import OPTIONS, TENSORS
 
 _ndarray = np.ndarray
 _torch_front: Any = None  # tandem._torch_api, once torch is loaded
@@ -127,9 +126,10 @@ def attention(
         to 0 or 1, and kept entries are scaled by it.
     seed : of the dropout: an integer, or for torch an int64 tensor (seed, offset). None: torch's generator, or the
         system's. Give it when you call attention_backward yourself.
-    deterministic : the backward is reproducible bit for bit (on the CPU it always is).
+    deterministic : changes nothing in Tandem, which is always bitwise reproducible. torch's backward, where it
+        computes the gradients (docs/python.md), reads it.
     batch_invariant : a sequence's result depends on nothing else in the batch.
-    num_splits : of long keys for few queries; None: chosen for the device.
+    num_splits : changes no result. No engine reads it; a GPU refuses more than 1.
     return_lse : also return the logarithm of each softmax's sum.
     out : array to write to, like the result; of q's type or float32.
     out_dtype : float32: the result is, whatever q's type is, as it should be where results are merged

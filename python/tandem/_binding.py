@@ -1,8 +1,8 @@
 """The binding to the C interface: what a call is made of, and what comes back.
 
-A call is a call_args: a dict from names to values, where None and a missing name are the same. Its names are those of
-tandem.attention's arguments (TENSORS, OPTIONS and "seed") and of tandem_attention_args' results and gradients ("out",
-"lse", "dout", "dlse", "dq", ...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe); options
+A call is a call_args: a dict from names to values, where None and a missing name are the same. _options.py lists its
+names: those of tandem.attention's arguments, and of tandem_attention_args' results and gradients ("out", "lse", "dout",
+"dlse", "dq", ...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe); options
 are as tandem.attention takes them, but for where the diagonal lies: alignment is "explicit" where diagonal_offset (a
 number) or diagonal_offsets (a tensor) is there; float32_out has no meaning to a binding. seed is an integer, two of
 them (seed, offset), or a tensor of two int64. score_mod and mask_mod are _score_mod.Bound.
@@ -44,17 +44,6 @@ from tandem import _arrays, _gpu, _score_mod
 from tandem._errors import error_of, renamed
 
 CallArgs = dict[str, Any]
-
-# The inputs that are tensors, those that have gradients first.
-TENSORS = (
-    "q", "k", "v", "bias", "sink", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
-    "page_table", "diagonal_offsets", "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
-)  # fmt: skip
-OPTIONS = (
-    "max_seqlen_q", "max_seqlen_k", "softmax_scale", "softcap", "causal", "alignment", "window", "dropout_p",
-    "num_splits", "deterministic", "batch_invariant", "diagonal_offset", "float32_out", "mask_block_q", "mask_block_k",
-    "blocks_of_mask_mod", "layout_of_q",
-)  # fmt: skip
 
 FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
 

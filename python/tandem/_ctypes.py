@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _score_mod
+from tandem import _arrays, _options, _score_mod
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _int32, _int64 = ctypes.c_int32, ctypes.c_int64
@@ -68,56 +68,20 @@ class _ContextOptions(ctypes.Structure):
 
 
 _FIRST = ("q", "k", "v")
-_FORWARD_RESULTS, _GRADIENTS = ("out", "lse", "max_scores"), ("dq", "dk", "dv", "dbias", "dsink")
-# By pass: the tensors that are written, and those whose last dimension must be contiguous.
-_WRITTEN = (_FORWARD_RESULTS, _GRADIENTS)
-_COMPACTED = (_FIRST, (*_FIRST, "out", "dout"))
 
-# The tensors of tandem_attention_args, those of version 0.1 in its order.
-_TENSORS_0_1 = (
-    *_FIRST, "out", "lse", "dout", "dlse", "dq", "dk", "dv", "bias", "dbias", "sink", "dsink", "alibi_slopes",
-    "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",
-)  # fmt: skip
-_BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-_TENSORS = (*_TENSORS_0_1, "diagonal_offsets", *_BLOCKS, "max_scores")
+_TYPES = {
+    "int32_t": _int32,
+    "int64_t": _int64,
+    "double": ctypes.c_double,
+    "uint64_t": ctypes.c_uint64,
+    "const uint64_t*": ctypes.c_void_p,
+    "const tandem_tensor*": ctypes.POINTER(_Tensor),
+    "const tandem_mod*": ctypes.POINTER(_Mod),
+}
 
 
 class _Args(ctypes.Structure):
-    _fields_ = [
-        ("size", _int64),
-        *((name, ctypes.POINTER(_Tensor)) for name in _TENSORS_0_1),
-        ("max_seqlen_q", _int64),
-        ("max_seqlen_k", _int64),
-        ("softmax_scale", ctypes.c_double),
-        ("softcap", ctypes.c_double),
-        ("causal", _int32),
-        ("alignment", _int32),
-        ("window", _int32),
-        ("reserved", _int32),
-        ("window_left", _int64),
-        ("window_right", _int64),
-        ("dropout_p", ctypes.c_double),
-        ("dropout_seed", ctypes.c_uint64),
-        ("dropout_offset", ctypes.c_uint64),
-        ("dropout_seed_ptr", ctypes.c_void_p),
-        ("dropout_offset_ptr", ctypes.c_void_p),
-        ("num_splits", _int32),
-        ("deterministic", _int32),
-        ("batch_invariant", _int32),
-        ("validate", _int32),
-        ("diagonal_offset", _int64),
-        ("diagonal_offsets", ctypes.POINTER(_Tensor)),
-        ("accumulate", _int32),
-        ("sm_limit", _int32),
-        ("score_mod", ctypes.POINTER(_Mod)),
-        ("mask_mod", ctypes.POINTER(_Mod)),
-        *((name, ctypes.POINTER(_Tensor)) for name in _BLOCKS),
-        ("mask_block_q", _int64),
-        ("mask_block_k", _int64),
-        ("max_scores", ctypes.POINTER(_Tensor)),
-        ("blocks_of_mask_mod", _int32),
-        ("reserved_2", _int32),
-    ]
+    _fields_ = [("size", _int64), *((name, _TYPES[type_]) for name, type_ in _options.MEMBERS)]
 
 
 class _MergeArgs(ctypes.Structure):
@@ -131,6 +95,7 @@ class _MergeArgs(ctypes.Structure):
     ]
 
 
+_BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _LISTS = (*_BLOCKS, *(name.replace("kv_", "q_") for name in _BLOCKS))
 _SIZES = ("batch", "heads", "seqlen_q", "seqlen_k", "mask_block_q", "mask_block_k")
 
@@ -181,7 +146,7 @@ _library = _load()
 _threads = _load_threads()
 _gpus: dict[int, ctypes.c_void_p] = {}
 _opening = threading.Lock()
-version = _binding.tandem_version().decode()
+version = _library.tandem_version().decode()
 
 
 def _context() -> int | None:
@@ -195,12 +160,12 @@ def use_openmp_of(library: str) -> bool:
 
 def last_error() -> str:
     """The sentence of this thread's last call that failed."""
-    return _binding.tandem_last_error().decode(errors="replace")
+    return _library.tandem_last_error().decode(errors="replace")
 
 
 def description() -> str:
     """One line about what will run on the CPU."""
-    return _binding.tandem_context_description(_context()).decode()
+    return _library.tandem_context_description(_context()).decode()
 
 
 def open_gpu(index: int) -> int:
@@ -210,7 +175,7 @@ def open_gpu(index: int) -> int:
             return 0
         options = _ContextOptions(size=ctypes.sizeof(_ContextOptions), device=f"cuda:{index}".encode())
         context = ctypes.c_void_p()
-        status = _binding.tandem_context_create(options, ctypes.byref(context))
+        status = _library.tandem_context_create(options, ctypes.byref(context))
         if status == 0:
             _gpus[index] = context
         return status
@@ -218,14 +183,11 @@ def open_gpu(index: int) -> int:
 
 def gpu_description(index: int) -> str | None:
     """One line about what will run there; None before it has been opened."""
-    return _binding.tandem_context_description(_gpus[index]).decode() if index in _gpus else None
+    return _library.tandem_context_description(_gpus[index]).decode() if index in _gpus else None
 
 
-_LENGTHS = ("max_seqlen_q", "max_seqlen_k", "diagonal_offset", "mask_block_q", "mask_block_k")
-_FLAGS = ("causal", "deterministic", "batch_invariant", "accumulate", "blocks_of_mask_mod")
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1, "explicit": 2}
 _SCALAR_TYPES = {bool: 6, int: 0, float: 2}
-_NOT_OF_THE_CALL = ("float32_out", "layout_of_q")  # out has the type and the strides
 _LEAST = 5e-324  # serves for a softmax_scale of 0, which the C interface takes for "not given"
 _WINDOW_LEFT, _WINDOW_RIGHT = 1, 2
 
@@ -296,23 +258,38 @@ def _mod_of(mod: _score_mod.Bound, name: str, forward_or_backward: int) -> _Mod 
     return _Mod(ctypes.sizeof(_Mod), text.encode(), *lists)
 
 
+def _scale(value: Any, name: str) -> float:
+    return _real(value, name) or _LEAST
+
+
+def _count(value: Any, name: str) -> int:
+    return _integer(value, name, bits=32)
+
+
+def _alignment(value: Any, name: str) -> int:
+    if not isinstance(value, str) or value not in _ALIGNMENTS:
+        raise TypeError(f"{name} ({_shown(value)}) must be 'bottom_right' or 'top_left'")
+    return _ALIGNMENTS[value]
+
+
+_READERS: dict[str, Any] = {
+    "Length": _integer,
+    "Scale": _scale,
+    "Real": _real,
+    "Count": _count,
+    "Flag": _flag,
+    "Alignment": _alignment,
+}
+
+
 def _set_option(args: _Args, name: str, value: Any) -> None:
-    if name in _LENGTHS:
-        setattr(args, name, _integer(value, name))
-    elif name in _FLAGS:
-        setattr(args, name, _flag(value, name))
-    elif name == "num_splits":
-        args.num_splits = _integer(value, name, bits=32)
-    elif name == "softmax_scale":
-        args.softmax_scale = _real(value, name) or _LEAST
-    elif name in ("softcap", "dropout_p"):
-        setattr(args, name, _real(value, name))
-    elif name == "alignment":
-        args.alignment = _ALIGNMENTS[value]
-    elif name == "window":
-        _set_window(args, value)
-    elif name not in _NOT_OF_THE_CALL:
+    kind = _options.KINDS.get(name)
+    if kind is None:
         raise TypeError(f"a call has no {name!r}")
+    if kind == "Window":
+        _set_window(args, value)
+    elif kind != "OutputOnly":
+        setattr(args, name, _READERS[kind](value, name))
 
 
 def _set_seed(args: _Args, seed: Any) -> bool:
@@ -348,13 +325,13 @@ def run(what: int, call_args: dict[str, Any], workspace: int = 0, workspace_byte
                 return "read-only", name
             setattr(args, name, ctypes.pointer(mod))
             continue
-        if name not in _TENSORS:
+        if _options.KINDS.get(name) != "Tensor":
             _set_option(args, name, x)
             continue
         described = x if type(x) is tuple else _arrays.describe(x, name)
         device, device_index, bits, shape, strides, read_only = described[1], described[2], *described[4:8]
         address = described[0]
-        if read_only and name in _WRITTEN[forward_or_backward]:
+        if read_only and name in _options.WRITTEN[forward_or_backward]:
             return "read-only", name
         if name == "q" and device == _arrays.CUDA:
             gpu = device_index
@@ -363,7 +340,7 @@ def run(what: int, call_args: dict[str, Any], workspace: int = 0, workspace_byte
             shape, strides = ((x[0], x[2], x[1], x[3]) for x in (shape, strides))
             described = (*described[:5], shape, strides, *described[7:])
         setattr(args, name, ctypes.pointer(_tensor_of(described)))
-        if name in _COMPACTED[forward_or_backward] and n and 0 not in shape:
+        if name in _options.COMPACTED[forward_or_backward] and n and 0 not in shape:
             scattered = shape[-1] > 1 and strides[-1] != 1
             if scattered or (device == _arrays.CUDA and _is_off_16_bytes(address, shape, strides, bits // 8)):
                 to_copy.append(name)
@@ -390,11 +367,11 @@ def merge(outs: tuple[Any, ...], lses: tuple[Any, ...], result: tuple[Any, Any])
     args = _MergeArgs(ctypes.sizeof(_MergeArgs), len(outs), *lists, out, lse)
     device, index = result[0][1:3]
     if device != _arrays.CUDA:
-        return _answer(_binding.tandem_merge(_context(), args, None))
+        return _answer(_library.tandem_merge(_context(), args, None))
     if index not in _gpus:
         return "open", index
     stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
-    return _answer(_binding.tandem_merge(_gpus[index], args, stream))
+    return _answer(_library.tandem_merge(_gpus[index], args, stream))
 
 
 def make_block_mask(
@@ -407,11 +384,11 @@ def make_block_mask(
         setattr(args, name, ctypes.pointer(_tensor_of(described)))
     device, index = lists[0][1:3]
     if device != _arrays.CUDA:
-        return _answer(_binding.tandem_make_block_mask(_context(), args, workspace, workspace_bytes, None))
+        return _answer(_library.tandem_make_block_mask(_context(), args, workspace, workspace_bytes, None))
     if index not in _gpus:
         return "open", index
     stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
-    return _answer(_binding.tandem_make_block_mask(_gpus[index], args, workspace, workspace_bytes, stream))
+    return _answer(_library.tandem_make_block_mask(_gpus[index], args, workspace, workspace_bytes, stream))
 
 
 def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
@@ -424,11 +401,11 @@ def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_by
     context = _context() if gpu is None else _gpus[gpu]
     forward_or_backward = what & 1
     if what & 2:
-        return _answer(_binding.tandem_check(context, forward_or_backward, args))
+        return _answer(_library.tandem_check(context, forward_or_backward, args))
     if what & 8:
-        return _answer(_binding.tandem_prepare(context, forward_or_backward, args))
+        return _answer(_library.tandem_prepare(context, forward_or_backward, args))
     size = ctypes.c_size_t(0)
-    status = _binding.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
+    status = _library.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
     if status != 0:
         return _answer(status)
     stream = None
@@ -439,7 +416,7 @@ def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_by
         if size.value > workspace_bytes:
             return "workspace", size.value
         stream = sys.modules["torch"].cuda.current_stream(gpu).cuda_stream
-    function = _binding.tandem_backward if forward_or_backward else _binding.tandem_forward
+    function = _library.tandem_backward if forward_or_backward else _library.tandem_forward
     return _answer(function(context, args, workspace, workspace_bytes, stream))
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tandem import _api, _gradients, _score_mod, _torch_ops
-from tandem._binding import FORWARD, HEADS_FIRST, TENSORS, CallArgs, call
+from tandem._binding import FORWARD, HEADS_FIRST, CallArgs, call
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
 from tandem._errors import Unsupported
+from tandem._options import TENSORS
 from tandem._padding import needs_padding, padded_attention, padded_qkv
 from tandem._tensors import PLAIN, check_layouts, check_tensor, check_writable, count_write, resolved
 from tandem._torch_ops import DIFFERENTIABLE, INPUTS, Transformed, new_lse, new_out, new_outputs, to_op_args

@@ -19,10 +19,11 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
     )
 
 from tandem import _gradients, _score_mod, _vmap
-from tandem._binding import FORWARD, OPTIONS, TENSORS, CallArgs, binding, call
+from tandem._binding import FORWARD, CallArgs, binding, call
 from tandem._binding import merge as merge_into
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_second, refuse_tangents
 from tandem._errors import Unsupported
+from tandem._options import INPUTS, KINDS, OPTIONS, SCHEMA
 from tandem._tensors import PLAIN
 
 # Tandem and torch share one set of threads. Without torch's OpenMP Tandem's own threads serve; they sleep between calls.
@@ -67,44 +68,14 @@ def new_lse(q: Tensor) -> Tensor:
 
 # ---- Schemas -------------------------------------------------------------------------------------------------------
 
-# An operator's arguments are a call's tensors, with the seed, by position, and its options by name. Tensors of later
-# versions go to the end, so that positions do not change.
-_LATER = TENSORS[TENSORS.index("diagonal_offsets") :]
-INPUTS = (*(name for name in TENSORS if name not in _LATER), "seed", *_LATER)
+# An operator takes INPUTS by position and the options by name. Rows of options.def keep their order, so that positions
+# do not change.
 _SEED = INPUTS.index("seed")
 _SINK = INPUTS.index("sink")  # autocast casts those before it
 DIFFERENTIABLE = _SINK + 1  # the number of inputs that have gradients; they come first
-_OPTIONS = {
-    "max_seqlen_q": "SymInt? max_seqlen_q=None",
-    "max_seqlen_k": "SymInt? max_seqlen_k=None",
-    "softmax_scale": "float? softmax_scale=None",
-    "softcap": "float softcap=0.0",
-    "causal": "bool causal=False",
-    "alignment": "str alignment='bottom_right'",
-    "window_left": "SymInt? window_left=None",
-    "window_right": "SymInt? window_right=None",
-    "dropout_p": "float dropout_p=0.0",
-    "num_splits": "SymInt? num_splits=None",
-    "deterministic": "bool deterministic=False",
-    "batch_invariant": "bool batch_invariant=False",
-    "diagonal_offset": "SymInt? diagonal_offset=None",
-    "float32_out": "bool float32_out=False",
-    "mask_block_q": "SymInt mask_block_q=0",
-    "mask_block_k": "SymInt mask_block_k=0",
-    "blocks_of_mask_mod": "bool blocks_of_mask_mod=False",
-    "layout_of_q": "bool layout_of_q=False",
-    # An expression, its names (those of numbers first), and these numbers.
-    "score_mod": "str? score_mod=None",
-    "score_mod_names": "str[]? score_mod_names=None",
-    "score_mod_numbers": "Scalar[]? score_mod_numbers=None",
-    "mask_mod": "str? mask_mod=None",
-    "mask_mod_names": "str[]? mask_mod_names=None",
-    "mask_mod_numbers": "Scalar[]? mask_mod_numbers=None",
-}
-_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out", "blocks_of_mask_mod", "layout_of_q")
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
 _parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then those of mask_mod
-_parameters += ", *, " + ", ".join(_OPTIONS.values())
+_parameters += ", *, " + ", ".join(SCHEMA)
 _library = torch.library.Library("tandem", "DEF")
 _library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
 _library.define(f"max_scores({_parameters}) -> Tensor")
@@ -128,7 +99,7 @@ def to_op_args(call_args: CallArgs) -> tuple[list[Any], dict[str, Any]]:
         signed = [(x + 2**63) % 2**64 - 2**63 for x in pair]
         inputs[_SEED] = torch.tensor(signed, dtype=torch.int64, device=call_args["q"].device)
     options = {name: call_args[name] for name in OPTIONS if call_args.get(name) is not None}
-    options.update((name, bool(x)) for name, x in options.items() if name in _FLAGS)
+    options.update((name, bool(x)) for name, x in options.items() if KINDS[name] in ("Flag", "OutputOnly"))
     if "window" in options:
         options["window_left"], options["window_right"] = options.pop("window")
     captured: list[Any] = []

@@ -58,6 +58,7 @@ const char* const kFeatures[] = {
     "--gradients qv --causal 1",
     "--splits 3",
     "--invariant 1 --splits 3",
+    "--members deterministic=1,validate=1",
     "--layout 21845",
     "--layout 43690",
     "--layout 65535",

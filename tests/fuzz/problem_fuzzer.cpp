@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "problem/bound_expression.h"
@@ -90,26 +91,12 @@ class FuzzedCall {
   void spoil(Bytes& in) {
     const auto which = in.take<uint8_t>();
     if (which < 160) return spoil_tensor(tensors_[which % tensor_fields], in);
-    switch (which % 19) {
-      case 0: args_.softmax_scale = in.take<double>(); break;
-      case 1: args_.softcap = in.take<double>(); break;
-      case 2: args_.causal = in.take<int32_t>(); break;
-      case 3: args_.alignment = in.take<int8_t>(); break;
-      case 4: args_.window = in.take<int8_t>(); break;
-      case 5: args_.reserved = in.take<int8_t>(); break;
-      case 6: args_.window_left = in.number(); break;
-      case 7: args_.window_right = in.number(); break;
-      case 8: args_.dropout_p = in.take<double>(); break;
-      case 9: args_.num_splits = in.take<int32_t>(); break;
-      case 10: args_.max_seqlen_q = in.number(); break;
-      case 11: args_.max_seqlen_k = in.number(); break;
-      case 12: args_.size = in.take<uint16_t>() % 1024; break;
-      case 13: tensors_[in.take<uint8_t>() % tensor_fields].reset(); break;
-      case 15: args_.diagonal_offset = in.take<int64_t>(); break;
-      case 16: args_.sm_limit = in.take<int32_t>(); break;
-      case 17: args_.accumulate = in.take<int8_t>(); break;
-      case 14: copy_tensor(in.take<uint8_t>() % tensor_fields, in.take<uint8_t>() % tensor_fields); break;
-      default: tail_ = in.take<uint8_t>();
+    switch (which % 8) {
+      case 0: args_.size = in.take<uint16_t>() % 1024; break;
+      case 1: tensors_[in.take<uint8_t>() % tensor_fields].reset(); break;
+      case 2: copy_tensor(in.take<uint8_t>() % tensor_fields, in.take<uint8_t>() % tensor_fields); break;
+      case 3: tail_ = in.take<uint8_t>(); break;
+      default: spoil_number(in.take<uint8_t>(), in);
     }
   }
 
@@ -183,6 +170,29 @@ class FuzzedCall {
     mod_ = {sizeof mod_, "score - sink[head] * abs(q - k)", &scalar_, 1, &captured_, 1};
     args_.score_mod = &mod_;
   }
+
+  // Pointers stay, because the call reads through them.
+  void spoil_number(size_t which, Bytes& in) {
+    size_t count = 0, index = 0;
+#define OPTION(member, type, kind, schema) count += !std::is_pointer_v<type>;
+#define MEMBER(member, type) count += !std::is_pointer_v<type>;
+#include "problem/options.def"
+    which %= count;
+#define OPTION(member, type, kind, schema) \
+  if (!std::is_pointer_v<type> && index++ == which) spoil_value(args_.member, in);
+#define MEMBER(member, type) OPTION(member, type, , )
+#include "problem/options.def"
+  }
+
+  static void spoil_value(double& member, Bytes& in) { member = in.take<double>(); }
+  static void spoil_value(int64_t& member, Bytes& in) { member = in.number(); }
+  static void spoil_value(uint64_t& member, Bytes& in) { member = in.take<uint64_t>(); }
+  static void spoil_value(int32_t& member, Bytes& in) {
+    const auto small = in.take<int8_t>();
+    member = small >= -64 ? small : in.take<int32_t>();
+  }
+  template <class T>
+  static void spoil_value(T*&, Bytes&) {}
 
   static void spoil_tensor(std::unique_ptr<Tensor>& tensor, Bytes& in) {
     const auto what = in.take<uint8_t>();

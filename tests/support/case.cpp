@@ -59,6 +59,7 @@ void visit(C& c, F&& field) {
   field("splits", c.splits);
   field("sm-limit", c.sm_limit);
   field("invariant", c.invariant);
+  field("members", c.members);
   field("values", c.values);
   field("layout", c.layout);
   field("align", c.align);

@@ -4,7 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <sstream>
 #include <stdexcept>
+#include <string>
+#include <type_traits>
 
 #include "problem/bound_expression.h"
 #include "problem/convert.h"
@@ -61,6 +64,25 @@ void each_used(Tensor& t, View view, const Case& c, int64_t heads, int64_t dim, 
         }
       }
     }
+  }
+}
+
+template <class T>
+void assign(T& member, double value) {
+  if constexpr (std::is_arithmetic_v<T>) member = static_cast<T>(value);
+}
+
+// Sets numbers by name: "deterministic=1,validate=1".
+void set_members(const std::string& list, tandem_attention_args* args) {
+  std::stringstream in(list);
+  for (std::string item; std::getline(in, item, ',');) {
+    const std::string name = item.substr(0, item.find('='));
+    bool known = false;
+#define OPTION(member, type, kind, schema) \
+  if (name == #member) known = true, assign(args->member, std::stod(item.substr(name.size() + 1)));
+#define MEMBER(member, type) OPTION(member, type, , )
+#include "problem/options.def"
+    if (!known) throw std::invalid_argument("members (" + item + ") must name a number of tandem_attention_args");
   }
 }
 
@@ -443,6 +465,7 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
   a.batch_invariant = c.invariant;
   a.accumulate = c.accumulate;
   a.sm_limit = static_cast<int32_t>(c.sm_limit);
+  set_members(c.members, &a);
   a.score_mod = mod(0, c.score_mod, o);
   a.mask_mod = mod(1, c.mask_mod, o);
   if (kv_num_blocks) {

@@ -1,13 +1,16 @@
-// Tests tandem.hpp: the C structs that it builds, and its exceptions.
+// tandem.hpp: what it builds for the C interface, and what it throws.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tandem/tandem.hpp"
@@ -75,7 +78,7 @@ TEST(CppInterface, BlockMasks) {
   EXPECT_TRUE(contains(thrown([&] { tandem::make_block_mask(blocks); }), "lists (read only) must be writable"));
 }
 
-// Lists are an additional mask, unless they belong to the mask_mod and the mask_mod is a window.
+// Lists say what they say, but not where they are the mask_mod's own and that is a window.
 TEST(CppInterface, BlocksOfMaskMod) {
   Small s;
   const std::vector<int32_t> none = {0}, index = {0};
@@ -228,7 +231,7 @@ TEST(CppInterface, TensorsFromDlpack) {
   EXPECT_TRUE(contains(thrown([&] { Tensor{foreign}; }), "ndim (9) must be at most 8"));
 }
 
-// A workspace from a caller's allocator, as on a device: a larger one replaces it, and the caller frees it.
+// Memory of another's, as a device has it: asked for when it is too small, and given back.
 TEST(CppInterface, WorkspaceGrowsAndIsKept) {
   std::vector<size_t> allocated;
   int alive = 0;
@@ -293,117 +296,73 @@ TEST(CppInterface, MergesParts) {
   EXPECT_TRUE(contains(thrown([&] { tandem::merge({}, part(out, out_lse)); }), "parts (0) must be at least 1"));
 }
 
-// Every field reaches its place in the C struct.
-TEST(CppInterface, EveryTensorIsPassed) {
+// Each overload gives a field of Attention a value that is not its default.
+void set(Tensor& field) { field = Tensor(tandem::float32, reinterpret_cast<void*>(64), {1}); }
+void set(tandem::Mod& field) { field.text = "score"; }
+void set(tandem::Alignment& field) { field = tandem::Alignment::top_left; }
+void set(std::optional<int64_t>& field) { field = 7; }
+void set(const uint64_t*& field) { field = reinterpret_cast<const uint64_t*>(64); }
+template <class T>
+  requires std::is_arithmetic_v<T>
+void set(T& field) {
+  field = static_cast<T>(7);
+}
+
+bool matches(Tensor field, const tandem_tensor* member) {
+  return member != nullptr && member->data == field.get()->data;
+}
+bool matches(const tandem::Mod& field, const tandem_mod* member) {
+  return member != nullptr && field.text == member->text;
+}
+bool matches(const std::optional<int64_t>& field, int64_t member) { return member == *field; }
+template <class Field, class Member>
+bool matches(const Field& field, const Member& member) {
+  return member == static_cast<Member>(field);
+}
+
+// Sets one field, and expects that its member of the C struct is the only one that changes. A bound sets its bit, too.
+// field_of returns the field's address, or NULL. Returns whether the field exists.
+template <class Member>
+bool check_field(Member tandem_attention_args::*member, auto field_of) {
   Attention a;
-  Tensor* const tensors[] = {&a.q,
-                             &a.k,
-                             &a.v,
-                             &a.out,
-                             &a.lse,
-                             &a.dout,
-                             &a.dlse,
-                             &a.dq,
-                             &a.dk,
-                             &a.dv,
-                             &a.bias,
-                             &a.dbias,
-                             &a.sink,
-                             &a.dsink,
-                             &a.alibi_slopes,
-                             &a.cu_seqlens_q,
-                             &a.cu_seqlens_k,
-                             &a.seqused_q,
-                             &a.seqused_k,
-                             &a.page_table,
-                             &a.diagonal_offsets,
-                             &a.kv_num_blocks,
-                             &a.kv_indices,
-                             &a.full_kv_num_blocks,
-                             &a.full_kv_indices};
-  for (size_t i = 0; i < std::size(tensors); ++i)
-    *tensors[i] = Tensor(tandem::float32, reinterpret_cast<void*>(i + 1), {1});
-  const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
-  const tandem_attention_args& args = *c_args.get();
-  const tandem_tensor* const handles[] = {args.q,
-                                          args.k,
-                                          args.v,
-                                          args.out,
-                                          args.lse,
-                                          args.dout,
-                                          args.dlse,
-                                          args.dq,
-                                          args.dk,
-                                          args.dv,
-                                          args.bias,
-                                          args.dbias,
-                                          args.sink,
-                                          args.dsink,
-                                          args.alibi_slopes,
-                                          args.cu_seqlens_q,
-                                          args.cu_seqlens_k,
-                                          args.seqused_q,
-                                          args.seqused_k,
-                                          args.page_table,
-                                          args.diagonal_offsets,
-                                          args.kv_num_blocks,
-                                          args.kv_indices,
-                                          args.full_kv_num_blocks,
-                                          args.full_kv_indices};
-  for (size_t i = 0; i < std::size(handles); ++i) {
-    ASSERT_NE(handles[i], nullptr) << i;
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(handles[i]->data), i + 1);
+  auto* field = field_of(a);
+  if constexpr (std::is_same_v<decltype(field), std::nullptr_t*>) {
+    return false;
+  } else {
+    set(*field);
+    const tandem::detail::CArgs c_args(a, TANDEM_BACKWARD);
+    tandem_attention_args args = *c_args.get(), zero{};
+    EXPECT_TRUE(matches(*field, args.*member));
+    EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
+    args.size = 0;
+    args.*member = {};
+    if constexpr (std::is_same_v<decltype(field), std::optional<int64_t>*>) {
+      EXPECT_EQ(args.window, member == &tandem_attention_args::window_left ? TANDEM_WINDOW_LEFT : TANDEM_WINDOW_RIGHT);
+      args.window = 0;
+    }
+    EXPECT_EQ(std::memcmp(&args, &zero, sizeof zero), 0);
+    return true;
   }
 }
 
+// Every member of the list reaches its place in the C struct.
 TEST(CppInterface, EveryFieldIsPassed) {
-  const uint64_t seed = 1, offset = 2;
-  Attention a;
-  a.max_seqlen_q = 3;
-  a.max_seqlen_k = 4;
-  a.softmax_scale = 5;
-  a.softcap = 6;
-  a.causal = true;
-  a.alignment = tandem::Alignment::top_left;
-  a.window_left = 7;
-  a.window_right = 0;
-  a.dropout_p = 0.5;
-  a.dropout_seed = 8;
-  a.dropout_offset = 9;
-  a.dropout_seed_ptr = &seed;
-  a.dropout_offset_ptr = &offset;
-  a.num_splits = 10;
-  a.deterministic = a.batch_invariant = a.validate = a.accumulate = true;
-  a.diagonal_offset = -11;
-  a.sm_limit = 12;
-  a.mask_block_q = 13;
-  a.mask_block_k = 14;
-  const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
-  const tandem_attention_args& args = *c_args.get();
-  EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
-  EXPECT_EQ(args.max_seqlen_q, 3);
-  EXPECT_EQ(args.max_seqlen_k, 4);
-  EXPECT_EQ(args.softmax_scale, 5);
-  EXPECT_EQ(args.softcap, 6);
-  EXPECT_EQ(args.causal, 1);
-  EXPECT_EQ(args.alignment, TANDEM_TOP_LEFT);
-  EXPECT_EQ(args.window, TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT);
-  EXPECT_EQ(args.window_left, 7);
-  EXPECT_EQ(args.window_right, 0);
-  EXPECT_EQ(args.dropout_p, 0.5);
-  EXPECT_EQ(args.dropout_seed, 8u);
-  EXPECT_EQ(args.dropout_offset, 9u);
-  EXPECT_EQ(args.dropout_seed_ptr, &seed);
-  EXPECT_EQ(args.dropout_offset_ptr, &offset);
-  EXPECT_EQ(args.num_splits, 10);
-  EXPECT_EQ(args.deterministic, 1);
-  EXPECT_EQ(args.batch_invariant, 1);
-  EXPECT_EQ(args.validate, 1);
-  EXPECT_EQ(args.accumulate, 1);
-  EXPECT_EQ(args.diagonal_offset, -11);
-  EXPECT_EQ(args.sm_limit, 12);
-  EXPECT_EQ(args.mask_block_q, 13);
-  EXPECT_EQ(args.mask_block_k, 14);
+  std::vector<std::string> missing;
+  const auto check = [&](const char* name, auto member, auto field_of) {
+    SCOPED_TRACE(name);
+    if (!check_field(member, field_of)) missing.push_back(name);
+  };
+#define MEMBER(member, type)                                   \
+  check(#member, &tandem_attention_args::member, [](auto& a) { \
+    if constexpr (requires { a.member; })                      \
+      return &a.member;                                        \
+    else                                                       \
+      return static_cast<std::nullptr_t*>(nullptr);            \
+  });
+#define TENSOR(member, access, contiguous) MEMBER(member, const tandem_tensor*)
+#define OPTION(member, type, kind, schema) MEMBER(member, type)
+#include "problem/options.def"
+  EXPECT_EQ(missing, (std::vector<std::string>{"window", "reserved", "reserved_2"}));
 
   const Attention nothing;
   const tandem::detail::CArgs c_nothing(nothing, TANDEM_FORWARD);

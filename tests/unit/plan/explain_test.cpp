@@ -26,6 +26,23 @@ TEST(PlanReasons, TextsThatAreOptions) {
   EXPECT_NE(reasons_of(p).find("texts: score_mod is ALiBi, mask_mod is a window"), std::string::npos);
 }
 
+// No plan reads num_splits and deterministic, as tandem.h states.
+TEST(PlanReasons, OptionsThatChangeNothing) {
+  for (const Problem& base :
+       {dense({.seqlen_q = 1, .seqlen_k = 5000}), causal(dense({.seqlen_q = 900, .seqlen_k = 900})),
+        backward(dense({.batch = 2, .seqlen_q = 900, .seqlen_k = 900}))}) {
+    for (const gpu::Properties& device : {hopper(), blackwell()}) {
+      Problem p = base;
+      p.num_splits = 1;
+      p.deterministic = true;
+      const plan::Plan before = plan::make_plan(base, device), after = plan::make_plan(p, device);
+      EXPECT_EQ(plan::reasons(p, after, device), plan::reasons(base, before, device));
+      EXPECT_EQ(plan::launches(after), plan::launches(before));
+      EXPECT_EQ(after.workspace_bytes, before.workspace_bytes);
+    }
+  }
+}
+
 TEST(PlanFloor, VisiblePairsAgainstCounting) {
   const int64_t far = TANDEM_UNBOUNDED;
   for (int64_t sq = 0; sq <= 6; ++sq) {

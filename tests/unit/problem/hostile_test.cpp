@@ -38,15 +38,35 @@ void spoil(Held& held, Random& random) {
   }
 }
 
+// The members of a call that are numbers, by type.
+struct Numbers {
+  std::vector<int64_t*> integers;
+  std::vector<int32_t*> flags;
+  std::vector<double*> reals;
+
+  explicit Numbers(tandem_attention_args& args) {
+#define OPTION(member, type, kind, schema) add(args.member);
+#define MEMBER(member, type) add(args.member);
+#include "problem/options.def"
+  }
+  void add(int64_t& member) { integers.push_back(&member); }
+  void add(int32_t& member) { flags.push_back(&member); }
+  void add(double& member) { reals.push_back(&member); }
+  void add(uint64_t&) {}  // any seed is valid
+  template <class T>
+  void add(T*&) {}
+};
+
+template <class T>
+T& pick(const std::vector<T*>& members, Random& random) {
+  return *members[random.between(0, static_cast<int64_t>(members.size()) - 1)];
+}
+
 void spoil(tandem_attention_args& args, Random& random) {
-  int64_t* const integers[] = {&args.window_left, &args.window_right, &args.max_seqlen_q, &args.max_seqlen_k};
-  int32_t* const flags[] = {&args.causal,   &args.alignment,          &args.window,
-                            &args.window,   &args.reserved,           &args.num_splits,
-                            &args.validate, &args.blocks_of_mask_mod, &args.reserved_2};
-  double* const numbers[] = {&args.softmax_scale, &args.softcap, &args.dropout_p};
-  *integers[random.between(0, 3)] = wild(random);
-  if (random.chance(0.3)) *flags[random.between(0, 8)] = static_cast<int32_t>(wild(random));
-  if (random.chance(0.3)) *numbers[random.between(0, 2)] = wild_number(random);
+  const Numbers numbers(args);
+  pick(numbers.integers, random) = wild(random);
+  if (random.chance(0.3)) pick(numbers.flags, random) = static_cast<int32_t>(wild(random));
+  if (random.chance(0.3)) pick(numbers.reals, random) = wild_number(random);
 }
 
 void check(const Problem& p) {

@@ -25,7 +25,7 @@ TANDEM_DEVICE constexpr bool split_q_heads() {
   if constexpr (requires { T.split_q_heads; }) return T.split_q_heads;
   return false;
 }
-// The number of query heads that a tile of strips iterates over, out of the heads that share its keys.
+// The number of query heads that a tile of a dS chunk iterates over, out of the heads that share its keys.
 template <auto T>
 TANDEM_DEVICE int tile_query_heads(const BackwardParams& p) {
   return split_q_heads<T>() ? p.heads_q / (p.heads_k * p.m_splits) : 1;

@@ -16,11 +16,11 @@ enum ScoreProduct { kScores, kDp };
 
 template <Sm100BackwardConfig T>
 struct ScoreTileShared {
-  struct Operands {
+  struct ScoreOperands {
     alignas(1024) u16 keys[T.kCtaKeys * T.score_columns()];
     alignas(1024) u16 queries[T.tile_m * T.score_columns()];
   };
-  Operands operands[T.score_places()];        // one per product; wide heads share one
+  ScoreOperands operands[T.score_places()];   // one per product; wide heads share one
   alignas(16) float lse_delta[2 * T.tile_m];  // per query: -lse in log2 units, delta
   alignas(8) u64 lse_delta_tma_full;
   u64 tma_full[2], ready[2];  // per product: operands arrived; result complete

@@ -1,4 +1,4 @@
-// An MMA warpgroup of the Blackwell backward: P from S and dS from dP (probabilities.cuh), read from tensor memory and
+// An MMA warpgroup of the Blackwell backward: P from S and dS from dP (dsoftmax.cuh), read from tensor memory and
 // stored for the next products. A thread has one key and its warpgroup's half of an iteration's queries.
 #pragma once
 #include "device/dropout.cuh"
@@ -6,8 +6,8 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "score_grads/captured_sums.cuh"
+#include "sm100/backward/dsoftmax.cuh"
 #include "sm100/backward/epilogue.cuh"
-#include "sm100/backward/probabilities.cuh"
 #include "sm100/backward/smem.cuh"
 
 // The destination of a warpgroup's dS: keys in rows of 64 queries. In a CTA pair each CTA needs all keys, but only half

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The second command: installs what is missing, builds everything and runs every test.
+# The second command: installs missing packages, builds everything and runs every test.
 #
 #   ./test.sh [arguments of ctest, such as -R decode, or -L python]
 set -euo pipefail

@@ -28,15 +28,15 @@ struct Attend {
   void load_npy(Inputs& in) const;
   Inputs load_inputs() const;
   void save(const Results& results) const;
+  void print_speed(const Speed& speed) const;
 };
 
 // (seqlen, head_dim) and (seqlen, heads, head_dim) become (1, seqlen, heads, head_dim).
 io::TensorView in_four_dimensions(io::TensorView view, const std::string& what) {
   auto& shape = view.shape;
   if (shape.size() < 2 || shape.size() > 4) {
-    throw io::InputError(
-        what + ": has shape " + io::shape_text(shape) +
-        "; it must be (batch, seqlen, heads, head_dim), or the same without batch, or without heads too");
+    throw io::InputError(what + ": shape " + io::shape_text(shape) +
+                         " must be (batch, seqlen, heads, head_dim), or without batch, or without batch and heads");
   }
   if (shape.size() == 2) shape.insert(shape.begin() + 1, 1);
   if (shape.size() == 3) shape.insert(shape.begin(), 1);
@@ -84,7 +84,8 @@ Inputs Attend::load_inputs() const {
              std::all_of(files.begin(), files.end(), [](const auto& file) { return file.ends_with(".npy"); })) {
     load_npy(in);
   } else {
-    throw io::InputError("attend takes one .safetensors file, or three .npy files q k v and perhaps a fourth, dout");
+    throw io::InputError("files (" + std::to_string(files.size()) +
+                         ") must be one .safetensors file, or the .npy files of q, k and v and optionally of dout");
   }
   if (grad && !in.dout) {
     Random random(seed);
@@ -107,7 +108,7 @@ void Attend::save(const Results& results) const {
   }
   std::error_code failure;
   fs::create_directories(out, failure);
-  if (failure) throw io::InputError(out + ": cannot be made a folder: " + failure.message());
+  if (failure) throw io::InputError(out + ": cannot be created: " + failure.message());
   for (const io::TensorView& tensor : tensors) {
     const std::string path = (fs::path(out) / (tensor.name + ".npy")).string();
     io::write_npy(path, tensor);
@@ -116,27 +117,34 @@ void Attend::save(const Results& results) const {
 }
 
 int Attend::run() {
-  if (out.ends_with(".npy"))
-    throw io::InputError("--out " + out + ": must be a .safetensors file or a folder for .npy files");
+  if (out.ends_with(".safetensors"))
+    io::check_output_file("--out", out);
+  else
+    io::check_output_folder("--out", out);
   const Attention options = mask.options();
   const auto [on, given, remarks] = machine.open(load_inputs(), options, grad ? TANDEM_BACKWARD : TANDEM_FORWARD);
   const Inputs& in = given.used();
+  print_problem(in, *on, remarks);
   Results results(in, grad, false);
+  if (is_empty(results)) std::printf("%s", kNothingRan);
   std::vector<AccuracyCheck> checks;
   if (verify) {
-    Progress progress("float64", 1);
+    Progress progress("attending", 1);
     checks = check_exactness(*on, given, options, grad, results, progress);
   } else {
+    Progress progress("attending", 0);
     Call call(on->engine, in, options, results);
     call.forward();
     if (grad) call.backward();
     call.fetch();
   }
-  std::printf("q %s  k %s  v %s  %s  on %s\n", io::shape_text(in.q.shape()).c_str(),
-              io::shape_text(in.k.shape()).c_str(), io::shape_text(in.v.shape()).c_str(),
-              short_name(in.q.dtype()).c_str(), on->engine.context().description().c_str());
-  print(remarks);
-  const Speed speed = measure_speed(*on, given, options, grad, false, 0.1);
+  if (!is_empty(results)) print_speed(measure_speed(*on, given, options, grad, false, 0.1));
+  if (verify && !is_empty(results)) std::printf("\n%s", exactness_table(checks).c_str());
+  if (!out.empty()) save(results);
+  return all_good(checks) ? 0 : 1;
+}
+
+void Attend::print_speed(const Speed& speed) const {
   std::printf("forward %s, %s", seconds_text(speed.forward).c_str(),
               rate_text(speed.flops_forward, speed.forward).c_str());
   if (grad) {
@@ -144,9 +152,6 @@ int Attend::run() {
                 rate_text(speed.flops_backward, speed.backward).c_str());
   }
   std::printf("; %s beyond inputs and results\n", bytes_text(speed.memory).c_str());
-  if (verify) std::printf("\n%s", exactness_table(checks).c_str());
-  if (!out.empty()) save(results);
-  return all_good(checks) ? 0 : 1;
 }
 
 }  // namespace
@@ -168,9 +173,9 @@ Exit code: 0, 1 when --verify finds an error that is too large, 2 when the input
       .separated_by_commas()
       .count(3, 4);
   command.option("--dtype", attend->dtype, "Convert to f32, bf16, f16 or f64 first");
-  command.flag("--grad", attend->grad, "Gradients too; without a dout in the files it is random");
-  command.option("--seed", attend->seed, "Of a random dout [1]");
-  command.option("--out", attend->out, "Where results go: a .safetensors file, or a folder for .npy files");
+  command.flag("--grad", attend->grad, "Compute gradients too; dout is random where no file has it");
+  command.option("--seed", attend->seed, "Seed of a random dout [1]");
+  command.option("--out", attend->out, "Write the results: NAME.safetensors, or a folder for .npy files");
   command.flag("--verify", attend->verify, "Compare with float64");
   attend->mask.add_to(command);
   attend->machine.add_to(command);

@@ -1,4 +1,4 @@
-// tandem bench: speed over a grid of problems, beside the plain formula.
+// tandem bench: speed of many problems, next to standard attention.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -36,13 +36,14 @@ struct Bench {
   Inputs inputs(const Cell& cell) const;
   void measure(Machine& on, Cell& cell) const;
   std::string sizes() const;
-  Table table(const std::vector<Cell>& results) const;
+  Table table() const;  // with its header alone
+  void measure_all(Machine& on, std::vector<Cell>& all) const;
   std::vector<std::string> row_of(const Cell& cell) const;
   double rate(double flops, double time) const { return time > 0 ? flops / time / unit : 0; }
   void save_json(const std::vector<Cell>& results, const std::string& device) const;
   void save_svg(const std::vector<Cell>& results, const std::string& device) const;
 
-  // Of the device.
+  // Set by choose_for().
   bool gradients = true;
   double unit = 1e9;
   const char* unit_name = "GF/s";
@@ -58,7 +59,7 @@ Buffer varied(Random& random, DType dtype, const std::vector<int64_t>& shape) {
   return all;
 }
 
-// What the user left open. On a GPU: the sizes that attention is usually compared at.
+// Chooses what no flag sets. A GPU gets the sizes at which attention is usually compared.
 void Bench::choose_for(const Engine& engine) {
   const bool gpu = engine.on_gpu();
   if (dtypes.empty()) dtypes = gpu ? std::vector<std::string>{"bf16"} : std::vector<std::string>{"f32", "bf16"};
@@ -128,7 +129,7 @@ std::vector<std::string> Bench::row_of(const Cell& cell) const {
   return row;
 }
 
-Table Bench::table(const std::vector<Cell>& results) const {
+Table Bench::table() const {
   std::vector<std::string> header = {"dtype", "head_dim", "mask", "seqlen"};
   for (const std::string pass : {"forward", "backward"}) {
     if (pass == "backward" && !gradients) continue;
@@ -138,7 +139,7 @@ Table Bench::table(const std::vector<Cell>& results) const {
   header.emplace_back("extra memory");
   if (!no_plain) header.emplace_back("of plain");
   Table table(header);
-  for (const Cell& cell : results) table.add(row_of(cell));
+  table.at_least(6);
   return table;
 }
 
@@ -149,12 +150,13 @@ std::string Bench::sizes() const {
 }
 
 int Bench::run() {
+  io::check_output_file("--json", json);
+  io::check_output_file("--svg", svg);
   std::vector<std::string> remarks;
   const std::unique_ptr<Machine> on = machine.open(&remarks);
   const bool gpu = on->engine.on_gpu();
   choose_for(on->engine);
-  if (on->engine.emulated())
-    remarks.emplace_back("a virtual GPU's time is this machine's and says nothing of the card");
+  if (on->engine.emulated()) remarks.emplace_back("times on a virtual GPU are times of this host, not of the GPU");
   std::vector<Cell> all = cells();
   {
     const Given given(inputs(all.front()), gpu);
@@ -162,28 +164,38 @@ int Bench::run() {
     gradients = on->serves_gradients(given.used(), {}, &remarks);
     if (given.converted) remarks.push_back(given.note());
   }
-  double work = 0;  // longer sequences take longer: the estimate of the rest counts their work
+  const std::string device = on->engine.context().description();
+  std::printf("%s\n%s", device.c_str(), sizes().c_str());
+  if (!no_plain) std::printf("; standard attention: products by %s", plain::Blas::best().name().c_str());
+  std::printf("\n");
+  print(remarks);
+  measure_all(*on, all);
+  if (!json.empty()) save_json(all, device);
+  if (!svg.empty()) save_svg(all, device);
+  return 0;
+}
+
+// Prints each row when it is measured. Longer sequences take longer: the estimate of the rest counts their work.
+void Bench::measure_all(Machine& on, std::vector<Cell>& all) const {
+  const bool gpu = on.engine.on_gpu();
+  double work = 0;
   const auto work_of = [&](const Cell& cell) {
     const double pairs = static_cast<double>(cell.seqlen * cell.seqlen * cell.head_dim * cell.heads * cell.batch);
     return 4 * seconds + pairs * (gpu ? 0 : 3e-10);
   };
   for (const Cell& cell : all) work += work_of(cell);
-  {
-    Progress progress("measuring", work);
-    for (Cell& cell : all) {
-      measure(*on, cell);
-      progress.advance(work_of(cell));
-    }
+  Table rows = table();
+  std::printf("%s", rows.line().c_str());
+  std::fflush(stdout);
+  Progress progress("measuring", work);
+  for (Cell& cell : all) {
+    measure(on, cell);
+    progress.advance(work_of(cell));
+    progress.clear();
+    rows.add(row_of(cell));
+    std::printf("%s", rows.line().c_str());
+    std::fflush(stdout);
   }
-  const std::string device = on->engine.context().description();
-  std::printf("%s\n%s", device.c_str(), sizes().c_str());
-  if (!no_plain) std::printf("; plain formula: products by %s", plain::Blas::best().name().c_str());
-  std::printf("\n");
-  print(remarks);
-  std::printf("%s", table(all).text().c_str());
-  if (!json.empty()) save_json(all, device);
-  if (!svg.empty()) save_svg(all, device);
-  return 0;
 }
 
 void Bench::save_json(const std::vector<Cell>& results, const std::string& device) const {
@@ -216,7 +228,7 @@ void Bench::save_json(const std::vector<Cell>& results, const std::string& devic
 
 void Bench::save_svg(const std::vector<Cell>& results, const std::string& device) const {
   svg::Bars bars;
-  bars.title = no_plain ? "Tandem" : "Tandem beside the plain formula";
+  bars.title = no_plain ? "Tandem" : "Tandem next to standard attention";
   bars.subtitle = device + "; " + sizes();
   bars.value_label = unit_name;
   bars.category_label = "seqlen";
@@ -225,7 +237,7 @@ void Bench::save_svg(const std::vector<Cell>& results, const std::string& device
     if (!forward && !gradients) continue;
     const char* color = forward ? "first" : "second";
     bars.series.push_back({std::string(pass) + (no_plain ? "" : ", Tandem"), color, false});
-    if (!no_plain) bars.series.push_back({std::string(pass) + ", plain formula", color, true});
+    if (!no_plain) bars.series.push_back({std::string(pass) + ", standard attention", color, true});
   }
   bars.columns = head_dims.size() * (causal_only || full_only ? 1 : 2);
   for (const Cell& cell : results) {
@@ -255,16 +267,15 @@ void Bench::save_svg(const std::vector<Cell>& results, const std::string& device
 
 void add_bench(Command app) {
   auto bench = std::make_shared<Bench>();
-  Command command = app.add("bench", "Speed over a grid of problems, beside the plain formula");
+  Command command = app.add("bench", "Speed of many problems, next to standard attention");
   command.footer(R"(Examples:
   tandem bench                                            f32 and bf16, head_dim 64 and 128, 512 and 2048
   tandem bench --seqlens 512,2048,8192 --dtypes f32,bf16,f16 --json bench.json --svg bench.svg
   tandem bench --seqlens 4096 --head-dims 128 --causal-only --no-plain
 
-GF/s count 2 matrix products forward and 5 backward over the keys that a query sees. "vs plain" is how many times faster
-than the plain formula: whole score matrices, products by the machine's BLAS, its probabilities kept for the gradients.
-It runs on the CPU and is left out on a GPU, whose figures are TF/s, by the GPU's clock. Gradients are measured where
-they are served.)");
+GF/s count 2 matrix products forward and 5 backward over the keys that a query sees. "vs plain" is the speedup over
+standard attention, which stores whole score matrices, multiplies by the machine's BLAS and keeps P for the gradients.
+Standard attention runs on the CPU only. The figures of a GPU are TF/s, by the GPU's clock.)");
   command.option("--dtypes", bench->dtypes, "f32, bf16, f16 [f32,bf16; GPU: bf16]").separated_by_commas();
   command.option("--seqlens", bench->seqlens, "Queries and keys of a sequence [512,2048; GPU: 1024,4096,16384]")
       .separated_by_commas()
@@ -275,8 +286,8 @@ they are served.)");
   command.option("--seconds", bench->seconds, "About how long each measurement lasts [0.3]").above_zero();
   const Flag causal = command.flag("--causal-only", bench->causal_only, "Only causal problems");
   command.flag("--full-only", bench->full_only, "Only problems without a mask").excludes(causal);
-  command.flag("--backward", bench->backward, "Gradients, or exit code 2 where they are not served");
-  command.flag("--no-plain", bench->no_plain, "Leave the plain formula out");
+  command.flag("--backward", bench->backward, "Gradients; exit code 2 where they are not served");
+  command.flag("--no-plain", bench->no_plain, "Do not measure standard attention");
   command.option("--json", bench->json, "Write the measurements to this file");
   command.option("--svg", bench->svg, "Draw them into this file");
   bench->machine.add_to(command);

@@ -103,8 +103,8 @@ Buffer buffer_from(const io::TensorView& view, const std::string& what, bool raw
   io::Element element = view.element;
   if (element == io::Element::raw16) {
     if (!raw16_is_bf16)
-      throw io::InputError(what +
-                           ": has two bytes without a meaning per element (V2); say --dtype bf16 if they are bfloat16");
+      throw io::InputError(
+          what + ": has two bytes without a meaning per element (V2); give --dtype bf16 if they are bfloat16");
     element = io::Element::bf16;
   }
   for (const Kind& kind : kinds) {

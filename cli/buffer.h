@@ -53,7 +53,7 @@ using Random = std::mt19937_64;
 // Standard normal numbers times scale, the same for a seed on every machine.
 Buffer random_buffer(Random& random, DType dtype, std::vector<int64_t> shape, double scale = 1);
 
-// A copy of what a file holds. Types that are no number of ours are refused (InputError). raw16 needs read_as.
+// A copy of a tensor of a file. Unsupported types throw InputError; raw16 needs raw16_is_bf16.
 Buffer buffer_from(const io::TensorView& view, const std::string& what, bool raw16_is_bf16);
 
 DType dtype_from(const std::string& name);  // "f32", "bf16", "f16", "f64"; throws io::InputError

@@ -84,7 +84,7 @@ std::vector<std::pair<std::string, ProblemFlags>> Warm::problems() const {
   return all;
 }
 
-// A preset whose gradients the card does not serve has its forward all the same; whoever asks for one problem is told.
+// The forward of a preset is compiled even where its gradients are unsupported. A single problem is refused instead.
 std::optional<plan::Plan> plan_of(const std::string& preset, const ProblemFlags& flags, const gpu::Properties& device,
                                   tandem_pass pass) {
   try {
@@ -124,19 +124,19 @@ void add_cache(Command app) {
   tandem cache list
   tandem cache clear
   tandem cache warm --presets                             kernels of well-known models
-  tandem cache warm --presets --backward                  those of their gradients too
+  tandem cache warm --presets --backward                  the kernels of their gradients, too
   tandem cache warm --preset llama --dtype f16 --card h100
   tandem cache warm --head-dim 128 --seqlen 4096 --heads 16 --causal
 
 The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. TANDEM_CACHE=off does without.)");
-  Command lister = command.add("list", "Kernels, their sizes, when they were last used");
+  Command lister = command.add("list", "List the kernels, their sizes and their last use");
   lister.run(list);
-  Command cleaner = command.add("clear", "Removes all of them");
+  Command cleaner = command.add("clear", "Remove all kernels");
   cleaner.run(clear);
   auto warm = std::make_shared<Warm>();
-  Command warmer = command.add("warm", "Compiles what a problem needs; no GPU is needed");
+  Command warmer = command.add("warm", "Compile the kernels of a problem; no GPU is needed");
   warmer.flag("--presets", warm->all_presets, "The kernels of all presets of `tandem explain`");
-  warmer.flag("--backward", warm->backward, "Those of gradients too: for training");
+  warmer.flag("--backward", warm->backward, "The kernels of gradients, too");
   warm->card.add_to(warmer);
   warm->problem.add_presets_to(warmer);
   warm->problem.add_to(warmer);

@@ -1,4 +1,4 @@
-// One attention call of the command: its inputs, its options, and as many sets of results as are compared.
+// One attention call of the command: its inputs, its options and its results.
 #pragma once
 
 #include <functional>
@@ -12,11 +12,11 @@ namespace tandem::tool {
 
 struct Inputs {
   Buffer q, k, v;
-  Buffer dout, dlse;  // of backward; dlse may be absent, as may all below
+  Buffer dout, dlse;  // backward only; dlse and all below may be absent
   Buffer bias, sink, alibi_slopes;
   Buffer cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
 
-  // Says where the engine finds a buffer's elements.
+  // Returns where the engine finds the elements of a buffer.
   using Place = std::function<Tensor(const Buffer&)>;
   // The options, and the inputs as tensors. Results are absent.
   Attention attention(const Attention& options, const Place& place = &Buffer::tensor) const;
@@ -25,8 +25,8 @@ struct Inputs {
 struct Results {
   Buffer out, lse, dq, dk, dv, dbias, dsink;
 
-  // Room for the results of a call, or none where the inputs have no memory. exact: everything in float64; otherwise as
-  // the engine writes them.
+  // Buffers for the results of a call, without memory where the inputs have none. exact: everything in float64;
+  // otherwise the engine's types.
   Results(const Inputs& inputs, bool backward, bool exact);
 
   struct Named {
@@ -34,16 +34,16 @@ struct Results {
     const Buffer* buffer;
     size_t head_axis;
   };
-  std::vector<Named> all(tandem_pass pass) const;  // those that are present
+  std::vector<Named> all(tandem_pass pass) const;  // only present results
 };
 
 // The call with its tensors in place: what the engine gets.
 Attention with_results(Attention attention, const Results& results, const Inputs::Place& place = &Buffer::tensor);
 
-// The same call as a checked Problem for the oracle and the plain formula. Throws tandem::Error.
+// The same call as a checked Problem for the reference and standard attention. Throws tandem::Error.
 Problem problem_of(const Attention& attention, const Results& results, tandem_pass pass);
 
-// float64 truth: results must be exact ones. on_task is told the share of the work that was done since the last call.
+// Computes float64 results; exact must have float64 buffers. on_progress gets the share of work since its last call.
 void truth(const Attention& attention, const Results& exact, bool backward, cpu::Threads& threads,
            const std::function<void(double)>& on_progress);
 

@@ -1,4 +1,4 @@
-// Plans for a GPU that need not be here: it is known by name.
+// Plans for a GPU that is known by name and need not be present.
 #pragma once
 
 #include <optional>
@@ -10,9 +10,9 @@
 
 namespace tandem::tool {
 
-// The GPU that a plan is made for.
+// The GPU of a plan.
 struct CardFlags {
-  std::string device, card;  // "cuda:N"; "h200"; none: the GPU that is here, else an H200
+  std::string device, card;  // "cuda:N"; "h200"; none: this machine's GPU, else an H200
   void add_to(Command app);
 
   gpu::Properties properties() const;
@@ -20,14 +20,14 @@ struct CardFlags {
 
 inline constexpr const char* kNothingToDo = "There is no query: nothing is launched.\n";
 
-// A problem without memory, and what the card does for it.
+// A problem without memory, and the plan of the GPU for it.
 struct Planned {
-  // Throws where the card does not serve it.
+  // Throws where the GPU does not support it.
   Planned(const ProblemFlags& flags, const gpu::Properties& device, tandem_pass pass = TANDEM_FORWARD);
 
   Inputs inputs;
   Problem problem;
-  std::optional<plan::Plan> plan;  // nothing, when there is no query; of a backward, when there is no key either
+  std::optional<plan::Plan> plan;  // absent where no kernel would be launched
 };
 
 }  // namespace tandem::tool

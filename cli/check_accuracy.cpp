@@ -31,13 +31,13 @@ class Sum {
   double count_ = 0;
 };
 
-// What the type loses around a value.
+// The rounding error of the type around a value.
 double lost(DType type, double exact) {
   const double x = rounded(type, exact);
   return std::fabs(rounded(type, rounded(type, x + 0.3) - 0.3) - x);
 }
 
-// Of the numbers of a tensor: to which head they belong.
+// Maps an element of a tensor to its head.
 struct Heads {
   int64_t count, inner;
 
@@ -48,7 +48,7 @@ struct Heads {
   size_t of(int64_t n) const { return static_cast<size_t>(n / inner % count); }
 };
 
-// The errors of a tensor, then those of each head, over the numbers that are finite.
+// The errors of a tensor, then of each head, over the finite numbers.
 std::vector<Errors> errors_of(const Heads& heads, const Buffer& got, const Buffer& exact) {
   std::vector<Sum> sums(static_cast<size_t>(heads.count) + 1);
   for (int64_t n = 0; n < got.count(); ++n) {

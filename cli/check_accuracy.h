@@ -1,9 +1,7 @@
-// The rule by which a result is exact enough: against float64, an engine's error may be
-//   at most twice the plain formula's in the input precision, plus what the result's type loses around the values;
-//   in the mean at most 1.5 times it, plus the same in the mean.
-// The log-sum-exp of 16-bit inputs may err by 2^-13 besides: engines take its exponentials no more exactly than that.
-// Infinities must stand where they stand in float64. Every head is held to what the plain formula's
-// worst head and run show.
+// The error bound of an engine against float64. The largest error is at most twice the error of standard attention in
+// the input precision, plus the rounding of the result's type. The mean error is at most 1.5 times it, plus the mean
+// rounding. The lse of 16-bit inputs may err by another 2^-13, the error of its exponentials. Infinities must be where
+// float64 has them. The bound of every head comes from the worst head and run of standard attention.
 #pragma once
 
 #include <string>
@@ -20,7 +18,7 @@ struct Errors {
 struct AccuracyCheck {
   std::string name;
   Errors engine, plain;  // over the whole tensor; plain: of its first run
-  double worst = 0;      // the largest share of what is allowed that any head uses up; good when at most 1
+  double worst = 0;      // largest error over bound of any head; good up to 1
   std::string why;       // when not good
   bool good() const { return why.empty(); }
 };

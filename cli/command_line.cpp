@@ -14,9 +14,12 @@
 
 namespace tandem::tool {
 
+enum class Reals { any, finite, at_least_zero, above_zero, probability };
+
 struct Flag::Rule {
+  Reals reals = Reals::any;
   int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
-  std::vector<std::string> values;  // of a text; empty: any
+  std::vector<std::string> values;  // for a text; empty: any
 };
 
 namespace {
@@ -61,9 +64,17 @@ double real_from(const std::string& name, const std::string& text, const Rule& r
   const bool is_number = !text.empty() && !std::isspace(text[0]) && *end == '\0';
   const bool overflows = is_number && errno == ERANGE && std::isinf(value);
   if (overflows) refuse(name, text, "a number that float64 can represent");
-  const bool any = rule.least == kLeastInt64;
-  if (is_number && (any || (std::isfinite(value) && (rule.least == 0 ? value >= 0 : value > 0)))) return value;
-  refuse(name, text, any ? "a number" : rule.least == 0 ? "a number of at least 0" : "a number above 0");
+  const struct {
+    bool fits;
+    const char* sentence;
+  } rules[] = {{true, "a number"},
+               {std::isfinite(value), "a finite number"},
+               {std::isfinite(value) && value >= 0, "a finite number of at least 0"},
+               {std::isfinite(value) && value > 0, "a finite number above 0"},
+               {value >= 0 && value < 1, "a number of at least 0 and below 1"}};
+  const auto& wanted = rules[static_cast<size_t>(rule.reals)];
+  if (!is_number || !wanted.fits) refuse(name, text, wanted.sentence);
+  return value;
 }
 
 const std::string& text_from(const std::string& name, const std::string& text, const Rule& rule) {
@@ -78,7 +89,7 @@ const std::string& text_from(const std::string& name, const std::string& text, c
 // Declares an option whose values go through `set`, one after another.
 Flag declare(CLI::App* app, const char* names, const char* help, const char* type, std::shared_ptr<Rule> rule,
              std::function<void(const std::string& name, const std::vector<std::string>& texts)> set,
-             std::function<std::string()> shown = {}) {
+             std::function<std::string()> shown = {}, bool is_list = false) {
   const auto option = std::make_shared<CLI::Option*>();
   *option = app->add_option(
       names,
@@ -88,6 +99,7 @@ Flag declare(CLI::App* app, const char* names, const char* help, const char* typ
       },
       help, false, std::move(shown));
   (*option)->type_name(type);
+  if (is_list) (*option)->expected(CLI::detail::expected_max_vector_size);
   return {*option, std::move(rule)};
 }
 
@@ -167,13 +179,25 @@ std::string nearest(const std::string& word, const std::vector<std::string>& nam
 
 Flag Flag::at_least_zero() {
   rule_->least = 0;
+  rule_->reals = Reals::at_least_zero;
   option_->check(CLI::Validator("NONNEGATIVE"));
   return *this;
 }
 
 Flag Flag::above_zero() {
   rule_->least = 1;
+  rule_->reals = Reals::above_zero;
   option_->check(CLI::Validator("POSITIVE"));
+  return *this;
+}
+
+Flag Flag::finite() {
+  rule_->reals = Reals::finite;
+  return *this;
+}
+
+Flag Flag::probability() {
+  rule_->reals = Reals::probability;
   return *this;
 }
 
@@ -271,22 +295,24 @@ Flag Command::option(const char* names, double& value, const char* help) {
 
 Flag Command::option(const char* names, std::vector<std::string>& values, const char* help) {
   const auto rule = std::make_shared<Rule>();
-  const Flag flag = declare(app_, names, help, "TEXT", rule,
-                            [rule, &values](const std::string& name, const std::vector<std::string>& texts) {
-                              values.clear();
-                              for (const std::string& text : texts) values.push_back(text_from(name, text, *rule));
-                            });
-  return Flag(flag).count(1, CLI::detail::expected_max_vector_size);
+  return declare(
+      app_, names, help, "TEXT", rule,
+      [rule, &values](const std::string& name, const std::vector<std::string>& texts) {
+        values.clear();
+        for (const std::string& text : texts) values.push_back(text_from(name, text, *rule));
+      },
+      {}, true);
 }
 
 Flag Command::option(const char* names, std::vector<int64_t>& values, const char* help) {
   const auto rule = std::make_shared<Rule>();
-  const Flag flag = declare(app_, names, help, "INT", rule,
-                            [rule, &values](const std::string& name, const std::vector<std::string>& texts) {
-                              values.clear();
-                              for (const std::string& text : texts) values.push_back(integer_from(name, text, *rule));
-                            });
-  return Flag(flag).count(1, CLI::detail::expected_max_vector_size);
+  return declare(
+      app_, names, help, "INT", rule,
+      [rule, &values](const std::string& name, const std::vector<std::string>& texts) {
+        values.clear();
+        for (const std::string& text : texts) values.push_back(integer_from(name, text, *rule));
+      },
+      {}, true);
 }
 
 Flag Command::option(const char* names, std::function<void(const std::string&)> apply, const char* help) {

@@ -20,11 +20,13 @@ class Flag {
   struct Rule;
   Flag(CLI::Option* option, std::shared_ptr<Rule> rule) : option_(option), rule_(std::move(rule)) {}
 
-  // What a number must be. A refusal quotes the number as it was typed.
+  // Rules of a number. A refusal quotes the number as it was typed.
   Flag at_least_zero();
   Flag above_zero();
+  Flag finite();
+  Flag probability();  // at least 0 and below 1
   Flag within(int64_t least, int64_t most);
-  Flag one_of(std::vector<std::string> values);  // of a text
+  Flag one_of(std::vector<std::string> values);  // for a text
 
   Flag separated_by_commas();
   Flag count(int least, int most);  // number of values of a list
@@ -71,7 +73,7 @@ class Command {
 int run_command_line(const std::string& what, const std::string& footer, const std::string& version,
                      const std::vector<std::string>& words, const std::function<void(Command)>& declare);
 
-// Of several names the one that differs from a word by the fewest letters, or "" when none is near.
+// The name that differs from the word by the fewest letters, or "" when none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& names);
 
 }  // namespace tandem::tool

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdio>
 #include <optional>
 #include <thread>
 
+#include "base/text.h"
 #include "cli/measure.h"
 
 namespace tandem::tool {
@@ -50,6 +53,7 @@ std::vector<AccuracyCheck> check_exactness(Machine& machine, const Given& given,
     plain.forward(problem(formula.back(), TANDEM_FORWARD));
     if (backward) plain.backward(problem(formula.back(), TANDEM_BACKWARD));
   }
+  progress.become("computing float64");
   const Results exact(given.original, backward, true), shapes(given.original, backward, false);
   const double passes = backward ? 2 : 1;
   truth(with_results(given.original.attention(options), shapes), exact, backward, machine.threads,
@@ -103,8 +107,49 @@ Speed measure_speed(Machine& machine, const Given& given, const Attention& optio
   return speed;
 }
 
+namespace {
+
+// "q contains 3 NaN, the first at (0, 5, 2, 1)", or "".
+std::string nan_remark(const char* name, const Buffer& buffer) {
+  int64_t count = 0, first = 0;
+  for (int64_t n = buffer.count() - 1; buffer && n >= 0; --n) {
+    if (std::isnan(buffer.get(n))) ++count, first = n;
+  }
+  if (count == 0) return "";
+  std::vector<int64_t> index(buffer.shape().size());
+  for (size_t axis = index.size(); axis-- > 0; first /= buffer.shape()[axis])
+    index[axis] = first % buffer.shape()[axis];
+  return str_cat(name, " contains ", count, " NaN, the first at ", io::shape_text(index),
+                 ": results that depend on it are NaN");
+}
+
+}  // namespace
+
+void print_problem(const Inputs& in, const Machine& machine, const std::vector<std::string>& remarks) {
+  std::printf("q %s  k %s  v %s  %s\n", io::shape_text(in.q.shape()).c_str(), io::shape_text(in.k.shape()).c_str(),
+              io::shape_text(in.v.shape()).c_str(), short_name(in.q.dtype()).c_str());
+  std::printf("on %s\n", machine.engine.context().description().c_str());
+  print(remarks);
+  const struct {
+    const char* name;
+    const Buffer* buffer;
+  } inputs[] = {{"q", &in.q},       {"k", &in.k},       {"v", &in.v},      {"dout", &in.dout},
+                {"dlse", &in.dlse}, {"bias", &in.bias}, {"sink", &in.sink}};
+  for (const auto& [name, buffer] : inputs) {
+    const std::string remark = nan_remark(name, *buffer);
+    if (!remark.empty()) print({remark});
+  }
+  std::fflush(stdout);
+}
+
+bool is_empty(const Results& results) {
+  for (const Buffer* result : {&results.out, &results.lse, &results.dq, &results.dk, &results.dv})
+    if (result->count() > 0) return false;
+  return true;
+}
+
 std::string exactness_table(const std::vector<AccuracyCheck>& checks) {
-  Table table({"", "largest error", "plain formula", "mean error", "plain formula", "of allowed", ""});
+  Table table({"", "largest error", "standard", "mean error", "standard", "of limit", ""});
   for (const AccuracyCheck& one : checks) {
     table.add({one.name, number(one.engine.largest), number(one.plain.largest), number(one.engine.mean),
                number(one.plain.mean), fixed(100 * one.worst, 0) + " %", one.good() ? good("exact") : bad("FAIL")});

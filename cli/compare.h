@@ -1,4 +1,4 @@
-// What verify, attend, bench and demo have in common: one call beside float64 and beside the plain formula.
+// Common parts of verify, attend, bench and demo: one call, compared with float64 and with standard attention.
 #pragma once
 
 #include <string>
@@ -10,24 +10,24 @@
 
 namespace tandem::tool {
 
-// What a command works with: the engine, and threads for the formula and the truth.
+// The engine of a command, and threads for standard attention and float64.
 struct Machine {
   Machine(const std::string& device, int thread_count)
       : engine(device, thread_count), threads(thread_count, nullptr, nullptr) {}
 
-  // Whether gradients are served, of inputs whose forward is. A GPU may have no kernels for them yet: then the
-  // remarks say why. On the CPU the call itself says what is wrong with it.
+  // Returns whether the backward is supported where the forward is. A GPU may have no kernel: the remarks get the
+  // reason. On the CPU the call itself reports errors.
   bool serves_gradients(const Inputs& inputs, const Attention& options, std::vector<std::string>* remarks) const;
 
-  // Throws what serves_gradients() would remark on: for those who asked for gradients and nothing less.
+  // Throws the reason that serves_gradients() would remark on: for commands whose flag demands gradients.
   void require_gradients(const Inputs& inputs, const Attention& options) const;
 
   Engine engine;
   cpu::Threads threads;
 };
 
-// The engine's and the plain formula's results against float64 of the original inputs: out, lse and, with backward,
-// every gradient. The formula gets the inputs that the engine gets. results, made for these, receives the engine's.
+// Compares the engine and standard attention with float64 of the original inputs: out, lse and, with backward, every
+// gradient. Both get the same inputs. results receives the engine's.
 std::vector<AccuracyCheck> check_exactness(Machine& machine, const Given& given, const Attention& options,
                                            bool backward, Results& results, Progress& progress);
 
@@ -41,6 +41,12 @@ struct Speed {
 // seconds: about how long each of the four is repeated. The formula runs on the CPU, on the original inputs.
 Speed measure_speed(Machine& machine, const Given& given, const Attention& options, bool backward, bool plain,
                     double seconds);
+
+// The first lines of a command: shapes, type, device, remarks, and every input that contains NaN.
+void print_problem(const Inputs& inputs, const Machine& machine, const std::vector<std::string>& remarks);
+
+inline constexpr const char* kNothingRan = "Nothing ran: every result is empty.\n";
+bool is_empty(const Results& results);
 
 std::string exactness_table(const std::vector<AccuracyCheck>& checks);
 bool all_good(const std::vector<AccuracyCheck>& checks);

@@ -1,4 +1,4 @@
-// tandem demo: attention as a real model asks for it, layer by layer: exact? fast? small? And what does it look at?
+// tandem demo: attention of every layer of a real model, checked against float64, timed and drawn.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,29 +17,40 @@
 namespace tandem::tool {
 namespace {
 
+constexpr size_t kColumns = 80;
+
 namespace fs = std::filesystem;
-using Words = std::vector<std::vector<std::string>>;  // of each sequence
+using Words = std::vector<std::vector<std::string>>;  // by sequence
 
 struct Layer {
   std::string file, name;  // "sentences", "layer0"
   Given given;
-  Buffer model_out;  // what the model itself computed; may be absent
+  Buffer model_out;  // the model's own result; may be absent
   Results results;
 
   std::string title() const { return file + " " + name; }
 };
 
+// In the checkout pictures belong to the build; elsewhere to the folder where the command runs.
+std::string default_picture(const char* name) {
+  return fs::is_directory("build") && fs::is_directory("examples/minilm") ? std::string("build/demo/") + name : name;
+}
+
 struct Demo {
   MachineFlags machine;
-  std::string folder, picture = "attention.svg", timeline = "timeline.svg", backward_timeline = "timeline-backward.svg";
+  std::string folder, picture = default_picture("attention.svg"), timeline = default_picture("timeline.svg"),
+                      backward_timeline = default_picture("timeline-backward.svg");
+  std::string program;  // as it was typed, for the commands to try next
   int64_t sentence = 0, layer = 5, head = 11;
   double seconds = 0.1;
 
   int run();
   std::vector<Layer> load(const Engine& engine, std::vector<Words>& words) const;
-  bool report(Machine& on, std::vector<Layer>& layers, bool gradients) const;
+  bool report(Machine& on, std::vector<Layer>& layers, bool gradients, std::string* summary) const;
   void draw(const Layer& from, const Words& words) const;
-  bool emulate(const std::vector<Layer>& layers) const;
+  std::optional<bool> emulate(const std::vector<Layer>& layers) const;
+  void check_outputs() const;
+  void print_next() const;
 };
 
 std::string default_folder() {
@@ -70,7 +81,7 @@ Words words_of(const io::Safetensors& file, const std::string& path) {
   return words;
 }
 
-// Every NAME.q with its NAME.k and NAME.v, in the order of their names.
+// Loads every NAME.q with its NAME.k and NAME.v, ordered by name.
 void load_file(const std::string& path, const Engine& engine, std::vector<Layer>& layers, std::vector<Words>& words) {
   const io::MappedFile mapped(path);
   const io::Safetensors file = io::parse_safetensors(mapped.bytes(), path);
@@ -145,76 +156,97 @@ double worst_error(const std::vector<AccuracyCheck>& checks, Errors AccuracyChec
   return worst;
 }
 
+double worst_share(const std::vector<AccuracyCheck>& checks) {
+  double worst = 0;
+  for (const AccuracyCheck& judged : checks) worst = std::max(worst, judged.worst);
+  return worst;
+}
+
+// "4x13x12x32 f16"
+std::string short_shape(const Buffer& buffer) {
+  std::string text;
+  for (const int64_t extent : buffer.shape()) text += (text.empty() ? "" : "x") + std::to_string(extent);
+  return text;
+}
+
 std::vector<std::string> exactness_row(const Layer& layer, const std::vector<AccuracyCheck>& checks, bool gradients) {
-  const Buffer& q = layer.given.original.q;
-  std::vector<std::string> row = {layer.title(), io::shape_text(q.shape()) + " " + short_name(q.dtype())};
+  std::vector<std::string> row = {layer.title(), short_shape(layer.given.original.q)};
   for (const bool gradient : {false, true}) {
     if (gradient && !gradients) continue;
     row.push_back(number(worst_error(checks, &AccuracyCheck::engine, gradient), 2));
     row.push_back(dim(number(worst_error(checks, &AccuracyCheck::plain, gradient), 2)));
   }
-  double worst = 0;
-  for (const AccuracyCheck& judged : checks) worst = std::max(worst, judged.worst);
-  row.push_back(fixed(100 * worst, 0) + " %");
-  row.push_back(all_good(checks) ? good("exact") : bad("FAIL"));
+  const std::string share = fixed(100 * worst_share(checks), 0) + " %";
+  row.push_back(all_good(checks) ? good(share) : bad("FAIL " + share));
   return row;
 }
 
-// How many times faster is said of one machine only: the formula runs on the CPU.
-std::vector<std::string> speed_row(const Layer& layer, const Speed& s, bool gradients, bool ratios) {
+std::vector<std::string> speed_row(const Layer& layer, const Speed& s, bool gradients) {
   std::vector<std::string> row = {layer.title()};
-  const auto add = [&](double engine, double plain) {
-    row.push_back(seconds_text(engine));
-    row.push_back(dim(seconds_text(plain)));
-    if (ratios) row.push_back(fixed(plain / engine, 1) + "x");
+  const auto add = [&](const std::string& engine, const std::string& standard) {
+    row.push_back(engine);
+    row.push_back(dim(standard));
   };
-  add(s.forward, s.plain_forward);
-  if (gradients) add(s.backward, s.plain_backward);
-  row.push_back(bytes_text(s.memory));
-  row.push_back(dim(bytes_text(s.plain_memory)));
+  add(seconds_text(s.forward), seconds_text(s.plain_forward));
+  if (gradients) add(seconds_text(s.backward), seconds_text(s.plain_backward));
+  add(bytes_text(s.memory), bytes_text(s.plain_memory));
   return row;
 }
 
-std::vector<std::string> speed_header(bool gradients, bool ratios) {
-  std::vector<std::string> header = {""};
-  for (const char* pass : {"forward", "backward"}) {
-    if (!gradients && pass[0] == 'b') continue;
-    header.insert(header.end(), {pass, "plain formula"});
-    if (ratios) header.emplace_back("");
-  }
-  header.insert(header.end(), {"extra memory", "plain formula"});
+std::vector<std::string> speed_header(bool gradients) {
+  std::vector<std::string> header = {"", "forward", "standard"};
+  if (gradients) header.insert(header.end(), {"backward", "standard"});
+  header.insert(header.end(), {"memory", "standard"});
   return header;
 }
 
-bool Demo::report(Machine& on, std::vector<Layer>& layers, bool gradients) const {
-  const bool ratios = !on.engine.on_gpu();
-  std::vector<std::string> header = {"", "shape", "out", "plain formula"};
-  if (gradients) header.insert(header.end(), {"gradients", "plain formula"});
-  header.insert(header.end(), {"of allowed", ""});
-  Table exactness(header), speed(speed_header(gradients, ratios));
-  bool good_so_far = true;
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+// Prints both tables and fills the summary.
+bool Demo::report(Machine& on, std::vector<Layer>& layers, bool gradients, std::string* summary) const {
+  std::vector<std::string> header = {"", "shape of q", "out", "standard"};
+  if (gradients) header.insert(header.end(), {"gradients", "standard"});
+  header.emplace_back("of limit");
+  Table exactness(header), speed(speed_header(gradients));
+  std::vector<double> forward_ratios, backward_ratios;
+  double worst = 0;
+  bool exact = true;
   std::string remarks;
   {
     Progress progress("attending", 1.5 * static_cast<double>(layers.size()));
     for (Layer& one : layers) {
       const auto checks = check_exactness(on, one.given, {}, gradients, one.results, progress);
-      speed.add(speed_row(one, measure_speed(on, one.given, {}, gradients, true, seconds), gradients, ratios));
+      progress.become("measuring");
+      const Speed measured = measure_speed(on, one.given, {}, gradients, true, seconds);
+      speed.add(speed_row(one, measured, gradients));
       exactness.add(exactness_row(one, checks, gradients));
       progress.advance(0.5);
+      forward_ratios.push_back(measured.plain_forward / measured.forward);
+      if (gradients) backward_ratios.push_back(measured.plain_backward / measured.backward);
+      worst = std::max(worst, worst_share(checks));
       for (const AccuracyCheck& judged : checks) {
         if (!judged.good()) remarks += bad(one.title() + ": " + judged.name + ": " + judged.why) + "\n";
       }
-      good_so_far = good_so_far && all_good(checks);
-      if (one.model_out) {
-        remarks += one.title() + ": differs from the model's own output by at most " +
-                   number(difference_to_model(one), 2) + "\n";
-      }
+      exact = exact && all_good(checks);
+      if (one.model_out)
+        remarks += str_cat(one.title(), ": differs from the model's own output by at most ",
+                           number(difference_to_model(one), 2), "\n");
     }
   }
   std::printf("%s\n%s\n", bold("Largest error against float64").c_str(), exactness.text().c_str());
   std::printf("%s\n%s\n%s\n", bold("Time, and memory beyond inputs and results").c_str(), speed.text().c_str(),
               remarks.c_str());
-  return good_so_far;
+  *summary = exact ? str_cat("Every layer is exact, with at most ", fixed(100 * worst, 0), " % of the allowed error")
+                   : "Some layers are NOT exact (see FAIL above)";
+  if (!on.engine.on_gpu()) {  // standard attention runs on the CPU, too
+    *summary +=
+        str_cat("; the median speedup over standard attention is ", fixed(median(forward_ratios), 1), "x forward");
+    if (gradients) *summary += str_cat(" and ", fixed(median(backward_ratios), 1), "x backward");
+  }
+  return exact;
 }
 
 // exp(score - lse) is the weight of a key, from the lse that the engine returned.
@@ -227,7 +259,7 @@ void Demo::draw(const Layer& from, const Words& words) const {
   const auto n = std::min<int64_t>(static_cast<int64_t>(sequence.size()), shape[1]);
   const int64_t heads_k = from.given.original.k.shape()[2], d = shape[3];
   svg::Heatmap map;
-  map.title = "What each word looks at: " + from.name + ", head " + std::to_string(h);
+  map.title = "Attention between words: " + from.name + ", head " + std::to_string(h);
   map.subtitle = "softmax(q k / sqrt(" + std::to_string(d) +
                  ")) in percent, from the lse that Tandem returned; rows add up to 100";
   map.rows = map.columns = std::vector<std::string>(sequence.begin(), sequence.begin() + n);
@@ -245,11 +277,11 @@ void Demo::draw(const Layer& from, const Words& words) const {
   io::AtomicFile file(picture);
   file.write(svg::draw(map));
   file.commit();
-  std::printf("The picture of %s, head %lld (open it in a browser):\n  %s\n\n", from.name.c_str(),
-              static_cast<long long>(h), bold(fs::absolute(picture).lexically_normal().string()).c_str());
+  std::printf("Picture of %s, head %lld (open it in a browser):\n  %s\n\n", from.name.c_str(),
+              static_cast<long long>(h), bold(picture).c_str());
 }
 
-// Heads of a sequence side by side, as one head of a tensor of its own.
+// Concatenates heads of a sequence to one head of a new tensor.
 Buffer heads_of(const Buffer& from, const std::vector<int64_t>& heads) {
   const auto& shape = from.shape();
   const auto count = static_cast<int64_t>(heads.size());
@@ -263,7 +295,7 @@ Buffer heads_of(const Buffer& from, const std::vector<int64_t>& heads) {
   return to;
 }
 
-// So many heads as one, the head that was asked for among them.
+// Joins `count` heads, the wanted one among them, to one wide head.
 Inputs heads_as_one(const Inputs& all, int64_t head, int64_t count, std::string* title) {
   const int64_t heads = all.q.shape()[2], group = heads / all.k.shape()[2];
   const int64_t first = std::min(head / count * count, heads - count);
@@ -280,9 +312,9 @@ Inputs heads_as_one(const Inputs& all, int64_t head, int64_t count, std::string*
   return one;
 }
 
-// The longest layer's head, where no GPU is. Pairs of CTAs make the gradients of wider ones: so heads side by side,
-// too, until they are that wide.
-bool Demo::emulate(const std::vector<Layer>& layers) const {
+// Runs one head of the longest layer on a virtual GPU. Kernels of two CTAs compute the gradients of wide heads only, so
+// several heads are joined to one for the backward. Nothing where there is no NVRTC.
+std::optional<bool> Demo::emulate(const std::vector<Layer>& layers) const {
   const Layer& longest = *std::max_element(layers.begin(), layers.end(), [](const Layer& a, const Layer& b) {
     return a.given.original.q.shape()[1] < b.given.original.q.shape()[1];
   });
@@ -293,14 +325,23 @@ bool Demo::emulate(const std::vector<Layer>& layers) const {
   std::string title = longest.title(), wide_title = title;
   const std::optional<bool> one =
       show_on_virtual_gpu(heads_as_one(all, h, 1, &title), title, machine.threads, TANDEM_FORWARD, timeline);
-  if (!one) return true;
+  if (!one) return std::nullopt;
   Inputs wide = heads_as_one(all, h, together, &wide_title);
   const std::optional<bool> pair =
       show_on_virtual_gpu(std::move(wide), wide_title, machine.threads, TANDEM_BACKWARD, backward_timeline);
   return *one && pair.value_or(true);
 }
 
+void Demo::check_outputs() const {
+  for (const auto& [flag, path] : {std::pair("--picture", &picture), std::pair("--timeline", &timeline),
+                                   std::pair("--timeline-backward", &backward_timeline)}) {
+    if (path->starts_with("build/demo/")) fs::create_directories("build/demo");
+    io::check_output_file(flag, *path);
+  }
+}
+
 int Demo::run() {
+  check_outputs();
   std::vector<std::string> remarks;
   const std::unique_ptr<Machine> on = machine.open(&remarks);
   std::vector<Words> words;
@@ -310,29 +351,51 @@ int Demo::run() {
   if (first.converted) remarks.push_back(first.note());
   std::printf("%s on %s\n", bold(std::string("Tandem ") + tandem_version()).c_str(),
               on->engine.context().description().c_str());
-  print(remarks);
-  std::printf("Plain formula: whole score matrices; products by %s%s\n\n", plain::Blas::best().name().c_str(),
-              on->engine.on_gpu() ? ", on the CPU" : "");
-  bool exact = report(*on, layers, gradients);
+  print(remarks, kColumns);
+  std::printf("Standard attention stores whole score matrices; products by\n%s%s\n\n",
+              plain::Blas::best().name().c_str(), on->engine.on_gpu() ? ", on the CPU" : "");
+  std::fflush(stdout);
+  std::string summary;
+  bool exact = report(*on, layers, gradients, &summary);
   const auto chosen = static_cast<size_t>(std::clamp<int64_t>(layer, 0, static_cast<int64_t>(layers.size()) - 1));
   if (!words[chosen].empty()) draw(layers[chosen], words[chosen]);
-  if (!on->engine.on_gpu()) exact = emulate(layers) && exact;
-  std::printf(
-      "Next:\n"
-      "  tandem demo --layer 0 --head 7 --sentence 1     another picture\n"
-      "  tandem attend examples/minilm/sentences.safetensors --names layer0.q,layer0.k,layer0.v --grad --out "
-      "result.safetensors\n"
-      "  tandem verify --dtype bf16 --seqlen-q 2048 --causal\n"
-      "  tandem bench --svg bench.svg\n"
-      "  tandem --help\n");
+  if (!on->engine.on_gpu()) {
+    const std::optional<bool> emulated = emulate(layers);
+    exact = emulated.value_or(true) && exact;
+    summary += !emulated   ? "; the GPU's kernels did not run, because there is no NVRTC"
+               : *emulated ? "; the kernels of a B200 are exact on the virtual GPU"
+                           : "; the kernels of a B200 are NOT exact on the virtual GPU";
+  }
+  print_next();
+  print({bold("Summary: ") + summary + "."}, kColumns);
   return exact ? 0 : 1;
+}
+
+void Demo::print_next() const {
+  const std::string folder_of_results =
+      fs::path(picture).has_parent_path() ? fs::path(picture).parent_path().string() + "/" : "";
+  const std::string lines[] = {"demo --layer 0 --head 7 --sentence 1",
+                               "attend examples/minilm/sentences.safetensors \\",
+                               "--names layer0.q,layer0.k,layer0.v --grad \\",
+                               "--out " + folder_of_results + "result.safetensors",
+                               "verify --dtype bf16 --seqlen-q 2048 --causal",
+                               "bench --svg " + folder_of_results + "bench.svg",
+                               "--help"};
+  std::printf("Next:\n");
+  const std::string name = program.size() <= 20 ? program : "tandem";
+  for (const std::string& line : lines) {
+    const bool continues = line.starts_with("--names") || line.starts_with("--out");
+    std::printf("  %s %s\n", continues ? " " : name.c_str(), line.c_str());
+  }
+  std::printf("\n");
 }
 
 }  // namespace
 
-void add_demo(Command app) {
+void add_demo(Command app, const std::string& program) {
   auto demo = std::make_shared<Demo>();
-  Command command = app.add("demo", "Attend to every layer of a real model; check, time and draw it");
+  demo->program = program;
+  Command command = app.add("demo", "Attention of every layer of a real model: checked, timed, drawn");
   command.footer(R"(Examples:
   tandem demo                                   MiniLM, from examples/minilm
   tandem demo --layer 5 --head 2 --picture head.svg
@@ -341,14 +404,14 @@ void add_demo(Command app) {
 
 Exit code: 0 when every result is exact enough, 1 when not, 2 when the input cannot be used.)");
   command.option("folder", demo->folder, "Folder of .safetensors files [examples/minilm]");
-  command.option("--layer", demo->layer, "Of the picture: which layer, in the order of the table").show_default();
-  command.option("--head", demo->head, "Of the picture: which head").show_default();
-  command.option("--sentence", demo->sentence, "Of the picture: which sequence").show_default();
-  command.option("--picture", demo->picture, "Where the picture goes").show_default();
-  command.option("--timeline", demo->timeline, "Where the picture of the virtual GPU's warps goes").show_default();
-  command.option("--timeline-backward", demo->backward_timeline, "Where that of the gradients' kernel goes")
+  command.option("--layer", demo->layer, "Layer of the picture, in the order of the table").show_default();
+  command.option("--head", demo->head, "Head of the picture").show_default();
+  command.option("--sentence", demo->sentence, "Sequence of the picture").show_default();
+  command.option("--picture", demo->picture, "File of the picture").show_default();
+  command.option("--timeline", demo->timeline, "File of the picture of a forward on the virtual GPU").show_default();
+  command.option("--timeline-backward", demo->backward_timeline, "File of the picture of a backward on the virtual GPU")
       .show_default();
-  command.option("--seconds", demo->seconds, "About how long each measurement lasts").show_default().above_zero();
+  command.option("--seconds", demo->seconds, "Seconds that each measurement lasts, about").show_default().above_zero();
   demo->machine.add_to(command);
   command.run([demo] { return demo->run(); });
 }

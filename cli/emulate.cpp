@@ -1,7 +1,6 @@
 #include "cli/emulate.h"
 
 #include <cstdio>
-#include <filesystem>
 
 #include "base/text.h"
 #include "cli/cards.h"
@@ -14,25 +13,27 @@
 namespace tandem::tool {
 namespace {
 
+constexpr size_t kColumns = 80;
+
 constexpr const char* kDevice = "vgpu:b200";
 
-// Of block 0, or the pair that it is of, in a run of its own: the checker watches the other one.
+// Draws the first cluster, in a separate run without the checker.
 std::string drawing_of(Inputs head, tandem_pass pass) {
   const Trace trace = trace_of(*attention_job(std::move(head), {}, pass), kDevice, {}, 0, Traced::cluster);
   throw_if_failed(trace.status);
-  const char* const whose = trace.cluster > 1 ? ", a pair of CTAs, of which block 0 multiplies for both" : "";
+  const char* const whose = trace.cluster > 1 ? ", two CTAs; block 0 issues the MMAs of both" : "";
   return svg::draw(trace.timeline, {.where = str_cat(kDevice, whose)});
 }
 
-// Of the run before: a kernel in which the checker finds something does not get here.
+// About the run before: where the checker finds something, that run fails.
 const char* what_the_checker_says() {
   vgpu::Options options;
   throw_if_failed(vgpu::options_from_environment(&options));
-  return options.check ? "the checker found no race, no missing fence or wait: vgpu/docs/virtual-gpu.md"
-                       : "the checker was off: TANDEM_VGPU_CHECK=off";
+  return options.check ? "The checker found no race and no missing fence or wait."
+                       : "The checker was off: TANDEM_VGPU_CHECK=off.";
 }
 
-// The kernels of the head's forward and backward.
+// Names the kernels of the forward and the backward.
 std::string what_ran(const Inputs& inputs, bool gradients) {
   const gpu::Properties device = CardFlags{.device = kDevice, .card = {}}.properties();
   std::string text = "ran ";
@@ -43,7 +44,7 @@ std::string what_ran(const Inputs& inputs, bool gradients) {
     const plan::Plan plan = plan::make_plan(problem, device);
     for (const plan::PlannedKernel& kernel : plan.kernels)
       text += str_cat(&kernel == plan.kernels.begin() ? "" : ", ", plan::name_of(kernel));
-    text += pass == TANDEM_FORWARD && gradients ? " and " : "\n";
+    if (pass == TANDEM_FORWARD && gradients) text += " and ";
   }
   return text;
 }
@@ -52,7 +53,7 @@ std::string what_ran(const Inputs& inputs, bool gradients) {
 
 std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, int threads, tandem_pass drawn,
                                         const std::string& picture) {
-  std::printf("%s\n", bold("Without a GPU: " + what + " by the kernels of a GPU, on a virtual one").c_str());
+  std::printf("%s\n", bold("GPU kernels on a virtual GPU: " + what).c_str());
   Machine on(kDevice, threads);
   Random random(1);
   std::vector<int64_t> shape = head.q.shape();
@@ -68,22 +69,22 @@ std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, in
     checks = check_exactness(on, given, {}, gradients, results, progress);
   } catch (const Error& error) {
     if (error.code() != TANDEM_NO_COMPILER) throw;
-    std::printf("left out: %s\n\n", error.what());
+    print({std::string("skipped: ") + error.what()}, kColumns);
+    std::printf("\n");
     return std::nullopt;
   }
-  print(remarks);
-  std::printf("%s\n%s\n%s%s", on.engine.context().description().c_str(), given.note().c_str(),
-              what_ran(given.used(), gradients).c_str(), exactness_table(checks).c_str());
+  print(remarks, kColumns);
+  print({on.engine.context().description()}, kColumns);
+  if (given.converted) print({given.note()}, kColumns);
+  print({what_ran(given.used(), gradients)}, kColumns);
+  std::printf("%s", exactness_table(checks).c_str());
   std::printf("%s\n", what_the_checker_says());
   if (drawn == TANDEM_FORWARD || gradients) {
     io::AtomicFile file(picture);
     file.write(drawing_of(std::move(given.converted ? *given.converted : given.original), drawn));
     file.commit();
-    std::printf(
-        "What the warps of the %s's first CTA, or pair of them, did, and who waited for whom (open it in a browser):\n "
-        " %s\n\n",
-        drawn == TANDEM_FORWARD ? "forward" : "backward",
-        bold(std::filesystem::absolute(picture).lexically_normal().string()).c_str());
+    std::printf("Timeline of the first cluster of the %s (open it in a browser):\n  %s\n\n",
+                drawn == TANDEM_FORWARD ? "forward" : "backward", bold(picture).c_str());
   }
   return all_good(checks);
 }

@@ -1,4 +1,4 @@
-// One head of a layer by the kernels of a GPU that is not there.
+// One head of a layer, computed by GPU kernels on a virtual GPU.
 #pragma once
 
 #include <optional>
@@ -8,9 +8,8 @@
 
 namespace tandem::tool {
 
-// Runs the forward and the backward of a head (batch 1, one head) on a virtual GPU: are they exact, does the checker
-// find anything? Draws what the warps of one block did in a pass. Prints as it goes. False when something is wrong;
-// what keeps it from being tried at all, such as no NVRTC, is a line, and no answer.
+// Runs the forward and the backward of a head (batch 1) under the checker, and compares them with float64. Draws one
+// cluster of a pass. False when a result is not exact; nothing without NVRTC.
 std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, int threads, tandem_pass drawn,
                                         const std::string& picture);
 

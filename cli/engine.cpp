@@ -45,7 +45,7 @@ void Engine::release_workspace() {
 std::span<std::byte> Engine::workspace(const Attention& attention, tandem_pass pass) {
   const size_t needed = workspace_size(attention, pass, context_);
   needed_ = std::max(needed_, needed);
-  const size_t room = std::max<size_t>(1, needed_);  // an empty span asks the call to allocate
+  const size_t room = std::max<size_t>(1, needed_);  // with an empty span the call allocates
   if (!on_gpu()) {
     if (room > workspace_.size()) workspace_ = std::vector<std::byte>(room);
     return workspace_;
@@ -103,7 +103,7 @@ void Call::fetch() {
 
 double Call::median_seconds(tandem_pass pass, double seconds) {
   if (!engine_.on_gpu()) return tool::median_seconds([&] { run(pass); }, seconds);
-  // The workspace's size is asked for once: a caller asks once per shape, and a small call takes the GPU less time.
+  // The workspace size is computed once, as a caller computes it once per shape: a small call takes the GPU less time.
   const std::span<std::byte> workspace = engine_.workspace(attention_, pass);
   const detail::CArgs args(attention_, pass);
   const auto function = pass == TANDEM_FORWARD ? tandem_forward : tandem_backward;

@@ -1,4 +1,4 @@
-// The engine behind the public interface, on the CPU or on a GPU, and calls whose tensors are where it works.
+// An engine of the public interface, on the CPU or on a GPU, and calls with tensors in its memory.
 #pragma once
 
 #include <memory>
@@ -30,7 +30,7 @@ class Engine {
   std::span<std::byte> workspace(const Attention& attention, tandem_pass pass);
 
   const bool emulated_;
-  std::unique_ptr<Gpu> gpu_;  // first: it says best why there is none
+  std::unique_ptr<Gpu> gpu_;  // first: its refusal is the clearest
   Context context_;
   size_t needed_ = 0;
   std::vector<std::byte> workspace_;

@@ -1,4 +1,4 @@
-// tandem explain: what a GPU would do for a problem, why, and the least time that it could take.
+// tandem explain: the plan of a GPU for a problem, its reasons, and a lower bound of its time.
 #include "plan/explain.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 namespace tandem::tool {
 namespace {
 
-// What all SMs together get out of the L2 cache by bulk copies, measured on an H200, in bytes a clock for one of them;
-// and the share of the memory's pin rate that reading reaches.
+// Measured on an H200 while all SMs load: bytes a clock of bulk copies from the L2 cache to one SM, and the share of
+// the memory's pin rate.
 constexpr double l2_bytes_per_clock = 36, memory_share = 0.95;
 
 struct Unit {
@@ -98,7 +98,7 @@ int Explain::run() const {
 
 void add_explain(Command app) {
   auto explain = std::make_shared<Explain>();
-  Command command = app.add("explain", "What a GPU would do for a problem, why, and its least time");
+  Command command = app.add("explain", "The plan of a GPU for a problem, its reasons, and its least time");
   std::string footer = R"(Examples:
   tandem explain --seqlen 4096 --heads 16 --head-dim 128 --causal
   tandem explain --preset llama --card h100               no GPU is needed
@@ -113,12 +113,12 @@ Presets:
   for (const Preset& preset : presets())
     footer += str_cat("  ", preset.name, std::string(16 - std::string(preset.name).size(), ' '), preset.what, "\n");
   footer += R"(
-The floor is what each unit of the card must do at least, as clocks of every SM. Units work side by side, so the largest
-is the least time. It counts visible keys only, as if tiles had no edges. Machine code is read by nvdisasm (pip install
-nvidia-cuda-nvdisasm); sass/docs/machine-code.md says what its figures mean.
-Exit code: 0, 2 when the card would not serve the problem.)";
+The lower bound of a unit is its least work, in clocks of every SM. Units work in parallel, so the largest bound is the
+least time. Only visible keys count, as if tiles had no edges. nvdisasm reads machine code (pip install
+nvidia-cuda-nvdisasm); sass/docs/machine-code.md explains the figures.
+Exit code: 0, or 2 when the GPU does not support the problem.)";
   command.footer(footer);
-  command.flag("--backward", explain->backward, "The gradients of q, k, v and of what else is given");
+  command.flag("--backward", explain->backward, "The gradients of q, k, v and of the other inputs");
   explain->card.add_to(command);
   explain->machine_code.add_to(command);
   explain->problem.add_presets_to(command);

@@ -9,6 +9,12 @@ namespace {
 
 const std::string not_on_the_gpu = "not on the GPU: ";
 
+// CUDA's name of the error, or the sentence of a virtual GPU's allocator.
+bool is_out_of_memory(std::string_view sentence) {
+  return sentence.find("OUT_OF_MEMORY") != std::string_view::npos ||
+         sentence.find("virtual GPU's memory") != std::string_view::npos;
+}
+
 // "255", "-3", or "*": unbounded.
 std::optional<int64_t> window_bound(const std::string& text, const std::string& window) {
   if (text == "*") return std::nullopt;
@@ -20,16 +26,16 @@ std::optional<int64_t> window_bound(const std::string& text, const std::string& 
     used = 0;
   }
   if (used == 0 || used != text.size())
-    throw io::InputError("--window " + window + ": must be LEFT,RIGHT, each a whole number or * for no bound");
+    throw io::InputError("--window (" + window + ") must be LEFT,RIGHT: each a 64-bit whole number, or * for no bound");
   return value;
 }
 
 }  // namespace
 
 void MachineFlags::add_to(Command app) {
-  app.option("--device", device, "cpu, cuda, cuda:N or vgpu:MODEL [a GPU that there are kernels for, else cpu]")
+  app.option("--device", device, "cpu, cuda, cuda:N or vgpu:MODEL [the first supported GPU, else cpu]")
       .environment("TANDEM_DEVICE");
-  app.option("--threads", threads, "Most threads to use; 0: one per core").within(0, 1024);
+  app.option("--threads", threads, "Largest number of threads; 0: one per core").within(0, 1024);
 }
 
 std::unique_ptr<Machine> MachineFlags::open(std::vector<std::string>* remarks) const {
@@ -56,11 +62,14 @@ Opened MachineFlags::open(Inputs inputs, const Attention& options, tandem_pass p
 
 void MaskFlags::add_to(Command app) {
   app.flag("--causal", causal, "A query sees no later key").group("Scores and masks");
-  app.option("--window", window, "LEFT,RIGHT: how far a query sees; * is no bound").group("Scores and masks");
-  app.flag("--top-left", top_left, "The first query meets the first key (else the last meets the last)")
+  app.option("--window", window, "LEFT,RIGHT: number of keys that a query sees on each side; *: all")
       .group("Scores and masks");
-  app.option("--scale", scale, "Factor of the scores; 0: 1/sqrt(head_dim)").group("Scores and masks");
-  app.option("--softcap", softcap, "Scores become C * tanh(score / C); 0: off").group("Scores and masks");
+  app.flag("--top-left", top_left, "Align the first query with the first key [the last with the last]")
+      .group("Scores and masks");
+  app.option("--scale", scale, "Factor of the scores; 0: 1/sqrt(head_dim)").finite().group("Scores and masks");
+  app.option("--softcap", softcap, "Scores become C * tanh(score / C); 0: off")
+      .at_least_zero()
+      .group("Scores and masks");
   app.flag("--alibi", alibi, "Subtract slope * distance; slopes 2^(-8/heads), its square, ...")
       .group("Scores and masks");
   app.option("--seqused", seqused, "Used length of each sequence, queries and keys alike: 13,11,7")
@@ -102,26 +111,24 @@ void MaskFlags::fill(Inputs& inputs) const {
 
 int32_t checked_index(int64_t value, const char* flag) {
   if (value < INT32_MIN || value > INT32_MAX)
-    throw io::InputError(std::string(flag) + " " + std::to_string(value) + ": must fit into 32 bits");
+    throw io::InputError(std::string(flag) + " (" + std::to_string(value) + ") must fit into 32 bits");
   return static_cast<int32_t>(value);
 }
 
 int guarded(const std::function<int()>& run) {
-  const auto say = [](const char* sentence) { std::fprintf(stderr, "tandem: %s\n", sentence); };
+  const auto fail = [](int code, const char* sentence) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "tandem: %s\n", sentence);
+    return code;
+  };
   try {
     return run();
-  } catch (const io::InputError& error) {
-    say(error.what());
-    return 2;
   } catch (const Error& error) {
-    say(error.what());
-    return error.code() == TANDEM_INVALID_ARGUMENT || error.code() == TANDEM_UNSUPPORTED ? 2 : 1;
+    return fail(error.code() == TANDEM_DEVICE_ERROR && !is_out_of_memory(error.what()) ? 1 : 2, error.what());
   } catch (const std::bad_alloc&) {
-    say("there is not enough memory for this problem");
-    return 1;
+    return fail(2, "the host has too little memory for this problem: choose fewer heads or a shorter sequence");
   } catch (const std::exception& error) {
-    say(error.what());
-    return 1;
+    return fail(2, error.what());
   }
 }
 

@@ -24,9 +24,9 @@ struct MachineFlags {
   int threads = 0;
   void add_to(Command app);
 
-  // The device asked for, else the best there is.
+  // The requested device, else the best one.
   std::unique_ptr<Machine> open(std::vector<std::string>* remarks) const;
-  // The same for one call: where no device was asked for, one that serves it.
+  // The same for one call: without a requested device, one that supports the call.
   Opened open(Inputs inputs, const Attention& options, tandem_pass pass) const;
 };
 
@@ -42,7 +42,7 @@ struct MaskFlags {
   void fill(Inputs& inputs) const;  // alibi_slopes and seqused, by the shape of inputs.q
 };
 
-// A problem of one's own: sizes, mask and scores; or a preset's, changed by the other flags.
+// A problem from flags: sizes, mask and scores. A preset sets several of them, and other flags change them.
 struct ProblemFlags {
   MaskFlags mask;
   std::string dtype = "f32", bias;
@@ -60,7 +60,7 @@ struct ProblemFlags {
   Inputs random_inputs(Random& random, double magnitude = 1) const;
 };
 
-// Problems as models pose them.
+// Problems of well-known models.
 struct Preset {
   const char *name, *what;
   void (*apply)(ProblemFlags& flags);
@@ -69,8 +69,8 @@ std::span<const Preset> presets();
 
 int32_t checked_index(int64_t value, const char* flag);  // as int32, or io::InputError
 
-// Runs a command's function; what it throws becomes one sentence on standard error and the exit code: 2 for input that
-// cannot be used, 1 for anything else.
+// Runs a command. An exception becomes one sentence on standard error. The exit code is 1 for an error of a
+// device that runs a kernel, and 2 for everything that cannot run: input, memory, compiler.
 int guarded(const std::function<int()>& run);
 
 // Each adds a command.
@@ -80,7 +80,7 @@ void add_bench(Command app);
 void add_explain(Command app);
 void add_cache(Command app);
 void add_info(Command app);
-void add_demo(Command app);
+void add_demo(Command app, const std::string& program);  // program: the command as it was typed
 // arguments: the command line, for the one that repeats a failure.
 void add_vgpu(Command app, const std::vector<std::string>& arguments);
 

@@ -33,7 +33,7 @@ Status look(const std::string& library, GpusSeen* seen) {
   gpu::cuda::Api api;
   int count = 0;
   TANDEM_TRY(gpu::cuda::load(library, &api));
-  TANDEM_TRY(api.check(api.cuDriverGetVersion(&seen->driver_version), "asking the driver's version"));
+  TANDEM_TRY(api.check(api.cuDriverGetVersion(&seen->driver_version), "reading the driver's version"));
   TANDEM_TRY(api.check(api.cuDeviceGetCount(&count), "counting GPUs"));
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     GpuSeen one;

@@ -1,5 +1,4 @@
-// The GPUs of this machine, and one of them, or a virtual one, at work: a stream on it, memory that frees itself, and
-// its clock.
+// The GPUs of this machine, and one opened GPU, which may be virtual: its stream, its memory and its clock.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +28,7 @@ struct GpusSeen {
   int32_t driver_version = 0;  // 13000 is CUDA 13.0
   std::string why_none;        // a sentence, when there is no GPU
 };
-// Uses none of them: asking costs no context.
+// Creates no context.
 GpusSeen gpus_seen(const std::string& library = kDriver);
 
 struct DeviceChoice {
@@ -37,7 +36,7 @@ struct DeviceChoice {
   std::string why;    // a sentence, where a GPU is present and not taken
   bool asked = true;  // by the user
 };
-// What the user asked for; "": the first GPU that there are kernels and a compiler for, else the CPU.
+// "" chooses the first supported GPU that has a compiler, else the CPU.
 DeviceChoice choose_device(const std::string& asked);
 
 void throw_if_failed(const Status& status);  // as tandem::Error
@@ -76,12 +75,12 @@ class Gpu {
   tandem_device place() const { return place_; }  // as tensors name it
   const gpu::Properties& properties() const { return device_->properties(); }
 
-  // The median time of one run, which puts work on the stream: by the GPU's clock, back to back, in five rounds that
-  // together last about `seconds`, after a fifth of that to warm up.
+  // The median time of one run, which enqueues work on the stream, by the GPU's clock. Runs are back to back, in five
+  // rounds that last about `seconds` together, after a warm-up of a fifth of it.
   double median_seconds(const std::function<void()>& run, double seconds);
 
  private:
-  double time_of(const std::function<void()>& run, int64_t count);  // of all together
+  double time_of(const std::function<void()>& run, int64_t count);  // all runs together
 
   std::unique_ptr<gpu::Device> device_;
   tandem_device place_{TANDEM_CUDA, 0};

@@ -1,4 +1,4 @@
-// tandem info: what will run here.
+// tandem info: properties of this machine.
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -86,7 +86,7 @@ int run(const MachineFlags& flags) {
 
 void add_info(Command app) {
   auto flags = std::make_shared<MachineFlags>();
-  Command command = app.add("info", "What is here: GPUs, NVRTC, kernel cache, threads, BLAS, memory speed");
+  Command command = app.add("info", "GPUs, NVRTC, kernel cache, threads, BLAS and memory speed of this machine");
   flags->add_to(command);
   command.run([flags] { return run(*flags); });
 }

@@ -34,7 +34,7 @@ Examined examine(const std::string& file, bool whole) {
   return examined;
 }
 
-// What each block works on; two that multiply together have twice the rows.
+// The tile of one block; two CTAs that issue one MMA have twice the rows.
 Shape shape_of(const plan::ForwardKernel& tile) {
   const int rows = tile.tile_m() / tile.ctas();
   Shape shape{.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v, .rows = rows, .keys = tile.tile_n};
@@ -51,12 +51,12 @@ void write(const std::string& path, std::string_view text) {
   file.commit();
 }
 
-// The kernels of a problem, compiled anew: what a first call waits for is among the figures, of several that are
-// compiled at the same time the longest. save: a file for the cubin of the first, or "".
+// Compiles the kernels of a problem again, because the time of a first call is one of the figures. Kernels compile in
+// parallel, so the longest time counts. save: a file for the first cubin, or "".
 Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties device, bool whole,
                  const std::string& save) {
-  setenv("CUDA_CACHE_DISABLE", "1", 1);     // NVRTC has a cache of its own
-  device.image = gpu::Image::machine_code;  // of a virtual device too
+  setenv("CUDA_CACHE_DISABLE", "1", 1);     // NVRTC has a separate cache
+  device.image = gpu::Image::machine_code;  // also for a virtual device
   const auto seconds_since = [](std::clock_t start) {
     return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   };
@@ -91,7 +91,7 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
   return examined;
 }
 
-// Of a forward: blocks' tiles, and their steps of keys.
+// The tiles of a forward, and their steps of keys.
 Grid grid_of(const Planned& planned, const gpu::Properties& device) {
   const plan::ForwardKernel& tile = planned.plan->forward.tile;
   const plan::Floor floor = plan::floor_of(planned.problem, *planned.plan, device);
@@ -109,12 +109,12 @@ Grid grid_of(const Planned& planned, const gpu::Properties& device) {
   return grid;
 }
 
-// Of a backward.
+// The waits of a backward.
 std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& device, double step) {
   constexpr double kLeast = 0.6, kMax = 1.6;
   const auto waiting = [&](double times) {
     HandOver hand_over;
-    hand_over.adds *= times, hand_over.told *= times;
+    hand_over.adds *= times, hand_over.visible *= times;
     const plan::BackwardSchedule& tiling = planned.plan->backward;
     return waiting_of(planned.problem, tiling, step + adding_clocks(tiling.tile), hand_over);
   };
@@ -144,12 +144,12 @@ void MachineCodeFlags::print_clocks(const Examined& examined, const Modelled& mo
 
 void MachineCodeFlags::add_to(Command app) {
   constexpr const char* group = "Machine code";
-  app.flag("--machine-code", wanted, "What the kernel's machine code costs, a unit at a time").group(group);
-  app.flag("--clocks", clocks, "Where the clocks of a step go, by a model of the machine code's timing").group(group);
+  app.flag("--machine-code", wanted, "Cost of the kernel's machine code by unit").group(group);
+  app.flag("--clocks", clocks, "Clocks of a step by reason, from a timing model of the machine code").group(group);
   app.option("--clocks-timeline", timeline, "Draw the modelled run: FILE.svg, or JSON for ui.perfetto.dev")
       .group(group);
   app.option("--cubin", cubin, "The same for this file, instead of a problem's kernel").group(group);
-  app.option("--beside", beside, "Its figures beside those of these files").group(group);
+  app.option("--beside", beside, "Compare with the figures of these files").group(group);
   app.option("--path", path, "likely: what a turn of a loop executes; all: everything in it")
       .one_of({"likely", "all"})
       .group(group);
@@ -158,6 +158,9 @@ void MachineCodeFlags::add_to(Command app) {
 }
 
 int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const {
+  io::check_output_file("--clocks-timeline", timeline);
+  io::check_output_file("--save-cubin", save);
+  if (json != "-") io::check_output_file("--json", json);
   const bool whole = path == "all";
   std::vector<Examined> all;
   gpu::Properties device;

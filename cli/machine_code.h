@@ -20,7 +20,7 @@ struct MachineCodeFlags {
     return wanted || clocks || !timeline.empty() || !cubin.empty() || !beside.empty() || !path.empty() ||
            !json.empty() || !save.empty();
   }
-  // Of the kernel for a problem, or of a cubin.
+  // Reads the kernel of a problem, or a cubin.
   int run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const;
 
  private:

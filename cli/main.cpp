@@ -1,26 +1,44 @@
 // The tandem command.
-#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
 
 #include "cli/flags.h"
 #include "cli/vgpu/exec.h"
 #include "gpu/virtual.h"
 #include "vgpu/src/device.h"
 
+namespace {
+
+// run.sh installs NVRTC into the build folder where the machine has none. The command finds it there, too, unless the
+// environment names another.
+void find_nvrtc_of_the_build() {
+  for (const char* variable : {"TANDEM_NVRTC", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME"})
+    if (const char* value = std::getenv(variable); value && *value) return;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(TANDEM_NVRTC_ENVIRONMENT "/lib", ignored))
+    setenv("VIRTUAL_ENV", TANDEM_NVRTC_ENVIRONMENT, 1);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace tandem::tool;
   tandem::gpu::use_linked_virtual(tandem::vgpu::open);
+  find_nvrtc_of_the_build();
   constexpr char footer[] = R"(Start here:
-  tandem demo                                        a real model's attention, checked, timed, drawn
+  tandem demo                                        attention of a real model: checked, timed, drawn
   tandem attend qkv.safetensors --causal --grad --out result.safetensors
   tandem attend q.npy k.npy v.npy --out result/      the same from numpy
-  tandem verify --dtype bf16 --seqlen-q 2048         how exact is it?
-  tandem bench --svg bench.svg                       how fast is it?
-  tandem explain --preset llama                      what would a GPU do, and how fast at best?
-  tandem vgpu check --seqlen 300 --causal            is the GPU's kernel free of races? (no GPU needed)
+  tandem verify --dtype bf16 --seqlen-q 2048         compare with float64
+  tandem bench --svg bench.svg                       measure speed
+  tandem explain --preset llama                      the plan of a GPU, and its least time
+  tandem vgpu check --seqlen 300 --causal            find races in the GPU's kernel (no GPU needed)
   tandem <command> --help                            more examples of each)";
   const std::vector<std::string> typed(argv, argv + argc);
   const auto declare = [&](Command root) {
-    add_demo(root);
+    add_demo(root, typed[0]);
     add_attend(root);
     add_verify(root);
     add_bench(root);

@@ -36,7 +36,7 @@ int64_t process_status(const std::string& field) {
 }  // namespace
 
 double median_seconds(const std::function<void()>& run, double seconds) {
-  std::vector<double> times = {time_of(run)};  // the first also brings everything into the caches
+  std::vector<double> times = {time_of(run)};  // the first also fills the caches
   double total = times[0];
   if (total < seconds) times.clear();
   while (total < seconds || (times.size() < 3 && total < 3 * seconds)) {

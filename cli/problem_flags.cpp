@@ -14,7 +14,7 @@ Buffer cumulative(const std::vector<int64_t>& lengths) {
   result.set(0, 0);
   for (size_t b = 0; b < lengths.size(); ++b) {
     sum += lengths[b];
-    result.set(static_cast<int64_t>(b) + 1, checked_index(sum, "--lengths"));
+    result.set(static_cast<int64_t>(b) + 1, checked_index(sum, "--lengths-q or --lengths-k, summed,"));
   }
   return result;
 }
@@ -98,7 +98,9 @@ void ProblemFlags::add_to(Command app) {
       .one_of({"f32", "same", "bool"})
       .group(scores_group);
   app.flag("--sink", sink, "A sink per head").group(scores_group);
-  app.option("--dropout", mask.dropout, "Probability to drop an entry [0]").group(scores_group);
+  app.option("--dropout", mask.dropout, "Probability that an entry of P becomes 0 [0]")
+      .probability()
+      .group(scores_group);
 }
 
 Inputs ProblemFlags::random_inputs(Random& random, double magnitude) const {

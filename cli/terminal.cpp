@@ -29,7 +29,7 @@ std::string format(const char* pattern, Args... args) {
   return text;
 }
 
-// Columns that a cell takes up on a terminal: without colour codes and UTF-8's continuation bytes.
+// Width of a cell on a terminal: colour codes and the continuation bytes of UTF-8 take no column.
 size_t width_of(const std::string& cell) {
   size_t width = 0;
   for (size_t i = 0; i < cell.size(); ++i) {
@@ -85,8 +85,7 @@ std::string rate_text(double flops, double seconds) {
   return rate < 1e13 ? format("%.1f GF/s", rate / 1e9) : format("%.0f TF/s", rate / 1e12);
 }
 
-std::string entry(const std::string& name, std::string text, size_t indent) {
-  constexpr size_t columns = 98;
+std::string entry(const std::string& name, std::string text, size_t indent, size_t columns) {
   std::string lines = bold(name) + std::string(indent - std::min(indent, name.size()), ' ');
   const size_t width = columns - indent;
   while (text.size() > width) {
@@ -98,50 +97,89 @@ std::string entry(const std::string& name, std::string text, size_t indent) {
   return lines + text + "\n";
 }
 
-void print(const std::vector<std::string>& remarks) {
-  for (const std::string& remark : remarks) std::printf("%s", entry("", remark, 0).c_str());
+void print(const std::vector<std::string>& remarks, size_t columns) {
+  for (const std::string& remark : remarks) std::printf("%s", entry("", remark, 0, columns).c_str());
 }
 
+void Table::at_least(size_t columns) {
+  for (size_t& width : widths_) width = std::max(width, columns);
+}
+
+void Table::add(std::vector<std::string> row) {
+  widths_.resize(std::max(widths_.size(), row.size()));
+  for (size_t c = 0; c < row.size(); ++c) widths_[c] = std::max(widths_[c], width_of(row[c]));
+  rows_.push_back(std::move(row));
+}
+
+std::string Table::line_of(const std::vector<std::string>& row) const {
+  std::string line;
+  for (size_t c = 0; c < row.size(); ++c) {
+    const std::string space(widths_[c] - width_of(row[c]), ' ');
+    if (c > 0) line += "  ";
+    line += c == 0 ? row[c] + space : space + row[c];
+  }
+  return line.erase(line.find_last_not_of(' ') + 1);
+}
+
+std::string Table::line() const { return (rows_.size() == 1 ? dim(line_of(rows_[0])) : line_of(rows_.back())) + "\n"; }
+
 std::string Table::text() const {
-  std::vector<size_t> widths;
-  for (const auto& row : rows_) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width_of(row[c]));
-  }
-  std::string text;
-  for (size_t r = 0; r < rows_.size(); ++r) {
-    std::string line;
-    for (size_t c = 0; c < rows_[r].size(); ++c) {
-      const std::string& cell = rows_[r][c];
-      const std::string space(widths[c] - width_of(cell), ' ');
-      if (c > 0) line += "  ";
-      line += c == 0 ? cell + space : space + cell;
-    }
-    text += (r == 0 ? dim(line) : line) + "\n";
-  }
+  std::string text = dim(line_of(rows_[0])) + "\n";
+  for (size_t r = 1; r < rows_.size(); ++r) text += line_of(rows_[r]) + "\n";
   return text;
 }
 
-Progress::Progress(std::string what, double total)
-    : what_(std::move(what)), total_(total), terminal_(::isatty(STDERR_FILENO)) {}
+std::string progress_text(const std::string& what, double share, double elapsed_seconds) {
+  if (share <= 0) return what + ": " + seconds_text(std::max(elapsed_seconds, 1.0));
+  const double done = std::min(share, 1.0), rest = elapsed_seconds * (1 - done) / done;
+  return what + format(": %.0f %%, about ", 100 * done) + seconds_text(std::max(rest, 1.0)) + " left";
+}
+
+Progress::Progress(std::string what, double total) : what_(std::move(what)), total_(total) {
+  if (!::isatty(STDERR_FILENO)) return;
+  refresh_ = std::thread([this] {
+    std::unique_lock lock(mutex_);
+    while (!ended_.wait_for(lock, std::chrono::milliseconds(500), [this] { return over_; })) show();
+  });
+}
 
 void Progress::advance(double done) {
+  const std::lock_guard lock(mutex_);
   done_ += done;
-  const auto now = Clock::now();
-  const double elapsed = std::chrono::duration<double>(now - start_).count();
-  const double since_shown = std::chrono::duration<double>(now - shown_at_).count();
-  if (!terminal_ || elapsed < 2 || (shown_ && since_shown < 0.2) || total_ <= 0) return;
-  const double share = std::min(done_ / total_, 1.0);
-  const double rest = share > 0 ? elapsed * (1 - share) / share : 0;
-  std::fprintf(stderr, "\r\x1b[K%s: %.0f %%, about %s left", what_.c_str(), 100 * share,
-               seconds_text(std::max(rest, 1.0)).c_str());
+}
+
+void Progress::become(std::string what) {
+  const std::lock_guard lock(mutex_);
+  what_ = std::move(what);
+}
+
+void Progress::clear() {
+  const std::lock_guard lock(mutex_);
+  erase();
+}
+
+void Progress::show() {
+  const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
+  if (elapsed < 2) return;
+  const std::string text = progress_text(what_, total_ > 0 ? done_ / total_ : 0, elapsed);
+  std::fprintf(stderr, "\r\x1b[K%s", text.c_str());
   std::fflush(stderr);
   shown_ = true;
-  shown_at_ = now;
+}
+
+void Progress::erase() {
+  if (shown_) std::fprintf(stderr, "\r\x1b[K");
+  shown_ = false;
 }
 
 Progress::~Progress() {
-  if (shown_) std::fprintf(stderr, "\r\x1b[K");
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+    erase();
+  }
+  ended_.notify_all();
+  if (refresh_.joinable()) refresh_.join();
 }
 
 }  // namespace tandem::tool

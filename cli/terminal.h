@@ -1,14 +1,17 @@
-// What the command says and how: colours on a terminal only, progress on long work, numbers with units.
+// Output of the command: colours on a terminal only, progress of long work, numbers with units.
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace tandem::tool {
 
-// Text for standard output; plain when that is no terminal or NO_COLOR is set.
+// Text for standard output; without colour when that is no terminal or NO_COLOR is set.
 std::string bold(const std::string& text);
 std::string dim(const std::string& text);
 std::string good(const std::string& text);
@@ -17,28 +20,38 @@ std::string bad(const std::string& text);
 std::string number(double value, int digits = 3);  // "0.00123", "1.23e-07", "1230"
 std::string fixed(double value, int decimals);
 std::string si_text(double value, const char* unit);  // "68.7 GFLOP"
-std::string seconds_text(double seconds);             // "85 ns", "5.6 us", "123 us", "4.56 ms", "12.3 s", "3 min 20 s"
+std::string seconds_text(double seconds);             // "85 ns", "5.6 us", "4.56 ms", "12.3 s", "3 min 20 s"
 std::string bytes_text(double bytes);                 // "512 B", "1.5 MiB"
 std::string rate_text(double flops, double seconds);  // "98.7 GF/s", "651 TF/s"
 
-// A name and what it stands for, over several lines where it is long.
-std::string entry(const std::string& name, std::string text, size_t indent);
+// A name and its text, wrapped.
+std::string entry(const std::string& name, std::string text, size_t indent, size_t columns = 98);
 
-void print(const std::vector<std::string>& remarks);  // each on a line of its own, or several
+void print(const std::vector<std::string>& remarks, size_t columns = 98);  // each on its own line, wrapped
 
-// Columns that line up: the first to the left, the others to the right. Cells may carry colours.
+// Aligned columns: the first to the left, all other columns to the right. Cells may contain colour codes.
 class Table {
  public:
-  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  explicit Table(std::vector<std::string> header) { add(std::move(header)); }
+  void add(std::vector<std::string> row);
   std::string text() const;
 
+  // For rows that are printed one by one: columns are at least this wide, and line() formats the last row.
+  void at_least(size_t columns);
+  std::string line() const;
+
  private:
+  std::string line_of(const std::vector<std::string>& row) const;
+
   std::vector<std::vector<std::string>> rows_;
+  std::vector<size_t> widths_;
 };
 
-// One line on standard error that appears when work takes more than two seconds, says how much is done and about how
-// long the rest takes, and goes away at the end. Shown on a terminal only.
+// The text of a progress line; share is the part that is done, 0 while it is unknown.
+std::string progress_text(const std::string& what, double share, double elapsed_seconds);
+
+// One line on standard error, on a terminal only. It appears after two seconds, shows the time that has passed or the
+// estimate of the rest, and disappears at the end.
 class Progress {
  public:
   Progress(std::string what, double total);
@@ -46,14 +59,22 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void advance(double done);  // by this much; from one thread at a time
+  void advance(double done);      // by this much of the total
+  void become(std::string what);  // another stage of the same work
+  void clear();                   // before something else is printed; the line comes back
 
  private:
   using Clock = std::chrono::steady_clock;
+  void show();
+  void erase();
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
   std::string what_;
   double total_, done_ = 0;
-  Clock::time_point start_ = Clock::now(), shown_at_ = start_;
-  bool terminal_, shown_ = false;
+  Clock::time_point start_ = Clock::now();
+  bool shown_ = false, over_ = false;
+  std::thread refresh_;  // none where there is no terminal
 };
 
 }  // namespace tandem::tool

@@ -37,18 +37,23 @@ int Verify::run() {
   const Inputs& in = given.used();
   const bool backward = gradients || (!forward_only && on->serves_gradients(in, options, &remarks));
   if (gradients) on->require_gradients(in, options);
+  print_problem(in, *on, remarks);
   Results results(in, backward, false);
-  Progress progress("float64", 1);
-  const auto checks = check_exactness(*on, given, options, backward, results, progress);
-  const std::string type = short_name(in.q.dtype());
-  std::printf("q %s  k %s  v %s  %s  on %s\n", io::shape_text(in.q.shape()).c_str(),
-              io::shape_text(in.k.shape()).c_str(), io::shape_text(in.v.shape()).c_str(), type.c_str(),
-              on->engine.context().description().c_str());
-  print(remarks);
+  if (is_empty(results)) {
+    std::printf("%s", kNothingRan);
+    return 0;
+  }
+  std::vector<AccuracyCheck> checks;
+  {
+    Progress progress("verifying", 1);
+    checks = check_exactness(*on, given, options, backward, results, progress);
+  }
   std::printf("\n%s\n", exactness_table(checks).c_str());
   if (all_good(checks)) {
-    std::printf("%s  no head errs more than the rule allows: twice the plain formula's error in %s, plus rounding\n",
-                good("PASS").c_str(), type.c_str());
+    std::printf(
+        "%s  every head errs at most as much as the rule allows: twice the error of\n"
+        "      standard attention in %s, plus rounding\n",
+        good("PASS").c_str(), short_name(in.q.dtype()).c_str());
     return 0;
   }
   std::printf("%s\n", bad("FAIL").c_str());
@@ -70,10 +75,11 @@ void add_verify(Command app) {
 
 Exit code: 0 when every head of every result is exact enough, 1 when not, 2 when the problem cannot be served.)");
   verify->problem.add_to(command);
-  command.option("--magnitude", verify->magnitude, "Standard deviation of q; large ones make sharp softmaxes [1]");
-  command.option("--seed", verify->seed, "Of the random inputs and of dropout [1]");
+  command.option("--magnitude", verify->magnitude, "Standard deviation of q; a large one makes a sharp softmax [1]")
+      .at_least_zero();
+  command.option("--seed", verify->seed, "Seed of the random inputs and of dropout [1]");
   const Flag forward_only = command.flag("--forward-only", verify->forward_only, "No gradients");
-  command.flag("--backward", verify->gradients, "Gradients, or exit code 2 where they are not served")
+  command.flag("--backward", verify->gradients, "Gradients; exit code 2 where they are not served")
       .excludes(forward_only);
   command.flag("--dlse", verify->dlse, "A random gradient of the lse too");
   verify->machine.add_to(command);

@@ -36,7 +36,7 @@ class Reports;
 struct Vgpu {
   ProblemFlags problem;
   std::string ptx, launch, device, out, json = "trace.json", svg = "trace.svg";
-  std::string findings, letter = "on";  // of check
+  std::string findings, letter = "on";  // only check
   std::vector<std::string> command;     // as it was typed, for the line that repeats it
   int schedule = 0, schedules = 1, threads = 0, block = 0;
   uint64_t seed = 1;
@@ -49,6 +49,10 @@ struct Vgpu {
 
  private:
   std::unique_ptr<Job> job() const;
+  std::string device_of(const Job& job) const { return device.empty() ? job.device() : device; }
+  // Checks the outputs, prints the problem. False where there is nothing to run.
+  bool begin(const Job& job) const;
+  void check_outputs() const;
   vgpu::Options options(int schedule) const;
   std::string repeated_with(int schedule) const;
   void save(const Job& job) const;
@@ -59,7 +63,7 @@ std::unique_ptr<Job> Vgpu::job() const {
   const vgpu::Model* model = nullptr;
   if (!device.empty()) {
     if (!gpu::is_virtual(device))
-      throw io::InputError("--device " + device + ": must be a virtual GPU, like vgpu:h200");
+      throw io::InputError("--device (" + device + ") must be a virtual GPU, like vgpu:h200: tandem vgpu models");
     throw_if_failed(vgpu::find_model(device, &model));
   }
   if (ptx.empty()) {
@@ -67,8 +71,20 @@ std::unique_ptr<Job> Vgpu::job() const {
     return attention_job(problem.random_inputs(random), problem.mask.options(),
                          backward ? TANDEM_BACKWARD : TANDEM_FORWARD);
   }
-  if (launch.empty()) throw io::InputError(ptx + ": needs --launch FILE, which says how its kernel is launched");
+  if (launch.empty()) throw io::InputError(ptx + ": needs --launch FILE, a JSON file with the grid and the arguments");
   return ptx_job(ptx, launch);
+}
+
+void Vgpu::check_outputs() const {
+  io::check_output_folder("--out", out);
+  io::check_output_file("--json", findings);
+}
+
+bool Vgpu::begin(const Job& job) const {
+  std::printf("%s\non %s\n", job.description().c_str(), device_of(job).c_str());
+  if (job.is_empty()) std::printf("%s", kNothingRan);
+  std::fflush(stdout);
+  return !job.is_empty();
 }
 
 vgpu::Options Vgpu::options(int number) const {
@@ -132,18 +148,24 @@ std::vector<std::string> statistics_of(const io::TensorView& result) {
 }
 
 int Vgpu::run() const {
+  check_outputs();
   const std::unique_ptr<Job> subject = job();
-  const std::string where = device.empty() ? subject->device() : device;
+  const std::string where = device_of(*subject);
+  if (!begin(*subject)) return 0;
   vgpu::Options how = options(schedule);
   how.check = false;
-  // The instructions are counted in a run of its own: counting takes longer than executing.
+  // A separate run counts the instructions, because counting takes longer than executing.
   const auto counter = std::make_shared<Counter>();
   how.observe = [&](const vgpu::LaunchDescription&, const vgpu::Model&) { return counter; };
-  throw_if_failed(subject->run(where, how));
   double seconds = 0;
-  how.observe = nullptr;
-  how.report = [&](const Outcome& outcome) { seconds += outcome.seconds; };
-  throw_if_failed(subject->run(where, how));
+  {
+    Progress progress("running", 2);
+    throw_if_failed(subject->run(where, how));
+    progress.advance(1);
+    how.observe = nullptr;
+    how.report = [&](const Outcome& outcome) { seconds += outcome.seconds; };
+    throw_if_failed(subject->run(where, how));
+  }
 
   Table table({"result", "type", "shape", "least", "mean", "most", "NaN"});
   for (const io::TensorView& result : subject->results()) table.add(statistics_of(result));
@@ -170,7 +192,7 @@ struct Reported {
 
 bool is_error(const vgpu::Finding& finding) { return vgpu::grade_of(finding.rule) == vgpu::Grade::error; }
 
-// What the checker has found under all schedules: one for each rule and line.
+// The findings under all schedules: one for each rule and line.
 class Reports {
  public:
   // Prints the errors that are new.
@@ -190,7 +212,7 @@ class Reports {
     }
   }
 
-  // The first of each rule, and where the others are.
+  // Prints the first finding of each rule, and the places of the remaining ones.
   void print_letter() const {
     std::map<vgpu::Rule, std::vector<const Reported*>> by_rule;
     for (const Reported& one : all_)
@@ -199,7 +221,7 @@ class Reports {
       std::printf("%s", list.front()->text.c_str());
       for (size_t i = 1; i < list.size(); ++i)
         std::printf("%s%s%s",
-                    i == 1 ? str_cat("  ", list.size(), " lines of this rule in all; the others: ").c_str() : "; ",
+                    i == 1 ? str_cat("  ", list.size(), " lines of this rule in all; the rest: ").c_str() : "; ",
                     list[i]->place.c_str(), i + 1 == list.size() ? "\n" : "");
       std::printf("\n");
     }
@@ -230,7 +252,7 @@ io::Json json_of(const vgpu::Accessor& party, const std::string& place) {
 
 std::string count_text(size_t count, const char* what) { return str_cat(count, " ", what, count == 1 ? "" : "s"); }
 
-// vgpu/docs/virtual-gpu.md says what the keys mean.
+// vgpu/docs/virtual-gpu.md explains the keys.
 void Vgpu::write_findings(const Reports& reports, const std::vector<std::string>& complaints, int last) const {
   if (findings.empty()) return;
   io::Json list = io::Json::list();
@@ -255,19 +277,28 @@ void Vgpu::write_findings(const Reports& reports, const std::vector<std::string>
 }
 
 int Vgpu::check() const {
+  check_outputs();
   const std::unique_ptr<Job> subject = job();
-  const std::string where = device.empty() ? subject->device() : device;
+  const std::string where = device_of(*subject);
+  if (!begin(*subject)) return 0;
   Reports reports;
   const auto start = std::chrono::steady_clock::now();
+  Progress progress("checking", schedules);
   for (int n = schedule; n < schedule + schedules; ++n) {
     vgpu::Options how = options(n);
-    how.report = [&](const Outcome& outcome) { reports.add(outcome, n); };
+    progress.become(str_cat("checking schedule ", n));
+    how.report = [&](const Outcome& outcome) {
+      progress.clear();
+      reports.add(outcome, n);
+    };
     const Status status = subject->run(where, how);
+    progress.advance(1);
     const size_t errors = reports.count(vgpu::Grade::error);
     if (errors == 0) throw_if_failed(status);
     std::vector<std::string> complaints;
     if (status.ok()) complaints = subject->complaints();
     if (errors == 0 && complaints.empty()) continue;
+    progress.clear();
     reports.print_letter();
     print(complaints);
     write_findings(reports, complaints, n);
@@ -275,6 +306,7 @@ int Vgpu::check() const {
                 count_text(errors, "error").c_str(), reports.count(vgpu::Grade::spec_only), repeated_with(n).c_str());
     return 1;
   }
+  progress.clear();
   reports.print_letter();
   print(subject->remarks());
   write_findings(reports, {}, schedule + schedules - 1);
@@ -289,13 +321,17 @@ int Vgpu::check() const {
 // ---- trace ----
 
 int Vgpu::trace() const {
+  check_outputs();
+  io::check_output_file("--json", json);
+  io::check_output_file("--svg", svg);
   const std::unique_ptr<Job> subject = job();
-  const std::string where = device.empty() ? subject->device() : device;
+  const std::string where = device_of(*subject);
+  if (!begin(*subject)) return 0;
   auto [timeline, blocks, size, status] =
       trace_of(*subject, where, options(schedule), block, cluster ? Traced::cluster : Traced::block);
-  if (blocks == 0) throw_if_failed(status);  // nothing was launched; what a kernel did before it failed is drawn
+  if (blocks == 0) throw_if_failed(status);  // no launch; a failed kernel is drawn up to its failure
   if (block >= blocks)
-    throw io::InputError(str_cat("--block ", block, ": must be less than the kernel's ", blocks, " blocks"));
+    throw io::InputError(str_cat("--block (", block, ") must be less than the kernel's ", blocks, " blocks"));
   const auto write = [](const std::string& path, const std::string& text) {
     io::AtomicFile file(path);
     file.write(text);
@@ -314,27 +350,27 @@ int Vgpu::trace() const {
 }
 
 constexpr char kAboutCheck[] =
-    R"(Findings have two grades. Errors: hardware can give another result, or hang, under some schedule that the
-architecture allows. By the letter: PTX does not promise it, but all hardware that there is does it; --letter=off
-leaves these out. A rule that is broken at a line is one finding, with how often.
+    R"(Findings have two grades. An error means that hardware can give another result or hang, under a schedule that the
+architecture allows. A finding by the letter means that PTX does not promise a behaviour that all hardware has;
+--letter=off leaves these out. Each rule and line is one finding, with a count.
 
-Exit code: 0 without errors, 1 with errors or wrong results, 2 when the kernel cannot be run (bad flags or files, PTX
-that is not known here). vgpu/docs/sanitizer.md says what is checked, on five short kernels.)";
+Exit code: 0 without errors, 1 with errors or wrong results, 2 when the kernel cannot run (wrong flags or files, unknown
+PTX, no NVRTC, no memory). vgpu/docs/sanitizer.md explains the checks with five short kernels.)";
 
 void add_flags(Command app, Vgpu& vgpu, bool many) {
   app.option("ptx", vgpu.ptx, "A PTX file; without one the problem of the flags below");
-  app.option("--launch", vgpu.launch, "How the file's kernel is launched: JSON, see vgpu/docs/virtual-gpu.md");
+  app.option("--launch", vgpu.launch, "Launch of the file's kernel: JSON, see vgpu/docs/virtual-gpu.md");
   app.option("--device", vgpu.device, "vgpu:MODEL, see tandem vgpu models [vgpu:h200; a PTX file's own]");
-  app.option("--schedule", vgpu.schedule, "In which order warps run and copies complete; 0: early, 1: late")
+  app.option("--schedule", vgpu.schedule, "Order in which warps run and copies complete; 0: early, 1: late")
       .at_least_zero()
       .show_default();
   if (many) {
-    app.option("--schedules", vgpu.schedules, "So many, from --schedule on").above_zero().show_default();
+    app.option("--schedules", vgpu.schedules, "Number of schedules, from --schedule on").above_zero().show_default();
   }
-  app.option("--threads", vgpu.threads, "Of the host; 0: one per core").within(0, 1024);
-  app.option("--seed", vgpu.seed, "Of the problem's random inputs [1]");
+  app.option("--threads", vgpu.threads, "Threads of the host; 0: one per core").within(0, 1024);
+  app.option("--seed", vgpu.seed, "Seed of the problem's random inputs [1]");
   app.option("--out", vgpu.out, "Write the results into this folder, as .npy");
-  app.flag("--backward", vgpu.backward, "Of a problem: its gradients, behind its forward");
+  app.flag("--backward", vgpu.backward, "Run the backward of a problem after its forward");
   vgpu.problem.add_presets_to(app);
   vgpu.problem.add_to(app);
 }
@@ -353,14 +389,14 @@ void add_vgpu(Command app, const std::vector<std::string>& arguments) {
   tandem vgpu exec ./program                                    a program on the CUDA driver's interface
   tandem vgpu models                                            which GPUs there are
 
-No GPU is needed; problems need NVRTC (pip install nvidia-cuda-nvrtc). vgpu/docs/virtual-gpu.md says what is modelled.
-Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when it cannot be run.)");
+No GPU is needed; problems need NVRTC (pip install nvidia-cuda-nvrtc). vgpu/docs/virtual-gpu.md explains the model.
+Exit code: 0, 1 when the kernel or its results are wrong, 2 when the kernel cannot run.)");
   const struct {
     const char *name, *what;
     int (Vgpu::*verb)() const;
     bool many;
   } verbs[] = {{"run", "Results, and how fast", &Vgpu::run, false},
-               {"check", "What is wrong with a kernel, under one schedule or many", &Vgpu::check, true},
+               {"check", "Find errors of a kernel, under one schedule or many", &Vgpu::check, true},
                {"trace", "One block as a Perfetto trace and as a picture", &Vgpu::trace, false}};
   for (const auto& one : verbs) {
     auto vgpu = std::make_shared<Vgpu>();
@@ -369,13 +405,12 @@ Exit code: 0, 1 when something is wrong with the kernel or its results, 2 when i
     add_flags(verb, *vgpu, one.many);
     if (one.verb == &Vgpu::check) {
       verb.option("--json", vgpu->findings, "Write the findings into this file, as JSON");
-      verb.option("--letter", vgpu->letter, "off: without what only breaks the letter of PTX [on]")
-          .one_of({"on", "off"});
+      verb.option("--letter", vgpu->letter, "off: without findings by the letter of PTX [on]").one_of({"on", "off"});
       verb.footer(kAboutCheck);
     }
     if (one.verb == &Vgpu::trace) {
-      verb.option("--block", vgpu->block, "Which block, counted through the grid [0]").at_least_zero();
-      verb.flag("--cluster", vgpu->cluster, "And all blocks of its cluster");
+      verb.option("--block", vgpu->block, "Index of the block in the grid [0]").at_least_zero();
+      verb.flag("--cluster", vgpu->cluster, "Draw all blocks of its cluster");
       verb.option("--json", vgpu->json, "The trace for Perfetto; \"\": none").show_default();
       verb.option("--svg", vgpu->svg, "The picture; \"\": none").show_default();
     }

@@ -29,7 +29,7 @@ if(TANDEM_WERROR)
   add_compile_options(-Werror)
 endif()
 
-# -O3 is for loops over many numbers, which ask for it. Other code compiles a quarter faster without it.
+# -O3 is for loops over many numbers. Other code is compiled with -O2, which takes a quarter less time.
 set(TANDEM_INNER_LOOPS $<$<CONFIG:Release>:-O3>)
 add_compile_options($<$<CONFIG:Release>:-O2>)
 
@@ -57,14 +57,14 @@ if(TANDEM_COVERAGE)
   add_link_options(-fprofile-instr-generate)
 endif()
 
-# How our shared libraries are linked: the map says what they export.
+# Links a shared library; the map lists the symbols that it exports.
 function(tandem_shared_library name map)
   target_link_options(${name} PRIVATE -Wl,--version-script=${map})
   if(NOT TANDEM_SANITIZE)  # Clang resolves its sanitizers only in the program
     target_link_options(${name} PRIVATE -Wl,--no-undefined)
   endif()
   if(TANDEM_BUILD_PYTHON)
-    # Whoever installs the wheel may have an older C++ library; what is not used of ours needs no newer C library.
+    # The wheel must load with older C++ libraries. Unused sections are removed, because they may need a newer C library.
     target_link_options(${name} PRIVATE -static-libstdc++ -Wl,--gc-sections)
   endif()
   set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}

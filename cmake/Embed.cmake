@@ -1,5 +1,5 @@
-# tandem_embed(<target> <folder> <namespace> <function> <ending>...): compiles the text of every file of a folder (which
-# may not exist yet) whose name ends so into a target. std::span<const Text> tandem::<namespace>::<function>() returns
+# tandem_embed(<target> <folder> <namespace> <function> <ending>...): compiles into a target the text of every
+# file of a folder whose name has one of the endings. The folder need not exist yet. std::span<const Text> tandem::<namespace>::<function>() returns
 # them, ordered by name (src/base/embedded.h).
 #
 # This file is also the script that writes that source when a text has changed:

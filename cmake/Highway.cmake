@@ -10,7 +10,7 @@ endif()
 add_library(tandem_highway INTERFACE)
 add_library(tandem::highway ALIAS tandem_highway)
 if(CMAKE_CROSSCOMPILING)
-  # The host's /usr/include would bring the host's libc headers along: show the compiler hwy/ alone.
+  # The host's /usr/include also contains the host's libc headers: the compiler gets a folder with hwy/ only.
   file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/highway)
   file(CREATE_LINK ${TANDEM_HIGHWAY_DIR}/hwy ${PROJECT_BINARY_DIR}/highway/hwy SYMBOLIC)
   target_include_directories(tandem_highway SYSTEM INTERFACE ${PROJECT_BINARY_DIR}/highway)

@@ -1,4 +1,4 @@
-# What `cmake --install` puts where: the shared library, its headers, and how others find them.
+# The installed files: the libraries, the headers, the command, and what CMake and pkg-config need to find them.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
@@ -6,12 +6,12 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 install(TARGETS tandem EXPORT tandemTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-# Nobody links with it: libtandem loads it by its soname, from its own folder.
+# libtandem loads it by its soname from its own folder; no program links with it.
 install(TARGETS tandem_vgpu LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
 if(TARGET tandem_command)
   install(TARGETS tandem_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
-# `tandem vgpu exec` looks for it there.
+# `tandem vgpu exec` looks for them there.
 install(TARGETS tandem_virtual_cuda tandem_virtual_cudart LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem/virtual_cuda)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tandem DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT tandemTargets NAMESPACE tandem:: DESTINATION ${package_dir})
@@ -23,3 +23,9 @@ configure_file(${CMAKE_CURRENT_LIST_DIR}/tandem.pc.in ${PROJECT_BINARY_DIR}/tand
 install(FILES ${CMAKE_CURRENT_LIST_DIR}/tandemConfig.cmake ${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake
         DESTINATION ${package_dir})
 install(FILES ${PROJECT_BINARY_DIR}/tandem.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# Builds what `cmake --install` copies, without tests and benchmarks.
+add_custom_target(installed DEPENDS tandem tandem_vgpu tandem_virtual_cuda tandem_virtual_cudart)
+if(TARGET tandem_command)
+  add_dependencies(installed tandem_command)
+endif()

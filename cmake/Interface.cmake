@@ -1,5 +1,5 @@
-# TANDEM_INTERFACE, which libtandem and libtandem_vgpu compare before they talk to each other (src/gpu/virtual_library.h):
-# the version and a digest of the headers whose classes cross, so that no change of them is forgotten.
+# TANDEM_INTERFACE is the version and a digest of the headers whose classes cross between libtandem and libtandem_vgpu.
+# Both libraries compare it before any call (src/gpu/virtual_library.h).
 set(headers src/base/status.h src/gpu/device.h src/gpu/virtual_library.h)
 set(digests "")
 foreach(header IN LISTS headers)

@@ -1,8 +1,9 @@
-# tandem_unity(<target>): compiles up to eight sources of a target as one, because most of a compilation is headers.
+# tandem_unity(<target> [<most>]): compiles up to eight or <most> sources of a target as one, because most of a
+# compilation is headers.
 #
-# Two sources that define the same name in an anonymous namespace never share a group. The names are found by pattern
-# when CMake runs: if the compiler reports a redefinition between two sources after an edit, run CMake again. A source
-# whose clash the pattern misses needs the property SKIP_UNITY_BUILD_INCLUSION.
+# Two sources that define the same name in an anonymous namespace never share a group. CMake finds the names by pattern,
+# and runs again after every edit of a source. A source whose private name is also a name of some header needs the
+# property SKIP_UNITY_BUILD_INCLUSION, set before this function runs.
 option(TANDEM_UNITY "Compile sources in groups: less work, but one edit compiles up to eight sources" ON)
 
 # The names that a source defines for itself, and its macros.
@@ -22,11 +23,16 @@ function(tandem_private_names source result)
   set(names "")
   foreach(line IN LISTS lines)
     string(REGEX REPLACE "\\(.*" "(" line "${line}")  # a function's parameters are not its file's names
-    string(REGEX MATCHALL "(#define|struct|class|enum class|enum) [A-Za-z0-9_]+|[A-Za-z0-9_]+ ?[({=,]" found "${line}")
-    list(TRANSFORM found REPLACE "^.* |[({=, ]+$" "")
-    list(APPEND names ${found})
+    if(line MATCHES "^\n(#define|struct|class|enum class|enum) ([A-Za-z0-9_]+)")
+      list(APPEND names ${CMAKE_MATCH_2})
+    elseif(NOT line MATCHES "^\ntemplate ")
+      string(REGEX MATCHALL "[A-Za-z0-9_]+ ?[({=,]" found "${line}")
+      list(TRANSFORM found REPLACE " ?[({=,]$" "")
+      list(APPEND names ${found})
+    endif()
   endforeach()
   list(REMOVE_DUPLICATES names)
+  list(REMOVE_ITEM names static_assert TEST TEST_F TEST_P INSTANTIATE_TEST_SUITE_P)  # many files may use these
   set(${result} "${names}" PARENT_SCOPE)
 endfunction()
 
@@ -37,11 +43,17 @@ function(tandem_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   get_target_property(sources ${target} SOURCES)
   set(groups 0)
+  set(most 8)
+  if(ARGN)
+    set(most ${ARGN})
+  endif()
   foreach(source IN LISTS sources)
     get_filename_component(path "${source}" ABSOLUTE)
-    if(NOT source MATCHES "\\.cpp$" OR NOT EXISTS ${path} OR path MATCHES "^${PROJECT_BINARY_DIR}/")
+    get_source_file_property(skipped ${source} SKIP_UNITY_BUILD_INCLUSION)
+    if(skipped OR NOT source MATCHES "\\.cpp$" OR NOT EXISTS ${path} OR path MATCHES "^${PROJECT_BINARY_DIR}/")
       continue()
     endif()
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
     tandem_private_names(${path} names)
     set(group 0)
     while(group LESS groups)
@@ -51,7 +63,7 @@ function(tandem_unity target)
         list(REMOVE_ITEM shared ${names})
       endif()
       list(LENGTH shared after)
-      if(before EQUAL after AND size_${group} LESS 8)
+      if(before EQUAL after AND size_${group} LESS most)
         break()
       endif()
       math(EXPR group "${group} + 1")

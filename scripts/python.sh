@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The environment of the Python tests: build/venv with torch, what tests/python/requirements.txt names, and the wheel of
-# this checkout. Source it after scripts/setup.sh.
+# The environment of the Python tests: build/venv with torch, the packages of tests/python/requirements.txt, and the wheel
+# of this checkout. Source it after scripts/setup.sh.
 
 # shellcheck disable=SC2034  # the list is for the scripts that source this
 PYTHON_PACKAGES='
@@ -9,7 +9,7 @@ python3-venv          -           a virtual environment for the Python tests
 '
 TORCH='torch==2.13.0'
 
-# Leaves alone what is there already; 1 where the environment cannot be made.
+# Keeps an environment that is up to date. Returns 1 where it cannot be created.
 python_environment() {
   local venv=build/venv wanted
   wanted=$(cat tests/python/requirements.txt - <<<"$TORCH")
@@ -33,7 +33,7 @@ python_package() {
   fi
   if [ "${CI:-}" = true ]; then werror=ON; fi
   rm -rf build/wheel $venv/installed
-  # Compiled as the release build is, so that ccache, where it is, has most of it already.
+  # The release build has the same flags, so that ccache has most objects.
   CMAKE_BUILD_PARALLEL_LEVEL=$(jobs_at_once) quietly "Building the Python package" \
     $venv/bin/pip wheel --no-deps --no-build-isolation -w build/wheel \
     --config-settings=cmake.define.TANDEM_WERROR=$werror . || return 1

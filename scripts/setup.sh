@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034  # the lists are for the scripts that source this
 # Installing, configuring and building, shared by run.sh, test.sh, lint.sh and .ci/run. Source it from the top folder.
 
-# Each line: package, the program that shows it is there ("-": ask dpkg), what it is for.
+# Each line: package, a program of it ("-": dpkg decides whether it is installed), purpose.
 BUILD_PACKAGES='
 g++                   g++         compiles the C++20 code
 cmake                 cmake       configures the build
@@ -9,7 +9,7 @@ ninja-build           ninja       runs the build
 libhwy-dev            -           headers of Google Highway: SIMD for the CPU engine
 libcli11-dev          -           headers: command line of the tandem command
 nlohmann-json3-dev    -           headers: .safetensors files and --json
-libopenblas0-pthread  -           matrix products of the plain formula that Tandem is compared with
+libopenblas0-pthread  -           matrix products of standard attention, for comparison
 libgtest-dev          -           GoogleTest
 pkg-config            pkg-config  a test builds the examples against the installed library
 python3-numpy         -           a test holds float64 attention to a second source
@@ -20,8 +20,8 @@ python3-venv          -           a virtual environment for NVRTC, which compile
 LINT_PACKAGES='
 clang-16            clang++-16       second compiler
 clang-format-16     clang-format-16  layout of the code
-clang-tidy-16       clang-tidy-16    defects that can be seen without running
-shellcheck          shellcheck       defects in shell scripts
+clang-tidy-16       clang-tidy-16    static analysis of C++
+shellcheck          shellcheck       static analysis of shell scripts
 '
 CI_PACKAGES='
 ccache                 ccache                 compiles equal files once
@@ -38,8 +38,8 @@ die() {
   exit 1
 }
 
-# quietly <what> <command...>: shows one moving line on a terminal, else one line now and then; the whole output goes to
-# a log, whose end is shown when the command fails.
+# quietly <what> <command...>: shows one moving line on a terminal, and elsewhere one line every 20 seconds. The output
+# goes to a log; the end of the log is shown when the command fails.
 quietly() {
   local what=$1 log start=$SECONDS
   shift
@@ -54,8 +54,22 @@ quietly() {
   say "$what: done in $((SECONDS - start)) s"
 }
 
+# time_left <seconds so far> <line>: of a line of ninja, "[12/70] ...", the estimated rest; empty for other lines.
+time_left() {
+  local ready all left
+  [[ $2 =~ ^\[([0-9]+)/([0-9]+)\] ]] || return 0
+  ready=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
+  (($1 >= 5 && ready > 0)) || return 0
+  left=$(($1 * (all - ready) / ready))
+  if ((left >= 90)); then
+    printf 'about %d min left: ' $(((left + 30) / 60))
+  else
+    printf 'about %d s left: ' "$left"
+  fi
+}
+
 show_progress() {
-  local what=$1 log=$2 line width shown=$SECONDS
+  local what=$1 log=$2 line width shown=$SECONDS start=$SECONDS
   : >"$log"
   if [ ! -t 1 ]; then
     say "$what ..."
@@ -66,10 +80,10 @@ show_progress() {
   while IFS= read -r line; do
     printf '%s\n' "$line" >>"$log"
     if [ -t 1 ]; then
-      line="$what: $line"
+      line="$what: $(time_left $((SECONDS - start)) "$line")$line"
       printf '\r\033[K%s' "${line:0:width}"
     elif ((SECONDS - shown >= 20)); then
-      say "$what: $line"
+      say "$what: $(time_left $((SECONDS - start)) "$line")$line"
       shown=$SECONDS
     fi
   done
@@ -81,11 +95,11 @@ is_installed() { # <package> <program>
   [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# install_packages <list>...: installs with apt what is not there, after saying so.
+# install_packages <list>...: prints which packages are missing, then installs them with apt.
 install_packages() {
   local package program reason missing=() lines=()
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    say "Without apt nothing is installed here. Needed are, by their Debian names:"
+    say "There is no apt here, so nothing is installed. Tandem needs these Debian packages:"
     awk 'NF { print "  " $1 }' <<<"$*"
     return 0
   fi
@@ -110,7 +124,7 @@ install_packages() {
       die "sudo did not let $(id -un) become root. As root run 'apt-get install ${missing[*]}', then this script again."
   fi
   local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
-  quietly "Reading package lists" "${apt[@]}" update || say "Going on with the package lists at hand."
+  quietly "Reading package lists" "${apt[@]}" update || say "The old package lists are used."
   for package in "${missing[@]}"; do
     apt-cache show "$package" >/dev/null 2>&1 ||
       die "apt does not know the package '$package'. On Ubuntu enable 'universe'" \
@@ -120,7 +134,7 @@ install_packages() {
     die "apt could not install all of: ${missing[*]}"
 }
 
-# Compilers that may run at once: one per core, and 1.5 GB of memory for each.
+# Number of compilers to run in parallel: one per core, with 1.5 GB of memory each.
 jobs_at_once() {
   local cores memory
   cores=$(nproc)
@@ -130,7 +144,7 @@ jobs_at_once() {
   echo "$cores"
 }
 
-# build <preset> [target...]: configures when that is needed, then builds. Warnings are errors where CI is set.
+# build <preset> [target...]: configures where necessary, then builds. Warnings are errors where CI is set.
 build() {
   local preset=$1 werror=OFF
   local dir=build/$preset
@@ -143,12 +157,12 @@ build() {
   quietly "Building $preset" cmake --build --preset "$preset" -j "$(jobs_at_once)" ${1:+--target "$@"}
 }
 
-# ---- NVRTC, which compiles the GPU kernels when they are first used ----
+# ---- NVRTC, which compiles a GPU kernel before its first use ----
 NVRTC='nvidia-cuda-nvrtc==13.0.88' NVRTC_CUDA_12='nvidia-cuda-nvrtc-cu12==12.9.86'
 
 has_gpu() { [ -e /dev/nvidiactl ]; }
 
-# Whether the engine finds one by itself (src/jit/nvrtc.h).
+# True where the engine finds NVRTC without help (src/jit/nvrtc.h).
 has_nvrtc() {
   [ -z "${TANDEM_NVRTC:-}" ] || return 0
   compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.1[2-9]" >/dev/null ||
@@ -156,7 +170,8 @@ has_nvrtc() {
     compgen -G "${CUDA_HOME:-/usr/local/cuda}/lib64/libnvrtc.so.1[2-9]" >/dev/null
 }
 
-# Where there is none: its wheel in build/nvrtc, which VIRTUAL_ENV then names. 1 where that cannot be had.
+# Installs the wheel of NVRTC into build/nvrtc where the machine has no NVRTC, and sets VIRTUAL_ENV. The command looks
+# there, too. Returns 1 on failure.
 nvrtc_environment() {
   local venv=$PWD/build/nvrtc wheel=$NVRTC
   has_nvrtc && return 0
@@ -170,11 +185,11 @@ nvrtc_environment() {
   export VIRTUAL_ENV=$venv
 }
 
-# ---- nvdisasm, which takes compiled kernels apart ----
+# ---- nvdisasm, the disassembler of compiled kernels ----
 NVDISASM='nvidia-cuda-nvdisasm==13.5.37'
 
-# Where there is none (sass/src/nvdisasm.h): its wheel in build/nvdisasm, which TANDEM_NVDISASM then names. 1 where
-# that cannot be had.
+# Installs the wheel of nvdisasm into build/nvdisasm where the machine has none, and sets TANDEM_NVDISASM. Returns 1 on
+# failure.
 nvdisasm_program() {
   local venv=$PWD/build/nvdisasm
   [ -z "${TANDEM_NVDISASM:-}" ] || return 0

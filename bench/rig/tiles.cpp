@@ -16,7 +16,7 @@
 #include "plan/fields.h"
 #include "plan/forward_kernel.h"
 #include "plan/kernel.h"
-#include "plan/sm90/tuning.h"
+#include "plan/tuning.h"
 
 namespace {
 

@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "cli/io/tensor.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 std::string reason() { return std::strerror(errno); }
 
-// The temporary file a signal must remove; the flag says that the name is complete.
+// The temporary file that a signal must remove. The flag is set when the name is complete.
 char unfinished[PATH_MAX];
 std::atomic<bool> has_unfinished{false};
 constexpr int fatal_signals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -127,6 +128,29 @@ void AtomicFile::commit() {
   descriptor_ = -1;
   has_unfinished = false;
   if (::close(descriptor) != 0) fail("cannot be closed");
+}
+
+void check_output_file(const std::string& flag, const std::string& path) {
+  if (path.empty()) return;
+  if (std::filesystem::is_directory(path)) throw InputError(flag + " (" + path + ") must be a file: it is a folder");
+  AtomicFile file(path);  // its temporary file disappears with it
+}
+
+void check_output_folder(const std::string& flag, const std::string& path) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return;
+  const std::string where = flag + " (" + path + ") must be a folder";
+  fs::path existing = fs::absolute(path).lexically_normal();
+  if (!existing.has_filename()) existing = existing.parent_path();  // "result/"
+  if (!fs::exists(existing) && !path.ends_with('/') && existing.has_extension())
+    throw InputError(where + ": a name with a suffix is no folder unless it ends in /");
+  while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
+  if (!fs::is_directory(existing)) throw InputError(where + ": " + existing.string() + " is a file");
+  std::string probe = (existing / "tandem.XXXXXX").string();
+  const int descriptor = ::mkstemp(probe.data());
+  if (descriptor < 0) throw InputError(where + ": " + existing.string() + " cannot be written: " + reason());
+  ::close(descriptor);
+  ::unlink(probe.c_str());
 }
 
 }  // namespace tandem::io

@@ -23,8 +23,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Writes to a temporary file beside the target and renames it in commit(); the destructor removes what was not
-// committed, and so does a SIGINT, SIGTERM or SIGHUP. One at a time per process. Failures throw InputError.
+// Writes to a temporary file in the target's folder; commit() renames it. Without commit() the destructor removes it,
+// and so do SIGINT, SIGTERM and SIGHUP. One at a time per process. Failures throw InputError.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -42,5 +42,10 @@ class AtomicFile {
   std::string path_, temporary_;
   int descriptor_ = -1;
 };
+
+// Each throws InputError where an output of that name could not be written, and creates nothing. Commands call both
+// before their work. flag: "--out", for the sentence. An empty path is no output.
+void check_output_file(const std::string& flag, const std::string& path);
+void check_output_folder(const std::string& flag, const std::string& path);  // it need not exist yet
 
 }  // namespace tandem::io

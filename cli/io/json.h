@@ -42,16 +42,16 @@ class Json {
   bool is_list() const { return std::holds_alternative<List>(value_); }
   const Members& members() const { return std::get<Members>(value_); }
   const List& items() const { return std::get<List>(value_); }
-  const Json* find(std::string_view key) const;  // of an object; nullptr: absent
+  const Json* find(std::string_view key) const;  // nullptr: absent; this must be an object
 
-  // The value, where it has the type. A whole number is a real, too; a negative one is no unsigned one.
+  // The value, where it has the type. A whole number is also a real. A negative number is not unsigned.
   std::optional<bool> boolean() const;
   std::optional<std::string> text() const;
   std::optional<double> real() const;
   std::optional<int64_t> integer() const;
   std::optional<uint64_t> unsigned_integer() const;
 
-  Json& operator[](std::string_view key);  // of an object; appends an absent key
+  Json& operator[](std::string_view key);  // appends an absent key; this must be an object
   void add(Json item) { std::get<List>(value_).push_back(std::move(item)); }
   void add(std::string key, Json item) { std::get<Members>(value_).emplace_back(std::move(key), std::move(item)); }
 
@@ -73,7 +73,7 @@ class JsonError : public std::runtime_error {
 // Throws JsonError. Comments are skipped; of a repeated key the last value counts.
 Json parse_json(std::string_view text);
 
-// What a parser meets, in order. Each function returns whether to continue.
+// The events of a parser, in order. Each function returns whether to continue.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;

@@ -54,7 +54,7 @@ class HeaderReader {
       once(has_descr_, key);
       skip_space();
       if (at_ < text_.size() && text_[at_] == '[')
-        refuse("'descr' is a list of fields; structured arrays are not read, save one field as an array of its own");
+        refuse("'descr' is a list of fields; structured arrays are not supported: save one field as an array");
       descr = read_string("a type in quotes");
     } else if (key == "fortran_order") {
       once(has_order_, key);

@@ -13,7 +13,7 @@
 namespace tandem::io {
 
 struct Safetensors {
-  std::vector<TensorView> tensors;  // in the order of their bytes; the views point into the parsed bytes
+  std::vector<TensorView> tensors;  // ordered by address; they point into the parsed bytes
   std::map<std::string, std::string> metadata;
 
   const TensorView* find(std::string_view name) const;  // nullptr when absent

@@ -1,4 +1,4 @@
-// What the file formats share: a named tensor in memory, and the one exception for input that is refused.
+// Common parts of the file formats: a named tensor in memory, and the exception for refused input.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ enum class Element : uint8_t {
 int64_t size_of(Element element);
 const char* name_of(Element element);  // as safetensors spells it: "F32", "BF16", ...
 
-// One tensor in row-major order; data belongs to someone else and need not be aligned.
+// One tensor in row-major order. It does not own its data, which need not be aligned.
 struct TensorView {
   std::string name;
   Element element = Element::f32;
@@ -43,7 +43,7 @@ struct TensorView {
   std::span<const std::byte> data;
 };
 
-// Input that cannot be used. what() is one sentence for the user: file, field, value, rule.
+// Refused input. what() is one sentence for the user: file, field, value, rule.
 class InputError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

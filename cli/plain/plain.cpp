@@ -16,8 +16,8 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int64_t most_kept_bytes = int64_t{1} << 30;
 
-// What every step needs to know. Heads run at once when there are enough of them, each product on one thread; otherwise
-// one after the other, with all threads inside a product and over the rows of a softmax.
+// Inputs of every step. With enough heads they run in parallel, each product on one thread. Otherwise they run one
+// after another, with all threads inside a product and over the rows of a softmax.
 struct Setting {
   const Problem& p;
   cpu::Threads& threads;
@@ -68,7 +68,7 @@ void store_matrix(const View& view, int64_t b, int64_t row, int64_t h, int64_t u
     std::memset(view.at(b, row + i, h), 0, static_cast<size_t>(columns * size_of(view.dtype)));
 }
 
-// Each number off by as much as that many roundings of float32 may bring about at random; nothing without noise.
+// Changes each number at random by at most that many roundings of float32. Without noise nothing changes.
 void disturb(const Setting& c, uint32_t place, int64_t operations, float* row, int64_t n) {
   if (c.noise == 0) return;
   const float most = 0x1p-24f * std::sqrt(static_cast<float>(operations));
@@ -78,7 +78,7 @@ void disturb(const Setting& c, uint32_t place, int64_t operations, float* row, i
   }
 }
 
-// scores[begin, end) of one row, from scaled products to what enters the softmax. slopes, when asked for, receives the
+// scores[begin, end) of one row, from scaled products to the input of the softmax. slopes, when not null, receives the
 // derivative of the softcap.
 void finish_scores(const Setting& c, const Sequence& s, int64_t h, int64_t i, KeyRange keys, float* scores,
                    float* slopes) {
@@ -124,7 +124,7 @@ float softmax_row(const Setting& c, int64_t h, int64_t row, int64_t count, float
   float sum = exp_row(visible, count, most) + of_sink;
   const float factor = 1 / sum;
   if (c.round_to != DType::f32) {
-    // The lse is that of weights in the input type; the probabilities are rounded once, after their division.
+    // The lse belongs to weights in the input type. The probabilities are rounded once, after their division.
     std::vector<float> weights(visible, visible + count);
     round_row(c.round_to, &of_sink, 1);
     sum = sum_of_rounded(c.round_to, weights.data(), count) + of_sink;
@@ -236,7 +236,7 @@ float sink_gradient(const Setting& c, const Sequence& s, int64_t h, const float*
   return sum;
 }
 
-// What one query head adds to dq, dk (n x d) and dv (n x dv).
+// Adds one query head to dq, dk (n x d) and dv (n x dv).
 void backward_head(const Setting& c, int64_t b, const Sequence& s, int64_t h, float* kept, float* dk, float* dv,
                    Shared& shared) {
   const Problem& p = c.p;
@@ -362,7 +362,7 @@ void Plain::backward(const Problem& p) {
   }
   shared.sink.resize(static_cast<size_t>(p.heads_q));
   const Setting c = setting_of(p, threads_, blas_, scratch_, rounding_, p.batch * p.heads_k,
-                               noise_ == 0 ? 0 : ~noise_);  // its scores are off in a way of their own
+                               noise_ == 0 ? 0 : ~noise_);  // the backward has separate noise
   c.each_head(p.batch * p.heads_k, [&](int64_t n) {
     const int64_t b = n / p.heads_k;
     backward_group(

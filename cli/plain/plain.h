@@ -1,6 +1,5 @@
-// The plain formula: attention as it is written without a fused engine. Two matrix products by the machine's BLAS with
-// a softmax between them, the whole score matrix in memory, float32 arithmetic. What Tandem's exactness and speed are
-// compared with.
+// Standard attention, without a fused engine: two matrix products by the machine's BLAS and a softmax between them. The
+// whole score matrix is in memory, and arithmetic is float32. Tandem's error and speed are compared with it.
 #pragma once
 
 #include <atomic>
@@ -15,12 +14,12 @@
 namespace tandem::plain {
 
 enum class Rounding {
-  // 16-bit inputs are widened once and results narrowed once, and backward finds the probabilities in memory while they
-  // are small enough, as an autograd tape would have them: the faster way.
+  // The faster way. 16-bit inputs are widened once and results narrowed once. Small probabilities stay in memory for
+  // the
+  // backward, as on an autograd tape.
   none,
-  // The formula in the input precision, whose error is the measure of an engine's: the probabilities and the gradient
-  // of
-  // the scores are rounded to the input type before they enter a product, backward starts from out and lse.
+  // In the input precision, for the error bound of an engine. The probabilities and the gradient of the scores are
+  // rounded to the input type before they enter a product. The backward starts from out and lse.
   intermediates
 };
 
@@ -50,16 +49,14 @@ class Scratch {
 
 class Plain {
  public:
-  // noise 0: every operation rounds to nearest. Otherwise scores, exponentials and lse are off at random, by what the
-  // roundings of their operations in any order may amount to, seeded by noise (Monte Carlo arithmetic): a single run
-  // may be right by luck, several show what the formula's error is.
+  // noise 0: every operation rounds to nearest. Another noise seeds Monte Carlo arithmetic: scores, exponentials and
+  // lse change at random by at most the roundings of their operations. Several runs show the typical error.
   Plain(cpu::Threads& threads, const Blas& blas, Rounding rounding, uint32_t noise = 0)
       : threads_(threads), blas_(blas), rounding_(rounding), noise_(noise) {}
 
   // problem.out and lse.
   void forward(const Problem& problem);
-  // The gradients that are present, of the problem that forward() saw last, whose out and lse it reads. Every option
-  // but page tables.
+  // The present gradients of the last problem of forward(); reads its out and lse. Page tables are not supported.
   void backward(const Problem& problem);
 
   // Memory beyond inputs and outputs.
@@ -71,7 +68,7 @@ class Plain {
   Rounding rounding_;
   uint32_t noise_;
   Scratch scratch_;
-  std::vector<float> kept_;  // the probabilities of every head, seqlen_q x seqlen_k each; or empty
+  std::vector<float> kept_;  // probabilities by head, seqlen_q x seqlen_k; or empty
 };
 
 }  // namespace tandem::plain

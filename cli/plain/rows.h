@@ -1,4 +1,4 @@
-// The elementwise parts of the plain formula, fast: conversions, rounding, the exponential of a row.
+// The elementwise parts of standard attention: conversions, rounding, the exponential of a row.
 #pragma once
 
 #include <cstdint>

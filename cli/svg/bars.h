@@ -8,8 +8,8 @@ namespace tandem::svg {
 
 struct Bars {
   std::string title, subtitle;
-  std::string value_label;     // of the vertical axis, with its unit
-  std::string category_label;  // of the horizontal one
+  std::string value_label;     // vertical axis, with its unit
+  std::string category_label;  // horizontal axis
 
   struct Series {
     std::string name;

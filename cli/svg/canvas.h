@@ -10,7 +10,7 @@
 
 namespace tandem::svg {
 
-std::string escape(std::string_view text);  // for text and attributes; bytes that are no valid UTF-8 become '?'
+std::string escape(std::string_view text);  // for text and attributes; invalid UTF-8 becomes '?'
 
 double text_width(std::string_view text, double size);  // an estimate, in pixels
 

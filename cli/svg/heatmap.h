@@ -1,5 +1,5 @@
-// The attention of one head as a picture: a row for every query word, a column for every key word, the darker the cell
-// the larger the weight.
+// The attention of one head as a picture: a row for every query word, a column for every key word. A darker cell has a
+// larger weight.
 #pragma once
 
 #include <string>

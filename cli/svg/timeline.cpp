@@ -29,14 +29,14 @@ const char* color_of(Activity activity) {
   return "soft";
 }
 
-// Names of one row are told apart by how dark they are.
+// Names of one row differ in brightness.
 double opacity_of(const Slice& slice) {
   if (slice.activity == Activity::wait) return 0.14;
   constexpr double shades[] = {0.95, 0.6, 0.8, 0.45};
   return slice.activity == Activity::compute ? shades[slice.name % 4] : 0.85;
 }
 
-// One rectangle for what is too narrow to be seen apart: each pixel belongs to what takes most of it.
+// Narrow slices share one rectangle: each pixel belongs to the slice that covers most of it.
 std::vector<Slice> visible(const Timeline& t, int32_t row, double steps_per_pixel) {
   std::vector<Slice> merged;
   std::map<int64_t, std::pair<double, const Slice*>> pixels;
@@ -96,7 +96,7 @@ struct Plot {
     }
   }
 
-  // Only those that ended a wait one can see.
+  // Only arrows that end a visible wait.
   void draw_arrows() {
     for (const vgpu::Arrow& arrow : timeline.arrows) {
       if (arrow.from_row == arrow.to_row || arrow.waited < 6 * steps_per_pixel) continue;
@@ -117,7 +117,7 @@ struct Plot {
   }
 };
 
-// What the colours mean, up to this x.
+// The legend of the colours, up to this x.
 void draw_legend(Canvas& canvas, double right) {
   const struct {
     const char* what;

@@ -1,4 +1,4 @@
-// What one block of a kernel did, as a picture: a row for each warp and unit, arrows from what a warp waited for.
+// A picture of one block: a row for each warp and unit, and an arrow to each wait from the event that ended it.
 #pragma once
 
 #include <functional>
@@ -9,9 +9,9 @@
 namespace tandem::svg {
 
 struct TimelineStyle {
-  double width = 1500;         // of the steps, in pixels
-  std::string where = {};      // it ran, and how: before what a step is
-  std::string unit = "steps";  // of the axis; "clocks" of a model
+  double width = 1500;         // the steps, in pixels
+  std::string where = {};      // device and schedule, for the subtitle
+  std::string unit = "steps";  // the axis; "clocks" for a model
 };
 
 std::string draw(const vgpu::Timeline& timeline, const TimelineStyle& style);

@@ -36,7 +36,7 @@ struct Exec {
   void set_environment(const std::string& summary) const;
 };
 
-// The folder of the stand-in for libcuda.so.1: beside this command, or where it was installed.
+// The folder of our libcuda.so.1, in the build or installed.
 fs::path stand_in() {
   const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
   std::string tried;
@@ -65,12 +65,12 @@ void Exec::set_environment(const std::string& summary) const {
   set("TANDEM_VGPU_SUMMARY", summary);
 }
 
-// A file that goes when this does.
+// A file that the destructor removes.
 class Temporary {
  public:
   Temporary() : path_((fs::temp_directory_path() / "tandem-vgpu-XXXXXX").string()) {
     const int file = mkstemp(path_.data());
-    if (file < 0) throw io::InputError(path_ + ": cannot be made: " + std::strerror(errno));
+    if (file < 0) throw io::InputError(path_ + ": cannot be created: " + std::strerror(errno));
     close(file);
   }
   Temporary(const Temporary&) = delete;
@@ -89,7 +89,7 @@ int run_program(const std::vector<std::string>& command) {
   words.push_back(nullptr);
   std::fflush(nullptr);
   const pid_t child = fork();
-  if (child < 0) throw io::InputError(str_cat("no process can be made: ", std::strerror(errno)));
+  if (child < 0) throw io::InputError(str_cat("no process can be created: ", std::strerror(errno)));
   if (child == 0) {
     execvp(words[0], words.data());
     std::fprintf(stderr, "tandem: %s: cannot be run: %s\n", words[0], std::strerror(errno));
@@ -104,12 +104,13 @@ int run_program(const std::vector<std::string>& command) {
 int Exec::run() const {
   if (command.empty()) throw io::InputError("the program is missing: tandem vgpu exec ./program its arguments");
   const vgpu::Model* model = nullptr;
-  if (!gpu::is_virtual(device)) throw io::InputError("--device " + device + ": must be a virtual GPU, like vgpu:h200");
+  if (!gpu::is_virtual(device))
+    throw io::InputError("--device (" + device + ") must be a virtual GPU, like vgpu:h200: tandem vgpu models");
   throw_if_failed(vgpu::find_model(device, &model));
   const Temporary summary;
   set_environment(summary.path());
   const int code = run_program(command);
-  // A line for each process that used the device.
+  // One line for each process that used the device.
   std::ifstream file(summary.path());
   size_t processes = 0, errors = 0;
   for (size_t launches = 0, found = 0, warnings = 0, refused = 0; file >> launches >> found >> warnings >> refused;) {
@@ -131,7 +132,7 @@ int Exec::run() const {
 
 std::vector<std::string> without_mark(std::vector<std::string> words) {
   if (words.size() < 3 || words[1] != "vgpu" || words[2] != "exec") return words;
-  // Every option has a value, behind "=" or as the next word.
+  // Every option has a value, after "=" or as the next word.
   size_t at = 3;
   while (at < words.size() && words[at].starts_with("--") && words[at] != "--")
     at += words[at].find('=') == std::string::npos ? 2 : 1;
@@ -157,10 +158,10 @@ the virtual GPU, 0 otherwise. 127: it cannot be run; 128 + N: it was ended by si
   verb.option("--letter", exec->letter, "Findings that only the letter of PTX has: on, off")
       .one_of({"on", "off"})
       .show_default();
-  verb.option("--schedule", exec->schedule, "In which order warps run and copies complete; 0: early, 1: late")
+  verb.option("--schedule", exec->schedule, "Order in which warps run and copies complete; 0: early, 1: late")
       .at_least_zero()
       .show_default();
-  verb.option("--threads", exec->threads, "Of the host; 0: one per core").within(0, 1024);
+  verb.option("--threads", exec->threads, "Threads of the host; 0: one per core").within(0, 1024);
   verb.run_with_rest([exec](std::vector<std::string> program) {
     exec->command = std::move(program);
     return exec->run();

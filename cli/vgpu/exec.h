@@ -1,4 +1,4 @@
-// tandem vgpu exec: a program that was made for a GPU, on a virtual one.
+// tandem vgpu exec: runs a CUDA program on a virtual GPU.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tandem::tool {
 
-// A command line without the "--" between exec's options and the program, which CLI11 would hand to somebody else.
+// Removes the "--" between exec's options and the program, because CLI11 treats it as the end of all commands.
 std::vector<std::string> without_mark(std::vector<std::string> words);
 
 void add_exec(Command vgpu);

@@ -33,6 +33,12 @@ class AttentionJob final : public Job {
     return {};
   }
 
+  std::string description() const override {
+    return str_cat("q ", io::shape_text(inputs_.q.shape()), "  k ", io::shape_text(inputs_.k.shape()), "  v ",
+                   io::shape_text(inputs_.v.shape()), "  ", short_name(inputs_.q.dtype()),
+                   pass_ == TANDEM_FORWARD ? "" : "  backward");
+  }
+  bool is_empty() const override { return tool::is_empty(results_); }
   std::string kernel() const override { return pass_ == TANDEM_FORWARD ? "forward" : "backward"; }
 
   std::vector<io::TensorView> results() const override {
@@ -63,7 +69,7 @@ class AttentionJob final : public Job {
 
 // ---- A kernel of a PTX file ----
 
-// Memory of a device that holds what a launch file says.
+// Memory of a device with the contents of a launch file.
 class DeviceBuffer {
  public:
   DeviceBuffer(gpu::Device& device, size_t bytes) : device_(device) {
@@ -95,6 +101,11 @@ class PtxJob final : public Job {
   std::string device() const override {
     if (target_.starts_with("sm_103")) return "vgpu:b300";
     return target_.starts_with("sm_10") ? "vgpu:b200" : Job::device();
+  }
+
+  std::string description() const override {
+    return str_cat("kernel ", launch_.entry, "  grid ", launch_.grid.x, " x ", launch_.grid.y, " x ", launch_.grid.z,
+                   "  block ", launch_.block.x, " x ", launch_.block.y, " x ", launch_.block.z);
   }
 
   Status run(const std::string& name, const vgpu::Options& options) override {
@@ -143,17 +154,17 @@ class PtxJob final : public Job {
                     std::vector<std::byte>* block) const;
   Status start(gpu::Device& device, gpu::Kernel kernel, std::span<const gpu::NamedBuffer> buffers,
                std::span<std::byte> block) const;
-  // Of the results that are as they should be, or of the others.
+  // Sentences about the expected results: the correct ones, or the wrong ones.
   std::vector<std::string> verdicts(bool good) const;
 
   const io::MappedFile ptx_;
   LaunchFile launch_;
   std::string target_;                            // "sm_90a"
-  std::vector<std::vector<std::byte>> contents_;  // of each buffer before the launch; empty: nobody has written it
+  std::vector<std::vector<std::byte>> contents_;  // by buffer, before the launch; empty: not initialised
   std::vector<std::vector<std::byte>> results_;
 };
 
-// Where the file names none, the only one there is.
+// Without a name in the file, the only kernel of the module.
 void PtxJob::choose_entry(const vgpu::ptx::Module& module) {
   std::string known;
   int entries = 0;
@@ -225,7 +236,7 @@ Status PtxJob::bytes_of(const LaunchParameter& parameter, gpu::Device& device, c
   return {};
 }
 
-// Where a parameter goes: next counts those that have no place of their own.
+// The place of a parameter; next counts the parameters without a given place.
 Status PtxJob::place_of(size_t n, size_t bytes, const vgpu::Program& program, size_t* next, size_t* at) const {
   const LaunchParameter& parameter = launch_.parameters[n];
   const std::string name = str_cat(launch_.path, ": parameters[", n, "] (", bytes, " bytes)");
@@ -237,15 +248,15 @@ Status PtxJob::place_of(size_t n, size_t bytes, const vgpu::Program& program, si
     return Status::invalid(str_cat(name, " at ", *at, " must lie within the kernel's ", size, " bytes of parameters"));
   }
   if (*next == function.parameters.size()) {
-    return Status::invalid(str_cat(name, " is one more than the ", *next,
-                                   " of the kernel: leave it out, or say at which offset it is (at)"));
+    return Status::invalid(
+        str_cat(name, " is one more than the ", *next, " of the kernel: leave it out, or give its offset (at)"));
   }
   *at = static_cast<size_t>(program.parameter_offset(static_cast<int>(*next)));
   const vgpu::ptx::Symbol& symbol = function.symbols[static_cast<size_t>(function.parameters[(*next)++])];
   const auto size = static_cast<size_t>(symbol.bytes());
   if (bytes == size || (!parameter.parts.empty() && bytes < size)) return {};
   return Status::invalid(str_cat(name, " must have the ", size, " bytes of the kernel's ", symbol.name,
-                                 ": give it another type, or say at which offset it is (at)"));
+                                 ": give it another type, or its offset (at)"));
 }
 
 Status PtxJob::fill_block(gpu::Device& device, const vgpu::Program& program, const std::vector<DeviceBuffer>& memory,
@@ -283,15 +294,15 @@ Status PtxJob::start(gpu::Device& device, gpu::Kernel kernel, std::span<const gp
                         .buffers = buffers});
 }
 
-// How a result compares with what is expected of it.
+// Comparison of a result with its expectation.
 struct Comparison {
   size_t count = 0, wrong = 0;
-  size_t worst = 0;                                    // the element whose error is the largest part of what is allowed
-  double got = 0, wanted = 0, error = 0, allowed = 0;  // of it
+  size_t worst = 0;                                    // element with the largest error over its bound
+  double got = 0, wanted = 0, error = 0, allowed = 0;  // at the worst element
 };
 
 Comparison compare(const LaunchBuffer& buffer, std::span<const std::byte> result, const io::TensorView& expected) {
-  // "<V2" of .npy are two bytes without a meaning: those of the buffer's own type.
+  // "<V2" of .npy are two bytes without a meaning: they get the type of the buffer.
   const io::Element type = expected.element == io::Element::raw16 ? buffer.type : expected.element;
   const auto size = static_cast<size_t>(io::size_of(buffer.type)),
              expected_size = static_cast<size_t>(io::size_of(type));

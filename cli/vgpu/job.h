@@ -1,4 +1,4 @@
-// Something that a virtual GPU can run again and again: an attention problem, or a kernel of a PTX file.
+// A task that a virtual GPU can repeat: an attention problem, or a kernel of a PTX file.
 #pragma once
 
 #include <memory>
@@ -16,21 +16,25 @@ namespace tandem::tool {
 class Job {
  public:
   virtual ~Job() = default;
-  // The device that it is for, where nobody says another.
+  // The device, where no flag names another.
   virtual std::string device() const { return "vgpu:h200"; }
-  // The one of its kernels that is worth a picture; "": the last that it launches.
+  // The kernel to draw; "": the last launched one.
   virtual std::string kernel() const { return ""; }
-  // Once, on a device of its own: the same inputs each time, results that begin as nobody's bytes.
+  // One line about what runs.
+  virtual std::string description() const = 0;
+  // True where no kernel would be launched.
+  virtual bool is_empty() const { return false; }
+  // Runs once on a new device, with the same inputs each time and uninitialised results.
   virtual Status run(const std::string& device, const vgpu::Options& options) = 0;
-  // Of the last run.
+  // Results of the last run.
   virtual std::vector<io::TensorView> results() const = 0;
-  // What is wrong with them, a sentence each.
+  // Wrong results, a sentence each.
   virtual std::vector<std::string> complaints() const { return {}; }
-  // What is right with them, where somebody knows.
+  // Correct results, a sentence each, where an expectation is known.
   virtual std::vector<std::string> remarks() const { return {}; }
 };
 
-// An attention call. Its backward needs inputs with dout, and takes out and lse from a forward that it runs first.
+// An attention call. A backward needs inputs with dout; it runs a forward first, for out and lse.
 std::unique_ptr<Job> attention_job(Inputs inputs, const Attention& options, tandem_pass pass = TANDEM_FORWARD);
 
 // Throws io::InputError when the files cannot be used.

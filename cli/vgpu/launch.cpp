@@ -33,7 +33,7 @@ constexpr TypeName types[] = {
     {"i64", Element::i64, gpu::TensorType::s64},     {"f64", Element::f64, gpu::TensorType::f64},
 };
 
-// Of tensor maps alone.
+// Types of tensor maps only.
 constexpr TypeName map_types[] = {
     {"f32_ftz", Element::f32, gpu::TensorType::f32_ftz},      {"tf32", Element::f32, gpu::TensorType::tf32},
     {"tf32_ftz", Element::f32, gpu::TensorType::tf32_ftz},    {"u4_align8", Element::u8, gpu::TensorType::u4_align8},
@@ -68,7 +68,7 @@ std::optional<T> value_of(const Json& json) {
   }
 }
 
-// An object of the file whose keys are asked for one by one; what nobody asked for is a mistake.
+// An object of the file. Its keys are read one by one; an unread key is an error.
 class Fields {
  public:
   Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
@@ -95,7 +95,7 @@ class Fields {
   // A whole number from 0 on; also as a string, "0xff".
   uint64_t count(const char* key) { return integer(key, at(key)); }
   uint64_t count(const char* key, uint64_t otherwise) { return has(key) ? count(key) : otherwise; }
-  // Of value, which is the key's or in its list.
+  // value belongs to the key, or is in its list.
   uint64_t integer(const char* key, const Json& value) const {
     if (const auto number = value.integer()) return static_cast<uint64_t>(*number);
     if (const auto number = value.unsigned_integer()) return *number;
@@ -125,7 +125,7 @@ class Fields {
 
   void finish() const {
     for (const auto& [key, value] : json_.members()) {
-      if (!asked_.contains(key)) refuse(key, "is not known here; vgpu/docs/virtual-gpu.md lists what is");
+      if (!asked_.contains(key)) refuse(key, "must be a known field: vgpu/docs/virtual-gpu.md lists the fields");
     }
   }
   std::string place(const std::string& key) const {
@@ -160,7 +160,7 @@ void read_size(Fields& fields, const LaunchFile& file, LaunchBuffer* buffer) {
     const io::MappedFile mapped(file.beside(buffer->file));
     buffer->shape = io::parse_npy(mapped.bytes(), buffer->file).shape;
   } else {
-    fields.refuse("bytes", "or shape must say how large it is");
+    fields.refuse("bytes", "or shape must give its size");
   }
   const bool negative = std::ranges::any_of(buffer->shape, [](int64_t size) { return size < 0; });
   const std::optional<int64_t> bytes = negative ? std::nullopt : io::byte_size(buffer->shape, buffer->type);
@@ -186,7 +186,7 @@ LaunchBuffer read_buffer(const Json& json, const LaunchFile& file, const std::st
   buffer.scale = fields.get<double>("scale", 1.0);
   buffer.file = fields.get<std::string>("file", "");
   if (!buffer.file.empty()) {
-    if (buffer.fill != Fill::none) fields.refuse("file", "and fill both say what is in it: leave one out");
+    if (buffer.fill != Fill::none) fields.refuse("file", "and fill both give its contents: leave one out");
     buffer.fill = Fill::file;
   }
   buffer.read_only = fields.get<bool>("read_only", false);

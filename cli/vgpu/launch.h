@@ -18,7 +18,7 @@ struct LaunchBuffer {
 
   std::string name;
   io::Element type = io::Element::u8;
-  std::vector<int64_t> shape;  // of elements; one dimension where only bytes are given
+  std::vector<int64_t> shape;  // in elements; one dimension where only bytes are given
   size_t bytes = 0;
   Fill fill = Fill::none;
   uint64_t seed = 1;
@@ -29,15 +29,15 @@ struct LaunchBuffer {
   double tolerance = 0;  // |result - expected| <= tolerance * max(1, |expected|)
 };
 
-// What goes into the parameter block at one place.
+// One value of the parameter block.
 struct LaunchParameter {
-  std::optional<size_t> at;      // offset in the block, or in the struct that it is a part of; else it is the next
-  size_t alignment = 1;          // of a part
-  std::vector<std::byte> bytes;  // a value; filled in for pointers and tensor maps when the buffers are there
-  int buffer = -1;               // of a pointer or a tensor map
-  int64_t offset = 0;            // from the begin of that buffer; negative for maps that begin in front of it
+  std::optional<size_t> at;      // offset in the block or in its struct; absent: the next
+  size_t alignment = 1;          // in bytes
+  std::vector<std::byte> bytes;  // a value; pointers and maps get it after allocation
+  int buffer = -1;               // for a pointer or a tensor map
+  int64_t offset = 0;            // from the start of that buffer; may be negative for maps
   std::optional<gpu::TensorMapSpec> map;
-  std::vector<LaunchParameter> parts;  // of a struct
+  std::vector<LaunchParameter> parts;  // for a struct
 };
 
 struct LaunchFile {

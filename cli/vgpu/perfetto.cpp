@@ -9,7 +9,7 @@ namespace {
 
 using vgpu::Activity;
 
-std::string json_string(std::string_view text) {
+std::string json_text(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -46,7 +46,7 @@ class Writer {
     text_ += str_cat("{\"pid\":0,", fields..., "}");
   }
   std::string finish(const std::string& title) {
-    return str_cat("{\"displayTimeUnit\":\"ns\",\"otherData\":{\"title\":", json_string(title), "},\"traceEvents\":[\n",
+    return str_cat("{\"displayTimeUnit\":\"ns\",\"otherData\":{\"title\":", json_text(title), "},\"traceEvents\":[\n",
                    text_, "\n]}\n");
   }
 
@@ -59,17 +59,17 @@ class Writer {
 
 std::string perfetto_json(const vgpu::Timeline& t) {
   Writer writer;
-  writer.event("\"ph\":\"M\",\"name\":\"process_name\",\"args\":{\"name\":", json_string(t.title), "}");
+  writer.event("\"ph\":\"M\",\"name\":\"process_name\",\"args\":{\"name\":", json_text(t.title), "}");
   for (size_t row = 0; row < t.rows.size(); ++row) {
-    writer.event("\"ph\":\"M\",\"tid\":", row, ",\"name\":\"thread_name\",\"args\":{\"name\":", json_string(t.rows[row]),
+    writer.event("\"ph\":\"M\",\"tid\":", row, ",\"name\":\"thread_name\",\"args\":{\"name\":", json_text(t.rows[row]),
                  "}");
     writer.event("\"ph\":\"M\",\"tid\":", row, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":", row, "}");
   }
   for (const vgpu::Slice& s : t.slices) {
     const std::string place = s.instruction < 0 ? "" : t.places[static_cast<size_t>(s.instruction)];
     writer.event("\"ph\":\"X\",\"tid\":", s.row, ",\"ts\":", s.begin, ",\"dur\":", s.end - s.begin,
-                 ",\"name\":", json_string(t.names[static_cast<size_t>(s.name)]), ",\"cat\":\"", category_of(s.activity),
-                 "\"", place.empty() ? "" : str_cat(",\"args\":{\"place\":", json_string(place), "}"));
+                 ",\"name\":", json_text(t.names[static_cast<size_t>(s.name)]), ",\"cat\":\"", category_of(s.activity),
+                 "\"", place.empty() ? "" : str_cat(",\"args\":{\"place\":", json_text(place), "}"));
   }
   for (size_t n = 0; n < t.arrows.size(); ++n) {
     const vgpu::Arrow& a = t.arrows[n];

@@ -1,4 +1,4 @@
-// What one block of a job's kernel does, or all of its cluster, recorded in a run of its own.
+// The recorded actions of one block of a job's kernel, or of its whole cluster, from a separate run.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 namespace tandem::tool {
 
 struct Trace {
-  vgpu::Timeline timeline;  // of the last launch of the job's kernel()
-  int64_t blocks = 0;       // that it had
-  int32_t cluster = 1;      // blocks of a cluster
+  vgpu::Timeline timeline;  // last launch of the job's kernel()
+  int64_t blocks = 0;       // in the grid
+  int32_t cluster = 1;      // blocks per cluster
   Status status;
 };
 

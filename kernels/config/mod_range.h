@@ -212,6 +212,11 @@ constexpr FloatRange range_exp(FloatRange) { return kAnyFloat; }
 constexpr FloatRange range_exp2(FloatRange) { return kAnyFloat; }
 constexpr FloatRange range_log(FloatRange) { return kAnyFloat; }
 constexpr FloatRange range_log2(FloatRange) { return kAnyFloat; }
+constexpr FloatRange range_expm1(FloatRange) { return kAnyFloat; }
+constexpr FloatRange range_log1p(FloatRange) { return kAnyFloat; }
+constexpr FloatRange range_sin(FloatRange) { return kAnyFloat; }
+constexpr FloatRange range_cos(FloatRange) { return kAnyFloat; }
+constexpr FloatRange range_erf(FloatRange) { return kAnyFloat; }
 constexpr FloatRange range_tanh(FloatRange) { return kAnyFloat; }
 constexpr FloatRange range_sigmoid(FloatRange) { return kAnyFloat; }
 constexpr FloatRange range_sqrt(FloatRange) { return kAnyFloat; }

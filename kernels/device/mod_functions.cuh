@@ -69,6 +69,11 @@ TANDEM_DEVICE float mod_exp(float a) { return expf(a); }
 TANDEM_DEVICE float mod_exp2(float a) { return exp2f(a); }
 TANDEM_DEVICE float mod_log(float a) { return logf(a); }
 TANDEM_DEVICE float mod_log2(float a) { return log2f(a); }
+TANDEM_DEVICE float mod_expm1(float a) { return expm1f(a); }
+TANDEM_DEVICE float mod_log1p(float a) { return log1pf(a); }
+TANDEM_DEVICE float mod_sin(float a) { return sinf(a); }
+TANDEM_DEVICE float mod_cos(float a) { return cosf(a); }
+TANDEM_DEVICE float mod_erf(float a) { return erff(a); }
 // Within 2^-21 of tanh, relative. 1 - |tanh|, which derivatives use, has full precision, because |a| avoids a
 // reciprocal near 1. tanhf() has two units in the last place but diverges within a warp between small and large scores.
 TANDEM_DEVICE float mod_tanh(float a) {

@@ -63,7 +63,8 @@ static struct {
     FIELD(mask_block_q, kLength),
     FIELD(mask_block_k, kLength),
     FIELD(blocks_of_mask_mod, kFlag),
-    {"float32_out", kNotOfTheCall, 0, 0, 0, NULL}, /* out's own type says it */
+    {"float32_out", kNotOfTheCall, 0, 0, 0, NULL}, /* out has the type */
+    {"layout_of_q", kNotOfTheCall, 0, 0, 0, NULL}, /* out has the strides */
     TENSOR(out, kForward, kBackward),
     TENSOR(lse, kForward, 0),
     TENSOR(max_scores, kForward, 0),

@@ -53,7 +53,7 @@ TENSORS = (
 OPTIONS = (
     "max_seqlen_q", "max_seqlen_k", "softmax_scale", "softcap", "causal", "alignment", "window", "dropout_p",
     "num_splits", "deterministic", "batch_invariant", "diagonal_offset", "float32_out", "mask_block_q", "mask_block_k",
-    "blocks_of_mask_mod",
+    "blocks_of_mask_mod", "layout_of_q",
 )  # fmt: skip
 
 FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8

@@ -225,7 +225,7 @@ _LENGTHS = ("max_seqlen_q", "max_seqlen_k", "diagonal_offset", "mask_block_q", "
 _FLAGS = ("causal", "deterministic", "batch_invariant", "accumulate", "blocks_of_mask_mod")
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1, "explicit": 2}
 _SCALAR_TYPES = {bool: 6, int: 0, float: 2}
-_NOT_OF_THE_CALL = "float32_out"  # out's own type says it
+_NOT_OF_THE_CALL = ("float32_out", "layout_of_q")  # out has the type and the strides
 _LEAST = 5e-324  # serves for a softmax_scale of 0, which the C interface takes for "not given"
 _WINDOW_LEFT, _WINDOW_RIGHT = 1, 2
 
@@ -311,7 +311,7 @@ def _set_option(args: _Args, name: str, value: Any) -> None:
         args.alignment = _ALIGNMENTS[value]
     elif name == "window":
         _set_window(args, value)
-    elif name != _NOT_OF_THE_CALL:
+    elif name not in _NOT_OF_THE_CALL:
         raise TypeError(f"a call has no {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""Expressions of the language of modifications (docs/score_mod.md), as a graph that is written as a text."""
+"""Expressions of score_mod and mask_mod (docs/mods.md) as a graph, which is written as one line."""
 
 from __future__ import annotations
 
@@ -8,38 +8,46 @@ from typing import Any
 
 BOOL, INT, FLOAT = 0, 1, 2  # kinds, in the order in which operands become one
 
-# How tight operators bind, as in Python.
+# Binding strength of operators, as in Python.
 _BINARY = {
     "<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1, "!=": 1, "|": 2, "^": 3, "&": 4, "<<": 5, ">>": 5, "+": 6, "-": 6,
     "*": 7, "/": 7, "//": 7, "%": 7,
 }  # fmt: skip
 _COMPARISON, _UNARY, _ATOM = 1, 8, 9
-_DEEPEST = 12  # what lies deeper in others gets a name: a text has at most 64 in each other
+_MAX_DEPTH = 12  # deeper parts get a name, because the language allows 64 levels
+_MAX_NODES = 1 << 16  # far more than an expression may have: tracing stops here
 
 COMPARISONS = tuple(mark for mark, tight in _BINARY.items() if tight == _COMPARISON)
 INPUTS = ("score", "batch", "head", "q", "k", "seqlen_q", "seqlen_k")
 RESERVED = frozenset(
     (*INPUTS, "and", "or", "not", "if", "else", "true", "false", "True", "False", "inf", "nan", "abs", "sign", "floor",
-     "ceil", "trunc", "round", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "float", "int", "bool", "min",
-     "max", "clamp", "select", "where")
+     "ceil", "trunc", "round", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "erf", "tanh", "sigmoid",
+     "sqrt", "float", "int", "bool", "min", "max", "clamp", "select", "where")
 )  # fmt: skip
 
 
 class Node:
-    """A value. mark: an operator, a function, "[]" of a tensor's elements (the first operand is its name), or a leaf's
-    own text. positive: it is an int that is surely not below 0."""
+    """A value. mark: an operator, a function, "[]" of a tensor's elements (its first operand is the name), or a leaf's
+    own characters. positive: an int that is certainly not below 0. differentiable: a float with a gradient.
+    narrow: the torch type of 8- and 16-bit ints, whose results wrap around; None for all others."""
 
-    __slots__ = ("kind", "mark", "operands", "positive")
+    __slots__ = ("differentiable", "kind", "mark", "narrow", "operands", "positive")
 
     def __init__(self, mark: str, kind: int, operands: Sequence[Node] = (), positive: bool = False):
         self.mark = mark
         self.kind = kind
         self.operands = tuple(operands)
         self.positive = positive
+        self.differentiable = kind == FLOAT and any(x.differentiable for x in self.operands)
+        self.narrow: Any = None
+
+
+class TooLong(ValueError):
+    """More nodes than any expression may have."""
 
 
 class Graph:
-    """The nodes of one text, each after its operands."""
+    """The nodes of one expression, each after its operands."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -77,22 +85,25 @@ class Graph:
         return self._added(Node("[]", kind, (Node(tensor, kind), *indices))) if indices else self.leaf(tensor, kind)
 
     def _added(self, node: Node) -> Node:
+        if len(self.nodes) == _MAX_NODES:
+            raise TooLong
         self.nodes.append(node)
         return node
 
-    def text(self, result: Node, names: Sequence[str]) -> tuple[str, set[str]]:
-        """The text, and which of the names it needs; its parts have none of them."""
+    def expression(self, result: Node, names: Sequence[str]) -> tuple[str, set[str]]:
+        """The expression, and which of the names it needs. Its parts get names that are not among them."""
+        taken = frozenset(names)
         uses: dict[Node, int] = {result: 1}
         for node in reversed(self.nodes):
             for operand in node.operands if node in uses else ():
                 uses[operand] = uses.get(operand, 0) + 1
-        parts, written = [], {}  # by node: its text, how tight it binds, how deep it is
+        parts, written = [], {}  # by node: its characters, binding strength and depth
         for node in self.nodes:
             if node not in uses:
                 continue
             text, tight, depth = _written(node, written)
-            if node.operands and node is not result and (uses[node] > 1 or depth > _DEEPEST):
-                name = _free_name(len(parts), names)
+            if node.operands and node is not result and (uses[node] > 1 or depth > _MAX_DEPTH):
+                name = _free_name(len(parts), taken)
                 parts.append(f"{name} = {text}; ")
                 text, tight, depth = name, _ATOM, 0
             written[node] = text, tight, depth
@@ -104,7 +115,7 @@ def _positive(node: Node) -> bool:
     return node.positive or node.kind == BOOL
 
 
-def _free_name(number: int, taken: Sequence[str]) -> str:
+def _free_name(number: int, taken: frozenset[str]) -> str:
     name = f"t{number}"
     while name in taken:
         name += "_"
@@ -112,7 +123,7 @@ def _free_name(number: int, taken: Sequence[str]) -> str:
 
 
 def _written(node: Node, written: dict[Node, tuple[str, int, int]]) -> tuple[str, int, int]:
-    """The text of a node, how tight it binds, and how deep it is."""
+    """A node's characters, its binding strength and its depth."""
     mark, operands = node.mark, node.operands
     if not operands:
         return mark, _UNARY if mark.startswith("-") else _ATOM, 0

@@ -26,13 +26,14 @@ class Mod:
     be given as a str. docs/score_mod.md has the language.
     """
 
-    __slots__ = ("bindings", "text")
+    __slots__ = ("bindings", "origin", "text")
 
     def __init__(self, text: str, /, **bindings: Any):
         if not isinstance(text, str) or "\0" in text:
             raise TypeError(f"text ({text!r}) must be a str such as 'score - slope[head] * abs(q - k)'")
         self.text = text
         self.bindings = bindings
+        self.origin = ""  # file and line of the function that it was traced from
 
     def __repr__(self) -> str:
         return ", ".join((f"Mod({self.text!r}", *(f"{name}={_shown(x)}" for name, x in self.bindings.items()))) + ")"

@@ -29,9 +29,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         call_args, return_lse = arguments[DIFFERENTIABLE : DIFFERENTIABLE + 2]
-        call_args["out"], call_args["lse"] = result = new_outputs(
-            arguments[0], arguments[2], call_args.get("float32_out")
-        )
+        call_args["out"], call_args["lse"] = result = _torch_ops.outputs_of(call_args)
         if result[0].is_cuda:
             _gradients.refuse(call_args)
         call(FORWARD, call_args)
@@ -86,6 +84,8 @@ def is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def attention(call_args: CallArgs, return_lse: bool) -> Any:
     """tandem.attention for torch tensors. call_args: its arguments."""
+    if torch.compiler.is_compiling():
+        return _attention(call_args, return_lse)
     try:
         return _attention(call_args, return_lse)
     except RuntimeError as error:
@@ -99,7 +99,8 @@ def _attention(call_args: CallArgs, return_lse: bool) -> Any:
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_tensor(k, "k")
         check_tensor(v, "v")
-    if q.is_neg() or k.is_neg() or v.is_neg():
+    compiling = torch.compiler.is_compiling()  # the dispatcher then resolves lazy negations
+    if not compiling and (q.is_neg() or k.is_neg() or v.is_neg()):
         q, k, v = (resolved(x) for x in (q, k, v))
         call_args.update(q=q, k=k, v=v)
     captured = _check_options(call_args) if len(call_args) > 3 else ()
@@ -108,7 +109,7 @@ def _attention(call_args: CallArgs, return_lse: bool) -> Any:
         return padded_attention(attention, call_args, return_lse)
     if "dropout_p" in call_args and "seed" not in call_args:
         call_args["seed"] = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
-    if torch.compiler.is_compiling() or not is_eager(q, k, v):
+    if compiling or not is_eager(q, k, v):
         return _traced(call_args, return_lse)
     wants_gradient = torch.is_grad_enabled() and (
         q.requires_grad
@@ -132,7 +133,11 @@ def _attention(call_args: CallArgs, return_lse: bool) -> Any:
         result = _apply(q, k, v, bias, sink, call_args, return_lse, *captured)
         count_write(max_scores)
         return result
-    result = call_args["out"] = new_out(q, v, call_args.get("float32_out")) if out is None else out
+    if out is None:
+        result = new_out(q, v, call_args.get("float32_out"), call_args.get("layout_of_q"))
+        call_args["out"] = result
+    else:
+        result = out
     lse = None
     if return_lse:
         lse = call_args["lse"] = new_lse(q)
@@ -148,19 +153,20 @@ def _check_options(call_args: CallArgs) -> list[Tensor]:
     for name in ("bias", "sink", *_WRITTEN):
         if name in call_args:
             check_tensor(call_args[name], name)
-    for name in _WRITTEN:
-        if name in call_args and (name != "out" or call_args[name].is_neg()):
-            check_writable(call_args[name], name)
-    for name, x in call_args.items():
-        if isinstance(x, Tensor) and x.is_neg():
-            call_args[name] = resolved(x)
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        for name in _WRITTEN:
+            if name in call_args and (name != "out" or call_args[name].is_neg()):
+                check_writable(call_args[name], name)
+        call_args.update([(name, x.resolve_neg()) for name, x in call_args.items() if isinstance(x, Tensor) and x.is_neg()])
     if "score_mod" not in call_args and "mask_mod" not in call_args:
         return []
     for name, x in _score_mod.named(call_args).items():
         check_tensor(x, name)
-    for argument in _score_mod.MODS:
-        if (mod := call_args.get(argument)) is not None:
-            call_args[argument] = _score_mod.replaced(mod, [resolved(x) for x in _score_mod.tensors_of(mod)])
+    if not compiling:
+        for argument in _score_mod.MODS:
+            if (mod := call_args.get(argument)) is not None:
+                call_args[argument] = _score_mod.replaced(mod, [resolved(x) for x in _score_mod.tensors_of(mod)])
     return _score_mod.tensors_of(call_args.get("score_mod"))
 
 
@@ -195,10 +201,9 @@ def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Te
     as all the rest of a small call.
     """
     modified = "score_mod" in options or "mask_mod" in options or "block_mask" in options
-    longer = needs_padding(q, v) or modified or q.is_neg() or k.is_neg() or v.is_neg()
-    bias = options.get("bias")
-    if longer or torch.compiler.is_compiling() or torch.is_grad_enabled() or not is_eager(q, k, v) or (
-        bias is not None and bias.is_neg()
+    longer = modified or torch.compiler.is_compiling() or torch.is_grad_enabled() or needs_padding(q, v)
+    if longer or not is_eager(q, k, v) or any(
+        x.is_neg() for x in (q, k, v, options.get("bias"), options.get("sink")) if x is not None
     ):
         return _api.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
     batch, heads, seqlen, _ = q.shape

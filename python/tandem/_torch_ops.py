@@ -29,13 +29,20 @@ from tandem._tensors import PLAIN
 binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
 
 
-def new_outputs(q: Tensor, v: Tensor, float32: bool | None = False) -> tuple[Tensor, Tensor]:
+def new_outputs(
+    q: Tensor, v: Tensor, float32: bool | None = False, layout_of_q: bool | None = False
+) -> tuple[Tensor, Tensor]:
     """out and lse, not filled."""
-    return new_out(q, v, float32), new_lse(q)
+    return new_out(q, v, float32, layout_of_q), new_lse(q)
 
 
-def new_out(q: Tensor, v: Tensor, float32: bool | None = False) -> Tensor:
+def new_out(q: Tensor, v: Tensor, float32: bool | None = False, layout_of_q: bool | None = False) -> Tensor:
+    """layout_of_q: dimensions lie in memory in the order of q's, the last one innermost."""
     shape = q.shape
+    if layout_of_q and len(shape) == 4:
+        order = [*sorted(range(3), key=lambda d: -q.stride(d)), 3]
+        dtype = torch.float32 if float32 else q.dtype
+        return torch.empty_permuted((*shape[:-1], v.shape[-1]), order, dtype=dtype, device=q.device)
     if float32 and shape and v.dim():
         return torch.empty((*shape[:-1], v.shape[-1]), dtype=torch.float32, device=q.device)
     if not shape or v.dim() == 0:
@@ -43,6 +50,11 @@ def new_out(q: Tensor, v: Tensor, float32: bool | None = False) -> Tensor:
     if shape[-1] == v.shape[-1]:
         return torch.empty_like(q, memory_format=torch.contiguous_format)  # takes two thirds of new_empty's time
     return q.new_empty((*shape[:-1], v.shape[-1]))
+
+
+def outputs_of(call_args: CallArgs) -> tuple[Tensor, Tensor]:
+    """out and lse of a call, not filled."""
+    return new_outputs(call_args["q"], call_args["v"], call_args.get("float32_out"), call_args.get("layout_of_q"))
 
 
 def new_lse(q: Tensor) -> Tensor:
@@ -80,6 +92,7 @@ _OPTIONS = {
     "mask_block_q": "SymInt mask_block_q=0",
     "mask_block_k": "SymInt mask_block_k=0",
     "blocks_of_mask_mod": "bool blocks_of_mask_mod=False",
+    "layout_of_q": "bool layout_of_q=False",
     # An expression, its names (those of numbers first), and these numbers.
     "score_mod": "str? score_mod=None",
     "score_mod_names": "str[]? score_mod_names=None",
@@ -88,7 +101,7 @@ _OPTIONS = {
     "mask_mod_names": "str[]? mask_mod_names=None",
     "mask_mod_numbers": "Scalar[]? mask_mod_numbers=None",
 }
-_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out", "blocks_of_mask_mod")
+_FLAGS = ("causal", "deterministic", "batch_invariant", "float32_out", "blocks_of_mask_mod", "layout_of_q")
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
 _parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then those of mask_mod
 _parameters += ", *, " + ", ".join(_OPTIONS.values())
@@ -158,16 +171,14 @@ def from_op_args(inputs: Sequence[Any], options: dict[str, Any]) -> CallArgs:
 
 def _forward_kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
     call_args = from_op_args(inputs, options)
-    call_args["out"], call_args["lse"] = result = new_outputs(
-        call_args["q"], call_args["v"], call_args.get("float32_out")
-    )
+    call_args["out"], call_args["lse"] = result = outputs_of(call_args)
     call(FORWARD, call_args)
     return result
 
 
 def _max_scores_kernel(*inputs: Any, **options: Any) -> Tensor:
     call_args = from_op_args(inputs, options)
-    call_args["out"] = new_out(call_args["q"], call_args["v"], call_args.get("float32_out"))
+    call_args["out"] = outputs_of(call_args)[0]
     result = call_args["max_scores"] = new_lse(call_args["q"])
     call(FORWARD, call_args)
     return result
@@ -221,8 +232,10 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("tandem::forward", lib=_library)
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any, float32_out: bool = False, **__: Any) -> tuple[Tensor, Tensor]:
-    return new_outputs(q, v, float32_out)
+def _(
+    q: Tensor, k: Tensor, v: Tensor, *_: Any, float32_out: bool = False, layout_of_q: bool = False, **__: Any
+) -> tuple[Tensor, Tensor]:
+    return new_outputs(q, v, float32_out, layout_of_q)
 
 
 @torch.library.register_fake("tandem::max_scores", lib=_library)
@@ -331,9 +344,7 @@ def _forward_autograd(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor
         _refuse_transforms()
         if inputs[0].is_cuda and type(inputs[0]) in PLAIN:  # C code cannot read a fake tensor's shapes
             call_args = from_op_args(inputs, options)
-            call_args["out"], call_args["lse"] = new_outputs(
-                call_args["q"], call_args["v"], call_args.get("float32_out")
-            )
+            call_args["out"], call_args["lse"] = outputs_of(call_args)
             _gradients.refuse(call_args)
         return _Operator.apply(*differentiable, others, options, keyset, *captured)
     return _redispatch(forward_op, keyset, inputs, options)

@@ -1,58 +1,157 @@
-"""A Python function of torch's FlexAttention as a text: it is called once, with symbols in place of numbers."""
+"""A Python function of torch's FlexAttention as an expression: it is called once, with symbols in place of numbers.
+
+Symbols are subclasses of torch.Tensor without values. torch's functions and operators reach _torch_function(), which
+applies a rule of _trace_rules.py or _trace_rows.py or refuses with the function's file and line.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import os
 import sys
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
+from tandem import _trace_rows
 from tandem._errors import Unsupported
-from tandem._expressions import BOOL, FLOAT, INT, RESERVED, Graph, Node
+from tandem._expressions import BOOL, FLOAT, INT, RESERVED, Graph, Node, TooLong
 from tandem._score_mod import Mod, is_number
-from tandem._trace_rules import BINARY, OTHERS, RULES, kind_of
+from tandem._trace_rules import RULES, kind_of, wrapped
 
 _ARGUMENTS = {"score_mod": ("score", "batch", "head", "q", "k"), "mask_mod": ("batch", "head", "q", "k")}
-_WIDENED = (torch.uint8, torch.int8, torch.int16)  # which texts do not read
+_MAX_NAMES = 32  # of one expression
 _DTYPES = {BOOL: torch.bool, INT: torch.int32, FLOAT: torch.float32}
+_NARROW = (torch.uint8, torch.int8, torch.int16)  # results wrap around; expressions read them as int32
+_WIDE = (torch.int64, torch.uint32, torch.uint64)  # may hold numbers that an int does not
 _NOT_USERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (torch, np, sys.modules["tandem"]))
 
 
 @torch.compiler.disable
-def trace(function: Callable[..., Any], argument: str, device: torch.device) -> Mod:
-    """The modification that a function of torch's FlexAttention is: score_mod(score, b, h, q_idx, kv_idx) or
-    mask_mod(b, h, q_idx, kv_idx). argument: which of the two. device: where the attention is computed.
+def trace(function: Callable[..., Any], argument: str, device: torch.device, compiled: bool = False) -> Mod:
+    """The expression of a function of torch's FlexAttention: score_mod(score, b, h, q_idx, kv_idx) or
+    mask_mod(b, h, q_idx, kv_idx).
 
-    Raises Unsupported, with file and line, for what no text says.
+    argument: "score_mod" or "mask_mod". device: where the attention is computed. compiled: torch.compile calls this, so
+    that numbers that change from call to call become tensors, which need no new graph.
+    Raises Unsupported, with file and line, for what no expression says.
     """
     tracing = _Tracing(argument, device)
-    symbols = [
-        tracing.symbol(tracing.graph.leaf(name, FLOAT if name == "score" else INT, name != "score"))
-        for name in _ARGUMENTS[argument]
-    ]
-    node = tracing.result(function(*symbols), function)
-    text, needed = tracing.graph.text(node, tuple(tracing.bindings))
-    return Mod(text, **{name: x for name, x in tracing.bindings.items() if name in needed})
+    try:
+        with _no_autograd_functions():
+            symbols = [
+                tracing.symbol(tracing.input(name, FLOAT if name == "score" else INT)) for name in _ARGUMENTS[argument]
+            ]
+            node = tracing.result(function(*symbols), function)
+        return tracing.mod(node, function, compiled)
+    except TooLong:
+        raise Unsupported(
+            f"{argument} ({_place(function)}): the function has too many operations for one expression: read numbers "
+            "from a captured tensor, as in table[q_idx]"
+        ) from None
 
 
 def lengths(symbol: Symbol) -> tuple[Symbol, Symbol]:
-    """How long the queries' and the keys' sequence is, beside a symbol that trace() has given."""
+    """The lengths of the queries' and the keys' sequence, as symbols of the trace that `symbol` belongs to."""
     tracing = symbol.tracing
-    return tuple(tracing.symbol(tracing.graph.leaf(name, INT, True)) for name in ("seqlen_q", "seqlen_k"))
+    return tuple(tracing.symbol(tracing.input(name, INT)) for name in ("seqlen_q", "seqlen_k"))
+
+
+def _place(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return repr(function)
+    return f'"{code.co_filename}", line {code.co_firstlineno}, in {code.co_name}'
 
 
 def _user_frame() -> FrameType:
-    """The innermost frame that is the caller's own."""
+    """The innermost frame of the caller's own code."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
         frame = frame.f_back
     return frame
+
+
+# ---- Functions with a backward of their own --------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_traces = 0
+_torch_apply = torch.autograd.Function.__dict__["apply"]
+
+
+def _refusing_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Symbolic):
+            x.tracing.refuse(
+                f"{cls.__name__} is a torch.autograd.Function, whose backward no expression says: write it with torch's "
+                "functions, whose gradients tandem derives"
+            )
+    return _torch_apply.__func__(cls, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _no_autograd_functions() -> Iterator[None]:
+    """While this is entered, torch.autograd.Function.apply refuses symbols; it serves all other calls."""
+    global _traces
+    with _lock:
+        _traces += 1
+        torch.autograd.Function.apply = classmethod(_refusing_apply)
+    try:
+        yield
+    finally:
+        with _lock:
+            _traces -= 1
+            if not _traces:
+                torch.autograd.Function.apply = _torch_apply
+
+
+# ---- Numbers that change from call to call, and wide ints -------------------------------------------------------------
+
+_first_values: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+_CHANGED = object()
+_checked = WeakIdKeyDictionary()  # by tensor: the version whose elements were found to fit
+
+
+def _changes(function: Any, name: str, value: Any) -> bool:
+    """Whether this number of a compiled function has had another value in an earlier call."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return True
+    values = _first_values.setdefault(code, {})
+    known = values.setdefault(name, value)
+    if known is not _CHANGED and (type(known) is not type(value) or known != value):
+        known = values[name] = _CHANGED
+    return known is _CHANGED
+
+
+def _fits(tensor: Tensor) -> bool:
+    """Whether all elements of a tensor of wide ints are ints of 32 bits. A tensor on a GPU is read once a version."""
+    if not tensor.numel() or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    version = None if tensor.is_inference() else tensor._version
+    if version is not None and _checked.get(tensor) == version:
+        return True
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True  # no value can be read in a CUDA graph
+    values = tensor.detach()
+    least, most = (int(x) for x in (values.min(), values.max())) if tensor.dtype == torch.int64 else (
+        0,
+        max(int(x) for x in values.flatten().tolist()),
+    )
+    if not -(2**31) <= least <= most < 2**31:
+        return False
+    if version is not None:
+        _checked[tensor] = version
+    return True
 
 
 class _Tracing:
@@ -63,9 +162,24 @@ class _Tracing:
         self.device = device
         self.graph = Graph()
         self.bindings: dict[str, Any] = {}
-        self._bound: list[tuple[Any, Any, str]] = []  # what the function gave, what it is bound to, the name
+        self.grad_enabled = torch.is_grad_enabled()
+        self._names: dict[Any, str] = {}  # by the number or the tensor's id
+        self._tensors: list[Tensor] = []  # keeps the ids alive
+        self._suffixes: dict[str, int] = {}
+        self._numbers: dict[str, list[Node]] = {}  # the leaves of each number
+
+    def input(self, name: str, kind: int) -> Node:
+        node = self.graph.leaf(name, kind, name != "score")
+        node.differentiable = name == "score"
+        return node
 
     def symbol(self, node: Node) -> Symbol:
+        hides_gradient = self.grad_enabled and node.differentiable and not torch.is_grad_enabled()
+        if hides_gradient and node.operands:
+            self.refuse(
+                "torch.no_grad() hides a float from its gradient, which no expression says: compute with tensors that "
+                "require no gradient, or leave it out"
+            )
         return Symbol(self, node)
 
     def refuse(self, what: str, kind: type[Exception] = Unsupported) -> NoReturn:
@@ -76,23 +190,46 @@ class _Tracing:
 
     def result(self, value: Any, function: Any) -> Node:
         """What the function returned."""
-        code = getattr(function, "__code__", None)
-        where = f'"{code.co_filename}", line {code.co_firstlineno}, in {code.co_name}' if code else repr(function)
         wanted = "a bool" if self.argument == "mask_mod" else "a number"
         given = type(value).__name__
-        if isinstance(value, (Symbol, Tensor, np.generic)) or is_number(value):
-            if isinstance(value, Tensor) and value.dim():
-                given = f"a tensor of shape {tuple(value.shape)}"
-            else:
-                node = self.node(value)
-                if (node.kind == BOOL) == (self.argument == "mask_mod"):
-                    return node
-                given = ("a bool", "an int", "a float")[node.kind]
-        elif isinstance(value, Row):
+        if isinstance(value, Tensor) and value.dim():
             given = f"a tensor of shape {tuple(value.shape)}"
-        raise TypeError(f"{self.argument} ({where}) must return {wanted} for each score, and returns {given}")
+        elif isinstance(value, (Tensor, np.generic)) or is_number(value):
+            node = self.node(value)
+            if (node.kind == BOOL) == (self.argument == "mask_mod"):
+                return node
+            given = ("a bool", "an int", "a float")[node.kind]
+        raise TypeError(
+            f"{self.argument} ({_place(function)}) must return {wanted} for each score, and returns {given}"
+        )
 
-    # ---- What comes in ----
+    def mod(self, node: Node, function: Any, compiled: bool) -> Mod:
+        """The expression of a result, with the bindings that it needs."""
+        expression, needed = self.graph.expression(node, tuple(self.bindings))
+        if len(needed) > _MAX_NAMES:
+            self._inline_numbers(needed)
+            expression, needed = self.graph.expression(node, tuple(self.bindings))
+        bindings = {name: x for name, x in self.bindings.items() if name in needed}
+        if compiled:
+            for name, x in bindings.items():
+                if is_number(x) and _changes(function, f"{self.argument}.{name}", x):
+                    dtype = torch.int32 if isinstance(x, int) else torch.float64
+                    bindings[name] = torch.tensor(x, dtype=dtype, device=self.device)
+        mod = Mod(expression, **bindings)
+        mod.origin = _place(function)
+        return mod
+
+    def _inline_numbers(self, needed: set[str]) -> None:
+        """Writes numbers into the expression, those without a variable of their own first, until the names are few
+        enough."""
+        numbers = sorted((n for n in self._numbers if n in needed), key=lambda name: not name.startswith("number"))
+        for name in numbers[: len(needed) - _MAX_NAMES]:
+            for leaf in self._numbers.pop(name):
+                constant = self.graph.constant(self.bindings[name])
+                leaf.mark = constant.mark
+            del self.bindings[name]
+
+    # ---- Operands ----
 
     def node(self, x: Any) -> Node:
         """An operand: a symbol, a number, or a tensor without dimensions."""
@@ -102,46 +239,67 @@ class _Tracing:
             x = x.item()
         if is_number(x):
             return self._number(x)
-        if isinstance(x, Row) or (isinstance(x, Tensor) and x.dim()):
+        if isinstance(x, Tensor) and x.dim():
             self.refuse(
                 f"a tensor of shape {tuple(x.shape)} meets one score: index it, as in table[h] or table[b, q_idx]"
             )
         if isinstance(x, Tensor):
-            return self._tensor(x, ())
+            return self.element(x, ())
         self.refuse(f"{type(x).__name__} is neither a number nor a tensor: convert it outside of the function")
 
     def _number(self, x: Any) -> Node:
-        """A literal of the function's own text, or a number that it captured: one that may change without the text."""
+        """A literal of the function's own code, or a number that it captured: one that may change without the code."""
         if isinstance(x, int) and not -(2**31) < x < 2**31:
             self.refuse(f"the number {x} has more than int's 32 bits")
         if isinstance(x, bool) or (isinstance(x, float) and not math.isfinite(x)) or _is_literal(x):
             return self.graph.constant(x)
-        name = self._name_of(x, lambda given: given is x and type(given) is type(x), x, "number")
-        return self.graph.leaf(name, INT if isinstance(x, int) else FLOAT, isinstance(x, int) and x >= 0)
+        # 0.0 and -0.0 are two keys
+        name = self._name_of(lambda v: v is x and type(v) is type(x), (type(x), repr(x)), x, "number")
+        leaf = self.graph.leaf(name, INT if isinstance(x, int) else FLOAT, isinstance(x, int) and x >= 0)
+        self._numbers.setdefault(name, []).append(leaf)
+        return leaf
 
-    def _tensor(self, tensor: Tensor, indices: tuple[Node, ...]) -> Node:
+    def element(self, tensor: Tensor, indices: tuple[Node, ...]) -> Node:
+        """The element of a captured tensor."""
         if not tensor.dim() and tensor.device != self.device and tensor.device.type == "cpu":
             return self._number(tensor.item())
-        if tensor.is_complex():
-            self.refuse(f"a tensor of {tensor.dtype} is captured, and texts read floats, ints and bools")
-        value = tensor
-        if tensor.dtype in _WIDENED and not any(given is tensor for given, _, _ in self._bound):
-            value = tensor.to(torch.int32)
-        name = self._name_of(tensor, lambda given: given is tensor, value, "tensor")
-        return self.graph.element(name, kind_of(tensor.dtype), indices)
+        if tensor.is_complex() or tensor.is_quantized:
+            self.refuse(f"a tensor of {tensor.dtype} is captured, and expressions read floats, ints and bools")
+        if tensor.is_meta and self.device.type != "meta":
+            self.refuse("a captured tensor is on meta, where tensors have no values: make it on the attention's device")
+        name = self._names.get(id(tensor))
+        if name is None:
+            value = tensor
+            if tensor.dtype in _NARROW or tensor.dtype == torch.uint16:
+                value = tensor.to(torch.int32)
+            elif tensor.dtype in _WIDE:
+                if not _fits(tensor):
+                    self.refuse(
+                        f"a tensor of {tensor.dtype} is captured that holds numbers beyond 32 bits: number them anew, "
+                        "as torch.unique(x, return_inverse=True)[1] does"
+                    )
+                value = tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)
+            self._tensors.append(tensor)
+            name = self._name_of(lambda v: v is tensor, id(tensor), value, "tensor")
+        node = self.graph.element(name, kind_of(tensor.dtype), indices)
+        node.differentiable = node.kind == FLOAT and tensor.requires_grad
+        node.narrow = tensor.dtype if tensor.dtype in _NARROW else None
+        return node
 
-    def _name_of(self, x: Any, is_x: Callable[[Any], bool], value: Any, otherwise: str) -> str:
-        """The name that x has in the text: that of the variable it is in, where there is one."""
-        for given, _, name in self._bound:
-            if is_x(given):
-                return name
+    def _name_of(self, is_x: Callable[[Any], bool], key: Any, value: Any, otherwise: str) -> str:
+        """The name that a number or tensor has in the expression: its variable's, where it has one."""
+        if (name := self._names.get(key)) is not None:
+            return name
         frame = _user_frame()
-        variables = {**{n: frame.f_globals.get(n) for n in frame.f_code.co_names}, **frame.f_locals}
-        name = next((n for n, v in variables.items() if is_x(v)), f"{otherwise}{len(self._bound)}")
-        name = name if name.isascii() and name.isidentifier() and len(name) < 60 else f"{otherwise}{len(self._bound)}"
+        variables = ((n, frame.f_globals.get(n)) for n in frame.f_code.co_names)
+        own = next((n for n, v in (*variables, *frame.f_locals.items()) if is_x(v)), "")
+        if not (own.isascii() and own.isidentifier() and len(own) < 50) or frame.f_code.co_name == "<genexpr>":
+            own = f"{otherwise}{len(self._names)}"
+        name = own
         while name in RESERVED or name in self.bindings:
-            name += "_"
-        self._bound.append((x, value, name))
+            count = self._suffixes[own] = self._suffixes.get(own, 0) + 1
+            name = f"{own}_{count}"
+        self._names[key] = name
         self.bindings[name] = value
         return name
 
@@ -153,9 +311,10 @@ class _Tracing:
             self.refuse("'-' takes a number, and this is a bool: use ~")
         if mark == "~" and node.kind == FLOAT:
             self.refuse("'~' takes a bool or an int, and this is a float")
-        return self.symbol(self.graph.unary(mark, node))
+        return self.symbol(wrapped(self, self.graph.unary(mark, node), node.narrow))
 
     def binary(self, mark: str, a: Any, b: Any) -> Symbol:
+        narrow = self._narrow(a, b)
         a, b = self.node(a), self.node(b)
         if a.kind == b.kind == BOOL:
             mark = {"+": "|", "*": "&"}.get(mark, mark)
@@ -163,32 +322,49 @@ class _Tracing:
                 a, b = self.to(INT, a), self.to(INT, b)
         if mark in ("&", "|", "^", "<<", ">>") and FLOAT in (a.kind, b.kind):
             self.refuse(f"{mark!r} takes bools or ints, and one side is a float: compare it")
-        return self.symbol(self.graph.binary(mark, a, b))
+        return self.symbol(wrapped(self, self.graph.binary(mark, a, b), narrow))
+
+    def _narrow(self, *operands: Any) -> Any:
+        """The torch type of a result of 8- and 16-bit ints, whose rules are torch's; None for all others."""
+        dtypes = []
+        for x in operands:
+            if isinstance(x, (int, float, np.generic)):
+                continue  # a Python number takes the tensor's type
+            node = self.node(x)
+            if node.kind == INT and node.narrow is None or node.kind == FLOAT:
+                return None
+            dtypes.append(node.narrow if node.kind == INT else torch.bool)
+        dtype = functools.reduce(torch.promote_types, dtypes) if dtypes else None
+        return dtype if dtype in _NARROW else None
 
     def call(self, name: str, *operands: Any, kind: int | None = None) -> Symbol:
         """A function of numbers, all of one kind unless kind says which."""
+        narrow = self._narrow(*operands)
         nodes = [self.node(x) for x in operands]
         nodes = [self.to(INT, x) if x.kind == BOOL else x for x in nodes]
-        return self.symbol(self.graph.call(name, max(x.kind for x in nodes) if kind is None else kind, *nodes))
+        node = self.graph.call(name, max(x.kind for x in nodes) if kind is None else kind, *nodes)
+        return self.symbol(wrapped(self, node, narrow))
 
     def constant(self, value: Any) -> Symbol:
         return self.symbol(self.graph.constant(value))
 
     def select(self, condition: Any, a: Any, b: Any) -> Symbol:
+        narrow = self._narrow(a, b)
         condition, a, b = self.node(condition), self.node(a), self.node(b)
         if condition.kind != BOOL:
             self.refuse("a condition is a bool, and this is a number: compare it")
-        return self.symbol(self.graph.call("select", max(a.kind, b.kind), condition, a, b))
+        node = self.graph.call("select", max(a.kind, b.kind), condition, a, b)
+        return self.symbol(wrapped(self, node, narrow))
 
     def to(self, kind: int, x: Any) -> Node:
         node = x if isinstance(x, Node) else self.node(x)
         return node if node.kind == kind else self.graph.call(("bool", "int", "float")[kind], kind, node)
 
-    def row(self, x: Any) -> Row:
-        return x if isinstance(x, Row) else Row(self, x)
+    def row(self, x: Any) -> Any:
+        return x if isinstance(x, Symbolic) else Row(self, x)
 
     def index(self, row: Row, index: Any) -> Any:
-        """An element of a tensor, or what is left of it where indices are still to come."""
+        """An element of a tensor, or the rest of it where indices are still to come."""
         parts = index if isinstance(index, tuple) else (index,)
         free = [n for n, slot in enumerate(row.slots) if slot is None]
         if any(x is Ellipsis for x in parts):
@@ -204,10 +380,10 @@ class _Tracing:
                 slots[place] = self._position(part, row.tensor.shape[place])
         if None in slots:
             return Row(self, row.tensor, slots)
-        return self.symbol(self._tensor(row.tensor, tuple(slots)))
+        return self.symbol(self.element(row.tensor, tuple(slots)))
 
     def _position(self, x: Any, size: int) -> Node:
-        """An index as texts have it: from 0, where torch counts negative ones from the end."""
+        """An index as expressions have it: from 0, where torch counts negative ones from the end."""
         if isinstance(x, int) and not isinstance(x, bool):
             if not -size <= x < size:
                 self.refuse(f"index {x} is out of bounds for a dimension of {size}", IndexError)
@@ -224,7 +400,7 @@ class _Tracing:
 
 
 def _is_literal(x: Any) -> bool:
-    """Whether a number is written in the function that is at work, and is no number that it captured."""
+    """Whether a number is written in the function that runs, and is not one that it captured."""
     frame = _user_frame()
     code = frame.f_code
 
@@ -236,142 +412,148 @@ def _is_literal(x: Any) -> bool:
     return any(map(is_x, code.co_consts)) and not any(map(is_x, captured))
 
 
-def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What one of torch's functions is asked to do with symbols."""
-    flat = [*args, *kwargs.values()]
-    flat += [y for x in flat if isinstance(x, (tuple, list)) for y in x]
-    tracing = next(x.tracing for x in flat if isinstance(x, (Symbol, Row)))
-    name = getattr(func, "__name__", str(func))
-    if name == "__getitem__" and isinstance(args[0], Tensor):
-        return tracing.index(tracing.row(args[0]), args[1])
-    if func is Tensor.where:
-        args = (args[1], args[0], *args[2:])
-    rule = RULES.get(name)
-    if rule is None:
-        tracing.refuse(f"torch's {name} is not among what a text can say (docs/score_mod.md): write it with what is")
-    try:
-        return rule(tracing, *args, **kwargs)
-    except TypeError as error:
-        tracing.refuse(f"torch's {name} is called as no text can say: {error}")
-
-
-class Row:
-    """A captured tensor of which some dimensions have their index (a node), and others (None) do not."""
-
-    def __init__(self, tracing: _Tracing, tensor: Tensor, slots: Any = None):
-        self.tracing = tracing
-        self.tensor = tensor
-        self.slots = [None] * tensor.dim() if slots is None else slots
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size(n for n, slot in zip(self.tensor.shape, self.slots) if slot is None)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.tracing.index(self, index)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _torch_function(func, args, kwargs or {})
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.tracing.node(self)
-
+# ---- Symbols -------------------------------------------------------------------------------------------------------
 
 _VALUE = "the function is read once for all scores, so that its symbols have no value"
 _UNKNOWN = {
-    "__bool__": f"if, and, or, not, min() and max() ask for a value, but {_VALUE}: use torch.where, &, |, ~, "
+    "__bool__": f"if, and, or, not, min() and max() need a value, but {_VALUE}: use torch.where, &, |, ~, "
     "torch.minimum and torch.maximum",
-    "__int__": f"int() asks for a value, but {_VALUE}: use .int()",
-    "__float__": f"float() and functions of math ask for a value, but {_VALUE}: use .float() and functions of torch",
-    "__complex__": "complex numbers are nothing that a text can say",
-    "__index__": f"an index of what is no tensor asks for a value, but {_VALUE}: index a torch tensor",
+    "__int__": f"int() needs a value, but {_VALUE}: use .int()",
+    "__float__": f"float() and functions of math need a value, but {_VALUE}: use .float() and functions of torch",
+    "__complex__": "no expression has complex numbers",
+    "__index__": f"an index of anything but a tensor needs a value, but {_VALUE}: index a torch tensor",
     "__len__": "a score and its indices are single numbers, which have no length",
     "__iter__": "a score and its indices are single numbers, which cannot be iterated over",
-    "__array__": f"numpy asks for values, but {_VALUE}: use torch's functions",
-    "__contains__": f"'in' asks for a value, but {_VALUE}: compare with each, joined by |",
+    "__array__": f"numpy needs values, but {_VALUE}: use torch's functions",
+    "__contains__": f"'in' needs a value, but {_VALUE}: compare with each, joined by |",
     "__setitem__": "nothing can be assigned to: use torch.where",
-    "item": f"item() asks for a value, but {_VALUE}",
-    "tolist": f"tolist() asks for a value, but {_VALUE}",
-    "numpy": f"numpy() asks for a value, but {_VALUE}: use torch's functions",
+    "__round__": f"round() needs a value, but {_VALUE}: use torch.round",
+    "__format__": f"a formatted string needs a value, but {_VALUE}",
+    "item": f"item() needs a value, but {_VALUE}",
+    "tolist": f"tolist() needs a value, but {_VALUE}",
+    "numpy": f"numpy() needs a value, but {_VALUE}: use torch's functions",
 }
+_PROPERTIES = ("shape", "dtype", "ndim", "layout", "is_nested", "is_sparse", "is_quantized", "is_mkldnn", "names")
+_METHODS = ("dim", "size", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "is_signed")
 
 
-class Symbol:
-    """A number that has no value yet, in place of a score or an index."""
+def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of one of torch's functions of symbols."""
+    flat = [*args, *kwargs.values()]
+    flat += [y for x in flat if isinstance(x, (tuple, list)) for y in x]
+    tracing = next(x.tracing for x in flat if isinstance(x, Symbolic))
+    name = getattr(func, "__name__", str(func))
+    if name in ("__get__", "__set__", "__delete__"):
+        return _property(tracing, args[0], func, name)
+    if name in _METHODS:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    if name == "__getitem__" and isinstance(args[0], Tensor) and not isinstance(args[0], Symbol):
+        if isinstance(args[0], Vector):
+            return _trace_rows.SHAPES["__getitem__"](tracing, args[0], args[1])
+        return tracing.index(tracing.row(args[0]), args[1])
+    if name in ("__len__", "__iter__", "unbind") and isinstance(args[0], (Row, Vector)):
+        rows = [args[0][n] for n in range(args[0].shape[0])]
+        return len(rows) if name == "__len__" else iter(rows) if name == "__iter__" else tuple(rows)
+    if name in _UNKNOWN:
+        tracing.refuse(_UNKNOWN[name])
+    if func is Tensor.where:
+        args = (args[1], args[0], *args[2:])
+    rule = _trace_rows.rule_of(name, args, kwargs) or RULES.get(name)
+    if rule is None:
+        tracing.refuse(f"no expression has torch's {name} (docs/mods.md): write it with the functions that are there")
+    try:
+        return rule(tracing, *args, **kwargs)
+    except TypeError as error:
+        tracing.refuse(f"no expression has torch's {name} with these arguments: {error}")
 
-    __slots__ = ("node", "tracing")
-    __hash__ = object.__hash__
-    shape = torch.Size(())
-    ndim = 0
 
-    def __init__(self, tracing: _Tracing, node: Node):
-        self.tracing = tracing
-        self.node = node
+def _property(tracing: _Tracing, x: Symbolic, func: Any, access: str) -> Any:
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    if access == "__get__" and name in ("device", "is_cuda", "is_cpu", "is_meta"):
+        kind = {"is_cuda": "cuda", "is_cpu": "cpu", "is_meta": "meta"}.get(name)
+        return tracing.device if kind is None else tracing.device.type == kind
+    if access == "__get__" and name in _PROPERTIES:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(x)
+    if access == "__get__" and name in ("T", "mT", "H", "mH") and isinstance(x, Symbol):
+        return x
+    tracing.refuse(f"no expression has a tensor's {name} (docs/mods.md)")
+
+
+class Symbolic(torch.Tensor):
+    """A tensor without values; its class says what it stands for. It lies on "meta"."""
+
+    tracing: _Tracing
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _torch_function(func, args, kwargs or {})
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return _DTYPES[self.node.kind]
-
-    @property
-    def device(self) -> torch.device:
-        return self.tracing.device
-
-    def dim(self) -> int:
-        return 0
-
-    def size(self) -> torch.Size:
-        return self.shape
-
-    def numel(self) -> int:
-        return 1
-
-    def is_floating_point(self) -> bool:
-        return self.node.kind == FLOAT
-
-    def where(self, condition: Any, other: Any) -> Symbol:
-        return self.tracing.select(condition, self, other)
-
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
         """An operator whose left side is a number of numpy's."""
-        if method != "__call__" or len(inputs) != 2 or not all(isinstance(x, (Symbol, np.generic)) for x in inputs):
+        if method != "__call__" or len(inputs) != 2 or not all(isinstance(x, (Symbolic, np.generic)) for x in inputs):
             self.tracing.refuse(_UNKNOWN["__array__"])
         return _torch_function(ufunc, inputs, {})
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name not in RULES:
-            self.tracing.refuse(f"a tensor's {name} is not among what a text can say (docs/score_mod.md)")
-        return lambda *args, **kwargs: RULES[name](self.tracing, self, *args, **kwargs)
+    def __round__(self, *_: Any) -> NoReturn:
+        self.tracing.refuse(_UNKNOWN["__round__"])
+
+    def __format__(self, _: str) -> str:
+        return type(self).__name__
+
+    def __repr__(self, **_: Any) -> str:
+        return type(self).__name__
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
-def _method(name: str, reflected: bool = False) -> Callable[..., Any]:
-    def method(self: Symbol, *others: Any) -> Any:
-        operands = (*others, self) if reflected else (self, *others)
-        return RULES[name](self.tracing, *operands)
-
-    return method
+def _stand_in(cls: type, shape: Sequence[int], dtype: torch.dtype) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor._make_subclass(cls, torch.empty(shape, dtype=dtype, device="meta"))
 
 
-def _unknown(what: str) -> Callable[..., Any]:
-    def method(self: Symbol, *_: Any, **__: Any) -> NoReturn:
-        self.tracing.refuse(what)
+class Symbol(Symbolic):
+    """A number that has no value yet, in place of a score or an index."""
 
-    return method
+    node: Node
+
+    def __new__(cls, tracing: _Tracing, node: Node) -> Symbol:
+        x = _stand_in(cls, (), node.narrow or _DTYPES[node.kind])
+        x.tracing, x.node = tracing, node
+        return x
+
+    def __init__(self, *_: Any) -> None:
+        pass
 
 
-for _name, _special in BINARY.items():
-    setattr(Symbol, f"__{_special}__", _method(_name))
-    setattr(Symbol, f"__i{_special}__", _method(_name))  # x += y is x = x + y
-    setattr(Symbol, f"__r{_special}__", _method(_name, reflected=True))
-for _name, _special in OTHERS.items():
-    setattr(Symbol, f"__{_special}__", _method(_name))
-for _name, _what in _UNKNOWN.items():
-    setattr(Symbol, _name, _unknown(_what))
+class Row(Symbolic):
+    """A captured tensor of which some dimensions have their index (a node), and others (None) do not."""
+
+    tensor: Tensor
+    slots: list[Node | None]
+
+    def __new__(cls, tracing: _Tracing, tensor: Tensor, slots: Any = None) -> Row:
+        slots = [None] * tensor.dim() if slots is None else slots
+        shape = [n for n, slot in zip(tensor.shape, slots) if slot is None]
+        x = _stand_in(cls, shape, tensor.dtype)
+        x.tracing, x.tensor, x.slots = tracing, tensor, slots
+        return x
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
+class Vector(Symbolic):
+    """Several symbols in a shape."""
+
+    elements: list[Symbol]
+
+    def __new__(cls, tracing: _Tracing, elements: list[Symbol], shape: Sequence[int]) -> Vector:
+        x = _stand_in(cls, shape, elements[0].dtype if elements else torch.float32)
+        x.tracing, x.elements = tracing, elements
+        return x
+
+    def __init__(self, *_: Any) -> None:
+        pass

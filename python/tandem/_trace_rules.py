@@ -1,5 +1,5 @@
-"""What torch's functions are in a text: by name, rule(tracing, *arguments). tracing is that of _trace.py, whose methods
-make nodes."""
+"""torch's functions as expressions: by name, rule(tracing, *arguments). tracing is that of _trace.py, whose methods make
+nodes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,35 @@ from typing import Any
 
 import torch
 
-from tandem._expressions import BOOL, COMPARISONS, FLOAT, INT
+from tandem._expressions import BOOL, COMPARISONS, FLOAT, INT, Node
 
 
 def kind_of(dtype: torch.dtype) -> int:
     return BOOL if dtype == torch.bool else FLOAT if dtype.is_floating_point else INT
+
+
+_WRAPS = {torch.uint8: (0, 255), torch.int8: (128, 255), torch.int16: (32768, 65535), torch.uint16: (0, 65535)}
+_ROUNDED = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_OVERFLOWS = ("+", "-", "*", "//", "<<", "~", "abs")
+
+
+def wrapped(t: Any, node: Node, dtype: Any) -> Node:
+    """An int as the narrow type of torch's that it would have there; other nodes as they are."""
+    if dtype is None or node.kind != INT:
+        return node
+    if node.mark in _OVERFLOWS or node.narrow is not None:
+        node = _wrap(t, node, dtype)
+    node.narrow = dtype
+    return node
+
+
+def _wrap(t: Any, node: Node, dtype: torch.dtype) -> Node:
+    shift, mask = _WRAPS[dtype]
+    graph = t.graph
+    if shift:
+        node = graph.binary("+", node, graph.constant(shift))
+    node = graph.binary("&", node, graph.constant(mask))
+    return graph.binary("-", node, graph.constant(shift)) if shift else node
 
 
 def _binary(mark: str) -> Callable[..., Any]:
@@ -62,16 +86,72 @@ def _divide(t: Any, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 def _power(t: Any, a: Any, b: Any) -> Any:
+    """torch.pow. Exponents that are numbers choose a form of few operations with a gradient at 0."""
     if isinstance(b, (int, float)) and not isinstance(b, bool):
-        if b == 0.5:
-            return t.call("sqrt", a, kind=FLOAT)
+        is_float = isinstance(b, float) or t.node(a).kind == FLOAT
+        if b == 0:
+            return t.constant(1.0 if is_float else 1)
+        if b in (0.5, -0.5):
+            root = t.call("sqrt", a, kind=FLOAT)
+            return root if b > 0 else _inverse(t, root)
         if b == int(b) and 1 <= abs(b) <= 64:
             power = _product(t, a, abs(int(b)))
             power = power if isinstance(b, int) else t.symbol(t.to(FLOAT, power))
             return _inverse(t, power) if b < 0 else power
     if isinstance(a, (int, float)) and not isinstance(a, bool) and a > 0:
         return t.call("exp2", b if a == 2 else t.binary("*", b, math.log2(a)), kind=FLOAT)
-    t.refuse("a power has a whole number or 0.5 as its exponent, or a positive number as its base: use torch.exp2")
+    return _general_power(t, a, b)
+
+
+def _general_power(t: Any, a: Any, b: Any) -> Any:
+    """exp2(b log2 |a|), with IEEE's pow for a <= 0 and b = 0."""
+    a, b = (t.symbol(t.to(FLOAT, x)) for x in (a, b))
+    zero = t.constant(0.0)
+    size = t.call("exp2", t.binary("*", b, t.call("log2", t.call("abs", a), kind=FLOAT)), kind=FLOAT)
+    is_whole = t.binary("==", t.call("floor", b), b)
+    is_odd = t.binary("==", t.binary("%", b, t.constant(2.0)), t.constant(1.0))
+    signed = t.select(is_odd, t.unary("-", size), size)
+    power = t.select(t.binary("<", a, zero), t.select(is_whole, signed, t.constant(math.nan)), size)
+    # At 0 the product of the exponential's derivative, 0, and the logarithm's, infinity, would be NaN.
+    vanishes = t.binary("&", t.binary("==", a, zero), t.binary(">=", b, t.constant(1.0)))
+    power = t.select(vanishes, t.select(t.binary("==", b, t.constant(1.0)), a, zero), power)
+    return t.select(t.binary("==", b, zero), t.constant(1.0), power)
+
+
+def _log1p_exp(t: Any, a: Any) -> Any:
+    """log(1 + exp(a)), which does not overflow."""
+    rest = t.call("log1p", t.call("exp", t.unary("-", t.call("abs", a)), kind=FLOAT), kind=FLOAT)
+    return t.binary("+", RULES["relu"](t, a), rest)
+
+
+def _softplus(t: Any, x: Any, beta: float = 1, threshold: float = 20) -> Any:
+    x = t.symbol(t.to(FLOAT, x))
+    scaled = x if beta == 1 else t.binary("*", x, float(beta))
+    soft = t.call("log1p", t.call("exp", scaled, kind=FLOAT), kind=FLOAT)
+    soft = soft if beta == 1 else t.binary("/", soft, float(beta))
+    return t.select(t.binary(">", scaled, t.constant(float(threshold))), x, soft)
+
+
+def _gelu(t: Any, x: Any, *, approximate: str = "none") -> Any:
+    x = t.symbol(t.to(FLOAT, x))
+    if approximate == "tanh":
+        cubic = t.binary("+", x, t.binary("*", t.constant(0.044715), _product(t, x, 3)))
+        inner = t.call("tanh", t.binary("*", t.constant(math.sqrt(2 / math.pi)), cubic), kind=FLOAT)
+    elif approximate == "none":
+        inner = t.call("erf", t.binary("*", x, t.constant(math.sqrt(0.5))), kind=FLOAT)
+    else:
+        t.refuse(f"approximate ({approximate!r}) must be 'none' or 'tanh'")
+    return t.binary("*", t.binary("*", x, t.constant(0.5)), t.binary("+", inner, t.constant(1.0)))
+
+
+def _elu(t: Any, x: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    x = t.symbol(t.to(FLOAT, x))
+    below = t.binary("*", t.call("expm1", x, kind=FLOAT), float(alpha))
+    return t.select(t.binary(">", x, t.constant(0.0)), x, below)
+
+
+def _leaky_relu(t: Any, x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    return t.select(t.binary(">", x, t.constant(0)), x, t.binary("*", x, float(negative_slope)))
 
 
 def _inverse(t: Any, a: Any) -> Any:
@@ -103,16 +183,44 @@ def _where(t: Any, condition: Any, a: Any = None, b: Any = None) -> Any:
     return t.select(condition, a, b)
 
 
-def _convert(kind: int) -> Callable[..., Any]:
-    return lambda t, x, *_, **__: t.symbol(t.to(kind, x))
+def _cast(t: Any, x: Any, dtype: torch.dtype) -> Any:
+    """x as this torch type: ints of 8 and 16 bits wrap around, and rounding to 16-bit floats is refused."""
+    node = t.node(x)
+    if dtype in _ROUNDED or (dtype.is_floating_point and dtype not in (torch.float32, torch.float64)):
+        t.refuse(
+            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which no expression says: leave it out, scores are float32"
+        )
+    if dtype.is_complex or dtype in (torch.uint32, torch.uint64):
+        t.refuse(f"a cast to {dtype} is not among what expressions have: ints have 32 bits and a sign")
+    kind = kind_of(dtype)
+    node = t.to(kind, node)
+    if dtype in _WRAPS and node.narrow != dtype:
+        node = _wrap(t, node, dtype)
+        node.narrow = dtype if dtype != torch.uint16 else None
+    elif node.narrow is not None and node.narrow != dtype:
+        node = t.graph.binary("+", node, t.graph.constant(0))  # the same value as a wide int
+    return t.symbol(node)
+
+
+def _convert(dtype: torch.dtype) -> Callable[..., Any]:
+    return lambda t, x, *_, **__: _cast(t, x, dtype)
 
 
 def _to(t: Any, x: Any, *arguments: Any, **named: Any) -> Any:
     for y in (*arguments, *named.values()):
         dtype = y if isinstance(y, torch.dtype) else getattr(y, "dtype", None)
+        if isinstance(y, str) and not named.get("device") == y:
+            dtype = _DTYPES_BY_NAME.get(y.rpartition(".")[2])
         if dtype is not None:
-            return t.symbol(t.to(kind_of(dtype), x))
+            return _cast(t, x, dtype)
     return t.symbol(t.node(x))
+
+
+_DTYPES_BY_NAME = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16, "LongTensor": torch.int64,
+    "BFloat16Tensor": torch.bfloat16, "IntTensor": torch.int32, "ShortTensor": torch.int16, "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
 
 
 def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
@@ -131,8 +239,8 @@ def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
 
 
 def _detach(t: Any, x: Any) -> Any:
-    if t.node(x).kind == FLOAT:
-        t.refuse("detach() of a float would hide it from its gradient, which no text can say")
+    if t.grad_enabled and t.node(x).differentiable:
+        t.refuse("detach() hides a float from its gradient, which no expression says: detach captured tensors instead")
     return x
 
 
@@ -162,7 +270,9 @@ RULES: dict[str, Callable[..., Any]] = {
     **{name: _binary(mark) for name, mark in zip(("lt", "le", "gt", "ge", "eq", "ne"), COMPARISONS)},
     "neg": lambda t, a: t.unary("-", a),
     "positive": lambda t, a: a,
-    **{name: _of_floats(name) for name in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt")},
+    **{name: _of_floats(name) for name in (
+        "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "erf", "tanh", "sigmoid", "sqrt"
+    )},
     **{name: _rounded(name) for name in ("floor", "ceil", "trunc", "round")},
     "abs": lambda t, a: t.call("abs", a),
     "sign": lambda t, a: t.call("sign", a),
@@ -184,9 +294,28 @@ RULES: dict[str, Callable[..., Any]] = {
     "isneginf": lambda t, x: t.binary("==", x, -math.inf),
     "isposinf": lambda t, x: t.binary("==", x, math.inf),
     "to": _to,
-    **{name: _convert(BOOL) for name in ("bool",)},
-    **{name: _convert(INT) for name in ("int", "long", "short")},
-    **{name: _convert(FLOAT) for name in ("float", "double", "half", "bfloat16")},
+    "bool": _convert(torch.bool),
+    "byte": _convert(torch.uint8),
+    "char": _convert(torch.int8),
+    "short": _convert(torch.int16),
+    "int": _convert(torch.int32),
+    "long": _convert(torch.int64),
+    "half": _convert(torch.float16),
+    "bfloat16": _convert(torch.bfloat16),
+    "float": _convert(torch.float32),
+    "double": _convert(torch.float64),
+    "tan": lambda t, a: t.binary("/", t.call("sin", a, kind=FLOAT), t.call("cos", a, kind=FLOAT)),
+    "erfc": lambda t, a: t.binary("-", t.constant(1.0), t.call("erf", a, kind=FLOAT)),
+    "log10": lambda t, a: t.binary("*", t.call("log2", a, kind=FLOAT), t.constant(math.log10(2))),
+    "gelu": _gelu,
+    "softplus": _softplus,
+    "log_sigmoid": lambda t, a: t.unary("-", _log1p_exp(t, t.unary("-", t.symbol(t.to(FLOAT, a))))),
+    "softsign": lambda t, a: t.binary("/", a, t.binary("+", t.call("abs", a), t.constant(1.0))),
+    "mish": lambda t, a, inplace=False: t.binary("*", a, t.call("tanh", _softplus(t, a), kind=FLOAT)),
+    "elu": _elu,
+    "leaky_relu": _leaky_relu,
+    "relu6": lambda t, a, inplace=False: _clamp(t, a, 0, 6),
+    "hardtanh": lambda t, a, min_val=-1.0, max_val=1.0, inplace=False: _clamp(t, a, min_val, max_val),
     "ones_like": _filled(1),
     "zeros_like": _filled(0),
     "full_like": _filled(None),
@@ -204,6 +333,8 @@ for _name, _others in {
     "abs": ("absolute",), "trunc": ("fix",), "clamp": ("clip",), "pow": ("float_power",), "lt": ("less",),
     "le": ("less_equal",), "gt": ("greater",), "ge": ("greater_equal",), "ne": ("not_equal",), "minimum": ("min",),
     "maximum": ("max",), "sigmoid": ("special_expit",), "exp2": ("special_exp2",), "to": ("type", "type_as"),
+    "expm1": ("special_expm1",), "log1p": ("special_log1p",), "erf": ("special_erf",), "erfc": ("special_erfc",),
+    "log_sigmoid": ("logsigmoid",),
 }.items():  # fmt: skip
     RULES.update(dict.fromkeys(_others, RULES[_name]))
 # Operators, by the name of what they are, and theirs between two underscores.

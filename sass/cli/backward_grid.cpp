@@ -10,14 +10,14 @@
 namespace tandem::tool {
 namespace {
 
-// What of a kernel says how far a block computes ahead while a step's dq waits for its turn.
+// Properties of a kernel that decide how far a block computes ahead while the dq of an iteration waits for its turn.
 struct Adder {
-  // The place of a step's dq is free for the next one's when that has been taken from it: before its turn (a pair's
-  // goes through registers), else behind.
+  // The staging slot of dq is free for the next iteration before its turn (two CTAs pass dq through registers).
+  // Otherwise it is free after the turn.
   bool taken_before_turn = false;
-  // The next step can be computed but for its own dq; else it is begun when the place is free.
+  // The next iteration needs the slot only for its dq. Otherwise it starts when the slot is free.
   bool next_goes_on = false;
-  // The thread that adds waits until that is done before it looks at the next step.
+  // The thread that adds dq waits for the end of the addition before it starts the next iteration.
   bool waits_for_addition = false;
 };
 
@@ -33,7 +33,7 @@ struct Tile {
   bool from_first_m_block;
 };
 
-// As device/n_block_work.cuh takes them.
+// Lists the tiles in the order of device/n_block_work.cuh.
 std::vector<Tile> tiles_of(const plan::BackwardSchedule& t, int heads) {
   std::vector<Tile> tiles;
   const auto group = [&](int first_head, int count, bool falls) {
@@ -51,22 +51,23 @@ std::vector<Tile> tiles_of(const plan::BackwardSchedule& t, int heads) {
   return tiles;
 }
 
-// What happens to the steps of a tile, one after the other, in one block or pair.
+// The iterations of a tile in sequence, in one block or one pair of blocks.
 class Play {
  public:
   Play(const Adder& adder, double step, const HandOver& hand_over, bool turns)
       : adder_(adder), step_(step), hand_over_(hand_over), turns_(turns) {}
 
   void begin(double at) { computed_ = at, place_free_ = added_ = 0; }
-  // told: when the n_block before has added to the same dq, as this one sees. Gives when the next one sees it.
-  double take(double told) {
+  // visible: time at which this n_block sees that the previous one has added to the same dq. Returns that time for the
+  // next n_block.
+  double take(double visible) {
     computed_ =
         adder_.next_goes_on ? std::max(computed_ + step_, place_free_) : std::max(computed_, place_free_) + step_;
     const double free = adder_.waits_for_addition ? std::max(computed_, added_) : computed_;
-    const double turn = turns_ ? std::max(free, told) : free;
+    const double turn = turns_ ? std::max(free, visible) : free;
     place_free_ = adder_.taken_before_turn ? free : turn;
     added_ = turn + hand_over_.adds;
-    return added_ + hand_over_.told;
+    return added_ + hand_over_.visible;
   }
   double end() const { return computed_; }
 
@@ -81,7 +82,7 @@ class Play {
 }  // namespace
 
 double adding_clocks(const plan::BackwardKernel& tile) {
-  // Bytes for each clock that a step is longer than without additions (docs/design/sm90_backward.md, "Roles").
+  // Bytes of dq per additional clock of an iteration (sass/docs/clocks.md).
   constexpr double from_registers = 36, by_copies = 78;
   if (std::holds_alternative<Sm100BackwardConfig>(tile.kernel) || tile.for_hopper().ds_gmem()) return 0;
   const double bytes = 4.0 * tile.tile_m * tile.head_dim / tile.ctas;
@@ -97,7 +98,7 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardSchedule
   const int parts = split_q_heads ? t.m_splits : 1, m_blocks = t.sequence_m_blocks;
   const int heads = static_cast<int>(p.batch * p.heads_k * parts), group = static_cast<int>(p.group() / parts);
 
-  // Of each m_block the first and the last n_block that it sees.
+  // The first and the last n_block that each m_block sees.
   std::vector<std::pair<int, int>> seen(static_cast<size_t>(m_blocks));
   const Sequence sequence = sequence_of(p, 0);
   for (int m = 0; m < m_blocks; ++m) {
@@ -107,11 +108,11 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardSchedule
   }
   const auto play = [&](bool turns) {
     Waiting all;
-    std::vector<double> told(static_cast<size_t>(heads) * group * m_blocks);
-    std::priority_queue<double, std::vector<double>, std::greater<>> free;  // when blocks take their next tile
+    std::vector<double> visible(static_cast<size_t>(heads) * group * m_blocks);
+    std::priority_queue<double, std::vector<double>, std::greater<>> free;  // when each block takes its next tile
     for (int n = 0; n < t.grid / t.tile.ctas; ++n) free.push(0);
     Play block(adder_of(t.tile), step, hand_over, turns);
-    // A tile waits only for those taken before it, which are known to the end.
+    // A tile waits only for earlier tiles, and the end of each earlier tile is known.
     for (const Tile& tile : tiles_of(t, heads)) {
       std::vector<std::pair<int, int>> steps;  // m_block, head of the group
       for (int i = 0; i < m_blocks; ++i) {
@@ -123,7 +124,7 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardSchedule
       block.begin(free.top() + hand_over.tile);
       free.pop();
       for (const auto& [m, head] : steps) {
-        double& of_m_block = told[(static_cast<size_t>(tile.head) * group + head) * m_blocks + m];
+        double& of_m_block = visible[(static_cast<size_t>(tile.head) * group + head) * m_blocks + m];
         of_m_block = block.take(of_m_block);
       }
       all.steps += static_cast<int64_t>(steps.size());

@@ -1,5 +1,5 @@
-// How long the blocks of a backward wait for each other: each m_block's dq is summed in the order of n_blocks, so that
-// every run gives the same bits. Modelled: the plan's order of tiles and steps, played with clocks of a step.
+// Waiting times between the blocks of a backward. Each m_block sums dq in the order of n_blocks so that every run gives
+// the same bits. The model plays the plan's order of tiles and iterations with the clocks of one iteration.
 #pragma once
 
 #include <optional>
@@ -9,25 +9,26 @@
 
 namespace tandem::tool {
 
-// Clocks of what is not in a step.
+// Clocks outside of an iteration.
 struct HandOver {
-  double adds = 1800;  // from a step's turn until its dq has been added, as others may see
-  double told = 700;   // until the next n_block has seen that
-  double tile = 6000;  // from a tile's last dq to the first step of the next: its keys, dk and dv
+  double adds = 1800;    // from the turn until the added dq is visible
+  double visible = 700;  // until the next n_block has seen it
+  double tile = 6000;    // last dq of a tile to the next tile's first iteration
 };
 
 struct Waiting {
-  int64_t steps = 0;         // of all tiles
-  double clocks = 0;         // of the grid
-  double without_turns = 0;  // the same, were dq added in any order
+  int64_t steps = 0;         // sum over all tiles
+  double clocks = 0;         // duration of the grid
+  double without_turns = 0;  // duration with dq added in any order
   double share() const { return clocks / without_turns - 1; }
 };
 
-// Clocks that adding its dq to memory makes a step of Hopper's kernels longer: the model of the machine code takes
-// additions to be over at once. Nothing of Blackwell's has been measured.
+// Clocks by which an addition of dq to memory lengthens an iteration on Hopper. The model of the machine code assumes
+// that additions take no time. Blackwell has no measurement.
 double adding_clocks(const plan::BackwardKernel& tile);
 
-// Of dense problems whose tiles sum dk, dv and dq alike; nothing of others. step: clocks, without waiting.
+// Empty unless the problem is dense and its tiles sum dk, dv and dq in the same way. step: clocks of an iteration
+// without waiting.
 std::optional<Waiting> waiting_of(const Problem& problem, const plan::BackwardSchedule& tiling, double step,
                                   const HandOver& hand_over = {});
 

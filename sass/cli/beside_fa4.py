@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Prints our Blackwell forward and backward beside FlashAttention-4's as tables: modelled clocks of a step and
-operations a clock, instructions of a warp by role, issue slots of all roles, and what the step waits for most. Needs no
-GPU; run it in the environment that fa4_cubin.py describes.
+"""Compares Tandem's Blackwell forward and backward with FlashAttention-4's in tables.
+
+The columns are clocks and rate of a modelled step, instructions of a warp per role, issue slots of all roles, and the
+longest wait. Needs no GPU. Run it in the environment that fa4_cubin.py describes.
 
   python sass/cli/beside_fa4.py build/release/tandem cubins
 
-The second argument is the folder of FlashAttention-4's cubins: those that are not there are compiled first.
+The second argument is the folder of FlashAttention-4's cubins. Missing cubins are compiled first.
 """
 
 import json
@@ -17,13 +18,13 @@ HERE = Path(__file__).parent
 PROBLEM = ["--device", "vgpu:b200", "--dtype", "bf16", "--heads", "16", "--seqlen", "4096"]
 ONE_CTA = "one CTA"
 
-# What, our flags, FlashAttention-4's.
+# Each case has a name, Tandem's flags and FlashAttention-4's flags.
 FORWARD = [
     (f"d{dim}{', causal' if causal else ''}", ["--head-dim", dim] + more + causal, [])
     for dim, more in [("64", []), ("128", []), ("192", ["--head-dim-v", "128"]), ("256", [])]
     for causal in ([], ["--causal"])
 ]
-# Ours is deterministic, theirs where it says so.
+# Tandem's backward is always deterministic, FlashAttention-4's only in the cases of that name.
 BACKWARD = [
     (f"d{dim}{', ' + form if form else ''}{', causal' if causal else ''}", ["--head-dim", str(dim)] + causal, flags)
     for dim, form, flags in [
@@ -67,7 +68,7 @@ def table(tandem: str, folder: Path, kind: str, cases: list, flags: list[str], r
     for name, ours, theirs in cases:
         kernel = cubin(folder, f"{kind}, {name}", flags + ours + theirs)
         if ONE_CTA in name:
-            ours = [*ours, "--seqlen-k", "128"]  # too few keys for a pair
+            ours = [*ours, "--seqlen-k", "128"]  # too few keys for two CTAs
         for whose, found in [
             ("ours", modelled(tandem, [*flags, *PROBLEM, *ours])),
             ("FlashAttention-4", modelled(tandem, ["--cubin", str(kernel)])),

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Compiles FlashAttention-4's forward or backward to a cubin, for `tandem explain --beside`. Needs no GPU: tensors have
-no memory, and nothing is launched.
+"""Compiles FlashAttention-4's forward or backward to a cubin, for `tandem explain --beside`.
+
+Needs no GPU, because tensors have no memory and nothing is launched.
 
   python3 -m venv fa4 && . fa4/bin/activate
-  pip install torch   # that for CPUs suffices
+  pip install torch   # the CPU build suffices
   pip install --no-deps flash-attn-4==4.0.0b36 quack-kernels==0.6.5 nvidia-cutlass-dsl==4.8.1 \\
     nvidia-cutlass-dsl-libs-base==4.8.1 nvidia-cutlass-dsl-libs-core==4.8.1 nvidia-cutlass-dsl-libs-cu13==4.8.1 \\
     apache-tvm-ffi==0.1.15.post2 torch-c-dlpack-ext==0.1.5 einops==0.8.2 triton==3.9.0
   pip install numpy protobuf 'cuda-bindings>=13,<14'
   python sass/cli/fa4_cubin.py fa4.cubin --head-dim 128 --causal
 
-FlashAttention-4 is experimental software; this is written for the versions above.
+FlashAttention-4 is experimental software. This program supports the versions above.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def arguments() -> argparse.Namespace:
 
 
 def compile_kernel(args: argparse.Namespace, dump: str) -> None:
-    """Leaves the compiler's files in the folder `dump`."""
+    """Writes the compiler's files into the folder `dump`."""
     os.environ |= {
         "FLASH_ATTENTION_ARCH": args.arch.rstrip("a"),
         "CUTE_DSL_ARCH": args.arch,
@@ -54,14 +55,14 @@ def compile_kernel(args: argparse.Namespace, dump: str) -> None:
         "CUTE_DSL_DUMP_DIR": dump,
         "FA_DISABLE_2CTA": str(int(args.one_cta)),
     }
-    # The environment decides what these do when they are imported.
+    # These modules read the environment when they are imported.
     import cutlass.utils
     import cutlass.utils.hardware_info
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     class Hardware:
-        """Takes the place of questions to the driver, which is not here."""
+        """Replaces queries of the driver, which is not installed."""
 
         def __init__(self, *_, **__) -> None: ...
 
@@ -71,7 +72,7 @@ def compile_kernel(args: argparse.Namespace, dump: str) -> None:
         def get_max_active_clusters(self, cluster_size: int, stream: object = None) -> int:
             return MULTIPROCESSORS[args.arch] // cluster_size
 
-    torch.cuda.current_device = lambda: 0  # semaphores are asked whether they are on it
+    torch.cuda.current_device = lambda: 0  # the device check of semaphores
     cutlass.utils.HardwareInfo = cutlass.utils.hardware_info.HardwareInfo = Hardware
     from flash_attn.cute import interface
 
@@ -98,13 +99,13 @@ def compile_kernel(args: argparse.Namespace, dump: str) -> None:
 
 def main() -> None:
     args = arguments()
-    warnings.simplefilter("ignore")  # of tensors without memory
+    warnings.simplefilter("ignore")  # tensors without memory cause them
     with tempfile.TemporaryDirectory() as dump:
         compile_kernel(args, dump)
         cubins = sorted(Path(dump).rglob("*.cubin"), key=lambda path: path.stat().st_size)
         if not cubins:
-            sys.exit("FlashAttention-4 compiled, but left no cubin: it is another version than this is written for")
-        shutil.copyfile(cubins[-1], args.cubin)  # small ones prepare or combine
+            sys.exit("FlashAttention-4 compiled but wrote no cubin: install the versions that --help lists")
+        shutil.copyfile(cubins[-1], args.cubin)  # smaller ones are preprocessing or combine kernels
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ Json by_unit(const Values& values) {
   return all;
 }
 
-// steady: it stands for its role in a tile.
+// steady: this loop represents its role in a tile.
 Json of(const LoopCost& loop, bool steady) {
   return {{"role", name_of(loop.role)},
           {"masked", loop.masked},

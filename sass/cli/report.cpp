@@ -29,7 +29,7 @@ std::string hex(uint32_t address) {
 
 std::string amount(double value) { return value > 0 && value < 9.95 ? fixed(value, 1) : fixed(value, 0); }
 
-// What a loop's way is, in a word or two.
+// Describes the path of a loop in one or two words.
 std::string way_of(const LoopCost& loop) {
   if (loop.once) return loop.masked ? "around, masked" : "around";
   const bool scores = loop.role == Role::softmax || loop.role == Role::computing;
@@ -42,7 +42,7 @@ std::string spills_of(const CostModel& a) {
 }
 
 std::string tile_of(const CostModel& a) {
-  if (a.backward && a.shape.head_dim == 0) return "a backward pass: head_dim and tile are not told by its code";
+  if (a.backward && a.shape.head_dim == 0) return "a backward pass: its code does not show head_dim and tile";
   if (a.backward) {
     return str_cat("a backward pass, head_dim ", a.shape.head_dim,
                    a.shape.head_dim_v != a.shape.head_dim ? str_cat(" and ", a.shape.head_dim_v) : "");
@@ -134,7 +134,7 @@ std::string tile_table(const CostModel& a, const TileCost& tile, bool masked) {
 
 // ---- Side by side ----
 
-// Warps whose turns make a tile: of 32 rows each where tensor memory holds the scores, else of 16.
+// Warps whose iterations make a tile: 32 rows each if tensor memory holds the scores, else 16.
 double warps_of_tile(const CostModel& a) { return a.steady(Role::mma, false) != nullptr ? 4 : 8; }
 
 struct Row {
@@ -145,7 +145,7 @@ struct Row {
 std::string per_warp(const Examined& e, double warps, bool masked) {
   const LoopCost* loop = e.cost_model.steady_softmax(masked);
   if (loop != nullptr) return fixed(loop->instructions * loop->per_tile() / warps, 0);
-  // A step outside of the loops: with what else is done there.
+  // The iteration lies outside of the loops, so the count includes the other code there.
   for (const LoopCost& around : e.cost_model.loops) {
     if (around.once && around.masked == masked && around.work.scores() > 0) return str_cat("<= ", around.instructions);
   }
@@ -166,8 +166,8 @@ std::string clocks(const Examined& e, double) {
   return clocks_of(main_tile(e), unit);
 }
 
-// Columns of tensor memory that are read in a step by all but the tensor core: 0 where each score is read once, and the
-// result only for an exceptional rescaling.
+// Columns of tensor memory that units other than the tensor core read in an iteration. The number is 0 if each score is
+// read once, and the result only for an exceptional rescaling.
 std::string columns_beside_scores(const Examined& e, double) {
   const LoopCost *softmax = e.cost_model.steady(Role::softmax, !e.cost_model.plain),
                  *correction = e.cost_model.steady(Role::correction, false);
@@ -194,7 +194,7 @@ const Row kRows[] = {
     {"  tensor memory", clocks<Unit::tensor_memory>},
     {"  issue, all warps", [](const Examined& e, double) { return fixed(2 * main_tile(e)->issue_clocks, 0); }},
     {"bound by", [](const Examined& e, double) { return main_tile(e)->binds; }},
-    {"columns read beside the scores", columns_beside_scores},
+    {"columns read except the scores", columns_beside_scores},
     {"spills; bytes of stack",
      [](const Examined& e, double) { return str_cat(e.cost_model.spills, "; ", e.cost_model.stack_bytes); }},
     {"registers, by role", registers_of},
@@ -228,7 +228,7 @@ std::string comparison_of(const std::vector<Examined>& all) {
     for (const Examined& e : all) cells.push_back(row.value(e, warps));
     table.add(cells);
   }
-  return str_cat(names, table.text(), "Instructions are those of a warp for ", 128 / static_cast<int>(warps),
+  return str_cat(names, table.text(), "Instructions are counted for one warp and ", 128 / static_cast<int>(warps),
                  " rows x 128 keys; a tile has 128 x 128 scores.\n");
 }
 

@@ -1,4 +1,4 @@
-// A kernel's machine code in tables and as JSON.
+// Prints a kernel's machine code as tables and as JSON.
 #pragma once
 
 #include <string>
@@ -9,18 +9,18 @@
 namespace tandem::tool {
 
 struct Examined {
-  std::string name;  // of the kernel, or of the file
+  std::string name;  // name of the kernel or of the file
   machine_code::CostModel cost_model;
   machine_code::Cubin cubin;
-  int shared_bytes = 0;        // of a block, with what is asked for at launch; 0: not known
-  std::string compiler;        // "NVRTC 13.0"; "": it came as machine code
-  double compile_seconds = 0;  // of CPU time, from a cold start
+  int shared_bytes = 0;        // bytes of a block, dynamic ones included; 0: not known
+  std::string compiler;        // "NVRTC 13.0"; "": the input was machine code
+  double compile_seconds = 0;  // CPU time from a cold start
 };
 
-// Facts, loops, and for tiles of 128 x 128 scores the work of each unit.
+// Facts, loops, and the work of each unit for tiles of 128 x 128 scores.
 std::string report_of(const Examined& examined);
 
-// The figures of several side by side, the first one's roles deciding what a warp's rows are.
+// Compares the figures of several kernels. The roles of the first kernel decide how many rows a warp has.
 std::string comparison_of(const std::vector<Examined>& all);
 
 std::string json_of(const std::vector<Examined>& all);

@@ -28,9 +28,9 @@ using machine_code::WarpTrace;
 
 constexpr int kTurns = 14;
 constexpr size_t kIndent = 11;
-// Hopper's warpgroups may fall into step or stay apart, by how a tile began: the median of three beginnings counts.
-constexpr double kApart[] = {300, 600, 1000};                  // clocks
-constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks: nobody has published the latency of LDTM
+// Hopper's warpgroups may fall into step or not, depending on how a tile begins. The median of three offsets counts.
+constexpr double kOffsets[] = {300, 600, 1000};                // clocks
+constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks; no published source has the latency of LDTM
 
 double megahertz_of(const Modelled& m) {
   constexpr double unlimited = 0.57;
@@ -38,7 +38,7 @@ double megahertz_of(const Modelled& m) {
   return m.latencies.megahertz - m.latencies.megahertz_lost * std::max(0.0, share - unlimited);
 }
 
-// What an engineer can do about a link of the chain.
+// Suggests a change that shortens a link of the chain.
 std::string advice_for(const std::string& what) {
   const struct {
     const char* in;
@@ -50,15 +50,15 @@ std::string advice_for(const std::string& what) {
       {"exponential unit", "more exponentials by polynomials"},
       {"FMA unit", "fewer multiplications and additions, or fewer polynomials"},
       {"ALU unit", "fewer maxima, selects and conversions; integers on FMA units"},
-      {"conversion unit", "conversions apart from what else the ALU does"},
-      {"issue of", "shorter chains: independent instructions between those that wait for each other"},
+      {"conversion unit", "conversions at a time when the ALU is idle"},
+      {"issue of", "shorter chains: independent instructions between dependent ones"},
       {"other warps issue", "fewer instructions in all roles of a scheduler"},
       {"mma: order", "fewer instructions between products"},
       {"tensor memory unit", "fewer columns read and written"},
       {"copies", "more stages, or earlier copies"},
       {"shared memory unit", "less traffic of shared memory"},
       {"signal", "hand over in smaller parts, or earlier"},
-      {"end is seen", "more work beside products; another step's products queued earlier"},
+      {"end is seen", "more work while products run; another step's products queued earlier"},
   };
   for (const auto& [in, advice] : all) {
     if (what.find(in) != std::string::npos) return advice;
@@ -112,23 +112,23 @@ Modelled model_of(const Examined& e) {
     Clocks clocks;
   };
   std::vector<Beginning> all;
-  const auto add = [&](double apart) {
-    Simulation run = machine_code::simulate(kernel, traces, rates, *latencies, apart);
+  const auto add = [&](double offset) {
+    Simulation run = machine_code::simulate(kernel, traces, rates, *latencies, offset);
     Clocks clocks = machine_code::clocks_of(run, kernel);
     all.push_back({std::move(run), std::move(clocks)});
   };
   if (rates.tensor_bytes > 0) add(0);
-  if (rates.tensor_bytes <= 0) std::ranges::for_each(kApart, add);
+  if (rates.tensor_bytes <= 0) std::ranges::for_each(kOffsets, add);
   std::ranges::sort(all, {}, [](const Beginning& b) { return b.clocks.step; });
   m.least = all.front().clocks.step;
   m.most = all.back().clocks.step;
   m.run = std::move(all[all.size() / 2].run);
   m.clocks = std::move(all[all.size() / 2].clocks);
-  m.range = "as warpgroups fall into step or not";
+  m.range = "warpgroups may or may not fall into step";
   if (m.clocks.step <= 0) {
     throw_if_failed(Status::unsupported(
         str_cat("no warp of ", e.cost_model.kernel,
-                " was found that computes step after step: its way there depends on what only memory says")));
+                " was found that computes step after step: its path there depends on values in memory")));
   }
   if (rates.tensor_bytes <= 0) return m;
   m.range = "the latency of tensor memory is not known";
@@ -145,7 +145,7 @@ Modelled model_of(const Examined& e) {
 double rate_of(const Modelled& m, const Grid& g) {
   const double of_tile = g.steps / g.tiles * m.clocks.step + g.tile_bytes / m.latencies.tile_bytes;
   const double rounds = g.tiles / g.multiprocessors;
-  // Tiles of one length come in whole rounds; of several lengths the last ones are short.
+  // Tiles of one length fill whole rounds. With several lengths, the last tiles are short.
   const double clocks = g.longest_first ? rounds * of_tile : std::ceil(rounds) * of_tile;
   return g.flops * megahertz_of(m) / clocks * 1e-6;
 }
@@ -177,10 +177,10 @@ std::string timing_report(const Modelled& m, const WholeProblem& problem) {
   if (m.run.assumed > 0 || m.run.unknown > 0) {
     text += entry("beware",
                   str_cat(m.run.assumed, " arrivals were assumed and ", m.run.unknown,
-                          " waits left out: their barriers are not told by the code"),
+                          " waits left out: the code does not show their barriers"),
                   kIndent);
   }
-  return str_cat(text, "\nClocks of a warp in a step, by what it waited for:\n", roles_table(c), "\n", chain_table(c));
+  return str_cat(text, "\nClocks of a warp in a step, by cause of the wait:\n", roles_table(c), "\n", chain_table(c));
 }
 
 std::string timing_json(const Modelled& m, const WholeProblem& problem) {
@@ -268,7 +268,7 @@ vgpu::Timeline timeline_of(const Modelled& m, const Kernel& kernel) {
   for (const machine_code::Product& p : m.run.products) {
     const WarpTrace& by = m.run.warps[static_cast<size_t>(p.warp)];
     const bool in_registers = !in_tensor_memory(kernel.code[static_cast<size_t>(by.events[p.event].instruction)]);
-    // One scheduler's stands for all four.
+    // One scheduler represents all four.
     if (p.multiprocessor > 0 || (in_registers && by.warp % 4 != 0)) continue;
     add(tensor, vgpu::Activity::matrix, p.start, p.finish, str_cat("of warp ", by.warp));
   }

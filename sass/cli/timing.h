@@ -1,4 +1,4 @@
-// What the timing model says of a kernel: a screen of text, JSON, and a timeline in clocks.
+// The timing model of a kernel as a screen of text, as JSON, and as a timeline in clocks.
 #pragma once
 
 #include <optional>
@@ -16,31 +16,31 @@ struct Modelled {
   machine_code::Latencies latencies;
   machine_code::Clocks clocks;
   machine_code::Simulation run;
-  double peak = 0;             // FLOP a clock of the tensor core
-  double least = 0, most = 0;  // clocks of a step
-  std::string range;           // why there is not one figure
+  double peak = 0;             // FLOP per clock of the tensor core
+  double least = 0, most = 0;  // clocks of an iteration
+  std::string range;           // reason for a range instead of one figure
 };
-// Throws where the model has no figures for the architecture, or finds no warp that computes.
+// Throws if the model has no figures for the architecture or finds no warp that computes.
 Modelled model_of(const Examined& examined);
 
-// What a problem makes of a step: all tiles of blocks and their steps, on so many multiprocessors.
+// A whole problem: all tiles of the blocks and their iterations, on a number of SMs.
 struct Grid {
   double tiles = 0, steps = 0, flops = 0;
   double tile_bytes = 0;  // queries and result of a tile
   int multiprocessors = 0;
-  bool longest_first = false;  // tiles differ in length and are taken from a counter
+  bool longest_first = false;  // tiles differ in length and come from a counter
 };
 // TFLOP/s of the whole problem.
 double rate_of(const Modelled& model, const Grid& grid);
 
-// What a backward's blocks wait for each other: with the clocks that handing over takes, and with 0.6 and 1.6 of them.
+// Waiting times between the blocks of a backward, for the assumed hand-over clocks and for 0.6 and 1.6 times as many.
 struct Turns {
   Waiting waiting;
   double least = 0, most = 0;  // shares
   double flops = 0;
 };
 
-// Of a forward's problem the grid, of a backward's the turns; neither of a cubin alone.
+// A forward has a grid and a backward has turns. A cubin without a problem has neither.
 struct WholeProblem {
   std::optional<Grid> grid;
   std::optional<Turns> turns;

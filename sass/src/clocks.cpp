@@ -14,8 +14,8 @@ bool computes(const WarpTrace& w) { return w.role == Role::computing || w.role =
 // The part of a run in which all steps are alike.
 struct Steady {
   size_t first = 0, last = 0;  // turns
-  double begin = 0, end = 0;   // of the slowest warp that computes
-  size_t warp = 0;             // that one
+  double begin = 0, end = 0;   // the slowest computing warp
+  size_t warp = 0;             // the slowest computing warp
 };
 
 Steady steady_of(const Simulation& run) {
@@ -36,7 +36,7 @@ class Chain {
  public:
   Chain(const Simulation& run, const Kernel& kernel) : run_(run), kernel_(kernel) {}
 
-  // Back from an event to what it waited for, and so on.
+  // Follows the chain of waits backwards from an event.
   std::vector<Link> back_from(size_t warp, size_t event, double until) {
     now_ = run_.issues[warp][event].time;
     until_ = until;
@@ -72,13 +72,14 @@ class Chain {
   const Instruction& instruction(size_t warp, size_t event) const {
     return kernel_.code[static_cast<size_t>(run_.warps[warp].events[event].instruction)];
   }
-  // The chain from then to now goes through this.
+  // The chain from `then` to `now_` passes through this link.
   void pass(const std::string& who, std::string_view what, double then) {
     then = std::max(std::min(then, now_), until_);
     if (now_ > then) clocks_[what.empty() ? who : str_cat(who, ": ", what)] += now_ - then;
     now_ = then;
   }
-  // From the end of a product through the queue to the first that did not wait for another one, and to who issued that.
+  // Goes from the end of a product through the queue to the first product that did not wait for another product. Then
+  // goes to the event that issued it.
   void go_through_products(int product, size_t* warp, size_t* event) {
     const auto at = [&](int p) { return &run_.products[static_cast<size_t>(p)]; };
     const Product* p = at(product);

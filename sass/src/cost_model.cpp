@@ -23,7 +23,8 @@ int hex(std::string_view text) {
   return value;
 }
 
-// tcgen05.alloc takes the number of columns, in units of 32, from a register that was filled shortly before.
+// tcgen05.alloc takes the number of columns, in units of 32, from a register. An instruction shortly before sets that
+// register.
 int columns_allocated_at(const std::vector<Instruction>& code, size_t at) {
   constexpr int unit = 32;
   const std::string from = code[at].last();
@@ -66,8 +67,8 @@ class CostCounter {
     cost_model_.unknown.assign(unknown.begin(), unknown.end());
   }
 
-  // A role's loop over steps: it does the role's work and waits for others; loops that do not wait are parts of it that
-  // were not unrolled. Of nested ones the innermost.
+  // A role's loop over steps does the role's work and waits for other roles. Loops that do not wait are parts of it
+  // that were not unrolled. The innermost of nested loops counts.
   void find_loops() {
     struct Found {
       const Loop* loop;
@@ -78,7 +79,8 @@ class CostCounter {
       const Work work = look_at(whole_loop(graph_, loop));
       if (work.role() && work.synchronised) found.push_back({&loop, *work.role()});
     }
-    // A forward adds nothing up in global memory. Softcap's exponentials would hide it: they are as many as the scores.
+    // A forward adds nothing in global memory. Exponentials cannot decide, because softcap needs as many as there are
+    // scores.
     cost_model_.backward = std::ranges::find(found, Role::reduction, &Found::role) != found.end();
     std::vector<const Loop*> steps;
     for (const Found& outer : found) {
@@ -94,7 +96,7 @@ class CostCounter {
     std::ranges::stable_sort(cost_model_.loops, {}, &LoopCost::address);
   }
 
-  // Code around the loops over steps may hold a step too: the first, which has nothing to rescale, or one with masks.
+  // Code around the loops over steps may hold a step too: the first step, which does not rescale, or a masked step.
   void add_once(const Loop& around, const std::vector<const Loop*>& steps) {
     const auto outside = [&](const std::vector<int32_t>& path) {
       std::vector<int32_t> rest;
@@ -148,7 +150,7 @@ class CostCounter {
     cost_model_.loops.push_back(std::move(cost));
   }
 
-  // The path with its loops over some of a step's scores as often as all of them need, where the step's size is known.
+  // Repeats inner loops over parts of a step's scores until all scores are covered, if the step's size is known.
   std::vector<int32_t> repeated(const std::vector<int32_t>& path, const Loop& loop, Role role) const {
     const int scores = role == Role::softmax ? cost_model_.shape.keys : cost_model_.shape.keys / 2;
     std::vector<std::pair<const Loop*, int>> parts;
@@ -166,7 +168,7 @@ class CostCounter {
     return all;
   }
 
-  // Of a thread in the role: what the last setmaxnreg before its loop leaves it.
+  // Registers of a thread in the role: the value of the last setmaxnreg before its loop.
   int registers_at(int32_t block) const {
     for (;;) {
       const Block& b = graph_.blocks[static_cast<size_t>(block)];
@@ -196,7 +198,7 @@ class CostCounter {
     }
   }
 
-  // One product of a warpgroup, of 64 rows.
+  // One product of a warpgroup has 64 rows.
   void multiply(const Instruction& product, LoopCost* cost) {
     element_depth_ = depth_of(product);
     const double columns = columns_of(product);
@@ -209,21 +211,21 @@ class CostCounter {
 
   void find_shape() {
     Shape& shape = cost_model_.shape;
-    bool apart = false;  // products in tensor memory, by another role
+    bool separate = false;  // products in tensor memory, by another role
     int scores = 0;
     for (const LoopCost& loop : cost_model_.loops) {
       if (!computes(loop) || loop.once) continue;
       scores = std::max(scores, loop.work.scores());
       cost_model_.backward |= loop.work.backward();
-      apart |= loop.role == Role::softmax;
+      separate |= loop.role == Role::softmax;
     }
-    // A thread has a row of the tile in tensor memory, or an eighth of 16 rows.
-    scores_ = shape.keys == 0 ? scores : apart ? shape.keys : shape.keys / 2;
-    const int warps = apart ? 2 * kWarpsOfGroup : std::max(kernel_.threads / kLanes - kWarpsOfGroup, kWarpsOfGroup);
+    // A thread has one row of the tile in tensor memory, or an eighth of 16 rows.
+    scores_ = shape.keys == 0 ? scores : separate ? shape.keys : shape.keys / 2;
+    const int warps = separate ? 2 * kWarpsOfGroup : std::max(kernel_.threads / kLanes - kWarpsOfGroup, kWarpsOfGroup);
     block_ =
         shape.keys > 0 && shape.rows > 0 ? double{1} * shape.rows * shape.keys : double{1} * warps * kLanes * scores_;
     if (cost_model_.backward) return;
-    if (shape.keys == 0) shape.keys = apart ? scores_ : 2 * scores_;
+    if (shape.keys == 0) shape.keys = separate ? scores_ : 2 * scores_;
     if (shape.rows == 0 && shape.keys > 0) shape.rows = static_cast<int>(block_) / shape.keys;
     for (const LoopCost& loop : cost_model_.loops) {
       const Work& w = loop.work;
@@ -234,7 +236,7 @@ class CostCounter {
     if (shape.head_dim_v == 0) shape.head_dim_v = shape.head_dim;
   }
 
-  // How often a tile of 128 x 128 scores takes this loop, and what its products cost.
+  // The turns that a tile of 128 x 128 scores takes in this loop, and the cost of its products.
   void spread(LoopCost* loop) const {
     const Work& w = loop->work;
     const auto of = [](double scores) { return scores > 0 ? kTile / scores : 0; };
@@ -245,14 +247,14 @@ class CostCounter {
       case Role::softmax: loop->turns = of(kLanes * scores_of_turn(w)); break;
       case Role::mma:
         loop->turns = of(cost_model_.backward ? block_ : 128.0 * cost_model_.shape.keys * sums_of(w));
-        if (cost_model_.pair) loop->warps = 0.5;  // one block of two issues for both
+        if (cost_model_.pair) loop->warps = 0.5;  // one of two blocks issues for both
         break;
       case Role::load: loop->turns = of(block_ * std::max(1, w.waits / cost_model_.shape.load_waits)); break;
       case Role::correction:
         loop->turns = of(w.votes > 0 ? 128.0 * cost_model_.shape.keys * w.votes : block_);
         loop->warps = kWarpsOfGroup;
         break;
-      case Role::reduction:  // of all columns; by one warp, or by four that take them from tensor memory
+      case Role::reduction:  // all columns; one warp, or four that load tensor memory
         loop->turns = of(block_) * (w.columns_read > 0 ? std::max(1, dq_columns() / w.columns_read) : 1);
         loop->warps = w.columns_read > 0 ? kWarpsOfGroup : 1;
         break;
@@ -262,7 +264,7 @@ class CostCounter {
     if (w.products > 0 && loop->mma_clocks == 0) multiply(loop);
   }
 
-  // A loop may hold several turns of the source's.
+  // A loop may hold several unrolled turns.
   int scores_of_turn(const Work& w) const { return scores_ == 0 ? 0 : std::max(1, w.scores() / scores_) * scores_; }
 
   int sums_of(const Work& w) const {
@@ -270,11 +272,11 @@ class CostCounter {
     return std::max(1, products > 0 ? w.of_scores / products : w.sums);
   }
 
-  // Of a backward pass: 128 where nobody says.
+  // Columns of dq in a backward pass: 128 if head_dim is unknown.
   int dq_columns() const { return cost_model_.shape.head_dim > 0 ? cost_model_.shape.head_dim : 128; }
 
-  // Products whose columns the code does not say: as many as there are keys or head_dim_v. Each block of a pair has
-  // half of them in its shared memory.
+  // Products whose columns the code does not show have `keys` or `head_dim_v` columns. Each block of a pair has half of
+  // them in its shared memory.
   void multiply(LoopCost* loop) const {
     if (cost_model_.backward) return multiply_backward(loop);
     const Work& w = loop->work;
@@ -285,7 +287,7 @@ class CostCounter {
   }
 
   // S, dP and dQ have both operands in shared memory, dV and dK have P and dS in tensor memory. S and dP have 128
-  // columns; the others as many as a head.
+  // columns, and dV, dK and dQ have head_dim columns.
   void multiply_backward(LoopCost* loop) const {
     const Work& w = loop->work;
     const double dk = dq_columns(), dv = cost_model_.shape.head_dim_v > 0 ? cost_model_.shape.head_dim_v : dk;
@@ -305,7 +307,7 @@ class CostCounter {
       if (loop == nullptr) continue;
       for (size_t u = 0; u < kUnits; ++u) tile.instructions[u] += loop->units[u] * loop->per_tile();
       tile.issued += loop->instructions * loop->per_tile();
-      mma += loop->mma_clocks * loop->turns;  // on both multiprocessors of a pair
+      mma += loop->mma_clocks * loop->turns;  // on both SMs of a pair
       shared += loop->shared_bytes * (role == Role::mma ? loop->turns : loop->per_tile());
       tensor += loop->tensor_bytes * loop->per_tile();
       exponential += loop->exponential_lanes * loop->per_tile();
@@ -324,7 +326,7 @@ class CostCounter {
     return tile;
   }
 
-  // What needs the most clocks; all of it where several need as many.
+  // The slowest unit, or all units that share the highest clocks.
   static std::string binds(const TileCost& tile) {
     constexpr double as_many = 0.999;
     const double most = std::max(*std::ranges::max_element(tile.clocks), tile.issue_clocks);
@@ -337,7 +339,7 @@ class CostCounter {
     return names;
   }
 
-  // Keys and values of a step, which copies write to shared memory once for all rows of a block.
+  // Bytes of keys and values in a step. Copies write them to shared memory once for all rows of a block.
   double copied_bytes() const {
     if (cost_model_.backward || block_ <= 0) return 0;
     const Shape& shape = cost_model_.shape;
@@ -352,9 +354,9 @@ class CostCounter {
   const bool whole_;
   CostModel& cost_model_;
 
-  int scores_ = 0;          // of a thread and turn
+  int scores_ = 0;          // per thread and turn
   double block_ = 0;        // scores of a block between two steps of keys
-  int rescaled_ = 0;        // columns of tensor memory that one vote of a correction decides about
+  int rescaled_ = 0;        // columns of tensor memory per vote of a correction
   int element_depth_ = 16;  // elements in 32 bytes
 };
 
@@ -376,8 +378,8 @@ const LoopCost* CostModel::steady(Role role, bool with_mask) const {
 }
 
 const LoopCost* CostModel::steady_softmax(bool with_mask) const {
-  const LoopCost* apart = steady(Role::softmax, with_mask);
-  return apart != nullptr ? apart : steady(Role::computing, with_mask);
+  const LoopCost* softmax = steady(Role::softmax, with_mask);
+  return softmax != nullptr ? softmax : steady(Role::computing, with_mask);
 }
 
 const Kernel& kernel_of(const Cubin& cubin) {

@@ -8,14 +8,14 @@ namespace {
 
 bool ends_thread(const Instruction& i) { return i.base() == "EXIT" || i.base() == "RET" || i.base() == "KILL"; }
 
-// A predicate that is not always true: "P0", "!UP3".
+// True for a predicate that may be false: "P0", "!UP3".
 bool is_condition(std::string_view operand) {
   if (operand.starts_with('!')) operand.remove_prefix(1);
   if (operand.starts_with('U')) operand.remove_prefix(1);
   return operand.size() == 2 && operand[0] == 'P' && operand[1] >= '0' && operand[1] <= '9';
 }
 
-// Where BSYNC goes on when all threads are there: the place that the BSSY of the same barrier before it names.
+// The continuation of each BSYNC: the target of the BSSY that names the same barrier before it.
 std::vector<int32_t> meeting_points(const std::vector<Instruction>& code) {
   std::vector<int32_t> points(code.size(), -1);
   std::map<std::string, int32_t> named;
@@ -71,7 +71,7 @@ std::vector<std::vector<int32_t>> reversed(const std::vector<std::vector<int32_t
   return previous;
 }
 
-// Backwards from where the loop is closed to its head.
+// Walks backwards from the end of the loop to its head.
 void grow(const std::vector<std::vector<int32_t>>& previous, int32_t from, Loop* loop) {
   std::vector<int32_t> open{from};
   while (!open.empty()) {
@@ -116,7 +116,7 @@ std::vector<std::string> conditions_of(const Instruction& branch) {
 }
 
 std::vector<int32_t> dominators_of(const std::vector<std::vector<int32_t>>& next, int32_t root) {
-  // Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm".
+  // Algorithm: Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm".
   std::vector<int32_t> order, rank(next.size(), -1), dominators(next.size(), -1);
   std::vector<std::pair<int32_t, size_t>> stack{{root, 0}};
   rank[static_cast<size_t>(root)] = 0;
@@ -162,7 +162,7 @@ Graph graph_of(const std::vector<Instruction>& code) {
   std::vector<std::vector<int32_t>> next;
   for (const Block& block : graph.blocks) next.push_back(block.next);
   graph.dominators = dominators_of(next, 0);
-  // What is never reached is part of no loop.
+  // Unreachable code is part of no loop.
   for (size_t b = 0; b < next.size(); ++b) {
     if (graph.dominators[b] < 0) next[b].clear();
   }

@@ -1,4 +1,4 @@
-// Control flow of a kernel's machine code: basic blocks, and the loops among them.
+// Control flow of a kernel's machine code: basic blocks and loops.
 #pragma once
 
 #include <cstdint>
@@ -13,33 +13,34 @@ struct Block {
   std::vector<int32_t> next;   // blocks
 };
 
-// A natural loop: all that can come back to its head without leaving it.
+// A natural loop: all blocks that can reach its head again without passing through it.
 struct Loop {
   int32_t head = 0;
-  std::vector<int32_t> blocks;  // in the order of the code, the head among them
+  std::vector<int32_t> blocks;  // in the order of the code, including the head
 
   bool contains(int32_t block) const;
-  bool contains(const Loop& other) const;  // and is not the same
+  bool contains(const Loop& other) const;  // false for the loop itself
 };
 
 struct Graph {
   std::vector<Block> blocks;        // in the order of the code; the kernel starts with the first
-  std::vector<int32_t> dominators;  // of each block the immediate one; of the first itself; of what is never reached -1
+  std::vector<int32_t> dominators;  // immediate dominators; first block: itself; unreachable: -1
   std::vector<Loop> loops;
 
-  bool dominates(int32_t a, int32_t b) const;  // every way to b leads through a
+  bool dominates(int32_t a, int32_t b) const;  // every path to b leads through a
 };
 
 Graph graph_of(const std::vector<Instruction>& code);
 
-// Whether an instruction may go elsewhere than to the next one, and whether it may go on to the next all the same.
+// branches: the instruction may jump. falls_through: it may continue with the next instruction.
 bool branches(const Instruction& instruction);
 bool falls_through(const Instruction& instruction);
 
-// The predicates that decide about a branch: its guard, and one among its operands ("BRA.U !UP0, ..."). Without '!'.
+// The predicates that decide a branch, without '!': its guard, and the predicate among its operands ("BRA.U !UP0,
+// ...").
 std::vector<std::string> conditions_of(const Instruction& branch);
 
-// Immediate dominators of a graph given as lists of successors, as in Graph::dominators.
+// Immediate dominators of a graph given as successor lists, in the form of Graph::dominators.
 std::vector<int32_t> dominators_of(const std::vector<std::vector<int32_t>>& next, int32_t root);
 
 }  // namespace tandem::machine_code

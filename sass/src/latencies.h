@@ -1,4 +1,4 @@
-// How long what one instruction starts takes, in clocks: the figures of the timing model, each with where it is from.
+// The figures of the timing model: latencies in clocks. sass/docs/clocks.md names the source of each figure.
 #pragma once
 
 #include <string_view>
@@ -7,46 +7,46 @@
 
 namespace tandem::machine_code {
 
-// An instruction beside products whose sums are in registers.
+// An instruction that runs next to products whose sums are in registers.
 struct Beside {
-  double reads = 0;                       // of registers, as the ports count them
-  double unit = 0, unit_beside_left = 0;  // clocks more of its unit, by where the product's left operand is
-  double warp = 0;                        // clocks until its warp can issue another one
+  double reads = 0;                       // register reads, as counted by the ports
+  double unit = 0, unit_beside_left = 0;  // extra clocks of its unit, by place of the left operand
+  double warp = 0;                        // clocks until its warp can issue the next instruction
 };
 
 struct Latencies {
   std::string_view arch;
 
-  // From an instruction's issue until the scoreboard that it sets is released.
+  // From the issue of an instruction until the release of its scoreboard.
   double exponential = 0, shared = 0, memory = 0, uniform = 0, control = 0;
-  double tensor_load = 0;   // LDTM, besides its bytes
+  double tensor_load = 0;   // LDTM, in addition to its bytes
   double tensor_store = 0;  // STTM
 
   // Synchronisation.
-  double look = 0;           // a look at an mbarrier that has been completed
-  double arrival = 0;        // from the last arrival until a warp that waits goes on
-  double remote = 0;         // more, where it arrives at another block's barrier
-  double named_barrier = 0;  // from the last warp until all go on
+  double look = 0;           // test of an mbarrier whose phase is complete
+  double arrival = 0;        // last arrival until a waiting warp continues
+  double remote = 0;         // extra clocks of an arrival at another block's barrier
+  double named_barrier = 0;  // last warp until all warps continue
 
-  // Products. The end of the last one until a wait for them, or their commit's arrival, is over.
+  // Products: from the end of the last one until a wait for it, or the arrival of its commit, is over.
   double products_in_registers = 0;
   double left_in_tensor_memory = 0, left_in_shared_memory = 0, by_a_pair = 0;
-  // From the issue of a product in registers until an idle tensor core begins, by where its left operand is.
+  // From the issue of a product in registers until an idle tensor core begins, by the place of its left operand.
   double start_from_shared = 0, start_from_registers = 0;
-  // The register file's ports: reads in a clock, of which a product takes one and its left operand some in all; how
-  // many it can have left over before it misses them.
+  // Ports of the register file: reads per clock. A product takes one, and its left operand takes left_reads in all. Up
+  // to spare_reads unused reads carry over.
   double port_reads = 2, left_reads = 0, spare_reads = 0;
-  Beside fma, alu, exponentials;  // alu: conversions too
+  Beside fma, alu, exponentials;  // alu includes conversions
 
   // Copies into shared memory.
-  double copy = 0, copy_bytes = 1;  // latency; bytes a clock of a multiprocessor
+  double copy = 0, copy_bytes = 1;  // latency; bytes per clock of an SM
 
-  // The whole card. Beyond 0.57 of the tensor core's rate its power lowers the clock.
+  // The whole GPU: power lowers the clock if the tensor core is busy for more than 0.57 of the time.
   double megahertz = 0, megahertz_lost = 0;
-  double tile_bytes = 1;  // bytes a clock of a tile's queries and result, which no step hides
+  double tile_bytes = 1;  // bytes per clock for q and out of a tile, not overlapped
 };
 
-// Nothing where no figures are known.
+// Null if no figures are known.
 const Latencies* latencies_of(std::string_view arch);
 
 }  // namespace tandem::machine_code

@@ -32,20 +32,21 @@ bool sets_predicates(const Instruction& i) {
   return base.ends_with("SETP") || base.ends_with("PLOP3") || base == "VOTE";
 }
 
-// What an instruction sets: its first operand, and its second where both may be predicates.
+// True if the instruction writes this register or predicate: its first operand, or its second one if both may be
+// predicates.
 bool sets(const Instruction& i, const std::string& name) {
   if (i.operands.empty()) return false;
   if (i.operands[0] == name) return true;
   return i.operands.size() > 1 && i.operands[1] == name && sets_predicates(i);
 }
 
-// Predicates that P2R puts into a register, as bits.
+// True if P2R copies this predicate into a register, as a bit.
 bool puts_into_register(const Instruction& i, const std::string& predicate) {
   if (i.base() != "P2R" || predicate.size() != 2 || predicate[0] != 'P') return false;
   return std::stoul(i.last(), nullptr, 16) >> (predicate[1] - '0') & 1;
 }
 
-// Whether a value goes back to a vote, or to a look at a barrier. path: what was executed before, the youngest last.
+// True if a value depends on a vote or on the test of a barrier. path: the instructions executed before, newest last.
 bool decides_exceptions(const std::vector<Instruction>& code, const std::vector<int32_t>& path, size_t length,
                         const std::string& name, int depth) {
   constexpr int deepest = 4;
@@ -72,13 +73,13 @@ bool decides_exceptions(const std::vector<Instruction>& code, const std::vector<
   return false;
 }
 
-// What a branch asks: a predicate of an instruction, or the contrary.
+// The condition of a branch: a predicate that an instruction sets, or its inverse.
 struct Question {
   std::pair<int32_t, std::string> of = {-1, ""};
   bool contrary = false;
 };
 
-// path: as above. Predicates are looked for behind their copies, PLOP3s of two constants.
+// path: as above. The search goes through copies of a predicate, which are PLOP3s with two constants.
 Question question_of(const std::vector<Instruction>& code, const std::vector<int32_t>& path,
                      const Instruction& branch) {
   if (branch.guard.empty() || conditions_of(branch).size() != 1) return {};
@@ -102,16 +103,16 @@ Question question_of(const std::vector<Instruction>& code, const std::vector<int
 
 struct Answer {
   static constexpr int kKnown = std::numeric_limits<int>::max();
-  int weight = 0;  // of several branches that ask the same, the one whose sides differ most decides
+  int weight = 0;  // branches with one predicate share the largest difference
   bool yes = false;
 };
 
-// One side of a branch: what would be executed of it before both sides meet again.
+// One side of a branch: the code that would be executed before both sides join again.
 struct Side {
   int32_t first = 0;
   int instructions = 0, selects = 0, products = 0, exponentials = 0;
   bool waits = false, multiplies_matrices = false;
-  bool may_mask = false;  // one of its ways masks
+  bool may_mask = false;  // one of its paths masks
 
   bool masks() const { return selects >= kSelectsOfMask; }
   bool is_step() const { return exponentials >= kExponentialsOfStep; }
@@ -147,7 +148,7 @@ class Walk {
     }
   }
 
-  // Twice: what a branch over a mask asks may have been asked before, and has the same answer there.
+  // Walks twice, because a branch may depend on a mask decision that a later branch reveals.
   std::vector<int32_t> path() {
     walk();
     for (std::vector<int32_t>& of_ways : chosen_) std::ranges::fill(of_ways, kOpen);
@@ -163,7 +164,7 @@ class Walk {
     for (int32_t block = loop_.head; block >= 0; block = choose(block, through_masks_)) append(block);
   }
 
-  // It polls a barrier. Other loops are work that was not unrolled, of which one turn is taken.
+  // True for a loop that polls a barrier. Other loops are work that was not unrolled, and one turn of them counts.
   bool waits(const Loop& inner) const {
     const std::vector<int32_t> all = whole_loop(graph_, inner);
     const bool polls = std::ranges::any_of(all, [&](int32_t i) {
@@ -178,8 +179,8 @@ class Walk {
     for (int32_t i = b.begin; i < b.end; ++i) path_.push_back(i);
   }
 
-  // Numbers the blocks of the loop so that ways forwards lead to smaller numbers: in the order in which a search in
-  // depth leaves them.
+  // Numbers the blocks of the loop so that forward edges lead to smaller numbers: the postorder of a depth-first
+  // search.
   void number_blocks() {
     std::vector<std::pair<int32_t, size_t>> open{{loop_.head, 0}};
     std::vector<bool> seen(graph_.blocks.size());
@@ -197,7 +198,7 @@ class Walk {
     }
   }
 
-  // Within the loop and forwards: the way back to its head is the end of the turn, those to other heads are not taken.
+  // Forward edges within the loop. An edge to the loop's head ends the turn, and edges to other heads are not taken.
   std::vector<int32_t> next_of(int32_t block) const {
     std::vector<int32_t> next;
     for (const int32_t to : graph_.blocks[static_cast<size_t>(block)].next) {
@@ -207,7 +208,7 @@ class Walk {
     return next;
   }
 
-  // For each block the first one after it that is on every way to the end of the turn: dominators, backwards.
+  // For each block the first later block on every path to the end of the turn: dominators of the reversed graph.
   void find_meetings() {
     const auto end = static_cast<int32_t>(graph_.blocks.size());
     std::vector<std::vector<int32_t>> previous(graph_.blocks.size() + 1);
@@ -233,7 +234,7 @@ class Walk {
     return side;
   }
 
-  // Eight registers or more, in place of scores that nobody sees.
+  // True if the block clears eight registers or more, as it does for scores that are masked.
   bool clears(const Block& block) const {
     const auto begin = code_.begin() + block.begin, end = code_.begin() + block.end;
     return has_scores_ &&
@@ -250,14 +251,14 @@ class Walk {
     });
   }
 
-  // The block after this one, which ends the path so far; -1 at the end of the turn.
+  // The block that follows, given that this one ends the path so far; -1 at the end of the turn.
   int32_t choose(int32_t block, bool through_masks) {
     int32_t& chosen = chosen_[through_masks ? 1 : 0][static_cast<size_t>(block)];
     if (chosen != kOpen) return chosen;
     const std::vector<int32_t> next = next_of(block);
     const Instruction& last = code_[static_cast<size_t>(graph_.blocks[static_cast<size_t>(block)].end) - 1];
     if (next.size() < 2) return chosen = next.empty() ? -1 : next.front();
-    if (last.has("DIV")) return chosen = next.front();  // lanes that have parted go elsewhere
+    if (last.has("DIV")) return chosen = next.front();  // diverged lanes
     std::vector<Side> sides;
     for (const int32_t to : next) sides.push_back(side_of(to, meetings_[static_cast<size_t>(block)], through_masks));
     const bool exception = decides_exception(last);
@@ -266,7 +267,8 @@ class Walk {
       if (cleared && a.waits == b.waits && a.is_step() != b.is_step()) return a.is_step();
       return better(a, b, exception, through_masks);
     };
-    // Where it masks, or not, the answer is known for all of the turn; of an exception where that is the longest.
+    // A decision about a mask holds for the whole turn. A decision about an exception is taken where the sides differ
+    // most.
     const Question question = question_of(code_, path_, last);
     std::map<std::pair<int32_t, std::string>, Answer>& answers = answers_[through_masks ? 1 : 0];
     const auto answer_of = [&](const Side& side) { return leads_to(last, side.first) != question.contrary; };
@@ -299,8 +301,8 @@ class Walk {
   const Loop& loop_;
   const bool has_scores_, through_masks_;
   std::vector<int32_t> numbers_, meetings_, waiting_heads_;
-  std::vector<int32_t> chosen_[2];  // after each block, once that is known; [1]: of ways through masks
-  // To what was asked; [1]: on ways through masks.
+  std::vector<int32_t> chosen_[2];  // next block, once decided; [1]: for masked paths
+  // Decisions already taken; [1]: for masked paths.
   std::map<std::pair<int32_t, std::string>, Answer> answers_[2];
   std::vector<int32_t> path_;
 };

@@ -1,19 +1,14 @@
-// What a warp executes in one turn of a loop, as far as the code alone tells.
+// The path that a warp most likely takes through one turn of a loop, as far as the code alone shows.
 //
-// Where a branch gives a choice, the warp goes
-//   - past what waits: a side with a loop that polls a barrier, a sleep, a call or a trap;
-//   - in a loop over scores through the exponentials (eight or more) that a branch passes over where eight registers
-//     are cleared in their place: scores that nobody sees;
-//   - in a loop over scores through the mask (eight or more selects) when the masked path is asked for, else past it,
-//     and of two steps (eight or more exponentials each) past the one that has a mask in one of its ways;
-//   - where a predicate decides that has decided about a mask (elsewhere in the turn), as it did there;
-//   - where a vote's predicate decides at several branches, as where the sides differ most;
-//   - past the longer side when a vote decides (what any lane needs, all do: an exception) or a look at a barrier (a
-//     second look), and before that past the one with exponentials where the other does without;
-//   - past what rescales: sixteen or more multiplications that are at least half of a side without matrix product;
-//   - else through the longer side, so that the count is no less than what is executed.
-// Branches out of the loop are not taken, and loops within it make one turn here. Instructions under a predicate count:
-// they are issued all the same.
+// At a branch the warp
+//   - avoids the side that waits: a loop that polls a barrier, a sleep, a call or a trap;
+//   - executes the exponentials (eight or more) of scores instead of clearing eight registers;
+//   - masks (eight or more selects) if a masked path is requested; else it avoids the mask, or a step with one;
+//   - decides as at another branch with the same predicate: about a mask, or where the sides of a vote differ most;
+//   - avoids the only side with exponentials, else the longer side, if a vote (an exception) or a barrier test decides;
+//   - avoids rescaling: sixteen or more multiplications that are half of a side without a matrix product;
+//   - else takes the longer side, so that no count is too small.
+// Branches out of the loop are not taken, and inner loops make one turn. Predicated instructions count as issued.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +18,14 @@
 
 namespace tandem::machine_code {
 
-// The instructions of the path, by number, in the order of execution.
+// The instructions of the path as indices, in the order of execution.
 std::vector<int32_t> likely_path(const std::vector<Instruction>& code, const Graph& graph, const Loop& loop,
                                  bool through_masks);
 
-// All of the loop.
+// All instructions of the loop.
 std::vector<int32_t> whole_loop(const Graph& graph, const Loop& loop);
 
-// How many of these choose between a value and another by a predicate, as masks do.
+// The number of instructions that select one of two values by a predicate, as masks do.
 int selects_in(const std::vector<Instruction>& code, const std::vector<int32_t>& path);
 
 }  // namespace tandem::machine_code

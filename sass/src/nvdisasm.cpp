@@ -46,7 +46,7 @@ struct Candidates {
     const std::string path = folder / "nvdisasm";
     if (access(path.c_str(), X_OK) == 0 && std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
   }
-  // Wheels for CUDA 13 fill nvidia/cu13/bin, those for CUDA 12 nvidia/cuda_nvdisasm/bin or cuda_nvcc/bin.
+  // Wheels for CUDA 13 use nvidia/cu13/bin, and wheels for CUDA 12 use nvidia/cuda_nvdisasm/bin or cuda_nvcc/bin.
   void add_virtual_env(const fs::path& root) {
     for (const fs::path& python : entries_of(root / "lib")) {
       for (const fs::path& package : entries_of(python / "site-packages" / "nvidia")) add(package / "bin");
@@ -54,7 +54,7 @@ struct Candidates {
   }
 };
 
-// A file descriptor that closes itself.
+// A file descriptor that is closed on destruction.
 struct Descriptor {
   int fd = -1;
   Descriptor() = default;
@@ -67,8 +67,8 @@ struct Descriptor {
   }
 };
 
-// What nvdisasm and others like it print of a file, with the encodings, on standard output and error together; the exit
-// code, or -1 where it could not be started.
+// Runs a disassembler on a file and reads standard output and error together. Returns the exit code, or -1 if the
+// program did not start.
 int run(const std::string& program, const std::string& argument, std::string* output) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return -1;
@@ -100,7 +100,7 @@ int run(const std::string& program, const std::string& argument, std::string* ou
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// A file with these bytes that lives as long as this does.
+// A file with these bytes that is removed on destruction.
 class Temporary {
  public:
   Temporary(const std::string& folder, std::string_view bytes) : path_(str_cat(folder, "/tandem-XXXXXX.cubin")) {
@@ -168,7 +168,7 @@ Status disassemble(const std::string& file, const Places& places, std::string* t
     why = str_cat(program, code < 0 ? " does not run" : " cannot read it", said.empty() ? "" : ": ", said);
   }
   if (why.empty())
-    return {TANDEM_NO_COMPILER, str_cat("machine code is read by nvdisasm, which was not found: ", kWhatToInstall)};
+    return {TANDEM_NO_COMPILER, str_cat("nvdisasm, which reads machine code, was not found:  ", kWhatToInstall)};
   return Status::invalid(
       str_cat(file, " must be a cubin that nvdisasm reads: ", why, "; a newer one: ", kWhatToInstall));
 }

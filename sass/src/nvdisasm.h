@@ -1,4 +1,4 @@
-// nvdisasm, NVIDIA's disassembler, which is found at run time as NVRTC is.
+// Runs nvdisasm, NVIDIA's disassembler, which is found at run time like NVRTC.
 #pragma once
 
 #include <string>
@@ -8,28 +8,28 @@
 
 namespace tandem::machine_code {
 
-// Environment variables, read once.
+// Environment variables.
 struct Places {
-  std::string nvdisasm;      // TANDEM_NVDISASM: its path; no other is tried
+  std::string nvdisasm;      // TANDEM_NVDISASM: the only candidate if set
   std::string path;          // PATH
   std::string virtual_env;   // VIRTUAL_ENV
   std::string conda_prefix;  // CONDA_PREFIX
-  std::string cuda_home;     // CUDA_HOME, "/usr/local/cuda" without
-  std::string temporary;     // TMPDIR, "/tmp" without
+  std::string cuda_home;     // CUDA_HOME; default "/usr/local/cuda"
+  std::string temporary;     // TMPDIR; default "/tmp"
 
-  // As they were at the first call.
+  // The values at the first call.
   static const Places& get();
 };
 
-// Programs to try, the best first: TANDEM_NVDISASM alone when it is set; PATH; the wheels of the virtual environment
-// and of conda's; CUDA_HOME.
+// Programs to try, in order: TANDEM_NVDISASM alone if it is set; PATH; the wheels of the virtual environment and of
+// conda; CUDA_HOME.
 std::vector<std::string> nvdisasm_candidates(const Places& places);
 
-// What it prints of a cubin: code and attributes of all kernels. file: its path. The first program that can read it is
-// taken. TANDEM_NO_COMPILER when there is none, with what to install.
+// Prints code and attributes of all kernels of a cubin. file: path of the cubin. The first program that can read it is
+// used. If no program is found, the status is TANDEM_NO_COMPILER and names the package to install.
 Status disassemble(const std::string& file, const Places& places, std::string* text);
 
-// The same for a cubin in memory, by a file that is removed again.
+// The same for a cubin in memory, through a temporary file.
 Status disassemble_bytes(const std::string& cubin, const Places& places, std::string* text);
 
 }  // namespace tandem::machine_code

@@ -16,7 +16,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(space) + 1 - begin);
 }
 
-// The part before the separator, which is taken off the text; all of it where there is none.
+// Removes and returns the part before the separator, or all of the text if there is no separator.
 std::string_view split_off(std::string_view* text, std::string_view separator) {
   const size_t at = std::min(text->find(separator), text->size());
   const std::string_view part = text->substr(0, at);
@@ -36,7 +36,7 @@ bool number(std::string_view text, int base, Number* value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// "R4, c[0x0][R2, 0x4], `(.L_x_1)": commas within brackets separate nothing.
+// "R4, c[0x0][R2, 0x4], `(.L_x_1)": commas within brackets do not separate operands.
 std::vector<std::string> operands_of(std::string_view text) {
   std::vector<std::string> operands;
   int depth = 0;
@@ -52,7 +52,7 @@ std::vector<std::string> operands_of(std::string_view text) {
   return operands;
 }
 
-// The labels that a branch names: "`(.L_x_1)", or (*"BRANCH_TARGETS .L_x_1,.L_x_2"*) of an indirect one.
+// The labels that a branch names: "`(.L_x_1)", or (*"BRANCH_TARGETS .L_x_1,.L_x_2"*) for an indirect branch.
 std::vector<std::string> labels_of(std::string_view text) {
   std::vector<std::string> labels;
   if (const size_t at = text.find("BRANCH_TARGETS "); at != std::string_view::npos) {
@@ -77,7 +77,7 @@ class Reader {
     for (auto& [name, kernel] : kernels_) {
       if (!kernel.code.empty()) cubin->kernels.push_back(std::move(kernel));
     }
-    if (cubin->kernels.empty()) return Status::invalid("there is no machine code in what nvdisasm printed");
+    if (cubin->kernels.empty()) return Status::invalid("the output of nvdisasm has no machine code");
     return {};
   }
 
@@ -145,7 +145,7 @@ class Reader {
     return found;
   }
 
-  // Attributes of all kernels are pairs of words, a kernel and a number; those of one are numbers.
+  // Attributes for all kernels are pairs of words: a kernel and a number. Attributes for one kernel are numbers.
   void word(std::string_view text) {
     if (take(&text, "index@(")) {
       if (!of_one_) kernel_ = &kernel(text.substr(0, text.find(')')));
@@ -161,7 +161,7 @@ class Reader {
       kernel_->threads = static_cast<int>(words_[0] * words_[1] * words_[2]);
   }
 
-  // The second word of an encoding stands in the line below its instruction.
+  // The second word of an encoding is on the line below its instruction.
   void encoding(std::string_view digits) {
     uint64_t word = 0;
     if (!kernel_->code.empty() && number(digits, 16, &word)) kernel_->code.back().control = control_of(word);
@@ -186,7 +186,7 @@ class Reader {
   Status resolve() {
     for (const Branch& branch : branches_) {
       Instruction& from = branch.kernel->code[branch.instruction];
-      if (from.base() == "CALL" || from.base() == "RET") continue;  // they come back behind the call
+      if (from.base() == "CALL" || from.base() == "RET") continue;  // they return to the instruction after the call
       const auto found = labels_.find(branch.label);
       if (found != labels_.end() && found->second < branch.kernel->code.size()) {
         from.targets.push_back(static_cast<int32_t>(found->second));
@@ -203,7 +203,7 @@ class Reader {
   std::map<std::string, size_t> labels_;  // unique in a file
   std::vector<Branch> branches_;
 
-  // Where the text is.
+  // The current position in the text.
   bool in_code_ = false, in_info_ = false, of_one_ = false;
   Kernel* kernel_ = nullptr;
   Kernel* shared_ = nullptr;

@@ -1,4 +1,4 @@
-// Machine code as nvdisasm prints it, taken apart.
+// Parses the machine code that nvdisasm prints.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace tandem::machine_code {
 
-// What ptxas tells the scheduler about an instruction: bits 41 to 61 of the second word of its encoding (sm_70 and
+// The control bits that ptxas sets for the scheduler: bits 41 to 61 of the second word of an encoding (sm_70 and
 // later).
 struct Control {
   int stall = 0;           // clocks until the warp's next instruction may be issued
-  bool yields = false;     // another warp's turn is preferred
-  int write_barrier = -1;  // scoreboard that its result releases; -1: none, its latency is in the stall counts
-  int read_barrier = -1;   // scoreboard that its operands' reading releases
-  uint32_t waits = 0;      // mask of the scoreboards that must be released before it
+  bool yields = false;     // the scheduler prefers another warp
+  int write_barrier = -1;  // scoreboard released by its result; -1: fixed latency
+  int read_barrier = -1;   // scoreboard released when its operands are read
+  uint32_t waits = 0;      // mask of scoreboards that must be released first
 
   friend bool operator==(const Control&, const Control&) = default;
 };
@@ -26,11 +26,11 @@ Control control_of(uint64_t second_word);
 
 struct Instruction {
   uint32_t address = 0;
-  std::optional<Control> control;     // known where nvdisasm printed the encoding (-hex)
+  std::optional<Control> control;     // present if nvdisasm printed the encoding (-hex)
   std::string guard;                  // "!UP0" of "@!UP0"; "": always executed
   std::string opcode;                 // "FADD2.RM"
   std::vector<std::string> operands;  // "R4", "tmem[UR4+0x100]"
-  std::vector<int32_t> targets;       // of a branch: where it may lead, as numbers of instructions
+  std::vector<int32_t> targets;       // targets of a branch, as indices of instructions
 
   std::string_view base() const { return std::string_view(opcode).substr(0, opcode.find('.')); }  // "FADD2"
   bool has(std::string_view modifier) const;                                                      // "RM"
@@ -41,11 +41,11 @@ struct Instruction {
 struct Kernel {
   std::string name;
   std::vector<Instruction> code;
-  int registers = 0;            // of a thread when it starts
-  int stack_bytes = 0;          // of a thread
-  int shared_bytes = 0;         // of a block, those that are known before the launch
-  int threads = 0;              // of a block; 0: not said
-  std::vector<uint8_t> tables;  // constant bank 2: where its indirect branches lead
+  int registers = 0;            // per thread at the start
+  int stack_bytes = 0;          // per thread
+  int shared_bytes = 0;         // static shared memory of a block
+  int threads = 0;              // threads of a block; 0: unknown
+  std::vector<uint8_t> tables;  // constant bank 2: targets of indirect branches
 };
 
 struct Cubin {
@@ -53,7 +53,7 @@ struct Cubin {
   std::vector<Kernel> kernels;
 };
 
-// text: what `nvdisasm file.cubin` prints. Refused when there is no code in it, or a branch to nowhere.
+// text: output of `nvdisasm file.cubin`. Fails if it has no code or a branch has an unknown target.
 Status parse(std::string_view text, Cubin* cubin);
 
 }  // namespace tandem::machine_code

@@ -1,82 +1,31 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 
 #include "sass/src/clocks.h"
+#include "sass/src/simulated_barriers.h"
 
 namespace tandem::machine_code {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr int kSchedulers = 4, kScoreboards = 6;
-constexpr size_t kQueue = 8;         // products that wait for a tensor core, of all its warps, as they were issued
-constexpr uint32_t kBlockBits = 24;  // of a cluster's shared addresses
-
-struct Release {
-  double time = 0;
-  Cause cause;
-};
-
-struct SimulatedWarp {
-  size_t next = 0;
-  double late = 0;  // clocks that it loses in its second turn
-  Release ready;
-  Release scoreboards[kScoreboards];
-  double issued_last = -1;
-  std::vector<int> open, committed;  // products: of the group that is open; the last of each committed group
-  int last_product = -1;
-  int awaited = -1;  // a product, whose end others' instructions may still put off
-  Cause awaits;
-  struct Looked {
-    int phases = 0;  // that it has waited for
-    uint32_t parity = Event::kUnknown;
-  };
-  std::map<uint32_t, Looked> looked;  // at each barrier
-};
-
-// Who waits, and which scoreboard tells; -1: the warp stands.
-struct Waiting {
-  size_t warp = 0;
-  size_t event = 0;
-  int scoreboard = -1;
-  int phases = 0;  // that must be completed
-  double issue = 0;
-};
-
-// Arrivals of one warp at a barrier, or of its copies.
-struct Stream {
-  int arrived = 0, total = 0;
-  double share = 1;  // arrivals that make one phase
-};
-
-struct Barrier {
-  std::map<size_t, Stream> streams;
-  std::vector<Release> phases;  // that are completed
-  int assumed = 0;              // of these
-  std::vector<Waiting> waiting;
-  double bytes = 0;  // of one copy
-  int most = 0;      // phases that there will be, where arrivals are the prologue's
-};
-
-struct NamedBarrier {
-  int arrived = 0;
-  std::vector<size_t> waiting;
-};
+constexpr int kSchedulers = 4;
+constexpr size_t kQueue = 8;  // products in issue order that can wait for a tensor core
 
 class Machine {
  public:
   Machine(const Kernel& kernel, std::vector<WarpTrace> traces, const Rates& rates, const Latencies& latencies,
-          double apart)
-      : code_(kernel.code), rates_(rates), l_(latencies) {
-    run_.warps = std::move(traces);
+          double offset)
+      : code_(kernel.code),
+        rates_(rates),
+        l_(latencies),
+        run_{.warps = std::move(traces), .issues = {}, .products = {}},
+        warps_(run_.warps.size()),
+        barriers_(code_, l_, run_, warps_) {
     run_.issues.resize(run_.warps.size());
-    warps_.resize(run_.warps.size());
     for (const Instruction& i : code_) units_.push_back(unit_of(i));
-    find_streams();
     int before[2 * kSchedulers] = {};
     for (size_t w = 0; w < warps_.size(); ++w) {
-      if (computes(run_.warps[w])) warps_[w].late = apart * before[scheduler_of(w)]++;
+      if (computes(run_.warps[w])) warps_[w].late = offset * before[scheduler_of(w)]++;
     }
   }
 
@@ -95,7 +44,7 @@ class Machine {
         time += 1;
       } else if (next < kNever) {
         time = std::max(time + 1, std::ceil(next));
-      } else if (!assume_arrival(time)) {
+      } else if (!barriers_.assume_arrival(time)) {
         break;
       }
     }
@@ -103,18 +52,26 @@ class Machine {
   }
 
  private:
-  struct Scheduler {
-    double units[kUnits] = {};  // when each is free
-    double tensor = 0;          // the tensor core, where sums are in registers
+  struct TensorCore {
+    double free = 0;  // end of its last product
     int last_product = -1;
-    std::vector<int> queue;            // its products so far, as they were issued
-    double spare = 0, counted_at = 0;  // reads of registers that products have left over; until when they are counted
+  };
+  struct Scheduler {
+    double units[kUnits] = {};  // time at which each unit is free
+    TensorCore tensor;          // if sums are in registers
+    std::vector<int> queue;     // its products so far, in issue order
+    double spare = 0;           // register reads that products have left unused
+    double counted_at = 0;      // time up to which they are counted
   };
   struct Multiprocessor {
-    double shared = 0;    // warps' own reads and writes
-    double operands = 0;  // those, what products read, and what copies write
-    double copies = 0, tensor = 0;
-    int last_product = -1;
+    double shared = 0;    // reads and writes of warps
+    double operands = 0;  // also reads of products and writes of copies
+    double copies = 0;
+    TensorCore tensor;  // if sums are in tensor memory
+  };
+  struct ProductCost {
+    double may_start = 0;  // earliest time at which its operands are available
+    double clocks = 0, bytes = 0, flops = 0;
   };
 
   const Event& event(size_t warp) const { return run_.warps[warp].events[warps_[warp].next]; }
@@ -127,194 +84,43 @@ class Machine {
   Multiprocessor& multiprocessor(size_t warp) { return multiprocessors_[run_.warps[warp].block]; }
   static bool computes(const WarpTrace& w) { return w.role == Role::computing || w.role == Role::softmax; }
 
-  // ---- Barriers ----
-
-  static bool is_copy(const Instruction& i) { return i.base() == "UTMALDG" || i.base() == "UBLKCP"; }
-  static bool arrives(const Instruction& i) { return i.base() == "SYNCS" && i.has("ARRIVE"); }
-
-  // A commit to several blocks arrives at the same place in each.
-  std::vector<uint32_t> addresses(const Event& e) const {
-    if (e.barrier == Event::kUnknown) return {};
-    if (!at(e).has("MULTICAST")) return {e.barrier};
-    const uint32_t place = e.barrier & ((1u << kBlockBits) - 1);
-    return {place, place | 1u << kBlockBits};
-  }
-
-  void find_streams() {
-    struct Expected {
-      int copies = 0, phases = 0;
-      double bytes = 0;
-    };
-    std::map<uint32_t, Expected> expected;
-    for (size_t w = 0; w < run_.warps.size(); ++w) {
-      for (const Event& e : run_.warps[w].events) {
-        const Instruction& i = at(e);
-        if (!arrives(i) && !is_copy(i) && i.base() != "UTCBAR") continue;
-        for (const uint32_t address : addresses(e)) {
-          ++barriers_[address].streams[2 * w + is_copy(i)].total;
-          expected[address].copies += is_copy(i);
-          if (!arrives(i) || e.amount == 0 || e.amount == Event::kUnknown) continue;
-          ++expected[address].phases;
-          expected[address].bytes = e.amount;
-        }
-      }
-    }
-    for (auto& [address, barrier] : barriers_) {
-      const Expected& x = expected[address];
-      const double copies = x.phases > 0 ? std::max(1.0, std::round(1.0 * x.copies / x.phases)) : 1;
-      barrier.bytes = x.bytes / copies;
-      int writers = 0;
-      for (const auto& [key, stream] : barrier.streams) writers += key % 2;
-      double most = 0;
-      for (auto& [key, stream] : barrier.streams) {
-        if (key % 2 == 1) stream.share = std::max(1.0, copies / writers);
-        most = std::max(most, stream.total / stream.share);
-      }
-      constexpr double of_turns = 4;
-      if (most < of_turns) barrier.most = static_cast<int>(most);
-      // Who arrives at the beginning alone stands in for another.
-      std::erase_if(barrier.streams, [&](const auto& s) { return s.second.total / s.second.share < most / 3; });
-    }
-  }
-
-  void arrive(uint32_t address, size_t stream, double time, const Cause& cause) {
-    Barrier& barrier = barriers_[address];
-    const auto found = barrier.streams.find(stream);
-    if (found == barrier.streams.end()) return;
-    ++found->second.arrived;
-    double phases = kNever;
-    for (const auto& [key, s] : barrier.streams) phases = std::min(phases, std::floor(s.arrived / s.share));
-    latest_[address] = std::max(latest_[address], time);
-    phases += barrier.assumed;
-    while (static_cast<double>(barrier.phases.size()) < phases) barrier.phases.push_back({latest_[address], cause});
-    std::erase_if(barrier.waiting, [&](const Waiting& w) { return release(barrier, w); });
-  }
-
-  bool release(const Barrier& barrier, const Waiting& w) {
-    if (static_cast<int>(barrier.phases.size()) < w.phases) return false;
-    Release done{.time = w.issue + l_.look,
-                 .cause = {.delay = Delay::latency, .warp = static_cast<int>(w.warp), .event = w.event}};
-    if (w.phases > 0) {
-      const Release& phase = barrier.phases[static_cast<size_t>(w.phases) - 1];
-      if (phase.time + l_.arrival > done.time) done = {phase.time + l_.arrival, phase.cause};
-    }
-    (w.scoreboard < 0 ? warps_[w.warp].ready : warps_[w.warp].scoreboards[w.scoreboard]) = done;
-    return true;
-  }
-
-  void wait(size_t warp, const Event& e, double time) {
-    const std::optional<Control>& control = at(e).control;
-    Waiting w{
-        .warp = warp, .event = warps_[warp].next, .scoreboard = control ? control->write_barrier : -1, .issue = time};
-    const auto found = barriers_.find(e.barrier);
-    run_.unknown += e.barrier == Event::kUnknown;
-    if (found == barriers_.end() || found->second.streams.empty()) return;
-    // The phase before the first one counts as completed for those who ask for it. Who asks for a parity again asks for
-    // the same phase.
-    const auto [looked, first] = warps_[warp].looked.try_emplace(e.barrier);
-    SimulatedWarp::Looked& before = looked->second;
-    const bool known = e.amount != Event::kUnknown;
-    const bool fills = run_.warps[warp].role == Role::load;  // a ring, which is empty at first
-    const bool passed = first && (known ? e.amount != 0 : fills);
-    if (!passed && !(known && !first && before.parity == e.amount)) ++before.phases;
-    before.parity = e.amount;
-    w.phases = before.phases;
-    if (found->second.most > 0) w.phases = std::min(w.phases, found->second.most);
-    if (release(found->second, w)) return;
-    found->second.waiting.push_back(w);
-    Release& held = w.scoreboard < 0 ? warps_[warp].ready : warps_[warp].scoreboards[w.scoreboard];
-    held.time = kNever;
-  }
-
-  void meet(size_t warp, const Event& e, double time) {
-    constexpr uint32_t lanes = 32;
-    if (e.amount == Event::kUnknown || e.barrier == Event::kUnknown) return;  // the whole block, before its work
-    NamedBarrier& barrier = named_[run_.warps[warp].block << 8 | static_cast<int>(e.barrier)];
-    const bool stands = at(e).has("SYNC");
-    if (stands) {
-      barrier.waiting.push_back(warp);
-      warps_[warp].ready.time = kNever;
-    }
-    if (++barrier.arrived < static_cast<int>(e.amount / lanes)) return;
-    const Cause cause{.delay = Delay::barrier, .warp = static_cast<int>(warp), .event = warps_[warp].next};
-    for (const size_t other : barrier.waiting) warps_[other].ready = {time + l_.named_barrier, cause};
-    barrier = {};
-  }
-
-  // All wait: the warp that is behind the others most goes on as if somebody had arrived.
-  bool assume_arrival(double time) {
-    const auto progress = [&](size_t w) {
-      return static_cast<double>(warps_[w].next) / static_cast<double>(run_.warps[w].events.size());
-    };
-    Barrier* behind = nullptr;
-    Waiting least;
-    double least_progress = kNever;
-    for (auto& [address, barrier] : barriers_) {
-      for (const Waiting& w : barrier.waiting) {
-        if (progress(w.warp) >= least_progress) continue;
-        least_progress = progress(w.warp);
-        least = w;
-        behind = &barrier;
-      }
-    }
-    NamedBarrier* named = nullptr;
-    for (auto& [key, barrier] : named_) {
-      for (const size_t w : barrier.waiting) {
-        if (progress(w) >= least_progress) continue;
-        least_progress = progress(w);
-        named = &barrier;
-      }
-    }
-    if (least_progress > kDone) return false;
-    ++run_.assumed;
-    if (named != nullptr) {
-      for (const size_t w : named->waiting) warps_[w].ready = {time, {}};
-      *named = {};
-    } else {
-      ++behind->assumed;
-      behind->phases.push_back({time, {}});
-      std::erase_if(behind->waiting, [&](const Waiting& w) { return release(*behind, w); });
-    }
-    return true;
-  }
-
   // ---- Products and copies ----
 
-  // may_start: when its operands can be there.
-  int add_product(size_t warp, double time, double may_start, double clocks, double bytes, double flops,
-                  int multiprocessor, double* free, int* last) {
+  int add_product(size_t warp, double time, const ProductCost& cost, int multiprocessor, TensorCore* core) {
     Product p{.warp = static_cast<int>(warp),
               .event = warps_[warp].next,
               .multiprocessor = multiprocessor,
               .issue = time,
-              .flops = flops,
-              .before = *last};
+              .flops = cost.flops,
+              .before = core->last_product};
     double& operands = multiprocessors_[multiprocessor].operands;
-    p.start = std::max(may_start, *free);
-    operands = std::max(operands, time) + bytes / rates_.shared_bytes;
-    p.finish = std::max(p.start + clocks, operands);
-    *free = p.finish;
+    p.start = std::max(cost.may_start, core->free);
+    operands = std::max(operands, time) + cost.bytes / rates_.shared_bytes;
+    p.finish = std::max(p.start + cost.clocks, operands);
+    core->free = p.finish;
     run_.products.push_back(p);
-    return *last = static_cast<int>(run_.products.size()) - 1;
+    return core->last_product = static_cast<int>(run_.products.size()) - 1;
   }
 
-  // From a product until its warp issues the next one, measured.
+  // Clocks from a product until its warp issues the next one (bench/limits/order.py).
   static double issue_clocks(double columns) { return (columns - 32) / 8; }
 
-  // A warp's quarter of a warpgroup's product of 64 rows, on its scheduler's tensor core.
+  // A warp's quarter of a warpgroup's product of 64 rows runs on its scheduler's tensor core.
   void multiply_in_registers(size_t warp, const Instruction& i, double time) {
     constexpr double rows = 64, quarter = 0.25, depth = 32;
     const double columns = columns_of(i);
     const double bytes = depth * (columns + (left_in_shared_memory(i) ? rows : 0)) * quarter;
     Scheduler& s = scheduler(warp);
     SimulatedWarp& w = warps_[warp];
-    // Of the first, the left operand is read before the warp goes on; of those behind it, meanwhile.
+    // The warp waits until the left operand of the first product is read. Later ones are read in the background.
     const bool first = w.last_product < 0 || product(w.last_product).finish <= time;
     const bool reads_left = first && !left_in_shared_memory(i);
     const double ahead = reads_left ? l_.start_from_registers : l_.start_from_shared;
-    w.last_product =
-        add_product(warp, time, time + ahead, columns / rates_.mma_columns, bytes,
-                    2 * rows * columns * depth_of(i) * quarter, run_.warps[warp].block, &s.tensor, &s.last_product);
+    const ProductCost cost{.may_start = time + ahead,
+                           .clocks = columns / rates_.mma_columns,
+                           .bytes = bytes,
+                           .flops = 2 * rows * columns * depth_of(i) * quarter};
+    w.last_product = add_product(warp, time, cost, run_.warps[warp].block, &s.tensor);
     s.queue.push_back(w.last_product);
     w.open.push_back(w.last_product);
     w.ready.time = std::max(w.ready.time, time + (reads_left ? ahead : issue_clocks(columns)));
@@ -323,15 +129,15 @@ class Machine {
     w.open.clear();
   }
 
-  // The place in the queue of the product that runs; the queue's end: none does.
+  // The index in the queue of the running product, or the size of the queue if no product runs.
   size_t running(const Scheduler& s, double time) {
     size_t k = s.queue.size();
     while (k > 0 && product(s.queue[k - 1]).start > time) --k;
     return k > 0 && product(s.queue[k - 1]).finish > time ? k - 1 : s.queue.size();
   }
 
-  // An instruction reads registers beside the running product, whose sums go through the same ports and which comes
-  // last: what it has not left over before, it now waits for.
+  // An instruction and the running product use the same register ports, and the product comes last. If the reads that
+  // it has left unused do not suffice, the product is delayed.
   void read_registers(Scheduler& s, size_t place, double reads, double time) {
     const Product& p = product(s.queue[place]);
     const Instruction& i = at(run_.warps[static_cast<size_t>(p.warp)].events[p.event]);
@@ -348,12 +154,12 @@ class Machine {
   }
 
   void hold_up(Scheduler& s, size_t place, double clocks) {
-    s.tensor = product(s.queue[place]).finish += clocks;
+    s.tensor.free = product(s.queue[place]).finish += clocks;
     for (size_t k = place + 1; k < s.queue.size(); ++k) {
       Product& p = product(s.queue[k]);
-      const double late = std::max(0.0, s.tensor - p.start);
+      const double late = std::max(0.0, s.tensor.free - p.start);
       p.start += late;
-      s.tensor = p.finish += late;
+      s.tensor.free = p.finish += late;
     }
   }
 
@@ -362,15 +168,18 @@ class Machine {
     const Instruction& i = at(e);
     const double columns = e.amount == Event::kUnknown ? usual : 8 * (e.amount >> 17 & 63);
     const bool pair = by_a_pair(i);
-    // A pair's product of 128 rows has 64 in each block, half of the columns in lanes of their own: half of the clocks.
+    // A pair's product of 128 rows has 64 rows in each block. Each half of its columns has separate lanes, so it takes
+    // half of the clocks.
     const bool halves = pair && e.amount != Event::kUnknown && 16 * (e.amount >> 24 & 31) == lanes;
     const double rows = halves ? lanes / 2 : lanes;
     const double bytes = depth * (columns / (pair ? 2 : 1) + (left_in_shared_memory(i) ? rows : 0));
     for (int m = 0; m < (pair ? 2 : 1); ++m) {
       const int where = pair ? m : run_.warps[warp].block;
-      Multiprocessor& sm = multiprocessors_[where];
-      warps_[warp].last_product = add_product(warp, time, time, rows / lanes * columns / rates_.mma_columns, bytes,
-                                              2 * rows * columns * depth_of(i), where, &sm.tensor, &sm.last_product);
+      const ProductCost cost{.may_start = time,
+                             .clocks = rows / lanes * columns / rates_.mma_columns,
+                             .bytes = bytes,
+                             .flops = 2 * rows * columns * depth_of(i)};
+      warps_[warp].last_product = add_product(warp, time, cost, where, &multiprocessors_[where].tensor);
     }
   }
 
@@ -383,21 +192,20 @@ class Machine {
       const double tail = by_a_pair(i)               ? l_.by_a_pair
                           : left_in_shared_memory(i) ? l_.left_in_shared_memory
                                                      : l_.left_in_tensor_memory;
-      // Bursts were timed until somebody who waits went on.
+      // The measured tail of a burst includes the latency of an arrival, which release() adds.
       time = std::max(time, p.finish + tail - l_.arrival);
     }
-    for (const uint32_t address : addresses(e)) arrive(address, 2 * warp, time, cause);
+    barriers_.arrive(e, warp, time, cause);
   }
 
   void copy(size_t warp, const Event& e, double time) {
-    const auto found = barriers_.find(e.barrier);
-    if (found == barriers_.end()) return;
+    const std::optional<double> bytes = barriers_.bytes_of_copy(e);
+    if (!bytes) return;
     Multiprocessor& sm = multiprocessor(warp);
-    const double bytes = found->second.bytes;
-    sm.copies = std::max(sm.copies, time) + bytes / l_.copy_bytes;
-    sm.operands = std::max(sm.operands, time) + bytes / rates_.shared_bytes;
-    arrive(e.barrier, 2 * warp + 1, sm.copies + l_.copy,
-           {.delay = Delay::copies, .warp = static_cast<int>(warp), .event = warps_[warp].next});
+    sm.copies = std::max(sm.copies, time) + *bytes / l_.copy_bytes;
+    sm.operands = std::max(sm.operands, time) + *bytes / rates_.shared_bytes;
+    barriers_.arrive(e, warp, sm.copies + l_.copy,
+                     {.delay = Delay::copies, .warp = static_cast<int>(warp), .event = warps_[warp].next});
   }
 
   // ---- Issue ----
@@ -406,7 +214,7 @@ class Machine {
     return unit == Unit::fma || unit == Unit::alu || unit == Unit::conversion || unit == Unit::exponential;
   }
 
-  // When a warp may issue its next event, for all that it waits for itself.
+  // The earliest time at which the waits of a warp allow its next event.
   Release ready_for(size_t warp) const {
     const SimulatedWarp& w = warps_[warp];
     const Instruction& i = at(event(warp));
@@ -423,7 +231,7 @@ class Machine {
     return found;
   }
 
-  // When what it needs beside that is free.
+  // The earliest time at which the unit or queue that the event needs is free.
   Release free_for(size_t warp) {
     const Event& e = event(warp);
     const Instruction& i = at(e);
@@ -432,7 +240,7 @@ class Machine {
     Release found{s.units[static_cast<size_t>(unit)], {.delay = Delay::unit}};
     if (unit == Unit::shared_memory) found.time = std::max(found.time, multiprocessor(warp).shared - l_.shared);
     if (unit == Unit::mma && !in_tensor_memory(i) && s.queue.size() >= kQueue) {
-      const int first = s.queue[s.queue.size() - kQueue];  // of those in the queue, which is full until it starts
+      const int first = s.queue[s.queue.size() - kQueue];  // the queue is full until it starts
       const double start = product(first).start;
       if (start > found.time) found = {start, {.delay = Delay::products, .product = first}};
     }
@@ -465,7 +273,7 @@ class Machine {
     }
   }
 
-  // Clocks that a unit's part in one scheduler takes.
+  // Clocks of the unit's part that belongs to one scheduler.
   double clocks_of(const Instruction& i, Unit unit) const {
     switch (unit) {
       case Unit::exponential: return kSchedulers * lanes_of(i) / rates_.exponentials;
@@ -496,14 +304,14 @@ class Machine {
     w.awaited = -1;
     take_units(warp, i, unit, time);
     if (i.control) set_scoreboards(warp, *i.control, i, unit, time);
-    if (i.base() == "SYNCS" && i.has("PHASECHK")) wait(warp, e, time);
+    if (i.base() == "SYNCS" && i.has("PHASECHK")) barriers_.wait(warp, e, time);
     if (arrives(i) && e.barrier != Event::kUnknown) {
       Cause cause = self;
       cause.delay = Delay::barrier;
       const bool remote = static_cast<int>(e.barrier >> kBlockBits) != run_.warps[warp].block;
-      arrive(e.barrier, 2 * warp, time + (remote ? l_.remote : 0), cause);
+      barriers_.arrive(e, warp, time + (remote ? l_.remote : 0), cause);
     }
-    if (i.base() == "BAR") meet(warp, e, time);
+    if (i.base() == "BAR") barriers_.arrive_named(warp, e, time);
     if (i.base() == "UTCBAR") commit(warp, e, time);
     if (is_copy(i)) copy(warp, e, time);
     if (unit == Unit::mma && in_tensor_memory(i)) multiply_in_tensor_memory(warp, e, time);
@@ -525,8 +333,8 @@ class Machine {
       read_registers(s, place, beside.reads, time);
     }
     double& busy = s.units[static_cast<size_t>(unit)];
-    busy = (busy > time - 1 ? busy : time) + clocks;  // parts of a clock count
-    // Conversions are on the ALU's path.
+    busy = (busy > time - 1 ? busy : time) + clocks;  // fractions of a clock count
+    // Conversions share the ALU's path.
     if (unit == Unit::conversion) s.units[static_cast<size_t>(Unit::alu)] = busy;
     if (unit == Unit::alu) s.units[static_cast<size_t>(Unit::conversion)] = busy;
     if (unit == Unit::shared_memory) {
@@ -547,7 +355,7 @@ class Machine {
     set(control.read_barrier, time + work + l_.uniform);
   }
 
-  // "WARPGROUP.DEPBAR.LE gsb0, 0x1": all but so many groups.
+  // "WARPGROUP.DEPBAR.LE gsb0, 0x1": waits until at most that number of groups is pending.
   void wait_for_products(size_t warp, const Instruction& i) {
     SimulatedWarp& w = warps_[warp];
     const size_t left = static_cast<size_t>(std::max(0, i.last().back() - '0'));
@@ -564,19 +372,15 @@ class Machine {
     return all;
   }
 
-  static constexpr double kDone = 0.8;  // of a warp's events: those who wait for warps that ended are no deadlock
-
   const std::vector<Instruction>& code_;
-  std::vector<Unit> units_;  // of each instruction
+  std::vector<Unit> units_;  // per instruction
   const Rates& rates_;
   const Latencies& l_;
   Simulation run_;
   std::vector<SimulatedWarp> warps_;
   Scheduler schedulers_[2 * kSchedulers];
   Multiprocessor multiprocessors_[2];
-  std::map<uint32_t, Barrier> barriers_;
-  std::map<uint32_t, double> latest_;  // arrival at each barrier
-  std::map<int, NamedBarrier> named_;
+  Barriers barriers_;
 };
 
 }  // namespace
@@ -587,8 +391,8 @@ double Simulation::time_of_turn(size_t warp, size_t turn) const {
 }
 
 Simulation simulate(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies,
-                    double apart) {
-  return Machine(kernel, std::move(warps), rates, latencies, apart).go();
+                    double offset) {
+  return Machine(kernel, std::move(warps), rates, latencies, offset).go();
 }
 
 }  // namespace tandem::machine_code

@@ -16,9 +16,9 @@ namespace tandem::machine_code {
 namespace {
 
 constexpr int kFar = std::numeric_limits<int>::max();
-constexpr uint32_t kBytes = 16;  // of an instruction
+constexpr uint32_t kBytes = 16;  // per instruction
 
-// Whether a branch is taken, by what is known of its predicates.
+// Decides if a branch is taken, from the known values of its predicates.
 Truth taken(const Instruction& branch, const ValueAnalysis& values) {
   if (branch.has("DIV")) return false;  // lanes stay together
   Truth all = values.guard(branch);
@@ -55,7 +55,7 @@ Event event_of(int32_t number, const Instruction& i, const ValueAnalysis& values
   return event;
 }
 
-// The way of one warp to a loop and around it.
+// The path of one warp to a loop and around it.
 class Walk {
  public:
   Walk(const Kernel& kernel, const Graph& graph, const Loop& loop)
@@ -76,10 +76,9 @@ class Walk {
     }
   }
 
-  // Nothing where this warp does not get there. Where a branch on the way is not known, the shorter side is tried
-  // first.
+  // Returns nothing if this warp does not reach the loop. At an unknown branch, the shorter side is tried first.
   std::optional<WarpTrace> go(const Place& place, int turns) {
-    if (std::optional<WarpTrace> found = attempt_to_go(place, turns)) return found;  // as the warp before it
+    if (std::optional<WarpTrace> found = attempt_to_go(place, turns)) return found;  // as the warp before
     constexpr int most_attempts = 40;
     for (passes_ = 1; passes_ <= 2; ++passes_) {
       choices_.clear();
@@ -102,7 +101,7 @@ class Walk {
     constexpr size_t most = 400000, most_before = 8000;
     ValueAnalysis values(kernel_, place);
     WarpTrace trace;
-    std::map<int32_t, int> passes;  // of the heads of loops around
+    std::map<int32_t, int> passes;  // per head of an outer loop
     asked_ = 0;
     int32_t block = 0;
     for (bool within = false; trace.events.size() < most;) {
@@ -111,7 +110,7 @@ class Walk {
         trace.turns.push_back(trace.events.size());
         if (static_cast<int>(trace.turns.size()) > turns) return trace;
       }
-      // A warp that works ahead comes to its loop in the second turn of the loop around.
+      // A warp that works ahead reaches its loop in the second turn of the outer loop.
       if (!within && heads_around_.contains(block) && ++passes[block] > passes_) return std::nullopt;
       if (!within && trace.events.size() > most_before) return std::nullopt;
       block = after(block, within, &values, &trace);
@@ -122,7 +121,7 @@ class Walk {
 
   const Block& at(int32_t block) const { return graph_.blocks[static_cast<size_t>(block)]; }
 
-  // Of each block, instructions to the loop's head.
+  // Counts the instructions from each block to the loop's head.
   void measure() {
     std::vector<std::vector<int32_t>> previous(graph_.blocks.size());
     for (size_t b = 0; b < graph_.blocks.size(); ++b) {
@@ -143,10 +142,10 @@ class Walk {
     }
   }
 
-  // Executes a block; the one behind it, or -1 where the warp ends or goes where its loop is not.
+  // Executes a block. Returns the next block, or -1 if the warp ends or leaves the path to its loop.
   int32_t after(int32_t block, bool within, ValueAnalysis* values, WarpTrace* trace) {
     Truth branch;
-    Value aim;  // of an indirect branch: an address
+    Value aim;  // target address of an indirect branch
     bool ends = false;
     for (int32_t n = at(block).begin; n < at(block).end; ++n) {
       const Instruction& i = code_[static_cast<size_t>(n)];
@@ -194,14 +193,14 @@ class Walk {
   const Graph& graph_;
   const Loop& loop_;
   std::vector<int> distances_;
-  std::map<int32_t, int32_t> likely_;  // blocks of the likely way, and the ones behind them
-  std::set<int32_t> heads_around_;     // of the loops around this one
-  std::vector<Choice> choices_;        // at branches on the way to the loop that are not known
-  int passes_ = 1;                     // of the loops around that it may make
-  size_t asked_ = 0;                   // of these, in this attempt
+  std::map<int32_t, int32_t> likely_;  // blocks of the likely path, and the block after each
+  std::set<int32_t> heads_around_;     // heads of the loops around this one
+  std::vector<Choice> choices_;        // at unknown branches on the path to the loop
+  int passes_ = 1;                     // allowed turns of the outer loops
+  size_t asked_ = 0;                   // choices used in this attempt
 };
 
-// Loops whose turns are counted, the steady one of each role first.
+// The loops whose turns are counted, with the steady loop of each role first.
 std::vector<const LoopCost*> steady_loops(const CostModel& cost_model) {
   std::vector<const LoopCost*> found;
   const auto add = [&](const LoopCost* loop) {
@@ -228,7 +227,7 @@ struct Way {
   Walk walk;
 };
 
-// It waits for barriers and arrives at others: what is left when the other roles are known.
+// True for a loop that waits for barriers and arrives at others: a relay, if no other role fits.
 bool passes_signals_on(const Kernel& kernel, const Graph& graph, const Loop& loop) {
   bool waits = false, arrives = false;
   for (const int32_t n : whole_loop(graph, loop)) {

@@ -1,8 +1,9 @@
-// What each warp of a block executes, from the kernel's start through some turns of the loop that is its role's: which
-// warps run which loop, and which barriers, bytes and products each instruction is about.
+// The instructions that each warp of a block executes, from the start of the kernel through some turns of its loop. The
+// trace has the loop of each warp, and the barrier, bytes and product of each instruction.
 //
-// A warp goes where its thread's number says. Where that is not enough (lengths, tiles) it takes the shortest way to
-// its loop, and within the loop the likely one (path.h). sass/docs/clocks.md says where this is not what a kernel does.
+// A warp follows the branches that its thread index decides. If a branch depends on lengths or tiles, the warp takes
+// the shortest path to its loop. Within the loop it takes the likely path (likely_path.h). sass/docs/clocks.md lists
+// the known errors.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +17,19 @@ namespace tandem::machine_code {
 struct Event {
   static constexpr uint32_t kUnknown = ~0u;
   int32_t instruction = 0;
-  uint32_t barrier = kUnknown;  // address, of a cluster's block in bits 24 and up; number of a named one
-  uint32_t amount =
-      kUnknown;  // of a wait its parity, of an arrival bytes, of a named barrier threads, of a product idesc
+  uint32_t barrier = kUnknown;  // address (bits 24 and up: CTA in the cluster), or named index
+  uint32_t amount = kUnknown;   // wait: parity; arrival: bytes; named: threads; product: idesc
 };
 
 struct WarpTrace {
   Role role{};
-  int block = 0;  // of a pair
-  int warp = 0;   // of its block
+  int block = 0;  // block of a pair
+  int warp = 0;   // warp of its block
   std::vector<Event> events;
-  std::vector<size_t> turns;  // where each begins; the last one's end
+  std::vector<size_t> turns;  // start of each turn, and the end of the last
 };
 
-// Of one block, or of both of a pair. The account tells which loops are steady.
+// Traces one block, or both blocks of a pair. cost_model decides which loops are steady.
 std::vector<WarpTrace> trace(const Kernel& kernel, const CostModel& cost_model, int turns);
 
 }  // namespace tandem::machine_code

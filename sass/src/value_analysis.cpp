@@ -26,7 +26,7 @@ Value number_in(std::string_view text) {
   return negative ? 0 - value : value;
 }
 
-// Bit by bit, by a table of the eight combinations.
+// Evaluates a logic operation bit by bit through a table of the eight combinations.
 uint32_t look_up(uint32_t table, uint32_t a, uint32_t b, uint32_t c) {
   uint32_t result = 0;
   for (uint32_t k = 0; k < 8; ++k) {
@@ -85,22 +85,24 @@ Truth joined(const Instruction& i, Truth a, Truth b) {
       a, b, [](bool x, bool y) { return x != y; }, std::nullopt);
 }
 
-// Registers that an instruction without a rule here may write, from its first operand on.
+// The number of registers that an instruction may write from its first operand on, if it has no rule here.
 int written_by(const Instruction& i) {
   const std::string_view base = i.base();
   if (base == "LDTM") return static_cast<int>(bytes_of(i)) / 128;
   if (base.ends_with("GMMA")) return columns_of(i) / 2;
   if (i.has("128") || base == "LDSM") return 4;
-  if (base == "SHF" || base == "USHF") return 1;  // of two registers' 64 bits, half
+  if (base == "SHF" || base == "USHF") return 1;  // half of the 64 bits of two registers
   const bool wide = i.has("64") || i.has("WIDE") || base == "CS2R" || base.ends_with("2") || i.has("U64");
   return wide ? 2 : 1;
 }
 
 bool writes_nothing(std::string_view base) {
-  constexpr std::string_view all =
-      " ST STG STS STL STSM STTM RED REDG BAR DEPBAR WARPGROUP MEMBAR FENCE UTMALDG UTMASTG UTMAPF UTMACCTL UTCHMMA "
-      "UTCQMMA UTCBAR UTCCP UBLKCP UBLKRED UTMAREDG BRA EXIT NOP CCTL NANOSLEEP WARPSYNC BSYNC YIELD STAS ";
-  return all.find(str_cat(" ", base, " ")) != std::string_view::npos;
+  constexpr std::string_view opcodes[] = {
+      " ST STG STS STL STSM STTM RED REDG BAR DEPBAR WARPGROUP MEMBAR FENCE UTMALDG UTMASTG UTMAPF UTMACCTL ",
+      " UTCHMMA UTCQMMA UTCBAR UTCCP UBLKCP UBLKRED UTMAREDG BRA EXIT NOP CCTL NANOSLEEP WARPSYNC BSYNC YIELD STAS "};
+  const std::string padded = str_cat(" ", base, " ");
+  return std::ranges::any_of(opcodes,
+                             [&](std::string_view some) { return some.find(padded) != std::string_view::npos; });
 }
 
 }  // namespace
@@ -197,7 +199,7 @@ Value ValueAnalysis::special(std::string_view name) const {
   return std::nullopt;
 }
 
-// "c[0x2][R4]": where an indirect branch leads. Other constants are the kernel's parameters.
+// "c[0x2][R4]": the target of an indirect branch. Other constants are kernel parameters.
 Value ValueAnalysis::table(std::string_view operand) const {
   if (!operand.starts_with("c[0x2]")) return {};
   const Value at = address(operand.substr(6));
@@ -207,7 +209,7 @@ Value ValueAnalysis::table(std::string_view operand) const {
   return word;
 }
 
-// from: the operands behind the destination, without predicates.
+// from: the operands after the destination, without predicates.
 Value ValueAnalysis::compute(const Instruction& i, const std::vector<std::string_view>& from) const {
   const std::string_view base = i.base()[0] == 'U' ? i.base().substr(1) : i.base();
   const auto at = [&](size_t k) { return k < from.size() ? value(from[k]) : Value(0); };
@@ -243,7 +245,7 @@ Value ValueAnalysis::compute(const Instruction& i, const std::vector<std::string
     Value a = at(0), b = at(1), c = at(2);
     if (!table) return {};
     if (*table == 0xc0 && ((a && *a == 0) || (b && *b == 0))) return 0;
-    // What the table does not depend on need not be known.
+    // Operands that the table does not depend on may be unknown.
     const auto ignores = [&](uint32_t bit) {
       for (uint32_t k = 0; k < 8; ++k) {
         if ((*table >> k & 1) != (*table >> (k ^ bit) & 1)) return false;
@@ -256,7 +258,7 @@ Value ValueAnalysis::compute(const Instruction& i, const std::vector<std::string
     return a && b && c ? Value(look_up(*table, *a, *b, *c)) : Value();
   }
   if (base == "PRMT") {
-    constexpr uint32_t low_half = 0x7610;  // of the first operand; a flag's: the other half is never looked at
+    constexpr uint32_t low_half = 0x7610;  // half of operand 0; unused when the operand is a flag
     if (!at(0) || !at(1) || (!at(2) && *at(1) != low_half)) return {};
     return permuted(*at(0), *at(1), at(2).value_or(0));
   }
@@ -278,7 +280,7 @@ Value ValueAnalysis::compute(const Instruction& i, const std::vector<std::string
   return {};
 }
 
-// "ISETP.NE.AND P0, PT, R0, RZ, PT": comparison, joined with a predicate; the second result is the opposite's.
+// "ISETP.NE.AND P0, PT, R0, RZ, PT": a comparison, combined with a predicate. The second result combines the inverse.
 void ValueAnalysis::compare(const Instruction& i) {
   if (i.operands.size() < 5 || i.has("EX")) return forget(i);
   const Value a = value(i.operands[2]), b = value(i.operands[3]);
@@ -311,7 +313,7 @@ void ValueAnalysis::logic(const Instruction& i) {
   }
 }
 
-// "UIMAD.WIDE UR4, UR14, 0x55555556, URZ": into two registers; quotients by constants are made so.
+// "UIMAD.WIDE UR4, UR14, 0x55555556, URZ": a product in two registers. ptxas divides by constants this way.
 void ValueAnalysis::multiply_wide(const Instruction& i) {
   const std::string& to = i.operands[0];
   const Value a = value(i.operands[1]), b = value(i.operands[2]);
@@ -331,7 +333,7 @@ void ValueAnalysis::execute(const Instruction& i) {
   if ((base == "IMAD" || base == "UIMAD") && i.has("WIDE") && i.operands.size() >= 3) return multiply_wide(i);
   if (base == "ISETP" || base == "UISETP") return compare(i);
   if (base == "PLOP3" || base == "UPLOP3") return logic(i);
-  // A look at a barrier finds it as it is wanted, registers and tensor memory are there, one lane of all is elected.
+  // Assumptions: a tested barrier is complete, registers and tensor memory are available, and one lane is elected.
   if (base == "SYNCS" || base == "ELECT" || base == "USETMAXREG" || base == "UTCATOMSWS") {
     if (!i.operands.empty() && is_predicate(i.operands[0])) set_predicate(i.operands[0], true);
     return;
@@ -344,7 +346,7 @@ void ValueAnalysis::execute(const Instruction& i) {
   }
   Value result;
   if (!plain.empty() && !writes_nothing(base)) result = compute(i, {plain.begin() + 1, plain.end()});
-  // "LOP3.LUT P0, RZ, R26, 0xff, RZ, 0xc0, !PT": whether any bit is set.
+  // "LOP3.LUT P0, RZ, R26, 0xff, RZ, 0xc0, !PT": true if any bit is set.
   const bool asks = (base == "LOP3" || base == "ULOP3") && !i.operands.empty() && is_predicate(i.operands[0]);
   forget(i);
   if (asks && result) set_predicate(i.operands[0], *result != 0);

@@ -1,7 +1,7 @@
-// What one lane of a warp computes with integers: enough to know which barriers and bytes instructions are about.
+// Integer arithmetic of one lane of a warp, to find the barriers and bytes that instructions use.
 //
-// Values that come from memory or from the kernel's parameters are unknown, and so is all that follows from them. A
-// warp is seen through its first lane; what a vote or a shuffle exchanges is taken to be the same in all lanes.
+// Values from memory or kernel parameters are unknown, and so are all values computed from them. The first lane
+// represents the warp. Votes and shuffles are assumed to give the same value in all lanes.
 #pragma once
 
 #include <array>
@@ -19,19 +19,19 @@ using Value = std::optional<uint32_t>;
 using Truth = std::optional<bool>;
 
 struct Place {
-  int thread = 0;  // of the block, the first of its warp
-  int block = 0;   // of the cluster
+  int thread = 0;  // first thread of its warp, in the block
+  int block = 0;   // block of the cluster
 };
 
 class ValueAnalysis {
  public:
-  // kernel: outlives this.
+  // kernel must outlive this object.
   ValueAnalysis(const Kernel& kernel, const Place& place) : kernel_(kernel), place_(place) {
-    registers_.fill(0);  // what nobody has written yet is not read, but for bytes that nobody asks about
+    registers_.fill(0);  // unwritten registers only affect unused bytes
     uniform_.fill(0);
   }
 
-  // Executes an instruction that branches nowhere. Where its predicate is not known it is executed all the same.
+  // Executes an instruction that is not a branch. An instruction with an unknown predicate is executed too.
   void execute(const Instruction& instruction);
 
   Truth guard(const Instruction& instruction) const {
@@ -39,13 +39,13 @@ class ValueAnalysis {
   }
   Value value(std::string_view operand) const;                  // "-R4", "0x10", "UR5", "SRZ"
   Value address(std::string_view operand) const;                // "[R3+URZ+-0x18]"
-  Value behind(std::string_view operand, int registers) const;  // "[UR8]": of the register so many behind UR8
+  Value behind(std::string_view operand, int registers) const;  // "[UR8]": the register that follows UR8 by that number
   Truth truth(std::string_view predicate) const;                // "!UP0", "PT"
 
  private:
   struct Register {
     bool uniform = false;
-    int number = -1;  // -1: none, or the one that is always zero
+    int number = -1;  // -1: none, or the zero register
   };
   static Register register_of(std::string_view operand);
   void set(std::string_view operand, Value value, int behind = 0);

@@ -15,7 +15,7 @@ constexpr std::string_view kRoles[] = {"load",       "mma",       "softmax",  "c
 int exponentials_of(const Instruction& i) {
   if (i.base() == "MUFU") return i.has("EX2");
   if (unit_of(i) != Unit::fma || !i.has("RM")) return 0;
-  return i.base().ends_with('2') ? 2 : 1;  // FADD2, FFMA2: of a pair
+  return i.base().ends_with('2') ? 2 : 1;  // FADD2, FFMA2: packed pairs
 }
 
 int tensor_columns_of(const Instruction& i) { return static_cast<int>(bytes_of(i)) / (32 * 4); }
@@ -40,12 +40,12 @@ void add(const Instruction& i, Work* work) {
 std::string_view name_of(Role role) { return kRoles[static_cast<size_t>(role)]; }
 
 int Work::scores() const {
-  const int whole = exponentials / 8 * 8;  // columns come in multiples of 16, of which a thread may have half
+  const int whole = exponentials / 8 * 8;  // columns come in 16s, and a thread may have half
   return packs == 0 ? whole : std::min(whole, of_gradients ? packs : 2 * packs);
 }
 
 std::optional<Role> Work::role() const {
-  constexpr int of_softmax = 8;  // fewer exponentials are a rescaling's
+  constexpr int of_softmax = 8;  // fewer exponentials belong to rescaling
   if (products > 0) return exponentials >= of_softmax ? Role::computing : Role::mma;
   if (exponentials >= of_softmax) return Role::softmax;
   if (columns_read > 0 && columns_written > 0) return Role::correction;
@@ -57,7 +57,7 @@ std::optional<Role> Work::role() const {
 
 Work work_of(const std::vector<Instruction>& code, const std::vector<int32_t>& path) {
   Work work;
-  std::set<std::string> fresh;  // registers of sums that are begun here
+  std::set<std::string> fresh;  // registers of sums that begin here
   for (const int32_t i : path) {
     const Instruction& instruction = code[static_cast<size_t>(i)];
     if (is_product(instruction) && begins_sum(instruction)) fresh.insert(instruction.first());

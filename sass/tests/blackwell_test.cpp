@@ -1,4 +1,4 @@
-// The Blackwell kernels' machine code, as NVRTC makes it: facts that hold for every tile, by what is computed.
+// Machine code of the Blackwell kernels as NVRTC compiles it: invariants of every tile.
 #include "sass/tests/compiled.h"
 
 namespace tandem::machine_code {
@@ -31,8 +31,8 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
       EXPECT_EQ(softmax->work.scores(), 128);
       EXPECT_EQ(softmax->work.columns_written, 64);
       EXPECT_DOUBLE_EQ(clocks(*a.plain, Unit::mma), 2.0 * 128 * 128 * (tile.head_dim + tile.head_dim_v) / 8192);
-      // The others of a step's exponentials; and, where its scores are looked at, a factor of each row. No results:
-      // these are rescaled in exceptions only.
+      // The exponentials of a step that polynomials do not compute, and one factor per row if the correction reads the
+      // scores. The results need no more, because they are rescaled only in exceptions.
       const double exponentials = 128 * 128 / 16.0 * (16 - tile.ex2_emu_pairs) / 16;
       if (tile.lazy_max()) {
         EXPECT_DOUBLE_EQ(clocks(*a.plain, Unit::exponential), exponentials);
@@ -42,9 +42,9 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
       }
       EXPECT_EQ(softmax->work.columns_read, 128);
       const Clocks c = clocks_of_last(a);
-      EXPECT_GT(c.tensor_share, tile.head_dim > 64 ? 0.4 : 0.35);  // short products: the softmax binds
+      EXPECT_GT(c.tensor_share, tile.head_dim > 64 ? 0.4 : 0.35);  // short products: the softmax is the bottleneck
       EXPECT_LE(c.tensor_share, 1.001);
-      ASSERT_TRUE(a.masked.has_value());  // the last keys of a sequence, if nothing else
+      ASSERT_TRUE(a.masked.has_value());  // at least the last keys of a sequence are masked
       EXPECT_GT(a.masked->issued, a.plain->issued);
     }
   }

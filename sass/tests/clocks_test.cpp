@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kTurns = 12;
 
-// The instructions of one turn; stall: clocks behind each.
+// The instructions of one turn. stall: stall count of each instruction.
 Kernel kernel_of_turn(const Lines& lines, int stall) {
   Kernel kernel;
   kernel.code = code_of(lines);
@@ -52,7 +52,8 @@ TEST(MachineCodeClocks, StallCountsOfOneWarp) {
   EXPECT_DOUBLE_EQ(c.chain[0].clocks, 40);
 }
 
-// A scheduler has four lanes of the exponential unit: eight clocks an instruction. Warps 4 and 8 share one, 5 does not.
+// A scheduler has four lanes of the exponential unit: eight clocks per instruction. Warps 4 and 8 share one, 5 does
+// not.
 TEST(MachineCodeClocks, WarpsShareAUnit) {
   const Kernel kernel = kernel_of_turn(times(16, {"MUFU.EX2 R1, R2"}), 1);
   const WarpTrace a = warp_of(4, Role::softmax, 0, 16), b = warp_of(8, Role::softmax, 0, 16),
@@ -61,7 +62,7 @@ TEST(MachineCodeClocks, WarpsShareAUnit) {
   EXPECT_NEAR(clocks(kernel, {a, b}).step, 2 * 16 * 8, 1);
 }
 
-// A product of 64 x 128 x 16 takes 64 clocks; while it runs, others' instructions take longer.
+// A product of 64 x 128 x 16 takes 64 clocks. While it runs, other instructions take longer.
 TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
   Lines lines = times(8, {"HGMMA.64x128x16.F32.BF16 R24, R180, gdesc[UR8], R24, gsb0"});
   lines = lines + Lines{"WARPGROUP.DEPBAR.LE gsb0, 0x0"} + times(100, {"FADD R1, R1, R1"});
@@ -69,7 +70,7 @@ TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
   const Clocks alone = clocks(kernel, {warp_of(4, Role::computing, 0, 9)});
   const Latencies& l = *latencies_of("sm_90");
   EXPECT_NEAR(alone.step, 8 * 64 + l.start_from_registers + l.products_in_registers, 4);
-  EXPECT_NEAR(alone.flops / alone.step, 1024 * 512 / alone.step, 2);  // a quarter of the tensor core's 4096 a clock
+  EXPECT_NEAR(alone.flops / alone.step, 1024 * 512 / alone.step, 2);  // a quarter of the tensor core's 4096 per clock
   const Clocks softmax = clocks(kernel, {warp_of(8, Role::softmax, 9, 109)});
   EXPECT_NEAR(softmax.step, 100, 1);
   WarpTrace products = warp_of(4, Role::mma, 0, 8);
@@ -77,8 +78,8 @@ TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
   EXPECT_NEAR(beside.step, 100 * l.fma.warp, 20);
 }
 
-// Bursts of eight products as an H200 was seen to take them (bench/limits/order.py): clocks from the first one's issue
-// until the last one's end is seen, alone and of two warpgroups of which the second comes some clocks later.
+// Bursts of eight products on an H200 (bench/limits/order.py). The clocks run from the first issue until a warp sees
+// the end of the last product. The cases are one warpgroup alone, and two of which the second starts later.
 TEST(MachineCodeClocks, BurstsOfProductsAsMeasured) {
   constexpr int kBurst = 8;
   const auto burst = [](int columns, bool registers) {
@@ -96,7 +97,8 @@ TEST(MachineCodeClocks, BurstsOfProductsAsMeasured) {
     const Kernel kernel = kernel_of_turn(burst(columns, registers), 1);
     EXPECT_NEAR(clocks(kernel, {warp_of(4, Role::computing, 0, kBurst + 1)}).step, measured, 8) << columns;
   }
-  // Who comes at once shares the tensor core product by product; who comes 150 clocks later finds all in the queue.
+  // A warpgroup that starts at once shares the tensor core product by product. After 150 clocks all products of the
+  // first warpgroup are in the queue.
   constexpr struct {
     int later;  // clocks
     double first, second;
@@ -112,15 +114,15 @@ TEST(MachineCodeClocks, BurstsOfProductsAsMeasured) {
     for (const Product& p : r.products) {
       if (seen[p.warp]++ < kBurst) ends[p.warp] = p.finish + latencies_of("sm_90")->products_in_registers;
     }
-    constexpr double begin = 45;  // measured clocks at which the first product was issued
+    constexpr double begin = 45;  // measured clock of the first issue
     const double measured[2] = {std::min(first, second) - begin, std::max(first, second) - begin};
     EXPECT_NEAR(std::min(ends[0], ends[1]), measured[0], 0.05 * measured[0]) << later;
     EXPECT_NEAR(std::max(ends[0], ends[1]), measured[1], 0.05 * measured[1]) << later;
   }
 }
 
-// Two warps of a scheduler beside products of 64 x 128 x 16 as an H200 was seen to run them (bench/limits/order.py):
-// clocks of an instruction of theirs, of a product.
+// Two warps of a scheduler next to products of 64 x 128 x 16 on an H200 (bench/limits/order.py). The figures are clocks
+// of an instruction and of a product.
 TEST(MachineCodeClocks, WhatRunsBesideProductsAsMeasured) {
   const std::string shared = "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0",
                     registers = "HGMMA.64x128x16.F32.BF16 R24, R180, gdesc[UR8], R24, gsb0";
@@ -149,7 +151,7 @@ TEST(MachineCodeClocks, WhatRunsBesideProductsAsMeasured) {
   }
 }
 
-// Multiplications and additions go first: a stream of them holds up products, 64 x 128 x 16 take 148 clocks then.
+// FMA-unit instructions have priority: a stream of them delays products, so that 64 x 128 x 16 takes 148 clocks.
 TEST(MachineCodeClocks, AStreamOfAdditionsHoldsUpProducts) {
   const Kernel kernel = kernel_of_turn(times(8, {"HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"}) +
                                            Lines{"WARPGROUP.DEPBAR.LE gsb0, 0x0"} + times(100, {"FADD R4, R5, R6"}),
@@ -165,7 +167,7 @@ TEST(MachineCodeClocks, AStreamOfAdditionsHoldsUpProducts) {
   EXPECT_LT(alone, 8 * 75.0);
 }
 
-// Warps that share a scheduler begin their second turn so many clocks apart, and then are alike.
+// Warps that share a scheduler begin their second turn at an offset. Later turns are equal.
 TEST(MachineCodeClocks, WarpsThatBeginApart) {
   const Kernel kernel = kernel_of_turn(times(10, {"FADD R1, R1, R1"}), 4);
   const std::vector<WarpTrace> warps{warp_of(4, Role::computing, 0, 10), warp_of(8, Role::computing, 0, 10),
@@ -178,7 +180,7 @@ TEST(MachineCodeClocks, WarpsThatBeginApart) {
   }
 }
 
-// A warp whose products find the queue full waits: eight before the tensor core, one in it.
+// A warp whose products find the queue full must wait: eight are queued, and one runs.
 TEST(MachineCodeClocks, AQueueOfProducts) {
   const Kernel kernel = kernel_of_turn(times(16, {"HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"}), 1);
   const auto r = simulate(kernel, {warp_of(4, Role::computing, 0, 16)}, *rates_of("sm_90"), *latencies_of("sm_90"));
@@ -189,8 +191,8 @@ TEST(MachineCodeClocks, AQueueOfProducts) {
   EXPECT_NEAR(r.products[15].issue, r.products[0].start + 7 * 64, 1);
 }
 
-// Of a pair's 256 rows each block has 128, of 128 rows 64: its tensor core takes half as long, and reads half of the
-// rows.
+// Each block of a pair has 128 of 256 rows, or 64 of 128 rows. With 128 rows its tensor core takes half as long and
+// reads half of the rows.
 TEST(MachineCodeClocks, APairsProductOf128Rows) {
   const Kernel kernel =
       kernel_of_turn(times(8, {"UTCHMMA.2CTA gdesc[UR6], gdesc[UR4], tmem[UR8], tmem[UR10], idesc[UR11], !UPT"}), 1);
@@ -206,7 +208,7 @@ TEST(MachineCodeClocks, APairsProductOf128Rows) {
   EXPECT_DOUBLE_EQ(half.flops, whole.flops / 2);
 }
 
-// A ring of one place: a copy of 6400 bytes, an arrival when it is used up, and so on.
+// A ring of one slot: a copy of 6400 bytes, an arrival when it is consumed, and so on.
 TEST(MachineCodeClocks, CopiesAndBarriers) {
   Kernel kernel =
       kernel_of_turn({"SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x8], R2", "SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3",
@@ -235,7 +237,7 @@ TEST(MachineCodeClocks, CopiesAndBarriers) {
   EXPECT_EQ(c.chain[0].what, "computing: copies");
 }
 
-// What a copy writes to shared memory, 128 bytes a clock, a product that reads it waits for.
+// Copies write 128 bytes per clock to shared memory, and a product that reads shared memory waits for them.
 TEST(MachineCodeClocks, CopiesTakeSharedMemoryFromProducts) {
   const Kernel kernel = kernel_of_turn({"SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3", "UTMALDG.2D [UR8], [UR10]",
                                         "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"},
@@ -255,7 +257,7 @@ TEST(MachineCodeClocks, CopiesTakeSharedMemoryFromProducts) {
   EXPECT_NEAR(product_beside(25600), (25600 + own) / 128, 2);
 }
 
-// Nobody arrives: what waits is let go, and counted.
+// No warp arrives. The model releases the waiting warps and counts the assumed arrivals.
 TEST(MachineCodeClocks, ArrivalsThatNobodyMakesAreCounted) {
   const Kernel kernel = kernel_of_turn({"BAR.SYNC 0x1, 0x40", "FADD R1, R1, R1"}, 2);
   WarpTrace warp = warp_of(4, Role::computing, 0, 2);

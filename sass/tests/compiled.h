@@ -1,4 +1,4 @@
-// Kernels of plans, compiled by NVRTC and read back by nvdisasm. Needs both, and no GPU.
+// Compiles kernels of plans with NVRTC and reads them with nvdisasm. Needs both programs and no GPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ class Compiled : public testing::Test {
       GTEST_SKIP() << "NOT RUN, no disassembler: pip install nvidia-cuda-nvdisasm";
   }
 
-  // functions: a score_mod() and a mask_mod(), of a tile that has them.
+  // functions: a score_mod() and a mask_mod(), if the tile has them.
   CostModel account_of(const plan::ForwardKernel& tile, const std::string& arch, const Shape& known,
                        const std::string& functions = "") const {
     const std::string source = plan::translation_unit(tile, functions);
@@ -43,8 +43,7 @@ class Compiled : public testing::Test {
     return result;
   }
 
-  // A run of the kernel that was accounted for last: every barrier is known, and the role's warps take turns as they
-  // do.
+  // Runs the kernel of the last account. Every barrier must be known, and the role's warps must alternate.
   Clocks clocks_of_last(const CostModel& a) const {
     const Kernel& kernel = kernel_of(last_);
     const auto made = simulate(kernel, trace(kernel, a, 14), *rates_of(a.arch), *latencies_of(a.arch));
@@ -56,7 +55,7 @@ class Compiled : public testing::Test {
     return {.head_dim = t.head_dim, .head_dim_v = t.head_dim_v, .rows = t.tile_m() / t.ctas(), .keys = t.tile_n};
   }
 
-  // All of it is understood, and all is in registers.
+  // Every opcode is known and no register is spilled.
   static void expect_read(const CostModel& a, const std::string& arch, const plan::ForwardKernel& tile) {
     EXPECT_EQ(a.arch, arch);
     EXPECT_EQ(a.threads, tile.threads());

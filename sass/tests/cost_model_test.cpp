@@ -27,7 +27,7 @@ CostModel account_of(const std::string& arch, unsigned threads, const Lines& lin
   return result;
 }
 
-// A wait whose second look is out of line, at label + "_poll".
+// A wait whose second test is out of line, at label + "_poll".
 Lines wait(const std::string& label) {
   return {"SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R5", "@!P0 BRA `(" + label + "_poll)", label + ":"};
 }
@@ -36,12 +36,12 @@ Lines poll(const std::string& label) {
           "BRA `(" + label + ")"};
 }
 
-// Exponentials of 64 scores of a thread.
+// Exponentials of the 64 scores of a thread.
 const Lines kSoftmax =
     times(64, {"FFMA R4, R4, R2, R3", "MUFU.EX2 R4, R4"}) + times(32, {"F2FP.BF16.F32.PACK_AB R4, R4, R5"});
 const Lines kMask = times(64, {"FSEL R4, R4, -INF , P1"});
 
-// Like Hopper kernels: 64 x 128 scores a turn, head_dim 128.
+// Resembles Hopper kernels: 64 x 128 scores per turn, head_dim 128.
 Lines hopper_step(const std::string& label, const Lines& more) {
   return Lines{label + ":"} + wait(label + "_keys") + Lines{"HGMMA.64x128x16.F32.BF16 R88, gdesc[UR8], RZ, !UPT"} +
          times(7, {"HGMMA.64x128x16.F32.BF16 R88, gdesc[UR8], R88"}) +
@@ -87,7 +87,7 @@ TEST(MachineCodeAccount, ComputingWarpgroups) {
   EXPECT_EQ(clocks(Unit::exponential), 128 * 128 / 16);
   EXPECT_EQ(clocks(Unit::fma), 128 * 128 / 128);
   EXPECT_EQ(clocks(Unit::alu), 128 * 128 / 2 / 64);
-  // Two warpgroups read keys, values and queries; the copies write keys and values.
+  // Two warpgroups read keys, values and queries. The copies write keys and values.
   EXPECT_EQ(clocks(Unit::shared_memory), (2 * 128 * 256 + 2 * 64 * 128 + 128 * 256) * 2 / 128);
   EXPECT_EQ(clocks(Unit::tensor_memory), 0);
   EXPECT_EQ(tile.issued, 8 * kHopperStep + 7);
@@ -111,7 +111,7 @@ TEST(MachineCodeAccount, EverythingCountsWhenAskedTo) {
 }
 
 TEST(MachineCodeAccount, KnownShapesAreTaken) {
-  // Softcap takes exponentials of its own, and q may lie in registers.
+  // Softcap needs additional exponentials, and q may be in registers.
   const CostModel a =
       account_of("sm_90a", 512, kHopper, {.head_dim = 128, .head_dim_v = 128, .rows = 192, .keys = 128});
   EXPECT_EQ(a.shape.rows, 192);
@@ -124,7 +124,7 @@ TEST(MachineCodeAccount, LoadWaitsOfAStepMayBeKnown) {
   EXPECT_EQ(account_of("sm_90a", 384, kHopper, known).steady(Role::load, false)->per_tile(), 0.5);
 }
 
-// The unmasked way through a loop for masks is shorter here, and still not the steady state.
+// The unmasked path through the masked loop is shorter here, but it is not the steady state.
 TEST(MachineCodeAccount, LoopsWithoutMasksStandForTheUnmasked) {
   Lines mask = Lines{"@P4 BRA `(.L_unmasked)"} + kMask + Lines{".L_unmasked:"};
   const Lines loops = Lines{"@P3 BRA `(.L_out)"} + hopper_step(".L_both", mask) +
@@ -138,7 +138,7 @@ TEST(MachineCodeAccount, LoopsWithoutMasksStandForTheUnmasked) {
   EXPECT_EQ(a.steady_softmax(true)->instructions, kHopperStep + 1 + 64);
 }
 
-// Like Blackwell kernels: two tiles of 128 x 128 scores a turn, head_dim 64, by one block or a pair of them.
+// Resembles Blackwell kernels: two tiles of 128 x 128 scores per turn, head_dim 64, by one block or a pair of blocks.
 Lines blackwell(const std::string& pair, const std::string& columns) {
   const std::string product = "UTCHMMA" + pair;
   const std::string rest = ", tmem[UR8], tmem[UR10], idesc[UR11], ";
@@ -196,7 +196,7 @@ TEST(MachineCodeAccount, RolesOfTheirOwn) {
   EXPECT_EQ(clocks(Unit::exponential), 96 * 32 * 4 / 16);
   EXPECT_EQ(clocks(Unit::fma), 16 * 32 * 4 / 64);
   EXPECT_EQ(clocks(Unit::tensor_memory), 128 * 128 * 6 / 228.0);
-  // Queries and keys, values, and half of the copies, which serve two tiles.
+  // Queries and keys, values, and half of the copies, because a copy serves two tiles.
   EXPECT_EQ(clocks(Unit::shared_memory), ((128 + 128) * 64 + 64 * 128 + 128 * 128 / 2) * 2 / 128);
   EXPECT_EQ(a.plain->binds, "exponential");
   EXPECT_FALSE(a.masked.has_value());
@@ -213,7 +213,7 @@ TEST(MachineCodeAccount, TwoBlocksShareOneIssuer) {
   EXPECT_EQ(two.steady(Role::mma, false)->per_tile(), one.steady(Role::mma, false)->per_tile() / 2);
 }
 
-// Parts of a step that were not unrolled, such as 32 columns of 128, are executed as often as the step needs.
+// Parts of a step that were not unrolled, such as 32 of 128 columns, count as often as the step needs.
 TEST(MachineCodeAccount, PartsOfAStepAreRepeated) {
   const Lines lines = Lines{"@P1 BRA `(.L_mma)", ".L_step:"} + wait(".L_s") +
                       Lines{".L_change:", "LDTM.x32 R4, tmem[UR4]"} + times(32, {"FADD R4, R4, R5"}) +
@@ -234,7 +234,7 @@ TEST(MachineCodeAccount, PartsOfAStepAreRepeated) {
   EXPECT_EQ(softmax->work.columns_read, 2 * 128);
   EXPECT_EQ(softmax->instructions, 2 + 4 * (35 + 52) + 1);
   EXPECT_EQ(softmax->per_tile(), 4);
-  // Nothing says how often, where the size of a step is not known.
+  // The number of repetitions is unknown if the size of a step is unknown.
   EXPECT_EQ(account_of("sm_100a", 512, lines).steady_softmax(false)->instructions, 2 + 35 + 52 + 1);
 }
 
@@ -248,7 +248,7 @@ TEST(MachineCodeAccount, BackwardPassesAreSeen) {
   EXPECT_EQ(a.steady_softmax(false)->work.scores(), 64);
 }
 
-// Softcap takes an exponential of its own for each score; a sum in global memory tells whose they are.
+// Softcap needs a second exponential for each score. An addition to global memory shows that it is a backward pass.
 TEST(MachineCodeAccount, BackwardPassesWithSoftcapAreSeen) {
   Lines lines;
   for (const std::string& line : kHopper)

@@ -1,4 +1,4 @@
-// The Hopper kernels' machine code, as NVRTC makes it: facts that hold for every tile, by what is computed.
+// Machine code of the Hopper kernels as NVRTC compiles it: invariants of every tile.
 #include "sass/tests/compiled.h"
 #include "score_mod/program.h"
 
@@ -20,13 +20,13 @@ class MachineCodeHopper : public Compiled {
     EXPECT_EQ(load->registers, Sm90ForwardConfig::kLoadRegisters);
     const TileCost& cost = a.plain ? *a.plain : *a.masked;
     EXPECT_DOUBLE_EQ(clocks(cost, Unit::mma), 2.0 * 128 * 128 * (tile.head_dim + tile.head_dim_v) / 4096);
-    // One exponential for each score: those of rescaling are not on the way.
+    // One exponential for each score. The path excludes the exponentials of rescaling.
     EXPECT_DOUBLE_EQ(clocks(cost, Unit::exponential), 128 * 128 / 16.0);
     return a;
   }
 
-  // A block mask of neighbours in rows of a width that the call names, which is the same for all scores: nothing is
-  // divided for one of them. And the same kernel without one.
+  // Two accounts of one kernel, with and without a block mask. The mask compares neighbours in rows of a width, and the
+  // width is a scalar of the call. Therefore no score needs a division.
   struct Neighbours {
     Sm90ForwardConfig tile;
     CostModel without, with;
@@ -64,7 +64,7 @@ TEST_F(MachineCodeHopper, IsUnderstood) {
   }
 }
 
-// Eight warps compute and one loads. An H200 takes about 590 clocks of a warpgroup's 512 of products.
+// Eight warps compute and one loads. An H200 takes about 590 clocks for a warpgroup's 512 clocks of products.
 TEST_F(MachineCodeHopper, Clocks) {
   const Sm90ForwardConfig tile{.head_dim = 128, .head_dim_v = 128, .tile_n = 128};
   const Clocks c = clocks_of_last(sound_account_of(tile, shape_of(tile)));
@@ -76,10 +76,9 @@ TEST_F(MachineCodeHopper, Clocks) {
   EXPECT_LT(c.step, 700 * 2 * tile.warpgroups);
 }
 
-// Steps that show all keys do not ask the mask_mod, and both kinds may have lazy maxima: taken for those that do not,
-// steps that ask were 1.9 times a plain one. What a full one has more, 1.29 times when this was written, is its list
-// and what the next one's keys hold (docs/design/score_mod.md). Beside what hides a score, two instructions, this mask
-// takes a dozen.
+// Steps that show all keys skip the mask_mod, and both kinds of steps may have lazy maxima. A full step also needs its
+// list and data of the next keys (docs/design/score_mod.md). This mask takes about 12 instructions, and hiding takes
+// two.
 TEST_F(MachineCodeHopper, StepsThatAskAMaskAreNotThoseThatDoNot) {
   const auto [tile, without, with] = neighbours();
   EXPECT_TRUE(with.unknown.empty()) << with.unknown.front();
@@ -88,7 +87,7 @@ TEST_F(MachineCodeHopper, StepsThatAskAMaskAreNotThoseThatDoNot) {
   EXPECT_LT(with.masked->issued - with.plain->issued, 8 * 64 * 15);
 }
 
-// The code says the same as the tile does.
+// The code and the tile agree on every size.
 TEST_F(MachineCodeHopper, ShapesAreFoundInTheCode) {
   const CostModel a = sound_account_of({.head_dim = 192, .head_dim_v = 128, .tile_n = 112, .bounded_right = true}, {});
   EXPECT_EQ(a.shape.head_dim, 192);

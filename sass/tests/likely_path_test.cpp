@@ -7,7 +7,7 @@
 namespace tandem::machine_code {
 namespace {
 
-// The opcodes of a turn of the outermost loop; the lines are its body, from "head" on.
+// The opcodes in one turn of the outermost loop, whose body is `body` after the label "head".
 std::vector<std::string> turn(const Lines& body, bool through_masks = false, bool whole = false) {
   const std::vector<Instruction> code = code_of(Lines{"NOP", ".L_head:"} + body + Lines{"EXIT"});
   const Graph graph = graph_of(code);
@@ -46,7 +46,7 @@ TEST(MachineCodePath, SecondLooksAtABarrierAreNotTaken) {
 }
 
 TEST(MachineCodePath, WhatAVoteDecidesIsAnException) {
-  // Directly, through a register, and through a uniform one.
+  // The condition reaches the branch directly, through a register, or through a uniform register.
   for (const Lines& vote :
        {Lines{"VOTE.ANY P0, !P1"}, Lines{"VOTE.ANY R4, PT, !P1", "ISETP.NE.U32.AND P0, PT, R4, RZ, PT"},
         Lines{"VOTE.ANY R4, PT, P1", "R2UR UR4, R4", "UISETP.NE.U32.AND P0, UPT, UR4, URZ, UPT"},
@@ -54,7 +54,7 @@ TEST(MachineCodePath, WhatAVoteDecidesIsAnException) {
     const Lines body = vote + Lines{"@!P0 BRA `(.L_on)", "LDS R5, [R6]", "LDS R7, [R6]", ".L_on:"} + kAgain;
     EXPECT_EQ(turn(body).size(), vote.size() + 2) << vote.back();
   }
-  // A condition that only stands near one is none.
+  // An unrelated condition next to a vote does not count.
   EXPECT_EQ(turn(Lines{"VOTE.ANY P1, !P1", "ISETP.NE.U32.AND P0, PT, R4, RZ, PT", "@!P0 BRA `(.L_on)", "LDS R5, [R6]",
                        ".L_on:"} +
                  kAgain)
@@ -72,7 +72,7 @@ TEST(MachineCodePath, ExponentialsThatAVoteDecidesAreAnException) {
   EXPECT_EQ(turn(body("ISETP.NE.U32.AND P0, PT, R4, RZ, PT", 4, 8)).size(), 11u);
 }
 
-// Nor do selects, those of dropout, make a mask of them.
+// Selects of dropout do not make a mask either.
 TEST(MachineCodePath, ScoresThatNobodySeesAreNotPassedOver) {
   const auto body = [](int cleared) {
     return times(cleared, {"CS2R R4, SRZ"}) + Lines{"VOTE.ANY P0, P0", "@!P0 BRA `(.L_on)"} +
@@ -85,7 +85,7 @@ TEST(MachineCodePath, ScoresThatNobodySeesAreNotPassedOver) {
 TEST(MachineCodePath, RescalingIsAnException) {
   const Lines skip{"@!P0 BRA `(.L_on)"}, on{".L_on:", "FADD R1, R1, R2"};
   EXPECT_EQ(turn(skip + kRescale + on + kAgain).size(), 3u);
-  // Not without a choice, not when there are few, and not among products of matrices.
+  // A side is kept without a branch, with few instructions, or among products of matrices.
   EXPECT_EQ(turn(kRescale + on + kAgain).size(), 18u);
   EXPECT_EQ(turn(skip + times(15, {"FMUL R4, R4, R20"}) + on + kAgain).size(), 18u);
   EXPECT_EQ(turn(skip + kRescale + Lines{"HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24"} + on + kAgain).size(), 20u);
@@ -96,15 +96,15 @@ TEST(MachineCodePath, MasksAreTakenWhenAskedFor) {
               scores = times(8, {"MUFU.EX2 R4, R4"});
   EXPECT_EQ(turn(mask + scores + kAgain).size(), 10u);
   EXPECT_EQ(turn(mask + scores + kAgain, true).size(), 18u);
-  // Selects that always choose the same are no masks, nor are those of loops without scores.
+  // Selects that always choose the same value are no masks. Selects in loops without scores are no masks either.
   EXPECT_EQ(
       turn(Lines{"@!P0 BRA `(.L_on)"} + times(8, {"FSEL R4, R4, RZ, PT"}) + Lines{".L_on:"} + scores + kAgain).size(),
       18u);
   EXPECT_EQ(turn(mask + kAgain).size(), 10u);
 }
 
-// A step that hides, chunk by chunk, and one that does not, in a loop that asks which. Neither length nor a vote sends
-// the unmasked way through what is left of the first without its masks.
+// A loop with a step that masks chunk by chunk and a step that does not, chosen by a branch. The unmasked path must not
+// go through the first step without its masks, for its length or for a vote.
 TEST(MachineCodePath, StepsThatMayMaskAreNoneWithoutMasks) {
   const Lines chunk = Lines{"@!P1 BRA `(.L_whole)"} + times(8, {"FSEL R4, R4, -INF , P2"}) + Lines{".L_whole:"};
   const auto body = [&](int hiding, int plain) {
@@ -120,8 +120,8 @@ TEST(MachineCodePath, StepsThatMayMaskAreNoneWithoutMasks) {
   EXPECT_EQ(turn(vote + body(20, 8), true).size(), 33u);
 }
 
-// An exception that two branches ask about has one answer: the one that passes over more. Here the first one's shorter
-// side belongs to a step that takes maxima, which the second one passes over.
+// An exception that decides two branches has one answer: the branch that skips more code. Here the first branch's
+// shorter side belongs to a step with maxima, which the second branch skips.
 TEST(MachineCodePath, AnExceptionIsAskedOnce) {
   const Lines body = Lines{"VOTE.ANY P0, P0",
                            "@P0 BRA `(.L_strict)",
@@ -136,7 +136,8 @@ TEST(MachineCodePath, AnExceptionIsAskedOnce) {
   EXPECT_EQ(turn(body), (Opcodes{"VOTE.ANY", "BRA", "FSETP.GT.AND", "FADD", "BRA", "BRA", "MUFU.EX2", "BRA"}));
 }
 
-// What a step asks before it masks, and again where it does, has one answer: also of a copy, and of the contrary.
+// A condition that decides before a mask and again at it has one answer. A copy or an inverse of the condition counts
+// too.
 TEST(MachineCodePath, WhatDecidesAboutAMaskIsAskedOnce) {
   const auto body = [](const char* first_branch) {
     return Lines{"UISETP.NE.AND UP2, UPT, UR20, 0x2, UPT",
@@ -177,7 +178,7 @@ TEST(MachineCodePath, WaysOutAreNotTakenAndInnerLoopsTurnOnce) {
             (Opcodes{"BRA", "FADD", "BRA", "BRA"}));
 }
 
-// A circle with two ways in is no natural loop.
+// A cycle with two entries is no natural loop.
 TEST(MachineCodePath, EndsInCirclesToo) {
   const Lines body{"@P0 BRA `(.L_second)", ".L_first:",       "FADD R1, R1, R2",
                    ".L_second:",           "FMUL R1, R1, R2", "@P1 BRA `(.L_first)"};

@@ -1,4 +1,4 @@
-// Texts such as nvdisasm prints, from lines of code.
+// Builds text in the format of nvdisasm from lines of code.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace tandem::machine_code {
 
-// Labels end with ':', everything else is an instruction.
+// A label ends with ':'. Every other line is an instruction.
 using Lines = std::vector<std::string>;
 
 inline Lines operator+(Lines a, const Lines& b) {

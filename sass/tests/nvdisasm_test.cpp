@@ -21,7 +21,7 @@ class MachineCodeNvdisasm : public testing::Test {
   }
   void TearDown() override { fs::remove_all(root_); }
 
-  // A program that does what the line says with the file in $1.
+  // Writes a program that runs `line` with the file in $1.
   std::string program(const std::string& folder, const std::string& line) const {
     fs::create_directories(root_ / folder);
     const fs::path path = root_ / folder / "nvdisasm";

@@ -24,8 +24,8 @@ TEST(MachineCodeSass, TakesInstructionsApart) {
   EXPECT_TRUE(code[4].operands.empty());
 }
 
-// As nvdisasm -hex prints them: a look at a barrier, whose answer releases scoreboard 2, a multiplication that does
-// not, and the branch that waits for the answer.
+// Output of nvdisasm -hex: a barrier test that sets scoreboard 2, a comparison that does not wait, and the exit that
+// waits for the scoreboard.
 TEST(MachineCodeSass, ReadsControl) {
   Cubin cubin;
   const Status status = parse(
@@ -59,7 +59,7 @@ TEST(MachineCodeSass, FindsTargetsOfBranches) {
   EXPECT_TRUE(code[2].targets.empty());
 }
 
-// As nvdisasm 13.5 prints them.
+// Attributes as nvdisasm 13.5 prints them.
 constexpr const char* kAttributes = R"(	.target	sm_100a
 
 	.section	.nv.info,"",@"SHT_CUDA_INFO"

@@ -15,7 +15,7 @@ Kernel kernel_from(const Lines& lines, int threads = 64) {
   return kernel;
 }
 
-// What registers hold after these instructions, in this thread.
+// The state of the registers of one thread after these instructions.
 ValueAnalysis after(const Lines& lines, const Place& place = {}) {
   static const Kernel none;
   ValueAnalysis values(none, place);
@@ -41,14 +41,14 @@ TEST(MachineCodeValues, Arithmetic) {
   EXPECT_EQ(v.address("[UR8+0x10]"), 0x1000408u);
 }
 
-// Five modulo three, as ptxas has it.
+// Five modulo three, as ptxas compiles it.
 TEST(MachineCodeValues, Remainder) {
   const ValueAnalysis v = after({"UMOV UR14, 0x5", "UIMAD.WIDE UR4, UR14, 0x55555556, URZ",
                                  "ULEA.HI UR4, UR5, UR5, URZ, 0x1", "UIMAD UR4, UR4, -0x3, UR14"});
   EXPECT_EQ(v.value("UR4"), 2u);
 }
 
-// A shift of 64 bits writes one register: the one behind it, here a base of barriers, stays known.
+// A 64-bit shift writes one register. The next register, here the base of the barriers, stays known.
 TEST(MachineCodeValues, AShiftOfTwoRegistersWritesOne) {
   const ValueAnalysis v = after({"UMOV UR8, 0x100", "UMOV UR9, 0x400", "USHF.R.U64 UR8, UR8, 0x4, URZ"});
   EXPECT_EQ(v.value("UR8"), 0x10u);
@@ -76,13 +76,13 @@ TEST(MachineCodeValues, Predicates) {
   EXPECT_EQ(v.truth("P0"), true);
   EXPECT_EQ(v.truth("!P1"), true);
   EXPECT_EQ(v.truth("P2"), false);
-  EXPECT_EQ(v.truth("P3"), true);  // whatever R3 is
+  EXPECT_EQ(v.truth("P3"), true);  // for any value of R3
   EXPECT_EQ(v.truth("P4"), false);
   EXPECT_EQ(v.value("R4"), 5u);
   EXPECT_EQ(v.value("R2"), 0xffffffffu);
 }
 
-// Warp 0 loads into a ring of two places, warp 1 multiplies and takes exponentials.
+// Warp 0 loads into a ring of two slots. Warp 1 multiplies and computes exponentials.
 const Lines kRing = Lines{"S2R R0, SR_TID.X",
                           "UMOV UR4, 0x400",
                           "MOV R2, RZ",
@@ -148,7 +148,7 @@ TEST(MachineCodeTrace, FollowsARing) {
   EXPECT_EQ(bytes, (std::vector<uint32_t>{0x4000, 0x4000, 0x4000}));
 }
 
-// A table of addresses in the second constant bank: the second one is taken.
+// A table of addresses in constant bank 2: the branch takes the second one.
 TEST(MachineCodeTrace, IndirectBranches) {
   Kernel kernel = kernel_from({"MOV R4, 0x4", "LDC R2, c[0x2][R4]", "NOP"});
   kernel.tables = {0x10, 0, 0, 0, 0x20, 1, 0, 0};

@@ -19,7 +19,7 @@ std::optional<Role> role(const Lines& lines) { return work(lines).role(); }
 
 const Lines kExponential{"MUFU.EX2 R4, R4"}, kPack{"F2FP.BF16.F32.PACK_AB R4, R4, R5"};
 
-// A polynomial begins by rounding down, by an addition or by a multiply-add, of one number or a pair.
+// A polynomial begins by rounding down, with an addition or a multiply-add, of one number or a packed pair.
 TEST(MachineCodeWork, ExponentialsByPolynomials) {
   EXPECT_EQ(work(kExponential).exponentials, 1);
   EXPECT_EQ(work({"FADD.RM R4, R4, R5"}).exponentials, 1);
@@ -56,7 +56,7 @@ TEST(MachineCodeWork, RolesFollow) {
 }
 
 TEST(MachineCodeWork, ProductsOfScoresAndOfValues) {
-  // Scores begin a sum here, and values add to one from before; operands of values lie in registers.
+  // Scores begin a sum here. Values add to an older sum, and their left operands are in registers.
   const Work hopper = work(Lines{"HGMMA.64x80x16.F32.BF16 R88, gdesc[UR8], RZ, !UPT"} +
                            times(3, {"HGMMA.64x80x16.F32.BF16 R88, gdesc[UR8], R88"}) +
                            times(5, {"HGMMA.64x128x16.F32.BF16 R24, R180, gdesc[UR8].tnspB, R24"}));
@@ -65,7 +65,7 @@ TEST(MachineCodeWork, ProductsOfScoresAndOfValues) {
   EXPECT_EQ(hopper.of_scores, 4);
   EXPECT_EQ(hopper.depth, 16);
   EXPECT_EQ(hopper.value_columns, 128);
-  // Both kinds may begin a sum in tensor memory.
+  // Both kinds of products may begin a sum in tensor memory.
   const Work blackwell = work({"UTCHMMA gdesc[UR6], gdesc[UR4], tmem[UR8], tmem[UR10], idesc[UR11], !UPT",
                                "UTCHMMA gdesc[UR6], gdesc[UR4], tmem[UR8], tmem[UR10], idesc[UR11], UPT",
                                "UTCHMMA tmem[UR6], gdesc[UR4], tmem[UR8], tmem[UR10], idesc[UR11], UP0"});

@@ -39,7 +39,7 @@ Status check_target(std::string_view target) {
   std::string names;
   for (const std::string_view name : all) names += str_cat(names.empty() ? "\"" : ", \"", name, "\"");
   return Status::invalid(str_cat("TANDEM_CPU_TARGET (\"", target, "\") must be one of ", names,
-                                 ", the instruction sets of this machine, or not be set: the best is taken then"));
+                                 ", the instruction sets of this machine: unset it to use the best"));
 }
 
 Status check_switch(const char* name, std::string_view value, const char* on, const char* off, const char* meaning) {

@@ -1,4 +1,4 @@
-// A list of at most N plain values that needs no memory of the heap, for what is made anew in every call.
+// A list of at most N plain values without heap memory, for data that every call builds.
 #pragma once
 
 #include <cstddef>

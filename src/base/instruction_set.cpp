@@ -11,7 +11,7 @@ std::vector<std::string_view> find_all() {
   std::vector<std::string_view> found = {"generic"};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  // What has AVX2 has F16C too, which Clang 16 cannot ask for.
+  // CPUs with AVX2 also have F16C, which Clang 16 cannot test.
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

@@ -1,4 +1,4 @@
-// Which of the instruction sets that vector code is compiled for this machine has.
+// The instruction sets of this machine, among the sets that vector code is compiled for.
 #pragma once
 
 #include <string_view>
@@ -6,11 +6,11 @@
 
 namespace tandem {
 
-// Those that run here, best first: "avx512_bf16", "avx512", "avx2", "generic"; on other machines "generic" alone.
+// The usable sets, best first: "avx512_bf16", "avx512", "avx2", "generic". Other architectures have "generic" only.
 const std::vector<std::string_view>& instruction_sets();
 
-// The one to use: the best, or the lesser one that the environment variable TANDEM_CPU_TARGET names, which is read
-// once. (Another name is refused where a context is created.)
+// The set in use: the best one, or the one that TANDEM_CPU_TARGET names. The variable is read once, and the creation of
+// a context refuses unknown names.
 std::string_view instruction_set();
 
 }  // namespace tandem

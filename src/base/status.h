@@ -1,4 +1,4 @@
-// The outcome of a call inside the library: a code of the C interface and, when it failed, its sentence.
+// The outcome of a call inside the library: a code of the C interface and, on failure, a message.
 #pragma once
 
 #include <string>

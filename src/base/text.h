@@ -1,4 +1,4 @@
-// Sentences for error messages: str_cat("k.head_dim (", 64, ") must equal ...").
+// Builds error messages: str_cat("k.head_dim (", 64, ") must equal ...").
 #pragma once
 
 #include <concepts>
@@ -25,7 +25,7 @@ std::string str_cat(const Parts&... parts) {
 
 }  // namespace tandem
 
-// Leaves the enclosing function with the first Status that is not ok.
+// Returns from the enclosing function with the first Status that is not ok.
 #define TANDEM_TRY(expression)                                                  \
   do {                                                                          \
     if (::tandem::Status status_ = (expression); !status_.ok()) return status_; \

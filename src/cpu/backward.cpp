@@ -1,6 +1,6 @@
 // Schedules the backward. Three phases, each a parallel loop over items:
 //
-//   1. rows     delta = rowsum(dout * out) - dlse; dq cleared
+//   1. rows     delta = rowsum(dout * out) - dlse; sums of rows whose lse is too short a number; dq cleared
 //   2. keys     an item holds a block of keys, walks over the queries that see it, keeps dK and dV, and adds its share
 //               of dQ to a float32 accumulator. Blocks add to a tile of queries in the order of their keys, each
 //               waiting for its turn: sums are the same bit for bit on any number of threads. Items are started in that
@@ -45,7 +45,7 @@ struct Item {
 struct BackwardLayout {
   bool want_dq, want_dkv, slots_needed, separate_dq;
   int64_t slot_floats, slots;
-  float* delta;  // [row of q][heads_q]
+  RowTerms* terms;  // [row of q][heads_q]
   Head* heads;
   int32_t* order;
   Item* items;
@@ -74,7 +74,7 @@ struct BackwardLayout {
         p.heads_k * (ceil_div(p.packed_k() ? p.total_k : p.batch * p.seqlen_k, kBackwardKeys) + p.batch);
     const int64_t tiles = p.heads_k * (ceil_div(p.total_q * p.group(), kBackwardRows) + p.batch);
     Workspace w(base);
-    delta = w.take<float>(p.total_q * p.heads_q);
+    terms = w.take<RowTerms>(p.total_q * p.heads_q);
     heads = w.take<Head>(head_count);
     order = w.take<int32_t>(head_count);
     items = w.take<Item>(std::max(blocks, tiles));
@@ -84,15 +84,17 @@ struct BackwardLayout {
     cells = p.score_mod ? p.score_mod->cells : 0;
     parts = cells > 0 ? std::clamp<int64_t>(kTableBudget / cells, 1, std::clamp<int64_t>(tiles, 1, kMaxParts)) : 0;
     tables = w.take<double>(parts * cells);
-    const int64_t local = std::max<int64_t>(kBackwardRows * p.head_dim, kBackwardRows * kBackwardKeys);
-    scratch_bytes = scratch_stride(kernels().backward_scratch(p)) + static_cast<size_t>(local) * sizeof(float);
+    const auto local = std::max<size_t>(static_cast<size_t>(kBackwardRows * p.head_dim) * sizeof(float),
+                                        p.dbias ? kBackwardRows * kBackwardKeys * sizeof(double) : 0);
+    scratch_bytes = scratch_stride(kernels().backward_scratch(p)) + local;
     scratch = w.take<std::byte>(static_cast<int64_t>(scratch_bytes) * threads);
     bytes = w.bytes();
   }
 
-  // A tile's own floats behind the kernel's scratch.
-  float* local(const Problem& p, std::byte* mine) const {
-    return reinterpret_cast<float*>(mine + scratch_stride(kernels().backward_scratch(p)));
+  // A tile's memory of its own, after the kernel's scratch.
+  template <class T>
+  T* local(const Problem& p, std::byte* mine) const {
+    return reinterpret_cast<T*>(mine + scratch_stride(kernels().backward_scratch(p)));
   }
 };
 
@@ -107,7 +109,7 @@ void announce(std::atomic<int32_t>* value, int32_t now) {
   value->notify_all();
 }
 
-// The sequence's first row in delta, which has the rows of q in one line.
+// The sequence's first row in the terms, which have the rows of q in one line.
 int64_t row_of(const Sequence& s, const Problem& p) { return p.packed_q() ? s.q_begin : s.batch_index * p.seqlen_q; }
 
 class Backward {
@@ -153,11 +155,41 @@ class Backward {
     return {keys.begin / kBackwardKeys, ceil_div(keys.end, kBackwardKeys)};
   }
 
-  const float* delta_of(const Piece& x) const { return layout_.delta + row_of(x.sequence, p_) * p_.heads_q; }
+  // Whether the block mask lets any query of a tile see any key of a block.
+  bool masks_in(const Piece& whole, int64_t tile, int64_t block) const {
+    const BlockMaskView& mask = p_.block_mask;
+    if (!mask) return true;
+    Piece x = whole;
+    set_tile(&x, whole, tile);
+    set_block(&x, whole, block);
+    const int64_t heads = mask.head_stride == 0 ? 1 : x.heads, last_query = (x.row_end - 1) / x.heads;
+    for (int64_t h = x.head_first; h < x.head_first + heads; ++h) {
+      for (int64_t i = x.row_begin / x.heads; i <= last_query; i = (i / mask.block_q + 1) * mask.block_q) {
+        for (int64_t j = x.key_begin; j < x.key_end; j = (j / mask.block_k + 1) * mask.block_k)
+          if (mask.at(x.sequence.batch_index, h, i, j) != BlockState::hidden) return true;
+      }
+    }
+    return false;
+  }
+
+  // The first block from `block` on, before `end`, that the tile needs; else end.
+  int64_t next_block(const Piece& whole, int64_t tile, int64_t block, int64_t end) const {
+    while (block < end && !masks_in(whole, tile, block)) ++block;
+    return block;
+  }
+
+  RowTermsView terms_of(const Piece& x) const {
+    return {layout_.terms + row_of(x.sequence, p_) * p_.heads_q, p_.heads_q, 1};
+  }
 
   // A row of a gradient: in place of what is there, or added to it.
   void put_row(DType type, const float* from, int64_t n, void* to) const {
     (p_.accumulate ? kernels().add_row : kernels().store_row)(type, from, n, to);
+  }
+
+  int32_t first_block(const Piece& whole, int64_t tile) const {
+    const KeyRange range = blocks_of_tile(whole, tile);
+    return static_cast<int32_t>(next_block(whole, tile, range.begin, range.end));
   }
 
   // Heads in order of falling cost, so that the longest sequences of a packed batch are not the last to start.
@@ -173,7 +205,7 @@ class Backward {
         const Piece whole = piece(*head);
         head->blocks_left.store(static_cast<int32_t>(blocks(whole)), std::memory_order_relaxed);
         for (int64_t t = 0; t < tiles(whole); ++t)
-          new (layout_.turns + tile_count++) std::atomic<int32_t>(static_cast<int32_t>(blocks_of_tile(whole, t).begin));
+          new (layout_.turns + tile_count++) std::atomic<int32_t>(first_block(whole, t));
         work_ += 2.5 * static_cast<double>(s.q_len * p_.group()) * static_cast<double>(s.k_len + 16) *
                  static_cast<double>(p_.head_dim + p_.head_dim_v);
         layout_.order[count_] = static_cast<int32_t>(count_);
@@ -203,7 +235,10 @@ class Backward {
           const Piece whole = piece(layout_.heads[layout_.items[i].head]);
           Piece x = whole;
           set_tile(&x, whole, layout_.items[i].index);
-          kernels().delta(x, const_cast<float*>(delta_of(x)), p_.heads_q, 1, scratch);
+          const auto needed = [&](int64_t key) { return masks_in(whole, layout_.items[i].index, key / kBackwardKeys); };
+          const BlockFilter blocks{
+              [](const void* f, int64_t key) { return (*static_cast<const decltype(needed)*>(f))(key); }, &needed};
+          kernels().row_terms(x, terms_of(x), blocks, scratch);
           if (!p_.dq || p_.accumulate) return;
           for (int64_t r = x.row_begin; r < x.row_end; ++r)
             std::memset(p_.dq.at(x.sequence.batch_index, x.sequence.q_begin + r / x.heads, x.head_first + r % x.heads),
@@ -240,14 +275,14 @@ class Backward {
     kernels().backward_keys(x, true, with_dq, scratch);
     for (int64_t t = 0; t < tiles(whole); ++t) {
       const KeyRange range = blocks_of_tile(whole, t);
-      if (item.index < range.begin || item.index >= range.end) continue;
+      if (item.index < range.begin || item.index >= range.end || !masks_in(whole, t, item.index)) continue;
       set_tile(&x, whole, t);
-      kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, true, with_dq, nullptr, scratch);
+      const bool any = kernels().backward_tile(x, terms_of(x), true, with_dq, nullptr, scratch);
       if (!with_dq) continue;
       std::atomic<int32_t>& its_turn = layout_.turns[head.first_tile + t];
       wait_for(its_turn, item.index);
-      kernels().backward_add_dq(x, accumulator(x, turn), scratch);
-      announce(&its_turn, item.index + 1);
+      if (any) kernels().backward_add_dq(x, accumulator(x, turn), scratch);
+      announce(&its_turn, static_cast<int32_t>(next_block(whole, t, item.index + 1, range.end)));
     }
     kernels().backward_store_dkv(x, scratch);
     if (head.blocks_left.fetch_sub(1, std::memory_order_acq_rel) == 1 && layout_.slots > 0 && with_dq)
@@ -291,13 +326,14 @@ class Backward {
     const Piece whole = piece(layout_.heads[item.head]);
     Piece x = whole;
     set_tile(&x, whole, item.index);
-    float* dq = layout_.local(p_, scratch);
+    auto* dq = layout_.local<float>(p_, scratch);
     std::memset(dq, 0, static_cast<size_t>((x.row_end - x.row_begin) * p_.head_dim) * sizeof(float));
     const KeyRange range = blocks_of_tile(whole, item.index);
     for (int64_t block = range.begin; block < range.end; ++block) {
+      if (!masks_in(whole, item.index, block)) continue;
       set_block(&x, whole, block);
       kernels().backward_keys(x, false, true, scratch);
-      kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, false, true, nullptr, scratch);
+      if (!kernels().backward_tile(x, terms_of(x), false, true, nullptr, scratch)) continue;
       kernels().backward_add_dq(x, {dq, x.heads * p_.head_dim, p_.head_dim, x.row_begin * p_.head_dim}, scratch);
     }
     for (int64_t r = x.row_begin; r < x.row_end; ++r)
@@ -325,8 +361,8 @@ class Backward {
     const BiasView& to = p_.dbias;
     const bool one_batch = to.shape[0] == 1, one_head = to.shape[1] == 1;
     const bool one_query = to.shape[2] == 1, one_key = to.shape[3] == 1;
-    float* sum = layout_.local(p_, scratch);
-    std::memset(sum, 0, sizeof(float) * kBackwardRows * kBackwardKeys);
+    auto* sum = layout_.local<double>(p_, scratch);
+    std::memset(sum, 0, sizeof(double) * kBackwardRows * kBackwardKeys);
     for (int64_t bb = one_batch ? 0 : b; bb < (one_batch ? p_.batch : b + 1); ++bb) {
       for (int64_t hh = one_head ? 0 : h; hh < (one_head ? p_.heads_q : h + 1); ++hh) {
         Piece whole = whole_piece(p_, sequence_of(p_, bb), bb, hh / p_.group());
@@ -337,11 +373,12 @@ class Backward {
           const int64_t first = std::max(range.begin, one_key ? 0 : block);
           const int64_t end = std::min(range.end, one_key ? range.end : block + 1);
           for (int64_t j = first; j < end; ++j) {
+            if (!masks_in(whole, t, j)) continue;
             Piece x = whole;
             set_tile(&x, whole, t);
             set_block(&x, whole, j);
             kernels().backward_keys(x, false, false, scratch);
-            kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, false, false, nullptr, scratch);
+            if (!kernels().backward_tile(x, terms_of(x), false, false, nullptr, scratch)) continue;
             kernels().backward_add_dbias(x, sum, one_query ? 0 : kBackwardKeys, one_key ? 0 : 1, scratch);
           }
         }
@@ -349,8 +386,10 @@ class Backward {
     }
     const int64_t row = one_query ? 0 : tile * kBackwardRows, key = one_key ? 0 : block * kBackwardKeys;
     for (int64_t r = row; r < std::min(to.shape[2], row + kBackwardRows); ++r)
-      for (int64_t j = key; j < std::min(to.shape[3], key + kBackwardKeys); ++j)
-        put_row(to.dtype, sum + (r - row) * kBackwardKeys + (j - key), 1, to.at(b, h, r, j));
+      for (int64_t j = key; j < std::min(to.shape[3], key + kBackwardKeys); ++j) {
+        const auto value = static_cast<float>(sum[(r - row) * kBackwardKeys + (j - key)]);
+        put_row(to.dtype, &value, 1, to.at(b, h, r, j));
+      }
   }
 
   // ---- dsink = -sum over rows of P_sink * delta ----
@@ -366,8 +405,9 @@ class Backward {
                       for (int64_t i = 0; i < s.q_len; ++i) {
                         const float lse = *reinterpret_cast<const float*>(p_.lse.at(s.batch_index, s.q_begin + i, h));
                         if (std::isinf(lse) && lse < 0) continue;  // the sink itself is -inf
-                        const float delta = layout_.delta[(row_of(s, p_) + i) * p_.heads_q + h];
-                        sum -= std::exp(static_cast<double>(sink) - lse) * delta;
+                        const RowTerms& row = layout_.terms[(row_of(s, p_) + i) * p_.heads_q + h];
+                        const double p = row.inverse_sum != 0 ? row.sink : std::exp(static_cast<double>(sink) - lse);
+                        sum -= p * row.delta;
                       }
                     }
                     const auto value = static_cast<float>(sum);
@@ -399,9 +439,10 @@ class Backward {
     set_tile(&x, whole, item.index);
     const KeyRange range = blocks_of_tile(whole, item.index);
     for (int64_t block = range.begin; block < range.end; ++block) {
+      if (!masks_in(whole, item.index, block)) continue;
       set_block(&x, whole, block);
       kernels().backward_keys(x, false, false, scratch);
-      kernels().backward_tile(x, delta_of(x), p_.heads_q, 1, false, false, table, scratch);
+      kernels().backward_tile(x, terms_of(x), false, false, table, scratch);
     }
   }
 

@@ -1,6 +1,6 @@
 // Backward of one tile: up to kBackwardRows queries against up to kBackwardKeys packed keys. Five products:
 //
-//   S  = K Q^T   [keys][queries]     P  = 2^(S - lse)              dV += P  dO   [keys][dim_v]
+//   S  = K Q^T   [keys][queries]     P  = e^(S - lse)              dV += P  dO   [keys][dim_v]
 //   dP = V dO^T  [keys][queries]     dS = P * (dP - delta)         dK += dS Q    [keys][dim]
 //                                                                  dQ  = dS^T K  [queries][dim]
 //
@@ -9,6 +9,7 @@
 // dS are read by the last three products through strides, never transposed.
 #pragma once
 
+#include "cpu/decode.h"
 #include "cpu/forward.h"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -34,12 +35,15 @@ struct Backward {
     TileMemory options;
     float* dropout;
     T* dout_rows;  // of a float32 dout, as products take it
+    StreamedRows streamed;
     Word* row;
     int64_t k_stride, v_stride, q_words, v_words, k_columns, v_columns;  // columns: dim padded to kPanel
     size_t bytes;
 
-    BackwardScratch(const Problem& p, void* base) {
-      Arena a(base);
+    BackwardScratch(const Problem& p, void* base) : BackwardScratch(p, Arena(base)) {}
+
+   private:
+    BackwardScratch(const Problem& p, Arena a) : streamed(p, a) {
       const int64_t kw = words<Mma>(p.head_dim), vw = words<Mma>(p.head_dim_v);
       k_stride = round_up(kw, kLanes);
       v_stride = round_up(vw, kLanes);
@@ -111,21 +115,51 @@ struct Backward {
     }
   }
 
+  static void pack_queries(const Piece& piece, const PanelRows& rows, int64_t panel, const T* const* queries,
+                           BackwardScratch& s) {
+    const Problem& p = *piece.problem;
+    if (piece.streamed_rows > 0) {
+      for (int l = 0; l < rows.count; ++l) s.streamed.load(p, l, queries[l]);
+      return;
+    }
+    pack_panel<Mma, T>({queries, rows.count}, p.head_dim, p.softmax_scale, s.row, s.q + panel * s.q_words * kPanel);
+  }
+
+  // Products of a panel's queries and the packed keys from first_key on, which are the piece's. Each sum is in the
+  // order of the forward, so that these scores are the same bits as those that made lse.
+  static void multiply_keys(const Piece& piece, int64_t panel, int64_t first_key, BackwardScratch& s) {
+    const Problem& p = *piece.problem;
+    const int64_t count = piece.key_end - piece.key_begin;
+    float* to = s.scores + first_key * kStride + panel * kPanel;
+    if (piece.streamed_rows == 0) {
+      return gemm<Mma>(count, {s.k + first_key * s.k_stride, s.k_stride, 1}, s.q + panel * s.q_words * kPanel,
+                       words<Mma>(p.head_dim), to, kStride, false);
+    }
+    const Sequence& q = piece.sequence;
+    const Stream<T> stream(p.k, p.head_dim);
+    for (int64_t j = 0; j < count; ++j) std::memset(to + j * kStride, 0, kPanel * sizeof(float));
+    for (int64_t first = 0; first < count; first += kForwardKeys) {
+      const T* keys[kForwardKeys];
+      const int64_t n = minimum(kForwardKeys, count - first);
+      for (int64_t j = 0; j < n; ++j) keys[j] = row_of<T>(p.k, q, q.k_begin, piece.key_begin + first + j, piece.head_k);
+      streamed_scores(s.streamed, streams_across(piece), keys, stream, n, p.head_dim, s.rows[panel].count,
+                      to + first * kStride, kStride);
+    }
+  }
+
   static void pack_rows(const Piece& piece, bool want_dkv, BackwardScratch& s) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
     const T *queries[kRowsPadded], *gradients[kRowsPadded];
     int64_t count = 0;
     for (int64_t i = 0; i < kPanels && piece.row_begin + i * kPanel < piece.row_end; ++i) {
-      PanelRows* rows = s.rows + i;
-      fill_rows(piece, piece.row_begin + i * kPanel, rows);
+      const PanelRows* rows = s.rows + i;
       const int64_t first = count;
       for (int l = 0; l < rows->count; ++l, ++count) {
         queries[count] = row_of<T>(p.q, q, q.q_begin, rows->query[l], rows->head[l]);
         gradients[count] = dout_row(p, q, rows->query[l], rows->head[l], s.dout_rows + count * p.head_dim_v);
       }
-      pack_panel<Mma, T>({queries + first, rows->count}, p.head_dim, score_scale(p), s.row,
-                         s.q + i * s.q_words * kPanel);
+      pack_queries(piece, *rows, i, queries + first, s);
       pack_panel<Mma, T>({gradients + first, rows->count}, p.head_dim_v, 1.0, s.row, s.dout + i * s.v_words * kPanel);
     }
     if (want_dkv) {
@@ -134,45 +168,106 @@ struct Backward {
     }
   }
 
-  static TileMemory options_of(int64_t panel, const BackwardScratch& s) {
-    TileMemory memory = s.options;
-    if (memory.slope != nullptr) memory.slope += panel * kPanel;
-    if (memory.unmodified != nullptr) memory.unmodified += panel * kPanel;
-    return memory;
+  // The keys of a tile that a panel works on, and the memory of their options.
+  struct PanelKeys {
+    int64_t begin = 0, end = 0;
+    TileMemory options;
+
+    explicit operator bool() const { return begin < end; }
+    bool same(const PanelKeys& other) const { return begin == other.begin && end == other.end; }
+  };
+
+  static PanelKeys panel_keys(const Piece& piece, int64_t panel, const BackwardScratch& s) {
+    PanelKeys keys;
+    const ShownKeys shown =
+        shown_keys(piece, s.rows[panel], piece.key_begin, piece.key_end - piece.key_begin, s.options, &keys.options);
+    if (!shown) return keys;
+    keys.begin = shown.begin;
+    keys.end = shown.end;
+    TileMemory& memory = keys.options;
+    const int64_t at = keys.begin * kStride + panel * kPanel;
+    if (memory.slope != nullptr) memory.slope += at;
+    if (memory.unmodified != nullptr) memory.unmodified += at;
+    if (shown.all) memory.visible = nullptr;
+    if (memory.visible != nullptr) memory.visible += keys.begin * kPanel;
+    return keys;
   }
 
-  // P and dS of one panel, from S and dP.
-  static void panel_gradients(const Piece& piece, const PanelRows& rows, int64_t panel, const float* delta,
-                              int64_t query_stride, int64_t head_stride, BackwardScratch& s) {
-    const Problem& p = *piece.problem;
+  // The piece of a panel's keys.
+  static Piece piece_of(const Piece& tile, const PanelKeys& keys) {
+    Piece x = tile;
+    x.key_begin = tile.key_begin + keys.begin;
+    x.key_end = tile.key_begin + keys.end;
+    return x;
+  }
+
+  static RowTerms& terms_of(RowTermsView terms, const PanelRows& rows, int lane) {
+    return terms.data[rows.query[lane] * terms.query_stride + rows.head[lane] * terms.head_stride];
+  }
+  static float lse_of(const Piece& piece, const PanelRows& rows, int lane) {
     const Sequence& q = piece.sequence;
+    return *row_of<float>(piece.problem->lse, q, q.q_begin, rows.query[lane], rows.head[lane]);
+  }
+
+  // By lane, how a score becomes a probability. Lanes of an lse: e^(score - lse). The others: e^(score - max) / sum.
+  struct Probabilities {
+    float lse[kPanel];  // natural in float32, else in log2 units; inf for a row that saw no key, which makes P 0
+    float max[kPanel], inverse_sum[kPanel], delta[kPanel];
+    bool summed = false;  // any lane has a sum
+
+    Probabilities(const Piece& piece, const PanelRows& rows, RowTermsView terms) {
+      for (int i = 0; i < kPanel; ++i) {
+        lse[i] = kInfinity, max[i] = inverse_sum[i] = delta[i] = 0;
+        if (i >= rows.count) continue;
+        const RowTerms& row = terms_of(terms, rows, i);
+        const float l = lse_of(piece, rows, i);
+        if (l != -kInfinity) lse[i] = Degree == 6 ? l : static_cast<float>(l * 1.44269504088896340736);
+        max[i] = row.max, inverse_sum[i] = row.inverse_sum, delta[i] = row.delta;
+        summed |= row.inverse_sum != 0;
+      }
+    }
+
+    VF by_lse(const float* score, int h, VF factor) const {
+      if constexpr (Degree == 6) return hn::Mul(hn::Sub(load(score + h), load(lse + h)), factor);
+      return hn::MulSub(load(score + h), factor, load(lse + h));
+    }
+    VF operator()(const float* score, int h, VF factor) const { return exp2<Degree>(by_lse(score, h, factor)); }
+    // The same for lanes with and without a sum.
+    VF of_any(const float* score, int h, VF factor) const {
+      const VF inverse = load(inverse_sum + h);
+      const auto lse_alone = hn::Eq(inverse, hn::Zero(FTag()));
+      const VF by_max = hn::Mul(hn::Sub(load(score + h), load(max + h)), factor);
+      const VF x = exp2<Degree>(select(lse_alone, by_lse(score, h, factor), by_max));
+      return select(lse_alone, x, hn::Mul(x, inverse));
+    }
+  };
+
+  // P and dS of one panel and its keys, which are the piece's, from S and dP.
+  static void panel_gradients(const Piece& piece, int64_t panel, const PanelKeys& keys, RowTermsView terms,
+                              BackwardScratch& s) {
+    const PanelRows& rows = s.rows[panel];
+    const Problem& p = *piece.problem;
     const int64_t count = piece.key_end - piece.key_begin;
-    float *scores = s.scores + panel * kPanel, *dscores = s.dscores + panel * kPanel;
-    float* dropout = p.dropout.p > 0 ? s.dropout + panel * kPanel : nullptr;
-    const float factor = finish_scores(piece, rows, piece.key_begin, count, pending_factor<Mma>(p), scores, kStride,
-                                       options_of(panel, s));
+    const int64_t at = keys.begin * kStride + panel * kPanel;
+    float *scores = s.scores + at, *dscores = s.dscores + at;
+    float* dropout = p.dropout.p > 0 ? s.dropout + at : nullptr;
+    const ScoreUnit unit = unit_of(piece);
+    finish_scores(piece, rows, piece.key_begin, count, unit, scores, kStride, keys.options);
     if (dropout != nullptr) dropout_factors(piece, rows, piece.key_begin, count, dropout, kStride);
 
-    float lse[kPanel], lse_low[kPanel], lane_delta[kPanel];  // lse in log2 units, and what float32 dropped of it
-    for (int i = 0; i < kPanel; ++i) {
-      const bool row = i < rows.count;
-      const float l = row ? *row_of<float>(p.lse, q, q.q_begin, rows.query[i], rows.head[i]) : -kInfinity;
-      const double exact = l * 1.44269504088896340736;
-      lse[i] = l == -kInfinity ? kInfinity : static_cast<float>(exact);  // a row that saw no key: P = 2^(S - inf) = 0
-      lse_low[i] = l == -kInfinity ? 0.0f : static_cast<float>(exact - static_cast<double>(lse[i]));
-      lane_delta[i] = row ? delta[rows.query[i] * query_stride + rows.head[i] * head_stride] : 0;
+    const Probabilities probability(piece, rows, terms);
+    const VF f = set(unit.log2);
+    if (probability.summed) {
+      for (int64_t j = 0; j < count; ++j) {
+        float* a = scores + j * kStride;
+        for (int h = 0; h < kPanel; h += kLanes) store(probability.of_any(a, h, f), a + h);
+      }
     }
-    constexpr bool precise = Degree == 6;
-    const VF f = set(factor);
-    const auto probability = [&](const float* score, int h) HWY_ATTR {
-      VF x = hn::MulSub(load(score + h), f, load(lse + h));
-      if (precise) x = hn::Sub(x, load(lse_low + h));
-      return exp2<Degree>(x);
-    };
-    const VF d0 = load(lane_delta), d1 = load(lane_delta + kLanes);
+    const VF d0 = load(probability.delta), d1 = load(probability.delta + kLanes);
     for (int64_t j = 0; j < count; ++j) {
       float *a = scores + j * kStride, *b = dscores + j * kStride;
-      const VF p0 = probability(a, 0), p1 = probability(a, kLanes);
+      const VF p0 = probability.summed ? load(a) : probability(a, 0, f);
+      const VF p1 = probability.summed ? load(a + kLanes) : probability(a, kLanes, f);
       VF g0 = load(b), g1 = load(b + kLanes), kept0 = p0, kept1 = p1;
       if (dropout != nullptr) {
         const VF m0 = load(dropout + j * kStride), m1 = load(dropout + j * kStride + kLanes);
@@ -185,92 +280,122 @@ struct Backward {
     }
   }
 
-  // Through softcap, back to the scaled product. After this dS is what dK and dQ are made of (times softmax_scale).
-  static void through_softcap(const Piece& piece, int64_t panel, BackwardScratch& s) {
-    multiply_tile(s.dscores + panel * kPanel, s.options.slope + panel * kPanel, kStride,
+  // dS becomes the gradient of the scaled products.
+  static void through_softcap(const Piece& piece, int64_t panel, const PanelKeys& keys, BackwardScratch& s) {
+    multiply_tile(s.dscores + keys.begin * kStride + panel * kPanel, keys.options.slope, kStride,
                   piece.key_end - piece.key_begin);
   }
 
-  // Through score_mod, to the scores that bias was added to.
-  static void through_mod(const Piece& piece, int64_t panel, double* captured, BackwardScratch& s) {
+  // dS becomes the gradient of the scores that score_mod reads.
+  static void through_mod(const Piece& piece, int64_t panel, const PanelKeys& keys, double* captured,
+                          BackwardScratch& s) {
     const PanelRows& rows = s.rows[panel];
     const ModTile tile =
         mod_tile(piece, rows, piece.key_begin, piece.key_end - piece.key_begin, kStride, s.options.mods);
-    modify_gradients(tile, rows.count, s.options.unmodified + panel * kPanel, s.dscores + panel * kPanel, captured);
+    modify_gradients(tile, rows.count, keys.options.unmodified, s.dscores + keys.begin * kStride + panel * kPanel,
+                     captured);
   }
 
-  // A panel whose queries see none of the keys.
-  static void clear_panel(int64_t panel, int64_t count, BackwardScratch& s) {
-    for (int64_t j = 0; j < count; ++j) {
-      std::memset(s.scores + j * kStride + panel * kPanel, 0, kPanel * sizeof(float));
+  static void clear_dscores(int64_t panel, int64_t first, int64_t end, BackwardScratch& s) {
+    for (int64_t j = first; j < end; ++j)
       std::memset(s.dscores + j * kStride + panel * kPanel, 0, kPanel * sizeof(float));
-    }
   }
+
+  // Neighbouring panels with the same keys.
+  struct Run {
+    int64_t first_panel, end_panel, rows, key, keys;
+  };
 
 #if TANDEM_HAS_BF16_DOT
-  static void round_tiles(int64_t count, bool want_dkv, bool want_dq, BackwardScratch& s) {
+  static void round_tiles(const Run& run, bool want_dkv, bool want_dq, BackwardScratch& s) {
     constexpr int64_t word_stride = kRowsPadded / 2;
-    for (int64_t panel = 0; panel < kPanels; ++panel) {
+    for (int64_t panel = run.first_panel; panel < run.end_panel; ++panel) {
       const float *p = s.scores + panel * kPanel, *ds = s.dscores + panel * kPanel;
-      for (int64_t j = 0; want_dkv && j < count; ++j) {
+      for (int64_t j = run.key; want_dkv && j < run.key + run.keys; ++j) {
         const int64_t at = j * word_stride + panel * kLanes;
         store(join_bf16(load(p + j * kStride), load(p + j * kStride + kLanes)), s.p_rows + at);
         store(join_bf16(load(ds + j * kStride), load(ds + j * kStride + kLanes)), s.ds_rows + at);
       }
-      if (want_dq) pair_keys(ds, kStride, count, s.ds_pairs + panel * kPanel, kRowsPadded);
+      if (want_dq) {
+        pair_keys(ds + run.key * kStride, kStride, run.keys, s.ds_pairs + run.key / 2 * kRowsPadded + panel * kPanel,
+                  kRowsPadded);
+      }
     }
   }
 #endif
 
-  static void tile(const Piece& piece, const float* delta, int64_t query_stride, int64_t head_stride, bool want_dkv,
-                   bool want_dq, double* captured, void* base) {
+  // False: no row sees a key, and nothing was computed.
+  static bool tile(const Piece& piece, RowTermsView terms, bool want_dkv, bool want_dq, double* captured, void* base) {
     const Problem& p = *piece.problem;
     BackwardScratch s(p, base);
-    pack_rows(piece, want_dkv, s);
-    const int64_t count = piece.key_end - piece.key_begin, row_count = piece.row_end - piece.row_begin;
-    const int64_t panels = (row_count + kPanel - 1) / kPanel;
+    const int64_t count = piece.key_end - piece.key_begin;
+    const int64_t panels = (piece.row_end - piece.row_begin + kPanel - 1) / kPanel;
+    PanelKeys keys[kPanels];
+    bool packed = false;
+    for (int64_t i = 0; i < panels; ++i) fill_rows(piece, piece.row_begin + i * kPanel, s.rows + i);
     for (int64_t i = 0; i < panels; ++i) {
-      if (!shows_any(piece, s.rows[i], piece.key_begin, count, s.options)) {
-        clear_panel(i, count, s);
-        continue;
+      keys[i] = panel_keys(piece, i, s);
+      if (!want_dkv && !want_dq) {  // add_dbias() reads the whole tile
+        clear_dscores(i, 0, keys[i].begin, s);
+        clear_dscores(i, keys[i].end, count, s);
       }
-      gemm<Mma>(count, {s.k, s.k_stride, 1}, s.q + i * s.q_words * kPanel, words<Mma>(p.head_dim),
-                s.scores + i * kPanel, kStride, false);
-      gemm<Mma>(count, {s.v, s.v_stride, 1}, s.dout + i * s.v_words * kPanel, words<Mma>(p.head_dim_v),
-                s.dscores + i * kPanel, kStride, false);
-      panel_gradients(piece, s.rows[i], i, delta, query_stride, head_stride, s);
-      if (p.score_mod.present) through_mod(piece, i, captured, s);
-      if (p.softcap != 0 && (want_dkv || want_dq)) through_softcap(piece, i, s);
+      if (!keys[i]) continue;
+      if (!packed) pack_rows(piece, want_dkv, s);
+      packed = true;
+      const Piece x = piece_of(piece, keys[i]);
+      multiply_keys(x, i, keys[i].begin, s);
+      gemm<Mma>(keys[i].end - keys[i].begin, {s.v + keys[i].begin * s.v_stride, s.v_stride, 1},
+                s.dout + i * s.v_words * kPanel, words<Mma>(p.head_dim_v),
+                s.dscores + keys[i].begin * kStride + i * kPanel, kStride, false);
+      panel_gradients(x, i, keys[i], terms, s);
+      if (p.score_mod.present) through_mod(x, i, keys[i], captured, s);
+      if (p.softcap != 0 && (want_dkv || want_dq)) through_softcap(x, i, keys[i], s);
     }
-    if (!want_dkv && !want_dq) return;
-    products(count, row_count, want_dkv, want_dq, s);
+    if (packed && (want_dkv || want_dq)) products(piece, keys, want_dkv, want_dq, s);
+    return packed;
   }
 
-  static void products(int64_t count, int64_t row_count, bool want_dkv, bool want_dq, BackwardScratch& s) {
+  static void products(const Piece& piece, const PanelKeys* keys, bool want_dkv, bool want_dq, BackwardScratch& s) {
+    const int64_t row_count = piece.row_end - piece.row_begin, panels = (row_count + kPanel - 1) / kPanel;
+    for (int64_t i = 0, next; i < panels; i = next) {
+      for (next = i + 1; next < panels && keys[next].same(keys[i]);) ++next;
+      const Run run{i, next, minimum(row_count, next * kPanel) - i * kPanel, keys[i].begin,
+                    keys[i].end - keys[i].begin};
+      if (keys[i]) {
+        run_products(run, want_dkv, want_dq, s);
+      } else if (want_dq) {
+        std::memset(s.dq + i * kPanel * s.k_columns, 0, static_cast<size_t>(run.rows * s.k_columns) * sizeof(float));
+      }
+    }
+  }
+
+  static void run_products(const Run& run, bool want_dkv, bool want_dq, BackwardScratch& s) {
+    const int64_t row = run.first_panel * kPanel;
     Broadcast<Word> p_rows, ds_rows, ds_columns;
     if constexpr (kPair == 1) {
-      p_rows = {s.scores, kStride, 1};
-      ds_rows = {s.dscores, kStride, 1};
-      ds_columns = {s.dscores, 1, kStride};
+      p_rows = {s.scores + run.key * kStride + row, kStride, 1};
+      ds_rows = {s.dscores + run.key * kStride + row, kStride, 1};
+      ds_columns = {s.dscores + run.key * kStride + row, 1, kStride};
     } else {
-      round_tiles(count, want_dkv, want_dq, s);
-      p_rows = {s.p_rows, kRowsPadded / 2, 1};
-      ds_rows = {s.ds_rows, kRowsPadded / 2, 1};
-      ds_columns = {s.ds_pairs, 1, kRowsPadded};
+      round_tiles(run, want_dkv, want_dq, s);
+      p_rows = {s.p_rows + run.key * (kRowsPadded / 2) + row / 2, kRowsPadded / 2, 1};
+      ds_rows = {s.ds_rows + run.key * (kRowsPadded / 2) + row / 2, kRowsPadded / 2, 1};
+      ds_columns = {s.ds_pairs + run.key / 2 * kRowsPadded + row, 1, kRowsPadded};
     }
-    constexpr int64_t capacity = kRowsPadded / kPair * kPanel;
+    constexpr int64_t row_capacity = kRowsPadded / kPair, key_capacity = kBackwardKeys / kPair;
+    const int64_t first_row = row / kPair, first_key = run.key / kPair;
     if (want_dkv) {
       for (int64_t c = 0; c < s.v_columns; c += kPanel)
-        gemm<Mma>(count, p_rows, s.dout_panels + c / kPanel * capacity, words<Mma>(row_count), s.dv + c, s.v_columns,
-                  true);
+        gemm<Mma>(run.keys, p_rows, s.dout_panels + (c / kPanel * row_capacity + first_row) * kPanel,
+                  words<Mma>(run.rows), s.dv + run.key * s.v_columns + c, s.v_columns, true);
       for (int64_t c = 0; c < s.k_columns; c += kPanel)
-        gemm<Mma>(count, ds_rows, s.q_panels + c / kPanel * capacity, words<Mma>(row_count), s.dk + c, s.k_columns,
-                  true);
+        gemm<Mma>(run.keys, ds_rows, s.q_panels + (c / kPanel * row_capacity + first_row) * kPanel,
+                  words<Mma>(run.rows), s.dk + run.key * s.k_columns + c, s.k_columns, true);
     }
     if (want_dq) {
       for (int64_t c = 0; c < s.k_columns; c += kPanel)
-        gemm<Mma>(row_count, ds_columns, s.k_panels + c / kPanel * (kBackwardKeys / kPair) * kPanel, words<Mma>(count),
-                  s.dq + c, s.k_columns, false);
+        gemm<Mma>(run.rows, ds_columns, s.k_panels + (c / kPanel * key_capacity + first_key) * kPanel,
+                  words<Mma>(run.keys), s.dq + row * s.k_columns + c, s.k_columns, false);
     }
   }
 
@@ -305,34 +430,153 @@ struct Backward {
     }
   }
 
-  static void add_dbias(const Piece& piece, float* sum, int64_t query_stride, int64_t key_stride, void* base) {
+  static void add_dbias(const Piece& piece, double* sum, int64_t query_stride, int64_t key_stride, void* base) {
     BackwardScratch s(*piece.problem, base);
     for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
       const float* ds = s.dscores + (row - piece.row_begin);
-      float* to = sum + (row - piece.row_begin) * query_stride;
+      double* to = sum + (row - piece.row_begin) * query_stride;
       for (int64_t j = 0; j < piece.key_end - piece.key_begin; ++j) to[j * key_stride] += ds[j * kStride];
     }
   }
 
-  static void delta(const Piece& piece, float* delta, int64_t query_stride, int64_t head_stride, void* base) {
+  static float delta(const Piece& piece, int64_t query, int64_t head, BackwardScratch& s) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
-    BackwardScratch s(p, base);
-    for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
-      const int64_t query = row / piece.heads, head = piece.head_first + row % piece.heads;
-      const T* g = dout_row(p, q, query, head, s.dout_rows);
-      VF sum = hn::Zero(FTag());
-      with_row_of<T>(p.out, q, q.q_begin, query, head, [&](const auto* o) {
-        float a[kLanes], b[kLanes];
-        for (int64_t c = 0; c < p.head_dim_v; c += kLanes) {
-          load_row(o + c, minimum(kLanes, p.head_dim_v - c), kLanes, a);
-          load_row(g + c, minimum(kLanes, p.head_dim_v - c), kLanes, b);
-          sum = hn::MulAdd(load(a), load(b), sum);
-        }
-      });
-      float value = hn::GetLane(hn::SumOfLanes(FTag(), sum));
-      if (p.dlse.present) value -= *row_of<float>(p.dlse, q, q.q_begin, query, head);
-      delta[query * query_stride + head * head_stride] = value;
+    const T* g = dout_row(p, q, query, head, s.dout_rows);
+    VF sum = hn::Zero(FTag());
+    with_row_of<T>(p.out, q, q.q_begin, query, head, [&](const auto* o) {
+      float a[kLanes], b[kLanes];
+      for (int64_t c = 0; c < p.head_dim_v; c += kLanes) {
+        load_row(o + c, minimum(kLanes, p.head_dim_v - c), kLanes, a);
+        load_row(g + c, minimum(kLanes, p.head_dim_v - c), kLanes, b);
+        sum = hn::MulAdd(load(a), load(b), sum);
+      }
+    });
+    const float value = hn::GetLane(hn::SumOfLanes(FTag(), sum));
+    return p.dlse.present ? value - *row_of<float>(p.dlse, q, q.q_begin, query, head) : value;
+  }
+
+  static ScoreUnit unit_of(const Piece& piece) {
+    return score_unit(*piece.problem, piece.streamed_rows > 0 || Mma::kPair == 1);
+  }
+
+  // A float32 lse is off by up to |lse| 2^-24, and so is every probability of the row. Standard attention makes no such
+  // error where one key takes the row. A broad row, whose lse is near log(keys), hides it behind those of its scores.
+  static bool is_lse_too_short(float lse, int64_t keys) {
+    constexpr float kExactEnough = Degree == 6 ? 4.0f : Degree == 4 ? 256.0f : 2048.0f;
+    constexpr float kBroadMax = 16.0f, kBroadMargin = 2.0f;
+    const float magnitude = lse < 0 ? -lse : lse;
+    if (!(magnitude >= kExactEnough && magnitude < kInfinity)) return false;
+    if (lse < 0 || lse >= kBroadMax) return true;
+    return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(keys);
+  }
+
+  // The largest score and the sum of each lane so far; the maximum is followed exactly.
+  struct ExactSums {
+    float max[kPanel], sum[kPanel];
+
+    ExactSums() {
+      for (int i = 0; i < kPanel; ++i) max[i] = -kInfinity, sum[i] = 0;
+    }
+
+    void add(const float* scores, int64_t count, float factor) {
+      const VF f = set(factor);
+      for (int h = 0; h < kPanel; h += kLanes) {
+        const VF old = load(max + h);
+        VF top = old;
+        for (int64_t j = 0; j < count; ++j) top = hn::Max(top, load(scores + j * kStride + h));
+        const VF from = finite_max(top);
+        ProbabilitySum<6> terms;
+        for (int64_t j = 0; j < count; ++j)
+          terms.add(exp2<6>(hn::Mul(hn::Sub(load(scores + j * kStride + h), from), f)));
+        const VF alpha = exp2<6>(hn::Mul(hn::Sub(old, from), f));
+        store(hn::MulAdd(load(sum + h), alpha, terms.sum()), sum + h);
+        store(top, max + h);
+      }
+    }
+  };
+
+  // lse, which other parts of a sequence may have a share in, decides whether these sums are the row's: they are where
+  // they agree with it as far as float32 tells.
+  static void set_sums(const Piece& piece, const PanelRows& rows, int lane, const ExactSums& sums, RowTerms* terms) {
+    constexpr double kLog2E = 1.44269504088896340736, kSameBits = 0x1p-22;
+    const ScoreUnit unit = unit_of(piece);
+    const double lse = lse_of(piece, rows, lane), sink = sink_of(*piece.problem, rows.head[lane]);
+    const double max = sums.max[lane] * unit.stored, top = max > sink ? max : sink;
+    if (!(top > -kInfinity && top < kInfinity)) return;
+    const auto of_keys = exp2f(static_cast<float>((max - top) * kLog2E));
+    const auto of_sink = sink == -kInfinity ? 0.0f : exp2f(static_cast<float>((sink - top) * kLog2E));
+    const float sum = sums.sum[lane] * of_keys + of_sink;
+    const double off = top + log(sum) - lse;
+    if (!((off < 0 ? -off : off) <= kSameBits * (lse < 0 ? -lse : lse))) return;
+    terms->max = sums.max[lane];
+    terms->inverse_sum = of_keys / sum;
+    terms->sink = of_sink / sum;
+  }
+
+  static void row_terms(const Piece& piece, RowTermsView terms, BlockFilter blocks, void* base) {
+    BackwardScratch s(*piece.problem, base);
+    ExactSums sums[kPanels];
+    bool wanted[kPanels] = {};
+    int64_t begin = piece.key_end, end = piece.key_begin;
+    for (int64_t i = 0; i < kPanels && piece.row_begin + i * kPanel < piece.row_end; ++i) {
+      PanelRows& rows = s.rows[i];
+      fill_rows(piece, piece.row_begin + i * kPanel, &rows);
+      for (int l = 0; l < rows.count; ++l) {
+        const bool needed = is_lse_too_short(lse_of(piece, rows, l), rows.key_end[l] - rows.key_begin[l]);
+        terms_of(terms, rows, l) = {delta(piece, rows.query[l], rows.head[l], s), 0, needed ? 1.0f : 0.0f, 0};
+        wanted[i] |= needed;
+      }
+      if (!wanted[i]) continue;
+      begin = minimum(begin, rows.begin_min);
+      end = maximum(end, rows.end_max);
+      pack_panel_queries(piece, i, s);
+    }
+    Piece x = piece;
+    for (x.key_begin = begin / kBackwardKeys * kBackwardKeys; x.key_begin < end; x.key_begin += kBackwardKeys) {
+      if (!blocks.needed(blocks.context, x.key_begin)) continue;
+      x.key_end = minimum(piece.key_end, x.key_begin + kBackwardKeys);
+      add_block(x, wanted, sums, s);
+    }
+    for (int64_t i = 0; i < kPanels; ++i) {
+      for (int l = 0; wanted[i] && l < s.rows[i].count; ++l) {
+        RowTerms& row = terms_of(terms, s.rows[i], l);
+        if (row.inverse_sum == 0) continue;
+        row.inverse_sum = 0;
+        set_sums(piece, s.rows[i], l, sums[i], &row);
+      }
+    }
+  }
+
+  static void pack_panel_queries(const Piece& piece, int64_t panel, BackwardScratch& s) {
+    const Sequence& q = piece.sequence;
+    const PanelRows& rows = s.rows[panel];
+    const T* queries[kPanel];
+    for (int l = 0; l < rows.count; ++l)
+      queries[l] = row_of<T>(piece.problem->q, q, q.q_begin, rows.query[l], rows.head[l]);
+    pack_queries(piece, rows, panel, queries, s);
+  }
+
+  static void add_block(const Piece& piece, const bool* wanted, ExactSums* sums, BackwardScratch& s) {
+    const Problem& p = *piece.problem;
+    const Sequence& q = piece.sequence;
+    const int64_t count = piece.key_end - piece.key_begin;
+    const ScoreUnit unit = unit_of(piece);
+    bool packed = false;
+    for (int64_t i = 0; i < kPanels; ++i) {
+      if (!wanted[i]) continue;
+      const PanelKeys keys = panel_keys(piece, i, s);
+      if (!keys) continue;
+      for (int64_t j = 0; !packed && piece.streamed_rows == 0 && j < count; ++j)
+        row_words(row_of<T>(p.k, q, q.k_begin, piece.key_begin + j, piece.head_k), p.head_dim, s.k_stride,
+                  s.k + j * s.k_stride);
+      packed = true;
+      const Piece x = piece_of(piece, keys);
+      const int64_t shown = keys.end - keys.begin;
+      float* scores = s.scores + keys.begin * kStride + i * kPanel;
+      multiply_keys(x, i, keys.begin, s);
+      finish_scores(x, s.rows[i], x.key_begin, shown, unit, scores, kStride, keys.options);
+      sums[i].add(scores, shown, unit.log2);
     }
   }
 };

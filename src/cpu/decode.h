@@ -100,13 +100,13 @@ inline bool softmax_of_row(float* scores, int64_t count, int lane, SoftmaxState*
   VF m = set(-kInfinity);
   for (int64_t j = 0; j < count; j += kLanes) m = hn::Max(m, load(scores + j));
   const float tile = hn::GetLane(hn::MaxOfLanes(FTag(), m)), old = state->max[lane];
-  const bool grown = tile > old + kRescaleThreshold;
-  state->alpha[lane] = grown ? exp2f(old - tile) : 1.0f;
+  const bool grown = tile > old + kRescaleThreshold / kLog2e;
+  state->alpha[lane] = grown ? exp2f((old - tile) * kLog2e) : 1.0f;
   state->max[lane] = grown ? tile : old;
   const VF max = finite_max(set(state->max[lane]));
   ProbabilitySum<Degree> sum;
   for (int64_t j = 0; j < count; j += kLanes) {
-    const VF p = exp2<Degree>(hn::Sub(load(scores + j), max));
+    const VF p = exp2<Degree>(hn::Mul(hn::Sub(load(scores + j), max), set(kLog2e)));
     store(p, scores + j);
     sum.add(p);
   }
@@ -114,73 +114,108 @@ inline bool softmax_of_row(float* scores, int64_t count, int lane, SoftmaxState*
   return grown;
 }
 
+// Scaled queries of a piece of few rows, as floats, and memory for their products with keys.
+struct StreamedRows {
+  int64_t stride;  // floats between queries
+  float* q;
+  float *key_rows, *keys;  // kLanes keys as floats: [key][stride], [stride][kLanes]
+  float* across;           // [row][kForwardKeys]
+
+  StreamedRows(const Problem& p, Arena& a) : stride(round_up(p.head_dim, kLanes)) {
+    q = a.take<float>(kStreamedRows * stride);
+    key_rows = a.take<float>(kLanes * stride);
+    keys = a.take<float>(kLanes * stride);
+    across = a.take<float>(kStreamedRows * kForwardKeys);
+  }
+
+  // rows: of the piece, of which this is one.
+  template <class T>
+  void load(const Problem& p, int64_t row, const T* query) const {
+    load_row(query, p.head_dim, stride, q + row * stride);
+    scale_row(q + row * stride, stride, p.softmax_scale);
+  }
+};
+
+// Keys lie in lanes where more than a few rows share them: transposing keys costs less than a sum over lanes for each
+// score. The choice sets the order of a score's sum, so it depends on the rows of the sequence alone, and the backward
+// makes it as the forward does.
+inline bool streams_across(const Piece& piece) {
+  return kLanes >= 4 && piece.streamed_rows >= 4 && piece.streamed_rows * kLanes >= piece.problem->head_dim;
+}
+
+template <class T>
+inline void scores_by_key(const StreamedRows& s, const T* const* keys, const Stream<T>& stream, int64_t count,
+                          int64_t n, int rows, DecodeLayout at, float* to) {
+  for (int64_t j = 0; j < count; j += 4) {
+    const int block = static_cast<int>(minimum(4, count - j));
+    for (int i = 0; i < block; ++i) stream.prefetch(keys[j + i]);
+    float* scores = to + j * at.key;
+    int r = 0;
+    for (; r + 4 <= rows; r += 4)
+      dot_rows<T, 4>(s.q + r * s.stride, s.stride, keys + j, block, n, at, scores + r * at.row);
+    for (; r + 2 <= rows; r += 2)
+      dot_rows<T, 2>(s.q + r * s.stride, s.stride, keys + j, block, n, at, scores + r * at.row);
+    for (; r < rows; ++r) dot_rows<T, 1>(s.q + r * s.stride, s.stride, keys + j, block, n, at, scores + r * at.row);
+  }
+}
+
+// to: [row][kForwardKeys], for up to as many keys.
+template <class T>
+inline void scores_across(const StreamedRows& s, const T* const* keys, const Stream<T>& stream, int64_t count,
+                          int64_t n, int rows, float* to) {
+  for (int64_t j = 0; j < count; j += kLanes) {
+    const int64_t block = minimum(kLanes, count - j);
+    for (int64_t i = 0; i < block; ++i) {
+      stream.prefetch(keys[j + i]);
+      load_row(keys[j + i], n, s.stride, s.key_rows + i * s.stride);
+    }
+    std::memset(s.key_rows + block * s.stride, 0, static_cast<size_t>((kLanes - block) * s.stride) * sizeof(float));
+    transpose(s.key_rows, s.stride, kLanes, s.stride, s.keys, kLanes);
+    int r = 0;
+    for (; r + 8 <= rows; r += 8) score_block<8>(s.q + r * s.stride, s.stride, s.keys, n, to + r * kForwardKeys + j);
+    for (; r + 4 <= rows; r += 4) score_block<4>(s.q + r * s.stride, s.stride, s.keys, n, to + r * kForwardKeys + j);
+    for (; r < rows; ++r) score_block<1>(s.q + r * s.stride, s.stride, s.keys, n, to + r * kForwardKeys + j);
+  }
+}
+
+// Products of the rows and up to kForwardKeys keys, to queries in lanes: to[key][stride], of which the first `rows`
+// lanes are written.
+template <class T>
+inline void streamed_scores(const StreamedRows& s, bool across, const T* const* keys, const Stream<T>& stream,
+                            int64_t count, int64_t n, int rows, float* to, int64_t stride) {
+  if (!across) return scores_by_key(s, keys, stream, count, n, rows, {stride, 1}, to);
+  scores_across(s, keys, stream, count, n, rows, s.across);
+  for (int r = 0; r < rows; ++r)
+    for (int64_t j = 0; j < count; ++j) to[j * stride + r] = s.across[r * kForwardKeys + j];
+}
+
 template <class T, int Degree>
 struct Decode {
   struct DecodeScratch {
     PanelRows* rows;
     SoftmaxState* softmax;
-    float *q, *o, *scores, *dropout, *key_rows, *keys;
+    float *o, *scores, *dropout;
     TileMemory options;
-    int64_t q_stride, o_stride;
+    int64_t o_stride;
+    StreamedRows queries;
     size_t bytes;
 
-    DecodeScratch(const Problem& p, int64_t row_count, void* base) {
-      Arena a(base);
-      q_stride = round_up(p.head_dim, kLanes);
+    DecodeScratch(const Problem& p, int64_t row_count, void* base) : DecodeScratch(p, row_count, Arena(base)) {}
+
+   private:
+    DecodeScratch(const Problem& p, int64_t row_count, Arena a) : queries(p, a) {
       o_stride = round_up(p.head_dim_v, kLanes);
       rows = a.take<PanelRows>(1);
       softmax = a.take<SoftmaxState>(1);
-      q = a.take<float>(row_count * q_stride);
       o = a.take<float>(row_count * o_stride);
       scores = a.take<float>(kForwardKeys * kPanel);
       options = option_memory(p, a);
       dropout = a.take<float>(p.dropout.p > 0 ? kForwardKeys * kPanel : 0);
-      key_rows = a.take<float>(kLanes * q_stride);
-      keys = a.take<float>(kLanes * q_stride);
       bytes = a.used();
     }
   };
 
   static size_t scratch(const Problem& p, int64_t rows) { return DecodeScratch(p, rows, nullptr).bytes; }
-
-  static void tile_scores(const DecodeScratch& s, const T* const* keys, const Stream<T>& stream, int64_t count,
-                          int64_t n, int rows, DecodeLayout at) {
-    for (int64_t j = 0; j < count; j += 4) {
-      const int block = static_cast<int>(minimum(4, count - j));
-      for (int i = 0; i < block; ++i) stream.prefetch(keys[j + i]);
-      float* scores = s.scores + j * at.key;
-      int r = 0;
-      for (; r + 4 <= rows; r += 4)
-        dot_rows<T, 4>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, at, scores + r * at.row);
-      for (; r + 2 <= rows; r += 2)
-        dot_rows<T, 2>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, at, scores + r * at.row);
-      for (; r < rows; ++r)
-        dot_rows<T, 1>(s.q + r * s.q_stride, s.q_stride, keys + j, block, n, at, scores + r * at.row);
-    }
-  }
-
-  // The same with keys in lanes, for more than a few rows: turning the keys costs less than a sum over lanes for each
-  // score.
-  static void tile_scores_across(const DecodeScratch& s, const T* const* keys, const Stream<T>& stream, int64_t count,
-                                 int64_t n, int rows) {
-    for (int64_t j = 0; j < count; j += kLanes) {
-      const int64_t block = minimum(kLanes, count - j);
-      for (int64_t i = 0; i < block; ++i) {
-        stream.prefetch(keys[j + i]);
-        load_row(keys[j + i], n, s.q_stride, s.key_rows + i * s.q_stride);
-      }
-      std::memset(s.key_rows + block * s.q_stride, 0,
-                  static_cast<size_t>((kLanes - block) * s.q_stride) * sizeof(float));
-      transpose(s.key_rows, s.q_stride, kLanes, s.q_stride, s.keys, kLanes);
-      int r = 0;
-      for (; r + 8 <= rows; r += 8)
-        score_block<8>(s.q + r * s.q_stride, s.q_stride, s.keys, n, s.scores + r * kForwardKeys + j);
-      for (; r + 4 <= rows; r += 4)
-        score_block<4>(s.q + r * s.q_stride, s.q_stride, s.keys, n, s.scores + r * kForwardKeys + j);
-      for (; r < rows; ++r)
-        score_block<1>(s.q + r * s.q_stride, s.q_stride, s.keys, n, s.scores + r * kForwardKeys + j);
-    }
-  }
 
   static void tile_values(const DecodeScratch& s, const T* const* values, const Stream<T>* stream, int64_t count,
                           int64_t n, int rows, DecodeLayout at) {
@@ -216,40 +251,43 @@ struct Decode {
     fill_rows(piece, piece.row_begin, s.rows);
     s.softmax->clear();
     std::memset(s.o, 0, static_cast<size_t>(rows * s.o_stride) * sizeof(float));
-    for (int r = 0; r < rows; ++r) {
-      load_row(row_of<T>(p.q, q, q.q_begin, s.rows->query[r], s.rows->head[r]), p.head_dim, s.q_stride,
-               s.q + r * s.q_stride);
-      scale_row(s.q + r * s.q_stride, s.q_stride, score_scale(p));
-    }
+    for (int r = 0; r < rows; ++r)
+      s.queries.load(p, r, row_of<T>(p.q, q, q.q_begin, s.rows->query[r], s.rows->head[r]));
+    const ScoreUnit unit = score_unit(p, true);
+    const bool across = streams_across(piece);
 
     const int64_t begin = s.rows->begin_min / kForwardKeys * kForwardKeys, end = s.rows->end_max;
     const T *keys[kForwardKeys], *values[kForwardKeys];
     const Stream<T> key_stream(p.k, p.head_dim), value_stream(p.v, p.head_dim_v);
     for (int64_t key = begin; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
-      if (!shows_any(piece, *s.rows, key, count, s.options)) continue;
+      TileMemory options;
+      if (!shown_keys(piece, *s.rows, key, count, s.options, &options)) continue;
       for (int64_t j = 0; j < count; ++j) {
         keys[j] = row_of<T>(p.k, q, q.k_begin, key + j, piece.head_k);
         values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
       }
-      // A tile that needs no more than a softmax has its keys in lanes: few queries would leave most lanes idle.
+      // A tile that needs no more than a softmax has its keys in lanes, because few queries would leave most lanes
+      // idle.
       const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.masked() && !p.max_scores.present &&
                          s.rows->shows(key, key + count);
       const DecodeLayout at = plain ? kKeysInLanes : kQueriesInLanes;
-      if (!plain) std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
-      if (plain && kLanes >= 4 && rows >= 4 && rows * kLanes >= p.head_dim) {
-        tile_scores_across(s, keys, key_stream, count, p.head_dim, rows);
+      if (!plain) {
+        std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
+        streamed_scores(s.queries, across, keys, key_stream, count, p.head_dim, rows, s.scores, kPanel);
+      } else if (across) {
+        scores_across(s.queries, keys, key_stream, count, p.head_dim, rows, s.scores);
       } else {
-        tile_scores(s, keys, key_stream, count, p.head_dim, rows, at);
+        scores_by_key(s.queries, keys, key_stream, count, p.head_dim, rows, at, s.scores);
       }
       bool rescale = false;
       if (plain) {
         for (int r = 0; r < rows; ++r) rescale |= softmax_of_row<Degree>(s.scores + r * at.row, count, r, s.softmax);
       } else {
-        const float factor = finish_scores(piece, *s.rows, key, count, 1.0f, s.scores, kPanel, s.options);
-        rescale = update_max(s.scores, kPanel, count, factor, s.softmax);
-        if (p.max_scores.present) add_largest(s.scores, kPanel, count, factor, s.softmax);
-        exponentiate<Degree>(s.scores, kPanel, count, factor, s.softmax);
+        finish_scores(piece, *s.rows, key, count, unit, s.scores, kPanel, options);
+        rescale = update_max(s.scores, kPanel, count, unit.log2, s.softmax);
+        if (p.max_scores.present) add_largest(s.scores, kPanel, count, s.softmax);
+        exponentiate<Degree>(s.scores, kPanel, count, unit.log2, s.softmax);
         if (p.dropout.p > 0) {
           dropout_factors(piece, *s.rows, key, count, s.dropout, kPanel);
           multiply_tile(s.scores, s.dropout, kPanel, count);
@@ -264,7 +302,7 @@ struct Decode {
     }
 
     if (partial == nullptr) {
-      write_rows<T>(piece, *s.rows, s.o, s.o_stride, s.softmax->max, s.softmax->sum, s.softmax->largest);
+      write_rows<T>(piece, *s.rows, s.o, s.o_stride, {s.softmax->max, s.softmax->sum, s.softmax->largest, unit.stored});
       return;
     }
     for (int r = 0; r < rows; ++r) {
@@ -279,8 +317,9 @@ struct Decode {
 
 // Partials of consecutive key ranges, joined from the first to the last: kernels.h has their layout. scratch: kPanel *
 // stride floats.
-template <class T>
+template <class Mma, class T>
 inline void combine(const Piece& piece, const float* parts, int64_t count, int64_t stride, void* scratch) {
+  const ScoreUnit unit = score_unit(*piece.problem, piece.streamed_rows > 0 || Mma::kPair == 1);
   const int64_t row_count = piece.row_end - piece.row_begin, part = row_count * (stride + kRowFloats);
   auto* out = static_cast<float*>(scratch);
   for (int64_t first = 0; first < row_count; first += kPanel) {
@@ -302,13 +341,13 @@ inline void combine(const Piece& piece, const float* parts, int64_t count, int64
       float* o = out + i * stride;
       std::memset(o, 0, static_cast<size_t>(stride) * sizeof(float));
       for (int64_t j = 0; j < count; ++j) {
-        const float weight = maxima[j * part] == -kInfinity ? 0.0f : exp2f(maxima[j * part] - max[i]);
+        const float weight = maxima[j * part] == -kInfinity ? 0.0f : exp2f((maxima[j * part] - max[i]) * unit.log2);
         sum[i] += sums[j * part] * weight;
         const float* from = parts + j * part + r * stride;
         for (int64_t c = 0; c < stride; c += kLanes) store(hn::MulAdd(load(from + c), set(weight), load(o + c)), o + c);
       }
     }
-    write_rows<T>(piece, rows, out, stride, max, sum, largest);
+    write_rows<T>(piece, rows, out, stride, {max, sum, largest, unit.stored});
   }
 }
 

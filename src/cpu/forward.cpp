@@ -36,7 +36,7 @@ struct Shape {
 
 Shape shape_of(const Problem& p, const Sequence& s) {
   const int64_t rows = s.q_len * p.group();
-  const bool stream = rows <= kernels().panel / 2;
+  const bool stream = rows <= kernels().panel / 2;  // as streamed_rows() has it
   const int64_t part = stream ? kStreamPart : kTilePart;
   return {stream, (stream || rows <= kSplitRows) && s.k_len >= 2 * part ? part : 0};
 }

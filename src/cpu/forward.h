@@ -64,47 +64,55 @@ inline void with_row_of(const View& v, const Sequence& s, int64_t begin, int64_t
   }
 }
 
-// What a row leaves behind: sum and maximum with the sink taken in, from which out's factor and lse follow.
+// What a row's maximum and sum, with the sink, make of out and lse.
 struct RowResult {
   float out_factor, lse;
 };
 
-inline RowResult finish_row(const Problem& p, int64_t head, float max, float sum) {
-  float factor = 1.0f;
-  if (p.sink.present) {
-    const float sink = [&] {
-      const int64_t at = head * p.sink.head;
-      float x[kLanes];
-      if (p.sink.dtype == DType::f32) return reinterpret_cast<const float*>(p.sink.data)[at];
-      if (p.sink.dtype == DType::bf16) {
-        load_row(reinterpret_cast<const BF16*>(p.sink.data) + at, 1, kLanes, x);
-      } else {
-        load_row(reinterpret_cast<const F16*>(p.sink.data) + at, 1, kLanes, x);
-      }
-      return x[0];
-    }() * kLog2e;
-    const float top = max > sink ? max : sink;
-    if (top != -kInfinity) {
-      factor = exp2f(max - top);
-      sum = sum * factor + exp2f(sink - top);
-      max = top;
-    }
+// The sink of a query head; -inf without sinks.
+inline float sink_of(const Problem& p, int64_t head) {
+  if (!p.sink.present) return -kInfinity;
+  const int64_t at = head * p.sink.head;
+  if (p.sink.dtype == DType::f32) return reinterpret_cast<const float*>(p.sink.data)[at];
+  float x[kLanes];
+  if (p.sink.dtype == DType::bf16) {
+    load_row(reinterpret_cast<const BF16*>(p.sink.data) + at, 1, kLanes, x);
+  } else {
+    load_row(reinterpret_cast<const F16*>(p.sink.data) + at, 1, kLanes, x);
   }
-  if (sum == 0) return {0.0f, max == -kInfinity ? -kInfinity : max * static_cast<float>(kLn2)};
-  return {factor / sum, p.lse.present ? static_cast<float>(max * kLn2 + log(sum)) : 0.0f};
+  return x[0];
 }
 
-// Writes what the caller wants of a panel's rows from O in rows (padded to kLanes) and the softmax state. largest: log2
-// units.
+// max: natural.
+inline RowResult finish_row(const Problem& p, int64_t head, double max, float sum) {
+  float factor = 1.0f;
+  const double sink = sink_of(p, head);
+  if (sink != -kInfinity) {
+    const double top = max > sink ? max : sink;
+    factor = exp2f(static_cast<float>((max - top) * kLog2e));
+    sum = sum * factor + exp2f(static_cast<float>((sink - top) * kLog2e));
+    max = top;
+  }
+  if (sum == 0) return {0.0f, static_cast<float>(max)};
+  return {factor / sum, p.lse.present ? static_cast<float>(max + log(sum)) : 0.0f};
+}
+
+// A panel's softmax state, and the natural score of a stored one.
+struct RowStates {
+  const float *max, *sum, *largest;
+  double unit;
+};
+
+// Writes the results of a panel's rows from O in rows (padded to kLanes).
 template <class T>
-inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o, int64_t stride, const float* max,
-                       const float* sum, const float* largest) {
+inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o, int64_t stride,
+                       const RowStates& state) {
   const Problem& p = *piece.problem;
   const Sequence& s = piece.sequence;
   for (int i = 0; i < rows.count; ++i) {
-    const RowResult result = finish_row(p, rows.head[i], max[i], sum[i]);
+    const RowResult result = finish_row(p, rows.head[i], state.max[i] * state.unit, state.sum[i]);
     with_row_of<T>(p.out, s, s.q_begin, rows.query[i], rows.head[i], [&](auto* out) {
-      if (sum[i] == 0) {
+      if (state.sum[i] == 0) {
         std::memset(static_cast<void*>(out), 0, static_cast<size_t>(p.head_dim_v) * sizeof *out);
       } else {
         store_row(o + i * stride, p.head_dim_v, result.out_factor, out);
@@ -113,22 +121,25 @@ inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o
     if (p.lse.present) *mutable_row_of<float>(p.lse, s, s.q_begin, rows.query[i], rows.head[i]) = result.lse;
     if (p.max_scores.present) {
       *mutable_row_of<float>(p.max_scores, s, s.q_begin, rows.query[i], rows.head[i]) =
-          static_cast<float>(largest[i] * kLn2);
+          static_cast<float>(state.largest[i] * state.unit);
     }
   }
 }
 
-// Whether any lane sees any of these keys. Leaves what a mask shows for finish_scores().
-inline bool shows_any(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, const TileMemory& memory) {
-  if (rows.hides(key, key + count)) return false;
-  if (!piece.problem->masked()) return true;
-  return show_visible(mod_tile(piece, rows, key, count, kPanel, memory.mods), memory.visible);
+// The keys that any lane may see. Sets *memory to what finish_scores() needs for the tile of these keys.
+inline ShownKeys shown_keys(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count,
+                            const TileMemory& of_piece, TileMemory* memory) {
+  *memory = of_piece;
+  if (rows.hides(key, key + count)) return {};
+  if (!piece.problem->masked()) return {0, count, true};  // memory->visible is null
+  const ShownKeys shown = show_visible(mod_tile(piece, rows, key, count, kPanel, of_piece.mods), of_piece.visible);
+  if (shown.all && shown.begin == 0 && shown.end == count) memory->visible = nullptr;
+  return shown;
 }
 
-// What finish_scores() is told: queries packed as floats carry the scale already.
 template <class Mma>
-inline float pending_factor(const Problem& p) {
-  return Mma::kPair == 1 ? 1.0f : static_cast<float>(score_scale(p));
+inline ScoreUnit tile_unit(const Problem& p) {
+  return score_unit(p, Mma::kPair == 1);
 }
 
 template <class Mma, class T, int Degree>
@@ -182,7 +193,7 @@ struct Forward {
     const T* source[kPanel];
     for (int i = 0; i < panel->rows.count; ++i)
       source[i] = row_of<T>(p.q, piece.sequence, piece.sequence.q_begin, panel->rows.query[i], panel->rows.head[i]);
-    pack_panel<Mma, T>({source, panel->rows.count}, p.head_dim, score_scale(p), s.row,
+    pack_panel<Mma, T>({source, panel->rows.count}, p.head_dim, p.softmax_scale, s.row,
                        s.q + index * s.q_words * kPanel);
     panel->softmax.clear();
     panel->started = false;
@@ -199,19 +210,20 @@ struct Forward {
     pack_columns<Mma, T>({values, count}, p.head_dim_v, s.v);
   }
 
-  static void softmax_step(const Piece& piece, Panel* panel, int64_t key, int64_t count, ForwardScratch& s, float* o,
-                           int64_t o_rows) {
-    const float factor =
-        finish_scores(piece, panel->rows, key, count, pending_factor<Mma>(*piece.problem), s.scores, kPanel, s.options);
-    if (update_max(s.scores, kPanel, count, factor, &panel->softmax) && panel->started) {
+  static void softmax_step(const Piece& piece, Panel* panel, int64_t key, int64_t count, const TileMemory& options,
+                           ForwardScratch& s, float* o) {
+    const int64_t o_rows = piece.problem->head_dim_v;
+    const ScoreUnit unit = tile_unit<Mma>(*piece.problem);
+    finish_scores(piece, panel->rows, key, count, unit, s.scores, kPanel, options);
+    if (update_max(s.scores, kPanel, count, unit.log2, &panel->softmax) && panel->started) {
       const VF a0 = load(panel->softmax.alpha), a1 = load(panel->softmax.alpha + kLanes);
       for (int64_t c = 0; c < o_rows; ++c) {
         store(hn::Mul(load(o + c * kPanel), a0), o + c * kPanel);
         store(hn::Mul(load(o + c * kPanel + kLanes), a1), o + c * kPanel + kLanes);
       }
     }
-    if (piece.problem->max_scores.present) add_largest(s.scores, kPanel, count, factor, &panel->softmax);
-    exponentiate<Degree>(s.scores, kPanel, count, factor, &panel->softmax);
+    if (piece.problem->max_scores.present) add_largest(s.scores, kPanel, count, &panel->softmax);
+    exponentiate<Degree>(s.scores, kPanel, count, unit.log2, &panel->softmax);
     if (piece.problem->dropout.p > 0) {
       dropout_factors(piece, panel->rows, key, count, s.dropout, kPanel);
       multiply_tile(s.scores, s.dropout, kPanel, count);
@@ -219,12 +231,12 @@ struct Forward {
   }
 
   static void panel_step(const Piece& piece, Panel* panel, int64_t index, int64_t key, int64_t count,
-                         ForwardScratch& s) {
+                         const TileMemory& options, ForwardScratch& s) {
     const Problem& p = *piece.problem;
     float* o = s.o + index * s.o_rows * kPanel;
     gemm<Mma>(count, {s.k, s.k_stride, 1}, s.q + index * s.q_words * kPanel, words<Mma>(p.head_dim), s.scores, kPanel,
               false);
-    softmax_step(piece, panel, key, count, s, o, p.head_dim_v);
+    softmax_step(piece, panel, key, count, options, s, o);
     const Word* probabilities;
     if constexpr (Mma::kPair == 1) {
       probabilities = s.scores;
@@ -243,8 +255,9 @@ struct Forward {
     for (int64_t c = dv; c < s.o_rows; ++c) std::memset(o + c * kPanel, 0, kPanel * sizeof(float));
     if (partial == nullptr) {
       transpose(o, kPanel, static_cast<int>(s.o_rows), kPanel, s.out_rows, s.out_stride);
-      write_rows<T>(piece, panel->rows, s.out_rows, s.out_stride, panel->softmax.max, panel->softmax.sum,
-                    panel->softmax.largest);
+      const SoftmaxState& state = panel->softmax;
+      write_rows<T>(piece, panel->rows, s.out_rows, s.out_stride,
+                    {state.max, state.sum, state.largest, tile_unit<Mma>(*piece.problem).stored});
       return;
     }
     transpose(o, kPanel, static_cast<int>(s.o_rows), kPanel, s.out_rows, s.out_stride);
@@ -274,10 +287,11 @@ struct Forward {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
       bool packed = false;  // not where a mask hides the tile from all
       for (int64_t i = 0; i < panel_count; ++i) {
-        if (!shows_any(piece, s.panels[i].rows, key, count, s.options)) continue;
+        TileMemory options;
+        if (!shown_keys(piece, s.panels[i].rows, key, count, s.options, &options)) continue;
         if (!packed) pack_keys(piece, key, count, s);
         packed = true;
-        panel_step(piece, s.panels + i, i, key, count, s);
+        panel_step(piece, s.panels + i, i, key, count, options, s);
       }
     }
     for (int64_t i = 0; i < panel_count; ++i) write(piece, partial, s.panels + i, i, s);

@@ -12,7 +12,8 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-constexpr int kPanel = 2 * kLanes;  // columns of B side by side in one product: two vectors
+constexpr int kPanel = 2 * kLanes;         // columns of B side by side in one product: two vectors
+constexpr int kStreamedRows = kPanel / 2;  // most rows of queries that decode serves
 // Accumulators, two vectors of B and a broadcast fill the register file (32 registers of AVX-512 and NEON, 16 of AVX2).
 constexpr int kRows = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 6 : kLanes == 1 ? 4 : 12;
 
@@ -46,13 +47,14 @@ struct Broadcast {
   int64_t row_stride, k_stride;
 };
 
-template <class Mma, int R>
-inline void gemm_block(const typename Mma::Word* a, int64_t row_stride, int64_t k_stride, const typename Mma::Word* b,
+// Adjacent: row_stride is 1, so that rows differ by constant offsets.
+template <class Mma, int R, bool Adjacent>
+HWY_INLINE void gemm_block(const typename Mma::Word* a, int64_t row_stride, int64_t k_stride, const typename Mma::Word* b,
                        int64_t k, float* c, int64_t c_stride, bool accumulate) {
   VF acc[R][2];
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = hn::Zero(FTag());
   // Rows in threes share a pointer: base, base + stride, base + 2 * stride are all addressing modes.
-  constexpr int kBases = (R + 2) / 3;
+  constexpr int kBases = Adjacent ? 1 : (R + 2) / 3;
   const typename Mma::Word* base[kBases];
   for (int i = 0; i < kBases; ++i) base[i] = a + 3 * i * row_stride;
   for (int64_t i = 0; i < k; ++i) {
@@ -60,7 +62,7 @@ inline void gemm_block(const typename Mma::Word* a, int64_t row_stride, int64_t 
     b += kPanel;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const auto x = Mma::broadcast(base[r / 3] + (r % 3) * row_stride);
+      const auto x = Mma::broadcast(Adjacent ? base[0] + r : base[r / 3] + (r % 3) * row_stride);
       acc[r][0] = Mma::multiply_add(x, b0, acc[r][0]);
       acc[r][1] = Mma::multiply_add(x, b1, acc[r][1]);
     }
@@ -79,26 +81,35 @@ inline void gemm_block(const typename Mma::Word* a, int64_t row_stride, int64_t 
   }
 }
 
-template <class Mma, int R>
-inline void gemm_rows(int rows, const typename Mma::Word* a, int64_t row_stride, int64_t k_stride,
+template <class Mma, int R, bool Adjacent>
+HWY_INLINE void gemm_rows(int rows, const typename Mma::Word* a, int64_t row_stride, int64_t k_stride,
                       const typename Mma::Word* b, int64_t k, float* c, int64_t c_stride, bool accumulate) {
   if constexpr (R > 0) {
-    if (rows == R) return gemm_block<Mma, R>(a, row_stride, k_stride, b, k, c, c_stride, accumulate);
-    gemm_rows<Mma, R - 1>(rows, a, row_stride, k_stride, b, k, c, c_stride, accumulate);
+    if (rows == R) return gemm_block<Mma, R, Adjacent>(a, row_stride, k_stride, b, k, c, c_stride, accumulate);
+    gemm_rows<Mma, R - 1, Adjacent>(rows, a, row_stride, k_stride, b, k, c, c_stride, accumulate);
+  }
+}
+
+// One function holds all block sizes and is never inlined. Otherwise the compiler would inline some blocks into some
+// callers, and the time of one caller would depend on the others.
+template <class Mma, bool Adjacent>
+HWY_NOINLINE void gemm_strided(int64_t rows, Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k,
+                               float* c, int64_t c_stride, bool accumulate) {
+  // Blocks are as even as possible: 64 rows are 11+11+11+11+10+10, not 5 * 12 + 4.
+  for (int64_t done = 0; done < rows;) {
+    const int64_t left = rows - done, blocks = (left + kRows - 1) / kRows;
+    const int take = static_cast<int>((left + blocks - 1) / blocks);
+    gemm_rows<Mma, kRows, Adjacent>(take, a.data + done * a.row_stride, a.row_stride, a.k_stride, b, k,
+                                    c + done * c_stride, c_stride, accumulate);
+    done += take;
   }
 }
 
 template <class Mma>
 inline void gemm(int64_t rows, Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k, float* c,
                  int64_t c_stride, bool accumulate) {
-  // Blocks as even as possible: 64 rows are 11+11+11+11+10+10, not 5 * 12 + 4.
-  for (int64_t done = 0; done < rows;) {
-    const int64_t left = rows - done, blocks = (left + kRows - 1) / kRows;
-    const int take = static_cast<int>((left + blocks - 1) / blocks);
-    gemm_rows<Mma, kRows>(take, a.data + done * a.row_stride, a.row_stride, a.k_stride, b, k, c + done * c_stride,
-                          c_stride, accumulate);
-    done += take;
-  }
+  const auto strided = a.row_stride == 1 ? gemm_strided<Mma, true> : gemm_strided<Mma, false>;
+  strided(rows, a, b, k, c, c_stride, accumulate);
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET

@@ -21,9 +21,10 @@ using MmaOfBF16 = MmaF32;
 
 // Calls f with the kernels of a dtype. The degree of exp2's polynomial keeps its error below the rounding of P in that
 // type (docs/numerics.md).
-template <class Type, class Mma, int Degree>
+template <class Type, class Product, int Degree>
 struct TargetKernels {
   using T = Type;
+  using Mma = Product;
   static constexpr int kDegree = Degree;
   using Tiles = Forward<Mma, T, Degree>;
   using Stream = Decode<T, Degree>;
@@ -50,11 +51,12 @@ void decode(const Piece& piece, const Partial* partial, void* s) {
   by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Stream::run(piece, partial, s); });
 }
 void combine_parts(const Piece& piece, const float* parts, int64_t count, int64_t stride, void* s) {
-  by_dtype(piece.problem->dtype, [&](auto e) { combine<typename decltype(e)::T>(piece, parts, count, stride, s); });
+  by_dtype(piece.problem->dtype, [&](auto e) {
+    combine<typename decltype(e)::Mma, typename decltype(e)::T>(piece, parts, count, stride, s);
+  });
 }
-void delta(const Piece& piece, float* to, int64_t query_stride, int64_t head_stride, void* s) {
-  by_dtype(piece.problem->dtype,
-           [&](auto e) { decltype(e)::Gradients::delta(piece, to, query_stride, head_stride, s); });
+void row_terms(const Piece& piece, RowTermsView terms, BlockFilter blocks, void* s) {
+  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::row_terms(piece, terms, blocks, s); });
 }
 size_t backward_scratch(const Problem& p) {
   return by_dtype(p.dtype, [&](auto e) { return decltype(e)::Gradients::scratch(p); });
@@ -62,11 +64,9 @@ size_t backward_scratch(const Problem& p) {
 void backward_keys(const Piece& piece, bool want_dkv, bool want_dq, void* s) {
   by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::keys(piece, want_dkv, want_dq, s); });
 }
-void backward_tile(const Piece& piece, const float* deltas, int64_t query_stride, int64_t head_stride, bool want_dkv,
-                   bool want_dq, double* captured, void* s) {
-  by_dtype(piece.problem->dtype, [&](auto e) {
-    decltype(e)::Gradients::tile(piece, deltas, query_stride, head_stride, want_dkv, want_dq, captured, s);
-  });
+bool backward_tile(const Piece& piece, RowTermsView terms, bool want_dkv, bool want_dq, double* captured, void* s) {
+  return by_dtype(piece.problem->dtype,
+                  [&](auto e) { return decltype(e)::Gradients::tile(piece, terms, want_dkv, want_dq, captured, s); });
 }
 void backward_add_dq(const Piece& piece, RowAccumulator dq, void* s) {
   by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::add_dq(piece, dq, s); });
@@ -74,7 +74,7 @@ void backward_add_dq(const Piece& piece, RowAccumulator dq, void* s) {
 void backward_store_dkv(const Piece& piece, void* s) {
   by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::store_dkv(piece, s); });
 }
-void backward_add_dbias(const Piece& piece, float* sum, int64_t query_stride, int64_t key_stride, void* s) {
+void backward_add_dbias(const Piece& piece, double* sum, int64_t query_stride, int64_t key_stride, void* s) {
   by_dtype(piece.problem->dtype,
            [&](auto e) { decltype(e)::Gradients::add_dbias(piece, sum, query_stride, key_stride, s); });
 }
@@ -135,7 +135,7 @@ const Kernels TANDEM_TABLE(TANDEM_TARGET) = {
     .decode_scratch = TANDEM_TARGET::decode_scratch,
     .decode = TANDEM_TARGET::decode,
     .combine = TANDEM_TARGET::combine_parts,
-    .delta = TANDEM_TARGET::delta,
+    .row_terms = TANDEM_TARGET::row_terms,
     .backward_scratch = TANDEM_TARGET::backward_scratch,
     .backward_keys = TANDEM_TARGET::backward_keys,
     .backward_tile = TANDEM_TARGET::backward_tile,

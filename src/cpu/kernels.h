@@ -20,12 +20,13 @@ struct Piece {
   int64_t sequence_number;  // its index in the batch, packed or not
   int64_t head_k;
   int64_t head_first, heads;  // query heads of the rows: row r is query r / heads of head head_first + r % heads
+  int64_t streamed_rows;      // query rows of the whole sequence and key head where decode serves it, else 0
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;  // only these keys take part; key_begin is a multiple of the key tile
 };
 
-// Unnormalised results of a part of the keys: out[row][head_dim_v padded], running maximum (log2 units), sum, and the
-// largest score where it is wanted.
+// Unnormalised results of a part of the keys: out[row][head_dim_v padded], running maximum (a stored score), sum, and
+// the largest score where it is wanted.
 struct Partial {
   float* out;
   float* max;
@@ -39,6 +40,26 @@ constexpr int64_t kRowFloats = 3;  // of a row beside out
 struct RowAccumulator {
   float* data;
   int64_t query, head, origin;
+};
+
+// What the backward knows of a row of queries.
+struct RowTerms {
+  float delta;        // sum(dout * out) - dlse
+  float max;          // the row's largest score, as it is stored, where inverse_sum is not 0
+  float inverse_sum;  // of e^(score - max) and the sink; 0: lse has all that is needed
+  float sink;         // the sink's probability, where inverse_sum is not 0
+};
+
+// The terms of a row of a piece: data[query * query_stride + head * head_stride].
+struct RowTermsView {
+  RowTerms* data;
+  int64_t query_stride, head_stride;
+};
+
+// Tells whether any of a tile's rows may see a key of the block that begins at this key.
+struct BlockFilter {
+  bool (*needed)(const void* context, int64_t key);
+  const void* context;
 };
 
 struct Kernels {
@@ -57,20 +78,21 @@ struct Kernels {
   // then rows of max, of sum and of the largest score.
   void (*combine)(const Piece&, const float* parts, int64_t count, int64_t stride, void* scratch);
 
-  // Backward. delta[row] = sum(dout * out) - dlse for the rows of a piece.
-  void (*delta)(const Piece&, float* delta, int64_t query_stride, int64_t head_stride, void* scratch);
+  // Backward. Fills in the terms of a piece's rows. A float32 lse may be too short for a row's probabilities: such rows
+  // are summed again over the blocks of keys for which needed(context, first key) is true.
+  void (*row_terms)(const Piece&, RowTermsView, BlockFilter, void* scratch);
   size_t (*backward_scratch)(const Problem&);
   // Packs keys [key_begin, key_end) (at most kBackwardKeys) and clears their gradients.
   void (*backward_keys)(const Piece&, bool want_dkv, bool want_dq, void* scratch);
   // One tile of rows (at most kBackwardRows) against the packed keys: adds to dk and dv, leaves the tile of dq.
   // captured: where not null, the table of all that a score_mod's gradients are asked for (problem/bound_expression.h).
-  void (*backward_tile)(const Piece&, const float* delta, int64_t query_stride, int64_t head_stride, bool want_dkv,
-                        bool want_dq, double* captured, void* scratch);
+  // False: no row sees a key, and there is nothing to add.
+  bool (*backward_tile)(const Piece&, RowTermsView, bool want_dkv, bool want_dq, double* captured, void* scratch);
   void (*backward_add_dq)(const Piece&, RowAccumulator dq, void* scratch);
   void (*backward_store_dkv)(const Piece&, void* scratch);
-  // After backward_tile with neither gradient wanted: adds the tile of dscore (keys along rows) to sum, which has
-  // `stride` floats between queries.
-  void (*backward_add_dbias)(const Piece&, float* sum, int64_t query_stride, int64_t key_stride, void* scratch);
+  // After backward_tile with neither gradient wanted: adds the tile of dscore to sum[query * query_stride + key *
+  // key_stride]. A broadcast bias sums over whole heads, for which float32 would lose digits.
+  void (*backward_add_dbias)(const Piece&, double* sum, int64_t query_stride, int64_t key_stride, void* scratch);
   // 2^src as the softmax of this dtype computes it: for tests and the error table of docs/numerics.md.
   void (*exp2)(DType, const float* src, int64_t n, float* dst);
   // Between float32 and float32, bfloat16 or float16: dst[0, n) = src; add_row: += src.

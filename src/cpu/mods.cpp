@@ -119,40 +119,72 @@ bool show_by_mod(const ModTile& tile, int32_t* visible) {
   return any != 0;
 }
 
-// use(key of the tile, keys that are in the same block, lane, state) for each block of each lane.
+// use(key of the tile, keys that are in the same block) for each block of keys.
 template <class Use>
 void each_block(const ModTile& tile, Use&& use) {
-  const BlockMaskView& mask = tile.piece.problem->block_mask;
+  const int64_t size = tile.piece.problem->block_mask.block_k;
   for (int64_t key = 0; key < tile.count;) {
-    const int64_t left_of_block = mask.block_k - (tile.key + key) % mask.block_k;
-    const int64_t keys = std::min(left_of_block, tile.count - key);
-    for (int64_t lane = 0; lane < tile.lanes; ++lane)
-      use(key, keys, lane, mask.at(tile.piece.sequence.batch_index, tile.head[lane], tile.query[lane], tile.key + key));
+    const int64_t keys = std::min(size - (tile.key + key) % size, tile.count - key);
+    use(key, keys);
     key += keys;
   }
 }
 
-// A block that is full is seen whatever mask_mod says; where there is none, a partial one, too.
-bool show_by_blocks(const ModTile& tile, int32_t* visible) {
-  const Problem& p = *tile.piece.problem;
-  bool partial = false, any = false;
-  each_block(tile, [&](int64_t, int64_t, int64_t, BlockState state) {
-    partial |= state == BlockState::partial;
-    any |= state == BlockState::full || (state == BlockState::partial && !p.mask_mod);
+BlockState block_state(const ModTile& tile, int64_t lane, int64_t key) {
+  const BlockMaskView& mask = tile.piece.problem->block_mask;
+  return mask.at(tile.piece.sequence.batch_index, tile.head[lane], tile.query[lane], tile.key + key);
+}
+
+// The lanes of a tile that begin a new row of blocks; the others have the states of the lane before.
+bool begins_row(const ModTile& tile, int64_t lane) {
+  const int64_t size = tile.piece.problem->block_mask.block_q;
+  return lane == 0 || tile.head[lane] != tile.head[lane - 1] || tile.query[lane] / size != tile.query[lane - 1] / size;
+}
+
+// A full block is visible whatever mask_mod says, and a partial one where there is no mask_mod.
+ShownKeys show_by_blocks(const ModTile& tile, int32_t* visible) {
+  const bool by_mod = tile.piece.problem->mask_mod.present;
+  ShownKeys shown{tile.count, 0, true};
+  bool any_full = false, any_partial = false, hidden_before = false;
+  each_block(tile, [&](int64_t key, int64_t keys) {
+    bool any = false, hides = false;
+    for (int64_t lane = 0; lane < tile.lanes; ++lane) {
+      if (!begins_row(tile, lane)) continue;
+      const BlockState state = block_state(tile, lane, key);
+      const bool partial = state == BlockState::partial && by_mod;
+      any |= state != BlockState::hidden;
+      hides |= state == BlockState::hidden;
+      any_partial |= partial;
+      any_full |= state != BlockState::hidden && !partial;
+    }
+    if (!any) {
+      hidden_before |= shown.begin < shown.end;
+      return;
+    }
+    shown.all &= !hides && !hidden_before;
+    shown.begin = std::min(shown.begin, key);
+    shown.end = key + keys;
   });
-  if (p.mask_mod && partial) any |= show_by_mod(tile, visible);
-  if (!any) return false;
-  each_block(tile, [&](int64_t key, int64_t keys, int64_t lane, BlockState state) {
-    if (state == BlockState::partial && p.mask_mod) return;
-    for (int64_t j = key; j < key + keys; ++j) visible[j * tile.lanes + lane] = state == BlockState::hidden ? 0 : 1;
+  const bool any_by_mod = any_partial && show_by_mod(tile, visible);
+  if (!any_full && !any_by_mod) return {};
+  shown.all &= !any_partial && shown.begin % 2 == 0;
+  shown.begin -= shown.begin % 2;
+  if (shown.all && shown.begin == 0 && shown.end == tile.count) return shown;
+  each_block(tile, [&](int64_t key, int64_t keys) {
+    for (int64_t lane = 0; lane < tile.lanes; ++lane) {
+      const BlockState state = block_state(tile, lane, key);
+      if (state == BlockState::partial && by_mod) continue;
+      for (int64_t j = key; j < key + keys; ++j) visible[j * tile.lanes + lane] = state == BlockState::hidden ? 0 : 1;
+    }
   });
-  return true;
+  return shown;
 }
 
 }  // namespace
 
-bool show_visible(const ModTile& tile, int32_t* visible) {
-  return tile.piece.problem->block_mask ? show_by_blocks(tile, visible) : show_by_mod(tile, visible);
+ShownKeys show_visible(const ModTile& tile, int32_t* visible) {
+  if (tile.piece.problem->block_mask) return show_by_blocks(tile, visible);
+  return show_by_mod(tile, visible) ? ShownKeys{0, tile.count, false} : ShownKeys{};
 }
 
 void modify_scores(const ModTile& tile, float* scores) {

@@ -20,9 +20,17 @@ struct ModTile {
 
 size_t mod_floats(const Problem& problem);
 
-// visible[key][lane], of `lanes` lanes: 1 where mask_mod and the block mask show the key, else 0. False: they show none
-// at all.
-bool show_visible(const ModTile& tile, int32_t* visible);
+// The keys of a tile that masks may show to some lane: [begin, end), counted from the tile's first key. begin is even.
+struct ShownKeys {
+  int64_t begin = 0, end = 0;
+  bool all = true;  // every lane sees each of them
+
+  explicit operator bool() const { return begin < end; }
+};
+
+// Finds the keys that mask_mod and the block mask show. Unless every lane sees all keys of the tile, it fills in
+// visible[key][lane] for each of them: 1 where the lane sees the key, else 0.
+ShownKeys show_visible(const ModTile& tile, int32_t* visible);
 
 // Scores as score_mod gives them, in place.
 void modify_scores(const ModTile& tile, float* scores);

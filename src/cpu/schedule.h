@@ -88,6 +88,12 @@ inline KeyRange keys_of_rows(const Problem& p, const Sequence& s, int64_t heads,
   return {first.begin, last.end > first.begin ? last.end : first.begin};
 }
 
+// Few rows of queries are streamed: keys are read where they lie (cpu/decode.h).
+inline int64_t streamed_rows(const Problem& p, const Sequence& s) {
+  const int64_t rows = s.q_len * p.group();
+  return rows <= kernels().panel / 2 ? rows : 0;
+}
+
 inline Piece whole_piece(const Problem& p, const Sequence& s, int64_t number, int64_t head_k) {
   return {.problem = &p,
           .sequence = s,
@@ -95,6 +101,7 @@ inline Piece whole_piece(const Problem& p, const Sequence& s, int64_t number, in
           .head_k = head_k,
           .head_first = head_k * p.group(),
           .heads = p.group(),
+          .streamed_rows = streamed_rows(p, s),
           .row_begin = 0,
           .row_end = s.q_len * p.group(),
           .key_begin = 0,

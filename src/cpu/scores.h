@@ -1,7 +1,8 @@
 // From raw scores to probabilities on one tile of up to key_tile keys x kPanel queries: options, masks, online softmax.
 //
 // A tile is stored key by key, queries in lanes: a lane owns a query, so no step crosses lanes and a query's result
-// does not depend on its neighbours. Scores are kept in log2 units (times log2 e), as exp2 wants them.
+// does not depend on its neighbours. Scores are in natural units, as standard attention has them: a row's largest score
+// is subtracted before log2 e is multiplied in, so that the largest probability is exactly 1 at any magnitude.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -18,15 +19,12 @@ struct PanelRows {
   int32_t key_begin[kPanel], key_end[kPanel];      // the keys that causal, window and the piece leave visible
   int32_t begin_min, begin_max, end_min, end_max;  // over the lanes
   float position[kPanel];                          // query + diagonal
-  float slope[kPanel];                             // ALiBi, in the unit of scores
+  float slope[kPanel];                             // ALiBi
 
   // No lane sees any of keys [begin, end) / every lane sees all of them.
   bool hides(int64_t begin, int64_t end) const { return end <= begin_min || begin >= end_max; }
   bool shows(int64_t begin, int64_t end) const { return begin >= begin_max && end <= end_min; }
 };
-
-// Scores are in log2 units, but where a score_mod reads them: then they are natural, and log2 e is still to come.
-inline double score_unit(const Problem& p) { return p.score_mod.present ? 1.0 : 1.44269504088896340736; }
 
 inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   const Problem& p = *piece.problem;
@@ -61,7 +59,7 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
     if (p.alibi_slopes.present) {
       const HeadView& a = p.alibi_slopes;
       const auto* slope = reinterpret_cast<const float*>(a.data) + s.batch_index * a.batch + head * a.head;
-      rows->slope[i] = *slope * static_cast<float>(score_unit(p));
+      rows->slope[i] = *slope;
     }
   }
 }
@@ -119,15 +117,14 @@ inline const float* bias_tile(const Piece& piece, const PanelRows& rows, int64_t
   return across;
 }
 
-// scores += bias, in their unit.
+// scores += bias.
 inline void add_bias(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* scores,
                      int64_t stride, float* scratch) {
   const float* bias = bias_tile(piece, rows, key, count, scratch);
-  const VF unit = set(static_cast<float>(score_unit(*piece.problem)));
   for (int64_t j = 0; j < count; ++j) {
     for (int h = 0; h < kPanel; h += kLanes) {
       float* s = scores + j * stride + h;
-      store(hn::MulAdd(load(bias + j * kPanel + h), unit, load(s)), s);
+      store(hn::Add(load(bias + j * kPanel + h), load(s)), s);
     }
   }
 }
@@ -147,17 +144,24 @@ inline void hide_by_bias(const Piece& piece, const PanelRows& rows, int64_t key,
 
 // ---- Scores -----------------------------------------------------------------------------------------------------
 
-// What turns a product of queries and keys into the unit of scores. With float words it is multiplied into the packed
-// queries, exactly rounded there (as a factor of the scores, its own rounding would be an error common to all of them);
-// bfloat16 words cannot take it, there it is a factor of the scores.
-inline double score_scale(const Problem& p) { return p.softmax_scale * score_unit(p); }
+// The natural score of a stored one is stored * unit. Queries packed as floats carry softmax_scale, rounded once for
+// each number; a factor of all scores would add the same rounding error to each. bfloat16 words cannot carry it.
+struct ScoreUnit {
+  double product;  // of the products of queries and keys
+  double stored;   // of what finish_scores() leaves
+  float log2;      // stored, times log2 e: what exponents need
+};
+inline ScoreUnit score_unit(const Problem& p, bool scaled_queries) {
+  const double product = scaled_queries ? 1.0 : p.softmax_scale, stored = plain_scores(p) ? product : 1.0;
+  return {product, stored, static_cast<float>(stored * 1.44269504088896340736)};
+}
 
 // What options need beside a tile of scores; null where a problem does not have them.
 struct TileMemory {
   float* bias = nullptr;        // as add_bias() takes it
   float* slope = nullptr;       // receives d score / d (scaled product) of softcap; null: not wanted
   float* unmodified = nullptr;  // receives scores as score_mod reads them; null: not wanted
-  int32_t* visible = nullptr;   // what masks show: [key][kPanel]
+  int32_t* visible = nullptr;   // [key][kPanel]: 1 where masks show the key, else 0; null: they show all of the tile
   float* mods = nullptr;        // mod_floats()
 };
 
@@ -166,13 +170,12 @@ inline ModTile mod_tile(const Piece& piece, const PanelRows& rows, int64_t key, 
   return {piece, rows.query, rows.head, kPanel, key, count, stride, scratch};
 }
 
-// Turns products of keys [key, key + count) into scores in their unit, by all that comes before a score_mod.
-inline void apply_options(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float pending,
+// Turns products of keys [key, key + count) into natural scores, up to the input of a score_mod.
+inline void apply_options(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, double unit,
                           float* scores, int64_t stride, const TileMemory& memory) {
   const Problem& p = *piece.problem;
-  const double unit = score_unit(p);
-  const VF cap = set(static_cast<float>(p.softcap * unit));
-  const VF scale = set(p.softcap == 0 ? pending : static_cast<float>(pending / (p.softcap * unit)));
+  const VF cap = set(static_cast<float>(p.softcap));
+  const VF scale = set(static_cast<float>(p.softcap == 0 ? unit : unit / p.softcap));
   for (int64_t j = 0; j < count; ++j) {
     const VF column = set(static_cast<float>(key + j));
     for (int h = 0; h < kPanel; h += kLanes) {
@@ -191,25 +194,20 @@ inline void apply_options(const Piece& piece, const PanelRows& rows, int64_t key
   if (p.bias.present && p.bias.dtype != DType::boolean) add_bias(piece, rows, key, count, scores, stride, memory.bias);
 }
 
-// Turns products of keys [key, key + count) into masked scores, up to a positive factor, which it returns. pending: the
-// factor that the products still lack to be in their unit. memory.visible has been filled.
-inline float finish_scores(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float pending,
-                           float* scores, int64_t stride, const TileMemory& memory) {
+// Turns products of keys [key, key + count) into masked scores in unit.stored. memory.visible has been filled.
+inline void finish_scores(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, ScoreUnit unit,
+                          float* scores, int64_t stride, const TileMemory& memory) {
   const Problem& p = *piece.problem;
-  if (!plain_scores(p)) {
-    apply_options(piece, rows, key, count, pending, scores, stride, memory);
-    pending = 1.0f;
-  }
+  if (!plain_scores(p)) apply_options(piece, rows, key, count, unit.product, scores, stride, memory);
   if (p.score_mod.present) {
     for (int64_t j = 0; memory.unmodified != nullptr && j < count; ++j)
       std::memcpy(memory.unmodified + j * stride, scores + j * stride, kPanel * sizeof(float));
     modify_scores(mod_tile(piece, rows, key, count, stride, memory.mods), scores);
-    pending = kLog2e;  // taken where scores become exponents, without a rounding of its own
   }
   if (p.bias.present && p.bias.dtype == DType::boolean)
     hide_by_bias(piece, rows, key, count, scores, stride, memory.bias);
   const VF hidden = set(-kInfinity);
-  if (p.masked()) {
+  if (memory.visible != nullptr) {
     for (int64_t j = 0; j < count; ++j) {
       for (int h = 0; h < kPanel; h += kLanes) {
         const auto shown = hn::Ne(load(memory.visible + j * kPanel + h), hn::Zero(ITag()));
@@ -229,7 +227,6 @@ inline float finish_scores(const Piece& piece, const PanelRows& rows, int64_t ke
       }
     }
   }
-  return pending;
 }
 
 // ---- Dropout ----------------------------------------------------------------------------------------------------
@@ -276,19 +273,19 @@ inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t k
 // maximum follows the true one only when it has grown by more than 8 (a factor 2^8), since float32 has the room. Each
 // lane decides for itself; when none has, nothing is rescaled.
 struct SoftmaxState {
-  float max[kPanel];      // reference maximum, log2 units; -inf before the first visible key
-  float sum[kPanel];      // of 2^(score - max)
-  float alpha[kPanel];    // the factor for what was accumulated so far, valid when rescale() said true
-  float largest[kPanel];  // score, log2 units, by add_largest() where the caller wants it
+  float max[kPanel];      // reference maximum, a stored score; -inf before the first visible key
+  float sum[kPanel];      // of e^(score - max)
+  float alpha[kPanel];    // the factor of earlier sums, valid when update_max() has returned true
+  float largest[kPanel];  // stored score, by add_largest() where the caller wants it
 
   void clear() {
     for (int i = 0; i < kPanel; ++i) max[i] = largest[i] = -kInfinity, sum[i] = 0;
   }
 };
 
-constexpr float kRescaleThreshold = 8.0f;
+constexpr float kRescaleThreshold = 8.0f;  // log2 units
 
-// Takes a tile's scores (times factor: log2 units) into the maximum. True when alpha must be applied to the output.
+// Updates the maximum by a tile's scores. factor: to log2 units. True when alpha must be applied to the output.
 inline bool update_max(const float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
   VF m0 = set(-kInfinity), m1 = m0, m2 = m0, m3 = m0;
   int64_t j = 0;
@@ -304,15 +301,15 @@ inline bool update_max(const float* scores, int64_t stride, int64_t count, float
   }
   bool rescale = false;
   for (int h = 0; h < kPanel; h += kLanes) {
-    const VF tile = hn::Mul(h == 0 ? hn::Max(m0, m2) : hn::Max(m1, m3), set(factor));
+    const VF tile = h == 0 ? hn::Max(m0, m2) : hn::Max(m1, m3);
     const VF old = load(state->max + h);
-    const auto grown = hn::Gt(tile, hn::Add(old, set(kRescaleThreshold)));
+    const auto grown = hn::Gt(tile, hn::Add(old, set(kRescaleThreshold / factor)));
     if (hn::AllFalse(FTag(), grown)) {
       store(set(1.0f), state->alpha + h);
       continue;
     }
     rescale = true;
-    const VF alpha = select(grown, exp2<6>(hn::Sub(old, tile)), set(1.0f));
+    const VF alpha = select(grown, exp2<6>(hn::Mul(hn::Sub(old, tile), set(factor))), set(1.0f));
     store(select(grown, tile, old), state->max + h);
     store(alpha, state->alpha + h);
     store(hn::Mul(load(state->sum + h), alpha), state->sum + h);
@@ -320,13 +317,13 @@ inline bool update_max(const float* scores, int64_t stride, int64_t count, float
   return rescale;
 }
 
-// Takes a tile's scores into the largest of all, which max follows only at times. NaN stays.
-inline void add_largest(const float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
+// Updates the largest score, which max follows only at times. A NaN stays.
+inline void add_largest(const float* scores, int64_t stride, int64_t count, SoftmaxState* state) {
   for (int h = 0; h < kPanel; h += kLanes) {
     VF largest = load(state->largest + h);
     for (int64_t j = 0; j < count; ++j) {
-      const VF s = hn::Mul(load(scores + j * stride + h), set(factor));
-      largest = select(hn::Or(hn::Gt(s, largest), hn::Ne(s, s)), s, largest);
+      const VF s = load(scores + j * stride + h);
+      largest = select(hn::Or(hn::Gt(s, largest), hn::IsNaN(s)), s, largest);
     }
     store(largest, state->largest + h);
   }
@@ -356,30 +353,61 @@ class ProbabilitySum {
   VF sum_ = hn::Zero(FTag()), excess_ = hn::Zero(FTag());
 };
 
-// scores -> 2^(factor * score - max) in place, sums them into the state.
-template <int Degree>
-inline void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
-  const VF f = set(factor);
-  const VF max0 = finite_max(load(state->max)), max1 = finite_max(load(state->max + kLanes));
-  const auto probability = [&](const float* s, VF max) HWY_ATTR { return exp2<Degree>(hn::MulSub(load(s), f, max)); };
+// scores -> probability(score, lane) in place; adds them to the state's sums.
+template <int Degree, class Probability>
+inline void sum_probabilities(float* scores, int64_t stride, int64_t count, SoftmaxState* state,
+                              const Probability& probability) {
   ProbabilitySum<Degree> s0, s1, s2, s3;
   int64_t j = 0;
   for (; j + 2 <= count; j += 2) {
     float* a = scores + j * stride;
     float* b = a + stride;
-    const VF p0 = probability(a, max0), p1 = probability(a + kLanes, max1);
-    const VF p2 = probability(b, max0), p3 = probability(b + kLanes, max1);
+    const VF p0 = probability(a, 0), p1 = probability(a, kLanes);
+    const VF p2 = probability(b, 0), p3 = probability(b, kLanes);
     store(p0, a), store(p1, a + kLanes), store(p2, b), store(p3, b + kLanes);
     s0.add(p0), s1.add(p1), s2.add(p2), s3.add(p3);
   }
   for (; j < count; ++j) {
     float* a = scores + j * stride;
-    const VF p0 = probability(a, max0), p1 = probability(a + kLanes, max1);
+    const VF p0 = probability(a, 0), p1 = probability(a, kLanes);
     store(p0, a), store(p1, a + kLanes);
     s0.add(p0), s1.add(p1);
   }
   store(hn::Add(load(state->sum), hn::Add(s0.sum(), s2.sum())), state->sum);
   store(hn::Add(load(state->sum + kLanes), hn::Add(s1.sum(), s3.sum())), state->sum + kLanes);
+}
+
+// Exponents of 16-bit inputs are score * factor - max * factor in one operation. Its rounding error, half a unit of
+// max * factor, is the same for all keys of a row. Beyond this magnitude a lane subtracts first, as float32 does.
+constexpr float kOneStepMax = 4096.0f;
+inline hn::Mask<FTag> beyond_one_step(VF max_log2) { return hn::Ge(hn::Abs(max_log2), set(kOneStepMax)); }
+
+// scores -> e^(score - max) in place; adds them to the state's sums. factor: to log2 units.
+template <int Degree>
+HWY_NOINLINE void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
+  const VF f = set(factor);
+  const VF max0 = finite_max(load(state->max)), max1 = finite_max(load(state->max + kLanes));
+  const auto exact = [&](const float* s, int lane) HWY_ATTR {
+    return hn::Mul(hn::Sub(load(s + lane), lane == 0 ? max0 : max1), f);
+  };
+  if constexpr (Degree == 6) {
+    sum_probabilities<Degree>(scores, stride, count, state,
+                              [&](const float* s, int lane) HWY_ATTR { return exp2<Degree>(exact(s, lane)); });
+    return;
+  }
+  const VF log0 = hn::Mul(max0, f), log1 = hn::Mul(max1, f);
+  const auto beyond0 = beyond_one_step(log0), beyond1 = beyond_one_step(log1);
+  const auto one_step = [&](const float* s, int lane) HWY_ATTR {
+    return hn::MulSub(load(s + lane), f, lane == 0 ? log0 : log1);
+  };
+  if (hn::AllFalse(FTag(), hn::Or(beyond0, beyond1))) {
+    sum_probabilities<Degree>(scores, stride, count, state,
+                              [&](const float* s, int lane) HWY_ATTR { return exp2<Degree>(one_step(s, lane)); });
+    return;
+  }
+  sum_probabilities<Degree>(scores, stride, count, state, [&](const float* s, int lane) HWY_ATTR {
+    return exp2<Degree>(select(lane == 0 ? beyond0 : beyond1, exact(s, lane), one_step(s, lane)));
+  });
 }
 
 inline void multiply_tile(float* tile, const float* by, int64_t stride, int64_t count) {

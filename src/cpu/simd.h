@@ -111,7 +111,7 @@ inline VU bf16_bits(VF v) {
   const VU odd = hn::And(hn::ShiftRight<16>(u), hn::Set(UTag(), 1));
   const VU rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(UTag(), 0x7FFF))));
   const VU nan = hn::Set(UTag(), 0x7FC0);
-  return hn::IfThenElse(hn::RebindMask(UTag(), hn::Ne(v, v)), nan, rounded);
+  return hn::IfThenElse(hn::RebindMask(UTag(), hn::IsNaN(v)), nan, rounded);
 }
 
 // Stores the lower 16 bits of each lane.
@@ -159,7 +159,7 @@ inline void narrow(VF v, F16* p) {
       hn::Add(hn::And(hn::ShiftRight<13>(sum), hn::Set(UTag(), 0x7C00)), hn::And(sum, hn::Set(UTag(), 0x0FFF)));
   const VU sign = hn::ShiftRight<16>(hn::Xor(hn::BitCast(UTag(), v), hn::BitCast(UTag(), magnitude)));
   const VU nan = hn::Set(UTag(), 0x7E00);
-  store_halves(hn::Or(hn::IfThenElse(hn::RebindMask(UTag(), hn::Ne(v, v)), nan, number), sign), p);
+  store_halves(hn::Or(hn::IfThenElse(hn::RebindMask(UTag(), hn::IsNaN(v)), nan, number), sign), p);
 }
 #endif
 

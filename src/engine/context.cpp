@@ -36,18 +36,18 @@ Status read_options(const tandem_context_options* from, tandem_context_options* 
   TANDEM_TRY(read_struct("options", "tandem_context_options", from, sizeof(tandem_context_options), options));
   if (options->threads < 0 || options->threads > kMaxThreads) {
     return Status::invalid(str_cat("options.threads (", options->threads, ") must be 0 to ", kMaxThreads,
-                                   ": 0 takes one per core this process may run on"));
+                                   ": 0 starts one per core that the process may use"));
   }
   return check_device(device_name(*options));
 }
 
-// A device, and where the tensors of its calls are: those of a virtual GPU in the host's memory.
+// Opens a device. place: the device of its tensors. Tensors of a virtual GPU are in host memory.
 Status open_device(std::string_view name, std::unique_ptr<gpu::Device>* device, tandem_device* place) {
   *place = {TANDEM_CPU, 0};
   if (gpu::is_virtual(name)) return gpu::open_virtual(name, device);
   TANDEM_TRY(gpu::cuda::open(name, device));
   const size_t colon = name.find(':');
-  const int32_t index = colon == std::string_view::npos ? 0 : std::atoi(name.data() + colon + 1);  // opened: a number
+  const int32_t index = colon == std::string_view::npos ? 0 : std::atoi(name.data() + colon + 1);
   *place = {TANDEM_CUDA, index};
   return {};
 }
@@ -82,7 +82,7 @@ tandem_status report(tandem_status code, const char* sentence) noexcept {
   return code;
 }
 
-// Never destroyed: a call may come as late as another library's static destructor.
+// Never destroyed, because another library's static destructor may still call.
 Status context_or_default(tandem_context* handle, tandem_context** context) {
   if (handle == nullptr) {
     static const Status& sound = *new Status(check(Env::get()));
@@ -114,7 +114,7 @@ const char* tandem_last_error(void) { return tandem::last_error; }
 tandem_status tandem_context_create(const tandem_context_options* options, tandem_context** context) {
   return tandem::guarded([&]() -> tandem::Status {
     if (context == nullptr) {
-      return tandem::Status::invalid("context (NULL) must point to where the new context shall be put");
+      return tandem::Status::invalid("context (NULL) must point to a variable for the new context");
     }
     *context = nullptr;
     tandem_context_options read = tandem::default_options();

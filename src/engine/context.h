@@ -1,4 +1,4 @@
-// tandem_context: what is not a call's.
+// tandem_context: the state that calls share.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 #include "tandem/tandem.h"
 
 struct tandem_context {
-  // On the CPU.
+  // A context of the CPU.
   explicit tandem_context(const tandem_context_options& options);
-  // On a GPU, real or virtual, whose tensors are at that place. The host computes nothing for a call.
+  // A context of a GPU, real or virtual, whose tensors are on `place`. The host computes nothing for a call.
   tandem_context(std::unique_ptr<tandem::Engine> gpu, tandem_device place);
 
   tandem::Engine& engine_for(tandem::DType type) const {
@@ -20,17 +20,16 @@ struct tandem_context {
 
   tandem_device device{TANDEM_CPU, 0};
   tandem::cpu::Threads threads;
-  std::unique_ptr<tandem::Engine> engine, float64;  // float64: of such tensors; null: they are the engine's too
+  std::unique_ptr<tandem::Engine> engine, float64;  // float64: engine of float64 tensors; null: same engine
   std::string description;
 };
 
 namespace tandem {
 
-// The context itself, or for NULL the process default, which is not made where a variable of the environment has no
-// meaning.
+// The context itself. For NULL it is the process default, which is not created if an environment variable is invalid.
 Status context_or_default(tandem_context* handle, tandem_context** context);
 
-// The GPU behind a context that has one: for tools and tests.
+// The GPU of a context that has one: for tools and tests.
 gpu::Device& device_of(tandem_context& context);
 
 }  // namespace tandem

@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-// The oracle's tasks on the context's threads. An exception of a task surfaces on the calling thread.
+// Runs tasks of the reference on the context's threads. An exception of a task is rethrown on the calling thread.
 reference::ParallelFor on(cpu::Threads& threads) {
   return [&threads](int64_t tasks, const std::function<void(int64_t)>& body) {
     const auto strands = static_cast<int32_t>(std::min<int64_t>(tasks, 1 << 16));

@@ -1,4 +1,4 @@
-// The engines on the CPU. Calls return when their work is done.
+// The CPU engines. Calls return when their work is complete.
 #pragma once
 
 #include "cpu/threads.h"
@@ -8,12 +8,12 @@ namespace tandem {
 
 class HostEngine : public Engine {
  public:
-  // threads: the context's; outlives the engine.
+  // threads: the context's threads, which must outlive the engine.
   explicit HostEngine(cpu::Threads& threads) : threads_(threads) {}
 
   std::string description() const override;
   Status check_stream(void* stream) const override;
-  Status prepare(const Problem&) override { return {}; }  // it is compiled already
+  Status prepare(const Problem&) override { return {}; }  // compiled with the library
   Status prepare_merge() override { return {}; }
   Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) override;
   Status prepare_make_blocks(const MakeBlocksProblem&) override { return {}; }
@@ -22,7 +22,7 @@ class HostEngine : public Engine {
   cpu::Threads& threads_;
 };
 
-// float32, bfloat16, float16.
+// The engine of float32, bfloat16 and float16.
 class CpuEngine final : public HostEngine {
  public:
   using HostEngine::HostEngine;
@@ -33,7 +33,7 @@ class CpuEngine final : public HostEngine {
   Status merge(const MergeProblem& problem, void* stream) override;
 };
 
-// float64: not worth fast loops, as it is what others are judged by.
+// The engine of float64, which favours clarity over speed because it is the reference for other engines.
 class OracleEngine final : public HostEngine {
  public:
   using HostEngine::HostEngine;

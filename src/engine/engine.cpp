@@ -1,4 +1,4 @@
-// The way of a call: arguments -> Problem -> options in place of texts -> the engine that serves it.
+// The path of a call: arguments -> Problem -> options that replace expressions -> the engine that computes it.
 #include "engine/engine.h"
 
 #include "base/text.h"
@@ -19,7 +19,7 @@ bool nothing_to_write(const Problem& p) {
   return (!p.dq || no_queries) && ((!p.dk && !p.dv) || no_keys) && !p.dbias && !p.dsink && !captured;
 }
 
-// Calls without data: use(engine, problem) when the problem is valid and served, and there is something to write.
+// Calls without data: use(engine, problem) if the problem is valid and supported, and has an output.
 template <class Use>
 tandem_status inspect(tandem_context* handle, const tandem_pass& pass, const tandem_attention_args* args, Use&& use) {
   return guarded([&]() -> Status {
@@ -58,7 +58,7 @@ Status CallWorkspace::check(size_t needed) const {
   if (needed == 0) return {};
   if (bytes < needed) {
     return {TANDEM_WORKSPACE_TOO_SMALL, str_cat("workspace_bytes (", bytes, ") must be at least ", needed,
-                                                ": ask tandem_workspace_size with this context, pass and shape")};
+                                                ": call tandem_workspace_size with this context, pass and shape")};
   }
   if (data == nullptr) {
     return Status::invalid(str_cat("workspace (NULL) must point to workspace_bytes (", bytes,
@@ -66,7 +66,7 @@ Status CallWorkspace::check(size_t needed) const {
   }
   if (const char* tensor = operand_in_range(pass, args, data, bytes)) {
     return Status::invalid(str_cat("workspace (", bytes, " bytes) overlaps ", tensor,
-                                   ": it is written while the tensor is in use; give it memory of its own"));
+                                   ": it is written while the tensor is in use; pass separate memory"));
   }
   return {};
 }
@@ -103,7 +103,7 @@ tandem_status tandem_check(tandem_context* context, tandem_pass pass, const tand
 tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass, const tandem_attention_args* args,
                                     size_t* bytes) {
   if (bytes == nullptr) {
-    return tandem::report(TANDEM_INVALID_ARGUMENT, "bytes (NULL) must point to where the size shall be put");
+    return tandem::report(TANDEM_INVALID_ARGUMENT, "bytes (NULL) must point to the variable that receives the size");
   }
   size_t needed = 0;
   const tandem_status status =

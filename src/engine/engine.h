@@ -1,4 +1,4 @@
-// Who computes a call: the CPU engine, the oracle, a GPU.
+// The interface of the engines that compute a call: the CPU engine, the reference, a GPU.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,12 @@ struct CallWorkspace {
   void* data;
   size_t bytes;
 
-  // Whether it will do for a call that needs so many bytes.
+  // Ok if the workspace suffices for a call that needs this number of bytes.
   Status check(size_t needed) const;
 };
 
-// May be used by several threads at once. A Problem that comes in is valid; one that is not only checked has been
-// accepted by check() and has something to write.
+// Several threads may use an engine at once. Every Problem is valid. Except in check(), it has also been accepted by
+// check() and has an output.
 class Engine {
  public:
   Engine() = default;
@@ -34,24 +34,24 @@ class Engine {
 
   virtual std::string description() const = 0;
 
-  // Why this engine cannot serve the problem, or ok.
+  // Ok, or the reason why this engine does not support the problem.
   virtual Status check(const Problem& problem) const = 0;
   virtual Status check_stream(void* stream) const = 0;
 
   virtual size_t workspace_size(const Problem& problem) const = 0;
-  // Has all that a call waits for the first time.
+  // Prepares everything that a first call would have to wait for.
   virtual Status prepare(const Problem& problem) = 0;
   virtual Status run(const Problem& problem, const CallWorkspace& workspace, void* stream) = 0;
 
-  // Refuses what it does not serve; nothing has been written then.
+  // Refuses unsupported calls before anything is written.
   virtual Status merge(const MergeProblem& problem, void* stream) = 0;
   virtual Status prepare_merge() = 0;
 
-  // workspace: a byte for each block. Refuses what it does not serve; nothing has been written then.
+  // workspace: one byte per block. Refuses unsupported calls before anything is written.
   virtual Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) = 0;
   virtual Status prepare_make_blocks(const MakeBlocksProblem& problem) = 0;
 
-  // The GPU behind it, or null.
+  // The GPU of the engine, or null.
   virtual gpu::Device* device() { return nullptr; }
 };
 

@@ -18,12 +18,13 @@ struct GpuEngine::Compiled {
   uint64_t id = 0;
   std::string name;
   LoadedKernel loaded;
-  const Compiled* next = nullptr;  // of the bucket
+  const Compiled* next = nullptr;  // next in the bucket
 };
 
 namespace {
 
-// Of the kernels that make block masks of a text: turned so that it is no attention kernel's number.
+// Id of the kernels that build block masks from an expression. The multiplication separates it from ids of attention
+// kernels.
 uint64_t make_blocks_id(const MakeBlocksProblem& problem) {
   return problem.mask_mod->program->cuda_hash * 0x9e3779b97f4a7c15u + 1;
 }
@@ -82,7 +83,7 @@ const GpuEngine::Compiled* GpuEngine::find(uint64_t id) const {
   return at;
 }
 
-// Those of a plan, in its order, up to the first that is not there yet.
+// The loaded kernels of a plan, in its order, up to the first missing one.
 GpuEngine::Kernels GpuEngine::find(const plan::Plan& plan) const {
   Kernels kernels;
   for (const plan::PlannedKernel& kernel : plan.kernels) {
@@ -93,8 +94,8 @@ GpuEngine::Kernels GpuEngine::find(const plan::Plan& plan) const {
   return kernels;
 }
 
-// The others of the plan, at the same time where there are threads for that. All are loaded by this one, which finds in
-// builder_ what another thread has compiled, waits for it, or compiles it and learns why that failed.
+// Compiles the missing kernels of a plan in parallel and loads them on this thread. For each kernel this thread takes
+// the code of another thread from builder_, waits for it, or compiles it and gets the error.
 Status GpuEngine::compile(const plan::Plan& plan, Kernels* kernels) {
   std::array<std::future<void>, plan::kMaxKernels> beside;
   for (size_t n = kernels->size() + 1; n < plan.kernels.size(); ++n) {
@@ -117,7 +118,8 @@ Status GpuEngine::compile(const plan::Plan& plan, Kernels* kernels) {
   return {};
 }
 
-// Threads that want one kernel at the same time share its compilation, in builder_; each loads it, one adds it.
+// Threads that need one kernel at the same time share its compilation in builder_. Each thread loads it, and one adds
+// it.
 Status GpuEngine::compile(uint64_t id, const jit::Request& request, std::span<const plan::KernelEntry> entries,
                           const Compiled** compiled) {
   std::shared_ptr<const jit::Code> code;
@@ -168,7 +170,7 @@ Status GpuEngine::run(const Problem& problem, const CallWorkspace& workspace, vo
   return launch(*device_, problem, plan, loaded, workspace.data, stream);
 }
 
-// There is one kernel, whatever the parts are.
+// One kernel merges any number of parts.
 Status GpuEngine::compile_merge(const LoadedKernel** kernel) {
   std::shared_ptr<const jit::Code> code;
   TANDEM_TRY(
@@ -256,7 +258,7 @@ Status GpuEngine::make_blocks(const MakeBlocksProblem& problem, std::byte* works
   return {};
 }
 
-// Index tensors are copied to the host and held to the CPU's rules.
+// Copies index tensors to the host and checks them by the CPU's rules.
 Status GpuEngine::check_values(const Problem& problem, gpu::Stream stream) {
   bool capturing = false;
   TANDEM_TRY(device_->is_capturing(stream, &capturing));

@@ -1,4 +1,4 @@
-// A GPU behind the C interface: plans a call, has its kernel compiled once, and puts it on the caller's stream.
+// The GPU engine: plans a call, compiles each kernel once, and launches it on the caller's stream.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,13 @@
 
 namespace tandem {
 
-// What is compiled of a kernel for a device.
+// The compile request of a kernel for a device.
 jit::Request request_of(const plan::PlannedKernel& kernel, const gpu::Properties& device);
 jit::Request request_of(std::string name, std::string source, const gpu::Properties& device);
 
 class GpuEngine final : public Engine {
  public:
-  // name: the device's, "cuda:0", for messages.
+  // name: name of the device for messages, "cuda:0".
   GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, Env env, jit::Cache::Options cache);
   ~GpuEngine() override;
 
@@ -36,18 +36,17 @@ class GpuEngine final : public Engine {
   gpu::Device* device() override { return device_.get(); }
 
   Status check(const Problem& problem) const override;
-  Status check_stream(void*) const override { return {}; }  // whatever it is, it is the device's
+  Status check_stream(void*) const override { return {}; }  // every stream belongs to the device
   size_t workspace_size(const Problem& problem) const override;
   Status prepare(const Problem& problem) override;
-  // No allocation, no lock and no synchronisation once the kernels are there (but for Problem::validate, which
-  // synchronises).
+  // Does not allocate, lock or synchronise once the kernels are loaded. Exception: Problem::validate synchronises.
   Status run(const Problem& problem, const CallWorkspace& workspace, void* stream) override;
   Status merge(const MergeProblem& problem, void* stream) override;
   Status prepare_merge() override;
   Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) override;
   Status prepare_make_blocks(const MakeBlocksProblem& problem) override;
 
-  // Tests: plans are made by these constants from now on.
+  // For tests: later plans use these constants.
   void set_tuning(const plan::Tuning& tuning) { tuning_ = tuning; }
 
  private:
@@ -73,7 +72,7 @@ class GpuEngine final : public Engine {
   const nvtx::Tool* const watching_;
   std::string description_;
 
-  // Kernels are added and never removed: a list of each bucket is read without a lock.
+  // Kernels are added and never removed, so each bucket's list is read without a lock.
   static constexpr size_t kBuckets = 64;
   std::atomic<const Compiled*> kernels_[kBuckets] = {};
   std::mutex adding_;

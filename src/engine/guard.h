@@ -1,4 +1,4 @@
-// The edge of the library: what happens inside becomes a code and this thread's last sentence; nothing is thrown out.
+// The boundary of the library: an error becomes a code and this thread's last message, and no exception leaves.
 #pragma once
 
 #include <exception>
@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-// Keeps the sentence for tandem_last_error() and returns the code.
+// Stores the message for tandem_last_error() and returns the code.
 tandem_status report(tandem_status code, const char* sentence) noexcept;
 
 // body() returns a Status.

@@ -18,8 +18,8 @@ bool is_empty(const gpu::TensorMapSpec& spec) {
   return std::any_of(spec.dims, spec.dims + spec.rank, [](uint64_t size) { return size == 0; });
 }
 
-// Drivers refuse a tensor of no elements. A kernel that is launched all the same, since a gradient that is summed over
-// nothing is 0, copies nothing.
+// Drivers refuse a tensor without elements. A kernel is launched anyway, because the gradient of an empty sum is 0. It
+// copies nothing.
 Status encode_maps(gpu::Device& device, const plan::Arguments& arguments) {
   for (const plan::Arguments::Map& map : arguments.maps()) {
     gpu::TensorMap encoded{};
@@ -30,7 +30,7 @@ Status encode_maps(gpu::Device& device, const plan::Arguments& arguments) {
   return {};
 }
 
-// All memory that a launch may touch; again: it has been made before.
+// All memory that a launch may access. again: the launch repeats an earlier one.
 std::vector<gpu::NamedBuffer> buffers_of(const Problem& p, const plan::Plan& plan, size_t launch, bool again,
                                          std::byte* workspace) {
   std::vector<gpu::NamedBuffer> buffers = plan.pass->tensors_of(p, plan, launch);
@@ -71,7 +71,7 @@ Status launch(gpu::Device& device, const Problem& p, const plan::Plan& plan,
   TANDEM_TRY(encode_maps(device, arguments));
   for (const plan::Fill& fill : plan.fills) TANDEM_TRY(device.fill(memory + fill.offset, 0, fill.bytes, stream));
   const bool named = device.wants_buffers();
-  int64_t times = 1;  // that launches which are repeated have begun
+  int64_t times = 1;  // started repetitions of the repeated launches
   for (size_t n = 0; n < plan.launches.size(); ++n) {
     const plan::PlannedLaunch& planned = plan.launches[n];
     void* parameters[] = {arguments.of_kernel(planned.kernel)};

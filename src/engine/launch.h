@@ -1,4 +1,4 @@
-// A planned call -> the device's stream.
+// Launches a planned call on the device's stream.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace tandem {
 
-// A kernel on a device: its code, and the entries, such as those that plan::entries_of() names.
+// A kernel on a device: its code and its entries, for example the entries of plan::entries_of().
 struct LoadedKernel {
   std::unique_ptr<gpu::Module> module;
   FixedVector<gpu::Kernel, plan::kMaxEntries> entries;
@@ -23,7 +23,7 @@ Status load(gpu::Device& device, const plan::PlannedKernel& planned, std::span<c
 Status load(gpu::Device& device, std::span<const plan::KernelEntry> entries, std::span<const std::byte> image,
             LoadedKernel* kernel);
 
-// kernels: those of the plan. workspace: any alignment.
+// kernels: the plan's kernels. workspace: may have any alignment.
 Status launch(gpu::Device& device, const Problem& problem, const plan::Plan& plan,
               std::span<const LoadedKernel* const> kernels, void* workspace, gpu::Stream stream);
 

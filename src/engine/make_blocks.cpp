@@ -1,4 +1,4 @@
-// The way of a block mask that is made: arguments -> MakeBlocksProblem -> the engine that serves it.
+// The path of a block-mask call: arguments -> MakeBlocksProblem -> the engine that computes it.
 #include "problem/make_blocks.h"
 
 #include "base/text.h"

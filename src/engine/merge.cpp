@@ -1,4 +1,4 @@
-// The way of a merge: arguments -> MergeProblem -> the engine that serves it.
+// The path of a merge: arguments -> MergeProblem -> the engine that computes it.
 #include "problem/merge.h"
 
 #include "base/text.h"

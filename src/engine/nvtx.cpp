@@ -23,12 +23,12 @@ static_assert(sizeof(Attributes) == 48);
 
 namespace {
 
-// The handshake: a tool asks for tables of pointers to our function pointers, by module, and overwrites those it wants.
-// It is offered all that NVTX 3 has, which is what tools expect, whatever of it we use.
+// The handshake: a tool requests, per module, a table of pointers to our function pointers and overwrites some of them.
+// The tables have all functions of NVTX 3, because tools expect them, although Tandem uses few.
 using Function = void (*)();
-constexpr unsigned kSizes[] = {0, 16, 9, 15, 7, 16, 7};  // of the modules from 1 on, the unused slot 0 included
+constexpr unsigned kSizes[] = {0, 16, 9, 15, 7, 16, 7};  // entries per module, including the unused slot 0
 constexpr int kModules = static_cast<int>(std::size(kSizes)), kMaxSlots = 16;
-constexpr int kDomains = 5;  // the module of these
+constexpr int kDomains = 5;  // index of the module of domains
 constexpr int kPush = 4, kPop = 5, kCreate = 12;
 
 Function functions[kModules][kMaxSlots];

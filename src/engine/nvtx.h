@@ -1,26 +1,26 @@
-// NVTX ranges: Nsight Systems, and whatever else speaks the protocol, shows by them which kernel a call launched. The
-// declarations are our own, so that a build needs no CUDA: each follows NVTX 3.
+// NVTX ranges, by which Nsight Systems and similar tools show the kernel that a call launched. The declarations follow
+// NVTX 3 and are repeated here so that a build needs no CUDA.
 #pragma once
 
 #include <string>
 
 namespace tandem::nvtx {
 
-// What a tool that watches this process wants to be told.
+// The functions of a tool that profiles this process.
 struct Tool {
   void* domain = nullptr;  // "tandem"
   int (*push)(void* domain, const void* attributes) = nullptr;
   int (*pop)(void* domain) = nullptr;
 };
 
-// The tool whose library NVTX_INJECTION64_PATH names, as tools set it for the programs they start; null without one.
-// Looked for once.
+// The tool whose library NVTX_INJECTION64_PATH names, or null. Tools set the variable for the programs that they start.
+// It is read once.
 const Tool* tool();
 
-// Loads a tool's library and lets it attach. The result lacks functions where it does not. One tool to a process.
+// Loads a tool's library and lets it attach. The result has no functions if it does not attach. A process has one tool.
 Tool attach(const std::string& library);
 
-// A range of the calling thread, named, while this lives. No tool: one comparison.
+// A named range of the calling thread, from construction to destruction. Without a tool it costs one comparison.
 class Range {
  public:
   Range(const Tool* tool, const std::string& name) : tool_(tool) {

@@ -28,7 +28,7 @@ struct Library {
   }
 };
 
-// The folder of the library that this function is in; "" where the system does not say.
+// The folder of the library that contains this function, or "" if the system does not know it.
 std::filesystem::path own_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr) return {};
@@ -37,7 +37,7 @@ std::filesystem::path own_folder() {
   return error ? std::filesystem::path() : self.parent_path();
 }
 
-// What to load: a path, or the plain name for the system's loader to find.
+// The path of the library, or its plain name for the system's loader.
 std::string path_of(const std::filesystem::path& beside) {
   const char* named = std::getenv("TANDEM_VGPU_LIBRARY");
   if (named != nullptr && *named != '\0') return named;
@@ -56,20 +56,20 @@ Status load(Library* library) {
       return Status::unsupported(str_cat("the virtual GPU's library ", library->path, " cannot be loaded: ", reason));
     return Status::unsupported(str_cat("virtual GPUs need ", kLibrary, ", which is neither ", beside.string(),
                                        " nor where the system looks for libraries (", reason,
-                                       "): install it beside libtandem, or name it with TANDEM_VGPU_LIBRARY"));
+                                       "): install it next to libtandem, or name it with TANDEM_VGPU_LIBRARY"));
   }
   library->entry = reinterpret_cast<VirtualLibraryEntry*>(dlsym(handle, kVirtualLibraryEntry));
   if (library->entry == nullptr)
     return Status::unsupported(
         str_cat(library->path, " has no ", kVirtualLibraryEntry, ": it is not the virtual GPU's library"));
   if (Dl_info info{}; dladdr(reinterpret_cast<const void*>(library->entry), &info) != 0 && info.dli_fname != nullptr)
-    library->path = std::filesystem::path(info.dli_fname).lexically_normal().string();  // of the plain name, too
+    library->path = std::filesystem::path(info.dli_fname).lexically_normal().string();  // also for the plain name
   Status status = library->call(nullptr, nullptr);
   if (!status.ok()) status.message = str_cat(library->path, ": ", status.message);
   return status;
 }
 
-// Loaded once; after a failure, as when the library is not installed yet, the next call tries again.
+// Loaded once. After a failure the next call tries again, because the library may have been installed meanwhile.
 Status loaded(Library* library) {
   static std::mutex mutex;
   static Library* const kept = new Library;  // its devices may outlive every static object

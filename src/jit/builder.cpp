@@ -8,10 +8,10 @@
 namespace tandem::jit {
 namespace {
 
-// Part of every key: to be raised when equal inputs shall give other code than before.
+// Part of every key. Raise it when equal inputs must give different code.
 constexpr std::string_view kKeyVersion = "tandem-2";
 
-// Lengths are part of it: no two lists of texts give the same bytes.
+// Lengths are part of the hash, so different lists of texts give different bytes.
 class KeyHash {
  public:
   void add(std::string_view text) {
@@ -29,7 +29,7 @@ class KeyHash {
 
 std::string_view name_of(Output output) { return output == Output::cubin ? "cubin" : "ptx"; }
 
-// The request's name is read too: it is the file name in line information.
+// The request's name is part of the key, because it is the file name in line information.
 Digest key_of(const Compiler& compiler, const Request& request, const std::vector<Text>& headers) {
   KeyHash hash;
   for (const std::string_view text : {kKeyVersion, std::string_view(compiler.identity()), name_of(request.output),
@@ -46,8 +46,8 @@ Digest key_of(const Compiler& compiler, const Request& request, const std::vecto
   return hash.finish();
 }
 
-// ptxas says that it waits for each matrix product before the next: half as long again. Its choices depend on more than
-// what it reads; run again it may find registers for products under way.
+// ptxas reports that it serialises matrix products, which takes half as long again. Its register allocation varies
+// between runs, so a second run may find registers for overlapping products.
 bool is_serialised(const std::string& log) {
   return log.find("instructions are serialized due to") != std::string::npos;
 }
@@ -117,10 +117,10 @@ Status KernelBuilder::fill(const Compiler& compiler, const Request& request, con
     TANDEM_TRY(compiler.compile(request, headers, bytes, &log));
     ++compiled_;
   }
-  if (is_serialised(log)) return {};  // slow, but right: another process may have more luck
+  if (is_serialised(log)) return {};  // correct but slow: another process may have more luck
   const std::string description = str_cat(request.name, ", ", request.arch, ", ", name_of(request.output), ", NVRTC ",
                                           compiler.major(), ".", compiler.minor());
-  (void)cache_.publish(key, description, *bytes);  // what cannot be kept is compiled again next time
+  (void)cache_.publish(key, description, *bytes);  // uncached code is compiled again next time
   return {};
 }
 

@@ -1,4 +1,4 @@
-// Kernels on demand: from memory, else from disk, else compiled.
+// Builds kernels on demand: from memory, else from disk, else by compilation.
 #pragma once
 
 #include <atomic>
@@ -20,17 +20,17 @@ struct Code {
   std::string bytes;  // a cubin, or PTX text
 };
 
-// May be used by several threads at once.
+// Several threads may use it at once.
 class KernelBuilder {
  public:
-  // sources: what kernels may include, kernels() but in tests; must outlive the builder.
+  // sources: the files that kernels may include, kernels() except in tests. They must outlive the builder.
   KernelBuilder(Search search, Env env, Cache::Options cache, Sources sources = kernels());
 
-  // Finding code that is there already costs hashing what the compiler would read: callers keep what they got. Code is
-  // compiled once, whoever asks for it at the same time, in this process or another.
+  // A lookup hashes the compiler's whole input, so callers keep the result. Code is compiled once, even if several
+  // threads or processes request it at the same time.
   Status build(const Request& request, std::shared_ptr<const Code>* code);
 
-  // "NVRTC 13.0", or "" when there is none.
+  // "NVRTC 13.0", or "" without a compiler.
   std::string compiler_name();
 
   struct Counters {
@@ -41,7 +41,7 @@ class KernelBuilder {
   const Cache& cache() const { return cache_; }
 
  private:
-  // One kernel; its mutex is held while it is looked up and compiled.
+  // One kernel. Its mutex is locked during lookup and compilation.
   struct Slot {
     std::mutex mutex;
     std::shared_ptr<const Code> code;
@@ -56,7 +56,7 @@ class KernelBuilder {
   const Cache cache_;
   const Sources sources_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::unique_ptr<const Compiler> compiler_;
   std::map<Digest, std::shared_ptr<Slot>> slots_;
 

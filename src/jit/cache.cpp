@@ -33,8 +33,8 @@ std::string text_of(int error) { return std::generic_category().message(error); 
 
 Status without(std::string message) { return Status::unsupported("no kernel cache on disk: " + std::move(message)); }
 
-// All files are opened through the folder's descriptor, which has been checked: nobody can put another folder or a link
-// in its place meanwhile.
+// All files are opened through the folder's descriptor, which has been checked. Therefore no process can replace the
+// folder by another folder or a link.
 File open_in(const File& folder, const std::string& name, int flags) {
   return File(openat(folder.fd(), name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
 }
@@ -47,7 +47,7 @@ struct Named {
   struct stat file;
 };
 
-// The regular files of a folder, the least recently used first.
+// The regular files of a folder, least recently used first.
 std::vector<Named> files_in(const File& folder) {
   std::vector<Named> files;
   DIR* stream = fdopendir(openat(folder.fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -68,7 +68,7 @@ bool is_ours(const Named& named) {
   return is_entry(named) || named.name.ends_with(kLockSuffix) || named.name.ends_with(kTemporarySuffix);
 }
 
-// At most limit bytes from the beginning of a file.
+// Reads at most limit bytes from the beginning of a file.
 std::string read_from(const File& file, size_t limit) {
   std::string bytes(limit, '\0');
   size_t size = 0;
@@ -82,7 +82,7 @@ std::string read_from(const File& file, size_t limit) {
   return bytes;
 }
 
-// 0 or errno.
+// Returns 0 or errno.
 int write_all(const File& file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t count = write(file.fd(), bytes.data(), bytes.size());
@@ -111,7 +111,7 @@ Cache::Options Cache::options(const Env& env) {
   if (env.cache == "off") return options;
   if (!env.cache_dir.empty()) {
     options.folder = env.cache_dir;
-  } else if (env.xdg_cache_home.starts_with('/')) {  // a relative one is to be ignored, says its specification
+  } else if (env.xdg_cache_home.starts_with('/')) {  // the specification ignores relative paths
     options.folder = env.xdg_cache_home + "/tandem";
   } else if (!env.home.empty()) {
     options.folder = env.home + "/.cache/tandem";
@@ -122,7 +122,7 @@ Cache::Options Cache::options(const Env& env) {
 Status Cache::open_folder(File* folder) const {
   const std::string& path = options_.folder;
   if (path.empty()) return without("TANDEM_CACHE is off or HOME is not set; set TANDEM_CACHE_DIR to a folder");
-  std::error_code ignored;  // what could not be made cannot be opened, and opening says why
+  std::error_code ignored;  // the open below reports a folder that was not created
   fs::create_directories(fs::path(path).parent_path(), ignored);
   (void)mkdir(path.c_str(), 0700);
   File opened(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -134,11 +134,11 @@ Status Cache::open_folder(File* folder) const {
   if (fstat(opened.fd(), &state) != 0) return without(str_cat("\"", path, "\": ", text_of(errno)));
   if (state.st_uid != geteuid()) {
     return without(str_cat("\"", path, "\" belongs to user ", state.st_uid, " and this is user ", geteuid(),
-                           ", who would run what others put there; set TANDEM_CACHE_DIR to a folder of your own"));
+                           ", who must not run another user's code; set TANDEM_CACHE_DIR to a folder of this user"));
   }
   if ((state.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return without(str_cat("\"", path, "\" may be written by others, whose code would be run; chmod go-w it, or set ",
-                           "TANDEM_CACHE_DIR to a folder of your own"));
+    return without(str_cat("\"", path, "\" is writable by other users, whose code would run; chmod go-w it, or set ",
+                           "TANDEM_CACHE_DIR to a private folder"));
   }
   *folder = std::move(opened);
   return {};
@@ -163,7 +163,8 @@ std::optional<std::string> Cache::lookup(const Digest& key) const {
     remove_in(folder, name);
     return std::nullopt;
   }
-  // A touch tells trim what is in use. Once an hour is enough, and spares a network file system.
+  // The modification time shows trim which entries are in use. One update per hour suffices and spares network file
+  // systems.
   if (age_of(state) > kHour) (void)futimens(file.fd(), nullptr);
   return std::string(*payload);
 }
@@ -171,7 +172,7 @@ std::optional<std::string> Cache::lookup(const Digest& key) const {
 Status Cache::publish(const Digest& key, std::string_view description, std::string_view payload) const {
   File folder;
   TANDEM_TRY(open_folder(&folder));
-  // Not std::random_device: linked statically it asks for a newer C library than all else does.
+  // std::random_device would need a newer C library than the rest if it were linked statically.
   uint32_t random = 0;
   (void)!getrandom(&random, sizeof random, GRND_NONBLOCK);
   const std::string name = entry_name(key);
@@ -200,7 +201,7 @@ void Cache::trim(const File& folder) const {
       remove_in(folder, named.name);
       total -= named.file.st_size;
     } else if (is_ours(named) && age_of(named.file) > kHour) {
-      remove_in(folder, named.name);  // left by a process that was killed
+      remove_in(folder, named.name);  // left over from a killed process
     }
   }
 }
@@ -209,7 +210,7 @@ Cache::Lock::Lock(File folder, File file, std::string name)
     : folder_(std::move(folder)), file_(std::move(file)), name_(std::move(name)) {}
 
 Cache::Lock::~Lock() {
-  // Removing the file frees the right even where a child, forked meanwhile, keeps the descriptor and the lock on it.
+  // Removing the file releases the right even if a forked child keeps the descriptor and its lock.
   if (held()) remove_in(folder_, name_);
 }
 
@@ -222,7 +223,7 @@ Cache::Lock Cache::lock(const Digest& key) const {
     File file = open_in(folder, name, O_RDWR | O_CREAT);
     if (!file.open()) return {};
     if (flock(file.fd(), LOCK_EX | LOCK_NB) == 0) {
-      // Its last holder may have removed the file between our two calls: then this lock excludes nobody.
+      // The last holder may have removed the file between the two calls. Then this lock excludes no other process.
       struct stat ours {
       }, named{};
       const bool stands = fstat(file.fd(), &ours) == 0 &&

@@ -1,5 +1,5 @@
-// Compiled kernels on disk, shared by all processes of a user. Losing the folder or any file of it costs time, nothing
-// else: whatever is wrong with it, callers go on without.
+// Compiled kernels on disk, shared by all processes of a user. Losing the folder or a file costs only time: callers
+// continue without it after any error.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace tandem::jit {
 
-// A file descriptor that closes itself.
+// A file descriptor that is closed on destruction.
 class File {
  public:
   File() = default;
@@ -38,25 +38,27 @@ class Cache {
   struct Options {
     std::string folder;  // "": no cache
     int64_t max_bytes = int64_t{512} << 20;
-    // How long to wait for another process that compiles the same kernel before doing so too.
+    // Maximum wait for another process that compiles the same kernel. Then this process compiles it too.
     std::chrono::milliseconds patience = std::chrono::minutes(2);
   };
 
-  // TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem; none with TANDEM_CACHE=off or no home.
+  // TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. Empty with TANDEM_CACHE=off or without a
+  // home.
   static Options options(const Env& env);
 
   explicit Cache(Options options) : options_(std::move(options)) {}
 
-  // Ok when entries can be read; else the sentence for the log that says why this process does without a cache.
+  // Ok if entries can be read. Otherwise the message for the log explains why this process has no cache.
   Status usable() const;
 
-  // The payload published under key. A damaged entry is removed and not found.
+  // The payload published under key. A damaged entry is removed and counts as missing.
   std::optional<std::string> lookup(const Digest& key) const;
 
-  // Makes the payload visible to everybody at once, then removes what was used least recently, down to max_bytes.
+  // Makes the payload visible to all processes atomically. Then removes the least recently used entries beyond
+  // max_bytes.
   Status publish(const Digest& key, std::string_view description, std::string_view payload) const;
 
-  // The right to compile a kernel, among processes and threads; given back on destruction or by the end of the process.
+  // The right to compile a kernel, among processes and threads. It ends on destruction or with the process.
   class Lock {
    public:
     Lock() = default;
@@ -71,18 +73,18 @@ class Cache {
     File folder_, file_;
     std::string name_;
   };
-  // Returns when the caller has the right, or somebody else has published the entry, or patience is over, or the folder
-  // knows no locks.
+  // Returns when the caller has the right, when another process has published the entry, or after options.patience.
+  // Also returns if the file system has no locks.
   Lock lock(const Digest& key) const;
 
   struct Listed {
     std::string description;
     int64_t bytes = 0;
-    std::chrono::seconds age{};  // since its last use, to the hour
+    std::chrono::seconds age{};  // since the last use, accurate to an hour
   };
-  // The most recently used first.
+  // Most recently used first.
   std::vector<Listed> list() const;
-  // Removes everything; returns the number of entries among it.
+  // Removes everything and returns the number of removed entries.
   int64_t clear() const;
 
  private:

@@ -21,7 +21,7 @@ constexpr std::string_view kWhatToInstall =
 
 Status no_compiler(std::string message) { return {TANDEM_NO_COMPILER, std::move(message)}; }
 
-// The version number has no patch level: builds of one version are told apart by their size.
+// The version number has no patch level, so the file size distinguishes builds of one version.
 int64_t library_bytes(const Nvrtc& nvrtc) {
   Dl_info info{};
   struct stat file {};
@@ -41,7 +41,7 @@ struct Program {
   nvrtcProgram handle = nullptr;
 };
 
-// NVRTC hands out texts as a size and a copy.
+// NVRTC returns a text through two functions: its size, and a copy.
 using SizeOf = nvrtcResult (*)(nvrtcProgram, size_t*);
 using CopyOf = nvrtcResult (*)(nvrtcProgram, char*);
 nvrtcResult read(nvrtcProgram program, SizeOf size_of, CopyOf copy_of, std::string* text) {
@@ -56,8 +56,8 @@ void drop_trailing_nul(std::string* text) {
   if (!text->empty() && text->back() == '\0') text->pop_back();
 }
 
-// Line information names files by where NVRTC believes them, in the working folder of the moment. They become what they
-// are in the source tree: "kernels/device/exp2.h".
+// Line information names files relative to NVRTC's working folder. The names become paths of the source tree:
+// "kernels/device/exp2.h".
 void name_files(const std::string& unit, std::string* ptx) {
   constexpr std::string_view directive = "\t.file\t";
   const size_t end = ptx->find(str_cat("/", unit, "\"\n"));
@@ -73,7 +73,7 @@ void name_files(const std::string& unit, std::string* ptx) {
   }
 }
 
-// The line to put into a sentence: the first that speaks of an error, else the first at all.
+// The line for the message: the first line that has an error, else the first line.
 std::string first_error(std::string_view log) {
   std::string_view first;
   while (!log.empty()) {
@@ -86,7 +86,7 @@ std::string first_error(std::string_view log) {
   return std::string(first);
 }
 
-// Returns the path of a new file with this text, or "" where none can be written.
+// Returns the path of a new file with this text, or "" if no file can be written.
 std::string write_log(const std::string& folder, std::string name, std::string_view text) {
   std::ranges::replace(name, '/', '_');
   constexpr std::string_view suffix = ".log";
@@ -166,7 +166,7 @@ Status Compiler::compile(const Request& request, std::span<const Text> headers, 
   int number = 0;
   TANDEM_TRY(check_arch(request, &number));
 
-  // PTX is for the virtual architecture: compiling for a real one would assemble it too.
+  // PTX targets the virtual architecture, because a real one would be assembled too.
   const std::string arch = request.output == Output::ptx ? str_cat("compute_", request.arch.substr(3)) : request.arch;
   const std::string arch_option = str_cat("--gpu-architecture=", arch);
   std::vector<const char*> options{arch_option.c_str()};

@@ -1,4 +1,4 @@
-// CUDA C++ -> machine code or PTX, by NVRTC, which is found at run time.
+// Compiles CUDA C++ to machine code or PTX with NVRTC, which is found at run time.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ namespace tandem::jit {
 enum class Output { cubin, ptx };
 
 struct Request {
-  std::string name;    // what messages and cache listings call it
-  std::string source;  // a translation unit
+  std::string name;    // name in messages and cache listings
+  std::string source;  // one translation unit
   std::string arch;    // "sm_90a"
   std::vector<std::string> options;
   Output output = Output::cubin;
@@ -25,18 +25,17 @@ struct Request {
 
 class Compiler {
  public:
-  // TANDEM_NO_COMPILER when there is none, with what to install.
+  // Without a compiler, returns TANDEM_NO_COMPILER and names the package to install.
   static Status open(const Search& search, const Env& env, std::unique_ptr<Compiler>* compiler);
 
-  // headers: all that the source may include; no folder is searched. code: a cubin, or PTX text. log: warnings. A
-  // source that does not compile gives the first error in the sentence and the rest in a file that the sentence names.
-  // From any thread.
+  // headers: every file that the source may include; no folder is searched. code: a cubin or PTX. log: warnings. An
+  // error message has the first error and names a file with the rest. May be called from any thread.
   Status compile(const Request& request, std::span<const Text> headers, std::string* code, std::string* log) const;
 
   const std::string& path() const { return path_; }
   int major() const { return major_; }
   int minor() const { return minor_; }
-  // Differs between compilers that may differ in what they emit.
+  // Differs between compilers that may emit different code.
   const std::string& identity() const { return identity_; }
 
  private:

@@ -26,15 +26,15 @@ struct EntryHead {
   std::string description;  // one line for people; cut at kMaxDescription
   uint64_t payload_bytes = 0;
 };
-// As many bytes of a file as read_head may need.
+// The maximum number of bytes that read_head needs.
 inline constexpr size_t kMaxHead = 52 + kMaxDescription;
 
 std::string write_entry(const Digest& key, std::string_view description, std::string_view payload);
 
-// The beginning of an entry, or nothing if it is none. Says nothing about the payload.
+// The beginning of an entry, or nothing if it is invalid. The payload is not checked.
 std::optional<EntryHead> read_head(std::string_view bytes);
 
-// The payload of a whole, undamaged entry with this key, or nothing. Points into file.
+// The payload of a complete, undamaged entry with this key, or nothing. It points into file.
 std::optional<std::string_view> read_payload(std::string_view file, const Digest& key);
 
 }  // namespace tandem::jit

@@ -17,7 +17,7 @@ constexpr std::string_view kLibrary = "libnvrtc.so.";
 constexpr std::string_view kBuiltins = "libnvrtc-builtins.so.";
 constexpr int kNewestKnown = 13;
 
-// Names in a folder, sorted; none when it cannot be read.
+// The names in a folder, sorted. Empty if the folder cannot be read.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::vector<fs::path> entries;
   std::error_code error;
@@ -28,7 +28,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-// The 13 of libnvrtc.so.13; 0 for other names, libnvrtc.so.13.0.88 among them: the short one is beside it.
+// The 13 of libnvrtc.so.13; 0 for other names, such as libnvrtc.so.13.0.88, whose short name is in the same folder.
 int major_of(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kLibrary)) return 0;
@@ -52,7 +52,7 @@ class Candidates {
     std::ranges::sort(found);
     for (auto& [major, path] : found) paths.push_back(std::move(path));
   }
-  // CUDA 13 wheels fill nvidia/cu13/lib, those for CUDA 12 nvidia/cuda_nvrtc/lib.
+  // CUDA 13 wheels use nvidia/cu13/lib, and CUDA 12 wheels use nvidia/cuda_nvrtc/lib.
   void add_site_packages(const fs::path& site_packages) {
     std::vector<fs::path> folders;
     for (const fs::path& package : entries_of(site_packages / "nvidia")) folders.push_back(package / "lib");
@@ -100,8 +100,8 @@ std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env) 
 }
 
 std::string load_nvrtc(const std::string& path, Nvrtc* nvrtc) {
-  // NVRTC opens its builtins by name while compiling and does not always look beside itself (13.0 does not): once they
-  // are loaded, the name is found.
+  // NVRTC opens its builtins by name while compiling, and some versions (13.0) do not search their own folder. The name
+  // is found once the builtins are loaded.
   if (path.find('/') != std::string::npos) {
     for (const fs::path& beside : entries_of(fs::path(path).parent_path())) {
       if (beside.filename().string().starts_with(kBuiltins)) (void)dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL);

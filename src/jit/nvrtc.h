@@ -1,5 +1,5 @@
-// The part of NVRTC's interface that Tandem uses, declared here so that a build needs no CUDA, and where on a machine
-// the library may lie.
+// The part of NVRTC's interface that Tandem uses, and the places where the library may be. The declarations are
+// repeated here so that a build needs no CUDA.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ using nvrtcProgram = struct _nvrtcProgram*;
 
 enum nvrtcResult : int { kNvrtcSuccess = 0, kNvrtcInvalidOption = 5, kNvrtcCompilation = 6 };
 
-// Each is a member of Nvrtc below, with the signature of nvrtc.h. The error text is apart: it returns no result.
+// Each is a member of Nvrtc below and has the signature of nvrtc.h. The error text is separate, because it returns no
+// result.
 #define TANDEM_NVRTC_FUNCTIONS(F)                                                                        \
   F(nvrtcVersion, (int* major, int* minor))                                                              \
   F(nvrtcGetNumSupportedArchs, (int* count))                                                             \
@@ -37,19 +38,20 @@ struct Nvrtc {
   const char* (*nvrtcGetErrorString)(nvrtcResult result) = nullptr;
 };
 
-inline constexpr int kOldestNvrtc = 12;  // the first that knows sm_90a and C++20
+inline constexpr int kOldestNvrtc = 12;  // the first with sm_90a and C++20
 
-// Where NVRTC is looked for besides the environment.
+// Places to search for NVRTC in addition to the environment.
 struct Search {
-  std::vector<std::string> site_packages;  // of a Python environment: pip's wheels put the library there
-  int newest_major = 0;                    // the driver's CUDA version: newer compilers are passed over; 0: any
+  std::vector<std::string> site_packages;  // Python's package folders, where wheels put the library
+  int newest_major = 0;                    // the driver's CUDA version: skips newer NVRTCs; 0: any
 };
 
-// Paths to try, the best first: TANDEM_NVRTC alone when it is set; site-packages; the virtual environment; conda's, its
-// packages and its own library; CUDA_HOME; the loader's path; /usr/local/cuda. Within a folder the newest comes first.
+// Paths to try, best first: TANDEM_NVRTC alone if set, site-packages, the virtual environment, conda (packages, then
+// library), CUDA_HOME, the loader's path, /usr/local/cuda. The newest version of a folder comes first.
 std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env);
 
-// Loads the library at path and what it opens itself later. Fills nvrtc, or returns why not. It is never unloaded.
+// Loads the library at path and the libraries that it opens later. Fills nvrtc, or returns an error. It is never
+// unloaded.
 std::string load_nvrtc(const std::string& path, Nvrtc* nvrtc);
 
 }  // namespace tandem::jit

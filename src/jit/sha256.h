@@ -14,7 +14,7 @@ using Digest = std::array<uint8_t, 32>;
 class Sha256 {
  public:
   void add(std::string_view bytes);
-  // Ends the message; nothing may be added after it.
+  // Ends the message. Nothing may be added after it.
   Digest finish();
 
  private:

@@ -1,4 +1,4 @@
-// The text of kernels, embedded in the library by cmake/Embed.cmake.
+// The text of the kernels, which cmake/Embed.cmake embeds in the library.
 #pragma once
 
 #include <optional>
@@ -10,17 +10,17 @@
 
 namespace tandem::jit {
 
-using tandem::Text;  // its name is what an #include writes
+using tandem::Text;  // its name is the path in an #include
 using Sources = std::span<const Text>;
 
-// Everything in kernels/, ordered by name.
+// All files of kernels/, ordered by name.
 Sources kernels();
 
-// One file of it.
+// One file of kernels().
 std::optional<std::string_view> source(std::string_view name);
 
-// Those of sources that text includes by #include "name", and what these include, each once. What is not among the
-// sources is left for the compiler to complain about.
+// The sources that text includes by #include "name", directly and indirectly, each once. Unknown names are skipped, so
+// that the compiler reports them.
 std::vector<Text> included_by(std::string_view text, Sources sources);
 
 }  // namespace tandem::jit

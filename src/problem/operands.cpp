@@ -122,16 +122,15 @@ Status read_layout(const tandem_tensor& tensor, Operand* o) {
                                      ") holds 2^63 bytes or more: ", "split the call over batch or heads"));
     }
   }
-  int64_t last = 0;
+  int64_t last = 0, first = 0;  // element offsets from the one at index 0
   for (int i = 0; i < o->rank; ++i) {
-    if (o->stride[i] < 0) {
-      return Status::invalid(
-          str_cat(o->name, ".strides[", i, "] (", o->stride[i], ") must not be negative: flip the tensor into a copy"));
-    }
     int64_t step;
+    int64_t& end = o->stride[i] < 0 ? first : last;
     too_big |= __builtin_mul_overflow(o->shape[i] - 1, o->stride[i], &step);
-    too_big |= !too_big && __builtin_add_overflow(last, step, &last);
+    too_big |= !too_big && __builtin_add_overflow(end, step, &end);
   }
+  too_big |= !too_big && __builtin_mul_overflow(first, -size_of(o->dtype), &o->below);
+  too_big |= !too_big && __builtin_sub_overflow(last, first, &last);
   too_big |= !too_big && __builtin_add_overflow(last, int64_t{1}, &last);
   too_big |= !too_big && __builtin_mul_overflow(last, size_of(o->dtype), &o->bytes);
   if (!too_big) return {};
@@ -147,6 +146,11 @@ Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const
     return Status::invalid(str_cat(o.name, ".strides[", last, "] (", o.stride[last],
                                    ") must be 1: the last dimension, ", o.dim_name[last],
                                    ", is read as contiguous; copy or transpose the tensor"));
+  }
+  for (int i = 0; mode.device.type != TANDEM_CPU && i < o.rank; ++i) {
+    if (o.stride[i] >= 0) continue;
+    return Status::invalid(str_cat(o.name, ".strides[", i, "] (", o.stride[i],
+                                   ") must not be negative on a GPU: flip the tensor into a copy"));
   }
   if (rule.info.in(mode.pass) != Use::write) return {};
   // From the smallest stride up, each dimension must step over all that lies inside it.
@@ -175,11 +179,13 @@ Status check_data(const tandem_tensor& tensor, Operand* o) {
   }
   uintptr_t begin, end;
   if (__builtin_add_overflow(base, tensor.byte_offset, &begin) ||
+      __builtin_sub_overflow(begin, static_cast<uintptr_t>(o->below), &begin) ||
       __builtin_add_overflow(begin, static_cast<uintptr_t>(o->bytes), &end) || end > kAddressSpace) {
     return Status::invalid(str_cat(o->name, ".byte_offset (", tensor.byte_offset, ") plus the tensor's ", o->bytes,
                                    " bytes leave the address space: give the offset in bytes from data"));
   }
   const auto align = static_cast<uintptr_t>(size_of(o->dtype));
+  begin += static_cast<uintptr_t>(o->below);
   if (begin % align != 0) {
     return Status::invalid(str_cat(o->name, ".data + byte_offset (address ", begin % 64,
                                    " modulo 64) must be a multiple of ", align, ": elements of ", name_of(o->dtype),
@@ -195,9 +201,10 @@ int steps_of(const Operand& operand, OperandStep (&steps)[kMaxRank]) {
   int count = 0;
   for (int i = 0; i < operand.rank; ++i) {
     if (operand.shape[i] <= 1) continue;
+    const int64_t stride = operand.stride[i] < 0 ? -operand.stride[i] : operand.stride[i];
     int at = count++;
-    for (; at > 0 && steps[at - 1].stride < operand.stride[i]; --at) steps[at] = steps[at - 1];
-    steps[at] = {operand.stride[i], operand.shape[i]};
+    for (; at > 0 && steps[at - 1].stride < stride; --at) steps[at] = steps[at - 1];
+    steps[at] = {stride, operand.shape[i]};
   }
   return count;
 }
@@ -252,7 +259,7 @@ namespace {
 bool in_range(const tandem_tensor& tensor, uintptr_t first, size_t bytes) {
   const Operand o = operand_of(tensor);
   if (o.empty) return false;
-  const auto data = reinterpret_cast<uintptr_t>(o.data);
+  const auto data = reinterpret_cast<uintptr_t>(o.first());
   const bool apart = first >= data ? first - data >= static_cast<uintptr_t>(o.bytes) : data - first >= bytes;
   return !apart;
 }

@@ -66,14 +66,17 @@ struct Operand {
   int64_t shape[kMaxRank] = {};
   int64_t stride[kMaxRank] = {};  // elements; 0 where the size is 0 or 1
   std::byte* data = nullptr;      // NULL in a call without data
-  int64_t bytes = 0;              // from the first byte to the end of the last element
+  int64_t bytes = 0;              // from the lowest address of an element to the end of the highest
+  int64_t below = 0;              // bytes before data, which negative strides reach
+
+  const std::byte* first() const { return data - below; }
 };
 
 struct OperandStep {
   int64_t stride = 0, count = 0;
 };
 
-// The dimensions of more than one element, falling in stride; returns how many there are.
+// Fills in the dimensions of more than one element in order of falling |stride|, and returns their number.
 int steps_of(const Operand& operand, OperandStep (&steps)[kMaxRank]);
 
 // A set of DType.

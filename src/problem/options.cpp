@@ -86,15 +86,15 @@ Status ProblemBuilder::read_window() {
                         &p_.window_left));
   TANDEM_TRY(read_bound("window_right", "TANDEM_WINDOW_RIGHT", (window & TANDEM_WINDOW_RIGHT) != 0, args_.window_right,
                         &p_.window_right));
-  if (args_.causal != 0) p_.window_right = std::min<int64_t>(p_.window_right, 0);
-  const bool both = p_.window_left != TANDEM_UNBOUNDED && p_.window_right != TANDEM_UNBOUNDED;
-  if (both && p_.window_left + p_.window_right < 0) {
-    return Status::invalid(
-        str_cat("window_left (", p_.window_left, ") + window_right (", p_.window_right,
-                args_.causal != 0 ? ", as causal is set" : "",
-                ") must be at least 0: no key lies in an inverted window; swap or widen its bounds"));
-  }
-  return {};
+  const bool lowered = args_.causal != 0 && p_.window_right > 0;
+  if (lowered) p_.window_right = 0;
+  if (p_.window_left == TANDEM_UNBOUNDED || p_.window_right == TANDEM_UNBOUNDED) return {};
+  // The caller's own numbers, because kFar has moved the bounds of the problem.
+  const int64_t left = args_.window_left, right = lowered ? 0 : args_.window_right;
+  if (right >= 0 ? left >= -right : left >= 0 && left + right >= 0) return {};
+  return Status::invalid(str_cat("window_left (", left, ") + window_right (", right,
+                                 args_.causal != 0 ? ", as causal is set" : "",
+                                 ") must be at least 0: no key lies in an inverted window; swap or widen its bounds"));
 }
 
 // Engines compute scores in float32 unless the tensors are float64.

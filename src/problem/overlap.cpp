@@ -51,9 +51,9 @@ bool meet(const Comb& a, int ia, const Comb& b, int ib, int64_t shift, int* budg
 
 bool overlap(const Operand& a, const Operand& b) {
   if (!a.present || !b.present || a.empty || b.empty) return false;
-  if (!std::less<>{}(a.data, b.data + b.bytes) || !std::less<>{}(b.data, a.data + a.bytes)) return false;
+  if (!std::less<>{}(a.first(), b.first() + b.bytes) || !std::less<>{}(b.first(), a.first() + a.bytes)) return false;
   int budget = 4096;
-  return meet(Comb(a), 0, Comb(b), 0, b.data - a.data, &budget);
+  return meet(Comb(a), 0, Comb(b), 0, b.first() - a.first(), &budget);
 }
 
 }  // namespace tandem

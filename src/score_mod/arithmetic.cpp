@@ -6,7 +6,8 @@
 namespace tandem::score_mod {
 namespace {
 
-// Python's and torch's: the quotient is that of what the modulo leaves, so that rounding never puts them apart.
+// The definition of Python and torch: the quotient is derived from the modulo, so that rounding never makes the two
+// inconsistent.
 template <class Real>
 Real modulo_real(Real a, Real b) {
   const Real rest = std::fmod(a, b);
@@ -43,8 +44,13 @@ Real apply_real(Op op, Real a, Real b, Real c) {
     case Op::round: return std::nearbyint(a);
     case Op::exp: return std::exp(a);
     case Op::exp2: return std::exp2(a);
+    case Op::expm1: return std::expm1(a);
     case Op::log: return std::log(a);
     case Op::log2: return std::log2(a);
+    case Op::log1p: return std::log1p(a);
+    case Op::sin: return std::sin(a);
+    case Op::cos: return std::cos(a);
+    case Op::erf: return std::erf(a);
     case Op::tanh: return std::tanh(a);
     case Op::sigmoid: return 1 / (1 + std::exp(-a));
     case Op::sqrt: return std::sqrt(a);
@@ -60,7 +66,7 @@ Real apply_real(Op op, Real a, Real b, Real c) {
       const Real above = a > b || std::isnan(a) ? a : b;
       return above < c || std::isnan(above) ? above : c;
     }
-    default: std::abort();  // not an operation on floats
+    default: std::abort();  // the op takes no floats
   }
 }
 
@@ -82,7 +88,7 @@ int32_t apply_integer(Op op, int32_t a, int32_t b) {
     case Op::bit_xor: return a ^ b;
     case Op::shift_left: return shift_left(a, b);
     case Op::shift_right: return shift_right(a, b);
-    default: std::abort();  // not an operation on ints
+    default: std::abort();  // the op takes no ints
   }
 }
 

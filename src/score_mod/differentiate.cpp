@@ -5,7 +5,7 @@
 namespace tandem::score_mod {
 namespace {
 
-// d result / d node. Where guard is false the derivative is 0, whatever value is there: NaN, often.
+// d result / d node. The derivative is 0 if guard is false, even if value is NaN.
 struct Adjoint {
   NodeId guard = kNoNode;
   NodeId value = kNoNode;
@@ -25,7 +25,7 @@ class Differentiation {
     Gradient gradient{.score = graph_.real(0), .captured = {}};
     for (NodeId id = 0; id <= result; ++id) {
       if (!reached(id)) continue;
-      const Op op = graph_[id].op;  // finish() makes nodes, so that the graph's may move
+      const Op op = graph_[id].op;  // finish() creates nodes, so the graph may move
       if (op == Op::input) gradient.score = finish(id);
       if (op == Op::scalar || op == Op::gather) gradient.captured.push_back({id, finish(id)});
     }
@@ -33,7 +33,7 @@ class Differentiation {
   }
 
  private:
-  // Nodes that depend on anything a derivative is asked for.
+  // Marks the nodes that depend on a variable of differentiation.
   void find_active() {
     active_.resize(adjoints_.size());
     for (NodeId id = 0; id < graph_.size(); ++id) {
@@ -89,11 +89,11 @@ class Differentiation {
         return give(b, make(Op::negate, make(Op::multiply, v, make(Op::floor_divide, a, b))));
       case Op::min: return give_extreme(a, b, out, make(Op::less, b, a), make(Op::less, a, b));
       case Op::max: return give_extreme(a, b, out, make(Op::less, a, b), make(Op::less, b, a));
-      case Op::clamp:  // of a, between b and c
+      case Op::clamp:  // clamps a between b and c
         give_where(make(Op::bit_and, make(Op::less_equal, b, a), make(Op::less_equal, a, c)), a, v);
         give_where(make(Op::bit_and, make(Op::less, a, b), make(Op::less, b, c)), b, v);
         return give_where(make(Op::bit_or, make(Op::less, c, a), make(Op::less, c, b)), c, v);
-      case Op::select:  // a: the condition
+      case Op::select:  // a is the condition
         give_where(a, b, v);
         return give_where(make(Op::flip, a), c, v);
       default:
@@ -101,7 +101,8 @@ class Differentiation {
     }
   }
 
-  // less: a takes no part, being on the wrong side of b; less_b: likewise b. Of a NaN neither is, and both do.
+  // less: a is not the extreme, so it gets no gradient. less_b: the same for b. If one operand is NaN, both get the
+  // gradient.
   void give_extreme(NodeId a, NodeId b, const Adjoint& out, NodeId less, NodeId less_b) {
     const NodeId half = make(Op::multiply, out.value, graph_.real(0.5));
     const NodeId value = make(Op::select, make(Op::equal, a, b), half, out.value);
@@ -109,7 +110,7 @@ class Differentiation {
     contribute(b, {make(Op::bit_and, out.guard, make(Op::flip, less_b)), value});
   }
 
-  // v times the derivative of an operation on one float; kNoNode: it is 0.
+  // v times the derivative of an operation with one float operand. kNoNode: the derivative is 0.
   NodeId one_operand(const Node& node, NodeId id, NodeId v) {
     const NodeId a = node.operands[0];
     const NodeId ln2 = graph_.real(std::numbers::ln2);
@@ -120,6 +121,14 @@ class Differentiation {
       case Op::exp2: return make(Op::multiply, make(Op::multiply, v, id), ln2);
       case Op::log: return make(Op::divide, v, a);
       case Op::log2: return make(Op::divide, v, make(Op::multiply, a, ln2));
+      case Op::expm1: return make(Op::multiply, v, make(Op::add, id, graph_.real(1)));
+      case Op::log1p: return make(Op::divide, v, make(Op::add, a, graph_.real(1)));
+      case Op::sin: return make(Op::multiply, v, make(Op::cos, a));
+      case Op::cos: return make(Op::negate, make(Op::multiply, v, make(Op::sin, a)));
+      case Op::erf: {
+        const NodeId density = make(Op::exp, make(Op::negate, make(Op::multiply, a, a)));
+        return make(Op::multiply, v, make(Op::multiply, density, graph_.real(2 * std::numbers::inv_sqrtpi)));
+      }
       case Op::tanh: return make(Op::multiply, v, make(Op::subtract, graph_.real(1), make(Op::multiply, id, id)));
       case Op::sigmoid: return make(Op::multiply, v, make(Op::multiply, make(Op::subtract, graph_.real(1), id), id));
       case Op::sqrt: return make(Op::divide, v, make(Op::multiply, id, graph_.real(2)));

@@ -1,9 +1,9 @@
-// Reverse-mode differentiation of a score modification: the derivative with respect to the score, to each float scalar
-// and to each gather of a float tensor, as further nodes of the same graph.
+// Reverse-mode differentiation of a score_mod. The derivatives with respect to the score, each float scalar and each
+// gather of a float tensor become nodes of the same graph.
 //
-// Kinks and ties have torch's derivatives: abs' is 0 at 0; of equal operands min and max give half to each; clamp gives
-// all to its operand within its bounds, bounds included; what rounds has none; modulo's with respect to its divisor is
-// -(a // b). What a branch that is not taken would give, infinite or NaN, reaches no derivative.
+// Kinks and ties follow torch: abs has derivative 0 at 0, and equal operands of min and max get half each. clamp passes
+// the gradient within its bounds, bounds included. Rounding has derivative 0, and modulo has -(a // b) for its divisor.
+// A branch that is not taken contributes nothing, even if its derivative is infinite or NaN.
 #pragma once
 
 #include <vector>
@@ -18,11 +18,11 @@ struct Derivative {
 };
 
 struct Gradient {
-  NodeId score = kNoNode;            // always there: the constant 0 where the result does not depend on the score
-  std::vector<Derivative> captured;  // in the order of the nodes; of equal gathers there is one
+  NodeId score = kNoNode;            // the constant 0 if the result does not depend on the score
+  std::vector<Derivative> captured;  // in the order of the nodes; equal gathers share one
 };
 
-// result: a float.
+// result: a node of type float.
 Gradient differentiate(Graph& graph, NodeId result);
 
 }  // namespace tandem::score_mod

@@ -1,4 +1,4 @@
-// One element at a time, node by node: in float64 for the oracle; in float, what the loops over tiles are held to.
+// Evaluates one element, node by node: in float64 for the reference, and in float for tests of the loops over tiles.
 #pragma once
 
 #include <span>
@@ -14,13 +14,13 @@ namespace tandem::score_mod {
 template <class Real>
 class Evaluator {
  public:
-  // The graph must outlive it, and may grow.
+  // The graph must outlive the evaluator and may grow.
   Evaluator(const Graph& graph, std::span<const NodeId> outputs);
 
-  // values: of the names that the graph was read with.
+  // values: the values of the names that the graph was parsed with.
   void run(Real score, const Position& position, const Values& values);
 
-  // Of the run before: an output's value.
+  // The value of an output in the last run.
   const Value<Real>& operator[](NodeId output) const { return results_[static_cast<size_t>(output)]; }
 
  private:

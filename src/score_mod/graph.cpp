@@ -15,13 +15,14 @@ struct OpEntry {
 };
 
 constexpr OpEntry kEntries[] = {
-    {"constant", 0}, {"input", 0},        {"scalar", 0},     {"gather", 0},      {"negate", 1},   {"abs", 1},
-    {"sign", 1},     {"flip", 1},         {"floor", 1},      {"ceil", 1},        {"trunc", 1},    {"round", 1},
-    {"exp", 1},      {"exp2", 1},         {"log", 1},        {"log2", 1},        {"tanh", 1},     {"sigmoid", 1},
-    {"sqrt", 1},     {"to_real", 1},      {"to_int", 1},     {"add", 2},         {"subtract", 2}, {"multiply", 2},
-    {"divide", 2},   {"floor_divide", 2}, {"modulo", 2},     {"min", 2},         {"max", 2},      {"bit_and", 2},
-    {"bit_or", 2},   {"bit_xor", 2},      {"shift_left", 2}, {"shift_right", 2}, {"less", 2},     {"less_equal", 2},
-    {"equal", 2},    {"not_equal", 2},    {"select", 3},     {"clamp", 3}};
+    {"constant", 0},     {"input", 0},      {"scalar", 0},      {"gather", 0},   {"negate", 1},     {"abs", 1},
+    {"sign", 1},         {"flip", 1},       {"floor", 1},       {"ceil", 1},     {"trunc", 1},      {"round", 1},
+    {"exp", 1},          {"exp2", 1},       {"expm1", 1},       {"log", 1},      {"log2", 1},       {"log1p", 1},
+    {"sin", 1},          {"cos", 1},        {"erf", 1},         {"tanh", 1},     {"sigmoid", 1},    {"sqrt", 1},
+    {"to_real", 1},      {"to_int", 1},     {"add", 2},         {"subtract", 2}, {"multiply", 2},   {"divide", 2},
+    {"floor_divide", 2}, {"modulo", 2},     {"min", 2},         {"max", 2},      {"bit_and", 2},    {"bit_or", 2},
+    {"bit_xor", 2},      {"shift_left", 2}, {"shift_right", 2}, {"less", 2},     {"less_equal", 2}, {"equal", 2},
+    {"not_equal", 2},    {"select", 3},     {"clamp", 3}};
 static_assert(std::size(kEntries) == kOps);
 
 Type result_type(Op op, Type operand, Type second) {
@@ -66,8 +67,9 @@ size_t Graph::Hash::operator()(const Node& node) const {
 }
 
 bool Graph::Equal::operator()(const Node& a, const Node& b) const {
+  // Values are compared by their bits, so that 0 differs from -0 and a NaN equals itself.
   return a.op == b.op && a.type == b.type && a.index == b.index && a.operands == b.operands &&
-         std::bit_cast<uint64_t>(a.value) == std::bit_cast<uint64_t>(b.value);  // zeroes differ, a NaN is itself
+         std::bit_cast<uint64_t>(a.value) == std::bit_cast<uint64_t>(b.value);
 }
 
 NodeId Graph::intern(const Node& node) {

@@ -1,5 +1,5 @@
-// An expression as a graph: each node is an operation on earlier nodes, and no two nodes are equal, so that what a text
-// says twice is computed once. Nodes are numbered so that operands come before what uses them.
+// An expression as a graph. Each node is an operation on earlier nodes. No two nodes are equal, so repeated
+// subexpressions are computed once.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ struct Node {
   Type type = Type::real;
   int16_t index = 0;
   std::array<NodeId, kMaxRank> operands = {kNoNode, kNoNode, kNoNode, kNoNode};
-  double value = 0;  // of a constant; holds every int exactly, and bools as 0 and 1
+  double value = 0;  // exact for every int; a bool is 0 or 1
 
   int operand_count() const {
     int n = 0;
@@ -39,25 +39,25 @@ class Graph {
   NodeId scalar(int index, Type type);
   NodeId gather(int tensor, Type type, std::span<const NodeId> indices);
 
-  // Operands must have the types that the operation takes; the result may be an older node that is equal, whatever the
-  // operands hold (simplify.h).
+  // Operands must have the types that the operation takes. The result may be an older node that is equal for all values
+  // of the operands (simplify.h).
   NodeId make(Op op, NodeId a, NodeId b = kNoNode, NodeId c = kNoNode);
   NodeId convert(NodeId a, Type type);  // to_real, to_int, or a != 0
 
   const Node& operator[](NodeId id) const { return nodes_[static_cast<size_t>(id)]; }
   int size() const { return static_cast<int>(nodes_.size()); }
 
-  bool is_constant(NodeId id, double value) const {  // not distinguishing zeroes
+  bool is_constant(NodeId id, double value) const {  // zeros of both signs are equal
     return (*this)[id].op == Op::constant && (*this)[id].value == value;
   }
   bool is_constant(NodeId id) const { return (*this)[id].op == Op::constant; }
 
-  // The nodes that outputs need, each after its operands; of those that are known, not what they need.
+  // The nodes that the outputs need, each after its operands. The operands of known nodes are not needed.
   std::vector<NodeId> needed_by(std::span<const NodeId> outputs, std::span<const NodeId> known = {}) const;
 
  private:
   friend class Simplifier;
-  NodeId intern(const Node& node);  // the equal node that is there, or a new one
+  NodeId intern(const Node& node);  // the existing equal node, or a new one
 
   struct Hash {
     size_t operator()(const Node& node) const;

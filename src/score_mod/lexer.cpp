@@ -39,7 +39,7 @@ void Lexer::refuse(size_t at, const std::string& sentence) const {
 }
 
 void Lexer::unexpected(const std::string& wanted) const {
-  refuse(next_.at, next_.kind == Token::Kind::end ? str_cat("expected ", wanted, ", found the end of the text")
+  refuse(next_.at, next_.kind == Token::Kind::end ? str_cat("expected ", wanted, ", found the end of the expression")
                                                   : str_cat("expected ", wanted, ", found ", quote(next_.text)));
 }
 
@@ -100,7 +100,7 @@ Token Lexer::scan_number() {
   token.text = text_.substr(token.at, at_ - token.at);
   if (is_name_part(at(at_)) || at(at_) == '.') {
     refuse(at_, str_cat(quote(token.text), " is a number, and ", quote({&text_[at_], 1}),
-                        " cannot follow it: put a space or an operator between them"));
+                        " must not follow it: put a space or an operator between them"));
   }
   const auto [end, error] = std::from_chars(token.text.data(), token.text.data() + token.text.size(), token.value);
   if (token.kind == Token::Kind::integer && token.value > INT32_MAX) {
@@ -116,7 +116,7 @@ Token Lexer::scan_number() {
   return token;
 }
 
-// Up to 32 bits, as they are: 0xffffffff is -1.
+// Up to 32 bits, reinterpreted: 0xffffffff is -1.
 Token Lexer::scan_hexadecimal() {
   const size_t begin = at_;
   for (at_ += 2; is_name_part(at(at_));) ++at_;
@@ -124,7 +124,7 @@ Token Lexer::scan_hexadecimal() {
   uint32_t bits = 0;
   const auto [end, error] = std::from_chars(text.data() + 2, text.data() + text.size(), bits, 16);
   if (error != std::errc() || end != text.data() + text.size()) {
-    refuse(begin, str_cat(quote(text), " is no hexadecimal number of at most 32 bits"));
+    refuse(begin, str_cat(quote(text), " must be a hexadecimal number of at most 32 bits"));
   }
   return {.kind = Token::Kind::integer, .at = begin, .text = text, .value = double(static_cast<int32_t>(bits))};
 }
@@ -136,8 +136,8 @@ Token Lexer::scan_mark() {
     return {.kind = Token::Kind::mark, .at = at_ - mark.size(), .text = mark};
   }
   const char c = text_[at_];
-  if (c == '?') refuse(at_, "'?' is no operator here: write a if condition else b");
-  refuse(at_, str_cat(quote({&text_[at_], 1}), " begins nothing that can stand here"));
+  if (c == '?') refuse(at_, "'?' is not an operator: write a if condition else b");
+  refuse(at_, str_cat(quote({&text_[at_], 1}), " must not be used here"));
 }
 
 }  // namespace tandem::score_mod

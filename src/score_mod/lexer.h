@@ -1,4 +1,4 @@
-// The text of a modification, cut into tokens.
+// Splits an expression into tokens.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace tandem::score_mod {
 struct Token {
   enum class Kind : uint8_t { end, name, integer, real, mark };
   Kind kind = Kind::end;
-  size_t at = 0;  // of its first character in the text
+  size_t at = 0;  // offset of its first character
   std::string_view text;
-  double value = 0;  // of a number
+  double value = 0;  // value of a number
 
   bool is(std::string_view words) const { return (kind == Kind::mark || kind == Kind::name) && text == words; }
 };
 
-// Thrown within a parse, and caught by it.
+// Thrown and caught within one parse.
 struct Refusal {
   Status status;
 };
@@ -31,11 +31,11 @@ class Lexer {
   const Token& peek() const { return next_; }
   Token take();
   bool accept(std::string_view words);
-  Token expect(std::string_view words);  // refuses anything else
+  Token expect(std::string_view words);  // refuses any other token
 
-  // Throws a Refusal: "column 14: <sentence>", or "line 2, column 3: ..." where the text has several lines.
+  // Throws a Refusal: "column 14: <message>", or "line 2, column 3: ..." if the expression has several lines.
   [[noreturn]] void refuse(size_t at, const std::string& sentence) const;
-  [[noreturn]] void unexpected(const std::string& wanted) const;  // instead of the next token
+  [[noreturn]] void unexpected(const std::string& wanted) const;  // names the next token instead
 
  private:
   Token scan();
@@ -53,6 +53,6 @@ class Lexer {
 bool is_name_start(char c);
 bool is_name_part(char c);
 
-std::string quote(std::string_view text);  // 'text', shortened, without what a terminal could not show
+std::string quote(std::string_view text);  // 'text', shortened, without unprintable characters
 
 }  // namespace tandem::score_mod

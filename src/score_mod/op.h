@@ -1,11 +1,11 @@
-// The types and operations of modifications.
+// The types and operations of score_mod and mask_mod expressions.
 #pragma once
 
 #include <cstdint>
 
 namespace tandem::score_mod {
 
-// bool, int (32 bits, two's complement, wraps around) and float (float32 in engines, float64 in the oracle).
+// bool, int (32 bits, two's complement, wraps around) and float (float32 in engines, float64 in the reference).
 enum class Type : uint8_t { boolean, integer, real };
 inline constexpr int kTypes = 3;
 
@@ -17,59 +17,65 @@ inline constexpr int kInputs = 7;
 const char* name_of(Input input);
 constexpr Type type_of(Input input) { return input == Input::score ? Type::real : Type::integer; }
 
-// Operands of one operation have one type, but for select's condition and clamp's and gather's as said here.
+// All operands of an operation have one type. Exceptions are select's condition, clamp's and gather's operands, as
+// noted below.
 enum class Op : uint8_t {
-  // Leaves: value; index is an Input; index is that of a scalar.
+  // Leaves: value; index is an Input; index is the index of a scalar.
   constant,
   input,
   scalar,
-  // Of a tensor (index), at int operands, as many as it has dimensions; each is clamped to its dimension.
+  // Reads a tensor (index) at one int operand per dimension. Each operand is clamped to its dimension.
   gather,
   // One operand.
   negate,
   abs,
-  sign,  // -1, 0 or 1; 0 of NaN
-  flip,  // not of a bool, ~ of an int
+  sign,  // -1, 0 or 1; 0 for NaN
+  flip,  // not for a bool, ~ for an int
   floor,
   ceil,
   trunc,
   round,  // ties to even
   exp,
   exp2,
+  expm1,  // exp(a) - 1
   log,
   log2,
+  log1p,  // log(1 + a)
+  sin,    // radians
+  cos,
+  erf,
   tanh,
   sigmoid,
   sqrt,
-  to_real,  // of an int or a bool
-  to_int,   // of a bool; of a float towards 0, clamped to int's range, 0 of NaN
+  to_real,  // takes an int or a bool
+  to_int,   // float: towards 0, clamped to int, NaN is 0; or a bool
   // Two operands.
   add,
   subtract,
   multiply,
-  divide,  // of floats
+  divide,  // floats only
   floor_divide,
   modulo,  // has the sign of the divisor
   min,     // NaN if either is
   max,
-  bit_and,  // of ints or bools, as the next two
+  bit_and,  // ints or bools, like the next two
   bit_or,
   bit_xor,
   shift_left,
   shift_right,
-  less,  // gives a bool, as the next three
+  less,  // returns a bool, like the next three
   less_equal,
   equal,
   not_equal,
   // Three operands.
-  select,  // condition, where it is true, where it is not
-  clamp,   // of floats: x, least, most
+  select,  // condition, value if true, value if false
+  clamp,   // floats only: x, minimum, maximum
 };
 inline constexpr int kOps = static_cast<int>(Op::clamp) + 1;
 
 const char* name_of(Op op);
-int operands_of(Op op);  // 0 of gather, whose tensor says
+int operands_of(Op op);  // 0 for gather, whose tensor decides
 
-inline constexpr int kMaxRank = 4;  // of a tensor
+inline constexpr int kMaxRank = 4;  // dimensions of a tensor
 
 }  // namespace tandem::score_mod

@@ -6,7 +6,7 @@
 namespace tandem::score_mod {
 namespace {
 
-// What all scores have at a node; 0 where that is not known here.
+// The value that all scores share at a node; 0 if it is not known here.
 double value_of(const Mod& mod, NodeId id, const Values& values) {
   const Node& node = mod.graph[id];
   if (node.op == Op::to_real) return value_of(mod, node.operands[0], values);
@@ -16,7 +16,7 @@ double value_of(const Mod& mod, NodeId id, const Values& values) {
 
 bool is_input(const Node& node, Input input) { return node.op == Op::input && static_cast<Input>(node.index) == input; }
 
-// q, k, seqlen_q and seqlen_k, so many times each, and a constant.
+// A linear combination of q, k, seqlen_q, seqlen_k and 1.
 struct Sum {
   int64_t q = 0, k = 0, seqlen_q = 0, seqlen_k = 0, constant = 0;
 
@@ -26,22 +26,23 @@ struct Sum {
   }
 };
 
-// A distance, times sign, and a constant.
+// sign times a distance, plus a constant.
 struct Distance {
   bool bottom_right = false;
   int64_t sign = 1, constant = 0;
 };
 
-// Parts of a text that it uses several times are read as often, which is bounded: no option is said at such length.
+// Recognises options in an expression. Shared nodes are read once per use, and the number of reads is limited, because
+// an expression for an option is short.
 class Reader {
  public:
-  // known: lengths are numbers, where they are exact.
+  // known: lengths count as numbers if they are exact.
   Reader(const Mod& mod, const Values& values, const Lengths& lengths, bool known)
       : mod_(mod), values_(values), lengths_(lengths), known_(known && lengths.exact) {}
 
   const Node& at(NodeId id) const { return mod_.graph[id]; }
 
-  // Texts wrap around where a sum leaves the ints: such are none here.
+  // Expressions wrap around if a sum overflows an int. Such sums are not recognised.
   std::optional<Sum> sum(NodeId id) {
     const std::optional<Sum> found = may_read() ? sum_of(at(id)) : std::nullopt;
     if (!found) return {};
@@ -97,7 +98,8 @@ class Reader {
     }
   }
 
-  // Adds to the band what a node hides, as far as bounds of distances say it; false: it is more than that.
+  // Adds the keys that a node hides to the band. Returns false if the node hides more than bounds of distances can
+  // express.
   bool add(NodeId id, Band* band) {
     if (!may_read()) return false;
     const Node& node = at(id);
@@ -116,7 +118,7 @@ class Reader {
     }
   }
 
-  // a < b, or a <= b. An absolute value is below what both it and its negative are below.
+  // a < b, or a <= b. A bound on an absolute value bounds both the value and its negative.
   bool add_less(NodeId a, NodeId b, bool strict, Band* band) {
     const bool absolute = at(a).op == Op::abs;
     const std::optional<Sum> low = sum(absolute ? at(a).operands[0] : a), high = sum(b);
@@ -125,7 +127,7 @@ class Reader {
     return add_at_least_0(room.plus(*low, -1), band) && (!absolute || add_at_least_0(room.plus(*low, 1), band));
   }
 
-  // All bounds of a band are measured from the diagonal of the first.
+  // The first bound decides the diagonal, and all other bounds must use the same one.
   bool add_at_least_0(const Sum& s, Band* band) {
     const std::optional<Distance> d = distance(s);
     if (!d || bottom_right_.value_or(d->bottom_right) != d->bottom_right) return false;
@@ -196,8 +198,8 @@ double softcap_of(const Mod& mod, const Values& values) {
   return (quotient.op == Op::divide ? by == cap : by * cap == 1) ? cap : 0;
 }
 
-// Lengths are numbers only where they must be: a diagonal that ends at the last query and key is the option as it is
-// mostly given.
+// Lengths count as numbers only if necessary. A diagonal that ends at the last query and key is the usual form of the
+// option.
 Band band_of(const Mod& mod, const Values& values, const Lengths& lengths) {
   const Band band = Reader(mod, values, lengths, false).band();
   return band.whole ? band : Reader(mod, values, lengths, true).band();

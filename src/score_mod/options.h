@@ -1,4 +1,4 @@
-// Texts that say what options of a call say: the option costs less.
+// Recognises expressions that equal an option of the call, because the option costs less.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace tandem::score_mod {
 
-// Where distances are measured from: a query's distance from a key is q - k + offset and, where the diagonal ends at
-// the last query and key, seqlen_k - seqlen_q more.
+// The origin of distances. The distance of a query from a key is q - k + offset. It is seqlen_k - seqlen_q more if the
+// diagonal ends at the last query and key.
 struct Diagonal {
   bool bottom_right = false;
   int64_t offset = 0;
@@ -19,15 +19,15 @@ struct Diagonal {
   bool operator==(const Diagonal&) const = default;
 };
 
-// A mask modification that shows keys at distances from -right to left alone.
+// A mask_mod that shows only keys at distances from -right to left.
 struct Band {
-  bool whole = false;  // all of them: there is no more to it
+  bool whole = false;  // the mask_mod has no other effect
   Diagonal diagonal;
   int64_t left = TANDEM_UNBOUNDED, right = TANDEM_UNBOUNDED;
 };
 
-// A score modification that takes from the score slope[head] or slope[batch, head], times the distance (ahead: times
-// its negative) or, where it is absolute, times its absolute value.
+// A score_mod that subtracts slope[head] or slope[batch, head] times the distance. `ahead` uses the negative of the
+// distance, and `absolute` its absolute value.
 struct Alibi {
   enum class Of : uint8_t { absolute, distance, ahead };
   Of of = Of::absolute;
@@ -35,13 +35,14 @@ struct Alibi {
   int tensor = 0;
 };
 
-// What is known of positions where a text is asked.
+// The known bounds of positions in a call.
 struct Lengths {
-  int64_t seqlen_q = 0, seqlen_k = 0;  // at most
-  bool exact = false;                  // every sequence is as long
+  int64_t seqlen_q = 0, seqlen_k = 0;  // maxima
+  bool exact = false;                  // every sequence has these lengths
 };
 
-// c of a score modification that is c * tanh(score / c), a constant or a float or int scalar of the call; 0 of others.
+// The c of a score_mod c * tanh(score / c), where c is a constant or a float or int scalar of the call. 0 for any other
+// score_mod.
 double softcap_of(const Mod& mod, const Values& values);
 
 Band band_of(const Mod& mod, const Values& values, const Lengths& lengths);

@@ -14,11 +14,11 @@ namespace {
 
 struct BinaryOperator {
   std::string_view mark;
-  int precedence;  // the higher binds first
+  int precedence;  // a higher value binds tighter
   Op op;
 };
 
-// Python's: all of them bind before comparisons.
+// Python's precedence: every binary operator binds tighter than comparisons.
 constexpr int kBitOr = 1, kBitXor = 2, kBitAnd = 3, kShift = 4, kSum = 5, kProduct = 6;
 constexpr BinaryOperator kBinaryOperators[] = {
     {"|", kBitOr, Op::bit_or},          {"^", kBitXor, Op::bit_xor},     {"&", kBitAnd, Op::bit_and},
@@ -66,7 +66,7 @@ class Parser {
 
   NodeId run() {
     while (begins_assignment()) assign();
-    if (lexer_.peek().kind == Token::Kind::end) lexer_.unexpected("an expression, which gives the text its value");
+    if (lexer_.peek().kind == Token::Kind::end) lexer_.unexpected("an expression for the result");
     const Term value = expression();
     lexer_.accept(";");
     if (lexer_.peek().kind != Token::Kind::end) lexer_.unexpected("an operator or the end");
@@ -74,13 +74,13 @@ class Parser {
   }
 
  private:
-  // How deep expressions lie in each other.
+  // Counts the nesting of expressions.
   class Depth {
    public:
     explicit Depth(Parser& parser) : parser_(parser) {
       if (++parser_.depth_ <= kMaxDepth) return;
-      parser_.lexer_.refuse(parser_.lexer_.peek().at, str_cat("this lies in more than ", kMaxDepth,
-                                                              " others: give a part a name, as in x = ...;"));
+      parser_.lexer_.refuse(parser_.lexer_.peek().at, str_cat("this is nested in more than ", kMaxDepth,
+                                                              " expressions: assign a part to a name, as in x = ...;"));
     }
     Depth(const Depth&) = delete;
     ~Depth() { --parser_.depth_; }
@@ -93,10 +93,10 @@ class Parser {
     const Type type = typing_.type(value);
     if (mod_.signature.result == Signature::Result::mask) {
       if (type == Type::boolean) return value.id;
-      lexer_.refuse(value.at, str_cat("a mask_mod gives a bool, and this is ", with_article(type), ": compare it"));
+      lexer_.refuse(value.at, str_cat("a mask_mod must return a bool, not ", with_article(type), ": compare it"));
     }
     if (type != Type::boolean) return mod_.graph.convert(value.id, Type::real);
-    lexer_.refuse(value.at, "a score_mod gives a float, and this is a bool: select(..., score, -inf) hides with it");
+    lexer_.refuse(value.at, "a score_mod must return a float, not a bool: write select(..., score, -inf)");
   }
 
   bool begins_assignment() const {
@@ -109,7 +109,7 @@ class Parser {
     const bool is_score = name.text == "score" && mod_.signature.result == Signature::Result::score;
     if (is_word(name.text) || is_function(name.text) || (find_input(name.text) && !is_score) ||
         find(mod_.signature.scalars, name.text) || find(mod_.signature.tensors, name.text)) {
-      lexer_.refuse(name.at, str_cat(quote(name.text), " has a meaning already: assign to another name"));
+      lexer_.refuse(name.at, str_cat(quote(name.text), " is defined already: assign to another name"));
     }
     lexer_.take();
     Term value = expression();
@@ -157,7 +157,7 @@ class Parser {
     return made(typing_.negation(mark, inversion()));
   }
 
-  // 0 <= a < n: each neighbour is compared, as in Python.
+  // 0 <= a < n: each adjacent pair is compared, as in Python.
   Term comparison() {
     Term left = binary(kBitOr), all;
     while (const Comparison* comparison = find(kComparisons, lexer_.peek())) {
@@ -185,7 +185,7 @@ class Parser {
 
   Term sign() {
     const Token mark = lexer_.peek();
-    if (mark.is("!")) {  // as tight as C's
+    if (mark.is("!")) {  // binds as tightly as in C
       const Depth depth(*this);
       lexer_.take();
       return made(typing_.negation(mark, sign()));
@@ -214,8 +214,8 @@ class Parser {
       lexer_.unexpected("a number, a name or '('");
     }
     const Token& next = lexer_.peek();
-    if (next.is("**")) lexer_.refuse(next.at, "'**' is no operator here: write x * x, or exp2(y * log2(x))");
-    if (next.is("[")) lexer_.refuse(next.at, "only a tensor has elements, by as many indices as it has dimensions");
+    if (next.is("**")) lexer_.refuse(next.at, "'**' is not an operator: write x * x, or exp2(y * log2(x))");
+    if (next.is("[")) lexer_.refuse(next.at, "only a tensor has elements: use one index per dimension");
     return value;
   }
 
@@ -231,7 +231,7 @@ class Parser {
     if (name == "nan") return graph.real(std::numeric_limits<double>::quiet_NaN());
     if (const auto input = find_input(name)) {
       if (*input == Input::score && signature.result == Signature::Result::mask) {
-        lexer_.refuse(token.at, "score has no value in a mask_mod, which says beforehand what is computed");
+        lexer_.refuse(token.at, "score must not be used in a mask_mod: masks are evaluated before scores");
       }
       return graph.input(*input);
     }
@@ -241,8 +241,8 @@ class Parser {
     if (const Name* tensor = find(signature.tensors, name)) {
       return gather(token, *tensor, static_cast<int>(tensor - signature.tensors.data()));
     }
-    if (is_word(name)) lexer_.refuse(token.at, str_cat(quote(name), " cannot stand here"));
-    lexer_.refuse(token.at, str_cat(quote(name), " means nothing here: known are ", known_names()));
+    if (is_word(name)) lexer_.refuse(token.at, str_cat(quote(name), " must not be used here"));
+    lexer_.refuse(token.at, str_cat(quote(name), " is not a known name: use ", known_names()));
   }
 
   std::string known_names() const {
@@ -251,11 +251,11 @@ class Parser {
     for (int i = mask ? 1 : 0; i < kInputs; ++i) names += str_cat(i > mask ? ", " : "", name_of(static_cast<Input>(i)));
     for (const Name& scalar : mod_.signature.scalars) names += ", " + scalar.name;
     for (const Name& tensor : mod_.signature.tensors) names += ", " + tensor.name;
-    return names + ", and the functions";
+    return names + ", or a function";
   }
 
   NodeId call(const Token& name) {
-    if (!lexer_.accept("(")) lexer_.unexpected(str_cat("'(', since ", quote(name.text), " is a function"));
+    if (!lexer_.accept("(")) lexer_.unexpected(str_cat("'(', because ", quote(name.text), " is a function"));
     const std::vector<Term> arguments = list(")");
     return typing_.call(name, arguments).id;
   }
@@ -276,15 +276,15 @@ class Parser {
     NodeId at[kMaxRank];
     for (size_t i = 0; i < rank; ++i) {
       if (typing_.type(indices[i]) != Type::integer) {
-        lexer_.refuse(indices[i].at, str_cat("an index is an int, and this is ", with_article(typing_.type(indices[i])),
-                                             ": int(...) makes it one"));
+        lexer_.refuse(indices[i].at, str_cat("an index must be an int, not ", with_article(typing_.type(indices[i])),
+                                             ": convert it with int(...)"));
       }
       at[i] = indices[i].id;
     }
     return mod_.graph.gather(number, tensor.type, {at, rank});
   }
 
-  // Expressions up to a closing mark, which is taken too. One comma more is allowed, as in Python.
+  // Expressions up to a closing mark, which is consumed too. A trailing comma is allowed, as in Python.
   std::vector<Term> list(std::string_view closing) {
     std::vector<Term> terms;
     while (!lexer_.peek().is(closing)) {
@@ -298,7 +298,7 @@ class Parser {
 
   Term made(const Term& term) const {
     if (mod_.graph.size() > kMaxNodes) {
-      lexer_.refuse(term.at, str_cat("here the text has come to more than ", kMaxNodes, " operations: shorten it"));
+      lexer_.refuse(term.at, str_cat("an expression must have at most ", kMaxNodes, " operations: shorten it"));
     }
     return term;
   }
@@ -317,20 +317,20 @@ Status check_name(const Name& name) {
   if (!legal) {
     return Status::invalid(str_cat("the name ", quote(text),
                                    " must be letters, digits and '_', no digit first, and at ", "most ", kMaxName,
-                                   " of them: a text could not say it"));
+                                   " of them: choose another"));
   }
   if (is_word(text) || is_function(text) || find_input(text)) {
-    return Status::invalid(str_cat("the name ", quote(text), " has a meaning of its own in a text: choose another"));
+    return Status::invalid(str_cat("the name ", quote(text), " must not be a word of the language: choose another"));
   }
   if (name.rank < 0 || name.rank > kMaxRank) {
-    return Status::invalid(str_cat(quote(text), " has ", name.rank, " dimensions, and must have 0 to ", kMaxRank));
+    return Status::invalid(str_cat(quote(text), " has ", name.rank, " dimensions and must have 0 to ", kMaxRank));
   }
   return {};
 }
 
 Status check_names(const Signature& signature) {
   if (signature.scalars.size() + signature.tensors.size() > kMaxNames) {
-    return Status::invalid(str_cat("a text may have at most ", kMaxNames, " names of scalars and tensors, not ",
+    return Status::invalid(str_cat("an expression must have at most ", kMaxNames, " names of scalars and tensors, not ",
                                    signature.scalars.size() + signature.tensors.size()));
   }
   std::vector<std::string_view> names;
@@ -343,7 +343,7 @@ Status check_names(const Signature& signature) {
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice == names.end()) return {};
-  return Status::invalid(str_cat("the name ", quote(*twice), " is given twice: which one is meant would be open"));
+  return Status::invalid(str_cat("the name ", quote(*twice), " must be unique: rename one of the two"));
 }
 
 }  // namespace
@@ -351,7 +351,7 @@ Status check_names(const Signature& signature) {
 Status parse(std::string_view text, const Signature& signature, Mod* mod) {
   TANDEM_TRY(check_names(signature));
   if (text.size() > kMaxText) {
-    return Status::invalid(str_cat("a text has at most ", kMaxText, " bytes, not ", text.size()));
+    return Status::invalid(str_cat("an expression must have at most ", kMaxText, " bytes, not ", text.size()));
   }
   Mod read{.signature = signature, .graph = {}};
   try {

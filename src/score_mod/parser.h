@@ -1,4 +1,4 @@
-// A modification: the text of the language that docs/score_mod.md describes, read into a graph.
+// Parses an expression of the language in docs/score_mod.md into a graph.
 #pragma once
 
 #include <string>
@@ -11,17 +11,17 @@
 
 namespace tandem::score_mod {
 
-// What a text may say by name besides score, batch, head, ...: scalars, whose value comes with each call, and tensors.
-// rank 0 of a tensor: one value, which is named without [].
+// A name that an expression may use in addition to score, batch, head, ...: a scalar, whose value comes with each call,
+// or a tensor. A tensor of rank 0 has one value and is used without [].
 struct Name {
   std::string name;
   Type type = Type::real;
   int rank = 0;
-  Element element = Element::f32;  // of a tensor: for what is printed
+  Element element = Element::f32;  // tensors only: type in printed code
 };
 
 struct Signature {
-  enum class Result : uint8_t { score, mask };  // gives a float, or a bool in which score has no meaning
+  enum class Result : uint8_t { score, mask };  // a float; or a bool, without access to score
   Result result = Result::score;
   std::vector<Name> scalars, tensors;
 };
@@ -32,14 +32,14 @@ struct Mod {
   NodeId result = kNoNode;
 };
 
-// What bounds the work that a text can ask for.
+// Limits of the work that an expression can cause.
 inline constexpr size_t kMaxText = 16384;  // bytes
 inline constexpr size_t kMaxName = 64;
-inline constexpr int kMaxNodes = 2048;  // of a graph before it is differentiated
-inline constexpr int kMaxDepth = 64;    // of parentheses, calls, indices, signs and conditions in each other
+inline constexpr int kMaxNodes = 2048;  // nodes of a graph before differentiation
+inline constexpr int kMaxDepth = 64;    // nesting of parentheses, calls, indices, signs, conditions
 inline constexpr size_t kMaxNames = 32;
 
-// Refuses a text with the column and one sentence; names that cannot be names with the name.
+// Refuses an invalid expression with the column and a message, and an invalid name with the name.
 Status parse(std::string_view text, const Signature& signature, Mod* mod);
 
 }  // namespace tandem::score_mod

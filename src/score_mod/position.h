@@ -1,4 +1,4 @@
-// Where elements lie: query q sees key k.
+// The position of an element: query q and key k.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace tandem::score_mod {
 
-// Number: of one element, or a range of several.
+// Number: one element, or a range of several elements.
 template <class Number>
 struct PositionOf {
   Number batch = {}, head = {}, q = {}, k = {}, seqlen_q = {}, seqlen_k = {};
 
-  Number of(Input input) const {  // any but score
+  Number of(Input input) const {  // any input except score
     switch (input) {
       case Input::score: break;
       case Input::batch: return batch;

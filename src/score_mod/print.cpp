@@ -17,7 +17,7 @@ std::string hexadecimal(uint32_t bits) {
   return text;
 }
 
-// By its bits: no decimal number is read another way.
+// Prints a constant by its bits, so that no decimal number is rounded.
 std::string constant(const Node& node) {
   if (node.type == Type::real) {
     return str_cat("mod_float(", hexadecimal(std::bit_cast<uint32_t>(static_cast<float>(node.value))), ")");
@@ -51,7 +51,7 @@ std::string leaf(const char* prefix, const Mod& mod, const Node& node) {
   }
 }
 
-// Which nodes follow any of these inputs.
+// Marks the nodes that depend on any of these inputs.
 template <class Follows>
 std::vector<bool> following(const Graph& graph, const Follows& follows) {
   std::vector<bool> all(static_cast<size_t>(graph.size()));
@@ -65,13 +65,13 @@ std::vector<bool> following(const Graph& graph, const Follows& follows) {
   }
   return all;
 }
-// May differ from score to score of a row, and of a head.
+// Inputs that may differ between the scores of a row, and between the rows of a head.
 bool of_score(Input input) { return input == Input::score || input == Input::k; }
 bool of_row_or_score(Input input) { return of_score(input) || input == Input::q; }
 bool of_score_or_row(Input input) { return input == Input::score || input == Input::q; }
 bool of_key(Input input) { return input == Input::k; }
 
-// Loads, and what takes more than an instruction or two.
+// Loads and operations of more than two instructions.
 bool is_costly(Op op) {
   return op == Op::gather || (op >= Op::exp && op <= Op::sqrt) || op == Op::divide || op == Op::floor_divide ||
          op == Op::modulo;
@@ -87,7 +87,7 @@ std::vector<NodeId> all_of(const Held& held) {
   return all;
 }
 
-// What costs something and is needed where something varies, or as the result, and does not vary itself.
+// The costly nodes that do not vary, and that the result or a varying node needs.
 std::vector<NodeId> held_where(const Mod& mod, NodeId result, const std::vector<bool>& varies,
                                const std::vector<bool>& excluded, size_t most) {
   std::vector<bool> costs(static_cast<size_t>(mod.graph.size()));
@@ -116,12 +116,12 @@ std::string line_of(const Node& node, NodeId id, const std::string& value) {
 }
 
 std::string function_of(const char* prefix, const Mod& mod, const Node& node) {
-  // ~ of a bool is not.
+  // ~ of a bool is `not`.
   if (node.op == Op::flip && mod.graph[node.operands[0]].type == Type::boolean) return str_cat(prefix, "not(");
   return str_cat(prefix, score_mod::name_of(node.op), "(");
 }
 
-// What follows the name of a function: its operands, none of a leaf that is no call.
+// The operands after the name of a function. A leaf that is not a call has none.
 std::string operands_of_call(const Node& node, bool is_leaf) {
   std::string text;
   const int count = node.operand_count();
@@ -162,7 +162,7 @@ std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result, size_t most) {
 
 std::vector<NodeId> held_by_keys(const Mod& mod, NodeId result, size_t most) {
   std::vector<bool> other = following(mod.graph, of_key);
-  other.flip();  // what is the same for all keys is the rows'
+  other.flip();  // a value that all keys share belongs to the rows
   return held_where(mod, result, following(mod.graph, of_score_or_row), other, most);
 }
 

@@ -1,4 +1,4 @@
-// A graph as CUDA C++: one line for each operation, a call of kernels/device/mod_functions.cuh.
+// Prints a graph as CUDA C++: one line per operation, a call of a function in kernels/device/mod_functions.cuh.
 #pragma once
 
 #include <span>
@@ -9,33 +9,32 @@
 
 namespace tandem::score_mod {
 
-// Nodes that are members of `row`, and of `key`, by the names that they have as values.
+// Nodes that are members of `row` and of `key`, under the names of their values.
 struct Held {
   std::vector<NodeId> rows, keys;
 };
 
-// What results need, as the body of a function of `score`, `at` (a ModPlace) and `names` (a ModNames) has it: a node is
-// `v` and its number.
+// The nodes that results need, as the body of a function of `score`, `at` (a ModPlace) and `names` (a ModNames). A node
+// is `v` and its number.
 std::string print_values(const Mod& mod, std::span<const NodeId> results, const Held& held = {});
 
-// The whole body, which ends by returning result.
+// The whole body, which returns result.
 std::string print(const Mod& mod, NodeId result, const Held& held = {});
 
-// What is the same for all scores of a row (of a key), costs something, and is needed for its scores: `most` nodes of
-// each at most.
+// The costly nodes that all scores of a row (of a key) share and that its scores need: at most `most` nodes.
 std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result, size_t most);
 std::vector<NodeId> held_by_keys(const Mod& mod, NodeId result, size_t most);
 
-// Few operations for each score beside what rows hold, and no loads: registers of a few scores do.
+// Few operations per score in addition to the row's values, and no loads. The registers of a few scores suffice.
 bool is_light(const Mod& mod, NodeId result);
-// For each score beside what rows and keys hold, those of one instruction or two; a costly one counts as many.
+// Operations per score in addition to the values of rows and keys. A costly operation counts as kCostlyOperations.
 constexpr int kCostlyOperations = 100;
 int operations_of_mask(const Mod& mod, const Held& held);
 
-// A line that fetches what a gather reads. Its indices' values are printed before it.
+// A line that prefetches the element of a gather. The values of its indices must be printed before it.
 std::string print_touch(const Mod& mod, NodeId gather);
 
-// The same of ranges for a block: of `at`, a RangePlace, and `names`, by the calls of kernels/device/mod_range.cuh.
+// The same with ranges for a block: `at` is a RangePlace, and the functions are in kernels/device/mod_range.cuh.
 std::string print_range_values(const Mod& mod, std::span<const NodeId> results);
 std::string print_ranges(const Mod& mod, NodeId result);
 

@@ -1,4 +1,4 @@
-// A modification's text with all that calls need of it: read, differentiated, and as loops over tiles.
+// A parsed expression with everything that calls need: derivatives, loops over tiles, and printed code.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,11 @@
 
 namespace tandem::score_mod {
 
-// Along which line of a tile a score modification may read the same element again and again: of a query, of a key, of
-// a distance between them. No more than a hint; a query's where none is known. But where neither queries nor keys
-// decide, all scores of a tile read the same one.
+// The line of a tile along which a score_mod may read one element repeatedly: a query, a key, or a distance. It is only
+// a hint, with row as the default. In `tile`, all scores read the same element.
 enum class Line : uint8_t { row, column, diagonal, tile };
 
-// A float element that a score modification reads, and the derivative with respect to it.
+// A float element that a score_mod reads, and the derivative with respect to it.
 struct Capture {
   int tensor = 0, rank = 0;
   Line line = Line::row;
@@ -29,29 +28,29 @@ struct Capture {
 struct Program {
   explicit Program(Mod read);
 
-  Mod mod;                        // its graph has the derivatives, too
-  Gradient gradient;              // of a score modification
-  std::vector<Capture> captures;  // of a score modification: in the order in which tables are added to
-  std::vector<NodeId> capturing;  // of every capture: its derivative, then its indices
-  // Whether kernels can be told which tiles read one element of each and no other, by indices that are computed from
-  // positions alone, and the derivatives are constants: there the sum of a tile is all that is wanted of it.
+  Mod mod;                        // its graph includes the derivatives
+  Gradient gradient;              // score_mod only
+  std::vector<Capture> captures;  // score_mod only: in the order of additions to tables
+  std::vector<NodeId> capturing;  // per capture: its derivative, then its indices
+  // True if indices depend only on positions and the derivatives are constants. Kernels then find the tiles that read
+  // one element of each tensor, and add one sum per tile.
   bool captured_per_tile;
 
-  // Whether all scores of a tile read the same elements, one or two, and derivatives are the score or constants.
+  // True if all scores of a tile read the same one or two elements, and each derivative is the score or a constant.
   bool captured_per_score;
 
-  // Their outputs: the result; d result / d score; capturing.
+  // The outputs of these programs: the result; d result / d score; capturing.
   TileProgram result_tiles, slope_tiles, capture_tiles;
 
-  std::string cuda;         // those functions of kernels/device/mod_functions.cuh that are printed
-  uint64_t cuda_hash;       // of that text, never 0
-  std::string cuda_ranges;  // that of kernels/device/mod_range.cuh: of a mask, or where captured_per_tile
-  bool light;               // of a score modification: is_light()
+  std::string cuda;         // printed functions of kernels/device/mod_functions.cuh
+  uint64_t cuda_hash;       // hash of `cuda`, never 0
+  std::string cuda_ranges;  // functions of mod_range.cuh: mask_mod, captured_per_tile
+  bool light;               // score_mod only: is_light()
 
-  bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // changes of the score as they are
+  bool passes() const { return mod.graph.is_constant(gradient.score, 1); }  // the score's gradient passes unchanged
 };
 
-// The same text with the same names is read once, however many calls have it. Refusals are those of parse().
+// An expression with the same names is parsed once for all calls. Error messages come from parse().
 Status read_program(std::string_view text, const Signature& signature, std::shared_ptr<const Program>* program);
 
 }  // namespace tandem::score_mod

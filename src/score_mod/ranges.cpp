@@ -61,10 +61,10 @@ IntRange range_of_comparison(Op op, Range a, Range b) {
 RangeEvaluator::RangeEvaluator(const Graph& graph, std::span<const NodeId> outputs, const Values& values)
     : graph_(graph), values_(values), order_(graph.needed_by(outputs)), results_(static_cast<size_t>(graph.size())) {}
 
-// Of all elements that the indices may name, where they are few.
-RangeEvaluator::Range RangeEvaluator::gather(const Node& node) const {
+// The range of all elements that the indices may select, if there are few.
+RangeEvaluator::NodeRange RangeEvaluator::gather(const Node& node) const {
   const TensorView& tensor = values_.tensors[static_cast<size_t>(node.index)];
-  const Range any = {node.type == Type::boolean ? kAnyBool : kAnyInt, kAnyFloat};
+  const NodeRange any = {node.type == Type::boolean ? kAnyBool : kAnyInt, kAnyFloat};
   int32_t first[kMaxRank] = {}, last[kMaxRank] = {};
   int64_t count = 1;
   for (int i = 0; i < tensor.rank; ++i) {
@@ -74,24 +74,24 @@ RangeEvaluator::Range RangeEvaluator::gather(const Node& node) const {
     count *= last[i] - first[i] + 1;
     if (count > kRangeElements) return any;
   }
-  Range range;
+  NodeRange range;
   int32_t at[kMaxRank];
   std::copy_n(first, kMaxRank, at);
   for (int64_t n = 0; n < count; ++n) {
     const double x = read(tensor, offset_of(tensor, {at, static_cast<size_t>(tensor.rank)}));
-    Range one;
+    NodeRange one;
     if (node.type == Type::real) {
       one.real = range_of(static_cast<float>(x));
     } else {
       one.integer = range_of(static_cast<int>(x));
     }
-    range = n == 0 ? one : Range{union_of(range.integer, one.integer), union_of(range.real, one.real)};
+    range = n == 0 ? one : NodeRange{union_of(range.integer, one.integer), union_of(range.real, one.real)};
     for (int i = tensor.rank - 1; i >= 0 && ++at[i] > last[i]; --i) at[i] = first[i];
   }
   return range;
 }
 
-RangeEvaluator::Range RangeEvaluator::leaf(const Node& node, const PositionRange& position) const {
+RangeEvaluator::NodeRange RangeEvaluator::leaf(const Node& node, const PositionRange& position) const {
   if (node.op == Op::gather) return gather(node);
   if (node.op == Op::input) {
     const auto input = static_cast<Input>(node.index);
@@ -102,8 +102,8 @@ RangeEvaluator::Range RangeEvaluator::leaf(const Node& node, const PositionRange
   return {range_of(static_cast<int>(value)), kAnyFloat};
 }
 
-RangeEvaluator::Range RangeEvaluator::apply(const Node& node) const {
-  Range operands[3];
+RangeEvaluator::NodeRange RangeEvaluator::apply(const Node& node) const {
+  NodeRange operands[3];
   const int count = operands_of(node.op);
   for (int i = 0; i < count; ++i) operands[i] = results_[static_cast<size_t>(node.operands[static_cast<size_t>(i)])];
   const auto& [a, b, c] = operands;

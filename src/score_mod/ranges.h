@@ -1,5 +1,5 @@
-// What a mask gives for all queries and keys of a block, by interval arithmetic (kernels/config/mod_range.h): true,
-// false, or not known.
+// The value of a mask_mod for all queries and keys of a block, by interval arithmetic (kernels/config/mod_range.h):
+// true, false, or unknown.
 #pragma once
 
 #include <span>
@@ -16,28 +16,28 @@ using PositionRange = PositionOf<IntRange>;
 
 class RangeEvaluator {
  public:
-  // Both must outlive it. values have been checked.
+  // Both must outlive the evaluator. values have been checked.
   RangeEvaluator(const Graph& graph, std::span<const NodeId> outputs, const Values& values);
 
   void run(const PositionRange& position);
 
-  // Of the run before: the range of an output that is an int or a bool, or that is a float.
+  // The range of an output in the last run, for an output of type int or bool, and for a float.
   IntRange integers(NodeId output) const { return results_[static_cast<size_t>(output)].integer; }
   FloatRange reals(NodeId output) const { return results_[static_cast<size_t>(output)].real; }
 
  private:
-  struct Range {
+  struct NodeRange {
     IntRange integer = kAnyInt;
     FloatRange real = kAnyFloat;
   };
-  Range leaf(const Node& node, const PositionRange& position) const;
-  Range gather(const Node& node) const;
-  Range apply(const Node& node) const;
+  NodeRange leaf(const Node& node, const PositionRange& position) const;
+  NodeRange gather(const Node& node) const;
+  NodeRange apply(const Node& node) const;
 
   const Graph& graph_;
   const Values& values_;
   std::vector<NodeId> order_;
-  std::vector<Range> results_;  // by node
+  std::vector<NodeRange> results_;  // by node
 };
 
 }  // namespace tandem::score_mod

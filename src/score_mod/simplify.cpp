@@ -22,7 +22,7 @@ bool is_commutative(Op op) {
   }
 }
 
-// Functions that are not rounded correctly everywhere: each device computes its own.
+// Functions without correct rounding. Each device computes them in a different way.
 bool is_approximated(Op op) { return op >= Op::exp && op <= Op::sigmoid; }
 
 template <class Real>
@@ -35,7 +35,7 @@ bool same_float(float a, float b) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (std::isnan(a) && std::isnan(b));
 }
 
-// n of 2^n; -1 of other numbers and of 1.
+// n of 2^n; -1 for other numbers and for 1.
 int log2_of(int32_t x) { return x > 1 && std::has_single_bit(bits_of(x)) ? std::countr_zero(bits_of(x)) : -1; }
 
 }  // namespace
@@ -50,8 +50,8 @@ NodeId Simplifier::simplify(Node& node) {
   }
 }
 
-// A constant stands for its value in float64 and, rounded, for that in float32; what is computed from it in either must
-// be what the new constant stands for there.
+// A constant is a float64 value and, after rounding, a float32 value. Folding must give the result of the operation in
+// both precisions.
 NodeId Simplifier::fold(const Node& node) {
   const int count = operands_of(node.op);
   Value<double> wide[3];
@@ -72,7 +72,7 @@ NodeId Simplifier::fold(const Node& node) {
   return same_float(static_cast<float>(exact.real), rounded.real) ? graph_.real(exact.real) : kNoNode;
 }
 
-// Constants second, else the older operand first.
+// Puts constants second, and else the older operand first.
 void Simplifier::order_operands(Node& node) const {
   if (!is_commutative(node.op)) return;
   auto& [a, b, c, d] = node.operands;
@@ -93,7 +93,7 @@ NodeId Simplifier::one_operand(const Node& node) {
       if (inner.op == Op::flip) return x;
       if (inner.op == Op::equal) return graph_.make(Op::not_equal, x, y);
       if (inner.op == Op::not_equal) return graph_.make(Op::equal, x, y);
-      // Of floats both may be false: of a NaN.
+      // With a NaN operand both comparisons of floats are false.
       const bool ordered = (inner.op == Op::less || inner.op == Op::less_equal) && at(x).type != Type::real;
       return ordered ? graph_.make(inner.op == Op::less ? Op::less_equal : Op::less, y, x) : kNoNode;
     }
@@ -112,7 +112,7 @@ NodeId Simplifier::two_operands(const Node& node) {
       case Type::boolean: return boolean_by_constant(node, constant != 0);
     }
   }
-  // x & (x & y): a mask that is joined to one that says a part of it again.
+  // x & (x & y): a mask joined with another mask that includes it.
   if (node.op == Op::bit_and || node.op == Op::bit_or) {
     if (joins(b, node.op, a)) return b;
     if (joins(a, node.op, b)) return a;
@@ -158,7 +158,7 @@ NodeId Simplifier::real_by_constant(const Node& node, double constant) {
       if (constant == 1) return a;
       int exponent;
       const bool power_of_two = std::fabs(std::frexp(constant, &exponent)) == 0.5;
-      const bool normal = exponent > -120 && exponent < 120;  // in float32, its inverse too
+      const bool normal = exponent > -120 && exponent < 120;  // in float32, and so is its inverse
       return power_of_two && normal ? graph_.make(Op::multiply, a, graph_.real(1 / constant)) : kNoNode;
     }
     default: return kNoNode;

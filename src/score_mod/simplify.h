@@ -1,5 +1,5 @@
-// What an operation is known to give before it is computed. Only what changes no result in any precision, NaN,
-// infinities and signs of zero included: x + 0 is not x (of -0), x * 0 is not 0 (of NaN), x - x of floats is not 0.
+// Simplifies operations without changing a result in any precision, including NaN, infinities and signs of zero. For
+// example, x + 0 is not x (-0), x * 0 is not 0 (NaN), and x - x is not 0 for floats.
 #pragma once
 
 #include "score_mod/graph.h"
@@ -10,15 +10,15 @@ class Simplifier {
  public:
   explicit Simplifier(Graph& graph) : graph_(graph) {}
 
-  // A node that gives the same as this one would; kNoNode: none is known, and the node may have had its operands put
-  // into the order in which equal nodes are found.
+  // Returns an existing node of equal value, or kNoNode. In the latter case the operands of the node may have been put
+  // into canonical order.
   NodeId simplify(Node& node);
 
  private:
   NodeId fold(const Node& node);
   void order_operands(Node& node) const;
 
-  // Each for the operations of its name; kNoNode where it has no rule.
+  // The rules for the operations of each name. kNoNode: no rule applies.
   NodeId one_operand(const Node& node);
   NodeId two_operands(const Node& node);
   NodeId with_itself(const Node& node);
@@ -27,7 +27,7 @@ class Simplifier {
   NodeId boolean_by_constant(const Node& node, bool constant);
   NodeId select(const Node& node);
 
-  // The node is an op of which part is an operand.
+  // True if the node is an op with the operand part.
   bool joins(NodeId id, Op op, NodeId part) const;
   const Node& at(NodeId id) const { return graph_[id]; }
   NodeId flip(NodeId id) { return graph_.make(Op::flip, id); }

@@ -1,4 +1,5 @@
-// A tensor that a text names. Apart, since loops compiled for one instruction set read it and must include little.
+// A tensor that an expression names. It has a separate header, because loops compiled per instruction set must include
+// little.
 #pragma once
 
 #include <cstddef>

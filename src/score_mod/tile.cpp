@@ -8,18 +8,18 @@
 namespace tandem::score_mod {
 namespace {
 
-// Registers that come before the others: the caller's arrays.
+// The first registers are the caller's arrays.
 int register_of(Input input) {
   switch (input) {
     case Input::score: return 0;
     case Input::head: return 1;
     case Input::q: return 2;
     case Input::k: return 3;
-    default: return -1;  // the same in all of a sequence
+    default: return -1;  // constant within a sequence
   }
 }
 
-// How often a step must be computed.
+// How often a step must be computed: once per sequence, per query, or per element.
 enum class Rate : uint8_t { sequence, query, element };
 
 Rate rate_of(Input input) {
@@ -79,7 +79,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
       rate[id] = std::max(rate[id], rate[static_cast<size_t>(operand)]);
       if (node.op != Op::gather) step.type = graph[operand].type;
     }
-    // A result has a register that no operand is in; those of a sequence or query keep theirs.
+    // A result needs a register that no operand uses. Values per sequence or query keep their registers.
     if (rate[id] != Rate::element || unused.empty()) {
       step.to = registers_++;
     } else {
@@ -93,7 +93,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
       const auto operand = static_cast<size_t>(node.operands[static_cast<size_t>(n)]);
       const bool kept = rate[operand] != Rate::element || place[operand] < kTileInputs;
       if (last_use[operand] != static_cast<int>(i) || kept) continue;
-      last_use[operand] = -1;  // once, though it stands here twice
+      last_use[operand] = -1;  // once, even if an operand appears twice
       unused.push_back(place[operand]);
     }
   }
@@ -137,7 +137,7 @@ void TileRun::begin(const Position& sequence) {
 
 void TileRun::run(const TileInputs& inputs) {
   count_ = inputs.count;
-  // Read and never written: inputs are operands only.
+  // Inputs are operands only, so they are read and never written.
   inputs_[0] = const_cast<float*>(inputs.score);
   inputs_[1] = const_cast<int32_t*>(inputs.head);
   inputs_[2] = const_cast<int32_t*>(inputs.q);

@@ -1,6 +1,6 @@
-// A graph as a list of loops over the elements of a tile: float32 in vectors, without a compiler. What depends on no
-// element (constants, scalars, the batch, the lengths and what is made of them) is computed once for a sequence; what
-// depends on the query alone, once for all tiles of the same queries.
+// A graph as a list of loops over the elements of a tile, in float32 vectors and without a compiler. Values that depend
+// on no element (constants, scalars, batch, lengths) are computed once per sequence. Values that depend only on the
+// query are computed once for all tiles of the same queries.
 #pragma once
 
 #include <span>
@@ -15,18 +15,18 @@ namespace tandem::score_mod {
 
 class TileProgram {
  public:
-  // The graph is not looked at later.
+  // The graph is not used after construction.
   TileProgram(const Graph& graph, std::vector<NodeId> outputs);
 
-  size_t floats() const { return static_cast<size_t>(registers_ - kTileInputs) * kTile; }  // of a run's memory
+  size_t floats() const { return static_cast<size_t>(registers_ - kTileInputs) * kTile; }  // memory of a run
 
  private:
   friend class TileRun;
 
-  // Registers are arrays of kTile elements of the run's, or the caller's arrays of score, head, q and k.
+  // Registers are arrays of kTile elements: memory of the run, or the caller's arrays of score, head, q and k.
   struct TileStep {
     Op op = Op::constant;
-    Type type = Type::real;  // of the result: of leaves; else of the last operand
+    Type type = Type::real;  // leaf: of the result; else of the last operand
     int16_t index = 0;
     int to = 0;
     int from[kMaxRank] = {0, 0, 0, 0};
@@ -40,26 +40,26 @@ class TileProgram {
   static constexpr int kTileInputs = 4;
 };
 
-// Elements of one sequence. What a text does not name may be null.
+// Elements of one sequence. Inputs that the expression does not name may be null.
 struct TileInputs {
   int count = 0;  // at most kTile
   const float* score = nullptr;
   const int32_t *head = nullptr, *q = nullptr, *k = nullptr;
-  bool same_queries = false;  // head and q are those of the run before, or the first of them
+  bool same_queries = false;  // head and q begin as in the last run
 };
 
-// A program with room to run it in, for one thread.
+// Runs a program with memory for one thread.
 class TileRun {
  public:
-  // All must outlive it. values have been checked; memory: program.floats().
+  // All arguments must outlive the run. values have been checked. memory: program.floats() floats.
   TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops = tile_loops());
   TileRun(TileProgram&&, const Values&, float*, const TileLoops& = tile_loops()) = delete;
 
-  // Before the first tile of a sequence: its batch and lengths; the rest of the position is of no account.
+  // Call before the first tile of a sequence. Only the batch and the lengths of the position are used.
   void begin(const Position& sequence);
   void run(const TileInputs& inputs);
 
-  // Of the run before: output i of the program's, an element each.
+  // Output i of the program in the last run, one value per element.
   std::span<const float> reals(size_t i) const { return {static_cast<const float*>(output(i)), count()}; }
   std::span<const int32_t> integers(size_t i) const { return {static_cast<const int32_t*>(output(i)), count()}; }
 

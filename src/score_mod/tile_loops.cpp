@@ -1,5 +1,5 @@
-// Plain loops: the compiler makes vector instructions of them. Nothing here is visible to other files but the table,
-// and nothing of other files is called, so that no code for one instruction set is linked into what runs everywhere.
+// Plain loops that the compiler turns into vector instructions. Only the table is visible to other files, and no
+// function of other files is called. Therefore no code for one instruction set is linked into generic code.
 #include "score_mod/tile_loops.h"
 
 namespace tandem::score_mod {
@@ -8,19 +8,18 @@ namespace {
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-// ---- Functions of floats, through float64: there, a short series and its rounding vanish in that to float32
-// ----------
+// ---- Functions of floats, in float64: the error of a short series vanishes in the rounding to float32 -----------
 
 inline u64 bits_of(double x) { return __builtin_bit_cast(u64, x); }
 inline double double_of(u64 bits) { return __builtin_bit_cast(double, bits); }
 
 constexpr double kLn2 = 0.6931471805599453094, kLog2e = 1.4426950408889634074;
 
-// 2^x, 7e-12 off; 0 and infinity where float32 is long beyond them.
+// 2^x with a relative error of 7e-12; 0 and infinity far beyond float32's range.
 inline double exp2_of(double x) {
   x = x > 1000 ? 1000 : x;
   x = x < -1000 ? -1000 : x;
-  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: a sum with it has no room for a fraction
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
   const double shifted = x + kRound;
   const double r = (x - (shifted - kRound)) * kLn2;  // within +-0.35
   double p = 1.0 / 362880;                           // e^r by its Taylor series
@@ -36,7 +35,7 @@ inline double exp2_of(double x) {
   return p * double_of((bits_of(shifted) + 1023) << 52);
 }
 
-// ln x of a positive normal number: x = 2^e m with m from sqrt(1/2) to sqrt(2).
+// ln x for a positive normal number: x = 2^e m with m from sqrt(1/2) to sqrt(2).
 inline double log_of(double x) {
   constexpr u64 kSqrtHalf = 0x3FE6A09E667F3BCD;
   const u64 above = bits_of(x) - kSqrtHalf + (u64{1024} << 52);
@@ -55,7 +54,7 @@ inline double log_of(double x) {
   return exponent * kLn2 + 2 * f * p;
 }
 
-// Of any float, given the logarithm of a positive one.
+// Extends the logarithm of positive numbers to every float.
 inline float with_edges(float x, double logarithm) {
   float result = static_cast<float>(logarithm);
   result = x == 0 ? -__builtin_inff() : result;
@@ -71,9 +70,15 @@ inline float sigmoid_float(float x) { return static_cast<float>(1 / (1 + exp2_of
 inline float tanh_float(float x) {
   const double wide = x, size = __builtin_fabs(wide);
   const double large = 1 - 2 / (1 + exp2_of(size * (2 * kLog2e)));
-  const double small = size - size * size * size / 3;  // where the other would cancel
+  const double small = size - size * size * size / 3;  // the other form would cancel
   return static_cast<float>(__builtin_copysign(size < 0.001 ? small : large, wide));
 }
+// One libm call per element, in float64. Its error vanishes in the rounding to float32.
+inline float expm1_float(float x) { return static_cast<float>(__builtin_expm1(static_cast<double>(x))); }
+inline float log1p_float(float x) { return static_cast<float>(__builtin_log1p(static_cast<double>(x))); }
+inline float sin_float(float x) { return static_cast<float>(__builtin_sin(static_cast<double>(x))); }
+inline float cos_float(float x) { return static_cast<float>(__builtin_cos(static_cast<double>(x))); }
+inline float erf_float(float x) { return static_cast<float>(__builtin_erf(static_cast<double>(x))); }
 
 // ---- Floats ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +117,7 @@ inline int32_t to_int(float a) {
   return inside ? whole : edge;
 }
 
-// ---- Ints, as arithmetic.h says -------------------------------------------------------------------------------------
+// ---- Ints, as defined in arithmetic.h -------------------------------------------------------------------------------
 
 inline int32_t wrap(u32 bits) { return static_cast<int32_t>(bits); }
 inline int32_t negate_int(int32_t a) { return wrap(0 - static_cast<u32>(a)); }
@@ -132,10 +137,10 @@ inline int32_t shift_left(int32_t a, int32_t by) {
   return static_cast<u32>(by) > 31 ? 0 : wrap(static_cast<u32>(a) << (by & 31));
 }
 inline int32_t shift_right(int32_t a, int32_t by) { return a >> (static_cast<u32>(by) > 31 ? 31 : by); }
-// In float64, which is exact: a quotient that is no integer is farther from one than its rounding goes.
+// Computed in float64, which is exact: the rounding error is smaller than the distance of a fraction from an integer.
 inline int32_t floor_divide_int(int32_t a, int32_t b) {
   const double quotient = __builtin_floor(static_cast<double>(a) / (b == 0 ? 1.0 : static_cast<double>(b)));
-  const bool fits = quotient < 2147483648.0;  // unless the least int is divided by -1
+  const bool fits = quotient < 2147483648.0;  // false only for INT_MIN / -1
   const auto whole = static_cast<int32_t>(fits ? quotient : 0.0);
   return b == 0 ? 0 : fits ? whole : INT32_MIN;
 }
@@ -193,7 +198,7 @@ void loop_select(const LoopArguments& arguments) {
   const auto* a = static_cast<const T*>(arguments.from[1]);
   const auto* b = static_cast<const T*>(arguments.from[2]);
   for (int i = 0; i < arguments.count; ++i) {
-    const T yes = a[i], no = b[i];  // both, so that no element branches
+    const T yes = a[i], no = b[i];  // loads both, so that no element branches
     to[i] = condition[i] != 0 ? yes : no;
   }
 }
@@ -213,7 +218,7 @@ inline float load(const float* at) { return *at; }
 inline float load(const Bf16* at) { return __builtin_bit_cast(float, static_cast<u32>(at->bits) << 16); }
 inline float load(const F16* at) {
   const u32 sign = static_cast<u32>(at->bits & 0x8000) << 16, rest = at->bits & 0x7fff;
-  const float small = static_cast<float>(rest) * 0x1p-24f;  // exponent 0: the fraction is all
+  const float small = static_cast<float>(rest) * 0x1p-24f;  // exponent 0: only the fraction
   const u32 large = (rest << 13) + ((rest >= 0x7c00 ? 224u : 112u) << 23);
   return __builtin_bit_cast(float, sign | (rest < 0x400 ? __builtin_bit_cast(u32, small) : large));
 }
@@ -243,6 +248,29 @@ void loop_gather(const LoopArguments& arguments) {
 
 // ---- The table ------------------------------------------------------------------------------------------------------
 
+constexpr void add_conversions(TileLoops* table) {
+  const auto set = [table](Op op, Type type, Loop loop) {
+    table->loops[static_cast<int>(op)][static_cast<int>(type)] = loop;
+  };
+  set(Op::select, Type::boolean, loop_select<int32_t>);
+  set(Op::select, Type::integer, loop_select<int32_t>);
+  set(Op::select, Type::real, loop_select<float>);
+  set(Op::to_real, Type::boolean, loop1<float, int32_t, to_real>);
+  set(Op::to_real, Type::integer, loop1<float, int32_t, to_real>);
+  set(Op::to_int, Type::boolean, loop1<int32_t, int32_t, same>);
+  set(Op::to_int, Type::real, loop1<int32_t, float, to_int>);
+}
+
+constexpr void add_gathers(TileLoops* table) {
+  table->gathers[static_cast<int>(Element::f64)] = loop_gather<float, double>;
+  table->gathers[static_cast<int>(Element::f32)] = loop_gather<float, float>;
+  table->gathers[static_cast<int>(Element::bf16)] = loop_gather<float, Bf16>;
+  table->gathers[static_cast<int>(Element::f16)] = loop_gather<float, F16>;
+  table->gathers[static_cast<int>(Element::i64)] = loop_gather<int32_t, int64_t>;
+  table->gathers[static_cast<int>(Element::i32)] = loop_gather<int32_t, int32_t>;
+  table->gathers[static_cast<int>(Element::boolean)] = loop_gather<int32_t, Bool>;
+}
+
 constexpr TileLoops make_table(const char* name) {
   TileLoops table{name, {}, {}};
   const auto bools = [&table](Op op, Loop loop) { table.loops[static_cast<int>(op)][0] = loop; };
@@ -265,6 +293,11 @@ constexpr TileLoops make_table(const char* name) {
   on_float.operator()<exp2_float>(Op::exp2);
   on_float.operator()<log_float>(Op::log);
   on_float.operator()<log2_float>(Op::log2);
+  on_float.operator()<expm1_float>(Op::expm1);
+  on_float.operator()<log1p_float>(Op::log1p);
+  on_float.operator()<sin_float>(Op::sin);
+  on_float.operator()<cos_float>(Op::cos);
+  on_float.operator()<erf_float>(Op::erf);
   on_float.operator()<tanh_float>(Op::tanh);
   on_float.operator()<sigmoid_float>(Op::sigmoid);
   on_float.operator()<sqrt_float>(Op::sqrt);
@@ -311,21 +344,8 @@ constexpr TileLoops make_table(const char* name) {
   floats(Op::equal, loop2<int32_t, float, equal<float>>);
   floats(Op::not_equal, loop2<int32_t, float, not_equal<float>>);
 
-  bools(Op::select, loop_select<int32_t>);
-  ints(Op::select, loop_select<int32_t>);
-  floats(Op::select, loop_select<float>);
-  bools(Op::to_real, loop1<float, int32_t, to_real>);
-  ints(Op::to_real, loop1<float, int32_t, to_real>);
-  bools(Op::to_int, loop1<int32_t, int32_t, same>);
-  floats(Op::to_int, loop1<int32_t, float, to_int>);
-
-  table.gathers[static_cast<int>(Element::f64)] = loop_gather<float, double>;
-  table.gathers[static_cast<int>(Element::f32)] = loop_gather<float, float>;
-  table.gathers[static_cast<int>(Element::bf16)] = loop_gather<float, Bf16>;
-  table.gathers[static_cast<int>(Element::f16)] = loop_gather<float, F16>;
-  table.gathers[static_cast<int>(Element::i64)] = loop_gather<int32_t, int64_t>;
-  table.gathers[static_cast<int>(Element::i32)] = loop_gather<int32_t, int32_t>;
-  table.gathers[static_cast<int>(Element::boolean)] = loop_gather<int32_t, Bool>;
+  add_conversions(&table);
+  add_gathers(&table);
   return table;
 }
 

@@ -6,25 +6,25 @@
 
 namespace tandem::score_mod {
 
-inline constexpr int kTile = 256;  // elements at once: what an operation reads and writes stays in the nearest cache
+inline constexpr int kTile = 256;  // elements; all operands fit in the L1 cache
 
-// Arrays of float or int32_t; bools are the ints 0 and 1. to overlaps nothing.
+// Arrays of float or int32_t. A bool is the int 0 or 1. `to` must not overlap another array.
 struct LoopArguments {
-  int count;  // of elements, at most kTile
+  int count;  // elements, at most kTile
   void* to;
   const void* from[kMaxRank];
-  const TensorView* tensor;  // of a gather
+  const TensorView* tensor;  // operand of a gather
 };
 
 using Loop = void (*)(const LoopArguments&);
 
 struct TileLoops {
   const char* name;          // the instruction set
-  Loop loops[kOps][kTypes];  // by the type of the last operand; null where an operation does not take it
+  Loop loops[kOps][kTypes];  // per type of the last operand; null: unsupported type
   Loop gathers[kElements];
 };
 
-// Those for the machine this runs on.
+// The loops for this machine.
 const TileLoops& tile_loops();
 
 }  // namespace tandem::score_mod

@@ -13,13 +13,14 @@ struct Function {
   Op op;
 };
 
-constexpr Function kFunctions[] = {{"abs", 1, Op::abs},        {"sign", 1, Op::sign},     {"floor", 1, Op::floor},
-                                   {"ceil", 1, Op::ceil},      {"trunc", 1, Op::trunc},   {"round", 1, Op::round},
-                                   {"exp", 1, Op::exp},        {"exp2", 1, Op::exp2},     {"log", 1, Op::log},
-                                   {"log2", 1, Op::log2},      {"tanh", 1, Op::tanh},     {"sigmoid", 1, Op::sigmoid},
-                                   {"sqrt", 1, Op::sqrt},      {"float", 1, Op::to_real}, {"int", 1, Op::to_int},
-                                   {"bool", 1, Op::not_equal}, {"min", 2, Op::min},       {"max", 2, Op::max},
-                                   {"clamp", 3, Op::clamp},    {"select", 3, Op::select}, {"where", 3, Op::select}};
+constexpr Function kFunctions[] = {
+    {"abs", 1, Op::abs},         {"sign", 1, Op::sign},   {"floor", 1, Op::floor},   {"ceil", 1, Op::ceil},
+    {"trunc", 1, Op::trunc},     {"round", 1, Op::round}, {"exp", 1, Op::exp},       {"exp2", 1, Op::exp2},
+    {"log", 1, Op::log},         {"log2", 1, Op::log2},   {"expm1", 1, Op::expm1},   {"log1p", 1, Op::log1p},
+    {"sin", 1, Op::sin},         {"cos", 1, Op::cos},     {"erf", 1, Op::erf},       {"tanh", 1, Op::tanh},
+    {"sigmoid", 1, Op::sigmoid}, {"sqrt", 1, Op::sqrt},   {"float", 1, Op::to_real}, {"int", 1, Op::to_int},
+    {"bool", 1, Op::not_equal},  {"min", 2, Op::min},     {"max", 2, Op::max},       {"clamp", 3, Op::clamp},
+    {"select", 3, Op::select},   {"where", 3, Op::select}};
 
 const Function* find_function(std::string_view name) {
   const auto* found = std::find_if(std::begin(kFunctions), std::end(kFunctions),
@@ -39,19 +40,19 @@ bool is_function(std::string_view name) { return find_function(name) != nullptr;
 
 void Typing::require_condition(const Token& mark, const Term& a) const {
   if (type(a) == Type::boolean) return;
-  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes a bool, and this is ", with_article(type(a)),
-                              ": compare it, as in x != 0"));
+  lexer_.refuse(a.at,
+                str_cat(quote(mark.text), " takes a bool, not ", with_article(type(a)), ": compare it, as in x != 0"));
 }
 
 void Typing::require_number(const Token& mark, const Term& a) const {
   if (type(a) != Type::boolean) return;
-  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes numbers, and this is a bool: int(...) makes it 0 or 1"));
+  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes numbers, not a bool: convert it with int(...)"));
 }
 
 Term Typing::sign(const Token& mark, const Term& a) const {
   if (mark.text == "~") {
     if (type(a) == Type::real) {
-      lexer_.refuse(mark.at, "'~' takes an int or a bool, and what follows is a float: int(...) makes it an int");
+      lexer_.refuse(mark.at, "'~' takes an int or a bool, not a float: convert it with int(...)");
     }
     return make(mark.at, Op::flip, a.id);
   }
@@ -65,11 +66,11 @@ Term Typing::binary(const Token& mark, Op op, const Term& a, const Term& b) cons
   const bool shift = op == Op::shift_left || op == Op::shift_right;
   if ((bits || shift) && common == Type::real) {
     lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes ints", bits ? " or bools" : "",
-                                   ", and one side is a float: int(...) makes it an int"));
+                                   ", not a float: convert it with int(...)"));
   }
   if (!bits && common == Type::boolean) {
-    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, and both sides are bools: 'and' and 'or' join ",
-                                   "them, int(...) makes 0 or 1 of one"));
+    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, not two bools: use 'and' or 'or', or convert ",
+                                   "them with int(...)"));
   }
   const Type to = op == Op::divide ? Type::real : common;
   return make(a.at, op, convert(a, to), convert(b, to));
@@ -78,8 +79,7 @@ Term Typing::binary(const Token& mark, Op op, const Term& a, const Term& b) cons
 Term Typing::compare(const Token& mark, Op op, const Term& a, const Term& b) const {
   const Type common = common_type(a, b);
   if (common == Type::boolean && op != Op::equal && op != Op::not_equal) {
-    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, and both sides are bools: '==' and '!=' compare ",
-                                   "those"));
+    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, not two bools: use '==' or '!='"));
   }
   return make(a.at, op, convert(a, common), convert(b, common));
 }
@@ -126,7 +126,7 @@ Term Typing::call(const Token& name, std::span<const Term> arguments) const {
   const Term& c = arguments[2];
   const Type all = std::max(common, type(c));
   if (all == Type::real) return make(name.at, Op::clamp, convert(a, all), convert(b, all), convert(c, all));
-  return make(name.at, Op::min, graph_.make(Op::max, a.id, b.id), c.id);  // of ints, which have no derivative
+  return make(name.at, Op::min, graph_.make(Op::max, a.id, b.id), c.id);  // ints, which have no derivative
 }
 
 }  // namespace tandem::score_mod

@@ -1,5 +1,5 @@
-// What operators and functions take and give: from terms of a text to nodes, with conversions from bool to int to float
-// where operands differ, or a refusal that points at the place.
+// Types of operators and functions. Turns terms of an expression into nodes, with conversions from bool to int to float
+// if operands differ. An invalid term is refused with its place.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace tandem::score_mod {
 
-// A part of the text that has a value, and where it begins.
+// A part of the expression that has a value, and its place.
 struct Term {
   NodeId id = kNoNode;
   size_t at = 0;
@@ -23,7 +23,7 @@ class Typing {
 
   Type type(const Term& term) const { return graph_[term.id].type; }
 
-  // mark: the operator, where it stands.
+  // mark: the operator and its place.
   Term sign(const Token& mark, const Term& a) const;  // + - ~
   Term binary(const Token& mark, Op op, const Term& a, const Term& b) const;
   Term compare(const Token& mark, Op op, const Term& a, const Term& b) const;

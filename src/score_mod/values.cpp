@@ -30,13 +30,13 @@ double widen_half(uint16_t bits) {
 
 Status check_tensor(const Name& name, const TensorView& tensor) {
   if (type_of(tensor.element) != name.type || tensor.rank != name.rank) {
-    return Status::invalid(str_cat(quote(name.name), " was read as ", name_of(name.type), " of ", name.rank,
-                                   " dimensions, and is ", name_of(type_of(tensor.element)), " of ", tensor.rank));
+    return Status::invalid(str_cat(quote(name.name), " must be ", name_of(name.type), " of ", name.rank,
+                                   " dimensions, not ", name_of(type_of(tensor.element)), " of ", tensor.rank));
   }
   for (int i = 0; i < tensor.rank; ++i) {
     if (tensor.size[i] < 1) {
       return Status::invalid(str_cat(quote(name.name), " has no elements (dimension ", i, " is ", tensor.size[i],
-                                     "): an index is clamped to one that is there"));
+                                     ") and must have one: indices are clamped to elements"));
     }
   }
   return {};
@@ -66,7 +66,7 @@ double read(const TensorView& tensor, int64_t offset) {
 
 Status check_values(const Signature& signature, const Values& values) {
   if (values.scalars.size() != signature.scalars.size() || values.tensors.size() != signature.tensors.size()) {
-    return Status::invalid(str_cat("the text was read with ", signature.scalars.size(), " scalars and ",
+    return Status::invalid(str_cat("the expression was parsed with ", signature.scalars.size(), " scalars and ",
                                    signature.tensors.size(), " tensors, and ", values.scalars.size(), " and ",
                                    values.tensors.size(), " are given"));
   }

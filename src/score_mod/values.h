@@ -1,4 +1,4 @@
-// What the names of a text stand for in one call: scalars, and tensors in the host's memory.
+// The values of an expression's names in one call: scalars, and tensors in host memory.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tandem::score_mod {
 struct Signature;
 
 struct Values {
-  std::vector<double> scalars;  // an int's, a bool's (0 or 1) and a float's alike
+  std::vector<double> scalars;  // any type as double; a bool is 0 or 1
   std::vector<TensorView> tensors;
 };
 
@@ -24,11 +24,12 @@ constexpr Type type_of(Element element) {
                                                               : Type::real;
 }
 
-// The element that indices name, each clamped to its dimension. An int64 beyond int's range is the nearest int.
+// The offset of the element at these indices, each clamped to its dimension. An int64 beyond int's range is clamped to
+// int.
 int64_t offset_of(const TensorView& tensor, std::span<const int32_t> indices);
 double read(const TensorView& tensor, int64_t offset);
 
-// Whether they are those that a text was read with: as many, of these types and ranks, with elements to read.
+// Checks that the values match the signature: the same number, types and ranks, and at least one element per tensor.
 Status check_values(const Signature& signature, const Values& values);
 
 }  // namespace tandem::score_mod

@@ -1,5 +1,4 @@
-// What blocks of a backward wait for each other, by small grids whose clocks are plain to count, and by orders that
-// were timed on hardware.
+// Waits between the blocks of a backward: small grids whose clocks are easy to count, and orders that were measured.
 #include "sass/cli/backward_grid.h"
 
 #include <gtest/gtest.h>
@@ -33,15 +32,15 @@ plan::BackwardSchedule tiling_of(const Problem& p, const gpu::Properties& device
   return plan::make_plan(p, device).backward;
 }
 
-// Of synthetic kernels on an H100 (docs/design/sm90_backward.md) those of (192, 128), 24 KB a step and CTA, took 680
-// clocks more with additions from registers, 440 by bulk copies; at head_dim 128, 32 KB by bulk copies, 420.
+// Measured with synthetic kernels on an H100. At (192, 128), 24 KB a step and CTA, additions from registers took 680
+// clocks and bulk copies 440. At head_dim 128, 32 KB by bulk copies took 420.
 TEST(BackwardGrid, AdditionsMakeAHopperStepLonger) {
   const auto adds = [](int64_t head_dim, const gpu::Properties& device) {
     return adding_clocks(tiling_of(heads(1, 16, 16384, head_dim), device).tile);
   };
   EXPECT_NEAR(adds(128, hopper()), 420, 10);
   EXPECT_NEAR(adds(64, hopper()), 680.0 * 32 / 24, 20);
-  EXPECT_EQ(adds(256, hopper()), 0);  // a kernel of its own makes dq
+  EXPECT_EQ(adds(256, hopper()), 0);  // a separate kernel computes dq
   EXPECT_EQ(adds(64, blackwell()), 0);
 }
 
@@ -56,14 +55,14 @@ TEST(BackwardGrid, OneBlockWaitsForNobody) {
   EXPECT_EQ(w.share(), 0);
 }
 
-// All begin at once with the same m_block: each is what handing over takes behind the one before, three times.
+// All n_blocks start with the same m_block, so each is one hand-over later than the one before: three in all.
 TEST(BackwardGrid, NBlocksFollowEachOther) {
   const Problem p = heads(1, 1, 512, 64);
   const plan::BackwardSchedule tiling = tiling_of(p, blackwell());
   ASSERT_EQ(tiling.grid, 4);
   const Waiting w = waiting(p, tiling);
   EXPECT_EQ(w.without_turns, 1000 + 4 * kStep);
-  // The last step's own turn comes behind what the block computes; the step before has its turn 1050 after it was made.
+  // The turn of the last step comes after the block's computation. The step before has its turn 1050 clocks later.
   EXPECT_EQ(w.clocks, 1000 + 3 * kStep + 3 * 350);
 }
 
@@ -79,8 +78,8 @@ TEST(BackwardGrid, FromTheDiagonalNobodyWaits) {
   EXPECT_GT(waiting(p, tiling).share(), 0.02);
 }
 
-// One H100 (docs/design/sm90_backward.md), causal, d64: 432 TFLOP/s at 4k with n_blocks from the first, 479 from the
-// diagonal, head by head; at 16k 526 and 560, at 32k 558 and 578. Of a step of 3,900 clocks.
+// Measured on one H100, causal, d64, with a step of 3,900 clocks. From the first n_block 4k reached 432 TFLOP/s, 16k
+// 526 and 32k 558. From the diagonal, head by head, they reached 479, 560 and 578.
 TEST(BackwardGrid, AsOrdersWereTimed) {
   const struct {
     int64_t batch, seqlen;
@@ -99,8 +98,8 @@ TEST(BackwardGrid, AsOrdersWereTimed) {
   }
 }
 
-// Under 3 % of a step, by the clocks of a step that `tandem explain --clocks` says; but unmasked d64 where one or two
-// heads fill the device, whose n_blocks begin together.
+// Waits are under 3 % of a step of `tandem explain --clocks`. The exception is unmasked d64 where one or two heads fill
+// the device, because their n_blocks start together.
 TEST(BackwardGrid, PlansOfBlackwellWaitLittle) {
   constexpr double kD64 = 2555, kPair = 3077;
   for (const int64_t seqlen : {1024, 2048, 4096, 8192, 16384, 32768}) {
@@ -115,8 +114,8 @@ TEST(BackwardGrid, PlansOfBlackwellWaitLittle) {
   }
 }
 
-// Lengths of the device, block masks, and tiles of dk and dv apart have no such sum.
-TEST(BackwardGrid, NothingIsSaidOfOthers) {
+// Lengths on the device, block masks and two-pass tiles of dk and dv have no such model.
+TEST(BackwardGrid, OtherProblemsHaveNoModel) {
   Problem p = heads(1, 4, 512, 64);
   p.seqused_k.present = true;
   EXPECT_FALSE(waiting_of(p, tiling_of(p, blackwell()), kStep));

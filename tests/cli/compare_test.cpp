@@ -71,8 +71,8 @@ TEST(JudgeTest, OneBadHeadIsSeen) {
   }
 }
 
-// The plain formula must be right for every option that verify offers, in both ways of rounding, or its error is no
-// measure.
+// Standard attention must be right for every option of verify and both ways of rounding, because its error is the
+// bound.
 class PlainTest : public testing::TestWithParam<plain::Rounding> {
  protected:
   void expect_close(const Inputs& in, const Attention& options) {

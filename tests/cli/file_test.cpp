@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "cli/io/tensor.h"
 
@@ -88,6 +89,48 @@ TEST_F(FileTest, RefusesWhatIsNoFile) {
 TEST_F(FileTest, ReadsEmptyFiles) {
   std::ofstream(path_).close();
   EXPECT_TRUE(MappedFile(path_).bytes().empty());
+}
+
+std::string refusal(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST_F(FileTest, AnOutputFileIsTriedAndNotMade) {
+  EXPECT_EQ(refusal([&] { check_output_file("--json", path_); }), "accepted");
+  EXPECT_EQ(refusal([&] { check_output_file("--json", ""); }), "accepted");
+  EXPECT_EQ(files(), 0u);
+  EXPECT_EQ(refusal([&] { check_output_file("--json", folder_.string()); }),
+            "--json (" + folder_.string() + ") must be a file: it is a folder");
+  EXPECT_NE(refusal([&] { check_output_file("--json", path_ + "/x.json"); }), "accepted");
+  EXPECT_EQ(files(), 0u);
+}
+
+TEST_F(FileTest, AnOutputFileThatExistsKeepsItsBytes) {
+  std::ofstream(path_) << "before";
+  EXPECT_EQ(refusal([&] { check_output_file("--json", path_); }), "accepted");
+  std::string text;
+  std::ifstream(path_) >> text;
+  EXPECT_EQ(text, "before");
+}
+
+TEST_F(FileTest, AnOutputFolderIsTriedAndNotMade) {
+  const auto check = [&](const std::string& name) {
+    return refusal([&] { check_output_folder("--out", (folder_ / name).string()); });
+  };
+  for (const char* name : {"", "result", "result/", "a/b/c", "v1.5/"}) EXPECT_EQ(check(name), "accepted") << name;
+  for (const char* name : {"x.npy", "x.npz", "deep/x.pt", "result.v2"})
+    EXPECT_NE(check(name).find("a name with a suffix is no folder unless it ends in /"), std::string::npos) << name;
+  EXPECT_EQ(files(), 0u);
+  fs::create_directory(folder_ / "made.before");
+  EXPECT_EQ(check("made.before"), "accepted");
+  std::ofstream(path_) << "text";
+  for (const char* name : {"target", "target/", "target/below"})
+    EXPECT_NE(check(name).find(path_ + " is a file"), std::string::npos) << name;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What the command does around a GPU, on a driver that keeps its memory on the host (tests/unit/gpu/fake_cuda.cpp); and
-// what it does with types that a GPU does not take.
+// The command's use of a GPU, on a driver whose memory is on the host (tests/unit/gpu/fake_cuda.cpp), and its
+// conversion of types that a GPU does not support.
 #include "cli/gpu.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The command on a real GPU; exit code 77 where there is none that it serves.
+# The command on a real GPU; exit code 77 without a supported one.
 #
 #   gpu_test.sh <tandem> <examples folder>
 set -eu

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the command says of GPUs and does about their kernels, without a GPU: explain, cache, info and refusals.
+# Commands about GPUs and their kernels, without a GPU: explain, cache, info and refusals.
 #
 #   kernels_test.sh <tandem> <fake driver> <fake NVRTC>
 set -eu
@@ -10,7 +10,7 @@ export TANDEM_CACHE_DIR="$work/kernels"
 unset TANDEM_DEVICE TANDEM_CACHE TANDEM_NVRTC
 mkdir none fake
 ln -s "$driver" fake/libcuda.so.1
-printf 'no library' >none/libcuda.so.1 # the loader would otherwise go on to a driver that is installed
+printf 'no library' >none/libcuda.so.1 # otherwise the loader finds an installed driver
 without_a_driver=$work/none:${LD_LIBRARY_PATH:-} with_fake_gpus=$work/fake:${LD_LIBRARY_PATH:-}
 
 # Without a driver: the CPU by default, one clear sentence for a GPU, and plans all the same.
@@ -42,7 +42,7 @@ for preset in llama gpt-oss gpt-oss-window qwen deepseek video; do
   [ "$longest" -le 100 ] || fail "explain --preset $preset: a line of $longest columns"
 done
 expect 0 "kernel     backward_bf16_d128_" explain --backward --preset llama
-for text in "delta: " "backward: 132 blocks of 384 threads" "convert: " "workspace " "####" "At least"; do
+for text in "bwd_preprocess: " "backward: 132 blocks of 384 threads" "bwd_postprocess: " "workspace " "####" "At least"; do
   grep -qF "$text" output || fail "explain --backward does not say: $text"
 done
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
@@ -55,9 +55,10 @@ expect 2 "must be a multiple of 8" explain --head-dim 20
 expect 2 "must be bfloat16 or float16" explain --dtype f32
 expect 2 "only GPUs have a plan" explain --device cpu
 expect 2 "see tandem explain --help" explain --card toaster
+expect 2 "--gpu (h20) must be h200, h100 or h100-pcie: did you mean h200?" explain --gpu h20
 expect 2 "see tandem explain --help" explain --card h100 --device cuda
 
-# GPUs that there are no kernels for are passed over, and the command says so.
+# Unsupported GPUs are skipped, with a remark.
 export LD_LIBRARY_PATH="$with_fake_gpus"
 expect 0 "cuda:1        Fake 1, compute capability" info
 expect 0 "not on the GPU: the Fake 0" verify --seqlen 8
@@ -69,7 +70,11 @@ export LD_LIBRARY_PATH="$without_a_driver"
 
 # The cache on disk.
 expect 0 "0 kernels in $work/kernels" cache list
-TANDEM_NVRTC=$work/missing.so expect 1 "must name NVRTC 12.0 or newer" cache warm
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" cache warm
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" vgpu check --seqlen 8
+[ "$(head -n 1 output)" = "q (1, 8, 8, 64)  k (1, 8, 8, 64)  v (1, 8, 8, 64)  bf16" ] || fail "check does not print the problem first"
+TANDEM_NVRTC=$work/missing.so expect 2 "must name NVRTC 12.0 or newer" verify --seqlen 8 --dtype bf16 --device vgpu:h200
+[ "$(head -n 1 output)" = "q (1, 8, 8, 64)  k (1, 8, 8, 64)  v (1, 8, 8, 64)  bf16" ] || fail "verify does not print the problem first"
 export TANDEM_NVRTC="$nvrtc"
 expect 0 "$nvrtc" info
 expect 0 ": compiled in " cache warm --seqlen 4096 --heads 16 --head-dim 96 --causal
@@ -84,7 +89,7 @@ listed=$(grep -c sm_90a output)
 expect 0 ": was there, read in " cache warm --presets
 grep -q ": compiled" output && fail "the presets were compiled twice"
 expect 2 "must be bfloat16 or float16" cache warm --dtype f32
-expect 0 "backward_bf16_d64_128x128x3x2_split: compiled in " cache warm --backward
+expect 0 "backward_bf16_d64_128x128x3x2_m_split: compiled in " cache warm --backward
 grep -q "^forward_bf16_d64_" output || fail "cache warm --backward leaves the forward out"
 expect 0 "backward_bf16_d256_128x128_apart3" cache warm --presets --backward --device vgpu:b200
 expect 0 "backward_bf16_d64_128x128x" cache list
@@ -92,8 +97,8 @@ listed=$(grep -cE "sm_(90|100)a" output)
 expect 0 "removed $listed kernels" cache clear
 expect 0 "0 kernels" cache list
 chmod 777 kernels
-expect 2 "may be written by others" cache list
-expect 2 "may be written by others" cache clear
+expect 2 "is writable by other users" cache list
+expect 2 "is writable by other users" cache clear
 expect 0 "may be written by" info
 chmod 700 kernels
 TANDEM_CACHE=off expect 2 "TANDEM_CACHE is off" cache list

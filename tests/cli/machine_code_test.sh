@@ -61,14 +61,14 @@ longest=$(awk '{ if (length > longest) longest = length } END { print longest }'
 
 # Its clocks. All ways are open, as no thread's number decides.
 expect 0 "the chain that a step is" explain --clocks --cubin other.cubin --clocks-timeline run.svg
-grep -qE '^step +[0-9]+ clocks( \([0-9]+ to [0-9]+: as warpgroups .*\))?; the tensor core works' output ||
+grep -qE '^step +[0-9]+ clocks( \([0-9]+ to [0-9]+: warpgroups .*\))?; the tensor core works' output ||
   fail "explain --clocks does not say what a step takes"
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
 [ "$longest" -le 100 ] || fail "explain --clocks: a line of $longest columns"
 grep -q "modelled, not measured" run.svg || fail "--clocks-timeline draws nothing"
 expect 0 '"flops_a_clock"' explain --clocks --cubin other.cubin --json -
 
-# Our kernel, with the same code; and both beside each other.
+# Our kernel, with the same code, and a comparison of both.
 card="--card h200 --head-dim 64 --heads 8 --seqlen 4096"
 # shellcheck disable=SC2086
 {
@@ -83,7 +83,7 @@ card="--card h200 --head-dim 64 --heads 8 --seqlen 4096"
   expect 0 "longer than if dq were added in any order" explain --clocks --backward $card
   expect 0 '"waiting_most"' explain --clocks --backward $card --json -
 }
-expect 0 "Instructions are those of a warp for 16 rows x 128 keys" explain --cubin other.cubin --beside other.cubin
+expect 0 "Instructions are counted for one warp and 16 rows x 128 keys" explain --cubin other.cubin --beside other.cubin
 grep -qE '^instructions of a warp, unmasked +110 +110$' output || fail "--beside: other instructions"
 grep -qE '^ +exponential +2048 +2048$' output || fail "--beside: other clocks"
 expect 0 '"binds": "MMA, exponential"' explain --cubin other.cubin --json -
@@ -101,7 +101,7 @@ expect 2 "rates are known for sm_90" explain --cubin other.cubin
 echo "nothing" >listing
 expect 2 "no machine code" explain --cubin other.cubin
 
-# Where it is found: on the way that commands are; nowhere.
+# nvdisasm is found in PATH, or nowhere.
 forward >listing
 unset TANDEM_NVDISASM
 cat >elsewhere <<EOF
@@ -113,7 +113,7 @@ tandem=$work/elsewhere
 export tandem_path="$work/tools:$PATH"
 expect 0 "kernel     other for sm_90a" explain --cubin other.cubin
 export tandem_path="$work/none"
-expect 1 "pip install nvidia-cuda-nvdisasm" explain --cubin other.cubin
+expect 2 "pip install nvidia-cuda-nvdisasm" explain --cubin other.cubin
 
 [ "$failures" = 0 ] || exit 1
 echo "machine code is read and accounted for"

@@ -118,9 +118,9 @@ TEST(NpyTest, RefusesTypesAndOrders) {
   EXPECT_EQ(
       with("'|O'"),
       "file: header: 'descr' \"|O\" is not known; known are booleans, integers, <f2, <f4, <f8 and <V2 (bfloat16)");
-  EXPECT_EQ(with("[('a', '<f4')]"),
-            "file: header: 'descr' is a list of fields; structured arrays are not read, save one field as an array of "
-            "its own");
+  EXPECT_EQ(
+      with("[('a', '<f4')]"),
+      "file: header: 'descr' is a list of fields; structured arrays are not supported: save one field as an array");
   EXPECT_EQ(with("'<f4'", "True"),
             "file: header: 'fortran_order' is True; save the array with numpy.ascontiguousarray");
 }

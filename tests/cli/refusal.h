@@ -1,4 +1,4 @@
-// What the tests of both parsers share: bytes from text, and the sentence a refusal carries.
+// Common parts of the tests of both parsers: bytes from text, and the sentence of a refusal.
 #pragma once
 
 #include <cstring>

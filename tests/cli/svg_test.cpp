@@ -10,7 +10,7 @@
 namespace tandem::svg {
 namespace {
 
-// What follows each place where word stands.
+// The text after each occurrence of the word.
 std::vector<std::string> parts_after(const std::string& text, const std::string& word) {
   std::vector<std::string> parts;
   for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1))

@@ -58,6 +58,8 @@ grep -q "thread-instructions in" output || fail "run does not say how fast it wa
 [ -s result/to.npy ] || fail "no result was written"
 [ ! -e result/from.npy ] || fail "what is only read is no result"
 expect 0 "no errors, 0 findings by the letter under 4 schedules" vgpu check scale.ptx --launch scale.json --schedules 4
+[ "$(head -n 2 output)" = "kernel scale  grid 2 x 1 x 1  block 64 x 1 x 1
+on vgpu:h200" ] || fail "check does not print the problem first"
 launch good.json 400 ', "expected": "result/to.npy"'
 expect 0 "to: all 100 elements are as in result/to.npy; the largest error is 0, 0 is allowed" \
   vgpu check scale.ptx --launch good.json
@@ -90,7 +92,7 @@ expect 0 "by the letter: missing-init-fence" vgpu check letter.ptx --launch "$bu
 grep -qF '"grade": "letter"' findings.json || fail "the findings' file has no grade"
 expect 0 "no errors, 0 findings by the letter" vgpu check letter.ptx --launch "$bugs/ignored_wait.json" --letter=off
 
-expect 2 "must be less than the kernel's 2 blocks" vgpu trace scale.ptx --launch scale.json --block 2 --json none.json
+expect 2 "--block (2) must be less than the kernel's 2 blocks" vgpu trace scale.ptx --launch scale.json --block 2 --json none.json
 [ ! -e none.json ] || fail "a trace of nothing was written"
 expect 0 "open trace.json" vgpu trace scale.ptx --launch scale.json --block 1
 grep -q '"ph":"X"' trace.json || fail "the trace is empty"

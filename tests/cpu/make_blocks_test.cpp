@@ -51,8 +51,8 @@ TEST(CpuMakeBlocks, WhatIsWrongIsRefused) {
   using Args = tandem_block_mask_args;
   refused("args.size (7)", [](Args& a, tandem_mod&, size_t&) { a.size = 7; });
   refused("mask_mod (NULL) must be a text", [](Args& a, tandem_mod&, size_t&) { a.mask_mod = nullptr; });
-  refused("mask_mod: column 1: 'p' means nothing", [](Args&, tandem_mod& m, size_t&) { m.text = "p"; });
-  refused("mask_mod: column 1: a mask_mod gives a bool", [](Args&, tandem_mod& m, size_t&) { m.text = "k - q"; });
+  refused("mask_mod: column 1: 'p' is not a known name", [](Args&, tandem_mod& m, size_t&) { m.text = "p"; });
+  refused("mask_mod: column 1: a mask_mod must return a bool", [](Args&, tandem_mod& m, size_t&) { m.text = "k - q"; });
   refused("batch (-1) must be 0 to 2147483647", [](Args& a, tandem_mod&, size_t&) { a.batch = -1; });
   refused("mask_block_k (0) must be at least 1", [](Args& a, tandem_mod&, size_t&) { a.mask_block_k = 0; });
   refused("must be at most 2^40", [](Args& a, tandem_mod&, size_t&) {

@@ -6,7 +6,7 @@ cd "$1"
 page=docs/environment.md failed=0
 
 # What reads a variable, in C++, Python and shell.
-by_name='(getenv|variable|read_count|read_switch|check_switch|envname|environ\.get|environ\.setdefault|environ\.pop)\("[A-Z][A-Z0-9_]+"|environ\["[A-Z][A-Z0-9_]+"'
+by_name='(getenv|variable|read_count|read_switch|check_switch|envname|environment|environ\.get|environ\.setdefault|environ\.pop)\("[A-Z][A-Z0-9_]+"|environ\["[A-Z][A-Z0-9_]+"'
 constants='Variable = "TANDEM_[A-Z0-9_]+"'
 shell='\$\{(TANDEM_[A-Z0-9_]+|CI):-'
 folders=(src vgpu sass cli tools python bench examples scripts tests)

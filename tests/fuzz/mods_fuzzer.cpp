@@ -1,5 +1,5 @@
-// Any text as a score and as a mask modification: refused with a sentence, or evaluated together with all its
-// derivatives, at positions far and near, reading nothing beyond its tensors.
+// Any text as a score_mod and as a mask_mod is refused with a sentence or evaluated with all its derivatives. Positions
+// are far and near, and nothing beyond the tensors is read.
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -13,7 +13,7 @@ namespace {
 
 using namespace tandem::score_mod;
 
-// Elements lie at the end of memory of their own, so that the address sanitizer sees a read beyond them.
+// Elements end with their allocation, so that the address sanitizer sees a read beyond them.
 struct Bound {
   std::vector<float> slope = {0.5f, -2, 0.25f}, table = std::vector<float>(3 * 5, 1.5f), one = {0.75f};
   std::vector<int32_t> doc = {0, 0, 1, 1, 2, -7};

@@ -1,4 +1,4 @@
-// Any bytes: refused with a sentence, or the array is the end of them and as large as its shape says.
+// Any bytes are refused with a sentence, or the array is the end of them and as large as its shape.
 #include <cstdlib>
 
 #include "cli/io/npy.h"

@@ -27,7 +27,7 @@ class Bytes {
     left_ -= n;
     return value;
   }
-  // Small numbers, and now and then one of those that break arithmetic.
+  // Small numbers, and now and then a number that breaks arithmetic.
   int64_t number() {
     constexpr int64_t extreme[] = {-1, INT64_MAX, INT64_MIN, INT64_MAX / 2, int64_t{1} << 32, int64_t{1} << 62, 65536};
     const auto byte = take<uint8_t>();
@@ -47,7 +47,7 @@ struct Tensor {
 };
 
 constexpr size_t tensor_fields = 22;
-constexpr size_t first_index = 16;  // cu_seqlens_q and what follows it hold int32 that make_problem reads
+constexpr size_t first_index = 16;  // cu_seqlens_q and later tensors hold int32
 
 class FuzzedCall {
  public:
@@ -142,7 +142,7 @@ class FuzzedCall {
       if (tensors_[i] && with_data) give_memory(i);
     }
     if (has_mod_) add_mod();
-    // Exactly as many bytes as the size says, so that the address sanitizer sees a read beyond them.
+    // The allocation has exactly this size, so that the address sanitizer sees a read beyond it.
     const auto size = static_cast<size_t>(args_.size);
     std::vector<uint64_t> exact((std::max(size, sizeof args_.size) + 7) / 8, tail_);
     std::memcpy(exact.data(), &args_, std::min(exact.size() * 8, sizeof args_));
@@ -213,7 +213,7 @@ class FuzzedCall {
     if (tensors_[to]->handle.strides) tensors_[to]->handle.strides = tensors_[to]->strides.data();
   }
 
-  // Index tensors are read: their memory must be as large as their shape and strides say, or absent.
+  // Index tensors are read: their memory must be as large as their shape and strides require, or absent.
   void give_memory(size_t i) {
     Tensor& t = *tensors_[i];
     if (i < first_index || !t.handle.data) return;

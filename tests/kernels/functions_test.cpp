@@ -94,6 +94,8 @@ void expect_within(score_mod::Op op, const std::string& call, const std::functio
     const double exact = score_mod::apply(op, score_mod::Type::real, &operand).real;
     if (std::isnan(exact)) {
       ASSERT_TRUE(std::isnan(got[i])) << call << " of " << a[i] << " is " << got[i];
+    } else if (std::fabs(exact) > std::numeric_limits<float>::max()) {
+      ASSERT_EQ(got[i], std::copysign(INFINITY, exact)) << call << " of " << a[i];
     } else if (got[i] != exact) {
       ASSERT_LE(std::fabs(got[i] - exact), std::fabs(exact) * relative(a[i]) + least)
           << call << " of " << a[i] << " is " << got[i] << ", not " << exact;
@@ -110,6 +112,15 @@ TEST(KernelsFunctions, HyperbolicTangentAndSigmoid) {
   const std::vector<float> a(std::begin(ends), std::end(ends));
   EXPECT_EQ(run(*the_gpu(), "mod_tanh(a)", a, a), (std::vector<float>{1, -1, 1, -1, 0, 0}));
   EXPECT_EQ(std::signbit(run(*the_gpu(), "mod_tanh(a)", a, a)[5]), true);
+}
+
+TEST(KernelsFunctions, ExponentialsSinesAndErf) {
+  const auto units = [](double ulp) { return [ulp](double) { return ulp * 0x1p-23; }; };
+  expect_within(score_mod::Op::expm1, "mod_expm1(a)", units(2), 0x1p-148);
+  expect_within(score_mod::Op::log1p, "mod_log1p(a)", units(2), 0x1p-148);
+  expect_within(score_mod::Op::sin, "mod_sin(a)", units(3), 0x1p-148);
+  expect_within(score_mod::Op::cos, "mod_cos(a)", units(3), 0x1p-148);
+  expect_within(score_mod::Op::erf, "mod_erf(a)", units(3), 0x1p-148);
 }
 
 // Derivatives are made of what is left to 1, which a reciprocal that is one unit off would make noise of.

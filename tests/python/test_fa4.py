@@ -94,7 +94,7 @@ def test_fa4_returns_the_lse_when_it_is_needed(random):
         assert torch.equal(lse[..., :3], torch.full_like(lse[..., :3], -INF)) and lse[..., 3:].isfinite().all()
         needing = inputs[0].clone().requires_grad_()
         out, lse = function(needing, *inputs[1:], **more)
-        assert out.requires_grad and lse is not None and not lse.requires_grad
+        assert out.requires_grad and lse is not None and lse.requires_grad
         out, lse = function(needing, *inputs[1:], **more, return_lse=True)
         assert out.requires_grad and lse.requires_grad
 

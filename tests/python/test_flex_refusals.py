@@ -15,11 +15,14 @@ from torch.nn.attention import flex_attention as theirs  # noqa: E402
 from tandem import flex  # noqa: E402
 
 
+LONG = torch.zeros(4, 300)
+
+
 def branches(score, b, h, q_idx, kv_idx):
     return score if q_idx > kv_idx else -score
 
 
-def asks(score, b, h, q_idx, kv_idx):
+def reads(score, b, h, q_idx, kv_idx):
     return score * h.item()
 
 
@@ -39,12 +42,12 @@ def of_an_array(score, b, h, q_idx, kv_idx):
     return score + np.ones(4)[h]
 
 
-def by_sin(score, b, h, q_idx, kv_idx):
-    return score + torch.sin(score)
+def by_lgamma(score, b, h, q_idx, kv_idx):
+    return score + torch.lgamma(score)
 
 
 def without_index(score, b, h, q_idx, kv_idx):
-    return score + TABLE[h]
+    return score + LONG[h]
 
 
 def by_a_float(score, b, h, q_idx, kv_idx):
@@ -71,8 +74,8 @@ def by_floats(score, b, h, q_idx, kv_idx):
     return score + (score & 1)
 
 
-def stacked(score, b, h, q_idx, kv_idx):
-    return torch.stack([score, score])[0]
+def sorted_row(score, b, h, q_idx, kv_idx):
+    return torch.stack([score, score + 1]).sort()[0]
 
 
 def of_none(score, b, h, q_idx, kv_idx):
@@ -89,23 +92,23 @@ def whole(score, b, h, q_idx, kv_idx):
 
 REFUSED = {
     branches: (tandem.Unsupported, "if, and, or, not.* use torch.where"),
-    asks: (tandem.Unsupported, r"item\(\) asks for a value"),
-    by_numpy: (tandem.Unsupported, "numpy asks for values"),
-    by_math: (tandem.Unsupported, r"float\(\) and functions of math ask for a value"),
-    of_a_list: (tandem.Unsupported, "an index of what is no tensor asks for a value"),
-    of_an_array: (tandem.Unsupported, "numpy asks for values"),
-    by_sin: (tandem.Unsupported, "torch's sin is not among what a text can say"),
-    without_index: (tandem.Unsupported, r"a tensor of shape \(9,\) meets one score: index it"),
+    reads: (tandem.Unsupported, r"item\(\) needs a value"),
+    by_numpy: (tandem.Unsupported, "numpy needs values"),
+    by_math: (tandem.Unsupported, r"float\(\) and functions of math need a value"),
+    of_a_list: (tandem.Unsupported, "an index of anything but a tensor needs a value"),
+    of_an_array: (tandem.Unsupported, "numpy needs values"),
+    by_lgamma: (tandem.Unsupported, "no expression has torch's lgamma"),
+    without_index: (tandem.Unsupported, r"a tensor of shape \(300,\) meets one score"),
     by_a_float: (tandem.Unsupported, "an index is an int, and this is a float"),
     too_many: (IndexError, r"3 indices are given to a tensor of shape \(4, 9\)"),
     out_of_bounds: (IndexError, "index 9 is out of bounds for a dimension of 9"),
     of_64_bits: (tandem.Unsupported, "the number 2654435761 has more than int's 32 bits"),
-    minimum: (tandem.Unsupported, r"min\(\) and max\(\) ask for a value"),
+    minimum: (tandem.Unsupported, r"min\(\) and max\(\) need a value"),
     by_floats: (tandem.Unsupported, "'&' takes bools or ints, and one side is a float"),
-    stacked: (tandem.Unsupported, "torch's stack is not among"),
+    sorted_row: (tandem.Unsupported, "no expression has torch's sort"),
     of_none: (tandem.Unsupported, "None adds a dimension"),
     of_a_part: (tandem.Unsupported, "an index is a number, and this is a slice"),
-    whole: (tandem.Unsupported, "a tensor's sum is not among"),
+    whole: (tandem.Unsupported, "no expression has torch's sum with these arguments: dim must be an int"),
 }
 
 
@@ -139,7 +142,7 @@ CALLS = {
     "head_dim": (lambda f: f(Q, K[..., :4], V, enable_gqa=True), ValueError, "key.head_dim"),
     "types": (lambda f: f(Q, K.double(), V, enable_gqa=True), ValueError, "key.dtype"),
     "no function": (lambda f: f(Q, K, V, 3, enable_gqa=True), TypeError, r"score_mod \(int\) must be a function"),
-    "text": (lambda f: f(Q, K, V, "scor", enable_gqa=True), ValueError, "score_mod: column 1: 'scor' means nothing"),
+    "text": (lambda f: f(Q, K, V, "scor", enable_gqa=True), ValueError, "score_mod: column 1: 'scor' is not a known name"),
     "options": (
         lambda f: f(Q, K, V, enable_gqa=True, kernel_options={"BLOCK_M": 64, "BLOCK_X": 3}),
         ValueError, r"kernel_options \('BLOCK_X'\) must have names",

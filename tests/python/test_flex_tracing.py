@@ -23,7 +23,7 @@ def text(function, argument="score_mod"):
 def test_texts_are_as_one_would_write_them():
     slopes, table, gain = torch.rand(HEADS), torch.rand(HEADS, 9), torch.tensor(2.0)
     assert text(alibi(slopes)) == "score + (k - q) * slopes[head]"
-    assert text(softcap) == "2.0 * tanh(score / 2.0)"
+    assert text(softcap) == "tanh(score / 2.0) * 2.0"
     assert text(causal, "mask_mod") == "q >= k"
     assert text(sliding_window, "mask_mod") == "(q >= k) & (q - k <= WINDOW)"
     assert text(lambda s, b, h, q, k: s * gain + table[h][q // 2]) == "score * gain + table[head, q // 2]"

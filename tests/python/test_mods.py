@@ -164,8 +164,8 @@ def test_the_other_boundary_takes_them_too(run_python):
 READ_ONLY = SLOPES.copy()
 READ_ONLY.flags.writeable = False
 BAD = {
-    "a name": ({"score_mod": "score - slpoe[head]"}, ValueError, "^score_mod: column 9: 'slpoe' means nothing here"),
-    "a mask of numbers": ({"mask_mod": "q - k"}, ValueError, "^mask_mod: column 1: a mask_mod gives a bool"),
+    "a name": ({"score_mod": "score - slpoe[head]"}, ValueError, "^score_mod: column 9: 'slpoe' is not a known name"),
+    "a mask of numbers": ({"mask_mod": "q - k"}, ValueError, "^mask_mod: column 1: a mask_mod must return a bool"),
     "no text": ({"score_mod": 3}, TypeError, r"score_mod \(int\) must be a text or a tandem.Mod$"),
     "a function": ({"mask_mod": lambda *x: x}, TypeError, r"mask_mod \(function\) .*tandem.flex_attention takes"),
     "a list": ({"score_mod": tandem.Mod("score + x[head]", x=[1, 2])}, TypeError, r"score_mod.x \(list\) must be"),
@@ -181,7 +181,7 @@ BAD = {
         r"score_mod.x.ndim \(5",
     ),
     "bits": ({"mask_mod": tandem.Mod("k < n", n=2**40)}, ValueError, r"mask_mod: 'n' .* must be an integer of 32 bits"),
-    "a word": ({"mask_mod": tandem.Mod("k < max", max=3)}, ValueError, "'max' has a meaning of its own"),
+    "a word": ({"mask_mod": tandem.Mod("k < max", max=3)}, ValueError, "'max' must not be a word"),
 }
 
 

@@ -1,5 +1,5 @@
-# To be sourced by the scripts beside it: how they refuse, where they work, what was built, which compiler. Of the caller:
-# `here`, the folder of the project.
+# Sourced by the scripts of this folder: refusals, folders, the commit, the compiler. The caller sets `here`, the folder of
+# the project.
 # shellcheck shell=bash
 die() {
   printf '%s\n' "$*" >&2

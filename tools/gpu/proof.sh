@@ -1,5 +1,6 @@
 # To be sourced: a proof in steps, and its JSON file, whose fields docs/results/README.md explains. Environment: COMMIT,
-# SECONDS_EACH (tools/gpu/prove.sh). Of the caller: `kept`, a folder, or nothing: a step whose outcome is there is not done again.
+# SECONDS_EACH (tools/gpu/prove.sh). The caller sets `kept`, a folder or nothing: a step whose
+# outcome is in the folder does not run again.
 # shellcheck shell=bash
 # shellcheck source=tools/gpu/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can prove about the kernels, on this machine; the outcome goes to a JSON file whose fields
-# docs/results/README.md explains: of a Hopper GPU docs/results/hopper-proof.json, of a Blackwell one
-# blackwell-gpu-proof.json there.
+# Everything that only a GPU can prove about the kernels. The outcome is written to a JSON file whose fields
+# docs/results/README.md explains: docs/results/hopper-proof.json for a Hopper GPU, blackwell-gpu-proof.json for a
+# Blackwell one.
 #
 #   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,memcheck,racecheck,synccheck]
 #                      [--in <folder>]
 #
-# --in keeps what became of each step, random problems in steps of 500: one that is done is not done again, so that the
-# same command goes on where the last one was stopped.
+# --in keeps the outcome of each step; 500 random problems are one step. A finished step does not run again, so the same
+# command continues after an interruption.
 #
 # The build folder may come from another machine: tests/kernels/{kernels_test,kernels_worker,libcounting_nvrtc.so} and
 # tests/support/tandem_fuzz are all that is read of it. Environment:
@@ -44,7 +44,7 @@ for file in "$tests" "$fuzz" "$worker" "$counting"; do
   [ -e "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
 done
 counting=$(realpath "$counting")
-# What is kept of another proof would be counted as one of this.
+# The outcomes of another proof must not be counted here.
 if [ -n "$kept" ]; then
   proof="$(commit_of_build), ${FUZZ:-2000} random problems"
   [ -e "$kept/proof" ] || echo "$proof" > "$kept/proof"
@@ -54,7 +54,7 @@ fi
 use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache}
 
-# Processes that start at once with no kernel compiled; good when one of them compiles and the others take it from there.
+# Processes that start together without a compiled kernel. One process must compile it, and the rest must read it.
 cold() { # <processes> <threads of each>
   local pids=() code=0 compiled
   : > "$scratch/count"

@@ -1,17 +1,13 @@
 #!/usr/bin/env bash
-# The whole proof of the forward that needs no GPU: on a virtual one, with its checker on and each problem under several
-# schedules. What fails is printed with the command that repeats it; the outcome goes to a JSON file whose fields
-# docs/results/README.md explains.
+# The whole proof of the forward on a virtual GPU, under its checker and several schedules. A failure is printed with the
+# command that repeats it. The outcome is a JSON file whose fields docs/results/README.md explains.
 #
 #   tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device vgpu:b200|vgpu:h200] [--in <folder>] [--share I/N]
 #                              [--only grid,product,fuzz,deletions,schedules,backward,gradients]
 #
-# backward and gradients, random problems and every feature at every head_dim with gradients, are a proof of their own:
-# --only backward,gradients, and a file.
-#
-# Each step is cut into shares. --in keeps what became of them: a share that is done is not done again, so that the same
-# command goes on where the last one was stopped. --share does every N-th share, from I on: with the folders of N machines
-# put together, the command without it has nothing left to do but to count. The file is written when no share is missing.
+# Gradients are a separate proof: --only backward,gradients, and a file.
+# Steps consist of shares. --in keeps their outcomes; a finished share does not run again. --share runs every N-th share
+# from I on: join the folders of N machines, then run without it. The file is written when no share is missing.
 #
 # The build folder may come from another machine: tests/kernels/kernels_test, tests/support/tandem_fuzz and
 # vgpu/tests/mutation/vgpu_mutation_test are all that is read of it. Environment:
@@ -55,14 +51,14 @@ use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache} SECONDS_EACH=${SECONDS_EACH:-1800}
 jobs=${JOBS:-$(nproc)} schedules=${SCHEDULES:-3} problems=${FUZZ:-2000}
 
-# What is kept of another proof would be counted as one of this.
+# The outcomes of another proof must not be counted here.
 in=${in:-$scratch/shares}
 mkdir -p "$in"
 proof="$(commit_of_build), $device, $schedules schedules, $problems random problems"
 [ -e "$in/proof" ] || echo "$proof" > "$in/proof"
 [ "$(< "$in/proof")" = "$proof" ] || die "$in holds shares of another proof ($(< "$in/proof")), not of $proof: use another folder"
 
-# Of vgpu_mutation_test's long cases those of this device, whose names say so.
+# The long cases of vgpu_mutation_test for this device, chosen by their names.
 cases() { # <suite>
   local which=-v
   [ "$device" != vgpu:b200 ] || which=-e
@@ -77,7 +73,7 @@ shares_of() { # <step>: how many there are
   esac
 }
 
-# The step's share n. Its output shows the problem under way before the outcome.
+# Runs share n of a step. Its output shows each problem before its outcome.
 run_share() { # <step> <n> <shares>
   local each=$(((problems + $3 - 1) / $3)) from fuzz_flags=()
   local judge=("$tests" --device "$device" --schedules "$schedules" --part "$2/$3" --gtest_brief=1)
@@ -112,7 +108,7 @@ share() { # <step> <n> <shares>
 export -f cases run_share share
 export in tests fuzz mutation device schedules problems
 
-# What the shares of a step came to.
+# Sums up the shares of a step.
 summary_of() { # <step>
   cat "$in/$1".*[0-9] | awk -v step="$1" -v schedules="$schedules" '
     /^(case: |--)/ { cases++ }

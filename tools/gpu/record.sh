@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What a Hopper GPU makes of the tests' kernels and of a dozen problems, on this machine, recorded for machines that have
-# none: there the virtual GPU must make the same of them.
+# Records the results of a Hopper GPU for the tests' kernels and a dozen problems. On machines without a GPU the virtual
+# GPU must give the same results.
 #
 #   tools/gpu/record.sh <build folder> [<root>]
 #
 # Writes vgpu/tests/instructions/recorded/hopper.txt and tests/kernels/recorded/hopper.txt under the root, which is this
 # checkout if not given. The build folder may come from another machine: vgpu/tests/instructions/vgpu_instructions_test
-# and tests/kernels/kernels_test are all that is read of it. Every test runs in a process of its own, so that a kernel
-# that fails takes no other down. Environment:
+# and tests/kernels/kernels_test are all that is read of it. Every test runs in a separate process, so that a
+# failing kernel does not stop other tests. Environment:
 #   TANDEM_NVRTC  the compiler, see common.sh
 #   COMMIT        what was built, where this is no checkout
 #   LOG           a file for what the tests print; the failures, and how vgpu:h200 differs, are shown in any case
@@ -39,7 +39,7 @@ head_of_file() {
   echo "commit $(commit_of_build)"
 }
 
-# Each test into a file of its own: <program> <Suite.Name> <flags...>
+# Runs each test into a separate file: <program> <Suite.Name> <flags...>
 record() {
   local program=$1 test=$2 code=0
   shift 2
@@ -58,7 +58,7 @@ printf '%s\n' "${tests[@]}" | xargs -P "${JOBS:-8}" -I{} bash -c "record '$instr
 compiled=KernelsRecorded.SameAsARealHopper
 record "$kernels" $compiled --device "$device"
 
-gather() { # <file under the root> <where its format is explained> <tests...>
+gather() { # <file under the root> <page of its format> <tests...>
   local to=$root/$1 explained=$2
   shift 2
   mkdir -p "$(dirname "$to")"

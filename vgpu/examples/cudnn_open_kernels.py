@@ -1,12 +1,12 @@
-"""cuDNN's open attention kernels on the virtual GPU: those for NVRTC in the repository cudnn-frontend.
+"""Runs cuDNN's open attention kernels, which the repository cudnn-frontend has for NVRTC, on the virtual GPU.
 
     pip install numpy nvidia-cuda-nvrtc
     git clone https://github.com/NVIDIA/cudnn-frontend
     python cudnn_open_kernels.py cudnn-frontend --arch sm_90a --head-dim 128 --out d128
     tandem vgpu check d128/kernel.ptx --launch d128/launch.json
 
-It takes the kernel and its flags out of the header, compiles it to PTX, and writes the description of the launch that
-cuDNN's engine (sm90_sdpa_prefill_engine.h, sm100_...) would make, random inputs, and the attention of them in float64.
+It extracts the kernel and its flags from the header and compiles the kernel to PTX. It writes the launch description of
+cuDNN's engine (sm90_sdpa_prefill_engine.h, sm100_...), random inputs, and their attention in float64.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SHARED = {("sm_90a", 128): 232448, ("sm_90a", 64): 122880, ("sm_100a", 128): 232
 
 
 def kernel_of(checkout, arch, head_dim):
-    """The source and the flags for NVRTC, which lie in the header as raw strings."""
+    """Extracts the source and the flags for NVRTC, which are raw strings in the header."""
     folder = checkout / "include/cudnn_frontend/generated/sdpa" / arch[:-1].replace("_", "") / "prefill/full_seqlens"
     text = (folder / f"d{head_dim}_fprop_kernel.h").read_text()
     source = "".join(re.findall(r'R"KERNEL\((.*?)\)KERNEL"', text, re.DOTALL))
@@ -55,13 +55,13 @@ def compile_ptx(source, flags):
 
 
 def divisor(n):
-    """What the kernels divide by n with: the divisor, a shift, a multiplier."""
+    """Returns the divisor, shift and multiplier with which the kernels divide by n."""
     shift = math.ceil(math.log2(n))
     return {"u32": [n, shift, -(-(1 << (31 + shift)) // n)]}
 
 
 def described(*sizes):
-    """Their tensor_descriptor: a number of dimensions, then room for 12 sizes and 12 strides."""
+    """Packs their tensor_descriptor: the number of dimensions, 12 sizes and 12 strides."""
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     room = [0] * (12 - len(sizes))
     return {"i64": [len(sizes), *sizes, *room, *strides, *room]}

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Runs FlashAttention-4's backwards for Blackwell on the virtual GPU, under several schedules, and prints a table: how
-far gradients are from float64, as part of what is allowed; whether the float32 sums of dq are the same bits under every
-schedule; what the checker says of the main kernel. Needs no GPU; run it in the environment that
+"""Runs FlashAttention-4's backwards for Blackwell on the virtual GPU, under several schedules, and prints a table. The
+columns are the error of the gradients over its bound, and the checker's findings in the main kernel. Another column
+shows whether the float32 sums of dq have the same bits under every schedule. Needs no GPU; run it in the environment that
 sass/cli/fa4_cubin.py describes.
 
   python vgpu/examples/fa4_backwards.py build/release/tandem ptx --schedules 6
 
-The second argument is the folder of the kernels' PTX: those that are not there are compiled first. Exit code 1 where a
-result is wrong, or that of a deterministic kernel depends on the schedule.
+The second argument is the folder of the kernels' PTX: missing files are compiled first. Exit code 1 where a
+result is wrong, or where the result of a deterministic kernel depends on the schedule.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Kernels:
         return [self.tandem, "vgpu", verb, kernel, "--launch", self.folder / f"{part}.json"]
 
     def run(self, schedule: int) -> tuple[dict, str]:
-        """Of each gradient the part of what is allowed, infinite where it is wrong; and a digest of the sums of dq."""
+        """Returns the error over its bound of each gradient, infinite if wrong, and a digest of the sums of dq."""
         parts = dict.fromkeys(("dq", "dk", "dv"), float("inf"))
         for part in ("pre", "main", "post"):
             more = ["--schedule", schedule, "--out", self.folder / part]

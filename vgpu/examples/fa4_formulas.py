@@ -1,4 +1,4 @@
-"""What FlashAttention-4's kernels must compute: attention and its gradients, and how far a kernel may be from them."""
+"""Attention and its gradients in float64, and the error that a kernel may have."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ class Shape:
 
 
 def softmax(q, k, shape):
-    """exp(score - largest) of (batch, heads, i, j), and of each query the sum of them and the largest score."""
+    """Returns exp(score - largest) of (batch, heads, i, j), and their sum and the largest score for each query."""
     scores = np.einsum("bihd,bjhd->bhij", q, k) * np.asarray(shape.scale, q.dtype)
     rows, columns = np.arange(shape.seqlen_q)[:, None], np.arange(shape.seqlen_k)[None, :]
     if shape.distance:
@@ -51,7 +51,7 @@ def softmax(q, k, shape):
 
 
 def attention(q, k, v, shape, round_p=False):
-    """Of (batch, seqlen, heads, head_dim), in the type of the inputs; with P and the output in bfloat16 if asked."""
+    """Inputs are (batch, seqlen, heads, head_dim). round_p rounds P and the output to bfloat16."""
     k, v = (np.repeat(x, shape.group, axis=2) for x in (k, v))
     p, total, _ = softmax(q, k, shape)
     p = to_bf16(p) if round_p else p
@@ -61,10 +61,10 @@ def attention(q, k, v, shape, round_p=False):
 
 
 def gradients(q, k, v, dout, shape, round_p=False):
-    """The output, the logarithm of the sums, dq, dk, dv; with P, dS and the results in bfloat16 if asked."""
+    """Returns the output, lse, dq, dk, dv. round_p rounds P, dS and the results to bfloat16."""
     rounded = to_bf16 if round_p else lambda x: x
     p, total, largest = softmax(q, k, shape)
-    lse = largest + np.log(np.where(total == 0, 1, total))  # of a query without keys -inf
+    lse = largest + np.log(np.where(total == 0, 1, total))  # -inf for a query without keys
     p = p / np.where(total == 0, 1, total)[..., None]
     out = rounded(np.einsum("bhij,bjhd->bihd", rounded(p), v))
     delta = np.einsum("bihd,bihd->bhi", out, dout)[..., None]
@@ -76,6 +76,6 @@ def gradients(q, k, v, dout, shape, round_p=False):
 
 
 def allowed_error(plain, exact):
-    """Twice the plain formula's error in bfloat16, and what rounding to float32 may add."""
+    """Returns twice the error of standard attention in bfloat16, plus the rounding to float32."""
     slack = 2 * np.abs((exact + 0.3 - 0.3) - exact).max()
     return float(2 * np.abs(plain - exact).max() + slack)

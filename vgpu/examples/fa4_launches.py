@@ -1,17 +1,17 @@
-"""How FlashAttention-4's launcher (flash-attn-4 4.0.0b36) launches its kernels: grids, sizes, parameters in order."""
+"""Launches of FlashAttention-4's launcher (flash-attn-4 4.0.0b36): grids, sizes, parameters in order."""
 
 import math
 
 import numpy as np
 
 LOG2_E = 1.44269502162933349609375  # as float32
-L2_BYTES = 50 * 1024 * 1024  # what FlashAttention-4's scheduler takes for the size of the L2 cache
+L2_BYTES = 50 * 1024 * 1024  # L2 size that FlashAttention-4's scheduler assumes
 MULTIPROCESSORS = {"sm_90a": 132, "sm_100a": 148}
-SHARED_OF_ONE_CTA = {64: 150528, 128: 232448}  # of the backward on sm_100a, by head_dim
+SHARED_OF_ONE_CTA = {64: 150528, 128: 232448}  # shared memory of the backward on sm_100a, by head_dim
 
 
 def fast_divisor(n):
-    """What CuTe passes to divide by n: n, a multiplier and two shifts, in 12 bytes."""
+    """Returns CuTe's 12 bytes for a division by n: n, a multiplier and two shifts."""
     log = max(0, (n - 1).bit_length())
     multiplier = ((1 << 32) * ((1 << log) - n)) // n + 1
     return {
@@ -30,7 +30,7 @@ def zeros(count):
 
 
 def scales(shape):
-    """That of the scores, and the same for exponents of 2."""
+    """Returns the scale of the scores, and the same for exponents of 2."""
     scale = np.float32(shape.scale)
     return {"f32": float(scale)}, {"f32": float(scale * np.float32(LOG2_E))}
 
@@ -55,7 +55,7 @@ def map_of(buffer, shape, seqlen, heads, rows, columns=64):
 
 
 def map_of_groups(buffer, shape, rows, arch):
-    """Of q or out where the queries of a group of heads share tiles: heads before positions."""
+    """Returns the layout of q or out when the queries of a head group share tiles: heads before positions."""
     d, heads, batch = shape.head_dim, shape.heads_q, shape.seqlen_q * shape.heads_q * shape.head_dim
     box = [64, shape.group, rows // shape.group]
     if arch == "sm_90a":
@@ -65,13 +65,13 @@ def map_of_groups(buffer, shape, rows, arch):
 
 
 def heads_at_a_time(shape):
-    """So many heads' keys and values fit into the L2 cache: the scheduler's unit of work, a power of two."""
+    """Returns the number of heads whose keys and values fit into L2, a power of two: the scheduler's unit of work."""
     bytes_of_head = shape.seqlen_k * 2 * shape.head_dim * 2
     return 1 << int(math.log2(max(1, L2_BYTES // bytes_of_head)))
 
 
 def swizzled(swizzle, heads, blocks, batch):
-    """How a scheduler divides the number of a tile by what stays in the L2 cache: so many heads at a time."""
+    """Returns the divisors with which a scheduler groups tiles by heads that stay in L2."""
     remainder = max(1, heads * batch % swizzle)
     divisors = (heads, swizzle, swizzle * blocks, remainder)
     parameters = [p for n in divisors for p in (fast_divisor(n), {"i32": n})]
@@ -79,7 +79,7 @@ def swizzled(swizzle, heads, blocks, batch):
 
 
 def longest_first(shape, heads, blocks, splits):
-    """Parameters of the scheduler of causal kernels; splits: the number of them, where it stands."""
+    """Returns the scheduler's parameters for causal kernels; splits: their number."""
     swizzle = heads_at_a_time(shape)
     numbers = [blocks * heads * shape.batch, *splits, blocks, heads, shape.batch, swizzle]
     return [*integers(*numbers), *swizzled(swizzle, heads, blocks, shape.batch), fast_divisor(1), {"i32": 1}]
@@ -110,7 +110,7 @@ def forward(shape, arch):
     parameters += [rows("q"), keys, values, rows("out")]
     scale, scale_log2 = scales(shape)
     parameters += [{"f32": LOG2_E}, scale] if shape.distance else [scale_log2]
-    parameters += [zeros(1 if hopper else 64 if paired else 32)] * 2  # which products there are: the usual ones
+    parameters += [zeros(1 if hopper else 64 if paired else 32)] * 2  # the usual products
 
     grid = [tiles]
     if shape.causal:
@@ -137,7 +137,7 @@ def forward(shape, arch):
 
 
 def packed(lengths_q, lengths_k, shape, arch):
-    """The causal forward of sequences that lie one behind the other; shape: of all of them as one."""
+    """Describes the causal forward of packed sequences; shape: of their concatenation."""
     hopper, d, heads, batch = arch == "sm_90a", shape.head_dim, shape.heads_q, len(lengths_q)
     rows_of_block = 128 if hopper else 256
 
@@ -168,14 +168,14 @@ def packed(lengths_q, lengths_k, shape, arch):
 
 
 def rows_of_backward(shape, arch):
-    """Queries in a tile."""
+    """Returns the number of queries in a tile."""
     return 128 if arch == "sm_100a" else 64 if shape.causal else 80
 
 
 def backward(shape, arch, paired, deterministic):
-    """Of its three kernels: "pre" sums dout * out and clears dq_accum, the main one, "post" makes dq of dq_accum.
+    """Its kernels: "pre" sums dout * out and clears dq_accum, "main", and "post" converts dq_accum to dq.
 
-    paired, deterministic: of sm_100a; then a semaphore for each tile of queries says whose turn it is to add."""
+    paired, deterministic: for sm_100a. A deterministic kernel has a semaphore for each tile of queries."""
     hopper, batch, heads, d = arch == "sm_90a", shape.batch, shape.heads_q, shape.head_dim
     s, sk, rows = shape.seqlen_q, shape.seqlen_k, rows_of_backward(shape, arch)
     blocks_q, blocks_k = -(-s // rows), -(-sk // 128)

@@ -1,16 +1,15 @@
-"""FlashAttention-4's own kernels on the virtual GPU.
+"""Runs FlashAttention-4's own kernels on the virtual GPU.
 
     pip install flash-attn-4 numpy                      # its wheels, with torch for the CPU; no GPU, no CUDA driver
     python flash_attention_4.py dump ptx                # compiles its kernels: ptx/sm_90a/fwd_d128.ptx, ...
     python flash_attention_4.py launch ptx/sm_90a/fwd_d128.ptx --seqlen-q 300 --seqlen-k 200 --out d128
     tandem vgpu check ptx/sm_90a/fwd_d128.ptx --launch d128/launch.json
 
-`launch` writes what `tandem vgpu` needs to run such a kernel: the description of its launch, random inputs, and the
-attention of them in float64 with the error that is allowed; it prints the command. bwd_d128.ptx stands for the three
-kernels of the backward (.pre, none, .post), which pass their sums on through files; fwd_d128_varlen_causal.ptx takes
-the lengths of packed sequences, --lengths-q 100,0,257 --lengths-k 130,64,300.
+`launch` writes the launch description, random inputs, and their attention in float64 with the allowed error. It prints
+the command for `tandem vgpu`. bwd_d128.ptx has three kernels (.pre, none, .post), which pass their results through files.
+fwd_d128_varlen_causal.ptx needs the lengths of packed sequences, --lengths-q 100,0,257 --lengths-k 130,64,300.
 
-The parameters are those that the launcher of flash-attn-4 4.0.0b36 passes; another version may pass others.
+The launcher of flash-attn-4 4.0.0b36 passes these parameters; another version may pass other ones.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from fa4_launches import MULTIPROCESSORS
 
 
 class Folder:
-    """Where launch descriptions and tensors lie."""
+    """The folder of launch descriptions and tensors."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
@@ -98,7 +97,7 @@ def launch_packed(ptx, arch, lengths_q, lengths_k, shape, random, folder):
 
 
 def launch_backward(ptx, arch, shape, random, folder):
-    """The second kernel reads what --out of the first one has written, and the third what that of the second has."""
+    """Each kernel reads the results that --out of the preceding kernel has written."""
     q, k, v, dout = (
         normal(random, shape.batch, seqlen, shape.heads_q, shape.head_dim)
         for seqlen in (shape.seqlen_q, shape.seqlen_k, shape.seqlen_k, shape.seqlen_q)
@@ -194,7 +193,7 @@ PARTS = {"preprocess": ".pre", "": "", "postprocess": ".post"}
 
 
 def compile_case(case, arch):
-    """In a process of its own, with CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR set: nothing is launched, tensors are fakes."""
+    """Runs in a process with CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR set. Nothing is launched; tensors are fakes."""
     import cutlass
     import cutlass.utils
     import cutlass.utils.hardware_info
@@ -203,7 +202,7 @@ def compile_case(case, arch):
     from cutlass._mlir.dialects import math as mlir_math
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    class Hardware:  # there is no driver to ask
+    class Hardware:  # stands for the driver
         def __init__(self, *_, **__):
             pass
 
@@ -214,7 +213,7 @@ def compile_case(case, arch):
             return MULTIPROCESSORS[arch] // cluster_size
 
     cutlass.utils.HardwareInfo = cutlass.utils.hardware_info.HardwareInfo = Hardware
-    torch.cuda.current_device = lambda: 0  # semaphores are asked whether they are on it
+    torch.cuda.current_device = lambda: 0  # the check of semaphores needs it
     from flash_attn.cute import interface
 
     @cute.jit

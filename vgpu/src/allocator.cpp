@@ -30,7 +30,7 @@ Status Allocator::allocate(size_t bytes, void** address) {
             str_cat("bytes (", bytes, ") must be at most the ", left,
                     " that are left of the virtual GPU's memory, and fit into the host's: free some")};
   }
-  std::memset(*address, 0xff, rounded);  // NaN in every format: what nobody wrote shows in results too
+  std::memset(*address, 0xff, rounded);  // NaN in every format: unwritten memory shows in results
   allocations_[place_of(*address)] = {made_++, bytes, false, true};
   in_use_ += static_cast<int64_t>(bytes);
   return {};
@@ -46,8 +46,7 @@ Status Allocator::free(void* address) {
   const std::lock_guard lock(mutex_);
   const auto found = allocations_.find(place_of(address));
   if (found == allocations_.end()) {
-    return Status::invalid(
-        str_cat("address (", place_of(address), ") must be one that allocate gave and nobody freed"));
+    return Status::invalid(str_cat("address (", place_of(address), ") must be an allocation that has not been freed"));
   }
   const Allocation freed = found->second;
   allocations_.erase(found);

@@ -12,7 +12,7 @@
 
 namespace tandem::vgpu {
 
-// May be used by several threads at once. What was not freed goes with it.
+// Several threads may use it at once. The destructor frees all remaining allocations.
 class Allocator {
  public:
   explicit Allocator(int64_t capacity) : capacity_(capacity) {}
@@ -28,7 +28,7 @@ class Allocator {
   Status check(const char* what, const void* address, size_t bytes) const;
   void written(const void* address, size_t bytes);
 
-  // Everything that is allocated, for a launch that does not say what it touches; afterwards it counts as written.
+  // All allocations, for a launch that does not name its buffers. Afterwards they count as written.
   std::vector<Buffer> buffers();
 
  private:
@@ -42,7 +42,7 @@ class Allocator {
   Allocations::const_iterator around(const void* address) const;  // or end()
 
   const int64_t capacity_;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   Allocations allocations_;
   int64_t in_use_ = 0;
   int made_ = 0;

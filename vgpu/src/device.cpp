@@ -19,9 +19,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::string_view kFirstModel = "h200";  // what "vgpu" is
+constexpr std::string_view kFirstModel = "h200";  // the model of the name "vgpu"
 
-// What a gpu::Kernel points to.
+// A gpu::Kernel points to an entry.
 struct KernelEntry {
   std::unique_ptr<const Program> program;
 };
@@ -40,7 +40,7 @@ class VirtualModule final : public gpu::Module {
     if (dynamic_smem_bytes > left) {
       return {TANDEM_DEVICE_ERROR, str_cat("dynamic shared memory of kernel \"", name, "\" (", dynamic_smem_bytes,
                                            " bytes) must be at most the ", left, " that a block of the ",
-                                           model_.marketing_name, " has beside the kernel's own")};
+                                           model_.marketing_name, " has left for it: request less")};
     }
     *kernel = reinterpret_cast<gpu::Kernel>(&entry);
     return {};
@@ -65,11 +65,11 @@ class VirtualModule final : public gpu::Module {
  private:
   const std::shared_ptr<const ptx::Module> module_;
   const Model model_;
-  std::mutex mutex_;                            // of the entries, which are decoded when they are first asked for
+  std::mutex mutex_;                            // guards the entries, which are decoded on first use
   std::map<std::string, KernelEntry> entries_;  // their addresses stay
 };
 
-// Streams have nothing to order: a handle is an address that nobody looks at.
+// Streams order nothing: a handle is an address that is never dereferenced.
 struct VirtualStream {};
 struct VirtualEvent {
   Clock::time_point recorded;

@@ -1,5 +1,5 @@
-// The virtual GPU as a device like any other: "vgpu:h200" or another of vgpu/models. Its memory is the host's, its
-// kernels are PTX that the CPU executes, and a kernel that breaks a rule fails its launch with a sentence.
+// The virtual GPU as a gpu::Device: "vgpu:h200" or another model of vgpu/models. Its memory is the host's. The CPU
+// executes the PTX of its kernels. A kernel that breaks a rule fails its launch with a sentence.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@ namespace tandem::vgpu {
 struct Outcome {
   const Program& program;
   const RunOptions& run;
-  std::span<const Finding> findings;  // of the checker
+  std::span<const Finding> findings;  // findings of the checker
   double seconds = 0;
 };
 
@@ -27,32 +27,32 @@ struct Options {
   RunOptions run = {};
   int32_t sm_count = 0;  // other than the model's
   bool check = true;
-  bool letter = true;  // whether the checker tells of what is wrong by the letter of PTX only
+  bool letter = true;  // false: findings by the letter are omitted
   // Makes what observes a launch in the checker's place, or nothing: a trace, a timing model.
   std::function<std::shared_ptr<Observer>(const LaunchDescription&, const Model&)> observe = {};
-  // Told of every launch. Without it findings are printed to standard error.
+  // Receives every launch. Without it, findings are printed to standard error.
   std::function<void(const Outcome&)> report = {};
 };
 
 // TANDEM_VGPU_SCHEDULE, TANDEM_VGPU_CHECK, TANDEM_VGPU_LETTER and TANDEM_VGPU_THREADS, as they were at the first call.
 Status options_from_environment(Options* options);
 
-// Of a name for which gpu::is_virtual(): "vgpu" is "vgpu:h200".
+// Looks up the model by a name for which gpu::is_virtual() holds. "vgpu" is "vgpu:h200".
 Status find_model(std::string_view device, const Model** model);
 
-// Kernels are executed when they are launched, by the calling thread and those of the options, so that streams and
-// events have nothing left to order. Launches should name their buffers (wants_buffers); those that do not may touch
-// all memory that was allocated here.
+// A launch executes its kernel on the calling thread and the threads of the options, so streams and events order
+// nothing. Launches should name their buffers (wants_buffers). Other launches may access all memory that was allocated
+// here.
 Status open(std::string_view name, std::unique_ptr<gpu::Device>* device);  // options_from_environment()
 Status open(std::string_view name, Options options, std::unique_ptr<gpu::Device>* device);
 
 // Memory that the program has allocated itself becomes accessible to kernels, until free() is called with its address.
 void adopt(gpu::Device& device, void* address, size_t bytes);
 
-// Of a kernel that such a device's module has found.
+// The program of a kernel that a module of such a device has returned.
 const Program& program_of(gpu::Kernel kernel);
 
-// What a launch found, in full; "" when it found nothing.
+// All findings of a launch as text; "" without findings.
 std::string text_of(const Outcome& outcome);
 
 }  // namespace tandem::vgpu

@@ -1,5 +1,5 @@
-// What libtandem_vgpu.so exports: a function that opens a device. No exception leaves that device, or its modules: the
-// library that calls them may have another C++ runtime.
+// libtandem_vgpu.so exports one function, which opens a device. No exception leaves that device or its modules, because
+// the calling library may use another C++ runtime.
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -126,7 +126,7 @@ class GuardedDevice final : public gpu::Device {
 Status open_guarded(const char* tag, const char* name, gpu::Device** device) {
   if (std::strcmp(tag, gpu::kVirtualLibraryTag) != 0) {
     return Status::unsupported(str_cat("this library of the virtual GPU belongs to Tandem ", gpu::kVirtualLibraryTag,
-                                       ", and Tandem ", tag, " asks for it: install both from one build"));
+                                       ", and Tandem ", tag, " has opened it: install both from one build"));
   }
   if (name == nullptr) return {};
   std::unique_ptr<gpu::Device> opened;

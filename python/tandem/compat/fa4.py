@@ -13,7 +13,7 @@ seen, in part or whole, with their block_size; nothing is asked of block_sparse_
 cutlass, gather_kv_indices and qv are refused.
 
 lse, natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None unless return_lse or an input requires a
-gradient. It is differentiable where return_lse asked for it; -inf for a row that sees no key.
+gradient. It is differentiable, and -inf for a row that sees no key.
 
 T. Zadouri et al. FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for Asymmetric Hardware Scaling.
 arXiv 2603.05451.

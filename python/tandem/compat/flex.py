@@ -14,6 +14,7 @@ of the float tensors it captures, and runs without torch.compile. Other function
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,6 +32,9 @@ from torch.nn.attention.flex_attention import (
 )
 
 import tandem
+from tandem import _api, _score_mod
+from tandem._binding import blocks_of
+from tandem._errors import renamed
 from tandem._score_mod import Blocks, Mod, is_number, made_lists
 from tandem._trace import trace
 from tandem.compat._arguments import in_words, is_tensor, unit_stride
@@ -49,6 +53,9 @@ __all__ = [
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}  # our arguments' names here
 _BLOCK_OF_GPUS = 128  # queries and keys: what kernels of every GPU serve multiples of
+_BACKENDS = typing.get_args(getattr(torch.nn.attention.flex_attention, "_Backend", None)) or (
+    "AUTO", "TRITON", "FLASH", "TRITON_DECODE"
+)  # fmt: skip
 _NO_BLOCKS = 1 << 30  # torch's block size where there is no mask
 _MOST_ELEMENTS = 1 << 22  # of a mask that is evaluated at once
 
@@ -98,19 +105,43 @@ def flex_attention(
         key, value = _one_batch(query, key, value, block_mask)
     mods = {}
     if score_mod is not None:
-        mods["score_mod"] = _text_of(score_mod, "score_mod", query.device)
+        mods["score_mod"] = _expression_of(score_mod, "score_mod", query.device)
     if block_mask is not None:
         mods.update(mask_of(block_mask, query, key))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    q, k, v = (unit_stride(x.transpose(1, 2), name) for name, x in zip(("query", "key", "value"), (query, key, value)))
+    tensors = [unit_stride(x.transpose(1, 2), name) for x, name in zip((query, key, value), ("query", "key", "value"))]
+    call_args = {**dict(zip("qkv", tensors)), "layout_of_q": True}
+    if scale is not None:
+        call_args["softmax_scale"] = scale
+    for argument in _score_mod.MODS:
+        if argument in mods:
+            call_args[argument] = _score_mod.bound(mods[argument], argument)
+    if "block_mask" in mods:
+        call_args.update(blocks_of(mods["block_mask"]))
+    max_scores = None
     if return_aux is not None and return_aux.max_scores:
-        mods["max_scores"] = _new_max_scores(query)
-    result = in_words(_NAMES, tandem.attention, q, k, v, softmax_scale=scale, return_lse=wants_lse, **mods)
+        max_scores = call_args["max_scores"] = _new_max_scores(query)
+    result = _attend(call_args, mods, wants_lse)
     out, lse = result if wants_lse else (result, None)
     out = out.transpose(1, 2)
     if return_aux is not None:
-        return out, AuxOutput(lse=lse, max_scores=mods.get("max_scores"))
+        return out, AuxOutput(lse=lse, max_scores=max_scores)
     return (out, lse) if return_lse else out
+
+
+def _attend(call_args: dict[str, Any], mods: dict[str, Any], return_lse: bool) -> Any:
+    """The attention, whose errors name flex_attention's arguments and the functions' places."""
+    try:
+        return _api.use_torch().attention(call_args, return_lse)
+    except (TypeError, ValueError, tandem.Unsupported) as error:
+        for argument in _score_mod.MODS:
+            origin = getattr(mods.get(argument), "origin", "")
+            if origin and str(error).startswith(f"{argument}: "):
+                reason = str(error).partition(": ")[2]
+                raise tandem.Unsupported(
+                    f"{argument} ({origin}): no expression has what this function says: {reason}"
+                ) from None
+        raise renamed(error, _NAMES) from None
 
 
 def _new_max_scores(query: Tensor) -> Tensor:
@@ -119,26 +150,105 @@ def _new_max_scores(query: Tensor) -> Tensor:
 
 
 def mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A BlockMask of these (batch, heads, seqlen, head_dim) as tandem.attention's arguments."""
-    if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS):
-        return {}
+    """A BlockMask for these tensors (batch, heads, seqlen, head_dim) as tandem.attention's arguments.
+
+    Its lists and its mask_mod hide independently: a mask_mod alone is right only where create_block_mask made the lists
+    of it. All other lists are passed on or, where the device does not read their block size, become a captured tensor.
+    """
+    if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS) and block_mask.seq_lengths == (1, 1):
+        return {}  # torch's mask of no mask
     _check_lengths(block_mask, query, key)
-    lists = _has_lists(block_mask, query, key)
-    mods: dict[str, Any] = {"block_mask": block_mask} if lists else {}
-    if not (lists and _is_noop(block_mask)):
-        mask_mod = _of_blocks(block_mask) if _is_noop(block_mask) else block_mask.mask_mod
-        mods["mask_mod"] = _text_of(mask_mod, "mask_mod", query.device)
-        if lists and _is_as_made(block_mask, mods["mask_mod"]):
-            mods["block_mask"] = Blocks(
-                *(getattr(block_mask, name) for name in Blocks._fields[:4]), block_mask.BLOCK_SIZE, of_mask_mod=True
+    lists = _lists_of(block_mask, query, key)
+    serves_lists = _serves_blocks(block_mask, query, key)
+    if _is_noop(block_mask):
+        return {"block_mask": lists} if serves_lists else _dense_mask(lists, query, key, None)
+    mask_mod = _expression_of(block_mask.mask_mod, "mask_mod", query.device)
+    is_as_made = _is_as_made(block_mask, mask_mod)
+    if serves_lists:
+        return {"block_mask": lists._replace(of_mask_mod=is_as_made), "mask_mod": mask_mod}
+    if is_as_made:
+        return {"mask_mod": mask_mod}
+    return _dense_mask(lists, query, key, block_mask.mask_mod)
+
+
+def _lists_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Blocks:
+    """Its lists, checked, as int32."""
+    batch, heads, seqlen_q, _ = query.shape
+    rows = -(-seqlen_q // block_mask.BLOCK_SIZE[0])
+    lists = []
+    for name in Blocks._fields[:4]:
+        x = getattr(block_mask, name)
+        other = getattr(block_mask, name.replace("indices", "num_blocks"))
+        if x is None:
+            if other is not None or not name.startswith("full_"):
+                raise ValueError(f"block_mask's {name} (None) must be given where {name} or its counterpart is")
+            lists.append(None)
+            continue
+        if x.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"block_mask's {name} ({x.dtype}) must be int32 or int64: convert it with .to(torch.int32)")
+        if x.device != query.device:
+            raise ValueError(
+                f"block_mask's {name} (on {x.device}) must be on query's device ({query.device}): block_mask.to() moves it"
             )
-    return mods
+        dims = 4 if name.endswith("indices") else 3
+        shape = tuple(x.shape)
+        if len(shape) != dims or shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2] != rows:
+            wanted = (f"1 or {batch}", f"1 or {heads}", str(rows), "columns")[:dims]
+            raise ValueError(
+                f"block_mask's {name} (shape {shape}) must be ({', '.join(wanted)}), for query's batch, heads and blocks: "
+                "make one for these tensors with create_block_mask"
+            )
+        lists.append(x if x.dtype == torch.int32 else x.to(torch.int32))
+    return Blocks(*lists, block_mask.BLOCK_SIZE)
+
+
+def _serves_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
+    """Whether query's device reads lists of this block size."""
+    sizes = zip(block_mask.BLOCK_SIZE, (query.shape[2], key.shape[2]))
+    return not query.is_cuda or all(size % _BLOCK_OF_GPUS == 0 or size >= length for size, length in sizes)
+
+
+def _dense_mask(lists: Blocks, query: Tensor, key: Tensor, mask_mod: Any) -> dict[str, Any]:
+    """Lists as a mask_mod that reads one bool a block: a block is hidden, seen as mask_mod shows it, or seen whole."""
+    size_q, size_k = lists.BLOCK_SIZE
+    columns = -(-key.shape[2] // size_k)
+    partial = _dense_blocks(lists.kv_num_blocks, lists.kv_indices, columns)
+    full = None
+    if lists.full_kv_num_blocks is not None:
+        full = _dense_blocks(lists.full_kv_num_blocks, lists.full_kv_indices, columns)
+    if mask_mod is not None and not callable(mask_mod):
+        raise tandem.Unsupported(
+            f"block_mask ({size_q} x {size_k} blocks) must have a mask_mod that is a function: this device reads blocks of "
+            f"{_BLOCK_OF_GPUS}"
+        )
+
+    def blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        def seen(table: Tensor) -> Any:
+            return table[
+                b if table.shape[0] > 1 else 0, h if table.shape[1] > 1 else 0, q_idx // size_q, kv_idx // size_k
+            ]
+
+        result = seen(partial)
+        if mask_mod is not None:
+            result = result & mask_mod(b, h, q_idx, kv_idx)
+        return result if full is None else result | seen(full)
+
+    return {"mask_mod": trace(blocks, "mask_mod", query.device)}
+
+
+def _dense_blocks(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
+    """Lists as bools (batch, heads, rows, columns)."""
+    is_listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    batch, heads = (max(counts.shape[d], indices.shape[d]) for d in (0, 1))
+    dense = torch.zeros(batch, heads, counts.shape[2], columns + 1, dtype=torch.bool, device=indices.device)
+    places = torch.where(is_listed, indices, columns).long().expand(batch, heads, -1, -1)  # the last column is dropped
+    return dense.scatter_(3, places, True)[..., :columns].contiguous()
 
 
 class _Made(NamedTuple):
     """What create_block_mask has made, to know it again: kept with the BlockMask, and with no copy that torch makes."""
 
-    text: Mod
+    expression: Mod
     sizes: tuple[Any, ...]
     lists: tuple[tuple[Tensor, int], ...]  # each with its version, which counts what is written to it
 
@@ -158,9 +268,9 @@ def _is_as_made(block_mask: BlockMask, text: Any) -> bool:
     another value now, that text. Of one that reads tensors that is not asked: it is no window, which alone is served
     without lists."""
     made = getattr(block_mask, "_made_by_tandem", None)
-    if made is None or not isinstance(text, Mod) or text.text != made.text.text:
+    if made is None or not isinstance(text, Mod) or text.text != made.expression.text:
         return False
-    numbers = [[(name, type(x), x) for name, x in mod.bindings.items() if is_number(x)] for mod in (text, made.text)]
+    numbers = [[(name, type(x), x) for name, x in mod.bindings.items() if is_number(x)] for mod in (text, made.expression)]
     return (
         numbers[0] == numbers[1]
         and len(numbers[0]) == len(text.bindings)
@@ -169,24 +279,6 @@ def _is_as_made(block_mask: BlockMask, text: Any) -> bool:
             getattr(block_mask, name) is x and x._version == version
             for name, (x, version) in zip(Blocks._fields, made.lists)
         )
-    )
-
-
-def _has_lists(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
-    """Whether its lists are such as tandem.attention serves where query is."""
-    lists = [getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices")]
-    full = [getattr(block_mask, f"full_{name}") for name in ("kv_num_blocks", "kv_indices")]
-    given = [x for x in lists + full if x is not None]
-    if len(given) % 2 or any(x.dtype != torch.int32 or x.device != query.device for x in given):
-        return False
-    batch, heads, seqlen_q, _ = query.shape
-    sizes = tuple(zip(block_mask.BLOCK_SIZE, (seqlen_q, key.shape[2])))
-    if query.is_cuda and any(size % _BLOCK_OF_GPUS and size < length for size, length in sizes):
-        return False
-    rows = -(-seqlen_q // sizes[0][0])
-    return all(
-        x.dim() == dim and x.shape[0] in (1, batch) and x.shape[1] in (1, heads) and x.shape[2] == rows
-        for x, dim in zip(given, (3, 4) * 2)
     )
 
 
@@ -205,24 +297,12 @@ def _check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
         )
 
 
-def _text_of(mod: Any, argument: str, device: torch.device) -> Any:
+def _expression_of(mod: Any, argument: str, device: torch.device) -> Any:
     if isinstance(mod, (str, Mod)):
         return mod
     if not callable(mod):
         raise TypeError(f"{argument} ({type(mod).__name__}) must be a function, a text or a tandem.Mod")
-    return trace(mod, argument, device)
-
-
-def _of_blocks(block_mask: BlockMask) -> Callable[..., Any]:
-    """The mask that blocks are, where nothing else is known of it."""
-    blocks = block_mask.to_dense().bool()
-    batch, heads = blocks.shape[:2]
-    size_q, size_k = block_mask.BLOCK_SIZE
-
-    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return blocks[b if batch > 1 else 0, h if heads > 1 else 0, q_idx // size_q, kv_idx // size_k]
-
-    return mask_mod
+    return trace(mod, argument, device, torch.compiler.is_compiling())
 
 
 def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
@@ -236,6 +316,9 @@ def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
 
 def _check_options(kernel_options: Any) -> None:
     known = FlexKernelOptions.__annotations__
+    backend = (kernel_options or {}).get("BACKEND", "AUTO")
+    if backend not in _BACKENDS:
+        raise ValueError(f"kernel_options['BACKEND'] ({backend!r}) must be one of {', '.join(map(repr, _BACKENDS))}")
     for name in kernel_options or ():
         if name not in known and name.removeprefix("fwd_").removeprefix("bwd_") not in known:
             raise ValueError(f"kernel_options ({name!r}) must have names that torch's FlexKernelOptions has")
@@ -278,8 +361,12 @@ def create_block_mask(
     size_q, size_k = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
     blocks_q, blocks_k = -(-Q_LEN // size_q), -(-KV_LEN // size_k)
     sizes = (batch, heads, Q_LEN, KV_LEN, size_q, size_k)
-    if separate_full_blocks and (made := _made_of(mask_mod, sizes, device)) is not None:
-        return made
+    refusal = None
+    if separate_full_blocks and device.type in ("cpu", "cuda"):
+        try:
+            return _made_of(mask_mod, sizes, device)
+        except (tandem.Unsupported, TypeError, ValueError) as error:
+            refusal = error
     counts = torch.zeros(batch, heads, blocks_q, blocks_k, dtype=torch.int64, device=device)
     step_k = max(1, min(blocks_k, _MOST_ELEMENTS // (batch * heads * size_q * size_k)))
     step_q = max(1, min(blocks_q, _MOST_ELEMENTS // (batch * heads * size_q * size_k * step_k)))
@@ -289,7 +376,10 @@ def create_block_mask(
                 min(step * size, length - first * size)
                 for first, step, size, length in ((q, step_q, size_q, Q_LEN), (k, step_k, size_k, KV_LEN))
             )
-            part = create_mask(_shifted(mask_mod, q * size_q, k * size_k), batch, heads, rows, keys, device)
+            try:
+                part = create_mask(_shifted(mask_mod, q * size_q, k * size_k), batch, heads, rows, keys, device)
+            except Exception as error:
+                raise (error if refusal is None else refusal) from None
             counts[:, :, q : q + step_q, k : k + step_k] = _visible(part, size_q, size_k)
     full = counts == size_q * size_k
     partial = counts > 0
@@ -304,19 +394,14 @@ def create_block_mask(
     )
 
 
-def _made_of(mask_mod: Any, sizes: tuple[int, ...], device: torch.device) -> BlockMask | None:
-    """By the library, where a text can say what the function does, and the device is one of its own. The library makes
-    lists for each block of keys, too, for which torch's from_kv_blocks takes a hundred operations."""
-    if device.type not in ("cpu", "cuda"):
-        return None
-    try:
-        text = _text_of(mask_mod, "mask_mod", device)
-        lists = made_lists(text, sizes, device, by_keys=True)
-    except (tandem.Unsupported, TypeError, ValueError):
-        return None
+def _made_of(mask_mod: Any, sizes: tuple[int, ...], device: torch.device) -> BlockMask:
+    """By the library. It also makes the lists for each block of keys, for which torch's from_kv_blocks takes a hundred
+    operations. Raises where no expression says what mask_mod does."""
+    expression = _expression_of(mask_mod, "mask_mod", device)
+    lists = made_lists(expression, sizes, device, by_keys=True)
     block_mask = BlockMask(seq_lengths=sizes[2:4], **lists, BLOCK_SIZE=sizes[4:], mask_mod=mask_mod)
-    if isinstance(text, Mod) and not lists["kv_indices"].is_inference():  # whose versions nobody counts
-        block_mask._made_by_tandem = _Made.of(block_mask, text)
+    if isinstance(expression, Mod) and not lists["kv_indices"].is_inference():  # inference tensors have no versions
+        block_mask._made_by_tandem = _Made.of(block_mask, expression)
     return block_mask
 
 

@@ -21,12 +21,14 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import torch
 import transformers
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, masking_utils
 from transformers.utils import logging
 
 import tandem
 from tandem._torch_api import attention_heads_first
 from tandem.compat._arguments import in_words, sink_for
+from tandem.compat import _transformers_dispatch
 from tandem.compat.flex import BlockMask, mask_of
 
 __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
@@ -150,6 +152,41 @@ def _packed(segments: torch.Tensor) -> Options:
         "max_seqlen_q": longest,
         "max_seqlen_k": longest,
     }
+
+
+_known_positions = WeakIdKeyDictionary()  # by position_ids: their version, the batch, and the options that they mean
+
+
+def _options_of_positions(
+    module: torch.nn.Module, position_ids: Any, query: torch.Tensor, key: torch.Tensor
+) -> Options:
+    """The options of sequences that lie in one row, told apart by positions that do not grow by one.
+
+    The rule is that of transformers' causal masks. Encoders' masks, and those of some decoders, leave it to the
+    attention. Reads from the device once for all layers.
+    """
+    batch, _, seqlen, _ = query.shape
+    is_cross = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
+    if not isinstance(position_ids, torch.Tensor) or position_ids.dim() != 2 or is_cross:
+        return {}
+    if position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != seqlen or seqlen != key.shape[2]:
+        return {}
+    if seqlen < 2:
+        return {}
+    traced = _is_traced(position_ids, query.device)
+    version = None if traced or position_ids.is_inference() else position_ids._version
+    if version is not None:
+        known = _known_positions.get(position_ids)
+        if known is not None and known[:2] == (version, batch):
+            return known[2]
+    breaks = torch.nn.functional.pad(position_ids.diff(dim=-1) != 1, (1, 0))
+    segments = breaks.cumsum(-1).expand(batch, -1)
+    if traced:  # a graph may not branch on values
+        return {"bias": (segments[:, None, :, None] == segments[:, None, None, :])}
+    options = _packed(segments) if breaks.any() else {}
+    if version is not None:
+        _known_positions[position_ids] = version, batch, options
+    return options
 
 
 def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, device) -> Optional[Options]:
@@ -329,11 +366,13 @@ def tandem_attention(
             "max_seqlen_q": query.shape[0] * query.shape[2] if max_length_q is None else int(max_length_q),
             "max_seqlen_k": key.shape[0] * key.shape[2] if max_length_k is None else int(max_length_k),
         }
-        if position_bias is not None:
-            raise tandem.Unsupported(
-                "position_bias cannot be combined with cu_seq_lens_q, as packed calls take no bias: pass position_ids "
-                "or an attention_mask instead"
-            )
+    elif attention_mask is None and kwargs.get("position_ids") is not None:
+        options = {**options, **_options_of_positions(module, kwargs["position_ids"], query, key)}
+    if position_bias is not None and attention_mask is None and "cu_seqlens_q" in options:
+        raise tandem.Unsupported(
+            "position_bias cannot be combined with packed sequences (cu_seq_lens_q or position_ids), as packed calls take "
+            "no bias: pass an attention_mask instead"
+        )
     if position_bias is not None:
         options = _with_position_bias(options, attention_mask, position_bias)
 
@@ -351,3 +390,4 @@ def tandem_attention(
 
 AttentionInterface.register("tandem", tandem_attention)
 masking_utils.AttentionMaskInterface.register("tandem", tandem_mask)
+_transformers_dispatch.install("tandem")

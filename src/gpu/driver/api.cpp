@@ -7,8 +7,8 @@
 namespace tandem::gpu::cuda {
 namespace {
 
-// The version whose signatures api.h declares. The driver hands out each function as it was then, under its plain name:
-// cuMemAlloc is cuMemAlloc_v2, and a cuMemAlloc_v3 to come is not taken by mistake.
+// The version whose signatures api.h declares. The driver returns each function of that version under its plain name.
+// For example, cuMemAlloc is cuMemAlloc_v2, and a later cuMemAlloc_v3 is not used by mistake.
 constexpr int kInterfaceVersion = 12000;
 
 using GetProcAddress = CUresult (*)(const char* name, void** function, int version, uint64_t flags, int* found);

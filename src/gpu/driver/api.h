@@ -1,5 +1,5 @@
-// The part of the CUDA driver's interface that Tandem uses, found in libcuda.so.1 at run time. The declarations are our
-// own, so that a build needs no CUDA: each follows cuda.h of CUDA 12.0, whose layouts later drivers keep.
+// The part of the CUDA driver API that Tandem uses, found in libcuda.so.1 at run time. The declarations follow cuda.h
+// of CUDA 12.0 and are repeated here so that a build needs no CUDA. Later drivers keep the layouts.
 #pragma once
 
 #include <cstddef>
@@ -73,7 +73,7 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32);
 
-// Each is a member of Api below, with the signature of cuda.h.
+// Each is a member of Api below and has the signature of cuda.h.
 #define TANDEM_CUDA_FUNCTIONS(F)                                                                                 \
   F(cuInit, (unsigned flags))                                                                                    \
   F(cuDriverGetVersion, (int* version))                                                                          \
@@ -128,8 +128,8 @@ struct Api {
   Status check(CUresult result, const char* what) const;
 };
 
-// Loads the library (it is never unloaded: the driver has threads of its own) and initialises the driver. Fills api or
-// says why there is no driver. As often as one likes, from any thread.
+// Loads the library and initialises the driver. Fills api or returns the reason why there is no driver. It may be
+// called repeatedly and from any thread. The library is never unloaded, because the driver has threads.
 Status load(const std::string& library, Api* api);
 
 }  // namespace tandem::gpu::cuda

@@ -10,7 +10,7 @@
 namespace tandem::gpu::cuda {
 namespace {
 
-// The retained primary context, shared by the device and its modules.
+// The retained primary context that the device and its modules share.
 struct Owner {
   Api api;
   CUdevice device = 0;
@@ -20,13 +20,13 @@ struct Owner {
   Owner(const Owner&) = delete;
   Owner& operator=(const Owner&) = delete;
   ~Owner() {
-    // At the end of a process the driver may be gone before us: it says so, and there is nothing left to release.
+    // At process exit the driver may end first. It then reports an error, and nothing is left to release.
     if (context != nullptr) (void)api.cuDevicePrimaryCtxRelease(device);
   }
 };
 
-// The context is current while this lives. Where it is already, as in most programs, that costs one read of a
-// thread-local variable.
+// Makes the context current during its lifetime. If the context is current already, as in most programs, the cost is
+// one read of a thread-local variable.
 class Current {
  public:
   explicit Current(const Owner& owner) : api_(owner.api) {
@@ -50,7 +50,7 @@ class Current {
   bool pushed_ = false;
 };
 
-// call(api) under the device's context; what names it in the sentence.
+// Calls call(api) under the device's context. `what` names the operation in messages.
 template <class Call>
 Status in_context(const Owner& owner, const char* what, Call&& call) {
   const Current current(owner);
@@ -173,8 +173,8 @@ class CudaDevice final : public Device {
                       [&](const Api& api) { return api.cuStreamSynchronize(handle_of(stream)); });
   }
   Status is_capturing(Stream stream, bool* capturing) override {
-    int state = 0;  // 0: no; 1: yes; 2: yes, and the capture has failed already
-    TANDEM_TRY(in_context(*owner_, "asking a stream for its capture",
+    int state = 0;  // 0: no; 1: yes; 2: yes, but the capture has failed
+    TANDEM_TRY(in_context(*owner_, "reading the capture state of a stream",
                           [&](const Api& api) { return api.cuStreamIsCapturing(handle_of(stream), &state); }));
     *capturing = state != 0;
     return {};
@@ -220,7 +220,7 @@ class CudaDevice final : public Device {
 
   const std::shared_ptr<const Owner> owner_;
   const Properties properties_;
-  const uint64_t number_ = next_number();  // of the devices opened in this process
+  const uint64_t number_ = next_number();  // index among the devices opened in this process
 };
 
 Status CudaDevice::load(std::span<const std::byte> image, std::unique_ptr<Module>* module) {

@@ -1,4 +1,4 @@
-// GPUs reached through NVIDIA's driver: devices "cuda" (the first one) and "cuda:N".
+// GPUs of NVIDIA's driver: devices "cuda" (the first GPU) and "cuda:N".
 #pragma once
 
 #include <memory>
@@ -10,11 +10,11 @@
 
 namespace tandem::gpu::cuda {
 
-// Whether a device's name is ours to judge.
+// True if a device with this name belongs to this file.
 bool is_cuda(std::string_view name);
 
-// The device's primary context is retained until the device and its modules are gone: memory, streams and events are
-// shared with whoever else uses the GPU in this process. library: what to load in place of the installed driver.
+// Retains the device's primary context until the device and its modules are destroyed. Other users of the GPU in this
+// process share memory, streams and events. library: replaces the installed driver.
 Status open(std::string_view name, std::unique_ptr<Device>* device, const std::string& library = "libcuda.so.1");
 
 }  // namespace tandem::gpu::cuda

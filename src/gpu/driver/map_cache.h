@@ -1,5 +1,5 @@
-// Tensor maps that a thread has encoded lately. The driver takes 0.1 us for one, and most callers use the same tensors
-// again and again.
+// Tensor maps that a thread has encoded recently. The driver needs 0.1 us for one, and most callers use the same
+// tensors repeatedly.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace tandem::gpu::cuda {
 class MapCache {
  public:
   struct MapEntry {
-    uint64_t device = 0;  // of all that this process has opened, counted from 1; 0: empty
+    uint64_t device = 0;  // counted from 1 in this process; 0: empty
     TensorMapSpec spec;
     TensorMap map;
 
@@ -21,7 +21,7 @@ class MapCache {
     }
   };
 
-  // The only place where the map of this spec may be.
+  // The only entry where the map of this spec may be.
   MapEntry& place(uint64_t device, const TensorMapSpec& spec) {
     uint64_t hash = device;
     const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15u; };

@@ -119,7 +119,7 @@ TEST(CppInterface, Modifications) {
   // d out / d score: 1/4 of the difference of the values, 4 + 6.
   EXPECT_EQ(dbonus, (std::vector<float>{-5, 5}));
   a.score_mod.text = "score + bonus[h]";
-  EXPECT_TRUE(contains(thrown([&] { tandem::backward(a); }), "score_mod: column 15: 'h' means nothing here"));
+  EXPECT_TRUE(contains(thrown([&] { tandem::backward(a); }), "score_mod: column 15: 'h' is not a known name"));
   a.score_mod.text = "score";
   a.score_mod.tensors[0].gradient = Tensor(static_cast<const float*>(dbonus.data()), {2});
   EXPECT_TRUE(contains(thrown([&] { tandem::backward(a); }), "bonus (read only) must be writable"));

@@ -123,7 +123,7 @@ TEST_F(DiskCache, FoldersOthersMayWriteAreRefused) {
   publish(cache, 1, "payload");
   for (const mode_t mode : {0720, 0702, 0777}) {
     ASSERT_EQ(chmod(path.c_str(), mode), 0);
-    EXPECT_TRUE(says(cache.usable(), "may be written by others")) << cache.usable().message;
+    EXPECT_TRUE(says(cache.usable(), "is writable by other users")) << cache.usable().message;
     EXPECT_FALSE(cache.lookup(key(1)));
     EXPECT_FALSE(cache.publish(key(2), "", "").ok());
     EXPECT_FALSE(cache.lock(key(2)).held());

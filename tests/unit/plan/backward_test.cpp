@@ -157,7 +157,7 @@ TEST(BackwardPlan, CapturedGradients) {
         EXPECT_EQ(plan.launches[launches - 1].grid, 4u);  // of 256 elements each
         const auto entries = plan::entries_of(plan.kernels[0].configuration);
         EXPECT_STREQ(entries[plan::kCapturedEntry].name, "captured");
-        EXPECT_STREQ(entries[plan::kCapturedEntry + size_t{1}].name, "convert_captured");
+        EXPECT_STREQ(entries[plan::kCapturedEntry + size_t{1}].name, "postprocess_captured");
         EXPECT_EQ(plan.fills.back().bytes, 1000 * 13 * sizeof(uint64_t));
         EXPECT_EQ(plan.regions.back().offset, plan.fills.back().offset);
         EXPECT_EQ(plan.regions.back().first_writer, plan::kMemset);

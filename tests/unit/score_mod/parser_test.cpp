@@ -100,6 +100,7 @@ TEST(Parser, floats_are_ieee_and_torchs) {
   expect("sign(-2.5) + sign(0.0) + sign(nan) + sign(-3)", -2);
   expect("sqrt(-1)", NAN);
   expect("log(0)", -INFINITY);
+  expect("sin(0) + cos(0) + erf(0) + expm1(0) + log1p(0)", 1);
   expect("sigmoid(0) + tanh(0) + exp2(3) + log2(8) + sqrt(4) + exp(0)", 14.5);
 }
 
@@ -111,41 +112,38 @@ TEST(Parser, gathers_stay_in_their_tensors) {
 
 TEST(Parser, refusals_name_the_column) {
   EXPECT_EQ(refusal("score - slpoe[head]"),
-            "column 9: 'slpoe' means nothing here: known are score, batch, head, q, k, seqlen_q, seqlen_k, c, n, on, "
-            "slope, table, doc, seen, temperature, and the functions");
-  EXPECT_EQ(refusal(""), "column 1: expected an expression, which gives the text its value, found the end of the text");
-  EXPECT_EQ(refusal("score +"), "column 8: expected a number, a name or '(', found the end of the text");
-  EXPECT_EQ(refusal("x = 1;\n x + ? 1"), "line 2, column 6: '?' is no operator here: write a if condition else b");
+            "column 9: 'slpoe' is not a known name: use score, batch, head, q, k, seqlen_q, seqlen_k, c, n, on, "
+            "slope, table, doc, seen, temperature, or a function");
+  EXPECT_EQ(refusal(""), "column 1: expected an expression for the result, found the end of the expression");
+  EXPECT_EQ(refusal("score +"), "column 8: expected a number, a name or '(', found the end of the expression");
+  EXPECT_EQ(refusal("x = 1;\n x + ? 1"), "line 2, column 6: '?' is not an operator: write a if condition else b");
   EXPECT_EQ(refusal("score 1"), "column 7: expected an operator or the end, found '1'");
-  EXPECT_EQ(refusal("score ** 2"), "column 7: '**' is no operator here: write x * x, or exp2(y * log2(x))");
-  EXPECT_EQ(refusal("slope[head"), "column 11: expected ',' or ']', found the end of the text");
+  EXPECT_EQ(refusal("score ** 2"), "column 7: '**' is not an operator: write x * x, or exp2(y * log2(x))");
+  EXPECT_EQ(refusal("slope[head"), "column 11: expected ',' or ']', found the end of the expression");
   EXPECT_EQ(refusal("slope[head, 1]"), "column 1: 'slope' has 1 dimension, and 2 indices are given");
-  EXPECT_EQ(refusal("slope[1.5]"), "column 7: an index is an int, and this is a float: int(...) makes it one");
-  EXPECT_EQ(refusal("score[1]"), "column 6: only a tensor has elements, by as many indices as it has dimensions");
+  EXPECT_EQ(refusal("slope[1.5]"), "column 7: an index must be an int, not a float: convert it with int(...)");
+  EXPECT_EQ(refusal("score[1]"), "column 6: only a tensor has elements: use one index per dimension");
   EXPECT_EQ(refusal("min(1)"), "column 1: 'min' takes 2 arguments, not 1");
-  EXPECT_EQ(refusal("exp 1"), "column 5: expected '(', since 'exp' is a function, found '1'");
-  EXPECT_EQ(refusal("1 if score else 2"), "column 6: 'if' takes a bool, and this is a float: compare it, as in x != 0");
-  EXPECT_EQ(refusal("score & 1"),
-            "column 7: '&' takes ints or bools, and one side is a float: int(...) makes it an int");
+  EXPECT_EQ(refusal("exp 1"), "column 5: expected '(', because 'exp' is a function, found '1'");
+  EXPECT_EQ(refusal("1 if score else 2"), "column 6: 'if' takes a bool, not a float: compare it, as in x != 0");
+  EXPECT_EQ(refusal("score & 1"), "column 7: '&' takes ints or bools, not a float: convert it with int(...)");
   EXPECT_EQ(refusal("(k < q) + (k > q)"),
-            "column 9: '+' takes numbers, and both sides are bools: 'and' and 'or' join them, int(...) makes 0 or 1 of "
-            "one");
-  EXPECT_EQ(refusal("k < q"),
-            "column 1: a score_mod gives a float, and this is a bool: select(..., score, -inf) hides with it");
+            "column 9: '+' takes numbers, not two bools: use 'and' or 'or', or convert them with int(...)");
+  EXPECT_EQ(refusal("k < q"), "column 1: a score_mod must return a float, not a bool: write select(..., score, -inf)");
   EXPECT_EQ(refusal("k - q", Signature::Result::mask),
-            "column 1: a mask_mod gives a bool, and this is an int: compare it");
+            "column 1: a mask_mod must return a bool, not an int: compare it");
   EXPECT_EQ(refusal("score > 0", Signature::Result::mask),
-            "column 1: score has no value in a mask_mod, which says beforehand what is computed");
-  EXPECT_EQ(refusal("q = 1; q"), "column 1: 'q' has a meaning already: assign to another name");
+            "column 1: score must not be used in a mask_mod: masks are evaluated before scores");
+  EXPECT_EQ(refusal("q = 1; q"), "column 1: 'q' is defined already: assign to another name");
   EXPECT_EQ(refusal("2147483648"),
             "column 1: '2147483648' does not fit an int, which has 32 bits: write it with a point for a float, or in "
             "hexadecimal for its bits");
   EXPECT_EQ(refusal("1e60"), "column 1: '1e60' is not in the range of float32, 1.4e-45 to 3.4e38: write inf or 0");
   EXPECT_EQ(refusal("1e-999"), "column 1: '1e-999' is not in the range of float32, 1.4e-45 to 3.4e38: write inf or 0");
-  EXPECT_EQ(refusal("0x"), "column 1: '0x' is no hexadecimal number of at most 32 bits");
+  EXPECT_EQ(refusal("0x"), "column 1: '0x' must be a hexadecimal number of at most 32 bits");
   EXPECT_EQ(refusal("3x"),
-            "column 2: '3' is a number, and 'x' cannot follow it: put a space or an operator between them");
-  EXPECT_EQ(refusal("score \xff"), "column 7: '?' begins nothing that can stand here");
+            "column 2: '3' is a number, and 'x' must not follow it: put a space or an operator between them");
+  EXPECT_EQ(refusal("score \xff"), "column 7: '?' must not be used here");
 }
 
 TEST(Parser, is_bounded) {
@@ -155,14 +153,14 @@ TEST(Parser, is_bounded) {
     return text;
   };
   for (const char* part : {"(", "-", "not ", "abs(", "slope[", "1 if on else ", "!"}) {
-    EXPECT_NE(refusal(repeated(part, 5000 / static_cast<int>(std::string(part).size()))).find("lies in more than 64"),
+    EXPECT_NE(refusal(repeated(part, 5000 / static_cast<int>(std::string(part).size()))).find("nested in more than 64"),
               std::string::npos)
         << part;
   }
-  EXPECT_EQ(refusal(std::string(16385, ' ')), "a text has at most 16384 bytes, not 16385");
+  EXPECT_EQ(refusal(std::string(16385, ' ')), "an expression must have at most 16384 bytes, not 16385");
   std::string many = "x = score;";
   for (int i = 0; i < 1100; ++i) many += "x=x*x+q;";
-  EXPECT_NE(refusal(many + "x").find("more than 2048 operations"), std::string::npos);
+  EXPECT_NE(refusal(many + "x").find("at most 2048 operations"), std::string::npos);
   expect(repeated("(", 60) + "1" + repeated(")", 60), 1);
 }
 
@@ -175,14 +173,12 @@ TEST(Parser, names_must_be_names) {
         .message;
   };
   EXPECT_EQ(with({{"a", Type::real}}), "");
-  EXPECT_EQ(with({{"if", Type::real}}), "the name 'if' has a meaning of its own in a text: choose another");
-  EXPECT_EQ(with({{"score", Type::real}}), "the name 'score' has a meaning of its own in a text: choose another");
-  EXPECT_EQ(with({{"a", Type::real}}, {{"a", Type::real, 1}}),
-            "the name 'a' is given twice: which one is meant would be open");
-  EXPECT_EQ(
-      with({{"1a", Type::real}}),
-      "the name '1a' must be letters, digits and '_', no digit first, and at most 64 of them: a text could not say it");
-  EXPECT_EQ(with({}, {{"a", Type::real, 5}}), "'a' has 5 dimensions, and must have 0 to 4");
+  EXPECT_EQ(with({{"if", Type::real}}), "the name 'if' must not be a word of the language: choose another");
+  EXPECT_EQ(with({{"score", Type::real}}), "the name 'score' must not be a word of the language: choose another");
+  EXPECT_EQ(with({{"a", Type::real}}, {{"a", Type::real, 1}}), "the name 'a' must be unique: rename one of the two");
+  EXPECT_EQ(with({{"1a", Type::real}}),
+            "the name '1a' must be letters, digits and '_', no digit first, and at most 64 of them: choose another");
+  EXPECT_EQ(with({}, {{"a", Type::real, 5}}), "'a' has 5 dimensions and must have 0 to 4");
 }
 
 TEST(Values, must_be_those_of_the_text) {
@@ -190,10 +186,9 @@ TEST(Values, must_be_those_of_the_text) {
   EXPECT_TRUE(check_values(signature(), bound.values).ok());
   bound.values.tensors[0].size[0] = 0;
   EXPECT_EQ(check_values(signature(), bound.values).message,
-            "'slope' has no elements (dimension 0 is 0): an index is clamped to one that is there");
+            "'slope' has no elements (dimension 0 is 0) and must have one: indices are clamped to elements");
   bound.values.tensors[0].rank = 2;
-  EXPECT_EQ(check_values(signature(), bound.values).message,
-            "'slope' was read as float of 1 dimensions, and is float of 2");
+  EXPECT_EQ(check_values(signature(), bound.values).message, "'slope' must be float of 1 dimensions, not float of 2");
   bound.values.scalars[1] = 0.5;
   EXPECT_EQ(check_values(signature(), bound.values).message, "'n' (0.5) must be an integer of 32 bits");
 }

@@ -16,9 +16,9 @@ class Writer {
     if (depth == 0) return pick({"score", "c", "0.75", "-1.5", "temperature", "slope[head]", "0.0", "inf"});
     switch (random_() % 9) {
       case 0:
-        return call(
-            pick({"exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "abs", "floor", "round", "sign", "-"}),
-            real(depth - 1));
+        return call(pick({"exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "erf", "tanh", "sigmoid",
+                          "sqrt", "abs", "floor", "round", "sign", "-"}),
+                    real(depth - 1));
       case 1: return "(" + real(depth - 1) + pick({" / ", " // ", " % "}) + real(depth - 1) + ")";
       case 2: return pick({"min", "max"}) + "(" + real(depth - 1) + ", " + real(depth - 1) + ")";
       case 3:

@@ -1,12 +1,12 @@
-// A program on the CUDA driver's interface as anybody would write it: PTX, a tensor map, a launch with clusters. It
-// runs on a GPU with its driver, and without either on a virtual GPU:
+// A plain program of the CUDA driver's interface: PTX, a tensor map, a launch with clusters. It runs on a GPU with its
+// driver, and without both on a virtual GPU:
 //
 //   g++ -std=c++20 column_sums.cpp -o column_sums -ldl
 //   tandem vgpu exec ./column_sums
 //   tandem vgpu exec ./column_sums --without-wait     # the same with a mistake in the kernel
 //
-// It sums the columns of a matrix: each block sums 32 rows that the bulk copy engine brings, and the second block of
-// each cluster of two hands its sums to the first through shared memory.
+// It sums the columns of a matrix. Each block sums 32 rows of a bulk copy. The second block of each cluster of two
+// passes its sums to the first one through shared memory.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -43,7 +43,7 @@ constexpr const char* kKernel = R"(
   mov.u32 %r6, full;
   shl.b32 %r9, %r1, 2;
 
-  // One thread asks for the block's rows.
+  // A single thread copies the block's rows.
   setp.ne.u32 %p1, %r1, 0;
   @%p1 bra ASKED;
   mbarrier.init.shared::cta.b64 [%r6], 1;
@@ -98,7 +98,7 @@ DONE:
 }
 )";
 
-// Of cuda.h, which a build of this program does not need.
+// Declarations of cuda.h, which a build of this program does not need.
 struct Attribute {
   unsigned id, pad;
   union {

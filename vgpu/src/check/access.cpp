@@ -67,7 +67,7 @@ Touch::Verdict Access::decide(Epoch x) {
     if (seen(site, site.row, lanes, x.time())) {
       if (crosses_proxies(x) && !proxied(site, lanes, x.time())) return Verdict::unfenced;
       if (!x.wrote() || widely(site, lanes, x.time())) return Verdict::ordered;
-      // Atomic operations need nobody to tell of them.
+      // Atomic operations need no publication by other threads.
       return both_atomic(site, x) ? Verdict::allowed : Verdict::narrow;
     }
     if (same_store(x)) return Verdict::ordered;
@@ -77,7 +77,7 @@ Touch::Verdict Access::decide(Epoch x) {
   return both_atomic(site, x) ? Verdict::allowed : Verdict::unordered;
 }
 
-// A thread's load that is still under way may get what a copy writes: arriving at a barrier waits for no load's result.
+// A thread's outstanding load may return the bytes of a copy, because an arrival at a barrier does not wait for loads.
 bool Access::crosses_proxies(Epoch x) const { return proxy_ && (x.wrote() || (writes && memory_ == Memory::shared)); }
 
 void Access::note_past(uint32_t site) {
@@ -98,7 +98,7 @@ bool Access::proxied(const Site& site, uint32_t lanes, int32_t time) const {
   });
 }
 
-// What another block has written by ordinary stores.
+// Ordinary stores of another block are visible here only through releases of sufficient scope.
 bool Access::widely(const Site& site, uint32_t lanes, int32_t time) const {
   if (site.cta == cta_ || site.cluster != cluster_) return true;
   return std::all_of(issuers_.begin(), issuers_.begin() + issuers_count_,
@@ -147,7 +147,7 @@ bool Access::changes_nothing(const Site& site, Epoch x) const {
   return true;
 }
 
-// Runs of a warp whose lanes have each the same bytes: none meets what another did.
+// True if the lanes of both runs access the same bytes each, so that no lane conflicts with another lane.
 bool Access::same_lanes(const Site& site, Epoch x) const {
   return x.is_run() && epoch.is_run() && x.lane() == epoch.lane() && x.bytes_of_lane() == epoch.bytes_of_lane() &&
          site.cluster == cluster_ && site.row == issuers_[0].warp->row;

@@ -1,4 +1,4 @@
-// One access as shadow memory meets it: what has happened before it, and what it collides with.
+// One access to shadow memory: which earlier accesses happened before it, and which it conflicts with.
 #pragma once
 
 #include <array>
@@ -8,10 +8,10 @@
 
 namespace tandem::vgpu::check {
 
-// What relaxed operations are worth that order an access behind another.
+// The order that relaxed operations establish between an access and a later one.
 enum class Relaxed : uint8_t {
   nothing,
-  by_the_letter,  // shared memory executes in order what its block's threads do, but PTX does not say so
+  by_the_letter,  // hardware orders shared memory of the block; PTX does not
   ordered,        // it is enough that the other one has happened
 };
 
@@ -27,7 +27,8 @@ class Access : public Touch {
     last_ = Epoch();
     conflicts.clear();
   }
-  // Whose program order it follows: all of them must know what came before (a wgmma is issued by four warps).
+  // The access follows the program order of these threads. All of them must know earlier accesses, because four warps
+  // issue a wgmma.
   void issued_by(const CheckedWarp& warp, const LaneGroup& share, uint32_t lanes) {
     issuers_[issuers_count_++] = {&warp, &share, lanes};
   }
@@ -36,8 +37,8 @@ class Access : public Touch {
     issuers_[0].lanes = lane.lanes(0);
     last_ = Epoch();
   }
-  // An asynchronous operation on this memory. Through the async proxy it comes behind what threads wrote, and what they
-  // read of shared memory that it writes, only if a proxy fence lies between.
+  // Starts an asynchronous operation on this memory. The async proxy is ordered after writes of threads, and after
+  // their reads of shared memory that it overwrites, only by a proxy fence.
   void asynchronous(AsyncKind kind, Memory memory);
   // The lanes of one instruction may write the same bytes: one of them wins.
   void lanes_of(const LaneAccess& access, uint32_t lanes) { instruction_ = &access, instruction_lanes_ = lanes; }
@@ -56,9 +57,9 @@ class Access : public Touch {
     Verdict verdict;
     uint64_t address;
   };
-  std::vector<Conflict> conflicts;    // one for each site
-  uint64_t page = 0;                  // what addresses in the page are relative to
-  std::vector<uint32_t> tensor_past;  // sites of tcgen05 operations that were ordered before this one
+  std::vector<Conflict> conflicts;    // one entry per site
+  uint64_t page = 0;                  // addresses in the page are relative to it
+  std::vector<uint32_t> tensor_past;  // sites of earlier tcgen05 operations
 
  private:
   struct Issuer {
@@ -96,7 +97,7 @@ class Access : public Touch {
 
 // Through the async proxy, not as threads do.
 bool is_proxy(AsyncKind kind);
-// Of tcgen05.
+// True for tcgen05 operations.
 bool on_tensor_memory(AsyncKind kind);
 // Its threads wait for it by groups: at their exit it is clear whether they did.
 inline bool waits_by_group(AsyncKind kind) { return kind == AsyncKind::wgmma || kind == AsyncKind::bulk_store; }

@@ -1,4 +1,4 @@
-// Ordinary accesses, and what is told through atomic ones.
+// Ordinary accesses, and knowledge that atomic accesses publish.
 #include <algorithm>
 #include <bit>
 
@@ -56,7 +56,7 @@ uint32_t Watch::access(const Actor& actor, const LaneAccess& access) {
   return bad;
 }
 
-// What lies between the lowest and the highest address is one piece of memory: mostly so.
+// The bytes between the lowest and the highest address usually lie in one piece of memory.
 bool Watch::all_within(const Scene& scene, const Actor& actor, const LaneAccess& access, Pattern pattern) const {
   if (access.cta) return false;
   uint64_t begin = access.address[first_of(actor.lanes)], end = begin;
@@ -175,7 +175,7 @@ void Watch::touch_lanes(const Scene& scene, const Actor& actor, const LaneAccess
   });
 }
 
-// lanes: 0 of a site whose epochs say which lane it was.
+// lanes: 0 for a site whose epochs name the lane.
 uint32_t Watch::thread_site(const Scene& scene, const Actor& actor, uint32_t lanes, bool global) {
   KnownSites& known = global ? scene.warp.global_sites : scene.warp.shared_sites;
   uint32_t& site = known.find(actor.instruction, lanes);

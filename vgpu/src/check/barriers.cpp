@@ -1,4 +1,4 @@
-// What threads tell each other: barriers and fences.
+// Synchronisation between threads: barriers and fences.
 #include <algorithm>
 
 #include "base/text.h"
@@ -127,7 +127,10 @@ void Watch::mbarrier_inits(const Actor& actor, BarrierId id, uint32_t count) {
 void Watch::mbarrier_invalidates(const Actor& actor, BarrierId id) {
   const Scene scene = enter(actor);
   use_barrier(scene, actor, id, true, "invalidates the barrier");
-  if (Mbarrier* const barrier = find(scene.cluster, id)) barrier->alive = false;
+  Mbarrier* const barrier = find(scene.cluster, id);
+  if (!barrier) return;
+  check_commit_to_invalidated(scene, actor, id, *barrier);
+  barrier->alive = false;
 }
 
 void Watch::mbarrier_arrives(const Actor& actor, BarrierId id, uint32_t count, uint32_t, Order order, Scope scope) {
@@ -176,7 +179,7 @@ void Watch::check_barrier_visible(Cluster& cluster, const Operation& operation, 
     if (barrier.fenced || knows(operation.published.proxied.shared, site.row, lanes, barrier.init.time())) return;
     rule = Rule::missing_init_fence;
     message = str_cat("the ", name_of(operation.kind),
-                      " signals a barrier, but neither fence.mbarrier_init nor fence.proxy.async came behind its init");
+                      " signals a barrier, but neither fence.mbarrier_init nor fence.proxy.async followed its init");
   }
   if (!findings_.counts({rule, actor.cta, actor.warp, actor.instruction, site.instruction, id.address})) return;
   findings_.add(rule, party_of(actor, first_of(actor.lanes), "signals the barrier"), party_of(site, barrier.init),

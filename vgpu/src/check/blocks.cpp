@@ -47,7 +47,7 @@ std::vector<Finding> Watch::findings() const {
 }
 
 void Watch::finds(Finding finding) {
-  if (finding.rule == Rule::tmem_leak) return;  // said with the allocation, when the block ends
+  if (finding.rule == Rule::tmem_leak) return;  // reported with the allocation when the block ends
   const Accessor& by = finding.party;
   if (findings_.counts({finding.rule, by.cta, by.warp, by.instruction, finding.other.instruction, kNoAddress}))
     findings_.add(std::move(finding));
@@ -108,7 +108,7 @@ void Watch::exits(const Actor& actor) {
   scene.block.at_exit.join(scene.warp.release(actor.lanes));
 }
 
-// Nobody can wait any more for what a thread has left under way.
+// After the exit no thread can wait for the operations that this thread leaves outstanding.
 void Watch::check_groups_at_exit(const Scene& scene, const Actor& actor) {
   const auto left = [&](Rule rule, int32_t lane, int32_t by, std::string message) {
     if (!findings_.counts({rule, actor.cta, actor.warp, by, actor.instruction, kNoAddress})) return;
@@ -151,10 +151,10 @@ void Watch::block_ends(int32_t cta) {
   running_.erase(cluster.id);
 }
 
-// Shared memory goes with the block: nobody may still use it.
+// The shared memory ends with the block, so no access to it may be outstanding.
 void Watch::check_left_under_way(Cluster& cluster, CheckedBlock& block) {
   if (cluster.blocks.size() == 1 && !cluster.async_in_shared) return;  // its own threads alone, and they have exited
-  // That it has happened is enough: a relaxed barrier tells of it.
+  // It is enough that the access has happened, so that a relaxed barrier suffices.
   const auto happened = [&](uint16_t row, uint32_t lanes, int32_t time) {
     return knows(block.at_exit.seen, row, lanes, time) || knows(block.at_exit.relaxed, row, lanes, time);
   };
@@ -169,7 +169,7 @@ void Watch::check_left_under_way(Cluster& cluster, CheckedBlock& block) {
   block.shared.for_each([&](Epoch epoch, uint64_t at) {
     const Site& site = cluster.sites[epoch.site()];
     if (known(site, epoch) || !cluster.reported.insert(epoch.site()).second) return;
-    if (site.kind == SiteKind::async && waits_by_group(site.async)) return;  // the thread's own exit has said it
+    if (site.kind == SiteKind::async && waits_by_group(site.async)) return;  // the thread's own exit has reported it
     if (!findings_.counts({Rule::live_at_exit, site.cta, site.warp, site.instruction, -1, at})) return;
     Finding finding;
     finding.rule = Rule::live_at_exit;
@@ -178,7 +178,7 @@ void Watch::check_left_under_way(Cluster& cluster, CheckedBlock& block) {
     finding.other = {block.cta, -1, -1, -1, "block ends"};
     finding.message =
         site.kind == SiteKind::async
-            ? str_cat("the block ends, but none of its threads has seen the ", name_of(site.async), " complete")
+            ? str_cat("the block ends before any of its threads has seen the ", name_of(site.async), " complete")
             : "the block ends, but nothing makes it wait until another block has used its memory";
     findings_.add(std::move(finding));
   });

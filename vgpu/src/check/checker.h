@@ -10,12 +10,12 @@
 
 namespace tandem::vgpu {
 
-// Of one launch.
+// The checker of one launch.
 class Checker : public Observer {
  public:
   struct Options {
-    size_t max_findings = 20;  // errors, and as many by the letter; one for each rule and line
-    bool letter = true;        // whether those by the letter are wanted
+    size_t max_findings = 20;  // limit for each grade; one for each rule and line
+    bool letter = true;        // false: findings by the letter are dropped
   };
   // buffers: all global memory the kernel may touch. Empty: global memory is not checked for bounds.
   static std::unique_ptr<Checker> create(const LaunchDescription& launch, const Model& model,

@@ -5,7 +5,7 @@
 namespace tandem::vgpu::check {
 namespace {
 
-// Some entry of b is later than that of a.
+// Some entry of b is later than the same entry of a.
 bool exceeds(const Times& b, const Times& a) {
   int32_t any = 0;
   for (int i = 0; i < kLanes; ++i) any |= b[i] > a[i];
@@ -65,7 +65,7 @@ void join(ForeignRef* foreign, const ForeignRef& other) {
 
 namespace {
 
-// Which of two clocks has something that the other lacks.
+// Determines which of two clocks has entries that the other lacks.
 struct Difference {
   bool a_more = false, b_more = false;
 };

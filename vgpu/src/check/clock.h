@@ -1,7 +1,7 @@
-// Vector clocks. A cluster numbers its rows: one for each of its warps, whose lanes are threads, then those of streams
-// of asynchronous operations, whose lanes are barriers or threads. A clock says of each lane of each row up to which
-// time something is known about it: what a thread did at time t has happened before whoever has an entry of at least t
-// for it, and an operation is complete for whoever has an entry of at least its phase or group.
+// Vector clocks. A cluster numbers its rows. Each warp has a row, whose lanes are threads, then rows of streams of
+// asynchronous operations, whose lanes are barriers or threads. For each lane of each row, a clock holds the time up to
+// which events are known. An event of a thread at time t happened before every holder of an entry of at least t. An
+// operation is complete for every holder of an entry of at least its phase or group.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ struct Row {
   int references = 0;
 };
 
-// What is known of other clusters, learnt through global memory. May be shared by clusters, so it never changes.
+// Knowledge about other clusters, learnt through global memory. Clusters may share it, so it never changes.
 using Rows = std::vector<Times>;
 using Foreign = std::map<int32_t, std::shared_ptr<const Rows>>;  // by cluster
 using ForeignRef = std::shared_ptr<const Foreign>;               // may be null: nothing
@@ -48,16 +48,17 @@ bool knows(const ClockRef& clock, uint16_t row, uint32_t lanes, int32_t time);
 bool knows(const ClockRef& clock, int32_t cluster, uint16_t row, uint32_t lanes, int32_t time);
 
 void join(ClockRef* clock, const ClockRef& other);
-// Raises the entries of these lanes to at least those of times.
+// Raises the entries of these lanes to at least the values in times.
 void raise(ClockRef* clock, uint16_t row, uint32_t lanes, const Times& times);
 void raise(ClockRef* clock, uint16_t row, int lane, int32_t time);
 
-// What others may learn of a clock through global memory: all it says, its own rows under the name of its cluster.
+// The part of a clock that other clusters may learn through global memory: all entries, with its own rows under the
+// name of its cluster.
 ForeignRef export_clock(const ClockRef& clock, int32_t cluster);
 void import_clock(ClockRef* clock, const ForeignRef& foreign, int32_t cluster);
 void join(ForeignRef* foreign, const ForeignRef& other);
 
-// What a proxy fence can be of: shared memory, global memory, or both.
+// A proxy fence orders shared memory, global memory, or both.
 template <class T>
 struct BySpace {
   T shared = {}, global = {};
@@ -65,13 +66,13 @@ struct BySpace {
   const T& of(Memory memory) const { return memory == Memory::global ? global : shared; }
 };
 
-// What a thread knows, and what it tells when it releases.
+// The knowledge of a thread. A release publishes it.
 struct VectorClock {
   ClockRef seen = {};              // has happened before
-  BySpace<ClockRef> proxied = {};  // of this, what has so for the async proxy: a proxy fence came behind it
-  ClockRef fenced = {};            // of this, what a relaxed write passes on to other blocks: a fence came behind it
-  ClockRef relaxed = {};  // beyond this, what would be seen if all relaxed operations on shared memory were strong
-  ClockRef wide = {};     // of seen, what was told by releases whose scope reaches here. Null: all of it, as mostly
+  BySpace<ClockRef> proxied = {};  // precedes a proxy fence: ordered for the async proxy
+  ClockRef fenced = {};            // precedes a fence: a relaxed write passes it to other blocks
+  ClockRef relaxed = {};           // additional entries if relaxed operations were strong
+  ClockRef wide = {};              // published by releases whose scope reaches here; null: seen
 
   void join(const VectorClock& other) {
     if (wide || other.wide) {

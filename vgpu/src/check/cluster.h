@@ -1,4 +1,4 @@
-// What the checker keeps of a cluster while it runs.
+// The state of the checker for a running cluster.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace tandem::vgpu::check {
 
-inline constexpr uint32_t kReservedShared = 0x400;  // of the shared window: what lies before is the system's
+inline constexpr uint32_t kReservedShared = 0x400;  // user data of the shared window begins here
 
 inline constexpr uint32_t kTensorLanes = 128;  // tensor memory is shadowed column by column
 
@@ -58,9 +58,9 @@ class Pages {
 };
 
 struct NamedBarrier {
-  VectorClock arrived;  // of the generation that has begun
+  VectorClock arrived;  // published in the current generation
   int32_t generation = 0;
-  std::array<VectorClock, 4> complete;          // of the last generations, by number
+  std::array<VectorClock, 4> complete;          // the last generations, by number
   std::array<int32_t, kLanes> generation_of{};  // in which each warp arrived last
 };
 
@@ -72,19 +72,21 @@ struct ClusterBarrier {
 struct Mbarrier {
   uint16_t row = 0;
   uint8_t lane = 0;           // its entry in clocks: phases completed, over all its lives
-  int32_t phases_before = 0;  // of lives before this one
+  int32_t phases_before = 0;  // completed in earlier lives of the barrier
   int64_t phase = 0;          // the one that has begun
   bool alive = false;
   Epoch init;
-  bool fenced = false;                  // a fence.mbarrier_init came behind the init
+  bool fenced = false;                  // a fence.mbarrier_init followed the init
   VectorClock published;                // by all arrivals so far
-  std::array<VectorClock, 2> complete;  // what was told when the last phases of each parity completed
+  std::array<VectorClock, 2> complete;  // published when the last phases of each parity completed
   uint32_t count = 1;                   // arrivals of a phase
-  int32_t committed = 0;                // the phase, over all its lives, that a peer's last tcgen05.commit arrives in
+  int32_t committed = 0;                // phase, over all lives, of a peer's last tcgen05.commit
   Actor committed_by;
-  Token commit;  // that commit, as clocks know it
+  int32_t any_committed = 0;  // phase of the last tcgen05.commit of any block
+  Token commit;               // the entry of that commit in clocks
+  Actor commit_by;
   Token token() const {
-    return {row, lane, static_cast<int32_t>(phases_before + phase + 1)};  // of the phase that has begun
+    return {row, lane, static_cast<int32_t>(phases_before + phase + 1)};  // identifies the current phase
   }
 };
 
@@ -93,10 +95,10 @@ struct Operation {
   uint64_t id = 0;
   AsyncKind kind = AsyncKind::bulk_load;
   Actor actor;
-  VectorClock published;  // by those who issued it, at issue: passed on to whoever sees it complete
-  uint32_t copy = 0;      // of a bulk store: its number
+  VectorClock published;  // published by the issuing threads, for threads that wait
+  uint32_t copy = 0;      // the number of a bulk store
   struct Part {
-    int32_t cta = 0;  // whose memory it touches, unless it is global
+    int32_t cta = 0;  // owner of the memory, unless it is global
     uint32_t by = 0;  // lanes
     uint32_t site = 0;
     bool global = false, writes = false;
@@ -118,13 +120,13 @@ struct Allocation {
 struct CheckedBlock {
   int32_t cta = 0, threads = 0;
   uint32_t shared_end = 0;  // offsets in the shared window end here
-  uint16_t first_row = 0;   // of its warps in clocks
-  size_t first_warp = 0;    // of Cluster::warps
+  uint16_t first_row = 0;   // row of its first warp in clocks
+  size_t first_warp = 0;    // index into Cluster::warps
   Pages shared, tensor;
   std::array<NamedBarrier, 16> named;
-  VectorClock at_exit;                       // what all threads that have exited knew
-  std::vector<std::vector<uint32_t>> local;  // by warp and byte of local memory: the lanes that have written it
-  std::vector<Allocation> columns;           // of tensor memory
+  VectorClock at_exit;                       // knowledge of all threads that have exited
+  std::vector<std::vector<uint32_t>> local;  // lanes that have written, by warp and byte
+  std::vector<Allocation> columns;           // allocations of tensor memory
 };
 
 struct Cluster {
@@ -137,10 +139,10 @@ struct Cluster {
   std::deque<CheckedWarp> warps;
   Sites sites;
   uint16_t rows = 0;
-  // The stream rows that barriers get their entries from, and those of warpgroups.
+  // The stream rows that hold the entries of barriers and of warpgroups.
   uint16_t barrier_row = 0, wgmma_row = 0;
   int barriers_in_row = kLanes, warpgroups_in_row = kLanes;
-  uint16_t begun_row = 0;  // an entry for each block, by its place in blocks: 1 for whoever knows that it has begun
+  uint16_t begun_row = 0;  // by place in blocks: 1 if the block is known to have begun
 
   PageCache global_pages;
   bool async_in_shared = false;  // an asynchronous operation has touched shared memory
@@ -149,8 +151,8 @@ struct Cluster {
   std::unordered_map<uint64_t, Operation> operations;
   std::deque<uint64_t> operation_order, copy_order;                      // the oldest first; copy: by cp.async
   std::unordered_map<uint64_t, std::vector<Quarter>> quarters;           // by operation
-  std::unordered_map<uint64_t, VectorClock> shared_syncs, global_syncs;  // told through atomics
-  std::set<uint32_t> reported;                                           // sites that were left under way
+  std::unordered_map<uint64_t, VectorClock> shared_syncs, global_syncs;  // published through atomics
+  std::set<uint32_t> reported;                                           // sites that were left outstanding
 
   enum class Lanes : uint8_t { unknown, apart, aligned };
   std::vector<Lanes> lanes_of;  // by instruction: whether it is .aligned

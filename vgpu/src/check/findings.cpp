@@ -7,7 +7,7 @@
 namespace tandem::vgpu::check {
 namespace {
 
-// Of a finding: beyond, addresses, warps and other lines are not told apart any more.
+// Limits per finding. Beyond them, addresses, warps and other lines are not counted separately.
 constexpr size_t kMaxAddresses = 4096, kMaxWarps = 4096, kMaxOthers = 8;
 
 template <class T>

@@ -22,7 +22,7 @@ inline constexpr uint64_t kNoAddress = ~uint64_t{0};
 struct Breach {
   Rule rule = Rule::trap;
   int32_t cta = -1, warp = -1, instruction = -1;
-  int32_t other = -1;  // the other party's instruction; -1: nobody
+  int32_t other = -1;  // the other party's instruction; -1: none
   uint64_t address = kNoAddress;
 };
 
@@ -32,7 +32,8 @@ class Findings {
   // most: errors, and as many by the letter. letter: whether these are wanted at all.
   Findings(const Program& program, size_t most, bool letter) : program_(program), most_(most), letter_(letter) {}
 
-  // Counts it. True: it is the first of its rule at its line, and there is room: its sentence is to be made, for add().
+  // Counts the breach. True: it is the first of its rule at its line, and there is room for it. The caller then passes
+  // its sentence to add().
   bool counts(const Breach& breach);
   void add(Finding finding);
   void add(Rule rule, Accessor party, Accessor other, std::string subject, std::string message);
@@ -56,8 +57,8 @@ class Findings {
   mutable std::mutex mutex_;
   std::unordered_map<std::string, int32_t> lines_;  // numbered, by their text
   std::unordered_map<int32_t, int32_t> line_of_;    // by instruction
-  std::array<size_t, 2> counts_{};                  // of entries, by grade: neither crowds out the other
-  std::map<Key, size_t> known_;                     // of entries_
+  std::array<size_t, 2> counts_{};                  // entries by grade, so that no grade displaces the other
+  std::map<Key, size_t> known_;                     // indices into entries_
   std::deque<FindingEntry> entries_;
 };
 

@@ -1,4 +1,4 @@
-// A launch that asks for more than the device has.
+// Launches that exceed the limits of the device.
 #include <algorithm>
 
 #include "base/text.h"

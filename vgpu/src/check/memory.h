@@ -18,19 +18,19 @@ class GlobalMemory {
  public:
   explicit GlobalMemory(std::span<const Buffer> buffers);
 
-  // Whether all of these bytes lie in one buffer; in any memory if no buffers are known.
+  // True if all of these bytes lie in one buffer. Without buffers every address is accepted.
   bool contains(uint64_t address, uint64_t bytes, bool writes) const;
-  // The buffer that has the address, else the nearest one; null: there are none.
+  // The buffer that contains the address, or the nearest buffer; null: no buffers.
   const Buffer* nearest(uint64_t address) const;
 
   // Touches many ranges, one after the other. Neighbours share a lock.
   class Toucher {
    public:
     Toucher(GlobalMemory* memory, PageCache* cache) : memory_(memory), cache_(cache) {}
-    // at of what the touch is told is relative to this page.
+    // The touch receives positions relative to this page.
     template <class F>
     void touch(uint64_t address, uint64_t bytes, Touch& touch, F&& enters_page);
-    // Until the next one is asked for.
+    // The page is valid until the next call.
     Page& page(uint64_t number) { return number == number_ ? *page_ : other_page(number); }
 
    private:

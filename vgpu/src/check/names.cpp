@@ -64,7 +64,7 @@ std::string global_name(const GlobalMemory& memory, uint64_t address) {
   if (address < begin) return str_cat("global ", hex(address), ", ", begin - address, " bytes before ", buffer->name);
   if (address < end) return with_offset(buffer->name, address - begin);
   if (address == end) return str_cat("global ", hex(address), ", the end of ", buffer->name);
-  return str_cat("global ", hex(address), ", ", address - end, " bytes behind the end of ", buffer->name);
+  return str_cat("global ", hex(address), ", ", address - end, " bytes beyond the end of ", buffer->name);
 }
 
 std::string tensor_name(uint64_t lane, uint64_t column) {

@@ -1,4 +1,4 @@
-// What findings call memory, and those who touch it.
+// Names of memory and threads in findings.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace tandem::vgpu::check {
 
 // "k + 0x1200 (shared 0x1600)": an offset in the shared window.
 std::string shared_name(const Program& program, uint64_t offset);
-// "q + 0x40", or, outside all buffers, "0x7f... (64 bytes behind q)".
+// "q + 0x40", or, outside all buffers, "0x7f... (64 bytes beyond q)".
 std::string global_name(const GlobalMemory& memory, uint64_t address);
 // "tensor memory, lane 32, column 128".
 std::string tensor_name(uint64_t lane, uint64_t column);

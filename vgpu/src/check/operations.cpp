@@ -7,7 +7,8 @@
 namespace tandem::vgpu::check {
 namespace {
 
-// That may still signal a barrier, of a cluster. Copies by cp.async are each thread's own, of 4 bytes it may be.
+// Limits on outstanding operations of a cluster that may still signal a barrier. cp.async copies belong to one thread
+// each and may be 4 bytes.
 constexpr size_t kMaxOperations = 8192, kMaxCopies = 32768;
 constexpr uint32_t kManySites = 1u << 16;
 constexpr int kWarpgroup = 4;
@@ -98,7 +99,7 @@ void Watch::touch_spans(const Scene& scene, Operation* operation, std::span<cons
                         spans.size() == static_cast<size_t>(std::popcount(actor.lanes));
   if (!per_lane) {
     for (size_t i = 0; i < spans.size();) {
-      size_t end = i + 1;  // of those that are alike but for their addresses
+      size_t end = i + 1;  // end of the spans that differ in their addresses only
       while (end < spans.size() && spans[end].memory == spans[i].memory && spans[end].cta == spans[i].cta &&
              spans[end].warp == spans[i].warp)
         ++end;
@@ -165,7 +166,8 @@ void Watch::add_issuers(const Scene& scene, const Operation& operation, int32_t 
   }
 }
 
-// One for each block whose memory it touches: a barrier of that block tells of it. And one for global memory.
+// One site for each block whose memory the operation touches, because a barrier of that block orders it, and one for
+// global memory.
 uint32_t Watch::site_of(const Scene& scene, Operation* operation, const Span& span, bool writes, uint32_t by) {
   const bool global = span.memory == Memory::global;
   for (const Operation::Part& part : operation->parts)
@@ -198,7 +200,7 @@ Groups& Watch::groups_of(const Scene& scene, AsyncKind kind) {
   return *groups;
 }
 
-// What a clock must say for the operation to be complete. None yet where a barrier will tell.
+// The clock entry that means that the operation has completed. An operation that signals a barrier has no entry yet.
 Token Watch::token_of(const Scene& scene, const Operation& operation, bool writes, uint32_t by) {
   const AsyncKind kind = operation.kind;
   const Actor& actor = operation.actor;
@@ -220,7 +222,7 @@ Token Watch::token_of(const Scene& scene, const Operation& operation, bool write
   }
 }
 
-// Where clocks tell of the products of a warpgroup.
+// The clock entry for the products of a warpgroup.
 std::pair<uint16_t, uint16_t> Watch::warpgroup_entry(const Scene& scene, int32_t warp) {
   const auto first = scene.block.first_warp + static_cast<size_t>(warp / kWarpgroup * kWarpgroup);
   CheckedWarp& leader = scene.cluster.warps[first];
@@ -255,8 +257,7 @@ void Watch::async_signals(AsyncId id, BarrierId barrier_id, uint32_t) {
   if (found == cluster.operations.end() || !barrier) return;
   Operation& operation = found->second;
   check_barrier_visible(cluster, operation, barrier_id, *barrier);
-  // The barrier tells of what was written in its block (of a pair of blocks, one may have it for both), and of all that
-  // was read.
+  // The barrier orders writes in its own block and all reads. In a pair of blocks one barrier may order both.
   const bool pairs = source_of(operation.actor.instruction).has("cta_group::2");
   for (const Operation::Part& part : operation.parts) {
     if (part.global) {

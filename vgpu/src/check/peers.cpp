@@ -1,6 +1,6 @@
-// Blocks of a cluster run at the same time, but do not begin and end at the same time: whoever reaches for a peer must
-// know that it has begun, and a block must not end before what a peer's tensor core tells it. A barrier of the cluster
-// says that peers have begun, and so does whatever orders a thread behind one that has passed it.
+// Blocks of a cluster run at the same time, but they do not begin and end at the same time. A block must know that a
+// peer has begun before it accesses the peer. A block must not end before arrivals of a peer's tensor core. A barrier
+// of the cluster proves that peers have begun, and so does synchronisation with a thread that has passed one.
 #include <algorithm>
 
 #include "base/text.h"
@@ -26,7 +26,7 @@ void Watch::check_begun(const Scene& scene, const Actor& actor, int32_t cta, std
   const std::deque<CheckedBlock>& blocks = scene.cluster.blocks;
   int lane = 0;
   while (lane < static_cast<int>(blocks.size()) && blocks[static_cast<size_t>(lane)].cta != cta) ++lane;
-  if (lane == static_cast<int>(blocks.size())) return;  // there is no such block: the machine says so
+  if (lane == static_cast<int>(blocks.size())) return;  // the machine reports a block that does not exist
   for (uint32_t m = actor.lanes; m; m &= m - 1) {
     const ClockRef& seen = scene.warp.share_of(first_of(m)).known.seen;
     if (knows(seen, scene.cluster.begun_row, 1u << lane, 1)) continue;
@@ -56,19 +56,35 @@ void Watch::check_begun(const Scene& scene, const Actor& actor, const LaneAccess
   }
 }
 
-// The arrival comes when the tensor core likes: of a barrier with one arrival, in the phase behind that of the commit
-// before.
+// The tensor core arrives at any time. At a barrier with one arrival it is in the phase after the preceding commit's.
 void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mbarrier* barrier) {
-  if (id.cta == actor.cta) return;
   const int lane = first_of(actor.lanes);
   barrier->commit = {scene.warp.tensor_row, static_cast<uint16_t>(lane), scene.warp.tensor_committed[lane]};
+  barrier->commit_by = actor;
   const int32_t begun = barrier->token().time;
-  barrier->committed = barrier->count == 1 ? std::max(begun, barrier->committed + 1) : begun;
+  barrier->any_committed = barrier->count == 1 ? std::max(begun, barrier->any_committed + 1) : begun;
+  if (id.cta == actor.cta) return;
+  barrier->committed = barrier->any_committed;
   barrier->committed_by = actor;
 }
 
-// The arrival must not come to a block that has ended. If the block knows of a later commit of the same thread, only
-// hardware that delivers arrivals in the order of their commits keeps it from that; PTX promises no such order.
+// An arrival that is late comes to a barrier that is no more.
+void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, BarrierId id, const Mbarrier& barrier) {
+  const ClockRef& seen = scene.warp.share_of(first_of(actor.lanes)).known.seen;
+  const Token& commit = barrier.commit;
+  if (barrier.any_committed == 0 || knows(seen, barrier.row, 1u << barrier.lane, barrier.any_committed)) return;
+  if (!knows(seen, commit.row, 1u << commit.lane, commit.time + 1)) return;  // the machine reports the late arrival
+  const Actor& by = barrier.commit_by;
+  if (!findings_.counts({Rule::unwaited_commit, by.cta, by.warp, by.instruction, actor.instruction})) return;
+  findings_.add(
+      Rule::unwaited_commit, party_of(by, first_of(by.lanes), "commits to the barrier"),
+      party_of(actor, -1, "invalidates the barrier"), str_cat("barrier ", subject_of(Memory::shared, id.address)),
+      "the barrier is invalidated without a wait for the arrival of the tcgen05.commit; only a later commit of "
+      "the same thread has been waited for");
+}
+
+// The arrival must not reach a block that has ended. After a wait for a later commit of the same thread, it cannot on
+// hardware that delivers arrivals in the order of the commits. PTX defines no such order.
 void Watch::check_commits_of_peers(const Cluster& cluster, const CheckedBlock& block) {
   for (const auto& [key, barrier] : cluster.mbarriers) {
     if (!barrier.alive || barrier.committed == 0 || static_cast<int32_t>(key >> 32) != block.cta) continue;
@@ -83,7 +99,7 @@ void Watch::check_commits_of_peers(const Cluster& cluster, const CheckedBlock& b
         str_cat("barrier ", subject_of(Memory::shared, key & 0xffffffff)),
         knows_later ? "the block ends without a wait for the arrival of a peer's tcgen05.commit; it has waited "
                       "only for a later commit of the same thread"
-                    : "the block ends, but none of its threads has waited for the arrival of a peer's "
+                    : "the block ends without a wait of its threads for the arrival of a peer's "
                       "tcgen05.commit");
   }
 }

@@ -21,7 +21,7 @@ std::string who(const Accessor& party) {
   return text;
 }
 
-// Of a kernel in C++, "ns::gemm<...>": template arguments fill screens, and parameters do not tell kernels apart.
+// The name of a C++ kernel without its template arguments and parameters: "ns::gemm<...>".
 std::string short_name(const std::string& symbol) {
   if (!symbol.starts_with("_Z")) return symbol;
   std::string name;

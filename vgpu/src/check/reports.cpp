@@ -17,19 +17,18 @@ ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, co
   const std::string who = name_of(other, party.cta);
   const bool wrote = conflict.other.wrote();
   if (conflict.verdict == Touch::Verdict::unfenced) {
-    return {Rule::missing_proxy_fence,
-            str_cat(wrote ? "it reaches what " : "it overwrites what ", who,
-                    wrote ? " wrote by ordinary stores" : " read by ordinary loads", ", but no fence.proxy.async of ",
-                    memory == Memory::global ? "global" : "shared", " memory lies between")};
+    return {Rule::missing_proxy_fence, str_cat(wrote ? "it accesses bytes that " : "it overwrites bytes that ", who,
+                                               wrote ? " wrote by ordinary stores" : " read by ordinary loads",
+                                               ", without a fence.proxy.async of ",
+                                               memory == Memory::global ? "global" : "shared", " memory in between")};
   }
   if (conflict.verdict == Touch::Verdict::relaxed) {
     return {Rule::relaxed_hand_over,
-            str_cat("only relaxed operations order it behind what ", who, wrote ? " wrote" : " read", " there")};
+            str_cat("only relaxed operations order it after the ", wrote ? "write" : "read", " of ", who)};
   }
   if (conflict.verdict == Touch::Verdict::narrow) {  // nothing makes global memory take notice in time
-    return {
-        memory == Memory::global ? Rule::data_race : Rule::narrow_release,
-        str_cat("what tells of that which ", who, " wrote there is an arrival that releases to its own block only")};
+    return {memory == Memory::global ? Rule::data_race : Rule::narrow_release,
+            str_cat("the arrival that publishes the write of ", who, " releases to its own block only")};
   }
   if (site.kind == SiteKind::async) {
     const bool own = site.async == AsyncKind::tcgen05_st && access.is_by_warp_of(site);
@@ -37,9 +36,8 @@ ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, co
             str_cat("the ", name_of(site.async), " issued by ", who, " may still be ", wrote ? "writing" : "reading",
                     " there: no wait covers it")};
   }
-  std::string message = str_cat("nothing orders it behind what ", who, wrote ? " wrote" : " read", " there");
-  if (access.is_async()) message += " before it was issued";
-  return {Rule::data_race, std::move(message)};
+  return {Rule::data_race, str_cat("no synchronisation orders ", access.is_async() ? "its issue" : "it", " after the ",
+                                   wrote ? "write" : "read", " of ", who)};
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 namespace tandem::vgpu::check {
 
-// All that an access meets there has happened before it.
+// Every earlier access there happened before this one.
 bool Page::is_behind(const Part& part, Touch& touch) const {
   if (!(part.initialised || touch.writes)) return false;
   const auto behind = [&](Epoch x) { return !x || x == touch.epoch || touch.judge(x) == Touch::Verdict::ordered; };
@@ -16,7 +16,7 @@ bool Page::is_behind(const Part& part, Touch& touch) const {
   return !(touch.writes || others.wrote) || std::all_of(others.epochs.begin(), others.epochs.end(), is_fine);
 }
 
-// What such an access leaves.
+// The state of a granule after such an access.
 void Page::record(Part* part, Touch& touch) {
   if (!touch.writes) return add_read(part, touch);
   release_others(part);
@@ -40,7 +40,7 @@ bool Page::touch_run(uint32_t granule, Touch& touch) {
     if (!touch.writes && whole.others) note_crowd(granule);
     return true;
   }
-  // Each lane has a part of its own.
+  // Each lane has a separate part.
   Parts& parts = several_[whole.others];
   const Epoch run = touch.epoch;
   const uint32_t step = run.bytes_of_lane();
@@ -109,7 +109,7 @@ void Page::join(uint32_t granule) {
   if (parts[0].others != 0) return;
   const auto step = static_cast<uint32_t>(kGranule / count);
   const auto first = std::find_if(parts.begin(), parts.end(), [](const Part& part) { return part.bytes & 1; });
-  // What its first part has, as a run.
+  // The run that the first part of the granule records.
   const auto run_of = [&](Epoch x) {
     if (!x || x.lane() == kTogether || x.lane() + static_cast<int>(parts.size()) > kLanes) return x;
     return Epoch::run(x.site(), x.time(), x.lane(), step, x.scope(), x.wrote());

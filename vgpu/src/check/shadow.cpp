@@ -137,8 +137,8 @@ bool Page::has(const Epochs& epochs, Epoch epoch) {
   return found;
 }
 
-// Of those behind which it comes nothing needs to be kept: they are asked when there is no room, and where there are
-// many of them not each time.
+// Reads that are ordered before this one need not be kept. They are removed when there is no room, and only now and
+// then if there are many.
 void Page::add_read(Part* part, Touch& touch) {
   part->is_wide &= touch.is_wide;
   for (Epoch& x : part->since) {
@@ -164,8 +164,8 @@ void Page::add_read(Part* part, Touch& touch) {
   add_since(part, touch.epoch);
 }
 
-// An atomic update where there were only such: nobody needs to be asked, and all are kept, of a thread that comes by
-// there again and again the last.
+// Records an atomic update after other atomic updates. It needs no judgement. All of them are kept, and of one thread's
+// updates only the last.
 void Page::update(Part* part, Epoch epoch) {
   const Epoch before = std::exchange(part->write, epoch);
   part->initialised = true;

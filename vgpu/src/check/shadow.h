@@ -1,11 +1,10 @@
-// Shadow memory: for every byte who wrote it last, who has accessed it since, and whether it was ever written.
+// Shadow memory: the last write to every byte, the accesses since then, and whether the byte is initialised.
 //
-// A page stands for 4096 bytes in granules of 16, the smallest thing that asynchronous operations move. A granule that
-// one access after the other covers whole is one part; where accesses cover some of its bytes it falls into several.
-// Lanes side by side cover it whole between them: a run. Where plain loads and stores come by words, and each word
-// needs no more than one of them to be remembered, a granule is four epochs. Of a granule that so many have read that
-// no more are kept, reads are let by. Tensor memory is shadowed alike, its "bytes" being the 32-bit cells of a column,
-// lane by lane.
+// A page covers 4096 bytes in granules of 16, the smallest unit of asynchronous operations. A granule whose accesses
+// cover it whole is one part. Accesses to some of its bytes split it into several parts. Adjacent lanes that cover it
+// together form a run. If plain loads and stores come by words, and each word needs one epoch only, the granule is four
+// epochs. A granule with more readers than are kept lets reads pass. Tensor memory has the same shadow: its "bytes" are
+// the 32-bit cells of a column, lane by lane.
 #pragma once
 
 #include <algorithm>
@@ -23,30 +22,30 @@ inline constexpr uint32_t kPageBytes = 4096;
 // Atomic for all the GPU.
 inline bool is_wide(Epoch x) { return x.scope() >= scope_code(Scope::gpu); }
 
-// What an access, or an asynchronous operation's share of one, finds in a page. Made by the checker, which knows what
-// has happened before it.
+// An access, or the part of an asynchronous operation, that touches a page. The checker derives it, because it knows
+// the happens-before order.
 class Touch {
  public:
   virtual ~Touch() = default;
   enum class Verdict : uint8_t {
     ordered,  // x has happened before
-    allowed,  // it has not, but both are atomic (or the hardware keeps them in order)
+    allowed,  // unordered, but both are atomic or in hardware order
     relaxed,  // it has, but by relaxed operations only
-    narrow,   // it has, but what tells of it reaches its own block only
+    narrow,   // ordered only for threads of another block
     unordered,
-    unfenced,  // it has, but in another proxy, and no fence of proxies lies between
+    unfenced,  // ordered, but no proxy fence separates the two proxies
   };
   virtual Verdict judge(Epoch x) = 0;
   // Once for each x in a run of equal granules; at: in the page.
   virtual void conflict(Epoch x, Verdict verdict, uint32_t at) = 0;
-  // Of a run: from here on it is the access of this lane.
+  // Narrows a run to the access of one of its lanes.
   virtual void narrow(Epoch lane) = 0;
 
   Epoch epoch;
   bool writes = false;           // else it reads
-  bool is_wide = false;          // a thread's atomic access that no other of its kind collides with, see is_wide()
+  bool is_wide = false;          // a thread's atomic access of GPU scope, see is_wide()
   bool is_plain = false;         // a thread's load or store that is neither atomic nor strong
-  bool met_initialised = false;  // some of what it touched had been written
+  bool met_initialised = false;  // some of the accessed bytes had been written
 };
 
 class Page {
@@ -56,13 +55,13 @@ class Page {
   // Bytes [begin, end) of the page.
   void touch(uint32_t begin, uint32_t end, Touch& touch);
 
-  // A whole granule by a run, which is touch.epoch: mostly all of it is ordered, and a granule touched by run after run
-  // stays one part. False, and nothing has changed: there is more to it, each lane must touch it by itself.
+  // Touches a whole granule by a run, which is touch.epoch. Usually all of it is ordered, and the granule stays one
+  // part. False: nothing has changed, and each lane must touch its bytes alone.
   bool touch_run(uint32_t granule, Touch& touch);
-  // Behind what lanes did to a granule by themselves: one part again if they were a run.
+  // Merges a granule into one part again if its lanes have formed a run.
   void join(uint32_t granule);
 
-  // What nobody has written yet: whole granules within [begin, end).
+  // Marks whole granules within [begin, end) as uninitialised.
   void forget(uint32_t begin, uint32_t end);
 
   // Every epoch of bytes [begin, end) that may still matter: f(epoch, at).
@@ -110,10 +109,10 @@ class Page {
 
   // Accesses since the last write, other than the first two. Shared by granules that look alike.
   struct Others {
-    static constexpr size_t kMax = Epochs::kMax;  // beyond, the latest is left out: what races with it may go unnoticed
+    static constexpr size_t kMax = Epochs::kMax;  // beyond it the latest is dropped, and its races
     static constexpr size_t kUntried = 4 * kMax;
     int32_t users = 0;
-    uint32_t untried = 0;  // additions since it was last looked at for what is ordered
+    uint32_t untried = 0;  // additions since the last removal of ordered epochs
     bool wrote = false;    // some of them did
     Epochs epochs;
   };
@@ -121,11 +120,11 @@ class Page {
   // Some bytes of a granule that have the same past.
   struct Part {
     Epoch write;
-    Epoch since[2];           // since the write: reads, and atomic updates that the write came behind
+    Epoch since[2];           // reads since the write, and atomic updates before it
     uint32_t others = 0;      // index, 0: none. In a granule of several parts: of these
     uint16_t bytes = 0xffff;  // 0: in several parts
     bool initialised = false;
-    bool is_wide = true;  // all that accessed it since it was last written otherwise, and that write itself
+    bool is_wide = true;  // all accesses since the last ordinary write are wide
 
     bool same_past(const Part& x) const {
       return write == x.write && since[0] == x.since[0] && since[1] == x.since[1] && others == x.others &&
@@ -134,14 +133,14 @@ class Page {
   };
   static_assert(sizeof(Part) == 32);
 
-  // Of a word the last access; before it nothing, or what has happened before it and matters no more.
+  // The last access to each word. Earlier accesses happened before it.
   using Words = std::array<Epoch, kGranule / 4>;
   union Granule {
     Granule() : whole() {}
     Part whole;
     Words words;
   };
-  // unwritten_words: but for those whose epoch is a write.
+  // unwritten_words: no word is initialised, except words whose epoch is a write.
   enum class Kind : uint8_t { parts, words, unwritten_words };
   struct State {
     Kind kind = Kind::parts;
@@ -150,7 +149,7 @@ class Page {
     bool is_usual() const { return kind == Kind::parts && let_by == 0; }
   };
 
-  // Of a granule: mostly the four that words make.
+  // The parts of a granule. Words usually make four.
   class Parts {
    public:
     size_t size() const { return size_; }
@@ -216,7 +215,7 @@ class PageCache {
     uint64_t number = ~uint64_t{0};
     Page* page = nullptr;
   };
-  // Buffers may lie a power of two apart, so that pages alike in them must not share a place.
+  // The distance of buffers may be a power of two, and similar pages in them must not share a place.
   PageEntry& place(uint64_t number) { return entries_[number * 0x9e3779b97f4a7c15 >> 56]; }
 
  private:

@@ -1,5 +1,5 @@
-// Who touched memory: a site is a place in the program as one warp or one asynchronous operation came by there, and an
-// epoch is one time that it did. Shadow memory holds epochs.
+// Sites and epochs. A site is a place in the program that one warp or one asynchronous operation has executed. An epoch
+// is one execution of a site. Shadow memory holds epochs.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@ namespace tandem::vgpu::check {
 
 enum class SiteKind : uint8_t { thread, async };
 
-// Where a clock tells that an asynchronous operation is complete. time 0: nothing can tell yet.
+// The clock entry that means that an asynchronous operation has completed. time 0: no entry yet.
 struct Token {
   uint16_t row = 0;
-  uint16_t lane = 0;  // or kTogether: each of the site's lanes, as each has a group of its own
+  uint16_t lane = 0;  // or kTogether: each of the site's lanes has a group
   int32_t time = 0;
 };
 
@@ -28,12 +28,12 @@ inline constexpr int kTogether = 32;
 
 struct Site {
   int32_t cluster = 0, cta = 0, instruction = -1;
-  uint32_t lanes = 0;  // that did it together
-  uint16_t warp = 0;   // of the block
-  uint16_t row = 0;    // of the warp
+  uint32_t lanes = 0;  // lanes that executed it together
+  uint16_t warp = 0;   // index in the block
+  uint16_t row = 0;    // row of the warp in clocks
   SiteKind kind = SiteKind::thread;
   AsyncKind async = AsyncKind::bulk_load;
-  uint32_t copy = 0;  // of a bulk store: its number in the warp, see LastCopy
+  uint32_t copy = 0;  // the number of a bulk store in the warp, see LastCopy
   std::atomic<Token> done = Token{};
 
   void set(const Site& x) {
@@ -50,8 +50,8 @@ inline constexpr int scope_code(Scope scope) { return 1 + static_cast<int>(scope
 // The smallest thing that asynchronous operations move; see shadow.h.
 inline constexpr uint32_t kGranule = 16;
 
-// 0: nobody. Who of the site it was: a lane, all of its lanes together, or a run: lanes side by side that have a
-// granule between them, each the same number of bytes.
+// 0: none. An epoch names a lane of its site, all of its lanes together, or a run. A run is adjacent lanes that share a
+// granule, each with the same number of bytes.
 class Epoch {
  public:
   static constexpr int32_t kLatest = (1 << 24) - 1;  // times stay there
@@ -75,8 +75,8 @@ class Epoch {
   bool wrote() const { return bits_ & 1; }
 
   bool is_run() const { return who() >= kRuns; }
-  uint32_t bytes_of_lane() const { return 1u << (who() / kRuns - 1); }  // of a run
-  // Of a run, the lane that has this byte of the granule; else itself.
+  uint32_t bytes_of_lane() const { return 1u << (who() / kRuns - 1); }  // only for a run
+  // For a run, the epoch of the lane that has this byte of the granule; otherwise the epoch itself.
   Epoch at(uint32_t byte) const {
     return is_run() ? Epoch(site(), time(), lane() + static_cast<int>(byte / bytes_of_lane()), scope(), wrote())
                     : *this;
@@ -88,14 +88,14 @@ class Epoch {
   }
 
  private:
-  static constexpr int kRuns = 64;  // above, by the size of what each lane has
+  static constexpr int kRuns = 64;  // above it, by the bytes of a lane
   int who() const { return static_cast<int>(bits_ >> 4 & 0x1ff); }
 
   uint64_t bits_ = 0;
 };
 
-// Sites by number, from 1 on. One thread at a time adds and removes; others may read sites whose numbers they got
-// through a lock.
+// Sites by number, from 1 on. One thread at a time adds and removes. Other threads may read sites whose numbers they
+// received through a lock.
 class Sites {
  public:
   // At most `most` at once; beyond, new ones share the last.

@@ -1,4 +1,4 @@
-// What is told through atomics in global memory, to all clusters.
+// Knowledge that atomics in global memory publish to all clusters.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@ namespace tandem::vgpu::check {
 // May be used by several host threads at once.
 class GlobalSyncs {
  public:
-  // A write of this cluster tells; whoever reads the address later with the right to know learns it. (One who reads an
-  // older value learns too much: a race may go unnoticed, none is made up.)
+  // A write of this cluster publishes. A later read of the address learns it if its order and scope allow. A read of an
+  // older value learns too much, so a race may go unnoticed, but none is invented.
   void tell(uint64_t address, const VectorClock& published, int32_t cluster);
   void learn(uint64_t address, VectorClock* known, int32_t cluster);
 
@@ -29,7 +29,7 @@ class GlobalSyncs {
     std::unordered_map<uint64_t, Told> published;
   };
   std::array<Stripe, 64> stripes_;
-  std::atomic<bool> anything_{false};  // has been told: most kernels never do
+  std::atomic<bool> anything_{false};  // something was published: most kernels never do
 };
 
 }  // namespace tandem::vgpu::check

@@ -13,7 +13,7 @@ constexpr uint32_t kTensorColumns = 512;
 uint32_t lane_of(const Span& span) { return static_cast<uint32_t>(span.address >> 16); }
 uint32_t column_of(const Span& span) { return static_cast<uint32_t>(span.address & 0xffff); }
 
-// Of the entries in a warp's row for loads and stores.
+// Entries in a warp's row for loads and stores.
 constexpr uint16_t kLoads = 0, kStores = 1;
 
 }  // namespace
@@ -22,7 +22,7 @@ uint64_t shadow_address(const Span& span) {
   return span.memory == Memory::tensor ? uint64_t{column_of(span)} * kTensorLanes + lane_of(span) : span.address;
 }
 
-// The machine itself says what lies outside the allocations, or the warp's lanes.
+// The machine reports cells outside the allocations or the warp's lanes.
 bool Watch::in_tensor_memory(const Span& span) {
   return lane_of(span) + span.rows <= kTensorLanes && column_of(span) + span.bytes / 4 <= kTensorColumns;
 }
@@ -60,7 +60,7 @@ Token Watch::tensor_token(const Scene& scene, const Actor& actor, AsyncKind kind
 void Watch::tcgen05_commits(const Actor& actor, std::span<const BarrierId> barriers) {
   const Scene scene = enter(actor);
   CheckedWarp& warp = scene.warp;
-  // Before it tells: who waits for the phase knows of this use too, in whichever block the barrier lies.
+  // The barriers are used before the release, so that threads that wait for the phase know of this use in every block.
   for (const BarrierId id : barriers) {
     check_begun(scene, actor, id.cta, "commits to the barrier");
     use_barrier(scene, actor, id, false, "commits to the barrier");
@@ -97,7 +97,7 @@ void Watch::tcgen05_fence(const Actor& actor, bool before) {
   }
 }
 
-// What one thread issues behind another's operation, ordered by a barrier, wants fences on both sides of that.
+// If a barrier orders an operation after one of another thread, fences are required on both sides of the barrier.
 void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Accessor& party, const Site& past) {
   if (past.cta == actor.cta && past.warp == actor.warp) return;
   const CheckedBlock* const block = scene.cluster.find(past.cta);
@@ -106,7 +106,7 @@ void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Ac
   const int32_t group = done.time;
   const bool before = (past.async == AsyncKind::tcgen05_ld && group > other.tensor_fenced_loads) ||
                       (past.async == AsyncKind::tcgen05_st && group > other.tensor_fenced_stores);
-  // A barrier behind the fence that tells of other things takes nothing from it.
+  // A barrier after the fence that publishes other things does not invalidate it.
   const uint32_t lanes = done.lane == kTogether ? past.lanes : 1u << done.lane;
   const bool after = (scene.warp.tensor_stale & actor.lanes) != 0 &&
                      !knows(scene.warp.share_of(first_of(actor.lanes)).tensor_seen, done.row, lanes, done.time);
@@ -116,7 +116,7 @@ void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Ac
     return;
   findings_.add(Rule::missing_tcgen05_fence, party,
                 {past.cta, past.warp, -1, past.instruction, std::string(name_of(past.async))}, "",
-                str_cat("no tcgen05.fence::", after ? "after" : "before", "_thread_sync lies between it and the ",
+                str_cat("no tcgen05.fence::", after ? "after" : "before", "_thread_sync separates it from the ",
                         name_of(past.async), " that a barrier orders before it"));
 }
 
@@ -132,7 +132,7 @@ void Watch::tmem_frees(const Actor& actor, uint32_t column, uint32_t columns) {
   order_lanes(scene, actor);
   CheckedBlock& block = scene.block;
   std::erase_if(block.columns, [&](const Allocation& a) { return a.column == column && a.columns == columns; });
-  // Whoever still uses them collides with this.
+  // Outstanding accesses to the columns conflict with this one.
   scene.warp.for_each_share(actor.lanes, [&](const LaneGroup& share, uint32_t by) {
     Access access(scene.cluster.sites, scene.cluster.id, actor.cta);
     access.issued_by(scene.warp, share, by);

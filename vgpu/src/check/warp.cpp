@@ -13,7 +13,7 @@ const LaneGroup& CheckedWarp::share_of(int lane) const {
   return shares_[0];
 }
 
-// Others learn of a thread's own deeds by its releases.
+// A release publishes the thread's own accesses too.
 void CheckedWarp::raise_own(VectorClock* published, uint32_t of) const {
   Times now;
   now.fill(time_);
@@ -118,7 +118,7 @@ void CheckedWarp::tensor_fence(uint32_t of) {
 
 void CheckedWarp::sync(uint32_t of) {
   of &= lanes;
-  if (shares_.size() == 1 && !(dirty_ & of)) return;  // nothing to tell each other
+  if (shares_.size() == 1 && !(dirty_ & of)) return;  // no knowledge to exchange
   LaneGroup together;
   together.lanes = of;
   together.known = release(of);

@@ -1,5 +1,4 @@
-// What the threads of a warp know. Threads that have done the same share one knowledge: a warp is a few shares, mostly
-// one.
+// Knowledge of the threads of a warp. Threads with the same history share one object, so that a warp usually has one.
 #pragma once
 
 #include <memory>
@@ -13,17 +12,17 @@ namespace tandem::vgpu::check {
 
 // Groups of asynchronous operations: cp.async, or bulk stores. Each thread counts its own.
 struct Groups {
-  uint16_t reads = 0, writes = 0;           // rows of clocks: of which groups the reads, the writes are done
+  uint16_t reads = 0, writes = 0;           // clock rows of completed reads and completed writes
   Times committed{}, reads_done{}, done{};  // as the thread itself knows
   uint32_t open = 0;                        // lanes with operations since their last commit
   std::array<int32_t, kLanes> last{};       // instruction of each lane's last operation
 };
 
-// Bulk stores are numbered, all those alike that lanes issue together: right behind each other, by one instruction, of
-// the same bytes to the same place.
+// Bulk stores are numbered. Equal stores that lanes issue together share a number: consecutive executions of one
+// instruction for the same bytes and the same place.
 struct LastCopy {
   uint32_t number = 0;
-  uint64_t event = 0;  // of the warp
+  uint64_t event = 0;  // count of the warp's events
   int32_t instruction = -1;
   uint32_t lanes = 0;
   std::vector<Span> reads, writes;
@@ -34,11 +33,11 @@ struct LaneGroup {
   uint32_t lanes = 0;
   VectorClock known;
   ClockRef fenced_here;  // known.seen at the last fence of any scope
-  VectorClock observed;  // by relaxed reads: known behind the next fence
+  VectorClock observed;  // from relaxed reads: known after the next fence
   ClockRef tensor_seen;  // known.seen at the last tcgen05.fence::after_thread_sync
 };
 
-// Sites of a warp by instruction and lanes; those that it was at lately are found without a search.
+// Sites of a warp by instruction and lanes. Recent sites are found without a search.
 class KnownSites {
  public:
   // 0 of one that is new.
@@ -64,29 +63,29 @@ class KnownSites {
 
 class CheckedWarp {
  public:
-  int32_t cta = 0, index = 0;  // of the block, in it
+  int32_t cta = 0, index = 0;  // block, and index in the block
   uint16_t row = 0;
-  uint32_t lanes = kAllLanes;  // those that exist
+  uint32_t lanes = kAllLanes;  // lanes that exist
 
-  uint64_t events = 0;  // so far
+  uint64_t events = 0;  // number of events
   std::unique_ptr<Groups> cp_async, bulk;
   LastCopy last_copy;
   int32_t wgmma_committed = 0, wgmma_done = 0;  // groups
-  int32_t wgmma_open = -1, wgmma_last = -1;     // instruction of the last product since the last commit; before it
-  uint16_t wgmma_row = 0;                       // where clocks tell of the warpgroup's groups; 0: it has none yet
+  int32_t wgmma_open = -1, wgmma_last = -1;     // last product since the last commit; before the commit
+  uint16_t wgmma_row = 0;                       // clock row of the warpgroup's groups; 0: none yet
   uint8_t wgmma_lane = 0;
   Times cluster_arrivals{};
 
-  // Of tensor memory. Rows of clocks, 0: none yet. Products, copies and shifts of a thread between two commits, loads
-  // and stores of the warp between two waits are groups.
+  // Tensor memory. Rows of clocks, 0: none yet. Products, copies and shifts of a thread between two commits form a
+  // group, and so do loads and stores of the warp between two waits.
   uint16_t tensor_row = 0, tensor_io_row = 0;
   Times tensor_committed{};
   int32_t tensor_loads = 0, tensor_stores = 0;                // groups
-  int32_t tensor_fenced_loads = 0, tensor_fenced_stores = 0;  // those that a fence::before_thread_sync came behind
-  uint32_t tensor_stale = 0;  // lanes that were told something and have executed no fence::after_thread_sync since
+  int32_t tensor_fenced_loads = 0, tensor_fenced_stores = 0;  // groups that precede a fence::before_thread_sync
+  uint32_t tensor_stale = 0;                                  // lanes that need a fence::after_thread_sync
 
-  // Strong reads of global memory. What they tell is looked up at the warp's next event: the read itself comes after
-  // its event, and the write that it sees may be another host thread's, between the two.
+  // Strong reads of global memory. Their knowledge is looked up at the warp's next event, because the read follows its
+  // event, and another host thread may write between the two.
   struct Read {
     uint64_t address = 0;
     uint32_t lanes = 0;
@@ -97,22 +96,23 @@ class CheckedWarp {
   KnownSites shared_sites, global_sites;
 
   void begin(uint32_t existing);
-  // What these lanes do from now on bears this time. Each release ends a time.
+  // The time of the lanes' next accesses. Each release ends a time.
   int32_t time() const { return time_; }
 
-  // f(share, lanes of it); what belongs to a share only in part becomes one of its own.
+  // f(share, lanes of it). A share that is covered in part is split.
   template <class F>
   void for_each_share(uint32_t of, F&& f);
   const LaneGroup& share_of(int lane) const;
 
-  // What these lanes tell together.
+  // Publishes the knowledge of these lanes together.
   VectorClock release(uint32_t of);
-  // What they tell by a relaxed write: what they knew at their last fence. beyond_cluster: what anybody fenced for all
-  // the GPU, as they know.
+  // The knowledge that a relaxed write publishes: the state at the last fence. beyond_cluster: at the last fence for
+  // the whole GPU.
   VectorClock release_relaxed(uint32_t of, bool beyond_cluster) const;
-  // The same within the cluster, with what it would tell if it were a release.
+  // The same within the cluster, and the knowledge that a release would publish.
   VectorClock hand_over(uint32_t of);
-  // What they tell another block by a release that reaches their own only: of ordinary writes those before a fence.
+  // The knowledge that a release of block scope publishes to another block. It includes ordinary writes only up to the
+  // last fence.
   VectorClock release_narrow(uint32_t of);
   void acquire(uint32_t of, const VectorClock& published);
   void acquire_relaxed(uint32_t of, const VectorClock& published);
@@ -125,10 +125,10 @@ class CheckedWarp {
   // All of these lanes have seen an operation complete.
   void learn(uint32_t of, uint16_t stream, int lane, int32_t time);
 
-  // A thread of these lanes knows what these others (of a row of its cluster) have done up to a time. own: by program
-  // order it knows that of itself.
+  // True if a thread of these lanes knows the events of other lanes (of a row of its cluster) up to a time. A thread
+  // knows its own events by program order.
   bool seen(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
-  // Or would know, if relaxed operations told all.
+  // True if it would know them if relaxed operations published everything.
   bool handed(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
   bool proxied(const LaneGroup& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes,
                int32_t time) const;

@@ -18,14 +18,14 @@
 
 namespace tandem::vgpu::check {
 
-// Where a span begins in shadow memory.
+// The first address of a span in shadow memory.
 uint64_t shadow_address(const Span& span);
 
 // How the addresses of a warp lie that are the block's own, or global.
 enum class Pattern : uint8_t {
   any,
   same,  // all alike
-  row,   // of 32 lanes, each at the end of the one before
+  row,   // 32 lanes, each adjacent to the preceding one
 };
 
 class Watch : public Checker {
@@ -72,7 +72,7 @@ class Watch : public Checker {
   void wgmma_fence(const Actor& actor) override;
 
  private:
-  // Where an event takes place.
+  // The objects that an event concerns.
   struct Scene {
     Cluster& cluster;
     CheckedBlock& block;
@@ -95,6 +95,7 @@ class Watch : public Checker {
   void check_begun(const Scene& scene, const Actor& actor, std::span<const Span> spans, std::string_view does);
   void check_begun(const Scene& scene, const Actor& actor, const LaneAccess& access, uint32_t lanes);
   static void note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mbarrier* barrier);
+  void check_commit_to_invalidated(const Scene& scene, const Actor& actor, BarrierId id, const Mbarrier& barrier);
   void check_commits_of_peers(const Cluster& cluster, const CheckedBlock& block);
 
   // limits.cpp
@@ -155,7 +156,7 @@ class Watch : public Checker {
   Findings findings_;
   const bool alone_;                                   // one cluster is the whole grid
   std::unique_ptr<std::atomic<Cluster*>[]> clusters_;  // by block
-  std::mutex mutex_;                                   // of what follows
+  std::mutex mutex_;                                   // guards the members below
   std::map<int32_t, std::unique_ptr<Cluster>> running_;
 };
 

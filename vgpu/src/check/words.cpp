@@ -1,4 +1,4 @@
-// Shadow memory of words that plain loads and stores come by one at a time, and of what everybody reads.
+// Shadow memory of words that plain loads and stores access one at a time, and of words with many readers.
 #include <algorithm>
 
 #include "vgpu/src/check/shadow.h"
@@ -6,8 +6,8 @@
 namespace tandem::vgpu::check {
 namespace {
 
-// The access alone is worth remembering: of its word there was nothing, or what has happened before it. Not so a read
-// behind a write: who comes later may know of the write and not of the read.
+// True if only the new access must be recorded: the word had no access, or an access that happened before. A read after
+// a write is recorded in addition, because a later access may know of the write but not of the read.
 bool takes_place_of(Epoch x, Touch& touch) {
   if (!x || x == touch.epoch) return true;
   return (touch.writes || !x.wrote()) && touch.judge(x) == Touch::Verdict::ordered;
@@ -88,7 +88,7 @@ void Page::leave_words(uint32_t granule) {
   }
 }
 
-// Of a crowded granule, whether this is a read. Now and then one is looked at: by then others may be ordered behind.
+// Lets a read of a crowded granule pass. Every 256th read is examined, because later accesses may be ordered by then.
 bool Page::let_by(State* state, Touch& touch) {
   uint8_t& left = state->let_by;
   if (touch.writes) {
@@ -100,7 +100,7 @@ bool Page::let_by(State* state, Touch& touch) {
   return true;
 }
 
-// Behind a read: nobody has written what is there, and no further reader of any of it is kept.
+// Marks a granule as crowded after a read, if it has no write and no room for another reader.
 void Page::note_crowd(uint32_t granule) {
   const auto is_full = [&](const Part& part) {
     if (part.others == 0) return false;

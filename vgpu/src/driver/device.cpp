@@ -8,9 +8,9 @@ namespace tandem::vgpu::driver {
 namespace {
 
 constexpr int kDriverVersion = 13000;
-constexpr int kPlainSharedBytes = 48 << 10;  // of a block that has not asked for more
+constexpr int kPlainSharedBytes = 48 << 10;  // dynamic shared memory of a block by default
 
-// cuDeviceGetAttribute. What is not in the list is 0: the device does not have it.
+// cuDeviceGetAttribute. Attributes that are not listed are 0, because the device does not have them.
 int attribute_of(const Model& m, int attribute) {
   switch (attribute) {
     case 1: return m.max_threads_per_block;

@@ -52,7 +52,7 @@ bool owns(const Graph& graph, const GraphNode* node) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const auto& each) { return each.get() == node; });
 }
 
-// Nodes in an order in which each comes after those that it depends on; false: the dependencies have a cycle.
+// Sorts nodes so that each follows its dependencies; false: the dependencies have a cycle.
 bool sort_nodes(const Graph& graph, std::vector<GraphExec::Step>* steps) {
   std::set<const GraphNode*> done;
   steps->clear();
@@ -99,7 +99,7 @@ struct KernelNode {
 };
 static_assert(sizeof(KernelNode) == 56 && offsetof(KernelNode, parameters) == 40);
 
-// The parameters may change behind the call, so that the node keeps their values.
+// The parameters may change after the call, so the node keeps their values.
 CUresult make_launch(const char* name, const KernelNode* how, Work* work) {
   return serve(name, Needs::context, [&](State& state) {
     if (how == nullptr) return kInvalidValue;

@@ -8,29 +8,33 @@
 #include <vector>
 
 #include "base/text.h"
+#include "vgpu/src/ptx/link.h"
 
 namespace tandem::vgpu::driver {
 namespace {
 
 constexpr uint32_t kElf = 0x464c457f, kFatBinary = 0xba55ed50, kWrapper = 0x466243b1;
-constexpr uint64_t kMaxBytes = uint64_t{1} << 30;  // of an entry: more is no fat binary
+constexpr uint64_t kMaxBytes = uint64_t{1} << 30;  // size limit of an entry in a fat binary
 
-// What nvcc puts beside a fat binary in the program; cudart hands this over.
+// nvcc puts this wrapper next to a fat binary in the program, and cudart passes it on. Version 2: nvcc -rdc=true has
+// linked machine code only, and a list that ends with null has the fat binaries of the objects.
 struct Wrapper {
   uint32_t magic, version;
   const void* fat_binary;
+  const void* const* objects;
 };
+constexpr uint32_t kLinked = 2;
 
 struct FatHeader {
   uint32_t magic;
   uint16_t version, bytes;
-  uint64_t size;  // of all entries
+  uint64_t size;  // size of all entries
 };
 static_assert(sizeof(FatHeader) == 16);
 
 struct FatEntry {
   uint16_t kind, version;  // 1: PTX, 2: machine code
-  uint32_t bytes;          // of this header
+  uint32_t bytes;          // size of this header
   uint64_t padded_size;
   uint32_t compressed_size, options_at;
   uint16_t minor, major;
@@ -50,7 +54,7 @@ T read(const void* from) {
   return value;
 }
 
-// One block of LZ4: a token's upper half counts literals, its lower half what is repeated from before.
+// Decompresses an LZ4 block. The upper half of a token counts literals, and the lower half counts repeated bytes.
 bool unpack_lz4(const unsigned char* from, size_t size, std::string* text) {
   const unsigned char* const end = from + size;
   const size_t whole = text->size();
@@ -141,13 +145,30 @@ Status find_ptx(const unsigned char* image, int capability, std::string* text) {
   return text_of(chosen, best, text);
 }
 
+// Unsupported: no object has PTX for the GPU.
+Status link_objects(const void* const* objects, int capability, std::string* linked) {
+  std::vector<std::string> texts;
+  Status why = Status::unsupported("this program has no objects");
+  for (; *objects != nullptr; ++objects) {
+    std::string text;
+    why = find_ptx(static_cast<const unsigned char*>(*objects), capability, &text);
+    if (why.ok()) texts.push_back(std::move(text));
+  }
+  return texts.empty() ? why : ptx::link(texts, linked);
+}
+
 }  // namespace
 
 Status ptx_of(const void* image, int capability, std::string* text) {
   auto magic = read<uint32_t>(image);
   if (magic == kWrapper) {
-    image = read<Wrapper>(image).fat_binary;
+    const auto wrapper = read<Wrapper>(image);
+    image = wrapper.fat_binary;
     magic = read<uint32_t>(image);
+    if (wrapper.version == kLinked && wrapper.objects != nullptr) {
+      const Status linked = link_objects(wrapper.objects, capability, text);
+      if (linked.ok() || linked.code == TANDEM_INVALID_ARGUMENT) return linked;
+    }
   }
   if (magic == kFatBinary) return find_ptx(static_cast<const unsigned char*>(image), capability, text);
   if (magic == kElf)

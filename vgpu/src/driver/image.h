@@ -1,4 +1,4 @@
-// What programs load: PTX text, or a fat binary that has some.
+// Images that programs load: PTX text, or a fat binary that contains PTX.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace tandem::vgpu::driver {
 
-// The PTX of an image for a GPU of that compute capability (10 * major + minor). Of several the latest that it can
-// take.
+// Extracts the PTX for a GPU of that compute capability (10 * major + minor). If there are several, the latest suitable
+// one is used.
 Status ptx_of(const void* image, int capability, std::string* text);
 
 }  // namespace tandem::vgpu::driver

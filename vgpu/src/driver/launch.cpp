@@ -1,4 +1,4 @@
-// What is known of functions, how many blocks fit, and launches. A launch has run when its call returns.
+// Functions, occupancy and launches. A launch has completed when its call returns.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -74,7 +74,7 @@ CUresult set(const char* name, int attribute, int value, Function* function) {
   });
 }
 
-// Blocks of so many threads and bytes that an SM holds at once.
+// The number of blocks of this size that an SM holds at once.
 int blocks_per_sm(const Model& model, const Function& function, int threads, size_t dynamic_bytes) {
   const int warps = (threads + 31) / 32;
   const auto shared = dynamic_bytes + static_cast<size_t>(function.attributes.static_smem_bytes) + kReservedSharedBytes;
@@ -153,10 +153,10 @@ CUresult check_launch(const char* name, const State& state, const Function& func
                   str_cat(threads, " threads in a block are beyond the ", function.attributes.max_threads,
                           " that kernel \"", function.name, "\" is compiled for"));
   if (c.shared_bytes > static_cast<unsigned>(function.max_dynamic_bytes))
-    return refuse(name, kInvalidValue,
-                  str_cat(c.shared_bytes, " bytes of dynamic shared memory are beyond the ", function.max_dynamic_bytes,
-                          " that kernel \"", function.name,
-                          "\" may ask for: set CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES first"));
+    return refuse(
+        name, kInvalidValue,
+        str_cat(c.shared_bytes, " bytes of dynamic shared memory must be at most the ", function.max_dynamic_bytes,
+                " of kernel \"", function.name, "\": set CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES first"));
   const auto resident =
       static_cast<uint64_t>(state.model().sm_count) *
       static_cast<uint64_t>(blocks_per_sm(state.model(), function, static_cast<int>(threads), c.shared_bytes));

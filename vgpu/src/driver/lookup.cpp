@@ -74,7 +74,7 @@ void* find_function(std::string_view name, int version) {
     int version;
     const char* form;
   };
-  // Those whose forms take other arguments.
+  // Functions whose forms take other arguments.
   constexpr Since forms[] = {
       {"cuCtxCreate", 12050, "cuCtxCreate_v4"},
       {"cuCtxCreate", 11040, "cuCtxCreate_v3"},

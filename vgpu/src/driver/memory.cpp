@@ -1,5 +1,6 @@
-// Memory: device memory, pinned and managed memory (one and the same here, but for what is asked about them), copies,
-// fills. Addresses are the host's. Streams have nothing to order, so what is asynchronous is done when it is asked for.
+// Memory: device memory, pinned and managed memory, copies, fills. All kinds of memory are the same here except for
+// their attributes. Addresses are the host's. Streams order nothing, so asynchronous work is executed when it is
+// submitted.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -33,7 +34,8 @@ CUresult release(const char* name, CUdeviceptr address, bool of_host) {
     const auto found = state.memory.find(address);
     if (found == state.memory.end() || (found->second.kind == Memory::Kind::host) != of_host ||
         found->second.is_registered)
-      return refuse(name, kInvalidValue, str_cat("address ", address, " is none that was allocated and not yet freed"));
+      return refuse(name, kInvalidValue,
+                    str_cat("address ", address, " must be an allocation that has not been freed"));
     state.memory.erase(found);
     return result_of(name, state.device().free(pointer_of(address)));
   });
@@ -48,7 +50,7 @@ CUresult copy(const char* name, void* to, const void* from, size_t bytes) {
   });
 }
 
-// count elements of `bytes` each; rows of `width` elements, `pitch` bytes apart.
+// Fills count elements of `bytes` each, in rows of `width` elements with a pitch of `pitch` bytes.
 CUresult fill(const char* name, CUdeviceptr to, size_t pitch, uint32_t value, size_t bytes, size_t width,
               size_t height) {
   return serve(name, Needs::context, [&](State& state) {
@@ -300,7 +302,7 @@ CUresult pointer_attribute(State& state, void* value, int attribute, CUdeviceptr
     case 12: return set(known ? found->second.bytes : size_t{0});  // its size
     case 13: return set(static_cast<unsigned>(1));                 // mapped
     case 14: return set(0u);                                       // handle types
-    case 15: return set(0ull);                                     // of GPU direct
+    case 15: return set(0ull);                                     // GPU direct
     case 16: return set(3u);                                       // access: read and write
     case 17: return set(static_cast<void*>(nullptr));              // pool
     default: return kInvalidValue;
@@ -333,7 +335,7 @@ TANDEM_DRIVER(cuPointerGetAttributes, (unsigned count, int* attributes, void** v
   });
 }
 
-// Their later forms take other arguments, which nobody looks at either.
+// Their later forms take other arguments, which are ignored too.
 TANDEM_DRIVER_ALIAS(cuMemPrefetchAsync_v2, cuMemPrefetchAsync);
 TANDEM_DRIVER_ALIAS(cuMemAdvise_v2, cuMemAdvise);
 

@@ -11,7 +11,7 @@
 namespace tandem::vgpu::driver {
 namespace {
 
-// Options of the compiler that have a place for what it says.
+// Compiler options that receive the log.
 enum JitOption : int { kErrorLog = 5, kErrorLogBytes = 6 };
 
 void log_error(unsigned count, const int* options, void** values, const std::string& sentence) {
@@ -76,7 +76,7 @@ CUresult unload(const char* name, Module* module) {
 
 constexpr int32_t kPlainSharedBytes = 48 << 10;
 
-// Decodes it when it is first asked for. The caller has the lock.
+// Decodes the kernel on first use. The caller has the lock.
 CUresult find(const char* caller, State& state, Module* module, std::string_view name, Function** function) {
   if (!state.modules.contains(module)) return kInvalidHandle;
   const ptx::Function* const entry = module->text->find(name);
@@ -181,7 +181,7 @@ TANDEM_DRIVER(cuModuleLoad, (Module * *module, const char* path)) { return load_
 TANDEM_DRIVER(cuModuleUnload, (Module * module)) { return unload("cuModuleUnload", module); }
 TANDEM_DRIVER(cuModuleGetLoadingMode, (int* mode)) {
   if (mode == nullptr) return kInvalidValue;
-  *mode = 2;  // lazy: kernels are decoded when they are asked for
+  *mode = 2;  // lazy: kernels are decoded on first use
   return kSuccess;
 }
 TANDEM_DRIVER(cuModuleGetFunction, (Function * *function, Module* module, const char* name)) {

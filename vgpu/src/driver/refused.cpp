@@ -1,5 +1,4 @@
-// What the driver has and the stand-in does not: every name resolves, so that programs load and link, and says so when
-// it is called.
+// Driver functions that are not served. Every name resolves, so that programs load and link. A call prints a sentence.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,17 +23,16 @@ CUresult not_served(const char* name) {
   TANDEM_DRIVER(name, ()) { return not_served(#name); } \
   static_assert(true)
 
-// Programs that know the driver's private tables do without them (NVRTC), but for NVIDIA's runtime, which crashes. One
-// of its tables is there to tell it whether the driver is NVIDIA's; this one is not, and does not say that it is.
+// Programs such as NVRTC work without the driver's private tables, but NVIDIA's runtime crashes. One of its tables
+// proves that the driver is NVIDIA's, and this library does not claim to be.
 constexpr unsigned char kTableOfTheRuntime[16] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a,
                                                   0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9};
 TANDEM_DRIVER(cuGetExportTable, (const void** table, const void* id)) {
   if (table != nullptr) *table = nullptr;
   if (id == nullptr || std::memcmp(id, kTableOfTheRuntime, sizeof kTableOfTheRuntime) != 0) return kNotSupported;
   say("cuGetExportTable",
-      "the CUDA runtime that this program brings needs private tables of NVIDIA's driver, so it ends here: build it "
-      "with "
-      "nvcc -cudart shared (CUDA 13), and it finds the virtual GPU's own libcudart.so.13");
+      "the CUDA runtime of this program needs private tables of NVIDIA's driver: build with "
+      "nvcc -cudart shared (CUDA 13) to use the libcudart.so.13 of the virtual GPU");
   std::fflush(nullptr);
   std::_Exit(2);
 }

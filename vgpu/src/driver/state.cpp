@@ -15,7 +15,7 @@ namespace {
 
 thread_local CUresult last_launch = kSuccess;
 
-// What a GPU answers to what ends a kernel here.
+// The result that a GPU's driver returns for a rule that ends a kernel.
 CUresult result_of(Rule rule) {
   switch (rule) {
     case Rule::out_of_bounds: return kIllegalAddress;

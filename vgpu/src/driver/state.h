@@ -1,5 +1,5 @@
-// What the stand-in for the CUDA driver library keeps: one virtual device for the process, and what programs have made
-// on it. Work is done when it is asked for, by the calling thread and those that the device takes for a launch.
+// State of the library that replaces the CUDA driver: one virtual device for the process, and the objects that programs
+// have created on it. Work is executed when it is submitted, by the calling thread and the device's host threads.
 #pragma once
 
 #include <cstdio>
@@ -23,7 +23,7 @@ namespace tandem::vgpu::driver {
 
 struct Module;
 
-// Of an SM, and of each block's shared memory what the system keeps: alike on all models.
+// Limits of an SM, and the system's share of each block's shared memory. They are the same on all models.
 inline constexpr int kThreadsPerSm = 2048, kBlocksPerSm = 32, kReservedSharedBytes = machine::kReservedShared;
 
 inline bool is_error(const Finding& finding) { return grade_of(finding.rule) == Grade::error; }
@@ -78,13 +78,13 @@ class State {
   // The process's; made at the first call, never destroyed.
   static State& get();
 
-  // cuInit. Says why there is no device, once.
+  // cuInit. Prints once why there is no device.
   CUresult initialise();
   bool is_initialised() const { return device_ != nullptr; }
   gpu::Device& device() { return *device_; }
   const Model& model() const { return *model_; }
 
-  // Of what follows; not held while a kernel runs.
+  // Guards the members below. It is not held while a kernel runs.
   std::recursive_mutex mutex;
   Context primary;
   int primary_users = 0;
@@ -95,15 +95,15 @@ class State {
   std::set<const void*> events;
   std::map<CUdeviceptr, Memory> memory;
   uint64_t next_id = 1;
-  CUresult failure = kSuccess;  // of a kernel that could not go on: every later call has it, as after a real one
+  CUresult failure = kSuccess;  // result of a failed kernel; every later call returns it
 
   bool holds(const Context* context) const { return context == &primary || contexts.contains(context); }
   // The allocation around an address, or end().
   std::map<CUdeviceptr, Memory>::iterator around(CUdeviceptr address);
 
-  // Of each launch: prints what is new of its findings. What a GPU answers where the kernel could not go on.
+  // Prints the new findings of each launch, and records the result that a GPU would return.
   void report(const Outcome& outcome);
-  CUresult result_of_last_launch();  // of this thread
+  CUresult result_of_last_launch();  // the calling thread's
 
  private:
   State();
@@ -121,7 +121,7 @@ Context* current_context();
 void say(const char* function, const std::string& sentence);
 // The same, and what the function returns.
 CUresult refuse(const char* function, CUresult result, const std::string& sentence);
-// Of a device's answer: out of memory, or what it was asked for.
+// Converts a device's status: out of memory, or `otherwise`.
 CUresult result_of(const char* function, const Status& status, CUresult otherwise = kInvalidValue);
 
 enum class Needs : uint8_t { nothing, device, context };

@@ -1,4 +1,4 @@
-// Streams and events. Work is done when it is asked for, so that every order that a program demands is kept.
+// Streams and events. Work is executed when it is submitted, so every order that a program demands is kept.
 #include <chrono>
 
 #include "vgpu/src/driver/state.h"
@@ -12,7 +12,7 @@ struct Event {
   unsigned flags = 0;
   bool recorded = false;
   Clock::time_point at;
-  std::shared_ptr<Capture> capture = {};  // of the stream that recorded it last
+  std::shared_ptr<Capture> capture = {};  // capture of the stream that recorded it last
 };
 constexpr unsigned kDisableTiming = 2;
 

@@ -37,7 +37,7 @@ void Summary::add(const Outcome& outcome) {
 void Summary::refused(const char* function) {
   if (!refused_.insert(function).second) return;
   ++refusals_;
-  say(function, "the virtual GPU does not serve this function of the driver; the program is told so");
+  say(function, "the virtual GPU does not serve this function of the driver: it returns CUDA_ERROR_NOT_SUPPORTED");
 }
 
 // For `tandem vgpu exec`: the numbers in a file that it has made for them.

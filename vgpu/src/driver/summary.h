@@ -1,5 +1,5 @@
-// What the stand-in tells of its kernels' findings: each new one as `tandem vgpu check` prints it, on standard error,
-// and a line at the program's exit.
+// Output of the virtual driver: each new finding as `tandem vgpu check` prints it, on standard error, and a summary
+// line at the program's exit.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class Summary {
 
   void begin(const std::string& model);
   void add(const Outcome& outcome);
-  // Of a call that is not served: the verdict on what follows is not to be trusted.
+  // Records a call that is not served, because the later verdict is then unreliable.
   void refused(const char* function);
   void finish();
 

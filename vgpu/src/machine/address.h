@@ -1,5 +1,5 @@
-// Address windows. Global addresses are the host's own. Generic addresses of the other spaces lie where no x86-64 or
-// AArch64 host has any: bits 48 to 63 are neither all 0 nor all 1.
+// Address windows. Global addresses are the host's. Generic addresses of other spaces are no addresses of x86-64 and
+// AArch64 hosts: their bits 48 to 63 are neither all 0 nor all 1.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ namespace tandem::vgpu::machine {
 // Registers that hold something when a thread begins.
 enum class Special : uint8_t {
   constant,        // value
-  shared_address,  // value is an offset; the block's rank in its cluster comes on top
+  shared_address,  // value is an offset, to which the block's rank is added
   tid_x,
   tid_y,
   tid_z,
@@ -56,7 +56,7 @@ enum class Special : uint8_t {
   lanemask_gt,
   dynamic_smem_size,
   total_smem_size,
-  workspace_low,  // halves of the address of a cooperative grid's workspace, else 0
+  workspace_low,  // address of a cooperative grid's workspace, else 0
   workspace_high,
 };
 
@@ -72,11 +72,11 @@ struct ModuleMemory {
   std::shared_ptr<const ptx::Module> module;
   std::unique_ptr<std::byte[]> bytes;
   size_t size = 0;
-  std::vector<std::byte*> address;  // by index of Module::variables; null: not in global or constant memory
+  std::vector<std::byte*> address;  // by index of Module::variables; null: another space
 };
 std::shared_ptr<ModuleMemory> memory_of(const std::shared_ptr<const ptx::Module>& module);
 
-// Operands of an op that may be registers that nobody has written, by number among those.
+// Operands of an op that may be unwritten registers, by number among these registers.
 struct RegisterUse {
   std::vector<int32_t> reads, sums, writes;  // sums: read where the op adds to them (Detail::adds_if)
   int32_t guard = -1;
@@ -92,11 +92,11 @@ struct Code {
   std::vector<std::unique_ptr<Detail>> details;
   std::vector<const ptx::Instruction*> sources;
   std::vector<Initial> initials;
-  std::unordered_map<int32_t, RegisterUse> uses;  // by op: of those with Op::kUnwritten
+  std::unordered_map<int32_t, RegisterUse> uses;  // by op, for ops with Op::kUnwritten
   std::vector<std::string> may_be_unwritten;      // registers, by number: their names
-  int32_t register_bytes = 0;                     // of a warp's register file
+  int32_t register_bytes = 0;                     // size of a warp's register file
   int32_t registers_needed = 0;
-  int32_t local_bytes = 0;  // of a thread
+  int32_t local_bytes = 0;  // size of a thread's local memory
   int32_t static_shared = 0;
   uint32_t dynamic_shared_at = 0;  // in the shared window
   int32_t parameter_bytes = 0;
@@ -107,11 +107,11 @@ struct Code {
   std::unique_ptr<std::byte[]> workspace;  // null: no instruction reads its address
   bool uses_cp_async_arrive = false;       // cp.async.mbarrier.arrive
 
-  // Of an instruction, with the calls that led there (ptx::place_text).
+  // The source place of an instruction, with the calls that led to it (ptx::place_text).
   std::string place(int32_t source) const;
 };
 
-// What Program is behind its interface.
+// The implementation of Program.
 const Code& code_of(const Program& program);
 
 }  // namespace tandem::vgpu::machine

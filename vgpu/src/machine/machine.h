@@ -16,11 +16,11 @@
 
 namespace tandem::vgpu {
 
-// When asynchronous operations complete: a choice that the hardware makes anew each time.
+// The time at which asynchronous operations complete. Hardware chooses it at each execution.
 enum class Completion : uint8_t { early, late, random };
 
 struct Schedule {
-  uint64_t seed = 0;  // of the order of warps, of fragments of a warp, and of random completion; 0: plain round robin
+  uint64_t seed = 0;  // order of warps, random completion; 0: round robin
   Completion completion = Completion::early;
   // The n-th of a list that begins early, late and goes on at random.
   static Schedule nth(int n);
@@ -29,11 +29,11 @@ struct Schedule {
 
 struct RunOptions {
   Schedule schedule;
-  int32_t threads = 0;            // of the host; 0: all cores
-  uint64_t max_instructions = 0;  // of warps, per block; 0: no bound. A kernel that runs on is a finding (deadlock).
-  // Of the order in which clusters begin, and of how many a thread of the host runs side by side, in turns of any
-  // length: which block is given which work by a counter or by cluster launch control. 0: in order, and the next one
-  // only when those that have begun end or wait for it.
+  int32_t threads = 0;            // host threads; 0: all cores
+  uint64_t max_instructions = 0;  // limit of warp instructions per block; 0: none
+  // Seeds the order in which clusters begin, and how many of them a host thread interleaves. It decides which block
+  // receives which work from a counter or cluster launch control. 0: in order, and the next cluster begins only when
+  // earlier ones end or wait for it.
   uint64_t placement = 0;
 };
 
@@ -56,13 +56,13 @@ class Program {
 
   virtual const ptx::Module& module() const = 0;
   virtual const ptx::Function& function() const = 0;
-  // Of a decoded instruction: the PTX instruction it comes from, for names and lines.
+  // The PTX instruction that a decoded instruction comes from, for names and lines.
   virtual const ptx::Instruction& source(int32_t instruction) const = 0;
   virtual int32_t parameter_bytes() const = 0;
-  virtual int32_t parameter_offset(int index) const = 0;  // of the index-th parameter in the parameter block
+  virtual int32_t parameter_offset(int index) const = 0;  // offset of a parameter in the parameter block
   virtual int32_t static_shared_bytes() const = 0;
   virtual int32_t registers_needed() const = 0;                 // an estimate: how many 32-bit registers live at once
-  virtual std::vector<Buffer> variables() const { return {}; }  // of the module, in global and constant memory
+  virtual std::vector<Buffer> variables() const { return {}; }  // variables of the module in global and constant memory
 };
 
 struct LaunchDescription {
@@ -70,14 +70,12 @@ struct LaunchDescription {
   gpu::Dim3 grid, block, cluster;
   uint32_t dynamic_shared_bytes = 0;
   std::span<const std::byte> parameters;
-  bool cooperative = false;  // blocks may wait for each other: the grid has a workspace in global memory
+  bool cooperative = false;  // blocks may wait for each other
 };
 
-// Runs the grid to its end. observer: may be null (nothing is watched). A finding after which the kernel cannot go on
-// (deadlock, trap, an access outside every window) ends the run: the status says so with the finding's sentence. What
-// else the machine itself finds is the observer's to hear, and ends nothing. Memory is accessed where it is: a wild
-// address is caught when the observer has the buffers (Checker), and crashes the process otherwise, so the checker is
-// on by default.
+// Runs the grid to its end. observer: may be null. A fatal finding (deadlock, trap, an access outside every window)
+// ends the run, and the status holds its sentence. The observer receives the machine's other findings. Without the
+// buffers of an observer (Checker) a wild address crashes the process.
 Status run(const LaunchDescription& launch, const Model& model, const RunOptions& options, Observer* observer);
 
 }  // namespace tandem::vgpu

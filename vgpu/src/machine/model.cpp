@@ -54,7 +54,7 @@ std::string_view trimmed(std::string_view text) {
   return begin == std::string_view::npos ? "" : text.substr(begin, text.find_last_not_of(blanks) - begin + 1);
 }
 
-// What stands before the first such character, which is taken off the text with it.
+// Removes and returns the text before the first such character.
 std::string_view take_until(char end, std::string_view* text) {
   const size_t at = std::min(text->find(end), text->size());
   const std::string_view part = text->substr(0, at);

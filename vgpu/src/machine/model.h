@@ -19,7 +19,7 @@ struct Model {
   int64_t l2_bytes = 0, memory_bytes = 0;
   int32_t shared_bytes_per_block = 0, tensor_memory_columns = 0;
   int32_t registers_per_sm = 0, max_threads_per_block = 0, max_cluster = 0;
-  // Of a multiprocessor, a clock. The machine keeps no time by them.
+  // Throughput of a multiprocessor per clock. The machine does not keep time.
   int32_t products = 0;      // multiplications with additions of 16-bit numbers
   int32_t exponentials = 0;  // ex2.approx
   // Families of instructions that are not on every chip.
@@ -33,7 +33,7 @@ Status parse_model(std::string_view file_name, std::string_view text, Model* mod
 // All of them, ordered by name; refused where one of their files is.
 Status all_models(std::vector<const Model*>* models);
 
-// Of those, by name; nullptr: none.
+// The model with this name; nullptr: none.
 const Model* find_model(std::string_view name);
 std::vector<std::string> model_names();
 

@@ -1,9 +1,8 @@
-// What decoding makes of PTX instructions: ops of a cache line each, which the dispatch loop executes one after the
-// other.
+// Decoded PTX instructions: ops of a cache line each, which the dispatch loop executes in order.
 //
 // A warp's registers are one block of memory, and an operand is a byte offset into it. A register is a row of 32 lanes
-// of 4, 8 or 16 bytes (narrower ones: 4, the rest zero); a predicate is a word, one bit per lane. Constants and special
-// registers are rows too, filled in when the block begins.
+// of 4, 8 or 16 bytes; the rest of a narrower value is zero. A predicate is a word, one bit per lane. Constants and
+// special registers are rows too, filled in when the block begins.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +17,12 @@ inline constexpr uint32_t kAllLanes = 0xffffffffu;
 struct Op;
 struct Context;
 
-// What becomes of the fragment that executed an op.
+// The next state of the fragment that executed an op.
 enum class Step : uint8_t {
-  next,   // goes on behind it
+  next,   // continues with the next op
   jump,   // goes on elsewhere: its pc has been set
   wait,   // tries the same op again later
-  yield,  // goes on behind it after the others have had a turn
+  yield,  // continues with the next op after a turn of the rest
   gone,   // is no more, or waits at a join
   end,    // the run is over
 };
@@ -41,7 +40,7 @@ using Exec = Step (*)(Context&, const Op&);
 
 enum class Shape : uint8_t { none, f1, f2, f3, r1, r2, r3, r4, rows, exec, branch, join };
 
-// What an op does: a function of one of these types, or something that the dispatch loop does itself.
+// The operation of an op: a function of one of these types, or an operation of the dispatch loop.
 struct Action {
   Shape shape = Shape::none;
   union {
@@ -70,13 +69,13 @@ struct Action {
   constexpr Action(Exec f) : shape(Shape::exec), exec(f) {}
 };
 
-// What an exec or rows op needs beyond an Op: derived types have the rest. A register that is not there is -1.
+// Data of an exec or rows op beyond an Op. Derived types add more. An absent register is -1.
 enum class Hold : uint8_t { none, mma, tmem_load };
 struct Detail {
   virtual ~Detail() = default;
   std::vector<int32_t> in, out;
-  // Registers that the operation goes on using when the op is done, until an op that releases them; those of products
-  // only once an op in between has committed them.
+  // Registers that the operation uses after the op, until an op that releases them. Registers of products are held from
+  // the next commit on.
   std::vector<int32_t> held;
   Hold holds = Hold::none, releases = Hold::none;
   bool commits = false;
@@ -86,23 +85,23 @@ struct Detail {
   bool traps = false;  // it ends the kernel
   // Index in `in` of a predicate: where it is false, registers that are both in and out are only written. -1: none.
   int32_t adds_if = -1;
-  bool answers = false, ignored = false;  // out[0] says whether a wait is over; but nobody reads it
+  bool answers = false, ignored = false;  // out[0] is the result of a wait, which is unused
 };
 
 struct alignas(64) Op {
   Action action;
   const Detail* detail = nullptr;
-  uint8_t width = 0;                        // of d: bytes per lane, 0: a predicate
-  bool first = true;                        // of the ops of its PTX instruction
-  bool is_copy = false;                     // of one register, which renames a pending one
-  uint8_t watch = 0;                        // what is to be looked at before it is executed: bits of the following
-  static constexpr uint8_t kHeld = 1;       // an operand may belong to a product or tensor memory load under way
-  static constexpr uint8_t kProduct = 2;    // some operand is a register of wgmmas
-  static constexpr uint8_t kUnwritten = 4;  // some operand may be a register that nobody has written: Code::uses
-  uint32_t flip = 0;                        // ~0: executed where the guard is false
-  int32_t guard = 0;                        // always there: the constant "true" for most
-  int32_t d = -1, a = -1, b = -1, c = -1, e = -1;  // row functions; a branch: d is its target, a where its lanes rejoin
-  int32_t source = 0;                              // of Code::sources
+  uint8_t width = 0;                               // width of d: bytes per lane, 0: a predicate
+  bool first = true;                               // the first op of its PTX instruction
+  bool is_copy = false;                            // copies one register, and so renames a pending one
+  uint8_t watch = 0;                               // checks before execution: bits of the following
+  static constexpr uint8_t kHeld = 1;              // an operand may belong to an outstanding operation
+  static constexpr uint8_t kProduct = 2;           // some operand is a register of wgmmas
+  static constexpr uint8_t kUnwritten = 4;         // an operand may be an unwritten register: Code::uses
+  uint32_t flip = 0;                               // ~0: executed where the guard is false
+  int32_t guard = 0;                               // always there: the constant "true" for most
+  int32_t d = -1, a = -1, b = -1, c = -1, e = -1;  // registers; a branch: d is its target, a its join
+  int32_t source = 0;                              // index into Code::sources
 
   template <class T>
   const T& as() const {

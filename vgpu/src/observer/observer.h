@@ -1,6 +1,6 @@
-// What the machine tells others while it runs a kernel: the checker, the trace, later a timing model. Events come in
-// the order in which the machine executes. Blocks of different clusters may run in different host threads at once:
-// calls about one cluster are never concurrent, calls about different ones are.
+// Events of a running kernel for observers: the checker, the trace. They come in the order of execution. Host threads
+// may execute blocks of different clusters at once, so calls about one cluster are never concurrent, but calls about
+// different clusters may be.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ enum class Memory : uint8_t { global, shared, local, tensor };  // parameters an
 enum class Order : uint8_t { weak, relaxed, acquire, release, acquire_release };
 enum class Scope : uint8_t { cta, cluster, gpu, system };
 
-// Of which memory a proxy fence orders accesses. A block's own shared memory and its cluster's are not told apart.
+// The memory whose accesses a proxy fence orders. A block's own shared memory and its cluster's are not distinguished.
 enum class FencedSpaces : uint8_t { all, shared, global };
 
 // Bytes somewhere. global: a host address. shared: an offset in the shared window of block `cta`. tensor: lane << 16 |
@@ -33,7 +33,7 @@ struct Span {
   uint64_t address = 0;
   uint32_t bytes = 0;
   uint32_t rows = 1;
-  int32_t warp = -1;  // of a wgmma: the only one of the four warps that reads these (rows of A); -1: all do
+  int32_t warp = -1;  // the one warp of a wgmma that reads these rows; -1: all
   friend bool operator==(const Span&, const Span&) = default;
 };
 
@@ -47,8 +47,8 @@ class StoredValues {
   virtual bool are_constant() const = 0;
 };
 
-// An ordinary access of a warp: lane i (if in the actor's mask) touches `bytes` bytes at address[i] of memory (shared:
-// of block cta[i], or all of the actor's own if cta is null).
+// An ordinary access of a warp. Lane i of the actor's mask accesses `bytes` bytes at address[i] of memory. Shared
+// memory is block cta[i]'s, or the actor's own if cta is null.
 struct LaneAccess {
   Memory memory = Memory::global;
   bool reads = false, writes = false;
@@ -96,14 +96,13 @@ class Observer {
   virtual bool wants_instructions() const { return false; }
   virtual void executes(const Actor&) {}
 
-  // Ordinary memory. Called before the access is made. Returns the lanes whose access must not be made, as nothing is
-  // there: what they read is 0.
+  // Ordinary memory, before the access. Returns the lanes that must not access, because there is no memory; they read
+  // 0.
   virtual uint32_t access(const Actor&, const LaneAccess&) { return 0; }
 
-  // Asynchronous operations read and write memory at any time between issue and completion. `lanes` of the actor: the
-  // threads that issued it (one for TMA and tcgen05.mma, all of the warp for a wgmma). A wgmma has an event, with the
-  // same id, for each of the four warps as it issues its quarter; the last of them says what all read. Returns false
-  // when no data may be moved, as nothing is there; it then completes like any other.
+  // Asynchronous operations access memory between issue and completion. `lanes` of the actor are the issuing threads. A
+  // wgmma has an event with the same id for each of its four warps, and the last one names all reads. Returns false if
+  // no data may move, because there is no memory; the operation still completes.
   virtual bool async_issues(const Actor&, AsyncKind, AsyncId, std::span<const Span> /*reads*/,
                             std::span<const Span> /*writes*/) {
     return true;
@@ -111,8 +110,8 @@ class Observer {
   virtual void async_completes(AsyncId) {}                               // its data has moved
   virtual void async_signals(AsyncId, BarrierId, uint32_t /*bytes*/) {}  // completion is seen by waiters of this phase
   // Groups: cp.async, bulk stores, wgmma (per thread, or per warp for wgmma). All operations of these threads and kind
-  // since their last commit form the group; wait: at most `pending` groups of theirs are still under way. read_only:
-  // only their reads are known to be done (cp.async.bulk.wait_group.read).
+  // since their last commit form the group. wait: at most `pending` groups are still outstanding. read_only: only their
+  // reads are known to be complete (cp.async.bulk.wait_group.read).
   virtual void group_commits(const Actor&, AsyncKind) {}
   virtual void group_waits(const Actor&, AsyncKind, uint32_t /*pending*/, bool /*read_only*/) {}
   // tcgen05.commit: all earlier mma, cp, shift of this thread complete before that barrier's phase does.
@@ -143,7 +142,7 @@ class Observer {
   virtual void proxy_fence(const Actor&, FencedSpaces) {}  // generic <-> async
   virtual void wgmma_fence(const Actor&) {}
 
-  // What the machine itself finds (deadlock, misuse of barriers, divergence, pending registers).
+  // Findings of the machine itself: deadlock, misuse of barriers, divergence, pending registers.
   virtual void finds(Finding) {}
 };
 

@@ -139,7 +139,7 @@ class Body {
     lexer_.expect(';');
   }
 
-  // "prototype_0: .callprototype (.param .b32 _) _ (.param .b64 _);": the callee's own parameters say it again.
+  // "prototype_0: .callprototype (.param .b32 _) _ (.param .b64 _);": the callee's own parameters repeat it.
   void read_prototype(const Token& name) {
     declare(name, Entity::Kind::prototype, 0);
     while (!lexer_.accept(';')) {
@@ -281,7 +281,7 @@ class Body {
   const int32_t first_symbol_;
   std::vector<std::vector<std::string_view>> targets_;
   Location location_;
-  std::vector<std::string_view> modifiers_;  // of the instruction that is read; kept to be used again, for speed
+  std::vector<std::string_view> modifiers_;  // the instruction being read; reused for speed
   std::vector<Operand> operands_;
   int blocks_ = 0;
 };

@@ -10,8 +10,8 @@ using Kind = Constant::Kind;
 
 constexpr int kDeepest = 64;     // brackets, signs and ?: within each other
 constexpr int kSum = 9;          // precedence of + and -
-constexpr int kProduct = 10;     // of * / %
-constexpr int kConditional = 0;  // of ?:
+constexpr int kProduct = 10;     // precedence of * / %
+constexpr int kConditional = 0;  // precedence of ?:
 
 int precedence_of(const Token& token) {
   if (token.kind != Token::Kind::mark) return -1;

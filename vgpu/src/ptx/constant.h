@@ -13,7 +13,7 @@ struct Constant {
   bool is_real() const { return kind == Kind::f32 || kind == Kind::f64; }
 };
 
-// Whether the next token can begin a constant.
+// True if the next token can begin a constant.
 bool at_constant(const Lexer& lexer);
 Constant read_constant(Lexer& lexer);
 // The next tokens "+4", "-4*2+1", ... if there are any: what is to be added to the address before them.

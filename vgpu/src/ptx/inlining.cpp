@@ -125,7 +125,7 @@ class Reader {
     });
   }
 
-  // Of what comes after the .loc of the line before.
+  // Position after the .loc of the preceding line.
   int32_t inlining_before(int32_t ptx_line) const {
     const auto after = std::ranges::upper_bound(places_, ptx_line, {}, &std::pair<int32_t, int32_t>::first);
     return after == places_.begin() ? -1 : std::prev(after)->second;
@@ -181,7 +181,7 @@ class Reader {
   const Strings strings_;
   Module& module_;
   std::map<int32_t, int32_t> files_;  // number of .file -> index of Module::files
-  std::map<Position, int32_t> last_;  // of each position, its latest inlining
+  std::map<Position, int32_t> last_;  // the latest inlining of each position
   std::map<std::tuple<std::string, Position, int32_t>, int32_t> numbers_;
   std::vector<std::pair<int32_t, int32_t>> places_;  // line of the PTX, inlining from there on
 };

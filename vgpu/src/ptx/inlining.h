@@ -1,4 +1,4 @@
-// Which calls inlined code comes from: compilers with line information say so behind .loc.
+// Call sites of inlined code. Compilers with line information name them after .loc.
 #pragma once
 
 #include <string>

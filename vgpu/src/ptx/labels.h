@@ -1,4 +1,5 @@
-// Labels of a function: a branch sees those of the blocks that it is in, before and after it. Within the parser only.
+// Labels of a function. A branch sees the labels of its enclosing blocks, before and after it. Only the parser uses
+// this header.
 #pragma once
 
 #include "vgpu/src/ptx/names.h"

@@ -84,7 +84,7 @@ void Lexer::skip_block() {
   next_ = scan();
 }
 
-// A // comment, and lines that say where text comes from: "# 1 "file"", "@@DWARF .byte ...".
+// A // comment, and lines that name the origin of text: "# 1 "file"", "@@DWARF .byte ...".
 bool Lexer::at_line_comment() const {
   const std::string_view rest{at_, static_cast<size_t>(end_ - at_)};
   return rest.starts_with("//") || rest.starts_with("@@DWARF") || rest.starts_with("# ") || rest.starts_with("#line ");

@@ -22,7 +22,7 @@ struct Token {
   enum class Kind : uint8_t {
     end,
     word,    // %r12, mov, $L__BB0_2, _
-    dotted,  // .global, .shared::cta, .32x32b: the text without its first dot
+    dotted,  // .global, .shared::cta, .32x32b: text without the dot
     number,  // 12, 0x1F, 0f3F800000, 1.5e3
     string,  // the text between the quotes
     mark,    // { [ ; + <<, ...
@@ -50,7 +50,7 @@ class Lexer {
   Token expect(Token::Kind kind, const char* what);
   [[noreturn]] void unexpected(const std::string& wanted) const;
 
-  void skip_block();  // what follows a '{', up to its '}': for sections, whose text is not PTX proper
+  void skip_block();  // to the matching '}': for sections
 
  private:
   void skip_space();

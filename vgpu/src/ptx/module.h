@@ -1,4 +1,5 @@
-// A PTX module as text says it: names resolved, nothing interpreted. What an instruction means is machine/'s business.
+// A PTX module as its text defines it: names are resolved, nothing is interpreted. machine/ defines the meaning of
+// instructions.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +9,18 @@
 
 namespace tandem::vgpu::ptx {
 
-// Where an instruction comes from: by .loc of the source file when there is one, always by line of the PTX text.
+// The origin of an instruction: source file and line by .loc if present, and always the line of the PTX text.
 struct Location {
   int32_t ptx_line = 0;
   int32_t file = -1;      // index of Module::files, -1 without .loc
-  int32_t line = 0;       // of the source; for inlined code the innermost line
-  int32_t inlining = -1;  // index of Module::inlinings: the call that the code of this line was inlined at
+  int32_t line = 0;       // line of the source; for inlined code the innermost line
+  int32_t inlining = -1;  // index of Module::inlinings: the inlined call
 };
 
 // A call that the compiler put the callee's code in the place of.
 struct Inlining {
-  std::string function;         // the callee, "Softmax::step"; "" where nothing says it
-  int32_t file = -1, line = 0;  // of the call
+  std::string function;         // the callee, "Softmax::step"; "": unknown
+  int32_t file = -1, line = 0;  // line of the call
   int32_t outer = -1;           // the call that the caller itself was inlined at
 };
 
@@ -56,13 +57,13 @@ enum class Type : uint8_t {
   e2m1x2,
   ue8m0x2,
 };
-int bits_of(Type type);                  // of a register that holds it; pred: 1
+int bits_of(Type type);                  // bits of a register that holds it; pred: 1
 const char* name_of(Type type);          // "f16x2"
 Type type_named(std::string_view name);  // none: no type has this name
 
 enum class Space : uint8_t { generic, reg, param, local, shared, global, constant };
 
-// An index of Function::registers. Registers of nested { } scopes are renamed apart.
+// An index of Function::registers. Registers of nested { } scopes have distinct indices.
 using Register = int32_t;
 
 struct Operand {
@@ -72,14 +73,14 @@ struct Operand {
     integer,   // bits: two's complement of 64 bits
     real,      // bits: of a double (0d) or, with is_f32, of a float (0f)
     special,   // special register, name in text: "%tid.x"
-    symbol,    // a variable: symbol indexes Function::symbols; offset in bits (name+8)
-    label,     // target indexes Function::instructions (may be one past the last); text: its name
-    function,  // text: its name; of an alias, the name of what it stands for
+    symbol,    // a variable: index of Function::symbols; offset in bits
+    label,     // target indexes Function::instructions; text: its name
+    function,  // text: its name; for an alias, the aliased name
     vector,    // {a, b, ...}: parts
     pair,      // d|p: parts[0], parts[1]
-    address,   // [base+offset]: parts[0] is base (reg, symbol, integer), offset in bits; with more parts, [base, x, y]
+    address,   // [base+offset]: parts[0] and bits; [base, x, y]: parts
     sink,      // _
-    string,    // text: .pragma-like immediates; the prototype of an indirect call
+    string,    // text: .pragma-like immediates, or a prototype
   };
   Kind kind = Kind::none;
   bool negated = false;
@@ -95,7 +96,7 @@ struct Operand {
 // "@!%p1 cp.async.bulk.tensor.4d.shared::cluster.global ...": opcode "cp", modifiers {"async", "bulk", "tensor", ...}
 // in the order of the text, which is not fixed.
 //
-// Operands are those of the text, in its order, but for two:
+// Operands have the order of the text, except in two instructions:
 //   call            {results}, callee, {arguments}: always these three, vectors with no parts where the text has none.
 //                   callee is a function or, of an indirect call, a register; then a fourth: the prototype's name
 //                   (string) or the functions it may be (vector of .calltargets)
@@ -117,7 +118,7 @@ struct RegisterName {
   Type type = Type::none;
 };
 
-// An initial value of 64 bits that is a place in memory: so many bytes behind the beginning of a variable.
+// An initial value of 64 bits that is an address: an offset in bytes from the beginning of a variable.
 struct AddressValue {
   int64_t at = 0;  // byte of the variable that it is a value of
   int32_t variable = -1;
@@ -128,12 +129,12 @@ struct AddressValue {
 struct Symbol {
   std::string name;
   Space space = Space::generic;
-  Type type = Type::none;  // of an element
-  int64_t elements = 1;    // 0: an unsized array, "extern .shared .b8 smem[]": dynamic shared memory
+  Type type = Type::none;  // type of an element
+  int64_t elements = 1;    // 0: "extern .shared .b8 smem[]", dynamic shared memory
   int32_t alignment = 0;   // in bytes, never 0 in what parse() returns
   bool is_extern = false;
-  std::vector<std::byte> initial;  // the first bytes, at most bytes(); the others: zeros (global, const) or unspecified
-  std::vector<AddressValue> addresses;  // those of them that are addresses: zeros there
+  std::vector<std::byte> initial;       // the first bytes; the rest is zero or unspecified
+  std::vector<AddressValue> addresses;  // addresses among the values; the bytes there are zero
   int64_t bytes() const;
 };
 
@@ -141,10 +142,10 @@ struct Function {
   std::string name;
   bool is_entry = false;
   bool has_body = false;            // false: only declared (vprintf); no instructions
-  std::vector<Symbol> symbols;      // module variables first (the same indices in all functions), then parameters, own
+  std::vector<Symbol> symbols;      // module variables first, then parameters, own ones
   std::vector<int32_t> parameters;  // indices of symbols, in order; results of a .func: results
   std::vector<int32_t> results;
-  std::vector<RegisterName> registers;  // those that are used, in order of their first appearance
+  std::vector<RegisterName> registers;  // registers in use, in order of their first appearance
   std::vector<Instruction> instructions;
 
   // Performance and launch directives; 0: not given.

@@ -1,4 +1,4 @@
-// What a name stands for in the scope where it is read. Within the parser only.
+// The meaning of a name in the scope where it is read. Only the parser uses this header.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ using NameId = int32_t;
 struct Entity {
   enum class Kind : uint8_t { none, reg, symbol, function, branch_targets, call_targets, prototype };
   Kind kind = Kind::none;
-  int32_t index = -1;  // of a register, a symbol, a function, a list of targets
-  int32_t depth = -1;  // of the scope it belongs to
+  int32_t index = -1;  // index of a register, symbol, function or list of targets
+  int32_t depth = -1;  // depth of its scope
 };
 
 // All names of a text.
@@ -62,7 +62,7 @@ class Names {
     Type type = Type::none;
     int64_t count = 0;
     int32_t depth = -1;
-    int32_t outer = -1;  // the family of the same prefix that it hides, as far as it goes
+    int32_t outer = -1;  // the family of the same prefix that it hides in part
   };
   struct Declared {  // to be taken back when the scope closes
     NameId name = -1;
@@ -79,7 +79,7 @@ class Names {
   NameTable ids_;
   std::vector<Entity> entities_;    // by NameId: what it stands for now
   std::vector<int32_t> family_of_;  // by NameId of the prefix: the innermost, or -1
-  std::vector<Family> families_;    // of all scopes that are open, the innermost last
+  std::vector<Family> families_;    // all open scopes, the innermost last
   std::vector<Scope> scopes_;
   std::vector<RegisterName>* registers_ = nullptr;
 };

@@ -11,7 +11,7 @@
 namespace tandem::vgpu::ptx {
 namespace {
 
-constexpr size_t kMaxText = size_t{1} << 30;  // so that lines and instructions can be counted with 32 bits
+constexpr size_t kMaxText = size_t{1} << 30;  // lines and instructions are counted with 32 bits
 
 class ModuleReader {
  public:
@@ -53,7 +53,7 @@ class ModuleReader {
     const Token word = lexer_.expect(Token::Kind::dotted, "a directive");
     if (word.text == "visible" || word.text == "weak" || word.text == "common" || word.text == "extern") {
       is_extern_ |= word.text == "extern";
-      return;  // of what follows
+      return;  // attributes of the next declaration
     }
     const bool is_extern = std::exchange(is_extern_, false);
     if (word.text == "entry") return read_function(true);
@@ -157,7 +157,7 @@ class ModuleReader {
   Names& names_;
   Module module_;
   bool is_extern_ = false;
-  std::vector<int32_t> first_symbols_;               // of each function, how many variables the module had before it
+  std::vector<int32_t> first_symbols_;               // by function: the module's variables before it
   std::unordered_map<int32_t, int32_t> file_index_;  // number of .file -> index of files
   std::unordered_map<std::string, std::string> aliases_;
 };

@@ -1,4 +1,4 @@
-// What the parts of the parser share while a text is read. Within the parser only.
+// State that the parts of the parser share. Only the parser uses this header.
 #pragma once
 
 #include "vgpu/src/ptx/constant.h"
@@ -33,7 +33,7 @@ struct Reading {
   Budget budget;
 };
 
-// "[%rd1+16]", "{%r1, %r2}", "%p1|%p2", "0f3F800000"; names are those that the place of the text sees.
+// "[%rd1+16]", "{%r1, %r2}", "%p1|%p2", "0f3F800000". Names are resolved at the place of the text.
 Operand read_operand(Reading& reading);
 
 // The variables of one declaration: ".global .align 16 .f32" and then names with their sizes and initial values.
@@ -43,7 +43,7 @@ struct VariableType {
   int32_t vector = 1;  // elements: .v2, .v4
   int32_t alignment = 0;
 };
-// Of the dotted word: "global"; generic: it names no space that variables are in.
+// The space of the dotted word "global"; generic: the word names no space of variables.
 Space variable_space(std::string_view dotted);
 VariableType read_variable_type(Reading& reading, Space space);
 struct Variable {

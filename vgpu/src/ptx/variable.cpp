@@ -6,12 +6,12 @@
 namespace tandem::vgpu::ptx {
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{1} << 32;  // of a variable
+constexpr int64_t kMaxBytes = int64_t{1} << 32;  // limit for a variable
 constexpr int64_t kMaxAlignment = 1 << 20;
-constexpr int64_t kMaxRegisters = 1 << 24;  // of one %r<N>
+constexpr int64_t kMaxRegisters = 1 << 24;  // limit for one %r<N>
 constexpr size_t kMaxDimensions = 16;
 
-// The values of an array, row by row: {{1, 2}, {3, 4}}. What they leave out is zero.
+// The values of an array, row by row: {{1, 2}, {3, 4}}. Omitted values are zero.
 class InitialValues {
  public:
   // dimensions: the first may be 0, for as many as there are values.
@@ -78,7 +78,7 @@ class InitialValues {
     const std::string what = "an initial value of " + quote(symbol_->name) + " is the address of " + quote(name.text);
     const Entity entity = reading_.names.find(name.text);
     if (entity.kind != Entity::Kind::symbol) {
-      unsupported(name.line, what + ": only those of variables declared before are supported");
+      unsupported(name.line, what + ": only addresses of variables declared before it are supported");
     }
     if (bits_of(symbol_->type) != 64 || symbol_->type >= Type::f16) {
       unsupported(name.line, what + ", which takes a .u64; its type is ." + name_of(symbol_->type));
@@ -132,7 +132,7 @@ int32_t read_alignment(Lexer& lexer) {
   return static_cast<int32_t>(alignment);
 }
 
-// What a pointer that is a parameter points to: no more than a promise. ".ptr .global .align 16"
+// Skips the promise about the target of a pointer parameter: ".ptr .global .align 16"
 void skip_pointer(Lexer& lexer) {
   if (lexer.peek().kind == Token::Kind::dotted && variable_space(lexer.peek().text) != Space::generic) lexer.take();
   if (lexer.accept("align")) read_alignment(lexer);

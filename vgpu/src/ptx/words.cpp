@@ -85,7 +85,7 @@ bool is_numbered(std::string_view word, std::string_view name, int count, std::s
 }  // namespace
 
 bool is_opcode(std::string_view word) {
-  // Asked of every instruction, so it looks only at the words that begin alike.
+  // It runs for every instruction, so it compares only words with the same beginning.
   if (word.empty()) return false;
   const auto same_letter = std::ranges::equal_range(kOpcodes, word[0], {}, [](std::string_view o) { return o[0]; });
   return std::ranges::find(same_letter, word) != same_letter.end();

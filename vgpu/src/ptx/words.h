@@ -5,8 +5,8 @@
 
 namespace tandem::vgpu::ptx {
 
-bool is_opcode(std::string_view word);  // the first part of an instruction's name: "mov", "cp", "tcgen05"
-// "%laneid"; of those with components ("%tid.x") the name without.
+bool is_opcode(std::string_view word);  // the first part of a name: "mov", "cp", "tcgen05"
+// "%laneid"; a register with components ("%tid.x") without them.
 bool is_special_register(std::string_view word);
 bool has_components(std::string_view special_register);
 

@@ -106,7 +106,7 @@ class Drawing {
   Roles roles_;
   std::map<std::string, int32_t> numbers_;
   std::vector<int32_t> name_of_instruction_;
-  std::vector<int32_t> rows_;  // of the timeline, by the numbers of marks; -1: nothing happens there
+  std::vector<int32_t> rows_;  // rows of the timeline, by the numbers of marks; -1: no event
 };
 
 }  // namespace

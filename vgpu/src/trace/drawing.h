@@ -9,8 +9,8 @@
 
 namespace tandem::vgpu::trace {
 
-// Without a title. warps: of all blocks, one after the other; first_block: what the first of so many is called, where
-// there are several. Marks name rows by numbers: those of warps, then kUnits of each block.
+// Draws without a title. warps: of all blocks in order; first_block: the name of the first of several blocks. Marks
+// name rows by numbers: the warps' numbers, then kUnits for each block.
 Timeline draw(const Program& program, const std::vector<TracedWarp>& warps, const std::vector<Operation>& operations,
               int32_t first_block, int32_t blocks);
 

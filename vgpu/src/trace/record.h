@@ -1,4 +1,4 @@
-// What a recorder keeps of a block.
+// The recording of a block.
 #pragma once
 
 #include <cstdint>
@@ -19,24 +19,24 @@ struct Mark {
 };
 
 struct Wait {
-  size_t at = 0;  // after so many instructions
+  size_t at = 0;  // number of instructions before it
   int64_t begin = 0;
   Mark end;
 };
 
 struct Operation {
   Unit unit = kCopiesIn;
-  int32_t block = 0;           // whose, of those recorded
-  int warps = 0;               // that have issued it
+  int32_t block = 0;           // index of the recorded block
+  int warps = 0;               // warps that have issued it
   int64_t issued = 0;          // by the last of them
-  int64_t begin = 0, end = 0;  // of the unit's work
+  int64_t begin = 0, end = 0;  // begin and end of the unit's work
   int64_t seen = 0;            // by waiters
   int32_t instruction = -1;
 };
 
 inline constexpr int64_t kNone = -1;  // in place of an operation's number
 
-// A copy as the lanes of an instruction issue it. Where all of them issue the same one, it is drawn once.
+// A copy as the lanes of an instruction issue it. If all of them issue the same copy, it is drawn once.
 struct Copy {
   int32_t instruction = -1;
   int64_t step = 0;
@@ -54,7 +54,7 @@ struct TracedWarp {
   std::vector<int32_t> executed;  // instructions, one a step between waits
   std::vector<Wait> waits;
   int64_t waited = 0;
-  int32_t trying = -1;  // the instruction that tries to pass a barrier, again and again, from `tried_at` on
+  int32_t trying = -1;  // the instruction that retries a barrier from `tried_at` on
   size_t tried_at = 0;
   std::map<AsyncKind, Groups> groups;
   int64_t matrices = kNone, loads = kNone, stores = kNone;  // tcgen05: the latest of each

@@ -31,8 +31,8 @@ void raise(Mark& mark, const Mark& other) {
   if (other.step >= mark.step) mark = other;
 }
 
-// When a unit is busy. Blocks execute their warps in any order, so that what is issued early may come up late: it gets
-// the first gap that is long enough.
+// Busy times of a unit. Blocks execute their warps in any order, so early work may be recorded late: it fills the first
+// gap that is long enough.
 class Busy {
  public:
   int64_t take(int64_t from, int64_t steps) {
@@ -53,7 +53,7 @@ class Busy {
   }
 
  private:
-  std::map<int64_t, int64_t> spans_;  // begins and ends; those that touch are one
+  std::map<int64_t, int64_t> spans_;  // begins and ends; adjacent ones are merged
 };
 
 // A barrier that counts generations: named ones, the cluster's.
@@ -73,7 +73,7 @@ struct ByPlace {
   }
 };
 
-constexpr uint32_t kClusterBarrier = 1 << 16;  // beside the numbers of named ones
+constexpr uint32_t kClusterBarrier = 1 << 16;  // beyond the numbers of named barriers
 
 // "m64n128k16" -> 64 * 128 * 16; 0: it is none.
 int64_t product_size(std::string_view shape) {

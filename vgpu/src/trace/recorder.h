@@ -1,9 +1,8 @@
-// The observer that draws: it records one block of a launch, or a few that follow each other: a cluster.
+// The observer for traces: it records one block of a launch, or the blocks of a cluster.
 //
-// Steps are counted, not measured: an instruction of a warp is one step, and a wait ends at the step of what it waited
-// for. Units take copies and products one after the other, at the rates of Costs. So rows show what may run beside what
-// and who waits for whom, not how long it takes on a chip. A model of time would be another Observer, with the same
-// events.
+// Steps are counted, not measured: an instruction of a warp is one step, and a wait ends at the step of its event.
+// Units process copies and products in order, at the rates of Costs. Rows show concurrency and waits, not durations on
+// a chip.
 #pragma once
 
 #include <memory>
@@ -17,10 +16,10 @@ namespace tandem::vgpu {
 // In steps, about as many clocks as a Hopper takes.
 struct Costs {
   int64_t copy_bytes = 64;     // a step
-  int64_t tensor_bytes = 512;  // of tensor memory, loaded or stored, a step
+  int64_t tensor_bytes = 512;  // bytes of tensor memory, loaded or stored, a step
   int64_t copy_latency = 500;  // until waiters see a copy
   int64_t products = 2048;     // multiplications and additions of matrix products, a step
-  int64_t local_latency = 30;  // of loads and stores of tensor memory, cp.async
+  int64_t local_latency = 30;  // steps of tensor memory loads and stores, and of cp.async
 };
 
 class Recorder : public Observer {

@@ -27,8 +27,9 @@ std::string longest(const Times& times) {
   return most == times.end() ? "" : most->first;
 }
 
-// Where each warp spends most of its time, if it is there more than another warp is: what all of them do alike, and
-// what the compiler moved up in front of where they part, is nobody's own. totals: instructions of each warp.
+// The function in which each warp spends most of its time, if it spends more there than another warp does. Code that
+// all warps execute, or that the compiler moved before the branch to the roles, belongs to no role. totals:
+// instructions of each warp.
 std::vector<std::string> own_functions(const std::vector<Times>& warps, const std::vector<uint64_t>& totals) {
   std::map<std::string, uint64_t> least;
   for (size_t warp = 0; warp < warps.size(); ++warp) {

@@ -1,5 +1,4 @@
-// What one block of a kernel did, drawn against a count of steps: a row for each warp and each unit that works beside
-// them.
+// The work of one block of a kernel against a count of steps: a row for each warp and each unit.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@ struct Slice {
   int32_t instruction = -1;    // the first one's, -1: several
 };
 
-// What ended a wait: the row that arrived last, when it did, and when the waiting one went on.
+// The end of a wait: the row that arrived last, its step, and the step at which the waiting row proceeded.
 struct Arrow {
   int32_t from_row = 0, to_row = 0;
   int64_t from = 0, to = 0;
@@ -29,8 +28,8 @@ struct Timeline {
   std::string title;
   std::vector<std::string> rows;  // "compute, warp 4"; then the units: "copies in"
   std::vector<std::string> names;
-  std::vector<std::string> places;  // of each instruction of the program, for hints: "kernels/sm90/forward.cuh:283 ..."
-  std::vector<Slice> slices;        // of a row in the order of time, without overlap, but for units'
+  std::vector<std::string> places;  // by instruction: "kernels/sm90/forward.cuh:283 ..."
+  std::vector<Slice> slices;        // slices of a row by time, without overlap except for units
   std::vector<Arrow> arrows;
   int64_t steps = 0;
 };

@@ -28,8 +28,8 @@ struct BoxRow {
   uint32_t first = 0, last = 0;  // bytes of the row inside the tensor: [first, last)
 };
 
-// Calls f(row) for all rows in the order of the image. Of a store, as a GPU has it, the rest of a row's last chunk
-// counts as inside.
+// Calls f(row) for all rows in the order of the image. A store treats the rest of a row's last chunk as inside, as a
+// GPU does.
 template <class F>
 void for_each_row(const BoxCopy& copy, bool is_load, F&& f) {
   const gpu::TensorMapSpec& map = copy.map;
@@ -66,7 +66,7 @@ void for_each_row(const BoxCopy& copy, bool is_load, F&& f) {
 
 std::byte* global_at(uint64_t address) { return std::bit_cast<std::byte*>(static_cast<uintptr_t>(address)); }
 
-// What elements beyond the tensor become, in 16 bytes. A GPU's NaN is this one, whatever the type's size.
+// The 16 bytes that replace elements beyond the tensor. A GPU uses this NaN for every type.
 void fill_chunk(const gpu::TensorMapSpec& map, std::byte* chunk) {
   std::memset(chunk, 0, kChunk);
   if (map.oob_fill == gpu::OobFill::zero) return;

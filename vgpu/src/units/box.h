@@ -1,8 +1,9 @@
-// One bulk tensor copy: a box of a tensor in global memory and its image in a block's shared memory.
-// PTX ISA, "cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor".
+// A bulk tensor copy: a box of a tensor in global memory and its image in a block's shared memory. PTX ISA,
+// "cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor".
 //
-// The image is packed, dimension 0 fastest; a swizzle exchanges its 16-byte chunks by bits of the absolute shared
-// address. window: where offset 0 of the block's shared window lies; offsets are absolute (user data begins at 0x400).
+// The image is packed, dimension 0 fastest. A swizzle exchanges its 16-byte chunks by bits of the absolute shared
+// address. window: the position of offset 0 of the block's shared window. Offsets are absolute (user data begins at
+// 0x400).
 #pragma once
 
 #include <cstddef>
@@ -29,13 +30,13 @@ struct BoxCopy {
 
 enum class Reduction : uint8_t { add, min, max, inc, dec, bit_and, bit_or, bit_xor };
 
-// Whether the instruction can be executed: rank (of the instruction) and mode fit the map, the image is aligned.
+// Checks that the instruction can execute: rank and mode fit the map, and the image is aligned.
 Status check(const BoxCopy& copy, int32_t rank, bool is_load);
 Status check_reduction(Reduction reduction, gpu::TensorType type);
 
-// Of the image, elements beyond the tensor included.
+// Bytes of the image, including elements beyond the tensor.
 uint32_t image_bytes(const BoxCopy& copy);
-// What a load completes on its mbarrier: the same without padding between packed numbers.
+// The bytes that a load completes on its mbarrier: the image without padding between packed numbers.
 uint32_t transaction_bytes(const BoxCopy& copy);
 
 void load_box(const BoxCopy& copy, std::byte* window);  // elements beyond the tensor become the map's fill
@@ -43,8 +44,8 @@ void load_box(const BoxCopy& copy, std::byte* window);  // elements beyond the t
 void store_box(const BoxCopy& copy, const std::byte* window);
 void reduce_box(const BoxCopy& copy, Reduction reduction, const std::byte* window);  // atomic, element by element
 
-// What the copy touches: global bytes inside the tensor, and the image (whole for a load; for a store, the chunks it
-// reads). Either may be null.
+// The bytes that the copy accesses: global bytes inside the tensor, and the image. A load writes all of the image, a
+// store reads some of its chunks. Either may be null.
 void list_ranges(const BoxCopy& copy, bool is_load, std::vector<Range>* global, std::vector<Range>* shared);
 
 // to[i] = to[i] (reduction) from[i], each atomic; also what cp.reduce.async.bulk does. bytes: of all elements.

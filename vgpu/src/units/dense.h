@@ -20,7 +20,7 @@ inline constexpr int kWidth = 8, kRows = 4, kColumns = 2;
 inline constexpr int kWidth = 4, kRows = 4, kColumns = 2;
 #endif
 
-inline constexpr int kMaxK = 64;  // of any matrix instruction
+inline constexpr int kMaxK = 64;  // maximum of any matrix instruction
 
 // Vectors of the compiler: it has them for every machine, in pieces where they are too wide.
 template <class T, int Width>
@@ -54,7 +54,7 @@ inline Vector<uint32_t, Width> finished(Vector<uint32_t, Width> sum) {
   return sum;
 }
 
-// Operands of a product: row-major, rows `pitch` elements apart.
+// Operands of a product: row-major, with a pitch of `pitch` elements.
 template <class T>
 struct Factors {
   const T* a;
@@ -149,7 +149,7 @@ inline constexpr int kElements = F == Format::f32 || F == Format::tf32   ? 4
                                  : F == Format::f16 || F == Format::bf16 ? 8
                                                                          : 16;
 
-// Element j of a chunk, from its bytes: elements of 4 and 6 bits follow each other from the lowest bit on, 16 of them
+// Element j of a chunk, from its bytes. Elements of 4 and 6 bits follow each other from the lowest bit on, 16 of them
 // in the first 8 or 12 bytes.
 template <Format F>
 inline uint32_t element(const unsigned char* chunk, int j) {

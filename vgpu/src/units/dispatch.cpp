@@ -16,7 +16,7 @@ extern const Products products_avx2, products_avx512;
 
 namespace {
 
-// Of those that run here, the best first.
+// The supported targets, the best first.
 template <class Table>
 std::vector<const Table*> runnable(std::initializer_list<const Table*> all) {
   std::vector<const Table*> tables;

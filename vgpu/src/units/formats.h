@@ -1,6 +1,6 @@
-// Number formats as bit patterns: one value to float32 and back, without branches, so that loops over rows vectorise.
-// Included by the code of every CPU target: nothing here has external linkage, or the linker could merge code with wide
-// instructions into what runs everywhere.
+// Number formats as bit patterns: conversions of a value to float32 and back, without branches, so that loops over rows
+// vectorise. The code of every CPU target includes it. Nothing here has external linkage, because the linker could
+// merge code with wide instructions into common code.
 #pragma once
 
 #include <cstdint>

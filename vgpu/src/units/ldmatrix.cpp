@@ -16,7 +16,7 @@ bool is_16x16(Shape shape) {
   return shape == Shape::m16n16_b8 || shape == Shape::m16n16_b8x16_b6x16_p32 || shape == Shape::m16n16_b8x16_b4x16_p64;
 }
 
-// A row of 16 elements becomes 16 bytes: those of 4 and 6 bits lie packed at its beginning, the rest is padding.
+// A row of 16 elements becomes 16 bytes. Elements of 4 and 6 bits are packed at its beginning, and the rest is padding.
 void read_row(Shape shape, const std::byte* from, uint8_t* to) {
   uint8_t packed[kRowBytes];
   std::memcpy(packed, from, kRowBytes);
@@ -32,7 +32,7 @@ void read_row(Shape shape, const std::byte* from, uint8_t* to) {
   }
 }
 
-// Which byte of the matrix byte e of register r of a lane is.
+// The byte of the matrix that byte e of register r of a lane holds.
 struct RowPlace {
   int row, byte;
 };

@@ -32,7 +32,7 @@ const char* name_of(MatrixSwizzle swizzle) {
 struct Chunks {
   int elements;  // per chunk
   int along, across;
-  uint32_t bytes;  // of a chunk that hold data
+  uint32_t bytes;  // bytes of a chunk that hold data
 };
 Chunks chunks_of(const MatrixTile& tile) {
   Chunks c;
@@ -64,8 +64,8 @@ uint32_t chunk_address(const MatrixDescriptor& d, bool mn_major, int along, int 
   return d.start + i / chunks * d.leading + i % chunks * kChunk + j / group * d.stride + line;
 }
 
-// By bits of the absolute address, less the phase in which the pattern begins: bits of the line of 128 bytes flip
-// those from `shift` on.
+// The swizzle uses bits of the absolute address, less the phase in which the pattern begins. Bits of the 128-byte line
+// flip bits from `shift` on.
 struct Swizzling {
   uint32_t lines, shift;
 };

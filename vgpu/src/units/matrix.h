@@ -20,7 +20,7 @@ struct MatrixDescriptor {
   uint32_t start = 0;    // absolute offset in the block's shared window
   uint32_t leading = 0;  // byte offsets, as the canonical layouts use them
   uint32_t stride = 0;
-  uint32_t base_offset = 0;  // phase of a swizzle pattern that does not begin on its repeat, 0..7
+  uint32_t base_offset = 0;  // phase of a swizzle pattern, 0 to 7
   MatrixSwizzle swizzle = MatrixSwizzle::none;
 };
 
@@ -28,8 +28,8 @@ struct MatrixDescriptor {
 Status decode_wgmma(uint64_t bits, MatrixDescriptor* descriptor);
 Status decode_tcgen05(uint64_t bits, MatrixDescriptor* descriptor);
 
-// How elements lie in the chunks: elements of 4 and 6 bits either one per byte's place in 16-byte groups of 16 (padded:
-// 8 bytes resp. 12 bytes of data, the rest unused), as kind::f8f6f4 and mxf8f6f4 have them, or packed (mxf4).
+// The layout of elements in chunks. Elements of 4 and 6 bits are padded (16 of them in 8 or 12 of 16 bytes:
+// kind::f8f6f4 and mxf8f6f4) or packed (mxf4).
 struct MatrixTile {
   MatrixDescriptor descriptor;
   Format format = Format::bf16;
@@ -38,7 +38,7 @@ struct MatrixTile {
   int32_t mn = 0, k = 0;
 };
 
-// Whether the layout exists for the format, the offsets are possible and the tile ends inside the window of
+// Checks that the layout exists for the format, the offsets are possible and the tile ends inside the window of
 // window_bytes bytes.
 Status check(const MatrixTile& tile, uint32_t window_bytes);
 

@@ -13,7 +13,7 @@ namespace tandem::vgpu::units {
 inline constexpr int kLanes = 32;
 
 enum class Format : uint8_t { f32, tf32, f16, bf16, e4m3, e5m2, e2m3, e3m2, e2m1, ue8m0, ue4m3, s8, u8 };
-int bits_of(Format format);  // of the value itself: e2m3 6, e2m1 4, tf32 32
+int bits_of(Format format);  // bits of the value: e2m3 6, e2m1 4, tf32 32
 const char* name_of(Format format);
 
 enum class Rounding : uint8_t {
@@ -27,17 +27,17 @@ enum class Rounding : uint8_t {
 // How a conversion treats what does not fit.
 struct Fit {
   Rounding rounding = Rounding::rn;
-  bool saturate_finite = false;  // .satfinite: beyond the range: its largest value; always so for 8 bits and less
+  bool saturate_finite = false;  // .satfinite: largest value beyond the range
   bool relu = false;             // negative becomes +0
   bool ftz = false;              // subnormal float32 input counts as zero (of its sign)
 };
 
-// One value. Bits beyond the format's are zero.
+// Reads a value. Bits beyond the format's are zero.
 uint32_t encode(float value, Format format, Fit fit = {});
 float decode(uint32_t bits, Format format);  // exact
 
-// Stochastic rounding: the discarded bits of the value plus random (of as many bits, aligned to the top of the
-// discarded ones) carry into the kept ones.
+// Stochastic rounding: the discarded bits of the value plus random carry into the kept bits. random has as many bits,
+// aligned to the top of the discarded ones.
 uint32_t encode_stochastic(float value, Format format, uint32_t random, int random_bits, Fit fit = {});
 
 // Rows. [ftz]: flush subnormal inputs and results to zero of their sign.
@@ -65,12 +65,12 @@ struct Rows {
   // Conversions: one value in the low bits of each lane of the narrow side.
   void (*encode)(Format format, Fit fit, const float* a, uint32_t* d);
   void (*decode)(Format format, const uint32_t* a, float* d);
-  // Two packed values per lane, high and low: halves of 16 bits for f16 and bf16; for narrower ones two bytes (e2m1:
-  // two nibbles) in the low bits. cvt.rn.bf16x2.f32 d, a, b puts a into the high half.
+  // Two packed values per lane, high and low: 16 bits each for f16 and bf16. Narrower ones are two bytes (e2m1: two
+  // nibbles) in the low bits. cvt.rn.bf16x2.f32 d, a, b puts a into the high half.
   void (*encode_pair)(Format format, Fit fit, const float* high, const float* low, uint32_t* d);
   void (*decode_pair)(Format format, const uint32_t* a, float* high, float* low);
 
-  // f16x2 and bf16x2 arithmetic (format says which), each half rounded once, to nearest. A single f16 is the low half.
+  // f16x2 or bf16x2 arithmetic, by format, each half rounded once to nearest. A single f16 is the low half.
   struct Half {
     Format format = Format::f16;
     bool ftz = false;  // subnormal f16 inputs and results become zero

@@ -62,7 +62,7 @@ inline float half_input(uint32_t x, uint32_t flush) {
 }
 template <Format F>
 inline uint32_t half_output(float x, const FitMasks& fit, uint32_t flush, uint32_t saturates) {
-  // What is not smaller than this rounds to a normal number.
+  // Values from this one on round to a normal number.
   const float limit = F == Format::f16 ? 0x1.ffep-15f : 0x1.ffp-127f;
   uint32_t u = encode_one<F>(x, fit);
   u &= ~(flush & mask((x < 0 ? -x : x) < limit) & 0x7fff);

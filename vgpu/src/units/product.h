@@ -1,6 +1,5 @@
-// Dense products, the arithmetic inside all matrix instructions. Sums are made in order of k, one after the other, in
-// float32: hardware leaves the order open. The same bits on every CPU, as long as no product of two elements over- or
-// underflows.
+// Dense products: the arithmetic of all matrix instructions. Sums run in order of k in float32, because hardware leaves
+// the order open. Results have the same bits on every CPU, if no product of two elements over- or underflows.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +12,15 @@ namespace tandem::vgpu::units {
 
 struct Products {
   const char* target;
-  // k <= 64. NaN becomes 0x7fffffff. d[m][n] (+)= sum of a[m][k] * b[k][n]; rows of a, b and d are a_pitch, b_pitch and
-  // d_pitch elements apart.
+  // d[m][n] (+)= sum of a[m][k] * b[k][n] with k <= 64. NaN becomes 0x7fffffff. Rows of a, b and d have pitches of
+  // a_pitch, b_pitch and d_pitch elements.
   void (*f32)(int m, int n, int k, const float* a, int64_t a_pitch, const float* b, int64_t b_pitch, float* d,
               int64_t d_pitch, bool accumulate);
   // saturate: the final sum goes to the nearest end of int32, otherwise it wraps. Elements of 8 bits.
   void (*s32)(int m, int n, int k, const int32_t* a, int64_t a_pitch, const int32_t* b, int64_t b_pitch, int32_t* d,
               int64_t d_pitch, bool accumulate, bool saturate);
-  // Chunks of 16 bytes of shared memory, at these offsets of the window, one element after the other (4, 8 or 16;
-  // elements of 4 and 6 bits: 16, in the first 8 or 12 bytes), become rows of `to`, pitch elements apart; or its
-  // columns, with across.
+  // Unpacks 16-byte chunks at these offsets of the window into rows of `to` with this pitch, or into its columns
+  // (across). A chunk has 4, 8 or 16 elements. 16 elements of 4 and 6 bits lie in its first 8 or 12 bytes.
   void (*unpack_f32)(Format format, const std::byte* window, const uint32_t* offsets, int count, bool across,
                      int64_t pitch, float* to);
   void (*unpack_s32)(Format format, const std::byte* window, const uint32_t* offsets, int count, bool across,

@@ -1,5 +1,5 @@
-// One CPU target's table of products. Compiled once per instruction set, with TANDEM_TARGET its name and the flags that
-// allow it (src/CMakeLists.txt).
+// The products of one CPU target. The file is compiled once per instruction set, with TANDEM_TARGET as its name and the
+// matching flags (vgpu/src/CMakeLists.txt).
 #include "vgpu/src/units/dense.h"
 #include "vgpu/src/units/product.h"
 

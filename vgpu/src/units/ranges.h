@@ -1,4 +1,4 @@
-// Which bytes an operation touches, for whoever checks it. Lists are short: neighbours are merged.
+// Byte ranges that an operation accesses, for observers. Lists are short, because neighbours are merged.
 #pragma once
 
 #include <cstdint>

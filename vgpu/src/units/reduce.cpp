@@ -10,7 +10,7 @@
 namespace tandem::vgpu::units {
 namespace {
 
-// f(old) until nobody came between.
+// Applies f(old) until no other thread has changed the value in between.
 template <class T, class F>
 void update(void* to, F&& f) {
   std::atomic_ref<T> target(*static_cast<T*>(to));
@@ -50,7 +50,7 @@ float flush(float x) {
   return (u & 0x7f800000) != 0 ? x : std::bit_cast<float>(u & 0x80000000);
 }
 
-// Subnormal numbers stay, unless the tensor map's type says otherwise: the ISA has them flushed, an H200 does not.
+// Subnormal numbers stay unless the tensor map's type flushes them. The ISA flushes them, an H200 does not.
 template <bool Ftz>
 uint32_t add_f32(uint32_t a, uint32_t b) {
   const auto x = std::bit_cast<float>(a), y = std::bit_cast<float>(b);

@@ -1,5 +1,5 @@
-// One CPU target's table of rows. Compiled once per instruction set, with TANDEM_TARGET its name and the flags that
-// allow it, and without contraction of a * b + c, which not every CPU has (src/CMakeLists.txt).
+// The row functions of one CPU target. The file is compiled once per instruction set, with TANDEM_TARGET as its name.
+// Its flags forbid contraction of a * b + c, which not every CPU has (vgpu/src/CMakeLists.txt).
 #include "vgpu/src/units/numbers.h"
 #include "vgpu/src/units/packed16.h"
 

@@ -41,8 +41,8 @@ inline float output(float x) {
 }
 
 // ---- Exact rounding ----
-// A result is found in float64, rounded to odd there (the last bit is set when bits were lost), and rounded once more
-// to float32: 53 bits are enough for that to equal one rounding.
+// A result is found in float64, rounded to odd (the last bit is set when bits were lost), and rounded once more to
+// float32. 53 bits are enough for one equal rounding.
 
 // u: of a float64 that is at least as large in magnitude as the exact value iff shrink.
 inline double to_odd(uint64_t u, bool inexact, bool shrink) {
@@ -54,7 +54,8 @@ inline double add_to_odd(double a, double b) {
   const double error = (a - (s - part)) + (b - part);
   return to_odd(bits(s), error < 0 || error > 0, ((bits(error) ^ bits(s)) >> 63) != 0);
 }
-// q, the quotient a / b or root of a, cut to 26 bits has an exact product with b or itself, to be compared with a.
+// Corrects q, the quotient a / b or the root of a. Truncated to 26 bits, q has an exact product with b or itself, which
+// is compared with a.
 inline constexpr uint64_t kCut = (uint64_t{1} << 27) - 1;
 inline double cut(double q) { return value(bits(q) & ~kCut); }
 inline double correct_to_odd(double q, double product, double a) {
@@ -79,7 +80,7 @@ inline float narrow(double x) {
   const auto back = static_cast<double>(f);
   const uint32_t u = bits(f);
   const uint32_t negative = mask((u & kSign) != 0), above = mask(back > x), below = mask(back < x);
-  // One less in bits is one step towards zero, one more a step away from it.
+  // In the bit pattern, minus one is a step towards zero and plus one a step away from it.
   if constexpr (R == Rounding::rz) return value(u - (((above & ~negative) | (below & negative)) & 1));
   if constexpr (R == Rounding::rm) return value(u + (above & (~negative | 1)));
   if constexpr (R == Rounding::rp) return value(u + (below & (negative | 1)));

@@ -12,7 +12,7 @@
 namespace tandem::vgpu::units {
 namespace {
 
-constexpr int kMaxM = 128;  // of one block
+constexpr int kMaxM = 128;  // rows of one block
 
 void read_tile(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, float* to) {
   gather(tile, window, k_rows, pitch, to);
@@ -38,8 +38,8 @@ struct ALane {
   uint32_t words[kAColumns];
 };
 
-// Types of 4 and 6 bits: a byte each, 6 bits at its bottom and 4 bits in its middle; the kinds of 4 bits alone have two
-// in a byte.
+// Types of 4 and 6 bits occupy a byte each, with 6 bits at its bottom or 4 bits in its middle. Only kinds of 4 bits
+// have two in a byte.
 float narrow_element(const Tmma& mma, const ALane& lane, int e) {
   const int bits = mma.b_tile.packed4 ? 4 : 8;
   const uint32_t x = lane.words[e * bits / 32] >> (e * bits % 32) & ((1u << bits) - 1);
@@ -104,8 +104,8 @@ void part_of_a(const Tmma& mma, const DatapathPart& part, const SharedA<T>& shar
   if (mma.negate_a) std::transform(to, to + mma.k * part.lanes, to, [](T x) { return -x; });
 }
 
-// Factor of block `block` of k for line `line` (a row of A, or a column of B among those of its block of columns), as
-// the lanes of a quadrant see it.
+// The factor of block `block` of k for line `line`, as the lanes of a quadrant see it. A line is a row of A, or a
+// column of B in its block of columns.
 float scale_factor(const Tmma& mma, const TensorMemory& memory, uint32_t address, int id, int quadrant, int line,
                    int block) {
   const uint32_t word = memory.cells[(address & 0xffff) + static_cast<uint32_t>(line / 32)][32 * quadrant + line % 32];

@@ -15,18 +15,18 @@ namespace tandem::vgpu::units {
 
 enum class TmmaKind : uint8_t { f16, tf32, f8f6f4, i8, mxf8f6f4, mxf4, mxf4nvf4 };
 
-// What the instruction's text says.
+// Properties that the instruction's text gives.
 struct TmmaForm {
   TmmaKind kind = TmmaKind::f16;
   int32_t group = 1;  // .cta_group::N
   bool ws = false;
   bool a_in_tmem = false;
   bool shift_a = false;      // .ashift
-  int32_t scale_vector = 0;  // .scale_vec::1X 2X 4X: 1, 2, 4 (.block32, .block16: 32, 16); 0: the kind's default
+  int32_t scale_vector = 0;  // .scale_vec or .block: 1, 2, 4, 16, 32; 0: default
 };
 Status check(const TmmaForm& form);
 
-// What its registers say.
+// Properties that the instruction's registers give.
 struct TmmaOperands {
   uint32_t d = 0;                   // addresses in tensor memory
   uint64_t a = 0;                   // shared memory descriptor, or address in tensor memory
@@ -35,7 +35,7 @@ struct TmmaOperands {
   uint32_t disabled_lanes[8] = {};  // bit set: that lane of D is not written
   bool accumulate = false;
   uint32_t scale_d = 0;               // D is scaled by 2^-scale_d first (kinds f16 and tf32)
-  uint32_t scale_a = 0, scale_b = 0;  // addresses of scale factors in tensor memory (block-scaled kinds)
+  uint32_t scale_a = 0, scale_b = 0;  // tensor memory addresses of scale factors
   uint64_t zero_columns = 0;          // .ws: zero-column mask descriptor, 0 without one
 };
 
@@ -43,7 +43,7 @@ struct TmmaOperands {
 struct Tmma {
   TmmaForm form;
   TmmaOperands operands;
-  int32_t m = 0, n = 0, k = 0;  // of the whole product: both blocks together
+  int32_t m = 0, n = 0, k = 0;  // size of the whole product, both blocks together
   Format a = Format::f16, b = Format::f16;
   Sum d = Sum::f32;
   bool a_mn_major = false, b_mn_major = false;
@@ -59,14 +59,14 @@ struct Tmma {
 // A sparse A (tcgen05.mma.sp) is not modelled, and the instruction descriptor's flag for it refused.
 Status decode(const TmmaForm& form, const TmmaOperands& operands, uint32_t window_bytes, Tmma* mma);
 
-// Executes it. One entry per block of the group (with group 2, [0] is the block of even rank).
+// Executes the product. There is one entry per block of the group; with group 2, [0] is the block of even rank.
 void execute(const Tmma& mma, const std::byte* const* windows, TensorMemory* const* memories);
 
 // Bytes and cells of block `cta` of the group. reads includes D when it accumulates.
 void list_ranges(const Tmma& mma, int cta, std::vector<Range>* shared, std::vector<CellRange>* reads,
                  std::vector<CellRange>* writes);
 
-// Where an element of D lies; with group 2, *cta says in which block.
+// The position of an element of D; with group 2, *cta is its block.
 void d_cell(const Tmma& mma, int32_t row, int32_t column, int32_t* cta, int32_t* lane, int32_t* cell);
 
 }  // namespace tandem::vgpu::units

@@ -90,15 +90,15 @@ Status decode_scaled(uint32_t word, Tmma* mma) {
   const int per_row = mma->k / mma->scale_block;
   if (mma->scale_format == Format::ue4m3 && (form.kind != TmmaKind::mxf4nvf4 || per_row != 4))
     return Status::invalid("scale factors of type ue4m3 (bit 23 clear) need kind::mxf4nvf4 with scale_vec::4X");
-  // A word of tensor memory holds four scale factors; those of a row must not straddle it.
+  // A word of tensor memory holds four scale factors. The factors of a row must not straddle it.
   if (mma->scale_a_id % per_row != 0 || mma->scale_b_id % per_row != 0)
     return Status::invalid(str_cat("scale factor ids (", mma->scale_a_id, ", ", mma->scale_b_id,
                                    ") must be multiples of ", per_row, ", the factors of a row"));
   return {};
 }
 
-// Zero-column mask descriptor: runs of columns of B that are used and that count as zero, by turns; the mask is cut
-// into as many parts as D has column blocks.
+// Zero-column mask descriptor: alternating runs of columns of B that are used and that count as zero. The mask has as
+// many parts as D has column blocks.
 Status decode_zero_columns(uint64_t word, Tmma* mma) {
   if (word == 0) return {};
   if (!mma->form.ws) return Status::invalid("only tcgen05.mma.ws has a zero-column mask");

@@ -1,6 +1,6 @@
-// Where the operands of tcgen05.mma lie in tensor memory: the data path layouts A to G. Each lane of the data path
-// makes the sums of its own lane of D from its own lanes of A and of the scale factors; the layouts differ in which row
-// and which columns of the product a lane has.
+// Positions of the operands of tcgen05.mma in tensor memory: the data path layouts A to G. Each lane of the data path
+// computes its own lane of D from its own lanes of A and of the scale factors. The layouts differ in the row and
+// columns of the product that a lane holds.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@ inline constexpr int kAColumns = 8;  // A's 32 bytes of each row
 
 // Neighbouring lanes with neighbouring rows.
 struct DatapathPart {
-  int cta = 0;  // of the group
+  int cta = 0;  // index in the group
   int lane = 0, lanes = 0;
-  int row = 0;                  // of A in this block
-  int column = 0, columns = 0;  // of the product; D has them from its first column on
+  int row = 0;                  // row of A in this block
+  int column = 0, columns = 0;  // columns of the product, from D's first one
 };
 
 // M = 64 without .ws (layout F): every other 16 lanes.
 inline bool is_half_datapath(const Tmma& mma) { return mma.form.group == 1 && mma.m == 64 && !mma.form.ws; }
 
-// Blocks of columns beside each other in different lanes (layouts B, E and G).
+// Blocks of columns in different lanes (layouts B, E and G).
 inline int column_blocks(const Tmma& mma) {
   if (mma.form.group == 2) return mma.m == 128 ? 2 : 1;
   if (!mma.form.ws) return 1;
@@ -47,8 +47,8 @@ void for_each_part(const Tmma& mma, bool quadrants, F&& f) {
   }
 }
 
-// Four factors of a row in each word; 32 rows (or columns of B) in the lanes of a quadrant, the next ones in the next
-// column. With two blocks of columns the factors of B lie where their columns do.
+// A word holds four factors of a row. The lanes of a quadrant hold 32 rows (or columns of B), and the next column holds
+// the next ones. With two blocks of columns the factors of B lie in the columns of their block.
 inline int scale_columns(const Tmma& mma, bool is_a) {
   const int lines = is_a ? mma.m / mma.form.group : mma.n / column_blocks(mma);
   return (lines + 31) / 32;

@@ -11,7 +11,7 @@ namespace {
 // Ours, in the driver's 128 bytes.
 struct Encoding {
   uint64_t mark;
-  uint64_t left_alone;  // CUTLASS clears bit 21 of what NVIDIA's drivers before 13.2 have here
+  uint64_t left_alone;  // CUTLASS clears bit 21 here, for drivers before 13.2
   uint64_t address;
   uint32_t dims[gpu::kMaxTensorRank];  // less one: 2^32 is allowed
   uint32_t reserved;
@@ -72,7 +72,7 @@ Status check_box_row(const gpu::TensorMapSpec& spec) {
   return {};
 }
 
-// What packed types demand beside the rules of all.
+// Additional rules of packed types.
 Status check_packed(const gpu::TensorMapSpec& spec) {
   const std::string type = name_of(spec.type);
   if (spec.type == gpu::TensorType::u4_align8 && spec.dims[0] % 2 != 0)
@@ -103,7 +103,8 @@ bool is_zero(const void* map) {
 
 Status check(const gpu::TensorMapSpec& spec) {
   const auto type = static_cast<int32_t>(spec.type), swizzle = static_cast<int32_t>(spec.swizzle);
-  if (type < 0 || type >= kTypes) return Status::invalid(str_cat("tensor map: type ", type, " is none of a tensor's"));
+  if (type < 0 || type >= kTypes)
+    return Status::invalid(str_cat("tensor map: type ", type, " is not a type of tensors"));
   if (spec.rank < 1 || spec.rank > gpu::kMaxTensorRank)
     return Status::invalid(str_cat("tensor map: rank (", spec.rank, ") must be 1 to ", gpu::kMaxTensorRank));
   const auto address = std::bit_cast<uintptr_t>(spec.address);
@@ -145,8 +146,8 @@ Status encode(const gpu::TensorMapSpec& spec, gpu::TensorMap* map) {
   }
   e.type = static_cast<uint8_t>(spec.type);
   e.rank = static_cast<uint8_t>(spec.rank);
-  // Mode and atomicity apart, as tensormap.replace sets them: 0 none, 1 32 B, 2 64 B, 3 128 B; atoms of 16 B, 32 B,
-  // 32 B with a flip, 64 B.
+  // Mode and atomicity are separate, as tensormap.replace sets them. Modes: 0 none, 1 32 B, 2 64 B, 3 128 B. Atoms: 16
+  // B, 32 B, 32 B with a flip, 64 B.
   const auto swizzle = static_cast<uint8_t>(spec.swizzle);
   e.swizzle = swizzle < 3 ? swizzle : 3;
   e.atomicity = static_cast<uint8_t>(swizzle < 3 ? 0 : swizzle - 3);

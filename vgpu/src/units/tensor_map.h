@@ -1,5 +1,5 @@
-// Tensor maps: what a bulk tensor copy knows of its tensor. Ours are an encoding of our own in the driver's 128 bytes,
-// told from foreign bytes by a mark. PTX ISA, "Tensors".
+// Tensor maps: descriptions of the tensor of a bulk tensor copy. The virtual GPU has a private encoding in the driver's
+// 128 bytes, with a mark that distinguishes it from foreign bytes. PTX ISA, "Tensors".
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ Status encode(const gpu::TensorMapSpec& spec, gpu::TensorMap* map);
 // Refuses bytes that encode() did not make.
 Status decode(const void* map, gpu::TensorMapSpec* spec);
 
-// Of an element: in global memory, and of its share of a row in shared memory. More there: every 16 bytes end in
-// padding.
+// Bits of an element in global memory, and of its share of a row in shared memory. The latter are more, because every
+// 16 bytes end in padding.
 int32_t global_bits(gpu::TensorType type);
 int32_t shared_bits(gpu::TensorType type);
-int32_t bytes_of(gpu::TensorType type);  // of those that are no packed ones
+int32_t bytes_of(gpu::TensorType type);  // only types that are not packed
 const char* name_of(gpu::TensorType type);
 
 // tensormap.replace: one field of a map in memory. The result is not checked before it is used (decode does): a kernel

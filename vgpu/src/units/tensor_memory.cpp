@@ -126,7 +126,7 @@ void list_ranges(const TmemAccess& access, uint32_t address, std::vector<CellRan
 namespace {
 
 struct CopyShape {
-  int rows, chunks;  // of 16 bytes
+  int rows, chunks;  // units of 16 bytes
 };
 CopyShape shape_of(const TmemCopy& copy) {
   switch (copy.shape) {
@@ -139,7 +139,7 @@ CopyShape shape_of(const TmemCopy& copy) {
   return {32, 1};
 }
 
-// The source as a K-major matrix of bytes: its rows and chunks lie as those of an operand.
+// The source as a K-major matrix of bytes, with rows and chunks as in an operand.
 MatrixTile source_of(const TmemCopy& copy, const MatrixDescriptor& descriptor) {
   const CopyShape shape = shape_of(copy);
   MatrixTile tile;
@@ -150,7 +150,7 @@ MatrixTile source_of(const TmemCopy& copy, const MatrixDescriptor& descriptor) {
   return tile;
 }
 
-// Lanes that row `row` goes to: `count` of them, `step` apart.
+// The lanes that row `row` goes to: `count` lanes at a distance of `step`.
 struct Targets {
   int first, count, step;
 };
@@ -164,8 +164,8 @@ Targets targets_of(const TmemCopy& copy, int row) {
   return {row, 1, 0};
 }
 
-// 16 elements of 4 or 6 bits in a chunk become bytes: 6 bits at the bottom, 4 bits in the middle, where the matrix
-// instructions look for them.
+// 16 elements of 4 or 6 bits in a chunk become bytes for the matrix instructions. 6 bits lie at the bottom, 4 bits in
+// the middle.
 void decompress(TmemCopy::Source source, uint8_t* chunk) {
   if (source == TmemCopy::Source::plain) return;
   uint8_t packed[17] = {};

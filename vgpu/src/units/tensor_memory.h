@@ -28,13 +28,13 @@ struct TmemAccess {
   enum class Shape : uint8_t { s32x32b, s16x64b, s16x128b, s16x256b, s16x32bx2 };
   Shape shape = Shape::s32x32b;
   int32_t repeat = 1;         // .x1 ... .x128
-  bool pack16 = false;        // .pack::16b, .unpack::16b: two 16-bit values per register, one per column
+  bool pack16 = false;        // .pack::16b, .unpack::16b: two values per register
   int32_t second_offset = 0;  // s16x32bx2: columns from the first half to the second
 };
 Status check(const TmemAccess& access);
 int registers(const TmemAccess& access);
 
-// Whether the access, by the warp that owns lanes 32 * quadrant and following, stays in its lanes and in the memory.
+// Checks that the access by the warp that owns lanes 32 * quadrant and following stays in its lanes and in the memory.
 Status check(const TmemAccess& access, uint32_t address, int quadrant);
 void load_tmem(const TmemAccess& access, const TensorMemory& memory, uint32_t address, const Row* d);
 void store_tmem(const TmemAccess& access, TensorMemory* memory, uint32_t address, const ConstRow* a);

@@ -1,6 +1,6 @@
-// What .ftz flushes of a result: what remains below the smallest normal number when rounded to 24 bits whatever its
-// exponent, not to the fewer of a subnormal number. Of two doubles that narrow to the smallest normal number, one can
-// be.
+// The results that .ftz flushes: values that stay below the smallest normal number when rounded to 24 bits without a
+// smallest exponent. A subnormal number has fewer bits. Two doubles may narrow to the smallest normal number although
+// only one of them is flushed.
 #pragma once
 
 #include "vgpu/src/units/numbers.h"

@@ -37,7 +37,7 @@ Status tile_of(const WgmmaForm& form, bool is_a, uint64_t descriptor, uint32_t w
   return check(*tile, window_bytes);
 }
 
-// One operand after the other, for all warps: T is float or int32_t.
+// Executes all warps with operands of type T: float or int32_t.
 template <class T>
 struct Operands {
   T a[64 * kMaxK];

@@ -31,10 +31,10 @@ struct WgmmaForm {
   bool saturate = false;  // integers
 };
 
-// Whether the instruction exists.
+// Checks that the instruction exists.
 Status check(const WgmmaForm& form);
-int d_registers(const WgmmaForm& form);     // of each warp
-inline constexpr int kWgmmaARegisters = 4;  // of each warp
+int d_registers(const WgmmaForm& form);     // per warp
+inline constexpr int kWgmmaARegisters = 4;  // per warp
 
 // Operands in shared memory as tiles; refuse bad descriptors.
 Status a_tile(const WgmmaForm& form, uint64_t descriptor, uint32_t window_bytes, MatrixTile* tile);
@@ -60,7 +60,7 @@ struct MmaForm {
   bool saturate = false;  // integers
 };
 Status check(const MmaForm& form);
-// Of each operand. Registers of 32 bits; f64: of 64 bits, rows of 256 bytes.
+// Registers of each operand, of 32 bits; f64: of 64 bits, in rows of 256 bytes.
 int a_registers(const MmaForm& form);
 int b_registers(const MmaForm& form);
 int c_registers(const MmaForm& form);
@@ -87,7 +87,7 @@ Status check_load(const MatrixAccess& access);
 Status check_store(const MatrixAccess& access);
 int registers(const MatrixAccess& access);
 int row_addresses(const MatrixAccess& access);  // lanes whose address counts
-int row_bytes(const MatrixAccess& access);      // that each of these rows occupies, and its alignment
+int row_bytes(const MatrixAccess& access);      // bytes that each of these rows occupies, and its alignment
 void load_matrix(const MatrixAccess& access, const std::byte* window, const uint32_t* addresses, const Row* d);
 void store_matrix(const MatrixAccess& access, std::byte* window, const uint32_t* addresses, const ConstRow* a);
 

@@ -1,6 +1,6 @@
-// For each rule a minimal kernel that breaks it, and its corrected twin: kernels/*.ptx. A line that says "broken"
-// behind it belongs to the one only, a line that says "clean" to the other; the finding is at the line that says
-// "finding", or at none: "// finding: the launch".
+// Each rule has a minimal kernel that breaks it, and a corrected twin: kernels/*.ptx. A line with the comment "broken"
+// belongs to the first kernel only, and a line with "clean" to its twin. The finding is at the line with "finding", or
+// at no line: "// finding: the launch".
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 struct CheckedKernel {
   std::string rule, text, target;
-  std::set<int> lines;  // of its finding; 0: the launch
+  std::set<int> lines;  // lines of its finding; 0: the launch
   uint32_t grid = 1, cluster = 1, block = 32, shared = 0;
   std::string device = "h200";
 };
@@ -69,7 +69,7 @@ struct Result {
   Status status;
   std::vector<Finding> findings;
   std::string text;
-  std::set<std::pair<std::string, int>> rules;  // of findings, with the lines that they name
+  std::set<std::pair<std::string, int>> rules;  // rules of findings, with the lines that they name
 };
 
 // A tensor map of 64 numbers.

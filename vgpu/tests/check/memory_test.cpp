@@ -1,4 +1,4 @@
-// Bounds, first reads, and what atomics tell other blocks.
+// Bounds, first reads, and the knowledge that atomics publish to other blocks.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -75,7 +75,7 @@ TEST_F(Global, BlocksRace) {
   const Finding finding = play.checker->findings()[0];
   EXPECT_EQ(finding.party.cta, 1);
   EXPECT_EQ(finding.other.cta, 0);
-  EXPECT_EQ(finding.message, "nothing orders it behind what block 0 warp 0 lane 0 wrote there");
+  EXPECT_EQ(finding.message, "no synchronisation orders it after the write of block 0 warp 0 lane 0");
 }
 
 TEST_F(Global, BlocksThatHaveEndedStillRace) {
@@ -127,7 +127,7 @@ TEST_F(Global, Flags) {
       {.store = kRelaxed, .fence_before = true, .scope = Scope::cta, .ordered = false},
   };
   for (const Chain& c : chains) {
-    for (const bool by_all : {false, true}) {  // all threads write, a barrier, one tells
+    for (const bool by_all : {false, true}) {  // all threads write, a barrier, one thread publishes
       Play play(kTwo, buffers);
       const uint64_t flag = at + 4096;
       play.store(play.at(0, by_all ? 1 : 0, by_all ? kAll : kOne, "st.global"), at, 4, 4, Memory::global);

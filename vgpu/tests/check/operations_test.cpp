@@ -29,7 +29,7 @@ TEST(BulkLoad, ReadWithoutAWait) {
   EXPECT_EQ(finding.other.lane, 0);
 }
 
-// Whoever issued it knows no more than others.
+// The issuing thread knows no more than other threads.
 TEST(BulkLoad, ReadByItsIssuer) {
   Play play;
   const BarrierId id = play.mbarrier();
@@ -219,7 +219,7 @@ TEST(Proxy, AFenceIsNoBarrier) {
   EXPECT_EQ(play.rules(), "data-race");
 }
 
-// Reads may be under way still when a copy writes there.
+// Reads may be outstanding when a copy writes there.
 TEST(Proxy, OrdinaryReadsBeforeACopyNeedAFence) {
   enum class By { nobody, reader, issuer, issuer_too_early, other_space };
   for (const By fenced : {By::nobody, By::reader, By::issuer, By::issuer_too_early, By::other_space}) {
@@ -248,7 +248,7 @@ TEST(Proxy, OrdinaryReadsBeforeACopyNeedAFence) {
   }
 }
 
-// One fence is for all that its thread knows to have been read.
+// A fence orders all reads that its thread knows of.
 TEST(Proxy, AFenceBehindABarrierIsForAllReaders) {
   for (const bool behind : {true, false}) {
     Play play;
@@ -298,7 +298,7 @@ TEST(Proxy, WhatCpAsyncWroteNeedsNone) {
   EXPECT_EQ(play.text(), "");
 }
 
-// What a warp's products read: all four must know of it, whoever of them is first.
+// A warp's products read memory. All four warps must know of earlier accesses, whichever of them issues first.
 TEST(Wgmma, AllFourWarpsMustHaveWaited) {
   for (const int32_t left_out : {-1, 0, 2, 3}) {
     Play play;
@@ -412,15 +412,15 @@ TEST(BulkStore, SourceWrittenAgain) {
   }
 }
 
-// All lanes of a warp issue the same copy. Not so where one comes by again, where two warps do, where something lies
-// between (a later iteration), where the bytes come from elsewhere, or go elsewhere in part.
+// All lanes of a warp may issue the same copy. They may not if a lane repeats it, two warps issue it, a later iteration
+// does, or the bytes or their place differ in part.
 TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
   enum class Between { nothing, commit, reads_are_done, store };
   struct Second {
     int32_t warp;
     uint32_t lane;
     Between between;
-    uint32_t from, to;  // bytes behind the first one's
+    uint32_t from, to;  // offset from the first one's bytes
     std::string rules;
   };
   for (const Second& c :
@@ -438,7 +438,7 @@ TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
       play.issue(issuer, AsyncKind::bulk_store, {Play::shared(kAt + from, 32)}, {Play::global(&out[to / 4], 32)});
     };
     copy(0, 0);
-    // Of the first lane only: the second one counts its groups by itself.
+    // Only the first lane has waited: the second lane counts its own groups.
     if (c.between == Between::commit || c.between == Between::reads_are_done)
       play.checker->group_commits(play.at(0, 1, "cp.async.bulk.commit_group"), AsyncKind::bulk_store);
     if (c.between == Between::reads_are_done)

@@ -62,11 +62,11 @@ class FakeProgram : public Program {
 };
 
 constexpr uint32_t kAll = ~0u, kOne = 1;
-constexpr uint32_t kAt = 0x800;       // in shared memory, behind `table`: smem begins here
-constexpr uint32_t kBar = 0x6000;     // where tests put their mbarriers
+constexpr uint32_t kAt = 0x800;       // in shared memory, after `table`: smem begins here
+constexpr uint32_t kBar = 0x6000;     // address of the tests' mbarriers
 constexpr uint32_t kWindow = 0x8000;  // bytes of a shared window
 
-// One cluster after the other, or several at once, played to a checker.
+// Plays clusters to a checker, in order or several at once.
 class Play {
  public:
   struct Shape {
@@ -87,7 +87,7 @@ class Play {
   }
   // Once more at a place.
   Actor at(int32_t warp, uint32_t lanes, int32_t place) { return {0, warp, lanes, place}; }
-  // Of block 0.
+  // An actor of block 0.
   Actor at(int32_t warp, uint32_t lanes, const std::string& text) { return at(0, warp, lanes, text); }
 
   // Lane i touches bytes at address + i * stride.
@@ -176,7 +176,7 @@ class Play {
   static Span tensor(uint32_t lane, uint32_t column, uint32_t columns, uint32_t rows, int32_t cta = 0) {
     return {Memory::tensor, cta, uint64_t{lane} << 16 | column, 4 * columns, rows, -1};
   }
-  // A load by TMA that completes a phase of the barrier by itself.
+  // A TMA load that completes a phase of the barrier alone.
   void load_box(const Actor& actor, BarrierId id, uint64_t phase, uint64_t address, uint32_t bytes) {
     const AsyncId op = issue(actor, AsyncKind::bulk_load, {}, {shared(address, bytes)});
     checker->async_completes(op);

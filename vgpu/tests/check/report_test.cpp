@@ -1,4 +1,4 @@
-// What a finding looks like.
+// The text of a finding.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -46,7 +46,7 @@ TEST(Report, FindingsOfTheMachineAreAmongThem) {
   EXPECT_NE(play.text().find("barrier-count in kernel: barrier 3\n  counts differ\n"), std::string::npos);
 }
 
-// One habit is one finding, however many addresses it has.
+// A repeated mistake is one finding, however many addresses it has.
 TEST(Report, CountsWhatIsAlike) {
   Play play;
   const Actor reads = play.at(2, kAll, "ld.shared.u32"), also = play.at(3, kAll, reads.instruction);

@@ -45,7 +45,7 @@ class Tensor : public testing::Test {
   }
   void free_and_end() {
     play.barrier({0, 1, 2, 3, 4});
-    play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128, -1);
+    play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128);
     play.end();
   }
 
@@ -77,7 +77,7 @@ TEST_F(Tensor, LoadWithoutACommit) {
   multiply();
   commit(0);
   multiply();
-  play.checker->mbarrier_completes(done, 1);  // by somebody else's arrival
+  play.checker->mbarrier_completes(done, 1);  // by another thread's arrival
   wait(0, done, 1);
   fence(0, false);
   load(0);
@@ -140,8 +140,8 @@ TEST_F(Tensor, FencesAreWanted) {
   EXPECT_EQ(play.rules(), "missing-tcgen05-fence missing-tcgen05-fence");
 }
 
-// Scales are copied over those of the product before, and over those that nobody has used.
-// One fence behind the wait for products is enough, whatever barriers the warps that load pass after it.
+// Scales are copied over the preceding product's, and over unused ones. A fence after the wait for products is enough,
+// whatever barriers the loading warps pass later.
 TEST_F(Tensor, BarriersBehindAFenceTakeNothingFromIt) {
   multiply();
   commit(0);
@@ -169,7 +169,7 @@ TEST_F(Tensor, CopiesOfOneThreadAreInOrder) {
   EXPECT_EQ(play.text(), "");
 }
 
-// dealloc wants only that all operations are done, which a relaxed cluster barrier tells.
+// dealloc requires only that all operations have completed. A relaxed cluster barrier is enough.
 TEST_F(Tensor, FreedBehindARelaxedBarrier) {
   multiply();
   commit(0);
@@ -178,12 +178,13 @@ TEST_F(Tensor, FreedBehindARelaxedBarrier) {
                 passes = play.at(0, kAll, "barrier.cluster.wait.aligned").instruction;
   for (int32_t w = 0; w < 5; ++w) play.checker->cluster_arrives({0, w, kAll, arrival}, Order::relaxed);
   for (int32_t w = 0; w < 5; ++w) play.checker->cluster_passes({0, w, kAll, passes});
-  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128, -1);
+  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128);
   play.end();
   EXPECT_EQ(play.text(), "");
 }
 
-// One block's product, which the other one waits for: both barriers are told of it, and of its use of them.
+// A block issues a product and the other block waits for it. Both barriers are signalled, and both blocks learn that
+// the product used them.
 TEST(TensorOfAPair, CommitToAPeerThatWaits) {
   Play play({.blocks = 2, .cluster = 2, .threads = 32});
   const BarrierId own = play.mbarrier(kBar, 0), peer = play.mbarrier(kBar, 1);
@@ -200,7 +201,7 @@ TEST(TensorOfAPair, CommitToAPeerThatWaits) {
 TEST_F(Tensor, FreedTooEarly) {
   multiply();
   commit(0);
-  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128, -1);
+  play.checker->tmem_frees(play.at(0, kAll, "tcgen05.dealloc.cta_group::1.sync.aligned"), 0, 128);
   EXPECT_EQ(play.rules(), "missing-wait");
 }
 
@@ -209,7 +210,7 @@ TEST_F(Tensor, NeverFreed) {
   EXPECT_EQ(play.rules(), "tmem-leak");
 }
 
-// The machine says so itself.
+// The machine reports it.
 TEST_F(Tensor, BeyondItsEnd) {
   multiply(448, 128);
   EXPECT_FALSE(play.issued);

@@ -1,4 +1,4 @@
-// What orders the accesses of threads, and what does not.
+// Synchronisation that orders the accesses of threads, and synchronisation that does not.
 #include <gtest/gtest.h>
 
 #include "vgpu/tests/check/play.h"
@@ -207,7 +207,7 @@ TEST(Threads, APairAllocatesBehindABarrierOfTheCluster) {
   }
 }
 
-// Whoever has passed a barrier of the cluster tells the threads of its block that the peers have begun.
+// A thread that has passed a barrier of the cluster informs its block that the peers have begun.
 TEST(Threads, PeersHaveBegun) {
   for (const bool told : {false, true}) {
     Play play({.blocks = 2, .cluster = 2});

@@ -10,10 +10,10 @@
 namespace tandem::vgpu {
 namespace {
 
-// Of each byte who has touched it since the last barrier of all.
+// The threads that have accessed each byte since the last barrier of all threads.
 class PlainModel {
  public:
-  // What is wrong with an access of these lanes, lane i at address + i * stride.
+  // The expected finding for an access of these lanes, lane i at address + i * stride.
   std::string access(int32_t warp, uint32_t lanes, uint64_t address, uint32_t bytes, uint64_t stride, bool writes) {
     bool races = false, unwritten = false;
     for (uint32_t lane = 0; lane < 32; ++lane) {
@@ -114,7 +114,7 @@ TEST(Words, WhatAllReadMustNotBeWritten) {
   }
 }
 
-// A crowd that was at a granule must not hide a write from those who come later.
+// Many readers of a granule must not hide a write from later accesses.
 TEST(Words, ReadersBehindACrowdMeetAWrite) {
   alignas(4096) static std::array<uint32_t, 1024> data;
   const auto at = reinterpret_cast<uint64_t>(data.data());

@@ -1,4 +1,4 @@
-// Virtual GPUs behind the C interface: names, refusals, host pointers, and a result beside the CPU engine's.
+// Virtual GPUs in the C interface: names, refusals, host pointers, and a result compared with the CPU engine's.
 #include "engine/context.h"
 
 #include <gtest/gtest.h>

@@ -105,7 +105,7 @@ class DeviceTest : public testing::Test {
   std::unique_ptr<gpu::Device> device;
   std::unique_ptr<gpu::Module> module;
   gpu::Kernel scale = nullptr;
-  std::vector<Finding> findings;  // of the last launch
+  std::vector<Finding> findings;  // findings of the last launch
   std::string text;
   int launches = 0;
 };

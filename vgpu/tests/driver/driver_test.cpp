@@ -237,7 +237,7 @@ TEST_F(Driver, CapturesAndReplaysAStream) {
   EXPECT_EQ(call("cuModuleUnload", module), kSuccess);
 }
 
-// Nodes come after those that they depend on, in whichever order they are added.
+// Nodes follow their dependencies in whichever order they are added.
 TEST_F(Driver, MakesAGraphNodeByNode) {
   void* const module = load(kScale);
   uint64_t at = 0;
@@ -327,7 +327,7 @@ std::string fat_binary(const std::string& payload, uint16_t kind, uint32_t capab
 
 // LZ4 without anything to repeat but 20 spaces in front.
 std::string packed(const std::string& text) {
-  std::string bytes("\x1f \x01\x00\x00", 5);  // one literal, then 15 + 0 + 4 = 19 more of it
+  std::string bytes("\x1f \x01\x00\x00", 5);  // one literal, then 15 + 0 + 4 = 19 repetitions
   bytes += '\xf0';
   for (size_t left = text.size() - 15;; left -= 255) {
     bytes += static_cast<char>(left < 255 ? left : 255);
@@ -347,8 +347,38 @@ TEST_F(Driver, LoadsFatBinaries) {
   EXPECT_EQ(loads(fat_binary(text, 1, 90, 0, 0)), kSuccess);
   EXPECT_EQ(loads(fat_binary(packed(text), 1, 90, 0x2000, text.size() + 20)), kSuccess);
   EXPECT_EQ(loads(fat_binary(packed(text), 1, 90, 0x2000, text.size() + 19)), kNoBinaryForGpu);  // broken
-  EXPECT_EQ(loads(fat_binary(text, 1, 100, 0, 0)), kNoBinaryForGpu);                             // of a later GPU
+  EXPECT_EQ(loads(fat_binary(text, 1, 100, 0, 0)), kNoBinaryForGpu);                             // for a later GPU
   EXPECT_EQ(loads(fat_binary(text, 2, 90, 0, 0)), kNoBinaryForGpu);                              // machine code
+}
+
+// nvcc -rdc=true: the wrapper's own image is machine code, and a list has the PTX of each object.
+TEST_F(Driver, LinksTheObjectsOfAProgram) {
+  std::string text = kScale;
+  const std::string visible = ".visible .global .align 4 .f32 factor = 0f40000000;";
+  text.replace(text.find(visible), visible.size(), ".extern .global .align 4 .f32 factor;");
+  const std::string header = ".version 8.0\n.target sm_90a\n.address_size 64\n";
+  const std::string code = fat_binary("", 2, 90, 0, 0), user = fat_binary(text, 1, 90, 0, 0),
+                    owner = fat_binary(header + visible, 1, 90, 0, 0);
+  const auto load_linked = [&](std::vector<const void*> objects) {
+    objects.push_back(nullptr);
+    const struct {
+      int magic, version;
+      const void *data, *objects;
+    } wrapper{0x466243b1, 2, code.data(), objects.data()};
+    void* module = nullptr;
+    const CUresult result = call("cuModuleLoadData", &module, static_cast<const void*>(&wrapper));
+    if (result != kSuccess) return result;
+    void* function = nullptr;
+    const CUresult found = call("cuModuleGetFunction", &function, module, "scale");
+    uint64_t factor = 0;
+    EXPECT_EQ(call("cuModuleGetGlobal_v2", &factor, static_cast<size_t*>(nullptr), module, "factor"), found);
+    call("cuModuleUnload", module);
+    return found;
+  };
+  EXPECT_EQ(load_linked({user.data(), code.data(), owner.data()}), kSuccess);
+  EXPECT_EQ(load_linked({owner.data(), user.data()}), kSuccess);
+  EXPECT_EQ(load_linked({user.data(), owner.data(), owner.data()}), kNoBinaryForGpu);  // defined twice
+  EXPECT_EQ(load_linked({code.data()}), kNoBinaryForGpu);
 }
 
 TEST(DriverDeathTest, TheRuntimesOwnTablesAreNotThere) {
@@ -375,7 +405,7 @@ struct Size {
   unsigned x, y, z;
 };
 
-// What nvcc makes of `__device__ float factor` and `scale<<<2, 64>>>(to, 100)`.
+// The registrations that nvcc generates for `__device__ float factor` and `scale<<<2, 64>>>(to, 100)`.
 TEST(Runtime, RunsAKernelOfTheProgram) {
   static const std::string image = fat_binary(kScale, 1, 90, 0, 0);
   const struct {
@@ -412,7 +442,7 @@ TEST(Runtime, RunsAKernelOfTheProgram) {
       kSuccess);
   for (const float x : numbers) EXPECT_EQ(x, 30.0f);
 
-  // The same launch, captured; a copy behind it.
+  // The same launch, captured, and a copy after it.
   void *stream = nullptr, *captured = nullptr, *exec = nullptr;
   ASSERT_EQ(runtime("cudaStreamCreate", &stream), kSuccess);
   ASSERT_EQ(runtime("cudaStreamBeginCapture", stream, 0), kSuccess);

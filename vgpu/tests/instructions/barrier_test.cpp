@@ -266,7 +266,7 @@ TEST(Mbarrier, PhasesFollowEachOther) {
 }
 
 TEST(Mbarrier, CountsBytes) {
-  // One arrival that expects bytes, which are then counted off by hand.
+  // An arrival expects bytes, which are then completed by hand.
   for (const char* expect :
        {"mbarrier.arrive.expect_tx.shared::cta.b64 state, [bar], 48;",
         "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [bar], 48;",

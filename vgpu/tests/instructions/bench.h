@@ -1,5 +1,5 @@
-// Small PTX kernels on every device there is: the virtual GPUs always, the CUDA driver's when the machine has one,
-// which then judges the tables of this folder.
+// Small PTX kernels on every present device: the virtual GPUs always, and the CUDA driver's GPU if there is one, which
+// then judges the tables of this folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace tandem::test {
 
-// What an instruction asks of a device.
+// The device features that an instruction needs.
 enum class Needs : uint8_t {
   any,        // every device of ours: sm_90 and later
   hopper,     // sm_90a alone: wgmma
@@ -26,7 +26,7 @@ enum class Needs : uint8_t {
 struct Bench {
   std::string name;  // "vgpu:h200", "cuda"
   std::unique_ptr<gpu::Device> device;
-  mutable std::string lost;  // what a kernel did after which the device does nothing more for this process
+  mutable std::string lost;  // the device is unusable afterwards
 
   bool has(Needs needs) const;
   const char* target() const;  // of PTX: "sm_90a"
@@ -40,7 +40,7 @@ const std::vector<Bench>& benches();
 struct Memory {
   std::vector<std::byte> bytes;  // before the launch, afterwards what the kernel left
   bool output = false;           // else it is only read
-  bool scratch = false;          // what it leaves there is no result: addresses, say
+  bool scratch = false;          // its contents are no result: addresses, for example
 
   Memory() = default;
   template <class T>
@@ -71,7 +71,7 @@ struct Memory {
   }
 };
 
-// A tensor map parameter: spec.address is that of memory[of] plus offset.
+// A tensor map parameter: spec.address is the address of memory[of] plus offset.
 struct MapParameter {
   gpu::TensorMapSpec spec;
   size_t of = 0;
@@ -89,7 +89,7 @@ struct BenchKernel {
   std::vector<Memory> memory;
   std::vector<MapParameter> maps;
   Needs needs = Needs::any;
-  bool settled = true;  // false: what it leaves is in part the device's choice, and not compared with a recording
+  bool settled = true;  // false: the device chooses a part of the result
 };
 
 // The module's text for a device.
@@ -98,12 +98,11 @@ std::string text_of(const BenchKernel& kernel, const Bench& bench);
 // A form of an instruction, "cp.async.bulk...", its qualifiers sorted: their order is free.
 std::string in_order(const std::string& form);
 
-// Names a file: launches do nothing then but to add the forms of all instructions to it, and of those that a recording
-// should have (recording.h) "key" and the key.
+// Names a file. Launches then only append the forms of all instructions, and "key" and the key of each form that a
+// recording should have (recording.h).
 inline constexpr const char* kListVariable = "TANDEM_LIST_INSTRUCTIONS";
 
-// Loads and launches it; the memories are then what the kernel left. What goes wrong is a failure of the test, with the
-// text.
+// Loads and launches the kernel. The memories then hold its results. A failure fails the test with the text.
 bool launch(const Bench& bench, BenchKernel* kernel);
 
 // body(bench, kernel after the launch) on each device that has what the kernel needs.

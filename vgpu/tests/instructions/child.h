@@ -1,4 +1,4 @@
-// This program once more, as a process of its own, for what its environment decides.
+// Runs this program again in a separate process, for results that its environment decides.
 #pragma once
 
 #include <unistd.h>
@@ -44,7 +44,7 @@ inline bool run_self(const std::string& variables, const std::string& filter) {
          0;
 }
 
-// What all tests launch: see kListVariable.
+// The launches of all tests: see kListVariable.
 inline std::vector<std::string> listed() {
   const TemporaryFile list;
   EXPECT_TRUE(run_self(str_cat(kListVariable, "='", list.path, "'"), "-Coverage.*:Recorded.*"));

@@ -118,7 +118,7 @@ To rounded(const Mode& mode, From x) {
   return result;
 }
 
-// A half from what has more bits than float32: rounded to odd there first.
+// A 16-bit value from a format with more bits than float32 is rounded to odd there first.
 Half half_of(long double x, Format format) {
   auto f = static_cast<float>(x);
   if (std::isfinite(f) && static_cast<long double>(f) != x) {
@@ -149,7 +149,7 @@ TEST(Convert, IntegerToFloat) {
   try_all(forms);
 }
 
-// Which NaN a wider or equal type gets is not said.
+// PTX does not specify the NaN of a wider or equal type.
 template <class T>
 bool nan_or_same(const Values&, uint64_t got, uint64_t want) {
   return got == want || (std::isnan(value_of<T>(got)) && std::isnan(value_of<T>(want)));
@@ -198,7 +198,7 @@ TEST(Convert, BetweenFloats) {
   forms.push_back(form("cvt.f64.bf16 d, a;", [](Half a) {
                     return static_cast<double>(decode(a.bits, Format::bf16));
                   }).within(nan_or_same<double>));
-  // Of float64 a NaN keeps its sign and the upper bits of its mantissa; other halves become one NaN.
+  // A float64 NaN keeps its sign and the upper bits of its mantissa. Other formats have one NaN.
   const auto of_double = [](Format format, int mantissa) {
     return [=](double a) {
       if (!std::isnan(a)) return half_of(a, format);
@@ -273,8 +273,8 @@ TEST(Convert, ToHalves) {
 }
 
 TEST(Convert, ToTf32) {
-  // What the assembler makes of .rna: half of the last bit is added, the rest cut; .satfinite then goes back by one bit
-  // from what is no number, NaN too.
+  // The assembler adds half of the last bit for .rna and truncates. .satfinite then subtracts one bit from infinity and
+  // NaN.
   const auto away = [](float a, bool satfinite) {
     const u32 bits = value_of<u32>(bits_of(a)), magnitude = bits & 0x7fffffff;
     const u32 cut = (magnitude < 0x7f800000 ? bits + 0x1000 : bits) & 0xffffe000;
@@ -314,7 +314,7 @@ TEST(Convert, EightBits) {
   try_all(forms);
 }
 
-// Blackwell's narrower formats. Those of 4 bits are bytes, which no other instruction has registers for.
+// Blackwell's narrower formats. Formats of 4 bits are bytes, for which no other instruction has registers.
 TEST(Convert, SixBitsAndScales) {
   std::vector<Form> forms;
   for (const Format format : {Format::e2m3, Format::e3m2})

@@ -123,7 +123,7 @@ TEST(CpAsync, Groups) {
 TEST(CpAsync, ArrivesOnABarrier) {
   const std::vector<u32> in = random_words(4, 64);
   for (const bool noinc : {false, true}) {
-    // Without noinc the arrival is counted by itself: one more is expected of each thread.
+    // Without noinc the arrival is counted too, so one more is expected of each thread.
     const std::string arrive =
         noinc ? "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [bar];"
               : "cp.async.mbarrier.arrive.shared::cta.b64 [bar];\nmbarrier.arrive.shared::cta.b64 _, [bar];";
@@ -305,7 +305,7 @@ const Reduction kReductions[] = {
     {"max.bf16", 2, [](u64 a, u64 b) { return half_choice(a, b, vgpu::units::Format::bf16, true); }},
 };
 
-// Numbers of the type, without NaN: which one of two it becomes is not said.
+// Numbers of the type without NaN, because PTX does not specify the result of two NaNs.
 std::vector<u32> operands_of(const Reduction& r, uint64_t seed) {
   Random random(seed);
   std::vector<u32> words(256);

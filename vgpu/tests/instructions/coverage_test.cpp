@@ -1,5 +1,5 @@
-// Whether each instruction has a test in this folder: all opcodes that the machine executes, and all forms that known
-// kernels use (forms.txt). What the tests launch is listed by a process of its own.
+// Checks that each instruction has a test in this folder: all opcodes that the machine executes, and all forms that
+// known kernels use (forms.txt). A separate process lists the launches of the tests.
 #include <fstream>
 #include <set>
 

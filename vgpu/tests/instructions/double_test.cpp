@@ -21,7 +21,7 @@ double rounded(int mode, F&& f) {
   return result;
 }
 
-// Which NaN it is is not said for float64.
+// PTX does not specify the NaN for float64.
 bool same(const Values&, uint64_t got, uint64_t want) {
   return got == want || (std::isnan(value_of<double>(got)) && std::isnan(value_of<double>(want)));
 }

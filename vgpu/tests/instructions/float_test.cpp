@@ -12,7 +12,7 @@ using u32 = uint32_t;
 
 constexpr uint32_t kNaN = 0x7fffffff;
 
-// What the GPU makes of a result: one NaN, and without subnormal numbers where it flushes.
+// The GPU's form of a result: one NaN, and no subnormal numbers if it flushes.
 float flushed(float x, bool ftz) {
   return ftz && std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
 }
@@ -34,8 +34,8 @@ float rounded(int mode, F&& f) {
   return result;
 }
 
-// op(a, b, c, lift), which is linear in lift. A GPU flushes what is tiny when rounded to 24 bits, whatever its
-// exponent; the CPU rounds a subnormal number to fewer. So what it would have been is looked up higher.
+// op(a, b, c, lift), which is linear in lift. A GPU flushes a value that is tiny when rounded to 24 bits, whatever its
+// exponent. The CPU rounds a subnormal number to fewer bits, so the lifted value shows the result before flushing.
 template <class Op>
 float computed(const Mode& mode, bool ftz, float x, float y, float z, Op op) {
   volatile float a = flushed(x, ftz), b = flushed(y, ftz), c = flushed(z, ftz);
@@ -126,7 +126,7 @@ TEST(Float, SignsAndChoices) {
       form("copysign.f32 d, a, b;",
            [=](float a, float b) { return value_of<float>((bits_of(b) & 0x7fffffff) | sign(a)); }),
   };
-  // The sign of a NaN is not said.
+  // PTX does not specify the sign of a NaN.
   const auto nan_or_equal = [](const Values&, uint64_t got, uint64_t want) {
     return got == want || (std::isnan(value_of<float>(got)) && std::isnan(value_of<float>(want)));
   };
@@ -237,9 +237,9 @@ TEST(Float, FlushesWhatIsTinyWhenRounded) {
   }
 }
 
-// Just below the smallest normal number. The largest number of 24 bits there is tiny without any rounding, and flushed,
-// though rounded outwards to a subnormal number's bits it would be that number. No sum can be it: they are multiples of
-// 2^-149.
+// Values just below the smallest normal number. The largest number of 24 bits there is tiny without rounding and is
+// flushed. Rounded outwards to a subnormal number's bits it would be the smallest normal number. No sum can be it,
+// because sums are multiples of 2^-149.
 TEST(Float, FlushesTheLargestTinyNumber) {
   std::vector<Form> forms;
   for (const Mode& mode : kModes) {

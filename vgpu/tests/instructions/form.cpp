@@ -77,7 +77,7 @@ uint64_t random_value(Random& random, Operand operand) {
       const double x = random.normal();
       return bits_of(static_cast<float>(x * std::exp2(random.between(-6, 6))));
     }
-    case Operand::f64:  // and so of these: the mathematics of the host would decide the last bits of normal()
+    case Operand::f64:  // the host's mathematics would decide the last bits
       return random.chance(0.5) ? bits : (bits & 0x800fffffffffffff) | (0x3ff + random.next() % 13 - 6) << 52;
     default: return bits & 0xffffffff;
   }
@@ -90,7 +90,7 @@ uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
-// All pairs of hostile values of the first two operands, hostile and random others; then random ones.
+// All pairs of adversarial values of the first two operands, adversarial and random third ones; then random values.
 std::vector<Values> operands_of(const Form& form) {
   Random random(hash_of(form.text));
   std::vector<Values> list;

@@ -27,8 +27,8 @@ struct Pair {  // two of 16 bits, in a register of 32
 // Kinds of operands, by which values to try are chosen.
 enum class Operand : uint8_t { none, predicate, integer16, integer32, integer64, half, pair, f32, f64 };
 
-using Values = std::array<uint64_t, 4>;   // of the sources
-using Results = std::array<uint64_t, 2>;  // of d and e
+using Values = std::array<uint64_t, 4>;   // types of the sources
+using Results = std::array<uint64_t, 2>;  // types of d and e
 
 template <class T>
 T value_of(uint64_t bits) {
@@ -50,11 +50,11 @@ struct Form {
   std::string text;
   std::vector<Operand> to, from;
   std::function<Results(const Values&)> expected;
-  // Whether what came out will do; empty: exactly the expected bits.
+  // Accepts a result; empty: exactly the expected bits.
   std::function<bool(const Values&, uint64_t got, uint64_t want)> accepts;
   // Operands that the instruction leaves undefined are passed over.
   std::function<bool(const Values&)> defined;
-  std::vector<Values> only;  // tried instead of all others, in turns
+  std::vector<Values> only;  // values to try instead of all, in turns
   Needs needs = Needs::any;
 
   Form& on(Needs n) { return needs = n, *this; }

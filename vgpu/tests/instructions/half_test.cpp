@@ -137,7 +137,7 @@ TEST(HalfPrecision, SignsAndChoices) {
         forms.push_back(form(name + "x2 d, a, b;", packed<2>(o, f)));
       }
     }
-  // Signs change as bits do; of NaN they are not said.
+  // Signs change as bits do; PTX does not specify NaN's.
   const auto sign_only = [](const Values&, uint64_t got, uint64_t want) { return got == want; };
   for (const Format format : {Format::f16, Format::bf16}) {
     const std::string type = vgpu::units::name_of(format);

@@ -1,7 +1,7 @@
 // PTX ISA, "Matrix multiply-accumulate operation using mma instruction", ldmatrix, stmatrix, movmatrix, and
-// "Asynchronous Warpgroup Level Matrix Multiply-Accumulate". What they compute from given registers and shared memory
-// is judged elsewhere against plain products (vgpu/tests/units): here the same on every device. Values are small
-// integers, whose sums are exact in any order.
+// "Asynchronous Warpgroup Level Matrix Multiply-Accumulate". vgpu/tests/units compares the products of given registers
+// and shared memory with plain products. Here the results must agree on every device. Values are small integers, whose
+// sums are exact in any order.
 #include <array>
 #include <cstring>
 
@@ -41,7 +41,7 @@ std::string list_of(const std::string& name, int count) {
 struct WarpCase {
   std::string declarations, body;
   int in = 0, out = 0;  // registers of 32 bits, "a0" and "d0" on
-  bool wide = false;    // of 64
+  bool wide = false;    // multiple of 64
 };
 BenchKernel kernel_of(const WarpCase& c, const std::vector<u32>& in) {
   BenchKernel kernel;
@@ -287,7 +287,7 @@ std::string instruction_of(const WgmmaForm& f) {
   return text + ";";
 }
 
-constexpr u32 kBase = 1024;  // where dynamic shared memory may begin: any multiple of 1024 does
+constexpr u32 kBase = 1024;  // possible begin of dynamic shared memory
 constexpr u32 kImage = 112 * 1024;
 
 void try_wgmma(Random& random, const WgmmaCase& c) {
@@ -314,7 +314,7 @@ void try_wgmma(Random& random, const WgmmaCase& c) {
                                        : small_word(random, is_d ? sums : form.a);
   }
 
-  // What is computed: rows of 32 lanes of the four warps, register r of thread t at 128 r + t.
+  // The results: rows of 32 lanes of the four warps, register r of thread t at 128 r + t.
   MatrixTile a_matrix, b_matrix;
   const Status a_status = form.a_in_registers ? Status{} : a_tile(form, a.wgmma(), kBase + kImage, &a_matrix);
   ASSERT_TRUE(a_status.ok()) << a_status.message;

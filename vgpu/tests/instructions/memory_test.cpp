@@ -32,7 +32,7 @@ const Width kWidths[] = {{"b8", 1, false},  {"u8", 1, false},  {"s8", 1, true}, 
                          {"s16", 2, true},  {"b32", 4, false}, {"u32", 4, false}, {"s32", 4, false}, {"f32", 4, false},
                          {"b64", 8, false}, {"u64", 8, false}, {"s64", 8, false}, {"f64", 8, false}};
 
-// What a load of this width makes of the low bytes of a register.
+// The register that a load of this width makes from its low bytes.
 u64 loaded(const Width& w, u64 x, int register_bytes) {
   if (w.bytes < 8) x &= (u64{1} << (8 * w.bytes)) - 1;
   if (w.sign && (x >> (8 * w.bytes - 1) & 1) != 0) x |= ~u64{0} << (8 * w.bytes);
@@ -44,7 +44,7 @@ TEST(Memory, EveryWidthInEverySpace) {
   for (const Width& w : kWidths) {
     const std::string t = w.type;
     const auto add = [&](const std::string& text) {
-      // Narrow values in registers of their own width, and of 32 bits.
+      // Narrow values in registers of the same width, and of 32 bits.
       if (w.bytes <= 2) forms.push_back(form(text, [=](u16 a) { return static_cast<u16>(loaded(w, a, 2)); }));
       if (w.bytes <= 4) forms.push_back(form(text, [=](u32 a) { return static_cast<u32>(loaded(w, a, 4)); }));
       if (w.bytes == 8) forms.push_back(form(text, [=](u64 a) { return a; }));
@@ -167,7 +167,7 @@ TEST(Memory, Qualifiers) {
       form("prefetch.global.L2 [in_];\nprefetch.global.L1 [in_];\nprefetchu.L1 [in_];\nld.global.b32 d, [in_];", same));
   forms.push_back(form("ld.global.nc.L1::no_allocate.L2::128B.b32 d, [in_];", same));
   forms.push_back(form("ldu.global.b32 d, [in_];", same));
-  // What ends the kernel or loses data is not executed.
+  // Instructions that end the kernel or lose data are not executed.
   forms.push_back(
       form("{\n.reg .pred never;\n.reg .b64 line;\nsetp.ne.b32 never, a, a;\nand.b64 line, out_, -128;\n"
            "@never discard.global.L2 [line], 128;\n@never trap;\n@never brkpt;\n"
@@ -396,7 +396,7 @@ TEST(Atomic, Floats) {
       form("st.global.v4.b32 [out_], {a, b, c, g};\nred.global.add.v4.f32 [out_], {b, c, g, a};\n"
            "ld.global.v2.b64 {d, e}, [out_];",
            [=](float a, float b, float c, float g) { return std::pair(two(a, b, b, c), two(c, g, g, a)); }));
-  // Which NaN a sum becomes is not said.
+  // PTX does not specify the NaN of a sum.
   for (Form& form : forms) {
     const bool wide = form.from[0] == Operand::f32, two_of_them = form.to[0] == Operand::integer64;
     if (!wide) continue;

@@ -22,14 +22,14 @@ constexpr u32 kRegisters = 8, kThreads = 96, kTable = 64;
 struct Thread {
   u32 r[kRegisters];
 };
-using Threads = std::vector<Thread>;  // of a block
+using Threads = std::vector<Thread>;  // threads of a block
 using Active = std::vector<u32>;      // some of them, by number
 using Effect = std::function<void(Threads&, const Active&)>;
 
 u32 of_float(float x) { return std::isnan(x) ? 0x7fffffffu : std::bit_cast<u32>(x); }
 float to_float(u32 x) { return std::bit_cast<float>(x); }
 
-// Of three sources; the text has them as a, b, c and the destination as d.
+// An instruction of three sources; its text names them a, b, c and the destination d.
 struct Operation {
   const char* text;
   u32 (*f)(u32 a, u32 b, u32 c);
@@ -140,7 +140,7 @@ class Writer {
     };
   }
 
-  // As often as the low bits of a register say, once at least.
+  // Repeats as often as the low bits of a register state, at least once.
   Effect loop(int depth) {
     const u32 a = any();
     const int label = labels_++;

@@ -1,5 +1,5 @@
-// The recording itself: how results are compared with it, that it is read as it was written, and that it holds what the
-// tests launch. The comparisons are made by every test of this folder, launch by launch.
+// The recording: comparison of results, reading of the written file, and completeness for the launches of the tests.
+// Every test of this folder compares its launches.
 #include <fstream>
 #include <set>
 #include <stdexcept>
@@ -111,7 +111,7 @@ TEST(Recorded, AnotherResultFailsItsTest) {
   EXPECT_FALSE(run_self(read, test));
 }
 
-// A recording that no longer fits the tests would say nothing, and nobody would notice.
+// A stale recording would compare nothing without a failure.
 TEST(Recorded, HoldsWhatTheTestsLaunch) {
   const Recording& recording = the_recording();
   if (recording.records.empty())

@@ -76,7 +76,7 @@ const Approximation* approximation_of(const vgpu::ptx::Instruction& instruction)
   throw std::runtime_error(instruction.full_name() + " has no error bound here");
 }
 
-// Of a program. A kernel here has one such function, whose results are all that it leaves.
+// A function of a program. A kernel here has one such function, and its results are the kernel's only output.
 const Approximation* approximation_of(const std::string& text) {
   vgpu::ptx::Module module;
   const Status status = vgpu::ptx::parse(text, &module);
@@ -149,8 +149,8 @@ void write(uint64_t key, const Record& record) {
   if (!file.flush()) ADD_FAILURE() << "cannot write " << variable(kRecordVariable);
 }
 
-// What vgpu:h200 left of the launch that the recorded device makes next: how they differ is said at once, in numbers
-// that the file does not keep.
+// The results of vgpu:h200 for the next launch of the recorded device. Differences are printed at once, because the
+// file does not keep the numbers.
 struct Virtual {
   uint64_t key = 0;
   std::vector<std::byte> outputs;

@@ -1,15 +1,15 @@
-// What a real GPU left of the kernels of this folder: written on a machine that has one (tools/gpu/record.sh), read
-// everywhere else, where the virtual GPU must leave the same.
+// Recordings of a GPU's results for the kernels of this folder. A machine with a GPU writes them (tools/gpu/record.sh),
+// and the virtual GPU must reproduce them everywhere else.
 //
-// Lines of text. A head (device, driver, date, commit), then of each test, behind "test Suite.Name", one line per
-// launch:
+// The file has lines of text: a head (device, driver, date, commit), then for each test, after "test Suite.Name", one
+// line per launch:
 //
 //   <key> <digest> [<outputs>]
 //
-// key: of all that decides the result, which is the PTX, the launch's shape, the memory before it and the tensor maps.
-// digest: of the memory afterwards that the kernel may write. Both are 64-bit FNV-1a in hex. outputs: that memory in
-// base64, only where approximate functions compute it, so that bits may differ. Everywhere else they may not: products
-// and atomic sums of this folder are of numbers whose sums are exact in any order.
+// key: hash of everything that decides the result: the PTX, the launch's shape, the memory before it and the tensor
+// maps. digest: hash of the memory afterwards that the kernel may write. Both are 64-bit FNV-1a in hex. outputs: that
+// memory in base64, only if approximate functions compute it, so that bits may differ. All other bits must agree:
+// products and atomic sums of this folder have numbers whose sums are exact in any order.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ inline constexpr const char* kRecordedVariable = "TANDEM_RECORDED";
 
 struct Record {
   uint64_t digest = 0;
-  std::vector<std::byte> outputs;  // empty: the digest says all
+  std::vector<std::byte> outputs;  // empty: the digest is enough
 };
 struct Recording {
   std::string path, device;            // device: what the head says; "" without a file
@@ -38,9 +38,9 @@ struct Recording {
 };
 // Throws std::runtime_error, by line, when it is no such file. A file that is not there is an empty recording.
 Recording read_recording(const std::string& path);
-const Recording& the_recording();  // that of the environment or of this folder
+const Recording& the_recording();  // the environment's file, or this folder's
 
-// Of a kernel before its launch.
+// The key of a kernel before its launch.
 uint64_t key_of(const BenchKernel& kernel, const std::string& text);
 Record record_of(const BenchKernel& done, const std::string& text);
 std::string line_of(uint64_t key, const Record& record);
@@ -48,7 +48,7 @@ std::string line_of(uint64_t key, const Record& record);
 // How a device's result differs from a recorded one beyond what the program's functions may; "" when it does not.
 std::string difference(const Record& recorded, const Record& got, const std::string& text);
 
-// What one launch means for the recording that is made, or read: to be told of each, with the key from before it.
+// Records or compares one launch, with the key from before it.
 void recorded_launch(const Bench& bench, uint64_t key, const BenchKernel& done, const std::string& text);
 
 }  // namespace tandem::test

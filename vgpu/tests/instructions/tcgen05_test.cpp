@@ -1,6 +1,6 @@
-// PTX ISA, "TensorCore 5th Generation Family Instructions", of Blackwell: allocation, loads and stores, copies, the
-// shift, products, commits; and clusterlaunchcontrol. What they compute is judged elsewhere against plain products
-// (vgpu/tests/units); here it arrives through whole kernels. Values are small integers, whose sums are exact.
+// PTX ISA, "TensorCore 5th Generation Family Instructions" of Blackwell: allocation, loads and stores, copies, the
+// shift, products, commits; and clusterlaunchcontrol. vgpu/tests/units compares the products with plain products. Here
+// they arrive through whole kernels. Values are small integers, whose sums are exact.
 #include "vgpu/src/units/tcgen05.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using namespace vgpu::units;
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-constexpr u32 kBase = 1024;  // where dynamic shared memory may begin: any multiple of 1024 does
+constexpr u32 kBase = 1024;  // possible begin of dynamic shared memory
 constexpr u32 kImage = 96 * 1024;
 constexpr size_t kCells = size_t{kTmemLanes} * kTmemColumns;
 
@@ -30,10 +30,10 @@ std::string registers(const std::string& name, int count) {
   return text + "}";
 }
 
-// A kernel of one block or a pair: shared memory is filled from p0, tensor memory from p1 (its cells, column by
-// column), the body does something, and tensor memory goes to p2. The body has: t (thread), warp, lane, p (thread 0 of
-// the even block), at (shared memory), taddr (tensor memory), quad (taddr at the warp's lanes), bar, and bar2
-// (mbarriers of one arrival, whose next parity is 0), r0 to r127.
+// A kernel of one block or a pair. Shared memory is filled from p0 and tensor memory from p1 (its cells, column by
+// column). The body runs, and tensor memory is stored to p2. The body has: t (thread), warp, lane, p (thread 0 of the
+// even block), at (shared memory), taddr (tensor memory), quad (taddr at the warp's lanes), bar and bar2 (mbarriers of
+// one arrival, next parity 0), r0 to r127.
 BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, const std::vector<u32>& cells,
                       int group) {
   const std::string g = std::to_string(group);
@@ -140,7 +140,7 @@ std::string issued(const std::string& work, int group) {
 }
 
 struct State {
-  std::vector<u32> image, cells;  // of all blocks
+  std::vector<u32> image, cells;  // threads of all blocks
   std::vector<std::vector<std::byte>> windows;
   std::vector<std::unique_ptr<TensorMemory>> memories;
   std::vector<const std::byte*> window_pointers;
@@ -315,7 +315,7 @@ struct Product {
   const char* kind;
   TmmaForm form;
   u32 instruction;     // descriptor
-  Format a, b, cells;  // small values of these in A's half of the image, in B's, in tensor memory
+  Format a, b, cells;  // formats of A's and B's images and of tensor memory
   MatrixSwizzle swizzle = MatrixSwizzle::b128;
   bool accumulate = true;
   const char* qualifiers = "";

@@ -12,7 +12,7 @@ namespace {
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-// Where a swizzle puts a byte of shared memory: facts of cuTensorMapEncodeTiled.
+// The position of a byte of shared memory under a swizzle, from cuTensorMapEncodeTiled.
 u32 exchanged(gpu::Swizzle swizzle, u32 a) {
   switch (swizzle) {
     case gpu::Swizzle::none: return a;
@@ -46,8 +46,8 @@ Tensor tensor_of(int rank, gpu::TensorType type, gpu::Swizzle swizzle, const std
   return t;
 }
 
-// The first coordinate of a copy must be a multiple of 16 bytes, below zero too; the others need not be.
-// Of four bytes an element. A store may not begin before the tensor.
+// The first coordinate of a copy must be a multiple of 16 bytes, below zero too. Other coordinates may be any. Elements
+// have four bytes. A store must not begin before the tensor.
 constexpr int kInside[5] = {8, 3, 2, 1, 1}, kOutside[5] = {-4, -2, 3, -1, 2}, kBeyond[5] = {28, 7, 3, 3, 2};
 
 // f(byte offset in the tensor or -1 outside, byte offset in the box) of every byte.
@@ -147,14 +147,14 @@ u32 box_bytes(const gpu::TensorMapSpec& spec) {
   return bytes;
 }
 
-// What the fill of elements beyond the tensor looks like.
+// The fill of elements beyond the tensor.
 std::byte filled(const gpu::TensorMapSpec& spec, u32 byte) {
   if (spec.oob_fill == gpu::OobFill::zero) return std::byte{0};
   const auto bytes = static_cast<u32>(vgpu::units::bytes_of(spec.type));
   return byte % bytes == bytes - 1 ? std::byte{0x7f} : std::byte{0xff};
 }
 
-// Which NaN it is is not said: one becomes the one of `filled`.
+// PTX does not specify the NaN: it is replaced by the NaN of `filled`.
 void one_nan(const gpu::TensorMapSpec& spec, std::vector<std::byte>* image, u32 at) {
   const auto bytes = static_cast<u32>(vgpu::units::bytes_of(spec.type));
   u64 code = 0;
@@ -211,7 +211,7 @@ TEST(TensorCopy, LoadsEverySwizzle) {
 TEST(TensorCopy, LoadsEveryTypeAndFill) {
   for (int type = 0; type < 13; ++type) {
     const auto tensor_type = static_cast<gpu::TensorType>(type);
-    // Types that change what they copy have a test of their own.
+    // Types that change the copied values have a separate test.
     if (tensor_type == gpu::TensorType::f32_ftz || tensor_type == gpu::TensorType::tf32 ||
         tensor_type == gpu::TensorType::tf32_ftz)
       continue;
@@ -224,14 +224,14 @@ TEST(TensorCopy, LoadsEveryTypeAndFill) {
   }
 }
 
-// Rows whose last 16 bytes are the tensor's only in part: zeros begin at the very element that is beyond it. A store
-// treats such 16 bytes as one; what lies between the rows is random here, so that a load that does so too is seen.
+// Rows whose last 16 bytes belong to the tensor in part: zeros begin at the first element beyond it. A store writes all
+// 16 bytes. The bytes between the rows are random here, so that a load of all 16 bytes fails.
 TEST(TensorCopy, LoadsRowsThatEndInsideAChunk) {
   for (const gpu::TensorType type : {gpu::TensorType::u8, gpu::TensorType::bf16, gpu::TensorType::f32}) {
     const auto bytes = static_cast<u32>(vgpu::units::bytes_of(type)), chunk = 16 / bytes;
     struct Case {
-      u32 end;    // of the tensor's rows
-      int first;  // of the box
+      u32 end;    // bytes of the tensor's rows
+      int first;  // bytes of the box
     };
     for (const Case& c : {Case{chunk + chunk / 2, 0}, Case{chunk + 1, static_cast<int>(chunk)},
                           Case{2 * chunk - 1, -static_cast<int>(chunk)}})
@@ -405,7 +405,7 @@ TEST(TensorCopy, GathersAndScattersRows) {
   });
 }
 
-// One block's copy lands in others, and counts on their barriers.
+// A block's copy writes to other blocks and signals their barriers.
 TEST(TensorCopy, Multicast) {
   const Tensor t = tensor_of(2, gpu::TensorType::bf16, gpu::Swizzle::b128, {64, 40}, {64, 16});
   BenchKernel kernel;

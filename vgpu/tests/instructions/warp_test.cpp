@@ -32,7 +32,7 @@ template <class F>
 void on_warp(const std::string& body, const Lanes& a, F&& check) {
   SCOPED_TRACE(body);
   BenchKernel kernel = warp_kernel(body, a);
-  // Which lane is elected, and which lanes are active behind a branch, is the device's choice.
+  // The device chooses the elected lane, and the active lanes after a branch.
   kernel.settled = body.find("elect.sync") == std::string::npos && body.find("activemask") == std::string::npos;
   on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     for (u32 lane = 0; lane < 32; ++lane)
@@ -264,12 +264,12 @@ TEST(Control, LoopsAndBranches) {
     two: mov.b32 d, 102;
     out_of_here:)",
           {}, [](u32 lane, u32 d, u32) { EXPECT_EQ(d, 100 + lane % 3); });
-  // A branch to the next instruction parts nobody.
+  // A branch to the next instruction diverges no lanes.
   on_warp(
       "setp.lt.u32 p, lane, 5;\n@p bra "
       "next;\nnext:\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\nmov.b32 d, 7;",
       {}, [](u32, u32 d, u32) { EXPECT_EQ(d, 7u); });
-  // Lanes that have ended do not hold up the others.
+  // Lanes that have ended do not delay the rest.
   on_warp("setp.lt.u32 p, lane, 5;\n@p exit;\nbar.warp.sync 0xffffffe0;\nmov.b32 d, 1;", {},
           [](u32 lane, u32 d, u32) { EXPECT_EQ(d, lane < 5 ? 0xa5a5a5a5 : 1); });
   on_warp("nanosleep.u32 20;\npmevent 1;\nmov.b32 d, 4;", {}, [](u32, u32 d, u32) { EXPECT_EQ(d, 4u); });

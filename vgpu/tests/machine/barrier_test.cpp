@@ -4,7 +4,7 @@
 namespace tandem::vgpu {
 namespace {
 
-// Warps hand a value round: each waits for the one before through a named barrier of its own.
+// Warps pass a value in a ring: each waits for the preceding warp through a named barrier.
 TEST(NamedBarrier, ArriveAndSyncCountTogether) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
@@ -142,8 +142,8 @@ TEST(ClusterBarrier, BlocksReachEachOther) {
   });
 }
 
-// A ring of two slots between a producing and a consuming warp, 50 values.
-// Threads that arrive and exit count once: the others wait for each other as before.
+// A ring of two slots between a producing and a consuming warp, 50 values. Threads that arrive and exit count once; the
+// remaining threads wait for each other as before.
 TEST(ClusterBarrier, ThreadsArriveAndExit) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p<4>;
@@ -333,7 +333,7 @@ TEST(Mbarrier, MisuseIsFound) {
   EXPECT_NE(stuck.message.find("2 of 2 arrivals"), std::string::npos) << stuck.message;
 }
 
-// One warpgroup gives registers away, the other waits for them.
+// A warpgroup releases registers, and the other warpgroup waits for them.
 TEST(SetMaxNReg, TheBlockHasSoManyRegisters) {
   const auto run = [](int less, int more, Findings* findings) {
     const std::string body = R"(
@@ -360,7 +360,7 @@ TEST(SetMaxNReg, TheBlockHasSoManyRegisters) {
   EXPECT_TRUE(wrong.has(Rule::register_budget));
 }
 
-// Warp 3 keeps 24 registers, its neighbours `less`, whichever of them comes first; the other warpgroup asks for `more`.
+// Warp 3 keeps 24 registers, its neighbours `less`, in any order. The other warpgroup requests `more`.
 TEST(SetMaxNReg, EachWarpHasItsOwn) {
   const auto run = [](const std::string& less, const std::string& more, Observer* observer) {
     const TestKernel k(kernel(R"(

@@ -9,7 +9,7 @@ namespace {
 
 using u32 = uint32_t;
 
-// One warp that stores d to p0 by lane; before: declarations of the module.
+// Runs a warp that stores d to p0 by lane; before: declarations of the module.
 std::vector<u32> run_warp(const std::string& body, const std::string& before = "") {
   SCOPED_TRACE(body);
   const TestKernel k(kernel(".reg .b32 d, lane, r<9>; .reg .b64 at, x<9>; .reg .pred p, q;\nmov.u32 lane, %laneid;\n" +
@@ -118,8 +118,8 @@ TEST(Masks, ThatDoNotAgreeAreAFinding) {
   }
 }
 
-// cooperative_groups::this_grid().sync(): the first word of each block adds to a barrier behind the address in
-// %envreg1 (upper half) and %envreg2, and waits until the barrier's highest bit has changed.
+// cooperative_groups::this_grid().sync(): a thread of each block adds to the barrier at the workspace's second word.
+// %envreg1 (upper half) and %envreg2 hold the address. It waits until the barrier's highest bit has changed.
 const std::string kGridBarrier = R"(
     .reg .b32 lo, hi, n, old, now, tid, id, others, one; .reg .b64 bar, out, x; .reg .pred p, q, first;
     mov.u32 hi, %envreg1; mov.u32 lo, %envreg2; mov.b64 bar, {lo, hi};

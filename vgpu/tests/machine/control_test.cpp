@@ -67,7 +67,7 @@ TEST(Control, LanesLeaveALoopOneByOne) {
   });
 }
 
-// Lane 0 exits out of a loop while the others wait for it behind the loop: they do not go on in it instead.
+// Lane 0 exits from a loop while the remaining lanes wait for it after the loop. They must not continue in the loop.
 TEST(Control, ALaneExitsFromItsLoop) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
@@ -135,7 +135,7 @@ TEST(Control, ALaneSpinsForAnother) {
   });
 }
 
-// Lane 7 spins for a store that lane 9 makes behind the place where all would meet.
+// Lane 7 spins for a store that lane 9 executes after the place where all lanes would rejoin.
 TEST(Control, ALaneDoesNotWaitForSpinnersForEver) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
@@ -241,7 +241,7 @@ TEST(Control, ATrapEndsTheRunWithItsPlace) {
   EXPECT_NE(s.message.find("PTX line"), std::string::npos) << s.message;
 }
 
-// Lanes meet again where those paths meet that go on, however many others end on the way.
+// Lanes rejoin where the continuing paths join, however many lanes end on the way.
 TEST(Control, EarlyEndsAreNoMeetingPoints) {
   const auto run = [](const std::string& middle) {
     const TestKernel k(kernel(R"(

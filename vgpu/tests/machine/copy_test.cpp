@@ -1,4 +1,4 @@
-// Asynchronous copies: data moves when the schedule says so, waits see it, and misuse is found.
+// Asynchronous copies: data moves when the schedule decides, waits see it, and misuse is found.
 #include <numeric>
 
 #include "vgpu/src/units/tensor_map.h"

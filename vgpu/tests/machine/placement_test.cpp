@@ -1,4 +1,4 @@
-// Which block begins when, and runs beside which: a choice of the placement.
+// The placement decides when each block begins and which blocks run concurrently.
 #include <gtest/gtest.h>
 
 #include <algorithm>

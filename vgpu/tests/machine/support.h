@@ -70,7 +70,7 @@ class TestKernel {
 
 inline uint64_t address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
-// Of several schedules, one after the other: threads 1, then one of all cores.
+// Runs f under several schedules, on one host thread and now and then on all cores.
 template <class F>
 void under_schedules(int count, F f) {
   for (int n = 0; n < count; ++n) {

@@ -13,7 +13,7 @@ std::string blackwell_kernel(const std::string& body, int parameters) {
   return kernel(body, parameters, "", "", "sm_100a");
 }
 
-// Allocates columns into %r10 by warp 0; the address is known to all behind it.
+// Allocates columns into %r10 by warp 0; all threads know the address afterwards.
 const char* const kAllocate = R"(
     .reg .b32 %r<60>; .reg .b64 %rd<20>; .reg .pred %p<10>;
     .shared .align 4 .b32 given;
@@ -75,7 +75,7 @@ TEST(Tcgen05, AMissingWaitIsFoundByTheLetter) {
   });
 }
 
-// Hardware does not look at the bits of an address that say whose lanes they are.
+// Hardware ignores the bits of an address that select a warp's lanes.
 TEST(Tcgen05, AWarpHasItsOwnLanes) {
   const TestKernel k(blackwell_kernel(std::string(kAllocate) + R"(
     ld.param.u64 %rd1, [p0];
@@ -119,7 +119,8 @@ TEST(Tcgen05, MisuseIsFound) {
   EXPECT_EQ(rule_of("@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 512;"), Rule::deadlock);
 }
 
-// A (rows x 16) and B (n x 16), bf16, K-major without swizzle: 8 x 16-byte blocks, k blocks apart by rows * 16 bytes.
+// A (rows x 16) and B (n x 16), bf16, K-major without swizzle: blocks of 8 x 16 bytes, with a distance of rows * 16
+// bytes in k.
 std::vector<uint16_t> image_of(const std::vector<float>& x, int rows) {
   std::vector<uint16_t> image(x.size());
   for (int m = 0; m < rows; ++m)
@@ -247,7 +248,7 @@ void check_product(int group) {
 TEST(Tcgen05, ProductsOfOneBlock) { check_product(1); }
 TEST(Tcgen05, ProductsOfAPair) { check_product(2); }
 
-// Three blocks do the work of eight: those that have not begun are taken over.
+// Three blocks do the work of eight: they take over the blocks that have not begun.
 TEST(ClusterLaunch, TakesOverWhatHasNotBegun) {
   const TestKernel k(blackwell_kernel(R"(
     .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .pred %p<10>; .reg .b128 %q<3>;
@@ -282,7 +283,7 @@ TEST(ClusterLaunch, TakesOverWhatHasNotBegun) {
   });
 }
 
-// The answer as kernels read it that look at its words: x, y and z in halves of the next, and bit 0 of the third.
+// The response as kernels read its words: x, y and z in halves of the next one, and bit 0 of the third.
 TEST(ClusterLaunch, TheWordsOfItsAnswer) {
   const TestKernel k(blackwell_kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p<4>;

@@ -111,7 +111,7 @@ Rule rule_of(const std::string& body, int schedules = 4) {
   return findings.all.empty() ? Rule::count : findings.all[0].rule;
 }
 
-// The body stores so many times the product, watched or not, and nothing is found.
+// The body repeats the product this number of times, observed or not, without a finding.
 void expect_times(float times, const std::string& body) {
   const Operands operands;
   const TestKernel k = kernel_of(body);
@@ -133,13 +133,13 @@ TEST(Wgmma, SumsOfChainedProducts) {
   expect_times(3, kFence + product(names(0), 0) + product(names(0), 1) + product(names(0), 1) + kCommit + kWaitAll);
 }
 
-// Compilers put copies between products that belong together: the copy is made when the product is.
+// Compilers put copies between consecutive products: the copy is performed when the product completes.
 TEST(Wgmma, CopiesOfPendingRegistersAreRenamings) {
   expect_times(
       2, kFence + product(names(10), 0) + move(20, 10) + product(names(20), 1) + kCommit + move(0, 20) + kWaitAll);
 }
 
-// A product may be made before a copy of its sums is.
+// A product may complete before a copy of its accumulators is performed.
 TEST(Wgmma, CopiesAfterTheProduct) {
   expect_times(1, kFence + product(names(10), 0) + kCommit + "bar.sync 0;\n" + move(0, 10) + kWaitAll);
 }

@@ -14,7 +14,7 @@ struct Problem {
   const char* flags;
   const char* device = "vgpu:h200";
 
-  // Of names of tests: GoogleTest would print addresses.
+  // Names for tests: GoogleTest would print addresses.
   friend std::ostream& operator<<(std::ostream& to, const Problem& p) { return to << p.name; }
 };
 constexpr Problem kProblems[] = {

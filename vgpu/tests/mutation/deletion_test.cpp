@@ -1,5 +1,5 @@
-// Each fence, wait, commit, arrive and expect_tx of a kernel's PTX left out in turn. What goes unnoticed is listed in
-// survivors/, with the reason. Takes minutes a kernel, so it is run where a kernel changes
+// Leaves out each fence, wait, commit, arrive and expect_tx of a kernel's PTX in turn. survivors/ lists the deletions
+// that pass unnoticed, with the reason. It takes minutes per kernel and runs when a kernel changes
 // (tools/gpu/prove_virtual.sh).
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ struct Survivor {
   int most = 1;                   // copies of it: the compiler unrolls loops
 };
 
-// "mbarrier.try_wait at mbarrier_wait(&s.k_empty", or the same behind "3 x "; the reason is indented.
+// "mbarrier.try_wait at mbarrier_wait(&s.k_empty", or the same after "3 x "; the reason is indented.
 std::vector<Survivor> read(const char* path) {
   std::vector<Survivor> all;
   std::ifstream file(path);
@@ -85,7 +85,7 @@ std::string trimmed(const std::string& line) {
   return first == std::string::npos ? "" : line.substr(first);
 }
 
-// Whether something is found, or the result is wrong, under one of a few schedules.
+// True if one of a few schedules has a finding or a wrong result.
 bool is_caught(const std::vector<Subject>& subjects, const std::vector<std::string>& kernels) {
   constexpr int kSchedules = 6;
   for (int n = 0; n < kSchedules; ++n) {
@@ -97,7 +97,7 @@ bool is_caught(const std::vector<Subject>& subjects, const std::vector<std::stri
   return false;
 }
 
-// Of each of these instructions of the main kernel, whether it is missed; on all cores.
+// For each of these instructions of the main kernel, true if its absence is noticed. It uses all cores.
 std::vector<char> are_caught(const std::vector<Subject>& subjects, const std::vector<std::string>& kernels,
                              const std::vector<const vgpu::ptx::Instruction*>& instructions) {
   std::vector<char> caught(instructions.size());
@@ -170,7 +170,7 @@ void expect_survivors(const char* name, const std::vector<Subject>& subjects, co
 
 class Deletion : public CompilerTest {};
 
-// Of one kernel at several shapes.
+// Deletions from one kernel at several shapes.
 std::vector<Subject> subjects_of(const std::string& kernel, const std::vector<const char*>& shapes,
                                  const std::string& device = "vgpu:h200", int blocks = 1) {
   std::vector<Subject> subjects;

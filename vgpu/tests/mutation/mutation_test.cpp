@@ -83,7 +83,7 @@ Catalogue read(const char* path) {
   return all;
 }
 
-// What of a trial was expected.
+// The expected finding that the trial has.
 std::optional<std::string> caught_by(const Mutation& mutation, const Changed& changed, const Trial& trial) {
   for (const Expected& expected : mutation.caught) {
     if (expected.rule == kWrongResult && trial.found.empty() && !trial.failure.empty()) return kWrongResult;

@@ -17,7 +17,7 @@
 namespace tandem::test {
 namespace {
 
-constexpr uint64_t kMaxInstructions = 4'000'000;  // of a block: a kernel that does not end is a finding
+constexpr uint64_t kMaxInstructions = 4'000'000;  // limit of instructions: a kernel that does not end
 
 void add_places(const vgpu::Program& program, const vgpu::Accessor& party, Found* found) {
   if (party.instruction < 0) return;
@@ -102,7 +102,7 @@ Subject::Subject(std::string flags, int blocks, std::string device)
   }
 }
 
-// The call's tensors; those of a backward are given what the oracle makes of the forward.
+// The call's tensors. A backward receives the reference's results of the forward.
 std::unique_ptr<Instance> Subject::instance() const {
   auto made = std::make_unique<Instance>(case_);
   if (pass_ == TANDEM_FORWARD) return made;

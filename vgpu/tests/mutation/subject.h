@@ -18,30 +18,30 @@
 
 namespace tandem::test {
 
-// One thing the checker, or the machine, said.
+// A finding of the checker or the machine.
 struct Found {
   std::string rule;
   std::string text;                          // the whole report
-  std::set<std::pair<std::string, int>> at;  // source lines of all that take part and of the calls that led there
+  std::set<std::pair<std::string, int>> at;  // source lines of both parties and of their calls
   bool warning = false;
 };
 
 struct Trial {
   std::vector<Found> found;
-  std::string failure;  // why the call failed, or what the judge has against the result; empty: it is good
+  std::string failure;  // failure of the call or of its result; empty: none
 };
 
 class Subject {
  public:
-  // flags: of a Case, whose backward it is where that has gradients; blocks: of the main kernel's grid, at most: few of
-  // them take several tiles each.
+  // flags: of a Case, whose backward is run if it has gradients; blocks: limit of the main kernel's grid, so that each
+  // block has several tiles.
   Subject(std::string flags, int blocks, std::string device = "vgpu:h200");
 
   // PTX of the plan's kernels as these sources have them.
   Status compile(jit::Sources sources, std::vector<std::string>* ptx) const;
-  // The n-th of a list of schedules, with the n-th placement of blocks. On one thread of the host: which block takes
-  // which tile, and so what is found, must not depend on the machine. judges: compares the result with the oracle's,
-  // where the call has gone through.
+  // The n-th schedule with the n-th placement of blocks, on one host thread: the tiles of each block, and so the
+  // findings, must not depend on the machine. judges: compares the result with the reference's if the call has
+  // succeeded.
   Trial run(const std::vector<std::string>& ptx, int n, bool judges) const;
 
   // Lines of the PTX that has this entry whose instructions some thread executes.
@@ -63,8 +63,8 @@ class Subject {
 class Changed {
  public:
   explicit Changed(jit::Sources sources) : texts_(sources.begin(), sources.end()) {}
-  // Replaces `from`, the first one behind `behind` (anywhere if that is empty); a sentence if there is none, or if it
-  // is not the only one.
+  // Replaces `from`, the first one after `behind` (anywhere if that is empty). Returns a sentence if there is no such
+  // text, or more than one.
   std::string replace(const std::string& file, const std::string& behind, const std::string& from,
                       const std::string& to);
   jit::Sources sources() const { return texts_; }
@@ -73,7 +73,7 @@ class Changed {
 
  private:
   std::vector<jit::Text> texts_;
-  std::map<std::string, std::string> changed_;  // what texts_ points to
+  std::map<std::string, std::string> changed_;  // storage for texts_
 };
 
 // Skipped where nothing compiles kernels.

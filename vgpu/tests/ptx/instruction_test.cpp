@@ -16,7 +16,7 @@ constexpr std::string_view kRegisters =
 
 std::string last(std::string_view instruction) { return last_of(std::string(kRegisters) + std::string(instruction)); }
 
-// Text that text_of() gives back as it was.
+// Text that text_of() reproduces.
 TEST(PtxInstruction, IsReadAsWritten) {
   for (const std::string text : {
            "ret",
@@ -177,7 +177,7 @@ TEST(PtxInstruction, LocationIsTheLastLocAndTheLineOfTheText) {
   expect(f.instructions[1], 5, 0, 20);
   expect(f.instructions[2], 8, 1, 419);
   expect(module.find("g")->instructions.at(0), 10, -1, 0);
-  expect(module.find("h")->instructions.at(0), 13, -1, 1);  // of no file that is named
+  expect(module.find("h")->instructions.at(0), 13, -1, 1);  // a file that is not named
 }
 
 TEST(PtxInstruction, InlinedFunctionsAreCalledByTheirNames) {

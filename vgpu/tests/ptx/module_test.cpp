@@ -62,7 +62,7 @@ TEST(PtxModule, Variables) {
   const Symbol numbers = named("numbers");
   EXPECT_EQ(numbers.space, Space::constant);
   EXPECT_EQ(numbers.alignment, 2);
-  const uint16_t expected[5] = {1, 2, 0, 0xFFFF, 0xFFFF};  // and a zero that is not said
+  const uint16_t expected[5] = {1, 2, 0, 0xFFFF, 0xFFFF};  // and an implied zero
   ASSERT_EQ(numbers.initial.size(), sizeof expected);
   EXPECT_EQ(std::memcmp(numbers.initial.data(), expected, sizeof expected), 0);
   const auto f32 = [&](const char* name) {

@@ -1,4 +1,4 @@
-// What is refused, with the line and the text at fault.
+// Refusals, with the line and the text at fault.
 #include <gtest/gtest.h>
 
 #include "snippet.h"

@@ -1,4 +1,4 @@
-// Which register, variable or label a name stands for.
+// The register, variable or label that a name denotes.
 #include <gtest/gtest.h>
 
 #include "snippet.h"
@@ -16,7 +16,7 @@ std::vector<std::string> texts(const Function& f) {
 
 TEST(PtxScope, OnlyRegistersThatAreUsedExist) {
   const Function f = parsed_body(".reg .b32 %r<1000000>; .reg .f32 x, unused; mov.b32 %r7, %r999999; mov.b32 %r7, x;");
-  ASSERT_EQ(f.registers.size(), 4u);  // a name of its own is used by being declared
+  ASSERT_EQ(f.registers.size(), 4u);  // a separate name is used by its declaration
   EXPECT_EQ(f.registers[0].name, "x");
   EXPECT_EQ(f.registers[0].type, Type::f32);
   EXPECT_EQ(f.registers[2].name, "%r7");

@@ -18,7 +18,7 @@ vgpu::ptx::Function parsed_body(std::string_view body);
 // their targets: "L@3".
 std::string text_of(const vgpu::ptx::Function& function, const vgpu::ptx::Operand& operand);
 std::string text_of(const vgpu::ptx::Function& function, const vgpu::ptx::Instruction& instruction);
-// Of a kernel with this body, the last instruction.
+// The last instruction of a kernel with this body.
 std::string last_of(std::string_view body);
 
 std::string sample_ptx();

@@ -235,7 +235,7 @@ TEST(Box, ListsWhatItTouches) {
   }
 }
 
-// One element of a reduction, from its definition.
+// Applies a reduction to an element, from its definition.
 template <class T>
 T reduced(Reduction reduction, T old, T x) {
   using U = std::make_unsigned_t<T>;

@@ -11,7 +11,7 @@ struct Kind {
   Format format;
   int exponent, mantissa, bias;
   bool infinity;   // has one, and all ones in the exponent are infinity and NaN
-  uint32_t nan;    // what NaN becomes
+  uint32_t nan;    // result of NaN
   bool saturates;  // always
 };
 const Kind kKinds[] = {
@@ -67,7 +67,7 @@ uint32_t expected(const Kind& kind, const std::vector<double>& table, float x, F
   return sign | code << place;
 }
 
-// Every value of the format, the middle between neighbours and what lies just beside, both signs.
+// Every value of the format, the middle between neighbours and the values next to it, with both signs.
 std::vector<float> around(const std::vector<double>& table) {
   std::vector<float> list = hostile_floats(7, 2000);
   for (size_t i = 0; i < table.size(); ++i) {
@@ -198,14 +198,14 @@ TEST(Integers, AreTheirValue) {
   }
 }
 
-// Carries of random bits: over all of them a value rounds away as often as its discarded part says.
+// Carries of random bits: over all random bits, a value rounds away as often as its discarded part demands.
 TEST(Stochastic, RoundsInProportion) {
   struct Sample {
     Format format;
     int bits;
     float x;
     uint32_t low;     // code below x
-    double fraction;  // of the way to the next one
+    double fraction;  // fraction of the distance to the next value
   };
   for (const Sample& s :
        {Sample{Format::bf16, 16, 1 + 0x1p-8f, 0x3f80, 0.5}, Sample{Format::bf16, 16, -(1 + 0x1p-9f), 0xbf80, 0.25},

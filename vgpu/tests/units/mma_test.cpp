@@ -203,7 +203,7 @@ TEST(MatrixMoves, EightByEightOfSixteenBits) {
             const uint32_t want = transpose ? rows.half(8 * i + column, row) : rows.half(8 * i + row, column);
             ASSERT_EQ(d.word(i, t) >> (16 * e) & 0xffff, want) << "matrix " << i << " lane " << t;
           }
-      // What a load reads, a store puts back.
+      // A store writes back the values of a load.
       std::vector<std::byte> other(rows.window.size());
       ASSERT_TRUE(check_store(access).ok());
       store_matrix(access, other.data(), rows.addresses, d.const_pointers.data());

@@ -26,7 +26,7 @@ inline uint32_t as_bits(float x) {
   return u;
 }
 
-// f(row of a, row of b, ..., row of d) for 32 values at a time; the last row is filled up with what comes first.
+// f(row of a, row of b, ..., row of d) for 32 values at a time. The last row is filled up with the first values.
 template <class D, class F, class... Lists>
 std::vector<D> on_rows(F&& f, const Lists&... lists) {
   const size_t count = std::get<0>(std::tie(lists...)).size();

@@ -30,8 +30,8 @@ uint32_t wanted(Rounding rounding, bool ftz, F&& f) {
   return result_bits(x);
 }
 
-// Operands whose results lie near ties, cancel, over- and underflow: all pairs of hostile numbers, and random ones of
-// near exponents.
+// Operands whose results lie near ties, cancel, over- and underflow: all pairs of adversarial numbers, and random ones
+// of near exponents.
 struct Operands {
   std::vector<float> a, b, c;
 };
@@ -147,8 +147,8 @@ uint32_t half_flush(uint32_t h, Format format, bool ftz) {
   return ftz && (h & exponent) == 0 ? h & 0x8000 : h;
 }
 
-// The exact result of halves, rounded once: long double holds sums and products of bf16 only when they are near each
-// other, so far terms become a nudge.
+// The exact result of 16-bit values, rounded once. long double holds sums and products of bf16 only if they are near
+// each other, so far terms become a nudge.
 long double exact_sum(long double x, long double y) {
   if (x == 0 || y == 0 || std::isinf(x) || std::isinf(y) || std::isnan(x) || std::isnan(y)) return x + y;
   const int apart = std::ilogb(x) - std::ilogb(y);
@@ -174,7 +174,7 @@ uint32_t nearest_half(long double x, Format format) {
   return sign | low;
 }
 
-int half_exponent(uint32_t h, Format format) {  // of a normal number, or less
+int half_exponent(uint32_t h, Format format) {  // bits of a normal number, or fewer
   return format == Format::f16 ? static_cast<int>(h >> 10 & 31) - 15 : static_cast<int>(h >> 7 & 255) - 127;
 }
 

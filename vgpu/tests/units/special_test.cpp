@@ -44,7 +44,8 @@ class Approximate : public testing::TestWithParam<Function> {};
 INSTANTIATE_TEST_SUITE_P(Functions, Approximate, testing::ValuesIn(kFunctions),
                          [](const auto& parameter) { return parameter.param.name; });
 
-// One unit in the last place is within every bound of the ISA; beyond 100 pi it gives none for sin and cos.
+// An error of one unit in the last place is within every bound of the ISA. Beyond 100 pi the ISA gives no bound for sin
+// and cos.
 TEST_P(Approximate, IsWithinOneUlp) {
   const Function& f = GetParam();
   std::vector<float> list = hostile_floats(31, 20000);

@@ -18,7 +18,7 @@ size_t wide(int x) { return static_cast<size_t>(x); }
 
 using test::Random;
 
-// An instruction to try; what is not said is plain.
+// An instruction to try; omitted properties are plain.
 struct Trial {
   TmmaKind kind = TmmaKind::f16;
   int group = 1;
@@ -75,7 +75,7 @@ uint32_t instruction_of(const Trial& t) {
          static_cast<uint32_t>(t.m / 16) << 24 | static_cast<uint32_t>(t.max_shift) << 30;
 }
 
-// "Where D lands": layouts A to G.
+// The position of D: layouts A to G.
 struct ColumnPlace {
   int cta, lane, column;
 };
@@ -88,7 +88,7 @@ ColumnPlace d_place(const Trial& t, int m, int n) {
   return {0, m + 32 * (n / (t.n / 4)), n % (t.n / 4)};                             // G
 }
 
-// Lanes of A's row m in tensor memory: those of D's row, in every copy.
+// Lanes of A's row m in tensor memory: the lanes of D's row, in every copy.
 std::vector<std::pair<int, int>> a_lanes(const Trial& t, int m) {
   if (t.group == 2 && t.m == 256) return {{m / 128, m % 128}};
   if (t.group == 2) return {{m / 64, m % 64}, {m / 64, m % 64 + 64}};
@@ -173,7 +173,7 @@ Scales put_scales(Random& random, const Trial& t, Pair* pair) {
   return s;
 }
 
-// Which columns of B count as zero: the mask from its description.
+// The columns of B that count as zero: the mask from its description.
 std::vector<bool> zero_columns(const Trial& t) {
   std::vector<bool> mask(static_cast<size_t>(t.n), false);
   if ((t.zero_columns >> 39 & 1) == 0) return mask;
@@ -565,7 +565,7 @@ TEST(Tcgen05, RefusesWhatDoesNotExist) {
     EXPECT_FALSE(status.ok()) << c.says;
     EXPECT_NE(status.message.find(c.says), std::string::npos) << status.message << " (wanted: " << c.says << ")";
   }
-  // What no field of a trial says.
+  // Cases that no field of a trial describes.
   const Trial t;
   const Prepared good = prepare(t, layout_for(random, t, true, 128), layout_for(random, t, false, 64));
   const auto refused = [&](const char* says, auto&& spoil) {

@@ -124,14 +124,14 @@ TEST(TensorMap, RefusesForeignBytes) {
   for (const int byte : {0, 0xff, 0x5a}) {
     std::memset(map.bytes, byte, sizeof map.bytes);
     EXPECT_FALSE(decode(&map, &spec).ok());
-    if (byte != 0) EXPECT_FALSE(replace(&map, MapField::rank, 0, 1).ok());
+    EXPECT_EQ(replace(&map, MapField::rank, 0, 1).ok(), byte == 0);
   }
   std::memset(map.bytes, 0, sizeof map.bytes);
   map.bytes[127] = 1;
   EXPECT_FALSE(replace(&map, MapField::rank, 0, 1).ok());
 }
 
-// The fields may be replaced in any order. Those that are not replaced are zero.
+// The fields may be replaced in any order. Other fields are zero.
 TEST(TensorMap, IsMadeFromZeroBytes) {
   const std::vector<std::tuple<MapField, int32_t, uint64_t>> fields = {
       {MapField::global_address, 0, reinterpret_cast<uint64_t>(memory)},
@@ -147,8 +147,8 @@ TEST(TensorMap, IsMadeFromZeroBytes) {
   for (size_t first = 0; first < fields.size(); ++first) {
     gpu::TensorMap map = {};
     gpu::TensorMapSpec spec;
+    EXPECT_FALSE(decode(&map, &spec).ok());
     for (size_t n = 0; n < fields.size(); ++n) {
-      EXPECT_FALSE(decode(&map, &spec).ok());
       const auto& [field, index, value] = fields[(first + n) % fields.size()];
       const Status status = replace(&map, field, index, value);
       ASSERT_TRUE(status.ok()) << status.message;
@@ -174,9 +174,9 @@ TEST(TensorMap, FieldsCanBeReplaced) {
     ASSERT_TRUE(status.ok()) << status.message;
   };
   set(MapField::global_address, 0, reinterpret_cast<uint64_t>(memory + 64));
-  set(MapField::rank, 0, 1);  // one less
+  set(MapField::rank, 0, 1);  // rank less one
   set(MapField::global_dim, 1, 77);
-  set(MapField::global_stride, 0, 4096);  // of dimension 1
+  set(MapField::global_stride, 0, 4096);  // stride of dimension 1
   set(MapField::box_dim, 1, 8);
   set(MapField::element_stride, 1, 2);
   set(MapField::elemtype, 0, 7);
@@ -203,7 +203,7 @@ TEST(TensorMap, FieldsCanBeReplaced) {
   set(MapField::swizzle_atomicity, 0, 3);
   ASSERT_TRUE(decode(&map, &spec).ok());
   EXPECT_EQ(spec.swizzle, gpu::Swizzle::b128_atom_64b);
-  // What makes no map is refused where it is used, or at once.
+  // Invalid values are refused at once, or when the map is used.
   set(MapField::elemtype, 0, 14);
   EXPECT_FALSE(decode(&map, &spec).ok());
   EXPECT_FALSE(replace(&map, MapField::global_dim, 0, 0).ok());

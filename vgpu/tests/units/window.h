@@ -1,5 +1,5 @@
-// A block's shared memory for tests, and plain models of what lies in it: element by element, from the formulas of the
-// PTX ISA's canonical layouts.
+// A block's shared memory for tests, and plain models of its contents: element by element, from the formulas of the PTX
+// ISA's canonical layouts.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ struct Canonical {
       default: return 8;
     }
   }
-  // Of the 16 bytes that hold element (mn, k), T elements each.
+  // The 16 bytes that hold element (mn, k), T elements each.
   uint32_t chunk(uint32_t mn, uint32_t k, uint32_t T) const {
     const uint32_t w = width();
     uint32_t offset = 0;
@@ -72,7 +72,7 @@ struct Canonical {
   }
 };
 
-// Somewhere at random, large enough for mn x (32 bytes of k): every group of rows apart from the others.
+// A random place, large enough for mn x (32 bytes of k), with separate groups of rows.
 inline Canonical random_canonical(test::Random& random, MatrixSwizzle swizzle, bool mn_major, uint32_t chunks_along,
                                   uint32_t across) {
   Canonical c;
@@ -82,7 +82,7 @@ inline Canonical random_canonical(test::Random& random, MatrixSwizzle swizzle, b
   const uint32_t w = c.width(), group = swizzle == MatrixSwizzle::b128_atom_32b && mn_major ? 4 : 8;
   const uint32_t groups = (across + group - 1) / group, blocks = (chunks_along + w - 1) / w;
   const uint32_t core = group * w * 16, gap = 1024 * static_cast<uint32_t>(random.between(0, 1));
-  // One of the two directions is the outer one.
+  // The outer of the two directions.
   const bool groups_inside = random.chance(0.5);
   const uint32_t between_groups = (groups_inside ? core : core * blocks) + gap;
   const uint32_t between_blocks = groups_inside ? between_groups * groups : core;

@@ -1,4 +1,4 @@
-// Graphs and the capture of streams, over those of the driver.
+// Graphs and stream capture, implemented by the driver's functions.
 #include "vgpu/src/driver/runtime/runtime.h"
 
 namespace tandem::vgpu::driver::runtime {
@@ -78,9 +78,9 @@ CUresult add_copy(void** node, void* graph, void* const* after, size_t count, co
   if (how->from.array != nullptr || how->to.array != nullptr)
     return refuse("cudaGraphAddMemcpyNode", kNotSupported, "copies of arrays are not served: use linear memory");
   const auto side = [](const CopyParameters::Side& from) {
-    Copy3D::Side side = side_of(from.at, from.pitch, from.height);
-    side.x = from.x, side.y = from.y, side.z = from.z;
-    return side;
+    Copy3D::Side to = side_of(from.at, from.pitch, from.height);
+    to.x = from.x, to.y = from.y, to.z = from.z;
+    return to;
   };
   const Copy3D copy{side(how->from), side(how->to), how->width, how->height, how->depth};
   return cuGraphAddMemcpyNode(node, graph, after, count, &copy, nullptr);

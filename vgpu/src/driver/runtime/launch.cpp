@@ -44,7 +44,7 @@ CUresult cuEventElapsedTime(float* milliseconds, void* begin, void* end);
 
 namespace {
 
-// The legacy default stream and that of a thread have the driver's handles, 1 and 2.
+// The legacy default stream and a thread's default stream have the driver's handles, 1 and 2.
 template <class Use>
 CUresult with_kernel(const void* symbol, Use&& use) {
   void* function = nullptr;

@@ -95,7 +95,7 @@ CUresult copy_symbol(const void* symbol, size_t offset, size_t bytes, void* othe
   return stream == nullptr ? copy(to, from, bytes, kind) : copy_async(to, from, bytes, kind, stream);
 }
 
-// cudaPointerAttributes of CUDA 13; type: 0 what nobody allocated, 1 host, 2 device, 3 managed.
+// cudaPointerAttributes of CUDA 13; type: 0 not allocated, 1 host, 2 device, 3 managed.
 struct PointerAttributes {
   int type, device;
   void *device_pointer, *host_pointer;

@@ -1,5 +1,4 @@
-// What the runtime has and the stand-in does not: every name resolves, so that programs load, and says so when it is
-// called.
+// Runtime functions that are not served. Every name resolves, so that programs load. A call prints a sentence.
 #include "vgpu/src/driver/runtime/runtime.h"
 
 #define TANDEM_REFUSE(name)                                                                  \

@@ -1,5 +1,5 @@
-// The code that nvcc puts in front of main(): fat binaries, their kernels and variables, by the addresses that stand
-// for them in the program. A module is loaded when the first of them is asked for.
+// Registrations that nvcc puts in front of main(): fat binaries, their kernels and variables, by addresses that
+// identify them in the program. A module is loaded on first use.
 #include <cstring>
 #include <deque>
 #include <map>
@@ -63,7 +63,7 @@ CUresult find(const void* symbol, CUresult otherwise, Find&& of_module) {
   return result != kSuccess ? result : of_module(found->second.binary->module, found->second.name.c_str());
 }
 
-// What `kernel<<<...>>>` leaves for the stub of the kernel.
+// `kernel<<<...>>>` leaves this for the stub of the kernel.
 struct Configuration {
   Dim3 grid, block;
   size_t shared_bytes;
@@ -100,7 +100,7 @@ TANDEM_EXPORTED void** __cudaRegisterFatBinary(const void* image) {
   return reinterpret_cast<void**>(&all.binaries.back());
 }
 TANDEM_EXPORTED void __cudaRegisterFatBinaryEnd(void**) {}
-// At exit: the findings are told when the driver goes, which frees what is left.
+// At exit the driver prints the findings, and frees all memory.
 TANDEM_EXPORTED void __cudaUnregisterFatBinary(void**) {}
 
 TANDEM_EXPORTED void __cudaRegisterFunction(void** binary, const char* symbol, char*, const char* name, int, void*,

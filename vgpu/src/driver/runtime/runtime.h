@@ -1,5 +1,5 @@
-// What the stand-in for the CUDA runtime library (libcudart.so.13) shares: its functions are those of the stand-in for
-// the driver (libcuda.so.1), to which it is linked, after the device's primary context has been made current.
+// Shared declarations of the library that replaces the CUDA runtime (libcudart.so.13). Its functions make the device's
+// primary context current and call the virtual driver (libcuda.so.1), to which it is linked.
 #pragma once
 
 #include <cstddef>
@@ -31,12 +31,12 @@ CUresult cuGetProcAddress_v2(const char* name, void** function, int version, uin
 
 // cuInit and the primary context, for a thread that has none.
 CUresult make_ready();
-// What a function returns; cudaGetLastError has it until it is asked.
+// Records the result of a function for cudaGetLastError.
 CUresult remember(CUresult result);
 // "tandem vgpu: cudaMalloc: <sentence>" on standard error, and what the function returns.
 CUresult refuse(const char* function, CUresult result, const char* sentence);
 
-// The driver's function of a kernel, and the address and size of a variable, by what names them in the program.
+// The driver's function of a kernel, and the address and size of a variable, by their addresses in the program.
 CUresult find_kernel(const void* symbol, void** function);
 CUresult find_variable(const void* symbol, CUdeviceptr* address, size_t* bytes);
 

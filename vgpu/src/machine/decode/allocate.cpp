@@ -52,7 +52,7 @@ class Allocator {
   bool conditional(const Op& op) const { return op.guard != always_ || op.flip != 0; }
   size_t count() const { return registers_.size(); }
 
-  // What asynchronous operations may hold, before each op: open until it is committed.
+  // Registers that asynchronous operations may hold before each op. They are open until the commit.
   struct Held {
     RegisterSet open, closed;
     explicit Held(size_t n = 0) : open(n), closed(n) {}
@@ -91,7 +91,7 @@ class Allocator {
           any = true;
         }
     if (!any) return;
-    for (bool changed = true; changed;) {  // copies of what may be held may be held
+    for (bool changed = true; changed;) {  // copies of registers that may be held may be held
       changed = false;
       for (const Op& op : ops_) {
         if (!op.is_copy) continue;
@@ -151,7 +151,7 @@ class Allocator {
     }
   }
 
-  // Waits whose answer nobody reads.
+  // Finds waits whose result is unused.
   void find_ignored() {
     for (size_t n = 0; n < blocks_.size(); ++n) {
       RegisterSet live = live_out_[n];
@@ -253,7 +253,7 @@ class Allocator {
       live += registers_[static_cast<size_t>(r)].width / 4;
       code_->registers_needed = std::max(code_->registers_needed, live);
     }
-    for (size_t r = 0; r < count(); ++r)  // constants; and what is read but never written, a place for each
+    for (size_t r = 0; r < count(); ++r)  // constants, and registers that are never written
       if (offsets_[r] < 0) offsets_[r] = used[kind(static_cast<int32_t>(r))]++;
     lay_out(used);
   }

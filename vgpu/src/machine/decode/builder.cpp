@@ -139,7 +139,7 @@ Status Builder::refuse(const ptx::Instruction& i, const std::string& why) const 
 }
 
 Status Builder::unknown(const ptx::Instruction& i, const Modifiers& words) const {
-  return words.left().empty() ? Status() : refuse(i, words.left() + " is not known here");
+  return words.left().empty() ? Status() : refuse(i, words.left() + " is not supported");
 }
 
 Status Builder::fail(const ptx::Instruction& i) {
@@ -256,10 +256,10 @@ int32_t Builder::source(const ptx::Operand& operand, ptx::Type type) {
         return special(operand.text == "%envreg1" ? Special::workspace_high : Special::workspace_low, width);
       }
       if (operand.text.starts_with("%envreg")) return constant(width, 0);
-      return failing("special register " + operand.text + " is not known here");
+      return failing("special register " + operand.text + " is not supported");
     }
     case Kind::symbol: return of_symbol(operand, width);
-    default: return failing("an operand is of a kind that is not known here");
+    default: return failing("an operand is of a kind that is not supported");
   }
 }
 
@@ -323,7 +323,7 @@ int32_t Builder::address(const ptx::Operand& operand, int64_t* offset, int width
     return width == 0 || width == have ? frame_->registers + base.reg : of_register(base, width);
   }
   if (base.kind != Kind::symbol && base.kind != Kind::integer && base.kind != Kind::special)
-    return failing("the address is of a kind that is not known here");
+    return failing("the address is of a kind that is not supported");
   const int wide = width == 0 ? 8 : width;
   return source(base, wide == 8 ? ptx::Type::b64 : ptx::Type::b32);
 }

@@ -1,4 +1,4 @@
-// What the decoders of instruction families share: operands become virtual registers, ops are appended.
+// Shared by the decoders of all instruction families: operands become virtual registers, and ops are appended.
 #pragma once
 
 #include <initializer_list>
@@ -39,7 +39,7 @@ class Modifiers {
   std::vector<bool> used_;
 };
 
-// Of a type as it lies in a register file: 4, 8 or 16 bytes; predicates 0.
+// The width of a type in a register file: 4, 8 or 16 bytes; predicates 0.
 int width_of(ptx::Type type);
 bool is_signed(ptx::Type type);
 bool is_integer(ptx::Type type);           // u, s and b types
@@ -51,9 +51,9 @@ struct VirtualRegister {
   Initial initial;
 };
 
-// Where a symbol of a function that is being decoded lies.
+// The place of a symbol in a function that is being decoded.
 struct OperandPlace {
-  ptx::Space space = ptx::Space::generic;  // shared: offset; local: offset in the thread's; param: offset; else address
+  ptx::Space space = ptx::Space::generic;  // shared, local, param: offset; else address
   uint64_t at = 0;
   bool in_register = false;  // a parameter of a .func that is declared .reg: reg
   int32_t reg = -1;
@@ -66,10 +66,10 @@ struct Frame {
   std::vector<OperandPlace> places;
   std::vector<int32_t> starts;                                   // by instruction: its first op
   std::vector<std::pair<int32_t, int32_t>> branches;             // op, target instruction
-  std::vector<int32_t> returns;                                  // ops that jump behind the call
-  std::vector<std::pair<Detail*, std::vector<int32_t>>> tables;  // of brx.idx: target instructions
+  std::vector<int32_t> returns;                                  // ops that jump to the op after the call
+  std::vector<std::pair<Detail*, std::vector<int32_t>>> tables;  // target instructions of brx.idx
   Frame* caller = nullptr;
-  std::vector<bool> constants;  // registers that always have one immediate value; empty: not computed yet
+  std::vector<bool> constants;  // registers of one immediate value; empty: unknown yet
 };
 
 class Builder {
@@ -79,12 +79,12 @@ class Builder {
   Status refuse(const ptx::Instruction& i, const std::string& why) const;
   Status unknown(const ptx::Instruction& i, const Modifiers& words) const;  // for modifiers left over
 
-  // Operands of an instruction. width: bytes per lane that the op reads. Fails: the returned register is -1 and
-  // failure() says why.
+  // Operands of an instruction. width: bytes per lane that the op reads. On failure the returned register is -1, and
+  // failure() has the reason.
   int32_t source(const ptx::Operand& operand, ptx::Type type);
-  int32_t destination(const ptx::Operand& operand, ptx::Type type);  // a sink: a register that nobody reads
-  // Of [register + offset], [symbol + offset], [number]: the register (or a constant), 8 bytes wide or 4, and what to
-  // add.
+  int32_t destination(const ptx::Operand& operand, ptx::Type type);  // a sink: a register that is never read
+  // Decodes [register + offset], [symbol + offset] or [number]: the register (or a constant) of 8 or 4 bytes, and the
+  // offset.
   int32_t address(const ptx::Operand& operand, int64_t* offset, int width = 0);
   int32_t predicate(const ptx::Operand& operand) { return source(operand, ptx::Type::pred); }
   bool failed() const { return !failure_.empty(); }
@@ -99,7 +99,7 @@ class Builder {
   // Appends an op under the instruction's guard.
   Op& emit(Action action, int32_t d, std::initializer_list<int32_t> sources = {});
   Op& emit(Exec exec, std::unique_ptr<Detail> detail);
-  // By name, from lanes/. False: there is none.
+  // Looks up a form in lanes/ by name. False: no such form.
   bool emit_lanes(const std::string& name, int32_t d, std::initializer_list<int32_t> sources);
   void copy(int32_t d, int32_t a);  // the same width
 
@@ -139,7 +139,7 @@ class Builder {
   bool guard_negated_ = false, first_ = true;
 };
 
-// One PTX opcode's decoder.
+// The decoder of one PTX opcode.
 using Decoder = Status (*)(Builder&, const ptx::Instruction&);
 struct Family {
   const char* opcode;

@@ -77,7 +77,7 @@ class KernelDecoder {
     return (own ? f.name + "/" : "") + f.symbols[static_cast<size_t>(symbol)].name;
   }
 
-  // Shared variables of the module that f or its callees name, then those of functions; dynamic memory behind them.
+  // The module's shared variables that f or its callees name, then the functions' variables, then dynamic memory.
   void place_shared(const Function& f) {
     std::set<const Function*> seen;
     std::vector<const Function*> left = {&f};
@@ -128,7 +128,7 @@ class KernelDecoder {
           place.at = s < code_->memory->address.size() ? reinterpret_cast<uintptr_t>(code_->memory->address[s]) : 0;
           break;
         case Space::local:
-        case Space::param: {  // those of an entry are set by place_parameters; others are variables of calls
+        case Space::param: {  // an entry's are set already; these are variables of calls
           place.space = Space::local;
           place.at = static_cast<uint64_t>(builder_.local_space(symbol.bytes(), std::max(symbol.alignment, 1)));
           break;
@@ -188,7 +188,7 @@ class KernelDecoder {
       return {};
     }
     const auto found = decoders().find(i.opcode);
-    if (found == decoders().end()) return builder_.refuse(i, "the opcode is not known here");
+    if (found == decoders().end()) return builder_.refuse(i, "the opcode is not supported");
     return found->second(builder_, i);
   }
 
@@ -205,7 +205,7 @@ class KernelDecoder {
     Frame inner;
     inner.caller = frame;
     inner.places.resize(callee->symbols.size());
-    // .param variables of the caller are those of the callee; anything else is copied.
+    // The callee uses .param variables of the caller directly. All other arguments are copied.
     for (size_t n = 0; n < results.size(); ++n)
       TANDEM_TRY(pass(i, results[n], &inner.places[static_cast<size_t>(callee->results[n])]));
     for (size_t n = 0; n < arguments.size(); ++n)
@@ -231,8 +231,7 @@ class KernelDecoder {
       *place = builder_.place(operand.symbol);
       return {};
     }
-    if (operand.kind != Operand::Kind::reg)
-      return builder_.refuse(i, "an argument is of a kind that is not known here");
+    if (operand.kind != Operand::Kind::reg) return builder_.refuse(i, "an argument is of a kind that is not supported");
     place->in_register = true;
     place->reg = builder_.frame()->registers + operand.reg;
     return {};

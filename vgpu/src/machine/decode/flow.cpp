@@ -31,9 +31,9 @@ void end_at_jumps(std::vector<Op>* ops, int32_t always) {
   }
 }
 
-// Where lanes go that go on: each block's successors without those that lead only to an early end (a trap, a return out
-// of the middle), from where nobody comes back to meet the others. Of a block that only leads to such ends, all that
-// lead to the same. The number of blocks stands for the end.
+// Paths of lanes that continue. Successors that only lead to an early end (a trap, a return in the middle) are left
+// out, because no lane rejoins from there. If a block only leads to such ends, all its successors with the same end
+// count. The number of blocks stands for the end.
 class PathsThatGoOn {
  public:
   PathsThatGoOn(const std::vector<Op>& ops, const std::vector<BasicBlock>& blocks, int32_t always)
@@ -42,7 +42,7 @@ class PathsThatGoOn {
     if (!blocks.empty()) walk({0}, &reachable, [&](int32_t n) -> const auto& { return at(n).next; });
     struct End {
       int32_t block, kind;
-      int64_t ops;  // of all blocks that lead there: the kernel's own end has most
+      int64_t ops;  // ops of all blocks that lead to the end
     };
     std::vector<End> ends;
     for (int32_t n = 0; n < count(); ++n) {
@@ -96,7 +96,7 @@ class PathsThatGoOn {
     }
   }
 
-  // What leads there, and to no end before it.
+  // Collects the blocks that lead there before any other end.
   void mark(int32_t end, int32_t level) {
     std::vector<int32_t> from = {end};
     level_[static_cast<size_t>(end)] = level;
@@ -255,7 +255,7 @@ void insert_joins(std::vector<Op>* ops, int32_t always) {
     join_of[n] = blocks[static_cast<size_t>(meeting)].begin;
     joined[static_cast<size_t>(join_of[n])] = true;
   }
-  std::vector<int32_t> moved(ops->size() + 1, 0);  // where a jump to that op goes now: to its join
+  std::vector<int32_t> moved(ops->size() + 1, 0);  // new target of a jump to that op: its join
   std::vector<Op> made;
   for (size_t i = 0; i < ops->size(); ++i) {
     moved[i] = static_cast<int32_t>(made.size());

@@ -1,4 +1,4 @@
-// Control flow of decoded ops, and where divergent lanes meet again.
+// Control flow of decoded ops, and the places where divergent lanes rejoin.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct BasicBlock {
 // always: the virtual register that guards what is executed unconditionally.
 std::vector<BasicBlock> blocks_of(const std::vector<Op>& ops, int32_t always);
 
-// Finds for each branch where its lanes meet again, those that go on: its immediate post-dominator if early ends are
-// left out. Puts a join op there, and says so in the branch.
+// Finds for each branch the place where its continuing lanes rejoin: its immediate post-dominator without early ends.
+// Puts a join op there, and records it in the branch.
 void insert_joins(std::vector<Op>* ops, int32_t always);
 
 }  // namespace tandem::vgpu::machine

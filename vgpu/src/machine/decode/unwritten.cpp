@@ -68,7 +68,7 @@ class Finder {
     return op.is_copy || std::ranges::find(kCarrying, source_of(op).opcode) != std::end(kCarrying);
   }
 
-  // From before an op to behind it.
+  // From the state before an op to the state after it.
   void step(const Op& op, RegisterSet* unwritten) const {
     if (conditional(op)) return;
     for (const int32_t r : writes_of(op)) unwritten->clear(r);
@@ -126,7 +126,7 @@ class Finder {
     });
   }
 
-  // Where all paths have written a register, neither its reads nor its writes tell anything new.
+  // If all paths have written a register, its reads and writes need no check.
   void note(int32_t at, Op& op, const RegisterSet& unwritten) {
     RegisterUse use;
     const auto number_of = [&](int32_t r) {
@@ -163,7 +163,7 @@ class Finder {
   int32_t always_;
   std::vector<BasicBlock> blocks_;
   std::vector<RegisterSet> in_;   // by block: what a path leads there without a write of
-  RegisterSet found_, copies_;    // what is read so; what is written by copies of that
+  RegisterSet found_, copies_;    // registers that are read; registers written by copies of them
   std::vector<int32_t> numbers_;  // by register; -1: always written
 };
 

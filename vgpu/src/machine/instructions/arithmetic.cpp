@@ -14,7 +14,7 @@ bool is_float(Type type) { return type != Type::none && type != Type::pred && !i
 // source).
 Status simple(Builder& b, const Instruction& i, const std::string& name, Type d_type,
               std::initializer_list<Type> types) {
-  if (i.operands.size() != types.size() + 1) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() != types.size() + 1) return b.refuse(i, "this number of operands is not supported");
   const int32_t d = b.destination(i.operands[0], d_type);
   int32_t s[4] = {-1, -1, -1, -1};
   size_t n = 0;
@@ -30,7 +30,7 @@ Status simple(Builder& b, const Instruction& i, const std::string& name, Type d_
     case 3: found = b.emit_lanes(name, d, {s[0], s[1], s[2]}); break;
     default: found = b.emit_lanes(name, d, {s[0], s[1], s[2], s[3]}); break;
   }
-  return found ? Status() : b.refuse(i, "this form is not known here (" + name + ")");
+  return found ? Status() : b.refuse(i, "this form is not supported (" + name + ")");
 }
 
 // add, sub, mul, mad, min, max, ... of integers: floating point goes to real.cpp.
@@ -72,7 +72,7 @@ Status arithmetic(Builder& b, const Instruction& i) {
   return simple(b, i, name, d_type, {type, type, part == "wide" ? d_type : type});
 }
 
-// add.cc, addc, sub.cc, subc, mad.cc, madc: the carry is a register of its own.
+// add.cc, addc, sub.cc, subc, mad.cc, madc: the carry is a separate register.
 Status carrying(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const bool sets = words.take("cc"), takes = i.opcode.ends_with('c');
@@ -107,7 +107,7 @@ Status add_sub_mad(Builder& b, const Instruction& i) { return i.has("cc") ? carr
 Status logic(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
-  if (type == Type::none || !words.left().empty()) return b.refuse(i, "this form is not known here");
+  if (type == Type::none || !words.left().empty()) return b.refuse(i, "this form is not supported");
   const std::string name = i.opcode + (type == Type::pred ? ".pred" : ".b" + std::to_string(ptx::bits_of(type)));
   if (i.operands.size() == 2) return simple(b, i, name, type, {type});
   return simple(b, i, name, type, {type, type});
@@ -116,7 +116,7 @@ Status logic(Builder& b, const Instruction& i) {
 Status shift(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
-  if (type == Type::none || !words.left().empty()) return b.refuse(i, "this form is not known here");
+  if (type == Type::none || !words.left().empty()) return b.refuse(i, "this form is not supported");
   return simple(b, i, i.opcode + "." + integer_name(type), type, {type, Type::b32});
 }
 
@@ -156,7 +156,7 @@ Status by_text(Builder& b, const Instruction& i) {
     TANDEM_TRY(rest());
     return simple(b, i, name, Type::b32, {Type::b32, Type::b32, Type::b32});
   }
-  return b.refuse(i, "this form is not known here");
+  return b.refuse(i, "this form is not supported");
 }
 
 Status bit_fields(Builder& b, const Instruction& i) {
@@ -164,7 +164,7 @@ Status bit_fields(Builder& b, const Instruction& i) {
   std::string name = i.opcode;
   if (words.take("shiftamt")) name += ".shiftamt";
   const Type type = words.take_type();
-  if (type == Type::none || !words.left().empty()) return b.refuse(i, "this form is not known here");
+  if (type == Type::none || !words.left().empty()) return b.refuse(i, "this form is not supported");
   if (i.opcode == "bfind") return simple(b, i, name + "." + integer_name(type), Type::b32, {type});
   if (i.opcode == "bfe") return simple(b, i, name + "." + integer_name(type), type, {type, Type::b32, Type::b32});
   name += ".b" + std::to_string(ptx::bits_of(type));
@@ -182,7 +182,7 @@ Status lop3(Builder& b, const Instruction& i) {
   if (combine.empty()) return simple(b, i, "lop3.b32", Type::b32, {Type::b32, Type::b32, Type::b32, Type::b32});
   // lop3.or.b32 d|p, a, b, c, table, q: p = (d != 0) or q.
   if (i.operands.size() != 6 || i.operands[0].kind != ptx::Operand::Kind::pair)
-    return b.refuse(i, "it has a number of operands that is not known here");
+    return b.refuse(i, "this number of operands is not supported");
   const int32_t d = b.destination(i.operands[0].parts[0], Type::b32),
                 p = b.destination(i.operands[0].parts[1], Type::pred);
   int32_t s[4];
@@ -251,7 +251,7 @@ Status setp_packed(Builder& b, const Instruction& i, Comparison c, const std::st
     b.emit_lanes("part.16.32." + std::to_string(half), u, {x});
     b.emit_lanes("part.16.32." + std::to_string(half), v, {y});
     const int32_t p = compare(b, c, u, v);
-    if (p < 0) return b.refuse(i, "this form is not known here");
+    if (p < 0) return b.refuse(i, "this form is not supported");
     results[half] = combine(b, with, p, q);
   }
   for (size_t half = 0; half < 2; ++half) {
@@ -268,9 +268,8 @@ Status setp(Builder& b, const Instruction& i) {
   const std::string with = words.take_of({"and", "or", "xor"});
   c.type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (c.type == Type::none || c.op.empty()) return b.refuse(i, "this form is not known here");
-  if (i.operands.size() != (with.empty() ? 3u : 4u))
-    return b.refuse(i, "it has a number of operands that is not known here");
+  if (c.type == Type::none || c.op.empty()) return b.refuse(i, "this form is not supported");
+  if (i.operands.size() != (with.empty() ? 3u : 4u)) return b.refuse(i, "this number of operands is not supported");
   if (c.type == Type::f16x2 || c.type == Type::bf16x2) return setp_packed(b, i, c, with);
   const bool two = i.operands[0].kind == ptx::Operand::Kind::pair;
   const int32_t x = b.source(i.operands[1], c.type), y = b.source(i.operands[2], c.type);
@@ -279,7 +278,7 @@ Status setp(Builder& b, const Instruction& i) {
   const int32_t d2 = two ? b.destination(i.operands[0].parts[1], Type::pred) : -1;
   if (b.failed()) return b.fail(i);
   const int32_t p = compare(b, c, x, y);
-  if (p < 0) return b.refuse(i, "this form is not known here");
+  if (p < 0) return b.refuse(i, "this form is not supported");
   int32_t inverse = -1;
   if (two) {
     inverse = b.new_register(0);
@@ -304,15 +303,15 @@ Status set(Builder& b, const Instruction& i) {
   c.type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (c.type == Type::none || c.op.empty() || width_of(d_type) != 4 || width_of(c.type) == 16)
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   const bool packed = c.type == Type::f16x2 || c.type == Type::bf16x2;
-  if (packed) return b.refuse(i, "this form is not known here");
+  if (packed) return b.refuse(i, "this form is not supported");
   const int32_t d = b.destination(i.operands[0], d_type);
   const int32_t x = b.source(i.operands[1], c.type), y = b.source(i.operands[2], c.type);
   const int32_t q = with.empty() ? -1 : b.source(i.operands[3], Type::pred);
   if (b.failed()) return b.fail(i);
   const int32_t p = compare(b, c, x, y);
-  if (p < 0) return b.refuse(i, "this form is not known here");
+  if (p < 0) return b.refuse(i, "this form is not supported");
   uint64_t truth = ptx::bits_of(d_type) == 16 ? 0xffff : 0xffffffff;
   if (d_type == Type::f32) truth = 0x3f800000;
   if (d_type == Type::f16) truth = 0x3c00;
@@ -325,7 +324,7 @@ Status selp(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
   if (type == Type::none || width_of(type) > 8 || !words.left().empty())
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   return simple(b, i, "select." + std::to_string(width_of(type)), type, {type, type, Type::pred});
 }
 
@@ -334,7 +333,7 @@ Status slct(Builder& b, const Instruction& i) {
   const bool ftz = words.take("ftz");
   const Type type = words.take_type(), chooser = words.take_type();
   if (chooser == Type::none || width_of(type) > 8 || !words.left().empty())
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   if (ftz && chooser != Type::f32) return b.refuse(i, ".ftz is of .f32");
   // -0 and flushed negative subnormals count as not negative: the comparison is with 0.
   if (!ftz)

@@ -76,7 +76,7 @@ bool less(Type type, uint64_t a, uint64_t b) {
 
 bool is_half(Type t) { return t == Type::f16 || t == Type::bf16 || t == Type::f16x2 || t == Type::bf16x2; }
 
-// What memory holds afterwards. c: of cas.
+// The new value of memory. c: the third operand of cas.
 uint64_t result_of(const AtomicDetail& d, uint64_t old, uint64_t b, uint64_t c, bool global) {
   switch (d.operation) {
     case Atomic::add:
@@ -198,7 +198,7 @@ Status decode_atomic(Builder& b, const Instruction& i) {
   const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"};
   size_t operation = 0;
   while (operation < 10 && !words.take(names[operation])) ++operation;
-  if (operation == 10) return b.refuse(i, "its operation is not known here");
+  if (operation == 10) return b.refuse(i, "this operation is not supported");
   detail->operation = static_cast<Atomic>(operation);
   take_order(words, &detail->form);
   take_space(words, &detail->form);
@@ -207,10 +207,10 @@ Status decode_atomic(Builder& b, const Instruction& i) {
   detail->count = take_vector(words);
   const Type type = detail->type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (type == Type::none || !exists(detail->operation, type)) return b.refuse(i, "this form is not known here");
+  if (type == Type::none || !exists(detail->operation, type)) return b.refuse(i, "this form is not supported");
   const size_t first = returns ? 1 : 0;
   if (i.operands.size() < first + 2 || (detail->operation == Atomic::cas && i.operands.size() < 4))
-    return b.refuse(i, "it has a number of operands that is not known here");
+    return b.refuse(i, "this number of operands is not supported");
   const int32_t address = b.address(i.operands[first], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;

@@ -42,13 +42,13 @@ bool arrive(Context& context, const Op& op, const NamedDetail& detail, uint32_t 
       given ? context.row(detail.in[1])[first_lane(context.mask)] : (live + kLanes - 1) / kLanes * kLanes;
   if (given && (expected == 0 || expected % kLanes != 0)) {
     if (!context.finds(Rule::barrier_count, op, name_of_barrier(id),
-                       "a count of " + std::to_string(expected) + " threads is no multiple of 32"))
+                       "a count of " + std::to_string(expected) + " threads must be a multiple of 32"))
       return false;
   }
   if (barrier.arrived != 0 && (barrier.expected != expected || barrier.all_threads == given)) {
     if (!context.finds(Rule::barrier_count, op, name_of_barrier(id),
-                       std::to_string(expected) + " threads are expected here, but " +
-                           std::to_string(barrier.expected) + " by those who came before"))
+                       "it expects " + std::to_string(expected) + " threads, but earlier arrivals expect " +
+                           std::to_string(barrier.expected)))
       return false;
   }
   barrier.expected = expected;
@@ -125,7 +125,7 @@ Status named(Builder& b, const Instruction& i, Modifiers& words) {
     detail->use = use == "arrive" ? Use::arrive : Use::sync;
   }
   TANDEM_TRY(b.unknown(i, words));
-  if (use.empty() || i.operands.size() <= first) return b.refuse(i, "this form is not known here");
+  if (use.empty() || i.operands.size() <= first) return b.refuse(i, "this form is not supported");
   const size_t counted = use == "red" ? 2 : 1;
   detail->in = {b.source(i.operands[first], Type::b32), -1, -1};
   if (i.operands.size() > first + counted) detail->in[1] = b.source(i.operands[first + 1], Type::b32);
@@ -192,7 +192,7 @@ Status barrier(Builder& b, const Instruction& i) {
   const std::string order = words.take_of({"release", "relaxed", "acquire"});
   detail->aligned = words.take("aligned");
   TANDEM_TRY(b.unknown(i, words));
-  if (use.empty()) return b.refuse(i, "this form is not known here");
+  if (use.empty()) return b.refuse(i, "this form is not supported");
   detail->arrives = use == "arrive";
   detail->order = order == "relaxed" ? Order::relaxed : Order::release;
   b.emit(cluster_op, std::move(detail));
@@ -206,7 +206,7 @@ struct FenceDetail : Detail {
 
 Step fence_op(Context& context, const Op& op) {
   const auto& detail = op.as<FenceDetail>();
-  // Of two fences one comes later: it, and what follows, sees all that precedes the other.
+  // The later of two fences, and all that follows it, sees all that precedes the earlier one.
   if (detail.scope != Scope::cta) context.grid.fences.fetch_add(1, std::memory_order_acq_rel);
   if (context.grid.observer != nullptr) context.grid.observer->fence(context.actor(op), detail.order, detail.scope);
   return Step::next;
@@ -269,7 +269,7 @@ struct RegistersDetail : Detail {
   int32_t count = 0;
 };
 
-// That the warps of a warpgroup execute the same ones, as PTX wants it.
+// PTX requires that the warps of a warpgroup execute the same instructions.
 void compare_with_group(Context& context, const Op& op, int32_t count) {
   auto& before = context.block.warpgroups[static_cast<size_t>(context.warp.index / 4)]->reallocations;
   const size_t nth = context.warp.reallocations++;
@@ -277,7 +277,8 @@ void compare_with_group(Context& context, const Op& op, int32_t count) {
   before[nth].warps |= 1u << context.warp.index % 4;
   if (before[nth].count == count) return;
   context.finds(Rule::uneven_registers, op, "",
-                "it asks for " + std::to_string(count) + " registers a thread, but another warp of the warpgroup for " +
+                "it requests " + std::to_string(count) +
+                    " registers a thread, but another warp of the warpgroup requests " +
                     std::to_string(before[nth].count) + " at " + context.grid.code->place(before[nth].source));
 }
 
@@ -290,7 +291,7 @@ Step registers_op(Context& context, const Op& op) {
   }
   if (own != detail.count && detail.more == (detail.count < own)) {
     return context.finds(Rule::register_budget, op, "",
-                         "the warp has " + std::to_string(own) + " registers a thread, and asks for " +
+                         "the warp has " + std::to_string(own) + " registers a thread and requests " +
                              std::to_string(detail.count) + (detail.more ? " by .inc" : " by .dec"))
                ? Step::next
                : Step::end;
@@ -313,7 +314,7 @@ Status setmaxnreg(Builder& b, const Instruction& i) {
   words.take("u32");
   TANDEM_TRY(b.unknown(i, words));
   if (way.empty() || i.operands.size() != 1 || i.operands[0].kind != Operand::Kind::integer)
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   detail->more = way == "inc";
   detail->count = static_cast<int32_t>(i.operands[0].bits);
   if (detail->count < 24 || detail->count > 256 || detail->count % 8 != 0)

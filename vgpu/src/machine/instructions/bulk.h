@@ -1,4 +1,4 @@
-// What asynchronous copies share. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
+// Shared by the asynchronous copies. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 #pragma once
 
 #include <vector>
@@ -21,17 +21,17 @@ struct Signal {
   uint32_t bytes = 0;
 };
 
-// One copy, as its issue has found it.
+// A copy as resolved at its issue.
 struct Copy {
   AsyncKind kind = AsyncKind::bulk_load;
   std::vector<Span> reads, writes;
   std::vector<Signal> signals;
-  uint32_t blocks = 0;              // whose shared memory it uses: ranks
+  uint32_t blocks = 0;              // ranks of the blocks whose shared memory it uses
   std::function<void()> move;       // the data
   std::shared_ptr<Progress> group;  // or null
 };
 
-// Puts a copy of one lane under way, and lets it complete if the schedule says so.
+// Issues the copy of one lane, and completes it if the schedule decides so.
 AsyncRef issue_copy(Context& context, const Op& op, uint32_t lane, Copy copy);
 
 // The open group of a lane, of bulk stores or of cp.async, which the next operation joins.
@@ -42,7 +42,7 @@ Status decode_groups(Builder& b, const ptx::Instruction& i);  // commit_group, w
 enum class Direction : uint8_t { load, store, shared_to_shared };
 Direction direction_of(const ptx::Instruction& i);
 
-// Registers of 32 or 64 bits with an address, in detail->in; offsets beside them.
+// Address registers of 32 or 64 bits in detail->in, and their offsets.
 struct AddressOperand {
   int32_t in = -1;  // index in Detail::in
   bool wide = false;

@@ -13,7 +13,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-constexpr uint32_t kGranule = 16;  // of sizes and addresses
+constexpr uint32_t kGranule = 16;  // sizes and addresses are multiples of it
 
 struct BulkDetail : Detail {
   Direction direction = Direction::load;
@@ -27,7 +27,7 @@ struct BulkDetail : Detail {
 
 std::string hex_place(uint64_t address, uint32_t bytes) { return str_cat(bytes, " bytes at ", address); }
 
-// One end of a copy, in global or shared memory.
+// The source or destination of a copy, in global or shared memory.
 struct End {
   std::byte* at = nullptr;
   Block* block = nullptr;  // null: global
@@ -41,7 +41,7 @@ bool resolve_end(Context& context, const Op& op, uint64_t address, bool global, 
     return false;
   if (global) {
     if (address < 0x10000 || address >= kSharedWindow) {
-      context.finds(Rule::wrong_space, op, "", "the address is none of global memory: " + hex_place(address, bytes),
+      context.finds(Rule::wrong_space, op, "", "the address is not in global memory: " + hex_place(address, bytes),
                     true);
       return false;
     }
@@ -164,7 +164,7 @@ Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, BulkDe
   words.take("noftz");
   const Type type = words.take_type();
   detail->reduction = static_cast<units::Reduction>(n);
-  if (n == 8 || !tensor_type(type, &detail->type)) return b.refuse(i, "this form is not known here");
+  if (n == 8 || !tensor_type(type, &detail->type)) return b.refuse(i, "this form is not supported");
   const Status status = units::check_reduction(detail->reduction, detail->type);
   return status.ok() ? Status() : b.refuse(i, status.message);
 }
@@ -227,14 +227,14 @@ Status store_async(Builder& b, const Instruction& i, bool reduces) {
     const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor"};
     int n = 0;
     while (n < 8 && !words.take(names[n])) ++n;
-    if (n == 8) return b.refuse(i, "its operation is not known here");
+    if (n == 8) return b.refuse(i, "this operation is not supported");
     detail->reduction = static_cast<units::Reduction>(n);
   }
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (type == Type::none || width_of(type) > 8 || i.operands.size() != 3)
-    return b.refuse(i, "this form is not known here");
-  if (reduces && !tensor_type(type, &detail->type)) return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
+  if (reduces && !tensor_type(type, &detail->type)) return b.refuse(i, "this form is not supported");
   detail->element = static_cast<uint32_t>(width_of(type));
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->barrier = add_address(b, detail.get(), i.operands[2]);
@@ -281,7 +281,7 @@ Status st_bulk(Builder& b, const Instruction& i) {
   Modifiers words(i);
   for (const char* word : {"bulk", "weak", "shared::cta"}) words.take(word);
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 3) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() != 3) return b.refuse(i, "this number of operands is not supported");
   auto detail = std::make_unique<ZeroDetail>();
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->in.push_back(b.source(i.operands[1], Type::b64));
@@ -307,7 +307,7 @@ Status decode_bulk_copy(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   const bool store = detail->direction == Direction::store;
   const size_t expected = (store ? 3u : 4u) + (multicasts ? 1u : 0u) + (hint ? 1u : 0u) + (masked ? 1u : 0u);
-  if (i.operands.size() != expected) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() != expected) return b.refuse(i, "this number of operands is not supported");
   const auto add = [&](const Operand& operand, Type type) {
     detail->in.push_back(b.source(operand, type));
     return static_cast<int32_t>(detail->in.size()) - 1;

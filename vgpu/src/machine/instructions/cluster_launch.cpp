@@ -1,7 +1,9 @@
-// clusterlaunchcontrol: a running cluster takes over the work of one that has not begun. PTX ISA, chapter of this name.
+// clusterlaunchcontrol: a running cluster takes over the work of a cluster that has not begun. PTX ISA, chapter of this
+// name.
 //
-// The answer, 16 bytes: of the cluster taken over the first block, x in word 0, y and z in the halves of word 1, and
-// bit 0 of word 2; or zeros. So machine code of query_cancel reads it, and kernels that read it as it lies there.
+// The response has 16 bytes: zeros, or the first block of the cancelled cluster and bit 0 of word 2. x is in word 0, y
+// and z in the halves of word 1. The machine code of query_cancel expects this layout, and some kernels read it
+// directly.
 #include <cstring>
 
 #include "vgpu/src/machine/instructions/bulk.h"
@@ -20,7 +22,7 @@ struct CancelDetail : Detail {  // in: address of the answer, barrier
   bool multicast = false;
 };
 
-// The next cluster that nobody has begun: its first block; false: there is none.
+// The first block of the next cluster that has not begun; false: no such cluster.
 bool take_cluster(Grid& grid, uint32_t answer[4]) {
   const int32_t index = grid.take_cluster();
   if (index < 0) return false;
@@ -70,7 +72,7 @@ Status try_cancel(Builder& b, const Instruction& i, Modifiers& words) {
   for (const char* word : {"async", "shared::cta", "mbarrier::complete_tx::bytes", "b128"}) words.take(word);
   detail->multicast = words.take("multicast::cluster::all");
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 2) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() != 2) return b.refuse(i, "this number of operands is not supported");
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->barrier = add_address(b, detail.get(), i.operands[1]);
   if (b.failed()) return b.fail(i);
@@ -111,7 +113,7 @@ Status query_cancel(Builder& b, const Instruction& i, Modifiers& words) {
       b.emit_lanes("shr.u32", d, {word(1), b.constant(4, 16)});
     return d;
   };
-  if (part.empty()) return b.refuse(i, "this form is not known here");
+  if (part.empty()) return b.refuse(i, "this form is not supported");
   if (part != "get_first_ctaid") {
     const int32_t d = b.destination(i.operands[0], Type::b32);
     if (b.failed()) return b.fail(i);
@@ -135,7 +137,7 @@ Status decode_cluster_launch(Builder& b, const Instruction& i) {
   Modifiers words(i);
   if (words.take("try_cancel")) return try_cancel(b, i, words);
   if (words.take("query_cancel") && i.operands.size() == 2) return query_cancel(b, i, words);
-  return b.refuse(i, "this form is not known here");
+  return b.refuse(i, "this form is not supported");
 }
 
 }  // namespace tandem::vgpu::machine

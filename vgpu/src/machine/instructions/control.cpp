@@ -50,7 +50,7 @@ Step brx_op(Context& context, const Op& op) {
     diverge(context.warp, fragment, same, target, op.a);
     fragment.pc = pc;
   }
-  ++fragment.pc;  // the guard was false for those that are left
+  ++fragment.pc;  // the guard was false for the remaining lanes
   return Step::jump;
 }
 
@@ -108,7 +108,7 @@ Status nothing(Builder&, const Instruction&) { return {}; }
 
 Status griddepcontrol(Builder& b, const Instruction& i) {
   Modifiers words(i);
-  if (words.take_of({"launch_dependents", "wait"}).empty()) return b.refuse(i, "this form is not known here");
+  if (words.take_of({"launch_dependents", "wait"}).empty()) return b.refuse(i, "this form is not supported");
   return b.unknown(i, words);  // grids run one after the other
 }
 

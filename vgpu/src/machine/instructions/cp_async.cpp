@@ -123,7 +123,7 @@ Status decode_cp_async(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   size_t operands = i.operands.size() - (hint ? 1 : 0);
   if (cache.empty() || operands < 3 || operands > 4 || i.operands[2].kind != Operand::Kind::integer)
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   detail->bytes = static_cast<uint32_t>(i.operands[2].bits);
   if (detail->bytes != 16 && (cache == "cg" || (detail->bytes != 4 && detail->bytes != 8)))
     return b.refuse(i, "copies are of 4, 8 or 16 bytes; .cg of 16");

@@ -18,7 +18,7 @@ void encode(Builder& b, units::Format format, units::Fit fit, int32_t d, int32_t
 void emit_rounded(Builder& b, units::Rounding rounding, Action action, int32_t d,
                   std::initializer_list<int32_t> sources);
 
-// .rn .rz .rm .rp, rn if there is none.
+// .rn .rz .rm .rp; default rn.
 units::Rounding take_rounding(Modifiers& words);
 
 }  // namespace tandem::vgpu::machine

@@ -11,7 +11,7 @@ using ptx::Operand;
 using ptx::Type;
 
 // Whole warps: the registers of the lanes belong to one matrix.
-struct MatrixDetail : Detail {  // in: address, then registers of a store; out: registers of a load
+struct MatrixDetail : Detail {  // in: address, stored registers; out: loaded registers
   units::MatrixAccess access;
   AccessForm form;
   bool wide_address = false;
@@ -88,11 +88,11 @@ Status matrix_access(Builder& b, const Instruction& i) {
   words.take("sync");
   words.take("aligned");
   words.take_of({"shared", "shared::cta"});
-  if (!take_access(words, &detail->access)) return b.refuse(i, "this form is not known here");
+  if (!take_access(words, &detail->access)) return b.refuse(i, "this form is not supported");
   TANDEM_TRY(b.unknown(i, words));
   const Status status = load ? units::check_load(detail->access) : units::check_store(detail->access);
   if (!status.ok()) return b.refuse(i, status.message);
-  if (i.operands.size() != 2) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() != 2) return b.refuse(i, "this number of operands is not supported");
   const int32_t address = b.address(i.operands[load ? 1 : 0], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;

@@ -19,8 +19,7 @@ constexpr uint32_t kMaxArrivals = (1u << 20) - 1;
 constexpr int64_t kMaxBytes = (1 << 20) - 1;
 
 enum class Use : uint8_t { init, inval, arrive, expect_tx, complete_tx, test_wait, try_wait };
-struct MbarrierDetail
-    : Detail {  // in: address, then by use: count or bytes or state or parity; out: state or predicate
+struct MbarrierDetail : Detail {  // in: address, then operands; out: state or predicate
   Use use = Use::init;
   AccessForm form;  // order and scope, cluster
   bool wide_address = false;
@@ -66,7 +65,8 @@ bool init(Context& context, const Op& op, const SharedPlace& place, uint32_t cou
   return true;
 }
 
-// Lanes of one instruction may initialise the same barrier alike: whole warps do it where a compiler elects nobody.
+// Lanes of one instruction may initialise the same barrier with the same count. Whole warps do so without an elected
+// lane.
 bool lane_before_did(uint32_t mask, uint32_t lane, std::span<const SharedPlace> places, const uint32_t* counts) {
   for (uint32_t before = 0; before < lane; ++before) {
     if ((mask >> before & 1) != 0 && places[before].block == places[lane].block &&
@@ -76,7 +76,7 @@ bool lane_before_did(uint32_t mask, uint32_t lane, std::span<const SharedPlace> 
   return false;
 }
 
-// One thread's (or several threads') arrive.
+// Executes arrive for one thread, or for several threads.
 Step arrive(Context& context, const Op& op, const MbarrierDetail& detail, const SharedPlace& place, uint32_t lane) {
   Actor actor = context.actor(op);
   actor.lanes = 1u << lane;
@@ -114,7 +114,7 @@ Step expect_or_complete(Context& context, const Op& op, const MbarrierDetail& de
   return Step::next;
 }
 
-// Whether the phase that a waiter means has completed.
+// True if the phase that the waiting thread names has completed.
 bool is_over(Context& context, const MbarrierDetail& detail, const Mbarrier& barrier, uint32_t lane) {
   if (detail.parity) return (barrier.phase & 1) != (context.row(detail.in[1])[lane] & 1);
   return barrier.phase != context.row<uint64_t>(detail.in[1])[lane] >> 20;
@@ -141,7 +141,7 @@ Step wait(Context& context, const Op& op, const MbarrierDetail& detail, const Sh
   Fragment& fragment = context.fragment;
   if (detail.ignored && !fragment.tried)
     context.finds(Rule::ignored_wait, op, "mbarrier at " + std::to_string(places[first_lane(context.mask)].offset),
-                  "the wait may end before the phase does, and nobody looks at its answer");
+                  "the wait may end before the phase completes, and its result is not used");
   // A waiter that sleeps through two completions would have slept on.
   if (detail.use == Use::try_wait && last != nullptr && fragment.tried && detail.parity && passed == 0 &&
       fragment.wait.a == last->address && last->phase >= fragment.state + 2) {
@@ -158,7 +158,7 @@ Step wait(Context& context, const Op& op, const MbarrierDetail& detail, const Sh
   fragment.time_is_up = false;
   put_predicate(context, detail, passed);
   if (context.grid.observer != nullptr) {
-    // One event per barrier; usually all lanes wait for the same.
+    // There is one event per barrier; usually all lanes wait for the same barrier.
     for (uint32_t left = passed & context.mask; left != 0;) {
       const SharedPlace& place = places[first_lane(left)];
       Actor actor = context.actor(op);
@@ -276,10 +276,10 @@ Mbarrier* mbarrier_at(Grid& grid, const Actor& actor, Block& block, uint32_t off
   if ((word & ~uint64_t{0xffff'ffff}) == kMark && index < block.mbarriers.size() &&
       block.mbarriers[index].address == offset && block.mbarriers[index].live)
     return &block.mbarriers[index];
-  const char* why = "there is no mbarrier here: it has not been initialised";
+  const char* why = "the mbarrier has not been initialised";
   for (const Mbarrier& barrier : block.mbarriers)
     if (barrier.address == offset)
-      why = barrier.live ? "something has overwritten the mbarrier here" : "the mbarrier here has been invalidated";
+      why = barrier.live ? "the mbarrier has been overwritten" : "the mbarrier has been invalidated";
   char text[64];
   std::snprintf(text, sizeof text, "shared 0x%x of block %d", offset, block.cta);
   report(grid, actor, Rule::invalid_barrier, text, why, true);

@@ -1,7 +1,7 @@
 // mbarrier objects. PTX ISA, "mbarrier".
 //
-// The 64 bits in shared memory hold a mark and the number of the object in its block's list, where its state is: memory
-// that holds anything else is no mbarrier.
+// The 64 bits in shared memory hold a mark and the number of the object in its block's list, where its state is. Memory
+// with other contents is not an mbarrier.
 #pragma once
 
 #include "vgpu/src/machine/decode/builder.h"
@@ -11,7 +11,7 @@ namespace tandem::vgpu::machine {
 
 Status decode_mbarrier(Builder& b, const ptx::Instruction& i);
 
-// The object at an offset; null: there is none, and that was reported (as fatal).
+// The object at an offset; null: no object, which has been reported as fatal.
 Mbarrier* mbarrier_at(Grid& grid, const Actor& actor, Block& block, uint32_t offset);
 
 // Arrivals and bytes. False: the run is over.

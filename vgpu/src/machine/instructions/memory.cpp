@@ -22,7 +22,7 @@ struct AccessDetail : Detail {  // in: address, then values of a store; out: val
   bool wide_address = true;
   bool stores_constant = false;
   int64_t offset = 0;
-  std::vector<uint8_t> widths;  // of the registers
+  std::vector<uint8_t> widths;  // widths of the registers
 };
 
 // Whole naturally aligned words are read and written at once: other host threads may do so too. kOrder: what the host
@@ -167,7 +167,7 @@ Step store_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-// Of ld, st, atom and red; what remains in words is the caller's.
+// Decodes the address and type of ld, st, atom and red. The caller decodes the remaining words.
 Status address_and_type(Builder& b, const Instruction& i, Modifiers& words, const Operand& operand,
                         AccessDetail* detail, Type* type) {
   take_order(words, &detail->form);
@@ -207,7 +207,7 @@ Status ld(Builder& b, const Instruction& i) {
   const uint32_t count = take_vector(words);
   words.take("nc");
   Type type = Type::none;
-  if (i.operands.size() < 2) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() < 2) return b.refuse(i, "this number of operands is not supported");
   TANDEM_TRY(address_and_type(b, i, words, i.operands[1], detail.get(), &type));
   TANDEM_TRY(b.unknown(i, words));
   const bool vector = i.operands[0].kind == Operand::Kind::vector;
@@ -236,7 +236,7 @@ Status st(Builder& b, const Instruction& i) {
   if (i.has("async") || i.has("bulk")) return decode_st_async(b, i);
   const uint32_t count = take_vector(words);
   Type type = Type::none;
-  if (i.operands.size() < 2) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() < 2) return b.refuse(i, "this number of operands is not supported");
   TANDEM_TRY(address_and_type(b, i, words, i.operands[0], detail.get(), &type));
   TANDEM_TRY(b.unknown(i, words));
   const bool vector = i.operands[1].kind == Operand::Kind::vector;

@@ -59,19 +59,19 @@ Status decode_mma(Builder& b, const Instruction& i) {
   words.take("aligned");
   const std::string shape = words.take_prefix("m");
   if (std::sscanf(shape.c_str(), "m%dn%dk%d", &form.m, &form.n, &form.k) != 3)
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   const bool row_col = words.take("row") && words.take("col");
   form.saturate = words.take("satfinite");
   const Type d = words.take_type(), a = words.take_type(), bt = words.take_type(), c = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (!row_col || c == Type::none || i.operands.size() != 4) return b.refuse(i, "this form is not known here");
+  if (!row_col || c == Type::none || i.operands.size() != 4) return b.refuse(i, "this form is not supported");
   form.a = format_of(a);
   form.b = format_of(bt);
   form.d = sum_of(d);
   form.c = sum_of(c);
   const Status status = units::check(form);
   if (!status.ok()) return b.refuse(i, status.message);
-  const Type type = d == Type::f64 ? Type::b64 : Type::b32;  // of a register
+  const Type type = d == Type::f64 ? Type::b64 : Type::b32;  // type of a register
   size_t counts[4] = {};
   for (size_t n = 1; n < 4; ++n) {
     for (const Operand& r : list_of(i.operands[n])) detail->in.push_back(b.source(r, type));

@@ -19,7 +19,7 @@ Status unpack(Builder& b, const Instruction& i, Type type) {
   const Type part_type = part == 8 ? Type::b8 : part == 16 ? Type::b16 : part == 32 ? Type::b32 : Type::b64;
   const int32_t a = b.source(i.operands[1], type);
   if (b.failed()) return b.fail(i);
-  std::vector<int32_t> taken(parts.size(), -1);  // the source may be one of the destinations' neighbours: all first
+  std::vector<int32_t> taken(parts.size(), -1);  // read first: the source may share a register
   for (size_t n = 0; n < parts.size(); ++n) {
     if (parts[n].kind == Operand::Kind::sink) continue;
     int32_t wide = -1;
@@ -31,7 +31,7 @@ Status unpack(Builder& b, const Instruction& i, Type type) {
       b.emit_lanes("part.32.64." + std::to_string(n % 2), d, {half});
     } else if (!b.emit_lanes("part." + std::to_string(part) + "." + std::to_string(bits) + "." + std::to_string(n), d,
                              {a})) {
-      return b.refuse(i, "this form is not known here");
+      return b.refuse(i, "this form is not supported");
     }
     b.widen(wide, d, part_type);
   }
@@ -60,7 +60,7 @@ Status pack(Builder& b, const Instruction& i, Type type) {
   } else if (s.size() == 4) {
     found = b.emit_lanes(name, d, {s[0], s[1], s[2], s[3]});
   }
-  return found ? Status() : b.refuse(i, "this form is not known here");
+  return found ? Status() : b.refuse(i, "this form is not supported");
 }
 
 // The clocks count what the warp has executed.
@@ -93,7 +93,7 @@ Status mov(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (type == Type::none || i.operands.size() != 2) return b.refuse(i, "this form is not known here");
+  if (type == Type::none || i.operands.size() != 2) return b.refuse(i, "this form is not supported");
   if (i.operands[0].kind == Operand::Kind::vector) return unpack(b, i, type);
   if (i.operands[1].kind == Operand::Kind::vector) return pack(b, i, type);
   if (i.operands[1].kind == Operand::Kind::special) {
@@ -107,7 +107,8 @@ Status mov(Builder& b, const Instruction& i) {
 }
 
 // A generic address of shared memory, local memory or a parameter is its window and its 32-bit address. A global
-// address is generic already. A constant's address may come in 32 bits: its upper half is that of the module's memory.
+// address is generic already. A constant's address may come in 32 bits, and its upper half is then taken from the
+// module's memory.
 Status cvta(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const bool to = words.take("to");
@@ -115,7 +116,7 @@ Status cvta(Builder& b, const Instruction& i) {
       words.take_of({"shared", "shared::cta", "shared::cluster", "local", "global", "const", "param", "param::entry"});
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (space.empty() || width_of(type) != 8) return b.refuse(i, "this form is not known here");
+  if (space.empty() || width_of(type) != 8) return b.refuse(i, "this form is not supported");
   const int32_t d = b.destination(i.operands[0], type);
   int64_t offset = 0;
   const int32_t base = b.address(i.operands[1], &offset, 8);
@@ -175,7 +176,7 @@ Status isspacep(Builder& b, const Instruction& i) {
   } else if (space == "const") {
     b.copy(d, b.constant(0, 0));
   } else {
-    return b.refuse(i, "the state space is not known here");
+    return b.refuse(i, "the state space is not supported");
   }
   return {};
 }

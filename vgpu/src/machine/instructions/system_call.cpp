@@ -1,4 +1,4 @@
-// What the CUDA runtime provides to kernels: vprintf and __assertfail.
+// Functions that the CUDA runtime provides to kernels: vprintf and __assertfail.
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -16,7 +16,7 @@ using ptx::Operand;
 using ptx::Type;
 
 // Arguments lie in .param variables of the call, which are local memory.
-struct CallDetail : Detail {  // out: nothing; places of the arguments and of the result, -1: none
+struct CallDetail : Detail {  // places of the arguments and of the result, -1: none
   std::vector<int64_t> arguments;
   int64_t result = -1;
 };
@@ -37,7 +37,7 @@ std::string string_at(uint64_t address) {
   return {text, strnlen(text, kLongest)};
 }
 
-// One conversion of a format, "%-8.3f" or "%llu", with its argument from the packed list.
+// Formats a conversion, "%-8.3f" or "%llu", with its argument from the packed list.
 std::string convert(const std::string& form, const std::byte* arguments, size_t size, size_t* at) {
   const char kind = form.back();
   const bool wide =
@@ -47,7 +47,7 @@ std::string convert(const std::string& form, const std::byte* arguments, size_t 
   uint64_t value = 0;
   if (*at + bytes <= size) std::memcpy(&value, arguments + *at, bytes);
   *at += bytes;
-  std::string plain;  // without lengths: the value has that of the call below
+  std::string plain;  // without lengths: the value has the length of the call below
   for (const char c : form)
     if (c != 'l' && c != 'h' && c != 'z' && c != 'j' && c != 't') plain += c;
   char text[512];
@@ -90,7 +90,7 @@ std::string formatted(const std::string& format, const std::byte* arguments, siz
   return text;
 }
 
-// Where the call has put its result.
+// The place of the call's result.
 void announce_result(Context& context, const Op& op, int64_t at) {
   std::array<uint64_t, kLanes> address;
   address.fill(static_cast<uint64_t>(at));
@@ -144,7 +144,7 @@ Status call_builtin(Builder& b, const Instruction& i, const std::string& name) {
   };
   for (const Operand& operand : i.operands[2].parts) detail->arguments.push_back(place_of(operand));
   for (const int64_t at : detail->arguments)
-    if (at < 0) return b.refuse(i, "an argument is of a kind that is not known here");
+    if (at < 0) return b.refuse(i, "an argument is of a kind that is not supported");
   if (!i.operands[0].parts.empty()) detail->result = place_of(i.operands[0].parts[0]);
   if (name == "vprintf" && detail->arguments.size() == 2) {
     b.emit(vprintf_op, std::move(detail));

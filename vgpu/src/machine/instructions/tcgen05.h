@@ -1,4 +1,4 @@
-// What tcgen05 instructions share. PTX ISA, "TensorCore 5th Generation Family Instructions".
+// Shared by the tcgen05 instructions. PTX ISA, "TensorCore 5th Generation Family Instructions".
 #pragma once
 
 #include <vector>
@@ -13,20 +13,20 @@ Status decode_tmem_mma(Builder& b, const ptx::Instruction& i, Modifiers& words);
 Status decode_tmem(Builder& b, const ptx::Instruction& i);            // alloc, dealloc, ld, st, wait, fence
 Status decode_cluster_launch(Builder& b, const ptx::Instruction& i);  // clusterlaunchcontrol
 
-// .cta_group::N: 0 if there is none.
+// .cta_group::N; 0: absent.
 int32_t take_group(Modifiers& words);
 // All tcgen05 instructions of a kernel use one group. False: the run is over.
 bool use_group(Context& context, const Op& op, int32_t group);
 // The other block of a pair; null, and reported as fatal: the cluster has none.
 Block* peer_of(Context& context, const Op& op);
 
-// Whether all cells are allocated in the block. False: the run is over.
+// True if all cells are allocated in the block. False: the run ends.
 bool check_cells(Context& context, const Op& op, const Block& block, const std::vector<units::CellRange>& cells);
 void add_cells(const Block& block, const std::vector<units::CellRange>& cells, std::vector<Span>* spans);
 
-// The blocks that an instruction works on, that of even rank first. False: the run is over.
+// The blocks of an instruction, the block of even rank first. False: the run ends.
 bool group_of(Context& context, const Op& op, int32_t group, std::vector<Block*>* blocks);
-// Operations of these blocks under way.
+// Outstanding operations of these blocks.
 std::vector<TensorOp>& tensor_ops(const std::vector<Block*>& blocks);
 void add_shared(const Block& block, const std::vector<units::Range>& ranges, std::vector<Span>* spans);
 

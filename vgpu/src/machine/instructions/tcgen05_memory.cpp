@@ -15,12 +15,12 @@ using ptx::Type;
 
 constexpr uint32_t kUnit = 32;  // columns
 constexpr uint32_t kUnits = units::kTmemColumns / kUnit;
-// Of an address: which of four warps has the lane. Hardware does not look at them in loads and stores.
+// The bits of an address that select one of four warps. Hardware ignores them in loads and stores.
 constexpr uint32_t kQuadrantShift = 21, kQuadrantBits = 3u << kQuadrantShift;
 
 bool is_count(uint32_t columns) { return columns >= 32 && columns <= 512 && (columns & (columns - 1)) == 0; }
 
-// Free columns in all of the blocks; 512: there are none.
+// Columns that are free in all of the blocks; 512: none.
 uint32_t find_columns(const std::vector<Block*>& blocks, uint32_t columns) {
   const uint32_t wanted = columns / kUnit;
   for (uint32_t at = 0; at + wanted <= kUnits; ++at) {
@@ -37,7 +37,7 @@ void mark_columns(Block& block, uint32_t column, uint32_t columns, bool used) {
 }
 
 enum class Management : uint8_t { alloc, dealloc, relinquish };
-struct ManagementDetail : Detail {  // in: alloc: address, columns; dealloc: tensor memory address, columns
+struct ManagementDetail : Detail {  // in: the address and the columns
   Management what = Management::alloc;
   int32_t group = 1;
   AccessForm form;
@@ -63,7 +63,7 @@ Step meet_peer(Context& context, const Op& op, const ManagementDetail& detail, s
 
 Step write_address(Context& context, const Op& op, const ManagementDetail& detail, uint32_t column) {
   const uint32_t all = context.mask;
-  context.mask = 1u << first_lane(all);  // one thread's store
+  context.mask = 1u << first_lane(all);  // the store of one thread
   Places places;
   const bool ok = resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places);
   const auto lane = static_cast<uint32_t>(first_lane(all));
@@ -76,7 +76,7 @@ Step write_address(Context& context, const Op& op, const ManagementDetail& detai
 Step alloc(Context& context, const Op& op, const ManagementDetail& detail, uint32_t columns,
            const std::vector<Block*>& blocks) {
   Block& block = context.block;
-  // Of a pair, the first to get here allocates for both.
+  // The first block of a pair that arrives allocates for both.
   if (block.tmem_given.empty()) {
     const uint32_t column = find_columns(blocks, columns);
     if (column == units::kTmemColumns) return context.wait(WaitKind::tmem_columns, columns);
@@ -146,7 +146,7 @@ Status management(Builder& b, const Instruction& i, Modifiers& words, const std:
   if (what == "relinquish_alloc_permit") {
     detail->what = Management::relinquish;
   } else {
-    if (i.operands.size() != 2) return b.refuse(i, "it has a number of operands that is not known here");
+    if (i.operands.size() != 2) return b.refuse(i, "this number of operands is not supported");
     if (what == "alloc") {
       detail->form.space = shared ? ptx::Space::shared : ptx::Space::generic;
       detail->form.writes = true;
@@ -179,7 +179,7 @@ bool begin_access(Context& context, const Op& op, const AccessDetail& detail, ui
       own != *address) {
     context.finds(Rule::tmem_quadrant, op, str_cat("tensor memory lane ", *address >> 16),
                   str_cat("the lanes of this warp are 32 from ", 32 * quadrant,
-                          " on: it is these that are accessed, whatever the address says of it"));
+                          " on, and the access uses them in spite of the address"));
     *address = own;
   }
   const Status status = units::check(detail.access, *address, quadrant);
@@ -193,7 +193,7 @@ bool begin_access(Context& context, const Op& op, const AccessDetail& detail, ui
 
 AsyncRef issue_access(Context& context, const Op& op, const AccessDetail& detail,
                       const std::vector<units::CellRange>& cells, std::function<void()> move) {
-  // Behind the warp's own stores: loads and stores of a warp go through one pipe.
+  // The operation follows the warp's own stores, because loads and stores of a warp use one pipe.
   const AsyncRef made = context.cluster.async.issue(context.actor(op), nullptr, context.warp.tmem_pending_stores);
   Observer* const observer = context.grid.observer;
   if (observer != nullptr) {
@@ -281,7 +281,7 @@ Status tmem_access(Builder& b, const Instruction& i, Modifiers& words, bool load
                     count = words.take_prefix("x");
   detail->access.pack16 = !words.take_of({"pack::16b", "unpack::16b"}).empty();
   TANDEM_TRY(b.unknown(i, words));
-  if (!take_shape(shape, &detail->access) || count.empty()) return b.refuse(i, "this form is not known here");
+  if (!take_shape(shape, &detail->access) || count.empty()) return b.refuse(i, "this form is not supported");
   detail->access.repeat = std::atoi(count.c_str() + 1);
   const Operand& address = i.operands[loads ? 1 : 0];
   const bool halves = shape == "16x32bx2";  // [address], offset of the second half
@@ -400,7 +400,7 @@ Status decode_tmem(Builder& b, const Instruction& i) {
     b.emit(what == "fence::before_thread_sync" ? Exec(fence_op<true>) : Exec(fence_op<false>), nullptr);
     return {};
   }
-  if (what.empty()) return b.refuse(i, "this form is not known here");
+  if (what.empty()) return b.refuse(i, "this form is not supported");
   return management(b, i, words, what);
 }
 

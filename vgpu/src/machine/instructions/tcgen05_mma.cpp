@@ -61,7 +61,7 @@ bool issue_mma(Context& context, const Op& op, const MmaDetail& detail, uint32_t
   auto& ops = tensor_ops(work.blocks);
   for (auto before = ops.rbegin(); before != ops.rend(); ++before) {
     work.after.push_back(before->op);
-    if (before->kind == AsyncKind::tcgen05_mma) break;  // itself behind all the others
+    if (before->kind == AsyncKind::tcgen05_mma) break;  // the operation follows all earlier ones
   }
   work.move = [mma, blocks = work.blocks] {
     const std::byte* windows[2] = {};
@@ -106,7 +106,7 @@ int32_t scale_vector(const std::string& word) {
   return word == "block32" ? 32 : word == "block16" ? 16 : 0;
 }
 
-// Operands behind the instruction descriptor: {scales}, {mask}, predicate, {scale of D or columns of zeros}.
+// Operands after the instruction descriptor: {scales}, {mask}, predicate, {scale of D or columns of zeros}.
 Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detail) {
   size_t n = 4;
   const auto add = [&](int32_t reg) {
@@ -118,7 +118,7 @@ Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detai
     *at = add(b.address(i.operands[n++], &offset, 4));
     *offset_at = static_cast<int32_t>(offset);
   };
-  if (i.operands.size() < (scaled ? 7u : 5u)) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() < (scaled ? 7u : 5u)) return b.refuse(i, "this number of operands is not supported");
   if (scaled) {
     scale(&detail->scale_a, &detail->scale_a_offset);
     scale(&detail->scale_b, &detail->scale_b_offset);
@@ -138,7 +138,7 @@ Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detai
   } else if (n < i.operands.size() && detail->form.ws) {
     detail->zero_columns = add(b.source(i.operands[n++], Type::b64));
   }
-  return n == i.operands.size() ? Status() : b.refuse(i, "it has a number of operands that is not known here");
+  return n == i.operands.size() ? Status() : b.refuse(i, "this number of operands is not supported");
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ Status decode_tmem_mma(Builder& b, const Instruction& i, Modifiers& words) {
   }
   TANDEM_TRY(b.unknown(i, words));
   if (form.group == 0 || !take_kind(kind, &form) || i.operands.size() < 5)
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   if (form.kind == units::TmmaKind::i8 && !b.model().tcgen05_i8)
     return b.refuse(i, b.model().name + " has no products of bytes");
   form.a_in_tmem = i.operands[1].kind == Operand::Kind::address;

@@ -1,10 +1,11 @@
-// tcgen05.cp, shift and commit, and what they share with mma: issued by one thread, executed by the tensor core of one
-// block or of a pair.
+// tcgen05.cp, shift and commit, and code shared with mma. One thread issues them, and the tensor core of a block or a
+// pair executes them.
 //
-// Guaranteed order: products of the same shape into the same sums; copies and shifts before later products; a shift
-// after earlier products; a commit after all that its thread has issued. The tensor core does what one thread issues in
-// its order, though, and all products of a block one after the other, and kernels of the field rely on that (a product
-// overwrites the A of the one before, a copy the scales of the last product): so does this.
+// PTX guarantees this order: products of the same shape into the same accumulators; copies and shifts before later
+// products; a shift after earlier products. A commit follows all earlier operations of its thread. The tensor core also
+// executes one thread's operations in order, and all products of a block in order. Kernels rely on that (a product
+// overwrites the A of the preceding one, a copy the scales), so the model does the same.
+#include <algorithm>
 #include <cstring>
 
 #include "vgpu/src/machine/instructions/bulk.h"
@@ -94,11 +95,11 @@ Status cp(Builder& b, const Instruction& i, Modifiers& words) {
                                                           : Copy::Multicast::none;
   if (words.take("b8x16")) {
     const std::string source = words.take_of({"b4x16_p64", "b6x16_p32"});
-    if (source.empty()) return b.refuse(i, "this form is not known here");
+    if (source.empty()) return b.refuse(i, "this form is not supported");
     detail->copy.source = source == "b4x16_p64" ? Copy::Source::b4x16_p64 : Copy::Source::b6x16_p32;
   }
   TANDEM_TRY(b.unknown(i, words));
-  if (!known || detail->group == 0 || i.operands.size() != 2) return b.refuse(i, "this form is not known here");
+  if (!known || detail->group == 0 || i.operands.size() != 2) return b.refuse(i, "this form is not supported");
   const Status status = units::check(detail->copy);
   if (!status.ok()) return b.refuse(i, status.message);
   int64_t offset = 0;
@@ -129,7 +130,7 @@ bool issue_shift(Context& context, const Op& op, const ShiftDetail& detail, uint
   units::list_shift_ranges(address, &cells);
   for (const Block* block : work.blocks) {
     if (!check_cells(context, op, *block, cells)) return false;
-    add_cells(*block, cells, &work.writes);  // which it reads, too
+    add_cells(*block, cells, &work.writes);  // the product reads them too
   }
   auto& ops = tensor_ops(work.blocks);
   for (const TensorOp& before : ops)
@@ -153,7 +154,7 @@ Status shift(Builder& b, const Instruction& i, Modifiers& words) {
   detail->group = take_group(words);
   words.take("down");
   TANDEM_TRY(b.unknown(i, words));
-  if (detail->group == 0 || i.operands.size() != 1) return b.refuse(i, "this form is not known here");
+  if (detail->group == 0 || i.operands.size() != 1) return b.refuse(i, "this form is not supported");
   int64_t offset = 0;
   detail->in.push_back(b.address(i.operands[0], &offset, 4));
   detail->offset = static_cast<int32_t>(offset);
@@ -199,7 +200,14 @@ bool issue_commit(Context& context, const Op& op, const CommitDetail& detail, ui
     for (const Block* block : signalled) ids.push_back({block->cta, place.offset});
     context.grid.observer->tcgen05_commits(actor, ids);
   }
+  // PTX defines no order of a thread's commits. Hardware lets them arrive in order, and the checker reports reliance on
+  // it.
+  auto& commits = context.warp.last_commits;
+  auto last = std::find_if(commits.begin(), commits.end(), [&](const auto& entry) { return entry.first == lane; });
+  if (last == commits.end()) last = commits.insert(last, {lane, nullptr});
+  if (last->second) after.push_back(last->second);
   const AsyncRef made = context.cluster.async.issue(actor, nullptr, after);
+  last->second = made;
   Grid* const grid = &context.grid;
   made->complete = [grid, actor, signalled, offset = place.offset] {
     for (Block* block : signalled) {
@@ -228,7 +236,7 @@ Status commit(Builder& b, const Instruction& i, Modifiers& words) {
   words.take("b64");
   TANDEM_TRY(b.unknown(i, words));
   if (detail->group == 0 || i.operands.size() != (multicast ? 2u : 1u))
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   detail->barrier = add_address(b, detail.get(), i.operands[0]);
   detail->in.push_back(multicast ? b.source(i.operands[1], Type::b16) : -1);
   if (b.failed()) return b.fail(i);
@@ -252,7 +260,7 @@ constexpr Family kFamilies[] = {{"tcgen05", tcgen05}, {"clusterlaunchcontrol", d
 
 }  // namespace
 
-// The blocks that an instruction works on, that of even rank first.
+// The blocks of an instruction, the block of even rank first.
 bool group_of(Context& context, const Op& op, int32_t group, std::vector<Block*>* blocks) {
   if (!use_group(context, op, group)) return false;
   if (group == 1) {
@@ -268,7 +276,7 @@ bool group_of(Context& context, const Op& op, int32_t group, std::vector<Block*>
   return true;
 }
 
-// Operations of these blocks under way.
+// Outstanding operations of these blocks.
 std::vector<TensorOp>& tensor_ops(const std::vector<Block*>& blocks) {
   auto& list = blocks[0]->tensor_ops;
   std::erase_if(list, [](const TensorOp& o) { return o.op->done; });

@@ -18,7 +18,7 @@ struct TensorDetail : Detail {
   units::BoxMode mode = units::BoxMode::tile;
   int32_t rank = 0;
   bool cluster = false;  // the destination's address has a rank
-  bool pair = false;     // .cta_group::2: the mbarrier may be the other block's of the pair
+  bool pair = false;     // .cta_group::2: the mbarrier may be the peer's
   AddressOperand shared, map, barrier;
   int32_t coordinates = 0, coordinate_count = 0;  // in `in`
   int32_t multicast = -1;                         // in `in`
@@ -29,7 +29,7 @@ Status check_copy(const TensorDetail& detail, const units::BoxCopy& copy) {
   return detail.reduces ? units::check_reduction(detail.reduction, copy.map.type) : Status();
 }
 
-// Which blocks receive a load: those of the mask, or the one of the address.
+// The blocks that receive a load: the blocks of the mask, or the block of the address.
 bool destinations(Context& context, const Op& op, const TensorDetail& detail, uint32_t lane, Block* addressed,
                   std::vector<Block*>* blocks) {
   if (detail.multicast < 0) {
@@ -158,7 +158,7 @@ Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, Tensor
     detail->reduction = static_cast<units::Reduction>(n);
     return {};
   }
-  return b.refuse(i, "its operation is not known here");
+  return b.refuse(i, "this operation is not supported");
 }
 
 // [map, {x, y}]
@@ -199,7 +199,7 @@ Status decode_tensor_copy(Builder& b, const Instruction& i) {
   detail->rank = rank[0] - '0';
   const bool load = detail->direction == Direction::load;
   const size_t expected = (load ? 3u : 2u) + (multicast ? 1u : 0u) + (hint ? 1u : 0u);
-  if (i.operands.size() != expected) return b.refuse(i, "it has a number of operands that is not known here");
+  if (i.operands.size() != expected) return b.refuse(i, "this number of operands is not supported");
   TANDEM_TRY(take_box(b, i, i.operands[load ? 1 : 0], detail.get()));
   detail->shared = add_address(b, detail.get(), i.operands[load ? 0 : 1]);
   if (load) detail->barrier = add_address(b, detail.get(), i.operands[2]);

@@ -53,13 +53,13 @@ bool take_field(Modifiers& words, units::MapField* field) {
 Status replace(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<ReplaceDetail>();
   words.take("tile");
-  if (!take_field(words, &detail->field)) return b.refuse(i, "its field is not known here");
+  if (!take_field(words, &detail->field)) return b.refuse(i, "this field is not supported");
   take_space(words, &detail->form);
   words.take("b1024");
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (type == Type::none || i.operands.size() < 2 || i.operands.size() > 3)
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   if (i.operands.size() == 3) {
     if (i.operands[1].kind != Operand::Kind::integer) return b.refuse(i, "the dimension is no constant");
     detail->index = static_cast<int32_t>(i.operands[1].bits);
@@ -87,7 +87,7 @@ Step copy_op(Context& context, const Op& op) {
   const auto& detail = op.as<CopyDetail>();
   if (!is_whole(context, op)) return Step::end;
   const uint32_t all = context.mask;
-  context.mask = 1u << first_lane(all);  // one thread's accesses
+  context.mask = 1u << first_lane(all);  // the accesses of one thread
   const auto lane = static_cast<uint32_t>(first_lane(all));
   Places to, from;
   const bool ok = resolve(context, op, detail.from, detail.in[1], detail.wide_from, detail.from_offset, &from) &&
@@ -125,7 +125,7 @@ Status decode_tensor_map(Builder& b, const Instruction& i) {
   Modifiers words(i);
   if (words.take("replace")) return replace(b, i, words);
   if (words.take("cp_fenceproxy")) return copy(b, i, words);
-  return b.refuse(i, "this form is not known here");
+  return b.refuse(i, "this form is not supported");
 }
 
 }  // namespace tandem::vgpu::machine

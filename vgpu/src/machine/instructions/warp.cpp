@@ -131,7 +131,7 @@ Status shfl(Builder& b, const Instruction& i) {
   const std::string mode = words.take_of({"up", "down", "bfly", "idx"});
   words.take("b32");
   TANDEM_TRY(b.unknown(i, words));
-  if (mode.empty() || i.operands.size() != 5 || !i.has("sync")) return b.refuse(i, "this form is not known here");
+  if (mode.empty() || i.operands.size() != 5 || !i.has("sync")) return b.refuse(i, "this form is not supported");
   auto detail = std::make_unique<ShuffleDetail>();
   detail->mode = mode == "up"     ? Shuffle::up
                  : mode == "down" ? Shuffle::down
@@ -176,7 +176,7 @@ Status decode_vote(Builder& b, const Instruction& i) {
   const std::string mode = words.take_of({"all", "any", "uni", "ballot"});
   words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (mode.empty() || i.operands.size() != 3 || !i.has("sync")) return b.refuse(i, "this form is not known here");
+  if (mode.empty() || i.operands.size() != 3 || !i.has("sync")) return b.refuse(i, "this form is not supported");
   auto detail = std::make_unique<VoteDetail>();
   detail->mode = mode == "all" ? Vote::all : mode == "any" ? Vote::any : mode == "uni" ? Vote::uni : Vote::ballot;
   detail->out = {b.destination(i.operands[0], mode == "ballot" ? Type::b32 : Type::pred)};
@@ -220,7 +220,7 @@ Status decode_match(Builder& b, const Instruction& i) {
   const std::string mode = words.take_of({"any", "all"});
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (mode.empty() || type == Type::none || i.operands.size() != 3) return b.refuse(i, "this form is not known here");
+  if (mode.empty() || type == Type::none || i.operands.size() != 3) return b.refuse(i, "this form is not supported");
   auto detail = std::make_unique<MatchDetail>();
   detail->all = mode == "all";
   detail->wide = width_of(type) == 8;
@@ -283,7 +283,7 @@ Status decode_redux(Builder& b, const Instruction& i) {
   detail->propagate_nan = words.take("NaN");
   detail->type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (detail->operation.empty() || i.operands.size() != 3) return b.refuse(i, "this form is not known here");
+  if (detail->operation.empty() || i.operands.size() != 3) return b.refuse(i, "this form is not supported");
   detail->out = {b.destination(i.operands[0], detail->type)};
   detail->in = {b.source(i.operands[1], detail->type), b.source(i.operands[2], Type::b32)};
   if (b.failed()) return b.fail(i);

@@ -1,7 +1,7 @@
 // wgmma. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 //
-// Each warp issues its quarter when it comes to the instruction; the product may be made once all four have, and after
-// those that the warpgroup issued before.
+// Each warp issues its quarter when it executes the instruction. The product may complete after all four quarters and
+// after the warpgroup's earlier products.
 #include "vgpu/src/machine/instructions/wgmma.h"
 
 #include "vgpu/src/machine/run/execute.h"
@@ -95,9 +95,8 @@ Step wait_op(Context& context, const Op& op) {
   return Step::next;
 }
 
-// Registers of a wgmma must not have been touched since the last wgmma.fence, but for sums that the one before wrote.
-// Where sums were, behind a fence of this stage, the compiler waits for the products before them: it is slow, not
-// wrong.
+// Registers of a wgmma must be untouched since the last wgmma.fence, except accumulators of the preceding wgmma. If
+// accumulators are written after the fence of their stage, the compiler waits for earlier products: slow but right.
 bool check_registers(Context& context, const Op& op, const WgmmaDetail& detail) {
   const Warp& warp = context.warp;
   const uint32_t* const touched = warp.touched.data();
@@ -113,12 +112,12 @@ bool check_registers(Context& context, const Op& op, const WgmmaDetail& detail) 
                     "a register of the product has been touched since the last wgmma.fence (or there was none)");
     else
       context.finds(Rule::late_wgmma_write, op, "",
-                    "a register that the product adds to, or writes, has been touched behind the wgmma.fence");
+                    "a register that the product adds to, or writes, has been accessed after the wgmma.fence");
   }
   for (size_t n = 0; n < detail.a_count && detail.form.a_in_registers; ++n) {
     if (warp.mma_writes[row_of(detail.in[n])] <= warp.groups_waited) continue;
     if (!context.finds(Rule::pending_register, op, "",
-                       "a register of A is written by a wgmma under way: no wgmma.wait_group covers it yet"))
+                       "a register of A is written by an outstanding wgmma: no wgmma.wait_group covers it yet"))
       return false;
   }
   return true;
@@ -188,7 +187,7 @@ units::MatrixTile rows_of(const units::MatrixTile& a, uint32_t warp) {
     d.start += 2 * warp * d.stride;  // groups of 8 rows
     return rows;
   }
-  // Chunks of 8 rows, so many of them side by side in the span of the swizzle.
+  // Chunks of 8 rows, adjacent in the span of the swizzle.
   const uint32_t chunks = d.swizzle == units::MatrixSwizzle::b32 ? 2 : d.swizzle == units::MatrixSwizzle::b64 ? 4 : 8;
   if (d.swizzle == units::MatrixSwizzle::none)
     d.start += 2 * warp * d.stride;
@@ -203,7 +202,7 @@ void add_spans(const units::MatrixTile& tile, int32_t cta, int32_t warp, std::ve
   for (const units::Range& r : ranges) spans->push_back({Memory::shared, cta, r.address, r.bytes, 1, warp});
 }
 
-// An event for each warp; the last one says what all read.
+// Each warp has an event. The last one names all reads.
 void announce(Context& context, const Op& op, const WgmmaDetail& detail, const Wgmma& wgmma) {
   if (context.grid.observer == nullptr) return;
   std::vector<Span> reads;
@@ -268,8 +267,7 @@ bool take_shape(const std::string& word, units::WgmmaForm* form) {
   return std::sscanf(word.c_str(), "m%dn%dk%d", &m, &form->n, &form->k) == 3 && m == 64;
 }
 
-// Behind the operands: scale-d, then for floating point the signs of A and B, then for 16 bits whether each is
-// transposed.
+// The operands are followed by scale-d, then the signs of A and B (floating point), then their transposition (16 bits).
 Status take_flags(Builder& b, const Instruction& i, WgmmaDetail* detail) {
   const auto flag = [&](size_t n) { return static_cast<int64_t>(i.operands[n].bits); };
   units::WgmmaForm& form = detail->form;
@@ -277,7 +275,7 @@ Status take_flags(Builder& b, const Instruction& i, WgmmaDetail* detail) {
   for (size_t n = 4; n < count; ++n)
     if (i.operands[n].kind != Operand::Kind::integer) return b.refuse(i, "its last operands are no constants");
   if (count > 4) {
-    if (count < 6) return b.refuse(i, "it has a number of operands that is not known here");
+    if (count < 6) return b.refuse(i, "this number of operands is not supported");
     for (size_t n = 4; n < 6; ++n)
       if (flag(n) != 1 && flag(n) != -1) return b.refuse(i, "the scales of A and B are 1 or -1");
     form.negate_a = flag(4) == -1;
@@ -285,7 +283,7 @@ Status take_flags(Builder& b, const Instruction& i, WgmmaDetail* detail) {
   }
   const size_t transposed = form.a_in_registers ? 1 : 2;
   if (count > 6) {
-    if (count != 6 + transposed) return b.refuse(i, "it has a number of operands that is not known here");
+    if (count != 6 + transposed) return b.refuse(i, "this number of operands is not supported");
     if (transposed == 2) form.transpose_a = flag(6) != 0;
     form.transpose_b = flag(count - 1) != 0;
   }
@@ -301,7 +299,7 @@ Status mma_async(Builder& b, const Instruction& i, Modifiers& words) {
   const Type d = words.take_type(), a = words.take_type(), bt = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (bt == Type::none || !take_shape(shape, &form) || i.operands.size() < 4)
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   form.d = d == Type::f16 ? units::Sum::f16 : d == Type::s32 ? units::Sum::s32 : units::Sum::f32;
   form.a = format_of(a);
   form.b = format_of(bt);
@@ -325,7 +323,7 @@ Status mma_async(Builder& b, const Instruction& i, Modifiers& words) {
   detail->in.push_back(b.predicate(i.operands[3]));
   for (const Operand& r : i.operands[0].parts) {
     const int32_t reg = b.destination(r, Type::b32);
-    detail->in.push_back(reg);  // what it adds to
+    detail->in.push_back(reg);  // the accumulators
     detail->out.push_back(reg);
     detail->held.push_back(reg);
   }
@@ -357,7 +355,7 @@ Status wgmma_family(Builder& b, const Instruction& i) {
     if (detail->pending == 0) detail->releases = Hold::mma;
     b.emit(wait_op, std::move(detail));
   } else {
-    return b.refuse(i, "this form is not known here");
+    return b.refuse(i, "this form is not supported");
   }
   return {};
 }

@@ -81,7 +81,7 @@ struct Clz {
   static u32 of(u64 a) { return a == 0 ? 64 : static_cast<u32>(__builtin_clzll(a)); }
 };
 template <bool ShiftAmount>
-struct Bfind {  // of signed values: the highest bit that differs from the sign
+struct Bfind {  // for signed values: the highest bit unlike the sign
   template <class T>
   static u32 of(T a) {
     const auto x = static_cast<Unsigned<T>>(a < T{0} ? ~a : a);
@@ -98,7 +98,7 @@ struct Brev {
     return d;
   }
 };
-struct Fns {  // the n-th set bit from base on: n > 0 upwards, n < 0 downwards, 0: base itself
+struct Fns {  // the n-th set bit from base: n > 0 upwards, n < 0 downwards
   static u32 of(u32 mask, u32 base, s32 n) {
     if (base > 31) return ~0u;
     const int step = n < 0 ? -1 : 1;
@@ -110,8 +110,8 @@ struct Fns {  // the n-th set bit from base on: n > 0 upwards, n < 0 downwards, 
     return ~0u;
   }
 };
-// Of 32 bits: position and length are their low bytes, as the ISA says. Of 64 there is no such instruction: the
-// assembler makes shifts of it, which take the whole numbers.
+// For 32 bits, position and length are their low bytes (PTX ISA, "bfe"). No 64-bit instruction exists: the assembler
+// emits shifts, which use the whole numbers.
 struct Bfe {
   template <class T>
   static T of(T a, u32 b, u32 c) {
@@ -163,7 +163,7 @@ struct Lop3 {
   }
 };
 
-struct Prmt {  // the generic form: a nibble of the selector per byte, its top bit copies the sign
+struct Prmt {  // generic form: a nibble per byte, top bit: copies the sign
   static u32 of(u32 a, u32 b, u32 c) {
     const u64 both = u64{b} << 32 | a;
     u32 d = 0;
@@ -221,7 +221,7 @@ void select_sign(const void* a, const void* b, const void* c, void* d) {
   TANDEM_LANES z[i] = w[i] >= 0 ? x[i] : y[i];
 }
 
-// Registers taken apart and put together.
+// Registers split into parts and joined.
 template <int Part, class Whole, class Half>
 struct TakePart {
   static Half of(Whole a) { return static_cast<Half>(a >> (8 * sizeof(Half) * Part)); }

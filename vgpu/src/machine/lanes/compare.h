@@ -43,7 +43,7 @@ struct Ge {
     return a >= b;
   }
 };
-// Of floating point: ne above is true of NaN, PTX's is not.
+// Floating point: C++'s != is true for NaN, PTX's ne is not.
 struct NeOrdered {
   template <class T>
   static bool of(T a, T b) {

@@ -72,9 +72,8 @@ struct RoundReal {
   static f64 of(f64 a) { return integral<Mode>(a); }
 };
 
-// A float64 NaN stays the one it was, made quiet: of two the second operand's, in a fused product the second factor's
-// before the addend's before the first factor's, in a division the dividend's. Where there was none it is the negative
-// one.
+// A float64 NaN keeps its mantissa and becomes quiet. With two NaNs the second operand's is kept. The order is second
+// factor, addend, first factor in a fused product, and dividend first in a division. A new NaN is negative.
 inline f64 quiet(f64 a) { return __builtin_bit_cast(f64, __builtin_bit_cast(u64, a) | 0x0008000000000000u); }
 inline f64 with_nan(f64 result, f64 first, f64 second) {
   if (result == result) return result;

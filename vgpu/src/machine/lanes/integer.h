@@ -14,7 +14,7 @@ inline constexpr T smallest = is_signed<T> ? static_cast<T>(Unsigned<T>{1} << (8
 template <class T>
 inline constexpr T largest = static_cast<T>(~static_cast<Unsigned<T>>(smallest<T>));
 
-// Sums and products wrap: they are made of unsigned values of at least 32 bits.
+// Sums and products wrap: they are computed on unsigned values of at least 32 bits.
 template <class T>
 inline Place<T> bits(T x) {
   return static_cast<Place<T>>(x);
@@ -185,7 +185,7 @@ struct Abs {
   }
 };
 
-// What the hardware's code makes of impossible divisions: all ones, and the dividend as remainder.
+// Hardware returns all ones for impossible divisions, and the dividend as remainder.
 struct Div {
   template <class T>
   static T of(T a, T b) {
@@ -203,7 +203,7 @@ struct Rem {
   }
 };
 
-// The carry: 0 or 1, a row of its own.
+// The carry: 0 or 1, in a separate row.
 struct AddCarry {
   template <class T>
   static T of(T a, T b, u32 carry) {

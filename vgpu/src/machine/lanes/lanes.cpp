@@ -1,5 +1,5 @@
-// One instruction set's row functions. Compiled once per set, with TANDEM_TARGET its name and the flags that allow it
-// (src/CMakeLists.txt).
+// Row functions of one instruction set. The file is compiled once per set, with TANDEM_TARGET as its name and the
+// matching flags (vgpu/src/CMakeLists.txt).
 #include "vgpu/src/machine/lanes/lanes.h"
 
 #include "vgpu/src/machine/lanes/float.h"

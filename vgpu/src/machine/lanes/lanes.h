@@ -15,13 +15,13 @@ struct LaneEntry {
   Action action;
 };
 
-// One instruction set's functions.
+// The functions of one instruction set.
 struct LaneTarget {
   const char* name;
   std::span<const std::span<const LaneEntry>> families;
 };
 
-// Of the best instruction set that this machine has. Shape::none: there is no such form.
+// Looks up a form in the best instruction set of this machine. Shape::none: no such form.
 Action lane_function(const std::string& name);
 
 // The same from a given target; for tests that compare them.

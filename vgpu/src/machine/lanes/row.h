@@ -1,7 +1,7 @@
-// How row functions are written: a function of one lane, mapped over 32. Included once per instruction set.
+// Row functions: a function of one lane, mapped over 32. Each instruction set includes this header once.
 //
-// A 16-bit value has a place of 32 bits and its upper half is zero. Destination and source may be the same row, but
-// rows of different widths never overlap: lanes are independent, and the loops say so.
+// A 16-bit value has a place of 32 bits, and its upper half is zero. Destination and source may be the same row, but
+// rows of different widths never overlap. Lanes are independent, and the loops declare it.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Asynchronous operations: issued by a warp, completed when the schedule says so. Data moves at completion.
+// Asynchronous operations: issued by a warp, completed when the schedule decides. Data moves at completion.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ struct Cluster;
 struct AsyncOp {
   AsyncId id = 0;
   Actor issuer;
-  int blockers = 0;  // what must happen before it may complete: earlier operations, parts not yet issued
+  int blockers = 0;  // conditions before it may complete
   std::vector<std::shared_ptr<AsyncOp>> followers;
   std::function<void()> complete;
-  uint32_t blocks = 0;    // whose shared memory it uses: a mask of ranks in the cluster
+  uint32_t blocks = 0;    // mask of the ranks whose shared memory it uses
   bool outlives = false;  // its block: hardware keeps that until it is done
   bool done = false;
   bool announced = false;  // to the observer, which hears of its completion too
@@ -30,7 +30,7 @@ struct AsyncOp {
 };
 using AsyncRef = std::shared_ptr<AsyncOp>;
 
-// Operations whose end somebody waits for, as a number that falls to 0.
+// The number of operations that a wait covers. It falls to 0.
 struct Progress {
   int left = 0;
 };
@@ -42,7 +42,7 @@ struct Groups {
 };
 struct LaneGroups {
   Groups bulk, cp_async;
-  std::vector<AsyncRef> copies;  // cp.async of this thread that no cp.async.mbarrier.arrive has covered
+  std::vector<AsyncRef> copies;  // cp.async copies that no mbarrier arrive has covered
 };
 
 class AsyncQueue {
@@ -51,17 +51,17 @@ class AsyncQueue {
     grid_ = grid;
     cluster_ = cluster;
   }
-  // Puts it under way; after: operations that complete first. May complete at once.
+  // Issues an operation; after: operations that complete first. It may complete at once.
   AsyncRef issue(const Actor& issuer, std::function<void()> complete, const std::vector<AsyncRef>& after = {},
                  int parts = 0);
-  // One of its parts has been issued.
+  // Records that a part of it has been issued.
   void unblock(const AsyncRef& op);
   bool empty() const { return under_way_.empty(); }
-  // One that uses the shared memory of these blocks, and does not outlive them; null: none.
+  // Finds an operation that uses the shared memory of these blocks and must not outlive them; null: none.
   AsyncRef find(uint32_t blocks) const;
-  // Between turns: what the schedule wants to complete by itself.
+  // Between turns: completes the operations that the schedule chooses.
   void advance(Random* random);
-  // Nobody can go on: completes one. False: nothing can be completed.
+  // Completes an operation when no warp can proceed. False: none is outstanding.
   bool force(Random* random);
   // Completes it and all it waits for.
   void finish(const AsyncRef& op);

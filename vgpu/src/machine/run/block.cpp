@@ -9,7 +9,7 @@
 namespace tandem::vgpu::machine {
 namespace {
 
-constexpr std::byte kNobodysData{0xff};  // shared memory before the first write: NaN in every format that has one
+constexpr std::byte kNobodysData{0xff};  // shared memory before the first write: NaN in every format
 
 uint64_t workspace_of(const Grid& grid) { return reinterpret_cast<uintptr_t>(grid.code->workspace.get()); }
 
@@ -213,7 +213,7 @@ void end_block(Block& block) {
   if (const AsyncRef op = block.cluster->async.find(1u << block.rank); op) {
     report(grid, op->issuer, Rule::live_at_exit, "",
            "block " + std::to_string(block.cta) +
-               " has ended, but this operation, which uses its shared memory, is still under way");
+               " has ended, but this operation, which uses its shared memory, is still outstanding");
   }
   uint32_t columns = 0;
   for (const bool used : block.tmem_used) columns += used ? 32 : 0;

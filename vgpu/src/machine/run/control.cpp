@@ -1,4 +1,4 @@
-// Divergence: fragments of a warp, and where they meet again.
+// Divergence: fragments of a warp, and their rejoining.
 #include "base/text.h"
 #include "vgpu/src/machine/run/execute.h"
 
@@ -70,7 +70,7 @@ bool break_joins(Warp& warp) {
   bool any = false;
   for (Join& join : warp.joins) {
     if (join.lanes == 0 || join.arrived == 0) continue;
-    int32_t parent = join.parent;  // those at the same place do not wait for them either
+    int32_t parent = join.parent;  // fragments at the same place do not wait for them either
     for (; parent >= 0 && warp.joins[static_cast<size_t>(parent)].pc == join.pc;
          parent = warp.joins[static_cast<size_t>(parent)].parent)
       warp.joins[static_cast<size_t>(parent)].lanes &= ~join.arrived;
@@ -86,7 +86,7 @@ void exit_lanes(Context& context, const Op& op, uint32_t lanes) {
   Warp& warp = context.warp;
   if (context.grid.observer != nullptr) context.grid.observer->exits({context.block.cta, warp.index, lanes, op.source});
   warp.alive &= ~lanes;
-  // Threads that have ended count as arrived at the cluster barrier, those that had arrived as well: once.
+  // Threads that have ended count as arrived at the cluster barrier, once each.
   TANDEM_EACH_LANE(lane, lanes & warp.cluster_arrived)
   if (warp.cluster_generation[lane] == context.cluster.barrier_generation) --context.cluster.barrier_arrived;
   warp.cluster_arrived &= ~lanes;

@@ -11,7 +11,7 @@ namespace tandem::vgpu::machine {
 Step execute(Grid& grid, Warp& warp, Fragment& fragment, int64_t* budget);
 
 // control.cpp
-// The lanes `taken` of the fragment go to target, the others to the next op; they meet again at join (-1: nowhere).
+// The lanes `taken` of the fragment continue at target, the rest at the next op. They rejoin at join (-1: nowhere).
 void diverge(Warp& warp, Fragment& fragment, uint32_t taken, int32_t target, int32_t join);
 // At a join op. False: the fragment is no more, its lanes wait for others.
 bool rejoin(Warp& warp, Fragment& fragment, int32_t pc);
@@ -19,17 +19,18 @@ void exit_lanes(Context& context, const Op& op, uint32_t lanes);
 // Lets lanes go on that wait at a join for others: those may need them.
 bool break_joins(Warp& warp);
 Fragment& new_fragment(Warp& warp, uint32_t mask, int32_t pc, int32_t join);
-// Each group of lanes but the first becomes a fragment of its own. All of them execute the same op again.
+// Each group of lanes except the first becomes a separate fragment. All of them execute the same op again.
 Step split_fragment(Context& context, std::span<const uint32_t> groups);
 
-// What lanes that have exited are to an .aligned instruction. PTX wants all threads of the warp; but a barrier does
-// without those that have left, and hardware does most others for the warp as a whole. Not those that take registers of
-// all lanes: products, and matrices in shared memory.
+// The effect of exited lanes on an .aligned instruction. PTX requires all threads of the warp. A barrier ignores exited
+// threads, and hardware executes most other instructions for the warp as a whole. Products and matrices in shared
+// memory take registers of all lanes, so they need every lane.
 enum class Exited : uint8_t { do_not_matter, matter_by_the_letter, matter };
-// Whether all lanes of the warp are here, as .aligned wants it; reports if not. False: the run ends.
+// True if all lanes of the warp execute the op together, as .aligned requires. Otherwise it reports. False: the run
+// ends.
 bool is_whole(Context& context, const Op& op, Exited exited = Exited::matter_by_the_letter);
-// Waits until the lanes of members are all at this op (with any_place: at an op of the same function). ready: the
-// caller is the last; it acts for all of them, and release() lets the others go on behind their op.
+// Waits until all lanes of members are at this op (with any_place: at an op of the same function). True: the caller is
+// the last, and acts for all of them. release_lanes() lets the rest continue after their op.
 bool gather_lanes(Context& context, const Op& op, uint32_t members, bool any_place, uint32_t* present);
 void release_lanes(Context& context, const Op& op, uint32_t lanes);
 
@@ -41,7 +42,7 @@ Turn take_turn(Cluster& cluster, int64_t budget);
 void report_deadlock(Cluster& cluster);
 std::string stuck_table(const Cluster& cluster);
 
-// held.cpp: registers that a matrix product or tensor memory load under way reads or writes.
+// held.cpp: registers that an outstanding matrix product or tensor memory load reads or writes.
 void check_held(Context& context, const Op& op);
 bool rename_held(Context& context, const Op& op);  // a copy of a register that will be written: true: done
 

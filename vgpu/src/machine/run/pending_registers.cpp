@@ -29,13 +29,13 @@ void check(Context& context, const Op& op, int32_t at, bool writes) {
   if (h.mma_write) write_sums(context.block, static_cast<size_t>(context.warp.index / 4));
   if (h.mma_write || (writes && h.mma_read)) {
     context.finds(Rule::pending_register, op, "",
-                  std::string(writes ? "the instruction writes a register that a wgmma under way "
-                                     : "the instruction reads a register that a wgmma under way ") +
+                  std::string(writes ? "the instruction writes a register that an outstanding wgmma "
+                                     : "the instruction reads a register that an outstanding wgmma ") +
                       (h.mma_write ? "writes" : "reads") + ": no wgmma.wait_group covers it yet");
     return;
   }
   if (!h.tmem_load) return;
-  // The compiler orders it: the values are there, and one finding by the letter tells of them.
+  // The compiler orders the write: the values are there, and a finding by the letter reports it.
   for (const auto& load : context.warp.tmem_pending_ops) context.cluster.async.finish(load);
   context.warp.loads_waited = context.warp.loads_issued;
   context.finds(Rule::pending_load, op, "",
@@ -70,7 +70,7 @@ bool rename_held(Context& context, const Op& op) {
   warp.mma_writes[to] = warp.mma_writes[from];
   Warpgroup& group = *warp.block->warpgroups[static_cast<size_t>(warp.index / 4)];
   const int member = warp.index % 4;
-  // The newest wgmma under way that writes it, or a copy of it.
+  // The newest outstanding wgmma that writes the register, or a copy of it.
   for (auto at = group.under_way.rbegin(); at != group.under_way.rend(); ++at) {
     if ((at->issued_by >> member & 1) == 0) continue;
     bool writes = writes_register(*at, op.a);
@@ -79,7 +79,7 @@ bool rename_held(Context& context, const Op& op) {
     at->copies.push_back({member, op.a, op.d, context.mask});
     return true;
   }
-  // Its product is made already.
+  // Its product is complete.
   write_sums(*warp.block, static_cast<size_t>(warp.index / 4));
   const uint32_t* a = context.row(op.a);
   uint32_t* d = context.row(op.d);

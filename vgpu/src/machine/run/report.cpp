@@ -1,4 +1,4 @@
-// Findings: to the observer; those that nothing can go on behind end the run.
+// Findings go to the observer. A fatal finding ends the run.
 #include "vgpu/src/machine/run/execute.h"
 
 namespace tandem::vgpu::machine {

@@ -5,7 +5,7 @@
 
 namespace tandem::vgpu::machine {
 
-// Where the lanes of an op touch memory.
+// Addresses that the lanes of an op access.
 struct Places {
   std::byte* at[kLanes];
   uint64_t address[kLanes];  // as observers have it
@@ -16,14 +16,14 @@ struct Places {
   const StoredValues* stored = nullptr;                      // for observers; null: not a weak store
 };
 
-// What an access does, for checks and observers.
+// Properties of an access for checks and observers.
 struct AccessForm {
   ptx::Space space = ptx::Space::generic;
   bool cluster = false;  // shared::cluster: the address has the rank of a block
   bool reads = false, writes = false, atomic = false;
   Order order = Order::weak;
   Scope scope = Scope::gpu;
-  uint32_t bytes = 0;  // of a lane
+  uint32_t bytes = 0;  // bytes of a lane
   uint32_t alignment = 1;
 };
 
@@ -31,7 +31,7 @@ struct AccessForm {
 bool resolve(Context& context, const Op& op, const AccessForm& form, int32_t address, bool wide, int64_t offset,
              Places* places);
 
-// One shared address, window or not: the block it is in and the offset. own: a rank of zero means the own block.
+// A shared address with or without window: its block and offset. own: rank 0 means the own block.
 struct SharedPlace {
   Block* block = nullptr;
   uint32_t offset = 0;
@@ -39,7 +39,7 @@ struct SharedPlace {
 // False: there is no such memory; reported as fatal.
 bool resolve_shared(Context& context, const Op& op, uint64_t address, bool cluster, uint32_t bytes, SharedPlace* place);
 
-// One generic (or global, or parameter) address, for bytes that are only read: tensor maps. Null: reported as fatal.
+// Resolves a generic, global or parameter address of bytes that are only read: tensor maps. Null: reported as fatal.
 const std::byte* resolve_constant(Context& context, const Op& op, uint64_t address, uint32_t bytes);
 
 }  // namespace tandem::vgpu::machine

@@ -12,8 +12,8 @@ namespace tandem::vgpu {
 namespace machine {
 namespace {
 
-constexpr int64_t kTurn = 400'000;  // ops that a cluster executes before another that is resident has its turn
-// Where the placement is random: short ones, for clusters that begin together.
+constexpr int64_t kTurn = 400'000;  // ops of a cluster before the turn of another resident one
+// Turn lengths under random placement: short, for clusters that begin together.
 constexpr uint32_t kShortTurn = 40'000, kBeside = 8;
 
 int64_t product(const gpu::Dim3& d) { return int64_t{d.x} * d.y * d.z; }
@@ -80,8 +80,8 @@ int32_t launch_registers(const ptx::Function& f, const Model& model, int64_t thr
   return static_cast<int32_t>(std::min<int64_t>(255, model.registers_per_sm / rounded / 8 * 8));
 }
 
-// One host thread: its resident clusters take turns. More than the placement asks for are resident only when those that
-// are wait for others.
+// A host thread whose resident clusters take turns. Clusters beyond the placement's number become resident only if the
+// present ones wait for others.
 class Worker {
  public:
   Worker(Grid* grid, int32_t most, int32_t index)
@@ -119,7 +119,7 @@ class Worker {
   bool more_left() const { return grid_->begun.load() < grid_->cluster_count; }
   int64_t turn_length() { return grid_->options.placement == 0 ? kTurn : 1 + random_.below(kShortTurn); }
 
-  // False: there is none left.
+  // False: no cluster is left.
   bool start() {
     const int32_t index = grid_->take_cluster();
     if (index < 0) return false;

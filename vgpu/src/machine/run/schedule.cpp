@@ -1,4 +1,4 @@
-// Which schedule a number stands for.
+// The schedule of each number.
 #include "vgpu/src/machine/machine.h"
 
 namespace tandem::vgpu {

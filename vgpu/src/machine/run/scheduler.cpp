@@ -1,4 +1,5 @@
-// Who executes next: warps of a cluster in turns, their fragments in turns, and asynchronous operations between them.
+// The scheduler: warps of a cluster take turns, their fragments take turns, and asynchronous operations complete in
+// between.
 #include <utility>
 
 #include "vgpu/src/machine/run/execute.h"
@@ -7,9 +8,9 @@ namespace tandem::vgpu::machine {
 namespace {
 
 constexpr int64_t kSlice = 2000;  // ops that a fragment executes before another has its turn
-// Ops executed without an event: whoever executes them is probably waiting for something, and is so for sure.
+// Ops executed without an event. Above the first limit a fragment is probably waiting, above the second one surely.
 constexpr int64_t kIdle = 40'000, kStarving = 1'000'000;
-constexpr int kHopelessRounds = 3;  // of waits that were told that their time is up
+constexpr int kHopelessRounds = 3;  // rounds in which waits have ended by their time limit
 
 int64_t slice_length(Cluster& cluster) {
   if (cluster.grid->options.schedule.seed == 0) return kSlice;
@@ -17,7 +18,7 @@ int64_t slice_length(Cluster& cluster) {
   return cluster.random.below(4) == 0 ? 1 + cluster.random.below(16) : 1 + cluster.random.below(2 * kSlice);
 }
 
-// One slice of every fragment of the warp that there is now. True: something was executed.
+// Executes one slice of every present fragment of the warp. True: an op was executed.
 bool run_warp(Cluster& cluster, Warp& warp, int64_t* executed) {
   bool any = false;
   const int count = warp.fragment_count;
@@ -49,7 +50,7 @@ bool end_waits(Cluster& cluster) {
   return any;
 }
 
-// Nobody can go on. False: for ever.
+// No fragment can proceed. False: permanently.
 bool unstick(Cluster& cluster) {
   if (cluster.async.force(&cluster.random)) return true;
   bool any = false;

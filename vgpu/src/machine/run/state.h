@@ -1,4 +1,4 @@
-// What a grid in execution consists of: Grid > Cluster > Block > Warp > Fragment.
+// The state of a running grid: Grid > Cluster > Block > Warp > Fragment.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "vgpu/src/machine/address.h"
@@ -29,7 +30,7 @@ struct Block;
 struct Warp;
 struct Warpgroup;
 
-// What a fragment waits for; a and b are as deadlock.cpp prints them.
+// The condition that a fragment waits for. deadlock.cpp prints a and b.
 enum class WaitKind : uint8_t {
   none,
   lanes,
@@ -54,13 +55,13 @@ struct Fragment {
   uint32_t mask = 0;  // 0: not in use
   int32_t pc = 0;
   int32_t join = -1;        // the record of the divergence that it came from
-  bool tried = false;       // the op at pc has been tried and must wait; `state` is what it keeps until then
-  bool time_is_up = false;  // it must not wait any longer: an mbarrier.try_wait returns false
+  bool tried = false;       // the op at pc must wait; `state` belongs to it
+  bool time_is_up = false;  // the wait must end: an mbarrier.try_wait returns false
   uint64_t state = 0;
   Wait wait;
 };
 
-// A divergence: the lanes that meet again at pc, and those that are there.
+// A divergence: the lanes that rejoin at pc, and the lanes that have arrived.
 struct Join {
   int32_t pc = -1;
   int32_t parent = -1;
@@ -75,37 +76,38 @@ struct Warp {
   std::vector<std::byte> local;  // kLanes times Code::local_bytes
   std::array<Fragment, kLanes> fragments;
   std::array<Join, kLanes + 1> joins;
-  int32_t next_fragment = 0;  // whose turn it is
+  int32_t next_fragment = 0;  // the next fragment to execute
   int32_t fragment_count = 0;
   uint64_t executed = 0;  // ops
   int64_t clock_reads = 0;
-  int32_t thread_registers = 0;  // of each of its threads: setmaxnreg
+  int32_t thread_registers = 0;  // registers of each thread: setmaxnreg
   size_t reallocations = 0;      // setmaxnregs that it has executed
 
   // Registers that asynchronous operations hold, by row of 32 * 4 bytes: the group or number after which they are free.
   std::vector<uint32_t> mma_writes, mma_reads, tmem_loads;
-  uint32_t groups_committed = 0, groups_waited = 0;  // of wgmma; the open group has the next number
-  uint32_t loads_issued = 0, loads_waited = 0;       // of tcgen05.ld
+  uint32_t groups_committed = 0, groups_waited = 0;  // wgmma groups; the open group has the next number
+  uint32_t loads_issued = 0, loads_waited = 0;       // tcgen05.ld operations
   std::vector<uint64_t> commit_marks;                // by group: how many wgmmas had been issued
   uint64_t mma_issued = 0;
   uint32_t fences = 0;            // wgmma.fence so far
   uint32_t fences_at_wait = 0;    // how many there were at the last wait for products
-  std::vector<uint32_t> touched;  // by row: how many there had been when another instruction last touched it
+  std::vector<uint32_t> touched;  // by row: their number when another op last touched it
   bool holds = false;             // some register may be held
-  std::vector<uint32_t> written;  // of registers that may be unwritten (Code::uses): the lanes that have written each
+  std::vector<uint32_t> written;  // lanes that have written each Code::may_be_unwritten
 
   // By lane.
-  std::array<uint32_t, kLanes> cluster_generation{};            // of its last barrier.cluster.arrive
+  std::array<uint32_t, kLanes> cluster_generation{};            // generation of the last barrier.cluster.arrive
   uint32_t cluster_arrived = 0;                                 // lanes that have arrived and not waited
   std::vector<LaneGroups> lane_groups;                          // bulk and cp.async groups; empty until the first
-  std::vector<AsyncRef> tmem_pending_ops, tmem_pending_stores;  // tcgen05.ld and .st under way
+  std::vector<std::pair<uint32_t, AsyncRef>> last_commits;      // tcgen05.commit, by the lane that issued it
+  std::vector<AsyncRef> tmem_pending_ops, tmem_pending_stores;  // outstanding tcgen05.ld and .st
 };
 
 struct NamedBarrier {
   uint32_t expected = 0, arrived = 0;  // threads
   uint32_t generation = 0;
-  uint32_t count = 0, all = 1, any = 0;                 // of a reduction, while it is being made
-  uint32_t last_count = 0, last_all = 0, last_any = 0;  // of the last generation
+  uint32_t count = 0, all = 1, any = 0;                 // state of the current reduction
+  uint32_t last_count = 0, last_all = 0, last_any = 0;  // result of the last generation
   bool all_threads = false;                             // no count was given
 };
 
@@ -117,7 +119,7 @@ struct Mbarrier {
   uint64_t phase = 0;
 };
 
-// A tcgen05 operation under way.
+// An outstanding tcgen05 operation.
 struct TensorOp {
   AsyncKind kind = AsyncKind::tcgen05_mma;
   AsyncRef op;
@@ -136,29 +138,29 @@ struct Block {
   std::array<NamedBarrier, 16> named;
   std::vector<Mbarrier> mbarriers;
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;
-  int32_t register_pool = 0;  // setmaxnreg: registers that nobody has
+  int32_t register_pool = 0;  // setmaxnreg: free registers
 
   std::unique_ptr<units::TensorMemory> tensor_memory;
   std::array<bool, 16> tmem_used{};  // by 32 columns
   bool tmem_relinquished = false;
-  int32_t cta_group = 0;             // of its tcgen05 instructions so far
-  uint64_t pair_steps = 0;           // allocations and the like that it has come to with the other block of its pair
-  std::vector<uint32_t> tmem_given;  // columns allocated for it, not yet told
-  std::vector<TensorOp> tensor_ops;  // of the pair: in the block of even rank
+  int32_t cta_group = 0;             // value in its tcgen05 instructions
+  uint64_t pair_steps = 0;           // allocations that the block has reached with its peer
+  std::vector<uint32_t> tmem_given;  // columns allocated for it, not returned yet
+  std::vector<TensorOp> tensor_ops;  // operations of the pair, in the block of even rank
 };
 
 struct Cluster {
   Grid* grid = nullptr;
   int32_t index = 0;  // linear in the grid
   std::vector<Block> blocks;
-  std::vector<Warp*> warps;  // of all blocks
+  std::vector<Warp*> warps;  // warps of all blocks
   AsyncQueue async;
   Random random;
   size_t next_warp = 0;
   int32_t threads_alive = 0;
   uint32_t barrier_generation = 0;
   int32_t barrier_arrived = 0;
-  uint64_t events = 0;  // changes that somebody may wait for
+  uint64_t events = 0;  // changes that may end a wait
   uint64_t executed = 0;
   int64_t idle = 0, starving = 0;  // ops executed without an event
   int32_t hopeless = 0;            // rounds of waits that were ended
@@ -172,10 +174,10 @@ struct Grid {
   bool traced = false, cooperative = false;
   gpu::Dim3 grid, block, cluster;
   uint32_t dynamic_shared = 0;
-  uint32_t window_bytes = 0;  // of a block's shared window
+  uint32_t window_bytes = 0;  // bytes of a block's shared window
   std::vector<std::byte> parameters;
-  int32_t threads = 0, warps = 0;  // of a block
-  int32_t launch_registers = 0;    // of a thread
+  int32_t threads = 0, warps = 0;  // threads and warps of a block
+  int32_t launch_registers = 0;    // registers of a thread
 
   int32_t cluster_count = 0, cluster_blocks = 1;
   std::atomic<int32_t> begun{0};  // clusters that have begun, or been taken over
@@ -187,18 +189,18 @@ struct Grid {
   Status status;
 
   void stop(std::string sentence);
-  // The next cluster that has not begun; -1: there is none.
+  // The next cluster that has not begun; -1: none.
   int32_t take_cluster();
 };
 
-// Where an op is executed.
+// The objects that execute an op.
 struct Context {
   Grid& grid;
   Cluster& cluster;
   Block& block;
   Warp& warp;
   Fragment& fragment;
-  uint32_t mask;  // lanes that execute the op: those of the fragment whose guard holds
+  uint32_t mask;  // lanes of the fragment whose guard holds
 
   template <class T = uint32_t>
   T* row(int32_t at) const {
@@ -217,7 +219,7 @@ struct Context {
   }
 };
 
-// The same from an asynchronous operation, which nobody executes.
+// The same for an asynchronous operation, which no fragment executes.
 bool report(Grid& grid, const Actor& actor, Rule rule, std::string subject, std::string message, bool fatal = false);
 
 // Lowest lane of a mask.

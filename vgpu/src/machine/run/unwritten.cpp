@@ -1,5 +1,5 @@
-// Registers that are read before anybody has written them. Decoding has found which may be (decode/unwritten.cpp); here
-// they are looked at lane by lane.
+// Registers that are read before they are written. Decoding has found the candidates (decode/unwritten.cpp); this file
+// checks them lane by lane.
 #include "vgpu/src/machine/run/execute.h"
 
 namespace tandem::vgpu::machine {
@@ -12,7 +12,7 @@ void check_written(Context& context, const Op& op) {
     if (missing == 0) return;
     report(context.grid, {context.block.cta, context.warp.index, missing, op.source}, Rule::unwritten_register,
            "register " + context.grid.code->may_be_unwritten[static_cast<size_t>(number)],
-           "it is read, but nobody has written it");
+           "it is read, but no instruction has written it");
   };
   if (use.guard >= 0) read(use.guard, context.fragment.mask);
   uint32_t lanes = context.mask;

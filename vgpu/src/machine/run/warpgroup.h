@@ -14,7 +14,7 @@ namespace tandem::vgpu::machine {
 struct Block;
 struct WgmmaDetail;
 
-// A copy of a register that a wgmma will write, made while it was under way: done once it is complete.
+// A copy of a register that an outstanding wgmma will write. It is performed when the wgmma completes.
 struct LateCopy {
   int warp = 0;  // in the warpgroup
   int32_t from = 0, to = 0;
@@ -32,20 +32,20 @@ struct Wgmma {
   AsyncRef op;
 };
 
-// A setmaxnreg as the first warp to come to it has it. PTX wants the others to execute the same.
+// A setmaxnreg of the first warp that executes it. PTX requires an equal one in the other warps.
 struct Reallocation {
   int32_t count = 0;   // registers of a thread
-  int32_t source = 0;  // of the op
-  uint32_t warps = 0;  // that have executed it
+  int32_t source = 0;  // instruction of the op
+  uint32_t warps = 0;  // warps that have executed it
 };
 
 struct Warpgroup {
   std::deque<Wgmma> under_way;  // not complete, in order
-  uint64_t completed = 0;       // of all that were ever issued
+  uint64_t completed = 0;       // products completed, of all ever issued
 
-  // Products that follow each other mostly add to the same sums. Nobody may read these registers before a wait, which
-  // is when they are written; those who do all the same call write_sums() first.
-  const WgmmaDetail* unwritten = nullptr;  // whose sums are here only
+  // Consecutive products usually add to the same accumulators, which are written to registers at a wait. An access
+  // before a wait calls write_sums() first.
+  const WgmmaDetail* unwritten = nullptr;  // product whose accumulators are only here
   std::vector<float> sums;
 
   std::vector<Reallocation> reallocations;

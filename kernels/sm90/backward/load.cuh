@@ -13,15 +13,20 @@ TANDEM_DEVICE int next_tile(const BackwardParams& p, SharedStorage<T>& s, u32 ti
   }
 }
 
+// Keys or values from a row on.
+struct KeyRows {
+  const TensorMap* map;
+  int first_key, head, batch;
+};
+
 // Loads the CTA's keys or values with this number of columns.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void load_keys(u16* to, const TensorMap* map, u64* full, int columns, int first_key, int head,
-                             int batch) {
+TANDEM_DEVICE void load_keys(u16* to, const KeyRows& from, u64* full, int columns) {
 #pragma unroll 1
   for (int c = 0; c < columns; c += 64) {
 #pragma unroll
     for (int row = 0; row < T.cta_keys(); row += T.k_box())
-      tma_load(to + c * T.cta_keys() + row * 64, map, full, c, first_key + row, head, batch);
+      tma_load(to + c * T.cta_keys() + row * 64, from.map, full, c, from.first_key + row, from.head, from.batch);
   }
 }
 
@@ -68,7 +73,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, SharedStorage<T>& s) {
     u32 bytes = sizeof s.k;
     if constexpr (T.cluster2()) bytes += sizeof s.cluster2.k;
     mbarrier_expect_tx(&s.k_full, bytes);
-    load_keys<T>(s.k, &p.k, &s.k_full, T.head_dim, first_key, tile.head_k, sequence.batch);
+    load_keys<T>(s.k, {&p.k, first_key, tile.head_k, sequence.batch}, &s.k_full, T.head_dim);
     if constexpr (T.cluster2()) {
       const int other_key = first_of_all + (rank ^ 1) * T.cta_keys();
 #pragma unroll 1
@@ -77,7 +82,7 @@ TANDEM_DEVICE void load(const BackwardParams& p, SharedStorage<T>& s) {
                  sequence.batch);
     }
     mbarrier_expect_tx(&s.v_full, sizeof s.v);
-    load_keys<T>(s.v, &p.v, &s.v_full, T.head_dim_v, first_key, tile.head_k, sequence.batch);
+    load_keys<T>(s.v, {&p.v, first_key, tile.head_k, sequence.batch}, &s.v_full, T.head_dim_v);
 #pragma unroll 1
     while (steps.left > 0) next_step();
     ++tile_idx;

@@ -61,15 +61,15 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     if constexpr (T.captured_per_score) {
       make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, prefetched, tile, rings, at);
     } else {
-      if constexpr (Order::kDvFirst) mma_dv(dv, probabilities, tile, rings);
+      if (Order::kDvFirst) mma_dv(dv, probabilities, tile, rings);
       make_ds(dp, scores, prefetched, tile, rings);
       if constexpr (T.captured_per_tile) sum = sum_of(dp);
       pack_all<T>(ds, dp);
     }
     wait_ds(rings.steps - 1);
     [[maybe_unused]] bool queries_there = false, dout_there = false;
-    if constexpr (Order::kAsksQueries) queries_there = mbarrier_test(&s.q_full[rings.q_next.index], rings.q_next.phase);
-    if constexpr (Order::kAsksDout) {
+    if (Order::kAsksQueries) queries_there = mbarrier_test(&s.q_full[rings.q_next.index], rings.q_next.phase);
+    if (Order::kAsksDout) {
       PipelineState<T.dout_stages> next = rings.dout;
       next.advance();
       dout_there = mbarrier_test(&s.dout_full[next.index], next.phase);
@@ -77,18 +77,18 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     if constexpr (T.ds_stages() == 2) mbarrier_wait(&s.bias.dq_made, (rings.steps & 1) ^ 1);  // previous iteration
     store_fragments(shared_address(s.ds[rings.ds_slot]), ds, tile);
     float dq[T.dq_columns() / 2];
-    if constexpr (Order::kFence == Order::Fence::first) signal_ds();
+    if (Order::kFence == Order::Fence::first) signal_ds();
     mma_dq(dq, tile, rings.ds_before);
-    if constexpr (!Order::kDvFirst) mma_dv(dv, probabilities, tile, rings);
-    if constexpr (Order::kFence == Order::Fence::between) signal_ds();
+    if (!Order::kDvFirst) mma_dv(dv, probabilities, tile, rings);
+    if (Order::kFence == Order::Fence::between) signal_ds();
     mma_dk(dk, ds, tile, rings);
-    if constexpr (Order::kFence == Order::Fence::last) signal_ds();
+    if (Order::kFence == Order::Fence::last) signal_ds();
     if constexpr (T.captured_per_tile) {
       // opaque(): derived values would be kept over all iterations and spill.
       add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, opaque(tile.n_block), sum);
     }
     if constexpr (T.captured_per_score) sums.store(tile.p, tile.place(at.head, 0, 0));
-    if constexpr (Order::kDrawsAhead) {
+    if (Order::kDrawsAhead) {
       at.advance();
       if (more) draw_dropout_mask(prefetched, tile, at);
     }
@@ -98,7 +98,7 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     arrive(&s.dout_empty[rings.dout.index]);
     if constexpr (T.ds_stages() == 2) arrive(&s.bias.dq_made);
     rings.dout.advance();
-    if constexpr (!Order::kDrawsAhead) at.advance();
+    if (!Order::kDrawsAhead) at.advance();
     prefetch_iteration(prefetched, tile, at);
     if (Order::kScoresAhead && !Order::kDqFirst && more) mma_s(scores, tile, rings, at.m_block, true, queries_there);
     if (warp_any(previous)) accumulate_dq(dq, tile, rings.steps - 1);
@@ -109,16 +109,16 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
       rings.q.advance();
     };
     if (more) {
-      if constexpr (Order::kDkFirst) {
+      if (Order::kDkFirst) {
         wgmma_wait<Order::kScoresAhead ? 1 : 0>();
         dk_is_made();
       }
-      if constexpr (!Order::kScoresAhead) mma_s(scores, tile, rings, at.m_block);
+      if (!Order::kScoresAhead) mma_s(scores, tile, rings, at.m_block);
       mma_dp(dp, prefetched, tile, rings, at.m_block, dout_there);
-      if constexpr (!Order::kDrawsAhead) draw_dropout_mask(prefetched, tile, at);
+      if (!Order::kDrawsAhead) draw_dropout_mask(prefetched, tile, at);
       evaluate_mask_mod(prefetched, tile, at);
       wgmma_wait<1>();
-      if constexpr (!Order::kDkFirst) dk_is_made();
+      if (!Order::kDkFirst) dk_is_made();
       probabilities_and_dp(rings.steps + 1);
     } else {
       wgmma_wait<0>();

@@ -41,7 +41,7 @@ struct BackwardKernel {
   int dq_semaphores;                       // per m_block
   int dkv_floats = 0, dkv_accum_ctas = 0;  // per split: size of the sums, CTAs that convert them
   int dkv_semaphores = 0;                  // per n_block and CTA, if heads accumulate into one sum
-  bool spt;                                // device/n_block_work.cuh
+  bool spt;                                // device/m_block_iterator.cuh
   bool single_n_block = false;             // the main kernel stores dq
   bool ds_gmem = false;                    // dS goes to global memory
   bool short_q = false;                    // per head

@@ -68,12 +68,12 @@ TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int inde
 #pragma unroll
       for (int i = 0; i < 2; ++i) held[i] = hold_row<T>(p, rows.tile(), rows.own_row(i));
     }
-    const Fragments<T> fragments{queries, scores, out, probabilities, keep_mask, shown, held};
+    const Fragments<T> fragments{queries, scores, out, probabilities, keep_mask, shown, held, constants};
     FragmentSoftmax<T.f16> softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
-    mainloop_first(fragments, w, rows, at, n_block, softmax, constants);
-    mainloop(fragments, w, rows, at, n_block, softmax, constants);
+    mainloop_first(fragments, w, rows, at, n_block, softmax);
+    mainloop(fragments, w, rows, at, n_block, softmax);
     finish(fragments, inverse, w, rows, softmax);
 
     if constexpr (T.bounded_left && !T.block_mask) {

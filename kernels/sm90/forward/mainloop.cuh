@@ -6,8 +6,8 @@
 // The first iteration of a tile, with its last n_block.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void mainloop_first(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows,
-                                  const NBlockSteps<T>& at, int n_block, FragmentSoftmax<T.f16>& softmax,
-                                  const ScoreConstants<T>& constants) {
+                                  const NBlockSteps<T>& at, int n_block, FragmentSoftmax<T.f16>& softmax) {
+  const ScoreConstants<T>& constants = f.constants;
   w.wait_k();
   if (T.pingpong) tma_store_wait_read();  // last result; the pingpong order publishes this
   w.pingpong_wait();
@@ -19,7 +19,7 @@ TANDEM_DEVICE void mainloop_first(const Fragments<T>& f, Warpgroup<T>& w, const 
   wgmma_wait<0>();
   fence_operand(f.scores);
   w.release_k();
-  mod_and_mask(f, w, rows, at, n_block, constants, true);
+  mod_and_mask(f, w, rows, at, n_block, true);
   softmax.update_max(f.scores, constants.scale_log2, constants.threshold);
   next.hold(rows, at);
   softmax.template exponentials<0, T.tile_n / 2>(f.scores, constants.scale_log2);
@@ -30,7 +30,8 @@ TANDEM_DEVICE void mainloop_first(const Fragments<T>& f, Warpgroup<T>& w, const 
 // The remaining iterations, each with the PV product of the preceding one.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows, NBlockSteps<T>& at,
-                            int& n_block, FragmentSoftmax<T.f16>& softmax, const ScoreConstants<T>& constants) {
+                            int& n_block, FragmentSoftmax<T.f16>& softmax) {
+  const ScoreConstants<T>& constants = f.constants;
   const Sm90Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
   // Lanes exchange the bits of the dropout mask. An exchange after products stalls until the tensor core has accepted
@@ -67,7 +68,7 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
       const bool masks = masked && hides<T>(at, n_block);
       caps_late = !strict && !__any_sync(~0u, masks || !(bound < rows.p.softcap_near_product));
     }
-    if (!caps_late) mod_and_mask(f, w, rows, at, n_block, constants, masked);
+    if (!caps_late) mod_and_mask(f, w, rows, at, n_block, masked);
     if (strict) softmax.update_max(f.scores, scale_log2, threshold);
     next.hold(rows, at);
     // Some exponentials overlap p v, the rest overlap the packing. ptxas would wait for p v before all of them; a

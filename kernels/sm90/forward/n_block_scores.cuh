@@ -29,7 +29,7 @@ constexpr int kKeepGroup = 32;  // registers per word of the mask
 template <Sm90ForwardConfig T>
 constexpr int kKeepMaskWords = (T.tile_n / 2 + kKeepGroup - 1) / kKeepGroup;
 
-// References to compute()'s arrays.
+// References to compute()'s arrays, and constants.
 template <Sm90ForwardConfig T>
 struct Fragments {
   const typename Warpgroup<T>::QFragments& queries;
@@ -39,6 +39,7 @@ struct Fragments {
   u32 (&keep_mask)[kKeepMaskWords<T>];
   u32 (&shown)[kShownNumbers<T>];
   const HeldRow<T> (&held)[2];
+  const ScoreConstants<T>& constants;
 };
 
 template <Sm90ForwardConfig T>
@@ -59,14 +60,13 @@ TANDEM_DEVICE bool hides(const NBlockSteps<T>& at, int n_block) {
 // Applies score options and masks. masked: some rows may not see some of the keys.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows,
-                                const NBlockSteps<T>& at, int n_block, const ScoreConstants<T>& constants,
-                                bool masked) {
+                                const NBlockSteps<T>& at, int n_block, bool masked) {
   const ForwardParams& p = rows.p;
   const int column0 = n_block * T.tile_n + 2 * (w.lane & 3);
   if constexpr (T.has_score_mod() || T.bias != Bias::none) {
     w.wait_bias();
     apply_score_mod<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, f.held, column0,
-                       BiasFragments<T>(w), constants.bias_factor);
+                       BiasFragments<T>(w), f.constants.bias_factor);
     w.release_bias();
   }
   if (masked && warp_any(hides<T>(at, n_block)))

@@ -162,8 +162,8 @@ struct ScoreTile {
         ScoreGradient gradient{0, 0, 1};
         const float score =
             of_head(scaled_score<T>(x[kScores][i], p), p, query, n, key, &gradient.derivative, &gradient.mod_input);
-        gradient.ds = ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, lse_delta[n], x[kDp][i],
-                               lse_delta[T.tile_m + n], keep_mask, n);
+        gradient.ds = ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, {lse_delta[n], lse_delta[T.tile_m + n]},
+                               x[kDp][i], keep_mask, n);
         use(n, gradient);
         if (n % 4 == 3) __syncwarp();  // else ptxas overlaps the loads of all queries, and spills
       }

@@ -46,7 +46,7 @@ template <Sm90ForwardConfig T>
 TANDEM_DEVICE void ask_ahead(const Fragments<T>& f, const WorkRows<T>& rows, const NBlockSteps<T>& at, int n_block) {
   if constexpr (asks_ahead<T>()) {
     const int column0 = n_block * T.tile_n + 2 * (rows.w.lane & 3);
-    evaluate_mask_mod<T>(f.shown, rows.p, rows.w.mask(), rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0,
+    evaluate_mask_mod<T>(f.shown, {rows.p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0}, rows.w.mask(),
                          at.state, at.steps);
   }
 }
@@ -65,14 +65,14 @@ TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const Wo
   const int column0 = n_block * T.tile_n + 2 * (w.lane & 3);
   if constexpr (T.has_score_mod() || T.bias != Bias::none) {
     w.wait_bias();
-    apply_score_mod<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, f.held, column0,
+    apply_score_mod<T>(f.scores, {p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0}, f.held,
                        BiasFragments<T>(w), f.constants.bias_factor);
     w.release_bias();
   }
   if (masked && warp_any(hides<T>(at, n_block)))
     apply_mask<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
   if constexpr (T.block_mask)
-    apply_block_mask<T>(f.scores, f.shown, p, rows.w.mask(), rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0,
+    apply_block_mask<T>(f.scores, f.shown, {p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0}, rows.w.mask(),
                         at.state, at.steps);
 }
 

@@ -1,2 +1,2 @@
-// GoogleTest's header, precompiled for all tests, because reading it is half of what a test file takes. The presets
-// without TANDEM_UNITY read it in each file, so that a test file that includes too little does not compile there.
+// GoogleTest's header, precompiled for all tests, because reading it takes half of the compile time. The
+// presets without TANDEM_UNITY read it in each file, so that a missing include is an error there.

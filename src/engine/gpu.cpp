@@ -178,10 +178,8 @@ Status GpuEngine::compile_merge(const LoadedKernel** kernel) {
   const std::lock_guard lock(adding_);
   if ((*kernel = merge_.load(std::memory_order_acquire)) != nullptr) return {};
   auto made = std::make_unique<LoadedKernel>();
-  TANDEM_TRY(device_->load(std::as_bytes(std::span(code->bytes)), &made->module));
-  gpu::Kernel found = nullptr;
-  TANDEM_TRY(made->module->find(plan::kMergeKernel, 0, &found));
-  made->entries.push_back(found);
+  constexpr plan::KernelEntry entries[] = {{plan::EntryId::merge, plan::kMergeKernel, 0}};
+  TANDEM_TRY(load(*device_, entries, std::as_bytes(std::span(code->bytes)), made.get()));
   *kernel = made.get();
   owned_merge_ = std::move(made);
   merge_.store(*kernel, std::memory_order_release);
@@ -205,7 +203,7 @@ Status GpuEngine::merge(const MergeProblem& problem, void* stream) {
   MergeParams params;
   void* parameters[] = {&params};
   gpu::Launch wanted;
-  wanted.kernel = kernel->entries[0];
+  wanted.kernel = kernel->at(plan::EntryId::merge);
   wanted.block.x = MergeParams::kThreads;
   wanted.args = parameters;
   wanted.stream = stream;
@@ -220,11 +218,10 @@ Status GpuEngine::merge(const MergeProblem& problem, void* stream) {
 Status GpuEngine::compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled) {
   const uint64_t id = make_blocks_id(problem);
   if ((*compiled = find(id)) != nullptr) return {};
-  constexpr plan::KernelEntry entries[] = {{plan::kMakeBlocksEntries[0], 0}, {plan::kMakeBlocksEntries[1], 0}};
   return compile(
       id,
       request_of(plan::make_blocks_name(problem), plan::make_blocks_translation_unit(problem), device_->properties()),
-      entries, compiled);
+      plan::kMakeBlocksEntries, compiled);
 }
 
 Status GpuEngine::prepare_make_blocks(const MakeBlocksProblem& problem) {
@@ -246,7 +243,7 @@ Status GpuEngine::make_blocks(const MakeBlocksProblem& problem, std::byte* works
   for (size_t n = 0; n < 2; ++n) {
     if (planned.grid[n] == 0) continue;
     gpu::Launch wanted;
-    wanted.kernel = compiled->loaded.entries[n];
+    wanted.kernel = compiled->loaded.at(plan::kMakeBlocksEntries[n].id);
     wanted.grid.x = planned.grid[n];
     wanted.block.x = planned.threads[n];
     wanted.args = parameters;

@@ -56,9 +56,8 @@ Status load(gpu::Device& device, std::span<const plan::KernelEntry> entries, std
             LoadedKernel* kernel) {
   TANDEM_TRY(device.load(image, &kernel->module));
   for (const plan::KernelEntry& entry : entries) {
-    gpu::Kernel found = nullptr;
-    TANDEM_TRY(kernel->module->find(entry.name, entry.shared_bytes, &found));
-    kernel->entries.push_back(found);
+    gpu::Kernel* const found = &kernel->entries[static_cast<size_t>(entry.id)];
+    TANDEM_TRY(kernel->module->find(entry.name, entry.shared_bytes, found));
   }
   return {};
 }
@@ -77,7 +76,7 @@ Status launch(gpu::Device& device, const Problem& p, const plan::Plan& plan,
     void* parameters[] = {arguments.of_kernel(planned.kernel)};
     std::vector<gpu::NamedBuffer> buffers;
     gpu::Launch wanted;
-    wanted.kernel = kernels[planned.kernel]->entries[planned.entry];
+    wanted.kernel = kernels[planned.kernel]->at(planned.entry);
     wanted.grid.x = planned.grid;
     wanted.block.x = planned.block;
     wanted.dynamic_smem_bytes = planned.shared_bytes;

@@ -1,6 +1,7 @@
 // Launches a planned call on the device's stream.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -16,7 +17,9 @@ namespace tandem {
 // A kernel on a device: its code and its entries, for example the entries of plan::entries_of().
 struct LoadedKernel {
   std::unique_ptr<gpu::Module> module;
-  FixedVector<gpu::Kernel, plan::kMaxEntries> entries;
+  std::array<gpu::Kernel, plan::kEntryIds> entries{};  // null: it has none of this id
+
+  gpu::Kernel at(plan::EntryId id) const { return entries[static_cast<size_t>(id)]; }
 };
 Status load(gpu::Device& device, const plan::PlannedKernel& planned, std::span<const std::byte> image,
             LoadedKernel* kernel);

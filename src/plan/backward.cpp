@@ -144,9 +144,8 @@ void add_step_launches(const Problem& p, BackwardSchedule* schedule, Plan* plan)
   t.list_heads = lists_of(p, 1);
   t.list_words = 2 + p.group() * t.sequence_m_blocks;
   const auto rows = static_cast<uint32_t>(t.list_batch * t.list_heads * t.sequence_m_blocks);
-  if (rows > 0)
-    plan->launches.push_back({.entry = t.tile.mark_n_blocks_entry, .grid = rows, .block = kListBlocksThreads});
-  plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.mark_n_blocks_entry + 1),
+  if (rows > 0) plan->launches.push_back({.entry = EntryId::mark_n_blocks, .grid = rows, .block = kListBlocksThreads});
+  plan->launches.push_back({.entry = EntryId::list_m_blocks,
                             .grid = static_cast<uint32_t>(p.batch * p.heads_k * t.n_blocks),
                             .block = kListBlocksThreads});
 }
@@ -155,7 +154,7 @@ void add_step_launches(const Problem& p, BackwardSchedule* schedule, Plan* plan)
 // wait on multiprocessors that a limit reserves for other work.
 void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, Plan* plan) {
   if (has_main(p, t)) {
-    plan->launches.push_back({.entry = kMainEntry,
+    plan->launches.push_back({.entry = EntryId::main,
                               .grid = static_cast<uint32_t>(t.grid),
                               .block = static_cast<uint32_t>(t.tile.threads),
                               .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes),
@@ -163,7 +162,7 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
   }
   const bool may_overlap = p.sm_limit == 0;
   if (t.dq_ctas > 0 && has_main(p, t)) {
-    plan->launches.push_back({.entry = t.tile.dq_entry,
+    plan->launches.push_back({.entry = EntryId::dq,
                               .grid = static_cast<uint32_t>(t.dq_ctas),
                               .block = static_cast<uint32_t>(t.tile.threads),
                               .shared_bytes = static_cast<uint32_t>(t.dq_smem_bytes),
@@ -176,14 +175,14 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
                              (accumulates_dkv ? t.tile.ctas * (t.tiles / t.m_splits) * t.tile.dkv_accum_ctas : 0);
   if (converted > 0) {
     plan->launches.push_back({.kernel = kPrepostKernel,
-                              .entry = kPostprocessEntry,
+                              .entry = EntryId::postprocess,
                               .grid = converted,
                               .block = threads,
                               .overlap_previous = may_overlap});
   }
   if (p.dsink && p.heads_q > 0) {
     plan->launches.push_back({.kernel = kPrepostKernel,
-                              .entry = kDsinkEntry,
+                              .entry = EntryId::dsink,
                               .grid = static_cast<uint32_t>(p.heads_q),
                               .block = 32,
                               .overlap_previous = may_overlap});
@@ -191,14 +190,14 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
   if (t.dbias_blocks > 0) {
     plan->kernels.push_back(kernel_of(p, t.tile.kernel, Unit::dbias));
     plan->launches.push_back({.kernel = kDbiasKernel,
-                              .entry = kDbiasEntry,
+                              .entry = EntryId::dbias,
                               .grid = static_cast<uint32_t>(t.dbias_blocks),
                               .block = static_cast<uint32_t>(t.tile.score_threads),
                               .shared_bytes = static_cast<uint32_t>(t.tile.dbias_smem_bytes),
                               .overlap_previous = may_overlap && !plan->launches.empty()});
   }
   if (t.captured_blocks > 0) {
-    plan->launches.push_back({.entry = kCapturedEntry,
+    plan->launches.push_back({.entry = EntryId::captured,
                               .grid = static_cast<uint32_t>(t.captured_blocks),
                               .block = static_cast<uint32_t>(t.tile.score_threads),
                               .shared_bytes = static_cast<uint32_t>(t.tile.captured_smem_bytes),
@@ -206,7 +205,7 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
   }
   if (t.tile.captured) {
     plan->launches.push_back(
-        {.entry = kCapturedEntry + 1,
+        {.entry = EntryId::postprocess_captured,
          .grid = static_cast<uint32_t>(ceil_div(p.score_mod->cells, int64_t{kPostprocessCapturedThreads})),
          .block = kPostprocessCapturedThreads,
          .overlap_previous = may_overlap && !plan->launches.empty()});
@@ -255,7 +254,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
   const int delta = count > 0 ? 0 : kMemset;
   if (count > 0) {
     plan->launches.push_back({.kernel = kPrepostKernel,
-                              .entry = kPreprocessEntry,
+                              .entry = EntryId::preprocess,
                               .grid = count,
                               .block = static_cast<uint32_t>(t.tile.preprocess_threads)});
   } else {

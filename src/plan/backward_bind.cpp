@@ -41,7 +41,7 @@ void add_maps(const Problem& p, const BackwardKernel& tile, BackwardParams* para
   map(&params->dout, dout_of(p, *params), packed_q, rows_q, p.heads_q, p.head_dim_v, tile.q_box);
   map(&params->k, p.k, packed_k, rows_k, p.heads_k, p.head_dim, tile.k_box);
   map(&params->v, p.v, packed_k, rows_k, p.heads_k, p.head_dim_v, tile.k_box);
-  if (!std::holds_alternative<Sm100BackwardConfig>(tile.kernel)) return;  // Hopper stores dk and dv from registers
+  if (!tile.stores_dkv_by_tma) return;
   map(&params->dk, p.dk, packed_k, rows_k, p.heads_k, p.head_dim, 64);
   map(&params->dv, p.dv, packed_k, rows_k, p.heads_k, p.head_dim_v, 64);
 }
@@ -195,44 +195,42 @@ void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace
 std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const Plan& plan, size_t launch) const {
   Buffers buffers;
   const BackwardKernel& tile = plan.backward.tile;
-  const auto [kernel, entry] = std::pair(plan.launches[launch].kernel, plan.launches[launch].entry);
   const auto add_scores = [&] {
     buffers.add_inputs(p);
     buffers.add_result_gradient(p);
     buffers.add_terms(p);
     buffers.add_lengths(p);
   };
-  if (kernel == kPrepostKernel) {
-    switch (entry) {
-      case kPreprocessEntry:
-        buffers.add_results_given(p);
-        buffers.add_terms(p);
-        buffers.add_lengths(p);
-        break;
-      case kPostprocessEntry:
-        buffers.add_query_gradient(p);
-        if (plan.backward.m_splits > 1) buffers.add_key_gradients(p);
-        buffers.add_lengths(p);
-        break;
-      default: buffers.add_sink_gradient(p); break;
-    }
-  } else if (kernel == kDbiasKernel) {
-    add_scores();
-    buffers.add_bias_gradient(p);
-  } else if (entry == kMainEntry) {
-    add_scores();
-    buffers.add_key_gradients(p);
-    if (tile.single_n_block) buffers.add_query_gradient(p);
-  } else if (tile.captured && entry == kCapturedEntry) {
-    add_scores();
-  } else if (tile.captured && entry == kCapturedEntry + 1) {
-    buffers.add_captured_gradients(p);
-  } else if (tile.block_mask) {
-    buffers.add_block_lists(p);
-    buffers.add_lengths(p);
-  } else {  // strips: dq
-    buffers.add_inputs(p);
-    buffers.add_query_gradient(p);
+  switch (plan.launches[launch].entry) {
+    case EntryId::preprocess:
+      buffers.add_results_given(p);
+      buffers.add_terms(p);
+      buffers.add_lengths(p);
+      break;
+    case EntryId::main:
+      add_scores();
+      buffers.add_key_gradients(p);
+      if (tile.single_n_block) buffers.add_query_gradient(p);
+      break;
+    case EntryId::dq:
+      buffers.add_inputs(p);
+      buffers.add_query_gradient(p);
+      break;
+    case EntryId::postprocess:
+      buffers.add_query_gradient(p);
+      if (plan.backward.m_splits > 1) buffers.add_key_gradients(p);
+      buffers.add_lengths(p);
+      break;
+    case EntryId::dsink: buffers.add_sink_gradient(p); break;
+    case EntryId::dbias:
+      add_scores();
+      buffers.add_bias_gradient(p);
+      break;
+    case EntryId::captured: add_scores(); break;
+    case EntryId::postprocess_captured: buffers.add_captured_gradients(p); break;
+    default:  // the lists of a block mask
+      buffers.add_block_lists(p);
+      buffers.add_lengths(p);
   }
   return std::move(buffers.list);
 }

@@ -19,11 +19,12 @@ struct BackwardKernel {
     single_n_block = t.single_n_block;
     captured_per_score = t.captured_per_score;
     ds_gmem = t.ds_gmem();
-    dq_entry = plan::dq_entry(t);
     short_q = t.short_q;
   }
   BackwardKernel(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
-      : BackwardKernel(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.two_pass()) {}
+      : BackwardKernel(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.two_pass()) {
+    stores_dkv_by_tma = true;
+  }
 
   operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
 
@@ -43,12 +44,12 @@ struct BackwardKernel {
   int dkv_semaphores = 0;                  // per n_block and CTA, if heads accumulate into one sum
   bool spt;                                // device/m_block_iterator.cuh
   bool single_n_block = false;             // the main kernel stores dq
+  bool stores_dkv_by_tma = false;          // dk and dv have tensor maps; else they are stored from registers
   bool ds_gmem = false;                    // dS goes to global memory
   bool short_q = false;                    // per head
   bool two_pass;                           // dk and dv use two passes
   bool captured;                           // gradients of score_mod's tensors: this entry and the next
   bool captured_per_score = false;         // the main kernel computes them; the entry does nothing
-  uint8_t mark_n_blocks_entry, dq_entry = 0;
   bool block_mask;
 
  private:
@@ -74,7 +75,6 @@ struct BackwardKernel {
         spt(t.spt),
         two_pass(is_two_pass),
         captured(t.captured),
-        mark_n_blocks_entry(plan::mark_n_blocks_entry(t)),
         block_mask(t.block_mask) {}
 };
 

@@ -13,7 +13,7 @@ struct BackwardSchedule {
   int m_blocks = 0;             // per query head, over all sequences
   int sequence_m_blocks = 0;    // dense: per sequence
   int n_blocks = 0;             // per sequence, an upper bound
-  int m_splits = 1;             // parts of an n_block; kPostprocessEntry sums them
+  int m_splits = 1;             // parts of an n_block; EntryId::postprocess sums them
   int tiles = 0;                // splits of n_blocks of all key heads and sequences
   int dkv_semaphore_count = 0;  // BackwardParams
   int spt_heads = 0;            // heads that start at the diagonal: BackwardParams

@@ -120,9 +120,9 @@ std::vector<std::string> launches(const Plan& plan) {
   for (size_t n = 0; n < plan.launches.size(); ++n) {
     const PlannedLaunch& launch = plan.launches[n];
     const PlannedKernel& kernel = plan.kernels[launch.kernel];
-    const auto entries = entries_of(kernel.configuration, kernel.unit);
-    lines.push_back(str_cat(entries[launch.entry].name, ": ", launch.grid,
-                            launch.grid == 1 ? " block of " : " blocks of ", launch.block, " threads"));
+    const KernelEntry entry = find_entry(kernel.configuration, kernel.unit, launch.entry);
+    lines.push_back(str_cat(entry.name, ": ", launch.grid, launch.grid == 1 ? " block of " : " blocks of ",
+                            launch.block, " threads"));
     if (launch.shared_bytes > 0) lines.back() += str_cat(", ", launch.shared_bytes, " bytes of shared memory");
     if (launch.overlap_previous) lines.back() += ", may begin before the previous launch has ended";
     if (plan.repeat.times > 1 && n >= plan.repeat.begin && n < plan.repeat.end)

@@ -17,7 +17,7 @@ double visible_pairs(int64_t seqlen_q, int64_t seqlen_k, int64_t diagonal, int64
 // The minimum work of each unit of the device, spread over all SMs.
 struct Floor {
   double pairs = 0, flops = 0;
-  // Per clock an SM does 4096 FLOP (Blackwell: 8192), 16 exponentials, and 128 bytes of shared memory.
+  // Clocks of an SM at the rates of its architecture: ArchPlanner::flops_per_clock(), exp_per_clock().
   double mma_clocks = 0, exp_clocks = 0, shared_clocks = 0;
   double l2_bytes = 0, hbm_bytes = 0;
   const char* binds = "";  // the unit with the most clocks: "tensor core", ...

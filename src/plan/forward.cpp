@@ -122,31 +122,26 @@ void count_step_lists(const Problem& p, ForwardSchedule* t) {
   t->list_words = kListHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n)) + 1;
 }
 
-// The index after the entries of varlen problems and block masks.
-uint8_t max_scores_entry(const Problem& p) { return static_cast<uint8_t>(1 + varlen(p) + 2 * bool{p.block_mask}); }
-
 // The tiles of varlen problems and the iterations of a block mask are listed first.
 void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
   const bool overlaps = t.tile.overlaps_launches();
   if (t.list_words > 0) {
     const auto tiles = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks);
-    plan->launches.push_back({.entry = static_cast<uint8_t>(t.tile.varlen ? kScheduleEntry + 1 : kListNBlocksEntry),
-                              .grid = tiles,
-                              .block = kListBlocksThreads,
-                              .overlap_previous = overlaps});
+    plan->launches.push_back(
+        {.entry = EntryId::list_n_blocks, .grid = tiles, .block = kListBlocksThreads, .overlap_previous = overlaps});
     if (!t.tile.varlen)
       plan->launches.push_back(
-          {.entry = kOrderTilesEntry, .grid = tiles, .block = kListBlocksThreads, .overlap_previous = overlaps});
+          {.entry = EntryId::order_tiles, .grid = tiles, .block = kListBlocksThreads, .overlap_previous = overlaps});
   }
-  if (t.tile.varlen) plan->launches.push_back({.entry = kScheduleEntry, .block = kScheduleThreads});
-  plan->launches.push_back({.entry = kMainEntry,
+  if (t.tile.varlen) plan->launches.push_back({.entry = EntryId::schedule, .block = kScheduleThreads});
+  plan->launches.push_back({.entry = EntryId::main,
                             .grid = static_cast<uint32_t>(t.grid),
                             .block = static_cast<uint32_t>(t.tile.threads()),
                             .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
                             .overlap_previous = overlaps});
   if (!p.max_scores) return;
   t.max_scores_launch = static_cast<int>(plan->launches.size());
-  plan->launches.push_back({.entry = max_scores_entry(p),
+  plan->launches.push_back({.entry = EntryId::max_scores,
                             .grid = static_cast<uint32_t>(int64_t{t.tiles} * (t.tile.tile_m() / kMaxScoresRows)),
                             .block = kMaxScoresThreads});
 }
@@ -159,7 +154,7 @@ void add_workspace(ForwardSchedule& t, Plan* plan) {
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
   const size_t order = t.tile.varlen ? 0 : lists * sizeof(int);
   plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
-  // The schedule sets the counter of listed tiles; Hopper's list_n_blocks() sets the counter otherwise.
+  // The schedule sets the counter of listed tiles. Without it list_n_blocks() may set the counter.
   const int schedule = steps > 0 ? 1 : 0;
   const int writer = t.tile.varlen ? schedule : steps > 0 && t.tile.lists_reset_counter() ? 0 : kMemset;
   if (t.dynamic_scheduler) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});

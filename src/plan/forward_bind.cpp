@@ -258,7 +258,7 @@ void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace,
 
 std::vector<gpu::NamedBuffer> ForwardPass::tensors_of(const Problem& p, const Plan& plan, size_t launch) const {
   Buffers buffers;
-  if (plan.launches[launch].entry == kMainEntry) {
+  if (plan.launches[launch].entry == EntryId::main) {
     buffers.add_inputs(p);
     buffers.add_results(p);
     buffers.add_terms(p);

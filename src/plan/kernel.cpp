@@ -1,5 +1,7 @@
 #include "plan/kernel.h"
 
+#include <algorithm>
+#include <stdexcept>
 #include <type_traits>
 
 #include "base/text.h"
@@ -111,6 +113,7 @@ constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
 
 // An entry that is launched in addition to the kernel itself, and its threads per CTA.
 struct CompanionEntry {
+  EntryId id;
   const char* name;
   uint32_t threads;
   int shared_bytes = 0;
@@ -118,12 +121,12 @@ struct CompanionEntry {
 template <class Forward>
 FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const Forward& t, Unit) {
   FixedVector<CompanionEntry, kMaxEntries - 1> entries;
-  if (t.varlen) entries.push_back({"schedule", kScheduleThreads});
+  if (t.varlen) entries.push_back({EntryId::schedule, "schedule", kScheduleThreads});
   if (t.block_mask) {
-    entries.push_back({"list_n_blocks", kListBlocksThreads});
-    entries.push_back({"order_tiles", kListBlocksThreads});
+    entries.push_back({EntryId::list_n_blocks, "list_n_blocks", kListBlocksThreads});
+    entries.push_back({EntryId::order_tiles, "order_tiles", kListBlocksThreads});
   }
-  if (t.max_scores) entries.push_back({"max_scores", kMaxScoresThreads});
+  if (t.max_scores) entries.push_back({EntryId::max_scores, "max_scores", kMaxScoresThreads});
   return entries;
 }
 template <class T>
@@ -132,25 +135,25 @@ FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const T& t, Unit 
   FixedVector<CompanionEntry, kMaxEntries - 1> entries;
   const auto threads = static_cast<uint32_t>(t.score_threads());
   if (unit == Unit::prepost) {
-    entries.push_back({"bwd_preprocess", T::kPreprocessThreads});
-    entries.push_back({"bwd_postprocess", static_cast<uint32_t>(t.postprocess_threads())});
-    entries.push_back({"dsink", 32});
+    entries.push_back({EntryId::preprocess, "bwd_preprocess", T::kPreprocessThreads});
+    entries.push_back({EntryId::postprocess, "bwd_postprocess", static_cast<uint32_t>(t.postprocess_threads())});
+    entries.push_back({EntryId::dsink, "dsink", 32});
     return entries;
   }
   if (unit == Unit::dbias) {
-    entries.push_back({"dbias", threads, t.dbias_smem_bytes()});
+    entries.push_back({EntryId::dbias, "dbias", threads, t.dbias_smem_bytes()});
     return entries;
   }
   if (t.captured) {
-    entries.push_back({"captured", threads, t.captured_smem_bytes()});
-    entries.push_back({"postprocess_captured", kPostprocessCapturedThreads});
+    entries.push_back({EntryId::captured, "captured", threads, t.captured_smem_bytes()});
+    entries.push_back({EntryId::postprocess_captured, "postprocess_captured", kPostprocessCapturedThreads});
   }
   if (t.block_mask) {
-    entries.push_back({"mark_n_blocks", kListBlocksThreads});
-    entries.push_back({"list_m_blocks", kListBlocksThreads});
+    entries.push_back({EntryId::mark_n_blocks, "mark_n_blocks", kListBlocksThreads});
+    entries.push_back({EntryId::list_m_blocks, "list_m_blocks", kListBlocksThreads});
   }
   if constexpr (requires { t.ds_gmem(); }) {
-    if (t.ds_gmem()) entries.push_back({"dq", static_cast<uint32_t>(t.threads()), t.dq_smem_bytes()});
+    if (t.ds_gmem()) entries.push_back({EntryId::dq, "dq", static_cast<uint32_t>(t.threads()), t.dq_smem_bytes()});
   }
   return entries;
 }
@@ -187,12 +190,19 @@ FixedVector<KernelEntry, kMaxEntries> entries_of(const Configuration& configurat
   return std::visit(
       [unit](const auto& t) {
         FixedVector<KernelEntry, kMaxEntries> entries;
-        if (unit == Unit::main) entries.push_back({source_of(t).pass, t.smem_bytes()});
+        if (unit == Unit::main) entries.push_back({EntryId::main, source_of(t).pass, t.smem_bytes()});
         for (const CompanionEntry& entry : companion_entries(t, unit))
-          entries.push_back({entry.name, entry.shared_bytes});
+          entries.push_back({entry.id, entry.name, entry.shared_bytes});
         return entries;
       },
       configuration);
+}
+
+KernelEntry find_entry(const Configuration& configuration, Unit unit, EntryId id) {
+  const auto entries = entries_of(configuration, unit);
+  const auto* const found = std::ranges::find(entries, id, &KernelEntry::id);
+  if (found == entries.end()) throw std::logic_error("the kernel has no such entry");
+  return *found;
 }
 
 std::string translation_unit(const Configuration& configuration, const std::string& functions, Unit unit) {

@@ -34,7 +34,7 @@ std::string make_blocks_translation_unit(const MakeBlocksProblem& m) {
   std::string text = str_cat("#include \"prepost/make_blocks.cuh\"\n\n", program.cuda, program.cuda_ranges);
   const int threads[] = {kClassifyThreads, kListBlocksThreads};
   for (int n = 0; n < 2; ++n) {
-    const char* name = kMakeBlocksEntries[n];
+    const char* name = kMakeBlocksEntries[n].name;
     text += str_cat("extern \"C\" __global__ void __launch_bounds__(", threads[n], ") ", name,
                     "(const __grid_constant__ MakeBlocksParams p) {\n  ", name, "<0>(p);\n}\n");
   }

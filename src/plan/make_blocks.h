@@ -9,11 +9,13 @@
 #include "base/status.h"
 #include "config/make_blocks.h"
 #include "gpu/device.h"
+#include "plan/kernel.h"
 #include "problem/make_blocks.h"
 
 namespace tandem::plan {
 
-inline constexpr const char* kMakeBlocksEntries[] = {"classify_blocks", "list_blocks"};
+inline constexpr KernelEntry kMakeBlocksEntries[] = {{EntryId::classify_blocks, "classify_blocks", 0},
+                                                     {EntryId::list_blocks, "list_blocks", 0}};
 
 std::string make_blocks_name(const MakeBlocksProblem& problem);
 std::string make_blocks_translation_unit(const MakeBlocksProblem& problem);

@@ -39,7 +39,7 @@ std::string translation_unit(const PlannedKernel& kernel);
 // The size of a cluster is compiled into the kernel.
 struct PlannedLaunch {
   uint8_t kernel = 0;  // index into Plan::kernels
-  uint8_t entry = 0;   // index into entries_of(configuration, unit)
+  EntryId entry = EntryId::main;
   uint32_t grid = 1, block = 1;
   uint32_t shared_bytes = 0;
   // The launch may start while the stream's previous kernel still runs (programmatic launch).

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is timed: calls that graphs replay, with a torch that stands in for the real one. Needs no torch and no GPU."""
+"""Checks which calls are timed, with graphs of a stand-in for torch. Needs no torch and no GPU."""
 
 import contextlib
 import gc
@@ -25,7 +25,7 @@ class Event:
 
 
 class Graph:
-    """As CUDA's: what was captured is replayed, but nothing that it reads is kept."""
+    """Replays captured calls as CUDA does, without keeping their inputs alive."""
 
     def replay(self):
         pass

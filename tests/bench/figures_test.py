@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The benchmark's cells and figures: what rounds amount to, and that parts are a whole."""
+"""Tests the benchmark's cells and figures: the results of rounds, and the merging of parts."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ import gpu  # noqa: E402
 
 
 def result(**rounds):
-    """Of a cell of 1e9 operations, its times in microseconds."""
+    """The result of a cell of 1e9 operations, with times in microseconds."""
     return dict(
         cell="d64 full 4k", title="d64 full", row="d64 full", column="4k", dtype="bf16", data="normal", sustained=False,
         microseconds=False, flops=1e9, target=1.0, run=0, absent={}, wrong={}, errors={"Tandem": 1e-3}, plain=2e-3,
@@ -35,7 +35,7 @@ def refused(*words):
 class Figures(unittest.TestCase):
     def test_the_best_peer_is_that_of_each_round(self):
         r = figures.conclude(result(Tandem=[10, 10, 10], FA3=[11, 13, 12], cuDNN=[14, 10.5, 13]))
-        self.assertEqual(r["ratio"], 1.1)  # of 1.1, 1.05 and 1.2
+        self.assertEqual(r["ratio"], 1.1)  # median of 1.1, 1.05 and 1.2
         self.assertEqual(r["best"], "FA3")
         self.assertEqual(r["ratio_quartiles"], [1.075, 1.15])
         self.assertEqual(r["tflops"], {"Tandem": 100.0, "FA3": 83.3, "cuDNN": 76.9})

@@ -11,7 +11,7 @@ export TANDEM_DEVICE=cpu
 minilm=$examples/minilm/sentences.safetensors
 names=layer0.q,layer0.k,layer0.v
 
-# Every command does its job, and colours stay away from pipes.
+# Every command works, and writes no colours to pipes.
 expect 0 "Exact attention" --help
 expect 0 "tandem 0." --version
 expect 0 "Examples:" attend --help

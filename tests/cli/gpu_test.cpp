@@ -1,5 +1,5 @@
-// The command's use of a GPU, on a driver whose memory is on the host (tests/unit/gpu/fake_cuda.cpp), and its
-// conversion of types that a GPU does not support.
+// Tests the command's use of a GPU, and its conversion of types that a GPU does not support. The driver of
+// tests/unit/gpu/fake_cuda.cpp keeps its memory on the host.
 #include "cli/gpu.h"
 
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@ tandem=$1 examples=$2 here=$(cd "$(dirname "$0")" && pwd)
 unset TANDEM_DEVICE
 "$tandem" info >seen
 if ! grep -q "^device *cuda" seen; then
-  echo "SKIPPED: there is no GPU here that the command would take by itself:"
+  echo "SKIPPED: the command finds no supported GPU here:"
   cat seen
   exit 77
 fi

@@ -13,7 +13,7 @@ ln -s "$driver" fake/libcuda.so.1
 printf 'no library' >none/libcuda.so.1 # otherwise the loader finds an installed driver
 without_a_driver=$work/none:${LD_LIBRARY_PATH:-} with_fake_gpus=$work/fake:${LD_LIBRARY_PATH:-}
 
-# Without a driver: the CPU by default, one clear sentence for a GPU, and plans all the same.
+# Without a driver, the CPU is the default, a GPU is refused with one clear sentence, and plans still work.
 export LD_LIBRARY_PATH="$without_a_driver"
 expect 0 "on cpu, " verify --seqlen 8
 expect 0 "none: device \"cuda\" needs NVIDIA's driver" info

@@ -1,4 +1,4 @@
-// Launch descriptions: what is read, and the sentence for what cannot be.
+// Launch descriptions: valid ones are read, and malformed ones are refused with a sentence.
 #include "cli/vgpu/launch.h"
 
 #include <gtest/gtest.h>

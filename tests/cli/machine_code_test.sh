@@ -9,7 +9,7 @@ tandem=$1 nvrtc=$2 here=$(cd "$(dirname "$0")" && pwd)
 unset TANDEM_DEVICE TANDEM_NVDISASM VIRTUAL_ENV CONDA_PREFIX
 export TANDEM_NVRTC="$nvrtc" CUDA_HOME="$work/none"
 
-# A loop of a computing warpgroup over steps of 128 keys at head_dim 64, and one that loads.
+# A loop of a computing warpgroup over n_blocks of 128 keys at head_dim 64, and a loop of loads.
 forward() {
   awk 'BEGIN {
     at = 0
@@ -59,7 +59,7 @@ grep -qE '^issue +[0-9.]+ +880 +' output || fail "explain --cubin does not count
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
 [ "$longest" -le 100 ] || fail "explain --cubin: a line of $longest columns"
 
-# Its clocks. All ways are open, as no thread's number decides.
+# Its clocks. Both sides of every branch stay possible, because no thread number decides.
 expect 0 "the chain that a step is" explain --clocks --cubin other.cubin --clocks-timeline run.svg
 grep -qE '^step +[0-9]+ clocks( \([0-9]+ to [0-9]+: warpgroups .*\))?; the tensor core works' output ||
   fail "explain --clocks does not say what a step takes"

@@ -21,7 +21,7 @@ std::string little_endian(Integer value) {
   return text;
 }
 
-// The message parse(bytes, "file") refuses with, or "accepted".
+// Returns the message of parse(bytes, "file"), or "accepted".
 template <class Parse>
 std::string refusal(Parse parse, const std::string& text) {
   // A copy of exactly this size on the heap, so that the address sanitizer sees a read beyond it.

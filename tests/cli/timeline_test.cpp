@@ -1,4 +1,4 @@
-// Timelines as files: a trace that parses, a picture that shows what there is.
+// Timelines as files: a trace that parses, and a picture of all its events.
 #include "cli/svg/timeline.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 #!/bin/sh
-# tandem vgpu and --device vgpu:h200. Problems are left out where there is no NVRTC.
+# tandem vgpu and --device vgpu:h200. Problems are skipped without NVRTC.
 #
 #   vgpu_test.sh <tandem> <folder of kernels that break rules>
 set -eu

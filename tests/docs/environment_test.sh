@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$1"
 page=docs/environment.md failed=0
 
-# What reads a variable, in C++, Python and shell.
+# Patterns of code that reads a variable, in C++, Python and shell.
 by_name='(getenv|variable|read_count|read_switch|check_switch|envname|environment|environ\.get|environ\.setdefault|environ\.pop)\("[A-Z][A-Z0-9_]+"|environ\["[A-Z][A-Z0-9_]+"'
 constants='Variable = "TANDEM_[A-Z0-9_]+"'
 shell='\$\{(TANDEM_[A-Z0-9_]+|CI):-'

@@ -86,7 +86,7 @@ class FuzzedCall {
     if (flags & 8192) args_.dropout_p = in.take<uint8_t>() / 256.0;
   }
 
-  // One field set to something else.
+  // Sets one field to a wrong value.
   void spoil(Bytes& in) {
     const auto which = in.take<uint8_t>();
     if (which < 160) return spoil_tensor(tensors_[which % tensor_fields], in);
@@ -177,7 +177,7 @@ class FuzzedCall {
     for (int64_t b = 0; b < n; ++b) tensors_[i]->memory.push_back(static_cast<int32_t>(b * step));
   }
 
-  // A text that reads the sink, whatever has become of it, with its gradient.
+  // Adds an expression that reads the sink, in whatever state it is, with its gradient.
   void add_mod() {
     captured_ = {"sink", args_.sink, args_.dsink};
     mod_ = {sizeof mod_, "score - sink[head] * abs(q - k)", &scalar_, 1, &captured_, 1};

@@ -1,4 +1,4 @@
-// Any bytes: refused with a sentence, or a module whose every index is inside what it indexes.
+// Reads any bytes as PTX: they are refused with a sentence, or give a module whose every index is in range.
 #include <cstdint>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// Any bytes: refused with a sentence, or every tensor lies inside them and together they are all of the data.
+// Reads any bytes as safetensors: they are refused with a sentence, or tensors lie inside them and cover all data.
 #include <cstdlib>
 
 #include "cli/io/safetensors.h"

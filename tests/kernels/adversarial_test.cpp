@@ -90,7 +90,7 @@ TEST_F(KernelsAdversarial, RowsThatOneKeyTakes) {
   }
 }
 
-// The maximum grows with every tile, by less and by more than what delays a rescale, from either end.
+// The maximum grows with every tile, from either end, by less and by more than the threshold of a rescale.
 TEST_F(KernelsAdversarial, ScoresThatRise) {
   for (const double step : {0.01, 0.05, 0.2, 1.0, -0.01, -0.05, -0.2, -1.0}) {
     for (const char* more : {"--seqlen-q 133", "--seqlen-q 1"}) {
@@ -101,9 +101,8 @@ TEST_F(KernelsAdversarial, ScoresThatRise) {
   }
 }
 
-// The same of the products alone. Kernels begin with the last keys: the first ones outweigh all before by so much at
-// once that some of the sums on the way are still numbers and others are not, with one query or many, in one tile of
-// many.
+// Products alone make the maximum grow. Kernels begin with the last keys, and the first ones outweigh all earlier ones
+// at once. Some of the partial sums stay finite and some do not, with one query or many, in one tile of many.
 TEST_F(KernelsAdversarial, FirstKeysOutweighTheLast) {
   for (const double jump : {5.0, 10.0, 15.0, 30.0, 50.0, 100.0}) {
     for (const char* more :
@@ -111,7 +110,7 @@ TEST_F(KernelsAdversarial, FirstKeysOutweighTheLast) {
           "--seqlen-q 700 --left 400 --right 0", "--seqlen-q 700 --left 300",
           "--seqlen-q 64 --head-dim 128 --head-dim-v 128", "--seqlen-q 700 --head-dim 128 --head-dim-v 128"}) {
       add("--seqlen-k 700 --heads-q 4 --heads-k 4 " + std::string(more), [=](Instance& in) {
-        const int64_t row = in.k.size() / (in.c.batch * 700);  // of all heads
+        const int64_t row = in.k.size() / (in.c.batch * 700);  // elements of all heads
         for (int64_t n = 0; n < in.k.size(); ++n) {
           const int64_t key = n / row % 700, head = n / in.c.head_dim % 4;
           if (head == 1) continue;
@@ -124,7 +123,7 @@ TEST_F(KernelsAdversarial, FirstKeysOutweighTheLast) {
   }
 }
 
-// One alone, whose exponential may be taken on either unit, by more than float's exponents have room for.
+// One product exceeds every other one by more than the range of float's exponents. Either unit may compute its exp2.
 TEST_F(KernelsAdversarial, OneProductOutweighsAll) {
   for (const double jump : {40.0, 100.0, 150.0, 220.0, 400.0}) {
     for (const char* more : {"", "--causal 1", "--head-dim 128 --head-dim-v 128"}) {
@@ -140,14 +139,15 @@ TEST_F(KernelsAdversarial, OneProductOutweighsAll) {
   }
 }
 
-// The same in every other 128 rows, those of one CTA of a pair: what it loses, both must take again.
+// Only every other 128 rows outgrow their first keys: the rows of one CTA of two. If that CTA loses them, both CTAs
+// compute the tile again.
 TEST_F(KernelsAdversarial, RowsOfOneCtaOutgrowTheirFirstKeys) {
   for (const int64_t which : {0, 1}) {
     for (const char* more : {"--seqlen-q 400 --head-dim 128 --head-dim-v 128",
                              "--seqlen-q 1100 --head-dim 192 --head-dim-v 128 --heads-q 4 --heads-k 2",
                              "--batch 3 --seqlen-q 500 --head-dim 96 --head-dim-v 80"}) {
       add("--seqlen-k 700 --values needle80 " + std::string(more), [=](Instance& in) {
-        const int64_t row = in.q.size() / (in.c.batch * in.c.seqlen_q);  // of all heads
+        const int64_t row = in.q.size() / (in.c.batch * in.c.seqlen_q);  // elements of all heads
         for (int64_t n = 0; n < in.q.size(); ++n) {
           if (n / row % in.c.seqlen_q / 128 % 2 == which) in.q.set(n, 0);
         }

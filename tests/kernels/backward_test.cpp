@@ -1,4 +1,4 @@
-// Gradients: any two features together, at sizes that a virtual GPU runs in moments, and what others got wrong.
+// Gradients: any two features together, at sizes that a virtual GPU runs quickly, and bugs of other libraries.
 #include <cstring>
 
 #include "kernels/on_gpu.h"
@@ -53,7 +53,7 @@ const Values kGradients = {"--gradients qkvb", "--gradients q",  "--gradients k"
                            "--gradients bs",   "--gradients kv", "--gradients qkvbs"};
 const Values kTypes = {"--dtype bf16", "--dtype f16"};
 const Values kLayouts = {"", "--layout 349525", "--layout 1048575"};
-// So few tiles have their steps split over CTAs, but where bits must not depend on how many there are.
+// Problems with few tiles split their m_blocks over CTAs, unless bits must not depend on the number of CTAs.
 const Values kSplits = {"--invariant 1", ""};
 
 TEST(KernelsBackward, EveryPairOfFeatures) {
@@ -69,14 +69,13 @@ TEST(KernelsBackward, EveryPairOfFeatures) {
       const bool packed_bias = value.starts_with("--bias") && flags.find("--packed") != std::string::npos;
       if (!packed_bias) flags += value + " ";
     }
-    // Far from the diagonal ALiBi's scores are large numbers of float32, in which what tells them apart is lost.
+    // Far from the diagonal, ALiBi adds large float32 numbers that absorb the differences between scores.
     cases.emplace_back(with_diagonals(flags, flags.find("--alibi") == std::string::npos));
   }
   expect_all_good(cases);
 }
 
-// Pairs of CTAs, with all that they share with one: n_blocks of 256 keys, one and several, the last ones not full, of
-// one CTA only too.
+// Two CTAs share n_blocks of 256 keys: one n_block and several, the last one partial. Some have keys of one CTA only.
 TEST(KernelsBackward, PairsOfCtas) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -92,7 +91,7 @@ TEST(KernelsBackward, PairsOfCtas) {
   expect_all_good(cases);
 }
 
-// The steps of an n_block split over up to 16 CTAs: more of them than some have steps, cut within and between heads.
+// The m_blocks of an n_block are split over up to 16 CTAs, within and between heads. Some CTAs get no m_block.
 TEST(KernelsBackward, SplitSteps) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -108,7 +107,7 @@ TEST(KernelsBackward, SplitSteps) {
   expect_all_good(cases);
 }
 
-// Heads that are no multiple of 64, which one CTA multiplies as multiples of 16 on Blackwell.
+// Head dims that are no multiple of 64: one CTA on Blackwell multiplies them as multiples of 16.
 TEST(KernelsBackward, HeadDimsBetween) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -128,8 +127,8 @@ TEST(KernelsBackward, HeadDimsBetween) {
   expect_all_good(cases);
 }
 
-// dk and dv that no TMA stores, of float32 or added to what is there: with gaps between rows, at sequences that end
-// within a tile, in a tile of nobody's keys; nothing beside them is touched.
+// Threads, not TMA, store dk and dv that are float32 or are added to the old values. Rows have gaps, sequences end
+// within a tile, and some tiles have no keys. Nothing outside the rows changes.
 TEST(KernelsBackward, GradientsStoredByThreads) {
   std::vector<CheckedCase> cases;
   for (const std::string results : {"--float32 g", "--accumulate 1", "--float32 g --accumulate 1"}) {
@@ -146,8 +145,8 @@ TEST(KernelsBackward, GradientsStoredByThreads) {
   expect_all_good(cases);
 }
 
-// Wide heads, whose dk and dv are summed by tiles of their own on Blackwell: mixes of sizes, the last blocks not full,
-// options, one gradient alone, and sharp probabilities.
+// Blackwell accumulates dk and dv of wide heads in separate tiles. Sizes are mixed and the last blocks partial; cases
+// have options, one gradient alone, or sharp probabilities.
 TEST(KernelsBackward, WideHeads) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -177,9 +176,9 @@ TEST(KernelsBackward, WideHeads) {
   expect_all_good(cases);
 }
 
-// dS of wide heads through memory: more n_blocks than one sum has, windows whose rows of dS begin anywhere, also behind
-// the first sum and far from the diagonal, with m_blocks that see no key, two m_blocks in one row, heads of a group one
-// by one or two at a time, two strips, and gradients that are added to what is there.
+// dS of wide heads goes through global memory. Cases have more n_blocks than one sum, windows that begin anywhere, or
+// m_blocks without keys. Others have two m_blocks per row of dS, one or two heads of a group, two chunks, or
+// accumulation.
 TEST(KernelsBackward, WideHeadsByStrips) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -198,14 +197,14 @@ TEST(KernelsBackward, WideHeadsByStrips) {
         "--seqlen-q 77 --seqlen-k 200 --gradients kv --values large",
         "--seqlen-q 10 --seqlen-k 2100 --causal 1 --heads-q 20 --heads-k 2"}) {
     const char* const dtype = cases.size() % 2 == 0 ? "--dtype bf16 " : "--dtype f16 ";
-    const bool odd = cases.size() % 3 == 2;  // not all columns of a block are there
+    const bool odd = cases.size() % 3 == 2;  // the last columns of a block are missing
     cases.emplace_back(std::string("--gradients qkv ") + dtype +
                        (odd ? "--head-dim 200 --head-dim-v 136 " : "--head-dim 256 --head-dim-v 256 ") + flags);
   }
   expect_all_good(cases);
 }
 
-// Of no more than 16 queries a warp has all of dq; 17 are too many. Several n_blocks add to it.
+// One warp holds all of dq for at most 16 queries; 17 exceed it. Several n_blocks add to dq.
 TEST(KernelsBackward, FewQueries) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -227,7 +226,7 @@ TEST(KernelsBackward, FewQueries) {
   expect_all_good(cases);
 }
 
-// Whatever a bias is broadcast along, of one n_block and of several: batch, heads, queries, keys.
+// A bias is broadcast along every subset of batch, heads, queries and keys, with one n_block and with several.
 TEST(KernelsBackward, ABiasOfEveryShape) {
   const char* const kProblems[] = {
       " --bias f32 --dtype bf16 --seqlen-k 270 --head-dim 128 --head-dim-v 128 --causal 1",
@@ -242,8 +241,8 @@ TEST(KernelsBackward, ABiasOfEveryShape) {
   expect_all_good(cases);
 }
 
-// Beside dropout or a softcap, scores of a bias that a warp's keys are not seen by are passed over, 16 or 32 queries at
-// a time: in pairs of CTAs, and by what sums the bias's gradient.
+// With dropout or a softcap, kernels skip 16 or 32 queries of a bias at a time if they see none of a warp's keys. This
+// holds for two CTAs and for the kernel of the bias's gradient.
 TEST(KernelsBackward, ScoresOfABiasThatNobodySees) {
   const std::string pairs = "--gradients qkvb --dtype bf16 --head-dim 128 --head-dim-v 128 --seqlen-k 500 ";
   expect_all_good(
@@ -266,8 +265,8 @@ std::vector<std::byte> rows_of(const Tensor& t, int64_t first, int64_t count) {
   return {all.begin() + first * row, all.begin() + (first + count) * row};
 }
 
-// With batch_invariant a sequence has the same gradients alone and beside a longer one, whatever the longest length and
-// so the fastest kernel is. One query alone sees all keys: nobody knows then that there is a mask.
+// With batch_invariant a sequence has the same gradients alone and next to a longer one. The longest length, and with
+// it the fastest kernel, differs. A single query sees all keys, so its plan alone has no mask.
 TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
   const NamedEngine engine = gpu_engine(the_gpus());
   const struct {
@@ -304,8 +303,8 @@ TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
   }
 }
 
-// Under a causal mask n_blocks from the last to the first, of some heads or of all; with lengths that differ, several
-// n_blocks in a pair, and more queries than keys.
+// Under a causal mask, n_blocks run from the last to the first, for some heads or for all. Cases have unequal lengths,
+// several n_blocks per two CTAs, and more queries than keys.
 TEST(KernelsBackward, NBlocksFromTheDiagonal) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -320,7 +319,7 @@ TEST(KernelsBackward, NBlocksFromTheDiagonal) {
   expect_all_good(cases);
 }
 
-// The last keys are seen by queries that would stand in the last m_block, but are not there.
+// The last keys are visible only to rows beyond the last query of the last m_block.
 TEST(KernelsBackward, ADiagonalThatEndsBeforeTheLastKeys) {
   std::vector<CheckedCase> cases;
   for (const char* flags : {"--head-dim 64 --head-dim-v 64 --invariant 1", "--head-dim 128 --head-dim-v 128",
@@ -331,8 +330,8 @@ TEST(KernelsBackward, ADiagonalThatEndsBeforeTheLastKeys) {
   expect_all_good(cases);
 }
 
-// Query heads that share keys one by one, on Blackwell together, as where queries are many: any of these sequences
-// might have all of them.
+// Any of these sequences might have all queries, so the plan is the plan of many queries. Query heads that share keys
+// run one after the other, on Blackwell together.
 TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
   std::string lengths_q = "150", lengths_k = "200";
   for (int n = 0; n < 40; ++n) {
@@ -343,7 +342,7 @@ TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
                              lengths_q + " --lengths-k " + lengths_k;
   std::vector<CheckedCase> cases;
   cases.emplace_back(common + " --heads-q 3 --heads-k 1 --head-dim 64 --head-dim-v 64");
-  cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 128 --head-dim-v 128");  // on Blackwell a pair
+  cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 128 --head-dim-v 128");  // two CTAs on Blackwell
   cases.emplace_back(common + " --heads-q 2 --heads-k 1 --head-dim 136 --head-dim-v 128 --float32 g");
   expect_all_good(cases);
 }
@@ -362,7 +361,7 @@ TEST(KernelsBackward, NothingToSum) {
   expect_all_good(cases);
 }
 
-// A bias of all sequences, of which there are none: drivers refuse tensor maps of nothing.
+// A bias with batch 0 must not get a tensor map, because drivers refuse empty ones.
 TEST(KernelsBackward, ABiasOfNoSequence) {
   std::vector<CheckedCase> cases;
   cases.emplace_back(
@@ -371,7 +370,7 @@ TEST(KernelsBackward, ABiasOfNoSequence) {
   expect_all_good(cases);
 }
 
-// No head, and so no block mask's list: a launch of no blocks is an error.
+// No head means no list of blocks: a launch of no blocks is an error.
 TEST(KernelsBackward, ABlockMaskOfNoHead) {
   std::vector<CheckedCase> cases;
   cases.emplace_back(
@@ -380,7 +379,7 @@ TEST(KernelsBackward, ABlockMaskOfNoHead) {
   expect_all_good(cases);
 }
 
-// What others got wrong, each under the number of its report.
+// Bugs of other attention libraries, each under the number of its report.
 void expect_good_gradients(const std::vector<std::string>& problems) {
   std::vector<CheckedCase> cases;
   for (const std::string& flags : problems) {
@@ -418,7 +417,7 @@ TEST(KernelsBackward, FlashAttention2087And2552And2888GroupsOfWideHeads) {
                          "--heads-q 4 --heads-k 2 --seqlen-q 130 --seqlen-k 270 --head-dim 256 --head-dim-v 256"});
 }
 
-// Gradients of the mask that the forward had.
+// Gradients under the same mask as the forward.
 TEST(KernelsBackward, FlashAttentionMasksOfPackedAndOfTwoMasksAtOnce) {
   expect_good_gradients(
       {"--packed 1 --lengths-q 70,130 --lengths-k 90,150 --left 20 --causal 1 --head-dim 64 --head-dim-v 64",

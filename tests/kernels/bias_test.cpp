@@ -1,4 +1,4 @@
-// A bias comes to a kernel's shared memory in pieces that its strides and its address allow.
+// Kernels copy a bias to shared memory in pieces of the size that its strides and its address allow.
 #include <string>
 #include <vector>
 
@@ -7,7 +7,7 @@
 namespace tandem::test {
 namespace {
 
-// Elsewhere in memory: margin elements behind the beginning of its storage, gap elements between rows.
+// Moves the bias in memory: `margin` elements before its first one, `gap` elements between rows.
 std::function<void(Instance&)> moved(int64_t margin, int64_t gap) {
   return [=](Instance& in) {
     Tensor bias(in.bias.dtype(), in.bias.shape(), gap > 0 ? kGaps : kCompact, margin, gap);
@@ -16,8 +16,8 @@ std::function<void(Instance&)> moved(int64_t margin, int64_t gap) {
   };
 }
 
-// Rows of whole pieces of 16 bytes and of less, of 4 bytes, of neither; and rows that only do not begin at such a
-// multiple. Tiles are whole, or end with the last row or key of the tensor: what lies beyond is not read.
+// Rows are multiples of 16 bytes, of 4 bytes or of neither, or only begin off such a multiple. Tiles are whole, or end
+// with the tensor's last row or key: nothing beyond is read.
 TEST(KernelsBias, PiecesOfEveryLength) {
   const struct {
     int64_t seqlen_k, margin, gap;
@@ -35,8 +35,8 @@ TEST(KernelsBias, PiecesOfEveryLength) {
   expect_all_good(cases);
 }
 
-// Tiles that share it, which TMA copies for the CTAs of a cluster, several for each: of all sequences, all heads, both.
-// Tiles that share keys and values beside it. Rows and keys end within a tile, and behind each row is a NaN.
+// TMA copies a shared bias for the CTAs of a cluster: shared by sequences, by heads, or by both. Other tiles also share
+// keys and values. Rows and keys end within a tile, and a NaN follows each row.
 TEST(KernelsBias, OfACluster) {
   std::vector<CheckedCase> cases;
   for (const char* sharing : {"--batch 4 --bias-shape 1hij --heads-q 2 --heads-k 2 --sm-limit 4",
@@ -56,8 +56,8 @@ TEST(KernelsBias, OfACluster) {
   expect_all_good(cases);
 }
 
-// Sequences and heads that share it, heads whose rows are neighbours in a tile, lengths, masks; scales that it is not
-// divided by.
+// Sequences and heads share a bias, or neighbouring rows of a tile belong to different heads. Cases have lengths,
+// masks, and scales that kernels cannot divide the bias by.
 TEST(KernelsBias, BesideOtherOptions) {
   std::vector<CheckedCase> cases;
   for (const char* flags :

@@ -1,4 +1,4 @@
-// Block masks on a GPU, by the judge: blocks that are left out, seen whole and in part, lists that hold anything.
+// Block masks on a GPU, within the error bound: skipped, full and partial blocks, and lists of arbitrary contents.
 #include <limits>
 #include <string>
 
@@ -25,8 +25,8 @@ TEST(KernelsBlocks, Lists) {
        "--blocks random --block-k 4611686018427387904 --block-q 128 --mask-mod (q^k)&3!=0 --lse 0"}));
 }
 
-// What a text reads of rows and of keys alone is held for them, up to two words each (Hopper): of either, of both, of
-// more than that; through several tiles of a CTA, of results that pass through shared memory and that do not.
+// Hopper preloads up to two words per row and per key of a mask_mod. Cases read rows, keys, both, or more than two
+// words. CTAs have several tiles, and results pass through shared memory or not.
 TEST(KernelsBlocks, Reading) {
   const std::string shape =
       "--dtype bf16 --batch 2 --heads-q 2 --heads-k 1 --seqlen-q 300 --seqlen-k 620 --sm-limit 2 ";
@@ -43,7 +43,8 @@ TEST(KernelsBlocks, Reading) {
   expect_all_good(all);
 }
 
-// Gradients: of each cut of the kernels, with heads that share keys, with what else makes scores anew.
+// Gradients with block masks: every configuration of the kernels, heads that share keys, and options that change
+// scores.
 TEST(KernelsBlocks, Backward) {
   const std::string shape = "--dtype bf16 --heads-q 2 --heads-k 1 --seqlen-q 200 --seqlen-k 420 ";
   std::vector<CheckedCase> all =
@@ -62,7 +63,7 @@ TEST(KernelsBlocks, Backward) {
         "score*temperature+table[head,clamp(q-k+4,0,8)]",
         "--seqlen-q 1500 --seqlen-k 200 --head-dim 64 --head-dim-v 64 --heads-q 1 --heads-k 1 --blocks random "
         "--mask-mod (q^k)&3!=0 --gradients kv",
-        // Everything that a workspace may have.
+        // A case that uses every region of the workspace.
         "--batch 3 --used-k 59,0,1 --head-dim 64 --head-dim-v 64 --heads-q 4 --heads-k 2 --seqlen-k 70 --causal 1 "
         "--sink f32 "
         "--blocks hostile --block-shape 1h --float32 d --score-mod score*(1+slope[head])*temperature"}) {
@@ -71,7 +72,7 @@ TEST(KernelsBlocks, Backward) {
   expect_all_good(all);
 }
 
-// Each sequence's steps are those of its own lengths and diagonal: one that ends within a block, has one key, or none.
+// Each sequence's own lengths and diagonal bound its blocks: it ends within a block, has one key, or has none.
 TEST(KernelsBlocks, LengthsOfTheDevice) {
   const std::string shape = "--dtype bf16 --batch 4 --heads-q 2 --heads-k 1 --seqlen-q 270 --seqlen-k 520 ";
   const std::string used = "--used-q 270,129,0,64 --used-k 300,1,520,0 ";
@@ -91,7 +92,7 @@ TEST(KernelsBlocks, LengthsOfTheDevice) {
   expect_all_good(all);
 }
 
-// With what else hides keys and changes scores.
+// Block masks together with other options that hide keys or change scores.
 TEST(KernelsBlocks, Options) {
   expect_all_good(with_all(
       "--dtype bf16 --batch 1 --heads-q 2 --heads-k 2 --seqlen-q 300 --seqlen-k 460 --head-dim 128 --head-dim-v 128 "
@@ -111,7 +112,8 @@ TEST(KernelsBlocks, HeadDims) {
                 "--blocks hostile --block-k 256"}));
 }
 
-// Rows whose first keys come late, far above those of before: bfloat16 takes no maxima where blocks are seen whole.
+// Rows whose first keys come late, with scores far above the earlier ones: bfloat16 skips maxima in fully visible
+// blocks.
 TEST(KernelsBlocks, Sharp) {
   expect_all_good(
       with_all("--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 300 --seqlen-k 1100 --head-dim 64 --head-dim-v 64 ",
@@ -120,7 +122,7 @@ TEST(KernelsBlocks, Sharp) {
                 "--blocks random --values copy --head-dim 128 --head-dim-v 128", "--blocks hostile --values large"}));
 }
 
-// Keys and values of blocks that no query looks at are not read: these would reach results.
+// Keys and values of blocks without a query are not read: their values here would spoil the results.
 TEST(KernelsBlocks, Unseen) {
   const auto spoil = [](Instance& in) {
     const int64_t unseen = in.c.seqlen_k / in.c.block_k / 2 * in.c.block_k;
@@ -138,7 +140,7 @@ TEST(KernelsBlocks, Unseen) {
   expect_all_good(all);
 }
 
-// Rows that see nothing in their first blocks and then only scores far below 0, in blocks that are seen whole.
+// Rows see no key in their first blocks, and then only scores far below 0 in full blocks.
 TEST(KernelsBlocks, Low) {
   const auto lower = [](Instance& in) {
     for (Tensor* t : {&in.q, &in.k})

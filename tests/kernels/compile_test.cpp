@@ -1,5 +1,4 @@
-// NVRTC compiles the kernels that plans ask for, for Hopper and Blackwell, and must keep everything in registers. Needs
-// no GPU.
+// NVRTC compiles the planned kernels for Hopper and Blackwell without spilling registers. Needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +18,7 @@
 namespace tandem::test {
 namespace {
 
-// ---- What there is to combine ----
+// ---- Options to combine ----
 
 struct Shape {
   int64_t head_dim, head_dim_v, seqlen_q, seqlen_k;
@@ -55,7 +54,7 @@ Problem problem_of(const Choice& choice) {
   if (choice[kDropout] == 1) p.dropout.p = 0.1;
   p.bias.present = choice[kBias] > 0;
   p.bias.dtype = choice[kBias] == 3 ? p.dtype : kBiases[choice[kBias]];
-  // One for both heads, which TMA can copy, or not.
+  // One bias for both heads, which TMA can copy, or not.
   p.bias.shape[2] = p.seqlen_q;
   p.bias.shape[3] = p.seqlen_k;
   p.bias.stride[2] = p.seqlen_k + (choice[kType] == 0 ? 0 : 1);
@@ -63,7 +62,7 @@ Problem problem_of(const Choice& choice) {
   return p;
 }
 
-// All gradients of it.
+// The same problem with all gradients.
 Problem gradients_of(const Choice& choice) {
   Problem p = problem_of(choice);
   p.pass = TANDEM_BACKWARD;
@@ -96,7 +95,7 @@ std::vector<Choice> pairwise_choices() {
   return chosen;
 }
 
-// The distinct kernels that the plans of these problems ask for.
+// Returns the distinct kernels of the plans of these problems.
 std::vector<plan::PlannedKernel> kernels_of(const std::vector<Choice>& choices, const gpu::Properties& device,
                                             Problem (*of)(const Choice&)) {
   std::map<std::string, plan::PlannedKernel> kernels;
@@ -113,7 +112,7 @@ std::vector<plan::PlannedKernel> kernels_of(const std::vector<Choice>& choices, 
 
 // ---- Compiling ----
 
-// What ptxas says against a kernel in the log of -v, or "".
+// Returns the complaint of ptxas about a kernel in the log of -v, or "".
 std::string complaint(const std::string& log) {
   size_t functions = 0;
   for (size_t at = 0; (at = log.find(" bytes stack frame, ", at)) != std::string::npos; ++at) {
@@ -138,7 +137,7 @@ class KernelsCompile : public testing::Test {
 
   std::string compile(const std::string& name, const std::string& source, const gpu::Properties& device = hopper(),
                       const std::vector<std::string>& more = {}) const {
-    // The engine's, and a report.
+    // The engine's compiler options, and a report of registers.
     jit::Request request{name,
                          source,
                          device.arch(),
@@ -195,7 +194,7 @@ TEST_F(KernelsCompile, EveryPairOfOptionsForBlackwellGradients) {
 TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(all_choices(), hopper()); }
 TEST_F(KernelsCompile, DISABLED_EveryCombinationForBlackwell) { compile_all(all_choices(), blackwell()); }
 
-// Sums leave registers for half a step's scores, and not one more: with eight fewer ptxas serialises all products.
+// Accumulators leave registers for half a tile of scores: with eight registers fewer, ptxas serialises all products.
 TEST_F(KernelsCompile, HalvesOfHopper) {
   for (const int mask : {0, 1, 3}) {
     for (const int more : {0, 1}) {  // bfloat16, capped; float16, float32 gradients
@@ -205,7 +204,7 @@ TEST_F(KernelsCompile, HalvesOfHopper) {
       choice[kSoftcap] = more == 0;
       choice[kType] = choice[kDirect] = more;
       Problem p = gradients_of(choice);
-      p.heads_q = p.heads_k = 16;  // so many that dS of a head may be in memory
+      p.heads_q = p.heads_k = 16;  // enough heads that dS of one may be in memory
       const plan::Plan plan = plan::make_plan(p, hopper());
       EXPECT_TRUE(plan.backward.tile.for_hopper().q_subtiles());
       const std::string name = plan::name_of(plan.kernels[0]);
@@ -214,7 +213,7 @@ TEST_F(KernelsCompile, HalvesOfHopper) {
   }
 }
 
-// A block mask, with a mask_mod that it asks in some blocks; and the kernel of largest scores beside it.
+// A block mask with a mask_mod for some blocks; and the max_scores kernel with it.
 TEST_F(KernelsCompile, BlockMasks) {
   const score_mod::Signature mask{.result = score_mod::Signature::Result::mask,
                                   .scalars = {},
@@ -222,7 +221,7 @@ TEST_F(KernelsCompile, BlockMasks) {
   const auto mod = std::make_shared<BoundExpression>(), longer = std::make_shared<BoundExpression>(),
              of_documents = std::make_shared<BoundExpression>();
   ASSERT_TRUE(score_mod::read_program("k <= q and (q ^ k) & 3 != 0", mask, &mod->program).ok());
-  // Hopper asks up to six operations where it hides scores: some spills are the faster there
+  // Hopper evaluates up to six operations inline where it hides scores: some spills are faster there
   // (docs/design/score_mod.md).
   ASSERT_TRUE(
       score_mod::read_program("k <= q and (q ^ k) & 3 != 0 and (q ^ k) & 12 != 8", mask, &longer->program).ok());
@@ -253,7 +252,8 @@ TEST_F(KernelsCompile, BlockMasks) {
   }
 }
 
-// Gradients of what a text reads: of elements that tiles read alone, which the main kernel adds, and by a factor.
+// Gradients of captured tensors: elements that whole tiles read, which the main kernel adds, and elements with a
+// factor.
 TEST_F(KernelsCompile, LearnedTables) {
   const score_mod::Signature names{
       .result = score_mod::Signature::Result::score,
@@ -270,7 +270,7 @@ TEST_F(KernelsCompile, LearnedTables) {
         Choice choice{};
         choice[kShape] = shape;
         Problem p = gradients_of(choice);
-        // The main kernel spills with any text there (lab note).
+        // The main kernel spills with any score_mod there (docs/design/score_mod.md).
         if (p.head_dim > 128 && device.compute_major == 9) continue;
         p.score_mod = {.present = true, .read = mod};
         ASSERT_TRUE(plan::check(p, device).ok());
@@ -285,9 +285,8 @@ TEST_F(KernelsCompile, LearnedTables) {
   }
 }
 
-// Values that the relay has zeroed are ordinary writes: the arrival that tells the other CTA of a pair, and the wait
-// for it, name the cluster. So does, once in a work tile, what a CTA says of rows that are lost where maxima are lazy.
-// Nothing else pays for that.
+// The relay zeroes values with ordinary writes. Therefore the arrival at the other CTA and its wait need cluster scope.
+// With lazy maxima, the signal of lost rows does too, once a work tile. No other barrier pays for that scope.
 TEST_F(KernelsCompile, ZeroedValuesAreReleasedToTheCluster) {
   const auto ptx = [&](Sm100ForwardConfig tile) {
     const jit::Request request{"scopes",
@@ -316,7 +315,7 @@ TEST_F(KernelsCompile, ZeroedValuesAreReleasedToTheCluster) {
   }
 }
 
-// The judge of those above can say no.
+// The check for spills finds them in a kernel that spills.
 TEST_F(KernelsCompile, SpillsAreSeen) {
   const std::string source =
       "extern \"C\" __global__ void sum(const float* from, float* to) {\n"

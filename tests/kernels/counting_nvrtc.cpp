@@ -1,4 +1,4 @@
-// An NVRTC that counts: hands everything on to the library TANDEM_TEST_NVRTC names, and appends one byte to the file
+// An NVRTC that counts: it forwards every call to the library of TANDEM_TEST_NVRTC, and appends one byte to the file of
 // TANDEM_TEST_COUNT for every compilation.
 #include <fcntl.h>
 #include <unistd.h>

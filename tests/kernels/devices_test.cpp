@@ -1,4 +1,5 @@
-// Several GPUs in one process: a context on each, called in turn, from threads, with what lies on the other refused.
+// Several GPUs in one process: a context on each, called in turn and from threads. A tensor on the wrong GPU is
+// refused.
 #include <list>
 #include <thread>
 
@@ -24,7 +25,7 @@ class KernelsDevices : public testing::Test {
     for (const char* name : {"cuda:0", "cuda:1"}) gpus.push_back(std::make_shared<const Gpu>(name));
     ASSERT_NE(gpus[0]->where().index, gpus[1]->where().index);
   }
-  // What a case gives on the first GPU, alone.
+  // Returns the results of a case on the first GPU, alone.
   std::vector<std::byte> expected(const std::string& flags) const {
     std::vector<std::byte> bytes = Repeated(flags, *gpus[0]).run();
     EXPECT_FALSE(std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{0xff}; })) << flags;
@@ -88,7 +89,7 @@ TEST_F(KernelsDevices, ThreadsThatGoFromOneToTheOther) {
   EXPECT_EQ(wrong, std::vector<int>(kThreads, 0));
 }
 
-// A tensor of the other GPU is refused by its place, and nothing is written.
+// A tensor on the other GPU is refused with its device, and nothing is written.
 TEST_F(KernelsDevices, TensorsOfTheOtherAreRefused) {
   for (const auto field :
        {&tandem_attention_args::q, &tandem_attention_args::k, &tandem_attention_args::v, &tandem_attention_args::out}) {

@@ -1,5 +1,5 @@
-// Dropout in the forward, beside what shares registers, heads or rows with it: the oracle draws the same words.
-// With gradients: backward_test.cpp.
+// Dropout in the forward, with options that share registers, heads or rows with it: the reference draws the same words.
+// backward_test.cpp has its gradients.
 #include "kernels/on_gpu.h"
 
 namespace tandem::test {
@@ -21,7 +21,7 @@ TEST(KernelsDropout, BesideEveryOption) {
   expect_all_good(cases);
 }
 
-// Nearly none, half and its neighbours, and nearly all: a row may lose whatever it sees.
+// Dropout of nearly 0, about a half and nearly 1: a row may lose all its keys.
 TEST(KernelsDropout, AnyProbability) {
   std::vector<CheckedCase> cases;
   for (const char* p : {"0.0000000001", "0.25", "0.49609375", "0.5", "0.50390625", "0.9375", "0.9999999"})
@@ -30,7 +30,7 @@ TEST(KernelsDropout, AnyProbability) {
   expect_all_good(cases);
 }
 
-// What is kept of a sharp row may be its small probabilities alone, which float16 must not have rounded away.
+// Dropout may keep only the small probabilities of a sharp row, so float16 must not round them away.
 TEST(KernelsDropout, SmallProbabilitiesOfFloat16) {
   expect_all_good(
       {{"--dtype f16 --values large --dropout 0.9375 --packed 1 --lengths-q 37,1,19,0 --lengths-k 37,167,19,25 "

@@ -1,5 +1,5 @@
-// Features, head dims, lengths and groups of heads in both types, by the judge. Shapes are small, and larger than a
-// tile.
+// Features, head dims, lengths and groups of heads in both types, within the error bound. Shapes are small, but exceed
+// a tile.
 #include <cmath>
 
 #include "kernels/on_gpu.h"
@@ -9,7 +9,7 @@ namespace {
 
 std::string number(int64_t n) { return std::to_string(n); }
 
-// Cases for both types, gathered and judged at the end.
+// Cases for both types, collected and checked at the end.
 class Kernels : public testing::Test {
  protected:
   void add(const std::string& flags, const std::function<void(Instance&)>& adjust = nullptr) {
@@ -158,7 +158,7 @@ TEST_F(Kernels, GroupsOfHeads) {
   }
 }
 
-// Several tiles of queries and of keys, and those that only long sequences get.
+// Several tiles of queries and of keys, including tiles that only long sequences get.
 TEST_F(Kernels, Long) {
   for (const char* mask : {"", "--causal 1", "--left 100 --causal 1", "--left 300 --right 200", "--alibi head"}) {
     for (const char* dims : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 128 --head-dim-v 128 ",
@@ -171,7 +171,7 @@ TEST_F(Kernels, Long) {
   add("--head-dim 128 --head-dim-v 128 --packed 1 --lengths-q 2000,10,33 --lengths-k 300,2000,9 --max-seqlen 7000");
 }
 
-// More tiles than a GPU holds blocks: they come from the counter, in another order.
+// More tiles than resident blocks: the counter assigns them in a different order.
 TEST_F(Kernels, ManyTiles) {
   for (const char* more : {"", "--causal 1", "--left 16 --causal 1"}) {
     add("--batch 3 --heads-q 64 --heads-k 8 --seqlen-q 260 --seqlen-k 33 --head-dim 64 --head-dim-v 64 " +
@@ -183,8 +183,8 @@ TEST_F(Kernels, ManyTiles) {
   }
 }
 
-// A CTA goes from tile to tile while its warpgroups are at different ends of them: with windows, those that see nothing
-// of a step pass it by.
+// A CTA starts the next tile while its warpgroups finish different parts of the last one. With windows, warpgroups skip
+// n_blocks in which they see no key.
 TEST_F(Kernels, TileAfterTile) {
   for (const char* window : {"--top-left 1 --left 20 --right -4", "--left 40 --right 10", "--causal 1", "--left 30"}) {
     for (const char* scores : {"", "--bias same", "--alibi head --softcap 20"}) {
@@ -197,7 +197,7 @@ TEST_F(Kernels, TileAfterTile) {
   }
 }
 
-// Of equal scores and small integers only the last division and the last conversion round.
+// With equal scores and small integers, only the last division and the last conversion round.
 TEST(KernelsExact, IntegersAreExactToOneRounding) {
   for (const std::string dtype : {"bf16", "f16"}) {
     for (const int keys : {1, 2, 3, 5, 64, 100, 129, 257, 1000}) {
@@ -216,7 +216,7 @@ TEST(KernelsExact, IntegersAreExactToOneRounding) {
   }
 }
 
-// What compute-sanitizer is run on: every way through the kernels once.
+// The cases of compute-sanitizer: every path through the kernels once.
 TEST_F(Kernels, Small) {
   add("--seqlen-q 130 --seqlen-k 150 --head-dim 64 --head-dim-v 64 --heads-q 2 --heads-k 1 --causal 1");
   add("--seqlen-q 130 --seqlen-k 260 --head-dim 128 --head-dim-v 128 --left 60 --right 20");

@@ -1,8 +1,9 @@
-// The functions that texts are printed with (kernels/device/mod_functions.cuh), one at a time, against what their
-// operations give in src/score_mod/arithmetic.h: ints to the bit, floats as their comments promise.
+// Compares the functions of printed expressions (kernels/device/mod_functions.cuh) with src/score_mod/arithmetic.h.
+// Ints are equal to the bit, and floats are within the bounds that their comments promise.
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "base/text.h"
@@ -123,7 +124,7 @@ TEST(KernelsFunctions, ExponentialsSinesAndErf) {
   expect_within(score_mod::Op::erf, "mod_erf(a)", units(3), 0x1p-148);
 }
 
-// Derivatives are made of what is left to 1, which a reciprocal that is one unit off would make noise of.
+// Derivatives need 1 - x: a reciprocal that is off by one unit would turn it into noise.
 TEST(KernelsFunctions, WhatIsLeftToOne) {
   std::vector<float> a;
   for (float x = 0.6f; x < 30; x += 0.01f) a.push_back(x), a.push_back(-x);

@@ -13,7 +13,8 @@ namespace {
 
 using gpu::cuda::CUresult;
 
-// What Tandem itself has no use for. The stream's context is made current as the driver asks.
+// Driver functions that Tandem itself does not use. Each call makes the stream's context current, as the driver
+// requires.
 struct Driver {
   gpu::cuda::Api api;
   CUresult (*begin)(void* stream, int mode) = nullptr;

@@ -1,4 +1,4 @@
-// CUDA graphs, as far as tests need them: captured from a stream, launched again and again.
+// CUDA graphs, as far as tests need them: captured from a stream and launched repeatedly.
 #pragma once
 
 #include "gpu/device.h"
@@ -7,7 +7,7 @@ namespace tandem::test {
 
 class CudaGraph {
  public:
-  // Captures what is put on the stream until end(), in the mode that allows least. Throws std::runtime_error.
+  // Captures the work of the stream until end(), in the strictest mode. Throws std::runtime_error.
   explicit CudaGraph(gpu::Stream stream);
   CudaGraph(const CudaGraph&) = delete;
   ~CudaGraph();

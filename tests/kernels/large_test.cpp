@@ -1,5 +1,5 @@
-// Tensors of 2^31 elements and more, where products of indices no longer fit 32 bits. The judge looks at samples: runs
-// of rows at both ends, in the middle and on either side of 2^31 elements (and of bytes).
+// Tensors of 2^31 elements and more, where products of indices exceed 32 bits. The check samples runs of rows: at both
+// ends, in the middle, and on either side of 2^31 elements and of 2^31 bytes.
 #include <cstring>
 
 #include "kernels/on_gpu.h"
@@ -9,12 +9,12 @@ namespace tandem::test {
 namespace {
 
 constexpr int64_t kHeads = 2, kDim = 128, kRow = kHeads * kDim;
-constexpr int64_t kLength = 128;  // of a sequence
+constexpr int64_t kLength = 128;  // rows of a sequence
 constexpr int64_t kBatch = (int64_t{1} << 31) / (kLength * kRow) + 4;
 constexpr int64_t kRows = kBatch * kLength;  // > 2^31 elements
-constexpr int64_t kPeriod = 100'003;         // rows of random values, repeated: no power of two looks the same
+constexpr int64_t kPeriod = 100'003;         // repeated random rows; no power of two is a period
 
-// q, k and v, each beginning elsewhere in the same random values; and out.
+// q, k and v, which begin at different places of the same random values; and out.
 class KernelsLarge : public testing::Test {
  protected:
   void SetUp() override {
@@ -47,7 +47,7 @@ class KernelsLarge : public testing::Test {
   }
   const std::byte* value_row(int64_t i) const { return &values_[static_cast<size_t>(i % kPeriod * kRow * 2)]; }
 
-  // Runs it over the whole memory: batches of sequences, packed ones, or one long sequence.
+  // Runs the kernel over the whole memory: batches of sequences, packed sequences, or one long sequence.
   enum class Form { dense, packed, one };
   void run(Form form, tandem_attention_args a) {
     for (const DeviceMemory* output : {&memory_[3], lse_.get()}) {
@@ -98,7 +98,7 @@ class KernelsLarge : public testing::Test {
     require(device_.synchronize(stream_));
   }
 
-  // Rows [row, row + rows) of head `head` against the judge's case of their own, whose keys begin at row `key`.
+  // Checks rows [row, row + rows) of head `head` as a separate case, whose keys begin at row `key`.
   void expect_good_rows(const std::string& flags, int64_t row, int64_t key, int64_t head, Form form) {
     const Case c = from_flags("--dtype bf16 --gradients none --head-dim 128 --head-dim-v 128 " + flags);
     const auto engine = [&](const EngineCall& call) {
@@ -164,8 +164,8 @@ TEST_F(KernelsLarge, BatchesPackedSequencesAndOneLongSequence) {
   }
 }
 
-// Two batches 2^31 elements apart (of float32, half as many: as many bytes), of all inputs or of all results. What is
-// between them nobody touches.
+// Two batches 2^31 elements from each other, of all inputs or of all results; for float32, half as many elements, so as
+// many bytes. Nothing between them is touched.
 class FarApart {
  public:
   enum class Which { inputs, results };
@@ -192,7 +192,7 @@ class FarApart {
   }
 
  private:
-  static constexpr size_t kBytesApart = size_t{1} << 32, kRoom = 1 << 20;  // of a batch
+  static constexpr size_t kBytesApart = size_t{1} << 32, kRoom = 1 << 20;  // bytes per batch
   static constexpr size_t kTensors = 16;
 
   struct Placed {
@@ -249,7 +249,7 @@ class FarApart {
   const DeviceMemory far_{device_, kBytesApart + kTensors* kRoom}, near_{device_, 2 * kTensors* kRoom};
 };
 
-// On Blackwell by one CTA, by pairs, of wide heads, and with dk and dv that threads store.
+// On Blackwell one CTA or two compute the tile; heads may be wide, and threads may store dk and dv.
 TEST(KernelsLargeStrides, FlashAttention2214OffsetsOfMoreThan32Bits) {
   for (const FarApart::Which which : {FarApart::Which::inputs, FarApart::Which::results}) {
     const FarApart engine(which);

@@ -1,4 +1,4 @@
-// Block masks made on a GPU, against brute force.
+// Compares block masks that a GPU computes with brute force.
 #include "kernels/on_gpu.h"
 #include "support/blocks_case.h"
 

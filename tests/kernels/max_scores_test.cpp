@@ -1,5 +1,5 @@
-// The largest score of each row, by the judge: a kernel of its own makes the scores anew, so with each option that
-// changes or hides them, in each form that tiles come in.
+// The largest score of each row, against the error bound. A separate kernel computes the scores again, so the cases
+// have each option that changes or hides scores, in each form of tiles.
 #include "kernels/on_gpu.h"
 
 namespace tandem::test {

@@ -5,7 +5,7 @@
 namespace tandem::test {
 namespace {
 
-// The tensors on the GPU, merged there, and back.
+// Copies the tensors to the GPU, merges there, and copies the results back.
 void merge_on(const Gpu& gpu, MergeInstance& instance) {
   tandem_merge_args args = instance.args();
   DeviceCopies copies(gpu, instance.tensors());

@@ -1,4 +1,4 @@
-// Score and mask modifications on a GPU, by the judge.
+// score_mod and mask_mod on a GPU, within the error bound.
 #include <limits>
 #include <utility>
 
@@ -37,7 +37,7 @@ const char* const kDense[] = {
     "--score-mod max(score*temperature,table[1,k%9]) --left 20 --right 6 --sink f32 --layout 349525",
 };
 
-// Every text is a kernel, which takes seconds to compile: each in one type.
+// Each expression is a kernel that takes seconds to compile, so each runs in one type only.
 std::vector<CheckedCase> cases(const std::string& flags) {
   std::vector<CheckedCase> all;
   for (const char* mod : kMods) all.emplace_back(flags + mod);
@@ -57,7 +57,7 @@ TEST(KernelsMods, Packed) {
             "--heads-q 2 --heads-k 1 --head-dim 128 --head-dim-v 128 "));
 }
 
-// Several tiles, some of which masks hide whole.
+// Several tiles, some of which the mask hides completely.
 TEST(KernelsMods, Long) {
   std::vector<CheckedCase> all;
   for (const char* mod :
@@ -69,8 +69,8 @@ TEST(KernelsMods, Long) {
   expect_all_good(all);
 }
 
-// Texts that GPUs have options for, judged by what they say; and one of each that keeps its text beside the other's
-// option.
+// Expressions that GPUs replace by options, checked as expressions. In two cases one expression stays next to the
+// other's option.
 TEST(KernelsMods, Options) {
   std::vector<CheckedCase> all;
   for (const char* shape : {"--batch 2 --seqlen-q 141 --seqlen-k 250 --head-dim 64 --head-dim-v 64 ",
@@ -97,8 +97,8 @@ TEST(KernelsMods, Backward) {
   expect_all_good(all);
 }
 
-// Gradients of what texts read, along each line of a tile and none, with each option that comes before, of several
-// tiles in each direction.
+// Gradients of captured tensors along each line of a tile and along none. Cases have each option that precedes
+// score_mod, and several tiles in each direction.
 TEST(KernelsMods, Captured) {
   std::vector<CheckedCase> all;
   for (const char* flags :
@@ -115,7 +115,7 @@ TEST(KernelsMods, Captured) {
         "--score-mod score+temperature --head-dim 192 --head-dim-v 128 --invariant 1",
         "--score-mod score*slope[head]*temperature+table[q,k%9] --head-dim 64 --head-dim-v 64 --gradients t",
         "--score-mod score+0*slope[head]+floor(temperature) --head-dim 64 --head-dim-v 64",
-        "--score-mod max(score,-1.25) --head-dim 64 --head-dim-v 64"}) {  // none of those whose gradients are wanted
+        "--score-mod max(score,-1.25) --head-dim 64 --head-dim-v 64"}) {  // reads no captured tensor
     all.emplace_back(std::string("--dtype bf16 --batch 2 --heads-q 2 --heads-k 2 --seqlen-q 150 --seqlen-k 270 "
                                  "--gradients m ") +
                      flags);
@@ -132,7 +132,7 @@ TEST(KernelsMods, Captured) {
   expect_all_good(all);
 }
 
-// Of packed tensors, and of lengths that the device alone knows.
+// Adds cases of packed tensors, and of lengths that only the device has.
 void add_lengths_of_the_device(std::vector<CheckedCase>* all, const std::string& flags) {
   for (const char* lengths : {"--packed 1 --max-seqlen 3 --lengths-q 20,0,233,1 --lengths-k 319,4,333,40",
                               "--batch 3 --seqlen-q 170 --seqlen-k 341 --used-q 3,170,0 --used-k 341,17,30"}) {
@@ -140,9 +140,8 @@ void add_lengths_of_the_device(std::vector<CheckedCase>* all, const std::string&
   }
 }
 
-// Tiles that read one element of each tensor, which the main kernel sums, beside those that do not and those of both:
-// with each option that says which tiles there are, and with what keeps the main kernel from it (a slope, softcap,
-// derivatives that are no constants, no gradient of its own).
+// The main kernel sums captured gradients of tiles that read one element of each tensor. Some cases have other tiles
+// too, or each option that chooses tiles. Slopes, softcap, variable derivatives or absent gradients disable the sum.
 TEST(KernelsMods, CapturedTiles) {
   std::vector<CheckedCase> all;
   for (const char* flags :
@@ -169,9 +168,8 @@ TEST(KernelsMods, CapturedTiles) {
   expect_all_good(all);
 }
 
-// All scores of a tile read the same element, and the derivative is the score: Hopper's main kernel sums what each
-// says, with every option that makes or hides scores, by splits and by heads; and what keeps it from that (wide heads,
-// other derivatives, no gradient of its own).
+// All scores of a tile read one element, and the derivative is the score, so Hopper's main kernel sums them. Cases have
+// every option that changes or hides scores, m_splits and split heads. Wide heads or other derivatives disable the sum.
 TEST(KernelsMods, CapturedScores) {
   std::vector<CheckedCase> all;
   for (const char* flags :
@@ -228,7 +226,7 @@ TEST(KernelsMods, CapturedTables) {
   expect_all_good(all);
 }
 
-// Tables that hurt, in the forward and in gradients of them.
+// Tables with infinities and NaN, in the forward and in the gradients of the tables.
 std::vector<CheckedCase> hostile(const std::string& more) {
   const std::string flags =
       "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 70 --seqlen-k 140 --head-dim 64 --head-dim-v 64 " + more;
@@ -268,13 +266,13 @@ std::vector<CheckedCase> hostile(const std::string& more) {
   return all;
 }
 TEST(KernelsMods, Hostile) { expect_all_good(hostile("")); }
-// Infinite and undefined derivatives are where they belong, of elements with and without finite ones beside them; sums
-// of numbers of very different sizes; gradients of 0, which no derivative spoils.
+// Derivatives are infinite or undefined where they should be, for elements with and without finite neighbours. Sums
+// have numbers of very different sizes, and no derivative spoils a gradient of 0.
 TEST(KernelsMods, CapturedHostile) { expect_all_good(hostile("--gradients m ")); }
-// The same where the main kernel adds what it can.
+// The same tables if the main kernel accumulates captured gradients.
 TEST(KernelsMods, CapturedHostileBesideKeys) { expect_all_good(hostile("--gradients km ")); }
 
-// Scores as large as their exponents bear: one key of a row has all its weight.
+// Scores as large as their exponents allow: one key of a row has all its weight.
 TEST(KernelsMods, LargeScores) {
   std::vector<CheckedCase> all;
   for (const char* mod : {"score*1e5", "score*1e7", "-1e7*abs(score)", "score*temperature*1e7 --causal 1"}) {

@@ -11,14 +11,14 @@ namespace {
 
 Gpus opened;
 
-// Cases that this process judges: every one whose number leaves `index` when divided by `count`.
+// The cases of this process: case n belongs to it if n % count == index.
 struct Part {
   size_t index = 0, count = 1;
 } part;
 
 Passes passes = Passes::both;
 
-// The number of cases there are at once: other processes judge theirs beside this one.
+// Returns the number of concurrent cases: with several processes, each checks one at a time.
 unsigned threads_to_judge() { return part.count > 1 ? 1 : std::max(1u, std::thread::hardware_concurrency()); }
 
 }  // namespace
@@ -124,10 +124,10 @@ std::vector<std::byte> Repeated::fetch(gpu::Stream stream) {
 
 namespace {
 
-// What is about several GPUs, speed, graphs, streams or the size of a GPU's memory, and devices' own refusals.
+// Tests of several GPUs, speed, graphs, streams, the size of a GPU's memory, and refusals of devices.
 constexpr const char* kNotVirtual = "-KernelsDevices.*:KernelsGraph.*:KernelsRepeat.*:KernelsLarge.*:KernelsRefusal.*";
 
-// What is not by cases: the first part has it.
+// Tests that do not consist of cases: the first part runs them.
 constexpr const char* kWhole =
     ":KernelsExact.*:KernelsLargeStrides.*:KernelsPlacement.*:KernelsPoison.*:KernelsRecorded.*";
 
@@ -138,7 +138,7 @@ struct Flags {
   tandem::test::Passes passes = tandem::test::Passes::both;
 };
 
-// False when they are none of ours.
+// Returns false for unknown flags.
 bool read_flags(int argc, char** argv, Flags* flags) {
   for (int n = 1; n < argc; n += 2) {
     const std::string flag = argv[n], value = n + 1 < argc ? argv[n + 1] : "";
@@ -155,9 +155,9 @@ bool read_flags(int argc, char** argv, Flags* flags) {
           stderr,
           "kernels_test [--device cuda|cuda:N|vgpu:MODEL] [--schedules N] [--part I/N] [--passes both|backward] "
           "[--gtest_...]\n"
-          "  --part I/N: of N processes that share the cases this is number I, from 0 on; each judges one "
+          "  --part I/N: this is process I of N that share the cases, from 0 on; each checks one "
           "case at a time\n"
-          "  --passes backward: of cases with gradients, these alone; their forward is the oracle's\n");
+          "  --passes backward: only gradients, of cases that have them; the reference computes the forward\n");
       return false;
     }
   }

@@ -1,5 +1,5 @@
-// Tests on a GPU: main() opens the one of --device, and skips them all where there is none. A virtual one runs each
-// case under --schedules N schedules.
+// Tests on a GPU: main() opens the GPU of --device, and skips all tests if that fails. A virtual GPU runs each case
+// under --schedules N schedules.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,35 +17,35 @@ namespace tandem::test {
 const Gpus& the_gpus();
 inline const std::shared_ptr<const Gpu>& the_gpu() { return the_gpus().front(); }
 
-// What every case here has, so that a GPU serves it: forward alone, in multiples of 16 bytes, and with the longest of
-// packed sequences, for which only a virtual GPU can look.
+// Flags that every case here has, so that a GPU supports it: forward alone, in multiples of 16 bytes. Packed cases
+// state their longest sequence, because only a virtual GPU can read lengths.
 inline const std::string kServed = "--gradients none --align 8 --max-seqlen 0 ";
 
 struct CheckedCase {
   CheckedCase(std::string its_flags, std::function<void(Instance&)> adjusted = nullptr)
       : flags(std::move(its_flags)), adjust(std::move(adjusted)) {}
 
-  std::string flags;  // those of kServed go before
+  std::string flags;  // follow the flags of kServed
   std::function<void(Instance&)> adjust;
 };
 
-// Where "each" stands, one number for each sequence: some among the keys, some, if wanted, far beyond.
+// Replaces "each" by one number for each sequence: some are within the keys, and with `far` some are far beyond.
 std::string with_diagonals(const std::string& flags, bool far = true);
 
-// By the judge, on all cores. A case that is refused is not good.
+// Checks every case on all cores. A refused case fails.
 void expect_all_good(const std::vector<CheckedCase>& cases);
 
 // The bytes of all elements, in order.
 std::vector<std::byte> bytes_of(const Tensor& t);
 
-// Tensors of the host, in a GPU's memory. Each of these throws std::runtime_error with the sentence of what fails.
+// Copies host tensors to a GPU's memory. Each function throws std::runtime_error with the sentence of its failure.
 class DeviceCopies {
  public:
   DeviceCopies(const Gpu& gpu, std::vector<Tensor*> tensors);
   DeviceCopies(const DeviceCopies&) = delete;
 
-  const tandem_tensor* of(const tandem_tensor* host) const;  // one that is not among them stays what it is
-  void fetch();                                              // back to the host, all of them
+  const tandem_tensor* of(const tandem_tensor* host) const;  // returns an unknown tensor itself
+  void fetch();                                              // copies all results back to the host
 
  private:
   const Gpu& gpu_;
@@ -54,12 +54,12 @@ class DeviceCopies {
   std::vector<tandem_tensor> copies_;
 };
 
-// A call on a GPU, ready to be made again and again.
+// A call on a GPU that can be repeated.
 struct Repeated {
   explicit Repeated(const std::string& flags, const Gpu& gpu = *the_gpu());
   explicit Repeated(std::unique_ptr<Instance> instance, const Gpu& gpu = *the_gpu());
 
-  // Makes the call on poisoned outputs and waits; the bytes of out and lse.
+  // Makes the call on poisoned outputs and waits. Returns the bytes of out and lse.
   std::vector<std::byte> run();
   std::vector<std::byte> fetch(gpu::Stream stream);
 

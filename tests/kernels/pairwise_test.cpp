@@ -1,4 +1,4 @@
-// Any two features together, at sizes that a virtual GPU runs in moments: a list of cases that holds every pair.
+// Any two features together, at sizes that a virtual GPU runs quickly: a list of cases that contains every pair.
 #include "support/pairwise.h"
 
 #include <array>
@@ -10,7 +10,7 @@ namespace {
 
 using Values = std::vector<const char*>;
 
-// Lengths around the edges of tiles, few queries, sequences that are packed, partly used or empty.
+// Lengths around the edges of tiles, few queries, and sequences that are packed, partly used or empty.
 const Values kLengths = {"--seqlen-q 130 --seqlen-k 150",
                          "--seqlen-q 300 --seqlen-k 270",
                          "--seqlen-q 1 --seqlen-k 200",

@@ -1,5 +1,5 @@
-// The same bits wherever blocks run: on few multiprocessors or many, begun in any order and running side by side, so
-// that counters and cluster launch control hand each block other work. On a virtual GPU, which can place them.
+// Results have the same bits wherever blocks run: on few or many multiprocessors, begun in any order, side by side.
+// Counters and cluster launch control then give each block different work. Only a virtual GPU can place blocks.
 #include "kernels/on_gpu.h"
 
 namespace tandem::test {
@@ -17,7 +17,7 @@ const char* const kProblems[] = {
     "--heads-k 1 "
     "--head-dim 192 --head-dim-v 192 --left 100 --causal 1"};
 
-// 2: one block of a pair each.
+// 2: the least for clusters of two blocks.
 constexpr int kMultiprocessors[] = {0, 132, 8, 3, 2};
 
 TEST(KernelsPlacement, SameBitsWhereverBlocksRun) {
@@ -34,7 +34,7 @@ TEST(KernelsPlacement, SameBitsWhereverBlocksRun) {
   }
 }
 
-// A limit changes who computes what, and no bits. Of a pair of blocks there are two at least.
+// A limit changes which block computes a tile, and no bits. Clusters of two blocks need at least two multiprocessors.
 TEST(KernelsPlacement, SameBitsOnFewerMultiprocessors) {
   for (const char* flags : kProblems) {
     const std::vector<std::byte> expected = Repeated(flags).run();
@@ -45,8 +45,7 @@ TEST(KernelsPlacement, SameBitsOnFewerMultiprocessors) {
   }
 }
 
-// The same of gradients: dq is added to by several blocks, each in its turn. The engine holds all GPUs to the same
-// bits.
+// Several blocks add to dq in turn, so gradients have the same bits too. The engine compares the bits of all GPUs.
 TEST(KernelsPlacement, SameGradientsWhereverBlocksRun) {
   if (!the_gpu()->is_virtual()) GTEST_SKIP() << "A real GPU places its blocks itself.";
   Gpus gpus = {the_gpu()};

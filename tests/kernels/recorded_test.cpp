@@ -1,14 +1,13 @@
-// What a real Hopper GPU gave for a dozen small problems is a file of this folder; the virtual one must give the same,
-// but for the order in which sums are made. With TANDEM_RECORD=<file> on a GPU the tests write it
-// (tools/gpu/record.sh).
+// A file of this folder has a real Hopper GPU's results of a dozen small problems. The virtual GPU must equal them,
+// except for the order of sums. With TANDEM_RECORD=<file> on a GPU the tests write it (tools/gpu/record.sh).
 //
-// A head (device, driver, nvrtc, date, commit), then of each problem the lines
+// A head (device, driver, nvrtc, date, commit) precedes the lines of each problem:
 //   case <flags>
-//   inputs <hash>             of all that goes in
-//   out <base64>, lse <base64>  of the rows that are kept, in the order of sequences, heads and rows
+//   inputs <hash>             of all inputs
+//   out <base64>, lse <base64>  of the recorded rows, in the order of sequences, heads and rows
 //
-// The problem is the key, not the PTX: compilers differ. Both devices are right within a bound, so that they differ by
-// twice that at most. With e = 2^-24 the error of one float32 operation, and its double where the hardware truncates:
+// The problem is the key, not the PTX, because compilers differ. Both devices are within a bound, so they differ by at
+// most twice that. With e = 2^-24 the error of one float32 operation, and 2e where the hardware truncates:
 //   scores    d * 2e * |q| |k| * scale, from the order of q k^T
 //   weights   P = exp(score - m) is off by that and by 4e of the exponential, relative; as it is rounded to 16 bits in
 //             between, it may end on either side of a tie: one unit in the last place of the 16-bit type
@@ -51,8 +50,8 @@ const char* const kCases[] = {
     "--dtype bf16 --heads-q 8 --heads-k 1 --seqlen-q 3 --seqlen-k 600 --head-dim 128 --head-dim-v 128 --causal 1",
     "--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 140 --seqlen-k 250 --head-dim 128 --head-dim-v 128 --softcap 5",
 };
-constexpr int64_t kRows = 24;  // of a head and sequence, that are kept
-// Of the results: most are equal, as the errors are far below their 16 bits.
+constexpr int64_t kRows = 24;  // recorded rows per head and sequence
+// The share of results that may differ: most are equal, because errors are far below their 16 bits.
 constexpr double kDiffering = 0.03;
 
 std::string variable(const char* name) {
@@ -81,7 +80,7 @@ std::map<std::string, Given> read_recording(const std::string& path) {
   return all;
 }
 
-// f(sequence, head, row) of those that are kept.
+// Calls f(sequence, head, row) for the recorded rows.
 template <class F>
 void for_each_row(const Problem& p, F&& f) {
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -114,13 +113,13 @@ double largest_row(const Tensor& t, int64_t columns) {
   for (int64_t n = 0; n < t.size(); ++n) {
     square += t.get(n) * t.get(n);
     if ((n + 1) % columns != 0) continue;
-    if (std::isfinite(square)) largest = std::max(largest, square);  // else nobody looks at it
+    if (std::isfinite(square)) largest = std::max(largest, square);  // no query sees other rows
     square = 0;
   }
   return std::sqrt(largest);
 }
 
-// How far two results may be apart.
+// The largest allowed difference of two results.
 struct Bound {
   double scores = 0, sums = 0;
   Outputs weighted;  // sum P |v| / sum P
@@ -141,7 +140,7 @@ struct Bound {
 
 struct Difference {
   int64_t elements = 0, differ = 0;
-  double units = 0, share = 0;  // the largest, in units of the last place and of what is allowed
+  double units = 0, share = 0;  // largest, in units of the last place and of the bound
 
   void add(double x, double y, double unit, double allowed) {
     ++elements;
@@ -173,7 +172,7 @@ void compare(const std::string& flags, const Given& there, const Given& here, co
     lse_at += static_cast<size_t>(size_of(p.lse.dtype));
   });
   std::printf(
-      "%s\n  out: %lld of %lld differ, by %.3g units in the last place at most, %.3g of what is allowed; "
+      "%s\n  out: %lld of %lld differ, by %.3g units in the last place at most, %.3g of the bound; "
       "lse: %lld of %lld, %.3g, %.3g\n",
       flags.c_str(), static_cast<long long>(out.differ), static_cast<long long>(out.elements), out.units, out.share,
       static_cast<long long>(lse.differ), static_cast<long long>(lse.elements), lse.units, lse.share);
@@ -188,7 +187,7 @@ TEST(KernelsRecorded, SameAsARealHopper) {
   if (the_gpu()->device().properties().compute_major != 9) GTEST_SKIP() << "The recording is of Hopper.";
   const std::map<std::string, Given> recorded =
       write_to.empty() ? read_recording(path) : std::map<std::string, Given>();
-  if (write_to.empty() && recorded.empty()) GTEST_SKIP() << path << " is not there: tools/gpu/record.sh makes it.";
+  if (write_to.empty() && recorded.empty()) GTEST_SKIP() << path << " is missing: tools/gpu/record.sh writes it.";
   for (const std::string flags : kCases) {
     Repeated call(flags);
     call.run();

@@ -1,4 +1,4 @@
-// What a GPU does not serve is refused with a sentence, and nothing is written.
+// Unsupported calls on a GPU are refused with a sentence, and nothing is written.
 #include <list>
 
 #include "kernels/on_gpu.h"
@@ -6,7 +6,7 @@
 namespace tandem::test {
 namespace {
 
-// A call whose arguments may be spoilt.
+// A call whose arguments a test may spoil.
 struct Spoilt {
   explicit Spoilt(const std::string& flags) : call(flags), args(call.call.args) {}
 
@@ -115,8 +115,8 @@ TEST(KernelsRefusal, DevicesThatAreNotThere) {
   }
 }
 
-// Lengths that lie: clamped to the tensors, so that nothing outside of them is read or written; with `validate` a
-// sentence.
+// Wrong lengths are clamped to the tensors, so that nothing outside them is read or written. With `validate` they are
+// refused with a sentence.
 TEST(KernelsRefusal, IndicesThatPointOutside) {
   for (const int liar : {-5, 50, 1 << 30, INT32_MAX}) {
     auto in = std::make_unique<Instance>(from_flags(

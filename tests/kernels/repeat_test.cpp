@@ -1,4 +1,4 @@
-// The same bits again: run after run, beside other streams, from a graph, alone and in a batch.
+// Results have the same bits again: run after run, next to other streams, from a graph, alone and in a batch.
 #include <cstring>
 #include <thread>
 
@@ -29,7 +29,7 @@ TEST(KernelsRepeat, AThousandTimesTheSameBits) {
   }
 }
 
-// Launched back to back without waiting: a launch must not depend on where the one before it has got to.
+// Launches follow each other without a wait: a launch must not depend on the progress of the previous one.
 TEST(KernelsRepeat, BackToBack) {
   for (const std::string& flags : {kCausal, kPacked, kFull}) {
     Repeated call(flags);
@@ -113,7 +113,7 @@ TEST(KernelsGraph, AColdKernelIsRefusedInACapture) {
     CudaGraph graph(fresh.stream());
     EXPECT_EQ(forward(), TANDEM_COLD_KERNEL);
     EXPECT_NE(std::string(tandem_last_error()).find("tandem_prepare"), std::string::npos) << tandem_last_error();
-    graph.end();  // the capture is as good as before
+    graph.end();  // the capture is still valid
     graph.launch();
     EXPECT_TRUE(unwritten(call.fetch(fresh.stream())));
   }
@@ -138,7 +138,7 @@ void scale_rows(Tensor& to, int64_t first, int64_t rows, double factor) {
   for (int64_t n = first * row; n < (first + rows) * row; ++n) to.set(n, to.get(n) * factor);
 }
 
-// dim 0 of the batch's tensors from first on against all of the other's.
+// Compares rows from `first` on of dimension 0 of the batch's tensors with all rows of the other's.
 void expect_same_rows(const Tensor& batch, int64_t first, const Tensor& alone, const std::string& what) {
   const int64_t begin = first * (batch.size() / std::max<int64_t>(batch.shape()[0], 1));
   for (int64_t n = 0; n < alone.size(); ++n) {
@@ -154,7 +154,7 @@ TEST(KernelsInvariance, ASequenceOfAPackedBatchAndAlone) {
           "--dtype bf16 --packed 1 --max-seqlen 0 --invariant 1 --heads-q 8 --heads-k 2 " + dims + more;
       Repeated batch(common + " --lengths-q 300,5,0,129,700,64 --lengths-k 300,90,7,129,8400,1");
       const Case& c = batch.instance->c;
-      // A tile of an odd sequence ends in what a neighbour has: scores of sigma 30.
+      // The last tile of an odd sequence contains a neighbour's rows, with scores of sigma 30.
       for (size_t b = 0, q = 0; b < c.lengths_q.size(); q += static_cast<size_t>(c.lengths_q[b++]))
         if (b % 2 == 0) scale_rows(batch.instance->q, static_cast<int64_t>(q), c.lengths_q[b], 32);
       batch.run();

@@ -1,5 +1,5 @@
-// Every schedule that sizes choose, forced at small sizes: schedules of wide heads, chunks of dS, tiles of two query
-// heads, shortest-first order, two CTAs, and the rows of the forward's table.
+// Forces every schedule that sizes choose at small sizes: schedules of wide heads, chunks of dS, tiles of two query
+// heads. Also forces shortest-first order, two CTAs, and the rows of the forward's table.
 #include <iterator>
 
 #include "kernels/on_gpu.h"
@@ -11,7 +11,7 @@ namespace {
 
 using Schedule = Sm90BackwardConfig::Schedule;
 
-// Plans use these constants while it lives.
+// Plans use these constants during its lifetime.
 class Forced {
  public:
   explicit Forced(const plan::Tuning& tuning) {
@@ -70,7 +70,7 @@ TEST(KernelsSchedules, WideHeads) {
   }
 }
 
-// One, two and an odd number of chunks, the last one short; query heads of a group in one tile, all or some of them.
+// One, two or an odd number of chunks, the last one short. All or some query heads of a group are in one tile.
 TEST(KernelsSchedules, ChunksOfDs) {
   if (!is_hopper()) GTEST_SKIP();
   const struct {
@@ -99,7 +99,7 @@ TEST(KernelsSchedules, ChunksOfDs) {
   }
 }
 
-// One head in parts, each of whole sums of dq.
+// A head in several parts, each with complete sums of dq.
 TEST(KernelsSchedules, ChunksOfOneHead) {
   if (!is_hopper()) GTEST_SKIP();
   plan::Tuning tuning = with_schedule(Schedule::ds_gmem, 130);
@@ -141,7 +141,7 @@ TEST(KernelsSchedules, TwoCtas) {
   }
 }
 
-// Each row of the table that the lengths would choose otherwise.
+// Every row of the table, at lengths that would choose a different row.
 TEST(KernelsSchedules, RowsOfTheForward) {
   if (!is_hopper()) GTEST_SKIP();
   size_t used = 0;

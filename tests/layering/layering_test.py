@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Holds the sources to the table of docs/architecture.md: which folder may use which.
+"""Checks the includes of the sources against the table of docs/architecture.md.
 
-layering_test.py <root>         exit code 1, and a line for each include that the table does not allow
-layering_test.py --self-test    whether it notices: a small tree in which all is wrong
+    layering_test.py <root>         prints each include that the table does not allow; exit code 1 if there is one
+    layering_test.py --self-test    checks that it finds each violation in a small tree of violations
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 
 TABLE = "docs/architecture.md"
 SOURCES = {".c", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
-# Where the compiler looks for what a source of a top folder includes; its own folder comes first.
+# The folders that the compiler searches for includes of each top folder. The including file's folder comes first.
 SEARCH = {
     "include": ["include"],
     "src": ["src", "include", "kernels"],
@@ -23,45 +23,45 @@ SEARCH = {
     "sass": ["", "src", "include", "kernels"],
     "cli": ["", "src", "include", "kernels"],
 }
-DIVIDED = ("src/", "vgpu/src/", "kernels/", "sass/")  # each folder in these has a row of its own
+DIVIDED = ("src/", "vgpu/src/", "kernels/", "sass/")  # each folder in these has its own row
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 ROW = re.compile(r"^\| `([^|]*)/` \|.*\| ([^|]*) \|$")
 
 
 def read_table(root: pathlib.Path) -> tuple[dict[str, set[str]], list[str]]:
-    """The rooms and what each may use, itself and what those use included; and what is wrong with the table."""
+    """Returns the layers that each layer may use, directly or not, and the errors of the table."""
     named: dict[str, str] = {}
     problems = []
     for number, line in enumerate((root / TABLE).read_text().splitlines(), 1):
         row = ROW.match(line)
-        for room in row[1].replace("`", "").split("/, ") if row else []:
-            named[room] = row[2].replace("`", "")
-            if not (root / room).is_dir():
-                problems.append(f"{TABLE}:{number}: {room}/ is no folder")
-    by_name = {room.removeprefix("src/"): room for room in named}
+        for layer in row[1].replace("`", "").split("/, ") if row else []:
+            named[layer] = row[2].replace("`", "")
+            if not (root / layer).is_dir():
+                problems.append(f"{TABLE}:{number}: {layer}/ is no folder")
+    by_name = {layer.removeprefix("src/"): layer for layer in named}
     uses: dict[str, set[str]] = {}
-    for room, names in named.items():
+    for layer, names in named.items():
         words = [word.removesuffix("/") for word in names.split(", ") if word != "-"]
-        uses[room] = set(named) if words == ["all"] else {by_name[word] for word in words if word in by_name}
+        uses[layer] = set(named) if words == ["all"] else {by_name[word] for word in words if word in by_name}
         unknown = [word for word in words if word not in by_name and word != "all"]
-        problems += [f"{TABLE}: {room}/ may use {word}, which is no room" for word in unknown]
-    for room in uses:
-        reached, found = set(), {room}
+        problems += [f"{TABLE}: {layer}/ may use {word}, which is no layer" for word in unknown]
+    for layer in uses:
+        reached, found = set(), {layer}
         while found:
             reached |= found
             found = set().union(*(uses[one] for one in found)) - reached
-        uses[room] = reached
+        uses[layer] = reached
     return uses, problems
 
 
-def room_of(path: str, rooms: dict[str, set[str]]) -> str | None:
-    """The innermost room that a file is in."""
-    inside = [room for room in rooms if path.startswith(room + "/")]
+def layer_of(path: str, layers: dict[str, set[str]]) -> str | None:
+    """Returns the innermost layer that contains a file."""
+    inside = [layer for layer in layers if path.startswith(layer + "/")]
     return max(inside, key=len, default=None)
 
 
 def find(root: pathlib.Path, source: pathlib.Path, name: str) -> str | None:
-    """The file of this project that an #include names; None: somebody else's."""
+    """Returns the file of this project that an #include names, or None."""
     top = source.relative_to(root).parts[0]
     for folder in [source.parent, *(root / each for each in SEARCH[top])]:
         if (folder / name).is_file():
@@ -70,23 +70,23 @@ def find(root: pathlib.Path, source: pathlib.Path, name: str) -> str | None:
 
 
 def problems_of(root: pathlib.Path) -> list[str]:
-    rooms, problems = read_table(root)
+    layers, problems = read_table(root)
     rowless = set()
     sources = (path for top in SEARCH for path in (root / top).rglob("*") if path.suffix in SOURCES)
     for source in sorted(sources):
         path = source.relative_to(root).as_posix()
-        room = room_of(path, rooms)
+        layer = layer_of(path, layers)
         depth = next((top.count("/") + 1 for top in DIVIDED if path.startswith(top)), 0)
-        folder = "/".join(path.split("/")[:depth]) if 0 < depth <= path.count("/") else room
-        if folder not in rooms:
+        folder = "/".join(path.split("/")[:depth]) if 0 < depth <= path.count("/") else layer
+        if folder not in layers:
             rowless.add(folder or path.partition("/")[0])
             continue
         for number, line in enumerate(source.read_text().splitlines(), 1):
             included = INCLUDE.match(line)
             target = find(root, source, included[1]) if included else None
-            other = room_of(target, rooms) if target else None
-            if other is not None and other not in rooms[room]:
-                problems.append(f"{path}:{number}: {room}/ may not use {other}/: {included[1]}")
+            other = layer_of(target, layers) if target else None
+            if other is not None and other not in layers[layer]:
+                problems.append(f"{path}:{number}: {layer}/ may not use {other}/: {included[1]}")
     return problems + [f"{TABLE}: no row for {folder}/" for folder in sorted(rowless)]
 
 
@@ -111,7 +111,7 @@ WRONG = {
 }
 NOTICED = """\
 docs/architecture.md:4: src/gone/ is no folder
-docs/architecture.md: vgpu/src/ may use lost, which is no room
+docs/architecture.md: vgpu/src/ may use lost, which is no layer
 src/low/a.h:3: src/low/ may not use src/middle/: middle/a.h
 vgpu/src/part/a.h:1: vgpu/src/part/ may not use vgpu/src/: vgpu/src/device.h
 vgpu/src/part/a.h:2: vgpu/src/part/ may not use src/middle/: middle/a.h

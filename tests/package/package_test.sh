@@ -42,7 +42,7 @@ for language in c cpp; do
   "$work/$language/build/tandem_example_$language" || fail "running the $language example built with find_package"
 done
 
-# The programs for GPUs, on virtual ones; 77: there is no NVRTC to compile their kernels.
+# Runs the programs for GPUs on virtual ones; 77: NVRTC is missing.
 cp -r "$source/examples/cuda" "$work/cuda"
 cmake -G Ninja -S "$work/cuda" -B "$work/cuda/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
   -DCMAKE_CXX_COMPILER="$cxx" >"$work/cuda.log" || fail "configuring the CUDA examples: $(cat "$work/cuda.log")"
@@ -51,7 +51,7 @@ for device in vgpu:h200 vgpu:b200; do
   for language in c cpp; do
     result=0
     "$work/cuda/build/tandem_example_cuda_$language" "$device" || result=$?
-    [ "$result" != 77 ] || echo "skipped: $device compiles its kernels by NVRTC, which is not there"
+    [ "$result" != 77 ] || echo "skipped: $device compiles its kernels with NVRTC, which is missing"
     [ "$result" = 0 ] || [ "$result" = 77 ] || fail "running the $language example for CUDA on $device"
   done
 done
@@ -65,7 +65,7 @@ read -ra flags < <(pkg-config --cflags --libs tandem)
 "$work/with_pkg_config_cpp" >"$work/cpp.out" || fail "running the C++ example built with pkg-config"
 (cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -F 0.2.0 >/dev/null) || fail "bin/tandem --version"
 
-# A virtual GPU: its library is loaded from beside libtandem, and a sentence says what is missing without it.
+# A virtual GPU: its library is loaded from the folder of libtandem; without it a sentence states what is missing.
 cat >"$work/virtual.c" <<'EOC'
 #include <stdio.h>
 #include <tandem/tandem.h>

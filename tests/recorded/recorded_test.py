@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Whether recorded proofs hold, and how far the kernels have moved since: recorded_test.py <proof.json>...
+"""Checks validation records, and prints the changes of kernels since: recorded_test.py <record.json>...
 
-A proof must have steps, all of them ok, and name a commit that was built without changes. That the kernels have changed
-since is said, and no failure: who changes a kernel proves it again before a release (docs/results/README.md).
+A record must have steps, all of them ok, and name a commit without local changes. Later changes of kernels are no
+failure, but a release needs a new record (docs/results/README.md).
 """
 
 import json
@@ -10,11 +10,11 @@ import pathlib
 import subprocess
 import sys
 
-PROVEN = (":/kernels", ":/src/plan", ":/vgpu/src", ":/vgpu/models")  # what a proof is about, from the top folder
+VALIDATED = (":/kernels", ":/src/plan", ":/vgpu/src", ":/vgpu/models")  # the validated folders, from the top
 
 
 def git(folder, *words):
-    """What git answers, or None: there may be no git, no history, or not all of it."""
+    """Returns git's output, or None without git or without the history."""
     try:
         done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True)
     except FileNotFoundError:
@@ -23,42 +23,42 @@ def git(folder, *words):
 
 
 def age(folder, commit):
-    """How far what was proven has moved since the commit, in words."""
-    changed = git(folder, "diff", "--name-only", commit, "--", *PROVEN)
+    """Describes the changes of the validated folders since the commit."""
+    changed = git(folder, "diff", "--name-only", commit, "--", *VALIDATED)
     if changed is None:
-        return "this checkout does not have that commit: how old that is cannot be said"
+        return "this checkout lacks that commit, so the age of the record is unknown"
     if not changed:
-        return "kernels, plan and virtual GPU are as they were"
-    count = git(folder, "rev-list", "--count", f"{commit}..HEAD", "--", *PROVEN)
+        return "kernels, plan and virtual GPU have not changed"
+    count = git(folder, "rev-list", "--count", f"{commit}..HEAD", "--", *VALIDATED)
     folders = sorted({name.split("/")[0] for name in changed.splitlines()})
-    return f"since then {count} commits changed {', '.join(folders)}: to be proved again before a release"
+    return f"since then {count} commits changed {', '.join(folders)}: a release needs a new record"
 
 
-def wrong(proof):
-    """What is wrong with a proof."""
-    steps = proof.get("steps") or []
+def wrong(record):
+    """Yields the errors of a record."""
+    steps = record.get("steps") or []
     if not steps:
-        yield "it has no steps"
+        yield "the record has no steps"
     for step in steps:
         if step["verdict"] != "ok":
             yield f"step {step['name']}: {step['verdict']}: {step['summary']}"
-    if proof.get("failures") != 0:
-        yield f"failures is {proof.get('failures')}"
-    for commit in (proof.get("commit"), *(step["commit"] for step in steps if "commit" in step)):
+    if record.get("failures") != 0:
+        yield f"failures is {record.get('failures')}"
+    for commit in (record.get("commit"), *(step["commit"] for step in steps if "commit" in step)):
         if not commit or commit.endswith(("-dirty", "unknown")):
-            yield f"commit is {commit}: it must be one that others can build"
+            yield f"commit is {commit}: it must be a commit without local changes"
 
 
 def main():
     failed = False
     for path in map(pathlib.Path, sys.argv[1:]):
-        proof = json.loads(path.read_text())
-        print(f"{path.name}: commit {proof.get('commit')}, {proof.get('device')}, {proof.get('date', '')[:10]}")
-        for step in proof.get("steps") or []:
+        record = json.loads(path.read_text())
+        print(f"{path.name}: commit {record.get('commit')}, {record.get('device')}, {record.get('date', '')[:10]}")
+        for step in record.get("steps") or []:
             again = f" (of {step['commit']})" if "commit" in step else ""
             print(f"  {step['name']}: {step['verdict']}, {step['summary']}{again}")
-        print("  " + age(path.parent, proof.get("commit", "")))
-        for text in wrong(proof):
+        print("  " + age(path.parent, record.get("commit", "")))
+        for text in wrong(record):
             failed = True
             print(f"  WRONG: {text}")
     return 1 if failed else 0

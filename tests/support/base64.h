@@ -13,11 +13,11 @@ namespace tandem::test {
 
 inline constexpr std::string_view kBase64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-// Without the "=" at the end, of which the length says all.
+// Omits the "=" at the end, because the length implies it.
 inline std::string to_base64(std::span<const std::byte> bytes) {
   std::string text;
   uint32_t bits = 0;
-  int count = 0;  // of bits not yet written
+  int count = 0;  // bits not yet written
   for (const std::byte b : bytes) {
     bits = bits << 8 | std::to_integer<uint32_t>(b);
     for (count += 8; count >= 6; count -= 6) text += kBase64[bits >> (count - 6) & 63];

@@ -14,7 +14,7 @@ constexpr int kFull = 2, kPartial = 1;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of each block, by every query and key that it has.
+// Returns the state of each block, from every query and key in it.
 std::vector<int> states_of(const BlocksCase& c, const BoundExpression& mod) {
   const score_mod::Mod& text = mod.program->mod;
   score_mod::Evaluator<float> evaluator(text.graph, {&text.result, 1});
@@ -183,7 +183,7 @@ std::vector<BlocksCase> blocks_cases() {
       {.text = "q * 0x7fffffff < k << 25", .seqlen_q = 300, .seqlen_k = 300},
       {.text = "q // (k - 100) > 2 or q % (k - 100) == 1", .seqlen_q = 300, .seqlen_k = 300, .block_k = 50},
       {.text = "doc[batch, q + n] == doc[0, k - n]", .batch = 2, .seqlen_q = 300, .seqlen_k = 500, .block_q = 100}};
-  // Random texts of what blocks can be decided by, and what not.
+  // Random expressions whose intervals can decide blocks, and some that cannot.
   Random r(7);
   const auto pick = [&r](std::initializer_list<const char*> of) {
     return std::string(of.begin()[r.between(0, static_cast<int64_t>(of.size()) - 1)]);

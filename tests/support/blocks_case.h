@@ -1,4 +1,4 @@
-// Block masks that are made, for tests: a text with its tensors, results with guards and poison, and brute force.
+// Cases of the block mask builder: an expression with its tensors, results with guards and poison, and brute force.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tandem::test {
 
-// A text may say doc[batch, q or k] (sorted documents), page[i] (any ints), seen[q or k], slope[head], n and x.
+// An expression may read doc[batch, q or k] (sorted documents), page[i] (any ints), seen[q or k], slope[head], n and x.
 struct BlocksCase {
   std::string text = "k <= q";
   int64_t batch = 1, heads = 1, seqlen_q = 300, seqlen_k = 300, block_q = 128, block_k = 128;
@@ -27,9 +27,9 @@ class BlocksInstance {
   explicit BlocksInstance(const BlocksCase& c);
   BlocksInstance(const BlocksInstance&) = delete;
 
-  // They point into *this.
+  // Pointers into *this.
   tandem_block_mask_args args();
-  std::vector<Tensor*> tensors();  // all, once each; the results behind the others
+  std::vector<Tensor*> tensors();  // each tensor once; the results come last
   int64_t blocks() const;          // bytes of workspace
 
   const BlocksCase c;
@@ -43,12 +43,12 @@ class BlocksInstance {
   tandem_mod mod_;
 };
 
-// make() makes an instance's lists, which must be those of every query and key asked for itself; guards must be intact.
-// Returns what was wrong.
+// Calls make() to build an instance's lists. They must equal an evaluation of every query and key, with intact guards.
+// Returns the first error as a sentence, or "".
 std::string check_blocks_accuracy(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
 
-// Texts and shapes that every engine serves: those of the gallery, tails, sequences of nothing, lists of heads, any
-// block size, random texts.
+// Expressions and shapes that every engine supports: the gallery, tails, empty sequences, lists per head, any block
+// size, random expressions.
 std::vector<BlocksCase> blocks_cases();
 
 }  // namespace tandem::test

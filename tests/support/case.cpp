@@ -11,7 +11,7 @@
 namespace tandem::test {
 namespace {
 
-// Every field beside its flag.
+// Pairs every field with its flag.
 template <class C, class F>
 void visit(C& c, F&& field) {
   field("dtype", c.dtype);
@@ -93,7 +93,7 @@ void parse(const std::string& text, std::vector<int64_t>& list) {
   for (std::string one; std::getline(in, one, ',');) list.push_back(std::stoll(one));
 }
 
-// Mostly small, odd as often as not, now and then past a tile.
+// Mostly small lengths, odd in half of the cases, sometimes longer than a tile.
 int64_t random_length(Random& r) {
   switch (r.between(0, 9)) {
     case 0: return r.between(0, 1);
@@ -157,8 +157,8 @@ void random_bias(Random& r, Case& c) {
   c.bias_inf = c.bias != "bool" && r.chance(0.2);
 }
 
-// Near the edges of the scores, and now and then beyond all of them; but with ALiBi, whose scores would be large
-// numbers of float32, in which what tells them apart is lost.
+// Most offsets are near the edges of the scores, and some are beyond all of them. ALiBi keeps its diagonal, because
+// large float32 scores absorb their differences.
 void random_diagonal(Random& r, Case& c) {
   if (!r.chance(0.15)) return;
   const auto offset = [&] {
@@ -180,7 +180,7 @@ std::string random_score_text(Random& r, int depth) {
                                         "0.1*float((q*5+k)%7)", "table[q,k%9]",
                                         "temperature*0.1*q"};
   const int64_t kind = r.between(0, 11);
-  const std::string a = inner();  // drawn one after the other: operands of + come in any order
+  const std::string a = inner();  // in sequence: + may evaluate its operands in any order
   switch (kind) {
     case 0: return "(" + a + "-" + kPlaces[r.between(0, 6)] + ")";
     case 1: return "(" + a + "+" + kPlaces[r.between(0, 6)] + ")";
@@ -217,7 +217,7 @@ std::string random_mask_text(Random& r, int depth) {
   }
 }
 
-// That engines have options for.
+// Returns an expression that engines have an option for.
 std::string random_option_text(Random& r, bool mask) {
   static constexpr const char* kDistances[] = {"(q-k)", "(q-k+n)", "(k-q)", "(q+seqlen_k-seqlen_q-k)"};
   static constexpr const char* kBounds[] = {"<=0", "<9", ">=-n", ">-20&&on", "<=seqlen_q", "==3"};
@@ -249,7 +249,7 @@ void random_results(Random& r, Case& c) {
   if (r.chance(0.1)) c.sm_limit = r.between(1, 200);
 }
 
-// Of dense problems, whatever part of their lengths is used.
+// Adds a block mask to dense problems, whatever part of their lengths is used.
 void random_blocks(Random& r, Case& c) {
   if (c.packed || c.page_size > 0 || !r.chance(0.2)) return;
   static const char* const kKinds[] = {"random", "partial", "hostile", "late"};

@@ -16,7 +16,7 @@ struct Case {
   std::string dtype = "f32";  // f64, f32, bf16, f16
   int64_t batch = 1, heads_q = 1, heads_k = 1, seqlen_q = 4, seqlen_k = 4, head_dim = 8, head_dim_v = 8;
 
-  // Packed: the lengths of the sequences, and the batch is their number. One of them with page_size: only queries.
+  // Packed: the lengths of the sequences, whose number is the batch. With page_size, only queries are packed.
   bool packed = false;
   std::vector<int64_t> lengths_q, lengths_k;
   std::vector<int64_t> used_q, used_k;  // seqused, one per sequence; empty: absent
@@ -35,29 +35,26 @@ struct Case {
   std::string sink;                 // "", "f32" or "same"
   double dropout = 0;
   bool dropout_pointers = false;
-  // Texts without spaces, over the names of Instance::bind_mods().
+  // Expressions without spaces, over the names of Instance::bind_mods().
   std::string score_mod, mask_mod;
-  // A block mask of block_q x block_k: "random" blocks of all kinds, listed in any order; "partial", without a list of
-  // full ones; "hostile", whose counts and indices are anything; "late": only keys from half on. block_shape: as
-  // bias_shape.
+  // A block mask of block_q x block_k. "random": all kinds, in any order. "partial": no list of full blocks. `hostile`:
+  // arbitrary counts and indices. "late": only keys in the second half. block_shape: as bias_shape.
   std::string blocks, block_shape = "bh";
   int64_t block_q = 128, block_k = 128;
 
   bool lse = true, dlse = false;     // forward writes lse; backward reads dlse
-  bool max_scores = false;           // forward writes them
-  std::string gradients = "qkvbsm";  // those asked for: dq, dk, dv, dbias, dsink, those of what score_mod reads;
-                                     // t: of its table alone
-  std::string float32;               // results of 16-bit cases that are float32: "o"ut, "g"radients; "d": dout, too
+  bool max_scores = false;           // forward writes max_scores
+  std::string gradients = "qkvbsm";  // m: score_mod's tensors; t: only its table
+  std::string float32;               // float32 results of 16-bit cases: out, gradients; d: dout
   bool accumulate = false;           // gradients are added to normal numbers
   int64_t splits = 0, sm_limit = 0;
   bool invariant = false;
-  // "large": scores times 30; "integer": q = 0 and v of small integers. Rows that one key takes, judged without noise:
-  // "sink20", "needle20": the first key, or one in the middle, 20 above the others; "copy": the key before a row's own
-  // 30 above the others.
+  // "large": scores times 30. "integer": q = 0 and v of small integers. Sharp rows, compared without noise: "sink20"
+  // and "needle20" raise the first or a middle key by 20. "copy" raises the key before the row's own by 30.
   std::string values = "normal";
   int64_t layout = 0;       // two bits per tensor, see Layout
-  int64_t align = 1;        // > 1: gaps and margins are multiples of as many elements; GPUs ask for 16 bytes
-  int64_t max_seqlen = -1;  // packed, >= 0: max_seqlen_* are the longest sequences and this many more
+  int64_t align = 1;        // > 1: gaps and margins are multiples; GPUs need 16 bytes
+  int64_t max_seqlen = -1;  // packed, >= 0: max_seqlen_* exceed the longest by this
   int64_t seed = 1;
 
   bool operator==(const Case&) const = default;
@@ -78,18 +75,18 @@ Case from_flags(const std::string& flags);
 // A random valid case: every option and their combinations, mostly small.
 Case random_case(uint64_t seed);
 
-// What both kinds of random case have in common: where the diagonal lies, types of results, and whether these are
-// added. Behind all else, so that a seed's case keeps what it was.
+// Adds options of both kinds of random case: the diagonal, result types, and accumulation. Call this last, so that a
+// seed keeps its case.
 void random_results(Random& r, Case& c);
 
-// A score_mod, a mask_mod, both or none. Texts are smooth in the score, so that rounding decides nothing.
+// Adds a score_mod, a mask_mod, both or neither. Expressions are smooth in the score, so that rounding decides nothing.
 void random_mods(Random& r, Case& c);
 
-// The same for GPUs: 16-bit types, head dims up to 256 in multiples of 8, lengths around the edges of tiles and up to
-// 2000, forward only, aligned but for a few.
+// A random case for GPUs: forward only, 16-bit types, head dims up to 256 in multiples of 8, mostly aligned. Lengths
+// are near the edges of tiles and up to 2000.
 Case random_gpu_case(uint64_t seed);
 
-// Smaller ones with gradients, and with dropout.
+// A smaller random case for GPUs with gradients and dropout.
 Case random_gpu_backward_case(uint64_t seed);
 
 }  // namespace tandem::test

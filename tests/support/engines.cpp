@@ -38,7 +38,7 @@ NamedEngine cpu_engine(int threads) {
             }
           },
       .supports =
-          [](const Problem& p) { return p.dtype == DType::f64 ? "float64 is the oracle's" : cpu::check(p).message; }};
+          [](const Problem& p) { return p.dtype == DType::f64 ? "float64: reference only" : cpu::check(p).message; }};
 }
 
 NamedEngine engine_named(const std::string& device, int schedules) {

@@ -1,4 +1,4 @@
-// The engines that the judge can be asked about.
+// The engines that the check of accuracy can run.
 #pragma once
 
 #include <string>
@@ -10,15 +10,14 @@ namespace tandem::test {
 struct NamedEngine {
   Engine run;
   Supports supports;
-  std::string flags = "";  // of tandem_fuzz, which choose it
+  std::string flags = "";  // the flags of tandem_fuzz that choose it
 };
 
-// "cpu", "oracle" (the oracle itself, in the dtypes of the problem), "cuda", "cuda:N" or "vgpu:MODEL" (see gpu.h),
-// which runs every call under so many schedules. Throws std::invalid_argument for others, std::runtime_error for a GPU
-// that is not there.
+// "cpu", `oracle` (the reference in the problem's dtypes), "cuda", "cuda:N" or "vgpu:MODEL" (see gpu.h). A virtual GPU
+// runs every call under `schedules` schedules. Throws std::invalid_argument, or std::runtime_error for a missing GPU.
 NamedEngine engine_named(const std::string& device, int schedules = 1);
 
-// The CPU engine on a number of threads, with a workspace of exactly the bytes it asks for, poisoned and guarded.
+// The CPU engine on a number of threads, with a poisoned and guarded workspace of exactly the bytes it requests.
 NamedEngine cpu_engine(int threads);
 
 }  // namespace tandem::test

@@ -1,4 +1,4 @@
-// tandem_fuzz: random problems through an engine and the judge. Prints one line per failure that repeats it.
+// tandem_fuzz: random problems through an engine and the check of accuracy. One line per failure repeats it.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -21,12 +21,11 @@ constexpr const char* kUsage =
     "tandem_fuzz [--device cpu|oracle|cuda|cuda:N|vgpu:MODEL] [--cases cpu|gpu|backward] [--seed S] [--count N] "
     "[--seconds T]\n"
     "            [--threads N] [--schedules N] [--passes both|backward] [--case 'FLAGS'] [--verbose]\n"
-    "  Runs N random problems from seed S on, for T seconds at most, or one problem given by its flags. A GPU is "
-    "asked\n"
-    "  GPU cases, judged by all cores; a virtual one runs each under N schedules. Stops at the 20th failure.\n"
-    "  --passes backward: of problems with gradients, these alone; their forward is the oracle's.\n";
+    "  Runs N random problems from seed S on, for T seconds at most, or one problem given by its flags. A GPU runs\n"
+    "  GPU cases, which all cores check; a virtual one runs each under N schedules. Stops at the 20th failure.\n"
+    "  --passes backward: only gradients, of problems that have them; the reference computes the forward.\n";
 
-constexpr uint64_t kMaxFailures = 20;  // a GPU that has failed may fail ever after
+constexpr uint64_t kMaxFailures = 20;  // a failed GPU may fail every later call
 
 struct Options {
   std::string device = "cpu", cases, flags;
@@ -134,7 +133,7 @@ class Fuzzer {
   const tandem::test::NamedEngine engine_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<uint64_t> next_{0}, failures_{0};
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   uint64_t done_ = 0, refused_ = 0;
   double worst_ = 0;
 };

@@ -25,7 +25,7 @@ void require(tandem_status status) {
   if (status != TANDEM_OK) throw std::runtime_error(tandem_last_error());
 }
 
-// Ends the process when it lives too long: nothing stops a kernel that waits for ever.
+// Ends the process after a timeout, because nothing else stops a kernel that waits forever.
 class Watchdog {
  public:
   explicit Watchdog(std::string what) : what_(std::move(what)), thread_([this] { watch(); }) {}
@@ -86,7 +86,7 @@ Gpu::Gpu(const std::string& name, int schedule, const Placement& placement)
   test::require(device_->create_stream(&stream_));
 }
 
-// One thread for each call: the judge has many at once.
+// One thread for each call, because checks run concurrently.
 void Gpu::open_virtual(int schedule, const Placement& placement) {
   const vgpu::Options options{.run = {.schedule = vgpu::Schedule::nth(schedule),
                                       .threads = 1,
@@ -95,7 +95,7 @@ void Gpu::open_virtual(int schedule, const Placement& placement) {
                               .sm_count = placement.sm_count,
                               .check = true,
                               .observe = nullptr,
-                              .report = [](const vgpu::Outcome&) {}};  // the sentence of the failed call is enough
+                              .report = [](const vgpu::Outcome&) {}};  // the failed call's sentence is enough
   std::unique_ptr<gpu::Device> working;
   test::require(vgpu::open(name_, options, &device_));
   test::require(vgpu::open(name_, options, &working));
@@ -217,7 +217,7 @@ Gpus open_gpus(const std::string& name, int schedules) {
 
 namespace {
 
-// Outputs as the call found them, for the first GPU; poisoned for the others, where nothing is added to them.
+// The first GPU gets the outputs as the call found them. The other GPUs get poison, unless the call accumulates.
 void run_on(const Gpu& gpu, const EngineCall& call, bool first, std::mutex& one_at_a_time) {
   DeviceCall there(gpu, *call.instance, call.pass, *call.outputs);
   there.prepare();
@@ -232,7 +232,7 @@ void run_on(const Gpu& gpu, const EngineCall& call, bool first, std::mutex& one_
   try {
     there.forward(gpu.stream());
   } catch (const Refused&) {
-    there.fetch(gpu.stream());  // for the judge to see that nothing was written
+    there.fetch(gpu.stream());  // so that the check can find writes
     throw;
   }
   there.fetch(gpu.stream());

@@ -1,5 +1,5 @@
-// Calls of the C interface on a GPU, real or virtual, with tensors that lie in its memory as they lie on the host:
-// whole buffers, with their guards and poison.
+// Calls of the C interface on a real or virtual GPU. Whole buffers are copied to its memory, with their guards and
+// poison.
 #pragma once
 
 #include <memory>
@@ -38,14 +38,14 @@ class DeviceMemory {
 // A GPU, a context of ours on it, and a stream.
 class Gpu {
  public:
-  // Of a virtual one: where its blocks run (vgpu::RunOptions), and how many multiprocessors it has; 0: as the model.
+  // A virtual GPU's placement of blocks (vgpu::RunOptions), and its number of multiprocessors; 0: the model's.
   struct Placement {
     uint64_t seed = 0;
     int sm_count = 0;
   };
 
-  // name: "cuda", "cuda:N" or "vgpu:MODEL". schedule: in which order a virtual one executes, with its checker on.
-  // Throws std::runtime_error with the sentence when there is none.
+  // name: "cuda", "cuda:N" or "vgpu:MODEL". schedule: a virtual GPU's order of execution, with its checker on. Throws
+  // std::runtime_error with the sentence if the GPU is missing.
   explicit Gpu(const std::string& name, int schedule = 0) : Gpu(name, schedule, {}) {}
   Gpu(const std::string& name, int schedule, const Placement& placement);
   Gpu(const Gpu&) = delete;
@@ -58,7 +58,7 @@ class Gpu {
   tandem_device where() const { return context_->device; }
   bool is_virtual() const { return virtual_; }
 
-  // Plans of later calls are made by these constants.
+  // Later calls plan with these constants.
   void set_tuning(const plan::Tuning& tuning) const;
 
  private:
@@ -72,11 +72,11 @@ class Gpu {
 };
 using Gpus = std::vector<std::shared_ptr<const Gpu>>;
 
-// The GPU of that name; several virtual ones, with the schedules from TANDEM_VGPU_SCHEDULE on, where that is asked for.
-// Throws std::runtime_error where there is none, or no compiler for a virtual one's kernels.
+// Returns the GPU of that name, or several virtual ones with the schedules from TANDEM_VGPU_SCHEDULE on. Throws
+// std::runtime_error if the GPU, or a virtual GPU's compiler, is missing.
 Gpus open_gpus(const std::string& name, int schedules = 1);
 
-// The arguments of a call with tensors of the GPU. Copies of the host's when they are to be used; without, a check's.
+// The arguments of a call with tensors of the GPU, with or without copies of the host's data.
 class DeviceCall {
  public:
   enum class Data { none, copied };
@@ -85,12 +85,12 @@ class DeviceCall {
 
   tandem_attention_args args;
 
-  // Each throws std::runtime_error with the sentence of a call that fails.
-  void allocate_workspace();  // exactly the bytes asked for, poisoned, between guards, at an odd address
+  // Each function throws std::runtime_error with the sentence of a failed call.
+  void allocate_workspace();  // exact size, poisoned, guarded, at an odd address
   void prepare();
-  void forward(gpu::Stream stream);  // launches the pass; the workspace must be there
-  void poison_outputs();             // as they were before the call
-  // Waits, then copies all tensors to the host's. Throws std::logic_error when the workspace's guards have changed.
+  void forward(gpu::Stream stream);  // launches the pass in the allocated workspace
+  void poison_outputs();             // restores the state before the call
+  // Waits, then copies all tensors to the host. Throws std::logic_error if the workspace's guards have changed.
   void fetch(gpu::Stream stream);
 
   void* workspace() const;
@@ -116,9 +116,8 @@ class DeviceCall {
   size_t workspace_bytes_ = 0;
 };
 
-// GPUs as an engine for the judge, which may ask from several threads: all of them get each call and must give the same
-// bits. On real ones kernels are compiled at once and run one after the other; one that does not end within two minutes
-// ends the process with the flags of its case.
+// GPUs as an engine for several threads: all of them get each call and must return the same bits. Real GPUs compile
+// concurrently and run one kernel at a time; after two minutes the process ends with the flags of its case.
 NamedEngine gpu_engine(const Gpus& gpus);
 
 }  // namespace tandem::test

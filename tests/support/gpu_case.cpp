@@ -7,7 +7,7 @@
 namespace tandem::test {
 namespace {
 
-// Around the edges of tiles as often as not.
+// Half of the lengths are near the edges of tiles.
 int64_t random_length(Random& r) {
   static constexpr int64_t kEdges[] = {64, 80, 96, 112, 128, 160, 176, 192, 256, 320, 384};
   switch (r.between(0, 19)) {
@@ -24,7 +24,7 @@ int64_t random_length(Random& r) {
     case 10:
     case 11: return r.between(1, 200);
     default: {
-      const int64_t edge = kEdges[r.between(0, 10)];  // operands of + come in any order
+      const int64_t edge = kEdges[r.between(0, 10)];  // + may evaluate its operands in any order
       return edge + r.between(-1, 1);
     }
   }
@@ -47,7 +47,7 @@ void random_heads(Random& r, Case& c) {
   c.head_dim_v = pair < 3 ? kPairs[pair][1] : random_dim(r);
 }
 
-// The oracle takes about 14 ns a unit.
+// The reference takes about 14 ns per unit.
 int64_t work(const Case& c) {
   int64_t pairs = 0;
   for (int64_t b = 0; b < c.sequences(); ++b) pairs += c.length_q(b) * c.length_k(b);
@@ -69,7 +69,7 @@ void random_lengths(Random& r, Case& c) {
   c.max_seqlen = r.chance(0.5) ? 0 : r.between(1, 300);
 }
 
-// Fewer sequences, heads or keys until the oracle is done in about a second.
+// Removes sequences, heads or keys until the reference takes about a second.
 void limit_work(Random& r, Case& c) {
   const int64_t limit = r.chance(0.05) ? 500'000'000 : 150'000'000;
   while (work(c) > limit) {
@@ -126,7 +126,7 @@ void random_terms(Random& r, Case& c) {
   if (r.chance(0.2)) c.sink = r.chance(0.5) ? "f32" : "same";
 }
 
-// Of dense problems.
+// Adds a block mask to dense problems.
 void random_blocks(Random& r, Case& c) {
   if (!r.chance(0.15) || c.packed) return;
   static const char* const kKinds[] = {"random", "partial", "hostile", "late"};
@@ -160,15 +160,16 @@ Case random_gpu_case(uint64_t seed) {
   if (r.chance(0.05)) c.values = "integer";
   if (r.chance(0.4)) c.layout = r.between(0, (1 << 22) - 1);
   random_results(r, c);
-  // Of those of other engines half: each text is a kernel, which takes seconds to compile.
+  // Half as many cases as for other engines have expressions, because each one is a kernel that takes seconds to
+  // compile.
   if (r.chance(0.5)) random_mods(r, c);
   random_blocks(r, c);
   c.max_scores = r.chance(0.15);
   return c;
 }
 
-// Of what a GPU's forward is asked, with gradients and what only they have. The plain formula is judged in many runs,
-// so problems are smaller.
+// A forward case with gradients and their options. Standard attention runs several times per check, so the problems are
+// smaller.
 Case random_gpu_backward_case(uint64_t seed) {
   Case c = random_gpu_case(seed);
   Random r(seed + (uint64_t{1} << 40));

@@ -165,7 +165,7 @@ void Instance::fill() {
   if (!c.blocks.empty()) fill_blocks();
 }
 
-// What lies behind a row's count is an index like the others. Some rows see nothing.
+// Entries after a row's count are valid indices too. Some rows see nothing.
 void Instance::fill_blocks() {
   Random r(static_cast<uint64_t>(c.seed) + 17);
   const int64_t batch = c.block_shape[0] == '1' ? 1 : c.batch, heads = c.block_shape[1] == '1' ? 1 : c.heads_q;
@@ -206,7 +206,7 @@ void Instance::fill_blocks() {
   }
 }
 
-// Some indices of texts lie beyond: positions are longer than doc and seen, and q is no row of table.
+// Some indices of expressions are out of range: positions exceed doc and seen, and q is no row of table.
 void Instance::bind_mods() {
   Random r(static_cast<uint64_t>(c.seed) + 13);
   constexpr int64_t kPlaces = 50;
@@ -242,8 +242,8 @@ const tandem_mod* Instance::mod(size_t which, const std::string& text, Outputs* 
   return &mods_[which];
 }
 
-// One key of every row takes nearly all of it. The first column is what singles out a sink or a needle, the same for
-// all queries; a row that copies is the key before its own, made longer.
+// One key of every row has nearly all its weight. The first column marks a sink or a needle, the same for all queries.
+// A copying row is the key before its own, made longer.
 void Instance::sharpen() {
   const bool copies = c.values == "copy", needle = c.values.starts_with("needle");
   if (c.page_size || (!copies && !needle && !c.values.starts_with("sink"))) {
@@ -265,7 +265,7 @@ void Instance::sharpen() {
     };
     for (int64_t h = 0; h < c.heads_k && !copies; ++h) {
       for (int64_t j = 0; j < k_rows; ++j) {
-        // The others' scores deviate by 1, and the largest of some hundred is at 3.
+        // Unmarked scores deviate by 1, and the largest of some hundred is near 3.
         store(k.dtype(), k_at(j, h, 0), j == marked ? (above + 3.07) / scale / kMark : 0);
         for (int64_t d = 1; j == marked && d < c.head_dim; ++d) store(k.dtype(), k_at(j, h, d), 0);
       }
@@ -554,7 +554,7 @@ std::vector<Tensor*> Instance::inputs() {
 uint64_t Instance::fingerprint() const {
   uint64_t sum = 0;
   for (const Tensor* t : const_cast<Instance*>(this)->inputs()) {
-    // Where they are absent, the inputs are those of recordings from before there were such.
+    // Absent late inputs must not change the fingerprint, so that older recordings stay valid.
     const bool late = t == &diagonal_offsets || t == &slope || t == &table || t == &temperature || t == &doc ||
                       t == &seen || t == &kv_num_blocks || t == &kv_indices || t == &full_kv_num_blocks ||
                       t == &full_kv_indices;

@@ -1,4 +1,4 @@
-// The tensors of a Case: filled inputs, poisoned wherever nothing may look, and outputs that begin as NaN.
+// The tensors of a Case: filled inputs, poison wherever nothing may be read, and outputs that begin as NaN.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 namespace tandem::test {
 
 struct Outputs {
-  Tensor out, lse, max_scores;      // of forward
-  Tensor dq, dk, dv, dbias, dsink;  // of backward
+  Tensor out, lse, max_scores;      // outputs of forward
+  Tensor dq, dk, dv, dbias, dsink;  // outputs of backward
   Tensor dslope, dtable, dtemperature;
 
   std::vector<Tensor*> gradients() { return {&dq, &dk, &dv, &dbias, &dsink, &dslope, &dtable, &dtemperature}; }
@@ -29,23 +29,23 @@ class Instance {
   explicit Instance(const Case& c);
   Instance(const Instance&) = delete;
 
-  // The outputs that the case asks for, in its dtypes and layouts.
+  // The outputs of the case, in its dtypes and layouts.
   Outputs outputs(tandem_pass pass) const;
-  // All outputs as compact float64, for the oracle and the plain formula.
+  // All outputs as compact float64, for the reference and for standard attention.
   Outputs exact_outputs(tandem_pass pass) const;
 
-  // Arguments of the C interface; they point into *this and into *outputs, which must stay where they are.
+  // Arguments of the C interface. They point into *this and *outputs, so both must not move.
   tandem_attention_args args(tandem_pass pass, Outputs* outputs);
-  // The same through make_problem(). Throws std::runtime_error with its sentence when the case is refused.
+  // The same problem through make_problem(). Throws std::runtime_error with its sentence for a refused case.
   Problem problem(tandem_pass pass, Outputs* outputs);
 
-  // The same with all its outputs in *exact.
+  // The same problem with all outputs in *exact.
   Problem exact_problem(tandem_pass pass, Outputs* exact);
 
-  // What backward reads: the oracle's out and lse, rounded. Poison where forward would write only padding.
+  // Sets backward's inputs to the reference's out and lse, rounded. Padding that forward skips is poison.
   void give_results(Outputs* exact);
 
-  uint64_t fingerprint() const;  // of all inputs
+  uint64_t fingerprint() const;  // hash of all inputs
   std::vector<Tensor*> inputs();
 
   const Case c;
@@ -53,8 +53,8 @@ class Instance {
       diagonal_offsets;
   Tensor kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices;
   Tensor dout, dlse, given_out, given_lse;
-  Tensor slope, table, temperature, doc, seen;  // what modifications read
-  std::vector<tandem_mod_scalar> scalars;       // theirs: c, n, on
+  Tensor slope, table, temperature, doc, seen;  // captured by score_mod, mask_mod
+  std::vector<tandem_mod_scalar> scalars;       // scalars of the expressions: c, n, on
 
  private:
   void bind_mods();
@@ -73,10 +73,10 @@ class Instance {
   std::vector<int64_t> shape_lse() const;
   std::vector<int64_t> shape_bias() const;
   DType lse_type() const;
-  // The type of a result, or of what backward reads of one: 'o', 'g' or 'd' of Case::float32.
+  // The type of a result, or of backward's input of the same name: 'o', 'g' or 'd' of Case::float32.
   DType result_type(char which, DType otherwise) const;
 
-  std::vector<tandem_mod_tensor> captured_[2];  // of score_mod, of mask_mod
+  std::vector<tandem_mod_tensor> captured_[2];  // score_mod's, mask_mod's
   tandem_mod mods_[2];
   uint64_t dropout_seed_ = 0, dropout_offset_ = 0;
 };
@@ -84,7 +84,7 @@ class Instance {
 // The problem with its outputs elsewhere: those present in *outputs replace its own.
 Problem with_outputs(Problem problem, Outputs* outputs);
 
-// Rows of sequence b that take part.
+// The number of used rows of sequence b.
 int64_t used_q(const Case& c, int64_t b);
 int64_t used_k(const Case& c, int64_t b);
 

@@ -20,7 +20,7 @@ double rounded(DType t, double x) {
   return load(t, bytes);
 }
 
-// What an error is measured by: the same formula in float32, each step rounded, for one row of elements.
+// The yardstick of errors: the same formula in float32, each step rounded, for one row of elements.
 struct PlainRow {
   std::vector<double> out;
   double lse = -kInfinity;
@@ -46,7 +46,7 @@ struct PlainRow {
   }
 };
 
-// Of all elements of a result: of what engine and plain formula are off, and what they may be.
+// Errors of all elements of a result: the engine's, standard attention's, and the allowed one.
 struct Errors {
   double own = 0, plain = 0, slack = 0;
   std::string wrong;
@@ -137,7 +137,7 @@ std::vector<Tensor*> MergeInstance::tensors() {
 }
 
 std::string check_merge_accuracy(const MergeCase& c, const std::function<void(MergeInstance&)>& merge) {
-  MergeInstance instance(c), before(c);  // before: as the parts were
+  MergeInstance instance(c), before(c);  // before: the unmerged parts
   merge(instance);
   const tandem_merge_args args = before.args();
   MergeProblem m;

@@ -1,4 +1,4 @@
-// Merges for tests: parts with guards and poison, an engine that merges them, and the judge.
+// Merges for tests: parts with guards and poison, an engine that merges them, and the check of accuracy.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace tandem::test {
 struct MergeCase {
   int64_t parts = 2, batch = 1, seqlen = 5, heads = 2, head_dim = 8;
   bool packed = false;
-  std::vector<DType> types = {DType::f32};  // of the parts, in turns
+  std::vector<DType> types = {DType::f32};  // types of the parts, in turn
   DType out = DType::f32;
   bool lse = true;
   int64_t layout = kCompact, gap = 3;
@@ -24,13 +24,13 @@ struct MergeCase {
 };
 std::ostream& operator<<(std::ostream& stream, const MergeCase& c);
 
-// Parts of normal numbers. Where a part's lse is -inf, as for a third of the rows, its out is NaN.
+// Parts of normal numbers. A third of the rows have an lse of -inf and an out of NaN.
 class MergeInstance {
  public:
   explicit MergeInstance(const MergeCase& c);
   MergeInstance(const MergeInstance&) = delete;
 
-  // They point into *this.
+  // Pointers into *this.
   tandem_merge_args args();
   std::vector<Tensor*> tensors();  // all, once each
   Tensor& out() { return c.in_place ? part_out_[0] : out_; }
@@ -44,11 +44,11 @@ class MergeInstance {
   std::vector<const tandem_tensor*> out_list_, lse_list_;
 };
 
-// merge() merges an instance. The largest error must be within twice that of the formula in float32, plus what the
-// result's type loses; guards must be intact. Returns what was wrong.
+// merge() merges an instance. Its largest error must be within twice the error of the formula in float32, plus the
+// rounding of the result's type. Guards must be intact. Returns the error as a sentence, or "".
 std::string check_merge_accuracy(const MergeCase& c, const std::function<void(MergeInstance&)>& merge);
 
-// Cases of all types, layouts and sizes that every engine serves.
+// Cases of all types, layouts and sizes that every engine supports.
 std::vector<MergeCase> merge_cases();
 
 }  // namespace tandem::test

@@ -35,7 +35,7 @@ std::set<Pair> all_pairs(std::span<const int> choices) {
 
 }  // namespace
 
-// Greedily, the best of some random ones.
+// Greedy: the best of some random combinations.
 std::vector<std::vector<int>> pairwise(std::span<const int> choices) {
   std::set<Pair> open = all_pairs(choices);
   Random random(1);

@@ -1,4 +1,4 @@
-// Few combinations of many options that hold every pair of values of any two of them.
+// A small set of combinations of many options that contains every pair of values of any two options.
 #pragma once
 
 #include <span>
@@ -6,8 +6,8 @@
 
 namespace tandem::test {
 
-// choices: how many values each option has. A combination has a value of each, counted from 0. The same list every
-// time.
+// choices: the number of values of each option. A combination has one value per option, counted from 0. The result is
+// the same every time.
 std::vector<std::vector<int>> pairwise(std::span<const int> choices);
 
 }  // namespace tandem::test

@@ -20,7 +20,7 @@ namespace tandem::test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kLargestHalf = 65504;  // beyond it, rounding may make infinity: no noise there
+constexpr double kLargestHalf = 65504;  // rounding a larger one may give infinity: no noise
 
 // Half a unit in the last place: of 1, and of the smallest numbers.
 struct Format {
@@ -52,9 +52,9 @@ class Arithmetic {
       for (int64_t c = 0; c < n; ++c) sum = (*this)(sum + a[c] * b[c]);
       return sum;
     }
-    // The errors of all products and additions at once, as one of their variance: half a unit of x is 0.74 |x| 2^-24
-    // on the average. A sum of many errors is close to normal; that of three of the same variance has its tails, up to
-    // 3 deviations.
+    // Replaces the errors of all products and additions by one error of their variance: half a unit of x is 0.74 |x|
+    // 2^-24 on average. A sum of many errors is close to normal, and so is a sum of three: its tails reach 3
+    // deviations.
     double squares = 0;
     for (int64_t c = 0; c < n; ++c) {
       const double product = a[c] * b[c];
@@ -63,7 +63,7 @@ class Arithmetic {
     }
     return disturbed({sum, squares});
   }
-  // The same products with many rows at once, whose errors are drawn when each is asked for.
+  // The same products with many rows at once; each error is drawn when its product is read.
   void dots(const double* a, const Interleaved& rows, int64_t begin, int64_t end, std::vector<Dot>& all) const {
     all.resize(static_cast<size_t>(rows.count() + kLanes));
     loops().dots(a, rows, begin, end, noisy_ || work_ == DType::f64 ? Rounding::none : Rounding::f32, all.data());
@@ -82,7 +82,7 @@ class Arithmetic {
       for (int64_t c = 0; c < n; ++c) to[c] = static_cast<float>(to[c] + factor * from[c]);
       return;
     }
-    const Format format = format_of(work_);  // the innermost loop of all: what is always the same, once
+    const Format format = format_of(work_);  // constant in the innermost loop
     int64_t c = loops().add_scaled(to, factor, from, n, {format.half_unit, format.least, kLargestHalf}, &state_);
     for (; c < n; ++c) to[c] = disturb(format, to[c] + factor * from[c]);
   }
@@ -103,7 +103,7 @@ class Arithmetic {
         std::bit_cast<double>(std::bit_cast<uint64_t>(x) & uint64_t{0x7ff} << 52);  // the one below |x|
     return x + std::max(power * f.half_unit, f.least) * signed_unit();
   }
-  // [-1, 1), from a linear congruential generator: the plain formula asks for millions.
+  // [-1, 1), from a linear congruential generator, because standard attention needs millions of numbers.
   double signed_unit() {
     state_ = state_ * kFactor + kAddend;
     return 2 * std::bit_cast<double>(state_ >> 12 | uint64_t{1023} << 52) - 3;
@@ -122,7 +122,7 @@ struct Score {
   double unmodified;
 };
 
-// A modification in the working precision, each operation rounded to nearest.
+// An expression in the working precision, each operation rounded to nearest.
 class ModFormula {
  public:
   ModFormula(const ModView& view, std::span<const score_mod::NodeId> outputs, bool wide) : view_(view) {
@@ -193,14 +193,14 @@ class Plain {
   int64_t planes() const { return p.dbias.shape[0] * p.dbias.shape[1]; }
 
   void put(std::byte* at, DType rounded_to, double x) { write_as<double>(at, fl.round(rounded_to, x)); }
-  // A gradient: in place of what is there, or added to it.
+  // Stores a gradient, or adds it to the old value.
   void put_gradient(std::byte* at, DType rounded_to, double x) {
     put(at, rounded_to, p.accumulate ? fl(read_as<double>(at) + x) : x);
   }
 
   std::vector<double> read(const View& view, const std::byte* at, int64_t n) {
     std::vector<double> row(static_cast<size_t>(n));
-    const auto of = [&](auto type) {  // each type has a loop of its own
+    const auto of = [&](auto type) {  // each type has its own loop
       for (int64_t c = 0; c < n; ++c) row[static_cast<size_t>(c)] = load(type(), at + c * size_of(type()));
     };
     switch (view.dtype) {
@@ -359,7 +359,7 @@ class Plain {
   void backward_row(int64_t b, int64_t h, int64_t i, std::vector<double>& dq) {
     const std::vector<double> out = read(p.out, p.out.at(b, s_.q_begin + i, h), p.head_dim_v);
     std::vector<double> dout = read(p.dout, p.dout.at(b, s_.q_begin + i, h), p.head_dim_v);
-    if (p.dout.dtype != p.dtype) {  // products take no float32 where inputs are 16-bit
+    if (p.dout.dtype != p.dtype) {  // products of 16-bit inputs take no float32
       for (double& x : dout) x = fl.round(p.dtype, x);
     }
     const double lse = load(p.lse.dtype, p.lse.at(b, s_.q_begin + i, h));
@@ -445,7 +445,7 @@ class Plain {
   Sequence s_;
   Rows q_, k_, v_, dk_, dv_;
   Interleaved keys_, values_;
-  std::vector<Dot> products_;  // of one row with those
+  std::vector<Dot> products_;  // products of one row with those
   ModFormula visible_, score_, slope_, capturing_;
   std::vector<double> dbias_, dsink_, captured_;
   std::map<int64_t, DType> captured_types_;  // by cell

@@ -11,7 +11,7 @@ namespace {
 using Doubles [[gnu::vector_size(8 * kLanes)]] = double;
 using Floats [[gnu::vector_size(4 * kLanes)]] = float;
 
-// n + 1 steps of the generator at once: factor^(n + 1), and what is added meanwhile.
+// n + 1 steps of the generator at once: factor^(n + 1), and the sum of the addends.
 constexpr int64_t kChunk = 64;
 struct Steps {
   std::array<uint64_t, kChunk> factor, addend;
@@ -63,12 +63,12 @@ template <bool rounds>
   }
 }
 
-// False, and nothing is changed, where a number is exempt.
+// Returns false and changes nothing if a number is exempt.
 [[gnu::always_inline]] inline bool add_chunk(double* to, double factor, const double* from, int64_t n,
                                              const Disturbance& by, uint64_t state) {
   double sums[kChunk];
   uint64_t exempt = 0;
-  for (int64_t c = 0; c < n; ++c) {  // the compiler's to vectorise: comparisons of vectors it takes apart
+  for (int64_t c = 0; c < n; ++c) {  // scalar: the compiler splits vector comparisons
     const double x = to[c] + factor * from[c];
     const auto bits = std::bit_cast<uint64_t>(x);
     const double magnitude = std::bit_cast<double>(bits & (~uint64_t{0} >> 1));

@@ -1,4 +1,4 @@
-// The plain formula's innermost loops, several numbers at once where the machine can: the same bits as one by one.
+// The innermost loops of standard attention on several numbers at once: the same bits as one number after the other.
 #pragma once
 
 #include <cstdint>
@@ -17,33 +17,33 @@ struct Dot {
 };
 enum class Rounding { none, f32 };
 
-// Rows side by side: element c of kLanes rows follow each other. What is missing of the last rows is zero.
+// Interleaved rows: element c of kLanes rows follow each other. Missing elements of the last rows are zero.
 class Interleaved {
  public:
   void set(const std::vector<std::vector<double>>& rows, int64_t length);
 
   int64_t count() const { return count_; }
   int64_t length() const { return length_; }
-  const double* at(int64_t first) const { return numbers_.data() + first * length_; }  // of a multiple of kLanes
+  const double* at(int64_t first) const { return numbers_.data() + first * length_; }  // first: a multiple of kLanes
 
  private:
   int64_t count_ = 0, length_ = 0;
   std::vector<double> numbers_;
 };
 
-// An error of up to half a unit, or of the least one, of each number but zeros and those that are too large.
+// An error of up to half a unit, or of the least one. Zeros and numbers that are too large have none.
 struct Disturbance {
   double half_unit, least, largest;
 };
 
 struct Loops {
-  // dots[j] of rows begin to end at least; dots has kLanes more than there are rows.
+  // Sets dots[j] at least for rows `begin` to `end`; dots has kLanes more elements than rows.
   void (*dots)(const double* a, const Interleaved& rows, int64_t begin, int64_t end, Rounding rounding, Dot* dots);
-  // to[c] + factor * from[c], disturbed, from 0 on, for as long as no number is exempt; returns how many.
+  // Adds factor * from[c] to to[c] with disturbance, from 0 up to the first exempt number. Returns the number of sums.
   int64_t (*add_scaled)(double* to, double factor, const double* from, int64_t n, const Disturbance& by,
                         uint64_t* state);
 };
-// By the instructions that this machine has, the widest first.
+// Uses the machine's widest instructions.
 const std::vector<Loops>& all_loops();
 inline const Loops& loops() { return all_loops().front(); }
 

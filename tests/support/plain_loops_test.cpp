@@ -1,4 +1,4 @@
-// The plain formula's loops give what one number after the other would.
+// The loops of standard attention return what one number after the other would.
 #include "support/plain_loops.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ TEST(PlainLoops, DotsOfEachRow) {
   }
 }
 
-// Exempt numbers, anywhere in a row, are left to the caller, with whatever follows in their chunk.
+// The caller handles exempt numbers, anywhere in a row, and the rest of their chunk.
 TEST(PlainLoops, DisturbedSums) {
   const Disturbance by{0x1p-8, 0x1p-134, 65504};
   for (const Loops& loops : all_loops()) {

@@ -9,7 +9,7 @@ namespace tandem::test {
 struct Random {
   uint64_t state;
 
-  explicit Random(uint64_t seed) : state(seed) { state = next(); }  // so that neighbouring seeds share nothing
+  explicit Random(uint64_t seed) : state(seed) { state = next(); }  // neighbouring seeds share nothing
 
   // splitmix64
   uint64_t next() {

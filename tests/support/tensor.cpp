@@ -33,7 +33,7 @@ int64_t Tensor::size() const {
 int64_t Tensor::offset(int64_t n) const {
   int64_t at = margin_;
   for (size_t dim = shape_.size(); dim-- > 0;) {
-    const int64_t length = std::max<int64_t>(shape_[dim], 1);  // element(0) of an empty tensor is asked for
+    const int64_t length = std::max<int64_t>(shape_[dim], 1);  // callers use element(0) of an empty tensor
     at += n % length * strides_[dim];
     n /= length;
   }

@@ -1,5 +1,5 @@
-// A tensor that a test owns, with guard bands: margins before and after it and in the gaps of its strides are NaN, and
-// writing to them is noticed.
+// A tensor with guard bands, owned by a test. Margins before and after it, and the gaps of its strides, are NaN; a
+// check finds writes to them.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace tandem::test {
 // How a tensor lies in memory. Bits may be combined.
 enum Layout : int64_t {
   kCompact = 0,
-  kGaps = 1,        // unused elements, 3 or as many as said, after each run of the last dimension
-  kHeadsFirst = 2,  // the last but one dimension outside the one before it: (batch, heads, seqlen, head_dim)
+  kGaps = 1,        // unused elements (default 3) after each innermost run
+  kHeadsFirst = 2,  // as (batch, heads, seqlen, head_dim)
 };
 
 class Tensor {
@@ -42,7 +42,7 @@ class Tensor {
 
   void fill_nan();                  // every byte 0xff, guards included: NaN in every float format
   bool guards_intact() const;       // no byte outside the elements has changed since fill_nan
-  uint64_t fingerprint() const;     // of every byte, guards included
+  uint64_t fingerprint() const;     // hash of every byte, guards included
   const tandem_tensor* describe();  // NULL when absent; valid while the tensor is not moved
 
  private:

@@ -1,4 +1,4 @@
-// Which values of environment variables are refused, and how.
+// The values of environment variables that are refused, and the messages.
 #include "base/env.h"
 
 #include <gtest/gtest.h>

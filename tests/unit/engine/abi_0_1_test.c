@@ -1,5 +1,5 @@
-/* A program of version 0.1: compiled with that version's header, run with the library of now. Its struct is shorter,
- * and what lies behind it is none of the library's business. */
+/* A program of version 0.1: compiled with that version's header, run with the current library. Its struct is shorter,
+   and the library must not read beyond it. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,8 +19,8 @@ static void expect(int holds, const char* what) {
 static char workspace[1 << 22];
 
 int main(void) {
-  /* Two keys of equal score: the mean of their values; lse = log 2. The gradient of out goes to both in halves, and
-   * that of the scores is half the difference of the values. */
+  /* Two keys of equal score: out is the mean of their values, lse = log 2. Each value gets half of the gradient of out.
+     The gradient of the scores is half the difference of the values. */
   float q[2] = {0, 0}, k[4] = {1, 2, 3, 4}, v[4] = {2, 4, 6, 10}, out[2] = {-1, -1}, lse[1] = {-1};
   float dout[2] = {1, 1}, dq[2] = {-1, -1}, dk[4] = {-1, -1, -1, -1}, dv[4] = {-1, -1, -1, -1};
   int64_t shape_q[4] = {1, 1, 1, 2}, shape_k[4] = {1, 2, 1, 2}, shape_lse[3] = {1, 1, 1};

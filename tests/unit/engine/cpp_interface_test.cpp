@@ -1,4 +1,4 @@
-// tandem.hpp: what it builds for the C interface, and what it throws.
+// Tests tandem.hpp: the C structs that it builds, and its exceptions.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -75,7 +75,7 @@ TEST(CppInterface, BlockMasks) {
   EXPECT_TRUE(contains(thrown([&] { tandem::make_block_mask(blocks); }), "lists (read only) must be writable"));
 }
 
-// Lists say what they say, but not where they are the mask_mod's own and that is a window.
+// Lists are an additional mask, unless they belong to the mask_mod and the mask_mod is a window.
 TEST(CppInterface, BlocksOfMaskMod) {
   Small s;
   const std::vector<int32_t> none = {0}, index = {0};
@@ -228,7 +228,7 @@ TEST(CppInterface, TensorsFromDlpack) {
   EXPECT_TRUE(contains(thrown([&] { Tensor{foreign}; }), "ndim (9) must be at most 8"));
 }
 
-// Memory of another's, as a device has it: asked for when it is too small, and given back.
+// A workspace from a caller's allocator, as on a device: a larger one replaces it, and the caller frees it.
 TEST(CppInterface, WorkspaceGrowsAndIsKept) {
   std::vector<size_t> allocated;
   int alive = 0;
@@ -294,8 +294,7 @@ TEST(CppInterface, MergesParts) {
 }
 
 // Every field reaches its place in the C struct.
-TEST(CppInterface, EveryFieldIsPassed) {
-  const uint64_t seed = 1, offset = 2;
+TEST(CppInterface, EveryTensorIsPassed) {
   Attention a;
   Tensor* const tensors[] = {&a.q,
                              &a.k,
@@ -324,28 +323,8 @@ TEST(CppInterface, EveryFieldIsPassed) {
                              &a.full_kv_indices};
   for (size_t i = 0; i < std::size(tensors); ++i)
     *tensors[i] = Tensor(tandem::float32, reinterpret_cast<void*>(i + 1), {1});
-  a.max_seqlen_q = 3;
-  a.max_seqlen_k = 4;
-  a.softmax_scale = 5;
-  a.softcap = 6;
-  a.causal = true;
-  a.alignment = tandem::Alignment::top_left;
-  a.window_left = 7;
-  a.window_right = 0;
-  a.dropout_p = 0.5;
-  a.dropout_seed = 8;
-  a.dropout_offset = 9;
-  a.dropout_seed_ptr = &seed;
-  a.dropout_offset_ptr = &offset;
-  a.num_splits = 10;
-  a.deterministic = a.batch_invariant = a.validate = a.accumulate = true;
-  a.diagonal_offset = -11;
-  a.sm_limit = 12;
-  a.mask_block_q = 13;
-  a.mask_block_k = 14;
   const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
   const tandem_attention_args& args = *c_args.get();
-  EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
   const tandem_tensor* const handles[] = {args.q,
                                           args.k,
                                           args.v,
@@ -375,6 +354,33 @@ TEST(CppInterface, EveryFieldIsPassed) {
     ASSERT_NE(handles[i], nullptr) << i;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(handles[i]->data), i + 1);
   }
+}
+
+TEST(CppInterface, EveryFieldIsPassed) {
+  const uint64_t seed = 1, offset = 2;
+  Attention a;
+  a.max_seqlen_q = 3;
+  a.max_seqlen_k = 4;
+  a.softmax_scale = 5;
+  a.softcap = 6;
+  a.causal = true;
+  a.alignment = tandem::Alignment::top_left;
+  a.window_left = 7;
+  a.window_right = 0;
+  a.dropout_p = 0.5;
+  a.dropout_seed = 8;
+  a.dropout_offset = 9;
+  a.dropout_seed_ptr = &seed;
+  a.dropout_offset_ptr = &offset;
+  a.num_splits = 10;
+  a.deterministic = a.batch_invariant = a.validate = a.accumulate = true;
+  a.diagonal_offset = -11;
+  a.sm_limit = 12;
+  a.mask_block_q = 13;
+  a.mask_block_k = 14;
+  const tandem::detail::CArgs c_args(a, TANDEM_FORWARD);
+  const tandem_attention_args& args = *c_args.get();
+  EXPECT_EQ(args.size, static_cast<int64_t>(sizeof args));
   EXPECT_EQ(args.max_seqlen_q, 3);
   EXPECT_EQ(args.max_seqlen_k, 4);
   EXPECT_EQ(args.softmax_scale, 5);

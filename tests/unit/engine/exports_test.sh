@@ -5,7 +5,7 @@ set -euo pipefail
 exported=$("$2" -D --defined-only "$1" | awk '{ print $3 }')
 grep -qx "$6" <<<"$exported" || { echo "$6 is not exported" >&2; exit 1; }
 if others=$(grep -vxE "$5" <<<"$exported"); then
-  echo "exported beside the interface: $others" >&2
+  echo "exported in addition to the interface: $others" >&2
   exit 1
 fi
 headers=$("$3" -p "$1")

@@ -1,4 +1,4 @@
-// A GPU that records what it is asked for, with the properties of a Hopper. Device memory is the host's.
+// A GPU that records its calls, with the properties of a Hopper. Device memory is host memory.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct FakeGpu {
 
   std::atomic<bool> capturing{false}, wants_buffers{false};
   std::atomic<int> loads{0}, allocations{0}, synchronisations{0}, captures_asked{0};
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the members below
   std::vector<Launched> launched;
   std::vector<gpu::TensorMapSpec> maps;
   std::vector<size_t> fills;
@@ -69,7 +69,7 @@ class FakeDevice final : public gpu::Device {
   Status synchronize_event(gpu::Event) override { return {}; }
   Status elapsed_ms(gpu::Event, gpu::Event, float*) override { return {}; }
 
-  // A kernel is the address of its name.
+  // A kernel handle is the address of its name.
   class FakeModule final : public gpu::Module {
    public:
     Status find(const char* name, int32_t, gpu::Kernel* kernel) override {

@@ -1,4 +1,4 @@
-// Calls on a GPU that is a fake, compiled for by a fake: what the tests of the host's share of such calls begin with.
+// Calls on a fake GPU with a fake compiler, for tests of the host's part of such calls.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace tandem::test {
 inline constexpr Sizes kSmall{
     .batch = 2, .seqlen_q = 100, .seqlen_k = 200, .heads_q = 6, .heads_k = 2, .head_dim = 72, .head_dim_v = 40};
 
-// bf16 tensors that claim to be the device's. Each row begins at a multiple of 16 bytes.
+// bf16 tensors with fake device addresses. Each row begins at a multiple of 16 bytes.
 struct GpuCall : Call {
   GpuCall() {
     device = {TANDEM_CUDA, 3};
@@ -69,7 +69,7 @@ class GpuCalls : public testing::Test {
                                               jit::Cache::Options{.folder = ""});
     return std::make_unique<tandem_context>(std::move(engine), tandem_device{TANDEM_CUDA, 3});
   }
-  // The call with a workspace of the size asked for, poisoned; the workspace lies at an odd address.
+  // Runs the call with a poisoned workspace of exactly the requested size, at an odd address.
   tandem_status run(GpuCall& call) {
     size_t bytes = 0;
     const tandem_status status = tandem_workspace_size(context.get(), TANDEM_FORWARD, &call.args, &bytes);
@@ -79,7 +79,7 @@ class GpuCalls : public testing::Test {
   }
   void runs(GpuCall& call) { ASSERT_EQ(run(call), TANDEM_OK) << tandem_last_error(); }
   const ForwardParams& params() const { return gpu.launched.back().params; }
-  // As the table of tiles has it.
+  // The tile of the tuning table.
   static plan::ForwardSchedule plan_of(const GpuCall& call) {
     Problem problem;
     EXPECT_TRUE(call.make(&problem).ok());

@@ -1,5 +1,5 @@
-// Calls on a GPU as far as the host makes them: what is compiled when, what reaches the kernels, what is refused. The
-// device is a fake that records, the compiler a fake that counts.
+// The host's part of calls on a GPU: compilations, kernel parameters and refusals. The device is a fake that records,
+// and the compiler a fake that counts.
 #include <numbers>
 #include <thread>
 
@@ -82,7 +82,7 @@ TEST_F(GpuCalls, ColdKernelIsRefusedDuringCapture) {
   EXPECT_TRUE(gpu.launched.empty());
 }
 
-// Whoever does not ask for the gradient of a bias does not wait for its kernel; whoever does gets both.
+// A call without the gradient of a bias does not wait for its kernel; a call with it gets both.
 TEST_F(GpuCalls, TheGradientOfABiasIsAKernelOfItsOwn) {
   GpuCall call;
   call.dense_on_gpu(kSmall);
@@ -96,7 +96,7 @@ TEST_F(GpuCalls, TheGradientOfABiasIsAKernelOfItsOwn) {
   call.args.bias = &call.bias.handle;
   const auto prepare = [&] { return tandem_prepare(context.get(), TANDEM_BACKWARD, &call.args); };
   ASSERT_EQ(prepare(), TANDEM_OK) << tandem_last_error();
-  EXPECT_EQ(gpu.loads, 2);  // and what comes before and after it
+  EXPECT_EQ(gpu.loads, 2);  // and the kernels before and after it
 
   call.args.dbias = &call.dbias.handle;
   gpu.capturing = true;
@@ -316,13 +316,13 @@ TEST_F(GpuCalls, Float32OutAndExplicitDiagonal) {
   EXPECT_EQ(params().diagonal_offset, kFarDiagonal);
   call.indices(call.seqused_q, &tandem_attention_args::diagonal_offsets, {3, INT32_MIN});
   runs(call);
-  EXPECT_EQ(params().diagonal_offset, int64_t{1} << 33);  // beyond what an entry could bring back
+  EXPECT_EQ(params().diagonal_offset, int64_t{1} << 33);  // no int32 entry reaches back from there
   EXPECT_EQ(params().diagonal_offsets, call.seqused_q.ints());
   call.args.alignment = TANDEM_BOTTOM_RIGHT;
   EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
 }
 
-// Keys, values and a bias that are not there are zeros in the workspace.
+// Absent keys, values and bias are zeros in the workspace.
 TEST_F(GpuCalls, NoKeys) {
   GpuCall call;
   call.dense_on_gpu({.batch = 2, .seqlen_q = 5, .seqlen_k = 0, .heads_q = 2, .heads_k = 2});
@@ -351,7 +351,7 @@ TEST_F(GpuCalls, NoKeys) {
   EXPECT_EQ(gpu.fills.size(), 2u);
 }
 
-// "name + offset of its tensor, bytes", and w: it may be written, u: nobody has written it yet.
+// "name + offset of its tensor, bytes". w: kernels may write it. u: nothing has written it yet.
 std::vector<std::string> described(const std::vector<gpu::NamedBuffer>& buffers, const void* base) {
   std::vector<std::string> texts;
   for (const gpu::NamedBuffer& b : buffers) {
@@ -377,7 +377,7 @@ TEST_F(GpuCalls, BuffersAreNamedForWhoAsks) {
   call.args.bias = &call.bias.handle;
   call.args.sink = &call.sink.handle;
   call.args.alibi_slopes = &call.alibi_slopes.handle;
-  call.k.set_strides({0, 2 * 80, 80, 1});  // the batches share their keys, rows have gaps
+  call.k.set_strides({0, 2 * 80, 80, 1});  // the batches share keys, and rows have gaps
   runs(call);
   EXPECT_EQ(described(gpu.launched.back().buffers, nullptr),
             (Texts{"q 172800", "k 63984", "v 64000", "out 96000 wu", "lse 4800 wu", "bias 2400", "alibi_slopes 48",

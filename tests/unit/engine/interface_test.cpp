@@ -1,4 +1,4 @@
-// How the C interface behaves: codes, sentences, contexts, workspaces, and that a refusal writes nothing.
+// Tests the C interface: codes, sentences, contexts and workspaces. A refusal must write nothing.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -80,7 +80,7 @@ std::vector<uint64_t> bits_of(const std::vector<Held*>& outputs) {
   return bits;
 }
 
-// Both passes with workspaces of the size asked for; the bits of all outputs.
+// Runs both passes with workspaces of exactly the requested size. Returns the bits of all outputs.
 std::vector<uint64_t> run(tandem_context* context, Call& call) {
   spread(outputs_of(call));
   for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
@@ -119,7 +119,7 @@ TEST(Interface, ErrorsBelongToTheThread) {
   EXPECT_TRUE(says("reserved (1)"));
   call.args.reserved = 0;
   EXPECT_EQ(tandem_check(nullptr, TANDEM_FORWARD, &call.args), TANDEM_OK);
-  EXPECT_TRUE(says("reserved (1)"));  // a call that succeeds leaves the sentence
+  EXPECT_TRUE(says("reserved (1)"));  // a successful call keeps the sentence
 }
 
 TEST(Interface, NothingIsThrown) {
@@ -218,7 +218,7 @@ TEST(Interface, InspectionNeedsNoData) {
 
 TEST(Interface, SameBitsFromEveryContext) {
   Call call;
-  call.dense_of(200, 300);  // enough work for several threads, all of it used
+  call.dense_of(200, 300);  // enough work for several threads
   call.drop(&tandem_attention_args::seqused_q);
   call.drop(&tandem_attention_args::seqused_k);
   fill(call);
@@ -229,7 +229,7 @@ TEST(Interface, SameBitsFromEveryContext) {
     EXPECT_EQ(run(context.get(), call), expected);
   }
 
-  // The caller's threads, from the last task to the first.
+  // Runs tasks from the last to the first, as a caller's threads may.
   std::atomic<int> tasks_run{0};
   tandem_context_options options = options_of(4);
   options.parallel_for_data = &tasks_run;
@@ -259,7 +259,7 @@ TEST(Interface, OneContextServesSeveralThreads) {
   for (const std::vector<uint64_t>& each : bits) EXPECT_EQ(each, bits[0]);
 }
 
-// The C interface adds nothing to what the engine computes.
+// The C interface does not change the engine's results.
 TEST(Interface, CpuEngineServesFloat32) {
   Call call;
   call.dense();
@@ -338,7 +338,7 @@ TEST(Interface, Workspace) {
   EXPECT_EQ(backward(nullptr, needed), TANDEM_INVALID_ARGUMENT);
   EXPECT_TRUE(says("workspace (NULL)")) << tandem_last_error();
 
-  // On an input, on an output, and ending one byte into a tensor.
+  // The workspace overlaps an input, an output, or the first byte of a tensor.
   EXPECT_EQ(backward(call.k.handle.data, needed), TANDEM_INVALID_ARGUMENT);
   EXPECT_TRUE(says("overlaps")) << tandem_last_error();
   EXPECT_EQ(backward(static_cast<char*>(call.dq.handle.data) + 8, needed), TANDEM_INVALID_ARGUMENT);
@@ -361,7 +361,7 @@ TEST(Interface, StreamIsRefused) {
   EXPECT_TRUE(untouched(call));
 }
 
-// The last rules that are checked: all outputs are known by then, none may have been written.
+// These rules are checked last, when all outputs are known, and still nothing may be written.
 TEST(Interface, RefusalWritesNothing) {
   const auto refused = [](void (*spoil)(Call&), const char* sentence) {
     Call call;

@@ -1,4 +1,4 @@
-// Ranges for tools that watch a process: every call on a GPU is one, named after its kernel.
+// NVTX ranges for tools that observe a process: every call on a GPU is a range, named after its kernel.
 #include "engine/nvtx.h"
 
 #include <cstdlib>
@@ -11,7 +11,7 @@ namespace {
 
 class Nvtx : public GpuCalls {
  protected:
-  // A process has one tool, found when its first GPU is opened: it keeps its file.
+  // A process loads its tool when it opens its first GPU, so the tool's file stays the same.
   static void SetUpTestSuite() {
     static const TemporaryFolder kept;
     file = kept.path() + "/ranges";

@@ -1,5 +1,5 @@
-// A tool in the sense of NVTX, as a library for NVTX_INJECTION64_PATH: every range that begins or ends is a line of the
-// file TANDEM_TEST_NVTX, "push <domain>: <name>" or "pop <domain>". With TANDEM_TEST_NVTX=refuse it does not attach.
+// An NVTX tool for NVTX_INJECTION64_PATH. Each begin or end of a range is a line of the file TANDEM_TEST_NVTX: "push
+// <domain>: <name>" or "pop <domain>". With TANDEM_TEST_NVTX=refuse the tool does not attach.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 
 namespace {
 
-// Of nvToolsExt.h, version 3.
+// As in nvToolsExt.h, version 3.
 struct Attributes {
   uint16_t version, size;
   uint32_t category;
@@ -36,7 +36,7 @@ void line(const char* what, const void* domain, const char* name) {
   std::fclose(file);
 }
 
-// A domain is its name.
+// A domain handle is the domain's name.
 void* create(const char* name) { return strdup(name); }
 int push(void* domain, const void* attributes) {
   const auto* a = static_cast<const Attributes*>(attributes);

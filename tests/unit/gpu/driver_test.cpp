@@ -1,5 +1,5 @@
-// The CUDA driver behind gpu::Device, on a driver that is none: what is asked of it, whose context is current
-// meanwhile, and what its errors become.
+// Tests gpu::Device with a fake CUDA driver: its calls, the current context during them, and the messages of its
+// errors.
 #include "gpu/driver/driver.h"
 
 #include <dlfcn.h>
@@ -286,7 +286,7 @@ TEST_F(Driver, EncodesTensorMaps) {
   EXPECT_TRUE(std::equal(box, box + 3, fake->map_box));
   fake->failing = "cuTensorMapEncodeTiled";
   fake->failure = 1;
-  spec.address = reinterpret_cast<void*>(uintptr_t{0x2008});  // that of 0x1008 is known
+  spec.address = reinterpret_cast<void*>(uintptr_t{0x2008});  // the map of 0x1008 is cached
   fails(device->encode(spec, &map),
         "encoding a tensor map failed: CUDA error 1: type 9, rank 3, swizzle 3, address modulo 16 8; dimension 0: size "
         "128, box 64; dimension 1: size 16, box 1, byte stride 256; dimension 2: size 4096, box 128, byte stride 4096");
@@ -358,7 +358,7 @@ TEST_F(Driver, NeverMistakesOneTensorMapForAnother) {
     ASSERT_EQ(words[0], address);
     ASSERT_EQ(words[1], rows);
   }
-  EXPECT_LT(fake->encoded, 20000);  // some were still there
+  EXPECT_LT(fake->encoded, 20000);  // some were still cached
 }
 
 TEST_F(Driver, AFailedTensorMapIsNotKept) {
@@ -385,7 +385,7 @@ TEST_F(Driver, LeavesTheCallersContextAlone) {
   EXPECT_EQ(current(), 1);
   EXPECT_EQ(fake->pushes, pushes + 1);
 
-  make_current(2);  // its own: nothing to do
+  make_current(2);  // the current context already fits
   EXPECT_TRUE(device->launch(launch).ok());
   EXPECT_EQ(current(), 2);
   EXPECT_EQ(fake->pushes, pushes + 1);

@@ -25,7 +25,7 @@ char function_object;
 CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(&contexts[device]); }
 int current_device() { return current == context_of(1) ? 1 : 0; }
 
-// What every call that works in a context begins with.
+// Begins every call that works in a context.
 CUresult begin(const char* name) {
   if (state.failing == name) return static_cast<CUresult>(state.failure);
   if (current != nullptr) return kSuccess;
@@ -143,7 +143,7 @@ CUresult cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* addres
   const std::lock_guard lock(state.mutex);
   ++state.encoded;
   std::memset(map, 7, 128);
-  std::memcpy(map, &address, sizeof address);  // for tests to tell maps apart
+  std::memcpy(map, &address, sizeof address);  // so that tests can distinguish maps
   std::memcpy(static_cast<char*>(map) + 8, &dims[rank - 1], sizeof *dims);
   state.map_type = type, state.map_rank = rank, state.map_swizzle = swizzle;
   state.map_promotion = promotion, state.map_fill = fill;

@@ -1,4 +1,4 @@
-// What a test sets and reads of the fake driver. The driver itself is fake_cuda.cpp, a library that tests load in place
+// The state of the fake driver that tests set and read. fake_cuda.cpp is the driver, a library that tests load in place
 // of libcuda.so.1.
 #pragma once
 
@@ -16,16 +16,16 @@ struct FakeCuda {
   std::atomic<int> devices{2};
   std::atomic<int> init_result{0};
   std::atomic<int> capture_state{0};
-  std::string missing;  // a function that this driver does not have
-  std::string failing;  // a function that fails with failure
+  std::string missing;  // this driver lacks this function
+  std::string failing;  // this function fails with `failure`
   int failure = 0;
 
   // Read by tests.
-  std::atomic<int> asked_version{0};  // of cuGetProcAddress_v2
+  std::atomic<int> asked_version{0};  // argument of cuGetProcAddress_v2
   std::atomic<int> retained[2] = {0, 0};
   std::atomic<int> encoded{0};
   std::atomic<int> pushes{0}, pops{0}, launches[2] = {0, 0}, unloads{0}, wrong_context{0}, allocated{0};
-  std::mutex mutex;  // of what follows: the last launch and the last tensor map
+  std::mutex mutex;  // guards the last launch and the last tensor map below
   gpu::cuda::LaunchConfig config{};
   gpu::cuda::LaunchAttribute attributes[2]{};
   void* first_argument = nullptr;

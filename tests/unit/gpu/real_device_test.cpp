@@ -1,5 +1,4 @@
-// A GPU of this machine, with kernels that NVRTC compiles here: the driver's own idea of every call. Skipped where
-// there is no GPU.
+// Tests the driver of this machine's GPU with kernels that NVRTC compiles. The tests are skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +12,8 @@
 namespace tandem::test {
 namespace {
 
-// Copies a box of the tensor through shared memory with the bulk copy engine, and says how many blocks its cluster has.
+// Copies a box of the tensor through shared memory with the bulk copy engine. Stores the number of blocks of its
+// cluster.
 constexpr const char* kSource = R"(
 struct alignas(64) TensorMap { unsigned char bytes[128]; };
 extern "C" __global__ void copy_box(const __grid_constant__ TensorMap map, float* out, unsigned* cluster) {

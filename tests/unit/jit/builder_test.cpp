@@ -1,4 +1,4 @@
-// Kernels on demand: what is compiled when, by whom, how often. The compiler is a fake that counts.
+// Kernels on demand: when each one is compiled, by which process, and how often. The compiler is a fake that counts.
 #include "jit/builder.h"
 
 #include <fcntl.h>
@@ -38,7 +38,7 @@ class Build : public testing::Test {
     return std::make_unique<KernelBuilder>(jit::Search{}, env(), jit::Cache::Options{.folder = cache_folder},
                                            jit::fake_kernels());
   }
-  // What counts compilations in the counted() file.
+  // A source whose compilations are counted in the counted() file.
   std::string counting(const std::string& more = "") const { return "//count:" + (folder / "count") + "\n" + more; }
   size_t counted() const { return read_file(folder / "count").size(); }
   void wait_until_counted(size_t count) const {
@@ -139,7 +139,7 @@ TEST_F(Build, KeyIsEverythingTheCompilerReads) {
     EXPECT_TRUE(inserted) << i << " has the key of " << place->second;
   }
 
-  // A header counts where it is included, however deep.
+  // A header changes the key if a source includes it, directly or not.
   const jit::Text before[] = {{"a.h", "#include \"b.h\""}, {"b.h", "1"}};
   const jit::Text after[] = {{"a.h", "#include \"b.h\""}, {"b.h", "2"}};
   for (const char* source : {"#include \"a.h\"", "unrelated"}) {

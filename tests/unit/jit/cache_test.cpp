@@ -1,4 +1,4 @@
-// The disk cache: what it keeps, whom it trusts, and that nothing wrong with the folder stops anybody.
+// The disk cache: its entries, its checks of ownership, and its tolerance of every fault of the folder.
 #include "jit/cache.h"
 
 #include <fcntl.h>
@@ -95,7 +95,7 @@ TEST_F(DiskCache, DamagedEntriesAreRemoved) {
     EXPECT_FALSE(cache.lookup(key(1)));
     EXPECT_FALSE(fs::exists(entry(1)));
   }
-  write_file(entry(2), good);  // of another key
+  write_file(entry(2), good);  // the content of a different key
   EXPECT_FALSE(cache.lookup(key(2)));
   publish(cache, 1, payload);
   EXPECT_EQ(cache.lookup(key(1)), payload);
@@ -113,7 +113,7 @@ TEST_F(DiskCache, LinksAreNotFollowed) {
   EXPECT_FALSE(Cache({.folder = folder / "file"}).usable().ok());
   EXPECT_FALSE(Cache({.folder = folder / "file/tandem"}).usable().ok());
 
-  // A file that blocks whoever opens it.
+  // A FIFO blocks every process that opens it.
   fs::remove(entry(1));
   ASSERT_EQ(mkfifo(entry(1).c_str(), 0600), 0);
   EXPECT_FALSE(cache.lookup(key(1)));
@@ -259,7 +259,7 @@ TEST_F(DiskCache, OneHoldsTheLock) {
   {
     const Cache::Lock first = impatient.lock(key(1));
     EXPECT_TRUE(first.held());
-    EXPECT_FALSE(impatient.lock(key(1)).held());  // patience is over
+    EXPECT_FALSE(impatient.lock(key(1)).held());  // the timeout is over
     EXPECT_TRUE(impatient.lock(key(2)).held());
   }
   EXPECT_TRUE(files().empty());  // locks are removed

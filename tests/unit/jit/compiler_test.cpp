@@ -1,4 +1,4 @@
-// The compiler's sentences, on a fake; then what a real NVRTC makes of real kernels, where there is one.
+// The compiler's sentences with a fake NVRTC, and real kernels with a real one if available.
 #include "jit/compiler.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST(Compiler, AbsentIsASentence) {
   EXPECT_TRUE(says(status, "TANDEM_NVRTC (\"/nowhere/libnvrtc.so\") must name NVRTC 12.0 or newer")) << status.message;
   EXPECT_EQ(compiler, nullptr);
 
-  // No compiler is as old as this: whatever this machine has is passed over.
+  // No NVRTC is that old, so the search skips every NVRTC of this machine.
   if (const Status none = Compiler::open({{}, 1}, {}, &compiler); !none.ok()) {
     EXPECT_EQ(none.code, TANDEM_NO_COMPILER);
     EXPECT_TRUE(says(none, "pip install nvidia-cuda-nvrtc")) << none.message;
@@ -140,7 +140,7 @@ TEST_F(RealCompiler, PtxAndCubinForBothArchitectures) {
   }
 }
 
-// Wherever this process stands.
+// The result must not depend on the working directory.
 TEST_F(RealCompiler, LinesAreOfFilesInTheSourceTree) {
   const std::string source(jit::fake_kernels()[0].text);
   const Status status = compile(source, "sm_90a", Output::ptx, {"--generate-line-info"});

@@ -1,4 +1,4 @@
-// Cache entries: what was written is read; anything else is refused, whatever the bytes.
+// Cache entries: a written one is read, and any other bytes are refused.
 #include "jit/entry.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST(Entry, SizesThatContradictTheFileAreRefused) {
   EXPECT_FALSE(jit::read_head(long_description));
 }
 
-// Sizes in the head are what a parser trips over: bytes at random, and entries whose heads are at random.
+// A parser may trust the sizes in a head: random bytes, and entries with random heads, test that it does not.
 TEST(Entry, Fuzz) {
   for (uint32_t seed = 0; seed < 20000; ++seed) {
     std::mt19937 random(seed);

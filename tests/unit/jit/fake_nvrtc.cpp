@@ -1,9 +1,9 @@
-// libnvrtc.so as far as tests need it. What it does with a source is said by lines of that source:
+// libnvrtc.so as far as tests need it. Lines of a source control its compilation:
 //   //count:<file>      one byte is appended to the file
 //   //sleep_ms:<n>      compiling takes so long
 //   //wait_for:<file>   compiling ends when the file exists
 //   //fail:<text>       compiling fails, with this in the log
-//   //serialised:<n>    while at most n compilations have been counted, the log says that products are serialised
+//   //serialised:<n>    while at most n compilations have been counted, the log reports serialised products
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Where NVRTC is looked for, in which order.
+// The places where NVRTC is searched, and their order.
 #include "jit/nvrtc.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ class NvrtcSearch : public testing::Test {
     write_file(folder / path, "");
     return folder / path;
   }
-  // Without what may lie in /usr/local/cuda of this machine.
+  // Ignores /usr/local/cuda of this machine.
   static Paths found(const jit::Search& search, const Env& env) {
     Paths paths = jit::nvrtc_candidates(search, env);
     std::erase_if(paths, [](const std::string& path) { return path.starts_with("/usr/local/cuda"); });

@@ -1,4 +1,4 @@
-// FIPS 180-4: the examples of its appendix and of NIST's test files; how a message is cut must not matter.
+// FIPS 180-4: the examples of its appendix and of NIST's test files. The division of a message must not matter.
 #include "jit/sha256.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Embedded texts are the files, and #includes find them.
+// Embedded texts equal the files, and #includes find them.
 #include "jit/sources.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// A folder of a test's own, removed with it.
+// A folder that exists as long as its test.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// worker <libnvrtc> <cache folder> <threads> <source>: each thread asks for the kernel once.
+// worker <libnvrtc> <cache folder> <threads> <source>: each thread requests the kernel once.
 #include <cstdio>
 #include <cstdlib>
 #include <thread>

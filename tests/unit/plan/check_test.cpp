@@ -1,4 +1,4 @@
-// Every call that a GPU does not serve, and why it says so.
+// Every call that a GPU does not support, and the sentence of its refusal.
 #include <gtest/gtest.h>
 
 #include "plan/make_blocks.h"
@@ -137,7 +137,7 @@ TEST(PlanCheck, MakingBlockMasks) {
   EXPECT_EQ(plan::check_make_blocks(m, hopper()).message.rfind("rows of lists (2147483648) must be below 2^31", 0), 0u);
 }
 
-// Texts make kernels, values do not.
+// An expression selects the kernel; its values do not.
 TEST(PlanCheck, KernelsOfModifications) {
   const auto kernel = [](const Problem& p) { return plan::make_plan(p, hopper()).kernels[0]; };
   const Problem one = modified("score * 2"), same = modified("score * 2"), other = modified("score * 3");

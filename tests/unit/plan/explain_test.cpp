@@ -1,4 +1,4 @@
-// The floor of a plan against counting, and its reasons.
+// Compares the lower bound of a plan, and its reasons, with a count.
 #include "plan/explain.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ TEST(PlanFloor, VisiblePairsAgainstCounting) {
   }
 }
 
-// Figures one can do in the head: 132 heads of 128 queries and 128 keys give each SM one tile of 128 x 128.
+// Figures for mental arithmetic: 132 heads of 128 queries and 128 keys give each SM one tile of 128 x 128.
 TEST(PlanFloor, OneTilePerSm) {
   plan::Plan plan;
   plan.forward.tile = Sm90ForwardConfig{.warpgroups = 2, .tile_n = 128};
@@ -66,7 +66,7 @@ TEST(PlanFloor, OneTilePerSm) {
   EXPECT_STREQ(f.binds, "tensor core");
 }
 
-// The same of a Blackwell: 148 heads of 256 queries and 128 keys give each SM its two tiles of 128 x 128.
+// 148 heads of 256 queries and 128 keys give each SM of a Blackwell its two tiles of 128 x 128.
 TEST(PlanFloor, TwoTilesPerSmOfBlackwell) {
   const Problem p = dense({.seqlen_q = 256, .seqlen_k = 128, .heads_q = 148, .heads_k = 148});
   const plan::Plan plan = plan::make_plan(p, blackwell());
@@ -84,19 +84,19 @@ TEST(PlanFloor, TwoTilesPerSmOfBlackwell) {
   EXPECT_NE(text.find("tile: 2 x 128 rows x 128 keys, which alternate on the tensor core"), std::string::npos) << text;
 }
 
-// 132 heads of 128 queries and 128 keys: each SM of a Hopper has two steps of 64 queries.
+// 132 heads of 128 queries and 128 keys: each SM of a Hopper has two iterations of 64 queries.
 TEST(PlanFloor, BackwardOfOneTilePerSm) {
   const Problem p = backward(dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 132, .heads_k = 132}));
   const Floor f = plan::floor_of(p, plan::make_plan(p, hopper()), hopper());
   EXPECT_EQ(f.flops, 132.0 * 10 * 128 * 128 * 128);
   EXPECT_EQ(f.mma_clocks, 5120);
   EXPECT_EQ(f.exp_clocks, 1024);
-  // Products read 256 KB a step, 16 KB of dS are written, 32 KB of queries and dout.
+  // Per iteration, products read 256 KB; writes are 16 KB of dS and 32 KB of queries and dout.
   EXPECT_EQ(f.shared_clocks, 2 * (262144 + 16384 + 32768) / 128);
   // q, k, v, out, dout and their gradients, once each, and the lse.
   EXPECT_EQ(f.hbm_bytes, 132.0 * 128 * (8 * 128 * 2 + 4));
   EXPECT_STREQ(f.binds, "tensor core");
-  // Of two n_blocks 32 KB of dq are written and read, too.
+  // With two n_blocks, 32 KB of dq are written and read too.
   const Problem two = backward(dense({.seqlen_q = 128, .seqlen_k = 256, .heads_q = 66, .heads_k = 66}));
   const Floor of_two = plan::floor_of(two, plan::make_plan(two, hopper()), hopper());
   EXPECT_EQ(of_two.shared_clocks, 2 * (262144 + 16384 + 32768 + 65536) / 128);
@@ -111,14 +111,14 @@ TEST(PlanFloor, BackwardOfOneTilePerSmOfBlackwell) {
   EXPECT_EQ(f.shared_clocks, 3328 + 512);  // with the queries and dout that copies write
 }
 
-// Wide heads: scores are made twice, once for dk and once for dv.
+// Wide heads: the kernel computes scores twice, once for dk and once for dv.
 TEST(PlanFloor, BackwardOfOneWideTilePerSmOfBlackwell) {
   const Problem p = backward(
       dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 148, .heads_k = 148, .head_dim = 256, .head_dim_v = 256}));
   const Floor f = plan::floor_of(p, plan::make_plan(p, blackwell()), blackwell());
   EXPECT_EQ(f.mma_clocks, 6 * 1024);
   EXPECT_EQ(f.exp_clocks, 2 * 1024);
-  EXPECT_EQ(f.shared_clocks, 3 * 1024 + 2 * 512 + 1024 + 256 + 2048 + 5 * 512);  // as in the lab note
+  EXPECT_EQ(f.shared_clocks, 3 * 1024 + 2 * 512 + 1024 + 256 + 2048 + 5 * 512);  // docs/design/sm100_backward.md
 }
 
 TEST(PlanFloor, WhatBinds) {

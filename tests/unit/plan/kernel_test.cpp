@@ -1,4 +1,4 @@
-// Kernels are told apart by every field of their configuration: by number, by name and by source.
+// Kernels differ in number, name and source if any field of their configurations differs.
 #include "plan/kernel.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace tandem::test {
 namespace {
 
-// All members, whose number the language checks: the judge of fields().
+// All members, to check fields(): the language checks their number.
 auto members_of(const Sm90ForwardConfig& t) {
   const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, v, w, x] = t;
   return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s, u, static_cast<int>(v), w, x);
@@ -26,7 +26,7 @@ auto members_of(const Sm100ForwardConfig& t) {
   return std::tuple(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, static_cast<int>(r), s, u);
 }
 
-// visit(t) with all 2^10 of the options that a problem may ask for.
+// Calls visit(t) with all 2^10 combinations of a problem's options.
 template <class Tile, class Visit>
 void for_all_options(Tile t, Visit&& visit) {
   for (int options = 0; options < 1 << 10; ++options) {
@@ -43,8 +43,8 @@ void for_all_options(Tile t, Visit&& visit) {
   }
 }
 
-// Each way in which a table cuts head_dims that are multiples of 16 and step apart, without options: with them, all
-// that a plan may have.
+// Every configuration of the table for head_dims that are multiples of 16 and of `step`, without options. With options
+// these are all configurations of a plan.
 std::vector<Sm90ForwardConfig> configs_of_hopper(int step) {
   std::vector<Sm90ForwardConfig> configs;
   for (const plan::Sm90TuningRow& row_of_table : plan::kSm90TuningRows) {
@@ -75,7 +75,7 @@ std::vector<Sm100ForwardConfig> configs_of_blackwell(int step) {
   return configs;
 }
 
-// The numbers of all kernels that are cut so; how many kernels these are.
+// The ids of all kernels of these configurations, and the number of kernels.
 template <class Tile>
 size_t add_numbers(const std::vector<Tile>& configs, std::vector<uint64_t>* ids) {
   std::set<decltype(members_of(configs[0]))> kernels;
@@ -86,7 +86,7 @@ size_t add_numbers(const std::vector<Tile>& configs, std::vector<uint64_t>* ids)
   return kernels.size() << 10;
 }
 
-// The whole product of what a planner may ask for.
+// Every combination that a planner may choose.
 TEST(Kernels, NumbersAreUnique) {
   std::vector<uint64_t> ids;
   const size_t kernels = add_numbers(configs_of_hopper(16), &ids) + add_numbers(configs_of_blackwell(16), &ids);
@@ -95,7 +95,7 @@ TEST(Kernels, NumbersAreUnique) {
   EXPECT_TRUE(std::ranges::adjacent_find(ids) == ids.end());
 }
 
-// A change of any one field, whatever its neighbours are, changes number, name and source.
+// A change of any one field changes number, name and source, whatever the other fields are.
 template <class Tile>
 void expect_each_field_to_tell(const Tile& base) {
   std::set<uint64_t> ids;
@@ -136,7 +136,7 @@ TEST(Kernels, EachFieldTellsThemApart) {
       Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 64, .two_cta = true, .clc = true, .bias = Bias::element});
 }
 
-// Names and sources, which take longer to write, over a part of the product.
+// Names and sources take longer to write, so only some of the combinations are checked.
 TEST(Kernels, NamesAndSourcesAreUnique) {
   std::set<uint64_t> ids;
   std::set<std::string> names, sources;

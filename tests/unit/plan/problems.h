@@ -1,4 +1,4 @@
-// Problems and devices for tests of plans: no tensor is behind them.
+// Problems and devices for tests of plans, without tensors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ inline Problem dense(const Sizes& s) {
   return p;
 }
 
-// seqlen_q, seqlen_k: the longest.
+// seqlen_q and seqlen_k are the longest lengths.
 inline Problem packed(const Sizes& s, int64_t total_q, int64_t total_k) {
   Problem p = dense(s);
   p.total_q = total_q;
@@ -72,7 +72,7 @@ inline Problem backward(Problem p) {
   return p;
 }
 
-// With a text over so many tensors, whose gradients have so many elements.
+// Adds an expression over `tensors` tensors, whose gradients have `cells` elements.
 inline Problem modified(Problem p, const std::string& text, size_t tensors, int64_t cells) {
   score_mod::Signature names;
   for (size_t n = 0; n < tensors; ++n) {

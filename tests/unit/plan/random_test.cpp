@@ -1,4 +1,4 @@
-// Random problems of every size, planned for each GPU: what a plan says must hold together. Nothing is launched.
+// Plans random problems of every size for each GPU, and checks that the plans are consistent. Launches nothing.
 #include "support/random.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace tandem::test {
 namespace {
 
-// None, one, the edges of tiles, or as many as there may be.
+// Returns 0, 1, a number near the edges of tiles, or the maximum.
 int64_t random_count(Random& r, int64_t most) {
   switch (r.between(0, 7)) {
     case 0: return r.between(0, 1);
@@ -69,7 +69,7 @@ Problem random_problem(Random& r) {
   return p;
 }
 
-// As the engine asks before it plans.
+// The engine's check before it plans.
 bool writes_something(const Problem& p) {
   const bool queries = p.total_q > 0 && p.heads_q > 0, keys = p.total_k > 0 && p.heads_k > 0;
   if (p.pass == TANDEM_FORWARD) return queries;
@@ -104,7 +104,7 @@ void expect_sound(const plan::Plan& plan, const gpu::Properties& device) {
   ASSERT_GE(plan.repeat.times, 1);
 }
 
-// A kernel that sums dk and dv over tiles of its own needs room for the sums, and a launch that converts them.
+// A kernel that accumulates dk and dv in separate tiles needs memory for the sums, and a launch that converts them.
 void expect_key_sums(const plan::Plan& plan) {
   const plan::BackwardSchedule& t = plan.backward;
   if (plan.pass != plan::pass_of(TANDEM_BACKWARD)) return;

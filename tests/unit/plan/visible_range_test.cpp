@@ -1,4 +1,4 @@
-// Which keys queries see and which queries see keys, against asking every pair.
+// Compares the ranges of visible keys and of seeing queries with a check of every pair.
 #include "config/visible_range.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Derivatives against finite differences, and what they are where there are none.
+// Compares derivatives with finite differences, and checks their values where no derivative exists.
 #include <cmath>
 
 #include "unit/score_mod/texts.h"
@@ -6,7 +6,7 @@
 namespace tandem::score_mod::test {
 namespace {
 
-// d text / d score.
+// Returns d expression / d score.
 double slope_of(const std::string& text, double score) {
   Mod mod = parsed(text);
   const Bound bound;
@@ -78,7 +78,7 @@ TEST(Differentiate, captured_scalars_and_tensors) {
     for (const Derivative& derivative : gradient.captured) {
       const Node leaf = mod.graph[derivative.with_respect_to];
       Bound bound;
-      // In float64: a step is lost in float32.
+      // In float64, because float32 loses the step.
       std::vector<double> wide[5];
       const std::vector<float>* narrow[5] = {&bound.slope, &bound.table, nullptr, nullptr, &bound.temperature};
       for (size_t i : {0, 1, 4}) {
@@ -88,7 +88,7 @@ TEST(Differentiate, captured_scalars_and_tensors) {
       }
       mod.result = derivative.value;
       const double value = evaluate(mod, 0.3, kSomewhere, bound.values);
-      // What this gather alone reads: its element, at indices that are evaluated likewise.
+      // The gather alone reads its element, at indices that are evaluated in the same way.
       double* at = nullptr;
       double others = 0;
       if (leaf.op == Op::scalar) {

@@ -1,4 +1,4 @@
-// The lines of docs/score_mod.md's gallery, as they stand there.
+// The expressions of the gallery in docs/score_mod.md.
 #include <fstream>
 
 #include "score_mod/program.h"

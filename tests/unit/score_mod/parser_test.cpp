@@ -1,4 +1,4 @@
-// What texts mean, and where those that mean nothing are refused.
+// The meaning of expressions, and the position where a malformed one is refused.
 #include <cmath>
 
 #include "unit/score_mod/texts.h"

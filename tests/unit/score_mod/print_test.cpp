@@ -1,4 +1,4 @@
-// Texts as CUDA: what is printed, and that it tells apart what kernels must.
+// Checks expressions printed as CUDA, and the properties of expressions that kernels depend on.
 #include "score_mod/print.h"
 
 #include "base/text.h"
@@ -40,7 +40,7 @@ TEST(Print, of_a_bool_is_not) {
   EXPECT_NE(print(mod, mod.result).find("mod_not(v"), std::string::npos);
 }
 
-// A divisor that is that of all scores of a head is known to be one.
+// A divisor that is equal for all scores of a head is recognised.
 TEST(Print, quotients_by_one_divisor) {
   const auto has = [](const char* text, const char* call) {
     const Mod mod = parsed(text);
@@ -55,7 +55,7 @@ TEST(Print, quotients_by_one_divisor) {
   }
 }
 
-// Programs of other texts, types of elements or results have other functions; equal ones are one.
+// Programs of different expressions, element types or results have different functions; equal programs share one.
 TEST(Print, tells_programs_apart) {
   std::shared_ptr<const Program> a, again, other, other_type, mask;
   Signature names = signature();
@@ -74,7 +74,7 @@ TEST(Print, tells_programs_apart) {
   EXPECT_TRUE(a->passes());
 }
 
-// What costs something and is the same for a row, or for a key, is held; how many operations are left of a mask.
+// A costly value that is the same for a row or for a key is preloaded. `operations` counts the rest of a mask.
 TEST(Print, what_rows_and_keys_hold) {
   const auto of_mask = [](const char* text) {
     const Mod mod = parsed(text, Signature::Result::mask);
@@ -84,7 +84,7 @@ TEST(Print, what_rows_and_keys_hold) {
   EXPECT_EQ(of_mask("k <= q"), "0 0 1");
   EXPECT_EQ(of_mask("k <= q and doc[batch, q] == doc[batch, k]"), "1 1 3");
   EXPECT_EQ(of_mask("doc[batch, k] == 3"), "0 1 0");        // the result itself
-  EXPECT_EQ(of_mask("doc[batch, 0] == 3"), "1 0 0");        // of all: a row's
+  EXPECT_EQ(of_mask("doc[batch, 0] == 3"), "1 0 0");        // the same for all: a row's
   EXPECT_EQ(of_mask("q // 7 == k // 7"), "1 1 1");          // divisions
   EXPECT_EQ(of_mask("doc[batch, q - k] == 3"), "0 0 102");  // neither's
   EXPECT_EQ(of_mask("k <= q and (k < 4 or q - k < 9)"), "0 0 6");
@@ -98,7 +98,7 @@ TEST(Print, what_rows_and_keys_hold) {
   }
 }
 
-// Texts whose scores the main kernel asks one by one for sums.
+// Expressions whose captured gradients the main kernel sums score by score.
 TEST(Print, sums_of_scores) {
   const auto captured_per_score = [](const char* text) {
     std::shared_ptr<const Program> program;
@@ -113,7 +113,7 @@ TEST(Print, sums_of_scores) {
     EXPECT_FALSE(captured_per_score(text)) << text;
 }
 
-// By lines of a tile, along which the same element is read.
+// Lines of a tile along which all scores read the same element.
 TEST(Print, what_a_score_reads_by_lines) {
   const auto line_of = [](const std::string& text) {
     std::shared_ptr<const Program> program;
@@ -139,7 +139,7 @@ TEST(Print, what_a_score_reads_by_lines) {
   }
 }
 
-// Which tiles read one element of each tensor is said where positions alone decide, and a sum is all that is wanted.
+// Prints which tiles read one element of each tensor, if positions alone decide it and only a sum is needed.
 TEST(Print, what_tiles_read) {
   std::shared_ptr<const Program> program;
   for (const char* text :
@@ -156,7 +156,7 @@ TEST(Print, what_tiles_read) {
   }
 }
 
-// A text of which every line doubles the ways from its result to its inputs.
+// Every line of this expression doubles the paths from its result to its inputs.
 TEST(Print, long_texts_take_no_time) {
   std::string text = "x = q";
   for (int n = 0; n < 60; ++n) text += "; x = x + x * n";

@@ -1,4 +1,4 @@
-// Random texts: a tile at a time against one element at a time, and their derivatives likewise.
+// Random expressions and their derivatives: a tile at a time against one element at a time.
 #include <bit>
 #include <cmath>
 
@@ -9,8 +9,8 @@
 namespace tandem::score_mod::test {
 namespace {
 
-// The loops' functions are rounded otherwise than the C library's, so operations are compared one by one: each node of
-// the graph from the values that the tile has of its operands.
+// The loops round differently from the C library. Each node of the graph is therefore compared alone, from the
+// tile's values of its operands.
 void compare(const Mod& mod, uint64_t seed, const std::string& text) {
   const Bound bound(seed);
   std::vector<NodeId> all;
@@ -34,7 +34,7 @@ void compare(const Mod& mod, uint64_t seed, const std::string& text) {
   every.run({n, score, head, q, k});
   only.begin(position);
   only.run({n, score, head, q, k});
-  // What belongs to queries stays from one tile to the next, whatever the tile between them was.
+  // Values of queries stay from one tile to the next, whatever the tile between them was.
   const int32_t elsewhere[n] = {};
   only.run({n, score, head, q, elsewhere, true});
   only.run({n, score, head, q, k, true});
@@ -81,7 +81,7 @@ TEST(Random, tiles_are_elements) {
   }
 }
 
-// Where a text is smooth around a score, its derivative is the difference quotient.
+// If an expression is smooth around a score, its derivative is the difference quotient.
 TEST(Random, derivatives_are_difference_quotients) {
   int compared = 0;
   for (uint64_t seed = 0; seed < 1500; ++seed) {
@@ -97,12 +97,13 @@ TEST(Random, derivatives_are_difference_quotients) {
                    right = at(derivative, score + step);
       const double above = at(mod, score + step), below = at(mod, score - step), middle = at(mod, score);
       if (!std::isfinite(here) || !std::isfinite(above) || !std::isfinite(below)) continue;
-      // Not smooth: a kink or a jump within the step; or so large that the quotient has no digits.
+      // The expression is not smooth: it has a kink or a jump within the step, or is so large that the quotient has no
+      // digits.
       if (std::fabs(left - here) + std::fabs(right - here) > 1e-2 * (1e-6 + std::fabs(here))) continue;
       if (std::fabs(above - middle) + std::fabs(middle - below) > 1e3 * step * (1 + std::fabs(here))) continue;
       if (std::fabs(middle) > 1e4 * (1e-2 + std::fabs(here))) continue;
       const double quotient = (above - below) / (2 * step);
-      // A saw whose teeth are narrower than the step has another quotient for each.
+      // A saw with teeth narrower than the step has a different quotient for each step.
       const double narrower = (at(mod, score + step / 3) - at(mod, score - step / 3)) / (2 * step / 3);
       if (std::fabs(narrower - quotient) > 1e-3 * (1e-2 + std::fabs(quotient))) continue;
       EXPECT_LE(std::fabs(quotient - here), 1e-3 * (1e-2 + std::fabs(here))) << text << " at " << score;

@@ -1,4 +1,4 @@
-// Random texts that say what texts.h has names for.
+// Random expressions over the names of texts.h.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,7 @@ class Writer {
                     real(depth - 1));
       case 1: return "(" + real(depth - 1) + pick({" / ", " // ", " % "}) + real(depth - 1) + ")";
       case 2: return pick({"min", "max"}) + "(" + real(depth - 1) + ", " + real(depth - 1) + ")";
-      case 3:
-        return "clamp(" + real(depth - 1) + ", -0.8, " + real(depth - 1) + ")";  // equal bounds are torch's own matter
+      case 3: return "clamp(" + real(depth - 1) + ", -0.8, " + real(depth - 1) + ")";  // torch differs for equal bounds
       case 4: return "(" + real(depth - 1) + " if " + boolean(depth - 1) + " else " + real(depth - 1) + ")";
       case 5: return "table[" + integer(depth - 1) + ", " + integer(depth - 1) + "]";
       case 6: return "float(" + integer(depth - 1) + ")";

@@ -1,5 +1,5 @@
-// Interval arithmetic against all elements of boxes: what a text gives lies in its range, whatever the text; and texts
-// that blocks are to be decided by are.
+// Interval arithmetic against all elements of boxes. An expression's values lie in its range, and block masks can be
+// decided from ranges.
 #include "score_mod/ranges.h"
 
 #include <cmath>
@@ -15,7 +15,7 @@ IntRange box(std::mt19937_64& random, int most) {
   return {low, low + static_cast<int>(random() % 4)};
 }
 
-// Every node's value at every element, in float32.
+// Compares every node's value at every element, in float32.
 void expect_within(const Mod& mod, uint64_t seed, const std::string& text) {
   const Bound bound(seed);
   std::vector<NodeId> all;
@@ -85,7 +85,7 @@ TEST(Ranges, decide_blocks) {
       {"q // 128 == k // 128 and (q & 127) >= 0", 256, 256, {1, 1}},
       {"(q >> 7) == (k >> 7)", 256, 384, {0, 0}},
       {"q % 128 >= 128", 256, 384, {0, 0}},
-      {"doc[0, q] == doc[0, k]", 512, 768, {1, 1}},  // beyond the tensor both read its last element
+      {"doc[0, q] == doc[0, k]", 512, 768, {1, 1}},  // beyond the tensor, both read its last element
       {"not (k <= q)", 256, 128, {0, 0}},
       {"select(k <= q, 3, 5) > 4", 0, 128, {1, 1}},
       {"min(q, 100) < max(k, 200)", 0, 0, {1, 1}},

@@ -1,4 +1,4 @@
-// What is said twice is computed once, and what is known is not computed; nothing else.
+// Repeated subexpressions are computed once and known ones are not computed; nothing else changes.
 #include <cmath>
 
 #include "unit/score_mod/texts.h"
@@ -6,11 +6,11 @@
 namespace tandem::score_mod::test {
 namespace {
 
-// Whether both texts give one node, so that nothing is left to select.
+// Returns true if both expressions give one node, so that `select` has nothing to select.
 bool are_same(const std::string& a, const std::string& b) {
   const Mod mod = parsed("select(on, " + a + ", " + b + ")");
   Node node = mod.graph[mod.result];
-  if (node.op == Op::to_real) node = mod.graph[node.operands[0]];  // of an int
+  if (node.op == Op::to_real) node = mod.graph[node.operands[0]];  // conversion of an int
   return node.op != Op::select || mod.graph[node.operands[0]].op != Op::scalar;
 }
 void expect_same(const std::string& a, const std::string& b) { EXPECT_TRUE(are_same(a, b)) << a << " is not " << b; }
@@ -43,15 +43,15 @@ TEST(Simplify, what_is_exact) {
 }
 
 TEST(Simplify, leaves_what_is_not) {
-  expect_different("score + 0", "score");  // of -0
-  expect_different("score * 0", "0.0");    // of NaN, of infinity
+  expect_different("score + 0", "score");  // differs for -0
+  expect_different("score * 0", "0.0");    // differs for NaN and infinity
   expect_different("score - score", "0.0");
   expect_different("score / 3", "score * (1.0 / 3)");
   expect_different("1 if not score < c else 0", "1 if c <= score else 0");
   expect_different("score / c * c", "score");
   expect_different("q & (q | k)", "q | k");
   expect_different("q ^ (q ^ k)", "q ^ k");
-  // 2^24 + 1 is no float32: what float64 would give is not what float32 gives.
+  // 2^24 + 1 is no float32, so float64 and float32 give different results.
   const Mod mod = parsed("16777216.0 + 1 - 16777216");
   EXPECT_NE(mod.graph[mod.result].op, Op::constant);
 }

@@ -1,4 +1,4 @@
-// Texts, the names they may say and values for those.
+// Expressions, the names that they may use, and values for those names.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ inline Signature signature(Signature::Result result = Signature::Result::score) 
                       {"temperature", Type::real, 0}}};
 }
 
-// Values for those names, owned. Tensors are dense, and of float32, int32 and bytes.
+// Values for those names, with their memory. Tensors are dense, with elements of float32, int32 and bytes.
 struct Bound {
   Values values;
   std::vector<float> slope, table, temperature;
@@ -77,7 +77,7 @@ inline double evaluate(const Mod& mod, double score, const Position& position, c
 
 inline constexpr Position kSomewhere{.batch = 1, .head = 2, .q = 7, .k = 5, .seqlen_q = 9, .seqlen_k = 11};
 
-// Of a text on its own.
+// Returns the value of a complete expression.
 inline double value_of(const std::string& text, double score = 0.5) {
   static const Bound bound;
   return evaluate(parsed(text), score, kSomewhere, bound.values);

@@ -1,4 +1,4 @@
-// Loops over tiles against the operations one element at a time.
+// Compares the loops over tiles with the operations on one element at a time.
 #include "score_mod/tile.h"
 
 #include <bit>
@@ -30,7 +30,7 @@ std::vector<const TileLoops*> all_loops() {
 
 float float_of(double x) { return static_cast<float>(x); }
 
-// Numbers between a and b; 0: equal, two NaN too.
+// Returns the number of floats between a and b; 0 for equal ones, also for two NaN.
 int64_t steps_between(float a, float b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b) ? 0 : INT64_MAX;
   const auto line = [](float x) {
@@ -93,7 +93,7 @@ TEST(Tile, floats_of_every_operation) {
                 << name_of(op) << " " << a[at] << " " << b[at];
             continue;
           }
-          // Functions are correctly rounded but for their 1e-11: rarely one step off.
+          // Functions are correctly rounded except for their error of 1e-11, so they are rarely one step off.
           const float wanted =
               approximated ? float_of(apply(op, Type::real, wide).real) : apply(op, Type::real, narrow).real;
           EXPECT_LE(steps_between(to[i], wanted), approximated ? 1 : 0)

@@ -96,7 +96,7 @@ Subject::Subject(std::string flags, int blocks, std::string device)
   plan_ = plan::make_plan(problem, opened->properties());
   for (plan::PlannedLaunch& launch : plan_.launches) {
     // With cluster launch control there is one for every tile.
-    if (launch.kernel == 0 && launch.entry == plan::kMainEntry &&
+    if (launch.kernel == 0 && launch.entry == plan::EntryId::main &&
         !(pass_ == TANDEM_FORWARD && plan_.forward.tile.clc()))
       launch.grid = std::min(launch.grid, static_cast<uint32_t>(blocks));
   }

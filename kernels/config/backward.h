@@ -32,8 +32,8 @@ struct BackwardParams : ForwardParams {
   float* dkv_accum;
   int* dkv_semaphore;  // split_q_heads: number of heads added so far
   int dkv_semaphore_count;
-  // Sm90BackwardConfig::strips: dS of one strip (device/ds_chunk.cuh), which has all n_blocks of several query heads or
-  // several n_blocks of one. counter[1] is the strip's number, counter[2] the number of CTAs that have read it.
+  // Sm90BackwardConfig::ds_gmem(): dS of one chunk (device/ds_chunk.cuh), which has all n_blocks of several query heads
+  // or several n_blocks of one. counter[1] is the chunk's number, counter[2] the number of CTAs that have read it.
   void* ds;  // null: dq is not wanted
   int chunk_heads, chunk_n_blocks, ds_row_stride, pack_triangle;
   int head_dim;  // the problem's

@@ -8,12 +8,12 @@
 struct Sm90BackwardConfig {
   // The main loop: sm90/backward/mainloop_*.cuh.
   enum class Schedule {
-    rs,               // head_dim up to 128: P and dS are register operands; each warpgroup has its own 64 keys
-    shared_p,         // wider heads: warpgroups share 64 keys, P and dS go through shared memory
-    cluster2,         // shared_p by two CTAs that exchange dS, so that each computes dq of half of the columns
-    warpgroup_roles,  // cluster2 with one warpgroup for S and dq, one for dv, one for dk
-    ds_gmem,          // shared_p with dS in global memory, a chunk at a time; dq.cuh computes dq from it
-    ds_gmem_sub_m,    // ds_gmem with own keys for each warpgroup and P, dS in registers, 32 queries at a time
+    rs,               // P and dS are register operands
+    shared_p,         // wide heads: P and dS in shared memory
+    cluster2,         // shared_p, two CTAs exchange dS
+    warpgroup_roles,  // cluster2, one product per warpgroup
+    ds_gmem,          // shared_p, dS to global memory
+    ds_gmem_sub_m,    // ds_gmem, 32 queries at a time
   };
   int head_dim = 128, head_dim_v = 128;  // rounded up to multiples of 64
   int warpgroups = 2;                    // MMA warpgroups; each has 64 keys or a role

@@ -57,10 +57,14 @@ struct MaskMod {
   }
 };
 
-// Marks the n_blocks of [begin, end) that a row's blocks contain in states, which starts at first. Indices may have any
-// value.
+// The states of the n_blocks from `first` on, of which [begin, end) are marked.
+struct MarkedBlocks {
+  u32* states;
+  int first, begin, end;
+};
+// Marks the n_blocks that a row's blocks contain. Indices may have any value.
 TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& list, const TileCoords& tile, int row,
-                               int first, int begin, int end, u32 bits, u32* states) {
+                               u32 bits, const MarkedBlocks& to) {
   if (!list.count) return;
   const i64 block_row = row / p.block_q;
   const int given =
@@ -71,20 +75,22 @@ TANDEM_DEVICE void mark_blocks(const BlockMaskParams& p, const BlockListParams& 
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += kListBlocksThreads) {
     const i64 n_block = static_cast<i64>(index[i * list.index_column]) * p.block_n_blocks;
-    auto within = [&](i64 n) { return static_cast<int>(min(max(n, static_cast<i64>(begin)), static_cast<i64>(end))); };
-    const int from = within(n_block), to = within(n_block + p.block_n_blocks);
+    auto within = [&](i64 n) {
+      return static_cast<int>(min(max(n, static_cast<i64>(to.begin)), static_cast<i64>(to.end)));
+    };
+    const int from = within(n_block), until = within(n_block + p.block_n_blocks);
 #pragma unroll 1
-    for (int n = from; n < to; ++n) atomicOr(&states[n - first], bits);
+    for (int n = from; n < until; ++n) atomicOr(&to.states[n - to.first], bits);
   }
 }
 
 // Marks both lists. shift: the position of these rows' bits in a state.
 template <auto T>
-TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, int row, int first, int begin, int end,
-                            int shift, u32* states) {
+TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, int row, int shift,
+                            const MarkedBlocks& to) {
   constexpr u32 kFull = static_cast<u32>(BlockState::full), kPartial = static_cast<u32>(BlockState::partial);
-  mark_blocks(p, p.partial, tile, row, first, begin, end, (T.mask_mod ? kPartial : kFull) << shift, states);
-  mark_blocks(p, p.full, tile, row, first, begin, end, kFull << shift, states);
+  mark_blocks(p, p.partial, tile, row, (T.mask_mod ? kPartial : kFull) << shift, to);
+  mark_blocks(p, p.full, tile, row, kFull << shift, to);
 }
 // A block in both lists is full.
 TANDEM_DEVICE u32 without_twice(u32 states) { return states & ~(states >> 1 & 0x55); }
@@ -149,7 +155,7 @@ TANDEM_DEVICE void list_n_blocks(const BlockMaskedForwardParams& p) {
       if (row >= tile.q_len) break;
       const NBlockRange own = n_block_range<T>(p, tile, row, T.step_rows());
       const int from = max(begin, own.begin), to = min(end, own.end);
-      mark_row<T>(p.blocks, tile, row, begin, from, to, 2 * unit, states);
+      mark_row<T>(p.blocks, tile, row, 2 * unit, {states, begin, from, to});
     }
     __syncthreads();
 #pragma unroll 1

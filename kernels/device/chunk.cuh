@@ -17,19 +17,23 @@ TANDEM_DEVICE void zero_rows(u16* blocks, int rows, int columns, int begin, int 
       chunks[block * rows * kChunks + i] = {0, 0, 0, 0};
 }
 
-// Stores a partial tile at the end of a sequence with ordinary stores of 128 threads. It writes `count` rows from
-// first_row on and columns [column0, column0 + columns). from: blocks of 128 bytes and kRows rows, swizzled.
+// Rows [first_row, first_row + count) of a tile, columns [column0, column0 + columns).
+struct TileBox {
+  int first_row, count, column0, columns;
+};
+// Stores a partial tile at the end of a sequence with ordinary stores of 128 threads. from: blocks of 128 bytes and
+// kRows rows, swizzled.
 template <int kRows, int kElementBytes>
-TANDEM_DEVICE void store_rows(const ForwardParams& p, const TileCoords& t, const u16* from, int first_row, int count,
-                              int column0, int columns) {
+TANDEM_DEVICE void store_rows(const ForwardParams& p, const TileCoords& t, const u16* from, const TileBox& box) {
   constexpr int kElements = 16 / kElementBytes;
-  const int pack_shift = log2_of(p.pack_gqa), chunks = columns / kElements;
+  const int pack_shift = log2_of(p.pack_gqa), chunks = box.columns / kElements;
 #pragma unroll 1
-  for (int i = threadIdx.x % 128; i < count * chunks; i += 128) {
-    const int row = i / chunks, chunk = i % chunks, at = first_row + row;
+  for (int i = threadIdx.x % 128; i < box.count * chunks; i += 128) {
+    const int row = i / chunks, chunk = i % chunks, at = box.first_row + row;
     const int swizzled = chunk / 8 * kRows * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
     const i64 element = t.batch * p.out_batch + (t.q_begin + (at >> pack_shift)) * p.out_row +
-                        ((t.head << pack_shift) + (at & (p.pack_gqa - 1))) * p.out_head + column0 + chunk * kElements;
+                        ((t.head << pack_shift) + (at & (p.pack_gqa - 1))) * p.out_head + box.column0 +
+                        chunk * kElements;
     char* const to = static_cast<char*>(p.out_data) + element * kElementBytes;
     *reinterpret_cast<Chunk*>(to) = reinterpret_cast<const Chunk*>(from)[swizzled];
   }

@@ -1,4 +1,4 @@
-// A dS chunk ("strip") of a backward: the tiles whose dS is in global memory at once. The main kernel stores it, then
+// A dS chunk of a backward: the tiles whose dS is in global memory at once. The main kernel stores it, then
 // another kernel computes dq from it. Both are launched once per chunk.
 #pragma once
 #include "device/m_block_lists.cuh"
@@ -33,7 +33,7 @@ TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s
 }
 
 // The address of the dS of an m_block and n_block. The n_blocks of an m_block are contiguous, from the first that it
-// sees or the strip's first. Under a causal mask m_blocks see different numbers and share rows (pack_triangle): the
+// sees or the chunk's first. Under a causal mask m_blocks see different numbers and share rows (pack_triangle): the
 // first with the last.
 template <auto T>
 TANDEM_DEVICE u16* ds_at(const BackwardParams& p, const SequenceCoords& s, const DsChunk& chunk, int head, int m_block,

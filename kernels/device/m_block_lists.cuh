@@ -43,7 +43,7 @@ TANDEM_DEVICE void mark_n_blocks(const BlockMaskedBackwardParams& p) {
     const int begin = max(0, end - kChunk), from = max(begin, first_seen), to = min(end, seen_end);
     for (int i = threadIdx.x; i < kChunk; i += kListBlocksThreads) states[i] = 0;
     __syncthreads();
-    mark_row<T>(p.blocks, tile, row, begin, from, to, 0, states);
+    mark_row<T>(p.blocks, tile, row, 0, {states, begin, from, to});
     __syncthreads();
     const int first = begin / T.ctas();
 #pragma unroll 1

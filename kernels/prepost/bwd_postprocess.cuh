@@ -8,6 +8,12 @@
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
 
+// The place of an m_block. block counts over all heads; nothing: it sees no key.
+struct PostprocessAt {
+  int head, block, m_block;
+  bool nothing;
+};
+
 // Converts dq of a (query head, m_block) with the threads that computed it: a batch of pairs per thread from `begin`
 // on. nothing: the m_block sees no key.
 template <auto T>
@@ -19,18 +25,18 @@ struct PostprocessDq {
   const i64 base;  // first query of the head
   float4 x[kPairs / 2];
 
-  TANDEM_DEVICE PostprocessDq(const BackwardParams& params, const SequenceCoords& sequence, int head, int block, int at,
-                              bool nothing, int first)
+  TANDEM_DEVICE PostprocessDq(const BackwardParams& params, const SequenceCoords& sequence, const PostprocessAt& at,
+                              int first)
       : p(params),
         s(sequence),
-        m_block(at),
+        m_block(at.m_block),
         begin(first),
-        base(s.batch * p.dq_batch + s.q_begin * p.dq_row + head * p.dq_head) {
-    const float4* const sums = reinterpret_cast<const float4*>(p.dq_accum + static_cast<i64>(block) * T.dq_floats() +
+        base(s.batch * p.dq_batch + s.q_begin * p.dq_row + at.head * p.dq_head) {
+    const float4* const sums = reinterpret_cast<const float4*>(p.dq_accum + static_cast<i64>(at.block) * T.dq_floats() +
                                                                threadIdx.x / kThreads * (2 * kThreads * T.dq_pairs())) +
                                begin / 2 * kThreads + threadIdx.x % kThreads;
 #pragma unroll
-    for (int n = 0; n < kPairs / 2; ++n) x[n] = nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
+    for (int n = 0; n < kPairs / 2; ++n) x[n] = at.nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
   }
 
   TANDEM_DEVICE int query_of(const GradientPair& at) const { return m_block * T.tile_m + at.row; }
@@ -101,7 +107,7 @@ TANDEM_DEVICE void postprocess_dq(const BackwardParams& p, int block) {
   const bool nothing = wait_for_sums<T>(p, s, block, m_block);
 #pragma unroll 1
   for (int first = 0; first < T.dq_pairs(); first += T.postprocess_pairs()) {
-    const PostprocessDq<T> dq(p, s, head, block, m_block, nothing, first);
+    const PostprocessDq<T> dq(p, s, {head, block, m_block, nothing}, first);
     if (dq_has_chunks(p)) {
       dq.store_chunks();
     } else {

@@ -51,32 +51,40 @@ TANDEM_DEVICE void classify_blocks(const MakeBlocksParams& p) {
   }
 }
 
+// A row of the lists of a head, and the states that a list has.
+struct MadeRow {
+  i64 batch, head, row;
+};
+struct MadeStates {
+  MadeState least, most;
+};
 // Writes one row of one list: the columns whose state is in the range, then the remaining columns. state_at(column) is
 // a column's state.
 template <class StateAt>
-TANDEM_DEVICE void list_row(const MadeListParams& list, i64 batch, i64 head, i64 row, int columns, MadeState least,
-                            MadeState most, const StateAt& state_at) {
+TANDEM_DEVICE void list_row(const MadeListParams& list, const MadeRow& at, int columns, const MadeStates& states,
+                            const StateAt& state_at) {
   __shared__ int counts[kListBlocksThreads / 32];
   auto is_listed = [&](int column) {
     const MadeState state = column < columns ? state_at(column) : MadeState::empty;
-    return column < columns && least <= state && state <= most;
+    return column < columns && states.least <= state && state <= states.most;
   };
   int listed = 0;
 #pragma unroll 1
   for (int first = 0; first < columns; first += kListBlocksThreads)
     listed += place_item(is_listed(first + threadIdx.x), counts).all;
-  int* const index = list.index + batch * list.index_batch + head * list.index_head + row * list.index_row;
+  int* const index = list.index + at.batch * list.index_batch + at.head * list.index_head + at.row * list.index_row;
   int before = 0;  // listed columns before
 #pragma unroll 1
   for (int first = 0; first < columns; first += kListBlocksThreads) {
     const int column = first + threadIdx.x;
     const bool own = is_listed(column);
     const ItemPlace place = place_item(own, counts);
-    const int at = before + place.before;
-    if (column < columns) index[(own ? at : listed + column - at) * list.index_column] = column;
+    const int to = before + place.before;
+    if (column < columns) index[(own ? to : listed + column - to) * list.index_column] = column;
     before += place.all;
   }
-  if (threadIdx.x == 0) list.count[batch * list.count_batch + head * list.count_head + row * list.count_row] = listed;
+  if (threadIdx.x == 0)
+    list.count[at.batch * list.count_batch + at.head * list.count_head + at.row * list.count_row] = listed;
 }
 
 // CTAs for rows of queries, followed by CTAs for rows of keys if they are wanted.
@@ -92,8 +100,8 @@ TANDEM_DEVICE void list_blocks(const MakeBlocksParams& p) {
                    : states[static_cast<i64>(row) * p.blocks_k + column];
   };
   const MadeListParams &partial = p.partial[by_keys], &full = p.full[by_keys];
-  list_row(partial, list / p.heads, list % p.heads, row, columns, MadeState::partial,
-           full.count ? MadeState::partial : MadeState::full, state_at);
+  list_row(partial, {list / p.heads, list % p.heads, row}, columns,
+           {MadeState::partial, full.count ? MadeState::partial : MadeState::full}, state_at);
   if (full.count)
-    list_row(full, list / p.heads, list % p.heads, row, columns, MadeState::full, MadeState::full, state_at);
+    list_row(full, {list / p.heads, list % p.heads, row}, columns, {MadeState::full, MadeState::full}, state_at);
 }

@@ -42,12 +42,16 @@ struct ScoreGradient {
   float derivative;  // score_mod's derivative by its input
 };
 
+// -lse in log2 units, and delta, of a query.
+struct LseDelta {
+  float minus_lse, delta;
+};
+
 // ds is 0 if the score is -infinity (hidden or beyond a sequence). A product with 0 is not enough, because the factor
 // may be NaN. kept, r: see keep_or_zero().
 template <auto T>
-TANDEM_DEVICE float ds_of(const BackwardParams& p, float score, float minus_lse, float dp, float delta, u32 keep_mask,
-                          int r) {
+TANDEM_DEVICE float ds_of(const BackwardParams& p, float score, const LseDelta& row, float dp, u32 keep_mask, int r) {
   if constexpr (T.dropout) dp = keep_or_zero(keep_mask, r, dp * p.dropout.scale);
-  const bool hidden = score == -kInfinity || minus_lse == -kInfinity;
-  return hidden ? 0.0f : exp2_approx(score + minus_lse) * (dp - delta);
+  const bool hidden = score == -kInfinity || row.minus_lse == -kInfinity;
+  return hidden ? 0.0f : exp2_approx(score + row.minus_lse) * (dp - row.delta);
 }

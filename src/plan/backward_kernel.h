@@ -42,7 +42,7 @@ struct BackwardKernel {
   int dq_semaphores;                       // per m_block
   int dkv_floats = 0, dkv_accum_ctas = 0;  // per split: size of the sums, CTAs that convert them
   int dkv_semaphores = 0;                  // per n_block and CTA, if heads accumulate into one sum
-  bool spt;                                // device/n_block_work.cuh
+  bool spt;                                // device/m_block_iterator.cuh
   bool single_n_block = false;             // the main kernel stores dq
   bool stores_dkv_by_tma = false;          // dk and dv have tensor maps; else they are stored from registers
   bool ds_gmem = false;                    // dS goes to global memory

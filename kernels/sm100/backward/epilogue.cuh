@@ -58,9 +58,14 @@ TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int r
   }
 }
 
-// rows: rows of the tile within the sequence. first_row: in the tensor.
+// The tile's rows of a gradient.
+struct TileRows {
+  int rows, first_row;  // rows within the sequence; first_row in the tensor
+  int head, batch;
+};
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int rows, int first_row, int head, int batch) {
+TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, const TileRows& at) {
+  const int rows = at.rows, first_row = at.first_row;
   constexpr int kStoreSync = 1;  // named barrier
   constexpr int kColumns = T.stored_columns();
   const int warp = warp_uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
@@ -93,7 +98,7 @@ TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, int row
   for (int c = 0; c < g.columns; c += 64) {
 #pragma unroll 1
     for (int r = 0; r < T.kCtaKeys; r += 64)
-      tma_store(g.map, g.staging + c * T.kCtaKeys + r * 64, c, first_row + r, head, batch);
+      tma_store(g.map, g.staging + c * T.kCtaKeys + r * 64, c, first_row + r, at.head, at.batch);
   }
   tma_store_commit();
 }
@@ -118,7 +123,7 @@ TANDEM_DEVICE void store_tile(const BackwardParams& p, SharedStorage<T>& s, int 
       store_direct<T>(g, index, any, (p.accumulate ? sequence.k_len : sequence.k_rows) - row, sequence.k_begin + row,
                       p.accumulate);
     } else {
-      store_sums<T>(g, index, any, sequence.k_rows - row, sequence.k_begin + row, tile.head_k, batch);
+      store_sums<T>(g, index, any, {sequence.k_rows - row, sequence.k_begin + row, tile.head_k, batch});
     }
   };
   if (T.makes_dv() && p.has_dv) {

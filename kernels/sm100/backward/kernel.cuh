@@ -3,8 +3,8 @@
 //
 // A CTA takes n_blocks of a key head and keeps their 128 keys and values. It iterates over the queries that see them,
 // 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
-// queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq.cuh); prepost/bwd_postprocess.cuh
-// rounds it.
+// queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq_reduce.cuh);
+// prepost/bwd_postprocess.cuh rounds it.
 //
 //    load     | mma                 | two warpgroups, 64 queries each | dq
 //    Q, K     | S = K Q'            |                                 |
@@ -16,30 +16,30 @@
 //    Q''      | dV += P' dO'        |                                 | added to memory
 //             | S'' ...             | dS' = P' (dP' - delta)          |
 //
-// A CTA pair multiplies 256 keys at once. dQ has half of the queries in each CTA and all 256 keys, so that halves of dS
-// are exchanged (pair_load.cuh, pair_mma.cuh). Meanwhile S, dK and the next dP are multiplied:
+// A CTA pair exchanges halves of dS (two_cta_load.cuh, two_cta_mma.cuh). Wide heads use two passes, one for dk and dq
+// and one for dv, with queries and dout in a ring (two_pass_load.cuh, two_pass_mma.cuh). One thread's products need no
+// barriers between them, because the tensor core executes them in the order of issue. A commit covers all earlier
+// products. dp_ready therefore signals that the previous dS has been read, and s_ready that P has been read. In a pair,
+// dq_ready covers dS in shared memory.
 //
-//    load     | mma, for both CTAs  | two warpgroups, 64 queries each | exchange, dq
-//    Q''      | S' = K Q''          | dS = P (dP - delta)             | halves of dS to the other CTA
-//             | dK += dS Q          | S' is read                      |
-//    dO'      | dP' = V dO''        | P' = exp(S' - lse), first half  |
-//             | dQ = dS' K          | second half                     |
-//             | dV += P' dO'        |                                 | dQ to shared memory
-//             | S'' ...             | dS' = P' (dP' - delta)          | added to memory
+// A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
-// Wide heads use two passes, one for dk and dq and one for dv, with queries and dout in a ring (wide_load.cuh,
-// wide_mma.cuh). One thread's products need no barriers between them, because the tensor core executes them in the
-// order of issue. A commit covers all earlier products. dp_ready therefore signals that the previous dS has been read,
-// and s_ready that P has been read. In a pair, dq_ready covers dS in shared memory.
+//    *_tma_full           1, and the bytes of TMA
+//    *_peer_full          1 per CTA: rows beyond the sequence are zero, in both CTAs of a pair
+//    q_empty, dout_empty, ring_empty, lse_delta_empty  1, by commit
+//    s_ready, dp_ready, dq_ready, sums_ready           1, by commit: results in tensor memory
+//    p_ready, ds_ready, s_empty                        4 warps of each MMA warpgroup
+//    dq_empty             4 warps
+//    kv_empty             all warps that read the tile
 #pragma once
 #include "prepost/bwd_postprocess.cuh"
 #include "prepost/bwd_preprocess.cuh"
 #include "prepost/dsink.cuh"
 #include "sm100/backward/captured.cuh"
 #include "sm100/backward/dbias.cuh"
-#include "sm100/backward/dq.cuh"
-#include "sm100/backward/load.cuh"
-#include "sm100/backward/mma.cuh"
+#include "sm100/backward/dq_reduce.cuh"
+#include "sm100/backward/one_cta_load.cuh"
+#include "sm100/backward/one_cta_mma.cuh"
 #include "sm100/backward/relay.cuh"
 #include "sm100/backward/softmax.cuh"
 #include "sm100/backward/two_cta_load.cuh"
@@ -56,52 +56,6 @@ TANDEM_DEVICE BackwardRole role_of(int warp) {
   if (warp == kOthers) return BackwardRole::mma;
   if (warp == kOthers + 1) return BackwardRole::load;
   return T.has_relay_warp() && warp == kOthers + 2 ? BackwardRole::relay : BackwardRole::none;
-}
-
-// One thread.
-template <Sm100BackwardConfig T>
-TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
-  constexpr int kComputeWarps = 4 * T.kComputing;
-  constexpr int ctas = T.ctas();
-  for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.sums_ready}) mbarrier_init(barrier, 1);
-  for (u64* barrier : {&s.k_peer_full, &s.v_peer_full}) mbarrier_init(barrier, ctas);
-  for (int i = 0; i < T.q_stages; ++i) {
-    for (u64* barrier : {&s.q_tma_full[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);
-    mbarrier_init(&s.q_peer_full[i], ctas);
-  }
-  for (int i = 0; i < T.dout_stages; ++i) {
-    for (u64* barrier : {&s.dout_tma_full[i], &s.dout_empty[i]}) mbarrier_init(barrier, 1);
-    mbarrier_init(&s.dout_peer_full[i], ctas);
-  }
-  if constexpr (T.lse_delta_alone()) {
-    for (u64* barrier : {&s.lse_delta_tma_full[0], &s.lse_delta_tma_full[1]}) mbarrier_init(barrier, 1);
-  }
-  if constexpr (T.two_pass()) {
-    for (u64* barrier : {&s.lse_delta_empty[0], &s.lse_delta_empty[1]}) mbarrier_init(barrier, 1);
-    for (int i = 0; i < T.ring_blocks(); ++i) {
-      for (u64* barrier : {&s.ring_tma_full[i], &s.ring_peer_full[i], &s.ring_empty[i]}) mbarrier_init(barrier, 1);
-    }
-  }
-  if constexpr (T.reads_scores_ahead()) mbarrier_init(&s.s_empty, kComputeWarps * ctas);
-  if constexpr (T.two_cta) {
-    for (u64* barrier : {&s.two_cta.kt_tma_full, &s.two_cta.qt_tma_full, &s.two_cta.doutt_tma_full, &s.two_cta.qt_empty,
-                         &s.two_cta.doutt_empty, &s.two_cta.ds_tma_full, &s.two_cta.ds_peer_full,
-                         &s.two_cta.tile_signalled, &s.two_cta.tile_read})
-      mbarrier_init(barrier, 1);
-    for (u64* barrier : {&s.two_cta.kt_peer_full, &s.two_cta.qt_peer_full, &s.two_cta.doutt_peer_full})
-      mbarrier_init(barrier, ctas);
-    mbarrier_init(&s.two_cta.ds_written, 4 * ctas);
-  }
-  mbarrier_init(&s.kv_empty, s.kTileWarps);
-  for (int i = 0; i < T.s_slots(); ++i) mbarrier_init(&s.s_ready[i], 1);
-  for (int i = 0; i < T.p_parts(); ++i) mbarrier_init(&s.p_ready[i], kComputeWarps * ctas);
-  mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
-  for (int i = 0; i < T.dq_pieces(); ++i) {
-    mbarrier_init(&s.dq_ready[i], 1);
-    mbarrier_init(&s.dq_empty[i], 4 * ctas);
-  }
-  fence_mbarrier_init();
-  fence_proxy_async();
 }
 
 template <Sm100BackwardConfig T>
@@ -162,18 +116,19 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       setmaxnreg_dec<T.kOtherRegisters>();
       do_tiles<T>(p, shared, [&](auto& s) {
         if constexpr (T.two_cta) {
-          if (role == BackwardRole::mma && elect_one()) cta_rank<T>() == 0 ? mma_pair(p, s) : relay_ds(p, s);
-          if (role == BackwardRole::load && elect_one()) load_pair(p, s);
-          if (role == BackwardRole::relay) relay_pair(p, s);
+          if (role == BackwardRole::mma && elect_one())
+            cta_rank<T>() == 0 ? mainloop_two_cta_mma(p, s) : relay_ds(p, s);
+          if (role == BackwardRole::load && elect_one()) load_two_cta(p, s);
+          if (role == BackwardRole::relay) relay_two_cta(p, s);
         } else if constexpr (T.two_pass()) {
-          if (role == BackwardRole::mma && elect_one()) mma_wide(p, s);
-          if (role == BackwardRole::load && elect_one()) load_wide(p, s);
+          if (role == BackwardRole::mma && elect_one()) mainloop_two_pass_mma(p, s);
+          if (role == BackwardRole::load && elect_one()) load_two_pass(p, s);
           if constexpr (T.has_relay_warp()) {
-            if (role == BackwardRole::relay) relay_wide(p, s);
+            if (role == BackwardRole::relay) relay_two_pass(p, s);
           }
         } else {
-          if (role == BackwardRole::mma && elect_one()) mma(p, s);
-          if (role == BackwardRole::load && elect_one()) load(p, s);
+          if (role == BackwardRole::mma && elect_one()) mainloop_one_cta_mma(p, s);
+          if (role == BackwardRole::load && elect_one()) load_one_cta(p, s);
           if constexpr (T.has_relay_warp()) {
             if (role == BackwardRole::relay) relay(p, s);
           }

@@ -16,11 +16,11 @@ enum ScoreProduct { kScores, kDp };
 
 template <Sm100BackwardConfig T>
 struct ScoreTileShared {
-  struct Operands {
+  struct ScoreOperands {
     alignas(1024) u16 keys[T.kCtaKeys * T.score_columns()];
     alignas(1024) u16 queries[T.tile_m * T.score_columns()];
   };
-  Operands operands[T.score_places()];        // one per product; wide heads share one
+  ScoreOperands operands[T.score_places()];   // one per product; wide heads share one
   alignas(16) float lse_delta[2 * T.tile_m];  // per query: -lse in log2 units, delta
   alignas(8) u64 lse_delta_tma_full;
   u64 tma_full[2], ready[2];  // per product: operands arrived; result complete
@@ -162,8 +162,8 @@ struct ScoreTile {
         ScoreGradient gradient{0, 0, 1};
         const float score =
             of_head(scaled_score<T>(x[kScores][i], p), p, query, n, key, &gradient.derivative, &gradient.mod_input);
-        gradient.ds = ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, lse_delta[n], x[kDp][i],
-                               lse_delta[T.tile_m + n], keep_mask, n);
+        gradient.ds = ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, {lse_delta[n], lse_delta[T.tile_m + n]},
+                               x[kDp][i], keep_mask, n);
         use(n, gradient);
         if (n % 4 == 3) __syncwarp();  // else ptxas overlaps the loads of all queries, and spills
       }

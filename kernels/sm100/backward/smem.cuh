@@ -59,9 +59,8 @@ struct Operands<T, Accumulators::dv> {
 template <Sm100BackwardConfig T>
 struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   alignas(16) float lse_delta[T.lse_delta_slots()][2 * T.tile_m];  // per query: -lse in log2 units, delta
-  // A barrier's name states what is true after the wait. Arrivals: 1 unless noted. "landed" barriers count TMA's bytes.
-  // "ready" barriers without a number, q_empty and dout_empty receive commits. In a CTA pair only the leader's barriers
-  // gate products; they receive the arrivals of both CTAs.
+  // A barrier's name states what is true after the wait; kernel.cuh lists the arrivals. In a CTA pair only the leader's
+  // barriers gate products; they receive the arrivals of both CTAs.
   alignas(8) u64 k_tma_full, v_tma_full;
   u64 q_tma_full[T.q_stages], q_empty[T.q_stages], dout_tma_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 kv_empty;  // kTileWarps: tile, keys and values have been read
@@ -76,7 +75,7 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   // Operands that have arrived and are zeroed beyond the sequence.
   u64 k_peer_full, v_peer_full, q_peer_full[T.q_stages], dout_peer_full[T.dout_stages];
   TwoCtaBarriers<T> two_cta;
-  NBlockWork tile;  // valid after k_landed and k_full(); n_block -1: no tile
+  NBlockWork tile;  // valid after k_tma_full and k_full(); n_block -1: no tile
   u32 tensor_memory;
 
   static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 4 : 0) + 1 + T.has_relay_warp();
@@ -144,4 +143,50 @@ TANDEM_DEVICE void in_order(const MBlockIterator<T>& first, Visitor& visit) {
       scores.advance();
     }
   }
+}
+
+// Called by one thread. kernel.cuh lists the arrivals.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
+  constexpr int kComputeWarps = 4 * T.kComputing;
+  constexpr int ctas = T.ctas();
+  for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.sums_ready}) mbarrier_init(barrier, 1);
+  for (u64* barrier : {&s.k_peer_full, &s.v_peer_full}) mbarrier_init(barrier, ctas);
+  for (int i = 0; i < T.q_stages; ++i) {
+    for (u64* barrier : {&s.q_tma_full[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);
+    mbarrier_init(&s.q_peer_full[i], ctas);
+  }
+  for (int i = 0; i < T.dout_stages; ++i) {
+    for (u64* barrier : {&s.dout_tma_full[i], &s.dout_empty[i]}) mbarrier_init(barrier, 1);
+    mbarrier_init(&s.dout_peer_full[i], ctas);
+  }
+  if constexpr (T.lse_delta_alone()) {
+    for (u64* barrier : {&s.lse_delta_tma_full[0], &s.lse_delta_tma_full[1]}) mbarrier_init(barrier, 1);
+  }
+  if constexpr (T.two_pass()) {
+    for (u64* barrier : {&s.lse_delta_empty[0], &s.lse_delta_empty[1]}) mbarrier_init(barrier, 1);
+    for (int i = 0; i < T.ring_blocks(); ++i) {
+      for (u64* barrier : {&s.ring_tma_full[i], &s.ring_peer_full[i], &s.ring_empty[i]}) mbarrier_init(barrier, 1);
+    }
+  }
+  if constexpr (T.reads_scores_ahead()) mbarrier_init(&s.s_empty, kComputeWarps * ctas);
+  if constexpr (T.two_cta) {
+    for (u64* barrier : {&s.two_cta.kt_tma_full, &s.two_cta.qt_tma_full, &s.two_cta.doutt_tma_full, &s.two_cta.qt_empty,
+                         &s.two_cta.doutt_empty, &s.two_cta.ds_tma_full, &s.two_cta.ds_peer_full,
+                         &s.two_cta.tile_signalled, &s.two_cta.tile_read})
+      mbarrier_init(barrier, 1);
+    for (u64* barrier : {&s.two_cta.kt_peer_full, &s.two_cta.qt_peer_full, &s.two_cta.doutt_peer_full})
+      mbarrier_init(barrier, ctas);
+    mbarrier_init(&s.two_cta.ds_written, 4 * ctas);
+  }
+  mbarrier_init(&s.kv_empty, s.kTileWarps);
+  for (int i = 0; i < T.s_slots(); ++i) mbarrier_init(&s.s_ready[i], 1);
+  for (int i = 0; i < T.p_parts(); ++i) mbarrier_init(&s.p_ready[i], kComputeWarps * ctas);
+  mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
+  for (int i = 0; i < T.dq_pieces(); ++i) {
+    mbarrier_init(&s.dq_ready[i], 1);
+    mbarrier_init(&s.dq_empty[i], 4 * ctas);
+  }
+  fence_mbarrier_init();
+  fence_proxy_async();
 }

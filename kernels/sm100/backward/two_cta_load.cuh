@@ -5,54 +5,60 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
 
+// The rows of a tensor from one on.
+struct TmaRows {
+  const TensorMap* map;
+  int row, head, batch;
+};
+
 // An iteration's operands have one buffer each, free after its product: S, dP, dV, or dK, which is issued after the
 // next S. -lse and delta have two buffers: one is free after the iteration's dK, for which the wait was an iteration
 // earlier.
 template <Sm100BackwardConfig T>
-struct PairSteps {
+struct TwoCtaLoads {
   const BackwardParams& p;
   SharedStorage<T>& s;
   const int rank = cta_rank<T>();
   u32 steps = 0;  // over all tiles
 
-  // rows: per box. Boxes of 64 columns are contiguous; the first begins at this column.
-  TANDEM_DEVICE static void load_boxes(u16* to, const TensorMap* map, u64* tma_full, int rows, int columns, int column,
-                                       int row, int head, int batch) {
+  // Loads boxes of 64 columns, which are contiguous. rows: per box.
+  TANDEM_DEVICE static void load_boxes(u16* to, const TmaRows& from, u64* tma_full, int rows, int columns) {
 #pragma unroll 1
-    for (int c = 0; c < columns; c += 64) tma_load(to + c * rows, map, tma_full, column + c, row, head, batch);
+    for (int c = 0; c < columns; c += 64)
+      tma_load(to + c * rows, from.map, tma_full, c, from.row, from.head, from.batch);
   }
   // Loads half of the rows, all columns.
-  TANDEM_DEVICE void load_rows(u16* to, const TensorMap* map, u64* tma_full, u64* empty, int row, int head, int batch) {
+  TANDEM_DEVICE void load_rows(u16* to, const TmaRows& from, u64* tma_full, u64* empty) {
     mbarrier_wait(empty, (steps & 1) ^ 1);
     mbarrier_expect_tx(tma_full, T.kBlockBytes);
-    load_boxes(to, map, tma_full, 64, 128, 0, row + 64 * rank, head, batch);
+    load_boxes(to, {from.map, from.row + 64 * rank, from.head, from.batch}, tma_full, 64, 128);
   }
   // Loads all rows, half of the columns.
-  TANDEM_DEVICE void load_columns(u16* to, const TensorMap* map, u64* tma_full, u64* empty, int row, int head,
-                                  int batch) {
+  TANDEM_DEVICE void load_columns(u16* to, const TmaRows& from, u64* tma_full, u64* empty) {
     mbarrier_wait(empty, (steps & 1) ^ 1);
     mbarrier_expect_tx(tma_full, T.kBlockBytes);
 #pragma unroll 1
-    for (int r = 0; r < T.tile_m; r += 64) tma_load(to + r * 64, map, tma_full, 64 * rank, row + r, head, batch);
+    for (int r = 0; r < T.tile_m; r += 64)
+      tma_load(to + r * 64, from.map, tma_full, 64 * rank, from.row + r, from.head, from.batch);
   }
   TANDEM_DEVICE void load(const SequenceCoords& sequence, const MBlockIterator<T>& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch, head = step.head;
-    load_rows(s.q[0], &p.q, &s.q_tma_full[0], &s.q_empty[0], row, head, batch);
+    load_rows(s.q[0], {&p.q, row, head, batch}, &s.q_tma_full[0], &s.q_empty[0]);
     u64* const lse_delta_tma_full = &s.lse_delta_tma_full[steps & 1];
     mbarrier_expect_tx(lse_delta_tma_full, sizeof s.lse_delta[0]);
     bulk_load(s.lse_delta[steps & 1], p.lse_delta + m_block_at(p, sequence, head, step.m_block) * (2 * T.tile_m),
               sizeof s.lse_delta[0], lse_delta_tma_full);
-    load_rows(s.dout[0], &p.dout, &s.dout_tma_full[0], &s.dout_empty[0], row, head, batch);
-    load_columns(s.doutt, &p.dout, &s.two_cta.doutt_tma_full, &s.two_cta.doutt_empty, row, head, batch);
-    load_columns(s.qt, &p.q, &s.two_cta.qt_tma_full, &s.two_cta.qt_empty, row, head, batch);
+    load_rows(s.dout[0], {&p.dout, row, head, batch}, &s.dout_tma_full[0], &s.dout_empty[0]);
+    load_columns(s.doutt, {&p.dout, row, head, batch}, &s.two_cta.doutt_tma_full, &s.two_cta.doutt_empty);
+    load_columns(s.qt, {&p.q, row, head, batch}, &s.two_cta.qt_tma_full, &s.two_cta.qt_empty);
     ++steps;
   }
 };
 
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void load_pair(const BackwardParams& p, SharedStorage<T>& s) {
+TANDEM_DEVICE void load_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
   const int rank = cta_rank<T>();
-  PairSteps<T> steps{p, s};
+  TwoCtaLoads<T> steps{p, s};
   u32 tile_idx = 0;
   for (u32 asked = 0;; ++asked) {
     const int n = next_cta_pair_tile<T>(s.two_cta, asked, [&] { return atomicAdd(counter_of<T>(p), 1); });
@@ -70,9 +76,9 @@ TANDEM_DEVICE void load_pair(const BackwardParams& p, SharedStorage<T>& s) {
     }
     const int first = sequence.k_begin + tile.n_block * T.tile_n(), own = first + rank * T.kCtaKeys;
     mbarrier_expect_tx(&s.k_tma_full, sizeof s.k);
-    steps.load_boxes(s.k, &p.k, &s.k_tma_full, T.kCtaKeys, T.head_dim, 0, own, tile.head_k, sequence.batch);
+    steps.load_boxes(s.k, {&p.k, own, tile.head_k, sequence.batch}, &s.k_tma_full, T.kCtaKeys, T.head_dim);
     mbarrier_expect_tx(&s.v_tma_full, sizeof s.v);
-    steps.load_boxes(s.v, &p.v, &s.v_tma_full, T.kCtaKeys, T.head_dim_v, 0, own, tile.head_k, sequence.batch);
+    steps.load_boxes(s.v, {&p.v, own, tile.head_k, sequence.batch}, &s.v_tma_full, T.kCtaKeys, T.head_dim_v);
     mbarrier_expect_tx(&s.two_cta.kt_tma_full, sizeof s.kt);
     for (int r = 0; r < T.tile_n(); r += T.kCtaKeys)
       tma_load(s.kt + r * 64, &p.k, &s.two_cta.kt_tma_full, 64 * rank, first + r, tile.head_k, sequence.batch);
@@ -89,7 +95,7 @@ TANDEM_DEVICE void load_pair(const BackwardParams& p, SharedStorage<T>& s) {
 
 // Signals the leader after operands have arrived; rows beyond a sequence are zeroed before.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void relay_pair(const BackwardParams& p, SharedStorage<T>& s) {
+TANDEM_DEVICE void relay_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
   const int lane = threadIdx.x % 32, own_queries = cta_rank<T>() * T.q_box_rows();
   u32 steps = 0;
   auto pass = [&](u64* tma_full, u64* peer_full, u32 parity, u16* block, int rows, int columns, int used) {

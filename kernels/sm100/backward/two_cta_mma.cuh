@@ -1,4 +1,15 @@
 // The products of a CTA pair in the Blackwell backward, issued by one thread of the leader.
+//
+// A CTA pair multiplies 256 keys at once. dQ has half of the queries in each CTA and all 256 keys, so that halves of dS
+// are exchanged. Meanwhile S, dK and the next dP are multiplied:
+//
+//    load     | mma, for both CTAs  | two warpgroups, 64 queries each | exchange, dq
+//    Q''      | S' = K Q''          | dS = P (dP - delta)             | halves of dS to the other CTA
+//             | dK += dS Q          | S' is read                      |
+//    dO'      | dP' = V dO''        | P' = exp(S' - lse), first half  |
+//             | dQ = dS' K          | second half                     |
+//             | dV += P' dO'        |                                 | dQ to shared memory
+//             | S'' ...             | dS' = P' (dP' - delta)          | added to memory
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -9,7 +20,7 @@
 // keys. Halves of dS are exchanged while S, dK and the next dP are multiplied. dQ overwrites the next scores, next to
 // their P, and is read during dV.
 template <Sm100BackwardConfig T>
-struct PairProducts {
+struct TwoCtaProducts {
   static constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each, if these are queries
   static constexpr u32 kBlock = T.kBlockBytes;
   static constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.tile_n(), T.tile_m);
@@ -118,8 +129,8 @@ struct PairProducts {
 };
 
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void mma_pair(const BackwardParams& p, SharedStorage<T>& s) {
-  PairProducts<T> products{s};
+TANDEM_DEVICE void mainloop_two_cta_mma(const BackwardParams& p, SharedStorage<T>& s) {
+  TwoCtaProducts<T> products{s};
   for (u32 tile_idx = 0;; ++tile_idx) {
     products.wait_peer_full(&s.k_peer_full, tile_idx & 1);
     const NBlockWork tile = s.tile;

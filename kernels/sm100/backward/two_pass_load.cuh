@@ -8,7 +8,7 @@
 #include "sm100/backward/smem.cuh"
 
 template <Sm100BackwardConfig T>
-struct WideLoads {
+struct TwoPassLoads {
   const BackwardParams& p;
   SharedStorage<T>& s;
   SequenceCoords sequence;
@@ -41,8 +41,8 @@ struct WideLoads {
 };
 
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void load_wide(const BackwardParams& p, SharedStorage<T>& s) {
-  WideLoads<T> loads{p, s};
+TANDEM_DEVICE void load_two_pass(const BackwardParams& p, SharedStorage<T>& s) {
+  TwoPassLoads<T> loads{p, s};
   auto load_keys = [](u16* to, const TensorMap* map, u64* tma_full, int columns, int row, const NBlockWork& tile,
                       int batch) {
     mbarrier_expect_tx(tma_full, columns / 64 * T.kBlockBytes);
@@ -76,7 +76,7 @@ TANDEM_DEVICE void load_wide(const BackwardParams& p, SharedStorage<T>& s) {
 }
 
 template <Sm100BackwardConfig T>
-struct WideRelay {
+struct TwoPassRelay {
   SharedStorage<T>& s;
   int queries;  // within the sequence
   PipelineState<T.ring_blocks()> ring;
@@ -93,8 +93,8 @@ struct WideRelay {
 };
 
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void relay_wide(const BackwardParams& p, SharedStorage<T>& s) {
-  WideRelay<T> blocks{s};
+TANDEM_DEVICE void relay_two_pass(const BackwardParams& p, SharedStorage<T>& s) {
+  TwoPassRelay<T> blocks{s};
   for (u32 tile_idx = 0;; ++tile_idx) {
     mbarrier_wait(&s.k_tma_full, tile_idx & 1);
     const NBlockWork tile = s.tile;

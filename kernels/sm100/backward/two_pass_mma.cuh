@@ -7,7 +7,7 @@
 // The order of issue protects products that share columns of tensor memory, and barriers protect the threads' reads. S
 // overwrites the dQ that has been read. dQ overwrites the S that has been read and the dS that dK has read.
 template <Sm100BackwardConfig T>
-struct WideProducts {
+struct TwoPassProducts {
   static constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys
   static constexpr int kLast = T.dq_pieces() - 1;
 
@@ -111,8 +111,8 @@ struct WideProducts {
 };
 
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void mma_wide(const BackwardParams& p, SharedStorage<T>& s) {
-  WideProducts<T> products{s};
+TANDEM_DEVICE void mainloop_two_pass_mma(const BackwardParams& p, SharedStorage<T>& s) {
+  TwoPassProducts<T> products{s};
   for (u32 tile_idx = 0;; ++tile_idx) {
     products.wait(s.k_full(), tile_idx & 1);
     const NBlockWork tile = s.tile;

@@ -81,8 +81,9 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
       fence_proxy_async();
       named_sync(kEpilogueSync, 128);
       if (T.varlen && rows_left < T.kTileM) {
-        store_rows<T.kTileM, T.f32_out ? 4 : 2>(p, tile, s.out[out.index], first_row, rows_left, kColumns * block,
-                                                min(kColumns, p.head_dim_v - kColumns * block));
+        store_rows<T.kTileM, T.f32_out ? 4 : 2>(
+            p, tile, s.out[out.index],
+            {first_row, rows_left, kColumns * block, min(kColumns, p.head_dim_v - kColumns * block)});
         named_sync(kEpilogueSync, 128);
       } else if (warp == 0 && elect_one()) {
         if (T.lazy_max() && work.strict) tma_store_wait();  // waits for the invalid result's store

@@ -2,10 +2,15 @@
 #pragma once
 #include "sm100/forward/softmax_steps.cuh"
 
+// The n_blocks that all rows of a tile see whole.
+struct UnmaskedBlocks {
+  int begin, end;
+};
+
 // With a block mask: the iterations that tile i takes part in.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, const Sm100Work& work, int i,
-                                    int unmasked_begin, int unmasked_end, bool strict) {
+                                    const UnmaskedBlocks& unmasked, bool strict) {
   const int* next_step = steps_of<T>(p, work.coords) + kListHeader;
   const int unit = i * T.ctas() + cta_rank<T>();
   [[maybe_unused]] bool shown = false;  // each row has seen some key
@@ -20,7 +25,7 @@ TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, c
     const int n_block = n_block_of(step);
     steps.state = state_of(step, unit);
     const bool whole =
-        steps.state == BlockState::full && n_block < unmasked_end && (!T.bounded_left || n_block >= unmasked_begin);
+        steps.state == BlockState::full && n_block < unmasked.end && (!T.bounded_left || n_block >= unmasked.begin);
     // Options that read all scores may hide scores in every iteration.
     constexpr bool kModded = T.has_score_mod() || T.dropout;
     if (kModded || warp_any(!whole || (T.lazy_max() && (!shown || strict)))) {
@@ -62,7 +67,7 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, SharedStorage<T>& s, int i) {
                        end, unmasked_begin, unmasked_end, dropout};
       int n_block = end - 1;
       if constexpr (T.block_mask) {
-        go_through_steps(steps, p, work, i, unmasked_begin, unmasked_end, strict);
+        go_through_steps(steps, p, work, i, {unmasked_begin, unmasked_end}, strict);
       } else if constexpr (T.has_score_mod()) {
 #pragma unroll 1
         for (; warp_any(n_block >= begin); --n_block) steps.modded_block(n_block);

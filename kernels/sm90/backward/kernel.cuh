@@ -3,39 +3,37 @@
 //
 // A CTA takes n_blocks of a key head, keeps their keys and values, and iterates over the queries that see them. dk and
 // dv stay in registers. Scores are transposed (keys in rows), so that P and dS are register operands. dq is added in
-// float32, in the order of n_blocks (dq_accumulate_warp); prepost/bwd_postprocess.cuh rounds it. The default schedule
-// (`pipelined_steps`):
+// float32, in the order of n_blocks (dq_accumulate.cuh); prepost/bwd_postprocess.cuh rounds it. mainloop.cuh chooses a
+// main loop by Sm90BackwardConfig::Schedule. The schedule rs (mainloop_rs.cuh):
 //
-//    load       | dq_accumulate_warp, three       | each warpgroup, of its 64 keys
-//    Q', dO     | alternating threads:  | dS = P (dP - delta), to shared memory
+//    load       | dq_accumulate_warp,   | each warpgroup, of its 64 keys
+//    Q', dO     | three threads in turn:| dS = P (dP - delta), to shared memory
 //               | add dq to global      | dQ of the previous iteration = dS' K, dV += P dO, dK += dS Q
 //               | memory, in the order  | during dK: next S = K Q', dQ to shared memory
 //               | of n_blocks           | next dP = V dO', during it P = exp(S - lse)
 //
-// Heads above 128 share 64 keys (Sm90BackwardConfig::wide) or use roles (roles.cuh). With `pair` two CTAs have 64 keys
-// each and exchange dS. Each computes half of dq's columns over both, because additions to dq limit head_dim 256:
+// A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
-//    CTA 0        keys 0..63,   dS ->  | dq[:, :128] = dS' K[:64, :128] + (dS of CTA 1)' K[64:, :128]
-//    CTA 1        keys 64..127, dS ->  | dq[:, 128:] = (dS of CTA 0)' K[:64, 128:] + dS' K[64:, 128:]
-//
-// With `ds_gmem` dS goes to global memory instead, and a second kernel computes dq (dq.cuh), one strip at a time:
-//
-//    launches     backward, strip 0 | dq, strip 0 | backward, strip 1 | dq, strip 1 | ...
-//
-// Without dq registers suffice for 64 keys per warpgroup and 32 queries at a time (`halves`):
-//
-//    queue of a half  | dV += P dO, next S, next dP, dK += dS Q
-//    meanwhile        |    dS, to shared memory     |  next P
+//    k_full, v_full, q_full, dout_full  1, and the bytes of TMA
+//    q_empty, dout_empty  all MMA warps; with roles the warps of scores and of dk (q) or dv (dout)
+//    kv_empty             one per warpgroup, dq_accumulate_warp() thread and load_bias() warp
+//    ds_full              all MMA warps, per even and odd iteration; with roles the warps of scores
+//    ds_empty             with roles the warps of dk and of dq, here and in the other CTA; with ds_gmem 1
+//    p_full, p_empty      with roles the warps of scores, and of dv
+//    dq_slot_free         1: the warpgroup may stage or add its dq
+//    dq_slot_full         the warps of the warpgroup: dq is staged or added
 #pragma once
 #include "prepost/bwd_postprocess.cuh"
 #include "prepost/bwd_preprocess.cuh"
 #include "prepost/dsink.cuh"
 #include "sm90/backward/captured.cuh"
-#include "sm90/backward/compute.cuh"
 #include "sm90/backward/dbias.cuh"
-#include "sm90/backward/dq.cuh"
+#include "sm90/backward/dq_accumulate.cuh"
+#include "sm90/backward/dq_kernel.cuh"
+#include "sm90/backward/ds_store.cuh"
 #include "sm90/backward/load.cuh"
-#include "sm90/backward/warpgroup_roles.cuh"
+#include "sm90/backward/mainloop.cuh"
+#include "sm90/backward/mainloop_warpgroup_roles.cuh"
 
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void backward(const BackwardParams& p) {
@@ -45,40 +43,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
   static_assert(T.fits());
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&p.k, &p.v}) prefetch_tensor_map(map);
-    constexpr int kWarps = T.warpgroup_roles() ? 8 : 4 * T.warpgroups;  // warps that read queries or dout
-    mbarrier_init(&s.k_full, 1);
-    mbarrier_init(&s.v_full, 1);
-    mbarrier_init(&s.kv_empty,
-                  T.warpgroups + (T.ds_gmem() ? 1 : T.dq_threads()) + (T.warpgroup_roles() || T.stages_bias() ? 1 : 0));
-    if constexpr (T.stages_bias()) {
-      for (u64& full : s.bias.full) mbarrier_init(&full, 32);
-      for (u64& empty : s.bias.empty) mbarrier_init(&empty, 128);
-      mbarrier_init(&s.bias.dq_made, kWarps);
-    }
-    for (int i = 0; i < T.q_stages; ++i) {
-      mbarrier_init(&s.q_full[i], 1);
-      mbarrier_init(&s.q_empty[i], kWarps);
-    }
-    for (int i = 0; i < T.dout_stages; ++i) {
-      mbarrier_init(&s.dout_full[i], 1);
-      mbarrier_init(&s.dout_empty[i], kWarps);
-    }
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&s.ds_full[i], T.warpgroup_roles() ? 4 : kWarps);
-      mbarrier_init(&s.ds_empty[i], T.ds_gmem() ? 1 : 12);
-    }
-    mbarrier_init(&s.p_full, 4);
-    mbarrier_init(&s.p_empty, 4);
-    for (int i = 0; i < T.dq_parts(); ++i) {
-      mbarrier_init(&s.dq_slot_free[i], 1);
-      for (u64& added : s.dq_slot_full[i]) mbarrier_init(&added, 4);
-    }
-    if constexpr (T.cluster2()) {
-      for (u64& tma_full : s.cluster2.ds_peer_full) mbarrier_init(&tma_full, 1);
-      mbarrier_init(&s.cluster2.ds_read, kWarps);
-      mbarrier_init(&s.cluster2.tile_signalled, 1);
-      mbarrier_init(&s.cluster2.tile_read, 1);
-    }
+    init_barriers<T>(s);
     fence_mbarrier_init();
     fence_proxy_async();
   }
@@ -110,9 +75,9 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
     } else if constexpr (T.stages_bias()) {
       if (warp == 3) load_bias<T>(p, s);
     }
-  } else if constexpr (!T.warpgroup_roles()) {
+  } else if constexpr (T.schedule != Sm90BackwardConfig::Schedule::warpgroup_roles) {
     setmaxnreg_inc<T.registers()>();
-    compute<T>(p, s, warpgroup - 1);
+    compute<T>(p, s, warpgroup - 1);  // chooses mainloop_*.cuh
   } else if (warpgroup == 3) {
     setmaxnreg_inc<T.kScoreRegisters>();
     make_scores<T>(p, s);

@@ -1,7 +1,8 @@
-// An iteration of the scores role (roles.cuh): products with queries in rows, P, dS, and the dq columns of its CTA.
+// An iteration of the scores role (mainloop_warpgroup_roles.cuh): products with queries in rows, P, dS, and the dq
+// columns of its CTA.
 //
-// As in compute.cuh, these structs hold only numbers and references. The arrays that products write are locals of
-// make_scores(), which has the loop.
+// As in warpgroup_tile.cuh, these structs hold only numbers and references. The arrays that products write are locals
+// of make_scores(), which has the loop.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "sm90/backward/operands.cuh"

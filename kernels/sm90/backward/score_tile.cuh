@@ -141,8 +141,9 @@ struct ScoreTile {
       ScoreGradient gradient{0, 0, 1};
       const float score = of_head(scaled_score<T>(scores[r], p), p, at.m_block * T.tile_m + query_of(0), column_of(r),
                                   key, &gradient.derivative, &gradient.mod_input);
-      gradient.ds = ds_of<T>(p, is_seen ? score : -kInfinity, lse_delta[query_of(r)], dp[r],
-                             lse_delta[T.tile_m + query_of(r)], keep_mask[r / 32], r % 32);
+      gradient.ds =
+          ds_of<T>(p, is_seen ? score : -kInfinity, {lse_delta[query_of(r)], lse_delta[T.tile_m + query_of(r)]}, dp[r],
+                   keep_mask[r / 32], r % 32);
       use(r, gradient);
     }
   }

@@ -7,7 +7,8 @@
 #include "device/pipeline_state.cuh"
 #include "ptx/mbarrier.cuh"
 
-// Additional storage of a CTA pair. landed counts bytes; ds_read counts the other CTA's MMA warps (without roles).
+// Additional storage of a CTA pair. ds_peer_full counts bytes; ds_read counts the other CTA's MMA warps (without
+// roles).
 template <Sm90BackwardConfig T, bool = T.cluster2()>
 struct ClusterShared {};
 template <Sm90BackwardConfig T>
@@ -39,23 +40,53 @@ struct SharedStorage {
   ClusterShared<T> cluster2;
   alignas(128) float4 dq[T.dq_parts()][T.staged() ? T.dq_part_floats() / 4 : 1];
   alignas(16) float lse_delta[T.dout_stages][2 * T.tile_m];
-  // A barrier's name states what is true after the wait. Arrivals:
-  //
-  //   k_full, v_full, q_full, dout_full  1, and the bytes of TMA
-  //   q_empty, dout_empty    all MMA warps; with roles the warps of scores and of dk (q) or dv (dout)
-  //   kv_empty               one per warpgroup, dq_accumulate_warp() thread and load_bias() warp
-  //   ds_full                all MMA warps, per even and odd iteration; with roles the warps of scores
-  //   ds_empty               with roles the warps of dk and of dq, here and in the other CTA; with strips 1
-  //   p_full, p_empty        with roles the warps of scores, and of dv
-  //   dq_slot_free                1: the warpgroup may stage or add its dq
-  //   dq_slot_full               the warps of the warpgroup: dq is staged or added
+  // A barrier's name states what is true after the wait. kernel.cuh lists the arrivals.
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_slot_free[T.dq_parts()], dq_slot_full[T.dq_parts()][T.dq_threads()];
   // Valid after dq_slot_free if dq is not staged: the address of the sums, and whether the first n_block stores instead
-  // of adding. For `single` it is the caller's first row of dq, and the number of rows from it on.
+  // of adding. For single_n_block it is the caller's first row of dq, and the number of rows from it on.
   float4* dq_to[T.dq_parts()];
   int dq_is_first_or_rows[T.dq_parts()];
   NBlockWork tile;  // valid after k_full; n_block -1: no more tiles
   BiasShared<T> bias;
 };
+
+// Initialises the barriers with the arrivals that kernel.cuh lists.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
+  constexpr int kWarps = T.warpgroup_roles() ? 8 : 4 * T.warpgroups;  // warps that read queries or dout
+  mbarrier_init(&s.k_full, 1);
+  mbarrier_init(&s.v_full, 1);
+  mbarrier_init(&s.kv_empty,
+                T.warpgroups + (T.ds_gmem() ? 1 : T.dq_threads()) + (T.warpgroup_roles() || T.stages_bias() ? 1 : 0));
+  if constexpr (T.stages_bias()) {
+    for (u64& full : s.bias.full) mbarrier_init(&full, 32);
+    for (u64& empty : s.bias.empty) mbarrier_init(&empty, 128);
+    mbarrier_init(&s.bias.dq_made, kWarps);
+  }
+  for (int i = 0; i < T.q_stages; ++i) {
+    mbarrier_init(&s.q_full[i], 1);
+    mbarrier_init(&s.q_empty[i], kWarps);
+  }
+  for (int i = 0; i < T.dout_stages; ++i) {
+    mbarrier_init(&s.dout_full[i], 1);
+    mbarrier_init(&s.dout_empty[i], kWarps);
+  }
+  for (int i = 0; i < 2; ++i) {
+    mbarrier_init(&s.ds_full[i], T.warpgroup_roles() ? 4 : kWarps);
+    mbarrier_init(&s.ds_empty[i], T.ds_gmem() ? 1 : 12);
+  }
+  mbarrier_init(&s.p_full, 4);
+  mbarrier_init(&s.p_empty, 4);
+  for (int i = 0; i < T.dq_parts(); ++i) {
+    mbarrier_init(&s.dq_slot_free[i], 1);
+    for (u64& added : s.dq_slot_full[i]) mbarrier_init(&added, 4);
+  }
+  if constexpr (T.cluster2()) {
+    for (u64& tma_full : s.cluster2.ds_peer_full) mbarrier_init(&tma_full, 1);
+    mbarrier_init(&s.cluster2.ds_read, kWarps);
+    mbarrier_init(&s.cluster2.tile_signalled, 1);
+    mbarrier_init(&s.cluster2.tile_read, 1);
+  }
+}

@@ -2,7 +2,7 @@
 // its rings.
 //
 // These structs hold only numbers and references. Arrays that products write are locals of the functions with the loops
-// (compute.cuh). The order of these computations affects the machine code of the loop.
+// (mainloop_*.cuh). The order of these computations affects the machine code of the loop.
 #pragma once
 #include "device/dropout.cuh"
 #include "device/fragment_softmax.cuh"
@@ -122,11 +122,11 @@ struct WarpgroupTile {
     key0 = n_block * T.cta_keys() + (T.shared_p() ? 0 : of.index * 64) + of.warp * 16 + of.lane / 4;
   }
 
-  // The second half of an iteration.
-  TANDEM_DEVICE WarpgroupTile second_half() const {
-    WarpgroupTile half = *this;
-    half.first_query = T.score_queries();
-    return half;
+  // The second subtile of an iteration.
+  TANDEM_DEVICE WarpgroupTile second_subtile() const {
+    WarpgroupTile subtile = *this;
+    subtile.first_query = T.score_queries();
+    return subtile;
   }
 
   TANDEM_DEVICE int key(int i) const { return key0 + 8 * i; }

@@ -1,11 +1,12 @@
 // The loop of an MMA warpgroup of the Hopper forward: scores, softmax and result, tile after tile.
 //
 // ptxas determines the form of compute() (docs/design/sm90_forward.md). Arrays that products write are its locals, and
-// the functions that work on them (steps.cuh) take references. As members of a struct they would change the address
+// the functions that work on them (mainloop.cuh) take references. As members of a struct they would change the address
 // arithmetic of the main loop. A function for a block mask's first iterations would do so too.
 #pragma once
 #include "device/row.cuh"
-#include "sm90/forward/steps.cuh"
+#include "sm90/forward/epilogue.cuh"
+#include "sm90/forward/mainloop.cuh"
 
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int index) {
@@ -60,7 +61,6 @@ TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int inde
     }
 
     hold_first_mask_keys(rows, at, n_block);
-
     float scores[T.tile_n / 2], out[T.head_dim_v / 2], inverse[2];
     u32 probabilities[T.tile_n / 4], keep_mask[kKeepMaskWords<T>], shown[kShownNumbers<T>];
     HeldRow<T> held[2];
@@ -68,12 +68,12 @@ TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int inde
 #pragma unroll
       for (int i = 0; i < 2; ++i) held[i] = hold_row<T>(p, rows.tile(), rows.own_row(i));
     }
-    const Fragments<T> fragments{queries, scores, out, probabilities, keep_mask, shown, held};
+    const Fragments<T> fragments{queries, scores, out, probabilities, keep_mask, shown, held, constants};
     FragmentSoftmax<T.f16> softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
-    first_step(fragments, w, rows, at, n_block, softmax, constants);
-    steady_steps(fragments, w, rows, at, n_block, softmax, constants);
+    mainloop_first(fragments, w, rows, at, n_block, softmax);
+    mainloop(fragments, w, rows, at, n_block, softmax);
     finish(fragments, inverse, w, rows, softmax);
 
     if constexpr (T.bounded_left && !T.block_mask) {

@@ -7,14 +7,22 @@
 #include "sm90/forward/bias.cuh"
 #include "sm90/forward/smem.cuh"
 
+// The thread's two rows of a tile, and its first column.
+struct FragmentPlace {
+  const ForwardParams& p;
+  const TileCoords t;
+  const Row rows[2];
+  const int column0;
+};
+
 // Scores from products, in log2 units unless a score_mod is present. A bias without other options is added to the raw
 // products. by: 1 / scale.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void apply_score_mod(float (&s)[T.tile_n / 2], const ForwardParams& p, const TileCoords& t,
-                                   const Row (&rows)[2], const HeldRow<T> (&held)[2], int column0,
+TANDEM_DEVICE void apply_score_mod(float (&s)[T.tile_n / 2], const FragmentPlace& at, const HeldRow<T> (&held)[2],
                                    const BiasFragments<T>& bias, float by) {
+  const ForwardParams& p = at.p;
   if constexpr (T.softcap) apply_softcap<false>(s, p);
-  const ScoreMod<T, T.score_mod> mods[2] = {{p, t, rows[0], held[0]}, {p, t, rows[1], held[1]}};
+  const ScoreMod<T, T.score_mod> mods[2] = {{p, at.t, at.rows[0], held[0]}, {p, at.t, at.rows[1], held[1]}};
 #pragma unroll
   for (int r = 0; r < T.tile_n / 2; r += 2) {
     BiasValue<T> of_bias[2] = {};
@@ -22,7 +30,7 @@ TANDEM_DEVICE void apply_score_mod(float (&s)[T.tile_n / 2], const ForwardParams
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       if constexpr (T.has_score_mod()) {
-        s[r + n] = mods[row_of(r)](s[r + n], p, column0, column_of(r + n), of_bias[n]);
+        s[r + n] = mods[row_of(r)](s[r + n], p, at.column0, column_of(r + n), of_bias[n]);
       } else {
         s[r + n] = with_bias<T>(s[r + n], of_bias[n], by);
       }
@@ -71,14 +79,13 @@ constexpr bool asks_ahead() {
 template <Sm90ForwardConfig T>
 constexpr int kShownNumbers = (T.tile_n / 2 + 31) / 32;
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void evaluate_mask_mod(u32 (&shown)[kShownNumbers<T>], const ForwardParams& p, const MaskShared<T>& held,
-                                     const TileCoords& t, const Row (&rows)[2], int column0, BlockState state,
-                                     int steps) {
+TANDEM_DEVICE void evaluate_mask_mod(u32 (&shown)[kShownNumbers<T>], const FragmentPlace& at, const MaskShared<T>& held,
+                                     BlockState state, int steps) {
   if (state == BlockState::full) return;
 #pragma unroll
   for (int i = 0; i < kShownNumbers<T>; ++i) shown[i] = 0;
   if (state != BlockState::partial) return;
-  const FragmentMask<T> mask(p, held, t, rows, column0, steps);
+  const FragmentMask<T> mask(at.p, held, at.t, at.rows, at.column0, steps);
 #pragma unroll
   for (int i = 0; i < kShownNumbers<T>; ++i) {
     const int end = min(32, T.tile_n / 2 - 32 * i);
@@ -93,8 +100,7 @@ TANDEM_DEVICE void evaluate_mask_mod(u32 (&shown)[kShownNumbers<T>], const Forwa
 // Hides the scores that a block mask hides in an n_block.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)[kShownNumbers<T>],
-                                    const ForwardParams& p, const MaskShared<T>& held, const TileCoords& t,
-                                    const Row (&rows)[2], int column0, BlockState state, int steps) {
+                                    const FragmentPlace& at, const MaskShared<T>& held, BlockState state, int steps) {
   if (state == BlockState::full) return;
   if constexpr (asks_ahead<T>()) {
 #pragma unroll
@@ -102,7 +108,7 @@ TANDEM_DEVICE void apply_block_mask(float (&s)[T.tile_n / 2], const u32 (&shown)
     return;
   } else if constexpr (T.evaluates_mask_mod()) {
     if (state == BlockState::partial) {
-      const FragmentMask<T> mask(p, held, t, rows, column0, steps);
+      const FragmentMask<T> mask(at.p, held, at.t, at.rows, at.column0, steps);
 #pragma unroll
       for (int r = 0; r < T.tile_n / 2; r += 4)
         mask.ask_four(r, [&](int n, bool is_shown) { s[r + n] = is_shown ? s[r + n] : -kInfinity; });

@@ -15,6 +15,12 @@
 // Shared memory has Q, rings of K and V, and O, all in blocks of 64 columns with the 128-byte swizzle. Each warpgroup
 // has its own part of Q, so that the next tile's queries load during computation. It also has its own part of O, or all
 // share one. Two warps copy a bias to separate buffers (bias.cuh).
+//
+// A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
+//
+//    q_full, k_full, v_full  1, and the bytes of TMA
+//    q_empty                 the 4 warps of its warpgroup; the first one also counts the warps that copy a bias
+//    k_empty, v_empty        all MMA warps of the CTAs that share the keys
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/max_scores.cuh"

@@ -48,9 +48,8 @@ struct SharedStorage {
   alignas(1024) u16 k[T.stages][T.tile_n * T.columns_k()];
   alignas(1024) u16 v[T.stages][T.tile_n * T.columns_v()];
   alignas(1024) u16 out[T.o_smem_rows() * T.columns_v()];
-  // A barrier's name states what is true after the wait. Arrivals: full: 1, and the bytes of TMA. q_empty: the 4 warps
-  // of its warpgroup; the first one's also the warps that copy a bias, because q_full publishes tiles to them. k_empty,
-  // v_empty: all MMA warps.
+  // A barrier's name states what is true after the wait; kernel.cuh lists the arrivals. The first q_empty counts the
+  // warps that copy a bias, because q_full publishes tiles to them.
   alignas(8) u64 q_full[T.warpgroups], q_empty[T.warpgroups];
   u64 k_full[T.stages], k_empty[T.stages], v_full[T.stages], v_empty[T.stages];
   Sm90Work work_tiles[kWorkTiles];

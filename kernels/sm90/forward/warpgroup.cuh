@@ -224,7 +224,7 @@ struct Warpgroup {
     fence_proxy_async();
     named_sync(kWarpgroupSync + index, 128);
     if (T.varlen && left < 64) {
-      store_rows<T.o_smem_rows(), 2>(p, tile, own_out, first_row, left, 0, p.head_dim_v);
+      store_rows<T.o_smem_rows(), 2>(p, tile, own_out, {first_row, left, 0, p.head_dim_v});
     } else if (warp == 0 && elect_one()) {
       if (T.lazy_max() && again) tma_store_wait();  // waits for the invalid result's store
 #pragma unroll

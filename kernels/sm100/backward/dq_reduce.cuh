@@ -14,8 +14,7 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
   constexpr int kDqSync = 2;  // named barrier
   constexpr int kColumns = T.dq_part_columns();
-  constexpr int kLoaded =
-      T.two_cta ? T.dq_columns() / kColumns : 1;  // parts loaded at once; the next scores overwrite them
+  constexpr int kLoaded = T.two_cta ? T.dq_columns() / kColumns : 1;  // parts loaded at once, before the next scores
   const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   PipelineState<T.dq_stages> place;

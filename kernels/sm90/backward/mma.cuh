@@ -1,9 +1,7 @@
-// The products of an iteration of the Hopper backward if each MMA warpgroup computes S, dP, dv, dk and dq. They are
-// issued and committed here; the callers wait for them (compute.cuh). Also the stores of dq.
+// The products of an iteration of the Hopper backward if each MMA warpgroup computes S, dP, dv, dk and dq. This file
+// issues and commits them; the main loops wait for them (mainloop_*.cuh).
 #pragma once
-#include "ptx/global.cuh"
-#include "sm90/backward/epilogue.cuh"
-#include "sm90/backward/probabilities.cuh"
+#include "sm90/backward/dsoftmax.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 
 // S = K Q', after the queries have arrived. there: their arrival is known.
@@ -34,7 +32,7 @@ TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Prefetched<T>& pre
       T.head_dim_v);
 }
 
-// The queries that dk and dv sum over at once: an iteration's, or half of them. Also their offset in the operand at the
+// The queries that dk and dv sum over at once: an iteration's, or a subtile's. Also their offset in the operand at the
 // warpgroup's columns.
 template <Sm90BackwardConfig T>
 constexpr int kSummedQueries = T.q_subtiles() ? T.score_queries() : T.tile_m;
@@ -121,34 +119,15 @@ TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_querie
              {fragments[4 * n], fragments[4 * n + 1], fragments[4 * n + 2], fragments[4 * n + 3]});
 }
 
-// Stores dq of an iteration with the only n_block.
+// S and dP of a tile's first iteration, or of its first subtile. Afterwards S is complete and dP is in flight.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void store_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile) {
-  const BackwardParams& p = tile.p;
-  const int index = tile.thread.index, rows = tile.s.dq_is_first_or_rows[index];
-  const GradientPair at = T.dq_pair(128 * index + (threadIdx.x & 124), 0);
-  store_chunks<T>(dq, p.scale, {tile.s.dq_to[index], 0, p.dq_row, rows, rows, p.head_dim, false}, at.row, at.column);
-}
-
-// Stages dq of an iteration for its addition (dq_accumulate_warp).
-template <Sm90BackwardConfig T>
-TANDEM_DEVICE void accumulate_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, u32 step) {
-  SharedStorage<T>& s = tile.s;
-  const int index = tile.thread.index;
-  mbarrier_wait(&s.dq_slot_free[index], step & 1);
-  if constexpr (T.staged()) {
-    if (!T.short_q || warp_uniform(tile.thread.warp) == 0) store_sums<T.dq_part_threads()>(s.dq[index], 0, dq);
-    fence_proxy_async();
-  } else if constexpr (T.single_n_block) {
-    store_dq(dq, tile);
-  } else if (warp_any(s.dq_is_first_or_rows[index])) {
-    store_sums(s.dq_to[index], 0, dq);
-  } else {
-    float4* const to = s.dq_to[index] + threadIdx.x % 128;
-#pragma unroll
-    for (int r = 0; r < T.dq_columns() / 2; r += 4)
-      global_add(to + r / 4 * 128, make_float4(dq[r], dq[r + 1], dq[r + 2], dq[r + 3]));
-  }
-  __syncwarp();
-  arrive(&s.dq_slot_full[index][step % T.dq_threads()]);
+TANDEM_DEVICE void first_scores(float (&scores)[T.score_queries() / 2], float (&dp)[T.score_queries() / 2],
+                                Prefetched<T>& prefetched, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
+                                const WarpgroupSteps<T>& at) {
+  prefetch_iteration(prefetched, tile, at);
+  mma_s(scores, tile, rings, at.m_block, !T.q_subtiles());
+  mma_dp(dp, prefetched, tile, rings, at.m_block);
+  draw_dropout_mask(prefetched, tile, at);
+  evaluate_mask_mod(prefetched, tile, at);
+  wgmma_wait<1>();
 }

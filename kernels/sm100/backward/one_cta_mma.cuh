@@ -7,7 +7,7 @@
 // The order of issue protects products that share columns of tensor memory. S of the next iteration overwrites the P
 // that dV has read. dQ overwrites the dS that dK has read, and dP of the next iteration overwrites both.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void mma(const BackwardParams& p, SharedStorage<T>& s) {
+TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T>& s) {
   constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys
   constexpr u32 kBlock = T.kBlockBytes;
   constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.kCtaKeys, T.tile_m);

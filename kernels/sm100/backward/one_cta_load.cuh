@@ -6,7 +6,7 @@
 // Loads keys and values of every tile, then queries with lse and delta, and dout of every iteration. The first
 // iteration's operands come before the keys, while the previous tile is stored.
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void load(const BackwardParams& p, SharedStorage<T>& s) {
+TANDEM_DEVICE void load_one_cta(const BackwardParams& p, SharedStorage<T>& s) {
   PipelineState<T.q_stages> q_ring;
   PipelineState<T.dout_stages> dout_ring;
   auto load_blocks = [](u16* to, const TensorMap* map, u64* tma_full, int columns, int row, int head, int batch) {

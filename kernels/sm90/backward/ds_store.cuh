@@ -1,0 +1,31 @@
+// The thread that stores dS to global memory, for the schedules ds_gmem and ds_gmem_sub_m. dq_kernel.cuh reads it.
+#pragma once
+#include "device/ds_chunk.cuh"
+#include "ptx/tma.cuh"
+#include "sm90/backward/smem.cuh"
+
+// Stores dS of each iteration to its place in the chunk.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void store_ds(const BackwardParams& p, SharedStorage<T>& s) {
+  const DsChunk chunk(p);
+  PipelineState<T.ds_stages()> ring;
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    mbarrier_wait(&s.k_full, tile_idx & 1);
+    const NBlockWork tile = s.tile;
+    if (tile.n_block < 0) break;
+    mbarrier_arrive(&s.kv_empty);
+    const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+#pragma unroll 1
+    for (MBlockIterator<T> steps(p, tile); steps.left > 0; steps.advance(), ring.advance()) {
+      mbarrier_wait(&s.ds_full[ring.index], ring.phase);
+      if (p.ds) {
+        bulk_store(ds_at<T>(p, sequence, chunk, steps.head, steps.m_block, tile.n_block), s.ds[ring.index],
+                   sizeof s.ds[0]);
+        tma_store_commit();
+        tma_store_wait_read();
+      }
+      mbarrier_arrive(&s.ds_empty[ring.index]);
+    }
+  }
+  tma_store_wait();
+}

@@ -1,0 +1,39 @@
+// The end of a tile of the Hopper forward: the last PV product, the sums of its rows and the log-sum-exp.
+#pragma once
+#include "sm90/forward/n_block_scores.cuh"
+
+// The PV product of the last iteration. Meanwhile the sums are reduced to the factor of the result.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<T>& w, const WorkRows<T>& rows,
+                          FragmentSoftmax<T.f16>& softmax) {
+  const ForwardParams& p = rows.p;
+  if (!T.q_in_registers()) w.release_q();
+  w.wait_v();
+  w.mma_pv(f.out, f.probabilities);
+  if (T.lazy_max()) {
+    softmax.settle_last(f.probabilities, [] { wgmma_wait<0>(); });
+  } else {
+    softmax.add_step();
+  }
+  softmax.reduce_sum();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const Row row = rows.own_row(i);
+    const RowFinal end = finalize_row<T>(p, row, rows.is_used(i), softmax.sum[i], softmax.row_max[i]);
+    inverse[i] = end.inverse;
+    if constexpr (T.dropout) inverse[i] *= p.dropout.scale;
+    if (p.lse && (w.lane & 3) == 0 && row.query < rows.tile().q_rows) store_lse(p, rows.tile(), row, end.lse);
+  }
+  wgmma_wait<0>();
+  fence_operand(f.out);
+  // The largest probabilities times large values may overflow too. This is tested before the last values are released,
+  // because afterwards all tiles count as complete.
+  if (T.lazy_max() && softmax.outgrown && !warp_any(rows.work.strict)) {
+    const bool used[2] = {rows.is_used(0), rows.is_used(1)};
+    bool lost = (used[0] && softmax.overflowed(0)) || (used[1] && softmax.overflowed(1));
+#pragma unroll
+    for (int i = 0; i < T.head_dim_v / 2; ++i) lost |= used[row_of(i)] && !(fabsf(f.out[i]) < kInfinity);
+    if (warp_any(lost)) w.request_retry();
+  }
+  w.release_v();
+}

@@ -249,10 +249,8 @@ void backward_head(const Setting& c, int64_t b, const Sequence& s, int64_t h, fl
     lse.data()[i] = static_cast<float>(load(p.lse.dtype, p.lse.at(s.batch_index, s.q_begin + i, h)));
   if (!kept) {
     probabilities(c, s, h, matrix, capped ? slopes.data() : nullptr, [&](int64_t i, float* row, int64_t count) {
-      const float shift = lse.data()[i];
-      if (shift == -infinity) return std::fill(row, row + count, 0.f);
-      exp_row(row, count, shift);
-      disturb(c, static_cast<uint32_t>(4 * (h + i) + 3), 3, row, count);
+      // Normalised by their own sum, because a rounded lse would add an error that standard attention does not make.
+      softmax_row(c, h, i, count, row);
       round_row(c.round_to, row, count);
     });
   }

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "cpu/decode.h"
-#include "cpu/forward.h"
+#include "cpu/row_sums.h"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -26,6 +26,7 @@ struct Backward {
     // The block of keys.
     Word *k, *v, *k_panels;  // rows, rows, columns in panels
     float *dk, *dv;          // [keys][dim padded]
+    float* by_row;           // dout and out of a panel: [kPanel][dim padded] each, then [dim padded][kPanel] each
     // The tile of queries.
     PanelRows* rows;
     Word *q, *dout, *q_panels, *dout_panels;  // panels over queries; columns in panels over dim
@@ -57,6 +58,7 @@ struct Backward {
       k_panels = a.take<Word>(kBackwardKeys / kPair * k_columns);
       dk = a.take<float>(kBackwardKeys * k_columns);
       dv = a.take<float>(kBackwardKeys * v_columns);
+      by_row = a.take<float>(4 * kPanel * v_columns);
       rows = a.take<PanelRows>(kPanels);
       q = a.take<Word>(kPanels * q_words * kPanel);
       dout = a.take<Word>(kPanels * v_words * kPanel);
@@ -142,8 +144,8 @@ struct Backward {
       const T* keys[kForwardKeys];
       const int64_t n = minimum(kForwardKeys, count - first);
       for (int64_t j = 0; j < n; ++j) keys[j] = row_of<T>(p.k, q, q.k_begin, piece.key_begin + first + j, piece.head_k);
-      streamed_scores(s.streamed, streams_across(piece), keys, stream, n, p.head_dim, s.rows[panel].count,
-                      to + first * kStride, kStride);
+      const StreamedKeys<T> tile{keys, stream, n, p.head_dim};
+      streamed_scores(s.streamed, s.rows[panel].count, streams_across(piece), tile, to + first * kStride, kStride);
     }
   }
 
@@ -182,8 +184,7 @@ struct Backward {
     const ShownKeys shown =
         shown_keys(piece, s.rows[panel], piece.key_begin, piece.key_end - piece.key_begin, s.options, &keys.options);
     if (!shown) return keys;
-    keys.begin = shown.begin;
-    keys.end = shown.end;
+    keys.begin = shown.begin, keys.end = shown.end;
     TileMemory& memory = keys.options;
     const int64_t at = keys.begin * kStride + panel * kPanel;
     if (memory.slope != nullptr) memory.slope += at;
@@ -201,47 +202,6 @@ struct Backward {
     return x;
   }
 
-  static RowTerms& terms_of(RowTermsView terms, const PanelRows& rows, int lane) {
-    return terms.data[rows.query[lane] * terms.query_stride + rows.head[lane] * terms.head_stride];
-  }
-  static float lse_of(const Piece& piece, const PanelRows& rows, int lane) {
-    const Sequence& q = piece.sequence;
-    return *row_of<float>(piece.problem->lse, q, q.q_begin, rows.query[lane], rows.head[lane]);
-  }
-
-  // By lane, how a score becomes a probability. Lanes of an lse: e^(score - lse). The others: e^(score - max) / sum.
-  struct Probabilities {
-    float lse[kPanel];  // natural in float32, else in log2 units; inf for a row that saw no key, which makes P 0
-    float max[kPanel], inverse_sum[kPanel], delta[kPanel];
-    bool summed = false;  // any lane has a sum
-
-    Probabilities(const Piece& piece, const PanelRows& rows, RowTermsView terms) {
-      for (int i = 0; i < kPanel; ++i) {
-        lse[i] = kInfinity, max[i] = inverse_sum[i] = delta[i] = 0;
-        if (i >= rows.count) continue;
-        const RowTerms& row = terms_of(terms, rows, i);
-        const float l = lse_of(piece, rows, i);
-        if (l != -kInfinity) lse[i] = Degree == 6 ? l : static_cast<float>(l * 1.44269504088896340736);
-        max[i] = row.max, inverse_sum[i] = row.inverse_sum, delta[i] = row.delta;
-        summed |= row.inverse_sum != 0;
-      }
-    }
-
-    VF by_lse(const float* score, int h, VF factor) const {
-      if constexpr (Degree == 6) return hn::Mul(hn::Sub(load(score + h), load(lse + h)), factor);
-      return hn::MulSub(load(score + h), factor, load(lse + h));
-    }
-    VF operator()(const float* score, int h, VF factor) const { return exp2<Degree>(by_lse(score, h, factor)); }
-    // The same for lanes with and without a sum.
-    VF of_any(const float* score, int h, VF factor) const {
-      const VF inverse = load(inverse_sum + h);
-      const auto lse_alone = hn::Eq(inverse, hn::Zero(FTag()));
-      const VF by_max = hn::Mul(hn::Sub(load(score + h), load(max + h)), factor);
-      const VF x = exp2<Degree>(select(lse_alone, by_lse(score, h, factor), by_max));
-      return select(lse_alone, x, hn::Mul(x, inverse));
-    }
-  };
-
   // P and dS of one panel and its keys, which are the piece's, from S and dP.
   static void panel_gradients(const Piece& piece, int64_t panel, const PanelKeys& keys, RowTermsView terms,
                               BackwardScratch& s) {
@@ -255,7 +215,7 @@ struct Backward {
     finish_scores(piece, rows, piece.key_begin, count, unit, scores, kStride, keys.options);
     if (dropout != nullptr) dropout_factors(piece, rows, piece.key_begin, count, dropout, kStride);
 
-    const Probabilities probability(piece, rows, terms);
+    const Probabilities<Degree> probability(piece, rows, unit.stored, terms);
     const VF f = set(unit.log2);
     if (probability.summed) {
       for (int64_t j = 0; j < count; ++j) {
@@ -439,92 +399,49 @@ struct Backward {
     }
   }
 
-  static float delta(const Piece& piece, int64_t query, int64_t head, BackwardScratch& s) {
+  // sum(dout * out) of a panel's rows. The order of each sum is that of dP where products are of floats, so that a row
+  // which one key takes has dS = 0.
+  static void sum_outputs(const Piece& piece, const PanelRows& rows, float* to, BackwardScratch& s) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;
-    const T* g = dout_row(p, q, query, head, s.dout_rows);
-    VF sum = hn::Zero(FTag());
-    with_row_of<T>(p.out, q, q.q_begin, query, head, [&](const auto* o) {
-      float a[kLanes], b[kLanes];
-      for (int64_t c = 0; c < p.head_dim_v; c += kLanes) {
-        load_row(o + c, minimum(kLanes, p.head_dim_v - c), kLanes, a);
-        load_row(g + c, minimum(kLanes, p.head_dim_v - c), kLanes, b);
-        sum = hn::MulAdd(load(a), load(b), sum);
-      }
-    });
-    const float value = hn::GetLane(hn::SumOfLanes(FTag(), sum));
-    return p.dlse.present ? value - *row_of<float>(p.dlse, q, q.q_begin, query, head) : value;
+    const int64_t width = s.v_columns, size = kPanel * width;
+    float *out = s.by_row, *dout = out + size, *out_across = dout + size, *dout_across = out_across + size;
+    std::memset(out, 0, static_cast<size_t>(2 * size) * sizeof(float));
+    for (int l = 0; l < rows.count; ++l) {
+      const T* g = dout_row(p, q, rows.query[l], rows.head[l], s.dout_rows);
+      load_row(g, p.head_dim_v, width, dout + l * width);
+      with_row_of<T>(p.out, q, q.q_begin, rows.query[l], rows.head[l],
+                     [&](const auto* o) { load_row(o, p.head_dim_v, width, out + l * width); });
+    }
+    transpose(out, width, kPanel, width, out_across, kPanel);
+    transpose(dout, width, kPanel, width, dout_across, kPanel);
+    VF sum0 = hn::Zero(FTag()), sum1 = sum0;
+    for (int64_t at = 0; at < p.head_dim_v * kPanel; at += kPanel) {
+      sum0 = hn::MulAdd(load(out_across + at), load(dout_across + at), sum0);
+      sum1 = hn::MulAdd(load(out_across + at + kLanes), load(dout_across + at + kLanes), sum1);
+    }
+    store(sum0, to), store(sum1, to + kLanes);
   }
 
   static ScoreUnit unit_of(const Piece& piece) {
     return score_unit(*piece.problem, piece.streamed_rows > 0 || Mma::kPair == 1);
   }
 
-  // A float32 lse is off by up to |lse| 2^-24, and so is every probability of the row. Standard attention makes no such
-  // error where one key takes the row. A broad row, whose lse is near log(keys), hides it behind those of its scores.
-  static bool is_lse_too_short(float lse, int64_t keys) {
-    constexpr float kExactEnough = Degree == 6 ? 4.0f : Degree == 4 ? 256.0f : 2048.0f;
-    constexpr float kBroadMax = 16.0f, kBroadMargin = 2.0f;
-    const float magnitude = lse < 0 ? -lse : lse;
-    if (!(magnitude >= kExactEnough && magnitude < kInfinity)) return false;
-    if (lse < 0 || lse >= kBroadMax) return true;
-    return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(keys);
-  }
-
-  // The largest score and the sum of each lane so far; the maximum is followed exactly.
-  struct ExactSums {
-    float max[kPanel], sum[kPanel];
-
-    ExactSums() {
-      for (int i = 0; i < kPanel; ++i) max[i] = -kInfinity, sum[i] = 0;
-    }
-
-    void add(const float* scores, int64_t count, float factor) {
-      const VF f = set(factor);
-      for (int h = 0; h < kPanel; h += kLanes) {
-        const VF old = load(max + h);
-        VF top = old;
-        for (int64_t j = 0; j < count; ++j) top = hn::Max(top, load(scores + j * kStride + h));
-        const VF from = finite_max(top);
-        ProbabilitySum<6> terms;
-        for (int64_t j = 0; j < count; ++j)
-          terms.add(exp2<6>(hn::Mul(hn::Sub(load(scores + j * kStride + h), from), f)));
-        const VF alpha = exp2<6>(hn::Mul(hn::Sub(old, from), f));
-        store(hn::MulAdd(load(sum + h), alpha, terms.sum()), sum + h);
-        store(top, max + h);
-      }
-    }
-  };
-
-  // lse, which other parts of a sequence may have a share in, decides whether these sums are the row's: they are where
-  // they agree with it as far as float32 tells.
-  static void set_sums(const Piece& piece, const PanelRows& rows, int lane, const ExactSums& sums, RowTerms* terms) {
-    constexpr double kLog2E = 1.44269504088896340736, kSameBits = 0x1p-22;
-    const ScoreUnit unit = unit_of(piece);
-    const double lse = lse_of(piece, rows, lane), sink = sink_of(*piece.problem, rows.head[lane]);
-    const double max = sums.max[lane] * unit.stored, top = max > sink ? max : sink;
-    if (!(top > -kInfinity && top < kInfinity)) return;
-    const auto of_keys = exp2f(static_cast<float>((max - top) * kLog2E));
-    const auto of_sink = sink == -kInfinity ? 0.0f : exp2f(static_cast<float>((sink - top) * kLog2E));
-    const float sum = sums.sum[lane] * of_keys + of_sink;
-    const double off = top + log(sum) - lse;
-    if (!((off < 0 ? -off : off) <= kSameBits * (lse < 0 ? -lse : lse))) return;
-    terms->max = sums.max[lane];
-    terms->inverse_sum = of_keys / sum;
-    terms->sink = of_sink / sum;
-  }
-
   static void row_terms(const Piece& piece, RowTermsView terms, BlockFilter blocks, void* base) {
-    BackwardScratch s(*piece.problem, base);
+    const Problem& p = *piece.problem;
+    BackwardScratch s(p, base);
     ExactSums sums[kPanels];
     bool wanted[kPanels] = {};
     int64_t begin = piece.key_end, end = piece.key_begin;
     for (int64_t i = 0; i < kPanels && piece.row_begin + i * kPanel < piece.row_end; ++i) {
       PanelRows& rows = s.rows[i];
       fill_rows(piece, piece.row_begin + i * kPanel, &rows);
+      float sums_of_outputs[kPanel];
+      sum_outputs(piece, rows, sums_of_outputs, s);
       for (int l = 0; l < rows.count; ++l) {
-        const bool needed = is_lse_too_short(lse_of(piece, rows, l), rows.key_end[l] - rows.key_begin[l]);
-        terms_of(terms, rows, l) = {delta(piece, rows.query[l], rows.head[l], s), 0, needed ? 1.0f : 0.0f, 0};
+        const bool needed = is_lse_too_short<Degree>(lse_of(piece, rows, l), rows.key_end[l] - rows.key_begin[l]);
+        const float delta = sums_of_outputs[l] - (p.dlse.present ? *value_of(p.dlse, piece, rows, l) : 0);
+        terms_of(terms, rows, l) = {delta, 0, needed ? 1.0f : 0.0f, 0};
         wanted[i] |= needed;
       }
       if (!wanted[i]) continue;
@@ -543,7 +460,7 @@ struct Backward {
         RowTerms& row = terms_of(terms, s.rows[i], l);
         if (row.inverse_sum == 0) continue;
         row.inverse_sum = 0;
-        set_sums(piece, s.rows[i], l, sums[i], &row);
+        set_sums(piece, s.rows[i], l, unit_of(piece).stored, sums[i], &row);
       }
     }
   }
@@ -576,7 +493,7 @@ struct Backward {
       float* scores = s.scores + keys.begin * kStride + i * kPanel;
       multiply_keys(x, i, keys.begin, s);
       finish_scores(x, s.rows[i], x.key_begin, shown, unit, scores, kStride, keys.options);
-      sums[i].add(scores, shown, unit.log2);
+      sums[i].add(scores, kStride, shown, unit.log2);
     }
   }
 };

@@ -143,12 +143,21 @@ inline bool streams_across(const Piece& piece) {
   return kLanes >= 4 && piece.streamed_rows >= 4 && piece.streamed_rows * kLanes >= piece.problem->head_dim;
 }
 
+// Up to kForwardKeys keys where they lie.
 template <class T>
-inline void scores_by_key(const StreamedRows& s, const T* const* keys, const Stream<T>& stream, int64_t count,
-                          int64_t n, int rows, DecodeLayout at, float* to) {
+struct StreamedKeys {
+  const T* const* rows;
+  const Stream<T>& stream;
+  int64_t count, head_dim;
+};
+
+template <class T>
+inline void scores_by_key(const StreamedRows& s, int rows, const StreamedKeys<T>& k, DecodeLayout at, float* to) {
+  const int64_t count = k.count, n = k.head_dim;
+  const T* const* keys = k.rows;
   for (int64_t j = 0; j < count; j += 4) {
     const int block = static_cast<int>(minimum(4, count - j));
-    for (int i = 0; i < block; ++i) stream.prefetch(keys[j + i]);
+    for (int i = 0; i < block; ++i) k.stream.prefetch(keys[j + i]);
     float* scores = to + j * at.key;
     int r = 0;
     for (; r + 4 <= rows; r += 4)
@@ -161,13 +170,13 @@ inline void scores_by_key(const StreamedRows& s, const T* const* keys, const Str
 
 // to: [row][kForwardKeys], for up to as many keys.
 template <class T>
-inline void scores_across(const StreamedRows& s, const T* const* keys, const Stream<T>& stream, int64_t count,
-                          int64_t n, int rows, float* to) {
+inline void scores_across(const StreamedRows& s, int rows, const StreamedKeys<T>& k, float* to) {
+  const int64_t count = k.count, n = k.head_dim;
   for (int64_t j = 0; j < count; j += kLanes) {
     const int64_t block = minimum(kLanes, count - j);
     for (int64_t i = 0; i < block; ++i) {
-      stream.prefetch(keys[j + i]);
-      load_row(keys[j + i], n, s.stride, s.key_rows + i * s.stride);
+      k.stream.prefetch(k.rows[j + i]);
+      load_row(k.rows[j + i], n, s.stride, s.key_rows + i * s.stride);
     }
     std::memset(s.key_rows + block * s.stride, 0, static_cast<size_t>((kLanes - block) * s.stride) * sizeof(float));
     transpose(s.key_rows, s.stride, kLanes, s.stride, s.keys, kLanes);
@@ -181,12 +190,12 @@ inline void scores_across(const StreamedRows& s, const T* const* keys, const Str
 // Products of the rows and up to kForwardKeys keys, to queries in lanes: to[key][stride], of which the first `rows`
 // lanes are written.
 template <class T>
-inline void streamed_scores(const StreamedRows& s, bool across, const T* const* keys, const Stream<T>& stream,
-                            int64_t count, int64_t n, int rows, float* to, int64_t stride) {
-  if (!across) return scores_by_key(s, keys, stream, count, n, rows, {stride, 1}, to);
-  scores_across(s, keys, stream, count, n, rows, s.across);
+inline void streamed_scores(const StreamedRows& s, int rows, bool across, const StreamedKeys<T>& keys, float* to,
+                            int64_t stride) {
+  if (!across) return scores_by_key(s, rows, keys, {stride, 1}, to);
+  scores_across(s, rows, keys, s.across);
   for (int r = 0; r < rows; ++r)
-    for (int64_t j = 0; j < count; ++j) to[j * stride + r] = s.across[r * kForwardKeys + j];
+    for (int64_t j = 0; j < keys.count; ++j) to[j * stride + r] = s.across[r * kForwardKeys + j];
 }
 
 template <class T, int Degree>
@@ -272,13 +281,14 @@ struct Decode {
       const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.masked() && !p.max_scores.present &&
                          s.rows->shows(key, key + count);
       const DecodeLayout at = plain ? kKeysInLanes : kQueriesInLanes;
+      const StreamedKeys<T> tile_keys{keys, key_stream, count, p.head_dim};
       if (!plain) {
         std::memset(s.scores, 0, sizeof(float) * kForwardKeys * kPanel);  // lanes without a row stay finite
-        streamed_scores(s.queries, across, keys, key_stream, count, p.head_dim, rows, s.scores, kPanel);
+        streamed_scores(s.queries, rows, across, tile_keys, s.scores, kPanel);
       } else if (across) {
-        scores_across(s.queries, keys, key_stream, count, p.head_dim, rows, s.scores);
+        scores_across(s.queries, rows, tile_keys, s.scores);
       } else {
-        scores_by_key(s.queries, keys, key_stream, count, p.head_dim, rows, at, s.scores);
+        scores_by_key(s.queries, rows, tile_keys, at, s.scores);
       }
       bool rescale = false;
       if (plain) {

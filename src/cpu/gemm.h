@@ -49,8 +49,8 @@ struct Broadcast {
 
 // Adjacent: row_stride is 1, so that rows differ by constant offsets.
 template <class Mma, int R, bool Adjacent>
-HWY_INLINE void gemm_block(const typename Mma::Word* a, int64_t row_stride, int64_t k_stride, const typename Mma::Word* b,
-                       int64_t k, float* c, int64_t c_stride, bool accumulate) {
+HWY_INLINE void gemm_block(const typename Mma::Word* a, int64_t row_stride, int64_t k_stride,
+                           const typename Mma::Word* b, int64_t k, float* c, int64_t c_stride, bool accumulate) {
   VF acc[R][2];
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = hn::Zero(FTag());
   // Rows in threes share a pointer: base, base + stride, base + 2 * stride are all addressing modes.
@@ -83,7 +83,7 @@ HWY_INLINE void gemm_block(const typename Mma::Word* a, int64_t row_stride, int6
 
 template <class Mma, int R, bool Adjacent>
 HWY_INLINE void gemm_rows(int rows, const typename Mma::Word* a, int64_t row_stride, int64_t k_stride,
-                      const typename Mma::Word* b, int64_t k, float* c, int64_t c_stride, bool accumulate) {
+                          const typename Mma::Word* b, int64_t k, float* c, int64_t c_stride, bool accumulate) {
   if constexpr (R > 0) {
     if (rows == R) return gemm_block<Mma, R, Adjacent>(a, row_stride, k_stride, b, k, c, c_stride, accumulate);
     gemm_rows<Mma, R - 1, Adjacent>(rows, a, row_stride, k_stride, b, k, c, c_stride, accumulate);

@@ -136,21 +136,31 @@ BlockState block_state(const ModTile& tile, int64_t lane, int64_t key) {
 }
 
 // The lanes of a tile that begin a new row of blocks; the others have the states of the lane before.
-bool begins_row(const ModTile& tile, int64_t lane) {
-  const int64_t size = tile.piece.problem->block_mask.block_q;
-  return lane == 0 || tile.head[lane] != tile.head[lane - 1] || tile.query[lane] / size != tile.query[lane - 1] / size;
-}
+struct RowsOfBlocks {
+  int64_t count = 0;
+  int64_t lane[256];
+
+  explicit RowsOfBlocks(const ModTile& tile) {
+    const int64_t size = tile.piece.problem->block_mask.block_q;
+    for (int64_t i = 0, begin = 0; i < tile.lanes; ++i) {
+      const int64_t query = tile.query[i];
+      if (i > 0 && tile.head[i] == tile.head[i - 1] && query >= begin && query - begin < size) continue;
+      begin = query / size * size;
+      lane[count++] = i;
+    }
+  }
+};
 
 // A full block is visible whatever mask_mod says, and a partial one where there is no mask_mod.
 ShownKeys show_by_blocks(const ModTile& tile, int32_t* visible) {
   const bool by_mod = tile.piece.problem->mask_mod.present;
+  const RowsOfBlocks rows(tile);
   ShownKeys shown{tile.count, 0, true};
   bool any_full = false, any_partial = false, hidden_before = false;
   each_block(tile, [&](int64_t key, int64_t keys) {
     bool any = false, hides = false;
-    for (int64_t lane = 0; lane < tile.lanes; ++lane) {
-      if (!begins_row(tile, lane)) continue;
-      const BlockState state = block_state(tile, lane, key);
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const BlockState state = block_state(tile, rows.lane[i], key);
       const bool partial = state == BlockState::partial && by_mod;
       any |= state != BlockState::hidden;
       hides |= state == BlockState::hidden;

@@ -353,61 +353,32 @@ class ProbabilitySum {
   VF sum_ = hn::Zero(FTag()), excess_ = hn::Zero(FTag());
 };
 
-// scores -> probability(score, lane) in place; adds them to the state's sums.
-template <int Degree, class Probability>
-inline void sum_probabilities(float* scores, int64_t stride, int64_t count, SoftmaxState* state,
-                              const Probability& probability) {
+// scores -> e^(score - max) in place; adds them to the state's sums. factor: to log2 units. The subtraction comes
+// first, so that the largest score gives exactly 1. Never inlined, as gemm_strided() explains.
+template <int Degree>
+HWY_NOINLINE void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
+  const VF f = set(factor);
+  const VF max0 = finite_max(load(state->max)), max1 = finite_max(load(state->max + kLanes));
+  const auto probability = [&](const float* s, VF max)
+                               HWY_ATTR { return exp2<Degree>(hn::Mul(hn::Sub(load(s), max), f)); };
   ProbabilitySum<Degree> s0, s1, s2, s3;
   int64_t j = 0;
   for (; j + 2 <= count; j += 2) {
     float* a = scores + j * stride;
     float* b = a + stride;
-    const VF p0 = probability(a, 0), p1 = probability(a, kLanes);
-    const VF p2 = probability(b, 0), p3 = probability(b, kLanes);
+    const VF p0 = probability(a, max0), p1 = probability(a + kLanes, max1);
+    const VF p2 = probability(b, max0), p3 = probability(b + kLanes, max1);
     store(p0, a), store(p1, a + kLanes), store(p2, b), store(p3, b + kLanes);
     s0.add(p0), s1.add(p1), s2.add(p2), s3.add(p3);
   }
   for (; j < count; ++j) {
     float* a = scores + j * stride;
-    const VF p0 = probability(a, 0), p1 = probability(a, kLanes);
+    const VF p0 = probability(a, max0), p1 = probability(a + kLanes, max1);
     store(p0, a), store(p1, a + kLanes);
     s0.add(p0), s1.add(p1);
   }
   store(hn::Add(load(state->sum), hn::Add(s0.sum(), s2.sum())), state->sum);
   store(hn::Add(load(state->sum + kLanes), hn::Add(s1.sum(), s3.sum())), state->sum + kLanes);
-}
-
-// Exponents of 16-bit inputs are score * factor - max * factor in one operation. Its rounding error, half a unit of
-// max * factor, is the same for all keys of a row. Beyond this magnitude a lane subtracts first, as float32 does.
-constexpr float kOneStepMax = 4096.0f;
-inline hn::Mask<FTag> beyond_one_step(VF max_log2) { return hn::Ge(hn::Abs(max_log2), set(kOneStepMax)); }
-
-// scores -> e^(score - max) in place; adds them to the state's sums. factor: to log2 units.
-template <int Degree>
-HWY_NOINLINE void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
-  const VF f = set(factor);
-  const VF max0 = finite_max(load(state->max)), max1 = finite_max(load(state->max + kLanes));
-  const auto exact = [&](const float* s, int lane) HWY_ATTR {
-    return hn::Mul(hn::Sub(load(s + lane), lane == 0 ? max0 : max1), f);
-  };
-  if constexpr (Degree == 6) {
-    sum_probabilities<Degree>(scores, stride, count, state,
-                              [&](const float* s, int lane) HWY_ATTR { return exp2<Degree>(exact(s, lane)); });
-    return;
-  }
-  const VF log0 = hn::Mul(max0, f), log1 = hn::Mul(max1, f);
-  const auto beyond0 = beyond_one_step(log0), beyond1 = beyond_one_step(log1);
-  const auto one_step = [&](const float* s, int lane) HWY_ATTR {
-    return hn::MulSub(load(s + lane), f, lane == 0 ? log0 : log1);
-  };
-  if (hn::AllFalse(FTag(), hn::Or(beyond0, beyond1))) {
-    sum_probabilities<Degree>(scores, stride, count, state,
-                              [&](const float* s, int lane) HWY_ATTR { return exp2<Degree>(one_step(s, lane)); });
-    return;
-  }
-  sum_probabilities<Degree>(scores, stride, count, state, [&](const float* s, int lane) HWY_ATTR {
-    return exp2<Degree>(select(lane == 0 ? beyond0 : beyond1, exact(s, lane), one_step(s, lane)));
-  });
 }
 
 inline void multiply_tile(float* tile, const float* by, int64_t stride, int64_t count) {

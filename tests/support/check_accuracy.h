@@ -53,7 +53,8 @@ using Supports = std::function<std::string(const EngineCall& call)>;
 enum class Passes { both, backward };
 
 // Runs the case through make_problem and the engine, forward and backward, and compares with the oracle. Checks the
-// guards of all outputs and that no input has changed. Backward is given the oracle's out and lse, rounded.
+// guards of all outputs and that no input has changed. Backward of 16-bit inputs reads the reference's out and lse,
+// rounded. That of float32 and float64 reads the engine's own, because its scores are to be those that made them.
 // adjust may change the inputs before they are used; the flags of a failure do not repeat what it did.
 // flags: of tandem_fuzz, which choose the engine in the command that repeats a failure.
 Verdict run_case(const Case& c, const Engine& engine, const Supports& supports = nullptr,

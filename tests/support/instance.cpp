@@ -529,18 +529,19 @@ Problem Instance::exact_problem(tandem_pass pass, Outputs* exact) {
   return with_outputs(problem(pass, &replaced), exact);
 }
 
-void Instance::give_results(Outputs* exact) {
-  const View from = view_of(exact->out), to = view_of(given_out);
-  const View lse_from = lse_view_of(exact->lse), lse_to = lse_view_of(given_lse);
+void Instance::give_results(Outputs* results) {
+  const View from = view_of(results->out), to = view_of(given_out);
+  const View lse_from = lse_view_of(results->lse), lse_to = lse_view_of(given_lse);
   const std::vector<int64_t> begins = c.packed ? prefix_sums(c.lengths_q) : std::vector<int64_t>();
   for (int64_t b = 0; b < c.sequences(); ++b) {
     const int64_t begin = c.packed ? begins[static_cast<size_t>(b)] : 0;
     for (int64_t i = begin; i < begin + used_q(c, b); ++i) {
       for (int64_t h = 0; h < c.heads_q; ++h) {
         for (int64_t d = 0; d < c.head_dim_v; ++d) {
-          store(to.dtype, to.at(b, i, h) + d * size_of(to.dtype), load(DType::f64, from.at(b, i, h) + d * 8));
+          store(to.dtype, to.at(b, i, h) + d * size_of(to.dtype),
+                load(from.dtype, from.at(b, i, h) + d * size_of(from.dtype)));
         }
-        store(lse_to.dtype, lse_to.at(b, i, h), load(DType::f64, lse_from.at(b, i, h)));
+        store(lse_to.dtype, lse_to.at(b, i, h), load(lse_from.dtype, lse_from.at(b, i, h)));
       }
     }
   }

@@ -42,8 +42,8 @@ class Instance {
   // The same problem with all outputs in *exact.
   Problem exact_problem(tandem_pass pass, Outputs* exact);
 
-  // Sets backward's inputs to the reference's out and lse, rounded. Padding that forward skips is poison.
-  void give_results(Outputs* exact);
+  // Sets backward's inputs to out and lse of these results, rounded. Padding that forward skips is poison.
+  void give_results(Outputs* results);
 
   uint64_t fingerprint() const;  // hash of all inputs
   std::vector<Tensor*> inputs();

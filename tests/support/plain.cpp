@@ -356,6 +356,20 @@ class Plain {
     }
   }
 
+  // A probability is exp(score - from) / sum.
+  struct Normaliser {
+    double from, sum;
+  };
+  Normaliser normalise(const std::vector<Score>& row, int64_t b, int64_t h, double lse) {
+    if (p.dtype != DType::f32 && p.dtype != DType::f64) return {lse, 1};
+    const double sink = p.sink ? load(p.sink.dtype, p.sink.at(b, h)) : -kInfinity;
+    double from = sink, sum = 0;
+    for (const Score& e : row) from = std::max(from, e.s);
+    if (sink != -kInfinity) sum = fl(std::exp(fl(sink - from)));
+    for (const Score& e : row) sum = fl(sum + fl(std::exp(fl(e.s - from))));
+    return {from, sum};
+  }
+
   void backward_row(int64_t b, int64_t h, int64_t i, std::vector<double>& dq) {
     const std::vector<double> out = read(p.out, p.out.at(b, s_.q_begin + i, h), p.head_dim_v);
     std::vector<double> dout = read(p.dout, p.dout.at(b, s_.q_begin + i, h), p.head_dim_v);
@@ -368,13 +382,14 @@ class Plain {
     const std::vector<double>& q = q_[static_cast<size_t>(i)];
     const std::vector<Score> row = scores(b, h, i);
     if (!row.empty()) fl.dots(dout.data(), values_, row.front().j, row.back().j + 1, products_);
+    const Normaliser normaliser = normalise(row, b, h, lse);
     for (const Score& e : row) {
       const auto j = static_cast<size_t>(e.j);
       const PageTable& t = p.page_table;
       const auto key =
           t ? static_cast<size_t>(t.data[b * t.batch + e.j / t.page_size * t.column] * t.page_size + e.j % t.page_size)
             : j;
-      const double probability = fl.round(p.dtype, fl(std::exp(fl(e.s - lse))));
+      const double probability = fl.round(p.dtype, fl(fl(std::exp(fl(e.s - normaliser.from))) / normaliser.sum));
       const double dp = fl(e.z * fl.disturbed(products_[j]));
       const double gradient = fl(probability * fl(dp - delta));
       const double ds = through_mod(gradient, e, at(b, h, i, e.j));
@@ -389,7 +404,8 @@ class Plain {
       }
     }
     if (p.sink && lse != -kInfinity) {
-      const double probability = fl.round(p.dtype, fl(std::exp(fl(load(p.sink.dtype, p.sink.at(b, h)) - lse))));
+      const double score = load(p.sink.dtype, p.sink.at(b, h));
+      const double probability = fl.round(p.dtype, fl(fl(std::exp(fl(score - normaliser.from))) / normaliser.sum));
       double& sum = dsink_[static_cast<size_t>(h)];
       sum = fl(sum - probability * delta);
     }

@@ -1,6 +1,7 @@
 // Standard attention in the input precision. Scores, softmax and sums are float32 (float64 for float64 inputs). P, dS
 // and the results are rounded to the input type. The log-sum-exp sums rounded exponentials, because it need not be more
-// exact than P. The error of all this measures the error of every engine.
+// exact than P. The backward of float32 and float64 divides P by its own sum; with 16-bit inputs it uses the given
+// log-sum-exp. The error of all this measures the error of every engine.
 #pragma once
 
 #include <cstdint>

@@ -8,6 +8,51 @@
 namespace tandem::test {
 namespace {
 
+// A flipped tensor lies below its first element.
+TEST(Accepted, NegativeStrides) {
+  Call call;
+  call.dense();
+  call.k.set_strides({80, -16, 8, 1});
+  call.k.handle.byte_offset = 4 * 16 * sizeof(float);
+  call.bias.set_strides({0, 15, 5, -1});
+  call.bias.handle.byte_offset = 4 * sizeof(float);
+  call.out.set_strides({72, -24, 6, 1});
+  call.out.handle.byte_offset = 2 * 24 * sizeof(float);
+  Problem p;
+  ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
+  EXPECT_EQ(p.k.at(0, 4, 0), static_cast<std::byte*>(call.k.handle.data));
+  EXPECT_EQ(p.bias.at(0, 0, 0, 4), static_cast<std::byte*>(call.bias.handle.data));
+  call.out.lie_in(call.k, 0);
+  call.out.set_strides({72, -24, 6, 1});
+  call.out.handle.byte_offset = 2 * 24 * sizeof(float);
+  EXPECT_NE(call.refusal().find("overlaps"), std::string::npos) << call.refusal();
+}
+
+// Bounds near the limits of int64 are held to their sum, not to what is left of them.
+TEST(Accepted, WindowsNearTheLimits) {
+  constexpr int64_t far = INT64_MAX - 1, half = int64_t{1} << 62;
+  const struct {
+    int64_t left, right;
+    const char* refusal;  // empty: valid
+  } cases[] = {{far, -far, ""},
+               {-far, far, ""},
+               {half, -half, ""},
+               {half, -half - 1, "window_left (4611686018427387904) + window_right (-4611686018427387905)"},
+               {half, -far, "window_left (4611686018427387904) + window_right (-9223372036854775806)"},
+               {INT64_MIN, 0, "window_left (-9223372036854775808) + window_right (0)"},
+               {INT64_MIN, INT64_MIN, "window_left (-9223372036854775808) + window_right (-9223372036854775808)"},
+               {3, -4, "window_left (3) + window_right (-4)"}};
+  for (const auto& [left, right, refusal] : cases) {
+    Call call;
+    call.dense();
+    call.args.causal = 0;
+    call.args.window = TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT;
+    call.args.window_left = left;
+    call.args.window_right = right;
+    EXPECT_NE(call.refusal().find(*refusal != 0 ? refusal : "accepted"), std::string::npos) << call.refusal();
+  }
+}
+
 TEST(Accepted, DenseProblem) {
   Call call;
   call.dense();
@@ -116,7 +161,7 @@ TEST(Accepted, Window) {
   ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
   EXPECT_FALSE(p.banded());
   call.args.window = TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT;
-  call.args.window_left = INT64_MIN;
+  call.args.window_left = 1 - INT64_MAX;
   call.args.window_right = INT64_MAX - 1;
   ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
   keys = visible_keys(p, sequence_of(p, 0), 2);

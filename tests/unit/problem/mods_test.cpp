@@ -83,11 +83,6 @@ const ModRule kRules[] = {
      },
      {"score_mod.slope.device (type 2"}},
     {"TensorData", [](ModCall& c) { c.doc.handle.data = nullptr; }, {"mask_mod.doc.data (NULL)"}},
-    {"TensorStrides",
-     [](ModCall& c) {
-       c.doc.set_strides({-5, 1});
-     },
-     {"mask_mod.doc.strides[0] (-5) must not be negative"}},
     {"GradientShape",
      [](ModCall& c) { c.dslope.make({5}, kF32); },
      {"score_mod.slope.gradient.dim0 (5) must equal score_mod.slope.dim0 (4)"}},

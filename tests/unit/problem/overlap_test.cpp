@@ -16,14 +16,16 @@ Operand random_view(Random& random, std::byte* memory) {
   o.present = true;
   o.dtype = random.chance(0.5) ? DType::f32 : DType::bf16;
   o.rank = static_cast<int>(random.between(1, 4));
-  int64_t last = 0;
+  int64_t last = 0, first = 0;
   for (int i = 0; i < o.rank; ++i) {
     o.shape[i] = random.between(1, 4);
     o.stride[i] = o.shape[i] == 1 ? 0 : random.chance(0.5) ? random.between(0, 9) : 6 * random.between(0, 6);
-    last += (o.shape[i] - 1) * o.stride[i];
+    if (random.chance(0.3)) o.stride[i] = -o.stride[i];
+    (o.stride[i] < 0 ? first : last) += (o.shape[i] - 1) * o.stride[i];
   }
-  o.bytes = (last + 1) * size_of(o.dtype);
-  o.data = memory + random.between(0, random.chance(0.5) ? 40 : 600);
+  o.bytes = (last - first + 1) * size_of(o.dtype);
+  o.below = -first * size_of(o.dtype);
+  o.data = memory + o.below + random.between(0, random.chance(0.5) ? 40 : 600);
   return o;
 }
 

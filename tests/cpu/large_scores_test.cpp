@@ -1,0 +1,109 @@
+// Rows whose scores are all large, and rows that one key takes: probabilities must not lose what a float32 lse drops.
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "cpu/judged.h"
+
+namespace tandem::test {
+namespace {
+
+const std::string kGradients = " --gradients qkvbsm ";
+
+void fill(Tensor& t, const std::function<double(int64_t)>& value) {
+  for (int64_t n = 0; n < t.size(); ++n) {
+    if (!std::isnan(t.get(n))) t.set(n, value(n));
+  }
+}
+
+void expect_good_in_all(const std::string& flags, const std::function<void(Instance&)>& adjust = nullptr) {
+  for (const std::string dtype : {"f32", "f16", "bf16"}) expect_good("--dtype " + dtype + kGradients + flags, adjust);
+}
+
+TEST(CpuLargeScores, RandomBias) {
+  for (const double sigma : {1e2, 1e4, 1e6}) {
+    for (const char* shape :
+         {"--seqlen-q 70 --seqlen-k 150", "--seqlen-q 3 --seqlen-k 300", "--seqlen-q 40 --seqlen-k 420"}) {
+      expect_good_in_all("--bias f32 --head-dim 64 --head-dim-v 64 --dlse 1 " + std::string(shape),
+                         [&](Instance& in) { fill(in.bias, [&](int64_t n) { return in.bias.get(n) * sigma; }); });
+    }
+  }
+}
+
+TEST(CpuLargeScores, WholeRows) {
+  for (const double score : {-1e4, -1e8, -1e9, -1e10, -1e30, 1e9}) {
+    for (const char* more : {"--gradients qkvs", "--sink f32 --gradients qkvs", "--causal 1 --gradients qkv",
+                             "--seqlen-q 2 --gradients qkv", "--dtype f32 --seqlen-q 2"}) {
+      // Every third row, or all of them. float32 rounds these scores, so a 16-bit dbias, which the test judges with the
+      // reference's out, is asked for in float32 alone.
+      expect_good_in_all("--seqlen-q 50 --seqlen-k 210 --bias f32 --bias-shape 11i1 " + std::string(more),
+                         [=](Instance& in) { fill(in.bias, [=](int64_t n) { return n % 3 == 0 ? score : 0; }); });
+      expect_good_in_all("--seqlen-q 50 --seqlen-k 70 --bias f32 --bias-shape 1111 " + std::string(more),
+                         [=](Instance& in) { fill(in.bias, [=](int64_t) { return score; }); });
+    }
+  }
+}
+
+TEST(CpuLargeScores, ScoreMod) {
+  for (const char* mod : {"select(q>3,score,-1e9)", "score-1e8", "select(k>q,score-1e4,score*100)"})
+    expect_good_in_all("--seqlen-q 40 --seqlen-k 90 --score-mod " + std::string(mod));
+}
+
+TEST(CpuLargeScores, SteepAlibi) {
+  for (const double slope : {-5.0, 5.0, -300.0}) {
+    expect_good_in_all("--alibi head --heads-q 2 --heads-k 1 --seqlen-q 70 --seqlen-k 250",
+                       [=](Instance& in) { fill(in.alibi_slopes, [=](int64_t) { return slope; }); });
+  }
+}
+
+TEST(CpuLargeScores, SinkAmongThem) {
+  for (const double score : {-1e9, 1e4}) {
+    for (const double sink : {-1e9, 1e4, 50.0}) {
+      expect_good("--dtype f32 --seqlen-q 40 --seqlen-k 60 --sink f32 --bias f32 --bias-shape 1111" + kGradients,
+                  [=](Instance& in) {
+                    fill(in.bias, [=](int64_t) { return score; });
+                    fill(in.sink, [=](int64_t) { return sink; });
+                  });
+    }
+  }
+}
+
+// A probability of 1, whichever of the engine's ways a sequence takes: streamed, transposed, tiled, split.
+TEST(CpuLargeScores, RowsThatOneKeyTakes) {
+  for (const char* shape :
+       {"--seqlen-q 1 --seqlen-k 1 --head-dim 256 --head-dim-v 256", "--seqlen-q 6 --seqlen-k 1 --head-dim 64",
+        "--seqlen-q 200 --seqlen-k 1", "--seqlen-q 200 --seqlen-k 200 --left 0 --right 0 --head-dim 128",
+        "--seqlen-q 3 --seqlen-k 1100 --head-dim 40 --splits 2", "--seqlen-q 70 --seqlen-k 300 --head-dim 64",
+        "--seqlen-q 9 --seqlen-k 300 --head-dim 64 --softcap 50", "--seqlen-q 40 --seqlen-k 200 --causal 1"}) {
+    for (const char* values : {"large", "needle16", "sink50", "copy"}) {
+      if (std::string(values) == "copy" && std::string(shape).find("k 1 ") != std::string::npos) continue;
+      expect_good("--dtype f32 --dlse 1 --values " + std::string(values) + kGradients + shape);
+    }
+  }
+}
+
+// max_scores is NaN where one of the row's scores is.
+TEST(CpuLargeScores, NanInMaxScores) {
+  for (const char* shape : {"--seqlen-q 1 --seqlen-k 2", "--seqlen-q 5 --seqlen-k 1", "--seqlen-q 70 --seqlen-k 90"}) {
+    for (const std::string dtype : {"f32", "f16", "bf16"}) {
+      expect_good("--max-scores 1 --gradients none --dtype " + dtype + " " + shape,
+                  [](Instance& in) { in.k.set(in.k.size() - 1, std::numeric_limits<double>::quiet_NaN()); });
+    }
+  }
+}
+
+// Blocks that a block mask hides are skipped: tiles, panels and pairs of keys all begin elsewhere.
+TEST(CpuLargeScores, HiddenBlocks) {
+  for (const char* blocks : {"--block-q 64 --block-k 48", "--block-q 128 --block-k 128", "--block-q 7 --block-k 33",
+                             "--block-q 500 --block-k 1"}) {
+    for (const char* kind : {"random", "partial", "hostile", "late"}) {
+      for (const char* more :
+           {"", "--bias f32 --dlse 1", "--softcap 5 --dropout 0.2", "--mask-mod k<=q --score-mod score*c"}) {
+        expect_good_in_all("--seqlen-q 410 --seqlen-k 430 --blocks " + std::string(kind) + " " + blocks + " " + more);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -50,6 +50,7 @@ class Access : public Touch {
   bool is_by_warp_of(const Site& site) const;
 
   Verdict judge(Epoch x) override;
+  bool is_constant(Epoch x) const override { return x.scope() == kWeak && sites_[x.site()].is_constant; }
   void conflict(Epoch x, Verdict verdict, uint32_t at) override;
 
   struct Conflict {

@@ -138,7 +138,7 @@ void Watch::touch_lanes(const Scene& scene, const Actor& actor, const LaneAccess
     if (access.reads && !touched.met_initialised)
       report_uninitialised(party_of(actor, lane, verb(access)), access.memory, access.address[lane]);
   };
-  const uint32_t site = thread_site(scene, actor, 0, global);
+  const uint32_t site = thread_site(scene, actor, 0, global, access.stored && access.stored->are_constant());
   const int in_granule = access.bytes < kGranule ? static_cast<int>(kGranule / access.bytes) : kLanes + 1;
   const auto page_of = [&](int lane) -> Page& {
     const uint64_t number = access.address[lane] / kPageBytes;
@@ -176,7 +176,7 @@ void Watch::touch_lanes(const Scene& scene, const Actor& actor, const LaneAccess
 }
 
 // lanes: 0 for a site whose epochs name the lane.
-uint32_t Watch::thread_site(const Scene& scene, const Actor& actor, uint32_t lanes, bool global) {
+uint32_t Watch::thread_site(const Scene& scene, const Actor& actor, uint32_t lanes, bool global, bool is_constant) {
   KnownSites& known = global ? scene.warp.global_sites : scene.warp.shared_sites;
   uint32_t& site = known.find(actor.instruction, lanes);
   if (site) return site;
@@ -187,6 +187,7 @@ uint32_t Watch::thread_site(const Scene& scene, const Actor& actor, uint32_t lan
   like.lanes = lanes;
   like.warp = static_cast<uint16_t>(actor.warp);
   like.row = scene.warp.row;
+  like.is_constant = is_constant;
   site = add_site(scene.cluster, like, global);
   return site;
 }

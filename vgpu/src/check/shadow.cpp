@@ -86,6 +86,10 @@ void Page::apply(Part* part, Touch& touch, uint32_t at) {
     update(part, touch.epoch);
     return;
   }
+  if (!touch.writes && reads_constant(*part, touch)) {
+    add_read(part, touch);
+    return;
+  }
   if (part->write && part->write != touch.epoch) judge(part->write, touch, at);
   if (!touch.writes) {
     const auto judge_write = [&](Epoch x) {
@@ -118,6 +122,22 @@ void Page::apply(Part* part, Touch& touch, uint32_t at) {
   for (size_t i = 0; i < others_[part->others].epochs.size(); ++i) account(others_[part->others].epochs[i]);
   release_others(part);
   *part = fresh;
+}
+
+// True if several stores of one constant race, and one of them is ordered before this read: the read returns the
+// constant in any case.
+bool Page::reads_constant(const Part& part, Touch& touch) const {
+  const Others& others = others_[part.others];
+  if (!part.since[0].wrote() && !part.since[1].wrote() && !others.wrote) return false;
+  bool is_ordered = false;
+  const auto accept = [&](Epoch x) {
+    if (!x || !x.wrote()) return true;
+    if (!touch.is_constant(x)) return false;
+    is_ordered = is_ordered || touch.judge(x) == Touch::Verdict::ordered;
+    return true;
+  };
+  if (!accept(part.write) || !accept(part.since[0]) || !accept(part.since[1])) return false;
+  return std::all_of(others.epochs.begin(), others.epochs.end(), accept) && is_ordered;
 }
 
 void Page::judge(Epoch x, Touch& touch, uint32_t at) {

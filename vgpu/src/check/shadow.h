@@ -36,6 +36,8 @@ class Touch {
     unfenced,  // ordered, but no proxy fence separates the two proxies
   };
   virtual Verdict judge(Epoch x) = 0;
+  // x is a weak store of a constant.
+  virtual bool is_constant(Epoch x) const = 0;
   // Once for each x in a run of equal granules; at: in the page.
   virtual void conflict(Epoch x, Verdict verdict, uint32_t at) = 0;
   // Narrows a run to the access of one of its lanes.
@@ -184,6 +186,7 @@ class Page {
 
   void apply(Part* part, Touch& touch, uint32_t at);
   static void judge(Epoch x, Touch& touch, uint32_t at);
+  bool reads_constant(const Part& part, Touch& touch) const;
   static bool has(const Epochs& epochs, Epoch epoch);
   uint32_t new_several();  // from 1 on
   Parts& split(Part* granule);

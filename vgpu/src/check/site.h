@@ -33,12 +33,13 @@ struct Site {
   uint16_t row = 0;    // row of the warp in clocks
   SiteKind kind = SiteKind::thread;
   AsyncKind async = AsyncKind::bulk_load;
-  uint32_t copy = 0;  // the number of a bulk store in the warp, see LastCopy
+  uint32_t copy = 0;         // the number of a bulk store in the warp, see LastCopy
+  bool is_constant = false;  // the instruction always stores the same constant
   std::atomic<Token> done = Token{};
 
   void set(const Site& x) {
     cluster = x.cluster, cta = x.cta, instruction = x.instruction, lanes = x.lanes, warp = x.warp, row = x.row;
-    kind = x.kind, async = x.async, copy = x.copy;
+    kind = x.kind, async = x.async, copy = x.copy, is_constant = x.is_constant;
     done.store(x.done.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 };

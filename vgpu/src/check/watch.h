@@ -107,7 +107,7 @@ class Watch : public Checker {
   void touch_lanes(const Scene& scene, const Actor& actor, const LaneAccess& access, uint32_t lanes, Pattern pattern);
   void access_local(const Scene& scene, const Actor& actor, const LaneAccess& access);
   void atomics(const Scene& scene, const Actor& actor, const LaneAccess& access, uint32_t lanes);
-  uint32_t thread_site(const Scene& scene, const Actor& actor, uint32_t lanes, bool global);
+  uint32_t thread_site(const Scene& scene, const Actor& actor, uint32_t lanes, bool global, bool is_constant = false);
   uint32_t add_site(Cluster& cluster, const Site& like, bool global);
 
   // reports.cpp

@@ -8,12 +8,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . scripts/setup.sh
 
-readonly kCompileSeconds=260 # on one core
+readonly kCompileSeconds=300 # on one core
 
 install_packages "$BUILD_PACKAGES"
 if [ ! -x build/release/tandem ]; then
   jobs=$(jobs_at_once)
-  say "Compiling takes about $(((kCompileSeconds / jobs + 30) / 60 + 1)) min on $jobs cores, once. The demo then takes about 1 min."
+  say "Compiling takes about $(((kCompileSeconds / jobs + 59) / 60)) min on $jobs cores, once. The demo then takes about 1 min."
 fi
 build release tandem_command || exit 1
 if ! nvrtc_environment; then

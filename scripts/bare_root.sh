@@ -10,11 +10,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly BARE_ROOT_PACKAGES='
 debootstrap           debootstrap  makes a bare Debian in a folder
 '
+# CC and CXX are the names by which CMake calls the compilers: with the same names ccache has the wheel's objects.
 readonly kCommands='./run.sh && scripts/next_steps.sh --commands >build/next_steps && bash -eux build/next_steps'
 here=$PWD root=$PWD/build/bare-root
 
-# Variables that every root needs: proxies and certificates of package servers, and the rules of ccache.
-kept_variables() { env | grep -iE '^(http|https|no)_proxy=|^PIP_|^(SSL|CURL|REQUESTS)_[A-Z_]*=|^CCACHE_' || true; }
+# Variables that every root needs: proxies and certificates of package servers, the rules of ccache, and the language, which
+# ccache hashes.
+kept_variables() { env | grep -iE '^(http|https|no)_proxy=|^PIP_|^(SSL|CURL|REQUESTS)_[A-Z_]*=|^CCACHE_|^LANG=|^LC_' || true; }
 
 make_root() {
   (install_packages "$BARE_ROOT_PACKAGES") || return 1
@@ -25,7 +27,7 @@ make_root() {
   cp /etc/resolv.conf "$root/etc/"
   mkdir -p "$root/etc/ssl" "$root/ccache"
   if [ -d /etc/ssl/certs ]; then cp -rL /etc/ssl/certs "$root/etc/ssl/" 2>/dev/null || true; fi
-  trap 'umount "$root/ccache" "$root/proc" 2>/dev/null || true' EXIT
+  trap 'umount -l "$root/ccache" "$root/proc" 2>/dev/null || true' EXIT
   mount -t proc proc "$root/proc" || return 1
 }
 
@@ -39,7 +41,7 @@ in_root() {
   local variables
   mapfile -t variables < <(kept_variables)
   if share_ccache; then variables+=(CCACHE_DIR=/ccache); fi
-  env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin "${variables[@]}" chroot "$root" bash -c "cd '$here' && $kCommands"
+  env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin CC=cc CXX=c++ "${variables[@]}" chroot "$root" bash -c "cd '$here' && $kCommands"
 }
 
 # Every program of the system but pip and python; python3 stays, because Debian's own packages depend on it.
@@ -50,14 +52,15 @@ in_this_root() {
   find /usr/sbin /usr/bin /sbin /bin -maxdepth 1 \( -type f -o -type l \) ! -name 'pip*' ! -name python \
     -exec ln -sf -t "$home/bin" {} +
   mapfile -t variables < <(kept_variables)
-  env -i HOME="$home" PATH="$home/bin" "${variables[@]}" bash -c "$kCommands"
+  if command -v ccache >/dev/null; then variables+=(CCACHE_DIR="$(ccache -k cache_dir)"); fi
+  env -i HOME="$home" PATH="$home/bin" CC=cc CXX=c++ "${variables[@]}" bash -c "$kCommands"
   rm -rf "$home"
 }
 
 if [ "${1:-}" != --here ] && [ "$(id -u)" = 0 ] && make_root; then
   say "In a bare root:"
   in_root
-  umount "$root/ccache" "$root/proc" 2>/dev/null || true
+  umount -l "$root/ccache" "$root/proc" 2>/dev/null || true
   rm -rf --one-file-system "$root"
 else
   say "In this root, with an empty environment:"

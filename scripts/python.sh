@@ -33,8 +33,8 @@ python_package() {
   fi
   if [ "${CI:-}" = true ]; then werror=ON; fi
   rm -rf build/wheel $venv/installed
-  # The release build has the same flags, so that ccache has most objects.
-  CMAKE_BUILD_PARALLEL_LEVEL=$(jobs_at_once) quietly "Building the Python package" \
+  # The release build has the same flags and the same names of the compilers, so that ccache has most objects.
+  CC=${CC:-cc} CXX=${CXX:-c++} CMAKE_BUILD_PARALLEL_LEVEL=$(jobs_at_once) quietly "Building the Python package" \
     $venv/bin/pip wheel --no-deps --no-build-isolation -w build/wheel \
     --config-settings=cmake.define.TANDEM_WERROR=$werror . || return 1
   quietly "Installing the Python package" $venv/bin/pip install --force-reinstall --no-deps build/wheel/*.whl || return 1

@@ -85,7 +85,8 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
     }
   }
   examined.compiler = str_cat("NVRTC ", compiler->major(), ".", compiler->minor());
-  examined.shared_bytes = plan::find_entry(plan.kernels[0].configuration, plan::Unit::main, plan::EntryId::main).shared_bytes;
+  examined.shared_bytes =
+      plan::find_entry(plan.kernels[0].configuration, plan::Unit::main, plan::EntryId::main).shared_bytes;
   const Shape shape = pass == TANDEM_FORWARD ? shape_of(plan.forward.tile) : shape_of(plan.backward.tile);
   throw_if_failed(machine_code::cost_model(examined.cubin, shape, whole, &examined.cost_model));
   return examined;

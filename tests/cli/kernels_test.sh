@@ -99,7 +99,7 @@ expect 0 "0 kernels" cache list
 chmod 777 kernels
 expect 2 "is writable by other users" cache list
 expect 2 "is writable by other users" cache clear
-expect 0 "may be written by" info
+expect 0 "is writable by" info
 chmod 700 kernels
 TANDEM_CACHE=off expect 2 "TANDEM_CACHE is off" cache list
 expect 2 "see tandem cache --help" cache

@@ -170,7 +170,7 @@ else
   }
   grep -q "compute, warp" forward.svg || fail "roles are not named after functions"
   grep -q "relay_ds, warp" backward.svg || fail "the second block of a pair has no role of its own in the picture"
-  for row in "block 0: mma_pair, warp 12" "block 1: relay_ds, warp 12" "block 0: tensor core"; do
+  for row in "block 0: mainloop_two_cta_mma, warp 12" "block 1: relay_ds, warp 12" "block 0: tensor core"; do
     grep -q "$row" pair.svg || fail "the picture of a pair has no row $row"
   done
   grep -q "kernels/sm90/forward/kernel.cuh" forward.json || fail "places are not those of the source tree"

@@ -54,7 +54,7 @@ TEST(VirtualLibrary, RefusesAnotherTandem) {
   char sentence[256];
   EXPECT_EQ(entry("0.0.1", "vgpu:h200", &device, sentence, sizeof sentence), TANDEM_UNSUPPORTED);
   EXPECT_EQ(device, nullptr);
-  EXPECT_NE(std::strstr(sentence, "Tandem 0.0.1 asks for it"), nullptr) << sentence;
+  EXPECT_NE(std::strstr(sentence, "Tandem 0.0.1 has opened it"), nullptr) << sentence;
   EXPECT_EQ(entry("0.0.1", "vgpu:h200", &device, sentence, 5), TANDEM_UNSUPPORTED);
   EXPECT_STREQ(sentence, "this");
   EXPECT_EQ(entry(gpu::kVirtualLibraryTag, nullptr, nullptr, sentence, sizeof sentence), TANDEM_OK);

@@ -157,8 +157,8 @@ TEST_F(DeviceTest, MemoryKeepsWhatItIsGiven) {
   says(device->fill(b + 50, 0, 51 * sizeof(float), nullptr), "200 bytes from there on");
   says(device->copy_to_host(seen.data(), b + 1, kCount * sizeof(float), nullptr), "from (400 bytes) must end within");
   good(device->free(a));
-  says(device->free(a), "nobody freed");
-  says(device->free(b + 1), "nobody freed");
+  says(device->free(a), "that has not been freed");
+  says(device->free(b + 1), "that has not been freed");
   good(device->free(nullptr));
   void* huge = nullptr;
   says(device->allocate(size_t{1} << 50, &huge), "left of the virtual GPU's memory");

@@ -149,7 +149,7 @@ TEST(PtxRefusal, PtxThatIsNotSupported) {
       {".version 9.0 .target sm_90, map_f64_to_f32", 1, "'map_f64_to_f32' is not supported"},
       {with_preamble(".global .texref t;"), 2, "textures and surfaces are not supported: type .texref"},
       {with_preamble(".global .u64 a[2] = {0, generic(x)};"), 2,
-       "an initial value of 'a' is the address of 'x': only those of variables declared before are supported"},
+       "an initial value of 'a' is the address of 'x': only addresses of variables declared before it are supported"},
       {with_preamble(".global .b32 x;\n.global .u32 a = x;"), 3, "the address of 'x', which takes a .u64"},
       {with_preamble(".shared .b32 x;\n.global .u64 a = x;"), 3,
        "the address of 'x', which is in .shared memory: each block has its own"},

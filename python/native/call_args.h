@@ -1,4 +1,4 @@
-/* A call's call_args, by tandem/_binding.py a dict from names to values, read into tandem_attention_args. */
+/* Reads call_args, a dict from names to values (tandem/_binding.py), into tandem_attention_args. */
 #ifndef TANDEM_PYTHON_CALL_ARGS_H_
 #define TANDEM_PYTHON_CALL_ARGS_H_
 
@@ -81,7 +81,7 @@ static int field_of(PyObject* key, int expected) {
   return -1;
 }
 
-/* Says what an argument must be: 0, for the caller to return. It shows the value where that is short, else its type. */
+/* Sets an exception with the rule of an argument and returns 0. It shows a short value, else its type. */
 static int refuse(PyObject* value, const char* name, const char* rule) {
   const int is_short = PyUnicode_Check(value) || PyLong_Check(value) || PyFloat_Check(value);
   PyErr_Clear();
@@ -136,7 +136,7 @@ static int read_window(PyObject* value, tandem_attention_args* args) {
          read_bound(PyTuple_GetItem(value, 1), "window[1]", TANDEM_WINDOW_RIGHT, &args->window, &args->window_right);
 }
 
-/* Everything but tensors. 0 with an exception where the value is no such thing. */
+/* Reads an option. Returns 0 with an exception if the value has the wrong type. */
 static int read_option(PyObject* value, int field, tandem_attention_args* args) {
   void* place = (char*)args + fields[field].offset;
   const char* name = fields[field].name;
@@ -167,10 +167,10 @@ static int read_seed(PyObject* seed, tandem_attention_args* args) {
   return !PyErr_Occurred();
 }
 
-/* What run() is asked beside the pass. */
+/* Flags of run() in addition to the pass. */
 enum { kCheck = 2, kHeadsFirst = 4, kPrepare = 8 };
 
-/* A call_args as it is being read. */
+/* The state of reading call_args. */
 typedef struct {
   tandem_attention_args args;
   Operand operands[kMaxTensors];
@@ -192,13 +192,13 @@ static void release_call(Call* call) {
   Py_XDECREF(call->scattered);
 }
 
-/* What the caller must do where a tensor could not be read. */
+/* The request for a tensor that could not be read. */
 static PyObject* request_for(Reading reading, int field) {
   if (reading == kNeedsDescription) return Py_BuildValue("(sO)", "describe", fields[field].key);
   return reading == kIsReadOnly ? Py_BuildValue("(sO)", "read-only", fields[field].key) : NULL;
 }
 
-/* Puts a tensor into the call. 0 with an exception, or with what the caller must do first in *request. */
+/* Reads a tensor into the call. Returns 0 with an exception or with a request for the caller in *request. */
 static int read_operand(PyObject* object, int field, long what, Call* call, PyObject** request) {
   if (call->used == kMaxTensors) {
     PyErr_SetString(PyExc_TypeError, "a call has too many tensors");
@@ -228,10 +228,10 @@ static int read_operand(PyObject* object, int field, long what, Call* call, PyOb
   return !is_off || note(&call->scattered, fields[field].key);
 }
 
-/* Puts a modification into the call; 0 as above. */
+/* Reads a score_mod or mask_mod into the call; 0 as above. */
 static int read_modification(PyObject* object, int field, long what, Call* call, PyObject** request) {
   if (call->mods_used == kMaxMods) {
-    PyErr_SetString(PyExc_TypeError, "a call has too many modifications");
+    PyErr_SetString(PyExc_TypeError, "a call has too many score_mods and mask_mods");
     return 0;
   }
   ReadMod** mod = &call->mods[call->mods_used++];
@@ -246,7 +246,7 @@ static int read_modification(PyObject* object, int field, long what, Call* call,
   return 1;
 }
 
-/* Puts all of a call_args into the call; 0 as above. */
+/* Reads all of call_args into the call; 0 as above. */
 static int read_call_args(PyObject* call_args, long what, Call* call, PyObject** request) {
   PyObject *key, *value;
   Py_ssize_t position = 0;

@@ -1,7 +1,7 @@
-/* The fast way from Python into the C interface: fills one tandem_attention_args from a call's call_args and runs the
- * call without the interpreter lock. Written for the stable ABI of CPython 3.9, so one file serves every later one.
+/* The binding in C: reads a call's arguments into one tandem_attention_args and runs the call without the interpreter
+ * lock. It uses the stable ABI of CPython 3.9, so that one file serves every later version.
  *
- * tandem/_binding.py describes run(), and tandem/_ctypes.py has the same function over ctypes. */
+ * tandem/_binding.py describes run(); tandem/_ctypes.py has the same functions over ctypes. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x03090000
 #include <Python.h>
@@ -18,7 +18,7 @@
 
 /* ---- The call on the CPU ---------------------------------------------------------------------------------------- */
 
-/* What a thread keeps from one call to the next, since asking for the size is as long as a small call. */
+/* A thread keeps its workspace for later calls, because a query of the size takes as long as a small call. */
 typedef struct {
   size_t bytes;
   max_align_t memory[];
@@ -58,7 +58,7 @@ static tandem_status execute(tandem_pass pass, const tandem_attention_args* args
 typedef struct {
   void* workspace; /* the device's, from the caller; NULL: none yet */
   size_t bytes;
-  size_t wanted; /* more than these, where the call could not run for want of them */
+  size_t wanted; /* bytes needed, if the call had too few */
   void* stream;
 } Gpu;
 
@@ -75,7 +75,7 @@ static int find_stream(PyObject* tensor, int32_t device, void** stream) {
   return exchange->current_work_stream(kDLCUDA, device, stream) == 0;
 }
 
-/* A small workspace is asked for before the call: its memory then is there at once. */
+/* A small workspace is requested before the call, so that the call does not fail first. */
 static tandem_status execute_on_gpu(tandem_pass pass, const tandem_attention_args* args, Gpu* gpu) {
   const int32_t index = args->q->device.index;
   gpu->wanted = gpu->workspace == NULL ? tandem_python_gpu_workspace(index) : 0;
@@ -93,7 +93,7 @@ static tandem_status execute_on_gpu(tandem_pass pass, const tandem_attention_arg
 
 /* ---- From Python ------------------------------------------------------------------------------------------------ */
 
-/* The request of a call whose call_args has been read; NULL with an exception. */
+/* Runs a call after its arguments were read. Returns its request, or NULL with an exception. */
 static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q, Gpu* gpu) {
   const tandem_pass pass = (tandem_pass)(what & 1);
   const int on_gpu = args->q != NULL && args->q->device.type == TANDEM_CUDA;
@@ -119,7 +119,7 @@ static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q
   Py_RETURN_NONE;
 }
 
-/* run(what, call_args, workspace = 0, bytes = 0) -> None or what must be done first; see _binding.py */
+/* run(what, call_args, workspace = 0, bytes = 0) -> None or a request; see _binding.py */
 static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   (void)module;
   if ((count != 2 && count != 4) || !PyDict_Check(arguments[1])) {
@@ -172,7 +172,7 @@ static int find_place(tandem_device device, PyObject* described, tandem_context*
   return *context != NULL && find_stream(described, device.index, stream);
 }
 
-/* Makes the call on the device of the first tensor, on the stream of what it describes. */
+/* Runs the call on the device of the first tensor, on the stream of its library. */
 static PyObject* serve_merge(const tandem_merge_args* args, PyObject* first) {
   const tandem_device device = args->out->device;
   void* stream;
@@ -187,7 +187,7 @@ static PyObject* serve_merge(const tandem_merge_args* args, PyObject* first) {
   Py_RETURN_NONE;
 }
 
-/* merge(outs, lses, (out, lse)): tuples of descriptions -> None or what must be done first, as run() */
+/* merge(outs, lses, (out, lse)): tuples of descriptions -> None or a request, as run() */
 static PyObject* merge(PyObject* module, PyObject* arguments) {
   (void)module;
   PyObject *outs, *lses, *result;
@@ -222,7 +222,7 @@ static PyObject* merge(PyObject* module, PyObject* arguments) {
 
 enum { kSizes = 6, kLists = 8 };
 
-/* Makes the call on the device of the first list, on the stream of what it describes. */
+/* Runs the call on the device of the first list, on the stream of its library. */
 static PyObject* serve_blocks(const tandem_block_mask_args* args, PyObject* first, void* workspace, size_t bytes) {
   const tandem_device device = args->kv_num_blocks->device;
   void* stream;
@@ -334,10 +334,10 @@ static PyObject* description(PyObject* module, PyObject* unused) {
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, 0x0080 /* METH_FASTCALL: named by the stable ABI from 3.10 on */,
-     "run(what, call_args, workspace = 0, bytes = 0) -> None, or what must be done first"},
-    {"merge", merge, METH_VARARGS, "merge(outs, lses, (out, lse)) -> None, or what must be done first"},
+     "run(what, call_args, workspace = 0, bytes = 0) -> None or a request"},
+    {"merge", merge, METH_VARARGS, "merge(outs, lses, (out, lse)) -> None or a request"},
     {"make_block_mask", make_block_mask, METH_VARARGS,
-     "make_block_mask(mask_mod, sizes, lists, workspace, bytes) -> None, or what must be done first"},
+     "make_block_mask(mask_mod, sizes, lists, workspace, bytes) -> None or a request"},
     {"last_error", last_error, METH_NOARGS, "the sentence of this thread's last call that failed"},
     {"use_openmp_of", use_openmp_of, METH_O, "use_openmp_of(library) -> whether calls run on its threads from now on"},
     {"description", description, METH_NOARGS, "one line about what will run on the CPU"},

@@ -34,7 +34,7 @@ typedef struct {
   int has_buffer;
 } Operand;
 
-/* What came of reading one. kFailed: an exception is set. */
+/* The result of reading a tensor. kFailed: an exception is set. */
 typedef enum { kRead, kFailed, kNeedsDescription, kIsReadOnly } Reading;
 
 static void release(Operand* operand) {
@@ -68,7 +68,7 @@ static const DLPackExchangeAPI* exchange_of(PyTypeObject* type) {
   return exchange;
 }
 
-/* The caller's references keep the tensor alive; its sizes are copied, lest another thread resize it meanwhile. */
+/* The caller's references keep the tensor alive; its sizes are copied, because another thread may resize it. */
 static Reading read_exchange(const DLPackExchangeAPI* exchange, PyObject* object, Operand* o) {
   DLTensor* t = (DLTensor*)&o->tensor; /* bit for bit; a test of the C interface holds it to that */
   if (exchange->dltensor_from_py_object_no_sync(object, t) != 0) {
@@ -184,7 +184,7 @@ static Reading read_tensor(PyObject* object, int written, Operand* o) {
     reading = exchange != NULL ? read_exchange(exchange, object, o) : read_buffer(object, written, o);
   }
   for (int d = 0; reading == kRead && d < o->tensor.ndim; ++d)
-    if (o->tensor.shape[d] == 0) o->tensor.strides = NULL; /* those of no elements may be anything */
+    if (o->tensor.shape[d] == 0) o->tensor.strides = NULL; /* strides of empty tensors are arbitrary */
   return reading;
 }
 
@@ -206,7 +206,7 @@ static int scattered(const tandem_tensor* t) {
   return last >= 0 && t->strides != NULL && t->shape[last] > 1 && t->strides[last] != 1;
 }
 
-/* A GPU reads rows in pieces of 16 bytes. A row that is not made of these must be padded, which a copy does not do. */
+/* A GPU reads rows in units of 16 bytes. Rows of other lengths must be padded, which a copy does not do. */
 static int off_16_bytes(const tandem_tensor* t) {
   const int last = t->ndim - 1, bytes = t->dtype.bits / 8;
   if (t->device.type != TANDEM_CUDA || last < 0 || t->strides == NULL || t->shape[last] * bytes % 16 != 0) return 0;

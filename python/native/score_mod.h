@@ -1,4 +1,4 @@
-/* A score or mask modification of a call: (text, ((name, number or tensor, tensor for its gradient or None), ...)). */
+/* A score_mod or mask_mod of a call: (expression, ((name, number or tensor, tensor for its gradient or None), ...)). */
 #ifndef TANDEM_PYTHON_SCORE_MOD_H_
 #define TANDEM_PYTHON_SCORE_MOD_H_
 
@@ -12,7 +12,7 @@
 /* Exported since CPython 3.3; the stable ABI names it from 3.10 on. */
 PyAPI_FUNC(const char*) PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size);
 
-/* One as it is being read. It points into its operands, so it stays where it is. */
+/* The state of reading a mod. It points into its own operands and must not move. */
 typedef struct {
   tandem_mod mod;
   tandem_mod_scalar* scalars;
@@ -60,7 +60,7 @@ static Reading read_part(PyObject* tensor, int written, ReadMod* read, const tan
 static Reading read_name(PyObject* item, int pass, ReadMod* read) {
   PyObject *name_object, *value, *gradient;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "UOO", &name_object, &value, &gradient)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a modification's names are tuples");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "the names of a mod are tuples");
     return kFailed;
   }
   const char* name = PyUnicode_AsUTF8AndSize(name_object, NULL);
@@ -73,11 +73,11 @@ static Reading read_name(PyObject* item, int pass, ReadMod* read) {
   return read_part(gradient, 1, read, &tensor->gradient);
 }
 
-/* *mod is to be released whatever comes of it. */
+/* The caller releases *mod in every case. */
 static Reading read_mod(PyObject* tuple, int pass, ReadMod** mod) {
   PyObject *text, *names;
   if (!PyTuple_Check(tuple) || !PyArg_ParseTuple(tuple, "UO!", &text, &PyTuple_Type, &names)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a modification is a tuple (text, names)");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a mod is a tuple (expression, names)");
     return kFailed;
   }
   const Py_ssize_t count = PyTuple_Size(names);

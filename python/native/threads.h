@@ -1,4 +1,4 @@
-/* On whose threads the calls of this process run. */
+/* The threads that run the calls of this process. */
 #ifndef TANDEM_PYTHON_THREADS_H_
 #define TANDEM_PYTHON_THREADS_H_
 

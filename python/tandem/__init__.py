@@ -3,8 +3,8 @@
     import tandem
     out = tandem.attention(q, k, v, causal=True)  # numpy arrays, torch tensors, or any other arrays with __dlpack__
 
-torch tensors have gradients, on CPUs and on Hopper and Blackwell GPUs. For other arrays :func:`attention_backward`
-computes them.
+torch tensors have gradients, on CPUs and GPUs: Tandem's own on CPUs and Hopper GPUs, those of torch's FlashAttention-2
+backward on Blackwell GPUs. :func:`attention_backward` computes the gradients of other arrays.
 
 Modules that take the place of other libraries: ``tandem.flash_attn`` (FlashAttention-2), ``tandem.fa3``,
 ``tandem.fa4``, ``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.flex`` (torch's flex_attention, also
@@ -19,8 +19,8 @@ from typing import Any
 
 from tandem import _gpu, _import_paths
 from tandem._api import Gradients, attention, attention_backward, check, merge, prepare, use_torch
-from tandem._errors import Unsupported
 from tandem._binding import binding as _active
+from tandem._errors import Unsupported
 from tandem._score_mod import Blocks, Mod
 
 __version__: str = _active.version
@@ -41,12 +41,11 @@ __all__ = [
 _FLEX_NAMES = ("BlockMask", "and_masks", "create_block_mask", "create_mask", "flex_attention", "noop_mask", "or_masks")
 
 _import_paths.install()
-use_torch()  # registers the operators where torch is loaded already; later calls see to it otherwise
+use_torch()  # registers the operators if torch is loaded; later calls do it otherwise
 
 
 def description() -> str:
-    """What will run, a line for each device: the CPU's threads and instruction set, then the GPUs in use or, where none
-    is yet, torch's current one."""
+    """One line a device: the CPU's threads and instruction set, then the GPUs in use, or torch's current GPU."""
     front = use_torch()
     gpus = _gpu.descriptions(_active, front.torch) if front is not None else []
     return "\n".join((_active.description(), *gpus))

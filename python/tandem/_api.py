@@ -1,4 +1,4 @@
-"""The native call, for every kind of array. torch tensors go on to _torch_ops.py: gradients, operators, torch.compile."""
+"""Attention of every kind of array. torch tensors go on to _torch_api.py: gradients, operators, torch.compile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _torch_front: Any = None  # tandem._torch_api, once torch is loaded
 
 
 class Gradients(NamedTuple):
-    """What attention_backward returns; None where there is nothing or it was not wanted."""
+    """The result of attention_backward. A gradient is None where its input is missing or False was passed for it."""
 
     dq: Any
     dk: Any
@@ -86,69 +86,70 @@ def attention(
     out_dtype: Any = None,
     max_scores: Any = None,
 ) -> Any:
-    """Exact attention: ``softmax(mask(bias + softcap(softmax_scale * q k^T))) v``, never holding all scores.
+    """Exact attention: ``softmax(mask(bias + softcap(softmax_scale * q k^T))) v``. No array holds all scores.
 
-    Arrays are numpy arrays, torch tensors, or of any kind that speaks DLPack; they are read where they lie, and the
-    result is of q's kind. torch tensors may lie on a GPU, and the call then runs there, on torch's current stream
-    (docs/python.md says what is served). torch tensors have gradients (q, k, v, bias, sink, also through the LSE) and
-    may be traced by torch.compile; numpy's are had from :func:`attention_backward`.
+    Arrays are numpy arrays, torch tensors, or any other arrays with ``__dlpack__``. They are read where they lie, and
+    the result has q's kind. torch tensors may lie on a GPU: the call then runs on torch's current stream
+    (docs/python.md lists what GPUs serve). torch tensors have gradients (q, k, v, bias, sink and tensors of score_mod,
+    also through lse), on CPUs and on GPUs, and torch.compile traces them. :func:`attention_backward` computes the
+    gradients of other arrays.
 
-    q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens. float32, bfloat16,
-        float16 or float64, on a GPU bfloat16 or float16; any strides with a contiguous last dimension (another is
-        copied, which is said once).
+    q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens. The type is
+        float32, bfloat16, float16 or float64; on a GPU bfloat16 or float16. A last dimension that is not contiguous is
+        copied, with one warning.
     k, v : (batch, seqlen_k, heads_k, head_dim) and (batch, seqlen_k, heads_k, head_dim_v), or packed. heads_k divides
         heads_q: query head h reads key head h // (heads_q // heads_k).
-    softmax_scale : what the products are multiplied by; None: 1 / sqrt(head_dim).
-    causal : query i sees no key beyond its own place, i + offset.
-    alignment : where the diagonal of causal, window and alibi_slopes lies. "bottom_right": offset is seqlen_k -
-        seqlen_q (the used lengths), so that the last query meets the last key; "top_left": offset is 0, and the first
+    softmax_scale : factor of the products q k^T; None: 1 / sqrt(head_dim).
+    causal : query i sees no key beyond position i + offset.
+    alignment : position of the diagonal of causal, window and alibi_slopes. "bottom_right": offset is seqlen_k -
+        seqlen_q (the used lengths), and the last query meets the last key. "top_left": offset is 0, and the first
         query meets the first key.
-    diagonal_offset : in place of alignment, offset itself: an integer, or int32 (batch) with one for each sequence. For
-        queries and keys that are parts of longer sequences: where the first query lies less where the first key lies.
-    window : (left, right), numbers of keys or None for unbounded: query i sees key j when
-        i + offset - left <= j <= i + offset + right.
+    diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). It serves queries and
+        keys that are parts of longer sequences: it is the position of the first query minus that of the first key.
+    window : (left, right), numbers of keys or None for unbounded: query i sees key j when i + offset - left <= j <= i
+        + offset + right.
     softcap : scores become softcap * tanh(score / softcap); 0: off.
     alibi_slopes : (heads_q) or (batch, heads_q) float32; adds -slope * abs(i + offset - j).
-    bias : (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); of q's type or float32: added to the scores; boolean: True
-        where a query sees a key. Not for packed calls.
-    sink : (heads_q), q's type or float32: one more logit in each softmax, with no value (attention sinks, GPT-OSS).
-    score_mod : a text, or a :class:`Mod` with what it names, that gives every score a new value, such as "30 *
-        tanh(score / 30)". After softcap, ALiBi and bias; -inf hides. Positions count from 0 in their sequence.
-    mask_mod : the same of a bool, such as "k <= q or k < 16": whether a query sees a key, beside causal, window and a
-        boolean bias.
-    block_mask : which blocks of queries and keys are seen, as far as mask_mod shows them or whole: a :class:`Blocks`,
-        or torch's BlockMask, of which its lists count and mask_mod does not. The others are left out.
-    cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: where the sequences of packed arrays begin and end.
-    max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays; needed on GPUs.
-    seqused_q, seqused_k : (batch) int32: how much of each sequence is used; rows beyond give 0.
+    bias : (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1). A floating-point bias, of q's type or float32, is added to the
+        scores. A boolean bias is True where a query sees a key. Packed calls take none.
+    sink : (heads_q), q's type or float32: one more logit in each softmax, without a value (attention sinks, GPT-OSS).
+    score_mod : an expression (str), or a :class:`Mod` with the names it uses, that gives every score a new value, such
+        as "30 * tanh(score / 30)". It applies after softcap, ALiBi and bias; -inf hides a key. Positions count from 0
+        in their sequence.
+    mask_mod : an expression or Mod of a bool, such as "k <= q or k < 16": True where a query sees a key. It hides in
+        addition to causal, window and a boolean bias.
+    block_mask : a :class:`Blocks`, or torch's BlockMask, of which only the lists are read: the blocks of queries and
+        keys that are visible, in part (as mask_mod shows) or whole. All other blocks are hidden.
+    cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: begin and end of the sequences of packed arrays, in rows.
+    max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays, in rows; GPUs need it.
+    seqused_q, seqused_k : (batch) int32: used rows of each sequence; rows beyond give 0.
     page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, ...). Not served yet.
-    dropout_p : probability that an entry of the softmax is dropped, in [0, 1): rounded to a multiple of 1/256, but not
-        to 0 or 1, and kept entries are scaled by it.
-    seed : of the dropout: an integer, or for torch an int64 tensor (seed, offset). None: torch's generator, or the
-        system's. Give it when you call attention_backward yourself.
-    deterministic : changes nothing in Tandem, which is always bitwise reproducible. torch's backward, where it
+    dropout_p : probability that an entry of the softmax is dropped, in [0, 1), rounded to a multiple of 1/256, but not
+        to 0 or 1. Kept entries are scaled by 1 / (1 - dropout_p).
+    seed : seed of the dropout: an integer, or for torch an int64 tensor (seed, offset). None: torch's generator, or
+        the system's. attention_backward needs the same seed.
+    deterministic : changes nothing in Tandem, whose gradients have the same bits on every run. torch's backward, where it
         computes the gradients (docs/python.md), reads it.
-    batch_invariant : a sequence's result depends on nothing else in the batch.
+    batch_invariant : a sequence's result does not depend on the rest of the batch.
     num_splits : changes no result. No engine reads it; a GPU refuses more than 1.
     return_lse : also return the logarithm of each softmax's sum.
     out : array to write to, like the result; of q's type or float32.
-    out_dtype : float32: the result is, whatever q's type is, as it should be where results are merged
-        (:func:`merge`). None: q's type.
+    out_dtype : float32 gives a float32 result, which :func:`merge` should get; None: q's type.
     max_scores : array to write to, like lse: the largest score that each query sees, as the softmax takes it, without
-        the sink; -inf where it sees none. On a GPU all scores are made a second time for it.
+        the sink; -inf where it sees none. A GPU computes all scores a second time for it.
 
-    Returns out, like q with head_dim_v; with return_lse (out, lse): lse is float32 (float64 for float64), natural
-    logarithm, (batch, heads_q, seqlen_q) or packed (heads_q, total_q). A row that sees no key gives 0 and -inf.
+    Returns out, like q with head_dim_v, or with return_lse (out, lse). lse is a natural logarithm, float32 (float64 for
+    float64), (batch, heads_q, seqlen_q) or packed (heads_q, total_q). A row that sees no key gives 0 and -inf.
 
-    Raises ValueError or TypeError for a call that contradicts itself, tandem.Unsupported for one that is not served;
-    then nothing has been written.
+    Raises ValueError or TypeError for arguments that contradict each other, and tandem.Unsupported for a call that is
+    not served, second derivatives and forward-mode derivatives included. Then nothing has been written.
 
     Method: FlashAttention-4 (arXiv 2603.05451), with FlashAttention-2's interface (arXiv 2307.08691).
     """
     if (causal is not True and causal is not False) or alignment != "bottom_right":
         check_mask(causal, alignment)
     call_args: CallArgs = {"q": q, "k": k, "v": v}
-    # To write down all the rest each time would take half as long as a small call.
+    # Options with their defaults stay out: storing all of them would take half as long as a small call.
     if softmax_scale is not None:
         call_args["softmax_scale"] = softmax_scale
     if causal:
@@ -211,7 +212,7 @@ def attention(
 
 
 def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:
-    """attention() of what is no torch tensor."""
+    """attention() of arrays that are not torch tensors."""
     given, out = call_args["q"], call_args.get("out")
     q, k, v = given, call_args["k"], call_args["v"]
     if type(q) is not _ndarray or type(k) is not _ndarray or type(v) is not _ndarray:
@@ -232,7 +233,7 @@ def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:
         call_args["max_scores"] = _arrays.view(call_args["max_scores"], "max_scores")
     lse = None
     if return_lse:
-        lse = call_args["lse"] = _new_lse(q)
+        lse = call_args["lse"] = _arrays.new_lse(q)
     call(FORWARD, call_args)
     if q is not given:
         result = result if out is not None else _arrays.like(given, result)
@@ -283,16 +284,17 @@ def attention_backward(
     """The gradients of :func:`attention`, from its inputs, its out and lse, and the gradients of these.
 
     dout : like out. dlse : like lse; None: zero.
-    dq, dk, dv, dbias, dsink : each an array like the input it belongs to, to write the gradient to; None: a new one;
-        False: not wanted. dbias and dsink are there for a floating-point bias and a sink only. An array of yours may be
-        of its input's type or float32.
-    dscore_mod : the same of the float arrays that score_mod names: by name, arrays to write to, None or False.
-    accumulate : gradients are added to what the arrays given for them hold, in float32, and rounded once.
-    The other arguments are those of the forward call; with dropout, its seed.
+    dq, dk, dv, dbias, dsink : arrays like the inputs they belong to, of the input's type or float32, to write the
+        gradients to. None: a new array. False: the gradient is not computed. Only a floating-point bias and a sink
+        have dbias and dsink.
+    dscore_mod : a dict by name of arrays, None or False, for the float arrays that score_mod names.
+    accumulate : gradients are added in float32 to the arrays given for them, and rounded once.
 
-    Returns Gradients(dq, dk, dv, dbias, dsink, dscore_mod), of q's kind, dscore_mod a dict by name; None where there is
-    nothing or it was not wanted.
-    Raises as attention does. Deterministic on the CPU.
+    All other arguments are those of the forward call; with dropout, its seed.
+
+    Returns Gradients(dq, dk, dv, dbias, dsink, dscore_mod), of q's kind; dscore_mod is a dict by name.
+    Raises as attention does. A gradient that autograd tracks has no derivative: evaluating it raises
+    tandem.Unsupported.
     """
     check_mask(causal, alignment)
     if dropout_p and seed is None:
@@ -349,7 +351,7 @@ def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, acc
     inputs.update(captured)
     targets = {**targets, **_captured_targets(dscore_mod, captured)}
     for name in ("dbias", *captured):
-        if not _is_floating(inputs[name]):
+        if not _arrays.is_floating(inputs[name]):
             inputs[name] = None
     wanted = {name: x is not None and targets[name] is not False for name, x in inputs.items()}
     if front is not None:
@@ -357,7 +359,7 @@ def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, acc
     if front is not None and not front.serves_backward(call_args):
         results = front.other_gradients(call_args, list(wanted.values()), list(targets.values()), accumulate)
         return _gradients_of(results, captured)
-    new = _new_gradient if front is None else front.new_gradient
+    new = _arrays.new_gradient if front is None else front.new_gradient
     written = dict.fromkeys(targets)
     for name, x in inputs.items():
         if wanted[name]:
@@ -378,12 +380,12 @@ def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, acc
 
 
 def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, Any]:
-    """For every tensor of score_mod what attention_backward's caller says of its gradient."""
+    """The caller's target for the gradient of every tensor of score_mod."""
     if dscore_mod is None or dscore_mod is False:
         return dict.fromkeys(captured, dscore_mod)
     targets = {f"score_mod.{name}": target for name, target in dscore_mod.items()}
     for name in targets:
-        if not _is_floating(captured.get(name)):
+        if not _arrays.is_floating(captured.get(name)):
             raise ValueError(
                 f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: of those there "
                 "are gradients"
@@ -398,23 +400,23 @@ def _gradients_of(found: Sequence[Any], captured: dict[str, Any]) -> Gradients:
 
 
 def _gradient(result: Any, target: Any, q: Any) -> Any:
-    """What attention_backward returns of a result: the caller's own array, or one of q's kind."""
+    """The returned gradient: the caller's own array, or an array of q's kind."""
     if target is not None and target is not False:
         return target
     return result if result is None or _arrays.is_torch(result) else _arrays.like(q, result)
 
 
 def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) -> Any:
-    """Attention to all keys, from attention to parts of them: (out, lse) of what :func:`attention` with return_lse gave
-    for the same queries and each part.
+    """Attention to all keys from attention to parts of them, with its lse.
 
-    outs : each (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim), of float32, bfloat16 or float16 (or
-        all of float64), best of float32 (out_dtype of :func:`attention`).
-    lses : each (batch, heads, seqlen) or packed (heads, total).
+    outs, lses : what :func:`attention` with return_lse gave for the same queries and each part of the keys. An out is
+        (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim), of float32, bfloat16 or float16 (or all of
+        float64); float32 is best (out_dtype of :func:`attention`). An lse is (batch, heads, seqlen) or packed (heads,
+        total).
     out_dtype : float32, or None for the type of the first of outs.
 
-    A part whose lse is -inf, where it shows a query no key, weighs nothing. A sink belongs to the whole softmax: give
-    it to the attention of one part only, or it counts several times. torch tensors have gradients.
+    Returns (out, lse). A part whose lse is -inf weighs nothing. A sink belongs to the whole softmax: pass it to the
+    attention of one part only. torch tensors have gradients.
 
     Raises ValueError or TypeError for parts that do not belong together.
     """
@@ -427,20 +429,23 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) ->
     views = [_arrays.view(x, f"outs[{n}]") for n, x in enumerate(outs)]
     lse_views = [_arrays.view(x, f"lses[{n}]") for n, x in enumerate(lses)]
     out = np.empty(views[0].shape, np.float32 if float32 else views[0].dtype)
-    lse = _new_lse(views[0])
+    lse = _arrays.new_lse(views[0])
     merge_into(views, lse_views, out, lse)
     return _arrays.like(outs[0], out), _arrays.like(lses[0], lse)
 
 
 def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
-    """Raises what :func:`attention` ("forward") or :func:`attention_backward` ("backward") would raise for these arrays
-    and options, and computes nothing. arguments: attention's."""
+    """Raises the error that :func:`attention` (pass_ is "forward") or :func:`attention_backward` ("backward") would
+    raise for these arrays and options. Computes nothing. arguments: attention's.
+    """
     _inspect(CHECK, pass_, q, k, v, arguments)
 
 
 def prepare(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
-    """Compiles ahead what such a call needs, so that it may come first inside a CUDA graph; nothing on the CPU. Takes
-    what :func:`check` takes, and raises what it raises."""
+    """Compiles the kernels of a call ahead, so that its first run may be inside a CUDA graph. Does nothing on the CPU.
+    Takes
+    the arguments of :func:`check`, and raises what it raises.
+    """
     _inspect(PREPARE, pass_, q, k, v, arguments)
 
 
@@ -465,7 +470,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
     if call_args["window"] is not None:
         call_args["window"] = window_of(call_args["window"])
     backward = pass_ == "backward"
-    new = _new_outputs
+    new = _arrays.new_outputs
     if _arrays.is_torch(q):
         front = use_torch()
         new = front.new_outputs
@@ -477,38 +482,11 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
     call_args["out"], call_args["lse"] = new(call_args["q"], call_args["v"], call_args["float32_out"])
     if backward:
         call_args.update(dout=call_args["out"], dq=call_args["q"], dk=call_args["k"], dv=call_args["v"])
-        like = use_torch().new_gradient if _arrays.is_torch(q) else _new_gradient
+        like = use_torch().new_gradient if _arrays.is_torch(q) else _arrays.new_gradient
         for name in ("bias", "sink"):
-            if _is_floating(call_args[name]):
+            if _arrays.is_floating(call_args[name]):
                 call_args["d" + name] = like(_arrays.view(call_args[name], name))
         if captured := _score_mod.tensors_of(call_args.get("score_mod")):
-            places = [like(x) if _wants_gradient(x) else None for x in captured]
+            places = [like(x) if _arrays.wants_gradient(x) else None for x in captured]
             call_args["score_mod"] = _score_mod.replaced(call_args["score_mod"], captured, places)
     call(what + (BACKWARD if backward else FORWARD), call_args)
-
-
-def _new_lse(q: np.ndarray) -> np.ndarray:
-    dtype = np.float64 if q.dtype == np.float64 else np.float32
-    shape = q.shape
-    if len(shape) == 4:
-        return np.empty((shape[0], shape[2], shape[1]), dtype)
-    return np.empty(shape[1::-1], dtype)
-
-
-def _new_outputs(q: np.ndarray, v: np.ndarray, float32: bool) -> tuple[np.ndarray, np.ndarray]:
-    return np.empty(q.shape[:-1] + v.shape[-1:], np.float32 if float32 else q.dtype), _new_lse(q)
-
-
-def _new_gradient(x: np.ndarray) -> np.ndarray:
-    return np.empty(x.shape, x.dtype)
-
-
-def _wants_gradient(x: Any) -> bool:
-    """Whether the backward of a call gives x one where nobody says so: torch's says what it wants."""
-    return x.requires_grad if _arrays.is_torch(x) else _is_floating(x)
-
-
-def _is_floating(x: Any) -> bool:
-    if x is None:
-        return False
-    return x.is_floating_point() if _arrays.is_torch(x) else x.dtype.kind not in "b?iu"

@@ -1,4 +1,6 @@
-"""Others' arrays: numpy views of what speaks DLPack, results in the caller's kind, descriptions for the C interface."""
+"""Arrays of all libraries: numpy views of DLPack arrays, results of the caller's kind, descriptions for the C
+interface.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _TORCH_DTYPES = {
 
 
 def is_torch(x: Any) -> bool:
-    """Whether x is a torch tensor; never imports torch."""
+    """True if x is a torch tensor; never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
@@ -49,7 +51,7 @@ def view(x: Any, name: str) -> Any:
     except (BufferError, RuntimeError, TypeError) as error:
         if not hasattr(x, "__array__"):
             raise TypeError(f"{name} ({type(x).__name__}) cannot be read where it lies: {error}") from error
-        return np.asarray(x)  # numpy has no bfloat16 in DLPack; producers that do have it convert without a copy
+        return np.asarray(x)  # numpy cannot import bfloat16; arrays that have it convert without a copy
 
 
 def like(original: Any, result: np.ndarray) -> Any:
@@ -72,7 +74,7 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
     """(address, device type, device index, type code, bits, shape, strides, read-only, owner), strides in elements."""
     if isinstance(x, np.ndarray):
         code = _CODES.get(x.dtype.kind)
-        if code is None and x.dtype.name == "bfloat16":  # numpy makes the name anew each time
+        if code is None and x.dtype.name == "bfloat16":  # the name is a new string each time
             code = _BFLOAT
         size = x.dtype.itemsize
         if code is None or not x.dtype.isnative or size > 8:
@@ -100,3 +102,30 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
 def _check_dimensions(count: int, name: str) -> None:
     if count > 8:
         raise ValueError(f"{name} ({count} dimensions) must have at most 8: no argument has more than 4")
+
+
+def new_lse(q: np.ndarray) -> np.ndarray:
+    dtype = np.float64 if q.dtype == np.float64 else np.float32
+    shape = q.shape
+    if len(shape) == 4:
+        return np.empty((shape[0], shape[2], shape[1]), dtype)
+    return np.empty(shape[1::-1], dtype)
+
+
+def new_outputs(q: np.ndarray, v: np.ndarray, float32: bool) -> tuple[np.ndarray, np.ndarray]:
+    return np.empty(q.shape[:-1] + v.shape[-1:], np.float32 if float32 else q.dtype), new_lse(q)
+
+
+def new_gradient(x: np.ndarray) -> np.ndarray:
+    return np.empty(x.shape, x.dtype)
+
+
+def wants_gradient(x: Any) -> bool:
+    """True if the backward computes a gradient of x by default: for torch tensors, if they require one."""
+    return x.requires_grad if is_torch(x) else is_floating(x)
+
+
+def is_floating(x: Any) -> bool:
+    if x is None:
+        return False
+    return x.is_floating_point() if is_torch(x) else x.dtype.kind not in "b?iu"

@@ -1,33 +1,26 @@
-"""The binding to the C interface: what a call is made of, and what comes back.
+"""The binding to the C interface: the arguments of a call, and the requests that come back.
 
-A call is a call_args: a dict from names to values, where None and a missing name are the same. _options.py lists its
-names: those of tandem.attention's arguments, and of tandem_attention_args' results and gradients ("out", "lse", "dout",
-"dlse", "dq", ...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe); options
-are as tandem.attention takes them, but for where the diagonal lies: alignment is "explicit" where diagonal_offset (a
-number) or diagonal_offsets (a tensor) is there; float32_out has no meaning to a binding. seed is an integer, two of
-them (seed, offset), or a tensor of two int64. score_mod and mask_mod are _score_mod.Bound.
+A call's arguments are a dict, call_args, from names to values; a missing name means None. _options.py lists the names:
+tandem.attention's arguments, and the results and gradients of tandem_attention_args ("out", "lse", "dout", "dlse", "dq",
+...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe). Options have tandem.attention's form,
+with these exceptions. alignment is "explicit" with diagonal_offset (a number) or diagonal_offsets (a tensor). float32_out
+and layout_of_q describe out, and a binding ignores them. seed is an integer, two integers (seed, offset), or a tensor of
+two int64. score_mod and mask_mod are _score_mod.Bound.
 
 A binding is a module with
 
-  ``run(what, call_args, workspace=0, bytes=0)``
-      what: FORWARD or BACKWARD; plus CHECK to check only, PREPARE to prepare only, or HEADS_FIRST where q, k and v are
-      (batch, heads, seqlen, head_dim). workspace, bytes: address and size of a GPU's memory that the call may use.
-      Returns None when all is done, else what stands in the way:
-        ("refused", a tandem_status)
-        ("describe", name of a tensor that cannot be read as it is)
-        ("read-only", name of a tensor that would be written to)
-        ("copy", names of tensors whose last dimension is not contiguous or, on a GPU, whose rows are not pieces of 16
-        bytes)
-        ("open", index of a GPU)
-        ("workspace", bytes that it must have)
-  ``merge(outs, lses, (out, lse))``
-      tuples of descriptions; returns what run() returns.
-  ``open_gpu(index) -> tandem_status``, ``gpu_description(index)``: None before it has been opened
-  ``last_error()``, ``description()``, ``use_openmp_of(library)``, ``version``
+  ``run(what, call_args, workspace=0, bytes=0)`` what: FORWARD or BACKWARD, plus CHECK (check only), PREPARE (prepare
+  only), or HEADS_FIRST (q, k and v are (batch, heads, seqlen, head_dim)). workspace, bytes: address and size of GPU
+  memory that the call may use. Returns None when the call is done, else a request: ("refused", a tandem_status)
+  ("describe", name of a tensor that it cannot read) ("read-only", name of a tensor that it would write to) ("copy",
+  names of tensors whose last dimension is not contiguous or, on a GPU, whose rows are not multiples of 16 bytes)
+  ("open", index of a GPU) ("workspace", bytes that it needs) ``merge(outs, lses, (out, lse))`` Takes tuples of
+  descriptions and returns what run() returns. ``open_gpu(index) -> tandem_status``, ``gpu_description(index)``, which
+  is None before open_gpu ``last_error()``, ``description()``, ``use_openmp_of(library)``, ``version``
 
-A call on a GPU runs on the stream that the tensors' library works on, and returns when it has been put there.
+A call on a GPU is queued on the stream that the tensors' library works on, and returns then.
 
-_native does it in C; _ctypes where that cannot be loaded.
+_native is the binding in C; _ctypes serves where it cannot be loaded.
 """
 
 from __future__ import annotations
@@ -49,7 +42,7 @@ FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
 
 
 def _load(chosen: str) -> Any:
-    """The binding that TANDEM_PYTHON_BOUNDARY chooses; none: the faster one of those that can be loaded."""
+    """The binding that TANDEM_PYTHON_BOUNDARY names; by default the faster one that can be loaded."""
     if chosen not in ("", "native", "ctypes"):
         raise ImportError(
             f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native' or 'ctypes', or not set: it is how Python reaches "
@@ -92,8 +85,11 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
 
 
 def make_block_mask(mask_mod: _score_mod.Bound, sizes: tuple[int, ...], lists: dict[str, Any], workspace: Any) -> None:
-    """Fills the lists of a block mask, by name, in the order of tandem_block_mask_args: four or eight; raises as call()
-    does. sizes: batch, heads, seqlen_q, seqlen_k, and queries and keys of a block. workspace: an array of bytes."""
+    """Fills the lists of a block mask, by name, in the order of tandem_block_mask_args: four or eight.
+
+    sizes: batch, heads, seqlen_q, seqlen_k, and queries and keys of a block. workspace: an array of bytes. Raises as
+    call() does.
+    """
     described = tuple(_arrays.describe(x, name) for name, x in lists.items())
     text = _score_mod.described(mask_mod, "mask_mod")
     memory = _arrays.describe(workspace, "workspace")[0], workspace.shape[0]
@@ -107,14 +103,14 @@ def make_block_mask(mask_mod: _score_mod.Bound, sizes: tuple[int, ...], lists: d
 
 
 def call(what: int, call_args: CallArgs) -> None:
-    """Runs a pass; raises ValueError, TypeError, RuntimeError or tandem.Unsupported with the library's sentence."""
+    """Runs a pass. Raises ValueError, TypeError, RuntimeError or tandem.Unsupported with the library's sentence."""
     request = binding.run(what, call_args)
     if request is not None:
         retry_until_done(request, what, dict(call_args))
 
 
 def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: CallArgs) -> None:
-    """Does what the binding asks for and calls again, until all is done or an error is raised."""
+    """Serves the binding's requests and calls it again, until the call is done or an error is raised."""
     arrays = dict(call_args)  # as they were before they were described
     memory, size = 0, 0
     while request is not None:
@@ -168,7 +164,7 @@ def _check_seed(described: tuple[Any, ...]) -> None:
 
 
 def check_mask(causal: Any, alignment: Any) -> None:
-    """Raises where one of these is nothing that tandem.attention knows."""
+    """Raises for values of these that tandem.attention does not have."""
     try:
         is_flag = not isinstance(causal, str) and bool(causal) in (True, False)
     except (RuntimeError, TypeError, ValueError):  # several values, or none
@@ -186,7 +182,7 @@ def check_mask(causal: Any, alignment: Any) -> None:
 
 
 def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
-    """What a call_args has of an explicit diagonal: a number for all sequences, or an array with one for each."""
+    """An explicit diagonal as call arguments: a number for all sequences, or an array with one for each."""
     if alignment != "bottom_right":
         raise ValueError(
             f"alignment ({alignment!r}) must be left out where diagonal_offset is given: that places the diagonal"
@@ -199,7 +195,7 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
 
 
 def blocks_of(block_mask: Any) -> CallArgs:
-    """What a call_args has of a block mask: of whatever has torch's names."""
+    """A block mask, any object with the names of torch's, as call arguments."""
     if not hasattr(block_mask, "kv_num_blocks") or not hasattr(block_mask, "BLOCK_SIZE"):
         raise TypeError(
             f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask as torch has it"
@@ -213,7 +209,7 @@ def blocks_of(block_mask: Any) -> CallArgs:
 
 
 def is_float32(out_dtype: Any) -> bool:
-    """Whether an out_dtype asks for float32 results; None asks for nothing."""
+    """True for the out_dtype float32, False for None."""
     if out_dtype is None:
         return False
     name = getattr(out_dtype, "name", None) or getattr(out_dtype, "__name__", None) or str(out_dtype)
@@ -223,10 +219,11 @@ def is_float32(out_dtype: Any) -> bool:
 
 
 def window_of(window: Any) -> tuple[Any, Any]:
-    """A window as a call_args has it."""
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
+    """A window as a call's arguments have it."""
+    bounds = window.tolist() if hasattr(window, "tolist") else window
+    if isinstance(bounds, (str, bytes, dict, set)) or not hasattr(bounds, "__len__") or len(bounds) != 2:
         raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
-    left, right = window
+    left, right = bounds
     return left, right
 
 

@@ -1,7 +1,7 @@
 """Derivatives that do not exist: second derivatives and forward-mode tangents are refused on every path.
 
-The gradients are kernels' results, so autograd cannot differentiate them. Under create_graph=True they pass through
-Once, whose backward raises. create_graph=True alone stays legal: the error comes when a second derivative is evaluated.
+Kernels compute the gradients, so autograd cannot differentiate them. Under create_graph=True they pass through Once;
+its backward raises. create_graph=True alone stays legal: the error comes when a second derivative is evaluated.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Once(torch.autograd.Function):
 
 
 def once_differentiable(results: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-    """The results, which autograd takes for functions of the sources without a derivative. Those that are no tensors
-    stay. The sources are all that the results were computed from."""
+    """The results as functions of the sources that have no derivative. Results that are not tensors stay as they are.
+    sources: everything that the results were computed from."""
     tensors = [x for x in results if isinstance(x, Tensor)]
     if not tensors or not torch.is_grad_enabled():
         return list(results)

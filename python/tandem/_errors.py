@@ -17,7 +17,7 @@ def error_of(status: int, sentence: str, arrays: dict[str, Any]) -> Exception:
 
 
 def _in_python(sentence: str, arrays: dict[str, Any]) -> str:
-    """A sentence of the C interface with Python's words: None, and types by their names."""
+    """A sentence of the C interface with Python's None and names of types."""
 
     def dtype(match: re.Match[str]) -> str:
         x = arrays.get(match[1])
@@ -28,8 +28,9 @@ def _in_python(sentence: str, arrays: dict[str, Any]) -> str:
 
 
 def renamed(error: Exception, names: dict[str, str]) -> Exception:
-    """The same error in the words of another interface, whose arguments have these names. What is said of a
-    modification's text stays in that one's words."""
+    """The same error with another interface's names of the arguments. Sentences about an expression keep the
+    expression's words.
+    """
     if str(error).startswith(("score_mod: ", "mask_mod: ")):
         return error
 

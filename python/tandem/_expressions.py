@@ -1,4 +1,4 @@
-"""Expressions of score_mod and mask_mod (docs/mods.md) as a graph, which is written as one line."""
+"""Expressions of score_mod and mask_mod (docs/score_mod.md) as a graph, which is written as one line."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ RESERVED = frozenset(
 
 
 class Node:
-    """A value. mark: an operator, a function, "[]" of a tensor's elements (its first operand is the name), or a leaf's
-    own characters. positive: an int that is certainly not below 0. differentiable: a float with a gradient.
-    narrow: the torch type of 8- and 16-bit ints, whose results wrap around; None for all others."""
+    """A value.
+
+    mark: an operator, a function, "[]" of a tensor's elements (its first operand is the name), or a leaf's own
+    characters. positive: an int that is certainly not below 0. differentiable: a float with a gradient. narrow: the
+    torch type of 8- and 16-bit ints, which wrap around, else None.
+    """
 
     __slots__ = ("differentiable", "kind", "mark", "narrow", "operands", "positive")
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tandem._errors import Unsupported
 from tandem._binding import CallArgs
+from tandem._errors import Unsupported
 
 _INFINITY = float("inf")
 
 
 class _Mask(NamedTuple):
-    """What a query sees, as torch's operator takes it; None is no bound."""
+    """The mask as torch's operator takes it; None is no bound."""
 
     causal: bool
     left: int | None
@@ -80,8 +80,8 @@ def _lengths(call_args: CallArgs) -> tuple[int, int]:
 def _mask(call_args: CallArgs) -> _Mask:
     """Tandem's causal, window and alignment as torch's operator means them, else Unsupported.
 
-    That one has its diagonal bottom-right. It takes a bound of seqlen_k or more for none, and puts one of seqlen_k
-    where only the other side has a bound: that matters where there are more queries than keys.
+    The operator's diagonal is bottom-right. It takes a bound of seqlen_k or more for no bound. Where only one side has
+    a bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
     """
     seqlen_q, seqlen_k = _lengths(call_args)
     window = left, right = call_args.get("window") or (None, None)
@@ -113,8 +113,9 @@ def _mask(call_args: CallArgs) -> _Mask:
 
 
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The wanted gradients of q, k, v, bias and sink; None for the others. call_args: the call's, with out, lse, dout and
-    dlse."""
+    """The wanted gradients of q, k, v, bias and sink, None for all others. call_args: the call's, with out, lse, dout,
+    dlse.
+    """
     refuse(call_args)
     if call_args.get("dlse") is not None:
         _raise("lse has a gradient", "use lse.detach()")
@@ -134,7 +135,7 @@ def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None
 
 
 def _flash_backward(call_args: CallArgs, dout: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv. A sink needs no word of its own: it is in the lse, which is all the operator knows of the softmax."""
+    """dq, dk and dv. The operator knows the softmax by its lse alone, which includes a sink."""
     q, k, v, out = call_args["q"], call_args["k"], call_args["v"], call_args["out"]
     mask = _mask(call_args)
     random = torch.empty(2, dtype=torch.uint64, device=q.device)  # for dropout

@@ -1,4 +1,4 @@
-"""What calls on GPUs take beside the C interface: contexts, a compiler for the kernels, and workspaces."""
+"""What calls on GPUs need in addition to the C interface: contexts, a compiler for the kernels, and workspaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem._errors import error_of
 
 
 def open_gpu(binding: Any, index: int) -> None:
-    """Makes the context of GPU number index; raises with the library's sentence where there is none."""
+    """Creates the context of GPU number index. Raises with the library's sentence where that fails."""
     if not os.environ.get("TANDEM_NVRTC") and (compiler := find_compiler(sys.path)):
         os.environ["TANDEM_NVRTC"] = compiler  # the engine reads it once, when the first GPU is opened
     code = binding.open_gpu(index)
@@ -21,10 +21,10 @@ def open_gpu(binding: Any, index: int) -> None:
 
 
 def find_compiler(folders: Sequence[str]) -> str | None:
-    """NVRTC as pip installs it, for torch or by itself: nvidia/*/lib/libnvrtc.so.<major> in one of Python's folders.
+    """NVRTC as pip installs it: nvidia/*/lib/libnvrtc.so.<major> in one of Python's folders.
 
-    The engine looks into an active virtual environment, but cannot know where else this interpreter finds packages.
-    Of several it is the one of torch's CUDA version, which the driver serves, else the newest.
+    The engine searches an active virtual environment, but does not know this interpreter's other folders. The version
+    of torch's CUDA is preferred, because the driver serves it, then the newest.
     """
     found = {}
     for folder in reversed(folders):

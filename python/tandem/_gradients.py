@@ -1,4 +1,4 @@
-"""Gradients of torch tensors: by our own backward on CPUs and Hopper GPUs, on others by torch's (_flash_backward)."""
+"""Gradients of torch tensors: Tandem's backward on CPUs and Hopper GPUs, torch's on all others (_flash_backward)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _by_gpu: dict[int, bool] = {}
 
 
 def is_own(q: Tensor) -> bool:
-    """Whether there is a backward of Tandem's for the device of q."""
+    """True if Tandem has a backward for the device of q."""
     if not q.is_cuda:
         return True
     index = q.device.index
@@ -36,7 +36,7 @@ def like(x: Tensor) -> Tensor:
 
 
 def refuse(call_args: CallArgs) -> None:
-    """Raises what gradients() would raise for this call on a GPU. call_args: with out and lse, not filled yet."""
+    """Raises the error of gradients() for this call on a GPU. call_args: with out and lse, not filled yet."""
     if not is_own(call_args["q"]):
         _flash_backward.refuse(call_args)
         return
@@ -49,7 +49,7 @@ def refuse(call_args: CallArgs) -> None:
 
 
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The wanted gradients of q, k, v, bias and sink, then of the tensors that score_mod names; None for the others.
+    """The wanted gradients of q, k, v, bias and sink, then of the tensors that score_mod names; None for all others.
     call_args: the call's, with out, lse, dout and dlse."""
     if not is_own(call_args["q"]):
         return _flash_backward.gradients(call_args, wanted)

@@ -50,5 +50,7 @@ _loader = _Loader()
 
 def install() -> None:
     """Makes the import system look here first. A second call changes nothing."""
-    if not any(type(finder).__name__ == _Finder.__name__ and type(finder).__module__ == __name__ for finder in sys.meta_path):
+    if not any(
+        type(finder).__name__ == _Finder.__name__ and type(finder).__module__ == __name__ for finder in sys.meta_path
+    ):
         sys.meta_path.insert(0, _Finder())

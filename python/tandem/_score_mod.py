@@ -1,4 +1,4 @@
-"""Score and mask modifications: a text and what it names (docs/score_mod.md), and how a call's call_args has them."""
+"""Expressions that modify scores and masks (docs/score_mod.md), and their form in a call's arguments."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tandem import _arrays
 
 MODS = ("score_mod", "mask_mod")
 
-# As a call_args has it: the text and, for each name, (name, a number or tensor, the tensor for its gradient or None).
+# An expression as call_args has it, and for each name (name, number or tensor, tensor for its gradient or None).
 Bound = tuple[str, tuple[tuple[str, Any, Any], ...]]
 
 
 class Mod:
-    """A score or mask modification of :func:`tandem.attention`: one line of text, and what it names.
+    """An expression for score_mod or mask_mod of :func:`tandem.attention`, with the values of its names.
 
         tandem.Mod("score - slope[head] * abs(q - k)", slope=slopes)
         tandem.Mod("q - k < width", width=128)
 
-    Names stand for numbers (bool, int, float), whose values come with each call and need no other kernel, or for
-    arrays of float, int32, int64 or bool elements and 0 to 4 dimensions. A text that names nothing of the caller's may
-    be given as a str. docs/score_mod.md has the language.
+    A name is a number (bool, int, float), whose value comes with each call and needs no new kernel, or an array of
+    float, int32, int64 or bool elements and 0 to 4 dimensions. An expression without such names may be passed as a
+    str. docs/score_mod.md describes the language.
     """
 
     __slots__ = ("bindings", "origin", "text")
@@ -40,14 +40,14 @@ class Mod:
 
 
 class Blocks(NamedTuple):
-    """A block mask of :func:`tandem.attention`: for each block of queries how many blocks of keys it looks at, and
-    which, by the names of torch's BlockMask, which may be given as well.
+    """A block mask of :func:`tandem.attention`, by the names of torch's BlockMask: the visible blocks of queries and
+    keys.
 
-    kv_num_blocks (batch|1, heads|1, blocks of queries) and kv_indices (batch|1, heads|1, blocks of queries, any number)
-    are int32: the first so many indices of a row are of blocks that are seen as far as mask_mod, where there is one,
-    shows them. Those of full_kv_indices are seen whole. All others are hidden. BLOCK_SIZE: queries and keys of a block.
-    of_mask_mod: that the lists are what Blocks.of makes of the mask_mod that is given beside them, with what it names
-    as it is then. So they need not be read where it is a window, and is served as one.
+    kv_num_blocks (batch|1, heads|1, blocks of queries) and kv_indices (batch|1, heads|1, blocks of queries, any
+    number) are int32. The first kv_num_blocks entries of a row of kv_indices are the blocks of keys that are visible
+    as mask_mod shows them, or whole without one. Those of full_kv_indices are visible whole. All other blocks are
+    hidden. BLOCK_SIZE: queries and keys of a block. of_mask_mod: the lists are what Blocks.of makes of the mask_mod
+    passed with them. A mask_mod that is a window is then served as one, without the lists.
     """
 
     kv_num_blocks: Any
@@ -69,23 +69,24 @@ class Blocks(NamedTuple):
         BLOCK_SIZE: tuple[int, int] = (128, 128),
         device: Any = None,
     ) -> Blocks:
-        """What a mask_mod shows: a text, or a :class:`Mod` with what it names, all of it on the device.
+        """The visible blocks of a mask_mod: an expression, or a :class:`Mod` whose arrays lie on the device.
 
-        A block is in full_kv_indices where it is seen whole and lies within the sequences, else in kv_indices where
-        some of it is seen, as torch has it. batch, heads: 1 where the text reads neither. device: None for numpy
-        arrays, else of torch tensors. Most blocks are decided by interval arithmetic, and nothing of seqlen_q x
-        seqlen_k is held.
+        A block is in full_kv_indices if all of it is visible and within the sequences, else in kv_indices if some of
+        it is visible, as in torch. batch, heads: 1 if the expression reads neither. device: None for numpy arrays,
+        else that of torch tensors. Interval arithmetic decides most blocks, and no array of seqlen_q x seqlen_k is
+        made.
 
-        Give attention the mask_mod, too: of blocks that are seen in part it says what is seen.
-        Raises ValueError or TypeError for what makes no sense, tandem.Unsupported for what a GPU does not serve.
+        Pass the mask_mod to attention as well: it decides within blocks that are visible in part.
+        Raises ValueError or TypeError for wrong arguments, tandem.Unsupported for what a GPU does not serve.
         """
         sizes = tuple(int(x) for x in (batch, heads, seqlen_q, seqlen_k, *BLOCK_SIZE))
         return cls(**made_lists(mask_mod, sizes, device, by_keys=False), BLOCK_SIZE=sizes[4:])
 
 
 def made_lists(mask_mod: Any, sizes: tuple[int, ...], device: Any, by_keys: bool) -> dict[str, Any]:
-    """The lists of a block mask, of :class:`Blocks` and maybe those for each block of keys, by torch's names. sizes:
-    batch, heads, seqlen_q, seqlen_k, queries and keys of a block."""
+    """The lists of a block mask by torch's names: those of :class:`Blocks` and, by_keys, those for each block of keys.
+    sizes: batch, heads, seqlen_q, seqlen_k, queries and keys of a block.
+    """
     from tandem import _binding
 
     batch, heads, *lengths = (max(x, 0) for x in sizes[:4])
@@ -102,7 +103,7 @@ def made_lists(mask_mod: Any, sizes: tuple[int, ...], device: Any, by_keys: bool
 
 
 def _new_arrays(device: Any) -> Any:
-    """What makes an array of a shape and a type, by its name."""
+    """A function that makes an array from a shape and the name of a type."""
     if device is None:
         return np.empty
     import torch
@@ -119,12 +120,12 @@ def is_number(x: Any) -> bool:
 
 
 def bound(mod: Any, argument: str) -> Bound:
-    """What a caller gave for the argument score_mod or mask_mod, as a call_args has it."""
+    """The caller's score_mod or mask_mod as call_args has it."""
     if isinstance(mod, str):
         mod = Mod(mod)
     if not isinstance(mod, Mod):
         function = "; tandem.flex_attention takes functions" if callable(mod) else ""
-        raise TypeError(f"{argument} ({type(mod).__name__}) must be a text or a tandem.Mod{function}")
+        raise TypeError(f"{argument} ({type(mod).__name__}) must be an expression (str) or a tandem.Mod{function}")
     return mod.text, tuple((name, _value(x, f"{argument}.{name}"), None) for name, x in mod.bindings.items())
 
 
@@ -139,19 +140,19 @@ def _value(x: Any, name: str) -> Any:
 
 
 def tensors_of(mod: Bound | None) -> list[Any]:
-    """The tensors that a modification names, in order."""
+    """The tensors that an expression names, in order."""
     return [] if mod is None else [x for _, x, _ in mod[1] if not is_number(x)]
 
 
 def replaced(mod: Bound, tensors: Sequence[Any], gradients: Sequence[Any] = ()) -> Bound:
-    """A modification with other tensors in their places, and tensors for their gradients."""
+    """The same expression with other tensors, and with tensors for their gradients."""
     values, places = iter(tensors), iter(gradients)
     items = ((name, x, None) if is_number(x) else (name, next(values), next(places, None)) for name, x, _ in mod[1])
     return mod[0], tuple(items)
 
 
 def described(mod: Bound, argument: str) -> Bound:
-    """A modification whose tensors are descriptions, for a binding that cannot read them as they are."""
+    """The same expression with descriptions of its tensors, for a binding that cannot read them."""
     items = []
     for name, x, gradient in mod[1]:
         known = x if is_number(x) or isinstance(x, tuple) else _arrays.describe(x, f"{argument}.{name}")
@@ -162,7 +163,7 @@ def described(mod: Bound, argument: str) -> Bound:
 
 
 def named(call_args: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a call_args's modifications, by the names that sentences have for them."""
+    """The tensors of a call's expressions, by their names in error messages."""
     return {
         f"{argument}.{name}": x
         for argument in MODS
@@ -172,7 +173,7 @@ def named(call_args: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_out(call_args: dict[str, Any]) -> list[Any]:
-    """The tensors of a call_args's modifications, which has None in their places from then on."""
+    """The tensors of a call's expressions, which are replaced by None."""
     found = []
     for argument in MODS:
         if (mod := call_args.get(argument)) is not None:
@@ -183,7 +184,7 @@ def take_out(call_args: dict[str, Any]) -> list[Any]:
 
 
 def put_back(call_args: dict[str, Any], tensors: Sequence[Any]) -> None:
-    """Puts the tensors that take_out() found where they were."""
+    """Restores the tensors that take_out() returned."""
     start = 0
     for argument in MODS:
         if (mod := call_args.get(argument)) is not None:

@@ -60,6 +60,6 @@ def check_writable(x: Tensor, name: str) -> None:
 
 
 def count_write(x: Any) -> None:
-    """Tells autograd that x was written in place."""
+    """Increments x's version, from which autograd knows that x was written in place."""
     if isinstance(x, Tensor) and not x.is_inference():
         torch.autograd.graph.increment_version(x)

@@ -1,5 +1,4 @@
-"""tandem.attention for torch tensors: eager calls of plain tensors go straight to the C interface, all others to the
-operators of _torch_ops.py."""
+"""tandem.attention for torch tensors. Eager calls of plain tensors skip the operators of _torch_ops.py."""
 
 from __future__ import annotations
 
@@ -10,16 +9,20 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _api, _gradients, _score_mod, _torch_ops
+from tandem import _api, _gradients, _padding, _score_mod, _torch_ops
 from tandem._binding import FORWARD, HEADS_FIRST, CallArgs, call
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
 from tandem._errors import Unsupported
-from tandem._options import TENSORS
-from tandem._padding import needs_padding, padded_attention, padded_qkv
+from tandem._options import OPTIONS, TENSORS
+from tandem._padding import needs_padding, padded_attention
 from tandem._tensors import PLAIN, check_layouts, check_tensor, check_writable, count_write, resolved
-from tandem._torch_ops import DIFFERENTIABLE, INPUTS, Transformed, new_lse, new_out, new_outputs, to_op_args
+from tandem._torch_ops import DIFFERENTIABLE, INPUTS, Transformed, new_lse, new_out, to_op_args
+
+# The names that _api.py reads of this module.
+new_outputs, padded_qkv, new_gradient = _torch_ops.new_outputs, _padding.padded_qkv, _gradients.like
 
 _WITHOUT_GRADIENT = frozenset(TENSORS[DIFFERENTIABLE:])
+_WITHOUT_TENSORS = frozenset(("q", "k", "v", *OPTIONS))
 _WRITTEN = ("out", "max_scores")
 
 
@@ -69,7 +72,7 @@ _apply = super(torch.autograd.Function, _Attention).apply  # without functorch's
 
 
 def is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether nothing but autograd's reverse mode watches these tensors."""
+    """True if nothing but autograd's reverse mode watches these tensors."""
     return (
         type(q) in PLAIN
         and type(k) in PLAIN
@@ -85,27 +88,28 @@ def is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def attention(call_args: CallArgs, return_lse: bool) -> Any:
     """tandem.attention for torch tensors. call_args: its arguments."""
-    if torch.compiler.is_compiling():
-        return _attention(call_args, return_lse)
+    if torch.compiler.is_compiling():  # the dispatcher then resolves lazy negations
+        return _attention(call_args, return_lse, True)
     try:
-        return _attention(call_args, return_lse)
+        return _attention(call_args, return_lse, False)
     except RuntimeError as error:
         if not isinstance(error, Unsupported):  # torch's own: a layout without strides may be the reason
-            check_layouts((name, x) for name, x in call_args.items())
+            check_layouts(call_args.items())
         raise
 
 
-def _attention(call_args: CallArgs, return_lse: bool) -> Any:
+def _attention(call_args: CallArgs, return_lse: bool, compiling: bool) -> Any:
     q, k, v = call_args["q"], call_args["k"], call_args["v"]
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_tensor(k, "k")
         check_tensor(v, "v")
-    compiling = torch.compiler.is_compiling()  # the dispatcher then resolves lazy negations
     if not compiling and (q.is_neg() or k.is_neg() or v.is_neg()):
         q, k, v = (resolved(x) for x in (q, k, v))
         call_args.update(q=q, k=k, v=v)
-    captured = _check_options(call_args) if len(call_args) > 3 else ()
-    bias, sink, out = call_args.get("bias"), call_args.get("sink"), call_args.get("out")
+    captured, bias, sink, out = (), None, None, None
+    if len(call_args) > 3 and not _WITHOUT_TENSORS.issuperset(call_args):
+        captured = _check_options(call_args)
+        bias, sink, out = call_args.get("bias"), call_args.get("sink"), call_args.get("out")
     if needs_padding(q, v) and q.shape[-1] == k.shape[-1]:
         return padded_attention(attention, call_args, return_lse)
     if "dropout_p" in call_args and "seed" not in call_args:
@@ -143,14 +147,15 @@ def _attention(call_args: CallArgs, return_lse: bool) -> Any:
     if return_lse:
         lse = call_args["lse"] = new_lse(q)
     call(FORWARD, call_args)
-    count_write(out)
+    if out is not None:
+        count_write(out)
     if "max_scores" in call_args:
         count_write(call_args["max_scores"])
     return (result, lse) if return_lse else result
 
 
 def _check_options(call_args: CallArgs) -> list[Tensor]:
-    """Checks the tensors beside q, k and v and resolves lazy negations. Returns those that score_mod names."""
+    """Checks the optional tensors and resolves lazy negations. Returns the tensors that score_mod names."""
     for name in ("bias", "sink", *_WRITTEN):
         if name in call_args:
             check_tensor(call_args[name], name)
@@ -159,7 +164,9 @@ def _check_options(call_args: CallArgs) -> list[Tensor]:
         for name in _WRITTEN:
             if name in call_args and (name != "out" or call_args[name].is_neg()):
                 check_writable(call_args[name], name)
-        call_args.update([(name, x.resolve_neg()) for name, x in call_args.items() if isinstance(x, Tensor) and x.is_neg()])
+        call_args.update(
+            [(name, x.resolve_neg()) for name, x in call_args.items() if isinstance(x, Tensor) and x.is_neg()]
+        )
     if "score_mod" not in call_args and "mask_mod" not in call_args:
         return []
     for name, x in _score_mod.named(call_args).items():
@@ -203,8 +210,10 @@ def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Te
     """
     modified = "score_mod" in options or "mask_mod" in options or "block_mask" in options
     longer = modified or torch.compiler.is_compiling() or torch.is_grad_enabled() or needs_padding(q, v)
-    if longer or not is_eager(q, k, v) or any(
-        x.is_neg() for x in (q, k, v, options.get("bias"), options.get("sink")) if x is not None
+    if (
+        longer
+        or not is_eager(q, k, v)
+        or any(x.is_neg() for x in (q, k, v, options.get("bias"), options.get("sink")) if x is not None)
     ):
         return _api.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
     batch, heads, seqlen, _ = q.shape
@@ -241,8 +250,6 @@ def _merge_in_torch(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: boo
 
 # ---- attention_backward ----------------------------------------------------------------------------------------------
 
-new_gradient = _gradients.like
-
 
 def prepare_backward(call_args: CallArgs) -> None:
     """Refuses what attention_backward cannot see, and resolves lazy negations."""
@@ -265,7 +272,7 @@ def check_targets(targets: Iterable[tuple[str, Any]]) -> None:
 
 
 def serves_backward(call_args: CallArgs) -> bool:
-    """Whether the C interface computes these gradients without help."""
+    """True if the C interface computes these gradients without help."""
     q, v = call_args["q"], call_args["v"]
     return _gradients.is_own(q) and not needs_padding(q, v)
 

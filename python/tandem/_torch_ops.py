@@ -26,7 +26,7 @@ from tandem._errors import Unsupported
 from tandem._options import INPUTS, KINDS, OPTIONS, SCHEMA
 from tandem._tensors import PLAIN
 
-# Tandem and torch share one set of threads. Without torch's OpenMP Tandem's own threads serve; they sleep between calls.
+# Tandem and torch share one set of threads. Without torch's OpenMP Tandem's own threads serve.
 binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
 
 
@@ -291,9 +291,7 @@ class _Operator(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        gradients, captured = _differentiate(
-            ctx, dout, dlse, ctx.needs_input_grad[DIFFERENTIABLE + 3 :], _backward_op
-        )
+        gradients, captured = _differentiate(ctx, dout, dlse, ctx.needs_input_grad[DIFFERENTIABLE + 3 :], _backward_op)
         return (*gradients, None, None, None, *captured)
 
     jvp = staticmethod(refuse_forward)
@@ -410,7 +408,7 @@ class Transformed(torch.autograd.Function):
 
 
 class _TransformedBackward(torch.autograd.Function):
-    """The operator's backward under functorch, whose own derivative is refused."""
+    """The operator's backward under functorch. Its own derivative is refused."""
 
     generate_vmap_rule = True
 

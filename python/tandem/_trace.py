@@ -12,7 +12,6 @@ import math
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
@@ -20,13 +19,13 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from tandem import _trace_rows
 from tandem._errors import Unsupported
 from tandem._expressions import BOOL, FLOAT, INT, RESERVED, Graph, Node, TooLong
 from tandem._score_mod import Mod, is_number
-from tandem._trace_rules import RULES, kind_of, wrapped
+from tandem._trace_rules import RULES, UNKNOWN, kind_of, wrapped
+from tandem._trace_values import changes, fits
 
 _ARGUMENTS = {"score_mod": ("score", "batch", "head", "q", "k"), "mask_mod": ("batch", "head", "q", "k")}
 _MAX_NAMES = 32  # of one expression
@@ -92,7 +91,7 @@ def _refusing_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     for x in (*args, *kwargs.values()):
         if isinstance(x, Symbolic):
             x.tracing.refuse(
-                f"{cls.__name__} is a torch.autograd.Function, whose backward no expression says: write it with torch's "
+                f"{cls.__name__} is a torch.autograd.Function, and no expression has its backward: use torch's "
                 "functions, whose gradients tandem derives"
             )
     return _torch_apply.__func__(cls, *args, **kwargs)
@@ -114,48 +113,8 @@ def _no_autograd_functions() -> Iterator[None]:
                 torch.autograd.Function.apply = _torch_apply
 
 
-# ---- Numbers that change from call to call, and wide ints -------------------------------------------------------------
-
-_first_values: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-_CHANGED = object()
-_checked = WeakIdKeyDictionary()  # by tensor: the version whose elements were found to fit
-
-
-def _changes(function: Any, name: str, value: Any) -> bool:
-    """Whether this number of a compiled function has had another value in an earlier call."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return True
-    values = _first_values.setdefault(code, {})
-    known = values.setdefault(name, value)
-    if known is not _CHANGED and (type(known) is not type(value) or known != value):
-        known = values[name] = _CHANGED
-    return known is _CHANGED
-
-
-def _fits(tensor: Tensor) -> bool:
-    """Whether all elements of a tensor of wide ints are ints of 32 bits. A tensor on a GPU is read once a version."""
-    if not tensor.numel() or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return True
-    version = None if tensor.is_inference() else tensor._version
-    if version is not None and _checked.get(tensor) == version:
-        return True
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return True  # no value can be read in a CUDA graph
-    values = tensor.detach()
-    least, most = (int(x) for x in (values.min(), values.max())) if tensor.dtype == torch.int64 else (
-        0,
-        max(int(x) for x in values.flatten().tolist()),
-    )
-    if not -(2**31) <= least <= most < 2**31:
-        return False
-    if version is not None:
-        _checked[tensor] = version
-    return True
-
-
 class _Tracing:
-    """What is known of a function while it is being called."""
+    """The state of a function that is being traced."""
 
     def __init__(self, argument: str, device: torch.device):
         self.argument = argument
@@ -189,7 +148,7 @@ class _Tracing:
         raise kind(f"{self.argument} ({where}): {what}")
 
     def result(self, value: Any, function: Any) -> Node:
-        """What the function returned."""
+        """The node of the function's return value."""
         wanted = "a bool" if self.argument == "mask_mod" else "a number"
         given = type(value).__name__
         if isinstance(value, Tensor) and value.dim():
@@ -212,7 +171,7 @@ class _Tracing:
         bindings = {name: x for name, x in self.bindings.items() if name in needed}
         if compiled:
             for name, x in bindings.items():
-                if is_number(x) and _changes(function, f"{self.argument}.{name}", x):
+                if is_number(x) and changes(function, f"{self.argument}.{name}", x):
                     dtype = torch.int32 if isinstance(x, int) else torch.float64
                     bindings[name] = torch.tensor(x, dtype=dtype, device=self.device)
         mod = Mod(expression, **bindings)
@@ -273,7 +232,7 @@ class _Tracing:
             if tensor.dtype in _NARROW or tensor.dtype == torch.uint16:
                 value = tensor.to(torch.int32)
             elif tensor.dtype in _WIDE:
-                if not _fits(tensor):
+                if not fits(tensor):
                     self.refuse(
                         f"a tensor of {tensor.dtype} is captured that holds numbers beyond 32 bits: number them anew, "
                         "as torch.unique(x, return_inverse=True)[1] does"
@@ -325,7 +284,7 @@ class _Tracing:
         return self.symbol(wrapped(self, self.graph.binary(mark, a, b), narrow))
 
     def _narrow(self, *operands: Any) -> Any:
-        """The torch type of a result of 8- and 16-bit ints, whose rules are torch's; None for all others."""
+        """The torch type of a result of 8- and 16-bit ints, by torch's promotion; None for all other operands."""
         dtypes = []
         for x in operands:
             if isinstance(x, (int, float, np.generic)):
@@ -400,7 +359,7 @@ class _Tracing:
 
 
 def _is_literal(x: Any) -> bool:
-    """Whether a number is written in the function that runs, and is not one that it captured."""
+    """True if a number is written in the function that runs, and is not one that it captured."""
     frame = _user_frame()
     code = frame.f_code
 
@@ -414,25 +373,6 @@ def _is_literal(x: Any) -> bool:
 
 # ---- Symbols -------------------------------------------------------------------------------------------------------
 
-_VALUE = "the function is read once for all scores, so that its symbols have no value"
-_UNKNOWN = {
-    "__bool__": f"if, and, or, not, min() and max() need a value, but {_VALUE}: use torch.where, &, |, ~, "
-    "torch.minimum and torch.maximum",
-    "__int__": f"int() needs a value, but {_VALUE}: use .int()",
-    "__float__": f"float() and functions of math need a value, but {_VALUE}: use .float() and functions of torch",
-    "__complex__": "no expression has complex numbers",
-    "__index__": f"an index of anything but a tensor needs a value, but {_VALUE}: index a torch tensor",
-    "__len__": "a score and its indices are single numbers, which have no length",
-    "__iter__": "a score and its indices are single numbers, which cannot be iterated over",
-    "__array__": f"numpy needs values, but {_VALUE}: use torch's functions",
-    "__contains__": f"'in' needs a value, but {_VALUE}: compare with each, joined by |",
-    "__setitem__": "nothing can be assigned to: use torch.where",
-    "__round__": f"round() needs a value, but {_VALUE}: use torch.round",
-    "__format__": f"a formatted string needs a value, but {_VALUE}",
-    "item": f"item() needs a value, but {_VALUE}",
-    "tolist": f"tolist() needs a value, but {_VALUE}",
-    "numpy": f"numpy() needs a value, but {_VALUE}: use torch's functions",
-}
 _PROPERTIES = ("shape", "dtype", "ndim", "layout", "is_nested", "is_sparse", "is_quantized", "is_mkldnn", "names")
 _METHODS = ("dim", "size", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "is_signed")
 
@@ -455,13 +395,13 @@ def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if name in ("__len__", "__iter__", "unbind") and isinstance(args[0], (Row, Vector)):
         rows = [args[0][n] for n in range(args[0].shape[0])]
         return len(rows) if name == "__len__" else iter(rows) if name == "__iter__" else tuple(rows)
-    if name in _UNKNOWN:
-        tracing.refuse(_UNKNOWN[name])
+    if name in UNKNOWN:
+        tracing.refuse(UNKNOWN[name])
     if func is Tensor.where:
         args = (args[1], args[0], *args[2:])
     rule = _trace_rows.rule_of(name, args, kwargs) or RULES.get(name)
     if rule is None:
-        tracing.refuse(f"no expression has torch's {name} (docs/mods.md): write it with the functions that are there")
+        tracing.refuse(f"no expression has torch's {name} (docs/score_mod.md): write it with the functions that are there")
     try:
         return rule(tracing, *args, **kwargs)
     except TypeError as error:
@@ -478,7 +418,7 @@ def _property(tracing: _Tracing, x: Symbolic, func: Any, access: str) -> Any:
             return func(x)
     if access == "__get__" and name in ("T", "mT", "H", "mH") and isinstance(x, Symbol):
         return x
-    tracing.refuse(f"no expression has a tensor's {name} (docs/mods.md)")
+    tracing.refuse(f"no expression has a tensor's {name} (docs/score_mod.md)")
 
 
 class Symbolic(torch.Tensor):
@@ -491,19 +431,19 @@ class Symbolic(torch.Tensor):
         return _torch_function(func, args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
-        """An operator whose left side is a number of numpy's."""
+        """An operator with a numpy number on its left side."""
         if method != "__call__" or len(inputs) != 2 or not all(isinstance(x, (Symbolic, np.generic)) for x in inputs):
-            self.tracing.refuse(_UNKNOWN["__array__"])
+            self.tracing.refuse(UNKNOWN["__array__"])
         return _torch_function(ufunc, inputs, {})
 
     def __round__(self, *_: Any) -> NoReturn:
-        self.tracing.refuse(_UNKNOWN["__round__"])
-
-    def __format__(self, _: str) -> str:
-        return type(self).__name__
+        self.tracing.refuse(UNKNOWN["__round__"])
 
     def __repr__(self, **_: Any) -> str:
         return type(self).__name__
+
+    def __format__(self, _: str) -> str:
+        return repr(self)
 
     def __hash__(self) -> int:
         return id(self)
@@ -529,7 +469,7 @@ class Symbol(Symbolic):
 
 
 class Row(Symbolic):
-    """A captured tensor of which some dimensions have their index (a node), and others (None) do not."""
+    """A captured tensor. Some dimensions have their index, a node; None marks the rest."""
 
     tensor: Tensor
     slots: list[Node | None]

@@ -1,5 +1,4 @@
-"""torch's functions as expressions: by name, rule(tracing, *arguments). tracing is that of _trace.py, whose methods make
-nodes."""
+"""torch's functions as expressions: rule(tracing, *arguments) by name. The methods of tracing make nodes."""
 
 from __future__ import annotations
 
@@ -270,9 +269,10 @@ RULES: dict[str, Callable[..., Any]] = {
     **{name: _binary(mark) for name, mark in zip(("lt", "le", "gt", "ge", "eq", "ne"), COMPARISONS)},
     "neg": lambda t, a: t.unary("-", a),
     "positive": lambda t, a: a,
-    **{name: _of_floats(name) for name in (
-        "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "erf", "tanh", "sigmoid", "sqrt"
-    )},
+    **{
+        name: _of_floats(name)
+        for name in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "erf", "tanh", "sigmoid", "sqrt")
+    },
     **{name: _rounded(name) for name in ("floor", "ceil", "trunc", "round")},
     "abs": lambda t, a: t.call("abs", a),
     "sign": lambda t, a: t.call("sign", a),
@@ -351,3 +351,24 @@ for _name, _special in BINARY.items():
     RULES.update(dict.fromkeys((f"__{_special}__", f"__i{_special}__"), RULES[_name]))
     RULES[f"__r{_special}__"] = lambda t, a, b, _rule=RULES[_name]: _rule(t, b, a)
 RULES.update((f"__{_special}__", RULES[_name]) for _name, _special in OTHERS.items())
+
+# The reasons why some of a tensor's methods have no rule.
+_VALUE = "the function is read once for all scores, so that its symbols have no value"
+UNKNOWN = {
+    "__bool__": f"if, and, or, not, min() and max() need a value, but {_VALUE}: use torch.where, &, |, ~, "
+    "torch.minimum and torch.maximum",
+    "__int__": f"int() needs a value, but {_VALUE}: use .int()",
+    "__float__": f"float() and functions of math need a value, but {_VALUE}: use .float() and functions of torch",
+    "__complex__": "no expression has complex numbers",
+    "__index__": f"an index of anything but a tensor needs a value, but {_VALUE}: index a torch tensor",
+    "__len__": "a score and its indices are single numbers, which have no length",
+    "__iter__": "a score and its indices are single numbers, which cannot be iterated over",
+    "__array__": f"numpy needs values, but {_VALUE}: use torch's functions",
+    "__contains__": f"'in' needs a value, but {_VALUE}: compare with each, joined by |",
+    "__setitem__": "nothing can be assigned to: use torch.where",
+    "__round__": f"round() needs a value, but {_VALUE}: use torch.round",
+    "__format__": f"a formatted string needs a value, but {_VALUE}",
+    "item": f"item() needs a value, but {_VALUE}",
+    "tolist": f"tolist() needs a value, but {_VALUE}",
+    "numpy": f"numpy() needs a value, but {_VALUE}: use torch's functions",
+}

@@ -1,5 +1,4 @@
-"""torch.func.vmap of the operators: the examples become one larger batch, or are taken one by one where a call cannot
-say them together."""
+"""torch.func.vmap of the operators: the examples become one larger batch where possible, else one call each."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def _folded(x: Tensor, dim: int | None, count: int, batch: int) -> Tensor:
 
 
 class Rule:
-    """How an operator of attention is mapped. names: its inputs' after `before` others, which have a batch in front."""
+    """vmap's rule of an operator. names: its inputs' names after the first `before` ones, which have a batch first."""
 
     def __init__(self, operator: Any, names: Sequence[str], before: int):
         self._operator, self._names, self._before = operator, names, before
@@ -44,8 +43,9 @@ class Rule:
         return _one_by_one(self._operator, count, dims, arguments, options)
 
     def _can_be_one_batch(self, arguments: Sequence[Any], dims: Sequence[int | None], options: dict[str, Any]) -> bool:
-        """Dropout and modifications tell entries apart by their place in the batch; gradients of what examples share
-        are wanted of each."""
+        """Dropout and expressions depend on the place in the batch, and gradients of shared inputs are needed for each
+        example.
+        """
         if any(options.get(name) for name in ("dropout_p", "score_mod", "mask_mod")):
             return False
         if any(options.get("wanted", ())[_QKV:]):
@@ -75,7 +75,7 @@ class Rule:
             return _front(x, dims[n], count).flatten(0, 1)
 
         found = self._operator(*map(fold, range(len(arguments))), **options)
-        # A gradient that nobody wants is an empty tensor; of what modifications capture there is an empty list.
+        # A gradient that is not wanted is an empty tensor, and those of captured tensors an empty list.
         mapped = [isinstance(x, Tensor) and x.dim() > 1 for x in found]
         return tuple(x.unflatten(0, (count, batch)) if m else x for x, m in zip(found, mapped)), tuple(
             [] if isinstance(x, list) else 0 if m else None for x, m in zip(found, mapped)

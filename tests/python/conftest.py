@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Fixtures of all tests."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def run_python():
-    """Runs a program in an interpreter of its own, warnings being errors; its output is shown when it fails."""
+    """Runs a program in a new interpreter with warnings as errors. A failure shows its output."""
 
     def run(program, *flags):
         result = subprocess.run(

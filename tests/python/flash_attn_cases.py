@@ -1,4 +1,4 @@
-"""What the tests of the FlashAttention interfaces share: options, caches, and the plain rotation."""
+"""Cases of the FlashAttention interfaces' tests: options, caches, and a reference rotation."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the tests of tandem.flex_attention share: functions of the gallery, the formula, tensors of a small problem."""
+"""Cases of tandem.flex_attention's tests: functions of the gallery, a reference, tensors of a small problem."""
 
 import math
 

@@ -77,7 +77,7 @@ def test_second_derivatives_are_refused_where_they_are_evaluated(name, loss):
     q, k, v = x * scale, x.flip(1) * scale, x.flip(3)
     out = PATHS[name](q, k, v)
     total = out.sum() if loss == "linear" else out.square().sum()
-    (first,) = torch.autograd.grad(total, x, create_graph=True)  # by itself legal
+    (first,) = torch.autograd.grad(total, x, create_graph=True)  # legal alone
     (plain,) = torch.autograd.grad(PATHS[name](q, k, v).sum() if loss == "linear" else
                                    PATHS[name](q, k, v).square().sum(), x)  # fmt: skip
     assert torch.equal(first, plain)

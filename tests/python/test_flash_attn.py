@@ -1,5 +1,6 @@
 """The FlashAttention-2 interface (tandem.flash_attn): results and gradients against the plain formula in float64."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -94,6 +95,35 @@ def test_return_attn_probs_without_dropout(random):
     qkv = random(7, 3, 4, 8).requires_grad_()
     out, lse, probabilities = fa2.flash_attn_varlen_qkvpacked_func(qkv, int32(0, 3, 7), 4, return_attn_probs=True)
     assert out.requires_grad and lse.requires_grad and lse.shape == (4, 7) and probabilities.shape == (0,)
+
+
+def test_windows_are_any_two_integers(random):
+    q = random(1, 6, 2, 8)
+    expected = fa2.flash_attn_func(q, q, q, window_size=(2, 1))
+    for window in ([2, 1], torch.tensor([2, 1]), np.array([2, 1]), torch.Size([2, 1]), range(2, 0, -1)):
+        assert torch.equal(fa2.flash_attn_func(q, q, q, window_size=window), expected)
+        assert torch.equal(fa3.flash_attn_func(q, q, q, window_size=window), expected)
+        assert torch.equal(tandem.attention(q, q, q, window=window), expected)
+    for window in ("ab", {1, 2}, 3, None):
+        with pytest.raises(ValueError, match="must be .*left, right"):
+            fa2.flash_attn_func(q, q, q, window_size=window)
+
+
+def test_names_that_are_not_public(random):
+    from tandem.flash_attn import flash_attn_interface as interface
+
+    q, k, v = random(1, 6, 2, 8), random(1, 6, 2, 8), random(1, 6, 2, 8)
+    out, lse, probabilities, seed = interface._flash_attn_forward(q, k, v, 0.25, None, True, return_softmax=True)
+    assert probabilities.shape == (1, 2, 6, 6) and seed.shape == (2,) and lse.shape == (1, 2, 6)
+    ends = int32(0, 2, 6)
+    packed = (x[0] for x in (q, k, v))
+    out, lse, probabilities, _ = interface._flash_attn_varlen_forward(*packed, ends, ends, 4, 4, 0.0, None, True)
+    assert torch.equal(out, fa2.flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, 4, 4, causal=True))
+    assert probabilities.numel() == 0
+    for name in ("flash_attn_gpu", "flash_attn_3_gpu"):
+        module = interface if name == "flash_attn_gpu" else fa3
+        with pytest.raises(tandem.Unsupported, match=f"{name}.fwd is not served"):
+            getattr(module, name).fwd(q, k, v)
 
 
 @pytest.mark.parametrize("form", ["dense", "varlen", "qkvpacked", "varlen_qkvpacked", "kvpacked", "varlen_kvpacked"])

@@ -64,7 +64,7 @@ def test_kvcache(random, options, plain, rotation, where, seqlen_new):
         outs.append(out)
         lses.append(lse)
 
-    # What lies beyond a sequence's keys is read by nobody.
+    # Values beyond a sequence's keys are not read.
     for cache in (k_cache, v_cache):
         for b in range(3):
             row = b if batch_idx is None else int(batch_idx[b])

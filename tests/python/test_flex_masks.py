@@ -1,4 +1,4 @@
-"""Block masks of tandem.flex_attention and of arrays: lists that are read, lists that are made."""
+"""Block masks of tandem.flex_attention and of arrays: lists that are read, and lists that create_block_mask makes."""
 
 import numpy as np
 import pytest
@@ -187,7 +187,7 @@ def test_blocks_of_texts_that_are_refused():
         tandem.Blocks.of("k <= q", 8, 8, BLOCK_SIZE=(8, 0))
     with pytest.raises(ValueError, match=r"seqlen_q \(-8\) must be 0 to"):
         tandem.Blocks.of("k <= q", -8, 8)
-    with pytest.raises(TypeError, match="must be a text or a tandem.Mod"):
+    with pytest.raises(TypeError, match=r"must be an expression \(str\) or a tandem.Mod"):
         tandem.Blocks.of(causal, 8, 8)
 
 

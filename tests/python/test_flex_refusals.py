@@ -1,4 +1,4 @@
-"""What tandem.flex_attention refuses: functions that no text says, and calls."""
+"""Functions without an expression and calls that tandem.flex_attention refuses."""
 
 import math
 
@@ -13,7 +13,6 @@ from flex_cases import HEADS, MASK, TABLE, K, Q, V, causal, tensors  # noqa: E40
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
 from tandem import flex  # noqa: E402
-
 
 LONG = torch.zeros(4, 300)
 
@@ -113,7 +112,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("function", "refused"), REFUSED.items(), ids=[f.__name__ for f in REFUSED])
-def test_what_no_text_says_is_refused_with_its_line(function, refused):
+def test_functions_without_an_expression_are_refused_with_their_line(function, refused):
     kind, sentence = refused
     q, k, v = tensors(*[(1, HEADS, 4, 8)] * 3)
     where = rf'^score_mod \("{__file__}", line {function.__code__.co_firstlineno + 1}, in {function.__name__}\): '

@@ -1,4 +1,4 @@
-"""Functions that tandem.flex_attention traces to texts."""
+"""The expressions of functions that tandem.flex_attention traces."""
 
 import numpy as np
 import pytest

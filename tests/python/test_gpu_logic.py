@@ -1,5 +1,5 @@
-"""What the package does for GPUs, held to on a machine without one: which gradients it hands to torch's operator and
-how, padding, opening a GPU and giving it workspace, finding the compiler. test_cuda*.py need a GPU."""
+"""The package's code for GPUs on a machine without one: gradients by torch's operator, padding, opening a GPU, its
+workspace, the search for the compiler. test_cuda*.py need a GPU."""
 
 import types
 
@@ -21,7 +21,7 @@ def tensors(*shapes, seed=0, dtype=torch.float32):
 
 
 def flash_visible(seqlen_q, seqlen_k, causal, left, right, longest_k=None):
-    """What FlashAttention-2's backward shows of one sequence: its treatment of bounds, as its sources have it."""
+    """The visible keys of one sequence in FlashAttention-2's backward, by its sources' treatment of bounds."""
     longest_k = seqlen_k if longest_k is None else longest_k
     left, right = (-1 if x is None else x for x in (left, right))
     right = 0 if causal else right
@@ -40,7 +40,7 @@ def flash_visible(seqlen_q, seqlen_k, causal, left, right, longest_k=None):
 
 
 def visible(seqlen_q, seqlen_k, causal, alignment, window):
-    """What docs/semantics.md shows."""
+    """The visible keys by docs/semantics.md."""
     left, right = window
     if causal:
         right = 0 if right is None else min(right, 0)
@@ -313,7 +313,7 @@ def test_the_compiler_of_torchs_version_is_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("binding", ["_native", "_ctypes"])
-def test_what_the_boundary_asks_for(binding):
+def test_requests_of_the_binding(binding):
     run = pytest.importorskip(f"tandem.{binding}").run
 
     def on_gpu(address, strides, dim=8, bits=16):  # of GPU number 77, described as _arrays.describe does

@@ -32,7 +32,9 @@ def test_attributes_and_from_imports_give_the_same_module():
     from tandem.compat.flash_attn import flash_attn_func
     from tandem.flash_attn.flash_attn_interface import flash_attn_func as same
 
-    assert tandem.flash_attn is tandem.compat.flash_attn and flash_attn_func is same is tandem.flash_attn.flash_attn_func
+    assert (
+        tandem.flash_attn is tandem.compat.flash_attn and flash_attn_func is same is tandem.flash_attn.flash_attn_func
+    )
     assert tandem.flash_attn.layers.rotary is tandem.compat.flash_attn.layers.rotary
     assert tandem.sdpa is tandem.compat.sdpa and tandem.flex_attention is tandem.compat.flex.flex_attention
 

@@ -1,4 +1,4 @@
-"""score_mod and mask_mod of tandem.attention: texts with what they name, their gradients, and what is refused."""
+"""score_mod and mask_mod of tandem.attention: expressions with their names, gradients, and refusals."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ Q, K, V = arrays((2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 8))
 
 
 def both(options):
-    """What a plain formula gives for each sequence of the batch, in float64 and float32."""
+    """Standard attention of each sequence of the batch, in float64 and float32."""
     return (
         [np.stack(x) for x in zip(*(reference.forward(q, k, v, dtype=dtype, **options) for q, k, v in zip(Q, K, V)))]
         for dtype in (np.float64, np.float32)
@@ -135,7 +135,7 @@ def test_packed_sequences_count_from_their_own_first_position():
     np.testing.assert_allclose(out, np.concatenate([one, two]), atol=1e-6)
 
 
-def test_the_other_boundary_takes_them_too(run_python):
+def test_the_ctypes_binding_takes_them_too(run_python):
     run_python(
         """
         import os
@@ -166,7 +166,7 @@ READ_ONLY.flags.writeable = False
 BAD = {
     "a name": ({"score_mod": "score - slpoe[head]"}, ValueError, "^score_mod: column 9: 'slpoe' is not a known name"),
     "a mask of numbers": ({"mask_mod": "q - k"}, ValueError, "^mask_mod: column 1: a mask_mod must return a bool"),
-    "no text": ({"score_mod": 3}, TypeError, r"score_mod \(int\) must be a text or a tandem.Mod$"),
+    "no text": ({"score_mod": 3}, TypeError, r"score_mod \(int\) must be an expression"),
     "a function": ({"mask_mod": lambda *x: x}, TypeError, r"mask_mod \(function\) .*tandem.flex_attention takes"),
     "a list": ({"score_mod": tandem.Mod("score + x[head]", x=[1, 2])}, TypeError, r"score_mod.x \(list\) must be"),
     "nothing": ({"score_mod": tandem.Mod("score + x", x=None)}, TypeError, r"score_mod.x \(NoneType\) must be"),

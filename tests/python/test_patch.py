@@ -36,7 +36,7 @@ def leaves_no_trace():
 
 
 def snapshot():
-    """What a patch changes: the modules, by identity, and who finds distributions."""
+    """The state that a patch changes: the modules, by identity, and the finders of distributions."""
     modules = {name: module for name, module in sys.modules.items() if name.startswith("flash_attn")}
     return modules, [finder for finder in sys.meta_path if type(finder).__module__ == "tandem.compat.patch"]
 

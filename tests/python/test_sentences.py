@@ -1,4 +1,4 @@
-"""What the drop-in modules say to bad input: the caller's own names, types by their names, the way out."""
+"""Error messages of the drop-in modules: the caller's argument names, names of types, and a remedy."""
 
 import numpy as np
 import pytest

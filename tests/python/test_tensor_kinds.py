@@ -1,4 +1,4 @@
-"""Eager calls heed what torch's dispatcher does: lazy negation, versions of written tensors, layouts without strides."""
+"""Eager calls do what torch's dispatcher does for lazy negation, versions of written tensors, and other layouts."""
 
 import pytest
 
@@ -47,8 +47,10 @@ CASES = {
     "bias": (Q[..., :4].reshape(1, 4, 4, 2)[:, :2, :, :1].contiguous(), lambda x: tandem.attention(Q, Q, Q, bias=x)),
     "sink": (Q[0, 0, :, 0].contiguous(), lambda x: tandem.attention(Q, Q, Q, sink=x)),
     "alibi_slopes": (Q[0, 0, :, 0].contiguous(), lambda x: tandem.attention(Q, Q, Q, alibi_slopes=x)),
-    "cu_seqlens": (-CU, lambda x: tandem.attention(Q[0], Q[0], Q[0], cu_seqlens_q=x, cu_seqlens_k=x,
-                                                    max_seqlen_q=4, max_seqlen_k=4)),  # fmt: skip
+    "cu_seqlens": (
+        -CU,
+        lambda x: tandem.attention(Q[0], Q[0], Q[0], cu_seqlens_q=x, cu_seqlens_k=x, max_seqlen_q=4, max_seqlen_k=4),
+    ),  # fmt: skip
     "seqused": (-CU[1:] // 2, lambda x: tandem.attention(Q, Q, Q, seqused_k=x)),
     "table of an expression": (
         Q[0, :, :, 0].contiguous(),
@@ -96,11 +98,13 @@ def test_writes_are_counted():
     }  # fmt: skip
     more = {"bias": bias, "sink": sink, "score_mod": tandem.Mod("score + t[q]", t=table)}
     for name, x in (("dq", Q), ("dk", Q), ("dv", Q), ("dbias", bias), ("dsink", sink)):
-        targets[name] = torch.zeros_like(x), lambda x, name=name: tandem.attention_backward(
-            Q, Q, Q, Q, out, lse, **more, **{name: x}
+        targets[name] = (
+            torch.zeros_like(x),
+            lambda x, name=name: tandem.attention_backward(Q, Q, Q, Q, out, lse, **more, **{name: x}),
         )
-    targets["dscore_mod"] = torch.zeros(4), lambda x: tandem.attention_backward(
-        Q, Q, Q, Q, out, lse, **more, dscore_mod={"t": x}
+    targets["dscore_mod"] = (
+        torch.zeros(4),
+        lambda x: tandem.attention_backward(Q, Q, Q, Q, out, lse, **more, dscore_mod={"t": x}),
     )
     for name, (x, call) in targets.items():
         before = x._version

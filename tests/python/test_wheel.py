@@ -1,4 +1,4 @@
-"""The wheel: one for every CPython, nothing to compile, torch left alone; and the boundary that needs no extension."""
+"""The wheel: one file for every CPython, no dependency on torch; and the ctypes binding."""
 
 import pathlib
 import subprocess
@@ -58,15 +58,15 @@ def test_imports_neither_torch_nor_others(run_python):
     """)
 
 
-def test_the_boundary_over_ctypes(monkeypatch):
-    """What free-threaded builds run: the numpy tests again, without the extension module."""
+def test_the_ctypes_binding(monkeypatch):
+    """The numpy tests again without the extension module, as free-threaded builds run them."""
     monkeypatch.setenv("TANDEM_PYTHON_BOUNDARY", "ctypes")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/python/test_numpy.py")]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0 and "passed" in result.stdout, result.stdout + result.stderr
 
 
-def test_the_boundary_over_ctypes_under_torch(run_python, monkeypatch):
+def test_the_ctypes_binding_under_torch(run_python, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("TANDEM_PYTHON_BOUNDARY", "ctypes")
     run_python("""

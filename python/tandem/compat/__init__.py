@@ -1,17 +1,14 @@
-"""Modules that take the place of other libraries' attention: their names, parameters, defaults and results.
+"""Modules that take the place of other libraries' attention, with their names, parameters, defaults and results.
 
-Each is also importable without "compat": ``tandem.flash_attn`` and ``tandem.compat.flash_attn`` are one module.
+- flash_attn: FlashAttention-2 (package flash_attn)
+- fa3, fa4: FlashAttention-3 (flash_attn_interface) and FlashAttention-4 (flash_attn.cute)
+- sdpa: torch.nn.functional.scaled_dot_product_attention
+- flex: torch.nn.attention.flex_attention
+- torch_sdpa: torch's own scaled_dot_product_attention computed by Tandem
+- transformers: Hugging Face transformers with attn_implementation="tandem"
+- patch: ``import flash_attn`` finds Tandem
 
-==============  ======================================================================================
-flash_attn      FlashAttention-2 (package flash_attn)
-fa3, fa4        FlashAttention-3 (flash_attn_interface) and FlashAttention-4 (flash_attn.cute)
-sdpa            torch.nn.functional.scaled_dot_product_attention
-flex            torch.nn.attention.flex_attention
-torch_sdpa      torch's own scaled_dot_product_attention computed by Tandem, without a change of the caller
-transformers    Hugging Face transformers: attn_implementation="tandem"
-patch           ``import flash_attn`` finds Tandem
-==============  ======================================================================================
-"""
+Each can be imported without "compat": ``tandem.flash_attn`` and ``tandem.compat.flash_attn`` are one module."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What the FlashAttention interfaces say in their own way, as tandem.attention takes it."""
+"""Arguments of the FlashAttention interfaces in tandem.attention's form."""
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import Any, Callable
 
@@ -12,7 +13,7 @@ from tandem._errors import renamed
 
 
 def in_words(names: dict[str, str], function: Callable, *arguments: Any, **options: Any) -> Any:
-    """function(*arguments, **options), whose errors say the caller's names for our arguments."""
+    """function(*arguments, **options); errors have the caller's names of the arguments."""
     try:
         return function(*arguments, **options)
     except (TypeError, ValueError, tandem.Unsupported) as error:
@@ -39,7 +40,7 @@ def unit_stride(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def sink_for(q: torch.Tensor, sink: torch.Tensor | None, name: str) -> torch.Tensor | None:
-    """sink in a type that tandem.attention takes beside q: its own where that is one, else float32 or q's float64."""
+    """sink in a type that tandem.attention takes: q's type, else float32, or float64 for a float64 q."""
     if sink is None:
         return None
     is_tensor(sink, name)
@@ -49,7 +50,7 @@ def sink_for(q: torch.Tensor, sink: torch.Tensor | None, name: str) -> torch.Ten
 
 
 def is_deterministic(deterministic: bool) -> bool:
-    """The argument, or what the environment asks of all calls."""
+    """The argument, or True if the environment requests it for all calls."""
     asked = os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0")
     if asked not in ("0", "1", ""):
         raise ValueError(f"FLASH_ATTENTION_DETERMINISTIC ({asked!r}) must be 0 or 1, or not set: it is for all calls")
@@ -57,20 +58,30 @@ def is_deterministic(deterministic: bool) -> bool:
 
 
 def pair(window_size: Any) -> tuple[Any, Any]:
-    """A window's two bounds."""
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+    """A window's two bounds, from any sequence, array or tensor of two."""
+    bounds = window_size.tolist() if hasattr(window_size, "tolist") else window_size
+    try:
+        left, right = (None, None) if isinstance(bounds, (str, bytes, dict, set)) else tuple(bounds)
+        is_pair = not isinstance(bounds, (str, bytes, dict, set))
+    except (TypeError, ValueError):
+        is_pair = False
+    if not is_pair:
         raise ValueError(
-            f"window_size ({window_size!r}) must be (left, right), numbers of keys beside each query's own place; "
-            "(-1, -1) is no window"
+            f"window_size ({window_size!r}) must be (left, right), numbers of keys before and after each query's own "
+            "place; (-1, -1) is no window"
         )
-    left, right = window_size
     if not ((left is None or hasattr(left, "__index__")) and (right is None or hasattr(right, "__index__"))):
         raise TypeError(f"window_size ({window_size!r}) must be two whole numbers, of which None and -1 are no bound")
-    return left, right
+    return left if left is None else operator.index(left), right if right is None else operator.index(right)
+
+
+_NO_WINDOW = (-1, -1)
 
 
 def bounds(window_size: Any) -> tuple[int | None, int | None] | None:
     """(left, right) with negative numbers for "unbounded", as tandem.attention's window."""
+    if type(window_size) is tuple and window_size == _NO_WINDOW:
+        return None
     left, right = pair(window_size)
     left = None if left is None or left < 0 else left
     right = None if right is None or right < 0 else right
@@ -78,7 +89,7 @@ def bounds(window_size: Any) -> tuple[int | None, int | None] | None:
 
 
 def cap(softcap: Any) -> Any:
-    """softcap, of which 0 and less are none. What is no number goes on to where it is refused."""
+    """softcap, where 0 and less mean none. tandem.attention refuses what is not a number."""
     return 0.0 if isinstance(softcap, (int, float)) and softcap < 0 else softcap
 
 
@@ -94,6 +105,18 @@ def places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tens
         return torch.arange(batch, device=x.device)[:, None], torch.arange(seqlen, device=x.device)[None]
     starts = cu_seqlens.long()
     sequence = torch.arange(starts.numel() - 1, device=x.device)
-    total = x.shape[0] if x.is_cuda else None  # told, a GPU need not be waited for
+    total = x.shape[0] if x.is_cuda else None  # given, it saves a wait for the GPU
     sequence = torch.repeat_interleave(sequence, starts.diff(), output_size=total)
     return sequence, torch.arange(sequence.numel(), device=x.device) - starts[sequence]
+
+
+class Refused:
+    """Stands for an object of another library and refuses every attribute."""
+
+    def __init__(self, name: str, instead: str):
+        self._name, self._instead = name, instead
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise tandem.Unsupported(f"{self._name}.{name} is not served: {self._instead}")

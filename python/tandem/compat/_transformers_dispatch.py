@@ -1,7 +1,8 @@
-"""Whether a model of transformers calls its attention interface, so that attn_implementation="tandem" reaches Tandem.
+"""The check that a model of transformers calls its attention interface, so that attn_implementation="tandem" reaches
+Tandem.
 
-A model that does not would run its own attention on Tandem's masks. The answer comes from the code of its classes: it
-holds for classes that this version of transformers does not know, such as those of a model's own repository.
+A model that does not call it would use Tandem's masks in its own attention. The check reads the code of the model's
+classes, so that it also holds for classes that transformers does not know, such as those of a model's repository.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.utils import logging
 
 import tandem
+
+logger = logging.get_logger(__name__)
 
 _MAX_CALLS = 3  # functions of functions that are looked into
 _PRODUCTS = ("matmul", "bmm", "einsum")
@@ -24,31 +28,45 @@ _CHECK = "_tandem_dispatch_check"  # the attribute that holds a model's hook
 
 
 def check_class(cls: type, implementation: str) -> None:
-    """Raises Unsupported where no class in the module of a model's class calls the interface, and one has an attention
-    of its own."""
+    """Raises Unsupported where no class in the module of a model's class calls the interface, and one is an attention
+    that reads a mask."""
     module = sys.modules.get(cls.__module__)
     classes = [x for x in vars(module).values() if _is_module_class(x)] if module is not None else []
-    own = [x for x in classes if _has_own_attention(x)]
-    if own and not any(map(_dispatches, classes)):
-        _refuse(cls, own[0], implementation)
+    if not any(map(_dispatches, classes)):
+        _refuse_masked(cls, classes, implementation)
 
 
 def check_model(model: torch.nn.Module, implementation: str) -> None:
-    """Raises Unsupported where a module of a whole model reads a mask in an attention of its own."""
-    classes = {type(m): None for m in model.modules() if _is_module_class(type(m))}
+    """Raises Unsupported if a module of a complete model applies a mask in its own attention. Warns if no module calls
+    the interface and the model's own attentions have no mask.
+    """
+    classes = list({type(m): None for m in model.modules() if _is_module_class(type(m))})
+    if any(map(_dispatches, classes)):
+        for x in classes:
+            is_part = _has_own_attention(x) and not issubclass(x, PreTrainedModel)
+            if is_part and _takes_mask(x, exact=True) and not _reads_booleans(x):
+                _refuse(type(model), x, implementation)
+        return
+    _refuse_masked(type(model), classes, implementation)
     own = [x for x in classes if _has_own_attention(x)]
-    if not any(map(_dispatches, classes)):
-        own_or_masked = own
-    else:
-        own_or_masked = [x for x in own if _takes_mask(x)]
-    if own_or_masked:
-        _refuse(type(model), own_or_masked[0], implementation)
+    if own:
+        logger.warning_once(
+            f'`attn_implementation="{implementation}"` changes nothing in {type(model).__name__}: its '
+            f"{own[0].__name__} does not call transformers' attention interface."
+        )
+
+
+def _refuse_masked(cls: type, classes: list[type], implementation: str) -> None:
+    for x in classes:
+        is_attention = _has_own_attention(x) or "attention" in x.__name__.lower() or "attn" in x.__name__.lower()
+        if is_attention and _takes_mask(x, exact=False):
+            _refuse(cls, x, implementation)
 
 
 def _refuse(cls: type, attention: type, implementation: str) -> None:
     raise tandem.Unsupported(
-        f'attn_implementation ("{implementation}") must be another for {cls.__name__}: its {attention.__name__} does not '
-        'call transformers\' attention interface; use attn_implementation="eager", or name it for the parts that do, as in '
+        f'attn_implementation ("{implementation}") must be another for {cls.__name__}: its {attention.__name__} does '
+        'not call transformers\' attention interface; pass "eager", or a dict for the parts that call it, such as '
         f'{{"": "eager", "text_config": "{implementation}"}}'
     )
 
@@ -57,9 +75,9 @@ def _is_module_class(x: Any) -> bool:
     return isinstance(x, type) and issubclass(x, torch.nn.Module) and not x.__module__.startswith("torch.")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _dispatches(cls: type) -> bool:
-    """Whether a method of the class gets a function from an AttentionInterface."""
+    """True if a method of the class gets a function from an AttentionInterface."""
     return any(_calls_interface(code, names) for code, names in _codes(cls))
 
 
@@ -69,22 +87,30 @@ def _calls_interface(code: types.CodeType, names: dict[str, Any]) -> bool:
     return any(isinstance(names.get(name), AttentionInterface) for name in code.co_names)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _has_own_attention(cls: type) -> bool:
-    """Whether the class computes a softmax of products, or calls torch's attention, and does not call the interface."""
+    """True if the class computes a softmax of products, or calls torch's attention, and does not call the interface."""
     if _dispatches(cls):
         return False
     used = " ".join(name.lower() for code, _ in _codes(cls) for name in _names_in(code))
-    return "scaled_dot_product_attention" in used or ("softmax" in used and any(name in used for name in _PRODUCTS))
+    calls_torch = "scaled_dot_product_attention" in used or "multi_head_attention_forward" in used
+    return calls_torch or ("softmax" in used and any(name in used for name in _PRODUCTS))
 
 
-@functools.lru_cache(maxsize=None)
-def _takes_mask(cls: type) -> bool:
+def _takes_mask(cls: type, exact: bool) -> bool:
+    """True if the class's forward has a mask. exact: under a name that transformers uses for the whole model's mask."""
     try:
-        parameters = inspect.signature(cls.forward).parameters
+        names = inspect.signature(cls.forward).parameters
     except (TypeError, ValueError):
         return False
-    return any("mask" in name for name in parameters)
+    whole = ("attention_mask", "attn_mask", "causal_mask", "mask")
+    return any(name in whole if exact else name.endswith("mask") for name in names)
+
+
+def _reads_booleans(cls: type) -> bool:
+    """True if the class's code distinguishes boolean masks from additive ones."""
+    names = {name for code, _ in _codes(cls) for name in code.co_names}
+    return "logical_not" in names or "logical_and" in names or {"dtype", "bool"} <= names
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -134,8 +160,11 @@ def _codes_of(x: Any, seen: set[types.CodeType], depth: int) -> Iterator[tuple[t
 
 
 def install(implementation: str) -> None:
-    """Makes transformers refuse this implementation for models that do not call the interface: when a model begins to
-    be made, when it is whole, and for models that never say that they are whole, at their first call."""
+    """Makes transformers refuse this implementation for models that do not call the interface.
+
+    The check runs when a model's construction begins, when it is complete (post_init), and at the first call of a model
+    that never calls post_init.
+    """
     if getattr(PreTrainedModel.get_correct_attn_implementation, "_checks_dispatch", False):
         return
     correct, post_init = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.post_init

@@ -1,8 +1,9 @@
 """The functions of FlashAttention-3's module flash_attn_interface, on tandem.attention.
 
-Shapes and rules are those of tandem.flash_attn; v may have a head_dim of its own, and the LSE of a row that sees no key
-is -inf. num_splits, pack_gqa, sm_margin and scheduler_metadata tune FlashAttention-3's kernels: they are accepted and
-change no result. 8-bit inputs (q_descale, k_descale, v_descale), qv and attention_chunk are refused.
+Shapes and rules are those of tandem.flash_attn, with two differences: v may have another head_dim than q, and lse is
+-inf for a row that sees no key. num_splits, pack_gqa, sm_margin and scheduler_metadata tune FlashAttention-3's
+kernels; they are accepted and change no result. 8-bit inputs (q_descale, k_descale, v_descale), qv and attention_chunk
+are refused.
 
 J. Shah et al. FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision. arXiv 2407.08608.
 """
@@ -12,11 +13,13 @@ from __future__ import annotations
 import torch
 
 import tandem
+from tandem.compat._arguments import Refused, bounds, cap, in_words, is_deterministic, is_tensor, splits, unit_stride
 from tandem.compat.flash_attn import _kvcache, _packed
-from tandem.compat._arguments import bounds, cap, in_words, is_deterministic, is_tensor, splits, unit_stride
 from tandem.compat.flash_attn._combine import combine
 
 __version__ = "3.0.0"
+
+flash_attn_3_gpu = Refused("flash_attn_3_gpu", "it is FlashAttention-3's compiled module; call flash_attn_func")
 
 _NAMES = {"window": "window_size"}  # our arguments' names here
 
@@ -142,11 +145,12 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
-    """The attention to all keys, from those to parts of them, computed in float32. No gradient.
+    """Attention to all keys from attention to parts of them, computed in float32. It has no gradient.
 
-    out_partial (parts, batch, seqlen, heads, head_dim) and lse_partial (parts, batch, seqlen, heads), a natural
-    logarithm, -inf for a row that saw no key of its part. out: a tensor to write to; out_dtype: the result's type,
-    out_partial's unless given. Returns (out, lse): (batch, seqlen, heads, head_dim) and (batch, seqlen, heads).
+    out_partial : (parts, batch, seqlen, heads, head_dim).
+    lse_partial : out_partial's shape without head_dim, natural logarithm; -inf for a row that saw no key of its part.
+    out : tensor to write to. out_dtype : type of the result; out_partial's unless given.
+    Returns (out, lse): (batch, seqlen, heads, head_dim) and (batch, seqlen, heads).
     """
     return combine(out_partial, lse_partial, out, out_dtype)
 
@@ -237,7 +241,7 @@ def get_scheduler_metadata(
     pack_gqa=None,
     sm_margin=0,
 ):
-    """What flash_attn_with_kvcache takes as scheduler_metadata: an empty int32 tensor; nothing is planned ahead."""
+    """An empty int32 tensor for flash_attn_with_kvcache's scheduler_metadata: Tandem plans nothing ahead."""
     is_tensor(cache_seqlens, "cache_seqlens")
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 

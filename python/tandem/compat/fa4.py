@@ -1,19 +1,19 @@
 """The functions of FlashAttention-4's module flash_attn.cute, on tandem.attention.
 
-Shapes and rules are those of tandem.flash_attn, with these differences: the result is always (out, lse); a bound of
-window_size may be None, and a negative one is a bound like any other, but where both leave no key to see (left + right
-< 0) there is no window; learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a
-gradient. num_splits,
-pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's kernels: they are
-accepted and change no result. score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h,
-q_idx, kv_idx, seqlen_info, aux_tensors), with aux_scalars as one more argument where these are given, are plain Python
-functions, which are traced as tandem.flex_attention's: on single numbers, without vectors, and with a gradient for the
-float aux_tensors; score_mod_bwd is not needed. block_sparse_tensors of flash_attn_func are lists of blocks that are
-seen, in part or whole, with their block_size; nothing is asked of block_sparse_tensors_bwd. Functions that call
-cutlass, gather_kv_indices and qv are refused.
+Shapes and rules are those of tandem.flash_attn, with these differences.
 
-lse, natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None unless return_lse or an input requires a
-gradient. It is differentiable, and -inf for a row that sees no key.
+- The result is always (out, lse). lse, a natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None
+  unless return_lse is True or an input requires a gradient. It has a gradient, and is -inf for a row that sees no key.
+- A bound of window_size may be None. A negative bound is a bound, but left + right < 0 means no window.
+- learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a gradient.
+- num_splits, pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's
+  kernels. They are accepted and change no result.
+- score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h, q_idx, kv_idx, seqlen_info,
+  aux_tensors), with aux_scalars as one more argument if given, are plain Python functions of single numbers. They are
+  traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
+- block_sparse_tensors of flash_attn_func are lists of blocks that are visible, in part or whole, with their
+  block_size. block_sparse_tensors_bwd is not read.
+- Functions that call cutlass, gather_kv_indices and qv are refused.
 
 T. Zadouri et al. FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for Asymmetric Hardware Scaling.
 arXiv 2603.05451.
@@ -110,12 +110,14 @@ def flash_attn_varlen_func(
     seqlen_k_per_split=None,
     disable_scheduler_metadata=False,
 ):
-    """Attention of sequences of different lengths; each side is packed or dense.
+    """Attention of sequences of different lengths. q is packed or dense, and so are k and v.
 
-    q (total_q, heads, head_dim) with cu_seqlens_q (batch + 1, int32), or (batch, seqlen_q, heads, head_dim); k and v
-    alike. seqused_q and seqused_k (batch, int32) are how much of each sequence is used. seqlen_k_per_split asks for
-    results that do not depend on the rest of the batch. page_table (batch, pages, int32): k and v are (pages,
-    page_size, heads_k, head_dim). Returns (out, lse), shaped by q.
+    q : (total_q, heads, head_dim) with cu_seqlens_q (batch + 1, int32), or (batch, seqlen_q, heads, head_dim).
+    k, v : (total_k, ...) with cu_seqlens_k, or (batch, seqlen_k, ...).
+    seqused_q, seqused_k : (batch) int32, the used rows of each sequence.
+    seqlen_k_per_split : if given, results do not depend on the rest of the batch.
+    page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, head_dim).
+    Returns (out, lse), shaped by q.
     """
     _refuse(
         qv=qv,
@@ -161,19 +163,20 @@ def flash_attn_combine(
     virtual_batch_idx=None,
     return_lse=True,
 ):
-    """The attention to all keys, from those to parts of them, computed in float32. No gradient.
+    """Attention to all keys from attention to parts of them, computed in float32. It has no gradient.
 
-    out_partial (parts, batch, seqlen, heads, head_dim) or packed (parts, total, heads, head_dim); lse_partial without
-    head_dim, a natural logarithm, -inf for a row that saw no key of its part. out: a tensor to write to; out_dtype: the
-    result's type, out_partial's unless given. cu_seqlens, seqused and virtual_batch_idx say which rows FlashAttention-4
-    need not look at; here all are combined. Returns (out, lse), lse None unless return_lse.
+    out_partial : (parts, batch, seqlen, heads, head_dim) or packed (parts, total, heads, head_dim).
+    lse_partial : out_partial's shape without head_dim, natural logarithm; -inf for a row that saw no key of its part.
+    out : tensor to write to. out_dtype : type of the result; out_partial's unless given.
+    cu_seqlens, seqused and virtual_batch_idx : accepted; all rows are combined.
+    Returns (out, lse); lse is None unless return_lse.
     """
     out, lse = combine(out_partial, lse_partial, out, out_dtype)
     return out, lse if return_lse else None
 
 
 class SchedulerMetadata(NamedTuple):
-    """FlashAttention-4's plan of a call, by its names; there is none here."""
+    """FlashAttention-4's plan of a call, by its names. All of them are None."""
 
     num_m_blocks_ptr: Any = None
     num_splits_dynamic_ptr: Any = None
@@ -206,7 +209,7 @@ def get_scheduler_metadata(
     seqlen_k_per_split=None,
     _arch=None,
 ):
-    """What flash_attn_varlen_func takes as scheduler_metadata: nothing is planned ahead."""
+    """An empty plan for flash_attn_varlen_func's scheduler_metadata: Tandem plans nothing ahead."""
     return SchedulerMetadata()
 
 
@@ -239,7 +242,7 @@ def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_sp
 
 
 class _Lengths(NamedTuple):
-    """What a modification is told of its sequence: lengths, and where a packed one begins."""
+    """The lengths of a sequence, and the first row of a packed one, as score_mod and mask_mod get them."""
 
     seqlen_q: Symbol
     seqlen_k: Symbol

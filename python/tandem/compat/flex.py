@@ -1,4 +1,4 @@
-"""torch.nn.attention.flex_attention on tandem.attention: attention whose scores and mask are functions of your own.
+"""torch.nn.attention.flex_attention on tandem.attention: scores and masks are functions of the caller.
 
     from tandem import create_block_mask, flex_attention
 
@@ -8,9 +8,8 @@
     out = flex_attention(query, key, value, score_mod=..., block_mask=create_block_mask(causal, None, None, L, S))
 
 Names, layout (batch, heads, seqlen, head_dim), defaults and return values are torch's. A function is called once with
-symbols in place of numbers, and becomes an expression (docs/score_mod.md). It therefore has a gradient, on CPUs too, also
-of the float tensors it captures, and runs without torch.compile. Other functions are refused with the file and line.
-"""
+symbols in place of numbers and becomes an expression (docs/score_mod.md). It needs no torch.compile, and has a gradient, on
+CPUs too, also for the float tensors it captures. A function without an expression is refused with its file and line."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ from tandem._binding import blocks_of
 from tandem._errors import renamed
 from tandem._score_mod import Blocks, Mod, is_number, made_lists
 from tandem._trace import trace
-from tandem.compat._arguments import in_words, is_tensor, unit_stride
+from tandem.compat._arguments import is_tensor, unit_stride
 
 __all__ = [
     "AuxOutput",
@@ -75,17 +74,22 @@ def flex_attention(
 ):
     """``softmax(mask(score_mod(scale * query key^T))) value``, with torch's arguments and rules.
 
-    query (batch, heads, L, E), key (batch, heads_k, S, E), value (batch, heads_k, S, Ev); with enable_gqa heads is a
-    multiple of heads_k. key and value may have a batch of 1 for all of query's, where there is a block_mask.
-    score_mod(score, b, h, q_idx, kv_idx) gives a number; a text or a tandem.Mod may be given in its place. block_mask,
-    of create_block_mask or torch's own, hides as torch's: what is in neither of its lists, and by its mask_mod what is
-    in the list of partial blocks. (Where BLOCK_SIZE is none that GPUs serve, it hides by its mask_mod alone.)
-    scale is 1 / sqrt(E) unless given. kernel_options tune torch's kernels: they are checked, and change nothing here.
+    query : (batch, heads, L, E).
+    key, value : (batch, heads_k, S, E) and (batch, heads_k, S, Ev). With a block_mask their batch may be 1.
+    score_mod : a function (score, b, h, q_idx, kv_idx) that returns a number, an expression (str) or a tandem.Mod.
+    block_mask : a BlockMask of create_block_mask or of torch. Blocks in neither list are hidden, and in partial blocks
+        its mask_mod decides. Its lists are int32 or int64, for 1 or query's batch and heads.
+    scale : factor of the products; None: 1 / sqrt(E).
+    enable_gqa : heads is a multiple of heads_k.
+    kernel_options : options of torch's kernels. They are checked and have no effect.
 
-    Returns (batch, heads, L, Ev), with return_lse also the LSE (batch, heads, L), and with return_aux an AuxOutput of
-    what was asked for: lse, and max_scores, the largest score that each query sees, (batch, heads, L) in float32. A row
-    that sees no key gives 0, and -inf of each. max_scores have no gradient; on a GPU all scores are made a second time
-    for them, and under torch.compile the forward runs twice.
+    Returns (batch, heads, L, Ev), laid out in memory as query is; with return_lse also lse (batch, heads, L); with
+    return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32, are the largest
+    scores that each query sees; they have no gradient and cost a second pass over the scores. A row that sees no key
+    gives 0, and -inf for lse and max_scores.
+
+    Raises ValueError or TypeError for wrong arguments, and tandem.Unsupported for functions without an expression and
+    for second and forward-mode derivatives.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         is_tensor(x, name)
@@ -130,7 +134,7 @@ def flex_attention(
 
 
 def _attend(call_args: dict[str, Any], mods: dict[str, Any], return_lse: bool) -> Any:
-    """The attention, whose errors name flex_attention's arguments and the functions' places."""
+    """The attention. Its errors have flex_attention's argument names and the functions' places."""
     try:
         return _api.use_torch().attention(call_args, return_lse)
     except (TypeError, ValueError, tandem.Unsupported) as error:
@@ -152,8 +156,8 @@ def _new_max_scores(query: Tensor) -> Tensor:
 def mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
     """A BlockMask for these tensors (batch, heads, seqlen, head_dim) as tandem.attention's arguments.
 
-    Its lists and its mask_mod hide independently: a mask_mod alone is right only where create_block_mask made the lists
-    of it. All other lists are passed on or, where the device does not read their block size, become a captured tensor.
+    Its lists may hide more than its mask_mod. Only if create_block_mask made the lists from it is mask_mod alone right.
+    All other lists are passed on, or become a captured tensor if the device does not read their block size.
     """
     if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS) and block_mask.seq_lengths == (1, 1):
         return {}  # torch's mask of no mask
@@ -188,22 +192,23 @@ def _lists_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Blocks:
             raise TypeError(f"block_mask's {name} ({x.dtype}) must be int32 or int64: convert it with .to(torch.int32)")
         if x.device != query.device:
             raise ValueError(
-                f"block_mask's {name} (on {x.device}) must be on query's device ({query.device}): block_mask.to() moves it"
+                f"block_mask's {name} (on {x.device}) must be on query's device ({query.device}): "
+                "block_mask.to() moves it"
             )
         dims = 4 if name.endswith("indices") else 3
         shape = tuple(x.shape)
         if len(shape) != dims or shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2] != rows:
             wanted = (f"1 or {batch}", f"1 or {heads}", str(rows), "columns")[:dims]
             raise ValueError(
-                f"block_mask's {name} (shape {shape}) must be ({', '.join(wanted)}), for query's batch, heads and blocks: "
-                "make one for these tensors with create_block_mask"
+                f"block_mask's {name} (shape {shape}) must be ({', '.join(wanted)}), for query's batch, heads and "
+                "blocks: make one for these tensors with create_block_mask"
             )
         lists.append(x if x.dtype == torch.int32 else x.to(torch.int32))
     return Blocks(*lists, block_mask.BLOCK_SIZE)
 
 
 def _serves_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
-    """Whether query's device reads lists of this block size."""
+    """True if query's device reads lists of this block size."""
     sizes = zip(block_mask.BLOCK_SIZE, (query.shape[2], key.shape[2]))
     return not query.is_cuda or all(size % _BLOCK_OF_GPUS == 0 or size >= length for size, length in sizes)
 
@@ -218,8 +223,8 @@ def _dense_mask(lists: Blocks, query: Tensor, key: Tensor, mask_mod: Any) -> dic
         full = _dense_blocks(lists.full_kv_num_blocks, lists.full_kv_indices, columns)
     if mask_mod is not None and not callable(mask_mod):
         raise tandem.Unsupported(
-            f"block_mask ({size_q} x {size_k} blocks) must have a mask_mod that is a function: this device reads blocks of "
-            f"{_BLOCK_OF_GPUS}"
+            f"block_mask ({size_q} x {size_k} blocks) must have a function as its mask_mod: this device reads blocks "
+            f"of {_BLOCK_OF_GPUS}"
         )
 
     def blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -246,7 +251,7 @@ def _dense_blocks(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
 
 
 class _Made(NamedTuple):
-    """What create_block_mask has made, to know it again: kept with the BlockMask, and with no copy that torch makes."""
+    """The state of a BlockMask when create_block_mask returned it. torch does not copy it with the mask."""
 
     expression: Mod
     sizes: tuple[Any, ...]
@@ -263,17 +268,19 @@ def _sizes_of(block_mask: BlockMask) -> tuple[Any, ...]:
 
 
 @torch.compiler.disable
-def _is_as_made(block_mask: BlockMask, text: Any) -> bool:
-    """Whether its lists are still those that create_block_mask made, and the mask_mod, which may capture what has
-    another value now, that text. Of one that reads tensors that is not asked: it is no window, which alone is served
-    without lists."""
+def _is_as_made(block_mask: BlockMask, expression: Any) -> bool:
+    """True if the lists are still those that create_block_mask made, and mask_mod still has that expression. False for
+    expressions with tensors: they are no windows, and only windows are served without lists."""
     made = getattr(block_mask, "_made_by_tandem", None)
-    if made is None or not isinstance(text, Mod) or text.text != made.expression.text:
+    if made is None or not isinstance(expression, Mod) or expression.text != made.expression.text:
         return False
-    numbers = [[(name, type(x), x) for name, x in mod.bindings.items() if is_number(x)] for mod in (text, made.expression)]
+    numbers = [
+        [(name, type(x), x) for name, x in mod.bindings.items() if is_number(x)]
+        for mod in (expression, made.expression)
+    ]
     return (
         numbers[0] == numbers[1]
-        and len(numbers[0]) == len(text.bindings)
+        and len(numbers[0]) == len(expression.bindings)
         and _sizes_of(block_mask) == made.sizes
         and all(
             getattr(block_mask, name) is x and x._version == version
@@ -283,7 +290,7 @@ def _is_as_made(block_mask: BlockMask, text: Any) -> bool:
 
 
 def _is_noop(block_mask: BlockMask) -> bool:
-    """Whether blocks are all there is: also where torch has made the function anew."""
+    """True if the blocks are the whole mask. torch may have copied noop_mask, so that its code decides."""
     return getattr(block_mask.mask_mod, "__code__", None) is noop_mask.__code__
 
 
@@ -301,7 +308,7 @@ def _expression_of(mod: Any, argument: str, device: torch.device) -> Any:
     if isinstance(mod, (str, Mod)):
         return mod
     if not callable(mod):
-        raise TypeError(f"{argument} ({type(mod).__name__}) must be a function, a text or a tandem.Mod")
+        raise TypeError(f"{argument} ({type(mod).__name__}) must be a function, an expression (str) or a tandem.Mod")
     return trace(mod, argument, device, torch.compiler.is_compiling())
 
 
@@ -346,13 +353,14 @@ def create_block_mask(
     compute_dq_write_order=False,
     dq_kv_order=True,
 ):
-    """torch's create_block_mask, which never holds all of the mask.
+    """torch's create_block_mask, without an array of the whole mask.
 
-    If an expression can replace the function (docs/score_mod.md), interval arithmetic evaluates whole blocks. Undecided
-    blocks are evaluated for single queries and keys. Other functions are evaluated for a part of the mask at a time.
+    mask_mod(b, h, q_idx, kv_idx) is True where a query sees a key. B, H: None if the mask is the same for all.
+    BLOCK_SIZE: queries and keys of a block, one number or two. _compile has no effect.
 
-    mask_mod(b, h, q_idx, kv_idx) says whether a query sees a key. B, H: None where the mask is the same for all.
-    BLOCK_SIZE: of blocks of queries and keys, one number or two. _compile changes nothing.
+    A function with an expression (docs/score_mod.md) is evaluated for whole blocks by interval arithmetic, and element by
+    element where that is inconclusive. All other functions are evaluated on parts of the mask.
+    Raises the reason why there is no expression if torch cannot evaluate the function either.
     """
     if compute_dq_write_order:
         raise tandem.Unsupported("compute_dq_write_order (True) is for torch's own kernels: leave it out")

@@ -22,7 +22,7 @@ _MODULES = {  # parents before their children
     "flash_attn_interface": _FA3,
 }
 _PACKAGES = ("flash_attn", "flash_attn_interface")
-# What importlib.metadata says is installed: distribution, the module whose __version__ it has, the package it holds.
+# Distributions for importlib.metadata: name, the module with its __version__, its package.
 _DISTRIBUTIONS = (
     ("flash-attn", "tandem.compat.flash_attn", "flash_attn"),
     ("flash-attn-3", _FA3, "flash_attn_interface"),
@@ -37,13 +37,13 @@ _before: dict[str, types.ModuleType | None] = {}
 def patch() -> Patch:
     """Makes ``import flash_attn`` and its submodules find Tandem, whether or not flash_attn is installed.
 
-    Covers flash_attn, flash_attn.flash_attn_interface, .bert_padding, .layers.rotary (FlashAttention-2's interface,
-    tandem.flash_attn), flash_attn.cute (FlashAttention-4's, tandem.fa4), and flash_attn_interface (FlashAttention-3's,
-    tandem.fa3); importlib.util.find_spec and importlib.metadata.version("flash-attn") answer accordingly. Call it
-    before the libraries that use flash_attn are imported: what they have imported already stays theirs.
+    Covers flash_attn, flash_attn.flash_attn_interface, .bert_padding and .layers.rotary (tandem.flash_attn),
+    flash_attn.cute (tandem.fa4), and flash_attn_interface (tandem.fa3). importlib.util.find_spec and
+    importlib.metadata.version("flash-attn") answer accordingly. Call it before libraries that use flash_attn are
+    imported; their earlier imports do not change.
 
-    Returns an object whose undo() brings back what was there; as a context manager it does so at the end of the block.
-    Patches may be nested: the last one to be undone brings it back.
+    Returns an object whose undo() restores the earlier state; as a context manager it does so at the end of the block.
+    Patches may be nested: the last undo restores it.
     """
     return Patch()
 
@@ -120,7 +120,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 class _Finder(importlib.metadata.DistributionFinder):
-    """Tells importlib.metadata about the distributions; finds no modules, since those are in sys.modules."""
+    """Finds the distributions for importlib.metadata. Modules are in sys.modules already."""
 
     def find_spec(self, fullname, path=None, target=None):
         return None

@@ -25,15 +25,18 @@ def scaled_dot_product_attention(
 ):
     """``softmax(scale * query key^T + attn_mask) value``, with torch's arguments and rules.
 
-    query (..., heads, L, E), key (..., heads, S, E), value (..., heads, S, Ev): any number of leading dimensions, also
-    none, which broadcast. With enable_gqa the heads of query are a multiple of those of key and value, and share them.
-    attn_mask broadcasts to (..., heads, L, S): boolean (True: attend), or added to the scores, then with a gradient;
-    numbers below -2.3e38 hide a key as -inf does.
-    is_causal hides key j from query i where j > i (top-left) and goes without attn_mask. scale is 1 / sqrt(E) unless
-    given. dropout_p, below 1, applies whenever it is not 0, and is rounded to a multiple of 1/256.
+    query : (..., heads, L, E). key, value : (..., heads, S, E) and (..., heads, S, Ev). Any number of leading
+        dimensions, also none; they broadcast.
+    attn_mask : broadcasts to (..., heads, L, S). Boolean: True where a query sees a key. Floating-point: added to the
+        scores, with a gradient; numbers below -2.3e38 hide a key as -inf does.
+    dropout_p : below 1, rounded to a multiple of 1/256; applies whenever it is not 0.
+    is_causal : hides key j from query i where j > i (top-left); attn_mask must then be None.
+    scale : factor of the products; None: 1 / sqrt(E).
+    enable_gqa : query's heads are a multiple of key's and value's, and share them.
 
-    Returns (..., heads, L, Ev). A row whose keys are all hidden gives 0, as in torch from 2.5 on. Tensors are read
-    where they lie; transposed views of (batch, seqlen, heads, head_dim) are not copied.
+    Returns (..., heads, L, Ev). A row whose keys are all hidden gives 0, as in torch since 2.5. Tensors are read in
+    place; transposed views of (batch, seqlen, heads, head_dim) are not copied.
+    Raises ValueError or TypeError for wrong arguments, tandem.Unsupported for calls that are not served.
     """
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask must be None where is_causal is True: put the triangle into the mask instead")

@@ -1,15 +1,15 @@
-"""Tandem below torch's own scaled_dot_product_attention, on GPUs: no line of a model changes.
+"""torch's own scaled_dot_product_attention computed by Tandem on GPUs, without a change of the model.
 
     import tandem.torch_sdpa
     torch.nn.attention.activate_flash_attention_impl("Tandem")
     torch.nn.attention.restore_flash_attention_impl()  # ends it
 
-From then on torch's flash attention (scaled_dot_product_attention where torch chooses its flash backend, varlen_attn)
-computes by Tandem what Tandem serves, backward where there are kernels for it, too. All other calls reach torch's own
-kernels; either takes the other's out and logsumexp. Which backend torch chooses is not touched: where it prefers
-cuDNN, ``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` asks for this one.
+torch's flash attention (scaled_dot_product_attention with its flash backend, and varlen_attn) then runs Tandem's
+kernels, forward and, on Hopper GPUs, backward. Calls that Tandem does not serve run torch's kernels; either reads the
+other's out and logsumexp. torch still chooses the backend:
+``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` selects this one where torch prefers cuDNN.
 
-Importing this module registers the name "Tandem"; torch 2.11 is the first that has the registry.
+Importing this module registers the name "Tandem", which needs torch 2.11 or later.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from tandem import _gradients, _torch_ops
-from tandem._errors import Unsupported
 from tandem._binding import FORWARD, CallArgs, call
+from tandem._errors import Unsupported
 
 if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
     raise ImportError(
@@ -43,7 +43,7 @@ class _Registration:
                 f"torch {torch.__version__} has no flash attention for GPUs: install one that was built with CUDA"
             ) from error
         self._library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():  # that an operator is replaced is what was asked for
+        with warnings.catch_warnings():  # torch warns that an operator is replaced
             warnings.simplefilter("ignore", UserWarning)
             for name, kernel in instead.items():
                 self._library.impl(name, kernel, "CUDA", with_keyset=True)
@@ -69,7 +69,7 @@ def _record(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any, max_q: int, max_k: int,
     is_causal: bool, scale: float | None, left: int | None, right: int | None,
 ) -> CallArgs:  # fmt: skip
-    """What both of torch's operators are told of a call; q (batch, seqlen, heads, head_dim), or packed."""
+    """The arguments that both of torch's operators have; q (batch, seqlen, heads, head_dim), or packed."""
     call_args: CallArgs = {
         "q": q,
         "k": k,
@@ -86,7 +86,7 @@ def _record(
 
 
 def _may_hide_all(call_args: CallArgs, max_q: int, max_k: int) -> bool:
-    """Whether a query may see no key: torch's lse is then +inf and Tandem's -inf."""
+    """True if a query may see no key: torch's lse is then +inf and Tandem's -inf."""
     named = ("cu_seqlens_q", "seqused_k")
     return (
         any(call_args.get(name) is not None for name in named)

@@ -27,8 +27,8 @@ from transformers.utils import logging
 
 import tandem
 from tandem._torch_api import attention_heads_first
-from tandem.compat._arguments import in_words, sink_for
 from tandem.compat import _transformers_dispatch
+from tandem.compat._arguments import in_words, sink_for
 from tandem.compat.flex import BlockMask, mask_of
 
 __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
@@ -78,7 +78,7 @@ class CompactMask(torch.Tensor):
     def whole(self) -> torch.Tensor:
         """The array, built at the first call."""
         if self._whole is None:
-            # Whoever asked may write into the array, so the options no longer speak for it.
+            # The array may be written to, so that the options no longer describe it.
             self._whole, self.options = self._build(), None
         return self._whole
 
@@ -108,10 +108,10 @@ def _intersection(a: Optional[_Pattern], b: Optional[_Pattern]) -> Optional[_Pat
 
 
 def _pattern(mask_function: Callable) -> Optional[_Pattern]:
-    """The pattern of a mask function that transformers composed of its own parts; None for any other.
+    """The pattern of a mask function that transformers composed of its parts; None for any other.
 
-    A mask function is a closure over indices with no description beside it, so its parts are recognised by their names
-    and by what they captured. One that is not recognised costs an array; it is never misread.
+    A mask function is a closure without a description, so its parts are recognised by their names and captured values.
+    An unknown part costs an array and is never misread.
     """
     if not isinstance(mask_function, types.FunctionType) or mask_function.__module__ != masking_utils.__name__:
         return None
@@ -160,10 +160,10 @@ _known_positions = WeakIdKeyDictionary()  # by position_ids: their version, the 
 def _options_of_positions(
     module: torch.nn.Module, position_ids: Any, query: torch.Tensor, key: torch.Tensor
 ) -> Options:
-    """The options of sequences that lie in one row, told apart by positions that do not grow by one.
+    """The options of packed sequences: a new one begins where positions do not grow by one.
 
-    The rule is that of transformers' causal masks. Encoders' masks, and those of some decoders, leave it to the
-    attention. Reads from the device once for all layers.
+    The rule is that of transformers' causal masks, which the masks of encoders and some decoders do not apply. Reads
+    from the device once for all layers.
     """
     batch, _, seqlen, _ = query.shape
     is_cross = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
@@ -370,8 +370,8 @@ def tandem_attention(
         options = {**options, **_options_of_positions(module, kwargs["position_ids"], query, key)}
     if position_bias is not None and attention_mask is None and "cu_seqlens_q" in options:
         raise tandem.Unsupported(
-            "position_bias cannot be combined with packed sequences (cu_seq_lens_q or position_ids), as packed calls take "
-            "no bias: pass an attention_mask instead"
+            "position_bias cannot be combined with packed sequences (cu_seq_lens_q or position_ids), because packed "
+            "calls take no bias: pass an attention_mask instead"
         )
     if position_bias is not None:
         options = _with_position_bias(options, attention_mask, position_bias)

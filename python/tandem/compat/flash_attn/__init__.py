@@ -13,7 +13,7 @@ from tandem.compat.flash_attn.flash_attn_interface import (
     flash_attn_with_kvcache,
 )
 
-# The release of flash_attn whose interface this is; libraries ask for it before they call.
+# The release of flash_attn with this interface; libraries check it.
 __version__ = "2.8.3"
 
 __all__ = [

@@ -42,7 +42,7 @@ def combine(out_partial, lse_partial, out=None, out_dtype=None):
     total = (out if in_place else out_partial.new_empty(shape, dtype=wide)).zero_()
     part = torch.empty_like(total)
     for one, one_lse in zip(out_partial, lse_partial):
-        # A part that saw no key counts nothing, whatever it left behind.
+        # A part that saw no key has weight 0, whatever its out holds.
         seen = (one_lse > _NOTHING)[..., None]
         weight = torch.where(seen, (one_lse.to(wide) - lse)[..., None].exp(), 0.0)
         total += part.copy_(one).mul_(weight).masked_fill_(~seen, 0.0)

@@ -54,7 +54,7 @@ def append_and_attend(
     cu_seqlens_q: torch.Tensor | None = None,
     cu_seqlens_k_new: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse), after k and v were written into the cache. What it refuses, it refuses before it writes.
+    """(out, lse) after k and v were written into the cache. Refusals come before any write.
 
     q (batch, seqlen_q, heads, head_dim), or (total_q, ...) with cu_seqlens_q; k and v (batch, seqlen_new, heads_k,
     head_dim), or (total_new, ...) with cu_seqlens_k_new. options: those of tandem.attention that are not about lengths.
@@ -84,10 +84,10 @@ def append_and_attend(
 
 
 def _call(cache, q, used, cu_seqlens_q, options):
-    """(q, k, v), the other arguments of tandem.attention, and what puts its results into the order of q.
+    """(q, k, v), the other arguments of tandem.attention, and a function that restores the order of q.
 
-    Where sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor: each
-    sequence begins at its first key and has its used length. That takes sequences in the order of the cache's rows.
+    If sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor: each
+    sequence begins at its first key and has its used length. Sequences are then sorted by the cache's rows.
     """
     if cache.batch_idx is None and cache.leftpad is None and cu_seqlens_q is None:
         batch = q.shape[0]

@@ -18,14 +18,13 @@ Unpack = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 def attention(
     q: torch.Tensor | None, packed: torch.Tensor, unpack: Unpack, options: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of the tensors unpack(packed): q, k and v, or k and v where q comes apart.
+    """(out, lse) of the tensors unpack(packed): q, k and v, or k and v with a separate q.
 
     unpack returns views and is applied to the gradient too, so that no gradients have to be concatenated.
     """
     packed = unit_stride(packed, "qkv" if q is None else "kv")
     q = None if q is None else unit_stride(q, "q")
-    # What traces or transforms the call sees its parts, and joins their gradients in its own way. On a GPU they come
-    # from torch's operator, in tensors of its own.
+    # Tracers and transforms see the parts and join their gradients themselves. A GPU's may come from torch's operator.
     if (
         packed.is_cuda
         or torch.compiler.is_compiling()

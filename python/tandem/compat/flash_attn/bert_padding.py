@@ -36,7 +36,7 @@ class IndexPutFirstAxis(torch.autograd.Function):
 
 
 class IndexFirstAxisResidual(torch.autograd.Function):
-    """(input[indices], input), whose gradients are joined without a tensor between."""
+    """(input[indices], input). Their gradients are joined without an intermediate tensor."""
 
     @staticmethod
     def forward(ctx, input, indices):

@@ -1,17 +1,17 @@
 """The functions of flash_attn.flash_attn_interface (FlashAttention-2), on tandem.attention.
 
 Shapes: q (batch, seqlen_q, heads, head_dim), k and v (batch, seqlen_k, heads_k, head_dim), or packed (total, heads,
-head_dim) with cu_seqlens (batch + 1, int32). Any head_dim up to 512; heads is a multiple of heads_k. softmax_scale is
-1 / sqrt(head_dim) unless given; causal and window_size (left, right) measure from the bottom right corner, a negative
-bound is no bound; softcap of 0 or less is off; alibi_slopes (heads) or (batch, heads) is float32. dropout_p is rounded
-to a multiple of 1/256, and what is kept is scaled by that.
+head_dim) with cu_seqlens (batch + 1, int32). head_dim is at most 512 on CPUs and 256 on GPUs; heads_k divides heads.
 
-With return_attn_probs the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
-total_q), is float32 and has a gradient. It is +inf for a row that sees no key, where tandem.attention returns -inf.
-S_dmask is empty without dropout; with it, it holds the probabilities, (batch, heads, seqlen_q, seqlen_k), negative
-where dropout dropped them: a testing aid, as large as the array that attention avoids.
-
-Setting the environment variable FLASH_ATTENTION_DETERMINISTIC=1 is the same as deterministic=True everywhere.
+- softmax_scale: factor of the products; None: 1 / sqrt(head_dim).
+- causal and window_size (left, right), in keys, measure from the bottom right corner. A negative bound is no bound.
+- softcap: 0 or less is off. alibi_slopes: (heads) or (batch, heads), float32.
+- dropout_p: rounded to a multiple of 1/256; kept entries are scaled by 1 / (1 - dropout_p).
+- return_attn_probs: the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
+  total_q), is float32 and has a gradient. It is +inf for a row that sees no key, where tandem.attention returns -inf.
+  S_dmask is empty without dropout. With it, S_dmask holds the probabilities, (batch, heads, seqlen_q, seqlen_k),
+  negative where they were dropped: it is for tests, because it has the size that attention avoids.
+- FLASH_ATTENTION_DETERMINISTIC=1 in the environment means deterministic=True in every call.
 
 T. Dao. FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning. arXiv 2307.08691.
 """
@@ -21,8 +21,18 @@ from __future__ import annotations
 import torch
 
 import tandem
+from tandem.compat._arguments import (
+    Refused,
+    bounds,
+    cap,
+    in_words,
+    is_deterministic,
+    is_tensor,
+    places,
+    splits,
+    unit_stride,
+)
 from tandem.compat.flash_attn import _kvcache, _packed
-from tandem.compat._arguments import bounds, cap, in_words, is_deterministic, is_tensor, places, splits, unit_stride
 
 # Our arguments' names here.
 _NAMES = {"window": "window_size", "page_table": "block_table"}
@@ -50,7 +60,7 @@ def flash_attn_func(
 ):
     """Attention of q (batch, seqlen_q, heads, head_dim) to k and v (batch, seqlen_k, heads_k, head_dim).
 
-    Returns out, like q, or (out, softmax_lse, S_dmask); the module's text has the rules.
+    Returns out, like q, or (out, softmax_lse, S_dmask); the module's docstring has the rules.
     """
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q)
     return _attend(q, k, v, options, return_attn_probs)
@@ -84,7 +94,7 @@ def flash_attn_varlen_func(
     options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if block_table is None:
         options.update(cu_seqlens_k=cu_seqlens_k)
-    else:  # pages have no place in a packed tensor: cu_seqlens_k only tells the lengths
+    else:  # pages are not packed, and cu_seqlens_k gives the lengths alone
         options.update(page_table=block_table, seqused_k=torch.diff(cu_seqlens_k))
     return _attend(q, k, v, options, return_attn_probs)
 
@@ -100,7 +110,7 @@ def flash_attn_qkvpacked_func(
     deterministic=False,
     return_attn_probs=False,
 ):
-    """Self-attention of qkv (batch, seqlen, 3, heads, head_dim), whose gradient is one tensor of that shape.
+    """Self-attention of qkv (batch, seqlen, 3, heads, head_dim), with one tensor of that shape as its gradient.
 
     Returns out (batch, seqlen, heads, head_dim) or (out, softmax_lse, S_dmask).
     """
@@ -143,7 +153,8 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic=False,
     return_attn_probs=False,
 ):
-    """Self-attention of packed sequences: qkv (total, 3, heads, head_dim), whose gradient is one tensor of that shape.
+    """Self-attention of packed sequences: qkv (total, 3, heads, head_dim), with one tensor of that shape as its
+    gradient.
 
     Returns out (total, heads, head_dim) or (out, softmax_lse, S_dmask).
     """
@@ -202,15 +213,17 @@ def flash_attn_with_kvcache(
     num_splits=0,
     return_softmax_lse=False,
 ):
-    """Appends k and v to a cache, in place, then attends to it. No gradient.
+    """Appends k and v to a cache, in place, then attends to the cache. It has no gradient.
 
-    q (batch, seqlen_q, heads, head_dim); k_cache, v_cache (batch_cache, seqlen_cache, heads_k, head_dim); k and v
-    (batch, seqlen_new, heads_k, head_dim) go to the places from cache_seqlens (an int, or (batch) int32) on.
-    cache_batch_idx (batch, int32): which of the cache's rows belongs to each row of q. cache_leftpad (batch, int32):
-    where the keys of a row begin. rotary_cos, rotary_sin (places, rotary_dim / 2): k is rotated by its place in the
-    cache; q by cache_seqlens + i when causal or windowed, else by cache_seqlens.
-    block_table is refused. Nothing is written when a call is refused.
-    Returns out, like q, or (out, softmax_lse).
+    q : (batch, seqlen_q, heads, head_dim).
+    k_cache, v_cache : (batch_cache, seqlen_cache, heads_k, head_dim).
+    k, v : (batch, seqlen_new, heads_k, head_dim), written from position cache_seqlens on.
+    cache_seqlens : an int, or (batch) int32. cache_batch_idx : (batch) int32, the cache's row of each row of q.
+    cache_leftpad : (batch) int32, position of each row's first key.
+    rotary_cos, rotary_sin : (positions, rotary_dim / 2). k is rotated by its position in the cache, q by cache_seqlens
+        + i if causal or windowed, else by cache_seqlens.
+    block_table : refused.
+    Returns out, like q, or (out, softmax_lse). A refused call writes nothing.
     """
     _kvcache.refuse_pages("block_table", block_table)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
@@ -289,24 +302,26 @@ def _lse(lse):
 def _probabilities(q, k, options):
     """The probabilities, (batch, heads, seqlen_q, seqlen_k) in q's type, negative where dropout drops the entry.
 
-    To attend to the rows of an identity matrix returns the probabilities themselves, or with dropout what is left of
-    them.
+    Attention to the rows of an identity matrix returns the probabilities themselves. The entries that dropout keeps do
+    not depend on the scores: equal scores show them without underflow.
     """
     if not options["dropout_p"]:
         return q.new_empty(0)
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = q.dtype if q.is_cuda else torch.promote_types(q.dtype, torch.float32)  # GPUs multiply 16-bit numbers
     q_wide, k_wide = q.detach().to(wide), k.detach().to(wide)
     plain = {**options, "dropout_p": 0.0, "seed": None}
+    equal = {**options, "alibi_slopes": None, "softcap": 0.0}
+    out_dtype = torch.float32 if q.dtype != torch.float64 else None
 
     _, place = places(k, options.get("cu_seqlens_k"))
     place = place.flatten()
     seqlen_k = int(place.max()) + 1 if place.numel() else 0
     chunks = []
-    for columns in torch.arange(seqlen_k, device=q.device).split(512):  # the widest head_dim_v
+    for columns in torch.arange(seqlen_k, device=q.device).split(256 if q.is_cuda else 512):  # head_dim_v's limit
         identity = (place[:, None, None] == columns).to(wide)
         identity = identity.expand(*k.shape[:-1], -1)
-        p = tandem.attention(q_wide, k_wide, identity, **plain)
-        kept = tandem.attention(q_wide, k_wide, identity, **options) > 0
+        p = tandem.attention(q_wide, k_wide, identity, **plain, out_dtype=out_dtype)
+        kept = tandem.attention(torch.zeros_like(q_wide), k_wide, identity, **equal, out_dtype=out_dtype) > 0
         chunks.append(torch.where(kept, p, -p).to(q.dtype))
     signed = torch.cat(chunks, dim=-1) if chunks else q.new_empty(*q.shape[:-1], 0)
 
@@ -318,3 +333,73 @@ def _probabilities(q, k, options):
         dense[sequence, place] = signed
         signed = dense
     return signed.transpose(1, 2)
+
+
+# ---- Private names that programs import ---------------------------------------------------------------------------
+
+flash_attn_gpu = Refused(
+    "flash_attn_gpu", "it is flash_attn's compiled module; call flash_attn_func or tandem.attention"
+)
+
+
+@torch.no_grad()
+def _flash_attn_forward(
+    q,
+    k,
+    v,
+    dropout_p,
+    softmax_scale,
+    causal,
+    window_size_left=-1,
+    window_size_right=-1,
+    softcap=0.0,
+    alibi_slopes=None,
+    return_softmax=False,
+):
+    """(out, softmax_lse, S_dmask, rng_state) of flash_attn_func, without a gradient. rng_state: the dropout's seed."""
+    window = (window_size_left, window_size_right)
+    options = _options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, False, q)
+    return _low_level(q, k, v, options, return_softmax)
+
+
+@torch.no_grad()
+def _flash_attn_varlen_forward(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p,
+    softmax_scale,
+    causal,
+    window_size_left=-1,
+    window_size_right=-1,
+    softcap=0.0,
+    alibi_slopes=None,
+    return_softmax=False,
+    block_table=None,
+    leftpad_k=None,
+    seqused_k=None,
+    zero_tensors=False,
+):
+    """(out, softmax_lse, S_dmask, rng_state) of flash_attn_varlen_func, without a gradient. leftpad_k is refused."""
+    if leftpad_k is not None:
+        raise tandem.Unsupported("leftpad_k is not served: begin the sequences of k where cu_seqlens_k says")
+    window = (window_size_left, window_size_right)
+    options = _options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, False, q)
+    options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    if block_table is None:
+        options.update(cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k)
+    else:
+        options.update(page_table=block_table, seqused_k=torch.diff(cu_seqlens_k) if seqused_k is None else seqused_k)
+    return _low_level(q, k, v, options, return_softmax)
+
+
+def _low_level(q, k, v, options, return_softmax):
+    out, lse, probabilities = _attend(q, k, v, options, True)
+    if not return_softmax:
+        probabilities = q.new_empty(0)
+    seed = torch.zeros(2, dtype=torch.int64, device=q.device) if options["seed"] is None else options["seed"]
+    return out, lse, probabilities, seed

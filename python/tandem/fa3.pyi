@@ -1,0 +1,1 @@
+from tandem.compat.fa3 import *  # noqa: F403

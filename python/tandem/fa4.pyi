@@ -1,0 +1,1 @@
+from tandem.compat.fa4 import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tandem.compat.flash_attn import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tandem.compat.flash_attn.layers.rotary import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tandem.compat.flex import *  # noqa: F403

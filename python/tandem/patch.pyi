@@ -1,0 +1,1 @@
+from tandem.compat.patch import *  # noqa: F403

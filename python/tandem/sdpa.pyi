@@ -1,0 +1,1 @@
+from tandem.compat.sdpa import *  # noqa: F403

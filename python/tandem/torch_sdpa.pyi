@@ -1,0 +1,1 @@
+from tandem.compat.torch_sdpa import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tandem.compat.transformers import *  # noqa: F403

@@ -38,7 +38,7 @@ import subprocess
 import sys
 import time
 
-from rig import shapes, figures
+from rig import figures, shapes
 from rig.figures import BEFORE, OURS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -133,7 +133,8 @@ def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
     multiprocessors' clock rate in MHz for each of them.
     """
     import torch
-    from rig import clock, clocks as sm_clocks
+    from rig import clock
+    from rig import clocks as sm_clocks
 
     def timed(bind, ms):
         return sm_clocks.Clocked(clock.Timed(bind(x), ms))

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from rig import shapes, clock, compiling, peers, tandem
+from rig import clock, compiling, peers, shapes, tandem
 
 PYTHON = pathlib.Path(__file__).resolve().parents[2] / "python"
 

@@ -9,8 +9,8 @@ import random
 
 import torch
 
-from rig.shapes import Inputs
 from rig.judge import TINY, TOGETHER, Verdict, visible_scores
+from rig.shapes import Inputs
 
 KV_HEADS = 2
 AT_ONCE = 1 << 26  # scores

@@ -128,8 +128,8 @@ def attention(
         to 0 or 1. Kept entries are scaled by 1 / (1 - dropout_p).
     seed : seed of the dropout: an integer, or for torch an int64 tensor (seed, offset). None: torch's generator, or
         the system's. attention_backward needs the same seed.
-    deterministic : changes nothing in Tandem, whose gradients have the same bits on every run. torch's backward, where it
-        computes the gradients (docs/python.md), reads it.
+    deterministic : changes nothing in Tandem, whose gradients have the same bits on every run. torch's backward reads
+        it if it computes the gradients (docs/python.md).
     batch_invariant : a sequence's result does not depend on the rest of the batch.
     num_splits : changes no result. No engine reads it; a GPU refuses more than 1.
     return_lse : also return the logarithm of each softmax's sum.

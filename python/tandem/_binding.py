@@ -1,11 +1,11 @@
 """The binding to the C interface: the arguments of a call, and the requests that come back.
 
 A call's arguments are a dict, call_args, from names to values; a missing name means None. _options.py lists the names:
-tandem.attention's arguments, and the results and gradients of tandem_attention_args ("out", "lse", "dout", "dlse", "dq",
-...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe). Options have tandem.attention's form,
-with these exceptions. alignment is "explicit" with diagonal_offset (a number) or diagonal_offsets (a tensor). float32_out
-and layout_of_q describe out, and a binding ignores them. seed is an integer, two integers (seed, offset), or a tensor of
-two int64. score_mod and mask_mod are _score_mod.Bound.
+tandem.attention's arguments, and the results and gradients of tandem_attention_args ("out", "lse", "dout", "dlse",
+"dq", ...). Tensors are numpy arrays, torch tensors or descriptions (_arrays.describe). Options have tandem.attention's
+form, with these exceptions. alignment is "explicit" with diagonal_offset (a number) or diagonal_offsets (a tensor).
+float32_out and layout_of_q describe out, and a binding ignores them. seed is an integer, two integers (seed, offset),
+or a tensor of two int64. score_mod and mask_mod are _score_mod.Bound.
 
 A binding is a module with
 

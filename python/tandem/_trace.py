@@ -401,7 +401,9 @@ def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         args = (args[1], args[0], *args[2:])
     rule = _trace_rows.rule_of(name, args, kwargs) or RULES.get(name)
     if rule is None:
-        tracing.refuse(f"no expression has torch's {name} (docs/score_mod.md): write it with the functions that are there")
+        tracing.refuse(
+            f"no expression has torch's {name} (docs/score_mod.md): write it with the functions that are there"
+        )
     try:
         return rule(tracing, *args, **kwargs)
     except TypeError as error:

@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
-from rig import shapes, figures  # noqa: E402
+from rig import figures, shapes  # noqa: E402
 
 import gpu  # noqa: E402
 

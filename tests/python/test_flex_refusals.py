@@ -141,7 +141,11 @@ CALLS = {
     "head_dim": (lambda f: f(Q, K[..., :4], V, enable_gqa=True), ValueError, "key.head_dim"),
     "types": (lambda f: f(Q, K.double(), V, enable_gqa=True), ValueError, "key.dtype"),
     "no function": (lambda f: f(Q, K, V, 3, enable_gqa=True), TypeError, r"score_mod \(int\) must be a function"),
-    "text": (lambda f: f(Q, K, V, "scor", enable_gqa=True), ValueError, "score_mod: column 1: 'scor' is not a known name"),
+    "text": (
+        lambda f: f(Q, K, V, "scor", enable_gqa=True),
+        ValueError,
+        "score_mod: column 1: 'scor' is not a known name",
+    ),
     "options": (
         lambda f: f(Q, K, V, enable_gqa=True, kernel_options={"BLOCK_M": 64, "BLOCK_X": 3}),
         ValueError, r"kernel_options \('BLOCK_X'\) must have names",

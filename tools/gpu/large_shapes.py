@@ -149,7 +149,7 @@ def open_context() -> c.c_void_p:
 
 
 def standard_attention(q, k, v, dout, causal: bool, dtype, rounded=None):
-    """out, lse, dq, dk and dv of one key head: q and dout (heads, rows, dim). rounded: the type of P, dS and results."""
+    """out, lse, dq, dk and dv of one key head, from q and dout (heads, rows, dim). rounded: type of P, dS, results."""
     lost = (lambda t: t.to(rounded).to(dtype)) if rounded else (lambda t: t)
     heads, rows, dim = q.shape
     wide_k, wide_v, scale = k.to(dtype), v.to(dtype), 1 / math.sqrt(dim)
@@ -191,9 +191,7 @@ class Problem:
         make = torch.Generator("cuda").manual_seed(seed)
 
         def normal(rows: int, heads: int):
-            return torch.randn(
-                s.batch, rows, heads, s.head_dim, device="cuda", dtype=torch.bfloat16, generator=make
-            )
+            return torch.randn(s.batch, rows, heads, s.head_dim, device="cuda", dtype=torch.bfloat16, generator=make)
 
         self.q, self.dout = normal(s.seqlen_q, s.heads_q), normal(s.seqlen_q, s.heads_q)
         self.k, self.v = normal(s.seqlen_k, s.heads_k), normal(s.seqlen_k, s.heads_k)
@@ -229,7 +227,9 @@ class Problem:
         found += [f"wrote outside {n}" for n, g in zip(names, self.guarded()) if not g.intact()]
         empty_rows = self.shape.causal and self.shape.seqlen_q > self.shape.seqlen_k  # lse is -inf there
         for name, tensor in zip(self.results, first):
-            finite = torch.isfinite(tensor) | (tensor == -math.inf) if name == "lse" and empty_rows else tensor.isfinite()
+            finite = (
+                torch.isfinite(tensor) | (tensor == -math.inf) if name == "lse" and empty_rows else tensor.isfinite()
+            )
             if not bool(finite.all()):
                 found.append(f"{name} has elements that are not finite")
         if any(not torch.equal(a, b) for a, b in zip(first, self.run())):

@@ -6,7 +6,7 @@
     tandem vgpu check ptx/sm_90a/fwd_d128.ptx --launch d128/launch.json
 
 `launch` writes the launch description, random inputs, and their attention in float64 with the allowed error. It prints
-the command for `tandem vgpu`. bwd_d128.ptx has three kernels (.pre, none, .post), which pass their results through files.
+the command for `tandem vgpu`. bwd_d128.ptx has three kernels (.pre, none, .post) that pass results through files.
 fwd_d128_varlen_causal.ptx needs the lengths of packed sequences, --lengths-q 100,0,257 --lengths-k 130,64,300.
 
 The launcher of flash-attn-4 4.0.0b36 passes these parameters; another version may pass other ones.

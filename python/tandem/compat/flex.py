@@ -8,8 +8,8 @@
     out = flex_attention(query, key, value, score_mod=..., block_mask=create_block_mask(causal, None, None, L, S))
 
 Names, layout (batch, heads, seqlen, head_dim), defaults and return values are torch's. A function is called once with
-symbols in place of numbers and becomes an expression (docs/score_mod.md). It needs no torch.compile, and has a gradient, on
-CPUs too, also for the float tensors it captures. A function without an expression is refused with its file and line."""
+symbols in place of numbers and becomes an expression (docs/score_mod.md). It needs no torch.compile, and has a
+gradient, on CPUs too, also for the float tensors it captures. A function without an expression is refused with its file and line."""
 
 from __future__ import annotations
 
@@ -358,8 +358,8 @@ def create_block_mask(
     mask_mod(b, h, q_idx, kv_idx) is True where a query sees a key. B, H: None if the mask is the same for all.
     BLOCK_SIZE: queries and keys of a block, one number or two. _compile has no effect.
 
-    A function with an expression (docs/score_mod.md) is evaluated for whole blocks by interval arithmetic, and element by
-    element where that is inconclusive. All other functions are evaluated on parts of the mask.
+    A function with an expression (docs/score_mod.md) is evaluated for whole blocks by interval arithmetic, and element
+    by element where that is inconclusive. All other functions are evaluated on parts of the mask.
     Raises the reason why there is no expression if torch cannot evaluate the function either.
     """
     if compute_dq_write_order:

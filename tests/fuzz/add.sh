@@ -14,4 +14,4 @@ tar -xzf "$archive" -C "$work"
 for file; do cp "$file" "$work/$name/$(sha1sum <"$file" | cut -d ' ' -f 1)"; done
 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$work" -cf "$work/all.tar" "$name"
 gzip -9n <"$work/all.tar" >"$archive"
-echo "$name: $(ls "$work/$name" | wc -l) inputs"
+echo "$name: $(find "$work/$name" -type f | wc -l) inputs"

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
-from rig import cells, contest, data, judge, judge_gradients  # noqa: E402
+from rig import compare, data, judge, judge_gradients, shapes  # noqa: E402
 
-Cell = cells.Cell
+Cell = shapes.Cell
 PROBLEMS = {
     "causal": dict(heads=4, head_dim=64, heads_k=2, causal=True),
     "packed": dict(heads=2, head_dim=64, causal=True, lengths=(100, 400, 37)),
@@ -28,7 +28,7 @@ def on_the_cpu(monkeypatch):
 
 
 def inputs(kind="normal", activations=None, **options):
-    return cells.Inputs(Cell("row", "column", 400, data=kind, **options), activations)
+    return shapes.Inputs(Cell("row", "column", 400, data=kind, **options), activations)
 
 
 def scores(x, head=1, n=0):
@@ -52,7 +52,7 @@ def exact(x, head_of_kv=None, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("options", PROBLEMS.values(), ids=PROBLEMS.keys())
-@pytest.mark.parametrize("kind", [kind for kind in cells.DATA if kind != "model"])
+@pytest.mark.parametrize("kind", [kind for kind in shapes.DATA if kind != "model"])
 def test_what_is_right_passes_and_what_is_wrong_does_not(kind, options):
     x = inputs(kind, **options)
     out, lse = exact(x)
@@ -142,7 +142,7 @@ def test_gradients_that_are_right_pass_and_wrong_ones_do_not(kind, options):
 
 
 def test_twice_the_errors_of_others_are_allowed():
-    assert contest.is_right([0.02, 0.03], [0.01, 0.015]) and not contest.is_right([0.02, 0.04], [0.01, 0.015])
-    assert contest.is_right([0.02, 0.06], [0.01], [0.005, 0.03])  # by whoever has this one
-    assert contest.is_right([0.02, 0.03], [0.01]) and not contest.is_right([0.02, 0.04], [0.01])  # gradients alone
-    assert contest.is_right([0.03]) and not contest.is_right([0.04]) and not contest.is_right([float("nan")], [0.01])
+    assert compare.is_right([0.02, 0.03], [0.01, 0.015]) and not compare.is_right([0.02, 0.04], [0.01, 0.015])
+    assert compare.is_right([0.02, 0.06], [0.01], [0.005, 0.03])  # by whoever has this one
+    assert compare.is_right([0.02, 0.03], [0.01]) and not compare.is_right([0.02, 0.04], [0.01])  # gradients alone
+    assert compare.is_right([0.03]) and not compare.is_right([0.04]) and not compare.is_right([float("nan")], [0.01])

@@ -3,14 +3,15 @@
 # docs/results/README.md explains: docs/results/hopper-proof.json for a Hopper GPU, blackwell-gpu-proof.json for a
 # Blackwell one.
 #
-#   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,memcheck,racecheck,synccheck]
+#   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,large,
+#                       large-memcheck,memcheck,racecheck,synccheck]
 #                      [--in <folder>]
 #
 # --in keeps the outcome of each step; 500 random problems are one step. A finished step does not run again, so the same
 # command continues after an interruption.
 #
 # The build folder may come from another machine: tests/kernels/{kernels_test,kernels_worker,libcounting_nvrtc.so} and
-# tests/support/tandem_fuzz are all that is read of it. Environment:
+# tests/support/tandem_fuzz are all that is read of it, and src/libtandem.so.0 for the large shapes. Environment:
 #   TANDEM_NVRTC      the compiler; else the newest one of python3's site-packages, CUDA_HOME and /usr/local/cuda
 #   TANDEM_CACHE_DIR  where compiled kernels stay; else a new folder, so that all are compiled
 #   COMMIT            what was built, where this is no checkout
@@ -105,21 +106,35 @@ random() { # <name> <cases>
   done
 }
 
-sanitize() { # <tool> <flags...>
-  local program
+sanitize() { # <step> <tool> <flags and command...>
+  local program name=$1
+  shift
   for program in "$(command -v compute-sanitizer)" {"${CUDA_HOME:-/usr/local/cuda}",/usr/local/cuda}/bin/compute-sanitizer; do
     [ ! -x "$program" ] || break
   done
   if [ ! -x "$program" ]; then
-    printf '\n==== %s\nnot run: compute-sanitizer is not on this machine\n' "$1"
-    record "$1" "compute-sanitizer --tool $1" "not run" 0 "compute-sanitizer is not on this machine"
+    printf '\n==== %s\nnot run: compute-sanitizer is not on this machine\n' "$name"
+    record "$name" "compute-sanitizer --tool $1" "not run" 0 "compute-sanitizer is not on this machine"
     return
   fi
-  step "$1" 'ERROR SUMMARY|RACECHECK SUMMARY' "$program" --tool "$@" --error-exitcode 9 --print-limit 20 "$tests" \
-    '--gtest_filter=*.Small'
+  step "$name" 'ERROR SUMMARY|RACECHECK SUMMARY' "$program" --error-exitcode 9 --print-limit 20 --tool "$@"
 }
 
-for name in tests fuzz gradients threads processes memcheck racecheck synccheck; do
+# Random large shapes, with guard bands and float64; 40 of them under memcheck. They need torch.
+large() { # <step> <flags of large_shapes.py...>
+  local name=$1
+  shift
+  if ! python3 -c 'import torch' 2>/dev/null; then
+    record "$name" "tools/gpu/large_shapes.py $*" "not run" 0 "python3 has no torch on this machine"
+  elif [ "$name" = large ]; then
+    step large ' shapes, ' python3 "$here/tools/gpu/large_shapes.py" "$@"
+  else
+    sanitize "$name" memcheck python3 "$here/tools/gpu/large_shapes.py" "$@"
+  fi
+}
+
+export TANDEM_LIBRARY=${TANDEM_LIBRARY:-$build/src/libtandem.so.0}
+for name in tests fuzz gradients threads processes large large-memcheck memcheck racecheck synccheck; do
   if [ -n "$only" ] && [[ ",$only," != *",$name,"* ]]; then continue; fi
   case $name in
     tests) step tests ' tests passed in |NOT TESTED' bash -c shards ;;
@@ -127,8 +142,10 @@ for name in tests fuzz gradients threads processes memcheck racecheck synccheck;
     gradients) random gradients backward ;;
     threads) step threads ' compiled$' bash -c 'cold 1 64' ;;
     processes) step processes ' compiled$' bash -c 'cold 8 8' ;;
-    memcheck) sanitize memcheck --leak-check no ;;
-    *) sanitize "$name" ;;
+    large) large large --seed 1 --count 300 ;;
+    large-memcheck) large large-memcheck --bounds-only --seed 1001 --count 40 ;;
+    memcheck) sanitize memcheck memcheck --leak-check no "$tests" '--gtest_filter=*.Small' ;;
+    *) sanitize "$name" "$name" "$tests" '--gtest_filter=*.Small' ;;
   esac
 done
 

@@ -1,4 +1,5 @@
-// The same bits whatever the number of threads, their order, the run, and, where asked for, the rest of the batch.
+// The bits depend neither on the number of threads, their order and the run nor, if requested, on the rest of the
+// batch.
 #include <cstdlib>
 #include <cstring>
 #include <string>

@@ -1,4 +1,4 @@
-// The oracle where the answer is known by thought.
+// The reference where the answer is known by thought.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,7 +35,7 @@ struct Known {
   Outputs results, gradients;
 };
 
-// Which keys each query sees, read from out with v the identity: "110 111".
+// The keys that each query sees, read from out with v the identity: "110 111".
 std::string visible(const std::string& options, int64_t seqlen_q, int64_t seqlen_k) {
   const std::string keys = std::to_string(seqlen_k);
   Known known("--seqlen-q " + std::to_string(seqlen_q) + " --seqlen-k " + keys + " --head-dim-v " + keys + " " +
@@ -104,7 +104,7 @@ TEST(Reference, OrderOfScaleSoftcapBiasAlibi) {
   in.alibi_slopes.set(0, 0.5);
   in.sink.set(0, 0.125);
   known.forward();
-  const double s0 = 3 * std::tanh(0.5 * 6 / 3) + 0.25 - 0.5 * 1;  // the last query meets the last key
+  const double s0 = 3 * std::tanh(0.5 * 6 / 3) + 0.25 - 0.5 * 1;  // the last query matches the last key
   const double s1 = 3 * std::tanh(0.5 * -2 / 3) + 0.75;
   const double sum = std::exp(s0) + std::exp(s1) + std::exp(0.125);
   EXPECT_NEAR(known.results.lse.get(0), std::log(sum), 1e-15);
@@ -163,7 +163,7 @@ TEST(Reference, DropoutDropsWhatPhiloxSays) {
   }
 }
 
-// In reverse order and on threads of its own: the same bits.
+// In reverse order and on separate threads: the same bits.
 TEST(Reference, DoesNotDependOnParallelFor) {
   const reference::ParallelFor reverse = [](int64_t tasks, const std::function<void(int64_t)>& body) {
     while (tasks > 0) body(--tasks);

@@ -15,7 +15,8 @@ namespace {
 constexpr const char* kFlags =
     "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 20 --seqlen-k 24 --causal 1 --bias f32 --sink f32 --dlse 1 --dtype ";
 
-// The failure of an engine that runs the oracle on a problem changed by `before`, and changes its results by `after`.
+// The failure of an engine that runs the reference on a problem changed by `before`, and changes its results by
+// `after`.
 std::string checked(const std::string& dtype, const std::function<void(Problem&)>& before,
                     const std::function<void(const Problem&)>& after) {
   const NamedEngine reference = engine_named("oracle");
@@ -103,7 +104,7 @@ TEST(CheckAccuracy, OneNumberThatDecidesAll) {
   EXPECT_NE(worse.failure.find("dq of sequence 2, head 4"), std::string::npos) << worse.failure;
 }
 
-// A row of one key has a probability of exactly 1. One that is off by what float32 drops of the lse is refused.
+// A row of one key has a probability of exactly 1. One that is off by float32's rounding of the lse is refused.
 TEST(CheckAccuracy, RefusesProbabilitiesThatMissOne) {
   const NamedEngine reference = engine_named("oracle");
   for (const double off : {0.0, 2e-6}) {

@@ -291,15 +291,14 @@ def attention_backward(
     accumulate : gradients are added in float32 to the arrays given for them, and rounded once.
 
     All other arguments repeat the forward call's; with dropout, also its seed.
+
     Returns Gradients(dq, dk, dv, dbias, dsink, dscore_mod), of q's kind; dscore_mod is a dict by name.
     Raises as attention does. A gradient that autograd tracks has no derivative: evaluating it raises
     tandem.Unsupported.
     """
     check_mask(causal, alignment)
     if dropout_p and seed is None:
-        raise ValueError(
-            "seed (None) must be the forward call's seed: its dropout decides which entries have gradients"
-        )
+        raise ValueError("seed (None) must be the forward call's seed: its dropout decides what has a gradient")
     call_args: CallArgs = {
         "q": _arrays.view(q, "q"),
         "k": _arrays.view(k, "k"),

@@ -40,9 +40,9 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device, com
     """The expression of a function of torch's FlexAttention: score_mod(score, b, h, q_idx, kv_idx) or
     mask_mod(b, h, q_idx, kv_idx).
 
-    argument: "score_mod" or "mask_mod". device: where the attention is computed. compiled: torch.compile calls this, and
-    changing numbers become tensors, so that no new graph is needed. Raises Unsupported, with file and line, for a
-    function without an expression.
+    argument: "score_mod" or "mask_mod". device: where the attention is computed. compiled: torch.compile calls this,
+    and changing numbers become tensors, so that no new graph is needed.
+    Raises Unsupported, with file and line, for a function without an expression.
     """
     tracing = _Tracing(argument, device)
     try:
@@ -199,8 +199,7 @@ class _Tracing:
             return self._number(x)
         if isinstance(x, Tensor) and x.dim():
             self.refuse(
-                f"a tensor of shape {tuple(x.shape)} is combined with one score: index it, as in table[h] or "
-                "table[b, q_idx]"
+                f"a tensor of shape {tuple(x.shape)} is combined with one score: index it, as in table[b, q_idx]"
             )
         if isinstance(x, Tensor):
             return self.element(x, ())

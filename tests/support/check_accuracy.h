@@ -9,7 +9,7 @@
 // hardest number. Its mean error, judged from 16 numbers on, is the mean of the runs plus 3 times their spread. If a
 // few runs refuse a result, 32 runs decide. A forward's row with one key is held to one run without noise, because the
 // run has almost no error. With 16-bit inputs the log-sum-exp may err by another 2^-13, as exponentials do. This bound
-// also holds for float32 results in units of the largest. Infinities must stand where the reference's stand, and
+// also holds for their float32 results in units of the largest. Infinities must stand where the reference's stand, and
 // numbers that are zero by structure must be zero. A result may be NaN only where the reference is NaN.
 #pragma once
 
@@ -51,7 +51,7 @@ using Supports = std::function<std::string(const EngineCall& call)>;
 // The judged passes of a case with gradients: both, or the gradients alone, after the reference's forward.
 enum class Passes { both, backward };
 
-// Runs the case through make_problem and the engine and compares with the reference, all guards and the inputs. A
+// Runs the case through make_problem and the engine, compares with the reference, and checks guards and inputs. A
 // 16-bit backward reads the reference's rounded out and lse; other types read the engine's own, so that scores match.
 // adjust: changes the inputs before use, and is not in a failure's flags. flags: options of tandem_fuzz for the engine.
 Verdict run_case(const Case& c, const Engine& engine, const Supports& supports = nullptr,

@@ -116,7 +116,7 @@ const char* const kCases[] = {
     "--batch 2 --seqlen-q 3 --seqlen-k 6 --page-size 2 --used-k 5,3 --heads-q 2 --heads-k 1 --head-dim 2 --dlse 1",
 };
 
-TEST(OracleGradients, EveryOption) {
+TEST(ReferenceGradients, EveryOption) {
   for (const char* flags : kCases) {
     SCOPED_TRACE(flags);
     Differences(from_flags(std::string(flags) + " --dtype f64")).check();
@@ -125,7 +125,7 @@ TEST(OracleGradients, EveryOption) {
 }
 
 // Random combinations of the options, made small.
-TEST(OracleGradients, RandomProblems) {
+TEST(ReferenceGradients, RandomProblems) {
   const auto shrink = [](std::vector<int64_t>& list, int64_t limit) {
     for (int64_t& x : list) x = std::min(x, limit);
   };

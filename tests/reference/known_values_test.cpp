@@ -77,7 +77,7 @@ TEST(Reference, EqualScoresAverageTheValues) {
   }
 }
 
-TEST(Reference, FarApartScoresPickOneValue) {
+TEST(Reference, DistantScoresPickOneValue) {
   Known known("--seqlen-q 4 --seqlen-k 4 --head-dim 4 --head-dim-v 2 --scale 2000");
   for (int64_t n = 0; n < 16; ++n) {
     known.instance.q.set(n, n % 5 == 0);
@@ -146,7 +146,7 @@ TEST(Reference, HiddenNanReachesNothing) {
   EXPECT_TRUE(std::isfinite(known.gradients.dq.get(0)));
 }
 
-TEST(Reference, DropoutDropsWhatPhiloxSays) {
+TEST(Reference, DropoutFollowsPhilox) {
   Known known("--seqlen-q 3 --seqlen-k 9 --head-dim-v 9 --heads-q 2 --heads-k 1 --dropout 0.5 --values integer");
   Instance& in = known.instance;
   for (int64_t n = 0; n < 81; ++n) in.v.set(n, n % 10 == 0);

@@ -244,9 +244,9 @@ bool compare(const Part& part, const Problem& got_problem, const Problem& refere
   if (own.mean > 0 && mean_counts) verdict.worst = std::max(verdict.worst, own.mean / allowed_mean);
   if (own.largest <= allowed && (own.mean <= allowed_mean || !mean_counts)) return false;
   std::ostringstream text;
-  text << part.name << ": max error " << own.largest << " (allowed " << allowed << "; plain formula " << plain.largest
-       << "), mean error " << own.mean << " (allowed " << allowed_mean << "; plain formula " << plain.mean << "); "
-       << describe("worst", own.where, got[own.where], reference[own.where]);
+  text << part.name << ": max error " << own.largest << " (allowed " << allowed << "; standard attention "
+       << plain.largest << "), mean error " << own.mean << " (allowed " << allowed_mean << "; standard attention "
+       << plain.mean << "); " << describe("worst", own.where, got[own.where], reference[own.where]);
   verdict.failure = text.str();
   return true;
 }

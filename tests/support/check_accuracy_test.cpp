@@ -38,7 +38,7 @@ void expect_refused(const char* word, const std::function<void(Problem&)>& befor
   }
 }
 
-TEST(CheckAccuracy, PassesTheOracle) {
+TEST(CheckAccuracy, PassesTheReference) {
   for (const char* dtype : {"f64", "f32", "bf16", "f16"}) EXPECT_EQ(checked(dtype, nullptr, nullptr), "");
 }
 
@@ -158,7 +158,7 @@ TEST(CheckAccuracy, RefusesStrayWrites) {
   expect_refused("an input was written to", nullptr, [](const Problem& p) { store(p.dtype, p.k.at(0, 0, 0), 0.123); });
 }
 
-TEST(CheckAccuracy, SaysWhyACaseIsRefused) {
+TEST(CheckAccuracy, ReportsWhyACaseIsRefused) {
   const Verdict verdict = run_case(from_flags("--left 3 --right -9"), engine_named("oracle").run);
   EXPECT_EQ(verdict.failure, "");
   EXPECT_NE(verdict.refusal.find("window_left"), std::string::npos) << verdict.refusal;

@@ -150,7 +150,7 @@ TEST(CppInterface, ContextMoves) {
   EXPECT_TRUE(contains(thrown([] { tandem::Context({.device = "cuda:1000"}); }, TANDEM_UNSUPPORTED), "device \"cuda"));
 }
 
-TEST(CppInterface, CheckTells) {
+TEST(CppInterface, CheckReports) {
   Small s;
   Attention a = s.attention();
   EXPECT_FALSE(tandem::check(a).has_value());

@@ -234,7 +234,7 @@ TEST(UseOptions, BlocksOfTheMask) {
 
 // Random masks and scores together with options, with numbers up to the ends of the ints. Each key's visibility and
 // score follow the given texts and options.
-TEST(UseOptions, SayWhatTheTextsSay) {
+TEST(UseOptions, FollowTheTexts) {
   Random r(1);
   const auto one_of = [&](auto... choices) {
     const char* all[] = {choices...};
@@ -408,7 +408,7 @@ TEST(UseOptions, AlibiMovesTheDiagonal) {
   EXPECT_EQ(alibi_of(t, t.read("score - slope[head] * abs(q - k + 1 + seqlen_k - seqlen_q)", nullptr)), "text");
 }
 
-TEST(UseOptions, AlibiBesideWhatComesBetween) {
+TEST(UseOptions, AlibiWithAnOperationBetween) {
   const char* text = "score - slope[head] * abs(q - k)";
   Texts t;
   t.call.args.softcap = 5;  // before ALiBi, as before the text
@@ -426,7 +426,7 @@ TEST(UseOptions, AlibiBesideWhatComesBetween) {
 }
 
 // With lists that are read, the gradients have the option, and the forward its text.
-TEST(UseOptions, AlibiBesideLists) {
+TEST(UseOptions, AlibiWithLists) {
   Texts t;
   t.give_blocks(false);
   const char* text = "score - slope[head] * abs(q - k)";
